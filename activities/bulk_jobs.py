@@ -9,8 +9,8 @@ from activities.heartbeats import raise_if_cancelled, send_heartbeats_and_renew_
 from logstore.atomic_files import create_or_read_text
 from logstore.errors import PreconditionFailed
 from logstore.failpoints import effect
-from logstore.ports.bulk_jobs import BulkJobs
-from logstore.ports.catalog import Identities
+from logstore.ports.bulk_jobs import BulkJobRunner
+from logstore.ports.catalog import CatalogIdentity
 from logstore.reconciliation.bulk_jobs import BulkJob, BulkProgress, BulkSummary
 
 RUN_CLAIM_S: Final = 86_400.0
@@ -25,12 +25,12 @@ def catalog_id_file(folder: Path) -> Path:
 class OwnedBulkOutput:
     """Output of bulk jobs, marked with the id of the catalog."""
 
-    def __init__(self, *, bulk: BulkJobs, identities: Identities) -> None:
+    def __init__(self, *, bulk: BulkJobRunner, identities: CatalogIdentity) -> None:
         self._bulk, self._identities = bulk, identities
 
     def read_owner(self, run_id: str) -> str | None:
         """Return the id of the catalog that marked the output of a run, if it is marked."""
-        path = catalog_id_file(self._bulk.folder(run_id))
+        path = catalog_id_file(self._bulk.create_run_folder(run_id))
         return path.read_text(encoding="utf-8") if path.exists() else None
 
     def require_not_of_other_catalog(self, run_id: str) -> None:
@@ -43,7 +43,9 @@ class OwnedBulkOutput:
         The run's row must exist, because a marked folder without a run is forgotten.
         """
         with effect("reconciliation.mark_output"):
-            owner = create_or_read_text(catalog_id_file(self._bulk.folder(run_id)), self._identities.catalog_id())
+            owner = create_or_read_text(
+                catalog_id_file(self._bulk.create_run_folder(run_id)), self._identities.catalog_id()
+            )
         self._require_own_or_unmarked(run_id, owner)
 
     def _require_own_or_unmarked(self, run_id: str, owner: str | None) -> None:
@@ -55,18 +57,18 @@ class OwnedBulkOutput:
 
     def published_summary(self, run_id: str, name: str) -> BulkSummary:
         """Return the published summary of a job of the run. Raise `PreconditionFailed` if this worker sees none."""
-        summary = self._bulk.published_summary(run_id, name)
+        summary = self._bulk.find_published_summary(run_id, name)
         if summary is None:
             raise PreconditionFailed(f"run {run_id}: expected {name} to be published; every worker must see its output")
         return summary
 
     def forget(self, run_id: str) -> None:
         with effect("reconciliation.forget_output"):
-            self._bulk.forget(run_id)
+            self._bulk.remove_run(run_id)
 
 
 def run_bulk_job(
-    bulk: BulkJobs,
+    bulk: BulkJobRunner,
     name: str,
     create_job: Callable[[], BulkJob],
     *,
@@ -89,4 +91,4 @@ def run_bulk_job(
     with send_heartbeats_and_renew_many(renew_claims, lambda: (progress.stage, progress.done, progress.tasks)):
         job = create_job()
         with effect("reconciliation.run_bulk"):
-            return bulk.run(job, on_progress, master=master)
+            return bulk.run_job(job, on_progress, master=master)

@@ -12,7 +12,7 @@ from activities.owner_routing import check_topic_name, is_valid_topic_name
 from logstore.errors import SextonError, UnknownObject
 from logstore.offload.services.tiered_copy_upload import CopyEvidence, UploadAttemptResult
 from logstore.offload.tiered_copy import CopyLengths
-from logstore.ports.catalog import Ledgers, OffloadAnswer, Offloads, PublishedCopy, Topics
+from logstore.ports.catalog import DataLedgers, Offloads, OffloadStartOutcome, PublishedTieredCopy, Topics
 from logstore.positions import LedgerId, TopicId
 from logstore.stop_checks import raise_if_stopped
 
@@ -23,7 +23,7 @@ class CopyUploader(Protocol):
     def upload(self, ledger_id: LedgerId, uuid: str, *, timeout_s: float, topic: str | None) -> UploadAttemptResult:
         """Upload one ledger under a new uuid."""
 
-    def prove(self, copy: PublishedCopy) -> CopyEvidence:
+    def prove(self, copy: PublishedTieredCopy) -> CopyEvidence:
         """Prove now that storage has a published copy."""
 
 
@@ -36,7 +36,7 @@ class UploadCopyInput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UploadCopyResult:
-    answer: OffloadAnswer  # BEGUN: the copy is stored and proved, and must be published
+    answer: OffloadStartOutcome  # BEGUN: the copy is stored and proved, and must be published
     uuid: str = ""
     entries: int = 0
     size_bytes: int = 0
@@ -98,7 +98,7 @@ class LedgerOffloadActivities:
         *,
         uploader: CopyUploader,
         offloads: Offloads,
-        ledgers: Ledgers,
+        ledgers: DataLedgers,
         topics: Topics,
         new_uuid: Callable[[], str] = lambda: str(uuid.uuid4()),
     ) -> None:
@@ -135,7 +135,7 @@ class LedgerOffloadActivities:
 
     @define_activity(name="offload.publish")
     @send_heartbeats()
-    def publish(self, request: PublishCopyInput) -> OffloadAnswer:
+    def publish(self, request: PublishCopyInput) -> OffloadStartOutcome:
         """Publish a proved copy. If another attempt or a deletion came first, leave the copy to deletion.
 
         ALREADY means that the copy is LIVE. GONE means that the ledger is not listed. BEGUN means that a new attempt is
@@ -147,9 +147,13 @@ class LedgerOffloadActivities:
         ledger_id = LedgerId(request.ledger_id)
         has_lengths = request.size_bytes > 0 and request.index_bytes > 0
         lengths = CopyLengths(data_bytes=request.size_bytes, index_bytes=request.index_bytes) if has_lengths else None
-        if self._offloads.publish(ledger_id, request.uuid, lengths=lengths):
-            return OffloadAnswer.ALREADY
-        return OffloadAnswer.GONE if self._offloads.copies(ledger_id) is None else OffloadAnswer.BEGUN
+        if self._offloads.publish_tiered_copy(ledger_id, request.uuid, lengths=lengths):
+            return OffloadStartOutcome.ALREADY
+        return (
+            OffloadStartOutcome.GONE
+            if self._offloads.find_readable_copies(ledger_id) is None
+            else OffloadStartOutcome.BEGUN
+        )
 
     @define_activity(name="offload.candidates")
     @send_heartbeats()
@@ -162,10 +166,14 @@ class LedgerOffloadActivities:
         check_topic_name(self._topics, request.topic_id, request.topic)
         topic_id, requested_ids = TopicId(request.topic_id), _to_ledger_ids(request.ledger_ids)
         missing_ids = (
-            self._offloads.find_missing(topic_id, requested_ids) if request.check and requested_ids is not None else []
+            self._offloads.find_unlisted_ledgers(topic_id, requested_ids)
+            if request.check and requested_ids is not None
+            else []
         )
         after = LedgerId(request.after)
-        candidate_ids = self._offloads.list_candidates(topic_id, requested_ids, after=after, limit=request.limit)
+        candidate_ids = self._offloads.list_offload_candidates(
+            topic_id, requested_ids, after=after, limit=request.limit
+        )
         return OffloadCandidates(ledger_ids=[int(ledger_id) for ledger_id in candidate_ids], gone=len(missing_ids))
 
     @define_activity(name="offload.remove_primaries")
@@ -183,21 +191,23 @@ class LedgerOffloadActivities:
         """
         topic_id, requested_ids = TopicId(request.topic_id), _to_ledger_ids(request.ledger_ids)
         try:
-            page = self._offloads.list_removable(
+            page = self._offloads.list_removable_primaries(
                 topic_id, requested_ids, after=LedgerId(request.after), limit=request.limit
             )
         except UnknownObject:
             page = []  # the topic may have been deleted since an earlier call, whose batch has the result
         doubts = self._find_unproved_ledgers(page)
-        detached = self._offloads.remove_primaries(
+        detached = self._offloads.detach_primary_copies(
             topic_id,
             requested_ids,
-            proved={_ledger_id(copy): copy.context["uuid"] for copy in page if _ledger_id(copy) not in doubts},
+            proved_uuid_by_ledger={
+                _ledger_id(copy): copy.context["uuid"] for copy in page if _ledger_id(copy) not in doubts
+            },
             **detach_arguments(request.batch_id, request.batch_workflow_id, request.actor, request.reason),
         )
         metrics.count_filed_intents(detached.filed_counts)
         result = RemovePrimariesResult(
-            ledgers=detached.ledgers, intents=detached.intents, catalog_epoch=self._ledgers.epoch()
+            ledgers=detached.ledgers, intents=detached.intents, catalog_epoch=self._ledgers.catalog_epoch()
         )
         if detached.ledgers and not detached.filed_counts:  # by an earlier call, whose page is not known any more
             return replace(result, next_after=request.after)
@@ -205,7 +215,7 @@ class LedgerOffloadActivities:
         sample = {int(ledger_id): doubt for ledger_id, doubt in list(doubts.items())[:_SAMPLE]}
         return replace(result, unproved=len(doubts), doubts=sample, next_after=last)
 
-    def _find_unproved_ledgers(self, page: Sequence[PublishedCopy]) -> dict[LedgerId, str]:
+    def _find_unproved_ledgers(self, page: Sequence[PublishedTieredCopy]) -> dict[LedgerId, str]:
         """Prove the copies. Return the reason for each ledger without proof, also if storage does not answer."""
         doubts: dict[LedgerId, str] = {}
         for copy in page:
@@ -217,7 +227,7 @@ class LedgerOffloadActivities:
         return doubts
 
 
-def _ledger_id(copy: PublishedCopy) -> LedgerId:
+def _ledger_id(copy: PublishedTieredCopy) -> LedgerId:
     return copy.statement.ledger_id
 
 

@@ -15,7 +15,7 @@ from typing_extensions import TypeAliasType
 from activities.heartbeats import send_heartbeats
 from logstore.errors import InvalidInput, LookupRefused, OutcomeUnknown, RetryableError, ServiceFailed, UnknownObject
 from logstore.ownership import Lease
-from logstore.ports.bundle_owners import OtherOwner, Owners
+from logstore.ports.bundle_owners import OtherBundleOwner, TopicOwners
 from logstore.ports.catalog import Topics
 from logstore.positions import TopicId
 from logstore.validated_names import TopicName
@@ -68,7 +68,7 @@ OwnerRoutedAnswer = TypeAliasType(
 """Answer of an activity that a bundle owner may serve."""
 
 
-def find_lease(request: OwnerRoutedInput, owners: Owners) -> Lease | OwnerRedirect | None:
+def find_lease(request: OwnerRoutedInput, owners: TopicOwners) -> Lease | OwnerRedirect | None:
     """Return the lease for the work, `None` for work without a lease, or a redirect to another owner.
 
     Work without a valid topic name has no owner.
@@ -81,15 +81,15 @@ def find_lease(request: OwnerRoutedInput, owners: Owners) -> Lease | OwnerRedire
         return None
     name = TopicName.from_encoded(request.topic)
     if request.place is Route.OWNER:
-        return owners.lease_of(name)
+        return owners.get_lease(name)
     try:
         with send_heartbeats():  # ZooKeeper may take longer than a heartbeat timeout
-            owner = owners.lookup(name, patience_s=request.owner_patience_s)
+            owner = owners.find_owner(name, patience_s=request.owner_patience_s)
     except (RetryableError, OutcomeUnknown):
         return None
     except ServiceFailed as error:
         raise LookupRefused(str(error)) from error
-    return OwnerRedirect(owner=owner.worker_id) if isinstance(owner, OtherOwner) else owner
+    return OwnerRedirect(owner=owner.worker_id) if isinstance(owner, OtherBundleOwner) else owner
 
 
 def to_completed_work(lease: Lease | None, result: R) -> CompletedWork[R]:
@@ -113,7 +113,7 @@ def check_topic_name(topics: Topics, topic_id: int, name: str) -> None:
     if not is_valid_topic_name(name):
         return
     try:
-        topic = topics.get_by_id(TopicId(topic_id))
+        topic = topics.get_topic_by_id(TopicId(topic_id))
     except UnknownObject:
         return  # the work itself reports this, or was done while the topic existed
     if topic.name != name:

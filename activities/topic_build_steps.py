@@ -10,8 +10,8 @@ from activities.bulk_jobs import RUN_CLAIM_S, OwnedBulkOutput, run_bulk_job
 from activities.deletion.claims_and_causes import own_workflow_claim
 from activities.heartbeats import send_heartbeats_and_renew_many
 from logstore.errors import PreconditionFailed, UnknownObject
-from logstore.ports.bulk_jobs import BulkJobs
-from logstore.ports.catalog import Identities, Reconciliation, RunKind
+from logstore.ports.bulk_jobs import BulkJobRunner
+from logstore.ports.catalog import CatalogIdentity, ReconciliationRuns, RunKind
 from logstore.reconciliation.bulk_jobs import LEFT_OUT, BulkJob, BulkSummary
 from logstore.stop_checks import raise_if_stopped
 
@@ -65,7 +65,7 @@ class TopicBuildSteps:
     """Base class of the activities of a build. `job` is the name of the bulk job."""
 
     def __init__(
-        self, *, kind: RunKind, job: str, runs: Reconciliation, identities: Identities, bulk: BulkJobs
+        self, *, kind: RunKind, job: str, runs: ReconciliationRuns, identities: CatalogIdentity, bulk: BulkJobRunner
     ) -> None:
         self._kind, self._job, self._runs, self._bulk = kind, job, runs, bulk
         self._output = OwnedBulkOutput(bulk=bulk, identities=identities)
@@ -82,14 +82,14 @@ class TopicBuildSteps:
     def _run_build_job(self, request: BuildInput, job: Callable[[tuple[int, ...]], BulkJob]) -> BuildSummary:
 
         def make() -> BulkJob:
-            return job(tuple(self._runs.run(request.run_id).summary[_TOPICS]))
+            return job(tuple(self._runs.get_run(request.run_id).summary[_TOPICS]))
 
         return _summarize_build(
             run_bulk_job(self._bulk, self._job, make, master=request.master, renew_claims=self._renew_topic_claims)
         )
 
     def _published_folder(self, run_id: str) -> Path:
-        self._runs.run(run_id)
+        self._runs.get_run(run_id)
         return Path(self._output.published_summary(run_id, self._job).folder)
 
     def _switch_topics(self, topics: Iterable[T], switch: Callable[[T], bool]) -> SwitchCounts:
@@ -104,11 +104,11 @@ class TopicBuildSteps:
         return SwitchCounts(**counts)
 
     def _conclude_build(self, request: ConcludeBuildInput) -> BuildSummary:
-        run = self._runs.run(request.run_id)
+        run = self._runs.get_run(request.run_id)
         if run.finished_us is None:
             left_out = _summarize_build(self._output.published_summary(request.run_id, self._job)).left_out
             self._runs.close_run(request.run_id, {**run.summary, _COUNTS: request.counts, _LEFT_OUT: left_out})
-            run = self._runs.run(request.run_id)
+            run = self._runs.get_run(request.run_id)
         self._output.forget(request.run_id)
         return BuildSummary(counts=dict(run.summary[_COUNTS]), left_out=list(run.summary[_LEFT_OUT]), done=True)
 

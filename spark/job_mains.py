@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from logstore.delayed.index_build_job import BuildIndexes
+from logstore.delayed.index_build_job import BuildDelayedIndexJob
 from logstore.reconciliation.bulk_jobs import (
     BulkSummary,
     CompareStorageWithCatalogJob,
@@ -14,7 +14,7 @@ from logstore.reconciliation.bulk_jobs import (
     ScrubPageJob,
     VerifyFindingsJob,
 )
-from logstore.records.rebuild_job import RebuildRecords
+from logstore.records.rebuild_job import RebuildRecordsJob
 from logstore.transactions.buffer_serialization import BuildTransactionBuffersJob
 from spark.delayed.build_indexes import build_indexes
 from spark.job_runner import JobContext, JobMain
@@ -37,10 +37,10 @@ def catalog_job_mains(addresses: CatalogAddresses) -> Mapping[str, JobMain]:
         CutScrubIntoPagesJob.name: cut_scrub,
         ScrubPageJob.main: scrub_page,
         BuildTransactionBuffersJob.name: build_buffers,
-        BuildIndexes.name: build_indexes,
+        BuildDelayedIndexJob.name: build_indexes,
     }
     return {name: partial(main, addresses) for name, main in mains.items()}
 
 
 def record_log_job_mains(records: BucketAddress) -> Mapping[str, JobMain]:
-    return {RebuildRecords.name: partial(rebuild_records, records)}
+    return {RebuildRecordsJob.name: partial(rebuild_records, records)}

@@ -120,14 +120,14 @@ class SparkBulkJobs:
         self._stop_timeout_s = stop_timeout_s
         self._lock = threading.Lock()
 
-    def published_summary(self, run_id: str, name: str) -> BulkSummary | None:
+    def find_published_summary(self, run_id: str, name: str) -> BulkSummary | None:
         return self._publication.read_summary(run_id, name)
 
-    def run(self, job: BulkJob, on_progress: Callable[[BulkProgress], None], *, master: str = "") -> BulkSummary:
+    def run_job(self, job: BulkJob, on_progress: Callable[[BulkProgress], None], *, master: str = "") -> BulkSummary:
         while not self._lock.acquire(timeout=_POLL_INTERVAL_S):
             on_progress(BulkProgress(stage=f"{job.name} waits for another job", done=0, tasks=0))
         try:
-            return self.published_summary(job.run_id, job.name) or self._run_attempt(job, on_progress, master)
+            return self.find_published_summary(job.run_id, job.name) or self._run_attempt(job, on_progress, master)
         finally:
             self._lock.release()
 
@@ -157,7 +157,7 @@ class SparkBulkJobs:
         from pyspark.errors import PySparkException  # noqa: PLC0415
 
         def require_published(name: str) -> BulkSummary:
-            summary = self.published_summary(job.run_id, name)
+            summary = self.find_published_summary(job.run_id, name)
             if summary is None:
                 raise PreconditionFailed(f"{job.name}: expected {name} of run {job.run_id} to be published")
             return summary
@@ -177,13 +177,13 @@ class SparkBulkJobs:
         finally:
             run.spans.record_ended_jobs()
 
-    def list_runs(self) -> list[str]:
+    def list_run_ids(self) -> list[str]:
         return self._publication.list_runs()
 
-    def folder(self, run_id: str) -> Path:
+    def create_run_folder(self, run_id: str) -> Path:
         return self._publication.kept_folder(run_id)
 
-    def forget(self, run_id: str) -> None:
+    def remove_run(self, run_id: str) -> None:
         self._publication.forget(run_id)
 
 

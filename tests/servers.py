@@ -84,9 +84,9 @@ def settings_on(where: embedded_stack.StackAddresses, home: Path, **changes: obj
 def mark_buckets(settings: Settings) -> None:
     """Let the buckets be the catalog's, before a test puts something of others there."""
     with open_log_store(settings) as log:
-        log.objects.require()
-        log.buckets(CopyLocation(settings.tiered_bucket)).require()
-        log.record_objects.require()
+        log.objects.require_ownership()
+        log.buckets(CopyLocation(settings.tiered_bucket)).require_ownership()
+        log.record_objects.require_ownership()
 
 
 def _create_buckets(settings: Settings) -> None:

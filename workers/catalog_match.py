@@ -25,9 +25,9 @@ from logstore.errors import CatalogMismatch, CatalogOutdated, ServiceRefused, Se
 from logstore.identity.bucket_markers import BucketRole, MarkerState
 from logstore.identity.services.marker_checked_buckets import MarkerChecker
 from logstore.offload.tiered_copy import CopyLocation
-from logstore.ports.catalog import Identities
-from logstore.ports.object_storage import Buckets, OwnedStore
-from logstore.records.services.manifest_publication import require_current
+from logstore.ports.catalog import CatalogIdentity
+from logstore.ports.object_storage import BucketAtLocation, OwnedStore
+from logstore.records.services.manifest_publication import require_current_catalog
 from workers.assembly.checked_buckets import make_checked_bucket_opener_by_name
 from workers.settings import Settings
 
@@ -91,7 +91,7 @@ def mark_unmarked_buckets(settings: Settings, database: Database) -> dict[str, s
     """Mark each unmarked bucket as the catalog's, if its store answers. Return a phrase about each bucket."""
     get_bucket = make_checked_bucket_opener_by_name(settings, MarkerChecker(SqlCatalog(database).identities))
     error_by_bucket = {
-        bucket: _catch_unanswered_comparison(get_bucket(role, bucket).require)
+        bucket: _catch_unanswered_comparison(get_bucket(role, bucket).require_ownership)
         for role, bucket in list_configured_buckets(settings)
     }
     return {bucket: f"not marked yet: {error}" if error else "marked" for bucket, error in error_by_bucket.items()}
@@ -107,7 +107,7 @@ def _catch_unanswered_comparison(compare: Callable[[], object]) -> SextonError |
     return None
 
 
-def compare_buckets_with_catalog(objects: OwnedStore, buckets: Buckets, settings: Settings) -> None:
+def compare_buckets_with_catalog(objects: OwnedStore, buckets: BucketAtLocation, settings: Settings) -> None:
     """Compare the primary and tiered buckets with the catalog when a process starts.
 
     A bucket that cannot be compared now is compared at its first use.
@@ -118,7 +118,7 @@ def compare_buckets_with_catalog(objects: OwnedStore, buckets: Buckets, settings
         ServiceRefused: The store refuses the primary bucket: it is missing, or permissions or keys are wrong.
     """
     for store in (objects, buckets(CopyLocation(settings.tiered_bucket))):
-        error = _catch_unanswered_comparison(store.require)
+        error = _catch_unanswered_comparison(store.require_ownership)
         if store is objects and isinstance(error, ServiceRefused) and not error.may_pass:
             raise error
         if error:
@@ -136,10 +136,10 @@ def compare_catalog_with_newest_manifest(settings: Settings, catalog: SqlCatalog
     get_bucket = make_checked_bucket_opener_by_name(settings, MarkerChecker(catalog.identities), fails_fast=True)
     records = get_bucket(BucketRole.RECORDS, settings.records_bucket)
     if records.check() is MarkerState.OURS:
-        require_current(catalog.records, records)
+        require_current_catalog(catalog.records, records)
 
 
-def refuse_foreign_primary_bucket(settings: Settings, identities: Identities) -> None:
+def refuse_foreign_primary_bucket(settings: Settings, identities: CatalogIdentity) -> None:
     """Raise `CatalogMismatch` if the primary bucket is another catalog's. A store that does not answer is accepted."""
     if not settings.has_object_store:
         return

@@ -16,7 +16,7 @@ from logstore.log.ledgers import CopyKind
 from logstore.ownership import check_worker_id
 from logstore.reconciliation.bulk_jobs import MIN_SCRUB_RATE
 from logstore.reconciliation.spark_master_url import MASTER_FORMS, is_spark_master_url
-from logstore.records.tombstone_rules import DeletePolicy
+from logstore.records.tombstone_rules import DeleteDurability
 from logstore.transactions.transaction_ids_and_states import MAX_COORDINATORS, TransactionId
 from logstore.validated_names import TopicName, check_name, check_reason
 from workflows.delayed.job_definitions import BuildDelayedIndexInput, SealBucketsInput
@@ -135,7 +135,9 @@ _SUBSCRIPTIONS: Final = _rule(
 _FUNCTION: Final = _rule(
     "the name of a function, 1 to 64 of A-Z, a-z, 0-9 and _", lambda value: _FUNCTION_NAME.fullmatch(value) is not None
 )
-_POLICY: Final = _rule(f"one of {', '.join(DeletePolicy)}", lambda value: value is None or value in set(DeletePolicy))
+_POLICY: Final = _rule(
+    f"one of {', '.join(DeleteDurability)}", lambda value: value is None or value in set(DeleteDurability)
+)
 
 
 _RETRY_RULES: Final[Mapping[str, FieldRule]] = {

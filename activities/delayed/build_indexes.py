@@ -11,26 +11,28 @@ from activities.topic_build_steps import (
     SwitchTopicsPageInput,
     TopicBuildSteps,
 )
-from logstore.delayed.index_buckets import BucketLimits
-from logstore.delayed.index_build_job import BuildIndexes, BuiltIndex, IndexFiles
-from logstore.delayed.services.built_index_publisher import IndexPublisher
+from logstore.delayed.index_buckets import SealAndMergeLimits
+from logstore.delayed.index_build_job import BuildDelayedIndexJob, BuiltIndexFiles, BuiltTopicIndex
+from logstore.delayed.services.built_index_publisher import BuiltIndexPublisher
 from logstore.failpoints import effect
-from logstore.ports.bulk_jobs import BulkJobs
-from logstore.ports.catalog import DelayedIndex, Identities, Reconciliation, RunKind
+from logstore.ports.bulk_jobs import BulkJobRunner
+from logstore.ports.catalog import CatalogIdentity, DelayedIndex, ReconciliationRuns, RunKind
 
 
 class DelayedIndexBuildActivities(TopicBuildSteps):
     def __init__(
         self,
         *,
-        runs: Reconciliation,
-        identities: Identities,
-        bulk: BulkJobs,
+        runs: ReconciliationRuns,
+        identities: CatalogIdentity,
+        bulk: BulkJobRunner,
         index: DelayedIndex,
-        publisher: IndexPublisher,
-        limits: BucketLimits,
+        publisher: BuiltIndexPublisher,
+        limits: SealAndMergeLimits,
     ) -> None:
-        super().__init__(kind=RunKind.INDEXES, job=BuildIndexes.name, runs=runs, identities=identities, bulk=bulk)
+        super().__init__(
+            kind=RunKind.INDEXES, job=BuildDelayedIndexJob.name, runs=runs, identities=identities, bulk=bulk
+        )
         self._index, self._publisher, self._limits = index, publisher, limits
 
     @define_activity(name="delayed.begin_build")
@@ -55,7 +57,7 @@ class DelayedIndexBuildActivities(TopicBuildSteps):
         claim = own_workflow_claim()
         return self._run_build_job(
             request,
-            lambda topics: BuildIndexes(
+            lambda topics: BuildDelayedIndexJob(
                 run_id=request.run_id,
                 topics=topics,
                 messages=self._limits.messages,
@@ -75,12 +77,12 @@ class DelayedIndexBuildActivities(TopicBuildSteps):
         Raises: UnknownObject, PreconditionFailed, CorruptData (terminal); StoreUnavailable, CatalogBusy,
             OutcomeUnknown (retry).
         """
-        files, workflow_id = IndexFiles(self._published_folder(request.run_id)), own_workflow_claim().workflow_id
+        files, workflow_id = BuiltIndexFiles(self._published_folder(request.run_id)), own_workflow_claim().workflow_id
 
-        def switch(built: BuiltIndex) -> bool:
+        def switch(built: BuiltTopicIndex) -> bool:
             with effect("delayed.publish_index"):
-                is_switched = self._publisher.publish(built, files)
-            self._index.release(built.topic_id, workflow_id)
+                is_switched = self._publisher.publish_built_index(built, files)
+            self._index.release_claim(built.topic_id, workflow_id)
             return is_switched
 
         return self._switch_topics(files.read_part(request.page), switch)
@@ -96,4 +98,4 @@ class DelayedIndexBuildActivities(TopicBuildSteps):
         return self._conclude_build(request)
 
     def _renew_topic_claims(self) -> None:
-        self._index.renew(own_workflow_claim())
+        self._index.renew_claims(own_workflow_claim())

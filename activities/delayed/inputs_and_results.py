@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from logstore.delayed.index_buckets import BucketSummary
+from logstore.delayed.index_buckets import IndexBucketSummary
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +71,7 @@ class ChoiceReason(StrEnum):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairChoice:
     chosen: ChoiceReason
-    pair: list[BucketSummary] = field(default_factory=list)  # two neighbours, or none
+    pair: list[IndexBucketSummary] = field(default_factory=list)  # two neighbours, or none
     buckets: int = 0  # buckets of the topic
     limit: int = 0
 

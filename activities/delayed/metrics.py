@@ -4,7 +4,7 @@ from typing import Final
 
 from temporalio import activity
 
-from logstore.delayed.services.bucket_merger import MergeResult
+from logstore.delayed.services.bucket_merger import IndexMergeResult
 from logstore.delayed.services.log_sealer import SealResult
 
 _DESCRIPTIONS: Final = {
@@ -26,7 +26,7 @@ def count_seal(result: SealResult) -> None:
     _add_to_counter("sexton_delayed_dropped_buckets_total", result.dropped)
 
 
-def count_merge(result: MergeResult, duration_s: float) -> None:
+def count_merge(result: IndexMergeResult, duration_s: float) -> None:
     """Count a merge: MERGED, OVERTAKEN by another change of the list, or DAMAGED by an unreadable snapshot."""
     outcome = "MERGED" if result.switched else "OVERTAKEN" if result.damaged is None else "DAMAGED"
     _add_to_counter("sexton_delayed_merges_total", 1, outcome=outcome)

@@ -28,8 +28,14 @@ from activities.delayed.inputs_and_results import (
 from activities.deletion.claims_and_causes import own_workflow_claim
 from activities.heartbeats import define_activity, send_heartbeats, send_heartbeats_and_renew
 from activities.owner_routing import check_topic_name
-from logstore.delayed.index_buckets import Bucket, BucketLimits, BucketList, BucketSummary, pair_to_merge
-from logstore.delayed.services.bucket_merger import Merger, MergeResult
+from logstore.delayed.index_buckets import (
+    IndexBucket,
+    IndexBucketList,
+    IndexBucketSummary,
+    SealAndMergeLimits,
+    find_pair_to_merge,
+)
+from logstore.delayed.services.bucket_merger import IndexMergeResult, Merger
 from logstore.delayed.services.log_sealer import Sealer
 from logstore.errors import PreconditionFailed, SextonError, UnknownObject
 from logstore.ports.catalog import Claim, DelayedIndex, Topics, TopicState
@@ -44,7 +50,7 @@ _LOG: Final = logging.getLogger(__name__)
 
 class IndexBucketActivities:
     def __init__(
-        self, *, index: DelayedIndex, topics: Topics, sealer: Sealer, merger: Merger, limits: BucketLimits
+        self, *, index: DelayedIndex, topics: Topics, sealer: Sealer, merger: Merger, limits: SealAndMergeLimits
     ) -> None:
         self._index, self._topics = index, topics
         self._sealer, self._merger, self._limits = sealer, merger, limits
@@ -61,7 +67,9 @@ class IndexBucketActivities:
         Raises: StoreUnavailable, CatalogBusy (retry).
         """
         limit, after = request.topics * request.limit, TopicId(request.after)
-        topic_ids = [int(topic_id) for topic_id in self._index.due_topics(self._limits, after=after, limit=limit)]
+        topic_ids = [
+            int(topic_id) for topic_id in self._index.list_topics_with_work(self._limits, after=after, limit=limit)
+        ]
         starts = range(0, len(topic_ids), request.topics)
         return DueTopicPages(pages=[topic_ids[start : start + request.topics] for start in starts])
 
@@ -90,7 +98,7 @@ class IndexBucketActivities:
             CatalogBusy, OutcomeUnknown (retry).
         """
         check_topic_name(self._topics, request.topic_id, request.topic)
-        topic = self._topics.get_by_id(TopicId(request.topic_id))
+        topic = self._topics.get_topic_by_id(TopicId(request.topic_id))
         if topic.state is not TopicState.ACTIVE:
             raise PreconditionFailed(f"topic {topic.name}: expected state ACTIVE, found {topic.state.value}")
         return self._seal_claimed_topic(topic.topic_id, tuple, force=True)
@@ -103,7 +111,7 @@ class IndexBucketActivities:
             if not is_claimed:
                 return SealedTopics(topics=1, held=1)
             try:
-                result = self._sealer.seal(topic_id, force=force)
+                result = self._sealer.drop_buckets_and_seal(topic_id, force=force)
             except SextonError as error:
                 if force:
                     raise
@@ -130,11 +138,11 @@ class IndexBucketActivities:
     def _has_no_readable_pair(self, topic_id: TopicId) -> bool:
         """Return whether this process found no two readable neighbours in the present list version."""
         version = self._unreadable_version_by_topic.get(topic_id)
-        if version is not None and self._index.listed(topic_id).version != version:
+        if version is not None and self._index.get_bucket_list(topic_id).version != version:
             del self._unreadable_version_by_topic[topic_id]
         return topic_id in self._unreadable_version_by_topic
 
-    def _log_no_readable_pair(self, topic_id: TopicId, listed: BucketList, limit: int) -> None:
+    def _log_no_readable_pair(self, topic_id: TopicId, listed: IndexBucketList, limit: int) -> None:
         if self._unreadable_version_by_topic.get(topic_id) != listed.version:
             self._unreadable_version_by_topic[topic_id] = listed.version
             _LOG.error(
@@ -148,7 +156,7 @@ class IndexBucketActivities:
 
     def _find_topic_name(self, topic_id: TopicId) -> str:
         try:
-            return self._topics.get_by_id(topic_id).name
+            return self._topics.get_topic_by_id(topic_id).name
         except UnknownObject:  # deleted meanwhile
             return str(topic_id)
 
@@ -156,12 +164,12 @@ class IndexBucketActivities:
     def _claim_list(self, topic_id: TopicId, details: Callable[[], Sequence[object]]) -> Iterator[bool]:
         claim = own_workflow_claim()
         with send_heartbeats(details):
-            is_claimed = self._index.claim(topic_id, claim)
+            is_claimed = self._index.claim_bucket_list(topic_id, claim)
         if not is_claimed:
             yield False
             return
         try:
-            with send_heartbeats_and_renew(lambda: self._index.claim(topic_id, claim), details):
+            with send_heartbeats_and_renew(lambda: self._index.claim_bucket_list(topic_id, claim), details):
                 yield True
         except Exception:
             self._release_list(topic_id, claim)
@@ -170,7 +178,7 @@ class IndexBucketActivities:
 
     def _release_list(self, topic_id: TopicId, claim: Claim) -> None:
         with suppress(SextonError):  # the claim lapses
-            self._index.release(topic_id, claim.workflow_id)
+            self._index.release_claim(topic_id, claim.workflow_id)
 
     @define_activity(name="delayed.choose_pair")
     @send_heartbeats()
@@ -182,15 +190,15 @@ class IndexBucketActivities:
         """
         check_topic_name(self._topics, request.topic_id, request.topic)
         topic_id, limit = TopicId(request.topic_id), request.max_buckets or self._limits.buckets
-        if not self._index.claim(topic_id, own_workflow_claim()):
+        if not self._index.claim_bucket_list(topic_id, own_workflow_claim()):
             return PairChoice(
                 chosen=ChoiceReason.HELD if self._is_topic_active(topic_id) else ChoiceReason.GONE, limit=limit
             )
-        listed = self._index.listed(topic_id)
+        listed = self._index.get_bucket_list(topic_id)
         buckets = listed.buckets
         if len(buckets) <= limit:
             return PairChoice(chosen=ChoiceReason.WITHIN, buckets=len(buckets), limit=limit)
-        pair = pair_to_merge(buckets, damaged=set(map(LedgerId, request.damaged)))
+        pair = find_pair_to_merge(buckets, damaged=set(map(LedgerId, request.damaged)))
         if not pair:
             self._log_no_readable_pair(topic_id, listed, limit)
         chosen = ChoiceReason.PAIR if pair else ChoiceReason.DAMAGED
@@ -200,7 +208,7 @@ class IndexBucketActivities:
 
     def _is_topic_active(self, topic_id: TopicId) -> bool:
         try:
-            return self._topics.get_by_id(topic_id).state is TopicState.ACTIVE
+            return self._topics.get_topic_by_id(topic_id).state is TopicState.ACTIVE
         except UnknownObject:
             return False
 
@@ -220,13 +228,13 @@ class IndexBucketActivities:
             nonlocal written
             written = messages
 
-        with send_heartbeats_and_renew(lambda: self._index.claim(topic_id, claim), lambda: (written,)):
+        with send_heartbeats_and_renew(lambda: self._index.claim_bucket_list(topic_id, claim), lambda: (written,)):
             try:
-                result = self._merger.merge(topic_id, (first, second), progress=progress)
+                result = self._merger.merge_pair(topic_id, (first, second), progress=progress)
             except (PreconditionFailed, UnknownObject):
                 if self._is_topic_active(topic_id):
                     raise
-                result = MergeResult()
+                result = IndexMergeResult()
         metrics.count_merge(result, time.monotonic() - begun_s)
         damaged = None if result.damaged is None else int(result.damaged)
         return MergedPair(switched=result.switched, messages=result.messages, passed=result.passed, damaged=damaged)
@@ -239,11 +247,11 @@ class IndexBucketActivities:
         Idempotency: without a claim the call changes nothing.
         Raises: StoreUnavailable, CatalogBusy (retry).
         """
-        self._index.release(TopicId(request.topic_id), own_workflow_claim().workflow_id)
+        self._index.release_claim(TopicId(request.topic_id), own_workflow_claim().workflow_id)
 
 
-def _summarize_bucket(bucket: Bucket) -> BucketSummary:
-    return BucketSummary(
+def _summarize_bucket(bucket: IndexBucket) -> IndexBucketSummary:
+    return IndexBucketSummary(
         bucket_id=bucket.bucket_id, messages=bucket.messages, first=str(bucket.first), last=str(bucket.last)
     )
 

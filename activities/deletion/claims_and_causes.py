@@ -6,7 +6,7 @@ from temporalio import activity
 
 from activities.deletion import metrics
 from activities.deletion.inputs_and_results import DetachResult
-from logstore.ports.catalog import Cause, Claim, DetachedBatch
+from logstore.ports.catalog import AuditCause, Claim, DetachedBatch
 
 CLAIM_S: Final = 60.0
 """Duration of a row's claim. Heartbeats renew it."""
@@ -25,19 +25,19 @@ def batch_workflow_claim(workflow_id: str) -> Claim:
     return Claim(workflow_id=workflow_id, run_id=activity.info().workflow_run_id or "", ttl_s=BATCH_CLAIM_S)
 
 
-def own_workflow_cause(actor: str, reason: str) -> Cause:
-    return Cause(actor=actor, reason=reason, workflow_id=activity.info().workflow_id or "")
+def own_workflow_cause(actor: str, reason: str) -> AuditCause:
+    return AuditCause(actor=actor, reason=reason, workflow_id=activity.info().workflow_id or "")
 
 
 class DetachArguments(TypedDict):
     batch_id: str
     claim: Claim
-    cause: Cause
+    cause: AuditCause
 
 
 def detach_arguments(batch_id: str, workflow_id: str, actor: str, reason: str) -> DetachArguments:
     """Build the arguments of phase one. `workflow_id` gets the claim and is named in the audit log."""
-    cause = Cause(actor=actor, reason=reason, workflow_id=workflow_id)
+    cause = AuditCause(actor=actor, reason=reason, workflow_id=workflow_id)
     return DetachArguments(batch_id=batch_id, claim=batch_workflow_claim(workflow_id), cause=cause)
 
 

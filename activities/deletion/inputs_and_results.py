@@ -6,7 +6,7 @@ from activities.owner_routing import OwnerRoutedInput
 from logstore.deletion.intents import IntentKey, Outcome
 from logstore.errors import InvalidInput
 from logstore.log.ledgers import CopyKind
-from logstore.ports.catalog import RowRange
+from logstore.ports.catalog import IntentRowRange
 from logstore.positions import LedgerId
 from logstore.records.tombstone_rules import CompoundOperation
 
@@ -62,14 +62,14 @@ class RowRangesInput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowRangesPage:
-    ranges: list[RowRange]  # at most `RowRangesInput.limit`
+    ranges: list[IntentRowRange]  # at most `RowRangesInput.limit`
     stale: bool = False  # the catalog has another epoch; nothing may change
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChunkInput(OwnerRoutedInput):
     batch_id: str
-    chunk: RowRange
+    chunk: IntentRowRange
     catalog_epoch: int
     many_topics: bool = False  # the batch has several topics; the result names the topic of each row
     objects_per_s: float = 0.0  # this chunk's share of the batch's rate; 0: unlimited

@@ -69,12 +69,12 @@ from logstore.errors import (
     UploadOpen,
 )
 from logstore.log.ledgers import CopyKind
-from logstore.ports.bundle_owners import Owners
-from logstore.ports.catalog import Claim, Deletions, IntentResult, Ledgers, PhaseOne, Topics
-from logstore.ports.object_storage import Storages
+from logstore.ports.bundle_owners import TopicOwners
+from logstore.ports.catalog import Claim, DataLedgers, IntentResult, PhaseOne, PhaseTwoQueue, Topics
+from logstore.ports.object_storage import StorageByCopyKind
 from logstore.positions import LedgerId, TopicId
 from logstore.records.services.shared_flushes import SharedFlushes
-from logstore.records.tombstone_rules import parse_delete_policy
+from logstore.records.tombstone_rules import parse_delete_durability
 
 
 class LedgerDeletionActivities:
@@ -82,12 +82,12 @@ class LedgerDeletionActivities:
         self,
         *,
         phase_one: PhaseOne,
-        deletions: Deletions,
-        ledgers: Ledgers,
+        deletions: PhaseTwoQueue,
+        ledgers: DataLedgers,
         topics: Topics,
-        storages: Storages,
+        storages: StorageByCopyKind,
         flushes: SharedFlushes,
-        owners: Owners,
+        owners: TopicOwners,
     ) -> None:
         self._flushes = flushes
         self._deletions = deletions
@@ -111,17 +111,19 @@ class LedgerDeletionActivities:
         if isinstance(lease, OwnerRedirect):
             return lease
         check_topic_name(self._topics, request.topic_id, request.topic)
-        epoch = self._ledgers.epoch()
+        epoch = self._ledgers.catalog_epoch()
         if request.catalog_epoch not in {None, epoch}:
             raise StaleCatalog(f"detach: expected catalog epoch {epoch}, found {request.catalog_epoch}")
-        topic_id, durable = TopicId(request.topic_id), parse_delete_policy(request.durable_delete)
+        topic_id, durable = TopicId(request.topic_id), parse_delete_durability(request.durable_delete)
         arguments = detach_arguments(request.batch_id, request.batch_workflow_id, request.actor, request.reason)
         phase_one = self._phase_one.with_lease(lease)
         if request.remove:
-            batch = phase_one.operate(topic_id, request.to_compound_operation(), durable=durable, **arguments)
+            batch = phase_one.apply_compound_operation(
+                topic_id, request.to_compound_operation(), durable=durable, **arguments
+            )
         else:
             ids = None if request.ledger_ids is None else [LedgerId(ledger_id) for ledger_id in request.ledger_ids]
-            batch = phase_one.detach(topic_id, ids, force=request.force, durable=durable, **arguments)
+            batch = phase_one.detach_ledgers(topic_id, ids, force=request.force, durable=durable, **arguments)
         return to_completed_work(lease, count_and_summarize_detach(batch, epoch))
 
     @define_activity(name="deletion.next_ranges")
@@ -132,7 +134,7 @@ class LedgerDeletionActivities:
         Idempotency: a repeated call reads the rows again.
         Raises: StoreUnavailable (retry); ClaimHeld (terminal).
         """
-        if self._ledgers.epoch() != request.catalog_epoch:
+        if self._ledgers.catalog_epoch() != request.catalog_epoch:
             return RowRangesPage(ranges=[], stale=True)
         ranges = self._deletions.list_unfinished_ranges(
             request.batch_id, after=request.after, rows=request.rows, limit=request.limit
@@ -155,7 +157,7 @@ class LedgerDeletionActivities:
         lease = find_lease(request, self._owners)
         if isinstance(lease, OwnerRedirect):
             return lease
-        if self._ledgers.epoch() != request.catalog_epoch:
+        if self._ledgers.catalog_epoch() != request.catalog_epoch:
             return to_completed_work(lease, ChunkResult(outcomes={Outcome.STALE_CATALOG.value: request.chunk.rows}))
         queue, batch_id = self._deletions.with_lease(lease), request.batch_id
         with ClaimRenewingHeartbeats(
@@ -190,7 +192,7 @@ class LedgerDeletionActivities:
         lease = find_lease(request, self._owners)
         if isinstance(lease, OwnerRedirect):
             return lease
-        if self._ledgers.epoch() != request.catalog_epoch:
+        if self._ledgers.catalog_epoch() != request.catalog_epoch:
             return to_completed_work(lease, ChunkResult(outcomes={Outcome.STALE_CATALOG.value: request.chunk.rows}))
         queue = self._deletions.with_lease(lease)
         intents = queue.list_intents_in_range(request.batch_id, request.chunk)
@@ -226,14 +228,14 @@ class LedgerDeletionActivities:
         except (RetryableError, OutcomeUnknown) as error:  # the catalog did not answer
             raise to_retryable_error(error, request.retry_interval_s) from error
 
-    def _take_and_delete_intent(self, queue: Deletions, request: DeleteIntentInput) -> DeleteIntentResult:
+    def _take_and_delete_intent(self, queue: PhaseTwoQueue, request: DeleteIntentInput) -> DeleteIntentResult:
         with send_heartbeats():  # another writer may block this transaction for longer than a heartbeat timeout
             intent = _take_intent(queue, request)
         if intent.state is not DeletionState.PENDING:
             return result_of_ended_intent(intent)
         metrics.count_taken_intents([intent])
         with ClaimRenewingHeartbeats(
-            lambda: queue.hold(intent.row_id, own_workflow_claim()), just_claimed=True
+            lambda: queue.extend_claim_after_attempt(intent.row_id, own_workflow_claim()), just_claimed=True
         ) as heartbeats:
             examination = examine_intents([intent], self._storages, self._flushes, heartbeats)
             results, errors = remove_copies(examination, self._storages, heartbeats, DeletionPace())
@@ -284,7 +286,9 @@ class LedgerDeletionActivities:
         if isinstance(lease, OwnerRedirect):
             return lease
         batch_id = request.batch_id
-        tally = self._deletions.with_lease(lease).close(batch_id, own_workflow_cause(request.actor, request.reason))
+        tally = self._deletions.with_lease(lease).close_batch(
+            batch_id, own_workflow_cause(request.actor, request.reason)
+        )
         metrics.count_closed_batch(tally)
         certificate = BatchCertificate(
             batch_id=batch_id, outcomes=dict(tally.outcomes), objects=tally.objects, size_bytes=tally.size_bytes
@@ -293,24 +297,24 @@ class LedgerDeletionActivities:
 
 
 def _take_intent(
-    queue: Deletions, request: DeleteIntentInput | DeadLetterInput, *, attempt: bool = True
+    queue: PhaseTwoQueue, request: DeleteIntentInput | DeadLetterInput, *, attempt: bool = True
 ) -> DeletionIntent:
     key = request.key
     if key.copy not in set(CopyKind):
         raise InvalidInput("copy", expected=f"one of {', '.join(CopyKind)}", found=key.copy)
-    return queue.take(
+    return queue.claim_intent(
         LedgerId(key.ledger_id),
         CopyKind(key.copy),
         key.generation,
         own_workflow_claim(),
         epoch=request.catalog_epoch,
-        attempt=attempt,
+        counts_attempt=attempt,
         topic=request.topic if is_valid_topic_name(request.topic) else None,
     )
 
 
 def _claim_until_next_attempt(
-    queue: Deletions, intent: DeletionIntent, error: SextonError, retry_interval_s: int
+    queue: PhaseTwoQueue, intent: DeletionIntent, error: SextonError, retry_interval_s: int
 ) -> Exception:
     """Store the error and claim the row until a minute after the next attempt begins. Return the error to raise."""
     after_s = retry_interval_s
@@ -318,7 +322,7 @@ def _claim_until_next_attempt(
         after_s = max(after_s, math.ceil(error.after_s))
     claim = Claim(workflow_id=own_workflow_claim().workflow_id, run_id="", ttl_s=after_s + CLAIM_S)
     keys_left = error.keys_left if isinstance(error, DeletionIncomplete) else None
-    attempts = queue.hold(intent.row_id, claim, error=format_error(error), keys_left=keys_left)
+    attempts = queue.extend_claim_after_attempt(intent.row_id, claim, error=format_error(error), keys_left=keys_left)
     metrics.count_failed_attempts([intent])
     if attempts < STUCK_AFTER_ATTEMPTS:
         return to_retryable_error(error, after_s)

@@ -12,7 +12,7 @@ from temporalio import activity
 
 from logstore.deletion.intents import DeletionIntent, Outcome
 from logstore.log.ledgers import Component
-from logstore.ports.catalog import FiledCount, IntentResult, Tally
+from logstore.ports.catalog import FiledIntentCount, IntentResult, IntentTally
 
 _Labels = tuple[tuple[str, str], ...]
 
@@ -32,7 +32,7 @@ _DESCRIPTIONS = {
 }
 
 
-def count_filed_intents(filed_counts: Iterable[FiledCount]) -> None:
+def count_filed_intents(filed_counts: Iterable[FiledIntentCount]) -> None:
     rows = Counter({_labels(count.component, count.copy): count.rows for count in filed_counts})
     _add_to_counter("sexton_deletion_ledgers_sent_total", rows)
 
@@ -64,7 +64,7 @@ def count_ended_intents(
     _add_to_counter("sexton_deletion_deleted_bytes_total", size_bytes)
 
 
-def count_closed_batch(tally: Tally) -> None:
+def count_closed_batch(tally: IntentTally) -> None:
     """Count a batch if this call closed it. The outcome is COMPLETE if no copy is left, otherwise PARTIAL."""
     if tally.closed:
         is_complete = all(Outcome(name).is_success for name in tally.outcomes)

@@ -33,8 +33,8 @@ from logstore.errors import (
     Unsupported,
 )
 from logstore.log.ledgers import CopyKind
-from logstore.ports.catalog import Deletions, IntentResult
-from logstore.ports.object_storage import CopyStorage, RemovalResult, Storages
+from logstore.ports.catalog import IntentResult, PhaseTwoQueue
+from logstore.ports.object_storage import CopyRemovalResult, CopyStorage, StorageByCopyKind
 from logstore.records.services.shared_flushes import SharedFlushes
 
 
@@ -48,7 +48,10 @@ class IntentExamination:
 
 
 def examine_intents(
-    intents: Sequence[DeletionIntent], storages: Storages, flushes: SharedFlushes, heartbeats: ClaimRenewingHeartbeats
+    intents: Sequence[DeletionIntent],
+    storages: StorageByCopyKind,
+    flushes: SharedFlushes,
+    heartbeats: ClaimRenewingHeartbeats,
 ) -> IntentExamination:
     """Compare catalog and storage for each intent. A copy with an error stays.
 
@@ -101,7 +104,7 @@ def _inspect_copies(
         except SextonError as error:
             examination.error_by_row[intent.row_id] = error
         heartbeats.count_examined()
-    doubts = storage.check_absence(absent) if absent else {}
+    doubts = storage.prove_absence(absent) if absent else {}
     examination.error_by_row |= doubts
     examination.results += [
         IntentResult(row_id=intent.row_id, outcome=Outcome.ALREADY_GONE)
@@ -111,7 +114,7 @@ def _inspect_copies(
 
 
 def remove_copies(
-    examination: IntentExamination, storages: Storages, heartbeats: ClaimRenewingHeartbeats, pace: DeletionPace
+    examination: IntentExamination, storages: StorageByCopyKind, heartbeats: ClaimRenewingHeartbeats, pace: DeletionPace
 ) -> tuple[list[IntentResult], dict[int, SextonError]]:
     """Remove the catalog's own copies, kind by kind. Return all results, and the error of each row without a result."""
     results, error_by_row = list(examination.results), dict(examination.error_by_row)
@@ -128,14 +131,14 @@ def remove_copies(
 
 def _remove_copies_in_parts(
     storage: CopyStorage, copies: Mapping[int, StoredCopy], heartbeats: ClaimRenewingHeartbeats, pace: DeletionPace
-) -> tuple[dict[int, RemovalResult], dict[int, SextonError]]:
+) -> tuple[dict[int, CopyRemovalResult], dict[int, SextonError]]:
     """Remove copies in parts. Later parts skip a row that failed, because its statement must be deleted last."""
-    removals: dict[int, RemovalResult] = {}
+    removals: dict[int, CopyRemovalResult] = {}
     errors: dict[int, SextonError] = {}
     for part in pace.split_copies(copies):
         pieces = {row: piece for row, piece in part.items() if row not in errors}
         try:
-            part_removals = storage.remove(pieces, on_progress=heartbeats.count_deleted) if pieces else {}
+            part_removals = storage.remove_copies(pieces, on_progress=heartbeats.count_deleted) if pieces else {}
         except (ClaimHeld, NotOwner):
             raise  # another workflow or worker has the rows now
         except SextonError as error:
@@ -143,7 +146,7 @@ def _remove_copies_in_parts(
             errors = dict.fromkeys(unfinished_rows, error) | errors
             break
         for row, removal in part_removals.items():
-            before = removals.get(row, RemovalResult())
+            before = removals.get(row, CopyRemovalResult())
             objects, size_bytes = before.objects + removal.objects, before.size_bytes + removal.size_bytes
             if removal.error:  # `keys_left` counts keys of the whole copy, not of this part
                 remaining_keys = len(copies[row].data_keys) + len(copies[row].meta_keys) - objects
@@ -224,20 +227,22 @@ def build_chunk_result(
 
 
 def store_results(
-    queue: Deletions, intents: Sequence[DeletionIntent], results: list[IntentResult], *, holder: str
+    queue: PhaseTwoQueue, intents: Sequence[DeletionIntent], results: list[IntentResult], *, holder: str
 ) -> frozenset[int]:
     """Store the results in the catalog and count them. Return the ids of the rows that this call ended."""
-    changed_rows = queue.finish(results, holder=holder)
+    changed_rows = queue.record_outcomes(results, holder=holder)
     metrics.count_ended_intents(intents, results, changed_rows)
     return changed_rows
 
 
-def hand_over_rows(queue: Deletions, batch_id: str, intents: Sequence[DeletionIntent], errors: dict[int, str]) -> None:
+def hand_over_rows(
+    queue: PhaseTwoQueue, batch_id: str, intents: Sequence[DeletionIntent], errors: dict[int, str]
+) -> None:
     """Hand the rows in `errors` to workflows of their own, and count the rows that this call moved."""
     workflow_id_by_row = {
         intent.row_id: delete_ledger_workflow_id(intent_key(intent)) for intent in intents if intent.row_id in errors
     }
-    moved_rows = queue.hand_over(workflow_id_by_row, batch_id=batch_id, errors=errors, ttl_s=CLAIM_S)
+    moved_rows = queue.move_to_own_workflows(workflow_id_by_row, batch_id=batch_id, error_by_row=errors, ttl_s=CLAIM_S)
     moved_intents = [intent for intent in intents if intent.row_id in moved_rows]
     metrics.count_taken_intents(moved_intents)
     metrics.count_failed_attempts(moved_intents)

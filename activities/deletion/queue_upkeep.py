@@ -15,13 +15,20 @@ from activities.deletion.inputs_and_results import (
     PauseBatchInput,
 )
 from activities.heartbeats import define_activity, send_heartbeats
-from logstore.ports.catalog import Deletions, Ledgers, Upkeep
+from logstore.ports.catalog import DataLedgers, PhaseTwoQueue, PhaseTwoQueueUpkeep
 
 _PAUSED_CLAIM_S = 900.0  # renewed every ten minutes: a renewal may come five minutes late
 
 
 class DeletionUpkeepActivities:
-    def __init__(self, *, upkeep: Upkeep, deletions: Deletions, ledgers: Ledgers, finished_retention_s: float) -> None:
+    def __init__(
+        self,
+        *,
+        upkeep: PhaseTwoQueueUpkeep,
+        deletions: PhaseTwoQueue,
+        ledgers: DataLedgers,
+        finished_retention_s: float,
+    ) -> None:
         self._upkeep = upkeep
         self._deletions = deletions
         self._ledgers = ledgers
@@ -36,8 +43,8 @@ class DeletionUpkeepActivities:
         Raises: CatalogBusy, StoreUnavailable (retry).
         """
         claim = batch_workflow_claim(request.batch_workflow_id)
-        adopted = self._upkeep.adopt(batch_id=request.batch_id, claim=claim, limit=request.limit)
-        return count_and_summarize_detach(adopted, self._ledgers.epoch() if adopted.intents else 0)
+        adopted = self._upkeep.move_stalled_to_batch(batch_id=request.batch_id, claim=claim, limit=request.limit)
+        return count_and_summarize_detach(adopted, self._ledgers.catalog_epoch() if adopted.intents else 0)
 
     @define_activity(name="deletion.forget")
     @send_heartbeats()
@@ -48,7 +55,9 @@ class DeletionUpkeepActivities:
         Raises: CatalogBusy, StoreUnavailable (retry).
         """
         cause = own_workflow_cause(request.actor, request.reason)
-        forgotten = self._upkeep.forget(older_than_s=self._finished_retention_s, limit=request.limit, cause=cause)
+        forgotten = self._upkeep.remove_finished_rows(
+            older_than_s=self._finished_retention_s, limit=request.limit, cause=cause
+        )
         return ForgetDeletionsResult(rows=forgotten.rows, runs=forgotten.runs)
 
     @define_activity(name="deletion.hold_batch")
@@ -72,4 +81,4 @@ class DeletionUpkeepActivities:
         if request.paused:
             self._deletions.pause_batch(request.batch_id)
         else:
-            self._deletions.resume(request.batch_id)
+            self._deletions.resume_batch(request.batch_id)

@@ -6,9 +6,9 @@ from activities.deletion.claims_and_causes import count_and_summarize_detach, de
 from activities.deletion.inputs_and_results import DetachResult
 from activities.heartbeats import define_activity, send_heartbeats
 from logstore.errors import StaleCatalog
-from logstore.ports.catalog import Ledgers, PhaseOne
+from logstore.ports.catalog import DataLedgers, PhaseOne
 from logstore.positions import TopicId
-from logstore.records.tombstone_rules import parse_delete_policy
+from logstore.records.tombstone_rules import parse_delete_durability
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +49,7 @@ class RemoveTopicResult:
 
 
 class TopicDeletionActivities:
-    def __init__(self, *, phase_one: PhaseOne, ledgers: Ledgers) -> None:
+    def __init__(self, *, phase_one: PhaseOne, ledgers: DataLedgers) -> None:
         self._phase_one = phase_one
         self._ledgers = ledgers
 
@@ -63,8 +63,8 @@ class TopicDeletionActivities:
             (retry).
         """
         epoch = self._require_epoch(request)
-        parse_delete_policy(request.durable_delete)  # raises before anything changes
-        since_us = self._phase_one.begin_topic(
+        parse_delete_durability(request.durable_delete)  # raises before anything changes
+        since_us = self._phase_one.begin_topic_deletion(
             TopicId(request.topic_id), request.topic, own_workflow_cause(request.actor, request.reason)
         )
         return SetDeletingResult(since_us=since_us, catalog_epoch=epoch)
@@ -79,9 +79,9 @@ class TopicDeletionActivities:
         """
         epoch, order = self._require_epoch(request.order), request.order
         batch = detach_arguments(request.batch_id, request.batch_workflow_id, order.actor, order.reason)
-        durable = parse_delete_policy(order.durable_delete)
+        durable = parse_delete_durability(order.durable_delete)
         return count_and_summarize_detach(
-            self._phase_one.detach_all(TopicId(order.topic_id), durable=durable, **batch), epoch
+            self._phase_one.detach_whole_topic(TopicId(order.topic_id), durable=durable, **batch), epoch
         )
 
     @define_activity(name="topic.remove")
@@ -95,15 +95,15 @@ class TopicDeletionActivities:
         order = request.order
         self._require_epoch(order)
         topic_id = TopicId(order.topic_id)
-        cause, durable = own_workflow_cause(order.actor, order.reason), parse_delete_policy(order.durable_delete)
+        cause, durable = own_workflow_cause(order.actor, order.reason), parse_delete_durability(order.durable_delete)
         is_gone = self._phase_one.remove_topic(topic_id, cause, durable=durable)
-        tally = self._phase_one.topic_tally(topic_id, since_us=request.since_us)
+        tally = self._phase_one.tally_topic_intents(topic_id, since_us=request.since_us)
         return RemoveTopicResult(
             gone=is_gone, outcomes=dict(tally.outcomes), objects=tally.objects, size_bytes=tally.size_bytes
         )
 
     def _require_epoch(self, order: TopicDeletionOrder) -> int:
-        epoch = self._ledgers.epoch()
+        epoch = self._ledgers.catalog_epoch()
         if order.catalog_epoch not in {None, epoch}:
             raise StaleCatalog(f"delete-topic: expected catalog epoch {epoch}, found {order.catalog_epoch}")
         return epoch

@@ -12,7 +12,7 @@ from activities.deletion.inputs_and_results import DetachResult
 from activities.heartbeats import define_activity, send_heartbeats
 from activities.owner_routing import check_topic_name
 from logstore.errors import OutcomeUnknown, SextonError, StoreUnavailable, UnknownObject
-from logstore.ports.catalog import Deletions, DetachedBatch, Ledgers, PhaseOne, Topic, Topics, TopicState
+from logstore.ports.catalog import DataLedgers, DetachedBatch, PhaseOne, PhaseTwoQueue, Topic, Topics, TopicState
 from logstore.positions import TopicId
 from logstore.stop_checks import raise_if_stopped
 
@@ -63,7 +63,7 @@ class RetentionPreparation:
         Raises: InvalidInput, UnknownObject (terminal); StoreUnavailable, CatalogBusy (retry).
         """
         check_topic_name(self._topics, request.topic_id, request.topic)
-        return self.roll_and_settle(self._topics.get_by_id(TopicId(request.topic_id)))
+        return self.roll_and_settle(self._topics.get_topic_by_id(TopicId(request.topic_id)))
 
     def select_due_topics(self, topics: Sequence[Topic]) -> list[Topic]:
         """Return the topics that `roll_and_settle` would change. A few reads serve all topics."""
@@ -135,8 +135,8 @@ class TrimAllTopicsActivities:
         *,
         topics: Topics,
         phase_one: PhaseOne,
-        deletions: Deletions,
-        ledgers: Ledgers,
+        deletions: PhaseTwoQueue,
+        ledgers: DataLedgers,
         retention: RetentionPreparation,
     ) -> None:
         self._topics = topics
@@ -153,7 +153,7 @@ class TrimAllTopicsActivities:
         Idempotency: reads only; pages are ranges of topic ids, so that created and deleted topics shift no page.
         Raises: StoreUnavailable (retry).
         """
-        topics = self._topics.list_active(after=TopicId(request.after), limit=request.topics * request.limit)
+        topics = self._topics.list_active_topics(after=TopicId(request.after), limit=request.topics * request.limit)
         pages = [topics[start : start + request.topics] for start in range(0, len(topics), request.topics)]
         return NextTopicPagesResult(
             pages=[TopicIdRange(first=page[0].topic_id, last=page[-1].topic_id, topics=len(page)) for page in pages]
@@ -174,15 +174,15 @@ class TrimAllTopicsActivities:
         with suppress(UnknownObject):  # no page has opened the batch
             self._deletions.renew_batch_claim(request.batch_id, arguments["claim"])
         page = request.page  # topics may have been deleted since; none was added, because ids only grow
-        active_topics = self._topics.list_active(after=TopicId(page.first - 1), limit=page.topics)
+        active_topics = self._topics.list_active_topics(after=TopicId(page.first - 1), limit=page.topics)
         topics = [topic for topic in active_topics if topic.topic_id <= page.last]
         troubles = self._prepare_topics(topics)
-        promising_ids = self._phase_one.select_promising([topic.topic_id for topic in topics])
+        promising_ids = self._phase_one.select_detachable_topics([topic.topic_id for topic in topics])
         batches, failed = list[DetachedBatch](), 0
         for topic in [topic for topic in topics if topic.topic_id in promising_ids]:
             raise_if_stopped()
             try:
-                batches.append(self._phase_one.detach_into(topic.topic_id, **arguments))
+                batches.append(self._phase_one.detach_into_batch(topic.topic_id, **arguments))
                 metrics.count_filed_intents(batches[-1].filed_counts)
             except (StoreUnavailable, OutcomeUnknown):
                 raise  # the catalog does not answer, for any topic
@@ -205,7 +205,9 @@ class TrimAllTopicsActivities:
         Idempotency: reads only.
         Raises: StoreUnavailable (retry).
         """
-        return count_and_summarize_detach(self._phase_one.count_detached(request.batch_id), self._ledgers.epoch())
+        return count_and_summarize_detach(
+            self._phase_one.count_detached_batch(request.batch_id), self._ledgers.catalog_epoch()
+        )
 
     def _prepare_topics(self, topics: list[Topic]) -> list[str]:
         troubles: list[str] = []

@@ -30,13 +30,13 @@ from activities.reconciliation.recheck_page import (
 )
 from logstore.errors import PreconditionFailed
 from logstore.failpoints import effect
-from logstore.ports.bulk_jobs import BulkJobs
+from logstore.ports.bulk_jobs import BulkJobRunner
 from logstore.ports.catalog import (
-    Cause,
-    FiledCopy,
-    Identities,
-    PageOfFindings,
-    Reconciliation,
+    AuditCause,
+    CatalogIdentity,
+    FiledCopyRow,
+    FindingsFilingRequest,
+    ReconciliationRuns,
     RunKind,
 )
 from logstore.reconciliation import plausibility_guards
@@ -67,11 +67,11 @@ class ApplyOrphansActivities:
     def __init__(
         self,
         *,
-        reconciliation: Reconciliation,
-        identities: Identities,
+        reconciliation: ReconciliationRuns,
+        identities: CatalogIdentity,
         stored: OrphanInspector,
         objects: SingleObjectDeletion,
-        bulk: BulkJobs,
+        bulk: BulkJobRunner,
     ) -> None:
         self._runs, self._identities, self._stored = reconciliation, identities, stored
         self._objects, self._bulk = objects, bulk
@@ -96,7 +96,7 @@ class ApplyOrphansActivities:
             "reason": request.reason,
             "plan": request.run_id,
             "pages": pages,
-            "folder": str(self._bulk.folder(request.run_id)),
+            "folder": str(self._bulk.create_run_folder(request.run_id)),
         }
         claim = own_workflow_claim(RUN_CLAIM_S)
         run = self._runs.open_run(apply_run_id(request.run_id), RunKind.APPLY, claim=claim, summary=summary)
@@ -109,7 +109,7 @@ class ApplyOrphansActivities:
         )
 
     def _finding_files(self, run_id: str) -> FindingFiles:
-        published = self._bulk.published_summary(run_id, VerifyFindingsJob.name)
+        published = self._bulk.find_published_summary(run_id, VerifyFindingsJob.name)
         if published is None:
             where = "every worker must see the folder of bulk output"
             raise PreconditionFailed(f"plan {run_id}: expected its findings, found none here; {where}, or plan again")
@@ -130,22 +130,22 @@ class ApplyOrphansActivities:
         objects = sum(map(is_single_object, findings.values()))
         if not has_rows_to_file(findings):
             return FiledPage(intents=0, detached=0, objects=objects)
-        folder = self._bulk.folder(request.run_id)
+        folder = self._bulk.create_run_folder(request.run_id)
         answers = read_copy_answers(folder, request.page)
         if answers is None:
             new_answers = inspect_copies(self._stored, findings, request.before_us)
             with effect("reconciliation.keep_looked"):
                 answers = store_copy_answers(folder, request.page, new_answers)
         to_file = select_findings_to_file(findings, answers, request.batch_id)
-        page = PageOfFindings(
+        page = FindingsFilingRequest(
             batch_id=to_file.batch_id,
             orphans=to_file.orphans,
             unreferenced=to_file.unreferenced,
             stalled=to_file.stalled,
             claim=batch_workflow_claim(request.batch_workflow_id),
-            cause=Cause(actor=request.actor, reason=request.reason, workflow_id=request.batch_workflow_id),
+            cause=AuditCause(actor=request.actor, reason=request.reason, workflow_id=request.batch_workflow_id),
         )
-        filing = self._runs.file(page)
+        filing = self._runs.file_findings(page)
         deletion_metrics.count_filed_intents(filing.detached.filed_counts)
         reasons = {number: answer for number, answer in answers.items() if isinstance(answer, str)} | dict(filing.kept)
         kept = [
@@ -169,7 +169,7 @@ class ApplyOrphansActivities:
         require_epoch(self._runs, request.epoch, request.run_id)  # a restored catalog may give a number out again
         return self._objects.delete_page_objects(
             select_single_objects(self._finding_files(request.run_id).read_page(request.page)),
-            folder=self._bulk.folder(request.run_id),
+            folder=self._bulk.create_run_folder(request.run_id),
             page=request.page,
             before_us=request.before_us,
             cause=own_workflow_cause(request.actor, request.reason),
@@ -185,11 +185,13 @@ class ApplyOrphansActivities:
         Raises: StoreUnavailable, CatalogBusy (retry).
         """
         folder, findings = (
-            self._bulk.folder(request.run_id),
+            self._bulk.create_run_folder(request.run_id),
             self._finding_files(request.run_id).read_page(request.page),
         )
-        rows: list[FiledCopy] = []
-        while more := self._runs.filed(request.batch_id, after=rows[-1].row_id if rows else 0, limit=_ROWS_PER_READ):
+        rows: list[FiledCopyRow] = []
+        while more := self._runs.list_filed_copies(
+            request.batch_id, after=rows[-1].row_id if rows else 0, limit=_ROWS_PER_READ
+        ):
             raise_if_stopped()
             rows += more
         fates = finding_fates.join_fates(findings, rows, intents=request.intents, folder=folder, page=request.page)
@@ -205,10 +207,10 @@ class ApplyOrphansActivities:
         Idempotency: the first summary stays. Its counts are taken from files, so work that ran twice is counted once.
         Raises: PreconditionFailed (terminal); StoreUnavailable, CatalogBusy (retry).
         """
-        run = self._runs.run(apply_run_id(request.run_id))
+        run = self._runs.get_run(apply_run_id(request.run_id))
         if run.finished_us is None:
             files = self._finding_files(request.run_id)
-            fate_files = finding_fates.page_fate_files(self._bulk.folder(request.run_id))
+            fate_files = finding_fates.page_fate_files(self._bulk.create_run_folder(request.run_id))
             total = ApplyCounts()
             for page in range(files.pages):
                 raise_if_stopped()
@@ -218,5 +220,5 @@ class ApplyOrphansActivities:
                     raise PreconditionFailed(f"apply of {request.run_id}: {problem}")
                 total = add_apply_counts(total, finding_fates.count_fates(files.read_page(page), fates))
             self._runs.close_run(run.run_id, {**run.summary, RESULT: asdict(total)})
-            run = self._runs.run(run.run_id)
+            run = self._runs.get_run(run.run_id)
         return apply_counts(run.summary)

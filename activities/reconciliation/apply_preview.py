@@ -14,7 +14,7 @@ from activities.reconciliation.recheck_page import (
     select_findings_to_file,
     select_single_objects,
 )
-from logstore.ports.catalog import Identities, OrphanCopy, Reconciliation
+from logstore.ports.catalog import CatalogIdentity, OrphanCopy, ReconciliationRuns
 from logstore.positions import LedgerId
 from logstore.reconciliation.finding_files import AppliedFinding
 from logstore.reconciliation.findings import ApplyCounts, Finding, FindingFate, add_apply_counts, apply_batch_id
@@ -36,7 +36,9 @@ class ApplyPreviewResult:
 class ApplyPreview:
     """Preview of an apply. It takes no lock and writes nothing. A bucket without a marker is refused, not marked."""
 
-    def __init__(self, *, reconciliation: Reconciliation, identities: Identities, stored: OrphanInspector) -> None:
+    def __init__(
+        self, *, reconciliation: ReconciliationRuns, identities: CatalogIdentity, stored: OrphanInspector
+    ) -> None:
         self._runs, self._identities, self._stored = reconciliation, identities, stored
 
     def preview(
@@ -104,7 +106,7 @@ class ApplyPreview:
         look = inspect_single_objects(self._stored, select_single_objects(findings), before_us)
         if not look.segments:
             return look.kept
-        by_catalog = self._runs.preview_pass_over(look.segments, passed_over=passed_over)
+        by_catalog = self._runs.preview_pass_over_segments(look.segments, passed_over=passed_over)
         for number, (ledger_id, segment) in look.segments.items():
             if number not in by_catalog:
                 passed_over[ledger_id] = max(segment, passed_over.get(ledger_id, -1))

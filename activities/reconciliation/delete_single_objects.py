@@ -13,7 +13,7 @@ from logstore.deletion.intents import StoredCopy
 from logstore.deletion.services.absence_proofs import find_unconfirmed_keys_by_row
 from logstore.errors import StoreUnavailable
 from logstore.failpoints import effect
-from logstore.ports.catalog import Cause, Reconciliation
+from logstore.ports.catalog import AuditCause, ReconciliationRuns
 from logstore.ports.object_storage import ObjectStore
 from logstore.reconciliation.finding_files import AppliedFinding
 from logstore.reconciliation.findings import Finding, FindingFate, FindingKind
@@ -23,7 +23,7 @@ from logstore.reconciliation.services.orphan_inspection import ENDED_UPLOAD, Orp
 class SingleObjectDeletion:
     """Deletion of a page's single objects. First the catalog ensures that no writer registers these segments."""
 
-    def __init__(self, *, reconciliation: Reconciliation, stored: OrphanInspector, objects: ObjectStore) -> None:
+    def __init__(self, *, reconciliation: ReconciliationRuns, stored: OrphanInspector, objects: ObjectStore) -> None:
         self._catalog, self._stored, self._objects = reconciliation, stored, objects
 
     def delete_page_objects(
@@ -33,7 +33,7 @@ class SingleObjectDeletion:
         folder: Path,
         page: int,
         before_us: int,
-        cause: Cause,
+        cause: AuditCause,
         objects_per_s: float,
     ) -> int:
         """Delete the objects that are still orphans, and store each fate. Return the number of confirmed deletions.
@@ -56,12 +56,12 @@ class SingleObjectDeletion:
         return sum(result.fate is FindingFate.DELETED for result in applied.values())
 
     def _decide_kept_objects(
-        self, findings: Mapping[int, Finding], before_us: int, cause: Cause, heartbeats: ClaimRenewingHeartbeats
+        self, findings: Mapping[int, Finding], before_us: int, cause: AuditCause, heartbeats: ClaimRenewingHeartbeats
     ) -> ReasonsToKeepObjects:
         look = inspect_single_objects(self._stored, findings, before_us, heartbeats.count_examined)
         if not look.segments:
             return look.kept
-        return {**look.kept, **self._catalog.pass_over(look.segments, cause=cause)}
+        return {**look.kept, **self._catalog.pass_over_segments(look.segments, cause=cause)}
 
     def _delete_segments(
         self, to_delete: Mapping[int, Finding], objects_per_s: float, heartbeats: ClaimRenewingHeartbeats

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from logstore.deletion.intents import Outcome
-from logstore.ports.catalog import FiledCopy
+from logstore.ports.catalog import FiledCopyRow
 from logstore.reconciliation.finding_files import AppliedFinding, FateFiles
 from logstore.reconciliation.findings import ApplyCounts, Finding, FindingFate, FindingKind, limit_samples
 from logstore.reconciliation.services.orphan_inspection import is_single_object
@@ -36,7 +36,7 @@ def page_fate_files(folder: Path) -> FateFiles:
 
 
 def join_fates(
-    findings: Mapping[int, Finding], filed: Sequence[FiledCopy], *, intents: int, folder: Path, page: int
+    findings: Mapping[int, Finding], filed: Sequence[FiledCopyRow], *, intents: int, folder: Path, page: int
 ) -> dict[int, AppliedFinding]:
     """Return the fate of each removable finding of a page, ascending by number. `intents` is the number of filed rows.
 
@@ -65,12 +65,12 @@ def join_fates(
     return applied
 
 
-def _group_by_finding(findings: Mapping[int, Finding], filed: Sequence[FiledCopy]) -> dict[int, list[FiledCopy]]:
+def _group_by_finding(findings: Mapping[int, Finding], filed: Sequence[FiledCopyRow]) -> dict[int, list[FiledCopyRow]]:
     """Group the rows of a batch by their finding. A row of an unreferenced ledger is found by its ledger alone."""
     number_by_key: dict[object, int] = {}
     for number, finding in findings.items():
         number_by_key.setdefault(_finding_key(finding), number)
-    rows_by_finding: dict[int, list[FiledCopy]] = defaultdict(list)
+    rows_by_finding: dict[int, list[FiledCopyRow]] = defaultdict(list)
     for row in filed:
         for key in (row.row_id, (row.ledger_id, row.copy, row.uuid), (row.ledger_id,)):
             if key in number_by_key:
@@ -87,7 +87,9 @@ def _finding_key(finding: Finding) -> object:
     return (finding.ledger_id, finding.copy, finding.uuid)
 
 
-def _fate_from_rows(number: int, finding: Finding, rows: Sequence[FiledCopy], *, is_complete: bool) -> AppliedFinding:
+def _fate_from_rows(
+    number: int, finding: Finding, rows: Sequence[FiledCopyRow], *, is_complete: bool
+) -> AppliedFinding:
     """Return the fate of a finding by its rows. `is_complete` means that no row has left the batch."""
     fate, reason = _worst_fate_of_rows(rows, is_stalled=finding.kind is FindingKind.STALLED_DELETION)
     if fate is FindingFate.DELETED and finding.kind is FindingKind.UNREFERENCED_LEDGER and not is_complete:
@@ -101,7 +103,7 @@ def _fate_from_rows(number: int, finding: Finding, rows: Sequence[FiledCopy], *,
     )
 
 
-def _worst_fate_of_rows(rows: Sequence[FiledCopy], *, is_stalled: bool) -> tuple[FindingFate, str]:
+def _worst_fate_of_rows(rows: Sequence[FiledCopyRow], *, is_stalled: bool) -> tuple[FindingFate, str]:
     """Return the worst fate of the rows.
 
     A deletion that a workflow of its own retries counts as failed. If it was stalled before, it counts as started.

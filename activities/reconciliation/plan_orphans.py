@@ -22,8 +22,8 @@ from activities.reconciliation.inputs_and_results import (
     PlanStepInput,
 )
 from logstore.errors import InvalidInput, UnknownObject
-from logstore.ports.bulk_jobs import BulkJobs
-from logstore.ports.catalog import Identities, Reconciliation, ReconciliationRun, RunKind
+from logstore.ports.bulk_jobs import BulkJobRunner
+from logstore.ports.catalog import CatalogIdentity, ReconciliationRun, ReconciliationRuns, RunKind
 from logstore.reconciliation import plausibility_guards
 from logstore.reconciliation.bulk_jobs import (
     LEFT_OUT,
@@ -54,10 +54,10 @@ class PlanOrphansActivities:
     def __init__(
         self,
         *,
-        reconciliation: Reconciliation,
-        identities: Identities,
+        reconciliation: ReconciliationRuns,
+        identities: CatalogIdentity,
         stored: OrphanInspector,
-        bulk: BulkJobs,
+        bulk: BulkJobRunner,
         store_now_us: Callable[[], int],
         finished_retention_s: float,
     ) -> None:
@@ -90,7 +90,7 @@ class PlanOrphansActivities:
 
     def _make_initial_values(self, request: BeginPlanInput) -> Mapping[str, Any]:
         """Return the initial values of a run. Each side's ages are measured by its own clock."""
-        state, older_us = self._runs.catalog_state(), round(request.older_than_s * 1_000_000)
+        state, older_us = self._runs.read_catalog_state(), round(request.older_than_s * 1_000_000)
         return {
             "actor": request.actor,
             "reason": request.reason,
@@ -103,13 +103,13 @@ class PlanOrphansActivities:
         }
 
     def _forget_old_runs_and_output(self) -> None:
-        while self._runs.forget(older_than_s=self._retention_s, limit=_RUNS_PER_FORGET):
+        while self._runs.remove_old_runs(older_than_s=self._retention_s, limit=_RUNS_PER_FORGET):
             raise_if_stopped()
         own = self._identities.catalog_id()
-        for run_id in self._bulk.list_runs():
+        for run_id in self._bulk.list_run_ids():
             raise_if_stopped()
             try:
-                self._runs.run(run_id)
+                self._runs.get_run(run_id)
             except UnknownObject:
                 if self._output.read_owner(run_id) == own:
                     self._output.forget(run_id)
@@ -140,7 +140,7 @@ class PlanOrphansActivities:
         Idempotency: reads only.
         Raises: PreconditionFailed (terminal); StoreUnavailable, CatalogBusy (retry).
         """
-        summary = self._runs.run(request.run_id).summary
+        summary = self._runs.get_run(request.run_id).summary
         listed, read, compared = (
             self._output.published_summary(request.run_id, name).counts
             for name in (ListStorageJob.name, ReadLedgersAndIntentsJob.name, CompareStorageWithCatalogJob.name)
@@ -167,12 +167,12 @@ class PlanOrphansActivities:
         Raises: PreconditionFailed, CatalogMismatch, CorruptData (terminal); StoreUnavailable, CatalogBusy (retry).
         """
         self._stored.confirm()
-        run = self._runs.run(request.run_id)
+        run = self._runs.get_run(request.run_id)
         if run.finished_us is None:
             result = self._make_plan_result(run)
             self._runs.close_run(request.run_id, {**run.summary, RESULT: asdict(result)})
             _count_findings_in_metric(result.findings)
-            run = self._runs.run(request.run_id)
+            run = self._runs.get_run(request.run_id)
         return plan_result(run.summary)
 
     def _make_plan_result(self, run: ReconciliationRun) -> PlanResult:
@@ -197,7 +197,7 @@ class PlanOrphansActivities:
         )
 
     def _renew_claim(self, run_id: str) -> Mapping[str, Any]:
-        summary = self._runs.run(run_id).summary
+        summary = self._runs.get_run(run_id).summary
         return self._runs.open_run(run_id, RunKind.PLAN, claim=own_workflow_claim(RUN_CLAIM_S), summary=summary).summary
 
 

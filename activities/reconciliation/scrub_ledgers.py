@@ -26,8 +26,8 @@ from activities.reconciliation.inputs_and_results import (
 from logstore.atomic_files import replace_atomically
 from logstore.errors import CorruptData
 from logstore.failpoints import effect
-from logstore.ports.bulk_jobs import BulkJobs
-from logstore.ports.catalog import Identities, Reconciliation, ReconciliationRun, RunKind
+from logstore.ports.bulk_jobs import BulkJobRunner
+from logstore.ports.catalog import CatalogIdentity, ReconciliationRun, ReconciliationRuns, RunKind
 from logstore.reconciliation.bulk_jobs import LEFT_OUT, BulkSummary, CutScrubIntoPagesJob, ScrubPageJob
 from logstore.reconciliation.finding_files import FindingFiles
 from logstore.reconciliation.findings import RESULT, PlanResult, plan_result
@@ -41,7 +41,12 @@ _FINDINGS_FOLDER: Final = "findings"
 
 class ScrubLedgersActivities:
     def __init__(
-        self, *, reconciliation: Reconciliation, identities: Identities, stored: OrphanInspector, bulk: BulkJobs
+        self,
+        *,
+        reconciliation: ReconciliationRuns,
+        identities: CatalogIdentity,
+        stored: OrphanInspector,
+        bulk: BulkJobRunner,
     ) -> None:
         self._runs, self._identities, self._stored, self._bulk = reconciliation, identities, stored, bulk
         self._output = OwnedBulkOutput(bulk=bulk, identities=identities)
@@ -55,7 +60,7 @@ class ScrubLedgersActivities:
         Raises: InvalidInput, PreconditionFailed, CatalogMismatch (terminal); StoreUnavailable, CatalogBusy (retry).
         """
         self._stored.confirm()
-        state = self._runs.catalog_state()
+        state = self._runs.read_catalog_state()
         summary = {
             "actor": request.actor,
             "reason": request.reason,
@@ -65,7 +70,7 @@ class ScrubLedgersActivities:
             "catalog_id": self._identities.catalog_id(),
             "begun_us": state.now_us,
         }
-        runs = self._runs.runs(RunKind.SCRUB, limit=_MAX_RUNS)
+        runs = self._runs.list_runs(RunKind.SCRUB, limit=_MAX_RUNS)
         run_id = next((run.run_id for run in runs if self._can_continue(run, summary)), request.run_id)
         self._output.require_not_of_other_catalog(run_id)
         self._runs.open_run(run_id, RunKind.SCRUB, claim=own_workflow_claim(_CLAIM_S), summary=summary)
@@ -78,10 +83,10 @@ class ScrubLedgersActivities:
         if run.finished_us is not None or any(run.summary.get(key) != summary[key] for key in keys):
             return False
         try:
-            cut = self._bulk.published_summary(run.run_id, CutScrubIntoPagesJob.name)
+            cut = self._bulk.find_published_summary(run.run_id, CutScrubIntoPagesJob.name)
             for page in range(cut.counts["pages"] if cut else 0):
                 raise_if_stopped()
-                self._bulk.published_summary(run.run_id, _make_page_job(run.run_id, page).name)
+                self._bulk.find_published_summary(run.run_id, _make_page_job(run.run_id, page).name)
         except CorruptData:
             return False
         return True
@@ -136,9 +141,9 @@ class ScrubLedgersActivities:
         Raises: PreconditionFailed, CatalogMismatch, CorruptData (terminal); StoreUnavailable, CatalogBusy (retry).
         """
         self._stored.confirm()
-        run = self._runs.run(request.run_id)
+        run = self._runs.get_run(request.run_id)
         if run.finished_us is None:
-            folder = self._bulk.folder(request.run_id) / _FINDINGS_FOLDER
+            folder = self._bulk.create_run_folder(request.run_id) / _FINDINGS_FOLDER
             folder.mkdir(exist_ok=True)
             pages = self._output.published_summary(request.run_id, CutScrubIntoPagesJob.name).counts["pages"]
             left_out = set[str]()
@@ -155,7 +160,7 @@ class ScrubLedgersActivities:
             result = self._make_scrub_result(run, folder, sorted(left_out))
             self._runs.close_run(request.run_id, {**run.summary, RESULT: asdict(result)})
             _count_findings_in_metric(result.findings)
-            run = self._runs.run(request.run_id)
+            run = self._runs.get_run(request.run_id)
         return plan_result(run.summary)
 
     def _make_scrub_result(self, run: ReconciliationRun, folder: Path, left_out: list[str]) -> PlanResult:
@@ -170,7 +175,7 @@ class ScrubLedgersActivities:
         )
 
     def _renew_claim(self, run_id: str) -> Mapping[str, Any]:
-        summary = self._runs.run(run_id).summary
+        summary = self._runs.get_run(run_id).summary
         self._runs.open_run(run_id, RunKind.SCRUB, claim=own_workflow_claim(_CLAIM_S), summary=summary)
         return summary
 

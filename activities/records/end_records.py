@@ -17,11 +17,11 @@ from activities.records.inputs_and_results import (
 )
 from logstore.errors import CatalogAdopting, CorruptData, StaleCatalog, UnknownObject
 from logstore.log.ledgers import LedgerState
-from logstore.ports.catalog import Deletions, Ledger, Ledgers, PhaseOne, Records, Topic, Topics, TopicState
+from logstore.ports.catalog import DataLedgers, Ledger, PhaseOne, PhaseTwoQueue, RecordOutbox, Topic, Topics, TopicState
 from logstore.positions import LedgerId, TopicId
-from logstore.records.functions import LedgerRecord, RecordFunction, RecordFunctions, should_end_record
-from logstore.records.job_results import SelectionPosition
-from logstore.records.tombstone_rules import parse_delete_policy
+from logstore.records.functions import LedgerRecord, RecordFunction, RecordFunctionRegistry, should_end_record
+from logstore.records.job_results import SelectionPageStart
+from logstore.records.tombstone_rules import parse_delete_durability
 from logstore.retrying_clock import Clock
 from logstore.stop_checks import raise_if_stopped
 
@@ -36,7 +36,7 @@ class _PageProgress:
     ledgers_by_topic: dict[TopicId, list[Ledger]] = field(default_factory=dict)  # ledgers that the function selects
     ledgers: int = 0  # ledgers read so far
     records: int = 0  # ledgers for which the function was called
-    after: SelectionPosition | None = None  # start of the next page; `None`: no next page
+    after: SelectionPageStart | None = None  # start of the next page; `None`: no next page
 
 
 class EndRecordsActivities:
@@ -44,11 +44,11 @@ class EndRecordsActivities:
         self,
         *,
         topics: Topics,
-        ledgers: Ledgers,
+        ledgers: DataLedgers,
         phase_one: PhaseOne,
-        deletions: Deletions,
-        records: Records,
-        functions: RecordFunctions,
+        deletions: PhaseTwoQueue,
+        records: RecordOutbox,
+        functions: RecordFunctionRegistry,
         clock: Clock | None = None,
     ) -> None:
         self._topics, self._ledgers = topics, ledgers
@@ -65,11 +65,11 @@ class EndRecordsActivities:
             CatalogBusy (retry).
         """
         self._functions.find_function(request.function)
-        parse_delete_policy(request.durable_delete)
+        parse_delete_durability(request.durable_delete)
         if request.topic_id:
             check_topic_name(self._topics, request.topic_id, request.topic)
-            self._topics.get_by_id(TopicId(request.topic_id))
-        state = self._records.state()
+            self._topics.get_topic_by_id(TopicId(request.topic_id))
+        state = self._records.read_state()
         if state.is_adopting:
             raise CatalogAdopting("catalog: expected one that is complete, found one that is rebuilt and adopts")
         if request.catalog_epoch not in {None, state.epoch}:
@@ -90,7 +90,7 @@ class EndRecordsActivities:
         Raises: InvalidInput, UnknownObject, Unsupported, FunctionFailed, StaleCatalog, CatalogAdopting, ClaimHeld
             (terminal); StoreUnavailable, CatalogBusy, OutcomeUnknown (retry).
         """
-        if self._ledgers.epoch() != request.catalog_epoch:
+        if self._ledgers.catalog_epoch() != request.catalog_epoch:
             raise StaleCatalog(f"end records: expected catalog epoch {request.catalog_epoch}, found another one")
         if request.dry_run:
             with send_heartbeats():
@@ -135,21 +135,23 @@ class EndRecordsActivities:
                 if progress.ledgers and self._clock.monotonic_s() > deadline_s:
                     return progress
                 progress.ledgers += 1
-                progress.after = SelectionPosition(topic_id=topic.topic_id, ledger_id=ledger.ledger_id + 1)
+                progress.after = SelectionPageStart(topic_id=topic.topic_id, ledger_id=ledger.ledger_id + 1)
                 if ledger.state is LedgerState.CLOSED:
                     progress.records += 1
                     if _should_end_ledger(request, function, topic, ledger):
                         progress.ledgers_by_topic.setdefault(topic.topic_id, []).append(ledger)
             if progress.ledgers >= request.page:
                 return progress
-            progress.after = None if request.topic_id else SelectionPosition(topic_id=topic.topic_id + 1)
+            progress.after = None if request.topic_id else SelectionPageStart(topic_id=topic.topic_id + 1)
         return progress
 
     def _list_topics(self, request: EndRecordsPageInput) -> Iterator[Topic]:
         if not request.topic_id:
-            yield from self._topics.list_active(after=TopicId(request.after.topic_id - 1), limit=_MAX_TOPICS_PER_PAGE)
+            yield from self._topics.list_active_topics(
+                after=TopicId(request.after.topic_id - 1), limit=_MAX_TOPICS_PER_PAGE
+            )
             return
-        topic = self._topics.get_by_id(TopicId(request.topic_id))
+        topic = self._topics.get_topic_by_id(TopicId(request.topic_id))
         if topic.state is TopicState.ACTIVE:
             yield topic
 
@@ -158,11 +160,11 @@ class EndRecordsActivities:
     ) -> Mapping[LedgerId, str]:
         """Detach ledgers of a topic. In a dry run only check them. Return why ledgers stay."""
         if request.dry_run:
-            return self._phase_one.reasons_to_keep(topic_id, ledgers)
-        chosen = self._phase_one.detach_chosen(
+            return self._phase_one.find_reasons_to_keep(topic_id, ledgers)
+        chosen = self._phase_one.detach_chosen_ledgers(
             topic_id,
             ledgers,
-            durable=parse_delete_policy(request.durable_delete),
+            durable=parse_delete_durability(request.durable_delete),
             **detach_arguments(request.batch_id, request.batch_workflow_id, request.actor, request.reason),
         )
         metrics.count_filed_intents(chosen.detached.filed_counts)

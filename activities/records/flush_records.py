@@ -15,7 +15,7 @@ from activities.heartbeats import define_activity, send_heartbeats, send_heartbe
 from activities.records import metrics
 from activities.records.inputs_and_results import FlushInput
 from logstore.errors import SextonError
-from logstore.ports.catalog import Records
+from logstore.ports.catalog import RecordOutbox
 from logstore.records.job_results import FlushedRecords
 from logstore.records.services.flusher import Flusher, raise_ceilings
 from logstore.stop_checks import raise_if_stopped
@@ -24,7 +24,7 @@ _MIN_INTERVAL_S: Final = 0.05
 
 
 class FlushRecordsActivities:
-    def __init__(self, *, records: Records, flusher: Flusher, interval_s: float) -> None:
+    def __init__(self, *, records: RecordOutbox, flusher: Flusher, interval_s: float) -> None:
         self._records, self._flusher = records, flusher
         self._interval_s = max(interval_s, _MIN_INTERVAL_S)  # between two checks for changes
 
@@ -56,7 +56,7 @@ class FlushRecordsActivities:
 
     def _flush_if_changed(self, *, now: bool, progress: Callable[[], tuple[int]]) -> FlushedRecords:
         """Flush if there are changes. With `now`, also flush changes of cursors that are not due."""
-        state = self._records.state()
+        state = self._records.read_state()
         has_changes = (
             bool(state.outbox_changes or state.staged_blocks)
             or raise_ceilings(state.ceilings, state.next_ids) != state.ceilings
@@ -88,15 +88,15 @@ def _flush_once(flusher: Flusher, *, now: bool) -> FlushedRecords:
 
 
 @contextmanager
-def _claim_record_log(records: Records, progress: Callable[[], tuple[int]]) -> Iterator[bool]:
+def _claim_record_log(records: RecordOutbox, progress: Callable[[], tuple[int]]) -> Iterator[bool]:
     """Hold the claim of the record log during the block. Yield false if another workflow has it."""
     claim = own_workflow_claim()
-    if not records.claim(claim):
+    if not records.claim_record_log(claim):
         yield False
         return
     try:
-        with send_heartbeats_and_renew(lambda: records.claim(claim), progress):
+        with send_heartbeats_and_renew(lambda: records.claim_record_log(claim), progress):
             yield True
     finally:
         with suppress(SextonError):  # the claim expires by itself
-            records.release(claim.workflow_id)
+            records.release_record_log(claim.workflow_id)

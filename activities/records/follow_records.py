@@ -9,7 +9,7 @@ from temporalio import activity
 
 from activities.heartbeats import define_activity, raise_if_cancelled, send_heartbeats
 from logstore.records.job_results import FollowedRecords
-from logstore.records.services.replica_follower import Follower
+from logstore.records.services.replica_follower import ReplicaFollower
 from logstore.stop_checks import raise_if_stopped
 
 
@@ -24,7 +24,7 @@ _LOG: Final = logging.getLogger(__name__)
 
 
 class FollowRecordsActivities:
-    def __init__(self, follower: Follower, *, interval_s: float) -> None:
+    def __init__(self, follower: ReplicaFollower, *, interval_s: float) -> None:
         self._follower = follower
         self._interval_s = max(interval_s, _MIN_INTERVAL_S)  # between two checks for changes
 
@@ -49,7 +49,7 @@ class FollowRecordsActivities:
         return total
 
     def _apply_new_manifests(self, *, seed: bool) -> FollowedRecords:
-        step = self._follower.step(seed=seed, proceed=raise_if_cancelled)
+        step = self._follower.apply_new_manifests(seed=seed, proceed=raise_if_cancelled)
         if step.steps:
             _LOG.info(
                 "replica %s has manifest %d: %d records and %d tombstones applied, %d topics and ledgers removed",

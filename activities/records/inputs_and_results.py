@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from logstore.records.job_results import SelectionPosition
+from logstore.records.job_results import SelectionPageStart
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +37,7 @@ class BeginEndingInput:
     function: str
     topic_id: int = 0  # 0: all topics
     topic: str = ""  # encoded name, which must be the name of `topic_id`
-    durable_delete: str | None = None  # a `DeletePolicy`; None: setting of the topic, or else durable
+    durable_delete: str | None = None  # a `DeleteDurability`; None: setting of the topic, or else durable
     catalog_epoch: int | None = None  # expected epoch of the catalog; None: any
 
 
@@ -51,7 +51,7 @@ class BeginEndingResult:
 class EndRecordsPageInput:
     function: str
     topic_id: int  # 0: all topics
-    after: SelectionPosition
+    after: SelectionPageStart
     page: int  # ledgers in the page; fewer if they belong to many topics
     now_us: int
     catalog_epoch: int
@@ -70,7 +70,7 @@ class EndRecordsPageResult:
     kept: int = 0  # ledgers that the function selected but that stay
     ledger_ids: list[int] = field(default_factory=list)  # sample of the detached ledgers
     because: list[str] = field(default_factory=list)  # sample of reasons why selected ledgers stay
-    after: SelectionPosition | None = None  # start of the next page; None: no next page
+    after: SelectionPageStart | None = None  # start of the next page; None: no next page
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,15 +24,15 @@ from activities.records.inputs_and_results import (
 from logstore.errors import PreconditionFailed
 from logstore.identity.bucket_markers import BucketRole
 from logstore.identity.services.marker_checked_buckets import MAX_UNANSWERED_S
-from logstore.ports.bulk_jobs import BulkJobs
-from logstore.ports.catalog.catalog_rebuild import CatalogLoad, RebuildDatabase
-from logstore.ports.catalog.record_log import Records
+from logstore.ports.bulk_jobs import BulkJobRunner
+from logstore.ports.catalog.catalog_rebuild import RebuildDatabase, RebuiltCatalogStart
+from logstore.ports.catalog.record_log import RecordOutbox
 from logstore.reconciliation.bulk_jobs import BulkSummary
-from logstore.records.job_results import RebuildAdopted
-from logstore.records.rebuild_job import SKIPPED_BLOCK_PREFIX, RebuildId, RebuildRecords, RowFilesFolder
+from logstore.records.job_results import RebuildAdoptionResult
+from logstore.records.rebuild_job import SKIPPED_BLOCK_PREFIX, RebuildId, RebuildRecordsJob, RowFilesFolder
 from logstore.records.services.flusher import Flusher
-from logstore.records.services.rebuild_manifests import ColdStart
-from logstore.records.services.upload_adoption import Adopter
+from logstore.records.services.rebuild_manifests import RebuildManifests
+from logstore.records.services.upload_adoption import UploadAdopter
 from logstore.retrying_clock import Clock
 from logstore.stop_checks import raise_if_stopped
 
@@ -42,8 +42,8 @@ _MAX_UPLOAD_S: Final = 5.0  # from the last check of an old catalog's process to
 
 @dataclass(frozen=True, slots=True)
 class LoadedCatalog:
-    records: Records
-    adopter: Adopter
+    records: RecordOutbox
+    adopter: UploadAdopter
     flusher: Flusher
 
 
@@ -51,9 +51,9 @@ class RebuildCatalogActivities:
     def __init__(
         self,
         *,
-        bulk: BulkJobs,
+        bulk: BulkJobRunner,
         database: RebuildDatabase,
-        start: ColdStart,
+        start: RebuildManifests,
         markers: Callable[[], Sequence[tuple[BucketRole, str]]],
         open_loaded: Callable[[], LoadedCatalog],
         require_no_workers: Callable[[], None] | None,
@@ -87,8 +87,8 @@ class RebuildCatalogActivities:
         """
         number, is_loaded = RebuildId.parse(request.rebuild).manifest, self._is_loaded(request)
         if is_loaded:
-            self._start.require_own_successor(self._open_loaded().records, number)
-        manifest = self._start.pin(request.rebuild, number, now_us=_now_us())
+            self._start.require_no_foreign_successor(self._open_loaded().records, number)
+        manifest = self._start.pin_manifest(request.rebuild, number, now_us=_now_us())
         self._markers()
         return BeginRebuildResult(
             loaded=is_loaded,
@@ -107,7 +107,7 @@ class RebuildCatalogActivities:
         Raises: CorruptData, MissingData, Unsupported (terminal); StoreUnavailable, ServiceFailed (retry).
         """
         rebuild = RebuildId.parse(request.rebuild)
-        job = RebuildRecords(
+        job = RebuildRecordsJob(
             run_id=_bulk_run_id(request),
             catalog_id=rebuild.catalog_id,
             manifest=rebuild.manifest,
@@ -133,8 +133,8 @@ class RebuildCatalogActivities:
         if self._is_loaded(request):
             return
         summary = self._read_published_summary(request)
-        manifest = self._start.manifest(RebuildId.parse(request.rebuild).manifest)
-        load = CatalogLoad(
+        manifest = self._start.read_manifest(RebuildId.parse(request.rebuild).manifest)
+        load = RebuiltCatalogStart(
             rebuild=request.rebuild,
             manifest=manifest,
             epoch=manifest.epoch + 1,
@@ -143,7 +143,7 @@ class RebuildCatalogActivities:
             markers=tuple(self._markers()),
             now_us=_now_us(),
         )
-        self._database.load(load, RowFilesFolder(Path(summary.folder)), raise_if_cancelled)
+        self._database.load_rows(load, RowFilesFolder(Path(summary.folder)), raise_if_cancelled)
 
     @define_activity(name="rebuild.publish")
     @send_heartbeats()
@@ -162,17 +162,17 @@ class RebuildCatalogActivities:
         Raises: PreconditionFailed (terminal): too many ledgers are without objects, another rebuild won, or a worker
             lives; StoreUnavailable, CatalogBusy, ServiceFailed (retry).
         """
-        base = self._start.manifest(RebuildId.parse(request.rebuild).manifest)
+        base = self._start.read_manifest(RebuildId.parse(request.rebuild).manifest)
         skipped = _error_by_skipped_block(self._read_published_summary(request))
         loaded = self._open_loaded()
-        is_followed = self._start.is_followed(base.number)
+        is_followed = self._start.has_next_manifest(base.number)
         if not is_followed:
-            loaded.adopter.require_plausible(request.max_absent_share)
+            loaded.adopter.require_few_absent_ledgers(request.max_absent_share)
             if self._require_no_workers:
                 self._require_no_workers()
-        number = self._start.publish(loaded.records, base, unreadable=skipped)
+        number = self._start.publish_new_epoch(loaded.records, base, unreadable=skipped)
         if is_followed:
-            self._await_old_processes(self._start.find_epoch_age_s(request.rebuild, base, now_us=_now_us()))
+            self._await_old_processes(self._start.find_next_manifest_age_s(request.rebuild, base, now_us=_now_us()))
         elif request.take_over or self._require_no_workers is None:
             self._await_old_processes(0.0)
         return PublishedManifest(manifest=number)
@@ -197,19 +197,19 @@ class RebuildCatalogActivities:
             HEAD finds; StoreUnavailable, CatalogBusy (retry).
         """
         adopter = self._open_loaded().adopter
-        unflushed_from = self._start.unflushed_from(
-            self._start.manifest(RebuildId.parse(self._database.read_target().rebuild).manifest)
+        unflushed_from = self._start.find_unflushed_id_starts(
+            self._start.read_manifest(RebuildId.parse(self._database.read_target().rebuild).manifest)
         )
         objects = staged = shards = 0
         with send_heartbeats(lambda: (shards,)):
             for shard in range(request.first, request.end):
                 raise_if_stopped()
-                adopted = adopter.adopt(shard, unflushed_from=unflushed_from, is_growing=request.is_growing)
+                adopted = adopter.compare_shard(shard, unflushed_from=unflushed_from, is_growing=request.is_growing)
                 objects, staged, shards = objects + adopted.objects, staged + adopted.staged, shards + 1
         return AdoptedShardCounts(objects=objects, staged=staged)
 
     @define_activity(name="rebuild.finish_adoption")
-    def finish_adoption(self, request: RebuildStepInput) -> RebuildAdopted:
+    def finish_adoption(self, request: RebuildStepInput) -> RebuildAdoptionResult:
         """Settle every topic with its staged ledgers, flush the result, and make the catalog READY.
 
         Idempotency: a settled topic is not settled again. Record versions that are flushed twice are equal. A READY
@@ -219,7 +219,7 @@ class RebuildCatalogActivities:
             settled, or the clocks differ, or another rebuild won; StoreUnavailable, CatalogBusy, OutcomeUnknown
             (retry).
         """
-        loaded, base = self._open_loaded(), self._start.manifest(RebuildId.parse(request.rebuild).manifest)
+        loaded, base = self._open_loaded(), self._start.read_manifest(RebuildId.parse(request.rebuild).manifest)
         settled_topics = flushed_versions = 0
 
         def add_settled(topics: int) -> None:
@@ -231,13 +231,13 @@ class RebuildCatalogActivities:
             flushed_versions = versions
 
         with send_heartbeats(lambda: (settled_topics, flushed_versions)):
-            report = loaded.adopter.finish(
-                rows_epoch=self._start.rows_epoch(base),
+            report = loaded.adopter.settle_and_finish(
+                rows_epoch=self._start.find_rows_epoch(base),
                 flush=partial(loaded.flusher.flush, cursors=True, progress=set_flushed, ends_adoption=True),
                 max_absent_share=request.max_absent_share,
                 on_progress=add_settled,
             )
-        return RebuildAdopted(
+        return RebuildAdoptionResult(
             adopted_ledgers=report.adopted_ledgers,
             adopted_segments=report.adopted_segments,
             detached=report.detached,
@@ -258,7 +258,7 @@ class RebuildCatalogActivities:
         Raises: StoreUnavailable (retry).
         """
         self._start.unpin(request.rebuild)
-        self._bulk.forget(_bulk_run_id(request))
+        self._bulk.remove_run(_bulk_run_id(request))
 
     def _is_loaded(self, request: RebuildStepInput) -> bool:
         rebuild = self._database.read_target().rebuild
@@ -269,8 +269,8 @@ class RebuildCatalogActivities:
         return rebuild == request.rebuild
 
     def _read_published_summary(self, request: RebuildStepInput) -> BulkSummary:
-        job = RebuildRecords.name
-        summary = self._bulk.published_summary(_bulk_run_id(request), job)
+        job = RebuildRecordsJob.name
+        summary = self._bulk.find_published_summary(_bulk_run_id(request), job)
         if summary is None:
             raise PreconditionFailed(f"rebuild {request.rebuild}: expected {job} to be published, found nothing")
         return summary

@@ -11,11 +11,11 @@ from activities.heartbeats import define_activity, send_heartbeats
 from activities.records import metrics
 from activities.records.inputs_and_results import DefragmentInput, RaidInput, ReplicateInput
 from logstore.errors import CatalogMismatch, PreconditionFailed, SextonError
-from logstore.ports.catalog import Records
+from logstore.ports.catalog import RecordOutbox
 from logstore.records.job_results import DefragmentedBlocks, RaidedTombstones, ShippedBlocks
-from logstore.records.services.defragmenter import Defragmenter, DefragmentResult
-from logstore.records.services.records_bucket_sweeper import Sweeper
-from logstore.records.services.replica_shipments import Replication
+from logstore.records.services.defragmenter import DefragmentationResult, Defragmenter
+from logstore.records.services.records_bucket_sweeper import RecordsBucketSweeper
+from logstore.records.services.replica_shipments import ReplicaShipments
 from logstore.records.services.tombstone_raids import Raider, RaidResult
 from logstore.stop_checks import raise_if_stopped
 
@@ -24,7 +24,7 @@ _MAX_ERROR_CHARACTERS: Final = 300  # of a replica's error
 
 
 class DefragmentRecordsActivities:
-    def __init__(self, *, records: Records, defragmenter: Defragmenter, sweeper: Sweeper) -> None:
+    def __init__(self, *, records: RecordOutbox, defragmenter: Defragmenter, sweeper: RecordsBucketSweeper) -> None:
         self._records, self._defragmenter, self._sweeper = records, defragmenter, sweeper
 
     @define_activity(name="records.defragment")
@@ -41,16 +41,16 @@ class DefragmentRecordsActivities:
             StoreUnavailable, CatalogBusy, OutcomeUnknown (retry).
         """
         del request  # actor and reason are in the workflow's input
-        progress = DefragmentResult()
+        progress = DefragmentationResult()
 
-        def set_progress(so_far: DefragmentResult) -> None:
+        def set_progress(so_far: DefragmentationResult) -> None:
             nonlocal progress
             progress = so_far
 
         with send_heartbeats(lambda: (progress.rewritten, progress.dropped)):
             defragmented = self._defragmenter.defragment(progress=set_progress)
-            state = self._records.state()
-            swept = self._sweeper.sweep(state.now_us, staged_blocks=state.staged_blocks)
+            state = self._records.read_state()
+            swept = self._sweeper.remove_old_objects(state.now_us, staged_blocks=state.staged_blocks)
         total = DefragmentedBlocks(
             manifest=defragmented.manifest,
             rewritten=defragmented.rewritten,
@@ -93,7 +93,7 @@ class RaidTombstonesActivities:
             progress = so_far
 
         with send_heartbeats(lambda: (progress.candidates, progress.blocks, progress.removed)):
-            raided = self._make_raider(request.eligible_age_s).raid(
+            raided = self._make_raider(request.eligible_age_s).raid_tombstones(
                 request.run_id, attempt=activity.info().attempt, progress=set_progress
             )
         total = RaidedTombstones(
@@ -114,7 +114,7 @@ class RaidTombstonesActivities:
 
 
 class ReplicateRecordsActivities:
-    def __init__(self, replication: Replication) -> None:
+    def __init__(self, replication: ReplicaShipments) -> None:
         self._replication = replication
 
     @define_activity(name="records.ship")
@@ -128,14 +128,14 @@ class ReplicateRecordsActivities:
         del request  # actor and reason are in the workflow's input
         shipments: list[ShippedBlocks] = []
         with send_heartbeats(lambda: (len(shipments),)):
-            for name in self._replication.names:
+            for name in self._replication.replica_names:
                 raise_if_stopped()
                 shipments.append(self._ship_to_replica(name))
         return shipments
 
     def _ship_to_replica(self, name: str) -> ShippedBlocks:
         try:
-            shipped = self._replication.ship(name)
+            shipped = self._replication.ship_to_replica(name)
         except SextonError as error:
             needs_person = isinstance(error, PreconditionFailed | CatalogMismatch)
             (_LOG.error if needs_person else _LOG.warning)("replica %s is not brought up to date: %s", name, error)

@@ -10,15 +10,15 @@ from activities.topic_build_steps import (
     SwitchTopicsPageInput,
     TopicBuildSteps,
 )
-from logstore.ports.bulk_jobs import BulkJobs
-from logstore.ports.catalog import Identities, Reconciliation, RunKind
+from logstore.ports.bulk_jobs import BulkJobRunner
+from logstore.ports.catalog import CatalogIdentity, ReconciliationRuns, RunKind
 from logstore.transactions.buffer_serialization import BufferFiles, BuildTransactionBuffersJob
 from logstore.transactions.services.buffer_snapshots import BufferSnapshots
 
 
 class TransactionSnapshotBuildActivities(TopicBuildSteps):
     def __init__(
-        self, *, runs: Reconciliation, identities: Identities, bulk: BulkJobs, snapshots: BufferSnapshots
+        self, *, runs: ReconciliationRuns, identities: CatalogIdentity, bulk: BulkJobRunner, snapshots: BufferSnapshots
     ) -> None:
         super().__init__(
             kind=RunKind.SNAPSHOTS, job=BuildTransactionBuffersJob.name, runs=runs, identities=identities, bulk=bulk

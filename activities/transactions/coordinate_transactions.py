@@ -22,7 +22,7 @@ from activities.transactions.inputs_and_results import (
     ForgetTransactionsInput,
 )
 from logstore.errors import StoreUnavailable
-from logstore.ports.catalog import Claim, CoordinatorWork, FinishedTransaction, StoredTransaction, Transactions
+from logstore.ports.catalog import Claim, CoordinatorWorkStatus, FinishedTransaction, StoredTransaction, Transactions
 from logstore.stop_checks import raise_if_stopped
 from logstore.transactions.services.broadcast import Broadcaster, BroadcastResult
 from logstore.transactions.transaction_ids_and_states import (
@@ -109,7 +109,7 @@ class TransactionCoordinatorActivities:
                 poll_s = min(1.5 * poll_s, _MAX_POLL_S)
 
     def _broadcast_batch(self, progress: _DrainProgress) -> int:
-        batch = self._transactions.claim(own_workflow_claim(), limit=_MAX_TRANSACTIONS_PER_BATCH)
+        batch = self._transactions.claim_decided_transactions(own_workflow_claim(), limit=_MAX_TRANSACTIONS_PER_BATCH)
         if batch:
             result = self._broadcasts.broadcast_batch(batch)
             _record_broadcast_durations(result.finished)
@@ -117,15 +117,15 @@ class TransactionCoordinatorActivities:
             progress.handed_over += self._hand_over_failed(result)
         return len(batch)
 
-    def _abort_expired(self, tc_id: int) -> tuple[int, CoordinatorWork]:
+    def _abort_expired(self, tc_id: int) -> tuple[int, CoordinatorWorkStatus]:
         """Abort expired transactions that no client has locked. Return their number and the remaining work."""
         total, expired = 0, 1
         while True:
             raise_if_stopped()
-            work = self._transactions.pending_work(tc_id)  # only reads: `expire` would lock rows
+            work = self._transactions.read_coordinator_work(tc_id)  # only reads: `expire` would lock rows
             if not expired or work.next_deadline_us is None or work.next_deadline_us > work.now_us:
                 return total, work
-            expired = self._transactions.expire(tc_id, limit=_MAX_EXPIRED_PER_STATEMENT)
+            expired = self._transactions.abort_expired_transactions(tc_id, limit=_MAX_EXPIRED_PER_STATEMENT)
             total += expired
 
     def _hand_over_failed(self, result: BroadcastResult) -> int:
@@ -137,13 +137,13 @@ class TransactionCoordinatorActivities:
             txn: Claim(workflow_id=broadcast_workflow_id(txn), run_id="", ttl_s=CLAIM_S) for txn in result.failures
         }
         if claims:
-            self._transactions.hand_over(result.failures, to=claims)
+            self._transactions.hand_over_to_own_workflows(result.failures, claim_by_transaction=claims)
         return len(claims)
 
     def _read_drain_result(self, tc_id: int, progress: _DrainProgress) -> DrainResult:
         """Read the result from the catalog. It then includes what a worker handed over before it died."""
         handed_over = self._transactions.list_handed_over(limit=_MAX_IDS_PER_RESULT)
-        work = self._transactions.pending_work(tc_id)
+        work = self._transactions.read_coordinator_work(tc_id)
         deadline_s = None if work.next_deadline_us is None else (work.next_deadline_us - work.now_us) / 1_000_000
         return DrainResult(
             finished=progress.finished,
@@ -162,13 +162,13 @@ class TransactionCoordinatorActivities:
         Raises: UnknownObject, TransactionNotDecided, ClaimHeld (terminal); StoreUnavailable, CatalogBusy (retry).
         """
         txn = TransactionId.parse(request.txn)
-        transaction = self._transactions.claim_one(txn, own_workflow_claim(CLAIM_S + request.wait_s))
+        transaction = self._transactions.claim_transaction(txn, own_workflow_claim(CLAIM_S + request.wait_s))
         if transaction.finished_us is None:
             result = self._broadcasts.broadcast_batch([transaction])
             _record_broadcast_durations(result.finished)
             if failures := result.failures.get(txn):
                 self._transactions.record_failures(txn, failures)
-            transaction = self._transactions.get(txn)
+            transaction = self._transactions.get_transaction(txn)
         return _to_broadcast_state(transaction)
 
     @define_activity(name="transactions.busy_coordinators")
@@ -179,7 +179,7 @@ class TransactionCoordinatorActivities:
         Idempotency: reads only.
         Raises: StoreUnavailable, CatalogBusy (retry).
         """
-        return self._transactions.busy_coordinators()[: request.limit]
+        return self._transactions.list_busy_coordinators()[: request.limit]
 
     @define_activity(name="transactions.forget")
     @send_heartbeats()
@@ -189,7 +189,7 @@ class TransactionCoordinatorActivities:
         Idempotency: each call takes the next page.
         Raises: StoreUnavailable, CatalogBusy (retry).
         """
-        return self._transactions.forget(older_than_s=self._retention_s, limit=request.limit)
+        return self._transactions.remove_finished_transactions(older_than_s=self._retention_s, limit=request.limit)
 
 
 def broadcast_workflow_id(txn: TransactionId) -> str:

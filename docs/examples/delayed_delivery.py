@@ -25,7 +25,7 @@ SUBSCRIPTION = "bell"
 def main(delays_s: list[float]) -> None:
     settings = load_settings({}, os.environ, Path.cwd()).settings
     with open_log_store(settings) as log:
-        topic = log.catalog.topics.get("persistent://home/main/reminders")
+        topic = log.catalog.topics.get_topic("persistent://home/main/reminders")
         now_ms = time.time_ns() // 1_000_000
         reminders = [
             NewEntry(payload=f"{delay:g} s have passed".encode(), deliver_at_ms=now_ms + round(delay * 1_000))
@@ -33,12 +33,12 @@ def main(delays_s: list[float]) -> None:
         ]
         if reminders:
             log.managed.append(topic, ProducedEntries(entries=reminders))
-        with log.delivery.consumer(topic, SUBSCRIPTION) as consumer:
+        with log.delivery.create_consumer(topic, SUBSCRIPTION) as consumer:
             while True:
                 entries = consumer.receive(max_entries=100)
                 if not entries:
                     state = log.subscriptions.get(topic.topic_id, SUBSCRIPTION).state
-                    if not log.catalog.ledgers.backlogs(topic.topic_id, [state])[0]:
+                    if not log.catalog.ledgers.count_backlogs(topic.topic_id, [state])[0]:
                         return
                     consumer.wait(timeout_s=10)  # until a message is due or arrives
                     continue

@@ -28,7 +28,7 @@ async def main() -> None:
     settings = load_settings({}, os.environ, Path.cwd()).settings
     with open_log_store(settings) as log:
         paid, *targets = (
-            log.catalog.topics.get(f"persistent://shop/main/{name}") for name in ("paid", "shipped", "invoices")
+            log.catalog.topics.get_topic(f"persistent://shop/main/{name}") for name in ("paid", "shipped", "invoices")
         )
         async with await Sexton.connect(settings) as sexton:
             transactions = sexton.transactions(log)
@@ -37,8 +37,8 @@ async def main() -> None:
                 state = log.subscriptions.read_state(paid.topic_id, SUBSCRIPTION)
                 entries = log.managed.read(paid, max_entries=2, cursor_state=state)
                 if not entries:
-                    if not log.catalog.ledgers.backlogs(paid.topic_id, [state])[0]:
-                        held = log.catalog.transactions.held_entries(paid.topic_id, SUBSCRIPTION)
+                    if not log.catalog.ledgers.count_backlogs(paid.topic_id, [state])[0]:
+                        held = log.catalog.transactions.find_held_entries(paid.topic_id, SUBSCRIPTION)
                         if not held:
                             return
                     # The rest is in a transaction of another program, which may be dead. The end of that transaction

@@ -9,7 +9,7 @@ from sqlalchemy import ColumnElement, Connection, func, insert, select
 from infra.catalog import tables as t
 from infra.catalog.engine.database import CatalogAdapter, in_write_transaction
 from infra.telemetry import current_trace_id
-from logstore.ports.catalog import Cause
+from logstore.ports.catalog import AuditCause
 from logstore.positions import TopicId
 
 _MAX_SAMPLE_LEDGERS: Final = 20
@@ -48,7 +48,7 @@ _AUDIT = insert(t.audit)
 
 class SqlAuditLog(CatalogAdapter):
     @in_write_transaction("catalog.record_act")
-    def record(self, connection: Connection, act: str, cause: Cause, *, detail: Mapping[str, object]) -> None:
+    def record_act(self, connection: Connection, act: str, cause: AuditCause, *, detail: Mapping[str, object]) -> None:
         insert_audit_row(
             connection, act, cause, at_us=self._db.now_us(connection), topic_id=None, topic=None, detail=detail
         )
@@ -57,7 +57,7 @@ class SqlAuditLog(CatalogAdapter):
 def insert_audit_row(
     connection: Connection,
     act: str,
-    cause: Cause,
+    cause: AuditCause,
     *,
     at_us: int,
     topic_id: TopicId | None,

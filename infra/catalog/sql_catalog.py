@@ -19,22 +19,22 @@ if TYPE_CHECKING:
     from infra.catalog.cursors.cursors import SqlCursors
     from infra.catalog.delayed.delayed_index import SqlDelayedIndex
     from infra.catalog.deletion.phase_one import SqlPhaseOne
-    from infra.catalog.deletion.phase_two_queue import SqlDeletions
-    from infra.catalog.deletion.queue_upkeep import SqlUpkeep
-    from infra.catalog.identity.catalog_identity import SqlIdentities
-    from infra.catalog.log.component_ledgers import SqlComponents
-    from infra.catalog.log.data_ledgers import SqlLedgers
-    from infra.catalog.log.group_commit import SqlCommits
-    from infra.catalog.log.ledger_inspection import SqlInspection
-    from infra.catalog.log.schema_versions import SqlSchemas
+    from infra.catalog.deletion.phase_two_queue import SqlPhaseTwoQueue
+    from infra.catalog.deletion.queue_upkeep import SqlPhaseTwoQueueUpkeep
+    from infra.catalog.identity.catalog_identity import SqlCatalogIdentity
+    from infra.catalog.log.component_ledgers import SqlComponentLedgerRows
+    from infra.catalog.log.data_ledgers import SqlDataLedgers
+    from infra.catalog.log.group_commit import SqlGroupCommits
+    from infra.catalog.log.ledger_inspection import SqlLedgerInspection
+    from infra.catalog.log.schema_versions import SqlSchemaVersions
     from infra.catalog.log.topics import SqlTopics
     from infra.catalog.offload.tiered_copies import SqlOffloads
     from infra.catalog.ownership.fences import SqlFences
-    from infra.catalog.reconciliation.reconciliation_runs import SqlReconciliation
-    from infra.catalog.records.catalog_adoption import SqlAdoption
-    from infra.catalog.records.outbox import SqlRecords
+    from infra.catalog.reconciliation.reconciliation_runs import SqlReconciliationRuns
+    from infra.catalog.records.catalog_adoption import SqlCatalogAdoption
+    from infra.catalog.records.outbox import SqlRecordOutbox
     from infra.catalog.records.tombstone_rows import SqlTombstones
-    from infra.catalog.transactions.buffer_snapshots import SqlTransactionSnapshots
+    from infra.catalog.transactions.buffer_snapshots import SqlTransactionBufferSnapshots
     from infra.catalog.transactions.sql_transactions import SqlTransactions
 
 
@@ -64,27 +64,35 @@ class SqlCatalog:
     """
 
     topics: "SqlTopics" = _declare_port("log.topics", "SqlTopics")
-    ledgers: "SqlLedgers" = _declare_port("log.data_ledgers", "SqlLedgers")
-    components: "SqlComponents" = _declare_port("log.component_ledgers", "SqlComponents")
+    ledgers: "SqlDataLedgers" = _declare_port("log.data_ledgers", "SqlDataLedgers")
+    components: "SqlComponentLedgerRows" = _declare_port("log.component_ledgers", "SqlComponentLedgerRows")
     cursors: "SqlCursors" = _declare_port("cursors.cursors", "SqlCursors")
-    schemas: "SqlSchemas" = _declare_port("log.schema_versions", "SqlSchemas")
-    commits: "SqlCommits" = _declare_port("log.group_commit", "SqlCommits")
-    adoption: "SqlAdoption" = _declare_port("records.catalog_adoption", "SqlAdoption", while_adopting=True)
-    identities: "SqlIdentities" = _declare_port("identity.catalog_identity", "SqlIdentities", while_adopting=True)
-    inspection: "SqlInspection" = _declare_port("log.ledger_inspection", "SqlInspection")
+    schemas: "SqlSchemaVersions" = _declare_port("log.schema_versions", "SqlSchemaVersions")
+    commits: "SqlGroupCommits" = _declare_port("log.group_commit", "SqlGroupCommits")
+    adoption: "SqlCatalogAdoption" = _declare_port(
+        "records.catalog_adoption", "SqlCatalogAdoption", while_adopting=True
+    )
+    identities: "SqlCatalogIdentity" = _declare_port(
+        "identity.catalog_identity", "SqlCatalogIdentity", while_adopting=True
+    )
+    inspection: "SqlLedgerInspection" = _declare_port("log.ledger_inspection", "SqlLedgerInspection")
     fences: "SqlFences" = _declare_port("ownership.fences", "SqlFences")
     audit_log: "SqlAuditLog" = _declare_port("audit_log", "SqlAuditLog")
-    deletions: "SqlDeletions" = _declare_port("deletion.phase_two_queue", "SqlDeletions")
+    deletions: "SqlPhaseTwoQueue" = _declare_port("deletion.phase_two_queue", "SqlPhaseTwoQueue")
     phase_one: "SqlPhaseOne" = _declare_port("deletion.phase_one", "SqlPhaseOne", "registration_timeout_s")
-    upkeep: "SqlUpkeep" = _declare_port("deletion.queue_upkeep", "SqlUpkeep", "registration_timeout_s")
+    upkeep: "SqlPhaseTwoQueueUpkeep" = _declare_port(
+        "deletion.queue_upkeep", "SqlPhaseTwoQueueUpkeep", "registration_timeout_s"
+    )
     offloads: "SqlOffloads" = _declare_port("offload.tiered_copies", "SqlOffloads")
-    reconciliation: "SqlReconciliation" = _declare_port("reconciliation.reconciliation_runs", "SqlReconciliation")
-    records: "SqlRecords" = _declare_port("records.outbox", "SqlRecords", while_adopting=True)
+    reconciliation: "SqlReconciliationRuns" = _declare_port(
+        "reconciliation.reconciliation_runs", "SqlReconciliationRuns"
+    )
+    records: "SqlRecordOutbox" = _declare_port("records.outbox", "SqlRecordOutbox", while_adopting=True)
     tombstones: "SqlTombstones" = _declare_port("records.tombstone_rows", "SqlTombstones")
     transactions: "SqlTransactions" = _declare_port("transactions.sql_transactions", "SqlTransactions")
     delayed: "SqlDelayedIndex" = _declare_port("delayed.delayed_index", "SqlDelayedIndex")
-    transaction_snapshots: "SqlTransactionSnapshots" = _declare_port(
-        "transactions.buffer_snapshots", "SqlTransactionSnapshots"
+    transaction_snapshots: "SqlTransactionBufferSnapshots" = _declare_port(
+        "transactions.buffer_snapshots", "SqlTransactionBufferSnapshots"
     )
 
     def __init__(self, database: Database, *, registration_timeout_s: float = 600) -> None:

@@ -22,7 +22,7 @@ from infra.coordination.takeover import TakeoverTimes
 from infra.coordination.zookeeper_session import SessionState, ZooKeeperSession
 from logstore.errors import NotOwner, RetryableError, ServiceFailed, SessionLost, SextonError, StoreUnavailable
 from logstore.ownership import Lease, WorkerLoad, bundle_of_topic
-from logstore.ports.bundle_owners import OtherOwner
+from logstore.ports.bundle_owners import OtherBundleOwner
 from logstore.ports.catalog import Fences
 from logstore.retrying_clock import Backoff
 from logstore.validated_names import TopicName
@@ -114,7 +114,7 @@ class BundleOwner:
         if self._thread.ident is not None:
             self._thread.join()
 
-    def lease_of(self, topic: TopicName) -> Lease:
+    def get_lease(self, topic: TopicName) -> Lease:
         bundle = bundle_of_topic(topic, bundles=self._holdings.bundles)
         is_connected = self._is_connected
         lease = self._holdings.leases.get(bundle) if is_connected else None
@@ -123,9 +123,9 @@ class BundleOwner:
             raise NotOwner(bundle, expected=f"worker {self._worker_id} to own it", found=problem)
         return lease
 
-    def lookup(self, topic: TopicName, *, patience_s: float) -> Lease | OtherOwner | None:
+    def find_owner(self, topic: TopicName, *, patience_s: float) -> Lease | OtherBundleOwner | None:
         try:
-            return self.lease_of(topic)
+            return self.get_lease(topic)
         except NotOwner:
             nodes = self._nodes
         if nodes is None:
@@ -134,7 +134,7 @@ class BundleOwner:
             raise StoreUnavailable(f"zookeeper: worker {self._worker_id} has no connection just now")
         bundle = bundle_of_topic(topic, bundles=self._holdings.bundles)
         node = nodes.find_owner_node(bundle, patience_s=patience_s)
-        return OtherOwner(worker_id=node.worker_id) if node and node.worker_id else None
+        return OtherBundleOwner(worker_id=node.worker_id) if node and node.worker_id else None
 
     def leases(self) -> list[Lease]:
         return [lease for _, lease in sorted(self._holdings.leases.items())] if self._is_connected else []

@@ -53,16 +53,16 @@ class SingleOwner:
         self._leases = {}
         self._events.on_lease_count(0)
 
-    def lookup(self, topic: TopicName, *, patience_s: float) -> Lease | None:
+    def find_owner(self, topic: TopicName, *, patience_s: float) -> Lease | None:
         del patience_s  # the catalog has its own timeout
         try:
-            lease = self.lease_of(topic)
-            self._fences.verify(lease)
+            lease = self.get_lease(topic)
+            self._fences.require_newest_lease(lease)
         except NotOwner:
             return None
         return lease
 
-    def lease_of(self, topic: TopicName) -> Lease:
+    def get_lease(self, topic: TopicName) -> Lease:
         bundle = bundle_of_topic(topic, bundles=self._bundles)
         lease = self._leases.get(bundle)
         if lease is None:

@@ -80,7 +80,7 @@ class FenceChecker:
             return []
         self._checked_at_s = now
         try:
-            fences = self._fences.fences()
+            fences = self._fences.list_fences()
         except RetryableError as error:
             _log.info("fences are looked at again later: %s", error)
             return []

@@ -97,7 +97,7 @@ _CONNECT_TIMEOUT_S = 1.0
 
 
 class S3Buckets:
-    """`Buckets` of S3 stores, with one client per endpoint and region.
+    """`BucketAtLocation` of S3 stores, with one client per endpoint and region.
 
     `home` is any bucket of the configured store. `own_stack` says that this store is the embedded server, whose port
     may change.

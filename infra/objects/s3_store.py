@@ -87,7 +87,7 @@ class S3ObjectStore:
         if not is_stored:
             raise self._taken_error(key)
 
-    def open_uploads(self, prefix: str) -> list[OpenUpload]:
+    def list_open_uploads(self, prefix: str) -> list[OpenUpload]:
         return sorted((upload for upload, _ in self._multipart.list_unfinished(prefix)), key=lambda upload: upload.key)
 
     def abort_uploads(self, key: str) -> None:

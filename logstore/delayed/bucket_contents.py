@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING
 from pyroaring import BitMap
 
 from logstore.delayed.delayed_rows import DelayedRows
-from logstore.delayed.index_buckets import BucketLimits
+from logstore.delayed.index_buckets import SealAndMergeLimits
 from logstore.positions import LedgerId, Position
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 
-def merge_sorted(
+def merge_sorted_sources(
     sources: Sequence[Iterator[DelayedRows]],
     *,
     from_ms: int | None = None,
@@ -33,7 +33,7 @@ def merge_sorted(
     the first window is yielded.
     """
     heads = [_SourceHead(source) for source in sources]
-    while heads := [head for head in heads if head.fill()]:
+    while heads := [head for head in heads if head.load_next_if_empty()]:
         window = _take_window(heads)
         skipped_rows = 0 if from_ms is None else window.count_due(from_ms - 1)
         if skipped_rows:
@@ -46,7 +46,7 @@ class _SourceHead:
     def __init__(self, source: Iterator[DelayedRows]) -> None:
         self._source, self.rows = source, DelayedRows.empty()
 
-    def fill(self) -> bool:
+    def load_next_if_empty(self) -> bool:
         while not len(self.rows):
             following = next(self._source, None)
             if following is None:
@@ -58,7 +58,7 @@ class _SourceHead:
     def last_ms(self) -> int:
         return int(self.rows.deliver_at_ms[-1])
 
-    def take(self, count: int) -> DelayedRows:
+    def take_rows(self, count: int) -> DelayedRows:
         taken, self.rows = self.rows.slice(0, count), self.rows.slice(count)
         return taken
 
@@ -72,17 +72,18 @@ def _take_window(heads: Sequence[_SourceHead]) -> DelayedRows:
     cut_ms = min(head.last_ms for head in heads)
     first = next(number for number, head in enumerate(heads) if head.last_ms == cut_ms)
     parts = [
-        head.take(head.rows.count_due(cut_ms if number <= first else cut_ms - 1)) for number, head in enumerate(heads)
+        head.take_rows(head.rows.count_due(cut_ms if number <= first else cut_ms - 1))
+        for number, head in enumerate(heads)
     ]
-    return merge_ranges([part for part in parts if len(part)])
+    return merge_row_ranges([part for part in parts if len(part)])
 
 
-def merge_ranges(parts: Sequence[DelayedRows]) -> DelayedRows:
+def merge_row_ranges(parts: Sequence[DelayedRows]) -> DelayedRows:
     """Return the sorted rows of parts that ascend by range. The stable sort keeps the order of positions."""
     if len(parts) == 1:
         return parts[0]
     rows = DelayedRows.concatenate(parts)
-    return rows.take(rows.deliver_at_ms.argsort(kind="stable"))
+    return rows.select_rows(rows.deliver_at_ms.argsort(kind="stable"))
 
 
 def select_delayed_rows(
@@ -104,10 +105,10 @@ def select_delayed_rows(
     entry_ids = offsets.astype(np.int64) + (first_entry + low)
     ledger_ids = np.full(len(offsets), ledger_id, np.int64)
     rows = DelayedRows.from_columns(times[offsets].astype(np.int64), ledger_ids, entry_ids)
-    return rows.without({ledger_id: hidden}) if hidden else rows
+    return rows.drop_entries({ledger_id: hidden}) if hidden else rows
 
 
-def should_seal(limits: BucketLimits, *, entries: int, ledgers: int, idle_s: float | None) -> bool:
+def should_seal(limits: SealAndMergeLimits, *, entries: int, ledgers: int, idle_s: float | None) -> bool:
     """Return whether the unsealed part of a log is to be sealed.
 
     `entries` counts entries with a delivery time. `ledgers` counts ledgers with unsealed entries of any kind. `idle_s`
@@ -119,7 +120,7 @@ def should_seal(limits: BucketLimits, *, entries: int, ledgers: int, idle_s: flo
 
 
 @dataclass
-class BucketDraft:
+class IndexBucketDraft:
     """Bucket that is being filled. Segments of the log are added in order until the bucket is full."""
 
     first: Position  # first entry of the covered range
@@ -128,7 +129,7 @@ class BucketDraft:
     messages: int = 0
     ledgers: set[LedgerId] = field(default_factory=set)
 
-    def add(self, rows: DelayedRows, *, last: Position) -> None:
+    def add_segment(self, rows: DelayedRows, *, last: Position) -> None:
         """Extend the covered range to `last`, and add the delayed messages of the new part."""
         self.last = last
         self.ledgers.add(last.ledger_id)
@@ -136,9 +137,9 @@ class BucketDraft:
             self.parts.append(rows)
             self.messages += len(rows)
 
-    def is_full(self, limits: BucketLimits) -> bool:
+    def is_full(self, limits: SealAndMergeLimits) -> bool:
         """Return whether the bucket is at a limit. A bucket without messages is never full."""
         return self.messages >= limits.messages or (bool(self.messages) and len(self.ledgers) >= limits.ledgers)
 
-    def rows(self) -> DelayedRows:
-        return merge_ranges(self.parts)
+    def merge_rows(self) -> DelayedRows:
+        return merge_row_ranges(self.parts)

@@ -35,7 +35,7 @@ _ARRAY_OVERHEAD_BYTES: Final = 112
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Column:
+class _CompressedColumn:
     length: int
     base: int
     width: int  # bytes of each number in `packed`
@@ -45,7 +45,7 @@ class _Column:
     block_starts: "Int64Array"  # value of each block's first row; empty unless `packed` has differences
 
     @staticmethod
-    def encode(values: "Int64Array") -> "_Column":
+    def encode(values: "Int64Array") -> "_CompressedColumn":
         import numpy as np  # noqa: PLC0415 - start-up time
 
         steps = np.diff(values, prepend=values[:1])
@@ -53,12 +53,16 @@ class _Column:
         _, base, width, numbers = min(forms, key=lambda form: form[0])
         block_starts = values[::_ROWS_PER_BLOCK].copy() if numbers is steps else values[:0]
         if width == 8:
-            return _Column(len(values), 0, 8, numbers.copy(), np.empty(0, np.uint32), values[:0], block_starts)
+            return _CompressedColumn(
+                len(values), 0, 8, numbers.copy(), np.empty(0, np.uint32), values[:0], block_starts
+            )
         distances = numbers - base
         patched = np.flatnonzero((distances < 0) | (distances >= 1 << (8 * width)))
         distances[patched] = 0
         packed = distances.astype(f"u{width}") if width else np.empty(0, np.uint8)
-        return _Column(len(values), base, width, packed, patched.astype(np.uint32), numbers[patched], block_starts)
+        return _CompressedColumn(
+            len(values), base, width, packed, patched.astype(np.uint32), numbers[patched], block_starts
+        )
 
     def decode(self, start: int, stop: int) -> "Int64Array":
         if not len(self.block_starts):
@@ -87,21 +91,21 @@ class _Column:
         return sum(array.nbytes + (_ARRAY_OVERHEAD_BYTES if len(array) else 0) for array in arrays)
 
 
-class CompactSegment:
+class CompressedRows:
     """Immutable compressed rows of a segment."""
 
-    def __init__(self, length: int, columns: tuple[_Column, _Column, _Column]) -> None:
+    def __init__(self, length: int, columns: tuple[_CompressedColumn, _CompressedColumn, _CompressedColumn]) -> None:
         self._length, self._columns = length, columns
 
     @staticmethod
-    def from_rows(rows: DelayedRows) -> "CompactSegment":
-        times, ledger_ids, entry_ids = (_Column.encode(column) for column in rows.columns())
-        return CompactSegment(len(rows), (times, ledger_ids, entry_ids))
+    def from_rows(rows: DelayedRows) -> "CompressedRows":
+        times, ledger_ids, entry_ids = (_CompressedColumn.encode(column) for column in rows.columns())
+        return CompressedRows(len(rows), (times, ledger_ids, entry_ids))
 
     def __len__(self) -> int:
         return self._length
 
-    def rows(self, start: int = 0, stop: int | None = None) -> DelayedRows:
+    def decode_rows(self, start: int = 0, stop: int | None = None) -> DelayedRows:
         end = min(len(self) if stop is None else stop, len(self))
         return DelayedRows(*(column.decode(min(start, end), end) for column in self._columns))
 

@@ -77,7 +77,7 @@ class DelayedRows:
     def from_columns(deliver_at_ms: "Int64Array", ledger_id: "Int64Array", entry_id: "Int64Array") -> "DelayedRows":
         """Return the sorted rows of three columns. Rows in log order are sorted fastest."""
         unsorted = DelayedRows(deliver_at_ms, ledger_id, entry_id)
-        return unsorted.take(unsorted.sort_order())
+        return unsorted.select_rows(unsorted.sorted_row_numbers())
 
     @staticmethod
     def concatenate(parts: Sequence["DelayedRows"]) -> "DelayedRows":
@@ -94,7 +94,7 @@ class DelayedRows:
     @staticmethod
     def merge(parts: Sequence["DelayedRows"]) -> "DelayedRows":
         rows = DelayedRows.concatenate(parts)
-        return rows if len(parts) == 1 else rows.take(rows.sort_order())
+        return rows if len(parts) == 1 else rows.select_rows(rows.sorted_row_numbers())
 
     @staticmethod
     def from_table(table: "pa.Table", *, name: str) -> "DelayedRows":
@@ -119,7 +119,7 @@ class DelayedRows:
         """Return the rows from `start` to `stop`, exclusive. The result shares memory with these rows."""
         return DelayedRows(*(column[start:stop] for column in self.columns()))
 
-    def sort_order(self) -> "npt.NDArray[np.intp]":
+    def sorted_row_numbers(self) -> "npt.NDArray[np.intp]":
         """Return the row numbers in sort order. The rows need not be sorted."""
         import numpy as np  # noqa: PLC0415 - start-up time
 
@@ -127,7 +127,7 @@ class DelayedRows:
             return self.deliver_at_ms.argsort(kind="stable")
         return np.lexsort((self.entry_id, self.ledger_id, self.deliver_at_ms))
 
-    def take(self, row_numbers: "npt.NDArray[np.intp]") -> "DelayedRows":
+    def select_rows(self, row_numbers: "npt.NDArray[np.intp]") -> "DelayedRows":
         return DelayedRows(*(column[row_numbers] for column in self.columns()))
 
     def count_due(self, now_ms: int) -> int:
@@ -141,7 +141,7 @@ class DelayedRows:
         pairs = zip(self.ledger_id.tolist(), self.entry_id.tolist(), strict=True)
         return [Position(LedgerId(ledger_id), entry_id) for ledger_id, entry_id in pairs]
 
-    def bitmaps(self) -> dict[LedgerId, BitMap]:
+    def to_bitmaps(self) -> dict[LedgerId, BitMap]:
         """Return the entries by ledger, ascending. Raise `OverflowError` if an entry id does not fit into 32 bits."""
         import numpy as np  # noqa: PLC0415 - start-up time
 
@@ -161,14 +161,14 @@ class DelayedRows:
             bitmap_by_ledger[ledger_id] = _to_bitmap(entry_ids.astype(np.uint32))
         return bitmap_by_ledger
 
-    def without(self, bitmaps: Mapping[LedgerId, BitMap]) -> "DelayedRows":
+    def drop_entries(self, entries: Mapping[LedgerId, BitMap]) -> "DelayedRows":
         import numpy as np  # noqa: PLC0415 - start-up time
 
-        if not bitmaps or not len(self):
+        if not entries or not len(self):
             return self
         keep = np.ones(len(self), dtype=bool)
         ledger_ids, ledger_numbers = self._number_ledgers()
-        excluded = [(number, bits) for number, ledger_id in enumerate(ledger_ids) if (bits := bitmaps.get(ledger_id))]
+        excluded = [(number, bits) for number, ledger_id in enumerate(ledger_ids) if (bits := entries.get(ledger_id))]
         rows_by_ledger = _find_rows([number for number, _ in excluded], ledger_numbers)
         for (_, bits), rows in zip(excluded, rows_by_ledger, strict=True):
             keep[rows] = ~_contains(bits, self.entry_id[rows])

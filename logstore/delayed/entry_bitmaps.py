@@ -40,19 +40,19 @@ def remove_entries(target: dict[LedgerId, BitMap], entries: Bitmaps) -> None:
             del target[ledger_id]
 
 
-def intersect(first: Bitmaps, second: Bitmaps) -> dict[LedgerId, BitMap]:
+def intersect_entries(first: Bitmaps, second: Bitmaps) -> dict[LedgerId, BitMap]:
     """Return the entries that are in both sets, as new bitmaps."""
     common = {ledger_id: bits & second[ledger_id] for ledger_id, bits in first.items() if ledger_id in second}
     return {ledger_id: bits for ledger_id, bits in common.items() if bits}
 
 
-def subtract(entries: Bitmaps, removed: Bitmaps) -> dict[LedgerId, BitMap]:
+def subtract_entries(entries: Bitmaps, removed: Bitmaps) -> dict[LedgerId, BitMap]:
     """Return the entries that are not in `removed`, as new bitmaps."""
     remaining = {ledger_id: bits - removed.get(ledger_id, BitMap()) for ledger_id, bits in entries.items()}
     return {ledger_id: bits for ledger_id, bits in remaining.items() if bits}
 
 
-def select_changed(before: Bitmaps, after: Bitmaps) -> Bitmaps:
+def select_changed_bitmaps(before: Bitmaps, after: Bitmaps) -> Bitmaps:
     """Return the bitmaps of `before` that differ in `after`. The bitmaps are not copied."""
     return {ledger_id: bits for ledger_id, bits in before.items() if after.get(ledger_id) != bits}
 
@@ -73,7 +73,7 @@ def first_position(bitmaps: Bitmaps) -> Position | None:
     return min((Position(ledger_id, bits.min()) for ledger_id, bits in bitmaps.items() if bits), default=None)
 
 
-def memory_bytes(bitmaps: Bitmaps) -> int:
+def bitmaps_memory_bytes(bitmaps: Bitmaps) -> int:
     """Return the approximate size in memory, in bytes."""
     statistics = [bits.get_statistics() for bits in bitmaps.values()]
     return sum(_BITMAP_OVERHEAD_BYTES + sum(int(facts[size]) for size in _CONTAINER_SIZES) for facts in statistics)

@@ -2,7 +2,7 @@
 
 A bucket covers a range of the log, and no two buckets cover the same entry. The snapshot of a bucket is a ledger of
 component `DELAYED_INDEX`. The id of this ledger is also the bucket's id. The snapshot has the messages of the range
-that were not due when it was written. Messages after `BucketList.sealed_to` are only in the log.
+that were not due when it was written. Messages after `IndexBucketList.sealed_to` are only in the log.
 
 Source: PIP-195 (bucket-based delayed message index).
 """
@@ -16,7 +16,7 @@ from logstore.positions import EARLIEST, LedgerId, Position
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Bucket:
+class IndexBucket:
     """Immutable index bucket. Times are milliseconds since 1970, UTC."""
 
     bucket_id: LedgerId  # the ledger of its snapshot
@@ -29,7 +29,7 @@ class Bucket:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BucketSummary:
+class IndexBucketSummary:
     """Range and number of messages of one index bucket."""
 
     bucket_id: int
@@ -39,12 +39,12 @@ class BucketSummary:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BucketList:
+class IndexBucketList:
     """A topic's index buckets at one moment, ascending by range."""
 
     version: int = 0  # list version; every change raises it
     sealed_to: Position = EARLIEST  # last entry that was searched for delayed messages, inclusive
-    buckets: tuple[Bucket, ...] = ()
+    buckets: tuple[IndexBucket, ...] = ()
 
     @property
     def messages(self) -> int:
@@ -59,8 +59,12 @@ class BucketList:
         return self.version > expected and is_sealed and listed.issuperset(added) and listed.isdisjoint(removed)
 
     def next_version(
-        self, *, removed: Collection[LedgerId] = (), added: Collection[Bucket] = (), sealed_to: Position | None = None
-    ) -> "BucketList":
+        self,
+        *,
+        removed: Collection[LedgerId] = (),
+        added: Collection[IndexBucket] = (),
+        sealed_to: Position | None = None,
+    ) -> "IndexBucketList":
         """Return the list after a change. Without `sealed_to` the sealed range stays.
 
         Raise `InvalidInput` if two buckets overlap, a bucket is empty, or a bucket ends after `sealed_to`.
@@ -76,11 +80,11 @@ class BucketList:
         end = self.sealed_to if sealed_to is None else sealed_to
         if buckets and buckets[-1].last > end:
             raise InvalidInput("sealed_to", expected=f"{buckets[-1].last} or more", found=end)
-        return BucketList(version=self.version + 1, sealed_to=end, buckets=buckets)
+        return IndexBucketList(version=self.version + 1, sealed_to=end, buckets=buckets)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BucketLimits:
+class SealAndMergeLimits:
     """Limits at which a log is sealed and buckets are merged. Raise `InvalidInput` for a limit below 1."""
 
     messages: int = 50_000  # unsealed messages that trigger a seal
@@ -94,7 +98,9 @@ class BucketLimits:
                 raise InvalidInput(f"delayed_{name}", expected="1 or more", found=getattr(self, name))
 
 
-def pair_to_merge(buckets: Sequence[Bucket], *, damaged: Collection[LedgerId] = ()) -> tuple[Bucket, Bucket] | None:
+def find_pair_to_merge(
+    buckets: Sequence[IndexBucket], *, damaged: Collection[LedgerId] = ()
+) -> tuple[IndexBucket, IndexBucket] | None:
     """Return the two undamaged neighbours with the fewest messages, or `None`. `buckets` ascend by range."""
     pairs = (pair for pair in pairwise(buckets) if not {bucket.bucket_id for bucket in pair}.intersection(damaged))
     return min(pairs, key=lambda pair: pair[0].messages + pair[1].messages, default=None)

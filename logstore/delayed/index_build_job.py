@@ -18,11 +18,10 @@ _MAX_MESSAGES_PER_BUCKET: Final = 5_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BuildIndexes:
+class BuildDelayedIndexJob:
     """Job that builds the index buckets of topics from their whole logs.
 
-    Its summary counts `topics`, `buckets`, `messages`, `empty`, `gone`, `unreadable` and `parts`. `IndexFiles` reads
-    its output.
+    Its summary counts `topics`, `buckets`, `messages`, `empty`, `gone`, `unreadable` and `parts`.
     """
 
     run_id: str
@@ -37,7 +36,7 @@ class BuildIndexes:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LogRange:
+class PlannedBucketRange:
     """Range of a topic's log that one bucket will cover."""
 
     first: Position
@@ -45,9 +44,9 @@ class LogRange:
     entries: int  # approximate number of entries with a delivery time
 
 
-def cut_log(
+def split_log_into_bucket_ranges(
     segments: Iterable[tuple[Position, Position, int]], *, total: int, messages: int, buckets: int
-) -> list[LogRange]:
+) -> list[PlannedBucketRange]:
     """Cut a log at segment ends into ranges with similar numbers of delayed entries.
 
     `segments` has the first entry, the last entry and the number of delayed entries of each segment, in log order.
@@ -55,21 +54,21 @@ def cut_log(
     most `buckets` ranges, unless a range would have more entries than a task can sort.
     """
     min_entries = min(max(messages, math.ceil(total / buckets)), _MAX_MESSAGES_PER_BUCKET)
-    ranges: list[LogRange] = []
+    ranges: list[PlannedBucketRange] = []
     begin = end = None
     entries = 0
     for first, last, delayed in segments:
         begin, end, entries = begin or first, last, entries + delayed
         if entries >= min_entries:
-            ranges.append(LogRange(first=begin, last=end, entries=entries))
+            ranges.append(PlannedBucketRange(first=begin, last=end, entries=entries))
             begin, entries = None, 0
     if begin and end and entries:
-        ranges.append(LogRange(first=begin, last=end, entries=entries))
+        ranges.append(PlannedBucketRange(first=begin, last=end, entries=entries))
     return ranges
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BuiltIndex:
+class BuiltTopicIndex:
     """Built index buckets of one topic that are not published yet."""
 
     topic_id: TopicId
@@ -79,7 +78,7 @@ class BuiltIndex:
     files: tuple[str, ...]  # snapshots, in the order of their ranges
 
 
-class IndexFiles:
+class BuiltIndexFiles:
     """Files of a job: snapshots of buckets, and lists of built indexes in parts."""
 
     def __init__(self, folder: Path) -> None:
@@ -88,7 +87,7 @@ class IndexFiles:
     def snapshot_path(self, name: str) -> Path:
         return self._folder / name
 
-    def write_part(self, part: int, built_indexes: Sequence[BuiltIndex]) -> None:
+    def write_part(self, part: int, built_indexes: Sequence[BuiltTopicIndex]) -> None:
         """Write one list of built indexes atomically."""
         documents = [
             {
@@ -103,7 +102,7 @@ class IndexFiles:
         with replace_atomically(self._part_path(part)) as new:
             new.write_text(json.dumps(documents), encoding="utf-8")
 
-    def read_part(self, part: int) -> list[BuiltIndex]:
+    def read_part(self, part: int) -> list[BuiltTopicIndex]:
         """Read one list of built indexes. Raise `CorruptData` if the file is missing or damaged."""
         path = self._part_path(part)
         try:
@@ -115,8 +114,8 @@ class IndexFiles:
         return self._folder / f"topics-{part:05d}.json"
 
 
-def _parse_built_index(document: Any) -> BuiltIndex:  # noqa: ANN401 - of JSON
-    return BuiltIndex(
+def _parse_built_index(document: Any) -> BuiltTopicIndex:  # noqa: ANN401 - of JSON
+    return BuiltTopicIndex(
         topic_id=TopicId(int(document["topic_id"])),
         expected_version=int(document["expected"]),
         removed=tuple(LedgerId(int(ledger_id)) for ledger_id in document["gone"]),

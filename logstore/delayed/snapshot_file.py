@@ -15,7 +15,12 @@ from pyroaring import BitMap
 
 from logstore.delayed.delayed_rows import COLUMNS, DelayedRows
 from logstore.delayed.entry_bitmaps import Bitmaps, add_entries
-from logstore.delayed.snapshot_footer import SnapshotFooter, SnapshotSegment, compress_bitmaps, to_metadata
+from logstore.delayed.snapshot_footer import (
+    IndexSnapshotFooter,
+    IndexSnapshotSegment,
+    compress_bitmaps,
+    footer_to_metadata,
+)
 from logstore.errors import CorruptData, InvalidInput
 from logstore.log.chunk_digests import digest_chunk
 from logstore.log.segment_format import parquet_errors
@@ -60,7 +65,7 @@ class _SegmentSink:
         return digest
 
 
-class SnapshotWriter:
+class IndexSnapshotWriter:
     """Writer of one snapshot. It has the rows of some segments in memory, and bitmaps of all entries.
 
     `target` is a path, or an open binary file that stays open. `first` and `last` are the first and the last entry of
@@ -86,7 +91,7 @@ class SnapshotWriter:
         self._pending_parts: list[DelayedRows] = []
         self._pending_rows = 0
         self._last_ms: int | None = None
-        self._segments: list[SnapshotSegment] = []
+        self._segments: list[IndexSnapshotSegment] = []
         self._digests: list[str] = []
         self._known_entries = entries
         self._collected_entries: dict[LedgerId, BitMap] = {}
@@ -105,7 +110,7 @@ class SnapshotWriter:
         )
         self._sink.end_segment()  # Parquet's magic number belongs to no segment
 
-    def add(self, rows: DelayedRows) -> None:
+    def add_rows(self, rows: DelayedRows) -> None:
         """Append rows. Raise `InvalidInput` if they begin before the time at which the previous rows ended."""
         if not len(rows):
             return
@@ -118,7 +123,7 @@ class SnapshotWriter:
         if self._pending_rows >= self._max_rows:
             self._write_segments(is_last=False)
 
-    def close(self) -> SnapshotFooter:
+    def close(self) -> IndexSnapshotFooter:
         """Write the remaining rows and the footer, and close the file.
 
         Raise `InvalidInput` if there are no rows, or if a position is outside the bucket's range or occurs twice.
@@ -126,7 +131,7 @@ class SnapshotWriter:
         self._write_segments(is_last=True)
         self._collect_entries()
         entries = self._collected_entries if self._known_entries is None else self._known_entries
-        footer = SnapshotFooter(
+        footer = IndexSnapshotFooter(
             topic_id=self._topic_id,
             first=self._first,
             last=self._last,
@@ -142,11 +147,11 @@ class SnapshotWriter:
             raise InvalidInput(
                 "rows", expected="positions of the bucket's range, none twice", found=str(error)
             ) from error
-        self._file.add_key_value_metadata(to_metadata(footer))
-        self.abandon()
+        self._file.add_key_value_metadata(footer_to_metadata(footer))
+        self.close_without_footer()
         return footer
 
-    def abandon(self) -> None:
+    def close_without_footer(self) -> None:
         """Close the file. It is a valid snapshot only after `close`."""
         self._file.close()
         if self._own_file is not None:
@@ -170,7 +175,7 @@ class SnapshotWriter:
         table = rows.to_table()
         self._file.write_table(table, row_group_size=len(rows))
         self._digests.append(self._sink.end_segment())
-        self._segments.append(SnapshotSegment(len(rows), int(rows.deliver_at_ms[0]), int(rows.deliver_at_ms[-1])))
+        self._segments.append(IndexSnapshotSegment(len(rows), int(rows.deliver_at_ms[0]), int(rows.deliver_at_ms[-1])))
         if self._known_entries is not None:
             return
         self._uncollected_parts.append(rows)
@@ -178,12 +183,12 @@ class SnapshotWriter:
             self._collect_entries()
 
     def _collect_entries(self) -> None:
-        add_entries(self._collected_entries, DelayedRows.concatenate(self._uncollected_parts).bitmaps())
+        add_entries(self._collected_entries, DelayedRows.concatenate(self._uncollected_parts).to_bitmaps())
         self._uncollected_parts = []
 
 
 def read_segment(
-    source: BinaryIO, number: int, *, footer: SnapshotFooter, metadata: "pq.FileMetaData", name: str
+    source: BinaryIO, number: int, *, footer: IndexSnapshotFooter, metadata: "pq.FileMetaData", name: str
 ) -> DelayedRows:
     """Return the rows of one segment, counted from 0. Only the segment's byte range of `source` is read.
 
@@ -192,7 +197,9 @@ def read_segment(
     """
     rows = DelayedRows.from_table(_read_row_group(source, number, metadata, name), name=f"{name}, segment {number}")
     expected = footer.segments[number]
-    found = SnapshotSegment(len(rows), int(rows.deliver_at_ms[0]), int(rows.deliver_at_ms[-1])) if len(rows) else None
+    found = (
+        IndexSnapshotSegment(len(rows), int(rows.deliver_at_ms[0]), int(rows.deliver_at_ms[-1])) if len(rows) else None
+    )
     if found != expected:
         raise CorruptData(f"{name}, segment {number}: expected {expected}, found {found}")
     return rows

@@ -29,7 +29,7 @@ _BITMAPS_KEY: Final = b"sexton.delayed.bitmaps"
 
 
 @dataclass(frozen=True, slots=True)
-class SnapshotSegment:
+class IndexSnapshotSegment:
     """Summary of one segment. Times are milliseconds since 1970, UTC."""
 
     messages: int  # 1 or more
@@ -38,13 +38,13 @@ class SnapshotSegment:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SnapshotFooter:
+class IndexSnapshotFooter:
     """Content of a snapshot's footer: all entries of the bucket, and the times of each segment."""
 
     topic_id: TopicId
     first: Position  # first entry of the range that the bucket covers
     last: Position  # last entry of that range, inclusive
-    segments: tuple[SnapshotSegment, ...]  # ascending by time; 1 or more
+    segments: tuple[IndexSnapshotSegment, ...]  # ascending by time; 1 or more
     compressed_bitmaps: bytes
     digests: tuple[str, ...]  # digest of each segment's bytes
     name: str = "delayed snapshot"  # name of the object in errors
@@ -82,7 +82,7 @@ class SnapshotFooter:
         return entries
 
 
-def parse_footer(metadata: "pq.FileMetaData", name: str) -> SnapshotFooter:
+def parse_snapshot_footer(metadata: "pq.FileMetaData", name: str) -> IndexSnapshotFooter:
     """Return the content of a snapshot's footer. The digest of the Parquet metadata must have been compared.
 
     Raise `CorruptData` if the file is no snapshot, has an unknown format, or contradicts itself.
@@ -93,11 +93,11 @@ def parse_footer(metadata: "pq.FileMetaData", name: str) -> SnapshotFooter:
         version = summary["version"]
         if version != _FORMAT_VERSION:
             raise CorruptData(f"{name}: expected version {_FORMAT_VERSION} of a delayed snapshot, found {version}")
-        footer = SnapshotFooter(
+        footer = IndexSnapshotFooter(
             topic_id=TopicId(int(summary["topic_id"])),
             first=_parse_position(summary["first"]),
             last=_parse_position(summary["last"]),
-            segments=tuple(SnapshotSegment(*(int(value) for value in segment)) for segment in summary["segments"]),
+            segments=tuple(IndexSnapshotSegment(*(int(value) for value in segment)) for segment in summary["segments"]),
             compressed_bitmaps=pairs[_BITMAPS_KEY],
             digests=tuple(str(digest) for digest in summary["digests"]),
             name=name,
@@ -116,15 +116,15 @@ def parse_footer(metadata: "pq.FileMetaData", name: str) -> SnapshotFooter:
     return footer
 
 
-def check_segment_digest(footer: SnapshotFooter, number: int, content: bytes) -> None:
+def check_segment_digest(footer: IndexSnapshotFooter, number: int, content: bytes) -> None:
     """Raise `CorruptData` if the digest of a segment's bytes differs from the digest in the footer."""
     if digest_chunk(content) != footer.digests[number]:
         expected, found = footer.digests[number], digest_chunk(content)
         raise CorruptData(f"{footer.name}, segment {number}: expected digest {expected}, found {found}")
 
 
-def to_metadata(footer: SnapshotFooter) -> dict[bytes, bytes]:
-    """Return the key-value metadata of a file, for `parse_footer`."""
+def footer_to_metadata(footer: IndexSnapshotFooter) -> dict[bytes, bytes]:
+    """Return the key-value metadata of a file, for `parse_snapshot_footer`."""
     summary = {
         "version": _FORMAT_VERSION,
         "topic_id": int(footer.topic_id),

@@ -30,30 +30,32 @@ from pyroaring import BitMap
 from logstore.delayed import entry_bitmaps
 from logstore.delayed.delayed_rows import DelayedRows
 from logstore.delayed.entry_bitmaps import Bitmaps
-from logstore.delayed.index_buckets import Bucket, BucketList
+from logstore.delayed.index_buckets import IndexBucket, IndexBucketList
 from logstore.delayed.tracker_sources import (
-    AddedMessages,
-    BucketSource,
-    RowSource,
-    SnapshotGone,
-    SnapshotReader,
-    draw_due,
+    DelayedRowSource,
+    IndexBucketSource,
+    IndexSnapshotGone,
+    IndexSnapshotReader,
+    MessagesAddedFromLog,
+    take_due_rows,
 )
 from logstore.errors import CorruptData
 from logstore.positions import LedgerId, Position
 
-__all__ = ["SnapshotGone", "SnapshotReader", "Tracker", "open_buckets"]
+__all__ = ["IndexSnapshotGone", "IndexSnapshotReader", "Tracker", "open_index_buckets"]
 
 _MAX_CONCURRENT_FOOTERS: Final = 8
 
 
-def open_buckets(buckets: Sequence[Bucket], snapshots: SnapshotReader) -> dict[LedgerId, BucketSource | None]:
+def open_index_buckets(
+    buckets: Sequence[IndexBucket], snapshots: IndexSnapshotReader
+) -> dict[LedgerId, IndexBucketSource | None]:
     """Read the footers of buckets concurrently. `None` marks a bucket that cannot be read."""
 
-    def open_bucket(bucket: Bucket) -> BucketSource | None:
+    def open_bucket(bucket: IndexBucket) -> IndexBucketSource | None:
         try:
-            return BucketSource(bucket, snapshots)
-        except (SnapshotGone, CorruptData):
+            return IndexBucketSource(bucket, snapshots)
+        except (IndexSnapshotGone, CorruptData):
             return None
 
     with ThreadPoolExecutor(_MAX_CONCURRENT_FOOTERS) as threads:
@@ -63,24 +65,24 @@ def open_buckets(buckets: Sequence[Bucket], snapshots: SnapshotReader) -> dict[L
 class Tracker:
     """Delayed messages of one topic. It is empty before the first `load`. It is not thread-safe."""
 
-    def __init__(self, snapshots: SnapshotReader) -> None:
+    def __init__(self, snapshots: IndexSnapshotReader) -> None:
         self._segments = snapshots
-        self._bucket_list = BucketList()
-        self._source_by_bucket: dict[LedgerId, BucketSource] = {}
-        self._added = AddedMessages()
+        self._bucket_list = IndexBucketList()
+        self._source_by_bucket: dict[LedgerId, IndexBucketSource] = {}
+        self._added = MessagesAddedFromLog()
         self._tracked: dict[LedgerId, BitMap] = {}
         self._added_bits: dict[LedgerId, BitMap] = {}  # tracked entries that are in no bucket
         self._taken: dict[LedgerId, BitMap] = {}  # taken entries that are, or may later be, in a bucket
         self._now_ms: int | None = None
-        self._lost: dict[LedgerId, Bucket] = {}
+        self._lost: dict[LedgerId, IndexBucket] = {}
         self._rewinds: list[Position] = []
 
     @property
-    def bucket_list(self) -> BucketList:
+    def bucket_list(self) -> IndexBucketList:
         return self._bucket_list
 
     @property
-    def lost_buckets(self) -> tuple[Bucket, ...]:
+    def lost_buckets(self) -> tuple[IndexBucket, ...]:
         """Buckets that could not be read since the last `load`.
 
         Check this after `load`, `load_segment` and `take_due`. If there are any, read the list again, and load it if it
@@ -97,16 +99,16 @@ class Tracker:
         sources = self._source_by_bucket.values()
         rows_bytes = self._added.memory_bytes + sum(source.memory_bytes for source in sources)
         entry_sets = (self._tracked, self._added_bits, self._taken, *(source.bitmaps for source in sources))
-        return rows_bytes + sum(entry_bitmaps.memory_bytes(entries) for entries in entry_sets)
+        return rows_bytes + sum(entry_bitmaps.bitmaps_memory_bytes(entries) for entries in entry_sets)
 
-    def tracked(self) -> Mapping[LedgerId, BitMap]:
+    def tracked_entries(self) -> Mapping[LedgerId, BitMap]:
         """Return a live view of the tracked entries, by ledger. Copy it to keep it."""
         return MappingProxyType(self._tracked)
 
     def contains(self, position: Position) -> bool:
         return position.entry_id in self._tracked.get(position.ledger_id, ())
 
-    def add(self, position: Position, deliver_at_ms: int) -> bool:
+    def track_message(self, position: Position, deliver_at_ms: int) -> bool:
         """Track a message of the log. Return whether it is tracked now, so that its reader leaves it out.
 
         Adding a message again changes nothing. `False` means that the message is due by the clock of the last
@@ -120,7 +122,7 @@ class Tracker:
         entry_bitmaps.add_entries(self._tracked, entry)
         entry_bitmaps.add_entries(self._added_bits, entry)
         entry_bitmaps.remove_entries(self._taken, entry)
-        self._added.add((deliver_at_ms, position.ledger_id, position.entry_id))
+        self._added.add_row((deliver_at_ms, position.ledger_id, position.entry_id))
         return True
 
     def next_ms(self) -> int | None:
@@ -128,11 +130,13 @@ class Tracker:
         times = [self._added.next_ms, *(source.next_ms for source in self._source_by_bucket.values())]
         return min((time for time in times if time is not None), default=None)
 
-    def unopened_buckets(self, listed: BucketList) -> list[Bucket]:
+    def find_unopened_buckets(self, listed: IndexBucketList) -> list[IndexBucket]:
         """Return the buckets of a list whose footers `load` needs: new buckets and lost buckets."""
         return [bucket for bucket in listed.buckets if bucket.bucket_id not in self._source_by_bucket]
 
-    def load(self, listed: BucketList, opened: Mapping[LedgerId, BucketSource | None] | None = None) -> list[Position]:
+    def load_bucket_list(
+        self, bucket_list: IndexBucketList, opened_sources: Mapping[LedgerId, IndexBucketSource | None] | None = None
+    ) -> list[Position]:
         """Track the messages of exactly the listed buckets. Return positions from which readers must read again.
 
         Messages at these positions are no longer tracked. Messages that were taken before are not tracked again. A
@@ -142,9 +146,13 @@ class Tracker:
         Raises:
             StoreUnavailable: Storage did not answer. Nothing has changed.
         """
-        sources, lost = dict[LedgerId, BucketSource](), dict[LedgerId, Bucket]()
-        new_sources = open_buckets(self.unopened_buckets(listed), self._segments) if opened is None else opened
-        for bucket in listed.buckets:
+        sources, lost = dict[LedgerId, IndexBucketSource](), dict[LedgerId, IndexBucket]()
+        new_sources = (
+            open_index_buckets(self.find_unopened_buckets(bucket_list), self._segments)
+            if opened_sources is None
+            else opened_sources
+        )
+        for bucket in bucket_list.buckets:
             # A bucket that was open when the footers were read may have been lost since.
             source = self._source_by_bucket.get(bucket.bucket_id) or new_sources.get(bucket.bucket_id)
             if source:
@@ -152,43 +160,52 @@ class Tracker:
             else:
                 lost[bucket.bucket_id] = bucket
         tracked_before, bucket_entries = self._tracked, self._unite_entries(sources)
-        self._bucket_list, self._source_by_bucket, self._lost, self._tracked = listed, sources, lost, bucket_entries
-        if duplicates := entry_bitmaps.intersect(self._added_bits, bucket_entries):
-            self._added.remove(duplicates)
+        self._bucket_list, self._source_by_bucket, self._lost, self._tracked = (
+            bucket_list,
+            sources,
+            lost,
+            bucket_entries,
+        )
+        if duplicates := entry_bitmaps.intersect_entries(self._added_bits, bucket_entries):
+            self._added.remove_entries(duplicates)
             entry_bitmaps.remove_entries(self._added_bits, duplicates)
         entry_bitmaps.add_entries(self._tracked, self._added_bits)
         self._prune_taken()
-        self._request_rewind(entry_bitmaps.subtract(tracked_before, self._tracked))
+        self._request_rewind(entry_bitmaps.subtract_entries(tracked_before, self._tracked))
         return self.pop_rewinds()
 
     def pop_rewinds(self) -> list[Position]:
         rewinds, self._rewinds = self._rewinds, []
         return rewinds
 
-    def take_due(self, now_ms: int, limit: int) -> DelayedRows:
+    def take_due_messages(self, now_ms: int, limit: int) -> DelayedRows:
         """Take at most `limit` due messages that are in memory, in order. They are no longer tracked.
 
         If there are fewer than `limit`, no more messages are due, or `bucket_to_read` returns a bucket.
         """
         self._now_ms = now_ms
         parts: list[DelayedRows] = []
-        while limit > 0 and (sources := self._due_sources(now_ms)) and len(part := draw_due(sources, now_ms, limit)):
+        while (
+            limit > 0 and (sources := self._due_sources(now_ms)) and len(part := take_due_rows(sources, now_ms, limit))
+        ):
             self._untrack(part)
             parts.append(part)
             limit -= len(part)
         return DelayedRows.concatenate(parts)
 
-    def bucket_to_read(self, now_ms: int) -> BucketSource | None:
+    def bucket_to_read(self, now_ms: int) -> IndexBucketSource | None:
         """Return the bucket whose next segment is needed before more due messages can be taken.
 
         Read the segment, and pass it to `load_segment`.
         """
         unloaded = [
-            source for source in self._due_sources(now_ms) if isinstance(source, BucketSource) and not source.is_loaded
+            source
+            for source in self._due_sources(now_ms)
+            if isinstance(source, IndexBucketSource) and not source.is_loaded
         ]
         return min(unloaded, key=lambda source: source.next_ms or 0, default=None)
 
-    def load_segment(self, source: BucketSource, segment: DelayedRows | None) -> None:
+    def load_bucket_segment(self, source: IndexBucketSource, segment: DelayedRows | None) -> None:
         """Continue a bucket with a segment that was read. A bucket that is no longer tracked is ignored.
 
         `None` means that the segment cannot be read, so the bucket is lost. Then `pop_rewinds` returns the position
@@ -201,38 +218,40 @@ class Tracker:
         else:
             source.load_segment(segment)
 
-    def _unite_entries(self, sources: Mapping[LedgerId, BucketSource]) -> dict[LedgerId, BitMap]:
+    def _unite_entries(self, sources: Mapping[LedgerId, IndexBucketSource]) -> dict[LedgerId, BitMap]:
         """Return the entries to track. New buckets leave out entries that were taken or are in another bucket."""
         united: dict[LedgerId, BitMap] = {}
         for bucket_id, source in sources.items():
             if bucket_id in self._source_by_bucket:
                 entry_bitmaps.add_entries(united, self._remaining_entries(source))
                 continue
-            excluded = entry_bitmaps.intersect(source.bitmaps, self._taken)
-            entry_bitmaps.add_entries(excluded, entry_bitmaps.intersect(source.bitmaps, united))
+            excluded = entry_bitmaps.intersect_entries(source.bitmaps, self._taken)
+            entry_bitmaps.add_entries(excluded, entry_bitmaps.intersect_entries(source.bitmaps, united))
             source.excluded = excluded
-            entry_bitmaps.add_entries(united, entry_bitmaps.subtract(source.bitmaps, excluded))
+            entry_bitmaps.add_entries(united, entry_bitmaps.subtract_entries(source.bitmaps, excluded))
         return united
 
-    def _remaining_entries(self, source: BucketSource) -> dict[LedgerId, BitMap]:
-        return entry_bitmaps.subtract(entry_bitmaps.intersect(source.bitmaps, self._tracked), self._added_bits)
+    def _remaining_entries(self, source: IndexBucketSource) -> dict[LedgerId, BitMap]:
+        return entry_bitmaps.subtract_entries(
+            entry_bitmaps.intersect_entries(source.bitmaps, self._tracked), self._added_bits
+        )
 
     def _prune_taken(self) -> None:
         relevant = entry_bitmaps.entries_behind(self._taken, self._bucket_list.sealed_to)
         for source in self._source_by_bucket.values():
-            entry_bitmaps.add_entries(relevant, entry_bitmaps.intersect(source.bitmaps, self._taken))
+            entry_bitmaps.add_entries(relevant, entry_bitmaps.intersect_entries(source.bitmaps, self._taken))
         self._taken = relevant
 
     def _request_rewind(self, untracked: Bitmaps) -> None:
         if first := entry_bitmaps.first_position(untracked):
             self._rewinds.append(first)
 
-    def _due_sources(self, now_ms: int) -> list[RowSource]:
-        sources = [*self._source_by_bucket.values(), *self._added.runs(now_ms)]
+    def _due_sources(self, now_ms: int) -> list[DelayedRowSource]:
+        sources = [*self._source_by_bucket.values(), *self._added.list_runs(now_ms)]
         return [source for source in sources if source.next_ms is not None and source.next_ms <= now_ms]
 
     def _untrack(self, rows: DelayedRows) -> None:
-        entries = rows.bitmaps()
+        entries = rows.to_bitmaps()
         entry_bitmaps.remove_entries(self._tracked, entries)
         entry_bitmaps.remove_entries(self._added_bits, entries)
         entry_bitmaps.add_entries(self._taken, entries)
@@ -242,7 +261,7 @@ class Tracker:
                 if self._remaining_entries(source):
                     self._lose_bucket(source)
 
-    def _lose_bucket(self, source: BucketSource) -> None:
+    def _lose_bucket(self, source: IndexBucketSource) -> None:
         """Stop tracking a bucket. Readers find its remaining messages in the log."""
         remaining = self._remaining_entries(source)
         del self._source_by_bucket[source.bucket.bucket_id]

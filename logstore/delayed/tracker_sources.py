@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from typing import Final, Protocol
 
-from logstore.delayed.compressed_rows import CompactSegment
+from logstore.delayed.compressed_rows import CompressedRows
 from logstore.delayed.delayed_rows import DelayedRows
 from logstore.delayed.entry_bitmaps import Bitmaps
-from logstore.delayed.index_buckets import Bucket
-from logstore.delayed.snapshot_footer import SnapshotFooter
+from logstore.delayed.index_buckets import IndexBucket
+from logstore.delayed.snapshot_footer import IndexSnapshotFooter
 from logstore.errors import CorruptData
 
 MAX_ROWS_PER_RUN: Final = 100_000
@@ -17,14 +17,14 @@ _MAX_LOOSE_ROWS: Final = 1_024
 _BYTES_PER_LOOSE_ROW: Final = 200  # approximate size of a tuple of three integers in a list
 
 
-class SnapshotGone(Exception):
+class IndexSnapshotGone(Exception):
     """Storage certainly has no snapshot of a bucket, or the catalog certainly has no such ledger."""
 
 
-class SnapshotReader(Protocol):
+class IndexSnapshotReader(Protocol):
     """Reader of bucket snapshots. Several threads may read footers at once."""
 
-    def footer(self, bucket: Bucket) -> SnapshotFooter:
+    def read_footer(self, bucket: IndexBucket) -> IndexSnapshotFooter:
         """Return the footer of the bucket's snapshot.
 
         Raises:
@@ -33,11 +33,11 @@ class SnapshotReader(Protocol):
             StoreUnavailable: Storage did not answer.
         """
 
-    def segment(self, bucket: Bucket, number: int) -> DelayedRows:
+    def read_segment(self, bucket: IndexBucket, number: int) -> DelayedRows:
         """Return the rows of one segment, counted from 0. It raises the errors of `footer`."""
 
 
-class RowSource(Protocol):
+class DelayedRowSource(Protocol):
     """Sorted rows that are taken from the front."""
 
     @property
@@ -56,11 +56,11 @@ class RowSource(Protocol):
     def advance(self, count: int) -> None: ...
 
 
-class SortedRun:
+class SortedRowRun:
     """Sorted rows in memory."""
 
     def __init__(self, rows: DelayedRows) -> None:
-        self._rows, self._drawn_rows = CompactSegment.from_rows(rows), 0
+        self._rows, self._drawn_rows = CompressedRows.from_rows(rows), 0
         self._next_ms = int(rows.deliver_at_ms[0]) if len(rows) else None
 
     def __len__(self) -> int:
@@ -75,7 +75,7 @@ class SortedRun:
         return True
 
     def peek_due(self, now_ms: int, limit: int) -> tuple[DelayedRows, bool]:
-        rows = self._rows.rows(self._drawn_rows, self._drawn_rows + limit)
+        rows = self._rows.decode_rows(self._drawn_rows, self._drawn_rows + limit)
         return rows.slice(0, rows.count_due(now_ms)), False
 
     def advance(self, count: int) -> None:
@@ -83,29 +83,29 @@ class SortedRun:
         self._next_ms = self._rows.deliver_at_ms(self._drawn_rows) if len(self) else None
 
     def remaining_rows(self) -> DelayedRows:
-        return self._rows.rows(self._drawn_rows)
+        return self._rows.decode_rows(self._drawn_rows)
 
     @property
     def memory_bytes(self) -> int:
         return self._rows.memory_bytes
 
 
-class BucketSource:
-    """Messages of a bucket. Construction reads the footer, and raises the errors of `SnapshotReader.footer`.
+class IndexBucketSource:
+    """Messages of a bucket. Construction reads the footer, and raises the errors of `IndexSnapshotReader.read_footer`.
 
     One segment at a time is in memory. It is loaded once it is due.
     """
 
-    def __init__(self, bucket: Bucket, snapshots: SnapshotReader) -> None:
+    def __init__(self, bucket: IndexBucket, snapshots: IndexSnapshotReader) -> None:
         self.bucket = bucket
         self._snapshots = snapshots
-        footer = snapshots.footer(bucket)
+        footer = snapshots.read_footer(bucket)
         self._segments = footer.segments
         self.bitmaps: Bitmaps = footer.bitmaps
         self.excluded: Bitmaps = {}  # entries that are left out
         self.is_exhausted = False  # whether the tracker has seen that no row remains
         self._next_segment = 0  # number of the next segment to load
-        self._run = SortedRun(DelayedRows.empty())
+        self._run = SortedRowRun(DelayedRows.empty())
 
     @property
     def next_ms(self) -> int | None:
@@ -125,18 +125,18 @@ class BucketSource:
     def advance(self, count: int) -> None:
         self._run.advance(count)
         if not len(self._run):
-            self._run = SortedRun(DelayedRows.empty())
+            self._run = SortedRowRun(DelayedRows.empty())
 
     def read_next_segment(self) -> DelayedRows | None:
         """Read the next segment without a change of state. Return `None` if the segment is gone or damaged."""
         try:
-            return self._snapshots.segment(self.bucket, self._next_segment)
-        except (SnapshotGone, CorruptData):
+            return self._snapshots.read_segment(self.bucket, self._next_segment)
+        except (IndexSnapshotGone, CorruptData):
             return None
 
     def load_segment(self, segment: DelayedRows) -> None:
         """Replace the segment in memory by the rows that `read_next_segment` returned."""
-        self._run = SortedRun(segment.without(self.excluded))
+        self._run = SortedRowRun(segment.drop_entries(self.excluded))
         self._next_segment += 1
 
     @property
@@ -148,26 +148,26 @@ class BucketSource:
         return self._next_segment < len(self._segments)
 
 
-class AddedMessages:
+class MessagesAddedFromLog:
     """Messages that readers found in the log, in runs of bounded length."""
 
     def __init__(self) -> None:
-        self._runs: list[SortedRun] = []
+        self._runs: list[SortedRowRun] = []
         self._loose_rows: list[tuple[int, int, int]] = []  # added rows that are in no run yet, unsorted
         self._loose_next_ms: int | None = None  # earliest delivery time of the loose rows
 
-    def add(self, row: tuple[int, int, int]) -> None:
+    def add_row(self, row: tuple[int, int, int]) -> None:
         self._loose_rows.append(row)
         self._loose_next_ms = row[0] if self._loose_next_ms is None else min(self._loose_next_ms, row[0])
         if len(self._loose_rows) >= _MAX_LOOSE_ROWS:
             self._flush_loose_rows()
 
-    def remove(self, bitmaps: Bitmaps) -> None:
+    def remove_entries(self, bitmaps: Bitmaps) -> None:
         self._flush_loose_rows()
-        remaining = [run.remaining_rows().without(bitmaps) for run in self._runs]
-        self._runs = [SortedRun(rows) for rows in remaining if len(rows)]
+        remaining = [run.remaining_rows().drop_entries(bitmaps) for run in self._runs]
+        self._runs = [SortedRowRun(rows) for rows in remaining if len(rows)]
 
-    def runs(self, now_ms: int | None = None) -> Sequence[RowSource]:
+    def list_runs(self, now_ms: int | None = None) -> Sequence[DelayedRowSource]:
         """Return the runs. With `now_ms` the runs contain all messages that are due at that time."""
         if now_ms is not None and self._loose_next_ms is not None and self._loose_next_ms <= now_ms:
             self._flush_loose_rows()
@@ -186,16 +186,16 @@ class AddedMessages:
     def _flush_loose_rows(self) -> None:
         """Flush loose rows into a run, then merge trailing runs of similar length."""
         if self._loose_rows:
-            self._runs.append(SortedRun(DelayedRows.from_tuples(self._loose_rows)))
+            self._runs.append(SortedRowRun(DelayedRows.from_tuples(self._loose_rows)))
             self._loose_rows, self._loose_next_ms = [], None
         while len(self._runs) > 1:
             earlier, later = self._runs[-2:]
             if len(earlier) > 2 * len(later) or len(earlier) + len(later) > MAX_ROWS_PER_RUN:
                 break
-            self._runs[-2:] = [SortedRun(DelayedRows.merge([earlier.remaining_rows(), later.remaining_rows()]))]
+            self._runs[-2:] = [SortedRowRun(DelayedRows.merge([earlier.remaining_rows(), later.remaining_rows()]))]
 
 
-def draw_due(sources: Sequence[RowSource], now_ms: int, limit: int) -> DelayedRows:
+def take_due_rows(sources: Sequence[DelayedRowSource], now_ms: int, limit: int) -> DelayedRows:
     """Take at most `limit` due rows from all sources, in order. Stop before a row that an unloaded row may precede.
 
     If this returns no row, the source with the lowest `next_ms` must load its next segment first.
@@ -204,7 +204,7 @@ def draw_due(sources: Sequence[RowSource], now_ms: int, limit: int) -> DelayedRo
 
     windows = [source.peek_due(now_ms, limit) for source in sources]
     rows = DelayedRows.concatenate([window for window, _ in windows])
-    order = rows.sort_order()
+    order = rows.sorted_row_numbers()
     source_numbers = np.repeat(np.arange(len(sources)), [len(window) for window, _ in windows])[order]
     taken_rows = min(limit, len(rows))
     for number, (source, (_, may_continue)) in enumerate(zip(sources, windows, strict=True)):
@@ -216,4 +216,4 @@ def draw_due(sources: Sequence[RowSource], now_ms: int, limit: int) -> DelayedRo
     for source, count in zip(sources, taken_by_source, strict=True):
         if count:
             source.advance(count)
-    return rows.take(order[:taken_rows])
+    return rows.select_rows(order[:taken_rows])

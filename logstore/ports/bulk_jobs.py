@@ -7,14 +7,14 @@ from typing import Protocol
 from logstore.reconciliation.bulk_jobs import BulkJob, BulkProgress, BulkSummary
 
 
-class BulkJobs(Protocol):
+class BulkJobRunner(Protocol):
     """Runner of bulk jobs. Each pair of run id and job name has one output.
 
     Idempotency: any call may be repeated. A published job is not run again. Attempts may overlap. Each attempt has its
     own folder. The first complete attempt is published, and later attempts are discarded.
     """
 
-    def run(self, job: BulkJob, on_progress: Callable[[BulkProgress], None], *, master: str = "") -> BulkSummary:
+    def run_job(self, job: BulkJob, on_progress: Callable[[BulkProgress], None], *, master: str = "") -> BulkSummary:
         """Run the job until its output is published. Return its summary.
 
         Args:
@@ -30,13 +30,13 @@ class BulkJobs(Protocol):
             ServiceFailed: Java or the cluster cannot be reached, or refuses the connection.
         """
 
-    def published_summary(self, run_id: str, name: str) -> BulkSummary | None: ...
+    def find_published_summary(self, run_id: str, name: str) -> BulkSummary | None: ...
 
-    def list_runs(self) -> list[str]:
+    def list_run_ids(self) -> list[str]:
         """Return the ids of runs that have output or a folder, ascending."""
 
-    def folder(self, run_id: str) -> Path:
+    def create_run_folder(self, run_id: str) -> Path:
         """Return the run's folder, which is beside the output of its jobs. Create the folder if it is missing."""
 
-    def forget(self, run_id: str) -> None:
+    def remove_run(self, run_id: str) -> None:
         """Remove all output of the run and its folder, if they exist."""

@@ -9,19 +9,19 @@ from logstore.validated_names import TopicName
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OtherOwner:
+class OtherBundleOwner:
     """Another worker that owns the topic's bundle, as of the read of its node."""
 
     worker_id: str
 
 
-class Owners(Protocol):
+class TopicOwners(Protocol):
     """Ownership of topics from the view of one worker."""
 
-    def lookup(self, topic: TopicName, *, patience_s: float) -> Lease | OtherOwner | None:
+    def find_owner(self, topic: TopicName, *, patience_s: float) -> Lease | OtherBundleOwner | None:
         """Return this worker's lease, the other owner, or `None` if the topic has no owner.
 
-        If this worker is in the owner node but has no lease, it is returned as `OtherOwner`.
+        If this worker is in the owner node but has no lease, it is returned as `OtherBundleOwner`.
 
         `patience_s` is the longest wait for ZooKeeper or the catalog.
 
@@ -30,7 +30,7 @@ class Owners(Protocol):
             ServiceFailed: ZooKeeper refuses this worker. A retry does not help.
         """
 
-    def lease_of(self, topic: TopicName) -> Lease:
+    def get_lease(self, topic: TopicName) -> Lease:
         """Return this worker's lease of the topic's bundle, without a request.
 
         Raises:
@@ -73,13 +73,13 @@ class Fences(Protocol):
             InvalidInput: A bundle is not in this catalog, or the worker has no name.
         """
 
-    def fence(self, bundle: BundleId) -> Fence | None:
+    def get_fence(self, bundle: BundleId) -> Fence | None:
         """Return the bundle's fence, or `None` if the bundle was never acquired."""
 
-    def fences(self) -> list[Fence]:
+    def list_fences(self) -> list[Fence]:
         """Return the fences of all bundles that were ever acquired, ascending by bundle."""
 
-    def verify(self, lease: Lease) -> None:
+    def require_newest_lease(self, lease: Lease) -> None:
         """Check that the lease is the newest of its bundle now.
 
         Raises:

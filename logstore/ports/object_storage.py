@@ -76,7 +76,7 @@ class ObjectStore(Protocol):
             AlreadyExists: The key holds another object. Nothing changed.
         """
 
-    def open_uploads(self, prefix: str) -> list[OpenUpload]:
+    def list_open_uploads(self, prefix: str) -> list[OpenUpload]:
         """Return multipart uploads to keys with the prefix, ascending by key. A key may have several.
 
         Their parts take space, and no listing shows these parts.
@@ -131,10 +131,10 @@ def object_keys(objects: Iterable[ObjectInfo]) -> list[str]:
 class OwnedStore(ObjectStore, Protocol):
     """Bucket of a catalog. Any method raises `CatalogMismatch` if the bucket belongs to another catalog or to none."""
 
-    def require(self) -> None:
+    def require_ownership(self) -> None:
         """Check that the bucket belongs to this catalog. After one success the check is not repeated."""
 
-    def confirm(self) -> None:
+    def confirm_ownership(self) -> None:
         """Check now that the bucket has this catalog's marker. Call this before relying on the absence of an object."""
 
     def begin_removal(self) -> ObjectStore:
@@ -145,12 +145,12 @@ class OwnedStore(ObjectStore, Protocol):
         """
 
 
-Buckets = Callable[[CopyLocation], OwnedStore]
+BucketAtLocation = Callable[[CopyLocation], OwnedStore]
 """Function that returns the bucket at a location of tiered copies."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RemovalResult:
+class CopyRemovalResult:
     """Confirmed result of removing one copy."""
 
     objects: int = 0
@@ -162,7 +162,7 @@ class RemovalResult:
 class CopyStorage(Protocol):
     """Storage of one kind of copies of ledgers."""
 
-    def inspect(self, intent: DeletionIntent) -> StoredCopy:
+    def inspect_copy(self, intent: DeletionIntent) -> StoredCopy:
         """Return the stored objects of the copy and the owner that they state.
 
         Raises:
@@ -175,7 +175,7 @@ class CopyStorage(Protocol):
         `ABSENT` is proved only after `check_absence`.
         """
 
-    def check_absence(self, absent: Sequence[DeletionIntent]) -> Mapping[int, SextonError]:
+    def prove_absence(self, absent: Sequence[DeletionIntent]) -> Mapping[int, SextonError]:
         """Prove that `ABSENT` copies do not exist, by a second listing and by the names of their objects.
 
         At the end each store is checked once, because an empty answer of a wrong store proves nothing.
@@ -184,7 +184,7 @@ class CopyStorage(Protocol):
             Reason why the copy may still exist, by `row_id`. A row without a reason is proved absent.
         """
 
-    def statement(self, intent: DeletionIntent) -> Mapping[str, str] | None:
+    def read_statement(self, intent: DeletionIntent) -> Mapping[str, str] | None:
         """Return the owner that the copy's content states, for display, or `None`.
 
         The fields are those of `LedgerStatement.to_metadata`. If another program wrote the copy, they may be any
@@ -194,9 +194,9 @@ class CopyStorage(Protocol):
             StoreUnavailable: Storage did not answer.
         """
 
-    def remove(
+    def remove_copies(
         self, copies: Mapping[int, StoredCopy], *, on_progress: Callable[[int], None]
-    ) -> Mapping[int, RemovalResult]:
+    ) -> Mapping[int, CopyRemovalResult]:
         """Remove `OWN` copies: data in shared pages, then each ledger's statement. Storage confirms each key.
 
         `on_progress` receives the number of objects confirmed since the last call.
@@ -206,4 +206,4 @@ class CopyStorage(Protocol):
         """
 
 
-Storages = Mapping[str, CopyStorage]  # by value of `CopyKind`
+StorageByCopyKind = Mapping[str, CopyStorage]  # by value of `CopyKind`

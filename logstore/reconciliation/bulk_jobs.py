@@ -1,4 +1,4 @@
-"""Bulk jobs, which the port `BulkJobs` runs. Each job of a plan reads the output of the jobs before it.
+"""Bulk jobs, which the port `BulkJobRunner` runs. Each job of a plan reads the output of the jobs before it.
 
 Storage is listed before ledgers are read, because a row exists before its objects. Ledgers are read before intents,
 because an intent exists only after the row.
@@ -7,8 +7,8 @@ because an intent exists only after the row.
 from dataclasses import dataclass, field
 from typing import Final
 
-from logstore.delayed.index_build_job import BuildIndexes
-from logstore.records.rebuild_job import RebuildRecords
+from logstore.delayed.index_build_job import BuildDelayedIndexJob
+from logstore.records.rebuild_job import RebuildRecordsJob
 from logstore.transactions.buffer_serialization import BuildTransactionBuffersJob
 
 SCRUB_RATE: Final = 32 << 20
@@ -113,8 +113,8 @@ BulkJob = (
     | CutScrubIntoPagesJob
     | ScrubPageJob
     | BuildTransactionBuffersJob
-    | BuildIndexes
-    | RebuildRecords
+    | BuildDelayedIndexJob
+    | RebuildRecordsJob
 )
 
 

@@ -9,7 +9,7 @@ MAX_ABSENT_SHARE: Final = MAX_ORPHAN_SHARE
 """Default share of listed ledgers without objects above which a rebuild refuses."""
 
 
-def check_absent_share(absent: int, ledgers: int, max_share: float) -> None:
+def require_small_absent_share(absent: int, ledgers: int, max_share: float) -> None:
     """Refuse a catalog if too large a share of its ledgers has no objects.
 
     Args:

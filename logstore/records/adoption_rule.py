@@ -8,7 +8,7 @@ been registered if one of these holds:
 - It has no entries: it is a confirmation.
 - It is not the last upload of its append.
 - Its epoch is before the catalog's epoch at the loaded flush.
-- The catalog had not begun its epoch, or a transaction that it names (`IssuedIds`).
+- The catalog had not begun its epoch, or a transaction that it names (`IssuedIdBounds`).
 - It has entries of a transaction that was decided before: at the flush, or by an earlier marker.
 - All of its entries are stored already. The sequence ids of its producers show this.
 
@@ -73,7 +73,7 @@ class UploadedMarker(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Upload:
+class UnregisteredUpload:
     """Segment in storage without a row. Stored as JSON by the names of its fields."""
 
     number: int
@@ -91,13 +91,13 @@ class Upload:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LedgerTail:
+class LedgerWithUploads:
     """Ledger that may have new segments, with its uploads after the last known segment."""
 
     ledger_id: LedgerId
     last_segment: int = -1  # uploads up to this number are ignored
     entries: int = 0
-    uploads: tuple[Upload, ...] = ()
+    uploads: tuple[UnregisteredUpload, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,10 +116,10 @@ class AdoptedSegment:
 
     ledger_id: LedgerId
     first_entry: int
-    upload: Upload
+    upload: UnregisteredUpload
 
 
-def adopt_uploads(tails: Sequence[LedgerTail], topic: TopicAtFlush) -> list[AdoptedSegment]:
+def choose_adopted_uploads(tails: Sequence[LedgerWithUploads], topic: TopicAtFlush) -> list[AdoptedSegment]:
     """Return the adopted uploads of a topic's ledgers, in the order of the log.
 
     If ledgers come in pages, `topic` includes the uploads adopted from earlier pages.
@@ -129,7 +129,9 @@ def adopt_uploads(tails: Sequence[LedgerTail], topic: TopicAtFlush) -> list[Adop
         topic: State of the topic at the flush, or after the previous page.
     """
     all_uploads = (upload for tail in tails for upload in tail.uploads)
-    last_attempts = dict(topic.last_attempt_by_append) | find_last_attempts(all_uploads, topic.last_attempt_by_append)
+    last_attempts = dict(topic.last_attempt_by_append) | find_last_upload_numbers(
+        all_uploads, topic.last_attempt_by_append
+    )
     log = _Log(dict(topic.sequences), set(topic.decided_transactions))
     adopted: list[AdoptedSegment] = []
     for tail in tails:
@@ -148,7 +150,9 @@ def adopt_uploads(tails: Sequence[LedgerTail], topic: TopicAtFlush) -> list[Adop
     return adopted
 
 
-def find_last_attempts(uploads: Iterable[Upload], known: Mapping[str, int] | None = None) -> dict[str, int]:
+def find_last_upload_numbers(
+    uploads: Iterable[UnregisteredUpload], known: Mapping[str, int] | None = None
+) -> dict[str, int]:
     """Return the number of the last upload of each append, if it is above 1 and above the number in `known`.
 
     Earlier uploads of the append were refused, or were uploaded after the append was answered.
@@ -167,11 +171,11 @@ class _Log:
     sequences: dict[str, ProducerSequence]
     decided_transactions: set[TransactionId]
 
-    def is_open_to(self, upload: Upload) -> bool:
+    def is_open_to(self, upload: UnregisteredUpload) -> bool:
         """Return whether no transaction of the upload is decided. Otherwise its registration was refused."""
         return not any(span.txn in self.decided_transactions for span in upload.transactions)
 
-    def has_all_entries(self, upload: Upload) -> bool:
+    def has_all_entries(self, upload: UnregisteredUpload) -> bool:
         """Return whether all entries of the upload are stored, judged by their sequence ids."""
         return 0 < upload.numbered == upload.entries and all(
             sequences.last <= self._last_stored(sequences) for sequences in upload.producers
@@ -181,12 +185,12 @@ class _Log:
         known = self.sequences.get(sequences.producer, ProducerSequence())
         return known.committed if known.refuses(sequences.txn) else known.last
 
-    def refuses(self, upload: Upload) -> bool:
+    def refuses(self, upload: UnregisteredUpload) -> bool:
         return not self.is_open_to(upload) or any(
             sequences.first <= self._last_stored(sequences) for sequences in upload.producers
         )
 
-    def take(self, upload: Upload) -> None:
+    def take(self, upload: UnregisteredUpload) -> None:
         for sequences in upload.producers:
             known = self.sequences.get(sequences.producer, ProducerSequence())
             last = max(sequences.last, known.last)
@@ -194,7 +198,9 @@ class _Log:
         self.decided_transactions.update(marker.txn for marker in upload.markers)
 
 
-def _consistent_statements(tail: LedgerTail, uploads: Sequence[Upload], epoch: int) -> list[RegisteredExtent]:
+def _consistent_statements(
+    tail: LedgerWithUploads, uploads: Sequence[UnregisteredUpload], epoch: int
+) -> list[RegisteredExtent]:
     """Return the statements of all uploads, ascending. Leave out statements that contradict an earlier one."""
     statements = {upload.behind for upload in uploads if upload.behind and upload.epoch >= epoch}
     consistent: list[RegisteredExtent] = []
@@ -206,10 +212,10 @@ def _consistent_statements(tail: LedgerTail, uploads: Sequence[Upload], epoch: i
 
 
 def _place_uploads(
-    tail: LedgerTail, candidates: Sequence[Upload], statements: Sequence[RegisteredExtent], log: _Log
+    tail: LedgerWithUploads, candidates: Sequence[UnregisteredUpload], statements: Sequence[RegisteredExtent], log: _Log
 ) -> Iterator[AdoptedSegment]:
     """Yield uploads between the statements, then uploads after the last statement, then doubtful uploads."""
-    entries, last_segment, doubtful = tail.entries, tail.last_segment, list[Upload]()
+    entries, last_segment, doubtful = tail.entries, tail.last_segment, list[UnregisteredUpload]()
     for statement in statements:
         between = [upload for upload in candidates if last_segment < upload.number <= statement.last_segment]
         registered, alternatives = _choose_registered(between, statement, statement.entries - entries, log)
@@ -227,8 +233,8 @@ def _place_uploads(
 
 
 def _choose_registered(
-    between: Sequence[Upload], statement: RegisteredExtent, entries: int, log: _Log
-) -> tuple[Sequence[Upload], Sequence[Upload]]:
+    between: Sequence[UnregisteredUpload], statement: RegisteredExtent, entries: int, log: _Log
+) -> tuple[Sequence[UnregisteredUpload], Sequence[UnregisteredUpload]]:
     """Return the uploads that a statement counts as registered, and the uploads of alternative choices.
 
     The segment that the statement names is registered, except after a reconciliation that skipped a number, which is
@@ -249,7 +255,7 @@ def _choose_registered(
     return accepted[0], [upload for upload in between if upload.number in alternative_numbers]
 
 
-def _accepts(log: _Log, uploads: Sequence[Upload]) -> bool:
+def _accepts(log: _Log, uploads: Sequence[UnregisteredUpload]) -> bool:
     trial = _Log(dict(log.sequences), set(log.decided_transactions))
     for upload in uploads:
         if trial.refuses(upload):
@@ -258,7 +264,7 @@ def _accepts(log: _Log, uploads: Sequence[Upload]) -> bool:
     return True
 
 
-def _choices_that_add_up(uploads: Sequence[Upload], entries: int) -> Iterator[list[Upload]]:
+def _choices_that_add_up(uploads: Sequence[UnregisteredUpload], entries: int) -> Iterator[list[UnregisteredUpload]]:
     """Yield the subsequences of the uploads with this total number of entries, lower numbers first."""
     if entries < 0:
         return
@@ -266,7 +272,7 @@ def _choices_that_add_up(uploads: Sequence[Upload], entries: int) -> Iterator[li
     for upload in reversed(uploads):
         sums_from.append(sums_from[-1] | sums_from[-1] << upload.entries)
     sums_from.reverse()
-    stack: list[tuple[int, int, list[Upload]]] = [(0, entries, [])]
+    stack: list[tuple[int, int, list[UnregisteredUpload]]] = [(0, entries, [])]
     while stack:
         position, missing_entries, choice = stack.pop()
         if missing_entries < 0 or not sums_from[position] >> missing_entries & 1:

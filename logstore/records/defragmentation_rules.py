@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from logstore.records.block_files import MAX_VERSIONS_PER_BLOCK
 from logstore.records.manifest import Block
-from logstore.records.newest_versions import RankedVersions
+from logstore.records.newest_versions import VersionsRankedByRecord
 
 if TYPE_CHECKING:
     import numpy as np
@@ -47,7 +47,7 @@ def is_small_block(block: Block) -> bool:
     return block.size_bytes < SMALL_BLOCK_BYTES and 2 * block.records < MAX_VERSIONS_PER_BLOCK
 
 
-class RangeSurvey:
+class IdRangeSurvey:
     """All record versions of one kind with ids in one range.
 
     Args:
@@ -56,7 +56,7 @@ class RangeSurvey:
     """
 
     def __init__(self, versions: "pa.Table", block_numbers: "npt.NDArray[np.intp]") -> None:
-        self._ranked, self._block_numbers = RankedVersions(versions), block_numbers
+        self._ranked, self._block_numbers = VersionsRankedByRecord(versions), block_numbers
         self.rows = versions.num_rows
 
     @property

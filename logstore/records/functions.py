@@ -39,7 +39,7 @@ _MAX_ERROR_CHARACTERS: Final = 1_000  # characters of a function's error; a Temp
 RecordFunction = Callable[[LedgerRecord], LedgerRecord | None]
 
 
-class RecordFunctions(Protocol):
+class RecordFunctionRegistry(Protocol):
     """Functions that an operator has registered, by name."""
 
     def find_function(self, name: str) -> RecordFunction:

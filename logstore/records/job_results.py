@@ -99,7 +99,7 @@ _SUMMED_STEP_FIELDS = ("steps", "seeded", "records", "tombstones", "removed")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SelectionPosition:
+class SelectionPageStart:
     """Start of a page of a selection: a ledger of a topic, or the next ledger if this one does not exist."""
 
     topic_id: int = 0
@@ -107,7 +107,7 @@ class SelectionPosition:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RebuildAdopted:
+class RebuildAdoptionResult:
     """Result of an adoption."""
 
     adopted_ledgers: int = 0

@@ -35,7 +35,7 @@ ID_HEADROOM: Final = 1_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ceilings:
+class IdCeilings:
     """Bounds of the ids that may be given out. A rebuilt catalog gives out ids from these bounds on."""
 
     ledger: int = ID_HEADROOM
@@ -80,13 +80,13 @@ class Manifest:
     bundles: int  # fixed when the catalog was created
     stamp: str
     flushed_us: int  # time of the shown moment by the catalog's clock
-    ceilings: Ceilings
+    ceilings: IdCeilings
     blocks: tuple[Block, ...] = ()
     # earlier manifest whose moment is repeated (0: no moment); null: this manifest shows a moment of its own
     shows: int | None = None
     moment_epoch: int | None = None  # epoch of the shown moment; null: `epoch`
     # next ids to give out at the shown moment; null: an earlier build wrote the manifest
-    next_ids: Ceilings | None = None
+    next_ids: IdCeilings | None = None
     format: int = field(default=RECORD_LOG_FORMAT)
 
     @property
@@ -134,8 +134,8 @@ class Manifest:
 def _manifest_from_document(cls: type[Manifest], document: Mapping[str, Any]) -> Manifest:
     names = {field.name for field in fields(cls)}
     values = {name: value for name, value in document.items() if name in names}
-    values["ceilings"] = Ceilings(**document["ceilings"])
-    values["next_ids"] = Ceilings(**document["next_ids"]) if document.get("next_ids") else None
+    values["ceilings"] = IdCeilings(**document["ceilings"])
+    values["next_ids"] = IdCeilings(**document["next_ids"]) if document.get("next_ids") else None
     values["blocks"] = tuple(Block.from_fields(block) for block in document["blocks"])
     return cls(**values)
 

@@ -34,7 +34,7 @@ _DENSITY_UNIT: Final = 1 << 96
 """Scale of integer densities (record versions per id). With integers, subtracting a block's density is exact."""
 
 
-def select_winners(versions: "pa.Table | Sequence[pa.Table]") -> "pa.Table":
+def select_newest_versions(versions: "pa.Table | Sequence[pa.Table]") -> "pa.Table":
     """Return the newest version of each record, ascending by id and sub, including tombstones.
 
     Args:
@@ -44,11 +44,11 @@ def select_winners(versions: "pa.Table | Sequence[pa.Table]") -> "pa.Table":
     import pyarrow as pa  # noqa: PLC0415 - start-up time
 
     table = versions if isinstance(versions, pa.Table) else pa.concat_tables(list(versions))
-    return table.combine_chunks().take(pa.array(RankedVersions(table).newest_rows))
+    return table.combine_chunks().take(pa.array(VersionsRankedByRecord(table).newest_rows))
 
 
 @dataclass(frozen=True, slots=True)
-class SplitWinners:
+class SplitNewestVersions:
     """Winners of one kind, split into tombstones and others. Each table ascends by id and sub."""
 
     live: "pa.Table"  # winners that are no tombstones
@@ -56,7 +56,7 @@ class SplitWinners:
     covered: "pa.Table"  # newest version with content of each record in `tombstones`, if the record has any
 
 
-def split_winners(versions: "pa.Table") -> SplitWinners:
+def split_newest_versions(versions: "pa.Table") -> SplitNewestVersions:
     """Return the winners, and the record versions that tombstones cover.
 
     A tombstone that covers nothing is included. Storage may still hold objects of the ledger, and adoption would adopt
@@ -65,13 +65,13 @@ def split_winners(versions: "pa.Table") -> SplitWinners:
     import pyarrow as pa  # noqa: PLC0415 - start-up time
     import pyarrow.compute as pc  # noqa: PLC0415
 
-    newest = select_winners(versions)
+    newest = select_newest_versions(versions)
     is_tombstone = pa.array(_tombstone_mask(newest))
     tombstones = newest.filter(is_tombstone)
     has_tombstone = pc.is_in(versions.column("id"), value_set=tombstones.column("id").combine_chunks())
     older = versions.filter(pc.and_(has_tombstone, pa.array(~_tombstone_mask(versions))))
-    return SplitWinners(
-        live=newest.filter(pc.invert(is_tombstone)), tombstones=tombstones, covered=select_winners(older)
+    return SplitNewestVersions(
+        live=newest.filter(pc.invert(is_tombstone)), tombstones=tombstones, covered=select_newest_versions(older)
     )
 
 
@@ -95,7 +95,7 @@ def live_version_mask(ids: "Numbers", versions: "pa.Table") -> "Mask":
     return mask
 
 
-class RankedVersions:
+class VersionsRankedByRecord:
     """Order of record versions of one kind by record, with the newest version of each record.
 
     `order` sorts the rows by record. `starts` has the positions in `order` at which records begin. `newest_rows` has
@@ -192,7 +192,7 @@ def _tombstone_mask(versions: "pa.Table") -> "Mask":
     return mask
 
 
-def split_id_ranges(blocks: Sequence[Block], *, versions: int = VERSIONS_PER_RANGE) -> list[tuple[int, int]]:
+def split_into_id_ranges(blocks: Sequence[Block], *, versions: int = VERSIONS_PER_RANGE) -> list[tuple[int, int]]:
     """Return ascending ranges of ids, both ends inclusive, that cover all blocks without a gap.
 
     Each range has about `versions` record versions if each block's record versions are spread evenly over its ids. All
@@ -218,7 +218,7 @@ def split_id_ranges(blocks: Sequence[Block], *, versions: int = VERSIONS_PER_RAN
     return [*id_ranges, (start, edges[-1] - 1)] if start < edges[-1] else id_ranges
 
 
-def read_by_range(
+def read_versions_by_id_range(
     blocks: Sequence[Block],
     read: "Callable[[Block, tuple[int, int]], pa.Table]",
     *,
@@ -233,7 +233,7 @@ def read_by_range(
     """
     import pyarrow as pa  # noqa: PLC0415 - start-up time
 
-    for ids in split_id_ranges(blocks, versions=versions):
+    for ids in split_into_id_ranges(blocks, versions=versions):
         tables = [read(block, ids) for block in overlapping_blocks(blocks, ids)]
         if tables:
             yield pa.concat_tables(tables)

@@ -40,7 +40,7 @@ _FILE: Final = re.compile(r"([a-z_]+)-(\d{6})\.arrow")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RebuildRecords:
+class RebuildRecordsJob:
     """Bulk job that writes the newest version of every record as rows of the catalog's tables.
 
     The summary counts `records`, `tombstones`, the rows of each table, and `version`, the highest record version. The

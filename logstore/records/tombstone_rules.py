@@ -60,18 +60,18 @@ def is_durable(
     return topic_setting if topic_setting is not None else EndingOperation(ending) in DURABLE_BY_DEFAULT
 
 
-class DeletePolicy(StrEnum):
+class DeleteDurability(StrEnum):
     """Policy that a command sets for a deletion. Workers get the policy by its name."""
 
     DURABLE = "durable"
     PLAIN = "plain"
 
     @classmethod
-    def from_flag(cls, is_durable: bool | None) -> "DeletePolicy | None":
+    def from_flag(cls, is_durable: bool | None) -> "DeleteDurability | None":
         return None if is_durable is None else cls.DURABLE if is_durable else cls.PLAIN
 
 
-def parse_delete_policy(policy: str | None) -> bool | None:
+def parse_delete_durability(policy: str | None) -> bool | None:
     """Return whether a request asks for a durable deletion, or `None` if the request has no policy.
 
     Raises:
@@ -79,10 +79,10 @@ def parse_delete_policy(policy: str | None) -> bool | None:
     """
     if policy is None:
         return None
-    if policy not in set(DeletePolicy):
-        names = ", ".join(DeletePolicy)
+    if policy not in set(DeleteDurability):
+        names = ", ".join(DeleteDurability)
         raise Unsupported(f"durable_delete: expected one of {names}, found {policy!r}: this build knows no such policy")
-    return DeletePolicy(policy) is DeletePolicy.DURABLE
+    return DeleteDurability(policy) is DeleteDurability.DURABLE
 
 
 def eligible_before_us(now_us: int, eligible_age_s: float) -> int:
@@ -116,7 +116,7 @@ class ReplicaAcknowledgement:
     is_revoked: bool = False
 
 
-def replica_state(
+def decide_replica_state(
     acknowledgement: ReplicaAcknowledgement, *, newest: int, now_us: int, eligible_age_s: float
 ) -> ReplicaState:
     """Return whether a replica is current, behind or stale. `now_us` is a time by the store's clock."""
@@ -212,7 +212,7 @@ class CompoundOperation:
         if not self.remove:
             raise InvalidInput("remove", expected="one copy or more to take away", found=[])
 
-    def find_ending(self, copies: Collection[CopyKind], *, generation: int) -> EndingOperation | None:
+    def find_ending_operation(self, copies: Collection[CopyKind], *, generation: int) -> EndingOperation | None:
         """Return the operation that deletes a ledger with these LIVE copies, or `None` if the ledger stays.
 
         Raises:

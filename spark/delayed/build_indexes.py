@@ -13,10 +13,17 @@ from pathlib import Path
 from infra.catalog import SqlCatalog, open_catalog
 from infra.catalog.delayed.index_work_queries import build_delayed_topic_queries
 from logstore.atomic_files import replace_atomically
-from logstore.delayed.bucket_contents import merge_ranges
-from logstore.delayed.index_build_job import MAX_PARTS_PER_JOB, BuildIndexes, BuiltIndex, IndexFiles, LogRange, cut_log
-from logstore.delayed.services.delivery_time_reader import DelayedFilter, DelayedLog, last_position
-from logstore.delayed.snapshot_file import SnapshotWriter
+from logstore.delayed.bucket_contents import merge_row_ranges
+from logstore.delayed.index_build_job import (
+    MAX_PARTS_PER_JOB,
+    BuildDelayedIndexJob,
+    BuiltIndexFiles,
+    BuiltTopicIndex,
+    PlannedBucketRange,
+    split_log_into_bucket_ranges,
+)
+from logstore.delayed.services.delivery_time_reader import DelayedMessageFilter, DeliveryTimeReader, last_position
+from logstore.delayed.snapshot_file import IndexSnapshotWriter
 from logstore.errors import CorruptData, MissingData
 from logstore.ports.catalog import Claim
 from logstore.positions import EARLIEST, Position, TopicId
@@ -35,16 +42,16 @@ from spark.sources.topic_logs import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _TopicPlan:
-    built: BuiltIndex  # its files are not written yet
+    built: BuiltTopicIndex  # its files are not written yet
     now_ms: int
-    ranges: tuple[LogRange, ...]
+    ranges: tuple[PlannedBucketRange, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _SnapshotTask:
     topic_id: TopicId
     number: int  # index of the range among the topic's ranges
-    log_range: LogRange
+    log_range: PlannedBucketRange
     now_ms: int
 
 
@@ -56,7 +63,7 @@ class _SnapshotResult:
     error: str = ""  # why the range could not be read
 
 
-def build_indexes(addresses: CatalogAddresses, run: JobContext, job: BuildIndexes) -> BulkSummary:
+def build_indexes(addresses: CatalogAddresses, run: JobContext, job: BuildDelayedIndexJob) -> BulkSummary:
     cores = run.spark.sparkContext.defaultParallelism
     (topics,) = run.run_in_executors(
         "look at topics",
@@ -77,31 +84,40 @@ def build_indexes(addresses: CatalogAddresses, run: JobContext, job: BuildIndexe
     return _write_built_indexes(run.folder, len(topics), plans, results)
 
 
-def _plan_topics(addresses: CatalogAddresses, job: BuildIndexes, topics: list[int]) -> list[_TopicPlan | None]:
+def _plan_topics(addresses: CatalogAddresses, job: BuildDelayedIndexJob, topics: list[int]) -> list[_TopicPlan | None]:
     """Plan topics, in an executor. The result has `None` for a topic that is deleted or being deleted."""
     with open_catalog(addresses.database_url) as catalog:
         log = _open_log(addresses, catalog)
         return [_plan_topic(catalog, log, job, TopicId(topic_id)) for topic_id in topics]
 
 
-def _open_log(addresses: CatalogAddresses, catalog: SqlCatalog) -> DelayedLog:
+def _open_log(addresses: CatalogAddresses, catalog: SqlCatalog) -> DeliveryTimeReader:
     primary, tiered = open_log_stores(addresses, catalog)
-    return DelayedLog(ledgers=catalog.ledgers, objects=primary, tiered=tiered)
+    return DeliveryTimeReader(ledgers=catalog.ledgers, objects=primary, tiered=tiered)
 
 
-def _plan_topic(catalog: SqlCatalog, log: DelayedLog, job: BuildIndexes, topic_id: TopicId) -> _TopicPlan | None:
+def _plan_topic(
+    catalog: SqlCatalog, log: DeliveryTimeReader, job: BuildDelayedIndexJob, topic_id: TopicId
+) -> _TopicPlan | None:
     if not is_active_topic(catalog, topic_id):
         return None
     if job.workflow_id:
-        catalog.delayed.claim(topic_id, Claim(workflow_id=job.workflow_id, run_id=job.workflow_run, ttl_s=job.claim_s))
-    listed, frontier = catalog.delayed.listed(topic_id), catalog.transactions.frontier(topic_id, from_ledger=0)
+        catalog.delayed.claim_bucket_list(
+            topic_id, Claim(workflow_id=job.workflow_id, run_id=job.workflow_run, ttl_s=job.claim_s)
+        )
+    listed, frontier = (
+        catalog.delayed.get_bucket_list(topic_id),
+        catalog.transactions.read_frontier(topic_id, from_ledger=0),
+    )
     now_ms = catalog.delayed.now_ms()
-    segments = [segment for _, segment in log.segments(topic_id, behind=EARLIEST, last=frontier.last or EARLIEST)]
+    segments = [
+        segment for _, segment in log.iterate_segments(topic_id, behind=EARLIEST, last=frontier.last or EARLIEST)
+    ]
     delayed = [segment.delayed for segment in segments]
     bounds = [(Position(segment.ledger_id, segment.first_entry), last_position(segment)) for segment in segments]
     sized = ((first, last, entries) for (first, last), entries in zip(bounds, delayed, strict=True))
-    ranges = cut_log(sized, total=sum(delayed), messages=job.messages, buckets=job.buckets)
-    built = BuiltIndex(
+    ranges = split_log_into_bucket_ranges(sized, total=sum(delayed), messages=job.messages, buckets=job.buckets)
+    built = BuiltTopicIndex(
         topic_id=topic_id,
         expected_version=listed.version,
         removed=tuple(bucket.bucket_id for bucket in listed.buckets),
@@ -125,20 +141,22 @@ def _write_snapshot_files(
         return [_write_snapshot_file(catalog, log, folder, task) for task in tasks]
 
 
-def _write_snapshot_file(catalog: SqlCatalog, log: DelayedLog, folder: Path, task: _SnapshotTask) -> _SnapshotResult:
+def _write_snapshot_file(
+    catalog: SqlCatalog, log: DeliveryTimeReader, folder: Path, task: _SnapshotTask
+) -> _SnapshotResult:
     topic_id, log_range = task.topic_id, task.log_range
-    frontier = catalog.transactions.frontier(topic_id, from_ledger=log_range.first.ledger_id)
-    delayed_filter = DelayedFilter(topic_id=topic_id, hidden=frontier.hidden, now_ms=task.now_ms)
+    frontier = catalog.transactions.read_frontier(topic_id, from_ledger=log_range.first.ledger_id)
+    delayed_filter = DelayedMessageFilter(topic_id=topic_id, hidden=frontier.hidden, now_ms=task.now_ms)
     behind = Position(log_range.first.ledger_id, log_range.first.entry_id - 1)
     try:
-        segments = log.segments(topic_id, behind=behind, last=log_range.last)
-        rows = merge_ranges([rows for _, rows in log.rows(segments, delayed_filter) if len(rows)])
+        segments = log.iterate_segments(topic_id, behind=behind, last=log_range.last)
+        rows = merge_row_ranges([rows for _, rows in log.read_delayed_rows(segments, delayed_filter) if len(rows)])
     except (MissingData, CorruptData) as damage:  # damage of one topic must not stop the others
         return _SnapshotResult(topic_id=topic_id, number=task.number, error=str(damage))
     if len(rows):
-        with replace_atomically(IndexFiles(folder).snapshot_path(_file_name(topic_id, task.number))) as new:
-            writer = SnapshotWriter(new, topic_id, log_range.first, log_range.last)
-            writer.add(rows)
+        with replace_atomically(BuiltIndexFiles(folder).snapshot_path(_file_name(topic_id, task.number))) as new:
+            writer = IndexSnapshotWriter(new, topic_id, log_range.first, log_range.last)
+            writer.add_rows(rows)
             writer.close()
     return _SnapshotResult(topic_id=topic_id, number=task.number, messages=len(rows))
 
@@ -166,7 +184,7 @@ def _write_built_indexes(
     ]
     parts = deal_round_robin(built_indexes, MAX_PARTS_PER_JOB)
     for number, part in enumerate(parts):
-        IndexFiles(folder).write_part(number, part)
+        BuiltIndexFiles(folder).write_part(number, part)
     counts = {
         "topics": topics,
         "buckets": len(buckets),

@@ -211,7 +211,7 @@ def _write_upload_facts(task: _ListingTask, *, folder: Path, groups: int) -> int
             "size_bytes": 0,
             "modified_us": YOUNG if upload.started_us is None else upload.started_us,
         }
-        for upload in task.address.store().open_uploads("")
+        for upload in task.address.store().list_open_uploads("")
         if (key := pattern.fullmatch(upload.key))
     ]
     files = GroupedFactFiles(folder, "tiered", task.number, TIERED_OBJECTS, groups)

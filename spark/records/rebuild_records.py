@@ -39,10 +39,10 @@ from logstore.identity.bucket_markers import BucketRole, NamedBucket
 from logstore.identity.services.lost_catalog_identity import LostCatalogIdentity
 from logstore.reconciliation.bulk_jobs import BulkSummary
 from logstore.records.manifest import Block
-from logstore.records.newest_versions import overlapping_blocks, split_id_ranges, split_winners
-from logstore.records.rebuild_job import SKIPPED_BLOCK_PREFIX, RebuildRecords, RowFilesFolder
+from logstore.records.newest_versions import overlapping_blocks, split_into_id_ranges, split_newest_versions
+from logstore.records.rebuild_job import SKIPPED_BLOCK_PREFIX, RebuildRecordsJob, RowFilesFolder
 from logstore.records.record_kinds import PARENT_BY_KIND, TOMBSTONED_KINDS, RecordKind, block_schema
-from logstore.records.services.rebuild_manifests import ColdStart
+from logstore.records.services.rebuild_manifests import RebuildManifests
 from logstore.records.services.record_log import RecordLog
 from spark.job_runner import JobContext
 from spark.sources.store_addresses import BucketAddress
@@ -77,12 +77,12 @@ class _RebuildTaskResult:
     error_by_block: dict[str, str] = field(default_factory=dict)  # errors of skipped blocks, by key
 
 
-def rebuild_records(records: BucketAddress, run: JobContext, job: RebuildRecords) -> BulkSummary:
+def rebuild_records(records: BucketAddress, run: JobContext, job: RebuildRecordsJob) -> BulkSummary:
     """Run the job on the driver.
 
     Unreadable blocks are skipped if the job says so, except blocks that may hide messages and blocks of a newer build.
     """
-    blocks = ColdStart(_open_log(records, job)).manifest(job.manifest).blocks
+    blocks = RebuildManifests(_open_log(records, job)).read_manifest(job.manifest).blocks
     cores = run.spark.sparkContext.defaultParallelism
     run_task = partial(_run_rebuild_task, records, run.folder, job)
     tasks = [
@@ -105,7 +105,7 @@ def _split_into_id_ranges(blocks: Iterable[Block], *kinds: RecordKind, min_range
     """Split the ids of the kinds into at least `min_ranges` ranges with about equal numbers of record versions."""
     blocks_of_kinds = [block for block in blocks if block.kind in kinds]
     versions_per_range = math.ceil(sum(block.records for block in blocks_of_kinds) / min_ranges)
-    id_ranges = split_id_ranges(blocks_of_kinds, versions=max(1, min(_MAX_VERSIONS_PER_RANGE, versions_per_range)))
+    id_ranges = split_into_id_ranges(blocks_of_kinds, versions=max(1, min(_MAX_VERSIONS_PER_RANGE, versions_per_range)))
     return [
         _IdRange(number, ids, tuple(overlapping_blocks(blocks_of_kinds, ids))) for number, ids in enumerate(id_ranges)
     ]
@@ -130,13 +130,13 @@ def _summarize_task_results(results: list[_RebuildTaskResult]) -> BulkSummary:
     return BulkSummary(counts=dict(counts), facts=facts)
 
 
-def _open_log(records: BucketAddress, job: RebuildRecords) -> RecordLog:
+def _open_log(records: BucketAddress, job: RebuildRecordsJob) -> RecordLog:
     bucket = NamedBucket(role=BucketRole(records.role), bucket=records.bucket, address=records.endpoint)
     return RecordLog(LostCatalogIdentity(job.catalog_id).own(bucket, records.store()))
 
 
 def _run_rebuild_task(
-    records: BucketAddress, folder: Path, job: RebuildRecords, task: _RebuildTask
+    records: BucketAddress, folder: Path, job: RebuildRecordsJob, task: _RebuildTask
 ) -> _RebuildTaskResult:
     """Run one task in an executor. A task may run twice, even at the same time."""
     rebuilder = _RecordRebuilder(_open_log(records, job), RowFilesFolder(folder), skip_unreadable=job.skip_unreadable)
@@ -212,7 +212,7 @@ class _RecordRebuilder:
         if not versions.num_rows:
             return versions
         self.result.version = max(self.result.version, pc.max(versions.column("version")).as_py())
-        winners = split_winners(versions)
+        winners = split_newest_versions(versions)
         if kind in TOMBSTONED_KINDS:
             number = 2 * id_range.number + (kind is _K.LEDGER)  # two kinds share the table of tombstones
             self._write_rows(number, [build_tombstone_rows(winners.tombstones, winners.covered, kind)])

@@ -46,7 +46,7 @@ def deal_round_robin(items: list[T], count: int) -> list[list[T]]:
 
 def is_active_topic(catalog: SqlCatalog, topic_id: TopicId) -> bool:
     try:
-        return catalog.topics.get_by_id(topic_id).state is TopicState.ACTIVE
+        return catalog.topics.get_topic_by_id(topic_id).state is TopicState.ACTIVE
     except UnknownObject:
         return False
 

@@ -94,7 +94,11 @@ def _rebuild_buffers(
             result.unreadable += 1
             result.error_by_topic[topic_id] = str(damage)
         else:
-            if buffer.hidden or buffer.open or catalog.transaction_snapshots.current(topic_id).ledger_id is not None:
+            if (
+                buffer.hidden
+                or buffer.open
+                or catalog.transaction_snapshots.get_snapshot(topic_id).ledger_id is not None
+            ):
                 yield topic_id, buffer
             else:
                 result.empty += 1

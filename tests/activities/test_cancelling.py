@@ -151,14 +151,14 @@ def test_page_of_trims_cancelled_detaches_no_further_topic(world: World, monkeyp
     filled(world, 3)
     activities, _ = trimming(world)
     env = environment()
-    real = world.catalog.phase_one.detach_into
+    real = world.catalog.phase_one.detach_into_batch
 
     def detach_into(*args: object, **more: object) -> DetachedBatch:
         env.cancel()
         return real(*args, **more)  # type: ignore[arg-type]
 
     with monkeypatch.context() as patched:
-        patched.setattr(world.catalog.phase_one, "detach_into", detach_into)
+        patched.setattr(world.catalog.phase_one, "detach_into_batch", detach_into)
         with pytest.raises(CancelledError):
             env.run(activities.trim_page, request(1, 3))
     assert len(world.sql("SELECT * FROM pending_deletion")) == 1

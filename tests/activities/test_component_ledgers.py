@@ -13,7 +13,7 @@ from logstore.log.ledgers import Component, LedgerOwner, LedgerStatement
 from logstore.log.services.component_ledgers import ComponentLedgers
 from logstore.log.services.group_commit import GroupCommitter
 from logstore.log.services.schemas import SchemaRegistry
-from logstore.ports.catalog import Cause, Claim
+from logstore.ports.catalog import AuditCause, Claim
 from logstore.positions import LedgerId, Position
 from tests.activities.world import BATCH, BATCH_WORKFLOW, World, chunk_input, done
 
@@ -50,7 +50,7 @@ def _cursor_ledgers(world: World, subscriptions: Subscriptions, count: int) -> l
     for entry in range(count):
         position = Position(data, 2 * entry + 1)
         subscriptions.acknowledge(world.topic.topic_id, _NAME, positions=[position])
-        snapshot = world.catalog.cursors.get(world.topic.topic_id, _NAME).snapshot_ledger
+        snapshot = world.catalog.cursors.get_cursor(world.topic.topic_id, _NAME).snapshot_ledger
         assert snapshot is not None
         found.append(snapshot)
     return found
@@ -97,7 +97,7 @@ def _copied(columns: list[str]) -> str:
 def test_chunk_refuses_a_cursor_ledger_of_another_cursor(world: World, subscriptions: Subscriptions) -> None:
     """METADATA_MISMATCH: two cursors of one topic are two owners; one name alone tells them apart (promise 3)."""
     old, _ = _cursor_ledgers(world, subscriptions, 2)
-    made = next(one for one in world.catalog.deletions.list(None, limit=10) if one.ledger_id == old)
+    made = next(one for one in world.catalog.deletions.list_intents(None, limit=10) if one.ledger_id == old)
     other = LedgerOwner(
         application="sexton",
         component=Component.MANAGED_CURSOR,
@@ -117,15 +117,15 @@ def test_chunk_refuses_a_cursor_ledger_of_another_cursor(world: World, subscript
 def test_chunk_deletes_what_a_creator_left_before_it_could_list_it(world: World) -> None:
     """A newborn whose segment was never registered is judged by the segment's own metadata (apache/pulsar#350)."""
     world.fill(1)
-    made = world.catalog.components.create(
+    made = world.catalog.components.create_component_ledger(
         world.topic.topic_id, Component.SCHEMA_STORAGE, {"schema": world.topic.name}, application="sexton"
     )
     for key in (meta_key(made.ledger_id, made.owner), segment_key(made.ledger_id, 0)):
         world.objects.put_if_absent(key, b"x", metadata=made.to_metadata())
     catalog = SqlCatalog(world.catalog.database, registration_timeout_s=-1)
     claim = Claim(workflow_id=BATCH_WORKFLOW, run_id="run-1", ttl_s=60)
-    cause = Cause(actor="tests", reason="a test", workflow_id="")
-    detached = catalog.phase_one.detach(
+    cause = AuditCause(actor="tests", reason="a test", workflow_id="")
+    detached = catalog.phase_one.detach_ledgers(
         world.topic.topic_id, None, force=False, batch_id=BATCH, claim=claim, cause=cause
     )
     assert (detached.ledgers, detached.intents) == (1, 2)

@@ -38,7 +38,7 @@ from logstore.errors import (
     StoreUnavailable,
 )
 from logstore.ownership import Lease
-from logstore.ports.catalog import Deletions, PhaseOne
+from logstore.ports.catalog import PhaseOne, PhaseTwoQueue
 from logstore.records.services.shared_flushes import SharedFlushes
 from tests.activities.world import BATCH, BATCH_WORKFLOW, NAME, World, chunk_input, done, environment, one_input, run
 from tests.fakes.objects import Fault, FaultKind, Operation
@@ -261,19 +261,19 @@ def test_remove_that_lost_its_lease_judges_no_row(world: World) -> None:
     found = IntentExamination(own_copies={intent.row_id: (intent, StoredCopy(verdict=CopyVerdict.OWN))})
 
     class TakenOver:
-        def inspect(self, _: object) -> StoredCopy:
+        def inspect_copy(self, _: object) -> StoredCopy:
             raise NotImplementedError
 
         def prepare_inspection(self, _: object) -> Any:
             raise NotImplementedError
 
-        def check_absence(self, _: object) -> Any:
+        def prove_absence(self, _: object) -> Any:
             raise NotImplementedError
 
-        def statement(self, _: object) -> None:
+        def read_statement(self, _: object) -> None:
             raise NotImplementedError
 
-        def remove(self, _: object, *, on_progress: object) -> Any:
+        def remove_copies(self, _: object, *, on_progress: object) -> Any:
             raise NotOwner(1, expected="a", found="b")
 
     with pytest.raises(NotOwner):
@@ -297,7 +297,9 @@ class Spied:
 
     _WRITES: Final = {"detach", "renew_batch_claim", "finish", "hand_over", "take", "hold", "close"}
 
-    def __init__(self, port: PhaseOne | Deletions, leases: list[tuple[str, Lease | None]], lease: Lease | None) -> None:
+    def __init__(
+        self, port: PhaseOne | PhaseTwoQueue, leases: list[tuple[str, Lease | None]], lease: Lease | None
+    ) -> None:
         self._port, self.leases, self._lease = port, leases, lease
 
     def with_lease(self, lease: Lease | None) -> "Spied":

@@ -147,7 +147,7 @@ def test_request_from_before_a_rebuild_is_refused_and_changes_nothing(
         request_of(world)
     assert [world.left_of(one) for one in ledgers] == before
     assert world.intents() == []
-    assert world.catalog.topics.get_by_id(world.topic.topic_id).state.value == "ACTIVE"
+    assert world.catalog.topics.get_topic_by_id(world.topic.topic_id).state.value == "ACTIVE"
 
 
 def test_chunk_and_single_deletion_from_before_a_rebuild_end_as_stale(world: World) -> None:

@@ -17,25 +17,25 @@ from activities.offload import (
 from logstore.deletion.intents import IntentKey, Outcome
 from logstore.errors import InvalidInput, UnknownObject, UploadUnproven
 from logstore.offload.tiered_copy import data_key, index_key
-from logstore.ports.catalog import Cause, Claim, OffloadAnswer
+from logstore.ports.catalog import AuditCause, Claim, OffloadStartOutcome
 from logstore.positions import LedgerId
 from logstore.validated_names import TopicName
 from tests.activities.world import BATCH, BATCH_WORKFLOW, World, chunk_input, done, one_input, run
 from tests.fakes.objects import Fault, FaultKind, Operation
 
 METADATA = {"bucket": "cold"}
-CAUSE = Cause(actor="tests", reason="a test", workflow_id="delete-topic/1")
+CAUSE = AuditCause(actor="tests", reason="a test", workflow_id="delete-topic/1")
 CLAIM = Claim(workflow_id="delete-ledgers/all", run_id="1", ttl_s=60)
 
 
 def upload(world: World, ledger: LedgerId) -> str:
     """One attempt that succeeds; its uuid."""
     done = run(world.offload.upload, UploadCopyInput(ledger_id=ledger, timeout_s=60))
-    assert done.answer is OffloadAnswer.BEGUN
+    assert done.answer is OffloadStartOutcome.BEGUN
     return done.uuid
 
 
-def publish(world: World, ledger: LedgerId, uuid: str) -> OffloadAnswer:
+def publish(world: World, ledger: LedgerId, uuid: str) -> OffloadStartOutcome:
     return run(world.offload.publish, PublishCopyInput(ledger_id=ledger, uuid=uuid))
 
 
@@ -61,7 +61,7 @@ def offloaded(world: World, count: int) -> dict[LedgerId, str]:
     """Ledgers with both copies, and the uuid of the tiered one."""
     made = {ledger: upload(world, ledger) for ledger in world.fill_readable(count)}
     for ledger, uuid in made.items():
-        assert publish(world, ledger, uuid) is OffloadAnswer.ALREADY
+        assert publish(world, ledger, uuid) is OffloadStartOutcome.ALREADY
     return made
 
 
@@ -95,21 +95,21 @@ def damage_of(world: World, ledger: LedgerId, uuid: str, kind: str) -> None:
 def open_upload(world: World) -> IntentKey:
     """The intent of an attempt that was replaced and may still be sending."""
     (ledger,) = world.fill_readable(1)
-    world.catalog.offloads.begin(ledger, uuid="u-1", driver_metadata=METADATA, timeout_s=2_700)
-    world.catalog.offloads.begin(ledger, uuid="u-2", driver_metadata=METADATA, timeout_s=2_700)
+    world.catalog.offloads.begin_offload(ledger, uuid="u-1", driver_metadata=METADATA, timeout_s=2_700)
+    world.catalog.offloads.begin_offload(ledger, uuid="u-2", driver_metadata=METADATA, timeout_s=2_700)
     assert world.detach().intents == 1
-    return intent_key(world.catalog.deletions.list(None, limit=1)[0])
+    return intent_key(world.catalog.deletions.list_intents(None, limit=1)[0])
 
 
 def test_upload_twice_leaves_one_live_copy_and_one_intent(world: World) -> None:
     """Two attempts never touch the same object; the one that is replaced loses cleanly (temporalio/sdk-python#1048)."""
     (ledger,) = world.fill_readable(1)
-    world.catalog.cursors.subscribe(world.topic.topic_id, "slow", latest=False)
+    world.catalog.cursors.create_subscription(world.topic.topic_id, "slow", latest=False)
     first, second = upload(world, ledger), upload(world, ledger)
-    assert publish(world, ledger, first) is OffloadAnswer.BEGUN
-    assert publish(world, ledger, second) is OffloadAnswer.ALREADY
-    assert publish(world, ledger, second) is OffloadAnswer.ALREADY
-    (intent,) = world.catalog.deletions.list(None, limit=10)
+    assert publish(world, ledger, first) is OffloadStartOutcome.BEGUN
+    assert publish(world, ledger, second) is OffloadStartOutcome.ALREADY
+    assert publish(world, ledger, second) is OffloadStartOutcome.ALREADY
+    (intent,) = world.catalog.deletions.list_intents(None, limit=10)
     assert intent.context == {"driver": "aws-s3", "bucket": "cold", "uuid": first}
     world.detach()
     assert done(world.deletion.delete_chunk, chunk_input()).outcomes == {"DELETED": 1}
@@ -138,7 +138,7 @@ def test_both_copies_of_a_ledger_are_deleted_alone(world: World) -> None:
     """Two rows; a failure of the one does not hold the other (PIP-186)."""
     (ledger,) = world.fill_readable(1)
     world.acknowledge(ledger)
-    assert publish(world, ledger, upload(world, ledger)) is OffloadAnswer.ALREADY
+    assert publish(world, ledger, upload(world, ledger)) is OffloadStartOutcome.ALREADY
     assert world.detach().intents == 2
     world.tiered.plan(Fault(operation=Operation.DELETE, kind=FaultKind.KEY_ERROR))
     result = done(world.deletion.delete_chunk, chunk_input())
@@ -166,8 +166,8 @@ def test_removal_repeated_after_its_topic_has_gone_is_answered_by_its_batch(worl
     offloaded(world, 1)
     first = remove_page(world)
     phase_one, topic = world.catalog.phase_one, world.topic
-    phase_one.begin_topic(topic.topic_id, topic.name, CAUSE)
-    phase_one.detach_all(topic.topic_id, batch_id="all", claim=CLAIM, cause=CAUSE)
+    phase_one.begin_topic_deletion(topic.topic_id, topic.name, CAUSE)
+    phase_one.detach_whole_topic(topic.topic_id, batch_id="all", claim=CLAIM, cause=CAUSE)
     assert phase_one.remove_topic(topic.topic_id, CAUSE)
     assert (remove_page(world).intents, first.intents) == (1, 1)
     with pytest.raises(UnknownObject):

@@ -32,8 +32,8 @@ from logstore.log.ledger_object_keys import SHARDS, ledger_prefix, meta_key, seg
 from logstore.log.ledgers import LedgerStatement
 from logstore.log.segment_format import encode_segment
 from logstore.offload.tiered_copy import CopyLocation
-from logstore.ports.bundle_owners import Owners
-from logstore.ports.catalog import Acknowledge, RegisterSegment, RowRange, Segment, Topic
+from logstore.ports.bundle_owners import TopicOwners
+from logstore.ports.catalog import AcknowledgeWrite, IntentRowRange, RegisterSegmentWrite, Segment, Topic
 from logstore.ports.object_storage import ObjectInfo
 from logstore.positions import LedgerId, Position
 from tests.ending_functions import REFERENCES
@@ -51,7 +51,7 @@ NAME = "persistent://tenant/namespace/orders"
 BUCKET = "cold"
 BATCH = "batch-1"
 BATCH_WORKFLOW = f"delete-ledgers/{BATCH}"
-ALL_ROWS = RowRange(first=0, last=1_000_000, rows=0)
+ALL_ROWS = IntentRowRange(first=0, last=1_000_000, rows=0)
 
 
 class PartlyBlind(FakeObjectStore):
@@ -102,7 +102,7 @@ class World:
         """Of the same worker."""
         return self.activities.offload
 
-    def deletion_at(self, owners: Owners) -> LedgerDeletionActivities:
+    def deletion_at(self, owners: TopicOwners) -> LedgerDeletionActivities:
         """The deletion activities of a worker that sees ownership so."""
         return create_activities(self.log, owners).deletion
 
@@ -110,7 +110,7 @@ class World:
         """As `fill`, with segments that hold entries, each its position as payload."""
         ledgers = self.fill(count)
         for ledger_id in ledgers:
-            for row in self.catalog.ledgers.segments(ledger_id):
+            for row in self.catalog.ledgers.list_segments(ledger_id):
                 self._write_entries(row)
         return ledgers
 
@@ -138,14 +138,14 @@ class World:
     def _ledger(self, segments: int, *, apart: int = 1) -> LedgerStatement:
         last = self.catalog.ledgers.last_ledger(self.topic.topic_id)
         self.sql("UPDATE catalog SET next_ledger_id = next_ledger_id + :more", more=apart - 1)
-        made = self.catalog.ledgers.create(self.topic.topic_id, application="sexton")
+        made = self.catalog.ledgers.create_ledger(self.topic.topic_id, application="sexton")
         self.store(made, segments)
-        assert self.catalog.ledgers.attach(made.ledger_id, after=last.ledger_id if last else None)
-        self.catalog.commits.commit([self._registration(made, number) for number in range(segments)])
+        assert self.catalog.ledgers.attach_ledger(made.ledger_id, after=last.ledger_id if last else None)
+        self.catalog.commits.commit_writes([self._registration(made, number) for number in range(segments)])
         return made
 
-    def _registration(self, made: LedgerStatement, number: int) -> RegisterSegment:
-        return RegisterSegment(
+    def _registration(self, made: LedgerStatement, number: int) -> RegisterSegmentWrite:
+        return RegisterSegmentWrite(
             topic_id=self.topic.topic_id,
             ledger_id=made.ledger_id,
             epoch=made.epoch,
@@ -163,9 +163,11 @@ class World:
 
     def acknowledge(self, ledger_id: LedgerId, name: str = "reader") -> None:
         """Move the subscription, made at the first ledger if need be, to the end of a ledger."""
-        self.catalog.cursors.subscribe(self.topic.topic_id, name, latest=False)
+        self.catalog.cursors.create_subscription(self.topic.topic_id, name, latest=False)
         end = Position(ledger_id, 19)
-        self.catalog.commits.commit([Acknowledge(topic_id=self.topic.topic_id, subscription=name, up_to=end)])
+        self.catalog.commits.commit_writes(
+            [AcknowledgeWrite(topic_id=self.topic.topic_id, subscription=name, up_to=end)]
+        )
 
     def detach(self, ledger_ids: list[LedgerId] | None = None, *, batch_id: str = BATCH) -> DetachResult:
         """Phase one, in the name of the batch's workflow."""
@@ -191,7 +193,7 @@ class World:
 
     def outcomes(self, batch_id: str = BATCH) -> dict[str, int]:
         """Rows of a batch by outcome."""
-        return dict(self.catalog.deletions.tally(batch_id).outcomes)
+        return dict(self.catalog.deletions.tally_batch(batch_id).outcomes)
 
     def left_of(self, ledger_id: LedgerId) -> list[str]:
         """Names of the ledger's objects in storage."""
@@ -201,7 +203,9 @@ class World:
     def key(self, ledger_id: LedgerId) -> IntentKey:
         """The key of the ledger's newest intent."""
         return next(
-            intent_key(one) for one in self.catalog.deletions.list(None, limit=1000) if one.ledger_id == ledger_id
+            intent_key(one)
+            for one in self.catalog.deletions.list_intents(None, limit=1000)
+            if one.ledger_id == ledger_id
         )
 
     def sql(self, statement: str, **values: Any) -> list[Row[Any]]:
@@ -245,7 +249,7 @@ def open_world(folder: Path) -> World:
     return World(
         catalog=catalog,
         objects=objects,
-        topic=catalog.topics.create(NAME, RetentionPolicy()),
+        topic=catalog.topics.create_topic(NAME, RetentionPolicy()),
         log=log,
         activities=create_activities(log, NobodyOwns()),
         tiered=tiered,
@@ -276,7 +280,7 @@ def done(activity: Callable[..., OwnerRoutedAnswer[T]], request: object, *, work
 
 def chunk_input(*, batch_id: str = BATCH, epoch: int = 1) -> ChunkInput:
     """All rows of a batch as one chunk."""
-    return ChunkInput(batch_id=batch_id, chunk=RowRange(first=0, last=1_000_000, rows=3), catalog_epoch=epoch)
+    return ChunkInput(batch_id=batch_id, chunk=IntentRowRange(first=0, last=1_000_000, rows=3), catalog_epoch=epoch)
 
 
 def one_input(key: IntentKey, *, epoch: int = 1) -> DeleteIntentInput:

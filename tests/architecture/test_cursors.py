@@ -13,7 +13,7 @@ def _asks_for_rows(node: ast.AST) -> bool:
 
 
 def _is_acknowledgement(node: ast.AST) -> bool:
-    return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Acknowledge"
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "AcknowledgeWrite"
 
 
 def _found(module: Module) -> list[int]:

@@ -39,7 +39,7 @@ def measure(ledgers: int, segments: int) -> dict[str, Any]:
         migrated(template)
         losing = Losing(World(database, template), LostFile(database))
         with losing.process() as log:
-            topic = log.catalog.topics.create("persistent://a/b/c", RetentionPolicy())
+            topic = log.catalog.topics.create_topic("persistent://a/b/c", RetentionPolicy())
             losing.flush()
         _store(losing, topic, ledgers, segments)
         losing.lose()
@@ -47,9 +47,9 @@ def measure(ledgers: int, segments: int) -> dict[str, Any]:
         with losing.adopter() as adopter:
             with _timed(told, "look"):
                 for shard in range(SHARDS):
-                    adopter.adopt(shard)
+                    adopter.compare_shard(shard)
             with _timed(told, "settle"):
-                report = losing.finish(adopter)
+                report = losing.make_catalog_ready(adopter)
         if (report.adopted_ledgers, report.adopted_segments) != (ledgers, ledgers * segments):
             raise RuntimeError(f"expected all of them to be adopted, found {report}")
         return told

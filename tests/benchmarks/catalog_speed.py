@@ -17,7 +17,14 @@ from infra.catalog import Database, SqlCatalog, migrate_catalog
 from infra.catalog import tables as t
 from logstore.deletion.retention import RetentionPolicy
 from logstore.log.ledgers import LedgerState
-from logstore.ports.catalog import Cause, Claim, ProducerAdvance, RegisterSegment, RegisterSegmentResult, Topic
+from logstore.ports.catalog import (
+    AuditCause,
+    Claim,
+    ProducerSequenceRange,
+    RegisterSegmentResult,
+    RegisterSegmentWrite,
+    Topic,
+)
 from logstore.positions import LedgerId
 from tests.postgres import Postgres
 
@@ -60,22 +67,22 @@ def _measure(url: str, wanted: list[str]) -> None:
 
 
 def _commits(catalog: SqlCatalog, size: int) -> float:
-    topic = catalog.topics.create(f"persistent://a/b/speed-{size}", RetentionPolicy())
-    ledger = catalog.ledgers.create(topic.topic_id, application="bench").ledger_id
-    catalog.ledgers.attach(ledger, after=None)
+    topic = catalog.topics.create_topic(f"persistent://a/b/speed-{size}", RetentionPolicy())
+    ledger = catalog.ledgers.create_ledger(topic.topic_id, application="bench").ledger_id
+    catalog.ledgers.attach_ledger(ledger, after=None)
     begun, number, done = time.perf_counter(), 0, 0
     while time.perf_counter() - begun < _SECONDS:
         writes = [_write(topic, ledger, number + offset, catalog_epoch=1) for offset in range(size)]
         number += size
-        done += sum(isinstance(answer, RegisterSegmentResult) for answer in catalog.commits.commit(writes))
+        done += sum(isinstance(answer, RegisterSegmentResult) for answer in catalog.commits.commit_writes(writes))
     if done != number:
         raise RuntimeError(f"{number} commits, {done} registered")
     return done / (time.perf_counter() - begun)
 
 
-def _write(topic: Topic, ledger: LedgerId, number: int, *, catalog_epoch: int) -> RegisterSegment:
-    producer = ProducerAdvance(producer=f"p{number % 200}", first=number, last=number)
-    return RegisterSegment(
+def _write(topic: Topic, ledger: LedgerId, number: int, *, catalog_epoch: int) -> RegisterSegmentWrite:
+    producer = ProducerSequenceRange(producer=f"p{number % 200}", first=number, last=number)
+    return RegisterSegmentWrite(
         topic_id=topic.topic_id,
         ledger_id=ledger,
         epoch=catalog_epoch,
@@ -91,21 +98,21 @@ def _name(count: int) -> str:
 
 
 def _fill(database: Database, count: int) -> None:
-    topic = SqlCatalog(database).topics.create(_name(count), RetentionPolicy())
+    topic = SqlCatalog(database).topics.create_topic(_name(count), RetentionPolicy())
     _insert_ledgers(database, topic, count)
 
 
 def _detach(database: Database, count: int) -> None:
     catalog = SqlCatalog(database)
-    topic = catalog.topics.get(_name(count))
+    topic = catalog.topics.get_topic(_name(count))
     before, begun = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.perf_counter()
-    done = catalog.phase_one.detach(
+    done = catalog.phase_one.detach_ledgers(
         topic.topic_id,
         None,
         force=False,
         batch_id=f"bench-{count}",
         claim=Claim(workflow_id="w", run_id="r", ttl_s=60),
-        cause=Cause(actor="bench", reason="speed", workflow_id="w"),
+        cause=AuditCause(actor="bench", reason="speed", workflow_id="w"),
     )
     took, peak = time.perf_counter() - begun, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     if done.intents != count:

@@ -30,9 +30,9 @@ from pyspark.sql import functions as sql
 
 from infra.catalog.records.rebuild_loading import SqlRebuild
 from logstore.identity.bucket_markers import BucketRole
-from logstore.ports.catalog.catalog_rebuild import CatalogLoad
-from logstore.records.manifest import Block, Ceilings, Manifest
-from logstore.records.rebuild_job import RebuildId, RebuildRecords, RowFilesFolder
+from logstore.ports.catalog.catalog_rebuild import RebuiltCatalogStart
+from logstore.records.manifest import Block, IdCeilings, Manifest
+from logstore.records.rebuild_job import RebuildId, RebuildRecordsJob, RowFilesFolder
 from logstore.records.record_kinds import RecordKind, block_schema
 from logstore.records.services.record_log import RecordLog
 from spark.job_mains import record_log_job_mains
@@ -84,11 +84,11 @@ def _seconds(found: dict[str, float]) -> float:
 
 def _ours(jobs: SparkBulkJobs, manifest: Manifest, folder: Path, run_id: str) -> dict[str, float]:
     url = f"sqlite:///{folder}/{run_id}.db"
-    job = RebuildRecords(run_id=run_id, catalog_id=manifest.catalog_id, manifest=manifest.number)
+    job = RebuildRecordsJob(run_id=run_id, catalog_id=manifest.catalog_id, manifest=manifest.number)
     began = time.perf_counter()
-    done = jobs.run(job, lambda progress: None)
+    done = jobs.run_job(job, lambda progress: None)
     found = time.perf_counter()
-    load = CatalogLoad(
+    load = RebuiltCatalogStart(
         rebuild=str(RebuildId.for_command(manifest.catalog_id, 1, database_url=url, skip_unreadable=False)),
         manifest=manifest,
         epoch=2,
@@ -97,9 +97,9 @@ def _ours(jobs: SparkBulkJobs, manifest: Manifest, folder: Path, run_id: str) ->
         markers=(),
         now_us=_NOW_US,
     )
-    SqlRebuild(url).load(load, RowFilesFolder(Path(done.folder)), lambda: None)
+    SqlRebuild(url).load_rows(load, RowFilesFolder(Path(done.folder)), lambda: None)
     loaded = time.perf_counter()
-    jobs.forget(run_id)
+    jobs.remove_run(run_id)
     (folder / f"{run_id}.db").unlink()
     took = {"find_s": found - began, "load_s": loaded - found, "records": done.counts["records"]}
     _tell(f"{run_id}: {took}")
@@ -139,7 +139,7 @@ def _put(on: Stage, records: int, copies: Path) -> Manifest:
             (copies / kind.value).mkdir(parents=True, exist_ok=True)
             stored = on.log.record_objects.get(block.key)
             (copies / kind.value / f"{block.block_id}.parquet").write_bytes(stored.body if stored else b"")
-    before = log.newest_manifest()
+    before = log.read_newest_manifest()
     manifest = Manifest(
         number=1 + (before.number if before else 0),
         catalog_id=on.log.catalog.identities.catalog_id(),
@@ -147,7 +147,7 @@ def _put(on: Stage, records: int, copies: Path) -> Manifest:
         bundles=64,
         stamp=uuid4().hex,
         flushed_us=_NOW_US,
-        ceilings=Ceilings(ledger=records, topic=records, transaction=records),
+        ceilings=IdCeilings(ledger=records, topic=records, transaction=records),
         blocks=tuple(blocks),
     )
     log.put_manifest(manifest)

@@ -14,8 +14,8 @@ from urllib.parse import urlsplit
 import pyarrow.fs as pa_fs
 import pyarrow.parquet as pq
 
-from logstore.delayed.index_buckets import pair_to_merge
-from logstore.delayed.index_build_job import BuildIndexes
+from logstore.delayed.index_buckets import find_pair_to_merge
+from logstore.delayed.index_build_job import BuildDelayedIndexJob
 from logstore.deletion.retention import RetentionPolicy
 from logstore.log.entries import NewEntry, ProducedEntries
 from logstore.log.ledger_object_keys import segment_key
@@ -37,7 +37,7 @@ _ROUNDS: Final = 3
 def recovery(on: Stage, pending: int, tell: Callable[[str], None]) -> dict[str, Any]:
     """The first delivery by a process that has just begun, beside reading every message; 1 KiB each."""
     topic = _produced(on, "recovery", pending, 1_024, tell)
-    sealed = on.log.delayed.sealer.seal(topic.topic_id, force=True)
+    sealed = on.log.delayed.sealer.drop_buckets_and_seal(topic.topic_id, force=True)
     tell(f"recovery: {sealed.messages:,} messages were sealed into {sealed.buckets} buckets")
     buckets = _merged(on, topic)
     if sealed.messages != pending:
@@ -61,10 +61,10 @@ def recovery(on: Stage, pending: int, tell: Callable[[str], None]) -> dict[str, 
 
 def _merged(on: Stage, topic: Topic) -> int:
     """Merge until there are no more buckets than there may be, as workers do; how many are left."""
-    while len(listed := on.log.catalog.delayed.listed(topic.topic_id).buckets) > on.settings.delayed_buckets:
-        pair = pair_to_merge(listed)
+    while len(listed := on.log.catalog.delayed.get_bucket_list(topic.topic_id).buckets) > on.settings.delayed_buckets:
+        pair = find_pair_to_merge(listed)
         assert pair
-        on.log.delayed.merger.merge(topic.topic_id, (pair[0].bucket_id, pair[1].bucket_id))
+        on.log.delayed.merger.merge_pair(topic.topic_id, (pair[0].bucket_id, pair[1].bucket_id))
     return len(listed)
 
 
@@ -75,9 +75,9 @@ def _first(on: Stage, topic: Topic) -> float:
     """
     settings = on.settings.model_copy(update={"delayed_tolerance": _DUE_MS / 1_000})
     with open_log_store(settings) as log:
-        log.objects.require()
+        log.objects.require_ownership()
         began = time.perf_counter()
-        with log.delivery.consumer(topic) as consumer:
+        with log.delivery.create_consumer(topic) as consumer:
             found = consumer.receive(1)
         took = time.perf_counter() - began
     if len(found) != 1 or found[0].deliver_at_ms is None or len(found[0].payload or b"") != 1_024:
@@ -91,7 +91,7 @@ def building(on: Stage, entries: int, tell: Callable[[str], None]) -> dict[str, 
     keys = [
         segment_key(segment.ledger_id, segment.number)
         for ledger in on.log.catalog.ledgers.list_ledgers(topic.topic_id)
-        for segment in on.log.catalog.ledgers.segments(ledger.ledger_id)
+        for segment in on.log.catalog.ledgers.list_segments(ledger.ledger_id)
     ]
     found: dict[str, Any] = {"entries": entries, "segments": len(keys)}
     for cores in (1, 2):
@@ -114,8 +114,8 @@ def _built(on: Stage, topic: Topic, entries: int, cores: int, folder: Path) -> f
     try:
         for number in range(_ROUNDS + 1):  # the first one starts Spark and its processes
             began = time.perf_counter()
-            job = BuildIndexes(run_id=f"build-{number}", topics=(topic.topic_id,))
-            done = jobs.run(job, lambda _: None)
+            job = BuildDelayedIndexJob(run_id=f"build-{number}", topics=(topic.topic_id,))
+            done = jobs.run_job(job, lambda _: None)
             times.append(time.perf_counter() - began)
             if done.counts["messages"] != entries:
                 raise RuntimeError(f"expected {entries} messages, found {done.counts}")
@@ -149,7 +149,7 @@ def _rows_of(store: pa_fs.S3FileSystem, bucket: str, key: str) -> int:
 
 def _produced(on: Stage, name: str, count: int, payload: int, tell: Callable[[str], None]) -> Topic:
     """A topic of so many messages that are due within a day, and not before some minutes; no payload repeats."""
-    topic = on.log.catalog.topics.create(f"persistent://bench/delayed/{name}", RetentionPolicy())
+    topic = on.log.catalog.topics.create_topic(f"persistent://bench/delayed/{name}", RetentionPolicy())
     began, now_ms = time.perf_counter(), on.log.catalog.delayed.now_ms() + 600_000
     for entries in _segments(count, payload, now_ms):
         on.log.managed.append(topic, ProducedEntries(entries=entries))

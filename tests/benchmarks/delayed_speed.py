@@ -20,12 +20,12 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from logstore.cursors.cursor_state import pack_acknowledged, unpack_acknowledged
-from logstore.delayed.bucket_contents import merge_sorted
-from logstore.delayed.compressed_rows import CompactSegment
+from logstore.delayed.bucket_contents import merge_sorted_sources
+from logstore.delayed.compressed_rows import CompressedRows
 from logstore.delayed.delayed_rows import DelayedRows
 from logstore.delayed.entry_bitmaps import add_entries
-from logstore.delayed.snapshot_file import SnapshotWriter, read_segment
-from logstore.delayed.snapshot_footer import parse_footer
+from logstore.delayed.snapshot_file import IndexSnapshotWriter, read_segment
+from logstore.delayed.snapshot_footer import parse_snapshot_footer
 from logstore.positions import LedgerId, Position, TopicId
 from tests.benchmarks.delayed_on_stack import building, recovery
 from tests.benchmarks.stage import stage
@@ -47,7 +47,7 @@ def merging() -> dict[str, Any]:
     """Two buckets into one, in memory and from file to file, beside one sort of all rows and beside a heap."""
     one, two = _messages(_MERGED, first_ledger=1, seed=1), _messages(_MERGED, first_ledger=10_000, seed=2)
     rows = len(one) + len(two)
-    packed = [pack_acknowledged(part.bitmaps()) for part in (one, two)]
+    packed = [pack_acknowledged(part.to_bitmaps()) for part in (one, two)]
     rounds = [(_cpu(lambda: _sorted(one, two)), _cpu(lambda: _merged((one, two), packed))) for _ in range(_ROUNDS)]
     bare, ours = (statistics.median(each) for each in zip(*rounds, strict=True))
     few = [part.slice(0, _HEAPED) for part in (one, two)]
@@ -85,7 +85,7 @@ def _merged(parts: Sequence[DelayedRows], packed: Sequence[bytes]) -> bytes:
     found: dict[LedgerId, Any] = {}
     for one in packed:
         add_entries(found, unpack_acknowledged(one))
-    for _ in merge_sorted([_windows(part) for part in parts]):
+    for _ in merge_sorted_sources([_windows(part) for part in parts]):
         pass
     return pack_acknowledged(found)
 
@@ -103,10 +103,10 @@ def _file_to_file(files: Sequence[bytes]) -> None:
 def _merge_files(files: Sequence[bytes], sink: Any) -> None:
     known: dict[LedgerId, Any] = {}
     for file in files:
-        add_entries(known, parse_footer(pq.read_metadata(io.BytesIO(file)), "bench").bitmaps)
-    writer = SnapshotWriter(sink, _TOPIC, _FIRST, _LAST, entries=known)
-    for part in merge_sorted([_segments(file) for file in files]):
-        writer.add(part)
+        add_entries(known, parse_snapshot_footer(pq.read_metadata(io.BytesIO(file)), "bench").bitmaps)
+    writer = IndexSnapshotWriter(sink, _TOPIC, _FIRST, _LAST, entries=known)
+    for part in merge_sorted_sources([_segments(file) for file in files]):
+        writer.add_rows(part)
     writer.close()
 
 
@@ -154,7 +154,7 @@ def sizes() -> dict[str, Any]:
     for name, made in kinds.items():
         rows = made()
         file = _written(rows)
-        loaded = [(CompactSegment.from_rows(part).memory_bytes, len(part)) for part in _segments(file)]
+        loaded = [(CompressedRows.from_rows(part).memory_bytes, len(part)) for part in _segments(file)]
         found[name] = {
             "stored": round(len(file) / len(rows), 2),
             "loaded": round(sum(size for size, _ in loaded) / len(rows), 2),
@@ -199,8 +199,8 @@ def _windows(rows: DelayedRows) -> Iterator[DelayedRows]:
 
 def _written(rows: DelayedRows) -> bytes:
     sink = io.BytesIO()
-    writer = SnapshotWriter(sink, _TOPIC, _FIRST, _LAST)
-    writer.add(rows)
+    writer = IndexSnapshotWriter(sink, _TOPIC, _FIRST, _LAST)
+    writer.add_rows(rows)
     writer.close()
     return sink.getvalue()
 
@@ -208,7 +208,7 @@ def _written(rows: DelayedRows) -> bytes:
 def _segments(file: bytes) -> Iterator[DelayedRows]:
     source = io.BytesIO(file)
     metadata = pq.read_metadata(source)
-    footer = parse_footer(metadata, "bench")
+    footer = parse_snapshot_footer(metadata, "bench")
     for number in range(len(footer.segments)):
         yield read_segment(source, number, footer=footer, metadata=metadata, name="bench")
 

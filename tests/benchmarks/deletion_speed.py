@@ -26,7 +26,7 @@ from infra.stack.stack_home import StackHome
 from logstore.deletion.intents import IntentKey
 from logstore.log.ledger_object_keys import ledger_prefix
 from logstore.log.ledgers import CopyKind
-from logstore.ports.catalog import Cause, Claim, Topic
+from logstore.ports.catalog import AuditCause, Claim, Topic
 from logstore.positions import LedgerId
 from tests.benchmarks.bare import Bare, bare_activity
 from tests.benchmarks.stage import Stage, make_ledgers, stage, write_rows
@@ -119,19 +119,19 @@ def _detach(on: Stage, topic: Topic, ledger_ids: list[LedgerId] | None = None) -
     """Phase one by retention, or of these ledgers durably, which is what deletes by name are."""
     batch = f"{topic.topic_id}-bench" if ledger_ids is None else f"{topic.topic_id}-{ledger_ids[0]}"
     name = DELETE_LEDGERS.id(batch)
-    detached = on.log.catalog.phase_one.detach(
+    detached = on.log.catalog.phase_one.detach_ledgers(
         topic.topic_id,
         ledger_ids,
         force=False,
         batch_id=batch,
         claim=Claim(workflow_id=name, run_id="", ttl_s=60),
-        cause=Cause(actor="bench", reason="bench", workflow_id=name),
+        cause=AuditCause(actor="bench", reason="bench", workflow_id=name),
     )
     return DeleteLedgersInput(
         batch_id=batch,
         topic_id=topic.topic_id,
         topic=topic.name,
-        catalog_epoch=on.log.catalog.ledgers.epoch(),
+        catalog_epoch=on.log.catalog.ledgers.catalog_epoch(),
         actor="bench",
         reason="bench",
         policy=DeletionPolicy(parallelism=on.settings.deletion_parallelism, chunk=on.settings.deletion_chunk),
@@ -196,7 +196,7 @@ async def _one_bare(client: Client, number: int) -> None:
 
 async def _one_ledger(on: Stage, client: Client, topic: Topic, ledger_id: LedgerId) -> None:
     key = IntentKey(ledger_id=ledger_id, copy=CopyKind.LEDGER.value, generation=1)
-    request = DeleteLedgerInput(key=key, topic=topic.name, catalog_epoch=on.log.catalog.ledgers.epoch())
+    request = DeleteLedgerInput(key=key, topic=topic.name, catalog_epoch=on.log.catalog.ledgers.catalog_epoch())
     name = delete_ledger_workflow_id(key)
     of_topic = TypedSearchAttributes([SearchAttributePair(search_attributes.TOPIC, topic.name)])  # as a batch starts it
     await client.execute_workflow(

@@ -19,10 +19,10 @@ from sqlalchemy import text
 
 from infra.catalog import Database, SqlCatalog, migrate_catalog, open_catalog
 from logstore.deletion.retention import RetentionPolicy
-from logstore.ports.catalog import ProducerAdvance, RegisterSegment, RegisterSegmentResult
-from logstore.records.manifest import Ceilings
+from logstore.ports.catalog import ProducerSequenceRange, RegisterSegmentResult, RegisterSegmentWrite
+from logstore.records.manifest import IdCeilings
 from logstore.records.record_kinds import RecordKind
-from logstore.records.services.manifest_publication import publish, read_head
+from logstore.records.services.manifest_publication import publish_manifest, read_settled_head
 from logstore.records.services.record_log import RecordLog
 from logstore.records.services.tombstone_raids import Raider
 from tests.benchmarks.graves import Numbers, versions
@@ -92,23 +92,23 @@ def _latencies(append: Callable[[], None], ended: Callable[[float], bool]) -> li
 
 
 def _appending(catalog: SqlCatalog) -> Callable[[], None]:
-    topic = catalog.topics.create("persistent://a/b/foreground", RetentionPolicy())
-    ledger = catalog.ledgers.create(topic.topic_id, application="bench").ledger_id
-    catalog.ledgers.attach(ledger, after=None)
+    topic = catalog.topics.create_topic("persistent://a/b/foreground", RetentionPolicy())
+    ledger = catalog.ledgers.create_ledger(topic.topic_id, application="bench").ledger_id
+    catalog.ledgers.attach_ledger(ledger, after=None)
     numbers = iter(range(10**9))
 
     def append() -> None:
         number = next(numbers)
-        write = RegisterSegment(
+        write = RegisterSegmentWrite(
             topic_id=topic.topic_id,
             ledger_id=ledger,
             epoch=1,
             number=number,
             entries=10,
             size_bytes=1_000,
-            producers=(ProducerAdvance(producer="p", first=number, last=number),),
+            producers=(ProducerSequenceRange(producer="p", first=number, last=number),),
         )
-        (answer,) = catalog.commits.commit([write])
+        (answer,) = catalog.commits.commit_writes([write])
         assert isinstance(answer, RegisterSegmentResult), answer
 
     return append
@@ -128,7 +128,7 @@ def _raid(url: str) -> Iterator[subprocess.Popen[str]]:
 def _raid_once(url: str) -> None:
     """Bury, say that all is ready, raid."""
     with open_catalog(url) as catalog:
-        state = catalog.records.state()
+        state = catalog.records.read_state()
         objects = FakeObjectStore(now_us=state.now_us)
         log = RecordLog(objects)
         ids = np.arange(_FIRST, _FIRST + _TOMBSTONES)
@@ -138,14 +138,14 @@ def _raid_once(url: str) -> None:
             *log.put_blocks(RecordKind.LEDGER, versions(ids, version=1, tombstone=True)),
             *log.put_blocks(RecordKind.LEDGER, versions(ids[::2], version=0, tombstone=False)),
         ]
-        found = read_head(catalog.records, log)
-        assert publish(
-            catalog.records, log, found, blocks=blocks, ceilings=Ceilings(), flushed_us=state.now_us, next_ids=None
+        found = read_settled_head(catalog.records, log)
+        assert publish_manifest(
+            catalog.records, log, found, blocks=blocks, ceilings=IdCeilings(), flushed_us=state.now_us, next_ids=None
         )
         raider = Raider(catalog.records, catalog.tombstones, log, FakeObjectStore(), eligible_age_s=_AGE_S)
         sys.stdout.write("ready\n")
         sys.stdout.flush()
-        done = raider.raid("bench")
+        done = raider.raid_tombstones("bench")
     assert (done.candidates, done.removed) == (_TOMBSTONES, _TOMBSTONES // 2), done
 
 

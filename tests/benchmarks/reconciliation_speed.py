@@ -99,7 +99,7 @@ def listing_beside_paginator(on: Stage) -> dict[str, Any]:
 
 def _listed(jobs: SparkBulkJobs, run_id: str) -> float:
     began = time.perf_counter()
-    done = jobs.run(ListStorageJob(run_id=run_id), lambda progress: None)
+    done = jobs.run_job(ListStorageJob(run_id=run_id), lambda progress: None)
     return done.counts["objects"] / (time.perf_counter() - began)
 
 
@@ -143,10 +143,10 @@ def _plan(jobs: SparkBulkJobs, folder: Path, ledgers: int, run_id: str) -> tuple
     ]
     began = time.perf_counter()
     for step in steps:
-        done = jobs.run(step, lambda progress: None)
+        done = jobs.run_job(step, lambda progress: None)
     took = time.perf_counter() - began
     _tell(f"{run_id}: {took:.2f} s")
-    jobs.forget(run_id)
+    jobs.remove_run(run_id)
     return took, done.counts["candidates"]
 
 

@@ -18,10 +18,10 @@ import numpy as np
 import pyarrow as pa
 
 from logstore.records.block_files import encode_block
-from logstore.records.manifest import Block, Ceilings
-from logstore.records.newest_versions import KEY_COLUMNS, select_winners
+from logstore.records.manifest import Block, IdCeilings
+from logstore.records.newest_versions import KEY_COLUMNS, select_newest_versions
 from logstore.records.record_kinds import RecordKind
-from logstore.records.services.manifest_publication import publish, read_head
+from logstore.records.services.manifest_publication import publish_manifest, read_settled_head
 from logstore.records.services.record_log import RecordLog
 from logstore.records.services.tombstone_raids import Raider, RaidResult
 from logstore.records.tombstone_rules import estimate_tombstone_sizes
@@ -45,7 +45,7 @@ def winning() -> dict[str, Any]:
         blocks = [_keys(number, subs) for number in range(_VERSIONS // _BLOCK)]
         random = np.random.default_rng(2)
         shuffled = [blocks[at] for at in random.permutation(len(blocks))]
-        ours = statistics.median(_cpu(lambda parts=shuffled: select_winners(parts)) for _ in range(_ROUNDS))  # type: ignore[misc]
+        ours = statistics.median(_cpu(lambda parts=shuffled: select_newest_versions(parts)) for _ in range(_ROUNDS))  # type: ignore[misc]
         bare = statistics.median(_cpu(lambda parts=shuffled: _grouped(parts)) for _ in range(_ROUNDS))  # type: ignore[misc]
         found[name] = {
             "versions_s": round(_VERSIONS / ours),
@@ -82,7 +82,7 @@ def raiding() -> dict[str, Any]:
         world.advance(seconds=2 * 86_400)
         raider = _Timed(world)
         began = time.process_time()
-        done = raider.raid("bench", progress=raider.look)
+        done = raider.raid_tombstones("bench", progress=raider.look)
         whole_s = time.process_time() - began
         world.database.close()
     assert (done.candidates, done.removed) == (_TOMBSTONES, _TOMBSTONES // 2)
@@ -136,9 +136,15 @@ def _stored(world: RecordsWorld, ids: Numbers, *, version: int, tombstone: bool 
 
 
 def _publish(world: RecordsWorld, blocks: Sequence[Block]) -> None:
-    found = read_head(world.catalog.records, world.log)
-    assert publish(
-        world.catalog.records, world.log, found, blocks=blocks, ceilings=Ceilings(), flushed_us=START_US, next_ids=None
+    found = read_settled_head(world.catalog.records, world.log)
+    assert publish_manifest(
+        world.catalog.records,
+        world.log,
+        found,
+        blocks=blocks,
+        ceilings=IdCeilings(),
+        flushed_us=START_US,
+        next_ids=None,
     )
 
 

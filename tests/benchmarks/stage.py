@@ -81,8 +81,8 @@ def make_ledgers(on: Stage, name: str, *, ledgers: int, segments: int) -> tuple[
 
     Rows go in by bulk insert and objects by plain puts: what is measured is how they go away.
     """
-    topic = on.log.catalog.topics.create(name, RetentionPolicy())
-    first = on.log.catalog.ledgers.create(topic.topic_id, application=on.settings.application)
+    topic = on.log.catalog.topics.create_topic(name, RetentionPolicy())
+    first = on.log.catalog.ledgers.create_ledger(topic.topic_id, application=on.settings.application)
     ids = _rows(on, topic, first, ledgers, segments)
     put_all(on.settings, _objects(ids, first, segments))
     return topic, ids

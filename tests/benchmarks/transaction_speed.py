@@ -20,7 +20,7 @@ from temporalio.worker import Worker
 
 from logstore.deletion.retention import RetentionPolicy
 from logstore.log.entries import NewEntry, ProducedEntries
-from logstore.ports.catalog import BeginTransaction, Claim, EndTransaction, Topic
+from logstore.ports.catalog import BeginTransactionWrite, Claim, EndTransactionWrite, Topic
 from logstore.transactions.transaction_ids_and_states import TransactionId, TransactionState
 from tests.benchmarks.bare import Bare, bare_activity
 from tests.benchmarks.stage import Stage, stage, write_rows
@@ -110,7 +110,7 @@ def recovery(on: Stage) -> dict[str, Any]:
         if not turn:
             start_worker(on.settings, name="worker-1")
         asyncio.run(_woken(on))
-        states = on.log.catalog.transactions.states
+        states = on.log.catalog.transactions.get_transaction_states
         while any(not all(s.is_final for s in states(part).values()) for part in _parts(txns)):
             time.sleep(0.05)
         found[f"{count:,} transactions"] = round(time.perf_counter() - began, 1)
@@ -154,23 +154,23 @@ def _scan(on: Stage, topic: Topic, expected: int) -> float:
 def _told(on: Stage) -> None:
     """Tell all participants, in this process."""
     claim = Claim(workflow_id="bench", run_id="bench", ttl_s=60)
-    while batch := on.log.catalog.transactions.claim(claim, limit=500):
+    while batch := on.log.catalog.transactions.claim_decided_transactions(claim, limit=500):
         on.log.broadcasts.broadcast_batch(batch)
 
 
 def _topics(on: Stage, name: str, count: int) -> list[Topic]:
-    made = on.log.catalog.topics.create
+    made = on.log.catalog.topics.create_topic
     return [made(f"persistent://bench/transactions/{name}-{number}", RetentionPolicy()) for number in range(count)]
 
 
 def _begun(on: Stage, count: int) -> list[TransactionId]:
     tcs = on.settings.transaction_coordinators
-    writes = [BeginTransaction(tc_id=number % tcs, timeout_s=3_600) for number in range(count)]
+    writes = [BeginTransactionWrite(tc_id=number % tcs, timeout_s=3_600) for number in range(count)]
     return [one.result().txn for one in [on.log.committer.submit(write) for write in writes]]
 
 
 def _end(on: Stage, txns: Sequence[TransactionId], *, commit: bool) -> None:
-    for one in [on.log.committer.submit(EndTransaction(txn=txn, commit=commit)) for txn in txns]:
+    for one in [on.log.committer.submit(EndTransactionWrite(txn=txn, commit=commit)) for txn in txns]:
         if one.result().state not in {TransactionState.COMMITTING, TransactionState.ABORTING}:
             raise RuntimeError("a transaction without participants")
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 
-from logstore.delayed.index_build_job import BuildIndexes, BuiltIndex, IndexFiles
+from logstore.delayed.index_build_job import BuildDelayedIndexJob, BuiltIndexFiles, BuiltTopicIndex
 from logstore.positions import TopicId
 from logstore.reconciliation.bulk_jobs import (
     BulkJob,
@@ -54,7 +54,7 @@ class FakeBulkJobs:
         self.page = FINDINGS_PER_PAGE  # findings of a page
         self.compared = dict(COMPARED)  # what jobs count
         self.buffers: dict[TopicId, TransactionBuffer] = {}  # what is rebuilt
-        self.indexes: Callable[[IndexFiles], list[BuiltIndex]] = lambda _files: []  # writes snapshots
+        self.indexes: Callable[[BuiltIndexFiles], list[BuiltTopicIndex]] = lambda _files: []  # writes snapshots
         self.facts: dict[str, str] = {}  # of each of these jobs
         self.pages = 2  # of a scrub
         self.damaged: dict[int, list[Finding]] = {}  # what a scrub finds, by page
@@ -64,10 +64,10 @@ class FakeBulkJobs:
         self.meanwhile: Callable[[BulkJob, Callable[[], None]], None] = lambda _job, _beat: None
         self._lock = threading.Lock()
 
-    def run(self, job: BulkJob, on_progress: Callable[[BulkProgress], None], *, master: str = "") -> BulkSummary:
+    def run_job(self, job: BulkJob, on_progress: Callable[[BulkProgress], None], *, master: str = "") -> BulkSummary:
         """See the port."""
         with self._lock:
-            done = self.published_summary(job.run_id, job.name)
+            done = self.find_published_summary(job.run_id, job.name)
             if done:
                 return done
         self.ran.append(job)
@@ -79,7 +79,7 @@ class FakeBulkJobs:
             raise
         folder, summary = self._written(job)  # not under the lock: another attempt may overtake this one as it reads
         with self._lock:
-            done = self.published_summary(job.run_id, job.name)
+            done = self.find_published_summary(job.run_id, job.name)
             return done or self._publication.publish(job.run_id, job.name, folder, summary)
 
     def _written(self, job: BulkJob) -> tuple[Path, BulkSummary]:
@@ -89,7 +89,7 @@ class FakeBulkJobs:
             summary = BulkSummary(counts={name: self.compared[name] for name in counted}, facts=dict(self.facts))
         if isinstance(job, BuildTransactionBuffersJob):
             summary = self._build(folder, job)
-        if isinstance(job, BuildIndexes):
+        if isinstance(job, BuildDelayedIndexJob):
             summary = self._index(folder, job)
         if isinstance(job, CutScrubIntoPagesJob):
             counts = {"pages": self.pages, "ledgers": self.pages, "objects": 10 * self.pages, "size_bytes": 1_000}
@@ -112,25 +112,25 @@ class FakeBulkJobs:
         counts = dict.fromkeys(("empty", "gone"), 0) | {"unreadable": len(self.facts), "topics": len(built)}
         return BulkSummary(counts={**counts, "buffers": len(built), "parts": len(built)}, facts=dict(self.facts))
 
-    def _index(self, folder: Path, job: BuildIndexes) -> BulkSummary:
+    def _index(self, folder: Path, job: BuildDelayedIndexJob) -> BulkSummary:
         """A part for each topic."""
-        built = [one for one in self.indexes(IndexFiles(folder)) if not job.topics or one.topic_id in job.topics]
+        built = [one for one in self.indexes(BuiltIndexFiles(folder)) if not job.topics or one.topic_id in job.topics]
         for part, one in enumerate(built):
-            IndexFiles(folder).write_part(part, [one])
+            BuiltIndexFiles(folder).write_part(part, [one])
         counts = {"topics": len(built), "parts": len(built), "empty": 0, "gone": 0, "unreadable": len(self.facts)}
         made = sum(len(one.files) for one in built)
         return BulkSummary(counts={**counts, "buckets": made, "messages": 2 * made}, facts=dict(self.facts))
 
-    def published_summary(self, run_id: str, name: str) -> BulkSummary | None:
+    def find_published_summary(self, run_id: str, name: str) -> BulkSummary | None:
         return self._publication.read_summary(run_id, name)
 
-    def list_runs(self) -> list[str]:
+    def list_run_ids(self) -> list[str]:
         return self._publication.list_runs()
 
-    def folder(self, run_id: str) -> Path:
+    def create_run_folder(self, run_id: str) -> Path:
         folder = self._root / run_id
         folder.mkdir(parents=True, exist_ok=True)
         return folder
 
-    def forget(self, run_id: str) -> None:
+    def remove_run(self, run_id: str) -> None:
         self._publication.forget(run_id)

@@ -92,15 +92,15 @@ class FakeObjectStore:
         self._faults: list[Fault] = []
         self._lock = threading.RLock()
 
-    def require(self) -> None:
+    def require_ownership(self) -> None:
         """As `confirm`."""
-        self.confirm()
+        self.confirm_ownership()
 
     def begin_removal(self) -> "FakeObjectStore":
         """See `OwnedStore.begin_removal`."""
         return self
 
-    def confirm(self) -> None:
+    def confirm_ownership(self) -> None:
         """See `OwnedStore`; it is the catalog's unless a test says otherwise."""
         if self.refusal:
             raise self.refusal
@@ -159,7 +159,7 @@ class FakeObjectStore:
             raise
         self.unfinished.discard(key)
 
-    def open_uploads(self, prefix: str) -> list[OpenUpload]:
+    def list_open_uploads(self, prefix: str) -> list[OpenUpload]:
         self._meet(Operation.UPLOADS, prefix)
         found = sorted(key for key in self.unfinished if key.startswith(prefix))
         return [OpenUpload(key=key, started_us=self.begun_us.get(key)) for key in found]

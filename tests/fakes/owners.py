@@ -2,7 +2,7 @@
 
 from logstore.errors import NotOwner, SextonError
 from logstore.ownership import BundleId, Lease, bundle_of_topic
-from logstore.ports.bundle_owners import OtherOwner
+from logstore.ports.bundle_owners import OtherBundleOwner
 from logstore.ports.catalog import Fences
 from logstore.validated_names import TopicName
 
@@ -49,7 +49,7 @@ class FakeOwnership:
 
 
 class FakeOwners:
-    """The `Owners` port of one worker."""
+    """The `TopicOwners` port of one worker."""
 
     def __init__(self, ownership: FakeOwnership, worker_id: str) -> None:
         """See what `ownership` has."""
@@ -57,14 +57,14 @@ class FakeOwners:
         self.stale: Lease | None = None
         """What it still believes to have, as one that was paused does."""
 
-    def lookup(self, topic: TopicName, *, patience_s: float) -> Lease | OtherOwner | None:
+    def find_owner(self, topic: TopicName, *, patience_s: float) -> Lease | OtherBundleOwner | None:
         self._ownership.ask(patience_s)
         found = self._ownership.found(topic)
         if found is None or found.worker_id == self._worker_id:
             return found
-        return OtherOwner(worker_id=found.worker_id)
+        return OtherBundleOwner(worker_id=found.worker_id)
 
-    def lease_of(self, topic: TopicName) -> Lease:
+    def get_lease(self, topic: TopicName) -> Lease:
         found = self._ownership.found(topic)
         if self.stale:
             return self.stale
@@ -75,9 +75,9 @@ class FakeOwners:
 
 
 class NobodyOwns:
-    """The `Owners` port where no worker owns anything."""
+    """The `TopicOwners` port where no worker owns anything."""
 
-    def lookup(self, topic: TopicName, *, patience_s: float) -> None: ...
+    def find_owner(self, topic: TopicName, *, patience_s: float) -> None: ...
 
-    def lease_of(self, topic: TopicName) -> Lease:
+    def get_lease(self, topic: TopicName) -> Lease:
         raise NotOwner(0, expected="an owner", found=f"none of {topic}")

@@ -8,14 +8,14 @@ from logstore.deletion.intents import Outcome
 from logstore.errors import ClaimHeld, PreconditionFailed, UnknownObject
 from logstore.log.ledgers import CopyKind
 from logstore.ports.catalog import (
-    CatalogState,
-    Cause,
+    AuditCause,
+    CatalogTimeAndIds,
     Claim,
     DetachedBatch,
-    FiledCopy,
+    FiledCopyRow,
     FilingResult,
+    FindingsFilingRequest,
     FindingsToFile,
-    PageOfFindings,
     ReconciliationRun,
     RunKind,
 )
@@ -29,21 +29,21 @@ class _Claimed:
 
 
 class FakeRuns:
-    """The port `Reconciliation`, of which every row that is filed ends at once as `outcome`."""
+    """The port `ReconciliationRuns`, of which every row that is filed ends at once as `outcome`."""
 
     def __init__(self) -> None:
         self.now_us = 1_750_000_000_000_000
-        self.state = CatalogState(now_us=self.now_us, epoch=1, next_ledger_id=100)
+        self.state = CatalogTimeAndIds(now_us=self.now_us, epoch=1, next_ledger_id=100)
         self.counted = 4
         self.outcome: Outcome | None = Outcome.DELETED
         self.keeps: dict[int, str] = {}  # by finding's number, from `file` and `pass_over`
         self.filings: dict[str, FilingResult] = {}
-        self.rows: dict[str, list[FiledCopy]] = {}
+        self.rows: dict[str, list[FiledCopyRow]] = {}
         self.passed_over: list[Mapping[int, tuple[LedgerId, int]]] = []
-        self.causes: list[Cause] = []
+        self.causes: list[AuditCause] = []
         self._runs: dict[str, _Claimed] = {}
 
-    def catalog_state(self) -> CatalogState:
+    def read_catalog_state(self) -> CatalogTimeAndIds:
         """See the port."""
         return self.state
 
@@ -72,7 +72,7 @@ class FakeRuns:
         if known.run.finished_us is None:
             known.run = replace(known.run, finished_us=self.now_us, summary=dict(summary))
 
-    def run(self, run_id: str) -> ReconciliationRun:
+    def get_run(self, run_id: str) -> ReconciliationRun:
         """See the port."""
         if run_id not in self._runs:
             raise UnknownObject(
@@ -80,11 +80,11 @@ class FakeRuns:
             )
         return self._runs[run_id].run
 
-    def runs(self, kind: RunKind, *, limit: int) -> list[ReconciliationRun]:
+    def list_runs(self, kind: RunKind, *, limit: int) -> list[ReconciliationRun]:
         """See the port."""
         return [one.run for one in reversed(self._runs.values()) if one.run.kind is kind][:limit]
 
-    def forget(self, *, older_than_s: float, limit: int) -> list[str]:
+    def remove_old_runs(self, *, older_than_s: float, limit: int) -> list[str]:
         """See the port."""
         before = self.now_us - round(older_than_s * 1e6)
         old = [name for name, one in self._runs.items() if one.run.created_us < before][:limit]
@@ -97,7 +97,7 @@ class FakeRuns:
         known = self._runs[run_id]
         known.run = replace(known.run, created_us=self.now_us - round(seconds * 1e6))
 
-    def file(self, page: PageOfFindings) -> FilingResult:
+    def file_findings(self, page: FindingsFilingRequest) -> FilingResult:
         """See the port."""
         if page.batch_id not in self.filings:
             self.causes.append(page.cause)
@@ -120,9 +120,9 @@ class FakeRuns:
             self.rows[page.batch_id] = sorted(rows, key=lambda row: row.row_id)
         return self.filings[page.batch_id]
 
-    def _row(self, row_id: int, ledger_id: LedgerId, copy: CopyKind, context: Mapping[str, str]) -> FiledCopy:
+    def _row(self, row_id: int, ledger_id: LedgerId, copy: CopyKind, context: Mapping[str, str]) -> FiledCopyRow:
         failed = self.outcome is None or not self.outcome.is_success
-        return FiledCopy(
+        return FiledCopyRow(
             row_id=row_id,
             ledger_id=ledger_id,
             copy=copy,
@@ -133,11 +133,13 @@ class FakeRuns:
             size_bytes=0 if failed else 300,
         )
 
-    def pass_over(self, segments: Mapping[int, tuple[LedgerId, int]], *, cause: Cause) -> Mapping[int, str]:
+    def pass_over_segments(
+        self, segment_by_finding: Mapping[int, tuple[LedgerId, int]], *, cause: AuditCause
+    ) -> Mapping[int, str]:
         """See the port."""
         self.causes.append(cause)
-        self.passed_over.append(dict(segments))
-        return {at: why for at, why in self.keeps.items() if at in segments}
+        self.passed_over.append(dict(segment_by_finding))
+        return {at: why for at, why in self.keeps.items() if at in segment_by_finding}
 
     def preview_filing(self, findings: FindingsToFile) -> Mapping[int, str]:
         """See the port."""
@@ -146,12 +148,12 @@ class FakeRuns:
         numbers = [*(orphan.number for orphan in findings.orphans), *findings.unreferenced, *findings.stalled]
         return {number: reason for number, reason in self.keeps.items() if number in numbers}
 
-    def preview_pass_over(
-        self, segments: Mapping[int, tuple[LedgerId, int]], *, passed_over: Mapping[LedgerId, int]
+    def preview_pass_over_segments(
+        self, segment_by_finding: Mapping[int, tuple[LedgerId, int]], *, passed_over: Mapping[LedgerId, int]
     ) -> Mapping[int, str]:
         """See the port."""
-        return {number: reason for number, reason in self.keeps.items() if number in segments}
+        return {number: reason for number, reason in self.keeps.items() if number in segment_by_finding}
 
-    def filed(self, batch_id: str, *, after: int, limit: int) -> list[FiledCopy]:
+    def list_filed_copies(self, batch_id: str, *, after: int, limit: int) -> list[FiledCopyRow]:
         """See the port."""
         return [row for row in self.rows.get(batch_id, []) if row.row_id > after][:limit]

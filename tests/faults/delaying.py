@@ -12,8 +12,8 @@ from functools import partial
 from typing import Any, Final, Self
 
 from logstore.delayed.delayed_rows import DelayedRows
-from logstore.delayed.index_build_job import BuiltIndex, IndexFiles
-from logstore.delayed.snapshot_file import SnapshotWriter
+from logstore.delayed.index_build_job import BuiltIndexFiles, BuiltTopicIndex
+from logstore.delayed.snapshot_file import IndexSnapshotWriter
 from logstore.log.entries import NewEntry, ProducedEntries
 from logstore.log.ledger_object_keys import segment_key
 from logstore.log.ledgers import Component, LedgerStatement
@@ -101,7 +101,7 @@ class Delaying(Operators):
             self._say(_CLEARED, 10 + number)
         self._seal_all("second")
         topic_id = self._topic(_CLEARED).topic_id
-        self._client("once clear", lambda: self._process.catalog.delayed.clear(topic_id, reason="tests"))
+        self._client("once clear", lambda: self._process.catalog.delayed.retire_all_buckets(topic_id, reason="tests"))
         self._seal_all("anew")
 
     def _build(self) -> None:
@@ -111,18 +111,18 @@ class Delaying(Operators):
         self._start("build", BuildDelayedIndex, request, BUILD_DELAYED_INDEX.id(request.run_id))
         self._work()
 
-    def _indexed(self, files: IndexFiles) -> list[BuiltIndex]:
+    def _indexed(self, files: BuiltIndexFiles) -> list[BuiltTopicIndex]:
         """What a bulk job makes of the topic: one bucket."""
         topic = self._topic(_CLEARED)
-        listed = self._process.catalog.delayed.listed(topic.topic_id)
+        listed = self._process.catalog.delayed.get_bucket_list(topic.topic_id)
         entries = list(self._process.managed.scan(topic))
         first, last = entries[0].position, entries[-1].position
         rows = [(one.deliver_at_ms, one.position) for one in entries if one.deliver_at_ms is not None]
-        writer = SnapshotWriter(files.snapshot_path("one.parquet"), topic.topic_id, first, last)
-        writer.add(DelayedRows.from_messages(rows))
+        writer = IndexSnapshotWriter(files.snapshot_path("one.parquet"), topic.topic_id, first, last)
+        writer.add_rows(DelayedRows.from_messages(rows))
         writer.close()
         return [
-            BuiltIndex(
+            BuiltTopicIndex(
                 topic_id=topic.topic_id,
                 expected_version=listed.version,
                 removed=tuple(one.bucket_id for one in listed.buckets),
@@ -151,7 +151,7 @@ class Delaying(Operators):
             self._start("seal all", SealBuckets, SealBucketsInput(**CAUSE), workflow_id)
             self._work()
             self._lapse()
-            if not self._process.catalog.delayed.due_topics(BUCKET_LIMITS, after=TopicId(-1), limit=1):
+            if not self._process.catalog.delayed.list_topics_with_work(BUCKET_LIMITS, after=TopicId(-1), limit=1):
                 break
 
     def _lapse(self) -> None:
@@ -160,7 +160,7 @@ class Delaying(Operators):
 
     def _let_an_upload_die(self) -> None:
         """A creator died in mid-upload: its ledger is newborn, and storage keeps parts that no listing shows."""
-        create, topic_id = self._process.catalog.components.create, self._topic(_MERGED).topic_id
+        create, topic_id = self._process.catalog.components.create_component_ledger, self._topic(_MERGED).topic_id
         made: LedgerStatement = create(topic_id, Component.DELAYED_INDEX, {}, application="sexton")
         self.world.store.unfinished.add(segment_key(made.ledger_id, 0))
 
@@ -174,10 +174,13 @@ class Delaying(Operators):
     def _judge_all(self) -> None:
         for plan in DELAYED:
             self.wrong += self._unindexed(plan)
-        buckets = len(self._process.catalog.delayed.listed(self._topic(_MERGED).topic_id).buckets)
+        buckets = len(self._process.catalog.delayed.get_bucket_list(self._topic(_MERGED).topic_id).buckets)
         if buckets != BUCKET_LIMITS.buckets:
             self.wrong.append(f"{_MERGED.name}: expected {BUCKET_LIMITS.buckets} buckets, found {buckets}")
-        built = [one.messages for one in self._process.catalog.delayed.listed(self._topic(_CLEARED).topic_id).buckets]
+        built = [
+            one.messages
+            for one in self._process.catalog.delayed.get_bucket_list(self._topic(_CLEARED).topic_id).buckets
+        ]
         if built != [2 * BUCKET_LIMITS.messages]:
             self.wrong.append(f"{_CLEARED.name}: expected one built bucket, found buckets of {built} messages")
         held = sum(self._held(_CLEARED).values())
@@ -186,7 +189,7 @@ class Delaying(Operators):
 
     def _unindexed(self, plan: TopicPlan) -> Iterator[str]:
         """Messages that the list covers and that are not in exactly one bucket, with their own time."""
-        sealed_to = self._process.catalog.delayed.listed(self._topic(plan).topic_id).sealed_to
+        sealed_to = self._process.catalog.delayed.get_bucket_list(self._topic(plan).topic_id).sealed_to
         stored = {(entry.deliver_at_ms, entry.position) for entry in self._process.managed.scan(self._topic(plan))}
         expected = Counter(one for one in stored if one[0] is not None and one[1] <= sealed_to)
         found = self._held(plan)
@@ -195,7 +198,7 @@ class Delaying(Operators):
 
     def _held(self, plan: TopicPlan) -> Counter[tuple[int | None, Position]]:
         held: Counter[Any] = Counter()
-        for bucket in self._process.catalog.delayed.listed(self._topic(plan).topic_id).buckets:
-            for rows in self._process.delayed.snapshots.rows(bucket):
+        for bucket in self._process.catalog.delayed.get_bucket_list(self._topic(plan).topic_id).buckets:
+            for rows in self._process.delayed.snapshots.iterate_rows(bucket):
                 held.update(zip(rows.deliver_at_ms.tolist(), rows.positions(), strict=True))
         return held

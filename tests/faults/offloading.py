@@ -53,7 +53,9 @@ class Offloading(Operators):
         """Two that died long ago, one of them in mid-upload, and a store that refuses one index once."""
         for place in (_REPLACED, _ABANDONED):
             uuid = f"dead-{place}"
-            self._process.catalog.offloads.begin(ledgers[place], uuid=uuid, driver_metadata=_METADATA, timeout_s=-180)
+            self._process.catalog.offloads.begin_offload(
+                ledgers[place], uuid=uuid, driver_metadata=_METADATA, timeout_s=-180
+            )
             self.world.tiered.unfinished.add(data_key(uuid, ledgers[place]))
         refused = f"-ledger-{ledgers[_REFUSED]}-index"
         fault = Fault(operation=Operation.PUT, kind=FaultKind.BEFORE, matches=lambda key: key.endswith(refused))

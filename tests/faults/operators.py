@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final, Self
 
-from logstore.ports.catalog import Cause, Claim, DetachedBatch, Topic
+from logstore.ports.catalog import AuditCause, Claim, DetachedBatch, Topic
 from tests.driver.driver import Driver, Script
 from tests.driver.executions import Execution, Status
 from tests.driver.server import Server
@@ -143,7 +143,7 @@ class Operators(Programs[World]):
         batch_id = f"{topic.topic_id}-pick-{self._turn}"
         request = DeleteLedgersInput(
             batch_id=batch_id,
-            catalog_epoch=self._process.catalog.ledgers.epoch(),
+            catalog_epoch=self._process.catalog.ledgers.catalog_epoch(),
             detach=ExplicitDetach(ledger_ids=[int(listed[place].ledger_id)]),
             policy=POLICY,
             **_named(topic),
@@ -186,7 +186,7 @@ class Operators(Programs[World]):
         if redriven.intents:
             deletions = self._process.catalog.deletions
             for at, tell in enumerate(
-                (deletions.pause_batch, deletions.resume, deletions.pause_batch, deletions.release)
+                (deletions.pause_batch, deletions.resume_batch, deletions.pause_batch, deletions.release_paused_batch)
             ):
                 self._client(f"tell {at}", partial(tell, "redrive"))
         workflow_id = f"{SWEEP_DELETIONS.id()}-{self._turn}"  # a schedule appends its time
@@ -205,11 +205,11 @@ class Operators(Programs[World]):
 
     def _redrive(self) -> DetachedBatch:
         """Under one name, whoever repeats it, so that doing it again asks for nothing new."""
-        return self._process.catalog.upkeep.redrive(
+        return self._process.catalog.upkeep.redrive_dead_letters(
             None,
             batch_id="redrive",
             claim=Claim(workflow_id="delete-ledgers/redrive", run_id="", ttl_s=-1),
-            cause=Cause(actor="tests", reason="mended", workflow_id="delete-ledgers/redrive"),
+            cause=AuditCause(actor="tests", reason="mended", workflow_id="delete-ledgers/redrive"),
         )
 
     # -- the server

@@ -9,23 +9,23 @@ WORKER: str = "faults"
 
 
 class OwnsWhatItMeets:
-    """The `Owners` port of a process whose every write for a topic carries a lease."""
+    """The `TopicOwners` port of a process whose every write for a topic carries a lease."""
 
     def __init__(self, fences: Fences) -> None:
         self._fences = fences
         self._leases: dict[BundleId, Lease] = {}
 
-    def lookup(self, topic: TopicName, *, patience_s: float) -> Lease:
+    def find_owner(self, topic: TopicName, *, patience_s: float) -> Lease:
         """Here, always: under the lease it has, if that is still the last one."""
         try:
-            lease = self.lease_of(topic)
-            self._fences.verify(lease)
+            lease = self.get_lease(topic)
+            self._fences.require_newest_lease(lease)
         except NotOwner:
             (lease,) = self._fences.raise_fences([self._bundle(topic)], WORKER)
             self._leases[lease.bundle] = lease
         return lease
 
-    def lease_of(self, topic: TopicName) -> Lease:
+    def get_lease(self, topic: TopicName) -> Lease:
         bundle = self._bundle(topic)
         if bundle not in self._leases:
             raise NotOwner(bundle, expected=f"worker {WORKER} to own it", found="that it never did")

@@ -17,7 +17,7 @@ from logstore.failpoints import SimulatedCrash
 from logstore.log.entries import NewEntry, ProducedEntries
 from logstore.log.ledger_object_keys import SHARDS
 from logstore.ownership import bundle_of_topic
-from logstore.ports.catalog import Cause, Topic
+from logstore.ports.catalog import AuditCause, Topic
 from logstore.positions import Position
 from logstore.validated_names import TopicName
 from tests.faults.auditor import Seen, payload_of, wrong_at_any_moment
@@ -112,15 +112,17 @@ class Programs(Generic[SiteT]):
     def _unload(self, plan: TopicPlan) -> None:
         """Write down who unloads the topic's bundle."""
         bundle = bundle_of_topic(TopicName.parse(plan.name), bundles=self._process.catalog.fences.count_bundles())
-        cause, detail = Cause(actor="tests", reason="the main job", workflow_id=""), {"bundle": bundle}
-        self._client(f"unload {bundle}", lambda: self._process.catalog.audit_log.record("unload", cause, detail=detail))
+        cause, detail = AuditCause(actor="tests", reason="the main job", workflow_id=""), {"bundle": bundle}
+        self._client(
+            f"unload {bundle}", lambda: self._process.catalog.audit_log.record_act("unload", cause, detail=detail)
+        )
 
     def _topic(self, plan: TopicPlan) -> Topic:
         def create() -> Topic:
             try:
-                return self._process.catalog.topics.create(plan.name, self._policy(plan))
+                return self._process.catalog.topics.create_topic(plan.name, self._policy(plan))
             except AlreadyExists:
-                return self._process.catalog.topics.get(plan.name)
+                return self._process.catalog.topics.get_topic(plan.name)
 
         return self._client(f"create {plan.name}", create)
 

@@ -24,7 +24,7 @@ from infra.stack.stack_home import StackHome
 from logstore import failpoints
 from logstore.deletion.intents import DeletionState, IntentKey
 from logstore.identity.bucket_markers import MARKER_KEY, marker_content
-from logstore.ports.catalog import Cause, Claim
+from logstore.ports.catalog import AuditCause, Claim
 from tests.every_topic import every_topic
 from tests.faults.auditor import Seen, look, payload_of
 from tests.faults.scene import PLANTED, TopicPlan, Trouble
@@ -209,7 +209,7 @@ async def trim(world: RealWorld, plans: tuple[TopicPlan, ...] = REAL) -> None:
     """Trim every topic and wait until no intent is unfinished: what was handed over may outlive its trim."""
     sexton = await Sexton.connect(world.settings)
     with open_log_store(world.settings) as log:
-        topics = [log.catalog.topics.get(plan.name) for plan in plans]
+        topics = [log.catalog.topics.get_topic(plan.name) for plan in plans]
     for handle in [await sexton.trim_topic(topic, reason="a test", actor="tests") for topic in topics]:
         await ended(handle)
     await eventually(lambda: not world.unfinished(), "every intent has ended")
@@ -230,7 +230,7 @@ async def offload(world: RealWorld, plans: tuple[TopicPlan, ...] = REAL) -> None
     """Offload every topic and remove its primary copies, read all of it, and trim once no upload can be open."""
     sexton = await Sexton.connect(world.settings)
     with open_log_store(world.settings) as log:
-        topics = [log.catalog.topics.get(plan.name) for plan in plans]
+        topics = [log.catalog.topics.get_topic(plan.name) for plan in plans]
         alone = log.catalog.ledgers.list_ledgers(topics[0].topic_id)[2].ledger_id
     await ended(await sexton.offload_ledger(topics[0], alone))
     for topic in topics:
@@ -245,7 +245,7 @@ def _read_all(world: RealWorld, plans: tuple[TopicPlan, ...]) -> None:
     """A process that knows nothing reads what was written, whichever copy holds it."""
     with open_log_store(world.settings) as log:
         for plan in plans:
-            topic = log.catalog.topics.get(plan.name)
+            topic = log.catalog.topics.get_topic(plan.name)
             found = [entry.payload for entry in log.managed.scan(topic)]
             assert found == [payload_of(plan.name, number) for number in range(plan.expected.written)]
 
@@ -271,19 +271,19 @@ async def delete_alone(world: RealWorld) -> None:
     """Phase one here, then one `delete-ledger` for each intent, and in the end the batch's own workflow."""
     plan = REAL[0]
     with open_log_store(world.settings) as log:
-        topic = log.catalog.topics.get(plan.name)
+        topic = log.catalog.topics.get_topic(plan.name)
         batch_id = f"{topic.topic_id}-alone"
         batch = DELETE_LEDGERS.id(batch_id)
-        log.catalog.phase_one.detach(
+        log.catalog.phase_one.detach_ledgers(
             topic.topic_id,
             None,
             force=False,
             batch_id=batch_id,
             claim=Claim(workflow_id=batch, run_id="", ttl_s=0),
-            cause=Cause(actor="tests", reason="a test", workflow_id=batch),
+            cause=AuditCause(actor="tests", reason="a test", workflow_id=batch),
         )
-        intents = log.catalog.deletions.list(DeletionState.PENDING, limit=100)
-        epoch = log.catalog.ledgers.epoch()
+        intents = log.catalog.deletions.list_intents(DeletionState.PENDING, limit=100)
+        epoch = log.catalog.ledgers.catalog_epoch()
     client = await connect_client(world.settings)
     queue = world.settings.task_queue
     for intent in intents:

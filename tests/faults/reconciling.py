@@ -57,7 +57,7 @@ class Reconciling(Operators):
         """Let writers die after their uploads, long ago; and let a plan find that."""
         for plan in self.plans:
             ledgers = [it.ledger_id for it in self.memory[f"list {plan.name}"]]
-            topic_id, create = self._topic(plan).topic_id, self._process.catalog.ledgers.create
+            topic_id, create = self._topic(plan).topic_id, self._process.catalog.ledgers.create_ledger
             created = self._client(f"once {plan.name} ledger", partial(create, topic_id, application="sexton"))
             self._once(f"once {plan.name} lost", partial(self._lose, int(ledgers[0]), created))
 
@@ -78,7 +78,7 @@ class Reconciling(Operators):
         world.bulk.findings.append(_upload(statement, upload))
         world.bulk.findings.append(_went_away(statement))
         self._lose_a_ledger(created)
-        mark = catalog_id_file(world.bulk.folder("plan-of-nobody"))
+        mark = catalog_id_file(world.bulk.create_run_folder("plan-of-nobody"))
         mark.write_text(self._process.catalog.identities.catalog_id())
         world.bulk.page = 2
         world.store.now_us += _DAYS_US
@@ -115,7 +115,7 @@ class Reconciling(Operators):
         scrubbed = self._start("scrub", ScrubLedgers, ScrubLedgersInput(**CAUSE), SCRUB_LEDGERS.id())
         self._work()
         assert self.driver.server.executions[scrubbed.workflow_id].status is Status.COMPLETED
-        newest, *_ = self._process.catalog.reconciliation.runs(RunKind.SCRUB, limit=1)
+        newest, *_ = self._process.catalog.reconciliation.list_runs(RunKind.SCRUB, limit=1)
         assert plan_result(newest.summary).findings["corrupt_data"] == 1
 
     def apply(self) -> None:
@@ -135,7 +135,7 @@ class Reconciling(Operators):
 
     def _require_fates(self) -> None:
         """The record of each page was written behind the deletions, or it would not know what became of objects."""
-        pages = page_fate_files(self.world.bulk.folder("plan-1"))
+        pages = page_fate_files(self.world.bulk.create_run_folder("plan-1"))
         recorded = takewhile(lambda page: page is not None, map(pages.read_page, count()))
         told = [ended for page in recorded if page for ended in page.values()]
         assert told or self._turn > 1, "an apply that completed has recorded nothing"

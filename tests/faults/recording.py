@@ -10,7 +10,7 @@ from contextlib import closing
 from functools import partial
 from typing import Any, Final, Self
 
-from logstore.records.newest_versions import select_winners
+from logstore.records.newest_versions import select_newest_versions
 from logstore.records.record_kinds import RecordKind
 from logstore.records.services.record_log import RecordLog
 from tests.faults.operators import CAUSE, POLICY, Operators
@@ -97,7 +97,7 @@ class Recording(Operators):
             batch_id="compound",
             topic_id=topic.topic_id,
             topic=topic.name,
-            catalog_epoch=self._process.catalog.ledgers.epoch(),
+            catalog_epoch=self._process.catalog.ledgers.catalog_epoch(),
             detach=ExplicitDetach(ledger_ids=[int(listed[0].ledger_id)], remove=["LEDGER"]),
             policy=POLICY,
             **CAUSE,
@@ -167,7 +167,7 @@ class Recording(Operators):
 def _unreadable(store: LyingStore) -> Iterator[str]:
     """Blocks that the newest manifest names and that cannot be read."""
     log = RecordLog(store)
-    manifest = log.newest_manifest()
+    manifest = log.read_newest_manifest()
     for block in manifest.blocks if manifest else ():
         try:
             log.read_block(block)
@@ -178,9 +178,9 @@ def _unreadable(store: LyingStore) -> Iterator[str]:
 def _ledgers(store: LyingStore) -> set[tuple[Any, ...]]:
     """Id, state and place of every ledger that a rebuild would find."""
     log = RecordLog(store)
-    manifest = log.newest_manifest()
+    manifest = log.read_newest_manifest()
     blocks = [one for one in (manifest.blocks if manifest else ()) if one.kind is RecordKind.LEDGER]
     if not blocks:
         return set()
-    found = select_winners([log.read_block(one) for one in blocks])
+    found = select_newest_versions([log.read_block(one) for one in blocks])
     return {(row["id"], row["state"], row["place"]) for row in found.to_pylist() if not row["tombstone"]}

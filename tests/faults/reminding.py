@@ -53,7 +53,7 @@ def _limited(world: RealWorld, buckets: int) -> None:
 def _written(world: RealWorld) -> tuple[Topic, Held]:
     """A topic, and what of its messages is pending; nobody acknowledges any."""
     with open_log_store(world.settings) as log:
-        topic = log.catalog.topics.create(_NAME, RetentionPolicy())
+        topic = log.catalog.topics.create_topic(_NAME, RetentionPolicy())
         log.subscriptions.subscribe(topic.topic_id, "reader", latest=False)
         pending: Held = Counter()
         for number in range(_BUCKETS):
@@ -67,10 +67,10 @@ def _written(world: RealWorld) -> tuple[Topic, Held]:
 def _held(world: RealWorld, topic: Topic) -> tuple[Held, int]:
     """What the buckets hold, and how many there are, as a process that knows nothing reads them."""
     with open_log_store(world.settings) as log:
-        listed = log.catalog.delayed.listed(topic.topic_id)
+        listed = log.catalog.delayed.get_bucket_list(topic.topic_id)
         held: Held = Counter()
         for bucket in listed.buckets:
-            for rows in log.delayed.snapshots.rows(bucket):
+            for rows in log.delayed.snapshots.iterate_rows(bucket):
                 held.update(zip(rows.deliver_at_ms.tolist(), rows.positions(), strict=True))
         return held, len(listed.buckets)
 

@@ -7,7 +7,7 @@ ledger `i` holds the entries from `i * PER_LEDGER` on.
 from dataclasses import dataclass, field
 from enum import Enum
 
-from logstore.delayed.index_buckets import BucketLimits
+from logstore.delayed.index_buckets import SealAndMergeLimits
 from tests.faults.auditor import Expected
 
 PER_SEGMENT = 2
@@ -18,7 +18,7 @@ HOLE = 2  # the entry of the last ledger that it has acknowledged in the end, an
 SCHEMAS = (b"first", b"second", b"first")
 INLINE_BYTES = 20
 """What a cursor's row may hold: less than any bitmap takes."""
-BUCKET_LIMITS = BucketLimits(messages=2, ledgers=50, idle_s=3_600, buckets=2)
+BUCKET_LIMITS = SealAndMergeLimits(messages=2, ledgers=50, idle_s=3_600, buckets=2)
 """Of delayed messages, of which these worlds have few."""
 
 

@@ -63,9 +63,9 @@ async def _slow_batch(world: RealWorld) -> WorkflowHandle[Any, Any]:
     """All ledgers but the last one, at one object a second: a chunk takes as many seconds as it has objects."""
     sexton = await Sexton.connect(world.settings)
     with world.process() as log:
-        topic = log.catalog.topics.get(WRITTEN[0].name)
+        topic = log.catalog.topics.get_topic(WRITTEN[0].name)
         ledgers = [int(one.ledger_id) for one in log.catalog.ledgers.list_ledgers(topic.topic_id)][:-1]
-        epoch = log.catalog.ledgers.epoch()
+        epoch = log.catalog.ledgers.catalog_epoch()
     request = DeleteLedgersInput(
         batch_id=f"{topic.topic_id}-traced",
         topic_id=topic.topic_id,

@@ -13,7 +13,7 @@ from temporalio.client import WorkflowHandle
 
 from infra.stack import embedded_stack
 from logstore.ports.catalog import Topic
-from logstore.records.newest_versions import select_winners
+from logstore.records.newest_versions import select_newest_versions
 from logstore.records.record_kinds import RecordKind
 from tests.faults.auditor import wrong_at_any_moment
 from tests.faults.programs import Programs
@@ -56,11 +56,11 @@ class _Workers:
 def _recorded(world: RealWorld) -> tuple[set[int], set[int], int]:
     """Ledgers that a rebuild would find, those that there are, and how many tombstones."""
     with open_log_store(world.settings) as log:
-        manifest = log.records.log.newest_manifest()
+        manifest = log.records.log.read_newest_manifest()
         assert manifest
         blocks = [log.records.log.read_block(one) for one in manifest.blocks if one.kind is RecordKind.LEDGER]
-        rows = select_winners(blocks).to_pylist()
-        tombstones = sum(log.catalog.tombstones.count().by_kind.values())
+        rows = select_newest_versions(blocks).to_pylist()
+        tombstones = sum(log.catalog.tombstones.count_tombstones().by_kind.values())
     return {row["id"] for row in rows if not row["tombstone"]}, set(world.look().ledgers), tombstones
 
 
@@ -91,7 +91,7 @@ async def _story(world: RealWorld) -> None:
 def _first_ledger(world: RealWorld) -> tuple[Topic, Any]:
     """One that every subscription has acknowledged."""
     with open_log_store(world.settings) as log:
-        topic = log.catalog.topics.get(WRITTEN[0].name)
+        topic = log.catalog.topics.get_topic(WRITTEN[0].name)
         return topic, log.catalog.ledgers.list_ledgers(topic.topic_id)[0].ledger_id
 
 

@@ -43,7 +43,7 @@ def _append(process: LogStore, topic: Topic) -> object:
 
 
 def _create_again(process: LogStore) -> object:
-    return process.catalog.topics.create(_PLAN.name, RetentionPolicy())
+    return process.catalog.topics.create_topic(_PLAN.name, RetentionPolicy())
 
 
 @pytest.mark.parametrize("_turn", range(3))
@@ -55,12 +55,12 @@ def test_topic_deleted_under_everybody_leaves_nothing_of_it(
     operators.drive(operators.write)
     stop = threading.Event()
     with operators.world.process() as process:
-        topic = process.catalog.topics.get(_PLAN.name)
+        topic = process.catalog.topics.get_topic(_PLAN.name)
         cursors = process.catalog.cursors
         acts: list[Callable[[], object]] = [
             *[partial(_append, process, topic)] * _WRITERS,
             lambda: process.managed.roll(topic),
-            lambda: cursors.subscribe(topic.topic_id, "late", latest=True),
+            lambda: cursors.create_subscription(topic.topic_id, "late", latest=True),
             partial(_create_again, process),
         ]
         with ThreadPoolExecutor(len(acts)) as pool:
@@ -91,7 +91,7 @@ def test_writer_that_uploads_behind_the_deletion_leaves_nothing(template: Path, 
     fault = Fault(operation=Operation.PUT, kind=FaultKind.CALL, matches=lambda key: ".parquet" in key, action=wait)
     operators.world.store.plan(fault)
     with operators.world.process() as process, ThreadPoolExecutor(1) as pool:
-        late = pool.submit(_append, process, process.catalog.topics.get(_PLAN.name))
+        late = pool.submit(_append, process, process.catalog.topics.get_topic(_PLAN.name))
         assert reached.wait(30)
         operators.drive(operators.delete_topics)
         assert not operators.world.look().stored

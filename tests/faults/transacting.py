@@ -16,7 +16,7 @@ import pytest
 
 from logstore.errors import TransactionEnded, UnknownObject
 from logstore.log.entries import NewEntry, ProducedEntries
-from logstore.ports.catalog import BeginTransaction, Cause, EndTransaction, Topic
+from logstore.ports.catalog import AuditCause, BeginTransactionWrite, EndTransactionWrite, Topic
 from logstore.positions import Position
 from logstore.transactions.transaction_ids_and_states import Participant, TransactionId, TransactionState
 from tests.fakes.objects import Fault, FaultKind, Operation
@@ -144,8 +144,8 @@ class Transacting(Operators):
         self._end("late", commit=True, refused=True)
         self._end("resolved", commit=True)
         about = Participant(self._topic(_RIGHT).topic_id)
-        cause = Cause(actor="tests", reason="the topic is away", workflow_id="")
-        resolve = partial(self._process.catalog.transactions.resolve, self._begin("resolved"), about, cause)
+        cause = AuditCause(actor="tests", reason="the topic is away", workflow_id="")
+        resolve = partial(self._process.catalog.transactions.resolve_participant, self._begin("resolved"), about, cause)
         self._client("resolve", resolve)
 
     def _tell_most(self) -> None:
@@ -211,7 +211,7 @@ class Transacting(Operators):
             found = list(self._read(plan))
             if found != wanted[plan.name]:
                 self.wrong.append(f"{plan.name}: expected {wanted[plan.name]}, found {found}")
-        state = self._process.catalog.cursors.get(self._topic(_LEFT).topic_id, _BILLING).state
+        state = self._process.catalog.cursors.get_cursor(self._topic(_LEFT).topic_id, _BILLING).state
         ledger = self._first_ledger()
         acknowledged = [number for number in range(_BEFORE) if state.covers(Position(ledger, number))]
         if acknowledged != [0, 1]:
@@ -219,7 +219,7 @@ class Transacting(Operators):
         self.wrong += self._undecided()
         for plan in (_LEFT, _RIGHT):
             topic_id = self._topic(plan).topic_id
-            rows = self._process.catalog.transaction_snapshots.buffer(topic_id)
+            rows = self._process.catalog.transaction_snapshots.read_buffer(topic_id)
             if self._process.buffer_snapshots.load_snapshot(topic_id) != rows:
                 self.wrong.append(f"{plan.name}: expected its snapshot to be {rows}")
 
@@ -228,7 +228,7 @@ class Transacting(Operators):
         for name in (*COMMITTED, *SKIPPED):
             wanted = TransactionState.COMMITTED if name in COMMITTED else TransactionState.ABORTED
             try:
-                found = transactions.get(self._begin(name)).state
+                found = transactions.get_transaction(self._begin(name)).state
             except UnknownObject:
                 if name != "paid":
                     yield f"transaction {name} is forgotten"
@@ -261,7 +261,7 @@ class Transacting(Operators):
         self._client(f"say {plan.name} {text}", partial(self._append, self._topic(plan), produced))
 
     def _begin(self, name: str, timeout_s: float = _LONG_S) -> TransactionId:
-        write = BeginTransaction(tc_id=_TC, timeout_s=timeout_s)
+        write = BeginTransactionWrite(tc_id=_TC, timeout_s=timeout_s)
         return self._client(f"begin {name}", lambda: self._process.committer.commit_write(write).txn)
 
     def _hold(self, name: str, *entries: int) -> None:
@@ -271,7 +271,7 @@ class Transacting(Operators):
         self._client(f"hold {name}", partial(self._move, topic, _BILLING, positions=positions, txn=txn))
 
     def _end(self, name: str, *, commit: bool, refused: bool = False) -> None:
-        write = EndTransaction(txn=self._begin(name), commit=commit)
+        write = EndTransactionWrite(txn=self._begin(name), commit=commit)
 
         def end() -> bool:
             try:
@@ -334,8 +334,8 @@ class Transacting(Operators):
 
     def _unfinished(self) -> Sequence[object]:
         decided = (TransactionState.COMMITTING, TransactionState.ABORTING)
-        late = [one for one in self._process.catalog.transactions.busy_coordinators() if one == _TC]
-        return late or self._process.catalog.transactions.list_page(states=decided, limit=1)
+        late = [one for one in self._process.catalog.transactions.list_busy_coordinators() if one == _TC]
+        return late or self._process.catalog.transactions.list_transactions(states=decided, limit=1)
 
     def _read(self, plan: TopicPlan) -> Iterator[str]:
         topic: Topic = self.memory[f"create {plan.name}"]

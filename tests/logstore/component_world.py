@@ -13,7 +13,7 @@ from logstore.log.services import Clock
 from logstore.log.services.component_ledgers import ComponentLedgers
 from logstore.log.services.group_commit import GroupCommitter
 from logstore.log.services.schemas import SchemaRegistry
-from logstore.ports.catalog import Ledger, RegisterSegment, Topic
+from logstore.ports.catalog import Ledger, RegisterSegmentWrite, Topic
 from logstore.positions import LedgerId, Position
 from tests.fakes.catalog import FakeCatalog
 from tests.fakes.objects import FakeObjectStore
@@ -32,7 +32,7 @@ class World:
     _processes: ExitStack = field(default_factory=ExitStack)
 
     def __post_init__(self) -> None:
-        self.topic = self.catalog.topics.create(TOPIC, RetentionPolicy())
+        self.topic = self.catalog.topics.create_topic(TOPIC, RetentionPolicy())
 
     def process(self, *, inline_bytes: int = 40) -> Subscriptions:
         """Another process, with a writer and a cache of its own."""
@@ -73,8 +73,8 @@ class World:
     def fill(self, entries: int = 100) -> LedgerId:
         """One more data ledger at the end of the list, with entries and nothing in storage."""
         last = self.catalog.ledgers.last_ledger(self.topic.topic_id)
-        made = self.catalog.ledgers.create(self.topic.topic_id, application="sexton")
-        assert self.catalog.ledgers.attach(made.ledger_id, after=last.ledger_id if last else None)
+        made = self.catalog.ledgers.create_ledger(self.topic.topic_id, application="sexton")
+        assert self.catalog.ledgers.attach_ledger(made.ledger_id, after=last.ledger_id if last else None)
         if entries:
             self.grow(made.ledger_id, entries)
         return made.ledger_id
@@ -82,7 +82,7 @@ class World:
     def grow(self, ledger_id: LedgerId, entries: int) -> None:
         """One more segment in the ledger."""
         row = self.catalog.ledger_rows[ledger_id]
-        write = RegisterSegment(
+        write = RegisterSegmentWrite(
             topic_id=self.topic.topic_id,
             ledger_id=ledger_id,
             epoch=1,
@@ -90,7 +90,7 @@ class World:
             entries=entries,
             size_bytes=1,
         )
-        self.catalog.commits.commit([write])
+        self.catalog.commits.commit_writes([write])
 
     def listed(self, component: Component = Component.MANAGED_CURSOR) -> list[Ledger]:
         """Listed ledgers of a component."""

@@ -181,7 +181,7 @@ class Crew:
 
     def counters(self) -> dict[int, int]:
         """How often each bundle was acquired."""
-        return {int(fence.bundle): fence.counter for fence in self.fences.fences()}
+        return {int(fence.bundle): fence.counter for fence in self.fences.list_fences()}
 
     def _first_acquired(self, since: float) -> dict[int, float]:
         first: dict[int, float] = {}

@@ -1,7 +1,7 @@
 """Scenes of seals, merges and builds; see `record`."""
 
-from logstore.delayed.index_buckets import BucketLimits
-from logstore.delayed.index_build_job import BuiltIndex, IndexFiles
+from logstore.delayed.index_buckets import SealAndMergeLimits
+from logstore.delayed.index_build_job import BuiltIndexFiles, BuiltTopicIndex
 from logstore.errors import CorruptData
 from logstore.log.ledger_object_keys import segment_key
 from logstore.ports.catalog import Claim
@@ -40,7 +40,7 @@ async def seal_of_a_held_topic(house: House) -> Handle:
     """Another job works on it, and takes longer than the seal waits."""
     topic = stored_in(house.world)
     topic.append(1)
-    topic.index.claim(topic.topic_id, Claim(workflow_id="other", run_id="r", ttl_s=10**6))
+    topic.index.claim_bucket_list(topic.topic_id, Claim(workflow_id="other", run_id="r", ttl_s=10**6))
     return await ended(house, seal(house, topic_id=topic.topic_id))
 
 
@@ -73,7 +73,7 @@ async def merge_damaged(house: House) -> Handle:
 async def merge_held(house: House) -> Handle:
     """Another job works on the topic for a long time."""
     topic = _due(house, buckets=3)
-    topic.index.claim(topic.topic_id, Claim(workflow_id="other", run_id="r", ttl_s=10**6))
+    topic.index.claim_bucket_list(topic.topic_id, Claim(workflow_id="other", run_id="r", ttl_s=10**6))
     return await ended(house, merge(house))
 
 
@@ -91,7 +91,7 @@ async def merge_running(house: House) -> Handle:
 
 async def merge_continued(house: House) -> Handle:
     """More merges than one history is to have."""
-    topic = stored_in(house.world, BucketLimits(messages=4, ledgers=3, idle_s=60, buckets=1))
+    topic = stored_in(house.world, SealAndMergeLimits(messages=4, ledgers=3, idle_s=60, buckets=1))
     topic.sealed(*([1 + at] for at in range(25)))
     handle = await ended(house, merge(house))
     return first_run(house, handle)
@@ -108,9 +108,9 @@ async def build_superseded(house: House) -> Handle:
     topic = topic_to_build(house)
     one = house.world.bulk.indexes
 
-    def meanwhile(files: IndexFiles) -> list[BuiltIndex]:
+    def meanwhile(files: BuiltIndexFiles) -> list[BuiltTopicIndex]:
         found = one(files)
-        topic.sealer.seal(topic.topic_id, force=True)
+        topic.sealer.drop_buckets_and_seal(topic.topic_id, force=True)
         return found
 
     house.world.bulk.indexes = meanwhile

@@ -14,7 +14,7 @@ from activities.records.inputs_and_results import (
     RebuildStepInput,
     RebuiltRowCounts,
 )
-from logstore.records.job_results import RebuildAdopted
+from logstore.records.job_results import RebuildAdoptionResult
 from tests.replay.courses import Handle, Staged
 from tests.workflows.house import Gate, House
 from workflows.records.job_definitions import REBUILD_CATALOG, RebuildCatalogInput
@@ -57,10 +57,10 @@ class Answers:
         return AdoptedShardCounts(objects=2, staged=1)
 
     @activity.defn(name="rebuild.finish_adoption")
-    def finish_adoption(self, _: RebuildStepInput) -> RebuildAdopted:
+    def finish_adoption(self, _: RebuildStepInput) -> RebuildAdoptionResult:
         if self._fault == "outdated":
             raise ApplicationError("database: older than its record log", type="CatalogOutdated", non_retryable=True)
-        return RebuildAdopted(adopted_segments=2)
+        return RebuildAdoptionResult(adopted_segments=2)
 
     @activity.defn(name="rebuild.let_go")
     def let_go(self, request: RebuildStepInput) -> None:

@@ -92,8 +92,8 @@ async def apply_failed(house: House) -> Handle:
     await planned(house)
     gate = house.gate(Operation.DELETE)
     async with house.held_at(gate, apply(house)) as handle:
-        for run_id in house.world.bulk.list_runs():
-            house.world.bulk.forget(run_id)
+        for run_id in house.world.bulk.list_run_ids():
+            house.world.bulk.remove_run(run_id)
         gate.open()
         with suppress(WorkflowFailureError):
             await handle.result()

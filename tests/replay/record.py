@@ -132,7 +132,7 @@ async def delete_failed(house: House) -> Handle:
 async def delete_refused(house: House) -> Handle:
     """A ledger is still needed."""
     ledgers = house.world.fill(1, acknowledged=False)
-    house.world.catalog.cursors.subscribe(house.world.topic.topic_id, "slow", latest=False)
+    house.world.catalog.cursors.create_subscription(house.world.topic.topic_id, "slow", latest=False)
     return await ended(house, house.delete(ledgers))
 
 
@@ -246,7 +246,7 @@ async def topic_whose_batch_is_stopped(house: House) -> Handle:
     house.world.fill(1)
     gate = house.gate(Operation.DELETE)
     async with house.held_at(gate, house.delete_topic()) as handle:
-        (batch,) = {one.batch_id for one in house.world.catalog.deletions.list(None, limit=9)}
+        (batch,) = {one.batch_id for one in house.world.catalog.deletions.list_intents(None, limit=9)}
         await house.client.get_workflow_handle(f"delete-ledgers/{batch}").terminate()
         await handle.result()
         gate.open()
@@ -309,7 +309,7 @@ async def offload_failed(house: House) -> Handle:
 async def offload_that_lost(house: House) -> Handle:
     """Taken away as abandoned before it was published, and begun again."""
     (ledger,) = house.world.fill_readable(1)
-    house.world.catalog.cursors.subscribe(house.world.topic.topic_id, "slow", latest=False)
+    house.world.catalog.cursors.create_subscription(house.world.topic.topic_id, "slow", latest=False)
     async with house.worker(instead=[losing(house, partial(take_away, house))]):
         handle = await offload(house, ledger)
         await handle.result()
@@ -329,7 +329,7 @@ async def sweep_whose_batch_is_lost(house: House) -> Handle:
     _stalled(house, 1)
     gate = house.gate(Operation.DELETE)
     async with house.held_at(gate, house.sweep()) as handle:
-        (intent,) = house.world.catalog.deletions.list(None, limit=9)
+        (intent,) = house.world.catalog.deletions.list_intents(None, limit=9)
         await house.client.get_workflow_handle(f"delete-ledgers/{intent.batch_id}").terminate()
         await handle.result()
         gate.open()
@@ -405,7 +405,7 @@ def _topics(house: House, count: int) -> None:
     house.world.fill(1)
     for number in range(1, count):
         name = f"persistent://tenant/namespace/more-{number}"
-        replace(house.world, topic=house.world.catalog.topics.create(name, RetentionPolicy())).fill(1)
+        replace(house.world, topic=house.world.catalog.topics.create_topic(name, RetentionPolicy())).fill(1)
 
 
 async def trims_complete(house: House) -> Handle:
@@ -611,7 +611,9 @@ def _handed_over(house: House) -> IntentKey:
     house.world.detach()
     (intent,) = house.world.intents()
     name = f"delete-ledger/{ledger}/LEDGER/1"
-    house.world.catalog.deletions.hand_over({intent.row_id: name}, batch_id=intent.batch_id, errors={}, ttl_s=60)
+    house.world.catalog.deletions.move_to_own_workflows(
+        {intent.row_id: name}, batch_id=intent.batch_id, error_by_row={}, ttl_s=60
+    )
     return house.world.key(ledger)
 
 

@@ -49,7 +49,7 @@ class Client:
         self._ops = Ops(settings.home, self._name)
         self._count = 0
         self._counting = threading.Lock()
-        self._topics = {name: log.catalog.topics.get(name) for name in LASTING}
+        self._topics = {name: log.catalog.topics.get_topic(name) for name in LASTING}
         self._sequence = self._answered_sequence()
 
     def run(self) -> None:
@@ -151,7 +151,7 @@ class Client:
     def _consumes(self, name: str) -> None:
         """Receive and acknowledge; what was received and not acknowledged comes again, here or elsewhere."""
         topic = self._topics[name]
-        with self._log.delivery.consumer(topic, CONSUMED) as consumer:
+        with self._log.delivery.create_consumer(topic, CONSUMED) as consumer:
             for _ in range(random.randint(20, 400)):  # then another consumer
                 if self._phase == "end":
                     return

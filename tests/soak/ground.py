@@ -114,7 +114,7 @@ class Ground:
         prepare_catalog_and_namespace(self.direct)
         with open_log_store(self.settings) as log:
             for store in (log.objects, log.record_objects):
-                store.require()
+                store.require_ownership()
             make_topics(log)
         before(self)
         set_phase(self.home, "work")

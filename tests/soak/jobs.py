@@ -12,7 +12,7 @@ from temporalio.client import WorkflowHandle
 
 from logstore.errors import PreconditionFailed
 from logstore.ownership import BundleId
-from logstore.ports.catalog import Cause, Topic
+from logstore.ports.catalog import AuditCause, Topic
 from tests.soak.scene import DELAYED, LISTS, PLAIN, Ops, Said
 from tests.soak.spares import Spares
 from workers.assembly.log_store import LogStore
@@ -92,7 +92,7 @@ class Jobs:
             return result
 
     def _topic(self, names: tuple[str, ...]) -> Topic:
-        return self._log.catalog.topics.get(self._dice.choice(names))
+        return self._log.catalog.topics.get_topic(self._dice.choice(names))
 
     async def _roll(self) -> None:
         topic = await asyncio.to_thread(self._topic, PLAIN + LISTS + DELAYED)
@@ -147,12 +147,14 @@ class Jobs:
 
     async def _rewrite(self) -> None:
         with self._ops.op("rewrite"):
-            await asyncio.to_thread(self._log.records.flusher.rewrite)
+            await asyncio.to_thread(self._log.records.flusher.rewrite_all_records)
 
     async def _clear_delayed(self) -> None:
         topic = await asyncio.to_thread(self._topic, DELAYED)
         with self._ops.op("clear-delayed", topic=topic.name) as answer:
-            answer["buckets"] = await asyncio.to_thread(self._log.catalog.delayed.clear, topic.topic_id, reason="soak")
+            answer["buckets"] = await asyncio.to_thread(
+                self._log.catalog.delayed.retire_all_buckets, topic.topic_id, reason="soak"
+            )
 
     async def _unload(self) -> None:
         """Take any bundle from its owner."""
@@ -163,7 +165,7 @@ class Jobs:
             with open_directory(self._settings, count, catalog_id) as directory:
                 unloading = BundleUnloader(catalog.fences, catalog.audit_log, directory)
                 unloading.remove_owner(
-                    unloading.find_owner(BundleId(self._dice.randrange(count))), Cause(**_ACTOR, workflow_id="")
+                    unloading.find_owner(BundleId(self._dice.randrange(count))), AuditCause(**_ACTOR, workflow_id="")
                 )
 
         with self._ops.op("unload"):

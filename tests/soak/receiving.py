@@ -44,7 +44,7 @@ class Seeker:
         """Seek, and consume for a while; once all write nothing new, consume from where the last seek went to."""
         if self._phase() == "work" or not self._stands:
             self._seek(random.choice(self._met))
-        with self._log.delivery.consumer(self._topic, SOUGHT) as consumer:
+        with self._log.delivery.create_consumer(self._topic, SOUGHT) as consumer:
             for _ in range(random.randint(10, 100)):
                 if self._phase() == "end":
                     return

@@ -22,7 +22,7 @@ _WITHIN_S: Final = 600.0
 def read_all(settings: Settings, names: Sequence[str]) -> Read:
     """Every topic as the product reads it by this catalog."""
     with open_log_store(settings) as log:
-        topics = [log.catalog.topics.get(name) for name in names]
+        topics = [log.catalog.topics.get_topic(name) for name in names]
         return {
             topic.topic_id: [
                 ((one.position.ledger_id, one.position.entry_id), (one.payload or b"").decode())
@@ -36,8 +36,8 @@ def flush(ground: Ground) -> None:
     """Nobody else is at work any more: what the last jobs have changed, also into the replica's bucket."""
     with open_log_store(ground.direct) as log:
         log.records.flusher.flush(cursors=True)
-        for name in log.records.replication.names:
-            log.records.replication.ship(name)
+        for name in log.records.replication.replica_names:
+            log.records.replication.ship_to_replica(name)
 
 
 def follow(ground: Ground) -> list[str]:
@@ -62,7 +62,7 @@ def append_unflushed(ground: Ground, ops: Ops) -> None:
             payloads = [f"unflushed {name} {number}" for number in range(3)]
             with ops.op("append", topic=name, payloads=payloads) as answer:
                 entries = [NewEntry(payload=one.encode()) for one in payloads]
-                done = log.managed.append(log.catalog.topics.get(name), ProducedEntries(entries=entries))
+                done = log.managed.append(log.catalog.topics.get_topic(name), ProducedEntries(entries=entries))
                 assert done.first
                 answer |= {"first": (done.first.ledger_id, done.first.entry_id), "duplicates": 0}
 

@@ -83,11 +83,11 @@ QUICK: Final[dict[str, object]] = {
 def make_topics(log: LogStore) -> None:
     """Create the lasting topics with their subscriptions."""
     for number, name in enumerate(PLAIN):
-        log.catalog.topics.create(name, RetentionPolicy(), durable_delete=(None, True, False)[number])
+        log.catalog.topics.create_topic(name, RetentionPolicy(), durable_delete=(None, True, False)[number])
     for name in (*LISTS, SOURCE, *DELAYED):
-        log.catalog.topics.create(name, RetentionPolicy())
+        log.catalog.topics.create_topic(name, RetentionPolicy())
     for name in LASTING:
-        topic = log.catalog.topics.get(name)
+        topic = log.catalog.topics.get_topic(name)
         more = () if name in PLAIN else (SOUGHT,) if name in DELAYED else (HELD,)
         for subscription in (CONSUMED, *more):
             log.subscriptions.subscribe(topic.topic_id, subscription, latest=False)

@@ -90,7 +90,7 @@ class Spares:
         entries: list[tuple[LedgerId, int, str]] = []
 
         def make() -> Topic:
-            topic = self._log.catalog.topics.create(name, policy)
+            topic = self._log.catalog.topics.create_topic(name, policy)
             self._log.subscriptions.subscribe(topic.topic_id, CONSUMED, latest=False)
             self._log.schemas.set(topic, name.encode())
             for number in range(_LEDGERS):

@@ -34,7 +34,7 @@ def spans(monkeypatch: pytest.MonkeyPatch) -> Iterator[InMemorySpanExporter]:
 
 
 def _run(warm: WarmSession, folder: Path, main: JobMain) -> None:
-    SparkBulkJobs(warm, PublishedOutputs(folder / "bulk"), lambda: {_JOB.name: main}).run(_JOB, _quiet)
+    SparkBulkJobs(warm, PublishedOutputs(folder / "bulk"), lambda: {_JOB.name: main}).run_job(_JOB, _quiet)
 
 
 def _quiet(_: BulkProgress) -> None:

@@ -40,20 +40,20 @@ def _squares(run: JobContext, job: ReadLedgersAndIntentsJob) -> BulkSummary:
 
 
 def test_job_runs_once_and_answers_the_same_again(jobs: Callable[[JobMain], SparkBulkJobs]) -> None:
-    done = jobs(_squares).run(_JOB, _quiet)
+    done = jobs(_squares).run_job(_JOB, _quiet)
     assert done.counts == {"sum": 14}
 
     def never(run: JobContext, job: ReadLedgersAndIntentsJob) -> BulkSummary:
         raise AssertionError
 
-    assert jobs(never).run(_JOB, _quiet) == done
+    assert jobs(never).run_job(_JOB, _quiet) == done
 
 
 def test_what_is_loaded_is_spared_the_collection_after_every_task(jobs: Callable[[JobMain], SparkBulkJobs]) -> None:
     def count(run: JobContext, job: ReadLedgersAndIntentsJob) -> BulkSummary:
         return BulkSummary(counts={"n": min(run.run_in_executors("count", [1, 2], lambda _: gc.get_freeze_count()))})
 
-    assert jobs(count).run(_JOB, _quiet).counts["n"] > 10_000
+    assert jobs(count).run_job(_JOB, _quiet).counts["n"] > 10_000
 
 
 def test_refusal_in_an_executor_is_raised_as_what_it_is(
@@ -65,7 +65,7 @@ def test_refusal_in_an_executor_is_raised_as_what_it_is(
         return task
 
     with pytest.raises(InvalidInput, match=r"^inventory: expected a manifest, found 'none'$") as caught:
-        jobs(lambda run, job: BulkSummary(counts={"n": len(run.run_in_executors("look", [1, 2], refuse))})).run(
+        jobs(lambda run, job: BulkSummary(counts={"n": len(run.run_in_executors("look", [1, 2], refuse))})).run_job(
             _JOB, _quiet
         )
     assert to_application_error(caught.value).details == ({"field": "inventory"},)
@@ -79,14 +79,14 @@ def test_error_that_is_not_ours_is_one_sentence(jobs: Callable[[JobMain], SparkB
         return 1 / task
 
     with pytest.raises(StoreUnavailable, match=r"^spark: ZeroDivisionError: division by zero$"):
-        jobs(lambda run, job: BulkSummary(counts={"n": len(run.run_in_executors("divide", [0], divide))})).run(
+        jobs(lambda run, job: BulkSummary(counts={"n": len(run.run_in_executors("divide", [0], divide))})).run_job(
             _JOB, _quiet
         )
 
 
 def test_input_that_was_not_published_is_refused(jobs: Callable[[JobMain], SparkBulkJobs]) -> None:
     with pytest.raises(PreconditionFailed, match="expected list-storage of run run-1"):
-        jobs(lambda run, job: run.get_published_summary("list-storage")).run(_JOB, _quiet)
+        jobs(lambda run, job: run.get_published_summary("list-storage")).run_job(_JOB, _quiet)
 
 
 def _sleeps(folder: Path) -> Callable[[int], int]:
@@ -118,7 +118,7 @@ def test_error_of_the_watcher_cancels_the_job_and_what_it_submits_later(
             raise _Stop
 
     with pytest.raises(_Stop):
-        jobs(main).run(_JOB, stop)
+        jobs(main).run_job(_JOB, stop)
     assert later
     assert warm.get_session().sparkContext.statusTracker().getActiveJobsIds() == []
 
@@ -140,10 +140,10 @@ def test_second_job_waits_for_the_first_and_may_be_cancelled_meanwhile(
 
     runner = jobs(main)
     with ThreadPoolExecutor(1) as thread:
-        first = thread.submit(runner.run, _JOB, _quiet)
+        first = thread.submit(runner.run_job, _JOB, _quiet)
         began.wait(60)
         with pytest.raises(_Stop):
-            runner.run(ReadLedgersAndIntentsJob(run_id="run-2"), stop, master="local[1]")
+            runner.run_job(ReadLedgersAndIntentsJob(run_id="run-2"), stop, master="local[1]")
         go_on.set()
         assert first.result().counts == {"alive": 1}
 
@@ -172,14 +172,14 @@ def test_attempt_that_hangs_is_left_behind_and_publishes_nothing(
 
     runner = SparkBulkJobs(warm, PublishedOutputs(tmp_path / "bulk"), lambda: {_JOB.name: main}, stop_timeout_s=0.1)
     with pytest.raises(_Stop):
-        runner.run(_JOB, stop)
+        runner.run_job(_JOB, stop)
     (left,) = (one for one in threading.enumerate() if one.name == f"bulk {_JOB.name}")
-    assert runner.run(ReadLedgersAndIntentsJob(run_id="run-2"), _quiet).counts == {"sum": 14}
+    assert runner.run_job(ReadLedgersAndIntentsJob(run_id="run-2"), _quiet).counts == {"sum": 14}
     go_on.set()
     left.join(60)
     assert waited == [True]
     assert done == []
-    assert runner.published_summary("run-1", _JOB.name) is None
+    assert runner.find_published_summary("run-1", _JOB.name) is None
     assert list((tmp_path / "bulk/run-1/attempts").iterdir()) == []
 
 
@@ -214,11 +214,11 @@ def test_attempt_that_is_stopped_while_spark_starts_ends_without_a_session(
     runner = SparkBulkJobs(warm, PublishedOutputs(tmp_path / "bulk"), lambda: {_JOB.name: main}, stop_timeout_s=0.1)
     monkeypatch.setattr(warm, "get", slow)
     with pytest.raises(_Stop):
-        runner.run(_JOB, stop)
+        runner.run_job(_JOB, stop)
     monkeypatch.undo()
     go_on.set()
     ended.wait(60)
-    assert runner.run(ReadLedgersAndIntentsJob(run_id="run-2"), _quiet).counts == {}
+    assert runner.run_job(ReadLedgersAndIntentsJob(run_id="run-2"), _quiet).counts == {}
     assert began == ["run-2"]
     assert refused == ["_Abandoned"], "no session is ended or started for a job that nobody waits for"
 
@@ -234,7 +234,7 @@ def test_folder_that_an_executor_does_not_see_is_refused_by_name(
 
     said = r"^bulk_dir: expected a folder that every executor sees under the same path .*, found on \S+: No such file"
     with pytest.raises(PreconditionFailed, match=said):
-        jobs(unseen).run(_JOB, _quiet)
+        jobs(unseen).run_job(_JOB, _quiet)
 
 
 def test_folder_of_the_same_name_on_another_machine_is_refused(jobs: Callable[[JobMain], SparkBulkJobs]) -> None:
@@ -245,7 +245,7 @@ def test_folder_of_the_same_name_on_another_machine_is_refused(jobs: Callable[[J
         return BulkSummary(counts={"n": len(run.run_in_executors("look", [1], lambda task: task))})
 
     with pytest.raises(PreconditionFailed, match=r"^bulk_dir: .*: another folder at .*; mount it there too"):
-        jobs(other).run(_JOB, _quiet)
+        jobs(other).run_job(_JOB, _quiet)
 
 
 def test_task_whose_process_is_killed_is_done_again(jobs: Callable[[JobMain], SparkBulkJobs], tmp_path: Path) -> None:
@@ -256,7 +256,7 @@ def test_task_whose_process_is_killed_is_done_again(jobs: Callable[[JobMain], Sp
             os.kill(os.getpid(), signal.SIGKILL)
         return task
 
-    done = jobs(lambda run, job: BulkSummary(counts={"n": sum(run.run_in_executors("die", [1, 2], die_once))})).run(
+    done = jobs(lambda run, job: BulkSummary(counts={"n": sum(run.run_in_executors("die", [1, 2], die_once))})).run_job(
         _JOB, _quiet
     )
     assert done.counts == {"n": 3}
@@ -272,4 +272,4 @@ def test_session_whose_java_died_is_started_again(
     process = gateway.proc
     psutil.Process(process.pid).kill()
     process.wait()
-    assert jobs(_squares).run(_JOB, _quiet).counts == {"sum": 14}
+    assert jobs(_squares).run_job(_JOB, _quiet).counts == {"sum": 14}

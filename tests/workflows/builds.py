@@ -8,8 +8,8 @@ from temporalio.client import WorkflowHandle
 from temporalio.common import WorkflowIDConflictPolicy
 
 from logstore.delayed.delayed_rows import DelayedRows
-from logstore.delayed.index_build_job import BuiltIndex, IndexFiles
-from logstore.delayed.snapshot_file import SnapshotWriter
+from logstore.delayed.index_build_job import BuiltIndexFiles, BuiltTopicIndex
+from logstore.delayed.snapshot_file import IndexSnapshotWriter
 from logstore.positions import LedgerId, Position, TopicId
 from logstore.transactions.transaction_buffer import TransactionBuffer
 from tests.logstore.delayed.stored import HOUR_MS, Stored, stored_in
@@ -48,19 +48,19 @@ def topic_to_build(house: House) -> Stored:
     return topic
 
 
-def built_of(topic: Stored, files: IndexFiles, topic_id: TopicId | None = None) -> BuiltIndex:
+def built_of(topic: Stored, files: BuiltIndexFiles, topic_id: TopicId | None = None) -> BuiltTopicIndex:
     """What a bulk job makes of the three messages; or what it would make of those of another topic."""
     topic_id = topic.topic_id if topic_id is None else topic_id
-    name, listed = f"bucket-{topic_id}.parquet", topic.index.listed(topic_id)
+    name, listed = f"bucket-{topic_id}.parquet", topic.index.get_bucket_list(topic_id)
     first = topic.world.catalog.ledgers.list_ledgers(topic.topic_id)[0].ledger_id
     positions = [Position(first, entry) for entry in range(3)]
     rows = DelayedRows.from_messages(
         [(topic.now_ms + (at + 1) * HOUR_MS, position) for at, position in enumerate(positions)]
     )
-    writer = SnapshotWriter(files.snapshot_path(name), topic_id, positions[0], positions[-1])
-    writer.add(rows)
+    writer = IndexSnapshotWriter(files.snapshot_path(name), topic_id, positions[0], positions[-1])
+    writer.add_rows(rows)
     writer.close()
-    return BuiltIndex(
+    return BuiltTopicIndex(
         topic_id=topic_id,
         expected_version=listed.version,
         removed=tuple(one.bucket_id for one in listed.buckets),

@@ -72,7 +72,7 @@ def _offload_topic(world: World) -> tuple[type, object]:
 
 def _delete_what_is_needed(world: World) -> tuple[type, object]:
     ledgers = world.fill(2, acknowledged=False)
-    world.catalog.cursors.subscribe(world.topic.topic_id, "reader", latest=False)
+    world.catalog.cursors.create_subscription(world.topic.topic_id, "reader", latest=False)
     detach = ExplicitDetach(ledger_ids=[int(ledgers[0])])
     return DeleteLedgers, DeleteLedgersInput(
         batch_id="needed", catalog_epoch=1, detach=detach, **_topic(world), **_CAUSE
@@ -92,7 +92,7 @@ def _by_workflow(attempts: Iterable[tuple[str, str, int]]) -> dict[str, list[tup
 
 
 def _ended(world: World) -> bool:
-    return not world.catalog.deletions.list(DeletionState.PENDING, limit=1)
+    return not world.catalog.deletions.list_intents(DeletionState.PENDING, limit=1)
 
 
 def _answer(execution: Execution, workflow: Any) -> Any:

@@ -66,8 +66,8 @@ from activities.transactions.inputs_and_results import BroadcastInput, BusyCoord
 from activities.transactions.inputs_and_results import ForgetTransactionsInput as TransactionsToForget
 from logstore.deletion.intents import IntentKey
 from logstore.errors import StoreUnavailable
-from logstore.ports.catalog import RowRange
-from logstore.records.job_results import SelectionPosition
+from logstore.ports.catalog import IntentRowRange
+from logstore.records.job_results import SelectionPageStart
 from tests.workflows.house import House, _name, assert_eventually, details_of
 from tests.workflows.offload.offloading import offload
 from tests.workflows.test_malformed import GOOD, OF_RECORDS
@@ -95,11 +95,11 @@ SUMMARIES: dict[str, tuple[Any, str]] = {
         "rows after 100, batch b",
     ),
     "deletion.delete_chunk": (
-        ChunkInput(topic=_TOPIC, batch_id="b", catalog_epoch=1, chunk=RowRange(first=1, last=100, rows=90)),
+        ChunkInput(topic=_TOPIC, batch_id="b", catalog_epoch=1, chunk=IntentRowRange(first=1, last=100, rows=90)),
         f"rows 1 to 100, batch b, {_TOPIC}",
     ),
     "deletion.hand_over_chunk": (
-        ChunkInput(batch_id="b", catalog_epoch=1, chunk=RowRange(first=1, last=100, rows=90)),
+        ChunkInput(batch_id="b", catalog_epoch=1, chunk=IntentRowRange(first=1, last=100, rows=90)),
         "rows 1 to 100, batch b",
     ),
     "deletion.delete_one": (
@@ -179,7 +179,7 @@ SUMMARIES: dict[str, tuple[Any, str]] = {
         EndRecordsPageInput(
             function="expired",
             topic_id=0,
-            after=SelectionPosition(),
+            after=SelectionPageStart(),
             page=500,
             now_us=1,
             catalog_epoch=1,

@@ -85,9 +85,9 @@ async def test_topics_are_built_and_switched_to_and_counted(house: House, one: _
     assert (result.counts, progress["counts"], progress["step"]) == (counts, counts, "ended")
     assert "- switched: 1" in details
     assert one.is_switched()
-    run = house.world.catalog.reconciliation.run(run_id(house, one.job))
+    run = house.world.catalog.reconciliation.get_run(run_id(house, one.job))
     assert (run.kind, run.finished_us is None, run.summary["counts"]) == (one.kind, False, counts)
-    assert house.world.bulk.published_summary(run_id(house, one.job), house.world.bulk.ran[0].name) is None
+    assert house.world.bulk.find_published_summary(run_id(house, one.job), house.world.bulk.ran[0].name) is None
     described = await handle.describe()
     assert described.search_attributes["SextonOutcome"] == ["BUILT"]
 

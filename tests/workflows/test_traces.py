@@ -107,7 +107,7 @@ async def test_a_failure_names_its_trace_and_its_span_says_why(house: House, spa
 async def test_a_refusal_names_its_trace(house: House, spans: InMemorySpanExporter) -> None:
     """The run completes, and the error that the caller is told of names the trace as a failure does."""
     traced = await trace_all(house)
-    traced.world.catalog.cursors.subscribe(traced.world.topic.topic_id, "slow", latest=False)
+    traced.world.catalog.cursors.create_subscription(traced.world.topic.topic_id, "slow", latest=False)
     async with traced.worker():
         handle = await traced.delete(traced.world.fill(1, acknowledged=False))
         with pytest.raises(WorkflowFailureError) as caught:

@@ -115,7 +115,7 @@ async def test_two_builds_share_ramp_and_roll_back(house: House) -> None:
             assert await _new(house) == "a"
             await _moved(house, batch, "a")
         assert house.world.left_of(ledgers[1]), "a build that was taken back left its deletions to nobody else"
-        assert house.world.catalog.deletions.inflight().estimated_inflight == 1
+        assert house.world.catalog.deletions.count_unfinished_intents().estimated_inflight == 1
         with pytest.raises(
             PreconditionFailed, match=f"build b of {name}: expected workers that poll .* found none at {name};"
         ):

@@ -27,7 +27,7 @@ from activities.records.record_log_upkeep import (
 )
 from activities.transactions.build_snapshots import TransactionSnapshotBuildActivities
 from activities.transactions.coordinate_transactions import TransactionCoordinatorActivities
-from logstore.ports.bundle_owners import Owners
+from logstore.ports.bundle_owners import TopicOwners
 from logstore.reconciliation.services.orphan_inspection import OrphanInspector
 from logstore.records.services.shared_flushes import SharedFlushes
 from workers.assembly.log_store import LogStore
@@ -105,7 +105,7 @@ class WorkerActivities:
         ]
 
 
-def create_activities(log: LogStore, owners: Owners) -> WorkerActivities:
+def create_activities(log: LogStore, owners: TopicOwners) -> WorkerActivities:
     """Create the activities of a worker. `owners` finds the owner of a topic."""
     catalog = log.catalog
     deletions, ledgers, topics = catalog.deletions, catalog.ledgers, catalog.topics

@@ -9,12 +9,12 @@ from uuid import uuid4
 
 from logstore.cursors.services.cursor_snapshots import CursorSnapshots
 from logstore.cursors.services.subscriptions import Subscriptions
-from logstore.delayed.index_buckets import BucketLimits
+from logstore.delayed.index_buckets import SealAndMergeLimits
 from logstore.delayed.services.bucket_merger import Merger
-from logstore.delayed.services.bucket_snapshots import BucketSnapshots
-from logstore.delayed.services.built_index_publisher import IndexPublisher
-from logstore.delayed.services.consumers import Delivery
-from logstore.delayed.services.delivery_time_reader import DelayedLog
+from logstore.delayed.services.bucket_snapshots import IndexBucketSnapshots
+from logstore.delayed.services.built_index_publisher import BuiltIndexPublisher
+from logstore.delayed.services.consumers import MessageDelivery
+from logstore.delayed.services.delivery_time_reader import DeliveryTimeReader
 from logstore.delayed.services.log_sealer import Sealer
 from logstore.deletion.services.primary_copies import PrimaryCopyStorage
 from logstore.deletion.services.tiered_copies import TieredCopyStorage
@@ -25,9 +25,9 @@ from logstore.log.services.group_commit import GroupCommitter
 from logstore.log.services.schemas import SchemaRegistry
 from logstore.log.services.segment_sources import TieredCopyReader
 from logstore.offload.services.tiered_copy_upload import Offloader
-from logstore.ports.bulk_jobs import BulkJobs
+from logstore.ports.bulk_jobs import BulkJobRunner
 from logstore.ports.catalog import Catalog
-from logstore.ports.object_storage import Buckets, OwnedStore, Storages
+from logstore.ports.object_storage import BucketAtLocation, OwnedStore, StorageByCopyKind
 from logstore.retrying_clock import Clock
 from logstore.transactions.services.broadcast import Broadcaster
 from logstore.transactions.services.buffer_snapshots import BufferRebuilder, BufferSnapshots
@@ -46,7 +46,7 @@ class LogStorePolicies:
     roll: RollPolicy = field(default_factory=RollPolicy)
     registration_timeout_s: float = 600
     cursor_inline_bytes: int = 16_384
-    bucket_limits: BucketLimits = field(default_factory=BucketLimits)
+    bucket_limits: SealAndMergeLimits = field(default_factory=SealAndMergeLimits)
     delivery_tolerance_ms: int = 0  # how early a message may be delivered
     finished_retention_s: float = 30 * _DAY_S
     records: RecordLogPolicies = field(default_factory=RecordLogPolicies)
@@ -56,7 +56,7 @@ class LogStorePolicies:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogStoreBuckets:
     primary: OwnedStore
-    tiered: Buckets
+    tiered: BucketAtLocation
     records: OwnedStore
     now_us: Callable[[], int]  # the object store's clock, in microseconds since 1970
     replicas: Mapping[str, OwnedStore] = field(default_factory=dict)  # replica buckets by name
@@ -64,10 +64,10 @@ class LogStoreBuckets:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IndexBucketServices:
-    snapshots: BucketSnapshots
+    snapshots: IndexBucketSnapshots
     sealer: Sealer
     merger: Merger
-    publisher: IndexPublisher  # for the results of bulk jobs
+    publisher: BuiltIndexPublisher  # for the results of bulk jobs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,9 +76,9 @@ class LogStore:
 
     catalog: Catalog
     objects: OwnedStore  # the primary bucket
-    buckets: Buckets  # tiered buckets by location
+    buckets: BucketAtLocation  # tiered buckets by location
     record_objects: OwnedStore  # the records bucket
-    storages: Storages  # by kind of copy
+    storages: StorageByCopyKind  # by kind of copy
     policies: LogStorePolicies
     committer: GroupCommitter
     managed: ManagedLedger
@@ -89,15 +89,20 @@ class LogStore:
     buffer_snapshots: BufferSnapshots
     rebuilder: BufferRebuilder
     delayed: IndexBucketServices
-    delivery: Delivery
+    delivery: MessageDelivery
     records: RecordLogServices
-    bulk: BulkJobs
+    bulk: BulkJobRunner
     store_now_us: Callable[[], int]  # the object store's clock, in microseconds since 1970
 
 
 @contextmanager
 def assemble_log_store(
-    *, catalog: Catalog, stores: LogStoreBuckets, policies: LogStorePolicies, bulk: BulkJobs, clock: Clock | None = None
+    *,
+    catalog: Catalog,
+    stores: LogStoreBuckets,
+    policies: LogStorePolicies,
+    bulk: BulkJobRunner,
+    clock: Clock | None = None,
 ) -> Iterator[LogStore]:
     """Assemble the services of a log store, which work while the block runs. Only tests pass a `clock`."""
     ports = _SharedParts(
@@ -118,7 +123,7 @@ def assemble_log_store(
         transactions=catalog.transactions,
         topics=catalog.topics,
         managed=managed,
-        epoch=catalog.ledgers.epoch,
+        epoch=catalog.ledgers.catalog_epoch,
         advance=subscriptions.acknowledge,
     )
     with closing(ports.committer), closing(managed), closing(broadcasts):
@@ -155,7 +160,7 @@ def assemble_log_store(
                 snapshots=buffer_snapshots,
             ),
             delayed=delayed,
-            delivery=Delivery(
+            delivery=MessageDelivery(
                 index=catalog.delayed,
                 snapshots=delayed.snapshots,
                 managed=managed,
@@ -182,7 +187,7 @@ def assemble_log_store(
 class _SharedParts:
     catalog: Catalog
     objects: OwnedStore
-    buckets: Buckets
+    buckets: BucketAtLocation
     policies: LogStorePolicies
     clock: Clock
     committer: GroupCommitter
@@ -217,15 +222,15 @@ def _create_subscriptions(ports: _SharedParts, contents: ComponentLedgers) -> Su
 
 def _create_index_bucket_services(ports: _SharedParts, contents: ComponentLedgers) -> IndexBucketServices:
     index, scratch = ports.catalog.delayed, ports.policies.scratch
-    snapshots = BucketSnapshots(ledgers=ports.catalog.ledgers, contents=contents, objects=ports.objects)
+    snapshots = IndexBucketSnapshots(ledgers=ports.catalog.ledgers, contents=contents, objects=ports.objects)
     sealer = Sealer(
         index=index,
         transactions=ports.catalog.transactions,
-        log=DelayedLog(ledgers=ports.catalog.ledgers, objects=ports.objects, tiered=ports.tiered),
+        log=DeliveryTimeReader(ledgers=ports.catalog.ledgers, objects=ports.objects, tiered=ports.tiered),
         snapshots=snapshots,
         limits=ports.policies.bucket_limits,
         scratch=scratch,
     )
     merger = Merger(index=index, snapshots=snapshots, scratch=scratch)
-    publisher = IndexPublisher(index=index, snapshots=snapshots)
+    publisher = BuiltIndexPublisher(index=index, snapshots=snapshots)
     return IndexBucketServices(snapshots=snapshots, sealer=sealer, merger=merger, publisher=publisher)

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from infra.catalog import SqlCatalog, open_catalog
-from logstore.delayed.index_buckets import BucketLimits
+from logstore.delayed.index_buckets import SealAndMergeLimits
 from logstore.identity.bucket_markers import BucketRole
 from logstore.identity.services.marker_checked_buckets import MarkerChecker
 from logstore.log.services import RollPolicy
 from logstore.offload.tiered_copy import DRIVER, CopyLocation
-from logstore.ports.bulk_jobs import BulkJobs
-from logstore.records.services.manifest_publication import require_current
+from logstore.ports.bulk_jobs import BulkJobRunner
+from logstore.records.services.manifest_publication import require_current_catalog
 from workers.assembly.checked_buckets import make_checked_bucket_opener, open_primary_bucket, uses_embedded_store
 from workers.assembly.log_store import LogStore, LogStoreBuckets, LogStorePolicies, assemble_log_store
 from workers.assembly.record_log_services import ImportedRecordFunctions, RecordLogPolicies
@@ -41,7 +41,7 @@ def open_log_store_on_catalog(catalog: SqlCatalog, settings: Settings) -> Iterat
     get_bucket = make_checked_bucket_opener(
         settings,
         MarkerChecker(catalog.identities),
-        require_current=lambda: require_current(
+        require_current=lambda: require_current_catalog(
             catalog.records, get_bucket(BucketRole.RECORDS, CopyLocation(settings.records_bucket))
         ),
     )
@@ -93,7 +93,7 @@ def _policies_from_settings(settings: Settings) -> LogStorePolicies:
         roll=roll_policy_from_settings(settings),
         registration_timeout_s=settings.registration_timeout,
         cursor_inline_bytes=settings.cursor_inline_bytes,
-        bucket_limits=BucketLimits(
+        bucket_limits=SealAndMergeLimits(
             messages=settings.delayed_messages,
             ledgers=settings.delayed_ledgers,
             idle_s=settings.delayed_idle,
@@ -113,7 +113,7 @@ def _policies_from_settings(settings: Settings) -> LogStorePolicies:
 
 
 @contextmanager
-def open_bulk_jobs(settings: Settings) -> Iterator[BulkJobs]:
+def open_bulk_jobs(settings: Settings) -> Iterator[BulkJobRunner]:
     """Open the bulk jobs of a process while the block runs. Java starts with the first job."""
     from spark.job_runner import SparkBulkJobs  # noqa: PLC0415
     from spark.published_output import PublishedOutputs  # noqa: PLC0415 - start-up time

@@ -19,10 +19,10 @@ from logstore.identity.services.marker_checked_buckets import MarkerChecker
 from logstore.offload.tiered_copy import CopyLocation
 from logstore.ports.catalog.catalog_rebuild import RebuildDatabase
 from logstore.records.services.flusher import Flusher
-from logstore.records.services.rebuild_manifests import ColdStart
+from logstore.records.services.rebuild_manifests import RebuildManifests
 from logstore.records.services.record_log import RecordLog
-from logstore.records.services.replica_follower import Follower, FollowSettings
-from logstore.records.services.upload_adoption import Adopter
+from logstore.records.services.replica_follower import ReplicaFollower, ReplicaFollowSettings
+from logstore.records.services.upload_adoption import UploadAdopter
 from workers.assembly.checked_buckets import find_catalog_by_marker, make_checked_bucket_opener
 from workers.assembly.log_store_from_settings import make_store_clock, open_bulk_jobs
 from workers.settings import Settings
@@ -31,7 +31,7 @@ from workers.settings import Settings
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RebuildCommandParts:
     catalog_id: str
-    start: ColdStart
+    start: RebuildManifests
     database: RebuildDatabase
     activities: RebuildCatalogActivities
 
@@ -46,7 +46,7 @@ def open_rebuild_parts(
     """
     lost, get_bucket = find_catalog_by_marker(settings)
     log = RecordLog(lost.own(*get_bucket(BucketRole.RECORDS, settings.records_bucket)))
-    start = ColdStart(log)
+    start = RebuildManifests(log)
     database = SqlRebuild(settings.database_url)
 
     def list_buckets_with_marker() -> Sequence[tuple[BucketRole, str]]:
@@ -80,7 +80,7 @@ def _open_loaded_catalog(settings: Settings, log: RecordLog, stack: ExitStack) -
         open_catalog(settings.database_url, registration_timeout_s=settings.registration_timeout)
     )
     get_bucket = make_checked_bucket_opener(settings, MarkerChecker(catalog.identities))
-    adopter = Adopter(
+    adopter = UploadAdopter(
         adoption=catalog.adoption,
         objects=get_bucket(BucketRole.PRIMARY, CopyLocation(settings.primary_bucket)),
         buckets=partial(get_bucket, BucketRole.TIERED),
@@ -124,21 +124,21 @@ def open_follow_parts(settings: Settings, bucket: str) -> Iterator[FollowCommand
     copied = bucket != settings.records_bucket
     followed = RecordLog(catalog.own(*get_bucket(BucketRole.REPLICA, bucket))) if copied else source
     url = mask_passwords(settings.database_url)  # so that the replica keeps its name when the password changes
-    follow = FollowSettings(
+    follow = ReplicaFollowSettings(
         replica=f"{bucket}/{hashlib.sha256(url.encode()).hexdigest()[:8]}",
         bucket=bucket,
         follows_replica_bucket=copied,
         eligible_age_s=settings.eligible_age,
     )
     with open_replica(settings.database_url) as database:
-        follower = Follower(
+        follower = ReplicaFollower(
             follow, source=source, followed=followed, database=database, store_now_us=make_store_clock(settings)
         )
         activities = FollowRecordsActivities(follower, interval_s=settings.records_interval)
 
         def require() -> None:
-            followed.require()
-            database.applied_manifest()
+            followed.require_ownership()
+            database.read_applied_manifest()
 
         yield FollowCommandParts(
             catalog_id=catalog.catalog_id(), replica=follow.replica, activities=activities, require=require

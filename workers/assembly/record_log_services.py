@@ -8,12 +8,12 @@ from importlib import import_module
 from logstore.errors import InvalidInput
 from logstore.ports.catalog import Catalog
 from logstore.ports.object_storage import OwnedStore
-from logstore.records.functions import RecordFunction, RecordFunctions
+from logstore.records.functions import RecordFunction, RecordFunctionRegistry
 from logstore.records.services.defragmenter import Defragmenter
 from logstore.records.services.flusher import Flusher
 from logstore.records.services.record_log import RecordLog
-from logstore.records.services.records_bucket_sweeper import Sweeper
-from logstore.records.services.replica_shipments import Replication
+from logstore.records.services.records_bucket_sweeper import RecordsBucketSweeper
+from logstore.records.services.replica_shipments import ReplicaShipments
 from logstore.records.services.tombstone_raids import Raider
 from logstore.retrying_clock import Clock
 
@@ -60,7 +60,7 @@ class RecordLogPolicies:
     clock_bound_s: float = 60.0  # maximum difference to the store's clock; above it nothing is flushed
     eligible_age_s: float = 86_400.0  # younger tombstones stay; a replica that is silent for longer is STALE
     raider_sleep_s: float = 0.001  # between two blocks that a raid reads
-    functions: RecordFunctions = field(default_factory=lambda: ImportedRecordFunctions(""))
+    functions: RecordFunctionRegistry = field(default_factory=lambda: ImportedRecordFunctions(""))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,9 +68,9 @@ class RecordLogServices:
     log: RecordLog
     flusher: Flusher
     defragmenter: Defragmenter
-    sweeper: Sweeper
+    sweeper: RecordsBucketSweeper
     raider: Callable[[float | None], Raider]  # argument: minimum age of tombstones in seconds; `None`: `eligible_age_s`
-    replication: Replication
+    replication: ReplicaShipments
 
 
 def create_record_log_services(
@@ -107,7 +107,9 @@ def create_record_log_services(
             cursor_interval_s=policies.cursor_interval_s,
         ),
         defragmenter=Defragmenter(catalog.records, log),
-        sweeper=Sweeper(objects, log),
+        sweeper=RecordsBucketSweeper(objects, log),
         raider=create_raider,
-        replication=Replication(objects, replicas, store_now_us=store_now_us, eligible_age_s=policies.eligible_age_s),
+        replication=ReplicaShipments(
+            objects, replicas, store_now_us=store_now_us, eligible_age_s=policies.eligible_age_s
+        ),
     )

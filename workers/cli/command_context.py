@@ -198,7 +198,7 @@ class CommandContext:
         return check_name("actor", name)
 
     def get_topic(self, name: str) -> "Topic":
-        return self.catalog.topics.get(TopicName.parse_existing(name).encoded)
+        return self.catalog.topics.get_topic(TopicName.parse_existing(name).encoded)
 
     def run_with_client(self, use_client: Callable[["Sexton"], Awaitable[_Result]]) -> _Result:
         self.settings.require_address("temporal_address")

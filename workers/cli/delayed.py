@@ -20,7 +20,7 @@ from workers.cli.shared_options import AllTopics, DryRun, Master, OneTopic, Reas
 from workers.pages.value_formats import decode_topic_name, format_time_us, select_fields
 
 if TYPE_CHECKING:
-    from logstore.delayed.index_buckets import Bucket
+    from logstore.delayed.index_buckets import IndexBucket
     from logstore.ports.catalog import Topic
     from logstore.positions import LedgerId
     from workflows.delayed.job_definitions import MergeBucketsResult, SealBucketsResult
@@ -47,9 +47,9 @@ def show_index_buckets(context: CommandContext, name: TopicArgument) -> Answer:
 
     topic = context.get_topic(name)
     index = context.catalog.delayed
-    bucket_list, unsealed = index.listed(topic.topic_id), index.unsealed(topic.topic_id)
+    bucket_list, unsealed = index.get_bucket_list(topic.topic_id), index.count_unsealed_entries(topic.topic_id)
     tracker = Tracker(context.log.delayed.snapshots)
-    tracker.load(bucket_list)
+    tracker.load_bucket_list(bucket_list)
     damaged_ids = {bucket.bucket_id for bucket in tracker.lost_buckets}
     states = dict.fromkeys(_find_merging_buckets(context, topic, bucket_list.buckets), "MERGING")
     states |= dict.fromkeys(damaged_ids, "DAMAGED")
@@ -69,7 +69,7 @@ def show_index_buckets(context: CommandContext, name: TopicArgument) -> Answer:
     return Answer(document={**facts, "buckets": rows}, display=facts, sections=[table])
 
 
-def _make_bucket_row(bucket: "Bucket", state: str) -> dict[str, Any]:
+def _make_bucket_row(bucket: "IndexBucket", state: str) -> dict[str, Any]:
     return {
         "bucket_id": bucket.bucket_id,
         "first_ledger": bucket.first.ledger_id,
@@ -84,7 +84,7 @@ def _make_bucket_row(bucket: "Bucket", state: str) -> dict[str, Any]:
 
 
 def _make_unsealed_row(context: CommandContext, topic: "Topic", messages: int) -> dict[str, Any]:
-    sealed_to = context.catalog.delayed.listed(topic.topic_id).sealed_to
+    sealed_to = context.catalog.delayed.get_bucket_list(topic.topic_id).sealed_to
     ledgers = context.catalog.ledgers.list_ledgers(topic.topic_id, from_ledger=sealed_to.ledger_id)
     ledger_ids = [ledger.ledger_id for ledger in ledgers if ledger.span.last > sealed_to]
     return {
@@ -98,13 +98,15 @@ def _make_unsealed_row(context: CommandContext, topic: "Topic", messages: int) -
     }
 
 
-def _find_merging_buckets(context: CommandContext, topic: "Topic", buckets: "tuple[Bucket, ...]") -> "set[LedgerId]":
-    from logstore.delayed.index_buckets import pair_to_merge  # noqa: PLC0415 - start-up time
+def _find_merging_buckets(
+    context: CommandContext, topic: "Topic", buckets: "tuple[IndexBucket, ...]"
+) -> "set[LedgerId]":
+    from logstore.delayed.index_buckets import find_pair_to_merge  # noqa: PLC0415 - start-up time
     from workflows.delayed.job_definitions import MERGE_BUCKETS  # noqa: PLC0415
 
-    if context.catalog.delayed.holder(topic.topic_id) != MERGE_BUCKETS.id(topic.topic_id):
+    if context.catalog.delayed.find_claim_holder(topic.topic_id) != MERGE_BUCKETS.id(topic.topic_id):
         return set()
-    return {bucket.bucket_id for bucket in pair_to_merge(buckets) or ()}
+    return {bucket.bucket_id for bucket in find_pair_to_merge(buckets) or ()}
 
 
 @job_command(delayed, "seal", "TOPIC", "TOPIC --no-wait")
@@ -138,7 +140,7 @@ def merge_index_buckets(
     Messages that have been due for a minute are left out; they are in the log, which delivers them.
     """
     topic = context.get_topic(name)
-    buckets = len(context.catalog.delayed.listed(topic.topic_id).buckets)
+    buckets = len(context.catalog.delayed.get_bucket_list(topic.topic_id).buckets)
     limit = max_buckets or min(context.settings.delayed_buckets, max(1, buckets - 1))
     return CommandLineJob(
         lambda client: client.merge_buckets(topic, limit, reason, context.actor), "merging buckets", _answer_merge
@@ -191,10 +193,10 @@ def clear_delayed_index(
     """
     topic = context.get_topic(name)
     index = context.catalog.delayed
-    bucket_list = index.listed(topic.topic_id)
+    bucket_list = index.get_bucket_list(topic.topic_id)
     counts = {"buckets": len(bucket_list.buckets), "messages": bucket_list.messages}
     if dry_run:
         return Answer(document={"dry_run": True, **counts})
-    if holder := index.holder(topic.topic_id):
+    if holder := index.find_claim_holder(topic.topic_id):
         print_note(f"{holder} is at work on these buckets; what it writes is deleted with them")
-    return Answer(document={**counts, "buckets": index.clear(topic.topic_id, reason=reason)})
+    return Answer(document={**counts, "buckets": index.retire_all_buckets(topic.topic_id, reason=reason)})

@@ -48,7 +48,7 @@ Limit = Annotated[int, typer.Option("--limit", min=1, max=1_000_000, help="The m
 @command(deletion, "inflight", "--json")
 def count_inflight_deletions(context: CommandContext) -> Answer:
     """Count deletions not yet confirmed and dead letters; only both at zero mean that all is deleted."""
-    counts = context.catalog.deletions.inflight()
+    counts = context.catalog.deletions.count_unfinished_intents()
     return Answer(document=select_fields(counts, "estimated_inflight dead_lettered"))
 
 
@@ -63,7 +63,7 @@ def list_deletions(
 ) -> Answer:
     """List deletions with outcome, attempts and last error, newest first."""
     encoded, ledger_id = encode_topic(topic), None if ledger is None else LedgerId(ledger)
-    intents = context.catalog.deletions.list(state, topic=encoded, ledger_id=ledger_id, limit=limit + 1)
+    intents = context.catalog.deletions.list_intents(state, topic=encoded, ledger_id=ledger_id, limit=limit + 1)
     if not intents:
         print_empty_list_note(context, f"{state.value} deletion" if state else "deletion", topic=topic, ledger=ledger)
     rows = [_make_intent_row(intent) for intent in cut_rows(intents, limit, "newest")]
@@ -165,7 +165,7 @@ def redrive_dead_letters(
 def sweep_deletions(context: CommandContext, *, reason: Reason = "", dry_run: DryRun = False) -> JobOrAnswer:
     """Take up deletions that no workflow works on, and forget those that ended long ago; a schedule does so too."""
     if dry_run:
-        due = context.catalog.upkeep.count_backlog(older_than_s=context.settings.finished_retention)
+        due = context.catalog.upkeep.count_sweep_backlog(older_than_s=context.settings.finished_retention)
         return Answer(document={"dry_run": True, **asdict(due)})
 
     def answer(workflow_id: str, result: "SweepDeletionsResult") -> Answer:

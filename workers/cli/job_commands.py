@@ -160,7 +160,7 @@ def find_failed_deletions(
     """Return at most 100 failed deletions, newest first. Notes say what an operator can do."""
     topic_id = None if topic is None else topic.topic_id
     try:
-        intents = context.catalog.deletions.failures(
+        intents = context.catalog.deletions.list_failed_intents(
             topic_id=topic_id, batch_id=batch_id, ledger_ids=ledger_ids, limit=_MAX_FAILURES
         )
     except SextonError as fault:  # the answer is complete without the failures

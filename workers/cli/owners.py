@@ -8,7 +8,7 @@ import typer
 
 from logstore.errors import InvalidInput, PreconditionFailed
 from logstore.ownership import BundleId, bundle_name, bundle_of_topic, parse_bundle_name
-from logstore.ports.catalog import Cause
+from logstore.ports.catalog import AuditCause
 from logstore.validated_names import TopicName
 from workers.cli.answer_output import Answer, print_note
 from workers.cli.command_context import CommandContext
@@ -168,7 +168,7 @@ def unload_bundle(
         document = _make_owned_document(owned)
         if dry_run:
             return Answer(document={"dry_run": True, **document})
-        unloader.remove_owner(owned, Cause(actor=context.actor, reason=reason, workflow_id=""))
+        unloader.remove_owner(owned, AuditCause(actor=context.actor, reason=reason, workflow_id=""))
         if not wait:
             return Answer(document=document)
         with show_progress_bar(f"waiting for an owner of {owned.name}"):

@@ -47,12 +47,14 @@ def show_record_log(context: CommandContext) -> Answer:
     records with a value that no block can hold: flushes leave them out, and `refused_records` says what to mend.
     """
     from logstore.records.services.flusher import find_unrecordable  # noqa: PLC0415 - start-up time
-    from logstore.records.services.manifest_publication import require_known  # noqa: PLC0415 - start-up time
+    from logstore.records.services.manifest_publication import require_known_manifest  # noqa: PLC0415 - start-up time
 
     catalog_records = context.catalog.records
-    state = catalog_records.state()
-    newest = context.log.records.log.newest_manifest(state.manifest)
-    require_known(catalog_records.known_manifest(), newest)  # after the manifest, because a flush may publish another
+    state = catalog_records.read_state()
+    newest = context.log.records.log.read_newest_manifest(state.manifest)
+    require_known_manifest(
+        catalog_records.read_known_manifest(), newest
+    )  # after the manifest, because a flush may publish another
     blocks = newest.blocks if newest else ()
     rows_by_kind: dict[str, dict[str, Any]] = {}
     for block in blocks:
@@ -116,7 +118,7 @@ def rewrite_record_log(context: CommandContext) -> Answer:
     older than its record log it is refused. It may be repeated, and goes on while workers do.
     """
     context.require_store()
-    rewritten = context.log.records.flusher.rewrite()
+    rewritten = context.log.records.flusher.rewrite_all_records()
     return Answer(document=select_fields(rewritten, "manifest records tombstones blocks bytes left"))
 
 
@@ -190,7 +192,7 @@ def list_replicas(context: CommandContext) -> Answer:
             **select_fields(replica, "manifest newest lag_s"),
             "acknowledged": None if replica.at_us is None else format_time_us(replica.at_us),
         }
-        for replica in context.log.records.replication.replica_statuses()
+        for replica in context.log.records.replication.list_replica_statuses()
     ]
     return Answer(
         document=rows,

@@ -147,7 +147,9 @@ def print_empty_list_note(context: CommandContext, subject: str, *, topic: str |
     unknown = []
     if topic is not None and not _is_known(lambda: context.get_topic(topic)):
         unknown.append("topic of this name")
-    if ledger is not None and not _is_known(lambda: context.catalog.inspection.ledger(LedgerId(ledger), decisions=0)):
+    if ledger is not None and not _is_known(
+        lambda: context.catalog.inspection.get_ledger_history(LedgerId(ledger), max_decisions=0)
+    ):
         unknown.append("ledger of this id")
     because = f": there is no {' and no '.join(unknown)}" if unknown else ""
     print_note(f"no {subject} of {' and '.join(filters)}{because}")

@@ -32,7 +32,7 @@ KeyBytes = Annotated[
 @command(tombstones, "stats", "", "--json")
 def count_tombstones(context: CommandContext) -> Answer:
     """Count tombstones by what they stand for, and those that a raid at work has marked: its candidates, cenotaphs."""
-    counts = context.catalog.tombstones.count()
+    counts = context.catalog.tombstones.count_tombstones()
     document: dict[str, object] = {
         "tombstones": sum(counts.by_kind.values()),
         "by_kind": dict(sorted(counts.by_kind.items())),

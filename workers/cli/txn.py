@@ -126,7 +126,7 @@ async def report_owed_participants_until_cancelled(
     while True:
         await asyncio.sleep(interval_s)
         try:
-            transaction = await asyncio.to_thread(transactions.get, txn_id)
+            transaction = await asyncio.to_thread(transactions.get_transaction, txn_id)
         except SextonError:  # the command itself reports the error
             continue
         cause = next(
@@ -144,12 +144,14 @@ def resolve_participant(
     context: CommandContext, transaction: Txn, *, participant: ParticipantOption, reason: Reason = ""
 ) -> Answer:
     """Count a participant of a decided transaction as told, by hand: its log will not tell how it ended."""
-    from logstore.ports.catalog import Cause  # noqa: PLC0415 - start-up time
+    from logstore.ports.catalog import AuditCause  # noqa: PLC0415 - start-up time
     from logstore.transactions.transaction_ids_and_states import Participant  # noqa: PLC0415 - start-up time
 
     context.require_store()
-    cause = Cause(actor=context.actor, reason=reason, workflow_id="")
-    resolved = context.catalog.transactions.resolve(_parse_id(transaction), Participant.parse(participant), cause)
+    cause = AuditCause(actor=context.actor, reason=reason, workflow_id="")
+    resolved = context.catalog.transactions.resolve_participant(
+        _parse_id(transaction), Participant.parse(participant), cause
+    )
     # Even for a final transaction, because its running broadcast waits for the next attempt.
     context.run_with_client(lambda client: client.broadcast_transaction(resolved.txn))
     return _answer_transaction(resolved)
@@ -161,7 +163,9 @@ def list_transactions(context: CommandContext, *, state: OfState = None, limit: 
     from logstore.transactions.transaction_ids_and_states import TransactionState  # noqa: PLC0415 - start-up time
 
     states = [] if state is None else [TransactionState(state)]
-    transactions = cut_rows(context.catalog.transactions.list_page(states=states, limit=limit + 1), limit, "first")
+    transactions = cut_rows(
+        context.catalog.transactions.list_transactions(states=states, limit=limit + 1), limit, "first"
+    )
     display = [_make_transaction_display_row(transaction) for transaction in transactions]
     rows = [make_transaction_document(transaction) for transaction in transactions]
     return Answer(document=rows, display=display, columns_below=("owed",), empty="no transactions")
@@ -170,7 +174,7 @@ def list_transactions(context: CommandContext, *, state: OfState = None, limit: 
 @command(txn, "show", "3:17", "3:17 --json")
 def show_transaction(context: CommandContext, transaction: Txn) -> Answer:
     """Show a transaction with its participants, and which of them are still owed."""
-    return _answer_transaction(context.catalog.transactions.get(_parse_id(transaction)))
+    return _answer_transaction(context.catalog.transactions.get_transaction(_parse_id(transaction)))
 
 
 @job_command(txn, "snapshot", "TOPIC", '--all --reason "after a restore" --json')

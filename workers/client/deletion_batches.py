@@ -17,7 +17,7 @@ from temporalio.service import RPCError, RPCStatusCode
 
 from logstore.deletion.intents import Outcome
 from logstore.errors import InvalidInput, PreconditionFailed, ServiceFailed, UnknownObject
-from logstore.ports.catalog import Deletions
+from logstore.ports.catalog import PhaseTwoQueue
 from workflows.deletion.job_definitions import DELETE_LEDGERS, DeleteLedgersProgress, SetRateInput
 from workflows.reconciliation.job_definitions import APPLY_ORPHANS, ApplyOrphansProgress
 
@@ -106,10 +106,10 @@ class DeletionBatchControl:
         return handle, progress_class
 
 
-def release_paused_batch(deletions: Deletions, batch_id: str) -> DeleteLedgersProgress | None:
-    if not deletions.release(batch_id):
+def release_paused_batch(deletions: PhaseTwoQueue, batch_id: str) -> DeleteLedgersProgress | None:
+    if not deletions.release_paused_batch(batch_id):
         return None
-    tally = deletions.tally(batch_id)
+    tally = deletions.tally_batch(batch_id)
     rows, remaining_rows = sum(tally.outcomes.values()), tally.outcomes.get(Outcome.RETRYING.value, 0)
     return DeleteLedgersProgress(
         intents=rows,

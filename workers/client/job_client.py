@@ -119,7 +119,7 @@ class JobClient:
             return self._cached_catalog
 
     def _epoch(self) -> int:
-        return self._open_catalog_once().ledgers.epoch()
+        return self._open_catalog_once().ledgers.catalog_epoch()
 
     async def verified_client(self) -> Client:
         """Return the client once namespace and primary bucket are compared with the catalog.

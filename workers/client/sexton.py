@@ -19,9 +19,9 @@ from temporalio.client import Client, WorkflowHistory
 from infra.catalog import SqlCatalog
 from logstore.deletion.intents import BatchCertificate
 from logstore.errors import OutcomeUnknown
-from logstore.ports.catalog import Cause, Claim, Topic
+from logstore.ports.catalog import AuditCause, Claim, Topic
 from logstore.positions import LedgerId
-from logstore.records.tombstone_rules import CompoundOperation, DeletePolicy
+from logstore.records.tombstone_rules import CompoundOperation, DeleteDurability
 from workers.client import schedules
 from workers.client.deletion_batches import DeletionBatchControl, release_paused_batch
 from workers.client.job_client import Handle, run_id_search_attribute, topic_search_attribute
@@ -148,7 +148,7 @@ class Sexton(StoreJobClient, TransactionJobClient):
             reason=reason,
             catalog_epoch=await asyncio.to_thread(self._epoch),
             policy=self._deletion_policy,
-            durable_delete=DeletePolicy.from_flag(durable_delete),
+            durable_delete=DeleteDurability.from_flag(durable_delete),
         )
         summary, attributes = f"delete {topic.name}", [topic_search_attribute(topic)]
         return await self.start(DELETE_TOPIC, request, topic.topic_id, summary=summary, attributes=attributes)
@@ -173,7 +173,7 @@ class Sexton(StoreJobClient, TransactionJobClient):
         detach = ExplicitDetach(
             ledger_ids=sorted({int(ledger_id) for ledger_id in ledger_ids}),
             force=force,
-            durable_delete=DeletePolicy.from_flag(durable_delete),
+            durable_delete=DeleteDurability.from_flag(durable_delete),
         )
         return await self._start_explicit_deletion(topic, detach, reason, actor)
 
@@ -189,7 +189,7 @@ class Sexton(StoreJobClient, TransactionJobClient):
         """Detach copies of one ledger in one transaction, then delete them. The ledger ends with its last copy."""
         detach = ExplicitDetach(
             ledger_ids=[int(operation.ledger_id)],
-            durable_delete=DeletePolicy.from_flag(durable_delete),
+            durable_delete=DeleteDurability.from_flag(durable_delete),
             remove=sorted(operation.remove),
             pass_over=sorted(operation.pass_over),
             generation=operation.generation,
@@ -235,7 +235,7 @@ class Sexton(StoreJobClient, TransactionJobClient):
             PreconditionFailed: A row is pending or deleted.
         """
         batch_id = f"redrive-{uuid.uuid4().hex[:12]}"
-        cause = self.require_valid(Cause(actor=actor, reason=reason, workflow_id=DELETE_LEDGERS.id(batch_id)))
+        cause = self.require_valid(AuditCause(actor=actor, reason=reason, workflow_id=DELETE_LEDGERS.id(batch_id)))
         await self.verified_client()  # before any row changes
         count, epoch = await asyncio.to_thread(self._redrive_in_catalog, row_ids, batch_id, cause)
         if not count:
@@ -256,15 +256,15 @@ class Sexton(StoreJobClient, TransactionJobClient):
         )
         return RedriveResult(started=count, handle=handle)
 
-    def _redrive_in_catalog(self, row_ids: Sequence[int] | None, batch_id: str, cause: Cause) -> tuple[int, int]:
+    def _redrive_in_catalog(self, row_ids: Sequence[int] | None, batch_id: str, cause: AuditCause) -> tuple[int, int]:
         """Return the number of rows and the catalog's epoch. After an unknown outcome, ask once more by batch id."""
         claim = Claim(workflow_id=cause.workflow_id, run_id="", ttl_s=_REDRIVE_CLAIM_S)
         catalog = self._open_catalog_once()
-        epoch = catalog.ledgers.epoch()
+        epoch = catalog.ledgers.catalog_epoch()
         try:
-            result = catalog.upkeep.redrive(row_ids, batch_id=batch_id, claim=claim, cause=cause)
+            result = catalog.upkeep.redrive_dead_letters(row_ids, batch_id=batch_id, claim=claim, cause=cause)
         except OutcomeUnknown:
-            result = catalog.upkeep.redrive(row_ids, batch_id=batch_id, claim=claim, cause=cause)
+            result = catalog.upkeep.redrive_dead_letters(row_ids, batch_id=batch_id, claim=claim, cause=cause)
         return result.intents, epoch
 
     async def fetch_history(self, workflow_id: str, run_id: str | None = None) -> WorkflowHistory:

@@ -10,7 +10,7 @@ from logstore.ports.catalog import Topic
 from logstore.positions import LedgerId
 from logstore.reconciliation import plausibility_guards
 from logstore.reconciliation.bulk_jobs import SCRUB_RATE
-from logstore.records.tombstone_rules import DeletePolicy
+from logstore.records.tombstone_rules import DeleteDurability
 from workers.client.job_client import Handle, JobClient, run_id_search_attribute, topic_search_attribute
 from workflows import input_bounds, search_attributes
 from workflows.delayed.job_definitions import (
@@ -248,7 +248,7 @@ class StoreJobClient(JobClient):
             topic_id=topic.topic_id if topic else 0,
             topic=topic.name if topic else "",
             dry_run=dry_run,
-            durable_delete=DeletePolicy.from_flag(durable_delete),
+            durable_delete=DeleteDurability.from_flag(durable_delete),
             catalog_epoch=await asyncio.to_thread(self._epoch),
             actor=actor,
             reason=reason,

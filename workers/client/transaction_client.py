@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Final
 from temporalio.common import SearchAttributePair
 
 from logstore.errors import OutcomeUnknown, UnknownObject
-from logstore.ports.catalog import AcknowledgeResult, BeginTransaction, EndTransaction, Topic
+from logstore.ports.catalog import AcknowledgeResult, BeginTransactionWrite, EndTransactionWrite, Topic
 from logstore.positions import Position
 from logstore.transactions.transaction_ids_and_states import TransactionId, TransactionState, check_timeout
 from workers.client.job_client import Handle, JobClient
@@ -74,7 +74,7 @@ class TransactionClient:
     async def begin(self, timeout_s: float = 60.0) -> TransactionId:
         """Open a transaction. It is aborted unless it is decided within `timeout_s`, above 0 and at most a day."""
         check_timeout(timeout_s)
-        write = BeginTransaction(tc_id=next(self._turn_counter) % self._coordinators, timeout_s=timeout_s)
+        write = BeginTransactionWrite(tc_id=next(self._turn_counter) % self._coordinators, timeout_s=timeout_s)
         begun = await asyncio.wrap_future(self._log.committer.submit(write))
         self._wake_soon(begun.txn.tc_id)  # the coordinator must watch the deadline
         return begun.txn
@@ -133,7 +133,7 @@ class TransactionClient:
         return await self._decide_and_wait(txn, commit=False)
 
     async def _decide_and_wait(self, txn: TransactionId, *, commit: bool) -> TransactionState:
-        write = EndTransaction(txn=txn, commit=commit)
+        write = EndTransactionWrite(txn=txn, commit=commit)
         try:
             decided = await asyncio.wrap_future(self._log.committer.submit(write))
         except OutcomeUnknown:  # a repeated decision gets the first answer
@@ -157,7 +157,7 @@ class TransactionClient:
         while self._waiter_by_transaction:
             started_s, awaited = time.monotonic(), list(self._waiter_by_transaction)
             try:
-                states = await asyncio.to_thread(self._log.catalog.transactions.states, awaited)
+                states = await asyncio.to_thread(self._log.catalog.transactions.get_transaction_states, awaited)
             except Exception as error:  # noqa: BLE001 - every waiter raises it
                 self._fail_waiters(error)
                 return

@@ -52,7 +52,7 @@ class DelayedTopic:
         self._began_ms = time.time_ns() // 1_000_000
         with open_log_store(settings) as log:
             name = TopicName.parse("persistent://demo/shop/reminders").encoded
-            self.record = DeliveryRecord(topic=log.catalog.topics.create(name, RetentionPolicy()))
+            self.record = DeliveryRecord(topic=log.catalog.topics.create_topic(name, RetentionPolicy()))
             log.subscriptions.subscribe(self.record.topic.topic_id, _SUBSCRIPTION, latest=False)
         self._pool = ThreadPoolExecutor(1)
         self._consume()
@@ -99,7 +99,7 @@ class DelayedTopic:
     def _receive_until_ended(self, ended: threading.Event) -> None:
         with (
             open_log_store(self._settings) as log,
-            log.delivery.consumer(self.record.topic, _SUBSCRIPTION) as consumer,
+            log.delivery.create_consumer(self.record.topic, _SUBSCRIPTION) as consumer,
         ):
             while not ended.is_set():
                 positions = [entry.position for entry in consumer.receive(_MAX_ENTRIES_PER_RECEIVE)]

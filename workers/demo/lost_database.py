@@ -103,7 +103,7 @@ def check_rebuilt_catalog(auditor: IndependentAuditor, lost: LostDatabaseEvidenc
 
 def _write_closed_ledgers(log: LogStore) -> LostDatabaseEvidence:
     name = TopicName.parse("persistent://demo/shop/records").encoded
-    lost = LostDatabaseEvidence(topic=log.catalog.topics.create(name, RetentionPolicy()))
+    lost = LostDatabaseEvidence(topic=log.catalog.topics.create_topic(name, RetentionPolicy()))
     log.subscriptions.subscribe(lost.topic.topic_id, _SUBSCRIPTION, latest=False)
     for number in range(_CLOSED_LEDGERS):
         last = _append_entry(log, lost, b"ledger %d" % number)

@@ -9,7 +9,7 @@ from logstore.deletion.intents import Outcome
 from logstore.errors import CorruptData, NotOwner
 from logstore.log.services import ManagedLedger
 from logstore.ownership import BundleId, Lease
-from logstore.ports.catalog import Deletions, IntentResult
+from logstore.ports.catalog import IntentResult, PhaseTwoQueue
 from logstore.positions import LedgerId, Position
 from workers.demo.independent_auditor import BucketContents, IndependentAuditor
 from workers.demo.written_topics import WrittenTopic
@@ -135,7 +135,7 @@ def check_foreign_objects(before: BucketContents, after: BucketContents, planted
     return PromiseResult.from_problems("3 nothing of others is touched", problems, evidence)
 
 
-def check_fences_after_takeover(deletions: Deletions, before: FenceByBundle, after: FenceByBundle) -> PromiseResult:
+def check_fences_after_takeover(deletions: PhaseTwoQueue, before: FenceByBundle, after: FenceByBundle) -> PromiseResult:
     """Check promise 7: leases of the killed worker are refused, and leases of its successor are accepted."""
     refused = sum(not _is_lease_accepted(deletions, *lease) for lease in before.items())
     accepted = sum(_is_lease_accepted(deletions, *lease) for lease in after.items())
@@ -146,10 +146,10 @@ def check_fences_after_takeover(deletions: Deletions, before: FenceByBundle, aft
     return PromiseResult(promise="7 only the owner writes", ok=ok, seen=evidence)
 
 
-def _is_lease_accepted(deletions: Deletions, bundle: int, fence: tuple[int, str]) -> bool:
+def _is_lease_accepted(deletions: PhaseTwoQueue, bundle: int, fence: tuple[int, str]) -> bool:
     lease = Lease(bundle=BundleId(bundle), fence=fence[0], worker_id=fence[1])
     try:
-        deletions.with_lease(lease).finish([_NO_CHANGE], holder="sexton demo")
+        deletions.with_lease(lease).record_outcomes([_NO_CHANGE], holder="sexton demo")
     except NotOwner:
         return False
     return True

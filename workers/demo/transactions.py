@@ -76,7 +76,9 @@ async def run_transactions(
 
 
 def _create_topic(log: LogStore, name: str) -> Topic:
-    topic = log.catalog.topics.create(TopicName.parse(f"persistent://demo/shop/{name}").encoded, RetentionPolicy())
+    topic = log.catalog.topics.create_topic(
+        TopicName.parse(f"persistent://demo/shop/{name}").encoded, RetentionPolicy()
+    )
     log.subscriptions.subscribe(topic.topic_id, _SOURCE, latest=False)
     return topic
 

@@ -56,7 +56,7 @@ def write_topics(log: LogStore, *, topics: int, ledgers: int, say: Callable[[str
         kind, plan = _PLANS[number % len(_PLANS)]
         say(f"topic {number + 1} of {topics}: {ledgers} ledgers, {kind}")
         name = TopicName.parse(f"persistent://demo/shop/{kind}-{number}").encoded
-        written = WrittenTopic(topic=log.catalog.topics.create(name, RetentionPolicy()), kind=kind)
+        written = WrittenTopic(topic=log.catalog.topics.create_topic(name, RetentionPolicy()), kind=kind)
         written.acknowledged = {name: min(count, ledgers) for name, count in plan(ledgers).items()}
         for subscription in written.acknowledged:
             log.subscriptions.subscribe(written.topic.topic_id, subscription, latest=False)

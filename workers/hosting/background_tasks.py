@@ -12,10 +12,10 @@ from temporalio.service import RPCError, RPCStatusCode
 
 from infra.telemetry.span_files import prune_span_files
 from logstore.errors import CatalogMismatch, CatalogOutdated, SextonError
-from logstore.ports.catalog import Records
+from logstore.ports.catalog import RecordOutbox
 from logstore.ports.object_storage import OwnedStore
-from logstore.records.services.manifest_publication import require_current
-from logstore.records.services.rebuild_manifests import ColdStart
+from logstore.records.services.manifest_publication import require_current_catalog
+from logstore.records.services.rebuild_manifests import RebuildManifests
 from workers.assembly.log_store import LogStore
 from workers.settings import Settings
 from workflows.records.job_definitions import REBUILD_CATALOG
@@ -85,7 +85,7 @@ _CLOSED_STATUSES: Final = frozenset(
 
 
 async def release_rebuild_pins_repeatedly(
-    client: Client, start: ColdStart, *, interval_s: float = _PINS_INTERVAL_S
+    client: Client, start: RebuildManifests, *, interval_s: float = _PINS_INTERVAL_S
 ) -> None:
     while True:
         try:
@@ -95,14 +95,14 @@ async def release_rebuild_pins_repeatedly(
         await asyncio.sleep(interval_s)
 
 
-async def release_pins_of_closed_rebuilds(client: Client, start: ColdStart) -> None:
+async def release_pins_of_closed_rebuilds(client: Client, start: RebuildManifests) -> None:
     """End the pins of rebuilds whose workflow is closed. If Temporal does not know the workflow, the pin stays.
 
     Raises:
         RPCError: Temporal does not answer.
         StoreUnavailable: The store does not answer.
     """
-    for pin in await asyncio.to_thread(start.pins):
+    for pin in await asyncio.to_thread(start.list_pins):
         if await _is_rebuild_closed(client, REBUILD_CATALOG.id(pin.pin_id)):
             await asyncio.to_thread(start.end_pin, pin)
             _log.info("rebuild %s has ended, and holds manifest %d no more", pin.pin_id, pin.manifest)
@@ -120,7 +120,7 @@ async def _is_rebuild_closed(client: Client, workflow_id: str) -> bool:
 
 @asynccontextmanager
 async def watch_catalog_currency(
-    log: LogStore, *, interval_s: float, require: Callable[[Records, OwnedStore], None] = require_current
+    log: LogStore, *, interval_s: float, require: Callable[[RecordOutbox, OwnedStore], None] = require_current_catalog
 ) -> "AsyncIterator[asyncio.Task[CatalogMismatch | CatalogOutdated]]":
     """Check while the block runs that no other database was rebuilt from the record log. Yield a task.
 

@@ -12,7 +12,7 @@ from infra.coordination.zookeeper_errors import PemFiles
 from infra.coordination.zookeeper_session import EnsembleOptions, SessionState, ZooKeeperSession
 from logstore.errors import InvalidInput, SextonError
 from logstore.ownership import BundleId, Lease, bundle_of_topic
-from logstore.ports.bundle_owners import Owners
+from logstore.ports.bundle_owners import TopicOwners
 from logstore.ports.catalog import Fences
 from logstore.validated_names import TopicName
 from workers.assembly.log_store import LogStore
@@ -20,7 +20,7 @@ from workers.settings import Settings
 from workers.settings.tls_files import TlsFiles
 
 
-class WorkerOwnership(Owners, Protocol):
+class WorkerOwnership(TopicOwners, Protocol):
     """Ownership of one worker. It is started once and stopped once."""
 
     stopping: threading.Event

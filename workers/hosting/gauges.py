@@ -16,16 +16,16 @@ from temporalio.common import MetricGauge, MetricMeter
 
 from logstore.errors import InvalidInput, SextonError
 from logstore.ports.catalog import (
-    DelayedCounts,
-    Inflight,
+    DelayedMessageCounts,
     ReconciliationRun,
     RecordLogState,
     RunKind,
     TombstoneCounts,
-    TransactionCounts,
+    UnfinishedIntentCounts,
+    UnfinishedTransactionCounts,
 )
 from logstore.reconciliation.findings import FindingKind, plan_result
-from logstore.records.services.replica_shipments import Replication
+from logstore.records.services.replica_shipments import ReplicaShipments
 from logstore.records.tombstone_rules import ReplicaState
 from logstore.transactions.transaction_ids_and_states import TransactionState
 from workers.assembly.log_store import LogStore
@@ -71,7 +71,7 @@ def make_gauge_updater(meter: MetricMeter, read: GaugeSource) -> Callable[[], No
     return update
 
 
-def sample_deletions(read_inflight: Callable[[], Inflight]) -> Iterator[GaugeSample]:
+def sample_deletions(read_inflight: Callable[[], UnfinishedIntentCounts]) -> Iterator[GaugeSample]:
     inflight, now_us = read_inflight(), time.time_ns() // 1000
     description = "Unfinished deletions, those waiting for a retry included"
     yield GaugeSample("sexton_deletion_estimated_inflight", inflight.estimated_inflight, description)
@@ -87,7 +87,7 @@ def sample_deletions(read_inflight: Callable[[], Inflight]) -> Iterator[GaugeSam
     yield GaugeSample("sexton_deletion_read_timestamp_seconds", now_us // 1_000_000, description, "s")
 
 
-def sample_transactions(read_counts: Callable[[], TransactionCounts]) -> Iterator[GaugeSample]:
+def sample_transactions(read_counts: Callable[[], UnfinishedTransactionCounts]) -> Iterator[GaugeSample]:
     counts, now_us = read_counts(), time.time_ns() // 1000
     description = "Transactions that are not over, by state"
     for state in _UNFINISHED_STATES:
@@ -104,7 +104,7 @@ def sample_transactions(read_counts: Callable[[], TransactionCounts]) -> Iterato
 
 
 def sample_delayed_messages(
-    read_counts: Callable[[], DelayedCounts], memory_bytes: Callable[[], int]
+    read_counts: Callable[[], DelayedMessageCounts], memory_bytes: Callable[[], int]
 ) -> Iterator[GaugeSample]:
     counts = read_counts()
     yield GaugeSample("sexton_delayed_buckets", counts.buckets, "Buckets of delayed messages")
@@ -157,10 +157,10 @@ def sample_record_log(
     yield GaugeSample("sexton_tombstones_cenotaphs", counts.candidates, "Candidates of a raid that has not ended")
 
 
-def sample_replicas(replication: Replication) -> Iterator[GaugeSample]:
-    if not replication.names:
+def sample_replicas(replication: ReplicaShipments) -> Iterator[GaugeSample]:
+    if not replication.replica_names:
         return
-    replicas = replication.replica_statuses()
+    replicas = replication.list_replica_statuses()
     for state, name in _LABEL_BY_STATE.items():
         count, description = sum(replica.state is state for replica in replicas), "Replicas of the record log, by state"
         yield GaugeSample("sexton_records_replicas", count, description, labels={"state": name})
@@ -254,11 +254,18 @@ def make_periodic_gauges(meter: MetricMeter, log: LogStore, settings: Settings) 
     catalog, records = log.catalog, log.catalog.records
     sources: Sequence[GaugeSource] = (
         make_certificate_sampler(settings),
-        partial(sample_deletions, catalog.deletions.inflight),
-        partial(sample_plans, catalog.reconciliation.runs),
-        partial(sample_transactions, catalog.transactions.counts),
-        partial(sample_delayed_messages, catalog.delayed.counts, lambda: log.delayed.snapshots.memory_bytes),
-        partial(sample_record_log, records.state, catalog.tombstones.count, records.count_unflushed_deletions),
+        partial(sample_deletions, catalog.deletions.count_unfinished_intents),
+        partial(sample_plans, catalog.reconciliation.list_runs),
+        partial(sample_transactions, catalog.transactions.count_unfinished_transactions),
+        partial(
+            sample_delayed_messages, catalog.delayed.count_delayed_messages, lambda: log.delayed.snapshots.memory_bytes
+        ),
+        partial(
+            sample_record_log,
+            records.read_state,
+            catalog.tombstones.count_tombstones,
+            records.count_unflushed_deletions,
+        ),
         partial(sample_replicas, log.records.replication),
     )
     return PeriodicGauges(*(make_gauge_updater(meter, source) for source in sources))

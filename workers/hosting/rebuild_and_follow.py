@@ -27,7 +27,7 @@ from logstore.identity.bucket_markers import BucketRole
 from logstore.records.absent_ledger_share import MAX_ABSENT_SHARE
 from logstore.records.job_results import FollowedRecords
 from logstore.records.rebuild_job import RebuildId
-from logstore.records.services.rebuild_manifests import ColdStart
+from logstore.records.services.rebuild_manifests import RebuildManifests
 from logstore.records.services.record_log import RecordLog
 from workers.assembly.checked_buckets import find_catalog_by_marker
 from workers.assembly.rebuild_and_follow_parts import (
@@ -167,13 +167,13 @@ async def _run_rebuild_job(
     client = await connect_client(settings)
     await mark_namespace_as_own(client, parts.catalog_id)
     rebuild, is_new = await _choose_rebuild_id(client, settings, parts, skip_unreadable=request.skip_unreadable)
-    has_newer_manifest = await asyncio.to_thread(parts.start.is_followed, RebuildId.parse(rebuild).manifest)
+    has_newer_manifest = await asyncio.to_thread(parts.start.has_next_manifest, RebuildId.parse(rebuild).manifest)
     if not has_newer_manifest and not request.take_over:  # a newer manifest decides which catalog continues
         await require_no_workers(client, settings)
     await _end_abandoned_rebuilds(client, settings, parts, rebuild, say)
     if is_new:  # before the workflow starts, so that `--abandon` finds the rebuild if the command dies now
         await asyncio.to_thread(
-            parts.start.pin, rebuild, RebuildId.parse(rebuild).manifest, now_us=time.time_ns() // 1_000
+            parts.start.pin_manifest, rebuild, RebuildId.parse(rebuild).manifest, now_us=time.time_ns() // 1_000
         )
     request = replace(request, rebuild=rebuild)
     queue = _name_queue(settings, rebuild)
@@ -215,7 +215,7 @@ async def _choose_rebuild_id(
                 f" found the catalog that rebuild {target.rebuild} has completed"
             )
         return target.rebuild, False
-    newest = await asyncio.to_thread(parts.start.newest_manifest)
+    newest = await asyncio.to_thread(parts.start.read_newest_manifest)
     url = settings.database_url
     new = RebuildId.for_command(parts.catalog_id, newest.number, database_url=url, skip_unreadable=skip_unreadable)
     return str(new), True
@@ -228,7 +228,7 @@ async def _end_abandoned_rebuilds(
     new = RebuildId.parse(rebuild)
     make_id = partial(RebuildId.for_command, new.catalog_id, new.manifest, database_url=settings.database_url)
     targets = {make_id(skip_unreadable=skip).target for skip in (False, True)}
-    for pinned in await asyncio.to_thread(parts.start.pinned_rebuilds):
+    for pinned in await asyncio.to_thread(parts.start.list_pinned_rebuilds):
         if pinned == new or pinned.catalog_id != new.catalog_id or pinned.target not in targets:
             continue
         handle = client.get_workflow_handle(REBUILD_CATALOG.id(pinned))
@@ -261,16 +261,16 @@ def abandon_rebuild(settings: Settings, rebuild: str) -> AbandonedRebuild:
     """
     rebuild_id = RebuildId.parse(rebuild)
     catalog, get_bucket = find_catalog_by_marker(settings)
-    start = ColdStart(RecordLog(catalog.own(*get_bucket(BucketRole.RECORDS, settings.records_bucket))))
+    start = RebuildManifests(RecordLog(catalog.own(*get_bucket(BucketRole.RECORDS, settings.records_bucket))))
     return asyncio.run(_abandon_rebuild(settings, catalog.catalog_id(), start, rebuild_id))
 
 
 async def _abandon_rebuild(
-    settings: Settings, catalog_id: str, start: ColdStart, rebuild_id: RebuildId
+    settings: Settings, catalog_id: str, start: RebuildManifests, rebuild_id: RebuildId
 ) -> AbandonedRebuild:
     client = await connect_client(settings)
     await mark_namespace_as_own(client, catalog_id)
-    pinned = await asyncio.to_thread(start.pinned_rebuilds)
+    pinned = await asyncio.to_thread(start.list_pinned_rebuilds)
     workflow_id = REBUILD_CATALOG.id(str(rebuild_id))
     is_running = await _is_workflow_running(client, workflow_id)
     if rebuild_id not in pinned and not is_running:

@@ -85,7 +85,7 @@ class StoreStatusReader:
         return _read_or_error(lambda: {"known": list(map(to_row, self._list_replicas()[:MAX_ROWS_PER_LIST]))})
 
     def _read_totals(self) -> Section:
-        state = self._catalog.records.state()
+        state = self._catalog.records.read_state()
         totals: Section = {
             **select_fields(state, "catalog_id epoch"),
             "adopting": state.is_adopting,
@@ -101,7 +101,10 @@ class StoreStatusReader:
         return totals
 
     def _read_deletions(self) -> Section:
-        inflight, list_intents = self._catalog.deletions.inflight(), self._catalog.deletions.list
+        inflight, list_intents = (
+            self._catalog.deletions.count_unfinished_intents(),
+            self._catalog.deletions.list_intents,
+        )
         return {
             **select_fields(inflight, "estimated_inflight dead_lettered"),
             "oldest_pending_s": _age_s(inflight.oldest_us),
@@ -133,8 +136,8 @@ class StoreStatusReader:
         }
 
     def _read_transactions(self) -> Section:
-        counts = self._catalog.transactions.counts()
-        stuck = self._catalog.transactions.list_page(states=_DECIDED_STATES, limit=MAX_ROWS_PER_LIST)
+        counts = self._catalog.transactions.count_unfinished_transactions()
+        stuck = self._catalog.transactions.list_transactions(states=_DECIDED_STATES, limit=MAX_ROWS_PER_LIST)
         return {
             "unfinished": {state.value: count for state, count in counts.count_by_state.items()},
             "oldest_open_s": _age_s(counts.oldest_open_us),
@@ -155,7 +158,7 @@ class StoreStatusReader:
         }
 
     def _read_delayed(self) -> Section:
-        counts = self._catalog.delayed.counts()
+        counts = self._catalog.delayed.count_delayed_messages()
         return {
             **select_fields(counts, "buckets messages"),
             "unsealed_messages": counts.unsealed,
@@ -163,7 +166,7 @@ class StoreStatusReader:
         }
 
     def _read_records(self) -> Section:
-        state, tombstones = self._catalog.records.state(), self._catalog.tombstones.count()
+        state, tombstones = self._catalog.records.read_state(), self._catalog.tombstones.count_tombstones()
         return {
             "manifest": state.manifest,
             "outbox": state.outbox_changes,
@@ -179,7 +182,7 @@ class StoreStatusReader:
         }
 
     def _read_owners(self) -> Section:
-        fences, bundles = self._catalog.fences.fences(), self._catalog.fences.count_bundles()
+        fences, bundles = self._catalog.fences.list_fences(), self._catalog.fences.count_bundles()
         bundles_by_worker = Counter(fence.worker_id for fence in fences)
         return {
             "bundles": bundles,
@@ -191,7 +194,7 @@ class StoreStatusReader:
         }
 
     def _newest_plans(self) -> Sequence[ReconciliationRun]:
-        return self._catalog.reconciliation.runs(RunKind.PLAN, limit=MAX_ROWS_PER_LIST)
+        return self._catalog.reconciliation.list_runs(RunKind.PLAN, limit=MAX_ROWS_PER_LIST)
 
     def _format_plan_run(self, run: ReconciliationRun) -> Section:
         result = None if run.finished_us is None else plan_result(run.summary)

@@ -27,7 +27,7 @@ from infra.telemetry.tracing import start_tracing
 from logstore import failpoints
 from logstore.errors import InvalidInput, SextonError
 from logstore.ownership import check_worker_id
-from logstore.records.services.rebuild_manifests import ColdStart
+from logstore.records.services.rebuild_manifests import RebuildManifests
 from workers.assembly.activities import create_activities
 from workers.assembly.log_store import LogStore
 from workers.assembly.log_store_from_settings import open_log_store
@@ -137,7 +137,7 @@ async def _serve_queues(
             ),
         )
         ui = WebUiLinks(settings.ui_address, settings.temporal_namespace)
-        store = StoreStatusReader(log.catalog, log.records.replication.replica_statuses, ui)
+        store = StoreStatusReader(log.catalog, log.records.replication.list_replica_statuses, ui)
         add_status_pages(endpoints.pages, StatusReader(name, store, client, endpoints.readiness, ui))
         worker_set = TemporalWorkerSet(
             client=client, activities=create_activities(log, owners), settings=settings, running=running
@@ -146,7 +146,7 @@ async def _serve_queues(
             async with (
                 run_in_background(prune_span_files_repeatedly(settings)),
                 run_in_background(write_due_buffer_snapshots(log.buffer_snapshots.write_due_snapshots)),
-                run_in_background(release_rebuild_pins_repeatedly(client, ColdStart(log.records.log))),
+                run_in_background(release_rebuild_pins_repeatedly(client, RebuildManifests(log.records.log))),
                 _publish_gauges(log, endpoints, settings),
                 watch_catalog_currency(log, interval_s=settings.records_interval) as outdated,
                 _own_bundles_during_block(owners, stop) as ownership_end,

@@ -13,7 +13,7 @@ from infra.coordination.path_identity import check_path_belongs_to_catalog
 from infra.coordination.zookeeper_session import ZooKeeperSession
 from logstore.errors import PreconditionFailed
 from logstore.ownership import BundleId, OwnerNode, bundle_name
-from logstore.ports.catalog import AuditLog, Cause, Fence, Fences
+from logstore.ports.catalog import AuditCause, AuditLog, Fence, Fences
 from workers.hosting.bundle_ownership import ensemble_from_settings
 from workers.settings import Settings
 
@@ -91,7 +91,7 @@ def read_ownership_overview(fences: Fences, directory: OwnershipDirectory | None
     Without ZooKeeper the worker that acquired a bundle last counts as its owner.
     """
     if directory is None:
-        fence_by_bundle = {fence.bundle: fence for fence in fences.fences()}
+        fence_by_bundle = {fence.bundle: fence for fence in fences.list_fences()}
         owner_by_bundle = {
             bundle: OwnerSummary(worker_id=fence.worker_id, session=None, state=None)
             for bundle, fence in fence_by_bundle.items()
@@ -104,7 +104,7 @@ def read_ownership_overview(fences: Fences, directory: OwnershipDirectory | None
             directory.read_live_sessions(),
         )
         owner_by_bundle = {bundle: _summarize_owner(node, live_workers, sessions) for bundle, node in nodes.items()}
-        fence_by_bundle = {fence.bundle: fence for fence in fences.fences()}
+        fence_by_bundle = {fence.bundle: fence for fence in fences.list_fences()}
     bundle_count = fences.count_bundles()
     rows = [
         BundleSummary(
@@ -173,7 +173,7 @@ class BundleUnloader:
     def find_owner(self, bundle: BundleId) -> OwnedBundle:
         """Return the bundle with its owner, or raise `PreconditionFailed` if the bundle has no owner."""
         name = bundle_name(bundle, bundles=self._fences.count_bundles())
-        fence = self._fences.fence(bundle)  # before the node, so that `wait_until_acquired` sees every later raise
+        fence = self._fences.get_fence(bundle)  # before the node, so that `wait_until_acquired` sees every later raise
         node = self._directory.read_owner_nodes([bundle]).get(bundle)
         if node is None:
             raise PreconditionFailed(f"bundle {name}: expected an owner, found none; nothing was changed")
@@ -185,7 +185,7 @@ class BundleUnloader:
             fence=fence.counter if fence else 0,
         )
 
-    def remove_owner(self, owned: OwnedBundle, cause: Cause) -> None:
+    def remove_owner(self, owned: OwnedBundle, cause: AuditCause) -> None:
         """Remove the owner's node. The audit log gets the attempt before, and the outcome after.
 
         Raises:
@@ -198,13 +198,13 @@ class BundleUnloader:
             "session": f"{owned.session:#x}",
             "fence": owned.fence,
         }
-        self._audit_log.record("unload", cause, detail=detail)
+        self._audit_log.record_act("unload", cause, detail=detail)
         outcome = "REMOVED"
         if not self._directory.delete_owner_node(owned.bundle, owned.session):
             # The node may have vanished by itself, or by this call if the first answer was lost.
             node = self._directory.read_owner_nodes([owned.bundle]).get(owned.bundle)
             outcome = "KEPT" if node and node.session == owned.session else "GONE"
-        self._audit_log.record("unloaded", cause, detail={**detail, "outcome": outcome})
+        self._audit_log.record_act("unloaded", cause, detail={**detail, "outcome": outcome})
         if outcome == "KEPT":
             raise PreconditionFailed(
                 f"bundle {owned.name}: expected its node to be of a live session, found session {owned.session:#x}, "
@@ -216,7 +216,7 @@ class BundleUnloader:
         deadline_s = time.monotonic() + within_s
         while time.monotonic() < deadline_s:
             fence, node = (
-                self._fences.fence(owned.bundle),
+                self._fences.get_fence(owned.bundle),
                 self._directory.read_owner_nodes([owned.bundle]).get(owned.bundle),
             )
             if fence and fence.counter > owned.fence and node and node.worker_id == fence.worker_id:

@@ -9,7 +9,7 @@ from temporalio.service import RPCError, RPCStatusCode
 
 from infra.catalog import SqlCatalog, open_catalog
 from logstore.errors import CatalogOutdated, SextonError
-from logstore.ports.catalog import Records
+from logstore.ports.catalog import RecordOutbox
 from workers.catalog_match import compare_catalog_with_newest_manifest
 from workers.client.temporal_connection import run_with_client
 from workers.client.wait_for_job import format_innermost_failure
@@ -50,10 +50,10 @@ def _compare_catalog_with_manifest(settings: Settings, catalog: SqlCatalog) -> s
     return ""
 
 
-def _describe_outbox(records: Records) -> tuple[list[str], str]:
+def _describe_outbox(records: RecordOutbox) -> tuple[list[str], str]:
     from logstore.records.services.flusher import find_unrecordable  # noqa: PLC0415 - start-up time
 
-    state = records.state()
+    state = records.read_state()
     if not state.outbox_changes and not state.staged_blocks:
         return [], f"manifest {state.manifest} has all changes"
     refused_records = find_unrecordable(records)

@@ -24,7 +24,7 @@ from logstore.errors import CatalogMismatch, ServiceFailed, SextonError
 from logstore.identity.bucket_markers import MARKER_KEY, MarkerState
 from logstore.identity.services.marker_checked_buckets import MarkerChecker
 from logstore.ownership import MAX_BUNDLES
-from logstore.ports.catalog import Identities
+from logstore.ports.catalog import CatalogIdentity
 from workers.assembly.checked_buckets import make_checked_bucket_opener_by_name, open_primary_bucket
 from workers.catalog_match import compare_namespace_mark, list_configured_buckets
 from workers.client import workflow_search
@@ -229,7 +229,9 @@ def _check_catalog_identity(settings: Settings) -> CheckRow:
     return {"name": _IDENTITY_ROW, "ok": not problems, "detail": f"catalog {catalog_id}: {detail}"}
 
 
-def _iterate_identity_checks(settings: Settings, identities: Identities) -> Iterator[tuple[str, Callable[[], bool]]]:
+def _iterate_identity_checks(
+    settings: Settings, identities: CatalogIdentity
+) -> Iterator[tuple[str, Callable[[], bool]]]:
     if settings.has_object_store:
         own_bucket = make_checked_bucket_opener_by_name(settings, MarkerChecker(identities), fails_fast=True)
         for role, bucket in list_configured_buckets(settings):

@@ -38,7 +38,7 @@ with workflow.unsafe.imports_passed_through():
     from activities.deletion.ledger_deletion import LedgerDeletionActivities
     from activities.deletion.queue_upkeep import DeletionUpkeepActivities
     from logstore.deletion.intents import BatchCertificate, IntentKey
-    from logstore.ports.catalog import RowRange
+    from logstore.ports.catalog import IntentRowRange
     from workflows import activity_options, search_attributes
     from workflows.deletion import delete_ledger
     from workflows.deletion.batches import (
@@ -215,8 +215,8 @@ class DeleteLedgers:
             LedgerDeletionActivities.next_ranges, page, **activity_options.CATALOG
         )
 
-    async def _delete_chunk(self, chunk: RowRange) -> None:
-        remaining: RowRange | None = chunk
+    async def _delete_chunk(self, chunk: IntentRowRange) -> None:
+        remaining: IntentRowRange | None = chunk
         while remaining is not None:
             async with self._chunk_slots:
                 await self._wait_while_paused()
@@ -229,7 +229,9 @@ class DeleteLedgers:
             for key, topic in zip(result.alone, topics, strict=True):
                 await self._start_delete_ledger(key, topic)
             rows = max(1, remaining.rows - sum(result.outcomes.values()))
-            remaining = RowRange(first=result.next_row, last=remaining.last, rows=rows) if result.next_row else None
+            remaining = (
+                IntentRowRange(first=result.next_row, last=remaining.last, rows=rows) if result.next_row else None
+            )
             if remaining is not None and workflow.info().is_continue_as_new_suggested():
                 self._is_history_long = True
 
@@ -247,7 +249,7 @@ class DeleteLedgers:
                         lambda: not self._progress.paused or self._is_history_long, timeout=_HOLD_INTERVAL
                     )
 
-    async def _delete_or_hand_over(self, rows: RowRange) -> ChunkResult:
+    async def _delete_or_hand_over(self, rows: IntentRowRange) -> ChunkResult:
         concurrent_chunks = min(self._request.policy.parallelism, self._chunks)
         chunk = ChunkInput(
             batch_id=self._request.batch_id,

@@ -54,7 +54,7 @@ class ExplicitDetach:
 
     ledger_ids: list[int]  # 1 to 10,000
     force: bool = False
-    durable_delete: str | None = None  # a `DeletePolicy`; None: the topic's setting, or else durable
+    durable_delete: str | None = None  # a `DeleteDurability`; None: the topic's setting, or else durable
     remove: list[str] = field(default_factory=list)  # kinds of copies to remove; empty: delete the ledger
     pass_over: list[str] = field(default_factory=list)  # subscriptions that do not keep the ledger
     generation: int | None = None  # required generation of the ledger; None: any
@@ -156,7 +156,7 @@ class DeleteTopicInput:
     actor: str
     reason: str
     catalog_epoch: int | None = None  # if given, it must be the catalog's
-    durable_delete: str | None = None  # a `DeletePolicy`; None: the topic's setting, or else durable
+    durable_delete: str | None = None  # a `DeleteDurability`; None: the topic's setting, or else durable
     policy: DeletionPolicy = field(default_factory=DeletionPolicy)
     carried: DeleteTopicResult = field(default_factory=DeleteTopicResult)
 

@@ -20,7 +20,7 @@ from temporalio.exceptions import ApplicationError
 
 with workflow.unsafe.imports_passed_through():
     from activities.offload import LedgerOffloadActivities, PublishCopyInput, UploadCopyInput, UploadCopyResult
-    from logstore.ports.catalog import OffloadAnswer
+    from logstore.ports.catalog import OffloadStartOutcome
     from workflows import activity_options, search_attributes
     from workflows.offload.job_definitions import (
         OffloadLedgerInput,
@@ -72,7 +72,7 @@ class OffloadLedger:
         return self._progress
 
     async def _publish_copy(self, ledger_id: int, uploaded: UploadCopyResult) -> OffloadOutcome | None:
-        if uploaded.answer is not OffloadAnswer.BEGUN:
+        if uploaded.answer is not OffloadStartOutcome.BEGUN:
             return OffloadOutcome(uploaded.answer.value)
         publish = PublishCopyInput(
             ledger_id=ledger_id, uuid=uploaded.uuid, size_bytes=uploaded.size_bytes, index_bytes=uploaded.index_bytes
@@ -80,9 +80,9 @@ class OffloadLedger:
         answer = await workflow.execute_activity_method(
             LedgerOffloadActivities.publish, publish, **activity_options.CATALOG
         )
-        if answer is OffloadAnswer.BEGUN:
+        if answer is OffloadStartOutcome.BEGUN:
             return None
-        return OffloadOutcome.GONE if answer is OffloadAnswer.GONE else OffloadOutcome.OFFLOADED
+        return OffloadOutcome.GONE if answer is OffloadStartOutcome.GONE else OffloadOutcome.OFFLOADED
 
     def _show_and_make_result(self, outcome: OffloadOutcome, uploaded: UploadCopyResult) -> OffloadLedgerResult:
         self._progress = OffloadLedgerProgress(step="ended", turn=self._progress.turn, size_bytes=uploaded.size_bytes)

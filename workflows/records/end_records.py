@@ -30,7 +30,7 @@ with workflow.unsafe.imports_passed_through():
         EndRecordsPageResult,
     )
     from logstore.errors import ClaimHeld, FunctionFailed, InvalidInput, StaleCatalog, UnknownObject, Unsupported
-    from logstore.records.job_results import SelectionPosition
+    from logstore.records.job_results import SelectionPageStart
     from workflows import activity_options, guard_refusals, search_attributes
     from workflows.deletion import batches
     from workflows.deletion.job_definitions import DELETE_LEDGERS
@@ -62,7 +62,7 @@ class EndRecords:
         search_attributes.ensure_topic(request.topic)
         if not await self._begin_ending():
             return self._publish_result()
-        place: SelectionPosition | None = self._request.after
+        place: SelectionPageStart | None = self._request.after
         while place is not None and (page := await self._end_page(place)):
             self._add_page(page)
             place = page.after
@@ -98,7 +98,7 @@ class EndRecords:
         self._request = replace(request, now_us=begun.now_us, catalog_epoch=begun.catalog_epoch)
         return True
 
-    async def _end_page(self, place: SelectionPosition) -> EndRecordsPageResult | None:
+    async def _end_page(self, place: SelectionPageStart) -> EndRecordsPageResult | None:
         request = self._request
         page_input = EndRecordsPageInput(
             function=request.function,

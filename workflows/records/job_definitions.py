@@ -10,8 +10,8 @@ from logstore.records.job_results import (
     FlushedRecords,
     FollowedRecords,
     RaidedTombstones,
-    RebuildAdopted,
-    SelectionPosition,
+    RebuildAdoptionResult,
+    SelectionPageStart,
     ShippedBlocks,
 )
 from workflows.deletion.job_definitions import DeletionPolicy
@@ -179,14 +179,14 @@ class EndRecordsInput:
     topic_id: int = 0  # 0: all topics
     topic: str = ""  # encoded name, which must be the name of `topic_id`
     dry_run: bool = False
-    durable_delete: str | None = None  # a `DeletePolicy`; None: setting of the topic, or else durable
+    durable_delete: str | None = None  # a `DeleteDurability`; None: setting of the topic, or else durable
     catalog_epoch: int | None = None  # expected epoch of the catalog; None: any
     actor: str = ""
     reason: str = ""
     policy: DeletionPolicy = field(default_factory=DeletionPolicy)
     page: int = 500  # ledgers in a page; after a crash the function is called again for one page at most
     now_us: int = 0  # time of the start by the catalog's clock; 0: not started
-    after: SelectionPosition = field(default_factory=SelectionPosition)
+    after: SelectionPageStart = field(default_factory=SelectionPageStart)
     carried: EndRecordsResult = field(default_factory=EndRecordsResult)
 
     @property
@@ -258,7 +258,7 @@ class RebuildCatalogResult:
     manifest: int = 0  # manifest number of the new epoch
     records: int = 0
     tombstones: int = 0
-    adopted: RebuildAdopted = field(default_factory=RebuildAdopted)
+    adopted: RebuildAdoptionResult = field(default_factory=RebuildAdoptionResult)
     skipped: list[str] = field(default_factory=list)
     skipped_blocks: int = 0
     flushed_us: int = 0  # moment of the loaded rows; later changes return if storage has them

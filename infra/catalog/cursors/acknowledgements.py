@@ -27,7 +27,7 @@ from logstore.cursors.cursor_state import (
 )
 from logstore.errors import TerminalError, TransactionNotOpen, UnknownObject
 from logstore.log.ledgers import Component
-from logstore.ports.catalog import Acknowledge, AcknowledgeResult, WriteResult
+from logstore.ports.catalog import AcknowledgeResult, AcknowledgeWrite, GroupCommitResult
 from logstore.positions import LedgerId, Position, TopicId
 from logstore.transactions.pending_acks import compute_held_entries, require_entries_not_held
 from logstore.transactions.transaction_ids_and_states import Participant, TransactionId, TransactionState
@@ -41,7 +41,7 @@ class TransactionHeldEntries:
     def __init__(
         self,
         connection: Connection,
-        writes: Sequence[Acknowledge],
+        writes: Sequence[AcknowledgeWrite],
         transactions: Mapping[TransactionId, TransactionState],
     ) -> None:
         self._connection, self._transactions = connection, transactions
@@ -54,7 +54,7 @@ class TransactionHeldEntries:
         self._changed: dict[tuple[TransactionId, Participant], dict[LedgerId, BitMap]] = {}
 
     def hold_for_transaction(
-        self, write: Acknowledge, txn: TransactionId, state: CursorState, spans: Sequence[LedgerSpan]
+        self, write: AcknowledgeWrite, txn: TransactionId, state: CursorState, spans: Sequence[LedgerSpan]
     ) -> None:
         transaction_state = self._transactions.get(txn)
         if transaction_state is None:
@@ -67,7 +67,7 @@ class TransactionHeldEntries:
         )
         self._changed[txn, Participant(write.topic_id, write.subscription)] = entries_by_txn[txn]
 
-    def require_not_held_by_others(self, write: Acknowledge, state: CursorState) -> None:
+    def require_not_held_by_others(self, write: AcknowledgeWrite, state: CursorState) -> None:
         entries_by_txn = self._held.get((write.topic_id, write.subscription), {})
         require_entries_not_held(
             write.subscription, state, entries_by_txn, positions=write.positions, up_to=write.up_to
@@ -88,8 +88,8 @@ class TransactionHeldEntries:
 
 
 def apply_acknowledgements(
-    connection: Connection, writes: Sequence[Acknowledge], transactions: Mapping[TransactionId, TransactionState]
-) -> list[WriteResult]:
+    connection: Connection, writes: Sequence[AcknowledgeWrite], transactions: Mapping[TransactionId, TransactionState]
+) -> list[GroupCommitResult]:
     """Apply acknowledgements in order. A refused acknowledgement leaves its cursor unchanged.
 
     Acknowledgements of a transaction are held for the transaction and change no cursor.
@@ -116,11 +116,11 @@ def apply_acknowledgements(
 
 def _apply_acknowledgement(
     connection: Connection,
-    write: Acknowledge,
+    write: AcknowledgeWrite,
     cursors: dict[_Key, LockedCursor],
     listed: dict[TopicId, list[LedgerSpan]],
     held_entries: TransactionHeldEntries,
-) -> WriteResult:
+) -> GroupCommitResult:
     cursor = cursors.get((write.topic_id, write.subscription))
     if cursor is None:
         return UnknownObject("subscription", expected="an existing subscription", found=write.subscription)
@@ -145,7 +145,7 @@ def _apply_acknowledgement(
 
 
 def _read_delayed_ranges(
-    connection: Connection, write: Acknowledge, mark_delete: Position
+    connection: Connection, write: AcknowledgeWrite, mark_delete: Position
 ) -> Iterator[DelayedSegmentRange]:
     assert write.up_to is not None
     ledger, lists, segment = t.ledger.c, t.ledger_list.c, t.segment.c

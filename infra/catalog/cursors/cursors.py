@@ -46,13 +46,15 @@ from logstore.cursors.cursor_state import (
 )
 from logstore.errors import UnknownObject
 from logstore.log.ledgers import Component
-from logstore.ports.catalog import SnapshotChange, StoredCursor, Topic, TopicState
+from logstore.ports.catalog import CursorSnapshotCondition, StoredCursor, Topic, TopicState
 from logstore.positions import LedgerId, Position, TopicId
 
 
 class SqlCursors(CatalogAdapter):
     @in_write_transaction("catalog.subscribe")
-    def subscribe(self, connection: Connection, topic_id: TopicId, name: str, *, latest: bool) -> StoredCursor:
+    def create_subscription(
+        self, connection: Connection, topic_id: TopicId, name: str, *, latest: bool
+    ) -> StoredCursor:
         lock_active_topic(connection, topic_id)
         list_id = read_data_list_id(connection, topic_id, lock=True)
         existing = connection.execute(select_cursor(topic_id, name)).first()
@@ -65,14 +67,14 @@ class SqlCursors(CatalogAdapter):
         raise_list_version(connection, list_id)
         return StoredCursor(name=name, state=state, created_us=now, releases=releases)
 
-    def get(self, topic_id: TopicId, name: str) -> StoredCursor:
+    def get_cursor(self, topic_id: TopicId, name: str) -> StoredCursor:
         return self._db.read(
             lambda connection: stored_cursor_from_row(
                 _require_cursor_row(connection, select_cursor(topic_id, name), name)
             )
         )
 
-    def all(self, topic_id: TopicId) -> list[StoredCursor]:
+    def list_cursors(self, topic_id: TopicId) -> list[StoredCursor]:
         query = select(t.cursor).where(t.cursor.c.topic_id == topic_id)
         rows = self._db.read(lambda connection: connection.execute(query).all())
         return sorted(
@@ -80,7 +82,9 @@ class SqlCursors(CatalogAdapter):
         )  # here, because a database sorts by its own locale
 
     @in_read_transaction
-    def outgrown(self, connection: Connection, topic_ids: Collection[TopicId]) -> dict[TopicId, list[str]]:
+    def find_cursors_with_snapshot(
+        self, connection: Connection, topic_ids: Collection[TopicId]
+    ) -> dict[TopicId, list[str]]:
         c, names_by_topic = t.cursor.c, dict[TopicId, list[str]]()
         has_snapshot = (is_one_of(connection, c.topic_id, topic_ids), c.snapshot_ledger.is_not(None))
         for row in sorted(connection.execute(select(c.topic_id, c.name).where(*has_snapshot)).all()):
@@ -88,14 +92,14 @@ class SqlCursors(CatalogAdapter):
         return names_by_topic
 
     @in_write_transaction("catalog.seek")
-    def seek(self, connection: Connection, topic_id: TopicId, name: str, position: Position) -> StoredCursor:
+    def seek_cursor(self, connection: Connection, topic_id: TopicId, name: str, position: Position) -> StoredCursor:
         return _seek_cursor(connection, topic_id, name, position, self._db.now_us(connection))
 
     @in_write_transaction("catalog.publish_snapshot")
     def publish_snapshot(
         self,
         connection: Connection,
-        change: SnapshotChange,
+        change: CursorSnapshotCondition,
         snapshot: CursorSnapshot,
         *,
         size_bytes: int,
@@ -122,8 +126,8 @@ class SqlCursors(CatalogAdapter):
         return True
 
     @in_write_transaction("catalog.fold_snapshot")
-    def fold_snapshot(
-        self, connection: Connection, change: SnapshotChange, snapshot: CursorSnapshot, *, limit_bytes: int
+    def move_snapshot_into_row(
+        self, connection: Connection, change: CursorSnapshotCondition, snapshot: CursorSnapshot, *, limit_bytes: int
     ) -> bool:
         topic = read_topic(connection, change.topic_id, share_lock=True)
         _lock_cursor_list(connection, change.topic_id, change.subscription)
@@ -169,7 +173,9 @@ def _lock_cursor_list(connection: Connection, topic_id: TopicId, name: str) -> i
     return lock_component_list(connection, topic_id, Component.MANAGED_CURSOR, {"cursor": name})
 
 
-def _lock_cursor_if_unchanged(connection: Connection, change: SnapshotChange, topic: Topic) -> LockedCursor | None:
+def _lock_cursor_if_unchanged(
+    connection: Connection, change: CursorSnapshotCondition, topic: Topic
+) -> LockedCursor | None:
     row = connection.execute(select_cursor(change.topic_id, change.subscription).with_for_update()).first()
     is_unchanged = row is not None and (row.snapshot_ledger, row.seeks) == (change.expected, change.seeks)
     return LockedCursor.from_row(row) if row and is_unchanged and topic.state is TopicState.ACTIVE else None

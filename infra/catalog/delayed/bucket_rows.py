@@ -23,7 +23,7 @@ from infra.catalog.engine.dialect_sql import (
     dataclass_from_row,
     is_one_of,
 )
-from logstore.delayed.index_buckets import Bucket, BucketList
+from logstore.delayed.index_buckets import IndexBucket, IndexBucketList
 from logstore.ports.catalog import Claim
 from logstore.positions import EARLIEST, LedgerId, Position, TopicId
 
@@ -51,30 +51,30 @@ def _compile_unsealed_increment(dialect: str) -> BulkStatement:
     return BulkStatement(sql=put.on_conflict_do_update(index_elements=["topic_id"], set_=counted), rows=rows)
 
 
-def read_bucket_list(connection: Connection, topic_id: TopicId) -> BucketList:
+def read_bucket_list(connection: Connection, topic_id: TopicId) -> IndexBucketList:
     row = connection.execute(select(t.delayed_index).where(_I.topic_id == topic_id)).first()
-    return BucketList() if row is None else _bucket_list_from_row(connection, row)
+    return IndexBucketList() if row is None else _bucket_list_from_row(connection, row)
 
 
-def lock_bucket_list(connection: Connection, topic_id: TopicId) -> BucketList:
+def lock_bucket_list(connection: Connection, topic_id: TopicId) -> IndexBucketList:
     """Lock the list, and insert its row if it is missing. The topic is share-locked."""
     connection.execute(build_insert_if_absent(connection, t.delayed_index).values(topic_id=topic_id, **_NEW_ROW))
     locked = select(t.delayed_index).where(_I.topic_id == topic_id).with_for_update()
     return _bucket_list_from_row(connection, connection.execute(locked).one())
 
 
-def _bucket_list_from_row(connection: Connection, row: Row[Any]) -> BucketList:
+def _bucket_list_from_row(connection: Connection, row: Row[Any]) -> IndexBucketList:
     ordered = select(t.delayed_bucket).where(_B.topic_id == row.topic_id).order_by(_B.first_ledger, _B.first_entry)
-    return BucketList(
+    return IndexBucketList(
         version=row.version,
         sealed_to=Position(LedgerId(row.sealed_ledger), row.sealed_entry),
         buckets=tuple(map(bucket_from_row, connection.execute(ordered))),
     )
 
 
-def bucket_from_row(row: Row[Any]) -> Bucket:
+def bucket_from_row(row: Row[Any]) -> IndexBucket:
     return dataclass_from_row(
-        Bucket,
+        IndexBucket,
         row,
         bucket_id=LedgerId(row.ledger_id),
         first=Position(LedgerId(row.first_ledger), row.first_entry),
@@ -87,7 +87,7 @@ def change_bucket_list(
     topic_id: TopicId,
     *,
     removed: Collection[LedgerId],
-    added: Iterable[Bucket],
+    added: Iterable[IndexBucket],
     sealed_to: Position | None,
 ) -> None:
     """Change a locked list, raise its list version, and count the entries after `sealed_to` again.
@@ -140,7 +140,7 @@ def _select_unsealed_count(topic_id: TopicId, ledger: int, entry: int) -> Scalar
     return count_delayed_entries_after(*(literal(value, t.Big) for value in (topic_id, ledger, entry)))
 
 
-def _row_from_bucket(topic_id: TopicId, bucket: Bucket) -> dict[str, int]:
+def _row_from_bucket(topic_id: TopicId, bucket: IndexBucket) -> dict[str, int]:
     summary = {name: getattr(bucket, name) for name in ("messages", "segments", "first_ms", "last_ms")}
     ends = {
         "first_ledger": bucket.first.ledger_id,

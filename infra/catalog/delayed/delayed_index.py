@@ -26,45 +26,45 @@ from infra.catalog.engine.dialect_sql import is_one_of
 from infra.catalog.log.component_ledgers import read_newborn_or_reopen_intent, retire_component_ledger
 from infra.catalog.log.ledger_rows import lock_component_list, publish_component_ledger
 from infra.catalog.log.topic_rows import lock_active_topic, read_topic
-from logstore.delayed.index_buckets import BucketLimits, BucketList
+from logstore.delayed.index_buckets import IndexBucketList, SealAndMergeLimits
 from logstore.errors import PreconditionFailed, UnknownObject
 from logstore.log.ledgers import Component
-from logstore.ports.catalog import BucketSwitch, Claim, DelayedCounts, Topic, TopicState, UnsealedCounts
+from logstore.ports.catalog import Claim, DelayedMessageCounts, IndexBucketSwitch, Topic, TopicState, UnsealedCounts
 from logstore.positions import EARLIEST, LedgerId, TopicId
 
 
 class SqlDelayedIndex(CatalogAdapter):
-    def listed(self, topic_id: TopicId) -> BucketList:
+    def get_bucket_list(self, topic_id: TopicId) -> IndexBucketList:
         return self._db.read(lambda connection: read_bucket_list(connection, topic_id))
 
-    def unsealed(self, topic_id: TopicId) -> UnsealedCounts:
+    def count_unsealed_entries(self, topic_id: TopicId) -> UnsealedCounts:
         return self._db.read(lambda connection: count_unsealed_entries(connection, topic_id))
 
-    def counts(self) -> DelayedCounts:
+    def count_delayed_messages(self) -> DelayedMessageCounts:
         return self._db.read(count_delayed_totals)
 
-    def holder(self, topic_id: TopicId) -> str | None:
+    def find_claim_holder(self, topic_id: TopicId) -> str | None:
         return self._db.read(
             lambda connection: find_bucket_list_holder(connection, topic_id, now_us=self._db.now_us(connection))
         )
 
-    def due_topics(self, limits: BucketLimits, *, after: TopicId, limit: int) -> list[TopicId]:
+    def list_topics_with_work(self, limits: SealAndMergeLimits, *, after: TopicId, limit: int) -> list[TopicId]:
         return self._db.read(
             lambda c: find_topics_with_index_work(c, limits, after=after, limit=limit, now_us=self._db.now_us(c)),
         )
 
-    def droppable(self, topic_id: TopicId) -> list[LedgerId]:
+    def list_droppable_buckets(self, topic_id: TopicId) -> list[LedgerId]:
         return self._db.read(lambda c: find_droppable_buckets(c, topic_id, now_us=self._db.now_us(c)))
 
     @in_write_transaction("catalog.claim_buckets")
-    def claim(self, connection: Connection, topic_id: TopicId, claim: Claim) -> bool:
+    def claim_bucket_list(self, connection: Connection, topic_id: TopicId, claim: Claim) -> bool:
         try:
             lock_active_topic(connection, topic_id)
         except (UnknownObject, PreconditionFailed):
             return False
         return claim_bucket_list(connection, topic_id, claim, now_us=self._db.now_us(connection))
 
-    def renew(self, claim: Claim) -> int:
+    def renew_claims(self, claim: Claim) -> int:
         renewed, page = 0, [TopicId(-1)]
         while page:
             after = page[-1]
@@ -73,11 +73,11 @@ class SqlDelayedIndex(CatalogAdapter):
         return renewed
 
     @in_write_transaction("catalog.release_buckets")
-    def release(self, connection: Connection, topic_id: TopicId, workflow_id: str) -> None:
+    def release_claim(self, connection: Connection, topic_id: TopicId, workflow_id: str) -> None:
         release_bucket_list_claim(connection, topic_id, workflow_id)
 
     @in_write_transaction("catalog.switch_buckets")
-    def switch(self, connection: Connection, switch: BucketSwitch) -> bool:
+    def switch_buckets(self, connection: Connection, switch: IndexBucketSwitch) -> bool:
         added_ids = [new.bucket.bucket_id for new in switch.added]
         try:
             topic = read_topic(connection, switch.topic_id, share_lock=True)
@@ -118,7 +118,7 @@ class SqlDelayedIndex(CatalogAdapter):
         return True
 
     @in_write_transaction("catalog.clear_buckets")
-    def clear(self, connection: Connection, topic_id: TopicId, *, reason: str) -> int:
+    def retire_all_buckets(self, connection: Connection, topic_id: TopicId, *, reason: str) -> int:
         topic = lock_active_topic(connection, topic_id)
         lock_component_list(connection, topic_id, Component.DELAYED_INDEX, {})
         removed = [bucket.bucket_id for bucket in lock_bucket_list(connection, topic_id).buckets]

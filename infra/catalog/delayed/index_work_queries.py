@@ -18,9 +18,9 @@ from sqlalchemy import (
 )
 
 from infra.catalog import tables as t
-from logstore.delayed.index_buckets import BucketLimits
+from logstore.delayed.index_buckets import SealAndMergeLimits
 from logstore.log.ledgers import Component
-from logstore.ports.catalog import DelayedCounts, TopicState, UnsealedCounts
+from logstore.ports.catalog import DelayedMessageCounts, TopicState, UnsealedCounts
 from logstore.positions import EARLIEST, LedgerId, TopicId
 
 _I, _B, _L, _S, _C = t.delayed_index.c, t.delayed_bucket.c, t.ledger.c, t.segment.c, t.cursor.c
@@ -69,12 +69,12 @@ def count_unsealed_entries(connection: Connection, topic_id: TopicId) -> Unseale
     return UnsealedCounts(entries=int(entries), ledgers=ledgers, changed_us=None if row is None else row.changed_us)
 
 
-def count_delayed_totals(connection: Connection) -> DelayedCounts:
+def count_delayed_totals(connection: Connection) -> DelayedMessageCounts:
     """Return the totals of all topics, from the counts in their rows."""
     sealed = select(func.count(), func.coalesce(func.sum(_B.messages), 0))
     buckets, messages = connection.execute(sealed.select_from(t.delayed_bucket)).one()
     unsealed = connection.execute(select(func.coalesce(func.sum(_I.unsealed), 0))).scalar_one()
-    return DelayedCounts(buckets=buckets, messages=int(messages), unsealed=int(unsealed))
+    return DelayedMessageCounts(buckets=buckets, messages=int(messages), unsealed=int(unsealed))
 
 
 def find_droppable_buckets(connection: Connection, topic_id: TopicId, *, now_us: int) -> list[LedgerId]:
@@ -100,7 +100,7 @@ def _match_droppable_buckets(now_us: int) -> ColumnElement[bool]:
 
 
 def find_topics_with_index_work(
-    connection: Connection, limits: BucketLimits, *, after: TopicId, limit: int, now_us: int
+    connection: Connection, limits: SealAndMergeLimits, *, after: TopicId, limit: int, now_us: int
 ) -> list[TopicId]:
     """Return unclaimed topics above `after` with work to seal, merge or drop, ascending."""
     is_active = exists().where(t.topic.c.topic_id == _I.topic_id, t.topic.c.state == TopicState.ACTIVE.value)
@@ -117,7 +117,7 @@ def find_topics_with_index_work(
     return [TopicId(topic_id) for topic_id in connection.execute(query.order_by(_I.topic_id).limit(limit)).scalars()]
 
 
-def _match_topics_to_seal(limits: BucketLimits, now_us: int) -> ColumnElement[bool]:
+def _match_topics_to_seal(limits: SealAndMergeLimits, now_us: int) -> ColumnElement[bool]:
     idle_since_us = now_us - round(limits.idle_s * 1_000_000)
     ledgers = count_ledgers_after(_I.topic_id, _I.sealed_ledger, _I.sealed_entry)
     is_idle_or_long = or_(_I.changed_us <= idle_since_us, literal(limits.ledgers) <= ledgers)

@@ -22,7 +22,7 @@ from logstore.deletion.intent_queue_rules import split_batch_into_ranges
 from logstore.deletion.intents import DeletionIntent, DeletionState, Outcome
 from logstore.log.ledger_object_keys import SHARDS
 from logstore.log.ledgers import CopyKind
-from logstore.ports.catalog import Cause, FiledCount, RowRange, Tally
+from logstore.ports.catalog import AuditCause, FiledIntentCount, IntentRowRange, IntentTally
 from logstore.positions import TopicId
 
 _P = t.pending_deletion.c
@@ -108,24 +108,26 @@ def _describe_damage(found: RowMapping) -> str | None:
     )
 
 
-def tally_intents(connection: Connection, *counted: ColumnElement[bool]) -> Tally:
+def tally_intents(connection: Connection, *counted: ColumnElement[bool]) -> IntentTally:
     sums = (func.count(), func.sum(_P.objects_deleted), func.sum(_P.bytes_deleted))
     query = select(_P.state, _P.outcome, *sums).where(*counted).group_by(_P.state, _P.outcome)
     rows = [(parse_outcome(*row[:2]) or Outcome.RETRYING, *row[2:]) for row in connection.execute(query).all()]
     names = sorted({row[0].value for row in rows})
-    return Tally(
+    return IntentTally(
         outcomes={name: sum(row[1] for row in rows if row[0] == name) for name in names},
         objects=int(sum(row[2] for row in rows)),
         size_bytes=int(sum(row[3] for row in rows)),
     )
 
 
-def read_next_row_ranges(connection: Connection, batch_id: str, *, after: int, rows: int, limit: int) -> list[RowRange]:
+def read_next_row_ranges(
+    connection: Connection, batch_id: str, *, after: int, rows: int, limit: int
+) -> list[IntentRowRange]:
     """Return the next ranges of unfinished rows of the batch, after row id `after`."""
     page = connection.execute(_select_range_page(batch_id, after, rows * limit)).all()
     rows_of_page = ((row.row_id, number_or_zero(row.segments), bool(row.left)) for row in page)
     return [
-        RowRange(first=ids[0], last=ids[-1], rows=len(ids))
+        IntentRowRange(first=ids[0], last=ids[-1], rows=len(ids))
         for ids in islice(split_batch_into_ranges(rows_of_page, rows), limit)
     ]
 
@@ -145,7 +147,7 @@ def _select_range_page(batch_id: str, after: int, max_rows: int) -> Select[Any]:
 
 
 def select_intents_to_file(
-    to_delete: ColumnElement[bool], batch_id: str, now_us: int, cause: Cause | None, *, durable: bool = False
+    to_delete: ColumnElement[bool], batch_id: str, now_us: int, cause: AuditCause | None, *, durable: bool = False
 ) -> tuple[list[str], Select[Any]]:
     """Return the column names of intents, and a query of their values."""
     columns: dict[str, Any] = {
@@ -192,13 +194,13 @@ def select_fileable_ledgers(ledgers: ColumnElement[bool]) -> Select[Any]:
 
 def count_filed_intents(
     connection: Connection, batch_id: str, now_us: int, *, topic_id: TopicId | None = None
-) -> tuple[FiledCount, ...]:
+) -> tuple[FiledIntentCount, ...]:
     """Count the intents that this transaction filed for a batch at `now_us`. Adopted intents are not counted."""
     p = t.pending_deletion.c
     mine = () if topic_id is None else (p.state == DeletionState.PENDING.value, p.topic_id == topic_id)
     query = select(p.component, p.copy, func.count()).where(*mine, p.batch_id == batch_id, p.created_us == now_us)
     rows = connection.execute(query.group_by(p.component, p.copy))
-    return tuple(FiledCount(component=row[0], copy=row[1], rows=row[2]) for row in rows)
+    return tuple(FiledIntentCount(component=row[0], copy=row[1], rows=row[2]) for row in rows)
 
 
 _NAMES = (

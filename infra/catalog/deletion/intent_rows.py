@@ -27,7 +27,7 @@ from infra.catalog.engine.dialect_sql import build_insert_if_absent, is_one_of
 from infra.catalog.log.ledger_rows import remove_copies, remove_ledgers, set_generation
 from logstore.deletion.intents import DeletionState
 from logstore.log.ledgers import CopyKind
-from logstore.ports.catalog import Cause, Claim, IntentResult
+from logstore.ports.catalog import AuditCause, Claim, IntentResult
 from logstore.positions import LedgerId, TopicId
 
 _P = t.pending_deletion.c
@@ -41,7 +41,7 @@ def replace_ledgers_by_intents(
     *,
     batch_id: str,
     now_us: int,
-    cause: Cause | None = None,
+    cause: AuditCause | None = None,
     durable: bool = False,
 ) -> int:
     """Replace ledger rows by intents, one for each copy. Return the number of intents.
@@ -66,7 +66,7 @@ def replace_copies_by_intents(
     *,
     batch_id: str,
     now_us: int,
-    cause: Cause | None = None,
+    cause: AuditCause | None = None,
 ) -> int:
     """Replace one copy of listed ledgers by its intent. Return the number of intents. The ledgers stay.
 

@@ -23,7 +23,7 @@ from infra.catalog.log.ledger_rows import lock_ledger_lists, match_abandoned_new
 from infra.catalog.offload.upload_ends import TIERED, match_abandoned_uploads
 from logstore.errors import UnknownObject
 from logstore.log.ledgers import CopyKind
-from logstore.ports.catalog import Cause, Claim, DetachedBatch
+from logstore.ports.catalog import AuditCause, Claim, DetachedBatch
 from logstore.positions import LedgerId, TopicId
 from logstore.records.tombstone_rules import CompoundOperation, EndingOperation, is_durable
 
@@ -33,7 +33,7 @@ class DetachOrder:
     ledger_ids: Sequence[LedgerId] | None
     batch_id: str
     claim: Claim
-    cause: Cause
+    cause: AuditCause
     request: str  # fingerprint, by which a repeated call differs from another call with the same batch id
     ending: EndingOperation
     force: bool = False
@@ -135,7 +135,7 @@ def evaluate_compound_operation(
     view = replace(
         full_view, marks={name: mark for name, mark in full_view.marks.items() if name not in operation.pass_over}
     )
-    ending = operation.find_ending(listed[0].copies, generation=listed[0].generation)
+    ending = operation.find_ending_operation(listed[0].copies, generation=listed[0].generation)
     return (
         view,
         ending,
@@ -144,7 +144,7 @@ def evaluate_compound_operation(
 
 
 def detach_tiered_copy(
-    connection: Connection, view: TopicListView, ledger_id: LedgerId, *, batch_id: str, cause: Cause
+    connection: Connection, view: TopicListView, ledger_id: LedgerId, *, batch_id: str, cause: AuditCause
 ) -> DetachedBatch:
     """Replace the tiered copy by its intent. The ledger stays and keeps its primary copy."""
     is_ledger, now = t.ledger.c.ledger_id == ledger_id, view.now_us

@@ -36,7 +36,15 @@ from logstore.deletion.intents import DeletionState
 from logstore.errors import UnknownObject
 from logstore.failpoints import effect
 from logstore.log.ledgers import Component, LedgerState
-from logstore.ports.catalog import Cause, Claim, DetachChosenResult, DetachedBatch, Ledger, Tally, TopicContents
+from logstore.ports.catalog import (
+    AuditCause,
+    Claim,
+    DetachChosenResult,
+    DetachedBatch,
+    IntentTally,
+    Ledger,
+    TopicContentCounts,
+)
 from logstore.positions import LedgerId, TopicId
 from logstore.records.tombstone_rules import CompoundOperation, EndingOperation
 
@@ -52,7 +60,7 @@ class SqlPhaseOne(LeaseBoundAdapter):
         super().__init__(database)
         self._newborn_us = int(registration_timeout_s * 1_000_000)
 
-    def preview(
+    def preview_detach(
         self,
         topic_id: TopicId,
         ledger_ids: Sequence[LedgerId] | None,
@@ -66,7 +74,7 @@ class SqlPhaseOne(LeaseBoundAdapter):
 
         return self._db.read(read)
 
-    def detach(
+    def detach_ledgers(
         self,
         topic_id: TopicId,
         ledger_ids: Sequence[LedgerId] | None,
@@ -74,7 +82,7 @@ class SqlPhaseOne(LeaseBoundAdapter):
         force: bool,
         batch_id: str,
         claim: Claim,
-        cause: Cause,
+        cause: AuditCause,
         durable: bool | None = None,
     ) -> DetachedBatch:
         suffix = "" if durable is None else f"/durable {durable}"
@@ -97,13 +105,13 @@ class SqlPhaseOne(LeaseBoundAdapter):
         with effect("catalog.detach"):
             return self._detach_once(topic_id, order, work)
 
-    def reasons_to_keep(self, topic_id: TopicId, chosen: Sequence[Ledger]) -> Mapping[LedgerId, str]:
+    def find_reasons_to_keep(self, topic_id: TopicId, chosen: Sequence[Ledger]) -> Mapping[LedgerId, str]:
         return self._db.read(
             lambda c: recheck_chosen_ledgers(c, self._read_list_view(c, topic_id, lock=False), chosen)[1]
         )
 
     @in_write_transaction("catalog.detach_chosen")
-    def detach_chosen(
+    def detach_chosen_ledgers(
         self,
         connection: Connection,
         topic_id: TopicId,
@@ -111,7 +119,7 @@ class SqlPhaseOne(LeaseBoundAdapter):
         *,
         batch_id: str,
         claim: Claim,
-        cause: Cause,
+        cause: AuditCause,
         durable: bool | None = None,
     ) -> DetachChosenResult:
         view = self._read_list_view(connection, topic_id, lock=True)
@@ -132,14 +140,14 @@ class SqlPhaseOne(LeaseBoundAdapter):
         detached = detach_ledgers(connection, view, detachable, order)
         return DetachChosenResult(reason_by_kept_ledger=reasons, detached=detached)
 
-    def operate(
+    def apply_compound_operation(
         self,
         topic_id: TopicId,
         operation: CompoundOperation,
         *,
         batch_id: str,
         claim: Claim,
-        cause: Cause,
+        cause: AuditCause,
         durable: bool | None = None,
     ) -> DetachedBatch:
         order = DetachOrder(
@@ -164,7 +172,7 @@ class SqlPhaseOne(LeaseBoundAdapter):
         with effect("catalog.operate"):
             return self._detach_once(topic_id, order, work)
 
-    def would_end(self, topic_id: TopicId, operation: CompoundOperation) -> bool:
+    def would_end_ledger(self, topic_id: TopicId, operation: CompoundOperation) -> bool:
         return self._db.read(
             lambda c: (
                 evaluate_compound_operation(c, self._read_list_view(c, topic_id, lock=False), operation)[1] is not None
@@ -172,15 +180,15 @@ class SqlPhaseOne(LeaseBoundAdapter):
         )
 
     @in_read_transaction
-    def select_promising(self, connection: Connection, topic_ids: Sequence[TopicId]) -> frozenset[TopicId]:
+    def select_detachable_topics(self, connection: Connection, topic_ids: Sequence[TopicId]) -> frozenset[TopicId]:
         now = self._db.now_us(connection)
         is_requested = is_one_of(connection, t.topic.c.topic_id, topic_ids)
         query = select(t.topic.c.topic_id).where(is_requested, _match_topics_to_detach(now, now - self._newborn_us))
         return frozenset(TopicId(topic_id) for topic_id in connection.execute(query).scalars())
 
     @in_write_transaction("catalog.detach_into")
-    def detach_into(
-        self, connection: Connection, topic_id: TopicId, *, batch_id: str, claim: Claim, cause: Cause
+    def detach_into_batch(
+        self, connection: Connection, topic_id: TopicId, *, batch_id: str, claim: Claim, cause: AuditCause
     ) -> DetachedBatch:
         order = DetachOrder(
             ledger_ids=None,
@@ -203,25 +211,25 @@ class SqlPhaseOne(LeaseBoundAdapter):
         detached = detach_ledgers(connection, view, detachable, order)
         return replace(_count_detached_of_topic(connection, topic_id, batch_id), filed_counts=detached.filed_counts)
 
-    def count_detached(self, batch_id: str) -> DetachedBatch:
+    def count_detached_batch(self, batch_id: str) -> DetachedBatch:
         return self._db.read(lambda connection: _count_detached(connection, batch_id, _P.batch_id == batch_id))
 
-    def count_contents(self, topic_id: TopicId) -> TopicContents:
+    def count_topic_contents(self, topic_id: TopicId) -> TopicContentCounts:
         return self._db.read(lambda connection: topic_deletion.count_topic_contents(connection, topic_id))
 
     @in_write_transaction("catalog.begin_topic_deletion")
-    def begin_topic(self, connection: Connection, topic_id: TopicId, name: str, cause: Cause) -> int:
+    def begin_topic_deletion(self, connection: Connection, topic_id: TopicId, name: str, cause: AuditCause) -> int:
         return topic_deletion.begin_topic_deletion(connection, self._db, topic_id, name, cause)
 
     @in_write_transaction("catalog.detach_topic")
-    def detach_all(
+    def detach_whole_topic(
         self,
         connection: Connection,
         topic_id: TopicId,
         *,
         batch_id: str,
         claim: Claim,
-        cause: Cause,
+        cause: AuditCause,
         durable: bool | None = None,
     ) -> DetachedBatch:
         work = partial(topic_deletion.detach_whole_topic, database=self._db, topic_id=topic_id, durable=durable)
@@ -229,11 +237,11 @@ class SqlPhaseOne(LeaseBoundAdapter):
 
     @in_write_transaction("catalog.remove_topic")
     def remove_topic(
-        self, connection: Connection, topic_id: TopicId, cause: Cause, *, durable: bool | None = None
+        self, connection: Connection, topic_id: TopicId, cause: AuditCause, *, durable: bool | None = None
     ) -> bool:
         return topic_deletion.remove_detached_topic(connection, self._db, topic_id, cause, durable=durable)
 
-    def topic_tally(self, topic_id: TopicId, *, since_us: int) -> Tally:
+    def tally_topic_intents(self, topic_id: TopicId, *, since_us: int) -> IntentTally:
         return self._db.read(lambda connection: topic_deletion.tally_topic_intents(connection, topic_id, since_us))
 
     def _detach_once(

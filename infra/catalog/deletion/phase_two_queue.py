@@ -42,7 +42,7 @@ from logstore.deletion.intents import DeletionIntent, DeletionState, require_top
 from logstore.errors import ClaimHeld, UnknownObject
 from logstore.failpoints import effect
 from logstore.log.ledgers import CopyKind
-from logstore.ports.catalog import Cause, Claim, Inflight, IntentResult, RowRange, Tally
+from logstore.ports.catalog import AuditCause, Claim, IntentResult, IntentRowRange, IntentTally, UnfinishedIntentCounts
 from logstore.positions import LedgerId, TopicId
 
 T = TypeVar("T")
@@ -55,7 +55,7 @@ _KEY = (_P.ledger_id == bindparam("ledger"), _P.copy == bindparam("kind"), _P.ge
 _LOCK_BY_KEY = select(*INTENT_COLUMNS).where(*_KEY).with_for_update()
 
 
-class SqlDeletions(LeaseBoundAdapter):
+class SqlPhaseTwoQueue(LeaseBoundAdapter):
     def _write(self, work: Callable[[Connection], T]) -> T:
         def fenced(connection: Connection) -> T:
             lock_fence_of_lease(connection, self._lease)
@@ -63,10 +63,10 @@ class SqlDeletions(LeaseBoundAdapter):
 
         return super()._write(fenced)
 
-    def list_unfinished_ranges(self, batch_id: str, *, after: int, rows: int, limit: int) -> list[RowRange]:
+    def list_unfinished_ranges(self, batch_id: str, *, after: int, rows: int, limit: int) -> list[IntentRowRange]:
         return self._db.read(lambda c: read_next_row_ranges(c, batch_id, after=after, rows=rows, limit=limit))
 
-    def list_intents_in_range(self, batch_id: str, row_range: RowRange) -> list[DeletionIntent]:
+    def list_intents_in_range(self, batch_id: str, row_range: IntentRowRange) -> list[DeletionIntent]:
         rows = (_P.batch_id == batch_id, _P.row_id >= row_range.first, _P.row_id <= row_range.last)
         query = select(*INTENT_COLUMNS).where(*rows).order_by(_P.row_id)
         return self._db.read(
@@ -82,42 +82,42 @@ class SqlDeletions(LeaseBoundAdapter):
         pause_run(connection, batch_id, self._db.now_us(connection))
 
     @in_write_transaction("catalog.resume")
-    def resume(self, connection: Connection, batch_id: str) -> None:
+    def resume_batch(self, connection: Connection, batch_id: str) -> None:
         resume_run(connection, batch_id)
 
     @in_write_transaction("catalog.release")
-    def release(self, connection: Connection, batch_id: str) -> bool:
+    def release_paused_batch(self, connection: Connection, batch_id: str) -> bool:
         return release_paused_run(connection, batch_id, self._db.now_us(connection))
 
-    def finish(self, ended: Sequence[IntentResult], *, holder: str) -> frozenset[int]:
+    def record_outcomes(self, results: Sequence[IntentResult], *, holder: str) -> frozenset[int]:
         def work(connection: Connection) -> frozenset[int]:
             now = self._db.now_us(connection)
-            rows = end_intents(connection, ended, holder, now_us=now)
-            for result in ended:
+            rows = end_intents(connection, results, holder, now_us=now)
+            for result in results:
                 # The batch's audit row only counts such a row as RETRYING, so the row gets its own audit row.
                 if result.row_id in rows and rows[result.row_id].claim_workflow == holder:
                     _audit_ended_intent(connection, rows[result.row_id], result, at_us=now)
             return frozenset(rows)
 
-        if not ended:
+        if not results:
             return frozenset()
         with effect("catalog.finish"):
             return self._write(work)
 
-    def hand_over(
-        self, row_ids: Mapping[int, str], *, batch_id: str, errors: Mapping[int, str], ttl_s: float
+    def move_to_own_workflows(
+        self, workflow_id_by_row: Mapping[int, str], *, batch_id: str, error_by_row: Mapping[int, str], ttl_s: float
     ) -> frozenset[int]:
         def work(connection: Connection) -> frozenset[int]:
             until_us = self._db.now_us(connection) + int(ttl_s * 1_000_000)
-            return hand_over_intents(connection, row_ids, batch_id, errors, until_us=until_us)
+            return hand_over_intents(connection, workflow_id_by_row, batch_id, error_by_row, until_us=until_us)
 
-        if not row_ids:
+        if not workflow_id_by_row:
             return frozenset()
         with effect("catalog.hand_over"):
             return self._write(work)
 
     @in_write_transaction("catalog.take")
-    def take(
+    def claim_intent(
         self,
         connection: Connection,
         ledger_id: LedgerId,
@@ -126,7 +126,7 @@ class SqlDeletions(LeaseBoundAdapter):
         claim: Claim,
         *,
         epoch: int | None = None,
-        attempt: bool = True,
+        counts_attempt: bool = True,
         topic: str | None = None,
     ) -> DeletionIntent:
         require_epoch(connection, epoch)
@@ -143,12 +143,12 @@ class SqlDeletions(LeaseBoundAdapter):
         own = (row.claim_workflow, row.claim_until_us)
         batch = None if row.claim_workflow else find_run_holder(connection, row.batch_id, now)
         require_unclaimed(row.ledger_id, claim.workflow_id, claim=own, batch=batch, now_us=now)
-        attempts = row.attempts + int(attempt)
+        attempts = row.attempts + int(counts_attempt)
         claimed = claim_intent(connection, row.row_id, claim, attempts=attempts, now_us=now)
         return _load_intents_with_references(connection, [claimed])[0]
 
     @in_write_transaction("catalog.hold")
-    def hold(
+    def extend_claim_after_attempt(
         self,
         connection: Connection,
         row_id: int,
@@ -166,11 +166,11 @@ class SqlDeletions(LeaseBoundAdapter):
                 raise ClaimHeld(f"deletion {row_id}: expected to hold it, found {found_holder}")
         return 0 if attempts is None or keys_left is None else attempts
 
-    def tally(self, batch_id: str) -> Tally:
+    def tally_batch(self, batch_id: str) -> IntentTally:
         return self._db.read(lambda connection: tally_intents(connection, _P.batch_id == batch_id))
 
     @in_write_transaction("catalog.close")
-    def close(self, connection: Connection, batch_id: str, cause: Cause) -> Tally:
+    def close_batch(self, connection: Connection, batch_id: str, cause: AuditCause) -> IntentTally:
         now = self._db.now_us(connection)
         topic_id, tally = finish_run(connection, batch_id, now), tally_intents(connection, _P.batch_id == batch_id)
         if topic_id is None:  # an earlier call finished the run
@@ -178,7 +178,7 @@ class SqlDeletions(LeaseBoundAdapter):
         _audit_closed_batch(connection, batch_id, topic_id, cause, tally, at_us=now)
         return replace(tally, closed=True)
 
-    def inflight(self) -> Inflight:
+    def count_unfinished_intents(self) -> UnfinishedIntentCounts:
         by_state, deleted = select(_P.state, func.count()).group_by(_P.state), DeletionState.DELETED.value
         # By two ranges, the index skips the many deleted rows.
         query = union_all(by_state.where(_P.state < deleted), by_state.where(_P.state > deleted))
@@ -189,9 +189,11 @@ class SqlDeletions(LeaseBoundAdapter):
         )
         counts = {row[0]: row[1] for row in state_counts}
         pending = counts.pop(_PENDING, 0)
-        return Inflight(estimated_inflight=pending, dead_lettered=sum(counts.values()), oldest_us=oldest_us)
+        return UnfinishedIntentCounts(
+            estimated_inflight=pending, dead_lettered=sum(counts.values()), oldest_us=oldest_us
+        )
 
-    def list(
+    def list_intents(
         self, state: DeletionState | None, *, topic: str | None = None, ledger_id: LedgerId | None = None, limit: int
     ) -> list[DeletionIntent]:
         is_dead = (
@@ -207,7 +209,7 @@ class SqlDeletions(LeaseBoundAdapter):
         return self._db.read(lambda c: mark_paused_intents(c, [intent_from_row(row) for row in c.execute(query)]))
 
     @in_read_transaction
-    def failures(
+    def list_failed_intents(
         self,
         connection: Connection,
         *,
@@ -269,7 +271,7 @@ def _audit_ended_intent(connection: Connection, row: Row[Any], result: IntentRes
     insert_audit_row(
         connection,
         "delete-ledger",
-        Cause(actor=actor, reason=reason, workflow_id=row.claim_workflow),
+        AuditCause(actor=actor, reason=reason, workflow_id=row.claim_workflow),
         at_us=at_us,
         topic_id=TopicId(row.topic_id),
         topic=row.topic,
@@ -288,7 +290,7 @@ def _find_actor_and_reason(connection: Connection, row: Row[Any]) -> tuple[str, 
 
 
 def _audit_closed_batch(
-    connection: Connection, batch_id: str, topic_id: TopicId, cause: Cause, tally: Tally, *, at_us: int
+    connection: Connection, batch_id: str, topic_id: TopicId, cause: AuditCause, tally: IntentTally, *, at_us: int
 ) -> None:
     names = select(func.min(_P.topic), func.max(_P.topic)).where(_P.batch_id == batch_id)
     topic, other = connection.execute(names).one()

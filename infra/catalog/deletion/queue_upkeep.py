@@ -38,20 +38,20 @@ from logstore.deletion.intent_queue_rules import normalize_ids, require_dead_let
 from logstore.deletion.intents import DeletionState
 from logstore.failpoints import effect
 from logstore.log.ledgers import LedgerState
-from logstore.ports.catalog import Cause, Claim, DetachedBatch, ForgottenCounts, SweepBacklog
+from logstore.ports.catalog import AuditCause, Claim, DetachedBatch, RemovedRowCounts, SweepBacklogCounts
 
 _P, _R, _L = t.pending_deletion.c, t.run.c, t.ledger.c
 _REQUEST = "sweep"  # by it, batches of a sweep differ from batches of a detach
 
 
-class SqlUpkeep(CatalogAdapter):
+class SqlPhaseTwoQueueUpkeep(CatalogAdapter):
     """`Upkeep` in SQL. A newborn ledger older than the registration timeout counts as abandoned."""
 
     def __init__(self, database: Database, *, registration_timeout_s: float) -> None:
         super().__init__(database)
         self._newborn_us = int(registration_timeout_s * 1_000_000)
 
-    def adopt(self, *, batch_id: str, claim: Claim, limit: int) -> DetachedBatch:
+    def move_stalled_to_batch(self, *, batch_id: str, claim: Claim, limit: int) -> DetachedBatch:
         def find_earlier_detach_or_idle(connection: Connection) -> DetachedBatch | None:
             now = self._db.now_us(connection)
             earlier_detach = find_earlier_detach(connection, batch_id, _REQUEST)
@@ -110,10 +110,10 @@ class SqlUpkeep(CatalogAdapter):
         return newborn, copies
 
     @in_read_transaction
-    def count_backlog(self, connection: Connection, *, older_than_s: float) -> SweepBacklog:
+    def count_sweep_backlog(self, connection: Connection, *, older_than_s: float) -> SweepBacklogCounts:
         now = self._db.now_us(connection)
         before = now - int(older_than_s * 1_000_000)
-        return SweepBacklog(
+        return SweepBacklogCounts(
             stalled=_count_rows(connection, _select_stalled_intents(now)),
             newborn=_count_rows(connection, _select_abandoned_newborns(now - self._newborn_us)),
             uploads=_count_rows(connection, _select_dead_uploads(now)),
@@ -121,7 +121,7 @@ class SqlUpkeep(CatalogAdapter):
             runs=_count_rows(connection, _select_old_empty_runs(before)),
         )
 
-    def forget(self, *, older_than_s: float, limit: int, cause: Cause) -> ForgottenCounts:
+    def remove_finished_rows(self, *, older_than_s: float, limit: int, cause: AuditCause) -> RemovedRowCounts:
         def has_nothing_old(connection: Connection) -> bool:
             now = self._db.now_us(connection)
             before = now - int(older_than_s * 1_000_000)
@@ -130,13 +130,13 @@ class SqlUpkeep(CatalogAdapter):
             )
 
         if self._db.read(has_nothing_old):
-            return ForgottenCounts()
+            return RemovedRowCounts()
         with effect("catalog.forget"):
             return self._db.write(lambda connection: self._remove_old_rows(connection, older_than_s, limit, cause))
 
     def _remove_old_rows(
-        self, connection: Connection, older_than_s: float, limit: int, cause: Cause
-    ) -> ForgottenCounts:
+        self, connection: Connection, older_than_s: float, limit: int, cause: AuditCause
+    ) -> RemovedRowCounts:
         now = self._db.now_us(connection)
         before = now - int(older_than_s * 1_000_000)
         rows = remove_deleted_intents(
@@ -146,7 +146,7 @@ class SqlUpkeep(CatalogAdapter):
         if rows or runs:
             detail = {"rows": rows, "runs": runs, "before_us": before}
             insert_audit_row(connection, "forget", cause, at_us=now, topic_id=SEVERAL_TOPICS, topic=None, detail=detail)
-        return ForgottenCounts(rows=rows, runs=runs)
+        return RemovedRowCounts(rows=rows, runs=runs)
 
     @in_read_transaction
     def count_redrivable(self, connection: Connection, row_ids: Sequence[int] | None) -> int:
@@ -154,8 +154,8 @@ class SqlUpkeep(CatalogAdapter):
         return int(connection.execute(count).scalar_one())
 
     @in_write_transaction("catalog.redrive")
-    def redrive(
-        self, connection: Connection, row_ids: Sequence[int] | None, *, batch_id: str, claim: Claim, cause: Cause
+    def redrive_dead_letters(
+        self, connection: Connection, row_ids: Sequence[int] | None, *, batch_id: str, claim: Claim, cause: AuditCause
     ) -> DetachedBatch:
         request = fingerprint_request("redrive", row_ids)
         earlier_detach = find_earlier_detach(connection, batch_id, request)
@@ -170,7 +170,7 @@ class SqlUpkeep(CatalogAdapter):
         batch_id: str,
         *,
         claim: Claim,
-        cause: Cause,
+        cause: AuditCause,
         request: str,
     ) -> DetachedBatch:
         now = self._db.now_us(connection)

@@ -28,7 +28,7 @@ from infra.catalog.transactions.buffer_rows import remove_topic_buffer
 from infra.catalog.transactions.buffer_snapshots import remove_buffer_snapshot
 from logstore.deletion.intents import DeletionState
 from logstore.errors import PreconditionFailed, UnknownObject
-from logstore.ports.catalog import Cause, Claim, DetachedBatch, Tally, TopicContents, TopicState
+from logstore.ports.catalog import AuditCause, Claim, DetachedBatch, IntentTally, TopicContentCounts, TopicState
 from logstore.positions import LedgerId, TopicId
 from logstore.records.tombstone_rules import EndingOperation, is_durable
 
@@ -56,7 +56,9 @@ Add every table with a topic id here or above. Ledgers of its rows must be in a 
 _BEGIN_ACT = "delete-topic"
 
 
-def begin_topic_deletion(connection: Connection, database: Database, topic_id: TopicId, name: str, cause: Cause) -> int:
+def begin_topic_deletion(
+    connection: Connection, database: Database, topic_id: TopicId, name: str, cause: AuditCause
+) -> int:
     """Set the topic DELETING. Return the time of the first call, in microseconds."""
     topic = _lock_topic(connection, topic_id, key_share=True)
     begun_us = find_first_act_time_us(connection, _BEGIN_ACT, topic_id)
@@ -79,7 +81,7 @@ def detach_whole_topic(
     *,
     batch_id: str,
     claim: Claim,
-    cause: Cause,
+    cause: AuditCause,
     durable: bool | None,
 ) -> DetachedBatch:
     request = f"all of topic {topic_id}"
@@ -95,7 +97,7 @@ def detach_whole_topic(
 
 
 def _detach_topic_ledgers(
-    connection: Connection, topic: Row[Any], batch_id: str, cause: Cause, now: int, *, durable: bool
+    connection: Connection, topic: Row[Any], batch_id: str, cause: AuditCause, now: int, *, durable: bool
 ) -> DetachedBatch:
     _require_deleting(topic)
     topic_id = TopicId(topic.topic_id)
@@ -125,7 +127,7 @@ def _detach_topic_ledgers(
 
 
 def remove_detached_topic(
-    connection: Connection, database: Database, topic_id: TopicId, cause: Cause, *, durable: bool | None
+    connection: Connection, database: Database, topic_id: TopicId, cause: AuditCause, *, durable: bool | None
 ) -> bool:
     """Remove the rows of the topic unless a ledger is in its lists. Return whether the topic is gone."""
     topic = _lock_topic(connection, topic_id)
@@ -164,7 +166,7 @@ def remove_topic_but_objects(connection: Connection, topic_id: TopicId) -> list[
     return ledger_ids
 
 
-def count_topic_contents(connection: Connection, topic_id: TopicId) -> TopicContents:
+def count_topic_contents(connection: Connection, topic_id: TopicId) -> TopicContentCounts:
     read_topic(connection, topic_id)
     component = t.ledger_list.c.component
     mine = t.ledger.join(t.ledger_list, t.ledger_list.c.list_id == t.ledger.c.list_id)
@@ -177,14 +179,14 @@ def count_topic_contents(connection: Connection, topic_id: TopicId) -> TopicCont
     for name, kind_name, count in connection.execute(per_kind.order_by(component, kind)):
         copies.setdefault(name, {})[kind_name] = count
     subscriptions = select(func.count()).where(t.cursor.c.topic_id == topic_id)
-    return TopicContents(
+    return TopicContentCounts(
         ledgers={row[0]: row[1] for row in connection.execute(per_component.order_by(component))},
         copies=copies,
         subscriptions=connection.execute(subscriptions).scalar_one(),
     )
 
 
-def tally_topic_intents(connection: Connection, topic_id: TopicId, since_us: int) -> Tally:
+def tally_topic_intents(connection: Connection, topic_id: TopicId, since_us: int) -> IntentTally:
     """Count the topic's intents that are unfinished, or that ended at `since_us` or later."""
     p = t.pending_deletion.c
     deleted = DeletionState.DELETED.value

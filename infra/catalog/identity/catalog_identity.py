@@ -21,7 +21,7 @@ _KIND_BY_ROLE = {BucketRole.PRIMARY: CopyKind.LEDGER, BucketRole.TIERED: CopyKin
 _C, _P = t.ledger_copy.c, t.pending_deletion.c
 
 
-class SqlIdentities(CatalogAdapter):
+class SqlCatalogIdentity(CatalogAdapter):
     def __init__(self, database: Database) -> None:
         super().__init__(database)
         self._catalog_id = ""
@@ -34,7 +34,7 @@ class SqlIdentities(CatalogAdapter):
             self._catalog_id = str(stored_id)
         return self._catalog_id
 
-    def marked_buckets(self) -> frozenset[tuple[BucketRole, str]]:
+    def list_marked_buckets(self) -> frozenset[tuple[BucketRole, str]]:
         query = select(t.bucket_marker.c.role, t.bucket_marker.c.bucket)
         rows = self._db.read(lambda connection: connection.execute(query).all())
         return frozenset((BucketRole(row.role), row.bucket) for row in rows)
@@ -44,7 +44,7 @@ class SqlIdentities(CatalogAdapter):
         row = {"role": role.value, "bucket": bucket, "marked_us": self._db.now_us(connection)}
         connection.execute(build_insert_if_absent(connection, t.bucket_marker).values(row))
 
-    def known_copies(self, role: BucketRole, bucket: str, *, limit: int) -> Sequence[InspectedCopy]:
+    def list_expected_copies(self, role: BucketRole, bucket: str, *, limit: int) -> Sequence[InspectedCopy]:
         kind = _KIND_BY_ROLE.get(role)
         if kind is None:
             return []

@@ -21,7 +21,7 @@ from infra.catalog.log.ledger_rows import (
 from infra.catalog.log.topic_rows import lock_active_topic, read_topic
 from logstore.errors import UnknownObject
 from logstore.log.ledgers import Component, CopyKind, CopyState, LedgerOwner, LedgerStatement
-from logstore.ports.catalog import Cause, Ledger, Topic
+from logstore.ports.catalog import AuditCause, Ledger, Topic
 from logstore.positions import LedgerId, TopicId
 from logstore.records.tombstone_rules import EndingOperation, is_durable
 
@@ -38,9 +38,9 @@ _LEDGERS_PER_PAGE: Final = 1_000  # about a megabyte, read in a hundredth of a s
 _LISTS_PER_READ: Final = 500  # lists of cursors, schemas and indexes, which have few ledgers each
 
 
-class SqlComponents(CatalogAdapter):
+class SqlComponentLedgerRows(CatalogAdapter):
     @in_write_transaction("catalog.create_component_ledger")
-    def create(
+    def create_component_ledger(
         self,
         connection: Connection,
         topic_id: TopicId,
@@ -57,9 +57,11 @@ class SqlComponents(CatalogAdapter):
         return insert_newborn_ledger(connection, owner, list_id, now_us=self._db.now_us(connection))
 
     def list_ledgers(self, topic_id: TopicId) -> list[Ledger]:
-        return [ledger for page in self.iterate_pages(topic_id) for ledger in page]
+        return [ledger for page in self.iterate_ledger_pages(topic_id) for ledger in page]
 
-    def iterate_pages(self, topic_id: TopicId, *, component: Component | None = None) -> Iterator[Sequence[Ledger]]:
+    def iterate_ledger_pages(
+        self, topic_id: TopicId, *, component: Component | None = None
+    ) -> Iterator[Sequence[Ledger]]:
         lists = self._db.read(lambda connection: _read_lists(connection, topic_id, component))
         data = Component.MANAGED_LEDGER
         # The data list has any number of ledgers, and other lists have few.
@@ -120,7 +122,7 @@ def retire_component_ledger(
     replace_ledgers_by_intents(
         connection, t.ledger.c.ledger_id == ledger_id, batch_id="", now_us=now_us, durable=durable
     )
-    cause = Cause(actor="sexton", reason=reason, workflow_id="")
+    cause = AuditCause(actor="sexton", reason=reason, workflow_id="")
     insert_audit_row(
         connection,
         "retire",

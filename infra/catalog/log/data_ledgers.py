@@ -31,12 +31,12 @@ from logstore.cursors.cursor_state import CursorState
 from logstore.errors import StaleCatalog, UnknownObject
 from logstore.log.ledgers import Component, CopyKind, CopyState, LedgerOwner, LedgerStatement
 from logstore.log.producer_sequences import ProducerSequence
-from logstore.ports.catalog import Ledger, Segment, TopicTotals
+from logstore.ports.catalog import Ledger, Segment, TopicLedgerTotals
 from logstore.positions import LedgerId, TopicId
 
 
-class SqlLedgers(CatalogAdapter):
-    def epoch(self) -> int:
+class SqlDataLedgers(CatalogAdapter):
+    def catalog_epoch(self) -> int:
         return self._db.read(read_epoch)
 
     def list_ledgers(
@@ -48,12 +48,12 @@ class SqlLedgers(CatalogAdapter):
         page = page.order_by(t.ledger.c.ledger_id).limit(limit)
         return self._db.read(lambda connection: _read_listed_ledgers(connection, topic_id, page))
 
-    def totals(self, topic_id: TopicId) -> TopicTotals:
+    def get_topic_totals(self, topic_id: TopicId) -> TopicLedgerTotals:
         return self._db.read(
             lambda connection: read_topic_totals(connection, [topic_id], read_buffers(connection, [topic_id]))[topic_id]
         )
 
-    def backlogs(self, topic_id: TopicId, states: Sequence[CursorState]) -> list[int]:
+    def count_backlogs(self, topic_id: TopicId, states: Sequence[CursorState]) -> list[int]:
         listed = _select_listed_ledgers(topic_id)
         return self._db.read(lambda connection: count_cursor_backlogs(connection, topic_id, listed, states))
 
@@ -75,7 +75,7 @@ class SqlLedgers(CatalogAdapter):
         return [ledger_from_row(row, TopicId(row.topic_id)) for row in connection.execute(query)]
 
     @in_write_transaction("catalog.create_ledger")
-    def create(self, connection: Connection, topic_id: TopicId, *, application: str) -> LedgerStatement:
+    def create_ledger(self, connection: Connection, topic_id: TopicId, *, application: str) -> LedgerStatement:
         topic = lock_active_topic(connection, topic_id)
         component = Component.MANAGED_LEDGER
         owner = LedgerOwner(application=application, component=component, topic_id=topic_id, topic=topic.name, keys={})
@@ -84,7 +84,7 @@ class SqlLedgers(CatalogAdapter):
         )
 
     @in_write_transaction("catalog.attach")
-    def attach(self, connection: Connection, ledger_id: LedgerId, *, after: LedgerId | None) -> bool:
+    def attach_ledger(self, connection: Connection, ledger_id: LedgerId, *, after: LedgerId | None) -> bool:
         source = t.ledger.join(t.ledger_list, t.ledger_list.c.list_id == t.ledger.c.list_id)
         query = select(t.ledger, t.ledger_list.c.topic_id).select_from(source)
         newborn = connection.execute(query.where(t.ledger.c.ledger_id == ledger_id)).first()
@@ -115,7 +115,7 @@ class SqlLedgers(CatalogAdapter):
     def abandon_upload(self, connection: Connection, ledger_id: LedgerId, *, epoch: int) -> None:
         reopen_intents_of_late_uploads(connection, [ledger_id], epoch=epoch)
 
-    def segments(self, ledger_id: LedgerId, *, from_entry: int = 0) -> list[Segment]:
+    def list_segments(self, ledger_id: LedgerId, *, from_entry: int = 0) -> list[Segment]:
         s = t.segment.c
         query = (
             select(t.segment)
@@ -126,12 +126,12 @@ class SqlLedgers(CatalogAdapter):
         return [dataclass_from_row(Segment, row) for row in rows]
 
     @in_read_transaction
-    def find_segments(
-        self, connection: Connection, topic_id: TopicId, wanted: Mapping[LedgerId, range]
+    def find_segments_of_ranges(
+        self, connection: Connection, topic_id: TopicId, range_by_ledger: Mapping[LedgerId, range]
     ) -> list[tuple[Ledger, list[Segment]]]:
-        ranges = [(ledger_id, entries.start, entries.stop) for ledger_id, entries in wanted.items()]
+        ranges = [(ledger_id, entries.start, entries.stop) for ledger_id, entries in range_by_ledger.items()]
         segments_by_ledger: dict[LedgerId, list[Segment]] = defaultdict(list)
-        listed = filter_listed_ledgers(connection, topic_id, wanted)
+        listed = filter_listed_ledgers(connection, topic_id, range_by_ledger)
         for row in _compile_segments_in_ranges(connection.dialect.name).execute(connection, ranges):
             segments_by_ledger[row.ledger_id].append(dataclass_from_row(Segment, row))
         return [(ledger, segments_by_ledger[ledger.ledger_id]) for ledger in listed]

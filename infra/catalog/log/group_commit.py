@@ -36,55 +36,61 @@ from logstore.errors import (
 from logstore.log.ledgers import LedgerState
 from logstore.log.producer_sequences import ProducerSequence
 from logstore.ports.catalog import (
-    Acknowledge,
-    BeginTransaction,
-    EndTransaction,
-    LedgerEnd,
-    RegisterSegment,
+    AcknowledgeWrite,
+    BeginTransactionWrite,
+    EndTransactionWrite,
+    GroupCommitResult,
+    GroupCommitWrite,
+    LedgerAppendState,
     RegisterSegmentResult,
+    RegisterSegmentWrite,
     TopicState,
-    Write,
-    WriteResult,
 )
 from logstore.positions import LedgerId
 from logstore.transactions.transaction_ids_and_states import Participant, TransactionId, TransactionState
 
-W = TypeVar("W", bound=Write)
+W = TypeVar("W", bound=GroupCommitWrite)
 
 
-class SqlCommits(CatalogAdapter):
+class SqlGroupCommits(CatalogAdapter):
     @in_write_transaction("catalog.group_commit")
-    def commit(self, connection: Connection, writes: Sequence[Write]) -> list[WriteResult]:
-        registrations, ends = _writes_of_kind(writes, RegisterSegment), _writes_of_kind(writes, EndTransaction)
+    def commit_writes(self, connection: Connection, writes: Sequence[GroupCommitWrite]) -> list[GroupCommitResult]:
+        registrations, ends = (
+            _writes_of_kind(writes, RegisterSegmentWrite),
+            _writes_of_kind(writes, EndTransactionWrite),
+        )
         locked = _lock_registration_rows(connection, registrations) if registrations else None
         transactions = lock_transactions(connection, _collect_transaction_ids(writes))
         states = {txn: TransactionState(row.state) for txn, row in transactions.items()}
-        begins, acknowledgements = _writes_of_kind(writes, BeginTransaction), _writes_of_kind(writes, Acknowledge)
+        begins, acknowledgements = (
+            _writes_of_kind(writes, BeginTransactionWrite),
+            _writes_of_kind(writes, AcknowledgeWrite),
+        )
         cursors = {(acknowledgement.topic_id, acknowledgement.subscription) for acknowledgement in acknowledgements}
         now_us = self._db.now_us(connection) if begins or ends else 0  # read under the locks; appends need no clock
-        results_by_kind: dict[type[Write], Iterator[WriteResult]] = {
-            RegisterSegment: iter(_register_segments(connection, locked, registrations, states) if locked else ()),
-            BeginTransaction: iter(begin_transactions(connection, begins, now_us=now_us)),
-            EndTransaction: iter(
+        results_by_kind: dict[type[GroupCommitWrite], Iterator[GroupCommitResult]] = {
+            RegisterSegmentWrite: iter(_register_segments(connection, locked, registrations, states) if locked else ()),
+            BeginTransactionWrite: iter(begin_transactions(connection, begins, now_us=now_us)),
+            EndTransactionWrite: iter(
                 end_transactions(connection, ends, transactions, states, next_cursors=cursors, now_us=now_us)
             ),
-            Acknowledge: iter(apply_acknowledgements(connection, acknowledgements, states)),
+            AcknowledgeWrite: iter(apply_acknowledgements(connection, acknowledgements, states)),
         }
         return [next(results_by_kind[type(write)]) for write in writes]
 
 
-def _writes_of_kind(writes: Sequence[Write], kind: type[W]) -> list[W]:
+def _writes_of_kind(writes: Sequence[GroupCommitWrite], kind: type[W]) -> list[W]:
     return [write for write in writes if isinstance(write, kind)]
 
 
-def _collect_transaction_ids(writes: Sequence[Write]) -> set[TransactionId]:
+def _collect_transaction_ids(writes: Sequence[GroupCommitWrite]) -> set[TransactionId]:
     """Return the transactions that any write depends on. Locking all at once prevents deadlocks between two commits."""
     txns: set[TransactionId] = set()
     for write in writes:
         match write:
-            case RegisterSegment():
+            case RegisterSegmentWrite():
                 txns |= {part.txn for part in write.transactions}
-            case Acknowledge(txn=TransactionId() as txn) | EndTransaction(txn=txn):
+            case AcknowledgeWrite(txn=TransactionId() as txn) | EndTransactionWrite(txn=txn):
                 txns.add(txn)
     return txns
 
@@ -117,9 +123,9 @@ class _LockedRows:
 def _register_segments(
     connection: Connection,
     locked: _LockedRows,
-    writes: Sequence[RegisterSegment],
+    writes: Sequence[RegisterSegmentWrite],
     transactions: Mapping[TransactionId, TransactionState],
-) -> list[WriteResult]:
+) -> list[GroupCommitResult]:
     """Decide registrations in order. A refused registration changes neither its ledger nor its producers."""
     results = [_decide_registration(locked, write, transactions) for write in writes]
     if locked.segments:
@@ -152,7 +158,7 @@ def _register_segments(
     return results
 
 
-def _lock_registration_rows(connection: Connection, writes: Sequence[RegisterSegment]) -> _LockedRows:
+def _lock_registration_rows(connection: Connection, writes: Sequence[RegisterSegmentWrite]) -> _LockedRows:
     """Lock topics, then ledgers, then sequences, each by key, so that two batches cannot deadlock."""
     locks = _compile_registration_locks(connection.dialect.name)
     topic_ids = {write.topic_id for write in writes}
@@ -176,7 +182,9 @@ def _lock_registration_rows(connection: Connection, writes: Sequence[RegisterSeg
     )
 
 
-def _add_to_buffers(connection: Connection, locked: _LockedRows, writes: Sequence[tuple[RegisterSegment, int]]) -> None:
+def _add_to_buffers(
+    connection: Connection, locked: _LockedRows, writes: Sequence[tuple[RegisterSegmentWrite, int]]
+) -> None:
     """Add transactional entries and transaction markers of registered segments to the buffers of their topics."""
     if not writes:
         return
@@ -202,14 +210,14 @@ def _add_to_buffers(connection: Connection, locked: _LockedRows, writes: Sequenc
 
 
 def _decide_registration(
-    locked: _LockedRows, write: RegisterSegment, transactions: Mapping[TransactionId, TransactionState]
-) -> WriteResult:
+    locked: _LockedRows, write: RegisterSegmentWrite, transactions: Mapping[TransactionId, TransactionState]
+) -> GroupCommitResult:
     ledger = locked.ledgers.get(write.ledger_id)
     keys = {(write.topic_id, advance.producer) for advance in write.producers}
     refusal = write.refusal(
         epoch=locked.epoch,
         topic=locked.topics.get(write.topic_id),
-        ledger=LedgerEnd(ledger.topic_id, ledger.state, ledger.last_segment) if ledger else None,
+        ledger=LedgerAppendState(ledger.topic_id, ledger.state, ledger.last_segment) if ledger else None,
         sequences={key[1]: locked.sequences[key] for key in keys & locked.sequences.keys()},
     ) or _refuse_unless_transactions_open(write, transactions)
     if refusal or ledger is None:  # an unlisted ledger is refused
@@ -235,7 +243,7 @@ def _decide_registration(
 
 
 def _refuse_unless_transactions_open(
-    write: RegisterSegment, transactions: Mapping[TransactionId, TransactionState]
+    write: RegisterSegmentWrite, transactions: Mapping[TransactionId, TransactionState]
 ) -> SextonError | None:
     """Return an error if a transaction is not open. The writer then removes its entries and appends the others."""
     for part in write.transactions:

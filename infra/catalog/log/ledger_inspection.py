@@ -27,18 +27,18 @@ from logstore.ports.catalog import (
     InspectedCopy,
     InspectedIntent,
     LedgerHistory,
-    LiveLedger,
-    Reference,
-    ReferenceKind,
+    LedgerReference,
+    LedgerReferenceKind,
+    UndetachedLedger,
 )
 from logstore.positions import LedgerId, TopicId
 
 _A = t.audit.c
 
 
-class SqlInspection(CatalogAdapter):
+class SqlLedgerInspection(CatalogAdapter):
     @in_read_transaction
-    def ledger(self, connection: Connection, ledger_id: LedgerId, *, decisions: int) -> LedgerHistory:
+    def get_ledger_history(self, connection: Connection, ledger_id: LedgerId, *, max_decisions: int) -> LedgerHistory:
         ceiling = read_catalog_row(connection).next_ledger_id
         if not 0 <= ledger_id < ceiling:
             expected = f"an id that was given to a ledger, below {ceiling}"
@@ -53,20 +53,20 @@ class SqlInspection(CatalogAdapter):
         is_about_ledger = _match_rows_about_ledger(ledger_id, of_topics, filed, live=row is not None)
         return LedgerHistory(
             ledger_id=ledger_id,
-            live=dataclass_from_row(LiveLedger, row, state=LedgerState(row.state), listed=row.place is not None)
+            live=dataclass_from_row(UndetachedLedger, row, state=LedgerState(row.state), listed=row.place is not None)
             if row
             else None,
             references=list(_read_references(connection, row)) if row else [],
             copies=[*live, *_find_detached_copies(filed, live)],
             intents=filed,
             decisions=list(
-                islice(_iterate_rows_about_ledger(connection, ledger_id, filed, is_about_ledger), decisions)
+                islice(_iterate_rows_about_ledger(connection, ledger_id, filed, is_about_ledger), max_decisions)
             ),
             tombstone=find_tombstone(connection, ledger_id),
         )
 
     @in_read_transaction
-    def decisions(
+    def list_audit_entries(
         self, connection: Connection, *, topic: str | None = None, ledger_id: LedgerId | None = None, limit: int
     ) -> list[AuditEntry]:
         of_topic = true() if topic is None else _A.topic == topic
@@ -185,42 +185,44 @@ def _build_intent_of_detach(row: Row[Any], copy: Row[Any]) -> DeletionIntent:
     )
 
 
-def _read_references(connection: Connection, row: Row[Any]) -> Iterator[Reference]:
+def _read_references(connection: Connection, row: Row[Any]) -> Iterator[LedgerReference]:
     """Yield the references to the ledger. An unlisted ledger has no references."""
     if row.place is None:
         return
     last = read_last_ledger_id(connection, row.list_id) == row.ledger_id
     where = {"component": row.component, "keys": parse_owner_keys(row.owner), "place": row.place, "last": last}
-    yield Reference(kind=ReferenceKind.LIST, facts=where)
+    yield LedgerReference(kind=LedgerReferenceKind.LIST, facts=where)
     yield from _read_cursor_references(connection, row)
     v, c = t.schema_version.c, t.ledger_copy.c
     versions = select(v.version).where(v.topic_id == row.topic_id, v.ledger_id == row.ledger_id).order_by(v.version)
     for version in connection.execute(versions).scalars():
-        yield Reference(kind=ReferenceKind.SCHEMA, facts={"version": version})
+        yield LedgerReference(kind=LedgerReferenceKind.SCHEMA, facts={"version": version})
     s = t.transaction_snapshot.c
     buffers = select(s.read_ledger, s.read_entry).where(s.topic_id == row.topic_id, s.ledger_id == row.ledger_id)
     for at, entry in connection.execute(buffers):
-        yield Reference(kind=ReferenceKind.TXN_SNAPSHOT, facts={"read_to": f"{at}:{entry}"})
+        yield LedgerReference(kind=LedgerReferenceKind.TXN_SNAPSHOT, facts={"read_to": f"{at}:{entry}"})
     b = t.delayed_bucket.c
     ends = (b.first_ledger, b.first_entry, b.last_ledger, b.last_entry)
     buckets = select(b.messages, *ends).where(b.topic_id == row.topic_id, b.ledger_id == row.ledger_id)
     for messages, *at in connection.execute(buckets):
         facts = {"from": f"{at[0]}:{at[1]}", "to": f"{at[2]}:{at[3]}", "messages": messages}
-        yield Reference(kind=ReferenceKind.DELAYED_INDEX, facts=facts)
+        yield LedgerReference(kind=LedgerReferenceKind.DELAYED_INDEX, facts=facts)
     writing = (c.kind == CopyKind.OFFLOADED_LEDGER.value, c.state == CopyState.WRITING.value)
     offloads = select(cast_to_text(c.context)).where(c.ledger_id == row.ledger_id, *writing)
     for context in connection.execute(offloads).scalars():
-        yield Reference(kind=ReferenceKind.OFFLOAD, facts={"uuid": parse_offload_context_or_empty(context).get("uuid")})
+        yield LedgerReference(
+            kind=LedgerReferenceKind.OFFLOAD, facts={"uuid": parse_offload_context_or_empty(context).get("uuid")}
+        )
 
 
-def _read_cursor_references(connection: Connection, row: Row[Any]) -> Iterator[Reference]:
+def _read_cursor_references(connection: Connection, row: Row[Any]) -> Iterator[LedgerReference]:
     """Yield, by name, subscriptions that have not acknowledged the whole ledger, or whose state the ledger holds."""
     c = t.cursor.c
     inside = and_(c.mark_ledger == row.ledger_id, c.mark_entry < row.entries - 1)
     holds_data = row.component == Component.MANAGED_LEDGER.value and row.entries > 0
     needs = or_(c.mark_ledger < row.ledger_id, inside) if holds_data else c.snapshot_ledger == row.ledger_id
     query = select(c.name, c.mark_ledger, c.mark_entry).where(c.topic_id == row.topic_id, needs)
-    kind = ReferenceKind.CURSOR if holds_data else ReferenceKind.CURSOR_SNAPSHOT
+    kind = LedgerReferenceKind.CURSOR if holds_data else LedgerReferenceKind.CURSOR_SNAPSHOT
     for cursor in sorted(connection.execute(query).all()):
         facts = {"subscription": cursor.name, "mark_delete": f"{cursor.mark_ledger}:{cursor.mark_entry}"}
-        yield Reference(kind=kind, facts=facts)
+        yield LedgerReference(kind=kind, facts=facts)

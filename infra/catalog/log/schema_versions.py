@@ -19,18 +19,18 @@ from logstore.positions import LedgerId, TopicId
 _V = t.schema_version.c
 
 
-class SqlSchemas(CatalogAdapter):
-    def all(self, topic_id: TopicId) -> list[SchemaVersion]:
+class SqlSchemaVersions(CatalogAdapter):
+    def list_schema_versions(self, topic_id: TopicId) -> list[SchemaVersion]:
         query = select(t.schema_version).where(_V.topic_id == topic_id).order_by(_V.version)
         return [
             dataclass_from_row(SchemaVersion, row)
             for row in self._db.read(lambda connection: connection.execute(query).all())
         ]
 
-    def newest(self, topic_id: TopicId) -> SchemaVersion | None:
+    def newest_schema_version(self, topic_id: TopicId) -> SchemaVersion | None:
         return self._db.read(lambda connection: _read_newest_version(connection, topic_id))
 
-    def publish(
+    def publish_schema_version(
         self,
         topic_id: TopicId,
         ledger_id: LedgerId,

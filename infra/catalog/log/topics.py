@@ -20,33 +20,33 @@ from logstore.positions import TopicId
 
 class SqlTopics(CatalogAdapter):
     @in_write_transaction("catalog.create_topic")
-    def create(
+    def create_topic(
         self, connection: Connection, name: str, policy: RetentionPolicy, *, durable_delete: bool | None = None
     ) -> Topic:
         return insert_topic(connection, name, policy, durable_delete=durable_delete, now_us=self._db.now_us(connection))
 
-    def get(self, name: str) -> Topic:
+    def get_topic(self, name: str) -> Topic:
         row = self._db.read(lambda connection: connection.execute(TOPIC_QUERY.where(t.topic.c.name == name)).first())
         if row is None:
             raise UnknownObject("topic", expected="an existing topic", found=name)
         return topic_from_row(row)
 
-    def get_by_id(self, topic_id: TopicId) -> Topic:
+    def get_topic_by_id(self, topic_id: TopicId) -> Topic:
         return self._db.read(lambda connection: read_topic(connection, topic_id))
 
-    def list_active(self, *, after: TopicId, limit: int) -> list[Topic]:
+    def list_active_topics(self, *, after: TopicId, limit: int) -> list[Topic]:
         c = t.topic.c
         page = (
             TOPIC_QUERY.where(c.state == TopicState.ACTIVE.value, c.topic_id > after).order_by(c.topic_id).limit(limit)
         )
         return [topic_from_row(row) for row in self._db.read(lambda connection: connection.execute(page).all())]
 
-    def page(
+    def list_topic_summaries(
         self, *, prefix: str = "", state: TopicState | None = None, after: str = "", limit: int
     ) -> TopicSummaryPage:
         return self._db.read(lambda c: _read_summary_page(c, prefix=prefix, state=state, after=after, limit=limit))
 
-    def summary(self, topic: Topic) -> TopicSummary:
+    def summarize_topic(self, topic: Topic) -> TopicSummary:
         return self._db.read(lambda connection: _summarize_topics(connection, [topic])[0])
 
 

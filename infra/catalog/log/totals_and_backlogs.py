@@ -13,7 +13,7 @@ from infra.catalog.log.ledger_rows import select_list_id
 from infra.catalog.transactions.buffer_rows import BufferView, read_buffers
 from logstore.cursors.cursor_state import CursorState, count_backlog
 from logstore.log.ledgers import Component
-from logstore.ports.catalog import Frontier, TopicTotals
+from logstore.ports.catalog import Frontier, TopicLedgerTotals
 from logstore.positions import LedgerId, Position, TopicId
 
 _L = t.ledger.c
@@ -28,7 +28,7 @@ BufferViewByTopic = Mapping[TopicId, BufferView]
 
 def read_topic_totals(
     connection: Connection, topic_ids: Collection[TopicId], buffers: BufferViewByTopic
-) -> dict[TopicId, TopicTotals]:
+) -> dict[TopicId, TopicLedgerTotals]:
     """Return totals of each topic's listed ledgers, their first entry, and the last entry that readers may see."""
     filled = case((_L.entries > 0, _L.ledger_id))
     sums = (func.count(), func.sum(_L.entries), func.sum(_L.size_bytes), func.min(filled), func.max(filled))
@@ -53,12 +53,12 @@ def read_topic_totals(
     return {topic_id: totals_by_topic.get(topic_id, _NO_TOTALS) for topic_id in topic_ids}
 
 
-_NO_TOTALS = TopicTotals(ledgers=0, entries=0, size_bytes=0, first=None, last=None)
+_NO_TOTALS = TopicLedgerTotals(ledgers=0, entries=0, size_bytes=0, first=None, last=None)
 
 
-def _totals_from_sums(sums: Iterable[Any], entries: dict[int, int]) -> TopicTotals:
+def _totals_from_sums(sums: Iterable[Any], entries: dict[int, int]) -> TopicLedgerTotals:
     count, total, size_bytes, first, last = sums
-    return TopicTotals(
+    return TopicLedgerTotals(
         ledgers=count,
         entries=int(total),
         size_bytes=int(size_bytes),

@@ -20,12 +20,12 @@ from logstore.errors import PreconditionFailed, UnknownObject, Unsupported
 from logstore.log.ledgers import Component, CopyKind, CopyState, LedgerState, require_named_topic
 from logstore.offload.tiered_copy import CopyLengths, UploadStart, context_after_upload, decide_upload_start
 from logstore.ports.catalog import (
-    Cause,
+    AuditCause,
     Claim,
     DetachedBatch,
-    OffloadAnswer,
     OffloadStart,
-    PublishedCopy,
+    OffloadStartOutcome,
+    PublishedTieredCopy,
     ReadableCopies,
     Topic,
     TopicState,
@@ -34,7 +34,7 @@ from logstore.positions import LedgerId, TopicId
 
 _LIVE = CopyState.LIVE.value
 _primary, _tiered = t.ledger_copy.alias("primary_copy"), t.ledger_copy.alias("tiered_copy")
-_GONE = OffloadStart(answer=OffloadAnswer.GONE)
+_GONE = OffloadStart(answer=OffloadStartOutcome.GONE)
 
 
 class _UploadAttempt(NamedTuple):
@@ -45,7 +45,7 @@ class _UploadAttempt(NamedTuple):
 
 class SqlOffloads(CatalogAdapter):
     @in_write_transaction("catalog.begin_offload")
-    def begin(
+    def begin_offload(
         self,
         connection: Connection,
         ledger_id: LedgerId,
@@ -88,11 +88,11 @@ class SqlOffloads(CatalogAdapter):
             is_ledger = t.ledger.c.ledger_id == row.ledger_id
             replace_copies_by_intents(connection, list_id, TIERED, is_ledger, batch_id="", now_us=now_us)
             insert_writing_copy(connection, list_id, row.ledger_id, TIERED, context)
-        answer = OffloadAnswer.ALREADY if start is UploadStart.ALREADY else OffloadAnswer.BEGUN
+        answer = OffloadStartOutcome.ALREADY if start is UploadStart.ALREADY else OffloadStartOutcome.BEGUN
         return OffloadStart(answer=answer, statement=statement, entries=row.entries, context=context)
 
     @in_write_transaction("catalog.publish_offload")
-    def publish(
+    def publish_tiered_copy(
         self, connection: Connection, ledger_id: LedgerId, uuid: str, *, lengths: CopyLengths | None = None
     ) -> bool:
         list_id, state = _lock_topic_and_list(connection, ledger_id)
@@ -110,13 +110,13 @@ class SqlOffloads(CatalogAdapter):
         return False
 
     @in_write_transaction("catalog.abandon_offload")
-    def abandon(self, connection: Connection, ledger_id: LedgerId, uuid: str) -> None:
+    def abandon_offload(self, connection: Connection, ledger_id: LedgerId, uuid: str) -> None:
         list_id, _ = _lock_topic_and_list(connection, ledger_id)
         now = self._db.now_us(connection)
         end_upload(connection, list_id, ledger_id, uuid, until_us=now, now_us=now)
 
     @in_read_transaction
-    def copies(self, connection: Connection, ledger_id: LedgerId) -> ReadableCopies | None:
+    def find_readable_copies(self, connection: Connection, ledger_id: LedgerId) -> ReadableCopies | None:
         c = t.ledger_copy.c
         query = select(c.kind, cast_to_text(c.context)).where(c.ledger_id == ledger_id, c.state == _LIVE)
         if _read_listed_ledger(connection, ledger_id) is None:
@@ -125,17 +125,17 @@ class SqlOffloads(CatalogAdapter):
         return ReadableCopies(primary=CopyKind.LEDGER.value in live, tiered=live.get(TIERED.value))
 
     def require_offloadable(self, topic_id: TopicId, ledger_ids: Sequence[LedgerId]) -> None:
-        for ledger_id in self.find_missing(topic_id, ledger_ids):
+        for ledger_id in self.find_unlisted_ledgers(topic_id, ledger_ids):
             raise UnknownObject("ledger", expected="a ledger in the topic's list", found=ledger_id)
 
-    def find_missing(self, topic_id: TopicId, ledger_ids: Sequence[LedgerId]) -> list[LedgerId]:
+    def find_unlisted_ledgers(self, topic_id: TopicId, ledger_ids: Sequence[LedgerId]) -> list[LedgerId]:
         state_by_ledger = {row.ledger_id: row.state for row in self._read_listed_rows(topic_id, ledger_ids, [])}
         for ledger_id, state in sorted(state_by_ledger.items()):
             if state != LedgerState.CLOSED.value:
                 raise PreconditionFailed(f"ledger {ledger_id}: expected state CLOSED, found {state}")
         return sorted(set(ledger_ids) - state_by_ledger.keys())
 
-    def list_candidates(
+    def list_offload_candidates(
         self, topic_id: TopicId, ledger_ids: Sequence[LedgerId] | None, *, after: LedgerId, limit: int
     ) -> list[LedgerId]:
         c, ledger = t.ledger_copy.c, t.ledger.c
@@ -166,7 +166,7 @@ class SqlOffloads(CatalogAdapter):
         return connection.execute(query.order_by(ledger.ledger_id).limit(limit)).all()
 
     @in_read_transaction
-    def list_removable(
+    def list_removable_primaries(
         self,
         connection: Connection,
         topic_id: TopicId,
@@ -174,14 +174,14 @@ class SqlOffloads(CatalogAdapter):
         *,
         after: LedgerId,
         limit: int,
-    ) -> list[PublishedCopy]:
+    ) -> list[PublishedTieredCopy]:
         topic = read_topic(connection, topic_id)
         condition = _match_removable_primaries(connection, read_data_list_id(connection, topic_id), ledger_ids)
         rows = connection.execute(
             _select_ledgers_with_tiered_copy(condition & (t.ledger.c.ledger_id > after)).limit(limit)
         ).all()
         return [
-            PublishedCopy(
+            PublishedTieredCopy(
                 statement=build_ledger_statement(topic, row),
                 entries=row.entries,
                 context=parse_offload_context_or_empty(row.tiered_context),
@@ -190,16 +190,16 @@ class SqlOffloads(CatalogAdapter):
         ]
 
     @in_write_transaction("catalog.remove_primaries")
-    def remove_primaries(
+    def detach_primary_copies(
         self,
         connection: Connection,
         topic_id: TopicId,
         ledger_ids: Sequence[LedgerId] | None,
         *,
-        proved: Mapping[LedgerId, str],
+        proved_uuid_by_ledger: Mapping[LedgerId, str],
         batch_id: str,
         claim: Claim,
-        cause: Cause,
+        cause: AuditCause,
     ) -> DetachedBatch:
         request = fingerprint_request(f"primaries/{topic_id}", ledger_ids)
 
@@ -214,7 +214,7 @@ class SqlOffloads(CatalogAdapter):
         stalled = adopt_stalled_intents(
             connection, topic_id, ledger_ids, batch_id=batch_id, now_us=now_us, copy=CopyKind.LEDGER
         )
-        ids = _filter_proved_ledgers(connection, list_id, ledger_ids, proved)
+        ids = _filter_proved_ledgers(connection, list_id, ledger_ids, proved_uuid_by_ledger)
         to_delete = is_one_of(connection, t.ledger.c.ledger_id, ids)
         filed = replace_copies_by_intents(
             connection, list_id, CopyKind.LEDGER, to_delete, batch_id=batch_id, now_us=now_us, cause=cause

@@ -53,7 +53,7 @@ def read_tiered_copy(connection: Connection, ledger_id: LedgerId) -> Row[Any] | 
 def end_upload(
     connection: Connection, list_id: int | None, ledger_id: LedgerId, uuid: str, *, until_us: int | None, now_us: int
 ) -> None:
-    """End an attempt like `Offloads.abandon`. The caller holds the lock of the list, if the list still exists.
+    """End an attempt like `Offloads.abandon_offload`. The caller holds the lock of the list, if the list still exists.
 
     `until_us` is the time of the attempt's last request, or `None` if all requests were answered.
     """

@@ -82,16 +82,16 @@ class SqlFences(CatalogAdapter):
             counters |= {row.bundle: row.counter for row in connection.execute(raised.returning(_F.bundle, _F.counter))}
         return [Lease(bundle=bundle, fence=int(counters[bundle]), worker_id=worker_id) for bundle in bundles]
 
-    def fence(self, bundle: BundleId) -> Fence | None:
+    def get_fence(self, bundle: BundleId) -> Fence | None:
         query = _SELECT.where(_F.bundle == bundle)
         row = self._db.read(lambda connection: connection.execute(query).first())
         return None if row is None else dataclass_from_row(Fence, row)
 
-    def fences(self) -> list[Fence]:
+    def list_fences(self) -> list[Fence]:
         rows = self._db.read(lambda connection: connection.execute(_SELECT.order_by(_F.bundle)).all())
         return [dataclass_from_row(Fence, row) for row in rows]
 
-    def verify(self, lease: Lease) -> None:
+    def require_newest_lease(self, lease: Lease) -> None:
         query = _SELECT.where(_F.bundle == lease.bundle)
         _require_same_fence(self._db.read(lambda connection: connection.execute(query).first()), lease)
 

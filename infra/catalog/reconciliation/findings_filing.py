@@ -34,7 +34,7 @@ from infra.catalog.reconciliation.rows_naming_ledgers import read_rows_naming_le
 from logstore.deletion.intents import DeletionState
 from logstore.log.ledgers import CopyKind, LedgerState
 from logstore.ports.catalog import DetachedBatch
-from logstore.ports.catalog.reconciliation_runs import FilingResult, FindingsToFile, OrphanCopy, PageOfFindings
+from logstore.ports.catalog.reconciliation_runs import FilingResult, FindingsFilingRequest, FindingsToFile, OrphanCopy
 from logstore.positions import LedgerId
 from logstore.reconciliation.orphan_doubts_from_rows import LedgerRows, doubt_orphan, doubt_unreferenced
 
@@ -51,7 +51,7 @@ def _fingerprint_findings(findings: FindingsToFile) -> str:
     return hashlib.sha256(f"findings/{json.dumps(request_parts)}".encode()).hexdigest()
 
 
-def file_findings(connection: Connection, page: PageOfFindings, now_us: int) -> FilingResult:
+def file_findings(connection: Connection, page: FindingsFilingRequest, now_us: int) -> FilingResult:
     """File the findings that `_decide_what_to_file` has no reason to keep. A repeated call returns the first result."""
     request = _fingerprint_findings(page)
     opened = EMPTY_SUMMARY | {"kept": {}, "request": request}
@@ -78,7 +78,7 @@ def _parse_stored_reasons(reason_by_kept_finding: Mapping[str, str]) -> dict[int
     return {int(number): reason for number, reason in reason_by_kept_finding.items()}
 
 
-def _file_under_locks(connection: Connection, page: PageOfFindings, request: str, now_us: int) -> FilingResult:
+def _file_under_locks(connection: Connection, page: FindingsFilingRequest, request: str, now_us: int) -> FilingResult:
     _lock_topics_and_lists(
         connection, {orphan.statement.ledger_id for orphan in page.orphans} | set(page.unreferenced.values())
     )
@@ -190,7 +190,7 @@ def _decide_orphans_to_file(connection: Connection, orphans: Sequence[OrphanCopy
 
 def _file_orphans(
     connection: Connection,
-    page: PageOfFindings,
+    page: FindingsFilingRequest,
     decision: _FilingDecision,
     reason_by_kept_finding: dict[int, str],
     now_us: int,
@@ -258,7 +258,7 @@ def _upload_uuid(orphan: OrphanCopy) -> str:
     return orphan.context.get("uuid", "")
 
 
-def _build_intent_row(orphan: OrphanCopy, page: PageOfFindings, generation: int, now_us: int) -> dict[str, Any]:
+def _build_intent_row(orphan: OrphanCopy, page: FindingsFilingRequest, generation: int, now_us: int) -> dict[str, Any]:
     statement, owner = orphan.statement, orphan.statement.owner
     return {
         "batch_id": page.batch_id,

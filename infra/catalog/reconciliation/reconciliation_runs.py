@@ -28,13 +28,13 @@ from infra.catalog.records.outbox_rows import enqueue_records
 from logstore.errors import PreconditionFailed, UnknownObject
 from logstore.log.ledger_object_keys import segment_key
 from logstore.log.ledgers import CopyKind, LedgerState
-from logstore.ports.catalog import Cause, Claim
+from logstore.ports.catalog import AuditCause, Claim
 from logstore.ports.catalog.reconciliation_runs import (
-    CatalogState,
-    FiledCopy,
+    CatalogTimeAndIds,
+    FiledCopyRow,
     FilingResult,
+    FindingsFilingRequest,
     FindingsToFile,
-    PageOfFindings,
     ReconciliationRun,
     RunKind,
 )
@@ -48,12 +48,12 @@ _MAX_AUDITED_KEYS: Final = 10  # in a row of the audit log: a sample
 _IS_RECONCILIATION_RUN = _R.kind.in_([kind.value for kind in RunKind])
 
 
-class SqlReconciliation(CatalogAdapter):
+class SqlReconciliationRuns(CatalogAdapter):
     @in_read_transaction
-    def catalog_state(self, connection: Connection) -> CatalogState:
+    def read_catalog_state(self, connection: Connection) -> CatalogTimeAndIds:
         row = read_catalog_row(connection)
         now = self._db.now_us(connection)
-        return CatalogState(now_us=now, epoch=row.epoch, next_ledger_id=row.next_ledger_id)
+        return CatalogTimeAndIds(now_us=now, epoch=row.epoch, next_ledger_id=row.next_ledger_id)
 
     def count_ledgers(self, *, below: int) -> int:
         query = select(func.count()).where(_L.ledger_id < below)
@@ -78,15 +78,15 @@ class SqlReconciliation(CatalogAdapter):
         if finish_run(connection, run_id, self._db.now_us(connection)) is not None:
             set_run_summary(connection, run_id, summary)
 
-    def run(self, run_id: str) -> ReconciliationRun:
+    def get_run(self, run_id: str) -> ReconciliationRun:
         return self._db.read(lambda connection: _run_from_row(_require_run(connection, run_id)))
 
-    def runs(self, kind: RunKind, *, limit: int) -> list[ReconciliationRun]:
+    def list_runs(self, kind: RunKind, *, limit: int) -> list[ReconciliationRun]:
         query = select(t.run).where(_R.kind == kind.value).order_by(_R.created_us.desc(), _R.run_id.desc()).limit(limit)
         return self._db.read(lambda connection: [_run_from_row(row) for row in connection.execute(query)])
 
     @in_write_transaction("catalog.forget_runs")
-    def forget(self, connection: Connection, *, older_than_s: float, limit: int) -> list[str]:
+    def remove_old_runs(self, connection: Connection, *, older_than_s: float, limit: int) -> list[str]:
         now = self._db.now_us(connection)
         finished = select(_R.run_id).where(_R.kind == RunKind.PLAN.value, _R.finished_us.is_not(None))
         newest = connection.execute(finished.order_by(_R.created_us.desc(), _R.run_id.desc()).limit(1)).scalar()
@@ -103,7 +103,7 @@ class SqlReconciliation(CatalogAdapter):
         return run_ids
 
     @in_write_transaction("catalog.file_findings")
-    def file(self, connection: Connection, page: PageOfFindings) -> FilingResult:
+    def file_findings(self, connection: Connection, page: FindingsFilingRequest) -> FilingResult:
         return file_findings(connection, page, self._db.now_us(connection))
 
     @in_read_transaction
@@ -111,14 +111,16 @@ class SqlReconciliation(CatalogAdapter):
         return preview_filing(connection, findings, self._db.now_us(connection))
 
     @in_write_transaction("catalog.pass_over")
-    def pass_over(
-        self, connection: Connection, segments: Mapping[int, tuple[LedgerId, int]], *, cause: Cause
+    def pass_over_segments(
+        self, connection: Connection, segment_by_finding: Mapping[int, tuple[LedgerId, int]], *, cause: AuditCause
     ) -> Mapping[int, str]:
         # Lock order of an append: topics, then ledgers.
-        _lock_topics_and_ledgers(connection, {ledger_id for ledger_id, _ in segments.values()})
-        ledgers = _read_ledgers_by_id(connection, {ledger_id for ledger_id, _ in segments.values()})
-        reason_by_kept_segment = _find_reasons_to_keep_segments(connection, segments, ledgers, {})
-        passed = sorted(segment for number, segment in segments.items() if number not in reason_by_kept_segment)
+        _lock_topics_and_ledgers(connection, {ledger_id for ledger_id, _ in segment_by_finding.values()})
+        ledgers = _read_ledgers_by_id(connection, {ledger_id for ledger_id, _ in segment_by_finding.values()})
+        reason_by_kept_segment = _find_reasons_to_keep_segments(connection, segment_by_finding, ledgers, {})
+        passed = sorted(
+            segment for number, segment in segment_by_finding.items() if number not in reason_by_kept_segment
+        )
         if passed:
             highest: dict[int, int] = {
                 ledger_id: number
@@ -140,17 +142,17 @@ class SqlReconciliation(CatalogAdapter):
         return reason_by_kept_segment
 
     @in_read_transaction
-    def preview_pass_over(
+    def preview_pass_over_segments(
         self,
         connection: Connection,
-        segments: Mapping[int, tuple[LedgerId, int]],
+        segment_by_finding: Mapping[int, tuple[LedgerId, int]],
         *,
         passed_over: Mapping[LedgerId, int],
     ) -> Mapping[int, str]:
-        ledgers = _read_ledgers_by_id(connection, {ledger_id for ledger_id, _ in segments.values()})
-        return _find_reasons_to_keep_segments(connection, segments, ledgers, passed_over)
+        ledgers = _read_ledgers_by_id(connection, {ledger_id for ledger_id, _ in segment_by_finding.values()})
+        return _find_reasons_to_keep_segments(connection, segment_by_finding, ledgers, passed_over)
 
-    def filed(self, batch_id: str, *, after: int, limit: int) -> list[FiledCopy]:
+    def list_filed_copies(self, batch_id: str, *, after: int, limit: int) -> list[FiledCopyRow]:
         query = (
             select(*INTENT_COLUMNS).where(_P.batch_id == batch_id, _P.row_id > after).order_by(_P.row_id).limit(limit)
         )
@@ -168,9 +170,9 @@ def _run_from_row(row: Row[Any]) -> ReconciliationRun:
     return dataclass_from_row(ReconciliationRun, row, kind=RunKind(row.kind))
 
 
-def _filed_copy_from_row(row: Row[Any]) -> FiledCopy:
+def _filed_copy_from_row(row: Row[Any]) -> FiledCopyRow:
     intent = intent_from_row(row)
-    return FiledCopy(
+    return FiledCopyRow(
         row_id=intent.row_id,
         ledger_id=intent.ledger_id,
         copy=intent.copy,

@@ -36,10 +36,10 @@ from logstore.errors import PreconditionFailed
 from logstore.log.ledger_object_keys import SHARDS
 from logstore.log.ledgers import Component, CopyKind, CopyState, LedgerOwner, LedgerState
 from logstore.ports.catalog.catalog_rebuild import (
-    AbsenceCounts,
+    AbsentLedgerCounts,
     AdoptionOutcome,
     AdoptionReport,
-    IssuedIds,
+    IssuedIdBounds,
     LoadedLedger,
     MissingRowCause,
     StagedLedger,
@@ -51,23 +51,23 @@ _L, _S, _C, _P, _T = t.ledger.c, t.segment.c, t.ledger_copy.c, t.pending_deletio
 _LEDGERS_WITH_LIST: Final = t.ledger.join(t.ledger_list, t.ledger_list.c.list_id == _L.list_id)
 
 
-class SqlAdoption(CatalogAdapter):
+class SqlCatalogAdoption(CatalogAdapter):
     @in_read_transaction
-    def issued_ids(self, connection: Connection) -> IssuedIds:
+    def read_issued_ids(self, connection: Connection) -> IssuedIdBounds:
         _require_adopting(connection)
         state = read_log_state(connection, now_us=0)
         ids = state.next_ids  # no id is given out before the catalog is READY
-        return IssuedIds(epoch=state.epoch, ledger=ids.ledger, topic=ids.topic, transaction=ids.transaction)
+        return IssuedIdBounds(epoch=state.epoch, ledger=ids.ledger, topic=ids.topic, transaction=ids.transaction)
 
     @in_read_transaction
     def is_adopting(self, connection: Connection) -> bool:
         return is_adopting(connection)
 
-    def loaded_ledgers(self, shard: int, *, after: LedgerId, limit: int) -> list[LoadedLedger]:
+    def list_loaded_ledgers(self, shard: int, *, after: LedgerId, limit: int) -> list[LoadedLedger]:
         return self._db.read(lambda connection: _read_loaded_ledgers(connection, shard, after, limit))
 
     @in_read_transaction
-    def missing_row_causes(
+    def find_missing_row_causes(
         self, connection: Connection, ledger_ids: Collection[LedgerId]
     ) -> Mapping[LedgerId, MissingRowCause]:
         detached = select(_P.ledger_id).where(is_one_of(connection, _P.ledger_id, ledger_ids))
@@ -98,10 +98,10 @@ class SqlAdoption(CatalogAdapter):
         _require_adopting(connection)
         replace_staged_ledgers(connection, shard, ledgers, above_id=above, up_to_id=up_to)
 
-    def count_absent_ledgers(self) -> AbsenceCounts:
+    def count_absent_ledgers(self) -> AbsentLedgerCounts:
         return self._db.read(_count_absent_ledgers)
 
-    def unsettled_topics(self, *, after: TopicId, limit: int) -> list[TopicId]:
+    def list_unsettled_topics(self, *, after: TopicId, limit: int) -> list[TopicId]:
         return self._db.read(lambda connection: read_unsettled_topic_ids(connection, after=after, limit=limit))
 
     @in_write_transaction()
@@ -125,11 +125,11 @@ class SqlAdoption(CatalogAdapter):
         # workflows of these intents name another epoch, and may still run under the next workflow id
         move_intents_to_batch(connection, _P.state == DeletionState.PENDING.value, batch_id="", added_openings=1)
 
-    def report(self) -> AdoptionReport:
+    def count_outcomes(self) -> AdoptionReport:
         return self._db.read(_build_report)
 
     @in_write_transaction()
-    def finish(self, connection: Connection) -> None:
+    def make_catalog_ready(self, connection: Connection) -> None:
         if has_unsettled_topic(connection):
             raise PreconditionFailed("adoption: expected every topic to be settled, found one that is not")
         mark_adoption_complete(connection)
@@ -140,12 +140,12 @@ def _require_adopting(connection: Connection) -> None:
         raise PreconditionFailed("adoption: expected a catalog that is being adopted, found one that is complete")
 
 
-def _count_absent_ledgers(connection: Connection) -> AbsenceCounts:
+def _count_absent_ledgers(connection: Connection) -> AbsentLedgerCounts:
     if not is_adopting(connection):
-        return AbsenceCounts()
+        return AbsentLedgerCounts()
     listed = select(func.count()).select_from(t.ledger).where(_L.place.is_not(None))
     ledgers = connection.execute(listed).scalar_one() + count_removed_ledgers(connection)
-    return AbsenceCounts(absent_ledgers=count_absent_ledgers(connection), total_ledgers=ledgers)
+    return AbsentLedgerCounts(absent_ledgers=count_absent_ledgers(connection), total_ledgers=ledgers)
 
 
 def _read_loaded_ledgers(connection: Connection, shard: int, after: LedgerId, limit: int) -> list[LoadedLedger]:

@@ -35,14 +35,14 @@ from infra.catalog.records.record_log_row import (
 from logstore.deletion.intents import DeletionIntent, DeletionState
 from logstore.log.ledgers import CopyKind
 from logstore.ports.catalog import Claim, KnownManifest, RecordLogState
-from logstore.records.manifest import Block, Ceilings
+from logstore.records.manifest import Block, IdCeilings
 from logstore.records.record_kinds import TOMBSTONED_KINDS, RecordKind
 from logstore.stop_checks import raise_if_stopped
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from infra.catalog.records.outbox_changes import SqlChanges
+    from infra.catalog.records.outbox_changes import SqlOutboxChanges
 
 _L, _P, _S = t.ledger.c, t.pending_deletion.c, t.tombstone.c
 _KEYS_PER_STATEMENT = 50_000
@@ -50,28 +50,28 @@ _OUTBOX_ROWS_PER_TRANSACTION = 5_000  # SQLite has one writer at a time
 _SQLITE_PAUSE_S = 0.006  # between transactions; a writer that waits for SQLite's lock looks again after at most 3 ms
 
 
-class SqlRecords(CatalogAdapter):
-    def known_manifest(self) -> KnownManifest:
+class SqlRecordOutbox(CatalogAdapter):
+    def read_known_manifest(self) -> KnownManifest:
         return self._db.read(read_known_manifest)
 
-    def state(self) -> RecordLogState:
+    def read_state(self) -> RecordLogState:
         return self._db.read(lambda connection: read_log_state(connection, now_us=self._db.now_us(connection)))
 
-    def claim(self, claim: Claim) -> bool:
+    def claim_record_log(self, claim: Claim) -> bool:
         return self._db.write(lambda c: claim_record_log(c, claim, now_us=self._db.now_us(c)))
 
-    def release(self, workflow_id: str) -> None:
+    def release_record_log(self, workflow_id: str) -> None:
         self._db.write(lambda connection: release_record_log_claim(connection, workflow_id))
 
-    def begin_manifest(self, stamp: str) -> None:
+    def add_pending_stamp(self, stamp: str) -> None:
         self._db.write(lambda c: add_pending_stamp(c, stamp, now_us=self._db.now_us(c)))
 
     @contextmanager
-    def read_changes(self, *, cursors: bool, page: int | None = None) -> "Iterator[SqlChanges]":
-        from infra.catalog.records.outbox_changes import SqlChanges  # noqa: PLC0415 - its pyarrow costs start-up time
+    def read_changes(self, *, cursors: bool, page: int | None = None) -> "Iterator[SqlOutboxChanges]":
+        from infra.catalog.records.outbox_changes import SqlOutboxChanges  # noqa: PLC0415 - its pyarrow costs start-up time
 
         with self._db.open_snapshot() as connection:
-            yield SqlChanges(connection, cursors=cursors, page=page, at_us=self._db.now_us(connection))
+            yield SqlOutboxChanges(connection, cursors=cursors, page=page, at_us=self._db.now_us(connection))
 
     def requeue_all_records(self) -> None:
         """Use one transaction for each kind, so that writers do not wait for all kinds."""
@@ -83,7 +83,7 @@ class SqlRecords(CatalogAdapter):
         *,
         number: int,
         stamp: str,
-        ceilings: Ceilings,
+        ceilings: IdCeilings,
         outbox_rows: Collection[int] = (),
         shows_own_moment: bool = True,
         staged_blocks: Sequence[Block] = (),
@@ -115,12 +115,12 @@ class SqlRecords(CatalogAdapter):
             self._db.write(partial(remove_outbox_rows, versions=next_versions))
 
     @in_read_transaction
-    def unflushed_ledgers(self, connection: Connection, ledger_ids: Sequence[int]) -> frozenset[int]:
+    def find_unflushed_ledgers(self, connection: Connection, ledger_ids: Sequence[int]) -> frozenset[int]:
         statement = _compile_unflushed_ledgers(connection.dialect.name)
         return frozenset(statement.execute(connection, ((ledger_id,) for ledger_id in ledger_ids)).scalars())
 
     @in_read_transaction
-    def finished_deletions(self, connection: Connection, ledger_ids: Collection[int]) -> Sequence[DeletionIntent]:
+    def list_finished_deletions(self, connection: Connection, ledger_ids: Collection[int]) -> Sequence[DeletionIntent]:
         mine = is_one_of(connection, _P.ledger_id, ledger_ids)
         finished = (_P.copy == CopyKind.LEDGER.value, _P.state == DeletionState.DELETED.value)
         return [intent_from_row(row) for row in connection.execute(select(*INTENT_COLUMNS).where(mine, *finished))]

@@ -59,7 +59,7 @@ _PART_TABLES_BY_FIELD: Final[Mapping[RecordKind, Mapping[str, tuple[Table, tuple
 """Fields that contain rows of another table as JSON, without the columns of the record's key."""
 
 
-class SqlChanges:
+class SqlOutboxChanges:
     def __init__(self, connection: Connection, *, cursors: bool, page: int | None, at_us: int) -> None:
         """Read the versions of the outbox rows into a bitmap.
 
@@ -93,7 +93,7 @@ class SqlChanges:
     def unrecordable(self) -> Sequence[UnrecordableRecord]:
         return self._refused
 
-    def batches(self) -> Iterator[tuple[RecordKind, pa.RecordBatch]]:
+    def iterate_version_batches(self) -> Iterator[tuple[RecordKind, pa.RecordBatch]]:
         for kind in self._kinds:
             size = _LISTS_PER_BATCH if kind is RecordKind.LIST else _ROWS_PER_BATCH
             latest = _select_latest_changes(kind, self._condition)

@@ -23,7 +23,7 @@ from infra.catalog.engine.database_connections import mask_passwords, parse_data
 from infra.catalog.records.record_log_row import ADOPTING, REPLICA, mark_rebuild_complete, read_log_row
 from logstore.errors import PreconditionFailed
 from logstore.failpoints import effect
-from logstore.ports.catalog.catalog_rebuild import CatalogLoad, RebuildTarget
+from logstore.ports.catalog.catalog_rebuild import RebuildTargetContent, RebuiltCatalogStart
 from logstore.records.manifest import Manifest
 from logstore.records.rebuild_job import LOAD_ORDER, RowFilesFolder
 from logstore.records.record_kinds import RecordKind
@@ -43,27 +43,27 @@ class SqlRebuild:
     def __init__(self, database_url: str) -> None:
         self._url, self._parsed_url = database_url, parse_database_url(database_url)
 
-    def read_target(self) -> RebuildTarget:
+    def read_target(self) -> RebuildTargetContent:
         with closing(Database(self._url, pool_size=1)) as database:
             if database.is_absent or read_catalog_version(database) is None:
-                return RebuildTarget()
+                return RebuildTargetContent()
             require_current_version(database)
             with database.open_read_only() as read_only:
                 return read_only.read(self._read_target)
 
-    def _read_target(self, connection: Connection) -> RebuildTarget:
+    def _read_target(self, connection: Connection) -> RebuildTargetContent:
         row = read_log_row(connection)
         if row.rebuild and row.state != REPLICA:
-            return RebuildTarget(rebuild=row.rebuild, state=row.state)
+            return RebuildTargetContent(rebuild=row.rebuild, state=row.state)
         if content := describe_database_content(connection):
             raise self._not_empty_error(content)
-        return RebuildTarget()
+        return RebuildTargetContent()
 
     def _not_empty_error(self, content: str) -> PreconditionFailed:
         masked_url = mask_passwords(self._url)
         return PreconditionFailed(f"database {masked_url}: expected an empty one to rebuild into, found {content}")
 
-    def load(self, load: CatalogLoad, files: RowFilesFolder, proceed: Callable[[], None]) -> None:
+    def load_rows(self, load: RebuiltCatalogStart, files: RowFilesFolder, proceed: Callable[[], None]) -> None:
         if self.read_target().rebuild == load.rebuild:
             return
         if self._parsed_url.get_backend_name() == "sqlite":
@@ -80,7 +80,7 @@ class SqlRebuild:
         with closing(Database(self._url, pool_size=1)) as database:
             database.write(lambda connection: mark_rebuild_complete(connection, rebuild))
 
-    def _require_no_loaded_rows(self, writer: ArrowWriter, load: CatalogLoad) -> None:
+    def _require_no_loaded_rows(self, writer: ArrowWriter, load: RebuiltCatalogStart) -> None:
         """Check again under the locks: if two loads run at once, the second finds the rows of the first."""
         ((rebuild, manifest),) = writer.execute("SELECT rebuild, manifest FROM record_log")
         if rebuild or manifest:
@@ -88,7 +88,9 @@ class SqlRebuild:
                 f"a catalog of rebuild {rebuild}, which is not {load.rebuild}, or loaded meanwhile"
             )
 
-    def _load_into_new_file(self, load: CatalogLoad, files: RowFilesFolder, proceed: Callable[[], None]) -> None:
+    def _load_into_new_file(
+        self, load: RebuiltCatalogStart, files: RowFilesFolder, proceed: Callable[[], None]
+    ) -> None:
         path = Path(str(self._parsed_url.database))
         # Files of attempts that died. If the file of a live attempt is removed here, that attempt fails and is
         # repeated.
@@ -142,7 +144,9 @@ def _sync_to_disk(path: Path) -> None:
         os.close(descriptor)
 
 
-def _load_tables(writer: ArrowWriter, load: CatalogLoad, files: RowFilesFolder, proceed: Callable[[], None]) -> None:
+def _load_tables(
+    writer: ArrowWriter, load: RebuiltCatalogStart, files: RowFilesFolder, proceed: Callable[[], None]
+) -> None:
     with _drop_indexes_during_load(writer):
         for name in LOAD_ORDER:
             for part in files.part_paths(name):
@@ -186,7 +190,7 @@ def _drop_indexes_during_load(writer: ArrowWriter) -> Iterator[None]:
         writer.execute(statement)
 
 
-def _set_next_row_numbers(writer: ArrowWriter, load: CatalogLoad) -> None:
+def _set_next_row_numbers(writer: ArrowWriter, load: RebuiltCatalogStart) -> None:
     """Set sequences so that new rows get numbers above all that the lost catalog may have given out."""
     blocks = load.manifest.blocks
     last_by_column = {
@@ -204,7 +208,7 @@ def _set_next_row_numbers(writer: ArrowWriter, load: CatalogLoad) -> None:
                 writer.execute(f"INSERT INTO sqlite_sequence (name, seq) VALUES ('{name}', {last})")
 
 
-def _build_unrecorded_rows_of_load(load: CatalogLoad) -> Iterator[tuple[str, pa.Table]]:
+def _build_unrecorded_rows_of_load(load: RebuiltCatalogStart) -> Iterator[tuple[str, pa.Table]]:
     pending = f'{{"{load.stamp}": {load.now_us}}}'
     yield from build_unrecorded_rows(
         load.manifest, epoch=load.epoch, state=ADOPTING, rebuild=load.rebuild, pending_stamps=pending

@@ -20,7 +20,7 @@ from infra.catalog.deletion.run_rows import NO_CLAIM_COLUMNS, build_claim_column
 from infra.catalog.identity.catalog_row import lost_row_error, read_catalog_row
 from logstore.errors import CatalogAdopting
 from logstore.ports.catalog import Claim, KnownManifest, RecordLogState
-from logstore.records.manifest import Block, Ceilings
+from logstore.records.manifest import Block, IdCeilings
 from logstore.records.record_kinds import RecordKind
 
 _L, _O, _B = t.record_log.c, t.record_outbox.c, t.record_staged.c
@@ -89,7 +89,7 @@ def read_log_state(connection: Connection, *, now_us: int) -> RecordLogState:
     """Return the state of the record log. This counts the outbox rows."""
     row = read_log_row(connection)
     catalog = read_catalog_row(connection)
-    next_ids = Ceilings(
+    next_ids = IdCeilings(
         ledger=catalog.next_ledger_id,
         topic=_read_next_topic_id(connection),
         transaction=connection.execute(select(func.max(t.transaction_coordinator.c.next_sequence))).scalar() or 0,
@@ -107,7 +107,7 @@ def read_log_state(connection: Connection, *, now_us: int) -> RecordLogState:
         pending_stamps=frozenset(row.pending),
         is_adopting=row.state != READY,
         is_replica=row.state == REPLICA,
-        ceilings=Ceilings(ledger=row.ledger_ceiling, topic=row.topic_ceiling, transaction=row.transaction_ceiling),
+        ceilings=IdCeilings(ledger=row.ledger_ceiling, topic=row.topic_ceiling, transaction=row.transaction_ceiling),
         next_ids=next_ids,
         outbox_changes=connection.execute(select(func.count()).select_from(t.record_outbox)).scalar_one(),
         oldest_change_us=min(times_us, default=None),
@@ -157,7 +157,9 @@ def is_manifest_settled(connection: Connection, number: int) -> bool:
     return bool(number <= manifest)
 
 
-def store_newest_manifest(connection: Connection, *, number: int, stamp: str, ceilings: Ceilings, now_us: int) -> None:
+def store_newest_manifest(
+    connection: Connection, *, number: int, stamp: str, ceilings: IdCeilings, now_us: int
+) -> None:
     """Make a manifest the newest, and remove all pending stamps. Ceilings never fall."""
     raised = {
         "ledger_ceiling": _max_of(_L.ledger_ceiling, ceilings.ledger),

@@ -38,9 +38,9 @@ from infra.catalog.records.rows_from_versions import (
 )
 from logstore.errors import CatalogBusy, PreconditionFailed
 from logstore.failpoints import effect
-from logstore.ports.catalog.record_log import AppliedCounts, AppliedManifest, VersionReader
+from logstore.ports.catalog.record_log import AppliedChangeCounts, AppliedManifest, VersionReader
 from logstore.records.manifest import Manifest
-from logstore.records.newest_versions import SplitWinners, split_winners
+from logstore.records.newest_versions import SplitNewestVersions, split_newest_versions
 from logstore.records.rebuild_job import LOAD_ORDER
 from logstore.records.record_kinds import PARENT_BY_KIND, RecordKind, block_schema
 
@@ -53,20 +53,20 @@ class SqlReplica:
     def __init__(self, database: Database, database_url: str) -> None:
         self._db, self._url = database, database_url
 
-    def applied_manifest(self) -> AppliedManifest | None:
+    def read_applied_manifest(self) -> AppliedManifest | None:
         if self._db.is_absent or read_catalog_version(self._db) is None:
             return None
         require_current_version(self._db)
         return self._db.read(self._read_applied)
 
-    def apply(
+    def apply_versions(
         self, manifest: Manifest, versions: VersionReader, *, expected: AppliedManifest | None, replica: str, seed: bool
-    ) -> AppliedCounts:
+    ) -> AppliedChangeCounts:
         if self._db.is_absent or read_catalog_version(self._db) is None:
             self._db.create_folder()
             migrate_catalog(self._db, bundles=manifest.bundles)
 
-        def apply_step(connection: Connection) -> AppliedCounts:
+        def apply_step(connection: Connection) -> AppliedChangeCounts:
             connection.execute(select(t.record_log.c.id).with_for_update())
             if self._read_applied(connection) != expected:
                 raise CatalogBusy("replica: another process has applied to its database meanwhile")
@@ -117,7 +117,7 @@ class _ReplicaStep:
         # lists of these topics stay until ledgers are applied, because ledgers need them
         self._deleted_topic_ids: list[int] = []
 
-    def apply(self, versions: VersionReader) -> AppliedCounts:
+    def apply(self, versions: VersionReader) -> AppliedChangeCounts:
         connection = self._connection
         self._apply_uniquely_named_records(_K.TOPIC, versions)
         lists = self._apply_uniquely_named_records(_K.LIST, versions)
@@ -132,14 +132,14 @@ class _ReplicaStep:
         self._apply_uniquely_named_records(_K.CURSOR, versions)
         for kind in (_K.SCHEMA, _K.PRODUCER, _K.DELETION, _K.TRANSACTION, _K.INDEX, _K.SNAPSHOT):
             self._apply_records_of_kind(kind, versions)
-        return AppliedCounts(**self._counts)
+        return AppliedChangeCounts(**self._counts)
 
     def _apply_uniquely_named_records(self, kind: RecordKind, versions: VersionReader) -> pa.Table:
         """Apply all records of a kind with unique names, of which the newer counts.
 
         Return the live ones, which fit in memory.
         """
-        parts = [split_winners(part) for part in versions(kind)]
+        parts = [split_newest_versions(part) for part in versions(kind)]
         for part in parts:
             self._apply_tombstones(kind, part)
         live = [self._select_with_parent(kind, part.live) for part in parts]
@@ -159,7 +159,7 @@ class _ReplicaStep:
         return newest
 
     def _apply_records_of_kind(self, kind: RecordKind, versions: VersionReader) -> None:
-        for part in map(split_winners, versions(kind)):
+        for part in map(split_newest_versions, versions(kind)):
             self._apply_tombstones(kind, part)
             live = self._select_with_parent(kind, part.live)
             self._upsert_live_records(kind, live)
@@ -194,7 +194,7 @@ class _ReplicaStep:
         )
         return select_with_parent(live, parent_ids, column)
 
-    def _apply_tombstones(self, kind: RecordKind, part: SplitWinners) -> None:
+    def _apply_tombstones(self, kind: RecordKind, part: SplitNewestVersions) -> None:
         """Replace rows by newer tombstones, and remove tombstones of records that have newer versions."""
         if kind not in _PARENT_TABLES:
             return

@@ -38,7 +38,7 @@ from infra.catalog.engine.dialect_sql import (
 )
 from infra.catalog.records.outbox_rows import match_unflushed_records
 from logstore.deletion.intents import DeletionState
-from logstore.ports.catalog import RecordId, Tombstone, TombstoneCounts
+from logstore.ports.catalog import Tombstone, TombstoneCounts, TombstonedRecordId
 from logstore.records.record_kinds import RecordKind
 
 _T, _P = t.tombstone.c, t.pending_deletion.c
@@ -84,7 +84,7 @@ def find_tombstone(connection: Connection, ledger_id: int) -> Tombstone | None:
 
 
 class SqlTombstones(CatalogAdapter):
-    def count(self) -> TombstoneCounts:
+    def count_tombstones(self) -> TombstoneCounts:
         query = select(_T.kind, func.count(), func.count(_T.raid), func.min(_T.at_us)).group_by(_T.kind)
         rows = self._db.read(lambda connection: connection.execute(query.order_by(_T.kind)).all())
         return TombstoneCounts(
@@ -93,7 +93,7 @@ class SqlTombstones(CatalogAdapter):
             oldest_us=min((oldest_us for *_, oldest_us in rows), default=None),
         )
 
-    def topic_tombstones(
+    def list_topic_tombstones(
         self, topic_id: int, *, component: str | None = None, after: int = -1, limit: int | None = None
     ) -> Sequence[Tombstone]:
         conditions = [_T.topic_id == topic_id, _T.kind == _LEDGER, _T.id > after]
@@ -104,8 +104,8 @@ class SqlTombstones(CatalogAdapter):
         return [dataclass_from_row(Tombstone, row, kind=RecordKind(row.kind)) for row in rows]
 
     def mark_candidates(
-        self, run_id: str, *, before_us: int, after: RecordId | None, limit: int
-    ) -> tuple[int, RecordId | None]:
+        self, run_id: str, *, before_us: int, after: TombstonedRecordId | None, limit: int
+    ) -> tuple[int, TombstonedRecordId | None]:
         page = self._read_page(before_us, limit, *_match_records_after(after))
         ids_by_kind = _group_ids(row for row in page if row.removable or row.raid is not None)
         has_marks = any(row.raid is not None for row in page)
@@ -119,10 +119,12 @@ class SqlTombstones(CatalogAdapter):
                 marked += statements.mark.execute(connection, ids, **values).rowcount
             return marked
 
-        last = RecordId(kind=RecordKind(page[-1].kind), id=page[-1].id) if page else None
+        last = TombstonedRecordId(kind=RecordKind(page[-1].kind), id=page[-1].id) if page else None
         return self._db.write(mark_page) if ids_by_kind else 0, last
 
-    def candidates(self, run_id: str, *, after: RecordId | None, limit: int) -> Sequence[RecordId]:
+    def list_candidates(
+        self, run_id: str, *, after: TombstonedRecordId | None, limit: int
+    ) -> Sequence[TombstonedRecordId]:
         query = (
             select(_T.kind, _T.id)
             .where(_T.raid == run_id, *_match_records_after(after))
@@ -130,10 +132,10 @@ class SqlTombstones(CatalogAdapter):
             .limit(limit)
         )
         rows = self._db.read(lambda connection: connection.execute(query).all())
-        return [RecordId(kind=RecordKind(row.kind), id=row.id) for row in rows]
+        return [TombstonedRecordId(kind=RecordKind(row.kind), id=row.id) for row in rows]
 
     @in_write_transaction()
-    def unmark(self, connection: Connection, run_id: str, kept: Collection[RecordId]) -> None:
+    def unmark_candidates(self, connection: Connection, run_id: str, kept: Collection[TombstonedRecordId]) -> None:
         for kind in {record.kind for record in kept}:
             same_id = is_one_of(connection, _T.id, [record.id for record in kept if record.kind is kind])
             mine = update(t.tombstone).where(_T.raid == run_id, _T.kind == kind.value, same_id)
@@ -193,7 +195,7 @@ def _group_ids(rows: Iterable[Row[Any]]) -> dict[str, list[tuple[int]]]:
     return {kind: [(row.id,) for row in of_kind] for kind, of_kind in groupby(rows, attrgetter("kind"))}
 
 
-def _match_records_after(record: RecordId | None) -> list[ColumnElement[bool]]:
+def _match_records_after(record: TombstonedRecordId | None) -> list[ColumnElement[bool]]:
     return [] if record is None else [tuple_(_T.kind, _T.id) > tuple_(literal(record.kind.value), literal(record.id))]
 
 

@@ -29,7 +29,13 @@ from logstore.log.producer_sequences import ProducerSequence
 from logstore.ports.catalog import TopicState
 from logstore.ports.catalog.catalog_rebuild import AdoptionOutcome, StagedLedger, StorageDiscrepancy
 from logstore.positions import LedgerId, TopicId
-from logstore.records.adoption_rule import AdoptedSegment, LedgerTail, TopicAtFlush, adopt_uploads, find_last_attempts
+from logstore.records.adoption_rule import (
+    AdoptedSegment,
+    LedgerWithUploads,
+    TopicAtFlush,
+    choose_adopted_uploads,
+    find_last_upload_numbers,
+)
 from logstore.records.record_kinds import RecordKind
 from logstore.transactions.transaction_ids_and_states import TransactionId
 
@@ -77,7 +83,9 @@ def _summarize_staged_ledgers(connection: Connection, topic_id: TopicId) -> _Sta
     for ledgers in iterate_staged_ledgers(connection, topic_id):
         is_empty = False
         names |= {ledger.statement.owner.topic for ledger in ledgers if ledger.statement and ledger.uploads}
-        last_repeats |= find_last_attempts((upload for ledger in ledgers for upload in ledger.uploads), last_repeats)
+        last_repeats |= find_last_upload_numbers(
+            (upload for ledger in ledgers for upload in ledger.uploads), last_repeats
+        )
     return None if is_empty else _StagedUploadSummary(min(names, default=None), last_repeats)
 
 
@@ -137,7 +145,7 @@ def _adopt_uploads(
     query = select(t.ledger).where(is_one_of(connection, _L.ledger_id, [ledger.ledger_id for ledger in with_uploads]))
     row_by_ledger = {row.ledger_id: row for row in connection.execute(query)}
     tails = [_build_tail(ledger, row_by_ledger.get(ledger.ledger_id)) for ledger in with_uploads]
-    segments = adopt_uploads(tails, _read_topic_at_flush(connection, topic, tails))
+    segments = choose_adopted_uploads(tails, _read_topic_at_flush(connection, topic, tails))
     segments_by_ledger: dict[LedgerId, list[AdoptedSegment]] = {}
     for segment in segments:
         segments_by_ledger.setdefault(segment.ledger_id, []).append(segment)
@@ -176,15 +184,17 @@ def _are_contiguous(segments: Sequence[AdoptedSegment], *, first_entry: int) -> 
     return True
 
 
-def _build_tail(ledger: StagedLedger, row: Any) -> LedgerTail:  # noqa: ANN401 - a row
+def _build_tail(ledger: StagedLedger, row: Any) -> LedgerWithUploads:  # noqa: ANN401 - a row
     if row is None:
-        return LedgerTail(ledger_id=ledger.ledger_id, uploads=ledger.uploads)
-    return LedgerTail(
+        return LedgerWithUploads(ledger_id=ledger.ledger_id, uploads=ledger.uploads)
+    return LedgerWithUploads(
         ledger_id=ledger.ledger_id, last_segment=row.last_segment, entries=row.entries, uploads=ledger.uploads
     )
 
 
-def _read_topic_at_flush(connection: Connection, topic: _TopicInAdoption, tails: Sequence[LedgerTail]) -> TopicAtFlush:
+def _read_topic_at_flush(
+    connection: Connection, topic: _TopicInAdoption, tails: Sequence[LedgerWithUploads]
+) -> TopicAtFlush:
     uploads = [upload for tail in tails for upload in tail.uploads]
     producers = {advance.producer for upload in uploads for advance in upload.producers}
     txns = {run.txn for upload in uploads for run in upload.transactions}

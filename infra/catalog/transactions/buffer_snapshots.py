@@ -30,28 +30,34 @@ from infra.catalog.log.ledger_rows import lock_component_list, publish_component
 from infra.catalog.log.totals_and_backlogs import read_last_position
 from infra.catalog.transactions.buffer_rows import read_buffers, read_open_entries
 from logstore.log.ledgers import Component
-from logstore.ports.catalog import SNAPSHOT_AFTER_S, SNAPSHOT_CHANGES, SnapshotSwitch, StoredSnapshot, TopicState
+from logstore.ports.catalog import (
+    SNAPSHOT_AFTER_S,
+    SNAPSHOT_CHANGES,
+    BufferSnapshotSwitch,
+    StoredBufferSnapshot,
+    TopicState,
+)
 from logstore.positions import EARLIEST, LedgerId, Position, TopicId
 from logstore.transactions.transaction_buffer import TransactionBuffer
 
 
-class SqlTransactionSnapshots(CatalogAdapter):
-    def current(self, topic_id: TopicId) -> StoredSnapshot:
+class SqlTransactionBufferSnapshots(CatalogAdapter):
+    def get_snapshot(self, topic_id: TopicId) -> StoredBufferSnapshot:
         return self._db.read(lambda connection: read_buffer_snapshot(connection, topic_id))
 
-    def buffer(self, topic_id: TopicId) -> TransactionBuffer:
+    def read_buffer(self, topic_id: TopicId) -> TransactionBuffer:
         return self._db.read(lambda connection: _read_buffer(connection, topic_id))
 
     @in_write_transaction("catalog.take_due_snapshots")
-    def take_due(self, connection: Connection, *, limit: int, lease_s: float) -> list[TopicId]:
+    def reserve_due_topics(self, connection: Connection, *, limit: int, lease_s: float) -> list[TopicId]:
         now = self._db.now_us(connection)
         return reserve_due_topics(connection, limit=limit, now_us=now, until_us=now + round(lease_s * 1_000_000))
 
     @in_write_transaction("catalog.publish_transaction_snapshot")
-    def publish(
+    def publish_snapshot(
         self,
         connection: Connection,
-        switch: SnapshotSwitch,
+        switch: BufferSnapshotSwitch,
         ledger_id: LedgerId,
         *,
         size_bytes: int,
@@ -90,13 +96,13 @@ def _read_buffer(connection: Connection, topic_id: TopicId) -> TransactionBuffer
 _S = t.transaction_snapshot.c
 
 
-def read_buffer_snapshot(connection: Connection, topic_id: TopicId, *, lock: bool = False) -> StoredSnapshot:
+def read_buffer_snapshot(connection: Connection, topic_id: TopicId, *, lock: bool = False) -> StoredBufferSnapshot:
     query = select(t.transaction_snapshot).where(_S.topic_id == topic_id)
     row = connection.execute(query.with_for_update() if lock else query).first()
     if row is None:
-        return StoredSnapshot()
+        return StoredBufferSnapshot()
     read_to = Position(LedgerId(row.read_ledger), row.read_entry)
-    return StoredSnapshot(ledger_id=row.ledger_id, read_to=read_to, due_us=row.due_us)
+    return StoredBufferSnapshot(ledger_id=row.ledger_id, read_to=read_to, due_us=row.due_us)
 
 
 def add_settled_changes(connection: Connection, changes: Mapping[TopicId, int], *, now_us: int) -> None:
@@ -136,7 +142,7 @@ def reserve_due_topics(connection: Connection, *, limit: int, now_us: int, until
     return topic_ids
 
 
-def store_buffer_snapshot(connection: Connection, switch: SnapshotSwitch, ledger_id: LedgerId) -> None:
+def store_buffer_snapshot(connection: Connection, switch: BufferSnapshotSwitch, ledger_id: LedgerId) -> None:
     """Store the topic's snapshot, under the lock of its list. After changes the next snapshot stays due."""
     values = {"ledger_id": ledger_id, "read_ledger": switch.read_to.ledger_id, "read_entry": switch.read_to.entry_id}
     put = build_dialect_insert(connection.dialect.name, t.transaction_snapshot)

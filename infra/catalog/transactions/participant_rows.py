@@ -25,7 +25,7 @@ from infra.catalog import tables as t
 from infra.catalog.engine.dialect_sql import BIG, TEXT, BulkStatement, build_bulk_parameter, build_dialect_insert
 from infra.catalog.transactions.buffer_rows import build_transaction_id_parameter, transaction_id_rows
 from logstore.cursors.cursor_state import pack_acknowledged, unpack_acknowledged
-from logstore.ports.catalog import Settlement, StoredParticipant
+from logstore.ports.catalog import SettlementReason, StoredParticipant
 from logstore.positions import LedgerId, TopicId
 from logstore.transactions.transaction_ids_and_states import Participant, TransactionId, TransactionState
 
@@ -173,13 +173,13 @@ def _participant_from_row(row: Sequence[Any]) -> StoredParticipant:
         topic=topic,
         positions=unpack_acknowledged(positions) if positions else {},
         settled_us=settled_us,
-        settlement=Settlement(how) if how else None,
+        settlement=SettlementReason(how) if how else None,
         last_error=last_error,
     )
 
 
 def settle_participants(
-    connection: Connection, settlements: Iterable[tuple[TransactionId, Participant, Settlement]], *, now_us: int
+    connection: Connection, settlements: Iterable[tuple[TransactionId, Participant, SettlementReason]], *, now_us: int
 ) -> int:
     """Settle owed participants of decided transactions. Return how many participants this call settled."""
     rows = [

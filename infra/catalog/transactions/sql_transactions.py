@@ -21,14 +21,14 @@ from infra.catalog.transactions.buffer_snapshots import add_settled_changes
 from infra.catalog.transactions.transaction_decisions import store_transaction_decisions
 from logstore.errors import ClaimHeld, TransactionNotDecided, UnknownObject
 from logstore.ports.catalog import (
-    Cause,
+    AuditCause,
     Claim,
-    CoordinatorWork,
+    CoordinatorWorkStatus,
     FinishedTransaction,
     Frontier,
-    Settlement,
+    SettlementReason,
     StoredTransaction,
-    TransactionCounts,
+    UnfinishedTransactionCounts,
 )
 from logstore.positions import LedgerId, TopicId
 from logstore.transactions.transaction_ids_and_states import (
@@ -52,10 +52,10 @@ _PENDING_WORK_QUERY = select(
 
 
 class SqlTransactions(CatalogAdapter):
-    def get(self, txn: TransactionId) -> StoredTransaction:
+    def get_transaction(self, txn: TransactionId) -> StoredTransaction:
         return self._db.read(lambda connection: _require_transaction(connection, txn))
 
-    def list_page(
+    def list_transactions(
         self, *, states: Sequence[TransactionState] = (), after: TransactionId | None = None, limit: int
     ) -> list[StoredTransaction]:
         query = select(t.transaction).where(_T.state.in_([state.value for state in states]) if states else _UNFINISHED)
@@ -64,31 +64,33 @@ class SqlTransactions(CatalogAdapter):
         ordered = query.order_by(_T.tc_id, _T.sequence).limit(limit)
         return self._db.read(lambda c: rows.transactions_from_rows(c, c.execute(ordered).all()))
 
-    def states(self, txns: Sequence[TransactionId]) -> dict[TransactionId, TransactionState]:
+    def get_transaction_states(self, txns: Sequence[TransactionId]) -> dict[TransactionId, TransactionState]:
         return self._db.read(lambda connection: rows.read_transaction_states(connection, txns))
 
     @in_read_transaction
-    def counts(self, connection: Connection) -> TransactionCounts:
+    def count_unfinished_transactions(self, connection: Connection) -> UnfinishedTransactionCounts:
         rows_by_state = {TransactionState(row.state): row for row in rows.count_unfinished_by_state(connection)}
         open_row = rows_by_state.get(TransactionState.OPEN)
         decided = [row.since for state, row in rows_by_state.items() if state.value in BROADCASTING_STATES]
         size = func.coalesce(func.sum(func.length(t.buffer_hidden.c.entries)), 0)
-        return TransactionCounts(
+        return UnfinishedTransactionCounts(
             count_by_state={state: row.rows for state, row in rows_by_state.items()},
             oldest_open_us=open_row.since if open_row else None,
             oldest_decided_us=min(decided, default=None),
             hidden_bytes=int(connection.execute(select(size)).scalar_one()),
         )
 
-    def frontier(self, topic_id: TopicId, *, from_ledger: int = -1) -> Frontier:
+    def read_frontier(self, topic_id: TopicId, *, from_ledger: int = -1) -> Frontier:
         return self._db.read(lambda connection: read_frontier(connection, topic_id, from_ledger))
 
-    def held_entries(self, topic_id: TopicId, subscription: str) -> Mapping[TransactionId, Mapping[LedgerId, BitMap]]:
+    def find_held_entries(
+        self, topic_id: TopicId, subscription: str
+    ) -> Mapping[TransactionId, Mapping[LedgerId, BitMap]]:
         key = (topic_id, subscription)
         return self._db.read(lambda connection: participants.read_held_entries(connection, [key])[key])
 
     @in_write_transaction("catalog.expire_transactions")
-    def expire(self, connection: Connection, tc_id: int, *, limit: int) -> int:
+    def abort_expired_transactions(self, connection: Connection, tc_id: int, *, limit: int) -> int:
         now = self._db.now_us(connection)
         is_expired = (_T.tc_id == tc_id, _T.state == TransactionState.OPEN.value, _T.deadline_us <= now, _UNFINISHED)
         query = select(_T.tc_id, _T.sequence).where(*is_expired).order_by(_T.sequence).limit(limit)
@@ -97,13 +99,13 @@ class SqlTransactions(CatalogAdapter):
         return len(store_transaction_decisions(connection, states, now_us=now, timed_out=True))
 
     @in_read_transaction
-    def pending_work(self, connection: Connection, tc_id: int) -> CoordinatorWork:
+    def read_coordinator_work(self, connection: Connection, tc_id: int) -> CoordinatorWorkStatus:
         now = self._db.now_us(connection)
         row = connection.execute(_PENDING_WORK_QUERY, {"now": now, "tc": tc_id}).one()
-        return CoordinatorWork(has_unclaimed=bool(row.has_unclaimed), next_deadline_us=row.deadline, now_us=now)
+        return CoordinatorWorkStatus(has_unclaimed=bool(row.has_unclaimed), next_deadline_us=row.deadline, now_us=now)
 
     @in_read_transaction
-    def busy_coordinators(self, connection: Connection) -> list[int]:
+    def list_busy_coordinators(self, connection: Connection) -> list[int]:
         now = self._db.now_us(connection)
         has_unclaimed = _T.state.in_(BROADCASTING_STATES) & rows.match_unclaimed_transactions(now)
         has_expired = (_T.state == TransactionState.OPEN.value) & (_T.deadline_us <= now)
@@ -111,7 +113,9 @@ class SqlTransactions(CatalogAdapter):
         return list(connection.execute(query).scalars())
 
     @in_write_transaction("catalog.claim_transactions")
-    def claim(self, connection: Connection, claim: Claim, *, limit: int) -> list[StoredTransaction]:
+    def claim_decided_transactions(
+        self, connection: Connection, claim: Claim, *, limit: int
+    ) -> list[StoredTransaction]:
         now = self._db.now_us(connection)
         is_own = and_(_T.claim_workflow == claim.workflow_id, _T.claim_run == claim.run_id)
         can_claim = (
@@ -126,7 +130,7 @@ class SqlTransactions(CatalogAdapter):
         return rows.transactions_from_rows(connection, claimed)
 
     @in_write_transaction("catalog.claim_transaction")
-    def claim_one(self, connection: Connection, txn: TransactionId, claim: Claim) -> StoredTransaction:
+    def claim_transaction(self, connection: Connection, txn: TransactionId, claim: Claim) -> StoredTransaction:
         transaction = _require_transaction(connection, txn, lock=True)
         if transaction.state is TransactionState.OPEN:
             raise TransactionNotDecided(str(txn))
@@ -140,21 +144,23 @@ class SqlTransactions(CatalogAdapter):
         return transaction
 
     @in_write_transaction("catalog.settle_transactions")
-    def settle(
-        self, connection: Connection, settlements: Sequence[tuple[TransactionId, Participant, Settlement]]
+    def settle_participants(
+        self, connection: Connection, settlements: Sequence[tuple[TransactionId, Participant, SettlementReason]]
     ) -> list[FinishedTransaction]:
         return _settle_participants(connection, settlements, now_us=self._db.now_us(connection))
 
     @in_write_transaction("catalog.hand_over_transactions")
-    def hand_over(
+    def hand_over_to_own_workflows(
         self,
         connection: Connection,
         failures: Mapping[TransactionId, Mapping[Participant, str]],
         *,
-        to: Mapping[TransactionId, Claim],
+        claim_by_transaction: Mapping[TransactionId, Claim],
     ) -> None:
         now = self._db.now_us(connection)
-        _record_failures(connection, failures, {txn: build_claim_columns(claim, now) for txn, claim in to.items()})
+        _record_failures(
+            connection, failures, {txn: build_claim_columns(claim, now) for txn, claim in claim_by_transaction.items()}
+        )
 
     def list_handed_over(self, *, limit: int) -> list[TransactionId]:
         is_handed_over = (_UNFINISHED, _T.state.in_(BROADCASTING_STATES), _T.claim_run == "")
@@ -166,8 +172,8 @@ class SqlTransactions(CatalogAdapter):
         _record_failures(connection, {txn: failures}, {})
 
     @in_write_transaction("catalog.resolve_participant")
-    def resolve(
-        self, connection: Connection, txn: TransactionId, participant: Participant, cause: Cause
+    def resolve_participant(
+        self, connection: Connection, txn: TransactionId, participant: Participant, cause: AuditCause
     ) -> StoredTransaction:
         # The row is not locked here: a decision is final, and ledgers must be locked before the row.
         transaction = _require_transaction(connection, txn)
@@ -179,14 +185,14 @@ class SqlTransactions(CatalogAdapter):
             raise TransactionNotDecided(str(txn))
         if stored.settled_us is None:
             now = self._db.now_us(connection)
-            _settle_participants(connection, [(txn, participant, Settlement.RESOLVED)], now_us=now)
+            _settle_participants(connection, [(txn, participant, SettlementReason.RESOLVED)], now_us=now)
             detail = {"txn": str(txn), "participant": str(participant), "state": transaction.state.value}
             about: dict[str, Any] = {"topic_id": participant.topic_id, "topic": stored.topic, "detail": detail}
             insert_audit_row(connection, "resolve-participant", cause, at_us=now, **about)
         return _require_transaction(connection, txn)
 
     @in_write_transaction("catalog.forget_transactions")
-    def forget(self, connection: Connection, *, older_than_s: float, limit: int) -> int:
+    def remove_finished_transactions(self, connection: Connection, *, older_than_s: float, limit: int) -> int:
         before_us = self._db.now_us(connection) - round(older_than_s * 1_000_000)
         finished = rows.read_states_finished_before(connection, before_us, limit)
         store_outcomes_in_sequences(connection, finished)
@@ -195,7 +201,7 @@ class SqlTransactions(CatalogAdapter):
 
 
 def _settle_participants(
-    connection: Connection, settlements: Sequence[tuple[TransactionId, Participant, Settlement]], *, now_us: int
+    connection: Connection, settlements: Sequence[tuple[TransactionId, Participant, SettlementReason]], *, now_us: int
 ) -> list[FinishedTransaction]:
     """Settle ranges, participants and transactions. Lock order: topics, ledgers, transactions."""
     changes = Counter(participant.topic_id for _, participant, _ in settlements)

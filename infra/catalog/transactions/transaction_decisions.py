@@ -21,12 +21,12 @@ from infra.catalog.transactions.transaction_rows import (
 from logstore.cursors.cursor_state import add_acknowledged
 from logstore.errors import SextonError, UnknownObject
 from logstore.ports.catalog import (
-    BeginTransaction,
     BeginTransactionResult,
-    EndTransaction,
+    BeginTransactionWrite,
     EndTransactionResult,
+    EndTransactionWrite,
+    GroupCommitResult,
     StoredParticipant,
-    WriteResult,
 )
 from logstore.positions import TopicId
 from logstore.transactions.transaction_ids_and_states import TransactionId, TransactionState, decide_transaction_state
@@ -35,7 +35,9 @@ LockedTransactions = Mapping[TransactionId, Row[Any]]
 """Rows of `transaction` that the current SQL transaction has locked."""
 
 
-def begin_transactions(connection: Connection, writes: Sequence[BeginTransaction], *, now_us: int) -> list[WriteResult]:
+def begin_transactions(
+    connection: Connection, writes: Sequence[BeginTransactionWrite], *, now_us: int
+) -> list[GroupCommitResult]:
     """Open transactions. Each coordinator takes its ids with one statement."""
     sequences: dict[int, Any] = {}
     for tc_id in sorted({write.tc_id for write in writes}):
@@ -52,19 +54,19 @@ def begin_transactions(connection: Connection, writes: Sequence[BeginTransaction
 
 def end_transactions(
     connection: Connection,
-    writes: Sequence[EndTransaction],
+    writes: Sequence[EndTransactionWrite],
     locked: LockedTransactions,
     states: dict[TransactionId, TransactionState],
     *,
     next_cursors: Collection[tuple[TopicId, str]],
     now_us: int,
-) -> list[WriteResult]:
+) -> list[GroupCommitResult]:
     """Decide locked transactions, in order. A second request for a transaction finds the decision of the first request.
 
     `states` is updated. The caller locks `next_cursors` next. If this call locks cursors, it locks these too, in one
     order.
     """
-    results: list[WriteResult] = []
+    results: list[GroupCommitResult] = []
     changed: dict[TransactionId, TransactionState] = {}
     for write in writes:
         state = _decide_transaction(write, locked, states, now_us)
@@ -82,7 +84,10 @@ def end_transactions(
 
 
 def _decide_transaction(
-    write: EndTransaction, locked: LockedTransactions, states: Mapping[TransactionId, TransactionState], now_us: int
+    write: EndTransactionWrite,
+    locked: LockedTransactions,
+    states: Mapping[TransactionId, TransactionState],
+    now_us: int,
 ) -> TransactionState | SextonError:
     row = locked.get(write.txn)
     if row is None:

@@ -19,7 +19,7 @@ from logstore.cursors.cursor_state import (
 from logstore.errors import SextonError
 from logstore.log.ledgers import Component
 from logstore.log.services.component_ledgers import ComponentLedgers, CreatedLedger, OneEntryLedgerDraft
-from logstore.ports.catalog import AcknowledgeResult, Cursors, Ledgers, SnapshotChange, StoredCursor
+from logstore.ports.catalog import AcknowledgeResult, Cursors, CursorSnapshotCondition, DataLedgers, StoredCursor
 from logstore.positions import LedgerId, TopicId
 from logstore.retrying_clock import Clock
 
@@ -45,7 +45,7 @@ class CursorSnapshots:
         self,
         *,
         cursors: Cursors,
-        ledgers: Ledgers,
+        ledgers: DataLedgers,
         contents: ComponentLedgers,
         inline_bytes: int,
         clock: Clock | None = None,
@@ -106,7 +106,7 @@ class CursorSnapshots:
         if not self._claim_cursor(key):
             return
         try:
-            self._write_or_fold_snapshot(topic_id, self._cursors.get(topic_id, name))
+            self._write_or_fold_snapshot(topic_id, self._cursors.get_cursor(topic_id, name))
             self._not_before_s.pop(key, None)
         except SextonError as error:
             self._not_before_s[key] = self._clock.monotonic_s() + _RETRY_PAUSE_S
@@ -133,19 +133,21 @@ class CursorSnapshots:
         listed = {ledger.ledger_id for ledger in self._ledgers.list_ledgers(topic_id)}
         acknowledged = select_ledgers(complete_state(row.state, snapshot).acknowledged, listed)
         packed = pack_acknowledged(acknowledged)
-        change = SnapshotChange(topic_id=topic_id, subscription=row.name, expected=row.snapshot_ledger, seeks=row.seeks)
+        change = CursorSnapshotCondition(
+            topic_id=topic_id, subscription=row.name, expected=row.snapshot_ledger, seeks=row.seeks
+        )
         if snapshot and self._is_small(len(packed)):
             self._fold_into_row(change, snapshot)
         elif len(pack_acknowledged(row.state.acknowledged)) > self._inline_bytes:
             self._write_snapshot(change, row, packed)
 
-    def _fold_into_row(self, change: SnapshotChange, snapshot: CursorSnapshot) -> None:
+    def _fold_into_row(self, change: CursorSnapshotCondition, snapshot: CursorSnapshot) -> None:
         limit, deadline_s = self._inline_bytes, self._clock.monotonic_s() + _RETRY_PAUSE_S
         self._clock.retry(
-            lambda: self._cursors.fold_snapshot(change, snapshot, limit_bytes=limit), deadline_s=deadline_s
+            lambda: self._cursors.move_snapshot_into_row(change, snapshot, limit_bytes=limit), deadline_s=deadline_s
         )
 
-    def _write_snapshot(self, change: SnapshotChange, row: StoredCursor, packed: bytes) -> None:
+    def _write_snapshot(self, change: CursorSnapshotCondition, row: StoredCursor, packed: bytes) -> None:
         draft = OneEntryLedgerDraft(
             topic_id=change.topic_id,
             component=Component.MANAGED_CURSOR,

@@ -8,7 +8,7 @@ from logstore.cursors.cursor_state import CursorSnapshot, CursorState, complete_
 from logstore.cursors.services.cursor_snapshots import CursorSnapshots
 from logstore.errors import CatalogBusy, MissingData, SextonError, SnapshotNeeded
 from logstore.log.services.group_commit import GroupCommitter
-from logstore.ports.catalog import Acknowledge, AcknowledgeResult, Cursors, StoredCursor, Transactions
+from logstore.ports.catalog import AcknowledgeResult, AcknowledgeWrite, Cursors, StoredCursor, Transactions
 from logstore.positions import LedgerId, Position, TopicId
 from logstore.stop_checks import raise_if_stopped
 from logstore.transactions.pending_acks import hide_held
@@ -50,7 +50,7 @@ class Subscriptions:
             PreconditionFailed: The topic is not ACTIVE.
             MissingData, CorruptData, StoreUnavailable, CatalogBusy: The errors of `get`.
         """
-        return self._load_subscription(topic_id, self._cursors.subscribe(topic_id, name, latest=latest))
+        return self._load_subscription(topic_id, self._cursors.create_subscription(topic_id, name, latest=latest))
 
     def get(self, topic_id: TopicId, name: str) -> Subscription:
         """Return the subscription.
@@ -61,7 +61,7 @@ class Subscriptions:
             CorruptData: Its cursor ledger is damaged.
             StoreUnavailable, CatalogBusy: The catalog or storage did not answer.
         """
-        return self._load_subscription(topic_id, self._cursors.get(topic_id, name))
+        return self._load_subscription(topic_id, self._cursors.get_cursor(topic_id, name))
 
     def read_state(self, topic_id: TopicId, name: str) -> CursorState:
         """Return the state for a consumer. Entries that open transactions hold count as acknowledged."""
@@ -73,19 +73,19 @@ class Subscriptions:
         Its `releases` includes each release of an entry that the state leaves out.
         """
         # Held entries are read before the cursor, because a commit moves them to the cursor.
-        held = self._transactions.held_entries(topic_id, name)
+        held = self._transactions.find_held_entries(topic_id, name)
         subscription = self.get(topic_id, name)
         if not held:
             return subscription
         # The releases are read before the held entries. Otherwise they could count an abort of entries left out here.
         releases = subscription.releases
-        held = self._transactions.held_entries(topic_id, name)
+        held = self._transactions.find_held_entries(topic_id, name)
         subscription = self.get(topic_id, name)
         return replace(subscription, state=hide_held(subscription.state, held), releases=releases)
 
     def all(self, topic_id: TopicId) -> list[Subscription]:
         """Return the topic's subscriptions, ascending by name. A lost cursor ledger is reported in `lost_snapshot`."""
-        return [self._load_subscription_or_loss(topic_id, row) for row in self._cursors.all(topic_id)]
+        return [self._load_subscription_or_loss(topic_id, row) for row in self._cursors.list_cursors(topic_id)]
 
     def acknowledge(
         self,
@@ -117,7 +117,7 @@ class Subscriptions:
             StoreUnavailable, CatalogBusy: Nothing is acknowledged.
             OutcomeUnknown: The entries may be acknowledged.
         """
-        request = Acknowledge(
+        request = AcknowledgeWrite(
             topic_id=topic_id, subscription=name, positions=tuple(positions), up_to=up_to, txn=txn, releases=releases
         )
         ledger_id = self._snapshot_by_subscription.get((topic_id, name))
@@ -142,7 +142,7 @@ class Subscriptions:
             InvalidInput: The position is after the end.
             PreconditionFailed: The topic is not ACTIVE.
         """
-        return self._load_subscription(topic_id, self._cursors.seek(topic_id, name, position))
+        return self._load_subscription(topic_id, self._cursors.seek_cursor(topic_id, name, position))
 
     def advance_cursors_with_snapshots(self, topic_id: TopicId) -> list[SextonError]:
         """Advance each cursor that has a snapshot, and fold small snapshots. Return the errors of single cursors.
@@ -151,7 +151,7 @@ class Subscriptions:
         acknowledged. Without traffic it would stay there for ever, and keep consumed ledgers (apache/pulsar#9136).
         """
         errors = []
-        for name in self._cursors.outgrown([topic_id]).get(topic_id, []):
+        for name in self._cursors.find_cursors_with_snapshot([topic_id]).get(topic_id, []):
             raise_if_stopped()
             try:
                 self.acknowledge(topic_id, name)
@@ -161,13 +161,13 @@ class Subscriptions:
         return errors
 
     def outgrown(self, topic_ids: Collection[TopicId]) -> frozenset[TopicId]:
-        return frozenset(self._cursors.outgrown(topic_ids))
+        return frozenset(self._cursors.find_cursors_with_snapshot(topic_ids))
 
     def _load_subscription_or_loss(self, topic_id: TopicId, row: StoredCursor) -> Subscription:
         try:
             return self._load_subscription(topic_id, row)
         except MissingData:
-            current = self._cursors.get(topic_id, row.name)
+            current = self._cursors.get_cursor(topic_id, row.name)
             return Subscription(
                 name=current.name,
                 state=current.state,
@@ -208,7 +208,7 @@ class Subscriptions:
 
     def _require_changed_row(self, topic_id: TopicId, name: str, missed: LedgerId) -> StoredCursor:
         """Read the row again after its cursor ledger was missing. Raise `MissingData` if the row still names it."""
-        row = self._cursors.get(topic_id, name)
+        row = self._cursors.get_cursor(topic_id, name)
         if row.snapshot_ledger == missed:
             problem = f"topic {topic_id}, subscription {name}: cursor ledger {missed} is listed and no copy holds it"
             raise MissingData(f"{problem}; a seek replaces the state")

@@ -20,15 +20,15 @@ from typing import Final
 
 from pyroaring import BitMap
 
-from logstore.delayed.bucket_contents import merge_sorted
+from logstore.delayed.bucket_contents import merge_sorted_sources
 from logstore.delayed.delayed_rows import DelayedRows
-from logstore.delayed.entry_bitmaps import add_entries, first_position, remove_entries, subtract
-from logstore.delayed.index_buckets import Bucket
-from logstore.delayed.services.bucket_snapshots import BucketSnapshots
-from logstore.delayed.services.log_sealer import new_snapshot
-from logstore.delayed.tracker_sources import SnapshotGone
+from logstore.delayed.entry_bitmaps import add_entries, first_position, remove_entries, subtract_entries
+from logstore.delayed.index_buckets import IndexBucket
+from logstore.delayed.services.bucket_snapshots import IndexBucketSnapshots
+from logstore.delayed.services.log_sealer import open_temporary_snapshot
+from logstore.delayed.tracker_sources import IndexSnapshotGone
 from logstore.errors import CorruptData
-from logstore.ports.catalog import BucketSwitch, DelayedIndex, NewBucket
+from logstore.ports.catalog import DelayedIndex, IndexBucketSwitch, NewIndexBucket
 from logstore.positions import LedgerId, TopicId
 
 _AUDIT_REASON: Final = "merged into a larger bucket"
@@ -39,7 +39,7 @@ _LOG: Final = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MergeResult:
+class IndexMergeResult:
     """Result of one merge."""
 
     switched: bool = False  # whether the new bucket has replaced the two sources in the list
@@ -53,13 +53,13 @@ class MergeResult:
 class _MeasuredReader:
     """Reader of source segments. `bucket` is the bucket that was read last. Read errors belong to this bucket."""
 
-    def __init__(self, snapshots: BucketSnapshots) -> None:
+    def __init__(self, snapshots: IndexBucketSnapshots) -> None:
         self._snapshots = snapshots
-        self.bucket: Bucket
+        self.bucket: IndexBucket
         self.loads, self.load_s = 0, 0.0
 
-    def rows(self, bucket: Bucket) -> Iterator[DelayedRows]:
-        segments = self._snapshots.rows(bucket)
+    def iterate_rows(self, bucket: IndexBucket) -> Iterator[DelayedRows]:
+        segments = self._snapshots.iterate_rows(bucket)
         while True:
             self.bucket, started_s = bucket, time.monotonic()
             rows = next(segments, None)
@@ -72,12 +72,12 @@ class _MeasuredReader:
 class Merger:
     """Merger of index buckets. It is thread-safe. The folder `scratch` has one file as large as a bucket."""
 
-    def __init__(self, *, index: DelayedIndex, snapshots: BucketSnapshots, scratch: Path) -> None:
+    def __init__(self, *, index: DelayedIndex, snapshots: IndexBucketSnapshots, scratch: Path) -> None:
         self._index, self._snapshots, self._scratch = index, snapshots, scratch
 
-    def merge(
+    def merge_pair(
         self, topic_id: TopicId, pair: tuple[LedgerId, LedgerId], *, progress: Callable[[int], None] = lambda _: None
-    ) -> MergeResult:
+    ) -> IndexMergeResult:
         """Replace two neighbouring buckets by one. `pair` has the bucket ids in the order of their ranges.
 
         `progress` receives the number of messages written so far, after each window.
@@ -89,72 +89,74 @@ class Merger:
             UnknownObject, PreconditionFailed: The topic does not exist any more, or is not ACTIVE.
             StoreUnavailable, CatalogBusy, UploadTimedOut, OutcomeUnknown: Repeat the call.
         """
-        listed = self._index.listed(topic_id)
+        listed = self._index.get_bucket_list(topic_id)
         first = next((number for number, bucket in enumerate(listed.buckets) if bucket.bucket_id == pair[0]), None)
         sources = () if first is None else listed.buckets[first : first + 2]
         if tuple(bucket.bucket_id for bucket in sources) != pair:
-            return MergeResult()
+            return IndexMergeResult()
         reader = _MeasuredReader(self._snapshots)
         try:
             result = self._merge(topic_id, listed.version, sources, reader, progress)
-        except (SnapshotGone, CorruptData) as unreadable:
-            if reader.bucket.bucket_id not in {bucket.bucket_id for bucket in self._index.listed(topic_id).buckets}:
-                return MergeResult()
+        except (IndexSnapshotGone, CorruptData) as unreadable:
+            if reader.bucket.bucket_id not in {
+                bucket.bucket_id for bucket in self._index.get_bucket_list(topic_id).buckets
+            }:
+                return IndexMergeResult()
             _LOG.error("topic %s: bucket %s cannot be read: %s", topic_id, reader.bucket.bucket_id, unreadable)
-            result = MergeResult(damaged=reader.bucket.bucket_id)
+            result = IndexMergeResult(damaged=reader.bucket.bucket_id)
         return replace(result, loads=reader.loads, load_s=reader.load_s)
 
     def _merge(
         self,
         topic_id: TopicId,
         version: int,
-        sources: tuple[Bucket, ...],
+        sources: tuple[IndexBucket, ...],
         reader: _MeasuredReader,
         progress: Callable[[int], None],
-    ) -> MergeResult:
+    ) -> IndexMergeResult:
         from_ms = self._index.now_ms() - _PASSED_MS
         removed = tuple(bucket.bucket_id for bucket in sources)
-        switch = BucketSwitch(topic_id=topic_id, expected=version, removed=removed, reason=_AUDIT_REASON)
+        switch = IndexBucketSwitch(topic_id=topic_id, expected=version, removed=removed, reason=_AUDIT_REASON)
 
-        def publish(added: NewBucket) -> bool:
-            return self._index.switch(replace(switch, added=(added,)))
+        def publish(added: NewIndexBucket) -> bool:
+            return self._index.switch_buckets(replace(switch, added=(added,)))
 
         written_rows, entries = 0, self._unite_entries(sources, reader)
         first, last = sources[0].first, sources[-1].last
-        with new_snapshot(self._scratch, topic_id, first, last, entries=entries) as (file, writer):
+        with open_temporary_snapshot(self._scratch, topic_id, first, last, entries=entries) as (file, writer):
             on_skipped = partial(_remove_skipped, entries, sources, reader)
-            windows = [reader.rows(bucket) for bucket in sources]
-            for window in merge_sorted(windows, from_ms=from_ms, on_skipped=on_skipped):
-                writer.add(window)
+            windows = [reader.iterate_rows(bucket) for bucket in sources]
+            for window in merge_sorted_sources(windows, from_ms=from_ms, on_skipped=on_skipped):
+                writer.add_rows(window)
                 written_rows += len(window)
                 progress(written_rows)
             if written_rows:
-                is_switched = self._snapshots.write(file, writer.close(), publish)
+                is_switched = self._snapshots.store_and_publish(file, writer.close(), publish)
             else:
-                is_switched = self._index.switch(switch)
+                is_switched = self._index.switch_buckets(switch)
         if not is_switched:
-            return MergeResult()
+            return IndexMergeResult()
         passed = sum(bucket.messages for bucket in sources) - written_rows
-        return MergeResult(switched=True, messages=written_rows, passed=passed)
+        return IndexMergeResult(switched=True, messages=written_rows, passed=passed)
 
-    def _unite_entries(self, sources: tuple[Bucket, ...], reader: _MeasuredReader) -> dict[LedgerId, BitMap]:
+    def _unite_entries(self, sources: tuple[IndexBucket, ...], reader: _MeasuredReader) -> dict[LedgerId, BitMap]:
         """Return the entries of all sources, from their footers. To collect them from rows takes longer."""
         entries: dict[LedgerId, BitMap] = {}
         for bucket in sources:
             reader.bucket = bucket
-            add_entries(entries, self._snapshots.footer(bucket).bitmaps)
+            add_entries(entries, self._snapshots.read_footer(bucket).bitmaps)
         return entries
 
 
 def _remove_skipped(
-    entries: dict[LedgerId, BitMap], sources: tuple[Bucket, ...], reader: _MeasuredReader, rows: DelayedRows
+    entries: dict[LedgerId, BitMap], sources: tuple[IndexBucket, ...], reader: _MeasuredReader, rows: DelayedRows
 ) -> None:
     """Remove skipped rows from the entries of all sources.
 
     Raise `CorruptData` if a row is not among these entries. `reader.bucket` is then the row's bucket.
     """
-    skipped = rows.bitmaps()
-    if first := first_position(subtract(skipped, entries)):
+    skipped = rows.to_bitmaps()
+    if first := first_position(subtract_entries(skipped, entries)):
         reader.bucket = next((bucket for bucket in sources if first <= bucket.last), sources[-1])
         raise CorruptData(f"expected entry {first} of a segment in the bitmaps of the footer, too")
     remove_entries(entries, skipped)

@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, BinaryIO, Final, cast
 
 from logstore.delayed.delayed_rows import DelayedRows
-from logstore.delayed.index_buckets import Bucket
+from logstore.delayed.index_buckets import IndexBucket
 from logstore.delayed.snapshot_file import read_segment
-from logstore.delayed.snapshot_footer import SnapshotFooter, check_segment_digest, parse_footer
-from logstore.delayed.tracker_sources import SnapshotGone
+from logstore.delayed.snapshot_footer import IndexSnapshotFooter, check_segment_digest, parse_snapshot_footer
+from logstore.delayed.tracker_sources import IndexSnapshotGone
 from logstore.errors import CorruptData
 from logstore.log.ledger_object_keys import segment_key
 from logstore.log.ledgers import Component
@@ -24,7 +24,7 @@ from logstore.log.services.component_ledgers import ComponentLedgers, CreatedLed
 from logstore.log.services.read_cache import ReadCache
 from logstore.log.services.segment_reader import SegmentGone, open_range_file, read_footer, row_group_range
 from logstore.log.services.upload_read_back import reread_if_corrupt
-from logstore.ports.catalog import Ledgers, NewBucket, Segment
+from logstore.ports.catalog import DataLedgers, NewIndexBucket, Segment
 from logstore.ports.object_storage import ObjectStore
 from logstore.positions import LedgerId
 from logstore.stop_checks import raise_if_stopped
@@ -42,16 +42,16 @@ class _CachedFooter:
 
     row: Segment
     metadata: "pq.FileMetaData"
-    footer: SnapshotFooter  # without bitmaps: `BucketSnapshots.footer` parses the metadata again for them
+    footer: IndexSnapshotFooter  # without bitmaps: `BucketSnapshots.footer` parses the metadata again for them
 
 
-class BucketSnapshots:
+class IndexBucketSnapshots:
     """Writer and reader of bucket snapshots. It is thread-safe. Cached footers take about `cache_bytes` at most."""
 
     def __init__(
         self,
         *,
-        ledgers: Ledgers,
+        ledgers: DataLedgers,
         contents: ComponentLedgers,
         objects: ObjectStore,
         cache_bytes: int = _FOOTER_CACHE_BYTES,
@@ -65,7 +65,9 @@ class BucketSnapshots:
     def memory_bytes(self) -> int:
         return self._footers.memory_bytes
 
-    def write(self, file: BinaryIO, footer: SnapshotFooter, publish: Callable[[NewBucket], bool]) -> bool:
+    def store_and_publish(
+        self, file: BinaryIO, footer: IndexSnapshotFooter, publish: Callable[[NewIndexBucket], bool]
+    ) -> bool:
         """Store a complete seekable snapshot file, and publish it as a bucket. Return the result of `publish`.
 
         Idempotency: that of `ComponentLedgers.write`. `publish` is repeated while its outcome is not known.
@@ -77,19 +79,19 @@ class BucketSnapshots:
         """
         return self._contents.write(_draft(file, footer), lambda created: publish(_new_bucket(created, footer)))
 
-    def store(self, file: BinaryIO, footer: SnapshotFooter) -> NewBucket:
+    def store_snapshot(self, file: BinaryIO, footer: IndexSnapshotFooter) -> NewIndexBucket:
         """Store a snapshot file for a switch that publishes several buckets. It raises the errors of `write`."""
         return _new_bucket(self._contents.store(_draft(file, footer)), footer)
 
-    def footer(self, bucket: Bucket) -> SnapshotFooter:
+    def read_footer(self, bucket: IndexBucket) -> IndexSnapshotFooter:
         cached = self._open(bucket)
-        return parse_footer(cached.metadata, _object_key(bucket))
+        return parse_snapshot_footer(cached.metadata, _object_key(bucket))
 
-    def segment(self, bucket: Bucket, number: int) -> DelayedRows:
+    def read_segment(self, bucket: IndexBucket, number: int) -> DelayedRows:
         cached = self._open(bucket)
         return reread_if_corrupt(lambda: self._read_segment(bucket, cached, number))
 
-    def _read_segment(self, bucket: Bucket, cached: _CachedFooter, number: int) -> DelayedRows:
+    def _read_segment(self, bucket: IndexBucket, cached: _CachedFooter, number: int) -> DelayedRows:
         name = _object_key(bucket)
         start, length = row_group_range(cached.metadata, number)
         with _translate_segment_gone(bucket):
@@ -100,22 +102,22 @@ class BucketSnapshots:
             source = cast("BinaryIO", file)
             return read_segment(source, number, footer=cached.footer, metadata=cached.metadata, name=name)
 
-    def rows(self, bucket: Bucket) -> Iterator[DelayedRows]:
+    def iterate_rows(self, bucket: IndexBucket) -> Iterator[DelayedRows]:
         """Yield the rows of the segments in order. Each segment is read on demand."""
         for number in range(bucket.segments):
             raise_if_stopped()
-            yield self.segment(bucket, number)
+            yield self.read_segment(bucket, number)
 
-    def _open(self, bucket: Bucket) -> _CachedFooter:
+    def _open(self, bucket: IndexBucket) -> _CachedFooter:
         return self._footers.get_or_fetch(bucket.bucket_id, lambda: reread_if_corrupt(lambda: self._read(bucket)))
 
-    def _read(self, bucket: Bucket) -> _CachedFooter:
-        rows, name = self._ledgers.segments(bucket.bucket_id), _object_key(bucket)
+    def _read(self, bucket: IndexBucket) -> _CachedFooter:
+        rows, name = self._ledgers.list_segments(bucket.bucket_id), _object_key(bucket)
         if not rows:
-            raise SnapshotGone(f"{name}: the catalog has no such ledger")
+            raise IndexSnapshotGone(f"{name}: the catalog has no such ledger")
         with _translate_segment_gone(bucket):
             metadata = read_footer(self._objects, rows[0]).parsed
-        footer = parse_footer(metadata, name)
+        footer = parse_snapshot_footer(metadata, name)
         stored = _to_bucket(bucket.bucket_id, footer)
         if stored != bucket:
             raise CorruptData(f"{name}: expected {bucket}, found {stored}")
@@ -123,30 +125,32 @@ class BucketSnapshots:
 
 
 @contextmanager
-def _translate_segment_gone(bucket: Bucket) -> Iterator[None]:
+def _translate_segment_gone(bucket: IndexBucket) -> Iterator[None]:
     try:
         yield
     except SegmentGone as gone:
-        raise SnapshotGone(f"{_object_key(bucket)}: storage has no such object") from gone
+        raise IndexSnapshotGone(f"{_object_key(bucket)}: storage has no such object") from gone
 
 
-def _object_key(bucket: Bucket) -> str:
+def _object_key(bucket: IndexBucket) -> str:
     return segment_key(bucket.bucket_id, 0)
 
 
-def _draft(file: BinaryIO, footer: SnapshotFooter) -> ParquetLedgerDraft:
+def _draft(file: BinaryIO, footer: IndexSnapshotFooter) -> ParquetLedgerDraft:
     facts = {"first": str(footer.first), "last": str(footer.last), "messages": str(footer.messages)}
     return ParquetLedgerDraft(
         topic_id=footer.topic_id, component=Component.DELAYED_INDEX, keys={}, file=file, facts=facts
     )
 
 
-def _new_bucket(created: CreatedLedger, footer: SnapshotFooter) -> NewBucket:
-    return NewBucket(bucket=_to_bucket(created.ledger_id, footer), size_bytes=created.size_bytes, sha256=created.sha256)
+def _new_bucket(created: CreatedLedger, footer: IndexSnapshotFooter) -> NewIndexBucket:
+    return NewIndexBucket(
+        bucket=_to_bucket(created.ledger_id, footer), size_bytes=created.size_bytes, sha256=created.sha256
+    )
 
 
-def _to_bucket(bucket_id: LedgerId, footer: SnapshotFooter) -> Bucket:
-    return Bucket(
+def _to_bucket(bucket_id: LedgerId, footer: IndexSnapshotFooter) -> IndexBucket:
+    return IndexBucket(
         bucket_id=bucket_id,
         first=footer.first,
         last=footer.last,

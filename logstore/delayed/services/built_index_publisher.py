@@ -9,26 +9,26 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from logstore.delayed.index_buckets import Bucket
-from logstore.delayed.index_build_job import BuiltIndex, IndexFiles
-from logstore.delayed.services.bucket_snapshots import BucketSnapshots
-from logstore.delayed.snapshot_footer import SnapshotFooter, parse_footer
+from logstore.delayed.index_buckets import IndexBucket
+from logstore.delayed.index_build_job import BuiltIndexFiles, BuiltTopicIndex
+from logstore.delayed.services.bucket_snapshots import IndexBucketSnapshots
+from logstore.delayed.snapshot_footer import IndexSnapshotFooter, parse_snapshot_footer
 from logstore.errors import CorruptData, StoreUnavailable
 from logstore.log.segment_format import parquet_errors
-from logstore.ports.catalog import BucketSwitch, DelayedIndex, NewBucket
+from logstore.ports.catalog import DelayedIndex, IndexBucketSwitch, NewIndexBucket
 from logstore.positions import TopicId
 from logstore.stop_checks import raise_if_stopped
 
 _AUDIT_REASON: Final = "built anew from the log"
 
 
-class IndexPublisher:
+class BuiltIndexPublisher:
     """Publisher of built indexes. It is thread-safe."""
 
-    def __init__(self, *, index: DelayedIndex, snapshots: BucketSnapshots) -> None:
+    def __init__(self, *, index: DelayedIndex, snapshots: IndexBucketSnapshots) -> None:
         self._index, self._snapshots = index, snapshots
 
-    def publish(self, built: BuiltIndex, files: IndexFiles) -> bool:
+    def publish_built_index(self, built: BuiltTopicIndex, files: BuiltIndexFiles) -> bool:
         """Store the snapshots of one topic and switch to them. Return `False` if the list has changed since the build.
 
         Idempotency: if the built buckets are already the whole list, the result is `True` and nothing is stored.
@@ -40,13 +40,13 @@ class IndexPublisher:
                 that storing took so long that a sweep deleted the first snapshots as abandoned.
         """
         footers = [_read_footer(files.snapshot_path(name), built.topic_id) for name in built.files]
-        listed = self._index.listed(built.topic_id)
+        listed = self._index.get_bucket_list(built.topic_id)
         if listed.version != built.expected_version:
             return listed.sealed_to == built.sealed_to and _are_same(listed.buckets, footers)
         added = [
             self._store(files.snapshot_path(name), footer) for name, footer in zip(built.files, footers, strict=True)
         ]
-        switch = BucketSwitch(
+        switch = IndexBucketSwitch(
             topic_id=built.topic_id,
             expected=built.expected_version,
             removed=built.removed,
@@ -54,22 +54,22 @@ class IndexPublisher:
             sealed_to=built.sealed_to,
             reason=_AUDIT_REASON,
         )
-        is_switched = self._index.switch(switch)
-        if not is_switched and self._index.listed(built.topic_id).version == built.expected_version:
+        is_switched = self._index.switch_buckets(switch)
+        if not is_switched and self._index.get_bucket_list(built.topic_id).version == built.expected_version:
             raise StoreUnavailable(f"topic {built.topic_id}: its new snapshots were given up before all were stored")
         return is_switched
 
-    def _store(self, path: Path, footer: SnapshotFooter) -> NewBucket:
+    def _store(self, path: Path, footer: IndexSnapshotFooter) -> NewIndexBucket:
         raise_if_stopped()
         with path.open("rb") as file:
-            return self._snapshots.store(file, footer)
+            return self._snapshots.store_snapshot(file, footer)
 
 
-def _read_footer(path: Path, topic_id: TopicId) -> SnapshotFooter:
+def _read_footer(path: Path, topic_id: TopicId) -> IndexSnapshotFooter:
     import pyarrow.parquet as pq  # noqa: PLC0415 - start-up time
 
     try:
-        footer = parse_footer(pq.read_metadata(path), path.name)
+        footer = parse_snapshot_footer(pq.read_metadata(path), path.name)
     except parquet_errors() as error:
         raise CorruptData(f"{path}: not a snapshot: {error}") from error
     if footer.topic_id != topic_id:
@@ -77,9 +77,9 @@ def _read_footer(path: Path, topic_id: TopicId) -> SnapshotFooter:
     return footer
 
 
-def _are_same(buckets: Sequence[Bucket], footers: Sequence[SnapshotFooter]) -> bool:
+def _are_same(buckets: Sequence[IndexBucket], footers: Sequence[IndexSnapshotFooter]) -> bool:
     return [_properties(bucket) for bucket in buckets] == [_properties(footer) for footer in footers]
 
 
-def _properties(described: Bucket | SnapshotFooter) -> tuple[object, ...]:
+def _properties(described: IndexBucket | IndexSnapshotFooter) -> tuple[object, ...]:
     return (described.first, described.last, described.messages, described.first_ms, described.last_ms)

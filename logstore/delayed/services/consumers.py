@@ -16,10 +16,10 @@ from typing import Self
 
 from logstore.cursors.cursor_state import CursorState
 from logstore.cursors.services.subscriptions import Subscription, Subscriptions
-from logstore.delayed.index_buckets import Bucket
-from logstore.delayed.services.dispatcher import Dispatcher, HeldByConsumer
-from logstore.delayed.services.shared_tracker import Alarm, MeasuredSnapshots, SharedTracker
-from logstore.delayed.tracker import SnapshotReader
+from logstore.delayed.index_buckets import IndexBucket
+from logstore.delayed.services.dispatcher import ConsumerHolding, Dispatcher
+from logstore.delayed.services.shared_tracker import LostBucketAlarm, MeasuredSnapshotReader, SharedTracker
+from logstore.delayed.tracker import IndexSnapshotReader
 from logstore.errors import AcknowledgementStale, InvalidInput, PreconditionFailed
 from logstore.log.entries import Entry
 from logstore.log.services import READABLE_COLUMNS, ManagedLedger
@@ -30,7 +30,7 @@ from logstore.retrying_clock import Clock
 from logstore.transactions.transaction_ids_and_states import TransactionId
 
 
-def _ignore_alarm(topic: Topic, bucket: Bucket) -> None:
+def _ignore_alarm(topic: Topic, bucket: IndexBucket) -> None:
     """Do nothing, because the tracker logs each alarm."""
 
 
@@ -41,15 +41,15 @@ class Consumer:
     different processes do not know each other. Acknowledge single messages by `Subscriptions.acknowledge`. Acknowledge
     all messages up to a position by `acknowledge_to`. Each works inside and outside a transaction.
 
-    `Delivery.consumer` makes consumers.
+    `MessageDelivery.create_consumer` makes consumers.
     """
 
     def __init__(
         self,
-        delivery: "Delivery",
+        delivery: "MessageDelivery",
         topic: Topic,
         dispatcher: Dispatcher,
-        holding: HeldByConsumer,
+        holding: ConsumerHolding,
         create_watch: Callable[[], Watch],
         *,
         subscription: str | None,
@@ -84,7 +84,7 @@ class Consumer:
         with self._lock:
             self._require_open()
             with self._dispatcher.receiving:
-                return self._dispatcher.receive(self._holding, max_entries)
+                return self._dispatcher.receive_messages(self._holding, max_entries)
 
     def acknowledge_to(self, position: Position, *, txn: TransactionId | None = None) -> AcknowledgeResult:
         """Acknowledge all messages up to and including a position, if this consumer has received all of them.
@@ -115,7 +115,7 @@ class Consumer:
 
     def _require_received(self, subscription: str, *, up_to: Position) -> int:
         with self._dispatcher.receiving:
-            gap, releases = self._dispatcher.first_gap(self._holding), self._dispatcher.releases
+            gap, releases = self._dispatcher.first_unreceived_position(self._holding), self._dispatcher.releases
         if gap <= up_to:
             raise AcknowledgementStale(
                 subscription,
@@ -134,7 +134,7 @@ class Consumer:
         if self._subscription is None:
             return None
         with self._lock, self._dispatcher.receiving:
-            return self._dispatcher.releases, self._dispatcher.first_gap(self._holding)
+            return self._dispatcher.releases, self._dispatcher.first_unreceived_position(self._holding)
 
     def _require_open(self) -> None:
         if self._is_closed:
@@ -156,7 +156,7 @@ class Consumer:
         if self._watch is None:
             self._watch = self._create_watch()
         else:
-            self._watch.wait(min(timeout_s, self._dispatcher.idle_s()))
+            self._watch.wait(min(timeout_s, self._dispatcher.seconds_until_due()))
 
     def close(self) -> None:
         """Give back all messages that were received and not acknowledged. Closing again changes nothing.
@@ -166,7 +166,7 @@ class Consumer:
         with self._lock:
             if not self._is_closed:
                 self._is_closed = True
-                self._delivery.leave(self._topic, self._dispatcher, self._holding)
+                self._delivery.remove_consumer(self._topic, self._dispatcher, self._holding)
 
     def __enter__(self) -> Self:
         return self
@@ -177,7 +177,7 @@ class Consumer:
         self.close()
 
 
-class Delivery:
+class MessageDelivery:
     """Consumers of one process. It is thread-safe.
 
     `clock` decides which messages are due. Messages may be delivered `tolerance_ms` before their delivery time. `alarm`
@@ -188,15 +188,15 @@ class Delivery:
         self,
         *,
         index: DelayedIndex,
-        snapshots: SnapshotReader,
+        snapshots: IndexSnapshotReader,
         managed: ManagedLedger,
         subscriptions: Subscriptions,
         transactions: Transactions,
         clock: Clock | None = None,
         tolerance_ms: int = 0,
-        alarm: Alarm = _ignore_alarm,
+        alarm: LostBucketAlarm = _ignore_alarm,
     ) -> None:
-        self._index, self.snapshots = index, MeasuredSnapshots(snapshots)
+        self._index, self.snapshots = index, MeasuredSnapshotReader(snapshots)
         """Snapshot reader of all trackers. It counts and times their reads."""
         self._managed, self.subscriptions, self._transactions = managed, subscriptions, transactions
         self._clock, self._tolerance_ms = clock or Clock(), tolerance_ms
@@ -205,7 +205,7 @@ class Delivery:
         self._trackers: dict[TopicId, SharedTracker] = {}
         self._dispatchers: dict[tuple[TopicId, str], Dispatcher] = {}
 
-    def consumer(
+    def create_consumer(
         self,
         topic: Topic,
         subscription: str | None = None,
@@ -250,7 +250,7 @@ class Delivery:
                     total += shared.tracker.memory_bytes
         return total
 
-    def leave(self, topic: Topic, dispatcher: Dispatcher, holding: HeldByConsumer) -> None:
+    def remove_consumer(self, topic: Topic, dispatcher: Dispatcher, holding: ConsumerHolding) -> None:
         """Remove a consumer. Drop the dispatcher and the tracker if this was their last consumer."""
         with self._lock:
             shared = self._trackers[topic.topic_id]

@@ -11,14 +11,14 @@ from logstore.errors import MissingData
 from logstore.log.services.prefetcher import Prefetcher
 from logstore.log.services.segment_reader import SegmentGone
 from logstore.log.services.segment_sources import SegmentSource, TieredCopyReader
-from logstore.ports.catalog import Ledger, Ledgers, Segment
+from logstore.ports.catalog import DataLedgers, Ledger, Segment
 from logstore.ports.object_storage import ObjectStore
 from logstore.positions import LedgerId, Position, TopicId
 from logstore.stop_checks import raise_if_stopped
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DelayedFilter:
+class DelayedMessageFilter:
     """Selection of a topic's delayed messages."""
 
     topic_id: TopicId
@@ -26,41 +26,45 @@ class DelayedFilter:
     now_ms: int  # messages due at this time are left out
 
 
-class DelayedLog:
+class DeliveryTimeReader:
     """Reader of delivery times. It is thread-safe.
 
     The reader takes the primary copy of a segment, or the tiered copy if the primary copy is gone.
     """
 
-    def __init__(self, *, ledgers: Ledgers, objects: ObjectStore, tiered: TieredCopyReader | None = None) -> None:
+    def __init__(self, *, ledgers: DataLedgers, objects: ObjectStore, tiered: TieredCopyReader | None = None) -> None:
         self._ledgers, self._objects, self._tiered = ledgers, objects, tiered
 
-    def segments(self, topic_id: TopicId, *, behind: Position, last: Position) -> Iterator[tuple[Ledger, Segment]]:
+    def iterate_segments(
+        self, topic_id: TopicId, *, behind: Position, last: Position
+    ) -> Iterator[tuple[Ledger, Segment]]:
         """Yield the segments after `behind` that end at `last` or before, in log order."""
         from_ledger = LedgerId(max(0, behind.ledger_id))
         for ledger in self._ledgers.list_ledgers(topic_id, from_ledger=from_ledger):
             start = behind.entry_id + 1 if ledger.ledger_id == behind.ledger_id else 0
-            for segment in self._ledgers.segments(ledger.ledger_id, from_entry=start):
+            for segment in self._ledgers.list_segments(ledger.ledger_id, from_entry=start):
                 if last_position(segment) > last:
                     return
                 yield ledger, segment
 
-    def rows(
-        self, segments: Iterable[tuple[Ledger, Segment]], wanted: DelayedFilter
+    def read_delayed_rows(
+        self, segments: Iterable[tuple[Ledger, Segment]], delayed_filter: DelayedMessageFilter
     ) -> Iterator[tuple[Segment, DelayedRows]]:
         """Yield each segment with its messages that are not due yet. Segments of trimmed ledgers have no messages."""
-        source = SegmentSource(self._objects, self._tiered, topic=f"topic {wanted.topic_id}")
+        source = SegmentSource(self._objects, self._tiered, topic=f"topic {delayed_filter.topic_id}")
         prefetcher = Prefetcher()
         try:
             for (_, segment), rows in prefetcher.fetch_ahead(
-                iter(segments), lambda pair: self._read(source, wanted, *pair)
+                iter(segments), lambda pair: self._read(source, delayed_filter, *pair)
             ):
                 raise_if_stopped()
                 yield segment, rows
         finally:
             prefetcher.close()
 
-    def _read(self, source: SegmentSource, wanted: DelayedFilter, ledger: Ledger, segment: Segment) -> DelayedRows:
+    def _read(
+        self, source: SegmentSource, wanted: DelayedMessageFilter, ledger: Ledger, segment: Segment
+    ) -> DelayedRows:
         if segment.delayed == 0:
             return DelayedRows.empty()
         try:

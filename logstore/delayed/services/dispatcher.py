@@ -6,8 +6,8 @@ acknowledged is in one of these states:
 1. Tracked: the message is not due. The tracker offers it when it is due.
 2. In the replay set: the message is due, or was given back, and is delivered next.
 3. Held: one consumer has the message. No other consumer gets it unless that consumer gives it back.
-4. After the position of `LogReader`. The reader advances only over messages in one of the other states. It rewinds when
-   a message leaves its state without being delivered or acknowledged.
+4. After the position of the log reader. The reader advances only over messages in one of the other states. It rewinds
+   when a message leaves its state without being delivered or acknowledged.
 
 So no message is delivered twice, and none is skipped. All of these states are in memory. After a crash the next process
 begins at the mark-delete position, and leaves out acknowledged messages.
@@ -30,7 +30,12 @@ from logstore.cursors.services.subscriptions import Subscription
 from logstore.delayed import entry_bitmaps
 from logstore.delayed.delayed_rows import DelayedRows
 from logstore.delayed.services.shared_tracker import SharedTracker
-from logstore.delayed.services.subscription_log_reader import DueMessage, LogReader, ReplaySet, position_after
+from logstore.delayed.services.subscription_log_reader import (
+    DueMessage,
+    ReplaySet,
+    SubscriptionLogReader,
+    position_after,
+)
 from logstore.errors import SextonError
 from logstore.log.entries import Entry
 from logstore.log.services import ManagedLedger
@@ -44,7 +49,7 @@ _UNKNOWN: Final = -1
 """Value of seeks and releases before the subscription is read."""
 
 
-class HeldByConsumer:
+class ConsumerHolding:
     """Messages that one consumer has received and not given back: the consumer's holding."""
 
     def __init__(self) -> None:
@@ -57,9 +62,9 @@ class HeldByConsumer:
         if position.ledger_id in self.stale_entries:
             self.stale_entries[position.ledger_id].discard(position.entry_id)
 
-    def remove_to(self, position: Position) -> dict[LedgerId, BitMap]:
+    def remove_up_to(self, position: Position) -> dict[LedgerId, BitMap]:
         remaining = entry_bitmaps.entries_behind(self.entries, position)
-        removed, self.entries = entry_bitmaps.subtract(self.entries, remaining), remaining
+        removed, self.entries = entry_bitmaps.subtract_entries(self.entries, remaining), remaining
         return removed
 
 
@@ -83,19 +88,19 @@ class Dispatcher:
         columns: Sequence[str],
     ) -> None:
         self.receiving = threading.Lock()
-        self.holdings: list[HeldByConsumer] = []
+        self.holdings: list[ConsumerHolding] = []
         self._topic, self._shared, self._read_subscription = topic, shared, state
         self._state, self._seeks, self._releases = CursorState(EARLIEST), _UNKNOWN, _UNKNOWN
         self._replay = ReplaySet()
         self.columns, self._managed = columns, managed
-        self._reader = LogReader(
+        self._reader = SubscriptionLogReader(
             topic, self, lock=shared.lock, managed=managed, transactions=transactions, columns=columns
         )
 
-    def offer(self, rows: DelayedRows) -> None:
+    def add_due_messages(self, rows: DelayedRows) -> None:
         """Add messages that became due to the replay set, unless they are known or acknowledged."""
         for known in (self._state.acknowledged, self._replay.bits, *(holding.entries for holding in self.holdings)):
-            rows = rows.without(known)
+            rows = rows.drop_entries(known)
         for deliver_at_ms, position in zip(rows.deliver_at_ms.tolist(), rows.positions(), strict=True):
             if position > self._state.mark_delete:
                 self._replay_or_rewind((deliver_at_ms, position))
@@ -109,31 +114,31 @@ class Dispatcher:
     def postpone(self, ledger_id: LedgerId, later: Mapping[int, int]) -> None:
         """Track messages of the log that are not due. Add messages that are due by now to the replay set."""
         with self._shared.lock:
-            for due in self._shared.postpone(ledger_id, later):
+            for due in self._shared.track_messages(ledger_id, later):
                 if not self._is_known(due[1]):
                     self._replay_or_rewind(due)
 
-    def receive(self, held: HeldByConsumer, max_entries: int) -> list[Entry]:
+    def receive_messages(self, holding: ConsumerHolding, max_entries: int) -> list[Entry]:
         """Deliver at most `max_entries` messages. The caller holds `receiving`."""
         subscription = self._read_subscription()
-        self._shared.refresh()
+        self._shared.refresh_bucket_list()
         with self._shared.lock:
             self._apply_subscription(subscription)
-        with self._deliver_all_or_none(held) as deliver:
+        with self._deliver_all_or_none(holding) as deliver:
             received = self._receive_due(deliver, max_entries)
             received += self._receive_log(deliver, max_entries - len(received))
             # Messages that were postponed while the log was read may be due by now.
             received += self._receive_due(deliver, max_entries - len(received))
         return received
 
-    def give_back(self, holding: HeldByConsumer, positions: Sequence[Position]) -> None:
+    def give_back(self, holding: ConsumerHolding, positions: Sequence[Position]) -> None:
         """Deliver messages again, before all others. Messages that are not in the holding are ignored."""
         with self._shared.lock:
             for position in positions:
                 if position.entry_id in holding.entries.get(position.ledger_id, ()):
                     self._take_back(holding, (0, position))
 
-    def first_gap(self, holding: HeldByConsumer) -> Position:
+    def first_unreceived_position(self, holding: ConsumerHolding) -> Position:
         """Return the first position that is not acknowledged and not in the holding since the last release.
 
         Such a message is held by another consumer, is not due, was given back, or is not read from the log yet.
@@ -142,10 +147,10 @@ class Dispatcher:
             mark, acknowledged = self._state.mark_delete, self._state.acknowledged
             others = [other.entries for other in self.holdings if other is not holding]
             gap = max(self._reader.position, position_after(mark))
-            stale_entries = entry_bitmaps.intersect(holding.stale_entries, holding.entries)
-            for missing in (stale_entries, self._replay.bits, self._shared.tracker.tracked(), *others):
+            stale_entries = entry_bitmaps.intersect_entries(holding.stale_entries, holding.entries)
+            for missing in (stale_entries, self._replay.bits, self._shared.tracker.tracked_entries(), *others):
                 first = entry_bitmaps.first_position(
-                    entry_bitmaps.subtract(entry_bitmaps.entries_behind(missing, mark), acknowledged)
+                    entry_bitmaps.subtract_entries(entry_bitmaps.entries_behind(missing, mark), acknowledged)
                 )
                 gap = gap if first is None else min(gap, first)
             return gap
@@ -155,25 +160,25 @@ class Dispatcher:
         """Number of the subscription's releases when a consumer last received."""
         return self._releases
 
-    def record_acknowledged(self, holding: HeldByConsumer, position: Position) -> None:
+    def record_acknowledged(self, holding: ConsumerHolding, position: Position) -> None:
         """Remove acknowledged messages from the holding. If their transaction is aborted, they are delivered again."""
         with self._shared.lock:
             acknowledged = dict(self._state.acknowledged)
-            unite_entries(acknowledged, holding.remove_to(position))
+            unite_entries(acknowledged, holding.remove_up_to(position))
             self._state = CursorState(self._state.mark_delete, acknowledged)
 
-    def idle_s(self) -> float:
+    def seconds_until_due(self) -> float:
         """Return the seconds until the next known message is due, or infinity without one."""
         with self._shared.lock:
             times = [time for time in (self._replay.next_ms, self._shared.tracker.next_ms()) if time is not None]
             return max(0, min(times) - self._shared.due_ms()) / 1000 if times else inf
 
-    def add_consumer(self) -> HeldByConsumer:
+    def add_consumer(self) -> ConsumerHolding:
         """Return the holding of a new consumer. The caller holds the tracker's lock."""
-        self.holdings.append(HeldByConsumer())
+        self.holdings.append(ConsumerHolding())
         return self.holdings[-1]
 
-    def remove_consumer(self, holding: HeldByConsumer) -> None:
+    def remove_consumer(self, holding: ConsumerHolding) -> None:
         """Remove a consumer and give back its messages. The caller holds the tracker's lock."""
         self.holdings.remove(holding)
         if not self.holdings:
@@ -189,10 +194,10 @@ class Dispatcher:
 
     def close_scan(self) -> None:
         """Drop entries that were read ahead. The caller holds `receiving`, or no consumer remains."""
-        self._reader.close()
+        self._reader.close_scan()
 
     @contextmanager
-    def _deliver_all_or_none(self, holding: HeldByConsumer) -> Iterator[Callable[[DueMessage], None]]:
+    def _deliver_all_or_none(self, holding: ConsumerHolding) -> Iterator[Callable[[DueMessage], None]]:
         """Record delivered messages in the holding. If an error prevents their delivery, undo this."""
         delivered: list[DueMessage] = []
 
@@ -225,13 +230,13 @@ class Dispatcher:
             for holding in self.holdings:
                 holding.entries.clear()
             self.rewind(position_after(mark_delete))
-        changed = entry_bitmaps.select_changed(before.acknowledged, acknowledged)
-        given_back = entry_bitmaps.subtract(entry_bitmaps.entries_behind(changed, mark_delete), acknowledged)
+        changed = entry_bitmaps.select_changed_bitmaps(before.acknowledged, acknowledged)
+        given_back = entry_bitmaps.subtract_entries(entry_bitmaps.entries_behind(changed, mark_delete), acknowledged)
         if first := entry_bitmaps.first_position(given_back):
             self.rewind(first)
         for holding in self.holdings:
             remaining = entry_bitmaps.entries_behind(holding.entries, mark_delete)
-            holding.entries = entry_bitmaps.subtract(remaining, acknowledged)
+            holding.entries = entry_bitmaps.subtract_entries(remaining, acknowledged)
 
     def _receive_due(self, deliver: Callable[[DueMessage], None], limit: int) -> list[Entry]:
         received: list[Entry] = []
@@ -257,8 +262,8 @@ class Dispatcher:
 
     def _receive_log(self, deliver: Callable[[DueMessage], None], limit: int) -> list[Entry]:
         received: list[Entry] = []
-        self._reader.start(self._state)
-        while len(received) < limit and (entries := self._reader.read_more(limit - len(received))) is not None:
+        self._reader.begin_pass(self._state)
+        while len(received) < limit and (entries := self._reader.read_next_entries(limit - len(received))) is not None:
             with self._shared.lock:
                 for entry in entries:
                     if not self._is_known(entry.position):
@@ -269,13 +274,13 @@ class Dispatcher:
     def _pop_due(self, limit: int) -> list[DueMessage]:
         while True:
             with self._shared.lock:
-                while self._replay.has_room(limit) and self._shared.hand_over(_MESSAGES_PER_OFFER):
+                while self._replay.has_room(limit) and self._shared.offer_due_messages(_MESSAGES_PER_OFFER):
                     pass
-                must_read = self._replay.has_room(limit) and self._shared.is_behind()
-                popped = [] if must_read else self._replay.pop(self._shared.due_ms(), limit)
+                must_read = self._replay.has_room(limit) and self._shared.must_read()
+                popped = [] if must_read else self._replay.pop_due(self._shared.due_ms(), limit)
                 wanted = [message for message in popped if not self._state.covers(message[1])]
             if must_read:
-                self._shared.catch_up()
+                self._shared.read_due_segment()
             elif wanted or not popped:
                 return wanted
 
@@ -283,7 +288,7 @@ class Dispatcher:
         """Return the entries of a ledger that a reader of the log leaves out now."""
         with self._shared.lock:
             held = (holding.entries for holding in self.holdings)
-            entry_sets = (self._shared.tracker.tracked(), self._replay.bits, *held)
+            entry_sets = (self._shared.tracker.tracked_entries(), self._replay.bits, *held)
             return BitMap.union(BitMap(), *(entries[ledger_id] for entries in entry_sets if ledger_id in entries))
 
     def _is_known(self, position: Position) -> bool:
@@ -298,7 +303,7 @@ class Dispatcher:
         self.rewind(message[1])
         return False
 
-    def _take_back(self, holding: HeldByConsumer, message: DueMessage) -> None:
+    def _take_back(self, holding: ConsumerHolding, message: DueMessage) -> None:
         position = message[1]
         entry_bitmaps.remove_entries(holding.entries, {position.ledger_id: BitMap([position.entry_id])})
         self._replay_or_rewind(message)

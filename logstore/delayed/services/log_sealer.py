@@ -17,17 +17,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO, Final, cast
 
-from logstore.delayed.bucket_contents import BucketDraft, should_seal
+from logstore.delayed.bucket_contents import IndexBucketDraft, should_seal
 from logstore.delayed.delayed_rows import DelayedRows
 from logstore.delayed.entry_bitmaps import Bitmaps
-from logstore.delayed.index_buckets import BucketLimits, BucketList
-from logstore.delayed.services.bucket_snapshots import BucketSnapshots
-from logstore.delayed.services.delivery_time_reader import DelayedFilter, DelayedLog, last_position
-from logstore.delayed.snapshot_file import SnapshotWriter
+from logstore.delayed.index_buckets import IndexBucketList, SealAndMergeLimits
+from logstore.delayed.services.bucket_snapshots import IndexBucketSnapshots
+from logstore.delayed.services.delivery_time_reader import DelayedMessageFilter, DeliveryTimeReader, last_position
+from logstore.delayed.snapshot_file import IndexSnapshotWriter
 from logstore.ports.catalog import (
-    BucketSwitch,
     DelayedIndex,
     Frontier,
+    IndexBucketSwitch,
     Ledger,
     Segment,
     Transactions,
@@ -49,9 +49,9 @@ class SealResult:
 
 
 @contextmanager
-def new_snapshot(
+def open_temporary_snapshot(
     folder: Path, topic_id: TopicId, first: Position, last: Position, *, entries: Bitmaps | None = None
-) -> Iterator[tuple[BinaryIO, SnapshotWriter]]:
+) -> Iterator[tuple[BinaryIO, IndexSnapshotWriter]]:
     """Open an unnamed temporary file, and a snapshot writer into it. The file vanishes however the process ends.
 
     `first` and `last` are the first and the last entry of the range that the bucket covers. `entries` are the entries
@@ -60,11 +60,11 @@ def new_snapshot(
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryFile(dir=folder) as unnamed:
         file = cast("BinaryIO", unnamed)
-        writer = SnapshotWriter(file, topic_id, first, last, entries=entries)
+        writer = IndexSnapshotWriter(file, topic_id, first, last, entries=entries)
         try:
             yield file, writer
         finally:
-            writer.abandon()  # no effect after `close`
+            writer.close_without_footer()  # no effect after `close`
 
 
 @dataclass
@@ -72,16 +72,16 @@ class _Seal:
     """State of one seal."""
 
     topic_id: TopicId
-    listed: BucketList
+    listed: IndexBucketList
     frontier: Frontier
     now_ms: int  # the catalog's clock at the start
     idle_s: float | None  # time since the newest delayed message came
     force: bool
-    draft: BucketDraft | None = None
+    draft: IndexBucketDraft | None = None
     delayed_entries: int = 0  # entries with a delivery time in the draft's range, due or not
     result: SealResult = SealResult()
 
-    def should_seal(self, limits: BucketLimits, *, entries: int, ledgers: int) -> bool:
+    def should_seal(self, limits: SealAndMergeLimits, *, entries: int, ledgers: int) -> bool:
         return self.force or should_seal(limits, entries=entries, ledgers=ledgers, idle_s=self.idle_s)
 
 
@@ -93,15 +93,15 @@ class Sealer:
         *,
         index: DelayedIndex,
         transactions: Transactions,
-        log: DelayedLog,
-        snapshots: BucketSnapshots,
-        limits: BucketLimits,
+        log: DeliveryTimeReader,
+        snapshots: IndexBucketSnapshots,
+        limits: SealAndMergeLimits,
         scratch: Path,
     ) -> None:
         self._index, self._transactions, self._log = index, transactions, log
         self._snapshots, self._limits, self._scratch = snapshots, limits, scratch
 
-    def seal(self, topic_id: TopicId, *, force: bool = False) -> SealResult:
+    def drop_buckets_and_seal(self, topic_id: TopicId, *, force: bool = False) -> SealResult:
         """Drop buckets that no reader needs, and seal the log if it is at a limit.
 
         With `force` all entries that consumers may see are sealed, whatever the limits.
@@ -119,20 +119,22 @@ class Sealer:
         if seal:
             self._run(seal)
         result = seal.result if seal else SealResult()
-        return replace(result, dropped=dropped, listed=len(self._index.listed(topic_id).buckets))
+        return replace(result, dropped=dropped, listed=len(self._index.get_bucket_list(topic_id).buckets))
 
     def _drop_passed(self, topic_id: TopicId) -> int:
         """Retire the buckets that no reader needs. If the list changes meanwhile, the next seal retires them."""
-        listed = self._index.listed(topic_id)
-        passed = self._index.droppable(topic_id)
+        listed = self._index.get_bucket_list(topic_id)
+        passed = self._index.list_droppable_buckets(topic_id)
         if not passed:
             return 0
-        drop = BucketSwitch(topic_id=topic_id, expected=listed.version, removed=tuple(passed), reason=_AUDIT_REASON)
-        return len(passed) if self._index.switch(drop) else 0
+        drop = IndexBucketSwitch(
+            topic_id=topic_id, expected=listed.version, removed=tuple(passed), reason=_AUDIT_REASON
+        )
+        return len(passed) if self._index.switch_buckets(drop) else 0
 
     def _start(self, topic_id: TopicId, *, force: bool) -> _Seal | None:
-        listed, unsealed = self._index.listed(topic_id), self._index.unsealed(topic_id)
-        frontier = self._transactions.frontier(topic_id, from_ledger=max(0, listed.sealed_to.ledger_id))
+        listed, unsealed = self._index.get_bucket_list(topic_id), self._index.count_unsealed_entries(topic_id)
+        frontier = self._transactions.read_frontier(topic_id, from_ledger=max(0, listed.sealed_to.ledger_id))
         if frontier.last is None:
             return None
         now_ms = self._index.now_ms()
@@ -155,14 +157,14 @@ class Sealer:
 
     def _unsealed_segments(self, seal: _Seal) -> Iterator[tuple[Ledger, Segment]]:
         last = seal.frontier.last or seal.listed.sealed_to
-        return self._log.segments(seal.topic_id, behind=seal.listed.sealed_to, last=last)
+        return self._log.iterate_segments(seal.topic_id, behind=seal.listed.sealed_to, last=last)
 
     def _run(self, seal: _Seal) -> None:
         """Read the log, and end a bucket whenever it is full. The rest becomes a bucket if it is at a limit."""
-        wanted = DelayedFilter(topic_id=seal.topic_id, hidden=seal.frontier.hidden, now_ms=seal.now_ms)
-        for segment, rows in self._log.rows(self._unsealed_segments(seal), wanted):
-            seal.draft = seal.draft or BucketDraft(Position(segment.ledger_id, segment.first_entry))
-            seal.draft.add(rows, last=last_position(segment))
+        wanted = DelayedMessageFilter(topic_id=seal.topic_id, hidden=seal.frontier.hidden, now_ms=seal.now_ms)
+        for segment, rows in self._log.read_delayed_rows(self._unsealed_segments(seal), wanted):
+            seal.draft = seal.draft or IndexBucketDraft(Position(segment.ledger_id, segment.first_entry))
+            seal.draft.add_segment(rows, last=last_position(segment))
             seal.delayed_entries += segment.delayed
             if seal.draft.is_full(self._limits) and not self._end_bucket(seal):
                 return
@@ -177,10 +179,12 @@ class Sealer:
         """
         draft = seal.draft
         assert draft is not None and draft.last is not None  # noqa: PT018 - one fact
-        end, rows = draft.last, draft.rows()
-        switch = BucketSwitch(topic_id=seal.topic_id, expected=seal.listed.version, sealed_to=end)
-        is_switched = self._write(seal, switch, draft.first, end, rows) if len(rows) else self._index.switch(switch)
-        seal.listed = self._index.listed(seal.topic_id)
+        end, rows = draft.last, draft.merge_rows()
+        switch = IndexBucketSwitch(topic_id=seal.topic_id, expected=seal.listed.version, sealed_to=end)
+        is_switched = (
+            self._write(seal, switch, draft.first, end, rows) if len(rows) else self._index.switch_buckets(switch)
+        )
+        seal.listed = self._index.get_bucket_list(seal.topic_id)
         if not is_switched or seal.listed.sealed_to != end:
             seal.result = replace(seal.result, overtaken=True)
             return False
@@ -190,10 +194,12 @@ class Sealer:
         seal.draft, seal.delayed_entries = None, 0
         return True
 
-    def _write(self, seal: _Seal, switch: BucketSwitch, first: Position, last: Position, rows: DelayedRows) -> bool:
-        with new_snapshot(self._scratch, seal.topic_id, first, last) as (file, writer):
-            writer.add(rows)
+    def _write(
+        self, seal: _Seal, switch: IndexBucketSwitch, first: Position, last: Position, rows: DelayedRows
+    ) -> bool:
+        with open_temporary_snapshot(self._scratch, seal.topic_id, first, last) as (file, writer):
+            writer.add_rows(rows)
             footer = writer.close()
-            return self._snapshots.write(
-                file, footer, lambda added: self._index.switch(replace(switch, added=(added,)))
+            return self._snapshots.store_and_publish(
+                file, footer, lambda added: self._index.switch_buckets(replace(switch, added=(added,)))
             )

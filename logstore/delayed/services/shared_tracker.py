@@ -21,9 +21,9 @@ from contextlib import contextmanager
 from typing import Final, Protocol
 
 from logstore.delayed.delayed_rows import DelayedRows
-from logstore.delayed.index_buckets import Bucket
-from logstore.delayed.snapshot_footer import SnapshotFooter
-from logstore.delayed.tracker import SnapshotReader, Tracker, open_buckets
+from logstore.delayed.index_buckets import IndexBucket
+from logstore.delayed.snapshot_footer import IndexSnapshotFooter
+from logstore.delayed.tracker import IndexSnapshotReader, Tracker, open_index_buckets
 from logstore.ports.catalog import DelayedIndex, Topic
 from logstore.positions import LedgerId, Position
 from logstore.retrying_clock import Clock
@@ -33,14 +33,14 @@ _LOG: Final = logging.getLogger(__name__)
 _REFRESH_INTERVAL_S: Final = 10.0
 """Age at which the list is read again. A new list only frees the memory of sealed messages."""
 
-Alarm = Callable[[Topic, Bucket], None]
+LostBucketAlarm = Callable[[Topic, IndexBucket], None]
 """Callback for each bucket that is listed and cannot be read. It is called once per bucket."""
 
 
-class MeasuredSnapshots:
+class MeasuredSnapshotReader:
     """Snapshot reader that counts and times its reads. Trackers of several topics may share it."""
 
-    def __init__(self, snapshots: SnapshotReader) -> None:
+    def __init__(self, snapshots: IndexSnapshotReader) -> None:
         self._snapshots = snapshots
         self._lock = threading.Lock()
         self.loads = 0
@@ -48,13 +48,13 @@ class MeasuredSnapshots:
         self.load_s = 0.0
         """Time of all reads in seconds, waits for storage included."""
 
-    def footer(self, bucket: Bucket) -> SnapshotFooter:
+    def read_footer(self, bucket: IndexBucket) -> IndexSnapshotFooter:
         with self._measure():
-            return self._snapshots.footer(bucket)
+            return self._snapshots.read_footer(bucket)
 
-    def segment(self, bucket: Bucket, number: int) -> DelayedRows:
+    def read_segment(self, bucket: IndexBucket, number: int) -> DelayedRows:
         with self._measure():
-            return self._snapshots.segment(bucket, number)
+            return self._snapshots.read_segment(bucket, number)
 
     @contextmanager
     def _measure(self) -> Iterator[None]:
@@ -70,7 +70,7 @@ class MeasuredSnapshots:
 class SubscriptionReader(Protocol):
     """Subscription that reads in this process."""
 
-    def offer(self, rows: DelayedRows) -> None:
+    def add_due_messages(self, rows: DelayedRows) -> None:
         """Deliver due messages. The tracker no longer tracks them."""
 
     def rewind(self, position: Position) -> None:
@@ -89,10 +89,10 @@ class SharedTracker:
         topic: Topic,
         *,
         index: DelayedIndex,
-        snapshots: SnapshotReader,
+        snapshots: IndexSnapshotReader,
         clock: Clock,
         tolerance_ms: int,
-        alarm: Alarm,
+        alarm: LostBucketAlarm,
     ) -> None:
         self.lock = threading.RLock()
         self.readers: list[SubscriptionReader] = []
@@ -107,7 +107,7 @@ class SharedTracker:
     def due_ms(self) -> int:
         return self._clock.now_us() // 1000 + self._tolerance_ms
 
-    def refresh(self) -> None:
+    def refresh_bucket_list(self) -> None:
         """Load the list of buckets if it is old. If another thread is loading it, return at once and use the old list.
 
         After `StoreUnavailable` or `CatalogBusy` the next call tries again.
@@ -122,19 +122,19 @@ class SharedTracker:
         finally:
             self._list_lock.release()
 
-    def hand_over(self, limit: int) -> bool:
+    def offer_due_messages(self, limit: int) -> bool:
         """Offer at most `limit` due messages in memory to all readers. Return whether there may be more in memory."""
-        rows = self.tracker.take_due(self.due_ms(), limit)
+        rows = self.tracker.take_due_messages(self.due_ms(), limit)
         for reader in self.readers:
-            reader.offer(rows)
+            reader.add_due_messages(rows)
         self._rewind(self.tracker.pop_rewinds())
         return len(rows) == limit
 
-    def is_behind(self) -> bool:
+    def must_read(self) -> bool:
         """Return whether `catch_up` must read a segment that is due, or the list because a bucket was lost."""
         return bool(self._unreported_buckets()) or self.tracker.bucket_to_read(self.due_ms()) is not None
 
-    def catch_up(self) -> None:
+    def read_due_segment(self) -> None:
         """Read one segment that is due, unless another thread has. If a bucket was lost, read the list again.
 
         After `StoreUnavailable` or `CatalogBusy` the next call tries again.
@@ -145,14 +145,14 @@ class SharedTracker:
             if source:
                 segment = source.read_next_segment()
                 with self.lock:
-                    self.tracker.load_segment(source, segment)
+                    self.tracker.load_bucket_segment(source, segment)
                     self._rewind(self.tracker.pop_rewinds())
         self._recover_lost_buckets()
 
-    def postpone(self, ledger_id: LedgerId, later: Mapping[int, int]) -> list[tuple[int, Position]]:
+    def track_messages(self, ledger_id: LedgerId, later: Mapping[int, int]) -> list[tuple[int, Position]]:
         """Track messages that are not due. Return the messages that are due by now, with their times."""
         messages = [(deliver_at_ms, Position(ledger_id, entry_id)) for entry_id, deliver_at_ms in later.items()]
-        return [message for message in messages if not self.tracker.add(message[1], message[0])]
+        return [message for message in messages if not self.tracker.track_message(message[1], message[0])]
 
     def _rewind(self, positions: list[Position]) -> None:
         for position in positions:
@@ -164,17 +164,17 @@ class SharedTracker:
 
     def _load_list(self) -> bool:
         """Read the list, and load it if it differs. Return whether it was loaded. The caller holds `_list_lock`."""
-        listed = self._index.listed(self._topic.topic_id)
+        listed = self._index.get_bucket_list(self._topic.topic_id)
         with self.lock:
             if self._refreshed_s is not None and listed.version == self.tracker.bucket_list.version:
                 return False
-            unopened = self.tracker.unopened_buckets(listed)
-        opened = open_buckets(unopened, self._snapshots)
+            unopened = self.tracker.find_unopened_buckets(listed)
+        opened = open_index_buckets(unopened, self._snapshots)
         with self.lock:
-            self._rewind(self.tracker.load(listed, opened))
+            self._rewind(self.tracker.load_bucket_list(listed, opened))
         return True
 
-    def _unreported_buckets(self) -> list[Bucket]:
+    def _unreported_buckets(self) -> list[IndexBucket]:
         return [bucket for bucket in self.tracker.lost_buckets if bucket.bucket_id not in self._reported]
 
     def _recover_lost_buckets(self) -> None:
@@ -189,7 +189,7 @@ class SharedTracker:
                     for bucket in unreported:
                         self._raise_alarm(bucket)
 
-    def _raise_alarm(self, bucket: Bucket) -> None:
+    def _raise_alarm(self, bucket: IndexBucket) -> None:
         self._reported.add(bucket.bucket_id)
         _LOG.error(
             "DelayedBucketLost: topic %s: the snapshot of bucket %s (%s to %s, %d messages) cannot be read; its "

@@ -59,7 +59,7 @@ class ReplaySet:
         self.bits.setdefault(position.ledger_id, BitMap()).add(position.entry_id)
         return True
 
-    def pop(self, due_ms: int, limit: int) -> list[DueMessage]:
+    def pop_due(self, due_ms: int, limit: int) -> list[DueMessage]:
         """Remove and return the first messages that are due at `due_ms`, inclusive, at most `limit`."""
         popped: list[DueMessage] = []
         while self._heap and self._heap[0][0] <= due_ms and len(popped) < limit:
@@ -79,7 +79,7 @@ class ScanFilter(ExcludedEntries, Postponer, Protocol):
     """Filter of a scan. It leaves out known messages, and postpones messages that are not due."""
 
 
-class LogReader:
+class SubscriptionLogReader:
     """Reader of the log for one subscription. It begins before the log's first entry.
 
     One thread at a time may read. Any thread that holds `lock` may rewind.
@@ -111,11 +111,11 @@ class LogReader:
     def rewind(self, position: Position) -> None:
         self._rewind_to = position if self._rewind_to is None else min(self._rewind_to, position)
 
-    def start(self, state: CursorState) -> None:
+    def begin_pass(self, state: CursorState) -> None:
         """Leave out acknowledged messages from now on. The next `read_more` may look for the end of the log again."""
         self._state, self._has_scanned = state, False
 
-    def read_more(self, limit: int) -> list[Entry] | None:
+    def read_next_entries(self, limit: int) -> list[Entry] | None:
         """Return the next due messages, at most `limit`, or `None` at the end of the log.
 
         The end is looked up once after each `start` and each rewind. The filter may know some of the messages by now.
@@ -129,7 +129,7 @@ class LogReader:
             self._has_scanned = True
         return self._read(limit)
 
-    def close(self) -> None:
+    def close_scan(self) -> None:
         if self._scan is not None:
             self._scan.close()
             self._scan = None
@@ -147,13 +147,13 @@ class LogReader:
             rewind_to, self._rewind_to = self._rewind_to, None
         if rewind_to is None:
             return False
-        self.close()
+        self.close_scan()
         self._next = min(self._next, rewind_to)
         return True
 
     def _open_scan(self) -> bool:
         start = max(self._next, position_after(self._state.mark_delete))
-        frontier = self._transactions.frontier(self._topic.topic_id, from_ledger=start.ledger_id)
+        frontier = self._transactions.read_frontier(self._topic.topic_id, from_ledger=start.ledger_id)
         if frontier.last is None or frontier.last < start:
             return False
         self._scan_end = frontier.last

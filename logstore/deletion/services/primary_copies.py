@@ -34,7 +34,7 @@ from logstore.log.ledger_object_keys import (
     segment_number_from_key,
 )
 from logstore.log.ledgers import Component, parse_meta_fields
-from logstore.ports.object_storage import ObjectInfo, ObjectStore, OwnedStore, RemovalResult
+from logstore.ports.object_storage import CopyRemovalResult, ObjectInfo, ObjectStore, OwnedStore
 from logstore.stop_checks import raise_if_stopped
 
 _MAX_META_BYTES = 65_536  # read of a `meta.json`; Sexton writes less than 4 KiB
@@ -49,7 +49,7 @@ class PrimaryCopyStorage:
     def __init__(self, objects: OwnedStore) -> None:
         self._objects = objects
 
-    def inspect(self, intent: DeletionIntent) -> StoredCopy:
+    def inspect_copy(self, intent: DeletionIntent) -> StoredCopy:
         return self._judge_listing(intent, self._objects.list(ledger_prefix(intent.ledger_id)))
 
     def prepare_inspection(self, intents: Sequence[DeletionIntent]) -> Callable[[DeletionIntent], StoredCopy]:
@@ -105,7 +105,7 @@ class PrimaryCopyStorage:
         """Only an unpublished index of delayed messages can have dead uploads."""
         if intent.component != Component.DELAYED_INDEX or intent.segments:
             return ()
-        return tuple(upload.key for upload in self._objects.open_uploads(ledger_prefix(intent.ledger_id)))
+        return tuple(upload.key for upload in self._objects.list_open_uploads(ledger_prefix(intent.ledger_id)))
 
     def _require_absent(self, intent: DeletionIntent) -> StoredCopy:
         key = meta_key(intent.ledger_id, intent.owner)
@@ -152,12 +152,12 @@ class PrimaryCopyStorage:
         stored = self._objects.head(key)
         return None if stored is None else find_ownership_problem(intent, key, stored[1])
 
-    def check_absence(self, absent: Sequence[DeletionIntent]) -> Mapping[int, SextonError]:
+    def prove_absence(self, absent: Sequence[DeletionIntent]) -> Mapping[int, SextonError]:
         doubts = find_absence_doubts(self._objects, absent)
         proved = [intent for intent in absent if intent.row_id not in doubts]
         return doubts | find_foreign_bucket_errors_by_row(self._objects, proved)
 
-    def statement(self, intent: DeletionIntent) -> Mapping[str, str] | None:
+    def read_statement(self, intent: DeletionIntent) -> Mapping[str, str] | None:
         """Prefer the ledger's own `meta.json`, then another `meta.json`, then the metadata of the first object."""
         own_meta = meta_key(intent.ledger_id, intent.owner)
         listed_keys = [item.key for item in self._objects.list(ledger_prefix(intent.ledger_id))]
@@ -168,9 +168,9 @@ class PrimaryCopyStorage:
         stored = self._objects.head(listed_keys[0]) if listed_keys else None
         return dict(stored[1]) if stored else None
 
-    def remove(
+    def remove_copies(
         self, copies: Mapping[int, StoredCopy], *, on_progress: Callable[[int], None]
-    ) -> Mapping[int, RemovalResult]:
+    ) -> Mapping[int, CopyRemovalResult]:
         objects = self._objects.begin_removal()
         for key in {key for copy in copies.values() for key in copy.uploads}:
             raise_if_stopped()

@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 from logstore.deletion.intents import DeletionIntent, StoredCopy
 from logstore.errors import SextonError, Unsupported
 from logstore.log.ledger_object_keys import SHARDS, ledger_prefix, shard_prefix
-from logstore.ports.object_storage import DeleteReport, ObjectInfo, ObjectStore, OwnedStore, RemovalResult
+from logstore.ports.object_storage import CopyRemovalResult, DeleteReport, ObjectInfo, ObjectStore, OwnedStore
 from logstore.positions import LedgerId
 
 _MAX_KEYS_PER_PAGE: Final = 1_000
@@ -134,21 +134,21 @@ def find_foreign_bucket_errors_by_row(objects: OwnedStore, absent: Sequence[Dele
     """Return an error for each row if the bucket is not the catalog's, because absence then proves nothing."""
     try:
         if absent:
-            objects.confirm()
+            objects.confirm_ownership()
     except SextonError as error:
         return {intent.row_id: error for intent in absent}
     return {}
 
 
-def to_removal_result(copy: StoredCopy, unconfirmed: UnconfirmedKeys | None) -> RemovalResult:
+def to_removal_result(copy: StoredCopy, unconfirmed: UnconfirmedKeys | None) -> CopyRemovalResult:
     """Return the result of one copy's removal.
 
     A store also confirms absent keys. So only keys that the inspection found count as deleted objects.
     """
     if unconfirmed is None:
         seen_meta_keys = max(0, len(copy.meta_keys) - copy.unseen_meta_keys)
-        return RemovalResult(objects=len(copy.data_keys) + seen_meta_keys, size_bytes=copy.size_bytes)
-    return RemovalResult(
+        return CopyRemovalResult(objects=len(copy.data_keys) + seen_meta_keys, size_bytes=copy.size_bytes)
+    return CopyRemovalResult(
         objects=max(0, len(copy.data_keys) - unconfirmed.keys),
         error=f"{unconfirmed.keys} keys kept, first {unconfirmed.first}" if unconfirmed.keys else unconfirmed.first,
         answered=unconfirmed.answered,

@@ -17,21 +17,21 @@ from logstore.errors import SextonError, StoreUnavailable, UploadOpen
 from logstore.failpoints import effect
 from logstore.log.ledgers import parse_meta_fields
 from logstore.offload.tiered_copy import CopyLocation, data_key, index_key, parse_uuid_and_location, upload_ends_us
-from logstore.ports.object_storage import Buckets, ObjectInfo, ObjectStore, RemovalResult
+from logstore.ports.object_storage import BucketAtLocation, CopyRemovalResult, ObjectInfo, ObjectStore
 from logstore.stop_checks import raise_if_stopped
 
 
 class TieredCopyStorage:
     """`CopyStorage` over tiered buckets. `now_us` is the catalog's clock, by which uploads end."""
 
-    def __init__(self, buckets: Buckets, *, now_us: Callable[[], int]) -> None:
+    def __init__(self, buckets: BucketAtLocation, *, now_us: Callable[[], int]) -> None:
         self._buckets = buckets
         self._now_us = now_us
 
     def prepare_inspection(self, _intents: Sequence[DeletionIntent]) -> Callable[[DeletionIntent], StoredCopy]:
-        return self.inspect  # prefixes of copies have no order, so that no listing is shared
+        return self.inspect_copy  # prefixes of copies have no order, so that no listing is shared
 
-    def inspect(self, intent: DeletionIntent) -> StoredCopy:
+    def inspect_copy(self, intent: DeletionIntent) -> StoredCopy:
         """LIST the copy's prefix and HEAD both keys. Together they prove absence.
 
         Raises:
@@ -54,7 +54,7 @@ class TieredCopyStorage:
         problems = (find_ownership_problem(intent, key, metadata) for key, (_, metadata) in object_by_key.items())
         return _to_stored_copy(keys, object_by_key, uploads, next(filter(None, problems), None), location)
 
-    def check_absence(self, absent: Sequence[DeletionIntent]) -> Mapping[int, SextonError]:
+    def prove_absence(self, absent: Sequence[DeletionIntent]) -> Mapping[int, SextonError]:
         doubts: dict[int, SextonError] = {}
         location_by_row = {
             intent.row_id: parse_uuid_and_location(intent.ledger_id, intent.context)[1] for intent in absent
@@ -64,7 +64,7 @@ class TieredCopyStorage:
             doubts |= find_foreign_bucket_errors_by_row(self._buckets(location), intents)
         return doubts
 
-    def statement(self, intent: DeletionIntent) -> Mapping[str, str] | None:
+    def read_statement(self, intent: DeletionIntent) -> Mapping[str, str] | None:
         """Prefer the statement in the index, then the metadata of the data object."""
         uuid, location = parse_uuid_and_location(intent.ledger_id, intent.context)
         objects = self._buckets(location)
@@ -82,10 +82,10 @@ class TieredCopyStorage:
             message = f"ledger {intent.ledger_id}: its upload {intent.context['uuid']} may go on"
             raise UploadOpen(f"{message} for {remaining_us / 1e6:.0f} s", after_s=remaining_us / 1e6)
 
-    def remove(
+    def remove_copies(
         self, copies: Mapping[int, StoredCopy], *, on_progress: Callable[[int], None]
-    ) -> Mapping[int, RemovalResult]:
-        removals: dict[int, RemovalResult] = {}
+    ) -> Mapping[int, CopyRemovalResult]:
+        removals: dict[int, CopyRemovalResult] = {}
         for location in sorted({copy.location for copy in copies.values() if copy.location}):
             copies_there = {row: copy for row, copy in copies.items() if copy.location == location}
             removals |= _remove_from_bucket(self._buckets(location).begin_removal(), copies_there, on_progress)
@@ -96,7 +96,7 @@ def _list_dead_uploads(objects: ObjectStore, intent: DeletionIntent, keys: tuple
     """Return the keys of dead uploads. A published copy has none."""
     if upload_ends_us(intent.context) is None:
         return ()
-    open_keys = {upload.key for upload in objects.open_uploads(keys[0])}
+    open_keys = {upload.key for upload in objects.list_open_uploads(keys[0])}
     return tuple(key for key in sorted(keys) if key in open_keys)
 
 
@@ -124,7 +124,7 @@ def _to_stored_copy(
 
 def _remove_from_bucket(
     objects: ObjectStore, copies: Mapping[int, StoredCopy], on_progress: Callable[[int], None]
-) -> dict[int, RemovalResult]:
+) -> dict[int, CopyRemovalResult]:
     for key in (key for copy in copies.values() for key in copy.uploads):
         raise_if_stopped()
         with effect("tiered.abort_uploads"):

@@ -10,7 +10,7 @@ from logstore.ports.object_storage import ObjectStore
 
 
 class LostCatalogIdentity:
-    """Implementation of `Identities` without a database. Buckets in `marked` are refused if their marker is missing."""
+    """`CatalogIdentity` without a database. Buckets in `marked` are refused if their marker is missing."""
 
     def __init__(self, catalog_id: str, marked: Iterable[tuple[BucketRole, str]] = ()) -> None:
         self._catalog_id, self._marked = catalog_id, frozenset(marked)
@@ -33,13 +33,13 @@ class LostCatalogIdentity:
     def catalog_id(self) -> str:
         return self._catalog_id
 
-    def marked_buckets(self) -> frozenset[tuple[BucketRole, str]]:
+    def list_marked_buckets(self) -> frozenset[tuple[BucketRole, str]]:
         return self._marked
 
     def record_marker(self, role: BucketRole, bucket: str) -> None:
         """Do nothing, because there is no catalog yet."""
 
-    def known_copies(self, role: BucketRole, bucket: str, *, limit: int) -> Sequence[InspectedCopy]:  # noqa: ARG002 - of the port
+    def list_expected_copies(self, role: BucketRole, bucket: str, *, limit: int) -> Sequence[InspectedCopy]:  # noqa: ARG002 - of the port
         return []
 
     def own(self, bucket: NamedBucket, store: ObjectStore) -> MarkerCheckedBucket:

@@ -29,7 +29,7 @@ from logstore.log.ledger_object_keys import meta_key, segment_key
 from logstore.log.ledgers import CopyState
 from logstore.log.services.upload_read_back import put_and_read_back
 from logstore.offload.tiered_copy import data_key, index_key, was_published
-from logstore.ports.catalog import Identities, InspectedCopy
+from logstore.ports.catalog import CatalogIdentity, InspectedCopy
 from logstore.ports.object_storage import DeleteReport, ObjectInfo, ObjectStore, OpenUpload, StoredObject
 from logstore.positions import LedgerId
 from logstore.records.manifest import BEGUN_KEY, manifest_key
@@ -52,7 +52,7 @@ MAX_UNANSWERED_S: Final = 60.0
 class MarkerChecker:
     """Comparison of bucket markers with a catalog's id. It writes missing markers. Thread-safe."""
 
-    def __init__(self, identities: Identities) -> None:
+    def __init__(self, identities: CatalogIdentity) -> None:
         self._identities = identities
 
     def own(
@@ -78,7 +78,7 @@ class MarkerChecker:
             ServiceRefused: The bucket does not exist, or the permission is missing.
         """
         owner = _read_owner(store)
-        catalog_id, marked = self._identities.catalog_id(), self._identities.marked_buckets()
+        catalog_id, marked = self._identities.catalog_id(), self._identities.list_marked_buckets()
         state = compare_marker(owner, catalog_id=catalog_id, bucket=bucket, marked=marked)
         if error := mismatch_error(state, owner, catalog_id=catalog_id, bucket=bucket, marked=marked):
             raise error
@@ -93,7 +93,7 @@ class MarkerChecker:
         """
         if self.compare_bucket(bucket, store) is MarkerState.UNMARKED:
             self._mark_with_evidence(bucket, store)
-        if (bucket.role, bucket.bucket) not in self._identities.marked_buckets():
+        if (bucket.role, bucket.bucket) not in self._identities.list_marked_buckets():
             with effect("identity.record_marker"):
                 self._identities.record_marker(bucket.role, bucket.bucket)
 
@@ -126,7 +126,7 @@ class MarkerChecker:
 
         Source: the statement that every object carries. PIP-186 deletes nothing by name only.
         """
-        expected = self._identities.known_copies(bucket.role, bucket.bucket, limit=_MAX_EVIDENCE_COPIES)
+        expected = self._identities.list_expected_copies(bucket.role, bucket.bucket, limit=_MAX_EVIDENCE_COPIES)
         # checks all copies, because none may contradict
         if sum(_has_own_statement(bucket, store, copy) for copy in expected):
             return
@@ -157,13 +157,13 @@ class MarkerCheckedBucket:
         self._next_check_s = self._answered_s = 0.0  # the second: start of the last check that was answered
         self._failed_checks, self._last_failure = 0, ""
 
-    def confirm(self) -> None:
+    def confirm_ownership(self) -> None:
         self._stores.confirm_marker(self._bucket, self._connect())
 
     def check(self) -> MarkerState:
         return self._stores.compare_bucket(self._bucket, self._connect())
 
-    def require(self) -> None:
+    def require_ownership(self) -> None:
         self._compare_marker_once()
 
     def _compare_marker_once(self) -> bool:
@@ -203,7 +203,7 @@ class MarkerCheckedBucket:
             self._lock.release()
 
     def _connect_for_read(self) -> ObjectStore:
-        self.require()
+        self.require_ownership()
         self._require_current_catalog_if_due()
         return self._connect()
 
@@ -247,8 +247,8 @@ class MarkerCheckedBucket:
     ) -> None:
         self._connect_for_upload().put_file_if_absent(key, file, metadata=metadata, proceed=proceed)
 
-    def open_uploads(self, prefix: str) -> list[OpenUpload]:
-        return self._connect_for_read().open_uploads(prefix)
+    def list_open_uploads(self, prefix: str) -> list[OpenUpload]:
+        return self._connect_for_read().list_open_uploads(prefix)
 
     def abort_uploads(self, key: str) -> None:
         self.begin_removal().abort_uploads(key)

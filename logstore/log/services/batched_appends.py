@@ -27,7 +27,7 @@ from logstore.log.services.segment_placement import (
     RememberedTopicState,
     SegmentPlacer,
 )
-from logstore.ports.catalog import Ledgers, Topic, TransactionEntries
+from logstore.ports.catalog import DataLedgers, Topic, TransactionEntryRange
 from logstore.positions import Position
 from logstore.retrying_clock import Clock
 
@@ -60,7 +60,9 @@ class Appender:
     A batch that is not registered `registration_timeout_s` after its start is given up.
     """
 
-    def __init__(self, *, ledgers: Ledgers, placer: SegmentPlacer, clock: Clock, registration_timeout_s: float) -> None:
+    def __init__(
+        self, *, ledgers: DataLedgers, placer: SegmentPlacer, clock: Clock, registration_timeout_s: float
+    ) -> None:
         self._ledgers = ledgers
         self._placer = placer
         self._clock = clock
@@ -158,11 +160,11 @@ class Appender:
 
 
 def _collect_transactions(parts: Sequence[ProducedEntries]) -> dict[str, Any]:
-    transactions, markers, offset = list[TransactionEntries](), list[int](), 0
+    transactions, markers, offset = list[TransactionEntryRange](), list[int](), 0
     for part in parts:
         count = len(part.entries)
         if part.txn and count:
-            transactions.append(TransactionEntries(part.txn, offset, count))
+            transactions.append(TransactionEntryRange(part.txn, offset, count))
         markers += range(offset, offset + len(part.marks))
         offset += count
     return {"transactions": tuple(transactions), "markers": tuple(markers)}

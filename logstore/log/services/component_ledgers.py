@@ -23,7 +23,7 @@ from logstore.log.segment_metadata import DIGEST_FIELD, sha256_hex
 from logstore.log.services.segment_reader import build_digest_metadata, verify_segment_body
 from logstore.log.services.segment_registration import report_abandoned_upload
 from logstore.log.services.upload_read_back import put_and_read_back, require_stored_object, reread_if_corrupt
-from logstore.ports.catalog import Components, Ledgers, Segment
+from logstore.ports.catalog import ComponentLedgerRows, DataLedgers, Segment
 from logstore.ports.object_storage import ObjectStore
 from logstore.positions import LedgerId, TopicId
 from logstore.retrying_clock import Clock
@@ -82,8 +82,8 @@ class ComponentLedgers:
     def __init__(
         self,
         *,
-        components: Components,
-        ledgers: Ledgers,
+        components: ComponentLedgerRows,
+        ledgers: DataLedgers,
         objects: ObjectStore,
         application: str,
         clock: Clock | None = None,
@@ -128,7 +128,7 @@ class ComponentLedgers:
     def _store_draft(self, draft: OneEntryLedgerDraft | ParquetLedgerDraft, deadline_s: float) -> CreatedLedger:
         segment = _encode_draft(draft, publish_ms=self._clock.now_us() // 1000)
         owner = (draft.topic_id, draft.component, draft.keys)
-        create = partial(self._components.create, *owner, application=self._application)
+        create = partial(self._components.create_component_ledger, *owner, application=self._application)
         for _ in range(_MAX_ATTEMPTS):
             statement = self._clock.retry(create, deadline_s=deadline_s)
             with report_abandoned_upload(self._ledgers, statement.ledger_id, epoch=statement.epoch, clock=self._clock):
@@ -148,7 +148,7 @@ class ComponentLedgers:
             CorruptData: The object differs from its row.
             StoreUnavailable, CatalogBusy: Storage or catalog did not answer.
         """
-        rows = self._ledgers.segments(ledger_id)
+        rows = self._ledgers.list_segments(ledger_id)
         if not rows:
             return None
         try:

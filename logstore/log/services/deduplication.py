@@ -12,7 +12,7 @@ from operator import attrgetter
 from logstore.errors import InvalidInput, SequenceHeld
 from logstore.log.entries import NewEntry, ProducedEntries
 from logstore.log.producer_sequences import ProducerSequence
-from logstore.ports.catalog import ProducerAdvance
+from logstore.ports.catalog import ProducerSequenceRange
 from logstore.transactions.transaction_ids_and_states import TransactionId
 
 _MAX_SEQUENCE = 2**63 - 1
@@ -73,14 +73,14 @@ def _drop_duplicates_of_part(
     return part if len(unique_entries) == len(part.entries) else replace(part, entries=unique_entries)
 
 
-def producer_advances(parts: Iterable[ProducedEntries]) -> tuple[ProducerAdvance, ...]:
+def producer_advances(parts: Iterable[ProducedEntries]) -> tuple[ProducerSequenceRange, ...]:
     """Return the sequence ids that a segment with these parts registers, ascending by producer, then in order."""
     ids_by_key: dict[tuple[str, TransactionId | None], list[int]] = {}
     for part in parts:
         if part.producer and any(_has_sequence_id(part)):
             ids_by_key.setdefault((part.producer, part.txn), []).extend(_sequence_ids(part.entries))
     advances = [
-        ProducerAdvance(producer=key[0], first=sequence_ids[0], last=sequence_ids[-1], txn=key[1])
+        ProducerSequenceRange(producer=key[0], first=sequence_ids[0], last=sequence_ids[-1], txn=key[1])
         for key, sequence_ids in ids_by_key.items()
     ]
     return tuple(sorted(advances, key=attrgetter("producer")))

@@ -32,7 +32,7 @@ from logstore.log.services.read_filter import (
 )
 from logstore.log.services.segment_reader import SegmentGone
 from logstore.log.services.segment_sources import SegmentSource, TieredCopyReader
-from logstore.ports.catalog import Frontier, Ledger, Ledgers, Segment, Topic, Transactions
+from logstore.ports.catalog import DataLedgers, Frontier, Ledger, Segment, Topic, Transactions
 from logstore.ports.object_storage import ObjectStore
 from logstore.positions import EARLIEST, LedgerId, Position
 from logstore.retrying_clock import Clock
@@ -55,7 +55,7 @@ class EntryReader:
     def __init__(
         self,
         *,
-        ledgers: Ledgers,
+        ledgers: DataLedgers,
         transactions: Transactions,
         objects: ObjectStore,
         clock: Clock,
@@ -140,7 +140,7 @@ class EntryReader:
 
         fetched: dict[Position, Entry] = {}
         ranges = {ledger_id: range(ids.min(), ids.max() + 1) for ledger_id, ids in ids_by_ledger.items()}
-        for ledger, rows in self._ledgers.find_segments(topic.topic_id, ranges):
+        for ledger, rows in self._ledgers.find_segments_of_ranges(topic.topic_id, ranges):
             try:
                 _require_no_gap(ledger, rows, ranges[ledger.ledger_id])
                 items = _select_segments(ledger, rows, ids_by_ledger[ledger.ledger_id], committed)
@@ -157,7 +157,7 @@ class EntryReader:
     ) -> ReadFilter | None:
         """Return the filter up to the first message of an open transaction, or `None` if no entry is visible."""
         marked = at if view.state is None else max(at, view.state.mark_delete)
-        frontier = known_frontier or self._transactions.frontier(topic.topic_id, from_ledger=marked.ledger_id)
+        frontier = known_frontier or self._transactions.read_frontier(topic.topic_id, from_ledger=marked.ledger_id)
         if frontier.last is None:
             return None
         up_to = frontier.last if view.up_to is None else min(view.up_to, frontier.last)
@@ -180,7 +180,7 @@ class EntryReader:
             yield from ((ledger, row) for row in self._read_segment_rows(ledger, start))
 
     def _read_segment_rows(self, ledger: Ledger, start: int) -> list[Segment]:
-        rows = self._ledgers.segments(ledger.ledger_id, from_entry=start)
+        rows = self._ledgers.list_segments(ledger.ledger_id, from_entry=start)
         _require_no_gap(ledger, rows, range(start, ledger.entries))
         return rows
 

@@ -14,16 +14,16 @@ from typing import Any, Final, NamedTuple, overload
 
 from logstore.errors import CatalogBusy, OutcomeUnknown, SextonError, StoreUnavailable
 from logstore.ports.catalog import (
-    Acknowledge,
     AcknowledgeResult,
-    BeginTransaction,
+    AcknowledgeWrite,
     BeginTransactionResult,
-    Commits,
-    EndTransaction,
+    BeginTransactionWrite,
     EndTransactionResult,
-    RegisterSegment,
+    EndTransactionWrite,
+    GroupCommits,
+    GroupCommitWrite,
     RegisterSegmentResult,
-    Write,
+    RegisterSegmentWrite,
 )
 
 _LOG = logging.getLogger(__name__)
@@ -33,7 +33,7 @@ _MAX_UNAVAILABLE_IN_A_ROW: Final = 2
 
 
 class _QueuedWrite(NamedTuple):
-    write: Write
+    write: GroupCommitWrite
     future: "Future[Any]"
     context: Context  # of the submitting thread; a commit is part of the trace of its first write
 
@@ -45,7 +45,7 @@ class GroupCommitter:
     waiting writes, and the writes in one transaction. `submit` waits for room for `patience_s` seconds.
     """
 
-    def __init__(self, commits: Commits, *, capacity: int = 4096, patience_s: float = 30.0) -> None:
+    def __init__(self, commits: GroupCommits, *, capacity: int = 4096, patience_s: float = 30.0) -> None:
         self._commits = commits
         self._capacity = capacity
         self._patience_s = patience_s
@@ -56,14 +56,14 @@ class GroupCommitter:
         self._thread.start()
 
     @overload
-    def submit(self, write: RegisterSegment) -> "Future[RegisterSegmentResult]": ...
+    def submit(self, write: RegisterSegmentWrite) -> "Future[RegisterSegmentResult]": ...
     @overload
-    def submit(self, write: Acknowledge) -> "Future[AcknowledgeResult]": ...
+    def submit(self, write: AcknowledgeWrite) -> "Future[AcknowledgeResult]": ...
     @overload
-    def submit(self, write: BeginTransaction) -> "Future[BeginTransactionResult]": ...
+    def submit(self, write: BeginTransactionWrite) -> "Future[BeginTransactionResult]": ...
     @overload
-    def submit(self, write: EndTransaction) -> "Future[EndTransactionResult]": ...
-    def submit(self, write: Write) -> "Future[Any]":
+    def submit(self, write: EndTransactionWrite) -> "Future[EndTransactionResult]": ...
+    def submit(self, write: GroupCommitWrite) -> "Future[Any]":
         """Queue a write. The future gets the result or the error of this write.
 
         Raises:
@@ -72,7 +72,7 @@ class GroupCommitter:
         """
         return self._enqueue(write)
 
-    def _enqueue(self, write: Write) -> "Future[Any]":
+    def _enqueue(self, write: GroupCommitWrite) -> "Future[Any]":
         item = _QueuedWrite(write, Future(), copy_context())
         with self._changed:
             has_room = self._changed.wait_for(
@@ -87,22 +87,24 @@ class GroupCommitter:
         return item.future
 
     @overload
-    def commit_write(self, write: RegisterSegment, *, timeout_s: float | None = None) -> RegisterSegmentResult: ...
+    def commit_write(self, write: RegisterSegmentWrite, *, timeout_s: float | None = None) -> RegisterSegmentResult: ...
     @overload
-    def commit_write(self, write: Acknowledge, *, timeout_s: float | None = None) -> AcknowledgeResult: ...
+    def commit_write(self, write: AcknowledgeWrite, *, timeout_s: float | None = None) -> AcknowledgeResult: ...
     @overload
-    def commit_write(self, write: BeginTransaction, *, timeout_s: float | None = None) -> BeginTransactionResult: ...
-    @overload
-    def commit_write(self, write: EndTransaction, *, timeout_s: float | None = None) -> EndTransactionResult: ...
     def commit_write(
-        self, write: Write, *, timeout_s: float | None = None
+        self, write: BeginTransactionWrite, *, timeout_s: float | None = None
+    ) -> BeginTransactionResult: ...
+    @overload
+    def commit_write(self, write: EndTransactionWrite, *, timeout_s: float | None = None) -> EndTransactionResult: ...
+    def commit_write(
+        self, write: GroupCommitWrite, *, timeout_s: float | None = None
     ) -> RegisterSegmentResult | AcknowledgeResult | BeginTransactionResult | EndTransactionResult:
         """Commit one write and wait for its result, at most `timeout_s`.
 
         Raises:
             CatalogBusy: The write was not begun in time, and was removed from the queue.
             OutcomeUnknown: The time ended while the write was being committed.
-            SextonError: Error of `Commits.commit`.
+            SextonError: Error of `GroupCommits.commit_writes`.
         """
         future: Future[Any] = self._enqueue(write)
         try:
@@ -144,7 +146,7 @@ class GroupCommitter:
 
     def _commit_batch(self, items: list[_QueuedWrite]) -> None:
         try:
-            results = items[0].context.run(self._commits.commit, [item.write for item in items])
+            results = items[0].context.run(self._commits.commit_writes, [item.write for item in items])
             if len(results) != len(items):
                 raise OutcomeUnknown(f"group commit: {len(results)} answers to {len(items)} writes")  # noqa: TRY301
         except OutcomeUnknown as error:

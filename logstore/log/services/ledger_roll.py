@@ -13,7 +13,7 @@ from logstore.failpoints import effect
 from logstore.log.ledger_object_keys import meta_key
 from logstore.log.ledgers import LedgerState, LedgerStatement
 from logstore.log.services.segment_registration import report_abandoned_upload
-from logstore.ports.catalog import Ledger, Ledgers
+from logstore.ports.catalog import DataLedgers, Ledger
 from logstore.ports.object_storage import ObjectStore
 from logstore.positions import LedgerId, TopicId
 from logstore.retrying_clock import Clock
@@ -52,7 +52,7 @@ class Roller:
     """Opener of ledgers. Attempts are repeated for `patience_s` seconds after the start of a roll."""
 
     def __init__(
-        self, *, ledgers: Ledgers, objects: ObjectStore, application: str, clock: Clock, patience_s: float
+        self, *, ledgers: DataLedgers, objects: ObjectStore, application: str, clock: Clock, patience_s: float
     ) -> None:
         self._ledgers = ledgers
         self._objects = objects
@@ -95,7 +95,7 @@ class Roller:
 
     def _create_row(self, topic_id: TopicId) -> LedgerStatement:
         with effect("roll.create_row"):
-            return self._ledgers.create(topic_id, application=self._application)
+            return self._ledgers.create_ledger(topic_id, application=self._application)
 
     def _put_statement(self, statement: LedgerStatement) -> None:
         key, body = meta_key(statement.ledger_id, statement.owner), statement.to_json()
@@ -109,4 +109,4 @@ class Roller:
 
     def _attach(self, ledger_id: LedgerId, after: LedgerId | None) -> bool:
         with effect("roll.attach"):
-            return self._ledgers.attach(ledger_id, after=after)
+            return self._ledgers.attach_ledger(ledger_id, after=after)

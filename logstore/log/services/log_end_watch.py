@@ -15,7 +15,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from logstore.ports.catalog import Ledgers
+from logstore.ports.catalog import DataLedgers
 from logstore.positions import Position, TopicId
 
 _LOG: Final = logging.getLogger(__name__)
@@ -36,7 +36,7 @@ class _ParkedReader:
 class LogEndPoller:
     """Thread that polls the ends of logs while any reader waits. Close it after use."""
 
-    def __init__(self, ledgers: Ledgers) -> None:
+    def __init__(self, ledgers: DataLedgers) -> None:
         self._ledgers = ledgers
         self._lock = threading.Lock()
         self._parked: list[_ParkedReader] = []

@@ -19,7 +19,7 @@ from logstore.log.services.read_filter import READABLE_COLUMNS, ExcludedEntries,
 from logstore.log.services.segment_placement import RememberedTopicState, SegmentPlacer
 from logstore.log.services.segment_registration import SegmentRegistrar
 from logstore.log.services.segment_sources import TieredCopyReader
-from logstore.ports.catalog import Frontier, Ledgers, Topic, Transactions
+from logstore.ports.catalog import DataLedgers, Frontier, Topic, Transactions
 from logstore.ports.object_storage import ObjectStore
 from logstore.positions import Position, TopicId
 from logstore.retrying_clock import Clock
@@ -39,7 +39,7 @@ class ManagedLedger:
     def __init__(
         self,
         *,
-        ledgers: Ledgers,
+        ledgers: DataLedgers,
         transactions: Transactions,
         objects: ObjectStore,
         committer: GroupCommitter,
@@ -230,7 +230,7 @@ class ManagedLedger:
             selected = [(topic, hints) for topic, hints in self._hints.values() if is_selected(topic)]
         for _, hints in selected:
             hints.ledger = None
-        epoch = self._ledgers.epoch() if selected else 0
+        epoch = self._ledgers.catalog_epoch() if selected else 0
         for topic, hints in selected:
             hints.epoch, hints.ledger = epoch, self._ledgers.last_ledger(topic.topic_id)
         return len(selected)

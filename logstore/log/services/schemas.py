@@ -9,7 +9,7 @@ from typing import Final
 from logstore.errors import CatalogBusy, CorruptData, InvalidInput, MissingData, UnknownObject
 from logstore.log.ledgers import Component
 from logstore.log.services.component_ledgers import ComponentLedgers, CreatedLedger, OneEntryLedgerDraft
-from logstore.ports.catalog import Schemas, SchemaVersion, Topic
+from logstore.ports.catalog import SchemaVersion, SchemaVersions, Topic
 from logstore.positions import TopicId
 
 MAX_SCHEMA_BYTES: Final = 1 << 20
@@ -20,7 +20,7 @@ _MAX_ATTEMPTS: Final = 5
 
 
 class SchemaRegistry:
-    def __init__(self, *, schemas: Schemas, contents: ComponentLedgers) -> None:
+    def __init__(self, *, schemas: SchemaVersions, contents: ComponentLedgers) -> None:
         self._schemas = schemas
         self._contents = contents
 
@@ -39,7 +39,7 @@ class SchemaRegistry:
             raise InvalidInput("schema", expected=f"1 to {MAX_SCHEMA_BYTES:,} bytes", found=len(content))
         digest = hashlib.sha256(content).hexdigest()
         for _ in range(_MAX_ATTEMPTS):
-            newest = self._schemas.newest(topic.topic_id)
+            newest = self._schemas.newest_schema_version(topic.topic_id)
             if newest and newest.digest == digest:
                 return newest
             written = self._write_schema(topic, content, digest)
@@ -50,7 +50,7 @@ class SchemaRegistry:
         )
 
     def all(self, topic_id: TopicId) -> list[SchemaVersion]:
-        return self._schemas.all(topic_id)
+        return self._schemas.list_schema_versions(topic_id)
 
     def read(self, topic: Topic, version: int | None = None) -> tuple[SchemaVersion, bytes]:
         """Return a schema version, by default the newest, and its verified content.
@@ -61,7 +61,7 @@ class SchemaRegistry:
             CorruptData: The content has another digest.
             StoreUnavailable, CatalogBusy: Storage or catalog did not answer.
         """
-        versions = self._schemas.all(topic.topic_id)
+        versions = self._schemas.list_schema_versions(topic.topic_id)
         schema_version = next(
             (candidate for candidate in reversed(versions) if version in {None, candidate.version}), None
         )
@@ -90,7 +90,7 @@ class SchemaRegistry:
         )
 
         def publish(created: CreatedLedger) -> SchemaVersion | None:
-            return self._schemas.publish(
+            return self._schemas.publish_schema_version(
                 topic.topic_id,
                 created.ledger_id,
                 digest=digest,

@@ -22,14 +22,14 @@ from logstore.log.services.ledger_roll import Roller, RollPolicy
 from logstore.log.services.segment_reader import build_digest_metadata
 from logstore.log.services.segment_registration import SegmentRegistrar, report_abandoned_upload, upload_confirmation
 from logstore.ports.catalog import (
+    DataLedgers,
     Ledger,
-    Ledgers,
-    ProducerAdvance,
-    RegisterSegment,
+    ProducerSequenceRange,
     RegisterSegmentResult,
+    RegisterSegmentWrite,
     Segment,
     Topic,
-    TransactionEntries,
+    TransactionEntryRange,
 )
 from logstore.ports.object_storage import ObjectStore
 from logstore.positions import LedgerId
@@ -72,8 +72,8 @@ class EncodedSegment:
     content: bytes
     entries: int
     sha256: str  # of the content, hexadecimal
-    producers: tuple[ProducerAdvance, ...]
-    transactions: tuple[TransactionEntries, ...] = ()
+    producers: tuple[ProducerSequenceRange, ...]
+    transactions: tuple[TransactionEntryRange, ...] = ()
     markers: tuple[int, ...] = ()  # offsets of transaction markers
     delayed: int = 0  # entries with a delivery time
 
@@ -132,7 +132,7 @@ class SegmentPlacer:
     def __init__(
         self,
         *,
-        ledgers: Ledgers,
+        ledgers: DataLedgers,
         objects: ObjectStore,
         registrar: SegmentRegistrar,
         roller: Roller,
@@ -203,7 +203,7 @@ class SegmentPlacer:
         hint = hints.ledger
         if hint and not hints.shared and self._accepts_segments(hint, attempts):
             return hint
-        hints.epoch = self._clock.retry(self._ledgers.epoch, deadline_s=attempts.deadline_s)
+        hints.epoch = self._clock.retry(self._ledgers.catalog_epoch, deadline_s=attempts.deadline_s)
         last = self._clock.retry(lambda: self._ledgers.last_ledger(topic.topic_id), deadline_s=attempts.deadline_s)
         if hint:
             hints.shared = last is None or (last.ledger_id, last.last_segment) != (hint.ledger_id, hint.last_segment)
@@ -260,8 +260,10 @@ class SegmentPlacer:
         return LedgerStatement(owner=owner, ledger_id=ledger.ledger_id, created_us=ledger.created_us, epoch=epoch)
 
 
-def _build_registration(topic: Topic, ledger: Ledger, epoch: int, number: int, body: EncodedSegment) -> RegisterSegment:
-    return RegisterSegment(
+def _build_registration(
+    topic: Topic, ledger: Ledger, epoch: int, number: int, body: EncodedSegment
+) -> RegisterSegmentWrite:
+    return RegisterSegmentWrite(
         topic_id=topic.topic_id,
         ledger_id=ledger.ledger_id,
         epoch=epoch,
@@ -277,7 +279,7 @@ def _build_registration(topic: Topic, ledger: Ledger, epoch: int, number: int, b
 
 
 def _hint_after_registration(
-    ledger: Ledger, write: RegisterSegment, registered: RegisterSegmentResult | Segment
+    ledger: Ledger, write: RegisterSegmentWrite, registered: RegisterSegmentResult | Segment
 ) -> Ledger | None:
     """Return the hint for the next append, or `None` if the result has no totals of the ledger."""
     if isinstance(registered, Segment):

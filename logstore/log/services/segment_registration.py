@@ -40,7 +40,7 @@ from logstore.log.segment_metadata import (
 )
 from logstore.log.services.group_commit import GroupCommitter
 from logstore.log.services.segment_reader import build_digest_metadata
-from logstore.ports.catalog import Ledgers, RegisterSegment, RegisterSegmentResult, Segment
+from logstore.ports.catalog import DataLedgers, RegisterSegmentResult, RegisterSegmentWrite, Segment
 from logstore.ports.object_storage import ObjectStore
 from logstore.positions import LedgerId
 from logstore.retrying_clock import Clock
@@ -52,7 +52,7 @@ _LOG: Final = logging.getLogger(__name__)
 
 
 @contextmanager
-def report_abandoned_upload(ledgers: Ledgers, ledger_id: LedgerId, *, epoch: int, clock: Clock) -> Iterator[None]:
+def report_abandoned_upload(ledgers: DataLedgers, ledger_id: LedgerId, *, epoch: int, clock: Clock) -> Iterator[None]:
     """Tell the catalog if an upload, or the transaction that registers it, fails within the block. The error is raised.
 
     A terminal error is not reported, because storage stored nothing, or the catalog itself refused.
@@ -73,12 +73,12 @@ def report_abandoned_upload(ledgers: Ledgers, ledger_id: LedgerId, *, epoch: int
 class SegmentRegistrar:
     """Registers segments by group commit."""
 
-    def __init__(self, *, ledgers: Ledgers, committer: GroupCommitter, clock: Clock) -> None:
+    def __init__(self, *, ledgers: DataLedgers, committer: GroupCommitter, clock: Clock) -> None:
         self._ledgers = ledgers
         self._committer = committer
         self._clock = clock
 
-    def register_segment(self, write: RegisterSegment, *, deadline_s: float) -> RegisterSegmentResult | Segment:
+    def register_segment(self, write: RegisterSegmentWrite, *, deadline_s: float) -> RegisterSegmentResult | Segment:
         """Register the segment of an object that only this caller has uploaded.
 
         No attempt starts after `deadline_s`, a time of `monotonic_s`. If an earlier attempt has registered the segment,
@@ -103,7 +103,7 @@ class SegmentRegistrar:
             raise
 
     def _try_to_register(
-        self, write: RegisterSegment, unclear_errors: list[Exception], deadline_s: float
+        self, write: RegisterSegmentWrite, unclear_errors: list[Exception], deadline_s: float
     ) -> RegisterSegmentResult | Segment:
         try:
             return self._commit_registration(write, deadline_s)
@@ -118,15 +118,15 @@ class SegmentRegistrar:
                 raise
         return registered
 
-    def _commit_registration(self, write: RegisterSegment, deadline_s: float) -> RegisterSegmentResult:
+    def _commit_registration(self, write: RegisterSegmentWrite, deadline_s: float) -> RegisterSegmentResult:
         remaining_s = deadline_s - self._clock.monotonic_s()
         if remaining_s <= 0:
             raise CatalogBusy(f"ledger {write.ledger_id}, segment {write.number}: not registered in time, giving up")
         with effect("append.register"):
             return self._committer.commit_write(write, timeout_s=remaining_s)
 
-    def _find_registered(self, write: RegisterSegment) -> Segment | None:
-        rows = self._ledgers.segments(write.ledger_id)
+    def _find_registered(self, write: RegisterSegmentWrite) -> Segment | None:
+        rows = self._ledgers.list_segments(write.ledger_id)
         own = (write.number, write.entries, write.size_bytes, write.sha256)
         return next((row for row in rows if (row.number, row.entries, row.size_bytes, row.sha256) == own), None)
 

@@ -25,7 +25,7 @@ from logstore.offload.tiered_copy import (
     parse_uuid_and_location,
 )
 from logstore.ports.catalog import Ledger, Offloads, ReadableCopies, Segment
-from logstore.ports.object_storage import Buckets, ObjectStore
+from logstore.ports.object_storage import BucketAtLocation, ObjectStore
 from logstore.positions import LedgerId
 
 if TYPE_CHECKING:
@@ -52,12 +52,12 @@ class _TieredCopy:
 class TieredCopyReader:
     """Finder and reader of LIVE tiered copies."""
 
-    def __init__(self, *, offloads: Offloads, buckets: Buckets) -> None:
+    def __init__(self, *, offloads: Offloads, buckets: BucketAtLocation) -> None:
         self._offloads = offloads
         self._buckets = buckets
 
     def copies(self, ledger_id: LedgerId) -> ReadableCopies | None:
-        return self._offloads.copies(ledger_id)
+        return self._offloads.find_readable_copies(ledger_id)
 
     def scan(self) -> "TieredCopyScan":
         return TieredCopyScan(self._buckets)
@@ -66,7 +66,7 @@ class TieredCopyReader:
 class TieredCopyScan:
     """Reader of tiered copies for one scan. It is thread-safe."""
 
-    def __init__(self, buckets: Buckets) -> None:
+    def __init__(self, buckets: BucketAtLocation) -> None:
         self._buckets = buckets
         self._opened: dict[str, _TieredCopy] = {}
         self._lock = threading.Lock()

@@ -29,8 +29,8 @@ from logstore.log.segment_metadata import sha256_hex
 from logstore.log.services.segment_reader import SegmentGone, describe_damage, read_columns
 from logstore.log.services.upload_read_back import require_stored_object, reread_if_corrupt
 from logstore.offload.tiered_copy import TieredIndex, data_key, index_key, parse_uuid_and_location, write_tiered_copy
-from logstore.ports.catalog import Ledgers, OffloadAnswer, Offloads, OffloadStart, PublishedCopy
-from logstore.ports.object_storage import Buckets, ObjectStore
+from logstore.ports.catalog import DataLedgers, Offloads, OffloadStart, OffloadStartOutcome, PublishedTieredCopy
+from logstore.ports.object_storage import BucketAtLocation, ObjectStore
 from logstore.positions import LedgerId
 from logstore.stop_checks import raise_if_stopped
 
@@ -53,7 +53,7 @@ class CopyEvidence:
     index_bytes: int  # of the index object
 
 
-def prove_published(buckets: Buckets, copy: PublishedCopy) -> CopyEvidence:
+def prove_published(buckets: BucketAtLocation, copy: PublishedTieredCopy) -> CopyEvidence:
     """Prove that storage has a published copy: index and data of this ledger and attempt, with length and content.
 
     An unchanged ETag since the publication proves the content. Otherwise all data is read, and its digest is compared.
@@ -66,7 +66,7 @@ def prove_published(buckets: Buckets, copy: PublishedCopy) -> CopyEvidence:
     return reread_if_corrupt(lambda: _prove_published_once(buckets, copy))
 
 
-def _prove_published_once(buckets: Buckets, copy: PublishedCopy) -> CopyEvidence:
+def _prove_published_once(buckets: BucketAtLocation, copy: PublishedTieredCopy) -> CopyEvidence:
     ledger_id = copy.statement.ledger_id
     uuid, location = parse_uuid_and_location(ledger_id, copy.context)
     objects, key, index_name = buckets(location), data_key(uuid, ledger_id), index_key(uuid, ledger_id)
@@ -106,7 +106,7 @@ def compute_stored_digest(
 class UploadAttemptResult:
     """Result of an attempt. BEGUN means that the copy is stored and proved, but not yet published."""
 
-    answer: OffloadAnswer
+    answer: OffloadStartOutcome
     evidence: CopyEvidence | None = None  # None: the ledger is gone
 
 
@@ -121,9 +121,9 @@ class Offloader:
         self,
         *,
         offloads: Offloads,
-        ledgers: Ledgers,
+        ledgers: DataLedgers,
         primary: ObjectStore,
-        buckets: Buckets,
+        buckets: BucketAtLocation,
         driver_metadata: Mapping[str, str],
         folder: Path,
         monotonic_s: Callable[[], float] = time.monotonic,
@@ -139,7 +139,7 @@ class Offloader:
     def upload(
         self, ledger_id: LedgerId, uuid: str, *, timeout_s: float, topic: str | None = None
     ) -> UploadAttemptResult:
-        """Write and prove a tiered copy of the ledger under a new uuid. `Offloads.publish` makes it LIVE.
+        """Write and prove a tiered copy of the ledger under a new uuid. `Offloads.publish_tiered_copy` makes it LIVE.
 
         After `timeout_s` nothing more is sent. The ledger's topic must have the encoded name `topic`, if given.
 
@@ -150,30 +150,30 @@ class Offloader:
             MissingData, CorruptData: The primary copy is incomplete or damaged, or a published copy is not in storage.
         """
         deadline_s = self._monotonic_s() + timeout_s  # set before the catalog sets the end by its own clock
-        begun = self._offloads.begin(
+        begun = self._offloads.begin_offload(
             ledger_id, uuid=uuid, driver_metadata=self._driver_metadata, timeout_s=timeout_s, topic=topic
         )
-        if begun.answer is OffloadAnswer.GONE:
-            return UploadAttemptResult(answer=OffloadAnswer.GONE)
-        if begun.answer is OffloadAnswer.ALREADY:
+        if begun.answer is OffloadStartOutcome.GONE:
+            return UploadAttemptResult(answer=OffloadStartOutcome.GONE)
+        if begun.answer is OffloadStartOutcome.ALREADY:
             assert begun.statement is not None
-            copy = PublishedCopy(statement=begun.statement, entries=begun.entries, context=begun.context)
-            return UploadAttemptResult(answer=OffloadAnswer.ALREADY, evidence=self.prove(copy))
+            copy = PublishedTieredCopy(statement=begun.statement, entries=begun.entries, context=begun.context)
+            return UploadAttemptResult(answer=OffloadStartOutcome.ALREADY, evidence=self.prove(copy))
         try:
             return UploadAttemptResult(
-                answer=OffloadAnswer.BEGUN,
+                answer=OffloadStartOutcome.BEGUN,
                 evidence=self._write_and_prove(begun, uuid, self._make_deadline_check(uuid, deadline_s)),
             )
         except SegmentGone as gone:
             self._abandon(ledger_id, uuid)
-            if self._offloads.copies(ledger_id) is None:
-                return UploadAttemptResult(answer=OffloadAnswer.GONE)
+            if self._offloads.find_readable_copies(ledger_id) is None:
+                return UploadAttemptResult(answer=OffloadStartOutcome.GONE)
             raise MissingData(f"ledger {ledger_id}: {gone} is listed and not in storage") from gone
         except Exception:
             self._abandon(ledger_id, uuid)
             raise
 
-    def prove(self, copy: PublishedCopy) -> CopyEvidence:
+    def prove(self, copy: PublishedTieredCopy) -> CopyEvidence:
         return prove_published(self._buckets, copy)
 
     def _make_deadline_check(self, uuid: str, deadline_s: float) -> Callable[[], None]:
@@ -186,7 +186,7 @@ class Offloader:
 
     def _abandon(self, ledger_id: LedgerId, uuid: str) -> None:
         try:
-            self._offloads.abandon(ledger_id, uuid)
+            self._offloads.abandon_offload(ledger_id, uuid)
         except SextonError as error:
             _LOG.warning("ledger %s: upload %s failed and was not given up: %s", ledger_id, uuid, error)
 
@@ -231,7 +231,7 @@ class Offloader:
 
     def _read_segments(self, statement: LedgerStatement, proceed: Callable[[], None]) -> "Iterator[pa.Table]":
         ledger_id, next_entry = statement.ledger_id, 0
-        for segment in self._ledgers.segments(ledger_id):
+        for segment in self._ledgers.list_segments(ledger_id):
             proceed()
             if segment.first_entry != next_entry:
                 raise CorruptData(

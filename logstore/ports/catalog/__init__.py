@@ -7,83 +7,106 @@ harmless. Every method may raise `CatalogBusy` (contention) and `StoreUnavailabl
 from typing import Protocol
 
 from logstore.ports.bundle_owners import Fence, Fences
-from logstore.ports.catalog.catalog_identity import Identities
+from logstore.ports.catalog.catalog_identity import CatalogIdentity
 from logstore.ports.catalog.catalog_rebuild import (
-    Adoption,
     AdoptionOutcome,
     AdoptionReport,
+    CatalogAdoption,
     LoadedLedger,
     MissingRowCause,
     StagedLedger,
 )
 from logstore.ports.catalog.claims_and_batches import (
-    Cause,
+    AuditCause,
     Claim,
     DetachedBatch,
-    FiledCount,
-    Inflight,
+    FiledIntentCount,
     IntentResult,
-    RowRange,
-    Tally,
+    IntentRowRange,
+    IntentTally,
+    UnfinishedIntentCounts,
 )
-from logstore.ports.catalog.delayed_index import BucketSwitch, DelayedCounts, DelayedIndex, NewBucket, UnsealedCounts
+from logstore.ports.catalog.delayed_index import (
+    DelayedIndex,
+    DelayedMessageCounts,
+    IndexBucketSwitch,
+    NewIndexBucket,
+    UnsealedCounts,
+)
 from logstore.ports.catalog.group_commits import (
-    Acknowledge,
     AcknowledgeResult,
-    BeginTransaction,
+    AcknowledgeWrite,
     BeginTransactionResult,
-    Commits,
-    EndTransaction,
+    BeginTransactionWrite,
     EndTransactionResult,
-    LedgerEnd,
-    ProducerAdvance,
-    RegisterSegment,
+    EndTransactionWrite,
+    GroupCommitResult,
+    GroupCommits,
+    GroupCommitWrite,
+    LedgerAppendState,
+    ProducerSequenceRange,
     RegisterSegmentResult,
-    TransactionEntries,
-    Write,
-    WriteResult,
+    RegisterSegmentWrite,
+    TransactionEntryRange,
 )
 from logstore.ports.catalog.inspection_and_audit import (
     AuditEntry,
     AuditLog,
     InspectedCopy,
     InspectedIntent,
-    Inspection,
     LedgerHistory,
-    LiveLedger,
-    Reference,
-    ReferenceKind,
+    LedgerInspection,
+    LedgerReference,
+    LedgerReferenceKind,
+    UndetachedLedger,
 )
-from logstore.ports.catalog.ledgers_and_segments import Components, Ledger, Ledgers, Segment, TopicTotals
-from logstore.ports.catalog.phase_one import DetachChosenResult, PhaseOne, TopicContents
-from logstore.ports.catalog.phase_two_queue import Deletions, ForgottenCounts, SweepBacklog, Upkeep
+from logstore.ports.catalog.ledgers_and_segments import (
+    ComponentLedgerRows,
+    DataLedgers,
+    Ledger,
+    Segment,
+    TopicLedgerTotals,
+)
+from logstore.ports.catalog.phase_one import DetachChosenResult, PhaseOne, TopicContentCounts
+from logstore.ports.catalog.phase_two_queue import (
+    PhaseTwoQueue,
+    PhaseTwoQueueUpkeep,
+    RemovedRowCounts,
+    SweepBacklogCounts,
+)
 from logstore.ports.catalog.reconciliation_runs import (
-    CatalogState,
-    FiledCopy,
+    CatalogTimeAndIds,
+    FiledCopyRow,
     FilingResult,
+    FindingsFilingRequest,
     FindingsToFile,
     OrphanCopy,
-    PageOfFindings,
-    Reconciliation,
     ReconciliationRun,
+    ReconciliationRuns,
     RunKind,
 )
 from logstore.ports.catalog.record_log import (
-    Changes,
     KnownManifest,
-    RecordId,
+    OutboxChanges,
     RecordLogState,
-    Records,
+    RecordOutbox,
     Tombstone,
     TombstoneCounts,
+    TombstonedRecordId,
     Tombstones,
     UnrecordableRecord,
 )
-from logstore.ports.catalog.subscription_cursors import Cursors, SnapshotChange, StoredCursor
-from logstore.ports.catalog.tiered_copies import OffloadAnswer, Offloads, OffloadStart, PublishedCopy, ReadableCopies
+from logstore.ports.catalog.subscription_cursors import Cursors, CursorSnapshotCondition, StoredCursor
+from logstore.ports.catalog.tiered_copies import (
+    Offloads,
+    OffloadStart,
+    OffloadStartOutcome,
+    PublishedTieredCopy,
+    ReadableCopies,
+)
 from logstore.ports.catalog.topics_and_schemas import (
-    Schemas,
     SchemaVersion,
+    SchemaVersions,
     SubscriptionSummary,
     Topic,
     Topics,
@@ -94,125 +117,125 @@ from logstore.ports.catalog.topics_and_schemas import (
 from logstore.ports.catalog.transactions import (
     SNAPSHOT_AFTER_S,
     SNAPSHOT_CHANGES,
-    CoordinatorWork,
+    BufferSnapshotSwitch,
+    CoordinatorWorkStatus,
     FinishedTransaction,
     Frontier,
-    Settlement,
-    SnapshotSwitch,
+    SettlementReason,
+    StoredBufferSnapshot,
     StoredParticipant,
-    StoredSnapshot,
     StoredTransaction,
-    TransactionCounts,
+    TransactionBufferSnapshots,
     Transactions,
-    TransactionSnapshots,
+    UnfinishedTransactionCounts,
 )
 
 __all__ = [
     "SNAPSHOT_AFTER_S",
     "SNAPSHOT_CHANGES",
-    "Acknowledge",
     "AcknowledgeResult",
-    "Adoption",
+    "AcknowledgeWrite",
     "AdoptionOutcome",
     "AdoptionReport",
+    "AuditCause",
     "AuditEntry",
     "AuditLog",
-    "BeginTransaction",
     "BeginTransactionResult",
-    "BucketSwitch",
+    "BeginTransactionWrite",
+    "BufferSnapshotSwitch",
     "Catalog",
-    "CatalogState",
-    "Cause",
-    "Changes",
+    "CatalogAdoption",
+    "CatalogIdentity",
+    "CatalogTimeAndIds",
     "Claim",
-    "Commits",
-    "Components",
-    "CoordinatorWork",
+    "ComponentLedgerRows",
+    "CoordinatorWorkStatus",
+    "CursorSnapshotCondition",
     "Cursors",
-    "DelayedCounts",
+    "DataLedgers",
     "DelayedIndex",
-    "Deletions",
+    "DelayedMessageCounts",
     "DetachChosenResult",
     "DetachedBatch",
-    "EndTransaction",
     "EndTransactionResult",
+    "EndTransactionWrite",
     "Fence",
     "Fences",
-    "FiledCopy",
-    "FiledCount",
+    "FiledCopyRow",
+    "FiledIntentCount",
     "FilingResult",
+    "FindingsFilingRequest",
     "FindingsToFile",
     "FinishedTransaction",
-    "ForgottenCounts",
     "Frontier",
-    "Identities",
-    "Inflight",
+    "GroupCommitResult",
+    "GroupCommitWrite",
+    "GroupCommits",
+    "IndexBucketSwitch",
     "InspectedCopy",
     "InspectedIntent",
-    "Inspection",
     "IntentResult",
+    "IntentRowRange",
+    "IntentTally",
     "KnownManifest",
     "Ledger",
-    "LedgerEnd",
+    "LedgerAppendState",
     "LedgerHistory",
-    "Ledgers",
-    "LiveLedger",
+    "LedgerInspection",
+    "LedgerReference",
+    "LedgerReferenceKind",
     "LoadedLedger",
     "MissingRowCause",
-    "NewBucket",
-    "OffloadAnswer",
+    "NewIndexBucket",
     "OffloadStart",
+    "OffloadStartOutcome",
     "Offloads",
     "OrphanCopy",
-    "PageOfFindings",
+    "OutboxChanges",
     "PhaseOne",
-    "ProducerAdvance",
-    "PublishedCopy",
+    "PhaseTwoQueue",
+    "PhaseTwoQueueUpkeep",
+    "ProducerSequenceRange",
+    "PublishedTieredCopy",
     "ReadableCopies",
-    "Reconciliation",
     "ReconciliationRun",
-    "RecordId",
+    "ReconciliationRuns",
     "RecordLogState",
-    "Records",
-    "Reference",
-    "ReferenceKind",
-    "RegisterSegment",
+    "RecordOutbox",
     "RegisterSegmentResult",
-    "RowRange",
+    "RegisterSegmentWrite",
+    "RemovedRowCounts",
     "RunKind",
     "SchemaVersion",
-    "Schemas",
+    "SchemaVersions",
     "Segment",
-    "Settlement",
-    "SnapshotChange",
-    "SnapshotSwitch",
+    "SettlementReason",
     "StagedLedger",
+    "StoredBufferSnapshot",
     "StoredCursor",
     "StoredParticipant",
-    "StoredSnapshot",
     "StoredTransaction",
     "SubscriptionSummary",
-    "SweepBacklog",
-    "Tally",
+    "SweepBacklogCounts",
     "Tombstone",
     "TombstoneCounts",
+    "TombstonedRecordId",
     "Tombstones",
     "Topic",
-    "TopicContents",
+    "TopicContentCounts",
+    "TopicLedgerTotals",
     "TopicState",
     "TopicSummary",
     "TopicSummaryPage",
-    "TopicTotals",
     "Topics",
-    "TransactionCounts",
-    "TransactionEntries",
-    "TransactionSnapshots",
+    "TransactionBufferSnapshots",
+    "TransactionEntryRange",
     "Transactions",
+    "UndetachedLedger",
+    "UnfinishedIntentCounts",
+    "UnfinishedTransactionCounts",
     "UnrecordableRecord",
     "UnsealedCounts",
-    "Upkeep",
-    "Write",
-    "WriteResult",
 ]
 
 
@@ -222,21 +245,21 @@ class Catalog(Protocol):
     @property
     def topics(self) -> Topics: ...
     @property
-    def ledgers(self) -> Ledgers: ...
+    def ledgers(self) -> DataLedgers: ...
     @property
-    def components(self) -> Components: ...
+    def components(self) -> ComponentLedgerRows: ...
     @property
     def cursors(self) -> Cursors: ...
     @property
-    def schemas(self) -> Schemas: ...
+    def schemas(self) -> SchemaVersions: ...
     @property
-    def commits(self) -> Commits: ...
+    def commits(self) -> GroupCommits: ...
     @property
     def phase_one(self) -> PhaseOne: ...
     @property
-    def deletions(self) -> Deletions: ...
+    def deletions(self) -> PhaseTwoQueue: ...
     @property
-    def upkeep(self) -> Upkeep: ...
+    def upkeep(self) -> PhaseTwoQueueUpkeep: ...
     @property
     def fences(self) -> Fences: ...
     @property
@@ -244,18 +267,18 @@ class Catalog(Protocol):
     @property
     def audit_log(self) -> AuditLog: ...
     @property
-    def identities(self) -> Identities: ...
+    def identities(self) -> CatalogIdentity: ...
     @property
-    def inspection(self) -> Inspection: ...
+    def inspection(self) -> LedgerInspection: ...
     @property
-    def reconciliation(self) -> Reconciliation: ...
+    def reconciliation(self) -> ReconciliationRuns: ...
     @property
     def transactions(self) -> Transactions: ...
     @property
-    def transaction_snapshots(self) -> TransactionSnapshots: ...
+    def transaction_snapshots(self) -> TransactionBufferSnapshots: ...
     @property
     def delayed(self) -> DelayedIndex: ...
     @property
-    def records(self) -> Records: ...
+    def records(self) -> RecordOutbox: ...
     @property
     def tombstones(self) -> Tombstones: ...

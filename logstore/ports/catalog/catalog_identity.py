@@ -7,13 +7,13 @@ from logstore.identity.bucket_markers import BucketRole
 from logstore.ports.catalog.inspection_and_audit import InspectedCopy
 
 
-class Identities(Protocol):
+class CatalogIdentity(Protocol):
     """Id of the catalog and its buckets."""
 
     def catalog_id(self) -> str:
         """Return the catalog's UUID, which never changes."""
 
-    def marked_buckets(self) -> frozenset[tuple[BucketRole, str]]:
+    def list_marked_buckets(self) -> frozenset[tuple[BucketRole, str]]:
         """Return role and name of every bucket that was recorded as having this catalog's marker."""
 
     def record_marker(self, role: BucketRole, bucket: str) -> None:
@@ -22,7 +22,7 @@ class Identities(Protocol):
         Idempotency: keyed by role and bucket. The time of the first call stays.
         """
 
-    def known_copies(self, role: BucketRole, bucket: str, *, limit: int) -> Sequence[InspectedCopy]:
+    def list_expected_copies(self, role: BucketRole, bucket: str, *, limit: int) -> Sequence[InspectedCopy]:
         """Return copies that the bucket must hold if it belongs to this catalog.
 
         LIVE copies come first, then detached copies that are not deleted, each newest first. Tiered copies are selected

@@ -1,7 +1,7 @@
 """Ports of a rebuild: the database into which a lost catalog is loaded, and adoption.
 
 Adoption compares storage with the loaded rows, shard by shard, and stages the differences. Then it settles each topic
-in one transaction. Until `Adoption.finish` the catalog refuses all other writes with `CatalogAdopting`.
+in one transaction. Until `make_catalog_ready` the catalog refuses all other writes with `CatalogAdopting`.
 
 If a loaded ledger has no place and is not CREATING, its list does not name it.
 """
@@ -14,13 +14,13 @@ from typing import Protocol
 from logstore.identity.bucket_markers import BucketRole
 from logstore.log.ledgers import Component, LedgerOwner, LedgerState, LedgerStatement
 from logstore.positions import LedgerId, TopicId
-from logstore.records.adoption_rule import Upload
+from logstore.records.adoption_rule import UnregisteredUpload
 from logstore.records.manifest import Manifest
 from logstore.records.rebuild_job import RowFilesFolder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RebuildTarget:
+class RebuildTargetContent:
     """Content of the database before a load."""
 
     rebuild: str = ""  # unfinished rebuild that loaded the database; empty: the database is empty
@@ -28,7 +28,7 @@ class RebuildTarget:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CatalogLoad:
+class RebuiltCatalogStart:
     """State of a rebuilt catalog at its start, besides its rows."""
 
     rebuild: str
@@ -43,7 +43,7 @@ class CatalogLoad:
 class RebuildDatabase(Protocol):
     """Database of a rebuilt catalog. All rows are loaded, or none."""
 
-    def read_target(self) -> RebuildTarget:
+    def read_target(self) -> RebuildTargetContent:
         """Return the content of the database. This changes nothing.
 
         Raises:
@@ -53,7 +53,7 @@ class RebuildDatabase(Protocol):
             StoreUnavailable: The database does not answer.
         """
 
-    def load(self, load: CatalogLoad, files: RowFilesFolder, proceed: Callable[[], None]) -> None:
+    def load_rows(self, load: RebuiltCatalogStart, files: RowFilesFolder, proceed: Callable[[], None]) -> None:
         """Load the rows into the empty database. Afterwards the catalog is ADOPTING. Idempotent.
 
         Args:
@@ -70,7 +70,7 @@ class RebuildDatabase(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class IssuedIds:
+class IssuedIdBounds:
     """Ceilings of the loaded manifest. The lost catalog gave out only numbers below these ceilings."""
 
     epoch: int
@@ -82,7 +82,7 @@ class IssuedIds:
         """Return whether the lost catalog may have given out these two ids."""
         return 0 <= ledger_id < self.ledger and 0 <= topic_id < self.topic
 
-    def covers_upload(self, upload: Upload) -> bool:
+    def covers_upload(self, upload: UnregisteredUpload) -> bool:
         """Return whether the lost catalog may have given out the epoch and the transactions of an upload."""
         txns = {*(span.txn for span in upload.transactions), *(marker.txn for marker in upload.markers)}
         txns |= {sequences.txn for sequences in upload.producers if sequences.txn}
@@ -136,7 +136,7 @@ class StagedLedger:
     topic_id: TopicId
     standing: StorageDiscrepancy
     statement: LedgerStatement | None = None  # statement of a STRANGER
-    uploads: tuple[Upload, ...] = ()  # uploads of a ledger that can have new segments
+    uploads: tuple[UnregisteredUpload, ...] = ()  # uploads of a ledger that can have new segments
     objects: int = 0  # number of segments of a STRANGER
     size_bytes: int = 0  # size of these segments
 
@@ -169,17 +169,17 @@ class AdoptionReport:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AbsenceCounts:
+class AbsentLedgerCounts:
     """Counts of listed ledgers. Ledgers deleted before the flush are not counted: they need no objects."""
 
     absent_ledgers: int = 0  # ledgers without an object in any bucket
     total_ledgers: int = 0  # all listed ledgers, including ledgers that adoption has removed
 
 
-class Adoption(Protocol):
+class CatalogAdoption(Protocol):
     """Adoption of uploads into a rebuilt catalog. Every method is idempotent."""
 
-    def issued_ids(self) -> IssuedIds:
+    def read_issued_ids(self) -> IssuedIdBounds:
         """Return the bounds of the ids that the lost catalog may have given out.
 
         Raises:
@@ -188,10 +188,10 @@ class Adoption(Protocol):
 
     def is_adopting(self) -> bool: ...
 
-    def loaded_ledgers(self, shard: int, *, after: LedgerId, limit: int) -> Sequence[LoadedLedger]:
+    def list_loaded_ledgers(self, shard: int, *, after: LedgerId, limit: int) -> Sequence[LoadedLedger]:
         """Return loaded ledgers with id % 256 = `shard` and an id above `after`, ascending."""
 
-    def missing_row_causes(self, ledger_ids: Collection[LedgerId]) -> Mapping[LedgerId, MissingRowCause]:
+    def find_missing_row_causes(self, ledger_ids: Collection[LedgerId]) -> Mapping[LedgerId, MissingRowCause]:
         """Return why ledgers have no row. Ledgers with a row are left out."""
 
     def highest_ledger_id(self) -> LedgerId:
@@ -212,10 +212,10 @@ class Adoption(Protocol):
             up_to: End of the part, inclusive. `None`: the end of the shard.
         """
 
-    def count_absent_ledgers(self) -> AbsenceCounts:
+    def count_absent_ledgers(self) -> AbsentLedgerCounts:
         """Count the ledgers staged as ABSENT, whether settled or not. A READY catalog has none."""
 
-    def unsettled_topics(self, *, after: TopicId, limit: int) -> Sequence[TopicId]:
+    def list_unsettled_topics(self, *, after: TopicId, limit: int) -> Sequence[TopicId]:
         """Return topics with unsettled ledgers, ascending."""
 
     def settle_topic(self, topic_id: TopicId, *, rows_epoch: int) -> None:
@@ -241,10 +241,10 @@ class Adoption(Protocol):
         6. Set the catalog's epoch in unfinished intents.
         """
 
-    def report(self) -> AdoptionReport:
+    def count_outcomes(self) -> AdoptionReport:
         """Return the counts so far."""
 
-    def finish(self) -> None:
+    def make_catalog_ready(self) -> None:
         """Make the catalog READY, so that writers may begin."""
 
 

@@ -16,7 +16,7 @@ class Claim:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cause:
+class AuditCause:
     """Actor, reason and workflow of a destructive act, for the audit log."""
 
     actor: str
@@ -25,7 +25,7 @@ class Cause:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FiledCount:
+class FiledIntentCount:
     """Number of new intents of one component and one kind of copy."""
 
     component: str
@@ -41,11 +41,11 @@ class DetachedBatch:
     ledgers: int  # taken out of their list
     intents: int  # rows for phase two: new intents, and stalled intents that the batch took over
     finished: Mapping[str, int] = field(default_factory=dict)  # intents finished before, by outcome
-    filed_counts: Sequence[FiledCount] = field(default=(), compare=False)  # filed by this call; repeated: empty
+    filed_counts: Sequence[FiledIntentCount] = field(default=(), compare=False)  # filed by this call; repeated: empty
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RowRange:
+class IntentRowRange:
     """Range of a batch's row ids, both ends inclusive."""
 
     first: int
@@ -65,7 +65,7 @@ class IntentResult:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tally:
+class IntentTally:
     """Counts of a batch. They are taken from its rows, so work that ran twice is counted once."""
 
     outcomes: Mapping[str, int]  # rows by outcome; RETRYING means unfinished
@@ -75,7 +75,7 @@ class Tally:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Inflight:
+class UnfinishedIntentCounts:
     """Counts of remaining intents. Everything is deleted only if both counts are zero."""
 
     estimated_inflight: int

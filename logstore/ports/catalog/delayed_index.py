@@ -3,22 +3,22 @@
 from dataclasses import dataclass
 from typing import Protocol
 
-from logstore.delayed.index_buckets import Bucket, BucketLimits, BucketList
+from logstore.delayed.index_buckets import IndexBucket, IndexBucketList, SealAndMergeLimits
 from logstore.ports.catalog.claims_and_batches import Claim
 from logstore.positions import LedgerId, Position, TopicId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NewBucket:
+class NewIndexBucket:
     """Newborn ledger that is to be an index bucket, with the size and the digest of its one segment."""
 
-    bucket: Bucket
+    bucket: IndexBucket
     size_bytes: int
     sha256: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BucketSwitch:
+class IndexBucketSwitch:
     """Change of a topic's list of index buckets, if its list version is `expected`.
 
     - A seal adds index buckets after the last one and moves `sealed_to`.
@@ -30,7 +30,7 @@ class BucketSwitch:
     topic_id: TopicId
     expected: int  # list version
     removed: tuple[LedgerId, ...] = ()
-    added: tuple[NewBucket, ...] = ()
+    added: tuple[NewIndexBucket, ...] = ()
     sealed_to: Position | None = None  # None: unchanged
     reason: str = ""  # for the audit log, if index buckets are removed
 
@@ -45,7 +45,7 @@ class UnsealedCounts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DelayedCounts:
+class DelayedMessageCounts:
     """Totals of all topics, for gauges."""
 
     buckets: int
@@ -56,17 +56,17 @@ class DelayedCounts:
 class DelayedIndex(Protocol):
     """Lists of index buckets. Every change compares and raises the list version of the topic's list."""
 
-    def listed(self, topic_id: TopicId) -> BucketList:
+    def get_bucket_list(self, topic_id: TopicId) -> IndexBucketList:
         """Return the topic's list. It is empty if there is no list or no such topic."""
 
-    def unsealed(self, topic_id: TopicId) -> UnsealedCounts: ...
+    def count_unsealed_entries(self, topic_id: TopicId) -> UnsealedCounts: ...
 
-    def counts(self) -> DelayedCounts: ...
+    def count_delayed_messages(self) -> DelayedMessageCounts: ...
 
-    def holder(self, topic_id: TopicId) -> str | None:
+    def find_claim_holder(self, topic_id: TopicId) -> str | None:
         """Return the workflow with a live claim on the topic's list."""
 
-    def due_topics(self, limits: BucketLimits, *, after: TopicId, limit: int) -> list[TopicId]:
+    def list_topics_with_work(self, limits: SealAndMergeLimits, *, after: TopicId, limit: int) -> list[TopicId]:
         """Return unclaimed topics above `after` with work to seal, merge or drop, ascending.
 
         An index bucket is dropped in three cases:
@@ -76,23 +76,23 @@ class DelayedIndex(Protocol):
         3. All of its ledgers were trimmed.
         """
 
-    def droppable(self, topic_id: TopicId) -> list[LedgerId]:
+    def list_droppable_buckets(self, topic_id: TopicId) -> list[LedgerId]:
         """Return the topic's index buckets to drop, by the rule of `due_topics`."""
 
-    def claim(self, topic_id: TopicId, claim: Claim) -> bool:
+    def claim_bucket_list(self, topic_id: TopicId, claim: Claim) -> bool:
         """Claim a topic's list, or renew the claim. Return whether the list is claimed.
 
         The claim is refused if another workflow has a live claim, or if the topic does not exist or is not ACTIVE.
         Claims only save work. List versions decide which changes are published.
         """
 
-    def renew(self, claim: Claim) -> int:
+    def renew_claims(self, claim: Claim) -> int:
         """Renew all claims of the workflow, page by page. Return their number."""
 
-    def release(self, topic_id: TopicId, workflow_id: str) -> None:
+    def release_claim(self, topic_id: TopicId, workflow_id: str) -> None:
         """Release the claim if it belongs to that workflow."""
 
-    def switch(self, switch: BucketSwitch) -> bool:
+    def switch_buckets(self, switch: IndexBucketSwitch) -> bool:
         """Change the list in one transaction. Newborn ledgers become listed and CLOSED. Removed ledgers get an intent.
 
         The change is refused if the list version differs, if a removed index bucket is not listed, or if the topic is
@@ -103,7 +103,7 @@ class DelayedIndex(Protocol):
             InvalidInput: Index buckets would overlap or end after `sealed_to`. Nothing has changed.
         """
 
-    def clear(self, topic_id: TopicId, *, reason: str) -> int:
+    def retire_all_buckets(self, topic_id: TopicId, *, reason: str) -> int:
         """Retire all index buckets and reset the sealed range, so that the log is sealed again. Return their number.
 
         The list version rises, so running seals and merges fail to switch and retire the ledgers that they wrote.

@@ -22,7 +22,7 @@ from logstore.transactions.transaction_ids_and_states import TransactionId, Tran
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ProducerAdvance:
+class ProducerSequenceRange:
     """Sequence ids of one producer in a segment. They are registered only if `first` is above the last registered id.
 
     While the producer's transaction is open, only entries of this transaction are registered (`ProducerSequence`).
@@ -35,7 +35,7 @@ class ProducerAdvance:
 
 
 @dataclass(frozen=True, slots=True)
-class TransactionEntries:
+class TransactionEntryRange:
     """Consecutive entries of a segment that belong to an open transaction."""
 
     txn: TransactionId
@@ -43,7 +43,7 @@ class TransactionEntries:
     entries: int
 
 
-class LedgerEnd(NamedTuple):
+class LedgerAppendState(NamedTuple):
     """State of a listed ledger before the next segment."""
 
     topic_id: int
@@ -52,7 +52,7 @@ class LedgerEnd(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RegisterSegment:
+class RegisterSegmentWrite:
     """Write that registers an uploaded segment in its ledger. From then on its entries exist."""
 
     topic_id: TopicId
@@ -62,13 +62,18 @@ class RegisterSegment:
     entries: int
     size_bytes: int
     sha256: str | None = None  # SHA-256 of the object, hexadecimal; None: not known
-    producers: tuple[ProducerAdvance, ...] = ()
-    transactions: tuple[TransactionEntries, ...] = ()
+    producers: tuple[ProducerSequenceRange, ...] = ()
+    transactions: tuple[TransactionEntryRange, ...] = ()
     markers: tuple[int, ...] = ()  # offsets in the segment of entries that no consumer sees
     delayed: int = 0  # entries with a delivery time
 
     def refusal(
-        self, *, epoch: int, topic: str | None, ledger: LedgerEnd | None, sequences: Mapping[str, ProducerSequence]
+        self,
+        *,
+        epoch: int,
+        topic: str | None,
+        ledger: LedgerAppendState | None,
+        sequences: Mapping[str, ProducerSequence],
     ) -> SextonError | None:
         """Return the error of the first condition that the locked rows do not satisfy, or `None`.
 
@@ -85,7 +90,7 @@ class RegisterSegment:
             return PreconditionFailed(f"topic {self.topic_id}: expected state ACTIVE, found {topic}")
         return self._refused_by_ledger(ledger) or self._refused_by_producers(sequences)
 
-    def _refused_by_ledger(self, ledger: LedgerEnd | None) -> SextonError | None:
+    def _refused_by_ledger(self, ledger: LedgerAppendState | None) -> SextonError | None:
         subject = f"ledger {self.ledger_id}"
         if ledger is None or ledger.state != LedgerState.OPEN:
             return LedgerFenced(f"{subject}: expected state OPEN, found {ledger.state if ledger else 'not listed'}")
@@ -110,7 +115,7 @@ class RegisterSegment:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Acknowledge:
+class AcknowledgeWrite:
     """Write that acknowledges, for a subscription, single positions or all entries up to a position."""
 
     topic_id: TopicId
@@ -125,7 +130,7 @@ class Acknowledge:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BeginTransaction:
+class BeginTransactionWrite:
     """Write that opens a transaction. A repeated call opens another transaction, and the first one times out."""
 
     tc_id: int
@@ -133,14 +138,14 @@ class BeginTransaction:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EndTransaction:
+class EndTransactionWrite:
     """Write that decides a transaction. A repeated call with the same decision returns the same result."""
 
     txn: TransactionId
     commit: bool
 
 
-Write = RegisterSegment | Acknowledge | BeginTransaction | EndTransaction
+GroupCommitWrite = RegisterSegmentWrite | AcknowledgeWrite | BeginTransactionWrite | EndTransactionWrite
 """Small write of a group commit."""
 
 
@@ -176,13 +181,15 @@ class EndTransactionResult:
     state: TransactionState
 
 
-WriteResult = RegisterSegmentResult | AcknowledgeResult | BeginTransactionResult | EndTransactionResult | SextonError
+GroupCommitResult = (
+    RegisterSegmentResult | AcknowledgeResult | BeginTransactionResult | EndTransactionResult | SextonError
+)
 
 
-class Commits(Protocol):
+class GroupCommits(Protocol):
     """Group commit of small writes."""
 
-    def commit(self, writes: Sequence[Write]) -> list[WriteResult]:
+    def commit_writes(self, writes: Sequence[GroupCommitWrite]) -> list[GroupCommitResult]:
         """Commit all writes in one transaction. Return a result or an error for each write, in order.
 
         A refused write does not affect the others. Its error is one of:

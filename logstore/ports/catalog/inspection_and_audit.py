@@ -7,12 +7,12 @@ from typing import Protocol
 
 from logstore.deletion.intents import DeletionIntent
 from logstore.log.ledgers import LedgerState
-from logstore.ports.catalog.claims_and_batches import Cause
+from logstore.ports.catalog.claims_and_batches import AuditCause
 from logstore.ports.catalog.record_log import Tombstone
 from logstore.positions import LedgerId
 
 
-class ReferenceKind(StrEnum):
+class LedgerReferenceKind(StrEnum):
     """Kinds of references that keep a ledger."""
 
     LIST = "LIST"  # component, keys, place, and whether the ledger is the last of its list
@@ -25,10 +25,10 @@ class ReferenceKind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reference:
+class LedgerReference:
     """Reference to the ledger."""
 
-    kind: ReferenceKind
+    kind: LedgerReferenceKind
     facts: Mapping[str, object]  # JSON values; their names depend on `kind`
 
 
@@ -67,7 +67,7 @@ class AuditEntry:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LiveLedger:
+class UndetachedLedger:
     """Row of a ledger that was not detached."""
 
     state: LedgerState
@@ -84,25 +84,27 @@ class LedgerHistory:
     """All records about a ledger. After its deletion was forgotten, only decisions may remain."""
 
     ledger_id: LedgerId
-    live: LiveLedger | None
-    references: Sequence[Reference]
+    live: UndetachedLedger | None
+    references: Sequence[LedgerReference]
     copies: Sequence[InspectedCopy]  # newest generation: one of each kind, and for tiered copies one of each attempt
     intents: Sequence[InspectedIntent]  # newest first
     decisions: Sequence[AuditEntry]  # newest first
     tombstone: Tombstone | None = None
 
 
-class Inspection(Protocol):
+class LedgerInspection(Protocol):
     """Reads for people."""
 
-    def ledger(self, ledger_id: LedgerId, *, decisions: int) -> LedgerHistory:
+    def get_ledger_history(self, ledger_id: LedgerId, *, max_decisions: int) -> LedgerHistory:
         """Return the records of the ledger at one moment, with at most `decisions` rows of the audit log.
 
         Raises:
             UnknownObject: The catalog never created a ledger with this id.
         """
 
-    def decisions(self, *, topic: str | None = None, ledger_id: LedgerId | None = None, limit: int) -> list[AuditEntry]:
+    def list_audit_entries(
+        self, *, topic: str | None = None, ledger_id: LedgerId | None = None, limit: int
+    ) -> list[AuditEntry]:
         """Return rows of the audit log, newest first, of an encoded topic name or of a ledger.
 
         Topics are selected by name, so that deleted topics and all topics that ever had the name are included.
@@ -112,7 +114,7 @@ class Inspection(Protocol):
 class AuditLog(Protocol):
     """Destructive acts with actor and reason. The catalog audits its own acts in the transactions of their changes."""
 
-    def record(self, act: str, cause: Cause, *, detail: Mapping[str, object]) -> None:
+    def record_act(self, act: str, cause: AuditCause, *, detail: Mapping[str, object]) -> None:
         """Record an act outside the catalog before it happens, or its result.
 
         Not idempotent: a repeated call adds an equal row.

@@ -46,7 +46,7 @@ class Segment:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TopicTotals:
+class TopicLedgerTotals:
     """Totals of a topic's data ledgers."""
 
     ledgers: int
@@ -56,10 +56,10 @@ class TopicTotals:
     last: Position | None  # last entry that readers may see; None: no entry is visible
 
 
-class Ledgers(Protocol):
+class DataLedgers(Protocol):
     """Ledgers of a topic's data list and their segments."""
 
-    def epoch(self) -> int:
+    def catalog_epoch(self) -> int:
         """Return the catalog's epoch. A rebuilt catalog has another epoch."""
 
     def list_ledgers(
@@ -70,10 +70,10 @@ class Ledgers(Protocol):
         The page begins with `from_ledger`, inclusive, whether or not this ledger is listed.
         """
 
-    def totals(self, topic_id: TopicId) -> TopicTotals:
+    def get_topic_totals(self, topic_id: TopicId) -> TopicLedgerTotals:
         """Return the totals of the topic's data ledgers, read as one row."""
 
-    def backlogs(self, topic_id: TopicId, states: Sequence[CursorState]) -> list[int]:
+    def count_backlogs(self, topic_id: TopicId, states: Sequence[CursorState]) -> list[int]:
         """Return the number of listed entries that each cursor has not acknowledged. Each cursor costs a few reads."""
 
     def last_ledger(self, topic_id: TopicId) -> Ledger | None:
@@ -82,7 +82,7 @@ class Ledgers(Protocol):
     def last_ledgers(self, topic_ids: Collection[TopicId]) -> list[Ledger]:
         """Return the last ledger of each topic, in one read. Topics with an empty list are left out."""
 
-    def create(self, topic_id: TopicId, *, application: str) -> LedgerStatement:
+    def create_ledger(self, topic_id: TopicId, *, application: str) -> LedgerStatement:
         """Insert a row for a new ledger with the next id, CREATING and unlisted.
 
         Not idempotent. If the row is not attached within `registration_timeout`, the topic's next trim detaches it.
@@ -92,7 +92,7 @@ class Ledgers(Protocol):
             PreconditionFailed: The topic is not ACTIVE.
         """
 
-    def attach(self, ledger_id: LedgerId, *, after: LedgerId | None) -> bool:
+    def attach_ledger(self, ledger_id: LedgerId, *, after: LedgerId | None) -> bool:
         """Make a CREATING ledger OPEN at the end of its list, and close the last ledger, which must still be `after`.
 
         If the last ledger is another one or has a higher id, the ledger is not attached. The same transaction then
@@ -113,24 +113,26 @@ class Ledgers(Protocol):
         Idempotency: each call makes phase two look once more. Objects that it has deleted are not found again.
         """
 
-    def segments(self, ledger_id: LedgerId, *, from_entry: int = 0) -> list[Segment]:
+    def list_segments(self, ledger_id: LedgerId, *, from_entry: int = 0) -> list[Segment]:
         """Return registered segments with entries from `from_entry` on, ascending."""
 
-    def find_segments(self, topic_id: TopicId, wanted: Mapping[LedgerId, range]) -> list[tuple[Ledger, list[Segment]]]:
+    def find_segments_of_ranges(
+        self, topic_id: TopicId, range_by_ledger: Mapping[LedgerId, range]
+    ) -> list[tuple[Ledger, list[Segment]]]:
         """Return the requested ledgers that are listed, ascending, with the segments of their ranges, in one read."""
 
     def producer_sequences(self, topic_id: TopicId, producers: Iterable[str]) -> dict[str, ProducerSequence]:
         """Return the sequences by producer. Producers without a sequence are left out."""
 
 
-class Components(Protocol):
+class ComponentLedgerRows(Protocol):
     """Ledgers of all components of a topic.
 
     Each ledger owner, such as a cursor or the schema of a topic, has its own list. The first ledger creates the list.
     Component ledgers are written whole. The component's port publishes them as CLOSED.
     """
 
-    def create(
+    def create_component_ledger(
         self, topic_id: TopicId, component: Component, keys: Mapping[str, str], *, application: str
     ) -> LedgerStatement:
         """Insert a row for a new ledger with the next id, CREATING and unlisted.
@@ -147,7 +149,9 @@ class Components(Protocol):
     def list_ledgers(self, topic_id: TopicId) -> list[Ledger]:
         """Return listed ledgers of all components: data ledgers first, each list in its order."""
 
-    def iterate_pages(self, topic_id: TopicId, *, component: Component | None = None) -> Iterator[Sequence[Ledger]]:
+    def iterate_ledger_pages(
+        self, topic_id: TopicId, *, component: Component | None = None
+    ) -> Iterator[Sequence[Ledger]]:
         """Yield the ledgers of `list_ledgers`, or only those of one component, in pages that fit into memory.
 
         A page is read when it is requested. A ledger that leaves its list meanwhile may be missing. No ledger appears

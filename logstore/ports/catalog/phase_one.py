@@ -5,14 +5,14 @@ from dataclasses import dataclass, field
 from typing import Protocol, Self
 
 from logstore.ownership import Lease
-from logstore.ports.catalog.claims_and_batches import Cause, Claim, DetachedBatch, Tally
+from logstore.ports.catalog.claims_and_batches import AuditCause, Claim, DetachedBatch, IntentTally
 from logstore.ports.catalog.ledgers_and_segments import Ledger
 from logstore.positions import LedgerId, TopicId
 from logstore.records.tombstone_rules import CompoundOperation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TopicContents:
+class TopicContentCounts:
     """Counts of a topic's ledgers, copies and subscriptions."""
 
     ledgers: Mapping[str, int]  # by component
@@ -44,7 +44,7 @@ class PhaseOne(Protocol):
         before they are committed. The other writes check no fence even under a lease.
         """
 
-    def preview(
+    def preview_detach(
         self,
         topic_id: TopicId,
         ledger_ids: Sequence[LedgerId] | None,
@@ -60,7 +60,7 @@ class PhaseOne(Protocol):
             UnknownObject, LedgerStillNeeded: The cases of `detach`.
         """
 
-    def detach(
+    def detach_ledgers(
         self,
         topic_id: TopicId,
         ledger_ids: Sequence[LedgerId] | None,
@@ -68,7 +68,7 @@ class PhaseOne(Protocol):
         force: bool,
         batch_id: str,
         claim: Claim,
-        cause: Cause,
+        cause: AuditCause,
         durable: bool | None = None,
     ) -> DetachedBatch:
         """Take ledgers out of their list and file an intent for each copy.
@@ -89,21 +89,21 @@ class PhaseOne(Protocol):
                 ledger.
         """
 
-    def reasons_to_keep(self, topic_id: TopicId, chosen: Sequence[Ledger]) -> Mapping[LedgerId, str]:
+    def find_reasons_to_keep(self, topic_id: TopicId, chosen: Sequence[Ledger]) -> Mapping[LedgerId, str]:
         """Return the ledgers that `detach_chosen` would keep, with the reason for each. Nothing changes.
 
         Raises:
             UnknownObject: The topic does not exist.
         """
 
-    def detach_chosen(
+    def detach_chosen_ledgers(
         self,
         topic_id: TopicId,
         chosen: Sequence[Ledger],
         *,
         batch_id: str,
         claim: Claim,
-        cause: Cause,
+        cause: AuditCause,
         durable: bool | None = None,
     ) -> DetachChosenResult:
         """Detach ledgers one by one. A ledger that is needed, or that has changed since it was read, stays.
@@ -118,14 +118,14 @@ class PhaseOne(Protocol):
             ClaimHeld: The batch is finished, or another workflow holds it. Nothing changed.
         """
 
-    def operate(
+    def apply_compound_operation(
         self,
         topic_id: TopicId,
         operation: CompoundOperation,
         *,
         batch_id: str,
         claim: Claim,
-        cause: Cause,
+        cause: AuditCause,
         durable: bool | None = None,
     ) -> DetachedBatch:
         """Apply several changes to one ledger, all or none, and write an audit row.
@@ -142,13 +142,13 @@ class PhaseOne(Protocol):
             LedgerStillNeeded: The ledger would lose its last copy and is needed.
         """
 
-    def would_end(self, topic_id: TopicId, operation: CompoundOperation) -> bool:
+    def would_end_ledger(self, topic_id: TopicId, operation: CompoundOperation) -> bool:
         """Return whether `operate` would remove the last copy of the ledger. Raise its errors. Nothing changes."""
 
-    def select_promising(self, topic_ids: Sequence[TopicId]) -> frozenset[TopicId]:
+    def select_detachable_topics(self, topic_ids: Sequence[TopicId]) -> frozenset[TopicId]:
         """Return the topics in which a detach may select ledgers. Most topics have no such ledger and need no lock."""
 
-    def detach_into(self, topic_id: TopicId, *, batch_id: str, claim: Claim, cause: Cause) -> DetachedBatch:
+    def detach_into_batch(self, topic_id: TopicId, *, batch_id: str, claim: Claim, cause: AuditCause) -> DetachedBatch:
         """Detach by retention into a batch of many topics. The batch is opened, or claimed for `ttl_s` from now.
 
         Newborn ledgers count as ledgers in the result.
@@ -161,17 +161,17 @@ class PhaseOne(Protocol):
             ClaimHeld: The batch is finished, or another workflow holds it. Nothing changed.
         """
 
-    def count_detached(self, batch_id: str) -> DetachedBatch:
+    def count_detached_batch(self, batch_id: str) -> DetachedBatch:
         """Count the batch from its rows. All counts of an unknown batch are zero."""
 
-    def count_contents(self, topic_id: TopicId) -> TopicContents:
+    def count_topic_contents(self, topic_id: TopicId) -> TopicContentCounts:
         """Count what a deletion of the topic would remove. Nothing changes.
 
         Raises:
             UnknownObject: The topic does not exist.
         """
 
-    def begin_topic(self, topic_id: TopicId, name: str, cause: Cause) -> int:
+    def begin_topic_deletion(self, topic_id: TopicId, name: str, cause: AuditCause) -> int:
         """Set the topic DELETING and write an audit row. Return the time in microseconds, by the catalog's clock.
 
         After the commit nothing can be attached to the topic, because that requires ACTIVE under a lock. The call does
@@ -184,8 +184,8 @@ class PhaseOne(Protocol):
             PreconditionFailed: The topic has another name.
         """
 
-    def detach_all(
-        self, topic_id: TopicId, *, batch_id: str, claim: Claim, cause: Cause, durable: bool | None = None
+    def detach_whole_topic(
+        self, topic_id: TopicId, *, batch_id: str, claim: Claim, cause: AuditCause, durable: bool | None = None
     ) -> DetachedBatch:
         """File an intent for each copy of each ledger of the topic, whatever its component and state.
 
@@ -199,7 +199,7 @@ class PhaseOne(Protocol):
             PreconditionFailed: The topic is not DELETING, or the batch id belongs to another request.
         """
 
-    def remove_topic(self, topic_id: TopicId, cause: Cause, *, durable: bool | None = None) -> bool:
+    def remove_topic(self, topic_id: TopicId, cause: AuditCause, *, durable: bool | None = None) -> bool:
         """Remove the topic's rows. Its name is free afterwards.
 
         Return whether the topic is removed. If a ledger is still attached, return `False` and change nothing.
@@ -208,5 +208,5 @@ class PhaseOne(Protocol):
             PreconditionFailed: The topic is not DELETING.
         """
 
-    def topic_tally(self, topic_id: TopicId, *, since_us: int) -> Tally:
+    def tally_topic_intents(self, topic_id: TopicId, *, since_us: int) -> IntentTally:
         """Count the topic's intents that ended since `since_us` or have not succeeded."""

@@ -8,18 +8,18 @@ from logstore.deletion.intents import DeletionIntent, DeletionState
 from logstore.log.ledgers import CopyKind
 from logstore.ownership import Lease
 from logstore.ports.catalog.claims_and_batches import (
-    Cause,
+    AuditCause,
     Claim,
     DetachedBatch,
-    Inflight,
     IntentResult,
-    RowRange,
-    Tally,
+    IntentRowRange,
+    IntentTally,
+    UnfinishedIntentCounts,
 )
 from logstore.positions import LedgerId, TopicId
 
 
-class Deletions(Protocol):
+class PhaseTwoQueue(Protocol):
     """Queue of phase two.
 
     If a newer lease exists, every method that writes raises `NotOwner` and changes nothing.
@@ -32,13 +32,13 @@ class Deletions(Protocol):
         write is committed.
         """
 
-    def list_unfinished_ranges(self, batch_id: str, *, after: int, rows: int, limit: int) -> list[RowRange]:
+    def list_unfinished_ranges(self, batch_id: str, *, after: int, rows: int, limit: int) -> list[IntentRowRange]:
         """Return up to `limit` ranges of about `rows` unfinished intents of the batch, after row id `after`.
 
         A range contains no intent that is finished or has a workflow of its own.
         """
 
-    def list_intents_in_range(self, batch_id: str, row_range: RowRange) -> list[DeletionIntent]:
+    def list_intents_in_range(self, batch_id: str, row_range: IntentRowRange) -> list[DeletionIntent]:
         """Return the batch's intents in the range, finished or not, ascending by row id, with `referenced` set."""
 
     def renew_batch_claim(self, batch_id: str, claim: Claim) -> None:
@@ -64,7 +64,7 @@ class Deletions(Protocol):
             PreconditionFailed: The batch is finished or was released.
         """
 
-    def resume(self, batch_id: str) -> None:
+    def resume_batch(self, batch_id: str) -> None:
         """End the pause of the batch. Then only its claim holds it.
 
         Raises:
@@ -72,14 +72,14 @@ class Deletions(Protocol):
             PreconditionFailed: The batch is finished.
         """
 
-    def release(self, batch_id: str) -> bool:
+    def release_paused_batch(self, batch_id: str) -> bool:
         """End the claim of a paused batch whose workflow is gone. The next sweep takes its rows.
 
         Call this only if a person asked for it. Return whether the batch was paused and unfinished. Otherwise nothing
         changes.
         """
 
-    def finish(self, ended: Sequence[IntentResult], *, holder: str) -> frozenset[int]:
+    def record_outcomes(self, results: Sequence[IntentResult], *, holder: str) -> frozenset[int]:
         """Record outcomes of rows that are PENDING and belong to the holder. Other rows do not change.
 
         A row that moved to another batch stays in that batch, even if storage confirmed that nothing is left. Since
@@ -95,8 +95,8 @@ class Deletions(Protocol):
             Ids of the rows that this call finished.
         """
 
-    def hand_over(
-        self, row_ids: Mapping[int, str], *, batch_id: str, errors: Mapping[int, str], ttl_s: float
+    def move_to_own_workflows(
+        self, workflow_id_by_row: Mapping[int, str], *, batch_id: str, error_by_row: Mapping[int, str], ttl_s: float
     ) -> frozenset[int]:
         """Move the claims of PENDING rows of the batch to the given workflows. This counts as their first attempt.
 
@@ -106,7 +106,7 @@ class Deletions(Protocol):
             Ids of the rows that this call moved.
         """
 
-    def take(
+    def claim_intent(
         self,
         ledger_id: LedgerId,
         copy: CopyKind,
@@ -114,7 +114,7 @@ class Deletions(Protocol):
         claim: Claim,
         *,
         epoch: int | None = None,
-        attempt: bool = True,
+        counts_attempt: bool = True,
         topic: str | None = None,
     ) -> DeletionIntent:
         """Claim one row, and count an attempt if `attempt` is set. Return the intent with `referenced` set.
@@ -130,7 +130,9 @@ class Deletions(Protocol):
             ClaimHeld: Another workflow holds the row.
         """
 
-    def hold(self, row_id: int, claim: Claim, *, error: str | None = None, keys_left: int | None = None) -> int:
+    def extend_claim_after_attempt(
+        self, row_id: int, claim: Claim, *, error: str | None = None, keys_left: int | None = None
+    ) -> int:
         """Claim the row for `ttl_s` from now, and store the error of an attempt. A finished row does not change.
 
         `keys_left` is the number of keys that storage kept, if it answered for all of them.
@@ -143,14 +145,14 @@ class Deletions(Protocol):
             ClaimHeld: Another workflow holds the row.
         """
 
-    def tally(self, batch_id: str) -> Tally: ...
+    def tally_batch(self, batch_id: str) -> IntentTally: ...
 
-    def close(self, batch_id: str, cause: Cause) -> Tally:
+    def close_batch(self, batch_id: str, cause: AuditCause) -> IntentTally:
         """Count the batch by outcome. The first call closes the batch and writes the audit row."""
 
-    def inflight(self) -> Inflight: ...
+    def count_unfinished_intents(self) -> UnfinishedIntentCounts: ...
 
-    def list(
+    def list_intents(
         self,
         state: DeletionState | None,
         *,
@@ -163,7 +165,7 @@ class Deletions(Protocol):
         `topic` is an encoded name. It selects rows of all topics that ever had this name.
         """
 
-    def failures(
+    def list_failed_intents(
         self,
         *,
         topic_id: TopicId | None = None,
@@ -178,7 +180,7 @@ class Deletions(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ForgottenCounts:
+class RemovedRowCounts:
     """Counts of removed rows of the catalog."""
 
     rows: int = 0  # intents in state DELETED
@@ -186,7 +188,7 @@ class ForgottenCounts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SweepBacklog:
+class SweepBacklogCounts:
     """Counts of the work that a sweep would find now."""
 
     stalled: int
@@ -196,13 +198,13 @@ class SweepBacklog:
     runs: int  # batches to be removed, except those that become empty when `rows` are removed
 
 
-class Upkeep(Protocol):
+class PhaseTwoQueueUpkeep(Protocol):
     """Upkeep of the queue: takes up stalled intents, removes rows that finished long ago, redrives dead letters.
 
     A schedule calls `adopt` and `forget` every minute. If there is nothing to do, each is one small read.
     """
 
-    def adopt(self, *, batch_id: str, claim: Claim, limit: int) -> DetachedBatch:
+    def move_stalled_to_batch(self, *, batch_id: str, claim: Claim, limit: int) -> DetachedBatch:
         """Move up to `limit` stalled intents of any topic, and as many newborn ledgers, into a new batch.
 
         - Stalled intents are unfinished and have no live claim.
@@ -216,10 +218,10 @@ class Upkeep(Protocol):
         trace, and may find something when it is repeated.
         """
 
-    def count_backlog(self, *, older_than_s: float) -> SweepBacklog:
+    def count_sweep_backlog(self, *, older_than_s: float) -> SweepBacklogCounts:
         """Count what `adopt` would take now, and what `forget` would remove."""
 
-    def forget(self, *, older_than_s: float, limit: int, cause: Cause) -> ForgottenCounts:
+    def remove_finished_rows(self, *, older_than_s: float, limit: int, cause: AuditCause) -> RemovedRowCounts:
         """Remove up to `limit` DELETED rows that finished earlier than `older_than_s` ago, and as many empty batches.
 
         Dead letters stay. Rows of a batch with a working workflow also stay, because the batch certificate counts them.
@@ -231,7 +233,9 @@ class Upkeep(Protocol):
     def count_redrivable(self, row_ids: Sequence[int] | None) -> int:
         """Count the rows that `redrive` would start now. Raise its errors. Nothing changes."""
 
-    def redrive(self, row_ids: Sequence[int] | None, *, batch_id: str, claim: Claim, cause: Cause) -> DetachedBatch:
+    def redrive_dead_letters(
+        self, row_ids: Sequence[int] | None, *, batch_id: str, claim: Claim, cause: AuditCause
+    ) -> DetachedBatch:
         """Turn dead letters into pending intents of a new batch, in one transaction. `None` means all dead letters.
 
         Attempts start at zero again. The last error stays until there is another. A row in an unknown state counts as a

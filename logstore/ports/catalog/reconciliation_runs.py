@@ -7,12 +7,12 @@ from typing import Any, Protocol
 
 from logstore.deletion.intents import Outcome
 from logstore.log.ledgers import CopyKind, LedgerStatement
-from logstore.ports.catalog.claims_and_batches import Cause, Claim, DetachedBatch
+from logstore.ports.catalog.claims_and_batches import AuditCause, Claim, DetachedBatch
 from logstore.positions import LedgerId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CatalogState:
+class CatalogTimeAndIds:
     """Clock, epoch and next ledger id of the catalog at one moment."""
 
     now_us: int
@@ -63,11 +63,11 @@ class FindingsToFile:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PageOfFindings(FindingsToFile):
+class FindingsFilingRequest(FindingsToFile):
     """Findings to file, with the claim and the cause of the apply."""
 
     claim: Claim  # claim on the batch, of the workflow that does phase two
-    cause: Cause  # actor, reason and workflow of the apply
+    cause: AuditCause  # actor, reason and workflow of the apply
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +79,7 @@ class FilingResult:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FiledCopy:
+class FiledCopyRow:
     """Row of a batch, as it is now."""
 
     row_id: int
@@ -92,10 +92,10 @@ class FiledCopy:
     size_bytes: int
 
 
-class Reconciliation(Protocol):
+class ReconciliationRuns(Protocol):
     """Runs of plans, scrubs and applies, and the writes that turn orphans into intents."""
 
-    def catalog_state(self) -> CatalogState: ...
+    def read_catalog_state(self) -> CatalogTimeAndIds: ...
 
     def count_ledgers(self, *, below: int) -> int:
         """Return the number of ledger rows with a lower id."""
@@ -115,24 +115,24 @@ class Reconciliation(Protocol):
             UnknownObject: No run has this id.
         """
 
-    def run(self, run_id: str) -> ReconciliationRun:
+    def get_run(self, run_id: str) -> ReconciliationRun:
         """Return one run.
 
         Raises:
             UnknownObject: No run has this id.
         """
 
-    def runs(self, kind: RunKind, *, limit: int) -> list[ReconciliationRun]:
+    def list_runs(self, kind: RunKind, *, limit: int) -> list[ReconciliationRun]:
         """Return runs, finished or not, newest first."""
 
-    def forget(self, *, older_than_s: float, limit: int) -> list[str]:
+    def remove_old_runs(self, *, older_than_s: float, limit: int) -> list[str]:
         """Remove old runs that no workflow works on, and return their ids.
 
         The newest finished plan stays. A plan with an unfinished apply also stays. The caller then removes the output
         of the runs. If the caller dies before that, files without a run remain, and the next plan removes them.
         """
 
-    def file(self, page: PageOfFindings) -> FilingResult:
+    def file_findings(self, page: FindingsFilingRequest) -> FilingResult:
         """File a page of findings for phase two in one transaction, and check each finding again under locks.
 
         1. An orphan is kept if a row explains it (`doubt_orphan`), if its intent is unfinished or a dead letter, if its
@@ -160,7 +160,9 @@ class Reconciliation(Protocol):
             PreconditionFailed: The batch id belongs to another request.
         """
 
-    def pass_over(self, segments: Mapping[int, tuple[LedgerId, int]], *, cause: Cause) -> Mapping[int, str]:
+    def pass_over_segments(
+        self, segment_by_finding: Mapping[int, tuple[LedgerId, int]], *, cause: AuditCause
+    ) -> Mapping[int, str]:
         """Make sure that no writer will ever register these segments, whose objects are about to be deleted.
 
         An open ledger takes only numbers above its highest number. So this number is raised to the segment's number. A
@@ -182,13 +184,13 @@ class Reconciliation(Protocol):
         Idempotency: a repeated call does not raise a number again.
         """
 
-    def preview_pass_over(
-        self, segments: Mapping[int, tuple[LedgerId, int]], *, passed_over: Mapping[LedgerId, int]
+    def preview_pass_over_segments(
+        self, segment_by_finding: Mapping[int, tuple[LedgerId, int]], *, passed_over: Mapping[LedgerId, int]
     ) -> Mapping[int, str]:
         """Return what `pass_over` would return now. Take no lock.
 
         `passed_over` is the highest segment of each ledger that earlier calls would have passed over.
         """
 
-    def filed(self, batch_id: str, *, after: int, limit: int) -> list[FiledCopy]:
+    def list_filed_copies(self, batch_id: str, *, after: int, limit: int) -> list[FiledCopyRow]:
         """Return rows of a batch above the row id `after`, ascending. Rows that a sweep took over are in its batch."""

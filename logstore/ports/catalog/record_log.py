@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from logstore.deletion.intents import DeletionIntent
 from logstore.ports.catalog.claims_and_batches import Claim
-from logstore.records.manifest import Block, Ceilings, Manifest
+from logstore.records.manifest import Block, IdCeilings, Manifest
 from logstore.records.record_kinds import RecordKind
 
 if TYPE_CHECKING:
@@ -32,8 +32,8 @@ class RecordLogState(KnownManifest):
 
     bundles: int
     is_adopting: bool  # a replica database, or a rebuilt catalog during adoption: destructive operations are refused
-    ceilings: Ceilings
-    next_ids: Ceilings  # next ids to give out
+    ceilings: IdCeilings
+    next_ids: IdCeilings  # next ids to give out
     outbox_changes: int  # outbox rows
     oldest_change_us: int | None  # oldest change in the outbox and the staged blocks
     oldest_cursor_change_us: int | None
@@ -57,7 +57,7 @@ class UnrecordableRecord:
         return f"{record}: {self.field or 'its row'}: expected {self.expected}, found {self.found}"
 
 
-class Changes(Protocol):
+class OutboxChanges(Protocol):
     """Unflushed changes at one moment of the catalog."""
 
     @property
@@ -71,7 +71,7 @@ class Changes(Protocol):
     def unrecordable(self) -> Sequence[UnrecordableRecord]:
         """Records left out of the batches read so far. One outbox row of each is missing in `outbox_rows`."""
 
-    def batches(self) -> Iterator[tuple[RecordKind, "pa.RecordBatch"]]:
+    def iterate_version_batches(self) -> Iterator[tuple[RecordKind, "pa.RecordBatch"]]:
         """Yield record versions in the schema of their kind, grouped by kind, then ascending by id and sub.
 
         The column `version` has the newest outbox row of the record. The flush replaces it by the manifest number. A
@@ -79,32 +79,32 @@ class Changes(Protocol):
         """
 
 
-class Records(Protocol):
+class RecordOutbox(Protocol):
     """Outbox, and known manifests."""
 
-    def known_manifest(self) -> KnownManifest:
+    def read_known_manifest(self) -> KnownManifest:
         """Return the newest known manifest. The cost does not depend on the outbox."""
 
-    def state(self) -> RecordLogState:
+    def read_state(self) -> RecordLogState:
         """Return the state. The cost grows with the outbox, because its rows are counted."""
 
-    def claim(self, claim: Claim) -> bool:
+    def claim_record_log(self, claim: Claim) -> bool:
         """Take or renew the claim on the record log. Return false if another workflow holds the claim.
 
         Claims only save work. The manifest number decides which writer succeeds.
         """
 
-    def release(self, workflow_id: str) -> None:
+    def release_record_log(self, workflow_id: str) -> None:
         """Release the claim if this workflow holds it."""
 
-    def begin_manifest(self, stamp: str) -> None:
+    def add_pending_stamp(self, stamp: str) -> None:
         """Add the stamp of the next manifest to the pending stamps before the manifest is stored. Idempotent.
 
         Raises:
             CatalogAdopting: The catalog is a replica.
         """
 
-    def read_changes(self, *, cursors: bool, page: int | None = None) -> AbstractContextManager[Changes]:
+    def read_changes(self, *, cursors: bool, page: int | None = None) -> AbstractContextManager[OutboxChanges]:
         """Read changes in one transaction. The transaction is open inside the `with` block.
 
         Args:
@@ -120,7 +120,7 @@ class Records(Protocol):
         *,
         number: int,
         stamp: str,
-        ceilings: Ceilings,
+        ceilings: IdCeilings,
         outbox_rows: Collection[int] = (),
         shows_own_moment: bool = True,
         staged_blocks: Sequence[Block] = (),
@@ -140,14 +140,14 @@ class Records(Protocol):
             staged_blocks: Blocks of the page that the manifest belongs to.
         """
 
-    def unflushed_ledgers(self, ledger_ids: Sequence[int]) -> frozenset[int]:
+    def find_unflushed_ledgers(self, ledger_ids: Sequence[int]) -> frozenset[int]:
         """Return the ledgers whose tombstone, intent or change of copies is in no block yet.
 
         The objects of these ledgers must not be deleted. While blocks are staged, all ledgers with a tombstone or an
         intent are returned.
         """
 
-    def finished_deletions(self, ledger_ids: Collection[int]) -> Sequence[DeletionIntent]:
+    def list_finished_deletions(self, ledger_ids: Collection[int]) -> Sequence[DeletionIntent]:
         """Return the finished deletions of primary copies that the catalog still has. Their objects are removed."""
 
     def count_unflushed_deletions(self) -> int:
@@ -167,7 +167,7 @@ class TombstoneCounts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RecordId:
+class TombstonedRecordId:
     """Identity of a record with a tombstone. Such records have an empty `sub`."""
 
     kind: RecordKind
@@ -190,7 +190,7 @@ class Tombstone:
 class Tombstones(Protocol):
     """Tombstones in the catalog."""
 
-    def topic_tombstones(
+    def list_topic_tombstones(
         self, topic_id: int, *, component: str | None = None, after: int = -1, limit: int | None = None
     ) -> Sequence[Tombstone]:
         """Return a page of the tombstones of a topic's ledgers, ascending by id.
@@ -202,11 +202,11 @@ class Tombstones(Protocol):
             limit: Size of the page. `None`: all.
         """
 
-    def count(self) -> TombstoneCounts: ...
+    def count_tombstones(self) -> TombstoneCounts: ...
 
     def mark_candidates(
-        self, run_id: str, *, before_us: int, after: RecordId | None, limit: int
-    ) -> tuple[int, RecordId | None]:
+        self, run_id: str, *, before_us: int, after: TombstonedRecordId | None, limit: int
+    ) -> tuple[int, TombstonedRecordId | None]:
         """Mark the tombstones of a page that were last updated before `before_us` as candidates of the raid.
 
         Marks of other raids in the page are removed. Not marked are tombstones that are in no block, and tombstones
@@ -222,10 +222,12 @@ class Tombstones(Protocol):
             The number of marked tombstones, and the last record of the page, or `None` if the page is empty.
         """
 
-    def candidates(self, run_id: str, *, after: RecordId | None, limit: int) -> Sequence[RecordId]:
+    def list_candidates(
+        self, run_id: str, *, after: TombstonedRecordId | None, limit: int
+    ) -> Sequence[TombstonedRecordId]:
         """Return a page of the raid's candidates, ascending by kind and id."""
 
-    def unmark(self, run_id: str, record_ids: Collection[RecordId]) -> None: ...
+    def unmark_candidates(self, run_id: str, record_ids: Collection[TombstonedRecordId]) -> None: ...
 
     def remove_candidates(self, run_id: str, *, before_us: int, limit: int) -> int:
         """Remove a page of candidates and return their number. Candidates that changed since `mark_candidates` stay."""
@@ -249,7 +251,7 @@ class AppliedManifest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AppliedCounts:
+class AppliedChangeCounts:
     """Changes of one step."""
 
     records: int = 0  # written rows of records
@@ -260,7 +262,7 @@ class AppliedCounts:
 class ReplicaDatabase(Protocol):
     """Replica database of one catalog. After the first step the database refuses other writes."""
 
-    def applied_manifest(self) -> AppliedManifest | None:
+    def read_applied_manifest(self) -> AppliedManifest | None:
         """Return the newest applied manifest, or `None` if the database is empty.
 
         Raises:
@@ -269,9 +271,9 @@ class ReplicaDatabase(Protocol):
             StoreUnavailable: The database does not answer.
         """
 
-    def apply(
+    def apply_versions(
         self, manifest: Manifest, versions: VersionReader, *, expected: AppliedManifest | None, replica: str, seed: bool
-    ) -> AppliedCounts:
+    ) -> AppliedChangeCounts:
         """Apply record versions and record the manifest as applied, in one transaction.
 
         Args:

@@ -21,7 +21,7 @@ class StoredCursor:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SnapshotChange:
+class CursorSnapshotCondition:
     """Condition for a change of a cursor's snapshot: the row still has these values."""
 
     topic_id: TopicId
@@ -33,7 +33,7 @@ class SnapshotChange:
 class Cursors(Protocol):
     """Rows of subscriptions."""
 
-    def subscribe(self, topic_id: TopicId, name: str, *, latest: bool) -> StoredCursor:
+    def create_subscription(self, topic_id: TopicId, name: str, *, latest: bool) -> StoredCursor:
         """Create a subscription before the first listed entry or after the last one. Return an existing one unchanged.
 
         The call locks the ledger list and raises its list version. So it commits before or after a detach decides.
@@ -43,20 +43,20 @@ class Cursors(Protocol):
             PreconditionFailed: The topic is not ACTIVE.
         """
 
-    def get(self, topic_id: TopicId, name: str) -> StoredCursor:
+    def get_cursor(self, topic_id: TopicId, name: str) -> StoredCursor:
         """Return the subscription.
 
         Raises:
             UnknownObject: The topic or the subscription does not exist.
         """
 
-    def all(self, topic_id: TopicId) -> list[StoredCursor]:
+    def list_cursors(self, topic_id: TopicId) -> list[StoredCursor]:
         """Return the topic's subscriptions, ascending by name."""
 
-    def outgrown(self, topic_ids: Collection[TopicId]) -> dict[TopicId, list[str]]:
+    def find_cursors_with_snapshot(self, topic_ids: Collection[TopicId]) -> dict[TopicId, list[str]]:
         """Return the names of subscriptions with a snapshot, ascending, by topic. Topics without any are absent."""
 
-    def seek(self, topic_id: TopicId, name: str, position: Position) -> StoredCursor:
+    def seek_cursor(self, topic_id: TopicId, name: str, position: Position) -> StoredCursor:
         """Replace the cursor's state, so that `position` is its next entry. Lock the list like `subscribe`.
 
         `seeks` and `releases` rise. The same transaction retires the ledger of a snapshot.
@@ -68,7 +68,7 @@ class Cursors(Protocol):
         """
 
     def publish_snapshot(
-        self, change: SnapshotChange, snapshot: CursorSnapshot, *, size_bytes: int, sha256: str | None = None
+        self, change: CursorSnapshotCondition, snapshot: CursorSnapshot, *, size_bytes: int, sha256: str | None = None
     ) -> bool:
         """Make a newborn cursor ledger the cursor's snapshot: listed, CLOSED, its one segment registered.
 
@@ -85,7 +85,9 @@ class Cursors(Protocol):
             Whether the ledger is the cursor's snapshot now, also after a repeated call.
         """
 
-    def fold_snapshot(self, change: SnapshotChange, snapshot: CursorSnapshot, *, limit_bytes: int) -> bool:
+    def move_snapshot_into_row(
+        self, change: CursorSnapshotCondition, snapshot: CursorSnapshot, *, limit_bytes: int
+    ) -> bool:
         """Move a small snapshot back into the row, and retire its ledger in the same transaction.
 
         Nothing changes if the row differs from `change`, if the complete state takes more than `limit_bytes`, or if the

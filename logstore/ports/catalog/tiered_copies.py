@@ -7,11 +7,11 @@ from typing import Protocol
 
 from logstore.log.ledgers import LedgerStatement
 from logstore.offload.tiered_copy import CopyLengths
-from logstore.ports.catalog.claims_and_batches import Cause, Claim, DetachedBatch
+from logstore.ports.catalog.claims_and_batches import AuditCause, Claim, DetachedBatch
 from logstore.positions import LedgerId, TopicId
 
 
-class OffloadAnswer(StrEnum):
+class OffloadStartOutcome(StrEnum):
     """Result of beginning an offload."""
 
     BEGUN = "BEGUN"  # this attempt may write the copy
@@ -23,7 +23,7 @@ class OffloadAnswer(StrEnum):
 class OffloadStart:
     """Answer to the beginning of an offload, with the ledger and the offload context."""
 
-    answer: OffloadAnswer
+    answer: OffloadStartOutcome
     statement: LedgerStatement | None = None  # None: the ledger is gone
     entries: int = 0
     context: Mapping[str, str] = field(default_factory=dict)  # of this attempt's copy or of the LIVE copy
@@ -38,7 +38,7 @@ class ReadableCopies:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PublishedCopy:
+class PublishedTieredCopy:
     """LIVE tiered copy, with the content that storage must hold."""
 
     statement: LedgerStatement
@@ -49,7 +49,7 @@ class PublishedCopy:
 class Offloads(Protocol):
     """Tiered copies of data ledgers. Every change locks the ledger's list and raises its list version."""
 
-    def begin(
+    def begin_offload(
         self,
         ledger_id: LedgerId,
         *,
@@ -75,7 +75,7 @@ class Offloads(Protocol):
             Unsupported: The ledger is no ledger of messages.
         """
 
-    def publish(self, ledger_id: LedgerId, uuid: str, *, lengths: CopyLengths | None = None) -> bool:
+    def publish_tiered_copy(self, ledger_id: LedgerId, uuid: str, *, lengths: CopyLengths | None = None) -> bool:
         """Make the copy LIVE if it still belongs to the attempt, the ledger is listed and its topic ACTIVE.
 
         `lengths` are added to the offload context of the copy, unless they are `None`. If the copy belongs to another
@@ -88,7 +88,7 @@ class Offloads(Protocol):
             Whether this attempt's copy is LIVE.
         """
 
-    def abandon(self, ledger_id: LedgerId, uuid: str) -> None:
+    def abandon_offload(self, ledger_id: LedgerId, uuid: str) -> None:
         """File the deletion intent for the attempt's uploads, if it does not exist. A LIVE copy is not changed.
 
         A request without an answer may land within `UPLOAD_GRACE_S`, so the deletion waits that long. If an earlier
@@ -97,7 +97,7 @@ class Offloads(Protocol):
         Idempotency: keyed by `uuid`.
         """
 
-    def copies(self, ledger_id: LedgerId) -> ReadableCopies | None:
+    def find_readable_copies(self, ledger_id: LedgerId) -> ReadableCopies | None:
         """Return the copies that readers may use now, or `None` if the ledger is not listed."""
 
     def require_offloadable(self, topic_id: TopicId, ledger_ids: Sequence[LedgerId]) -> None:
@@ -108,14 +108,14 @@ class Offloads(Protocol):
             PreconditionFailed: A ledger is not CLOSED.
         """
 
-    def find_missing(self, topic_id: TopicId, ledger_ids: Sequence[LedgerId]) -> list[LedgerId]:
+    def find_unlisted_ledgers(self, topic_id: TopicId, ledger_ids: Sequence[LedgerId]) -> list[LedgerId]:
         """Return the ledgers that are not listed, ascending.
 
         Raises:
             PreconditionFailed: A listed ledger is not CLOSED.
         """
 
-    def list_candidates(
+    def list_offload_candidates(
         self, topic_id: TopicId, ledger_ids: Sequence[LedgerId] | None, *, after: LedgerId, limit: int
     ) -> list[LedgerId]:
         """Return closed, listed ledgers with entries and without a LIVE tiered copy, ascending.
@@ -123,23 +123,23 @@ class Offloads(Protocol):
         `ledger_ids` is the selection, or `None` for all. The page begins after `after`.
         """
 
-    def list_removable(
+    def list_removable_primaries(
         self, topic_id: TopicId, ledger_ids: Sequence[LedgerId] | None, *, after: LedgerId, limit: int
-    ) -> list[PublishedCopy]:
+    ) -> list[PublishedTieredCopy]:
         """Return tiered copies of listed ledgers with two LIVE copies, ascending by ledger.
 
         Their primary copy may go after storage has proved the tiered one. Arguments as `list_candidates`.
         """
 
-    def remove_primaries(
+    def detach_primary_copies(
         self,
         topic_id: TopicId,
         ledger_ids: Sequence[LedgerId] | None,
         *,
-        proved: Mapping[LedgerId, str],
+        proved_uuid_by_ledger: Mapping[LedgerId, str],
         batch_id: str,
         claim: Claim,
-        cause: Cause,
+        cause: AuditCause,
     ) -> DetachedBatch:
         """Detach only the primary copies (phase one). The ledgers stay listed and are read from their tiered copies.
 

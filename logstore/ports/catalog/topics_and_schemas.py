@@ -6,7 +6,7 @@ from enum import StrEnum
 from typing import Protocol
 
 from logstore.deletion.retention import RetentionPolicy
-from logstore.ports.catalog.ledgers_and_segments import TopicTotals
+from logstore.ports.catalog.ledgers_and_segments import TopicLedgerTotals
 from logstore.positions import LedgerId, Position, TopicId
 
 
@@ -44,7 +44,7 @@ class TopicSummary:
     """Topic, totals of its data ledgers, and its subscriptions, ascending by name."""
 
     topic: Topic
-    totals: TopicTotals
+    totals: TopicLedgerTotals
     subscriptions: Sequence[SubscriptionSummary]
 
 
@@ -59,7 +59,7 @@ class TopicSummaryPage:
 class Topics(Protocol):
     """Topics and their data ledger lists."""
 
-    def create(self, name: str, policy: RetentionPolicy, *, durable_delete: bool | None = None) -> Topic:
+    def create_topic(self, name: str, policy: RetentionPolicy, *, durable_delete: bool | None = None) -> Topic:
         """Create a topic with an empty list. `name` is encoded.
 
         `durable_delete` decides whether deletions of this topic leave tombstones by default. `None` keeps the default
@@ -69,27 +69,27 @@ class Topics(Protocol):
             AlreadyExists: The name is taken.
         """
 
-    def get(self, name: str) -> Topic:
+    def get_topic(self, name: str) -> Topic:
         """Return the topic with this encoded name.
 
         Raises:
             UnknownObject: The topic does not exist.
         """
 
-    def get_by_id(self, topic_id: TopicId) -> Topic:
+    def get_topic_by_id(self, topic_id: TopicId) -> Topic:
         """Return the topic with this id.
 
         Raises:
             UnknownObject: The topic does not exist.
         """
 
-    def list_active(self, *, after: TopicId, limit: int) -> list[Topic]:
+    def list_active_topics(self, *, after: TopicId, limit: int) -> list[Topic]:
         """Return up to `limit` ACTIVE topics with ids above `after`, ascending by id.
 
         A topic that exists all the time is in exactly one of the successive pages.
         """
 
-    def page(
+    def list_topic_summaries(
         self, *, prefix: str = "", state: TopicState | None = None, after: str = "", limit: int
     ) -> TopicSummaryPage:
         """Return summaries of topics, read in one transaction with a fixed number of queries.
@@ -97,7 +97,7 @@ class Topics(Protocol):
         Names are encoded. The page begins after the name `after`, compared by bytes. `limit` is 1 or more.
         """
 
-    def summary(self, topic: Topic) -> TopicSummary:
+    def summarize_topic(self, topic: Topic) -> TopicSummary:
         """Return the summary of one topic. If the topic was deleted meanwhile, it has zeros and no subscriptions."""
 
 
@@ -112,15 +112,15 @@ class SchemaVersion:
     created_us: int
 
 
-class Schemas(Protocol):
+class SchemaVersions(Protocol):
     """Schema versions of topics."""
 
-    def all(self, topic_id: TopicId) -> list[SchemaVersion]: ...
+    def list_schema_versions(self, topic_id: TopicId) -> list[SchemaVersion]: ...
 
-    def newest(self, topic_id: TopicId) -> SchemaVersion | None:
+    def newest_schema_version(self, topic_id: TopicId) -> SchemaVersion | None:
         """Return the newest schema version, or `None` if the topic has no schema."""
 
-    def publish(
+    def publish_schema_version(
         self,
         topic_id: TopicId,
         ledger_id: LedgerId,

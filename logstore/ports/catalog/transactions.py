@@ -10,7 +10,7 @@ from typing import Final, Protocol
 
 from pyroaring import BitMap
 
-from logstore.ports.catalog.claims_and_batches import Cause, Claim
+from logstore.ports.catalog.claims_and_batches import AuditCause, Claim
 from logstore.positions import EARLIEST, LedgerId, Position, TopicId
 from logstore.transactions.transaction_buffer import TransactionBuffer
 from logstore.transactions.transaction_ids_and_states import Participant, TransactionId, TransactionState
@@ -24,7 +24,7 @@ class Frontier:
     hidden: Mapping[LedgerId, BitMap] = field(default_factory=dict)  # markers, and messages of aborted transactions
 
 
-class Settlement(StrEnum):
+class SettlementReason(StrEnum):
     """Reason why a participant is settled. The broadcast then no longer owes it the decision."""
 
     MARKED = "MARKED"  # its marker is in the log
@@ -40,7 +40,7 @@ class StoredParticipant:
     topic: str  # encoded
     positions: Mapping[LedgerId, BitMap] = field(default_factory=dict)  # entries acknowledged in the transaction
     settled_us: int | None = None
-    settlement: Settlement | None = None
+    settlement: SettlementReason | None = None
     last_error: str | None = None
 
 
@@ -75,7 +75,7 @@ class FinishedTransaction:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CoordinatorWork:
+class CoordinatorWorkStatus:
     """Current and next work of a coordinator."""
 
     has_unclaimed: bool  # whether a decided transaction of any coordinator has no workflow
@@ -84,7 +84,7 @@ class CoordinatorWork:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TransactionCounts:
+class UnfinishedTransactionCounts:
     """Totals of unfinished transactions, for gauges and people."""
 
     count_by_state: Mapping[TransactionState, int]
@@ -96,48 +96,50 @@ class TransactionCounts:
 class Transactions(Protocol):
     """Rows of transactions. Group commits decide transactions. This port reads and finishes transactions."""
 
-    def get(self, txn: TransactionId) -> StoredTransaction:
+    def get_transaction(self, txn: TransactionId) -> StoredTransaction:
         """Return the transaction.
 
         Raises:
             UnknownObject: The transaction does not exist, or was forgotten.
         """
 
-    def list_page(
+    def list_transactions(
         self, *, states: Sequence[TransactionState] = (), after: TransactionId | None = None, limit: int
     ) -> list[StoredTransaction]:
         """Return transactions in these states, or all unfinished ones, ascending by id."""
 
-    def states(self, txns: Sequence[TransactionId]) -> dict[TransactionId, TransactionState]:
+    def get_transaction_states(self, txns: Sequence[TransactionId]) -> dict[TransactionId, TransactionState]:
         """Return the states of the existing transactions, in one statement. Waiting clients poll this method."""
 
-    def counts(self) -> TransactionCounts: ...
+    def count_unfinished_transactions(self) -> UnfinishedTransactionCounts: ...
 
-    def frontier(self, topic_id: TopicId, *, from_ledger: int = -1) -> Frontier:
+    def read_frontier(self, topic_id: TopicId, *, from_ledger: int = -1) -> Frontier:
         """Return the visible part of a topic at one moment, without hidden entries of ledgers before `from_ledger`.
 
         If the topic is unknown, no entry is visible.
         """
 
-    def held_entries(self, topic_id: TopicId, subscription: str) -> Mapping[TransactionId, Mapping[LedgerId, BitMap]]:
+    def find_held_entries(
+        self, topic_id: TopicId, subscription: str
+    ) -> Mapping[TransactionId, Mapping[LedgerId, BitMap]]:
         """Return the entries of the subscription that open transactions have acknowledged."""
 
-    def expire(self, tc_id: int, *, limit: int) -> int:
+    def abort_expired_transactions(self, tc_id: int, *, limit: int) -> int:
         """Abort open transactions past their deadline, by the catalog's clock. Return their number. Idempotent."""
 
-    def pending_work(self, tc_id: int) -> CoordinatorWork: ...
+    def read_coordinator_work(self, tc_id: int) -> CoordinatorWorkStatus: ...
 
-    def busy_coordinators(self) -> list[int]:
+    def list_busy_coordinators(self) -> list[int]:
         """Return coordinators with expired open transactions or unclaimed decided transactions, ascending."""
 
-    def claim(self, claim: Claim, *, limit: int) -> list[StoredTransaction]:
+    def claim_decided_transactions(self, claim: Claim, *, limit: int) -> list[StoredTransaction]:
         """Claim decided transactions of any coordinator that no other workflow run has claimed.
 
         Idempotency: transactions that this workflow run has claimed are returned again. Claims lapse by the catalog's
         clock.
         """
 
-    def claim_one(self, txn: TransactionId, claim: Claim) -> StoredTransaction:
+    def claim_transaction(self, txn: TransactionId, claim: Claim) -> StoredTransaction:
         """Claim one decided transaction, or renew its claim. A finished transaction is returned unchanged.
 
         Raises:
@@ -146,7 +148,9 @@ class Transactions(Protocol):
             TransactionNotDecided: The transaction is open.
         """
 
-    def settle(self, settlements: Sequence[tuple[TransactionId, Participant, Settlement]]) -> list[FinishedTransaction]:
+    def settle_participants(
+        self, settlements: Sequence[tuple[TransactionId, Participant, SettlementReason]]
+    ) -> list[FinishedTransaction]:
         """Settle participants of many transactions and the buffers of their topics.
 
         A transaction whose participants are all settled is finished: COMMITTING becomes COMMITTED, ABORTING becomes
@@ -158,8 +162,11 @@ class Transactions(Protocol):
             The given transactions that are final now, ascending.
         """
 
-    def hand_over(
-        self, failures: Mapping[TransactionId, Mapping[Participant, str]], *, to: Mapping[TransactionId, Claim]
+    def hand_over_to_own_workflows(
+        self,
+        failures: Mapping[TransactionId, Mapping[Participant, str]],
+        *,
+        claim_by_transaction: Mapping[TransactionId, Claim],
     ) -> None:
         """Give each transaction to a workflow of its own, count an attempt, and store the error of each participant.
 
@@ -172,7 +179,7 @@ class Transactions(Protocol):
     def record_failures(self, txn: TransactionId, failures: Mapping[Participant, str]) -> None:
         """Count an attempt, and store the error of each participant."""
 
-    def resolve(self, txn: TransactionId, participant: Participant, cause: Cause) -> StoredTransaction:
+    def resolve_participant(self, txn: TransactionId, participant: Participant, cause: AuditCause) -> StoredTransaction:
         """Settle a participant on behalf of an operator, with a row in the audit log. Idempotent.
 
         Raises:
@@ -180,7 +187,7 @@ class Transactions(Protocol):
             TransactionNotDecided: The transaction is open.
         """
 
-    def forget(self, *, older_than_s: float, limit: int) -> int:
+    def remove_finished_transactions(self, *, older_than_s: float, limit: int) -> int:
         """Remove transactions that finished longer ago than `older_than_s`. Return their number."""
 
 
@@ -192,7 +199,7 @@ SNAPSHOT_AFTER_S: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StoredSnapshot:
+class StoredBufferSnapshot:
     """Row of a topic's snapshot."""
 
     ledger_id: LedgerId | None = None  # None: there is no snapshot
@@ -201,7 +208,7 @@ class StoredSnapshot:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SnapshotSwitch:
+class BufferSnapshotSwitch:
     """Switch of a topic's snapshot to a newborn ledger, if the present snapshot is `expected`."""
 
     topic_id: TopicId
@@ -209,23 +216,23 @@ class SnapshotSwitch:
     read_to: Position  # last entry that the new snapshot covers
 
 
-class TransactionSnapshots(Protocol):
+class TransactionBufferSnapshots(Protocol):
     """Snapshots of the transaction buffers of topics."""
 
-    def current(self, topic_id: TopicId) -> StoredSnapshot:
+    def get_snapshot(self, topic_id: TopicId) -> StoredBufferSnapshot:
         """Return the topic's snapshot. It is empty if there is no snapshot or no such topic."""
 
-    def buffer(self, topic_id: TopicId) -> TransactionBuffer:
+    def read_buffer(self, topic_id: TopicId) -> TransactionBuffer:
         """Return the topic's buffer at one moment, from rows only. It shows decisions that no marker has told yet."""
 
-    def take_due(self, *, limit: int, lease_s: float) -> list[TopicId]:
+    def reserve_due_topics(self, *, limit: int, lease_s: float) -> list[TopicId]:
         """Return topics whose snapshot is due, oldest first, and reserve these topics for `lease_s`.
 
         Idempotency: if the worker dies, the topic is due again after `lease_s`. Two snapshots do no harm.
         """
 
-    def publish(
-        self, switch: SnapshotSwitch, ledger_id: LedgerId, *, size_bytes: int, sha256: str | None = None
+    def publish_snapshot(
+        self, switch: BufferSnapshotSwitch, ledger_id: LedgerId, *, size_bytes: int, sha256: str | None = None
     ) -> bool:
         """Make a newborn ledger the topic's snapshot: listed, CLOSED, its one segment registered.
 

@@ -22,7 +22,7 @@ from logstore.log.ledger_object_keys import (
 from logstore.log.ledgers import CopyKind, LedgerStatement
 from logstore.offload.tiered_copy import data_key, index_key, parse_uuid_and_location
 from logstore.ports.catalog import OrphanCopy
-from logstore.ports.object_storage import Buckets, ObjectInfo, ObjectStore, OwnedStore
+from logstore.ports.object_storage import BucketAtLocation, ObjectInfo, ObjectStore, OwnedStore
 from logstore.positions import LedgerId
 from logstore.reconciliation.findings import Finding, FindingKind
 
@@ -210,7 +210,7 @@ def doubt_upload(store: ObjectStore, key: str, before_us: int) -> OrphanDoubt | 
 
 
 def _start_times_us(store: ObjectStore, key: str) -> list[int | None]:
-    return [upload.started_us for upload in store.open_uploads(key) if upload.key == key]
+    return [upload.started_us for upload in store.list_open_uploads(key) if upload.key == key]
 
 
 class OrphanInspector:
@@ -220,7 +220,7 @@ class OrphanInspector:
     """
 
     def __init__(
-        self, *, objects: OwnedStore, buckets: Buckets, application: str, driver_metadata: Mapping[str, str]
+        self, *, objects: OwnedStore, buckets: BucketAtLocation, application: str, driver_metadata: Mapping[str, str]
     ) -> None:
         self._objects, self._buckets = objects, buckets
         self._application, self._driver_metadata = application, dict(driver_metadata)
@@ -232,8 +232,8 @@ class OrphanInspector:
         """
         for store in (self._objects, self._tiered()):
             if adopt:
-                store.require()
-            store.confirm()
+                store.require_ownership()
+            store.confirm_ownership()
 
     def inspect_copy(self, number: int, finding: Finding, *, before_us: int) -> OrphanCopy | str:
         """Return the orphaned copy as storage states it, or the reason to keep it.

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from logstore.errors import PreconditionFailed, StaleCatalog, UnknownObject
-from logstore.ports.catalog import Identities, Reconciliation, ReconciliationRun, RunKind
+from logstore.ports.catalog import CatalogIdentity, ReconciliationRun, ReconciliationRuns, RunKind
 from logstore.reconciliation.finding_files import FindingFiles
 from logstore.reconciliation.findings import PlanResult, apply_run_id, plan_result
 
@@ -26,7 +26,9 @@ def require_finished_plan_or_scrub(run: ReconciliationRun) -> PlanResult:
     return plan_result(run.summary)
 
 
-def require_appliable_plan(runs: Reconciliation, identities: Identities, run_id: str) -> tuple[PlanResult, int]:
+def require_appliable_plan(
+    runs: ReconciliationRuns, identities: CatalogIdentity, run_id: str
+) -> tuple[PlanResult, int]:
     """Return the result of a plan that may be applied, and the catalog's epoch.
 
     Raises:
@@ -34,7 +36,7 @@ def require_appliable_plan(runs: Reconciliation, identities: Identities, run_id:
         PreconditionFailed: The run is not a finished plan of this catalog.
         StaleCatalog: The catalog was rebuilt after the plan.
     """
-    run = runs.run(run_id)
+    run = runs.get_run(run_id)
     plan = require_finished_plan(run)
     catalog_id, planned_catalog_id = identities.catalog_id(), run.summary["catalog_id"]
     if planned_catalog_id != catalog_id:
@@ -46,8 +48,8 @@ def require_appliable_plan(runs: Reconciliation, identities: Identities, run_id:
     return plan, epoch
 
 
-def require_epoch(runs: Reconciliation, planned_epoch: int, run_id: str) -> None:
-    epoch = runs.catalog_state().epoch
+def require_epoch(runs: ReconciliationRuns, planned_epoch: int, run_id: str) -> None:
+    epoch = runs.read_catalog_state().epoch
     if planned_epoch != epoch:
         raise StaleCatalog(f"plan {run_id}: expected catalog epoch {epoch}, found {planned_epoch}; plan again")
 
@@ -70,9 +72,9 @@ def open_finding_files(plan: PlanResult, run_id: str) -> FindingFiles:
     return FindingFiles(folder)
 
 
-def find_apply(runs: Reconciliation, run_id: str) -> ReconciliationRun | None:
+def find_apply(runs: ReconciliationRuns, run_id: str) -> ReconciliationRun | None:
     """Return the run of a plan's apply, finished or not, or `None` if the plan was not applied."""
     try:
-        return runs.run(apply_run_id(run_id))
+        return runs.get_run(apply_run_id(run_id))
     except UnknownObject:
         return None

@@ -32,7 +32,7 @@ from logstore.log.ledgers import LedgerOwner
 from logstore.log.services.segment_placement import STRIDE
 from logstore.ports.object_storage import ObjectStore
 from logstore.positions import LedgerId
-from logstore.records.adoption_rule import Upload
+from logstore.records.adoption_rule import UnregisteredUpload
 from logstore.stop_checks import raise_if_stopped
 
 PROBED_NUMBERS: Final = STRIDE
@@ -46,7 +46,7 @@ class UnlistedObjectError(Exception):
     """Object that exists although a listing of its prefix does not show it. The first argument is its key."""
 
 
-def prove_absent(
+def prove_objects_absent(
     objects: ObjectStore,
     ledger_id: LedgerId,
     owner: LedgerOwner,
@@ -93,8 +93,8 @@ def require_no_objects(objects: ObjectStore, keys: Iterable[str]) -> None:
             raise UnlistedObjectError(key)
 
 
-def unlisted_uploads(
-    ledger_id: LedgerId, last_segment: int, listed: Collection[int], uploads: Sequence[Upload]
+def possible_unlisted_keys(
+    ledger_id: LedgerId, last_segment: int, listed: Collection[int], uploads: Sequence[UnregisteredUpload]
 ) -> Iterator[str]:
     """Yield unlisted keys that uploads of a ledger may have.
 
@@ -111,7 +111,7 @@ def unlisted_uploads(
         yield segment_key(ledger_id, number)
 
 
-def probe_ids(objects: ObjectStore, shard: int, first: LedgerId, listed: Collection[LedgerId]) -> None:
+def probe_unlisted_ledgers(objects: ObjectStore, shard: int, first: LedgerId, listed: Collection[LedgerId]) -> None:
     """Look for ledgers of a shard that are neither in the catalog nor listed.
 
     Args:

@@ -13,24 +13,24 @@ from functools import partial
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from logstore.ports.catalog import Records
-from logstore.records.defragmentation_rules import BlockUsage, RangeSurvey, select_blocks_to_rewrite
+from logstore.ports.catalog import RecordOutbox
+from logstore.records.defragmentation_rules import BlockUsage, IdRangeSurvey, select_blocks_to_rewrite
 from logstore.records.manifest import Block
 from logstore.records.newest_versions import (
     KEY_COLUMNS,
     VERSIONS_PER_RANGE,
     overlapping_blocks,
-    select_winners,
-    split_id_ranges,
+    select_newest_versions,
+    split_into_id_ranges,
 )
 from logstore.records.record_kinds import RecordKind
 from logstore.records.services.manifest_publication import (
     MAX_PUBLISH_ATTEMPTS,
     BlockWriter,
     RecordLogHead,
-    publish,
-    read_head,
-    require_adopted,
+    publish_manifest,
+    read_settled_head,
+    require_no_adoption,
 )
 from logstore.records.services.record_log import RecordLog
 from logstore.stop_checks import raise_if_stopped
@@ -47,7 +47,7 @@ _MAX_BLOCK_LEAD_US: Final = 3_600 * 1_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DefragmentResult:
+class DefragmentationResult:
     """Result of a defragmentation."""
 
     manifest: int = 0  # newest manifest number; 0: none
@@ -61,23 +61,25 @@ class DefragmentResult:
 class Defragmenter:
     """Defragmentation of one record log. Keys of about `range_versions` record versions are in memory at once."""
 
-    def __init__(self, records: Records, log: RecordLog, *, range_versions: int = VERSIONS_PER_RANGE) -> None:
+    def __init__(self, records: RecordOutbox, log: RecordLog, *, range_versions: int = VERSIONS_PER_RANGE) -> None:
         self._records, self._log, self._range_versions = records, log, range_versions
 
-    def defragment(self, *, progress: Callable[[DefragmentResult], None] = lambda _: None) -> DefragmentResult:
+    def defragment(
+        self, *, progress: Callable[[DefragmentationResult], None] = lambda _: None
+    ) -> DefragmentationResult:
         """Defragment each kind once. `progress` gets the totals so far after each range of ids and each kind.
 
         Raises:
             CatalogAdopting: The catalog is rebuilt and incomplete.
             MissingData, CorruptData, Unsupported: A block is unreadable. No block of its kind was changed.
-            CatalogOutdated, CatalogMismatch: As `read_head`.
+            CatalogOutdated, CatalogMismatch: As `read_settled_head`.
             StoreUnavailable, OutcomeUnknown, CatalogBusy: The defragmentation may be repeated.
         """
-        total = DefragmentResult()
+        total = DefragmentationResult()
         for kind in RecordKind:
             raise_if_stopped()
-            head = read_head(self._records, self._log)
-            require_adopted(head.state)
+            head = read_settled_head(self._records, self._log)
+            require_no_adoption(head.state)
             kind_pass = _KindPass(
                 self._records,
                 self._log,
@@ -94,14 +96,14 @@ class Defragmenter:
         return total
 
     def _publish_rewrite(
-        self, head: RecordLogHead, old: Sequence[Block], new: Sequence[Block], total: DefragmentResult
-    ) -> DefragmentResult:
+        self, head: RecordLogHead, old: Sequence[Block], new: Sequence[Block], total: DefragmentationResult
+    ) -> DefragmentationResult:
         """Replace the old blocks by the new ones. Do nothing if the old blocks are gone or the new ones are too old."""
         for _ in range(MAX_PUBLISH_ATTEMPTS):
             manifest = head.manifest
             if manifest is None or not set(old) <= set(manifest.blocks) or not self._are_recent(head, new):
                 return total
-            published = publish(
+            published = publish_manifest(
                 self._records,
                 self._log,
                 head,
@@ -122,7 +124,7 @@ class Defragmenter:
                     bytes_after=total.bytes_after + sum(block.size_bytes for block in new),
                 )
             raise_if_stopped()
-            head = read_head(self._records, self._log)
+            head = read_settled_head(self._records, self._log)
         return total
 
     def _are_recent(self, head: RecordLogHead, new: Sequence[Block]) -> bool:
@@ -139,16 +141,16 @@ class _RangeKeys(NamedTuple):
     block_numbers: list[int]  # positions of these blocks among all blocks of the kind
     row_offsets: list[int]  # first row of each block, then the number of all rows
 
-    def survey(self) -> RangeSurvey:
+    def survey(self) -> IdRangeSurvey:
         import numpy as np  # noqa: PLC0415 - start-up time
 
-        return RangeSurvey(self.table, np.repeat(self.block_numbers, np.diff(self.row_offsets)))
+        return IdRangeSurvey(self.table, np.repeat(self.block_numbers, np.diff(self.row_offsets)))
 
 
 class _KindPass:
     def __init__(
         self,
-        records: Records,
+        records: RecordOutbox,
         log: RecordLog,
         head: RecordLogHead,
         kind: RecordKind,
@@ -159,7 +161,7 @@ class _KindPass:
         self._records, self._log, self._kind, self._progress = records, log, kind, progress
         self._blocks = [block for block in head.blocks if block.kind is kind]
         self._number_by_block = {block: number for number, block in enumerate(self._blocks)}
-        self._id_ranges = split_id_ranges(self._blocks, versions=range_versions)
+        self._id_ranges = split_into_id_ranges(self._blocks, versions=range_versions)
 
     def select_blocks(self) -> list[Block]:
         import numpy as np  # noqa: PLC0415 - start-up time
@@ -187,8 +189,8 @@ class _KindPass:
             is_needed = survey.needed_row_mask(self._existence_mask(keys, survey), is_rewritten)
             needed = list(self._read_needed(ids, keys, is_needed))
             if needed:
-                writer.add(select_winners(needed))
-        return writer.close()
+                writer.add_versions(select_newest_versions(needed))
+        return writer.store_remaining()
 
     def _read_keys(self, ids: tuple[int, int]) -> _RangeKeys:
         import pyarrow as pa  # noqa: PLC0415 - start-up time
@@ -203,7 +205,7 @@ class _KindPass:
         numbers = [self._number_by_block[block] for block in blocks]
         return _RangeKeys(pa.concat_tables(tables), blocks, numbers, row_offsets)
 
-    def _existence_mask(self, keys: _RangeKeys, survey: RangeSurvey) -> "Mask":
+    def _existence_mask(self, keys: _RangeKeys, survey: IdRangeSurvey) -> "Mask":
         """Return for each newest record version whether the catalog has the record."""
         import pyarrow as pa  # noqa: PLC0415 - start-up time
 

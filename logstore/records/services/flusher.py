@@ -24,16 +24,16 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from logstore.errors import CatalogBusy, PreconditionFailed
-from logstore.ports.catalog import Changes, RecordLogState, Records, UnrecordableRecord
-from logstore.records.manifest import ID_HEADROOM, Block, Ceilings, Manifest
+from logstore.ports.catalog import OutboxChanges, RecordLogState, RecordOutbox, UnrecordableRecord
+from logstore.records.manifest import ID_HEADROOM, Block, IdCeilings, Manifest
 from logstore.records.record_kinds import RecordKind
 from logstore.records.services.manifest_publication import (
     MAX_PUBLISH_ATTEMPTS,
     BlockWriter,
     RecordLogHead,
-    publish,
-    read_head,
-    require_adopted,
+    publish_manifest,
+    read_settled_head,
+    require_no_adoption,
 )
 from logstore.records.services.record_log import RecordLog
 from logstore.stop_checks import raise_if_stopped
@@ -88,7 +88,7 @@ class Flusher:
 
     def __init__(
         self,
-        records: Records,
+        records: RecordOutbox,
         log: RecordLog,
         *,
         clock_bound_s: float,
@@ -120,7 +120,7 @@ class Flusher:
         Raises:
             CatalogAdopting: The catalog is rebuilt and incomplete, or a replica.
             PreconditionFailed: The clocks of catalog and store differ too much. Nothing was published.
-            CatalogOutdated, CatalogMismatch, CorruptData, Unsupported: As `read_head`.
+            CatalogOutdated, CatalogMismatch, CorruptData, Unsupported: As `read_settled_head`.
             StoreUnavailable, OutcomeUnknown, CatalogBusy: The flush may be repeated.
         """
         total, remaining_pages, lost_races = FlushResult(manifest=0), -1, 0
@@ -130,9 +130,9 @@ class Flusher:
 
         while lost_races < MAX_PUBLISH_ATTEMPTS:
             raise_if_stopped()
-            head = read_head(self._records, self._log)
+            head = read_settled_head(self._records, self._log)
             if not ends_adoption:
-                require_adopted(head.state)
+                require_no_adoption(head.state)
             if remaining_pages < 0:
                 remaining_pages = max(0, head.state.outbox_changes // self._page - 1)
             is_last = remaining_pages == 0
@@ -145,11 +145,11 @@ class Flusher:
                 continue
             total, lost_races = total.plus(result), 0
             if is_last:
-                return replace(total, left=self._records.state().outbox_changes)
+                return replace(total, left=self._records.read_state().outbox_changes)
             remaining_pages = remaining_pages - 1 if result.changes else 0
         raise CatalogBusy(_OVERTAKEN_MESSAGE)
 
-    def rewrite(self, *, progress: Callable[[int], None] = lambda _: None) -> FlushResult:
+    def rewrite_all_records(self, *, progress: Callable[[int], None] = lambda _: None) -> FlushResult:
         """Write every record and tombstone into a new manifest. The manifest names no other blocks.
 
         If the catalog is complete, this repairs a record log with a damaged or lost manifest or block. Older manifests
@@ -168,16 +168,16 @@ class Flusher:
         """
         for _ in range(MAX_PUBLISH_ATTEMPTS):
             raise_if_stopped()
-            state = self._records.state()
-            require_adopted(state)
-            if self._log.manifest_numbers(after=state.manifest):
-                read_head(self._records, self._log)  # settles the manifest if it is this catalog's
+            state = self._records.read_state()
+            require_no_adoption(state)
+            if self._log.list_manifest_numbers(after=state.manifest):
+                read_settled_head(self._records, self._log)  # settles the manifest if it is this catalog's
                 continue
             self._records.requeue_all_records()
             head = RecordLogHead(state=state, manifest=_manifest_without_blocks(state))
             result = self._flush_rest(head, True, progress, is_rewrite=True)
             if result:
-                return replace(result, left=self._records.state().outbox_changes)
+                return replace(result, left=self._records.read_state().outbox_changes)
         raise CatalogBusy(_OVERTAKEN_MESSAGE)
 
     def _are_cursors_due(self, state: RecordLogState) -> bool:
@@ -194,7 +194,7 @@ class Flusher:
         if not outbox_rows:
             return FlushResult(manifest=head.number)
         self._require_clock(blocks, at_us)
-        manifest = publish(
+        manifest = publish_manifest(
             self._records,
             self._log,
             head,
@@ -221,7 +221,7 @@ class Flusher:
         if is_current and not (outbox_rows or blocks or staged_blocks):
             return FlushResult(manifest=head.number, named=len(head.blocks), refused=unrecordable)
         self._require_clock(blocks, at_us)
-        manifest = publish(
+        manifest = publish_manifest(
             self._records,
             self._log,
             head,
@@ -234,7 +234,7 @@ class Flusher:
         )
         return replace(_flush_result(manifest, blocks, len(outbox_rows)), refused=unrecordable) if manifest else None
 
-    def _write_blocks(self, changes: Changes, number: int, progress: Callable[[int], None]) -> list[Block]:
+    def _write_blocks(self, changes: OutboxChanges, number: int, progress: Callable[[int], None]) -> list[Block]:
         """Store all changes in blocks, as record versions with the number of the manifest that will name the blocks."""
         import pyarrow as pa  # noqa: PLC0415 - start-up time
 
@@ -242,15 +242,15 @@ class Flusher:
         writer: BlockWriter | None = None
         writer_kind: RecordKind | None = None
         versions = 0
-        for kind, batch in changes.batches():
+        for kind, batch in changes.iterate_version_batches():
             raise_if_stopped()
             if writer is None or kind != writer_kind:
-                blocks += writer.close() if writer else []
+                blocks += writer.store_remaining() if writer else []
                 writer, writer_kind = BlockWriter(self._log, kind), kind
-            writer.add(_set_version(pa.Table.from_batches([batch]), number))
+            writer.add_versions(_set_version(pa.Table.from_batches([batch]), number))
             versions += batch.num_rows
             progress(versions)
-        return [*blocks, *(writer.close() if writer else [])]
+        return [*blocks, *(writer.store_remaining() if writer else [])]
 
     def _require_clock(self, blocks: list[Block], at_us: int) -> None:
         """Compare the catalog's clock with the store's time of a new block.
@@ -263,7 +263,7 @@ class Flusher:
         bound_us = round(self._clock_bound_s * _US)
         if abs(stored_us - at_us) <= bound_us:
             return
-        now_us = self._records.state().now_us  # writing took long, or a clock is wrong
+        now_us = self._records.read_state().now_us  # writing took long, or a clock is wrong
         if not at_us - bound_us <= stored_us <= max(at_us, now_us) + bound_us:
             raise PreconditionFailed(
                 f"clock: expected the catalog's and the store's within {self._clock_bound_s:g} s of each other, found "
@@ -283,13 +283,13 @@ def _flush_result(manifest: Manifest, blocks: list[Block], changes: int) -> Flus
     )
 
 
-def find_unrecordable(records: Records) -> Sequence[UnrecordableRecord]:
+def find_unrecordable(records: RecordOutbox) -> Sequence[UnrecordableRecord]:
     """Return records that flushes leave out, among the oldest changes. This changes nothing.
 
     Left-out records soon become the oldest changes.
     """
     with records.read_changes(cursors=True, page=_MAX_CHANGES_EXAMINED) as changes:
-        for _ in changes.batches():
+        for _ in changes.iterate_version_batches():
             raise_if_stopped()
         return changes.unrecordable
 
@@ -308,13 +308,13 @@ def _manifest_without_blocks(state: RecordLogState) -> Manifest | None:
     )
 
 
-def raise_ceilings(ceilings: Ceilings, next_ids: Ceilings) -> Ceilings:
+def raise_ceilings(ceilings: IdCeilings, next_ids: IdCeilings) -> IdCeilings:
     """Raise ceilings that have less than half of `ID_HEADROOM` left to `ID_HEADROOM` above the next id."""
 
     def raise_ceiling(ceiling: int, next_id: int) -> int:
         return ceiling if ceiling - next_id >= ID_HEADROOM // 2 else next_id + ID_HEADROOM
 
-    return Ceilings(
+    return IdCeilings(
         ledger=raise_ceiling(ceilings.ledger, next_ids.ledger),
         topic=raise_ceiling(ceilings.topic, next_ids.topic),
         transaction=raise_ceiling(ceilings.transaction, next_ids.transaction),

@@ -11,11 +11,10 @@ So manifests show moments of the catalog in order. The manifest number is also t
 writes. It orders record versions even if two concurrent transactions changed parts of the same record.
 
 A crash before step 3 leaves a stamp and unnamed blocks. Both are harmless, and a sweep removes old blocks. A crash
-after step 3 leaves a pending stamp, and `read_head` settles it. A late request takes the number or fails, like any
-other.
+after step 3 leaves a pending stamp, and `read_settled_head` settles it. A late request takes the number or fails.
 
-A database that was restored from a backup would give out positions and ids a second time. So `require_current` refuses
-a database that does not know the newest manifest. It is called before a process uses the primary bucket.
+A database that was restored from a backup would give out positions and ids a second time. So a process calls
+`require_current_catalog` before it uses the primary bucket.
 
 Source: Apache Iceberg (compare-and-set of the metadata pointer); ADR 15.
 """
@@ -34,10 +33,10 @@ from logstore.errors import (
     StoreUnavailable,
 )
 from logstore.failpoints import effect
-from logstore.ports.catalog import KnownManifest, RecordLogState, Records
+from logstore.ports.catalog import KnownManifest, RecordLogState, RecordOutbox
 from logstore.ports.object_storage import OwnedStore
 from logstore.records.block_files import MAX_VERSIONS_PER_BLOCK
-from logstore.records.manifest import Block, Ceilings, Manifest
+from logstore.records.manifest import Block, IdCeilings, Manifest
 from logstore.records.record_kinds import RecordKind
 from logstore.records.services.record_log import RecordLog
 
@@ -85,12 +84,12 @@ class RecordLogHead:
         return self.manifest.rows_epoch if self.manifest else self.state.epoch
 
     @property
-    def next_ids(self) -> Ceilings | None:
+    def next_ids(self) -> IdCeilings | None:
         """Next ids at the moment. `None`: an earlier build wrote the manifest."""
-        return self.manifest.next_ids if self.manifest else Ceilings(ledger=0, topic=0, transaction=0)
+        return self.manifest.next_ids if self.manifest else IdCeilings(ledger=0, topic=0, transaction=0)
 
 
-def read_head(records: Records, log: RecordLog) -> RecordLogHead:
+def read_settled_head(records: RecordOutbox, log: RecordLog) -> RecordLogHead:
     """Read the catalog's state and the newest manifest. Settle a manifest whose writer died. Idempotent.
 
     To settle such a manifest does not change the outbox. Its changes are flushed again, as newer record versions with
@@ -103,10 +102,10 @@ def read_head(records: Records, log: RecordLog) -> RecordLogHead:
         CorruptData, Unsupported: The manifest is unreadable, or a newer build wrote it.
     """
     for _ in range(MAX_PUBLISH_ATTEMPTS):
-        state = records.state()
-        newest = log.newest_manifest(after=state.manifest)
+        state = records.read_state()
+        newest = log.read_newest_manifest(after=state.manifest)
         if newest is None:
-            require_known(state, None)
+            require_known_manifest(state, None)
             return RecordLogHead(state=state, manifest=None)
         _require_same(state, newest)
         if newest.stamp == state.stamp:
@@ -115,7 +114,7 @@ def read_head(records: Records, log: RecordLog) -> RecordLogHead:
             with effect("records.settle"):
                 _settle(records, newest)
             continue
-        require_known(records.known_manifest(), newest)
+        require_known_manifest(records.read_known_manifest(), newest)
     raise CatalogBusy(
         f"record log: others published {MAX_PUBLISH_ATTEMPTS} manifests while this one looked for the newest"
     )
@@ -131,7 +130,7 @@ def _require_same(state: KnownManifest, newest: Manifest) -> None:
         )
 
 
-def require_known(state: KnownManifest, newest: Manifest | None) -> None:
+def require_known_manifest(state: KnownManifest, newest: Manifest | None) -> None:
     """Refuse a catalog that does not know the newest manifest.
 
     Args:
@@ -162,7 +161,7 @@ def require_known(state: KnownManifest, newest: Manifest | None) -> None:
     )
 
 
-def require_adopted(state: RecordLogState) -> None:
+def require_no_adoption(state: RecordLogState) -> None:
     """Refuse a rebuilt catalog during adoption, and a replica.
 
     Raises:
@@ -174,15 +173,15 @@ def require_adopted(state: RecordLogState) -> None:
         )
 
 
-def publish(
-    records: Records,
+def publish_manifest(
+    records: RecordOutbox,
     log: RecordLog,
     head: RecordLogHead,
     *,
     blocks: Sequence[Block],
-    ceilings: Ceilings,
+    ceilings: IdCeilings,
     flushed_us: int,
-    next_ids: Ceilings | None,
+    next_ids: IdCeilings | None,
     outbox_rows: Collection[int] = (),
     staged_blocks: Sequence[Block] = (),
     ends_flush: bool = False,
@@ -192,7 +191,7 @@ def publish(
     Args:
         records: Catalog side of the record log.
         log: The record log.
-        head: Result of `read_head` before the blocks were stored.
+        head: Result of `read_settled_head` before the blocks were stored.
         blocks: All blocks that count from now on. In a page of a flush: the blocks of the previous moment.
         ceilings: New ceilings of ids. The catalog uses them once the manifest is stored.
         flushed_us: Time of the moment that the blocks show.
@@ -215,7 +214,7 @@ def publish(
     if not ends_flush and (staged_blocks or head.state.staged_blocks):
         manifest = replace(manifest, shows=head.moment_number, moment_epoch=head.rows_epoch)
     with effect("records.begin"):
-        records.begin_manifest(manifest.stamp)
+        records.add_pending_stamp(manifest.stamp)
     try:
         log.put_manifest(manifest)
     except AlreadyExists:
@@ -226,7 +225,7 @@ def publish(
 
 
 def _settle(
-    records: Records, manifest: Manifest, *, outbox_rows: Collection[int] = (), staged_blocks: Sequence[Block] = ()
+    records: RecordOutbox, manifest: Manifest, *, outbox_rows: Collection[int] = (), staged_blocks: Sequence[Block] = ()
 ) -> None:
     records.settle_manifest(
         number=manifest.number,
@@ -246,14 +245,14 @@ class BlockWriter:
         self._tables: list[pa.Table] = []
         self.blocks: list[Block] = []  # stored blocks, ascending by ids
 
-    def add(self, versions: "pa.Table") -> None:
+    def add_versions(self, versions: "pa.Table") -> None:
         """Add record versions, ascending by id and sub, and above all earlier ones."""
         self._tables.append(versions)
         rows = sum(table.num_rows for table in self._tables)
         if rows >= MAX_VERSIONS_PER_BLOCK or sum(table.nbytes for table in self._tables) >= _MAX_BUFFERED_BYTES:
             self._write(rows - rows % MAX_VERSIONS_PER_BLOCK or rows)
 
-    def close(self) -> list[Block]:
+    def store_remaining(self) -> list[Block]:
         """Store the buffered record versions and return all blocks."""
         rows = sum(table.num_rows for table in self._tables)
         if rows:
@@ -268,7 +267,7 @@ class BlockWriter:
         self._tables = [buffered.slice(rows)] if buffered.num_rows > rows else []
 
 
-def require_current(records: Records, objects: OwnedStore) -> None:
+def require_current_catalog(records: RecordOutbox, objects: OwnedStore) -> None:
     """Refuse a database that does not know the newest manifest.
 
     If the catalog knows the newest manifest, this costs one LIST, and one GET of the next number, which LIST may hide.
@@ -286,20 +285,20 @@ def require_current(records: Records, objects: OwnedStore) -> None:
         StoreUnavailable: The store did not answer, or a listing hides manifests that exist.
         ServiceRefused: The store refuses access.
     """
-    known = records.known_manifest()
+    known = records.read_known_manifest()
     if known.is_replica:
         return
     log = RecordLog(objects)
-    newest = log.manifest(known.manifest + 1)
+    newest = log.read_manifest(known.manifest + 1)
     if newest is None:
-        number = log.newest_number(known.manifest) or 0
+        number = log.find_newest_manifest_number(known.manifest) or 0
         if number < known.manifest:
             raise StoreUnavailable(
                 f"records bucket: expected manifest {known.manifest} or a newer one, found none by LIST and HEAD. If"
                 " they were removed, and the database is no backup: sexton records rewrite"
             )
         if number > known.manifest:
-            newest = log.newest_manifest(known.manifest)
+            newest = log.read_newest_manifest(known.manifest)
     if newest is not None:
         # Read after the manifest, so that the stamps of live writers are included.
-        require_known(records.known_manifest(), newest)
+        require_known_manifest(records.read_known_manifest(), newest)

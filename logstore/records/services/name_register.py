@@ -32,14 +32,14 @@ def put_record_object(objects: ObjectStore, key: str, body: bytes) -> None:
     put_and_read_back(objects, key, body, metadata={} if body == NO_CONTENT else {DIGEST_FIELD: sha256_hex(body)})
 
 
-class Registry:
+class NameRegister:
     """Names in one folder. The folder's name ends with a slash. Thread-safe."""
 
     def __init__(self, objects: ObjectStore, folder: str) -> None:
         self._objects, self._folder = objects, folder
         self._first_active = 0  # all entries with lower numbers have ended
 
-    def enter(self, name: str) -> None:
+    def enter_name(self, name: str) -> None:
         """Add a name unless it is active.
 
         Raises:
@@ -63,7 +63,7 @@ class Registry:
                     return
             number += 1
 
-    def end(self, should_end: Callable[[str], bool]) -> None:
+    def end_names(self, should_end: Callable[[str], bool]) -> None:
         """End the entries of matching names. Raise as `enter`.
 
         If no entry matches, the register is read again, because a response may lack an entry.

@@ -13,9 +13,9 @@ from typing import Final
 
 from logstore.errors import AlreadyExists, PreconditionFailed
 from logstore.failpoints import effect
-from logstore.ports.catalog.record_log import RecordLogState, Records
+from logstore.ports.catalog.record_log import RecordLogState, RecordOutbox
 from logstore.positions import LedgerId
-from logstore.records.manifest import ID_HEADROOM, Ceilings, Manifest, manifest_key
+from logstore.records.manifest import ID_HEADROOM, IdCeilings, Manifest, manifest_key
 from logstore.records.rebuild_job import RebuildId
 from logstore.records.services.record_log import Pin, RecordLog
 
@@ -24,13 +24,13 @@ _PIN_PURPOSE: Final = "rebuild"
 _STORE_TIME_STEP_S: Final = 1.0  # S3 stores times of objects in whole seconds
 
 
-class ColdStart:
+class RebuildManifests:
     """Steps of a rebuild on the record log."""
 
     def __init__(self, log: RecordLog) -> None:
         self._log = log
 
-    def newest_manifest(self) -> Manifest:
+    def read_newest_manifest(self) -> Manifest:
         """Return the newest manifest.
 
         Raises:
@@ -39,57 +39,57 @@ class ColdStart:
             CorruptData: The manifest is unreadable.
             StoreUnavailable: The listing lacks a newer manifest that HEAD finds.
         """
-        newest = self._log.certain_newest_manifest()
+        newest = self._log.read_certain_newest_manifest()
         if newest is None:
             raise PreconditionFailed(
                 "record log: expected a manifest in the records bucket, found none to rebuild from"
             )
         return newest
 
-    def pin(self, rebuild: str, manifest: int, *, now_us: int) -> Manifest:
+    def pin_manifest(self, rebuild: str, manifest: int, *, now_us: int) -> Manifest:
         """Pin a manifest for a week from now and return it. Idempotent."""
-        self._log.pin(rebuild, manifest, now_us + _PIN_DURATION_US, _PIN_PURPOSE)
-        return self.manifest(manifest)
+        self._log.pin_manifest(rebuild, manifest, now_us + _PIN_DURATION_US, _PIN_PURPOSE)
+        return self.read_manifest(manifest)
 
-    def pinned_rebuilds(self) -> list[RebuildId]:
-        return [RebuildId.parse(pin.pin_id) for pin in self.pins()]
+    def list_pinned_rebuilds(self) -> list[RebuildId]:
+        return [RebuildId.parse(pin.pin_id) for pin in self.list_pins()]
 
-    def pins(self) -> list[Pin]:
-        return [pin for pin in self._log.pins() if pin.purpose == _PIN_PURPOSE]
+    def list_pins(self) -> list[Pin]:
+        return [pin for pin in self._log.list_pins() if pin.purpose == _PIN_PURPOSE]
 
     def end_pin(self, pin: Pin) -> None:
         self._log.end_pin(pin)
 
-    def manifest(self, number: int) -> Manifest:
+    def read_manifest(self, number: int) -> Manifest:
         """Return the manifest of a number.
 
         Raises:
             PreconditionFailed: The manifest does not exist.
         """
-        manifest = self._log.manifest(number)
+        manifest = self._log.read_manifest(number)
         if manifest is None:
             raise PreconditionFailed(f"{manifest_key(number)}: expected it in the records bucket, found nothing")
         return manifest
 
-    def is_followed(self, number: int) -> bool:
+    def has_next_manifest(self, number: int) -> bool:
         """Return whether the next manifest exists. Until then the old catalog is valid, and its workers may run."""
-        return self._log.manifest(number + 1) is not None
+        return self._log.read_manifest(number + 1) is not None
 
-    def find_epoch_age_s(self, rebuild: str, base: Manifest, *, now_us: int) -> float:
+    def find_next_manifest_age_s(self, rebuild: str, base: Manifest, *, now_us: int) -> float:
         """Return a lower bound of the age of the manifest after `base`, by the store's clock alone.
 
         The pin is renewed, because the time of a new object is the store's current time. If the result is 0 or less,
         the store has no times, or the manifest is new.
         """
         renewed_us = self._log.stored_at_us(
-            self._log.pin(rebuild, base.number, now_us + _PIN_DURATION_US, _PIN_PURPOSE)
+            self._log.pin_manifest(rebuild, base.number, now_us + _PIN_DURATION_US, _PIN_PURPOSE)
         )
         stored_us = self._log.stored_at_us(manifest_key(base.number + 1))
         if renewed_us is None or stored_us is None:
             return 0.0
         return (renewed_us - stored_us) / 1_000_000 - _STORE_TIME_STEP_S
 
-    def rows_epoch(self, base: Manifest) -> int:
+    def find_rows_epoch(self, base: Manifest) -> int:
         """Return the epoch of the rows in a manifest. Uploads of that epoch may be in no block.
 
         Earlier builds stored the manifest of a new epoch as a moment of its own, with the blocks and the time of the
@@ -97,7 +97,7 @@ class ColdStart:
         """
         return self._find_moment(base).rows_epoch
 
-    def unflushed_from(self, base: Manifest) -> tuple[LedgerId, ...]:
+    def find_unflushed_id_starts(self, base: Manifest) -> tuple[LedgerId, ...]:
         """Return the starts of the id ranges in which ledgers may be younger than the manifest's moment, ascending.
 
         A rebuild skips ids up to the ceilings, so there may be two ranges. Manifests of earlier builds lack the next
@@ -105,7 +105,7 @@ class ColdStart:
         """
         if base.next_ids:
             return (LedgerId(base.next_ids.ledger),)
-        moment = self._log.manifest(base.moment_number) if base.moment_number < base.number else None
+        moment = self._log.read_manifest(base.moment_number) if base.moment_number < base.number else None
         return LedgerId(0), LedgerId(max(self._find_moment(moment or base).ceilings.ledger - ID_HEADROOM, 0))
 
     def _find_moment(self, manifest: Manifest) -> Manifest:
@@ -114,7 +114,7 @@ class ColdStart:
         Manifests of earlier builds repeat a moment unmarked.
         """
         while manifest.moment_epoch is None:
-            previous = self._log.manifest(manifest.number - 1)
+            previous = self._log.read_manifest(manifest.number - 1)
             if previous is None or previous.flushed_us != manifest.flushed_us:
                 break
             manifest = previous
@@ -123,22 +123,22 @@ class ColdStart:
     def unpin(self, rebuild: str) -> None:
         self._log.unpin(rebuild)
 
-    def require_own_successor(self, records: Records, number: int) -> None:
+    def require_no_foreign_successor(self, records: RecordOutbox, number: int) -> None:
         """Refuse a loaded database that can no longer become the catalog. `number` is the number of its manifest.
 
         Raises:
             PreconditionFailed: The next manifest belongs to another rebuild or to the old catalog.
         """
-        state = records.state()
+        state = records.read_state()
         if state.manifest > number:
             return
         (stamp,) = state.pending_stamps
-        successor = self._log.manifest(number + 1)
-        is_replaced = successor is None and self._log.manifest(number) is None
+        successor = self._log.read_manifest(number + 1)
+        is_replaced = successor is None and self._log.read_manifest(number) is None
         if is_replaced or (successor is not None and successor.stamp != stamp):
             raise _overtaken_error(number + 1, successor)
 
-    def publish(self, records: Records, base: Manifest, *, unreadable: Collection[str] = ()) -> int:
+    def publish_new_epoch(self, records: RecordOutbox, base: Manifest, *, unreadable: Collection[str] = ()) -> int:
         """Store and settle the manifest of the new epoch after `base`. Return its number. Idempotent.
 
         Args:
@@ -149,7 +149,7 @@ class ColdStart:
         Raises:
             PreconditionFailed: Another rebuild stored the manifest, or the old catalog still writes.
         """
-        state = records.state()
+        state = records.read_state()
         if state.manifest > base.number:
             return state.manifest
         (stamp,) = state.pending_stamps
@@ -158,7 +158,7 @@ class ColdStart:
             self._log.put_manifest(manifest)
         except AlreadyExists:
             number = manifest.number
-            manifest = self.manifest(number)
+            manifest = self.read_manifest(number)
             if manifest.stamp != stamp:
                 raise _overtaken_error(number, manifest) from None
         with effect("records.settle"):
@@ -169,7 +169,7 @@ class ColdStart:
         self, state: RecordLogState, base: Manifest, stamp: str, unreadable: Collection[str]
     ) -> Manifest:
         next_ids = state.next_ids
-        ceilings = Ceilings(
+        ceilings = IdCeilings(
             ledger=next_ids.ledger + ID_HEADROOM,
             topic=next_ids.topic + ID_HEADROOM,
             transaction=next_ids.transaction + ID_HEADROOM,
@@ -181,7 +181,7 @@ class ColdStart:
             stamp=stamp,
             ceilings=ceilings,
             shows=base.moment_number,  # the blocks staged in the lost database are lost
-            moment_epoch=self.rows_epoch(base),
+            moment_epoch=self.find_rows_epoch(base),
             blocks=tuple(block for block in base.blocks if block.key not in unreadable),
         )
 

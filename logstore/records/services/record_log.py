@@ -31,7 +31,7 @@ from logstore.ports.object_storage import OwnedStore
 from logstore.records.block_files import decode_block, describe_block, encode_blocks
 from logstore.records.manifest import BEGUN_KEY, MANIFEST_PREFIX, Block, Manifest, manifest_key, parse_manifest_number
 from logstore.records.record_kinds import RecordKind
-from logstore.records.services.name_register import NO_CONTENT, Registry, put_record_object
+from logstore.records.services.name_register import NO_CONTENT, NameRegister, put_record_object
 from logstore.records.tombstone_rules import ReplicaAcknowledgement
 from logstore.stop_checks import raise_if_stopped
 
@@ -77,23 +77,23 @@ class RecordLog:
 
     def __init__(self, objects: OwnedStore) -> None:
         self._objects = objects
-        self._pin_names, self._replica_names = Registry(objects, _PIN_NAMES), Registry(objects, _REPLICA_NAMES)
+        self._pin_names, self._replica_names = NameRegister(objects, _PIN_NAMES), NameRegister(objects, _REPLICA_NAMES)
         self._is_marked = False  # whether this process knows that the object `BEGUN_KEY` exists
         self._entered = set[str]()  # replicas that this process knows to be registered
         self._last: Manifest | None = None  # cache of the last manifest read; manifests never change
 
-    def require(self) -> None:
-        self._objects.require()
+    def require_ownership(self) -> None:
+        self._objects.require_ownership()
 
-    def confirm(self) -> None:
-        self._objects.confirm()
+    def confirm_ownership(self) -> None:
+        self._objects.confirm_ownership()
 
-    def manifest_numbers(self, *, after: int = 0) -> list[int]:
+    def list_manifest_numbers(self, *, after: int = 0) -> list[int]:
         start = manifest_key(after) if after else ""
         numbers = (parse_manifest_number(item.key) for item in self._objects.list(MANIFEST_PREFIX, start_after=start))
         return [number for number in numbers if number is not None]
 
-    def newest_manifest(self, after: int = 0) -> Manifest | None:
+    def read_newest_manifest(self, after: int = 0) -> Manifest | None:
         """Return the newest manifest, or `None` if the record log has none.
 
         Args:
@@ -104,17 +104,17 @@ class RecordLog:
             StoreUnavailable: The store did not answer. Or the manifest was removed meanwhile. Or the listing hides a
                 manifest that HEAD finds, or hides all manifests.
         """
-        number = self.newest_number(after)
+        number = self.find_newest_manifest_number(after)
         if number is None:
             return None
-        newest = self.manifest(number)
+        newest = self.read_manifest(number)
         if newest is None:
             raise StoreUnavailable(f"{manifest_key(number)}: it was listed, and is not there")
         return newest
 
-    def newest_number(self, after: int = 0) -> int | None:
+    def find_newest_manifest_number(self, after: int = 0) -> int | None:
         """Return the number of the newest manifest, or `None`. Raise as `newest_manifest`."""
-        numbers: list[int] = self.manifest_numbers(after=max(after - 1, 0))
+        numbers: list[int] = self.list_manifest_numbers(after=max(after - 1, 0))
         if after and after not in numbers:
             hidden = after if self._exists(after) else None if numbers else self._find_later(after)
             if hidden is not None:
@@ -126,7 +126,7 @@ class RecordLog:
             )
         return numbers[-1] if numbers else None
 
-    def certain_newest_manifest(self, after: int = 0) -> Manifest | None:
+    def read_certain_newest_manifest(self, after: int = 0) -> Manifest | None:
         """Return the newest manifest, or `None`. HEAD requests make sure that no newer manifest is hidden.
 
         This costs about 100 requests. If the listing shows the known manifest and none after it, one request is enough,
@@ -143,7 +143,7 @@ class RecordLog:
         return newest
 
     def _newest_and_later(self, after: int) -> tuple[Manifest | None, int | None]:
-        newest = self.newest_manifest(after)
+        newest = self.read_newest_manifest(after)
         number = newest.number if newest else after
         return newest, self._find_later(number, probed=1 if newest and number == after else _PROBED_NUMBERS)
 
@@ -163,14 +163,14 @@ class RecordLog:
     def _exists(self, number: int) -> bool:
         return self._objects.head(manifest_key(number)) is not None
 
-    def newest_complete_manifest(self, after: int = 0) -> Manifest | None:
+    def read_newest_complete_manifest(self, after: int = 0) -> Manifest | None:
         """Return the newest manifest that shows a moment of its own, or `None`. Raise as `newest_manifest`."""
-        newest = self.newest_manifest(after)
+        newest = self.read_newest_manifest(after)
         if newest is None or newest.shows is None:
             return newest
-        return self.manifest(newest.shows) if newest.shows else None
+        return self.read_manifest(newest.shows) if newest.shows else None
 
-    def manifest(self, number: int) -> Manifest | None:
+    def read_manifest(self, number: int) -> Manifest | None:
         """Return the manifest of a number, or `None` if it does not exist. Raise as `newest_manifest`."""
         last = self._last
         if last is not None and last.number == number:
@@ -238,7 +238,7 @@ class RecordLog:
         head = self._objects.head(key)
         return head[0].modified_us if head else None
 
-    def pin(self, pin_id: str, manifest: int, until_us: int, purpose: str) -> str:
+    def pin_manifest(self, pin_id: str, manifest: int, until_us: int, purpose: str) -> str:
         """Pin a manifest until a time, or renew the pin. Return the key of the pin.
 
         Raises:
@@ -251,27 +251,27 @@ class RecordLog:
         with effect("records.pin"):
             put_record_object(self._objects, key, NO_CONTENT)
         if purpose in _REGISTERED_PURPOSES:
-            self._pin_names.enter(key)
-            self._pin_names.end(lambda name: name.startswith(folder) and name != key)
+            self._pin_names.enter_name(key)
+            self._pin_names.end_names(lambda name: name.startswith(folder) and name != key)
         self._delete_others(folder, key)
         return key
 
-    def pin_newest(self, pin_id: str, until_us: int, purpose: str, *, after: int = 0) -> Manifest | None:
+    def pin_newest_manifest(self, pin_id: str, until_us: int, purpose: str, *, after: int = 0) -> Manifest | None:
         """Pin and return the newest manifest that shows a moment of its own, or `None`.
 
         `after` is as in `newest_manifest`. A sweep may have listed the pins before this pin was stored. Sweeps keep the
         newest manifests and the shown manifest. So the pin counts only if its manifest is still one of these.
         """
-        while (newest := self.newest_complete_manifest(after)) is not None:
+        while (newest := self.read_newest_complete_manifest(after)) is not None:
             raise_if_stopped()
-            self.pin(pin_id, newest.number, until_us, purpose)
-            newer = self.manifest_numbers(after=newest.number)
+            self.pin_manifest(pin_id, newest.number, until_us, purpose)
+            newer = self.list_manifest_numbers(after=newest.number)
             if len(newer) < _MAX_NEWER_MANIFESTS or self._shows(newer[-1], newest.number):
                 return newest
         return None
 
     def _shows(self, number: int, moment: int) -> bool:
-        manifest = self.manifest(number)
+        manifest = self.read_manifest(number)
         return manifest is not None and manifest.moment_number == moment
 
     def unpin(self, pin_id: str) -> None:
@@ -283,11 +283,11 @@ class RecordLog:
 
     def _end_pins(self, should_end: Callable[[Pin], bool]) -> None:
         keys = [key for key, pin in self._pins().items() if should_end(pin)]
-        self._pin_names.end(lambda name: name in keys)
+        self._pin_names.end_names(lambda name: name in keys)
         with effect("records.unpin"):
             self._delete(keys)
 
-    def pins(self, *, now_us: int = 0) -> list[Pin]:
+    def list_pins(self, *, now_us: int = 0) -> list[Pin]:
         """Return the pins that end after `now_us`, one for each id and manifest."""
         return [pin for pin in self._pins().values() if pin.until_us > now_us]
 
@@ -301,7 +301,7 @@ class RecordLog:
             if match
         }
 
-    def acknowledge(self, replica_id: str, manifest: int, epoch: int, at_us: int) -> None:
+    def acknowledge_manifest(self, replica_id: str, manifest: int, epoch: int, at_us: int) -> None:
         """Store that a replica has applied this manifest and all earlier ones.
 
         From now on raids wait for the replica until it has been silent for the eligible age. A revocation stays. If the
@@ -313,9 +313,9 @@ class RecordLog:
         with effect("records.acknowledge"):
             put_record_object(self._objects, key, NO_CONTENT)
         if replica_id not in self._entered:
-            self._replica_names.enter(replica_id)
+            self._replica_names.enter_name(replica_id)
             if self._is_forgotten(folder, key):
-                self._replica_names.end(lambda name: name == replica_id)
+                self._replica_names.end_names(lambda name: name == replica_id)
                 return
             self._entered.add(replica_id)
         self._delete_others(folder, key)
@@ -326,18 +326,18 @@ class RecordLog:
             return False
         return not any(_REPLICA.fullmatch(item.key) for item in self._objects.list(folder))
 
-    def register(self, replica_id: str, at_us: int) -> None:
+    def register_replica(self, replica_id: str, at_us: int) -> None:
         """Register a replica before its seed, as a replica that has applied nothing and is not revoked. Idempotent.
 
         A seed must read the record log only afterwards. Tombstones that raids removed earlier cover nothing in that
         record log.
         """
         self._entered.discard(replica_id)  # another process may have forgotten it since
-        self.acknowledge(replica_id, 0, 0, at_us)
+        self.acknowledge_manifest(replica_id, 0, 0, at_us)
         with effect("records.register"):
             self._delete([self._revocation(replica_id)])
 
-    def revoke(self, replica_id: str) -> None:
+    def revoke_replica(self, replica_id: str) -> None:
         """Revoke a replica: raids do not wait for it any more, and it must be seeded again.
 
         List the replicas again afterwards, because the replica may have been registered again meanwhile.
@@ -351,13 +351,13 @@ class RecordLog:
     def forget_replica(self, replica_id: str) -> None:
         """Remove a replica. Its revocation is deleted last, after all acknowledgements."""
         revocation = self._revocation(replica_id)
-        self._replica_names.end(lambda name: name == replica_id)
+        self._replica_names.end_names(lambda name: name == replica_id)
         self._entered.discard(replica_id)
         with effect("records.forget"):
             self._delete_others(f"{REPLICA_PREFIX}{_quote_name(replica_id)}/", revocation)
             self._delete([revocation])
 
-    def replicas(self) -> list[ReplicaAcknowledgement]:
+    def list_acknowledgements(self) -> list[ReplicaAcknowledgement]:
         """Return the acknowledgement of each replica, ascending by id.
 
         If a replica has several acknowledgements, the lowest manifest and the latest time count.
@@ -381,14 +381,14 @@ class RecordLog:
             )
         return [replace(acknowledgements[name], is_revoked=name in revoked) for name in sorted(acknowledgements)]
 
-    def certain_replicas(self) -> list[ReplicaAcknowledgement]:
+    def list_certain_acknowledgements(self) -> list[ReplicaAcknowledgement]:
         """Return the acknowledgements, including registered replicas that no listing shows.
 
         A replica that no listing shows counts as a replica that has applied nothing and is never stale. So no raid
         revokes it. HEAD finds an earlier revocation.
         """
         registered = self._replica_names.active_names()
-        listed = self.replicas()
+        listed = self.list_acknowledgements()
         unlisted = registered.difference(replica.replica_id for replica in listed)
         if unlisted:
             unlisted &= self._replica_names.active_names()  # some may have been forgotten meanwhile

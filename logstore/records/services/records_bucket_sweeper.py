@@ -32,7 +32,7 @@ _PIN_GRACE_US: Final = 600 * 1_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SweptObjects:
+class SweptRecordObjects:
     """Removed objects."""
 
     manifests: int = 0
@@ -40,15 +40,15 @@ class SweptObjects:
     bytes: int = 0  # size of these blocks
 
 
-class Sweeper:
+class RecordsBucketSweeper:
     """Sweeps of the records bucket of one catalog."""
 
     def __init__(self, objects: OwnedStore, log: RecordLog) -> None:
         self._objects, self._log = objects, log
 
-    def sweep(
+    def remove_old_objects(
         self, now_us: int, *, staged_blocks: Collection[Block] = (), progress: Callable[[], None] = lambda: None
-    ) -> SweptObjects:
+    ) -> SweptRecordObjects:
         """Remove old manifests and old unnamed blocks.
 
         Args:
@@ -61,17 +61,17 @@ class Sweeper:
             CorruptData, Unsupported: A manifest is unreadable. No block was removed.
             StoreUnavailable: The sweep may be repeated.
         """
-        self._log.confirm()
-        newest = self._log.newest_manifest()
+        self._log.confirm_ownership()
+        newest = self._log.read_newest_manifest()
         newest_us = self._log.stored_at_us(newest.key) if newest else None
         if newest is None or newest_us is None:
-            return SweptObjects()
+            return SweptRecordObjects()
         manifests = [
             (number, item)
             for item in self._objects.list(MANIFEST_PREFIX)
             if (number := parse_manifest_number(item.key)) is not None
         ]
-        pinned = {pin.manifest for pin in self._log.pins(now_us=now_us - _PIN_GRACE_US)}
+        pinned = {pin.manifest for pin in self._log.list_pins(now_us=now_us - _PIN_GRACE_US)}
         protected = {number for number, _ in manifests[-MIN_KEPT_MANIFESTS:]} | pinned | {newest.moment_number}
         old_manifests = {
             number: item
@@ -89,7 +89,7 @@ class Sweeper:
         with effect("records.sweep_blocks"):
             self._delete(item.key for item in unnamed)
         size_bytes = sum(item.size_bytes for item in unnamed)
-        return SweptObjects(manifests=len(old_manifests), blocks=len(unnamed), bytes=size_bytes)
+        return SweptRecordObjects(manifests=len(old_manifests), blocks=len(unnamed), bytes=size_bytes)
 
     def _old_unnamed_blocks(
         self, newest_us: int, numbers: Iterable[int], progress: Callable[[], None]
@@ -104,7 +104,7 @@ class Sweeper:
             if not unnamed:
                 break
             raise_if_stopped()
-            manifest = self._log.manifest(number)
+            manifest = self._log.read_manifest(number)
             for block in manifest.blocks if manifest else ():
                 unnamed.pop(block.key, None)
             progress()

@@ -33,10 +33,15 @@ from logstore.errors import CatalogMismatch, PreconditionFailed, StoreUnavailabl
 from logstore.ports.catalog.record_log import AppliedManifest, ReplicaDatabase, VersionReader
 from logstore.records.job_results import FollowedRecords
 from logstore.records.manifest import Block, Manifest
-from logstore.records.newest_versions import read_by_range
+from logstore.records.newest_versions import read_versions_by_id_range
 from logstore.records.record_kinds import RecordKind
 from logstore.records.services.record_log import RecordLog
-from logstore.records.tombstone_rules import ReplicaAcknowledgement, ReplicaState, eligible_before_us, replica_state
+from logstore.records.tombstone_rules import (
+    ReplicaAcknowledgement,
+    ReplicaState,
+    decide_replica_state,
+    eligible_before_us,
+)
 from logstore.stop_checks import raise_if_stopped
 
 if TYPE_CHECKING:
@@ -51,7 +56,7 @@ _ACKNOWLEDGE_INTERVAL_S: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FollowSettings:
+class ReplicaFollowSettings:
     """Settings of a follower."""
 
     replica: str  # prefix of the replica's names: `bucket/random word`
@@ -60,7 +65,7 @@ class FollowSettings:
     eligible_age_s: float  # time without acknowledgement after which the replica is STALE
 
 
-class Follower:
+class ReplicaFollower:
     """Steps of one replica database. Several processes may run steps.
 
     Args:
@@ -73,7 +78,7 @@ class Follower:
 
     def __init__(
         self,
-        follow: FollowSettings,
+        follow: ReplicaFollowSettings,
         *,
         source: RecordLog,
         followed: RecordLog,
@@ -83,7 +88,7 @@ class Follower:
         self._follow, self._source, self._followed = follow, source, followed
         self._database, self._now_us = database, store_now_us
 
-    def step(self, *, seed: bool = False, proceed: Callable[[], None] = lambda: None) -> FollowedRecords:
+    def apply_new_manifests(self, *, seed: bool = False, proceed: Callable[[], None] = lambda: None) -> FollowedRecords:
         """Apply new manifests. Seed the database if it is empty, or if `seed`.
 
         Idempotency: without a new manifest only an acknowledgement is written, at intervals.
@@ -98,10 +103,10 @@ class Follower:
             MissingData, CorruptData, Unsupported: A block is unreadable. Nothing was changed.
             CatalogBusy, OutcomeUnknown, StoreUnavailable: The step may be repeated.
         """
-        applied = self._database.applied_manifest()
+        applied = self._database.read_applied_manifest()
         if seed or applied is None:
             return self._seed(applied, proceed)
-        newest = self._followed.newest_complete_manifest(applied.manifest)
+        newest = self._followed.read_newest_complete_manifest(applied.manifest)
         if newest is None:
             raise PreconditionFailed(
                 f"replica {self._follow.replica}: expected manifest {applied.manifest} or a newer one in bucket"
@@ -115,14 +120,14 @@ class Follower:
     def _seed(self, applied: AppliedManifest | None, proceed: Callable[[], None]) -> FollowedRecords:
         """Pin a complete manifest and apply it."""
         now_us, name = self._now_us(), f"{self._follow.replica}-{uuid4().hex[:8]}"
-        if self._followed.newest_manifest() is None:
+        if self._followed.read_newest_manifest() is None:
             return FollowedRecords(replica=name)
-        self._source.register(name, now_us)
+        self._source.register_replica(name, now_us)
         self._forget_seeds(except_for={name, applied.replica if applied else name})
         shipped = self._acknowledgements().get(self._follow.bucket) if self._follow.follows_replica_bucket else None
-        known = self._followed.certain_newest_manifest()
+        known = self._followed.read_certain_newest_manifest()
         after = max(known.number if known else 0, shipped.manifest if shipped else 0)
-        newest = self._followed.pin_newest(name, now_us + _SEED_PIN_US, "follow", after=after)
+        newest = self._followed.pin_newest_manifest(name, now_us + _SEED_PIN_US, "follow", after=after)
         if newest is None:
             raise StoreUnavailable(f"{self._follow.bucket}: a manifest was there, and is not any more")
         try:
@@ -142,7 +147,7 @@ class Follower:
 
         A registered name without an acknowledgement is forgotten too. A seed that still runs notices this at its end.
         """
-        for replica in self._source.certain_replicas():
+        for replica in self._source.list_certain_acknowledgements():
             is_dead = replica.is_revoked or not replica.manifest
             if is_dead and self._has_name(replica.replica_id) and replica.replica_id not in except_for:
                 self._source.forget_replica(replica.replica_id)
@@ -160,11 +165,11 @@ class Follower:
         base: AppliedManifest | None,
     ) -> FollowedRecords:
         """Apply the record versions that are newer than `base`. Without `base`, empty the database and apply all."""
-        base_manifest = self._followed.manifest(base.manifest) if base else None
+        base_manifest = self._followed.read_manifest(base.manifest) if base else None
         known_blocks = set(base_manifest.blocks) if base_manifest else set[Block]()
         blocks = [block for block in newest.blocks if block not in known_blocks]
         versions = self._version_reader(blocks, base.manifest if base else 0, proceed)
-        counts = self._database.apply(newest, versions, expected=applied, replica=name, seed=base is None)
+        counts = self._database.apply_versions(newest, versions, expected=applied, replica=name, seed=base is None)
         return FollowedRecords(
             replica=name,
             manifest=newest.number,
@@ -176,7 +181,7 @@ class Follower:
         )
 
     def _acknowledge(self, result: FollowedRecords, newest: Manifest) -> FollowedRecords:
-        self._source.acknowledge(result.replica, newest.number, newest.epoch, self._now_us())
+        self._source.acknowledge_manifest(result.replica, newest.number, newest.epoch, self._now_us())
         return result
 
     def _acknowledge_if_due(self, applied: AppliedManifest, acknowledgement: ReplicaAcknowledgement) -> FollowedRecords:
@@ -184,7 +189,7 @@ class Follower:
         now_us = self._now_us()
         is_late = acknowledgement.at_us < eligible_before_us(now_us, interval_s)
         if acknowledgement.manifest < applied.manifest or is_late:
-            self._source.acknowledge(applied.replica, applied.manifest, applied.epoch, now_us)
+            self._source.acknowledge_manifest(applied.replica, applied.manifest, applied.epoch, now_us)
         return FollowedRecords(replica=applied.replica, manifest=applied.manifest)
 
     def _version_reader(self, blocks: list[Block], after: int, proceed: Callable[[], None]) -> VersionReader:
@@ -197,14 +202,14 @@ class Follower:
             return versions.filter(pc.greater(versions.column("version"), after))
 
         def read_kind(kind: RecordKind) -> "Iterator[pa.Table]":
-            return read_by_range(
+            return read_versions_by_id_range(
                 [block for block in blocks if block.kind is kind], read_newer, versions=VERSIONS_IN_MEMORY
             )
 
         return read_kind
 
     def _acknowledgements(self) -> dict[str, ReplicaAcknowledgement]:
-        return {replica.replica_id: replica for replica in self._source.replicas()}
+        return {replica.replica_id: replica for replica in self._source.list_acknowledgements()}
 
     def _require_fresh_bucket(self, replicas: dict[str, ReplicaAcknowledgement]) -> None:
         """Require raids to wait for a followed replica bucket."""
@@ -275,7 +280,7 @@ class Follower:
         self._require_same_catalog(applied, newest)
         if newest.epoch != applied.epoch:
             raise self._refusal(f"catalog epoch {applied.epoch}", f"{newest.epoch}: the source was rebuilt")
-        base = newest if newest.number <= applied.manifest else self._followed.manifest(applied.manifest)
+        base = newest if newest.number <= applied.manifest else self._followed.read_manifest(applied.manifest)
         if base and (base.number, base.stamp) != (applied.manifest, applied.stamp):
             raise self._refusal(
                 f"manifest {applied.manifest} with the stamp {applied.stamp} or a newer one",
@@ -287,5 +292,7 @@ class Follower:
         return PreconditionFailed(f"replica {replica}: expected {expected}, found {found}; seed it again with --seed")
 
     def _is_stale(self, replica: ReplicaAcknowledgement) -> bool:
-        state = replica_state(replica, newest=0, now_us=self._now_us(), eligible_age_s=self._follow.eligible_age_s)
+        state = decide_replica_state(
+            replica, newest=0, now_us=self._now_us(), eligible_age_s=self._follow.eligible_age_s
+        )
         return state is ReplicaState.STALE

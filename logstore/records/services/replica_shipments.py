@@ -24,8 +24,8 @@ from logstore.ports.object_storage import OwnedStore
 from logstore.records.job_results import ShippedBlocks
 from logstore.records.manifest import Block, Manifest
 from logstore.records.services.record_log import NEVER_STALE_US, RecordLog
-from logstore.records.services.records_bucket_sweeper import Sweeper
-from logstore.records.tombstone_rules import ReplicaAcknowledgement, ReplicaState, replica_state
+from logstore.records.services.records_bucket_sweeper import RecordsBucketSweeper
+from logstore.records.tombstone_rules import ReplicaAcknowledgement, ReplicaState, decide_replica_state
 from logstore.stop_checks import raise_if_stopped
 
 _PIN_DURATION_S: Final = 24 * 3_600
@@ -43,7 +43,7 @@ class ReplicaStatus:
     at_us: int | None  # last acknowledgement, by the store's clock
 
 
-class Replication:
+class ReplicaShipments:
     """Replica buckets of one record log. Thread-safe.
 
     Args:
@@ -66,14 +66,16 @@ class Replication:
         self._now_us, self._eligible_age_s = store_now_us, eligible_age_s
 
     @property
-    def names(self) -> tuple[str, ...]:
+    def replica_names(self) -> tuple[str, ...]:
         """Names of the configured replica buckets."""
         return tuple(self._replicas)
 
-    def replica_statuses(self) -> list[ReplicaStatus]:
+    def list_replica_statuses(self) -> list[ReplicaStatus]:
         """Return the status of every configured, registered or acknowledging replica, ascending by name."""
-        newest, now_us = self._source.newest_complete_manifest(), self._now_us()
-        acknowledgement_by_name = {replica.replica_id: replica for replica in self._source.certain_replicas()}
+        newest, now_us = self._source.read_newest_complete_manifest(), self._now_us()
+        acknowledgement_by_name = {
+            replica.replica_id: replica for replica in self._source.list_certain_acknowledgements()
+        }
         number = newest.number if newest else 0
         statuses = []
         for name in sorted({*acknowledgement_by_name, *self._replicas}):
@@ -82,7 +84,9 @@ class Replication:
             if replica is not None:
                 status = ReplicaStatus(
                     replica=name,
-                    state=replica_state(replica, newest=number, now_us=now_us, eligible_age_s=self._eligible_age_s),
+                    state=decide_replica_state(
+                        replica, newest=number, now_us=now_us, eligible_age_s=self._eligible_age_s
+                    ),
                     manifest=replica.manifest,
                     newest=number,
                     lag_s=self._lag_s(newest, replica.manifest),
@@ -94,10 +98,10 @@ class Replication:
     def _lag_s(self, newest: Manifest | None, number: int) -> float | None:
         if newest is None or number >= newest.number:
             return 0.0
-        manifest = self._source.manifest(number)
+        manifest = self._source.read_manifest(number)
         return None if manifest is None else max(0, newest.flushed_us - manifest.flushed_us) / 1_000_000
 
-    def ship(self, replica: str) -> ShippedBlocks:
+    def ship_to_replica(self, replica: str) -> ShippedBlocks:
         """Copy the newest manifest and missing blocks to a replica bucket, and acknowledge.
 
         A repeated call copies the rest.
@@ -112,38 +116,38 @@ class Replication:
         if replica not in self._replicas:
             names = ", ".join(self._replicas) or "no replica"
             raise InvalidInput("replica", expected=f"one of those in replica_buckets: {names}", found=replica)
-        acknowledgements = [other for other in self._source.replicas() if other.replica_id == replica]
+        acknowledgements = [other for other in self._source.list_acknowledgements() if other.replica_id == replica]
         acknowledged: int = max((acknowledgement.manifest for acknowledgement in acknowledgements), default=0)
-        target_newest = RecordLog(self._replicas[replica]).certain_newest_manifest(acknowledged)
+        target_newest = RecordLog(self._replicas[replica]).read_certain_newest_manifest(acknowledged)
         last = target_newest.number if target_newest else acknowledged
-        newest = self._source.newest_complete_manifest(last) or self._source.newest_complete_manifest()
+        newest = self._source.read_newest_complete_manifest(last) or self._source.read_newest_complete_manifest()
         if newest is None:
             return ShippedBlocks(replica=replica)
         _refuse_promoted(replica, target_newest, newest)
         # This also registers a replica that is new, or that no listing shows.
         if all(map(self._is_stale, acknowledgements)) or self._source.is_revoked(replica):
-            self._source.register(replica, self._now_us())
+            self._source.register_replica(replica, self._now_us())
         pin_id, until_us = f"replicate-{replica}", self._now_us() + _PIN_DURATION_S * 1_000_000
-        manifest = self._source.pin_newest(pin_id, until_us, "replicate", after=newest.number)
+        manifest = self._source.pin_newest_manifest(pin_id, until_us, "replicate", after=newest.number)
         if manifest is None:
             return ShippedBlocks(replica=replica)
         try:
             result = self._ship_manifest(replica, manifest, after=last)
         finally:
             self._source.unpin(pin_id)
-        self._source.acknowledge(replica, manifest.number, manifest.epoch, self._now_us())
+        self._source.acknowledge_manifest(replica, manifest.number, manifest.epoch, self._now_us())
         return result
 
     def _is_stale(self, replica: ReplicaAcknowledgement) -> bool:
-        state = replica_state(replica, newest=0, now_us=self._now_us(), eligible_age_s=self._eligible_age_s)
+        state = decide_replica_state(replica, newest=0, now_us=self._now_us(), eligible_age_s=self._eligible_age_s)
         return state is ReplicaState.STALE
 
     def _ship_manifest(self, replica: str, manifest: Manifest, *, after: int) -> ShippedBlocks:
         store = self._replicas[replica]
         target = RecordLog(store)
-        target.require()  # claims a new bucket for the catalog
-        target.confirm()
-        target_newest = target.newest_manifest(after)
+        target.require_ownership()  # claims a new bucket for the catalog
+        target.confirm_ownership()
+        target_newest = target.read_newest_manifest(after)
         _refuse_promoted(replica, target_newest, manifest)
         shipped_ids = {block.block_id for block in target_newest.blocks} if target_newest else set[str]()
         missing = [block for block in manifest.blocks if block.block_id not in shipped_ids]
@@ -154,8 +158,8 @@ class Replication:
             try:
                 target.put_manifest(manifest)
             except AlreadyExists:
-                _refuse_promoted(replica, target.manifest(manifest.number), manifest)
-            Sweeper(store, target).sweep(self._now_us())
+                _refuse_promoted(replica, target.read_manifest(manifest.number), manifest)
+            RecordsBucketSweeper(store, target).remove_old_objects(self._now_us())
         return ShippedBlocks(
             replica=replica,
             manifest=manifest.number,

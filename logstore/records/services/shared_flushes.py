@@ -10,7 +10,7 @@ from threading import Condition
 from typing import Protocol
 
 from logstore.errors import CatalogBusy, SextonError, StoreUnavailable
-from logstore.ports.catalog import Records
+from logstore.ports.catalog import RecordOutbox
 
 
 class ChangeFlusher(Protocol):
@@ -23,7 +23,7 @@ class ChangeFlusher(Protocol):
 class SharedFlushes:
     """Shared flushes of the threads of one process."""
 
-    def __init__(self, records: Records, flusher: ChangeFlusher) -> None:
+    def __init__(self, records: RecordOutbox, flusher: ChangeFlusher) -> None:
         self._records, self._flusher = records, flusher
         self._changed = Condition()
         self._started = self._ended = self._last_success = 0  # flush numbers, from 1
@@ -38,26 +38,26 @@ class SharedFlushes:
         """
         unflushed = frozenset(ledger_ids)
         try:
-            unflushed = self._records.unflushed_ledgers(ledger_ids)
+            unflushed = self._records.find_unflushed_ledgers(ledger_ids)
             if unflushed:
-                self.ensure_flushed(sorted(unflushed))
+                self.wait_until_flushed(sorted(unflushed))
         except SextonError as error:
             return dict.fromkeys(
                 unflushed, StoreUnavailable(f"the record log must know of the deletion first: {error}")
             )
         return {}
 
-    def ensure_flushed(self, ledger_ids: Sequence[int]) -> None:
+    def wait_until_flushed(self, ledger_ids: Sequence[int]) -> None:
         """Wait until the record log has the tombstones and intents of these ledgers. Idempotent.
 
         Raises:
             CatalogBusy: Some are not flushed, because of other writers. The call may be repeated.
             RetryableError, TerminalError: As the flush.
         """
-        if not self._records.unflushed_ledgers(ledger_ids):
+        if not self._records.find_unflushed_ledgers(ledger_ids):
             return
         self._join_flush()
-        unflushed = self._records.unflushed_ledgers(ledger_ids)
+        unflushed = self._records.find_unflushed_ledgers(ledger_ids)
         if unflushed:
             raise CatalogBusy(
                 f"record log: a flush left {len(unflushed)} of {len(ledger_ids)} ledgers, as {min(unflushed)}"

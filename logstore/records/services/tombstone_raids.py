@@ -27,20 +27,20 @@ from logstore.deletion.services.absence_proofs import find_ledgers_with_objects,
 from logstore.errors import CorruptData, PreconditionFailed
 from logstore.failpoints import effect
 from logstore.log.ledger_object_keys import SHARDS, ledger_prefix, meta_key, segment_key, shard_prefix
-from logstore.ports.catalog import RecordId, Records, Tombstones
+from logstore.ports.catalog import RecordOutbox, TombstonedRecordId, Tombstones
 from logstore.ports.object_storage import OwnedStore
 from logstore.positions import LedgerId
 from logstore.records.job_results import LaggingReplica
 from logstore.records.manifest import Block
 from logstore.records.newest_versions import live_version_mask
 from logstore.records.record_kinds import TOMBSTONED_KINDS, RecordKind
-from logstore.records.services.manifest_publication import read_head, require_adopted
+from logstore.records.services.manifest_publication import read_settled_head, require_no_adoption
 from logstore.records.services.record_log import RecordLog
 from logstore.records.tombstone_rules import (
     ReplicaState,
+    decide_replica_state,
     eligible_before_us,
     newest_manifest_applied_everywhere,
-    replica_state,
 )
 from logstore.retrying_clock import Clock
 from logstore.stop_checks import raise_if_stopped
@@ -94,7 +94,7 @@ class _Candidates:
         start, end = self.ids.searchsorted([block.first_id, block.last_id + 1])
         return bool(start < end)
 
-    def scan(self, versions: "pa.Table") -> None:
+    def scan_versions(self, versions: "pa.Table") -> None:
         import numpy as np  # noqa: PLC0415 - start-up time
 
         self.needed |= live_version_mask(self.ids, versions)
@@ -132,7 +132,7 @@ class Raider:
 
     def __init__(
         self,
-        records: Records,
+        records: RecordOutbox,
         tombstones: Tombstones,
         log: RecordLog,
         primary: OwnedStore,
@@ -146,7 +146,7 @@ class Raider:
         self._age_s, self._sleep_s, self._clock = eligible_age_s, sleep_s, clock or Clock()
         self._replica_age_s = eligible_age_s if replica_age_s is None else replica_age_s
 
-    def raid(
+    def raid_tombstones(
         self, run_id: str, *, attempt: int = 1, progress: Callable[[RaidResult], None] = lambda _: None
     ) -> RaidResult:
         """Mark, scan and remove tombstones. A repeated call starts again.
@@ -160,22 +160,22 @@ class Raider:
             CatalogAdopting: The catalog is rebuilt and incomplete.
             PreconditionFailed: A rebuild reads the record log. Nothing was removed since the rebuild began.
             MissingData, CorruptData, Unsupported: A block is unreadable. Nothing was removed.
-            CatalogOutdated, CatalogMismatch: As `read_head`.
+            CatalogOutdated, CatalogMismatch: As `read_settled_head`.
             StoreUnavailable, CatalogBusy: The raid may be repeated.
         """
-        state = read_head(self._records, self._log).state
-        require_adopted(state)
+        state = read_settled_head(self._records, self._log).state
+        require_no_adoption(state)
         self._require_no_rebuild(state.now_us)
-        manifest = self._log.pin_newest(run_id, state.now_us + _PIN_DURATION_US, "raid")
+        manifest = self._log.pin_newest_manifest(run_id, state.now_us + _PIN_DURATION_US, "raid")
         if manifest is None:
             return RaidResult()
         try:
-            before_us, marks = eligible_before_us(state.now_us, self._age_s), name_marks(run_id, attempt)
+            before_us, marks = eligible_before_us(state.now_us, self._age_s), raid_marks_name(run_id, attempt)
             marked = self._mark(marks, before_us, progress)
             scan = _Scan(candidates=self._read_candidates(marks), result=RaidResult(candidates=marked))
             self._scan(scan, manifest.blocks, progress)
             self._keep_stored_ledgers(scan, progress)
-            while self._scan(scan, read_head(self._records, self._log).blocks, progress):
+            while self._scan(scan, read_settled_head(self._records, self._log).blocks, progress):
                 pass  # also scan blocks that were published meanwhile
             self._keep_for_replicas(scan)
             return self._remove(marks, scan, before_us, progress)
@@ -192,7 +192,9 @@ class Raider:
             marked += more
         return marked
 
-    def _mark_page(self, run_id: str, before_us: int, after: RecordId | None) -> tuple[int, RecordId | None]:
+    def _mark_page(
+        self, run_id: str, before_us: int, after: TombstonedRecordId | None
+    ) -> tuple[int, TombstonedRecordId | None]:
         with self._resting(), effect("records.raid_mark"):
             return self._tombstones.mark_candidates(
                 run_id, before_us=before_us, after=after, limit=_TOMBSTONES_PER_WRITE
@@ -209,8 +211,8 @@ class Raider:
         import numpy as np  # noqa: PLC0415 - start-up time
 
         ids_by_kind: dict[RecordKind, list[int]] = {kind: [] for kind in TOMBSTONED_KINDS}
-        after: RecordId | None = None
-        while page := self._tombstones.candidates(run_id, after=after, limit=_CANDIDATES_PER_PAGE):
+        after: TombstonedRecordId | None = None
+        while page := self._tombstones.list_candidates(run_id, after=after, limit=_CANDIDATES_PER_PAGE):
             raise_if_stopped()
             for record_id in page:
                 ids_by_kind[record_id.kind].append(record_id.id)
@@ -233,7 +235,7 @@ class Raider:
             candidates = scan.candidates[block.kind]
             if not candidates.may_overlap(block):
                 continue
-            candidates.scan(self._log.read_block(block, ("id", "version", "tombstone")))
+            candidates.scan_versions(self._log.read_block(block, ("id", "version", "tombstone")))
             result = scan.result
             scan.result = replace(result, blocks=result.blocks + 1, versions=result.versions + block.records)
             progress(scan.result)
@@ -247,7 +249,7 @@ class Raider:
         """
         import numpy as np  # noqa: PLC0415 - start-up time
 
-        self._primary.confirm()
+        self._primary.confirm_ownership()
         candidates = scan.candidates[RecordKind.LEDGER]
         removable_ids = candidates.removable_ids
         for shard in np.unique(removable_ids % SHARDS).tolist():
@@ -260,7 +262,7 @@ class Raider:
                 progress(scan.result)
                 stored |= self._ledgers_with_known_objects(page)
             candidates.needed |= np.isin(candidates.ids, list(stored))
-        self._primary.confirm()
+        self._primary.confirm_ownership()
 
     def _listed_ledgers(self, shard: int, ids: Sequence[int]) -> set[int]:
         if len(ids) > _MAX_SINGLE_LISTINGS:
@@ -275,7 +277,7 @@ class Raider:
         """Return the ledgers with a readable known key, or with a damaged list of keys."""
         remembered_keys: list[Iterator[tuple[int, str]]] = []
         remembered, damaged = set[int](), set[int]()
-        for intent in self._records.finished_deletions(ids):
+        for intent in self._records.list_finished_deletions(ids):
             try:
                 remembered_keys.append(_deleted_keys(intent))
             except CorruptData:
@@ -296,13 +298,13 @@ class Raider:
         STALE replicas are revoked. Then all replicas are read again, because a replica may have been registered
         meanwhile.
         """
-        head = read_head(self._records, self._log)
+        head = read_settled_head(self._records, self._log)
         age_s, now_us = self._replica_age_s, head.state.now_us
-        for replica in self._log.certain_replicas():
-            state = replica_state(replica, newest=head.number, now_us=now_us, eligible_age_s=age_s)
+        for replica in self._log.list_certain_acknowledgements():
+            state = decide_replica_state(replica, newest=head.number, now_us=now_us, eligible_age_s=age_s)
             if state is ReplicaState.STALE and not replica.is_revoked:
-                self._log.revoke(replica.replica_id)
-        replicas = self._log.certain_replicas()
+                self._log.revoke_replica(replica.replica_id)
+        replicas = self._log.list_certain_acknowledgements()
         applied = newest_manifest_applied_everywhere(replicas, newest=head.number)
         lagging = (
             LaggingReplica(
@@ -328,10 +330,10 @@ class Raider:
         for page in _needed_pages(scan.candidates):
             raise_if_stopped()
             with self._resting(), effect("records.raid_keep"):
-                self._tombstones.unmark(run_id, page)
-        self._require_no_rebuild(self._records.state().now_us)
+                self._tombstones.unmark_candidates(run_id, page)
+        self._require_no_rebuild(self._records.read_state().now_us)
         result = scan.result
-        while self._tombstones.candidates(run_id, after=None, limit=1):
+        while self._tombstones.list_candidates(run_id, after=None, limit=1):
             raise_if_stopped()
             with self._resting(), effect("records.raid_remove"):
                 removed = self._tombstones.remove_candidates(run_id, before_us=before_us, limit=_TOMBSTONES_PER_WRITE)
@@ -340,7 +342,7 @@ class Raider:
         return replace(result, kept=result.candidates - result.removed)
 
     def _require_no_rebuild(self, now_us: int) -> None:
-        for pin in self._log.pins(now_us=now_us):
+        for pin in self._log.list_pins(now_us=now_us):
             if pin.purpose == "rebuild":
                 raise PreconditionFailed(
                     f"tombstones: expected no rebuild at work, found workflow rebuild-catalog/{pin.pin_id}"
@@ -349,15 +351,15 @@ class Raider:
                 )
 
 
-def name_marks(run_id: str, attempt: int) -> str:
+def raid_marks_name(run_id: str, attempt: int) -> str:
     """Return the name of the marks of one attempt of a raid."""
     return run_id if attempt == 1 else f"{run_id}-{attempt}"
 
 
-def _needed_pages(candidates_by_kind: dict[RecordKind, _Candidates]) -> Iterator[list[RecordId]]:
+def _needed_pages(candidates_by_kind: dict[RecordKind, _Candidates]) -> Iterator[list[TombstonedRecordId]]:
     for kind, candidates in candidates_by_kind.items():
         for page in _paginate(candidates.ids[candidates.needed].tolist(), _TOMBSTONES_PER_WRITE):
-            yield [RecordId(kind=kind, id=record_id) for record_id in page]
+            yield [TombstonedRecordId(kind=kind, id=record_id) for record_id in page]
 
 
 def _paginate(ids: Sequence[int], size: int) -> Iterator[Sequence[int]]:

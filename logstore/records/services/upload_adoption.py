@@ -28,24 +28,24 @@ from logstore.log.ledger_object_keys import (
 from logstore.log.ledgers import Component, LedgerStatement
 from logstore.offload.tiered_copy import index_key, parse_uuid_and_location
 from logstore.ports.catalog.catalog_rebuild import (
-    Adoption,
     AdoptionReport,
-    IssuedIds,
+    CatalogAdoption,
+    IssuedIdBounds,
     LoadedLedger,
     MissingRowCause,
     StagedLedger,
     StorageDiscrepancy,
 )
-from logstore.ports.object_storage import Buckets, ObjectInfo, OwnedStore
+from logstore.ports.object_storage import BucketAtLocation, ObjectInfo, OwnedStore
 from logstore.positions import LedgerId, TopicId
-from logstore.records.absent_ledger_share import MAX_ABSENT_SHARE, check_absent_share
-from logstore.records.adoption_rule import Upload
+from logstore.records.absent_ledger_share import MAX_ABSENT_SHARE, require_small_absent_share
+from logstore.records.adoption_rule import UnregisteredUpload
 from logstore.records.services.absence_proofs import (
     UnlistedObjectError,
-    probe_ids,
-    prove_absent,
+    possible_unlisted_keys,
+    probe_unlisted_ledgers,
+    prove_objects_absent,
     require_no_objects,
-    unlisted_uploads,
 )
 from logstore.records.services.upload_reader import denied_object_error, read_upload
 from logstore.stop_checks import raise_if_stopped
@@ -58,7 +58,7 @@ _MAX_WRONG_LISTINGS: Final = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AdoptedShard:
+class ComparedShard:
     """Result of one comparison of a shard."""
 
     shard: int
@@ -92,7 +92,7 @@ class _CountedListing:
             yield item
 
 
-class Adopter:
+class UploadAdopter:
     """Adoption into one catalog. Thread-safe. Several processes may adopt shards.
 
     Args:
@@ -104,14 +104,20 @@ class Adopter:
     """
 
     def __init__(
-        self, *, adoption: Adoption, objects: OwnedStore, buckets: Buckets, application: str, threads: int = 16
+        self,
+        *,
+        adoption: CatalogAdoption,
+        objects: OwnedStore,
+        buckets: BucketAtLocation,
+        application: str,
+        threads: int = 16,
     ) -> None:
         self._adoption, self._objects, self._buckets = adoption, objects, buckets
         self._application, self._threads = application, threads
 
-    def adopt(
+    def compare_shard(
         self, shard: int, *, unflushed_from: Sequence[LedgerId] = (LedgerId(0),), is_growing: bool = False
-    ) -> AdoptedShard:
+    ) -> ComparedShard:
         """Compare the ledgers with id % 256 = `shard` with storage, and stage the differences.
 
         Idempotency: staged ledgers of the shard are replaced. Settled topics stay settled.
@@ -132,7 +138,7 @@ class Adopter:
         """
         if not 0 <= shard < SHARDS:
             raise InvalidInput("shard", expected="0 to 255", found=shard)
-        issued = self._adoption.issued_ids()
+        issued = self._adoption.read_issued_ids()
         unlisted: UnlistedObjectError | None = None
         for _ in range(_MAX_WRONG_LISTINGS):
             try:
@@ -149,9 +155,9 @@ class Adopter:
         ) from unlisted
 
     def _adopt_by_listing(
-        self, shard: int, issued: IssuedIds, unflushed_from: Sequence[LedgerId], *, is_growing: bool
-    ) -> AdoptedShard:
-        self._objects.confirm()
+        self, shard: int, issued: IssuedIdBounds, unflushed_from: Sequence[LedgerId], *, is_growing: bool
+    ) -> ComparedShard:
+        self._objects.confirm_ownership()
         listing = _CountedListing(self._objects.list(shard_prefix(shard)))
         above, staged_count, strangers, is_any_absent = LedgerId(-1), 0, set[LedgerId](), False
         with ThreadPoolExecutor(self._threads, thread_name_prefix="adopt") as pool:
@@ -166,14 +172,14 @@ class Adopter:
                 above, staged_count = _ledger_id(page[-1]), staged_count + len(staged)
         above_known = LedgerId(self._adoption.highest_ledger_id() + 1)
         for first in sorted({max(first, above_known) for first in unflushed_from}):
-            probe_ids(self._objects, shard, first, strangers)
+            probe_unlisted_ledgers(self._objects, shard, first, strangers)
         if is_any_absent:
-            self._objects.confirm()  # an empty listing of another catalog's bucket proves nothing
+            self._objects.confirm_ownership()  # an empty listing of another catalog's bucket proves nothing
         with effect("adoption.stage"):
             self._adoption.stage_ledgers(shard, (), above=above)
-        return AdoptedShard(shard=shard, objects=listing.objects, staged=staged_count)
+        return ComparedShard(shard=shard, objects=listing.objects, staged=staged_count)
 
-    def require_plausible(self, max_absent_share: float = MAX_ABSENT_SHARE) -> None:
+    def require_few_absent_ledgers(self, max_absent_share: float = MAX_ABSENT_SHARE) -> None:
         """Refuse if too large a share of listed ledgers has no objects, according to the comparisons so far.
 
         Raises:
@@ -182,9 +188,9 @@ class Adopter:
             CatalogBusy, StoreUnavailable: The catalog did not answer.
         """
         absence = self._adoption.count_absent_ledgers()
-        check_absent_share(absence.absent_ledgers, absence.total_ledgers, max_absent_share)
+        require_small_absent_share(absence.absent_ledgers, absence.total_ledgers, max_absent_share)
 
-    def finish(
+    def settle_and_finish(
         self,
         *,
         rows_epoch: int,
@@ -210,9 +216,9 @@ class Adopter:
             PreconditionFailed: The share is above `max_absent_share`. Nothing was settled.
             CatalogBusy, StoreUnavailable: The catalog did not answer.
         """
-        self.require_plausible(max_absent_share)
+        self.require_few_absent_ledgers(max_absent_share)
         after = TopicId(-1)
-        while page := self._adoption.unsettled_topics(after=after, limit=_TOPICS_PER_PAGE):
+        while page := self._adoption.list_unsettled_topics(after=after, limit=_TOPICS_PER_PAGE):
             for topic_id in page:
                 raise_if_stopped()
                 with effect("adoption.settle"):
@@ -224,9 +230,9 @@ class Adopter:
             self._adoption.settle_remaining_rows()
         if self._adoption.is_adopting():
             flush()
-        report = self._adoption.report()
+        report = self._adoption.count_outcomes()
         with effect("adoption.finish"):
-            self._adoption.finish()
+            self._adoption.make_catalog_ready()
         return report
 
     def _pages(self, shard: int, items: Iterable[ObjectInfo]) -> Iterator[list[_LedgerPair]]:
@@ -245,16 +251,16 @@ class Adopter:
 
     def _loaded_ledgers(self, shard: int) -> Iterator[LoadedLedger]:
         after = LedgerId(-1)
-        while page := self._adoption.loaded_ledgers(shard, after=after, limit=_LEDGERS_PER_PAGE):
+        while page := self._adoption.list_loaded_ledgers(shard, after=after, limit=_LEDGERS_PER_PAGE):
             yield from page
             after = page[-1].ledger_id
 
     def _compare(
-        self, pool: ThreadPoolExecutor, page: list[_LedgerPair], issued: IssuedIds, *, is_growing: bool
+        self, pool: ThreadPoolExecutor, page: list[_LedgerPair], issued: IssuedIdBounds, *, is_growing: bool
     ) -> list[StagedLedger]:
         """Compare the ledgers of a page, then read their uploads. Requests run concurrently."""
         strangers = [stored.ledger_id for row, stored in page if row is None and stored is not None]
-        cause_by_ledger = self._adoption.missing_row_causes(strangers) if strangers else {}
+        cause_by_ledger = self._adoption.find_missing_row_causes(strangers) if strangers else {}
         compare = partial(self._compare_ledger, is_growing=is_growing)
         comparisons = [
             (stored, pool.submit(copy_context().run, compare, row, stored, cause_by_ledger, issued))
@@ -283,13 +289,15 @@ class Adopter:
             or difference.staged.standing is not StorageDiscrepancy.TAIL
         ]
 
-    def _probe_uploads(self, difference: _Difference, stored: _StoredLedger | None, uploads: Sequence[Upload]) -> None:
+    def _probe_uploads(
+        self, difference: _Difference, stored: _StoredLedger | None, uploads: Sequence[UnregisteredUpload]
+    ) -> None:
         ledger_id, listed = difference.staged.ledger_id, stored.segments if stored else {}
-        require_no_objects(self._objects, unlisted_uploads(ledger_id, difference.last_segment, listed, uploads))
+        require_no_objects(self._objects, possible_unlisted_keys(ledger_id, difference.last_segment, listed, uploads))
 
     def _read_uploads(
         self, pool: ThreadPoolExecutor, difference: _Difference, stored: _StoredLedger | None
-    ) -> list[Future[Upload | None]]:
+    ) -> list[Future[UnregisteredUpload | None]]:
         segments = sorted(stored.segments.items()) if stored and difference.can_have_uploads else ()
         ledger_id = difference.staged.ledger_id
         return [
@@ -303,7 +311,7 @@ class Adopter:
         row: LoadedLedger | None,
         stored: _StoredLedger | None,
         cause_by_ledger: Mapping[LedgerId, MissingRowCause],
-        issued: IssuedIds,
+        issued: IssuedIdBounds,
         *,
         is_growing: bool,
     ) -> _Difference | None:
@@ -316,7 +324,7 @@ class Adopter:
             # The ledger is readable. A reconciliation reports the missing objects of the primary copy.
             is_short = is_absent = False
         if (is_short or is_absent) and row.has_primary:
-            prove_absent(
+            prove_objects_absent(
                 self._objects,
                 row.ledger_id,
                 row.owner,
@@ -342,11 +350,11 @@ class Adopter:
         objects = self._buckets(location)
         if objects.head(index_key(uuid, row.ledger_id)) is not None:
             return True
-        objects.confirm()
+        objects.confirm_ownership()
         return False
 
     def _compare_stranger(
-        self, stored: _StoredLedger, cause_by_ledger: Mapping[LedgerId, MissingRowCause], issued: IssuedIds
+        self, stored: _StoredLedger, cause_by_ledger: Mapping[LedgerId, MissingRowCause], issued: IssuedIdBounds
     ) -> _Difference | None:
         """Return the difference of a ledger without a row, or `None` if it has an intent or an unknown owner.
 

@@ -34,7 +34,7 @@ from logstore.log.services.upload_read_back import reread_if_corrupt
 from logstore.ports.catalog import Segment
 from logstore.ports.object_storage import ObjectInfo, ObjectStore
 from logstore.positions import LedgerId
-from logstore.records.adoption_rule import TransactionSpan, Upload, UploadedMarker, UploadedSequences
+from logstore.records.adoption_rule import TransactionSpan, UnregisteredUpload, UploadedMarker, UploadedSequences
 from logstore.transactions.transaction_buffer import MarkerVerb, parse_marker
 from logstore.transactions.transaction_ids_and_states import TransactionId
 
@@ -45,7 +45,7 @@ _COLUMNS: Final = ("deliver_at_ms", "producer", "sequence_id", "txn_tc", "txn_se
 _MARKER_COLUMNS: Final = ("payload", "properties")
 
 
-def read_upload(objects: ObjectStore, ledger_id: LedgerId, number: int, item: ObjectInfo) -> Upload | None:
+def read_upload(objects: ObjectStore, ledger_id: LedgerId, number: int, item: ObjectInfo) -> UnregisteredUpload | None:
     """Return the properties of an upload, or `None` if the object has no valid statement.
 
     Args:
@@ -73,7 +73,7 @@ def denied_object_error(key: str, method: str) -> StoreUnavailable:
     return StoreUnavailable(f"{key}: LIST shows it, {method} does not find it; try again")
 
 
-def _read_upload(objects: ObjectStore, ledger_id: LedgerId, number: int, item: ObjectInfo) -> Upload | None:
+def _read_upload(objects: ObjectStore, ledger_id: LedgerId, number: int, item: ObjectInfo) -> UnregisteredUpload | None:
     metadata, body = _fetch(objects, ledger_id, item)
     try:
         epoch = LedgerStatement.from_metadata(metadata).epoch
@@ -89,7 +89,7 @@ def _read_upload(objects: ObjectStore, ledger_id: LedgerId, number: int, item: O
         delayed=0,
     )
     table = _SegmentColumns(objects, item.key, row, metadata, body).read()
-    return Upload(
+    return UnregisteredUpload(
         number=number,
         entries=table.num_rows,
         size_bytes=row.size_bytes,

@@ -24,7 +24,7 @@ from logstore.failpoints import effect
 from logstore.log.services import ManagedLedger
 from logstore.ports.catalog import (
     FinishedTransaction,
-    Settlement,
+    SettlementReason,
     StoredParticipant,
     StoredTransaction,
     Topic,
@@ -96,7 +96,7 @@ class Broadcaster:
             for topic_id, owed in owed_by_topic.items()
         }
         failures: dict[TransactionId, dict[Participant, str]] = {}
-        settled: list[tuple[TransactionId, Participant, Settlement]] = []
+        settled: list[tuple[TransactionId, Participant, SettlementReason]] = []
         topics_away = 0
         for topic_id, call in calls.items():
             outcome = call.result()
@@ -106,13 +106,13 @@ class Broadcaster:
                     failures.setdefault(txn.txn, {})[stored.participant] = outcome.message
                 else:
                     settled.append((txn.txn, stored.participant, outcome))
-        finished = self._transactions.settle(settled) if settled else []
+        finished = self._transactions.settle_participants(settled) if settled else []
         self._advance_subscriptions(batch, {transaction.txn for transaction in finished})
         return BroadcastResult(finished=finished, failures=failures, topics=len(calls), topics_away=topics_away)
 
     def _try_to_append_markers(
         self, topic_id: TopicId, owed: Sequence[_OwedDecision], epoch: int
-    ) -> Settlement | _TopicFailure:
+    ) -> SettlementReason | _TopicFailure:
         try:
             return self._append_markers(topic_id, owed, epoch)
         except SextonError as error:
@@ -123,7 +123,7 @@ class Broadcaster:
             first_line = str(defect).partition("\n")[0]
             return _TopicFailure(f"{type(defect).__name__}: {first_line}", is_transient=False)
 
-    def _append_markers(self, topic_id: TopicId, owed: Sequence[_OwedDecision], epoch: int) -> Settlement:
+    def _append_markers(self, topic_id: TopicId, owed: Sequence[_OwedDecision], epoch: int) -> SettlementReason:
         markers = [
             TransactionMarker(
                 txn=txn.txn,
@@ -143,12 +143,12 @@ class Broadcaster:
             # Only a topic that is not active is gone. Any other refusal is an error.
             if isinstance(error, StaleCatalog) or self._is_active(topic_id):
                 raise
-            return Settlement.GONE
-        return Settlement.MARKED
+            return SettlementReason.GONE
+        return SettlementReason.MARKED
 
     def _is_active(self, topic_id: TopicId) -> bool:
         try:
-            return self._topics.get_by_id(topic_id).state is TopicState.ACTIVE
+            return self._topics.get_topic_by_id(topic_id).state is TopicState.ACTIVE
         except UnknownObject:
             return False
 

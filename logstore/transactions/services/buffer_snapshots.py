@@ -22,7 +22,14 @@ from logstore.log.services.component_ledgers import ComponentLedgers, CreatedLed
 from logstore.log.services.prefetcher import Prefetcher
 from logstore.log.services.segment_reader import SegmentGone
 from logstore.log.services.segment_sources import SegmentSource, TieredCopyReader
-from logstore.ports.catalog import Ledger, Ledgers, Segment, SnapshotSwitch, Transactions, TransactionSnapshots
+from logstore.ports.catalog import (
+    BufferSnapshotSwitch,
+    DataLedgers,
+    Ledger,
+    Segment,
+    TransactionBufferSnapshots,
+    Transactions,
+)
 from logstore.ports.object_storage import ObjectStore
 from logstore.positions import LedgerId, TopicId
 from logstore.stop_checks import raise_if_stopped
@@ -47,7 +54,7 @@ _MAX_READ_ATTEMPTS: Final = 5
 class BufferSnapshots:
     """Writer and reader of buffer snapshots. It is thread-safe."""
 
-    def __init__(self, *, snapshots: TransactionSnapshots, contents: ComponentLedgers) -> None:
+    def __init__(self, *, snapshots: TransactionBufferSnapshots, contents: ComponentLedgers) -> None:
         self._snapshots, self._contents = snapshots, contents
 
     def write_due_snapshots(self) -> int:
@@ -56,11 +63,11 @@ class BufferSnapshots:
         A failure is logged, and the topic is due again later. Idempotency: two writers of a topic leave one snapshot.
         Raise `StoreUnavailable` or `CatalogBusy` if the catalog did not return the due topics.
         """
-        due = self._snapshots.take_due(limit=_TOPICS_PER_PAGE, lease_s=_LEASE_S)
+        due = self._snapshots.reserve_due_topics(limit=_TOPICS_PER_PAGE, lease_s=_LEASE_S)
         for topic_id in due:
             try:
-                expected = self._snapshots.current(topic_id).ledger_id
-                self._write_snapshot(topic_id, self._snapshots.buffer(topic_id), expected)
+                expected = self._snapshots.get_snapshot(topic_id).ledger_id
+                self._write_snapshot(topic_id, self._snapshots.read_buffer(topic_id), expected)
             except SextonError as error:
                 _LOG.warning("topic %s: its transactions' snapshot is not written: %s", topic_id, error)
         return len(due)
@@ -72,11 +79,11 @@ class BufferSnapshots:
             UnknownObject, PreconditionFailed: The topic does not exist or is not ACTIVE.
             StoreUnavailable, CatalogBusy, OutcomeUnknown: Bounded retries were not enough. Repeat the call.
         """
-        current = self._snapshots.current(topic_id)
+        current = self._snapshots.get_snapshot(topic_id)
         return current.read_to <= buffer.read_to and self._write_snapshot(topic_id, buffer, current.ledger_id)
 
     def _write_snapshot(self, topic_id: TopicId, buffer: TransactionBuffer, expected: LedgerId | None) -> bool:
-        switch = SnapshotSwitch(topic_id=topic_id, expected=expected, read_to=buffer.read_to)
+        switch = BufferSnapshotSwitch(topic_id=topic_id, expected=expected, read_to=buffer.read_to)
         draft = OneEntryLedgerDraft(
             topic_id=topic_id,
             component=Component.TXN_SNAPSHOT,
@@ -86,7 +93,7 @@ class BufferSnapshots:
         )
 
         def publish(created: CreatedLedger) -> bool:
-            return self._snapshots.publish(
+            return self._snapshots.publish_snapshot(
                 switch, created.ledger_id, size_bytes=created.size_bytes, sha256=created.sha256
             )
 
@@ -95,7 +102,7 @@ class BufferSnapshots:
 
     def load_snapshot(self, topic_id: TopicId) -> TransactionBuffer | None:
         """Return the topic's snapshot, or `None` if it is missing or damaged. Damage is logged."""
-        ledger_id = self._snapshots.current(topic_id).ledger_id
+        ledger_id = self._snapshots.get_snapshot(topic_id).ledger_id
         if ledger_id is None:
             return None
         try:
@@ -116,7 +123,7 @@ class BufferRebuilder:
     def __init__(
         self,
         *,
-        ledgers: Ledgers,
+        ledgers: DataLedgers,
         transactions: Transactions,
         objects: ObjectStore,
         tiered: TieredCopyReader | None = None,
@@ -141,7 +148,7 @@ class BufferRebuilder:
                 missing = gone
             else:
                 # The catalog is read after the log, so the states are no older than the markers.
-                states = self._transactions.states(list(buffer.open))
+                states = self._transactions.get_transaction_states(list(buffer.open))
                 return resolve_open_transactions(buffer, states, known)
             if missing.ledger_id in {ledger.ledger_id for ledger in self._ledgers.list_ledgers(topic_id)}:
                 break
@@ -166,7 +173,7 @@ class BufferRebuilder:
             if not unread:
                 continue
             next_entry = unread.start
-            for segment in self._ledgers.segments(ledger.ledger_id, from_entry=unread.start):
+            for segment in self._ledgers.list_segments(ledger.ledger_id, from_entry=unread.start):
                 if segment.first_entry > next_entry or segment.first_entry >= unread.stop:
                     break
                 next_entry = segment.first_entry + segment.entries

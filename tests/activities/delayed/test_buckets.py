@@ -53,7 +53,7 @@ def _run(activity: Callable[..., T], request: object, meter: FakeMeter | None = 
 
 def _another(topic: Stored, name: str, *hours: int) -> Topic:
     """One more topic of the same world, with so many delayed messages."""
-    made = topic.world.catalog.topics.create(f"persistent://tenant/namespace/{name}", RetentionPolicy())
+    made = topic.world.catalog.topics.create_topic(f"persistent://tenant/namespace/{name}", RetentionPolicy())
     entries = [NewEntry(payload=b"x", deliver_at_ms=topic.now_ms + hour * HOUR_MS) for hour in hours]
     topic.world.log.managed.append(made, ProducedEntries(entries=entries))
     return made
@@ -72,7 +72,7 @@ def test_due_topics_come_in_pages(topic: Stored) -> None:
     asked = DueTopicsInput(after=-1, topics=2, limit=2)
     assert _run(buckets.due_topics, asked) == DueTopicPages(pages=[[*due[:2]], [*due[2:]]])
     assert _run(buckets.due_topics, DueTopicsInput(after=due[0], topics=1, limit=1)) == DueTopicPages(pages=[[due[1]]])
-    assert topic.index.claim(due[0], _OTHER)
+    assert topic.index.claim_bucket_list(due[0], _OTHER)
     assert _run(buckets.due_topics, asked) == DueTopicPages(pages=[[*due[1:]]])
 
 
@@ -85,14 +85,14 @@ def test_topic_that_fails_keeps_no_other_from_being_sealed(topic: Stored) -> Non
     done = _run(topic.world.activities.delayed.seal_topics, request)
     assert (done.topics, done.buckets, done.messages, done.failed, done.held) == (3, 1, 4, 1, 1)
     assert "persistent://tenant/namespace/orders: MissingData" in done.troubles[0]
-    assert len(topic.index.listed(good.topic_id).buckets) == 1
+    assert len(topic.index.get_bucket_list(good.topic_id).buckets) == 1
     assert _claimed_by(topic) is None
 
 
 def test_topic_that_another_job_works_on_is_left_to_it(topic: Stored) -> None:
     """Whether it is asked for or due; and that job's claim stays."""
     topic.append(1, 2, 3, 4)
-    assert topic.index.claim(topic.topic_id, _OTHER)
+    assert topic.index.claim_bucket_list(topic.topic_id, _OTHER)
     buckets = topic.world.activities.delayed
     held = SealedTopics(topics=1, held=1)
     assert _run(buckets.seal_topics, SealTopicsInput(topic_ids=[topic.topic_id])) == held
@@ -107,7 +107,7 @@ def test_topic_that_another_job_works_on_is_left_to_it(topic: Stored) -> None:
 def test_claim_that_has_lapsed_is_taken_up(topic: Stored) -> None:
     """By the catalog's clock: a job that died holds nothing up for longer."""
     topic.append(1, 2, 3, 4)
-    assert topic.index.claim(topic.topic_id, Claim(workflow_id="dead", run_id="r", ttl_s=-1))
+    assert topic.index.claim_bucket_list(topic.topic_id, Claim(workflow_id="dead", run_id="r", ttl_s=-1))
     done = _run(topic.world.activities.delayed.seal_topics, SealTopicsInput(topic_ids=[topic.topic_id]))
     assert (done.buckets, done.held) == (1, 0)
 
@@ -188,8 +188,8 @@ def test_pair_with_the_fewest_messages_is_chosen_and_claimed(topic: Stored) -> N
     assert [one.bucket_id for one in found.pair] == [second.bucket_id, third.bucket_id]
     damaged = [int(one.bucket_id) for one in (second, third)]
     assert _run(choose, ChoosePairInput(topic_id=topic.topic_id, damaged=damaged)).chosen is ChoiceReason.DAMAGED
-    assert topic.merger.merge(topic.topic_id, (third.bucket_id, fourth.bucket_id)).switched
-    assert topic.merger.merge(topic.topic_id, (first.bucket_id, second.bucket_id)).switched
+    assert topic.merger.merge_pair(topic.topic_id, (third.bucket_id, fourth.bucket_id)).switched
+    assert topic.merger.merge_pair(topic.topic_id, (first.bucket_id, second.bucket_id)).switched
     assert _run(choose, ChoosePairInput(topic_id=topic.topic_id)) == PairChoice(
         chosen=ChoiceReason.WITHIN, buckets=2, limit=2
     )
@@ -257,7 +257,7 @@ def test_catalog_that_is_away_ends_the_page(topic: Stored, monkeypatch: pytest.M
         raise StoreUnavailable("planned: the catalog is away")
 
     with monkeypatch.context() as patch:
-        patch.setattr(topic.index, "claim", away)
+        patch.setattr(topic.index, "claim_bucket_list", away)
         with pytest.raises(StoreUnavailable):
             _run(topic.world.activities.delayed.seal_topics, SealTopicsInput(topic_ids=[topic.topic_id]))
     assert _run(topic.world.activities.delayed.seal_topics, SealTopicsInput(topic_ids=[topic.topic_id])).buckets == 1

@@ -21,7 +21,7 @@ from logstore.errors import (
 )
 from logstore.log.ledger_object_keys import SHARDS, ledger_prefix, meta_key, segment_key, shard_prefix
 from logstore.log.ledgers import Component, LedgerOwner, LedgerStatement
-from logstore.ports.object_storage import RemovalResult
+from logstore.ports.object_storage import CopyRemovalResult
 from logstore.positions import LedgerId, TopicId
 from tests.activities.world import World, chunk_input, done, environment, payload_bytes
 from tests.fakes.objects import Fault, FaultKind, Operation
@@ -55,7 +55,7 @@ def test_chunk_of_own_ledgers_is_deleted_and_confirmed(world: World) -> None:
 
 def delete_size(world: World) -> int:
     """What the catalog recorded as deleted."""
-    return world.catalog.deletions.tally("batch-1").size_bytes
+    return world.catalog.deletions.tally_batch("batch-1").size_bytes
 
 
 def test_chunk_of_neighbours_ends_each_as_if_it_were_alone(world: World) -> None:
@@ -127,10 +127,10 @@ def test_chunk_run_twice_ends_the_same(world: World) -> None:
     world.fill(3)
     world.detach()
     first = delete(world)
-    tally = world.catalog.deletions.tally("batch-1")
+    tally = world.catalog.deletions.tally_batch("batch-1")
     again = delete(world)
     assert again.outcomes == first.outcomes
-    assert world.catalog.deletions.tally("batch-1") == tally
+    assert world.catalog.deletions.tally_batch("batch-1") == tally
 
 
 def test_chunk_concurrent_attempts_lose_nothing(world: World) -> None:
@@ -159,7 +159,7 @@ def test_chunk_copy_still_listed_is_refused(world: World) -> None:
     assert [one.ledger_id for one in result.alone] == [used]
     assert len(world.left_of(used)) == 3
     assert not world.left_of(free)
-    assert world.catalog.deletions.inflight().dead_lettered == 1
+    assert world.catalog.deletions.count_unfinished_intents().dead_lettered == 1
 
 
 @pytest.mark.parametrize(
@@ -233,7 +233,7 @@ def test_chunk_of_somebody_elses_objects_deletes_nothing(
     assert delete(world).outcomes == {"DELETED": 1, "METADATA_MISMATCH": 1}
     assert world.left_of(theirs) == before
     assert not world.left_of(ours)
-    assert world.catalog.deletions.inflight().dead_lettered == 1
+    assert world.catalog.deletions.count_unfinished_intents().dead_lettered == 1
 
 
 def test_chunk_of_another_epoch_changes_nothing(world: World) -> None:
@@ -386,7 +386,7 @@ def test_chunk_damaged_row_does_not_keep_its_neighbours(world: World, column: st
     assert (result.outcomes, result.alone) == ({"DELETED": 2, outcome: 1}, [])
     assert [bool(world.left_of(ledger)) for ledger in ledgers] == [False, True, False]
     assert world.outcomes() == {"DELETED": 2, outcome: 1}
-    (letter,) = world.catalog.deletions.list(DeletionState.DEAD_LETTERED, limit=9)
+    (letter,) = world.catalog.deletions.list_intents(DeletionState.DEAD_LETTERED, limit=9)
     assert (letter.last_error or "").startswith(f"damaged {column} (found ")
 
 
@@ -425,19 +425,19 @@ def test_remove_that_lost_its_claim_judges_no_row(world: World) -> None:
     found = IntentExamination(own_copies={intent.row_id: (intent, StoredCopy(verdict=CopyVerdict.OWN))})
 
     class TakenOver:
-        def inspect(self, intent: DeletionIntent) -> StoredCopy:
+        def inspect_copy(self, intent: DeletionIntent) -> StoredCopy:
             raise NotImplementedError
 
         def prepare_inspection(self, intents: object) -> Callable[[DeletionIntent], StoredCopy]:
             raise NotImplementedError
 
-        def check_absence(self, absent: object) -> dict[int, SextonError]:
+        def prove_absence(self, absent: object) -> dict[int, SextonError]:
             raise NotImplementedError
 
-        def statement(self, intent: DeletionIntent) -> None:
+        def read_statement(self, intent: DeletionIntent) -> None:
             raise NotImplementedError
 
-        def remove(self, copies: object, *, on_progress: Callable[[int], None]) -> dict[int, RemovalResult]:
+        def remove_copies(self, copies: object, *, on_progress: Callable[[int], None]) -> dict[int, CopyRemovalResult]:
             raise ClaimHeld("taken over")
 
     with pytest.raises(ClaimHeld, match="taken over"):

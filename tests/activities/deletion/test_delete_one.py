@@ -57,7 +57,7 @@ def test_one_handed_over_is_deleted_by_its_own_workflow(world: World) -> None:
 
 
 def _size(world: World) -> int:
-    return world.catalog.deletions.tally("batch-1").size_bytes
+    return world.catalog.deletions.tally_batch("batch-1").size_bytes
 
 
 def test_one_run_twice_answers_with_the_first_outcome(world: World) -> None:
@@ -179,7 +179,9 @@ def test_one_whose_keys_grow_fewer_goes_on(world: World) -> None:
     def still_kept(name: str) -> bool:
         return name.endswith(".parquet") and int(name[-12:-8]) < stubborn[0]
 
-    world.catalog.deletions.hand_over({intent.row_id: _name(key)}, batch_id=intent.batch_id, errors={}, ttl_s=60)
+    world.catalog.deletions.move_to_own_workflows(
+        {intent.row_id: _name(key)}, batch_id=intent.batch_id, error_by_row={}, ttl_s=60
+    )
     world.objects.plan(Fault(operation=Operation.DELETE, kind=FaultKind.KEY_ERROR, times=1_000, matches=still_kept))
     for _ in range(8):
         with pytest.raises(ApplicationError):
@@ -250,7 +252,7 @@ def test_dead_letter_keeps_the_row_with_its_error(world: World) -> None:
     ledger, key = alone(world)
     assert bury(world, key) == DeleteIntentResult(outcome=Outcome.DEAD_LETTERED, detail="StoreUnavailable: 503")
     assert world.intents()[0].last_error == "StoreUnavailable: 503"
-    assert world.catalog.deletions.inflight().dead_lettered == 1
+    assert world.catalog.deletions.count_unfinished_intents().dead_lettered == 1
     assert len(world.left_of(ledger)) == 3
 
 

@@ -40,7 +40,7 @@ def test_chunk_of_durable_deletes_flushes_their_tombstones_first(world: World) -
     """A catalog that is rebuilt right after it knows that they are gone."""
     (ledger,) = world.fill(1)
     _detach(world, ledger, "durable")
-    assert world.catalog.records.unflushed_ledgers([ledger]) == {ledger}
+    assert world.catalog.records.find_unflushed_ledgers([ledger]) == {ledger}
     assert done(world.deletion.delete_chunk, chunk_input()).outcomes == {"DELETED": 1}
     assert (_manifests(world), world.left_of(ledger)) == (1, [])
 
@@ -53,7 +53,7 @@ def test_chunk_of_plain_deletes_flushes_their_intents_first(world: World, by: st
         _detach(world, ledger, "plain")
     else:
         world.detach()
-    assert world.catalog.records.unflushed_ledgers([ledger]) == {ledger}
+    assert world.catalog.records.find_unflushed_ledgers([ledger]) == {ledger}
     assert done(world.deletion.delete_chunk, chunk_input()).outcomes == {"DELETED": 1}
     assert (_manifests(world), world.left_of(ledger)) == (1, [])
 

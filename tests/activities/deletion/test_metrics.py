@@ -64,7 +64,7 @@ def test_batch_counts_every_row_once_and_repeating_it_counts_nothing(world: Worl
         _measured(meter, world.deletion.delete_chunk, chunk_input())
     for _ in range(3):
         _measured(meter, world.deletion.certify, certify_input())
-    size_bytes = world.catalog.deletions.tally("batch-1").size_bytes
+    size_bytes = world.catalog.deletions.tally_batch("batch-1").size_bytes
     assert _counts(meter) == {
         "ledgers_sent": 3,
         "received": 3,
@@ -162,7 +162,7 @@ def test_sweep_counts_what_it_files_and_not_what_it_takes_up(world: World, meter
     world.fill(1)
     world.detach()
     world.sql("UPDATE run SET claim_until_us = 1")
-    world.catalog.ledgers.create(world.topic.topic_id, application="sexton")
+    world.catalog.ledgers.create_ledger(world.topic.topic_id, application="sexton")
     world.sql("UPDATE ledger SET created_us = 1 WHERE place IS NULL")
     order = AdoptStalledInput(batch_id="sweep", batch_workflow_id="delete-ledgers/sweep", limit=10)
     for _ in range(2):

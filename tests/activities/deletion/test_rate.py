@@ -68,7 +68,7 @@ def test_chunk_is_never_faster_than_its_rate(world: World, clock: Clock, rate: f
     assert asked == 10
     assert clock.now - began <= asked / rate + 1
     assert world.outcomes() == {"DELETED": 2}
-    assert world.catalog.deletions.tally("batch-1").objects == 10
+    assert world.catalog.deletions.tally_batch("batch-1").objects == 10
 
 
 def test_chunk_naps_no_longer_than_a_second_and_beats(world: World, clock: Clock) -> None:

@@ -57,7 +57,7 @@ def trimming(world: World, *errors: SextonError) -> tuple[TrimAllTopicsActivitie
 def filled(world: World, topics: int) -> list[list[LedgerId]]:
     """One consumed ledger and an open one in each of so many topics."""
     names = [f"persistent://tenant/namespace/more-{number}" for number in range(1, topics)]
-    made = [replace(world, topic=world.catalog.topics.create(name, RetentionPolicy())) for name in names]
+    made = [replace(world, topic=world.catalog.topics.create_topic(name, RetentionPolicy())) for name in names]
     return [one.fill(1) for one in (world, *made)]
 
 
@@ -167,7 +167,7 @@ def test_trim_page_prepares_as_a_single_trim_does(world: World) -> None:
     retention = RetentionPreparation(topics=world.catalog.topics, roller=roller, settler=roller)
     assert retention.roll_and_settle(world.topic)
     world.sql("UPDATE topic SET state = 'DELETING'")
-    assert not retention.roll_and_settle(world.catalog.topics.get_by_id(world.topic.topic_id))
+    assert not retention.roll_and_settle(world.catalog.topics.get_topic_by_id(world.topic.topic_id))
     assert roller.rolled == 1
 
 
@@ -182,7 +182,7 @@ def test_trim_page_tells_an_outage_from_a_topics_own_trouble(
     def refuse(*_: object, **__: object) -> None:
         raise error
 
-    monkeypatch.setattr(world.catalog.phase_one, "detach_into", refuse)
+    monkeypatch.setattr(world.catalog.phase_one, "detach_into_batch", refuse)
     if isinstance(error, StoreUnavailable):
         with pytest.raises(StoreUnavailable):
             run(activities.trim_page, request(1, 2))

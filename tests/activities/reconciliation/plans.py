@@ -21,7 +21,7 @@ from activities.reconciliation.scrub_ledgers import ScrubLedgersActivities
 from logstore.log.ledger_object_keys import ledger_prefix, meta_key, segment_key
 from logstore.log.ledgers import Component, CopyKind, LedgerOwner, LedgerStatement
 from logstore.offload.tiered_copy import data_key, index_key
-from logstore.ports.catalog import Identities
+from logstore.ports.catalog import CatalogIdentity
 from logstore.positions import LedgerId, TopicId
 from logstore.reconciliation.bulk_jobs import (
     CompareStorageWithCatalogJob,
@@ -57,7 +57,7 @@ class Catalogued:
     id = "00000000-0000-4000-8000-000000000001"
 
     def catalog_id(self) -> str:
-        """See `Identities`."""
+        """See `CatalogIdentity`."""
         return self.id
 
 
@@ -81,7 +81,7 @@ class Plans:
         )
         self.planning = PlanOrphansActivities(
             reconciliation=self.runs,
-            identities=cast("Identities", self.identities),
+            identities=cast("CatalogIdentity", self.identities),
             stored=self.stored,
             bulk=self.bulk,
             store_now_us=lambda: self.warm.now_us,
@@ -89,16 +89,16 @@ class Plans:
         )
         self.scrubbing = ScrubLedgersActivities(
             reconciliation=self.runs,
-            identities=cast("Identities", self.identities),
+            identities=cast("CatalogIdentity", self.identities),
             stored=self.stored,
             bulk=self.bulk,
         )
         self.preview = ApplyPreview(
-            reconciliation=self.runs, identities=cast("Identities", self.identities), stored=self.stored
+            reconciliation=self.runs, identities=cast("CatalogIdentity", self.identities), stored=self.stored
         )
         self.applying = ApplyOrphansActivities(
             reconciliation=self.runs,
-            identities=cast("Identities", self.identities),
+            identities=cast("CatalogIdentity", self.identities),
             stored=self.stored,
             objects=SingleObjectDeletion(reconciliation=self.runs, stored=self.stored, objects=self.warm),
             bulk=self.bulk,
@@ -203,7 +203,7 @@ class Plans:
         return ApplyPageInput(
             run_id=RUN,
             page=number,
-            before_us=self.runs.run(RUN).summary["before_us"],
+            before_us=self.runs.get_run(RUN).summary["before_us"],
             epoch=1,
             batch_id=batch,
             batch_workflow_id=f"delete-ledgers/{batch}",

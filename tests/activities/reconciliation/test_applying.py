@@ -42,7 +42,7 @@ from tests.fakes.objects import FakeObjectStore, Fault, FaultKind, Operation
 
 
 def fates(plans: Plans, page: int = 0) -> dict[int, tuple[FindingFate, str]]:
-    found = FateFiles(plans.bulk.folder(RUN) / "fates").read_page(page)
+    found = FateFiles(plans.bulk.create_run_folder(RUN) / "fates").read_page(page)
     assert found is not None
     return {at: (one.fate, one.reason) for at, one in found.items()}
 
@@ -62,7 +62,7 @@ def test_plan_that_does_not_exist_or_did_not_finish_is_refused(plans: Plans) -> 
     plans.begin()
     with pytest.raises(PreconditionFailed, match="no summary"):
         plans.begin_apply()
-    assert plans.runs.runs(RunKind.APPLY, limit=9) == []
+    assert plans.runs.list_runs(RunKind.APPLY, limit=9) == []
 
 
 def test_plan_of_another_catalog_or_epoch_is_refused(plans: Plans) -> None:
@@ -74,7 +74,7 @@ def test_plan_of_another_catalog_or_epoch_is_refused(plans: Plans) -> None:
     plans.identities.id = "another"
     with pytest.raises(PreconditionFailed, match="catalog another"):
         plans.begin_apply()
-    assert plans.runs.runs(RunKind.APPLY, limit=9) == []
+    assert plans.runs.list_runs(RunKind.APPLY, limit=9) == []
 
 
 def test_another_plan_s_findings_are_refused(plans: Plans, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,8 +84,8 @@ def test_another_plan_s_findings_are_refused(plans: Plans, monkeypatch: pytest.M
     plans.orphan_ledger(8)
     plans.begin("plan-2")
     plans.do(VerifyFindingsJob.name, run_id="plan-2")
-    theirs = plans.bulk.published_summary("plan-2", VerifyFindingsJob.name)
-    monkeypatch.setattr(plans.bulk, "published_summary", lambda _run_id, _name: theirs)
+    theirs = plans.bulk.find_published_summary("plan-2", VerifyFindingsJob.name)
+    monkeypatch.setattr(plans.bulk, "find_published_summary", lambda _run_id, _name: theirs)
     with pytest.raises(PreconditionFailed, match="expected its findings"):
         plans.begin_apply(max_orphan_share=1.0)
 
@@ -94,16 +94,16 @@ def test_plan_of_a_build_that_knew_fewer_kinds_is_applied(plans: Plans) -> None:
     """Its summary has no count of the kinds that it did not know."""
     plans.orphan_ledger(7)
     plans.plan()
-    summary = dict(plans.runs.run(RUN).summary)
+    summary = dict(plans.runs.get_run(RUN).summary)
     summary["result"] = {**summary["result"], "findings": {"orphan_ledger": 1}}
-    plans.runs._runs[RUN].run = replace(plans.runs.run(RUN), summary=summary)
+    plans.runs._runs[RUN].run = replace(plans.runs.get_run(RUN), summary=summary)
     assert plans.begin_apply(max_orphan_share=1.0).findings == 1
 
 
 def test_findings_that_this_worker_does_not_see_are_refused(plans: Plans) -> None:
     """Every worker must see the folder of bulk output."""
     plans.plan()
-    plans.bulk.forget(RUN)
+    plans.bulk.remove_run(RUN)
     with pytest.raises(PreconditionFailed, match="folder of bulk output"):
         plans.begin_apply()
 
@@ -381,8 +381,8 @@ class _Silent(FakeObjectStore):
     def list(self, prefix: str, *, start_after: str = "", first_page: int = 1_000) -> Iterator[ObjectInfo]:
         return iter(()) if self.silent else super().list(prefix, start_after=start_after, first_page=first_page)
 
-    def confirm(self) -> None:
-        super().confirm()
+    def confirm_ownership(self) -> None:
+        super().confirm_ownership()
         if self.silent:
             raise REFUSAL
 
@@ -457,10 +457,12 @@ def test_page_of_which_two_attempts_overlap_is_filed_as_the_first_one_saw_it(pla
             plans.file()
     finally:
         failpoints.disarm()
-    first = read_copy_answers(plans.bulk.folder(RUN), 0)
+    first = read_copy_answers(plans.bulk.create_run_folder(RUN), 0)
     assert first
     plans.warm.delete(plans.warm.keys)
-    assert store_copy_answers(plans.bulk.folder(RUN), 0, {0: "nothing is left", 1: "nothing is left"}) == first
+    assert (
+        store_copy_answers(plans.bulk.create_run_folder(RUN), 0, {0: "nothing is left", 1: "nothing is left"}) == first
+    )
     assert plans.file().intents == 2
 
 
@@ -528,7 +530,7 @@ def test_decision_that_cannot_be_read_is_no_decision(content: str, plans: Plans)
     plans.plan()
     plans.delete()
     plans.file()
-    for path in (plans.bulk.folder(RUN) / name / "page-00000000.json" for name in ("decided", "looked")):
+    for path in (plans.bulk.create_run_folder(RUN) / name / "page-00000000.json" for name in ("decided", "looked")):
         path.write_text(content)
     for step in (plans.delete, plans.file):
         with pytest.raises(CorruptData, match="what an apply decided"):

@@ -40,7 +40,7 @@ def test_plan_says_how_much_was_too_young_to_be_compared(plans: Plans) -> None:
     """An inventory may have moved the cut-off of rows to an earlier time; else it is what the plan began with."""
     plans.bulk.compared["young"] = 3
     result = plans.plan()
-    assert (result.young, result.rows_before_us) == (3, plans.runs.run(RUN).summary["rows_before_us"])
+    assert (result.young, result.rows_before_us) == (3, plans.runs.get_run(RUN).summary["rows_before_us"])
 
 
 def test_plan_tells_the_cut_off_that_the_comparison_used(plans: Plans) -> None:
@@ -58,7 +58,7 @@ def test_cut_offs_are_by_the_clock_of_each_side(plans: Plans) -> None:
     """One clock a decision (icechunk#2310): objects by the store's, rows by the catalog's."""
     plans.warm.now_us, plans.runs.now_us = 900 * DAY_S * 10**6, 5
     plans.begin(older_than_s=3 * DAY_S)
-    begun = plans.runs.run(RUN).summary
+    begun = plans.runs.get_run(RUN).summary
     assert begun["before_us"] == 897 * DAY_S * 10**6
     assert begun["rows_before_us"] == plans.runs.state.now_us - 3 * DAY_S * 10**6
 
@@ -66,10 +66,10 @@ def test_cut_offs_are_by_the_clock_of_each_side(plans: Plans) -> None:
 def test_beginning_again_keeps_the_first_cut_off(plans: Plans) -> None:
     """Every step and every retry agrees on it."""
     plans.begin()
-    first = plans.runs.run(RUN)
+    first = plans.runs.get_run(RUN)
     plans.warm.advance(seconds=1_000)
     plans.begin()
-    assert plans.runs.run(RUN) == first
+    assert plans.runs.get_run(RUN) == first
 
 
 @pytest.mark.parametrize(
@@ -81,13 +81,13 @@ def test_age_below_the_floor_is_refused_before_a_run_is_opened(
     """What an upload may take is no orphan (iceberg#4195)."""
     with pytest.raises(error, match="older-than"):
         plans.begin(older_than_s=age_s)
-    assert plans.runs.runs(RunKind.PLAN, limit=9) == []
+    assert plans.runs.list_runs(RunKind.PLAN, limit=9) == []
 
 
 def test_age_below_the_floor_that_is_meant_is_taken(plans: Plans) -> None:
     """Where nobody writes."""
     plans.begin(older_than_s=0.0, unsafe_age=True)
-    assert plans.runs.run(RUN).summary["before_us"] == plans.warm.now_us
+    assert plans.runs.get_run(RUN).summary["before_us"] == plans.warm.now_us
 
 
 @pytest.mark.parametrize("which", ["warm", "cold"])
@@ -96,7 +96,7 @@ def test_another_catalog_s_bucket_is_refused_before_and_after(which: str, plans:
     getattr(plans, which).refusal = REFUSAL
     with pytest.raises(CatalogMismatch):
         plans.begin()
-    assert plans.runs.runs(RunKind.PLAN, limit=9) == []
+    assert plans.runs.list_runs(RunKind.PLAN, limit=9) == []
     getattr(plans, which).refusal = None
     plans.begin()
     for job in JOBS:
@@ -104,7 +104,7 @@ def test_another_catalog_s_bucket_is_refused_before_and_after(which: str, plans:
     getattr(plans, which).refusal = REFUSAL
     with pytest.raises(CatalogMismatch):
         plans.conclude()
-    assert plans.runs.run(RUN).finished_us is None
+    assert plans.runs.get_run(RUN).finished_us is None
 
 
 def test_bulk_job_that_was_published_does_not_run_again(plans: Plans) -> None:
@@ -119,7 +119,7 @@ def test_bulk_job_that_was_published_does_not_run_again(plans: Plans) -> None:
 def test_bulk_jobs_are_told_the_cut_offs_and_inventories(plans: Plans) -> None:
     """As the plan began with them."""
     plans.begin(inventories=["/inventory/manifest.json"])
-    begun = plans.runs.run(RUN).summary
+    begun = plans.runs.get_run(RUN).summary
     for job in JOBS:
         plans.do(job)
     listing, _, compare, verify = plans.bulk.ran
@@ -159,7 +159,7 @@ def test_cancelled_bulk_job_is_cancelled_with_all_that_it_submits(plans: Plans) 
     with pytest.raises(CancelledError):
         env.run(plans.planning.run_bulk, asked)
     assert plans.bulk.stopped == [RUN]
-    assert plans.bulk.published_summary(RUN, ListStorageJob.name) is None
+    assert plans.bulk.find_published_summary(RUN, ListStorageJob.name) is None
 
 
 @pytest.mark.parametrize(
@@ -210,7 +210,7 @@ def test_plan_of_which_a_job_is_not_published_is_not_finished(plans: Plans) -> N
     plans.do(CompareStorageWithCatalogJob.name)
     with pytest.raises(PreconditionFailed, match="list-storage"):
         plans.conclude()
-    assert plans.runs.run(RUN).finished_us is None
+    assert plans.runs.get_run(RUN).finished_us is None
 
 
 def test_concluding_again_keeps_the_first_summary(plans: Plans) -> None:
@@ -226,11 +226,11 @@ def test_old_runs_are_forgotten_with_their_output(plans: Plans) -> None:
     """Output that is of no run goes too: whoever removed its row may have died before."""
     plans.orphan_ledger(7)
     plans.plan()
-    catalog_id_file(plans.bulk.folder("plan-of-nobody")).write_text(plans.identities.id)
+    catalog_id_file(plans.bulk.create_run_folder("plan-of-nobody")).write_text(plans.identities.id)
     plans.runs.age(RUN, seconds=31 * DAY_S)
     plans.begin("plan-2")
-    assert plans.bulk.list_runs() == ["plan-2"]
-    assert [one.run_id for one in plans.runs.runs(RunKind.PLAN, limit=9)] == ["plan-2"]
+    assert plans.bulk.list_run_ids() == ["plan-2"]
+    assert [one.run_id for one in plans.runs.list_runs(RunKind.PLAN, limit=9)] == ["plan-2"]
 
 
 def test_output_of_another_catalog_in_the_same_folder_stays(plans: Plans, tmp_path: Path) -> None:
@@ -240,7 +240,7 @@ def test_output_of_another_catalog_in_the_same_folder_stays(plans: Plans, tmp_pa
     other = Plans(tmp_path)
     other.identities.id = "another"
     other.begin("plan-2")
-    assert plans.bulk.list_runs() == [RUN, "plan-2"]
+    assert plans.bulk.list_run_ids() == [RUN, "plan-2"]
     assert plans.begin_apply(max_orphan_share=1.0).findings == found.findings["orphan_ledger"] == 1
 
 
@@ -251,7 +251,7 @@ def test_run_id_that_another_catalog_uses_in_the_same_folder_is_refused(plans: P
     other.identities.id = "another"
     with pytest.raises(PreconditionFailed, match="expected an id that no other catalog uses"):
         other.begin()
-    assert other.runs.runs(RunKind.PLAN, limit=9) == []
+    assert other.runs.list_runs(RunKind.PLAN, limit=9) == []
 
 
 def test_store_that_tells_no_time_is_waited_for(plans: Plans) -> None:
@@ -263,4 +263,4 @@ def test_store_that_tells_no_time_is_waited_for(plans: Plans) -> None:
     plans.planning._store_now_us = silent
     with pytest.raises(StoreUnavailable):
         plans.begin()
-    assert plans.runs.runs(RunKind.PLAN, limit=9) == []
+    assert plans.runs.list_runs(RunKind.PLAN, limit=9) == []

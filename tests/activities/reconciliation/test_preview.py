@@ -43,7 +43,7 @@ def test_preview_files_nothing_and_opens_no_run(plans: Plans) -> None:
     assert dict.fromkeys(plans.warm.keys) == keys
     assert set(plans.cold.unfinished) == uploads
     assert (plans.runs.filings, plans.runs.passed_over, plans.runs.causes) == ({}, [], [])
-    assert plans.runs.runs(RunKind.APPLY, limit=9) == []
+    assert plans.runs.list_runs(RunKind.APPLY, limit=9) == []
 
 
 def test_preview_asks_storage_no_more_than_the_apply(plans: Plans, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,6 +97,6 @@ def test_preview_refuses_what_its_apply_refuses(plans: Plans) -> None:
 
 def test_preview_without_the_folder_of_findings_is_refused(plans: Plans) -> None:
     plans.plan()
-    plans.bulk.forget(RUN)
+    plans.bulk.remove_run(RUN)
     with pytest.raises(PreconditionFailed, match="bulk_dir"):
         plans.preview.preview(RUN)

@@ -95,7 +95,7 @@ def test_scrub_whose_output_was_lost_is_not_gone_on_with(plans: Plans) -> None:
     _begin(plans)
     _cut(plans)
     _read(plans, 0)
-    published = plans.bulk.published_summary("scrub-1", "scrub-page-000000")
+    published = plans.bulk.find_published_summary("scrub-1", "scrub-page-000000")
     assert published is not None
     (Path(published.folder) / "findings-0.parquet").unlink()
     assert _begin(plans, "scrub-2") == "scrub-2"
@@ -114,7 +114,7 @@ def test_scrub_that_lacks_a_page_is_not_concluded(plans: Plans) -> None:
     _read(plans, 0)
     with pytest.raises(PreconditionFailed, match="expected scrub-page-000001 to be published"):
         _conclude(plans)
-    assert plans.runs.run("scrub-1").finished_us is None
+    assert plans.runs.get_run("scrub-1").finished_us is None
 
 
 def test_bucket_that_became_anothers_ends_the_scrub(plans: Plans) -> None:

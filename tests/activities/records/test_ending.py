@@ -9,7 +9,7 @@ import pytest
 from activities.records.end_records import EndRecordsActivities
 from activities.records.inputs_and_results import EndRecordsPageInput
 from logstore.records.functions import LedgerRecord, RecordFunction
-from logstore.records.job_results import SelectionPosition
+from logstore.records.job_results import SelectionPageStart
 from logstore.retrying_clock import Clock
 from tests.activities.world import BATCH, BATCH_WORKFLOW, World, run
 
@@ -38,7 +38,7 @@ def _ending(world: World, function: Callable[[LedgerRecord], LedgerRecord | None
     )
 
 
-def _page(world: World, after: SelectionPosition, **more: Any) -> EndRecordsPageInput:
+def _page(world: World, after: SelectionPageStart, **more: Any) -> EndRecordsPageInput:
     asked: dict[str, Any] = {"topic_id": world.topic.topic_id, "page": 500, "now_us": 1, "catalog_epoch": 1} | more
     return EndRecordsPageInput(
         function="mine", after=after, batch_id=BATCH, batch_workflow_id=BATCH_WORKFLOW, actor="tests", **asked
@@ -58,7 +58,7 @@ def test_function_that_is_slow_gets_shorter_pages_and_is_asked_of_all(world: Wor
     ending = _ending(world, slow, clock=Clock(monotonic_s=lambda: time_s[0]))
     more = {"topic_id": 0} if of_all else {}
     counts = list[int]()
-    place: SelectionPosition | None = SelectionPosition()
+    place: SelectionPageStart | None = SelectionPageStart()
     while place is not None:
         page = run(ending.end_page, _page(world, place, **more))
         counts.append(page.ended)
@@ -86,7 +86,7 @@ def test_batch_is_held_while_the_function_is_asked(world: World, monkeypatch: py
 
     asked = list[int]()
     ending = _ending(world, waiting)
-    first = run(ending.end_page, _page(world, SelectionPosition(), page=1))
+    first = run(ending.end_page, _page(world, SelectionPageStart(), page=1))
     assert first.after
     monkeypatch.setattr(world.catalog.deletions, "renew_batch_claim", renew)
     second = run(ending.end_page, _page(world, first.after, page=1))

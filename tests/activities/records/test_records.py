@@ -14,7 +14,7 @@ from logstore.errors import CatalogOutdated
 from logstore.ports.catalog import Claim
 from logstore.records.job_results import FlushedRecords, ShippedBlocks
 from logstore.records.services.record_log import RecordLog
-from logstore.records.services.replica_shipments import Replication
+from logstore.records.services.replica_shipments import ReplicaShipments
 from tests.activities.world import World, environment, run
 from tests.fakes.objects import FakeObjectStore, Fault, FaultKind, Operation
 
@@ -68,21 +68,21 @@ def test_flush_that_watches_raises_ceilings_though_nothing_has_changed(world: Wo
     world.fill(1)
     run(world.activities.records.flushing.flush, _FLUSH)
     world.sql("UPDATE record_log SET ledger_ceiling = (SELECT next_ledger_id FROM catalog)")
-    state = world.catalog.records.state()
+    state = world.catalog.records.read_state()
     assert (state.outbox_changes, state.ceilings.ledger) == (0, state.next_ids.ledger)
     run(world.activities.records.flushing.flush, FlushInput(watch_s=0.001))
-    assert world.catalog.records.state().ceilings.ledger > state.next_ids.ledger
+    assert world.catalog.records.read_state().ceilings.ledger > state.next_ids.ledger
 
 
 def test_flush_leaves_the_record_log_to_a_job_that_works_on_it(world: World) -> None:
     """It says so; what the other one flushes is none of its business. A claim that was let go is free at once."""
     world.fill(1)
-    world.catalog.records.claim(Claim(workflow_id="other", run_id="r", ttl_s=CLAIM_S))
+    world.catalog.records.claim_record_log(Claim(workflow_id="other", run_id="r", ttl_s=CLAIM_S))
     held = run(world.activities.records.flushing.flush, _FLUSH, workflow_id="flush-records")
     assert (held.held, held.flushes, held.left > 0) == (True, 0, True)
-    world.catalog.records.release("other")
+    world.catalog.records.release_record_log("other")
     assert run(world.activities.records.flushing.flush, _FLUSH, workflow_id="flush-records").flushes == 1
-    assert world.catalog.records.claim(Claim(workflow_id="other", run_id="r", ttl_s=CLAIM_S))
+    assert world.catalog.records.claim_record_log(Claim(workflow_id="other", run_id="r", ttl_s=CLAIM_S))
 
 
 def test_flush_that_fails_lets_the_record_log_go(world: World) -> None:
@@ -93,7 +93,7 @@ def test_flush_that_fails_lets_the_record_log_go(world: World) -> None:
     world.fill(1)
     with pytest.raises(CatalogOutdated):
         run(world.activities.records.flushing.flush, _FLUSH, workflow_id="flush-records")
-    assert world.catalog.records.claim(Claim(workflow_id="other", run_id="r", ttl_s=CLAIM_S))
+    assert world.catalog.records.claim_record_log(Claim(workflow_id="other", run_id="r", ttl_s=CLAIM_S))
 
 
 def test_flush_of_now_takes_cursors_that_are_not_due(world: World) -> None:
@@ -126,14 +126,14 @@ def test_tombstone_is_raided_once_nothing_of_its_ledger_is_on_disk(
     assert (young.candidates, young.removed) == (0, 0)
     removed = run(world.activities.records.raiding.raid, RaidInput(run_id="raid-3"))
     assert (removed.candidates, removed.kept, removed.removed, removed.blocks > 0) == (1, 0, 1, True)
-    assert world.catalog.tombstones.count().by_kind == {}
+    assert world.catalog.tombstones.count_tombstones().by_kind == {}
     told = [one.getMessage() for one in caplog.records]
     assert any(one.startswith("raid raid-3: 1 tombstones were old enough, 1 removed, 0 kept; ") for one in told)
     assert any(one.startswith("record log defragmented: ") and "versions dropped" in one for one in told)
 
 
 def _replicas(world: World, **stores: FakeObjectStore) -> ReplicateRecordsActivities:
-    service = Replication(
+    service = ReplicaShipments(
         world.record_objects, stores, store_now_us=lambda: world.record_objects.now_us, eligible_age_s=60
     )
     return ReplicateRecordsActivities(service)
@@ -155,7 +155,7 @@ def test_a_replica_that_fails_keeps_no_other_from_its_blocks(world: World) -> No
         records=flushed.records,
         tombstones=0,
     )
-    assert RecordLog(here).newest_manifest() == RecordLog(world.record_objects).newest_manifest()
+    assert RecordLog(here).read_newest_manifest() == RecordLog(world.record_objects).read_newest_manifest()
 
 
 def test_without_replicas_nothing_is_shipped(world: World) -> None:

@@ -38,7 +38,7 @@ class _Busy(Broadcaster):
 
     def broadcast_batch(self, batch: Sequence[StoredTransaction]) -> BroadcastResult:
         late = TransactionId(0, 0)
-        self.states.append(self.history.world.catalog.transactions.states([late])[late])
+        self.states.append(self.history.world.catalog.transactions.get_transaction_states([late])[late])
         told = self.history.world.log.broadcasts.broadcast_batch(batch)
         self.history.world.sql('UPDATE "transaction" SET deadline_us = 1 WHERE sequence = 0 AND tc_id = 0')
         self.left -= 1
@@ -104,7 +104,7 @@ def test_transaction_whose_topics_all_fail_is_handed_over_unless_storage_is_away
 ) -> None:
     """An error that will not pass is told to the operator; one that may is tried again (apache/pulsar#26374)."""
     world, log = history.world, history.world.log
-    other = world.catalog.topics.create("persistent://tenant/namespace/other", world.topic.policy)
+    other = world.catalog.topics.create_topic("persistent://tenant/namespace/other", world.topic.policy)
     history.take([("begin", 0, 0), ("produce", 0, 0)])
     (txn,) = history.open
     log.managed.append(other, ProducedEntries(entries=[NewEntry(payload=b"x")], txn=txn))
@@ -119,7 +119,7 @@ def test_transaction_whose_topics_all_fail_is_handed_over_unless_storage_is_away
             _drain(history, log.broadcasts)
         return
     assert _drain(history, log.broadcasts).handed_over == [str(txn)]
-    found = world.catalog.transactions.get(txn)
+    found = world.catalog.transactions.get_transaction(txn)
     assert [one.last_error for one in found.owed] == ["CorruptData: damaged"] * 2
     assert (found.attempts, found.claim_workflow) == (1, broadcast_workflow_id(txn))
     assert (found.last_error or "").count("CorruptData: damaged") == 2
@@ -130,7 +130,7 @@ def test_error_that_nobody_expected_is_told_of_one_topic_and_holds_up_no_other(
 ) -> None:
     """A defect that one topic meets; the markers of the others are written once (apache/pulsar#26380)."""
     world, log = history.world, history.world.log
-    other = world.catalog.topics.create("persistent://tenant/namespace/other", world.topic.policy)
+    other = world.catalog.topics.create_topic("persistent://tenant/namespace/other", world.topic.policy)
     history.take([("begin", 0, 0), ("begin", 0, 0), ("produce", 0, 0)])
     well, bad = history.open
     log.managed.append(other, ProducedEntries(entries=[NewEntry(payload=b"x")], txn=bad))
@@ -145,8 +145,10 @@ def test_error_that_nobody_expected_is_told_of_one_topic_and_holds_up_no_other(
     monkeypatch.setattr(log.managed, "append", append)
     answer = _drain(history, log.broadcasts)
     assert (answer.finished, answer.handed_over) == (1, [str(bad)])
-    assert world.catalog.transactions.states([well])[well] is TransactionState.COMMITTED
-    assert [one.last_error for one in world.catalog.transactions.get(bad).owed] == ["ZeroDivisionError: a defect"]
+    assert world.catalog.transactions.get_transaction_states([well])[well] is TransactionState.COMMITTED
+    assert [one.last_error for one in world.catalog.transactions.get_transaction(bad).owed] == [
+        "ZeroDivisionError: a defect"
+    ]
 
 
 def test_transaction_handed_over_by_a_worker_that_died_is_in_the_next_answer(
@@ -163,7 +165,7 @@ def test_transaction_handed_over_by_a_worker_that_died_is_in_the_next_answer(
         assert (answer.handed_over, answer.finished, answer.more) == ([str(txn)], 0, False)
     assert _tell(history, txn).owed_count == 1
     assert _drain(history, history.world.log.broadcasts).handed_over == [], "its broadcast has begun"
-    assert history.world.catalog.transactions.get(txn).attempts == 2
+    assert history.world.catalog.transactions.get_transaction(txn).attempts == 2
     monkeypatch.undo()
     assert _tell(history, txn).state == "COMMITTED"
 

@@ -7,12 +7,12 @@ from typing import TypeVar
 
 from logstore.deletion.retention import RetentionPolicy
 from logstore.ports.catalog import (
-    Acknowledge,
-    ProducerAdvance,
-    RegisterSegment,
+    AcknowledgeWrite,
+    GroupCommitResult,
+    ProducerSequenceRange,
     RegisterSegmentResult,
+    RegisterSegmentWrite,
     Topic,
-    WriteResult,
 )
 from logstore.positions import LedgerId, Position, TopicId
 from tests.contracts.catalog.worlds import World
@@ -25,19 +25,19 @@ CROWD = 32
 
 def new_topic(world: World, name: str = NAME, **policy: int) -> Topic:
     """A topic without ledgers."""
-    return world.catalog.topics.create(name, RetentionPolicy(**policy))
+    return world.catalog.topics.create_topic(name, RetentionPolicy(**policy))
 
 
 def newborn(world: World, topic_id: TopicId) -> LedgerId:
     """A ledger in no list yet."""
-    return world.catalog.ledgers.create(topic_id, application="sexton").ledger_id
+    return world.catalog.ledgers.create_ledger(topic_id, application="sexton").ledger_id
 
 
 def roll(world: World, topic_id: TopicId) -> LedgerId:
     """A new ledger at the end of the list."""
     last = world.catalog.ledgers.last_ledger(topic_id)
     ledger_id = newborn(world, topic_id)
-    assert world.catalog.ledgers.attach(ledger_id, after=last.ledger_id if last else None)
+    assert world.catalog.ledgers.attach_ledger(ledger_id, after=last.ledger_id if last else None)
     return ledger_id
 
 
@@ -50,16 +50,18 @@ def segment(
     size_bytes: int = 100,
     epoch: int = 1,
     producers: Sequence[tuple[str, int, int]] = (),
-) -> RegisterSegment:
+) -> RegisterSegmentWrite:
     """The registration of one segment; producers are name, first and last sequence id."""
-    return RegisterSegment(
+    return RegisterSegmentWrite(
         topic_id=topic_id,
         ledger_id=ledger_id,
         epoch=epoch,
         number=number,
         entries=entries,
         size_bytes=size_bytes,
-        producers=tuple(ProducerAdvance(producer=name, first=first, last=last) for name, first, last in producers),
+        producers=tuple(
+            ProducerSequenceRange(producer=name, first=first, last=last) for name, first, last in producers
+        ),
     )
 
 
@@ -68,7 +70,7 @@ def append(world: World, topic_id: TopicId, ledger_id: LedgerId, *, entries: int
     listed = {ledger.ledger_id: ledger for ledger in world.catalog.ledgers.list_ledgers(topic_id)}
     number = listed[ledger_id].last_segment + 1
     write = segment(topic_id, ledger_id, number, entries=entries, size_bytes=size_bytes)
-    assert isinstance(world.catalog.commits.commit([write])[0], RegisterSegmentResult)
+    assert isinstance(world.catalog.commits.commit_writes([write])[0], RegisterSegmentResult)
 
 
 def filled(world: World, topic_id: TopicId, count: int, *, entries: int = 10, size_bytes: int = 100) -> list[LedgerId]:
@@ -82,15 +84,15 @@ def filled(world: World, topic_id: TopicId, count: int, *, entries: int = 10, si
 
 def acknowledge(
     world: World, topic_id: TopicId, name: str, *entries: tuple[int, int], up_to: tuple[int, int] | None = None
-) -> WriteResult:
+) -> GroupCommitResult:
     """Acknowledge single entries, or everything up to one."""
-    write = Acknowledge(
+    write = AcknowledgeWrite(
         topic_id=topic_id,
         subscription=name,
         positions=tuple(at(*entry) for entry in entries),
         up_to=at(*up_to) if up_to else None,
     )
-    return world.catalog.commits.commit([write])[0]
+    return world.catalog.commits.commit_writes([write])[0]
 
 
 def at(ledger_id: int, entry_id: int) -> Position:

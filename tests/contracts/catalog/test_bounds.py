@@ -75,7 +75,7 @@ def _with_holes(world: World, topic: Topic) -> LedgerId:
     """Subscriptions that have acknowledged single entries of the topic's last ledger."""
     last = filled(world, topic.topic_id, 3)[-1]
     for number in range(3):
-        world.catalog.cursors.subscribe(topic.topic_id, f"s{number}", latest=False)
+        world.catalog.cursors.create_subscription(topic.topic_id, f"s{number}", latest=False)
         acknowledged(world, topic.topic_id, f"s{number}", (last, 3), (last, 5))
     return last
 
@@ -97,7 +97,7 @@ def test_settling_reads_no_cursor_whose_state_is_in_its_row(sqlite_world: SqlWor
     topic = new_topic(sqlite_world)
     _with_holes(sqlite_world, topic)
     with counted(sqlite_world.database) as read:
-        assert sqlite_world.catalog.cursors.outgrown([topic.topic_id, TopicId(77)]) == {}
+        assert sqlite_world.catalog.cursors.find_cursors_with_snapshot([topic.topic_id, TopicId(77)]) == {}
     assert (len(read.statements), read.rows) == (2, 0), "the transaction's begin is one"
     assert not read.naming("acknowledged")
 
@@ -109,7 +109,7 @@ class _Settles:
         self._world = world
 
     def outgrown(self, topic_ids: Any) -> frozenset[TopicId]:
-        return frozenset(self._world.catalog.cursors.outgrown(topic_ids))
+        return frozenset(self._world.catalog.cursors.find_cursors_with_snapshot(topic_ids))
 
     def advance_cursors_with_snapshots(self, topic_id: TopicId) -> list[Any]:
         raise AssertionError(f"there is nothing to settle in topic {topic_id}")
@@ -177,8 +177,8 @@ def test_what_a_topic_comes_to_is_read_as_few_rows(sqlite_world: SqlWorld) -> No
     ledgers = filled(sqlite_world, topic.topic_id, _MANY, entries=10)
     state = CursorState(Position(ledgers[1], 4))
     with counted(sqlite_world.database) as read:
-        totals = sqlite_world.catalog.ledgers.totals(topic.topic_id)
-        behind = sqlite_world.catalog.ledgers.backlogs(topic.topic_id, [state])
+        totals = sqlite_world.catalog.ledgers.get_topic_totals(topic.topic_id)
+        behind = sqlite_world.catalog.ledgers.count_backlogs(topic.topic_id, [state])
     assert (totals.ledgers, totals.entries, totals.size_bytes) == (_MANY, 10 * _MANY, 100 * _MANY)
     assert behind == [10 * (_MANY - 1) - 5]
     assert read.rows == 3
@@ -191,7 +191,7 @@ def test_page_of_topics_asks_for_all_of_them_at_once(sqlite_world: SqlWorld) -> 
     asked = []
     for limit in (2, 12):
         with counted(sqlite_world.database) as read:
-            page = sqlite_world.catalog.topics.page(limit=limit)
+            page = sqlite_world.catalog.topics.list_topic_summaries(limit=limit)
         assert len(page.topics) == limit
         asked.append(len(read.statements))
     assert asked == [10, 10], (
@@ -203,12 +203,12 @@ def test_page_of_topics_asks_for_all_of_them_at_once(sqlite_world: SqlWorld) -> 
 def test_totals_name_the_first_and_the_last_entry(world: World) -> None:
     """Of ledgers that have any."""
     topic = new_topic(world)
-    assert world.catalog.ledgers.totals(topic.topic_id).last is None
+    assert world.catalog.ledgers.get_topic_totals(topic.topic_id).last is None
     roll(world, topic.topic_id)
-    assert world.catalog.ledgers.totals(topic.topic_id).first is None
+    assert world.catalog.ledgers.get_topic_totals(topic.topic_id).first is None
     first_of, last = filled(world, topic.topic_id, 2, entries=3)
     first = Position(first_of, 0)
-    found = world.catalog.ledgers.totals(topic.topic_id)
+    found = world.catalog.ledgers.get_topic_totals(topic.topic_id)
     assert (found.ledgers, found.entries, found.first, found.last) == (3, 6, first, Position(last, 2))
 
 
@@ -247,7 +247,7 @@ def _require_backlog(world: World, sizes: list[int], acked: set[tuple[int, int]]
     every = [Position(span.ledger_id, entry) for span in spans for entry in range(span.entries)]
     wanted = {Position(spans[at].ledger_id, entry) for at, entry in acked if at < len(spans)} & set(every)
     state = acknowledge(CursorState(Position(spans[0].ledger_id, -1)), wanted, spans)
-    assert world.catalog.ledgers.backlogs(topic.topic_id, [state, state]) == [len(every) - len(wanted)] * 2
+    assert world.catalog.ledgers.count_backlogs(topic.topic_id, [state, state]) == [len(every) - len(wanted)] * 2
 
 
 def test_fence_of_one_bundle_is_one_row(sqlite_world: SqlWorld) -> None:
@@ -255,7 +255,7 @@ def test_fence_of_one_bundle_is_one_row(sqlite_world: SqlWorld) -> None:
     fences = sqlite_world.catalog.fences
     fences.raise_fences([BundleId(one) for one in range(_MANY)], "w")
     with counted(sqlite_world.database) as read:
-        found = fences.fence(BundleId(7))
+        found = fences.get_fence(BundleId(7))
     assert found
     assert (found.bundle, found.counter, found.worker_id, read.rows) == (7, 1, "w", 1)
-    assert fences.fence(BundleId(_MANY)) is None
+    assert fences.get_fence(BundleId(_MANY)) is None

@@ -7,29 +7,29 @@ from typing import Any, NamedTuple, Protocol
 from logstore.log.ledgers import CopyKind, CopyState
 from logstore.ownership import Lease
 from logstore.ports.catalog import (
+    AuditCause,
     AuditLog,
-    Cause,
+    CatalogIdentity,
     Claim,
-    Commits,
-    Components,
+    ComponentLedgerRows,
     Cursors,
+    DataLedgers,
     DelayedIndex,
-    Deletions,
     DetachedBatch,
     Fences,
-    Identities,
-    Ledgers,
+    GroupCommits,
     Offloads,
     PhaseOne,
-    Reconciliation,
-    Schemas,
+    PhaseTwoQueue,
+    PhaseTwoQueueUpkeep,
+    ReconciliationRuns,
+    SchemaVersions,
     Topics,
     TopicState,
-    Upkeep,
 )
 from logstore.positions import LedgerId, TopicId
 
-CAUSE = Cause(actor="tests", reason="a test", workflow_id="w")
+CAUSE = AuditCause(actor="tests", reason="a test", workflow_id="w")
 
 
 def claim(workflow_id: str = "w", *, ttl_s: float = 60.0) -> Claim:
@@ -43,21 +43,21 @@ class Parts(Protocol):
     @property
     def topics(self) -> Topics: ...
     @property
-    def ledgers(self) -> Ledgers: ...
+    def ledgers(self) -> DataLedgers: ...
     @property
-    def components(self) -> Components: ...
+    def components(self) -> ComponentLedgerRows: ...
     @property
     def cursors(self) -> Cursors: ...
     @property
-    def schemas(self) -> Schemas: ...
+    def schemas(self) -> SchemaVersions: ...
     @property
-    def commits(self) -> Commits: ...
+    def commits(self) -> GroupCommits: ...
     @property
     def phase_one(self) -> PhaseOne: ...
     @property
-    def upkeep(self) -> Upkeep: ...
+    def upkeep(self) -> PhaseTwoQueueUpkeep: ...
     @property
-    def deletions(self) -> Deletions: ...
+    def deletions(self) -> PhaseTwoQueue: ...
     @property
     def offloads(self) -> Offloads: ...
     @property
@@ -67,11 +67,11 @@ class Parts(Protocol):
     @property
     def delayed(self) -> DelayedIndex: ...
     @property
-    def identities(self) -> Identities: ...
+    def identities(self) -> CatalogIdentity: ...
     @property
     def audit_log(self) -> AuditLog: ...
     @property
-    def reconciliation(self) -> Reconciliation: ...
+    def reconciliation(self) -> ReconciliationRuns: ...
 
 
 class Rows(NamedTuple):
@@ -207,7 +207,7 @@ class World(ABC):
     ) -> DetachedBatch:
         """Detach, under a batch id of its own unless one is given."""
         self.batches += 1
-        return self.catalog.phase_one.with_lease(lease).detach(
+        return self.catalog.phase_one.with_lease(lease).detach_ledgers(
             topic_id,
             ledger_ids,
             force=force,

@@ -126,7 +126,7 @@ def test_put_file_stores_all_of_it_however_it_travels(store: ObjectStore, body: 
     stored = store.get("u-ledger-1")
     assert stored is not None
     assert (stored.body == body, stored.metadata) == (True, {"by": "a"})
-    assert store.open_uploads("") == []
+    assert store.list_open_uploads("") == []
 
 
 @pytest.mark.parametrize("body", [b"small", LARGE], ids=["small", "in parts"])
@@ -140,7 +140,7 @@ def test_put_file_on_a_taken_key_changes_nothing_unless_it_is_the_same(store: Ob
     stored = store.get("key")
     assert stored is not None
     assert (stored.body == body, stored.metadata) == (True, {"by": "a"})
-    assert store.open_uploads("") == []
+    assert store.list_open_uploads("") == []
 
 
 @pytest.mark.parametrize(("body", "last"), [(b"small", 1), (LARGE, 1), (LARGE, 2)])
@@ -156,7 +156,7 @@ def test_put_file_that_may_not_proceed_leaves_nothing(store: ObjectStore, body: 
     with pytest.raises(OutcomeUnknown, match="too late"):
         _put_file(store, "key", body, proceed=proceed)
     assert len(asked) == last
-    assert (store.head("key"), store.open_uploads("")) == (None, [])
+    assert (store.head("key"), store.list_open_uploads("")) == (None, [])
 
 
 def test_abort_uploads_of_a_key_frees_its_parts_and_no_others(store: ObjectStore) -> None:
@@ -164,11 +164,11 @@ def test_abort_uploads_of_a_key_frees_its_parts_and_no_others(store: ObjectStore
     for key in ("u-ledger-1", "u-ledger-1-index", "u-ledger-12", "v"):
         _die_in_upload(store, key)
     _put_file(store, "u-ledger-1", b"beside it")
-    found = [one.key for one in store.open_uploads("u-ledger-1")]
+    found = [one.key for one in store.list_open_uploads("u-ledger-1")]
     assert found == ["u-ledger-1", "u-ledger-1-index", "u-ledger-12"]
     store.abort_uploads("u-ledger-1")
     store.abort_uploads("u-ledger-1")
-    assert [one.key for one in store.open_uploads("")] == ["u-ledger-1-index", "u-ledger-12", "v"]
+    assert [one.key for one in store.list_open_uploads("")] == ["u-ledger-1-index", "u-ledger-12", "v"]
     assert store.head("u-ledger-1") is not None
 
 
@@ -176,7 +176,7 @@ def test_open_uploads_say_since_when_by_the_stores_clock(store: ObjectStore) -> 
     """Field case 88: parts are abandoned by an age that means something on this store."""
     put(store, "now")
     _die_in_upload(store, "u")
-    (found,), (now,) = store.open_uploads(""), store.list("now")
+    (found,), (now,) = store.list_open_uploads(""), store.list("now")
     assert found.started_us is not None
     assert now.modified_us is not None
     assert abs(found.started_us - now.modified_us) < 60_000_000

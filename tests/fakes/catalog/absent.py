@@ -17,9 +17,9 @@ class Absent:
 
 
 class Unrecorded(Absent):
-    """The `Records` port of a catalog of which nothing is recorded."""
+    """The `RecordOutbox` port of a catalog of which nothing is recorded."""
 
-    def unflushed_ledgers(self, ledger_ids: Sequence[int]) -> frozenset[int]:
+    def find_unflushed_ledgers(self, ledger_ids: Sequence[int]) -> frozenset[int]:
         """None: no delete is durable here."""
         del ledger_ids
         return frozenset()

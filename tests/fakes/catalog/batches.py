@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Self
 from logstore.deletion.intents import DeletionIntent, DeletionState, Outcome
 from logstore.errors import InvalidInput, PreconditionFailed
 from logstore.ownership import Lease
-from logstore.ports.catalog import Cause, Claim, DetachedBatch, FiledCount, Tally
+from logstore.ports.catalog import AuditCause, Claim, DetachedBatch, FiledIntentCount, IntentTally
 from logstore.positions import LedgerId, TopicId
 from tests.fakes.catalog.absent import Absent
 
@@ -70,19 +70,21 @@ class Batches(Absent):
             raise PreconditionFailed(f"batch {batch_id}: expected a name never used, found one of another request")
         return run
 
-    def decide(self, before: set[int], cause: Cause, *, durable: bool = False) -> tuple[FiledCount, ...]:
+    def decide(self, before: set[int], cause: AuditCause, *, durable: bool = False) -> tuple[FiledIntentCount, ...]:
         """Keep who decided on intents that are new since then, and count them by component and copy."""
         rows = self._catalog.intent_rows
         new = [rows[row_id] for row_id in rows.keys() - before]
         for row in new:
             rows[row.row_id] = replace(row, actor=cause.actor, reason=cause.reason, durable=durable)
         counts = Counter((row.component, row.copy.value) for row in new)
-        return tuple(FiledCount(component=kind[0], copy=kind[1], rows=count) for kind, count in sorted(counts.items()))
+        return tuple(
+            FiledIntentCount(component=kind[0], copy=kind[1], rows=count) for kind, count in sorted(counts.items())
+        )
 
-    def counted(self, rows: Iterable[DeletionIntent]) -> Tally:
+    def counted(self, rows: Iterable[DeletionIntent]) -> IntentTally:
         """How they ended."""
         found = [(row.outcome or Outcome.RETRYING, *self._catalog.confirmed.get(row.row_id, (0, 0))) for row in rows]
-        return Tally(
+        return IntentTally(
             outcomes=dict(Counter(outcome.value for outcome, *_ in found)),
             objects=sum(objects for _, objects, _ in found),
             size_bytes=sum(size for *_, size in found),

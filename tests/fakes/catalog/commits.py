@@ -17,14 +17,14 @@ from logstore.failpoints import effect
 from logstore.log.ledgers import LedgerState
 from logstore.log.producer_sequences import ProducerSequence
 from logstore.ports.catalog import (
-    Acknowledge,
     AcknowledgeResult,
-    LedgerEnd,
-    RegisterSegment,
+    AcknowledgeWrite,
+    GroupCommitResult,
+    GroupCommitWrite,
+    LedgerAppendState,
     RegisterSegmentResult,
+    RegisterSegmentWrite,
     Segment,
-    Write,
-    WriteResult,
 )
 
 if TYPE_CHECKING:
@@ -48,12 +48,12 @@ class Misfortune:
 
 
 class FakeCommits:
-    """The `Commits` port."""
+    """The `GroupCommits` port."""
 
     def __init__(self, catalog: "FakeCatalog") -> None:
         self._catalog = catalog
 
-    def commit(self, writes: Sequence[Write]) -> list[WriteResult]:
+    def commit_writes(self, writes: Sequence[GroupCommitWrite]) -> list[GroupCommitResult]:
         self._suffer(Moment.BEFORE)
         with effect("catalog.group_commit"), self._catalog.lock:
             self._catalog.batches.append(len(writes))
@@ -72,18 +72,18 @@ class FakeCommits:
         if error is not None:
             raise error
 
-    def _one(self, write: Write) -> WriteResult:
+    def _one(self, write: GroupCommitWrite) -> GroupCommitResult:
         try:
             match write:
-                case RegisterSegment(transactions=()):
+                case RegisterSegmentWrite(transactions=()):
                     return self._register(write)
-                case Acknowledge(txn=None):
+                case AcknowledgeWrite(txn=None):
                     return self._acknowledge(write)
             raise Unsupported("the catalog in memory has no transactions")
         except SextonError as refused:
             return refused
 
-    def _register(self, write: RegisterSegment) -> RegisterSegmentResult:
+    def _register(self, write: RegisterSegmentWrite) -> RegisterSegmentResult:
         ledger = self._catalog.ledger_rows.get(write.ledger_id)
         current = write.epoch == self._catalog.current_epoch
         if current and (ledger is None or ledger.state is not LedgerState.OPEN):
@@ -95,7 +95,7 @@ class FakeCommits:
         refused = write.refusal(
             epoch=self._catalog.current_epoch,
             topic=topic.state if topic else None,
-            ledger=LedgerEnd(ledger.topic_id, ledger.state, ledger.last_segment) if ledger else None,
+            ledger=LedgerAppendState(ledger.topic_id, ledger.state, ledger.last_segment) if ledger else None,
             sequences={key[1]: ProducerSequence.without_transaction(known[key]) for key in keys & known.keys()},
         )
         if refused or ledger is None:
@@ -122,8 +122,8 @@ class FakeCommits:
             first_entry=ledger.entries, ledger_entries=grown.entries, ledger_size_bytes=grown.size_bytes
         )
 
-    def _acknowledge(self, write: Acknowledge) -> AcknowledgeResult:
-        row = self._catalog.cursors.get(write.topic_id, write.subscription)
+    def _acknowledge(self, write: AcknowledgeWrite) -> AcknowledgeResult:
+        row = self._catalog.cursors.get_cursor(write.topic_id, write.subscription)
         spans = self._catalog.spans(write.topic_id)
         snapshot = cursors.require_snapshot(write.subscription, write.snapshot, needed=row.snapshot_ledger)
         before = complete_state(row.state, snapshot)

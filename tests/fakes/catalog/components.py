@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from logstore.failpoints import effect
 from logstore.log.ledgers import Component, CopyKind, LedgerOwner, LedgerState, LedgerStatement
-from logstore.ports.catalog import Cause, Ledger, Segment
+from logstore.ports.catalog import AuditCause, Ledger, Segment
 from logstore.positions import LedgerId, TopicId
 
 if TYPE_CHECKING:
@@ -14,12 +14,12 @@ if TYPE_CHECKING:
 
 
 class FakeComponents:
-    """The `Components` port."""
+    """The `ComponentLedgerRows` port."""
 
     def __init__(self, catalog: "FakeCatalog") -> None:
         self._catalog = catalog
 
-    def create(
+    def create_component_ledger(
         self, topic_id: TopicId, component: Component, keys: Mapping[str, str], *, application: str
     ) -> LedgerStatement:
         with effect("catalog.create_component_ledger"), self._catalog.lock:
@@ -37,7 +37,9 @@ class FakeComponents:
         order = sorted(rest, key=lambda row: (row.component.value, sorted(row.keys.items()), row.ledger_id))
         return [*sorted(data, key=lambda row: row.ledger_id), *order]
 
-    def iterate_pages(self, topic_id: TopicId, *, component: Component | None = None) -> Iterator[Sequence[Ledger]]:
+    def iterate_ledger_pages(
+        self, topic_id: TopicId, *, component: Component | None = None
+    ) -> Iterator[Sequence[Ledger]]:
         for row in self.list_ledgers(topic_id):
             if component in {None, row.component}:
                 yield [row]
@@ -67,7 +69,7 @@ class FakeComponents:
 
     def _retire(self, ledger_id: LedgerId, reason: str) -> None:
         self._catalog.file_intents(ledger_id, "")
-        cause = Cause(actor="sexton", reason=reason, workflow_id="")
+        cause = AuditCause(actor="sexton", reason=reason, workflow_id="")
         self._catalog.audit("retire", cause, {"ledger": int(ledger_id)})
 
 

@@ -15,7 +15,7 @@ from logstore.cursors.cursor_state import (
 from logstore.errors import UnknownObject
 from logstore.failpoints import effect
 from logstore.log.ledgers import LedgerState
-from logstore.ports.catalog import SnapshotChange, StoredCursor, TopicState
+from logstore.ports.catalog import CursorSnapshotCondition, StoredCursor, TopicState
 from logstore.positions import Position, TopicId
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ class FakeCursors:
     def __init__(self, catalog: "FakeCatalog") -> None:
         self._catalog = catalog
 
-    def subscribe(self, topic_id: TopicId, name: str, *, latest: bool) -> StoredCursor:
+    def create_subscription(self, topic_id: TopicId, name: str, *, latest: bool) -> StoredCursor:
         with effect("catalog.subscribe"), self._catalog.lock:
             self._catalog.topic(topic_id, active=True)
             existing = self._catalog.cursor_rows.get((topic_id, name))
@@ -38,18 +38,18 @@ class FakeCursors:
             self._catalog.versions[topic_id] += 1
             return self._store(topic_id, name, cursors.initial_state(spans, latest=latest))
 
-    def get(self, topic_id: TopicId, name: str) -> StoredCursor:
+    def get_cursor(self, topic_id: TopicId, name: str) -> StoredCursor:
         with self._catalog.lock:
             found = self._catalog.cursor_rows.get((topic_id, name))
         if found is None:
             raise UnknownObject("subscription", expected="an existing subscription", found=name)
         return found
 
-    def all(self, topic_id: TopicId) -> list[StoredCursor]:
+    def list_cursors(self, topic_id: TopicId) -> list[StoredCursor]:
         with self._catalog.lock:
             return [row for key, row in sorted(self._catalog.cursor_rows.items()) if key[0] == topic_id]
 
-    def outgrown(self, topic_ids: Collection[TopicId]) -> dict[TopicId, list[str]]:
+    def find_cursors_with_snapshot(self, topic_ids: Collection[TopicId]) -> dict[TopicId, list[str]]:
         found: dict[TopicId, list[str]] = {}
         with self._catalog.lock:
             for (topic_id, name), row in sorted(self._catalog.cursor_rows.items()):
@@ -57,10 +57,10 @@ class FakeCursors:
                     found.setdefault(topic_id, []).append(name)
         return found
 
-    def seek(self, topic_id: TopicId, name: str, position: Position) -> StoredCursor:
+    def seek_cursor(self, topic_id: TopicId, name: str, position: Position) -> StoredCursor:
         with effect("catalog.seek"), self._catalog.lock:
             self._catalog.topic(topic_id, active=True)
-            row = self.get(topic_id, name)
+            row = self.get_cursor(topic_id, name)
             state = cursors.seek(position, self._catalog.spans(topic_id))
             if row.snapshot_ledger is not None:
                 self._catalog.components._retire(row.snapshot_ledger, "the cursor was moved by a seek")
@@ -69,7 +69,7 @@ class FakeCursors:
             return self._put(topic_id, moved)
 
     def publish_snapshot(
-        self, change: SnapshotChange, snapshot: CursorSnapshot, *, size_bytes: int, sha256: str | None = None
+        self, change: CursorSnapshotCondition, snapshot: CursorSnapshot, *, size_bytes: int, sha256: str | None = None
     ) -> bool:
         with effect("catalog.publish_snapshot"), self._catalog.lock:
             newborn = self._catalog.components._born(snapshot.ledger_id)
@@ -86,7 +86,9 @@ class FakeCursors:
             self._put(change.topic_id, replace(row, state=rest, snapshot_ledger=snapshot.ledger_id))
             return True
 
-    def fold_snapshot(self, change: SnapshotChange, snapshot: CursorSnapshot, *, limit_bytes: int) -> bool:
+    def move_snapshot_into_row(
+        self, change: CursorSnapshotCondition, snapshot: CursorSnapshot, *, limit_bytes: int
+    ) -> bool:
         with effect("catalog.fold_snapshot"), self._catalog.lock:
             row = self._unchanged(change)
             if row is None or row.snapshot_ledger != snapshot.ledger_id:
@@ -100,7 +102,7 @@ class FakeCursors:
             self._put(change.topic_id, replace(row, state=state, snapshot_ledger=None))
             return True
 
-    def _unchanged(self, change: SnapshotChange) -> StoredCursor | None:
+    def _unchanged(self, change: CursorSnapshotCondition) -> StoredCursor | None:
         row = self._catalog.cursor_rows.get((change.topic_id, change.subscription))
         same = row is not None and (row.snapshot_ledger, row.seeks) == (change.expected, change.seeks)
         return row if same and self._catalog.topic(change.topic_id).state is TopicState.ACTIVE else None

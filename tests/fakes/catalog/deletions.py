@@ -9,25 +9,25 @@ from logstore.deletion.intents import DeletionIntent, DeletionState, require_top
 from logstore.errors import ClaimHeld, StaleCatalog, UnknownObject
 from logstore.failpoints import effect
 from logstore.log.ledgers import CopyKind
-from logstore.ports.catalog import Cause, Claim, Inflight, IntentResult, RowRange, Tally
+from logstore.ports.catalog import AuditCause, Claim, IntentResult, IntentRowRange, IntentTally, UnfinishedIntentCounts
 from logstore.positions import LedgerId
 from tests.fakes.catalog.batches import Batches
 
 
 class FakeDeletions(Batches):
-    """The `Deletions` port."""
+    """The `PhaseTwoQueue` port."""
 
-    def list_unfinished_ranges(self, batch_id: str, *, after: int, rows: int, limit: int) -> list[RowRange]:
+    def list_unfinished_ranges(self, batch_id: str, *, after: int, rows: int, limit: int) -> list[IntentRowRange]:
         found = [row for row in self._rows(batch_id) if row.row_id > after]
         left = (
             (one.row_id, one.segments, one.state is DeletionState.PENDING and one.handed_to is None) for one in found
         )
         return [
-            RowRange(first=ids[0], last=ids[-1], rows=len(ids))
+            IntentRowRange(first=ids[0], last=ids[-1], rows=len(ids))
             for ids in islice(split_batch_into_ranges(left, rows), limit)
         ]
 
-    def list_intents_in_range(self, batch_id: str, row_range: RowRange) -> list[DeletionIntent]:
+    def list_intents_in_range(self, batch_id: str, row_range: IntentRowRange) -> list[DeletionIntent]:
         with self._catalog.lock:
             found = [row for row in self._rows(batch_id) if row_range.first <= row.row_id <= row_range.last]
             return [self._with_reference(row) for row in found]
@@ -45,12 +45,12 @@ class FakeDeletions(Batches):
             run.until_us = max(until_us, run.until_us) if run.holder_run == claim.run_id else until_us
             run.holder, run.holder_run = claim.workflow_id, claim.run_id
 
-    def finish(self, ended: Sequence[IntentResult], *, holder: str) -> frozenset[int]:
-        if not ended:
+    def record_outcomes(self, results: Sequence[IntentResult], *, holder: str) -> frozenset[int]:
+        if not results:
             return frozenset()
         done = set()
         with effect("catalog.finish"), self._catalog.lock:
-            for end in ended:
+            for end in results:
                 row = self._catalog.intent_rows[end.row_id]
                 if row.state is not DeletionState.PENDING or holder not in {row.handed_to, row.batch_id}:
                     continue
@@ -68,26 +68,26 @@ class FakeDeletions(Batches):
         decided = next((one.cause for one in self._catalog.audited if one.run_id == row.batch_id), None)
         of_batch = (decided.actor, decided.reason) if decided else ("sexton", "")
         actor, reason = (row.actor, row.reason) if row.actor else of_batch
-        cause = Cause(actor=actor, reason=reason, workflow_id=row.handed_to or "")
+        cause = AuditCause(actor=actor, reason=reason, workflow_id=row.handed_to or "")
         detail = {"ledger": row.ledger_id, "outcome": end.outcome.value, "error": end.error}
         self._catalog.audit("delete-ledger", cause, detail, run_id=row.batch_id)
 
-    def hand_over(
-        self, row_ids: Mapping[int, str], *, batch_id: str, errors: Mapping[int, str], ttl_s: float
+    def move_to_own_workflows(
+        self, workflow_id_by_row: Mapping[int, str], *, batch_id: str, error_by_row: Mapping[int, str], ttl_s: float
     ) -> frozenset[int]:
-        if not row_ids:
+        if not workflow_id_by_row:
             return frozenset()
         moved = set()
         with effect("catalog.hand_over"), self._catalog.lock:
-            for row_id, workflow_id in row_ids.items():
+            for row_id, workflow_id in workflow_id_by_row.items():
                 row = self._catalog.intent_rows[row_id]
                 if (row.state, row.batch_id, row.handed_to) == (DeletionState.PENDING, batch_id, None):
                     claim = Claim(workflow_id=workflow_id, run_id="", ttl_s=ttl_s)
-                    self._store(row, claim, attempts=row.attempts + 1, last_error=errors.get(row_id))
+                    self._store(row, claim, attempts=row.attempts + 1, last_error=error_by_row.get(row_id))
                     moved.add(row_id)
         return frozenset(moved)
 
-    def take(
+    def claim_intent(
         self,
         ledger_id: LedgerId,
         copy: CopyKind,
@@ -95,7 +95,7 @@ class FakeDeletions(Batches):
         claim: Claim,
         *,
         epoch: int | None = None,
-        attempt: bool = True,
+        counts_attempt: bool = True,
         topic: str | None = None,
     ) -> DeletionIntent:
         with effect("catalog.take"), self._catalog.lock:
@@ -119,9 +119,11 @@ class FakeDeletions(Batches):
                 batch=run.holder if run and run.is_held(now_us) else None,
                 now_us=now_us,
             )
-            return self._with_reference(self._store(row, claim, attempts=row.attempts + attempt))
+            return self._with_reference(self._store(row, claim, attempts=row.attempts + counts_attempt))
 
-    def hold(self, row_id: int, claim: Claim, *, error: str | None = None, keys_left: int | None = None) -> int:
+    def extend_claim_after_attempt(
+        self, row_id: int, claim: Claim, *, error: str | None = None, keys_left: int | None = None
+    ) -> int:
         with effect("catalog.hold"), self._catalog.lock:
             row = self._catalog.intent_rows.get(row_id)
             if row is None or row.state is not DeletionState.PENDING:
@@ -136,28 +138,28 @@ class FakeDeletions(Batches):
             self._catalog.keys_left[row_id] = keys_left
             return self._store(row, claim, keys_left_attempts=attempts).keys_left_attempts
 
-    def tally(self, batch_id: str) -> Tally:
+    def tally_batch(self, batch_id: str) -> IntentTally:
         return self.counted(self._rows(batch_id))
 
-    def close(self, batch_id: str, cause: Cause) -> Tally:
+    def close_batch(self, batch_id: str, cause: AuditCause) -> IntentTally:
         with effect("catalog.close"), self._catalog.lock:
             run = self._catalog.runs.get(batch_id)
             first = run is not None and run.finished_us is None
             if run and first:
                 run.finished_us = self._catalog.now_us
-                detail = {"outcomes": dict(self.tally(batch_id).outcomes)}
+                detail = {"outcomes": dict(self.tally_batch(batch_id).outcomes)}
                 self._catalog.audit("delete-ledgers", cause, detail, run_id=batch_id)
-            return replace(self.tally(batch_id), closed=first)
+            return replace(self.tally_batch(batch_id), closed=first)
 
-    def inflight(self) -> Inflight:
-        pending = self.list(DeletionState.PENDING, limit=10**9)
-        return Inflight(
+    def count_unfinished_intents(self) -> UnfinishedIntentCounts:
+        pending = self.list_intents(DeletionState.PENDING, limit=10**9)
+        return UnfinishedIntentCounts(
             estimated_inflight=len(pending),
             oldest_us=self._catalog.now_us if pending else None,  # intents here do not know when they were filed
-            dead_lettered=len(self.list(DeletionState.DEAD_LETTERED, limit=10**9)),
+            dead_lettered=len(self.list_intents(DeletionState.DEAD_LETTERED, limit=10**9)),
         )
 
-    def list(
+    def list_intents(
         self,
         state: DeletionState | None,
         *,

@@ -17,7 +17,7 @@ _KINDS = {BucketRole.PRIMARY: CopyKind.LEDGER, BucketRole.TIERED: CopyKind.OFFLO
 
 
 class FakeIdentities:
-    """The `Identities` port."""
+    """The `CatalogIdentity` port."""
 
     def __init__(self, catalog: "FakeCatalog") -> None:
         self._catalog = catalog
@@ -25,7 +25,7 @@ class FakeIdentities:
     def catalog_id(self) -> str:
         return self._catalog.catalog_id
 
-    def marked_buckets(self) -> frozenset[tuple[BucketRole, str]]:
+    def list_marked_buckets(self) -> frozenset[tuple[BucketRole, str]]:
         with self._catalog.lock:
             return frozenset(self._catalog.markers)
 
@@ -33,7 +33,7 @@ class FakeIdentities:
         with self._catalog.lock:
             self._catalog.markers.setdefault((role, bucket), self._catalog.now_us)
 
-    def known_copies(self, role: BucketRole, bucket: str, *, limit: int) -> Sequence[InspectedCopy]:
+    def list_expected_copies(self, role: BucketRole, bucket: str, *, limit: int) -> Sequence[InspectedCopy]:
         kind = _KINDS.get(role)
         with self._catalog.lock:
             known = [*self._live(kind), *self._on_their_way_out(kind)] if kind else []

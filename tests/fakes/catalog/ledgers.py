@@ -11,7 +11,7 @@ from logstore.log.producer_sequences import ProducerSequence
 from logstore.ports.catalog import (
     Ledger,
     Segment,
-    TopicTotals,
+    TopicLedgerTotals,
 )
 from logstore.positions import LedgerId, Position, TopicId
 
@@ -24,12 +24,12 @@ def _entries(span: LedgerSpan) -> Iterator[tuple[LedgerId, int]]:
 
 
 class FakeLedgers:
-    """The `Ledgers` port."""
+    """The `DataLedgers` port."""
 
     def __init__(self, catalog: "FakeCatalog") -> None:
         self._catalog = catalog
 
-    def epoch(self) -> int:
+    def catalog_epoch(self) -> int:
         return self._catalog.current_epoch
 
     def list_ledgers(
@@ -42,10 +42,10 @@ class FakeLedgers:
             rows = [self._catalog.ledger_rows[ledger_id] for ledger_id in ids]
             return [replace(row, copies=self._live(row.ledger_id)) for row in rows]
 
-    def totals(self, topic_id: TopicId) -> TopicTotals:
+    def get_topic_totals(self, topic_id: TopicId) -> TopicLedgerTotals:
         rows = self.list_ledgers(topic_id)
         filled = [row for row in rows if row.entries]
-        return TopicTotals(
+        return TopicLedgerTotals(
             ledgers=len(rows),
             entries=sum(row.entries for row in rows),
             size_bytes=sum(row.size_bytes for row in rows),
@@ -53,7 +53,7 @@ class FakeLedgers:
             last=filled[-1].span.last if filled else None,
         )
 
-    def backlogs(self, topic_id: TopicId, states: Sequence[CursorState]) -> list[int]:
+    def count_backlogs(self, topic_id: TopicId, states: Sequence[CursorState]) -> list[int]:
         spans = [row.span for row in self.list_ledgers(topic_id)]
         return [sum(not state.covers(Position(*at)) for span in spans for at in _entries(span)) for state in states]
 
@@ -67,7 +67,7 @@ class FakeLedgers:
     def last_ledgers(self, topic_ids: Collection[TopicId]) -> list[Ledger]:
         return [last for topic_id in sorted(topic_ids) if (last := self.last_ledger(topic_id)) is not None]
 
-    def create(self, topic_id: TopicId, *, application: str) -> LedgerStatement:
+    def create_ledger(self, topic_id: TopicId, *, application: str) -> LedgerStatement:
         with effect("catalog.create_ledger"), self._catalog.lock:
             topic = self._catalog.topic(topic_id, active=True)
             owner = LedgerOwner(
@@ -79,7 +79,7 @@ class FakeLedgers:
             )
             return self._catalog.bear(owner)
 
-    def attach(self, ledger_id: LedgerId, *, after: LedgerId | None) -> bool:
+    def attach_ledger(self, ledger_id: LedgerId, *, after: LedgerId | None) -> bool:
         with effect("catalog.attach"), self._catalog.lock:
             rows = self._catalog.ledger_rows
             newborn = rows.get(ledger_id)
@@ -107,16 +107,29 @@ class FakeLedgers:
             if epoch == self._catalog.current_epoch:
                 self._catalog.reopen_intent(ledger_id, late=True)
 
-    def segments(self, ledger_id: LedgerId, *, from_entry: int = 0) -> list[Segment]:
+    def list_segments(self, ledger_id: LedgerId, *, from_entry: int = 0) -> list[Segment]:
         with self._catalog.lock:
             rows = self._catalog.segment_rows.get(ledger_id, [])
             return [row for row in rows if row.first_entry + row.entries > from_entry]
 
-    def find_segments(self, topic_id: TopicId, wanted: Mapping[LedgerId, range]) -> list[tuple[Ledger, list[Segment]]]:
+    def find_segments_of_ranges(
+        self, topic_id: TopicId, range_by_ledger: Mapping[LedgerId, range]
+    ) -> list[tuple[Ledger, list[Segment]]]:
         with self._catalog.lock:
-            found = [(one, wanted[one.ledger_id]) for one in self.list_ledgers(topic_id) if one.ledger_id in wanted]
+            found = [
+                (one, range_by_ledger[one.ledger_id])
+                for one in self.list_ledgers(topic_id)
+                if one.ledger_id in range_by_ledger
+            ]
             return [
-                (one, [row for row in self.segments(one.ledger_id, from_entry=of.start) if row.first_entry < of.stop])
+                (
+                    one,
+                    [
+                        row
+                        for row in self.list_segments(one.ledger_id, from_entry=of.start)
+                        if row.first_entry < of.stop
+                    ],
+                )
                 for one, of in found
             ]
 

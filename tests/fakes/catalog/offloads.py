@@ -16,12 +16,12 @@ from logstore.offload.tiered_copy import (
     upload_ends_us,
 )
 from logstore.ports.catalog import (
-    Cause,
+    AuditCause,
     Claim,
     DetachedBatch,
-    OffloadAnswer,
     OffloadStart,
-    PublishedCopy,
+    OffloadStartOutcome,
+    PublishedTieredCopy,
     ReadableCopies,
     TopicState,
 )
@@ -42,7 +42,7 @@ class FakeOffloads(Absent):
         super().__init__("such calls of offloads")
         self._catalog = catalog
 
-    def begin(
+    def begin_offload(
         self,
         ledger_id: LedgerId,
         *,
@@ -56,7 +56,7 @@ class FakeOffloads(Absent):
             if found and found.component is not Component.MANAGED_LEDGER and found.state is LedgerState.CLOSED:
                 raise Unsupported(f"ledger {ledger_id}: expected a ledger of messages, found one of {found.component}")
             if not self._is_listed(ledger_id):
-                return OffloadStart(answer=OffloadAnswer.GONE)
+                return OffloadStart(answer=OffloadStartOutcome.GONE)
             row, statement = self._catalog.ledger_rows[ledger_id], self._catalog.statements[ledger_id]
             require_named_topic(ledger_id, self._catalog.topic(row.topic_id, active=True).name, topic)
             tiered, primary = (self._catalog.copies[ledger_id].get(kind) for kind in (_TIERED, CopyKind.LEDGER))
@@ -67,7 +67,7 @@ class FakeOffloads(Absent):
             )
             if how is UploadStart.ANEW or not tiered:
                 tiered = self._write(ledger_id, {**driver_metadata, "uuid": uuid}, timeout_s)
-            answer = OffloadAnswer.ALREADY if how is UploadStart.ALREADY else OffloadAnswer.BEGUN
+            answer = OffloadStartOutcome.ALREADY if how is UploadStart.ALREADY else OffloadStartOutcome.BEGUN
             return OffloadStart(answer=answer, statement=statement, entries=row.entries, context=tiered.context)
 
     def _write(self, ledger_id: LedgerId, driver_metadata: dict[str, str], timeout_s: float) -> "Copy":
@@ -83,7 +83,7 @@ class FakeOffloads(Absent):
         self._catalog.versions[row.topic_id] += 1
         return made
 
-    def publish(self, ledger_id: LedgerId, uuid: str, *, lengths: CopyLengths | None = None) -> bool:
+    def publish_tiered_copy(self, ledger_id: LedgerId, uuid: str, *, lengths: CopyLengths | None = None) -> bool:
         with effect("catalog.publish_offload"), self._catalog.lock:
             copy = self._copy(ledger_id, uuid)
             if copy and copy.state is CopyState.LIVE:
@@ -98,11 +98,11 @@ class FakeOffloads(Absent):
             self._catalog.versions[row.topic_id] += 1
             return True
 
-    def abandon(self, ledger_id: LedgerId, uuid: str) -> None:
+    def abandon_offload(self, ledger_id: LedgerId, uuid: str) -> None:
         with effect("catalog.abandon_offload"), self._catalog.lock:
             self._end(ledger_id, uuid, self._catalog.now_us)
 
-    def copies(self, ledger_id: LedgerId) -> ReadableCopies | None:
+    def find_readable_copies(self, ledger_id: LedgerId) -> ReadableCopies | None:
         with self._catalog.lock:
             if not self._is_listed(ledger_id):
                 return None
@@ -110,20 +110,20 @@ class FakeOffloads(Absent):
             live = {kind: copy.context for kind, copy in found.items() if copy.state is CopyState.LIVE}
             return ReadableCopies(primary=CopyKind.LEDGER in live, tiered=live.get(_TIERED))
 
-    def list_candidates(
+    def list_offload_candidates(
         self, topic_id: TopicId, ledger_ids: Sequence[LedgerId] | None, *, after: LedgerId, limit: int
     ) -> list[LedgerId]:
         with self._catalog.lock:
             listed = [one for one in self._asked(topic_id, ledger_ids) if one > after]
             return [one for one in listed if self._catalog.ledger_rows[one].entries and not self._live(one)[1]][:limit]
 
-    def list_removable(
+    def list_removable_primaries(
         self, topic_id: TopicId, ledger_ids: Sequence[LedgerId] | None, *, after: LedgerId, limit: int
-    ) -> list[PublishedCopy]:
+    ) -> list[PublishedTieredCopy]:
         with self._catalog.lock:
             asked = [one for one in self._asked(topic_id, ledger_ids) if one > after and all(self._live(one))]
             return [
-                PublishedCopy(
+                PublishedTieredCopy(
                     statement=self._catalog.statements[one],
                     entries=self._catalog.ledger_rows[one].entries,
                     context=self._catalog.copies[one][_TIERED].context,
@@ -131,15 +131,15 @@ class FakeOffloads(Absent):
                 for one in asked[:limit]
             ]
 
-    def remove_primaries(
+    def detach_primary_copies(
         self,
         topic_id: TopicId,
         ledger_ids: Sequence[LedgerId] | None,
         *,
-        proved: Mapping[LedgerId, str],
+        proved_uuid_by_ledger: Mapping[LedgerId, str],
         batch_id: str,
         claim: Claim,
-        cause: Cause,
+        cause: AuditCause,
     ) -> DetachedBatch:
         request = ("primaries", topic_id, None if ledger_ids is None else frozenset(ledger_ids))
         with effect("catalog.remove_primaries"), self._catalog.lock:
@@ -150,7 +150,7 @@ class FakeOffloads(Absent):
                 one
                 for one in self._asked(topic_id, ledger_ids)
                 if all(self._live(one))
-                and self._catalog.copies[one][_TIERED].context.get("uuid") == proved.get(one, "")
+                and self._catalog.copies[one][_TIERED].context.get("uuid") == proved_uuid_by_ledger.get(one, "")
             ]
             before = set(self._catalog.intent_rows)
             stalled = self._catalog.phase_one.adopt(topic_id, ledger_ids, batch_id, copy=CopyKind.LEDGER)

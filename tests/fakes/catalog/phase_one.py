@@ -11,10 +11,10 @@ from logstore.errors import ClaimHeld, PreconditionFailed, UnknownObject
 from logstore.failpoints import effect
 from logstore.log.ledgers import CopyKind, CopyState, LedgerState
 from logstore.ports.catalog import (
-    Cause,
+    AuditCause,
     Claim,
     DetachedBatch,
-    Tally,
+    IntentTally,
     Topic,
     TopicState,
 )
@@ -28,7 +28,7 @@ _BEFORE_ANY = LedgerId(-1)
 class FakePhaseOne(Batches):
     """The `PhaseOne` port."""
 
-    def preview(
+    def preview_detach(
         self,
         topic_id: TopicId,
         ledger_ids: Sequence[LedgerId] | None,
@@ -39,7 +39,7 @@ class FakePhaseOne(Batches):
         with self._catalog.lock:
             return self._doomed(topic_id, ledger_ids, force=force, rolled=rolled)[0]
 
-    def detach(
+    def detach_ledgers(
         self,
         topic_id: TopicId,
         ledger_ids: Sequence[LedgerId] | None,
@@ -47,7 +47,7 @@ class FakePhaseOne(Batches):
         force: bool,
         batch_id: str,
         claim: Claim,
-        cause: Cause,
+        cause: AuditCause,
         durable: bool | None = None,
     ) -> DetachedBatch:
         request = (topic_id, None if ledger_ids is None else frozenset(ledger_ids), force, durable)
@@ -63,7 +63,7 @@ class FakePhaseOne(Batches):
         topic_id: TopicId,
         ledger_ids: Sequence[LedgerId] | None,
         batch_id: str,
-        cause: Cause,
+        cause: AuditCause,
         *,
         force: bool = False,
         durable: bool | None = None,
@@ -90,7 +90,7 @@ class FakePhaseOne(Batches):
     def _is_durable(self, ending: EndingOperation, topic_id: TopicId, asked: bool | None) -> bool:
         return is_durable(ending, topic_setting=self._catalog.topic(topic_id).durable_delete, command_setting=asked)
 
-    def select_promising(self, topic_ids: Sequence[TopicId]) -> frozenset[TopicId]:
+    def select_detachable_topics(self, topic_ids: Sequence[TopicId]) -> frozenset[TopicId]:
         with self._catalog.lock:
             return frozenset(one for one in topic_ids if one in self._catalog.topic_rows and self._is_promising(one))
 
@@ -99,7 +99,7 @@ class FakePhaseOne(Batches):
         rows = [row for row in self._catalog.intent_rows.values() if row.topic_id == topic_id]
         return bool(closed or self._abandoned(topic_id) or any(map(self.is_stalled, rows)))
 
-    def detach_into(self, topic_id: TopicId, *, batch_id: str, claim: Claim, cause: Cause) -> DetachedBatch:
+    def detach_into_batch(self, topic_id: TopicId, *, batch_id: str, claim: Claim, cause: AuditCause) -> DetachedBatch:
         with effect("catalog.detach_into"), self._catalog.lock:
             found = self._counted(batch_id, topic_id)
             if found.intents:
@@ -118,7 +118,7 @@ class FakePhaseOne(Batches):
         if run and (run.finished_us is not None or run.holder != claim.workflow_id):
             raise ClaimHeld(f"batch {batch_id}: expected to be held by {claim.workflow_id}, found {run.holder}")
 
-    def count_detached(self, batch_id: str) -> DetachedBatch:
+    def count_detached_batch(self, batch_id: str) -> DetachedBatch:
         with self._catalog.lock:
             return self._counted(batch_id)
 
@@ -136,7 +136,7 @@ class FakePhaseOne(Batches):
         topic = self._catalog.topic(topic_id)
         listed = self._catalog.lists[topic_id]
         last = listed[-1] if listed and listed[-1] != rolled else _BEFORE_ANY
-        marks = {row.name: row.state.mark_delete for row in self._catalog.cursors.all(topic_id)}
+        marks = {row.name: row.state.mark_delete for row in self._catalog.cursors.list_cursors(topic_id)}
         if asked is None:
             now_us = self._catalog.now_us
             facts = (simulate_roll(self._facts(one), now_us) if one == rolled else self._facts(one) for one in listed)
@@ -209,10 +209,10 @@ class FakePhaseOne(Batches):
 
     def _close_holes(self, topic_id: TopicId) -> None:
         spans = self._catalog.spans(topic_id)
-        for row in self._catalog.cursors.all(topic_id):
+        for row in self._catalog.cursors.list_cursors(topic_id):
             self._catalog.cursors._store(topic_id, row.name, cursors.advance_mark_delete(row.state, spans))
 
-    def begin_topic(self, topic_id: TopicId, name: str, cause: Cause) -> int:
+    def begin_topic_deletion(self, topic_id: TopicId, name: str, cause: AuditCause) -> int:
         with effect("catalog.begin_topic_deletion"), self._catalog.lock:
             topic, begun_us = self._catalog.topic_rows.get(topic_id), self._catalog.begun_us.get(topic_id)
             if topic is None and begun_us is None:
@@ -225,8 +225,8 @@ class FakePhaseOne(Batches):
                 self._catalog.audit("delete-topic", cause, {})
             return begun_us
 
-    def detach_all(
-        self, topic_id: TopicId, *, batch_id: str, claim: Claim, cause: Cause, durable: bool | None = None
+    def detach_whole_topic(
+        self, topic_id: TopicId, *, batch_id: str, claim: Claim, cause: AuditCause, durable: bool | None = None
     ) -> DetachedBatch:
         request = f"all of topic {topic_id}"
         with effect("catalog.detach_topic"), self._catalog.lock:
@@ -248,7 +248,7 @@ class FakePhaseOne(Batches):
                 self._catalog.audit("detach", cause, spanning(gone), run_id=batch_id)
             return self.open_batch(done, claim, request, topic_id) if intents else done
 
-    def remove_topic(self, topic_id: TopicId, cause: Cause, *, durable: bool | None = None) -> bool:
+    def remove_topic(self, topic_id: TopicId, cause: AuditCause, *, durable: bool | None = None) -> bool:
         with effect("catalog.remove_topic"), self._catalog.lock:
             topic = self._catalog.topic_rows.get(topic_id)
             if topic is None:
@@ -263,7 +263,7 @@ class FakePhaseOne(Batches):
             self._catalog.audit("remove-topic", cause, removed)
             return True
 
-    def topic_tally(self, topic_id: TopicId, *, since_us: int) -> Tally:
+    def tally_topic_intents(self, topic_id: TopicId, *, since_us: int) -> IntentTally:
         with self._catalog.lock:
             rows = [row for row in self._catalog.intent_rows.values() if row.topic_id == topic_id]
             return self.counted(row for row in rows if self._counts(row, since_us))

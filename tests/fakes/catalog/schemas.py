@@ -13,19 +13,19 @@ if TYPE_CHECKING:
 
 
 class FakeSchemas:
-    """The `Schemas` port."""
+    """The `SchemaVersions` port."""
 
     def __init__(self, catalog: "FakeCatalog") -> None:
         self._catalog = catalog
 
-    def all(self, topic_id: TopicId) -> list[SchemaVersion]:
+    def list_schema_versions(self, topic_id: TopicId) -> list[SchemaVersion]:
         with self._catalog.lock:
             return list(self._catalog.schema_rows.get(topic_id, []))
 
-    def newest(self, topic_id: TopicId) -> SchemaVersion | None:
-        return next(reversed(self.all(topic_id)), None)
+    def newest_schema_version(self, topic_id: TopicId) -> SchemaVersion | None:
+        return next(reversed(self.list_schema_versions(topic_id)), None)
 
-    def publish(
+    def publish_schema_version(
         self,
         topic_id: TopicId,
         ledger_id: LedgerId,
@@ -38,8 +38,8 @@ class FakeSchemas:
         with effect("catalog.publish_schema"), self._catalog.lock:
             row = self._catalog.components._born(ledger_id)
             if row is None or row.state is LedgerState.CLOSED:
-                return next((one for one in self.all(topic_id) if one.ledger_id == ledger_id), None)
-            topic, newest = self._catalog.topic(topic_id), self.newest(topic_id)
+                return next((one for one in self.list_schema_versions(topic_id) if one.ledger_id == ledger_id), None)
+            topic, newest = self._catalog.topic(topic_id), self.newest_schema_version(topic_id)
             if newest and newest.digest == digest:
                 self._catalog.file_intents(ledger_id, "")
                 return newest

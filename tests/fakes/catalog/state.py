@@ -15,7 +15,7 @@ from logstore.errors import (
 from logstore.identity.bucket_markers import BucketRole
 from logstore.log.ledgers import CopyKind, CopyState, LedgerOwner, LedgerState, LedgerStatement
 from logstore.ports.catalog import (
-    Cause,
+    AuditCause,
     Ledger,
     SchemaVersion,
     Segment,
@@ -53,7 +53,7 @@ class Audited:
     """A row of the audit log."""
 
     act: str
-    cause: Cause
+    cause: AuditCause
     run_id: str
     detail: Mapping[str, Any]
 
@@ -157,7 +157,7 @@ class FakeCatalog:
             raise PreconditionFailed(f"topic {found.name}: expected state ACTIVE, found {found.state.value}")
         return found
 
-    def audit(self, act: str, cause: Cause, detail: Mapping[str, Any], *, run_id: str = "") -> None:
+    def audit(self, act: str, cause: AuditCause, detail: Mapping[str, Any], *, run_id: str = "") -> None:
         """Keep who did what, and why."""
         trace_id = current_trace_id()
         told = detail if trace_id is None else {**detail, "trace_id": trace_id}

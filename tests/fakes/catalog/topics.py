@@ -27,7 +27,7 @@ class FakeTopics:
     def __init__(self, catalog: "FakeCatalog") -> None:
         self._catalog = catalog
 
-    def create(self, name: str, policy: RetentionPolicy, *, durable_delete: bool | None = None) -> Topic:
+    def create_topic(self, name: str, policy: RetentionPolicy, *, durable_delete: bool | None = None) -> Topic:
         with effect("catalog.create_topic"), self._catalog.lock:
             rows = self._catalog.topic_rows
             found = next((topic.state for topic in rows.values() if topic.name == name), None)
@@ -47,23 +47,23 @@ class FakeTopics:
             self._catalog.versions[topic.topic_id] = 0
             return topic
 
-    def get(self, name: str) -> Topic:
+    def get_topic(self, name: str) -> Topic:
         with self._catalog.lock:
             found = next((topic for topic in self._catalog.topic_rows.values() if topic.name == name), None)
         if found is None:
             raise UnknownObject("topic", expected="an existing topic", found=name)
         return found
 
-    def get_by_id(self, topic_id: TopicId) -> Topic:
+    def get_topic_by_id(self, topic_id: TopicId) -> Topic:
         with self._catalog.lock:
             return self._catalog.topic(topic_id)
 
-    def list_active(self, *, after: TopicId, limit: int) -> list[Topic]:
+    def list_active_topics(self, *, after: TopicId, limit: int) -> list[Topic]:
         with self._catalog.lock:
             rows = sorted(self._catalog.topic_rows.items())
         return [row for topic_id, row in rows if topic_id > after and row.state is TopicState.ACTIVE][:limit]
 
-    def page(
+    def list_topic_summaries(
         self, *, prefix: str = "", state: TopicState | None = None, after: str = "", limit: int
     ) -> TopicSummaryPage:
         found = [
@@ -71,14 +71,14 @@ class FakeTopics:
             for one in sorted(self._catalog.topic_rows.values(), key=lambda topic: topic.name)
             if one.name.startswith(prefix) and one.name > after and state in {None, one.state}
         ]
-        return TopicSummaryPage(topics=[self.summary(one) for one in found[:limit]], more=len(found[limit:]))
+        return TopicSummaryPage(topics=[self.summarize_topic(one) for one in found[:limit]], more=len(found[limit:]))
 
-    def summary(self, topic: Topic) -> TopicSummary:
-        ledgers, cursors = self._catalog.ledgers, self._catalog.cursors.all(topic.topic_id)
-        behind = ledgers.backlogs(topic.topic_id, [one.state for one in cursors])
+    def summarize_topic(self, topic: Topic) -> TopicSummary:
+        ledgers, cursors = self._catalog.ledgers, self._catalog.cursors.list_cursors(topic.topic_id)
+        behind = ledgers.count_backlogs(topic.topic_id, [one.state for one in cursors])
         return TopicSummary(
             topic=topic,
-            totals=ledgers.totals(topic.topic_id),
+            totals=ledgers.get_topic_totals(topic.topic_id),
             subscriptions=[
                 SubscriptionSummary(
                     name=one.name,

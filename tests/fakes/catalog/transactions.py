@@ -17,7 +17,7 @@ class FakeTransactions(Absent):
         super().__init__("transactions")
         self._catalog = catalog
 
-    def frontier(self, topic_id: TopicId, *, from_ledger: int = -1) -> Frontier:
+    def read_frontier(self, topic_id: TopicId, *, from_ledger: int = -1) -> Frontier:
         listed = self._catalog.spans(topic_id) if topic_id in self._catalog.lists else []
         spans = [span for span in listed if span.entries]
         return Frontier(last=spans[-1].last if spans else None)

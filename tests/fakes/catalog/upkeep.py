@@ -7,17 +7,17 @@ from logstore.deletion.intent_queue_rules import normalize_ids, require_dead_let
 from logstore.deletion.intents import DeletionIntent, DeletionState
 from logstore.failpoints import effect
 from logstore.log.ledgers import LedgerState
-from logstore.ports.catalog import Cause, Claim, DetachedBatch, ForgottenCounts, SweepBacklog
+from logstore.ports.catalog import AuditCause, Claim, DetachedBatch, RemovedRowCounts, SweepBacklogCounts
 from logstore.positions import LedgerId, TopicId
 from tests.fakes.catalog.batches import Batches, spanning
 
-_NOBODY = Cause(actor="", reason="", workflow_id="")
+_NOBODY = AuditCause(actor="", reason="", workflow_id="")
 
 
 class FakeUpkeep(Batches):
-    """The `Upkeep` port."""
+    """The `PhaseTwoQueueUpkeep` port."""
 
-    def adopt(self, *, batch_id: str, claim: Claim, limit: int) -> DetachedBatch:
+    def move_stalled_to_batch(self, *, batch_id: str, claim: Claim, limit: int) -> DetachedBatch:
         with self._catalog.lock:
             earlier = self.earlier(batch_id, "sweep")
             if earlier:
@@ -56,10 +56,10 @@ class FakeUpkeep(Batches):
         young = [row for row in rows if row.state is LedgerState.CREATING and row.created_us < before_us]
         return sorted(row.ledger_id for row in young)
 
-    def count_backlog(self, *, older_than_s: float) -> SweepBacklog:
+    def count_sweep_backlog(self, *, older_than_s: float) -> SweepBacklogCounts:
         with self._catalog.lock:
             before_us = self._catalog.until_us(-older_than_s)
-            return SweepBacklog(
+            return SweepBacklogCounts(
                 stalled=len(self._stalled()),
                 newborn=len(self._newborn()),
                 uploads=sum(self._dead_copies(listed) for listed in self._catalog.lists.values()),
@@ -67,11 +67,11 @@ class FakeUpkeep(Batches):
                 runs=len(self._empty(before_us)),
             )
 
-    def forget(self, *, older_than_s: float, limit: int, cause: Cause) -> ForgottenCounts:
+    def remove_finished_rows(self, *, older_than_s: float, limit: int, cause: AuditCause) -> RemovedRowCounts:
         with self._catalog.lock:
             before_us = self._catalog.until_us(-older_than_s)
             if not self._ended(before_us) and not self._empty(before_us):
-                return ForgottenCounts()
+                return RemovedRowCounts()
         with effect("catalog.forget"), self._catalog.lock:
             rows = self._ended(before_us)[:limit]
             for row_id in rows:
@@ -80,7 +80,7 @@ class FakeUpkeep(Batches):
             for run_id in runs:
                 del self._catalog.runs[run_id]
             self._catalog.audit("forget", cause, {"rows": len(rows), "runs": len(runs), "before_us": before_us})
-            return ForgottenCounts(rows=len(rows), runs=len(runs))
+            return RemovedRowCounts(rows=len(rows), runs=len(runs))
 
     def _ended(self, before_us: int) -> list[int]:
         now_us, runs = self._catalog.now_us, self._catalog.runs
@@ -102,7 +102,9 @@ class FakeUpkeep(Batches):
         with self._catalog.lock:
             return len(self._wanted(row_ids))
 
-    def redrive(self, row_ids: Sequence[int] | None, *, batch_id: str, claim: Claim, cause: Cause) -> DetachedBatch:
+    def redrive_dead_letters(
+        self, row_ids: Sequence[int] | None, *, batch_id: str, claim: Claim, cause: AuditCause
+    ) -> DetachedBatch:
         request = ("redrive", None if row_ids is None else frozenset(row_ids))
         with effect("catalog.redrive"), self._catalog.lock:
             earlier = self.earlier(batch_id, request)

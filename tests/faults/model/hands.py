@@ -158,7 +158,7 @@ class Hands:
             last = self.house.catalog.ledgers.last_ledger(topic_id)
             with suppress(SimulatedCrash, SextonError):
                 self.house.store.put_if_absent(key, statement.to_json(), metadata=statement.to_metadata())
-                self.house.catalog.ledgers.attach(statement.ledger_id, after=last.ledger_id if last else None)
+                self.house.catalog.ledgers.attach_ledger(statement.ledger_id, after=last.ledger_id if last else None)
                 if self._is_remembered(key):
                     self.house.store.late.discard(key)  # it has told phase two to look again
 

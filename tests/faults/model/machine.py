@@ -20,7 +20,7 @@ from logstore.errors import AlreadyExists, StoreUnavailable
 from logstore.failpoints import SimulatedCrash
 from logstore.log.entries import NewEntry, ProducedEntries
 from logstore.log.ledgers import LedgerState
-from logstore.ports.catalog import Cause, Claim, TopicState
+from logstore.ports.catalog import AuditCause, Claim, TopicState
 from logstore.positions import LedgerId, Position
 from tests.fakes.objects import Fault, FaultKind, Operation
 from tests.faults.effects import named_in_source
@@ -96,9 +96,9 @@ class Model(Judge, RuleBasedStateMachine):
         """Create the topic, or find the one that an earlier try made before it died."""
         topics, full = self.house.catalog.topics, f"persistent://shop/main/{name}"
         try:
-            self.topics[name] = topics.create(full, policy)
+            self.topics[name] = topics.create_topic(full, policy)
         except AlreadyExists:
-            self.topics[name] = topics.get(full)
+            self.topics[name] = topics.get_topic(full)
         self.answered[name], self.unanswered[name] = set(), []
 
     # -- programs
@@ -132,7 +132,7 @@ class Model(Judge, RuleBasedStateMachine):
     @rule(topic=topics, program=programs, late=st.booleans())
     def fall_asleep(self, topic: str, program: str, late: bool) -> None:
         """Create a ledger, and fall asleep over it; perhaps until it is about to be said that nothing is there."""
-        create = self.house.catalog.ledgers.create
+        create = self.house.catalog.ledgers.create_ledger
         _, made = self.call(program, lambda _: create(self.topics[topic].topic_id, application="sexton"))
         self.asleep += [made] if made else []
         if late:
@@ -280,9 +280,11 @@ class Model(Judge, RuleBasedStateMachine):
 
     def _redriven(self, program: str, wanted: list[int] | None, batch_id: str) -> int:
         claim = Claim(workflow_id=f"delete-ledgers/{batch_id}", run_id="", ttl_s=LAPSE_S)
-        cause = Cause(actor="tests", reason="the model", workflow_id="")
+        cause = AuditCause(actor="tests", reason="the model", workflow_id="")
         redrives = self.house.catalog.upkeep
-        _, done = self.call(program, lambda _: redrives.redrive(wanted, batch_id=batch_id, claim=claim, cause=cause))
+        _, done = self.call(
+            program, lambda _: redrives.redrive_dead_letters(wanted, batch_id=batch_id, claim=claim, cause=cause)
+        )
         return done.intents if done else 0
 
     @precondition(lambda self: self.seen.intents)

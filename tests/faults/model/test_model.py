@@ -13,7 +13,7 @@ from logstore.deletion.intents import CopyVerdict, StoredCopy, find_refusal
 from logstore.deletion.retention import LedgerFacts, RetentionPolicy, select_detachable_prefix
 from logstore.deletion.services.primary_copies import PrimaryCopyStorage
 from logstore.deletion.services.tiered_copies import TieredCopyStorage
-from logstore.ports.object_storage import RemovalResult
+from logstore.ports.object_storage import CopyRemovalResult
 from tests.fakes.catalog import FakeCatalog
 from tests.fakes.catalog.ledgers import FakeLedgers
 from tests.faults.model.machine import Model, Trouble
@@ -115,14 +115,14 @@ def _without_meta_last(patch: pytest.MonkeyPatch) -> None:
 
     def remove(
         self: PrimaryCopyStorage, copies: Mapping[int, StoredCopy], *, on_progress: Callable[[int], None]
-    ) -> dict[int, RemovalResult]:
+    ) -> dict[int, CopyRemovalResult]:
         keys = [key for copy in copies.values() for key in (*copy.meta_keys, *copy.data_keys)]
         failed = self._objects.delete(keys).failed
         on_progress(len(keys) - len(failed))
         error = next(iter(failed.values()), None)
-        return dict.fromkeys(copies, RemovalResult(error=error))
+        return dict.fromkeys(copies, CopyRemovalResult(error=error))
 
-    patch.setattr(PrimaryCopyStorage, "remove", remove)
+    patch.setattr(PrimaryCopyStorage, "remove_copies", remove)
 
 
 def _without_reopening(patch: pytest.MonkeyPatch) -> None:

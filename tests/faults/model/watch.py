@@ -119,13 +119,13 @@ class WatchedDeletions(FakeDeletions):
         self.detached: list[int] = []  # every ledger that left its list by a detach
         self.before_finish: Callable[[], None] | None = None  # called once, when outcomes are about to be recorded
 
-    def finish(self, ended: Sequence[IntentResult], *, holder: str) -> frozenset[int]:
+    def record_outcomes(self, results: Sequence[IntentResult], *, holder: str) -> frozenset[int]:
         hook, self.before_finish = self.before_finish, None
         if hook:
             hook()
-        return super().finish(ended, holder=holder)
+        return super().record_outcomes(results, holder=holder)
 
-    def take(
+    def claim_intent(
         self,
         ledger_id: LedgerId,
         copy: CopyKind,
@@ -133,12 +133,14 @@ class WatchedDeletions(FakeDeletions):
         claim: Claim,
         *,
         epoch: int | None = None,
-        attempt: bool = True,
+        counts_attempt: bool = True,
         topic: str | None = None,
     ) -> DeletionIntent:
         with self._catalog.lock:
             rows = list(self._catalog.intent_rows.values())
-            taken = super().take(ledger_id, copy, generation, claim, epoch=epoch, attempt=attempt, topic=topic)
+            taken = super().claim_intent(
+                ledger_id, copy, generation, claim, epoch=epoch, counts_attempt=counts_attempt, topic=topic
+            )
             before = next(one for one in rows if one.row_id == taken.row_id)
             holder = self.holder(before)
             if before.state.value == "PENDING" and holder not in {None, claim.workflow_id}:
@@ -170,22 +172,22 @@ class WatchedPhaseOne(FakePhaseOne):
                     self._watched.detached += gone
                     self._watched.wrong += [f"{what}: {one}" for one in judge(before, after, gone, ended=ended)]
 
-    def detach(
+    def detach_ledgers(
         self, topic_id: TopicId, ledger_ids: Sequence[LedgerId] | None, *, force: bool, batch_id: str, **more: Any
     ) -> DetachedBatch:
         judge = partial(_judge, asked=ledger_ids, force=force, repeated=batch_id in self._catalog.runs)
         with self._judged(topic_id, f"detach {batch_id}", judge):
-            return super().detach(topic_id, ledger_ids, force=force, batch_id=batch_id, **more)
+            return super().detach_ledgers(topic_id, ledger_ids, force=force, batch_id=batch_id, **more)
 
-    def detach_into(self, topic_id: TopicId, *, batch_id: str, **more: Any) -> DetachedBatch:
+    def detach_into_batch(self, topic_id: TopicId, *, batch_id: str, **more: Any) -> DetachedBatch:
         repeated = self._counted(batch_id, topic_id).intents > 0
         judge = partial(_judge, asked=None, force=False, repeated=repeated)
         with self._judged(topic_id, f"detach into {batch_id}", judge):
-            return super().detach_into(topic_id, batch_id=batch_id, **more)
+            return super().detach_into_batch(topic_id, batch_id=batch_id, **more)
 
-    def detach_all(self, topic_id: TopicId, *, batch_id: str, **more: Any) -> DetachedBatch:
+    def detach_whole_topic(self, topic_id: TopicId, *, batch_id: str, **more: Any) -> DetachedBatch:
         with self._judged(topic_id, f"detach of all {batch_id}", _judge_all):
-            return super().detach_all(topic_id, batch_id=batch_id, **more)
+            return super().detach_whole_topic(topic_id, batch_id=batch_id, **more)
 
 
 def _judge(

@@ -35,7 +35,7 @@ from logstore.errors import (
 from logstore.failpoints import SimulatedCrash
 from logstore.log.entries import NewEntry, ProducedEntries
 from logstore.log.ledger_object_keys import segment_key
-from logstore.ports.catalog import BeginTransaction, Cause, Claim, EndTransaction, Topic
+from logstore.ports.catalog import AuditCause, BeginTransactionWrite, Claim, EndTransactionWrite, Topic
 from logstore.positions import Position, TopicId
 from logstore.transactions.transaction_buffer import MarkerVerb, TransactionMarker, markers_to_entries
 from logstore.transactions.transaction_ids_and_states import BROADCASTING_STATES, TransactionId, TransactionState
@@ -62,7 +62,7 @@ EFFECTS: Final = {
     "catalog.expire_transactions",
 }
 _POINTS: Final = [f"{name}.{moment}" for name in sorted(EFFECTS) for moment in ("before", "after", "reported_failed")]
-_CAUSE: Final = Cause(actor="tests", reason="the model", workflow_id="")
+_CAUSE: Final = AuditCause(actor="tests", reason="the model", workflow_id="")
 _NOT_DONE: Final = (RetryableError, OutcomeUnknown, SimulatedCrash)
 
 _pick = st.integers(0, 1_000)
@@ -131,7 +131,7 @@ class Transactions(RuleBasedStateMachine):
             self.begin_transaction(tc=tc)
 
     def _create(self, name: str) -> None:
-        topic = self.log.catalog.topics.create(f"persistent://x/y/{name}", RetentionPolicy())
+        topic = self.log.catalog.topics.create_topic(f"persistent://x/y/{name}", RetentionPolicy())
         self.topics[name] = topic
         self.serial.logs[name] = Log()
         for sub in SUBS[name]:
@@ -141,7 +141,7 @@ class Transactions(RuleBasedStateMachine):
     @rule(tc=st.sampled_from(_TCS))
     def begin_transaction(self, tc: int) -> None:
         """One whose beginning is unknown stays open without anything in it."""
-        write = BeginTransaction(tc_id=tc, timeout_s=3_600.0)
+        write = BeginTransactionWrite(tc_id=tc, timeout_s=3_600.0)
         begun = self._try(lambda: self.log.committer.commit_write(write))
         if begun is not None:
             self.ids[str(begun.txn)] = begun.txn
@@ -276,7 +276,7 @@ class Transactions(RuleBasedStateMachine):
 
     def _held_now(self, name: str, sub: str, txn: str, before: set[str], after: set[str]) -> None:
         """What it held before the step or after it, and nothing in between."""
-        held = self.log.catalog.transactions.held_entries(self.topics[name].topic_id, sub).get(self.ids[txn], {})
+        held = self.log.catalog.transactions.find_held_entries(self.topics[name].topic_id, sub).get(self.ids[txn], {})
         places = {(at.ledger_id, at.entry_id): text for text, at in self._positions(name).items()}
         found = {places[ledger, entry] for ledger, bits in held.items() for entry in bits if (ledger, entry) in places}
         assert found in (before & set(places.values()), after), f"{txn} holds {found}, expected {before} or {after}"
@@ -292,7 +292,7 @@ class Transactions(RuleBasedStateMachine):
         before = self.serial.fates[inside]
         wanted = Fate.COMMITTED if commit else Fate.ABORTED
         allowed = before is wanted or (before is Fate.OPEN and not (commit and inside in self.serial.late))
-        write = EndTransaction(txn=self.ids[inside], commit=commit)
+        write = EndTransactionWrite(txn=self.ids[inside], commit=commit)
         try:
             done = self._try(lambda: self.log.committer.commit_write(write))
         except TransactionEnded:
@@ -379,7 +379,7 @@ class Transactions(RuleBasedStateMachine):
         told = not self._untold()
         batch = f"b-{next(self._batches)}"
         claim = Claim(workflow_id=f"delete-ledgers/{batch}", run_id="", ttl_s=60)
-        detach = self.log.catalog.phase_one.detach
+        detach = self.log.catalog.phase_one.detach_ledgers
         before = {item.text: item for item in log.items}
         self._try(lambda: detach(topic.topic_id, None, force=False, batch_id=batch, claim=claim, cause=_CAUSE))
         left = set(self._stored(name))
@@ -408,7 +408,7 @@ class Transactions(RuleBasedStateMachine):
         kept = any(self.serial.fate(item) is Fate.OPEN or item.txn in untold for item in inside)
         batch = f"b-{next(self._batches)}"
         claim = Claim(workflow_id=f"delete-ledgers/{batch}", run_id="", ttl_s=60)
-        detach, topic_id = self.log.catalog.phase_one.detach, self.topics[name].topic_id
+        detach, topic_id = self.log.catalog.phase_one.detach_ledgers, self.topics[name].topic_id
         try:
             self._try(lambda: detach(topic_id, [gone], force=True, batch_id=batch, claim=claim, cause=_CAUSE))
         except LedgerStillNeeded:
@@ -441,8 +441,8 @@ class Transactions(RuleBasedStateMachine):
         topic, phase_one = self.topics[name], self.log.catalog.phase_one
         batch = f"gone-{topic.topic_id}"
         claim = Claim(workflow_id=f"delete-ledgers/{batch}", run_id="", ttl_s=60)
-        phase_one.begin_topic(topic.topic_id, topic.name, _CAUSE)
-        phase_one.detach_all(topic.topic_id, batch_id=batch, claim=claim, cause=_CAUSE)
+        phase_one.begin_topic_deletion(topic.topic_id, topic.name, _CAUSE)
+        phase_one.detach_whole_topic(topic.topic_id, batch_id=batch, claim=claim, cause=_CAUSE)
         phase_one.remove_topic(topic.topic_id, _CAUSE)
         del self.serial.logs[name]
 
@@ -474,7 +474,7 @@ class Transactions(RuleBasedStateMachine):
         for number, txn in enumerate(self.ids):
             if self.serial.fates[txn] is Fate.OPEN:
                 commit = number % 2 == 0 and txn not in self.serial.late
-                self.log.committer.commit_write(EndTransaction(txn=self.ids[txn], commit=commit))
+                self.log.committer.commit_write(EndTransactionWrite(txn=self.ids[txn], commit=commit))
                 self.serial.decide(txn, Fate.COMMITTED if commit else Fate.ABORTED)
         self.readers_see_what_the_model_says()
         self._lapse()
@@ -527,7 +527,7 @@ class Transactions(RuleBasedStateMachine):
         return chosen[pick % len(chosen)]
 
     def _look_at(self, txn: str, allowed: set[Fate]) -> None:
-        state = self.log.catalog.transactions.states([self.ids[txn]])[self.ids[txn]]
+        state = self.log.catalog.transactions.get_transaction_states([self.ids[txn]])[self.ids[txn]]
         found = Fate.OPEN if state is TransactionState.OPEN else Fate.COMMITTED if state.is_commit else Fate.ABORTED
         assert found in allowed, f"{txn} is {found}, expected one of {allowed}"
         if found is not self.serial.fates[txn]:
@@ -539,7 +539,7 @@ class Transactions(RuleBasedStateMachine):
 
     def _untold(self) -> list[str]:
         states = tuple(map(TransactionState, BROADCASTING_STATES))
-        return [str(one.txn) for one in self.log.catalog.transactions.list_page(states=states, limit=1_000)]
+        return [str(one.txn) for one in self.log.catalog.transactions.list_transactions(states=states, limit=1_000)]
 
     def _stored(self, name: str, ledger_id: int | None = None) -> list[str]:
         """Payloads of every registered entry that is no marker, read from the objects."""
@@ -548,7 +548,7 @@ class Transactions(RuleBasedStateMachine):
     def _payloads(self, name: str, ledger_id: int | None) -> Iterator[str]:
         ledgers = self.log.catalog.ledgers
         for row in ledgers.list_ledgers(self.topics[name].topic_id):
-            for segment in ledgers.segments(row.ledger_id) if ledger_id in {None, row.ledger_id} else ():
+            for segment in ledgers.list_segments(row.ledger_id) if ledger_id in {None, row.ledger_id} else ():
                 body = self.world.objects[segment_key(row.ledger_id, segment.number)]
                 table = pq.read_table(io.BytesIO(body), columns=["payload", "marker"])
                 for payload, marker in zip(*(table.column(at).to_pylist() for at in (0, 1)), strict=True):

@@ -143,7 +143,7 @@ async def _run(world: RealWorld) -> None:
     await workflow_search.register_search_attributes(await connect_client(world.settings))
     sexton = await Sexton.connect(world.settings)
     with open_log_store(world.settings) as log:
-        topics = {key: log.catalog.topics.create(f"persistent://x/y/{key}", RetentionPolicy()) for key in "abc"}
+        topics = {key: log.catalog.topics.create_topic(f"persistent://x/y/{key}", RetentionPolicy()) for key in "abc"}
         run = _Run(log, sexton.transactions(log), topics)
         reading = asyncio.create_task(run.read())
         writing = asyncio.gather(*(run.write(number) for number in range(_CLIENTS)))
@@ -157,7 +157,9 @@ async def _run(world: RealWorld) -> None:
         run.writing = False
         await reading
         decided = tuple(map(TransactionState, BROADCASTING_STATES))
-        await eventually(lambda: not log.catalog.transactions.list_page(states=decided, limit=1), "all are through")
+        await eventually(
+            lambda: not log.catalog.transactions.list_transactions(states=decided, limit=1), "all are through"
+        )
         last = {key: run.elements(key) for key in topics}
     wrong = wrong_in(run.history, last)
     assert not wrong, "\n".join(wrong)

@@ -8,7 +8,7 @@ from logstore.errors import TransactionNotOpen
 from logstore.log.entries import NewEntry, ProducedEntries
 from logstore.log.services import AppendResult
 from logstore.log.services.segment_placement import RememberedTopicState
-from logstore.ports.catalog import BeginTransaction, EndTransaction
+from logstore.ports.catalog import BeginTransactionWrite, EndTransactionWrite
 from logstore.transactions.transaction_buffer import MarkerVerb
 from tests.faults.transactions.machine import Transactions
 
@@ -28,8 +28,8 @@ def _part(text: str, **more: object) -> ProducedEntries:
 
 def test_append_in_a_decided_transaction_is_refused_alone(model: Transactions) -> None:
     """The others of its batch are stored; found by the machine, as a `TypeError` of all of them."""
-    txn = model.log.committer.commit_write(BeginTransaction(tc_id=0, timeout_s=60)).txn
-    model.log.committer.commit_write(EndTransaction(txn=txn, commit=True))
+    txn = model.log.committer.commit_write(BeginTransactionWrite(tc_id=0, timeout_s=60)).txn
+    model.log.committer.commit_write(EndTransactionWrite(txn=txn, commit=True))
     topic = model.topics["a"]
     parts = [_part("first"), _part("late", txn=txn), _part("late too", txn=txn), _part("last")]
     first, late, too, last = model.log.managed._appender.append(topic, RememberedTopicState(), parts)
@@ -58,7 +58,7 @@ def test_late_marker_changes_nothing_that_readers_see(model: Transactions, verb:
         for sub in ("", "s"):
             model.late_marker(topic=0, txn=txn, verb=verb, epoch=epoch, sub=sub)
             model.readers_see_what_the_model_says()
-    fates = {name: model.log.catalog.transactions.get(txn).state for name, txn in model.ids.items()}
+    fates = {name: model.log.catalog.transactions.get_transaction(txn).state for name, txn in model.ids.items()}
     model.drain(tc=0, lapsed=False)
     model.readers_see_what_the_model_says()
     model.settle()

@@ -273,12 +273,12 @@ def test_postgres_killed_and_back_serves_what_was_committed(own_postgres: Postgr
     database = connect(own_postgres.url("postgres"))
     migrate(database)
     catalog = SqlCatalog(database)
-    topic = catalog.topics.create("persistent://a/b/c", RetentionPolicy())
+    topic = catalog.topics.create_topic("persistent://a/b/c", RetentionPolicy())
     own_postgres.crash()
     try:
         for ask in (
             lambda: every_topic(catalog.topics),
-            lambda: catalog.ledgers.create(topic.topic_id, application="sexton"),
+            lambda: catalog.ledgers.create_ledger(topic.topic_id, application="sexton"),
         ):
             with pytest.raises(StoreUnavailable) as caught:
                 ask()
@@ -286,7 +286,7 @@ def test_postgres_killed_and_back_serves_what_was_committed(own_postgres: Postgr
     finally:
         own_postgres.start()
     assert every_topic(catalog.topics) == [topic]
-    assert catalog.ledgers.create(topic.topic_id, application="sexton").ledger_id == 0
+    assert catalog.ledgers.create_ledger(topic.topic_id, application="sexton").ledger_id == 0
 
 
 def test_number_that_no_database_holds_is_invalid_input(url: str, connect: Connect) -> None:
@@ -309,6 +309,6 @@ def test_number_that_no_database_holds_is_invalid_input(url: str, connect: Conne
 def test_text_that_postgres_cannot_hold_is_invalid_input(served: Database) -> None:
     """A character 0 in a name is bad input, not a database that is away: asking again would not help."""
     with pytest.raises(InvalidInput, match="one that the catalog can hold") as caught:
-        SqlCatalog(served).topics.create("persistent://a/b/\x00", RetentionPolicy())
+        SqlCatalog(served).topics.create_topic("persistent://a/b/\x00", RetentionPolicy())
     _sentence(caught.value)
     assert every_topic(SqlCatalog(served).topics) == []

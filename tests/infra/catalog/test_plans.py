@@ -7,7 +7,7 @@ from typing import Any
 from sqlalchemy import event
 
 from infra.catalog import Database, SqlCatalog
-from logstore.ports.catalog import Cause, Claim
+from logstore.ports.catalog import AuditCause, Claim
 from tests.migrated import migrate
 
 
@@ -42,7 +42,7 @@ def test_inflight_reads_only_what_is_left(tmp_path: Path) -> None:
     """Every worker asks every 15 s: it must not walk over a month of finished rows."""
     database = Database(f"sqlite:///{tmp_path / 'catalog.db'}")
     migrate(database)
-    plan = _plans(database, SqlCatalog(database).deletions.inflight)
+    plan = _plans(database, SqlCatalog(database).deletions.count_unfinished_intents)
     database.close()
     *counts, oldest, first = [line for line in plan if "pending_deletion" in line]
     how = "SEARCH pending_deletion USING COVERING INDEX pending_deletion_by_"  # of the two that begin with the state
@@ -55,7 +55,7 @@ def test_finished_deletions_of_ledgers_are_read_through_an_index(tmp_path: Path)
     """A raid asks for every ledger whose tombstone may go, beside a month of finished rows."""
     database = Database(f"sqlite:///{tmp_path / 'catalog.db'}")
     migrate(database)
-    plan = _plan(database, lambda: SqlCatalog(database).records.finished_deletions(range(9)))
+    plan = _plan(database, lambda: SqlCatalog(database).records.list_finished_deletions(range(9)))
     database.close()
     assert ["SEARCH pending_deletion USING INDEX" in line for line in plan if "pending_deletion" in line] == [True]
 
@@ -65,9 +65,9 @@ def test_sweep_with_nothing_to_do_reads_through_indexes_only(tmp_path: Path) -> 
     database = Database(f"sqlite:///{tmp_path / 'catalog.db'}")
     migrate(database)
     sweeps, nobody = SqlCatalog(database).upkeep, Claim(workflow_id="w", run_id="", ttl_s=1)
-    cause = Cause(actor="tests", reason="a test", workflow_id="w")
-    plans = _plans(database, lambda: sweeps.adopt(batch_id="b", claim=nobody, limit=9))
-    plans += _plans(database, lambda: sweeps.forget(older_than_s=9, limit=9, cause=cause))
+    cause = AuditCause(actor="tests", reason="a test", workflow_id="w")
+    plans = _plans(database, lambda: sweeps.move_stalled_to_batch(batch_id="b", claim=nobody, limit=9))
+    plans += _plans(database, lambda: sweeps.remove_finished_rows(older_than_s=9, limit=9, cause=cause))
     database.close()
     assert len([line for line in plans if line.startswith("SEARCH")]) >= 4
     assert not [line for line in plans if line.startswith("SCAN")]
@@ -77,7 +77,7 @@ def test_listing_intents_asks_of_their_own_batches_alone_whether_they_are_paused
     """However many batches an operator has paused."""
     database = Database(f"sqlite:///{tmp_path / 'catalog.db'}")
     migrate(database)
-    plan = _plan(database, lambda: SqlCatalog(database).deletions.list(None, limit=9))
+    plan = _plan(database, lambda: SqlCatalog(database).deletions.list_intents(None, limit=9))
     database.close()
     assert [line for line in plan if line.startswith("SEARCH run USING") and "(run_id=?)" in line]
     assert not [line for line in plan if line.startswith("SCAN run")]
@@ -93,10 +93,10 @@ def test_what_waits_to_be_flushed_is_told_by_an_index(tmp_path: Path) -> None:
     database.write(lambda c: [c.exec_driver_sql(put, grave) for grave in graves])
     forget = "DELETE FROM record_outbox"  # of what the trigger recorded
     database.write(lambda c: c.exec_driver_sql(forget))
-    plans = _plans(database, lambda: catalog.records.unflushed_ledgers([1, 2]))
+    plans = _plans(database, lambda: catalog.records.find_unflushed_ledgers([1, 2]))
     plans += _plans(database, lambda: catalog.tombstones.mark_candidates("raid", before_us=9, after=None, limit=9))
     plans += _plans(database, lambda: catalog.tombstones.remove_candidates("raid", before_us=9, limit=9))
-    left = catalog.tombstones.count()
+    left = catalog.tombstones.count_tombstones()
     database.close()
     assert left.by_kind == {}, "all statements of a raid were sent"
     asked = [line for line in plans if "record_outbox" in line]

@@ -81,8 +81,8 @@ def test_upgrade_repeated_keeps_everything(url: str, connect: Connect) -> None:
     """Repeating it is harmless: one catalog row, same epoch, and what was stored stays."""
     database = connect(url)
     migrate_catalog(database)
-    topic = SqlCatalog(database).topics.create("persistent://a/b/c", RetentionPolicy())
-    SqlCatalog(database).ledgers.create(topic.topic_id, application="sexton")
+    topic = SqlCatalog(database).topics.create_topic("persistent://a/b/c", RetentionPolicy())
+    SqlCatalog(database).ledgers.create_ledger(topic.topic_id, application="sexton")
     migrate_catalog(database)
     rows = database.read(lambda connection: connection.execute(text("SELECT epoch, next_ledger_id FROM catalog")).all())
     assert rows == [(1, 1)]

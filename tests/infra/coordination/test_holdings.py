@@ -28,7 +28,11 @@ class Shaky:
         self.refusals = threading.Semaphore(0)
         self.lost_answers = 0
         self.meanwhile: list[Callable[[], object]] = []  # what happens between a raise and what follows, once each
-        self.fence, self.fences, self.verify = fences.fence, fences.fences, fences.verify
+        self.get_fence, self.list_fences, self.require_newest_lease = (
+            fences.get_fence,
+            fences.list_fences,
+            fences.require_newest_lease,
+        )
 
     def count_bundles(self) -> int:
         if self._told:

@@ -20,7 +20,11 @@ class Late:
     def __init__(self, fences: SqlFences) -> None:
         self._fences = fences
         self.asked, self.go, self.done = threading.Event(), threading.Event(), threading.Event()
-        self.fence, self.fences, self.verify = fences.fence, fences.fences, fences.verify
+        self.get_fence, self.list_fences, self.require_newest_lease = (
+            fences.get_fence,
+            fences.list_fences,
+            fences.require_newest_lease,
+        )
         self.count_bundles = fences.count_bundles
 
     def raise_fences(self, bundles: Collection[BundleId], worker_id: str) -> list[Lease]:

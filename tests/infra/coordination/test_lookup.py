@@ -13,7 +13,7 @@ from infra.coordination.ownership_nodes import OWNERS, OwnershipDirectory, Worke
 from infra.coordination.zookeeper_session import EnsembleOptions, SessionState, ZooKeeperSession
 from logstore.errors import ServiceFailed, SessionLost, StoreUnavailable
 from logstore.ownership import bundle_name, bundle_of_topic
-from logstore.ports.bundle_owners import OtherOwner
+from logstore.ports.bundle_owners import OtherBundleOwner
 from logstore.validated_names import TopicName
 from tests.infra.coordination.crew import BUNDLES, Crew
 from tests.infra.coordination.zookeeper import ZooKeeper
@@ -35,8 +35,8 @@ def _two(crew: Crew) -> tuple[BundleOwner, BundleOwner]:
 def test_lookup_names_who_has_the_node(crew: Crew) -> None:
     """The owner answers with its lease, any other worker with the owner's name."""
     first, second = _two(crew)
-    assert first.lookup(_TOPIC, patience_s=10) == first.lease_of(_TOPIC)
-    assert second.lookup(_TOPIC, patience_s=10) == OtherOwner(worker_id="w1")
+    assert first.find_owner(_TOPIC, patience_s=10) == first.get_lease(_TOPIC)
+    assert second.find_owner(_TOPIC, patience_s=10) == OtherBundleOwner(worker_id="w1")
 
 
 def test_lookup_while_zookeeper_is_away_is_no_answer(crew: Crew, zookeeper: ZooKeeper) -> None:
@@ -46,7 +46,7 @@ def test_lookup_while_zookeeper_is_away_is_no_answer(crew: Crew, zookeeper: ZooK
     try:
         assert_eventually(lambda: not owner.leases())
         with pytest.raises((StoreUnavailable, SessionLost)):
-            owner.lookup(_TOPIC, patience_s=10)
+            owner.find_owner(_TOPIC, patience_s=10)
     finally:
         zookeeper.start()
 
@@ -67,7 +67,7 @@ def test_lookup_holds_no_thread_while_zookeeper_is_away(
 
         monkeypatch.setattr(WorkerDirectory, "find_owner_node", spied)
         with pytest.raises((StoreUnavailable, SessionLost)):
-            owner.lookup(_TOPIC, patience_s=10)
+            owner.find_owner(_TOPIC, patience_s=10)
         assert threading.current_thread() not in asked, "it would wait for an answer"
     finally:
         zookeeper.start()
@@ -78,7 +78,7 @@ def test_lookup_gives_up_after_its_patience_and_before_the_session_does(crew: Cr
     _, second = _two(crew)
     with zookeeper.hanging():
         with pytest.raises(StoreUnavailable):
-            second.lookup(_TOPIC, patience_s=0.1)
+            second.find_owner(_TOPIC, patience_s=0.1)
         assert crew.sessions["w2"].state is SessionState.CONNECTED
 
 

@@ -26,8 +26,8 @@ def test_one_worker_owns_all_and_each_topic_has_a_lease(crew: Crew) -> None:
     """A cluster of one."""
     alone = crew.hire("a")
     assert_eventually(crew.settled)
-    lease = alone.lease_of(TopicName.parse("persistent://a/b/c"))
-    crew.fences.verify(lease)
+    lease = alone.get_lease(TopicName.parse("persistent://a/b/c"))
+    crew.fences.require_newest_lease(lease)
     assert lease.worker_id == "a"
 
 
@@ -58,7 +58,7 @@ def test_expired_session_is_opened_again_and_most_bundles_keep_their_owner(zooke
     assert_eventually(lambda: crew.sessions["a"].id != session and crew.settled())
     for lease in old:
         with pytest.raises(NotOwner):
-            crew.fences.verify(lease)
+            crew.fences.require_newest_lease(lease)
     assert crew.watchers["a"].unloaded_ == []
 
 
@@ -87,7 +87,7 @@ def test_suspended_gives_no_lease_and_loses_none(zookeeper: ZooKeeper, crew: Cre
     zookeeper.kill()
     assert_eventually(lambda: not owner.leases())
     with pytest.raises(NotOwner, match="a connection that is away"):
-        owner.lease_of(TopicName.parse("persistent://a/b/c"))
+        owner.get_lease(TopicName.parse("persistent://a/b/c"))
     zookeeper.start()
     assert_eventually(lambda: owner.leases() == before)
 
@@ -151,7 +151,7 @@ def test_bundle_taken_from_an_underloaded_worker_is_not_thrown_back_while_it_res
     assert_eventually(lambda: any(one.bundle == lost.bundle for one in crew.owners["a"].leases()))
     crew.await_looks("b", 20)  # beyond its rest
     assert_eventually(crew.rests)
-    last = next(one for one in crew.fences.fences() if one.bundle == lost.bundle)
+    last = next(one for one in crew.fences.list_fences() if one.bundle == lost.bundle)
     assert last.counter <= lost.fence + 2, "more than once there and back"
 
 

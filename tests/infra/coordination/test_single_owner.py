@@ -31,7 +31,7 @@ def test_sole_owner_holds_a_lease_of_every_bundle(catalog: SqlCatalog) -> None:
     assert [(lease.bundle, lease.fence, lease.worker_id) for lease in owner.leases()] == [
         (bundle, 1, "w1") for bundle in range(8)
     ]
-    assert owner.lookup(_TOPIC, patience_s=10) == owner.lease_of(_TOPIC)
+    assert owner.find_owner(_TOPIC, patience_s=10) == owner.get_lease(_TOPIC)
 
 
 def test_sole_owner_started_beside_another_fences_it(catalog: SqlCatalog) -> None:
@@ -40,9 +40,9 @@ def test_sole_owner_started_beside_another_fences_it(catalog: SqlCatalog) -> Non
     first.start()
     second.start()
     with pytest.raises(NotOwner):
-        catalog.fences.verify(first.lease_of(_TOPIC))
-    assert first.lookup(_TOPIC, patience_s=10) is None
-    assert second.lookup(_TOPIC, patience_s=10) == second.lease_of(_TOPIC)
+        catalog.fences.require_newest_lease(first.get_lease(_TOPIC))
+    assert first.find_owner(_TOPIC, patience_s=10) is None
+    assert second.find_owner(_TOPIC, patience_s=10) == second.get_lease(_TOPIC)
 
 
 def test_sole_owner_owns_nothing_once_stopped(catalog: SqlCatalog) -> None:
@@ -53,7 +53,7 @@ def test_sole_owner_owns_nothing_once_stopped(catalog: SqlCatalog) -> None:
     assert owner.stopping.is_set()
     assert owner.leases() == []
     with pytest.raises(NotOwner, match="has stopped"):
-        owner.lease_of(_TOPIC)
+        owner.get_lease(_TOPIC)
 
 
 def test_sole_owner_asks_again_for_what_a_paused_write_holds(

@@ -12,7 +12,7 @@ from logstore.deletion.services.tiered_copies import TieredCopyStorage
 from logstore.errors import StoreUnavailable
 from logstore.log.ledgers import CopyKind
 from logstore.offload.tiered_copy import CopyLocation, data_key, index_key
-from logstore.ports.object_storage import Buckets
+from logstore.ports.object_storage import BucketAtLocation
 from tests.infra.objects.peer import Answer, Peer, Request, fault, listing, scripted
 from tests.infra.objects.test_store import NO_WAITS, store_at
 from tests.logstore.builders import intent, statement
@@ -26,7 +26,7 @@ def store(endpoint: str, region: str) -> S3ObjectStore:
 
 def copies(found: S3Buckets) -> TieredCopyStorage:
     """As the wiring has them, but for the marker that a bucket must carry before it is asked."""
-    return TieredCopyStorage(cast("Buckets", found), now_us=lambda: 0)
+    return TieredCopyStorage(cast("BucketAtLocation", found), now_us=lambda: 0)
 
 
 def locations(home: Peer, *, own_stack: bool = False) -> S3Buckets:
@@ -58,9 +58,9 @@ def test_tiered_copy_is_asked_for_where_its_context_says() -> None:
     row = tiered("")
     with scripted(empty) as configured, scripted(partial(holding, row)) as other:
         tiered_copies = copies(locations(configured))
-        assert tiered_copies.inspect(tiered(other.endpoint)).verdict is CopyVerdict.OWN
+        assert tiered_copies.inspect_copy(tiered(other.endpoint)).verdict is CopyVerdict.OWN
         assert configured.requests == []
-        assert tiered_copies.inspect(row).verdict is CopyVerdict.ABSENT, "no endpoint means the configured store"
+        assert tiered_copies.inspect_copy(row).verdict is CopyVerdict.ABSENT, "no endpoint means the configured store"
         assert configured.requests != []
 
 
@@ -69,7 +69,7 @@ def test_store_that_cannot_be_asked_where_the_context_says_gives_no_absence() ->
     with scripted(empty) as gone:
         pass
     with scripted(empty) as configured, pytest.raises(StoreUnavailable):
-        copies(locations(configured)).inspect(tiered(gone.endpoint))
+        copies(locations(configured)).inspect_copy(tiered(gone.endpoint))
     assert configured.requests == []
 
 
@@ -99,11 +99,11 @@ def test_context_that_names_an_earlier_port_of_the_own_stack_is_read_from_it_and
         nobody = f"http://127.0.0.1:{unused.getsockname()[1]}"
     row = tiered(nobody)
     with scripted(partial(holding, row)) as home:
-        assert copies(locations(home, own_stack=True)).inspect(row).verdict is CopyVerdict.OWN
+        assert copies(locations(home, own_stack=True)).inspect_copy(row).verdict is CopyVerdict.OWN
     with scripted(empty) as home, pytest.raises(StoreUnavailable, match=f"{nobody}, where nobody listens"):
-        copies(locations(home, own_stack=True)).inspect(row)
+        copies(locations(home, own_stack=True)).inspect_copy(row)
     with scripted(empty) as home, pytest.raises(StoreUnavailable):
-        copies(locations(home)).inspect(row)
+        copies(locations(home)).inspect_copy(row)
     with scripted(empty) as home, scripted(partial(holding, row)) as listening:
-        found = copies(locations(home, own_stack=True)).inspect(tiered(listening.endpoint))
+        found = copies(locations(home, own_stack=True)).inspect_copy(tiered(listening.endpoint))
         assert (found.verdict, home.requests) == (CopyVerdict.OWN, []), "somebody listens there: it is asked"

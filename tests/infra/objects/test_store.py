@@ -110,7 +110,7 @@ def every_call(store: S3ObjectStore) -> list[Callable[[], object]]:
         lambda: store.put_if_absent("key", b"body", metadata={}),
         lambda: store.put_file_if_absent("key", io.BytesIO(b"body"), metadata={}, proceed=lambda: None),
         lambda: store.put_file_if_absent("key", io.BytesIO(b"12345678"), metadata={}, proceed=lambda: None),
-        lambda: store.open_uploads("key"),
+        lambda: store.list_open_uploads("key"),
         lambda: store.get("key"),
         lambda: store.get_range("key", 0, 1),
         lambda: store.head("key"),

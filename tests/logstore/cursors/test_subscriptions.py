@@ -20,7 +20,7 @@ def world() -> Iterator[World]:
     """A topic with one ledger of a hundred entries, and a subscription at its beginning."""
     with World() as found:
         found.fill()
-        found.catalog.cursors.subscribe(found.topic.topic_id, NAME, latest=False)
+        found.catalog.cursors.create_subscription(found.topic.topic_id, NAME, latest=False)
         yield found
     disarm()
 
@@ -52,7 +52,7 @@ def test_acknowledge_a_state_that_outgrows_its_row_goes_to_a_ledger(world: World
     process = world.process()
     for entry in _odd(60):
         _ack(world, process, entry)
-    row = world.catalog.cursors.get(world.topic.topic_id, NAME)
+    row = world.catalog.cursors.get_cursor(world.topic.topic_id, NAME)
     (ledger,) = world.listed()
     assert row.snapshot_ledger == ledger.ledger_id
     assert ledger.keys == {"cursor": NAME}
@@ -81,7 +81,7 @@ def test_acknowledge_moves_over_both_parts_and_takes_back_what_became_small(worl
     other = world.process()
     for entry in range(0, 60, 2):
         _ack(world, other, entry)
-    row = world.catalog.cursors.get(world.topic.topic_id, NAME)
+    row = world.catalog.cursors.get_cursor(world.topic.topic_id, NAME)
     assert (row.state, row.snapshot_ledger) == (CursorState(at(0, 59)), None)
     assert world.listed() == []
 
@@ -106,7 +106,7 @@ def test_acknowledge_by_a_process_that_knows_an_older_snapshot_is_not_lost(world
         _ack(world, other, entry + 2)
     assert _acked(world) == {(0, entry) for entry in _odd(97)}
     _ack(world, one, *range(0, 97, 2))
-    assert world.catalog.cursors.get(world.topic.topic_id, NAME).state.mark_delete == at(0, 96)
+    assert world.catalog.cursors.get_cursor(world.topic.topic_id, NAME).state.mark_delete == at(0, 96)
 
 
 def test_snapshot_overtaken_by_another_process_loses_nothing(world: World) -> None:
@@ -117,7 +117,7 @@ def test_snapshot_overtaken_by_another_process_loses_nothing(world: World) -> No
         _ack(world, one, entry)
     assert _acked(world) == {(0, entry) for entry in _odd(30)} | {(0, 90)}
     (ledger,) = world.listed()
-    assert world.catalog.cursors.get(world.topic.topic_id, NAME).snapshot_ledger == ledger.ledger_id
+    assert world.catalog.cursors.get_cursor(world.topic.topic_id, NAME).snapshot_ledger == ledger.ledger_id
     assert set(range(1, world.catalog.next_ledger)) - {ledger.ledger_id} == set(world.catalog.pending_deletion)
 
 
@@ -193,10 +193,10 @@ def test_settle_moves_a_cursor_that_a_forced_detach_left_short(world: World) -> 
     _ack(world, process, *range(100), ledger=third)
     process.acknowledge(topic_id, NAME, up_to=at(0, 99))
     world.catalog.detach(topic_id, [second])
-    world.catalog.cursors._store(topic_id, NAME, world.catalog.cursors.get(topic_id, NAME).state)
-    assert world.catalog.cursors.get(topic_id, NAME).state.mark_delete == at(0, 99)
+    world.catalog.cursors._store(topic_id, NAME, world.catalog.cursors.get_cursor(topic_id, NAME).state)
+    assert world.catalog.cursors.get_cursor(topic_id, NAME).state.mark_delete == at(0, 99)
     assert not world.process().advance_cursors_with_snapshots(topic_id)
-    row = world.catalog.cursors.get(topic_id, NAME)
+    row = world.catalog.cursors.get_cursor(topic_id, NAME)
     assert (row.state.mark_delete, row.snapshot_ledger) == (at(third, 99), None)
 
 
@@ -253,7 +253,7 @@ def test_process_that_dies_around_a_snapshot_has_lost_no_acknowledgement(
     newborn = {row for row in world.catalog.ledger_rows if row} - owned
     assert owned | newborn == set(range(1, world.catalog.next_ledger))
     _ack(world, world.process(inline_bytes=1), *range(100))
-    assert world.catalog.cursors.get(world.topic.topic_id, NAME).state == CursorState(at(0, 99))
+    assert world.catalog.cursors.get_cursor(world.topic.topic_id, NAME).state == CursorState(at(0, 99))
 
 
 def test_subscription_that_is_not_there_is_told(world: World) -> None:
@@ -281,11 +281,11 @@ def test_settle_ends_between_two_cursors(world: World) -> None:
     _ack(world, process, *range(100), ledger=third)
     process.acknowledge(topic_id, NAME, up_to=at(0, 99))
     world.catalog.detach(topic_id, [second])
-    world.catalog.cursors._store(topic_id, NAME, world.catalog.cursors.get(topic_id, NAME).state)
+    world.catalog.cursors._store(topic_id, NAME, world.catalog.cursors.get_cursor(topic_id, NAME).state)
 
     def end() -> None:
         raise InterruptedError
 
     with use_stop_check(end), pytest.raises(InterruptedError):
         world.process().advance_cursors_with_snapshots(topic_id)
-    assert world.catalog.cursors.get(topic_id, NAME).state.mark_delete == at(0, 99)
+    assert world.catalog.cursors.get_cursor(topic_id, NAME).state.mark_delete == at(0, 99)

@@ -11,8 +11,8 @@ from pyroaring import BitMap
 from logstore.cursors.services.cursor_snapshots import CursorSnapshots
 from logstore.cursors.services.subscriptions import Subscriptions
 from logstore.delayed.delayed_rows import DelayedRows
-from logstore.delayed.index_buckets import Bucket, BucketList
-from logstore.delayed.services.consumers import Delivery
+from logstore.delayed.index_buckets import IndexBucket, IndexBucketList
+from logstore.delayed.services.consumers import MessageDelivery
 from logstore.deletion.retention import RetentionPolicy
 from logstore.log.entries import NewEntry, ProducedEntries
 from logstore.log.ledger_object_keys import segment_key
@@ -32,7 +32,7 @@ from tests.logstore.delayed.rows import Snapshots
 class Process:
     """What one process has."""
 
-    delivery: Delivery
+    delivery: MessageDelivery
     managed: ManagedLedger
     subscriptions: Subscriptions
 
@@ -45,7 +45,7 @@ class World:
     catalog: FakeCatalog = field(default_factory=FakeCatalog)
     objects: FakeObjectStore = field(default_factory=FakeObjectStore)
     snapshots: Snapshots = field(default_factory=Snapshots)
-    buckets: BucketList = field(default_factory=BucketList)
+    buckets: IndexBucketList = field(default_factory=IndexBucketList)
     messages: dict[Position, int | None] = field(default_factory=dict)  # all that there are, with delivery times
     held: dict[str, dict[LedgerId, BitMap]] = field(default_factory=dict)  # by open transactions
     alarms: list[LedgerId] = field(default_factory=list)
@@ -54,9 +54,9 @@ class World:
     opened: ExitStack = field(default_factory=ExitStack)
 
     def __post_init__(self) -> None:
-        self.topic = self.catalog.topics.create(TOPIC, RetentionPolicy())
+        self.topic = self.catalog.topics.create_topic(TOPIC, RetentionPolicy())
         transactions: Any = self.catalog.transactions
-        transactions.held_entries = self._held
+        transactions.find_held_entries = self._held
         self._ids = itertools.count(1_000_000)
         self._writer = self.process()
 
@@ -80,7 +80,7 @@ class World:
         subscriptions = Subscriptions(
             cursors=self.catalog.cursors, transactions=transactions, committer=committer, ledgers=states
         )
-        delivery = Delivery(
+        delivery = MessageDelivery(
             index=cast("DelayedIndex", self),
             snapshots=self.snapshots,
             managed=managed,
@@ -97,7 +97,7 @@ class World:
         """The clock of all processes."""
         return self.catalog.now_us // 1000
 
-    def listed(self, topic_id: TopicId) -> BucketList:
+    def listed(self, topic_id: TopicId) -> IndexBucketList:
         """See `DelayedIndex`."""
         assert topic_id == self.topic.topic_id
         self.lookups += 1
@@ -106,7 +106,7 @@ class World:
     def subscribe(self, *names: str) -> None:
         """At the beginning."""
         for name in names:
-            self.catalog.cursors.subscribe(self.topic.topic_id, name, latest=False)
+            self.catalog.cursors.create_subscription(self.topic.topic_id, name, latest=False)
 
     def append(self, *delays: int | None, payload: bytes = b"p") -> list[Position]:
         """One segment of messages; delays are milliseconds from now."""
@@ -131,7 +131,7 @@ class World:
     def abort(self, name: str) -> None:
         """The open transaction is aborted."""
         del self.held[name]
-        row = self.catalog.cursors.get(self.topic.topic_id, name)
+        row = self.catalog.cursors.get_cursor(self.topic.topic_id, name)
         self.catalog.cursor_rows[self.topic.topic_id, name] = replace(row, releases=row.releases + 1)
 
     def seal(self) -> None:
@@ -174,9 +174,11 @@ class World:
         self.objects.delete([segment_key(row.ledger_id, row.number) for row in rows])
         self.messages = {at: due for at, due in self.messages.items() if at.ledger_id != first}
 
-    def rows(self, bucket: Bucket) -> DelayedRows:
+    def rows(self, bucket: IndexBucket) -> DelayedRows:
         """All of a bucket."""
-        return DelayedRows.concatenate([self.snapshots.segment(bucket, number) for number in range(bucket.segments)])
+        return DelayedRows.concatenate(
+            [self.snapshots.read_segment(bucket, number) for number in range(bucket.segments)]
+        )
 
     def advance(self, ms: int) -> None:
         """Move the clock of all processes."""
@@ -186,14 +188,14 @@ class World:
         found = self.held.get(name)
         return {TransactionId(0, 1): found} if found else {}
 
-    def _put(self, rows: DelayedRows, first: Position, last: Position) -> Bucket:
+    def _put(self, rows: DelayedRows, first: Position, last: Position) -> IndexBucket:
         return self.snapshots.put(next(self._ids), rows, first, last)
 
-    def _switch(self, buckets: Sequence[Bucket], sealed_to: Position) -> None:
+    def _switch(self, buckets: Sequence[IndexBucket], sealed_to: Position) -> None:
         version = self.buckets.version + 1
         self.buckets = replace(self.buckets, version=version, buckets=tuple(buckets), sealed_to=sealed_to)
 
-    def _delete(self, *buckets: Bucket) -> None:
+    def _delete(self, *buckets: IndexBucket) -> None:
         for bucket in buckets:
             self.snapshots.files.pop(bucket.bucket_id, None)
 

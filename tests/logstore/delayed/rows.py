@@ -8,10 +8,10 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from logstore.delayed.delayed_rows import DelayedRows
-from logstore.delayed.index_buckets import Bucket
-from logstore.delayed.snapshot_file import SnapshotWriter, read_segment
-from logstore.delayed.snapshot_footer import SnapshotFooter, parse_footer
-from logstore.delayed.tracker import SnapshotGone, Tracker
+from logstore.delayed.index_buckets import IndexBucket
+from logstore.delayed.snapshot_file import IndexSnapshotWriter, read_segment
+from logstore.delayed.snapshot_footer import IndexSnapshotFooter, parse_snapshot_footer
+from logstore.delayed.tracker import IndexSnapshotGone, Tracker
 from logstore.errors import StoreUnavailable
 from logstore.positions import LedgerId, Position, TopicId
 
@@ -45,8 +45,10 @@ def written(rows: DelayedRows, *, segment_rows: tuple[int, int] = (10_000, 100_0
     """A snapshot file of these rows."""
     file = io.BytesIO()
     positions = rows.positions()
-    writer = SnapshotWriter(file, TOPIC, min(positions), max(positions), segment_rows=segment_rows, step_ms=step_ms)
-    writer.add(rows)
+    writer = IndexSnapshotWriter(
+        file, TOPIC, min(positions), max(positions), segment_rows=segment_rows, step_ms=step_ms
+    )
+    writer.add_rows(rows)
     writer.close()
     return file.getvalue()
 
@@ -57,11 +59,11 @@ def take_due(tracker: Tracker, now_ms: int, limit: int) -> DelayedRows:
     Raises:
         StoreUnavailable: Storage did not answer, and nothing was taken.
     """
-    parts = [tracker.take_due(now_ms, limit)]
+    parts = [tracker.take_due_messages(now_ms, limit)]
     try:
         while (left := limit - sum(map(len, parts))) and (rows := tracker.bucket_to_read(now_ms)):
-            tracker.load_segment(rows, rows.read_next_segment())
-            parts.append(tracker.take_due(now_ms, left))
+            tracker.load_bucket_segment(rows, rows.read_next_segment())
+            parts.append(tracker.take_due_messages(now_ms, left))
     except StoreUnavailable:
         if not any(map(len, parts)):
             raise
@@ -78,14 +80,14 @@ class Snapshots:
         self.reads: list[tuple[LedgerId, int | None]] = []  # segment, or None for a footer
         self._shape = (segment_rows, step_ms)
 
-    def put(self, bucket_id: int, rows: DelayedRows, first: Position, last: Position) -> Bucket:
+    def put(self, bucket_id: int, rows: DelayedRows, first: Position, last: Position) -> IndexBucket:
         """Store a bucket."""
         file, (segment_rows, step_ms) = io.BytesIO(), self._shape
-        writer = SnapshotWriter(file, TOPIC, first, last, segment_rows=segment_rows, step_ms=step_ms)
-        writer.add(rows)
+        writer = IndexSnapshotWriter(file, TOPIC, first, last, segment_rows=segment_rows, step_ms=step_ms)
+        writer.add_rows(rows)
         footer = writer.close()
         self.files[LedgerId(bucket_id)] = file.getvalue()
-        return Bucket(
+        return IndexBucket(
             bucket_id=LedgerId(bucket_id),
             first=first,
             last=last,
@@ -95,11 +97,11 @@ class Snapshots:
             last_ms=footer.last_ms,
         )
 
-    def footer(self, bucket: Bucket) -> SnapshotFooter:
+    def read_footer(self, bucket: IndexBucket) -> IndexSnapshotFooter:
         self.reads.append((bucket.bucket_id, None))
         return self._footer(bucket)
 
-    def segment(self, bucket: Bucket, number: int) -> DelayedRows:
+    def read_segment(self, bucket: IndexBucket, number: int) -> DelayedRows:
         self.reads.append((bucket.bucket_id, number))
         if error := self.damaged.get((bucket.bucket_id, number)):
             raise error
@@ -107,9 +109,9 @@ class Snapshots:
         file = io.BytesIO(self.files[bucket.bucket_id])
         return read_segment(file, number, footer=footer, metadata=pq.read_metadata(file), name="snapshot")
 
-    def _footer(self, bucket: Bucket) -> SnapshotFooter:
+    def _footer(self, bucket: IndexBucket) -> IndexSnapshotFooter:
         if error := self.errors.get(bucket.bucket_id):
             raise error
         if bucket.bucket_id not in self.files:
-            raise SnapshotGone(f"bucket {bucket.bucket_id}")
-        return parse_footer(pq.read_metadata(io.BytesIO(self.files[bucket.bucket_id])), "snapshot")
+            raise IndexSnapshotGone(f"bucket {bucket.bucket_id}")
+        return parse_snapshot_footer(pq.read_metadata(io.BytesIO(self.files[bucket.bucket_id])), "snapshot")

@@ -5,11 +5,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from logstore.delayed.index_buckets import Bucket, BucketLimits
+from logstore.delayed.index_buckets import IndexBucket, SealAndMergeLimits
 from logstore.delayed.services.bucket_merger import Merger
-from logstore.delayed.services.bucket_snapshots import BucketSnapshots
+from logstore.delayed.services.bucket_snapshots import IndexBucketSnapshots
 from logstore.delayed.services.log_sealer import Sealer
-from logstore.delayed.tracker_sources import SnapshotGone
+from logstore.delayed.tracker_sources import IndexSnapshotGone
 from logstore.log.entries import NewEntry, ProducedEntries
 from logstore.log.ledgers import Component
 from logstore.log.services.component_ledgers import ComponentLedgers
@@ -19,7 +19,7 @@ from logstore.transactions.transaction_ids_and_states import TransactionId
 from tests.activities.world import World, open_world
 
 HOUR_MS: Final = 3_600_000
-FEW: Final = BucketLimits(messages=4, ledgers=3, idle_s=60, buckets=2)
+FEW: Final = SealAndMergeLimits(messages=4, ledgers=3, idle_s=60, buckets=2)
 
 Pending = list[tuple[int, Position]]
 """Delivery times and positions, ascending."""
@@ -30,8 +30,8 @@ class Stored:
     """One topic, and the services of a process. Its messages are due in hours, counted from the catalog's clock."""
 
     world: World
-    limits: BucketLimits
-    snapshots: BucketSnapshots
+    limits: SealAndMergeLimits
+    snapshots: IndexBucketSnapshots
     sealer: Sealer
     merger: Merger
     now_ms: int  # when it was made
@@ -45,9 +45,9 @@ class Stored:
         return self.world.catalog.delayed
 
     @property
-    def buckets(self) -> tuple[Bucket, ...]:
+    def buckets(self) -> tuple[IndexBucket, ...]:
         """As they are listed."""
-        return self.index.listed(self.topic_id).buckets
+        return self.index.get_bucket_list(self.topic_id).buckets
 
     def append(self, *hours: int | None, txn: TransactionId | None = None) -> list[Position]:
         """One segment with an entry for each: due in so many hours, before now if negative, or not delayed."""
@@ -62,11 +62,11 @@ class Stored:
         """Let the next segments go into another ledger."""
         self.world.log.managed.roll(self.world.topic)
 
-    def sealed(self, *segments: Sequence[int]) -> tuple[Bucket, ...]:
+    def sealed(self, *segments: Sequence[int]) -> tuple[IndexBucket, ...]:
         """One bucket for each of the segments."""
         for hours in segments:
             self.append(*hours)
-            self.sealer.seal(self.topic_id, force=True)
+            self.sealer.drop_buckets_and_seal(self.topic_id, force=True)
         return self.buckets
 
     def held(self) -> Pending:
@@ -75,16 +75,18 @@ class Stored:
             listed = self.buckets
             try:
                 return sorted(held for bucket in listed for held in self.held_by(bucket))
-            except SnapshotGone:
+            except IndexSnapshotGone:
                 assert listed != self.buckets, "a bucket is listed and not stored"
 
-    def held_by(self, bucket: Bucket) -> Iterator[tuple[int, Position]]:
+    def held_by(self, bucket: IndexBucket) -> Iterator[tuple[int, Position]]:
         """The messages of one bucket, as its segments have them; its bitmaps hold the same positions."""
         snapshots = processed(self.world)
         found = [
-            pair for rows in snapshots.rows(bucket) for pair in zip(rows.deliver_at_ms, rows.positions(), strict=True)
+            pair
+            for rows in snapshots.iterate_rows(bucket)
+            for pair in zip(rows.deliver_at_ms, rows.positions(), strict=True)
         ]
-        bits = snapshots.footer(bucket).bitmaps
+        bits = snapshots.read_footer(bucket).bitmaps
         told = sorted(Position(ledger_id, entry) for ledger_id, entries in bits.items() for entry in entries)
         assert told == sorted(position for _, position in found)
         return iter(found)
@@ -96,15 +98,15 @@ class Stored:
 
     def retired(self) -> list[LedgerId]:
         """Ledgers of buckets with an intent."""
-        found = self.world.catalog.deletions.list(None, limit=1_000)
+        found = self.world.catalog.deletions.list_intents(None, limit=1_000)
         return sorted(one.ledger_id for one in found if one.component == Component.DELAYED_INDEX)
 
     def due(self) -> list[TopicId]:
         """What a schedule would take up."""
-        return self.index.due_topics(self.limits, after=TopicId(-1), limit=10)
+        return self.index.list_topics_with_work(self.limits, after=TopicId(-1), limit=10)
 
 
-def processed(world: World) -> BucketSnapshots:
+def processed(world: World) -> IndexBucketSnapshots:
     """Snapshots, as another process has them: it has read none yet."""
     contents = ComponentLedgers(
         components=world.catalog.components,
@@ -112,15 +114,15 @@ def processed(world: World) -> BucketSnapshots:
         objects=world.objects,
         application="sexton",
     )
-    return BucketSnapshots(ledgers=world.catalog.ledgers, contents=contents, objects=world.objects)
+    return IndexBucketSnapshots(ledgers=world.catalog.ledgers, contents=contents, objects=world.objects)
 
 
-def stored(folder: Path, limits: BucketLimits = FEW) -> Stored:
+def stored(folder: Path, limits: SealAndMergeLimits = FEW) -> Stored:
     """An empty topic."""
     return stored_in(open_world(folder), limits)
 
 
-def stored_in(world: World, limits: BucketLimits = FEW) -> Stored:
+def stored_in(world: World, limits: SealAndMergeLimits = FEW) -> Stored:
     """The topic of a world, whose services and activities have these limits from now on."""
     services = world.log.delayed
     services.sealer._limits = world.activities.delayed._limits = limits

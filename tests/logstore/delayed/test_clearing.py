@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from infra.catalog import SqlCatalog
-from logstore.delayed.index_buckets import BucketList
+from logstore.delayed.index_buckets import IndexBucketList
 from logstore.failpoints import SimulatedCrash, arm, disarm
 from logstore.log.ledger_object_keys import ledger_prefix
 from logstore.positions import EARLIEST
@@ -31,23 +31,23 @@ def topic(tmp_path: Path) -> Iterator[Stored]:
 
 
 def _seal(topic: Stored) -> None:
-    topic.sealer.seal(topic.topic_id, force=True)
+    topic.sealer.drop_buckets_and_seal(topic.topic_id, force=True)
 
 
 def _merge(topic: Stored) -> None:
     first, second = (one.bucket_id for one in topic.buckets)
-    topic.merger.merge(topic.topic_id, (first, second))
+    topic.merger.merge_pair(topic.topic_id, (first, second))
 
 
 def _clear(topic: Stored) -> None:
-    topic.index.clear(topic.topic_id, reason="asked")
+    topic.index.retire_all_buckets(topic.topic_id, reason="asked")
 
 
 def _snapshots_left(topic: Stored) -> list[str]:
     """Objects that are of no data ledger, once a sweep has taken up what was retired and what nobody attached."""
     world = topic.world
     impatient = SqlCatalog(world.catalog.database, registration_timeout_s=0)
-    impatient.upkeep.adopt(batch_id="sweep", claim=claim(_SWEEP), limit=100)
+    impatient.upkeep.move_stalled_to_batch(batch_id="sweep", claim=claim(_SWEEP), limit=100)
     done(world.deletion.delete_chunk, chunk_input(batch_id="sweep"), workflow_id=_SWEEP)
     data = [ledger_prefix(one.ledger_id) for one in world.catalog.ledgers.list_ledgers(topic.topic_id)]
     return [key for key in world.objects.keys if not key.startswith(tuple(data))]
@@ -64,9 +64,9 @@ def test_clear_while_a_snapshot_is_written_leaves_nothing(
         Fault(operation=Operation.PUT, kind=FaultKind.CALL, action=lambda: _clear(topic)),
     )
     work(topic)
-    assert topic.index.listed(topic.topic_id) == BucketList(version=3, sealed_to=EARLIEST)
+    assert topic.index.get_bucket_list(topic.topic_id) == IndexBucketList(version=3, sealed_to=EARLIEST)
     assert _snapshots_left(topic) == []
-    assert topic.index.unsealed(topic.topic_id).entries == 8
+    assert topic.index.count_unsealed_entries(topic.topic_id).entries == 8
 
 
 @pytest.mark.parametrize("work", [_seal, _merge])
@@ -97,13 +97,15 @@ def test_topic_deleted_while_a_snapshot_is_written_leaves_nothing(
 
     def delete() -> None:
         phase_one, batch = world.catalog.phase_one, "all"
-        phase_one.begin_topic(topic.topic_id, world.topic.name, CAUSE)
-        phase_one.detach_all(topic.topic_id, batch_id=batch, claim=claim(f"delete-ledgers/{batch}"), cause=CAUSE)
+        phase_one.begin_topic_deletion(topic.topic_id, world.topic.name, CAUSE)
+        phase_one.detach_whole_topic(
+            topic.topic_id, batch_id=batch, claim=claim(f"delete-ledgers/{batch}"), cause=CAUSE
+        )
         done(world.deletion.delete_chunk, chunk_input(batch_id=batch), workflow_id=f"delete-ledgers/{batch}")
         assert not removed or phase_one.remove_topic(topic.topic_id, CAUSE)
 
     world.objects.plan(Fault(operation=Operation.PUT, kind=FaultKind.CALL, action=delete))
     work(topic)
-    assert topic.index.listed(topic.topic_id) == BucketList()
+    assert topic.index.get_bucket_list(topic.topic_id) == IndexBucketList()
     assert world.objects.keys
     assert _snapshots_left(topic) == []

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from logstore.delayed.compressed_rows import CompactSegment
+from logstore.delayed.compressed_rows import CompressedRows
 from logstore.delayed.delayed_rows import DelayedRows
 from tests.logstore.delayed.rows import Kind, made
 
@@ -25,11 +25,11 @@ def test_a_compact_segment_gives_back_any_part_of_any_rows(
     """Whatever the numbers are, over more than one block, and whatever does not fit the others."""
     many = [(time, ledger, entry + extra) for time, ledger, entry in rows for extra in range(repeated)]
     expected = DelayedRows.from_tuples(set(many))
-    compact = CompactSegment.from_rows(expected)
+    compact = CompressedRows.from_rows(expected)
     assert len(compact) == len(expected)
-    assert compact.rows() == expected
+    assert compact.decode_rows() == expected
     start, stop = sorted(cut)
-    assert compact.rows(start, stop) == expected.slice(start, stop)
+    assert compact.decode_rows(start, stop) == expected.slice(start, stop)
     assert [compact.deliver_at_ms(number) for number in range(len(expected))] == expected.deliver_at_ms.tolist()
 
 
@@ -37,11 +37,11 @@ def test_a_compact_segment_gives_back_any_part_of_any_rows(
 def test_a_loaded_segment_takes_few_bytes_a_message(kind: Kind, most: float) -> None:
     """Messages of one delay and of whole minutes 2 at most; random ones need their entry ids."""
     rows = made(30_000, [1, 2, 3], kind=kind)
-    assert CompactSegment.from_rows(rows).memory_bytes / len(rows) <= most
+    assert CompressedRows.from_rows(rows).memory_bytes / len(rows) <= most
 
 
 def test_rows_with_nothing_in_common_take_12_bytes_each_at_most() -> None:
     """Each message in a ledger of its own, at any time of years, at any entry."""
     random = np.random.default_rng(1)
     rows = DelayedRows.from_columns(*(random.integers(0, 2**32 - 1, 50_000) for _ in range(3)))
-    assert CompactSegment.from_rows(rows).memory_bytes / len(rows) <= 12.1
+    assert CompressedRows.from_rows(rows).memory_bytes / len(rows) <= 12.1

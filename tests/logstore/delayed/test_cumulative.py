@@ -39,7 +39,7 @@ def _ids(entries: list[Entry]) -> list[int]:
 
 
 def _consumer(world: World) -> Consumer:
-    return world.process().delivery.consumer(world.topic, _SUB)
+    return world.process().delivery.create_consumer(world.topic, _SUB)
 
 
 def _left(world: World) -> list[int]:
@@ -107,7 +107,7 @@ def test_transaction_of_the_consumer_that_is_aborted_is_received_again(
 ) -> None:
     """Without `nack`, and without a look while it was open."""
     delivery, asked = world.process().delivery, list[object]()
-    consumer = delivery.consumer(world.topic, _SUB)
+    consumer = delivery.create_consumer(world.topic, _SUB)
     assert len(consumer.receive(5)) == 5
 
     def hold(*_: object, up_to: Position, txn: TransactionId, **more: object) -> AcknowledgeResult:
@@ -138,7 +138,7 @@ def test_message_that_was_given_back_is_not_vouched_for(world: World) -> None:
 def test_message_that_another_consumer_has_is_not_vouched_for(world: World) -> None:
     """Consumers of a subscription share its messages; what was acknowledged singly is nobody's."""
     delivery = world.process().delivery
-    first, second = (delivery.consumer(world.topic, _SUB) for _ in range(2))
+    first, second = (delivery.create_consumer(world.topic, _SUB) for _ in range(2))
     assert (_ids(first.receive(2)), _ids(second.receive(99))) == ([0, 1], [2, 3, 4, 5, 6, 7, 8, 9])
     _refused(second, 9, gap=0)
     assert first.acknowledge_to(_at(1)).mark_delete == _at(1)
@@ -168,7 +168,7 @@ def test_seek_back_refuses_what_was_received_before(world: World) -> None:
     consumer = _consumer(world)
     assert len(consumer.receive(99)) == 10
     consumer.acknowledge_to(_at(4))
-    world.catalog.cursors.seek(world.topic.topic_id, _SUB, _at(0))
+    world.catalog.cursors.seek_cursor(world.topic.topic_id, _SUB, _at(0))
     _refused(consumer, 9)
     assert _ids(consumer.receive(99)) == list(range(10))
     assert consumer.acknowledge_to(_at(9)).mark_delete == _at(9)
@@ -189,9 +189,9 @@ def test_reader_without_a_cursor_of_its_own_acknowledges_nothing(world: World) -
     """Of a consumer that begins at a position nobody knows what stands before it; a closed one has nothing."""
     delivery = world.process().delivery
     readers = [
-        delivery.consumer(world.topic, _SUB, from_position=_at(3)),
-        delivery.consumer(world.topic),
-        delivery.consumer(world.topic, _SUB),
+        delivery.create_consumer(world.topic, _SUB, from_position=_at(3)),
+        delivery.create_consumer(world.topic),
+        delivery.create_consumer(world.topic, _SUB),
     ]
     readers[2].close()
     for reader in readers:
@@ -209,7 +209,7 @@ def test_other_consumers_receive_while_one_acknowledges(
 ) -> None:
     """What becomes of the acknowledgement before the consumer enters it, they see it, and no message is lost."""
     delivery = world.process().delivery
-    first, second = (delivery.consumer(world.topic, _SUB) for _ in range(2))
+    first, second = (delivery.create_consumer(world.topic, _SUB) for _ in range(2))
     assert _ids(first.receive(5)) == [0, 1, 2, 3, 4]
     acknowledge, received = delivery.subscriptions.acknowledge, list[int]()
 
@@ -223,7 +223,7 @@ def test_other_consumers_receive_while_one_acknowledges(
         if ending == "aborted":
             world.abort(_SUB)
         elif ending == "sought":
-            world.catalog.cursors.seek(world.topic.topic_id, _SUB, _at(0))
+            world.catalog.cursors.seek_cursor(world.topic.topic_id, _SUB, _at(0))
         if ending != "open":
             received.extend(_ids(thread.submit(second.receive, 1).result(timeout=30)))
         return answer
@@ -241,12 +241,12 @@ def test_other_consumers_receive_while_one_acknowledges(
 def test_messages_given_back_during_an_acknowledgement_refuse_it(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """The commit carries the releases from before it, whatever other consumers have met since."""
     delivery = world.process().delivery
-    first, second = (delivery.consumer(world.topic, _SUB) for _ in range(2))
+    first, second = (delivery.create_consumer(world.topic, _SUB) for _ in range(2))
     assert _ids(first.receive(5)) == [0, 1, 2, 3, 4]
     acknowledge = delivery.subscriptions.acknowledge
 
     def acknowledge_late(topic_id: TopicId, name: str, **wanted: Any) -> AcknowledgeResult:
-        world.catalog.cursors.seek(world.topic.topic_id, _SUB, _at(0))
+        world.catalog.cursors.seek_cursor(world.topic.topic_id, _SUB, _at(0))
         assert _ids(thread.submit(second.receive, 1).result(timeout=30)) == [0]
         return acknowledge(topic_id, name, **wanted)
 
@@ -262,7 +262,7 @@ def test_message_whose_time_has_not_come_is_not_covered_without_releases(world: 
     """A consumer that was handed what stands around it may not know of it."""
     waiting, last = world.append(60_000, None)
     process = world.process()
-    with process.delivery.consumer(world.topic, _SUB) as consumer:
+    with process.delivery.create_consumer(world.topic, _SUB) as consumer:
         assert waiting not in {entry.position for entry in consumer.receive(99)}
         assert consumer.cumulative_bounds() == (0, waiting)
     acknowledge = process.subscriptions.acknowledge
@@ -272,7 +272,7 @@ def test_message_whose_time_has_not_come_is_not_covered_without_releases(world: 
             acknowledge(world.topic.topic_id, _SUB, up_to=last)
         return
     world.catalog.advance(seconds=60)
-    with process.delivery.consumer(world.topic, _SUB) as consumer:
+    with process.delivery.create_consumer(world.topic, _SUB) as consumer:
         assert len(consumer.receive(99)) == 2
         releases, limit = consumer.cumulative_bounds() or (-1, waiting)
     assert limit > last

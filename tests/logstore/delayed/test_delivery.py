@@ -38,7 +38,7 @@ def _ids(entries: list[Entry]) -> list[int]:
 
 
 def _consumer(world: World, name: str | None = "billing") -> Consumer:
-    return world.process().delivery.consumer(world.topic, name)
+    return world.process().delivery.create_consumer(world.topic, name)
 
 
 def test_messages_that_are_due_come_first_in_order_of_their_times_and_then_the_log(world: World) -> None:
@@ -80,7 +80,7 @@ def test_message_is_delivered_at_its_time_and_not_a_millisecond_before(world: Wo
 def test_tolerance_lets_messages_come_so_much_before_their_time_and_no_more(world: World) -> None:
     """From the log, and from the tracker."""
     world.append(5, 6)
-    consumer = world.process(tolerance_ms=5).delivery.consumer(world.topic, "billing")
+    consumer = world.process(tolerance_ms=5).delivery.create_consumer(world.topic, "billing")
     assert _ids(consumer.receive(9)) == [0]
     world.advance(1)
     assert _ids(consumer.receive(9)) == [1]
@@ -128,9 +128,9 @@ def test_consumer_that_restarts_before_the_time_gets_the_message_once(world: Wor
     """One delivery for each subscription and message (apache/pulsar#6403)."""
     delivery = world.process().delivery
     world.append(10)
-    with delivery.consumer(world.topic, "billing") as early:
+    with delivery.create_consumer(world.topic, "billing") as early:
         assert early.receive(5) == []
-    late = delivery.consumer(world.topic, "billing")
+    late = delivery.create_consumer(world.topic, "billing")
     assert late.receive(5) == []
     world.advance(10)
     assert _ids(late.receive(5)) == [0]
@@ -144,14 +144,14 @@ def test_consumers_that_come_and_go_change_nothing_of_the_index(world: World) ->
     before = (world.buckets, dict(world.snapshots.files))
     delivery = world.process().delivery
     for _ in range(3):
-        with delivery.consumer(world.topic, "billing") as one, delivery.consumer(world.topic) as two:
+        with delivery.create_consumer(world.topic, "billing") as one, delivery.create_consumer(world.topic) as two:
             assert one.receive(5) == two.receive(5) == []
             assert (len(delivery._trackers), delivery.memory_bytes > 0) == (1, True)
         assert (len(delivery._trackers), delivery.memory_bytes) == (0, 0)
     assert (world.buckets, world.snapshots.files) == before
     assert delivery.snapshots.loads == len(world.snapshots.reads) == 3
     world.advance(20)
-    with delivery.consumer(world.topic, "billing") as consumer:
+    with delivery.create_consumer(world.topic, "billing") as consumer:
         assert _ids(consumer.receive(5)) == [0, 1]
 
 
@@ -159,7 +159,7 @@ def test_consumers_of_a_subscription_share_its_messages_and_give_back_what_they_
     """By closing, or by a negative acknowledgement; one that another consumer has is not its to give."""
     world.append(None, None, None, 5)
     delivery = world.process().delivery
-    one, two = (delivery.consumer(world.topic, "billing") for _ in range(2))
+    one, two = (delivery.create_consumer(world.topic, "billing") for _ in range(2))
     assert (_ids(one.receive(2)), _ids(two.receive(9))) == ([0, 1], [2])
     two.nack([_at(0), _at(2), _at(3)])
     assert _ids(one.receive(9)) == [2]
@@ -174,7 +174,7 @@ def test_consumer_leaves_a_long_list_to_the_log(world: World) -> None:
     """What does not fit into the replay set is read again."""
     world.append(*[None] * (MAX_REPLAY_MESSAGES + 50))
     delivery = world.process().delivery
-    one, two = (delivery.consumer(world.topic, "billing") for _ in range(2))
+    one, two = (delivery.create_consumer(world.topic, "billing") for _ in range(2))
     assert len(one.receive(MAX_REPLAY_MESSAGES + 50)) == MAX_REPLAY_MESSAGES + 50
     one.close()
     assert _ids(two.receive(MAX_REPLAY_MESSAGES + 100)) == list(range(MAX_REPLAY_MESSAGES + 50))
@@ -186,7 +186,7 @@ def test_subscription_that_does_not_receive_is_kept_within_bounds_and_loses_noth
     world.append(*[10] * (MAX_REPLAY_MESSAGES + 1_500))
     world.seal()
     delivery = world.process().delivery
-    fast, slow = (delivery.consumer(world.topic, name) for name in ("billing", "shipping"))
+    fast, slow = (delivery.create_consumer(world.topic, name) for name in ("billing", "shipping"))
     assert fast.receive(5) == slow.receive(5) == []
     world.advance(10)
     got = [entry for _ in range(12) for entry in fast.receive(1_000)]
@@ -203,7 +203,7 @@ def test_bucket_that_is_lost_is_an_alarm_and_its_messages_come_from_the_log(worl
     lost = world.buckets.buckets[0].bucket_id
     del world.snapshots.files[lost]
     delivery = world.process().delivery
-    consumer = delivery.consumer(world.topic, "billing")
+    consumer = delivery.create_consumer(world.topic, "billing")
     for _ in range(3):
         assert consumer.receive(9) == []
         world.advance(0)
@@ -236,7 +236,7 @@ def test_list_of_buckets_is_looked_at_now_and_then(world: World) -> None:
     """Not at each receipt; what was sealed meanwhile is not held twice."""
     world.append(*[1_000_000] * 50)
     delivery = world.process().delivery
-    consumer = delivery.consumer(world.topic, "billing")
+    consumer = delivery.create_consumer(world.topic, "billing")
     consumer.receive(9)
     world.seal()
     for _ in range(20):
@@ -320,15 +320,15 @@ def test_due_message_that_may_not_be_seen_yet_comes_when_it_may(world: World) ->
     consumer = _consumer(world)
     assert _ids(consumer.receive(9)) == [1]
     world.advance(10)
-    real = world.catalog.transactions.frontier
+    real = world.catalog.transactions.read_frontier
 
     def nothing(topic_id: TopicId, *, from_ledger: int = -1) -> Frontier:
         del topic_id, from_ledger
         return Frontier(last=None)
 
-    world.catalog.transactions.frontier = nothing  # type: ignore[method-assign]
+    world.catalog.transactions.read_frontier = nothing  # type: ignore[method-assign]
     assert consumer.receive(9) == []
-    world.catalog.transactions.frontier = real  # type: ignore[method-assign]
+    world.catalog.transactions.read_frontier = real  # type: ignore[method-assign]
     assert _ids(consumer.receive(9)) == [0]
 
 
@@ -351,7 +351,7 @@ def test_seek_delivers_again_what_stands_behind_it(world: World) -> None:
     world.advance(5)
     assert _ids(consumer.receive(9)) == [0, 1, 2]
     world.acknowledge("billing", [_at(0), _at(1)])
-    world.catalog.cursors.seek(world.topic.topic_id, "billing", _at(1))
+    world.catalog.cursors.seek_cursor(world.topic.topic_id, "billing", _at(1))
     assert _ids(consumer.receive(9)) == [1, 2]
 
 
@@ -361,9 +361,9 @@ def test_reader_alone_begins_where_it_is_told_and_shares_with_nobody(world: Worl
     world.seal()
     world.advance(5)
     delivery = world.process().delivery
-    one, two = delivery.consumer(world.topic), delivery.consumer(world.topic, from_position=_at(1))
+    one, two = delivery.create_consumer(world.topic), delivery.create_consumer(world.topic, from_position=_at(1))
     assert (_ids(one.receive(9)), _ids(two.receive(9))) == ([0, 1, 2, 3], [1, 2, 3])
-    third = delivery.consumer(world.topic, "billing", from_position=_at(3))
+    third = delivery.create_consumer(world.topic, "billing", from_position=_at(3))
     assert _ids(third.receive(9)) == [3]
 
 
@@ -403,7 +403,7 @@ def test_consumer_waits_for_the_log_or_for_the_time_of_a_message(world: World, m
 
     monkeypatch.setattr(Watch, "wait", wait)
     delivery = world.process().delivery
-    consumer, other = (delivery.consumer(world.topic, "billing") for _ in range(2))
+    consumer, other = (delivery.create_consumer(world.topic, "billing") for _ in range(2))
     consumer.wait(30)
     assert waited == [], "it had not looked at the log before"
     consumer.wait(30)
@@ -423,12 +423,12 @@ def test_columns_that_nobody_asked_for_are_not_fetched(world: World) -> None:
     world.append(None)
     world.advance(10)
     delivery = world.process().delivery
-    with delivery.consumer(world.topic, "billing", columns=("key",)) as consumer:
+    with delivery.create_consumer(world.topic, "billing", columns=("key",)) as consumer:
         found = consumer.receive(100)
         assert [(one.position.entry_id, one.payload) for one in found] == [(0, None), (1, None)]
         with pytest.raises(InvalidInput, match="columns: expected key, as"):
-            delivery.consumer(world.topic, "billing")
-    with delivery.consumer(world.topic, "billing") as consumer:
+            delivery.create_consumer(world.topic, "billing")
+    with delivery.create_consumer(world.topic, "billing") as consumer:
         assert [one.payload for one in consumer.receive(100)] == [b"p", b"p"]
 
 
@@ -449,7 +449,7 @@ def test_threads_of_two_subscriptions_get_every_message_once(world: World) -> No
         if nth % 10 == 9:
             world.seal()
     delivery = world.process().delivery
-    consumers = [delivery.consumer(world.topic, name) for name in ("billing", "shipping") for _ in range(2)]
+    consumers = [delivery.create_consumer(world.topic, name) for name in ("billing", "shipping") for _ in range(2)]
     got: list[list[Position]] = [[] for _ in consumers]
 
     def run(consumer: Consumer, into: list[Position]) -> Callable[[], None]:
@@ -475,11 +475,11 @@ def test_replay_set_holds_each_message_once_and_gives_them_in_order() -> None:
     assert all(replay.add(time, _at(entry)) for time, entry in ((5, 1), (5, 0), (3, 9), (3, 9)))
     assert not replay.add(1, _at(2))
     assert (len(replay), replay.has_room(9), _at(9) in replay, _at(2) in replay) == (3, False, True, False)
-    assert replay.pop(4, 9) == [(3, _at(9))]
-    assert replay.pop(5, 1) == [(5, _at(0))]
+    assert replay.pop_due(4, 9) == [(3, _at(9))]
+    assert replay.pop_due(5, 1) == [(5, _at(0))]
     assert (replay.bits, replay.has_room(1), replay.has_room(2)) == ({LedgerId(0): BitMap([1])}, False, True)
     replay.clear()
-    assert (len(replay), replay.bits, replay.pop(9, 9)) == (0, {}, [])
+    assert (len(replay), replay.bits, replay.pop_due(9, 9)) == (0, {}, [])
 
 
 def test_receiving_asks_once_how_far_consumers_may_see(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -487,13 +487,13 @@ def test_receiving_asks_once_how_far_consumers_may_see(world: World, monkeypatch
     world.append(None, None, None)
     asked: list[TopicId] = []
     transactions = world.catalog.transactions
-    frontier = transactions.frontier
+    frontier = transactions.read_frontier
 
     def counted(topic_id: TopicId, *, from_ledger: int = -1) -> Frontier:
         asked.append(topic_id)
         return frontier(topic_id, from_ledger=from_ledger)
 
-    monkeypatch.setattr(transactions, "frontier", counted)
+    monkeypatch.setattr(transactions, "read_frontier", counted)
     consumer = _consumer(world)
     assert (_ids(consumer.receive(2)), len(asked)) == ([0, 1], 1)
     assert (_ids(consumer.receive(2)), len(asked)) == ([2], 2)

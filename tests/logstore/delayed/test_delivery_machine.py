@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from logstore.delayed.services.consumers import Consumer
-from logstore.delayed.tracker_sources import SnapshotGone
+from logstore.delayed.tracker_sources import IndexSnapshotGone
 from logstore.errors import StoreUnavailable
 from logstore.positions import Position
 from tests.fakes.objects import Fault, FaultKind, Operation
@@ -52,7 +52,7 @@ class _Course:
 
     def join(self) -> None:
         name = self.random.choice(_NAMES)
-        self.live.append(_Attached(name, self.process.delivery.consumer(self.world.topic, name)))
+        self.live.append(_Attached(name, self.process.delivery.create_consumer(self.world.topic, name)))
 
     def leave(self) -> None:
         if self.live:
@@ -135,7 +135,7 @@ class _Course:
     def seek(self) -> None:
         if self.world.messages:
             name, to = self.random.choice(_NAMES), self.random.choice(sorted(self.world.messages))
-            self.world.catalog.cursors.seek(self.world.topic.topic_id, name, to)
+            self.world.catalog.cursors.seek_cursor(self.world.topic.topic_id, name, to)
             self.acked[name] = {at for at in self.world.messages if at < to}
             self._take_back(name, {*self.world.messages})
 
@@ -144,7 +144,7 @@ class _Course:
 
     def merge(self) -> None:
         if len(self.world.buckets.buckets) > 1:
-            with suppress(SnapshotGone):
+            with suppress(IndexSnapshotGone):
                 self.world.merge(self.random.randrange(len(self.world.buckets.buckets) - 1))
 
     def drop(self) -> None:
@@ -178,7 +178,7 @@ class _Course:
         self.world.held.clear()
         self.crash()
         for name in _NAMES:
-            self.live.append(_Attached(name, self.process.delivery.consumer(self.world.topic, name)))
+            self.live.append(_Attached(name, self.process.delivery.create_consumer(self.world.topic, name)))
             while self._available(name):
                 self._receive(self.live[-1], 5)
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from logstore.delayed.index_build_job import BuiltIndex, IndexFiles, cut_log
+from logstore.delayed.index_build_job import BuiltIndexFiles, BuiltTopicIndex, split_log_into_bucket_ranges
 from logstore.errors import CorruptData
 from logstore.positions import LedgerId, Position, TopicId
 
@@ -21,7 +21,7 @@ def test_stretches_cover_every_delayed_entry_once_and_are_not_more_than_a_topic_
 ) -> None:
     """Each has enough messages, but the last one; what holds none is covered as it comes, or not at all."""
     segments = [(Position(LedgerId(n), 0), Position(LedgerId(n), 9), count) for n, count in enumerate(counts)]
-    found = cut_log(segments, total=sum(counts), messages=messages, buckets=buckets)
+    found = split_log_into_bucket_ranges(segments, total=sum(counts), messages=messages, buckets=buckets)
     assert sum(one.entries for one in found) == sum(counts)
     assert len(found) <= buckets
     assert all(one.entries >= messages for one in found[:-1])
@@ -34,13 +34,15 @@ def test_stretches_cover_every_delayed_entry_once_and_are_not_more_than_a_topic_
 def test_no_stretch_is_larger_than_a_task_can_take() -> None:
     """Then there are more than a topic may have, and merges follow."""
     segments = [(Position(LedgerId(n), 0), Position(LedgerId(n), 9), 1_000_000) for n in range(20)]
-    assert [one.entries for one in cut_log(segments, total=20_000_000, messages=50_000, buckets=2)] == [5_000_000] * 4
+    assert [
+        one.entries for one in split_log_into_bucket_ranges(segments, total=20_000_000, messages=50_000, buckets=2)
+    ] == [5_000_000] * 4
 
 
 def test_topics_of_a_part_read_back_and_damage_is_told(tmp_path: Path) -> None:
     """A part that is not there is no empty part."""
-    files = IndexFiles(tmp_path)
-    one = BuiltIndex(
+    files = BuiltIndexFiles(tmp_path)
+    one = BuiltTopicIndex(
         topic_id=TopicId(7),
         expected_version=3,
         removed=(LedgerId(5),),

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from logstore.delayed.bucket_contents import merge_sorted
+from logstore.delayed.bucket_contents import merge_sorted_sources
 from logstore.delayed.delayed_rows import DelayedRows
 from logstore.positions import LedgerId, Position
 from tests.logstore.delayed.rows import START_MS, made, windows
@@ -25,7 +25,7 @@ def test_a_merge_yields_the_rows_of_all_sources_sorted_and_none_is_lost(
         for ledger, each in enumerate(times)
     ]
     merged = list(
-        merge_sorted([windows(rows, size) for rows, size in zip(sources, sizes, strict=False)], from_ms=from_ms)
+        merge_sorted_sources([windows(rows, size) for rows, size in zip(sources, sizes, strict=False)], from_ms=from_ms)
     )
     assert all(len(part) for part in merged)
     whole = DelayedRows.merge(sources)
@@ -45,7 +45,7 @@ def test_a_merge_holds_one_window_of_each_source_though_all_is_due_at_once() -> 
     same = [DelayedRows(rows.deliver_at_ms * 0 + START_MS, *rows.columns()[1:]) for rows in same]
     same = [DelayedRows.from_columns(*rows.columns()) for rows in same]
     seen = 0
-    for part in merge_sorted([counted(number, rows) for number, rows in enumerate(same)]):  # type: ignore[misc]
+    for part in merge_sorted_sources([counted(number, rows) for number, rows in enumerate(same)]):  # type: ignore[misc]
         seen += len(part)
         assert len(part) <= 100
         assert sum(drawn) * 50 <= seen + 100

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from infra.catalog import SqlCatalog
-from logstore.delayed.index_build_job import IndexFiles
+from logstore.delayed.index_build_job import BuiltIndexFiles
 from logstore.errors import CorruptData, PreconditionFailed, StoreUnavailable
 from logstore.ports.catalog import Claim
 from logstore.positions import TopicId
@@ -24,65 +24,69 @@ def topic(tmp_path: Path) -> Stored:
 
 
 @pytest.fixture
-def files(tmp_path: Path) -> IndexFiles:
-    return IndexFiles(tmp_path)
+def files(tmp_path: Path) -> BuiltIndexFiles:
+    return BuiltIndexFiles(tmp_path)
 
 
-def test_buckets_are_switched_to_once_and_said_to_be_there_again(topic: Stored, files: IndexFiles) -> None:
+def test_buckets_are_switched_to_once_and_said_to_be_there_again(topic: Stored, files: BuiltIndexFiles) -> None:
     """A second publication stores nothing."""
     (old,) = topic.buckets
     built, publisher = built_of(topic, files), topic.world.log.delayed.publisher
-    assert publisher.publish(built, files)
-    after = topic.index.listed(topic.topic_id)
+    assert publisher.publish_built_index(built, files)
+    after = topic.index.get_bucket_list(topic.topic_id)
     assert ([one.messages for one in after.buckets], topic.retired()) == ([3], [old.bucket_id])
-    assert publisher.publish(built, files)
-    assert topic.index.listed(topic.topic_id) == after
+    assert publisher.publish_built_index(built, files)
+    assert topic.index.get_bucket_list(topic.topic_id) == after
     assert len(topic.ledgers()) == 1
 
 
-def test_list_that_has_changed_is_not_built_over(topic: Stored, files: IndexFiles) -> None:
+def test_list_that_has_changed_is_not_built_over(topic: Stored, files: BuiltIndexFiles) -> None:
     """By a seal, or by a clear, after which nothing may come back."""
     built, publisher = built_of(topic, files), topic.world.log.delayed.publisher
-    topic.sealer.seal(topic.topic_id, force=True)
-    sealed = topic.index.listed(topic.topic_id)
-    assert not publisher.publish(built, files)
-    assert topic.index.listed(topic.topic_id) == sealed
+    topic.sealer.drop_buckets_and_seal(topic.topic_id, force=True)
+    sealed = topic.index.get_bucket_list(topic.topic_id)
+    assert not publisher.publish_built_index(built, files)
+    assert topic.index.get_bucket_list(topic.topic_id) == sealed
     again = built_of(topic, files)
-    topic.index.clear(topic.topic_id, reason="tests")
-    assert not publisher.publish(again, files)
+    topic.index.retire_all_buckets(topic.topic_id, reason="tests")
+    assert not publisher.publish_built_index(again, files)
     assert topic.buckets == ()
 
 
-def test_storage_that_fails_leaves_the_list_as_it_was(topic: Stored, files: IndexFiles) -> None:
+def test_storage_that_fails_leaves_the_list_as_it_was(topic: Stored, files: BuiltIndexFiles) -> None:
     """And the next publication is whole."""
-    before, built = topic.index.listed(topic.topic_id), built_of(topic, files)
+    before, built = topic.index.get_bucket_list(topic.topic_id), built_of(topic, files)
     publisher = topic.world.log.delayed.publisher
     topic.world.objects.plan(Fault(operation=Operation.PUT, kind=FaultKind.BEFORE, times=1_000))
     with pytest.raises(StoreUnavailable):
-        publisher.publish(built, files)
-    assert topic.index.listed(topic.topic_id) == before
+        publisher.publish_built_index(built, files)
+    assert topic.index.get_bucket_list(topic.topic_id) == before
     topic.world.objects._faults.clear()
-    assert publisher.publish(built, files)
+    assert publisher.publish_built_index(built, files)
 
 
-def test_snapshots_that_are_taken_for_abandoned_meanwhile_are_stored_again(topic: Stored, files: IndexFiles) -> None:
+def test_snapshots_that_are_taken_for_abandoned_meanwhile_are_stored_again(
+    topic: Stored, files: BuiltIndexFiles
+) -> None:
     """Storage was slow, and a trim came. Nothing newer is listed, so the build is not superseded but tried again."""
-    before, built = topic.index.listed(topic.topic_id), built_of(topic, files)
+    before, built = topic.index.get_bucket_list(topic.topic_id), built_of(topic, files)
     publisher = topic.world.log.delayed.publisher
     impatient = SqlCatalog(topic.world.catalog.database, registration_timeout_s=0)
 
     def trim() -> None:
-        impatient.upkeep.adopt(batch_id="sweep", claim=Claim(workflow_id="sweep", run_id="r", ttl_s=60), limit=100)
+        impatient.upkeep.move_stalled_to_batch(
+            batch_id="sweep", claim=Claim(workflow_id="sweep", run_id="r", ttl_s=60), limit=100
+        )
 
     topic.world.objects.plan(Fault(operation=Operation.PUT, kind=FaultKind.CALL, action=trim))
     with pytest.raises(StoreUnavailable, match="were given up"):
-        publisher.publish(built, files)
-    assert topic.index.listed(topic.topic_id) == before
-    assert publisher.publish(built, files)
+        publisher.publish_built_index(built, files)
+    assert topic.index.get_bucket_list(topic.topic_id) == before
+    assert publisher.publish_built_index(built, files)
     assert [one.messages for one in topic.buckets] == [3]
 
 
-def test_topic_that_is_deleted_while_its_snapshots_are_stored_is_told(topic: Stored, files: IndexFiles) -> None:
+def test_topic_that_is_deleted_while_its_snapshots_are_stored_is_told(topic: Stored, files: BuiltIndexFiles) -> None:
     """By the next publication at the latest: nobody asks storage for ever."""
     built, publisher = built_of(topic, files), topic.world.log.delayed.publisher
 
@@ -91,20 +95,22 @@ def test_topic_that_is_deleted_while_its_snapshots_are_stored_is_told(topic: Sto
 
     topic.world.objects.plan(Fault(operation=Operation.PUT, kind=FaultKind.CALL, action=delete))
     with pytest.raises(StoreUnavailable):
-        publisher.publish(built, files)
+        publisher.publish_built_index(built, files)
     with pytest.raises(PreconditionFailed):
-        publisher.publish(built, files)
+        publisher.publish_built_index(built, files)
 
 
-def test_file_that_is_no_snapshot_of_the_topic_is_refused(topic: Stored, files: IndexFiles, tmp_path: Path) -> None:
+def test_file_that_is_no_snapshot_of_the_topic_is_refused(
+    topic: Stored, files: BuiltIndexFiles, tmp_path: Path
+) -> None:
     """Damaged, or another topic's: nothing is stored."""
     built, publisher = built_of(topic, files), topic.world.log.delayed.publisher
     other = built_of(topic, files, TopicId(99))
-    before = topic.index.listed(topic.topic_id)
+    before = topic.index.get_bucket_list(topic.topic_id)
     files.snapshot_path(other.files[0]).replace(files.snapshot_path(built.files[0]))
     with pytest.raises(CorruptData, match="found those of topic 99"):
-        publisher.publish(built, files)
+        publisher.publish_built_index(built, files)
     files.snapshot_path(built.files[0]).write_bytes(b"PAR1 is not enough")
     with pytest.raises(CorruptData, match="not a snapshot"):
-        publisher.publish(built, files)
-    assert topic.index.listed(topic.topic_id) == before
+        publisher.publish_built_index(built, files)
+    assert topic.index.get_bucket_list(topic.topic_id) == before

@@ -42,16 +42,16 @@ def test_rows_without_bitmaps_are_those_whose_entries_are_in_none(
     for position in left_out:
         bitmaps.setdefault(position.ledger_id, BitMap()).add(position.entry_id)
     rows = DelayedRows.from_messages(messages)
-    assert rows.without(bitmaps) == DelayedRows.from_messages([one for one in messages if one[1] not in left_out])
+    assert rows.drop_entries(bitmaps) == DelayedRows.from_messages([one for one in messages if one[1] not in left_out])
 
 
 @pytest.mark.parametrize(("count", "ledgers"), [(40, 40), (6_000, 40), (6_000, 3), (90, 3)])
 def test_rows_of_few_and_many_ledgers_are_left_out_alike(count: int, ledgers: int) -> None:
     """With one entry a ledger and with many: each number of them has a way of its own."""
     rows = made(count, range(ledgers))
-    whole = rows.bitmaps()
+    whole = rows.to_bitmaps()
     bitmaps = {ledger_id: BitMap([*list(whole[ledger_id])[::2], 10**6]) for ledger_id in whole if ledger_id % 3}
-    found = rows.without(bitmaps)
+    found = rows.drop_entries(bitmaps)
     assert found.positions() == [at for at in rows.positions() if at.entry_id not in bitmaps.get(at.ledger_id, ())]
     assert 0 < len(found) < len(rows)
 
@@ -59,7 +59,7 @@ def test_rows_of_few_and_many_ledgers_are_left_out_alike(count: int, ledgers: in
 @given(messages=_MESSAGES)
 def test_the_bitmaps_of_rows_hold_their_entries(messages: list[tuple[int, Position]]) -> None:
     """One a ledger, ascending by ledger."""
-    found = DelayedRows.from_messages(messages).bitmaps()
+    found = DelayedRows.from_messages(messages).to_bitmaps()
     assert list(found) == sorted(found)
     held = {Position(ledger_id, entry_id) for ledger_id, bits in found.items() for entry_id in bits}
     assert held == {position for _, position in messages}
@@ -86,4 +86,4 @@ def test_an_entry_beyond_32_bits_fits_no_bitmap_and_is_refused() -> None:
     """It would be another entry."""
     for odd in (-1, 2**32):
         with pytest.raises(OverflowError, match="32 bits"):
-            DelayedRows.from_tuples([(1, 1, odd), (1, 1, 5)]).bitmaps()
+            DelayedRows.from_tuples([(1, 1, odd), (1, 1, 5)]).to_bitmaps()

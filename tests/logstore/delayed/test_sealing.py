@@ -4,9 +4,9 @@ import pyarrow as pa
 import pytest
 from pyroaring import BitMap
 
-from logstore.delayed.bucket_contents import BucketDraft, select_delayed_rows, should_seal
+from logstore.delayed.bucket_contents import IndexBucketDraft, select_delayed_rows, should_seal
 from logstore.delayed.delayed_rows import DelayedRows
-from logstore.delayed.index_buckets import BucketLimits
+from logstore.delayed.index_buckets import SealAndMergeLimits
 from logstore.positions import LedgerId, Position
 from tests.logstore.delayed.rows import made
 
@@ -52,23 +52,23 @@ def test_it_is_time_to_seal_by_messages_ledgers_or_idleness(
     entries: int, ledgers: int, idle_s: float | None, expected: bool
 ) -> None:
     """Each limit alone is enough, and nothing delayed is nothing to seal."""
-    limits = BucketLimits(messages=3, ledgers=2, idle_s=5.0)
+    limits = SealAndMergeLimits(messages=3, ledgers=2, idle_s=5.0)
     assert should_seal(limits, entries=entries, ledgers=ledgers, idle_s=idle_s) is expected
 
 
 def test_a_bucket_is_full_by_messages_or_by_ledgers_with_a_message() -> None:
     """Ledgers without one are covered by the bucket that comes."""
-    limits = BucketLimits(messages=3, ledgers=2)
+    limits = SealAndMergeLimits(messages=3, ledgers=2)
     one, two = made(1, [5]), made(2, [3])
-    found = BucketDraft(first=Position(LedgerId(0), 0))
-    found.add(DelayedRows.empty(), last=Position(LedgerId(0), 9))
-    found.add(DelayedRows.empty(), last=Position(LedgerId(1), 9))
+    found = IndexBucketDraft(first=Position(LedgerId(0), 0))
+    found.add_segment(DelayedRows.empty(), last=Position(LedgerId(0), 9))
+    found.add_segment(DelayedRows.empty(), last=Position(LedgerId(1), 9))
     assert not found.is_full(limits)
-    found.add(one, last=Position(LedgerId(2), 9))
+    found.add_segment(one, last=Position(LedgerId(2), 9))
     assert found.is_full(limits)
-    many = BucketDraft(first=Position(LedgerId(0), 0))
-    many.add(two, last=Position(LedgerId(3), 4))
+    many = IndexBucketDraft(first=Position(LedgerId(0), 0))
+    many.add_segment(two, last=Position(LedgerId(3), 4))
     assert not many.is_full(limits)
-    many.add(one, last=Position(LedgerId(3), 5))
+    many.add_segment(one, last=Position(LedgerId(3), 5))
     assert many.is_full(limits)
-    assert (many.messages, many.last, many.rows()) == (3, Position(LedgerId(3), 5), DelayedRows.merge([one, two]))
+    assert (many.messages, many.last, many.merge_rows()) == (3, Position(LedgerId(3), 5), DelayedRows.merge([one, two]))

@@ -12,9 +12,9 @@ from typing import Final
 import pytest
 
 from logstore.delayed.delayed_rows import DelayedRows
-from logstore.delayed.index_buckets import Bucket
+from logstore.delayed.index_buckets import IndexBucket
 from logstore.delayed.services.consumers import Consumer
-from logstore.delayed.snapshot_footer import SnapshotFooter
+from logstore.delayed.snapshot_footer import IndexSnapshotFooter
 from logstore.errors import StoreUnavailable
 from logstore.log.entries import Entry
 from logstore.positions import LedgerId, Position
@@ -33,13 +33,13 @@ class _Late(Snapshots):
         self.is_late: Callable[[int | None], bool] = lambda _number: False  # of a segment, or None of a footer
         self.asked, self.answers = threading.Semaphore(0), threading.Event()
 
-    def footer(self, bucket: Bucket) -> SnapshotFooter:
+    def read_footer(self, bucket: IndexBucket) -> IndexSnapshotFooter:
         self._wait(None)
-        return super().footer(bucket)
+        return super().read_footer(bucket)
 
-    def segment(self, bucket: Bucket, number: int) -> DelayedRows:
+    def read_segment(self, bucket: IndexBucket, number: int) -> DelayedRows:
         self._wait(number)
-        return super().segment(bucket, number)
+        return super().read_segment(bucket, number)
 
     def _wait(self, number: int | None) -> None:
         if self.is_late(number):
@@ -103,7 +103,7 @@ def test_segment_that_comes_late_keeps_nobody_waiting_that_does_not_need_it(worl
     world.append(None, None, 10, 12, 5_000)
     world.seal()
     delivery = world.process().delivery
-    slow, other, leaving = (delivery.consumer(world.topic, name) for name in ("billing", "shipping", "shipping"))
+    slow, other, leaving = (delivery.create_consumer(world.topic, name) for name in ("billing", "shipping", "shipping"))
     assert (_ids(slow.receive(100)), _ids(other.receive(100))) == ([0, 1], [0, 1])
     world.advance(20)
     late.is_late = lambda number: number is not None
@@ -117,7 +117,7 @@ def test_segment_that_comes_late_keeps_nobody_waiting_that_does_not_need_it(worl
             world.acknowledge("shipping", [_at(1), _at(3)])
             world.append(None, 30)
             leaving.close()
-            with delivery.consumer(world.topic, "billing"):
+            with delivery.create_consumer(world.topic, "billing"):
                 assert delivery.memory_bytes > 0
 
         _in_time(others)
@@ -136,7 +136,7 @@ def test_two_subscriptions_that_need_a_segment_read_it_once(world: World, late: 
     world.append(10, 11)
     world.seal()
     delivery = world.process().delivery
-    one, two = (delivery.consumer(world.topic, name) for name in ("billing", "shipping"))
+    one, two = (delivery.create_consumer(world.topic, name) for name in ("billing", "shipping"))
     assert (one.receive(9), two.receive(9)) == ([], [])
     world.advance(20)
     late.is_late = lambda number: number is not None
@@ -151,7 +151,7 @@ def test_list_whose_buckets_come_late_keeps_nobody_waiting(world: World, late: _
     """Another consumer goes on with the list that was there before, and reads what is in the log."""
     world.append(10, 500_000)
     delivery = world.process().delivery
-    slow, other = (delivery.consumer(world.topic, name) for name in ("billing", "shipping"))
+    slow, other = (delivery.create_consumer(world.topic, name) for name in ("billing", "shipping"))
     assert (slow.receive(9), other.receive(9)) == ([], [])
     world.seal()
     world.append(None)
@@ -171,13 +171,13 @@ def test_first_list_that_comes_late_is_waited_for_and_one_topic_holds_up_no_othe
     world.append(10, None)
     world.seal()
     delivery = world.process().delivery
-    slow, other = (delivery.consumer(world.topic, name) for name in ("billing", "shipping"))
+    slow, other = (delivery.create_consumer(world.topic, name) for name in ("billing", "shipping"))
     late.is_late = lambda number: number is None
     with ThreadPoolExecutor(1) as threads, _receiving(late, slow) as received:
         second = threads.submit(other.receive, 9)
 
         def come_and_go() -> None:
-            with delivery.consumer(world.topic):
+            with delivery.create_consumer(world.topic):
                 assert len(delivery._trackers) == 1
 
         _in_time(come_and_go)
@@ -203,7 +203,7 @@ def test_segment_that_comes_after_its_bucket_has_left_the_list_is_not_taken_over
         world.seal()
     world.append(None)
     delivery = world.process().delivery
-    slow, other = (delivery.consumer(world.topic, name) for name in ("billing", "shipping"))
+    slow, other = (delivery.create_consumer(world.topic, name) for name in ("billing", "shipping"))
     assert (_ids(slow.receive(9)), _ids(other.receive(9))) == ([6], [6])
     world.advance(15)
     late.is_late = lambda number: number is not None
@@ -225,7 +225,7 @@ def test_store_that_fails_late_loses_nothing_and_is_asked_again_by_all(world: Wo
     world.seal()
     (bucket,) = world.buckets.buckets
     delivery = world.process().delivery
-    slow, other = (delivery.consumer(world.topic, name) for name in ("billing", "shipping"))
+    slow, other = (delivery.create_consumer(world.topic, name) for name in ("billing", "shipping"))
     assert (slow.receive(9), other.receive(9)) == ([], [])
     world.advance(15)
     late.is_late = lambda number: number is not None

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from logstore.delayed.delayed_rows import DelayedRows
-from logstore.delayed.snapshot_file import SnapshotWriter, read_segment
-from logstore.delayed.snapshot_footer import SnapshotFooter, SnapshotSegment, parse_footer
+from logstore.delayed.snapshot_file import IndexSnapshotWriter, read_segment
+from logstore.delayed.snapshot_footer import IndexSnapshotFooter, IndexSnapshotSegment, parse_snapshot_footer
 from logstore.errors import CorruptData, InvalidInput
 from logstore.positions import LedgerId, Position
 from tests.logstore.delayed.rows import START_MS, TOPIC, Kind, made, windows, written
@@ -20,9 +20,9 @@ from tests.logstore.delayed.rows import START_MS, TOPIC, Kind, made, windows, wr
 _FIRST, _LAST = Position(LedgerId(0), 0), Position(LedgerId(99), 0)
 
 
-def _read(content: bytes) -> tuple[SnapshotFooter, list[DelayedRows]]:
+def _read(content: bytes) -> tuple[IndexSnapshotFooter, list[DelayedRows]]:
     metadata = pq.read_metadata(io.BytesIO(content))
-    footer = parse_footer(metadata, "it")
+    footer = parse_snapshot_footer(metadata, "it")
     numbers = range(len(footer.segments))
     file = io.BytesIO(content)
     return footer, [read_segment(file, one, footer=footer, metadata=metadata, name="it") for one in numbers]
@@ -41,9 +41,9 @@ def test_a_snapshot_reads_back_and_its_segments_are_cut_by_time_and_length(
     """However it was added: a segment has at most so many rows, and not more time than a step unless it had too few."""
     rows = DelayedRows.from_messages([(time, Position(LedgerId(1), entry)) for entry, time in enumerate(times)])
     file = io.BytesIO()
-    writer = SnapshotWriter(file, TOPIC, _FIRST, _LAST, segment_rows=(least, least + more), step_ms=step_ms)
+    writer = IndexSnapshotWriter(file, TOPIC, _FIRST, _LAST, segment_rows=(least, least + more), step_ms=step_ms)
     for part in windows(rows, window):
-        writer.add(part)
+        writer.add_rows(part)
     closed = writer.close()
     footer, segments = _read(file.getvalue())
     assert (footer.segments, footer.compressed_bitmaps, footer.messages) == (
@@ -53,7 +53,7 @@ def test_a_snapshot_reads_back_and_its_segments_are_cut_by_time_and_length(
     )
     assert (footer.topic_id, footer.first, footer.last) == (TOPIC, _FIRST, _LAST)
     assert (footer.first_ms, footer.last_ms) == (min(times), max(times))
-    assert footer.bitmaps == rows.bitmaps()
+    assert footer.bitmaps == rows.to_bitmaps()
     assert DelayedRows.concatenate(segments) == rows
     for number, part in enumerate(segments):
         assert 1 <= len(part) <= least + more
@@ -79,28 +79,28 @@ def test_a_segment_has_a_step_of_time_but_10000_to_100000_rows() -> None:
 def test_a_writer_takes_a_path_and_refuses_what_is_no_snapshot(tmp_path: Path) -> None:
     """No rows, rows that go back in time, a position twice or outside the range: none of it becomes a bucket."""
     target = tmp_path / "snapshot"
-    writer = SnapshotWriter(target, TOPIC, _FIRST, _LAST)
-    writer.add(made(10))
+    writer = IndexSnapshotWriter(target, TOPIC, _FIRST, _LAST)
+    writer.add_rows(made(10))
     writer.close()
     assert _read(target.read_bytes())[1] == [made(10)]
 
     with pytest.raises(InvalidInput, match="1 or more"):
-        SnapshotWriter(io.BytesIO(), TOPIC, _FIRST, _LAST).close()
-    back = SnapshotWriter(io.BytesIO(), TOPIC, _FIRST, _LAST)
-    back.add(made(10))
+        IndexSnapshotWriter(io.BytesIO(), TOPIC, _FIRST, _LAST).close()
+    back = IndexSnapshotWriter(io.BytesIO(), TOPIC, _FIRST, _LAST)
+    back.add_rows(made(10))
     with pytest.raises(InvalidInput, match="a time from"):
-        back.add(made(10, [2], seed=1))
-    twice = SnapshotWriter(io.BytesIO(), TOPIC, _FIRST, _LAST)
-    twice.add(DelayedRows.from_messages([(1, _FIRST)]))
-    twice.add(DelayedRows.from_messages([(2, _FIRST)]))
+        back.add_rows(made(10, [2], seed=1))
+    twice = IndexSnapshotWriter(io.BytesIO(), TOPIC, _FIRST, _LAST)
+    twice.add_rows(DelayedRows.from_messages([(1, _FIRST)]))
+    twice.add_rows(DelayedRows.from_messages([(2, _FIRST)]))
     with pytest.raises(InvalidInput, match="none twice"):
         twice.close()
-    outside = SnapshotWriter(io.BytesIO(), TOPIC, _FIRST, _FIRST)
-    outside.add(DelayedRows.from_messages([(1, _LAST)]))
+    outside = IndexSnapshotWriter(io.BytesIO(), TOPIC, _FIRST, _FIRST)
+    outside.add_rows(DelayedRows.from_messages([(1, _LAST)]))
     with pytest.raises(InvalidInput, match="of the bucket's range"):
         outside.close()
     for one in (back, twice, outside):
-        one.abandon()
+        one.close_without_footer()
 
 
 def test_a_footer_of_another_format_is_refused() -> None:
@@ -119,7 +119,7 @@ def test_a_footer_of_another_format_is_refused() -> None:
     ]
     for one in odd:
         with pytest.raises(CorruptData, match="it: "):
-            parse_footer(_Told(metadata, one), "it")
+            parse_snapshot_footer(_Told(metadata, one), "it")
 
 
 class _Told:
@@ -149,14 +149,14 @@ def test_a_damaged_segment_is_refused() -> None:
     rows = made(30_000)
     content = bytearray(written(rows))
     metadata = pq.read_metadata(io.BytesIO(bytes(content)))
-    footer = parse_footer(metadata, "it")
+    footer = parse_snapshot_footer(metadata, "it")
     column = metadata.row_group(1).column(2)
     content[column.data_page_offset + column.total_compressed_size // 2] ^= 1
     file = io.BytesIO(bytes(content))
     assert len(read_segment(file, 0, footer=footer, metadata=metadata, name="it")) == 10_000
     with pytest.raises(CorruptData, match="it, segment 1"):
         read_segment(file, 1, footer=footer, metadata=metadata, name="it")
-    others = replace(footer, segments=(SnapshotSegment(10_000, 1, 2), *footer.segments[1:]))
+    others = replace(footer, segments=(IndexSnapshotSegment(10_000, 1, 2), *footer.segments[1:]))
     with pytest.raises(CorruptData, match="it, segment 0: expected"):
         read_segment(file, 0, footer=others, metadata=metadata, name="it")
 

@@ -6,8 +6,8 @@ import pytest
 
 from logstore.cursors.cursor_state import pack_acknowledged
 from logstore.delayed.delayed_rows import DelayedRows
-from logstore.delayed.index_buckets import Bucket, BucketList
-from logstore.delayed.tracker import Tracker, open_buckets
+from logstore.delayed.index_buckets import IndexBucket, IndexBucketList
+from logstore.delayed.tracker import Tracker, open_index_buckets
 from logstore.errors import CorruptData, StoreUnavailable
 from logstore.positions import EARLIEST, LedgerId, Position
 from tests.logstore.delayed.rows import START_MS, Snapshots, made, take_due
@@ -29,15 +29,15 @@ class _Topic:
         self.snapshots = Snapshots(segment_rows=(10, 50), step_ms=60_000)
         self.buckets = [self.stored(101 + number, rows) for number, rows in enumerate(parts)]
         self.tracker = Tracker(self.snapshots)
-        assert self.tracker.load(self.listed()) == []
+        assert self.tracker.load_bucket_list(self.get_bucket_list()) == []
 
-    def stored(self, bucket_id: int, rows: DelayedRows) -> Bucket:
+    def stored(self, bucket_id: int, rows: DelayedRows) -> IndexBucket:
         ledger_ids = rows.ledger_id.tolist()
         return self.snapshots.put(bucket_id, rows, _at(min(ledger_ids), 0), _at(max(ledger_ids), 9_999))
 
-    def listed(self, *buckets: Bucket) -> BucketList:
+    def get_bucket_list(self, *buckets: IndexBucket) -> IndexBucketList:
         found = buckets or tuple(self.buckets)
-        return BucketList(version=1, sealed_to=found[-1].last if found else EARLIEST, buckets=found)
+        return IndexBucketList(version=1, sealed_to=found[-1].last if found else EARLIEST, buckets=found)
 
     def drained(self, now_ms: int = _END_MS, limit: int = 1_000) -> DelayedRows:
         parts = []
@@ -51,7 +51,7 @@ def test_messages_of_buckets_and_of_the_log_come_out_in_order_when_they_are_due(
     one, two, three = (made(300, [ledger], kind="minute", seed=ledger) for ledger in (1, 2, 3))
     topic = _Topic(one, two)
     for time, position in zip(three.deliver_at_ms.tolist(), three.positions(), strict=True):
-        assert topic.tracker.add(position, time)
+        assert topic.tracker.track_message(position, time)
     expected = DelayedRows.merge([one, two, three])
     assert topic.tracker.messages == len(expected)
     found: list[DelayedRows] = []
@@ -63,7 +63,7 @@ def test_messages_of_buckets_and_of_the_log_come_out_in_order_when_they_are_due(
         assert sum(len(part) for part in found) == expected.count_due(now_ms)
     assert DelayedRows.concatenate(found) == expected
     tracker = topic.tracker
-    assert (tracker.messages, tracker.next_ms(), tracker.tracked(), tracker.lost_buckets) == (0, None, {}, ())
+    assert (tracker.messages, tracker.next_ms(), tracker.tracked_entries(), tracker.lost_buckets) == (0, None, {}, ())
 
 
 def test_the_first_message_after_a_restart_needs_footers_and_one_segment() -> None:
@@ -84,9 +84,9 @@ def test_adding_a_message_again_changes_nothing() -> None:
     rows = made(100, [1])
     topic = _Topic(rows)
     for time, position in zip(rows.deliver_at_ms.tolist(), rows.positions(), strict=True):
-        assert topic.tracker.add(position, time)
+        assert topic.tracker.track_message(position, time)
     for _ in range(3):
-        assert topic.tracker.add(_at(9, 9), START_MS + 5)
+        assert topic.tracker.track_message(_at(9, 9), START_MS + 5)
     assert topic.tracker.messages == 101
     assert len(topic.drained()) == 101
 
@@ -95,8 +95,8 @@ def test_a_message_that_is_due_is_let_through_and_not_added() -> None:
     """Field case 58: what is tracked is schedulable; what is due by the tracker's clock its reader delivers."""
     topic = _Topic()
     take_due(topic.tracker, START_MS, 1)
-    assert not topic.tracker.add(_at(1, 0), START_MS)
-    assert topic.tracker.add(_at(1, 1), START_MS + 1)
+    assert not topic.tracker.track_message(_at(1, 0), START_MS)
+    assert topic.tracker.track_message(_at(1, 1), START_MS + 1)
     assert [position.entry_id for position in topic.drained().positions()] == [1]
 
 
@@ -107,8 +107,8 @@ def test_a_clock_that_went_back_makes_nothing_early_and_loses_nothing() -> None:
     assert len(handed) == 50
     assert not len(take_due(topic.tracker, START_MS - 1, 10))
     for time, position in zip(handed.deliver_at_ms.tolist(), handed.positions(), strict=True):
-        assert topic.tracker.add(position, time)
-    topic.tracker.load(topic.listed())
+        assert topic.tracker.track_message(position, time)
+    topic.tracker.load_bucket_list(topic.get_bucket_list())
     assert topic.tracker.messages == 50
     assert not len(take_due(topic.tracker, START_MS - 1, 10))
     assert topic.drained() == handed
@@ -121,7 +121,7 @@ def test_what_was_handed_out_does_not_come_again_with_a_merged_bucket() -> None:
     taken = topic.drained(START_MS + _HOUR_MS // 3)
     assert 0 < len(taken) < len(both)
     merged = topic.stored(103, both)
-    assert topic.tracker.load(topic.listed(merged)) == []
+    assert topic.tracker.load_bucket_list(topic.get_bucket_list(merged)) == []
     assert topic.tracker.messages == len(both) - len(taken)
     assert DelayedRows.concatenate([taken, topic.drained()]) == both
 
@@ -132,7 +132,7 @@ def test_what_a_merge_left_out_is_read_in_the_log() -> None:
     topic, both = _Topic(one, two), DelayedRows.merge([one, two])
     left_out, kept = both.slice(0, 30), both.slice(30)
     merged = topic.stored(103, kept)
-    assert topic.tracker.load(topic.listed(merged)) == [min(left_out.positions())]
+    assert topic.tracker.load_bucket_list(topic.get_bucket_list(merged)) == [min(left_out.positions())]
     assert topic.drained() == kept
 
 
@@ -141,10 +141,10 @@ def test_a_message_that_was_sealed_is_tracked_once_by_the_bucket() -> None:
     rows = made(100, [1])
     topic = _Topic()
     for time, position in zip(rows.deliver_at_ms.tolist(), rows.positions(), strict=True):
-        topic.tracker.add(position, time)
+        topic.tracker.track_message(position, time)
     taken = take_due(topic.tracker, _END_MS, 10)
-    topic.tracker.load(BucketList(version=1))
-    assert topic.tracker.load(topic.listed(topic.stored(101, rows))) == []
+    topic.tracker.load_bucket_list(IndexBucketList(version=1))
+    assert topic.tracker.load_bucket_list(topic.get_bucket_list(topic.stored(101, rows))) == []
     assert topic.tracker.messages == 90
     assert DelayedRows.concatenate([taken, topic.drained()]) == rows
 
@@ -156,12 +156,12 @@ def test_a_snapshot_that_is_gone_or_damaged_is_told_of_and_its_messages_come_fro
     del topic.snapshots.files[_ONE]
     topic.snapshots.errors[_TWO] = CorruptData("damaged")
     fresh = Tracker(topic.snapshots)
-    assert fresh.load(topic.listed()) == []
+    assert fresh.load_bucket_list(topic.get_bucket_list()) == []
     assert [bucket.bucket_id for bucket in fresh.lost_buckets] == [_ONE, _TWO]
-    assert list(fresh.tracked()) == [3]
+    assert list(fresh.tracked_entries()) == [3]
     assert take_due(fresh, _END_MS, 1_000) == rows[2]
     topic.snapshots.errors.clear()
-    fresh.load(topic.listed())
+    fresh.load_bucket_list(topic.get_bucket_list())
     assert [bucket.bucket_id for bucket in fresh.lost_buckets] == [_ONE]
     assert take_due(fresh, _END_MS, 1_000) == rows[1]
 
@@ -187,13 +187,13 @@ def test_a_bucket_whose_segments_lack_a_message_of_its_bitmaps_is_lost_and_not_t
     """Field case 58: a bit without a row would hide the message for ever."""
     rows = made(40, [1])
     topic = _Topic(rows)
-    whole = Snapshots.segment
+    whole = Snapshots.read_segment
     hidden = rows.position(7)
 
-    def lacking(self: Snapshots, bucket: Bucket, number: int) -> DelayedRows:
-        return whole(self, bucket, number).without(DelayedRows.from_messages([(0, hidden)]).bitmaps())
+    def lacking(self: Snapshots, bucket: IndexBucket, number: int) -> DelayedRows:
+        return whole(self, bucket, number).drop_entries(DelayedRows.from_messages([(0, hidden)]).to_bitmaps())
 
-    topic.snapshots.segment = lacking.__get__(topic.snapshots)  # type: ignore[method-assign]
+    topic.snapshots.read_segment = lacking.__get__(topic.snapshots)  # type: ignore[method-assign]
     assert len(topic.drained()) == 39
     assert topic.tracker.pop_rewinds() == [hidden]
     assert not topic.tracker.contains(hidden)
@@ -211,8 +211,8 @@ def test_a_store_that_does_not_answer_takes_nothing_and_changes_nothing() -> Non
     topic.snapshots.errors[LedgerId(103)] = StoreUnavailable("silent")
     third = topic.stored(103, made(100, [3], seed=3))
     with pytest.raises(StoreUnavailable):
-        topic.tracker.load(topic.listed(*topic.buckets, third))
-    assert topic.tracker.bucket_list == topic.listed()
+        topic.tracker.load_bucket_list(topic.get_bucket_list(*topic.buckets, third))
+    assert topic.tracker.bucket_list == topic.get_bucket_list()
     assert (topic.tracker.messages, topic.tracker.lost_buckets, topic.tracker.pop_rewinds()) == (200, (), [])
     topic.snapshots.damaged.clear()
     assert topic.drained() == DelayedRows.merge(rows)
@@ -240,13 +240,13 @@ def test_what_was_read_beside_the_tracker_is_taken_over_as_the_tracker_is_then()
     segment = gone.read_next_segment()
     kept = [bucket for bucket in topic.buckets if bucket != gone.bucket]
     third = topic.stored(103, rows[2])
-    listed = topic.listed(*kept, third)
-    opened = open_buckets(topic.tracker.unopened_buckets(listed), topic.snapshots)
-    assert topic.tracker.add(rows[2].position(0), int(rows[2].deliver_at_ms[0]))
+    listed = topic.get_bucket_list(*kept, third)
+    opened = open_index_buckets(topic.tracker.find_unopened_buckets(listed), topic.snapshots)
+    assert topic.tracker.track_message(rows[2].position(0), int(rows[2].deliver_at_ms[0]))
     topic.snapshots.files.pop(third.bucket_id)
-    assert topic.tracker.load(listed, opened) == [_at(1 if gone.bucket.bucket_id == _ONE else 2, 0)]
-    topic.tracker.load_segment(gone, segment)
-    topic.tracker.load_segment(gone, None)
+    assert topic.tracker.load_bucket_list(listed, opened) == [_at(1 if gone.bucket.bucket_id == _ONE else 2, 0)]
+    topic.tracker.load_bucket_segment(gone, segment)
+    topic.tracker.load_bucket_segment(gone, None)
     assert (topic.tracker.messages, topic.tracker.lost_buckets) == (200, ())
 
 
@@ -254,8 +254,8 @@ def test_a_cleared_list_leaves_everything_to_the_log() -> None:
     """Readers go back to the first message that was tracked for the sake of a bucket."""
     rows = made(100, [1])
     topic = _Topic(rows)
-    topic.tracker.add(_at(5, 5), _END_MS)
-    assert topic.tracker.load(BucketList(version=2)) == [min(rows.positions())]
+    topic.tracker.track_message(_at(5, 5), _END_MS)
+    assert topic.tracker.load_bucket_list(IndexBucketList(version=2)) == [min(rows.positions())]
     assert topic.tracker.contains(_at(5, 5))
     assert topic.tracker.messages == 1
 
@@ -266,13 +266,13 @@ def test_memory_follows_what_lives_and_grows_in_runs() -> None:
     before = topic.tracker.memory_bytes
     rows = made(30_000, [1, 2, 3])
     for time, position in zip(rows.deliver_at_ms.tolist(), rows.positions(), strict=True):
-        topic.tracker.add(position, time)
+        topic.tracker.track_message(position, time)
     full = topic.tracker.memory_bytes
     assert full - before <= 12 * len(rows)
     while len(take_due(topic.tracker, _END_MS, 999)):
         pass
     assert topic.tracker.messages == 0
-    topic.tracker.load(BucketList(version=2, sealed_to=_at(3, 99_999)))
+    topic.tracker.load_bucket_list(IndexBucketList(version=2, sealed_to=_at(3, 99_999)))
     assert topic.tracker.memory_bytes <= before + 1_000
 
 
@@ -280,10 +280,10 @@ def test_packing_the_bitmaps_does_not_change_what_is_tracked() -> None:
     """Field case 71: whoever writes them reads them only."""
     rows = made(300, [1, 2])
     topic = _Topic(rows)
-    copies = {ledger_id: bits.copy() for ledger_id, bits in topic.tracker.tracked().items()}
-    packed = pack_acknowledged(topic.tracker.tracked())
-    assert dict(topic.tracker.tracked()) == copies
-    assert packed == pack_acknowledged(rows.bitmaps())
+    copies = {ledger_id: bits.copy() for ledger_id, bits in topic.tracker.tracked_entries().items()}
+    packed = pack_acknowledged(topic.tracker.tracked_entries())
+    assert dict(topic.tracker.tracked_entries()) == copies
+    assert packed == pack_acknowledged(rows.to_bitmaps())
     assert len(topic.drained()) == 300
 
 
@@ -293,5 +293,5 @@ def test_readers_coming_and_going_do_not_change_what_is_durable() -> None:
     topic = _Topic(rows)
     assert topic.drained() == rows
     again = Tracker(topic.snapshots)
-    again.load(topic.listed())
+    again.load_bucket_list(topic.get_bucket_list())
     assert take_due(again, _END_MS, 1_000) == rows

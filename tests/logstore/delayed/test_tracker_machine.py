@@ -21,11 +21,11 @@ from hypothesis.stateful import (
     rule,
 )
 
-from logstore.delayed.bucket_contents import BucketDraft, merge_sorted
+from logstore.delayed.bucket_contents import IndexBucketDraft, merge_sorted_sources
 from logstore.delayed.delayed_rows import DelayedRows
-from logstore.delayed.index_buckets import Bucket, BucketLimits, BucketList, pair_to_merge
-from logstore.delayed.tracker import Tracker, open_buckets
-from logstore.delayed.tracker_sources import BucketSource
+from logstore.delayed.index_buckets import IndexBucket, IndexBucketList, SealAndMergeLimits, find_pair_to_merge
+from logstore.delayed.tracker import Tracker, open_index_buckets
+from logstore.delayed.tracker_sources import IndexBucketSource
 from logstore.errors import CorruptData, StoreUnavailable
 from logstore.positions import EARLIEST, LedgerId, Position
 from tests.logstore.delayed.rows import Snapshots, take_due
@@ -54,10 +54,10 @@ class Delivery(RuleBasedStateMachine):
         buckets=st.integers(1, 4), messages=st.integers(1, 6), ledgers=st.integers(1, 3), least=st.integers(1, 3)
     )
     def begin(self, buckets: int, messages: int, ledgers: int, least: int) -> None:
-        self.limits = BucketLimits(messages=messages, ledgers=ledgers, buckets=buckets)
+        self.limits = SealAndMergeLimits(messages=messages, ledgers=ledgers, buckets=buckets)
         self.snapshots = Snapshots(segment_rows=(least, least + 2), step_ms=4)
         self.log: list[tuple[Position, int | None]] = []
-        self.listed = BucketList()
+        self.listed = IndexBucketList()
         self.next_id = 1_000
         self.now_ms = 100
         self.times: dict[Position, int] = {}
@@ -67,9 +67,9 @@ class Delivery(RuleBasedStateMachine):
     def restart(self) -> None:
         self.tracker = Tracker(self.snapshots)
         self.taken: set[Position] = set()
-        self.segment: tuple[BucketSource, DelayedRows | None] | None = None  # was read, and not taken over yet
-        self.looked: tuple[BucketList, dict[LedgerId, BucketSource | None]] | None = None
-        self.rewind(self.tracker.load(self.listed))
+        self.segment: tuple[IndexBucketSource, DelayedRows | None] | None = None  # was read, and not taken over yet
+        self.looked: tuple[IndexBucketList, dict[LedgerId, IndexBucketSource | None]] | None = None
+        self.rewind(self.tracker.load_bucket_list(self.listed))
 
     @rule()
     def read_segment(self) -> None:
@@ -83,14 +83,17 @@ class Delivery(RuleBasedStateMachine):
         """Another list may be there when this one is loaded."""
         if self.looked is None:
             with suppress(StoreUnavailable):
-                self.looked = self.listed, open_buckets(self.tracker.unopened_buckets(self.listed), self.snapshots)
+                self.looked = (
+                    self.listed,
+                    open_index_buckets(self.tracker.find_unopened_buckets(self.listed), self.snapshots),
+                )
 
     def take_over(self) -> None:
         """What was read, in the order in which it may come."""
         if self.looked:
-            self.rewind(self.tracker.load(*self.looked))
+            self.rewind(self.tracker.load_bucket_list(*self.looked))
         if self.segment:
-            self.tracker.load_segment(*self.segment)
+            self.tracker.load_bucket_segment(*self.segment)
             self.rewind(self.tracker.pop_rewinds())
         self.looked = self.segment = None
 
@@ -158,9 +161,9 @@ class Delivery(RuleBasedStateMachine):
             if deliver_at_ms is None or deliver_at_ms <= self.now_ms:
                 one.has.add(position)
                 continue
-            assert self.tracker.add(position, deliver_at_ms)
+            assert self.tracker.track_message(position, deliver_at_ms)
             size = self.tracker.messages
-            assert self.tracker.add(position, deliver_at_ms)
+            assert self.tracker.track_message(position, deliver_at_ms)
             assert self.tracker.messages == size
 
     @precondition(lambda self: len(self.subscriptions) == 1 and len(self.log) > 8)
@@ -197,7 +200,7 @@ class Delivery(RuleBasedStateMachine):
         self.take_over()
         before, listed = self.tracked(), self.tracker.bucket_list
         try:
-            self.rewind(self.tracker.load(self.listed))
+            self.rewind(self.tracker.load_bucket_list(self.listed))
         except StoreUnavailable:
             assert self.snapshots.errors
             assert (self.tracked(), self.tracker.bucket_list) == (before, listed)
@@ -208,32 +211,32 @@ class Delivery(RuleBasedStateMachine):
         behind = [one for one in self.log if one[0] > self.listed.sealed_to][:part]
         if not behind:
             return
-        born, gathering = list[Bucket](), BucketDraft(first=behind[0][0])
+        born, gathering = list[IndexBucket](), IndexBucketDraft(first=behind[0][0])
         for position, time in behind:
             wanted = time is not None and time > self.now_ms + skew
-            gathering.add(DelayedRows.from_messages([(time or 0, position)] if wanted else []), last=position)
+            gathering.add_segment(DelayedRows.from_messages([(time or 0, position)] if wanted else []), last=position)
             if gathering.is_full(self.limits):
-                born.append(self.stored(gathering.rows(), gathering.first, position))
-                gathering = BucketDraft(first=Position(position.ledger_id, position.entry_id + 1))
+                born.append(self.stored(gathering.merge_rows(), gathering.first, position))
+                gathering = IndexBucketDraft(first=Position(position.ledger_id, position.entry_id + 1))
         if gathering.messages:
-            born.append(self.stored(gathering.rows(), gathering.first, behind[-1][0]))
+            born.append(self.stored(gathering.merge_rows(), gathering.first, behind[-1][0]))
         self.switch((*self.listed.buckets, *born), behind[-1][0], heard)
 
-    def stored(self, rows: DelayedRows, first: Position, last: Position) -> Bucket:
+    def stored(self, rows: DelayedRows, first: Position, last: Position) -> IndexBucket:
         self.next_id += 1
         return self.snapshots.put(self.next_id, rows, first, last)
 
-    def switch(self, buckets: tuple[Bucket, ...], sealed_to: Position, heard: bool) -> None:
+    def switch(self, buckets: tuple[IndexBucket, ...], sealed_to: Position, heard: bool) -> None:
         gone = {one.bucket_id for one in self.listed.buckets} - {one.bucket_id for one in buckets}
         for bucket_id in gone:
             self.snapshots.files.pop(bucket_id, None)
-        self.listed = BucketList(version=self.listed.version + 1, sealed_to=sealed_to, buckets=buckets)
+        self.listed = IndexBucketList(version=self.listed.version + 1, sealed_to=sealed_to, buckets=buckets)
         if heard:
             self.reload()
 
     @rule(heard=_HEARD)
     def merge_two(self, heard: bool) -> None:
-        pair = pair_to_merge(self.listed.buckets)
+        pair = find_pair_to_merge(self.listed.buckets)
         if pair is None:
             return
         try:
@@ -243,17 +246,17 @@ class Delivery(RuleBasedStateMachine):
         except StoreUnavailable:
             return
         from_ms = self.now_ms - _SLACK_MS
-        merged = DelayedRows.concatenate(list(merge_sorted([iter(rows) for rows in sources], from_ms=from_ms)))
+        merged = DelayedRows.concatenate(list(merge_sorted_sources([iter(rows) for rows in sources], from_ms=from_ms)))
         pending = DelayedRows.merge([DelayedRows.concatenate(rows) for rows in sources])
         assert merged == pending.slice(pending.count_due(from_ms - 1))
         born = (self.stored(merged, pair[0].first, pair[1].last),) if len(merged) else ()
         at = self.listed.buckets.index(pair[0])
         self.switch((*self.listed.buckets[:at], *born, *self.listed.buckets[at + 2 :]), self.listed.sealed_to, heard)
 
-    def rows_of(self, bucket: Bucket) -> list[DelayedRows]:
+    def rows_of(self, bucket: IndexBucket) -> list[DelayedRows]:
         if bucket.bucket_id not in self.snapshots.files:
             raise KeyError
-        return [self.snapshots.segment(bucket, number) for number in range(bucket.segments)]
+        return [self.snapshots.read_segment(bucket, number) for number in range(bucket.segments)]
 
     @rule(heard=_HEARD)
     def drop_passed(self, heard: bool) -> None:
@@ -295,7 +298,9 @@ class Delivery(RuleBasedStateMachine):
         return any(isinstance(error, StoreUnavailable) for error in errors)
 
     def tracked(self) -> set[Position]:
-        return {Position(ledger_id, entry) for ledger_id, bits in self.tracker.tracked().items() for entry in bits}
+        return {
+            Position(ledger_id, entry) for ledger_id, bits in self.tracker.tracked_entries().items() for entry in bits
+        }
 
     @invariant()
     def counts_equal_sets(self) -> None:

@@ -38,7 +38,7 @@ def _examined(objects: FakeObjectStore, intents: Sequence[DeletionIntent] = _INT
     copies = PrimaryCopyStorage(objects)
     inspect = copies.prepare_inspection(intents)
     assert {inspect(one).verdict for one in intents} == {CopyVerdict.ABSENT}
-    return dict(copies.check_absence(intents))
+    return dict(copies.prove_absence(intents))
 
 
 def test_ledgers_that_are_gone_are_proved_by_name_and_by_a_second_listing_that_they_share() -> None:
@@ -90,7 +90,7 @@ def test_store_that_stops_answering_proves_nothing_and_is_not_asked_for_the_rest
     assert {inspect(one).verdict for one in many} == {CopyVerdict.ABSENT}
     begun = len(objects.calls)
     objects.plan(Fault(operation=operation, kind=FaultKind.BEFORE, times=100_000))
-    doubts = copies.check_absence(many)
+    doubts = copies.prove_absence(many)
     assert set(doubts) == {one.row_id for one in many}
     assert all("planned fault" in str(error) for error in doubts.values())
     silent = [one for one in objects.calls[begun:] if one[0] is operation]

@@ -12,7 +12,7 @@ from logstore.errors import CorruptData, StoreUnavailable
 from logstore.failpoints import SimulatedCrash, arm, disarm
 from logstore.log.ledger_object_keys import ledger_prefix, meta_key, segment_key
 from logstore.log.ledgers import Component, LedgerOwner
-from logstore.ports.object_storage import ObjectInfo, RemovalResult
+from logstore.ports.object_storage import CopyRemovalResult, ObjectInfo
 from logstore.positions import LedgerId
 from tests.fakes.objects import FakeObjectStore, Fault, FaultKind, Operation
 from tests.logstore.builders import OWNER, intent, statement
@@ -53,12 +53,12 @@ def _store(
 
 
 def _inspect(objects: FakeObjectStore, *, segments: int = 3) -> StoredCopy:
-    return PrimaryCopyStorage(objects).inspect(intent(_L, segments=segments))
+    return PrimaryCopyStorage(objects).inspect_copy(intent(_L, segments=segments))
 
 
-def _remove(objects: FakeObjectStore, copy: StoredCopy) -> tuple[RemovalResult, list[int]]:
+def _remove(objects: FakeObjectStore, copy: StoredCopy) -> tuple[CopyRemovalResult, list[int]]:
     progress: list[int] = []
-    removed = PrimaryCopyStorage(objects).remove({1: copy}, on_progress=progress.append)
+    removed = PrimaryCopyStorage(objects).remove_copies({1: copy}, on_progress=progress.append)
     return removed[1], progress
 
 
@@ -69,7 +69,7 @@ def test_number_of_segments_that_no_ledger_has_is_refused_without_asking_for_eac
     calls = len(objects.calls)
     damaged = replace(intent(_L, segments=3), last_segment=2**62)
     with pytest.raises(CorruptData, match=r"at most 1,000,000 segments .*, found the number 4611686018427387904"):
-        PrimaryCopyStorage(objects).inspect(damaged)
+        PrimaryCopyStorage(objects).inspect_copy(damaged)
     assert (Operation.HEAD, segment_key(_L, 3)) not in objects.calls[calls:]
 
 
@@ -96,11 +96,11 @@ def test_primary_copy_of_a_boundary_id_is_found_and_removed_alone(ledger_id: int
         metadata = statement(one).to_metadata()
         objects.put_if_absent(meta_key(one, OWNER), b"meta", metadata=metadata)
         objects.put_if_absent(segment_key(one, 0), b"data", metadata=metadata)
-    copy = PrimaryCopyStorage(objects).inspect(intent(own, segments=1))
+    copy = PrimaryCopyStorage(objects).inspect_copy(intent(own, segments=1))
     assert (copy.verdict, copy.objects) == (CopyVerdict.OWN, 2)
-    assert _remove(objects, copy)[0] == RemovalResult(objects=2, size_bytes=8)
+    assert _remove(objects, copy)[0] == CopyRemovalResult(objects=2, size_bytes=8)
     assert objects.keys == sorted(key for one in others for key in (meta_key(one, OWNER), segment_key(one, 0)))
-    assert PrimaryCopyStorage(objects).inspect(intent(own, segments=1)) == StoredCopy(verdict=CopyVerdict.ABSENT)
+    assert PrimaryCopyStorage(objects).inspect_copy(intent(own, segments=1)) == StoredCopy(verdict=CopyVerdict.ABSENT)
 
 
 def test_primary_copy_absent_is_proved_by_independent_reads() -> None:
@@ -130,9 +130,9 @@ def test_primary_copy_with_gaps_is_asked_for_every_number_that_may_be_registered
     metadata = statement(_L).to_metadata()
     for key in (_META, segment_key(_L, 0), segment_key(_L, 1_900), segment_key(_L, 2_000)):
         objects.put_if_absent(key, b"01234", metadata=metadata)
-    copy = PrimaryCopyStorage(objects).inspect(replace(intent(_L, segments=3), last_segment=2_000))
+    copy = PrimaryCopyStorage(objects).inspect_copy(replace(intent(_L, segments=3), last_segment=2_000))
     assert copy.data_keys == tuple(segment_key(_L, number) for number in (0, 1_900, 2_000))
-    assert _remove(objects, copy)[0] == RemovalResult(objects=4, size_bytes=20)
+    assert _remove(objects, copy)[0] == CopyRemovalResult(objects=4, size_bytes=20)
     assert objects.keys == []
 
 
@@ -227,7 +227,7 @@ def test_meta_that_the_listing_lacks_counts_as_deleted_only_if_it_stood(stands: 
     objects = _store(meta=stands, into=_Blind({_META}))
     copy = _inspect(objects)
     removal, _ = _remove(objects, copy)
-    assert (removal, objects.keys) == (RemovalResult(objects=3 + stands, size_bytes=15 + 10 * stands), [])
+    assert (removal, objects.keys) == (CopyRemovalResult(objects=3 + stands, size_bytes=15 + 10 * stands), [])
 
 
 def test_primary_copy_without_any_statement_is_foreign() -> None:
@@ -267,7 +267,7 @@ def test_primary_copy_removed_leaves_nothing_and_counts_what_storage_confirmed()
     """Counts are confirmations: segments and statement, with their bytes."""
     objects = _store()
     removal, progress = _remove(objects, _inspect(objects))
-    assert removal == RemovalResult(objects=4, size_bytes=25)
+    assert removal == CopyRemovalResult(objects=4, size_bytes=25)
     assert objects.keys == []
     assert sum(progress) == 4
 
@@ -315,13 +315,13 @@ def test_primary_copy_one_ledgers_trouble_leaves_its_neighbours_alone() -> None:
     for key in (meta_key(other, OWNER), segment_key(other, 0)):
         objects.put_if_absent(key, b"x", metadata=statement(other).to_metadata())
     storage = PrimaryCopyStorage(objects)
-    copies = {at: storage.inspect(intent(ledger)) for at, ledger in enumerate([_L, other])}
+    copies = {at: storage.inspect_copy(intent(ledger)) for at, ledger in enumerate([_L, other])}
     objects.plan(
         Fault(operation=Operation.DELETE, kind=FaultKind.KEY_ERROR, matches=lambda key: key == segment_key(_L, 0))
     )
-    removed = storage.remove(copies, on_progress=lambda _count: None)
+    removed = storage.remove_copies(copies, on_progress=lambda _count: None)
     assert removed[0].error is not None
-    assert removed[1] == RemovalResult(objects=2, size_bytes=2)
+    assert removed[1] == CopyRemovalResult(objects=2, size_bytes=2)
     assert not [key for key in objects.keys if key.startswith(ledger_prefix(other))]
 
 
@@ -330,7 +330,7 @@ def test_primary_copy_goes_whole_though_listings_lack_registered_segments(listin
     """A listing that left out segments never turns them into orphans (ClickHouse#114194)."""
     objects = _store(into=_Blind({segment_key(_L, number) for number in range(3)}, listings))
     removal, _ = _remove(objects, _inspect(objects))
-    assert removal == RemovalResult(objects=4, size_bytes=25)
+    assert removal == CopyRemovalResult(objects=4, size_bytes=25)
     assert objects.keys == []
 
 
@@ -353,15 +353,18 @@ def test_second_listing_without_an_answer_keeps_one_statement_and_no_neighbour(k
     for key in (meta_key(other, OWNER), segment_key(other, 0)):
         objects.put_if_absent(key, b"x", metadata=statement(other).to_metadata())
     storage = PrimaryCopyStorage(objects)
-    copies = {0: storage.inspect(intent(_L, segments=3)), 1: storage.inspect(intent(other, segments=1))}
+    copies = {0: storage.inspect_copy(intent(_L, segments=3)), 1: storage.inspect_copy(intent(other, segments=1))}
     assert [copy.is_incomplete for copy in copies.values()] == [True, False]
     objects.plan(Fault(operation=Operation.LIST, kind=kind, matches=ledger_prefix(_L).__eq__))
-    removals = storage.remove(copies, on_progress=lambda _: None)
+    removals = storage.remove_copies(copies, on_progress=lambda _: None)
     assert (removals[0].objects, removals[0].answered) == (3, False)
     assert (removals[0].error or "").startswith("the second listing got no answer: ")
-    assert removals[1] == RemovalResult(objects=2, size_bytes=2)
+    assert removals[1] == CopyRemovalResult(objects=2, size_bytes=2)
     assert objects.keys == [_META]
-    assert storage.remove({0: storage.inspect(intent(_L, segments=3))}, on_progress=lambda _: None)[0].error is None
+    assert (
+        storage.remove_copies({0: storage.inspect_copy(intent(_L, segments=3))}, on_progress=lambda _: None)[0].error
+        is None
+    )
     assert objects.keys == []
 
 
@@ -369,7 +372,7 @@ def test_primary_copy_short_for_good_goes_whole() -> None:
     """What was lost before is no reason to keep the rest for ever (apache/bookkeeper#3316, apache/pulsar#15992)."""
     objects = _store(segments=2)
     removal, _ = _remove(objects, _inspect(objects, segments=3))
-    assert removal == RemovalResult(objects=3, size_bytes=20)
+    assert removal == CopyRemovalResult(objects=3, size_bytes=20)
     assert objects.keys == []
 
 
@@ -398,7 +401,7 @@ def test_primary_copy_half_deleted_by_key_is_still_own() -> None:
 def test_primary_copy_nothing_to_remove_asks_nobody() -> None:
     """An empty batch sends no request."""
     objects = FakeObjectStore()
-    assert PrimaryCopyStorage(objects).remove({}, on_progress=lambda _count: None) == {}
+    assert PrimaryCopyStorage(objects).remove_copies({}, on_progress=lambda _count: None) == {}
     assert objects.calls == []
 
 
@@ -408,7 +411,7 @@ def test_inspect_ledger_of_an_earlier_catalog_with_this_id_is_foreign(hidden: se
     objects = _Blind(hidden)
     _store(into=objects)
     newborn = intent(_L, segments=0, ledger_created_us=6)
-    assert PrimaryCopyStorage(objects).inspect(newborn).verdict is CopyVerdict.FOREIGN
+    assert PrimaryCopyStorage(objects).inspect_copy(newborn).verdict is CopyVerdict.FOREIGN
 
 
 def test_inspect_segment_that_the_catalog_never_registered_is_asked_for_its_owner() -> None:
@@ -453,9 +456,9 @@ def test_primary_copy_statement_is_the_content_of_meta_json() -> None:
     said = statement(_L)
     objects = FakeObjectStore()
     objects.put_if_absent(meta_key(_L, _STRANGER), b'{"application": "other", "n": 1}', metadata={})
-    assert PrimaryCopyStorage(objects).statement(intent(_L)) == {"application": "other", "n": "1"}
+    assert PrimaryCopyStorage(objects).read_statement(intent(_L)) == {"application": "other", "n": "1"}
     objects.put_if_absent(meta_key(_L, OWNER), said.to_json(), metadata={})
-    assert PrimaryCopyStorage(objects).statement(intent(_L)) == said.to_metadata(), "ours comes first"
+    assert PrimaryCopyStorage(objects).read_statement(intent(_L)) == said.to_metadata(), "ours comes first"
 
 
 @pytest.mark.parametrize("body", [b"no json", b"[1]", b"\xff"])
@@ -463,15 +466,15 @@ def test_primary_copy_statement_that_is_no_object_is_shown_as_it_begins(body: by
     """Somebody else's file is no reason to explain nothing."""
     objects = FakeObjectStore()
     objects.put_if_absent(meta_key(_L, OWNER), body, metadata={})
-    said = PrimaryCopyStorage(objects).statement(intent(_L))
+    said = PrimaryCopyStorage(objects).read_statement(intent(_L))
     assert said is not None
     assert list(said) == ["unreadable"]
 
 
 def test_primary_copy_statement_without_meta_json_is_that_of_an_object() -> None:
     """A half-deleted ledger still says whose it is; of an absent one nothing says anything."""
-    assert PrimaryCopyStorage(_store(meta=False)).statement(intent(_L)) == statement(_L).to_metadata()
-    assert PrimaryCopyStorage(FakeObjectStore()).statement(intent(_L)) is None
+    assert PrimaryCopyStorage(_store(meta=False)).read_statement(intent(_L)) == statement(_L).to_metadata()
+    assert PrimaryCopyStorage(FakeObjectStore()).read_statement(intent(_L)) is None
 
 
 _BUCKET = replace(OWNER, component=Component.DELAYED_INDEX)
@@ -486,18 +489,18 @@ def test_parts_of_a_dead_upload_are_freed_with_the_ledger_of_a_bucket() -> None:
     """No listing shows them: a ledger of which only parts are left is not gone; what others upload stays."""
     objects, key, other = FakeObjectStore(), segment_key(_L, 0), segment_key(LedgerId(_L + 256), 0)
     objects.unfinished = {key, other}
-    found = PrimaryCopyStorage(objects).inspect(_bucket())
+    found = PrimaryCopyStorage(objects).inspect_copy(_bucket())
     assert (found.verdict, found.uploads) == (CopyVerdict.OWN, (key,))
-    assert _remove(objects, found)[0] == RemovalResult()
+    assert _remove(objects, found)[0] == CopyRemovalResult()
     assert objects.unfinished == {other}
-    assert PrimaryCopyStorage(objects).inspect(_bucket()).verdict is CopyVerdict.ABSENT
+    assert PrimaryCopyStorage(objects).inspect_copy(_bucket()).verdict is CopyVerdict.ABSENT
 
 
 def test_parts_beside_the_statement_of_a_bucket_are_freed_before_it() -> None:
     """A creator that died in mid-upload leaves both."""
     objects, key = _store(segments=0, owner=_BUCKET), segment_key(_L, 0)
     objects.unfinished = {key}
-    found = PrimaryCopyStorage(objects).inspect(_bucket())
+    found = PrimaryCopyStorage(objects).inspect_copy(_bucket())
     assert (found.verdict, found.uploads, found.meta_keys) == (CopyVerdict.OWN, (key,), (meta_key(_L, _BUCKET),))
     assert _remove(objects, found)[0].objects == 1
     assert (objects.unfinished, objects.keys) == (set(), [])
@@ -508,6 +511,6 @@ def test_parts_beside_the_statement_of_a_bucket_are_freed_before_it() -> None:
 def test_published_ledgers_are_not_asked_for_parts() -> None:
     """Their upload was finished, and no other component uploads in parts: one request less for each ledger."""
     bucket, data = _store(segments=1, owner=_BUCKET), _store(segments=0)
-    PrimaryCopyStorage(bucket).inspect(_bucket(segments=1, last_segment=0))
+    PrimaryCopyStorage(bucket).inspect_copy(_bucket(segments=1, last_segment=0))
     _inspect(data, segments=0)
     assert Operation.UPLOADS not in {operation for operation, _ in (*bucket.calls, *data.calls)}

@@ -11,7 +11,7 @@ from logstore.errors import PreconditionFailed
 from logstore.log.ledger_object_keys import meta_key, segment_key
 from logstore.log.ledgers import CopyKind
 from logstore.offload.tiered_copy import data_key, index_key
-from logstore.ports.object_storage import RemovalResult
+from logstore.ports.object_storage import CopyRemovalResult
 from logstore.positions import LedgerId
 from tests.fakes.objects import FakeObjectStore, Fault, FaultKind, Operation
 from tests.logstore.builders import OWNER, intent, statement
@@ -30,11 +30,11 @@ def _stored(objects: FakeObjectStore, ledgers: int, *, segments: int = 2) -> lis
     return [replace(intent(number, segments=segments), row_id=number) for number in range(ledgers)]
 
 
-def _remove(objects: FakeObjectStore, intents: list[DeletionIntent]) -> dict[int, RemovalResult]:
+def _remove(objects: FakeObjectStore, intents: list[DeletionIntent]) -> dict[int, CopyRemovalResult]:
     copies = PrimaryCopyStorage(objects)
-    found = {row.row_id: copies.inspect(row) for row in intents}
+    found = {row.row_id: copies.inspect_copy(row) for row in intents}
     objects.calls.clear()
-    return dict(copies.remove(found, on_progress=lambda _: None))
+    return dict(copies.remove_copies(found, on_progress=lambda _: None))
 
 
 def _keeping(times: int = 1_000, *, of: str = "") -> Fault:
@@ -68,7 +68,7 @@ def test_batch_gains_no_request_for_each_of_its_ledgers() -> None:
     """A sample of four keys of data and four statements is looked at, of any number of ledgers."""
     objects = FakeObjectStore()
     removed = _remove(objects, _stored(objects, 300))
-    assert set(removed.values()) == {RemovalResult(objects=3, size_bytes=12)}
+    assert set(removed.values()) == {CopyRemovalResult(objects=3, size_bytes=12)}
     requests = [operation for operation, _ in objects.calls]
     assert requests.count(Operation.GET_RANGE) == 8
     assert set(requests) == {Operation.DELETE, Operation.GET_RANGE}
@@ -96,7 +96,7 @@ def test_sample_that_gets_no_answer_takes_nothing_back_that_the_store_confirmed(
         operation=Operation.GET_RANGE, kind=FaultKind.BEFORE, times=1_000, matches=lambda key: key.endswith(part)
     )
     objects.plan(unanswered)
-    assert set(_remove(objects, intents).values()) == {RemovalResult(objects=3, size_bytes=12)}
+    assert set(_remove(objects, intents).values()) == {CopyRemovalResult(objects=3, size_bytes=12)}
     assert objects.keys == []
 
 
@@ -153,9 +153,9 @@ def test_tiered_copy_that_the_store_keeps_is_not_done(part: str) -> None:
     for key in (data, index):
         objects.put_if_absent(key, b"x", metadata=statement(7).to_metadata())
     copies = TieredCopyStorage(lambda _: objects, now_us=lambda: 0)
-    found = copies.inspect(row)
+    found = copies.inspect_copy(row)
     assert found.verdict is CopyVerdict.OWN
     objects.plan(Fault(operation=Operation.DELETE, kind=FaultKind.LOST, matches=lambda key: key == data + part))
-    removed = copies.remove({1: found}, on_progress=lambda _: None)
+    removed = copies.remove_copies({1: found}, on_progress=lambda _: None)
     assert "still has it" in (removed[1].error or "")
     assert objects.keys == ([index] if part else [data, index])

@@ -173,4 +173,4 @@ def test_inspections_by_a_shared_listing_say_what_lone_ones_say() -> None:
     asked = [intent(LedgerId(number), segments=2 + (number == ids[1])) for number in ids]
     copies = PrimaryCopyStorage(objects)
     inspect = copies.prepare_inspection(asked)
-    assert [inspect(one) for one in asked] == [copies.inspect(one) for one in asked]
+    assert [inspect(one) for one in asked] == [copies.inspect_copy(one) for one in asked]

@@ -10,7 +10,7 @@ from logstore.deletion.services.tiered_copies import TieredCopyStorage
 from logstore.errors import CatalogMismatch, CorruptData, StoreUnavailable, UploadOpen
 from logstore.log.ledgers import Component, CopyKind, LedgerOwner, LedgerStatement
 from logstore.offload.tiered_copy import UPLOAD_GRACE_S, CopyLocation, data_key, index_key
-from logstore.ports.object_storage import ObjectInfo, RemovalResult
+from logstore.ports.object_storage import CopyRemovalResult, ObjectInfo
 from logstore.positions import LedgerId, TopicId
 from logstore.stop_checks import use_stop_check
 from tests.fakes.objects import FakeObjectStore, Fault, FaultKind, Operation
@@ -71,12 +71,12 @@ def copies(objects: FakeObjectStore, *, now_us: int = NOW_US, bucket: str = "col
 
 
 def inspect(objects: FakeObjectStore, intent: DeletionIntent = INTENT) -> StoredCopy:
-    return copies(objects).inspect(intent)
+    return copies(objects).inspect_copy(intent)
 
 
-def remove(objects: FakeObjectStore, copy: StoredCopy) -> tuple[RemovalResult, list[int]]:
+def remove(objects: FakeObjectStore, copy: StoredCopy) -> tuple[CopyRemovalResult, list[int]]:
     told: list[int] = []
-    return copies(objects).remove({1: copy}, on_progress=told.append)[1], told
+    return copies(objects).remove_copies({1: copy}, on_progress=told.append)[1], told
 
 
 def with_end(seconds: float) -> DeletionIntent:
@@ -94,7 +94,7 @@ def test_pair_that_is_ours_is_removed_data_first(objects: Blind) -> None:
         (INDEX,),
         10,
     )
-    assert remove(objects, found) == (RemovalResult(objects=2, size_bytes=10), [1, 1])
+    assert remove(objects, found) == (CopyRemovalResult(objects=2, size_bytes=10), [1, 1])
     assert [key for op, key in objects.calls if op is Operation.DELETE] == [DATA, INDEX]
     assert inspect(objects).verdict is CopyVerdict.ABSENT
     assert len(objects.keys) == 2
@@ -106,7 +106,7 @@ def test_half_a_pair_is_still_ours(objects: Blind, left: str) -> None:
     put(objects, left)
     found = inspect(objects)
     assert found.verdict is CopyVerdict.OWN
-    assert remove(objects, found)[0] == RemovalResult(objects=1, size_bytes=5)
+    assert remove(objects, found)[0] == CopyRemovalResult(objects=1, size_bytes=5)
     assert inspect(objects).verdict is CopyVerdict.ABSENT
 
 
@@ -184,7 +184,7 @@ def test_parts_of_a_dead_upload_are_freed_with_its_copy(objects: Blind) -> None:
     objects.unfinished = {DATA, f"{DATA}9", "other"}
     found = inspect(objects, with_end(-UPLOAD_GRACE_S))
     assert (found.verdict, found.uploads) == (CopyVerdict.OWN, (DATA,))
-    assert remove(objects, found)[0] == RemovalResult()
+    assert remove(objects, found)[0] == CopyRemovalResult()
     assert objects.unfinished == {f"{DATA}9", "other"}
     assert inspect(objects, with_end(-UPLOAD_GRACE_S)).verdict is CopyVerdict.ABSENT
 
@@ -231,8 +231,8 @@ def test_copies_of_several_buckets_are_removed_each_where_it_stands() -> None:
     first = replace(INTENT, context={"uuid": UUID, "bucket": "cold"})
     for store in (old, new):
         put(store, DATA, INDEX)
-    found = {row.row_id: storage.inspect(row) for row in (first, second)}
-    done = storage.remove(found, on_progress=lambda _: None)
+    found = {row.row_id: storage.inspect_copy(row) for row in (first, second)}
+    done = storage.remove_copies(found, on_progress=lambda _: None)
     assert {row: removal.objects for row, removal in done.items()} == {1: 2, 2: 2}
     assert (old.keys, new.keys) == ([], [])
 
@@ -240,7 +240,7 @@ def test_copies_of_several_buckets_are_removed_each_where_it_stands() -> None:
 def test_remove_of_nothing_asks_nothing(objects: Blind) -> None:
     """No copies, no requests."""
     before = len(objects.calls)
-    assert copies(objects).remove({}, on_progress=lambda _: None) == {}
+    assert copies(objects).remove_copies({}, on_progress=lambda _: None) == {}
     assert len(objects.calls) == before
 
 
@@ -261,8 +261,8 @@ def test_absence_is_doubted_in_each_bucket_that_is_not_the_catalogs() -> None:
     )
     rows = [(1, "ours"), (2, "theirs"), (3, "theirs")]
     absent = [replace(INTENT, row_id=row, context={"uuid": UUID, "bucket": bucket}) for row, bucket in rows]
-    assert storage.check_absence(absent) == {2: theirs.refusal, 3: theirs.refusal}
-    assert storage.check_absence([]) == {}
+    assert storage.prove_absence(absent) == {2: theirs.refusal, 3: theirs.refusal}
+    assert storage.prove_absence([]) == {}
 
 
 @pytest.mark.parametrize(
@@ -284,4 +284,4 @@ def test_intent_whose_context_names_no_place_is_invalid_at_once(change: dict[str
     assert outcome is Outcome.INVALID
     assert why.startswith(f"offload context: {told}: expected ")
     with pytest.raises(CorruptData, match=told):
-        copies(FakeObjectStore()).inspect(replace(INTENT, context={**INTENT.context, **change}))
+        copies(FakeObjectStore()).inspect_copy(replace(INTENT, context={**INTENT.context, **change}))

@@ -56,10 +56,10 @@ def own(catalog: FakeCatalog, bucket: FakeObjectStore, named: NamedBucket = LOGS
 def ledger(catalog: FakeCatalog, *stores: FakeObjectStore, created_us: int | None = None) -> LedgerId:
     """A live ledger of a topic, with its statement in these buckets."""
     topics = every_topic(catalog.topics)
-    topic = topics[0] if topics else catalog.topics.create("persistent://a/b/topic", RetentionPolicy())
-    made = catalog.ledgers.create(topic.topic_id, application="sexton")
+    topic = topics[0] if topics else catalog.topics.create_topic("persistent://a/b/topic", RetentionPolicy())
+    made = catalog.ledgers.create_ledger(topic.topic_id, application="sexton")
     last = catalog.ledgers.last_ledger(topic.topic_id)
-    assert catalog.ledgers.attach(made.ledger_id, after=last.ledger_id if last else None)
+    assert catalog.ledgers.attach_ledger(made.ledger_id, after=last.ledger_id if last else None)
     facts = made.to_metadata() | ({} if created_us is None else {"created-us": str(created_us)})
     for store in stores:
         store.put_if_absent(meta_key(made.ledger_id, made.owner), made.to_json(), metadata=facts)
@@ -87,7 +87,7 @@ def test_new_catalog_marks_its_empty_bucket_once_and_records_it(catalog: FakeCat
     store = own(catalog, bucket)
     assert list(store.list("ledgers/")) == []
     assert marker(bucket) == marker_content(catalog.catalog_id)
-    assert catalog.identities.marked_buckets() == {(BucketRole.PRIMARY, "logs")}
+    assert catalog.identities.list_marked_buckets() == {(BucketRole.PRIMARY, "logs")}
     calls = len(bucket.calls)
     store.head("x")
     assert bucket.calls[calls:] == [(Operation.HEAD, "x")]
@@ -107,12 +107,12 @@ def cut_answers(bucket: FakeObjectStore, times: int, *, body: bytes | None = b'{
     bucket.get = get  # type: ignore[method-assign]
 
 
-@pytest.mark.parametrize("use", [lambda store: store.require(), lambda store: store.confirm()])
+@pytest.mark.parametrize("use", [lambda store: store.require_ownership(), lambda store: store.confirm_ownership()])
 def test_marker_whose_answer_was_cut_off_is_read_again(
     use: Callable[[MarkerCheckedBucket], object], catalog: FakeCatalog, bucket: FakeObjectStore
 ) -> None:
     """One answer that a gateway chopped said that the bucket is another catalog's, and ended jobs for good."""
-    own(catalog, bucket).require()
+    own(catalog, bucket).require_ownership()
     cut_answers(bucket, 2)
     use(own(catalog, bucket))
 
@@ -122,11 +122,11 @@ def test_marker_that_head_shows_otherwise_is_asked_for_later(
     body: bytes | None, catalog: FakeCatalog, bucket: FakeObjectStore
 ) -> None:
     """Its length says that the answers are not the object: that may pass, and refuses no bucket."""
-    own(catalog, bucket).require()
+    own(catalog, bucket).require_ownership()
     cut_answers(bucket, 1_000, body=body)
     for use in (
-        own(catalog, bucket).require,
-        own(catalog, bucket).confirm,
+        own(catalog, bucket).require_ownership,
+        own(catalog, bucket).confirm_ownership,
         lambda: LostCatalogIdentity.read_from_bucket(LOGS, bucket),
     ):
         with pytest.raises(StoreUnavailable, match="expected answers that agree"):
@@ -137,7 +137,7 @@ def test_marker_that_is_damaged_in_storage_is_nobodys(catalog: FakeCatalog, buck
     """All answers agree on it: a person must look, and a rebuild takes its first bytes for no catalog's id."""
     bucket.put_if_absent(MARKER_KEY, b'{"cata', metadata={})
     with pytest.raises(CatalogMismatch, match="unreadable"):
-        own(catalog, bucket).require()
+        own(catalog, bucket).require_ownership()
     with pytest.raises(CatalogMismatch, match="unreadable"):
         LostCatalogIdentity.read_from_bucket(LOGS, bucket)
 
@@ -146,9 +146,9 @@ def test_marker_that_was_answered_and_not_stored_is_not_recorded(catalog: FakeCa
     """Recorded, it would make the bucket a lost one for good; the next use puts it."""
     bucket.plan(Fault(operation=Operation.PUT, kind=FaultKind.LOST))
     with pytest.raises(UploadUnproven, match="not there"):
-        own(catalog, bucket).require()
-    assert catalog.identities.marked_buckets() == frozenset()
-    own(catalog, bucket).require()
+        own(catalog, bucket).require_ownership()
+    assert catalog.identities.list_marked_buckets() == frozenset()
+    own(catalog, bucket).require_ownership()
     assert marker(bucket) == marker_content(catalog.catalog_id)
 
 
@@ -157,7 +157,7 @@ def test_marker_that_was_answered_and_not_stored_is_not_recorded(catalog: FakeCa
     [
         lambda store: store.put_if_absent("k", b"", metadata={}),
         lambda store: store.put_file_if_absent("k", None, metadata={}, proceed=lambda: None),
-        lambda store: store.open_uploads("k"),
+        lambda store: store.list_open_uploads("k"),
         lambda store: store.abort_uploads("k"),
         lambda store: store.get("k"),
         lambda store: store.get_range("k", 0, 1),
@@ -165,8 +165,8 @@ def test_marker_that_was_answered_and_not_stored_is_not_recorded(catalog: FakeCa
         lambda store: list(store.list("k")),
         lambda store: list(store.list_folder("k")),
         lambda store: store.delete(["k"]),
-        lambda store: store.require(),
-        lambda store: store.confirm(),
+        lambda store: store.require_ownership(),
+        lambda store: store.confirm_ownership(),
     ],
 )
 def test_bucket_of_another_catalog_is_refused_at_every_use(
@@ -179,7 +179,7 @@ def test_bucket_of_another_catalog_is_refused_at_every_use(
         with pytest.raises(CatalogMismatch, match=f"expected the marker of catalog {catalog.catalog_id}.*{THEIRS}"):
             use(store)
     assert set(bucket.calls[calls:]) == {(Operation.GET, MARKER_KEY)}
-    assert catalog.identities.marked_buckets() == frozenset()
+    assert catalog.identities.list_marked_buckets() == frozenset()
 
 
 class _Catalog:
@@ -223,7 +223,7 @@ def test_each_removal_asks_once_whether_the_catalog_is_the_one(catalog: FakeCata
     store.delete(["k"])
     assert asked.asked == 1
     copy = StoredCopy(verdict=CopyVerdict.OWN, data_keys=("ledgers/00/1/a",), meta_keys=("ledgers/00/1/b",))
-    PrimaryCopyStorage(store).remove({1: copy}, on_progress=lambda _: None)
+    PrimaryCopyStorage(store).remove_copies({1: copy}, on_progress=lambda _: None)
     assert asked.asked == 2
     store.begin_removal().delete(["k"])
     assert asked.asked == 3
@@ -251,7 +251,7 @@ def test_record_log_that_does_not_answer_stops_no_append(catalog: FakeCatalog, b
     """It is asked again half a minute later."""
     asked = _Catalog()
     store = asked.own(catalog, bucket)
-    store.require()
+    store.require_ownership()
     asked.refuses = StoreUnavailable("no answer")
     asked.now_s += 30
     for _ in range(3):
@@ -268,7 +268,7 @@ def test_process_whose_questions_get_no_answer_writes_no_longer_than_a_rebuild_w
     """It counts from the question that was answered, and reads go on. Each upload asks until there is an answer."""
     asked = _Catalog()
     store = asked.own(catalog, bucket)
-    store.require()
+    store.require_ownership()
     asked.refuses = StoreUnavailable("no answer")
     asked.now_s += MAX_UNANSWERED_S - 1
     store.put_if_absent("in time", b"", metadata={})
@@ -305,7 +305,7 @@ def test_parallel_uploads_after_an_idle_minute_share_one_question(
         asked.still_current()
 
     store = MarkerChecker(catalog.identities).own(LOGS, lambda: bucket, ask_behind_all, now_s=read_clock)
-    store.require()
+    store.require_ownership()
     clock_reads.clear()
     asked.now_s += MAX_UNANSWERED_S + 1
     asked.refuses = refuses
@@ -333,7 +333,7 @@ def test_answer_that_came_late_counts_from_its_question(catalog: FakeCatalog, bu
     slow = MarkerChecker(catalog.identities).own(
         LOGS, lambda: bucket, lambda: _pass_and_ask(asked, 29), now_s=lambda: asked.now_s
     )
-    slow.require()
+    slow.require_ownership()
     asked.refuses = CatalogOutdated("another")
     asked.now_s += 1
     with pytest.raises(CatalogOutdated):
@@ -347,27 +347,27 @@ def _pass_and_ask(asked: _Catalog, seconds: float) -> None:
 
 def test_another_empty_bucket_is_refused_by_name(catalog: FakeCatalog, bucket: FakeObjectStore) -> None:
     """A worker with a wrong setting, or at a wrong endpoint, never takes a new bucket for its own."""
-    own(catalog, bucket).require()
+    own(catalog, bucket).require_ownership()
     with pytest.raises(
         CatalogMismatch, match=r"bucket other at .*found no marker; this catalog's primary bucket is logs"
     ):
         own(
             catalog, FakeObjectStore(), NamedBucket(role=BucketRole.PRIMARY, bucket="other", address="http://store")
-        ).require()
+        ).require_ownership()
     with pytest.raises(CatalogMismatch, match=r"bucket logs at http://store.*another store answers at this address"):
-        own(catalog, FakeObjectStore()).require()
-    assert catalog.identities.marked_buckets() == {(BucketRole.PRIMARY, "logs")}
+        own(catalog, FakeObjectStore()).require_ownership()
+    assert catalog.identities.list_marked_buckets() == {(BucketRole.PRIMARY, "logs")}
 
 
 def test_bucket_that_moved_with_its_marker_is_accepted_and_recorded(
     catalog: FakeCatalog, bucket: FakeObjectStore
 ) -> None:
     """A copy of the whole bucket is this catalog's wherever it stands."""
-    own(catalog, bucket).require()
+    own(catalog, bucket).require_ownership()
     moved = FakeObjectStore()
     moved.put_if_absent(MARKER_KEY, marker_content(catalog.catalog_id), metadata={})
-    own(catalog, moved, NamedBucket(role=BucketRole.PRIMARY, bucket="new", address="http://new")).require()
-    assert catalog.identities.marked_buckets() == {(BucketRole.PRIMARY, "logs"), (BucketRole.PRIMARY, "new")}
+    own(catalog, moved, NamedBucket(role=BucketRole.PRIMARY, bucket="new", address="http://new")).require_ownership()
+    assert catalog.identities.list_marked_buckets() == {(BucketRole.PRIMARY, "logs"), (BucketRole.PRIMARY, "new")}
 
 
 def test_bucket_of_another_role_is_refused_although_its_marker_is_ours(
@@ -375,12 +375,12 @@ def test_bucket_of_another_role_is_refused_although_its_marker_is_ours(
 ) -> None:
     """Settings that name two buckets the wrong way round would have every ledger taken for gone."""
     cold = FakeObjectStore()
-    own(catalog, bucket).require()
-    own(catalog, cold, COLD).require()
+    own(catalog, bucket).require_ownership()
+    own(catalog, cold, COLD).require_ownership()
     wrong = own(catalog, cold, NamedBucket(role=BucketRole.PRIMARY, bucket="cold", address="http://store"))
     with pytest.raises(CatalogMismatch, match=r"found the marker of its tiered bucket; .*primary bucket is logs"):
         list(wrong.list("ledgers/"))
-    assert catalog.identities.marked_buckets() == {(BucketRole.PRIMARY, "logs"), (BucketRole.TIERED, "cold")}
+    assert catalog.identities.list_marked_buckets() == {(BucketRole.PRIMARY, "logs"), (BucketRole.TIERED, "cold")}
 
 
 @pytest.mark.parametrize("known", [True, False])
@@ -392,15 +392,15 @@ def test_bucket_that_a_process_of_ours_marks_and_fills_meanwhile_is_ours(
 
     def another() -> None:
         if first is None:
-            own(catalog, bucket).require()
+            own(catalog, bucket).require_ownership()
             ledger(catalog, bucket)
         else:
             bucket.put_if_absent(MARKER_KEY, marker_content(catalog.catalog_id), metadata={})
 
     operation = Operation.HEAD if known else Operation.LIST
     bucket.plan(Fault(operation=operation, kind=FaultKind.CALL, action=another))
-    own(catalog, bucket).require()
-    assert catalog.identities.marked_buckets() == {(BucketRole.PRIMARY, "logs")}
+    own(catalog, bucket).require_ownership()
+    assert catalog.identities.list_marked_buckets() == {(BucketRole.PRIMARY, "logs")}
 
 
 def test_upgrade_adopts_a_bucket_that_holds_what_the_catalog_wrote(
@@ -409,7 +409,7 @@ def test_upgrade_adopts_a_bucket_that_holds_what_the_catalog_wrote(
     """One statement that is there is enough: a ledger that lost its objects keeps nobody out."""
     ledger(catalog, bucket)
     ledger(catalog)
-    own(catalog, bucket).require()
+    own(catalog, bucket).require_ownership()
     assert marker(bucket) == marker_content(catalog.catalog_id)
 
 
@@ -422,9 +422,9 @@ def test_upgrade_with_everything_on_its_way_out_adopts_by_what_is_left(
     ((row_id, row),) = catalog.intent_rows.items()
     catalog.intent_rows[row_id] = replace(row, segments=2)
     with pytest.raises(CatalogMismatch, match="expected one of 1 ledgers that this catalog has there, found none"):
-        own(catalog, FakeObjectStore()).require()
-    own(catalog, bucket).require()
-    assert catalog.identities.marked_buckets() == {(BucketRole.PRIMARY, "logs")}
+        own(catalog, FakeObjectStore()).require_ownership()
+    own(catalog, bucket).require_ownership()
+    assert catalog.identities.list_marked_buckets() == {(BucketRole.PRIMARY, "logs")}
 
 
 def test_upgrade_with_nothing_but_dead_letters_adopts_by_what_is_left(
@@ -435,10 +435,10 @@ def test_upgrade_with_nothing_but_dead_letters_adopts_by_what_is_left(
     catalog.detach(TopicId(1), [dead])
     ((row_id, row),) = catalog.intent_rows.items()
     catalog.intent_rows[row_id] = replace(row, segments=2, state=DeletionState.DEAD_LETTERED)
-    own(catalog, bucket).require()
+    own(catalog, bucket).require_ownership()
     assert marker(bucket) == marker_content(catalog.catalog_id)
     catalog.markers.clear()
-    own(catalog, FakeObjectStore()).require()
+    own(catalog, FakeObjectStore()).require_ownership()
 
 
 @pytest.mark.parametrize("context", [{}, {"uuid": UUID, "bucket": "cold", "until_us": "1"}])
@@ -454,16 +454,16 @@ def test_copies_that_may_never_have_been_stored_keep_no_bucket_out(
     strange = FakeObjectStore()
     strange.put_if_absent("x-ledger-9" if context else "ledgers/00/x", b"", metadata={})
     with pytest.raises(CatalogMismatch, match="expected nothing yet"):
-        own(catalog, strange, named).require()
-    own(catalog, bucket, named).require()
+        own(catalog, strange, named).require_ownership()
+    own(catalog, bucket, named).require_ownership()
 
 
 def test_upgrade_refuses_a_bucket_that_lacks_all_live_ledgers(catalog: FakeCatalog, bucket: FakeObjectStore) -> None:
     """An empty bucket is the worst one to be taken for ours: everything would seem to be gone."""
     ledger(catalog)
     with pytest.raises(CatalogMismatch, match="expected one of 1 ledgers that this catalog has there, found none"):
-        own(catalog, bucket).require()
-    assert (marker(bucket), catalog.identities.marked_buckets()) == (None, frozenset())
+        own(catalog, bucket).require_ownership()
+    assert (marker(bucket), catalog.identities.list_marked_buckets()) == (None, frozenset())
 
 
 def test_upgrade_refuses_a_bucket_whose_statement_contradicts_a_live_ledger(
@@ -473,7 +473,7 @@ def test_upgrade_refuses_a_bucket_whose_statement_contradicts_a_live_ledger(
     ledger(catalog, bucket)
     ledger(catalog, bucket, created_us=1)
     with pytest.raises(CatalogMismatch, match=r"expected what this catalog wrote, found that .* of another ledger"):
-        own(catalog, bucket).require()
+        own(catalog, bucket).require_ownership()
     assert marker(bucket) is None
 
 
@@ -481,7 +481,7 @@ def test_new_catalog_refuses_a_bucket_with_ledgers_of_others(catalog: FakeCatalo
     """A database that was lost and made anew does not take the old one's store."""
     bucket.put_if_absent("ledgers/00/0000000000000000/00000000.parquet", b"", metadata={})
     with pytest.raises(CatalogMismatch, match=r"expected nothing yet.*found 'ledgers/00/"):
-        own(catalog, bucket).require()
+        own(catalog, bucket).require_ownership()
     assert marker(bucket) is None
 
 
@@ -493,7 +493,7 @@ def test_new_catalog_refuses_a_bucket_whose_first_listing_hides_ledgers_of_other
     bucket.put_if_absent(strange, b"", metadata={})
     bucket.unlisted = {"ledgers/": 1}
     with pytest.raises(CatalogMismatch, match=rf"expected nothing yet.*found '{strange}'"):
-        own(catalog, bucket).require()
+        own(catalog, bucket).require_ownership()
     assert marker(bucket) is None
 
 
@@ -509,7 +509,7 @@ def test_new_catalog_refuses_a_bucket_that_holds_what_a_catalog_puts_first_thoug
     bucket.put_if_absent(first, b"", metadata={})
     bucket.unlisted = {named.role.prefix: 1_000}
     with pytest.raises(CatalogMismatch, match=rf"expected nothing yet.*found '{first}'"):
-        own(catalog, bucket, named).require()
+        own(catalog, bucket, named).require_ownership()
     assert marker(bucket) is None
 
 
@@ -519,7 +519,7 @@ def test_new_catalog_refuses_a_record_log_of_an_earlier_build_whose_first_manife
     """It has no mark, and its manifests are listed."""
     bucket.put_if_absent(manifest_key(250), b"", metadata={})
     with pytest.raises(CatalogMismatch, match=rf"expected nothing yet.*found '{manifest_key(250)}'"):
-        own(catalog, bucket, RECORDS).require()
+        own(catalog, bucket, RECORDS).require_ownership()
 
 
 def test_tiered_bucket_is_adopted_by_the_copies_whose_context_names_it(
@@ -528,21 +528,21 @@ def test_tiered_bucket_is_adopted_by_the_copies_whose_context_names_it(
     """Copies of another bucket are no evidence; a bucket with pairs of others is refused."""
     one = ledger(catalog)
     offload(catalog, one, bucket)
-    own(catalog, bucket, COLD).require()
+    own(catalog, bucket, COLD).require_ownership()
     new = NamedBucket(role=BucketRole.TIERED, bucket="newer", address="http://store")
-    own(catalog, FakeObjectStore(), new).require()
-    assert catalog.identities.marked_buckets() == {(BucketRole.TIERED, "cold"), (BucketRole.TIERED, "newer")}
+    own(catalog, FakeObjectStore(), new).require_ownership()
+    assert catalog.identities.list_marked_buckets() == {(BucketRole.TIERED, "cold"), (BucketRole.TIERED, "newer")}
     strange = FakeObjectStore()
     strange.put_if_absent(index_key(UUID, LedgerId(9)), b"", metadata={})
     with pytest.raises(CatalogMismatch, match="expected nothing yet"):
-        own(catalog, strange, NamedBucket(role=BucketRole.TIERED, bucket="strange", address="")).require()
+        own(catalog, strange, NamedBucket(role=BucketRole.TIERED, bucket="strange", address="")).require_ownership()
 
 
 def test_tiered_bucket_that_lacks_its_live_copies_is_refused(catalog: FakeCatalog, bucket: FakeObjectStore) -> None:
     """As the primary one."""
     offload(catalog, ledger(catalog), None)
     with pytest.raises(CatalogMismatch, match="tiered bucket cold"):
-        own(catalog, bucket, COLD).require()
+        own(catalog, bucket, COLD).require_ownership()
 
 
 def test_process_that_dies_between_marker_and_row_leaves_a_bucket_that_names_its_catalog(
@@ -552,18 +552,18 @@ def test_process_that_dies_between_marker_and_row_leaves_a_bucket_that_names_its
     for point in ("identity.put_marker.after", "identity.record_marker.before"):
         failpoints.arm(point, "crash")
         with pytest.raises(SimulatedCrash):
-            own(catalog, bucket).require()
+            own(catalog, bucket).require_ownership()
         failpoints.disarm()
-        assert (marker(bucket), catalog.identities.marked_buckets()) == (
+        assert (marker(bucket), catalog.identities.list_marked_buckets()) == (
             marker_content(catalog.catalog_id),
             frozenset(),
         )
     other = FakeCatalog()
     other.catalog_id = THEIRS
     with pytest.raises(CatalogMismatch):
-        own(other, bucket).require()
-    own(catalog, bucket).require()
-    assert catalog.identities.marked_buckets() == {(BucketRole.PRIMARY, "logs")}
+        own(other, bucket).require_ownership()
+    own(catalog, bucket).require_ownership()
+    assert catalog.identities.list_marked_buckets() == {(BucketRole.PRIMARY, "logs")}
 
 
 @pytest.mark.parametrize("point", ["identity.put_marker.reported_failed", "identity.record_marker.reported_failed"])
@@ -577,7 +577,7 @@ def test_effect_that_is_reported_as_failed_is_found_done(
         store.head("x")
     assert store.head("x") is None
     assert marker(bucket) == marker_content(catalog.catalog_id)
-    assert catalog.identities.marked_buckets() == {(BucketRole.PRIMARY, "logs")}
+    assert catalog.identities.list_marked_buckets() == {(BucketRole.PRIMARY, "logs")}
 
 
 def test_two_catalogs_that_adopt_at_once_end_with_one(catalog: FakeCatalog, bucket: FakeObjectStore) -> None:
@@ -586,14 +586,14 @@ def test_two_catalogs_that_adopt_at_once_end_with_one(catalog: FakeCatalog, buck
     other.catalog_id = THEIRS
 
     def first() -> None:
-        own(other, bucket).require()
+        own(other, bucket).require_ownership()
 
     race = Fault(operation=Operation.PUT, kind=FaultKind.CALL, matches=lambda key: key == MARKER_KEY, action=first)
     bucket.plan(race)
     with pytest.raises(CatalogMismatch, match=THEIRS):
-        own(catalog, bucket).require()
-    assert not catalog.identities.marked_buckets()
-    assert other.identities.marked_buckets() == {(BucketRole.PRIMARY, "logs")}
+        own(catalog, bucket).require_ownership()
+    assert not catalog.identities.list_marked_buckets()
+    assert other.identities.list_marked_buckets() == {(BucketRole.PRIMARY, "logs")}
 
 
 def test_processes_of_one_catalog_that_adopt_at_once_all_may_go_on(
@@ -609,21 +609,21 @@ def test_processes_of_one_catalog_that_adopt_at_once_all_may_go_on(
 def test_confirm_reads_the_marker_again(catalog: FakeCatalog, bucket: FakeObjectStore) -> None:
     """What was seen at the start says nothing of a store that answers at the address now."""
     store = own(catalog, bucket)
-    store.require()
-    store.confirm()
+    store.require_ownership()
+    store.confirm_ownership()
     bucket.delete([MARKER_KEY])
     with pytest.raises(CatalogMismatch, match="found no marker; another store answers"):
-        store.confirm()
+        store.confirm_ownership()
     bucket.put_if_absent(MARKER_KEY, marker_content(THEIRS), metadata={})
     with pytest.raises(CatalogMismatch, match=THEIRS):
-        store.confirm()
+        store.confirm_ownership()
 
 
 def test_look_tells_and_changes_nothing(catalog: FakeCatalog, bucket: FakeObjectStore) -> None:
     """For `status` and `doctor`."""
     stores = MarkerChecker(catalog.identities)
     assert stores.compare_bucket(LOGS, bucket) is MarkerState.UNMARKED
-    assert (marker(bucket), catalog.identities.marked_buckets()) == (None, frozenset())
+    assert (marker(bucket), catalog.identities.list_marked_buckets()) == (None, frozenset())
     stores.require_or_mark(LOGS, bucket)
     assert stores.compare_bucket(LOGS, bucket) is MarkerState.OURS
     with pytest.raises(CatalogMismatch):

@@ -72,7 +72,7 @@ def test_what_comes_between_read_and_wait_ends_the_wait_at_once() -> None:
 def test_parked_readers_cost_one_statement_together_and_end_with_their_thread(pool: ThreadPoolExecutor) -> None:
     """However many they are, on however many topics; they ask for nothing else, and rarely (apache/pulsar#14286)."""
     with World() as world:
-        topics = [world.topic, world.catalog.topics.create("persistent://t/n/other", world.topic.policy)]
+        topics = [world.topic, world.catalog.topics.create_topic("persistent://t/n/other", world.topic.policy)]
         looks = _Looks(world)
         arrivals = LogEndPoller(looks)  # type: ignore[arg-type]  # the part of the port that it uses
         watches = [Watch(arrivals, topics[number % 2].topic_id) for number in range(30)]

@@ -42,7 +42,7 @@ def _draft(world: World, content: bytes = b"content") -> OneEntryLedgerDraft:
 
 
 def _publish(world: World, born: CreatedLedger) -> LedgerId:
-    made = world.catalog.schemas.publish(
+    made = world.catalog.schemas.publish_schema_version(
         world.topic.topic_id,
         born.ledger_id,
         digest=f"{born.ledger_id}",

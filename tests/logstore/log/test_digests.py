@@ -17,7 +17,7 @@ from logstore.log.ledger_object_keys import segment_key
 from logstore.log.ledgers import CopyKind
 from logstore.log.segment_format import COLUMNS, decode_segment, digest_footer
 from logstore.log.services.segment_reader import read_columns
-from logstore.ports.catalog import OffloadAnswer
+from logstore.ports.catalog import OffloadStartOutcome
 from logstore.ports.object_storage import ObjectInfo
 from logstore.positions import LedgerId
 from logstore.records.services import upload_reader
@@ -306,7 +306,7 @@ def test_offload_of_a_flipped_bit_is_refused_and_keeps_the_primary(scene: Offloa
     assert scene.world.catalog.ledgers.list_ledgers(scene.world.topic.topic_id)[0].copies == (CopyKind.LEDGER,)
     assert scene.tiered.keys == []
     flip(scene.world.objects, segment_key(ledger, 0), 700)
-    assert scene.upload(ledger, "u-1").answer is OffloadAnswer.BEGUN
+    assert scene.upload(ledger, "u-1").answer is OffloadStartOutcome.BEGUN
 
 
 @pytest.mark.parametrize("operation", [Operation.GET, Operation.GET_RANGE])

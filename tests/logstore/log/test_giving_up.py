@@ -115,7 +115,7 @@ def test_roll_whose_newborn_is_never_attached_has_it_looked_for_again(
             _delete(world, ledger_id)
         raise OutcomeUnknown("planned")
 
-    monkeypatch.setattr(world.catalog.ledgers, "attach", attach)
+    monkeypatch.setattr(world.catalog.ledgers, "attach_ledger", attach)
     with pytest.raises(OutcomeUnknown):
         world.process().roll(world.topic)
     assert _states(world) == _AGAIN

@@ -18,26 +18,34 @@ from logstore.errors import (
 )
 from logstore.failpoints import SimulatedCrash
 from logstore.log.services.group_commit import GroupCommitter
-from logstore.ports.catalog import Acknowledge, RegisterSegment, RegisterSegmentResult, Write, WriteResult
+from logstore.ports.catalog import (
+    AcknowledgeWrite,
+    GroupCommitResult,
+    GroupCommitWrite,
+    RegisterSegmentResult,
+    RegisterSegmentWrite,
+)
 from logstore.positions import LedgerId, TopicId
 from tests.logstore.eventually import assert_eventually
 
 
-def _write(number: int) -> RegisterSegment:
-    return RegisterSegment(topic_id=TopicId(1), ledger_id=LedgerId(0), epoch=1, number=number, entries=1, size_bytes=1)
+def _write(number: int) -> RegisterSegmentWrite:
+    return RegisterSegmentWrite(
+        topic_id=TopicId(1), ledger_id=LedgerId(0), epoch=1, number=number, entries=1, size_bytes=1
+    )
 
 
 class _Commits:
     """Answers a write with its number, or as `rule` says; can be held up."""
 
-    def __init__(self, rule: Callable[[list[int]], Sequence[WriteResult] | None] = lambda _numbers: None) -> None:
+    def __init__(self, rule: Callable[[list[int]], Sequence[GroupCommitResult] | None] = lambda _numbers: None) -> None:
         self.batches: list[list[int]] = []
         self.may_go = threading.Event()
         self.may_go.set()
         self._rule = rule
 
-    def commit(self, writes: Sequence[Write]) -> list[WriteResult]:
-        numbers = [write.number for write in writes if isinstance(write, RegisterSegment)]
+    def commit_writes(self, writes: Sequence[GroupCommitWrite]) -> list[GroupCommitResult]:
+        numbers = [write.number for write in writes if isinstance(write, RegisterSegmentWrite)]
         self.batches.append(numbers)
         assert self.may_go.wait(30)
         answer = self._rule(numbers)
@@ -317,15 +325,15 @@ def test_group_commit_write_out_of_time_while_it_is_committed_has_an_unknown_out
 
 def test_group_commit_different_writes_travel_together() -> None:
     """Appends and acknowledgements share a transaction; each error keeps its class."""
-    seen: list[Write] = []
+    seen: list[GroupCommitWrite] = []
 
     class Mixed:
-        def commit(self, writes: Sequence[Write]) -> list[WriteResult]:
+        def commit_writes(self, writes: Sequence[GroupCommitWrite]) -> list[GroupCommitResult]:
             seen.extend(writes)
             return [ProducerFenced("planned") for _ in writes]
 
     with closing(GroupCommitter(Mixed())) as committer:
-        ack = Acknowledge(topic_id=TopicId(1), subscription="s")
+        ack = AcknowledgeWrite(topic_id=TopicId(1), subscription="s")
         for future in (committer.submit(ack), committer.submit(_write(0))):
             error = future.exception(10)
             assert isinstance(error, SextonError)

@@ -22,7 +22,14 @@ from logstore.log.ledgers import LedgerState
 from logstore.log.segment_metadata import EXTENT_FIELD, UPLOAD_ID_FIELD
 from logstore.log.services import ManagedLedger
 from logstore.log.services.segment_placement import PlacementAttempts
-from logstore.ports.catalog import Ledger, RegisterSegment, Segment, TopicState, Write, WriteResult
+from logstore.ports.catalog import (
+    GroupCommitResult,
+    GroupCommitWrite,
+    Ledger,
+    RegisterSegmentWrite,
+    Segment,
+    TopicState,
+)
 from logstore.positions import LedgerId, Position, TopicId
 from tests.fakes.catalog import Misfortune, Moment
 from tests.fakes.objects import FakeObjectStore, Fault, FaultKind, Operation
@@ -281,15 +288,15 @@ def test_race_ledger_known_to_be_closed_gets_no_upload(world: World) -> None:
 def test_race_ledger_fenced_though_listed_as_open_is_left_behind(world: World) -> None:
     """A ledger that refused once is rolled by its writer, whatever an old view says of it."""
     process = _warm(world)
-    real = world.catalog.commits.commit
+    real = world.catalog.commits.commit_writes
 
-    def commit(writes: Sequence[Write]) -> list[WriteResult]:
+    def commit(writes: Sequence[GroupCommitWrite]) -> list[GroupCommitResult]:
         (write,) = writes
-        if isinstance(write, RegisterSegment) and write.ledger_id == 0:
+        if isinstance(write, RegisterSegmentWrite) and write.ledger_id == 0:
             return [LedgerFenced("planned")]
         return real(writes)
 
-    world.catalog.commits.commit = commit  # type: ignore[method-assign]
+    world.catalog.commits.commit_writes = commit  # type: ignore[method-assign]
     assert process.append(world.topic, plain(b"x")).first == Position(LedgerId(1), 0)
 
 
@@ -376,16 +383,16 @@ def test_unknown_outcome_of_a_commit_that_lands_late_is_not_stored_twice(world: 
     """The first try lands after the re-read missed it: the second is refused by its number, and read for that."""
     process = _warm(world)
     held: list[Callable[[], None]] = []
-    real = world.catalog.commits.commit
+    real = world.catalog.commits.commit_writes
 
-    def commit(writes: Sequence[Write]) -> list[WriteResult]:
+    def commit(writes: Sequence[GroupCommitWrite]) -> list[GroupCommitResult]:
         if not held:
             held.append(once(lambda: real(writes)))
             raise OutcomeUnknown("planned: still under way")
         held[0]()
         return real(writes)
 
-    world.catalog.commits.commit = commit  # type: ignore[method-assign]
+    world.catalog.commits.commit_writes = commit  # type: ignore[method-assign]
     assert process.append(world.topic, plain(b"x")).first == Position(LedgerId(0), 1)
     assert world.payloads() == [b"warm", b"x"]
 
@@ -393,7 +400,7 @@ def test_unknown_outcome_of_a_commit_that_lands_late_is_not_stored_twice(world: 
 def test_unknown_outcome_of_a_commit_that_landed_before_a_roll_is_found(world: World) -> None:
     """A ledger that was closed meanwhile refuses the repetition; the segment in it counts."""
     process, other = _warm(world), world.process()
-    real = world.catalog.ledgers.segments
+    real = world.catalog.ledgers.list_segments
     misses = iter([True, False])
 
     def segments(ledger_id: LedgerId, *, from_entry: int = 0) -> list[Segment]:
@@ -402,7 +409,7 @@ def test_unknown_outcome_of_a_commit_that_landed_before_a_roll_is_found(world: W
             raise CatalogBusy("planned")
         return real(ledger_id, from_entry=from_entry)
 
-    world.catalog.ledgers.segments = segments  # type: ignore[method-assign]
+    world.catalog.ledgers.list_segments = segments  # type: ignore[method-assign]
     world.catalog.misfortunes.append(_unknown(Moment.AFTER))
     assert process.append(world.topic, plain(b"x")).first == Position(LedgerId(0), 1)
     assert world.payloads() == [b"warm", b"x"]
@@ -415,16 +422,16 @@ def test_unknown_outcome_for_ever_is_told_as_such(world: World) -> None:
     world.catalog.misfortunes.extend(
         Misfortune(moment=Moment.BEFORE, error=lambda: StoreUnavailable("planned")) for _ in range(50)
     )
-    real = world.catalog.ledgers.segments
+    real = world.catalog.ledgers.list_segments
 
     def segments(ledger_id: LedgerId, *, from_entry: int = 0) -> list[Segment]:
         raise StoreUnavailable("planned")
 
-    world.catalog.ledgers.segments = segments  # type: ignore[method-assign]
+    world.catalog.ledgers.list_segments = segments  # type: ignore[method-assign]
     with pytest.raises(OutcomeUnknown):
         process.append(world.topic, numbered([0]))
     world.catalog.misfortunes.clear()
-    world.catalog.ledgers.segments = real  # type: ignore[method-assign]
+    world.catalog.ledgers.list_segments = real  # type: ignore[method-assign]
     assert process.append(world.topic, numbered([0])).duplicates == 1
     assert world.payloads() == [b"warm", b"p0"]
 

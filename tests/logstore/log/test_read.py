@@ -167,13 +167,13 @@ def test_read_looks_up_no_segments_of_ledgers_that_the_cursor_has_passed(world: 
     """A long consumed list costs one query, not one a ledger."""
     process = _filled(world)
     asked: list[LedgerId] = []
-    real = world.catalog.ledgers.segments
+    real = world.catalog.ledgers.list_segments
 
     def segments(ledger_id: LedgerId, *, from_entry: int = 0) -> list[Segment]:
         asked.append(ledger_id)
         return real(ledger_id, from_entry=from_entry)
 
-    world.catalog.ledgers.segments = segments  # type: ignore[method-assign]
+    world.catalog.ledgers.list_segments = segments  # type: ignore[method-assign]
     assert len(process.read(world.topic, max_entries=50, cursor_state=CursorState(_at(1, 3)))) == 4
     assert asked == [2]
 

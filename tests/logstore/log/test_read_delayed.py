@@ -156,7 +156,7 @@ def test_entries_by_position_beyond_the_frontier_or_hidden_are_left_out(world: W
         del topic_id, from_ledger
         return Frontier(last=_at(0, 2), hidden={LedgerId(0): BitMap([1])})
 
-    world.catalog.transactions.frontier = frontier  # type: ignore[method-assign]
+    world.catalog.transactions.read_frontier = frontier  # type: ignore[method-assign]
     found = process.read_entries_at(world.topic, [_at(0, entry) for entry in (3, 2, 1, 0)], columns=["payload"])
     assert [entry.payload for entry in found] == [b"c", b"a"]
 
@@ -167,14 +167,14 @@ def test_entries_by_position_of_a_trimmed_ledger_are_left_out(world: World) -> N
     for _ in range(4):
         process.append(world.topic, plain(b"a"))
     world.catalog.detach(world.topic.topic_id, [LedgerId(0)])
-    real = world.catalog.ledgers.segments
+    real = world.catalog.ledgers.list_segments
 
     def segments(ledger_id: LedgerId, *, from_entry: int = 0) -> list[Segment]:
         if ledger_id == 1:
             world.catalog.detach(world.topic.topic_id, [LedgerId(1)])
         return real(ledger_id, from_entry=from_entry)
 
-    world.catalog.ledgers.segments = segments  # type: ignore[method-assign]
+    world.catalog.ledgers.list_segments = segments  # type: ignore[method-assign]
     found = process.read_entries_at(world.topic, [_at(ledger, 0) for ledger in range(4)])
     assert [entry.position.ledger_id for entry in found] == [2, 3]
 

@@ -14,7 +14,7 @@ from logstore.log.entries import NewEntry, ProducedEntries
 from logstore.log.ledger_object_keys import ledger_prefix, segment_key
 from logstore.log.ledgers import CopyKind
 from logstore.log.services.segment_sources import TieredCopyReader, TieredCopyScan
-from logstore.ports.catalog import Cause, Claim
+from logstore.ports.catalog import AuditCause, Claim
 from logstore.positions import LedgerId, Position
 from tests.fakes.objects import Fault, FaultKind, Operation
 from tests.logstore.log.world import once
@@ -49,11 +49,11 @@ def remove_primaries(scene: Offloading) -> None:
     """Both phases."""
     topic = scene.world.topic.topic_id
     claim = Claim(workflow_id="w", run_id="", ttl_s=60)
-    cause = Cause(actor="tests", reason="a test", workflow_id="w")
+    cause = AuditCause(actor="tests", reason="a test", workflow_id="w")
     offloads = scene.world.catalog.offloads
-    page = offloads.list_removable(topic, None, after=LedgerId(-1), limit=100)
+    page = offloads.list_removable_primaries(topic, None, after=LedgerId(-1), limit=100)
     proved = {one.statement.ledger_id: one.context["uuid"] for one in page}
-    offloads.remove_primaries(topic, None, proved=proved, batch_id="b", claim=claim, cause=cause)
+    offloads.detach_primary_copies(topic, None, proved_uuid_by_ledger=proved, batch_id="b", claim=claim, cause=cause)
     lose_primaries(scene)
 
 

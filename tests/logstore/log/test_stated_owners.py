@@ -36,8 +36,8 @@ def test_every_path_that_creates_an_object_writes_what_its_deletion_needs() -> N
         }
         for ledger_id in rows:
             world.catalog.file_intents(ledger_id, "b")
-        for intent in world.catalog.deletions.list(None, limit=99):
-            copy = PrimaryCopyStorage(world.objects).inspect(intent)
+        for intent in world.catalog.deletions.list_intents(None, limit=99):
+            copy = PrimaryCopyStorage(world.objects).inspect_copy(intent)
             assert copy.verdict is CopyVerdict.OWN, copy.detail
             assert len(copy.data_keys) == intent.segments
 

@@ -31,7 +31,7 @@ class World:
     _processes: ExitStack = field(default_factory=ExitStack)
 
     def __post_init__(self) -> None:
-        self.topic = self.catalog.topics.create(TOPIC, RetentionPolicy())
+        self.topic = self.catalog.topics.create_topic(TOPIC, RetentionPolicy())
 
     def process(
         self, policy: RollPolicy = NEVER, *, objects: ObjectStore | None = None, **options: Any

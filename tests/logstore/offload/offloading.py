@@ -65,12 +65,12 @@ class Offloading:
         """A published copy."""
         done = self.upload(ledger_id, uuid)
         assert done.evidence
-        assert self.world.catalog.offloads.publish(ledger_id, uuid)
+        assert self.world.catalog.offloads.publish_tiered_copy(ledger_id, uuid)
         return done.evidence
 
     def intents(self) -> list[DeletionIntent]:
         """Of tiered copies, newest first."""
-        rows = self.world.catalog.deletions.list(None, limit=100)
+        rows = self.world.catalog.deletions.list_intents(None, limit=100)
         return [row for row in rows if row.copy is CopyKind.OFFLOADED_LEDGER]
 
     def pair(self, ledger_id: LedgerId, uuid: str = UUID) -> tuple[str, str]:

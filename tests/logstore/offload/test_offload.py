@@ -24,7 +24,7 @@ from logstore.failpoints import SimulatedCrash
 from logstore.log.ledger_object_keys import segment_key
 from logstore.log.segment_format import entry_schema
 from logstore.offload.tiered_copy import UPLOAD_GRACE_S, RowGroup, TieredIndex, data_key, index_key, upload_ends_us
-from logstore.ports.catalog import OffloadAnswer, PublishedCopy, ReadableCopies
+from logstore.ports.catalog import OffloadStartOutcome, PublishedTieredCopy, ReadableCopies
 from logstore.positions import LedgerId
 from tests.fakes.objects import Fault, FaultKind, Operation
 from tests.logstore.offload.offloading import METADATA, UUID, Offloading
@@ -96,7 +96,7 @@ def test_upload_again_finds_the_published_copy_and_looks_at_it(scene: Offloading
     ledger = scene.fill()[0]
     evidence = scene.offload(ledger)
     again = scene.upload(ledger, "another")
-    assert (again.answer, again.evidence) == (OffloadAnswer.ALREADY, evidence)
+    assert (again.answer, again.evidence) == (OffloadStartOutcome.ALREADY, evidence)
     data, index = scene.pair(ledger)
     scene.damage(data, lambda body: body + b"x")
     with pytest.raises(CorruptData, match="bytes"):
@@ -111,7 +111,7 @@ def test_upload_of_a_ledger_that_was_deleted_is_no_error(scene: Offloading) -> N
     """Nothing is stored for what no list has."""
     ledgers = scene.fill()
     scene.world.catalog.detach(scene.world.topic.topic_id, ledgers[:1])
-    assert scene.upload(ledgers[0]).answer is OffloadAnswer.GONE
+    assert scene.upload(ledgers[0]).answer is OffloadStartOutcome.GONE
     assert scene.tiered.keys == []
 
 
@@ -128,7 +128,7 @@ def test_upload_that_left_nothing_is_an_error(scene: Offloading, which: Callable
     scene.tiered.plan(Fault(operation=Operation.PUT, kind=FaultKind.LOST, matches=which))
     with pytest.raises(UploadUnproven, match="not there"):
         scene.upload(ledger)
-    assert scene.world.catalog.offloads.copies(ledger) == ReadableCopies(primary=True)
+    assert scene.world.catalog.offloads.find_readable_copies(ledger) == ReadableCopies(primary=True)
     assert [row.context["uuid"] for row in scene.intents()] == [UUID]
 
 
@@ -149,7 +149,7 @@ def test_upload_that_left_something_else_is_an_error(
     scene.tiered.plan(damage)
     with pytest.raises(UploadUnproven, match="expected"):
         scene.upload(ledger)
-    assert not scene.world.catalog.offloads.publish(ledger, UUID)
+    assert not scene.world.catalog.offloads.publish_tiered_copy(ledger, UUID)
 
 
 def test_upload_past_its_time_sends_nothing_more(scene: Offloading) -> None:
@@ -166,7 +166,7 @@ def test_upload_past_its_time_sends_nothing_more(scene: Offloading) -> None:
     with pytest.raises(UploadTimedOut, match=UUID):
         scene.upload(ledger, timeout_s=60)
     assert (len(reads), scene.tiered.keys, scene.tiered.unfinished) == (2, [], set())
-    assert scene.upload(ledger, "u-2", timeout_s=600).answer is OffloadAnswer.BEGUN
+    assert scene.upload(ledger, "u-2", timeout_s=600).answer is OffloadStartOutcome.BEGUN
 
 
 @pytest.mark.parametrize("error", [StoreUnavailable("planned"), OutcomeUnknown("planned")])
@@ -220,7 +220,7 @@ def test_upload_whose_source_is_gone_tells_a_delete_from_a_loss(scene: Offloadin
         action=lambda: scene.world.catalog.detach(topic, [second]),
     )
     scene.world.objects.plan(detach)
-    assert scene.upload(second, "u-2").answer is OffloadAnswer.GONE
+    assert scene.upload(second, "u-2").answer is OffloadStartOutcome.GONE
     assert scene.tiered.keys == []
 
 
@@ -244,9 +244,11 @@ def test_ledger_ids_at_the_edge_have_keys_of_their_own() -> None:
     assert len(keys) == 2 * len(ids)
 
 
-def published(scene: Offloading) -> PublishedCopy:
+def published(scene: Offloading) -> PublishedTieredCopy:
     """The one copy that could let its primary go."""
-    (copy,) = scene.world.catalog.offloads.list_removable(scene.world.topic.topic_id, None, after=LedgerId(-1), limit=9)
+    (copy,) = scene.world.catalog.offloads.list_removable_primaries(
+        scene.world.topic.topic_id, None, after=LedgerId(-1), limit=9
+    )
     return copy
 
 

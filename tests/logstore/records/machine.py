@@ -124,7 +124,7 @@ class Durability(RuleBasedStateMachine):
         chosen = data.draw(st.sets(st.sampled_from(self.standing[:-1]), min_size=1, max_size=2))
         self.batches += 1
         batch = f"batch-{self.batches}"
-        self.world.catalog.phase_one.detach(
+        self.world.catalog.phase_one.detach_ledgers(
             self.world.topic_id,
             sorted(chosen),
             force=True,
@@ -220,7 +220,7 @@ class Durability(RuleBasedStateMachine):
     def clear(self, data: st.DataObject) -> None:
         """Phase two of some: objects of a durable delete wait until its tombstone is in a block."""
         gone = sorted(self.durable | self.plain)
-        waiting = self.world.catalog.records.unflushed_ledgers(gone)
+        waiting = self.world.catalog.records.find_unflushed_ledgers(gone)
         ready = [one for one in gone if one not in waiting]
         if ready:
             cleared = data.draw(st.sets(st.sampled_from(ready), min_size=1))
@@ -279,7 +279,7 @@ class Durability(RuleBasedStateMachine):
                 world.touch(standing[-1])
             case "hold" | "abandon" | "raid":
                 getattr(self, f"_{job}")()
-            case "forget" if self.mirror and self.mirror.database.applied_manifest():
+            case "forget" if self.mirror and self.mirror.database.read_applied_manifest():
                 RecordLog(world.objects).forget_replica(self.mirror.name)
             case "flush" | "defragment" | "sweep":
                 getattr(world, job)()
@@ -287,7 +287,9 @@ class Durability(RuleBasedStateMachine):
     def _hold(self) -> None:
         """Hold the newest manifest for a rebuild, instead of an older one."""
         self.held, before = None, self.abandoned_holds
-        manifest = RecordLog(self.world.objects).pin_newest(_REBUILD, self.world.objects.now_us + _HELD_US, _REBUILD)
+        manifest = RecordLog(self.world.objects).pin_newest_manifest(
+            _REBUILD, self.world.objects.now_us + _HELD_US, _REBUILD
+        )
         self.held = manifest if self.abandoned_holds == before else None
 
     def _abandon(self) -> None:
@@ -335,8 +337,8 @@ class Durability(RuleBasedStateMachine):
         if not hasattr(self, "world"):
             return
         world = self.world
-        self.dead |= self.durable - world.catalog.records.unflushed_ledgers(sorted(self.durable))
-        newest = RecordLog(world.objects).newest_manifest()
+        self.dead |= self.durable - world.catalog.records.find_unflushed_ledgers(sorted(self.durable))
+        newest = RecordLog(world.objects).read_newest_manifest()
         for ledger_id in self.dead - self.buried.keys():
             self.buried[ledger_id] = newest.number if newest else 0
         found = world.winners()
@@ -352,7 +354,7 @@ class Durability(RuleBasedStateMachine):
         """That has applied a manifest with its tombstone, whatever raids and defragmentations removed before."""
         if not hasattr(self, "world") or self.mirror is None:
             return
-        applied = self.mirror.database.applied_manifest()
+        applied = self.mirror.database.read_applied_manifest()
         ended = {one for one, number in self.buried.items() if applied and number <= applied.manifest}
         assert not ended & self.mirror.ledgers, "the replica keeps it"
 
@@ -363,10 +365,10 @@ class Durability(RuleBasedStateMachine):
             return
         log, objects = RecordLog(self.world.objects), self.world.objects
         objects.unlisted = {PIN_PREFIX: 1}
-        pins = log.pins()
+        pins = log.list_pins()
         objects.unlisted = {}
         assert [pin.manifest for pin in pins if pin.purpose == _REBUILD] == [self.held.number]
-        assert log.manifest(self.held.number) == self.held
+        assert log.read_manifest(self.held.number) == self.held
         assert not [block.key for block in self.held.blocks if block.key not in objects.keys]
 
     @invariant()

@@ -8,8 +8,8 @@ from typing import Final
 from infra.catalog.records.replica_database import open_replica
 from logstore.records.job_results import FollowedRecords
 from logstore.records.services.record_log import RecordLog
-from logstore.records.services.replica_follower import Follower, FollowSettings
-from logstore.records.services.replica_shipments import Replication
+from logstore.records.services.replica_follower import ReplicaFollower, ReplicaFollowSettings
+from logstore.records.services.replica_shipments import ReplicaShipments
 from logstore.records.tombstone_rules import ReplicaState
 from tests.fakes.objects import FakeObjectStore
 from tests.logstore.records.world import RecordsWorld
@@ -37,14 +37,14 @@ class Mirror:
     @property
     def name(self) -> str:
         """Under which it was seeded."""
-        seen = self.database.applied_manifest()
+        seen = self.database.read_applied_manifest()
         assert seen
         return seen.replica
 
     @property
-    def replication(self) -> Replication:
+    def replication(self) -> ReplicaShipments:
         """As the workers of the source have it."""
-        return Replication(
+        return ReplicaShipments(
             self.world.objects,
             {FAR: self.far} if self.copied else {},
             store_now_us=lambda: self.world.objects.now_us,
@@ -54,23 +54,23 @@ class Mirror:
     def ship(self) -> None:
         """Bring the bucket that it follows to the newest manifest."""
         self.far.now_us = self.world.objects.now_us
-        self.replication.ship(FAR)
+        self.replication.ship_to_replica(FAR)
 
     def step(self, *, seed: bool = False, eligible_age_s: float | None = None) -> FollowedRecords:
         """One step, as its command takes it."""
         age_s = self.world.eligible_age_s if eligible_age_s is None else eligible_age_s
         bucket = self.begins.partition("/")[0]
-        follow = FollowSettings(
+        follow = ReplicaFollowSettings(
             replica=self.begins, bucket=bucket, follows_replica_bucket=self.copied, eligible_age_s=age_s
         )
-        follower = Follower(
+        follower = ReplicaFollower(
             follow,
             source=RecordLog(self.world.objects),
             followed=RecordLog(self.far if self.copied else self.world.objects),
             database=self.database,
             store_now_us=lambda: self.world.objects.now_us,
         )
-        return follower.step(seed=seed)
+        return follower.apply_new_manifests(seed=seed)
 
     def sql(self, statement: str) -> list[int]:
         """One column of its database."""
@@ -84,4 +84,4 @@ class Mirror:
 
     def state(self) -> ReplicaState | None:
         """As `records replicas` shows it."""
-        return {one.replica: one.state for one in self.replication.replica_statuses()}.get(self.name)
+        return {one.replica: one.state for one in self.replication.list_replica_statuses()}.get(self.name)

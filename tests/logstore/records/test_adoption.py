@@ -12,13 +12,13 @@ from logstore.log.producer_sequences import ProducerSequence
 from logstore.log.segment_metadata import RegisteredExtent, SegmentUploadId
 from logstore.positions import LedgerId
 from logstore.records.adoption_rule import (
-    LedgerTail,
+    LedgerWithUploads,
     TopicAtFlush,
     TransactionSpan,
-    Upload,
+    UnregisteredUpload,
     UploadedMarker,
     UploadedSequences,
-    adopt_uploads,
+    choose_adopted_uploads,
 )
 from logstore.transactions.transaction_ids_and_states import TransactionId
 
@@ -27,9 +27,11 @@ _TXN = TransactionId(0, 5)
 _FAR = 1_000  # above its segment a confirmation stands
 
 
-def _upload(number: int, entries: int = 1, *, behind: tuple[int, int] | None = None, **facts: object) -> Upload:
+def _upload(
+    number: int, entries: int = 1, *, behind: tuple[int, int] | None = None, **facts: object
+) -> UnregisteredUpload:
     said = RegisteredExtent(*behind) if behind else None
-    plain = Upload(number=number, entries=entries, size_bytes=1, sha256=None, epoch=1, behind=said)
+    plain = UnregisteredUpload(number=number, entries=entries, size_bytes=1, sha256=None, epoch=1, behind=said)
     return replace(plain, **facts)  # type: ignore[arg-type]
 
 
@@ -37,10 +39,10 @@ def _mark(append: int, nth: int) -> SegmentUploadId:
     return SegmentUploadId(f"{append:032x}", nth)
 
 
-def _placed(uploads: Sequence[Upload], known: TopicAtFlush | None = None, **tail: int) -> dict[int, int]:
+def _placed(uploads: Sequence[UnregisteredUpload], known: TopicAtFlush | None = None, **tail: int) -> dict[int, int]:
     """Number → first entry."""
-    found = adopt_uploads(
-        [LedgerTail(ledger_id=_LEDGER, uploads=tuple(uploads), **tail)], known or TopicAtFlush(epoch=1)
+    found = choose_adopted_uploads(
+        [LedgerWithUploads(ledger_id=_LEDGER, uploads=tuple(uploads), **tail)], known or TopicAtFlush(epoch=1)
     )
     return {one.upload.number: one.first_entry for one in found}
 
@@ -59,8 +61,10 @@ def test_upload_that_was_made_again_is_left_out() -> None:
     """Of an append the last upload counts, wherever in the topic it stands."""
     again = [_upload(0, 5, mark=_mark(1, 1)), _upload(1, 5, mark=_mark(1, 2)), _upload(2, 1, mark=_mark(2, 1))]
     assert _placed(again) == {1: 0, 2: 5}
-    elsewhere = LedgerTail(ledger_id=LedgerId(8), uploads=(_upload(0, 5, mark=_mark(2, 3)),))
-    found = adopt_uploads([LedgerTail(ledger_id=_LEDGER, uploads=tuple(again)), elsewhere], TopicAtFlush(epoch=1))
+    elsewhere = LedgerWithUploads(ledger_id=LedgerId(8), uploads=(_upload(0, 5, mark=_mark(2, 3)),))
+    found = choose_adopted_uploads(
+        [LedgerWithUploads(ledger_id=_LEDGER, uploads=tuple(again)), elsewhere], TopicAtFlush(epoch=1)
+    )
     assert [(one.ledger_id, one.upload.number) for one in found] == [(7, 1), (8, 0)]
 
 
@@ -148,7 +152,7 @@ class _Race:
 
     registered: dict[int, int] = field(default_factory=dict)  # number → first entry
     answered: dict[int, int] = field(default_factory=dict)  # of these, what its writer was told
-    uploads: dict[int, Upload] = field(default_factory=dict)
+    uploads: dict[int, UnregisteredUpload] = field(default_factory=dict)
     last: int = -1
     entries: int = 0
     flushed: tuple[int, int] = (-1, 0)
@@ -192,9 +196,11 @@ class _Race:
         if not is_next:
             self.uploads[number + _FAR] = _upload(number + _FAR, 0, behind=(number, self.entries))
 
-    def tail(self) -> LedgerTail:
+    def tail(self) -> LedgerWithUploads:
         uploads = tuple(self.uploads.values())
-        return LedgerTail(ledger_id=_LEDGER, last_segment=self.flushed[0], entries=self.flushed[1], uploads=uploads)
+        return LedgerWithUploads(
+            ledger_id=_LEDGER, last_segment=self.flushed[0], entries=self.flushed[1], uploads=uploads
+        )
 
     def behind_the_flush(self, numbers: Mapping[int, int]) -> dict[int, int]:
         return {number: first for number, first in numbers.items() if number > self.flushed[0]}
@@ -239,7 +245,7 @@ def test_confirmation_tells_an_answered_append_from_one_that_it_overtook() -> No
     """Two uploads behind one segment: the second registered first and was answered; the first was not told so yet."""
     overtaken = [_upload(4, 2, behind=(3, 10)), _upload(9, 3, behind=(3, 10))]
 
-    def placed(*confirmations: Upload) -> dict[int, int]:
+    def placed(*confirmations: UnregisteredUpload) -> dict[int, int]:
         return _placed([*overtaken, *confirmations], last_segment=3, entries=10)
 
     assert placed() == {4: 10, 9: 12}, "the order of numbers is all there is"

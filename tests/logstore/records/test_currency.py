@@ -6,7 +6,7 @@ import pytest
 
 from logstore.errors import CatalogOutdated, StoreUnavailable
 from logstore.records.manifest import MANIFEST_PREFIX, manifest_key
-from logstore.records.services.manifest_publication import require_current
+from logstore.records.services.manifest_publication import require_current_catalog
 from logstore.records.services.record_log import RecordLog
 from tests.fakes.objects import Operation
 from tests.logstore.records.world import RecordsWorld
@@ -14,7 +14,7 @@ from tests.logstore.records.world import RecordsWorld
 
 def _publish_as_another(world: RecordsWorld, number: int) -> None:
     """Put the manifest of a database that goes on where this one, restored from a backup, ends."""
-    before = RecordLog(world.objects).newest_manifest()
+    before = RecordLog(world.objects).read_newest_manifest()
     assert before
     world.log.put_manifest(replace(before, number=number, stamp="of another database"))
 
@@ -24,7 +24,7 @@ def test_newest_manifest_is_known_by_one_listing_and_one_request_for_the_next(wo
     world.create()
     world.flush()
     asked = len(world.objects.calls)
-    require_current(world.catalog.records, world.objects)
+    require_current_catalog(world.catalog.records, world.objects)
     assert world.objects.calls[asked:] == [(Operation.GET, manifest_key(2)), (Operation.LIST, MANIFEST_PREFIX)]
 
 
@@ -43,7 +43,7 @@ def test_newer_manifest_that_a_listing_hides_refuses_the_database(
         world.sql("UPDATE record_log SET manifest = 0, stamp = '', pending = '{}'")
     world.objects.unlisted = {hidden: listings}
     with pytest.raises(CatalogOutdated):
-        require_current(world.catalog.records, world.objects)
+        require_current_catalog(world.catalog.records, world.objects)
 
 
 @pytest.mark.parametrize("listings", [1, 1_000])
@@ -58,7 +58,7 @@ def test_newer_manifests_of_which_sweeps_removed_the_first_refuse_the_database(
     world.objects.delete([manifest_key(1)])
     world.objects.unlisted = {MANIFEST_PREFIX: listings}
     with pytest.raises(StoreUnavailable, match=r"0101\.json: HEAD finds it, LIST does not"):
-        require_current(world.catalog.records, world.objects)
+        require_current_catalog(world.catalog.records, world.objects)
 
 
 @pytest.mark.parametrize("ahead", [5_000, 17_280])  # seven hours and a day of flushes every 5 s
@@ -72,7 +72,7 @@ def test_backup_that_is_far_behind_its_record_log_is_refused_behind_an_empty_lis
     world.objects.delete([manifest_key(1)])
     world.objects.unlisted = {MANIFEST_PREFIX: 1_000}
     with pytest.raises(StoreUnavailable, match="expected manifest 1 or a newer one, found none"):
-        require_current(world.catalog.records, world.objects)
+        require_current_catalog(world.catalog.records, world.objects)
 
 
 @pytest.mark.parametrize("first_is_swept", [True, False])
@@ -88,7 +88,7 @@ def test_backup_from_before_the_first_flush_is_refused_behind_an_empty_listing(
     world.sql("UPDATE record_log SET manifest = 0, stamp = '', pending = '{}'")
     world.objects.unlisted = {MANIFEST_PREFIX: 1_000}
     with pytest.raises((CatalogOutdated, StoreUnavailable)):
-        require_current(world.catalog.records, world.objects)
+        require_current_catalog(world.catalog.records, world.objects)
     with pytest.raises(StoreUnavailable, match="records/registers/begun"):
         world.flush()
     assert not world.objects.head(manifest_key(3))
@@ -97,7 +97,7 @@ def test_backup_from_before_the_first_flush_is_refused_behind_an_empty_listing(
 def test_record_log_that_has_not_begun_refuses_nothing(world: RecordsWorld) -> None:
     """No manifest is known, listed or marked."""
     world.create()
-    require_current(world.catalog.records, world.objects)
+    require_current_catalog(world.catalog.records, world.objects)
     assert world.flush().manifest == 1
 
 
@@ -107,6 +107,6 @@ def test_record_log_that_is_lost_is_written_anew(world: RecordsWorld) -> None:
     world.flush()
     world.objects.delete([manifest_key(1)])
     with pytest.raises(StoreUnavailable, match="sexton records rewrite"):
-        require_current(world.catalog.records, world.objects)
-    world.flusher.rewrite()
-    require_current(world.catalog.records, world.objects)
+        require_current_catalog(world.catalog.records, world.objects)
+    world.flusher.rewrite_all_records()
+    require_current_catalog(world.catalog.records, world.objects)

@@ -6,7 +6,12 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from logstore.records.defragmentation_rules import SMALL_BLOCK_BYTES, BlockUsage, RangeSurvey, select_blocks_to_rewrite
+from logstore.records.defragmentation_rules import (
+    SMALL_BLOCK_BYTES,
+    BlockUsage,
+    IdRangeSurvey,
+    select_blocks_to_rewrite,
+)
 from logstore.records.manifest import Block
 from logstore.records.record_kinds import RecordKind
 from tests.logstore.records.versions import table, version
@@ -59,7 +64,7 @@ def test_what_stays_never_lets_an_older_version_return(
     """Of records that stand the newest version is kept; those that are gone stay gone, or vanish whole."""
     ordered = sorted(rows, key=lambda row: (row[0], row[1]))
     keys = table(RecordKind.SEGMENT, [version(id_, number, sub=sub) for id_, sub, number, _ in ordered])
-    survey = RangeSurvey(keys, np.array([row[3] for row in ordered], dtype=np.intp))
+    survey = IdRangeSurvey(keys, np.array([row[3] for row in ordered], dtype=np.intp))
     newest = [ordered[at] for at in survey.newest_rows.tolist()]
     stands = np.array([row[0] in standing for row in newest], dtype=bool)
     kept = survey.needed_row_mask(stands, np.array(rewritten))
@@ -83,7 +88,7 @@ def test_rewriting_what_is_worth_it_never_has_to_keep_more_than_was_counted(
     ordered = sorted(rows, key=lambda row: (row[0], row[1]))
     keys = table(RecordKind.SEGMENT, [version(id_, number, sub=sub) for id_, sub, number, _ in ordered])
     part = np.array([row[3] for row in ordered], dtype=np.intp)
-    survey = RangeSurvey(keys, part)
+    survey = IdRangeSurvey(keys, part)
     stands = np.array([ordered[at][0] in standing for at in survey.newest_rows.tolist()], dtype=bool)
     used = survey.count_needed_rows(stands, 4)
     for chosen in range(4):

@@ -9,8 +9,8 @@ from logstore.errors import CatalogAdopting, CorruptData, StoreUnavailable
 from logstore.failpoints import SimulatedCrash, arm, disarm
 from logstore.records.manifest import BLOCK_PREFIX, MANIFEST_PREFIX
 from logstore.records.record_kinds import RecordKind
-from logstore.records.services.defragmenter import DefragmentResult
-from logstore.records.services.manifest_publication import read_head
+from logstore.records.services.defragmenter import DefragmentationResult
+from logstore.records.services.manifest_publication import read_settled_head
 from logstore.records.services.record_log import PIN_PREFIX
 from logstore.stop_checks import use_stop_check
 from tests.fakes.objects import Fault, FaultKind, Operation
@@ -39,11 +39,11 @@ def test_small_blocks_are_joined_and_what_is_superseded_goes(world: RecordsWorld
     done = world.defragment()
     assert world.returning() == {kept}
     assert world.on_disk([kept, buried, gone]) == {kept: [False], buried: [True], gone: []}
-    kinds = [one.kind for one in read_head(world.catalog.records, world.log).blocks]
+    kinds = [one.kind for one in read_settled_head(world.catalog.records, world.log).blocks]
     assert len(kinds) == len(set(kinds))
     assert done.rewritten > done.written > 0
     assert done.dropped > 0
-    assert world.defragment() == DefragmentResult(manifest=done.manifest)
+    assert world.defragment() == DefragmentationResult(manifest=done.manifest)
 
 
 def test_the_newest_version_of_a_gone_record_stays_while_an_older_one_does(
@@ -79,7 +79,7 @@ def test_a_defragmentation_may_die_between_any_two_effects(world: RecordsWorld, 
     assert world.returning() - {gone} == {kept}
     world.defragment()
     assert world.on_disk([kept, buried, gone]) == {kept: [False], buried: [True], gone: []}
-    assert world.catalog.records.state().pending_stamps == frozenset()
+    assert world.catalog.records.read_state().pending_stamps == frozenset()
 
 
 def _beside(world: RecordsWorld, act: Callable[[], object]) -> None:
@@ -141,13 +141,15 @@ def test_a_flush_at_every_step_of_a_defragmentation_loses_nothing(world: Records
 def test_a_block_that_cannot_be_read_ends_it_before_anything_changes(world: RecordsWorld) -> None:
     """It is named; what it held is not known, so nothing of its kind is dropped."""
     _scattered(world)
-    block = next(one for one in read_head(world.catalog.records, world.log).blocks if one.kind is RecordKind.TOPIC)
+    block = next(
+        one for one in read_settled_head(world.catalog.records, world.log).blocks if one.kind is RecordKind.TOPIC
+    )
     body = world.objects._held.pop(block.key)
     world.objects.put_if_absent(block.key, body.body[:-2], metadata={})
-    number = read_head(world.catalog.records, world.log).number
+    number = read_settled_head(world.catalog.records, world.log).number
     with pytest.raises(CorruptData, match=block.key):
         world.defragment()
-    assert read_head(world.catalog.records, world.log).number == number
+    assert read_settled_head(world.catalog.records, world.log).number == number
 
 
 def test_a_catalog_that_adopts_is_not_defragmented(world: RecordsWorld) -> None:
@@ -182,7 +184,7 @@ def _many(world: RecordsWorld, count: int) -> None:
 def test_old_manifests_go_but_the_newest_hundred_and_pinned_ones(world: RecordsWorld) -> None:
     """And nothing that one of those names; here ten stay."""
     _many(world, 12)
-    world.log.pin("rebuild", 7, 10**17, "rebuild")
+    world.log.pin_manifest("rebuild", 7, 10**17, "rebuild")
     world.defragment()
     _many(world, 11)
     world.advance(seconds=AGE_S + HOUR)
@@ -190,7 +192,7 @@ def test_old_manifests_go_but_the_newest_hundred_and_pinned_ones(world: RecordsW
     count = len(_manifests(world))
     swept = world.sweep()
     assert swept.manifests == count - 11
-    left = [world.log.manifest(number) for number in world.log.manifest_numbers()]
+    left = [world.log.read_manifest(number) for number in world.log.list_manifest_numbers()]
     named = {block.key for one in left if one for block in one.blocks}
     assert _manifests(world)[0] == f"{MANIFEST_PREFIX}000000000007.json"
     assert named == _blocks(world)
@@ -207,13 +209,13 @@ def test_old_manifests_go_but_the_newest_hundred_and_pinned_ones(world: RecordsW
 def test_sweep_keeps_what_a_rebuild_reads_though_no_listing_shows_it(world: RecordsWorld, hidden: str) -> None:
     """The pin is registered, and its manifest is read by its number. A log without any manifest is not swept."""
     _many(world, 12)
-    world.log.pin("rebuild", 1, 10**17, "rebuild")
-    pinned = world.log.manifest(1)
+    world.log.pin_manifest("rebuild", 1, 10**17, "rebuild")
+    pinned = world.log.read_manifest(1)
     world.defragment()
     _many(world, 11)
     world.advance(seconds=AGE_S + HOUR)
     _many(world, 1)
-    newest = world.log.newest_manifest()
+    newest = world.log.read_newest_manifest()
     world.objects.unlisted = {hidden: 1_000}
     with pytest.raises(StoreUnavailable, match="found none by LIST") if hidden == MANIFEST_PREFIX else nullcontext():
         world.sweep()
@@ -269,7 +271,7 @@ def test_a_sweep_that_dies_is_finished_by_the_next_one(world: RecordsWorld, poin
         world.sweep()
     disarm()
     assert world.sweep().blocks > 0
-    left = [world.log.manifest(number) for number in world.log.manifest_numbers()]
+    left = [world.log.read_manifest(number) for number in world.log.list_manifest_numbers()]
     assert {block.key for one in left if one for block in one.blocks} == _blocks(world)
 
 

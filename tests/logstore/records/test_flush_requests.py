@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 
 from logstore.errors import CatalogBusy, StoreUnavailable
-from logstore.ports.catalog import Records
+from logstore.ports.catalog import RecordOutbox
 from logstore.records.services.shared_flushes import SharedFlushes
 
 
@@ -21,7 +21,7 @@ class _Catalog:
         self.midway: Callable[[], None] = lambda: None  # between what a flush reads, and its end
         self.lock = threading.Lock()
 
-    def unflushed_ledgers(self, ledger_ids: Sequence[int]) -> frozenset[int]:
+    def find_unflushed_ledgers(self, ledger_ids: Sequence[int]) -> frozenset[int]:
         with self.lock:
             return frozenset(self.waiting & set(ledger_ids))
 
@@ -35,13 +35,13 @@ class _Catalog:
 
 
 def _requests(catalog: _Catalog) -> SharedFlushes:
-    return SharedFlushes(cast("Records", catalog), catalog)
+    return SharedFlushes(cast("RecordOutbox", catalog), catalog)
 
 
 def test_what_is_flushed_needs_no_flush() -> None:
     """A flush costs two objects and three transactions."""
     catalog = _Catalog(1)
-    _requests(catalog).ensure_flushed([2, 3])
+    _requests(catalog).wait_until_flushed([2, 3])
     assert catalog.flushes == 0
 
 
@@ -49,8 +49,8 @@ def test_what_is_not_flushed_is_flushed_once() -> None:
     """Whatever else is in the outbox."""
     catalog = _Catalog(1, 2)
     requests = _requests(catalog)
-    requests.ensure_flushed([1])
-    requests.ensure_flushed([2])
+    requests.wait_until_flushed([1])
+    requests.wait_until_flushed([2])
     assert (catalog.flushes, catalog.waiting) == (1, set())
 
 
@@ -66,11 +66,11 @@ def test_flush_that_runs_already_does_not_count_for_who_asks_now() -> None:
 
     catalog.midway = first_only
     with ThreadPoolExecutor(9) as pool:
-        running = [pool.submit(requests.ensure_flushed, [1])]
+        running = [pool.submit(requests.wait_until_flushed, [1])]
         assert begun.wait(60)
         with catalog.lock:
             catalog.waiting |= set(range(2, 10))
-        running += [pool.submit(requests.ensure_flushed, [number]) for number in range(2, 10)]
+        running += [pool.submit(requests.wait_until_flushed, [number]) for number in range(2, 10)]
         _until(lambda: _waiters(requests) == 8)
         go_on.set()
         for one in running:
@@ -89,8 +89,8 @@ def test_flush_that_fails_fails_who_asked_for_it_and_the_next_one_flushes_anew()
 
     catalog.midway = fail
     with pytest.raises(StoreUnavailable, match="planned"):
-        requests.ensure_flushed([1])
-    requests.ensure_flushed([1])
+        requests.wait_until_flushed([1])
+    requests.wait_until_flushed([1])
     assert (catalog.flushes, catalog.waiting) == (2, set())
 
 
@@ -107,9 +107,9 @@ def test_threads_that_wait_for_a_flush_that_fails_share_its_failure() -> None:
 
     catalog.midway = fail
     with ThreadPoolExecutor(9) as pool:
-        running = [pool.submit(requests.ensure_flushed, [1])]
+        running = [pool.submit(requests.wait_until_flushed, [1])]
         assert begun.wait(60)
-        running += [pool.submit(requests.ensure_flushed, [number]) for number in range(2, 10)]
+        running += [pool.submit(requests.wait_until_flushed, [number]) for number in range(2, 10)]
         _until(lambda: _waiters(requests) == 8)
         go_on.set()
         for one in running:
@@ -133,11 +133,11 @@ def test_thread_whose_flush_was_given_up_leaves_others_to_flush_themselves() -> 
 
     catalog.midway = give_up
     with ThreadPoolExecutor(3) as pool:
-        first = pool.submit(requests.ensure_flushed, [1])
+        first = pool.submit(requests.wait_until_flushed, [1])
         assert begun.wait(60)
         with catalog.lock:
             catalog.waiting |= {2, 3}
-        others = [pool.submit(requests.ensure_flushed, [number]) for number in (2, 3)]
+        others = [pool.submit(requests.wait_until_flushed, [number]) for number in (2, 3)]
         _until(lambda: _waiters(requests) == 2)
         go_on.set()
         first.result(60)
@@ -149,7 +149,7 @@ def test_thread_whose_flush_was_given_up_leaves_others_to_flush_themselves() -> 
 def test_ledger_that_a_flush_leaves_is_refused_by_name() -> None:
     """Its objects stay."""
     catalog = _Catalog(7)
-    requests: Any = SharedFlushes(cast("Records", catalog), _Nothing())
+    requests: Any = SharedFlushes(cast("RecordOutbox", catalog), _Nothing())
     with pytest.raises(CatalogBusy, match="record log: a flush left 1 of 2 ledgers, as 7"):
         requests.ensure_flushed([6, 7])
 

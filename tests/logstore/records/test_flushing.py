@@ -18,10 +18,10 @@ from logstore.errors import (
 from logstore.failpoints import SimulatedCrash, arm, disarm
 from logstore.ports.catalog import RecordLogState
 from logstore.positions import LedgerId
-from logstore.records.manifest import BLOCK_PREFIX, ID_HEADROOM, MANIFEST_PREFIX, Ceilings
+from logstore.records.manifest import BLOCK_PREFIX, ID_HEADROOM, MANIFEST_PREFIX, IdCeilings
 from logstore.records.record_kinds import RecordKind
 from logstore.records.services.flusher import CHANGES_PER_PAGE, Flusher, raise_ceilings
-from logstore.records.services.manifest_publication import publish, read_head
+from logstore.records.services.manifest_publication import publish_manifest, read_settled_head
 from logstore.records.services.record_log import RecordLog
 from tests.fakes.objects import Fault, FaultKind, Operation
 from tests.logstore.records.mirror import Mirror
@@ -35,7 +35,7 @@ def test_a_flush_writes_what_changed_and_empties_the_outbox(world: RecordsWorld)
     first, second = world.create(), world.create()
     done = world.flush()
     assert (done.manifest, done.left) == (1, 0)
-    assert done.records == sum(one.records for one in read_head(world.catalog.records, world.log).blocks) > 0
+    assert done.records == sum(one.records for one in read_settled_head(world.catalog.records, world.log).blocks) > 0
     assert world.returning() == {first, second}
     keys = world.objects.keys
     again = world.flush()
@@ -47,7 +47,7 @@ def test_an_empty_catalog_has_a_manifest_at_once(world: RecordsWorld) -> None:
     """Without one, a catalog that is lost could not be told from one that never was."""
     world.sql("DELETE FROM record_outbox")
     assert world.flush().manifest == 1
-    manifest = world.log.newest_manifest()
+    manifest = world.log.read_newest_manifest()
     assert manifest is not None
     assert (manifest.blocks, manifest.catalog_id) == ((), world.catalog.identities.catalog_id())
 
@@ -86,7 +86,7 @@ def test_a_flusher_may_die_between_any_two_effects(world: RecordsWorld, point: s
         world.flush()
     disarm()
     world.flush()
-    state = world.catalog.records.state()
+    state = world.catalog.records.read_state()
     assert (state.outbox_changes, state.pending_stamps) == (0, frozenset())
     assert kept in world.returning()
     assert buried not in world.returning()
@@ -115,10 +115,10 @@ def test_a_manifest_whose_put_lands_late_is_known_by_its_stamp(world: RecordsWor
         world.flush()
     disarm()
     put(*late[0], metadata={})
-    assert len(world.catalog.records.state().pending_stamps) == 2
+    assert len(world.catalog.records.read_state().pending_stamps) == 2
     assert world.flush().manifest == 2
     assert world.returning() == world.standing()
-    assert world.catalog.records.state().pending_stamps == frozenset()
+    assert world.catalog.records.read_state().pending_stamps == frozenset()
 
 
 @pytest.mark.parametrize("lost", [MANIFEST_PREFIX, BLOCK_PREFIX], ids=["manifest", "block"])
@@ -129,10 +129,10 @@ def test_flush_whose_upload_was_answered_and_not_stored_is_repeated(world: Recor
     world.objects.plan(upload_lost)
     with pytest.raises(UploadUnproven, match="not there"):
         world.flush()
-    assert world.catalog.records.state().outbox_changes > 0
+    assert world.catalog.records.read_state().outbox_changes > 0
     assert world.flush().manifest == 1
     assert world.returning() == world.standing()
-    assert world.catalog.records.state().outbox_changes == 0
+    assert world.catalog.records.read_state().outbox_changes == 0
 
 
 def test_of_two_flushers_at_once_both_come_to_an_end(world: RecordsWorld) -> None:
@@ -152,7 +152,7 @@ def test_of_two_flushers_at_once_both_come_to_an_end(world: RecordsWorld) -> Non
     done = world.flush()
     assert done.manifest == 2
     assert world.returning() == set()
-    assert world.catalog.records.state().outbox_changes == 0
+    assert world.catalog.records.read_state().outbox_changes == 0
 
 
 def test_a_manifest_that_another_process_settles_meanwhile_is_no_foreign_one(world: RecordsWorld) -> None:
@@ -165,7 +165,7 @@ def test_a_manifest_that_another_process_settles_meanwhile_is_no_foreign_one(wor
         world.flush()
 
     world.objects.plan(Fault(operation=Operation.LIST, kind=FaultKind.CALL, action=overtake))
-    found = read_head(world.catalog.records, RecordLog(world.objects))
+    found = read_settled_head(world.catalog.records, RecordLog(world.objects))
     assert (found.number, found.state.manifest) == (2, 2)
 
 
@@ -187,7 +187,7 @@ def test_a_bucket_that_lost_its_manifests_or_is_anothers_is_refused(world: Recor
     """The catalog knows that there was one, and of which catalog it is."""
     world.create()
     world.flush()
-    manifest = world.log.newest_manifest()
+    manifest = world.log.read_newest_manifest()
     assert manifest
     world.objects.delete([manifest.key])
     with pytest.raises(CatalogMismatch, match="expected manifest 1 or a newer one, found none"):
@@ -227,7 +227,7 @@ def test_a_writer_whose_clock_is_off_is_refused_before_it_publishes(world: Recor
     world.offset_us = skew_s * 1_000_000
     with pytest.raises(PreconditionFailed, match="clock: expected the catalog's and the store's within 600 s"):
         world.flush()
-    assert world.log.newest_manifest() is None
+    assert world.log.read_newest_manifest() is None
     world.offset_us //= 2
     assert world.flush().manifest == 1
 
@@ -241,12 +241,12 @@ def test_ceilings_are_raised_in_the_manifest_first(world: RecordsWorld) -> None:
     with pytest.raises(SimulatedCrash):
         world.flush()
     disarm()
-    manifest = world.log.newest_manifest()
+    manifest = world.log.read_newest_manifest()
     assert manifest
     assert manifest.ceilings.ledger == 2 * ID_HEADROOM - 10
-    assert world.catalog.records.state().ceilings.ledger < 2 * ID_HEADROOM - 10
+    assert world.catalog.records.read_state().ceilings.ledger < 2 * ID_HEADROOM - 10
     world.flush()
-    assert world.catalog.records.state().ceilings.ledger == 2 * ID_HEADROOM - 10
+    assert world.catalog.records.read_state().ceilings.ledger == 2 * ID_HEADROOM - 10
 
 
 def test_next_ids_of_a_manifest_are_those_of_the_moment_that_it_shows(world: RecordsWorld) -> None:
@@ -259,11 +259,13 @@ def test_next_ids_of_a_manifest_are_those_of_the_moment_that_it_shows(world: Rec
     world.page = 4
     _die_between_pages(world)
     world.defragment()
-    manifests = [manifest for number in world.log.manifest_numbers() if (manifest := world.log.manifest(number))]
+    manifests = [
+        manifest for number in world.log.list_manifest_numbers() if (manifest := world.log.read_manifest(number))
+    ]
     assert len(manifests) > 3
     assert {manifest.next_ids and manifest.next_ids.ledger for manifest in manifests} == {first + 1}
     world.flush()
-    newest = world.log.newest_manifest()
+    newest = world.log.read_newest_manifest()
     assert newest
     assert newest.next_ids
     assert newest.next_ids.ledger == max(younger) + 1
@@ -271,17 +273,19 @@ def test_next_ids_of_a_manifest_are_those_of_the_moment_that_it_shows(world: Rec
 
 def test_ceilings_stay_while_half_of_the_ids_is_left() -> None:
     """Else each flush would write a manifest for them."""
-    at = Ceilings(ledger=ID_HEADROOM, topic=ID_HEADROOM, transaction=ID_HEADROOM)
-    assert raise_ceilings(at, Ceilings(ledger=ID_HEADROOM // 2, topic=0, transaction=1)) == at
-    found = raise_ceilings(at, Ceilings(ledger=ID_HEADROOM // 2 + 1, topic=0, transaction=5 * ID_HEADROOM))
-    assert found == Ceilings(ledger=ID_HEADROOM // 2 + 1 + ID_HEADROOM, topic=ID_HEADROOM, transaction=6 * ID_HEADROOM)
+    at = IdCeilings(ledger=ID_HEADROOM, topic=ID_HEADROOM, transaction=ID_HEADROOM)
+    assert raise_ceilings(at, IdCeilings(ledger=ID_HEADROOM // 2, topic=0, transaction=1)) == at
+    found = raise_ceilings(at, IdCeilings(ledger=ID_HEADROOM // 2 + 1, topic=0, transaction=5 * ID_HEADROOM))
+    assert found == IdCeilings(
+        ledger=ID_HEADROOM // 2 + 1 + ID_HEADROOM, topic=ID_HEADROOM, transaction=6 * ID_HEADROOM
+    )
 
 
 def test_cursors_wait_for_their_interval_or_for_a_request(world: RecordsWorld) -> None:
     """They change with every acknowledgement; with nothing else to write, no manifest is put for them."""
     world.create()
     world.flush()
-    world.catalog.cursors.subscribe(world.topic_id, "mine", latest=False)
+    world.catalog.cursors.create_subscription(world.topic_id, "mine", latest=False)
     world.flush()
     world.sql("UPDATE cursor SET seeks = 1")
     hurried = world.flusher.flush()
@@ -306,14 +310,14 @@ def test_flush_reads_the_state_of_the_catalog_before_and_after(
     """A lone durable delete waits for it; a third look is needed only where the clocks seem to differ."""
     world.create()
     records, read = world.catalog.records, 0
-    state = records.state
+    state = records.read_state
 
     def counted() -> RecordLogState:
         nonlocal read
         read += 1
         return state()
 
-    monkeypatch.setattr(records, "state", counted)
+    monkeypatch.setattr(records, "read_state", counted)
     Flusher(records, RecordLog(world.objects), clock_bound_s=600).flush()
     assert read == 2
 
@@ -330,14 +334,14 @@ def test_many_changes_are_flushed_page_by_page(world: RecordsWorld) -> None:
 
     def look() -> None:
         seen.append(world.returning())
-        deletes.append(world.catalog.records.unflushed_ledgers([gone]))
+        deletes.append(world.catalog.records.find_unflushed_ledgers([gone]))
 
     looks = Fault(
         operation=Operation.PUT, kind=FaultKind.CALL, action=look, matches=lambda key: MANIFEST_PREFIX in key, times=50
     )
     world.objects.plan(looks)
     told: list[int] = []
-    changes = world.catalog.records.state().outbox_changes
+    changes = world.catalog.records.read_state().outbox_changes
     done = world.flusher.flush(cursors=True, progress=told.append)
     assert len(seen) == done.manifest - 1 == changes // 4 >= 3
     assert seen == [{kept, gone}] * len(seen)
@@ -348,7 +352,7 @@ def test_many_changes_are_flushed_page_by_page(world: RecordsWorld) -> None:
     assert [_shows(world, number) for number in range(1, done.manifest + 1)] == [1] * (done.manifest - 1) + [
         done.manifest
     ]
-    assert (world.catalog.records.state().staged_blocks, world.catalog.records.unflushed_ledgers([gone])) == (
+    assert (world.catalog.records.read_state().staged_blocks, world.catalog.records.find_unflushed_ledgers([gone])) == (
         (),
         frozenset(),
     )
@@ -356,7 +360,7 @@ def test_many_changes_are_flushed_page_by_page(world: RecordsWorld) -> None:
 
 
 def _shows(world: RecordsWorld, number: int) -> int:
-    manifest = world.log.manifest(number)
+    manifest = world.log.read_manifest(number)
     assert manifest is not None
     return manifest.moment_number
 
@@ -367,7 +371,7 @@ def _die_between_pages(world: RecordsWorld, nth: int = 2) -> None:
     with pytest.raises(SimulatedCrash):
         world.flush()
     disarm()
-    assert world.catalog.records.state().staged_blocks
+    assert world.catalog.records.read_state().staged_blocks
 
 
 @pytest.mark.parametrize("point", [f"{name}.{when}" for name in _EFFECTS for when in ("before", "after")])
@@ -385,7 +389,7 @@ def test_a_flush_may_die_in_any_page(world: RecordsWorld, point: str, nth: int) 
     disarm()
     world.touch(changed)
     world.flush()
-    state = world.catalog.records.state()
+    state = world.catalog.records.read_state()
     assert (state.outbox_changes, state.pending_stamps, state.staged_blocks) == (0, frozenset(), ())
     assert world.returning() == world.standing() == {changed, *others}
     assert world.on_disk([buried])[buried][-1] is True
@@ -399,7 +403,7 @@ def test_pages_end_though_more_comes_than_they_take(world: RecordsWorld) -> None
     world.page = 2
     for _ in range(4):
         world.create()
-    pages = world.catalog.records.state().outbox_changes // 2
+    pages = world.catalog.records.read_state().outbox_changes // 2
 
     def append() -> None:
         world.create()
@@ -423,10 +427,10 @@ def test_what_is_staged_outlives_sweeps_however_old_it_is(world: RecordsWorld) -
     ledgers = {world.create() for _ in range(3)}
     world.page = 2
     _die_between_pages(world)
-    staged = {one.key for one in world.catalog.records.state().staged_blocks}
+    staged = {one.key for one in world.catalog.records.read_state().staged_blocks}
     world.advance(seconds=3 * AGE_S)
-    found = read_head(world.catalog.records, world.log)
-    assert publish(
+    found = read_settled_head(world.catalog.records, world.log)
+    assert publish_manifest(
         world.catalog.records,
         world.log,
         found,
@@ -439,14 +443,14 @@ def test_what_is_staged_outlives_sweeps_however_old_it_is(world: RecordsWorld) -
     assert staged <= set(world.objects.keys)
     world.flush()
     assert world.returning() == ledgers
-    assert staged & {one.key for one in read_head(world.catalog.records, world.log).blocks} == staged
+    assert staged & {one.key for one in read_settled_head(world.catalog.records, world.log).blocks} == staged
 
 
 def test_cursors_go_with_the_end_of_a_flush_of_pages(world: RecordsWorld) -> None:
     """An intent, or a commit, that is in a page may rest on a cursor that is not due."""
     world.create()
     world.flush()
-    world.catalog.cursors.subscribe(world.topic_id, "mine", latest=False)
+    world.catalog.cursors.create_subscription(world.topic_id, "mine", latest=False)
     world.page = 2
     for _ in range(3):
         world.create()
@@ -462,8 +466,8 @@ def test_rewrite_drops_what_is_staged(world: RecordsWorld) -> None:
     _die_between_pages(world)
     world.end(gone, durable=False)
     world.page = CHANGES_PER_PAGE
-    world.flusher.rewrite()
-    assert world.catalog.records.state().staged_blocks == ()
+    world.flusher.rewrite_all_records()
+    assert world.catalog.records.read_state().staged_blocks == ()
     assert world.returning() == {kept}
 
 
@@ -478,8 +482,8 @@ def test_replica_and_raid_take_a_page_for_the_moment_that_it_shows(world: Record
         later = [world.create() for _ in range(3)]
         _die_between_pages(world)
         assert mirror.step().steps == 0
-        assert [one.manifest for one in world.log.replicas()] == [1]
-        assert world.log.pin_newest("raid", 1, "raid").number == 1  # type: ignore[union-attr]
+        assert [one.manifest for one in world.log.list_acknowledgements()] == [1]
+        assert world.log.pin_newest_manifest("raid", 1, "raid").number == 1  # type: ignore[union-attr]
         world.flush()
         mirror.step()
         assert mirror.ledgers == {first, *later}
@@ -489,7 +493,7 @@ def test_replica_and_raid_take_a_page_for_the_moment_that_it_shows(world: Record
 
 def _damaged(world: RecordsWorld) -> None:
     """A record log whose newest manifest cannot be read, and a block of which is gone."""
-    newest = world.log.newest_manifest()
+    newest = world.log.read_newest_manifest()
     assert newest is not None
     world.objects.delete([newest.key, newest.blocks[0].key])
     world.objects.put_if_absent(newest.key, newest.to_json()[:50], metadata={})
@@ -506,7 +510,7 @@ def test_damaged_log_is_written_anew_from_the_catalog(world: RecordsWorld) -> No
     _damaged(world)
     with pytest.raises(CorruptData, match="expected a manifest"):
         world.flush()
-    done = world.flusher.rewrite()
+    done = world.flusher.rewrite_all_records()
     assert (done.manifest, done.left, done.tombstones, before) == (3, 0, 1, 3)
     assert world.returning() == world.standing() == {kept}
     assert world.on_disk([buried, plain]) == {buried: [True], plain: []}
@@ -526,7 +530,7 @@ def test_emptied_bucket_is_written_anew(world: RecordsWorld) -> None:
     world.objects.delete(world.objects.keys)
     with pytest.raises(CatalogMismatch, match="write all of it anew: sexton records rewrite"):
         world.flush()
-    assert world.flusher.rewrite().manifest == 2
+    assert world.flusher.rewrite_all_records().manifest == 2
     assert world.returning() == {kept}
 
 
@@ -544,8 +548,8 @@ def test_rewrite_that_a_flush_overtakes_begins_anew(world: RecordsWorld) -> None
             overtaken = world.flush().manifest
 
     records.requeue_all_records = recorded_and_flushed  # type: ignore[method-assign]
-    assert (world.flusher.rewrite().manifest, overtaken) == (3, 2)
-    newest = world.log.newest_manifest()
+    assert (world.flusher.rewrite_all_records().manifest, overtaken) == (3, 2)
+    newest = world.log.read_newest_manifest()
     assert newest is not None
     assert {one.kind for one in newest.blocks} > {RecordKind.LEDGER, RecordKind.SEGMENT}
     assert world.returning() == {kept}
@@ -561,8 +565,8 @@ def test_rewrite_of_a_catalog_that_is_not_complete_is_refused(world: RecordsWorl
     world.sql("UPDATE record_log SET state = 'ADOPTING'")
     stored = set(world.objects.keys)
     with pytest.raises(CatalogAdopting, match="expected a catalog that is complete"):
-        world.flusher.rewrite()
-    state = world.catalog.records.state()
+        world.flusher.rewrite_all_records()
+    state = world.catalog.records.read_state()
     assert (set(world.objects.keys), state.outbox_changes, state.pending_stamps) == (stored, 0, frozenset())
 
 
@@ -576,12 +580,12 @@ def test_rewrite_may_die_between_any_two_effects(world: RecordsWorld, point: str
     _damaged(world)
     arm(point, "crash")
     with pytest.raises(SimulatedCrash):
-        world.flusher.rewrite()
+        world.flusher.rewrite_all_records()
     disarm()
-    world.flusher.rewrite()
+    world.flusher.rewrite_all_records()
     assert world.returning() == {kept}
     assert world.on_disk([buried]) == {buried: [True]}
-    assert world.catalog.records.state().outbox_changes == 0
+    assert world.catalog.records.read_state().outbox_changes == 0
 
 
 def test_rewrite_of_a_log_that_is_newer_than_the_catalog_is_refused(world: RecordsWorld) -> None:
@@ -592,4 +596,4 @@ def test_rewrite_of_a_log_that_is_newer_than_the_catalog_is_refused(world: Recor
     world.flush()
     world.sql("UPDATE record_log SET manifest = 1, stamp = 'old', pending = '{}'")
     with pytest.raises(CatalogOutdated):
-        world.flusher.rewrite()
+        world.flusher.rewrite_all_records()

@@ -133,7 +133,7 @@ def test_word_that_comes_after_the_raid_has_gone_on_counts_no_more(world: Record
     _bury(world, one)
     world.advance(seconds=AGE_S + HOUR)
     assert _forget(world) == set()
-    world.log.acknowledge(mirror.name, 2, 1, world.objects.now_us)
+    world.log.acknowledge_manifest(mirror.name, 2, 1, world.objects.now_us)
     assert mirror.state() is ReplicaState.STALE
     with pytest.raises(PreconditionFailed, match="a raid went on without it"):
         mirror.step(eligible_age_s=100 * AGE_S)
@@ -154,7 +154,9 @@ def test_seed_that_died_before_it_applied_anything_lifts_no_refusal(
     assert mirror.ledgers == {one, other}, "nothing was applied"
     assert mirror.step(seed=True).seeded == 1
     assert mirror.ledgers == {other}
-    assert [one.replica_id for one in world.log.replicas()] == [mirror.name], "raids wait for none of the others"
+    assert [one.replica_id for one in world.log.list_acknowledgements()] == [mirror.name], (
+        "raids wait for none of the others"
+    )
 
 
 def test_name_of_a_replica_that_is_seeded_again_is_forgotten(world: RecordsWorld, mirror: Mirror) -> None:
@@ -163,7 +165,7 @@ def test_name_of_a_replica_that_is_seeded_again_is_forgotten(world: RecordsWorld
     mirror.step()
     before = mirror.name
     assert mirror.step(seed=True).seeded == 1
-    assert [one.replica_id for one in world.log.certain_replicas()] == [mirror.name] != [before]
+    assert [one.replica_id for one in world.log.list_certain_acknowledgements()] == [mirror.name] != [before]
     assert not world.log.is_registered(before)
 
 
@@ -193,14 +195,14 @@ def test_two_databases_of_one_url_on_two_machines_are_both_waited_for(
 def test_seed_that_another_one_has_forgotten_is_refused_at_its_end(world: RecordsWorld, mirror: Mirror) -> None:
     """No raid has waited for it since: what it has applied may lack tombstones that are gone."""
     _two(world)
-    pin = RecordLog.pin
+    pin = RecordLog.pin_manifest
 
     def while_pinned(log: RecordLog, pin_id: str, *rest: Any) -> None:
         pin(log, pin_id, *rest)
         log.forget_replica(pin_id)
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(RecordLog, "pin", while_pinned)
+        patched.setattr(RecordLog, "pin_manifest", while_pinned)
         with pytest.raises(PreconditionFailed, match="expected no other seed of it at the same time"):
             mirror.step()
     with pytest.raises(PreconditionFailed, match="expected its acknowledgement"):
@@ -212,7 +214,7 @@ def test_seed_that_another_one_has_forgotten_is_refused_at_its_end(world: Record
 def test_look_at_a_record_log_without_a_manifest_registers_nothing(world: RecordsWorld, mirror: Mirror) -> None:
     """A command that watches would leave a name at every look."""
     assert mirror.step().manifest == 0
-    assert world.log.replicas() == []
+    assert world.log.list_acknowledgements() == []
 
 
 def test_raid_for_younger_tombstones_waits_for_replicas_all_the_same(world: RecordsWorld, mirror: Mirror) -> None:
@@ -237,15 +239,15 @@ def test_replica_that_registers_while_a_raid_is_at_work_is_waited_for(world: Rec
     world.acknowledge("gone", 1)
     world.objects.now_us += round((AGE_S + HOUR) * 1_000_000)
     seeding = RecordLog(world.objects)
-    revoke = RecordLog.revoke
+    revoke = RecordLog.revoke_replica
 
     def while_revoked(log: RecordLog, replica_id: str) -> None:
         revoke(log, replica_id)
         if replica_id == "gone":
-            seeding.register("second/new", world.objects.now_us)
+            seeding.register_replica("second/new", world.objects.now_us)
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(RecordLog, "revoke", while_revoked)
+        patched.setattr(RecordLog, "revoke_replica", while_revoked)
         assert _forget(world) == {one}
 
 
@@ -287,7 +289,7 @@ def test_replica_of_an_older_epoch_is_refused_until_it_is_seeded(world: RecordsW
     """The source was rebuilt: what was not flushed before is lost there, and may stand here."""
     _two(world)
     mirror.step()
-    newest = RecordLog(world.objects).newest_manifest()
+    newest = RecordLog(world.objects).read_newest_manifest()
     assert newest
     world.log.put_manifest(replace(newest, number=2, epoch=2, stamp="rebuilt"))
     with pytest.raises(PreconditionFailed, match="epoch 1, found 2: the source was rebuilt"):
@@ -309,7 +311,7 @@ def test_manifest_that_does_not_follow_is_refused(
     """Of another catalog, or another one under the number that was applied."""
     _two(world)
     mirror.step()
-    (newest,) = [world.log.manifest(1)]
+    (newest,) = [world.log.read_manifest(1)]
     assert newest
     strange = replace(newest, **changed)  # type: ignore[arg-type]
     world.objects.delete([strange.key])
@@ -341,14 +343,14 @@ def test_replica_without_news_says_that_it_lives_and_not_at_every_look(world: Re
     _two(world)
     mirror.step()
     puts: list[str] = []
-    acknowledge = RecordLog.acknowledge
+    acknowledge = RecordLog.acknowledge_manifest
 
     def counted(log: RecordLog, replica_id: str, *rest: int) -> None:
         puts.append(replica_id)
         acknowledge(log, replica_id, *rest)
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(RecordLog, "acknowledge", counted)
+        patched.setattr(RecordLog, "acknowledge_manifest", counted)
         for _ in range(30):
             world.advance(seconds=AGE_S / 20)
             for _ in range(3):
@@ -422,7 +424,7 @@ def test_seed_takes_no_stale_bucket_though_listings_hide_that_it_is_one(
         far.far.unlisted = {newest: _FOREVER}
         refused: type[Exception] = StoreUnavailable
     else:
-        world.log.revoke(FAR)
+        world.log.revoke_replica(FAR)
         world.objects.unlisted = {f"{REPLICA_PREFIX}{FAR}/revoked": _FOREVER}
         refused = PreconditionFailed
     with pytest.raises(refused):

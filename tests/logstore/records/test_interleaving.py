@@ -129,9 +129,9 @@ class _Home:
             world.defragment()
 
     def _pin(self) -> Manifest:
-        newest = self.world.log.newest_manifest()
+        newest = self.world.log.read_newest_manifest()
         assert newest
-        self.world.log.pin("rebuild", newest.number, 2**60, "rebuild")
+        self.world.log.pin_manifest("rebuild", newest.number, 2**60, "rebuild")
         return newest
 
     def follow(self) -> None:
@@ -191,7 +191,7 @@ class _Home:
         self.follow()
         assert self.mirror.ledgers == set(self.store.alive)
         self.far.ship()
-        newest, shipped = self.world.log.newest_manifest(), RecordLog(self.far.far).newest_manifest()
+        newest, shipped = self.world.log.read_newest_manifest(), RecordLog(self.far.far).read_newest_manifest()
         assert newest
         assert shipped == newest
         for manifest in filter(None, (newest, self.pinned)):

@@ -10,14 +10,14 @@ from infra.catalog.records.tombstone_rows import SqlTombstones
 from logstore.errors import CatalogAdopting, CatalogMismatch, CorruptData, PreconditionFailed, StoreUnavailable
 from logstore.failpoints import SimulatedCrash, arm, disarm
 from logstore.log.ledger_object_keys import SHARDS, ledger_prefix, meta_key, segment_key, shard_prefix
-from logstore.ports.catalog import RecordId
+from logstore.ports.catalog import TombstonedRecordId
 from logstore.positions import LedgerId
 from logstore.records.job_results import LaggingReplica
 from logstore.records.manifest import BLOCK_PREFIX, Block
 from logstore.records.record_kinds import RecordKind
-from logstore.records.services.manifest_publication import publish, read_head
+from logstore.records.services.manifest_publication import publish_manifest, read_settled_head
 from logstore.records.services.record_log import PIN_PREFIX, REPLICA_PREFIX, RecordLog
-from logstore.records.services.tombstone_raids import name_marks
+from logstore.records.services.tombstone_raids import raid_marks_name
 from logstore.stop_checks import use_stop_check
 from tests.fakes.objects import Fault, FaultKind, Operation
 from tests.logstore.builders import OWNER
@@ -46,11 +46,13 @@ def _older(world: RecordsWorld, ledger_id: int) -> Block:
 
 def _name(world: RecordsWorld, *blocks: Block) -> None:
     """Publish them beside the others."""
-    found = read_head(world.catalog.records, RecordLog(world.objects))
+    found = read_settled_head(world.catalog.records, RecordLog(world.objects))
     assert found.manifest
     manifest = found.manifest
     parts = (world.catalog.records, world.log, found)
-    assert publish(*parts, blocks=(*manifest.blocks, *blocks), ceilings=manifest.ceilings, flushed_us=0, next_ids=None)
+    assert publish_manifest(
+        *parts, blocks=(*manifest.blocks, *blocks), ceilings=manifest.ceilings, flushed_us=0, next_ids=None
+    )
 
 
 def test_a_tombstone_that_covers_nothing_goes(world: RecordsWorld) -> None:
@@ -117,7 +119,7 @@ def test_tombstone_waits_for_a_replica_that_no_listing_shows(world: RecordsWorld
     assert world.raid().kept == 1
     assert world.buried() == set(ids)
     world.objects.unlisted = {}
-    assert [one.is_revoked for one in world.log.replicas()] == [False]
+    assert [one.is_revoked for one in world.log.list_acknowledgements()] == [False]
     world.acknowledge("mirror", 1)
     assert world.raid().removed == 1
 
@@ -125,7 +127,7 @@ def test_tombstone_waits_for_a_replica_that_no_listing_shows(world: RecordsWorld
 def test_rebuild_whose_pin_no_listing_shows_ends_a_raid(world: RecordsWorld) -> None:
     """Its name is registered."""
     ids = _buried(world)
-    world.log.pin("c-1-x", 1, world.objects.now_us + 1, "rebuild")
+    world.log.pin_manifest("c-1-x", 1, world.objects.now_us + 1, "rebuild")
     world.objects.unlisted = {f"{PIN_PREFIX}rebuild/": 1_000}
     with pytest.raises(PreconditionFailed, match="found workflow rebuild-catalog/c-1-x that reads manifest 1"):
         world.raid()
@@ -340,25 +342,27 @@ def test_a_tombstone_stays_while_a_deletion_is_unfinished(world: RecordsWorld) -
 def test_a_rebuild_at_work_ends_a_raid(world: RecordsWorld) -> None:
     """It may have read the tombstone's manifest, or an older one (scylla-manager#4258)."""
     _buried(world)
-    world.log.pin("c-1-x", 1, world.objects.now_us + 1, "rebuild")
+    world.log.pin_manifest("c-1-x", 1, world.objects.now_us + 1, "rebuild")
     with pytest.raises(PreconditionFailed, match="c-1-x"):
         world.raid()
     world.log.unpin("c-1-x")
 
     def begin() -> None:
-        world.log.pin("c-1-y", 1, world.objects.now_us + 1, "rebuild")
+        world.log.pin_manifest("c-1-y", 1, world.objects.now_us + 1, "rebuild")
 
     world.objects.plan(_at_first_block(world, begin))
     with pytest.raises(PreconditionFailed, match="c-1-y"):
         world.raid()
     assert len(world.buried()) == 1
-    assert [one.purpose for one in world.log.pins()] == ["rebuild"], "the raid's own pin is gone"
+    assert [one.purpose for one in world.log.list_pins()] == ["rebuild"], "the raid's own pin is gone"
 
 
 def test_an_unreadable_block_ends_a_raid(world: RecordsWorld) -> None:
     """What it holds is not known."""
     _buried(world)
-    block = next(one for one in read_head(world.catalog.records, world.log).blocks if one.kind is RecordKind.LEDGER)
+    block = next(
+        one for one in read_settled_head(world.catalog.records, world.log).blocks if one.kind is RecordKind.LEDGER
+    )
     held = world.objects._held[block.key]
     world.objects._held[block.key] = replace(held, body=held.body[:-3])
     with pytest.raises(CorruptData, match=block.key):
@@ -406,7 +410,7 @@ def test_a_raid_may_die_between_any_two_effects(world: RecordsWorld, point: str)
     assert set(covering) <= world.buried()
     world.raid("two")
     assert world.buried() == set(covering)
-    assert world.catalog.tombstones.count().candidates == 0
+    assert world.catalog.tombstones.count_tombstones().candidates == 0
 
 
 def test_reads_are_paced_and_blocks_without_candidates_are_not_read(world: RecordsWorld) -> None:
@@ -460,15 +464,15 @@ def test_attempt_that_was_thought_dead_removes_nothing_that_the_next_one_has_mar
     world.clear(one)
     world.advance(seconds=AGE_S + 60)
     tombstones = world.catalog.tombstones
-    unmark = type(tombstones).unmark
+    unmark = type(tombstones).unmark_candidates
 
-    def paused(port: SqlTombstones, run_id: str, record_ids: Collection[RecordId]) -> None:
+    def paused(port: SqlTombstones, run_id: str, record_ids: Collection[TombstonedRecordId]) -> None:
         unmark(port, run_id, record_ids)
-        before_us = world.catalog.records.state().now_us
-        tombstones.mark_candidates(name_marks("raid", 2), before_us=before_us, after=None, limit=10)
+        before_us = world.catalog.records.read_state().now_us
+        tombstones.mark_candidates(raid_marks_name("raid", 2), before_us=before_us, after=None, limit=10)
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(type(tombstones), "unmark", paused)
+        patched.setattr(type(tombstones), "unmark_candidates", paused)
         assert world.raid("raid").removed == 0
     assert world.buried() == {one}
-    assert world.raider.raid("raid", attempt=2).kept == 1
+    assert world.raider.raid_tombstones("raid", attempt=2).kept == 1

@@ -37,4 +37,4 @@ def test_deletes_of_a_ledger_that_is_left_out_wait_and_others_go_on(world: Recor
     first, second = world.create(), world.create()
     world.sql("UPDATE ledger SET application = x'61ff' WHERE ledger_id = :id", id=second)
     world.flush()
-    assert world.catalog.records.unflushed_ledgers([first, second]) == {second}
+    assert world.catalog.records.find_unflushed_ledgers([first, second]) == {second}

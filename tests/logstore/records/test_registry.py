@@ -4,14 +4,14 @@ import pytest
 
 from logstore.errors import CorruptData, UploadUnproven
 from logstore.failpoints import SimulatedCrash, arm, disarm
-from logstore.records.services.name_register import Registry
+from logstore.records.services.name_register import NameRegister
 from tests.fakes.objects import FakeObjectStore, Fault, FaultKind, Operation
 
 _FOLDER = "records/registers/names/"
 
 
-def _reopened(objects: FakeObjectStore) -> Registry:
-    return Registry(objects, _FOLDER)
+def _reopened(objects: FakeObjectStore) -> NameRegister:
+    return NameRegister(objects, _FOLDER)
 
 
 @pytest.fixture
@@ -26,14 +26,14 @@ def test_names_stand_until_they_are_ended_and_may_come_again(objects: FakeObject
     """No listing is asked for."""
     names = _reopened(objects)
     for name in ("a", "b/ü", "a"):
-        names.enter(name)
+        names.enter_name(name)
     assert names.active_names() == _reopened(objects).active_names() == {"a", "b/ü"}
-    names.end("a".__eq__)
-    names.end("a".__eq__)
-    names.end("nobody".__eq__)
+    names.end_names("a".__eq__)
+    names.end_names("a".__eq__)
+    names.end_names("nobody".__eq__)
     assert names.active_names() == _reopened(objects).active_names() == {"b/ü"}
-    names.end("b/ü".__eq__)
-    _reopened(objects).enter("a")
+    names.end_names("b/ü".__eq__)
+    _reopened(objects).enter_name("a")
     assert names.active_names() == {"a"}
     assert not [one for one, _ in objects.calls if one is Operation.LIST]
 
@@ -42,8 +42,8 @@ def test_what_has_ended_is_not_asked_for_again(objects: FakeObjectStore) -> None
     """Entries are never removed."""
     names = _reopened(objects)
     for number in range(5):
-        names.enter(f"{number}")
-        names.end(f"{number}".__eq__)
+        names.enter_name(f"{number}")
+        names.end_names(f"{number}".__eq__)
     assert names.active_names() == frozenset()
     asked = len(objects.calls)
     assert names.active_names() == frozenset()
@@ -55,16 +55,16 @@ def test_one_answer_that_lies_about_an_entry_lets_no_name_stand_for_ever(
     objects: FakeObjectStore, kind: FaultKind
 ) -> None:
     """Whoever ends a name forgets what it was for, and does not come back to it."""
-    _reopened(objects).enter("a")
+    _reopened(objects).enter_name("a")
     objects.plan(Fault(operation=Operation.GET, kind=kind, matches=f"{_FOLDER}000000".__eq__))
-    _reopened(objects).end("a".__eq__)
+    _reopened(objects).end_names("a".__eq__)
     assert _reopened(objects).active_names() == frozenset()
 
 
 def test_answer_that_was_cut_off_hides_no_name(objects: FakeObjectStore) -> None:
     """The digest tells."""
-    _reopened(objects).enter("b")
-    _reopened(objects).enter("a")
+    _reopened(objects).enter_name("b")
+    _reopened(objects).enter_name("a")
     objects.plan(Fault(operation=Operation.GET, kind=FaultKind.CUT, matches=f"{_FOLDER}000001".__eq__))
     assert _reopened(objects).active_names() == {"b", "a"}
     objects.plan(Fault(operation=Operation.GET, kind=FaultKind.CUT, times=2, matches=f"{_FOLDER}000001".__eq__))
@@ -75,9 +75,9 @@ def test_answer_that_was_cut_off_hides_no_name(objects: FakeObjectStore) -> None
 def test_two_that_enter_at_once_both_stand(objects: FakeObjectStore) -> None:
     """The one that loses the number takes the next."""
     objects.plan(
-        Fault(operation=Operation.PUT, kind=FaultKind.CALL, action=lambda: _reopened(objects).enter("first")),
+        Fault(operation=Operation.PUT, kind=FaultKind.CALL, action=lambda: _reopened(objects).enter_name("first")),
     )
-    _reopened(objects).enter("second")
+    _reopened(objects).enter_name("second")
     assert _reopened(objects).active_names() == {"first", "second"}
 
 
@@ -86,21 +86,21 @@ def test_entry_that_dies_midway_is_made_once(objects: FakeObjectStore, point: st
     """The next attempt finds it, or makes it."""
     arm(point, "crash")
     with pytest.raises(SimulatedCrash):
-        _reopened(objects).enter("a")
+        _reopened(objects).enter_name("a")
     disarm()
-    _reopened(objects).enter("a")
+    _reopened(objects).enter_name("a")
     assert [key for key in objects.keys if key.startswith(_FOLDER)] == [f"{_FOLDER}000000"]
 
 
 @pytest.mark.parametrize("point", ["records.end_entry.before", "records.end_entry.after"])
 def test_end_that_dies_midway_is_made_by_the_next_attempt(objects: FakeObjectStore, point: str) -> None:
     """Until then the name may stand, which keeps what it is for."""
-    _reopened(objects).enter("a")
+    _reopened(objects).enter_name("a")
     arm(point, "crash")
     with pytest.raises(SimulatedCrash):
-        _reopened(objects).end("a".__eq__)
+        _reopened(objects).end_names("a".__eq__)
     disarm()
-    _reopened(objects).end("a".__eq__)
+    _reopened(objects).end_names("a".__eq__)
     assert _reopened(objects).active_names() == frozenset()
 
 
@@ -108,4 +108,4 @@ def test_entry_that_the_store_does_not_show_is_not_taken_for_stored(objects: Fak
     """Others rely on it."""
     objects.plan(Fault(operation=Operation.PUT, kind=FaultKind.LOST))
     with pytest.raises(UploadUnproven):
-        _reopened(objects).enter("a")
+        _reopened(objects).enter_name("a")

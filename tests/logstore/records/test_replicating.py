@@ -7,12 +7,12 @@ import pytest
 from logstore.errors import CorruptData, InvalidInput, MissingData, PreconditionFailed, StoreUnavailable
 from logstore.failpoints import SimulatedCrash, arm, disarm
 from logstore.records.job_results import ShippedBlocks
-from logstore.records.manifest import MANIFEST_PREFIX, Block, Ceilings, Manifest, manifest_key
-from logstore.records.newest_versions import select_winners
+from logstore.records.manifest import MANIFEST_PREFIX, Block, IdCeilings, Manifest, manifest_key
+from logstore.records.newest_versions import select_newest_versions
 from logstore.records.record_kinds import RecordKind
 from logstore.records.services.record_log import REPLICA_PREFIX, RecordLog
-from logstore.records.services.replica_shipments import Replication
-from logstore.records.tombstone_rules import ReplicaState, newest_manifest_applied_everywhere, replica_state
+from logstore.records.services.replica_shipments import ReplicaShipments
+from logstore.records.tombstone_rules import ReplicaState, decide_replica_state, newest_manifest_applied_everywhere
 from tests.fakes.objects import FakeObjectStore, Fault, FaultKind, Operation
 from tests.logstore.records.versions import table, version
 
@@ -35,8 +35,10 @@ class Pair:
         return self.far
 
     @property
-    def replication(self) -> Replication:
-        return Replication(self.near, {_FAR: self.far}, store_now_us=lambda: self.near.now_us, eligible_age_s=_AGE_S)
+    def replication(self) -> ReplicaShipments:
+        return ReplicaShipments(
+            self.near, {_FAR: self.far}, store_now_us=lambda: self.near.now_us, eligible_age_s=_AGE_S
+        )
 
     def pass_s(self, seconds: float) -> None:
         self.near.now_us += round(seconds * _S)
@@ -44,7 +46,7 @@ class Pair:
 
     def publish(self, *ids: int, tombstone: bool = False, dropping: tuple[str, ...] = (), epoch: int = 1) -> Manifest:
         """The next manifest: versions of ledgers are added, and blocks taken out."""
-        before = self.log.newest_manifest()
+        before = self.log.read_newest_manifest()
         self.number += 1
         added: list[Block] = []
         if ids:
@@ -60,7 +62,7 @@ class Pair:
             bundles=64,
             stamp=f"s{self.number}",
             flushed_us=self.near.now_us,
-            ceilings=Ceilings(),
+            ceilings=IdCeilings(),
             blocks=(*kept, *added),
         )
         self.log.put_manifest(manifest)
@@ -68,23 +70,23 @@ class Pair:
 
     def published(self) -> Manifest:
         """The newest one."""
-        newest = self.log.newest_manifest()
+        newest = self.log.read_newest_manifest()
         assert newest
         return newest
 
     def ship(self) -> ShippedBlocks:
-        return self.replication.ship(_FAR)
+        return self.replication.ship_to_replica(_FAR)
 
     def alive(self, log: RecordLog) -> set[int]:
         """Ledgers that a rebuild from that log would have."""
-        manifest = log.newest_manifest()
+        manifest = log.read_newest_manifest()
         assert manifest
-        found = select_winners([log.read_block(block) for block in manifest.blocks])
+        found = select_newest_versions([log.read_block(block) for block in manifest.blocks])
         rows = zip(found.column("id").to_pylist(), found.column("tombstone").to_pylist(), strict=True)
         return {ledger for ledger, tombstone in rows if not tombstone}
 
     def state(self) -> ReplicaState | None:
-        (one,) = self.replication.replica_statuses()
+        (one,) = self.replication.list_replica_statuses()
         return one.state
 
 
@@ -101,7 +103,7 @@ def _disarmed() -> object:
 
 def test_a_replica_is_new_then_current_then_behind(pair: Pair) -> None:
     """Its lag is the time between what it has and the newest manifest."""
-    (new,) = pair.replication.replica_statuses()
+    (new,) = pair.replication.list_replica_statuses()
     assert (new.state, new.manifest, new.newest, new.lag_s, new.at_us) == (None, 0, 0, None, None)
     pair.publish(1, 2)
     assert pair.ship() == ShippedBlocks(
@@ -109,12 +111,12 @@ def test_a_replica_is_new_then_current_then_behind(pair: Pair) -> None:
         manifest=1,
         blocks=1,
         records=2,
-        bytes=pair.log.newest_manifest().blocks[0].size_bytes,  # type: ignore[union-attr]
+        bytes=pair.log.read_newest_manifest().blocks[0].size_bytes,  # type: ignore[union-attr]
     )
     assert pair.state() is ReplicaState.CURRENT
     pair.pass_s(30)
     pair.publish(3)
-    (behind,) = pair.replication.replica_statuses()
+    (behind,) = pair.replication.list_replica_statuses()
     assert (behind.state, behind.manifest, behind.newest, behind.lag_s) == (ReplicaState.BEHIND, 1, 2, 30.0)
     assert pair.ship().blocks == 1
     assert pair.state() is ReplicaState.CURRENT
@@ -150,12 +152,12 @@ def test_a_shipment_that_dies_is_made_by_the_next(pair: Pair, point: str, moment
     with pytest.raises(SimulatedCrash):
         pair.ship()
     disarm()
-    if (there := pair.replica.newest_manifest()) is not None:
+    if (there := pair.replica.read_newest_manifest()) is not None:
         assert all(pair.far.get(block.key) for block in there.blocks)
     pair.ship()
     assert pair.alive(pair.replica) == {1, 2}
     assert pair.state() is ReplicaState.CURRENT
-    assert pair.log.pins() == []
+    assert pair.log.list_pins() == []
 
 
 def test_a_block_that_was_half_copied_by_another_is_compared(pair: Pair) -> None:
@@ -164,7 +166,7 @@ def test_a_block_that_was_half_copied_by_another_is_compared(pair: Pair) -> None
     pair.far.put_if_absent(block.key, b"half", metadata={})
     with pytest.raises(CorruptData, match=r"delete it in the replica's bucket"):
         pair.ship()
-    assert pair.replica.newest_manifest() is None
+    assert pair.replica.read_newest_manifest() is None
     assert pair.state() is ReplicaState.BEHIND, "it is registered: tombstones wait for it"
 
 
@@ -176,7 +178,7 @@ def test_a_block_that_the_record_log_lost_is_named(pair: Pair) -> None:
     pair.near.delete([block.key])
     with pytest.raises(MissingData, match=block.block_id):
         pair.ship()
-    assert pair.replica.newest_manifest().number == 1  # type: ignore[union-attr]
+    assert pair.replica.read_newest_manifest().number == 1  # type: ignore[union-attr]
     assert pair.state() is ReplicaState.BEHIND
 
 
@@ -246,11 +248,11 @@ def test_revoked_replica_is_registered_again_though_no_listing_shows_that_it_is_
     """No raid would wait for it otherwise, whatever it acknowledges."""
     pair.publish(1)
     pair.ship()
-    pair.log.revoke(_FAR)
+    pair.log.revoke_replica(_FAR)
     pair.near.unlisted = {f"{REPLICA_PREFIX}{_FAR}/revoked": 1_000}
     pair.ship()
     pair.near.unlisted = {}
-    assert [(word.manifest, word.is_revoked) for word in pair.log.replicas()] == [(1, False)]
+    assert [(word.manifest, word.is_revoked) for word in pair.log.list_acknowledgements()] == [(1, False)]
 
 
 @pytest.mark.parametrize("changed", [{"catalog_id": "other"}, {"number": 7}, {"stamp": "theirs"}])
@@ -265,22 +267,22 @@ def test_a_bucket_with_manifests_of_others_is_refused(pair: Pair, changed: dict[
 def test_unknown_replica_is_refused(pair: Pair) -> None:
     """By name."""
     with pytest.raises(InvalidInput, match="far"):
-        pair.replication.ship("near")
+        pair.replication.ship_to_replica("near")
 
 
 def test_a_replica_that_the_settings_name_no_more_is_still_told(pair: Pair) -> None:
     """The tomb raider waits for it, until it is STALE."""
     pair.publish(1)
     pair.ship()
-    gone = Replication(pair.near, {}, store_now_us=lambda: pair.near.now_us, eligible_age_s=_AGE_S)
-    assert [(one.replica, one.state) for one in gone.replica_statuses()] == [(_FAR, ReplicaState.CURRENT)]
+    gone = ReplicaShipments(pair.near, {}, store_now_us=lambda: pair.near.now_us, eligible_age_s=_AGE_S)
+    assert [(one.replica, one.state) for one in gone.list_replica_statuses()] == [(_FAR, ReplicaState.CURRENT)]
 
 
 def test_a_replica_is_swept_of_what_no_manifest_needs_unless_it_is_pinned(pair: Pair) -> None:
     """The rule is the record log's own; what a rebuild from the replica reads stays."""
     first = pair.publish(1)
     pair.ship()
-    pair.replica.pin("rebuild-1", 1, pair.near.now_us + 1_000_000 * _S, "rebuild")
+    pair.replica.pin_manifest("rebuild-1", 1, pair.near.now_us + 1_000_000 * _S, "rebuild")
     second = pair.publish(2, dropping=(first.blocks[0].block_id,))
     pair.ship()
     pair.publish(3, dropping=(second.blocks[0].block_id,))
@@ -288,7 +290,7 @@ def test_a_replica_is_swept_of_what_no_manifest_needs_unless_it_is_pinned(pair: 
     for _ in range(100):
         pair.publish()
         pair.ship()
-    assert pair.replica.manifest_numbers() == [1, *range(4, 104)]
+    assert pair.replica.list_manifest_numbers() == [1, *range(4, 104)]
     stored = {one.key for one in pair.far.list("records/blocks/")}
     assert stored == {first.blocks[0].key, pair.published().blocks[0].key}
 
@@ -328,8 +330,8 @@ def test_replica_that_was_away_for_more_than_the_eligible_age_is_seeded_and_noth
 def _may_remove(pair: Pair, deleted: Manifest) -> bool:
     """Whether the raid's rule lets a tombstone go that came with this manifest; it revokes who is STALE, as a raid."""
     newest = pair.published().number
-    for one in pair.log.replicas():
-        state = replica_state(one, newest=newest, now_us=pair.near.now_us, eligible_age_s=_AGE_S)
+    for one in pair.log.list_acknowledgements():
+        state = decide_replica_state(one, newest=newest, now_us=pair.near.now_us, eligible_age_s=_AGE_S)
         if state is ReplicaState.STALE:
-            pair.log.revoke(one.replica_id)
-    return newest_manifest_applied_everywhere(pair.log.replicas(), newest=newest) >= deleted.number
+            pair.log.revoke_replica(one.replica_id)
+    return newest_manifest_applied_everywhere(pair.log.list_acknowledgements(), newest=newest) >= deleted.number

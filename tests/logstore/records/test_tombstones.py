@@ -12,10 +12,10 @@ from logstore.records.tombstone_rules import (
     EndingOperation,
     ReplicaAcknowledgement,
     ReplicaState,
+    decide_replica_state,
     eligible_before_us,
     is_durable,
     newest_manifest_applied_everywhere,
-    replica_state,
 )
 
 _SAID = st.sampled_from([None, True, False])
@@ -62,12 +62,12 @@ def _replica(name: str, manifest: int, at_us: int) -> ReplicaAcknowledgement:
 def test_a_replica_is_current_behind_or_stale() -> None:
     """STALE once it was silent for longer than the eligible age, wherever it stands."""
     states = [
-        replica_state(_replica("a", manifest, at_us), newest=7, now_us=10_000_000, eligible_age_s=2)
+        decide_replica_state(_replica("a", manifest, at_us), newest=7, now_us=10_000_000, eligible_age_s=2)
         for manifest, at_us in ((7, 8_000_000), (6, 8_000_000), (7, 7_999_999))
     ]
     assert states == [ReplicaState.CURRENT, ReplicaState.BEHIND, ReplicaState.STALE]
     revoked = replace(_replica("a", 7, 10_000_000), is_revoked=True)
-    assert replica_state(revoked, newest=7, now_us=10_000_000, eligible_age_s=2) is ReplicaState.STALE
+    assert decide_replica_state(revoked, newest=7, now_us=10_000_000, eligible_age_s=2) is ReplicaState.STALE
 
 
 def test_tombstones_wait_for_the_slowest_replica_that_is_not_stale() -> None:

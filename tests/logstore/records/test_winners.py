@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from logstore.records.manifest import Block
 from logstore.records.newest_versions import (
     KEY_COLUMNS,
-    RankedVersions,
+    VersionsRankedByRecord,
     live_version_mask,
     overlapping_blocks,
-    read_by_range,
-    select_winners,
-    split_id_ranges,
+    read_versions_by_id_range,
+    select_newest_versions,
+    split_into_id_ranges,
 )
 from logstore.records.record_kinds import RecordKind
 from tests.logstore.records.versions import table, version
@@ -57,7 +57,7 @@ def _parts(rows: Sequence[dict[str, Any]], cuts: Sequence[int]) -> list[pa.Table
 @given(_ROWS, st.lists(st.integers(0, 40), max_size=3))
 def test_winners_are_the_newest_by_epoch_and_version(rows: list[dict[str, Any]], cuts: list[int]) -> None:
     """However the versions are spread over tables, and whatever the clocks of those that wrote them said."""
-    found = select_winners([part.select(KEY_COLUMNS) for part in _parts(rows, cuts)])
+    found = select_newest_versions([part.select(KEY_COLUMNS) for part in _parts(rows, cuts)])
     assert found.to_pylist() == _expected(rows)
 
 
@@ -68,19 +68,19 @@ def test_rows_are_numbered_by_record(rows: list[dict[str, Any]]) -> None:
     whole = table(RecordKind.SEGMENT, rows)
     keys = list(zip(whole.column("id").to_pylist(), whole.column("sub").to_pylist(), strict=True))
     numbers = {key: at for at, key in enumerate(sorted(set(keys)))}
-    assert RankedVersions(whole).record_numbers.tolist() == [numbers[key] for key in keys]
+    assert VersionsRankedByRecord(whole).record_numbers.tolist() == [numbers[key] for key in keys]
 
 
 def test_equal_versions_count_once() -> None:
     """A flush that died behind its manifest is flushed again: such versions are equal."""
     whole = pa.concat_tables([table(RecordKind.LEDGER, [version(1, 4), version(2, 4)])] * 2)
-    assert select_winners(whole).column("id").to_pylist() == [1, 2]
+    assert select_newest_versions(whole).column("id").to_pylist() == [1, 2]
 
 
 def test_a_tombstone_wins_and_is_kept() -> None:
     """A cold start keeps it even where it covers nothing: objects of its ledger may still be in storage."""
     rows = [version(1, 4), version(1, 5, tombstone=True), version(2, 9, tombstone=True)]
-    assert select_winners(table(RecordKind.LEDGER, rows)).column("tombstone").to_pylist() == [True, True]
+    assert select_newest_versions(table(RecordKind.LEDGER, rows)).column("tombstone").to_pylist() == [True, True]
 
 
 @settings(max_examples=100, deadline=None)
@@ -117,7 +117,7 @@ _BLOCKS = st.lists(
 @given(_BLOCKS, st.integers(1, 400))
 def test_ranges_cover_all_ids_once(blocks: list[Block], versions: int) -> None:
     """So no record is in two of them, and none is left out."""
-    found = split_id_ranges(blocks, versions=versions)
+    found = split_into_id_ranges(blocks, versions=versions)
     covered_ids = [one for first, last in found for one in range(first, last + 1)]
     assert covered_ids == sorted(set(covered_ids))
     assert {one for block in blocks for one in range(block.first_id, block.last_id + 1)} <= set(covered_ids)
@@ -147,13 +147,13 @@ def test_work_by_ranges_finds_the_same_winners(rows: list[dict[str, Any]], cuts:
             [row for row in rows if ids[0] <= row["id"] <= ids[1]], schema=tables[block.block_id].schema
         )
 
-    parts = [select_winners(part) for part in read_by_range(blocks, read, versions=versions)]
+    parts = [select_newest_versions(part) for part in read_versions_by_id_range(blocks, read, versions=versions)]
     assert [row for part in parts for row in part.to_pylist()] == _expected(few)
 
 
 def test_many_blocks_of_the_same_ids_are_divided_at_once() -> None:
     """The work grows with the number of blocks, not with its square; the sums of so many parts are exact."""
     blocks = [_block(at, at, at + 2**40, 100_000) for at in range(2_000)]
-    found = split_id_ranges(blocks, versions=2_000_000)
+    found = split_into_id_ranges(blocks, versions=2_000_000)
     assert 100 <= len(found) <= 102
     assert (found[0][0], found[-1][1]) == (0, 1_999 + 2**40)

@@ -15,12 +15,12 @@ from logstore.log.ledger_object_keys import segment_key
 from logstore.positions import LedgerId
 from logstore.records.block_files import decode_block
 from logstore.records.manifest import Block
-from logstore.records.newest_versions import read_by_range, select_winners
+from logstore.records.newest_versions import read_versions_by_id_range, select_newest_versions
 from logstore.records.record_kinds import RecordKind
-from logstore.records.services.defragmenter import Defragmenter, DefragmentResult
+from logstore.records.services.defragmenter import DefragmentationResult, Defragmenter
 from logstore.records.services.flusher import CHANGES_PER_PAGE, Flusher, FlushResult
 from logstore.records.services.record_log import RecordLog
-from logstore.records.services.records_bucket_sweeper import Sweeper, SweptObjects
+from logstore.records.services.records_bucket_sweeper import RecordsBucketSweeper, SweptRecordObjects
 from logstore.records.services.tombstone_raids import Raider, RaidResult
 from logstore.retrying_clock import Clock
 from tests.contracts.catalog.steps import append, roll
@@ -49,7 +49,7 @@ class RecordsWorld(SqlWorld):
         self.page = CHANGES_PER_PAGE  # changes that a flush takes at one moment
         self.eligible_age_s = eligible_age_s
         self.replica_age_s: float | None = None  # none: as that
-        self.topic_id = self.catalog.topics.create(TOPIC, RetentionPolicy()).topic_id
+        self.topic_id = self.catalog.topics.create_topic(TOPIC, RetentionPolicy()).topic_id
 
     @property
     def flusher(self) -> Flusher:
@@ -103,26 +103,28 @@ class RecordsWorld(SqlWorld):
         """All changes."""
         return self.flusher.flush(cursors=True)
 
-    def defragment(self) -> DefragmentResult:
+    def defragment(self) -> DefragmentationResult:
         """All kinds."""
         return self.defragmenter.defragment()
 
-    def sweep(self) -> SweptObjects:
+    def sweep(self) -> SweptRecordObjects:
         """Manifests and blocks."""
-        state = self.catalog.records.state()
-        return Sweeper(self.objects, RecordLog(self.objects)).sweep(state.now_us, staged_blocks=state.staged_blocks)
+        state = self.catalog.records.read_state()
+        return RecordsBucketSweeper(self.objects, RecordLog(self.objects)).remove_old_objects(
+            state.now_us, staged_blocks=state.staged_blocks
+        )
 
     def raid(self, run_id: str = "raid-tombstones") -> RaidResult:
         """All that may go."""
-        return self.raider.raid(run_id)
+        return self.raider.raid_tombstones(run_id)
 
     def acknowledge(self, replica_id: str, manifest: int) -> None:
         """A replica has applied this manifest."""
-        RecordLog(self.objects).acknowledge(replica_id, manifest, 1, self.objects.now_us)
+        RecordLog(self.objects).acknowledge_manifest(replica_id, manifest, 1, self.objects.now_us)
 
     def winners(self, kind: RecordKind = RecordKind.LEDGER) -> pa.Table:
         """What a cold start takes of the newest manifest."""
-        manifest = RecordLog(self.objects).newest_manifest()
+        manifest = RecordLog(self.objects).read_newest_manifest()
         blocks = [block for block in manifest.blocks if block.kind is kind] if manifest else []
         stored = [self.objects.get(block.key) for block in blocks]
         return _winners(tuple(blocks), tuple(found and found.body for found in stored))
@@ -144,7 +146,7 @@ class RecordsWorld(SqlWorld):
     def on_disk(self, ledger_ids: Iterable[int]) -> dict[int, list[bool]]:
         """Of each ledger, its versions in blocks of the newest manifest, oldest first: whether each is a tombstone."""
         wanted = set(ledger_ids)
-        manifest = RecordLog(self.objects).newest_manifest()
+        manifest = RecordLog(self.objects).read_newest_manifest()
         found: dict[int, list[tuple[int, bool]]] = {one: [] for one in wanted}
         for block in manifest.blocks if manifest else ():
             if block.kind is RecordKind.LEDGER:
@@ -163,5 +165,5 @@ def _winners(blocks: tuple[Block, ...], files: tuple[bytes | None, ...]) -> pa.T
         assert file is not None, f"a manifest names {block.key}, and the bucket has no such object"
         return decode_block(block, file, ids=ids)
 
-    tables = [select_winners(part) for part in read_by_range(blocks, read, versions=7)]
+    tables = [select_newest_versions(part) for part in read_versions_by_id_range(blocks, read, versions=7)]
     return pa.concat_tables(tables) if tables else pa.table({"id": [], "tombstone": []})

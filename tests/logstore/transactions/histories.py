@@ -10,7 +10,7 @@ from logstore import failpoints
 from logstore.errors import AcknowledgementHeld, StoreUnavailable
 from logstore.failpoints import SimulatedCrash
 from logstore.log.entries import NewEntry, ProducedEntries
-from logstore.ports.catalog import BeginTransaction, Cause, Claim, EndTransaction
+from logstore.ports.catalog import AuditCause, BeginTransactionWrite, Claim, EndTransactionWrite
 from logstore.positions import TopicId
 from logstore.transactions.buffer_serialization import pack_buffer, unpack_buffer
 from logstore.transactions.services.buffer_snapshots import BufferRebuilder, BufferSnapshots
@@ -50,7 +50,7 @@ class History:
         return among[which % len(among)] if among else None
 
     def begin(self, which: int, _: int) -> None:
-        write = BeginTransaction(tc_id=which % 2, timeout_s=3_600)
+        write = BeginTransactionWrite(tc_id=which % 2, timeout_s=3_600)
         self.open.append(self.world.log.committer.submit(write).result().txn)
 
     def produce(self, which: int, count: int) -> None:
@@ -60,7 +60,10 @@ class History:
         self.world.log.managed.append(self.world.topic, ProducedEntries(entries=entries, txn=txn))
 
     def acknowledge(self, which: int, _: int) -> None:
-        txn, end = self._of(self.open, which), self.world.catalog.transactions.frontier(self.world.topic.topic_id).last
+        txn, end = (
+            self._of(self.open, which),
+            self.world.catalog.transactions.read_frontier(self.world.topic.topic_id).last,
+        )
         if txn and end:
             seen = self.world.log.managed.read(self.world.topic, max_entries=1)
             with suppress(AcknowledgementHeld):
@@ -71,13 +74,13 @@ class History:
     def decide(self, which: int, count: int) -> None:
         if txn := self._of(self.open, which):
             self.open.remove(txn)
-            self.world.log.committer.submit(EndTransaction(txn=txn, commit=bool(count % 2))).result()
+            self.world.log.committer.submit(EndTransactionWrite(txn=txn, commit=bool(count % 2))).result()
             self.decided.append(txn)
 
     def settle(self, which: int, count: int) -> None:
         """Tell all that are decided, or die between marker and settlement: both are told again by the next one."""
         claim = Claim(workflow_id=f"c-{which % 2}", run_id="r", ttl_s=0)
-        batch = self.world.catalog.transactions.claim(claim, limit=100)
+        batch = self.world.catalog.transactions.claim_decided_transactions(claim, limit=100)
         with self._dying("catalog.settle_transactions.before" if count % 3 == 0 else ""):
             self.world.log.broadcasts.broadcast_batch(batch)
 
@@ -95,10 +98,10 @@ class History:
     def resolve(self, which: int, _: int) -> None:
         """By hand: the log will never tell."""
         txn = self._of(self.decided, which)
-        owed = self.world.catalog.transactions.get(txn).owed if txn else []
+        owed = self.world.catalog.transactions.get_transaction(txn).owed if txn else []
         if txn and owed:
-            cause = Cause(actor="tests", reason="", workflow_id="")
-            self.world.catalog.transactions.resolve(txn, owed[0].participant, cause)
+            cause = AuditCause(actor="tests", reason="", workflow_id="")
+            self.world.catalog.transactions.resolve_participant(txn, owed[0].participant, cause)
 
     def roll(self, _: int, __: int) -> None:
         self.world.log.managed.roll(self.world.topic)
@@ -115,12 +118,12 @@ class History:
     def snapshot(self, _: int, __: int) -> None:
         """What is written is what is kept."""
         topic_id = self.world.topic.topic_id
-        found = self.world.catalog.transaction_snapshots.buffer(topic_id)
+        found = self.world.catalog.transaction_snapshots.read_buffer(topic_id)
         self.snapshots.append(unpack_buffer(pack_buffer(topic_id, found), topic_id))
 
     def in_sql(self) -> TransactionBuffer:
         """The buffer of rows."""
-        return self.world.catalog.transaction_snapshots.buffer(self.world.topic.topic_id)
+        return self.world.catalog.transaction_snapshots.read_buffer(self.world.topic.topic_id)
 
     def rebuilt(self, start: TransactionBuffer | None = None, *, whole: bool = False) -> TransactionBuffer:
         """The buffer of the log, from this snapshot on; or of the whole log, beside that snapshot."""
@@ -145,7 +148,7 @@ def open_history(folder: Path) -> History:
 
 def owed(history: History, txn: TransactionId) -> list[Participant]:
     """Which of its participants are not told yet."""
-    return [one.participant for one in history.world.catalog.transactions.get(txn).owed]
+    return [one.participant for one in history.world.catalog.transactions.get_transaction(txn).owed]
 
 
 def seen(buffer: TransactionBuffer) -> TransactionBuffer:

@@ -9,7 +9,7 @@ from logstore.errors import SequenceHeld, SextonError
 from logstore.log.entries import NewEntry, ProducedEntries
 from logstore.log.services import AppendResult
 from logstore.log.services.segment_placement import RememberedTopicState
-from logstore.ports.catalog import EndTransaction
+from logstore.ports.catalog import EndTransactionWrite
 from logstore.transactions.transaction_ids_and_states import TransactionId
 from tests.logstore.transactions.histories import History, open_history
 
@@ -25,7 +25,7 @@ def _begin(history: History) -> TransactionId:
 
 
 def _end(history: History, txn: TransactionId, *, commit: bool) -> None:
-    history.world.log.committer.commit_write(EndTransaction(txn=txn, commit=commit))
+    history.world.log.committer.commit_write(EndTransactionWrite(txn=txn, commit=commit))
 
 
 def _part(txn: TransactionId | None, *ids: int, producer: str = "p") -> ProducedEntries:
@@ -44,7 +44,7 @@ def _seen(history: History) -> list[str]:
 
 def _forget(history: History) -> None:
     history.take([("settle", 0, 1)])
-    assert history.world.catalog.transactions.forget(older_than_s=-1, limit=10)
+    assert history.world.catalog.transactions.remove_finished_transactions(older_than_s=-1, limit=10)
 
 
 @pytest.mark.parametrize("forgotten", [False, True])

@@ -110,7 +110,7 @@ def test_end_that_the_log_does_not_tell_any_more_is_that_of_the_snapshot(
         history.take([("settle", 0, 1), ("begin", 0, 0), ("roll", 0, 0), ("produce", 0, 1)])
     history.take([("snapshot", 0, 0)])
     world.sql('UPDATE "transaction" SET finished_us = 1 WHERE finished_us > 0')
-    assert world.catalog.transactions.forget(older_than_s=1, limit=10) == 1
+    assert world.catalog.transactions.remove_finished_transactions(older_than_s=1, limit=10) == 1
     if how == "deleted":
         marked = world.catalog.ledgers.list_ledgers(topic_id)[1].ledger_id
         done(world.deletion.detach, world.detach_input([marked], batch_id="batch-forced", force=True))
@@ -146,7 +146,7 @@ def test_damaged_snapshot_is_ignored_and_the_whole_log_is_read(
     log.buffer_snapshots.replace_snapshot(
         topic_id, TransactionBuffer(read_to=expected.read_to)
     )  # wrong, to be seen if it were read
-    ledger_id = history.world.catalog.transaction_snapshots.current(topic_id).ledger_id
+    ledger_id = history.world.catalog.transaction_snapshots.get_snapshot(topic_id).ledger_id
     assert ledger_id is not None
     assert log.rebuilder.rebuild_buffer(topic_id).hidden == {}
     key = segment_key(ledger_id, 0)
@@ -231,7 +231,7 @@ def test_entries_without_a_row_end_a_rebuild(history: History, number: int) -> N
     world = history.world
     history.take([("produce", 0, 0), ("begin", 0, 0), ("produce", 0, 1), ("decide", 0, 0), ("settle", 0, 1)])
     ledger_id = world.catalog.ledgers.list_ledgers(world.topic.topic_id)[-1].ledger_id
-    segments = world.catalog.ledgers.segments(ledger_id)
+    segments = world.catalog.ledgers.list_segments(ledger_id)
     assert len(segments) == 3
     gone = segments[number]
     world.sql(f"DELETE FROM segment WHERE ledger_id = {ledger_id} AND number = {gone.number}")

@@ -135,7 +135,7 @@ def test_store_that_is_away_costs_a_line_and_no_other_topic_its_snapshot(
         assert history.world.log.buffer_snapshots.write_due_snapshots() == 1
     assert "its transactions' snapshot is not written: away" in caplog.text
     assert _snapshots(history) == []
-    assert history.world.catalog.transaction_snapshots.current(history.world.topic.topic_id).due_us is not None
+    assert history.world.catalog.transaction_snapshots.get_snapshot(history.world.topic.topic_id).due_us is not None
 
 
 def test_snapshot_of_a_topic_whose_entries_are_all_gone_is_written_once(history: History) -> None:
@@ -151,7 +151,7 @@ def test_snapshot_of_a_topic_whose_entries_are_all_gone_is_written_once(history:
     _make_due(history)
     assert log.buffer_snapshots.write_due_snapshots() == 1
     assert log.buffer_snapshots.load_snapshot(topic_id) == history.in_sql() == log.rebuilder.rebuild_buffer(topic_id)
-    assert history.world.catalog.transaction_snapshots.current(topic_id).due_us is None
+    assert history.world.catalog.transaction_snapshots.get_snapshot(topic_id).due_us is None
 
 
 def test_snapshot_that_knows_less_replaces_nothing(history: History) -> None:

@@ -7,12 +7,12 @@ from typing import Final
 
 import pytest
 
-from logstore.delayed.index_build_job import BuildIndexes, BuiltIndex, IndexFiles
+from logstore.delayed.index_build_job import BuildDelayedIndexJob, BuiltIndexFiles, BuiltTopicIndex
 from logstore.deletion.retention import RetentionPolicy
 from logstore.errors import UploadUnproven
 from logstore.log.entries import NewEntry, ProducedEntries
 from logstore.log.ledger_object_keys import segment_key
-from logstore.ports.catalog import BeginTransaction, Cause, Claim, EndTransaction, Topic
+from logstore.ports.catalog import AuditCause, BeginTransactionWrite, Claim, EndTransactionWrite, Topic
 from logstore.positions import Position
 from logstore.reconciliation.bulk_jobs import BulkSummary
 from logstore.transactions.transaction_ids_and_states import TransactionId
@@ -28,7 +28,7 @@ from workers.settings import Settings
 pytestmark = pytest.mark.external_service
 
 _HOUR_MS: Final = 3_600_000
-_CAUSE: Final = Cause(actor="tests", reason="", workflow_id="w")
+_CAUSE: Final = AuditCause(actor="tests", reason="", workflow_id="w")
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def log(settings: Settings) -> Iterator[LogStore]:
 
 
 def _topic(log: LogStore, name: str) -> Topic:
-    return log.catalog.topics.create(f"persistent://tenant/namespace/{name}", RetentionPolicy())
+    return log.catalog.topics.create_topic(f"persistent://tenant/namespace/{name}", RetentionPolicy())
 
 
 def _append(log: LogStore, topic: Topic, *hours: int | None, txn: TransactionId | None = None) -> list[Position]:
@@ -53,7 +53,7 @@ def _append(log: LogStore, topic: Topic, *hours: int | None, txn: TransactionId 
 
 
 def _txn(log: LogStore) -> TransactionId:
-    return log.committer.submit(BeginTransaction(tc_id=0, timeout_s=600)).result().txn
+    return log.committer.submit(BeginTransactionWrite(tc_id=0, timeout_s=600)).result().txn
 
 
 class _Builds:
@@ -65,14 +65,14 @@ class _Builds:
         )
         self._runs = 0
 
-    def build(self, *topics: Topic, messages: int = 4, buckets: int = 3) -> tuple[BulkSummary, list[BuiltIndex]]:
+    def build(self, *topics: Topic, messages: int = 4, buckets: int = 3) -> tuple[BulkSummary, list[BuiltTopicIndex]]:
         self._runs += 1
         ids = tuple(one.topic_id for one in topics)
-        job = BuildIndexes(
+        job = BuildDelayedIndexJob(
             run_id=f"run-{self._runs}", topics=ids, messages=messages, buckets=buckets, workflow_id="build"
         )
-        done = self._jobs.run(job, lambda _: None)
-        self.files = IndexFiles(Path(done.folder))
+        done = self._jobs.run_job(job, lambda _: None)
+        self.files = BuiltIndexFiles(Path(done.folder))
         found = [one for part in range(done.counts["parts"]) for one in self.files.read_part(part)]
         return done, sorted(found, key=lambda one: one.topic_id)
 
@@ -84,8 +84,8 @@ def builds(settings: Settings, warm: WarmSession, tmp_path: Path) -> _Builds:
 
 def _indexed(log: LogStore, topic: Topic) -> list[Position]:
     """What the topic's buckets hold, in the order of delivery of each."""
-    buckets = log.catalog.delayed.listed(topic.topic_id).buckets
-    return [at for one in buckets for rows in log.delayed.snapshots.rows(one) for at in rows.positions()]
+    buckets = log.catalog.delayed.get_bucket_list(topic.topic_id).buckets
+    return [at for one in buckets for rows in log.delayed.snapshots.iterate_rows(one) for at in rows.positions()]
 
 
 def test_indexes_of_all_topics_hold_what_seals_would_have_put_there(log: LogStore, builds: _Builds) -> None:
@@ -97,7 +97,7 @@ def test_indexes_of_all_topics_hold_what_seals_would_have_put_there(log: LogStor
     log.managed.roll(topic)
     aborted = _txn(log)
     _append(log, topic, 7, 7, txn=aborted)
-    log.committer.submit(EndTransaction(txn=aborted, commit=False)).result()
+    log.committer.submit(EndTransactionWrite(txn=aborted, commit=False)).result()
     wanted += _append(log, topic, 2, 4, 6)
     _append(log, topic, 1, txn=_txn(log))
     _append(log, topic, 1)
@@ -112,13 +112,13 @@ def test_indexes_of_all_topics_hold_what_seals_would_have_put_there(log: LogStor
         "gone": 0,
         "unreadable": 0,
     }
-    assert [log.delayed.publisher.publish(one, builds.files) for one in built] == [True, True]
+    assert [log.delayed.publisher.publish_built_index(one, builds.files) for one in built] == [True, True]
     assert sorted(_indexed(log, topic)) == wanted
     assert _indexed(log, other) == others
-    listed = log.catalog.delayed.listed(topic.topic_id)
+    listed = log.catalog.delayed.get_bucket_list(topic.topic_id)
     assert [one.messages for one in listed.buckets] == [4, 3]
     assert listed.sealed_to == wanted[-1]
-    sealed = log.delayed.sealer.seal(other.topic_id, force=True)
+    sealed = log.delayed.sealer.drop_buckets_and_seal(other.topic_id, force=True)
     assert sealed.messages == 0
 
 
@@ -126,20 +126,20 @@ def test_a_build_takes_the_place_of_all_buckets_and_says_so_again(log: LogStore,
     """Old snapshots are retired by the switch; a publication that is repeated stores nothing and changes nothing."""
     topic = _topic(log, "topic")
     first = _append(log, topic, 5, 6)
-    log.delayed.sealer.seal(topic.topic_id, force=True)
+    log.delayed.sealer.drop_buckets_and_seal(topic.topic_id, force=True)
     second = _append(log, topic, 3)
-    log.delayed.sealer.seal(topic.topic_id, force=True)
-    before = log.catalog.delayed.listed(topic.topic_id)
+    log.delayed.sealer.drop_buckets_and_seal(topic.topic_id, force=True)
+    before = log.catalog.delayed.get_bucket_list(topic.topic_id)
     assert len(before.buckets) == 2
 
     _, (built,) = builds.build(topic)
     assert built.removed == tuple(one.bucket_id for one in before.buckets)
-    assert log.delayed.publisher.publish(built, builds.files)
-    after = log.catalog.delayed.listed(topic.topic_id)
+    assert log.delayed.publisher.publish_built_index(built, builds.files)
+    after = log.catalog.delayed.get_bucket_list(topic.topic_id)
     assert (len(after.buckets), sorted(_indexed(log, topic))) == (1, [*first, *second])
-    assert {one.ledger_id for one in log.catalog.deletions.list(None, limit=10)} == set(built.removed)
-    assert log.delayed.publisher.publish(built, builds.files)
-    assert log.catalog.delayed.listed(topic.topic_id) == after
+    assert {one.ledger_id for one in log.catalog.deletions.list_intents(None, limit=10)} == set(built.removed)
+    assert log.delayed.publisher.publish_built_index(built, builds.files)
+    assert log.catalog.delayed.get_bucket_list(topic.topic_id) == after
 
 
 @pytest.mark.parametrize("suffix", ["meta.json", ".parquet"])
@@ -149,19 +149,19 @@ def test_a_bucket_whose_upload_is_answered_and_not_stored_replaces_none(
     """It is read back before the switch (apache/pulsar#22839). A later attempt switches."""
     topic = _topic(log, "lost")
     positions = _append(log, topic, 5, 6)
-    log.delayed.sealer.seal(topic.topic_id, force=True)
+    log.delayed.sealer.drop_buckets_and_seal(topic.topic_id, force=True)
     positions += _append(log, topic, 3)
-    log.delayed.sealer.seal(topic.topic_id, force=True)
-    before = log.catalog.delayed.listed(topic.topic_id)
+    log.delayed.sealer.drop_buckets_and_seal(topic.topic_id, force=True)
+    before = log.catalog.delayed.get_bucket_list(topic.topic_id)
 
     _, (built,) = builds.build(topic)
     with losing_puts(log, suffix) as lost_urls, pytest.raises(UploadUnproven, match="not there"):
-        log.delayed.publisher.publish(built, builds.files)
+        log.delayed.publisher.publish_built_index(built, builds.files)
     assert lost_urls
-    assert log.catalog.delayed.listed(topic.topic_id) == before
+    assert log.catalog.delayed.get_bucket_list(topic.topic_id) == before
     assert _indexed(log, topic) == positions
-    assert log.delayed.publisher.publish(built, builds.files)
-    assert len(log.catalog.delayed.listed(topic.topic_id).buckets) == 1
+    assert log.delayed.publisher.publish_built_index(built, builds.files)
+    assert len(log.catalog.delayed.get_bucket_list(topic.topic_id).buckets) == 1
     assert sorted(_indexed(log, topic)) == positions
 
 
@@ -171,15 +171,15 @@ def test_a_topic_may_grow_meanwhile_and_a_seal_that_came_first_stays(log: LogSto
     early = _append(log, topic, 5)
     _, (built,) = builds.build(topic)
     late = _append(log, topic, 6)
-    assert log.delayed.publisher.publish(built, builds.files)
+    assert log.delayed.publisher.publish_built_index(built, builds.files)
     assert _indexed(log, topic) == early
-    assert log.catalog.delayed.listed(topic.topic_id).sealed_to == early[-1]
+    assert log.catalog.delayed.get_bucket_list(topic.topic_id).sealed_to == early[-1]
 
     _, (again,) = builds.build(topic)
-    log.delayed.sealer.seal(topic.topic_id, force=True)
-    standing = log.catalog.delayed.listed(topic.topic_id)
-    assert not log.delayed.publisher.publish(again, builds.files)
-    assert log.catalog.delayed.listed(topic.topic_id) == standing
+    log.delayed.sealer.drop_buckets_and_seal(topic.topic_id, force=True)
+    standing = log.catalog.delayed.get_bucket_list(topic.topic_id)
+    assert not log.delayed.publisher.publish_built_index(again, builds.files)
+    assert log.catalog.delayed.get_bucket_list(topic.topic_id) == standing
     assert sorted(_indexed(log, topic)) == [*early, *late]
 
 
@@ -189,7 +189,7 @@ def test_topics_that_are_gone_due_or_damaged_are_counted_and_stop_no_other(log: 
     for topic in (good, gone, lost):
         _append(log, topic, 5)
     _append(log, due, -1)
-    log.catalog.phase_one.begin_topic(gone.topic_id, gone.name, _CAUSE)
+    log.catalog.phase_one.begin_topic_deletion(gone.topic_id, gone.name, _CAUSE)
     ledger_id = log.catalog.ledgers.list_ledgers(lost.topic_id)[0].ledger_id
     log.objects.delete([segment_key(ledger_id, 0)])
 
@@ -207,6 +207,6 @@ def test_a_build_claims_the_list_so_that_nobody_seals_meanwhile(log: LogStore, b
     topic = _topic(log, "claimed")
     _append(log, topic, 5)
     builds.build(topic)
-    claim = log.catalog.delayed.claim
+    claim = log.catalog.delayed.claim_bucket_list
     assert not claim(topic.topic_id, Claim(workflow_id="seal", run_id="r", ttl_s=60))
     assert claim(topic.topic_id, Claim(workflow_id="build", run_id="r", ttl_s=60))

@@ -88,7 +88,7 @@ def planner(mine: Damaged, session: WarmSession, folder: Path) -> Plan:
             VerifyFindingsJob(run_id=run_id, before_us=before_us),
         ]
         for step in steps:
-            done = jobs.run(step, lambda _: None)
+            done = jobs.run_job(step, lambda _: None)
             if step.name == CompareStorageWithCatalogJob.name and not inventories:
                 assert int(done.facts[ROWS_BEFORE]) == rows_us
             between(step.name)

@@ -15,7 +15,7 @@ import psycopg
 from pyroaring import BitMap
 
 from logstore.cursors.cursor_state import CursorSnapshot
-from logstore.delayed.index_buckets import Bucket
+from logstore.delayed.index_buckets import IndexBucket
 from logstore.deletion.retention import RetentionPolicy
 from logstore.identity.bucket_markers import PROBE_PREFIX
 from logstore.log.entries import NewEntry, ProducedEntries
@@ -25,7 +25,7 @@ from logstore.log.segment_metadata import EXTENT_FIELD, RegisteredExtent
 from logstore.log.services.component_ledgers import ComponentLedgers, CreatedLedger, OneEntryLedgerDraft
 from logstore.log.services.segment_registration import upload_confirmation
 from logstore.offload.tiered_copy import CopyLengths, data_key, index_key
-from logstore.ports.catalog import BucketSwitch, NewBucket, SnapshotChange, Topic
+from logstore.ports.catalog import CursorSnapshotCondition, IndexBucketSwitch, NewIndexBucket, Topic
 from logstore.positions import LedgerId, Position
 from logstore.reconciliation.findings import FindingKind
 from logstore.retrying_clock import Clock
@@ -76,7 +76,7 @@ class Damaged:
     def topic(self, name: str, ledgers: int = 3) -> tuple[Topic, list[LedgerId]]:
         """A topic of so many ledgers of two segments; the last is open."""
         encoded = TopicName.parse(f"persistent://test/ns/{name}").encoded
-        topic = self.log.catalog.topics.create(encoded, RetentionPolicy())
+        topic = self.log.catalog.topics.create_topic(encoded, RetentionPolicy())
         self.topics.append(topic)
         found: list[LedgerId] = []
         for number in range(ledgers):
@@ -124,19 +124,21 @@ class Damaged:
         """A bucket of the topic's delayed messages, of that data ledger's entries; the ledger that holds it."""
         catalog, (first, last) = self.log.catalog, (Position(ledger_id, 0), Position(ledger_id, 1))
         made = self._stored(topic, Component.DELAYED_INDEX, {})
-        bucket = Bucket(bucket_id=made.ledger_id, first=first, last=last, messages=1, segments=1, first_ms=1, last_ms=1)
-        new = NewBucket(bucket=bucket, size_bytes=made.size_bytes, sha256=made.sha256)
-        expected = catalog.delayed.listed(topic.topic_id).version
-        assert catalog.delayed.switch(
-            BucketSwitch(topic_id=topic.topic_id, expected=expected, added=(new,), sealed_to=last)
+        bucket = IndexBucket(
+            bucket_id=made.ledger_id, first=first, last=last, messages=1, segments=1, first_ms=1, last_ms=1
+        )
+        new = NewIndexBucket(bucket=bucket, size_bytes=made.size_bytes, sha256=made.sha256)
+        expected = catalog.delayed.get_bucket_list(topic.topic_id).version
+        assert catalog.delayed.switch_buckets(
+            IndexBucketSwitch(topic_id=topic.topic_id, expected=expected, added=(new,), sealed_to=last)
         )
         return made.ledger_id
 
     def snapshot(self, topic: Topic, cursor: str, entry: Position) -> LedgerId:
         """Return the cursor's new ledger, which states that entry as acknowledged."""
         made = self._stored(topic, Component.MANAGED_CURSOR, {"cursor": cursor})
-        row = self.log.catalog.cursors.get(topic.topic_id, cursor)
-        change = SnapshotChange(
+        row = self.log.catalog.cursors.get_cursor(topic.topic_id, cursor)
+        change = CursorSnapshotCondition(
             topic_id=topic.topic_id, subscription=cursor, expected=row.snapshot_ledger, seeks=row.seeks
         )
         held = CursorSnapshot(ledger_id=made.ledger_id, acknowledged={entry.ledger_id: BitMap([entry.entry_id])})
@@ -171,7 +173,7 @@ class Damaged:
         done = self.log.offloader.upload(ledger_id, uuid, timeout_s=600)
         assert done.evidence
         lengths = CopyLengths(data_bytes=done.evidence.size_bytes, index_bytes=done.evidence.index_bytes)
-        self.log.catalog.offloads.publish(ledger_id, uuid, lengths=lengths)
+        self.log.catalog.offloads.publish_tiered_copy(ledger_id, uuid, lengths=lengths)
 
 
 Damage = Callable[[Damaged], None]

@@ -118,7 +118,7 @@ def _doubtful_rows(store: Damaged) -> list[Finding]:
     """Rows of the catalog and segments, each with another reason to stay."""
     topic, ledgers = store.topic("rows-to-stay", ledgers=5)
     catalog = store.log.catalog
-    born = catalog.ledgers.create(topic.topic_id, application="sexton").ledger_id
+    born = catalog.ledgers.create_ledger(topic.topic_id, application="sexton").ledger_id
     store.log.subscriptions.subscribe(topic.topic_id, "billing", latest=False)
     damaged = Position(ledgers[0], 1)
     unfileable = store.snapshot(topic, "billing", damaged)
@@ -206,9 +206,9 @@ class _Apply:
         )
         applying = self.activities.applying
         filed = run(applying.file_page, page)
-        rows = self.log.catalog.reconciliation.filed(batch, after=0, limit=99)
+        rows = self.log.catalog.reconciliation.list_filed_copies(batch, after=0, limit=99)
         ended = [IntentResult(row_id=row.row_id, outcome=Outcome.DELETED) for row in rows]
-        self.log.catalog.deletions.finish(ended, holder=batch)
+        self.log.catalog.deletions.record_outcomes(ended, holder=batch)
         if filed.objects:
             run(applying.delete_objects, page)
         if record:

@@ -52,8 +52,8 @@ def test_listing_that_is_not_whole_publishes_nothing(name: str, warm: WarmSessio
         addresses = CatalogAddresses(database_url=url, primary=address, tiered=(), application="sexton")
         jobs = SparkBulkJobs(warm, PublishedOutputs(tmp_path / "bulk"), lambda: catalog_job_mains(addresses))
         with pytest.raises(error):
-            jobs.run(ListStorageJob(run_id="run-1"), lambda _: None)
-    assert jobs.published_summary("run-1", "list-storage") is None
+            jobs.run_job(ListStorageJob(run_id="run-1"), lambda _: None)
+    assert jobs.find_published_summary("run-1", "list-storage") is None
     assert list((tmp_path / "bulk/run-1/attempts").iterdir()) == []
 
 

@@ -21,7 +21,7 @@ from infra.stack.embedded_stack import StackAddresses
 from logstore.errors import CorruptData, PreconditionFailed
 from logstore.log.ledger_object_keys import segment_key
 from logstore.offload.tiered_copy import data_key, index_key
-from logstore.ports.catalog import SnapshotSwitch
+from logstore.ports.catalog import BufferSnapshotSwitch
 from logstore.positions import EARLIEST, LedgerId, Position
 from logstore.reconciliation.bulk_jobs import (
     CompareStorageWithCatalogJob,
@@ -125,8 +125,8 @@ def _fill(store: Damaged, name: str) -> _Topic:
     schema = store.log.schemas.set(topic, b"{}").ledger_id
     bucket = store.sealed(topic, ledgers[1])
     buffer = store.buffer_snapshot(topic)
-    switch = SnapshotSwitch(topic_id=topic.topic_id, expected=None, read_to=EARLIEST)
-    assert catalog.transaction_snapshots.publish(switch, buffer.ledger_id, size_bytes=buffer.size_bytes)
+    switch = BufferSnapshotSwitch(topic_id=topic.topic_id, expected=None, read_to=EARLIEST)
+    assert catalog.transaction_snapshots.publish_snapshot(switch, buffer.ledger_id, size_bytes=buffer.size_bytes)
     columns = "topic_id, producer, sequence_id"
     store.sql(f"INSERT INTO producer_sequence ({columns}) VALUES (?, 'p', 1)", topic.topic_id)
     deleted = store.orphan(ledgers[0])

@@ -7,14 +7,14 @@ import pytest
 from logstore.deletion.intents import DeletionState, Outcome
 from logstore.log.entries import NewEntry, ProducedEntries
 from logstore.log.ledgers import CopyKind
-from logstore.ports.catalog import Cause, Claim, IntentResult, Topic
+from logstore.ports.catalog import AuditCause, Claim, IntentResult, Topic
 from logstore.positions import LedgerId
 from tests.spark.reconciliation.conftest import Plan
 from tests.spark.reconciliation.damage import Damaged
 
 pytestmark = pytest.mark.external_service
 
-_CAUSE = Cause(actor="tests", reason="a test", workflow_id="w")
+_CAUSE = AuditCause(actor="tests", reason="a test", workflow_id="w")
 
 
 class _Others:
@@ -46,16 +46,16 @@ class _Others:
     def _detach(self, ledger_id: LedgerId) -> None:
         batch_id = f"trim-{ledger_id}"
         claim = Claim(workflow_id="w", run_id="r", ttl_s=60)
-        self._store.log.catalog.phase_one.detach(
+        self._store.log.catalog.phase_one.detach_ledgers(
             self._trimmed.topic_id, [ledger_id], force=True, batch_id=batch_id, claim=claim, cause=_CAUSE
         )
 
     def _delete(self) -> None:
         """What is detached."""
         deletions, storage = self._store.log.catalog.deletions, self._store.log.storages[CopyKind.LEDGER]
-        for intent in deletions.list(DeletionState.PENDING, limit=100):
-            storage.remove({intent.row_id: storage.inspect(intent)}, on_progress=lambda _: None)
-            assert deletions.finish(
+        for intent in deletions.list_intents(DeletionState.PENDING, limit=100):
+            storage.remove_copies({intent.row_id: storage.inspect_copy(intent)}, on_progress=lambda _: None)
+            assert deletions.record_outcomes(
                 [IntentResult(row_id=intent.row_id, outcome=Outcome.DELETED)], holder=f"trim-{intent.ledger_id}"
             )
 
@@ -63,7 +63,7 @@ class _Others:
         """Publish what was uploaded in the step before, and one at once; upload one for the step after."""
         catalog = self._store.log.catalog
         if self._begun:
-            catalog.offloads.publish(*self._begun)
+            catalog.offloads.publish_tiered_copy(*self._begun)
         self._store.offload(self._offloads.pop(0), str(uuid4()))
         self._begun = self._offloads.pop(0), str(uuid4())
         assert self._store.log.offloader.upload(*self._begun, timeout_s=600).evidence

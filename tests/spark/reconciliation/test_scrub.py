@@ -60,7 +60,7 @@ def scrubbed(store: Damaged, warm: WarmSession, tmp_path: Path) -> Scrub:
             next(runs),
         )
         ((next_id,),) = store.sql("SELECT next_ledger_id FROM catalog")
-        cut = jobs.run(
+        cut = jobs.run_job(
             CutScrubIntoPagesJob(run_id=f"scrub-{run_id}", topics=topics, next_ledger_id=next_id), lambda _: None
         )
         found: list[Finding] = []
@@ -68,7 +68,7 @@ def scrubbed(store: Damaged, warm: WarmSession, tmp_path: Path) -> Scrub:
         for page in range(cut.counts["pages"]):
             before(page)
             job = ScrubPageJob(run_id=f"scrub-{run_id}", page=page, bytes_per_s=rate)
-            read.append(jobs.run(job, lambda _: None))
+            read.append(jobs.run_job(job, lambda _: None))
             found += [finding for _, finding in FindingFiles(Path(read[-1].folder)).iterate_findings()]
         run_counts.append((cut.counts, read))
         return found

@@ -16,16 +16,16 @@ from sqlalchemy import Connection, Table, delete, insert, select, text, update
 
 from infra.catalog import Database
 from infra.catalog import tables as t
-from infra.catalog.records.outbox import SqlRecords
+from infra.catalog.records.outbox import SqlRecordOutbox
 from infra.catalog.records.rebuild_loading import SqlRebuild
 from logstore.identity.bucket_markers import MARKER_KEY, BucketRole, marker_content
 from logstore.identity.services.lost_catalog_identity import LostCatalogIdentity
 from logstore.identity.services.marker_checked_buckets import MarkerCheckedBucket
-from logstore.ports.catalog.catalog_rebuild import CatalogLoad
-from logstore.ports.catalog.record_log import Records
+from logstore.ports.catalog.catalog_rebuild import RebuiltCatalogStart
+from logstore.ports.catalog.record_log import RecordOutbox
 from logstore.reconciliation.bulk_jobs import BulkSummary
-from logstore.records.manifest import Ceilings, Manifest
-from logstore.records.rebuild_job import LOAD_ORDER, RebuildId, RebuildRecords, RowFilesFolder
+from logstore.records.manifest import IdCeilings, Manifest
+from logstore.records.rebuild_job import LOAD_ORDER, RebuildId, RebuildRecordsJob, RowFilesFolder
 from logstore.records.record_kinds import RecordKind
 from logstore.records.services.record_log import RecordLog
 from spark.records.rebuild_records import rebuild_records
@@ -67,17 +67,17 @@ def _rows(connection: Connection, table: Table) -> list[tuple[Any, ...]]:
     return [tuple(json.dumps(one, sort_keys=True) if isinstance(one, dict) else one for one in row) for row in rows]
 
 
-def flush_all(records: Records, log: RecordLog, *, ceiling: int) -> Manifest:
+def flush_all(records: RecordOutbox, log: RecordLog, *, ceiling: int) -> Manifest:
     """One manifest more, with what has changed; ids below the ceiling may be given out."""
-    state, stamp = records.state(), uuid4().hex
-    records.begin_manifest(stamp)
+    state, stamp = records.read_state(), uuid4().hex
+    records.add_pending_stamp(stamp)
     tables: dict[RecordKind, list[pa.RecordBatch]] = {}
     with records.read_changes(cursors=True) as changes:
-        for kind, batch in changes.batches():
+        for kind, batch in changes.iterate_version_batches():
             tables.setdefault(kind, []).append(batch)
         taken = list(changes.outbox_rows)
     new = [block for kind, parts in tables.items() for block in log.put_blocks(kind, pa.Table.from_batches(parts))]
-    before = log.newest_manifest()
+    before = log.read_newest_manifest()
     manifest = Manifest(
         number=(before.number if before else 0) + 1,
         catalog_id=state.catalog_id,
@@ -85,7 +85,7 @@ def flush_all(records: Records, log: RecordLog, *, ceiling: int) -> Manifest:
         bundles=state.bundles,
         stamp=stamp,
         flushed_us=changes.at_us,
-        ceilings=Ceilings(ledger=ceiling, topic=ceiling, transaction=ceiling),
+        ceilings=IdCeilings(ledger=ceiling, topic=ceiling, transaction=ceiling),
         blocks=(*(before.blocks if before else ()), *new),
     )
     log.put_manifest(manifest)
@@ -93,10 +93,10 @@ def flush_all(records: Records, log: RecordLog, *, ceiling: int) -> Manifest:
     return manifest
 
 
-def load_from(manifest: Manifest, url: str, summary: BulkSummary) -> CatalogLoad:
+def load_from(manifest: Manifest, url: str, summary: BulkSummary) -> RebuiltCatalogStart:
     """What a database begins with that is rebuilt from there."""
     known = RebuildId.for_command(manifest.catalog_id, manifest.number, database_url=url, skip_unreadable=False)
-    return CatalogLoad(
+    return RebuiltCatalogStart(
         rebuild=str(known),
         manifest=manifest,
         epoch=manifest.epoch + 1,
@@ -121,7 +121,7 @@ class LostWorld:
         self.database = Database(self.url)
         migrate(self.database)
         self.do(lambda c: c.execute(update(t.catalog).values(catalog_id=CATALOG_ID, next_ledger_id=500)))
-        self.records = SqlRecords(self.database)
+        self.records = SqlRecordOutbox(self.database)
         self.log = RecordLog(self.own())
         self.number = 0
 
@@ -143,10 +143,10 @@ class LostWorld:
         """One manifest more, with what has changed."""
         return flush_all(self.records, self.log, ceiling=ceiling)
 
-    def job(self, *, skip_unreadable: bool = False) -> RebuildRecords:
-        newest = self.log.newest_manifest()
+    def job(self, *, skip_unreadable: bool = False) -> RebuildRecordsJob:
+        newest = self.log.read_newest_manifest()
         assert newest
-        return RebuildRecords(
+        return RebuildRecordsJob(
             run_id="rebuild", catalog_id=CATALOG_ID, manifest=newest.number, skip_unreadable=skip_unreadable
         )
 
@@ -161,14 +161,14 @@ class LostWorld:
         address: Any = SimpleNamespace(role="records", bucket="records", endpoint="", store=lambda: self.objects)
         return rebuild_records(address, run, self.job(skip_unreadable=skip_unreadable))
 
-    def load_of(self, url: str, summary: BulkSummary) -> CatalogLoad:
-        manifest = self.log.newest_manifest()
+    def load_of(self, url: str, summary: BulkSummary) -> RebuiltCatalogStart:
+        manifest = self.log.read_newest_manifest()
         assert manifest
         return load_from(manifest, url, summary)
 
     def rebuild(self, url: str, folder: Path) -> BulkSummary:
         summary = self.rebuild_rows(folder)
-        SqlRebuild(url).load(self.load_of(url, summary), RowFilesFolder(folder), lambda: None)
+        SqlRebuild(url).load_rows(self.load_of(url, summary), RowFilesFolder(folder), lambda: None)
         return summary
 
 

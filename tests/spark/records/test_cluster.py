@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from infra.catalog import Database
-from infra.catalog.records.outbox import SqlRecords
+from infra.catalog.records.outbox import SqlRecordOutbox
 from infra.catalog.records.rebuild_loading import SqlRebuild
 from logstore.identity.bucket_markers import BucketRole
-from logstore.records.rebuild_job import RebuildRecords, RowFilesFolder
+from logstore.records.rebuild_job import RebuildRecordsJob, RowFilesFolder
 from logstore.records.services.record_log import RecordLog
 from spark.job_mains import record_log_job_mains
 from spark.job_runner import SparkBulkJobs
@@ -32,9 +32,9 @@ def test_rebuild_on_a_standalone_cluster_is_exact(settings: Settings, warm: Warm
     database = Database(settings.database_url)
     database.write(lambda connection: Filling(connection).all())
     with open_log_store(settings) as log:
-        manifest = flush_all(SqlRecords(database), RecordLog(log.record_objects), ceiling=1_000_000)
+        manifest = flush_all(SqlRecordOutbox(database), RecordLog(log.record_objects), ceiling=1_000_000)
     database.close()
-    job = RebuildRecords(run_id="rebuild", catalog_id=CATALOG_ID, manifest=manifest.number)
+    job = RebuildRecordsJob(run_id="rebuild", catalog_id=CATALOG_ID, manifest=manifest.number)
     mains = record_log_job_mains(executor_store_address(settings, BucketRole.RECORDS, settings.records_bucket))
     with standalone(tmp_path) as master:
         cluster = SparkSettings(
@@ -42,14 +42,16 @@ def test_rebuild_on_a_standalone_cluster_is_exact(settings: Settings, warm: Warm
         )
         session = WarmSession(cluster)
         try:
-            summary = SparkBulkJobs(session, PublishedOutputs(tmp_path / "bulk"), lambda: mains).run(
+            summary = SparkBulkJobs(session, PublishedOutputs(tmp_path / "bulk"), lambda: mains).run_job(
                 job, lambda _: None
             )
             assert session.get_session().sparkContext.master == master
         finally:
             session.close()
     target = f"sqlite:///{tmp_path / 'rebuilt.db'}"
-    SqlRebuild(target).load(load_from(manifest, target, summary), RowFilesFolder(Path(summary.folder)), lambda: None)
+    SqlRebuild(target).load_rows(
+        load_from(manifest, target, summary), RowFilesFolder(Path(summary.folder)), lambda: None
+    )
     assert dump(target) == dump(settings.database_url)
 
 

@@ -92,11 +92,11 @@ def test_rebuilt_catalog_is_the_same_one_in_a_new_epoch_and_not_ready(
 
 
 def _state(url: str) -> Any:
-    from infra.catalog.records.outbox import SqlRecords  # noqa: PLC0415
+    from infra.catalog.records.outbox import SqlRecordOutbox  # noqa: PLC0415
 
     database = Database(url)
     try:
-        return SqlRecords(database).state()
+        return SqlRecordOutbox(database).read_state()
     finally:
         database.close()
 
@@ -213,7 +213,7 @@ def test_name_that_was_used_again_is_of_the_newer_record(lost: LostWorld, target
 
 
 def _damage(lost: LostWorld, kind: str, how: str) -> str:
-    manifest = lost.log.newest_manifest()
+    manifest = lost.log.read_newest_manifest()
     assert manifest
     key = next(block.key for block in manifest.blocks if block.kind == kind)
     body = lost.objects.get(key).body  # type: ignore[union-attr]
@@ -295,17 +295,17 @@ def test_load_that_dies_leaves_nothing_and_a_second_one_completes(lost: LostWorl
         for moment in ("before", "after"):
             arm(f"{name}.{moment}", "crash")
             try:
-                SqlRebuild(target).load(load, files, lambda: None)
+                SqlRebuild(target).load_rows(load, files, lambda: None)
             except SimulatedCrash:
                 deaths += 1
                 assert SqlRebuild(target).read_target().rebuild in {"", load.rebuild}
     assert deaths >= 2
-    SqlRebuild(target).load(load, files, lambda: None)
+    SqlRebuild(target).load_rows(load, files, lambda: None)
     assert dump(target) == dump(lost.url)
     if target.startswith("sqlite"):
         assert [path.name for path in Path(target.removeprefix("sqlite:///")).parent.iterdir()] == ["catalog.db"]
     with pytest.raises(PreconditionFailed):
-        SqlRebuild(target).load(replace(load, rebuild=f"{load.rebuild[:-8]}00000000"), files, lambda: None)
+        SqlRebuild(target).load_rows(replace(load, rebuild=f"{load.rebuild[:-8]}00000000"), files, lambda: None)
     SqlRebuild(target).end_rebuild(load.rebuild)
     with pytest.raises(PreconditionFailed, match="expected an empty one"):
         SqlRebuild(target).read_target()
@@ -320,5 +320,5 @@ def test_load_that_is_cancelled_leaves_nothing(lost: LostWorld, target: str, tmp
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        SqlRebuild(target).load(lost.load_of(target, summary), RowFilesFolder(tmp_path / "rows"), cancel)
+        SqlRebuild(target).load_rows(lost.load_of(target, summary), RowFilesFolder(tmp_path / "rows"), cancel)
     assert SqlRebuild(target).read_target().rebuild == ""

@@ -9,7 +9,7 @@ from logstore.deletion.retention import RetentionPolicy
 from logstore.errors import UploadUnproven
 from logstore.log.entries import NewEntry, ProducedEntries
 from logstore.log.ledger_object_keys import segment_key
-from logstore.ports.catalog import BeginTransaction, Cause, Claim, EndTransaction, Topic
+from logstore.ports.catalog import AuditCause, BeginTransactionWrite, Claim, EndTransactionWrite, Topic
 from logstore.positions import TopicId
 from logstore.reconciliation.bulk_jobs import BulkSummary
 from logstore.transactions.buffer_serialization import BufferFiles, BuildTransactionBuffersJob
@@ -34,7 +34,7 @@ def log(settings: Settings) -> Iterator[LogStore]:
 
 
 def _topic(log: LogStore, name: str) -> Topic:
-    return log.catalog.topics.create(f"persistent://tenant/namespace/{name}", RetentionPolicy())
+    return log.catalog.topics.create_topic(f"persistent://tenant/namespace/{name}", RetentionPolicy())
 
 
 def _append(log: LogStore, topic: Topic, txn: TransactionId | None = None) -> None:
@@ -43,12 +43,12 @@ def _append(log: LogStore, topic: Topic, txn: TransactionId | None = None) -> No
 
 def _ended(log: LogStore, topic: Topic, *, commit: bool | None) -> None:
     """One transaction of two entries; None leaves it open."""
-    txn = log.committer.submit(BeginTransaction(tc_id=0, timeout_s=600)).result().txn
+    txn = log.committer.submit(BeginTransactionWrite(tc_id=0, timeout_s=600)).result().txn
     _append(log, topic, txn)
     if commit is not None:
-        log.committer.submit(EndTransaction(txn=txn, commit=commit)).result()
+        log.committer.submit(EndTransactionWrite(txn=txn, commit=commit)).result()
         claim = Claim(workflow_id="w", run_id="r", ttl_s=0)
-        log.broadcasts.broadcast_batch(log.catalog.transactions.claim(claim, limit=10))
+        log.broadcasts.broadcast_batch(log.catalog.transactions.claim_decided_transactions(claim, limit=10))
 
 
 def _built(
@@ -56,7 +56,7 @@ def _built(
 ) -> tuple[BulkSummary, dict[TopicId, TransactionBuffer]]:
     jobs = SparkBulkJobs(warm, PublishedOutputs(folder), lambda: catalog_job_mains(executor_addresses(settings)))
     job = BuildTransactionBuffersJob(run_id=f"run-{len(topics)}", topics=tuple(one.topic_id for one in topics))
-    done = jobs.run(job, lambda _: None)
+    done = jobs.run_job(job, lambda _: None)
     files = BufferFiles(Path(done.folder))
     return done, dict(one for part in range(done.counts["parts"]) for one in files.read_part(part))
 
@@ -77,7 +77,7 @@ def test_buffers_of_all_topics_are_those_of_sql(
     _ended(log, lost, commit=False)
     ledger_id = log.catalog.ledgers.list_ledgers(lost.topic_id)[0].ledger_id
     log.objects.delete([segment_key(ledger_id, 0)])
-    expected = {one.topic_id: log.catalog.transaction_snapshots.buffer(one.topic_id) for one in topics}
+    expected = {one.topic_id: log.catalog.transaction_snapshots.read_buffer(one.topic_id) for one in topics}
     assert all(one.hidden and one.open for one in expected.values())
 
     done, found = _built(settings, warm, tmp_path)
@@ -94,14 +94,14 @@ def test_commit_that_the_log_does_not_tell_is_that_of_the_snapshot_before(
 ) -> None:
     """Its topic was resolved by hand, and the transaction is forgotten."""
     topic = _topic(log, "resolved")
-    txn = log.committer.submit(BeginTransaction(tc_id=0, timeout_s=600)).result().txn
+    txn = log.committer.submit(BeginTransactionWrite(tc_id=0, timeout_s=600)).result().txn
     _append(log, topic, txn)
-    log.committer.submit(EndTransaction(txn=txn, commit=True)).result()
-    cause = Cause(actor="tests", reason="", workflow_id="")
-    assert log.catalog.transactions.resolve(txn, Participant(topic.topic_id), cause).finished_us
-    rows = log.catalog.transaction_snapshots.buffer(topic.topic_id)
+    log.committer.submit(EndTransactionWrite(txn=txn, commit=True)).result()
+    cause = AuditCause(actor="tests", reason="", workflow_id="")
+    assert log.catalog.transactions.resolve_participant(txn, Participant(topic.topic_id), cause).finished_us
+    rows = log.catalog.transaction_snapshots.read_buffer(topic.topic_id)
     assert log.buffer_snapshots.replace_snapshot(topic.topic_id, rows)
-    assert log.catalog.transactions.forget(older_than_s=-1, limit=10) == 1
+    assert log.catalog.transactions.remove_finished_transactions(older_than_s=-1, limit=10) == 1
     assert _built(settings, warm, tmp_path, topic)[1] == {topic.topic_id: rows}
 
 
@@ -112,16 +112,16 @@ def test_snapshot_whose_upload_is_answered_and_not_stored_replaces_none(
     """It is read back before the switch (apache/pulsar#22839). A later attempt switches."""
     topic = _topic(log, "lost")
     _ended(log, topic, commit=False)
-    before = log.catalog.transaction_snapshots.buffer(topic.topic_id)
+    before = log.catalog.transaction_snapshots.read_buffer(topic.topic_id)
     assert log.buffer_snapshots.replace_snapshot(topic.topic_id, before)
-    current = log.catalog.transaction_snapshots.current(topic.topic_id)
+    current = log.catalog.transaction_snapshots.get_snapshot(topic.topic_id)
     _ended(log, topic, commit=False)
 
     _, buffers = _built(settings, warm, tmp_path, topic)
     with losing_puts(log, suffix) as lost_urls, pytest.raises(UploadUnproven, match="not there"):
         log.buffer_snapshots.replace_snapshot(topic.topic_id, buffers[topic.topic_id])
     assert lost_urls
-    assert log.catalog.transaction_snapshots.current(topic.topic_id) == current
+    assert log.catalog.transaction_snapshots.get_snapshot(topic.topic_id) == current
     assert log.buffer_snapshots.load_snapshot(topic.topic_id) == before
     assert log.buffer_snapshots.replace_snapshot(topic.topic_id, buffers[topic.topic_id])
     assert log.buffer_snapshots.load_snapshot(topic.topic_id) == buffers[topic.topic_id] != before
@@ -134,7 +134,9 @@ def test_topics_that_were_asked_for_are_built_and_those_gone_are_counted(
     wanted, gone, other = (_topic(log, name) for name in ("wanted", "gone", "other"))
     for topic in (wanted, gone, other):
         _ended(log, topic, commit=False)
-    log.catalog.phase_one.begin_topic(gone.topic_id, gone.name, Cause(actor="tests", reason="", workflow_id="w"))
+    log.catalog.phase_one.begin_topic_deletion(
+        gone.topic_id, gone.name, AuditCause(actor="tests", reason="", workflow_id="w")
+    )
     done, found = _built(settings, warm, tmp_path, wanted, gone)
-    assert found == {wanted.topic_id: log.catalog.transaction_snapshots.buffer(wanted.topic_id)}
+    assert found == {wanted.topic_id: log.catalog.transaction_snapshots.read_buffer(wanted.topic_id)}
     assert (done.counts["gone"], done.counts["topics"]) == (1, 2)

@@ -22,7 +22,7 @@ from logstore.errors import CatalogOutdated
 from logstore.failpoints import SimulatedCrash, arm, disarm
 from logstore.log.entries import NewEntry, ProducedEntries
 from logstore.offload.tiered_copy import CopyLocation
-from logstore.ports.catalog import Cause, Claim
+from logstore.ports.catalog import AuditCause, Claim
 from logstore.positions import LedgerId
 from logstore.records.services.flusher import Flusher
 from logstore.records.services.record_log import RecordLog
@@ -64,7 +64,7 @@ def _copied(settings: Settings, copy: Path) -> Settings:
 def _go_on(settings: Settings) -> None:
     """Publish the next manifest of the log, with something that changed."""
     with open_log_store(settings) as log:
-        log.catalog.topics.create("persistent://a/b/other", RetentionPolicy())
+        log.catalog.topics.create_topic("persistent://a/b/other", RetentionPolicy())
         assert _flush(log) == 2
 
 
@@ -79,7 +79,7 @@ def test_database_that_was_restored_is_refused_before_anything_is_appended(setti
     """It does not know the newest manifest: by any process, at its first use of the primary bucket."""
     path, copy = settings.database_url.removeprefix("sqlite:///"), tmp_path / "backup.db"
     with open_log_store(settings) as log:
-        topic = log.catalog.topics.create(_NAME, RetentionPolicy())
+        topic = log.catalog.topics.create_topic(_NAME, RetentionPolicy())
         log.managed.append(topic, _ENTRY)
         assert _flush(log) == 1
         with closing(sqlite3.connect(path)) as now, closing(sqlite3.connect(copy)) as kept:
@@ -95,13 +95,13 @@ def test_database_that_was_restored_is_refused_before_anything_is_appended(setti
                 log.managed.append(topic, _ENTRY)
         with pytest.raises(CatalogOutdated, match="000000000002"):
             compare_buckets_with_catalog(log.objects, log.buckets, settings)
-        assert [one.number for one in log.catalog.ledgers.segments(LedgerId(0))] == [0]
+        assert [one.number for one in log.catalog.ledgers.list_segments(LedgerId(0))] == [0]
 
 
 def test_database_that_knows_the_newest_manifest_as_begun_is_used(settings: Settings) -> None:
     """The process that put it died before it could say so."""
     with open_log_store(settings) as log:
-        topic = log.catalog.topics.create(_NAME, RetentionPolicy())
+        topic = log.catalog.topics.create_topic(_NAME, RetentionPolicy())
         arm("records.settle.before", "crash")
         with pytest.raises(SimulatedCrash):
             _flush(log)
@@ -113,23 +113,23 @@ def test_database_that_knows_the_newest_manifest_as_begun_is_used(settings: Sett
 def test_process_that_lives_on_with_the_old_database_destroys_nothing(settings: Settings, tmp_path: Path) -> None:
     """It has used its buckets already, and has intents of its own: refused at the flush and at each removal."""
     with open_log_store(settings) as log:
-        topic = log.catalog.topics.create(_NAME, RetentionPolicy())
+        topic = log.catalog.topics.create_topic(_NAME, RetentionPolicy())
         log.managed.append(topic, _ENTRY)
         log.managed.roll(topic)
         _flush(log)
         other = _copied(settings, tmp_path / "rebuilt.db")
-        claim, cause = Claim(workflow_id="w", run_id="r", ttl_s=60), Cause(actor="a", reason="r", workflow_id="w")
-        log.catalog.phase_one.detach(topic.topic_id, None, force=False, batch_id="b", claim=claim, cause=cause)
-        (intent,) = log.catalog.deletions.list(None, limit=10)
+        claim, cause = Claim(workflow_id="w", run_id="r", ttl_s=60), AuditCause(actor="a", reason="r", workflow_id="w")
+        log.catalog.phase_one.detach_ledgers(topic.topic_id, None, force=False, batch_id="b", claim=claim, cause=cause)
+        (intent,) = log.catalog.deletions.list_intents(None, limit=10)
         storage = log.storages[intent.copy.value]
-        stored = storage.inspect(intent)
+        stored = storage.inspect_copy(intent)
         _go_on(other)
         for _ in range(2):
             with pytest.raises(CatalogOutdated, match="000000000002"):
-                storage.remove({intent.row_id: stored}, on_progress=lambda _: None)
+                storage.remove_copies({intent.row_id: stored}, on_progress=lambda _: None)
         refused: dict[str, Callable[[], object]] = {
             "flush": lambda: _flush(log),
-            "raid": lambda: log.records.raider(0).raid("r"),
+            "raid": lambda: log.records.raider(0).raid_tombstones("r"),
             "defragmentation": log.records.defragmenter.defragment,
             "upload": lambda: log.buckets(CopyLocation(settings.tiered_bucket)).abort_uploads("x"),
         }
@@ -169,7 +169,7 @@ def test_restored_database_on_postgresql_is_refused_too(
     with postgres.database() as name:
         settings = settings_on(servers, tmp_path, database_url=postgres.url(name))
         with open_log_store(settings) as log:
-            topic = log.catalog.topics.create(_NAME, RetentionPolicy())
+            topic = log.catalog.topics.create_topic(_NAME, RetentionPolicy())
             log.managed.append(topic, _ENTRY)
             assert _flush(log) == 1
         with postgres.database(template=name) as backup:
@@ -209,7 +209,7 @@ def test_worker_of_the_old_database_ends_by_itself_and_says_why(settings: Settin
     asyncio.run(_register(settings))
     told = settings.model_copy(update={"metrics_address": "off", "records_interval": 1})
     with open_log_store(settings) as log:
-        log.catalog.topics.create(_NAME, RetentionPolicy())
+        log.catalog.topics.create_topic(_NAME, RetentionPolicy())
         _flush(log)
     with _worker(told) as worker:
         log_file = settings.home / "worker.log"
@@ -228,7 +228,7 @@ def test_status_and_up_refuse_a_database_that_is_older_than_its_record_log(
     """Every append is refused, so no row of it is green; and what helps depends on who wrote the newest manifest."""
     path, copy = settings.database_url.removeprefix("sqlite:///"), tmp_path / "backup.db"
     with open_log_store(settings) as log:
-        log.catalog.topics.create(_NAME, RetentionPolicy())
+        log.catalog.topics.create_topic(_NAME, RetentionPolicy())
         _flush(log)
     asyncio.run(_register(settings))
     assert check_record_log(settings) == {"name": "record log", "ok": True, "detail": "manifest 1 has all changes"}
@@ -254,7 +254,7 @@ def test_status_and_up_refuse_a_database_that_is_older_than_its_record_log(
 def test_status_tells_that_it_could_not_compare_while_the_store_is_away(settings: Settings) -> None:
     """The row of the store says why."""
     with open_log_store(settings) as log:
-        log.catalog.topics.create(_NAME, RetentionPolicy())
+        log.catalog.topics.create_topic(_NAME, RetentionPolicy())
         _flush(log)
     away = settings.model_copy(update={"s3_endpoint": "http://127.0.0.1:9"})
     told = "manifest 1 has all changes; not compared with the newest manifest"

@@ -13,7 +13,7 @@ from logstore.log.entries import NewEntry, ProducedEntries
 from logstore.log.ledger_object_keys import ledger_prefix, segment_key
 from logstore.log.ledgers import CopyKind
 from logstore.offload.tiered_copy import CopyLocation, data_key, index_key
-from logstore.ports.catalog import Cause, Claim, Topic
+from logstore.ports.catalog import AuditCause, Claim, Topic
 from logstore.positions import LedgerId
 from workers.assembly.log_store import LogStore
 from workers.assembly.log_store_from_settings import open_log_store
@@ -35,7 +35,7 @@ def log(settings: Settings) -> Iterator[LogStore]:
 @pytest.fixture
 def topic(log: LogStore) -> Topic:
     """One closed ledger of two segments, together more than one part of an upload, and an open one."""
-    made = log.catalog.topics.create("persistent://a/b/cold", RetentionPolicy())
+    made = log.catalog.topics.create_topic("persistent://a/b/cold", RetentionPolicy())
     for half in range(2):
         entries = [NewEntry(payload=b"%d %d " % (half, at) + _BYTES, key=f"k{at}") for at in range(5)]
         log.managed.append(made, ProducedEntries(entries=entries))
@@ -50,24 +50,24 @@ def offload(log: LogStore, topic: Topic) -> LedgerId:
     done = log.offloader.upload(ledger, _UUID, timeout_s=600)
     assert done.evidence
     assert done.evidence.size_bytes > 16 << 20  # one PUT would not do
-    assert log.catalog.offloads.publish(ledger, _UUID)
+    assert log.catalog.offloads.publish_tiered_copy(ledger, _UUID)
     return ledger
 
 
 def remove_primary(log: LogStore, topic: Topic) -> None:
     """Both phases, through the storage that the wiring gives."""
-    (copy,) = log.catalog.offloads.list_removable(topic.topic_id, None, after=LedgerId(-1), limit=10)
+    (copy,) = log.catalog.offloads.list_removable_primaries(topic.topic_id, None, after=LedgerId(-1), limit=10)
     assert log.offloader.prove(copy).entries == copy.entries
-    log.catalog.offloads.remove_primaries(
+    log.catalog.offloads.detach_primary_copies(
         topic.topic_id,
         None,
-        proved={copy.statement.ledger_id: copy.context["uuid"]},
+        proved_uuid_by_ledger={copy.statement.ledger_id: copy.context["uuid"]},
         batch_id="b",
         claim=Claim(workflow_id="w", run_id="", ttl_s=60),
-        cause=Cause(actor="tests", reason="a test", workflow_id="w"),
+        cause=AuditCause(actor="tests", reason="a test", workflow_id="w"),
     )
-    storage, (intent,) = log.storages[CopyKind.LEDGER.value], log.catalog.deletions.list(None, limit=10)
-    done = storage.remove({intent.row_id: storage.inspect(intent)}, on_progress=lambda _: None)
+    storage, (intent,) = log.storages[CopyKind.LEDGER.value], log.catalog.deletions.list_intents(None, limit=10)
+    done = storage.remove_copies({intent.row_id: storage.inspect_copy(intent)}, on_progress=lambda _: None)
     assert done[intent.row_id].error is None
 
 
@@ -101,13 +101,13 @@ def test_tiered_pair_is_deleted_by_what_the_context_says(log: LogStore, topic: T
     assert bucket.delete([data_key(_UUID, ledger), index_key(_UUID, ledger)]).failed == {}
     with pytest.raises(MissingData, match="no copy holds it"):
         list(log.managed.scan(topic))
-    log.catalog.phase_one.detach(
+    log.catalog.phase_one.detach_ledgers(
         topic.topic_id,
         [ledger],
         force=True,
         batch_id="c",
         claim=Claim(workflow_id="w", run_id="", ttl_s=60),
-        cause=Cause(actor="tests", reason="a test", workflow_id="w"),
+        cause=AuditCause(actor="tests", reason="a test", workflow_id="w"),
     )
     assert [entry.payload for entry in log.managed.scan(topic)] == [b"open"]
     assert [found.key for found in bucket.list("")] == ["another-applications", MARKER_KEY]

@@ -10,7 +10,7 @@ from typing import Any
 
 from logstore.cursors.cursor_state import CursorState, seek
 from logstore.cursors.services.subscriptions import Subscription
-from logstore.delayed.index_buckets import BucketList
+from logstore.delayed.index_buckets import IndexBucketList
 from logstore.deletion.intents import DeletionIntent, DeletionState, Outcome
 from logstore.deletion.retention import RetentionPolicy
 from logstore.errors import AlreadyExists, PreconditionFailed, UnknownObject
@@ -19,20 +19,20 @@ from logstore.log.ledgers import Component, CopyKind, LedgerState
 from logstore.log.services.batched_appends import AppendResult
 from logstore.log.services.ledger_roll import RollResult
 from logstore.ports.catalog import (
-    Acknowledge,
     AcknowledgeResult,
-    Inflight,
+    AcknowledgeWrite,
     Ledger,
     SchemaVersion,
     SubscriptionSummary,
-    SweepBacklog,
+    SweepBacklogCounts,
     Tombstone,
     Topic,
-    TopicContents,
+    TopicContentCounts,
+    TopicLedgerTotals,
     TopicState,
     TopicSummary,
     TopicSummaryPage,
-    TopicTotals,
+    UnfinishedIntentCounts,
     UnsealedCounts,
 )
 from logstore.positions import LedgerId, Position, TopicId
@@ -57,7 +57,7 @@ class FakeLog:
         self.found: dict[str, Topic] = {}
         self.entries: list[NewEntry] = []
         self.appends: list[ProducedEntries] = []
-        self.written: list[Acknowledge] = []
+        self.written: list[AcknowledgeWrite] = []
         self.subscribed: dict[str, Subscription] = {}
         self.previews: list[tuple[list[LedgerId] | None, bool]] = []
         self.rolled: list[LedgerId | None] = []
@@ -103,7 +103,7 @@ class FakeLog:
             fences=SimpleNamespace(count_bundles=lambda: 64),
             reconciliation=FakeRuns(),
             deletions=SimpleNamespace(
-                inflight=lambda: Inflight(estimated_inflight=2, dead_lettered=1),
+                inflight=lambda: UnfinishedIntentCounts(estimated_inflight=2, dead_lettered=1),
                 list=self._list,
                 failures=self._failures,
             ),
@@ -115,9 +115,9 @@ class FakeLog:
         mine = [one for one in stones if topic_id == 7 and component in {None, one.component} and one.id > after]
         return mine[:limit]
 
-    def _due(self, *, older_than_s: float) -> SweepBacklog:
+    def _due(self, *, older_than_s: float) -> SweepBacklogCounts:
         assert older_than_s == 30 * 86_400
-        return SweepBacklog(stalled=4, newborn=1, uploads=0, rows=7, runs=2)
+        return SweepBacklogCounts(stalled=4, newborn=1, uploads=0, rows=7, runs=2)
 
     def _preview_redrive(self, row_ids: list[int] | None) -> int:
         if row_ids and 99 in row_ids:
@@ -163,10 +163,10 @@ class FakeLog:
     def _component_pages(self, topic_id: TopicId, *, component: Component | None) -> Iterator[list[Ledger]]:
         yield from ([one] for one in [*self._listed(topic_id), *self.components] if component in {None, one.component})
 
-    def _totals(self, topic_id: TopicId) -> TopicTotals:
+    def _totals(self, topic_id: TopicId) -> TopicLedgerTotals:
         count, ledger_id = len(self.entries), LedgerId(4)
         first, last = (Position(ledger_id, 0), Position(ledger_id, count - 1)) if count else (None, None)
-        return TopicTotals(ledgers=1, entries=count, size_bytes=10 * count, first=first, last=last)
+        return TopicLedgerTotals(ledgers=1, entries=count, size_bytes=10 * count, first=first, last=last)
 
     def _backlogs(self, topic_id: TopicId, states: list[CursorState]) -> list[int]:
         every = [Position(LedgerId(4), at) for at in range(len(self.entries))]
@@ -221,7 +221,9 @@ class FakeLog:
         txn: object,
     ) -> AcknowledgeResult:
         assert txn is None
-        write = Acknowledge(topic_id=topic_id, subscription=name, positions=positions, up_to=up_to, releases=releases)
+        write = AcknowledgeWrite(
+            topic_id=topic_id, subscription=name, positions=positions, up_to=up_to, releases=releases
+        )
         self.written.append(write)
         return AcknowledgeResult(mark_delete=up_to or max(positions))
 
@@ -240,9 +242,9 @@ class FakeLog:
         state = seek(position, [one.span for one in self._listed(topic_id)])
         return Subscription(name=name, state=state, created_us=found.created_us)
 
-    def _contents(self, topic_id: TopicId) -> TopicContents:
+    def _contents(self, topic_id: TopicId) -> TopicContentCounts:
         copies = {"MANAGED_LEDGER": {"LEDGER": 2, "OFFLOADED_LEDGER": 1}}
-        return TopicContents(ledgers={"MANAGED_LEDGER": 2}, copies=copies, subscriptions=3)
+        return TopicContentCounts(ledgers={"MANAGED_LEDGER": 2}, copies=copies, subscriptions=3)
 
     def _set_schema(self, topic: Topic, content: bytes) -> SchemaVersion:
         self.contents.append(content)
@@ -298,21 +300,21 @@ class FakeIndex:
 
     def __init__(self) -> None:
         self.snapshots = Snapshots()
-        self.list = BucketList()
+        self.list = IndexBucketList()
         self.behind = 0
         self.at_work: str | None = None
         self.cleared: list[str] = []
 
-    def listed(self, topic_id: TopicId) -> BucketList:
+    def get_bucket_list(self, topic_id: TopicId) -> IndexBucketList:
         return self.list
 
-    def unsealed(self, topic_id: TopicId) -> UnsealedCounts:
+    def count_unsealed_entries(self, topic_id: TopicId) -> UnsealedCounts:
         return UnsealedCounts(entries=self.behind, ledgers=1, changed_us=None)
 
-    def holder(self, topic_id: TopicId) -> str | None:
+    def find_claim_holder(self, topic_id: TopicId) -> str | None:
         return self.at_work
 
-    def clear(self, topic_id: TopicId, *, reason: str) -> int:
+    def retire_all_buckets(self, topic_id: TopicId, *, reason: str) -> int:
         self.cleared.append(reason)
         return len(self.list.buckets)
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from logstore.delayed.delayed_rows import DelayedRows
-from logstore.delayed.index_buckets import Bucket, BucketList
+from logstore.delayed.index_buckets import IndexBucket, IndexBucketList
 from logstore.ports.catalog import Topic
 from logstore.positions import LedgerId, Position
 from tests.workers.cli.conftest import Run, document
@@ -45,14 +45,14 @@ def jobs(services: FakeServices, orders: str) -> _Jobs:
     return made
 
 
-def _put(services: FakeServices, *counts: int) -> list[Bucket]:
+def _put(services: FakeServices, *counts: int) -> list[IndexBucket]:
     """Buckets of so many messages, one ledger each."""
-    index, made = services.log.index, list[Bucket]()
+    index, made = services.log.index, list[IndexBucket]()
     for number, count in enumerate(counts):
         ledger = LedgerId(number)
         rows = DelayedRows.from_messages([(_DUE_MS + at, Position(ledger, at)) for at in range(count)])
         made.append(index.snapshots.put(50 + number, rows, Position(ledger, 0), Position(ledger, 9_999)))
-    index.list = BucketList(version=1, sealed_to=made[-1].last, buckets=tuple(made))
+    index.list = IndexBucketList(version=1, sealed_to=made[-1].last, buckets=tuple(made))
     return made
 
 

@@ -103,7 +103,7 @@ def test_types_of_workflows_are_those_that_workers_run() -> None:
 
 def _topics(services: FakeServices, *names: str) -> None:
     for name in names:
-        services.log.catalog.topics.create(TopicName.parse(name).encoded, RetentionPolicy())
+        services.log.catalog.topics.create_topic(TopicName.parse(name).encoded, RetentionPolicy())
 
 
 def test_topics_are_filtered_and_paged(run: Run, services: FakeServices) -> None:

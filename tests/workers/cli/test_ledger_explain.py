@@ -15,7 +15,7 @@ from logstore.log.ledger_object_keys import ledger_prefix, meta_key, segment_key
 from logstore.log.ledgers import CopyKind
 from logstore.log.segment_metadata import sha256_hex
 from logstore.ownership import BundleId, bundle_name, bundle_of_topic
-from logstore.ports.catalog import Cause
+from logstore.ports.catalog import AuditCause
 from logstore.positions import LedgerId
 from logstore.validated_names import TopicName
 from tests.activities.world import BATCH, NAME, World, certify_input, chunk_input, open_world
@@ -199,7 +199,7 @@ def test_explain_of_a_listed_ledger_that_lost_a_segment_calls_it_data_loss(run: 
 def _with_digests(world: World, ledger_id: LedgerId) -> list[str]:
     """Give rows and objects of a ledger the digests that a writer gives them; keys of its segments."""
     keys = []
-    for row in world.catalog.ledgers.segments(ledger_id):
+    for row in world.catalog.ledgers.list_segments(ledger_id):
         key = segment_key(ledger_id, row.number)
         stored = world.objects.get(key)
         assert stored
@@ -302,7 +302,7 @@ def test_explain_for_people_fits_a_narrow_terminal(run: Run, world: World) -> No
     """Sections, the sentence first, and no line beyond 80 columns but where one name is longer."""
     gone, kept = world.fill(2)
     for name in ("a", "b", "c", "d"):
-        world.catalog.cursors.subscribe(world.topic.topic_id, name, latest=False)
+        world.catalog.cursors.create_subscription(world.topic.topic_id, name, latest=False)
     run_activity(world.deletion.detach, world.detach_input([gone], force=True))
     run_chunk(world)
     for ledger_id, said in (
@@ -320,7 +320,9 @@ def test_explain_for_people_fits_a_narrow_terminal(run: Run, world: World) -> No
 def test_audit_list_of_a_topic_names_the_segments_that_were_passed_over(run: Run, world: World) -> None:
     """Their objects go next, and this row is what is left of them."""
     (kept,) = world.fill(1)
-    world.catalog.reconciliation.pass_over({0: (kept, 9)}, cause=Cause(actor="ann", reason="a test", workflow_id="w"))
+    world.catalog.reconciliation.pass_over_segments(
+        {0: (kept, 9)}, cause=AuditCause(actor="ann", reason="a test", workflow_id="w")
+    )
     (row,) = document(run("audit", "list", "--topic", NAME, "--json"))
     assert (row["act"], row["topic"], row["detail"]["keys"]) == ("pass-over-segments", NAME, [segment_key(kept, 9)])
 

@@ -241,7 +241,7 @@ def test_name_of_an_earlier_build_is_shown_harmless_and_still_found(run: Run, se
     """Control characters and markup in a name are shown, not obeyed; no new topic gets such a name."""
     name = "persistent://public/default/[red]\x1b[2J"
     assert run("topic", "create", name).exit_code == 2
-    services.log.catalog.topics.create(TopicName.parse_existing(name).encoded, RetentionPolicy())
+    services.log.catalog.topics.create_topic(TopicName.parse_existing(name).encoded, RetentionPolicy())
     assert run("topic", "delete", name).exit_code == 0
     for form in ((), ("--wide",)):
         shown = run("topic", "list", *form).stdout

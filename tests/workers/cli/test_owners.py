@@ -133,7 +133,7 @@ def test_list_filters(run: Run, catalog: SqlCatalog, join: Join) -> None:
     assert [row["worker_id"] for row in _listed(run, "--worker", "a")["workers"]] == ["a"]
     assert numbers("--worker", "nobody") == []
     assert numbers("--unowned") == [3]
-    catalog.topics.create(TopicName.parse(ORDERS).encoded, RetentionPolicy())
+    catalog.topics.create_topic(TopicName.parse(ORDERS).encoded, RetentionPolicy())
     assert numbers("--topic", ORDERS) == [bundle_of_topic(TopicName.parse(ORDERS), bundles=_N)]
     document(run("owners", "list", "--worker", "a", "--unowned", "--json"), code=2)
     document(run("owners", "list", "--topic", f"{ORDERS}x", "--json"), code=2)

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from logstore.records.job_results import RebuildAdopted
+from logstore.records.job_results import RebuildAdoptionResult
 from tests.workers.cli.conftest import Run
 from tests.workers.cli.fakes import FakeServices
 from workers.hosting.rebuild_and_follow import AbandonedRebuild
@@ -16,7 +16,9 @@ _DONE = RebuildCatalogResult(
     rebuild="r",
     manifest=8,
     records=5,
-    adopted=RebuildAdopted(adopted_ledgers=1, adopted_segments=2, revived=3, revived_ledgers=[4], missing_data=0),
+    adopted=RebuildAdoptionResult(
+        adopted_ledgers=1, adopted_segments=2, revived=3, revived_ledgers=[4], missing_data=0
+    ),
     flushed_us=1_750_000_000_000_000,
     begun_us=1_750_000_060_000_000,
 )
@@ -73,7 +75,7 @@ def test_rebuild_says_where_ledgers_go_that_nothing_names(
     run: Run, services: FakeServices, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A plan reports them; the rebuild has deleted nothing."""
-    unnamed = RebuildCatalogResult(rebuild="r", adopted=RebuildAdopted(detached=2, revived=1))
+    unnamed = RebuildCatalogResult(rebuild="r", adopted=RebuildAdoptionResult(detached=2, revived=1))
     monkeypatch.setattr(services, "rebuild", lambda settings, **named: unnamed)
     done = run("records", "rebuild", "--into", _URL, "--json")
     assert done.exit_code == 0, done.stderr
@@ -84,7 +86,7 @@ def test_rebuild_names_the_topics_of_schemas_that_were_left_out(
     run: Run, services: FakeServices, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With what to do: the topics serve without them."""
-    adopted = RebuildAdopted(schemas_left_out=2, schemas_left_out_of=["persistent://a/b/c"])
+    adopted = RebuildAdoptionResult(schemas_left_out=2, schemas_left_out_of=["persistent://a/b/c"])
     left_out = RebuildCatalogResult(rebuild="r", adopted=adopted)
     monkeypatch.setattr(services, "rebuild", lambda settings, **named: left_out)
     done = run("records", "rebuild", "--into", _URL, "--json")

@@ -17,7 +17,7 @@ from logstore.records.job_results import (
     RaidedTombstones,
     ShippedBlocks,
 )
-from logstore.records.manifest import Block, Ceilings, Manifest
+from logstore.records.manifest import Block, IdCeilings, Manifest
 from logstore.records.record_kinds import RecordKind
 from logstore.records.services.flusher import FlushResult
 from logstore.records.services.replica_shipments import ReplicaStatus
@@ -95,8 +95,8 @@ def _known(
         stamp=stamp,
         pending_stamps=frozenset(),
         is_adopting=False,
-        ceilings=Ceilings(),
-        next_ids=Ceilings(),
+        ceilings=IdCeilings(),
+        next_ids=IdCeilings(),
         outbox_changes=4 if manifest else 0,
         oldest_change_us=_NOW_US - 2_500_000 if manifest else None,
         oldest_cursor_change_us=None,
@@ -126,7 +126,14 @@ def test_status_tells_the_newest_manifest_and_what_is_not_in_it(run: Run, servic
         _block(3, RecordKind.TOPIC, records=2),
     )
     manifest = Manifest(
-        number=9, catalog_id="c", epoch=3, bundles=64, stamp="s", flushed_us=_NOW_US, ceilings=Ceilings(), blocks=blocks
+        number=9,
+        catalog_id="c",
+        epoch=3,
+        bundles=64,
+        stamp="s",
+        flushed_us=_NOW_US,
+        ceilings=IdCeilings(),
+        blocks=blocks,
     )
     _known(services, manifest=manifest)
     told = document(run("records", "status", "--json"))
@@ -174,7 +181,7 @@ def test_status_of_a_bucket_that_was_emptied_is_refused(run: Run, services: Fake
 def test_status_of_a_database_that_is_older_than_its_record_log_is_refused(run: Run, services: FakeServices) -> None:
     """The newest manifest says nothing of what this database holds."""
     facts: dict[str, Any] = {"catalog_id": "c", "epoch": 3, "bundles": 64, "stamp": "later", "flushed_us": _NOW_US}
-    _known(services, manifest=Manifest(number=9, ceilings=Ceilings(), **facts), number=7)
+    _known(services, manifest=Manifest(number=9, ceilings=IdCeilings(), **facts), number=7)
     assert document(run("records", "status", "--json"), 3)["error"]["type"] == "CatalogOutdated"
 
 

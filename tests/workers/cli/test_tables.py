@@ -175,7 +175,7 @@ def test_ledgers_without_number_are_listed_in_little_memory(
             for at in range(0, count, 500):
                 yield [replace(ledger, ledger_id=LedgerId(at + number)) for number in range(500)]
 
-        services.log.catalog.components.iterate_pages = pages
+        services.log.catalog.components.iterate_ledger_pages = pages
         rarely = gc.get_threshold()
         gc.set_threshold(700, 10, 10)  # json's encoder leaves a cycle each time, which is no part of what is held
         tracemalloc.start()
@@ -204,7 +204,7 @@ def test_listing_that_fails_halfway_is_one_document(run: Run, services: FakeServ
         yield [ledger]
         raise StoreUnavailable("the database went away")
 
-    services.log.catalog.components.iterate_pages = pages
+    services.log.catalog.components.iterate_ledger_pages = pages
     assert document(run("ledger", "list", orders, "--json"), 4)["error"]["type"] == "StoreUnavailable"
 
 

@@ -32,7 +32,7 @@ class _Looks:
 
     def get(self, txn: TransactionId) -> StoredTransaction:
         self._left -= 1
-        found = self._transactions.get(txn)
+        found = self._transactions.get_transaction(txn)
         if self._left == 3:
             self._transactions.record_failures(txn, {found.owed[0].participant: "StoreUnavailable: away"})
         if self._left == 0:
@@ -69,10 +69,10 @@ def test_open_transaction_owes_nothing_yet(history: History) -> None:
     """Its participants are to be told how it ends."""
     history.take([("begin", 0, 0), ("produce", 0, 0)])
     (txn,) = history.open
-    told = make_transaction_document(history.world.catalog.transactions.get(txn))
+    told = make_transaction_document(history.world.catalog.transactions.get_transaction(txn))
     assert (told["state"], told["owed"], len(told["participants"])) == ("OPEN", 0, 1)
     history.take([("decide", 0, 1)])
-    assert make_transaction_document(history.world.catalog.transactions.get(txn))["owed"] == 1
+    assert make_transaction_document(history.world.catalog.transactions.get_transaction(txn))["owed"] == 1
 
 
 def test_show_names_the_trace_of_the_transaction_and_not_its_own(
@@ -130,7 +130,7 @@ def test_show_for_people_has_names_and_errors_whole_on_80_columns(
     history.take([("begin", 0, 0), ("produce", 0, 0), ("decide", 0, 1)])
     (txn,) = history.decided
     transactions = history.world.catalog.transactions
-    transactions.record_failures(txn, {transactions.get(txn).owed[0].participant: error})
+    transactions.record_failures(txn, {transactions.get_transaction(txn).owed[0].participant: error})
     services.log.catalog.transactions = transactions
     monkeypatch.setenv("COLUMNS", "80")
     shown = run("txn", "show", str(txn)).stdout

@@ -8,7 +8,14 @@ import pytest
 
 from logstore.deletion.intents import CopyVerdict, DeletionState, Outcome
 from logstore.log.ledgers import Component, CopyKind, LedgerState
-from logstore.ports.catalog import InspectedCopy, InspectedIntent, LedgerHistory, LiveLedger, Reference, ReferenceKind
+from logstore.ports.catalog import (
+    InspectedCopy,
+    InspectedIntent,
+    LedgerHistory,
+    LedgerReference,
+    LedgerReferenceKind,
+    UndetachedLedger,
+)
 from logstore.positions import LedgerId
 from tests.logstore.builders import intent
 from workers.cli.ledger.ledger_verdict import CorruptSegment, ExaminedCopy, describe_ledger_in_one_sentence
@@ -17,8 +24,10 @@ _US = 1_795_000_000_000_000
 _ON = "2026-11-18T11:06:40Z"
 
 
-def _live(state: LedgerState = LedgerState.CLOSED, *, listed: bool = True) -> LiveLedger:
-    return LiveLedger(state=state, listed=listed, entries=1, size_bytes=1, generation=0, created_us=0, closed_us=None)
+def _live(state: LedgerState = LedgerState.CLOSED, *, listed: bool = True) -> UndetachedLedger:
+    return UndetachedLedger(
+        state=state, listed=listed, entries=1, size_bytes=1, generation=0, created_us=0, closed_us=None
+    )
 
 
 def _filed(
@@ -39,7 +48,9 @@ def _filed(
 
 
 def _history(
-    live: LiveLedger | None = None, references: Sequence[Reference] = (), intents: Sequence[InspectedIntent] = ()
+    live: UndetachedLedger | None = None,
+    references: Sequence[LedgerReference] = (),
+    intents: Sequence[InspectedIntent] = (),
 ) -> LedgerHistory:
     return LedgerHistory(
         ledger_id=LedgerId(7), live=live, references=references, copies=(), intents=intents, decisions=()
@@ -52,12 +63,12 @@ def _seen(finding: CopyVerdict | None, state: str = "LIVE", copy: CopyKind = Cop
     )
 
 
-def _listed(*, last: bool = False) -> Reference:
-    return Reference(kind=ReferenceKind.LIST, facts={"last": last})
+def _listed(*, last: bool = False) -> LedgerReference:
+    return LedgerReference(kind=LedgerReferenceKind.LIST, facts={"last": last})
 
 
-def _needed(*names: str) -> list[Reference]:
-    return [Reference(kind=ReferenceKind.CURSOR, facts={"subscription": name}) for name in names]
+def _needed(*names: str) -> list[LedgerReference]:
+    return [LedgerReference(kind=LedgerReferenceKind.CURSOR, facts={"subscription": name}) for name in names]
 
 
 @pytest.mark.parametrize(
@@ -72,33 +83,38 @@ def _needed(*names: str) -> list[Reference]:
         (_live(), [_listed()], "listed and needed by no subscription: retention lets it go"),
         (
             _live(),
-            [_listed(), Reference(kind=ReferenceKind.CURSOR_SNAPSHOT, facts={"subscription": "billing"})],
+            [_listed(), LedgerReference(kind=LedgerReferenceKind.CURSOR_SNAPSHOT, facts={"subscription": "billing"})],
             "listed: it holds the state of subscription billing",
         ),
         (
             _live(),
-            [_listed(last=True), Reference(kind=ReferenceKind.SCHEMA, facts={"version": 3})],
+            [_listed(last=True), LedgerReference(kind=LedgerReferenceKind.SCHEMA, facts={"version": 3})],
             "listed: it holds version 3 of its topic's schema",
         ),
         (
             _live(),
-            [_listed(last=True), Reference(kind=ReferenceKind.TXN_SNAPSHOT, facts={"read_to": "7:9"})],
+            [_listed(last=True), LedgerReference(kind=LedgerReferenceKind.TXN_SNAPSHOT, facts={"read_to": "7:9"})],
             "listed: it holds its topic's transactions up to 7:9",
         ),
         (
             _live(),
-            [_listed(), Reference(kind=ReferenceKind.DELAYED_INDEX, facts={"from": "3:0", "to": "7:9", "messages": 4})],
+            [
+                _listed(),
+                LedgerReference(
+                    kind=LedgerReferenceKind.DELAYED_INDEX, facts={"from": "3:0", "to": "7:9", "messages": 4}
+                ),
+            ],
             "listed: it holds the delayed messages of the entries 3:0 to 7:9",
         ),
         (
             _live(),
-            [*_needed("a"), Reference(kind=ReferenceKind.OFFLOAD, facts={"uuid": "u"})],
+            [*_needed("a"), LedgerReference(kind=LedgerReferenceKind.OFFLOAD, facts={"uuid": "u"})],
             "listed; its tiered copy is being written",
         ),
     ],
 )
 def test_verdict_of_a_ledger_that_was_not_detached_names_what_holds_it(
-    live: LiveLedger, references: list[Reference], said: str
+    live: UndetachedLedger, references: list[LedgerReference], said: str
 ) -> None:
     """The reason to keep comes first, whatever else names it."""
     assert describe_ledger_in_one_sentence(_history(live, references), [_seen(CopyVerdict.OWN)]).startswith(said)

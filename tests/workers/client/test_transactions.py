@@ -9,7 +9,12 @@ from typing import Any
 import pytest
 
 from logstore.errors import UnknownObject
-from logstore.ports.catalog import BeginTransaction, BeginTransactionResult, EndTransaction, EndTransactionResult
+from logstore.ports.catalog import (
+    BeginTransactionResult,
+    BeginTransactionWrite,
+    EndTransactionResult,
+    EndTransactionWrite,
+)
 from logstore.transactions.transaction_ids_and_states import TransactionId, TransactionState
 from tests.workflows.house import assert_eventually
 from workers.client.transaction_client import TransactionClient
@@ -34,17 +39,17 @@ class _Catalog:
     async def _wake(self, tc_id: int) -> None:
         self.woken.append(tc_id)
 
-    def submit(self, write: BeginTransaction | EndTransaction) -> "Future[Any]":
+    def submit(self, write: BeginTransactionWrite | EndTransactionWrite) -> "Future[Any]":
         """Both verbs, at once."""
         done: Future[Any] = Future()
-        if isinstance(write, BeginTransaction):
+        if isinstance(write, BeginTransactionWrite):
             self._begun += 1
             done.set_result(BeginTransactionResult(txn=TransactionId(write.tc_id, self._begun)))
         else:
             done.set_result(EndTransactionResult(state=TransactionState.COMMITTING))
         return done
 
-    def states(self, txns: Sequence[TransactionId]) -> dict[TransactionId, TransactionState]:
+    def get_transaction_states(self, txns: Sequence[TransactionId]) -> dict[TransactionId, TransactionState]:
         """What is asked again and again."""
         self.polls += 1
         return {

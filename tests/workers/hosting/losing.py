@@ -17,7 +17,14 @@ from logstore.cursors.cursor_state import CursorState
 from logstore.errors import SextonError
 from logstore.log.entries import NewEntry, ProducedEntries
 from logstore.log.services.batched_appends import AppendResult
-from logstore.ports.catalog import BeginTransaction, BeginTransactionResult, Cause, Claim, EndTransaction, Topic
+from logstore.ports.catalog import (
+    AuditCause,
+    BeginTransactionResult,
+    BeginTransactionWrite,
+    Claim,
+    EndTransactionWrite,
+    Topic,
+)
 from logstore.positions import LedgerId, Position, TopicId
 from logstore.records.services.shared_flushes import SharedFlushes
 from workers.assembly.log_store import LogStore
@@ -26,7 +33,7 @@ from workers.settings import Settings
 
 SUBSCRIPTION: Final = "s"
 CLAIM: Final = Claim(workflow_id="w", run_id="r", ttl_s=60)
-CAUSE: Final = Cause(actor="a", reason="r", workflow_id="w")
+CAUSE: Final = AuditCause(actor="a", reason="r", workflow_id="w")
 _FAR_MS: Final = 4_000_000_000_000
 _START: Final = Position(LedgerId(-1), -1)
 
@@ -142,13 +149,13 @@ class Writers:
         self._append(log, self._topics[0], ProducedEntries(entries=entries, producer="p"))
 
     def _transactions(self, log: LogStore, number: int, turn: int, dice: random.Random) -> None:
-        (begun,) = log.catalog.commits.commit([BeginTransaction(tc_id=2, timeout_s=3_600)])
+        (begun,) = log.catalog.commits.commit_writes([BeginTransactionWrite(tc_id=2, timeout_s=3_600)])
         assert isinstance(begun, BeginTransactionResult)
         payload, commit = f"txn {turn}".encode(), turn % 3 > 0
         for topic in self._topics:
             self._append(log, topic, ProducedEntries(entries=[NewEntry(payload=payload)], txn=begun.txn))
-        log.catalog.commits.commit([EndTransaction(txn=begun.txn, commit=commit)])
-        batch = log.catalog.transactions.claim(
+        log.catalog.commits.commit_writes([EndTransactionWrite(txn=begun.txn, commit=commit)])
+        batch = log.catalog.transactions.claim_decided_transactions(
             Claim(workflow_id="transaction-coordinator/2", run_id="r", ttl_s=60), limit=10
         )
         if not log.broadcasts.broadcast_batch(batch).failures:  # answered once every marker is stored
@@ -178,7 +185,7 @@ class Writers:
         self._pause(20)
         log.managed.roll(self._consumed)
         batch = f"trim-{turn}"
-        log.catalog.phase_one.detach(
+        log.catalog.phase_one.detach_ledgers(
             self._consumed.topic_id, None, force=False, batch_id=batch, claim=CLAIM, cause=CAUSE
         )
         if phase_two(log, batch):
@@ -188,25 +195,27 @@ class Writers:
         """A closed ledger gets a tiered copy; in every other turn the primary ones go."""
         self._pause(20)
         topic_id, batch = self._topics[turn % 2].topic_id, f"offload-{turn}"
-        for ledger_id in log.catalog.offloads.list_candidates(topic_id, None, after=LedgerId(-1), limit=1):
+        for ledger_id in log.catalog.offloads.list_offload_candidates(topic_id, None, after=LedgerId(-1), limit=1):
             uuid = str(uuid4())
             if log.offloader.upload(ledger_id, uuid, timeout_s=600).evidence:
-                log.catalog.offloads.publish(ledger_id, uuid)
+                log.catalog.offloads.publish_tiered_copy(ledger_id, uuid)
                 self._answers.did("offload")
         there = (
-            log.catalog.offloads.list_removable(topic_id, None, after=LedgerId(-1), limit=10) if turn % 4 > 1 else []
+            log.catalog.offloads.list_removable_primaries(topic_id, None, after=LedgerId(-1), limit=10)
+            if turn % 4 > 1
+            else []
         )
         proved = {one.statement.ledger_id: one.context["uuid"] for one in there}
         if proved:
-            log.catalog.offloads.remove_primaries(
-                topic_id, None, proved=proved, batch_id=batch, claim=CLAIM, cause=CAUSE
+            log.catalog.offloads.detach_primary_copies(
+                topic_id, None, proved_uuid_by_ledger=proved, batch_id=batch, claim=CLAIM, cause=CAUSE
             )
             phase_two(log, batch)
 
     def _seals(self, log: LogStore, number: int, turn: int, dice: random.Random) -> None:
         """Delayed messages get buckets."""
         self._pause(30)
-        log.delayed.sealer.seal(self._topics[turn % 2].topic_id, force=True)
+        log.delayed.sealer.drop_buckets_and_seal(self._topics[turn % 2].topic_id, force=True)
         self._answers.did("seal")
 
     def _pause(self, entries: int) -> None:
@@ -236,7 +245,7 @@ def phase_two(log: LogStore, batch: str) -> int:
             log.catalog.deletions.list_intents_in_range(batch, part), log.storages, flushes, heartbeats
         )
         ended, _ = remove_copies(found, log.storages, heartbeats, DeletionPace())
-        went += len(log.catalog.deletions.finish(ended, holder=batch))
+        went += len(log.catalog.deletions.record_outcomes(ended, holder=batch))
     return went
 
 

@@ -87,7 +87,7 @@ async def _ready(settings: Settings, worker_id: str) -> None:
 async def _flush_in_hand(settings: Settings, storage: Proxy, topic: str) -> WorkflowHandle[Any, Any]:
     """Change the catalog and start a flush of it, whose request to storage hangs."""
     with open_log_store(settings) as log:
-        log.catalog.topics.create(TopicName.parse(topic).encoded, RetentionPolicy())
+        log.catalog.topics.create_topic(TopicName.parse(topic).encoded, RetentionPolicy())
     storage.cut()
     handle = await (await Sexton.connect(settings)).flush_records("a test", "tests")
     # one is of the flush, the other of the look, every few seconds, whether the catalog is still the newest

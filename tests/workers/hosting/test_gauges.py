@@ -8,7 +8,13 @@ from types import SimpleNamespace
 import pytest
 
 from logstore.errors import StoreUnavailable
-from logstore.ports.catalog import Claim, DelayedCounts, Inflight, RunKind, TransactionCounts
+from logstore.ports.catalog import (
+    Claim,
+    DelayedMessageCounts,
+    RunKind,
+    UnfinishedIntentCounts,
+    UnfinishedTransactionCounts,
+)
 from logstore.reconciliation.findings import PlanResult
 from logstore.transactions.transaction_ids_and_states import TransactionState
 from tests.fakes.meter import FakeMeter, series
@@ -30,10 +36,10 @@ _CLAIM = Claim(workflow_id="tests", run_id="", ttl_s=60)
 
 class _Catalog:
     def __init__(self) -> None:
-        self.found = Inflight(estimated_inflight=7, dead_lettered=2)
+        self.found = UnfinishedIntentCounts(estimated_inflight=7, dead_lettered=2)
         self.away = False
 
-    def inflight(self) -> Inflight:
+    def inflight(self) -> UnfinishedIntentCounts:
         if self.away:
             raise StoreUnavailable("the database is away")
         return self.found
@@ -53,10 +59,12 @@ def test_gauges_show_what_the_catalog_says() -> None:
     assert _shown(meter) == [7, 2]
     assert earliest <= meter.values[series("sexton_deletion_read_timestamp_seconds")] <= time.time()
     assert meter.values[series("sexton_deletion_oldest_pending_seconds")] == 0, "a catalog that does not say"
-    catalog.found = Inflight(estimated_inflight=1, dead_lettered=0, oldest_us=(earliest - 3_600) * 1_000_000)
+    catalog.found = UnfinishedIntentCounts(
+        estimated_inflight=1, dead_lettered=0, oldest_us=(earliest - 3_600) * 1_000_000
+    )
     read()
     assert meter.values[series("sexton_deletion_oldest_pending_seconds")] >= 3_600
-    catalog.found = Inflight(estimated_inflight=0, dead_lettered=0)
+    catalog.found = UnfinishedIntentCounts(estimated_inflight=0, dead_lettered=0)
     read()
     assert _shown(meter) == [0, 0]
     assert meter.values[series("sexton_deletion_oldest_pending_seconds")] == 0
@@ -123,14 +131,14 @@ def test_loss_stands_until_a_plan_has_looked_at_rows_as_young(plans: list[tuple[
             rows_before_us=rows_before_us,
         )
         runs.close_run(f"plan-{number}", {"result": asdict(found)})
-    make_gauge_updater(meter, lambda: sample_plans(runs.runs))()
+    make_gauge_updater(meter, lambda: sample_plans(runs.list_runs))()
     assert meter.values[series("sexton_reconciliation_missing_data")] == shown
 
 
 def test_missing_data_is_that_of_the_newest_plan_that_finished() -> None:
     """A plan at work, or one that failed, says nothing; nor does silence say that nothing is missing."""
     meter, runs = FakeMeter(), FakeRuns()
-    read, claim = make_gauge_updater(meter, lambda: sample_plans(runs.runs)), _CLAIM
+    read, claim = make_gauge_updater(meter, lambda: sample_plans(runs.list_runs)), _CLAIM
     read()
     assert not meter.values
     for number, missing in enumerate((3, 1)):
@@ -148,13 +156,13 @@ def test_transactions_are_counted_by_state_with_the_ages_of_the_oldest(monkeypat
     meter, now_us = FakeMeter(), 1_000_000_000
     monkeypatch.setattr("workers.hosting.gauges.time", SimpleNamespace(time_ns=lambda: now_us * 1_000))
     answers = [
-        TransactionCounts(
+        UnfinishedTransactionCounts(
             count_by_state={TransactionState.OPEN: 3, TransactionState.ABORTING: 1},
             oldest_open_us=now_us - 90_000_000,
             oldest_decided_us=now_us - 7_000_000,
             hidden_bytes=12,
         ),
-        TransactionCounts(count_by_state={}, oldest_open_us=None, oldest_decided_us=None, hidden_bytes=12),
+        UnfinishedTransactionCounts(count_by_state={}, oldest_open_us=None, oldest_decided_us=None, hidden_bytes=12),
     ]
     read = make_gauge_updater(meter, lambda: sample_transactions(lambda: answers.pop(0)))
     shown = []
@@ -172,7 +180,7 @@ def test_transactions_are_counted_by_state_with_the_ages_of_the_oldest(monkeypat
 def test_delayed_messages_are_shown_with_their_buckets_and_what_is_in_none() -> None:
     """As the catalog counts them."""
     meter = FakeMeter()
-    counts = DelayedCounts(buckets=3, messages=700, unsealed=11)
+    counts = DelayedMessageCounts(buckets=3, messages=700, unsealed=11)
     make_gauge_updater(meter, lambda: sample_delayed_messages(lambda: counts, lambda: 4_096))()
     names = ("buckets", "messages", "unsealed_messages", "memory_bytes")
     assert [meter.values[series(f"sexton_delayed_{name}")] for name in names] == [3, 700, 11, 4_096]

@@ -53,8 +53,8 @@ def test_all_that_was_answered_is_there_again(settings: Settings, tmp_path: Path
     """
     answers = Answers()
     with open_log_store(settings) as log:
-        topics = [log.catalog.topics.create(f"persistent://a/b/{name}", RetentionPolicy()) for name in "xy"]
-        consumed = log.catalog.topics.create("persistent://a/b/z", RetentionPolicy())
+        topics = [log.catalog.topics.create_topic(f"persistent://a/b/{name}", RetentionPolicy()) for name in "xy"]
+        consumed = log.catalog.topics.create_topic("persistent://a/b/z", RetentionPolicy())
         log.subscriptions.subscribe(consumed.topic_id, SUBSCRIPTION, latest=False)
     with Writers(settings, topics, consumed, answers).at_work():
         for _ in range(_FLUSHES):
@@ -74,7 +74,7 @@ def test_all_that_was_answered_is_there_again(settings: Settings, tmp_path: Path
     with pytest.raises(PreconditionFailed, match="expected an empty one to rebuild into, found the catalog"):
         rebuilt(settings, spark_master="local[2]")
     with open_log_store(settings) as log:
-        state = log.catalog.records.state()
+        state = log.catalog.records.read_state()
         assert state.epoch == 2
         assert state.manifest > result.manifest, "what was adopted is flushed behind the manifest of the new epoch"
         _settle(log)
@@ -105,8 +105,10 @@ def _living_on(settings: Settings | None, topics: list[Topic]) -> Iterator[Calla
         for topic in topics:
             first = log.catalog.ledgers.list_ledgers(topic.topic_id)[0].ledger_id
             batch = f"zombie-{topic.topic_id}"
-            log.catalog.phase_one.detach(topic.topic_id, [first], force=True, batch_id=batch, claim=CLAIM, cause=CAUSE)
-        log.objects.require()
+            log.catalog.phase_one.detach_ledgers(
+                topic.topic_id, [first], force=True, batch_id=batch, claim=CLAIM, cause=CAUSE
+            )
+        log.objects.require_ownership()
 
         def outdated() -> None:
             assert [phase_two(log, f"zombie-{topic.topic_id}") for topic in topics] == [0, 0]
@@ -119,11 +121,11 @@ def _living_on(settings: Settings | None, topics: list[Topic]) -> Iterator[Calla
 def _settle(log: LogStore) -> None:
     """What sweeps do: transactions that were open are past their time, those that are decided are told, intents end."""
     claim = Claim(workflow_id="transaction-coordinator/2", run_id="again", ttl_s=60)
-    log.catalog.transactions.expire(2, limit=1_000)
-    while batch := log.catalog.transactions.claim(claim, limit=100):
+    log.catalog.transactions.abort_expired_transactions(2, limit=1_000)
+    while batch := log.catalog.transactions.claim_decided_transactions(claim, limit=100):
         assert not log.broadcasts.broadcast_batch(batch).failures
-    wanted = log.catalog.deletions.inflight().estimated_inflight
-    assert log.catalog.upkeep.adopt(batch_id="sweep", claim=claim, limit=1_000).intents == wanted
+    wanted = log.catalog.deletions.count_unfinished_intents().estimated_inflight
+    assert log.catalog.upkeep.move_stalled_to_batch(batch_id="sweep", claim=claim, limit=1_000).intents == wanted
     assert phase_two(log, "sweep") == wanted
 
 
@@ -153,8 +155,10 @@ def _audit(log: LogStore, topics: list[Topic], consumed: Topic, answers: Answers
 
 def _sealed(log: LogStore, topic: Topic) -> set[Position]:
     """Entries that the index of delayed messages names."""
-    buckets = log.catalog.delayed.listed(topic.topic_id).buckets
-    return {position for one in buckets for rows in log.delayed.snapshots.rows(one) for position in rows.positions()}
+    buckets = log.catalog.delayed.get_bucket_list(topic.topic_id).buckets
+    return {
+        position for one in buckets for rows in log.delayed.snapshots.iterate_rows(one) for position in rows.positions()
+    }
 
 
 def _reconcile(store: Damaged, folder: Path, *, unnamed: int) -> None:
@@ -187,7 +191,7 @@ def _remove(store: Damaged, finding: Finding) -> None:
 def _go_on(log: LogStore, topics: list[Topic], answers: Answers) -> None:
     """Ids are new ones, and duplicates are told."""
     assert all(log.managed.roll(topic).opened > answers.opened for topic in topics)
-    assert LedgerId(answers.opened) < log.catalog.records.state().next_ids.ledger
+    assert LedgerId(answers.opened) < log.catalog.records.read_state().next_ids.ledger
     known = max(int(one.split()[1]) for one in answers.entries.values() if one.startswith(b"2 "))
     entries = [NewEntry(payload=b"again", sequence_id=one) for one in range(1, known + 1)]
     again = log.managed.append(topics[0], ProducedEntries(entries=entries, producer="p"))

@@ -41,7 +41,7 @@ def wire(settings: Settings) -> Iterator[Wire]:
 def _write(settings: Settings) -> Topic:
     """Ledgers 0 to 2 are closed, 3 was open at the flush, and 4 is younger."""
     with open_log_store(settings) as log:
-        topic = log.catalog.topics.create("persistent://a/b/c", RetentionPolicy())
+        topic = log.catalog.topics.create_topic("persistent://a/b/c", RetentionPolicy())
         for number in range(5):
             if number == 4:
                 log.records.flusher.flush(cursors=True)
@@ -68,7 +68,7 @@ def _objects(settings: Settings) -> list[str]:
 def _sweep(settings: Settings) -> None:
     """As the sweep of a worker: all intents that no workflow works on."""
     with open_log_store(settings) as log:
-        taken = log.catalog.upkeep.adopt(batch_id="sweep", claim=CLAIM, limit=1_000)
+        taken = log.catalog.upkeep.move_stalled_to_batch(batch_id="sweep", claim=CLAIM, limit=1_000)
         assert phase_two(log, "sweep") == taken.intents == 0
 
 

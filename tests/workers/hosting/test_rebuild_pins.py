@@ -8,7 +8,7 @@ import pytest
 from temporalio.client import Client, WorkflowExecutionStatus, WorkflowHandle
 
 from logstore.records.rebuild_job import RebuildId
-from logstore.records.services.rebuild_manifests import ColdStart
+from logstore.records.services.rebuild_manifests import RebuildManifests
 from logstore.records.services.record_log import RecordLog
 from tests.fakes.objects import FakeObjectStore
 from tests.servers import CATALOG_ID
@@ -27,7 +27,7 @@ _UNTIL_US: Final = 2**50
 def _pin(log: RecordLog, settings: Settings, manifest: int) -> str:
     url = f"{settings.database_url}-{settings.task_queue}"
     rebuild = str(RebuildId.for_command(CATALOG_ID, manifest, database_url=url, skip_unreadable=False))
-    log.pin(rebuild, manifest, _UNTIL_US, "rebuild")
+    log.pin_manifest(rebuild, manifest, _UNTIL_US, "rebuild")
     return rebuild
 
 
@@ -39,7 +39,7 @@ async def _start(client: Client, rebuild: str, **options: Any) -> WorkflowHandle
 
 
 def _pin_ids(log: RecordLog) -> set[str]:
-    return {pin.pin_id for pin in log.pins()}
+    return {pin.pin_id for pin in log.list_pins()}
 
 
 @pytest.mark.parametrize("end", ["terminate", "time out"])
@@ -47,10 +47,10 @@ def test_pin_ends_with_the_workflow_of_its_rebuild(settings: Settings, end: str)
     """A pin stays whose workflow runs or is not known, and that of another job."""
     log = RecordLog(FakeObjectStore())
     ended, running, unknown = (_pin(log, settings, manifest) for manifest in (1, 2, 3))
-    log.pin("raid", 4, _UNTIL_US, "raid")
+    log.pin_manifest("raid", 4, _UNTIL_US, "raid")
 
     async def end_one_rebuild() -> None:
-        client, start = await connect_client(settings), ColdStart(log)
+        client, start = await connect_client(settings), RebuildManifests(log)
         other = await _start(client, running)
         options = {"execution_timeout": timedelta(seconds=1)} if end == "time out" else {}
         handle = await _start(client, ended, **options)
@@ -75,12 +75,12 @@ def test_pin_of_a_rebuild_that_was_started_again_stays(settings: Settings) -> No
     log = RecordLog(FakeObjectStore())
     rebuild = _pin(log, settings, 1)
 
-    class RenewedMeanwhile(ColdStart):
+    class RenewedMeanwhile(RebuildManifests):
         def end_pin(self, pin: Any) -> None:
-            self.pin(rebuild, 1, now_us=_UNTIL_US)
+            self.pin_manifest(rebuild, 1, now_us=_UNTIL_US)
             super().end_pin(pin)
 
-        def manifest(self, number: int) -> Any:
+        def read_manifest(self, number: int) -> Any:
             return None
 
     async def end_then_start_again() -> None:
@@ -102,9 +102,9 @@ def test_pin_stays_while_temporal_does_not_answer_or_has_lost_its_namespace(sett
         await (await _start(client, rebuild)).terminate()
         silent = await Client.connect("127.0.0.1:9", lazy=True)
         with pytest.raises(RuntimeError, match="Connection refused"):
-            await release_pins_of_closed_rebuilds(silent, ColdStart(log))
+            await release_pins_of_closed_rebuilds(silent, RebuildManifests(log))
         empty = await Client.connect(settings.temporal_address, namespace="lost-and-not-registered")
-        await release_pins_of_closed_rebuilds(empty, ColdStart(log))
+        await release_pins_of_closed_rebuilds(empty, RebuildManifests(log))
 
     asyncio.run(ask_others())
     assert _pin_ids(log) == {rebuild}

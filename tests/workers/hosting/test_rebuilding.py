@@ -91,7 +91,7 @@ def _probe_few_ids(monkeypatch: pytest.MonkeyPatch) -> None:
 def write(settings: Settings) -> Topic:
     """A topic whose last entries were appended after the last flush."""
     with open_log_store(settings) as log:
-        topic = log.catalog.topics.create(NAME, RetentionPolicy())
+        topic = log.catalog.topics.create_topic(NAME, RetentionPolicy())
         log.subscriptions.subscribe(topic.topic_id, "sub", latest=False)
         for part in range(4):
             log.managed.append(topic, ProducedEntries(entries=[NewEntry(payload=b"%d" % part), NewEntry(payload=b"x")]))
@@ -128,7 +128,7 @@ def rebuilt(
 def manifests(settings: Settings) -> list[Manifest]:
     with open_log_store(settings) as log:
         records = RecordLog(log.record_objects)
-        return [found for number in records.manifest_numbers() if (found := records.manifest(number))]
+        return [found for number in records.list_manifest_numbers() if (found := records.read_manifest(number))]
 
 
 def command(settings: Settings, *, dies_at: str = "") -> "subprocess.CompletedProcess[str]":
@@ -182,7 +182,7 @@ def test_rebuild_that_a_newer_manifest_has_overtaken_ends(settings: Settings, de
     path.write_bytes(kept)
     with open_log_store(settings) as log:
         log.records.flusher.flush(cursors=True)
-        RecordLog(log.record_objects).require()
+        RecordLog(log.record_objects).require_ownership()
     assert manifests(settings)[-1].number == newest.number + 1
     lose(settings)
     said: list[str] = []
@@ -192,7 +192,7 @@ def test_rebuild_that_a_newer_manifest_has_overtaken_ends(settings: Settings, de
     assert done.manifest == newest.number + 2
     assert any("was abandoned, and has ended" in one for one in said)
     with open_log_store(settings) as log:
-        assert RecordLog(log.record_objects).pins() == []
+        assert RecordLog(log.record_objects).list_pins() == []
     assert asyncio.run(_running(settings)) == []
 
 
@@ -254,7 +254,7 @@ def test_rebuild_that_was_loaded_is_refused_too_while_a_worker_lives(settings: S
 
 def _held(settings: Settings) -> list[Pin]:
     with open_log_store(settings) as log:
-        return RecordLog(log.record_objects).pins()
+        return RecordLog(log.record_objects).list_pins()
 
 
 async def _refused(client: Client, settings: Settings) -> bool:
@@ -276,7 +276,7 @@ def test_rebuild_that_was_abandoned_holds_up_no_raid(settings: Settings) -> None
     assert died.returncode == -signal.SIGKILL, died.stderr
     (held,) = asyncio.run(_running(target))
     with open_log_store(settings) as log, pytest.raises(PreconditionFailed, match=f"records rebuild --abandon {held}$"):
-        log.records.raider(None).raid("raid")
+        log.records.raider(None).raid_tombstones("raid")
     with pytest.raises(UnknownObject, match=f"as {held}, found"):
         abandon_rebuild(settings, held.replace(held[-8:], "00000000"))
     live = PollerInfo(identity="a-command")
@@ -292,8 +292,8 @@ def test_rebuild_that_was_abandoned_holds_up_no_raid(settings: Settings) -> None
     assert (done.rebuild, done.terminated) == (held, True)
     assert asyncio.run(_running(target)) == []
     with open_log_store(settings) as log:
-        assert RecordLog(log.record_objects).pins() == []
-        log.records.raider(None).raid("raid")
+        assert RecordLog(log.record_objects).list_pins() == []
+        log.records.raider(None).raid_tombstones("raid")
     with pytest.raises(UnknownObject, match="there is none"):
         abandon_rebuild(settings, held)
     lose(settings)

@@ -4,8 +4,8 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from logstore.ports.catalog import RecordLogState, TombstoneCounts
-from logstore.records.manifest import Ceilings
-from logstore.records.services.replica_shipments import ReplicaStatus, Replication
+from logstore.records.manifest import IdCeilings
+from logstore.records.services.replica_shipments import ReplicaShipments, ReplicaStatus
 from logstore.records.tombstone_rules import ReplicaState
 from tests.fakes.meter import FakeMeter, series
 from workers.hosting.gauges import make_gauge_updater, sample_record_log, sample_replicas
@@ -22,8 +22,8 @@ def _state(**changes: Any) -> RecordLogState:
         "stamp": "s",
         "pending_stamps": frozenset(),
         "is_adopting": False,
-        "ceilings": Ceilings(),
-        "next_ids": Ceilings(),
+        "ceilings": IdCeilings(),
+        "next_ids": IdCeilings(),
         "outbox_changes": 5,
         "oldest_change_us": _NOW_US - 7_500_000,
         "oldest_cursor_change_us": None,
@@ -60,7 +60,7 @@ def test_replicas_are_shown_by_state_with_how_far_each_is_behind() -> None:
         ReplicaStatus(replica="new", state=None, manifest=0, newest=12, lag_s=None, at_us=None),
     ]
     service = SimpleNamespace(names=("far", "new"), replica_statuses=lambda: found)
-    make_gauge_updater(meter, lambda: sample_replicas(cast("Replication", service)))()
+    make_gauge_updater(meter, lambda: sample_replicas(cast("ReplicaShipments", service)))()
     states = [meter.values[series("sexton_records_replicas", state=state)] for state in ("NEW", "BEHIND", "STALE")]
     assert states == [1, 1, 0]
     behind = [meter.values[series("sexton_records_replica_behind_manifests", replica=one)] for one in ("far", "new")]
@@ -71,5 +71,5 @@ def test_replicas_are_shown_by_state_with_how_far_each_is_behind() -> None:
 
 def test_without_replicas_the_store_is_not_asked() -> None:
     """A worker reads its gauges every 15 seconds."""
-    service = cast("Replication", SimpleNamespace(names=()))
+    service = cast("ReplicaShipments", SimpleNamespace(names=()))
     make_gauge_updater(FakeMeter(), lambda: sample_replicas(service))()

@@ -17,7 +17,7 @@ from aiohttp import ClientSession
 from logstore.deletion.intents import DeletionIntent, DeletionState, Outcome
 from logstore.errors import StoreUnavailable
 from logstore.log.ledgers import CopyKind
-from logstore.ports.catalog import Inflight
+from logstore.ports.catalog import UnfinishedIntentCounts
 from logstore.positions import LedgerId, TopicId
 from logstore.records.services.replica_shipments import ReplicaStatus
 from tests.activities.conftest import new_world, world  # noqa: F401 - fixtures
@@ -120,9 +120,9 @@ def test_rows_name_their_jobs_and_lead_to_the_web_ui(
         asked.append(limit)
         return rows[state]
 
-    monkeypatch.setattr(world.catalog.deletions, "list", listed)
-    counted = Inflight(estimated_inflight=2, dead_lettered=1, oldest_us=1)
-    monkeypatch.setattr(world.catalog.deletions, "inflight", lambda: counted)
+    monkeypatch.setattr(world.catalog.deletions, "list_intents", listed)
+    counted = UnfinishedIntentCounts(estimated_inflight=2, dead_lettered=1, oldest_us=1)
+    monkeypatch.setattr(world.catalog.deletions, "count_unfinished_intents", lambda: counted)
     found = _read(world)["deletions"]
     assert [one["workflow_id"] for one in found["inflight"]] == ["delete-ledgers/b/1", "delete-ledger/2/LEDGER/1", None]
     assert found["inflight"][2]["workflow_type"] == "sweep-deletions", "what no batch has is found by the sweep"
@@ -140,7 +140,7 @@ def test_names_and_errors_are_text_and_nothing_else(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A topic may be called anything, and an error may quote it; the page runs no script and loads nothing."""
-    monkeypatch.setattr(world.catalog.deletions, "list", lambda state, limit: [_intent(1)])
+    monkeypatch.setattr(world.catalog.deletions, "list_intents", lambda state, limit: [_intent(1)])
     text = _shown(_read(world), jobs={"error": "<iframe src=//evil>"})
     assert "&lt;script&gt;alert(1)&lt;/script&gt;" in text
     page = _Tags(text)
@@ -161,10 +161,10 @@ def test_section_that_cannot_be_read_says_so_and_the_others_stand(
 ) -> None:
     """The database is away for one question."""
 
-    def away() -> Inflight:
+    def away() -> UnfinishedIntentCounts:
         raise StoreUnavailable("the <database> is away")
 
-    monkeypatch.setattr(world.catalog.deletions, "inflight", away)
+    monkeypatch.setattr(world.catalog.deletions, "count_unfinished_intents", away)
     store = _read(world)
     assert store["deletions"] == {"error": "the <database> is away"}
     text = _shown(store)
@@ -179,10 +179,10 @@ def test_section_with_a_row_of_another_build_harms_no_other(
 ) -> None:
     """The page of an older build, after a rollback: it says of what it cannot read that it cannot."""
 
-    def of_another_build() -> Inflight:
+    def of_another_build() -> UnfinishedIntentCounts:
         raise ValueError("'SHREDDED' is not a valid Outcome")
 
-    monkeypatch.setattr(world.catalog.deletions, "inflight", of_another_build)
+    monkeypatch.setattr(world.catalog.deletions, "count_unfinished_intents", of_another_build)
     store = _read(world)
     assert store["deletions"] == {"error": "ValueError"}
     assert "error" not in store["owners"]
@@ -289,7 +289,7 @@ def test_page_in_a_real_browser_shows_names_and_runs_nothing(
     owns = _intent(
         1, last_error="<img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script>"
     )
-    monkeypatch.setattr(world.catalog.deletions, "list", lambda state, limit: [owns])
+    monkeypatch.setattr(world.catalog.deletions, "list_intents", lambda state, limit: [owns])
 
     async def away(*_: object, **__: object) -> list[Any]:
         raise TimeoutError

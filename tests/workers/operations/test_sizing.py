@@ -12,10 +12,10 @@ import pytest
 from activities.deletion.inputs_and_results import ChunkInput
 from infra.catalog import Database
 from logstore.errors import InvalidInput
-from logstore.ports.catalog import RowRange
+from logstore.ports.catalog import IntentRowRange
 from logstore.ports.object_storage import DeleteReport, ObjectInfo
 from logstore.records.block_files import encode_block
-from logstore.records.manifest import Block, Ceilings, Manifest
+from logstore.records.manifest import Block, IdCeilings, Manifest
 from logstore.records.record_kinds import RecordKind
 from tests.activities.world import BATCH, World, done, open_world
 from tests.architecture.source import ROOT
@@ -94,7 +94,7 @@ def _block(chance: Random, at: int) -> Block:
 
 def _manifest(blocks: tuple[Block, ...]) -> Manifest:
     return Manifest(
-        number=1, catalog_id="c", epoch=1, bundles=64, stamp="s", flushed_us=1, ceilings=Ceilings(), blocks=blocks
+        number=1, catalog_id="c", epoch=1, bundles=64, stamp="s", flushed_us=1, ceilings=IdCeilings(), blocks=blocks
     )
 
 
@@ -108,7 +108,7 @@ def test_deletion_makes_as_many_requests_as_the_calculator_says(
         world.fill(ledgers, segments=segments, acknowledged=False)
         world.detach()
         asked = _count_pages(world, monkeypatch)
-        chunk = ChunkInput(batch_id=BATCH, chunk=RowRange(first=0, last=10**6, rows=ledgers), catalog_epoch=1)
+        chunk = ChunkInput(batch_id=BATCH, chunk=IntentRowRange(first=0, last=10**6, rows=ledgers), catalog_epoch=1)
         assert sum(done(world.deletion.delete_chunk, chunk).outcomes.values()) == ledgers
     assert world.outcomes() == {"DELETED": ledgers}
     said = sizing.estimate_deletion_requests(ledgers, segments=segments)

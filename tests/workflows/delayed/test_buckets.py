@@ -12,7 +12,7 @@ from activities.delayed.inputs_and_results import (
     SealedTopics,
     SealTopicInput,
 )
-from logstore.delayed.index_buckets import BucketLimits
+from logstore.delayed.index_buckets import SealAndMergeLimits
 from logstore.deletion.retention import RetentionPolicy
 from logstore.errors import StoreUnavailable
 from logstore.log.entries import NewEntry, ProducedEntries
@@ -42,7 +42,7 @@ def _others(topic: Stored, count: int, *hours: int) -> list[TopicId]:
     """More topics, each with messages due in so many hours."""
     found = []
     for at in range(count):
-        made = topic.world.catalog.topics.create(f"persistent://tenant/namespace/other-{at}", RetentionPolicy())
+        made = topic.world.catalog.topics.create_topic(f"persistent://tenant/namespace/other-{at}", RetentionPolicy())
         entries = [NewEntry(payload=b"x", deliver_at_ms=topic.now_ms + hour * HOUR_MS) for hour in hours]
         topic.world.log.managed.append(made, ProducedEntries(entries=entries))
         found.append(made.topic_id)
@@ -66,7 +66,7 @@ async def test_due_topics_are_sealed_and_those_with_many_buckets_merged(house: H
     assert result == SealBucketsResult(topics=4, buckets=4, messages=16, merging=1)
     assert "4 topics, 4 buckets with 16 messages sealed" in told
     assert described.search_attributes["SextonOutcome"] == ["SEALED"]
-    assert all(len(topic.index.listed(one).buckets) == 1 for one in others)
+    assert all(len(topic.index.get_bucket_list(one).buckets) == 1 for one in others)
     assert (merged["outcome"], merged["merges"], len(topic.buckets)) == ("WITHIN", 2, 2)
     assert about.search_attributes["SextonOutcome"] == ["WITHIN"]
     assert about.search_attributes["SextonTopic"] == [topic.world.topic.name]
@@ -81,7 +81,7 @@ async def test_one_topic_is_sealed_however_little_it_is(house: House, topic: Sto
     async with house.worker():
         result = await (await seal(house, topic_id=topic.topic_id, topic=topic.world.topic.name)).result()
     assert result == SealBucketsResult(topics=1, buckets=1, messages=1)
-    assert topic.index.listed(other).buckets == ()
+    assert topic.index.get_bucket_list(other).buckets == ()
 
 
 async def test_topic_that_fails_is_named_and_keeps_no_other_from_being_sealed(house: House, topic: Stored) -> None:
@@ -93,7 +93,7 @@ async def test_topic_that_fails_is_named_and_keeps_no_other_from_being_sealed(ho
         result = await (await seal(house)).result()
         assert (result.topics, result.buckets, result.failed) == (2, 1, 1)
         assert topic.world.topic.name in result.troubles[0]
-        assert len(topic.index.listed(other).buckets) == 1
+        assert len(topic.index.get_bucket_list(other).buckets) == 1
         topic.world.objects._held[segment_key(position.ledger_id, 0)] = held
         assert await (await seal(house)).result() == SealBucketsResult(topics=1, buckets=1, messages=4)
 
@@ -127,14 +127,14 @@ async def test_seal_of_a_topic_that_does_not_exist_fails_and_says_so(house: Hous
 async def test_seal_waits_for_a_job_that_works_on_the_topic(house: House, topic: Stored) -> None:
     """Its claim lapses if it died."""
     topic.append(1)
-    assert topic.index.claim(topic.topic_id, Claim(workflow_id="other", run_id="r", ttl_s=3_600))
+    assert topic.index.claim_bucket_list(topic.topic_id, Claim(workflow_id="other", run_id="r", ttl_s=3_600))
     asked: list[int] = []
 
     @activity.defn(name="delayed.seal_topic")
     def seal_topic(request: SealTopicInput) -> SealedTopics:
         asked.append(1)
         if len(asked) == 3:
-            topic.index.release(topic.topic_id, "other")
+            topic.index.release_claim(topic.topic_id, "other")
         return house.world.activities.delayed.seal_topic(request)
 
     async with house.worker(instead=[seal_topic]):
@@ -223,7 +223,7 @@ async def test_merge_of_a_topic_that_is_deleted_ends(house: House, topic: Stored
 async def test_merge_waits_for_a_seal_and_gives_up_in_the_end(house: House, topic: Stored) -> None:
     """The next seal starts it again."""
     topic.sealed([1], [2], [3])
-    assert topic.index.claim(topic.topic_id, Claim(workflow_id="other", run_id="r", ttl_s=3_600))
+    assert topic.index.claim_bucket_list(topic.topic_id, Claim(workflow_id="other", run_id="r", ttl_s=3_600))
     async with house.worker():
         assert (await (await merge(house)).result()).outcome is MergeOutcome.HELD
     assert len(house.attempts("delayed.choose_pair")) > 10
@@ -272,7 +272,7 @@ async def test_merge_that_is_stopped_leaves_what_deletion_takes(house: House, to
 
 async def test_merges_go_on_in_a_new_run_where_the_history_is_long(house: House, topic: Stored) -> None:
     """Counts are carried."""
-    stored_in(house.world, BucketLimits(messages=4, ledgers=3, idle_s=60, buckets=1))
+    stored_in(house.world, SealAndMergeLimits(messages=4, ledgers=3, idle_s=60, buckets=1))
     topic.sealed(*([1 + at] for at in range(25)))
     pending = topic.held()
     async with house.worker():

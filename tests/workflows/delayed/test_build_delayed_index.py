@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from activities import heartbeats
-from logstore.delayed.index_build_job import BuildIndexes
+from logstore.delayed.index_build_job import BuildDelayedIndexJob
 from logstore.errors import StoreUnavailable
 from logstore.ports.catalog import Claim
 from logstore.positions import TopicId
@@ -28,7 +28,7 @@ async def test_topics_and_limits_reach_the_bulk_job(house: House, topic: Stored)
         handle = await build(house, BUILD_DELAYED_INDEX, topic_ids=[int(topic.topic_id)])
         await handle.result()
     (job,) = house.world.bulk.ran
-    assert isinstance(job, BuildIndexes)
+    assert isinstance(job, BuildDelayedIndexJob)
     assert job.topics == (topic.topic_id,)
     limits = house.world.activities.indexes._limits
     assert (job.messages, job.buckets, job.workflow_id) == (limits.messages, limits.buckets, handle.id)
@@ -38,11 +38,11 @@ async def test_old_buckets_are_retired_and_the_claim_is_let_go(house: House, top
     """Another workflow may work on the list at once."""
     (old,) = topic.buckets
     claim = Claim(workflow_id=BUILD_DELAYED_INDEX.id(run_id(house, BUILD_DELAYED_INDEX)), run_id="r", ttl_s=60)
-    assert topic.index.claim(topic.topic_id, claim)  # as its bulk job does
+    assert topic.index.claim_bucket_list(topic.topic_id, claim)  # as its bulk job does
     async with house.worker():
         await (await build(house, BUILD_DELAYED_INDEX)).result()
     assert topic.retired() == [old.bucket_id]
-    assert topic.index.claim(topic.topic_id, Claim(workflow_id="other", run_id="r", ttl_s=1))
+    assert topic.index.claim_bucket_list(topic.topic_id, Claim(workflow_id="other", run_id="r", ttl_s=1))
 
 
 async def test_claims_are_renewed_while_the_bulk_job_works_and_while_topics_are_switched(
@@ -54,9 +54,9 @@ async def test_claims_are_renewed_while_the_bulk_job_works_and_while_topics_are_
     renewed: list[str] = []
 
     def lapse_and_wait() -> None:
-        assert topic.index.claim(topic.topic_id, Claim(workflow_id=workflow_id, run_id="r", ttl_s=-1))
-        assert topic.index.holder(topic.topic_id) is None
-        assert_eventually(lambda: topic.index.holder(topic.topic_id) is not None)
+        assert topic.index.claim_bucket_list(topic.topic_id, Claim(workflow_id=workflow_id, run_id="r", ttl_s=-1))
+        assert topic.index.find_claim_holder(topic.topic_id) is None
+        assert_eventually(lambda: topic.index.find_claim_holder(topic.topic_id) is not None)
         renewed.append(workflow_id)
 
     house.world.bulk.meanwhile = lambda _job, _beat: lapse_and_wait()
@@ -65,7 +65,7 @@ async def test_claims_are_renewed_while_the_bulk_job_works_and_while_topics_are_
         await (await build(house, BUILD_DELAYED_INDEX)).result()
     assert len(renewed) == 2
     (job,) = house.world.bulk.ran
-    assert isinstance(job, BuildIndexes)
+    assert isinstance(job, BuildDelayedIndexJob)
     assert job.claim_s <= 60
 
 
@@ -75,7 +75,7 @@ async def test_list_that_changed_stays_and_a_topic_that_has_gone_is_counted(hous
 
     def meanwhile(files: Any) -> Any:
         found = one(files)
-        topic.sealer.seal(topic.topic_id, force=True)
+        topic.sealer.drop_buckets_and_seal(topic.topic_id, force=True)
         return [*found, built_of(topic, files, TopicId(10**6))]
 
     house.world.bulk.indexes = meanwhile
@@ -88,7 +88,7 @@ async def test_list_that_changed_stays_and_a_topic_that_has_gone_is_counted(hous
 
 async def test_switch_that_is_lost_between_two_attempts_counts_as_switched(house: House, topic: Stored) -> None:
     """Its worker died after the switch: the list is as this build has made it."""
-    published = house.world.activities.indexes._publisher.publish
+    published = house.world.activities.indexes._publisher.publish_built_index
     failures = [StoreUnavailable("no answer")]
 
     def publish(*arguments: Any) -> bool:
@@ -97,7 +97,7 @@ async def test_switch_that_is_lost_between_two_attempts_counts_as_switched(house
             raise failures.pop()
         return done
 
-    house.world.activities.indexes._publisher.publish = publish  # type: ignore[assignment, method-assign]
+    house.world.activities.indexes._publisher.publish_built_index = publish  # type: ignore[assignment, method-assign]
     async with house.worker():
         result = await (await build(house, BUILD_DELAYED_INDEX)).result()
     assert (result.counts["switched"], result.counts["superseded"]) == (1, 0)

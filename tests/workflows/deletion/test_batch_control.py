@@ -100,7 +100,7 @@ async def test_pause_keeps_the_batch_claimed_for_as_long_as_it_lasts(house: Hous
         left = "claim_until_us / 1000000 - CAST(strftime('%s', 'now') AS INT)"
         assert 880 <= house.world.sql(f"SELECT {left} FROM run")[0][0] <= 901
         thief = Claim(workflow_id="thief", run_id="", ttl_s=60)
-        assert house.world.catalog.upkeep.adopt(batch_id="thief", claim=thief, limit=9).intents == 0
+        assert house.world.catalog.upkeep.move_stalled_to_batch(batch_id="thief", claim=thief, limit=9).intents == 0
         await handle.execute_update(DeleteLedgers.resume)
         assert (await waiting).outcomes == {"DELETED": 3}
 
@@ -117,8 +117,8 @@ async def test_pause_outlasts_the_claim_of_a_batch_whose_workers_are_away(house:
     gate.open()
     house.world.sql("UPDATE run SET claim_until_us = 1")
     thief = Claim(workflow_id="thief", run_id="", ttl_s=60)
-    assert house.world.catalog.upkeep.adopt(batch_id="thief", claim=thief, limit=9).intents == 0
-    assert any(one.paused for one in house.world.catalog.deletions.list(None, limit=9))
+    assert house.world.catalog.upkeep.move_stalled_to_batch(batch_id="thief", claim=thief, limit=9).intents == 0
+    assert any(one.paused for one in house.world.catalog.deletions.list_intents(None, limit=9))
     async with house.worker(cache=0):
         await handle.execute_update(DeleteLedgers.resume)
         assert (await handle.result()).outcomes == {"DELETED": 2}
@@ -215,7 +215,7 @@ async def test_sweep_does_not_wait_for_a_batch_that_is_paused(house: House) -> N
     async with house.worker():
         handle = await house.sweep(patience_s=0.5)
         await assert_eventually(gate.reached.is_set)
-        (batch_id,) = {one.batch_id for one in house.world.catalog.deletions.list(None, limit=9)}
+        (batch_id,) = {one.batch_id for one in house.world.catalog.deletions.list_intents(None, limit=9)}
         batch: Batch = house.client.get_workflow_handle_for(DeleteLedgers.run, f"delete-ledgers/{batch_id}")
         await paused_at(house, ledgers[0], batch, gate)
         result = await handle.result()

@@ -25,7 +25,9 @@ def handed_over(house: House) -> tuple[LedgerId, IntentKey]:
     key = house.world.key(ledger)
     name = f"delete-ledger/{ledger}/LEDGER/1"
     (intent,) = house.world.intents()
-    house.world.catalog.deletions.hand_over({intent.row_id: name}, batch_id=intent.batch_id, errors={}, ttl_s=60)
+    house.world.catalog.deletions.move_to_own_workflows(
+        {intent.row_id: name}, batch_id=intent.batch_id, error_by_row={}, ttl_s=60
+    )
     return ledger, key
 
 
@@ -54,7 +56,7 @@ async def test_delete_ledger_exhausted_is_a_dead_letter_and_fails(house: House) 
     gaps = [later - earlier for earlier, later in itertools.pairwise(times)]
     assert len(times) == 9
     assert all(timedelta(seconds=600) <= gap < timedelta(seconds=660) for gap in gaps)
-    (row,) = house.world.catalog.deletions.list(DeletionState.DEAD_LETTERED, limit=9)
+    (row,) = house.world.catalog.deletions.list_intents(DeletionState.DEAD_LETTERED, limit=9)
     assert row.last_error == "StoreUnavailable: planned fault: 503 SlowDown"
     assert len(house.world.left_of(ledger)) == 3
 
@@ -81,7 +83,7 @@ async def test_delete_ledger_without_progress_is_a_dead_letter_before_the_end(ho
     times = [one.scheduled for one in house.attempts("deletion.delete_one")][:5]
     assert all(timedelta(seconds=600) <= b - a < timedelta(seconds=660) for a, b in itertools.pairwise(times))
     assert len(house.attempts("deletion.delete_one")) == 6
-    (row,) = house.world.catalog.deletions.list(DeletionState.DEAD_LETTERED, limit=9)
+    (row,) = house.world.catalog.deletions.list_intents(DeletionState.DEAD_LETTERED, limit=9)
     assert row.last_error == message
 
 
@@ -133,7 +135,7 @@ async def test_delete_ledger_that_a_sweep_takes_over_in_mid_delete_can_be_handed
         await assert_eventually(gate.reached.is_set)
         house.world.sql("UPDATE pending_deletion SET claim_until_us = 1")
         sweep = Claim(workflow_id=f"delete-ledgers/{house.queue}", run_id="", ttl_s=60)
-        assert house.world.catalog.upkeep.adopt(batch_id=house.queue, claim=sweep, limit=9).intents == 1
+        assert house.world.catalog.upkeep.move_stalled_to_batch(batch_id=house.queue, claim=sweep, limit=9).intents == 1
         gate.open()
         taken = await first.result()
         house.world.objects.plan(Fault(operation=Operation.LIST, kind=FaultKind.MIDWAY, error=_corrupt))
@@ -161,7 +163,7 @@ async def test_delete_ledger_with_a_single_attempt_makes_none_of_its_own(house: 
     assert sum(certificate.outcomes.values()) == 1
     assert not house.attempts("deletion.delete_one")
     assert failure(caught.value) == ("DEAD_LETTERED", "CorruptData: planned: not XML")
-    (row,) = house.world.catalog.deletions.list(DeletionState.DEAD_LETTERED, limit=9)
+    (row,) = house.world.catalog.deletions.list_intents(DeletionState.DEAD_LETTERED, limit=9)
     assert (row.attempts, row.last_error) == (1, "CorruptData: planned: not XML")
 
 

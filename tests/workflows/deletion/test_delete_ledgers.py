@@ -70,7 +70,7 @@ async def test_delete_ledgers_refused_completes_with_the_reason_and_changes_noth
     assert (told.code, told.type, told.message) == (ExitCode.REFUSED, "LedgerStillNeeded", refusal.message)
     assert house.world.objects.keys == before
     assert len(house.world.catalog.ledgers.list_ledgers(house.world.topic.topic_id)) == 3
-    assert not house.world.catalog.deletions.list(None, limit=9)
+    assert not house.world.catalog.deletions.list_intents(None, limit=9)
 
 
 @pytest.mark.external_service
@@ -93,7 +93,7 @@ async def test_delete_ledgers_of_an_unknown_id_completes_refused(house: House) -
 async def test_delete_ledgers_refused_while_it_is_being_paused_ends(house: House) -> None:
     """Nothing waits for a batch that the catalog will never know: the operator is told that there is none."""
     ledgers = house.world.fill(1, acknowledged=False)
-    house.world.catalog.cursors.subscribe(house.world.topic.topic_id, "slow", latest=False)
+    house.world.catalog.cursors.create_subscription(house.world.topic.topic_id, "slow", latest=False)
     gate, real = Gate(), house.world.deletion.detach
 
     @activity.defn(name="deletion.detach")
@@ -175,7 +175,9 @@ async def test_delete_ledgers_refusals_are_counted_listed_and_fail_alone(house: 
             await house.alone(house.world.key(bad)).result()
     assert certificate.outcomes == {"DELETED": 1, "METADATA_MISMATCH": 1}
     assert failure(caught.value)[0] == "METADATA_MISMATCH"
-    assert [one.ledger_id for one in house.world.catalog.deletions.list(DeletionState.DEAD_LETTERED, limit=9)] == [bad]
+    assert [
+        one.ledger_id for one in house.world.catalog.deletions.list_intents(DeletionState.DEAD_LETTERED, limit=9)
+    ] == [bad]
 
 
 async def test_delete_ledgers_with_the_store_down_hands_every_row_over(house: House) -> None:
@@ -363,7 +365,7 @@ async def test_chunk_that_meets_a_fault_nobody_expects_ends_as_dead_letters(hous
                 await house.alone(house.world.key(ledger)).result()
     assert sum(certificate.outcomes.values()) == 2
     assert len(house.attempts("deletion.delete_chunk")) == 10
-    letters = house.world.catalog.deletions.list(DeletionState.DEAD_LETTERED, limit=9)
+    letters = house.world.catalog.deletions.list_intents(DeletionState.DEAD_LETTERED, limit=9)
     assert {one.ledger_id: one.last_error for one in letters} == {
         ledger: f"UnknownFault: TypeError: planned, at ledger {ledger}" for ledger in ledgers
     }

@@ -90,7 +90,7 @@ async def test_delete_topic_of_another_one_is_refused(house: House, more: dict[s
     """Terminal: an id that bears another name, or of another catalog, changes nothing (promise 3)."""
     ledgers = house.world.fill(1)
     assert (await house.failed(house.delete_topic(**more)))[0] == type_
-    assert house.world.catalog.topics.get_by_id(house.world.topic.topic_id).state is TopicState.ACTIVE
+    assert house.world.catalog.topics.get_topic_by_id(house.world.topic.topic_id).state is TopicState.ACTIVE
     assert all(house.world.left_of(one) for one in ledgers)
 
 
@@ -112,8 +112,8 @@ async def test_delete_topic_stopped_midway_goes_on_when_started_again(house: Hou
         await getattr(handle, how)()
         with pytest.raises(WorkflowFailureError):
             await handle.result()
-        assert house.world.catalog.topics.get_by_id(house.world.topic.topic_id).state is TopicState.DELETING
-        (batch,) = {one.batch_id for one in house.world.catalog.deletions.list(None, limit=9)}
+        assert house.world.catalog.topics.get_topic_by_id(house.world.topic.topic_id).state is TopicState.DELETING
+        (batch,) = {one.batch_id for one in house.world.catalog.deletions.list_intents(None, limit=9)}
         gate.open()
         await house.client.get_workflow_handle(f"delete-ledgers/{batch}").result()
         result = await (await house.delete_topic()).result()
@@ -131,7 +131,7 @@ async def test_delete_topic_whose_batch_is_stopped_removes_the_topic(house: Hous
     async with house.worker():
         handle = await house.delete_topic()
         await assert_eventually(gate.reached.is_set)
-        (batch,) = {one.batch_id for one in house.world.catalog.deletions.list(None, limit=9)}
+        (batch,) = {one.batch_id for one in house.world.catalog.deletions.list_intents(None, limit=9)}
         await getattr(house.client.get_workflow_handle(f"delete-ledgers/{batch}"), how)()
         result = await handle.result()
         gate.open()
@@ -145,7 +145,7 @@ async def test_delete_topic_started_again_after_its_end_answers_the_same(house: 
     house.world.fill(2)
     async with house.worker():
         first = await (await house.delete_topic()).result()
-        again = house.world.catalog.topics.create(house.world.topic.name, house.world.topic.policy)
+        again = house.world.catalog.topics.create_topic(house.world.topic.name, house.world.topic.policy)
         second = await (await house.delete_topic()).result()
     assert (second.outcomes, second.objects, second.detached) == (first.outcomes, first.objects, 0)
     assert every_topic(house.world.catalog.topics) == [again]

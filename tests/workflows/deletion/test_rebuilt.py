@@ -6,7 +6,7 @@ from temporalio.client import WorkflowFailureError
 from logstore.deletion.intents import DeletionState
 from logstore.log.ledger_object_keys import SHARDS
 from logstore.positions import LedgerId
-from logstore.records.services.upload_adoption import Adopter
+from logstore.records.services.upload_adoption import UploadAdopter
 from tests.workflows.deletion.test_batch_control import gate_at, paused
 from tests.workflows.house import House, assert_eventually, failure
 from workflows.deletion.job_definitions import DeletionPolicy
@@ -24,7 +24,7 @@ def _rebuild(house: House) -> None:
     for statement in _REBUILT:
         house.world.sql(statement)
     world = house.world
-    adopter = Adopter(
+    adopter = UploadAdopter(
         adoption=world.catalog.adoption,
         objects=world.objects,
         buckets=lambda _: world.tiered,
@@ -32,14 +32,14 @@ def _rebuild(house: House) -> None:
         threads=2,
     )
     for shard in range(SHARDS):
-        adopter.adopt(shard)
-    epoch = world.catalog.ledgers.epoch()
-    assert adopter.finish(rows_epoch=epoch - 1, flush=lambda: None).missing_data == 0
+        adopter.compare_shard(shard)
+    epoch = world.catalog.ledgers.catalog_epoch()
+    assert adopter.settle_and_finish(rows_epoch=epoch - 1, flush=lambda: None).missing_data == 0
 
 
 async def _swept(house: House, ledgers: list[LedgerId], left: int) -> None:
     """What waits is nobody's, under a new workflow id, and the next sweep ends it."""
-    waiting = [one for one in house.world.catalog.deletions.list(None, limit=10) if not one.outcome]
+    waiting = [one for one in house.world.catalog.deletions.list_intents(None, limit=10) if not one.outcome]
     assert {(one.state, one.batch_id, one.openings) for one in waiting} == {(DeletionState.PENDING, "", 1)}
     assert len(waiting) == left
     swept = await (await house.sweep()).result()

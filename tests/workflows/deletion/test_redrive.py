@@ -49,7 +49,7 @@ async def test_redrive_after_storage_was_mended_deletes_and_leaves_no_dead_lette
         assert found.handle
         certificate = await found.handle.result()
     assert (found.started, certificate.outcomes) == (3, {"DELETED": 3})
-    assert house.world.catalog.deletions.inflight().dead_lettered == 0
+    assert house.world.catalog.deletions.count_unfinished_intents().dead_lettered == 0
     assert not any(house.world.left_of(one) for one in ledgers)
     assert house.world.sql("SELECT actor, reason FROM audit WHERE act = 'redrive'") == [("tests", "mended")]
 
@@ -59,7 +59,7 @@ async def test_redrive_of_what_is_not_mended_fails_alone_once_more(house: House,
     """The id of a failed `delete-ledger` is free again: the dead letter is seen as failed, and listed."""
     async with house.worker():
         (ledger,) = await dead_letters(house, 1)
-        (row,) = house.world.catalog.deletions.list(DeletionState.DEAD_LETTERED, limit=9)
+        (row,) = house.world.catalog.deletions.list_intents(DeletionState.DEAD_LETTERED, limit=9)
         before = await house.alone(house.world.key(ledger)).describe()
         found = await sexton(house, tmp_path).redrive_dead_letters([row.row_id])
         assert found.handle
@@ -77,18 +77,18 @@ async def test_redrive_refused_starts_nothing(house: House, tmp_path: Path) -> N
     async with house.worker():
         (ledger,) = await dead_letters(house, 1)
         mend(house, ledger)
-        (row,) = house.world.catalog.deletions.list(DeletionState.DEAD_LETTERED, limit=9)
+        (row,) = house.world.catalog.deletions.list_intents(DeletionState.DEAD_LETTERED, limit=9)
         ids = [row.row_id, 999, *await _gone(house)]
         with pytest.raises(PreconditionFailed, match="DELETED, 999 unknown"):
             await sexton(house, tmp_path).redrive_dead_letters(ids)
-    assert house.world.catalog.deletions.inflight().dead_lettered == 1
+    assert house.world.catalog.deletions.count_unfinished_intents().dead_lettered == 1
 
 
 async def _gone(house: House) -> list[int]:
     """A row that is deleted."""
     ledgers = house.world.fill(1)
     await (await house.delete(ledgers)).result()
-    return [one.row_id for one in house.world.catalog.deletions.list(DeletionState.DELETED, limit=9)]
+    return [one.row_id for one in house.world.catalog.deletions.list_intents(DeletionState.DELETED, limit=9)]
 
 
 async def test_redrive_of_none_starts_nothing(house: House, tmp_path: Path) -> None:
@@ -106,7 +106,7 @@ async def test_redrive_whose_client_dies_before_the_start_is_finished_by_a_sweep
         with pytest.raises(failpoints.SimulatedCrash):
             await sexton(house, tmp_path).redrive_dead_letters(None)
         failpoints.disarm()
-        assert house.world.catalog.deletions.inflight().estimated_inflight == 2
+        assert house.world.catalog.deletions.count_unfinished_intents().estimated_inflight == 2
         house.world.sql("UPDATE run SET claim_until_us = 1 WHERE finished_us IS NULL")
         assert (await (await house.sweep()).result()).outcomes == {"DELETED": 2}
     assert not any(house.world.left_of(one) for one in ledgers)

@@ -49,9 +49,11 @@ async def test_sweep_finds_the_row_of_a_workflow_that_was_terminated(house: Hous
     """Handed to a `delete-ledger` that an operator terminated: found once its claim has ended (apache/pulsar#982)."""
     (ledger,) = stalled(house, 1)
     key = house.world.key(ledger)
-    (intent,) = house.world.catalog.deletions.list(None, limit=1)
+    (intent,) = house.world.catalog.deletions.list_intents(None, limit=1)
     name = house.alone(key).id
-    house.world.catalog.deletions.hand_over({intent.row_id: name}, batch_id=intent.batch_id, errors={}, ttl_s=-1)
+    house.world.catalog.deletions.move_to_own_workflows(
+        {intent.row_id: name}, batch_id=intent.batch_id, error_by_row={}, ttl_s=-1
+    )
     async with house.worker():
         assert (await (await house.sweep()).result()).outcomes == {"DELETED": 1}
     assert not house.world.left_of(ledger)
@@ -71,7 +73,7 @@ async def test_sweep_batch_has_no_topic_and_its_failing_rows_have_theirs(house: 
     alone = await house.alone(house.world.key(bad)).describe()
     assert alone.search_attributes["SextonTopic"] == [house.world.topic.name]
     assert await alone.static_summary() == f"ledger {bad} of {house.world.topic.name}"
-    (intent,) = house.world.catalog.deletions.list(DeletionState.DEAD_LETTERED, limit=9)
+    (intent,) = house.world.catalog.deletions.list_intents(DeletionState.DEAD_LETTERED, limit=9)
     batch = await house.client.get_workflow_handle(f"delete-ledgers/{intent.batch_id}").describe()
     assert "SextonTopic" not in batch.search_attributes
     assert batch.search_attributes["SextonRunId"] == [intent.batch_id]
@@ -80,7 +82,7 @@ async def test_sweep_batch_has_no_topic_and_its_failing_rows_have_theirs(house: 
 
 async def test_sweep_detaches_a_newborn_ledger_of_an_idle_topic(house: House) -> None:
     """Nobody trims the topic, and yet what its creator left is taken away (apache/pulsar#350)."""
-    made = house.world.catalog.ledgers.create(house.world.topic.topic_id, application="sexton")
+    made = house.world.catalog.ledgers.create_ledger(house.world.topic.topic_id, application="sexton")
     house.world.store(made, 0)
     house.world.catalog.upkeep._newborn_us = -1_000_000
     result = await house.done(house.sweep())
@@ -99,7 +101,7 @@ async def test_sweep_forgets_finished_rows_after_a_month(house: House) -> None:
             house.world.sql(f"UPDATE {table} SET finished_us = finished_us - 31 * 86400000000")
         result = await (await house.sweep(actor="tests", reason="a test")).result()
     assert (result.forgotten, result.forgotten_runs, result.intents) == (1, 0, 0)
-    assert [one.ledger_id for one in house.world.catalog.deletions.list(None, limit=9)] == [bad]
+    assert [one.ledger_id for one in house.world.catalog.deletions.list_intents(None, limit=9)] == [bad]
     assert house.world.sql("SELECT actor, reason FROM audit WHERE act = 'forget'") == [("tests", "a test")]
 
 
@@ -110,14 +112,14 @@ async def test_sweep_whose_batch_fails_goes_on_and_says_so(house: House) -> None
     async with house.worker():
         handle = await house.sweep()
         await assert_eventually(gate.reached.is_set)
-        (batch,) = {one.batch_id for one in house.world.catalog.deletions.list(None, limit=9)}
+        (batch,) = {one.batch_id for one in house.world.catalog.deletions.list_intents(None, limit=9)}
         await house.client.get_workflow_handle(f"delete-ledgers/{batch}").terminate()
         result = await handle.result()
         assert (result.batches, result.uncertified, result.outcomes) == (1, 1, {})
         house.world.sql(_LAPSED)
         again = await house.sweep()
         await assert_eventually(
-            lambda: batch not in {one.batch_id for one in house.world.catalog.deletions.list(None, limit=9)}
+            lambda: batch not in {one.batch_id for one in house.world.catalog.deletions.list_intents(None, limit=9)}
         )
         gate.open()
         assert (await again.result()).intents == 2
@@ -135,7 +137,7 @@ async def test_sweep_cancelled_midway_leaves_its_batch_at_work(house: House) -> 
         with pytest.raises(WorkflowFailureError):
             await handle.result()
         assert (await handle.describe()).status is WorkflowExecutionStatus.CANCELED
-        (batch,) = {one.batch_id for one in house.world.catalog.deletions.list(None, limit=9)}
+        (batch,) = {one.batch_id for one in house.world.catalog.deletions.list_intents(None, limit=9)}
         gate.open()
         await house.client.get_workflow_handle(f"delete-ledgers/{batch}").result()
     assert not any(house.world.left_of(one) for one in ledgers)

@@ -40,7 +40,7 @@ async def test_trim_of_a_topic_that_needs_all_changes_nothing(house: House) -> N
     """A ledger that a subscription has not acknowledged stays, and all behind it too (apache/pulsar#20898)."""
     ledgers = house.world.fill(3, acknowledged=False)
     house.world.acknowledge(ledgers[0], "fast")
-    house.world.catalog.cursors.subscribe(house.world.topic.topic_id, "slow", latest=False)
+    house.world.catalog.cursors.create_subscription(house.world.topic.topic_id, "slow", latest=False)
     result = await house.done(house.trim())
     assert result == TrimTopicResult(passes=1)
     assert len(listed(house)) == 4
@@ -73,9 +73,9 @@ async def test_trim_fails_as_the_batch_did_that_it_waits_for(house: House) -> No
     async with house.worker():
         handle = await house.trim()
         await assert_eventually(gate.reached.is_set)
-        (batch,) = {one.batch_id for one in house.world.catalog.deletions.list(None, limit=9)}
+        (batch,) = {one.batch_id for one in house.world.catalog.deletions.list_intents(None, limit=9)}
         await house.client.get_workflow_handle(f"delete-ledgers/{batch}").execute_update(DeleteLedgers.pause)
-        assert house.world.catalog.deletions.release(str(batch))
+        assert house.world.catalog.deletions.release_paused_batch(str(batch))
         gate.open()
         with pytest.raises(WorkflowFailureError) as caught:
             await handle.result()
@@ -96,7 +96,7 @@ async def test_trim_stopped_midway_lets_its_deletion_go_on(house: House, how: st
         await getattr(handle, how)()
         with pytest.raises(WorkflowFailureError):
             await handle.result()
-        (batch,) = {one.batch_id for one in house.world.catalog.deletions.list(None, limit=9)}
+        (batch,) = {one.batch_id for one in house.world.catalog.deletions.list_intents(None, limit=9)}
         child = house.client.get_workflow_handle(f"delete-ledgers/{batch}")
         assert (await child.describe()).status is WorkflowExecutionStatus.RUNNING
         gate.open()
@@ -180,7 +180,7 @@ async def test_trim_shows_itself_and_its_batch_to_operators(house: House) -> Non
         await handle.result()
         assert (await details_of(handle)).startswith("2 ledgers detached, 2 copies deleted, 6 objects")
     assert await (await handle.describe()).static_summary() == f"trim {house.world.topic.name}"
-    (batch,) = {one.batch_id for one in house.world.catalog.deletions.list(None, limit=9)}
+    (batch,) = {one.batch_id for one in house.world.catalog.deletions.list_intents(None, limit=9)}
     shown = await house.client.get_workflow_handle(f"delete-ledgers/{batch}").describe()
     assert await shown.static_summary() == f"2 copies of {house.world.topic.name}"
     assert shown.search_attributes["SextonTopic"] == [house.world.topic.name]

@@ -10,7 +10,7 @@ from temporalio.client import WorkflowExecutionStatus, WorkflowFailureError
 from activities.deletion.trim_by_retention import TrimPageInput, TrimPageResult
 from logstore.deletion.retention import RetentionPolicy
 from logstore.errors import CatalogBusy, SextonError, StoreUnavailable
-from logstore.ports.catalog import Cause, Claim, DetachedBatch, TopicState
+from logstore.ports.catalog import AuditCause, Claim, DetachedBatch, TopicState
 from logstore.positions import LedgerId, TopicId
 from tests.activities.world import World
 from tests.every_topic import every_topic
@@ -22,7 +22,7 @@ from workflows.deletion.trim_topics import TrimTopics
 
 def worlds(house: House, count: int) -> list[World]:
     """So many topics in the one catalog; the first is the house's own."""
-    create = house.world.catalog.topics.create
+    create = house.world.catalog.topics.create_topic
     names = [f"persistent://tenant/namespace/more-{number}" for number in range(1, count)]
     return [house.world, *(replace(house.world, topic=create(name, RetentionPolicy())) for name in names)]
 
@@ -40,21 +40,21 @@ def listed(house: House) -> dict[str, int]:
 
 def batch(house: House) -> str:
     """The one batch that all intents are in."""
-    (found,) = {one.batch_id for one in house.world.catalog.deletions.list(None, limit=100)}
+    (found,) = {one.batch_id for one in house.world.catalog.deletions.list_intents(None, limit=100)}
     return found
 
 
 def failing(house: House, monkeypatch: pytest.MonkeyPatch, errors: dict[TopicId, list[SextonError]]) -> None:
     """Let detaches of some topics fail, as often as there are errors."""
     trims = house.world.catalog.phase_one
-    real: Callable[..., DetachedBatch] = trims.detach_into
+    real: Callable[..., DetachedBatch] = trims.detach_into_batch
 
-    def detach_into(topic_id: TopicId, *, batch_id: str, claim: Claim, cause: Cause) -> DetachedBatch:
+    def detach_into(topic_id: TopicId, *, batch_id: str, claim: Claim, cause: AuditCause) -> DetachedBatch:
         if errors.get(topic_id):
             raise errors[topic_id].pop()
         return real(topic_id, batch_id=batch_id, claim=claim, cause=cause)
 
-    monkeypatch.setattr(trims, "detach_into", detach_into)
+    monkeypatch.setattr(trims, "detach_into_batch", detach_into)
 
 
 async def test_trim_topics_deletes_what_every_topic_lets_go_in_one_batch(house: House) -> None:
@@ -80,7 +80,7 @@ async def test_trim_topics_with_nothing_to_do_leaves_no_trace(house: House) -> N
     """A schedule runs it for ever: no run, no batch, no audit row where nothing goes."""
     for world in worlds(house, 3):
         world.fill(2, acknowledged=False)
-        world.catalog.cursors.subscribe(world.topic.topic_id, "slow", latest=False)
+        world.catalog.cursors.create_subscription(world.topic.topic_id, "slow", latest=False)
     result = await house.done(house.trim_all())
     assert result == TrimTopicsResult(topics=3)
     assert house.world.sql("SELECT run_id FROM run") == house.world.sql("SELECT act FROM audit") == []
@@ -98,7 +98,7 @@ async def test_trim_topics_goes_by_pages_that_outlast_what_comes_and_goes(house:
         answer = real(request)
         if request.page.first == made[0].topic.topic_id:
             house.world.sql("DELETE FROM topic WHERE topic_id=:id", id=made[2].topic.topic_id)
-            house.world.catalog.topics.create("persistent://tenant/namespace/late", RetentionPolicy())
+            house.world.catalog.topics.create_topic("persistent://tenant/namespace/late", RetentionPolicy())
         return answer
 
     async with house.worker(instead=[trim_page]):

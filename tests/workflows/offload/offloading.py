@@ -8,7 +8,7 @@ from temporalio import activity
 from temporalio.client import WorkflowHandle
 
 from activities.offload import PublishCopyInput, RemovePrimariesInput, RemovePrimariesResult
-from logstore.ports.catalog import OffloadAnswer
+from logstore.ports.catalog import OffloadStartOutcome
 from logstore.positions import LedgerId
 from tests.workflows.house import House
 from workflows.offload.job_definitions import (
@@ -60,13 +60,13 @@ def let_uploads_end(house: House) -> None:
         )
 
 
-def losing(house: House, between: Callable[[], None]) -> Callable[[PublishCopyInput], OffloadAnswer]:
+def losing(house: House, between: Callable[[], None]) -> Callable[[PublishCopyInput], OffloadStartOutcome]:
     """Publishing, with something that comes between it and the upload, once."""
     left = [between]
     real = house.world.offload.publish
 
     @activity.defn(name="offload.publish")
-    def publish(request: PublishCopyInput) -> OffloadAnswer:
+    def publish(request: PublishCopyInput) -> OffloadStartOutcome:
         if left:
             left.pop()()
         return real(request)

@@ -14,7 +14,7 @@ from activities.offload import PublishCopyInput
 from logstore.deletion.intents import DeletionIntent, DeletionState
 from logstore.log.ledgers import CopyKind
 from logstore.offload.tiered_copy import CopyLengths, data_key, index_key, parse_lengths
-from logstore.ports.catalog import OffloadAnswer, ReadableCopies
+from logstore.ports.catalog import OffloadStartOutcome, ReadableCopies
 from logstore.positions import LedgerId
 from tests.fakes.objects import Fault, FaultKind, Operation
 from tests.workflows.house import Gate, House, assert_eventually, details_of, failure
@@ -55,12 +55,12 @@ def held(house: House, ledger_id: LedgerId) -> Gate:
 
 def copies(house: House, ledger_id: LedgerId) -> tuple[bool, bool]:
     """Whether the primary and the tiered copy are LIVE."""
-    found = house.world.catalog.offloads.copies(ledger_id) or ReadableCopies(primary=False)
+    found = house.world.catalog.offloads.find_readable_copies(ledger_id) or ReadableCopies(primary=False)
     return found.primary, found.tiered is not None
 
 
 def intents(house: House) -> list[DeletionIntent]:
-    return house.world.catalog.deletions.list(None, limit=100)
+    return house.world.catalog.deletions.list_intents(None, limit=100)
 
 
 def unnamed(house: House) -> list[str]:
@@ -93,7 +93,7 @@ async def test_offload_ledger_states_the_lengths_of_what_it_stored(house: House)
     (ledger,) = house.world.fill_readable(1)
     async with house.worker():
         result = await (await offload(house, ledger)).result()
-    found = house.world.catalog.offloads.copies(ledger)
+    found = house.world.catalog.offloads.find_readable_copies(ledger)
     data, index = (house.world.tiered.get(name(result.uuid, ledger)) for name in (data_key, index_key))
     assert found
     assert found.tiered
@@ -166,7 +166,7 @@ async def test_offload_ledger_that_outlived_its_time_loses_to_a_delete(house: Ho
 async def test_offload_ledger_that_lost_to_another_attempt_begins_again(house: House) -> None:
     """A copy taken away as abandoned while the ledger stays: the next turn succeeds."""
     (ledger,) = house.world.fill_readable(1)
-    house.world.catalog.cursors.subscribe(house.world.topic.topic_id, "slow", latest=False)
+    house.world.catalog.cursors.create_subscription(house.world.topic.topic_id, "slow", latest=False)
 
     async with house.worker(instead=[losing(house, partial(take_away, house))]):
         handle = await offload(house, ledger)
@@ -182,8 +182,8 @@ async def test_offload_ledger_that_loses_again_and_again_gives_up(house: House) 
     (ledger,) = house.world.fill_readable(1)
 
     @activity.defn(name="offload.publish")
-    def publish(_: PublishCopyInput) -> OffloadAnswer:
-        return OffloadAnswer.BEGUN
+    def publish(_: PublishCopyInput) -> OffloadStartOutcome:
+        return OffloadStartOutcome.BEGUN
 
     async with house.worker(instead=[publish]):
         with pytest.raises(WorkflowFailureError) as failed:

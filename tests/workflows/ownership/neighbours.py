@@ -5,7 +5,7 @@ from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 from activities.owner_routing import owner_task_queue
-from logstore.ports.bundle_owners import Owners
+from logstore.ports.bundle_owners import TopicOwners
 from tests.fakes.owners import FakeOwners, FakeOwnership
 from tests.workflows.house import Activity, House
 
@@ -39,13 +39,13 @@ class Neighbours:
         return self.house.worker(instead=self.at(self.sees(letter), instead))
 
     def owner(
-        self, letter: str, *, owners: Owners | None = None, instead: Sequence[Activity] = (), without: str = ""
+        self, letter: str, *, owners: TopicOwners | None = None, instead: Sequence[Activity] = (), without: str = ""
     ) -> AbstractAsyncContextManager[Any]:
         """A neighbour on its owner queue, with activities alone."""
         activities = [one for one in self.at(owners or self.sees(letter), instead) if one.__name__ != without]
         return self.house.serve(self.queue(letter), activities)
 
-    def at(self, owners: Owners, instead: Sequence[Activity] = ()) -> list[Activity]:
+    def at(self, owners: TopicOwners, instead: Sequence[Activity] = ()) -> list[Activity]:
         """What a topic's owner serves, at a worker that sees ownership so."""
         deletion = self.house.world.deletion_at(owners)
         real: list[Activity] = [

@@ -265,7 +265,7 @@ async def test_job_whose_lookup_zookeeper_refuses_fails_at_once_and_says_so(
     assert failure(caught.value) == ("LookupRefused", "zookeeper: zk/log refuses us; grant all rights on that path")
     assert not house.attempts("deletion.dead_letter")
     assert not house.attempts("deletion.hand_over_chunk")
-    assert [one.state for one in house.world.catalog.deletions.list(None, limit=9)] == [DeletionState.PENDING]
+    assert [one.state for one in house.world.catalog.deletions.list_intents(None, limit=9)] == [DeletionState.PENDING]
 
 
 async def test_batch_whose_owner_changes_in_its_midst_is_ended_by_the_next(house: House, street: Neighbours) -> None:

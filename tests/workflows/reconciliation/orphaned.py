@@ -46,7 +46,7 @@ def orphan_ledgers(house: House, count: int, *, page: int = 2) -> list[LedgerId]
     """
     catalog, found = house.world.catalog, list[LedgerId]()
     for _ in range(count):
-        made = catalog.ledgers.create(house.world.topic.topic_id, application="sexton")
+        made = catalog.ledgers.create_ledger(house.world.topic.topic_id, application="sexton")
         house.world.store(made, 2)
         for table in ("segment", "ledger_copy", "ledger"):
             house.world.sql(f"DELETE FROM {table} WHERE ledger_id = :ledger", ledger=made.ledger_id)
@@ -73,11 +73,11 @@ def orphan(made: LedgerStatement) -> Finding:
 
 def orphan_segments(house: House, count: int, *, page: int = 2) -> list[str]:
     """So many objects that nobody registered under a ledger that lives; their keys."""
-    made = house.world.catalog.ledgers.create(house.world.topic.topic_id, application="sexton")
+    made = house.world.catalog.ledgers.create_ledger(house.world.topic.topic_id, application="sexton")
     facts, keys = made.to_metadata(), list[str]()
     house.world.objects.put_if_absent(meta_key(made.ledger_id, made.owner), made.to_json(), metadata=facts)
     last = house.world.catalog.ledgers.last_ledger(house.world.topic.topic_id)
-    assert house.world.catalog.ledgers.attach(made.ledger_id, after=last.ledger_id if last else None)
+    assert house.world.catalog.ledgers.attach_ledger(made.ledger_id, after=last.ledger_id if last else None)
     for number in range(count):
         key = segment_key(made.ledger_id, number)
         house.world.objects.put_if_absent(key, b"x" * 100, metadata=facts)

@@ -23,7 +23,7 @@ from workflows.reconciliation.job_definitions import ApplyOrphansProgress
 
 def fates(house: House, page: int = 0) -> list[tuple[FindingFate, str]]:
     """What became of a page."""
-    found = FateFiles(house.world.bulk.folder(run_id(house)) / "fates").read_page(page)
+    found = FateFiles(house.world.bulk.create_run_folder(run_id(house)) / "fates").read_page(page)
     assert found is not None
     return [(one.fate, one.reason) for _, one in sorted(found.items())]
 
@@ -101,7 +101,9 @@ async def test_ledger_that_storage_keeps_goes_on_alone_and_counts_as_failed(hous
     assert (result.done.applied, result.done.failed) == ({"orphan_ledger": 1}, 1)
     assert result.done.failures["0"].startswith("RETRYING")
     assert house.world.left_of(ledgers[0])
-    assert [one.ledger_id for one in house.world.catalog.deletions.list(DeletionState.PENDING, limit=9)] == [ledgers[0]]
+    assert [one.ledger_id for one in house.world.catalog.deletions.list_intents(DeletionState.PENDING, limit=9)] == [
+        ledgers[0]
+    ]
     assert (await handle.describe()).search_attributes["SextonOutcome"] == ["FAILED_IN_PART"]
 
 

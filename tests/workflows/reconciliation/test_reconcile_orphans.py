@@ -31,7 +31,7 @@ _STEPS = [
 
 def unfinished(house: House) -> bool:
     """Whether there is a run of the plan that nobody may apply."""
-    return house.world.catalog.reconciliation.run(run_id(house)).finished_us is None
+    return house.world.catalog.reconciliation.get_run(run_id(house)).finished_us is None
 
 
 @pytest.fixture(autouse=True)
@@ -74,7 +74,7 @@ async def test_plan_without_a_run_id_takes_one(house: House) -> None:
         handle = await plan(house, run_id="")
         result = await handle.result()
     assert result.run_id.startswith("plan-")
-    assert house.world.catalog.reconciliation.run(result.run_id).finished_us is not None
+    assert house.world.catalog.reconciliation.get_run(result.run_id).finished_us is not None
 
 
 async def test_bulk_job_that_fails_for_a_while_is_repeated(house: House) -> None:
@@ -146,7 +146,7 @@ async def test_refused_age_and_refused_bucket_open_no_run(house: House) -> None:
         house.world.tiered.refusal = CatalogMismatch("bucket", expected="ours", found="theirs", advice="look")
         assert (refused := (await (await plan(house)).result()).refused)
     assert refused.type == "CatalogMismatch"
-    assert house.world.catalog.reconciliation.runs(RunKind.PLAN, limit=9) == []
+    assert house.world.catalog.reconciliation.list_runs(RunKind.PLAN, limit=9) == []
 
 
 async def test_cancelled_plan_cancels_its_bulk_job(house: House) -> None:

@@ -45,7 +45,7 @@ async def test_scrub_goes_its_steps_and_says_what_it_found(house: House) -> None
     rates = [job.bytes_per_s for job in house.world.bulk.ran if isinstance(job, CutScrubIntoPagesJob | ScrubPageJob)]
     assert rates == [MIN_SCRUB_RATE] * 3
     assert "- **corrupt_data** — 3, 300 bytes\n" in details
-    (run,) = house.world.catalog.reconciliation.runs(RunKind.SCRUB, limit=9)
+    (run,) = house.world.catalog.reconciliation.list_runs(RunKind.SCRUB, limit=9)
     assert (run.run_id, run.finished_us is not None) == (result.run_id, True)
     described = await handle.describe()
     assert described.search_attributes["SextonRunId"] == [result.run_id]
@@ -78,7 +78,7 @@ async def test_terminal_fault_fails_the_scrub_at_once(house: House) -> None:
             await (await scrub(house)).result()
     assert failure(caught.value)[0] == "CorruptData"
     assert len(house.attempts("reconciliation.scrub_page")) == 1
-    (run,) = house.world.catalog.reconciliation.runs(RunKind.SCRUB, limit=9)
+    (run,) = house.world.catalog.reconciliation.list_runs(RunKind.SCRUB, limit=9)
     assert run.finished_us is None
 
 
@@ -89,7 +89,7 @@ async def test_bucket_of_another_catalog_is_refused_before_a_run_is_opened(house
         result = await (await scrub(house)).result()
     assert result.refused is not None
     assert result.refused.type == "CatalogMismatch"
-    assert house.world.catalog.reconciliation.runs(RunKind.SCRUB, limit=9) == []
+    assert house.world.catalog.reconciliation.list_runs(RunKind.SCRUB, limit=9) == []
 
 
 @pytest.mark.external_service
@@ -133,7 +133,7 @@ async def test_scrub_of_other_topics_begins_its_own_run(house: House) -> None:
         result = await (await scrub(house, topic_ids=[1])).result()
     ended = {
         run.run_id: run.finished_us is not None
-        for run in house.world.catalog.reconciliation.runs(RunKind.SCRUB, limit=9)
+        for run in house.world.catalog.reconciliation.list_runs(RunKind.SCRUB, limit=9)
     }
     assert ended[result.run_id]
     assert sorted(ended.values()) == [False, True]

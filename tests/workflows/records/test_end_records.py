@@ -66,7 +66,7 @@ async def test_dry_run_tells_and_changes_nothing(house: House) -> None:
 async def test_what_a_subscription_needs_stays_and_is_named(house: House, dry_run: bool) -> None:
     """Promise 1: the rules of an explicit delete, for each ledger by itself."""
     ledgers = house.world.fill(3, acknowledged=False)
-    house.world.catalog.cursors.subscribe(house.world.topic.topic_id, "slow", latest=False)
+    house.world.catalog.cursors.create_subscription(house.world.topic.topic_id, "slow", latest=False)
     result = await done(house, "every", dry_run=dry_run)
     assert (result.records, result.ended, result.kept) == (3, 0, 3)
     assert result.because[0] == f"ledger {ledgers[0]}: not all of it is acknowledged by slow"
@@ -75,11 +75,11 @@ async def test_what_a_subscription_needs_stays_and_is_named(house: House, dry_ru
 
 async def test_topic_with_a_cursor_that_cannot_be_read_keeps_everything(house: House) -> None:
     """Nobody knows what it needs; the other topics lose nothing by it."""
-    topic = house.world.catalog.topics.create("persistent://tenant/namespace/sound", RetentionPolicy())
+    topic = house.world.catalog.topics.create_topic("persistent://tenant/namespace/sound", RetentionPolicy())
     house.world.fill(2)
     replace(house.world, topic=topic).fill(1)
     house.world.sql("DELETE FROM cursor")
-    house.world.catalog.cursors.subscribe(house.world.topic.topic_id, "torn", latest=False)
+    house.world.catalog.cursors.create_subscription(house.world.topic.topic_id, "torn", latest=False)
     house.world.sql("UPDATE cursor SET acknowledged = x'00ff'")
     result = await done(house, "every", of_all=True)
     assert (result.records, result.ended, result.kept, result.stopped) == (3, 1, 2, None)
@@ -90,7 +90,7 @@ async def test_all_topics_are_gone_through_page_by_page(house: House) -> None:
     """A page that is full within a topic goes on there."""
     worlds = [house.world]
     for name in ("one", "two"):
-        topic = house.world.catalog.topics.create(f"persistent://tenant/namespace/{name}", RetentionPolicy())
+        topic = house.world.catalog.topics.create_topic(f"persistent://tenant/namespace/{name}", RetentionPolicy())
         worlds.append(replace(house.world, topic=topic))
     counts = (3, 0, 2)
     for world, count in zip(worlds, counts, strict=True):
@@ -316,13 +316,13 @@ async def test_record_that_changes_after_the_function_saw_it_stays(
     """It was decided of another record; the next run asks anew."""
     ledgers = house.world.fill(2)
     phase_one, change = house.world.catalog.phase_one, _decided_by(house)
-    real = phase_one.detach_chosen
+    real = phase_one.detach_chosen_ledgers
 
     def detach_chosen(*args: Any, **more: Any) -> Any:
         change(ledgers[0])
         return real(*args, **more)
 
-    monkeypatch.setattr(phase_one, "detach_chosen", detach_chosen)
+    monkeypatch.setattr(phase_one, "detach_chosen_ledgers", detach_chosen)
     result = await done(house, "every")
     assert (result.ended, result.kept) == (1, 1)
     assert result.because == [f"ledger {ledgers[0]}: it has changed since it was looked at"]

@@ -70,7 +70,7 @@ async def test_flush_that_is_joined_flushes_once_more(house: House) -> None:
         result = await joined.result()
     assert joined.id == handle.id
     assert (result.done.flushes, result.done.left) == (2, 0)
-    assert house.world.catalog.records.state().outbox_changes == 0
+    assert house.world.catalog.records.read_state().outbox_changes == 0
 
 
 async def test_flush_for_ever_flushes_each_time_that_it_is_woken(house: House) -> None:
@@ -91,13 +91,13 @@ async def test_flush_waits_while_another_job_is_at_work_on_the_record_log(house:
     """As long as a claim outlives the job that had it, and some seconds more."""
     house.world.fill(1)
     records = house.world.catalog.records
-    records.claim(Claim(workflow_id="other", run_id="r", ttl_s=10**6))
+    records.claim_record_log(Claim(workflow_id="other", run_id="r", ttl_s=10**6))
     async with house.worker():
         handle = await flush_now(house)
         await assert_eventually(lambda: len(house.attempts("records.flush")) >= 3)
-        records.release("other")
+        records.release_record_log("other")
         assert (await handle.result()).done.flushes == 1
-        records.claim(Claim(workflow_id="other", run_id="r", ttl_s=10**6))
+        records.claim_record_log(Claim(workflow_id="other", run_id="r", ttl_s=10**6))
         house.world.fill(1)
         result = await (await flush_now(house)).result()
     assert (result.done.held, result.done.flushes) == (True, 0)
@@ -190,7 +190,7 @@ async def test_raid_that_a_replica_holds_up_names_it_in_result_and_details(house
         f"INSERT INTO tombstone (kind, id, topic_id, list_id, component, generation, epoch, at_us) VALUES ({row})"
     )
     now_us = house.world.record_objects.now_us
-    RecordLog(house.world.record_objects).acknowledge("mirror", 0, 1, now_us)
+    RecordLog(house.world.record_objects).acknowledge_manifest("mirror", 0, 1, now_us)
     async with house.worker():
         await (await flush_now(house)).result()
         handle = await raid(house, eligible_age_s=0.0)

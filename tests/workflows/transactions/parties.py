@@ -11,7 +11,7 @@ from logstore.deletion.retention import RetentionPolicy
 from logstore.errors import StoreUnavailable
 from logstore.log.entries import NewEntry, ProducedEntries
 from logstore.log.services import AppendResult
-from logstore.ports.catalog import BeginTransaction, EndTransaction, Topic
+from logstore.ports.catalog import BeginTransactionWrite, EndTransactionWrite, Topic
 from logstore.transactions.transaction_ids_and_states import TransactionId, TransactionState
 from tests.workflows.house import House, assert_eventually
 from workflows.transactions.broadcast_transaction import BroadcastTransaction
@@ -37,7 +37,7 @@ class Parties:
         """Create them; none is away."""
         self.house = house
         self.log = house.world.log
-        create = house.world.catalog.topics.create
+        create = house.world.catalog.topics.create_topic
         self.topics = [create(f"persistent://tenant/namespace/party-{n}", RetentionPolicy()) for n in range(count)]
         self.away: set[int] = set()  # ids of topics that take no append
         real = self.log.managed.append
@@ -51,14 +51,14 @@ class Parties:
 
     def begin(self, *, tc_id: int = TC, timeout_s: float = 60.0) -> TransactionId:
         """An open transaction with one message on every topic."""
-        txn = self.log.committer.commit_write(BeginTransaction(tc_id=tc_id, timeout_s=timeout_s)).txn
+        txn = self.log.committer.commit_write(BeginTransactionWrite(tc_id=tc_id, timeout_s=timeout_s)).txn
         for topic in self.topics:
             self.log.managed.append(topic, ProducedEntries(entries=[NewEntry(payload=str(txn).encode())], txn=txn))
         return txn
 
     def end(self, txn: TransactionId, *, commit: bool = True) -> TransactionId:
         """Decide it."""
-        self.log.committer.commit_write(EndTransaction(txn=txn, commit=commit))
+        self.log.committer.commit_write(EndTransactionWrite(txn=txn, commit=commit))
         return txn
 
     def decided(self, *, tc_id: int = TC, commit: bool = True) -> TransactionId:
@@ -67,7 +67,7 @@ class Parties:
 
     def state(self, txn: TransactionId) -> TransactionState:
         """Of one."""
-        return self.log.catalog.transactions.states([txn])[txn]
+        return self.log.catalog.transactions.get_transaction_states([txn])[txn]
 
     async def told(self, *txns: TransactionId) -> None:
         """Wait until these are final."""
@@ -79,7 +79,10 @@ class Parties:
 
     def hows(self, txn: TransactionId) -> Sequence[str | None]:
         """How each participant came to count as told, by topic id."""
-        return [one.settlement and one.settlement.value for one in self.log.catalog.transactions.get(txn).participants]
+        return [
+            one.settlement and one.settlement.value
+            for one in self.log.catalog.transactions.get_transaction(txn).participants
+        ]
 
     async def coordinator(self, **more: Any) -> Coordinator:
         """Start it, or wake it."""

@@ -4,13 +4,13 @@ import pytest
 from temporalio import activity
 
 from activities.transactions.inputs_and_results import BroadcastInput, BroadcastState
-from logstore.ports.catalog import Cause
+from logstore.ports.catalog import AuditCause
 from logstore.transactions.transaction_ids_and_states import Participant, TransactionId, TransactionState
 from tests.workflows.house import House, details_of
 from tests.workflows.transactions.parties import Parties, owing, pauses
 from workflows.transactions.broadcast_transaction import BroadcastTransaction
 
-_CAUSE = Cause(actor="tests", reason="the topic never comes back", workflow_id="")
+_CAUSE = AuditCause(actor="tests", reason="the topic never comes back", workflow_id="")
 
 
 async def test_broadcast_tries_with_growing_pauses_until_the_participant_is_back(
@@ -69,7 +69,7 @@ async def test_participant_that_is_resolved_by_hand_ends_it(house: House, partie
         handle = await parties.broadcast(txn)
         await owing(handle)
         assert f"{far.name}" in await details_of(handle)
-        parties.log.catalog.transactions.resolve(txn, Participant(far.topic_id), _CAUSE)
+        parties.log.catalog.transactions.resolve_participant(txn, Participant(far.topic_id), _CAUSE)
         result = await handle.result()
     assert (result.state, result.owed_count) == ("ABORTED", 0)
     assert parties.hows(txn) == ["MARKED", "RESOLVED"]

@@ -66,7 +66,7 @@ async def test_coordinator_aborts_what_has_timed_out_without_being_asked(house: 
         await parties.coordinator()
         await parties.told(late)
     assert parties.state(late) is ABORTED
-    assert parties.log.catalog.transactions.get(late).timed_out
+    assert parties.log.catalog.transactions.get_transaction(late).timed_out
     assert parties.seen(parties.topics[0]) == []
 
 

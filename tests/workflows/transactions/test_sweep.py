@@ -53,7 +53,7 @@ async def test_sweep_forgets_what_finished_long_ago_with_its_participants(house:
         house.world.sql('UPDATE "transaction" SET finished_us = 1 WHERE sequence = :old', old=old.sequence)
         open_one = parties.begin()
         assert (await (await sweep(house)).result()).forgotten == 1
-    states = parties.log.catalog.transactions.states([old, young, open_one])
+    states = parties.log.catalog.transactions.get_transaction_states([old, young, open_one])
     assert states == {young: TransactionState.ABORTED, open_one: TransactionState.OPEN}
     left = house.world.sql("SELECT DISTINCT sequence FROM transaction_participant ORDER BY 1")
     assert [row[0] for row in left] == [young.sequence, open_one.sequence]

@@ -30,7 +30,7 @@ from workers.pages.value_formats import (
 )
 
 if TYPE_CHECKING:
-    from logstore.ports.object_storage import ObjectStore, Storages
+    from logstore.ports.object_storage import ObjectStore, StorageByCopyKind
 
 
 _MAX_DECISIONS = 20
@@ -52,8 +52,8 @@ def explain_ledger(context: CommandContext, ledger_id: Id, *, verify: Verify = F
     It may be listed, on its way out, or long gone. Storage is asked as well; when it is down, that is said. Segments
     in use are read and compared with their digests: one that is corrupt is named.
     """
-    history = context.catalog.inspection.ledger(LedgerId(ledger_id), decisions=_MAX_DECISIONS)
-    segments = context.catalog.ledgers.segments(history.ledger_id)
+    history = context.catalog.inspection.get_ledger_history(LedgerId(ledger_id), max_decisions=_MAX_DECISIONS)
+    segments = context.catalog.ledgers.list_segments(history.ledger_id)
     keys = [segment_key(history.ledger_id, segment.number) for segment in segments]
     copies = []
     for copy in history.copies:
@@ -64,14 +64,14 @@ def explain_ledger(context: CommandContext, ledger_id: Id, *, verify: Verify = F
     return Answer(document=document, text=_format_ledger_document(document))
 
 
-def _inspect_copy_in_storage(storages: "Storages", copy: InspectedCopy, keys: Sequence[str]) -> ExaminedCopy:
+def _inspect_copy_in_storage(storages: "StorageByCopyKind", copy: InspectedCopy, keys: Sequence[str]) -> ExaminedCopy:
     intent = copy.intent
     storage, missing = storages.get(intent.copy.value), intent.damage or find_missing_property(intent)
     if missing or storage is None:
         cause = f"its row lacks {missing}" if missing else f"this build has no storage for {intent.copy.value}"
         return ExaminedCopy(copy=copy, finding=None, detail=f"not asked: {cause}")
     try:
-        stored, statement = storage.inspect(intent), storage.statement(intent)
+        stored, statement = storage.inspect_copy(intent), storage.read_statement(intent)
         own_keys = frozenset(keys if intent.copy is CopyKind.LEDGER else ())
         absent = len(own_keys.difference(stored.data_keys)) if stored.verdict is CopyVerdict.OWN else 0
         return ExaminedCopy(
@@ -120,7 +120,7 @@ def _describe_bundle_of_topic(fences: Fences, history: LedgerHistory) -> dict[st
         return None
     bundles = fences.count_bundles()
     bundle = bundle_of_topic(topic, bundles=bundles)
-    fence = fences.fence(bundle)
+    fence = fences.get_fence(bundle)
     return {
         "bundle": bundle_name(bundle, bundles=bundles),
         "number": int(bundle),
@@ -210,7 +210,7 @@ def list_destructive_acts(
 ) -> Answer:
     """List destructive acts with actor, reason, workflow and outcome, newest first."""
     encoded, ledger_id = encode_topic(topic), None if ledger is None else LedgerId(ledger)
-    decisions = context.catalog.inspection.decisions(topic=encoded, ledger_id=ledger_id, limit=limit)
+    decisions = context.catalog.inspection.list_audit_entries(topic=encoded, ledger_id=ledger_id, limit=limit)
     if not decisions:
         print_empty_list_note(context, "destructive act", topic=topic, ledger=ledger)
     rows = [_make_decision_row(decision) for decision in decisions]

@@ -6,7 +6,14 @@ from typing import Final
 
 from logstore.deletion.intents import CopyVerdict, DeletionState, Outcome
 from logstore.log.ledgers import Component, CopyState, LedgerState
-from logstore.ports.catalog import InspectedCopy, InspectedIntent, LedgerHistory, LiveLedger, Reference, ReferenceKind
+from logstore.ports.catalog import (
+    InspectedCopy,
+    InspectedIntent,
+    LedgerHistory,
+    LedgerReference,
+    LedgerReferenceKind,
+    UndetachedLedger,
+)
 from workers.pages.value_formats import decode_topic_name, format_time_us
 
 _MAX_NAMES = 3
@@ -106,17 +113,17 @@ def _advise_on_corrupt_segments(copy: ExaminedCopy, *, has_sound_copy: bool, is_
     return f"{restore}, or give the whole ledger up: {close}{delete}"
 
 
-_NEEDS: Final[Mapping[ReferenceKind, str]] = {
-    ReferenceKind.OFFLOAD: "listed; its tiered copy is being written",
-    ReferenceKind.CURSOR_SNAPSHOT: "listed: it holds the state of subscription {subscription}",
-    ReferenceKind.TXN_SNAPSHOT: "listed: it holds its topic's transactions up to {read_to}",
-    ReferenceKind.DELAYED_INDEX: "listed: it holds the delayed messages of the entries {from} to {to}",
-    ReferenceKind.SCHEMA: "listed: it holds version {version} of its topic's schema",
+_NEEDS: Final[Mapping[LedgerReferenceKind, str]] = {
+    LedgerReferenceKind.OFFLOAD: "listed; its tiered copy is being written",
+    LedgerReferenceKind.CURSOR_SNAPSHOT: "listed: it holds the state of subscription {subscription}",
+    LedgerReferenceKind.TXN_SNAPSHOT: "listed: it holds its topic's transactions up to {read_to}",
+    LedgerReferenceKind.DELAYED_INDEX: "listed: it holds the delayed messages of the entries {from} to {to}",
+    LedgerReferenceKind.SCHEMA: "listed: it holds version {version} of its topic's schema",
 }
 """Sentences by kind of reference. A name in braces is a fact of the reference."""
 
 
-def _describe_need_for_ledger(live: LiveLedger, references: Sequence[Reference]) -> str:
+def _describe_need_for_ledger(live: UndetachedLedger, references: Sequence[LedgerReference]) -> str:
     if live.state is LedgerState.CREATING:
         return "newborn and in no list yet; if its creator died, a sweep takes it away"
     if not live.listed:
@@ -127,11 +134,11 @@ def _describe_need_for_ledger(live: LiveLedger, references: Sequence[Reference])
         if reference.kind in _NEEDS:
             return _NEEDS[reference.kind].format_map(reference.facts)
     subscriptions = [
-        str(reference.facts["subscription"]) for reference in references if reference.kind is ReferenceKind.CURSOR
+        str(reference.facts["subscription"]) for reference in references if reference.kind is LedgerReferenceKind.CURSOR
     ]
     if subscriptions:
         need = f"needed by subscription{'s' if len(subscriptions) > 1 else ''} {_list_names(subscriptions)}"
-    elif any(reference.facts.get("last") for reference in references if reference.kind is ReferenceKind.LIST):
+    elif any(reference.facts.get("last") for reference in references if reference.kind is LedgerReferenceKind.LIST):
         need = "the last of its list, which always stays"
     else:
         need = "needed by no subscription: retention lets it go"

@@ -52,7 +52,7 @@ def list_ledgers(
     topic = context.get_topic(name)
 
     def iterate_rows() -> Iterator[dict[str, object]]:
-        for page in context.catalog.components.iterate_pages(topic.topic_id, component=component):
+        for page in context.catalog.components.iterate_ledger_pages(topic.topic_id, component=component):
             yield from map(_make_ledger_row, page)
         if tombstones:
             yield from map(_make_tombstone_row, _iterate_tombstones(context, topic, component))
@@ -66,7 +66,7 @@ def list_ledgers(
 
 def _iterate_tombstones(context: CommandContext, topic: "Topic", component: Component | None) -> "Iterator[Tombstone]":
     tombstones, after = context.catalog.tombstones, -1
-    while page := tombstones.topic_tombstones(
+    while page := tombstones.list_topic_tombstones(
         topic.topic_id, component=component, after=after, limit=_TOMBSTONES_PER_PAGE
     ):
         yield from page
@@ -119,7 +119,7 @@ def delete_ledgers(
     """
     topic, ledger_ids = context.get_topic(name), [LedgerId(ledger_id) for ledger_id in dict.fromkeys(ids)]
     if dry_run:
-        detached = context.catalog.phase_one.preview(topic.topic_id, ledger_ids, force=force)
+        detached = context.catalog.phase_one.preview_detach(topic.topic_id, ledger_ids, force=force)
         document = {
             "dry_run": True,
             "detached": len(detached),
@@ -170,7 +170,7 @@ def remove_ledger_copies(
         generation=generation,
     )
     if dry_run:
-        ledger_ids = [ledger_id] if context.catalog.phase_one.would_end(topic.topic_id, operation) else []
+        ledger_ids = [ledger_id] if context.catalog.phase_one.would_end_ledger(topic.topic_id, operation) else []
         copies = sorted(copy.value for copy in operation.remove)
         counts = {"detached": len(ledger_ids), "ledger_ids": ledger_ids}
         return Answer(document={"dry_run": True, "copies": copies, **counts})

@@ -23,7 +23,7 @@ from workers.pages.value_formats import format_time_s
 from workers.settings import parse_duration
 
 if TYPE_CHECKING:
-    from logstore.ports.catalog import Reconciliation, ReconciliationRun
+    from logstore.ports.catalog import ReconciliationRun, ReconciliationRuns
     from workflows.reconciliation.job_definitions import ApplyOrphansResult, ReconcileOrphansResult
 
 
@@ -177,7 +177,7 @@ def apply_orphans(
     dry_run: DryRun = False,
 ) -> JobOrAnswer:
     """Remove what a plan found, after another look at each finding. The same plan applied again is joined."""
-    plan_run = context.catalog.reconciliation.run(run_id)
+    plan_run = context.catalog.reconciliation.get_run(run_id)
     if dry_run:
         return _preview_apply(context, plan_run, max_orphan_share)
     applied_at = _applied_at(context.catalog.reconciliation, run_id)
@@ -239,7 +239,7 @@ def _preview_apply(context: CommandContext, run: "ReconciliationRun", max_orphan
 _REMOVABLE_KINDS = [kind.value for kind in FindingKind if kind.is_removable]
 
 
-def _applied_at(runs: "Reconciliation", run_id: str) -> str | None:
+def _applied_at(runs: "ReconciliationRuns", run_id: str) -> str | None:
     from logstore.reconciliation.services.run_checks import find_apply  # noqa: PLC0415 - start-up time
 
     apply_run = find_apply(runs, run_id)

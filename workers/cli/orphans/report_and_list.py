@@ -16,7 +16,7 @@ from workers.cli.result_files import check_result_file
 from workers.pages.value_formats import format_time_s
 
 if TYPE_CHECKING:
-    from logstore.ports.catalog import Reconciliation, ReconciliationRun
+    from logstore.ports.catalog import ReconciliationRun, ReconciliationRuns
 
 
 Kind = Annotated[FindingKind | None, typer.Option("--kind", case_sensitive=False, help="Only findings of this kind.")]
@@ -44,14 +44,14 @@ def report_findings(
     return Answer(document=rows, display=summary, wide_display=summary, sections=[table])
 
 
-def _open_findings_report(runs: "Reconciliation", run_id: str) -> PlanFindingsReport:
+def _open_findings_report(runs: "ReconciliationRuns", run_id: str) -> PlanFindingsReport:
     from logstore.reconciliation.services.run_checks import (  # noqa: PLC0415
         find_apply,
         open_finding_files,
         require_finished_plan_or_scrub,
     )
 
-    plan = runs.run(run_id)
+    plan = runs.get_run(run_id)
     result = require_finished_plan_or_scrub(plan)
     return PlanFindingsReport(
         plan=plan, result=result, files=open_finding_files(result, run_id), applied=find_apply(runs, run_id)
@@ -89,7 +89,7 @@ def list_reconciliation_runs(context: CommandContext, *, limit: MaxRuns = 20) ->
 
     runs = context.catalog.reconciliation
     kinds = (RunKind.PLAN, RunKind.APPLY, RunKind.SCRUB)
-    candidates = [run for kind in kinds for run in runs.runs(kind, limit=limit)]
+    candidates = [run for kind in kinds for run in runs.list_runs(kind, limit=limit)]
     newest = sorted(candidates, key=lambda run: run.created_us, reverse=True)[:limit]
     rows = [_make_run_row(run) for run in newest]
     columns = ("run_id", "kind", "state", "begun")

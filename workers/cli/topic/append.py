@@ -77,7 +77,7 @@ def append_json_lines(
             entries = sum(1 for _ in parse_entry_lines(source, with_producer=producer is not None, limit=limit))
             topic = context.get_topic(name)
             if txn is not None:
-                context.catalog.transactions.get(TransactionId.parse(txn))  # refuse an unknown transaction
+                context.catalog.transactions.get_transaction(TransactionId.parse(txn))  # refuse an unknown transaction
             source.seek(0)
             return _append_batches(context, topic, _CheckedLines(source, producer, entries, batch, txn), progress, bar)
     except KeyboardInterrupt:

@@ -58,7 +58,7 @@ def read_entries(
     if subscription is not None:
         check_subscription(subscription)
     topic = context.get_topic(name)
-    with context.log.delivery.consumer(topic, subscription, from_position=position, columns=COLUMNS) as consumer:
+    with context.log.delivery.create_consumer(topic, subscription, from_position=position, columns=COLUMNS) as consumer:
         entries = consumer.receive(max_entries)
         releases, limit = consumer.cumulative_bounds() or (None, None)
     rows = [

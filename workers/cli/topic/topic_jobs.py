@@ -59,8 +59,8 @@ def _preview_trim(context: CommandContext, topic: "Topic") -> Answer:
     policy = context.services.roll_policy(context.settings)
     is_due = last is not None and policy.is_due(last, now_us=time.time_ns() // 1_000)
     rolled = last.ledger_id if last is not None and is_due else None
-    detached = context.catalog.phase_one.preview(topic.topic_id, None, force=False, rolled=rolled)
-    pending = context.catalog.deletions.list(
+    detached = context.catalog.phase_one.preview_detach(topic.topic_id, None, force=False, rolled=rolled)
+    pending = context.catalog.deletions.list_intents(
         DeletionState.PENDING, topic=topic.name, ledger_id=None, limit=_MAX_PREVIEW_LEDGERS
     )
     counts = {"detached": len(detached), "ledger_ids": [int(ledger_id) for ledger_id in detached]}
@@ -83,7 +83,7 @@ def delete_topic(
     """
     topic = context.get_topic(name)
     if dry_run:
-        contents = context.catalog.phase_one.count_contents(topic.topic_id)
+        contents = context.catalog.phase_one.count_topic_contents(topic.topic_id)
         copies = {component: dict(kinds) for component, kinds in contents.copies.items()}
         counts = {"ledgers": dict(contents.ledgers), "copies": copies, "subscriptions": contents.subscriptions}
         return Answer(document={"dry_run": True, **counts})
@@ -125,8 +125,8 @@ def offload_topic(
         offloads.require_offloadable(topic.topic_id, ledger_ids)
     if dry_run:
         after, limit = _BEFORE_FIRST_LEDGER, _MAX_PREVIEW_LEDGERS
-        offloaded = offloads.list_candidates(topic.topic_id, ledger_ids, after=after, limit=limit)
-        published = offloads.list_removable(topic.topic_id, ledger_ids, after=after, limit=limit)
+        offloaded = offloads.list_offload_candidates(topic.topic_id, ledger_ids, after=after, limit=limit)
+        published = offloads.list_removable_primaries(topic.topic_id, ledger_ids, after=after, limit=limit)
         removed = {*offloaded, *(copy.statement.ledger_id for copy in published)} if delete_primary else set()
         counts = {"offloaded": len(offloaded), "ledger_ids": [int(ledger_id) for ledger_id in offloaded]}
         return Answer(document={"dry_run": True, **counts, "removed": sorted(int(ledger_id) for ledger_id in removed)})

@@ -70,8 +70,8 @@ def create_topic(
     encoded = TopicName.parse(name).encoded
     policy = RetentionPolicy(retention_s=parse_duration(retention, "retention"), retention_bytes=retention_bytes)
     topics = context.catalog.topics
-    created = topics.create(encoded, policy, durable_delete=durable_delete)
-    return Answer(document=_make_topic_document(context, topics.summary(created)))
+    created = topics.create_topic(encoded, policy, durable_delete=durable_delete)
+    return Answer(document=_make_topic_document(context, topics.summarize_topic(created)))
 
 
 @command(topic, "list", "--json", "--prefix persistent://public/ --state DELETING")
@@ -80,8 +80,8 @@ def list_topics(
 ) -> Answer:
     """List topics with their ledgers, entries, bytes and subscriptions, ascending by name."""
     topics, encoded = context.catalog.topics, encode_prefix(prefix or "")
-    page = topics.page(prefix=encoded, state=state, after=encode_topic(after) or "", limit=limit)
-    if not page.topics and prefix and not topics.page(prefix=encoded, limit=1).topics:
+    page = topics.list_topic_summaries(prefix=encoded, state=state, after=encode_topic(after) or "", limit=limit)
+    if not page.topics and prefix and not topics.list_topic_summaries(prefix=encoded, limit=1).topics:
         print_note(f"no topic's name begins with {prefix}")
     if page.more:
         print_note(f"there are {page.more:,} more: go on with --after {decode_topic_name(page.topics[-1].topic.name)}")
@@ -94,9 +94,9 @@ def list_topics(
 def show_topic(context: CommandContext, name: TopicArgument) -> Answer:
     """Show one topic."""
     topic = context.get_topic(name)
-    document = _make_topic_document(context, context.catalog.topics.summary(topic))
+    document = _make_topic_document(context, context.catalog.topics.summarize_topic(topic))
     index = context.catalog.delayed
-    bucket_list, unsealed = index.listed(topic.topic_id), index.unsealed(topic.topic_id)
+    bucket_list, unsealed = index.get_bucket_list(topic.topic_id), index.count_unsealed_entries(topic.topic_id)
     delayed = {
         "messages": bucket_list.messages + unsealed.entries,
         "unsealed": unsealed.entries,
@@ -176,7 +176,7 @@ def _make_subscription_rows(
     states = [subscription.state for subscription in subscriptions]
     rows = []
     for subscription, backlog in zip(
-        subscriptions, context.log.catalog.ledgers.backlogs(topic_id, states), strict=True
+        subscriptions, context.log.catalog.ledgers.count_backlogs(topic_id, states), strict=True
     ):
         lost_ledger = subscription.lost_snapshot
         known_backlog = backlog if lost_ledger is None else None

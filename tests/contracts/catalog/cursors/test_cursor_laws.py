@@ -162,7 +162,7 @@ class _Play:
                 process.acknowledge(self.topic_id, _NAME, positions=[Position(*entry) for entry in chosen])
             case "to" if chosen:
                 self.acknowledged.update(entry for entry in entries if entry <= chosen[0])
-                releases = self.world.catalog.cursors.get(self.topic_id, _NAME).releases
+                releases = self.world.catalog.cursors.get_cursor(self.topic_id, _NAME).releases
                 process.acknowledge(self.topic_id, _NAME, up_to=Position(*chosen[0]), releases=releases)
             case "seek" if chosen:
                 self.acknowledged = {entry for entry in entries if entry < chosen[0]}
@@ -190,7 +190,7 @@ class _Play:
             for one in self.world.catalog.components.list_ledgers(self.topic_id)
             if one.component is Component.MANAGED_CURSOR
         ]
-        needed = self.world.catalog.cursors.get(self.topic_id, _NAME).snapshot_ledger
+        needed = self.world.catalog.cursors.get_cursor(self.topic_id, _NAME).snapshot_ledger
         assert listed == ([] if needed is None else [needed])
         stored = {int(key.split("/")[2], 16) for key in self.objects.keys}
         assert stored <= {*self.world.rows().ledgers, *self.world.intents()}
@@ -199,10 +199,10 @@ class _Play:
         """Without traffic the cursor stands at the first entry that is not acknowledged (apache/pulsar#9136)."""
         self.process(1).advance_cursors_with_snapshots(self.topic_id)
         self.check()
-        mark = self.world.catalog.cursors.get(self.topic_id, _NAME).state.mark_delete
+        mark = self.world.catalog.cursors.get_cursor(self.topic_id, _NAME).state.mark_delete
         behind = [entry for entry in self.entries() if entry not in self.acknowledged]
         first = Position(*behind[0]) if behind else None
-        has_snapshot = self.world.catalog.cursors.get(self.topic_id, _NAME).snapshot_ledger is not None
+        has_snapshot = self.world.catalog.cursors.get_cursor(self.topic_id, _NAME).snapshot_ledger is not None
         assert first is None or mark < first
         if has_snapshot:
             earlier = [entry for entry in self.entries() if first is None or Position(*entry) < first]

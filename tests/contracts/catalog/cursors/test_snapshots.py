@@ -6,7 +6,7 @@ from logstore.cursors.cursor_state import CursorState
 from logstore.deletion.intents import DeletionIntent, DeletionState, Outcome
 from logstore.errors import SnapshotNeeded
 from logstore.log.ledgers import Component, CopyKind, LedgerState
-from logstore.ports.catalog import AcknowledgeResult, IntentResult, RowRange, TopicState
+from logstore.ports.catalog import AcknowledgeResult, IntentResult, IntentRowRange, TopicState
 from logstore.positions import LedgerId, TopicId
 from tests.contracts.catalog.log.component_steps import (
     CURSOR,
@@ -23,13 +23,13 @@ from tests.contracts.catalog.steps import acknowledge, append, at, filled, liste
 from tests.contracts.catalog.world import World
 
 _TEN = range(10)
-_ALL = RowRange(first=0, last=1_000_000, rows=1)
+_ALL = IntentRowRange(first=0, last=1_000_000, rows=1)
 
 
 def _topic(world: World, count: int = 1) -> tuple[TopicId, list[LedgerId]]:
     topic = new_topic(world)
     ledgers = filled(world, topic.topic_id, count)
-    world.catalog.cursors.subscribe(topic.topic_id, CURSOR, latest=False)
+    world.catalog.cursors.create_subscription(topic.topic_id, CURSOR, latest=False)
     return topic.topic_id, ledgers
 
 
@@ -39,13 +39,15 @@ def _cursor_ledgers(world: World, topic_id: TopicId) -> list[LedgerId]:
 
 
 def _intent(world: World, ledger_id: LedgerId) -> DeletionIntent:
-    return next(one for one in world.catalog.deletions.list(None, limit=1000) if one.ledger_id == ledger_id)
+    return next(one for one in world.catalog.deletions.list_intents(None, limit=1000) if one.ledger_id == ledger_id)
 
 
 def test_component_ledger_newborn_is_in_no_list_and_says_whose_it_is(world: World) -> None:
     """CREATING until it is published; its statement carries every key of the component."""
     topic_id, ledgers = _topic(world)
-    made = world.catalog.components.create(topic_id, Component.MANAGED_CURSOR, {"cursor": CURSOR}, application="sexton")
+    made = world.catalog.components.create_component_ledger(
+        topic_id, Component.MANAGED_CURSOR, {"cursor": CURSOR}, application="sexton"
+    )
     assert (made.owner.component, made.owner.keys) == (Component.MANAGED_CURSOR, {"cursor": CURSOR})
     assert made.ledger_id > ledgers[-1]
     assert [one.ledger_id for one in world.catalog.components.list_ledgers(topic_id)] == ledgers
@@ -68,7 +70,7 @@ def test_snapshot_published_is_listed_closed_behind_the_data_ledgers(world: Worl
         LedgerState.CLOSED,
     )
     assert (last.entries, last.size_bytes, last.last_segment, last.copies) == (1, 50, 0, (CopyKind.LEDGER,))
-    assert [row.size_bytes for row in world.catalog.ledgers.segments(held.ledger_id)] == [50]
+    assert [row.size_bytes for row in world.catalog.ledgers.list_segments(held.ledger_id)] == [50]
     assert listed(world, topic_id) == ledgers
     assert world.intents() == []
 
@@ -80,7 +82,7 @@ def test_snapshot_published_takes_the_state_and_the_row_keeps_what_came_meanwhil
     change = change_of(world, topic_id)
     acknowledge(world, topic_id, CURSOR, (ledger, 3))
     held = publish(world, topic_id, (ledger, 5), (ledger, 7), change=change)
-    row = world.catalog.cursors.get(topic_id, CURSOR)
+    row = world.catalog.cursors.get_cursor(topic_id, CURSOR)
     assert (row.snapshot_ledger, covered(row.state, [(ledger, e) for e in _TEN])) == (held.ledger_id, {(ledger, 3)})
     state = state_of(world, topic_id, held)
     assert covered(state, [(ledger, e) for e in _TEN]) == {(ledger, e) for e in (3, 5, 7)}
@@ -90,9 +92,9 @@ def test_snapshot_published_takes_the_state_and_the_row_keeps_what_came_meanwhil
 def test_page_of_topics_counts_no_backlog_that_a_snapshot_decides(world: World) -> None:
     """The row alone would count what the cursor ledger says is acknowledged."""
     topic_id, (ledger,) = _topic(world)
-    (before,) = world.catalog.topics.page(limit=1).topics
+    (before,) = world.catalog.topics.list_topic_summaries(limit=1).topics
     publish(world, topic_id, (ledger, 5))
-    (after,) = world.catalog.topics.page(limit=1).topics
+    (after,) = world.catalog.topics.list_topic_summaries(limit=1).topics
     assert [[one.backlog for one in page.subscriptions] for page in (before, after)] == [[10], [None]]
 
 
@@ -143,12 +145,12 @@ def test_snapshot_of_a_row_that_changed_is_filed_as_an_intent(world: World, what
     if what == "snapshot":
         publish(world, topic_id, (ledger, 5))
     elif what == "seek":
-        world.catalog.cursors.seek(topic_id, CURSOR, at(ledger, 1))
+        world.catalog.cursors.seek_cursor(topic_id, CURSOR, at(ledger, 1))
     else:
         world.set_state(topic_id, TopicState.DELETING)
-    before = world.catalog.cursors.get(topic_id, CURSOR)
+    before = world.catalog.cursors.get_cursor(topic_id, CURSOR)
     assert not world.catalog.cursors.publish_snapshot(change, loser, size_bytes=50)
-    assert world.catalog.cursors.get(topic_id, CURSOR) == before
+    assert world.catalog.cursors.get_cursor(topic_id, CURSOR) == before
     assert world.intents() == [loser.ledger_id]
     assert loser.ledger_id not in _cursor_ledgers(world, topic_id)
     assert not world.catalog.cursors.publish_snapshot(change, loser, size_bytes=50), "and again"
@@ -169,7 +171,7 @@ def test_snapshot_thirty_two_at_once_leave_one_ledger(world: World) -> None:
     answers = race(run)
     assert sorted(map(bool, answers)) == [False] * 31 + [True], answers
     (winner,) = _cursor_ledgers(world, topic_id)
-    assert world.catalog.cursors.get(topic_id, CURSOR).snapshot_ledger == winner
+    assert world.catalog.cursors.get_cursor(topic_id, CURSOR).snapshot_ledger == winner
     assert len(world.intents()) == 31
     assert winner not in world.intents()
 
@@ -179,12 +181,12 @@ def test_acknowledge_without_the_snapshot_is_refused_and_names_it(world: World) 
     topic_id, (ledger,) = _topic(world)
     old = publish(world, topic_id, (ledger, 5))
     held = publish(world, topic_id, (ledger, 5), (ledger, 7))
-    before = world.catalog.cursors.get(topic_id, CURSOR)
+    before = world.catalog.cursors.get_cursor(topic_id, CURSOR)
     for carried in (None, old):
         refused = acknowledge_with(world, topic_id, carried, (ledger, 0))
         assert isinstance(refused, SnapshotNeeded)
         assert refused.needed == held.ledger_id
-    assert world.catalog.cursors.get(topic_id, CURSOR) == before
+    assert world.catalog.cursors.get_cursor(topic_id, CURSOR) == before
 
 
 @pytest.mark.postgres
@@ -194,12 +196,12 @@ def test_acknowledge_with_the_snapshot_moves_over_both_parts(world: World) -> No
     held = publish(world, topic_id, (ledger, 1), (ledger, 2), (ledger, 6))
     answer = acknowledge_with(world, topic_id, held, (ledger, 4), (ledger, 6))
     assert answer == AcknowledgeResult(mark_delete=at(ledger, -1))
-    row = world.catalog.cursors.get(topic_id, CURSOR)
+    row = world.catalog.cursors.get_cursor(topic_id, CURSOR)
     assert covered(row.state, [(ledger, e) for e in _TEN]) == {(ledger, 4)}
     answer = acknowledge_with(world, topic_id, held, (ledger, 0))
     assert isinstance(answer, AcknowledgeResult)
     assert (answer.mark_delete, answer.snapshot_ledger) == (at(ledger, 2), held.ledger_id)
-    row = world.catalog.cursors.get(topic_id, CURSOR)
+    row = world.catalog.cursors.get_cursor(topic_id, CURSOR)
     assert answer.row_bytes > 0
     answer = acknowledge_with(world, topic_id, held, up_to=(ledger, 4))
     assert answer == AcknowledgeResult(mark_delete=at(ledger, 4))
@@ -218,7 +220,7 @@ def test_acknowledge_in_one_commit_share_a_snapshot(world: World) -> None:
         acknowledgement(topic_id, None, (ledger, 9)),
         acknowledgement(topic_id, held, (ledger, 2)),
     ]
-    first, refused, last = world.catalog.commits.commit(writes)
+    first, refused, last = world.catalog.commits.commit_writes(writes)
     assert (first, last) == (AcknowledgeResult(mark_delete=at(ledger, 1)), AcknowledgeResult(mark_delete=at(ledger, 3)))
     assert isinstance(refused, SnapshotNeeded)
     assert not state_of(world, topic_id, held).covers(at(ledger, 9))
@@ -228,7 +230,7 @@ def test_acknowledge_with_a_snapshot_that_the_cursor_has_no_more_is_not_mistaken
     """After a seek the row is the whole, whatever the sender still carries."""
     topic_id, (ledger,) = _topic(world)
     held = publish(world, topic_id, (ledger, 1), (ledger, 2))
-    world.catalog.cursors.seek(topic_id, CURSOR, at(ledger, 0))
+    world.catalog.cursors.seek_cursor(topic_id, CURSOR, at(ledger, 0))
     answer = acknowledge_with(world, topic_id, held, (ledger, 0))
     assert isinstance(answer, AcknowledgeResult)
     assert (answer.mark_delete, answer.snapshot_ledger) == (at(ledger, 0), None)
@@ -238,13 +240,13 @@ def test_seek_retires_the_snapshot_and_counts(world: World) -> None:
     """A seek replaces the whole state; the ledger that held it is not left behind (apache/pulsar#982)."""
     topic_id, (ledger,) = _topic(world)
     held = publish(world, topic_id, (ledger, 5))
-    moved = world.catalog.cursors.seek(topic_id, CURSOR, at(ledger, 2))
+    moved = world.catalog.cursors.seek_cursor(topic_id, CURSOR, at(ledger, 2))
     assert (moved.state, moved.snapshot_ledger, moved.seeks) == (CursorState(at(ledger, 1)), None, 1)
-    assert world.catalog.cursors.get(topic_id, CURSOR) == moved
+    assert world.catalog.cursors.get_cursor(topic_id, CURSOR) == moved
     assert world.intents() == [held.ledger_id]
     assert [told.reason for told in world.audited("retire")] == ["the cursor was moved by a seek"]
     assert _cursor_ledgers(world, topic_id) == []
-    again = world.catalog.cursors.seek(topic_id, CURSOR, at(ledger, 2))
+    again = world.catalog.cursors.seek_cursor(topic_id, CURSOR, at(ledger, 2))
     assert (again.seeks, world.intents()) == (2, [held.ledger_id])
 
 
@@ -255,10 +257,10 @@ def test_fold_takes_the_state_back_into_the_row(world: World) -> None:
     acknowledge_with(world, topic_id, held, (ledger, 7))
     before = state_of(world, topic_id, held)
     change = change_of(world, topic_id)
-    assert world.catalog.cursors.fold_snapshot(change, held, limit_bytes=1000)
+    assert world.catalog.cursors.move_snapshot_into_row(change, held, limit_bytes=1000)
     assert state_of(world, topic_id, None) == before
     assert world.intents() == [held.ledger_id]
-    assert not world.catalog.cursors.fold_snapshot(change, held, limit_bytes=1000), "it is done already"
+    assert not world.catalog.cursors.move_snapshot_into_row(change, held, limit_bytes=1000), "it is done already"
     assert world.intents() == [held.ledger_id]
     assert [told.reason for told in world.audited("retire")] == ["folded into its cursor's row"]
 
@@ -272,12 +274,12 @@ def test_fold_of_what_is_large_or_changed_does_nothing(world: World, why: str) -
     if why == "superseded":
         publish(world, topic_id, (ledger, 5))
     elif why == "sought":
-        world.catalog.cursors.seek(topic_id, CURSOR, at(ledger, 1))
+        world.catalog.cursors.seek_cursor(topic_id, CURSOR, at(ledger, 1))
     elif why == "deleting":
         world.set_state(topic_id, TopicState.DELETING)
-    before = world.catalog.cursors.get(topic_id, CURSOR)
-    assert not world.catalog.cursors.fold_snapshot(change, held, limit_bytes=10 if why == "large" else 1000)
-    assert world.catalog.cursors.get(topic_id, CURSOR) == before
+    before = world.catalog.cursors.get_cursor(topic_id, CURSOR)
+    assert not world.catalog.cursors.move_snapshot_into_row(change, held, limit_bytes=10 if why == "large" else 1000)
+    assert world.catalog.cursors.get_cursor(topic_id, CURSOR) == before
 
 
 def test_detach_by_force_never_lets_a_cursor_with_a_snapshot_overtake(world: World) -> None:
@@ -285,13 +287,13 @@ def test_detach_by_force_never_lets_a_cursor_with_a_snapshot_overtake(world: Wor
     topic_id, (first, second, third) = _topic(world, 3)
     held = publish(world, topic_id, *((first, e) for e in range(1, 10)), *((third, e) for e in range(5)))
     world.detach(topic_id, [second])
-    assert world.catalog.cursors.get(topic_id, CURSOR).state.mark_delete == at(first, -1)
+    assert world.catalog.cursors.get_cursor(topic_id, CURSOR).state.mark_delete == at(first, -1)
     answer = acknowledge_with(world, topic_id, held, (first, 0))
     assert answer == AcknowledgeResult(mark_delete=at(third, 4))
-    world.catalog.cursors.seek(topic_id, CURSOR, at(first, 0))
+    world.catalog.cursors.seek_cursor(topic_id, CURSOR, at(first, 0))
     held = publish(world, topic_id, *((third, e) for e in range(5)))
     world.detach(topic_id, [first])
-    assert world.catalog.cursors.get(topic_id, CURSOR).state.mark_delete < at(third, 0)
+    assert world.catalog.cursors.get_cursor(topic_id, CURSOR).state.mark_delete < at(third, 0)
     assert acknowledge_with(world, topic_id, held) == AcknowledgeResult(mark_delete=at(third, 4))
 
 
@@ -316,8 +318,8 @@ def test_publication_of_a_newborn_abandoned_too_early_lets_phase_two_look_again(
     world.phase_one(topic_id)
     abandoned = _intent(world, late.ledger_id)
     gone = IntentResult(row_id=abandoned.row_id, outcome=Outcome.ALREADY_GONE)
-    world.catalog.deletions.finish([gone], holder=abandoned.batch_id)
+    world.catalog.deletions.record_outcomes([gone], holder=abandoned.batch_id)
     assert not world.catalog.cursors.publish_snapshot(change, late, size_bytes=50)
-    assert world.catalog.cursors.get(topic_id, CURSOR).snapshot_ledger is None
+    assert world.catalog.cursors.get_cursor(topic_id, CURSOR).snapshot_ledger is None
     intent = _intent(world, late.ledger_id)
     assert (intent.state, intent.batch_id) == (DeletionState.PENDING, "")

@@ -5,7 +5,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import pytest
 from sqlalchemy import event, text
 
-from logstore.ports.catalog import BucketSwitch
+from logstore.ports.catalog import IndexBucketSwitch
 from tests.contracts.catalog.blocking import await_blocked, behind
 from tests.contracts.catalog.delayed.steps import bucket, delay, merge, newborn, seal_of, sealed, snapshots
 from tests.contracts.catalog.steps import at, filled, new_topic
@@ -23,11 +23,11 @@ def test_switch_behind_another_change_of_the_list_is_filed(sql_world: SqlWorld) 
     filled(sql_world, topic_id, 1)
     pair = sealed(sql_world, topic_id, 2)
     made = newborn(sql_world, topic_id)
-    switch = merge(sql_world.catalog.delayed.listed(topic_id), (pair[0], pair[1]), made, topic_id)
+    switch = merge(sql_world.catalog.delayed.get_bucket_list(topic_id), (pair[0], pair[1]), made, topic_id)
     changed = "UPDATE delayed_index SET version = version + 1"
-    assert behind(sql_world, [changed], lambda: sql_world.catalog.delayed.switch(switch)) is False
+    assert behind(sql_world, [changed], lambda: sql_world.catalog.delayed.switch_buckets(switch)) is False
     assert sql_world.intents() == [made]
-    assert sql_world.catalog.delayed.listed(topic_id).buckets == tuple(pair)
+    assert sql_world.catalog.delayed.get_bucket_list(topic_id).buckets == tuple(pair)
 
 
 def test_switch_behind_a_trim_that_took_its_newborn_lists_nothing(sql_world: SqlWorld) -> None:
@@ -37,8 +37,8 @@ def test_switch_behind_a_trim_that_took_its_newborn_lists_nothing(sql_world: Sql
     made = bucket(newborn(sql_world, topic_id), at(0, 0), at(0, 9))
     gone = f"DELETE FROM ledger WHERE ledger_id = {made.bucket_id}"
     switch = seal_of(topic_id, made, expected=0)
-    assert behind(sql_world, [_LIST], lambda: sql_world.catalog.delayed.switch(switch), [gone]) is False
-    assert sql_world.catalog.delayed.listed(topic_id).buckets == ()
+    assert behind(sql_world, [_LIST], lambda: sql_world.catalog.delayed.switch_buckets(switch), [gone]) is False
+    assert sql_world.catalog.delayed.get_bucket_list(topic_id).buckets == ()
 
 
 def test_trim_behind_a_switch_takes_no_bucket_that_was_listed(sql_world: SqlWorld) -> None:
@@ -61,7 +61,7 @@ def test_switch_behind_the_begin_of_its_topics_deletion_is_filed(sql_world: SqlW
     held = ["SELECT state FROM topic FOR UPDATE"] if not sql_world.database.is_sqlite else []
     begun = "UPDATE topic SET state = 'DELETING'"
     switch = seal_of(topic_id, made, expected=0)
-    assert behind(sql_world, [*held, begun], lambda: sql_world.catalog.delayed.switch(switch)) is False
+    assert behind(sql_world, [*held, begun], lambda: sql_world.catalog.delayed.switch_buckets(switch)) is False
     assert sql_world.intents() == [made.bucket_id]
 
 
@@ -89,7 +89,7 @@ def test_append_waits_for_a_seal_that_has_read_the_list(sql_world: SqlWorld) -> 
                 begun.append(pool.submit(delay, sql_world, topic_id, ledger, 3))
                 await_blocked(sql_world, begun[0])
 
-        assert sql_world.catalog.delayed.switch(BucketSwitch(topic_id=topic_id, expected=0, sealed_to=end))
+        assert sql_world.catalog.delayed.switch_buckets(IndexBucketSwitch(topic_id=topic_id, expected=0, sealed_to=end))
         begun[0].result(timeout=60)
     assert sql_world.sql("SELECT version, unsealed FROM delayed_index") == [(1, 3)]
 
@@ -99,7 +99,7 @@ def test_trim_locks_the_list_before_cursors_as_a_group_commit_does(sql_world: Sq
     topic_id = new_topic(sql_world).topic_id
     first, second = filled(sql_world, topic_id, 2)
     delay(sql_world, topic_id, second, 5)
-    sql_world.catalog.cursors.subscribe(topic_id, "s", latest=False)
+    sql_world.catalog.cursors.create_subscription(topic_id, "s", latest=False)
     with ThreadPoolExecutor(2) as pool:
         with sql_world.database.engine.connect() as connection, connection.begin():
             connection.execute(text("UPDATE cursor SET seeks = seeks"))
@@ -119,7 +119,7 @@ def test_claim_behind_another_is_refused(sql_world: SqlWorld) -> None:
         "INSERT INTO delayed_index (topic_id, version, sealed_ledger, sealed_entry, unsealed, claim_workflow,"
         f" claim_until_us) VALUES ({topic_id}, 0, -1, -1, 0, 'other', {2**62})"
     )
-    assert behind(sql_world, [made], lambda: sql_world.catalog.delayed.claim(topic_id, claim())) is False
+    assert behind(sql_world, [made], lambda: sql_world.catalog.delayed.claim_bucket_list(topic_id, claim())) is False
 
 
 def test_first_switch_behind_the_first_count_changes_the_row_that_this_made(sql_world: SqlWorld) -> None:
@@ -128,6 +128,6 @@ def test_first_switch_behind_the_first_count_changes_the_row_that_this_made(sql_
     filled(sql_world, topic_id, 1)
     columns = "topic_id, version, sealed_ledger, sealed_entry, unsealed"
     made = f"INSERT INTO delayed_index ({columns}) VALUES ({topic_id}, 0, -1, -1, 4)"
-    switch = BucketSwitch(topic_id=topic_id, expected=0, sealed_to=at(0, 9))
-    assert behind(sql_world, [made], lambda: sql_world.catalog.delayed.switch(switch)) is True
+    switch = IndexBucketSwitch(topic_id=topic_id, expected=0, sealed_to=at(0, 9))
+    assert behind(sql_world, [made], lambda: sql_world.catalog.delayed.switch_buckets(switch)) is True
     assert sql_world.sql("SELECT version, unsealed FROM delayed_index") == [(1, 0)]

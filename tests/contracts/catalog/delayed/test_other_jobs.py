@@ -2,7 +2,7 @@
 
 import pytest
 
-from logstore.delayed.index_buckets import Bucket
+from logstore.delayed.index_buckets import IndexBucket
 from logstore.errors import UnknownObject, Unsupported
 from logstore.positions import TopicId
 from tests.contracts.catalog.delayed.steps import seal, snapshots
@@ -11,7 +11,7 @@ from tests.contracts.catalog.steps import at, filled, new_topic
 from tests.contracts.catalog.worlds import World
 
 
-def _sealed(world: World) -> tuple[TopicId, Bucket]:
+def _sealed(world: World) -> tuple[TopicId, IndexBucket]:
     """A topic of three ledgers, and a bucket of the first one."""
     topic_id = new_topic(world).topic_id
     first, *_ = filled(world, topic_id, 3)
@@ -59,4 +59,4 @@ def test_trim_of_all_messages_leaves_the_bucket_to_the_next_seal(world: World) -
     world.detach(topic_id, [made.first.ledger_id])
     assert made.first.ledger_id in world.intents()
     assert snapshots(world, topic_id) == [made.bucket_id]
-    assert world.catalog.delayed.droppable(topic_id) == [made.bucket_id]
+    assert world.catalog.delayed.list_droppable_buckets(topic_id) == [made.bucket_id]

@@ -25,7 +25,7 @@ def detach(
     world: World, topic: Topic, chosen: list[Ledger], *, by: str = "w", durable: bool | None = None
 ) -> DetachChosenResult:
     """Into one batch."""
-    return world.catalog.phase_one.detach_chosen(
+    return world.catalog.phase_one.detach_chosen_ledgers(
         topic.topic_id, chosen, batch_id=BATCH, claim=claim(by), cause=CAUSE, durable=durable
     )
 
@@ -34,11 +34,11 @@ def test_each_that_may_go_goes_and_the_others_are_named(world: World) -> None:
     """Promise 1: what a subscription has not acknowledged, what is written to, and what is being copied, stays."""
     topic = new_topic(world)
     ledgers = filled(world, topic.topic_id, 5)
-    world.catalog.cursors.subscribe(topic.topic_id, "billing", latest=False)
+    world.catalog.cursors.create_subscription(topic.topic_id, "billing", latest=False)
     acknowledge(world, topic.topic_id, "billing", up_to=(ledgers[2], 9))
     world.add_copy(ledgers[1], CopyState.WRITING, uuid="u")
     chosen = read(world, topic, *ledgers)
-    told = world.catalog.phase_one.reasons_to_keep(topic.topic_id, chosen)
+    told = world.catalog.phase_one.find_reasons_to_keep(topic.topic_id, chosen)
     done = detach(world, topic, chosen)
     assert (done.detached.ledgers, done.detached.intents) == (2, 2)
     assert listed(world, topic.topic_id) == [ledgers[1], *ledgers[3:]]
@@ -87,7 +87,7 @@ def test_repeated_call_finds_them_gone_and_adds_nothing(world: World) -> None:
     again = detach(world, topic, chosen)
     assert (first.detached.ledgers, again.detached.ledgers) == (2, 0)
     assert again.reason_by_kept_ledger == dict.fromkeys(ledgers[:2], "it is in its list no more")
-    whole = world.catalog.phase_one.count_detached(BATCH)
+    whole = world.catalog.phase_one.count_detached_batch(BATCH)
     assert (whole.ledgers, whole.intents) == (2, 2)
 
 
@@ -100,7 +100,7 @@ def test_call_that_takes_nothing_leaves_no_trace(world: World) -> None:
     assert done.detached.ledgers == 0
     assert list(done.reason_by_kept_ledger.values()) == ["it is OPEN"]
     assert world.everything() == before
-    world.catalog.phase_one.reasons_to_keep(topic.topic_id, chosen)
+    world.catalog.phase_one.find_reasons_to_keep(topic.topic_id, chosen)
     assert world.everything() == before
 
 
@@ -110,7 +110,7 @@ def test_pages_of_many_topics_share_a_batch(sql_world: SqlWorld) -> None:
     for topic in topics:
         for ledger in filled(sql_world, topic.topic_id, 3)[:2]:
             assert detach(sql_world, topic, read(sql_world, topic, ledger)).detached.ledgers == 1
-    whole = sql_world.catalog.phase_one.count_detached(BATCH)
+    whole = sql_world.catalog.phase_one.count_detached_batch(BATCH)
     assert (whole.ledgers, whole.intents) == (4, 4)
     assert sql_world.sql("SELECT run_id, topic_id FROM run") == [(BATCH, 0)]
     assert [one.detail["ledgers"] for one in sql_world.audited("detach")] == [1, 1, 1, 1]
@@ -150,7 +150,7 @@ def test_unknown_topic_is_refused(world: World) -> None:
     world.remove_topic(nowhere.topic_id)
     for ask in (
         lambda: detach(world, nowhere, []),
-        lambda: world.catalog.phase_one.reasons_to_keep(nowhere.topic_id, []),
+        lambda: world.catalog.phase_one.find_reasons_to_keep(nowhere.topic_id, []),
     ):
         with pytest.raises(UnknownObject, match="topic"):
             ask()
@@ -168,7 +168,7 @@ def test_crash_leaves_all_or_nothing(world: World, side: str) -> None:
     disarm()
     assert (ledgers[0] in listed(world, topic.topic_id)) is (side == "before")
     detach(world, topic, chosen)
-    assert world.catalog.phase_one.count_detached(BATCH).ledgers == 1
+    assert world.catalog.phase_one.count_detached_batch(BATCH).ledgers == 1
 
 
 def test_chosen_are_of_the_topic_alone(world: World) -> None:
@@ -185,6 +185,6 @@ def test_precondition_of_the_batch_is_kept_by_a_finished_one(world: World) -> No
     topic = new_topic(world)
     ledgers = filled(world, topic.topic_id, 3)
     detach(world, topic, read(world, topic, ledgers[0]))
-    world.catalog.deletions.close(BATCH, CAUSE)
+    world.catalog.deletions.close_batch(BATCH, CAUSE)
     with pytest.raises(PreconditionFailed, match=f"batch {BATCH}"):
         detach(world, topic, read(world, topic, ledgers[1]))

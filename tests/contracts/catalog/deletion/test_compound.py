@@ -34,7 +34,7 @@ def operate(
         pass_over=frozenset(over),
         generation=generation,
     )
-    return world.catalog.phase_one.operate(
+    return world.catalog.phase_one.apply_compound_operation(
         topic.topic_id, operation, batch_id=batch_id, claim=claim(), cause=CAUSE, durable=durable
     )
 
@@ -76,11 +76,13 @@ def test_subscription_that_is_passed_over_keeps_nothing_and_others_do(world: Wor
     topic = new_topic(world)
     ledgers = filled(world, topic.topic_id, 2)
     for name in ("slow", "slower"):
-        world.catalog.cursors.subscribe(topic.topic_id, name, latest=False)
+        world.catalog.cursors.create_subscription(topic.topic_id, name, latest=False)
     with pytest.raises(LedgerStillNeeded, match="not all of it is acknowledged by slower"):
         operate(world, topic, ledgers[0], _PRIMARY, over=("slow",))
     assert operate(world, topic, ledgers[0], _PRIMARY, over=("slow", "slower")).ledgers == 1
-    marks = {name: world.catalog.cursors.get(topic.topic_id, name).state.mark_delete for name in ("slow", "slower")}
+    marks = {
+        name: world.catalog.cursors.get_cursor(topic.topic_id, name).state.mark_delete for name in ("slow", "slower")
+    }
     assert all(mark.ledger_id >= ledgers[0] for mark in marks.values()), "they moved over the hole"
 
 
@@ -112,7 +114,7 @@ def test_call_that_is_repeated_by_another_process_does_nothing(world: World) -> 
     while repr(frozenset(names)) == repr(frozenset(reversed(names))):
         names.append(f"s{len(names)}")
     for name in names:
-        world.catalog.cursors.subscribe(topic.topic_id, name, latest=False)
+        world.catalog.cursors.create_subscription(topic.topic_id, name, latest=False)
     done = operate(world, topic, ledgers[0], _PRIMARY, over=tuple(names))
     assert done.ledgers == 1
     assert operate(world, topic, ledgers[0], _PRIMARY, over=tuple(reversed(names))) == done
@@ -122,7 +124,7 @@ def test_audit_log_says_which_subscriptions_were_passed_over(sql_world: SqlWorld
     """As it says of a forced delete that it was forced."""
     topic = new_topic(sql_world)
     ledgers = filled(sql_world, topic.topic_id, 2)
-    sql_world.catalog.cursors.subscribe(topic.topic_id, "slow", latest=False)
+    sql_world.catalog.cursors.create_subscription(topic.topic_id, "slow", latest=False)
     operate(sql_world, topic, ledgers[0], _PRIMARY, over=("slow",))
     assert [one.detail.get("passed_over") for one in sql_world.audited("detach")] == [["slow"]]
 
@@ -132,12 +134,12 @@ def test_preview_says_whether_the_ledger_would_end_and_changes_nothing(world: Wo
     topic = new_topic(world)
     ledgers = filled(world, topic.topic_id, 2)
     offloaded(world, ledgers[0])
-    world.catalog.cursors.subscribe(topic.topic_id, "slow", latest=False)
+    world.catalog.cursors.create_subscription(topic.topic_id, "slow", latest=False)
     before = world.everything()
 
     def would_end(*remove: CopyKind, over: frozenset[str] = frozenset()) -> bool:
         operation = CompoundOperation(ledger_id=ledgers[0], remove=frozenset(remove), pass_over=over)
-        return world.catalog.phase_one.would_end(topic.topic_id, operation)
+        return world.catalog.phase_one.would_end_ledger(topic.topic_id, operation)
 
     assert not would_end(_TIERED)
     assert would_end(_PRIMARY, _TIERED, over=frozenset({"slow"}))

@@ -2,16 +2,16 @@
 
 import pytest
 
-from infra.catalog.log.ledger_inspection import SqlInspection
+from infra.catalog.log.ledger_inspection import SqlLedgerInspection
 from logstore.deletion.intents import DeletionState, Outcome, find_refusal
 from logstore.identity.bucket_markers import BucketRole
 from logstore.log.ledgers import CopyKind, CopyState
-from logstore.ports.catalog import Cause, Claim, Inflight, IntentResult, RowRange
+from logstore.ports.catalog import AuditCause, Claim, IntentResult, IntentRowRange, UnfinishedIntentCounts
 from logstore.positions import LedgerId, TopicId
 from tests.contracts.catalog.steps import filled, listed, new_topic, newborn
 from tests.contracts.catalog.worlds import SqlWorld, claim
 
-_ALL = RowRange(first=0, last=2**62, rows=0)
+_ALL = IntentRowRange(first=0, last=2**62, rows=0)
 _BROKEN = [
     ("keys", "{not json", "keys"),
     ("keys", "[1, 2]", "keys"),
@@ -49,8 +49,12 @@ def test_damaged_row_is_read_as_invalid_beside_its_neighbours(
     assert refused
     assert refused[0] is Outcome.INVALID
     assert refused[1].startswith(f"damaged {named} (found ")
-    sql_world.catalog.deletions.finish([IntentResult(row_id=bad, outcome=refused[0], error=refused[1])], holder="b")
-    assert sql_world.catalog.deletions.inflight() == Inflight(estimated_inflight=2, dead_lettered=1)
+    sql_world.catalog.deletions.record_outcomes(
+        [IntentResult(row_id=bad, outcome=refused[0], error=refused[1])], holder="b"
+    )
+    assert sql_world.catalog.deletions.count_unfinished_intents() == UnfinishedIntentCounts(
+        estimated_inflight=2, dead_lettered=1
+    )
 
 
 @pytest.mark.postgres
@@ -59,8 +63,8 @@ def test_inflight_says_since_when_the_first_unfinished_row_is_filed(sql_world: S
     ended, first, last = _three(sql_world)
     for row, filed_us in ((ended, 10), (first, 20), (last, 30)):
         sql_world.sql("UPDATE pending_deletion SET created_us = :filed WHERE row_id = :row", filed=filed_us, row=row)
-    sql_world.catalog.deletions.finish([IntentResult(row_id=ended, outcome=Outcome.DELETED)], holder="b")
-    assert sql_world.catalog.deletions.inflight().oldest_us == 20
+    sql_world.catalog.deletions.record_outcomes([IntentResult(row_id=ended, outcome=Outcome.DELETED)], holder="b")
+    assert sql_world.catalog.deletions.count_unfinished_intents().oldest_us == 20
 
 
 def test_context_that_is_no_json_is_read_as_invalid(sqlite_url: str) -> None:
@@ -73,8 +77,8 @@ def test_context_that_is_no_json_is_read_as_invalid(sqlite_url: str) -> None:
         True,
         False,
     ]
-    row = world.catalog.deletions.list(None, limit=9)[1]
-    assert world.catalog.deletions.take(row.ledger_id, row.copy, row.generation, claim("w")).damage
+    row = world.catalog.deletions.list_intents(None, limit=9)[1]
+    assert world.catalog.deletions.claim_intent(row.ledger_id, row.copy, row.generation, claim("w")).damage
     world.database.close()
 
 
@@ -86,7 +90,7 @@ def test_text_that_is_no_utf_8_stops_no_neighbour(sqlite_url: str, column: str) 
     old = f"CAST(COALESCE({column}, '') AS BLOB)"
     world.sql(f"UPDATE pending_deletion SET {column} = CAST({old} || x'ff' AS TEXT) WHERE row_id = :row", row=bad)
     assert {first, last} <= {one.row_id for one in world.catalog.deletions.list_intents_in_range("b", _ALL)}
-    found = {one.row_id: one for one in world.catalog.deletions.list(None, limit=9)}
+    found = {one.row_id: one for one in world.catalog.deletions.list_intents(None, limit=9)}
     assert sorted(found) == [first, bad, last]
     assert "\N{REPLACEMENT CHARACTER}" in repr(found[bad])
     world.database.close()
@@ -113,17 +117,19 @@ def test_bytes_that_are_no_text_stop_no_neighbour_and_no_certificate(sqlite_url:
     world = SqlWorld(sqlite_url)
     first, bad, last = _three(world)
     world.sql(f"UPDATE pending_deletion SET {column} = x'ff' WHERE row_id = :row", row=bad)
-    listing = {one.row_id: one for one in world.catalog.deletions.list(None, limit=9)}
+    listing = {one.row_id: one for one in world.catalog.deletions.list_intents(None, limit=9)}
     assert sorted(listing) == [first, bad, last]
     refused = find_refusal(listing[bad])
     assert refused
     assert refused[0] is Outcome.INVALID
     assert refused[1].startswith(f"damaged {column} (found ")
     ended = [IntentResult(row_id=row, outcome=Outcome.DELETED) for row in (first, last)]
-    world.catalog.deletions.finish([*ended, IntentResult(row_id=bad, outcome=refused[0], error=refused[1])], holder="b")
-    cause = Cause(actor="tests", reason="", workflow_id="w")
-    assert world.catalog.deletions.close("b", cause).outcomes["DELETED"] == 2
-    redriven = world.catalog.upkeep.redrive(None, batch_id="again", claim=claim("w"), cause=cause)
+    world.catalog.deletions.record_outcomes(
+        [*ended, IntentResult(row_id=bad, outcome=refused[0], error=refused[1])], holder="b"
+    )
+    cause = AuditCause(actor="tests", reason="", workflow_id="w")
+    assert world.catalog.deletions.close_batch("b", cause).outcomes["DELETED"] == 2
+    redriven = world.catalog.upkeep.redrive_dead_letters(None, batch_id="again", claim=claim("w"), cause=cause)
     assert redriven.intents == (0 if column == "batch_id" else 1)
     world.database.close()
 
@@ -144,15 +150,15 @@ def test_copy_whose_context_cannot_be_read_stops_no_sweep_and_no_trim(sqlite_url
     damaged, kept = _with_tiered(world, "persistent://a/b/damaged", context)
     other = new_topic(world, "persistent://a/b/other")
     first, _ = filled(world, other.topic_id, 2)
-    assert world.catalog.upkeep.count_backlog(older_than_s=60).uploads == 0
-    assert world.catalog.upkeep.adopt(batch_id="sweep", claim=claim("w"), limit=9).intents == 0
+    assert world.catalog.upkeep.count_sweep_backlog(older_than_s=60).uploads == 0
+    assert world.catalog.upkeep.move_stalled_to_batch(batch_id="sweep", claim=claim("w"), limit=9).intents == 0
     born = newborn(world, other.topic_id)
     world.age(born, seconds=601)
-    assert world.catalog.upkeep.adopt(batch_id="next", claim=claim("w"), limit=9).ledgers == 1
+    assert world.catalog.upkeep.move_stalled_to_batch(batch_id="next", claim=claim("w"), limit=9).ledgers == 1
     assert (world.phase_one(damaged).ledgers, world.phase_one(other.topic_id).ledgers) == (0, 1)
     assert kept in listed(world, damaged)
     assert first not in listed(world, other.topic_id)
-    assert world.catalog.offloads.list_removable(damaged, None, after=LedgerId(-1), limit=9) == []
+    assert world.catalog.offloads.list_removable_primaries(damaged, None, after=LedgerId(-1), limit=9) == []
     world.database.close()
 
 
@@ -167,14 +173,14 @@ def test_context_with_an_escape_that_is_no_character_stops_nobody(sql_world: Sql
     world.add_copy(first, CopyState.WRITING)
     value = ":context" if world.database.is_sqlite else "CAST(:context AS json)"
     world.sql(f"UPDATE ledger_copy SET context = {value} WHERE kind = 'OFFLOADED_LEDGER'", context=context)
-    assert world.catalog.upkeep.count_backlog(older_than_s=60).uploads == 0
+    assert world.catalog.upkeep.count_sweep_backlog(older_than_s=60).uploads == 0
     world.age(newborn(world, topic.topic_id), seconds=601)
-    assert world.catalog.upkeep.adopt(batch_id="sweep", claim=claim("w"), limit=9).ledgers == 1
+    assert world.catalog.upkeep.move_stalled_to_batch(batch_id="sweep", claim=claim("w"), limit=9).ledgers == 1
     assert world.phase_one(topic.topic_id).ledgers == 0
     assert {first, second} <= set(listed(world, topic.topic_id))
     world.add_copy(second, CopyState.LIVE, uuid="u-2", bucket="cold")
     world.sql("UPDATE ledger_copy SET state = 'LIVE'")
-    found = world.catalog.identities.known_copies(BucketRole.TIERED, "cold", limit=9)
+    found = world.catalog.identities.list_expected_copies(BucketRole.TIERED, "cold", limit=9)
     assert second in {one.intent.ledger_id for one in found}
 
 
@@ -185,7 +191,7 @@ def test_live_copy_whose_context_is_no_json_hides_no_evidence(sqlite_url: str) -
     *_, last = filled(world, topic, 1)
     world.add_copy(last, CopyState.LIVE, uuid="u-2", bucket="cold")
     world.sql("UPDATE ledger_copy SET state = 'LIVE'")
-    found = world.catalog.identities.known_copies(BucketRole.TIERED, "cold", limit=9)
+    found = world.catalog.identities.list_expected_copies(BucketRole.TIERED, "cold", limit=9)
     assert [one.intent.ledger_id for one in found] == [last]
     world.database.close()
 
@@ -196,9 +202,9 @@ def test_detached_copy_whose_context_cannot_be_read_ends_alone(sqlite_url: str, 
     world = SqlWorld(sqlite_url)
     topic, first = _with_tiered(world, "persistent://a/b/damaged", context)
     world.sql("UPDATE ledger_copy SET state = 'LIVE'")
-    found = SqlInspection(world.database).ledger(first, decisions=9).copies
+    found = SqlLedgerInspection(world.database).get_ledger_history(first, max_decisions=9).copies
     assert [copy.intent.damage is not None for copy in found] == [False, True]
-    copies = world.catalog.offloads.copies(first)
+    copies = world.catalog.offloads.find_readable_copies(first)
     assert copies
     assert copies.primary
     assert world.phase_one(topic, batch_id="b").intents == 2
@@ -237,10 +243,10 @@ def test_row_in_an_unknown_state_is_a_dead_letter_that_says_so(sql_world: SqlWor
     found = deletions.list_intents_in_range("b", _ALL)
     assert [one.state for one in found] == [DeletionState.PENDING, DeletionState.DEAD_LETTERED, DeletionState.PENDING]
     assert (found[1].outcome, found[1].last_error) == (Outcome.INVALID, "damaged state (found 'PENDNIG')")
-    assert deletions.list(DeletionState.DEAD_LETTERED, limit=9) == [found[1]]
-    assert deletions.inflight() == Inflight(estimated_inflight=2, dead_lettered=1)
-    assert deletions.tally("b").outcomes == {"INVALID": 1, "RETRYING": 2}
-    taken = deletions.take(found[1].ledger_id, found[1].copy, found[1].generation, _nobody())
+    assert deletions.list_intents(DeletionState.DEAD_LETTERED, limit=9) == [found[1]]
+    assert deletions.count_unfinished_intents() == UnfinishedIntentCounts(estimated_inflight=2, dead_lettered=1)
+    assert deletions.tally_batch("b").outcomes == {"INVALID": 1, "RETRYING": 2}
+    taken = deletions.claim_intent(found[1].ledger_id, found[1].copy, found[1].generation, _nobody())
     assert taken.outcome is Outcome.INVALID
 
 
@@ -251,7 +257,7 @@ def test_row_with_an_unknown_outcome_is_what_its_state_says(sql_world: SqlWorld)
     for row, state in ((gone, "DELETED"), (dead, "DEAD_LETTERED")):
         _spoil(sql_world, row, "state", state)
         _spoil(sql_world, row, "outcome", "VANISHED")
-    assert sql_world.catalog.deletions.tally("b").outcomes == {"DEAD_LETTERED": 1, "DELETED": 1, "RETRYING": 1}
+    assert sql_world.catalog.deletions.tally_batch("b").outcomes == {"DEAD_LETTERED": 1, "DELETED": 1, "RETRYING": 1}
 
 
 def _nobody() -> Claim:

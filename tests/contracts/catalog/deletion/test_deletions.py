@@ -9,12 +9,12 @@ import pytest
 from logstore.deletion.intents import DeletionIntent, DeletionState, Outcome
 from logstore.errors import ClaimHeld, InvalidInput, StaleCatalog, UnknownObject
 from logstore.log.ledgers import CopyKind, CopyState
-from logstore.ports.catalog import Cause, Inflight, IntentResult, RowRange, Tally
+from logstore.ports.catalog import AuditCause, IntentResult, IntentRowRange, IntentTally, UnfinishedIntentCounts
 from logstore.positions import LedgerId, TopicId
 from tests.contracts.catalog.steps import filled, listed, new_topic, newborn, race
 from tests.contracts.catalog.worlds import CAUSE, World, claim
 
-_ALL = RowRange(first=0, last=2**62, rows=0)
+_ALL = IntentRowRange(first=0, last=2**62, rows=0)
 
 
 def _batch(world: World, count: int, *, ttl_s: float = 60.0, name: str = "b") -> list[DeletionIntent]:
@@ -32,8 +32,8 @@ def test_ranges_hold_no_more_segments_than_can_be_listed_at_once(world: World) -
     for row in rows[1:]:
         world.swell(row, segments=9_000)
     assert world.catalog.deletions.list_unfinished_ranges("b", after=0, rows=9, limit=9) == [
-        RowRange(first=rows[0], last=rows[2], rows=3),
-        RowRange(first=rows[3], last=rows[3], rows=1),
+        IntentRowRange(first=rows[0], last=rows[2], rows=3),
+        IntentRowRange(first=rows[3], last=rows[3], rows=1),
     ]
     for row in rows:
         world.swell(row, segments=90_000)
@@ -50,7 +50,7 @@ def _ended(intent: DeletionIntent, outcome: Outcome = Outcome.DELETED, objects: 
 
 def _now(world: World, intent: DeletionIntent) -> DeletionIntent:
     (found,) = world.catalog.deletions.list_intents_in_range(
-        intent.batch_id, RowRange(first=intent.row_id, last=intent.row_id, rows=1)
+        intent.batch_id, IntentRowRange(first=intent.row_id, last=intent.row_id, rows=1)
     )
     return found
 
@@ -61,17 +61,17 @@ def test_ranges_cover_unfinished_rows_once_and_page_on(world: World) -> None:
     _batch(world, 3, name="other")
     deletions = world.catalog.deletions
     assert deletions.list_unfinished_ranges("b", after=0, rows=3, limit=2) == [
-        RowRange(first=rows[0], last=rows[2], rows=3),
-        RowRange(first=rows[3], last=rows[5], rows=3),
+        IntentRowRange(first=rows[0], last=rows[2], rows=3),
+        IntentRowRange(first=rows[3], last=rows[5], rows=3),
     ]
     assert deletions.list_unfinished_ranges("b", after=rows[5], rows=3, limit=2) == [
-        RowRange(first=rows[6], last=rows[6], rows=1)
+        IntentRowRange(first=rows[6], last=rows[6], rows=1)
     ]
     assert deletions.list_unfinished_ranges("b", after=rows[6], rows=3, limit=2) == []
     assert deletions.list_unfinished_ranges("nobody", after=0, rows=3, limit=2) == []
-    deletions.finish([IntentResult(row_id=row, outcome=Outcome.DELETED) for row in rows[:4]], holder="b")
+    deletions.record_outcomes([IntentResult(row_id=row, outcome=Outcome.DELETED) for row in rows[:4]], holder="b")
     assert deletions.list_unfinished_ranges("b", after=0, rows=3, limit=9) == [
-        RowRange(first=rows[4], last=rows[6], rows=3)
+        IntentRowRange(first=rows[4], last=rows[6], rows=3)
     ]
 
 
@@ -79,10 +79,12 @@ def test_ranges_have_nothing_between_that_was_dealt_with(world: World) -> None:
     """A run that goes on where slices left off meets, and counts, only what is left of the batch."""
     rows = [intent.row_id for intent in _batch(world, 7)]
     deletions = world.catalog.deletions
-    deletions.finish([IntentResult(row_id=row, outcome=Outcome.DELETED) for row in (rows[0], rows[2])], holder="b")
-    deletions.hand_over({rows[5]: "own"}, batch_id="b", errors={}, ttl_s=60)
-    alone = [RowRange(first=row, last=row, rows=1) for row in (rows[1], rows[6])]
-    between = RowRange(first=rows[3], last=rows[4], rows=2)
+    deletions.record_outcomes(
+        [IntentResult(row_id=row, outcome=Outcome.DELETED) for row in (rows[0], rows[2])], holder="b"
+    )
+    deletions.move_to_own_workflows({rows[5]: "own"}, batch_id="b", error_by_row={}, ttl_s=60)
+    alone = [IntentRowRange(first=row, last=row, rows=1) for row in (rows[1], rows[6])]
+    between = IntentRowRange(first=rows[3], last=rows[4], rows=2)
     assert deletions.list_unfinished_ranges("b", after=0, rows=3, limit=9) == [alone[0], between, alone[1]]
     assert deletions.list_unfinished_ranges("b", after=0, rows=3, limit=2) == [alone[0], between]
     assert deletions.list_unfinished_ranges("b", after=rows[4], rows=3, limit=9) == [alone[1]]
@@ -91,9 +93,9 @@ def test_ranges_have_nothing_between_that_was_dealt_with(world: World) -> None:
 def test_intents_of_a_range_are_ascending_finished_or_not(world: World) -> None:
     """A chunk that is done again sees what was done, so that it can skip it."""
     intents = _batch(world, 4)
-    world.catalog.deletions.finish([_ended(intents[1])], holder="b")
+    world.catalog.deletions.record_outcomes([_ended(intents[1])], holder="b")
     found = world.catalog.deletions.list_intents_in_range(
-        "b", RowRange(first=intents[1].row_id, last=intents[2].row_id, rows=2)
+        "b", IntentRowRange(first=intents[1].row_id, last=intents[2].row_id, rows=2)
     )
     assert [one.row_id for one in found] == [intents[1].row_id, intents[2].row_id]
     assert [one.outcome for one in found] == [Outcome.DELETED, None]
@@ -104,20 +106,22 @@ def test_finish_row_that_ended_keeps_its_first_outcome(world: World) -> None:
     """A zombie that finishes late changes nothing: state, outcome, counts and error stay (PostHog#78455)."""
     intent = _batch(world, 1)[0]
     deletions = world.catalog.deletions
-    deletions.finish(
+    deletions.record_outcomes(
         [IntentResult(row_id=intent.row_id, outcome=Outcome.DELETED, objects=5, size_bytes=50)], holder="b"
     )
     first = _now(world, intent)
-    deletions.finish(
+    deletions.record_outcomes(
         [IntentResult(row_id=intent.row_id, outcome=Outcome.DEAD_LETTERED, objects=1, error="late")], holder="b"
     )
-    deletions.finish([IntentResult(row_id=intent.row_id, outcome=Outcome.ALREADY_GONE)], holder="b")
-    deletions.hand_over({intent.row_id: "late"}, batch_id="b", errors={intent.row_id: "late"}, ttl_s=60)
-    deletions.hold(intent.row_id, claim("w"), error="late")
+    deletions.record_outcomes([IntentResult(row_id=intent.row_id, outcome=Outcome.ALREADY_GONE)], holder="b")
+    deletions.move_to_own_workflows(
+        {intent.row_id: "late"}, batch_id="b", error_by_row={intent.row_id: "late"}, ttl_s=60
+    )
+    deletions.extend_claim_after_attempt(intent.row_id, claim("w"), error="late")
     assert _now(world, intent) == first
     assert (first.state, first.outcome) == (DeletionState.DELETED, Outcome.DELETED)
-    assert deletions.tally("b") == Tally(outcomes={"DELETED": 1}, objects=5, size_bytes=50)
-    deletions.finish([], holder="b")
+    assert deletions.tally_batch("b") == IntentTally(outcomes={"DELETED": 1}, objects=5, size_bytes=50)
+    deletions.record_outcomes([], holder="b")
 
 
 @pytest.mark.postgres
@@ -128,12 +132,14 @@ def test_finish_thirty_two_at_once_one_outcome_stands(world: World) -> None:
 
     def finish(number: int) -> None:
         order = intents if number % 2 else intents[::-1]
-        world.catalog.deletions.finish([_ended(one, outcomes[number % 2], objects=number) for one in order], holder="b")
+        world.catalog.deletions.record_outcomes(
+            [_ended(one, outcomes[number % 2], objects=number) for one in order], holder="b"
+        )
 
     assert set(race(finish)) == {None}
     found = world.catalog.deletions.list_intents_in_range("b", _ALL)
     assert {one.state for one in found} == {DeletionState.DELETED}
-    tally = world.catalog.deletions.tally("b")
+    tally = world.catalog.deletions.tally_batch("b")
     assert sum(tally.outcomes.values()) == 8
     assert tally.objects % 8 == 0  # one writer's answer for all of them, or none of it
 
@@ -142,12 +148,16 @@ def test_finish_thirty_two_at_once_one_outcome_stands(world: World) -> None:
 def test_finish_outcome_decides_the_state(world: World, outcome: Outcome) -> None:
     """Success is DELETED; refusals and exhausted attempts stay listed with their reason, never dropped (PIP-186)."""
     intent = _batch(world, 1)[0]
-    world.catalog.deletions.finish([IntentResult(row_id=intent.row_id, outcome=outcome, error="why")], holder="b")
+    world.catalog.deletions.record_outcomes(
+        [IntentResult(row_id=intent.row_id, outcome=outcome, error="why")], holder="b"
+    )
     found = _now(world, intent)
     assert (found.state, found.outcome, found.last_error) == (outcome.state, outcome, "why")
     dead = outcome.state is DeletionState.DEAD_LETTERED
-    assert world.catalog.deletions.inflight() == Inflight(estimated_inflight=0, dead_lettered=int(dead))
-    assert world.catalog.deletions.list(outcome.state, limit=9) == [found]
+    assert world.catalog.deletions.count_unfinished_intents() == UnfinishedIntentCounts(
+        estimated_inflight=0, dead_lettered=int(dead)
+    )
+    assert world.catalog.deletions.list_intents(outcome.state, limit=9) == [found]
 
 
 def test_finish_and_hand_over_leave_a_row_that_another_batch_took_up(world: World) -> None:
@@ -157,10 +167,10 @@ def test_finish_and_hand_over_leave_a_row_that_another_batch_took_up(world: Worl
     (adopted,) = world.catalog.deletions.list_intents_in_range("taker", _ALL)
     deletions = world.catalog.deletions
     for outcome in (Outcome.DELETED, Outcome.ALREADY_GONE, Outcome.METADATA_MISMATCH):
-        deletions.finish([_ended(adopted, outcome)], holder="b")
-    deletions.hand_over({adopted.row_id: "late"}, batch_id="b", errors={}, ttl_s=60)
+        deletions.record_outcomes([_ended(adopted, outcome)], holder="b")
+    deletions.move_to_own_workflows({adopted.row_id: "late"}, batch_id="b", error_by_row={}, ttl_s=60)
     assert deletions.list_intents_in_range("taker", _ALL) == [adopted]
-    deletions.finish([_ended(adopted)], holder="taker")
+    deletions.record_outcomes([_ended(adopted)], holder="taker")
     assert _now(world, adopted).outcome is Outcome.DELETED
 
 
@@ -169,12 +179,12 @@ def test_finish_row_with_a_workflow_of_its_own_is_that_ones_or_its_batchs(world:
     """Of two attempts of a chunk one may hand over what the other deleted; who never held the row ends nothing."""
     intent = _batch(world, 1)[0]
     deletions = world.catalog.deletions
-    deletions.hand_over({intent.row_id: "own"}, batch_id="b", errors={}, ttl_s=60)
+    deletions.move_to_own_workflows({intent.row_id: "own"}, batch_id="b", error_by_row={}, ttl_s=60)
     before = _now(world, intent)
     for stranger in ("w", "somebody"):
-        deletions.finish([_ended(intent)], holder=stranger)
+        deletions.record_outcomes([_ended(intent)], holder=stranger)
     assert _now(world, intent) == before
-    deletions.finish([_ended(intent)], holder=holder)
+    deletions.record_outcomes([_ended(intent)], holder=holder)
     assert _now(world, intent).outcome is Outcome.DELETED
 
 
@@ -182,20 +192,24 @@ def test_hand_over_moves_the_claim_and_counts_the_first_attempt(world: World) ->
     """A row handed over is held by its own workflow, even when its batch's claim has died."""
     mine, other = _batch(world, 2, ttl_s=-1)
     deletions = world.catalog.deletions
-    deletions.hand_over({mine.row_id: "delete-ledger/1"}, batch_id="b", errors={mine.row_id: "slow down"}, ttl_s=60)
+    deletions.move_to_own_workflows(
+        {mine.row_id: "delete-ledger/1"}, batch_id="b", error_by_row={mine.row_id: "slow down"}, ttl_s=60
+    )
     found = _now(world, mine)
     assert (found.attempts, found.last_error, found.handed_to) == (1, "slow down", "delete-ledger/1")
     assert _now(world, other) == other
     with pytest.raises(ClaimHeld, match="delete-ledger/1"):
-        deletions.take(mine.ledger_id, mine.copy, mine.generation, claim("somebody"))
-    taken = deletions.take(mine.ledger_id, mine.copy, mine.generation, claim("delete-ledger/1"))
+        deletions.claim_intent(mine.ledger_id, mine.copy, mine.generation, claim("somebody"))
+    taken = deletions.claim_intent(mine.ledger_id, mine.copy, mine.generation, claim("delete-ledger/1"))
     assert taken == replace(found, attempts=2)
 
 
 def test_take_of_an_intent_of_another_topic_is_refused_and_changes_nothing(world: World) -> None:
     """A mistyped name beside a ledger's id means another ledger; its own name, and no name, are right."""
     intent = _batch(world, 1, ttl_s=-1)[0]
-    take = partial(world.catalog.deletions.take, intent.ledger_id, intent.copy, intent.generation, claim("alone"))
+    take = partial(
+        world.catalog.deletions.claim_intent, intent.ledger_id, intent.copy, intent.generation, claim("alone")
+    )
     with pytest.raises(InvalidInput, match=f"topic: expected the topic of ledger {intent.ledger_id}, .*found 'other'"):
         take(topic="other")
     assert _now(world, intent) == intent
@@ -207,12 +221,14 @@ def test_hand_over_again_keeps_the_claim(world: World) -> None:
     """A repeated hand-over, to the same workflow or another, neither moves the claim nor counts again."""
     intent = _batch(world, 1)[0]
     deletions = world.catalog.deletions
-    deletions.hand_over({intent.row_id: "first"}, batch_id="b", errors={}, ttl_s=60)
+    deletions.move_to_own_workflows({intent.row_id: "first"}, batch_id="b", error_by_row={}, ttl_s=60)
     before = _now(world, intent)
-    deletions.hand_over({intent.row_id: "second"}, batch_id="b", errors={intent.row_id: "again"}, ttl_s=600)
+    deletions.move_to_own_workflows(
+        {intent.row_id: "second"}, batch_id="b", error_by_row={intent.row_id: "again"}, ttl_s=600
+    )
     assert _now(world, intent) == before
     assert (before.attempts, before.handed_to) == (1, "first")
-    deletions.hand_over({}, batch_id="b", errors={}, ttl_s=60)
+    deletions.move_to_own_workflows({}, batch_id="b", error_by_row={}, ttl_s=60)
 
 
 def test_take_while_another_workflow_is_at_work_is_refused(world: World) -> None:
@@ -220,21 +236,21 @@ def test_take_while_another_workflow_is_at_work_is_refused(world: World) -> None
     intent = _batch(world, 1)[0]
     key = (intent.ledger_id, intent.copy, intent.generation)
     with pytest.raises(ClaimHeld, match="found w"):
-        world.catalog.deletions.take(*key, claim("somebody"))
+        world.catalog.deletions.claim_intent(*key, claim("somebody"))
     assert _now(world, intent) == intent
-    assert world.catalog.deletions.take(*key, claim("w")).attempts == 1
-    assert world.catalog.deletions.take(*key, claim("w")).attempts == 2
+    assert world.catalog.deletions.claim_intent(*key, claim("w")).attempts == 1
+    assert world.catalog.deletions.claim_intent(*key, claim("w")).attempts == 2
 
 
 def test_take_dead_claim_is_taken_over(world: World) -> None:
     """Once a claim has ended its row is anybody's, and then its new holder's alone."""
     intent = _batch(world, 1, ttl_s=-1)[0]
     key = (intent.ledger_id, intent.copy, intent.generation)
-    world.catalog.deletions.take(*key, claim("first", ttl_s=-1))
-    taken = world.catalog.deletions.take(*key, claim("second"))
+    world.catalog.deletions.claim_intent(*key, claim("first", ttl_s=-1))
+    taken = world.catalog.deletions.claim_intent(*key, claim("second"))
     assert (taken.attempts, taken.handed_to) == (2, "second")
     with pytest.raises(ClaimHeld, match="found second"):
-        world.catalog.deletions.take(*key, claim("first"))
+        world.catalog.deletions.claim_intent(*key, claim("first"))
 
 
 @pytest.mark.postgres
@@ -242,7 +258,7 @@ def test_take_thirty_two_at_once_exactly_one_holds(world: World) -> None:
     """A stalled row is claimed by one workflow; the others are told, and none counted an attempt."""
     intent = _batch(world, 1, ttl_s=-1)[0]
     key = (intent.ledger_id, intent.copy, intent.generation)
-    answers = race(lambda number: world.catalog.deletions.take(*key, claim(f"w{number}")))
+    answers = race(lambda number: world.catalog.deletions.claim_intent(*key, claim(f"w{number}")))
     winners = [answer for answer in answers if isinstance(answer, DeletionIntent)]
     assert len(winners) == 1
     assert {type(answer) for answer in answers} == {DeletionIntent, ClaimHeld}
@@ -253,8 +269,8 @@ def test_take_thirty_two_at_once_exactly_one_holds(world: World) -> None:
 def test_take_finished_row_is_returned_as_it_is(world: World) -> None:
     """A workflow that comes late learns the outcome and counts no attempt beyond the batch's (PIP-186, idempotency)."""
     intent = _batch(world, 1)[0]
-    world.catalog.deletions.finish([_ended(intent)], holder="b")
-    taken = world.catalog.deletions.take(intent.ledger_id, intent.copy, intent.generation, claim("somebody"))
+    world.catalog.deletions.record_outcomes([_ended(intent)], holder="b")
+    taken = world.catalog.deletions.claim_intent(intent.ledger_id, intent.copy, intent.generation, claim("somebody"))
     assert (taken.outcome, taken.attempts, taken.handed_to) == (Outcome.DELETED, 1, None)
 
 
@@ -267,7 +283,7 @@ def test_take_unknown_row_is_refused(world: World) -> None:
         (intent.ledger_id, intent.copy, intent.generation + 1),
     ):
         with pytest.raises(UnknownObject, match="deletion"):
-            world.catalog.deletions.take(*key, claim())
+            world.catalog.deletions.claim_intent(*key, claim())
 
 
 def test_hold_keeps_the_error_and_the_claim_of_its_holder_only(world: World) -> None:
@@ -275,16 +291,16 @@ def test_hold_keeps_the_error_and_the_claim_of_its_holder_only(world: World) -> 
     intent = _batch(world, 1)[0]
     deletions = world.catalog.deletions
     key = (intent.ledger_id, intent.copy, intent.generation)
-    taken = deletions.take(*key, claim("w", ttl_s=-1))
+    taken = deletions.claim_intent(*key, claim("w", ttl_s=-1))
     with pytest.raises(ClaimHeld, match="found w"):
-        deletions.hold(intent.row_id, claim("zombie"), error="mine")
+        deletions.extend_claim_after_attempt(intent.row_id, claim("zombie"), error="mine")
     assert _now(world, intent) == taken
-    deletions.hold(intent.row_id, claim("w", ttl_s=60), error="storage is away")
+    deletions.extend_claim_after_attempt(intent.row_id, claim("w", ttl_s=60), error="storage is away")
     assert _now(world, intent) == replace(taken, last_error="storage is away")
-    deletions.hold(intent.row_id, claim("w", ttl_s=60))
+    deletions.extend_claim_after_attempt(intent.row_id, claim("w", ttl_s=60))
     assert _now(world, intent).last_error == "storage is away"
     with pytest.raises(ClaimHeld, match="found w"):
-        deletions.take(*key, claim("zombie"))
+        deletions.claim_intent(*key, claim("zombie"))
 
 
 @pytest.mark.postgres
@@ -292,12 +308,15 @@ def test_hold_counts_attempts_in_a_row_that_left_as_many_keys(world: World) -> N
     """Another number begins anew; an attempt that storage did not answer neither counts nor interrupts."""
     intent = _batch(world, 1, ttl_s=-1)[0]
     deletions = world.catalog.deletions
-    deletions.take(intent.ledger_id, intent.copy, intent.generation, claim("w"))
-    told = [deletions.hold(intent.row_id, claim("w"), keys_left=left) for left in (3, 3, None, 3, 2, 3, None, 0, 0)]
+    deletions.claim_intent(intent.ledger_id, intent.copy, intent.generation, claim("w"))
+    told = [
+        deletions.extend_claim_after_attempt(intent.row_id, claim("w"), keys_left=left)
+        for left in (3, 3, None, 3, 2, 3, None, 0, 0)
+    ]
     assert told == [1, 2, 0, 3, 1, 1, 0, 1, 2]
     assert _now(world, intent).keys_left_attempts == 2
-    deletions.finish([_ended(intent)], holder="w")
-    assert deletions.hold(intent.row_id, claim("w"), keys_left=0) == 0
+    deletions.record_outcomes([_ended(intent)], holder="w")
+    assert deletions.extend_claim_after_attempt(intent.row_id, claim("w"), keys_left=0) == 0
 
 
 def test_renew_is_refused_while_another_holds_and_taken_over_once_dead(world: World) -> None:
@@ -338,7 +357,7 @@ def test_renew_unknown_or_finished_batch_is_refused(world: World) -> None:
     _batch(world, 1)
     with pytest.raises(UnknownObject, match="batch"):
         world.catalog.deletions.renew_batch_claim("nobody", claim())
-    world.catalog.deletions.close("b", CAUSE)
+    world.catalog.deletions.close_batch("b", CAUSE)
     with pytest.raises(ClaimHeld, match="finished"):
         world.catalog.deletions.renew_batch_claim("b", claim())
 
@@ -347,15 +366,15 @@ def test_tally_repeated_work_counts_once(world: World) -> None:
     """Running any step twice gives the same counters (PIP-186, idempotency)."""
     intents = _batch(world, 4)
     deletions = world.catalog.deletions
-    assert deletions.tally("nobody") == Tally(outcomes={}, objects=0, size_bytes=0)
+    assert deletions.tally_batch("nobody") == IntentTally(outcomes={}, objects=0, size_bytes=0)
     for _ in range(3):
-        deletions.finish([_ended(one) for one in intents[:2]], holder="b")
-        deletions.finish([_ended(intents[2], Outcome.METADATA_MISMATCH, objects=0)], holder="b")
-        deletions.hand_over({intents[3].row_id: "own"}, batch_id="b", errors={}, ttl_s=60)
+        deletions.record_outcomes([_ended(one) for one in intents[:2]], holder="b")
+        deletions.record_outcomes([_ended(intents[2], Outcome.METADATA_MISMATCH, objects=0)], holder="b")
+        deletions.move_to_own_workflows({intents[3].row_id: "own"}, batch_id="b", error_by_row={}, ttl_s=60)
     expected = {"DELETED": 2, "METADATA_MISMATCH": 1, "RETRYING": 1}
-    assert deletions.tally("b") == Tally(outcomes=expected, objects=4, size_bytes=40)
-    deletions.finish([_ended(intents[3], objects=1)], holder="own")
-    assert deletions.tally("b").outcomes == {"DELETED": 3, "METADATA_MISMATCH": 1}
+    assert deletions.tally_batch("b") == IntentTally(outcomes=expected, objects=4, size_bytes=40)
+    deletions.record_outcomes([_ended(intents[3], objects=1)], holder="own")
+    assert deletions.tally_batch("b").outcomes == {"DELETED": 3, "METADATA_MISMATCH": 1}
 
 
 def test_finish_and_hand_over_say_which_rows_this_call_changed(world: World) -> None:
@@ -363,21 +382,25 @@ def test_finish_and_hand_over_say_which_rows_this_call_changed(world: World) -> 
     intents = _batch(world, 3)
     deletions, (a, b, c) = world.catalog.deletions, [one.row_id for one in intents]
     ended = [_ended(one) for one in intents[:2]]
-    assert deletions.finish(ended[:1], holder="b") == {a}
-    assert deletions.finish(ended, holder="b") == {b}
-    assert deletions.finish(ended, holder="b") == frozenset()
-    assert deletions.finish([_ended(intents[2])], holder="a stranger") == frozenset()
+    assert deletions.record_outcomes(ended[:1], holder="b") == {a}
+    assert deletions.record_outcomes(ended, holder="b") == {b}
+    assert deletions.record_outcomes(ended, holder="b") == frozenset()
+    assert deletions.record_outcomes([_ended(intents[2])], holder="a stranger") == frozenset()
     names = {a: "late", c: "own"}
-    assert deletions.hand_over(names, batch_id="b", errors={}, ttl_s=60) == {c}
-    assert deletions.hand_over(names, batch_id="b", errors={}, ttl_s=60) == frozenset()
-    assert deletions.finish([], holder="b") == deletions.hand_over({}, batch_id="b", errors={}, ttl_s=60) == frozenset()
+    assert deletions.move_to_own_workflows(names, batch_id="b", error_by_row={}, ttl_s=60) == {c}
+    assert deletions.move_to_own_workflows(names, batch_id="b", error_by_row={}, ttl_s=60) == frozenset()
+    assert (
+        deletions.record_outcomes([], holder="b")
+        == deletions.move_to_own_workflows({}, batch_id="b", error_by_row={}, ttl_s=60)
+        == frozenset()
+    )
 
 
 @pytest.mark.postgres
 def test_finish_at_once_tells_each_row_to_one_caller(world: World) -> None:
     """Of eight who end the same rows, each row is one's: a counter over all of them adds up."""
     intents = _batch(world, 5)
-    told = race(lambda _: world.catalog.deletions.finish([_ended(one) for one in intents], holder="b"), 8)
+    told = race(lambda _: world.catalog.deletions.record_outcomes([_ended(one) for one in intents], holder="b"), 8)
     changed = [row for rows in told if isinstance(rows, frozenset) for row in rows]
     assert sorted(changed) == [one.row_id for one in intents]
 
@@ -386,11 +409,11 @@ def test_finish_of_a_row_alone_leaves_an_audit_row_of_its_own(world: World) -> N
     """Its batch's row says no more than RETRYING: its own says how it ended, with who and why of the batch."""
     first, second = _batch(world, 2)
     deletions = world.catalog.deletions
-    deletions.finish([_ended(first)], holder="b")
-    deletions.hand_over({second.row_id: "delete-ledger/9"}, batch_id="b", errors={}, ttl_s=60)
+    deletions.record_outcomes([_ended(first)], holder="b")
+    deletions.move_to_own_workflows({second.row_id: "delete-ledger/9"}, batch_id="b", error_by_row={}, ttl_s=60)
     letter = IntentResult(row_id=second.row_id, outcome=Outcome.DEAD_LETTERED, error="StoreUnavailable: 503")
     for _ in range(2):
-        deletions.finish([letter], holder="delete-ledger/9")
+        deletions.record_outcomes([letter], holder="delete-ledger/9")
     (row,) = world.audited("delete-ledger")
     assert (row.actor, row.reason, row.workflow_id) == ("tests", "a test", "delete-ledger/9")
     assert (row.detail["ledger"], row.detail["outcome"], row.detail["error"]) == (
@@ -408,17 +431,19 @@ def test_audit_names_who_decided_whatever_batch_has_the_row_in_the_end(world: Wo
     deletions = world.catalog.deletions
 
     def detach(ids: list[LedgerId], actor: str, batch_id: str, ttl_s: float) -> None:
-        cause = Cause(actor=actor, reason=f"{actor}'s reason", workflow_id="w")
+        cause = AuditCause(actor=actor, reason=f"{actor}'s reason", workflow_id="w")
         held = claim(ttl_s=ttl_s)
-        world.catalog.phase_one.detach(topic.topic_id, ids, force=False, batch_id=batch_id, claim=held, cause=cause)
+        world.catalog.phase_one.detach_ledgers(
+            topic.topic_id, ids, force=False, batch_id=batch_id, claim=held, cause=cause
+        )
 
     detach([second], "anna", "a", -1)
     detach([first, third], "bert", "b", 60)
-    assert world.catalog.upkeep.adopt(batch_id="sweep", claim=claim(), limit=9).intents == 1
+    assert world.catalog.upkeep.move_stalled_to_batch(batch_id="sweep", claim=claim(), limit=9).intents == 1
     (row,) = deletions.list_intents_in_range("sweep", _ALL)
     assert (row.ledger_id, row.actor, row.reason) == (second, "anna", "anna's reason")
-    deletions.hand_over({row.row_id: "delete-ledger/9"}, batch_id="sweep", errors={}, ttl_s=60)
-    deletions.finish([_ended(row)], holder="delete-ledger/9")
+    deletions.move_to_own_workflows({row.row_id: "delete-ledger/9"}, batch_id="sweep", error_by_row={}, ttl_s=60)
+    deletions.record_outcomes([_ended(row)], holder="delete-ledger/9")
     (told,) = world.audited("delete-ledger")
     assert (told.actor, told.reason) == ("anna", "anna's reason")
 
@@ -426,34 +451,34 @@ def test_audit_names_who_decided_whatever_batch_has_the_row_in_the_end(world: Wo
 def test_close_says_which_call_closed_the_batch(world: World) -> None:
     """Of calls that race, one; and none where there is no such batch."""
     _batch(world, 1)
-    tallies = race(lambda _: world.catalog.deletions.close("b", CAUSE), 8)
-    assert [isinstance(one, Tally) and one.closed for one in tallies].count(True) == 1
-    assert not world.catalog.deletions.close("nobody", CAUSE).closed
+    tallies = race(lambda _: world.catalog.deletions.close_batch("b", CAUSE), 8)
+    assert [isinstance(one, IntentTally) and one.closed for one in tallies].count(True) == 1
+    assert not world.catalog.deletions.close_batch("nobody", CAUSE).closed
 
 
 def test_close_audits_once_and_lets_go(world: World) -> None:
     """Every destructive act leaves one row, however often the end is reported; what is left over is stalled."""
     intents = _batch(world, 2)
-    world.catalog.deletions.finish([_ended(intents[0])], holder="b")
-    race(lambda _: world.catalog.deletions.close("b", CAUSE), 8)
+    world.catalog.deletions.record_outcomes([_ended(intents[0])], holder="b")
+    race(lambda _: world.catalog.deletions.close_batch("b", CAUSE), 8)
     (row,) = world.audited("delete-ledgers")
     assert (row.actor, row.reason, row.workflow_id) == ("tests", "a test", "w")
     assert row.detail["outcomes"] == {"DELETED": 1, "RETRYING": 1}
     left = intents[1]
-    assert world.catalog.deletions.take(left.ledger_id, left.copy, left.generation, claim("next")).attempts == 1
-    world.catalog.deletions.close("nobody", CAUSE)
+    assert world.catalog.deletions.claim_intent(left.ledger_id, left.copy, left.generation, claim("next")).attempts == 1
+    world.catalog.deletions.close_batch("nobody", CAUSE)
 
 
 def test_inflight_counts_unfinished_and_dead_lettered(world: World) -> None:
     """Only both at zero mean that all is deleted."""
     deletions = world.catalog.deletions
-    assert deletions.inflight() == Inflight(estimated_inflight=0, dead_lettered=0)
-    assert deletions.inflight().oldest_us is None
+    assert deletions.count_unfinished_intents() == UnfinishedIntentCounts(estimated_inflight=0, dead_lettered=0)
+    assert deletions.count_unfinished_intents().oldest_us is None
     intents = _batch(world, 5)
-    deletions.hand_over({intents[0].row_id: "own"}, batch_id="b", errors={}, ttl_s=60)
-    deletions.finish([_ended(intents[1]), _ended(intents[2], Outcome.DEAD_LETTERED)], holder="b")
-    assert deletions.inflight() == Inflight(estimated_inflight=3, dead_lettered=1)
-    assert deletions.inflight().oldest_us is not None
+    deletions.move_to_own_workflows({intents[0].row_id: "own"}, batch_id="b", error_by_row={}, ttl_s=60)
+    deletions.record_outcomes([_ended(intents[1]), _ended(intents[2], Outcome.DEAD_LETTERED)], holder="b")
+    assert deletions.count_unfinished_intents() == UnfinishedIntentCounts(estimated_inflight=3, dead_lettered=1)
+    assert deletions.count_unfinished_intents().oldest_us is not None
 
 
 def test_list_is_newest_first_by_state_and_limited(world: World) -> None:
@@ -461,10 +486,10 @@ def test_list_is_newest_first_by_state_and_limited(world: World) -> None:
     intents = _batch(world, 3)
     rows = [one.row_id for one in intents]
     deletions = world.catalog.deletions
-    assert [one.row_id for one in deletions.list(None, limit=2)] == [rows[2], rows[1]]
-    deletions.finish([_ended(intents[2])], holder="b")
-    assert [one.row_id for one in deletions.list(DeletionState.PENDING, limit=9)] == [rows[1], rows[0]]
-    assert deletions.list(DeletionState.DEAD_LETTERED, limit=9) == []
+    assert [one.row_id for one in deletions.list_intents(None, limit=2)] == [rows[2], rows[1]]
+    deletions.record_outcomes([_ended(intents[2])], holder="b")
+    assert [one.row_id for one in deletions.list_intents(DeletionState.PENDING, limit=9)] == [rows[1], rows[0]]
+    assert deletions.list_intents(DeletionState.DEAD_LETTERED, limit=9) == []
 
 
 @pytest.mark.postgres
@@ -492,9 +517,9 @@ def test_take_says_whether_the_copy_is_referenced(world: World) -> None:
     ledger = filled(world, topic.topic_id, 2)[0]
     key = (LedgerId(ledger), CopyKind.LEDGER, 1)
     world.forge(intent.row_id, ledger, CopyKind.LEDGER)
-    assert world.catalog.deletions.take(*key, claim("w")).referenced
+    assert world.catalog.deletions.claim_intent(*key, claim("w")).referenced
     world.remove_copy(ledger, CopyKind.LEDGER)
-    assert not world.catalog.deletions.take(*key, claim("w")).referenced
+    assert not world.catalog.deletions.claim_intent(*key, claim("w")).referenced
 
 
 def test_take_for_another_epoch_claims_nothing(world: World) -> None:
@@ -502,8 +527,8 @@ def test_take_for_another_epoch_claims_nothing(world: World) -> None:
     intent = _batch(world, 1, ttl_s=-1)[0]
     key = (intent.ledger_id, intent.copy, intent.generation)
     with pytest.raises(StaleCatalog, match="catalog epoch: expected 1, found 7"):
-        world.catalog.deletions.take(*key, claim("stale"), epoch=7)
-    assert world.catalog.deletions.take(*key, claim("other"), epoch=1).attempts == 1
+        world.catalog.deletions.claim_intent(*key, claim("stale"), epoch=7)
+    assert world.catalog.deletions.claim_intent(*key, claim("other"), epoch=1).attempts == 1
 
 
 def _referenced(world: World) -> set[int]:
@@ -535,13 +560,13 @@ def test_list_shows_of_a_topic_or_a_ledger_only_what_is_of_it(world: World) -> N
     first, other = _batch(world, 3), _batch(world, 2, name="other")
     deletions, topic = world.catalog.deletions, first[0].topic
     rows = sorted((one.row_id for one in first), reverse=True)
-    assert [one.row_id for one in deletions.list(None, topic=topic, limit=9)] == rows
-    assert [one.row_id for one in deletions.list(DeletionState.PENDING, topic=topic, limit=2)] == rows[:2]
-    assert deletions.list(DeletionState.DELETED, topic=topic, limit=9) == []
+    assert [one.row_id for one in deletions.list_intents(None, topic=topic, limit=9)] == rows
+    assert [one.row_id for one in deletions.list_intents(DeletionState.PENDING, topic=topic, limit=2)] == rows[:2]
+    assert deletions.list_intents(DeletionState.DELETED, topic=topic, limit=9) == []
     ledger = other[0].ledger_id
-    assert [one.ledger_id for one in deletions.list(None, ledger_id=ledger, limit=9)] == [ledger]
-    assert deletions.list(None, topic=topic, ledger_id=ledger, limit=9) == []
-    assert deletions.list(None, topic="persistent://a/b/none", limit=9) == []
+    assert [one.ledger_id for one in deletions.list_intents(None, ledger_id=ledger, limit=9)] == [ledger]
+    assert deletions.list_intents(None, topic=topic, ledger_id=ledger, limit=9) == []
+    assert deletions.list_intents(None, topic="persistent://a/b/none", limit=9) == []
 
 
 @pytest.mark.postgres
@@ -551,12 +576,12 @@ def test_failures_are_dead_letters_and_what_is_tried_again_alone(world: World) -
     intents, others = _batch(world, 4), _batch(world, 1, name="other")
     deletions = world.catalog.deletions
     _, alone, dead, _ = (one.row_id for one in intents)
-    deletions.finish([_ended(intents[0]), _ended(intents[2], Outcome.DEAD_LETTERED)], holder="b")
-    deletions.hand_over({alone: "own"}, batch_id="b", errors={alone: "slow"}, ttl_s=60)
-    deletions.finish([_ended(others[0], Outcome.METADATA_MISMATCH)], holder="other")
+    deletions.record_outcomes([_ended(intents[0]), _ended(intents[2], Outcome.DEAD_LETTERED)], holder="b")
+    deletions.move_to_own_workflows({alone: "own"}, batch_id="b", error_by_row={alone: "slow"}, ttl_s=60)
+    deletions.record_outcomes([_ended(others[0], Outcome.METADATA_MISMATCH)], holder="other")
 
     def found(**of: Any) -> list[int]:
-        return [one.row_id for one in deletions.failures(**{"limit": 9, **of})]
+        return [one.row_id for one in deletions.list_failed_intents(**{"limit": 9, **of})]
 
     assert found() == [others[0].row_id, dead, alone]
     assert found(limit=1) == [others[0].row_id]

@@ -8,7 +8,7 @@ from logstore.errors import InvalidInput, LedgerStillNeeded, PreconditionFailed,
 from logstore.failpoints import SimulatedCrash, arm
 from logstore.log.ledger_object_keys import SHARDS
 from logstore.log.ledgers import CopyKind, CopyState
-from logstore.ports.catalog import DetachedBatch, FiledCount, IntentResult, RowRange, TopicState
+from logstore.ports.catalog import DetachedBatch, FiledIntentCount, IntentResult, IntentRowRange, TopicState
 from logstore.positions import LedgerId, TopicId
 from tests.contracts.catalog.steps import (
     acknowledge,
@@ -28,13 +28,13 @@ def test_detach_by_retention_replaces_consumed_ledgers_by_intents(world: World) 
     topic = new_topic(world)
     ledgers = filled(world, topic.topic_id, 4, entries=10, size_bytes=100)
     before = world.rows().versions[0]
-    assert world.catalog.phase_one.preview(topic.topic_id, None, force=False) == ledgers[:3]
+    assert world.catalog.phase_one.preview_detach(topic.topic_id, None, force=False) == ledgers[:3]
     done = world.phase_one(topic.topic_id, batch_id="b")
     assert done == DetachedBatch(batch_id="b", ledgers=3, intents=3)
     assert listed(world, topic.topic_id) == ledgers[3:]
     assert world.rows().versions == [before + 1]  # one metadata update for a batch of any size
     assert world.rows().segments == world.rows().copies == [ledgers[3]]
-    found = world.catalog.deletions.list(None, limit=10)
+    found = world.catalog.deletions.list_intents(None, limit=10)
     assert [intent.ledger_id for intent in found] == ledgers[2::-1]
     first = found[-1]
     assert (first.batch_id, first.copy, first.generation, first.epoch) == ("b", CopyKind.LEDGER, 1, 1)
@@ -50,7 +50,7 @@ def test_preview_of_a_last_ledger_that_is_rolled_is_what_goes_after_the_roll(wor
     """A trim rolls a last ledger that is due, and then deletes it; before, it stays, and so it does if it is needed."""
     topic = new_topic(world)
     ledgers = filled(world, topic.topic_id, 2, entries=10, size_bytes=100)
-    preview = world.catalog.phase_one.preview
+    preview = world.catalog.phase_one.preview_detach
     assert preview(topic.topic_id, None, force=False) == ledgers[:1]
     going = preview(topic.topic_id, None, force=False, rolled=ledgers[1])
     assert listed(world, topic.topic_id) == ledgers
@@ -69,7 +69,7 @@ def test_detach_files_intents_in_the_order_of_shards(sql_world: SqlWorld) -> Non
     sql_world.phase_one(topic.topic_id, batch_id="b")
     found = [
         one.ledger_id
-        for one in sql_world.catalog.deletions.list_intents_in_range("b", RowRange(first=0, last=99, rows=99))
+        for one in sql_world.catalog.deletions.list_intents_in_range("b", IntentRowRange(first=0, last=99, rows=99))
     ]
     assert found == [256, 512, 257, 254, 510, 255, 511]
 
@@ -107,10 +107,12 @@ def test_attach_of_a_newborn_abandoned_too_early_lets_phase_two_look_again(world
     late = newborn(world, topic.topic_id)
     world.age(late, seconds=601)
     world.phase_one(topic.topic_id)
-    row = world.catalog.deletions.list(None, limit=1)[0]
-    world.catalog.deletions.finish([IntentResult(row_id=row.row_id, outcome=Outcome.ALREADY_GONE)], holder=row.batch_id)
-    assert not world.catalog.ledgers.attach(late, after=None)
-    assert world.catalog.deletions.inflight().estimated_inflight == 1
+    row = world.catalog.deletions.list_intents(None, limit=1)[0]
+    world.catalog.deletions.record_outcomes(
+        [IntentResult(row_id=row.row_id, outcome=Outcome.ALREADY_GONE)], holder=row.batch_id
+    )
+    assert not world.catalog.ledgers.attach_ledger(late, after=None)
+    assert world.catalog.deletions.count_unfinished_intents().estimated_inflight == 1
     assert world.phase_one(topic.topic_id).intents == 1
 
 
@@ -120,11 +122,11 @@ def test_attach_of_a_newborn_whose_deletion_is_at_work_takes_the_row_from_it(wor
     late = newborn(world, topic.topic_id)
     world.age(late, seconds=601)
     world.phase_one(topic.topic_id, batch_id="early")
-    row = world.catalog.deletions.list(None, limit=1)[0]
-    assert not world.catalog.ledgers.attach(late, after=None)
+    row = world.catalog.deletions.list_intents(None, limit=1)[0]
+    assert not world.catalog.ledgers.attach_ledger(late, after=None)
     gone = [IntentResult(row_id=row.row_id, outcome=Outcome.ALREADY_GONE)]
-    assert world.catalog.deletions.finish(gone, holder="early") == frozenset()
-    assert world.catalog.deletions.inflight().estimated_inflight == 1
+    assert world.catalog.deletions.record_outcomes(gone, holder="early") == frozenset()
+    assert world.catalog.deletions.count_unfinished_intents().estimated_inflight == 1
     assert world.phase_one(topic.topic_id, batch_id="next").intents == 1
 
 
@@ -135,7 +137,7 @@ def test_detach_of_ids_that_another_batch_works_on_tells_so(world: World) -> Non
     world.phase_one(topic.topic_id, ledgers[:2], batch_id="first")
     second = world.phase_one(topic.topic_id, ledgers[:2], batch_id="second")
     assert second == DetachedBatch(batch_id="second", ledgers=0, intents=0, finished={"RETRYING": 2})
-    assert {intent.batch_id for intent in world.catalog.deletions.list(None, limit=10)} == {"first"}
+    assert {intent.batch_id for intent in world.catalog.deletions.list_intents(None, limit=10)} == {"first"}
 
 
 @pytest.mark.postgres
@@ -145,7 +147,7 @@ def test_detach_by_retention_is_the_prefix_behind_every_cursor(world: World, mar
     topic = new_topic(world)
     ledgers = filled(world, topic.topic_id, 5)
     for name in ("fast", "slow"):
-        world.catalog.cursors.subscribe(topic.topic_id, name, latest=name == "fast")
+        world.catalog.cursors.create_subscription(topic.topic_id, name, latest=name == "fast")
     if mark != (0, -1):
         acknowledge(world, topic.topic_id, "slow", up_to=mark)
     acknowledge(world, topic.topic_id, "slow", *((ledgers[3], entry) for entry in range(9)))
@@ -186,7 +188,7 @@ def test_detach_ledger_with_two_copies_files_an_intent_each(world: World) -> Non
     world.add_copy(ledger, CopyState.LIVE, uuid="u-1", bucket="cold")
     assert world.catalog.ledgers.list_ledgers(topic.topic_id)[0].copies == (CopyKind.LEDGER, CopyKind.OFFLOADED_LEDGER)
     assert world.phase_one(topic.topic_id) == DetachedBatch(batch_id="batch-1", ledgers=1, intents=2)
-    tiered, primary = world.catalog.deletions.list(None, limit=10)
+    tiered, primary = world.catalog.deletions.list_intents(None, limit=10)
     assert (primary.copy, primary.context) == (CopyKind.LEDGER, {})
     assert (tiered.copy, tiered.context) == (CopyKind.OFFLOADED_LEDGER, {"uuid": "u-1", "bucket": "cold"})
 
@@ -217,9 +219,9 @@ def test_detach_explicit_ids_is_all_or_nothing(world: World) -> None:
     """One id that must stay keeps all of them; the error names it and why."""
     topic = new_topic(world)
     ledgers = filled(world, topic.topic_id, 4)
-    world.catalog.cursors.subscribe(topic.topic_id, "slow", latest=False)
+    world.catalog.cursors.create_subscription(topic.topic_id, "slow", latest=False)
     acknowledge(world, topic.topic_id, "slow", up_to=(ledgers[0], 9))
-    for ask in (world.phase_one, world.catalog.phase_one.preview):
+    for ask in (world.phase_one, world.catalog.phase_one.preview_detach):
         with pytest.raises(LedgerStillNeeded, match=f"ledger {ledgers[1]}: .*slow"):
             ask(topic.topic_id, [ledgers[0], ledgers[1]], force=False)
     assert listed(world, topic.topic_id) == ledgers
@@ -233,7 +235,7 @@ def test_detach_explicit_ids_need_no_prefix_and_no_limit(world: World) -> None:
     topic = new_topic(world, retention_s=3600)
     ledgers = filled(world, topic.topic_id, 5)
     wanted = [ledgers[3], ledgers[1], ledgers[3]]
-    assert world.catalog.phase_one.preview(topic.topic_id, wanted, force=False) == [ledgers[1], ledgers[3]]
+    assert world.catalog.phase_one.preview_detach(topic.topic_id, wanted, force=False) == [ledgers[1], ledgers[3]]
     assert world.phase_one(topic.topic_id, wanted).ledgers == 2
     assert listed(world, topic.topic_id) == [ledgers[0], ledgers[2], ledgers[4]]
 
@@ -273,10 +275,10 @@ def test_detach_ids_that_ended_before_answers_their_outcomes(world: World) -> No
     topic = new_topic(world)
     ledgers = filled(world, topic.topic_id, 4)
     world.phase_one(topic.topic_id, ledgers[:2])
-    rows = world.catalog.deletions.list(None, limit=9)
+    rows = world.catalog.deletions.list_intents(None, limit=9)
     outcomes = (Outcome.DELETED, Outcome.METADATA_MISMATCH)
     ended = [IntentResult(row_id=row.row_id, outcome=one) for row, one in zip(rows, outcomes, strict=True)]
-    world.catalog.deletions.finish(ended, holder=rows[0].batch_id)
+    world.catalog.deletions.record_outcomes(ended, holder=rows[0].batch_id)
     again = world.phase_one(topic.topic_id, ledgers[:3], batch_id="again")
     assert again == DetachedBatch(
         batch_id="again", ledgers=1, intents=1, finished={"DELETED": 1, "METADATA_MISMATCH": 1}
@@ -290,12 +292,12 @@ def test_detach_forced_moves_cursors_over_the_hole(world: World) -> None:
     topic = new_topic(world)
     a, b, c, d = filled(world, topic.topic_id, 4)
     for name in ("at-start", "inside", "before", "beyond"):
-        world.catalog.cursors.subscribe(topic.topic_id, name, latest=False)
+        world.catalog.cursors.create_subscription(topic.topic_id, name, latest=False)
     acknowledge(world, topic.topic_id, "inside", (b, 7), (c, 0), (c, 1), up_to=(b, 3))
     acknowledge(world, topic.topic_id, "before", (b, 2), (c, 5), up_to=(a, 9))
     acknowledge(world, topic.topic_id, "beyond", (d, 4), up_to=(c, 2))
     world.phase_one(topic.topic_id, [b], force=True)
-    states = {found.name: found.state for found in world.catalog.cursors.all(topic.topic_id)}
+    states = {found.name: found.state for found in world.catalog.cursors.list_cursors(topic.topic_id)}
     assert states["at-start"] == CursorState(at(a, -1))
     assert states["inside"] == CursorState(at(c, 1))
     assert states["before"].mark_delete == at(a, 9)
@@ -305,7 +307,9 @@ def test_detach_forced_moves_cursors_over_the_hole(world: World) -> None:
     for name in states:
         acknowledge(world, topic.topic_id, name, up_to=(a, 9))
         acknowledge(world, topic.topic_id, name, *((c, entry) for entry in range(10)))
-    assert {found.state.mark_delete >= at(c, 9) for found in world.catalog.cursors.all(topic.topic_id)} == {True}
+    assert {found.state.mark_delete >= at(c, 9) for found in world.catalog.cursors.list_cursors(topic.topic_id)} == {
+        True
+    }
     assert world.phase_one(topic.topic_id).ledgers == 2
     forced = world.audited("detach")[0]
     assert (forced.actor, forced.reason, forced.detail["sample"]) == ("tests", "a test", [b])
@@ -328,8 +332,8 @@ def test_detach_newborn_is_abandoned_after_the_timeout_only(world: World) -> Non
         world.age(ledger_id, seconds=seconds)
     assert world.phase_one(topic.topic_id) == DetachedBatch(batch_id="batch-1", ledgers=0, intents=1)
     assert world.intents() == [old]
-    assert not world.catalog.ledgers.attach(old, after=last)
-    assert world.catalog.ledgers.attach(young, after=last)
+    assert not world.catalog.ledgers.attach_ledger(old, after=last)
+    assert world.catalog.ledgers.attach_ledger(young, after=last)
 
 
 def test_detach_adopts_stalled_intents_and_no_live_ones(world: World) -> None:
@@ -341,18 +345,18 @@ def test_detach_adopts_stalled_intents_and_no_live_ones(world: World) -> None:
     world.phase_one(other.topic_id, batch_id="elsewhere", ttl_s=-1)
     live = listed(world, topic.topic_id)
     filled(world, topic.topic_id, 1)
-    own = world.catalog.deletions.take(dead[0], CopyKind.LEDGER, 1, claim("one-of-its-own"))
+    own = world.catalog.deletions.claim_intent(dead[0], CopyKind.LEDGER, 1, claim("one-of-its-own"))
     done = world.phase_one(topic.topic_id, batch_id="live")
     assert (done.ledgers, done.intents) == (1, 2)
-    assert {one.ledger_id: one.batch_id for one in world.catalog.deletions.list(None, limit=9)} == {
+    assert {one.ledger_id: one.batch_id for one in world.catalog.deletions.list_intents(None, limit=9)} == {
         dead[0]: "dead",
         dead[1]: "live",
         live[0]: "live",
         3: "elsewhere",
     }
-    world.catalog.deletions.hold(own.row_id, claim("one-of-its-own", ttl_s=-1))
+    world.catalog.deletions.extend_claim_after_attempt(own.row_id, claim("one-of-its-own", ttl_s=-1))
     assert world.phase_one(topic.topic_id, batch_id="last").intents == 1
-    (taken,) = (one for one in world.catalog.deletions.list(None, limit=9) if one.batch_id == "last")
+    (taken,) = (one for one in world.catalog.deletions.list_intents(None, limit=9) if one.batch_id == "last")
     assert (taken.ledger_id, taken.handed_to, taken.attempts) == (dead[0], None, 1)
 
 
@@ -363,7 +367,7 @@ def test_detach_explicit_ids_adopt_their_own_stalled_intents_only(world: World) 
     world.phase_one(topic.topic_id, batch_id="dead", ttl_s=-1)
     assert world.phase_one(topic.topic_id, [b], batch_id="b").intents == 1
     assert world.phase_one(topic.topic_id, [b], batch_id="c").intents == 0  # b's batch lives
-    assert {i.ledger_id: i.batch_id for i in world.catalog.deletions.list(None, limit=9)} == {a: "dead", b: "b"}
+    assert {i.ledger_id: i.batch_id for i in world.catalog.deletions.list_intents(None, limit=9)} == {a: "dead", b: "b"}
 
 
 @pytest.mark.postgres
@@ -373,10 +377,10 @@ def test_detach_losers_intent_is_stalled_at_once_and_adopted(world: World) -> No
     first = roll(world, topic.topic_id)
     born = newborn(world, topic.topic_id)
     roll(world, topic.topic_id)
-    assert not world.catalog.ledgers.attach(born, after=first)
+    assert not world.catalog.ledgers.attach_ledger(born, after=first)
     done = world.phase_one(topic.topic_id, batch_id="trim")
     assert (done.ledgers, done.intents) == (1, 2)
-    assert {one.batch_id for one in world.catalog.deletions.list(None, limit=9)} == {"trim"}
+    assert {one.batch_id for one in world.catalog.deletions.list_intents(None, limit=9)} == {"trim"}
 
 
 @pytest.mark.postgres
@@ -392,7 +396,7 @@ def test_ledgers_at_every_crash_point_are_listed_or_intended(world: World, act: 
     def work() -> object:
         if act == "detach":
             return world.phase_one(topic.topic_id, batch_id="b")
-        return world.catalog.ledgers.attach(born, after=ledgers[0])
+        return world.catalog.ledgers.attach_ledger(born, after=ledgers[0])
 
     with pytest.raises(SimulatedCrash):
         work()
@@ -415,16 +419,16 @@ def test_detach_dying_at_any_statement_changes_nothing(sql_world: SqlWorld) -> N
     """Phase one is one transaction: whichever statement is its last, ledgers, cursors and intents are as before."""
     topic = new_topic(sql_world)
     ledgers = filled(sql_world, topic.topic_id, 4)
-    sql_world.catalog.cursors.subscribe(topic.topic_id, "slow", latest=False)
+    sql_world.catalog.cursors.create_subscription(topic.topic_id, "slow", latest=False)
     before = (
         listed(sql_world, topic.topic_id),
-        sql_world.catalog.cursors.all(topic.topic_id),
+        sql_world.catalog.cursors.list_cursors(topic.topic_id),
         sql_world.rows().versions,
     )
     deaths = 0
     for _ in sql_world.deaths_in(lambda: sql_world.phase_one(topic.topic_id, ledgers[:2], force=True, batch_id="b")):
         _assert_nothing_forgotten(sql_world, topic.topic_id, ledgers)
-        cursors = sql_world.catalog.cursors.all(topic.topic_id)
+        cursors = sql_world.catalog.cursors.list_cursors(topic.topic_id)
         assert (listed(sql_world, topic.topic_id), cursors, sql_world.rows().versions) == before
         assert sql_world.intents() == []
         deaths += 1
@@ -437,11 +441,11 @@ def test_detach_says_what_it_filed_and_nothing_when_it_is_repeated(world: World)
     topic = new_topic(world)
     a, b, *_ = filled(world, topic.topic_id, 4)
     first = world.phase_one(topic.topic_id, [a], force=True, batch_id="first", ttl_s=-1)
-    assert list(first.filed_counts) == [FiledCount(component="MANAGED_LEDGER", copy="LEDGER", rows=1)]
+    assert list(first.filed_counts) == [FiledIntentCount(component="MANAGED_LEDGER", copy="LEDGER", rows=1)]
     again = world.phase_one(topic.topic_id, [a], force=True, batch_id="first")
     assert (again, list(again.filed_counts)) == (first, [])
     second = world.phase_one(topic.topic_id, [a, b], force=True, batch_id="second")
     assert (second.intents, list(second.filed_counts)) == (
         2,
-        [FiledCount(component="MANAGED_LEDGER", copy="LEDGER", rows=1)],
+        [FiledIntentCount(component="MANAGED_LEDGER", copy="LEDGER", rows=1)],
     )

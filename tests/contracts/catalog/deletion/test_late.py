@@ -13,14 +13,14 @@ from tests.contracts.catalog.world import World
 
 
 def _intents(world: World, ledger_id: LedgerId) -> dict[CopyKind, DeletionIntent]:
-    rows = world.catalog.deletions.list(None, limit=100)
+    rows = world.catalog.deletions.list_intents(None, limit=100)
     return {row.copy: row for row in rows if row.ledger_id == ledger_id}
 
 
 def _end(world: World, ledger_id: LedgerId, outcome: Outcome = Outcome.DELETED) -> DeletionIntent:
     """Phase two ends for the primary copy; its row."""
     row = _intents(world, ledger_id)[CopyKind.LEDGER]
-    ended = world.catalog.deletions.finish(
+    ended = world.catalog.deletions.record_outcomes(
         [IntentResult(row_id=row.row_id, outcome=outcome, error="e")], holder=row.batch_id
     )
     assert ended == {row.row_id}
@@ -77,7 +77,7 @@ def test_give_up_while_phase_two_is_at_work_takes_the_row_from_it(world: World) 
     row = _intents(world, gone)[CopyKind.LEDGER]
     world.catalog.ledgers.abandon_upload(gone, epoch=1)
     late = IntentResult(row_id=row.row_id, outcome=Outcome.DELETED)
-    assert world.catalog.deletions.finish([late], holder="early") == frozenset()
+    assert world.catalog.deletions.record_outcomes([late], holder="early") == frozenset()
     assert world.phase_one(topic.topic_id, batch_id="next").intents == 1
 
 
@@ -89,7 +89,9 @@ def test_give_up_on_a_newborn_taken_for_abandoned_lets_phase_two_look_again(worl
         born = newborn(world, topic.topic_id)
     else:
         keys = {"schema": topic.name}
-        born = world.catalog.components.create(topic.topic_id, component, keys, application="sexton").ledger_id
+        born = world.catalog.components.create_component_ledger(
+            topic.topic_id, component, keys, application="sexton"
+        ).ledger_id
     world.age(born, seconds=601)
     assert world.phase_one(topic.topic_id).intents == 1
     _end(world, born, Outcome.ALREADY_GONE)
@@ -124,7 +126,7 @@ def test_give_up_speaks_of_the_primary_copy_alone(world: World) -> None:
     offloaded(world, first)
     assert world.phase_one(topic.topic_id, [first], batch_id="b").intents == 2
     ended = [IntentResult(row_id=row.row_id, outcome=Outcome.DELETED) for row in _intents(world, first).values()]
-    assert len(world.catalog.deletions.finish(ended, holder="b")) == 2
+    assert len(world.catalog.deletions.record_outcomes(ended, holder="b")) == 2
     world.catalog.ledgers.abandon_upload(first, epoch=1)
     states = {copy: row.state for copy, row in _intents(world, first).items()}
     assert states == {
@@ -161,7 +163,7 @@ def test_late_upload_to_a_ledger_whose_primary_copy_alone_was_removed_is_looked_
     assert remove(world, topic, first).intents == 1
     _end(world, first)
     if asks:
-        (refused,) = world.catalog.commits.commit([segment(topic.topic_id, first, 5)])
+        (refused,) = world.catalog.commits.commit_writes([segment(topic.topic_id, first, 5)])
         assert isinstance(refused, LedgerFenced)
     else:
         world.catalog.ledgers.abandon_upload(first, epoch=1)
@@ -181,10 +183,10 @@ def test_give_up_racing_with_phase_two_never_leaves_the_row_ended(world: World) 
 
     def act(number: int) -> object:
         if number == 0:
-            return world.catalog.deletions.finish(ended, holder="b")
+            return world.catalog.deletions.record_outcomes(ended, holder="b")
         world.catalog.ledgers.abandon_upload(gone[number - 1], epoch=1)
         return None
 
     answers = race(act, len(gone) + 1)
     assert [answer for answer in answers if isinstance(answer, Exception)] == []
-    assert world.catalog.deletions.inflight().estimated_inflight == len(gone)
+    assert world.catalog.deletions.count_unfinished_intents().estimated_inflight == len(gone)

@@ -4,11 +4,11 @@ import pytest
 
 from logstore.deletion.intents import DeletionIntent, DeletionState, Outcome
 from logstore.errors import InvalidInput, PreconditionFailed, UnknownObject
-from logstore.ports.catalog import DetachedBatch, Inflight, IntentResult, RowRange
+from logstore.ports.catalog import DetachedBatch, IntentResult, IntentRowRange, UnfinishedIntentCounts
 from tests.contracts.catalog.steps import filled, new_topic, race
 from tests.contracts.catalog.worlds import CAUSE, SqlWorld, World, claim
 
-_ALL = RowRange(first=0, last=2**62, rows=0)
+_ALL = IntentRowRange(first=0, last=2**62, rows=0)
 
 
 def _dead(world: World, count: int, *, name: str = "b") -> list[DeletionIntent]:
@@ -19,13 +19,13 @@ def _dead(world: World, count: int, *, name: str = "b") -> list[DeletionIntent]:
     rows = world.catalog.deletions.list_intents_in_range(name, _ALL)
     dead = [IntentResult(row_id=one.row_id, outcome=Outcome.DEAD_LETTERED, error="503") for one in rows[:count]]
     gone = IntentResult(row_id=rows[count].row_id, outcome=Outcome.DELETED, objects=2, size_bytes=20)
-    world.catalog.deletions.finish([*dead, gone], holder=name)
+    world.catalog.deletions.record_outcomes([*dead, gone], holder=name)
     return rows
 
 
 def _redrive(world: World, ids: list[int] | None, batch_id: str = "again", *, ttl_s: float = 60) -> DetachedBatch:
     owner = claim(f"delete-ledgers/{batch_id}", ttl_s=ttl_s)
-    return world.catalog.upkeep.redrive(ids, batch_id=batch_id, claim=owner, cause=CAUSE)
+    return world.catalog.upkeep.redrive_dead_letters(ids, batch_id=batch_id, claim=owner, cause=CAUSE)
 
 
 def test_redrive_of_given_rows_makes_them_work_again(world: World) -> None:
@@ -36,21 +36,27 @@ def test_redrive_of_given_rows_makes_them_work_again(world: World) -> None:
     (found,) = world.catalog.deletions.list_intents_in_range("again", _ALL)
     assert (found.row_id, found.state, found.outcome) == (second.row_id, DeletionState.PENDING, None)
     assert (found.attempts, found.last_error, found.handed_to) == (0, "503", None)
-    assert world.catalog.deletions.inflight() == Inflight(estimated_inflight=2, dead_lettered=1)
+    assert world.catalog.deletions.count_unfinished_intents() == UnfinishedIntentCounts(
+        estimated_inflight=2, dead_lettered=1
+    )
     world.catalog.deletions.renew_batch_claim("again", claim("delete-ledgers/again"))
-    assert [one.row_id for one in world.catalog.deletions.list(DeletionState.DEAD_LETTERED, limit=9)] == [first.row_id]
+    assert [one.row_id for one in world.catalog.deletions.list_intents(DeletionState.DEAD_LETTERED, limit=9)] == [
+        first.row_id
+    ]
 
 
 def test_redrive_forgets_how_often_storage_kept_as_many_keys(world: World) -> None:
     """Whoever mended storage gets as many attempts as anybody before it is given up again."""
     *_, open_one = _dead(world, 0)
     deletions, own = world.catalog.deletions, claim("w")
-    deletions.take(open_one.ledger_id, open_one.copy, open_one.generation, own)
-    assert [deletions.hold(open_one.row_id, own, keys_left=3) for _ in range(4)] == [1, 2, 3, 4]
-    deletions.finish([IntentResult(row_id=open_one.row_id, outcome=Outcome.DEAD_LETTERED, error="stuck")], holder="w")
+    deletions.claim_intent(open_one.ledger_id, open_one.copy, open_one.generation, own)
+    assert [deletions.extend_claim_after_attempt(open_one.row_id, own, keys_left=3) for _ in range(4)] == [1, 2, 3, 4]
+    deletions.record_outcomes(
+        [IntentResult(row_id=open_one.row_id, outcome=Outcome.DEAD_LETTERED, error="stuck")], holder="w"
+    )
     _redrive(world, [open_one.row_id], ttl_s=-1)
-    deletions.take(open_one.ledger_id, open_one.copy, open_one.generation, own)
-    assert deletions.hold(open_one.row_id, own, keys_left=3) == 1
+    deletions.claim_intent(open_one.ledger_id, open_one.copy, open_one.generation, own)
+    assert deletions.extend_claim_after_attempt(open_one.row_id, own, keys_left=3) == 1
 
 
 def test_redrive_leaves_a_row_in_the_audit_log(world: World) -> None:
@@ -138,7 +144,7 @@ def test_redrive_whose_workflow_was_never_started_is_found_by_a_sweep(world: Wor
     world.lapse("b")
     _redrive(world, None, ttl_s=-1)
     owner = claim("delete-ledgers/sweep")
-    assert world.catalog.upkeep.adopt(batch_id="sweep", claim=owner, limit=9).intents == 3
+    assert world.catalog.upkeep.move_stalled_to_batch(batch_id="sweep", claim=owner, limit=9).intents == 3
 
 
 @pytest.mark.postgres

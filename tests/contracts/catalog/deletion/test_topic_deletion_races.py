@@ -47,9 +47,9 @@ def test_attach_of_a_newborn_during_the_deletion_is_refused(world: World) -> Non
     born = newborn(world, topic.topic_id)
     begin(world, topic)
     with pytest.raises(PreconditionFailed, match="found DELETING"):
-        world.catalog.ledgers.attach(born, after=None)
+        world.catalog.ledgers.attach_ledger(born, after=None)
     detach_all(world, topic)
-    assert world.catalog.ledgers.attach(born, after=None) is False
+    assert world.catalog.ledgers.attach_ledger(born, after=None) is False
 
 
 @pytest.mark.parametrize("removed", [False, True])
@@ -59,13 +59,18 @@ def test_creator_that_wakes_late_has_its_intent_opened_again(world: World, remov
     born = newborn(world, topic.topic_id)
     begin(world, topic)
     detach_all(world, topic)
-    (row,) = world.catalog.deletions.list(None, limit=9)
-    world.catalog.deletions.finish([IntentResult(row_id=row.row_id, outcome=Outcome.ALREADY_GONE)], holder="all")
+    (row,) = world.catalog.deletions.list_intents(None, limit=9)
+    world.catalog.deletions.record_outcomes(
+        [IntentResult(row_id=row.row_id, outcome=Outcome.ALREADY_GONE)], holder="all"
+    )
     assert not removed or remove(world, topic)
-    assert world.catalog.ledgers.attach(born, after=None) is False
-    (again,) = world.catalog.deletions.list(None, limit=9)
+    assert world.catalog.ledgers.attach_ledger(born, after=None) is False
+    (again,) = world.catalog.deletions.list_intents(None, limit=9)
     assert (again.state, again.topic, again.outcome) == (DeletionState.PENDING, topic.name, None)
-    assert world.catalog.deletions.take(born, CopyKind.LEDGER, again.generation, claim("sweep")).row_id == row.row_id
+    assert (
+        world.catalog.deletions.claim_intent(born, CopyKind.LEDGER, again.generation, claim("sweep")).row_id
+        == row.row_id
+    )
 
 
 @pytest.mark.parametrize("removed", [False, True])
@@ -82,27 +87,31 @@ def test_creator_of_a_component_that_wakes_late_has_its_intent_opened_again(
 ) -> None:
     """What it has put is not forgotten, also where the topic's row is gone (apache/pulsar#350, #982)."""
     topic = new_topic(world)
-    world.catalog.cursors.subscribe(topic.topic_id, CURSOR, latest=True)
+    world.catalog.cursors.create_subscription(topic.topic_id, CURSOR, latest=True)
     change = change_of(world, topic.topic_id)
     keys = {"MANAGED_CURSOR": {"cursor": CURSOR}, "SCHEMA_STORAGE": {"schema": topic.name}}.get(component.value, {})
-    create = world.catalog.components.create
+    create = world.catalog.components.create_component_ledger
     born = create(topic.topic_id, component, keys, application="sexton").ledger_id
 
     def publish() -> object:
         if component is Component.MANAGED_CURSOR:
             return world.catalog.cursors.publish_snapshot(change, snapshot(born, (0, 1)), size_bytes=50)
         if component is Component.DELAYED_INDEX:
-            return world.catalog.delayed.switch(seal_of(topic.topic_id, bucket(born, at(0, 0), at(0, 9)), expected=0))
-        publish_ = world.catalog.schemas.publish
+            return world.catalog.delayed.switch_buckets(
+                seal_of(topic.topic_id, bucket(born, at(0, 0), at(0, 9)), expected=0)
+            )
+        publish_ = world.catalog.schemas.publish_schema_version
         return publish_(topic.topic_id, born, digest="d", content_bytes=7, size_bytes=900)
 
     begin(world, topic)
     detach_all(world, topic)
-    (row,) = world.catalog.deletions.list(None, limit=9)
-    world.catalog.deletions.finish([IntentResult(row_id=row.row_id, outcome=Outcome.ALREADY_GONE)], holder="all")
+    (row,) = world.catalog.deletions.list_intents(None, limit=9)
+    world.catalog.deletions.record_outcomes(
+        [IntentResult(row_id=row.row_id, outcome=Outcome.ALREADY_GONE)], holder="all"
+    )
     assert not removed or remove(world, topic)
     assert not publish()
-    (again,) = world.catalog.deletions.list(None, limit=9)
+    (again,) = world.catalog.deletions.list_intents(None, limit=9)
     assert (again.state, again.component, again.keys) == (DeletionState.PENDING, component.value, keys)
     assert removed or remove(world, topic)
 
@@ -123,7 +132,7 @@ def test_attach_whose_topic_goes_between_two_reads_is_false(postgres_url: str) -
             thread.start()
             thread.join()
 
-    assert world.catalog.ledgers.attach(born, after=None) is False
+    assert world.catalog.ledgers.attach_ledger(born, after=None) is False
     assert seen
     assert left_of(world, topic.topic_id) == {}
     world.database.close()
@@ -150,7 +159,7 @@ def test_delete_topic_against_everything_at_once_forgets_no_ledger(world: World)
     """
     topic = new_topic(world)
     filled(world, topic.topic_id, 3)
-    world.catalog.cursors.subscribe(topic.topic_id, "s", latest=False)
+    world.catalog.cursors.create_subscription(topic.topic_id, "s", latest=False)
     gone = threading.Event()
     born: list[Topic] = []
 
@@ -158,12 +167,12 @@ def test_delete_topic_against_everything_at_once_forgets_no_ledger(world: World)
         last = world.catalog.ledgers.last_ledger(topic.topic_id)
         if last:
             write = segment(topic.topic_id, last.ledger_id, last.last_segment + 1)
-            world.catalog.commits.commit([replace(write, delayed=1)])
+            world.catalog.commits.commit_writes([replace(write, delayed=1)])
 
     def seal_() -> None:
         made = bucket(sealing(world, topic.topic_id), at(0, 0), at(0, 9))
-        expected = world.catalog.delayed.listed(topic.topic_id).version
-        world.catalog.delayed.switch(seal_of(topic.topic_id, made, expected=expected))
+        expected = world.catalog.delayed.get_bucket_list(topic.topic_id).version
+        world.catalog.delayed.switch_buckets(seal_of(topic.topic_id, made, expected=expected))
 
     def acknowledge_() -> None:
         acknowledge(world, topic.topic_id, "s", up_to=(0, 9))
@@ -172,12 +181,12 @@ def test_delete_topic_against_everything_at_once_forgets_no_ledger(world: World)
         append_,
         lambda: roll(world, topic.topic_id),
         lambda: newborn(world, topic.topic_id),
-        lambda: world.catalog.cursors.subscribe(topic.topic_id, "late", latest=True),
-        lambda: world.catalog.cursors.seek(topic.topic_id, "s", at(0, 0)),
+        lambda: world.catalog.cursors.create_subscription(topic.topic_id, "late", latest=True),
+        lambda: world.catalog.cursors.seek_cursor(topic.topic_id, "s", at(0, 0)),
         acknowledge_,
         lambda: world.phase_one(topic.topic_id),
         seal_,
-        lambda: world.catalog.delayed.clear(topic.topic_id, reason="asked"),
+        lambda: world.catalog.delayed.retire_all_buckets(topic.topic_id, reason="asked"),
         lambda: born.append(new_topic(world)),
     ]
 
@@ -200,7 +209,7 @@ def test_delete_topic_against_everything_at_once_forgets_no_ledger(world: World)
     assert race(run, len(work) + 1) == [[]] * (len(work) + 1)
     again = born[0] if born else new_topic(world)
     assert left_of(world, topic.topic_id) == {}
-    created = world.catalog.ledgers.create(again.topic_id, application="sexton").ledger_id
+    created = world.catalog.ledgers.create_ledger(again.topic_id, application="sexton").ledger_id
     assert sorted([*world.intents(), *listed(world, again.topic_id)]) == list(range(created))
 
 
@@ -211,24 +220,28 @@ def test_writer_that_comes_late_has_its_ledgers_intent_opened_again(world: World
     (ledger,) = filled(world, topic.topic_id, 1)
     theirs = filled(world, other.topic_id, 2)
     begin(world, topic)
-    world.catalog.commits.commit([segment(topic.topic_id, ledger, 5)])  # its row is there: nothing was deleted yet
+    world.catalog.commits.commit_writes(
+        [segment(topic.topic_id, ledger, 5)]
+    )  # its row is there: nothing was deleted yet
     detach_all(world, topic)
-    (row,) = world.catalog.deletions.list(None, limit=9)
-    world.catalog.deletions.finish([IntentResult(row_id=row.row_id, outcome=Outcome.DELETED, objects=2)], holder="all")
+    (row,) = world.catalog.deletions.list_intents(None, limit=9)
+    world.catalog.deletions.record_outcomes(
+        [IntentResult(row_id=row.row_id, outcome=Outcome.DELETED, objects=2)], holder="all"
+    )
     assert not removed or remove(world, topic)
     stale = segment(topic.topic_id, ledger, 6, epoch=7)
-    world.catalog.commits.commit([stale])  # of another catalog: not our ledger
-    assert world.catalog.deletions.inflight().estimated_inflight == 0
-    refused, taken = world.catalog.commits.commit(
+    world.catalog.commits.commit_writes([stale])  # of another catalog: not our ledger
+    assert world.catalog.deletions.count_unfinished_intents().estimated_inflight == 0
+    refused, taken = world.catalog.commits.commit_writes(
         [segment(topic.topic_id, ledger, 6), segment(other.topic_id, theirs[1], 6)]
     )
     assert isinstance(refused, PreconditionFailed | UnknownObject)
     assert isinstance(taken, RegisterSegmentResult)
-    assert world.catalog.deletions.inflight().estimated_inflight == 1
-    (row,) = world.catalog.deletions.list(None, limit=9)
+    assert world.catalog.deletions.count_unfinished_intents().estimated_inflight == 1
+    (row,) = world.catalog.deletions.list_intents(None, limit=9)
     assert (row.ledger_id, row.batch_id, row.handed_to) == (ledger, "", None)
     late = IntentResult(row_id=row.row_id, outcome=Outcome.DELETED)
-    assert world.catalog.deletions.finish([late], holder="all") == frozenset()  # what it saw is no longer true
+    assert world.catalog.deletions.record_outcomes([late], holder="all") == frozenset()  # what it saw is no longer true
 
 
 def test_writer_that_comes_late_to_a_dead_letter_leaves_it_to_people(world: World) -> None:
@@ -237,8 +250,8 @@ def test_writer_that_comes_late_to_a_dead_letter_leaves_it_to_people(world: Worl
     (ledger,) = filled(world, topic.topic_id, 1)
     begin(world, topic)
     detach_all(world, topic)
-    (row,) = world.catalog.deletions.list(None, limit=9)
+    (row,) = world.catalog.deletions.list_intents(None, limit=9)
     letter = IntentResult(row_id=row.row_id, outcome=Outcome.METADATA_MISMATCH, error="theirs")
-    world.catalog.deletions.finish([letter], holder="all")
-    world.catalog.commits.commit([segment(topic.topic_id, ledger, 6)])
-    assert world.catalog.deletions.list(None, limit=9)[0].outcome is Outcome.METADATA_MISMATCH
+    world.catalog.deletions.record_outcomes([letter], holder="all")
+    world.catalog.commits.commit_writes([segment(topic.topic_id, ledger, 6)])
+    assert world.catalog.deletions.list_intents(None, limit=9)[0].outcome is Outcome.METADATA_MISMATCH

@@ -8,13 +8,13 @@ from logstore.deletion.intents import DeletionState, Outcome
 from logstore.errors import AlreadyExists, PreconditionFailed, SextonError, UnknownObject
 from logstore.failpoints import SimulatedCrash, arm, disarm
 from logstore.ports.catalog import (
-    Acknowledge,
-    Cause,
+    AcknowledgeWrite,
+    AuditCause,
     DetachedBatch,
     IntentResult,
     RegisterSegmentResult,
     Topic,
-    TopicContents,
+    TopicContentCounts,
     TopicState,
 )
 from logstore.positions import TopicId
@@ -51,12 +51,14 @@ def test_delete_topic_leaves_intents_and_audit_only(world: World) -> None:
     ledgers = {ledger_id for ledger_id, _ in copies}
     assert detach_all(world, topic) == DetachedBatch(batch_id="all", ledgers=len(ledgers), intents=len(copies))
     assert intents(world) == copies
-    keys = {one.component: one.keys for one in world.catalog.deletions.list(None, limit=10)}
+    keys = {one.component: one.keys for one in world.catalog.deletions.list_intents(None, limit=10)}
     assert keys["MANAGED_CURSOR"] == {"cursor": CURSOR}
-    assert {(one.topic, one.topic_id) for one in world.catalog.deletions.list(None, limit=10)} == {
+    assert {(one.topic, one.topic_id) for one in world.catalog.deletions.list_intents(None, limit=10)} == {
         (topic.name, topic.topic_id)
     }
-    contexts = {one.ledger_id: one.context for one in world.catalog.deletions.list(None, limit=10) if one.context}
+    contexts = {
+        one.ledger_id: one.context for one in world.catalog.deletions.list_intents(None, limit=10) if one.context
+    }
     assert contexts == {one: {"uuid": f"u-{one}"} for one, copy in copies if copy == "OFFLOADED_LEDGER"}
     assert remove(world, topic)
     assert left_of(world, topic.topic_id) == {}
@@ -69,9 +71,9 @@ def test_delete_topic_is_audited_once_a_step_with_who_and_why(sql_world: SqlWorl
     """A resumed deletion writes no second row of the same act."""
     topic = new_topic(sql_world)
     filled(sql_world, topic.topic_id, 2)
-    sql_world.catalog.cursors.subscribe(topic.topic_id, "s", latest=True)
-    first = begin(sql_world, topic, Cause(actor="ann", reason="old", workflow_id="delete-topic/1"))
-    assert begin(sql_world, topic, Cause(actor="bob", reason="again", workflow_id="delete-topic/1")) == first
+    sql_world.catalog.cursors.create_subscription(topic.topic_id, "s", latest=True)
+    first = begin(sql_world, topic, AuditCause(actor="ann", reason="old", workflow_id="delete-topic/1"))
+    assert begin(sql_world, topic, AuditCause(actor="bob", reason="again", workflow_id="delete-topic/1")) == first
     for _ in range(2):
         detach_all(sql_world, topic)
         remove(sql_world, topic)
@@ -101,12 +103,12 @@ def test_detach_repeated_after_its_topic_was_deleted_answers_the_same(world: Wor
 def test_begin_of_another_topic_is_refused(world: World) -> None:
     """An id that never was, or one that bears another name, is no topic to delete (promise 3)."""
     topic = new_topic(world)
-    begin_ = world.catalog.phase_one.begin_topic
+    begin_ = world.catalog.phase_one.begin_topic_deletion
     with pytest.raises(UnknownObject, match="existing topic"):
         begin_(TopicId(topic.topic_id + 1), topic.name, CAUSE)
     with pytest.raises(PreconditionFailed, match="expected the name"):
         begin_(topic.topic_id, OTHER, CAUSE)
-    assert world.catalog.topics.get(topic.name).state is TopicState.ACTIVE
+    assert world.catalog.topics.get_topic(topic.name).state is TopicState.ACTIVE
     assert world.audited("delete-topic") == []
 
 
@@ -143,7 +145,7 @@ def test_detach_all_takes_up_stalled_intents_and_leaves_live_ones(world: World) 
     world.phase_one(topic.topic_id, ledgers[1:2], batch_id="live")
     begin(world, topic)
     assert detach_all(world, topic) == DetachedBatch(batch_id="all", ledgers=2, intents=3)
-    batches = {one.ledger_id: one.batch_id for one in world.catalog.deletions.list(None, limit=9)}
+    batches = {one.ledger_id: one.batch_id for one in world.catalog.deletions.list_intents(None, limit=9)}
     assert batches == {ledgers[0]: "all", ledgers[1]: "live", ledgers[2]: "all", ledgers[3]: "all"}
 
 
@@ -162,7 +164,7 @@ def test_detach_all_gives_a_ledger_without_copies_its_primary_one(sql_world: Sql
 def test_remove_with_a_ledger_attached_changes_nothing(world: World) -> None:
     """Newborn or listed, of whatever component: first it needs its intent."""
     topic = new_topic(world)
-    world.catalog.cursors.subscribe(topic.topic_id, "s", latest=True)
+    world.catalog.cursors.create_subscription(topic.topic_id, "s", latest=True)
     schema_ledger(world, topic)
     begin(world, topic)
     before = left_of(world, topic.topic_id)
@@ -185,7 +187,7 @@ def test_topic_name_is_free_again_and_gets_another_id(world: World) -> None:
     assert again.topic_id > topic.topic_id
     ledgers = filled(world, again.topic_id, 1)
     assert world.catalog.ledgers.producer_sequences(again.topic_id, ["p"]) == {}
-    assert world.catalog.cursors.all(again.topic_id) == []
+    assert world.catalog.cursors.list_cursors(again.topic_id) == []
     assert remove(world, topic)
     assert detach_all(world, topic, "once-more").intents == 0
     assert listed(world, again.topic_id) == ledgers
@@ -196,14 +198,14 @@ def test_work_on_a_deleting_or_deleted_topic_is_refused(world: World) -> None:
     topic, other = new_topic(world), new_topic(world, OTHER)
     ledger = roll(world, topic.topic_id)
     theirs = roll(world, other.topic_id)
-    world.catalog.cursors.subscribe(topic.topic_id, "s", latest=False)
+    world.catalog.cursors.create_subscription(topic.topic_id, "s", latest=False)
     born = newborn(world, topic.topic_id)
     cursors, ledgers = world.catalog.cursors, world.catalog.ledgers
     work: list[Callable[[], object]] = [
         lambda: newborn(world, topic.topic_id),
-        lambda: cursors.subscribe(topic.topic_id, "new", latest=True),
-        lambda: cursors.subscribe(topic.topic_id, "s", latest=True),
-        lambda: cursors.seek(topic.topic_id, "s", at(ledger, 0)),
+        lambda: cursors.create_subscription(topic.topic_id, "new", latest=True),
+        lambda: cursors.create_subscription(topic.topic_id, "s", latest=True),
+        lambda: cursors.seek_cursor(topic.topic_id, "s", at(ledger, 0)),
     ]
     steps: tuple[Callable[[World, Topic], object], ...] = (begin, detach_all, remove)
     for number, step in enumerate(steps):
@@ -213,12 +215,12 @@ def test_work_on_a_deleting_or_deleted_topic_is_refused(world: World) -> None:
                 refused()
         mine = segment(topic.topic_id, ledger, number)
         good = segment(other.topic_id, theirs, number)
-        acked = Acknowledge(topic_id=topic.topic_id, subscription="s", positions=(at(ledger, 0),))
-        answers = world.catalog.commits.commit([mine, acked, good])
+        acked = AcknowledgeWrite(topic_id=topic.topic_id, subscription="s", positions=(at(ledger, 0),))
+        answers = world.catalog.commits.commit_writes([mine, acked, good])
         assert isinstance(answers[0], PreconditionFailed | UnknownObject)
         assert isinstance(answers[1], SextonError)
         assert isinstance(answers[2], RegisterSegmentResult)
-    assert ledgers.attach(born, after=ledger) is False
+    assert ledgers.attach_ledger(born, after=ledger) is False
     assert left_of(world, topic.topic_id) == {}
 
 
@@ -228,14 +230,14 @@ def test_dead_letters_and_retrying_rows_outlive_the_topic(sql_world: SqlWorld) -
     topic = new_topic(sql_world)
     ledgers = filled(sql_world, topic.topic_id, 6)
     sql_world.phase_one(topic.topic_id, ledgers[:2], batch_id="before")
-    old, dead = (one.row_id for one in reversed(sql_world.catalog.deletions.list(None, limit=9)))
-    finish = sql_world.catalog.deletions.finish
+    old, dead = (one.row_id for one in reversed(sql_world.catalog.deletions.list_intents(None, limit=9)))
+    finish = sql_world.catalog.deletions.record_outcomes
     finish([IntentResult(row_id=old, outcome=Outcome.DELETED, objects=7, size_bytes=70)], holder="before")
     finish([IntentResult(row_id=dead, outcome=Outcome.METADATA_MISMATCH, error="theirs")], holder="before")
     sql_world.sql("UPDATE pending_deletion SET finished_us = 1 WHERE state = 'DELETED'")
     since_us = begin(sql_world, topic)
     detach_all(sql_world, topic)
-    rows = {one.ledger_id: one.row_id for one in sql_world.catalog.deletions.list(None, limit=9)}
+    rows = {one.ledger_id: one.row_id for one in sql_world.catalog.deletions.list_intents(None, limit=9)}
     ended = (Outcome.DELETED, Outcome.ALREADY_GONE, Outcome.DEAD_LETTERED)
     finish(
         [
@@ -245,7 +247,7 @@ def test_dead_letters_and_retrying_rows_outlive_the_topic(sql_world: SqlWorld) -
         holder="all",
     )
     assert remove(sql_world, topic)
-    tally = sql_world.catalog.phase_one.topic_tally(topic.topic_id, since_us=since_us)
+    tally = sql_world.catalog.phase_one.tally_topic_intents(topic.topic_id, since_us=since_us)
     assert tally.outcomes == {
         "ALREADY_GONE": 1,
         "DEAD_LETTERED": 1,
@@ -255,10 +257,12 @@ def test_dead_letters_and_retrying_rows_outlive_the_topic(sql_world: SqlWorld) -
     }
     assert (tally.objects, tally.size_bytes) == (6, 60)
     sql_world.sql("UPDATE pending_deletion SET state = 'NEWER' WHERE outcome = 'DEAD_LETTERED'")
-    assert sum(sql_world.catalog.phase_one.topic_tally(topic.topic_id, since_us=since_us).outcomes.values()) == 5
-    letters = sql_world.catalog.deletions.list(DeletionState.DEAD_LETTERED, limit=9)
+    assert (
+        sum(sql_world.catalog.phase_one.tally_topic_intents(topic.topic_id, since_us=since_us).outcomes.values()) == 5
+    )
+    letters = sql_world.catalog.deletions.list_intents(DeletionState.DEAD_LETTERED, limit=9)
     assert {(one.topic, one.topic_id) for one in letters} == {(topic.name, topic.topic_id)}
-    assert sql_world.catalog.deletions.inflight().estimated_inflight == 1
+    assert sql_world.catalog.deletions.count_unfinished_intents().estimated_inflight == 1
 
 
 @pytest.mark.postgres
@@ -269,7 +273,7 @@ def test_contents_counts_what_would_go_and_changes_nothing(world: World) -> None
     rich(world, topic)
     new_topic(world, OTHER)
     before = left_of(world, topic.topic_id)
-    assert world.catalog.phase_one.count_contents(topic.topic_id) == TopicContents(
+    assert world.catalog.phase_one.count_topic_contents(topic.topic_id) == TopicContentCounts(
         ledgers={"DELAYED_INDEX": 1, "MANAGED_CURSOR": 1, "MANAGED_LEDGER": 4, "SCHEMA_STORAGE": 1},
         copies={
             "DELAYED_INDEX": {"LEDGER": 1},
@@ -281,7 +285,7 @@ def test_contents_counts_what_would_go_and_changes_nothing(world: World) -> None
     )
     assert left_of(world, topic.topic_id) == before
     with pytest.raises(UnknownObject):
-        world.catalog.phase_one.count_contents(TopicId(topic.topic_id + 9))
+        world.catalog.phase_one.count_topic_contents(TopicId(topic.topic_id + 9))
 
 
 @pytest.mark.postgres

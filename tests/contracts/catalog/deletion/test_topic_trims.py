@@ -16,7 +16,7 @@ NAMES = [f"persistent://a/b/{name}" for name in "cab"]
 
 def trim(world: World, topic: Topic, batch_id: str = BATCH, *, by: str = "w", ttl_s: float = 60) -> DetachedBatch:
     """One topic's part."""
-    return world.catalog.phase_one.detach_into(
+    return world.catalog.phase_one.detach_into_batch(
         topic.topic_id, batch_id=batch_id, claim=claim(by, ttl_s=ttl_s), cause=CAUSE
     )
 
@@ -28,7 +28,7 @@ def three(world: SqlWorld) -> list[tuple[Topic, list[LedgerId]]]:
 
 def batches(world: SqlWorld) -> dict[LedgerId, str]:
     """In which batch each ledger's intent is."""
-    return {one.ledger_id: one.batch_id for one in world.catalog.deletions.list(None, limit=100)}
+    return {one.ledger_id: one.batch_id for one in world.catalog.deletions.list_intents(None, limit=100)}
 
 
 @pytest.mark.postgres
@@ -38,7 +38,9 @@ def test_topics_share_a_batch_that_is_one_run(sql_world: SqlWorld) -> None:
     for topic, ledgers in topics:
         assert trim(sql_world, topic) == DetachedBatch(batch_id=BATCH, ledgers=2, intents=2)
         assert listed(sql_world, topic.topic_id) == ledgers[2:]
-    assert sql_world.catalog.phase_one.count_detached(BATCH) == DetachedBatch(batch_id=BATCH, ledgers=6, intents=6)
+    assert sql_world.catalog.phase_one.count_detached_batch(BATCH) == DetachedBatch(
+        batch_id=BATCH, ledgers=6, intents=6
+    )
     assert sql_world.sql("SELECT run_id, topic_id FROM run") == [(BATCH, 0)]
     assert [one.detail["ledgers"] for one in sql_world.audited("detach")] == [2, 2, 2]
     rows = sql_world.catalog.deletions.list_unfinished_ranges(BATCH, after=0, rows=100, limit=10)
@@ -73,7 +75,7 @@ def test_trim_keeps_what_a_subscription_needs(sql_world: SqlWorld) -> None:
     """The rule is that of a single trim: a prefix behind every cursor (apache/pulsar#20898)."""
     topic = new_topic(sql_world)
     ledgers = filled(sql_world, topic.topic_id, 4)
-    sql_world.catalog.cursors.subscribe(topic.topic_id, "slow", latest=False)
+    sql_world.catalog.cursors.create_subscription(topic.topic_id, "slow", latest=False)
     acknowledge(sql_world, topic.topic_id, "slow", up_to=(ledgers[0], 9))
     assert trim(sql_world, topic).ledgers == 1
     assert listed(sql_world, topic.topic_id) == ledgers[1:]
@@ -96,7 +98,7 @@ def test_trim_into_a_batch_that_ended_or_is_anothers_changes_nothing(sql_world: 
     trim(sql_world, topic)
     with pytest.raises(ClaimHeld, match="trim-1"):
         trim(sql_world, other, by="somebody-else")
-    sql_world.catalog.deletions.close(BATCH, CAUSE)
+    sql_world.catalog.deletions.close_batch(BATCH, CAUSE)
     with pytest.raises(ClaimHeld, match="finished"):
         trim(sql_world, other)
     assert listed(sql_world, other.topic_id) == ledgers
@@ -109,8 +111,8 @@ def test_trim_of_an_unknown_topic_is_refused(sql_world: SqlWorld) -> None:
     (topic, _), *_ = three(sql_world)
     trim(sql_world, topic)
     with pytest.raises(UnknownObject):
-        sql_world.catalog.phase_one.detach_into(TopicId(99), batch_id=BATCH, claim=claim(), cause=CAUSE)
-    assert sql_world.catalog.phase_one.count_detached(BATCH).intents == 2
+        sql_world.catalog.phase_one.detach_into_batch(TopicId(99), batch_id=BATCH, claim=claim(), cause=CAUSE)
+    assert sql_world.catalog.phase_one.count_detached_batch(BATCH).intents == 2
 
 
 def test_trim_repeated_after_its_topic_has_gone_is_answered_by_its_batch(world: World) -> None:
@@ -130,7 +132,7 @@ def test_trim_that_meets_a_damaged_cursor_changes_nothing(sql_world: SqlWorld) -
     """One topic's row that cannot be read is that topic's trouble (YahooArchive/bookkeeper#17)."""
     topic = new_topic(sql_world)
     ledgers = filled(sql_world, topic.topic_id, 3)
-    sql_world.catalog.cursors.subscribe(topic.topic_id, "s", latest=False)
+    sql_world.catalog.cursors.create_subscription(topic.topic_id, "s", latest=False)
     acknowledge(sql_world, topic.topic_id, "s", up_to=(ledgers[1], 9))
     sql_world.sql("UPDATE cursor SET acknowledged = :bytes", bytes=b"no bitmap at all")
     with pytest.raises(CorruptData):
@@ -152,7 +154,9 @@ def test_batch_counts_exclude_what_another_took_up(sql_world: SqlWorld) -> None:
     trim(sql_world, topic, ttl_s=-1)
     assert sql_world.phase_one(topic.topic_id, batch_id="another").intents == 2
     assert trim(sql_world, other).intents == 2
-    assert sql_world.catalog.phase_one.count_detached(BATCH) == DetachedBatch(batch_id=BATCH, ledgers=2, intents=2)
+    assert sql_world.catalog.phase_one.count_detached_batch(BATCH) == DetachedBatch(
+        batch_id=BATCH, ledgers=2, intents=2
+    )
 
 
 @pytest.mark.postgres
@@ -168,10 +172,10 @@ def test_promising_topics_are_those_in_which_something_may_be_found(sql_world: S
         sql_world.phase_one(ids[name], batch_id=name, ttl_s=ttl_s)
     sql_world.age(newborn(sql_world, ids["newborn"]), seconds=601)
     newborn(sql_world, ids["young"])
-    found = sql_world.catalog.phase_one.select_promising(list(ids.values()))
+    found = sql_world.catalog.phase_one.select_detachable_topics(list(ids.values()))
     assert {name for name, topic_id in ids.items() if topic_id in found} == {"closed", "stalled", "newborn"}
-    assert sql_world.catalog.phase_one.select_promising([ids["idle"]]) == frozenset()
-    assert sql_world.catalog.phase_one.select_promising([]) == frozenset()
+    assert sql_world.catalog.phase_one.select_detachable_topics([ids["idle"]]) == frozenset()
+    assert sql_world.catalog.phase_one.select_detachable_topics([]) == frozenset()
 
 
 @pytest.mark.postgres
@@ -194,7 +198,7 @@ def test_trims_thirty_two_at_once_take_each_ledger_once(sql_world: SqlWorld) -> 
     answers = race(lambda number: trim(sql_world, topics[number % 3][0], f"trim-{number % 4}"))
     assert all(isinstance(answer, DetachedBatch) for answer in answers), answers
     assert sql_world.intents() == sorted(one for _, ledgers in topics for one in ledgers[:2])
-    counted = [sql_world.catalog.phase_one.count_detached(f"trim-{number}") for number in range(4)]
+    counted = [sql_world.catalog.phase_one.count_detached_batch(f"trim-{number}") for number in range(4)]
     assert sum(one.ledgers for one in counted) == 6
 
 
@@ -202,11 +206,11 @@ def test_row_of_the_batch_that_ended_is_not_taken_out_again(sql_world: SqlWorld)
     """An attempt that comes while phase two is at work finds nothing more of what is gone."""
     (topic, _), *_ = three(sql_world)
     trim(sql_world, topic)
-    for one in sql_world.catalog.deletions.list(None, limit=9):
+    for one in sql_world.catalog.deletions.list_intents(None, limit=9):
         ended = IntentResult(row_id=one.row_id, outcome=Outcome.DELETED)
-        sql_world.catalog.deletions.finish([ended], holder=BATCH)
+        sql_world.catalog.deletions.record_outcomes([ended], holder=BATCH)
     assert trim(sql_world, topic).intents == 0
-    assert sql_world.catalog.deletions.tally(BATCH).outcomes == {"DELETED": 2}
+    assert sql_world.catalog.deletions.tally_batch(BATCH).outcomes == {"DELETED": 2}
 
 
 @pytest.mark.postgres

@@ -1,7 +1,7 @@
 """Steps of a topic's deletion, and what is left of it."""
 
 from logstore.log.ledgers import Component, CopyState
-from logstore.ports.catalog import Cause, DetachedBatch, RegisterSegmentResult, Topic
+from logstore.ports.catalog import AuditCause, DetachedBatch, RegisterSegmentResult, Topic
 from logstore.positions import LedgerId, TopicId
 from tests.contracts.catalog.delayed.steps import delay, seal
 from tests.contracts.catalog.log.component_steps import CURSOR, publish
@@ -17,14 +17,16 @@ from tests.contracts.catalog.worlds import CAUSE, MemoryWorld, World, claim
 OTHER = "persistent://a/b/other"
 
 
-def begin(world: World, topic: Topic, cause: Cause = CAUSE) -> int:
+def begin(world: World, topic: Topic, cause: AuditCause = CAUSE) -> int:
     """Set the topic DELETING."""
-    return world.catalog.phase_one.begin_topic(topic.topic_id, topic.name, cause)
+    return world.catalog.phase_one.begin_topic_deletion(topic.topic_id, topic.name, cause)
 
 
 def detach_all(world: World, topic: Topic, batch_id: str = "all", *, ttl_s: float = 60) -> DetachedBatch:
     """Phase one for all of it."""
-    return world.catalog.phase_one.detach_all(topic.topic_id, batch_id=batch_id, claim=claim(ttl_s=ttl_s), cause=CAUSE)
+    return world.catalog.phase_one.detach_whole_topic(
+        topic.topic_id, batch_id=batch_id, claim=claim(ttl_s=ttl_s), cause=CAUSE
+    )
 
 
 def remove(world: World, topic: Topic) -> bool:
@@ -42,8 +44,12 @@ def delete(world: World, topic: Topic) -> None:
 def schema_ledger(world: World, topic: Topic) -> LedgerId:
     """A listed ledger of a schema version."""
     keys = {"schema": topic.name}
-    made = world.catalog.components.create(topic.topic_id, Component.SCHEMA_STORAGE, keys, application="sexton")
-    assert world.catalog.schemas.publish(topic.topic_id, made.ledger_id, digest="d", content_bytes=1, size_bytes=1)
+    made = world.catalog.components.create_component_ledger(
+        topic.topic_id, Component.SCHEMA_STORAGE, keys, application="sexton"
+    )
+    assert world.catalog.schemas.publish_schema_version(
+        topic.topic_id, made.ledger_id, digest="d", content_bytes=1, size_bytes=1
+    )
     return made.ledger_id
 
 
@@ -52,10 +58,10 @@ def rich(world: World, topic: Topic) -> dict[tuple[LedgerId, str], str]:
     ledgers = filled(world, topic.topic_id, 3)
     world.add_copy(ledgers[0], CopyState.LIVE, uuid=f"u-{ledgers[0]}")
     world.add_copy(ledgers[1], CopyState.WRITING, uuid=f"u-{ledgers[1]}")
-    world.catalog.cursors.subscribe(topic.topic_id, CURSOR, latest=False)
+    world.catalog.cursors.create_subscription(topic.topic_id, CURSOR, latest=False)
     acknowledge(world, topic.topic_id, CURSOR, (ledgers[1], 3))
     writes = [segment(topic.topic_id, ledgers[2], 1, producers=[("p", 0, 9)])]
-    assert isinstance(world.catalog.commits.commit(writes)[0], RegisterSegmentResult)
+    assert isinstance(world.catalog.commits.commit_writes(writes)[0], RegisterSegmentResult)
     cursor = publish(world, topic.topic_id, (ledgers[1], 3)).ledger_id
     schema = schema_ledger(world, topic)
     components = {cursor: "MANAGED_CURSOR", schema: "SCHEMA_STORAGE"}
@@ -75,5 +81,5 @@ def left_of(world: World, topic_id: TopicId) -> dict[str, int]:
 
 def intents(world: World) -> dict[tuple[LedgerId, str], str]:
     """Every intent with its component."""
-    found = world.catalog.deletions.list(None, limit=1000)
+    found = world.catalog.deletions.list_intents(None, limit=1000)
     return {(one.ledger_id, one.copy.value): one.component for one in found}

@@ -3,7 +3,7 @@
 from logstore.deletion.intents import Outcome
 from logstore.identity.bucket_markers import BucketRole
 from logstore.log.ledgers import CopyKind, CopyState
-from logstore.ports.catalog import IntentResult, RowRange
+from logstore.ports.catalog import IntentResult, IntentRowRange
 from logstore.positions import LedgerId
 from tests.contracts.catalog.steps import filled, new_topic, newborn
 from tests.contracts.catalog.worlds import World
@@ -11,7 +11,8 @@ from tests.contracts.catalog.worlds import World
 
 def _ids(world: World, role: BucketRole, bucket: str = "", *, limit: int = 100) -> list[tuple[str, LedgerId]]:
     return [
-        (one.state, one.intent.ledger_id) for one in world.catalog.identities.known_copies(role, bucket, limit=limit)
+        (one.state, one.intent.ledger_id)
+        for one in world.catalog.identities.list_expected_copies(role, bucket, limit=limit)
     ]
 
 
@@ -25,11 +26,11 @@ def test_catalog_has_one_id_for_ever(world: World) -> None:
 def test_marker_is_recorded_once_by_role_and_bucket(world: World) -> None:
     """Repeating it changes nothing."""
     identities = world.catalog.identities
-    assert identities.marked_buckets() == frozenset()
+    assert identities.list_marked_buckets() == frozenset()
     for _ in range(2):
         identities.record_marker(BucketRole.PRIMARY, "logs")
         identities.record_marker(BucketRole.TIERED, "logs")
-    assert identities.marked_buckets() == {(BucketRole.PRIMARY, "logs"), (BucketRole.TIERED, "logs")}
+    assert identities.list_marked_buckets() == {(BucketRole.PRIMARY, "logs"), (BucketRole.TIERED, "logs")}
 
 
 def test_evidence_is_live_copies_newest_first_then_those_on_their_way_out(world: World) -> None:
@@ -50,13 +51,14 @@ def test_evidence_has_dead_letters_and_nothing_that_is_gone(world: World) -> Non
     a, b, _ = filled(world, topic.topic_id, 3)
     world.phase_one(topic.topic_id, [a, b], force=True, batch_id="b")
     first, second = (
-        one.row_id for one in world.catalog.deletions.list_intents_in_range("b", RowRange(first=0, last=99, rows=0))
+        one.row_id
+        for one in world.catalog.deletions.list_intents_in_range("b", IntentRowRange(first=0, last=99, rows=0))
     )
     ends = [
         IntentResult(row_id=first, outcome=Outcome.DEAD_LETTERED, error="no permission"),
         IntentResult(row_id=second, outcome=Outcome.DELETED),
     ]
-    world.catalog.deletions.finish(ends, holder="b")
+    world.catalog.deletions.record_outcomes(ends, holder="b")
     assert _ids(world, BucketRole.PRIMARY)[1:] == [("DEAD_LETTERED", a)]
 
 
@@ -64,9 +66,9 @@ def test_evidence_can_be_asked_for_in_storage(world: World) -> None:
     """It carries all that a statement is compared with, live or not."""
     topic = new_topic(world)
     a, _ = filled(world, topic.topic_id, 2)
-    (_, before) = world.catalog.identities.known_copies(BucketRole.PRIMARY, "", limit=9)
+    (_, before) = world.catalog.identities.list_expected_copies(BucketRole.PRIMARY, "", limit=9)
     world.detach(topic.topic_id, [a])
-    (_, after) = world.catalog.identities.known_copies(BucketRole.PRIMARY, "", limit=9)
+    (_, after) = world.catalog.identities.list_expected_copies(BucketRole.PRIMARY, "", limit=9)
     assert (before.state, after.state) == ("LIVE", "PENDING")
     assert before.intent.owner == after.intent.owner
     assert before.intent.owner.topic == topic.name
@@ -86,5 +88,5 @@ def test_evidence_of_a_tiered_bucket_is_what_contexts_say_stands_there(world: Wo
     assert _ids(world, BucketRole.TIERED, "colder") == [("LIVE", c)]
     world.detach(topic.topic_id, [a])
     assert _ids(world, BucketRole.TIERED, "cold") == [("LIVE", d), ("PENDING", a)]
-    (found, _) = world.catalog.identities.known_copies(BucketRole.TIERED, "cold", limit=9)
+    (found, _) = world.catalog.identities.list_expected_copies(BucketRole.TIERED, "cold", limit=9)
     assert found.intent.context["uuid"] == "u-4"

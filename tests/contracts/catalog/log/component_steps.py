@@ -6,7 +6,7 @@ from pyroaring import BitMap
 
 from logstore.cursors.cursor_state import CursorSnapshot, CursorState, complete_state
 from logstore.log.ledgers import Component
-from logstore.ports.catalog import Acknowledge, SnapshotChange, WriteResult
+from logstore.ports.catalog import AcknowledgeWrite, CursorSnapshotCondition, GroupCommitResult
 from logstore.positions import LedgerId, Position, TopicId
 from tests.contracts.catalog.steps import at
 from tests.contracts.catalog.world import World
@@ -17,13 +17,15 @@ CURSOR = "billing"
 def cursor_newborn(world: World, topic_id: TopicId, name: str = CURSOR) -> LedgerId:
     """A cursor ledger that is not listed yet."""
     keys = {"cursor": name}
-    return world.catalog.components.create(topic_id, Component.MANAGED_CURSOR, keys, application="sexton").ledger_id
+    return world.catalog.components.create_component_ledger(
+        topic_id, Component.MANAGED_CURSOR, keys, application="sexton"
+    ).ledger_id
 
 
-def change_of(world: World, topic_id: TopicId, name: str = CURSOR) -> SnapshotChange:
+def change_of(world: World, topic_id: TopicId, name: str = CURSOR) -> CursorSnapshotCondition:
     """A change of the row as it is now."""
-    row = world.catalog.cursors.get(topic_id, name)
-    return SnapshotChange(topic_id=topic_id, subscription=name, expected=row.snapshot_ledger, seeks=row.seeks)
+    row = world.catalog.cursors.get_cursor(topic_id, name)
+    return CursorSnapshotCondition(topic_id=topic_id, subscription=name, expected=row.snapshot_ledger, seeks=row.seeks)
 
 
 def snapshot(ledger_id: LedgerId, *entries: tuple[int, int]) -> CursorSnapshot:
@@ -35,7 +37,7 @@ def snapshot(ledger_id: LedgerId, *entries: tuple[int, int]) -> CursorSnapshot:
 
 
 def publish(
-    world: World, topic_id: TopicId, *entries: tuple[int, int], change: SnapshotChange | None = None
+    world: World, topic_id: TopicId, *entries: tuple[int, int], change: CursorSnapshotCondition | None = None
 ) -> CursorSnapshot:
     """A new cursor ledger that must become the cursor's."""
     made = snapshot(cursor_newborn(world, topic_id), *entries)
@@ -50,16 +52,16 @@ def acknowledge_with(
     held: CursorSnapshot | None,
     *entries: tuple[int, int],
     up_to: tuple[int, int] | None = None,
-) -> WriteResult:
+) -> GroupCommitResult:
     """Acknowledge with a snapshot that the sender has loaded."""
-    return world.catalog.commits.commit([acknowledgement(topic_id, held, *entries, up_to=up_to)])[0]
+    return world.catalog.commits.commit_writes([acknowledgement(topic_id, held, *entries, up_to=up_to)])[0]
 
 
 def acknowledgement(
     topic_id: TopicId, held: CursorSnapshot | None, *entries: tuple[int, int], up_to: tuple[int, int] | None = None
-) -> Acknowledge:
+) -> AcknowledgeWrite:
     """The write of one."""
-    return Acknowledge(
+    return AcknowledgeWrite(
         topic_id=topic_id,
         subscription=CURSOR,
         positions=tuple(at(*entry) for entry in entries),
@@ -70,7 +72,7 @@ def acknowledgement(
 
 def state_of(world: World, topic_id: TopicId, held: CursorSnapshot | None) -> CursorState:
     """The cursor's whole state."""
-    row = world.catalog.cursors.get(topic_id, CURSOR)
+    row = world.catalog.cursors.get_cursor(topic_id, CURSOR)
     assert row.snapshot_ledger == (held.ledger_id if held else None)
     return complete_state(row.state, held)
 

@@ -6,13 +6,13 @@ from logstore.cursors.cursor_state import CursorState
 from logstore.deletion.intents import DeletionState, Outcome
 from logstore.errors import InvalidInput, UnknownObject
 from logstore.log.ledgers import CopyKind
-from logstore.ports.catalog import AcknowledgeResult, IntentResult, RowRange
+from logstore.ports.catalog import AcknowledgeResult, IntentResult, IntentRowRange
 from logstore.positions import LedgerId
 from tests.contracts.catalog.steps import acknowledge, append, at, listed, new_topic, newborn, roll
 from tests.contracts.catalog.worlds import World, claim
 
 _HIGHEST = 2**63 - 1  # what the counter itself may reach
-_EVERYTHING = RowRange(first=0, last=_HIGHEST, rows=0)
+_EVERYTHING = IntentRowRange(first=0, last=_HIGHEST, rows=0)
 
 
 @pytest.mark.postgres
@@ -24,24 +24,24 @@ def test_ledger_of_a_boundary_id_lives_and_goes_as_any_other(world: World, first
     ledgers = [roll(world, topic.topic_id) for _ in range(2)]
     assert ledgers == listed(world, topic.topic_id) == [first, first + 1]
     cursors, deletions = world.catalog.cursors, world.catalog.deletions
-    assert cursors.subscribe(topic.topic_id, "billing", latest=False).state == CursorState(at(first, -1))
-    assert world.catalog.phase_one.preview(topic.topic_id, None, force=False) == [
+    assert cursors.create_subscription(topic.topic_id, "billing", latest=False).state == CursorState(at(first, -1))
+    assert world.catalog.phase_one.preview_detach(topic.topic_id, None, force=False) == [
         first
     ]  # closed, empty, and needed by nobody
     last = roll(world, topic.topic_id)
     append(world, topic.topic_id, last, entries=2)
-    assert world.catalog.ledgers.segments(last)[0].first_entry == 0
+    assert world.catalog.ledgers.list_segments(last)[0].first_entry == 0
     answer = acknowledge(world, topic.topic_id, "billing", (last, 0))
     assert isinstance(answer, AcknowledgeResult)
     assert answer.mark_delete == at(last, 0)
-    assert cursors.seek(topic.topic_id, "billing", at(last, 0)).state == CursorState(at(last, -1))
+    assert cursors.seek_cursor(topic.topic_id, "billing", at(last, 0)).state == CursorState(at(last, -1))
     assert world.phase_one(topic.topic_id, [LedgerId(first)]).ledgers == 1
     assert world.phase_one(topic.topic_id).ledgers == 1
     assert listed(world, topic.topic_id) == [last]
     for ledger_id in ledgers:
-        taken = deletions.take(ledger_id, CopyKind.LEDGER, 1, claim())
-        assert deletions.finish([IntentResult(row_id=taken.row_id, outcome=Outcome.DELETED)], holder="w")
-    assert sorted(one.ledger_id for one in deletions.list(DeletionState.DELETED, limit=9)) == ledgers
+        taken = deletions.claim_intent(ledger_id, CopyKind.LEDGER, 1, claim())
+        assert deletions.record_outcomes([IntentResult(row_id=taken.row_id, outcome=Outcome.DELETED)], holder="w")
+    assert sorted(one.ledger_id for one in deletions.list_intents(DeletionState.DELETED, limit=9)) == ledgers
 
 
 def test_newborn_of_ledger_zero_is_abandoned_as_any_other(world: World) -> None:
@@ -52,7 +52,7 @@ def test_newborn_of_ledger_zero_is_abandoned_as_any_other(world: World) -> None:
     world.age(born, seconds=601)
     assert world.phase_one(topic.topic_id, batch_id="b").intents == 1
     assert [one.ledger_id for one in world.catalog.deletions.list_intents_in_range("b", _EVERYTHING)] == [0]
-    assert not world.catalog.ledgers.attach(born, after=None)
+    assert not world.catalog.ledgers.attach_ledger(born, after=None)
 
 
 @pytest.mark.parametrize("ledger_id", [-1, 0, _HIGHEST])
@@ -66,9 +66,9 @@ def test_absent_ledger_of_a_boundary_id_is_unknown_and_touches_nothing(world: Wo
         with pytest.raises(UnknownObject, match="ledger"):
             world.phase_one(topic.topic_id, [absent], force=force)
     with pytest.raises(UnknownObject):
-        deletions.take(absent, CopyKind.LEDGER, 1, claim())
-    assert not world.catalog.ledgers.attach(absent, after=None)
-    assert world.catalog.ledgers.segments(absent) == []
+        deletions.claim_intent(absent, CopyKind.LEDGER, 1, claim())
+    assert not world.catalog.ledgers.attach_ledger(absent, after=None)
+    assert world.catalog.ledgers.list_segments(absent) == []
     assert listed(world, topic.topic_id) == kept
     assert world.intents() == []
 
@@ -82,9 +82,11 @@ def test_ranges_and_intents_take_boundary_row_ids(world: World, after: int) -> N
     world.phase_one(topic.topic_id, batch_id="b")
     found = world.catalog.deletions.list_unfinished_ranges("b", after=after, rows=9, limit=9)
     assert [part.rows for part in found] == ([] if after == _HIGHEST else [2])
-    whole = RowRange(first=-1, last=_HIGHEST, rows=0)
+    whole = IntentRowRange(first=-1, last=_HIGHEST, rows=0)
     assert len(world.catalog.deletions.list_intents_in_range("b", whole)) == 2
-    assert world.catalog.deletions.list_intents_in_range("b", RowRange(first=_HIGHEST, last=_HIGHEST, rows=0)) == []
+    assert (
+        world.catalog.deletions.list_intents_in_range("b", IntentRowRange(first=_HIGHEST, last=_HIGHEST, rows=0)) == []
+    )
 
 
 @pytest.mark.parametrize("position", [(-1, -1), (-1, 0), (0, -1), (_HIGHEST, 0), (0, _HIGHEST)])
@@ -93,7 +95,7 @@ def test_acknowledging_a_boundary_position_of_no_entry_changes_nothing(world: Wo
     topic = new_topic(world)
     ledger = roll(world, topic.topic_id)
     append(world, topic.topic_id, ledger, entries=2)
-    before = world.catalog.cursors.subscribe(topic.topic_id, "billing", latest=False)
+    before = world.catalog.cursors.create_subscription(topic.topic_id, "billing", latest=False)
     answer = acknowledge(world, topic.topic_id, "billing", position)
     assert isinstance(answer, InvalidInput | AcknowledgeResult)
-    assert world.catalog.cursors.get(topic.topic_id, "billing").state == before.state
+    assert world.catalog.cursors.get_cursor(topic.topic_id, "billing").state == before.state

@@ -22,7 +22,7 @@ def test_snapshot_behind_a_change_of_its_cursor_is_filed(sql_world: SqlWorld, me
     """A seek or another snapshot committed while this one waited for the cursor counts (apache/pulsar#350)."""
     topic = new_topic(sql_world)
     (ledger,) = filled(sql_world, topic.topic_id, 1)
-    sql_world.catalog.cursors.subscribe(topic.topic_id, CURSOR, latest=False)
+    sql_world.catalog.cursors.create_subscription(topic.topic_id, CURSOR, latest=False)
     change = change_of(sql_world, topic.topic_id)
     made = snapshot(cursor_newborn(sql_world, topic.topic_id), (ledger, 5))
     answer = behind(
@@ -36,14 +36,14 @@ def test_snapshot_behind_an_acknowledgement_keeps_it(sql_world: SqlWorld) -> Non
     """What was acknowledged while the snapshot waited for the cursor stays in the row."""
     topic = new_topic(sql_world)
     (ledger,) = filled(sql_world, topic.topic_id, 1)
-    sql_world.catalog.cursors.subscribe(topic.topic_id, CURSOR, latest=False)
+    sql_world.catalog.cursors.create_subscription(topic.topic_id, CURSOR, latest=False)
     change = change_of(sql_world, topic.topic_id)
     acknowledge(sql_world, topic.topic_id, CURSOR, (ledger, 5), (ledger, 7))
     made = snapshot(cursor_newborn(sql_world, topic.topic_id), (ledger, 5))
     held = "UPDATE cursor SET mark_entry = 2"
     answer = behind(sql_world, [held], lambda: sql_world.catalog.cursors.publish_snapshot(change, made, size_bytes=1))
     assert answer is True
-    row = sql_world.catalog.cursors.get(topic.topic_id, CURSOR)
+    row = sql_world.catalog.cursors.get_cursor(topic.topic_id, CURSOR)
     assert (row.state.mark_delete.entry_id, list(row.state.acknowledged[ledger])) == (2, [7])
 
 
@@ -51,7 +51,7 @@ def test_trim_behind_a_publication_takes_no_ledger_that_was_listed(sql_world: Sq
     """A newborn past its time that is listed at the last moment stays (promise 1)."""
     topic = new_topic(sql_world)
     filled(sql_world, topic.topic_id, 1)
-    sql_world.catalog.cursors.subscribe(topic.topic_id, CURSOR, latest=False)
+    sql_world.catalog.cursors.create_subscription(topic.topic_id, CURSOR, latest=False)
     late = cursor_newborn(sql_world, topic.topic_id)
     sql_world.age(late, seconds=601)
     listed = f"UPDATE ledger SET state = 'CLOSED', place = ledger_id WHERE ledger_id = {late}"
@@ -64,7 +64,7 @@ def test_publication_behind_a_trim_that_took_its_newborn_lists_nothing(sql_world
     """The other way round: the newborn went while its creator waited for the list."""
     topic = new_topic(sql_world)
     (ledger,) = filled(sql_world, topic.topic_id, 1)
-    sql_world.catalog.cursors.subscribe(topic.topic_id, CURSOR, latest=False)
+    sql_world.catalog.cursors.create_subscription(topic.topic_id, CURSOR, latest=False)
     change = change_of(sql_world, topic.topic_id)
     made = snapshot(cursor_newborn(sql_world, topic.topic_id), (ledger, 5))
     gone = f"DELETE FROM ledger WHERE ledger_id = {made.ledger_id}"
@@ -75,19 +75,19 @@ def test_publication_behind_a_trim_that_took_its_newborn_lists_nothing(sql_world
         [gone],
     )
     assert answer is False
-    assert sql_world.catalog.cursors.get(topic.topic_id, CURSOR).snapshot_ledger is None
+    assert sql_world.catalog.cursors.get_cursor(topic.topic_id, CURSOR).snapshot_ledger is None
 
 
 def test_fold_behind_another_fold_retires_nothing_twice(sql_world: SqlWorld) -> None:
     """Of two who would retire the same ledger the second finds that the row names it no more."""
     topic = new_topic(sql_world)
     (ledger,) = filled(sql_world, topic.topic_id, 1)
-    sql_world.catalog.cursors.subscribe(topic.topic_id, CURSOR, latest=False)
+    sql_world.catalog.cursors.create_subscription(topic.topic_id, CURSOR, latest=False)
     held = publish(sql_world, topic.topic_id, (ledger, 5))
     change = change_of(sql_world, topic.topic_id)
     folded = ["UPDATE cursor SET snapshot_ledger = NULL"]
     cursors = sql_world.catalog.cursors
-    assert behind(sql_world, folded, lambda: cursors.fold_snapshot(change, held, limit_bytes=1000)) is False
+    assert behind(sql_world, folded, lambda: cursors.move_snapshot_into_row(change, held, limit_bytes=1000)) is False
     assert sql_world.intents() == []
 
 
@@ -95,11 +95,13 @@ def test_schema_behind_another_version_takes_the_next_number(sql_world: SqlWorld
     """Versions are counted under the lock of their list."""
     topic = new_topic(sql_world)
     keys = {"schema": topic.name}
-    made = sql_world.catalog.components.create(topic.topic_id, Component.SCHEMA_STORAGE, keys, application="sexton")
+    made = sql_world.catalog.components.create_component_ledger(
+        topic.topic_id, Component.SCHEMA_STORAGE, keys, application="sexton"
+    )
     other = f"INSERT INTO schema_version VALUES ({topic.topic_id}, 0, 77, 'other', 1, 0)"
 
     def work() -> SchemaVersion | None:
-        return sql_world.catalog.schemas.publish(
+        return sql_world.catalog.schemas.publish_schema_version(
             topic.topic_id, LedgerId(made.ledger_id), digest="mine", content_bytes=1, size_bytes=1
         )
 

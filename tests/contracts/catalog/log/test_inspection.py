@@ -7,7 +7,7 @@ import pytest
 from logstore.deletion.intents import DeletionState, Outcome
 from logstore.errors import UnknownObject
 from logstore.log.ledgers import CopyKind, LedgerState
-from logstore.ports.catalog import AuditEntry, IntentResult, LedgerHistory, Reference, ReferenceKind
+from logstore.ports.catalog import AuditEntry, IntentResult, LedgerHistory, LedgerReference, LedgerReferenceKind
 from logstore.positions import LedgerId
 from tests.contracts.catalog.delayed.steps import seal
 from tests.contracts.catalog.steps import acknowledge, at, filled, new_topic, newborn
@@ -16,14 +16,14 @@ from tests.contracts.catalog.worlds import SqlWorld
 
 
 def _ledger(world: SqlWorld, ledger_id: LedgerId) -> LedgerHistory:
-    return world.catalog.inspection.ledger(ledger_id, decisions=20)
+    return world.catalog.inspection.get_ledger_history(ledger_id, max_decisions=20)
 
 
 def _acts(decisions: list[AuditEntry]) -> list[tuple[str, str | None]]:
     return [(one.act, one.run_id) for one in decisions]
 
 
-def _references(world: SqlWorld, ledger_id: LedgerId) -> list[Reference]:
+def _references(world: SqlWorld, ledger_id: LedgerId) -> list[LedgerReference]:
     return list(_ledger(world, ledger_id).references)
 
 
@@ -32,7 +32,7 @@ def test_ledger_that_is_listed_is_shown_with_what_names_it(sql_world: SqlWorld) 
     topic = new_topic(sql_world)
     a, b, c = filled(sql_world, topic.topic_id, 3)
     for name in ("z-behind", "inside", "at-end", "ahead"):
-        sql_world.catalog.cursors.subscribe(topic.topic_id, name, latest=False)
+        sql_world.catalog.cursors.create_subscription(topic.topic_id, name, latest=False)
     acknowledge(sql_world, topic.topic_id, "inside", up_to=(b, 3))
     acknowledge(sql_world, topic.topic_id, "at-end", up_to=(b, 9))
     acknowledge(sql_world, topic.topic_id, "ahead", up_to=(c, 0))
@@ -40,12 +40,12 @@ def test_ledger_that_is_listed_is_shown_with_what_names_it(sql_world: SqlWorld) 
     assert found.live is not None
     assert (found.live.state, found.live.entries, found.live.size_bytes) == (LedgerState.CLOSED, 10, 100)
     assert list(found.references) == [
-        Reference(
-            kind=ReferenceKind.LIST,
+        LedgerReference(
+            kind=LedgerReferenceKind.LIST,
             facts={"component": "MANAGED_LEDGER", "keys": {}, "place": b, "last": False},
         ),
-        Reference(kind=ReferenceKind.CURSOR, facts={"subscription": "inside", "mark_delete": f"{b}:3"}),
-        Reference(kind=ReferenceKind.CURSOR, facts={"subscription": "z-behind", "mark_delete": f"{a}:-1"}),
+        LedgerReference(kind=LedgerReferenceKind.CURSOR, facts={"subscription": "inside", "mark_delete": f"{b}:3"}),
+        LedgerReference(kind=LedgerReferenceKind.CURSOR, facts={"subscription": "z-behind", "mark_delete": f"{a}:-1"}),
     ]
     (copy,) = found.copies
     assert (copy.state, copy.intent.copy) == ("LIVE", CopyKind.LEDGER)
@@ -60,7 +60,7 @@ def test_ledger_that_holds_a_snapshot_a_schema_or_is_offloaded_says_so(sql_world
     """What keeps a ledger of a component, and an upload that is going on."""
     topic = new_topic(sql_world)
     data, snapshot, _ = filled(sql_world, topic.topic_id, 3)
-    sql_world.catalog.cursors.subscribe(topic.topic_id, "billing", latest=True)
+    sql_world.catalog.cursors.create_subscription(topic.topic_id, "billing", latest=True)
     own = "INSERT INTO ledger_list (list_id, topic_id, component, owner, version) VALUES (77, :t, :c, :o, 0)"
     sql_world.sql(own, t=topic.topic_id, c="MANAGED_CURSOR", o='{"cursor":"billing"}')
     sql_world.sql("UPDATE ledger SET list_id = 77 WHERE ledger_id = :id", id=snapshot)
@@ -71,8 +71,8 @@ def test_ledger_that_holds_a_snapshot_a_schema_or_is_offloaded_says_so(sql_world
     sql_world.sql(tiered, id=data)
     found = _ledger(sql_world, snapshot)
     assert [(one.kind, dict(one.facts)) for one in found.references][1:] == [
-        (ReferenceKind.CURSOR_SNAPSHOT, {"subscription": "billing", "mark_delete": f"{data + 2}:9"}),
-        (ReferenceKind.SCHEMA, {"version": 4}),
+        (LedgerReferenceKind.CURSOR_SNAPSHOT, {"subscription": "billing", "mark_delete": f"{data + 2}:9"}),
+        (LedgerReferenceKind.SCHEMA, {"version": 4}),
     ]
     assert found.references[0].facts == {
         "component": "MANAGED_CURSOR",
@@ -81,7 +81,7 @@ def test_ledger_that_holds_a_snapshot_a_schema_or_is_offloaded_says_so(sql_world
         "last": True,
     }
     assert (found.copies[0].intent.component, found.copies[0].intent.keys) == ("MANAGED_CURSOR", {"cursor": "billing"})
-    assert _references(sql_world, data)[-1] == Reference(kind=ReferenceKind.OFFLOAD, facts={"uuid": "u-1"})
+    assert _references(sql_world, data)[-1] == LedgerReference(kind=LedgerReferenceKind.OFFLOAD, facts={"uuid": "u-1"})
     assert [(one.state, one.intent.context) for one in _ledger(sql_world, data).copies] == [
         ("LIVE", {}),
         ("WRITING", {"uuid": "u-1"}),
@@ -94,14 +94,16 @@ def test_bucket_of_delayed_messages_is_named_by_its_topics_list(sql_world: SqlWo
     (data,) = filled(sql_world, topic_id, 1)
     made = seal(sql_world, topic_id, at(data, 2), at(data, 7), messages=4)
     facts = {"from": f"{data}:2", "to": f"{data}:7", "messages": 4}
-    assert _references(sql_world, made.bucket_id)[1:] == [Reference(kind=ReferenceKind.DELAYED_INDEX, facts=facts)]
+    assert _references(sql_world, made.bucket_id)[1:] == [
+        LedgerReference(kind=LedgerReferenceKind.DELAYED_INDEX, facts=facts)
+    ]
 
 
 def test_ledger_that_nobody_attached_has_no_references(sql_world: SqlWorld) -> None:
     """A newborn is in no list, whatever cursors stand before it."""
     topic = new_topic(sql_world)
     filled(sql_world, topic.topic_id, 1)
-    sql_world.catalog.cursors.subscribe(topic.topic_id, "billing", latest=False)
+    sql_world.catalog.cursors.create_subscription(topic.topic_id, "billing", latest=False)
     found = _ledger(sql_world, newborn(sql_world, topic.topic_id))
     assert found.live is not None
     assert (found.live.state, found.live.listed, list(found.references)) == (LedgerState.CREATING, False, [])
@@ -132,8 +134,8 @@ def test_ledger_that_was_detached_is_shown_with_its_intents_and_decisions(sql_wo
     assert [(one.stalled, one.finished_us) for one in waiting.intents] == [(False, None)]
     row = waiting.intents[0].intent.row_id
     end = IntentResult(row_id=row, outcome=Outcome.DELETED, objects=3, size_bytes=30)
-    sql_world.catalog.deletions.finish([end], holder="b")
-    sql_world.catalog.deletions.close("b", CAUSE)
+    sql_world.catalog.deletions.record_outcomes([end], holder="b")
+    sql_world.catalog.deletions.close_batch("b", CAUSE)
     (ended,) = _ledger(sql_world, a).intents
     assert (ended.intent.state, ended.objects_deleted, ended.bytes_deleted) == (DeletionState.DELETED, 3, 30)
     assert ended.finished_us is not None
@@ -147,7 +149,7 @@ def test_ledger_whose_deletion_was_forgotten_is_known_by_its_decisions(sql_world
     topic = new_topic(sql_world)
     a, b, c, _ = filled(sql_world, topic.topic_id, 4)
     sql_world.phase_one(topic.topic_id, [a, c], force=True, batch_id="two")
-    sql_world.catalog.deletions.close("two", CAUSE)
+    sql_world.catalog.deletions.close_batch("two", CAUSE)
     assert list(_ledger(sql_world, b).decisions) == [], "it lies between the two, and was never touched"
     sql_world.phase_one(topic.topic_id, [b], force=True, batch_id="one")
     sql_world.sql("DELETE FROM pending_deletion")
@@ -215,8 +217,8 @@ def test_decisions_are_newest_first_and_of_whom_was_asked(sql_world: SqlWorld) -
     b = filled(sql_world, second.topic_id, 2)[0]
     sql_world.phase_one(first.topic_id, batch_id="one")
     sql_world.phase_one(second.topic_id, batch_id="two")
-    sql_world.catalog.deletions.close("one", CAUSE)
-    asked = sql_world.catalog.inspection.decisions
+    sql_world.catalog.deletions.close_batch("one", CAUSE)
+    asked = sql_world.catalog.inspection.list_audit_entries
     assert _acts(asked(limit=9)) == [("delete-ledgers", "one"), ("detach", "two"), ("detach", "one")]
     assert _acts(asked(limit=1)) == [("delete-ledgers", "one")]
     assert _acts(asked(topic=second.name, limit=9)) == [("detach", "two")]
@@ -229,8 +231,11 @@ def test_forced_detach_is_written_down_as_such(sql_world: SqlWorld) -> None:
     """Whoever asks later sees that subscriptions were overruled."""
     topic = new_topic(sql_world)
     a, b, _ = filled(sql_world, topic.topic_id, 3)
-    sql_world.catalog.cursors.subscribe(topic.topic_id, "billing", latest=False)
+    sql_world.catalog.cursors.create_subscription(topic.topic_id, "billing", latest=False)
     sql_world.phase_one(topic.topic_id, [a], force=True, batch_id="forced")
     acknowledge(sql_world, topic.topic_id, "billing", up_to=(b, 9))
     sql_world.phase_one(topic.topic_id, batch_id="let-go")
-    assert [one.detail.get("forced") for one in sql_world.catalog.inspection.decisions(limit=9)] == [None, True]
+    assert [one.detail.get("forced") for one in sql_world.catalog.inspection.list_audit_entries(limit=9)] == [
+        None,
+        True,
+    ]

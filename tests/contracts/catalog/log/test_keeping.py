@@ -13,12 +13,12 @@ def test_detach_after_subscribe_keeps_what_the_cursor_needs(world: World) -> Non
     """Subscribe first: the decision counts the new cursor."""
     topic = new_topic(world)
     ledgers = filled(world, topic.topic_id, 3)
-    world.catalog.cursors.subscribe(topic.topic_id, "new", latest=False)
+    world.catalog.cursors.create_subscription(topic.topic_id, "new", latest=False)
     assert world.phase_one(topic.topic_id).ledgers == 0
     with pytest.raises(LedgerStillNeeded, match="new"):
         world.phase_one(topic.topic_id, ledgers[:1])
     acknowledge(world, topic.topic_id, "new", up_to=(ledgers[1], 9))
-    world.catalog.cursors.seek(topic.topic_id, "new", at(ledgers[1], 0))
+    world.catalog.cursors.seek_cursor(topic.topic_id, "new", at(ledgers[1], 0))
     assert world.phase_one(topic.topic_id).ledgers == 1
 
 
@@ -28,9 +28,9 @@ def test_subscribe_after_detach_begins_behind_it(world: World) -> None:
     topic = new_topic(world)
     ledgers = filled(world, topic.topic_id, 3)
     world.phase_one(topic.topic_id)
-    made = world.catalog.cursors.subscribe(topic.topic_id, "new", latest=False)
+    made = world.catalog.cursors.create_subscription(topic.topic_id, "new", latest=False)
     assert made.state == CursorState(at(ledgers[2], -1))
-    world.catalog.cursors.seek(topic.topic_id, "new", at(ledgers[0], 0))
+    world.catalog.cursors.seek_cursor(topic.topic_id, "new", at(ledgers[0], 0))
     assert acknowledge(world, topic.topic_id, "new", (ledgers[2], 0)) == AcknowledgeResult(
         mark_delete=at(ledgers[2], 0)
     )
@@ -42,14 +42,14 @@ def test_subscribe_and_seek_racing_detach_lose_no_entry(world: World, turn: int)
     """However they race, every ledger from a cursor's next entry on that was listed when it moved still is."""
     topic = new_topic(world)
     ledgers = filled(world, topic.topic_id, 6)
-    world.catalog.cursors.subscribe(topic.topic_id, "old", latest=True)
+    world.catalog.cursors.create_subscription(topic.topic_id, "old", latest=True)
 
     def act(number: int) -> object:
         if number % 4 == 0:
             return world.phase_one(topic.topic_id, batch_id=f"trim-{number}")
         if number % 4 == 1:
-            return world.catalog.cursors.seek(topic.topic_id, "old", at(ledgers[number % 6], 0))
-        return world.catalog.cursors.subscribe(topic.topic_id, f"new-{number}", latest=False)
+            return world.catalog.cursors.seek_cursor(topic.topic_id, "old", at(ledgers[number % 6], 0))
+        return world.catalog.cursors.create_subscription(topic.topic_id, f"new-{number}", latest=False)
 
     answers = race(act, 16)
     assert not [answer for answer in answers if isinstance(answer, Exception)], answers

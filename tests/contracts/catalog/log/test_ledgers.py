@@ -13,13 +13,13 @@ from tests.contracts.catalog.worlds import World
 def test_create_ledger_in_new_catalog_has_id_zero_and_is_ordinary(world: World) -> None:
     """Id 0 is a ledger like every other (apache/bookkeeper#950)."""
     topic = new_topic(world)
-    statement = world.catalog.ledgers.create(topic.topic_id, application="sexton")
+    statement = world.catalog.ledgers.create_ledger(topic.topic_id, application="sexton")
     assert statement.ledger_id == 0
-    assert statement.epoch == world.catalog.ledgers.epoch() == 1
+    assert statement.epoch == world.catalog.ledgers.catalog_epoch() == 1
     assert statement.owner.application == "sexton"
     assert statement.owner.component is Component.MANAGED_LEDGER
     assert (statement.owner.topic, statement.owner.topic_id) == (topic.name, topic.topic_id)
-    assert world.catalog.ledgers.attach(LedgerId(0), after=None)
+    assert world.catalog.ledgers.attach_ledger(LedgerId(0), after=None)
     assert roll(world, topic.topic_id) == 1
     assert listed(world, topic.topic_id) == [0, 1]
 
@@ -62,10 +62,10 @@ def test_attach_repeated_is_true_again_and_changes_nothing(world: World) -> None
     """A caller unsure of its commit may ask again, also after the ledger was closed in its turn."""
     topic = new_topic(world)
     first = roll(world, topic.topic_id)
-    assert world.catalog.ledgers.attach(first, after=None)
+    assert world.catalog.ledgers.attach_ledger(first, after=None)
     roll(world, topic.topic_id)
     before = world.catalog.ledgers.list_ledgers(topic.topic_id)
-    assert world.catalog.ledgers.attach(first, after=None)
+    assert world.catalog.ledgers.attach_ledger(first, after=None)
     assert world.catalog.ledgers.list_ledgers(topic.topic_id) == before
     assert world.intents() == []
 
@@ -77,10 +77,10 @@ def test_attach_behind_another_than_the_last_files_the_newborns_intent(world: Wo
     first = roll(world, topic.topic_id)
     late = newborn(world, topic.topic_id)
     second = roll(world, topic.topic_id)
-    assert not world.catalog.ledgers.attach(late, after=first)
-    assert not world.catalog.ledgers.attach(late, after=second)
+    assert not world.catalog.ledgers.attach_ledger(late, after=first)
+    assert not world.catalog.ledgers.attach_ledger(late, after=second)
     later = newborn(world, topic.topic_id)
-    assert not world.catalog.ledgers.attach(later, after=first)
+    assert not world.catalog.ledgers.attach_ledger(later, after=first)
     assert listed(world, topic.topic_id) == [first, second]
     assert world.intents() == [late, later]
 
@@ -90,8 +90,8 @@ def test_attach_older_newborn_behind_newer_last_is_refused(world: World) -> None
     """A list ascends by id: an older newborn never stands behind a newer ledger, even if it names the last one."""
     topic = new_topic(world)
     older, newer = newborn(world, topic.topic_id), newborn(world, topic.topic_id)
-    assert world.catalog.ledgers.attach(newer, after=None)
-    assert not world.catalog.ledgers.attach(older, after=newer)
+    assert world.catalog.ledgers.attach_ledger(newer, after=None)
+    assert not world.catalog.ledgers.attach_ledger(older, after=newer)
     assert listed(world, topic.topic_id) == [newer]
     assert world.catalog.ledgers.list_ledgers(topic.topic_id)[0].state is LedgerState.OPEN
     assert world.intents() == [older]
@@ -104,7 +104,7 @@ def test_attach_thirty_two_at_once_exactly_one_wins(world: World) -> None:
     first = roll(world, topic.topic_id)
     born = [newborn(world, topic.topic_id) for _ in range(32)]
     born.reverse()  # the last runner opens the gate and so goes first: with the oldest, all others could follow it
-    answers = race(lambda number: world.catalog.ledgers.attach(born[number], after=first))
+    answers = race(lambda number: world.catalog.ledgers.attach_ledger(born[number], after=first))
     assert sorted(answers) == [False] * 31 + [True]  # type: ignore[type-var]  # all are bool
     winner = born[answers.index(True)]
     assert listed(world, topic.topic_id) == [first, winner]
@@ -116,7 +116,7 @@ def test_attach_after_detach_is_false(world: World) -> None:
     topic = new_topic(world)
     first, _ = filled(world, topic.topic_id, 2)
     world.detach(topic.topic_id, [first])
-    assert not world.catalog.ledgers.attach(first, after=None)
+    assert not world.catalog.ledgers.attach_ledger(first, after=None)
 
 
 def test_attach_deleting_topic_is_refused(world: World) -> None:
@@ -125,7 +125,7 @@ def test_attach_deleting_topic_is_refused(world: World) -> None:
     born = newborn(world, topic.topic_id)
     world.set_state(topic.topic_id, TopicState.DELETING)
     with pytest.raises(PreconditionFailed, match="ACTIVE, found DELETING"):
-        world.catalog.ledgers.attach(born, after=None)
+        world.catalog.ledgers.attach_ledger(born, after=None)
     assert listed(world, topic.topic_id) == []
 
 
@@ -134,14 +134,14 @@ def test_segments_from_entry_are_those_that_hold_it_or_later(world: World) -> No
     topic = new_topic(world)
     ledger = roll(world, topic.topic_id)
     writes = [segment(topic.topic_id, ledger, number, entries=5, size_bytes=9) for number in (0, 3, 19)]
-    world.catalog.commits.commit(writes)
+    world.catalog.commits.commit_writes(writes)
     whole = [
         Segment(ledger_id=ledger, number=number, first_entry=first, entries=5, size_bytes=9, delayed=0)
         for number, first in ((0, 0), (3, 5), (19, 10))
     ]
     for from_entry, expected in ((0, whole), (4, whole), (5, whole[1:]), (14, whole[2:]), (15, [])):
-        assert world.catalog.ledgers.segments(ledger, from_entry=from_entry) == expected
-    assert world.catalog.ledgers.segments(LedgerId(ledger + 1)) == []
+        assert world.catalog.ledgers.list_segments(ledger, from_entry=from_entry) == expected
+    assert world.catalog.ledgers.list_segments(LedgerId(ledger + 1)) == []
 
 
 @pytest.mark.postgres
@@ -152,19 +152,19 @@ def test_ledgers_that_hold_entries_come_with_those_segments_alone(world: World) 
     for _ in range(3):
         ledgers.append(roll(world, topic.topic_id))
         writes = [segment(topic.topic_id, ledgers[-1], number, entries=5, size_bytes=9) for number in (0, 3, 19)]
-        world.catalog.commits.commit(writes)
+        world.catalog.commits.commit_writes(writes)
     gone = newborn(world, topic.topic_id)
     first, second, third = ledgers
     wanted = {third: range(5, 10), first: range(4, 6), second: range(15, 20), foreign: range(9), gone: range(9)}
-    found = world.catalog.ledgers.find_segments(topic.topic_id, wanted)
+    found = world.catalog.ledgers.find_segments_of_ranges(topic.topic_id, wanted)
     assert [(one.ledger_id, [row.number for row in rows]) for one, rows in found] == [
         (first, [0, 3]),
         (second, []),
         (third, [3]),
     ]
     assert [one for one, _ in found] == world.catalog.ledgers.list_ledgers(topic.topic_id)
-    assert next(rows for _, rows in found) == world.catalog.ledgers.segments(first)[:2]
-    assert world.catalog.ledgers.find_segments(topic.topic_id, {}) == []
+    assert next(rows for _, rows in found) == world.catalog.ledgers.list_segments(first)[:2]
+    assert world.catalog.ledgers.find_segments_of_ranges(topic.topic_id, {}) == []
 
 
 def test_topics_do_not_see_each_others_ledgers(world: World) -> None:

@@ -25,14 +25,14 @@ from logstore.errors import (
 )
 from logstore.log.ledgers import CopyKind
 from logstore.ports.catalog import (
-    Acknowledge,
     AcknowledgeResult,
+    AcknowledgeWrite,
     DetachedBatch,
     IntentResult,
-    ProducerAdvance,
-    RegisterSegment,
+    IntentRowRange,
+    ProducerSequenceRange,
     RegisterSegmentResult,
-    RowRange,
+    RegisterSegmentWrite,
     StoredCursor,
     Topic,
 )
@@ -63,24 +63,24 @@ def test_sweep_asks_again_under_the_rows_locks_whether_they_are_still_stalled(po
             world.catalog.deletions.renew_batch_claim("b", claim("w"))
 
     event.listen(world.database.engine, "after_cursor_execute", renewed)
-    adopted = world.catalog.upkeep.adopt(batch_id="sweep", claim=claim("delete-ledgers/sweep"), limit=9)
+    adopted = world.catalog.upkeep.move_stalled_to_batch(batch_id="sweep", claim=claim("delete-ledgers/sweep"), limit=9)
     assert (len(looks), adopted.intents) == (1, 0)
-    assert len(world.catalog.deletions.list_intents_in_range("b", RowRange(first=0, last=2**62, rows=0))) == 2
+    assert len(world.catalog.deletions.list_intents_in_range("b", IntentRowRange(first=0, last=2**62, rows=0))) == 2
     world.database.close()
 
 
 _LIST = "UPDATE ledger_list SET version = version + 1"
 
 
-def _segment(topic: Topic, ledger_id: LedgerId, number: int = 5, first: int = 0) -> RegisterSegment:
-    return RegisterSegment(
+def _segment(topic: Topic, ledger_id: LedgerId, number: int = 5, first: int = 0) -> RegisterSegmentWrite:
+    return RegisterSegmentWrite(
         topic_id=topic.topic_id,
         ledger_id=ledger_id,
         epoch=1,
         number=number,
         entries=10,
         size_bytes=100,
-        producers=(ProducerAdvance(producer="p", first=first, last=first),),
+        producers=(ProducerSequenceRange(producer="p", first=first, last=first),),
     )
 
 
@@ -93,7 +93,9 @@ def test_sweep_behind_an_attach_keeps_the_newborn(sql_world: SqlWorld) -> None:
     attached = f"UPDATE ledger SET state = 'OPEN', place = {born} WHERE ledger_id = {born}"
 
     def sweep() -> DetachedBatch:
-        return sql_world.catalog.upkeep.adopt(batch_id="sweep", claim=claim("delete-ledgers/sweep"), limit=9)
+        return sql_world.catalog.upkeep.move_stalled_to_batch(
+            batch_id="sweep", claim=claim("delete-ledgers/sweep"), limit=9
+        )
 
     swept = behind(sql_world, [_LIST], sweep, [attached])
     assert isinstance(swept, DetachedBatch), swept
@@ -133,11 +135,11 @@ def test_detach_forced_behind_an_acknowledgement_does_not_undo_it(sql_world: Sql
     """Acknowledgements do not lock the list: closing a hole starts from what they left, not from what was seen."""
     topic = new_topic(sql_world)
     ledgers = filled(sql_world, topic.topic_id, 3)
-    sql_world.catalog.cursors.subscribe(topic.topic_id, "busy", latest=False)
+    sql_world.catalog.cursors.create_subscription(topic.topic_id, "busy", latest=False)
     acknowledge(sql_world, topic.topic_id, "busy", (ledgers[0], 5), (ledgers[1], 0))
     held = f"UPDATE cursor SET mark_ledger = {ledgers[2]}, mark_entry = 4, acknowledged = ''"
     behind(sql_world, [held], lambda: sql_world.phase_one(topic.topic_id, ledgers[:1], force=True))
-    state = sql_world.catalog.cursors.get(topic.topic_id, "busy").state
+    state = sql_world.catalog.cursors.get_cursor(topic.topic_id, "busy").state
     assert state == CursorState(at(ledgers[2], 4))
 
 
@@ -149,7 +151,7 @@ def test_detach_behind_a_finish_does_not_adopt_the_row(sql_world: SqlWorld) -> N
     held = "UPDATE pending_deletion SET state = 'DELETED', outcome = 'DELETED'"
     done = behind(sql_world, [held], lambda: sql_world.phase_one(topic.topic_id, batch_id="next"))
     assert getattr(done, "intents", done) == 0
-    assert sql_world.catalog.deletions.tally("dead").outcomes == {"DELETED": 1}
+    assert sql_world.catalog.deletions.tally_batch("dead").outcomes == {"DELETED": 1}
 
 
 def test_attach_behind_another_attach_loses(sql_world: SqlWorld) -> None:
@@ -158,7 +160,9 @@ def test_attach_behind_another_attach_loses(sql_world: SqlWorld) -> None:
     first = roll(sql_world, topic.topic_id)
     born, other = newborn(sql_world, topic.topic_id), newborn(sql_world, topic.topic_id)
     then = f"UPDATE ledger SET place = {other}, state = 'OPEN' WHERE ledger_id = {other}"
-    assert behind(sql_world, [_LIST], lambda: sql_world.catalog.ledgers.attach(born, after=first), [then]) is False
+    assert (
+        behind(sql_world, [_LIST], lambda: sql_world.catalog.ledgers.attach_ledger(born, after=first), [then]) is False
+    )
     assert listed(sql_world, topic.topic_id) == [first, other]
     assert sql_world.intents() == [born]
 
@@ -168,7 +172,9 @@ def test_attach_behind_a_trim_that_took_the_newborn_is_false(sql_world: SqlWorld
     topic = new_topic(sql_world)
     born = newborn(sql_world, topic.topic_id)
     then = f"DELETE FROM ledger WHERE ledger_id = {born}"
-    assert behind(sql_world, [_LIST], lambda: sql_world.catalog.ledgers.attach(born, after=None), [then]) is False
+    assert (
+        behind(sql_world, [_LIST], lambda: sql_world.catalog.ledgers.attach_ledger(born, after=None), [then]) is False
+    )
     assert listed(sql_world, topic.topic_id) == []
 
 
@@ -187,11 +193,11 @@ def test_append_behind_a_change_that_forbids_it_is_refused(
     """Whatever an append depends on is looked at under its lock (apache/bookkeeper#4462, #4812)."""
     topic = new_topic(sql_world)
     ledger = roll(sql_world, topic.topic_id)
-    sql_world.catalog.commits.commit([_segment(topic, ledger, number=0)])
+    sql_world.catalog.commits.commit_writes([_segment(topic, ledger, number=0)])
     write = _segment(topic, ledger, first=7)
-    answer = behind(sql_world, [held], lambda: sql_world.catalog.commits.commit([write])[0])
+    answer = behind(sql_world, [held], lambda: sql_world.catalog.commits.commit_writes([write])[0])
     assert type(answer) is refusal, answer
-    assert [one.number for one in sql_world.catalog.ledgers.segments(ledger)] == [0]
+    assert [one.number for one in sql_world.catalog.ledgers.list_segments(ledger)] == [0]
 
 
 def test_append_behind_another_append_goes_on_after_it(sql_world: SqlWorld) -> None:
@@ -199,7 +205,7 @@ def test_append_behind_another_append_goes_on_after_it(sql_world: SqlWorld) -> N
     topic = new_topic(sql_world)
     ledger = roll(sql_world, topic.topic_id)
     held = "UPDATE ledger SET entries = 33, size_bytes = 1, last_segment = 4, segments = 1"
-    answer = behind(sql_world, [held], lambda: sql_world.catalog.commits.commit([_segment(topic, ledger)])[0])
+    answer = behind(sql_world, [held], lambda: sql_world.catalog.commits.commit_writes([_segment(topic, ledger)])[0])
     assert answer == RegisterSegmentResult(first_entry=33, ledger_entries=43, ledger_size_bytes=101)
 
 
@@ -207,10 +213,10 @@ def test_acknowledge_behind_another_adds_to_it(sql_world: SqlWorld) -> None:
     """Two acknowledgements of one cursor are both kept."""
     topic = new_topic(sql_world)
     ledger = filled(sql_world, topic.topic_id, 1)[0]
-    sql_world.catalog.cursors.subscribe(topic.topic_id, "busy", latest=False)
-    write = Acknowledge(topic_id=topic.topic_id, subscription="busy", positions=(at(ledger, 5),))
+    sql_world.catalog.cursors.create_subscription(topic.topic_id, "busy", latest=False)
+    write = AcknowledgeWrite(topic_id=topic.topic_id, subscription="busy", positions=(at(ledger, 5),))
     held = "UPDATE cursor SET mark_entry = 4"
-    answer = behind(sql_world, [held], lambda: sql_world.catalog.commits.commit([write])[0])
+    answer = behind(sql_world, [held], lambda: sql_world.catalog.commits.commit_writes([write])[0])
     assert answer == AcknowledgeResult(mark_delete=at(ledger, 5))
 
 
@@ -219,16 +225,16 @@ def test_work_behind_a_topics_deletion_is_refused(sql_world: SqlWorld, act: str)
     """A topic that is DELETING when we get its lock takes nothing new, though it was ACTIVE when we asked."""
     topic = new_topic(sql_world)
     ledger = filled(sql_world, topic.topic_id, 1)[0]
-    sql_world.catalog.cursors.subscribe(topic.topic_id, "old", latest=True)
+    sql_world.catalog.cursors.create_subscription(topic.topic_id, "old", latest=True)
 
     def work() -> object:
         if act == "create":
             return newborn(sql_world, topic.topic_id)
         if act == "seek":
-            return sql_world.catalog.cursors.seek(topic.topic_id, "old", at(0, 0))
+            return sql_world.catalog.cursors.seek_cursor(topic.topic_id, "old", at(0, 0))
         if act == "append":
-            return sql_world.catalog.commits.commit([_segment(topic, ledger)])[0]
-        return sql_world.catalog.cursors.subscribe(topic.topic_id, "new", latest=True)
+            return sql_world.catalog.commits.commit_writes([_segment(topic, ledger)])[0]
+        return sql_world.catalog.cursors.create_subscription(topic.topic_id, "new", latest=True)
 
     lock = "SELECT topic_id FROM topic" + ("" if sql_world.database.is_sqlite else " FOR UPDATE")
     answer = behind(sql_world, [lock, "UPDATE topic SET state = 'DELETING'"], work)
@@ -245,11 +251,11 @@ def test_deletion_begins_beside_who_works_on_the_topic_and_detaches_what_it_leav
     share = "SELECT topic_id FROM topic FOR KEY SHARE"
     with world.database.engine.connect() as connection, connection.begin(), ThreadPoolExecutor(1) as pool:
         connection.execute(text(share))
-        pool.submit(phase_one.begin_topic, topic.topic_id, topic.name, CAUSE).result(timeout=20)
+        pool.submit(phase_one.begin_topic_deletion, topic.topic_id, topic.name, CAUSE).result(timeout=20)
     late = LedgerId(ledgers[0] + 1)
     columns = _rest("ledger")
     copied = f"INSERT INTO ledger (ledger_id, {columns}) SELECT {late}, {columns.replace('place', '9')} FROM ledger"
-    detach = partial(phase_one.detach_all, topic.topic_id, batch_id="all", claim=claim(ttl_s=60), cause=CAUSE)
+    detach = partial(phase_one.detach_whole_topic, topic.topic_id, batch_id="all", claim=claim(ttl_s=60), cause=CAUSE)
     done = behind(world, [share], detach, [copied])
     assert isinstance(done, DetachedBatch), done
     assert world.intents() == [*ledgers, late]
@@ -261,7 +267,7 @@ def test_subscribe_behind_a_detach_begins_at_what_is_left(sql_world: SqlWorld) -
     topic = new_topic(sql_world)
     ledgers = filled(sql_world, topic.topic_id, 3)
     then = f"DELETE FROM ledger WHERE ledger_id < {ledgers[2]}"
-    subscribe = sql_world.catalog.cursors.subscribe
+    subscribe = sql_world.catalog.cursors.create_subscription
     answer = behind(sql_world, [_LIST], lambda: subscribe(topic.topic_id, "new", latest=False), [then])
     assert isinstance(answer, StoredCursor)
     assert answer.state == CursorState(at(ledgers[2], -1))
@@ -271,7 +277,7 @@ def _intent(world: SqlWorld, *, ttl_s: float) -> DeletionIntent:
     topic = new_topic(world)
     filled(world, topic.topic_id, 2)
     world.phase_one(topic.topic_id, batch_id="b", ttl_s=ttl_s)
-    return world.catalog.deletions.list_intents_in_range("b", RowRange(first=0, last=99, rows=1))[0]
+    return world.catalog.deletions.list_intents_in_range("b", IntentRowRange(first=0, last=99, rows=1))[0]
 
 
 _CLAIMED = "UPDATE pending_deletion SET claim_workflow = 'first', claim_run = 'r', claim_until_us = 9000000000000000"
@@ -280,7 +286,7 @@ _CLAIMED = "UPDATE pending_deletion SET claim_workflow = 'first', claim_run = 'r
 def test_take_behind_another_take_is_refused(sql_world: SqlWorld) -> None:
     """A row claimed while we waited for it is held."""
     intent = _intent(sql_world, ttl_s=-1)
-    take = sql_world.catalog.deletions.take
+    take = sql_world.catalog.deletions.claim_intent
     answer = behind(sql_world, [_CLAIMED], lambda: take(intent.ledger_id, CopyKind.LEDGER, 1, claim("second")))
     assert isinstance(answer, ClaimHeld), answer
 
@@ -289,7 +295,7 @@ def test_take_behind_a_finish_returns_the_outcome(sql_world: SqlWorld) -> None:
     """A row that ended while we waited is returned as it ended, and keeps no claim of ours."""
     intent = _intent(sql_world, ttl_s=-1)
     held = "UPDATE pending_deletion SET state = 'DELETED', outcome = 'ALREADY_GONE'"
-    take = sql_world.catalog.deletions.take
+    take = sql_world.catalog.deletions.claim_intent
     answer = behind(sql_world, [held], lambda: take(intent.ledger_id, CopyKind.LEDGER, 1, claim("second")))
     assert isinstance(answer, DeletionIntent)
     assert (answer.outcome, answer.attempts, answer.handed_to) == (Outcome.ALREADY_GONE, 0, None)
@@ -302,16 +308,18 @@ def test_finish_hand_over_and_hold_behind_a_finish_change_nothing(sql_world: Sql
     held = "UPDATE pending_deletion SET state = 'DELETED', outcome = 'DELETED', attempts = 1, claim_workflow = NULL"
     late = IntentResult(row_id=intent.row_id, outcome=Outcome.DEAD_LETTERED, error="late")
     works: list[Callable[[], object]] = [
-        lambda: deletions.finish([late], holder=intent.batch_id),
-        lambda: deletions.hand_over({intent.row_id: "late"}, batch_id=intent.batch_id, errors={}, ttl_s=60),
-        lambda: deletions.hold(intent.row_id, claim("w"), error="late"),
+        lambda: deletions.record_outcomes([late], holder=intent.batch_id),
+        lambda: deletions.move_to_own_workflows(
+            {intent.row_id: "late"}, batch_id=intent.batch_id, error_by_row={}, ttl_s=60
+        ),
+        lambda: deletions.extend_claim_after_attempt(intent.row_id, claim("w"), error="late"),
     ]
     for work in works:
         sql_world.sql("UPDATE pending_deletion SET state = 'PENDING', outcome = NULL, claim_workflow = 'w'")
         if work is works[1]:
             sql_world.sql("UPDATE pending_deletion SET claim_workflow = NULL")
         assert behind(sql_world, [held], work) in (frozenset(), 0)
-        (found,) = deletions.list(None, limit=9)
+        (found,) = deletions.list_intents(None, limit=9)
         assert (found.outcome, found.attempts, found.handed_to, found.last_error) == (Outcome.DELETED, 1, None, None)
 
 
@@ -319,9 +327,9 @@ def test_hand_over_behind_a_take_leaves_the_claim(sql_world: SqlWorld) -> None:
     """A row claimed while we waited keeps its holder."""
     intent = _intent(sql_world, ttl_s=60)
     second, batch_id = {intent.row_id: "second"}, intent.batch_id
-    hand_over = sql_world.catalog.deletions.hand_over
-    behind(sql_world, [_CLAIMED], lambda: hand_over(second, batch_id=batch_id, errors={}, ttl_s=60))
-    assert [one.handed_to for one in sql_world.catalog.deletions.list(None, limit=9)] == ["first"]
+    hand_over = sql_world.catalog.deletions.move_to_own_workflows
+    behind(sql_world, [_CLAIMED], lambda: hand_over(second, batch_id=batch_id, error_by_row={}, ttl_s=60))
+    assert [one.handed_to for one in sql_world.catalog.deletions.list_intents(None, limit=9)] == ["first"]
 
 
 def test_renew_behind_another_renew_is_refused(sql_world: SqlWorld) -> None:
@@ -335,7 +343,7 @@ def test_renew_behind_another_renew_is_refused(sql_world: SqlWorld) -> None:
 def test_close_behind_another_close_audits_nothing(sql_world: SqlWorld) -> None:
     """The run's end decides who writes the audit row."""
     _intent(sql_world, ttl_s=60)
-    behind(sql_world, ["UPDATE run SET finished_us = 1"], lambda: sql_world.catalog.deletions.close("b", CAUSE))
+    behind(sql_world, ["UPDATE run SET finished_us = 1"], lambda: sql_world.catalog.deletions.close_batch("b", CAUSE))
     assert sql_world.sql("SELECT act FROM audit WHERE act = 'delete-ledgers'") == []
 
 
@@ -380,4 +388,4 @@ def test_trim_behind_a_sweep_leaves_it_the_rows(sql_world: SqlWorld) -> None:
     answer = behind(sql_world, [adopted, run], lambda: sql_world.phase_one(intent.topic_id, batch_id="trim"))
     assert isinstance(answer, DetachedBatch), answer
     assert answer.intents == 0
-    assert [one.batch_id for one in sql_world.catalog.deletions.list(None, limit=9)] == ["sweep"]
+    assert [one.batch_id for one in sql_world.catalog.deletions.list_intents(None, limit=9)] == ["sweep"]

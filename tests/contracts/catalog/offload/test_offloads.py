@@ -12,9 +12,9 @@ from logstore.offload.tiered_copy import CopyLengths, parse_lengths
 from logstore.ports.catalog import (
     DetachedBatch,
     IntentResult,
-    OffloadAnswer,
     OffloadStart,
-    PublishedCopy,
+    OffloadStartOutcome,
+    PublishedTieredCopy,
     ReadableCopies,
     Topic,
     TopicState,
@@ -24,36 +24,41 @@ from tests.contracts.catalog.steps import filled, listed, new_topic, newborn, ra
 from tests.contracts.catalog.world import CAUSE, World, claim
 
 METADATA = {"driver": "aws-s3", "bucket": "cold", "region": "r-1"}
-GONE = OffloadStart(answer=OffloadAnswer.GONE)
+GONE = OffloadStart(answer=OffloadStartOutcome.GONE)
 
 
 def begin(world: World, ledger_id: LedgerId, uuid: str = "u-1", *, timeout_s: float = 60) -> OffloadStart:
     """One attempt."""
-    return world.catalog.offloads.begin(ledger_id, uuid=uuid, driver_metadata=METADATA, timeout_s=timeout_s)
+    return world.catalog.offloads.begin_offload(ledger_id, uuid=uuid, driver_metadata=METADATA, timeout_s=timeout_s)
 
 
 def offloaded(world: World, ledger_id: LedgerId, uuid: str = "u-1") -> None:
     """A published tiered copy."""
     begin(world, ledger_id, uuid)
-    assert world.catalog.offloads.publish(ledger_id, uuid)
+    assert world.catalog.offloads.publish_tiered_copy(ledger_id, uuid)
 
 
 def tiered_intents(world: World) -> list[DeletionIntent]:
     """Of tiered copies, oldest first."""
-    rows = reversed(world.catalog.deletions.list(None, limit=100))
+    rows = reversed(world.catalog.deletions.list_intents(None, limit=100))
     return [row for row in rows if row.copy is CopyKind.OFFLOADED_LEDGER]
 
 
 def remove(world: World, topic: Topic, *ids: LedgerId, batch_id: str = "primaries") -> DetachedBatch:
     """Phase one for primary copies; without ids for all of them."""
-    return world.catalog.offloads.remove_primaries(
-        topic.topic_id, list(ids) or None, proved=proved(world, topic), batch_id=batch_id, claim=claim(), cause=CAUSE
+    return world.catalog.offloads.detach_primary_copies(
+        topic.topic_id,
+        list(ids) or None,
+        proved_uuid_by_ledger=proved(world, topic),
+        batch_id=batch_id,
+        claim=claim(),
+        cause=CAUSE,
     )
 
 
-def removable(world: World, topic: Topic, *, after: int = -1, limit: int = 100) -> list[PublishedCopy]:
+def removable(world: World, topic: Topic, *, after: int = -1, limit: int = 100) -> list[PublishedTieredCopy]:
     """What `remove_primaries` may take."""
-    return world.catalog.offloads.list_removable(topic.topic_id, None, after=LedgerId(after), limit=limit)
+    return world.catalog.offloads.list_removable_primaries(topic.topic_id, None, after=LedgerId(after), limit=limit)
 
 
 def proved(world: World, topic: Topic) -> dict[LedgerId, str]:
@@ -63,7 +68,9 @@ def proved(world: World, topic: Topic) -> dict[LedgerId, str]:
 
 def end(world: World, intent: DeletionIntent, outcome: Outcome = Outcome.ALREADY_GONE) -> None:
     """Phase two has ended."""
-    world.catalog.deletions.finish([IntentResult(row_id=intent.row_id, outcome=outcome)], holder=intent.batch_id)
+    world.catalog.deletions.record_outcomes(
+        [IntentResult(row_id=intent.row_id, outcome=outcome)], holder=intent.batch_id
+    )
 
 
 def test_begin_makes_the_copy_of_a_closed_ledger_the_attempts_own(world: World) -> None:
@@ -72,14 +79,14 @@ def test_begin_makes_the_copy_of_a_closed_ledger_the_attempts_own(world: World) 
     ledger = filled(world, topic.topic_id, 2)[0]
     before = world.rows().versions
     begun = begin(world, ledger, timeout_s=60)
-    assert (begun.answer, begun.entries) == (OffloadAnswer.BEGUN, 10)
+    assert (begun.answer, begun.entries) == (OffloadStartOutcome.BEGUN, 10)
     assert begun.statement is not None
     assert (begun.statement.ledger_id, begun.statement.owner.topic) == (ledger, topic.name)
     until_us = int(begun.context["until_us"])
     assert begun.context == {**METADATA, "uuid": "u-1", "until_us": str(until_us)}
     assert 0 < until_us - world.catalog.offloads.now_us() <= 60_000_000
     assert world.rows().versions == [before[0] + 1]
-    assert world.catalog.offloads.copies(ledger) == ReadableCopies(
+    assert world.catalog.offloads.find_readable_copies(ledger) == ReadableCopies(
         primary=True
     )  # nobody reads a copy that is being written
 
@@ -90,9 +97,9 @@ def test_begin_of_a_ledger_of_another_topic_is_refused_and_changes_nothing(world
     ledger = filled(world, topic.topic_id, 2)[0]
     before = world.rows().versions
     with pytest.raises(InvalidInput, match=f"topic: expected the topic of ledger {ledger}, .*found 'other'"):
-        world.catalog.offloads.begin(ledger, uuid="u-1", driver_metadata=METADATA, timeout_s=60, topic="other")
+        world.catalog.offloads.begin_offload(ledger, uuid="u-1", driver_metadata=METADATA, timeout_s=60, topic="other")
     assert world.rows().versions == before
-    assert world.catalog.offloads.begin(
+    assert world.catalog.offloads.begin_offload(
         ledger, uuid="u-2", driver_metadata=METADATA, timeout_s=60, topic=topic.name
     ).statement
 
@@ -109,7 +116,7 @@ def test_begin_of_a_published_ledger_says_so(world: World) -> None:
     ledger = filled(world, new_topic(world).topic_id, 2)[0]
     offloaded(world, ledger)
     again = begin(world, ledger, "u-2")
-    assert (again.answer, again.context) == (OffloadAnswer.ALREADY, {**METADATA, "uuid": "u-1"})
+    assert (again.answer, again.context) == (OffloadStartOutcome.ALREADY, {**METADATA, "uuid": "u-1"})
     assert world.intents() == []
 
 
@@ -158,12 +165,14 @@ def test_publish_makes_the_copy_live_once_and_for_all(world: World) -> None:
     ledger = filled(world, topic.topic_id, 2)[0]
     begin(world, ledger)
     before = world.rows().versions[0]
-    assert [world.catalog.offloads.publish(ledger, "u-1") for _ in range(2)] == [True, True]
+    assert [world.catalog.offloads.publish_tiered_copy(ledger, "u-1") for _ in range(2)] == [True, True]
     assert world.rows().versions == [before + 1]
-    assert world.catalog.offloads.copies(ledger) == ReadableCopies(primary=True, tiered={**METADATA, "uuid": "u-1"})
+    assert world.catalog.offloads.find_readable_copies(ledger) == ReadableCopies(
+        primary=True, tiered={**METADATA, "uuid": "u-1"}
+    )
     assert world.catalog.ledgers.list_ledgers(topic.topic_id)[0].copies == (CopyKind.LEDGER, CopyKind.OFFLOADED_LEDGER)
-    world.catalog.offloads.abandon(ledger, "u-1")  # an attempt that was told late that it failed
-    assert world.catalog.offloads.publish(ledger, "u-1")
+    world.catalog.offloads.abandon_offload(ledger, "u-1")  # an attempt that was told late that it failed
+    assert world.catalog.offloads.publish_tiered_copy(ledger, "u-1")
     assert world.intents() == []
 
 
@@ -172,9 +181,12 @@ def test_publish_states_the_lengths_of_the_objects(world: World) -> None:
     ledger = filled(world, new_topic(world).topic_id, 2)[0]
     begin(world, ledger)
     lengths = CopyLengths(data_bytes=70, index_bytes=9)
-    assert [world.catalog.offloads.publish(ledger, "u-1", lengths=lengths) for _ in range(2)] == [True, True]
-    assert world.catalog.offloads.publish(ledger, "u-1"), "a later call without them takes none away"
-    copies = world.catalog.offloads.copies(ledger)
+    assert [world.catalog.offloads.publish_tiered_copy(ledger, "u-1", lengths=lengths) for _ in range(2)] == [
+        True,
+        True,
+    ]
+    assert world.catalog.offloads.publish_tiered_copy(ledger, "u-1"), "a later call without them takes none away"
+    copies = world.catalog.offloads.find_readable_copies(ledger)
     assert copies is not None
     assert copies.tiered is not None
     assert parse_lengths(copies.tiered) == lengths
@@ -193,12 +205,12 @@ def test_publish_of_a_replaced_attempt_leaves_its_objects_to_deletion_at_once(wo
     ledger = filled(world, new_topic(world).topic_id, 2)[0]
     begin(world, ledger, "u-1")
     begin(world, ledger, "u-2")
-    assert not world.catalog.offloads.publish(ledger, "u-1")
-    assert not world.catalog.offloads.publish(ledger, "u-1")
+    assert not world.catalog.offloads.publish_tiered_copy(ledger, "u-1")
+    assert not world.catalog.offloads.publish_tiered_copy(ledger, "u-1")
     (intent,) = tiered_intents(world)
     assert intent.context == {**METADATA, "uuid": "u-1"}
     assert intent.state is DeletionState.PENDING
-    assert world.catalog.offloads.publish(ledger, "u-2")
+    assert world.catalog.offloads.publish_tiered_copy(ledger, "u-2")
 
 
 def test_publish_while_the_topic_is_being_deleted_takes_the_copy_away(world: World) -> None:
@@ -207,9 +219,9 @@ def test_publish_while_the_topic_is_being_deleted_takes_the_copy_away(world: Wor
     ledger = filled(world, topic.topic_id, 2)[0]
     begin(world, ledger)
     world.set_state(topic.topic_id, TopicState.DELETING)
-    assert not world.catalog.offloads.publish(ledger, "u-1")
+    assert not world.catalog.offloads.publish_tiered_copy(ledger, "u-1")
     assert [row.context for row in tiered_intents(world)] == [{**METADATA, "uuid": "u-1"}]
-    assert world.catalog.offloads.copies(ledger) == ReadableCopies(primary=True)
+    assert world.catalog.offloads.find_readable_copies(ledger) == ReadableCopies(primary=True)
 
 
 def test_publish_after_the_intent_ended_files_one_more(world: World) -> None:
@@ -219,10 +231,10 @@ def test_publish_after_the_intent_ended_files_one_more(world: World) -> None:
     begin(world, ledger, "u-1")
     world.let_upload_end(ledger)
     assert world.phase_one(topic.topic_id, by="trim").intents == 2  # primary and dead copy
-    for row in world.catalog.deletions.list(None, limit=10):
+    for row in world.catalog.deletions.list_intents(None, limit=10):
         end(world, row)
     for _ in range(2):
-        assert not world.catalog.offloads.publish(ledger, "u-1")
+        assert not world.catalog.offloads.publish_tiered_copy(ledger, "u-1")
     ended, again = tiered_intents(world)
     assert (ended.outcome, again.outcome, again.state) == (Outcome.ALREADY_GONE, None, DeletionState.PENDING)
     assert again.generation == ended.generation + 1
@@ -240,9 +252,9 @@ def test_upload_past_its_end_whose_intent_is_pending_has_one_more(world: World, 
     world.let_upload_end(ledger)
     (before,) = tiered_intents(world)
     if gives_up:
-        world.catalog.offloads.abandon(ledger, "u-1")
+        world.catalog.offloads.abandon_offload(ledger, "u-1")
     else:
-        assert not world.catalog.offloads.publish(ledger, "u-1")
+        assert not world.catalog.offloads.publish_tiered_copy(ledger, "u-1")
     waiting, again = tiered_intents(world)
     assert (waiting.context, waiting.state) == (before.context, DeletionState.PENDING)
     assert (again.context["uuid"], again.generation > waiting.generation) == ("u-1", True)
@@ -255,12 +267,12 @@ def test_publish_too_late_of_a_listed_ledger_leaves_room_for_its_later_intents(w
     """The one that is filed again has a generation that no later detach of the ledger will take."""
     topic = new_topic(world)
     ledger = filled(world, topic.topic_id, 2)[0]
-    world.catalog.cursors.subscribe(topic.topic_id, "slow", latest=False)
+    world.catalog.cursors.create_subscription(topic.topic_id, "slow", latest=False)
     begin(world, ledger, "u-1")
     world.let_upload_end(ledger)
     assert world.phase_one(topic.topic_id).intents == 1
     end(world, tiered_intents(world)[0])
-    assert not world.catalog.offloads.publish(ledger, "u-1")
+    assert not world.catalog.offloads.publish_tiered_copy(ledger, "u-1")
     offloaded(world, ledger, "u-2")
     world.phase_one(topic.topic_id, [ledger], force=True)
     assert [(row.context["uuid"], row.generation) for row in tiered_intents(world)] == [
@@ -273,7 +285,7 @@ def test_publish_too_late_of_a_listed_ledger_leaves_room_for_its_later_intents(w
 def test_publish_of_what_nobody_knows_is_a_loss(world: World) -> None:
     """No row, no intent: nothing to publish and nothing to file."""
     filled(world, new_topic(world).topic_id, 1)
-    assert not world.catalog.offloads.publish(LedgerId(77), "u-9")
+    assert not world.catalog.offloads.publish_tiered_copy(LedgerId(77), "u-9")
     assert world.intents() == []
 
 
@@ -283,10 +295,10 @@ def test_abandon_files_the_copy_and_shortens_the_wait(world: World) -> None:
     ledger = filled(world, topic.topic_id, 2)[0]
     begin(world, ledger, timeout_s=2_700)
     for _ in range(2):
-        world.catalog.offloads.abandon(ledger, "u-1")
+        world.catalog.offloads.abandon_offload(ledger, "u-1")
     intent = tiered_intents(world)[0]
     assert 0 < int(intent.context["until_us"]) <= world.catalog.offloads.now_us()
-    assert world.catalog.offloads.copies(ledger) == ReadableCopies(primary=True)
+    assert world.catalog.offloads.find_readable_copies(ledger) == ReadableCopies(primary=True)
     assert world.phase_one(topic.topic_id, [ledger]).ledgers == 1
 
 
@@ -310,7 +322,7 @@ def test_offload_that_died_does_not_keep_its_ledger_for_ever(world: World) -> No
     begin(world, ledgers[1], "u-1")
     for ledger in ledgers:
         world.let_upload_end(ledger)
-    assert world.catalog.phase_one.preview(topic.topic_id, None, force=False) == ledgers[:3]
+    assert world.catalog.phase_one.preview_detach(topic.topic_id, None, force=False) == ledgers[:3]
     assert world.phase_one(topic.topic_id, [ledgers[0]]) == DetachedBatch(batch_id="batch-1", ledgers=1, intents=2)
     assert world.phase_one(topic.topic_id) == DetachedBatch(batch_id="batch-2", ledgers=2, intents=3)
     assert [row.context["uuid"] for row in tiered_intents(world)] == ["u-0", "u-1"]
@@ -324,12 +336,12 @@ def test_upload_whose_end_cannot_be_read_is_at_work(world: World, until: str) ->
     ledgers = filled(world, topic.topic_id, 4)
     begin(world, ledgers[1], "u-1")
     world.say_upload_ends(ledgers[1], until)
-    assert world.catalog.phase_one.preview(topic.topic_id, None, force=False) == ledgers[:1]
+    assert world.catalog.phase_one.preview_detach(topic.topic_id, None, force=False) == ledgers[:1]
     assert world.phase_one(topic.topic_id) == DetachedBatch(batch_id="batch-1", ledgers=1, intents=1)
     with pytest.raises(LedgerStillNeeded, match="is being written"):
         world.phase_one(topic.topic_id, [ledgers[1]])
     begin(world, ledgers[1], "u-2")
-    assert world.catalog.offloads.publish(ledgers[1], "u-2")
+    assert world.catalog.offloads.publish_tiered_copy(ledgers[1], "u-2")
 
 
 @pytest.mark.postgres
@@ -338,7 +350,7 @@ def test_abandon_of_an_upload_whose_end_cannot_be_read_sets_one(world: World) ->
     ledger = filled(world, new_topic(world).topic_id, 2)[0]
     begin(world, ledger)
     world.say_upload_ends(ledger, "abc")
-    world.catalog.offloads.abandon(ledger, "u-1")
+    world.catalog.offloads.abandon_offload(ledger, "u-1")
     assert 0 < int(tiered_intents(world)[0].context["until_us"]) <= world.catalog.offloads.now_us()
 
 
@@ -346,13 +358,13 @@ def test_trim_takes_a_dead_copy_away_from_a_ledger_that_stays(world: World) -> N
     """Its objects go though nothing else does; once, in the trim's own batch."""
     topic = new_topic(world)
     ledger = filled(world, topic.topic_id, 2)[0]
-    world.catalog.cursors.subscribe(topic.topic_id, "slow", latest=False)
+    world.catalog.cursors.create_subscription(topic.topic_id, "slow", latest=False)
     begin(world, ledger)
     world.let_upload_end(ledger)
     assert world.phase_one(topic.topic_id, batch_id="b") == DetachedBatch(batch_id="b", ledgers=0, intents=1)
     assert [(row.batch_id, row.generation) for row in tiered_intents(world)] == [("b", 1)]
     assert world.phase_one(topic.topic_id).intents == 0
-    assert begin(world, ledger, "u-2").answer is OffloadAnswer.BEGUN
+    assert begin(world, ledger, "u-2").answer is OffloadStartOutcome.BEGUN
 
 
 @pytest.mark.postgres
@@ -362,7 +374,7 @@ def test_candidates_are_closed_and_have_no_live_tiered_copy(world: World) -> Non
     ledgers = filled(world, topic.topic_id, 5)
     offloaded(world, ledgers[1])
     begin(world, ledgers[2], "u-2")
-    find = world.catalog.offloads.list_candidates
+    find = world.catalog.offloads.list_offload_candidates
     before = LedgerId(-1)
     assert find(topic.topic_id, None, after=before, limit=10) == [ledgers[0], ledgers[2], ledgers[3]]
     assert find(topic.topic_id, None, after=before, limit=2) == [ledgers[0], ledgers[2]]
@@ -379,9 +391,9 @@ def test_check_refuses_what_cannot_be_offloaded(world: World) -> None:
     topic, other = new_topic(world), new_topic(world, "persistent://a/b/other")
     ledgers = filled(world, topic.topic_id, 2)
     world.catalog.offloads.require_offloadable(topic.topic_id, ledgers[:1])
-    assert world.catalog.offloads.find_missing(topic.topic_id, [LedgerId(9_999), *ledgers[:1]]) == [9_999]
+    assert world.catalog.offloads.find_unlisted_ledgers(topic.topic_id, [LedgerId(9_999), *ledgers[:1]]) == [9_999]
     with pytest.raises(PreconditionFailed, match="CLOSED"):
-        world.catalog.offloads.find_missing(topic.topic_id, [LedgerId(9_999), *ledgers])
+        world.catalog.offloads.find_unlisted_ledgers(topic.topic_id, [LedgerId(9_999), *ledgers])
     with pytest.raises(UnknownObject, match="ledger"):
         world.catalog.offloads.require_offloadable(other.topic_id, ledgers[:1])
     with pytest.raises(PreconditionFailed, match="CLOSED"):
@@ -404,13 +416,13 @@ def test_remove_primaries_leaves_the_ledgers_listed(world: World) -> None:
     found = world.catalog.ledgers.list_ledgers(topic.topic_id)
     assert [one.copies for one in found[:2]] == [(CopyKind.OFFLOADED_LEDGER,)] * 2
     assert [one.generation for one in found] == [1, 1, 0, 0]
-    rows = world.catalog.deletions.list(None, limit=10)
+    rows = world.catalog.deletions.list_intents(None, limit=10)
     assert {(row.ledger_id, row.copy, row.generation, row.segments, row.last_segment) for row in rows} == {
         (ledger, CopyKind.LEDGER, 1, 1, 0) for ledger in ledgers[:2]
     }
     (told,) = world.audited("remove-primaries")
     assert (told.reason, told.detail["ledgers"], told.detail["sample"]) == ("a test", 2, ledgers[:2])
-    assert world.catalog.offloads.copies(ledgers[0]) == ReadableCopies(
+    assert world.catalog.offloads.find_readable_copies(ledgers[0]) == ReadableCopies(
         primary=False, tiered={**METADATA, "uuid": "u-0"}
     )
 
@@ -437,10 +449,10 @@ def test_removable_copies_come_in_pages_with_what_storage_should_hold(world: Wor
     ledgers = filled(world, topic.topic_id, 4)
     begun = [begin(world, ledger, f"u-{at}") for at, ledger in enumerate(ledgers[:3])]
     for at in range(3):
-        assert world.catalog.offloads.publish(ledgers[at], f"u-{at}")
+        assert world.catalog.offloads.publish_tiered_copy(ledgers[at], f"u-{at}")
     assert [one.statement for one in removable(world, topic, limit=2)] == [one.statement for one in begun[:2]]
     (last,) = removable(world, topic, after=ledgers[1])
-    assert last == PublishedCopy(statement=last.statement, entries=10, context={**METADATA, "uuid": "u-2"})
+    assert last == PublishedTieredCopy(statement=last.statement, entries=10, context={**METADATA, "uuid": "u-2"})
     assert removable(world, topic, after=ledgers[2]) == []
 
 
@@ -451,8 +463,8 @@ def test_remove_primaries_takes_only_what_was_proved(world: World) -> None:
     for at, ledger in enumerate(ledgers[:3]):
         offloaded(world, ledger, f"u-{at}")
     some = {ledgers[1]: "u-of-another-attempt", ledgers[2]: "u-2"}
-    removed = world.catalog.offloads.remove_primaries(
-        topic.topic_id, None, proved=some, batch_id="a", claim=claim(), cause=CAUSE
+    removed = world.catalog.offloads.detach_primary_copies(
+        topic.topic_id, None, proved_uuid_by_ledger=some, batch_id="a", claim=claim(), cause=CAUSE
     )
     assert (removed.ledgers, removed.intents) == (1, 1)
     assert [one.statement.ledger_id for one in removable(world, topic)] == ledgers[:2]
@@ -467,12 +479,12 @@ def test_remove_primaries_takes_up_what_an_earlier_batch_left(world: World) -> N
     begin(world, ledgers[0], "u-0")
     offloaded(world, ledgers[0], "u-1")
     ended = claim(ttl_s=-1)
-    removed = world.catalog.offloads.remove_primaries(
-        topic.topic_id, None, proved=proved(world, topic), batch_id="a", claim=ended, cause=CAUSE
+    removed = world.catalog.offloads.detach_primary_copies(
+        topic.topic_id, None, proved_uuid_by_ledger=proved(world, topic), batch_id="a", claim=ended, cause=CAUSE
     )
     assert (removed.ledgers, removed.intents) == (1, 1)
     assert remove(world, topic, batch_id="b") == DetachedBatch(batch_id="b", ledgers=0, intents=1)
-    batches = {row.copy: row.batch_id for row in world.catalog.deletions.list(None, limit=10)}
+    batches = {row.copy: row.batch_id for row in world.catalog.deletions.list_intents(None, limit=10)}
     assert batches == {CopyKind.LEDGER: "b", CopyKind.OFFLOADED_LEDGER: ""}
 
 
@@ -500,7 +512,7 @@ def test_remove_primaries_repeated_after_its_topic_has_gone_is_answered_by_its_b
     assert first.intents == 1
     world.remove_topic(topic.topic_id)
     repeated: dict[str, Any] = {"proved": {}, "claim": claim(), "cause": CAUSE}
-    remove_primaries = partial(world.catalog.offloads.remove_primaries, topic.topic_id, None, **repeated)
+    remove_primaries = partial(world.catalog.offloads.detach_primary_copies, topic.topic_id, None, **repeated)
     assert remove_primaries(batch_id="primaries") == first
     with pytest.raises(UnknownObject):
         remove_primaries(batch_id="another")
@@ -513,7 +525,7 @@ def test_ledger_without_its_primary_is_detached_with_what_it_has(world: World) -
     offloaded(world, ledgers[0])
     remove(world, topic)
     assert world.phase_one(topic.topic_id).ledgers == 1
-    rows = {(row.copy, row.generation) for row in world.catalog.deletions.list(None, limit=10)}
+    rows = {(row.copy, row.generation) for row in world.catalog.deletions.list_intents(None, limit=10)}
     assert rows == {(CopyKind.LEDGER, 1), (CopyKind.OFFLOADED_LEDGER, 2)}
 
 
@@ -523,11 +535,11 @@ def test_removed_primary_is_not_in_use_and_the_tiered_copy_is(world: World) -> N
     ledgers = filled(world, topic.topic_id, 2)
     offloaded(world, ledgers[0])
     remove(world, topic)
-    (row,) = world.catalog.deletions.list(None, limit=10)
-    taken = world.catalog.deletions.take(row.ledger_id, row.copy, row.generation, claim(), epoch=1)
+    (row,) = world.catalog.deletions.list_intents(None, limit=10)
+    taken = world.catalog.deletions.claim_intent(row.ledger_id, row.copy, row.generation, claim(), epoch=1)
     assert not taken.referenced
     world.forge(row.row_id, ledgers[0], CopyKind.OFFLOADED_LEDGER, uuid="u-1")
-    taken = world.catalog.deletions.take(ledgers[0], CopyKind.OFFLOADED_LEDGER, 1, claim(), epoch=1)
+    taken = world.catalog.deletions.claim_intent(ledgers[0], CopyKind.OFFLOADED_LEDGER, 1, claim(), epoch=1)
     assert taken.referenced
 
 
@@ -549,11 +561,11 @@ def test_offloads_trims_and_deletes_racing_lose_nothing(world: World, turn: int)
             case 2:
                 return remove(world, topic, batch_id=f"remove-{number}")
         begun = begin(world, ledger, uuids[number])
-        if begun.answer is not OffloadAnswer.BEGUN:
+        if begun.answer is not OffloadStartOutcome.BEGUN:
             return None
         if number % 8 == 3:
-            world.catalog.offloads.abandon(ledger, uuids[number])
-        return (ledger, uuids[number], world.catalog.offloads.publish(ledger, uuids[number]))
+            world.catalog.offloads.abandon_offload(ledger, uuids[number])
+        return (ledger, uuids[number], world.catalog.offloads.publish_tiered_copy(ledger, uuids[number]))
 
     answers = race(act)
     allowed = (LedgerStillNeeded, PreconditionFailed)
@@ -562,7 +574,7 @@ def test_offloads_trims_and_deletes_racing_lose_nothing(world: World, turn: int)
     rows = tiered_intents(world)
     doomed = {row.context["uuid"] for row in rows}
     for ledger, uuid, published in uploaded.values():
-        copies = world.catalog.offloads.copies(ledger)
+        copies = world.catalog.offloads.find_readable_copies(ledger)
         held = copies is not None and copies.tiered is not None and copies.tiered["uuid"] == uuid
         assert held != (uuid in doomed), (ledger, uuid, published)
     assert len({(row.ledger_id, row.generation) for row in rows}) == len(rows)

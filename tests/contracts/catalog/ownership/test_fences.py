@@ -10,14 +10,14 @@ from logstore.deletion.intents import Outcome
 from logstore.errors import InvalidInput, NotOwner
 from logstore.log.ledgers import CopyKind
 from logstore.ownership import BundleId, Lease
-from logstore.ports.catalog import Fence, IntentResult, RowRange
+from logstore.ports.catalog import Fence, IntentResult, IntentRowRange
 from logstore.positions import LedgerId
 from logstore.records.tombstone_rules import CompoundOperation
 from tests.contracts.catalog.steps import CROWD, filled, new_topic, race
 from tests.contracts.catalog.worlds import CAUSE, World, claim
 from tests.every_topic import every_topic
 
-_ALL: Final = RowRange(first=0, last=2**62, rows=0)
+_ALL: Final = IntentRowRange(first=0, last=2**62, rows=0)
 ONE: Final = BundleId(7)
 _OTHER: Final = BundleId(8)
 _ALONE: Final = "alone"
@@ -31,7 +31,7 @@ def batch(world: World) -> None:
     ledgers = filled(world, topic.topic_id, 4)
     world.phase_one(topic.topic_id, ledgers[:2], batch_id="b")
     handed = {_rows(world)[1]: _ALONE}
-    world.catalog.deletions.hand_over(handed, batch_id="b", errors={}, ttl_s=60)
+    world.catalog.deletions.move_to_own_workflows(handed, batch_id="b", error_by_row={}, ttl_s=60)
 
 
 def _rows(world: World) -> list[int]:
@@ -48,17 +48,21 @@ def operate(world: World, lease: Lease | None) -> object:
     behind = LedgerId(world.catalog.deletions.list_intents_in_range("b", _ALL)[-1].ledger_id + 1)
     operation = CompoundOperation(ledger_id=behind, remove=frozenset({CopyKind.LEDGER}))
     phase_one = world.catalog.phase_one.with_lease(lease)
-    return phase_one.operate(topic.topic_id, operation, batch_id="operated", claim=claim(), cause=CAUSE)
+    return phase_one.apply_compound_operation(
+        topic.topic_id, operation, batch_id="operated", claim=claim(), cause=CAUSE
+    )
 
 
 def finish(world: World, lease: Lease | None) -> object:
     ended = [IntentResult(row_id=row, outcome=Outcome.DELETED) for row in _rows(world)]
-    return world.catalog.deletions.with_lease(lease).finish(ended, holder="b")
+    return world.catalog.deletions.with_lease(lease).record_outcomes(ended, holder="b")
 
 
 def hand_over(world: World, lease: Lease | None) -> object:
     moved = dict.fromkeys(_rows(world), "own")
-    return world.catalog.deletions.with_lease(lease).hand_over(moved, batch_id="b", errors={}, ttl_s=60)
+    return world.catalog.deletions.with_lease(lease).move_to_own_workflows(
+        moved, batch_id="b", error_by_row={}, ttl_s=60
+    )
 
 
 def renew(world: World, lease: Lease | None) -> object:
@@ -68,17 +72,19 @@ def renew(world: World, lease: Lease | None) -> object:
 
 def take(world: World, lease: Lease | None) -> object:
     _, row = world.catalog.deletions.list_intents_in_range("b", _ALL)
-    return world.catalog.deletions.with_lease(lease).take(
+    return world.catalog.deletions.with_lease(lease).claim_intent(
         row.ledger_id, row.copy, row.generation, claim(_ALONE), epoch=1
     )
 
 
 def hold(world: World, lease: Lease | None) -> object:
-    return world.catalog.deletions.with_lease(lease).hold(_rows(world)[1], claim(_ALONE), error="late", keys_left=3)
+    return world.catalog.deletions.with_lease(lease).extend_claim_after_attempt(
+        _rows(world)[1], claim(_ALONE), error="late", keys_left=3
+    )
 
 
 def close(world: World, lease: Lease | None) -> object:
-    return world.catalog.deletions.with_lease(lease).close("b", CAUSE)
+    return world.catalog.deletions.with_lease(lease).close_batch("b", CAUSE)
 
 
 def pause(world: World, lease: Lease | None) -> object:
@@ -92,14 +98,14 @@ WRITES: Final = pytest.mark.parametrize("write", [detach, operate, finish, hand_
 def test_raise_counts_each_bundle_for_itself(world: World) -> None:
     """From 1, by one, whoever raises it; all that were ever acquired are listed ascending with the last worker."""
     fences = world.catalog.fences
-    assert fences.fences() == []
+    assert fences.list_fences() == []
     given = [fences.raise_fences([bundle], worker)[0] for bundle, worker in ((_OTHER, "a"), (ONE, "a"), (ONE, "b"))]
     assert given == [
         Lease(bundle=_OTHER, fence=1, worker_id="a"),
         Lease(bundle=ONE, fence=1, worker_id="a"),
         Lease(bundle=ONE, fence=2, worker_id="b"),
     ]
-    found = fences.fences()
+    found = fences.list_fences()
     assert [replace(one, raised_us=0) for one in found] == [
         Fence(bundle=ONE, counter=2, worker_id="b", raised_us=0),
         Fence(bundle=_OTHER, counter=1, worker_id="a", raised_us=0),
@@ -119,16 +125,16 @@ def test_raise_of_many_is_one_transaction_and_answers_ascending(world: World) ->
     assert {lease.bundle: lease.fence for lease in given} == dict.fromkeys(everything, 1) | {ONE: 2}
     with pytest.raises(InvalidInput, match="bundle"):
         fences.raise_fences([ONE, BundleId(fences.count_bundles())], "c")
-    assert {one.worker_id for one in fences.fences()} == {"b"}
+    assert {one.worker_id for one in fences.list_fences()} == {"b"}
 
 
 def test_raise_by_the_same_worker_fences_what_it_had(world: World) -> None:
     """Two processes with one worker id, or one whose answer was lost: the last raise counts."""
     fences = world.catalog.fences
     first, second = fences.raise_fences([ONE], "a")[0], fences.raise_fences([ONE], "a")[0]
-    fences.verify(second)
+    fences.require_newest_lease(second)
     with pytest.raises(NotOwner):
-        fences.verify(first)
+        fences.require_newest_lease(first)
 
 
 def test_raise_of_what_is_no_bundle_is_refused(world: World) -> None:
@@ -140,7 +146,7 @@ def test_raise_of_what_is_no_bundle_is_refused(world: World) -> None:
             fences.raise_fences([BundleId(bundle)], "a")[0]
     with pytest.raises(InvalidInput, match="worker_id"):
         fences.raise_fences([ONE], "")[0]
-    assert fences.fences() == []
+    assert fences.list_fences() == []
     for bundle in (0, 63):
         assert fences.raise_fences([BundleId(bundle)], "a")[0].fence == 1
 
@@ -152,12 +158,12 @@ def test_raise_thirty_two_at_once_gives_each_a_number_of_its_own(world: World) -
     leases = race(lambda number: fences.raise_fences([ONE], f"worker-{number}")[0])
     given = {one.fence: one for one in leases if isinstance(one, Lease)}
     assert sorted(given) == list(range(1, CROWD + 1)), leases
-    (fence,) = fences.fences()
+    (fence,) = fences.list_fences()
     assert (fence.counter, fence.worker_id) == (CROWD, given[CROWD].worker_id)
-    fences.verify(given.pop(CROWD))
+    fences.require_newest_lease(given.pop(CROWD))
     for lease in given.values():
         with pytest.raises(NotOwner):
-            fences.verify(lease)
+            fences.require_newest_lease(lease)
 
 
 @pytest.mark.postgres
@@ -167,7 +173,7 @@ def test_verify_overtaken_lease_names_bundle_and_both_workers(world: World) -> N
     world.catalog.fences.raise_fences([ONE], "b")[0]
     told = "bundle 7: expected fence 1 of worker a, found fence 2 of worker b; look the owner up again"
     with pytest.raises(NotOwner, match=f"^{told}$") as refused:
-        world.catalog.fences.verify(lease)
+        world.catalog.fences.require_newest_lease(lease)
     assert refused.value.bundle == ONE
 
 
@@ -176,7 +182,7 @@ def test_verify_compares_for_equality(world: World) -> None:
     fences = world.catalog.fences
     fences.raise_fences([ONE], "a")[0]
     lease = fences.raise_fences([ONE], "a")[0]
-    fences.verify(lease)
+    fences.require_newest_lease(lease)
     strangers = [
         replace(lease, fence=1),
         replace(lease, fence=3),
@@ -185,13 +191,13 @@ def test_verify_compares_for_equality(world: World) -> None:
     ]
     for stranger in strangers:
         with pytest.raises(NotOwner):
-            fences.verify(stranger)
+            fences.require_newest_lease(stranger)
 
 
 def test_verify_bundle_that_nobody_acquired_is_refused(world: World) -> None:
     """As in a catalog that was made anew."""
     with pytest.raises(NotOwner, match="found that no worker ever acquired it"):
-        world.catalog.fences.verify(Lease(bundle=ONE, fence=1, worker_id="a"))
+        world.catalog.fences.require_newest_lease(Lease(bundle=ONE, fence=1, worker_id="a"))
 
 
 @WRITES

@@ -8,7 +8,7 @@ from logstore.deletion.intents import DeletionIntent
 from logstore.deletion.retention import RetentionPolicy
 from logstore.log.ledgers import Component, CopyKind, LedgerOwner, LedgerStatement
 from logstore.ports.catalog import Topic
-from logstore.ports.catalog.reconciliation_runs import FilingResult, OrphanCopy, PageOfFindings
+from logstore.ports.catalog.reconciliation_runs import FilingResult, FindingsFilingRequest, OrphanCopy
 from logstore.positions import LedgerId, TopicId
 from tests.contracts.catalog.log.component_steps import CURSOR, publish
 from tests.contracts.catalog.sql_world import SqlWorld
@@ -52,7 +52,7 @@ def file(
     with_preview: bool = True,
 ) -> FilingResult:
     """File one page of findings, for a workflow of its own. Outside of races the preview must say the same before."""
-    page = PageOfFindings(
+    page = FindingsFilingRequest(
         batch_id=batch_id,
         orphans=orphans,
         unreferenced=unreferenced or {},
@@ -61,7 +61,7 @@ def file(
         cause=CAUSE,
     )
     previewed = world.catalog.reconciliation.preview_filing(page) if with_preview else {}
-    filing = world.catalog.reconciliation.file(page)
+    filing = world.catalog.reconciliation.file_findings(page)
     if with_preview and _is_alone():
         assert previewed == filing.kept
         assert world.catalog.reconciliation.preview_filing(page) == filing.kept
@@ -71,8 +71,8 @@ def file(
 def pass_over(world: World, *segments: tuple[int, int]) -> Mapping[int, str]:
     """Findings 0, 1, … are segments of ledgers; the preview must say the same before, outside of races."""
     asked = {number: (LedgerId(ledger_id), at) for number, (ledger_id, at) in enumerate(segments)}
-    previewed = world.catalog.reconciliation.preview_pass_over(asked, passed_over={})
-    kept = world.catalog.reconciliation.pass_over(asked, cause=CAUSE)
+    previewed = world.catalog.reconciliation.preview_pass_over_segments(asked, passed_over={})
+    kept = world.catalog.reconciliation.pass_over_segments(asked, cause=CAUSE)
     assert previewed == kept or not _is_alone()
     return kept
 
@@ -84,13 +84,13 @@ def _is_alone() -> bool:
 
 def intents(world: World, ledger_id: int) -> list[DeletionIntent]:
     """All of a ledger, oldest first."""
-    return world.catalog.deletions.list(None, ledger_id=LedgerId(ledger_id), limit=100)[::-1]
+    return world.catalog.deletions.list_intents(None, ledger_id=LedgerId(ledger_id), limit=100)[::-1]
 
 
 def lost(world: World) -> LedgerId:
     """The id of a ledger of which the catalog has forgotten everything; with it, every intent that there is."""
-    topic = world.catalog.topics.create(f"persistent://a/b/{secrets.token_hex(8)}", RetentionPolicy())
-    ledger_id = world.catalog.ledgers.create(topic.topic_id, application="sexton").ledger_id
+    topic = world.catalog.topics.create_topic(f"persistent://a/b/{secrets.token_hex(8)}", RetentionPolicy())
+    ledger_id = world.catalog.ledgers.create_ledger(topic.topic_id, application="sexton").ledger_id
     world.age(ledger_id, seconds=86_400)
     world.phase_one(topic.topic_id)
     world.forget_intents()
@@ -99,7 +99,7 @@ def lost(world: World) -> LedgerId:
 
 def superseded(world: SqlWorld, topic_id: TopicId, entry: tuple[int, int]) -> LedgerId:
     """An older snapshot of a cursor that names a newer one, left behind without a deletion as no build of ours does."""
-    world.catalog.cursors.subscribe(topic_id, CURSOR, latest=False)
+    world.catalog.cursors.create_subscription(topic_id, CURSOR, latest=False)
     old = publish(world, topic_id, entry).ledger_id
     world.sql("UPDATE cursor SET snapshot_ledger = NULL WHERE snapshot_ledger = :id", id=old)
     publish(world, topic_id, entry)

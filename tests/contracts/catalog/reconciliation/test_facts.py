@@ -14,7 +14,7 @@ from infra.catalog.reconciliation import bulk_queries
 from logstore.deletion.intents import Outcome
 from logstore.errors import CorruptData, InvalidInput
 from logstore.log.ledgers import Component, CopyKind, CopyState
-from logstore.ports.catalog import IntentResult, SnapshotSwitch, Topic, TopicState
+from logstore.ports.catalog import BufferSnapshotSwitch, IntentResult, Topic, TopicState
 from logstore.positions import EARLIEST
 from tests.contracts.catalog.delayed.steps import seal
 from tests.contracts.catalog.log.component_steps import CURSOR, cursor_newborn, publish
@@ -45,16 +45,22 @@ def _by_id(world: SqlWorld, query: Select[Any]) -> dict[int, dict[str, Any]]:
 
 def _schema(world: SqlWorld, topic: Topic, digest: str) -> int:
     keys, schemas = {"schema": topic.name}, world.catalog.schemas
-    born = world.catalog.components.create(topic.topic_id, Component.SCHEMA_STORAGE, keys, application="sexton")
-    made = schemas.publish(topic.topic_id, born.ledger_id, digest=digest, content_bytes=7, size_bytes=900)
+    born = world.catalog.components.create_component_ledger(
+        topic.topic_id, Component.SCHEMA_STORAGE, keys, application="sexton"
+    )
+    made = schemas.publish_schema_version(
+        topic.topic_id, born.ledger_id, digest=digest, content_bytes=7, size_bytes=900
+    )
     assert made
     return made.ledger_id
 
 
 def _buffer_snapshot(world: SqlWorld, topic: Topic) -> int:
-    born = world.catalog.components.create(topic.topic_id, Component.TXN_SNAPSHOT, {}, application="sexton").ledger_id
-    switch = SnapshotSwitch(topic_id=topic.topic_id, expected=None, read_to=EARLIEST)
-    assert world.catalog.transaction_snapshots.publish(switch, born, size_bytes=5, sha256="ab")
+    born = world.catalog.components.create_component_ledger(
+        topic.topic_id, Component.TXN_SNAPSHOT, {}, application="sexton"
+    ).ledger_id
+    switch = BufferSnapshotSwitch(topic_id=topic.topic_id, expected=None, read_to=EARLIEST)
+    assert world.catalog.transaction_snapshots.publish_snapshot(switch, born, size_bytes=5, sha256="ab")
     return born
 
 
@@ -123,7 +129,7 @@ def test_component_ledgers_are_named_by_the_rows_of_their_components(sql_world: 
     """By a cursor's snapshot, a schema's version, a buffer's snapshot and a bucket, a place in the list or not."""
     topic = new_topic(sql_world)
     (data,) = filled(sql_world, topic.topic_id, 1)
-    sql_world.catalog.cursors.subscribe(topic.topic_id, CURSOR, latest=False)
+    sql_world.catalog.cursors.create_subscription(topic.topic_id, CURSOR, latest=False)
     snapshot = publish(sql_world, topic.topic_id, (data, 5)).ledger_id
     version, forgotten = _schema(sql_world, topic, "a"), _schema(sql_world, topic, "b")
     sql_world.sql("DELETE FROM schema_version WHERE ledger_id = :id", id=forgotten)
@@ -155,7 +161,7 @@ def test_lists_tell_owner_and_topic(sql_world: SqlWorld) -> None:
     """The name is empty where the topic's row is gone; what owns a list is JSON."""
     topic, other = new_topic(sql_world), new_topic(sql_world, "persistent://a/b/100%25")
     filled(sql_world, topic.topic_id, 1)
-    sql_world.catalog.cursors.subscribe(topic.topic_id, 'o"dd', latest=False)
+    sql_world.catalog.cursors.create_subscription(topic.topic_id, 'o"dd', latest=False)
     cursor_newborn(sql_world, topic.topic_id, 'o"dd')
     found = [
         (row["topic_id"], row["component"], json.loads(row["owner"]), row["topic"])
@@ -198,13 +204,13 @@ def test_intents_are_those_with_something_left_and_say_who_is_at_work(sql_world:
     topic = new_topic(sql_world)
     filled(sql_world, topic.topic_id, 5)
     sql_world.phase_one(topic.topic_id, batch_id="b", ttl_s=60)
-    rows = sorted(sql_world.catalog.deletions.list(None, limit=10), key=lambda one: one.row_id)
+    rows = sorted(sql_world.catalog.deletions.list_intents(None, limit=10), key=lambda one: one.row_id)
     ended = [
         IntentResult(row_id=rows[0].row_id, outcome=Outcome.DELETED),
         IntentResult(row_id=rows[1].row_id, outcome=Outcome.METADATA_MISMATCH, error="another's"),
     ]
-    sql_world.catalog.deletions.finish(ended, holder="b")
-    sql_world.catalog.deletions.hand_over({rows[2].row_id: "own"}, batch_id="b", errors={}, ttl_s=-1)
+    sql_world.catalog.deletions.record_outcomes(ended, holder="b")
+    sql_world.catalog.deletions.move_to_own_workflows({rows[2].row_id: "own"}, batch_id="b", error_by_row={}, ttl_s=-1)
     found = _read(sql_world, bulk_queries.select_intents(*_ALL))
     assert [(row["row_id"], row["ledger_id"]) for row in found] == [(one.row_id, one.ledger_id) for one in rows[1:]]
     assert [(row["state"], row["stalled"]) for row in found] == [("DEAD_LETTERED", 0), ("PENDING", 1), ("PENDING", 0)]
@@ -228,8 +234,8 @@ def test_stalled_is_what_a_sweep_would_take(sql_world: SqlWorld) -> None:
     assert len(stalled) == 3
     asked = bulk_queries.select_stalled_intents([*stalled[:2], 10**9])
     assert sorted(row["row_id"] for row in _read(sql_world, asked)) == stalled[:2]
-    assert sql_world.catalog.upkeep.count_backlog(older_than_s=0).stalled == 3
-    sql_world.catalog.upkeep.adopt(batch_id="sweep", claim=claim(), limit=100)
+    assert sql_world.catalog.upkeep.count_sweep_backlog(older_than_s=0).stalled == 3
+    sql_world.catalog.upkeep.move_stalled_to_batch(batch_id="sweep", claim=claim(), limit=100)
     assert not any(row["stalled"] for row in _read(sql_world, bulk_queries.select_intents(*_ALL)))
     assert _read(sql_world, asked) == []
 
@@ -238,7 +244,7 @@ def test_unreferenced_ledgers_are_those_asked_for_that_nothing_names(sql_world: 
     """A plan reads table by table: what was published between two reads looks unreferenced, until it is asked for."""
     topic = new_topic(sql_world)
     ids = filled(sql_world, topic.topic_id, 3)
-    sql_world.catalog.cursors.subscribe(topic.topic_id, CURSOR, latest=False)
+    sql_world.catalog.cursors.create_subscription(topic.topic_id, CURSOR, latest=False)
     snapshot = publish(sql_world, topic.topic_id, (ids[2], 5)).ledger_id
     version, forgotten = _schema(sql_world, topic, "a"), _schema(sql_world, topic, "b")
     sql_world.sql("DELETE FROM schema_version WHERE ledger_id = :id", id=forgotten)
@@ -286,7 +292,7 @@ def test_bounds_tell_both_ends_of_each_key(sql_world: SqlWorld) -> None:
     ids = filled(sql_world, topic.topic_id, 5)
     sql_world.detach(topic.topic_id, ids[:2])
     found = _read(sql_world, bulk_queries.select_id_bounds())[0]
-    rows = [one.row_id for one in sql_world.catalog.deletions.list(None, limit=10)]
+    rows = [one.row_id for one in sql_world.catalog.deletions.list_intents(None, limit=10)]
     assert (found["first_ledger"], found["last_ledger"], found["ledgers"]) == (ids[2], ids[4], 3)
     assert (found["first_row"], found["last_row"]) == (min(rows), max(rows))
 

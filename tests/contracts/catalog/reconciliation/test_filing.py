@@ -10,8 +10,8 @@ from logstore.deletion.intents import DeletionState, Outcome
 from logstore.errors import InvalidInput, PreconditionFailed
 from logstore.failpoints import SimulatedCrash, arm
 from logstore.log.ledgers import Component, CopyKind, CopyState
-from logstore.ports.catalog import FiledCount, IntentResult, SnapshotSwitch
-from logstore.ports.catalog.reconciliation_runs import FiledCopy, FilingResult
+from logstore.ports.catalog import BufferSnapshotSwitch, FiledIntentCount, IntentResult
+from logstore.ports.catalog.reconciliation_runs import FiledCopyRow, FilingResult
 from logstore.positions import EARLIEST, LedgerId
 from tests.contracts.catalog.delayed.steps import sealed
 from tests.contracts.catalog.log.component_steps import CURSOR, publish
@@ -38,14 +38,14 @@ def test_orphan_becomes_an_intent_that_says_what_storage_says(world: World) -> N
     done = file(world, orphans=[orphan(topic, gone, number=7)])
     (intent,) = intents(world, gone)
     assert (done.kept, done.detached.batch_id, done.detached.ledgers, done.detached.intents) == ({}, "apply", 0, 1)
-    assert done.detached.filed_counts == (FiledCount(component="MANAGED_LEDGER", copy="LEDGER", rows=1),)
+    assert done.detached.filed_counts == (FiledIntentCount(component="MANAGED_LEDGER", copy="LEDGER", rows=1),)
     assert (intent.state, intent.batch_id, intent.generation, intent.copy) == (
         DeletionState.PENDING, "apply", 1, CopyKind.LEDGER
     )  # fmt: skip
     assert intent.owner == orphan(topic, gone).statement.owner
     assert (intent.ledger_created_us, intent.epoch, intent.segments, intent.last_segment) == (5, 1, 0, -1)
     assert (intent.size_bytes, intent.actor, intent.reason) == (700, CAUSE.actor, CAUSE.reason)
-    assert world.catalog.upkeep.count_backlog(older_than_s=0).stalled == 0
+    assert world.catalog.upkeep.count_sweep_backlog(older_than_s=0).stalled == 0
     (audited,) = world.audited("file-findings")
     told = {name: audited.detail[name] for name in ("orphans", "unreferenced", "stalled", "kept")}
     assert told == {"orphans": 1, "unreferenced": 0, "stalled": 0, "kept": 0}
@@ -58,7 +58,7 @@ def test_orphan_whose_intent_had_ended_gets_another_generation(world: World) -> 
     world.detach(topic.topic_id, [first])
     (ended,) = intents(world, first)
     end = IntentResult(row_id=ended.row_id, outcome=Outcome.DELETED, objects=2, size_bytes=9)
-    world.catalog.deletions.finish([end], holder=ended.batch_id)
+    world.catalog.deletions.record_outcomes([end], holder=ended.batch_id)
     again = orphan(topic, first, created_us=created_us(world, topic, first))
     assert file(world, orphans=[again]).detached.intents == 1
     old, new = intents(world, first)
@@ -75,7 +75,7 @@ def test_orphan_that_the_catalog_knows_is_kept(world: World) -> None:
     world.detach(topic.topic_id, ids[1:2])
     (dead,) = intents(world, ids[1])
     refused = IntentResult(row_id=dead.row_id, outcome=Outcome.METADATA_MISMATCH, error="another's")
-    world.catalog.deletions.finish([refused], holder=dead.batch_id)
+    world.catalog.deletions.record_outcomes([refused], holder=dead.batch_id)
     before = world.intents()
     asked = [
         orphan(topic, ids[2], number=1),
@@ -138,7 +138,7 @@ def test_primary_orphan_of_a_ledger_that_lives_in_tiered_storage_is_filed(world:
     offloaded(world, ids[0])
     remove(world, topic, ids[0])
     (removed,) = intents(world, ids[0])
-    world.catalog.deletions.finish(
+    world.catalog.deletions.record_outcomes(
         [IntentResult(row_id=removed.row_id, outcome=Outcome.DELETED)], holder=removed.batch_id
     )
     stray = orphan(topic, ids[0], created_us=created_us(world, topic, ids[0]))
@@ -163,8 +163,12 @@ def test_copy_of_a_ledger_that_any_row_still_names_is_kept(sql_world: SqlWorld, 
     topic = new_topic(sql_world)
     if table == "schema_version":
         keys = {"schema": topic.name}
-        born = sql_world.catalog.components.create(topic.topic_id, Component.SCHEMA_STORAGE, keys, application="sexton")
-        sql_world.catalog.schemas.publish(topic.topic_id, born.ledger_id, digest="a", content_bytes=7, size_bytes=900)
+        born = sql_world.catalog.components.create_component_ledger(
+            topic.topic_id, Component.SCHEMA_STORAGE, keys, application="sexton"
+        )
+        sql_world.catalog.schemas.publish_schema_version(
+            topic.topic_id, born.ledger_id, digest="a", content_bytes=7, size_bytes=900
+        )
         damaged = born.ledger_id
         for lost_table in ("segment", "ledger_copy", "ledger"):
             sql_world.sql(f"DELETE FROM {lost_table} WHERE ledger_id = :id", id=damaged)
@@ -200,7 +204,9 @@ def test_objects_that_state_another_owner_than_the_catalog_s_own_history_are_kep
     at_us = [created_us(world, topic, one) for one in ids]
     world.detach(topic.topic_id, ids[:1])
     (row,) = intents(world, ids[0])
-    world.catalog.deletions.finish([IntentResult(row_id=row.row_id, outcome=Outcome.DELETED)], holder=row.batch_id)
+    world.catalog.deletions.record_outcomes(
+        [IntentResult(row_id=row.row_id, outcome=Outcome.DELETED)], holder=row.batch_id
+    )
     asked = [
         orphan(other, ids[0], number=1, created_us=at_us[0]),
         orphan(topic, ids[0], number=2, created_us=at_us[0] + 1),
@@ -231,7 +237,10 @@ def test_unreferenced_ledger_leaves_the_catalog_with_all_of_its_copies(sql_world
         ("LEDGER", 1, "apply"), ("OFFLOADED_LEDGER", 1, "apply")
     ]  # fmt: skip
     assert {(row.segments, row.last_segment, row.size_bytes, row.reason) for row in rows} == {(1, 0, 50, "a test")}
-    assert sql_world.rows().ledgers == [*ids, sql_world.catalog.cursors.get(topic.topic_id, CURSOR).snapshot_ledger]
+    assert sql_world.rows().ledgers == [
+        *ids,
+        sql_world.catalog.cursors.get_cursor(topic.topic_id, CURSOR).snapshot_ledger,
+    ]
 
 
 def test_unlisted_data_ledger_leaves_the_catalog_only_if_nothing_was_registered_in_it(sql_world: SqlWorld) -> None:
@@ -258,7 +267,7 @@ def test_unreferenced_ledger_that_is_named_creating_or_gone_is_kept(world: World
     ids = filled(world, topic.topic_id, 3)
     born = newborn(world, topic.topic_id)
     world.detach(topic.topic_id, ids[:1])
-    world.catalog.cursors.subscribe(topic.topic_id, CURSOR, latest=False)
+    world.catalog.cursors.create_subscription(topic.topic_id, CURSOR, latest=False)
     snapshot = publish(world, topic.topic_id, (ids[1], 0)).ledger_id
     before = world.rows().ledgers
     done = file(world, unreferenced={1: ids[1], 2: born, 3: ids[0], 4: snapshot})
@@ -274,12 +283,12 @@ def test_ledger_whose_referring_row_is_lost_is_kept(table: str, sql_world: SqlWo
     topic = new_topic(sql_world)
     ids, topic_id = filled(sql_world, topic.topic_id, 1), topic.topic_id
     components, keys = sql_world.catalog.components, {"schema": topic.name}
-    made = components.create(topic_id, Component.SCHEMA_STORAGE, keys, application="sexton").ledger_id
-    sql_world.catalog.schemas.publish(topic_id, made, digest="a", content_bytes=7, size_bytes=900)
-    sql_world.catalog.cursors.subscribe(topic_id, CURSOR, latest=False)
-    buffer = components.create(topic_id, Component.TXN_SNAPSHOT, {}, application="sexton").ledger_id
-    switch = SnapshotSwitch(topic_id=topic_id, expected=None, read_to=EARLIEST)
-    assert sql_world.catalog.transaction_snapshots.publish(switch, buffer, size_bytes=5, sha256="ab")
+    made = components.create_component_ledger(topic_id, Component.SCHEMA_STORAGE, keys, application="sexton").ledger_id
+    sql_world.catalog.schemas.publish_schema_version(topic_id, made, digest="a", content_bytes=7, size_bytes=900)
+    sql_world.catalog.cursors.create_subscription(topic_id, CURSOR, latest=False)
+    buffer = components.create_component_ledger(topic_id, Component.TXN_SNAPSHOT, {}, application="sexton").ledger_id
+    switch = BufferSnapshotSwitch(topic_id=topic_id, expected=None, read_to=EARLIEST)
+    assert sql_world.catalog.transaction_snapshots.publish_snapshot(switch, buffer, size_bytes=5, sha256="ab")
     ledgers = {
         "schema_version": made,
         "cursor": publish(sql_world, topic_id, (ids[0], 0)).ledger_id,
@@ -322,9 +331,13 @@ def test_buffer_snapshot_that_a_newer_one_replaced_is_detached(sql_world: SqlWor
     topic_id = new_topic(sql_world).topic_id
     ids = []
     for _ in range(2):
-        made = sql_world.catalog.components.create(topic_id, Component.TXN_SNAPSHOT, {}, application="sexton")
-        switch = SnapshotSwitch(topic_id=topic_id, expected=None, read_to=EARLIEST)
-        assert sql_world.catalog.transaction_snapshots.publish(switch, made.ledger_id, size_bytes=5, sha256="ab")
+        made = sql_world.catalog.components.create_component_ledger(
+            topic_id, Component.TXN_SNAPSHOT, {}, application="sexton"
+        )
+        switch = BufferSnapshotSwitch(topic_id=topic_id, expected=None, read_to=EARLIEST)
+        assert sql_world.catalog.transaction_snapshots.publish_snapshot(
+            switch, made.ledger_id, size_bytes=5, sha256="ab"
+        )
         ids.append(made.ledger_id)
         if len(ids) == 1:
             sql_world.sql("UPDATE transaction_snapshot SET ledger_id = NULL")
@@ -360,11 +373,14 @@ def test_stalled_deletion_joins_the_batch_unless_somebody_works_on_it(world: Wor
     world.phase_one(topic.topic_id, ids[:3], force=True, batch_id="dead", ttl_s=-1)
     world.phase_one(topic.topic_id, ids[3:4], force=True, batch_id="alive")
     first, second, third, fourth = (intents(world, one)[0].row_id for one in ids[:4])
-    world.catalog.deletions.finish([IntentResult(row_id=third, outcome=Outcome.DELETED)], holder="dead")
+    world.catalog.deletions.record_outcomes([IntentResult(row_id=third, outcome=Outcome.DELETED)], holder="dead")
     done = file(world, stalled={1: first, 2: second, 3: third, 4: fourth, 5: fourth + 1_000})
     assert (sorted(done.kept), done.detached.intents, done.detached.filed_counts) == ([3, 4, 5], 2, ())
     assert [intents(world, one)[0].batch_id for one in ids[:4]] == ["apply", "apply", "dead", "alive"]
-    assert [one.row_id for one in world.catalog.reconciliation.filed("apply", after=0, limit=9)] == [first, second]
+    assert [one.row_id for one in world.catalog.reconciliation.list_filed_copies("apply", after=0, limit=9)] == [
+        first,
+        second,
+    ]
 
 
 def test_file_repeated_answers_the_same_and_changes_nothing(world: World) -> None:
@@ -403,9 +419,9 @@ def test_file_that_finds_nothing_true_leaves_no_intent(world: World) -> None:
     topic = new_topic(world)
     ids = filled(world, topic.topic_id, 1)
     assert file(world, orphans=[orphan(topic, ids[0])]).detached.intents == 0
-    world.catalog.deletions.close("apply", CAUSE)
+    world.catalog.deletions.close_batch("apply", CAUSE)
     world.end_earlier(days=9)
-    assert world.catalog.upkeep.forget(older_than_s=86_400, limit=9, cause=CAUSE).runs == 1
+    assert world.catalog.upkeep.remove_finished_rows(older_than_s=86_400, limit=9, cause=CAUSE).runs == 1
 
 
 def test_batch_of_an_apply_that_died_is_taken_over_by_a_sweep(world: World) -> None:
@@ -414,7 +430,7 @@ def test_batch_of_an_apply_that_died_is_taken_over_by_a_sweep(world: World) -> N
     gone = lost(world)
     file(world, orphans=[orphan(topic, gone)])
     world.lapse("apply")
-    assert world.catalog.upkeep.adopt(batch_id="sweep", claim=claim(), limit=10).intents == 1
+    assert world.catalog.upkeep.move_stalled_to_batch(batch_id="sweep", claim=claim(), limit=10).intents == 1
     assert [row.batch_id for row in intents(world, gone)] == ["sweep"]
 
 
@@ -462,7 +478,7 @@ def test_ledger_that_is_created_between_two_reads_is_kept(postgres_url: str) -> 
     """The ids that were given out are read before the rows: one that comes in between is above them."""
     world = SqlWorld(postgres_url)  # SQLite lets no other writer come between
     topic, born = new_topic(world), list[LedgerId]()
-    next_id = world.catalog.reconciliation.catalog_state().next_ledger_id
+    next_id = world.catalog.reconciliation.read_catalog_state().next_ledger_id
 
     @event.listens_for(world.database.engine, "before_cursor_execute")
     def between(_: object, __: object, statement: str, *___: object) -> None:
@@ -493,14 +509,14 @@ def test_filed_rows_say_how_they_ended(world: World) -> None:
     topic = new_topic(world)
     gone, tiered = lost(world), lost(world)
     file(world, orphans=[orphan(topic, gone), tiered_orphan(topic, tiered, "u", number=1)])
-    rows = world.catalog.reconciliation.filed("apply", after=0, limit=10)
+    rows = world.catalog.reconciliation.list_filed_copies("apply", after=0, limit=10)
     assert [(one.ledger_id, one.copy.value, one.uuid, one.outcome) for one in rows] == [
         (gone, "LEDGER", "", None), (tiered, "OFFLOADED_LEDGER", "u", None)
     ]  # fmt: skip
     ended = partial(IntentResult, row_id=rows[0].row_id, objects=3, size_bytes=30)
-    world.catalog.deletions.finish([ended(outcome=Outcome.METADATA_MISMATCH, error="other")], holder="apply")
-    (first,) = world.catalog.reconciliation.filed("apply", after=0, limit=1)
-    assert first == FiledCopy(
+    world.catalog.deletions.record_outcomes([ended(outcome=Outcome.METADATA_MISMATCH, error="other")], holder="apply")
+    (first,) = world.catalog.reconciliation.list_filed_copies("apply", after=0, limit=1)
+    assert first == FiledCopyRow(
         row_id=rows[0].row_id,
         ledger_id=LedgerId(gone),
         copy=CopyKind.LEDGER,
@@ -510,5 +526,5 @@ def test_filed_rows_say_how_they_ended(world: World) -> None:
         objects=3,
         size_bytes=30,
     )
-    assert world.catalog.reconciliation.filed("apply", after=rows[0].row_id, limit=9) == rows[1:]
-    assert world.catalog.reconciliation.filed("nobody", after=0, limit=9) == []
+    assert world.catalog.reconciliation.list_filed_copies("apply", after=rows[0].row_id, limit=9) == rows[1:]
+    assert world.catalog.reconciliation.list_filed_copies("nobody", after=0, limit=9) == []

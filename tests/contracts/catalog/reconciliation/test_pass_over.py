@@ -24,16 +24,16 @@ def test_segment_passed_over_is_refused_and_the_next_number_taken(world: World) 
     """Entries, sizes and segments of the ledger stay what they were; only the number goes on."""
     topic = new_topic(world)
     (ledger,) = filled(world, topic.topic_id, 1)
-    before = world.catalog.ledgers.totals(topic.topic_id)
+    before = world.catalog.ledgers.get_topic_totals(topic.topic_id)
     assert pass_over(world, (ledger, 3)) == {}
-    assert world.catalog.ledgers.totals(topic.topic_id) == before
+    assert world.catalog.ledgers.get_topic_totals(topic.topic_id) == before
     for late in (1, 2, 3):
-        (answer,) = world.catalog.commits.commit([segment(topic.topic_id, ledger, late)])
+        (answer,) = world.catalog.commits.commit_writes([segment(topic.topic_id, ledger, late)])
         assert isinstance(answer, AlreadyExists), late
-    (answer,) = world.catalog.commits.commit([segment(topic.topic_id, ledger, 4)])
+    (answer,) = world.catalog.commits.commit_writes([segment(topic.topic_id, ledger, 4)])
     assert isinstance(answer, RegisterSegmentResult)
     assert answer.first_entry == 10
-    assert [one.number for one in world.catalog.ledgers.segments(ledger)] == [0, 4]
+    assert [one.number for one in world.catalog.ledgers.list_segments(ledger)] == [0, 4]
     (audited,) = world.audited("pass-over-segments")
     assert (audited.detail["segments"], audited.detail["kept"], audited.reason) == (1, 0, "a test")
     assert audited.detail["keys"] == [segment_key(ledger, 3)], "what went is known after the object is gone"
@@ -59,7 +59,7 @@ def test_segment_of_a_ledger_that_lost_rows_of_segments_is_kept(sql_world: SqlWo
     """The object may be the one whose row is lost: its bytes are the only ones of answered entries."""
     topic = new_topic(sql_world)
     (ledger,) = filled(sql_world, topic.topic_id, 1)
-    sql_world.catalog.commits.commit([segment(topic.topic_id, ledger, 1)])
+    sql_world.catalog.commits.commit_writes([segment(topic.topic_id, ledger, 1)])
     sql_world.sql(f"DELETE FROM segment WHERE ledger_id = {ledger} AND number = 1")
     kept = pass_over(sql_world, (ledger, 1))
     assert "rows of segments are lost: expected 2 segments" in kept[0]
@@ -79,7 +79,7 @@ def test_closed_ledger_keeps_its_numbers(world: World) -> None:
     ids = filled(world, topic.topic_id, 2)
     assert pass_over(world, (ids[0], 99_999_999), (ids[0], 7)) == {}
     assert [one.last_segment for one in world.catalog.ledgers.list_ledgers(topic.topic_id)] == [0, 0]
-    (answer,) = world.catalog.commits.commit([segment(topic.topic_id, ids[0], 8)])
+    (answer,) = world.catalog.commits.commit_writes([segment(topic.topic_id, ids[0], 8)])
     assert isinstance(answer, LedgerFenced)
 
 
@@ -87,7 +87,9 @@ def test_number_of_a_lost_race_is_passed_over_as_it_is(world: World) -> None:
     """Below the highest nothing can be registered any more: nothing changes, however often it is asked."""
     topic = new_topic(world)
     ledger = roll(world, topic.topic_id)
-    assert isinstance(world.catalog.commits.commit([segment(topic.topic_id, ledger, 5)])[0], RegisterSegmentResult)
+    assert isinstance(
+        world.catalog.commits.commit_writes([segment(topic.topic_id, ledger, 5)])[0], RegisterSegmentResult
+    )
     for _ in range(2):
         assert pass_over(world, (ledger, 2), (ledger, 4)) == {}
         assert world.catalog.ledgers.list_ledgers(topic.topic_id)[0].last_segment == 5
@@ -110,7 +112,7 @@ def test_preview_counts_numbers_that_earlier_pages_would_pass_over(world: World)
     """An open ledger takes numbers up to 64 above its highest, which each page raises."""
     topic = new_topic(world)
     ledger = roll(world, topic.topic_id)
-    preview = world.catalog.reconciliation.preview_pass_over
+    preview = world.catalog.reconciliation.preview_pass_over_segments
     assert sorted(preview({0: (ledger, 100)}, passed_over={})) == [0]
     assert preview({0: (ledger, 100)}, passed_over={ledger: 60}) == {}
     assert pass_over(world, (ledger, 60)) == {}
@@ -125,11 +127,11 @@ def test_segment_registered_meanwhile_is_kept_or_refused_never_both(world: World
 
         def work(runner: int, number: int = number) -> object:
             if runner % 2:
-                return world.catalog.commits.commit([segment(topic.topic_id, ledger, number)])[0]
+                return world.catalog.commits.commit_writes([segment(topic.topic_id, ledger, number)])[0]
             return dict(pass_over(world, (ledger, number)))
 
         answers = race(work, 4)
-        rows = {one.number for one in world.catalog.ledgers.segments(ledger)}
+        rows = {one.number for one in world.catalog.ledgers.list_segments(ledger)}
         kept = [answer for answer in answers if isinstance(answer, dict)]
         assert len(kept) == 2, answers
         if number in rows:
@@ -173,7 +175,7 @@ def test_writer_that_wakes_late_uploads_again_under_a_later_number(world: World)
         )
         log.append(topic, _entries("late"))
         assert late in objects.keys
-        assert world.catalog.ledgers.segments(ledger)[1].number > 1
+        assert world.catalog.ledgers.list_segments(ledger)[1].number > 1
         objects.delete([late])
         log.append(topic, _entries("next"))
         log.roll(topic)
@@ -195,5 +197,5 @@ def test_ledger_with_numbers_passed_over_is_detached_and_offloaded_as_any(world:
     roll(world, topic.topic_id)
     offloaded(world, ids[0])
     remove(world, topic, ids[0])
-    (row,) = world.catalog.deletions.list(None, limit=9)
+    (row,) = world.catalog.deletions.list_intents(None, limit=9)
     assert (row.copy, row.segments, row.last_segment) == (CopyKind.LEDGER, 2, 5)

@@ -28,7 +28,7 @@ def test_standing_tells_the_catalog_as_a_whole(world: World) -> None:
     ids = filled(world, topic.topic_id, 3)
     born = newborn(world, topic.topic_id)
     world.detach(topic.topic_id, ids[:1])
-    found = world.catalog.reconciliation.catalog_state()
+    found = world.catalog.reconciliation.read_catalog_state()
     assert (found.epoch, found.next_ledger_id) == (1, born + 1)
     assert abs(found.now_us - world.catalog.offloads.now_us()) < 60_000_000
     counted = [world.catalog.reconciliation.count_ledgers(below=one) for one in (ids[1], ids[2], born, born + 1)]
@@ -42,10 +42,10 @@ def test_run_keeps_what_it_began_with_until_it_is_finished(world: World) -> None
     assert isinstance(begun, ReconciliationRun)
     assert (begun.run_id, begun.kind, begun.finished_us) == ("plan-1", RunKind.PLAN, None)
     assert begun.summary == {"older_than_s": 3600.5, "inventories": ["a"]}
-    assert port.open_run("plan-1", RunKind.PLAN, claim=claim(), summary={"other": 1}) == begun == port.run("plan-1")
+    assert port.open_run("plan-1", RunKind.PLAN, claim=claim(), summary={"other": 1}) == begun == port.get_run("plan-1")
     port.close_run("plan-1", {"findings": {"orphan_ledger": 3}})
     port.close_run("plan-1", {"findings": {}})
-    done = port.run("plan-1")
+    done = port.get_run("plan-1")
     assert (done.summary, done.created_us) == ({"findings": {"orphan_ledger": 3}}, begun.created_us)
     assert done.finished_us is not None
     assert done.finished_us >= begun.created_us
@@ -81,7 +81,7 @@ def test_run_of_another_kind_or_unknown_is_refused_by_name(world: World) -> None
     for unknown in ("batch-1", "nothing"):
         told = f"run id: expected that of a plan or an apply, as `orphans list` shows it, found '{unknown}'"
         with pytest.raises(UnknownObject, match=told):
-            port.run(unknown)
+            port.get_run(unknown)
         with pytest.raises(UnknownObject, match="run id"):
             port.close_run(unknown, {})
 
@@ -92,12 +92,12 @@ def test_runs_are_told_by_kind_newest_first(world: World) -> None:
         _open(world, run_id)
     _open(world, "apply", RunKind.APPLY)
     world.catalog.reconciliation.close_run("a", {})
-    found = [one.run_id for one in world.catalog.reconciliation.runs(RunKind.PLAN, limit=9)]
+    found = [one.run_id for one in world.catalog.reconciliation.list_runs(RunKind.PLAN, limit=9)]
     assert sorted(found) == ["a", "b", "c"]
-    stamps = [one.created_us for one in world.catalog.reconciliation.runs(RunKind.PLAN, limit=9)]
+    stamps = [one.created_us for one in world.catalog.reconciliation.list_runs(RunKind.PLAN, limit=9)]
     assert stamps == sorted(stamps, reverse=True)
-    assert [one.run_id for one in world.catalog.reconciliation.runs(RunKind.PLAN, limit=2)] == found[:2]
-    assert [one.run_id for one in world.catalog.reconciliation.runs(RunKind.APPLY, limit=9)] == ["apply"]
+    assert [one.run_id for one in world.catalog.reconciliation.list_runs(RunKind.PLAN, limit=2)] == found[:2]
+    assert [one.run_id for one in world.catalog.reconciliation.list_runs(RunKind.APPLY, limit=9)] == ["apply"]
 
 
 def test_forget_removes_old_runs_but_those_at_work_and_the_newest_finished_plan(world: World) -> None:
@@ -112,14 +112,14 @@ def test_forget_removes_old_runs_but_those_at_work_and_the_newest_finished_plan(
     port.close_run("e-apply", {})
     file(world, "batch-1")
     world.lapse("batch-1")
-    assert port.forget(older_than_s=3_600, limit=9) == []
-    newest = port.runs(RunKind.PLAN, limit=9)
+    assert port.remove_old_runs(older_than_s=3_600, limit=9) == []
+    newest = port.list_runs(RunKind.PLAN, limit=9)
     kept = next(one.run_id for one in newest if one.finished_us is not None)
     gone = {"a-old", "b-newest", "c-vanished", "e-apply"} - {kept}
-    first = port.forget(older_than_s=_SOON, limit=2)
+    first = port.remove_old_runs(older_than_s=_SOON, limit=2)
     assert len(first) == 2
-    assert {*first, *port.forget(older_than_s=_SOON, limit=9)} == gone
-    assert port.forget(older_than_s=_SOON, limit=9) == []
+    assert {*first, *port.remove_old_runs(older_than_s=_SOON, limit=9)} == gone
+    assert port.remove_old_runs(older_than_s=_SOON, limit=9) == []
     assert world.rows().runs == sorted({"batch-1", "d-at-work", kept})
 
 
@@ -130,10 +130,12 @@ def test_forget_leaves_a_plan_while_its_apply_is_at_work(world: World) -> None:
         _open(world, run_id)
         port.close_run(run_id, {})
     _open(world, "apply-a-applied", RunKind.APPLY)
-    newest = port.runs(RunKind.PLAN, limit=1)[0].run_id
-    assert port.forget(older_than_s=_SOON, limit=9) == []
+    newest = port.list_runs(RunKind.PLAN, limit=1)[0].run_id
+    assert port.remove_old_runs(older_than_s=_SOON, limit=9) == []
     port.close_run("apply-a-applied", {})
-    assert {*port.forget(older_than_s=_SOON, limit=9)} == {"a-applied", "b-newest", "apply-a-applied"} - {newest}
+    assert {*port.remove_old_runs(older_than_s=_SOON, limit=9)} == {"a-applied", "b-newest", "apply-a-applied"} - {
+        newest
+    }
 
 
 def test_sweep_forgets_no_plan_and_no_apply(world: World) -> None:
@@ -142,8 +144,8 @@ def test_sweep_forgets_no_plan_and_no_apply(world: World) -> None:
     world.catalog.reconciliation.close_run("plan-1", {})
     _open(world, "apply-1", RunKind.APPLY, ttl_s=-1)
     world.end_earlier(days=400)
-    assert world.catalog.upkeep.count_backlog(older_than_s=0).runs == 0
-    assert world.catalog.upkeep.forget(older_than_s=0, limit=9, cause=CAUSE).runs == 0
+    assert world.catalog.upkeep.count_sweep_backlog(older_than_s=0).runs == 0
+    assert world.catalog.upkeep.remove_finished_rows(older_than_s=0, limit=9, cause=CAUSE).runs == 0
     assert world.rows().runs == ["apply-1", "plan-1"]
 
 
@@ -162,7 +164,7 @@ def test_step_of_a_run_interrupted_and_repeated_is_done_once(world: World, effec
     steps: dict[str, Callable[[], object]] = {
         "open_run": lambda: _open(world, "plan-1", RunKind.APPLY, ttl_s=-1),
         "close_run": lambda: port.close_run("plan-1", {"done": 1}),
-        "forget_runs": lambda: port.forget(older_than_s=_SOON, limit=9),
+        "forget_runs": lambda: port.remove_old_runs(older_than_s=_SOON, limit=9),
     }
     for name, step in steps.items():
         if name == effect:

@@ -3,8 +3,8 @@
 import pytest
 
 from logstore.errors import IdsExhausted
-from logstore.ports.catalog import BeginTransaction
-from logstore.records.manifest import Ceilings
+from logstore.ports.catalog import BeginTransactionWrite
+from logstore.records.manifest import IdCeilings
 from tests.contracts.catalog.records.steps import high
 from tests.contracts.catalog.steps import NAME, new_topic, newborn
 from tests.contracts.catalog.worlds import SqlWorld
@@ -41,18 +41,18 @@ def test_topic_at_the_ceiling_is_refused_until_a_manifest_raises_it(sql_world: S
 def test_transactions_at_the_ceiling_are_refused_until_a_manifest_raises_it(sql_world: SqlWorld) -> None:
     """All that are begun together fit, or none is begun."""
     _lower(sql_world, "transaction_ceiling", 3)
-    begin = BeginTransaction(tc_id=0, timeout_s=60)
-    assert len(sql_world.catalog.commits.commit([begin, begin])) == 2
+    begin = BeginTransactionWrite(tc_id=0, timeout_s=60)
+    assert len(sql_world.catalog.commits.commit_writes([begin, begin])) == 2
     with pytest.raises(IdsExhausted, match="coordinator 0: expected 2 ids below the ceiling"):
-        sql_world.catalog.commits.commit([begin, begin])
-    assert len(sql_world.catalog.commits.commit([begin])) == 1
+        sql_world.catalog.commits.commit_writes([begin, begin])
+    assert len(sql_world.catalog.commits.commit_writes([begin])) == 1
     sql_world.catalog.records.settle_manifest(number=1, stamp="s", ceilings=high())
-    assert len(sql_world.catalog.commits.commit([begin, begin])) == 2
+    assert len(sql_world.catalog.commits.commit_writes([begin, begin])) == 2
 
 
 def test_ceilings_never_fall(sql_world: SqlWorld) -> None:
     """Ids below them are given out already."""
     records = sql_world.catalog.records
     records.settle_manifest(number=1, stamp="s", ceilings=high())
-    records.settle_manifest(number=2, stamp="t", ceilings=Ceilings(ledger=1, topic=1, transaction=1))
-    assert records.state().ceilings == high()
+    records.settle_manifest(number=2, stamp="t", ceilings=IdCeilings(ledger=1, topic=1, transaction=1))
+    assert records.read_state().ceilings == high()

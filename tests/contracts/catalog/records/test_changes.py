@@ -27,7 +27,7 @@ pytestmark = pytest.mark.postgres
 
 def test_new_catalog_has_nothing_to_flush(sql_world: SqlWorld) -> None:
     """Its ids begin below the ceilings, and it knows of no manifest."""
-    state = sql_world.catalog.records.state()
+    state = sql_world.catalog.records.read_state()
     assert (state.manifest, state.stamp, state.pending_stamps, state.outbox_changes) == (0, "", frozenset(), 0)
     assert (state.next_ids.ledger, state.next_ids.topic, state.next_ids.transaction) == (0, 1, 0)
     assert (state.oldest_change_us, state.oldest_cursor_change_us, state.is_adopting) == (None, None, False)
@@ -39,7 +39,7 @@ def test_new_catalog_has_nothing_to_flush(sql_world: SqlWorld) -> None:
 
 def _known(world: SqlWorld) -> KnownManifest:
     """What every removal asks for, which is what the whole state says."""
-    known, state = world.catalog.records.known_manifest(), world.catalog.records.state()
+    known, state = world.catalog.records.read_known_manifest(), world.catalog.records.read_state()
     assert asdict(known).items() <= asdict(state).items()
     return known
 
@@ -79,11 +79,11 @@ def test_cursors_stay_in_the_outbox_until_they_are_asked_for(sql_world: SqlWorld
     """They change with every acknowledgement, and are flushed at intervals."""
     topic_id = new_topic(sql_world).topic_id
     (ledger_id,) = filled(sql_world, topic_id, 1)
-    sql_world.catalog.cursors.subscribe(topic_id, "mine", latest=False)
+    sql_world.catalog.cursors.create_subscription(topic_id, "mine", latest=False)
     acknowledge(sql_world, topic_id, "mine", up_to=(ledger_id, 3))
     assert not any(kind == "cursor" for kind, _, _ in flush(sql_world, cursors=False))
     assert {kind for kind, _, _ in recorded(sql_world)} == {"cursor"}
-    state = sql_world.catalog.records.state()
+    state = sql_world.catalog.records.read_state()
     assert state.oldest_change_us == state.oldest_cursor_change_us is not None
     (cursor,) = flush(sql_world).values()
     assert (cursor["name"], cursor["mark_ledger"], cursor["mark_entry"]) == ("mine", ledger_id, 3)
@@ -95,7 +95,7 @@ def test_cursor_that_a_transaction_acknowledged_in_goes_with_the_transaction(sql
     topic = new_topic(sql_world)
     (ledger_id,) = filled(sql_world, topic.topic_id, 1)
     for name in ("inside", "outside"):
-        sql_world.catalog.cursors.subscribe(topic.topic_id, name, latest=False)
+        sql_world.catalog.cursors.create_subscription(topic.topic_id, name, latest=False)
     flush(sql_world)
     txn = begin(sql_world)
     hold(sql_world, topic, "inside", txn, Position(ledger_id, 0))
@@ -114,7 +114,7 @@ def test_flush_shows_one_moment_while_writers_go_on(sql_world: SqlWorld) -> None
     with records.read_changes(cursors=True) as changes:
         append(sql_world, topic_id, ledger_id)
         later = newborn(sql_world, topic_id)
-        kinds = {kind: batch.to_pylist() for kind, batch in changes.batches()}
+        kinds = {kind: batch.to_pylist() for kind, batch in changes.iterate_version_batches()}
         taken = changes.outbox_rows
     assert [row["sub"] for row in kinds[RecordKind.SEGMENT]] == ["0"]
     assert [row["id"] for row in kinds[RecordKind.LEDGER]] == [ledger_id]
@@ -137,20 +137,20 @@ def test_versions_of_a_record_rise(sql_world: SqlWorld) -> None:
 def test_settle_repeated_changes_nothing(sql_world: SqlWorld) -> None:
     """A lost answer is asked for again; an older manifest never comes back, and a stamp begun since stays pending."""
     records = sql_world.catalog.records
-    records.begin_manifest("a")
-    records.begin_manifest("b")
-    records.begin_manifest("b")
-    assert records.state().pending_stamps == _known(sql_world).pending_stamps == {"a", "b"}
+    records.add_pending_stamp("a")
+    records.add_pending_stamp("b")
+    records.add_pending_stamp("b")
+    assert records.read_state().pending_stamps == _known(sql_world).pending_stamps == {"a", "b"}
     for _ in range(2):
         records.settle_manifest(number=2, stamp="b", ceilings=high())
-        state = records.state()
+        state = records.read_state()
         assert (state.manifest, state.stamp, state.pending_stamps, state.ceilings) == (
             2,
             "b",
             frozenset(),
             high(),
         )
-    records.begin_manifest("c")
+    records.add_pending_stamp("c")
     records.settle_manifest(number=1, stamp="a", ceilings=high())
     records.settle_manifest(number=2, stamp="b", ceilings=high())
     known = _known(sql_world)
@@ -161,10 +161,10 @@ def test_every_record_and_tombstone_can_be_flushed_once_more(sql_world: SqlWorld
     """Whatever was flushed before; a record that was removed plainly has nothing to flush."""
     topic_id = new_topic(sql_world).topic_id
     first, second, third = filled(sql_world, topic_id, 3)
-    sql_world.catalog.cursors.subscribe(topic_id, "s", latest=False)
+    sql_world.catalog.cursors.create_subscription(topic_id, "s", latest=False)
     before = flush(sql_world)
     for ledger_id, durable in ((first, True), (second, False)):
-        sql_world.catalog.phase_one.detach(
+        sql_world.catalog.phase_one.detach_ledgers(
             topic_id,
             [ledger_id],
             batch_id=f"b{ledger_id}",
@@ -201,7 +201,7 @@ def test_outbox_is_emptied_in_short_transactions(sql_world: SqlWorld, monkeypatc
     with pytest.raises(StoreUnavailable):
         records.settle_manifest(number=1, stamp="s", ceilings=high(), outbox_rows=taken)
     assert [len(one) for one in parts] == [2, 2]
-    state = records.state()
+    state = records.read_state()
     assert (state.manifest, state.outbox_changes) == (1, len(taken) - 4)
     again, _ = drawn(sql_world)
     assert again.keys() < found.keys()
@@ -211,10 +211,10 @@ def test_page_holds_the_oldest_changes_and_is_staged_with_its_manifest(sql_world
     """What waits for a block waits until a manifest shows a moment; what is staged is told until then."""
     topic_id = new_topic(sql_world).topic_id
     filled(sql_world, topic_id, 2)
-    sql_world.catalog.cursors.subscribe(topic_id, "s", latest=False)
-    records, before = sql_world.catalog.records, sql_world.catalog.records.state()
+    sql_world.catalog.cursors.create_subscription(topic_id, "s", latest=False)
+    records, before = sql_world.catalog.records, sql_world.catalog.records.read_state()
     with records.read_changes(cursors=True, page=3) as changes:
-        kinds = [kind for kind, _ in changes.batches()]
+        kinds = [kind for kind, _ in changes.iterate_version_batches()]
         taken = sorted(changes.outbox_rows)
     oldest = [row.version for row in sql_world.sql("SELECT version FROM record_outbox ORDER BY version")]
     assert taken == oldest[:3]
@@ -224,13 +224,13 @@ def test_page_holds_the_oldest_changes_and_is_staged_with_its_manifest(sql_world
         records.settle_manifest(
             number=1, stamp="a", ceilings=high(), outbox_rows=taken, shows_own_moment=False, staged_blocks=[one]
         )
-    state = records.state()
+    state = records.read_state()
     assert (state.manifest, state.staged_blocks, state.outbox_changes) == (1, (one,), before.outbox_changes - 3)
     assert state.oldest_change_us == before.oldest_change_us
     records.settle_manifest(number=2, stamp="b", ceilings=high(), shows_own_moment=False)
-    assert records.state().staged_blocks == (one,), "a defragmentation in the midst of a flush"
+    assert records.read_state().staged_blocks == (one,), "a defragmentation in the midst of a flush"
     records.settle_manifest(number=3, stamp="c", ceilings=high())
-    assert records.state().staged_blocks == ()
+    assert records.read_state().staged_blocks == ()
 
 
 def test_page_that_others_have_overtaken_is_neither_staged_nor_taken(sql_world: SqlWorld) -> None:
@@ -247,7 +247,7 @@ def test_page_that_others_have_overtaken_is_neither_staged_nor_taken(sql_world: 
         shows_own_moment=False,
         staged_blocks=[_block("ledger-a")],
     )
-    state = records.state()
+    state = records.read_state()
     assert (state.staged_blocks, state.outbox_changes) == ((), len(taken))
 
 
@@ -255,7 +255,7 @@ def test_deletes_wait_for_what_is_staged(sql_world: SqlWorld) -> None:
     """A tombstone in a staged block is in no manifest: a rebuild would not find it."""
     topic_id = new_topic(sql_world).topic_id
     first, _ = filled(sql_world, topic_id, 2)
-    sql_world.catalog.phase_one.detach(topic_id, [first], force=True, batch_id="b", claim=claim(), cause=CAUSE)
+    sql_world.catalog.phase_one.detach_ledgers(topic_id, [first], force=True, batch_id="b", claim=claim(), cause=CAUSE)
     records = sql_world.catalog.records
     _, taken = drawn(sql_world)
     records.settle_manifest(
@@ -266,10 +266,10 @@ def test_deletes_wait_for_what_is_staged(sql_world: SqlWorld) -> None:
         shows_own_moment=False,
         staged_blocks=[_block("ledger-a")],
     )
-    assert records.state().outbox_changes == 0
-    assert records.unflushed_ledgers([first]) == {first}
+    assert records.read_state().outbox_changes == 0
+    assert records.find_unflushed_ledgers([first]) == {first}
     records.settle_manifest(number=2, stamp="b", ceilings=high())
-    assert records.unflushed_ledgers([first]) == frozenset()
+    assert records.find_unflushed_ledgers([first]) == frozenset()
 
 
 def _block(block_id: str) -> Block:
@@ -290,7 +290,7 @@ def test_removed_record_without_a_tombstone_has_no_version(sql_world: SqlWorld) 
     topic_id = new_topic(sql_world).topic_id
     first, _ = filled(sql_world, topic_id, 2)
     flush(sql_world)
-    sql_world.catalog.phase_one.detach(
+    sql_world.catalog.phase_one.detach_ledgers(
         topic_id, [first], force=True, batch_id="b", claim=claim(), cause=CAUSE, durable=False
     )
     kinds = {kind for kind, _, _ in flush(sql_world)}
@@ -310,11 +310,11 @@ def test_standing_is_told_of_rows_by_their_keys(sql_world: SqlWorld) -> None:
 def test_claim_of_a_live_workflow_is_respected(sql_world: SqlWorld) -> None:
     """It is renewed by its holder, let go by nobody else, and free when it has lapsed."""
     records = sql_world.catalog.records
-    assert records.claim(claim("a"))
-    assert records.claim(claim("a"))
-    assert not records.claim(claim("b"))
-    records.release("b")
-    assert not records.claim(claim("b"))
-    records.release("a")
-    assert records.claim(claim("b", ttl_s=-1))
-    assert records.claim(claim("a"))
+    assert records.claim_record_log(claim("a"))
+    assert records.claim_record_log(claim("a"))
+    assert not records.claim_record_log(claim("b"))
+    records.release_record_log("b")
+    assert not records.claim_record_log(claim("b"))
+    records.release_record_log("a")
+    assert records.claim_record_log(claim("b", ttl_s=-1))
+    assert records.claim_record_log(claim("a"))

@@ -8,7 +8,7 @@ import pytest
 
 from logstore.deletion.intents import Outcome
 from logstore.log.ledgers import Component
-from logstore.ports.catalog import BucketSwitch, IntentResult, SnapshotSwitch, Topic
+from logstore.ports.catalog import BufferSnapshotSwitch, IndexBucketSwitch, IntentResult, Topic
 from logstore.positions import LedgerId, TopicId
 from logstore.records.record_kinds import RecordKind
 from tests.contracts.catalog.delayed.steps import delay, merge, seal
@@ -47,7 +47,7 @@ class _Log:
             self.versions[key] = row
         self.world.database.write(record_everything)
         held, taken = drawn(self.world)
-        state = self.world.catalog.records.state()
+        state = self.world.catalog.records.read_state()
         self.world.catalog.records.settle_manifest(
             number=state.manifest, stamp="", ceilings=state.ceilings, outbox_rows=taken
         )
@@ -88,10 +88,10 @@ def test_topics_ledgers_and_appends(log: _Log) -> None:
     topic, world = _topic(log), log.world
     ids: list[LedgerId] = []
     log.follows(lambda: ids.append(newborn(world, topic.topic_id)))
-    log.follows(lambda: world.catalog.ledgers.attach(ids[0], after=None))
+    log.follows(lambda: world.catalog.ledgers.attach_ledger(ids[0], after=None))
     for number in range(2):
         write = segment(topic.topic_id, ids[0], number, producers=(("p", number * 10, number * 10 + 9),))
-        log.follows(partial(world.catalog.commits.commit, [write]))
+        log.follows(partial(world.catalog.commits.commit_writes, [write]))
     log.follows(lambda: ids.append(roll(world, topic.topic_id)))
     log.follows(lambda: append(world, topic.topic_id, ids[1]))
 
@@ -101,21 +101,25 @@ def test_cursors_and_their_ledgers(log: _Log) -> None:
     topic, world = _topic(log), log.world
     ledger = filled(world, topic.topic_id, 1)[0]
     cursors = world.catalog.cursors
-    log.follows(lambda: cursors.subscribe(topic.topic_id, CURSOR, latest=False))
+    log.follows(lambda: cursors.create_subscription(topic.topic_id, CURSOR, latest=False))
     log.follows(lambda: acknowledge(world, topic.topic_id, CURSOR, (ledger, 3)))
     log.follows(lambda: publish(world, topic.topic_id, (ledger, 3)))
     log.follows(lambda: publish(world, topic.topic_id, (ledger, 3), (ledger, 5)))
-    log.follows(lambda: cursors.seek(topic.topic_id, CURSOR, at(ledger, 2)))
+    log.follows(lambda: cursors.seek_cursor(topic.topic_id, CURSOR, at(ledger, 2)))
 
 
 def test_schemas(log: _Log) -> None:
     """A version, and the ledger that holds it."""
     topic, world = _topic(log), log.world
-    made = world.catalog.components.create(
+    made = world.catalog.components.create_component_ledger(
         topic.topic_id, Component.SCHEMA_STORAGE, {"schema": topic.name}, application="sexton"
     )
     schemas = world.catalog.schemas
-    log.follows(lambda: schemas.publish(topic.topic_id, made.ledger_id, digest="d", content_bytes=7, size_bytes=900))
+    log.follows(
+        lambda: schemas.publish_schema_version(
+            topic.topic_id, made.ledger_id, digest="d", content_bytes=7, size_bytes=900
+        )
+    )
 
 
 def test_offloads_and_removals_of_primary_copies(log: _Log) -> None:
@@ -123,9 +127,9 @@ def test_offloads_and_removals_of_primary_copies(log: _Log) -> None:
     topic, world = _topic(log), log.world
     first = filled(world, topic.topic_id, 2)[0]
     log.follows(lambda: begin_offload(world, first, "u-0"))
-    log.follows(lambda: world.catalog.offloads.abandon(first, "u-0"))
+    log.follows(lambda: world.catalog.offloads.abandon_offload(first, "u-0"))
     log.follows(lambda: begin_offload(world, first, "u-1"))
-    log.follows(lambda: world.catalog.offloads.publish(first, "u-1"))
+    log.follows(lambda: world.catalog.offloads.publish_tiered_copy(first, "u-1"))
     log.follows(lambda: remove(world, topic))
 
 
@@ -136,19 +140,19 @@ def test_deletions(log: _Log, durable: bool) -> None:
     ledgers = filled(world, topic.topic_id, 5)
 
     def detach(ids: list[LedgerId] | None, batch: str) -> None:
-        world.catalog.phase_one.detach(
+        world.catalog.phase_one.detach_ledgers(
             topic.topic_id, ids, force=ids is not None, batch_id=batch, claim=claim(), cause=CAUSE, durable=durable
         )
 
     log.follows(lambda: detach([ledgers[1]], "one"))
     log.follows(lambda: detach([ledgers[2]], "two"))
     log.follows(lambda: detach(None, "rest"))
-    rows = {one.ledger_id: one for one in world.catalog.deletions.list(None, limit=10)}
+    rows = {one.ledger_id: one for one in world.catalog.deletions.list_intents(None, limit=10)}
     ended = IntentResult(row_id=rows[ledgers[1]].row_id, outcome=Outcome.DELETED, objects=2)
-    log.follows(lambda: world.catalog.deletions.finish([ended], holder="one"))
+    log.follows(lambda: world.catalog.deletions.record_outcomes([ended], holder="one"))
     dead = IntentResult(row_id=rows[ledgers[2]].row_id, outcome=Outcome.METADATA_MISMATCH, error="e")
-    log.follows(lambda: world.catalog.deletions.finish([dead], holder="two"))
-    log.follows(lambda: world.catalog.upkeep.redrive(None, batch_id="again", claim=claim(), cause=CAUSE))
+    log.follows(lambda: world.catalog.deletions.record_outcomes([dead], holder="two"))
+    log.follows(lambda: world.catalog.upkeep.redrive_dead_letters(None, batch_id="again", claim=claim(), cause=CAUSE))
 
 
 def test_deletion_of_a_topic(log: _Log) -> None:
@@ -156,8 +160,8 @@ def test_deletion_of_a_topic(log: _Log) -> None:
     topic, world = _topic(log), log.world
     filled(world, topic.topic_id, 2)
     phase_one = world.catalog.phase_one
-    log.follows(lambda: phase_one.begin_topic(topic.topic_id, NAME, CAUSE))
-    log.follows(lambda: phase_one.detach_all(topic.topic_id, batch_id="all", claim=claim(), cause=CAUSE))
+    log.follows(lambda: phase_one.begin_topic_deletion(topic.topic_id, NAME, CAUSE))
+    log.follows(lambda: phase_one.detach_whole_topic(topic.topic_id, batch_id="all", claim=claim(), cause=CAUSE))
     log.follows(lambda: phase_one.remove_topic(topic.topic_id, CAUSE))
     assert log.versions["topic", topic.topic_id, ""]["tombstone"]
 
@@ -167,7 +171,7 @@ def test_transactions(log: _Log, commit: bool) -> None:
     """Begun, with messages and an acknowledgement, decided, told, and over."""
     topic, world = _topic(log), log.world
     first = produce(world, topic, (None, 10))
-    world.catalog.cursors.subscribe(topic.topic_id, "s", latest=False)
+    world.catalog.cursors.create_subscription(topic.topic_id, "s", latest=False)
     txn = begin(world)
     log.follows(lambda: produce(world, topic, (txn, 5), (None, 2)))
     log.follows(lambda: hold(world, topic, "s", txn, first))
@@ -184,9 +188,11 @@ def test_snapshots_of_transaction_buffers(log: _Log) -> None:
     last = produce(world, topic, (None, 3))
     before: LedgerId | None = None
     for _ in range(2):
-        made = world.catalog.components.create(topic.topic_id, Component.TXN_SNAPSHOT, {}, application="sexton")
-        switch = SnapshotSwitch(topic_id=topic.topic_id, expected=before, read_to=last)
-        put = partial(world.catalog.transaction_snapshots.publish, switch, size_bytes=50, sha256="ab")
+        made = world.catalog.components.create_component_ledger(
+            topic.topic_id, Component.TXN_SNAPSHOT, {}, application="sexton"
+        )
+        switch = BufferSnapshotSwitch(topic_id=topic.topic_id, expected=before, read_to=last)
+        put = partial(world.catalog.transaction_snapshots.publish_snapshot, switch, size_bytes=50, sha256="ab")
         log.follows(partial(put, made.ledger_id))
         before = made.ledger_id
 
@@ -198,14 +204,14 @@ def test_indexes_of_delayed_messages(log: _Log) -> None:
     log.follows(lambda: delay(world, topic_id, ledger, 3))
     log.follows(lambda: seal(world, topic_id, at(ledger, 0), at(ledger, 4)))
     log.follows(lambda: seal(world, topic_id, at(ledger, 5), at(ledger, 9)))
-    found, delayed = world.catalog.delayed.listed(topic_id), world.catalog.delayed
+    found, delayed = world.catalog.delayed.get_bucket_list(topic_id), world.catalog.delayed
     both = (found.buckets[0], found.buckets[1])
     into = bucket_newborn(world, topic_id)
-    log.follows(lambda: delayed.switch(merge(found, both, into, topic_id)))
-    log.follows(lambda: delayed.switch(_cleared(world, topic_id)))
+    log.follows(lambda: delayed.switch_buckets(merge(found, both, into, topic_id)))
+    log.follows(lambda: delayed.switch_buckets(_cleared(world, topic_id)))
 
 
-def _cleared(world: SqlWorld, topic_id: TopicId) -> BucketSwitch:
-    listed = world.catalog.delayed.listed(topic_id)
+def _cleared(world: SqlWorld, topic_id: TopicId) -> IndexBucketSwitch:
+    listed = world.catalog.delayed.get_bucket_list(topic_id)
     gone = tuple(one.bucket_id for one in listed.buckets)
-    return BucketSwitch(topic_id=topic_id, expected=listed.version, removed=gone, reason="cleared")
+    return IndexBucketSwitch(topic_id=topic_id, expected=listed.version, removed=gone, reason="cleared")

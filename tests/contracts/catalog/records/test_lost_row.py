@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from infra.catalog import SqlCatalog
-from infra.catalog.identity.catalog_identity import SqlIdentities
+from infra.catalog.identity.catalog_identity import SqlCatalogIdentity
 from logstore.errors import CorruptData
 from logstore.positions import LedgerId, TopicId
 from tests.contracts.catalog.records.steps import high
@@ -16,10 +16,10 @@ from tests.contracts.catalog.worlds import SqlWorld
 pytestmark = pytest.mark.postgres
 
 _CALLS: dict[str, Callable[[SqlWorld], object]] = {
-    "known": lambda world: world.catalog.records.known_manifest(),
-    "state": lambda world: world.catalog.records.state(),
-    "claim": lambda world: world.catalog.records.claim(claim()),
-    "begin": lambda world: world.catalog.records.begin_manifest("stamp"),
+    "known": lambda world: world.catalog.records.read_known_manifest(),
+    "state": lambda world: world.catalog.records.read_state(),
+    "claim": lambda world: world.catalog.records.claim_record_log(claim()),
+    "begin": lambda world: world.catalog.records.add_pending_stamp("stamp"),
     "settle": lambda world: world.catalog.records.settle_manifest(number=1, stamp="stamp", ceilings=high()),
     "create a topic": new_topic,
 }
@@ -31,14 +31,14 @@ def _read_changes(catalog: SqlCatalog) -> None:
 
 
 _READS_OF_CATALOG: dict[str, Callable[[SqlCatalog, TopicId, LedgerId], object]] = {
-    "known": lambda catalog, *_: catalog.records.known_manifest(),
-    "state": lambda catalog, *_: catalog.records.state(),
+    "known": lambda catalog, *_: catalog.records.read_known_manifest(),
+    "state": lambda catalog, *_: catalog.records.read_state(),
     "changes": lambda catalog, *_: _read_changes(catalog),
-    "catalog id": lambda catalog, *_: SqlIdentities(catalog.database).catalog_id(),
-    "create a ledger": lambda catalog, topic_id, _: catalog.ledgers.create(topic_id, application="sexton"),
-    "append": lambda catalog, topic_id, ledger_id: catalog.commits.commit([segment(topic_id, ledger_id, 0)]),
-    "explain a ledger": lambda catalog, _, ledger_id: catalog.inspection.ledger(ledger_id, decisions=1),
-    "plan": lambda catalog, *_: catalog.reconciliation.catalog_state(),
+    "catalog id": lambda catalog, *_: SqlCatalogIdentity(catalog.database).catalog_id(),
+    "create a ledger": lambda catalog, topic_id, _: catalog.ledgers.create_ledger(topic_id, application="sexton"),
+    "append": lambda catalog, topic_id, ledger_id: catalog.commits.commit_writes([segment(topic_id, ledger_id, 0)]),
+    "explain a ledger": lambda catalog, _, ledger_id: catalog.inspection.get_ledger_history(ledger_id, max_decisions=1),
+    "plan": lambda catalog, *_: catalog.reconciliation.read_catalog_state(),
     "count_bundles": lambda catalog, *_: catalog.fences.count_bundles(),
 }
 

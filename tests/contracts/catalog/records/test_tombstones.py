@@ -6,7 +6,7 @@ import pytest
 
 from infra.catalog.records.tombstone_rows import SqlTombstones
 from logstore.log.ledgers import CopyState
-from logstore.ports.catalog import RecordId, Tombstones, TopicState
+from logstore.ports.catalog import TombstonedRecordId, Tombstones, TopicState
 from logstore.positions import TopicId
 from logstore.records.record_kinds import COLUMNS_BY_KIND, RecordKind
 from tests.contracts.catalog.records.steps import flush, of
@@ -21,7 +21,7 @@ _LATER = 2**60
 
 def _detach(world: SqlWorld, topic_id: TopicId, ledger_ids: list[Any] | None, durable: bool | None = None) -> None:
     world.batches += 1
-    world.catalog.phase_one.detach(
+    world.catalog.phase_one.detach_ledgers(
         topic_id,
         ledger_ids,
         force=ledger_ids is not None,
@@ -34,8 +34,8 @@ def _detach(world: SqlWorld, topic_id: TopicId, ledger_ids: list[Any] | None, du
 
 def _delete_topic(world: SqlWorld, topic_id: TopicId, durable: bool | None = None) -> None:
     phase_one = world.catalog.phase_one
-    phase_one.begin_topic(topic_id, world.catalog.topics.get_by_id(topic_id).name, CAUSE)
-    phase_one.detach_all(topic_id, batch_id=f"all-{topic_id}", claim=claim(), cause=CAUSE, durable=durable)
+    phase_one.begin_topic_deletion(topic_id, world.catalog.topics.get_topic_by_id(topic_id).name, CAUSE)
+    phase_one.detach_whole_topic(topic_id, batch_id=f"all-{topic_id}", claim=claim(), cause=CAUSE, durable=durable)
     assert phase_one.remove_topic(topic_id, CAUSE, durable=durable)
 
 
@@ -64,7 +64,7 @@ def test_explicit_delete_is_durable_unless_the_command_or_else_the_topic_says_ot
     sql_world: SqlWorld, topic: bool | None, asked: bool | None, left: bool
 ) -> None:
     """The command wins, then the topic; the default is durable."""
-    topic_id = sql_world.catalog.topics.create(
+    topic_id = sql_world.catalog.topics.create_topic(
         "persistent://a/b/c", new_topic(sql_world).policy, durable_delete=topic
     ).topic_id
     first, _ = filled(sql_world, topic_id, 2)
@@ -79,20 +79,20 @@ def test_finished_deletions_of_ledgers_tell_the_names_of_their_objects(sql_world
     first, second, third = filled(sql_world, topic_id, 3)[:3]
     _detach(sql_world, topic_id, [first, second])
     records = sql_world.catalog.records
-    assert records.finished_deletions([first, second, third]) == []
+    assert records.list_finished_deletions([first, second, third]) == []
     sql_world.sql("UPDATE pending_deletion SET state = 'DELETED'")
-    assert {one.ledger_id for one in records.finished_deletions([first, second, third])} == {first, second}
-    (one,) = records.finished_deletions([second])
+    assert {one.ledger_id for one in records.list_finished_deletions([first, second, third])} == {first, second}
+    (one,) = records.list_finished_deletions([second])
     assert (one.ledger_id, one.owner.topic_id, one.last_segment) == (second, topic_id, 0)
     sql_world.sql("UPDATE pending_deletion SET copy = 'OFFLOADED_LEDGER' WHERE ledger_id = :id", id=first)
-    assert records.finished_deletions([first]) == []
+    assert records.list_finished_deletions([first]) == []
 
 
 @pytest.mark.parametrize("topic", [None, True])
 def test_retention_deletes_plainly_unless_the_topic_says_otherwise(sql_world: SqlWorld, topic: bool | None) -> None:
     """What a limit takes may return when the catalog is rebuilt, and is taken again."""
     policy = new_topic(sql_world).policy
-    topic_id = sql_world.catalog.topics.create("persistent://a/b/c", policy, durable_delete=topic).topic_id
+    topic_id = sql_world.catalog.topics.create_topic("persistent://a/b/c", policy, durable_delete=topic).topic_id
     first, _ = filled(sql_world, topic_id, 2)
     _detach(sql_world, topic_id, None)
     assert _stones(sql_world) == ({("ledger", first)} if topic else set())
@@ -132,12 +132,12 @@ def test_deletion_is_unflushed_until_it_is_settled(sql_world: SqlWorld) -> None:
     _detach(sql_world, topic_id, [first])
     _detach(sql_world, topic_id, [second], False)
     records = sql_world.catalog.records
-    assert records.unflushed_ledgers([first, second]) == {first, second}
+    assert records.find_unflushed_ledgers([first, second]) == {first, second}
     flush(sql_world)
-    assert records.unflushed_ledgers([first, second]) == frozenset()
+    assert records.find_unflushed_ledgers([first, second]) == frozenset()
     sql_world.sql("UPDATE pending_deletion SET state = 'DELETED' WHERE ledger_id = :id", id=first)
     sql_world.sql("UPDATE pending_deletion SET state = 'DEAD_LETTERED' WHERE ledger_id = :id", id=second)
-    assert records.unflushed_ledgers([first, second]) == {second}, "what has ended for good waits for nothing"
+    assert records.find_unflushed_ledgers([first, second]) == {second}, "what has ended for good waits for nothing"
 
 
 def test_ledger_that_has_got_another_copy_is_unflushed_until_that_is_settled(sql_world: SqlWorld) -> None:
@@ -145,11 +145,11 @@ def test_ledger_that_has_got_another_copy_is_unflushed_until_that_is_settled(sql
     (ledger_id, _) = filled(sql_world, new_topic(sql_world).topic_id, 2)
     records = sql_world.catalog.records
     flush(sql_world)
-    assert records.unflushed_ledgers([ledger_id]) == frozenset()
+    assert records.find_unflushed_ledgers([ledger_id]) == frozenset()
     sql_world.add_copy(ledger_id, CopyState.LIVE, bucket="cold")
-    assert records.unflushed_ledgers([ledger_id]) == {ledger_id}
+    assert records.find_unflushed_ledgers([ledger_id]) == {ledger_id}
     flush(sql_world)
-    assert records.unflushed_ledgers([ledger_id]) == frozenset()
+    assert records.find_unflushed_ledgers([ledger_id]) == frozenset()
 
 
 def test_tombstones_are_told_by_topic_and_counted(sql_world: SqlWorld) -> None:
@@ -158,18 +158,21 @@ def test_tombstones_are_told_by_topic_and_counted(sql_world: SqlWorld) -> None:
     first, second, _ = filled(sql_world, topic_id, 3)
     _detach(sql_world, topic_id, [second, first])
     stones = sql_world.catalog.tombstones
-    assert [(one.id, one.component, one.generation) for one in stones.topic_tombstones(topic_id)] == [
+    assert [(one.id, one.component, one.generation) for one in stones.list_topic_tombstones(topic_id)] == [
         (first, "MANAGED_LEDGER", 1),
         (second, "MANAGED_LEDGER", 1),
     ]
-    assert stones.topic_tombstones(topic_id, component="SCHEMA_STORAGE") == []
-    assert [one.id for one in stones.topic_tombstones(topic_id, limit=1)] == [first]
-    assert [one.id for one in stones.topic_tombstones(topic_id, after=first, limit=1)] == [second]
-    assert stones.topic_tombstones(topic_id, after=second, limit=1) == []
-    counts = stones.count()
+    assert stones.list_topic_tombstones(topic_id, component="SCHEMA_STORAGE") == []
+    assert [one.id for one in stones.list_topic_tombstones(topic_id, limit=1)] == [first]
+    assert [one.id for one in stones.list_topic_tombstones(topic_id, after=first, limit=1)] == [second]
+    assert stones.list_topic_tombstones(topic_id, after=second, limit=1) == []
+    counts = stones.count_tombstones()
     assert (counts.by_kind, counts.candidates) == ({"ledger": 2}, 0)
-    assert counts.oldest_us == stones.topic_tombstones(topic_id)[0].at_us
-    assert sql_world.catalog.inspection.ledger(first, decisions=5).tombstone == stones.topic_tombstones(topic_id)[0]
+    assert counts.oldest_us == stones.list_topic_tombstones(topic_id)[0].at_us
+    assert (
+        sql_world.catalog.inspection.get_ledger_history(first, max_decisions=5).tombstone
+        == stones.list_topic_tombstones(topic_id)[0]
+    )
 
 
 def test_mark_takes_old_flushed_tombstones_whose_deletion_has_ended(sql_world: SqlWorld) -> None:
@@ -186,9 +189,11 @@ def test_mark_takes_old_flushed_tombstones_whose_deletion_has_ended(sql_world: S
     flush(sql_world)
     assert _mark(stones, "raid", before_us=0) == 0, "too young"
     assert _mark(stones, "raid", before_us=_LATER) == 1
-    assert stones.candidates("raid", after=None, limit=10) == [RecordId(kind=RecordKind.LEDGER, id=second)]
+    assert stones.list_candidates("raid", after=None, limit=10) == [
+        TombstonedRecordId(kind=RecordKind.LEDGER, id=second)
+    ]
     assert _mark(stones, "next", before_us=_LATER) == 1
-    assert stones.candidates("raid", after=None, limit=10) == [], "a raid has the only candidates"
+    assert stones.list_candidates("raid", after=None, limit=10) == [], "a raid has the only candidates"
 
 
 def test_raid_removes_candidates_that_it_does_not_keep(sql_world: SqlWorld) -> None:
@@ -200,13 +205,13 @@ def test_raid_removes_candidates_that_it_does_not_keep(sql_world: SqlWorld) -> N
     flush(sql_world)
     stones = sql_world.catalog.tombstones
     assert _mark(stones, "raid", before_us=_LATER) == 4
-    page = stones.candidates("raid", after=RecordId(kind=RecordKind.LEDGER, id=ledgers[0]), limit=2)
+    page = stones.list_candidates("raid", after=TombstonedRecordId(kind=RecordKind.LEDGER, id=ledgers[0]), limit=2)
     assert [one.id for one in page] == [ledgers[1], ledgers[2]]
-    stones.unmark("raid", [page[0]])
+    stones.unmark_candidates("raid", [page[0]])
     sql_world.sql("UPDATE tombstone SET at_us = at_us + 1 WHERE id = :id", id=ledgers[2])  # as a later version of it
     assert stones.remove_candidates("raid", before_us=_LATER, limit=2) == 1
     assert stones.remove_candidates("raid", before_us=_LATER, limit=2) == 1
-    assert stones.candidates("raid", after=None, limit=10) == []
+    assert stones.list_candidates("raid", after=None, limit=10) == []
     assert _stones(sql_world) == {("ledger", ledgers[1]), ("ledger", ledgers[2])}
 
 
@@ -233,7 +238,7 @@ def test_what_changes_behind_a_raids_look_is_neither_marked_nor_removed(
     assert stones.mark_candidates("raid", before_us=_LATER, after=None, limit=9)[0] == 2
     then("UPDATE pending_deletion SET state = 'DEAD_LETTERED' WHERE ledger_id = :id", id=second)
     assert stones.remove_candidates("raid", before_us=_LATER, limit=9) == 1
-    assert stones.candidates("raid", after=None, limit=9) == [], "what it may not remove is let go"
+    assert stones.list_candidates("raid", after=None, limit=9) == [], "what it may not remove is let go"
     assert _stones(sql_world) == {("ledger", first), ("ledger", second)}
 
 
@@ -249,7 +254,7 @@ def test_mark_of_an_earlier_raid_is_taken_from_what_may_stay_no_candidate(sql_wo
     sql_world.sql("UPDATE pending_deletion SET state = 'PENDING' WHERE ledger_id = :id", id=first)
     flush(sql_world)
     assert _mark(stones, "next", before_us=_LATER) == 1
-    assert stones.candidates("raid", after=None, limit=9) == []
+    assert stones.list_candidates("raid", after=None, limit=9) == []
 
 
 def test_topic_with_an_unfinished_deletion_keeps_its_tombstone(sql_world: SqlWorld) -> None:
@@ -270,7 +275,7 @@ def test_tombstones_are_written_with_the_removal_or_not_at_all(sql_world: SqlWor
     first, _ = filled(sql_world, topic_id, 2)
 
     def step() -> None:
-        sql_world.catalog.phase_one.detach(
+        sql_world.catalog.phase_one.detach_ledgers(
             topic_id, [first], force=True, batch_id="b", claim=claim(), cause=CAUSE, durable=True
         )
 
@@ -278,4 +283,4 @@ def test_tombstones_are_written_with_the_removal_or_not_at_all(sql_world: SqlWor
         there = {row.ledger_id for row in sql_world.sql("SELECT ledger_id FROM ledger")}
         assert (first in there) != (("ledger", first) in _stones(sql_world))
     assert _stones(sql_world) == {("ledger", first)}
-    assert sql_world.catalog.topics.get_by_id(topic_id).state is TopicState.ACTIVE
+    assert sql_world.catalog.topics.get_topic_by_id(topic_id).state is TopicState.ACTIVE

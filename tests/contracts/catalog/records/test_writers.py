@@ -21,7 +21,7 @@ def test_flushes_beside_writers_end_with_the_last_state_of_every_record(sql_worl
     """Of each cursor the version with the highest number says what its row says: a later commit has a later one."""
     world, topic_id = sql_world, new_topic(sql_world).topic_id
     (shared,) = filled(world, topic_id, 1, entries=_WRITERS * _WRITES)
-    world.catalog.cursors.subscribe(topic_id, "shared", latest=False)
+    world.catalog.cursors.create_subscription(topic_id, "shared", latest=False)
     own = [new_topic(world, f"persistent://a/b/own-{number}").topic_id for number in range(_WRITERS)]
     ledgers = [filled(world, one, 1)[0] for one in own]
     log: dict[Key, Version] = {}

@@ -5,18 +5,18 @@ from collections.abc import Sequence
 from logstore.errors import SextonError
 from logstore.log.ledgers import LedgerState
 from logstore.ports.catalog import (
-    Acknowledge,
-    BeginTransaction,
+    AcknowledgeWrite,
     BeginTransactionResult,
-    EndTransaction,
+    BeginTransactionWrite,
     EndTransactionResult,
-    RegisterSegment,
+    EndTransactionWrite,
+    GroupCommitResult,
+    GroupCommitWrite,
     RegisterSegmentResult,
-    Settlement,
+    RegisterSegmentWrite,
+    SettlementReason,
     Topic,
-    TransactionEntries,
-    Write,
-    WriteResult,
+    TransactionEntryRange,
 )
 from logstore.positions import LedgerId, Position, TopicId
 from logstore.transactions.transaction_ids_and_states import Participant, TransactionId, TransactionState
@@ -24,21 +24,21 @@ from tests.contracts.catalog.steps import at, roll, segment
 from tests.contracts.catalog.worlds import SqlWorld
 
 
-def one(world: SqlWorld, write: Write) -> WriteResult:
+def one(world: SqlWorld, write: GroupCommitWrite) -> GroupCommitResult:
     """A commit of one write."""
-    return world.catalog.commits.commit([write])[0]
+    return world.catalog.commits.commit_writes([write])[0]
 
 
 def begin(world: SqlWorld, *, tc_id: int = 0, timeout_s: float = 60.0) -> TransactionId:
     """An open transaction."""
-    found = one(world, BeginTransaction(tc_id=tc_id, timeout_s=timeout_s))
+    found = one(world, BeginTransactionWrite(tc_id=tc_id, timeout_s=timeout_s))
     assert isinstance(found, BeginTransactionResult)
     return found.txn
 
 
 def end(world: SqlWorld, txn: TransactionId, *, commit: bool) -> TransactionState:
     """Decide it."""
-    found = one(world, EndTransaction(txn=txn, commit=commit))
+    found = one(world, EndTransactionWrite(txn=txn, commit=commit))
     if isinstance(found, SextonError):
         raise found
     assert isinstance(found, EndTransactionResult)
@@ -47,19 +47,19 @@ def end(world: SqlWorld, txn: TransactionId, *, commit: bool) -> TransactionStat
 
 def registration(
     world: SqlWorld, topic: Topic, parts: Sequence[tuple[TransactionId | None, int]], *, markers: Sequence[int] = ()
-) -> RegisterSegment:
+) -> RegisterSegmentWrite:
     """Parts of a segment in order: the transaction of each, if any, and how many entries it has."""
     last = world.catalog.ledgers.last_ledger(topic.topic_id)
     ledger_id = last.ledger_id if last and last.state is LedgerState.OPEN else roll(world, topic.topic_id)
     last = world.catalog.ledgers.last_ledger(topic.topic_id)
     assert last
-    ranges, offset = list[TransactionEntries](), 0
+    ranges, offset = list[TransactionEntryRange](), 0
     for txn, entries in parts:
         if txn:
-            ranges.append(TransactionEntries(txn, offset, entries))
+            ranges.append(TransactionEntryRange(txn, offset, entries))
         offset += entries
     plain = segment(topic.topic_id, ledger_id, last.last_segment + 1, entries=offset)
-    return RegisterSegment(
+    return RegisterSegmentWrite(
         topic_id=plain.topic_id,
         ledger_id=plain.ledger_id,
         epoch=plain.epoch,
@@ -89,9 +89,9 @@ def hold(
     *positions: Position,
     up_to: Position | None = None,
     releases: int | None = None,
-) -> WriteResult:
+) -> GroupCommitResult:
     """Acknowledge in a transaction."""
-    write = Acknowledge(
+    write = AcknowledgeWrite(
         topic_id=topic.topic_id, subscription=name, positions=positions, up_to=up_to, releases=releases, txn=txn
     )
     return one(world, write)
@@ -99,7 +99,7 @@ def hold(
 
 def visible(world: SqlWorld, topic_id: TopicId) -> list[Position]:
     """What readers see, computed from the frontier."""
-    frontier = world.catalog.transactions.frontier(topic_id)
+    frontier = world.catalog.transactions.read_frontier(topic_id)
     if frontier.last is None:
         return []
     everything = [
@@ -115,5 +115,5 @@ def visible(world: SqlWorld, topic_id: TopicId) -> list[Position]:
 def settle(world: SqlWorld, txn: TransactionId, topic: Topic, *subscriptions: str) -> list[TransactionId]:
     """Tell the topic's participants of one transaction; which are final."""
     names = subscriptions or ("",)
-    done = [(txn, Participant(topic.topic_id, name), Settlement.MARKED) for name in names]
-    return [one.txn for one in world.catalog.transactions.settle(done)]
+    done = [(txn, Participant(topic.topic_id, name), SettlementReason.MARKED) for name in names]
+    return [one.txn for one in world.catalog.transactions.settle_participants(done)]

@@ -14,11 +14,11 @@ from logstore.errors import (
     UnknownObject,
 )
 from logstore.ports.catalog import (
-    BeginTransaction,
-    EndTransaction,
+    BeginTransactionWrite,
     EndTransactionResult,
+    EndTransactionWrite,
     FinishedTransaction,
-    Settlement,
+    SettlementReason,
 )
 from logstore.transactions.transaction_ids_and_states import Participant, TransactionId, TransactionState
 from tests.contracts.catalog.steps import at, new_topic, race, roll
@@ -31,11 +31,11 @@ pytestmark = pytest.mark.postgres
 
 def test_begin_gives_ids_that_increase_and_are_never_given_again(sql_world: SqlWorld) -> None:
     """Of each coordinator its own, however many begin at once."""
-    asked = [BeginTransaction(tc_id=tc, timeout_s=60) for tc in (0, 1, 0)]
-    found = [answer.txn for answer in sql_world.catalog.commits.commit(asked)]  # type: ignore[union-attr]
+    asked = [BeginTransactionWrite(tc_id=tc, timeout_s=60) for tc in (0, 1, 0)]
+    found = [answer.txn for answer in sql_world.catalog.commits.commit_writes(asked)]  # type: ignore[union-attr]
     assert found == [TransactionId(0, 0), TransactionId(1, 0), TransactionId(0, 1)]
     end(sql_world, found[2], commit=False)
-    sql_world.catalog.transactions.forget(older_than_s=-1, limit=10)
+    sql_world.catalog.transactions.remove_finished_transactions(older_than_s=-1, limit=10)
     assert begin(sql_world) == TransactionId(0, 2)
 
 
@@ -60,15 +60,15 @@ def test_frontier_before_the_first_entry_of_a_ledger_is_the_end_of_the_one_befor
     last = produce(sql_world, topic, (None, 3))
     roll(sql_world, topic.topic_id)
     produce(sql_world, topic, (begin(sql_world), 1))
-    assert sql_world.catalog.transactions.frontier(topic.topic_id).last == at(last.ledger_id, 2)
+    assert sql_world.catalog.transactions.read_frontier(topic.topic_id).last == at(last.ledger_id, 2)
 
 
 def test_frontier_of_a_topic_that_begins_with_an_open_transaction_shows_nothing(sql_world: SqlWorld) -> None:
     """Nothing is a position of its own."""
     topic = new_topic(sql_world)
-    assert sql_world.catalog.transactions.frontier(topic.topic_id).last is None
+    assert sql_world.catalog.transactions.read_frontier(topic.topic_id).last is None
     produce(sql_world, topic, (begin(sql_world), 1))
-    assert sql_world.catalog.transactions.frontier(topic.topic_id).last is None
+    assert sql_world.catalog.transactions.read_frontier(topic.topic_id).last is None
 
 
 def test_settled_messages_need_the_row_no_more(sql_world: SqlWorld) -> None:
@@ -82,7 +82,7 @@ def test_settled_messages_need_the_row_no_more(sql_world: SqlWorld) -> None:
     for txn in (gone, kept):
         for _ in range(2):  # an answer may be lost
             assert settle(sql_world, txn, topic) == [txn]
-    assert sql_world.catalog.transactions.forget(older_than_s=-1, limit=10) == 2
+    assert sql_world.catalog.transactions.remove_finished_transactions(older_than_s=-1, limit=10) == 2
     assert visible(sql_world, topic.topic_id) == before
     assert [position.entry_id for position in before] == [0, 1, 5]
     assert not sql_world.sql("SELECT * FROM buffer_range")
@@ -131,8 +131,8 @@ def test_end_of_a_transaction_without_participants_is_final_at_once(sql_world: S
 def test_end_two_verbs_in_one_commit_have_one_winner(sql_world: SqlWorld) -> None:
     """In the order in which they queued."""
     txn = begin(sql_world)
-    first, second = sql_world.catalog.commits.commit(
-        [EndTransaction(txn=txn, commit=False), EndTransaction(txn=txn, commit=True)]
+    first, second = sql_world.catalog.commits.commit_writes(
+        [EndTransactionWrite(txn=txn, commit=False), EndTransactionWrite(txn=txn, commit=True)]
     )
     assert first == EndTransactionResult(state=TransactionState.ABORTED)
     assert isinstance(second, TransactionEnded)
@@ -146,7 +146,7 @@ def test_commit_past_its_deadline_is_refused_although_nothing_aborted_it_yet(sql
     sql_world.sql('UPDATE "transaction" SET deadline_us = 1')
     with pytest.raises(TransactionEnded, match="found OPEN and past its deadline"):
         end(sql_world, txn, commit=True)
-    assert sql_world.catalog.transactions.get(txn).state is TransactionState.OPEN
+    assert sql_world.catalog.transactions.get_transaction(txn).state is TransactionState.OPEN
     assert end(sql_world, late, commit=False) is TransactionState.ABORTED
     del topic
 
@@ -160,12 +160,12 @@ def test_expire_and_commit_have_exactly_one_winner(sql_world: SqlWorld) -> None:
     def work(number: int) -> str:
         if number % 2:
             sql_world.sql('UPDATE "transaction" SET deadline_us = 1')
-            return f"expired {sql_world.catalog.transactions.expire(0, limit=10)}"
+            return f"expired {sql_world.catalog.transactions.abort_expired_transactions(0, limit=10)}"
         return end(sql_world, txn, commit=True).value
 
     answers = race(work, runners=16)
     answers.append(work(1))  # each of the others may have found the row locked by a commit that was then refused
-    state = sql_world.catalog.transactions.get(txn)
+    state = sql_world.catalog.transactions.get_transaction(txn)
     if state.timed_out:
         assert state.state is TransactionState.ABORTING
         assert TransactionState.COMMITTING.value not in answers
@@ -180,13 +180,13 @@ def test_expire_leaves_what_is_not_due_and_is_bounded(sql_world: SqlWorld) -> No
     due = [begin(sql_world) for _ in range(3)]
     kept = begin(sql_world, timeout_s=3600)
     sql_world.sql('UPDATE "transaction" SET deadline_us = 1 WHERE sequence < 3')
-    assert sql_world.catalog.transactions.busy_coordinators() == [0]
-    assert sql_world.catalog.transactions.expire(0, limit=2) == 2
-    assert sql_world.catalog.transactions.expire(0, limit=2) == 1
-    assert sql_world.catalog.transactions.busy_coordinators() == []
-    states = sql_world.catalog.transactions.states([*due, kept])
+    assert sql_world.catalog.transactions.list_busy_coordinators() == [0]
+    assert sql_world.catalog.transactions.abort_expired_transactions(0, limit=2) == 2
+    assert sql_world.catalog.transactions.abort_expired_transactions(0, limit=2) == 1
+    assert sql_world.catalog.transactions.list_busy_coordinators() == []
+    states = sql_world.catalog.transactions.get_transaction_states([*due, kept])
     assert set(states.values()) == {TransactionState.ABORTED, TransactionState.OPEN}
-    assert sql_world.catalog.transactions.pending_work(0).next_deadline_us is not None
+    assert sql_world.catalog.transactions.read_coordinator_work(0).next_deadline_us is not None
 
 
 def test_claim_takes_each_decided_transaction_once(sql_world: SqlWorld) -> None:
@@ -196,13 +196,13 @@ def test_claim_takes_each_decided_transaction_once(sql_world: SqlWorld) -> None:
     produce(sql_world, topic, *[(txn, 1) for txn in txns])
     for txn in txns[:3]:
         end(sql_world, txn, commit=True)
-    took = race(lambda n: sql_world.catalog.transactions.claim(claim(f"w{n}"), limit=2), runners=4)
+    took = race(lambda n: sql_world.catalog.transactions.claim_decided_transactions(claim(f"w{n}"), limit=2), runners=4)
     claimed = [found.txn for answer in took if not isinstance(answer, Exception) for found in answer]
-    left = sql_world.catalog.transactions.claim(claim("last"), limit=9)
+    left = sql_world.catalog.transactions.claim_decided_transactions(claim("last"), limit=9)
     assert sorted([*claimed, *(found.txn for found in left)]) == txns[:3]
     sql_world.sql('UPDATE "transaction" SET claim_until_us = 1')
-    assert sql_world.catalog.transactions.pending_work(0).has_unclaimed
-    again = sql_world.catalog.transactions.claim(claim("next"), limit=9)
+    assert sql_world.catalog.transactions.read_coordinator_work(0).has_unclaimed
+    again = sql_world.catalog.transactions.claim_decided_transactions(claim("next"), limit=9)
     assert [found.txn for found in again] == txns[:3]
     assert [str(found.participants[0].participant) for found in again] == [str(topic.topic_id)] * 3
 
@@ -213,13 +213,15 @@ def test_claim_one_is_refused_while_another_works_on_it_or_it_is_open(sql_world:
     txn = begin(sql_world)
     produce(sql_world, topic, (txn, 1))
     with pytest.raises(TransactionNotDecided):
-        sql_world.catalog.transactions.claim_one(txn, claim("a"))
+        sql_world.catalog.transactions.claim_transaction(txn, claim("a"))
     end(sql_world, txn, commit=True)
-    sql_world.catalog.transactions.claim_one(txn, claim("a"))
+    sql_world.catalog.transactions.claim_transaction(txn, claim("a"))
     with pytest.raises(ClaimHeld, match=r"found a$"):
-        sql_world.catalog.transactions.claim_one(txn, claim("b"))
-    sql_world.catalog.transactions.hand_over({txn: {Participant(topic.topic_id): "no answer"}}, to={txn: claim("b")})
-    found = sql_world.catalog.transactions.claim_one(txn, claim("b"))
+        sql_world.catalog.transactions.claim_transaction(txn, claim("b"))
+    sql_world.catalog.transactions.hand_over_to_own_workflows(
+        {txn: {Participant(topic.topic_id): "no answer"}}, claim_by_transaction={txn: claim("b")}
+    )
+    found = sql_world.catalog.transactions.claim_transaction(txn, claim("b"))
     assert (found.attempts, found.last_error) == (1, f"{topic.topic_id}: no answer")
     assert found.owed[0].last_error == "no answer"
 
@@ -232,11 +234,13 @@ def test_handed_over_are_those_whose_own_workflow_has_not_begun(sql_world: SqlWo
     for txn in txns:
         end(sql_world, txn, commit=True)
     transactions = sql_world.catalog.transactions
-    transactions.claim(claim("drain"), limit=9)
+    transactions.claim_decided_transactions(claim("drain"), limit=9)
     given = {txn: replace(claim(f"alone-{txn}"), run_id="") for txn in txns[:3]}
-    transactions.hand_over({txn: {Participant(topic.topic_id): "away"} for txn in given}, to=given)
+    transactions.hand_over_to_own_workflows(
+        {txn: {Participant(topic.topic_id): "away"} for txn in given}, claim_by_transaction=given
+    )
     assert transactions.list_handed_over(limit=2) == txns[:2]
-    transactions.claim_one(txns[0], claim(f"alone-{txns[0]}"))
+    transactions.claim_transaction(txns[0], claim(f"alone-{txns[0]}"))
     settle(sql_world, txns[1], topic)
     assert transactions.list_handed_over(limit=9) == [txns[2]]
 
@@ -250,7 +254,7 @@ def test_failures_are_written_to_each_participant_and_owed_is_what_is_left(sql_w
     end(sql_world, txn, commit=True)
     sql_world.catalog.transactions.record_failures(txn, {Participant(second.topic_id): "away"})
     assert settle(sql_world, txn, first) == []
-    found = sql_world.catalog.transactions.get(txn)
+    found = sql_world.catalog.transactions.get_transaction(txn)
     assert [(one.topic, one.last_error) for one in found.owed] == [(second.name, "away")]
 
 
@@ -260,14 +264,14 @@ def test_row_keeps_the_trace_of_its_decision(sql_world: SqlWorld) -> None:
     with _traced(1):
         txn = begin(sql_world)
         produce(sql_world, topic, (txn, 1))
-    traces.append(sql_world.catalog.transactions.get(txn).trace_id)
+    traces.append(sql_world.catalog.transactions.get_transaction(txn).trace_id)
     with _traced(2):
         end(sql_world, txn, commit=True)
-    traces.append(sql_world.catalog.transactions.get(txn).trace_id)
+    traces.append(sql_world.catalog.transactions.get_transaction(txn).trace_id)
     with _traced(3):
-        sql_world.catalog.transactions.claim_one(txn, claim("w"))
+        sql_world.catalog.transactions.claim_transaction(txn, claim("w"))
         settle(sql_world, txn, topic)
-    found = sql_world.catalog.transactions.get(txn)
+    found = sql_world.catalog.transactions.get_transaction(txn)
     assert (found.state, [*traces, found.trace_id]) == (
         TransactionState.COMMITTED,
         [f"{1:032x}", f"{2:032x}", f"{2:032x}"],
@@ -287,14 +291,14 @@ def test_settle_says_how_long_a_transaction_took_and_says_it_once(sql_world: Sql
     produce(sql_world, second, (txn, 1))
     end(sql_world, txn, commit=True)
     sql_world.sql('UPDATE "transaction" SET decided_us = decided_us - 90000000')
-    told = [(txn, Participant(topic.topic_id), Settlement.MARKED) for topic in (first, second)]
-    assert sql_world.catalog.transactions.settle(told[:1]) == []
+    told = [(txn, Participant(topic.topic_id), SettlementReason.MARKED) for topic in (first, second)]
+    assert sql_world.catalog.transactions.settle_participants(told[:1]) == []
     left = sql_world.sql("SELECT topic_id FROM buffer_range")
     assert [row[0] for row in left] == [second.topic_id]
-    (over,) = sql_world.catalog.transactions.settle(told)
+    (over,) = sql_world.catalog.transactions.settle_participants(told)
     assert over.txn == txn
     assert 90 <= (over.duration_us or 0) // 1_000_000 < 900
-    assert sql_world.catalog.transactions.settle(told) == [FinishedTransaction(txn=txn)]
+    assert sql_world.catalog.transactions.settle_participants(told) == [FinishedTransaction(txn=txn)]
 
 
 def test_resolve_counts_a_participant_as_done_and_is_audited_once(sql_world: SqlWorld) -> None:
@@ -303,12 +307,12 @@ def test_resolve_counts_a_participant_as_done_and_is_audited_once(sql_world: Sql
     txn = begin(sql_world)
     produce(sql_world, topic, (txn, 2))
     with pytest.raises(TransactionNotDecided):
-        sql_world.catalog.transactions.resolve(txn, Participant(topic.topic_id), CAUSE)
+        sql_world.catalog.transactions.resolve_participant(txn, Participant(topic.topic_id), CAUSE)
     end(sql_world, txn, commit=False)
     with pytest.raises(UnknownObject, match=f"^participant: expected one of {topic.topic_id}, found '99'$"):
-        sql_world.catalog.transactions.resolve(txn, Participant.parse("99"), CAUSE)
+        sql_world.catalog.transactions.resolve_participant(txn, Participant.parse("99"), CAUSE)
     for _ in range(2):
-        found = sql_world.catalog.transactions.resolve(txn, Participant(topic.topic_id), CAUSE)
+        found = sql_world.catalog.transactions.resolve_participant(txn, Participant(topic.topic_id), CAUSE)
         assert found.state is TransactionState.ABORTED
     assert len(sql_world.audited("resolve-participant")) == 1
     assert visible(sql_world, topic.topic_id) == []

@@ -3,7 +3,14 @@
 import pytest
 
 from logstore.errors import AcknowledgementHeld, InvalidInput, TransactionNotOpen, UnknownObject
-from logstore.ports.catalog import Acknowledge, AcknowledgeResult, EndTransaction, EndTransactionResult, Topic, Write
+from logstore.ports.catalog import (
+    AcknowledgeResult,
+    AcknowledgeWrite,
+    EndTransactionResult,
+    EndTransactionWrite,
+    GroupCommitWrite,
+    Topic,
+)
 from logstore.positions import Position
 from logstore.transactions.transaction_ids_and_states import TransactionId, TransactionState
 from tests.contracts.catalog.blocking import behind
@@ -20,7 +27,7 @@ def topic(sql_world: SqlWorld) -> Topic:
     """Ten entries and a subscription that stands before them."""
     found = new_topic(sql_world)
     produce(sql_world, found, (None, 10))
-    sql_world.catalog.cursors.subscribe(found.topic_id, _SUB, latest=False)
+    sql_world.catalog.cursors.create_subscription(found.topic_id, _SUB, latest=False)
     return found
 
 
@@ -29,7 +36,7 @@ def _entry(world: SqlWorld, topic: Topic, number: int) -> Position:
 
 
 def _covered(world: SqlWorld, topic: Topic) -> list[int]:
-    state = world.catalog.cursors.get(topic.topic_id, _SUB).state
+    state = world.catalog.cursors.get_cursor(topic.topic_id, _SUB).state
     return [number for number in range(10) if state.covers(_entry(world, topic, number))]
 
 
@@ -40,12 +47,12 @@ def test_commit_acknowledges_what_was_held_and_abort_releases_it(sql_world: SqlW
     hold(sql_world, topic, _SUB, kept, _entry(sql_world, topic, 4))
     hold(sql_world, topic, _SUB, gone, _entry(sql_world, topic, 0))
     assert _covered(sql_world, topic) == []
-    assert set(sql_world.catalog.transactions.held_entries(topic.topic_id, _SUB)) == {kept, gone}
+    assert set(sql_world.catalog.transactions.find_held_entries(topic.topic_id, _SUB)) == {kept, gone}
     end(sql_world, kept, commit=True)
     end(sql_world, gone, commit=False)
     assert _covered(sql_world, topic) == [1, 3, 4]
-    assert sql_world.catalog.transactions.held_entries(topic.topic_id, _SUB) == {}
-    positions = sql_world.catalog.transactions.get(kept).participants[0].positions
+    assert sql_world.catalog.transactions.find_held_entries(topic.topic_id, _SUB) == {}
+    positions = sql_world.catalog.transactions.get_transaction(kept).participants[0].positions
     assert [list(bits) for bits in positions.values()] == [[1, 3, 4]], "its marker tells them"
 
 
@@ -55,7 +62,7 @@ def test_abort_releases_exactly_what_its_own_transaction_held(sql_world: SqlWorl
     hold(sql_world, topic, _SUB, first, _entry(sql_world, topic, 0))
     hold(sql_world, topic, _SUB, second, _entry(sql_world, topic, 1))
     end(sql_world, second, commit=False)
-    held = sql_world.catalog.transactions.held_entries(topic.topic_id, _SUB)
+    held = sql_world.catalog.transactions.find_held_entries(topic.topic_id, _SUB)
     assert list(held) == [first]
 
 
@@ -70,7 +77,9 @@ def test_an_entry_is_held_by_one_transaction_and_never_after_it_was_acknowledged
     refused = hold(sql_world, topic, _SUB, second, _entry(sql_world, topic, 5), entry)
     assert isinstance(refused, AcknowledgementHeld)
     assert str(refused).endswith(f"expected entry {entry} to be free, found it held by transaction {first}")
-    assert second not in sql_world.catalog.transactions.held_entries(topic.topic_id, _SUB), "nothing of it was held"
+    assert second not in sql_world.catalog.transactions.find_held_entries(topic.topic_id, _SUB), (
+        "nothing of it was held"
+    )
     end(sql_world, first, commit=True)
     assert isinstance(hold(sql_world, topic, _SUB, second, entry), AcknowledgementHeld)
     acknowledge(sql_world, topic.topic_id, _SUB, (entry.ledger_id, 7))
@@ -93,7 +102,7 @@ def test_up_to_holds_what_is_left_up_to_there_and_meets_what_others_hold(sql_wor
     acknowledge(sql_world, topic.topic_id, _SUB, (ledger, 3))
     hold(sql_world, topic, _SUB, first, up_to=at(ledger, 5))
     assert [
-        list(bits) for bits in sql_world.catalog.transactions.held_entries(topic.topic_id, _SUB)[first].values()
+        list(bits) for bits in sql_world.catalog.transactions.find_held_entries(topic.topic_id, _SUB)[first].values()
     ] == [[2, 4, 5]]
     assert isinstance(hold(sql_world, topic, _SUB, second, up_to=at(ledger, 9)), AcknowledgementHeld)
     end(sql_world, first, commit=True)
@@ -110,7 +119,7 @@ def test_a_plain_acknowledgement_of_what_an_open_transaction_holds_is_refused(
     hold(sql_world, topic, _SUB, txn, entry, at(ledger, 4))
 
     def plain(*positions: Position, up_to: Position | None = None) -> object:
-        write = Acknowledge(topic_id=topic.topic_id, subscription=_SUB, positions=positions, up_to=up_to)
+        write = AcknowledgeWrite(topic_id=topic.topic_id, subscription=_SUB, positions=positions, up_to=up_to)
         return one(sql_world, write)
 
     refused = plain(at(ledger, 1), entry)
@@ -133,9 +142,9 @@ def test_cumulative_acknowledgement_up_to_exactly_a_held_entry_is_refused(sql_wo
     txn = begin(sql_world)
     held = _entry(sql_world, topic, 3)
     hold(sql_world, topic, _SUB, txn, held)
-    exactly = Acknowledge(topic_id=topic.topic_id, subscription=_SUB, up_to=held)
-    before = Acknowledge(topic_id=topic.topic_id, subscription=_SUB, up_to=_entry(sql_world, topic, 2))
-    refused, answered = sql_world.catalog.commits.commit([exactly, before])
+    exactly = AcknowledgeWrite(topic_id=topic.topic_id, subscription=_SUB, up_to=held)
+    before = AcknowledgeWrite(topic_id=topic.topic_id, subscription=_SUB, up_to=_entry(sql_world, topic, 2))
+    refused, answered = sql_world.catalog.commits.commit_writes([exactly, before])
     assert isinstance(refused, AcknowledgementHeld)
     assert f"expected entry {held} to be free" in str(refused)
     assert answered == AcknowledgeResult(mark_delete=_entry(sql_world, topic, 2))
@@ -148,12 +157,12 @@ def test_acknowledgement_that_dies_anywhere_holds_nothing_and_can_be_asked_again
     txn, entry, deaths = begin(sql_world), _entry(sql_world, topic, 4), 0
     for _ in sql_world.deaths_in(lambda: hold(sql_world, topic, _SUB, txn, entry)):
         deaths += 1
-        assert sql_world.catalog.transactions.held_entries(topic.topic_id, _SUB) == {}
-        assert sql_world.catalog.transactions.get(txn).participants == []
+        assert sql_world.catalog.transactions.find_held_entries(topic.topic_id, _SUB) == {}
+        assert sql_world.catalog.transactions.get_transaction(txn).participants == []
     assert deaths > 3
     for _ in sql_world.deaths_in(lambda: end(sql_world, txn, commit=True)):
         assert _covered(sql_world, topic) == []
-        assert sql_world.catalog.transactions.get(txn).state is TransactionState.OPEN
+        assert sql_world.catalog.transactions.get_transaction(txn).state is TransactionState.OPEN
     assert _covered(sql_world, topic) == [4]
 
 
@@ -175,13 +184,13 @@ def test_entry_of_a_ledger_that_is_gone_is_acknowledged_for_good(sql_world: SqlW
     sql_world.detach(topic.topic_id, [gone])
     for entry in (3, 2**40):
         asked = [
-            Acknowledge(topic_id=topic.topic_id, subscription=_SUB, positions=(at(gone, entry), left), txn=first),
-            Acknowledge(topic_id=topic.topic_id, subscription=_SUB, positions=(left,), txn=second),
+            AcknowledgeWrite(topic_id=topic.topic_id, subscription=_SUB, positions=(at(gone, entry), left), txn=first),
+            AcknowledgeWrite(topic_id=topic.topic_id, subscription=_SUB, positions=(left,), txn=second),
         ]
-        refused, taken = sql_world.catalog.commits.commit(asked)
+        refused, taken = sql_world.catalog.commits.commit_writes(asked)
         assert isinstance(refused, AcknowledgementHeld), refused
         assert isinstance(taken, AcknowledgeResult)
-    assert set(sql_world.catalog.transactions.held_entries(topic.topic_id, _SUB)) == {second}
+    assert set(sql_world.catalog.transactions.find_held_entries(topic.topic_id, _SUB)) == {second}
 
 
 def test_what_no_reader_can_have_met_is_not_acknowledged(sql_world: SqlWorld, topic: Topic) -> None:
@@ -189,7 +198,7 @@ def test_what_no_reader_can_have_met_is_not_acknowledged(sql_world: SqlWorld, to
     writer, reader = begin(sql_world), begin(sql_world)
     hidden = produce(sql_world, topic, (writer, 1))
     assert isinstance(hold(sql_world, topic, _SUB, reader, hidden), InvalidInput)
-    plain = Acknowledge(topic_id=topic.topic_id, subscription=_SUB, up_to=hidden)
+    plain = AcknowledgeWrite(topic_id=topic.topic_id, subscription=_SUB, up_to=hidden)
     assert isinstance(one(sql_world, plain), InvalidInput)
     end(sql_world, writer, commit=True)
     assert isinstance(hold(sql_world, topic, _SUB, reader, hidden), AcknowledgeResult)
@@ -225,7 +234,7 @@ def test_commit_to_a_subscription_that_was_sought_or_removed_changes_what_still_
     """A commit is never refused for what became of a cursor."""
     txn, other = begin(sql_world), begin(sql_world)
     hold(sql_world, topic, _SUB, txn, _entry(sql_world, topic, 1), _entry(sql_world, topic, 6))
-    sql_world.catalog.cursors.seek(topic.topic_id, _SUB, _entry(sql_world, topic, 5))
+    sql_world.catalog.cursors.seek_cursor(topic.topic_id, _SUB, _entry(sql_world, topic, 5))
     end(sql_world, txn, commit=True)
     assert _covered(sql_world, topic) == [0, 1, 2, 3, 4, 6]
     hold(sql_world, topic, _SUB, other, _entry(sql_world, topic, 8))
@@ -243,15 +252,15 @@ def test_commit_locks_all_cursors_that_it_will_need_by_id(postgres_url: str) -> 
     topic = new_topic(world)
     entry = produce(world, topic, (None, 10))
     for name in ("first", "second"):
-        world.catalog.cursors.subscribe(topic.topic_id, name, latest=False)
+        world.catalog.cursors.create_subscription(topic.topic_id, name, latest=False)
     txn = begin(world)
     hold(world, topic, "second", txn, entry)
-    writes: list[Write] = [
-        EndTransaction(txn=txn, commit=True),
-        Acknowledge(topic_id=topic.topic_id, subscription="first", positions=(entry,)),
+    writes: list[GroupCommitWrite] = [
+        EndTransactionWrite(txn=txn, commit=True),
+        AcknowledgeWrite(topic_id=topic.topic_id, subscription="first", positions=(entry,)),
     ]
     locks = [f"SELECT 1 FROM cursor WHERE name = '{name}' FOR UPDATE NOWAIT" for name in ("first", "second")]
-    answers = behind(world, locks[:1], lambda: world.catalog.commits.commit(writes), locks[1:])
+    answers = behind(world, locks[:1], lambda: world.catalog.commits.commit_writes(writes), locks[1:])
     assert answers == [EndTransactionResult(state=TransactionState.COMMITTING), AcknowledgeResult(mark_delete=entry)]
     world.database.close()
 
@@ -273,16 +282,16 @@ def test_views_agree_on_the_committed_frontier(sql_world: SqlWorld, topic: Topic
     assert _views(sql_world, topic) == ("1:4", 15)
     produce(sql_world, topic, (None, 2), markers=[0, 1])
     assert _views(sql_world, topic) == ("1:6", 15)
-    assert catalog.topics.summary(topic).totals.entries == 20
+    assert catalog.topics.summarize_topic(topic).totals.entries == 20
 
 
 def _views(world: SqlWorld, topic: Topic) -> tuple[str, int]:
     """Last position and backlog, the same whoever is asked."""
     catalog = world.catalog
-    state = catalog.cursors.get(topic.topic_id, _SUB).state
-    summary = catalog.topics.summary(topic)
-    last = str(catalog.transactions.frontier(topic.topic_id).last)
-    assert last == str(summary.totals.last) == str(catalog.ledgers.totals(topic.topic_id).last)
-    (behind,) = catalog.ledgers.backlogs(topic.topic_id, [state])
+    state = catalog.cursors.get_cursor(topic.topic_id, _SUB).state
+    summary = catalog.topics.summarize_topic(topic)
+    last = str(catalog.transactions.read_frontier(topic.topic_id).last)
+    assert last == str(summary.totals.last) == str(catalog.ledgers.get_topic_totals(topic.topic_id).last)
+    (behind,) = catalog.ledgers.count_backlogs(topic.topic_id, [state])
     assert behind == summary.subscriptions[0].backlog
     return last, behind

@@ -14,7 +14,7 @@ from logstore.cursors.services.subscriptions import Subscription, Subscriptions
 from logstore.errors import AcknowledgementStale
 from logstore.log.services.component_ledgers import ComponentLedgers
 from logstore.log.services.group_commit import GroupCommitter
-from logstore.ports.catalog import Acknowledge, AcknowledgeResult, EndTransaction, Topic
+from logstore.ports.catalog import AcknowledgeResult, AcknowledgeWrite, EndTransactionWrite, Topic
 from logstore.positions import Position, TopicId
 from logstore.transactions.transaction_ids_and_states import TransactionId
 from tests.contracts.catalog.blocking import behind
@@ -34,7 +34,7 @@ def topic(sql_world: SqlWorld) -> Topic:
     """Ten entries and a subscription that stands before them."""
     found = new_topic(sql_world)
     produce(sql_world, found, (None, 10))
-    sql_world.catalog.cursors.subscribe(found.topic_id, _SUB, latest=False)
+    sql_world.catalog.cursors.create_subscription(found.topic_id, _SUB, latest=False)
     return found
 
 
@@ -66,7 +66,7 @@ def _give_back(world: SqlWorld, txn: TransactionId, how: str) -> None:
         end(world, txn, commit=False)
     else:
         world.sql('UPDATE "transaction" SET deadline_us = 0')
-        assert world.catalog.transactions.expire(txn.tc_id, limit=9) == 1
+        assert world.catalog.transactions.abort_expired_transactions(txn.tc_id, limit=9) == 1
 
 
 @pytest.mark.parametrize("how", ["abort", "expiry"])
@@ -99,18 +99,18 @@ def test_single_entries_and_what_is_acknowledged_already_need_no_releases(sql_wo
     """They vouch for nothing before them; a repeated request is answered as the first one."""
     txn = begin(sql_world)
     last = _entry(sql_world, topic, 1)
-    done = Acknowledge(topic_id=topic.topic_id, subscription=_SUB, up_to=last)
+    done = AcknowledgeWrite(topic_id=topic.topic_id, subscription=_SUB, up_to=last)
     assert isinstance(one(sql_world, done), AcknowledgeResult)
     hold(sql_world, topic, _SUB, txn, _entry(sql_world, topic, 3))
     end(sql_world, txn, commit=False)
     assert one(sql_world, done) == AcknowledgeResult(mark_delete=last)
-    single = Acknowledge(topic_id=topic.topic_id, subscription=_SUB, positions=(_entry(sql_world, topic, 2),))
+    single = AcknowledgeWrite(topic_id=topic.topic_id, subscription=_SUB, positions=(_entry(sql_world, topic, 2),))
     assert one(sql_world, single) == AcknowledgeResult(mark_delete=_entry(sql_world, topic, 2))
 
 
 def test_only_the_abort_of_acknowledgements_counts(sql_world: SqlWorld, topic: Topic) -> None:
     """A commit gives nothing back, nor does the abort of messages, or one of another subscription."""
-    sql_world.catalog.cursors.subscribe(topic.topic_id, "other", latest=False)
+    sql_world.catalog.cursors.create_subscription(topic.topic_id, "other", latest=False)
     kept, empty, elsewhere, messages = (begin(sql_world) for _ in range(4))
     hold(sql_world, topic, _SUB, kept, _entry(sql_world, topic, 0))
     hold(sql_world, topic, "other", elsewhere, _entry(sql_world, topic, 0))
@@ -118,18 +118,18 @@ def test_only_the_abort_of_acknowledgements_counts(sql_world: SqlWorld, topic: T
     end(sql_world, kept, commit=True)
     for txn in (empty, elsewhere, messages):
         end(sql_world, txn, commit=False)
-    releases = {row.name: row.releases for row in sql_world.catalog.cursors.all(topic.topic_id)}
+    releases = {row.name: row.releases for row in sql_world.catalog.cursors.list_cursors(topic.topic_id)}
     assert releases == {_SUB: 0, "other": 1}
     end(sql_world, elsewhere, commit=False)
-    assert sql_world.catalog.cursors.get(topic.topic_id, "other").releases == 1, "the same end twice is one"
+    assert sql_world.catalog.cursors.get_cursor(topic.topic_id, "other").releases == 1, "the same end twice is one"
 
 
 def test_abort_and_acknowledgement_of_one_commit_are_in_that_order(sql_world: SqlWorld, topic: Topic) -> None:
     """A group commit decides first, whoever came first; the acknowledgement was read before."""
     txn = begin(sql_world)
     hold(sql_world, topic, _SUB, txn, up_to=_entry(sql_world, topic, _A4))
-    late = Acknowledge(topic_id=topic.topic_id, subscription=_SUB, up_to=_entry(sql_world, topic, _B4), releases=0)
-    refused, _ = sql_world.catalog.commits.commit([late, EndTransaction(txn=txn, commit=False)])
+    late = AcknowledgeWrite(topic_id=topic.topic_id, subscription=_SUB, up_to=_entry(sql_world, topic, _B4), releases=0)
+    refused, _ = sql_world.catalog.commits.commit_writes([late, EndTransactionWrite(txn=txn, commit=False)])
     assert isinstance(refused, AcknowledgementStale)
 
 
@@ -145,7 +145,7 @@ def test_abort_while_a_consumer_looks_is_not_missed(
     txn, asked = begin(sql_world), list[object]()
     hold(sql_world, topic, _SUB, txn, up_to=_entry(sql_world, topic, _A4))
     transactions = sql_world.catalog.transactions
-    real = transactions.held_entries
+    real = transactions.find_held_entries
 
     def held(topic_id: TopicId, name: str) -> object:
         asked.append(real(topic_id, name))
@@ -153,11 +153,11 @@ def test_abort_while_a_consumer_looks_is_not_missed(
             end(sql_world, txn, commit=False)
         return asked[-1]
 
-    monkeypatch.setattr(transactions, "held_entries", held)
+    monkeypatch.setattr(transactions, "find_held_entries", held)
     read = subscriptions.get_for_consumer(topic.topic_id, _SUB)
     assert len(asked) == 2
     up_to = _entry(sql_world, topic, _B4)
-    late = Acknowledge(topic_id=topic.topic_id, subscription=_SUB, up_to=up_to, releases=read.releases)
+    late = AcknowledgeWrite(topic_id=topic.topic_id, subscription=_SUB, up_to=up_to, releases=read.releases)
     has_met_all = _left(sql_world, topic, read) == list(range(10))
     assert has_met_all == (aborted_after == 1)
     assert has_met_all or isinstance(one(sql_world, late), AcknowledgementStale)
@@ -180,7 +180,7 @@ def test_acknowledgement_waits_for_an_abort_that_came_first(sql_world: SqlWorld,
     """The cursor's row is locked by both; by the next read it is known whether the entries came back."""
     txn = begin(sql_world)
     hold(sql_world, topic, _SUB, txn, _entry(sql_world, topic, 0))
-    late = Acknowledge(topic_id=topic.topic_id, subscription=_SUB, up_to=_entry(sql_world, topic, _B4), releases=0)
+    late = AcknowledgeWrite(topic_id=topic.topic_id, subscription=_SUB, up_to=_entry(sql_world, topic, _B4), releases=0)
     answers = behind(
         sql_world,
         ["UPDATE cursor SET releases = releases + 1", "UPDATE \"transaction\" SET state = 'ABORTED', finished_us = 1"],
@@ -192,7 +192,7 @@ def test_acknowledgement_waits_for_an_abort_that_came_first(sql_world: SqlWorld,
 def test_abort_writes_the_counter_and_not_what_the_cursor_has_acknowledged(sql_world: SqlWorld, topic: Topic) -> None:
     """Those entries may be many. A commit of the same group writes its own cursor, and each abort counts once."""
     for name in ("other", "both"):
-        sql_world.catalog.cursors.subscribe(topic.topic_id, name, latest=False)
+        sql_world.catalog.cursors.create_subscription(topic.topic_id, name, latest=False)
     first, second, committed = (begin(sql_world) for _ in range(3))
     for number, txn in enumerate((first, second)):
         hold(sql_world, topic, _SUB, txn, _entry(sql_world, topic, number))
@@ -206,11 +206,11 @@ def test_abort_writes_the_counter_and_not_what_the_cursor_has_acknowledged(sql_w
             are_whole.extend("acknowledged" in statement for _ in (parameters if many else [parameters]))
 
     event.listen(sql_world.database.engine, "before_cursor_execute", listen)
-    ends = [EndTransaction(txn=txn, commit=txn == committed) for txn in (first, committed, second)]
-    sql_world.catalog.commits.commit(ends)
+    ends = [EndTransactionWrite(txn=txn, commit=txn == committed) for txn in (first, committed, second)]
+    sql_world.catalog.commits.commit_writes(ends)
     event.remove(sql_world.database.engine, "before_cursor_execute", listen)
     assert sorted(are_whole) == [False, False, True, True], "rows where the commit acknowledged, and counters"
-    cursors = {row.name: row for row in sql_world.catalog.cursors.all(topic.topic_id)}
+    cursors = {row.name: row for row in sql_world.catalog.cursors.list_cursors(topic.topic_id)}
     assert {name: cursor.releases for name, cursor in cursors.items()} == {_SUB: 2, "other": 0, "both": 2}
     assert [name for name, cursor in cursors.items() if cursor.state.covers(_entry(sql_world, topic, 2))] == [
         "both",
@@ -233,10 +233,10 @@ def test_delayed_messages_are_covered_only_with_the_releases_of_a_read(
 
     acknowledge(9)  # up to there no message has a delivery time
     if releases is None:
-        before = sql_world.catalog.cursors.get(topic_id, _SUB)
+        before = sql_world.catalog.cursors.get_cursor(topic_id, _SUB)
         with pytest.raises(AcknowledgementStale, match=f"a segment with delayed messages at {ledger_id}:10"):
             acknowledge(10)
-        assert sql_world.catalog.cursors.get(topic_id, _SUB) == before
+        assert sql_world.catalog.cursors.get_cursor(topic_id, _SUB) == before
     else:
         acknowledge(12)
 
@@ -253,7 +253,7 @@ def test_delayed_messages_that_are_acknowledged_singly_need_no_releases(sql_worl
     def acknowledge(*positions: int, up_to: int | None = None) -> object:
         return one(
             sql_world,
-            Acknowledge(
+            AcknowledgeWrite(
                 topic_id=topic.topic_id,
                 subscription=_SUB,
                 positions=tuple(at(ledger_id, number) for number in positions),
@@ -273,7 +273,7 @@ def test_trimmed_segments_hold_nothing_that_was_not_delivered(sql_world: SqlWorl
     delay(sql_world, topic.topic_id, first, 2)
     second = roll(sql_world, topic.topic_id)
     produce(sql_world, topic, (None, 3))
-    up_to = Acknowledge(topic_id=topic.topic_id, subscription=_SUB, up_to=at(second, 2))
+    up_to = AcknowledgeWrite(topic_id=topic.topic_id, subscription=_SUB, up_to=at(second, 2))
     assert isinstance(one(sql_world, up_to), AcknowledgementStale)
     sql_world.detach(topic.topic_id, [first])
     assert one(sql_world, up_to) == AcknowledgeResult(mark_delete=at(second, 2))

@@ -6,7 +6,13 @@ import pytest
 
 from logstore.errors import ProducerFenced
 from logstore.log.producer_sequences import ProducerSequence
-from logstore.ports.catalog import ProducerAdvance, RegisterSegment, RegisterSegmentResult, Topic, WriteResult
+from logstore.ports.catalog import (
+    GroupCommitResult,
+    ProducerSequenceRange,
+    RegisterSegmentResult,
+    RegisterSegmentWrite,
+    Topic,
+)
 from logstore.transactions.transaction_ids_and_states import TransactionId
 from tests.contracts.catalog.blocking import behind
 from tests.contracts.catalog.steps import new_topic, race
@@ -16,13 +22,13 @@ from tests.contracts.catalog.worlds import SqlWorld
 pytestmark = pytest.mark.postgres
 
 
-def _write(world: SqlWorld, topic: Topic, *moved: tuple[TransactionId | None, int, int]) -> RegisterSegment:
+def _write(world: SqlWorld, topic: Topic, *moved: tuple[TransactionId | None, int, int]) -> RegisterSegmentWrite:
     plain = registration(world, topic, [(txn, last - first + 1) for txn, first, last in moved])
-    parts = [ProducerAdvance(producer="p", first=first, last=last, txn=txn) for txn, first, last in moved]
+    parts = [ProducerSequenceRange(producer="p", first=first, last=last, txn=txn) for txn, first, last in moved]
     return replace(plain, producers=tuple(parts))
 
 
-def _store(world: SqlWorld, topic: Topic, *moved: tuple[TransactionId | None, int, int]) -> WriteResult:
+def _store(world: SqlWorld, topic: Topic, *moved: tuple[TransactionId | None, int, int]) -> GroupCommitResult:
     return one(world, _write(world, topic, *moved))
 
 
@@ -53,7 +59,7 @@ def test_ids_of_a_decided_transaction_count_if_it_committed(sql_world: SqlWorld,
     if told != "decided":
         settle(sql_world, first, topic)
     if told == "forgotten":
-        assert sql_world.catalog.transactions.forget(older_than_s=-1, limit=10) == 1
+        assert sql_world.catalog.transactions.remove_finished_transactions(older_than_s=-1, limit=10) == 1
         assert sql_world.sql("SELECT count(*) FROM producer_sequence WHERE txn_tc IS NOT NULL") == [(0,)]
     assert _known(sql_world, topic) == ProducerSequence.without_transaction(4 if commit else 2)
     answer = _store(sql_world, topic, (second, 3, 3))

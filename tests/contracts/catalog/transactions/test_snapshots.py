@@ -8,11 +8,11 @@ from logstore.log.ledgers import Component
 from logstore.ports.catalog import (
     SNAPSHOT_AFTER_S,
     SNAPSHOT_CHANGES,
-    BeginTransaction,
     BeginTransactionResult,
-    EndTransaction,
-    Settlement,
-    SnapshotSwitch,
+    BeginTransactionWrite,
+    BufferSnapshotSwitch,
+    EndTransactionWrite,
+    SettlementReason,
     TopicState,
 )
 from logstore.positions import LedgerId, Position, TopicId
@@ -28,7 +28,9 @@ _START = Position(LedgerId(-1), -1)
 
 
 def _newborn(world: SqlWorld, topic_id: TopicId) -> LedgerId:
-    return world.catalog.components.create(topic_id, Component.TXN_SNAPSHOT, {}, application="sexton").ledger_id
+    return world.catalog.components.create_component_ledger(
+        topic_id, Component.TXN_SNAPSHOT, {}, application="sexton"
+    ).ledger_id
 
 
 def _publish(
@@ -40,8 +42,8 @@ def _publish(
     ledger_id: LedgerId | None = None,
 ) -> tuple[LedgerId, bool]:
     born = _newborn(world, topic_id) if ledger_id is None else ledger_id
-    switch = SnapshotSwitch(topic_id=topic_id, expected=expected, read_to=read_to)
-    return born, world.catalog.transaction_snapshots.publish(switch, born, size_bytes=50, sha256="ab")
+    switch = BufferSnapshotSwitch(topic_id=topic_id, expected=expected, read_to=read_to)
+    return born, world.catalog.transaction_snapshots.publish_snapshot(switch, born, size_bytes=50, sha256="ab")
 
 
 def _listed(world: SqlWorld, topic_id: TopicId) -> list[LedgerId]:
@@ -50,7 +52,7 @@ def _listed(world: SqlWorld, topic_id: TopicId) -> list[LedgerId]:
 
 
 def _due(world: SqlWorld) -> list[TopicId]:
-    return world.catalog.transaction_snapshots.take_due(limit=10, lease_s=60)
+    return world.catalog.transaction_snapshots.reserve_due_topics(limit=10, lease_s=60)
 
 
 def _let_time_pass(world: SqlWorld) -> None:
@@ -58,7 +60,7 @@ def _let_time_pass(world: SqlWorld) -> None:
 
 
 def _settled(world: SqlWorld, topic_id: TopicId) -> TransactionId:
-    topic = world.catalog.topics.get_by_id(topic_id)
+    topic = world.catalog.topics.get_topic_by_id(topic_id)
     txn = begin(world)
     produce(world, topic, (txn, 1))
     end(world, txn, commit=True)
@@ -72,7 +74,7 @@ def test_first_snapshot_is_listed_and_named_by_its_topics_row(sql_world: SqlWorl
     first, done = _publish(sql_world, topic_id, read_to=at(5, 7))
     assert done
     assert _publish(sql_world, topic_id, read_to=at(5, 7), ledger_id=first) == (first, True)
-    found = sql_world.catalog.transaction_snapshots.current(topic_id)
+    found = sql_world.catalog.transaction_snapshots.get_snapshot(topic_id)
     assert (found.ledger_id, found.read_to, _listed(sql_world, topic_id)) == (first, at(5, 7), [first])
     assert sql_world.intents() == []
 
@@ -124,18 +126,18 @@ def test_publication_that_dies_anywhere_is_whole_once_repeated(sql_world: SqlWor
 def test_snapshot_is_due_a_while_after_a_settled_transaction(sql_world: SqlWorld) -> None:
     """Not before, not without one, and once for all that came meanwhile."""
     topic_id = new_topic(sql_world).topic_id
-    assert sql_world.catalog.transaction_snapshots.current(topic_id).due_us is None
+    assert sql_world.catalog.transaction_snapshots.get_snapshot(topic_id).due_us is None
     txn = _settled(sql_world, topic_id)
-    before = sql_world.catalog.transaction_snapshots.current(topic_id).due_us
+    before = sql_world.catalog.transaction_snapshots.get_snapshot(topic_id).due_us
     _settled(sql_world, topic_id)
-    settle(sql_world, txn, sql_world.catalog.topics.get_by_id(topic_id))
-    assert sql_world.catalog.transaction_snapshots.current(topic_id).due_us == before
+    settle(sql_world, txn, sql_world.catalog.topics.get_topic_by_id(topic_id))
+    assert sql_world.catalog.transaction_snapshots.get_snapshot(topic_id).due_us == before
     assert sql_world.sql("SELECT changes FROM transaction_snapshot") == [(2,)]
     assert _due(sql_world) == []
     _let_time_pass(sql_world)
     assert (_due(sql_world), _due(sql_world)) == ([topic_id], [])
     _publish(sql_world, topic_id)
-    assert sql_world.catalog.transaction_snapshots.current(topic_id).due_us is None
+    assert sql_world.catalog.transaction_snapshots.get_snapshot(topic_id).due_us is None
 
 
 def test_snapshot_is_due_at_once_after_many_settled_transactions(sql_world: SqlWorld) -> None:
@@ -152,14 +154,16 @@ def test_snapshot_is_due_at_once_after_many_settled_transactions(sql_world: SqlW
 def test_snapshot_is_due_at_once_after_many_that_were_settled_together(sql_world: SqlWorld) -> None:
     """The topic's first ones; of another topic only a few are."""
     busy, quiet = new_topic(sql_world), new_topic(sql_world, "persistent://a/b/quiet")
-    commit = sql_world.catalog.commits.commit
-    begun = commit([BeginTransaction(tc_id=0, timeout_s=60)] * SNAPSHOT_CHANGES)
+    commit = sql_world.catalog.commits.commit_writes
+    begun = commit([BeginTransactionWrite(tc_id=0, timeout_s=60)] * SNAPSHOT_CHANGES)
     txns = [one.txn for one in begun if isinstance(one, BeginTransactionResult)]
     produce(sql_world, busy, *[(txn, 1) for txn in txns])
     produce(sql_world, quiet, (txns[0], 1))
-    commit([EndTransaction(txn=txn, commit=True) for txn in txns])
-    told = [(txn, Participant(busy.topic_id), Settlement.MARKED) for txn in txns]
-    over = sql_world.catalog.transactions.settle([*told, (txns[0], Participant(quiet.topic_id), Settlement.MARKED)])
+    commit([EndTransactionWrite(txn=txn, commit=True) for txn in txns])
+    told = [(txn, Participant(busy.topic_id), SettlementReason.MARKED) for txn in txns]
+    over = sql_world.catalog.transactions.settle_participants(
+        [*told, (txns[0], Participant(quiet.topic_id), SettlementReason.MARKED)]
+    )
     assert len(over) == SNAPSHOT_CHANGES
     due = dict(map(tuple, sql_world.sql("SELECT topic_id, due_us FROM transaction_snapshot")))
     assert due[quiet.topic_id] - due[busy.topic_id] == SNAPSHOT_AFTER_S * 1_000_000
@@ -197,7 +201,7 @@ def test_buffer_has_what_is_open_and_what_is_hidden_at_one_moment(sql_world: Sql
     end(sql_world, dropped, commit=False)
     end(sql_world, committed, commit=True)
     for _ in range(2):
-        found = sql_world.catalog.transaction_snapshots.buffer(topic.topic_id)
+        found = sql_world.catalog.transaction_snapshots.read_buffer(topic.topic_id)
         assert found.read_to == at(first.ledger_id, 5)
         assert found.max_read_position == at(first.ledger_id, 0)
         assert {txn: dict(entries) for txn, entries in found.open.items()} == {kept: {first.ledger_id: BitMap([1, 2])}}
@@ -216,7 +220,7 @@ def test_deleted_topic_leaves_no_snapshot_and_takes_none(sql_world: SqlWorld) ->
     late = _newborn(sql_world, topic.topic_id)
     sql_world.set_state(topic.topic_id, TopicState.DELETING)
     assert not _publish(sql_world, topic.topic_id, expected=first, ledger_id=late)[1]
-    sql_world.catalog.phase_one.detach_all(topic.topic_id, batch_id="b", claim=claim(), cause=CAUSE)
+    sql_world.catalog.phase_one.detach_whole_topic(topic.topic_id, batch_id="b", claim=claim(), cause=CAUSE)
     assert sql_world.intents()[-2:] == sorted([first, late])
     settle(sql_world, txn, topic)
     assert sql_world.catalog.phase_one.remove_topic(topic.topic_id, CAUSE)

@@ -11,7 +11,7 @@ import psycopg
 
 from infra.catalog import Database, SqlCatalog
 from logstore.ports.catalog.catalog_rebuild import AdoptionReport
-from logstore.records.services.upload_adoption import Adopter
+from logstore.records.services.upload_adoption import UploadAdopter
 from logstore.transactions.transaction_ids_and_states import MAX_COORDINATORS
 from tests.faults.world import World
 from workers.assembly.log_store import LogStore
@@ -137,13 +137,13 @@ class Losing:
         return self.world.process()
 
     @contextmanager
-    def adopter(self, application: str = "sexton") -> Iterator[Adopter]:
+    def adopter(self, application: str = "sexton") -> Iterator[UploadAdopter]:
         """As the process that rebuilds has it."""
         database = Database(self.world.url)
         try:
             catalog = SqlCatalog(database)
             stores = self.world._buckets(catalog)
-            yield Adopter(
+            yield UploadAdopter(
                 adoption=catalog.adoption,
                 objects=stores.primary,
                 buckets=stores.tiered,
@@ -157,14 +157,14 @@ class Losing:
         """All that there is; of a handful of ledgers any share may be absent, unless a test asks."""
         with self.adopter() as adopter:
             for shard in range(_SHARDS):
-                adopter.adopt(shard)
-            return self.finish(adopter, max_absent_share=max_absent_share)
+                adopter.compare_shard(shard)
+            return self.make_catalog_ready(adopter, max_absent_share=max_absent_share)
 
-    def finish(self, adopter: Adopter, *, max_absent_share: float = 1.0) -> AdoptionReport:
+    def make_catalog_ready(self, adopter: UploadAdopter, *, max_absent_share: float = 1.0) -> AdoptionReport:
         """Settle everything; a flush here is a copy of all rows, which a test makes when it wants one."""
         database = Database(self.world.url)
         try:
-            epoch = SqlCatalog(database).ledgers.epoch()
+            epoch = SqlCatalog(database).ledgers.catalog_epoch()
         finally:
             database.close()
-        return adopter.finish(rows_epoch=epoch - 1, flush=lambda: None, max_absent_share=max_absent_share)
+        return adopter.settle_and_finish(rows_epoch=epoch - 1, flush=lambda: None, max_absent_share=max_absent_share)

@@ -22,13 +22,13 @@ from logstore.log.ledgers import LedgerState
 from logstore.ports.catalog import Topic
 from logstore.positions import Position
 from logstore.reconciliation.bulk_jobs import BulkSummary
-from logstore.records.job_results import RebuildAdopted
+from logstore.records.job_results import RebuildAdoptionResult
 from logstore.records.manifest import Manifest
-from logstore.records.rebuild_job import RebuildId, RebuildRecords
+from logstore.records.rebuild_job import RebuildId, RebuildRecordsJob
 from logstore.records.services.flusher import Flusher
-from logstore.records.services.rebuild_manifests import ColdStart
+from logstore.records.services.rebuild_manifests import RebuildManifests
 from logstore.records.services.record_log import RecordLog
-from logstore.records.services.upload_adoption import Adopter
+from logstore.records.services.upload_adoption import UploadAdopter
 from logstore.retrying_clock import Clock
 from spark.published_output import PublishedOutputs
 from spark.records.rebuild_records import rebuild_records
@@ -45,9 +45,9 @@ class InlineBulk:
         """Publish under this folder."""
         self._publication, self._world = PublishedOutputs(root), world
 
-    def run(self, job: RebuildRecords, on_progress: Callable[[Any], None], *, master: str = "") -> BulkSummary:
+    def run_job(self, job: RebuildRecordsJob, on_progress: Callable[[Any], None], *, master: str = "") -> BulkSummary:
         """See the port."""
-        done = self.published_summary(job.run_id, job.name)
+        done = self.find_published_summary(job.run_id, job.name)
         if done:
             return done
         folder = self._publication.create_attempt_folder(job.run_id, job.name)
@@ -59,11 +59,11 @@ class InlineBulk:
         address: Any = SimpleNamespace(role="records", bucket="records", endpoint="", store=lambda: self._world.records)
         return self._publication.publish(job.run_id, job.name, folder, rebuild_records(address, run, job))
 
-    def published_summary(self, run_id: str, name: str) -> BulkSummary | None:
+    def find_published_summary(self, run_id: str, name: str) -> BulkSummary | None:
         """See the port."""
         return self._publication.read_summary(run_id, name)
 
-    def forget(self, run_id: str) -> None:
+    def remove_run(self, run_id: str) -> None:
         """See the port."""
         self._publication.forget(run_id)
 
@@ -117,7 +117,7 @@ class Chain:
     def manifests(self) -> list[Manifest]:
         """All that are there, ascending."""
         log = self.log()
-        return [found for number in log.manifest_numbers() if (found := log.manifest(number))]
+        return [found for number in log.list_manifest_numbers() if (found := log.read_manifest(number))]
 
     def flush(self) -> None:
         """Flush the newest database, as a worker does."""
@@ -147,7 +147,9 @@ class Chain:
             listed = log.catalog.ledgers.list_ledgers(topic.topic_id)
             return sum(one.state is LedgerState.OPEN for one in listed)
 
-    def rebuild(self, url: str, *, step: str = "", dies_at: str = "", take_over: bool = False) -> RebuildAdopted | None:
+    def rebuild(
+        self, url: str, *, step: str = "", dies_at: str = "", take_over: bool = False
+    ) -> RebuildAdoptionResult | None:
         """Run the steps of `rebuild-catalog` into a database; None where the process died.
 
         Args:
@@ -169,9 +171,9 @@ class Chain:
         """Let processes use the database that was rebuilt."""
         self.world.url = url
 
-    def _steps(self, url: str, opened: ExitStack, *, take_over: bool) -> Callable[[str, str], RebuildAdopted]:
+    def _steps(self, url: str, opened: ExitStack, *, take_over: bool) -> Callable[[str, str], RebuildAdoptionResult]:
         log, database = self.log(), SqlRebuild(url)
-        start = ColdStart(log)
+        start = RebuildManifests(log)
         activities = RebuildCatalogActivities(
             bulk=InlineBulk(self.world.database.parent / "rebuilds", self.world),  # type: ignore[arg-type]
             database=database,
@@ -183,12 +185,12 @@ class Chain:
         )
         target = database.read_target()
         new = RebuildId.for_command(
-            self.catalog_id, start.newest_manifest().number, database_url=url, skip_unreadable=False
+            self.catalog_id, start.read_newest_manifest().number, database_url=url, skip_unreadable=False
         )
         request = RebuildStepInput(rebuild=target.rebuild or str(new), take_over=take_over)
 
-        def run(step: str, dies_at: str) -> RebuildAdopted:
-            adopted = RebuildAdopted()
+        def run(step: str, dies_at: str) -> RebuildAdoptionResult:
+            adopted = RebuildAdoptionResult()
             for name in _STEPS:
                 if name in {"look", "adopt_shards"} and database.read_target().state == "READY":
                     continue  # the workflow is behind it
@@ -217,7 +219,7 @@ class Chain:
         opened.callback(database.close)
         catalog = SqlCatalog(database)
         stores = self.world._buckets(catalog)
-        adopter = Adopter(
+        adopter = UploadAdopter(
             adoption=catalog.adoption,
             objects=stores.primary,
             buckets=stores.tiered,

@@ -18,11 +18,11 @@ from logstore.log.entries import NewEntry, ProducedEntries
 from logstore.log.ledger_object_keys import ledger_prefix, segment_key
 from logstore.log.segment_metadata import EXTENT_FIELD, UPLOAD_ID_FIELD, SegmentUploadId
 from logstore.ports.catalog import (
-    BeginTransaction,
+    AuditCause,
     BeginTransactionResult,
-    Cause,
+    BeginTransactionWrite,
     Claim,
-    EndTransaction,
+    EndTransactionWrite,
     RunKind,
     Topic,
 )
@@ -41,7 +41,7 @@ from workers.assembly.log_store import LogStore
 __all__ = ["emptied", "postgres"]
 
 _NAME = "persistent://shop/main/orders"
-_CAUSE = Cause(actor="test", reason="to see it go", workflow_id="w")
+_CAUSE = AuditCause(actor="test", reason="to see it go", workflow_id="w")
 
 
 _POSTGRES = pytest.param("postgresql", marks=pytest.mark.external_service)
@@ -73,7 +73,7 @@ def _numbered(*ids: int) -> ProducedEntries:
 
 
 def _topic(log: LogStore, name: str = _NAME) -> Topic:
-    return log.catalog.topics.create(name, RetentionPolicy())
+    return log.catalog.topics.create_topic(name, RetentionPolicy())
 
 
 def _read(log: LogStore, topic: Topic) -> dict[Position, str]:
@@ -83,9 +83,9 @@ def _read(log: LogStore, topic: Topic) -> dict[Position, str]:
 def _sweep(log: LogStore) -> None:
     """Take up all intents that no workflow works on, as the sweep of a worker does, and delete what they stand for."""
     claim = Claim(workflow_id="sweep-deletions", run_id="r", ttl_s=60)
-    taken = log.catalog.upkeep.adopt(batch_id="sweep", claim=claim, limit=1_000)
+    taken = log.catalog.upkeep.move_stalled_to_batch(batch_id="sweep", claim=claim, limit=1_000)
     assert phase_two(log, "sweep") == taken.intents
-    assert log.catalog.deletions.inflight().estimated_inflight == 0
+    assert log.catalog.deletions.count_unfinished_intents().estimated_inflight == 0
 
 
 def test_what_was_appended_since_the_flush_comes_back_where_it_was(losing: Losing) -> None:
@@ -105,20 +105,20 @@ def test_what_was_appended_since_the_flush_comes_back_where_it_was(losing: Losin
     report = losing.adopt()
     assert (report.adopted_ledgers, report.adopted_segments, report.missing_data, report.revived) == (2, 3, 0, 0)
     with losing.process() as log:
-        after = {name: _read(log, log.catalog.topics.get(name)) for name in before}
+        after = {name: _read(log, log.catalog.topics.get_topic(name)) for name in before}
         assert after == before
-        result = log.managed.append(log.catalog.topics.get(_NAME), _plain("goes on"))
+        result = log.managed.append(log.catalog.topics.get_topic(_NAME), _plain("goes on"))
         assert result.first is not None
         assert result.first > max(before[_NAME])
         assert log.managed.roll(topic).opened > given_out, "no id is given out twice"
 
 
-def _committed(log: LogStore, *writes: BeginTransaction | EndTransaction) -> list[object]:
-    return list(log.catalog.commits.commit(list(writes)))
+def _committed(log: LogStore, *writes: BeginTransactionWrite | EndTransactionWrite) -> list[object]:
+    return list(log.catalog.commits.commit_writes(list(writes)))
 
 
 def _begin(log: LogStore) -> TransactionId:
-    (begun,) = _committed(log, BeginTransaction(tc_id=1, timeout_s=3_600))
+    (begun,) = _committed(log, BeginTransactionWrite(tc_id=1, timeout_s=3_600))
     assert isinstance(begun, BeginTransactionResult)
     return begun.txn
 
@@ -129,13 +129,13 @@ def _inside(txn: TransactionId, *payloads: str) -> ProducedEntries:
 
 def _end(log: LogStore, txn: TransactionId, *, commit: bool) -> None:
     """Decided, and told to every participant."""
-    _committed(log, EndTransaction(txn=txn, commit=commit))
+    _committed(log, EndTransactionWrite(txn=txn, commit=commit))
     _tell(log)
 
 
 def _tell(log: LogStore) -> None:
     claim = Claim(workflow_id="transaction-coordinator/1", run_id="r", ttl_s=60)
-    while batch := log.catalog.transactions.claim(claim, limit=100):
+    while batch := log.catalog.transactions.claim_decided_transactions(claim, limit=100):
         assert not log.broadcasts.broadcast_batch(batch).failures
 
 
@@ -194,21 +194,21 @@ def test_transactions_of_the_tail_are_as_their_markers_say(losing: Losing) -> No
         _end(log, early, commit=True)
         _end(log, unknown, commit=True)
         _end(log, aborted, commit=False)
-        states = log.catalog.transactions.states([early, unknown, aborted])
+        states = log.catalog.transactions.get_transaction_states([early, unknown, aborted])
         assert {one.is_commit for one in states.values()} == {True, False}
     losing.lose()
     losing.adopt()
     with losing.process() as log:
-        found = log.catalog.transactions.states([early, unknown, aborted, left_open])
+        found = log.catalog.transactions.get_transaction_states([early, unknown, aborted, left_open])
         assert found == {
             early: TransactionState.COMMITTING,
             unknown: TransactionState.COMMITTING,
             aborted: TransactionState.ABORTING,
             left_open: TransactionState.OPEN,
         }
-        assert log.catalog.transactions.expire(1, limit=10) == 1
+        assert log.catalog.transactions.abort_expired_transactions(1, limit=10) == 1
         _tell(log)
-        shown = [sorted(_read(log, log.catalog.topics.get(one.name)).values()) for one in (left, right)]
+        shown = [sorted(_read(log, log.catalog.topics.get_topic(one.name)).values()) for one in (left, right)]
         assert shown == [["an ordinary one", "early 1", f"left {unknown}"], ["early 2", f"right {unknown}"]]
         state = log.subscriptions.get(left.topic_id, "s").state
         assert state.mark_delete >= Position(LedgerId(0), 0), "what the commit acknowledged stays so"
@@ -228,7 +228,7 @@ def test_marker_of_a_forgotten_transaction_that_is_written_late_repeats_its_outc
         first = Position(LedgerId(0), 0)
         log.subscriptions.acknowledge(topic.topic_id, "s", positions=[first], txn=txn)
         _end(log, txn, commit=commit)
-        assert log.catalog.transactions.forget(older_than_s=-1, limit=10) == 1
+        assert log.catalog.transactions.remove_finished_transactions(older_than_s=-1, limit=10) == 1
         losing.flush()
         before, mark_delete = _read(log, topic), log.subscriptions.get(topic.topic_id, "s").state.mark_delete
         late = TransactionMarker(
@@ -242,11 +242,11 @@ def test_marker_of_a_forgotten_transaction_that_is_written_late_repeats_its_outc
     losing.lose()
     losing.adopt()
     with losing.process() as log:
-        assert log.catalog.transactions.states([txn]) == {
+        assert log.catalog.transactions.get_transaction_states([txn]) == {
             txn: TransactionState.COMMITTING if commit else TransactionState.ABORTING
         }
         _tell(log)
-        assert log.catalog.transactions.states([txn])[txn].is_final
+        assert log.catalog.transactions.get_transaction_states([txn])[txn].is_final
         assert _read(log, topic) == before
         assert log.subscriptions.get(topic.topic_id, "s").state.mark_delete == mark_delete
 
@@ -278,8 +278,8 @@ def test_delayed_messages_of_the_tail_are_counted(losing: Losing) -> None:
     losing.lose()
     losing.adopt()
     with losing.process() as log:
-        assert log.catalog.delayed.counts().unsealed == 6
-        assert log.catalog.delayed.unsealed(topic.topic_id).entries == 6
+        assert log.catalog.delayed.count_delayed_messages().unsealed == 6
+        assert log.catalog.delayed.count_unsealed_entries(topic.topic_id).entries == 6
 
 
 def test_upload_that_was_never_registered_stays_away(losing: Losing) -> None:
@@ -346,9 +346,9 @@ def test_append_that_overtook_an_upload_right_before_the_loss_stays_where_it_was
         assert {topic.topic_id: _read(log, topic) for topic in (left, right)} == before
         state = log.subscriptions.get(left.topic_id, "s").state
         assert [payload for at, payload in before[left.topic_id].items() if state.covers(at)] == ["told"]
-        assert log.delayed.sealer.seal(right.topic_id, force=True).messages == 1
-        (bucket,) = log.catalog.delayed.listed(right.topic_id).buckets
-        rows = log.delayed.snapshots.segment(bucket, 0)
+        assert log.delayed.sealer.drop_buckets_and_seal(right.topic_id, force=True).messages == 1
+        (bucket,) = log.catalog.delayed.get_bucket_list(right.topic_id).buckets
+        rows = log.delayed.snapshots.read_segment(bucket, 0)
         assert [before[right.topic_id][position] for position in rows.positions()] == ["later"]
 
 
@@ -367,7 +367,7 @@ def test_append_that_was_uploaded_to_two_ledgers_comes_back_once(losing: Losing)
         last = log.managed.append(topic, _plain("last")).first
         assert last is not None
         before = _read(log, topic)
-        number = log.catalog.ledgers.segments(stored.ledger_id)[-1].number
+        number = log.catalog.ledgers.list_segments(stored.ledger_id)[-1].number
         found = losing.world.store.get(segment_key(stored.ledger_id, number))
         assert found is not None
         said = dict(found.metadata) | {UPLOAD_ID_FIELD: str(SegmentUploadId("0" * 32, 1)), EXTENT_FIELD: "0:1"}
@@ -386,12 +386,12 @@ def test_second_look_at_a_shard_replaces_what_the_first_one_found(losing: Losing
         log.managed.append(topic, _plain("in ledger 0"))
     losing.lose()
     with losing.adopter() as adopter:
-        assert adopter.adopt(0).staged == 1
+        assert adopter.compare_shard(0).staged == 1
         for key in losing.world.store.keys:
             if key.startswith(ledger_prefix(LedgerId(0))):
                 losing.world.store.delete([key])
-        assert adopter.adopt(0).staged == 0
-        assert losing.finish(adopter).adopted_ledgers == 0
+        assert adopter.compare_shard(0).staged == 0
+        assert losing.make_catalog_ready(adopter).adopted_ledgers == 0
 
 
 def test_ledger_at_the_head_without_objects_is_missing_data_until_they_return(losing: Losing) -> None:
@@ -403,7 +403,7 @@ def test_ledger_at_the_head_without_objects_is_missing_data_until_they_return(lo
         log.managed.roll(topic)
         log.managed.append(topic, _plain("stays"))
         losing.flush()
-        cursor = log.catalog.cursors.get(topic.topic_id, "s").state
+        cursor = log.catalog.cursors.get_cursor(topic.topic_id, "s").state
     store, key = losing.world.store, segment_key(LedgerId(0), 0)
     lost = store.get(key)
     assert lost is not None
@@ -413,8 +413,8 @@ def test_ledger_at_the_head_without_objects_is_missing_data_until_they_return(lo
     assert (report.revived, report.missing_data, report.missing_ledgers) == (0, 1, (LedgerId(0),))
     with losing.process() as log:
         assert [one.ledger_id for one in log.catalog.ledgers.list_ledgers(topic.topic_id)] == [0, 1]
-        assert log.catalog.cursors.get(topic.topic_id, "s").state == cursor
-        assert log.catalog.deletions.inflight().estimated_inflight == 0
+        assert log.catalog.cursors.get_cursor(topic.topic_id, "s").state == cursor
+        assert log.catalog.deletions.count_unfinished_intents().estimated_inflight == 0
         store.put_if_absent(key, lost.body, metadata=lost.metadata)
         assert list(_read(log, topic).values()) == ["lost", "stays"]
 
@@ -447,7 +447,7 @@ def test_ledger_that_was_not_flushed_and_lacks_a_part_is_reported_and_kept(losin
     report = losing.adopt()
     assert (report.missing_data, report.missing_ledgers, report.adopted_segments) == (1, (LedgerId(0),), 2)
     with losing.process() as log:
-        assert [one.first_entry for one in log.catalog.ledgers.segments(LedgerId(0))] == [1, 2]
+        assert [one.first_entry for one in log.catalog.ledgers.list_segments(LedgerId(0))] == [1, 2]
 
 
 @pytest.mark.parametrize("way", ["absent", "there"])
@@ -464,14 +464,14 @@ def test_cursor_goes_over_a_ledger_that_is_detached_again(losing: Losing, way: s
         log.managed.roll(topic)
         log.managed.append(topic, _plain("stays", "stays too"))
         log.subscriptions.acknowledge(topic.topic_id, "s", positions=[Position(LedgerId(1), 0)])
-        assert log.catalog.cursors.get(topic.topic_id, "s").state.mark_delete < Position(LedgerId(0), 0)
+        assert log.catalog.cursors.get_cursor(topic.topic_id, "s").state.mark_delete < Position(LedgerId(0), 0)
         losing.flush()
     if way == "absent":
         losing.world.store.delete([one.key for one in losing.world.store.list(ledger_prefix(LedgerId(0)))])
     losing.lose("UPDATE ledger SET place = NULL WHERE ledger_id = 0")
     assert losing.adopt().revived == 1
     with losing.process() as log:
-        state = log.catalog.cursors.get(topic.topic_id, "s").state
+        state = log.catalog.cursors.get_cursor(topic.topic_id, "s").state
         assert (state.mark_delete, dict(state.acknowledged)) == (Position(LedgerId(1), 0), {})
 
 
@@ -522,7 +522,7 @@ def test_topic_that_was_deleted_durably_never_returns(losing: Losing) -> None:
     report = losing.adopt()
     assert (report.adopted_ledgers, report.detached) == (0, 1)
     with losing.process() as log, pytest.raises(UnknownObject):
-        log.catalog.topics.get_by_id(topic.topic_id)
+        log.catalog.topics.get_topic_by_id(topic.topic_id)
 
 
 def test_name_that_was_used_again_is_of_the_later_topic(losing: Losing) -> None:
@@ -531,9 +531,9 @@ def test_name_that_was_used_again_is_of_the_later_topic(losing: Losing) -> None:
         first = _topic(log)
         log.managed.append(first, _plain("of the first"))
         losing.flush()
-        log.catalog.phase_one.begin_topic(first.topic_id, _NAME, cause=_CAUSE)
+        log.catalog.phase_one.begin_topic_deletion(first.topic_id, _NAME, cause=_CAUSE)
         claim = Claim(workflow_id="w", run_id="r", ttl_s=60)
-        log.catalog.phase_one.detach_all(first.topic_id, batch_id="b", claim=claim, cause=_CAUSE)
+        log.catalog.phase_one.detach_whole_topic(first.topic_id, batch_id="b", claim=claim, cause=_CAUSE)
         assert log.catalog.phase_one.remove_topic(first.topic_id, cause=_CAUSE)
         second = _topic(log)
         log.managed.append(second, _plain("of the second"))
@@ -542,7 +542,7 @@ def test_name_that_was_used_again_is_of_the_later_topic(losing: Losing) -> None:
     report = losing.adopt()
     assert report.revived_ledgers == (LedgerId(0),)
     with losing.process() as log:
-        found = log.catalog.topics.get(_NAME)
+        found = log.catalog.topics.get_topic(_NAME)
         assert found.topic_id == second.topic_id
         assert list(_read(log, found).values()) == ["of the second"]
         _sweep(log)
@@ -580,7 +580,7 @@ def test_schema_whose_ledger_was_deleted_with_its_topic_is_left_out_and_named(lo
     assert (report.schemas_left_out, report.schemas_left_out_of) == (1, (_NAME,))
     assert (report.revived, report.missing_data) == (0, 0)
     with losing.process() as log:
-        found = log.catalog.topics.get(_NAME)
+        found = log.catalog.topics.get_topic(_NAME)
         assert log.schemas.all(found.topic_id) == []
         assert log.schemas.set(found, b"content").version == 0
         assert log.schemas.read(found)[1] == b"content"
@@ -608,8 +608,8 @@ def test_objects_of_another_application_are_left_alone(losing: Losing) -> None:
         log.managed.append(topic, _plain("of another"))
     losing.lose()
     with losing.adopter("another") as adopter:
-        assert adopter.adopt(0).staged == 0
-        assert losing.finish(adopter).adopted_ledgers == 0
+        assert adopter.compare_shard(0).staged == 0
+        assert losing.make_catalog_ready(adopter).adopted_ledgers == 0
 
 
 def _copied(losing: Losing, source: LedgerId, ledger_id: LedgerId, **said: str) -> None:
@@ -630,7 +630,7 @@ def test_ledger_whose_id_was_never_given_out_is_left_alone(losing: Losing, beyon
         topic = _topic(log)
         losing.flush()
         log.managed.append(topic, _plain("ours"))
-        ceiling = log.catalog.records.state().ceilings.ledger
+        ceiling = log.catalog.records.read_state().ceilings.ledger
         before = _read(log, topic)
     _copied(losing, LedgerId(0), LedgerId(ceiling - 1))
     _copied(losing, LedgerId(0), LedgerId(ceiling + beyond))
@@ -638,13 +638,13 @@ def test_ledger_whose_id_was_never_given_out_is_left_alone(losing: Losing, beyon
     losing.lose()
     with losing.adopter() as adopter:
         for shard in {0, (ceiling - 1) % 256, (ceiling + beyond) % 256}:
-            adopter.adopt(shard)
-        report = losing.finish(adopter)
+            adopter.compare_shard(shard)
+        report = losing.make_catalog_ready(adopter)
     assert (report.adopted_ledgers, report.detached) == (2, 0)
     with losing.process() as log:
         assert _read(log, topic) == before | {Position(LedgerId(ceiling - 1), 0): "ours"}
         assert log.managed.roll(topic).opened >= ceiling
-        assert log.catalog.deletions.inflight().estimated_inflight == 0
+        assert log.catalog.deletions.count_unfinished_intents().estimated_inflight == 0
     assert set(stored) <= set(losing.world.store.keys)
 
 
@@ -654,7 +654,7 @@ def test_ledger_of_a_topic_whose_id_was_never_given_out_is_left_alone(losing: Lo
         topic = _topic(log)
         log.managed.append(topic, _plain("ours"))
         losing.flush()
-        ceiling = log.catalog.records.state().ceilings.topic
+        ceiling = log.catalog.records.read_state().ceilings.topic
     for at, topic_id in enumerate((ceiling, 2**70, -1)):
         _copied(losing, LedgerId(0), LedgerId(5 + at), **{"topic-id": str(topic_id), "topic": f"{_NAME}-{at}"})
     losing.lose()
@@ -663,7 +663,7 @@ def test_ledger_of_a_topic_whose_id_was_never_given_out_is_left_alone(losing: Lo
     with losing.process() as log:
         for at in range(3):
             with pytest.raises(UnknownObject):
-                log.catalog.topics.get(f"{_NAME}-{at}")
+                log.catalog.topics.get_topic(f"{_NAME}-{at}")
         assert _topic(log, f"{_NAME}-new").topic_id >= ceiling
 
 
@@ -674,7 +674,7 @@ def test_upload_of_an_epoch_or_a_transaction_that_never_began_is_left_out(losing
         losing.flush()
         log.managed.append(topic, _plain("ours"))
         before = _read(log, topic)
-        epoch = log.catalog.ledgers.epoch()
+        epoch = log.catalog.ledgers.catalog_epoch()
         log.managed.append(topic, _inside(_begin(log), "inside"))
     plain, inside = (losing.world.store.get(segment_key(LedgerId(0), number)) for number in (0, 1))
     assert plain is not None
@@ -713,8 +713,8 @@ def test_adoption_that_dies_anywhere_is_done_by_the_next(losing: Losing, effect:
     with losing.adopter() as adopter:
         if (effect, moment) != ("adoption.finish", "after"):
             for shard in range(2):
-                adopter.adopt(shard)
-        report = losing.finish(adopter)
+                adopter.compare_shard(shard)
+        report = losing.make_catalog_ready(adopter)
     assert (report.adopted_ledgers, report.adopted_segments) == (1, 2)
     with losing.process() as log:
         assert [_read(log, one) for one in (topic, other)] == before
@@ -723,14 +723,14 @@ def test_adoption_that_dies_anywhere_is_done_by_the_next(losing: Losing, effect:
 def test_catalog_that_is_complete_is_not_adopted(losing: Losing) -> None:
     """Its writers are at work."""
     with losing.adopter() as adopter, pytest.raises(PreconditionFailed, match="complete"):
-        adopter.adopt(0)
+        adopter.compare_shard(0)
 
 
 @pytest.mark.parametrize("shard", [-1, 256])
 def test_shard_that_there_is_not_is_refused(losing: Losing, shard: int) -> None:
     """256 of them."""
     with losing.adopter() as adopter, pytest.raises(InvalidInput, match="0 to 255"):
-        adopter.adopt(shard)
+        adopter.compare_shard(shard)
 
 
 def test_nothing_is_written_to_a_catalog_before_it_is_complete(losing: Losing) -> None:
@@ -744,18 +744,24 @@ def test_nothing_is_written_to_a_catalog_before_it_is_complete(losing: Losing) -
     claim = Claim(workflow_id="w", run_id="r", ttl_s=60)
     with losing.process() as log:
         detach = partial(
-            log.catalog.phase_one.detach, topic.topic_id, None, force=False, batch_id="b", claim=claim, cause=_CAUSE
+            log.catalog.phase_one.detach_ledgers,
+            topic.topic_id,
+            None,
+            force=False,
+            batch_id="b",
+            claim=claim,
+            cause=_CAUSE,
         )
         refused: dict[str, Callable[[], object]] = {
             "append": lambda: log.managed.append(topic, _plain("too early")),
             "roll": lambda: log.managed.roll(topic),
             "begin": lambda: _begin(log),
             "subscribe": lambda: log.subscriptions.subscribe(topic.topic_id, "s", latest=False),
-            "delete topic": lambda: log.catalog.phase_one.begin_topic(topic.topic_id, _NAME, cause=_CAUSE),
+            "delete topic": lambda: log.catalog.phase_one.begin_topic_deletion(topic.topic_id, _NAME, cause=_CAUSE),
             "trim": detach,
             "raid": lambda: log.catalog.tombstones.mark_candidates("r", before_us=1, after=None, limit=1),
             "plan": lambda: log.catalog.reconciliation.open_run("r", RunKind.PLAN, claim=claim, summary={}),
-            "coordinator": lambda: log.catalog.transactions.claim(claim, limit=1),
+            "coordinator": lambda: log.catalog.transactions.claim_decided_transactions(claim, limit=1),
         }
         for name, write in refused.items():
             with pytest.raises(CatalogAdopting, match="ADOPTING"):

@@ -14,7 +14,7 @@ from logstore.errors import CatalogAdopting, CatalogOutdated, PreconditionFailed
 from logstore.identity.services.marker_checked_buckets import MAX_UNANSWERED_S
 from logstore.log.entries import NewEntry, ProducedEntries
 from logstore.log.ledger_object_keys import SHARDS, ledger_prefix, segment_key
-from logstore.ports.catalog import BeginTransaction, Claim, EndTransaction, Topic
+from logstore.ports.catalog import BeginTransactionWrite, Claim, EndTransactionWrite, Topic
 from logstore.ports.object_storage import ObjectInfo
 from logstore.positions import LedgerId, Position
 from logstore.retrying_clock import Clock
@@ -78,7 +78,7 @@ def chain(tmp_path: Path, new_database: Callable[[], str]) -> Chain:
 
 def _topic(chain: Chain) -> Topic:
     with chain.process() as log:
-        topic: Topic = log.catalog.topics.create(_NAME, RetentionPolicy())
+        topic: Topic = log.catalog.topics.create_topic(_NAME, RetentionPolicy())
         return topic
 
 
@@ -318,7 +318,7 @@ def test_rebuild_waits_for_the_rest_of_the_time_alone(chain: Chain, age_s: int, 
 def test_rebuild_looks_for_workers_right_before_its_manifest(chain: Chain) -> None:
     """Hours may lie between its begin and its load. Refused it has ended no epoch; behind its manifest nobody asks."""
     topic, url = _begun(chain), chain.new_database()
-    numbers = chain.log().manifest_numbers()
+    numbers = chain.log().list_manifest_numbers()
 
     def refuse() -> None:
         raise PreconditionFailed("workers: expected none")
@@ -326,7 +326,7 @@ def test_rebuild_looks_for_workers_right_before_its_manifest(chain: Chain) -> No
     chain.require_no_workers = refuse
     with pytest.raises(PreconditionFailed, match="workers: expected none"):
         chain.rebuild(url)
-    assert chain.log().manifest_numbers() == numbers
+    assert chain.log().list_manifest_numbers() == numbers
     chain.require_no_workers = lambda: None
     assert chain.rebuild(url, step="publish", dies_at="records.settle.before") is None
     chain.require_no_workers = refuse
@@ -368,7 +368,7 @@ _YOUNG = "persistent://shop/main/young"
 def _young_ledger(chain: Chain) -> str:
     """Return the prefix of a ledger that is born right after a rebuild, and that no flush knows."""
     with chain.process() as log:
-        young: Topic = log.catalog.topics.create(_YOUNG, RetentionPolicy())
+        young: Topic = log.catalog.topics.create_topic(_YOUNG, RetentionPolicy())
     before = set(chain.answered)
     chain.append(young, "answered after the rebuild")
     (position,) = set(chain.answered) - before
@@ -377,7 +377,7 @@ def _young_ledger(chain: Chain) -> str:
 
 def _read_young(chain: Chain) -> dict[Position, str]:
     with chain.process() as log:
-        return dict(chain.read(log.catalog.topics.get(_YOUNG)))
+        return dict(chain.read(log.catalog.topics.get_topic(_YOUNG)))
 
 
 def _forget_next_ids(chain: Chain) -> None:
@@ -434,7 +434,7 @@ def test_ledger_born_after_a_rebuild_is_not_lost_behind_listings_that_hide_it(
 
 def _told(log: LogStore) -> None:
     claim = Claim(workflow_id="transaction-coordinator/1", run_id="r", ttl_s=60)
-    while batch := log.catalog.transactions.claim(claim, limit=100):
+    while batch := log.catalog.transactions.claim_decided_transactions(claim, limit=100):
         assert not log.broadcasts.broadcast_batch(batch).failures
 
 
@@ -450,19 +450,19 @@ def test_marker_behind_the_flush_undoes_no_flushed_seek_and_loses_no_acknowledge
     with chain.process() as log:
         log.subscriptions.subscribe(topic.topic_id, "s", latest=False)
         log.records.flusher.flush(cursors=True)
-        (begun,) = log.catalog.commits.commit([BeginTransaction(tc_id=1, timeout_s=3_600)])
+        (begun,) = log.catalog.commits.commit_writes([BeginTransactionWrite(tc_id=1, timeout_s=3_600)])
         log.subscriptions.acknowledge(topic.topic_id, "s", positions=[first, second], txn=begun.txn)
-        end = EndTransaction(txn=begun.txn, commit=True)
+        end = EndTransactionWrite(txn=begun.txn, commit=True)
         if ends == "before the flush":
-            log.catalog.commits.commit([end])
+            log.catalog.commits.commit_writes([end])
         if sought == "before the flush":
             log.subscriptions.seek(topic.topic_id, "s", second)
         log.records.flusher.flush()
-        log.catalog.commits.commit([end])
+        log.catalog.commits.commit_writes([end])
         if sought == "after the flush":
             log.subscriptions.seek(topic.topic_id, "s", second)
         _told(log)
-        assert log.catalog.ledgers.segments(first.ledger_id)[-1].number > 0
+        assert log.catalog.ledgers.list_segments(first.ledger_id)[-1].number > 0
     _rebuilt(chain)
     with chain.process() as log:
         state = log.subscriptions.get(topic.topic_id, "s").state
@@ -481,7 +481,7 @@ def test_rebuild_that_is_refused_by_what_storage_shows_ends_no_epoch(
     If the old catalog has flushed since, the loaded database is refused before any listing.
     """
     topic, url = _begun(chain), chain.new_database()
-    numbers, store = chain.log().manifest_numbers(), chain.world.store
+    numbers, store = chain.log().list_manifest_numbers(), chain.world.store
     first = min(chain.answered).ledger_id
     objects = [(key, store.get(key)) for key in store.keys if key.startswith(ledger_prefix(first))]
     if hidden == "for good":
@@ -491,7 +491,7 @@ def test_rebuild_that_is_refused_by_what_storage_shows_ends_no_epoch(
         store.unlisted = {ledger_prefix(first): FOREVER}
     with pytest.raises(PreconditionFailed, match="HEAD finds it" if hidden != "for good" else "absent share"):
         chain.rebuild(url)
-    assert chain.log().manifest_numbers() == numbers
+    assert chain.log().list_manifest_numbers() == numbers
     store.unlisted.clear()
     for key, stored in objects if hidden == "for good" else []:
         assert stored
@@ -503,7 +503,7 @@ def test_rebuild_that_is_refused_by_what_storage_shows_ends_no_epoch(
             patched.setattr(store, "list", None)
             with pytest.raises(PreconditionFailed, match="not the catalog: give another one with --into"):
                 chain.rebuild(url)
-        assert len(chain.log().manifest_numbers()) == len(numbers) + 1
+        assert len(chain.log().list_manifest_numbers()) == len(numbers) + 1
         url = chain.new_database()
     assert chain.rebuild(url) is not None
     chain.adopt_newest(url)

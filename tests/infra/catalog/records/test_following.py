@@ -19,13 +19,15 @@ from logstore.failpoints import SimulatedCrash, arm, disarm
 from logstore.positions import TopicId
 from logstore.records.job_results import FollowedRecords
 from logstore.records.services.flusher import Flusher
-from logstore.records.services.replica_follower import Follower, FollowSettings
+from logstore.records.services.replica_follower import ReplicaFollower, ReplicaFollowSettings
 from tests.postgres import postgres
 from tests.spark.records.lost import LostWorld, dump, remove_ledger, target
 
 __all__ = ["postgres", "target"]
 
-_FOLLOW = FollowSettings(replica="records/mirror", bucket="records", follows_replica_bucket=False, eligible_age_s=1_000)
+_FOLLOW = ReplicaFollowSettings(
+    replica="records/mirror", bucket="records", follows_replica_bucket=False, eligible_age_s=1_000
+)
 
 
 @pytest.fixture
@@ -44,14 +46,14 @@ def _flush(source: LostWorld) -> None:
 
 def _step(source: LostWorld, target: str, *, seed: bool = False) -> FollowedRecords:
     with open_replica(target) as database:
-        follower = Follower(
+        follower = ReplicaFollower(
             _FOLLOW,
             source=source.log,
             followed=source.log,
             database=database,
             store_now_us=lambda: source.objects.now_us,
         )
-        return follower.step(seed=seed)
+        return follower.apply_new_manifests(seed=seed)
 
 
 def _read(url: str, statement: str) -> list[Any]:
@@ -178,10 +180,10 @@ def test_a_step_that_dies_is_done_again(source: LostWorld, target: str, when: st
     with pytest.raises(SimulatedCrash):
         _step(source, target)
     disarm()
-    assert [one.manifest for one in source.log.replicas()] == [0], "tombstones wait"
+    assert [one.manifest for one in source.log.list_acknowledgements()] == [0], "tombstones wait"
     again = _step(source, target)
     assert (again.manifest, again.steps) == (1, int(when == "before"))
-    assert [one.manifest for one in source.log.replicas()] == [1]
+    assert [one.manifest for one in source.log.list_acknowledgements()] == [1]
     _same(source, target)
 
 
@@ -201,9 +203,9 @@ def test_a_step_whose_blocks_cannot_be_read_changes_nothing(source: LostWorld, t
     with open_replica(target) as database:
         clock: Callable[[], int] = lambda: source.objects.now_us  # noqa: E731
         log = source.log
-        follower = Follower(_FOLLOW, source=log, followed=log, database=database, store_now_us=clock)
+        follower = ReplicaFollower(_FOLLOW, source=log, followed=log, database=database, store_now_us=clock)
         with pytest.raises(CatalogBusy):
-            follower.step(proceed=stop)
+            follower.apply_new_manifests(proceed=stop)
     assert dump(target) == before
     assert _step(source, target).manifest == 2
     _same(source, target)
@@ -213,13 +215,13 @@ def test_a_step_that_another_process_has_done_is_begun_anew(source: LostWorld, t
     """What a process has seen before another one's step is no reason to apply older versions."""
     _flush(source)
     with open_replica(target) as database:
-        assert database.applied_manifest() is None
+        assert database.read_applied_manifest() is None
         _step(source, target)
-        newest = source.log.newest_manifest()
+        newest = source.log.read_newest_manifest()
         assert newest
         for seed in (True, False):
             with pytest.raises(CatalogBusy):
-                database.apply(newest, lambda _: iter(()), expected=None, replica="records/other", seed=seed)
+                database.apply_versions(newest, lambda _: iter(()), expected=None, replica="records/other", seed=seed)
     _same(source, target)
 
 
@@ -227,15 +229,15 @@ def test_a_database_that_becomes_a_catalog_while_it_is_seeded_stays_one(source: 
     """It was empty when the step began; what stands there now is nobody's to empty."""
     _flush(source)
     with open_replica(target) as database:
-        newest = source.log.newest_manifest()
+        newest = source.log.read_newest_manifest()
         assert newest
-        assert database.applied_manifest() is None
+        assert database.read_applied_manifest() is None
         other = Database(target)
         migrate_catalog(other)
-        SqlCatalog(other).topics.create("persistent://a/b/new", RetentionPolicy())
+        SqlCatalog(other).topics.create_topic("persistent://a/b/new", RetentionPolicy())
         before = dump(target)
         with pytest.raises(PreconditionFailed, match="expected an empty one or a replica's, found 1 rows of topic"):
-            database.apply(newest, lambda _: iter(()), expected=None, replica=_FOLLOW.replica, seed=True)
+            database.apply_versions(newest, lambda _: iter(()), expected=None, replica=_FOLLOW.replica, seed=True)
         other.close()
     assert dump(target) == before
 
@@ -272,12 +274,12 @@ def test_a_replica_refuses_ordinary_writes_and_flushes(source: LostWorld, target
     catalog = SqlCatalog(database)
     try:
         with pytest.raises(CatalogAdopting, match="REPLICA"):
-            catalog.topics.create("persistent://a/b/new", RetentionPolicy())
+            catalog.topics.create_topic("persistent://a/b/new", RetentionPolicy())
         with pytest.raises(CatalogAdopting, match="REPLICA"):
-            catalog.records.begin_manifest("stamp")
-        state = catalog.records.state()
+            catalog.records.add_pending_stamp("stamp")
+        state = catalog.records.read_state()
         assert (state.is_replica, state.is_adopting, state.outbox_changes, state.manifest) == (True, True, 0, 1)
-        assert catalog.topics.list_active(after=TopicId(0), limit=1)
+        assert catalog.topics.list_active_topics(after=TopicId(0), limit=1)
     finally:
         database.close()
     _same(source, target)

@@ -27,14 +27,14 @@ def _append(log: LogStore, topic: Topic, payload: str) -> None:
 
 
 def _read(log: LogStore, name: str = _NAME) -> dict[Position, str]:
-    topic = log.catalog.topics.get(name)
+    topic = log.catalog.topics.get_topic(name)
     return {one.position: (one.payload or b"").decode() for one in log.managed.scan(topic)}
 
 
 def _write(losing: Losing) -> dict[Position, str]:
     """Three closed ledgers, one that was open at the flush, one that nobody knew then, and a schema: ledgers 0 to 5."""
     with losing.process() as log:
-        topic = log.catalog.topics.create(_NAME, RetentionPolicy())
+        topic = log.catalog.topics.create_topic(_NAME, RetentionPolicy())
         for payload in ("first", "second", "third"):
             _append(log, topic, payload)
             log.managed.roll(topic)
@@ -77,8 +77,8 @@ def test_listings_that_hide_objects_once_lose_nothing(losing: Losing, hidden: st
     assert losing.world.store.unlisted == {} or hidden == "every shard"
     with losing.process() as log:
         assert _read(log) == before
-        assert log.schemas.read(log.catalog.topics.get(_NAME))[1] == b"schema"
-        assert log.catalog.deletions.inflight().estimated_inflight == 0
+        assert log.schemas.read(log.catalog.topics.get_topic(_NAME))[1] == b"schema"
+        assert log.catalog.deletions.count_unfinished_intents().estimated_inflight == 0
     assert losing.world.store.keys == objects
 
 
@@ -98,7 +98,7 @@ def test_listings_that_go_on_hiding_objects_stop_the_rebuild(losing: Losing, hid
     assert (report.missing_data, report.revived, report.detached) == (0, 0, 0)
     with losing.process() as log:
         assert _read(log) == before
-        assert log.catalog.deletions.inflight().estimated_inflight == 0
+        assert log.catalog.deletions.count_unfinished_intents().estimated_inflight == 0
 
 
 def _lose_objects(losing: Losing, *ledger_ids: int) -> None:
@@ -114,7 +114,7 @@ def test_too_many_ledgers_without_objects_stop_the_rebuild(losing: Losing) -> No
     with pytest.raises(PreconditionFailed, match=r"at most 0\.05 .* found 0\.2: 1 of 5; .* --max-absent-share 0\.2$"):
         losing.adopt(max_absent_share=0.05)
     with losing.process() as log:
-        topic = log.catalog.topics.get(_NAME)
+        topic = log.catalog.topics.get_topic(_NAME)
         assert [one.ledger_id for one in log.catalog.ledgers.list_ledgers(topic.topic_id)] == [0, 1, 2, 3]
     report = losing.adopt(max_absent_share=0.2)
     assert (report.revived, report.missing_ledgers) == (0, (LedgerId(0),))
@@ -136,7 +136,7 @@ def test_rebuild_that_died_behind_a_topic_weighs_all_absent_ledgers_again(losing
     """Those of the topic that was settled count as before."""
     _write(losing)
     with losing.process() as log:
-        other = log.catalog.topics.create("persistent://shop/main/other", RetentionPolicy())
+        other = log.catalog.topics.create_topic("persistent://shop/main/other", RetentionPolicy())
         _append(log, other, "of the other")
         log.managed.roll(other)
     losing.flush()
@@ -148,8 +148,8 @@ def test_rebuild_that_died_behind_a_topic_weighs_all_absent_ledgers_again(losing
     disarm()
     with losing.adopter() as adopter:
         with pytest.raises(PreconditionFailed, match=r"found 0\.25: 2 of 8"):
-            losing.finish(adopter, max_absent_share=0.24)
-        assert losing.finish(adopter, max_absent_share=0.25).missing_data == 2
+            losing.make_catalog_ready(adopter, max_absent_share=0.24)
+        assert losing.make_catalog_ready(adopter, max_absent_share=0.25).missing_data == 2
 
 
 def test_rebuild_that_died_behind_its_last_step_is_weighed_by_the_same_ledgers(losing: Losing) -> None:
@@ -163,7 +163,7 @@ def test_rebuild_that_died_behind_its_last_step_is_weighed_by_the_same_ledgers(l
         losing.adopt(max_absent_share=0.17)
     disarm()
     with losing.adopter() as adopter:
-        report = losing.finish(adopter, max_absent_share=0.17)
+        report = losing.make_catalog_ready(adopter, max_absent_share=0.17)
     assert (report.missing_ledgers, report.detached) == ((LedgerId(0),), 1)
 
 
@@ -171,7 +171,7 @@ def test_rebuild_that_died_behind_its_last_step_is_weighed_by_the_same_ledgers(l
 def test_share_that_is_none_is_refused(losing: Losing, share: float) -> None:
     """0 to 1."""
     with losing.adopter() as adopter, pytest.raises(InvalidInput, match="max-absent-share: expected a number from 0"):
-        losing.finish(adopter, max_absent_share=share)
+        losing.make_catalog_ready(adopter, max_absent_share=share)
 
 
 def test_bucket_that_is_not_the_catalogs_any_more_proves_no_absence(losing: Losing) -> None:
@@ -189,7 +189,7 @@ def test_bucket_that_is_not_the_catalogs_any_more_proves_no_absence(losing: Losi
         Fault(operation=Operation.LIST, kind=FaultKind.CALL, matches=ledger_prefix(LedgerId(0)).__eq__, action=swap)
     )
     with losing.adopter() as adopter, pytest.raises(CatalogMismatch, match="no marker"):
-        adopter.adopt(0)
+        adopter.compare_shard(0)
 
 
 def test_upload_that_turns_up_in_a_second_listing_proves_the_first_one_wrong(losing: Losing) -> None:
@@ -210,7 +210,7 @@ def test_upload_that_turns_up_in_a_second_listing_proves_the_first_one_wrong(los
 def test_segments_that_an_upload_names_are_asked_for_by_name(losing: Losing) -> None:
     """Of two writers one took a number far ahead; the listing lacks it, and shows what was registered behind it."""
     with losing.process() as log:
-        topic = log.catalog.topics.create(_NAME, RetentionPolicy())
+        topic = log.catalog.topics.create_topic(_NAME, RetentionPolicy())
         _append(log, topic, "flushed")
         losing.flush()
         store = losing.world.store
@@ -218,7 +218,7 @@ def test_segments_that_an_upload_names_are_asked_for_by_name(losing: Losing) -> 
             store.put_if_absent(segment_key(LedgerId(0), number), b"of others", metadata={})
         _append(log, topic, "far ahead")
         _append(log, topic, "behind it")
-        numbers = [one.number for one in log.catalog.ledgers.segments(LedgerId(0))]
+        numbers = [one.number for one in log.catalog.ledgers.list_segments(LedgerId(0))]
         assert numbers[1] > 40 - 1
         store.delete([segment_key(LedgerId(0), number) for number in range(1, 40)])
         before = _read(log)
@@ -235,7 +235,7 @@ def test_segment_of_a_writer_that_lost_a_race_is_asked_for_by_its_number(
     """It drew a number far ahead. The listing hides it, and with it the confirmation that names it."""
     monkeypatch.setattr("logstore.log.services.segment_placement.random.randint", lambda _, highest: highest - 1)
     with losing.process() as log:
-        topic = log.catalog.topics.create(_NAME, RetentionPolicy())
+        topic = log.catalog.topics.create_topic(_NAME, RetentionPolicy())
         _append(log, topic, "flushed")
         losing.flush()
         _append(log, topic, "behind the flush")
@@ -245,7 +245,7 @@ def test_segment_of_a_writer_that_lost_a_race_is_asked_for_by_its_number(
         _append(log, topic, "far ahead")
         store.delete([winner])
         before = _read(log)
-        assert [segment.number for segment in log.catalog.ledgers.segments(LedgerId(0))] == [0, 1, 17]
+        assert [segment.number for segment in log.catalog.ledgers.list_segments(LedgerId(0))] == [0, 1, 17]
     losing.lose()
     hidden = sorted(set(store.keys) - listed)
     assert len(hidden) > 1
