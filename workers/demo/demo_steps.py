@@ -137,7 +137,7 @@ def _run_all_steps(settings: Settings, topics: int, ledgers: int, say: Say) -> D
     asyncio.run(_trim_again(settings, written))
     is_unchanged = auditor.list_objects() == after
     say(f"waiting until {_SECOND} owns every bundle")
-    fences = asyncio.run(_wait_until_worker_owns_bundles(auditor, bundles=settings.bundles, by=_SECOND))
+    fences = asyncio.run(_wait_until_worker_owns_bundles(auditor, bundles=settings.bundles, worker_prefix=_SECOND))
     with open_log_store(settings) as log:
         takeover = check_fences_after_takeover(log.catalog.deletions, death.fences, fences)
         say("flipping bits of a stored segment")
@@ -218,7 +218,7 @@ def _choose_ledger_for_foreign_object(written: Sequence[WrittenTopic]) -> list[s
 async def _trim_while_worker_dies(
     settings: Settings, auditor: IndependentAuditor, written: Sequence[WrittenTopic], say: Say
 ) -> tuple[list[TrimTopicResult], "_CatalogAtWorkerDeath"]:
-    fences = await _wait_until_worker_owns_bundles(auditor, bundles=settings.bundles, by=_FIRST)
+    fences = await _wait_until_worker_owns_bundles(auditor, bundles=settings.bundles, worker_prefix=_FIRST)
     sexton = await Sexton.connect(settings)
     say("trimming every topic")
     reason, actor = "demo", "sexton demo"
@@ -235,16 +235,18 @@ async def _trim_while_worker_dies(
     return [await handle.result() for handle in handles], death
 
 
-async def _wait_until_worker_owns_bundles(auditor: IndependentAuditor, *, bundles: int, by: str) -> FenceByBundle:
+async def _wait_until_worker_owns_bundles(
+    auditor: IndependentAuditor, *, bundles: int, worker_prefix: str
+) -> FenceByBundle:
     fences: FenceByBundle = {}
 
     def is_owned() -> bool:
         nonlocal fences
         fences = auditor.read_fences()
-        return sum(worker_id.startswith(by) for _, worker_id in fences.values()) == bundles
+        return sum(worker_id.startswith(worker_prefix) for _, worker_id in fences.values()) == bundles
 
     if not await wait_until(is_owned):
-        raise ServiceFailed(by, "it did not acquire every bundle", advice="read its log")
+        raise ServiceFailed(worker_prefix, "it did not acquire every bundle", advice="read its log")
     return fences
 
 

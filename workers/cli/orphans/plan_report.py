@@ -53,7 +53,7 @@ class PlanFindingsReport:
         other_kinds = frozenset(FindingKind).difference(_URGENT_KINDS)
         passes = [*(frozenset({urgent}) for urgent in _URGENT_KINDS), other_kinds]
         for kinds in passes if kind is None else [frozenset({kind})]:
-            if any(self.result.findings.get(one.value) for one in kinds):
+            if any(self.result.findings.get(each.value) for each in kinds):
                 yield from self._iterate_rows_of_kinds(kinds)
 
     def _iterate_rows_of_kinds(self, kinds: frozenset[FindingKind]) -> Iterator[dict[str, object]]:
