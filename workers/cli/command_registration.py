@@ -43,7 +43,6 @@ class GlobalOptions:
     wide: bool = False
 
     def add(self, *, as_json: bool, home: str | None, wide: bool) -> None:
-        """Add the options of a deeper level. The innermost `--home` counts."""
         self.as_json = self.as_json or as_json
         self.wide = self.wide or wide
         self.home = home if home is not None else self.home
@@ -99,8 +98,6 @@ def _report_error(error: Exception, words: Sequence[str]) -> ExitCode:
 
 
 class CommandGroup(typer.Typer):
-    """Group of commands. `path` is the text before the names of its commands."""
-
     path = ""
 
 

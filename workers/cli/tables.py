@@ -33,8 +33,6 @@ class RereadableRows(Protocol):
 
 
 class _Cell(NamedTuple):
-    """Text of one cell, on one line, with its style. A Rich `Text` per cell would be slow."""
-
     text: str
     style: str = ""
 

@@ -77,7 +77,6 @@ class Sexton(StoreJobClient, TransactionJobClient):
 
     Args:
         client: Client from `connect_client`, or another client with the pydantic data converter.
-        settings: Settings of the catalog and its store.
         catalog: Returns a catalog that the caller closes. With `None` the client opens and closes its own catalog.
     """
 

@@ -1,7 +1,6 @@
 """Replay of a job's history against the workflows of this build, with or without a debugger.
 
-A replay calls no server and no activity. Under a debugger a workflow runs outside the sandbox, in the main thread, and
-its tasks have no timeout. `breakpoint()` in workflow code works too.
+Under a debugger a workflow runs outside the sandbox, in the main thread, and its tasks have no timeout.
 """
 
 import asyncio
@@ -80,7 +79,6 @@ def replay_history(
 
 
 def _extract_message(fault: str) -> str:
-    """Return the message without the Rust structure in which the SDK's core prints it."""
     match = _MESSAGE.search(fault)
     return match[1].replace('\\"', '"') if match else fault
 

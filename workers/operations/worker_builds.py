@@ -115,8 +115,6 @@ async def deploy_build(
 ) -> WorkerDeployment:
     """Make a build current, or ramp a share of new runs to it. Idempotent.
 
-    The call first sets the current build, then it ends the ramp of another build. After an interruption, call it again.
-
     `ramp` is a share of new runs in per cent, 0 to 100. 0 ends the build's ramp. `None` makes the build current.
     `without_workers` accepts a build without polling workers. Its new runs wait until a worker polls.
 
