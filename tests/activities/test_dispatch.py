@@ -295,7 +295,15 @@ def fast_pulse(monkeypatch: pytest.MonkeyPatch) -> None:
 class Spied:
     """A port of deletion; writes down under which lease each write came."""
 
-    _WRITES: Final = {"detach", "renew_batch_claim", "finish", "hand_over", "take", "hold", "close"}
+    _WRITES: Final = {
+        "detach_ledgers",
+        "renew_batch_claim",
+        "record_outcomes",
+        "move_to_own_workflows",
+        "claim_intent",
+        "extend_claim_after_attempt",
+        "close_batch",
+    }
 
     def __init__(
         self, port: PhaseOne | PhaseTwoQueue, leases: list[tuple[str, Lease | None]], lease: Lease | None
@@ -337,7 +345,11 @@ def test_at_its_owner_every_write_is_under_the_lease(prepared: Prepared, site: S
         run(getattr(deletion, work.name), request, workflow_id=work.workflow_id)
     assert spied.leases
     assert {found for _, found in spied.leases} == {lease}
-    wanted = {"delete_one": "hold", "delete_chunk": "hand_over" if fails else "renew_batch_claim"}.get(work.name)
+    writes = {
+        "delete_one": "extend_claim_after_attempt",
+        "delete_chunk": "move_to_own_workflows" if fails else "renew_batch_claim",
+    }
+    wanted = writes.get(work.name)
     assert wanted is None or wanted in [name for name, _ in spied.leases]
 
 

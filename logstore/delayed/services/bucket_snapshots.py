@@ -42,7 +42,7 @@ class _CachedFooter:
 
     row: Segment
     metadata: "pq.FileMetaData"
-    footer: IndexSnapshotFooter  # without bitmaps: `BucketSnapshots.footer` parses the metadata again for them
+    footer: IndexSnapshotFooter  # without bitmaps: `read_footer` parses them again
 
 
 class IndexBucketSnapshots:

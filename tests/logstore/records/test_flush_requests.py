@@ -151,7 +151,7 @@ def test_ledger_that_a_flush_leaves_is_refused_by_name() -> None:
     catalog = _Catalog(7)
     requests: Any = SharedFlushes(cast("RecordOutbox", catalog), _Nothing())
     with pytest.raises(CatalogBusy, match="record log: a flush left 1 of 2 ledgers, as 7"):
-        requests.ensure_flushed([6, 7])
+        requests.wait_until_flushed([6, 7])
 
 
 class _Nothing:

@@ -71,7 +71,7 @@ class FakeLog:
         self.reads: list[Mapping[str, object]] = []
         self.cumulative: tuple[int, Position] | None = (3, Position(LedgerId(4), 1))
         self.managed = SimpleNamespace(append=self._append, roll=self._roll)
-        self.delivery = SimpleNamespace(consumer=self._consumer)
+        self.delivery = SimpleNamespace(create_consumer=self._consumer)
         self.index = FakeIndex()
         self.delayed = SimpleNamespace(snapshots=self.index.snapshots)
         self.contents: list[bytes] = []  # of schema versions
@@ -87,25 +87,33 @@ class FakeLog:
             acknowledge=self._acknowledge,
         )
         self.catalog = SimpleNamespace(
-            topics=SimpleNamespace(create=self._create, get=self._get, page=self._page, summary=self._summary),
+            topics=SimpleNamespace(
+                create_topic=self._create,
+                get_topic=self._get,
+                list_topic_summaries=self._page,
+                summarize_topic=self._summary,
+            ),
             delayed=self.index,
             ledgers=SimpleNamespace(
-                list_ledgers=self._listed, totals=self._totals, backlogs=self._backlogs, last_ledger=lambda _: self.last
+                list_ledgers=self._listed,
+                get_topic_totals=self._totals,
+                count_backlogs=self._backlogs,
+                last_ledger=lambda _: self.last,
             ),
-            components=SimpleNamespace(iterate_pages=self._component_pages),
+            components=SimpleNamespace(iterate_ledger_pages=self._component_pages),
             phase_one=SimpleNamespace(
-                count_contents=self._contents,
-                preview=self._preview,
-                would_end=lambda _, operation: len(operation.remove) == len(CopyKind),
+                count_topic_contents=self._contents,
+                preview_detach=self._preview,
+                would_end_ledger=lambda _, operation: len(operation.remove) == len(CopyKind),
             ),
-            tombstones=SimpleNamespace(topic_tombstones=self._tombstones),
-            upkeep=SimpleNamespace(count_backlog=self._due, count_redrivable=self._preview_redrive),
+            tombstones=SimpleNamespace(list_topic_tombstones=self._tombstones),
+            upkeep=SimpleNamespace(count_sweep_backlog=self._due, count_redrivable=self._preview_redrive),
             fences=SimpleNamespace(count_bundles=lambda: 64),
             reconciliation=FakeRuns(),
             deletions=SimpleNamespace(
-                inflight=lambda: UnfinishedIntentCounts(estimated_inflight=2, dead_lettered=1),
-                list=self._list,
-                failures=self._failures,
+                count_unfinished_intents=lambda: UnfinishedIntentCounts(estimated_inflight=2, dead_lettered=1),
+                list_intents=self._list,
+                list_failed_intents=self._failures,
             ),
         )
 

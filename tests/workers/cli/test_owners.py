@@ -298,7 +298,7 @@ def test_unload_does_not_take_a_node_without_a_new_fence_for_an_owner() -> None:
     fences = iter([3, 3, 3, 4, 4])
     catalog = SimpleNamespace(
         count_bundles=lambda: _N,
-        fence=lambda bundle: Fence(bundle=bundle, counter=next(fences), worker_id="a", raised_us=0),
+        get_fence=lambda bundle: Fence(bundle=bundle, counter=next(fences), worker_id="a", raised_us=0),
     )
     directory = SimpleNamespace(read_owner_nodes=lambda _: {BundleId(1): node})
     unloading = BundleUnloader(catalog, SimpleNamespace(), directory)  # type: ignore[arg-type]

@@ -103,13 +103,13 @@ def _known(
         now_us=_NOW_US,
     )
     services.log.catalog.records = SimpleNamespace(
-        state=lambda: state,
-        known_manifest=lambda: state,
+        read_state=lambda: state,
+        read_known_manifest=lambda: state,
         count_unflushed_deletions=lambda: 3,
-        read_changes=lambda **_: nullcontext(SimpleNamespace(batches=list, unrecordable=[_BAD])),
+        read_changes=lambda **_: nullcontext(SimpleNamespace(iterate_version_batches=list, unrecordable=[_BAD])),
     )
-    log = SimpleNamespace(newest_manifest=lambda after: manifest)
-    replication = SimpleNamespace(replica_statuses=lambda: list(replicas))
+    log = SimpleNamespace(read_newest_manifest=lambda after: manifest)
+    replication = SimpleNamespace(list_replica_statuses=lambda: list(replicas))
     services.log.records = SimpleNamespace(log=log, replication=replication)  # type: ignore[attr-defined]
 
 
@@ -165,7 +165,7 @@ def test_status_tells_the_newest_manifest_and_what_is_not_in_it(run: Run, servic
 def test_rewrite_tells_what_it_has_written(run: Run, services: FakeServices) -> None:
     """It needs no worker: none may be able to flush."""
     written = FlushResult(manifest=28, records=70, tombstones=2, blocks=3, bytes=900, changes=75, left=1, named=3)
-    services.log.records = SimpleNamespace(flusher=SimpleNamespace(rewrite=lambda: written))  # type: ignore[attr-defined]
+    services.log.records = SimpleNamespace(flusher=SimpleNamespace(rewrite_all_records=lambda: written))  # type: ignore[attr-defined]
     told = document(run("records", "rewrite", "--json"))
     assert told == {"manifest": 28, "records": 70, "tombstones": 2, "blocks": 3, "bytes": 900, "left": 1}
 
@@ -282,7 +282,7 @@ def test_raid_of_no_age_is_refused(run: Run, jobs: _Jobs, age: str) -> None:
 def test_stats_count_tombstones_by_kind(run: Run, services: FakeServices) -> None:
     """With the candidates of a raid at work, and the age of the oldest."""
     counts = TombstoneCounts(by_kind={"topic": 1, "ledger": 41}, candidates=7, oldest_us=_NOW_US)
-    services.log.catalog.tombstones = SimpleNamespace(count=lambda: counts)
+    services.log.catalog.tombstones = SimpleNamespace(count_tombstones=lambda: counts)
     told = document(run("tombstones", "stats", "--json"))
     assert told == {
         "tombstones": 42,

@@ -127,7 +127,7 @@ def test_job_is_started_where_the_object_store_cannot_be_asked(tmp_path: Path, e
 def test_client_asks_one_catalog_for_its_life(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, given: bool) -> None:
     """One that it opens at the first question and closes with itself; or its caller's, which stays open."""
     told: list[str] = []
-    asked: Any = SimpleNamespace(ledgers=SimpleNamespace(epoch=lambda: 7))
+    asked: Any = SimpleNamespace(ledgers=SimpleNamespace(catalog_epoch=lambda: 7))
 
     @contextmanager
     def opened(url: str) -> Iterator[Any]:
