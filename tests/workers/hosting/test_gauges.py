@@ -39,7 +39,7 @@ class _Catalog:
         self.found = UnfinishedIntentCounts(estimated_inflight=7, dead_lettered=2)
         self.away = False
 
-    def inflight(self) -> UnfinishedIntentCounts:
+    def count_unfinished_intents(self) -> UnfinishedIntentCounts:
         if self.away:
             raise StoreUnavailable("the database is away")
         return self.found

@@ -71,5 +71,5 @@ def test_replicas_are_shown_by_state_with_how_far_each_is_behind() -> None:
 
 def test_without_replicas_the_store_is_not_asked() -> None:
     """A worker reads its gauges every 15 seconds."""
-    service = cast("ReplicaShipments", SimpleNamespace(names=()))
+    service = cast("ReplicaShipments", SimpleNamespace(replica_names=()))
     make_gauge_updater(FakeMeter(), lambda: sample_replicas(service))()
