@@ -52,7 +52,7 @@ def _shown(meter: FakeMeter) -> list[int]:
 def test_gauges_show_what_the_catalog_says() -> None:
     """Both numbers, and when they were read."""
     meter, catalog = FakeMeter(), _Catalog()
-    read = make_gauge_updater(meter, lambda: sample_deletions(catalog.inflight))
+    read = make_gauge_updater(meter, lambda: sample_deletions(catalog.count_unfinished_intents))
     assert not meter.values, "a zero before the first answer would say that all is deleted"
     earliest = int(time.time())
     read()
@@ -73,7 +73,7 @@ def test_gauges_show_what_the_catalog_says() -> None:
 def test_gauges_keep_their_values_while_the_catalog_is_away_and_say_so_once(caplog: pytest.LogCaptureFixture) -> None:
     """No scrape reads a zero that nobody counted, and a long outage does not fill the log."""
     meter, catalog = FakeMeter(), _Catalog()
-    gauges = PeriodicGauges(make_gauge_updater(meter, lambda: sample_deletions(catalog.inflight)))
+    gauges = PeriodicGauges(make_gauge_updater(meter, lambda: sample_deletions(catalog.count_unfinished_intents)))
     gauges.update_all_gauges()
     read_at = meter.values[series("sexton_deletion_read_timestamp_seconds")] = 1
     catalog.away = True
@@ -97,7 +97,9 @@ def test_gauge_that_cannot_be_read_harms_no_other(caplog: pytest.LogCaptureFixtu
     def of_another_build() -> None:
         raise TypeError("unexpected keyword argument")
 
-    gauges = PeriodicGauges(of_another_build, make_gauge_updater(meter, lambda: sample_deletions(catalog.inflight)))
+    gauges = PeriodicGauges(
+        of_another_build, make_gauge_updater(meter, lambda: sample_deletions(catalog.count_unfinished_intents))
+    )
     for _ in range(3):
         gauges.update_all_gauges()
     assert _shown(meter) == [7, 2]
