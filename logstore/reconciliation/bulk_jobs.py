@@ -22,7 +22,7 @@ MIN_SCRUB_RATE: Final = 128 << 10
 class ListStorageJob:
     """Job that lists every bucket of the catalog, or reads inventories instead.
 
-    The summary counts `objects`, as in `rules.ComparisonCounts`.
+    The summary counts `objects`, as in `plausibility_guards.ComparisonCounts`.
     """
 
     run_id: str
@@ -35,7 +35,7 @@ class ListStorageJob:
 class ReadLedgersAndIntentsJob:
     """Job that reads ledgers with their copies, then unfinished intents and dead letters.
 
-    The summary counts `ledgers`, as in `rules.ComparisonCounts`.
+    The summary counts `ledgers`, as in `plausibility_guards.ComparisonCounts`.
     """
 
     run_id: str

@@ -128,7 +128,7 @@ class Offloads(Protocol):
     ) -> list[PublishedTieredCopy]:
         """Return tiered copies of listed ledgers with two LIVE copies, ascending by ledger.
 
-        Their primary copy may go after storage has proved the tiered one. Arguments as `list_candidates`.
+        Their primary copy may go after storage has proved the tiered one. Arguments as `list_offload_candidates`.
         """
 
     def detach_primary_copies(

@@ -52,7 +52,9 @@ def asked(services: FakeServices) -> Asked:
     """Stands behind catalog and client."""
     made = Asked(DONE)
     services.log.catalog.offloads = SimpleNamespace(
-        require_offloadable=made.check, list_candidates=made.candidates, list_removable=made.removable
+        require_offloadable=made.check,
+        list_offload_candidates=made.candidates,
+        list_removable_primaries=made.removable,
     )
     services.client.offload_topic = made.offload_topic  # type: ignore[attr-defined]
     return made

@@ -59,7 +59,7 @@ def test_replicas_are_shown_by_state_with_how_far_each_is_behind() -> None:
         ReplicaStatus(replica="far", state=ReplicaState.BEHIND, manifest=9, newest=12, lag_s=31.6, at_us=1),
         ReplicaStatus(replica="new", state=None, manifest=0, newest=12, lag_s=None, at_us=None),
     ]
-    service = SimpleNamespace(names=("far", "new"), replica_statuses=lambda: found)
+    service = SimpleNamespace(replica_names=("far", "new"), list_replica_statuses=lambda: found)
     make_gauge_updater(meter, lambda: sample_replicas(cast("ReplicaShipments", service)))()
     states = [meter.values[series("sexton_records_replicas", state=state)] for state in ("NEW", "BEHIND", "STALE")]
     assert states == [1, 1, 0]
