@@ -11,7 +11,7 @@ from logstore import failpoints
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 _FOLDERS = ("logstore", "activities", "workflows", "infra", "spark", "workers")
-_NAMING = {"effect", "writes"}
+_NAMING = {"effect", "in_write_transaction"}
 _FAR: Final = 1_000_000  # a hit that never comes
 
 INTERRUPTIONS: Final = (
@@ -25,7 +25,7 @@ INTERRUPTIONS: Final = (
 
 @cache
 def named_in_source() -> dict[str, str]:
-    """Every name given to `effect(…)`, or to the catalog's `writes(…)`, and where."""
+    """Every name given to `effect(…)`, or to the catalog's `in_write_transaction(…)`, and where."""
     found: dict[str, str] = {}
     for folder in _FOLDERS:
         for path in sorted((ROOT / folder).rglob("*.py")):

@@ -212,7 +212,7 @@ def test_attempt_that_is_stopped_while_spark_starts_ends_without_a_session(
             raise _Stop
 
     runner = SparkBulkJobs(warm, PublishedOutputs(tmp_path / "bulk"), lambda: {_JOB.name: main}, stop_timeout_s=0.1)
-    monkeypatch.setattr(warm, "get", slow)
+    monkeypatch.setattr(warm, "get_session", slow)
     with pytest.raises(_Stop):
         runner.run_job(_JOB, stop)
     monkeypatch.undo()
