@@ -1,4 +1,4 @@
-"""The record log: record versions in a bucket of their own, from which a lost catalog is rebuilt.
+"""Record log: all changes of the catalog, in a bucket of its own. A lost catalog is rebuilt from it.
 
 Source: Aerospike durable deletes and the tomb raider.
 """

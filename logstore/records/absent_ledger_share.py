@@ -1,4 +1,4 @@
-"""Guard of a rebuild: too many ledgers without objects in storage."""
+"""Guard that stops a rebuild if too many ledgers have no objects in storage."""
 
 from typing import Final
 
@@ -6,19 +6,14 @@ from logstore.errors import PreconditionFailed
 from logstore.reconciliation.plausibility_guards import MAX_ORPHAN_SHARE, check_fraction, round_up_share
 
 MAX_ABSENT_SHARE: Final = MAX_ORPHAN_SHARE
-"""Default share of listed ledgers without objects above which a rebuild refuses."""
+"""Default of the largest allowed share of listed ledgers without objects."""
 
 
 def require_small_absent_share(absent: int, ledgers: int, max_share: float) -> None:
-    """Refuse a catalog if too large a share of its ledgers has no objects.
-
-    Args:
-        absent: Number of listed ledgers without an object in any bucket.
-        ledgers: Number of all listed ledgers.
-        max_share: 0 to 1 inclusive.
+    """Refuse a catalog if more than `max_share` of its listed ledgers have no object in any bucket.
 
     Raises:
-        InvalidInput: `max_share` is out of bounds.
+        InvalidInput: `max_share` is not 0 to 1.
         PreconditionFailed: The share is above `max_share`.
     """
     check_fraction("max-absent-share", max_share)

@@ -1,32 +1,32 @@
-"""Rule of adoption: decides which uploads without a row were registered, and which entries they hold.
+"""Rule of adoption: which uploads without a row become segments, and at which positions.
 
-A rebuilt catalog knows the ledgers as of the last flush. Storage also holds later uploads. Some were registered. Others
-are from writers that lost a race, gave up or died. An answered append must return with the same positions. An
-unanswered append may return. So an upload is left out only if it cannot have been registered. An upload cannot have
-been registered if one of these holds:
+A rebuilt catalog has the ledgers of the last flush. Storage also has later uploads. Some uploads were registered. Other
+uploads are from writers that lost a race, gave up or died. An answered append must return with the same positions. An
+unanswered append may return. So an upload is left out only if it cannot have been registered. This is certain in each
+of these cases:
 
-- It has no entries: it is a confirmation.
-- It is not the last upload of its append.
-- Its epoch is before the catalog's epoch at the loaded flush.
-- The catalog had not begun its epoch, or a transaction that it names (`IssuedIdBounds`).
-- It has entries of a transaction that was decided before: at the flush, or by an earlier marker.
-- All of its entries are stored already. The sequence ids of its producers show this.
+- The upload has no entries: it is a confirmation.
+- The upload is not the last upload of its append.
+- The upload's epoch is before the catalog's epoch at the loaded flush.
+- The upload names an epoch or a transaction that the catalog had not begun (`IssuedIdBounds`).
+- The upload has entries of a transaction that was decided earlier: at the flush, or by an earlier transaction marker.
+- All entries of the upload are stored already. The sequence ids of its producers show this.
 
-Positions follow from statements in uploads (`RegisteredExtent`). A statement names the last registered segment at the
-time of the upload, and the number of registered entries up to that segment. An upload was answered only if one of these
-holds:
+Positions follow from the extents in uploads (`RegisteredExtent`). An extent names the last registered segment at the
+time of the upload, and the number of registered entries up to that segment. An upload was answered only in these cases:
 
-- Its number follows the segment that its statement names. If it was registered, it begins at the stated entry.
-- Another upload, such as a confirmation, names it.
+- The upload's number follows the segment that its extent names. If registered, the upload begins at the entry that the
+  extent states.
+- Another upload, such as a confirmation, names the upload.
 
-So between two statements only the first and the last upload can have been answered. The entries of the registered
-uploads must add up to the difference of the two statements. If several choices of uploads add up, the first choice is
-taken. It contains the first and the last upload if any choice does. Uploads of the other choices are adopted at the end
-of the ledger. After the last statement, the upload with the next number is adopted first. No other upload after the
-last statement was answered.
+So between two extents only the first and the last upload can have been answered. The entries of the registered uploads
+must add up to the difference of the two extents. If several choices of uploads add up, the first choice is taken. It
+contains the first and the last upload if any choice does. Uploads of the other choices are adopted at the end of the
+ledger. After the last extent, the upload with the next number is adopted first. No other upload after the last extent
+was answered.
 
-Builds without confirmations may have answered every upload. One of several choices is taken. After the last statement,
-an unregistered upload may shift the positions of others.
+Builds without confirmations may have answered every upload. Even then, one of several choices is taken. After the last
+extent, an unregistered upload may shift the positions of later uploads.
 
 Source: the rule of an append (registered numbers ascend), read backwards; ADR 19.
 """
@@ -42,11 +42,11 @@ from logstore.positions import LedgerId
 from logstore.transactions.transaction_ids_and_states import TransactionId
 
 _MAX_CHOICES: Final = 256
-"""Bound of examined choices. With more choices, the registered choice cannot be determined."""
+"""Largest number of examined choices. With more choices, any upload may be registered."""
 
 
 class UploadedSequences(NamedTuple):
-    """Sequence ids of one producer in an upload, inside one transaction or none. Bounds are inclusive."""
+    """Sequence ids of one producer in an upload, all in one transaction or all in none. Bounds are inclusive."""
 
     producer: str
     first: int
@@ -58,12 +58,12 @@ class TransactionSpan(NamedTuple):
     """Consecutive entries of one transaction in an upload."""
 
     txn: TransactionId
-    offset: int  # position of the first entry in the upload
+    offset: int  # index of the first entry in the upload
     entries: int
 
 
 class UploadedMarker(NamedTuple):
-    """Transaction marker in an upload. It ends a transaction for the topic or for one subscription."""
+    """Transaction marker in an upload."""
 
     offset: int
     txn: TransactionId
@@ -74,12 +74,12 @@ class UploadedMarker(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnregisteredUpload:
-    """Segment in storage without a row. Stored as JSON by the names of its fields."""
+    """Segment in storage without a row. The catalog stores it as JSON by the names of its fields."""
 
     number: int
     entries: int
     size_bytes: int
-    sha256: str | None  # of the object, hexadecimal
+    sha256: str | None  # digest of the object, hexadecimal
     epoch: int  # epoch of the catalog whose worker wrote the upload
     mark: SegmentUploadId | None = None  # `None`: the only upload of its append
     behind: RegisteredExtent | None = None
@@ -106,13 +106,14 @@ class TopicAtFlush:
 
     epoch: int  # catalog epoch at the flush
     sequences: Mapping[str, ProducerSequence] = field(default_factory=dict)
-    decided_transactions: Collection[TransactionId] = ()  # decided transactions among those that uploads name
-    last_attempt_by_append: Mapping[str, int] = field(default_factory=dict)  # from uploads in all ledgers of the topic
+    decided_transactions: Collection[TransactionId] = ()  # decided transactions that uploads name
+    # number of each append's last upload, over all ledgers of the topic
+    last_attempt_by_append: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class AdoptedSegment:
-    """Adopted upload with its first entry."""
+    """Adopted upload, with the number of its first entry in the ledger."""
 
     ledger_id: LedgerId
     first_entry: int
@@ -122,11 +123,8 @@ class AdoptedSegment:
 def choose_adopted_uploads(tails: Sequence[LedgerWithUploads], topic: TopicAtFlush) -> list[AdoptedSegment]:
     """Return the adopted uploads of a topic's ledgers, in the order of the log.
 
-    If ledgers come in pages, `topic` includes the uploads adopted from earlier pages.
-
-    Args:
-        tails: Ledgers, ascending by id.
-        topic: State of the topic at the flush, or after the previous page.
+    `tails` ascend by ledger id. If a topic's ledgers come in pages, `topic` includes the uploads adopted from earlier
+    pages.
     """
     all_uploads = (upload for tail in tails for upload in tail.uploads)
     last_attempts = dict(topic.last_attempt_by_append) | find_last_upload_numbers(
@@ -153,9 +151,9 @@ def choose_adopted_uploads(tails: Sequence[LedgerWithUploads], topic: TopicAtFlu
 def find_last_upload_numbers(
     uploads: Iterable[UnregisteredUpload], known: Mapping[str, int] | None = None
 ) -> dict[str, int]:
-    """Return the number of the last upload of each append, if it is above 1 and above the number in `known`.
+    """Return the number of each append's last upload. Leave out number 1, and numbers that are not above `known`.
 
-    Earlier uploads of the append were refused, or were uploaded after the append was answered.
+    An earlier upload of an append was refused, or was uploaded after the append was answered.
     """
     last_attempts: dict[str, int] = {}
     for mark in (upload.mark for upload in uploads):
@@ -166,13 +164,11 @@ def find_last_upload_numbers(
 
 @dataclass(slots=True)
 class _Log:
-    """State of a topic's log with the uploads adopted so far."""
-
     sequences: dict[str, ProducerSequence]
     decided_transactions: set[TransactionId]
 
     def is_open_to(self, upload: UnregisteredUpload) -> bool:
-        """Return whether no transaction of the upload is decided. Otherwise its registration was refused."""
+        """Return whether all transactions of the upload are undecided. Otherwise its registration was refused."""
         return not any(span.txn in self.decided_transactions for span in upload.transactions)
 
     def has_all_entries(self, upload: UnregisteredUpload) -> bool:
@@ -201,7 +197,7 @@ class _Log:
 def _consistent_statements(
     tail: LedgerWithUploads, uploads: Sequence[UnregisteredUpload], epoch: int
 ) -> list[RegisteredExtent]:
-    """Return the statements of all uploads, ascending. Leave out statements that contradict an earlier one."""
+    """Return the extents of all uploads, ascending. Leave out an extent that contradicts an earlier extent."""
     statements = {upload.behind for upload in uploads if upload.behind and upload.epoch >= epoch}
     consistent: list[RegisteredExtent] = []
     for statement in sorted(statement for statement in statements if statement.last_segment > tail.last_segment):
@@ -214,7 +210,7 @@ def _consistent_statements(
 def _place_uploads(
     tail: LedgerWithUploads, candidates: Sequence[UnregisteredUpload], statements: Sequence[RegisteredExtent], log: _Log
 ) -> Iterator[AdoptedSegment]:
-    """Yield uploads between the statements, then uploads after the last statement, then doubtful uploads."""
+    """Yield uploads between the extents, then uploads after the last extent, then doubtful uploads."""
     entries, last_segment, doubtful = tail.entries, tail.last_segment, list[UnregisteredUpload]()
     for statement in statements:
         between = [upload for upload in candidates if last_segment < upload.number <= statement.last_segment]
@@ -235,10 +231,10 @@ def _place_uploads(
 def _choose_registered(
     between: Sequence[UnregisteredUpload], statement: RegisteredExtent, entries: int, log: _Log
 ) -> tuple[Sequence[UnregisteredUpload], Sequence[UnregisteredUpload]]:
-    """Return the uploads that a statement counts as registered, and the uploads of alternative choices.
+    """Return the uploads that an extent counts as registered, and the uploads of alternative choices.
 
-    The segment that the statement names is registered, except after a reconciliation that skipped a number, which is
-    rare. The first choice that adds up is taken, lower numbers first. Uploads in no choice were never registered. If no
+    The segment that the extent names is registered, except after a reconciliation that skipped a number, which is rare.
+    The first choice that adds up is taken, lower numbers first. An upload in no choice was never registered. If no
     choice adds up, all uploads count as registered.
     """
     named = [upload for upload in between if upload.number == statement.last_segment]
@@ -265,10 +261,10 @@ def _accepts(log: _Log, uploads: Sequence[UnregisteredUpload]) -> bool:
 
 
 def _choices_that_add_up(uploads: Sequence[UnregisteredUpload], entries: int) -> Iterator[list[UnregisteredUpload]]:
-    """Yield the subsequences of the uploads with this total number of entries, lower numbers first."""
+    """Yield the subsequences of `uploads` that have `entries` entries in total, lower numbers first."""
     if entries < 0:
         return
-    sums_from = [1]  # by position: bit n is set if the uploads from there on have a subset with n entries
+    sums_from = [1]  # bit n of item i is set if a subset of `uploads[i:]` has n entries
     for upload in reversed(uploads):
         sums_from.append(sums_from[-1] | sums_from[-1] << upload.entries)
     sums_from.reverse()

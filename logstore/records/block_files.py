@@ -1,8 +1,7 @@
-"""Parquet files of blocks: record versions of one kind, sorted by id and sub. The footer has the format.
+"""Parquet files of blocks. Rows are sorted by id and sub, and the footer has the format number.
 
-Each integer column is delta-encoded if that is smaller than a dictionary. Row groups are short and have statistics of
-ids. So a reader of a range of ids decodes only a few row groups. A reader of the whole object compares the digest
-first.
+An integer column is delta-encoded if the result is smaller than with a dictionary. Row groups are short and have
+statistics of ids, so a reader of a range of ids decodes only a few row groups.
 
 Source: Aerospike's write blocks of 8 MiB; Apache Parquet (DELTA_BINARY_PACKED).
 """
@@ -24,23 +23,19 @@ if TYPE_CHECKING:
 
 MAX_VERSIONS_PER_BLOCK: Final = 100_000
 MAX_BLOCK_BYTES: Final = 8 << 20
-"""Bounds of a block. A block with a single record version may be larger."""
+"""Largest size of a block. A block with a single record version may be larger."""
 
 ROWS_PER_GROUP: Final = 20_000
-"""Lowest number of rows that a reader decodes."""
+"""Rows of a row group. A reader decodes whole row groups."""
 
 _FOOTER_KEY: Final = b"sexton.records"
 
 
 def encode_block(kind: RecordKind, versions: "pa.Table") -> bytes:
-    """Return the file of a block.
-
-    Args:
-        kind: Kind of the record versions.
-        versions: At least 1 record version, with the columns of the kind, ascending by id and sub.
+    """Return the file of a block with at least 1 record version, ascending by id and sub.
 
     Raises:
-        InvalidInput: The columns are wrong, there is no row, or the ids do not ascend.
+        InvalidInput: The columns differ from the columns of the kind, there is no row, or the ids do not ascend.
     """
     columns = block_schema(kind)
     if versions.schema.remove_metadata() != columns:
@@ -74,7 +69,6 @@ def _split_by_bytes(kind: RecordKind, versions: "pa.Table") -> "Iterator[tuple[p
 
 
 def describe_block(block_id: str, kind: RecordKind, versions: "pa.Table", file: bytes) -> Block:
-    """Return the manifest's entry of a block with these record versions."""
     import pyarrow.compute as pc  # noqa: PLC0415 - start-up time
 
     ids = versions.column("id")
@@ -95,11 +89,7 @@ def decode_block(
 ) -> "pa.Table":
     """Return the record versions of a block, ascending by id and sub.
 
-    Args:
-        block: Entry in the manifest.
-        file: The whole object.
-        columns: Columns to read, in this order. `None`: all.
-        ids: First and last id to read, both inclusive. `None`: all.
+    `columns` are returned in the given order. `ids` are the first and last id to read, both inclusive.
 
     Raises:
         CorruptData: The file is not the object that the manifest names, or is unreadable.
@@ -120,7 +110,7 @@ def decode_block_columns(
     ids: tuple[int, int] | None = None,
     rows: int | None = None,
 ) -> "pa.Table":
-    """Decode a file without a check of its digest. `rows` is the expected number of record versions."""
+    """Decode a block's file without checking its digest. `rows` is the expected number of record versions."""
     import pyarrow as pa  # noqa: PLC0415 - start-up time
     import pyarrow.parquet as pq  # noqa: PLC0415 - start-up time
 

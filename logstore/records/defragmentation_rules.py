@@ -1,8 +1,8 @@
-"""Rules of defragmentation on columns: which blocks are rewritten, and which record versions stay.
+"""Rules of defragmentation: which blocks are rewritten, and which record versions stay.
 
-A record version is live if it is the newest of its record and the catalog still has the record or its tombstone. Other
-versions of the record may always be dropped. The newest version of a removed record may be dropped only together with
-all older versions. Otherwise an old state would become the newest.
+A record version is live if it is the newest version of its record, and the catalog has the record or its tombstone.
+Older versions of a record may always be dropped. If the catalog has neither, the newest version may be dropped only
+together with all older versions. Otherwise an older version would become the newest.
 
 Source: Aerospike's defragmentation (`defrag-lwm-pct`, 50 %).
 """
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     Mask = npt.NDArray[np.bool_]
 
 SMALL_BLOCK_BYTES: Final = 1 << 20
-"""Size below which blocks are merged, unless they have at least half of `MAX_VERSIONS_PER_BLOCK`."""
+"""A block below this size is merged with others, unless it has at least half of `MAX_VERSIONS_PER_BLOCK`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,28 +31,26 @@ class BlockUsage:
     """Number of needed record versions of a block."""
 
     block: Block
-    # live record versions, and record versions that keep an older version of a removed record from returning
+    # live record versions, and newest versions of removed records that have older versions in other blocks
     needed_versions: int
 
 
 def select_blocks_to_rewrite(usages: Sequence[BlockUsage]) -> list[Block]:
-    """Return the blocks of one kind to rewrite together: blocks of which less than half is needed, and small blocks."""
+    """Return the blocks of one kind to rewrite together: small blocks, and blocks of which less than half is needed."""
     sparse = [usage.block for usage in usages if 2 * usage.needed_versions < usage.block.records]
     small = [usage.block for usage in usages if is_small_block(usage.block) and usage.block not in sparse]
     return [*sparse, *(small if len(small) > 1 or sparse else [])]
 
 
 def is_small_block(block: Block) -> bool:
-    """Return whether a block should be merged with others."""
     return block.size_bytes < SMALL_BLOCK_BYTES and 2 * block.records < MAX_VERSIONS_PER_BLOCK
 
 
 class IdRangeSurvey:
-    """All record versions of one kind with ids in one range.
+    """Record versions of one kind with ids in one range.
 
-    Args:
-        versions: Table with at least `logstore.records.newest_versions.KEY_COLUMNS`.
-        block_numbers: Number of the block of each row.
+    `versions` has at least `logstore.records.newest_versions.KEY_COLUMNS`. `block_numbers` has the number of each row's
+    block.
     """
 
     def __init__(self, versions: "pa.Table", block_numbers: "npt.NDArray[np.intp]") -> None:
@@ -61,15 +59,13 @@ class IdRangeSurvey:
 
     @property
     def newest_rows(self) -> "npt.NDArray[np.intp]":
-        """Newest row of each record, ascending by record."""
+        """Newest row of each record, ascending by id and sub."""
         return self._ranked.newest_rows
 
     def count_needed_rows(self, exists: "Mask", blocks: int) -> "npt.NDArray[np.intp]":
-        """Return the number of needed rows of each block.
+        """Return the number of needed rows of each of the `blocks`.
 
-        Args:
-            exists: For each row of `newest_rows`, whether the catalog has the record.
-            blocks: Number of blocks.
+        `exists` says for each row of `newest_rows` whether the catalog has the record.
         """
         import numpy as np  # noqa: PLC0415 - start-up time
 
@@ -84,9 +80,8 @@ class IdRangeSurvey:
     def needed_row_mask(self, exists: "Mask", is_rewritten: "Mask") -> "Mask":
         """Return for each row whether its block is rewritten and the row is needed.
 
-        Args:
-            exists: For each row of `newest_rows`, whether the catalog has the record.
-            is_rewritten: For each block, whether it is rewritten.
+        `exists` says for each row of `newest_rows` whether the catalog has the record. `is_rewritten` says for each
+        block whether it is rewritten.
         """
         import numpy as np  # noqa: PLC0415 - start-up time
 

@@ -1,13 +1,12 @@
-"""Record functions: functions of an operator that decide about records of closed ledgers.
+"""Record functions of an operator. They decide which records of closed ledgers are deleted.
 
-A function gets a record. If it returns the record unchanged, the record stays. If it returns `None`, the record is
-deleted. Any other result is refused, because other commands change lists, copies and cursors.
+A function that returns its record unchanged keeps the record. A function that returns `None` deletes the record. Any
+other result is refused.
 
-For the same record a function must always return the same result, because it is called again after a crash. A function
-that depends on the time uses `now_us`. No lock is held during the call. If a record changes after the call, the record
-stays.
+After a crash the function is called again, and must return the same result for the same record. A function that depends
+on the time must use `now_us`. No lock is held during the call. A record that changes after the call stays.
 
-Source: Aerospike's record functions (a function that removes the record ends it, under the policy of its call).
+Source: Aerospike's record functions. Such a function may remove its record, under the policy of the call.
 """
 
 from collections.abc import Callable
@@ -26,27 +25,27 @@ class LedgerRecord:
     topic: str  # encoded name
     ledger_id: LedgerId
     entries: int
-    size_bytes: int  # of the primary copy, even after its removal
+    size_bytes: int  # size of the primary copy, even after the removal of this copy
     created_us: int  # all times: microseconds since 1970 by the catalog's clock
     closed_us: int
     copies: frozenset[CopyKind]  # readable copies
     generation: int  # number of times that copies were removed
-    now_us: int  # start of the selection, equal for all records and all repeated calls
+    now_us: int  # time at which the selection started; equal for all records and all repeated calls
 
 
-_MAX_ERROR_CHARACTERS: Final = 1_000  # characters of a function's error; a Temporal payload holds 2 MB
+_MAX_ERROR_CHARACTERS: Final = 1_000  # longest error text of a function; a workflow payload holds at most 2 MB
 
 RecordFunction = Callable[[LedgerRecord], LedgerRecord | None]
 
 
 class RecordFunctionRegistry(Protocol):
-    """Functions that an operator has registered, by name."""
+    """Record functions that an operator has registered, by name."""
 
     def find_function(self, name: str) -> RecordFunction:
-        """Return the function with the name.
+        """Return the function with this name.
 
         Raises:
-            InvalidInput: No function has the name. The error lists all names.
+            InvalidInput: No function has this name. The error lists all names.
         """
 
 

@@ -1,11 +1,11 @@
-"""Results of jobs on the record log and of their activities. Temporal stores them by field names."""
+"""Results of jobs and activities on the record log. Temporal stores a result by its field names."""
 
 from dataclasses import dataclass, field, fields, replace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlushedRecords:
-    """Result of flushes."""
+    """Sum of the results of one or more flushes."""
 
     manifest: int = 0  # newest manifest number; 0: none yet
     flushes: int = 0  # flushes that stored a manifest
@@ -13,11 +13,11 @@ class FlushedRecords:
     tombstones: int = 0
     blocks: int = 0
     bytes: int = 0  # size of these blocks
-    left: int = 0  # changes that are in no block at the end
-    named: int = 0  # blocks in the newest manifest; 0: not read
+    left: int = 0  # changes that were in no block when the last flush ended
+    named: int = 0  # blocks in the newest manifest; 0: this manifest was not read
     held: bool = False  # another job claimed the record log until this job gave up
     refused: int = 0  # records that no block can hold; their changes stay in the outbox
-    refusal: str = ""  # reason for one refused record
+    refusal: str = ""  # why one of these records was refused
 
     def plus(self, later: "FlushedRecords") -> "FlushedRecords":
         """Return the sum of two results. `left`, `held`, `refused` and `refusal` are taken from `later`."""
@@ -45,11 +45,11 @@ class DefragmentedBlocks:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaggingReplica:
-    """Replica that keeps a raid from removing tombstones."""
+    """Replica for which a raid keeps tombstones."""
 
     replica: str  # `bucket`, or `bucket/word` for a database
     manifest: int = 0  # the replica has applied this manifest and all earlier ones; 0: none yet
-    tombstones: int = 0  # kept because of this replica; several replicas may lack the same tombstone
+    tombstones: int = 0  # tombstones kept for this replica; one tombstone may be kept for several replicas
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +80,7 @@ class ShippedBlocks:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FollowedRecords:
-    """Result of the steps of a replica database."""
+    """Sum of the changes that were applied to a replica database."""
 
     replica: str  # `bucket/word`
     manifest: int = 0  # newest applied manifest number; 0: none yet
@@ -100,7 +100,7 @@ _SUMMED_STEP_FIELDS = ("steps", "seeded", "records", "tombstones", "removed")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SelectionPageStart:
-    """Start of a page of a selection: a ledger of a topic, or the next ledger if this one does not exist."""
+    """First ledger of a page of a selection. If the ledger does not exist, the page starts at the next ledger."""
 
     topic_id: int = 0
     ledger_id: int = 0
@@ -122,6 +122,6 @@ class RebuildAdoptionResult:
 
 
 def integer_fields(value: object) -> dict[str, int]:
-    """Return the integer fields of one of these results, by name."""
+    """Return the integer fields of a dataclass instance, by name."""
     values = {field.name: getattr(value, field.name) for field in fields(value)}  # type: ignore[arg-type]
     return {name: number for name, number in values.items() if type(number) is int}

@@ -1,15 +1,12 @@
-"""Manifests: numbered objects. The newest manifest names the blocks that hold the catalog's records.
+"""Manifests: numbered objects that name the blocks of the record log. The newest manifest counts.
 
-A manifest is stored only if its number is free. If two writers store the same number, one of them fails. Before a
-manifest is stored, its stamp is committed to the catalog. If a catalog does not know the stamp of the newest manifest,
-the catalog is older than the record log, or is another catalog.
+A manifest is stored only if its number is free. Before that, its stamp is committed to the catalog. A catalog that does
+not know the stamp of the newest manifest is outdated, or is another catalog.
 
-A large flush works in pages and stores one manifest a page. Half a flush is no moment of the catalog. So the manifest
-of a page repeats the blocks of the previous manifest. The last manifest names the blocks of all pages. `shows` tells
-these manifests apart. Replicas apply only manifests that show a moment of their own. The first manifest of a rebuilt
-catalog's epoch also repeats the loaded moment (ADR 24).
-
-`next_ids` belongs to the moment. A record with a lower id is in the blocks, or was deleted before the moment.
+A manifest shows a moment: the state of the catalog at one time. A large flush stores one manifest for each page. The
+manifest of a page repeats the blocks of the previous manifest, because a part of a flush is no moment. The last
+manifest of the flush names the blocks of all pages. Replicas ignore manifests that repeat an earlier moment. The first
+manifest of a rebuilt catalog's epoch also repeats a moment (ADR 24).
 
 Source: Apache Iceberg's metadata files, of which each is complete.
 """
@@ -25,18 +22,18 @@ from logstore.records.record_kinds import RECORD_LOG_FORMAT, RecordKind
 
 MANIFEST_PREFIX: Final = "records/manifest/"
 BEGUN_KEY: Final = "records/registers/begun"
-"""Key of the mark that the record log has a manifest. The mark is stored after the first manifest and never removed."""
+"""Key of the object that proves that a manifest was stored. The object is never removed."""
 
 BLOCK_PREFIX: Final = "records/blocks/"
 _KEY: Final = re.compile(rf"{MANIFEST_PREFIX}(\d{{12}})\.json")
 
 ID_HEADROOM: Final = 1_000_000
-"""Distance of new ceilings from the next ids. Also the first ceiling of a catalog without manifests."""
+"""Distance between a new ceiling and the next id. Also the first ceiling of a catalog without manifests."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IdCeilings:
-    """Bounds of the ids that may be given out. A rebuilt catalog gives out ids from these bounds on."""
+    """Exclusive upper bounds of the ids that may be given out. A rebuilt catalog gives out ids from these bounds on."""
 
     ledger: int = ID_HEADROOM
     topic: int = ID_HEADROOM
@@ -45,16 +42,16 @@ class IdCeilings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Block:
-    """Entry of a block in a manifest."""
+    """Description of a block in a manifest."""
 
     block_id: str
     kind: RecordKind
     records: int  # record versions, including tombstones
     tombstones: int
     size_bytes: int
-    sha256: str  # of the object, hexadecimal
-    first_id: int  # lowest id
-    last_id: int  # highest id
+    sha256: str  # digest of the object, hexadecimal
+    first_id: int  # lowest id of a record in the block
+    last_id: int  # highest id of a record in the block
 
     @property
     def key(self) -> str:
@@ -62,30 +59,26 @@ class Block:
 
     @classmethod
     def from_fields(cls, fields_by_name: Mapping[str, Any]) -> "Block":
-        """Return a block from its JSON object.
-
-        Raises:
-            TypeError, ValueError: A field is missing or unknown.
-        """
         return cls(**{**fields_by_name, "kind": RecordKind(fields_by_name["kind"])})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """Manifest: names of all blocks that count at one moment of the catalog."""
+    """Names of all blocks that count at one moment of the catalog."""
 
     number: int  # from 1
     catalog_id: str
     epoch: int
-    bundles: int  # fixed when the catalog was created
+    bundles: int  # number of bundles, fixed when the catalog was created
     stamp: str
     flushed_us: int  # time of the shown moment by the catalog's clock
     ceilings: IdCeilings
     blocks: tuple[Block, ...] = ()
-    # earlier manifest whose moment is repeated (0: no moment); null: this manifest shows a moment of its own
+    # number of the manifest whose moment is repeated; 0: no flush has ended yet; null: the moment is a new one
     shows: int | None = None
     moment_epoch: int | None = None  # epoch of the shown moment; null: `epoch`
-    # next ids to give out at the shown moment; null: an earlier build wrote the manifest
+    # next ids at the shown moment: a record with a lower id is in the blocks, or was deleted before the moment;
+    # null: an earlier build wrote the manifest
     next_ids: IdCeilings | None = None
     format: int = field(default=RECORD_LOG_FORMAT)
 
@@ -98,12 +91,12 @@ class Manifest:
 
     @property
     def moment_number(self) -> int:
-        """Number of the manifest whose moment this manifest shows. 0: no moment, before the first flush."""
+        """Number of the manifest whose moment this manifest shows. 0: no flush has ended yet."""
         return self.number if self.shows is None else self.shows
 
     @property
     def rows_epoch(self) -> int:
-        """Epoch of the rows in the blocks. The blocks do not include uploads of later epochs."""
+        """Epoch of the catalog whose rows are in the blocks."""
         return self.epoch if self.moment_epoch is None else self.moment_epoch
 
     @classmethod
@@ -112,7 +105,7 @@ class Manifest:
 
         Raises:
             Unsupported: A newer build wrote the manifest.
-            CorruptData: The content is no manifest, or has another number.
+            CorruptData: The content is no manifest, or its number differs from the key.
         """
         try:
             document: Mapping[str, Any] = json.loads(body)
@@ -141,7 +134,7 @@ def _manifest_from_document(cls: type[Manifest], document: Mapping[str, Any]) ->
 
 
 def manifest_key(number: int) -> str:
-    """Return the key of a manifest. Keys sort like numbers. Numbers start at 1."""
+    """Return the key of a manifest. Keys sort in the order of their numbers."""
     return f"{MANIFEST_PREFIX}{number:012d}.json"
 
 

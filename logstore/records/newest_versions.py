@@ -1,12 +1,9 @@
-"""Rule of the winner: the newest version of a record in the blocks of one manifest.
+"""Rule of the newest record version: of all versions of a record, the highest `(epoch, version)` counts.
 
-Every reader compares `(epoch, version)` and uses no clock. The cold start loads the winners. Defragmentation drops
-other record versions. A raid keeps a tombstone while it covers a record version. If two topics have the same name,
-`newest_of_each` in `infra/catalog/records/rows_from_versions.py` takes the newer topic.
+No clock is compared. To bound memory, callers read one range of ids at a time. All versions of a record are in one
+range.
 
-All functions work on columns. To bound memory, callers read ranges of ids. Each record is in exactly one range.
-
-Source: Aerospike's conflict resolution by last-update-time, here by the order of flushes; ADR 15.
+Source: Aerospike's conflict resolution by last-update-time. Sexton uses the order of flushes instead (ADR 15).
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -25,21 +22,20 @@ if TYPE_CHECKING:
     Mask = npt.NDArray[np.bool_]
 
 KEY_COLUMNS: Final = ("id", "sub", "epoch", "version", "tombstone")
-"""Columns that the rule needs."""
+"""Columns that the functions of this module need."""
 
 VERSIONS_PER_RANGE: Final = 2_000_000
 """Approximate number of record versions in memory at once."""
 
 _DENSITY_UNIT: Final = 1 << 96
-"""Scale of integer densities (record versions per id). With integers, subtracting a block's density is exact."""
+"""Factor that scales densities (record versions per id) to integers, so that sums of densities are exact."""
 
 
 def select_newest_versions(versions: "pa.Table | Sequence[pa.Table]") -> "pa.Table":
     """Return the newest version of each record, ascending by id and sub, including tombstones.
 
-    Args:
-        versions: Record versions of one kind in any order, with at least `KEY_COLUMNS`. Consecutive sorted parts are
-            fastest. If two versions of a record have equal `(epoch, version)`, their content is equal too.
+    `versions` has record versions of one kind in any order, with at least `KEY_COLUMNS`. Sorted parts make this faster.
+    If two versions of a record have equal `(epoch, version)`, their content is equal too.
     """
     import pyarrow as pa  # noqa: PLC0415 - start-up time
 
@@ -49,18 +45,18 @@ def select_newest_versions(versions: "pa.Table | Sequence[pa.Table]") -> "pa.Tab
 
 @dataclass(frozen=True, slots=True)
 class SplitNewestVersions:
-    """Winners of one kind, split into tombstones and others. Each table ascends by id and sub."""
+    """Newest versions of the records of one kind. Each table ascends by id and sub."""
 
-    live: "pa.Table"  # winners that are no tombstones
-    tombstones: "pa.Table"  # winners that are tombstones
-    covered: "pa.Table"  # newest version with content of each record in `tombstones`, if the record has any
+    live: "pa.Table"  # newest versions that are no tombstones
+    tombstones: "pa.Table"  # newest versions that are tombstones
+    covered: "pa.Table"  # for each record in `tombstones`: its newest version with content, if any
 
 
 def split_newest_versions(versions: "pa.Table") -> SplitNewestVersions:
-    """Return the winners, and the record versions that tombstones cover.
+    """Return the newest version of each record, and the newest content that each tombstone covers.
 
-    A tombstone that covers nothing is included. Storage may still hold objects of the ledger, and adoption would adopt
-    them. A replica may not have the tombstone yet.
+    A tombstone that covers no record version is included. Without the tombstone, adoption could adopt objects of the
+    ledger that are still stored. A replica may also lack the tombstone.
     """
     import pyarrow as pa  # noqa: PLC0415 - start-up time
     import pyarrow.compute as pc  # noqa: PLC0415
@@ -76,14 +72,10 @@ def split_newest_versions(versions: "pa.Table") -> SplitNewestVersions:
 
 
 def live_version_mask(ids: "Numbers", versions: "pa.Table") -> "Mask":
-    """Return for each id whether `versions` has a version of the record that is no tombstone.
+    """Return for each id whether `versions` has a version of the record with content.
 
-    A tombstone is needed while it covers a record version, even one with a higher `(epoch, version)`. Ids are never
-    used again, so a higher `(epoch, version)` does not mean that the record is new.
-
-    Args:
-        ids: Ascending ids of records without a sub.
-        versions: Record versions of the same kind in any order, with the columns `id` and `tombstone`.
+    `ids` ascend. `versions` may be in any order. A version with a higher `(epoch, version)` than the tombstone counts
+    too, because the id of a deleted record is never used again.
     """
     import numpy as np  # noqa: PLC0415 - start-up time
 
@@ -96,10 +88,10 @@ def live_version_mask(ids: "Numbers", versions: "pa.Table") -> "Mask":
 
 
 class VersionsRankedByRecord:
-    """Order of record versions of one kind by record, with the newest version of each record.
+    """Record versions of one kind, ordered by record.
 
-    `order` sorts the rows by record. `starts` has the positions in `order` at which records begin. `newest_rows` has
-    the newest row of each record.
+    `order` sorts the rows by id and sub. `starts` has the position in `order` of each record's first row. `newest_rows`
+    has the newest row of each record.
     """
 
     def __init__(self, versions: "pa.Table") -> None:
@@ -116,7 +108,7 @@ class VersionsRankedByRecord:
 
     @property
     def record_numbers(self) -> "npt.NDArray[np.intp]":
-        """Number of the record of each row. Records are numbered from 0, ascending by id and sub."""
+        """Number of each row's record. Records are numbered from 0, ascending by id and sub."""
         import numpy as np  # noqa: PLC0415 - start-up time
 
         numbers = np.empty(self._rows, dtype=np.intp)
@@ -124,7 +116,6 @@ class VersionsRankedByRecord:
         return numbers
 
     def _newest_positions(self, versions: "pa.Table") -> "npt.NDArray[np.intp]":
-        """Return positions in `order`."""
         import numpy as np  # noqa: PLC0415 - start-up time
 
         last = np.append(self.starts[1:], self._rows) - 1
@@ -136,12 +127,13 @@ class VersionsRankedByRecord:
         ages = ages[self.order]
         counts = last - self.starts + 1
         hits = np.flatnonzero(ages == np.repeat(np.maximum.reduceat(ages, self.starts), counts))
-        last[np.repeat(np.arange(len(counts)), counts)[hits]] = hits  # of equal record versions the last remains
+        # if several rows of a record have equal ages, the last row counts
+        last[np.repeat(np.arange(len(counts)), counts)[hits]] = hits
         return last
 
 
 def _record_keys(versions: "pa.Table") -> "Numbers":
-    """Return a number for each row: equal for rows of one record, ascending by id and sub."""
+    """Return one number for each row. Rows of one record have equal numbers. Numbers ascend by id and sub."""
     import numpy as np  # noqa: PLC0415 - start-up time
 
     ids: Numbers = versions.column("id").to_numpy()
@@ -168,7 +160,7 @@ def _rank_subs(versions: "pa.Table") -> "tuple[Numbers, int]":
 
 
 def _ages(versions: "pa.Table") -> "Numbers":
-    """Return a number for each row, ascending with `(epoch, version)`."""
+    """Return one number for each row, in the order of `(epoch, version)`."""
     import numpy as np  # noqa: PLC0415 - start-up time
 
     epochs: Numbers = versions.column("epoch").to_numpy()
@@ -193,14 +185,13 @@ def _tombstone_mask(versions: "pa.Table") -> "Mask":
 
 
 def split_into_id_ranges(blocks: Sequence[Block], *, versions: int = VERSIONS_PER_RANGE) -> list[tuple[int, int]]:
-    """Return ascending ranges of ids, both ends inclusive, that cover all blocks without a gap.
+    """Return ascending ranges of ids that cover all blocks without a gap. Both ends of a range are inclusive.
 
-    Each range has about `versions` record versions if each block's record versions are spread evenly over its ids. All
-    versions of a record are in one range.
+    A range has about `versions` record versions if each block's record versions are spread evenly over the block's ids.
     """
     if not blocks:
         return []
-    density_changes: dict[int, int] = {}  # by the first id of a block, or by the id after its last id
+    density_changes: dict[int, int] = {}  # key: the first id of a block, or the id after its last id
     for block in blocks:
         density = block.records * _DENSITY_UNIT // (block.last_id - block.first_id + 1)
         density_changes[block.first_id] = density_changes.get(block.first_id, 0) + density
@@ -224,12 +215,10 @@ def read_versions_by_id_range(
     *,
     versions: int = VERSIONS_PER_RANGE,
 ) -> "Iterator[pa.Table]":
-    """Yield all record versions of blocks, one ascending range of ids at a time.
+    """Yield all record versions of blocks of one kind, one ascending range of ids at a time.
 
-    Args:
-        blocks: Blocks of one kind.
-        read: Function that returns the record versions of a block with ids in a range, both ends inclusive.
-        versions: Approximate number of record versions of a range.
+    `read` returns the record versions of a block with ids in a range, both ends inclusive. A range has about `versions`
+    record versions.
     """
     import pyarrow as pa  # noqa: PLC0415 - start-up time
 
@@ -240,5 +229,5 @@ def read_versions_by_id_range(
 
 
 def overlapping_blocks(blocks: Sequence[Block], ids: tuple[int, int]) -> list[Block]:
-    """Return the blocks that may hold an id of the range. Both ends are inclusive."""
+    """Return the blocks that may have an id of the range. Both ends of the range are inclusive."""
     return [block for block in blocks if block.first_id <= ids[1] and block.last_id >= ids[0]]

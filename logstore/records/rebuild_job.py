@@ -1,4 +1,4 @@
-"""Bulk job of a rebuild, its output files, and its id.
+"""Bulk job of a rebuild, the output files of this job, and the id of a rebuild.
 
 Source: Aerospike's cold start, which builds the index from storage.
 """
@@ -33,7 +33,7 @@ LOAD_ORDER: Final = (
 """Tables that a rebuild fills, in load order."""
 
 SKIPPED_BLOCK_PREFIX: Final = "skipped: "
-"""Prefix of the name of a fact about an unreadable block. The key of the block follows."""
+"""Start of the name of a fact about an unreadable block. The key of the block follows."""
 
 _ID: Final = re.compile(r"([0-9a-f-]{36})-(\d{1,12})-([0-9a-f]{8})")
 _FILE: Final = re.compile(r"([a-z_]+)-(\d{6})\.arrow")
@@ -43,8 +43,8 @@ _FILE: Final = re.compile(r"([a-z_]+)-(\d{6})\.arrow")
 class RebuildRecordsJob:
     """Bulk job that writes the newest version of every record as rows of the catalog's tables.
 
-    The summary counts `records`, `tombstones`, the rows of each table, and `version`, the highest record version. The
-    facts name skipped blocks. `RowFilesFolder` reads the output folder.
+    The summary has the number of `records`, of `tombstones` and of rows of each table. Its `version` is the highest
+    record version. The facts name skipped blocks.
     """
 
     run_id: str
@@ -65,7 +65,7 @@ class RebuildId:
 
     @classmethod
     def for_command(cls, catalog_id: str, manifest: int, *, database_url: str, skip_unreadable: bool) -> "RebuildId":
-        """Return the same id for every run of a command. The id does not reveal the URL."""
+        """Return the id, which is equal for every run of a command. The id does not reveal the URL."""
         target = hashlib.sha256(f"{database_url}\n{skip_unreadable}".encode()).hexdigest()[:8]
         return cls(catalog_id, manifest, target)
 
@@ -86,7 +86,7 @@ class RebuildId:
 
 
 class RowFilesFolder:
-    """Arrow files of table rows in one folder, in parts by ascending ids."""
+    """Folder of Arrow files with table rows. The rows of a table are split into parts, ascending by id."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -101,9 +101,9 @@ class RowFilesFolder:
         return sorted(path for path, match in matches if match and match[1] == table)
 
     def listed_ledgers_path(self) -> Path:
-        """Return the path of a numpy array: the ids of all listed ledgers, ascending."""
+        """Return the path of a numpy file with the ids of all listed ledgers, ascending."""
         return self._folder / "listed.npy"
 
     def topics_path(self) -> Path:
-        """Return the path of a numpy array: the ids of all topics, ascending."""
+        """Return the path of a numpy file with the ids of all topics, ascending."""
         return self._folder / "topics.npy"

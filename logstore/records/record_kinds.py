@@ -1,8 +1,7 @@
-"""Kinds of records: the columns of the record log for the catalog's rows.
+"""Kinds of records, and the columns of each kind in the record log.
 
-A record is one catalog row, or several rows that belong together. `(kind, id, sub)` identifies a record. A block has
-record versions of one kind, with `RECORD_COLUMNS` and the columns of the kind. In a tombstone the columns of the kind
-are null.
+`(kind, id, sub)` identifies a record. A block has record versions of one kind. Its columns are `RECORD_COLUMNS` and the
+columns of the kind. In a tombstone the columns of the kind are null.
 
 Source: Aerospike's records; ADR 15.
 """
@@ -16,33 +15,33 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 RECORD_LOG_FORMAT: Final = 1
-"""Format of blocks and manifests. A build refuses higher formats."""
+"""Format number of blocks and manifests. A build refuses higher numbers."""
 
 
 class RecordKind(StrEnum):
-    """Kind of a record. The comment of a kind gives the meaning of `id`, and of `sub` unless it is empty."""
+    """Kind of a record. The comments say what `id` and `sub` are. If a comment does not name `sub`, it is empty."""
 
-    TOPIC = "topic"  # topic id
-    LIST = "list"  # list id
-    LEDGER = "ledger"  # ledger id; with its copies
-    SEGMENT = "segment"  # ledger id; number
-    CURSOR = "cursor"  # cursor id
-    SCHEMA = "schema"  # topic id; schema version
-    PRODUCER = "producer"  # topic id; name of the producer
-    DELETION = "deletion"  # row id of the intent
-    TRANSACTION = "transaction"  # sequence; tc id; with its participants and unsettled entry ranges
-    HIDDEN = "hidden"  # ledger id
-    INDEX = "index"  # topic id; with its index buckets of delayed messages
-    SNAPSHOT = "snapshot"  # topic id; a transaction snapshot
+    TOPIC = "topic"  # id: topic id
+    LIST = "list"  # id: list id
+    LEDGER = "ledger"  # id: ledger id; the record includes the copies of the ledger
+    SEGMENT = "segment"  # id: ledger id; sub: segment number
+    CURSOR = "cursor"  # id: cursor id
+    SCHEMA = "schema"  # id: topic id; sub: schema version
+    PRODUCER = "producer"  # id: topic id; sub: name of the producer
+    DELETION = "deletion"  # id: row id of the intent
+    TRANSACTION = "transaction"  # id: sequence; sub: tc id; includes participants and unsettled entry ranges
+    HIDDEN = "hidden"  # id: ledger id
+    INDEX = "index"  # id: topic id; the record includes the topic's index buckets of delayed messages
+    SNAPSHOT = "snapshot"  # id: topic id; the record is the topic's transaction snapshot
 
 
 RECORD_COLUMNS: Final = (
     ("id", "int64"),
-    ("sub", "string"),  # empty if the kind has none
+    ("sub", "string"),  # empty if the kind has no `sub`
     ("epoch", "int64"),  # epoch of the catalog that wrote the record version
-    ("version", "int64"),  # number of the first manifest that names the record version
-    ("generation", "int64"),  # of a ledger; else 0
-    ("at_us", "int64"),  # last update by the catalog's clock, microseconds since 1970; never used for order
+    ("version", "int64"),  # number of the manifest that was stored right after the record version
+    ("generation", "int64"),  # generation of a ledger or an intent; 0 for other kinds
+    ("at_us", "int64"),  # last update by the catalog's clock, microseconds since 1970; does not order record versions
     ("tombstone", "bool"),
 )
 """Columns of every record version, never null. `(epoch, version)` orders the record versions of a record."""
@@ -53,7 +52,7 @@ COLUMNS_BY_KIND: Final[Mapping[RecordKind, tuple[tuple[str, str], ...]]] = {
         ("state", "string"),
         ("retention_s", "int64"),
         ("retention_bytes", "int64"),  # null: no limit
-        ("durable_delete", "int64"),  # 1, 0, or null: the operation decides
+        ("durable_delete", "int64"),  # 1: durable; 0: plain; null: the operation decides
         ("created_us", "int64"),
     ),
     RecordKind.LIST: (
@@ -73,10 +72,10 @@ COLUMNS_BY_KIND: Final[Mapping[RecordKind, tuple[tuple[str, str], ...]]] = {
         ("application", "string"),
         ("state", "string"),
         ("last_segment", "int64"),  # lower bound; newer segments may exist
-        ("ledger_epoch", "int64"),  # of the catalog that created the ledger
+        ("ledger_epoch", "int64"),  # epoch of the catalog that created the ledger
         ("created_us", "int64"),
         ("closed_us", "int64"),
-        ("primary_state", "string"),  # null: no such copy
+        ("primary_state", "string"),  # null: the ledger has no primary copy
         ("primary_context", "string"),  # JSON
         ("tiered_state", "string"),
         ("tiered_context", "string"),
@@ -164,29 +163,28 @@ COLUMNS_BY_KIND: Final[Mapping[RecordKind, tuple[tuple[str, str], ...]]] = {
         ("read_entry", "int64"),
     ),
 }
-"""Nullable columns of each kind. Columns without a comment are the catalog's columns of the same name."""
+"""Nullable columns of each kind. A column without a comment equals the catalog's column of the same name."""
 
 TOMBSTONED_KINDS: Final = (RecordKind.TOPIC, RecordKind.LEDGER)
-"""Kinds of records that get tombstones. Other records disappear with their topic or ledger."""
+"""Kinds of records that get tombstones."""
 
 PARENT_BY_KIND: Final[Mapping[RecordKind, RecordKind]] = {
-    RecordKind.LIST: RecordKind.TOPIC,  # by `topic_id`
+    RecordKind.LIST: RecordKind.TOPIC,  # id of the parent: `topic_id`
     RecordKind.CURSOR: RecordKind.TOPIC,
-    RecordKind.SCHEMA: RecordKind.TOPIC,  # by `id`
+    RecordKind.SCHEMA: RecordKind.TOPIC,  # id of the parent, here and below: `id`
     RecordKind.PRODUCER: RecordKind.TOPIC,
     RecordKind.INDEX: RecordKind.TOPIC,
     RecordKind.SNAPSHOT: RecordKind.TOPIC,
     RecordKind.SEGMENT: RecordKind.LEDGER,
     RecordKind.HIDDEN: RecordKind.LEDGER,
 }
-"""Parents of dependent records. The removal of a dependent record is not recorded: readers ignore a record without
-parent.
+"""Kind of the parent of each dependent record. Removals of dependent records are not recorded, because readers ignore a
+record without a parent.
 """
 
 
 @cache
 def block_schema(kind: RecordKind) -> "pa.Schema":
-    """Return the Arrow schema of a block of the kind."""
     import pyarrow as pa  # noqa: PLC0415 - start-up time
 
     types = {"int64": pa.int64(), "string": pa.string(), "binary": pa.binary(), "bool": pa.bool_()}

@@ -1,13 +1,9 @@
-"""Tombstones: deletions that leave a tombstone, conditions for its removal, and its size.
+"""Rules of tombstones: which deletions leave one, when a tombstone may be removed, and how many bytes it needs.
 
-Every operation that can delete a record asks `is_durable`. A durable deletion leaves a tombstone: a record version
-without content. A plain deletion leaves nothing, so a cold start may bring back an older record version.
+A plain deletion leaves no tombstone, so a rebuild may bring back an older record version.
 
-A compound operation removes all of several copies of a ledger, or none. If no copy remains, the record is deleted under
-the policy of the operation.
-
-Source: Aerospike durable deletes (a write that removes the last bin ends a record; each operation has a policy), tomb
-raider (eligible age), capacity planning, and `operate` (several operations on one record under one lock).
+Source: Aerospike durable deletes (each operation has a policy), tomb raider (eligible age), capacity planning, and
+`operate` (several operations on one record under one lock).
 """
 
 import math
@@ -44,10 +40,7 @@ def is_durable(
 ) -> bool:
     """Return whether the operation leaves a tombstone.
 
-    Args:
-        ending: The operation.
-        topic_setting: Setting of the topic. `None`: unset.
-        command_setting: Setting of the command. It overrides the topic's setting. `None`: unset.
+    The setting of the command overrides the setting of the topic. `None` is an unset setting.
 
     Raises:
         Unsupported: This build does not know the operation.
@@ -61,7 +54,7 @@ def is_durable(
 
 
 class DeleteDurability(StrEnum):
-    """Policy that a command sets for a deletion. Workers get the policy by its name."""
+    """Policy that a command sets for a deletion. Workers receive the policy by name."""
 
     DURABLE = "durable"
     PLAIN = "plain"
@@ -75,7 +68,7 @@ def parse_delete_durability(policy: str | None) -> bool | None:
     """Return whether a request asks for a durable deletion, or `None` if the request has no policy.
 
     Raises:
-        Unsupported: This build does not know the policy. A plain deletion could break the request.
+        Unsupported: This build does not know the policy.
     """
     if policy is None:
         return None
@@ -86,7 +79,7 @@ def parse_delete_durability(policy: str | None) -> bool | None:
 
 
 def eligible_before_us(now_us: int, eligible_age_s: float) -> int:
-    """Return the time, in microseconds since 1970, before which the last update must be.
+    """Return the time `eligible_age_s` before `now_us`, in microseconds since 1970.
 
     Raises:
         InvalidInput: The age is below 0.
@@ -97,8 +90,6 @@ def eligible_before_us(now_us: int, eligible_age_s: float) -> int:
 
 
 class ReplicaState(StrEnum):
-    """Progress of a replica."""
-
     CURRENT = "CURRENT"  # the replica has applied the newest manifest
     BEHIND = "BEHIND"
     STALE = "STALE"  # revoked, or no acknowledgement for longer than the eligible age: the replica must be seeded
@@ -106,31 +97,31 @@ class ReplicaState(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaAcknowledgement:
-    """Newest manifest that a replica says it has applied."""
+    """Statement of a replica that it has applied a manifest."""
 
     replica_id: str
     manifest: int  # the replica has applied this manifest and all earlier ones; 0: none yet
     epoch: int
     at_us: int  # time of the acknowledgement by the store's clock
-    # a raid did not wait for the replica: its acknowledgements do not count until it is seeded again
+    # a raid did not wait for the replica; its acknowledgements do not count until the replica is seeded again
     is_revoked: bool = False
 
 
 def decide_replica_state(
     acknowledgement: ReplicaAcknowledgement, *, newest: int, now_us: int, eligible_age_s: float
 ) -> ReplicaState:
-    """Return whether a replica is current, behind or stale. `now_us` is a time by the store's clock."""
+    """Return whether a replica is current, behind or stale. `now_us` is by the store's clock."""
     if acknowledgement.is_revoked or acknowledgement.at_us < eligible_before_us(now_us, eligible_age_s):
         return ReplicaState.STALE
     return ReplicaState.CURRENT if acknowledgement.manifest >= newest else ReplicaState.BEHIND
 
 
 def newest_manifest_applied_everywhere(replicas: Iterable[ReplicaAcknowledgement], *, newest: int) -> int:
-    """Return the newest manifest that every replica has applied, or `newest` without replicas.
+    """Return the newest manifest that all replicas have applied, or `newest` without replicas. Ignore revoked replicas.
 
-    Revoked replicas do not count. Tombstones in later manifests must stay: a replica that lacks a tombstone would keep
-    the record that the tombstone covers (scylladb#3560). Revoke a silent replica before you ignore it. Otherwise its
-    next acknowledgement would count.
+    Tombstones in later manifests must stay. A replica without such a tombstone would keep the covered record
+    (scylladb#3560). A silent replica must be revoked before it is left out of `replicas`. Otherwise its next
+    acknowledgement would count.
     """
     return min([newest, *(replica.manifest for replica in replicas if not replica.is_revoked)])
 
@@ -140,7 +131,7 @@ ROW_BYTES_BY_DATABASE: Final = {"sqlite": 83, "postgresql": 148}
 
 BYTES_PER_VERSION: Final = 7
 """Bytes of a tombstone in a defragmented block if ids and times are random. Tombstones of one batch need less than 1
-byte.
+byte each.
 """
 
 BYTES_PER_BLOCK: Final = 3_400
@@ -167,13 +158,9 @@ class TombstoneSizes:
 def estimate_tombstone_sizes(tombstones: int, *, key_bytes: int = 8, database: str = "postgresql") -> TombstoneSizes:
     """Estimate the bytes of tombstones before a raid, in the catalog (index) and in blocks (disk).
 
-    The figures are measured (`tests/benchmarks/records_speed.py`) with rows that have a topic, a list and a component.
-    Aerospike stores 64 bytes and the key in its primary index, and 128 bytes and the key on disk.
-
-    Args:
-        tombstones: Number of tombstones.
-        key_bytes: Bytes of a key in Aerospike. The figures of Sexton include the id.
-        database: `sqlite` or `postgresql`.
+    The figures of Sexton are measured (`tests/benchmarks/records_speed.py`) with rows that have a topic, a list and a
+    component. They include the id, so `key_bytes` counts for Aerospike only. Aerospike stores 64 bytes and the key in
+    its primary index, and 128 bytes and the key on disk.
 
     Raises:
         InvalidInput: A number is out of bounds, or the database is unknown.
@@ -213,11 +200,11 @@ class CompoundOperation:
             raise InvalidInput("remove", expected="one copy or more to take away", found=[])
 
     def find_ending_operation(self, copies: Collection[CopyKind], *, generation: int) -> EndingOperation | None:
-        """Return the operation that deletes a ledger with these LIVE copies, or `None` if the ledger stays.
+        """Return the operation that deletes the ledger, or `None` if a copy remains. `copies` are the LIVE copies.
 
         Raises:
-            PreconditionFailed: The generation differs, a copy is absent, or only an unverified tiered copy would
-                remain.
+            PreconditionFailed: The generation differs, a copy to remove is not LIVE, or only an unverified tiered copy
+                would remain.
         """
         ledger = f"ledger {self.ledger_id}"
         if self.generation not in {None, generation}:

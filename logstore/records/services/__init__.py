@@ -1,1 +1,1 @@
-"""Services of the record log, over the ports of catalog and objects."""
+"""Services of the record log. They use the ports of the catalog and of object storage."""

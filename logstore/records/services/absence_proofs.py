@@ -1,18 +1,17 @@
-"""Proof of absence at a rebuild: a listing alone never proves that a ledger or segment is absent.
+"""Proof that a ledger or segment is absent at a rebuild. A listing alone never proves this.
 
-HEAD looks for unlisted objects whose keys are known or can be derived:
+HEAD requests look for unlisted objects under keys that are known or can be derived:
 
 1. `meta.json` and all registered segments of a ledger with a row.
-2. The segment that an upload names as the last registered one.
-3. The numbers after the last upload of a ledger that may have new segments.
-4. The first segment of the ids after the ids given out before the last flush. Rebuilds skip ids, so these ids may be
-   far above the highest known id. A writer uses a higher segment number only if number 0 is taken.
+2. The segment that an upload names as the last registered segment.
+3. The segment numbers after the last upload of a ledger that may have new segments.
+4. The first segment of each ledger id after the ids given out before the last flush. Rebuilds skip ids, so these ids
+   may be far above the highest known id. A writer uses a higher segment number only if number 0 is taken.
 
-While the old catalog may still append, HEAD looks only for the objects of item 1, because an append after the listing
-would prove nothing.
+While the old catalog may still append, only item 1 counts, because an append after the listing would prove nothing.
 
-If HEAD finds no object, the ledger alone is listed once more. Any object found proves the first listing wrong. Nothing
-is decided by a wrong listing.
+If HEAD finds no object, the ledger's prefix is listed once more. Any object found proves the first listing wrong. A
+wrong listing decides nothing.
 
 Source: the proof of a deletion (`logstore.deletion.services.primary_copies`; apache/bookkeeper#870).
 """
@@ -36,14 +35,18 @@ from logstore.records.adoption_rule import UnregisteredUpload
 from logstore.stop_checks import raise_if_stopped
 
 PROBED_NUMBERS: Final = STRIDE
-"""Number of probed segment numbers after the last upload of a ledger: all that a writer may use after one lost race."""
+"""Number of segment numbers that are probed after a ledger's last upload. A writer that lost one race uses one of these
+numbers.
+"""
 
 PROBED_IDS_PER_SHARD: Final = 4
-"""Number of probed ledger ids of a shard after the last listed id: 1,024 consecutive ids in all shards."""
+"""Number of ledger ids of a shard that are probed after the last listed id. In all shards these are 1,024 consecutive
+ids.
+"""
 
 
 class UnlistedObjectError(Exception):
-    """Object that exists although a listing of its prefix does not show it. The first argument is its key."""
+    """Object that exists although a listing of its prefix does not show it. The first argument is the object's key."""
 
 
 def prove_objects_absent(
@@ -56,16 +59,11 @@ def prove_objects_absent(
     has_statement: bool,
     is_growing: bool = False,
 ) -> None:
-    """Check that the unlisted objects of a ledger do not exist.
+    """Check that the unlisted objects of a ledger do not exist in the primary bucket.
 
-    Args:
-        objects: The primary bucket.
-        ledger_id: The ledger.
-        owner: Ledger owner in the catalog.
-        numbers: Numbers of the registered segments.
-        listed: Numbers of the listed segments.
-        has_statement: Whether a `meta.json` was listed.
-        is_growing: Whether writers may still add segments. If so, unregistered segments prove nothing.
+    `numbers` are the registered segment numbers, and `listed` are the listed segment numbers. `has_statement` says
+    whether a `meta.json` was listed. If `is_growing`, writers may still add segments, so unregistered segments prove
+    nothing.
 
     Raises:
         UnlistedObjectError: An unlisted object of the ledger exists.
@@ -96,13 +94,11 @@ def require_no_objects(objects: ObjectStore, keys: Iterable[str]) -> None:
 def possible_unlisted_keys(
     ledger_id: LedgerId, last_segment: int, listed: Collection[int], uploads: Sequence[UnregisteredUpload]
 ) -> Iterator[str]:
-    """Yield unlisted keys that uploads of a ledger may have.
+    """Yield keys of segments that may exist although no listing shows them.
 
-    Args:
-        ledger_id: The ledger.
-        last_segment: Highest segment number in the catalog; -1: none.
-        listed: Numbers of the listed segments.
-        uploads: Readable uploads above `last_segment`. Confirmations have no entries and much higher numbers.
+    `last_segment` is the highest segment number in the catalog, or -1. `listed` are the listed segment numbers.
+    `uploads` are the readable uploads above `last_segment`. Confirmations are ignored, because their numbers are much
+    higher.
     """
     stated = {upload.behind.last_segment for upload in uploads if upload.behind}
     last = max([last_segment, *(upload.number for upload in uploads if upload.entries)])
@@ -112,16 +108,13 @@ def possible_unlisted_keys(
 
 
 def probe_unlisted_ledgers(objects: ObjectStore, shard: int, first: LedgerId, listed: Collection[LedgerId]) -> None:
-    """Look for ledgers of a shard that are neither in the catalog nor listed.
+    """Look for ledgers of a shard (0 to 255) that are neither in the catalog nor listed.
 
-    Args:
-        objects: The primary bucket.
-        shard: 0 to 255.
-        first: Lowest probed id. The catalog has no ledger from there on.
-        listed: Listed ids without a row.
+    `first` is the lowest probed id. The catalog has no ledger with this id or a higher id. `listed` are the listed ids
+    of ledgers without a row.
 
     Raises:
-        UnlistedObjectError: Such a ledger exists.
+        UnlistedObjectError: A probed ledger exists.
         StoreUnavailable: The store did not answer.
     """
     ledger_id, misses = LedgerId(first + (shard - first) % SHARDS), 0

@@ -1,8 +1,8 @@
-"""Defragmentation of the record log: blocks of mostly superseded record versions are rewritten, small blocks merged.
+"""Defragmentation of the record log: mostly unneeded blocks are rewritten, and small blocks are merged.
 
 Each kind takes two passes over ranges of ids. The first pass counts the needed record versions of each block. The
-second pass writes the needed record versions of the chosen blocks to new blocks. The new blocks are published like
-blocks of a flush. A flush may run at the same time. A crash leaves unnamed blocks, and a repeated run has less to do.
+second pass writes the needed record versions of the chosen blocks to new blocks. A flush may run at the same time. A
+crash leaves unnamed blocks, which a sweep removes.
 
 Source: Aerospike's defragmentation; ADR 15.
 """
@@ -43,16 +43,14 @@ if TYPE_CHECKING:
     Mask = npt.NDArray[np.bool_]
 
 _MAX_BLOCK_LEAD_US: Final = 3_600 * 1_000_000
-"""Largest age of new blocks before the newest manifest. A sweep removes unnamed blocks that are a day older."""
+"""Largest time by which new blocks may be older than the newest manifest. Sweeps remove unnamed blocks a day older."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DefragmentationResult:
-    """Result of a defragmentation."""
-
     manifest: int = 0  # newest manifest number; 0: none
-    rewritten: int = 0  # old blocks
-    written: int = 0  # new blocks
+    rewritten: int = 0  # number of old blocks
+    written: int = 0  # number of new blocks
     dropped: int = 0  # record versions that are no longer needed
     bytes_before: int = 0  # size of the old blocks
     bytes_after: int = 0  # size of the new blocks
@@ -98,7 +96,7 @@ class Defragmenter:
     def _publish_rewrite(
         self, head: RecordLogHead, old: Sequence[Block], new: Sequence[Block], total: DefragmentationResult
     ) -> DefragmentationResult:
-        """Replace the old blocks by the new ones. Do nothing if the old blocks are gone or the new ones are too old."""
+        """Replace old blocks by new blocks. Do nothing if an old block is gone or the new blocks are too old."""
         for _ in range(MAX_PUBLISH_ATTEMPTS):
             manifest = head.manifest
             if manifest is None or not set(old) <= set(manifest.blocks) or not self._are_recent(head, new):
@@ -175,7 +173,6 @@ class _KindPass:
         return select_blocks_to_rewrite([BlockUsage(block, versions) for block, versions in usages])
 
     def rewrite(self, old_blocks: Sequence[Block]) -> list[Block]:
-        """Store the needed record versions of the old blocks in new blocks."""
         import numpy as np  # noqa: PLC0415 - start-up time
 
         is_rewritten = np.zeros(len(self._blocks), dtype=bool)

@@ -1,20 +1,18 @@
-"""Flushes: write the catalog's changes since the last flush into blocks and a manifest of the record log.
+"""Flushes: the catalog's changes since the last flush are written into blocks and a manifest of the record log.
 
-The record log shows moments of the catalog. So all entries that its cursors and index buckets name are in it, and
-transactions are complete.
+A manifest shows the catalog at one moment. So its transactions are complete, and it includes every entry that a cursor
+or an index bucket names. A small flush reads all changes at one moment. A large flush works in pages:
 
-A small flush reads all changes at one moment. Its manifest names their blocks. A large flush works in pages:
-
-1. Each page is read at its own moment. Its blocks are staged. Its manifest names no new block, but its number orders
-   the record versions.
-2. The last page has all changes since the earlier pages were read, because such changes are in the outbox again.
+1. Each page is read at a moment of its own, and its blocks are staged. A manifest is stored for each page. It names no
+   new block, but its number orders the page's record versions.
+2. The last page also has every record that changed after an earlier page was read, because the change is in the outbox.
 3. The last manifest names the blocks of all pages and shows the moment of the last page.
 
 So a crash loses one page. A rebuild during a flush gets the catalog of the previous flush. Memory and the time of a
 read transaction do not grow with the outbox.
 
-A crash at any point is harmless. After the manifest is stored, the outbox loses exactly the rows that were read. A
-change that is flushed twice becomes a newer record version with equal content.
+After the manifest is stored, the outbox loses exactly the rows that were read. A change that is flushed twice becomes a
+newer record version with equal content.
 
 Source: Aerospike's write blocks; fuzzy checkpoints of databases; ADR 15.
 """
@@ -42,7 +40,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 CHANGES_PER_PAGE: Final = 500_000
-"""Changes read at one moment. The last page may have up to twice as many."""
+"""Number of changes read at one moment. The last page may have up to twice as many changes."""
 
 _MAX_CHANGES_EXAMINED: Final = 1_000  # bound for `find_unrecordable`
 _US: Final = 1_000_000
@@ -53,13 +51,11 @@ _OVERTAKEN_MESSAGE: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlushResult:
-    """Result of a flush."""
-
     manifest: int  # newest manifest number
     records: int = 0  # written record versions, including tombstones
     tombstones: int = 0
     blocks: int = 0  # written blocks
-    bytes: int = 0  # size of these blocks
+    bytes: int = 0  # size of the written blocks
     changes: int = 0  # outbox rows removed
     left: int = 0  # outbox rows at the end: new changes, and changes of cursors that are not due
     named: int = 0  # blocks in the newest manifest
@@ -76,14 +72,9 @@ _SUMMED_FIELDS: Final = ("records", "tombstones", "blocks", "bytes", "changes")
 class Flusher:
     """Flushes of one catalog.
 
-    Threads and processes may flush concurrently: for each manifest number exactly one succeeds.
-
-    Args:
-        records: Outbox of the catalog.
-        log: Record log of the catalog.
-        clock_bound_s: Largest allowed difference between the catalog's clock and the store's.
-        cursor_interval_s: Time for which a change of a cursor waits for later changes of the cursor.
-        page: Changes read at one moment, at least 1.
+    Several threads and processes may flush at once. For each manifest number exactly one succeeds. The clocks of the
+    catalog and the store may differ by at most `clock_bound_s`. A change of a cursor waits for `cursor_interval_s`,
+    because later changes of the cursor may follow. `page` is the number of changes read at one moment, at least 1.
     """
 
     def __init__(
@@ -108,12 +99,12 @@ class Flusher:
     ) -> FlushResult:
         """Write the outbox to the record log. Raise ceilings that have less than half of their headroom left.
 
-        Idempotency: without changes nothing is written. After a crash, a repeated call writes the interrupted page
-        again, and the rest. Changes committed meanwhile are in the last page, so the flush always ends.
+        Idempotency: without changes nothing is written. After a crash, a repeated call writes the interrupted page and
+        the later pages. Changes committed meanwhile are in the last page, so the flush always ends.
 
         Args:
             cursors: Whether to write changes of cursors that are not due.
-            progress: Function that gets the number of record versions written so far, after each batch.
+            progress: Function that gets the number of record versions written so far.
             ends_adoption: Whether every topic of a rebuilt catalog is settled. An earlier flush would show half an
                 adoption as a moment of the catalog, and a later rebuild would not adopt the other half.
 
@@ -150,20 +141,17 @@ class Flusher:
         raise CatalogBusy(_OVERTAKEN_MESSAGE)
 
     def rewrite_all_records(self, *, progress: Callable[[int], None] = lambda _: None) -> FlushResult:
-        """Write every record and tombstone into a new manifest. The manifest names no other blocks.
+        """Write every record and tombstone into new blocks. The new manifest names only these blocks.
 
         If the catalog is complete, this repairs a record log with a damaged or lost manifest or block. Older manifests
-        are not read. If another writer takes the manifest number, this starts again.
+        are not read.
 
         Idempotency: a repeated call writes all records again. After a crash some records are flushed twice.
 
-        Args:
-            progress: As for `flush`.
-
         Raises:
             CatalogAdopting: The catalog is rebuilt and incomplete: it lacks records of the record log.
-            CatalogOutdated: The catalog does not know the newest manifest: the catalog lacks records.
-            CorruptData, Unsupported: That manifest is unreadable.
+            CatalogOutdated: The catalog does not know the newest manifest, so it lacks records.
+            CorruptData, Unsupported: The newest manifest is unreadable.
             PreconditionFailed, StoreUnavailable, OutcomeUnknown, CatalogBusy: As `flush`.
         """
         for _ in range(MAX_PUBLISH_ATTEMPTS):
@@ -181,7 +169,7 @@ class Flusher:
         raise CatalogBusy(_OVERTAKEN_MESSAGE)
 
     def _are_cursors_due(self, state: RecordLogState) -> bool:
-        """Return whether to write changes of cursors. Staged pages may need the cursors."""
+        """Return whether to write changes of cursors. Record versions in staged blocks may need the cursors."""
         if state.staged_blocks:
             return True
         oldest_us = state.oldest_cursor_change_us
@@ -235,7 +223,7 @@ class Flusher:
         return replace(_flush_result(manifest, blocks, len(outbox_rows)), refused=unrecordable) if manifest else None
 
     def _write_blocks(self, changes: OutboxChanges, number: int, progress: Callable[[int], None]) -> list[Block]:
-        """Store all changes in blocks, as record versions with the number of the manifest that will name the blocks."""
+        """Store all changes in blocks. `number` is the number of the manifest that is stored next."""
         import pyarrow as pa  # noqa: PLC0415 - start-up time
 
         blocks: list[Block] = []
@@ -253,10 +241,7 @@ class Flusher:
         return [*blocks, *(writer.store_remaining() if writer else [])]
 
     def _require_clock(self, blocks: list[Block], at_us: int) -> None:
-        """Compare the catalog's clock with the store's time of a new block.
-
-        The block was stored between `at_us` and now.
-        """
+        """Compare the catalog's clock with the store's. A new block was stored between `at_us` and now."""
         stored_us = self._log.stored_at_us(blocks[0].key) if blocks else None
         if stored_us is None:
             return
@@ -284,9 +269,9 @@ def _flush_result(manifest: Manifest, blocks: list[Block], changes: int) -> Flus
 
 
 def find_unrecordable(records: RecordOutbox) -> Sequence[UnrecordableRecord]:
-    """Return records that flushes leave out, among the oldest changes. This changes nothing.
+    """Return the records among the oldest changes that no block can hold. This changes nothing.
 
-    Left-out records soon become the oldest changes.
+    Changes of such records stay in the outbox, and so soon become the oldest changes.
     """
     with records.read_changes(cursors=True, page=_MAX_CHANGES_EXAMINED) as changes:
         for _ in changes.iterate_version_batches():
@@ -309,7 +294,7 @@ def _manifest_without_blocks(state: RecordLogState) -> Manifest | None:
 
 
 def raise_ceilings(ceilings: IdCeilings, next_ids: IdCeilings) -> IdCeilings:
-    """Raise ceilings that have less than half of `ID_HEADROOM` left to `ID_HEADROOM` above the next id."""
+    """Raise each ceiling to `ID_HEADROOM` above its next id if less than half of `ID_HEADROOM` is left."""
 
     def raise_ceiling(ceiling: int, next_id: int) -> int:
         return ceiling if ceiling - next_id >= ID_HEADROOM // 2 else next_id + ID_HEADROOM

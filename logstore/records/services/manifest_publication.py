@@ -1,17 +1,17 @@
-"""Publication: blocks are stored first, then a manifest that names them.
+"""Publication of blocks: a writer stores blocks, and then a manifest that names the blocks.
 
 The manifest number is the lock:
 
 1. A writer reads the newest manifest, and then the catalog.
 2. The writer stores blocks and commits a random stamp to the catalog.
-3. The writer stores the manifest with the next number. If several writers do so, one succeeds and the others start
-   again.
+3. The writer stores the manifest with the next number. If several writers use this number, one writer succeeds, and the
+   other writers start again.
 
-So manifests show moments of the catalog in order. The manifest number is also the version of all records that its flush
-writes. It orders record versions even if two concurrent transactions changed parts of the same record.
+So manifests show moments of the catalog in order. The manifest number is also the `version` of all record versions that
+its flush writes. It orders record versions even if concurrent transactions changed parts of one record.
 
-A crash before step 3 leaves a stamp and unnamed blocks. Both are harmless, and a sweep removes old blocks. A crash
-after step 3 leaves a pending stamp, and `read_settled_head` settles it. A late request takes the number or fails.
+A crash before step 3 leaves a stamp and unnamed blocks, which are harmless. A crash after step 3 leaves a pending
+stamp, which `read_settled_head` settles.
 
 A database that was restored from a backup would give out positions and ids a second time. So a process calls
 `require_current_catalog` before it uses the primary bucket.
@@ -53,14 +53,14 @@ _RESTORED: Final = (
 )
 
 MAX_PUBLISH_ATTEMPTS: Final = 10
-"""Attempts of a writer. Each failed attempt means that another writer has published."""
+"""Number of attempts of a writer. In each failed attempt another writer has published."""
 
 _MAX_BUFFERED_BYTES: Final = 64 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordLogHead:
-    """Newest manifest of the record log, with a catalog state that knows its stamp."""
+    """Newest manifest of the record log, and the state of a catalog that knows the manifest's stamp."""
 
     state: RecordLogState
     manifest: Manifest | None  # `None`: no flush has ever ended
@@ -85,15 +85,15 @@ class RecordLogHead:
 
     @property
     def next_ids(self) -> IdCeilings | None:
-        """Next ids at the moment. `None`: an earlier build wrote the manifest."""
+        """Next ids at the shown moment. `None`: an earlier build wrote the manifest."""
         return self.manifest.next_ids if self.manifest else IdCeilings(ledger=0, topic=0, transaction=0)
 
 
 def read_settled_head(records: RecordOutbox, log: RecordLog) -> RecordLogHead:
     """Read the catalog's state and the newest manifest. Settle a manifest whose writer died. Idempotent.
 
-    To settle such a manifest does not change the outbox. Its changes are flushed again, as newer record versions with
-    equal content.
+    The outbox keeps the changes of such a manifest. They are flushed again, as newer record versions with equal
+    content.
 
     Raises:
         CatalogMismatch: The bucket lacks the manifest that the catalog knows, or has a manifest of another catalog.
@@ -131,11 +131,9 @@ def _require_same(state: KnownManifest, newest: Manifest) -> None:
 
 
 def require_known_manifest(state: KnownManifest, newest: Manifest | None) -> None:
-    """Refuse a catalog that does not know the newest manifest.
+    """Refuse a catalog that does not know the newest manifest. `newest` is `None` if the bucket has no manifest.
 
-    Args:
-        state: State of the catalog, read after the manifest. So the stamps of live writers are included.
-        newest: Newest manifest. `None`: the bucket has none.
+    `state` must be read after `newest`, so that the stamps of live writers are included.
 
     Raises:
         CatalogMismatch: The manifest belongs to another catalog, or the catalog knows a manifest and the bucket has
@@ -162,11 +160,7 @@ def require_known_manifest(state: KnownManifest, newest: Manifest | None) -> Non
 
 
 def require_no_adoption(state: RecordLogState) -> None:
-    """Refuse a rebuilt catalog during adoption, and a replica.
-
-    Raises:
-        CatalogAdopting: The catalog is one of these.
-    """
+    """Raise `CatalogAdopting` for a rebuilt catalog during adoption, and for a replica database."""
     if state.is_adopting:
         raise CatalogAdopting(
             "record log: expected a catalog that is complete, found one that adopts what storage holds"
@@ -186,19 +180,21 @@ def publish_manifest(
     staged_blocks: Sequence[Block] = (),
     ends_flush: bool = False,
 ) -> Manifest | None:
-    """Store the manifest after the newest one, and settle it. Return `None` if its number is taken.
+    """Store and settle the manifest after `head`. Return `None` if the number of this manifest is taken.
+
+    `head` must be read before the blocks are stored. `next_ids` must be read at the shown moment or before.
 
     Args:
         records: Catalog side of the record log.
         log: The record log.
-        head: Result of `read_settled_head` before the blocks were stored.
-        blocks: All blocks that count from now on. In a page of a flush: the blocks of the previous moment.
-        ceilings: New ceilings of ids. The catalog uses them once the manifest is stored.
+        head: Result of `read_settled_head`.
+        blocks: All blocks that count from now on. For a page of a flush: the blocks of the previous moment.
+        ceilings: New ceilings. The catalog uses them once the manifest is stored.
         flushed_us: Time of the moment that the blocks show.
-        next_ids: Next ids at that moment, or read before it.
-        outbox_rows: Outbox rows that the blocks or the page cover.
-        staged_blocks: Blocks of a page.
-        ends_flush: Whether no block stays staged: all staged blocks are among `blocks`, or not needed.
+        next_ids: Next ids at that moment.
+        outbox_rows: Outbox rows that `blocks` or `staged_blocks` cover.
+        staged_blocks: New blocks of a page.
+        ends_flush: Whether no block stays staged. Then each staged block is in `blocks`, or is not needed.
     """
     manifest = Manifest(
         number=head.number + 1,
@@ -238,7 +234,7 @@ def _settle(
 
 
 class BlockWriter:
-    """Writer of blocks of one kind. It buffers record versions that do not fill a block yet."""
+    """Writer of blocks of one kind. It buffers record versions until they fill a block."""
 
     def __init__(self, log: RecordLog, kind: RecordKind) -> None:
         self._log, self._kind = log, kind
@@ -246,7 +242,7 @@ class BlockWriter:
         self.blocks: list[Block] = []  # stored blocks, ascending by ids
 
     def add_versions(self, versions: "pa.Table") -> None:
-        """Add record versions, ascending by id and sub, and above all earlier ones."""
+        """Add record versions. Over all calls, they ascend by id and sub."""
         self._tables.append(versions)
         rows = sum(table.num_rows for table in self._tables)
         if rows >= MAX_VERSIONS_PER_BLOCK or sum(table.nbytes for table in self._tables) >= _MAX_BUFFERED_BYTES:
@@ -268,15 +264,11 @@ class BlockWriter:
 
 
 def require_current_catalog(records: RecordOutbox, objects: OwnedStore) -> None:
-    """Refuse a database that does not know the newest manifest.
+    """Refuse a database that does not know the newest manifest. `objects` is the bucket of the record log.
 
     If the catalog knows the newest manifest, this costs one LIST, and one GET of the next number, which LIST may hide.
-    If the listing lacks the known manifest, HEAD looks for newer ones. A listing without any manifest proves nothing. A
-    replica database may be behind, because it refuses all other writes anyway.
-
-    Args:
-        records: The catalog.
-        objects: Bucket of its record log.
+    A listing without any manifest proves nothing. A replica database may be behind, because it refuses all other
+    writes.
 
     Raises:
         CatalogOutdated: The catalog does not know the stamp of the newest manifest.

@@ -1,11 +1,11 @@
-"""Register of names that is read without a listing, because listings may hide objects.
+"""Register of names that is read without a listing, because a listing may hide objects.
 
-Entries are objects numbered without a gap: `{folder}{n:06d}` has a name, and `{folder}{n:06d}-ended` ends the entry. A
-reader requests one number after the other until an object is missing. Entries are never overwritten or removed. A name
-that is entered again gets a new number. So entries must be rare.
+Entries are numbered without a gap. The object `{folder}{n:06d}` has a name, and the object `{folder}{n:06d}-ended` ends
+the entry. A reader requests one number after the other until an object is missing. Entries are never overwritten or
+removed. A name that is entered again gets a new number. So entries must be rare.
 
-Every call may be repeated. If two writers enter the same name twice, both entries end together. An entry has the digest
-of its name. The digest reveals a truncated response.
+Every call may be repeated. If two writers enter a name at once, the name has two entries, which end together. Each
+entry has the digest of its name, which reveals a truncated response.
 """
 
 from collections.abc import Callable, Iterator
@@ -23,7 +23,7 @@ NO_CONTENT: Final = b"{}"
 
 
 def put_record_object(objects: ObjectStore, key: str, body: bytes) -> None:
-    """Store an object and its digest if the key is free, and read it back.
+    """Store an object with its digest if the key is free, and read the object back.
 
     Raises:
         AlreadyExists: Another object has the key.
@@ -33,7 +33,7 @@ def put_record_object(objects: ObjectStore, key: str, body: bytes) -> None:
 
 
 class NameRegister:
-    """Names in one folder. The folder's name ends with a slash. Thread-safe."""
+    """Names in one folder. `folder` ends with a slash. Thread-safe."""
 
     def __init__(self, objects: ObjectStore, folder: str) -> None:
         self._objects, self._folder = objects, folder
@@ -64,9 +64,9 @@ class NameRegister:
             number += 1
 
     def end_names(self, should_end: Callable[[str], bool]) -> None:
-        """End the entries of matching names. Raise as `enter`.
+        """End all entries whose name matches. Raise the errors of `enter_name`.
 
-        If no entry matches, the register is read again, because a response may lack an entry.
+        If no name matches, the register is read again, because a response may lack an entry.
         """
         for _ in range(2):
             numbers = [number for number, name in self._active_entries() if should_end(name)]
@@ -77,7 +77,7 @@ class NameRegister:
                 return
 
     def active_names(self) -> frozenset[str]:
-        """Return the names that were entered and have not ended. Raise as `enter`."""
+        """Return the names that were entered and have not ended. Raise the errors of `enter_name`."""
         return frozenset(name for _, name in self._active_entries())
 
     def _active_entries(self) -> Iterator[tuple[int, str]]:

@@ -1,10 +1,11 @@
-"""Cold start: the manifest of a rebuilt catalog's epoch, which is published between load and adoption.
+"""Manifests of a rebuild: the loaded manifest, and the first manifest of the new epoch.
 
-Two rebuilds from one manifest use the same next number, and one of them succeeds. The other never becomes the catalog.
-Its database stays ADOPTING, and nothing is deleted from storage because of it.
+The first manifest of the new epoch is stored between load and adoption. If two rebuilds load one manifest, they use the
+same next number, and one rebuild succeeds. The other rebuild never becomes the catalog. Its database stays ADOPTING,
+and nothing is deleted from storage because of it.
 
-The manifest ends the old epoch and has no row of the new epoch. Until the flush at the end of adoption, it repeats the
-loaded moment with that moment's epoch. If another rebuild begins before that flush, it adopts the same uploads.
+The first manifest of the new epoch has no row of that epoch. It repeats the loaded moment with the epoch of that
+moment. So another rebuild that begins before the flush at the end of adoption adopts the same uploads.
 """
 
 from collections.abc import Collection
@@ -25,8 +26,6 @@ _STORE_TIME_STEP_S: Final = 1.0  # S3 stores times of objects in whole seconds
 
 
 class RebuildManifests:
-    """Steps of a rebuild on the record log."""
-
     def __init__(self, log: RecordLog) -> None:
         self._log = log
 
@@ -90,18 +89,18 @@ class RebuildManifests:
         return (renewed_us - stored_us) / 1_000_000 - _STORE_TIME_STEP_S
 
     def find_rows_epoch(self, base: Manifest) -> int:
-        """Return the epoch of the rows in a manifest. Uploads of that epoch may be in no block.
+        """Return the epoch of the catalog whose rows a manifest has. Uploads of that epoch may be in no block.
 
-        Earlier builds stored the manifest of a new epoch as a moment of its own, with the blocks and the time of the
-        previous manifest. The previous manifest has the epoch of the rows, unless a sweep has removed it.
+        Earlier builds stored the first manifest of an epoch as a moment of its own, with the blocks and the time of the
+        previous manifest. For such a manifest, the previous manifest has the epoch, unless a sweep has removed it.
         """
         return self._find_moment(base).rows_epoch
 
     def find_unflushed_id_starts(self, base: Manifest) -> tuple[LedgerId, ...]:
-        """Return the starts of the id ranges in which ledgers may be younger than the manifest's moment, ascending.
+        """Return the first ids of the ranges that may have ledgers younger than the manifest's moment, ascending.
 
-        A rebuild skips ids up to the ceilings, so there may be two ranges. Manifests of earlier builds lack the next
-        ids. For these, the next ids are `ID_HEADROOM` below the ceilings.
+        A rebuild skips ids up to the ceilings, so there may be two ranges. A manifest of an earlier build has no next
+        ids. Then the next ids are taken as `ID_HEADROOM` below the ceilings.
         """
         if base.next_ids:
             return (LedgerId(base.next_ids.ledger),)
@@ -109,10 +108,7 @@ class RebuildManifests:
         return LedgerId(0), LedgerId(max(self._find_moment(moment or base).ceilings.ledger - ID_HEADROOM, 0))
 
     def _find_moment(self, manifest: Manifest) -> Manifest:
-        """Return the earliest existing manifest with the same moment.
-
-        Manifests of earlier builds repeat a moment unmarked.
-        """
+        """Return the earliest existing manifest with the same moment. Earlier builds did not mark repeated moments."""
         while manifest.moment_epoch is None:
             previous = self._log.read_manifest(manifest.number - 1)
             if previous is None or previous.flushed_us != manifest.flushed_us:
@@ -124,7 +120,7 @@ class RebuildManifests:
         self._log.unpin(rebuild)
 
     def require_no_foreign_successor(self, records: RecordOutbox, number: int) -> None:
-        """Refuse a loaded database that can no longer become the catalog. `number` is the number of its manifest.
+        """Refuse a loaded database that can no longer become the catalog. `number` is its manifest number.
 
         Raises:
             PreconditionFailed: The next manifest belongs to another rebuild or to the old catalog.
@@ -139,12 +135,10 @@ class RebuildManifests:
             raise _overtaken_error(number + 1, successor)
 
     def publish_new_epoch(self, records: RecordOutbox, base: Manifest, *, unreadable: Collection[str] = ()) -> int:
-        """Store and settle the manifest of the new epoch after `base`. Return its number. Idempotent.
+        """Store and settle the first manifest of the new epoch, after `base`. Return its number. Idempotent.
 
-        Args:
-            records: Records of the rebuilt catalog.
-            base: Manifest of the loaded rows.
-            unreadable: Keys of skipped blocks. The new manifest does not name these blocks.
+        `base` is the manifest of the loaded rows. `unreadable` has the keys of skipped blocks, which the new manifest
+        does not name.
 
         Raises:
             PreconditionFailed: Another rebuild stored the manifest, or the old catalog still writes.

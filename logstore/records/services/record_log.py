@@ -1,19 +1,18 @@
-"""The record log in its bucket: manifests, blocks, pins, and acknowledgements of replicas.
+"""Objects of the record log: manifests, blocks, pins, and acknowledgements of replicas.
 
-Objects are never overwritten. A manifest is stored only if its number is free. A renewed pin or a newer acknowledgement
-is a new object, and the old object is deleted afterwards. After a crash between the two, the longer pin and the lower
-acknowledgement count.
+Objects are never overwritten. A renewed pin or a newer acknowledgement is a new object, and the old object is deleted
+afterwards. After a crash between the two, the longer pin and the lower acknowledgement count.
 
-A raid revokes a replica before it stops waiting for it. No acknowledgement removes the revocation. So a replica that
-lacks a removed tombstone always notices this, even if it returns late or clocks are wrong.
+A raid revokes a replica before the raid stops waiting for the replica. No acknowledgement removes the revocation. So a
+replica that lacks a removed tombstone always notices this, even if the replica returns late or clocks are wrong.
 
-A listing may hide objects. So keys of rebuilds' pins and names of replicas are also in registers. Registers are read
-without a listing. A register entry is added after the object, and ended before the object is deleted. A registered pin
-counts even if no listing shows it. A registered replica that no listing shows counts as a replica that has applied
-nothing.
+A listing may hide objects. So the keys of rebuilds' pins and the names of replicas are also in registers, which are
+read without a listing. A register entry is added after its object is stored, and ends before the object is deleted. A
+registered pin counts even if no listing shows it. A registered replica that no listing shows counts as a replica that
+has applied nothing.
 
-HEAD requests look for hidden manifests by their numbers. If a listing hides all manifests, a mark (`BEGUN_KEY`) shows
-that there are some. Their numbers cannot be guessed, because sweeps remove the first manifests.
+HEAD requests look for hidden manifests by number. If a listing hides all manifests, the object `BEGUN_KEY` shows that
+manifests exist. Their numbers cannot be guessed, because sweeps remove the first manifests.
 """
 
 import re
@@ -44,22 +43,22 @@ REGISTER_PREFIX: Final = "records/registers/"
 _PIN_NAMES: Final = f"{REGISTER_PREFIX}pins/"
 _REPLICA_NAMES: Final = f"{REGISTER_PREFIX}replicas/"
 _REGISTERED_PURPOSES: Final = frozenset({"rebuild"})
-"""Purposes of pins that are registered, because data is lost without the pin. Jobs with other purposes start again."""
+"""Purposes whose pins are registered, because data is lost without the pin. A job with another purpose starts again."""
 _PIN: Final = re.compile(rf"{PIN_PREFIX}([^/]+)/([^/]+)/(\d{{12}})-(\d{{17,}})")
 _REPLICA: Final = re.compile(rf"{REPLICA_PREFIX}([^/]+)/(\d{{12}})-(\d{{12}})-(\d{{17,}})")
 _REVOKED: Final = "revoked"
 
 NEVER_STALE_US: Final = 2**62
-"""Time of the acknowledgement of a registered replica that no listing shows. No real time is known."""
+"""Acknowledgement time of a registered replica that no listing shows. The real time is unknown."""
 
 MIN_KEPT_MANIFESTS: Final = 100
 """Number of newest manifests that no sweep removes."""
 
 _MAX_NEWER_MANIFESTS: Final = MIN_KEPT_MANIFESTS // 2
-"""Number of newer manifests up to which a new pin counts. With more, a sweep may have missed the pin."""
+"""A new pin counts only if there are fewer newer manifests than this. Otherwise a sweep may have missed the pin."""
 
 _PROBED_NUMBERS: Final = 10_000
-"""Range of numbers after a manifest in which hidden newer manifests are looked for: half a day of flushes every 5 s."""
+"""Hidden manifests are looked for up to this distance from a known number: half a day of flushes every 5 s."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,15 +93,12 @@ class RecordLog:
         return [number for number in numbers if number is not None]
 
     def read_newest_manifest(self, after: int = 0) -> Manifest | None:
-        """Return the newest manifest, or `None` if the record log has none.
-
-        Args:
-            after: Known number. Manifests with lower numbers are not listed.
+        """Return the newest manifest, or `None`. Numbers below the known number `after` are not listed.
 
         Raises:
             CorruptData, Unsupported: The manifest is unreadable, or a newer build wrote it.
-            StoreUnavailable: The store did not answer. Or the manifest was removed meanwhile. Or the listing hides a
-                manifest that HEAD finds, or hides all manifests.
+            StoreUnavailable: The store did not answer, the manifest was removed meanwhile, or a listing hides
+                manifests.
         """
         number = self.find_newest_manifest_number(after)
         if number is None:
@@ -113,7 +109,7 @@ class RecordLog:
         return newest
 
     def find_newest_manifest_number(self, after: int = 0) -> int | None:
-        """Return the number of the newest manifest, or `None`. Raise as `newest_manifest`."""
+        """Return the number of the newest manifest, or `None`. Raise the errors of `read_newest_manifest`."""
         numbers: list[int] = self.list_manifest_numbers(after=max(after - 1, 0))
         if after and after not in numbers:
             hidden = after if self._exists(after) else None if numbers else self._find_later(after)
@@ -129,11 +125,10 @@ class RecordLog:
     def read_certain_newest_manifest(self, after: int = 0) -> Manifest | None:
         """Return the newest manifest, or `None`. HEAD requests make sure that no newer manifest is hidden.
 
-        This costs about 100 requests. If the listing shows the known manifest and none after it, one request is enough,
-        because sweeps remove manifests in order. Before a refusal, manifests are listed a second time.
+        This costs about 100 requests, or one request if the listing shows manifest `after` as the newest.
 
         Raises:
-            StoreUnavailable: Two listings lack a newer manifest, or as `newest_manifest`.
+            StoreUnavailable: Two listings lack a newer manifest, or as `read_newest_manifest`.
         """
         newest, hidden = self._newest_and_later(after)
         if hidden is not None:
@@ -150,8 +145,8 @@ class RecordLog:
     def _find_later(self, number: int, *, probed: int = _PROBED_NUMBERS) -> int | None:
         """Return the number of a later manifest that HEAD finds, or `None`.
 
-        A sweep never removes the newest `MIN_KEPT_MANIFESTS` manifests. So one of every `MIN_KEPT_MANIFESTS` numbers
-        exists, or the first number after `number`.
+        Sweeps keep the newest `MIN_KEPT_MANIFESTS` manifests. So the next number and every `MIN_KEPT_MANIFESTS`th
+        number are enough.
         """
         distances: list[int] = [1, *range(MIN_KEPT_MANIFESTS, probed + 1, MIN_KEPT_MANIFESTS)]
         for distance in distances:
@@ -164,14 +159,17 @@ class RecordLog:
         return self._objects.head(manifest_key(number)) is not None
 
     def read_newest_complete_manifest(self, after: int = 0) -> Manifest | None:
-        """Return the newest manifest that shows a moment of its own, or `None`. Raise as `newest_manifest`."""
+        """Return the newest manifest that shows a moment of its own, or `None`.
+
+        Raise the errors of `read_newest_manifest`.
+        """
         newest = self.read_newest_manifest(after)
         if newest is None or newest.shows is None:
             return newest
         return self.read_manifest(newest.shows) if newest.shows else None
 
     def read_manifest(self, number: int) -> Manifest | None:
-        """Return the manifest of a number, or `None` if it does not exist. Raise as `newest_manifest`."""
+        """Return the manifest with this number, or `None`. Raise the errors of `read_newest_manifest`."""
         last = self._last
         if last is not None and last.number == number:
             return last
@@ -195,7 +193,7 @@ class RecordLog:
         self._mark_begun()
 
     def _mark_begun(self) -> None:
-        """Store the mark after every manifest, because the writer of the first may have died, or be an older build."""
+        """Store `BEGUN_KEY`. The writer of the first manifest may have died before, or may be an earlier build."""
         if self._is_marked:
             return
         if self._objects.head(BEGUN_KEY) is None:
@@ -204,9 +202,9 @@ class RecordLog:
         self._is_marked = True
 
     def put_blocks(self, kind: RecordKind, versions: "pa.Table") -> Iterator[Block]:
-        """Store record versions, ascending by id and sub, in blocks with random names. No manifest names them yet.
+        """Store record versions, ascending by id and sub, in blocks with random names. Yield each block.
 
-        If the process dies, a sweep removes the blocks.
+        No manifest names the blocks yet. If the process dies, a sweep removes the blocks.
         """
         for block_versions, file in encode_blocks(kind, versions):
             raise_if_stopped()
@@ -218,7 +216,7 @@ class RecordLog:
     def read_block(
         self, block: Block, columns: Sequence[str] | None = None, ids: tuple[int, int] | None = None
     ) -> "pa.Table":
-        """Return the record versions of a block, as `logstore.records.block_files.decode_block`.
+        """Return the record versions of a block, as `logstore.records.block_files.decode_block` does.
 
         Raises:
             MissingData: The bucket does not have the block.
@@ -259,8 +257,9 @@ class RecordLog:
     def pin_newest_manifest(self, pin_id: str, until_us: int, purpose: str, *, after: int = 0) -> Manifest | None:
         """Pin and return the newest manifest that shows a moment of its own, or `None`.
 
-        `after` is as in `newest_manifest`. A sweep may have listed the pins before this pin was stored. Sweeps keep the
-        newest manifests and the shown manifest. So the pin counts only if its manifest is still one of these.
+        Numbers below `after` are not listed. A sweep may have listed the pins before this pin was stored. Sweeps keep
+        the newest manifests, and the manifest of the newest moment. So the pin counts only if its manifest is still one
+        of these manifests.
         """
         while (newest := self.read_newest_complete_manifest(after)) is not None:
             raise_if_stopped()
@@ -288,11 +287,10 @@ class RecordLog:
             self._delete(keys)
 
     def list_pins(self, *, now_us: int = 0) -> list[Pin]:
-        """Return the pins that end after `now_us`, one for each id and manifest."""
+        """Return the pins that end after `now_us`."""
         return [pin for pin in self._pins().values() if pin.until_us > now_us]
 
     def _pins(self) -> dict[str, Pin]:
-        """Return listed and registered pins, by key."""
         listed = [item.key for item in self._objects.list(PIN_PREFIX)]
         matches = (_PIN.fullmatch(key) for key in sorted({*listed, *self._pin_names.active_names()}))
         return {
@@ -302,10 +300,10 @@ class RecordLog:
         }
 
     def acknowledge_manifest(self, replica_id: str, manifest: int, epoch: int, at_us: int) -> None:
-        """Store that a replica has applied this manifest and all earlier ones.
+        """Store that a replica has applied this manifest and all earlier manifests.
 
         From now on raids wait for the replica until it has been silent for the eligible age. A revocation stays. If the
-        replica is forgotten meanwhile, it stays forgotten. `at_us` is the current time by any clock. It makes the
+        replica is forgotten meanwhile, it stays forgotten. `at_us` is the current time by any clock, and makes the
         acknowledgement unique.
         """
         folder = f"{REPLICA_PREFIX}{_quote_name(replica_id)}/"
@@ -329,18 +327,18 @@ class RecordLog:
     def register_replica(self, replica_id: str, at_us: int) -> None:
         """Register a replica before its seed, as a replica that has applied nothing and is not revoked. Idempotent.
 
-        A seed must read the record log only afterwards. Tombstones that raids removed earlier cover nothing in that
-        record log.
+        The seed must read the record log only afterwards, because from then on raids wait for the replica.
         """
-        self._entered.discard(replica_id)  # another process may have forgotten it since
+        self._entered.discard(replica_id)  # another process may have forgotten the replica
         self.acknowledge_manifest(replica_id, 0, 0, at_us)
         with effect("records.register"):
             self._delete([self._revocation(replica_id)])
 
     def revoke_replica(self, replica_id: str) -> None:
-        """Revoke a replica: raids do not wait for it any more, and it must be seeded again.
+        """Revoke a replica, so that raids do not wait for it and it must be seeded again.
 
-        List the replicas again afterwards, because the replica may have been registered again meanwhile.
+        The caller must list the replicas again afterwards, because the replica may have been registered again
+        meanwhile.
         """
         with effect("records.revoke"), suppress(AlreadyExists):
             put_record_object(self._objects, self._revocation(replica_id), NO_CONTENT)
@@ -382,10 +380,10 @@ class RecordLog:
         return [replace(acknowledgements[name], is_revoked=name in revoked) for name in sorted(acknowledgements)]
 
     def list_certain_acknowledgements(self) -> list[ReplicaAcknowledgement]:
-        """Return the acknowledgements, including registered replicas that no listing shows.
+        """Return the listed acknowledgements, and one for each other registered replica that is not revoked.
 
         A replica that no listing shows counts as a replica that has applied nothing and is never stale. So no raid
-        revokes it. HEAD finds an earlier revocation.
+        revokes it.
         """
         registered = self._replica_names.active_names()
         listed = self.list_acknowledgements()
@@ -399,15 +397,15 @@ class RecordLog:
         ]
 
     def is_registered(self, replica_id: str) -> bool:
-        """Return whether a replica is registered, without a listing."""
+        """Return whether a replica is registered. No listing is needed."""
         return replica_id in self._replica_names.active_names()
 
     def is_revoked(self, replica_id: str) -> bool:
-        """Return whether a replica is revoked, without a listing."""
+        """Return whether a replica is revoked. No listing is needed."""
         return self._objects.head(self._revocation(replica_id)) is not None
 
     def _delete_others(self, folder: str, key: str) -> None:
-        """Delete all other objects of the folder but the revocation."""
+        """Delete the objects of the folder except `key` and the revocation."""
         keys = [item.key for item in self._objects.list(folder) if item.key not in {key, f"{folder}{_REVOKED}"}]
         self._delete(keys)
 

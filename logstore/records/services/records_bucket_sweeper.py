@@ -1,15 +1,14 @@
-"""Sweeps of the records bucket: remove old manifests, then blocks that no manifest names.
+"""Removal of old manifests from the records bucket, and of old blocks that no manifest names.
 
-A writer may be about to name an unnamed block. It stored the block after the newest manifest that it has read, or at
-most an hour before. If there is a newer manifest by now, the writer fails. So if an unnamed block is a day older than
-the newest manifest, no writer can name it. Ages are compared by the store's clock. Staged blocks of an unfinished flush
-stay. They are read from the catalog before the manifests.
+A writer stores blocks after it has read the newest manifest, or at most an hour before. Then the writer stores a
+manifest that names the blocks, but fails if there is a newer manifest by now. So no writer can still name a block that
+is a day older than the newest manifest. Ages are compared by the store's clock alone. Staged blocks of an unfinished
+flush stay.
 
-Manifests are removed before the blocks that only they named. After a crash a sweep may be repeated.
+Manifests are removed before blocks. After a crash a sweep may be repeated.
 
-Source: Apache Iceberg (expire snapshots, remove orphan files). Ages are compared within one store, because files
-younger than their longest writer were deleted (iceberg#4194), and because one decision by two clocks left half-deleted
-snapshots (icechunk#2310).
+Source: Apache Iceberg (expire snapshots, remove orphan files). Iceberg deleted files of a writer that still ran
+(iceberg#4194). A decision by two clocks left half-deleted snapshots (icechunk#2310).
 """
 
 from collections.abc import Callable, Collection, Iterable
@@ -25,24 +24,22 @@ from logstore.stop_checks import raise_if_stopped
 
 MIN_MANIFEST_AGE_US: Final = 3_600 * 1_000_000
 MIN_UNNAMED_BLOCK_AGE_US: Final = 86_400 * 1_000_000
-"""Age of an unnamed block, before the newest manifest, from which it is removed."""
+"""An unnamed block is removed if it is older than the newest manifest by more than this."""
 
 _PIN_GRACE_US: Final = 600 * 1_000_000
-"""Time for which a pin counts after its end, because clocks differ."""
+"""Time for which a pin still counts after its end, because clocks differ."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweptRecordObjects:
-    """Removed objects."""
+    """Number of removed objects."""
 
     manifests: int = 0
     blocks: int = 0
-    bytes: int = 0  # size of these blocks
+    bytes: int = 0  # size of the removed blocks
 
 
 class RecordsBucketSweeper:
-    """Sweeps of the records bucket of one catalog."""
-
     def __init__(self, objects: OwnedStore, log: RecordLog) -> None:
         self._objects, self._log = objects, log
 
@@ -51,10 +48,8 @@ class RecordsBucketSweeper:
     ) -> SweptRecordObjects:
         """Remove old manifests and old unnamed blocks.
 
-        Args:
-            now_us: Current time by the catalog's clock. Pins that have ended do not count.
-            staged_blocks: Staged blocks, read from the catalog before this call.
-            progress: Function that is called after each manifest read.
+        `now_us` is by the catalog's clock. `staged_blocks` must be read from the catalog before this call. `progress`
+        is called after each read of a manifest.
 
         Raises:
             CatalogMismatch: The bucket belongs to another catalog.
@@ -94,7 +89,7 @@ class RecordsBucketSweeper:
     def _old_unnamed_blocks(
         self, newest_us: int, numbers: Iterable[int], progress: Callable[[], None]
     ) -> list[ObjectInfo]:
-        """Return old blocks that no manifest names. Read the newest manifest first: it names most blocks."""
+        """Return old blocks that no manifest names. The newest manifest is read first, because it names most blocks."""
         unnamed = {
             item.key: item
             for item in self._objects.list(BLOCK_PREFIX)
@@ -118,5 +113,5 @@ class RecordsBucketSweeper:
 
 
 def _is_older(item: ObjectInfo, newest_us: int, age_us: int) -> bool:
-    """Return whether an object is this much older than the newest manifest. `False` if its age is unknown."""
+    """Return whether an object is older than the newest manifest by more than `age_us`. Unknown ages are young."""
     return item.modified_us is not None and item.modified_us < newest_us - age_us

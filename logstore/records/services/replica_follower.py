@@ -1,24 +1,26 @@
-"""Replica databases: the record log is applied to a database that serves reads.
+"""Followers: a follower applies the record log to a replica database.
 
-One step applies the record versions since the applied manifest and records the newest manifest as applied. This is one
-transaction. Then the step acknowledges the manifest in the source bucket. After a crash between the two, the next step
-acknowledges. Blocks of the previously applied manifest are not read again.
+All record versions after the last applied manifest are applied in one transaction. Then the newest manifest is
+acknowledged in the source bucket. After a crash between the two, the next call acknowledges.
 
-The record log lacks tombstones that raids have removed. If a replica missed such a tombstone, it would keep the covered
-record for ever. So a step is refused in these cases, and the replica must be seeded:
+The record log lacks tombstones that raids have removed. A replica that missed such a tombstone would keep the covered
+record for ever. So the replica must be seeded in these cases:
 
 - A raid has revoked the replica.
 - The replica did not acknowledge for the eligible age.
 - The source was rebuilt under another epoch.
-- The database is older than the acknowledgement of the replica.
+- The database is older than the replica's acknowledgement.
 
-A seed registers the replica, empties the database and applies a complete manifest. Each seed has its own name. The
-database stores the name with the applied manifest. So an acknowledgement of a failed seed, or of a database with the
-same URL on another machine, is not mistaken for this database's.
+Each seed has a name of its own, which the database stores with the applied manifest. So the acknowledgement of a failed
+seed is not mistaken for this database's acknowledgement. This also holds for a database with the same URL on another
+machine.
 
-The order of reads makes this safe. The newest manifest is read before the replica's own acknowledgement. If a raid has
-removed a tombstone before, the acknowledgement shows that the replica is revoked. A seed registers first. A followed
-replica bucket must be one that raids wait for. Otherwise its manifest may be older than removed tombstones.
+The order of reads makes this safe:
+
+- The newest manifest is read before the replica's acknowledgement. If a raid has removed a tombstone before, the
+  acknowledgement shows that the replica is revoked.
+- A seed registers the replica before it reads the record log.
+- A replica bucket is followed only if raids wait for it. Otherwise its manifest may be older than removed tombstones.
 
 Source: Aerospike's XDR. A tombstone that is removed before every replica has seen it lets deleted data return
 (scylladb#3560, scylladb#8970).
@@ -52,13 +54,11 @@ VERSIONS_IN_MEMORY: Final = 100_000
 
 _SEED_PIN_US: Final = 24 * 3_600 * 1_000_000
 _ACKNOWLEDGE_INTERVAL_S: Final = 60.0
-"""Longest time between two acknowledgements of a replica without new manifests. At most a tenth of the eligible age."""
+"""Interval of acknowledgements without new manifests. A tenth of the eligible age counts if it is shorter."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaFollowSettings:
-    """Settings of a follower."""
-
     replica: str  # prefix of the replica's names: `bucket/random word`
     bucket: str  # followed bucket: the source bucket or a replica bucket
     follows_replica_bucket: bool
@@ -66,14 +66,10 @@ class ReplicaFollowSettings:
 
 
 class ReplicaFollower:
-    """Steps of one replica database. Several processes may run steps.
+    """Follower of one replica database. Several processes may follow for one database at once.
 
-    Args:
-        follow: Identity of the replica.
-        source: Record log in which the replica acknowledges.
-        followed: Record log that the replica applies.
-        database: The replica database.
-        store_now_us: Clock of the store.
+    The replica acknowledges in the record log `source`, and applies the record log `followed`. `store_now_us` is the
+    clock of the store.
     """
 
     def __init__(
@@ -89,19 +85,17 @@ class ReplicaFollower:
         self._database, self._now_us = database, store_now_us
 
     def apply_new_manifests(self, *, seed: bool = False, proceed: Callable[[], None] = lambda: None) -> FollowedRecords:
-        """Apply new manifests. Seed the database if it is empty, or if `seed`.
+        """Apply new manifests. Seed the database if it is empty, or if `seed` is true.
 
         Idempotency: without a new manifest only an acknowledgement is written, at intervals.
 
-        Args:
-            seed: Whether to empty the database and apply a complete manifest.
-            proceed: Function that is called often. If it raises, the step is undone.
+        `proceed` is called often. If it raises, the transaction is rolled back.
 
         Raises:
             PreconditionFailed: The replica must be seeded, or its bucket needs a shipment. Nothing was changed.
             CatalogMismatch: The database or the bucket belongs to another catalog.
             MissingData, CorruptData, Unsupported: A block is unreadable. Nothing was changed.
-            CatalogBusy, OutcomeUnknown, StoreUnavailable: The step may be repeated.
+            CatalogBusy, OutcomeUnknown, StoreUnavailable: The call may be repeated.
         """
         applied = self._database.read_applied_manifest()
         if seed or applied is None:
@@ -118,7 +112,6 @@ class ReplicaFollower:
         return self._acknowledge(self._apply(newest, applied, applied.replica, proceed, base=applied), newest)
 
     def _seed(self, applied: AppliedManifest | None, proceed: Callable[[], None]) -> FollowedRecords:
-        """Pin a complete manifest and apply it."""
         now_us, name = self._now_us(), f"{self._follow.replica}-{uuid4().hex[:8]}"
         if self._followed.read_newest_manifest() is None:
             return FollowedRecords(replica=name)
@@ -143,9 +136,9 @@ class ReplicaFollower:
         return self._acknowledge(result, newest)
 
     def _forget_seeds(self, *, except_for: Collection[str]) -> None:
-        """Forget names of failed seeds, because raids would wait for them, and revoked names.
+        """Forget revoked names, and names of failed seeds, because raids would wait for failed seeds.
 
-        A registered name without an acknowledgement is forgotten too. A seed that still runs notices this at its end.
+        The name of a running seed may be forgotten too. That seed notices this at its end.
         """
         for replica in self._source.list_certain_acknowledgements():
             is_dead = replica.is_revoked or not replica.manifest
@@ -164,7 +157,7 @@ class ReplicaFollower:
         *,
         base: AppliedManifest | None,
     ) -> FollowedRecords:
-        """Apply the record versions that are newer than `base`. Without `base`, empty the database and apply all."""
+        """Apply the record versions that are newer than `base`. Without `base`, seed the database."""
         base_manifest = self._followed.read_manifest(base.manifest) if base else None
         known_blocks = set(base_manifest.blocks) if base_manifest else set[Block]()
         blocks = [block for block in newest.blocks if block not in known_blocks]
@@ -212,7 +205,7 @@ class ReplicaFollower:
         return {replica.replica_id: replica for replica in self._source.list_acknowledgements()}
 
     def _require_fresh_bucket(self, replicas: dict[str, ReplicaAcknowledgement]) -> None:
-        """Require raids to wait for a followed replica bucket."""
+        """Refuse a followed replica bucket if raids do not wait for it."""
         acknowledgement = replicas.get(self._follow.bucket)
         if self._follow.follows_replica_bucket and (
             acknowledgement is None
@@ -236,7 +229,7 @@ class ReplicaFollower:
             )
 
     def _require_acknowledgement(self, applied: AppliedManifest, newest: Manifest) -> ReplicaAcknowledgement:
-        """Return the replica's acknowledgement. Refuse a step that may miss removed tombstones."""
+        """Return the replica's acknowledgement. Refuse if the replica may miss removed tombstones."""
         self._require_same_log(applied, newest)
         acknowledgement = self._find_acknowledgement(applied.replica)
         if acknowledgement is None or not self._has_name(applied.replica):
@@ -254,13 +247,10 @@ class ReplicaFollower:
         return acknowledgement
 
     def _find_acknowledgement(self, replica_id: str) -> ReplicaAcknowledgement | None:
-        """Return the acknowledgement of a replica. Before a refusal, list a second time.
+        """Return the acknowledgement of a replica, or `None` if the replica is not registered.
 
-        HEAD checks for a revocation. If a listing hid the revocation, the replica would miss removed tombstones for
-        ever.
-
-        Raises:
-            StoreUnavailable: Neither listing shows a registered replica.
+        A listing may hide objects. So acknowledgements are listed twice before a refusal, and HEAD looks for a
+        revocation.
         """
         acknowledgement = self._acknowledgements().get(replica_id)
         if acknowledgement is None or self._is_stale(acknowledgement):
@@ -276,7 +266,7 @@ class ReplicaFollower:
         return replace(acknowledgement, is_revoked=is_revoked)
 
     def _require_same_log(self, applied: AppliedManifest, newest: Manifest) -> None:
-        """Require the newest manifest to be the applied manifest or a successor."""
+        """Require the newest manifest to be the applied manifest or a successor of it."""
         self._require_same_catalog(applied, newest)
         if newest.epoch != applied.epoch:
             raise self._refusal(f"catalog epoch {applied.epoch}", f"{newest.epoch}: the source was rebuilt")

@@ -1,15 +1,13 @@
-"""Replica buckets: shipments of blocks and manifests. The catalog can be rebuilt from a replica bucket.
+"""Shipments of blocks and manifests to replica buckets.
 
-A shipment copies missing blocks, reads them back and compares them. Then it stores a complete manifest. So a replica
-bucket also lacks what plain deletions removed, and has the tombstones of durable deletions.
+A shipment copies missing blocks and reads the copies back. Then it stores a complete manifest, and is acknowledged in
+the source bucket. Raids wait for a replica until it has been silent for the eligible age. Then the replica is STALE.
+The next shipment registers a STALE replica again, before the shipment chooses a manifest.
 
-A shipment is acknowledged in the source bucket. Raids wait for a replica until it has been silent for the eligible age.
-After that it is STALE, and the next shipment seeds it: the shipment registers the replica before it chooses the
-manifest.
+Replica databases acknowledge in the source bucket too. The name of a replica database contains a slash. The name of a
+bucket never does.
 
-Replica databases acknowledge in the source bucket too (`following`). Their names contain a slash, bucket names do not.
-
-A promoted replica continues with its own catalog epoch and gets no more shipments.
+A promoted replica has a catalog epoch of its own and gets no more shipments.
 
 Source: Aerospike's XDR with `replicate_deletes`.
 """
@@ -33,24 +31,19 @@ _PIN_DURATION_S: Final = 24 * 3_600
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaStatus:
-    """Progress of a replica."""
-
     replica: str  # `bucket`, or `bucket/words` for a database
     state: ReplicaState | None  # `None`: nothing was ever shipped to the replica
     manifest: int  # acknowledged manifest number; 0: none
     newest: int  # newest manifest number of the record log
-    lag_s: float | None  # age of the oldest missing flush; `None`: its manifest was swept
+    lag_s: float | None  # time from the acknowledged moment to the newest; `None`: unknown, a manifest was swept
     at_us: int | None  # last acknowledgement, by the store's clock
 
 
 class ReplicaShipments:
     """Replica buckets of one record log. Thread-safe.
 
-    Args:
-        source: Bucket of the record log.
-        replicas: Replica buckets by name.
-        store_now_us: Clock of the stores.
-        eligible_age_s: Time without acknowledgement after which a replica is STALE.
+    `replicas` has the replica buckets by name. `store_now_us` is the clock of the stores. A replica is STALE after
+    `eligible_age_s` without an acknowledgement.
     """
 
     def __init__(
@@ -67,7 +60,6 @@ class ReplicaShipments:
 
     @property
     def replica_names(self) -> tuple[str, ...]:
-        """Names of the configured replica buckets."""
         return tuple(self._replicas)
 
     def list_replica_statuses(self) -> list[ReplicaStatus]:
@@ -102,9 +94,9 @@ class ReplicaShipments:
         return None if manifest is None else max(0, newest.flushed_us - manifest.flushed_us) / 1_000_000
 
     def ship_to_replica(self, replica: str) -> ShippedBlocks:
-        """Copy the newest manifest and missing blocks to a replica bucket, and acknowledge.
+        """Copy the newest manifest and missing blocks to a replica bucket, and acknowledge the manifest.
 
-        A repeated call copies the rest.
+        After a failure, a repeated call copies the remaining blocks.
 
         Raises:
             InvalidInput: No replica has this name.
@@ -170,7 +162,6 @@ class ReplicaShipments:
         )
 
     def _copy(self, block: Block, store: OwnedStore, target: RecordLog) -> None:
-        """Copy one block and read it back. If an earlier attempt copied the block, only read it."""
         stored = self._objects.get(block.key)
         if stored is None:
             raise MissingData(f"{block.key}: the newest manifest names it, and the record log has no such object")
@@ -178,7 +169,7 @@ class ReplicaShipments:
             with effect("records.ship_block"):
                 store.put_if_absent(block.key, stored.body, metadata=stored.metadata)
         except AlreadyExists:
-            pass  # its content is checked below
+            pass  # an earlier attempt may have copied the block; its content is checked below
         try:
             target.read_block(block, columns=["id"])
         except CorruptData as error:

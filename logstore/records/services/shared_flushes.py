@@ -1,8 +1,9 @@
-"""Flush requests of deletions: objects may be deleted only after the record log has the tombstone or intent.
+"""Flushes that deletions wait for before they delete objects. The threads of a process share these flushes.
 
-Otherwise a catalog rebuilt from the record log would list a ledger that lacks objects. Concurrent threads share a
-flush. Each thread needs the first flush that begins after its request. Threads also share a failure. Otherwise, while
-the record log is unavailable, a thread would wait for all failing flushes before its own.
+The record log must have the tombstone or intent before objects are deleted. Otherwise a rebuilt catalog would list a
+ledger that lacks objects. A thread needs a flush that begins after its request. Waiting threads share this flush and
+its failure. Otherwise, while the record log is unavailable, each thread would wait for the failing flushes of all
+earlier threads.
 """
 
 from collections.abc import Sequence
@@ -14,27 +15,22 @@ from logstore.ports.catalog import RecordOutbox
 
 
 class ChangeFlusher(Protocol):
-    """Writer of all changes of a catalog to its record log."""
-
     def flush(self) -> object:
         """Write all changes that were committed before the call."""
 
 
 class SharedFlushes:
-    """Shared flushes of the threads of one process."""
-
     def __init__(self, records: RecordOutbox, flusher: ChangeFlusher) -> None:
         self._records, self._flusher = records, flusher
         self._changed = Condition()
         self._started = self._ended = self._last_success = 0  # flush numbers, from 1
         self._is_running = False
-        self._failure: SextonError | None = None  # error of the last flush that ended
+        self._failure: SextonError | None = None  # error of the last finished flush
 
     def flush_deletions(self, ledger_ids: Sequence[int]) -> dict[int, SextonError]:
-        """Flush the deletions of these ledgers. Return a retryable error for each ledger that is not flushed.
+        """Flush the deletions of these ledgers. Return a `StoreUnavailable` for each ledger that is not flushed.
 
-        Each error is a `StoreUnavailable`, because no ledger is at fault. If the catalog does not answer, every ledger
-        gets one.
+        If the catalog does not answer, every ledger gets this error.
         """
         unflushed = frozenset(ledger_ids)
         try:
@@ -51,8 +47,8 @@ class SharedFlushes:
         """Wait until the record log has the tombstones and intents of these ledgers. Idempotent.
 
         Raises:
-            CatalogBusy: Some are not flushed, because of other writers. The call may be repeated.
-            RetryableError, TerminalError: As the flush.
+            CatalogBusy: Some ledgers are not flushed, because of other writers. The call may be repeated.
+            RetryableError, TerminalError: The flush failed.
         """
         if not self._records.find_unflushed_ledgers(ledger_ids):
             return

@@ -1,18 +1,18 @@
-"""Raids: remove tombstones that cover nothing any more from the catalog.
+"""Raids: removal of tombstones from the catalog if they no longer cover a record version.
 
-1. Mark as candidates the tombstones that are old enough, are in a block, and have no unfinished deletion.
-2. Scan the blocks of the newest manifest, and of manifests stored meanwhile, that may have versions of a candidate.
-3. Keep a candidate if a block has a version of its record with content. Keep it if its own record version is in no
-   block, or in a block that a replica has not applied. Keep it if storage has an object of the ledger.
-4. Remove the other candidates if they have not changed since step 1.
+A raid has four steps:
 
-Storage has no object of a ledger if two listings show none, and no key that a finished deletion names is readable.
+1. Mark candidates: tombstones that are old enough, are in a block, and have no unfinished deletion.
+2. Scan all blocks that may have versions of a candidate's record, including blocks that are stored meanwhile.
+3. Keep a candidate if a block has a version of its record with content, or storage has an object of the ledger. Also
+   keep a candidate whose tombstone is in no block, or in a block that a replica has not applied.
+4. Remove each other candidate that has not changed since step 1.
 
-A crash leaves marks. The next raid replaces these marks. Tombstones stay if a block is unreadable, the store does not
-answer, a rebuild is unfinished, or the bucket belongs to another catalog.
+A ledger counts as without objects if two listings show no object, and no key that a finished deletion names is
+readable. After a crash, the next raid replaces the remaining marks.
 
-Source: Aerospike's tomb raider (cenotaphs; eligible age; no older version on disk); deleted rows that return after a
-tombstone is removed before every copy has seen it (scylladb#3560), or after a restore (scylla-manager#4258).
+Source: Aerospike's tomb raider (cenotaphs, eligible age, no older version on disk). Deleted rows returned where a
+tombstone was removed before every copy had seen it (scylladb#3560), or after a restore (scylla-manager#4258).
 """
 
 import logging
@@ -56,7 +56,7 @@ _REST_FACTOR: Final = 4.0  # after a write a raid sleeps 4 times as long as the 
 _PIN_DURATION_US: Final = 7 * 86_400 * 1_000_000  # longer than any raid
 
 _MAX_SINGLE_LISTINGS: Final = 8
-"""Number of candidates in a shard up to which each ledger is listed separately. Above, the whole shard is listed."""
+"""If a shard has more candidates than this, the whole shard is listed. Otherwise each ledger is listed separately."""
 
 _NO_MANIFEST = -1
 _LOG: Final = logging.getLogger(__name__)
@@ -64,8 +64,6 @@ _LOG: Final = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RaidResult:
-    """Result of a raid."""
-
     candidates: int = 0
     kept: int = 0
     removed: int = 0
@@ -80,7 +78,7 @@ class _Candidates:
 
     ids: "npt.NDArray[np.int64]"
     needed: "npt.NDArray[np.bool_]"  # whether the tombstone must stay
-    newest_tombstone: "npt.NDArray[np.int64]"  # number of its manifest, or `_NO_MANIFEST`
+    newest_tombstone: "npt.NDArray[np.int64]"  # newest manifest number of a stored tombstone, or `_NO_MANIFEST`
 
     @property
     def removable_ids(self) -> "npt.NDArray[np.int64]":
@@ -115,19 +113,13 @@ class _Scan:
 class Raider:
     """Raids on the tombstones of one catalog.
 
-    A raid needs no lock. Later marks replace earlier ones, and a raid removes only tombstones with its own marks. Each
-    attempt has its own marks. Otherwise a late attempt could remove tombstones that the next attempt has marked but not
-    yet scanned.
+    A raid needs no lock, because it removes only tombstones with its own marks, and later marks replace earlier marks.
+    Each attempt has marks of its own. Otherwise a late attempt could remove tombstones that the next attempt has marked
+    but not yet scanned.
 
-    Args:
-        records: Outbox of the catalog.
-        tombstones: Tombstones of the catalog.
-        log: Record log of the catalog.
-        primary: Bucket of the primary copies.
-        eligible_age_s: Age below which tombstones stay.
-        replica_age_s: Silence after which raids do not wait for a replica. `None`: `eligible_age_s`.
-        sleep_s: Pause between blocks, for other users of the store.
-        clock: Clock of the pauses.
+    `primary` is the bucket of the primary copies. Tombstones younger than `eligible_age_s` stay. A raid does not wait
+    for a replica that has been silent for `replica_age_s` (default: `eligible_age_s`). `sleep_s` is the pause between
+    blocks, for other users of the store.
     """
 
     def __init__(
@@ -151,10 +143,7 @@ class Raider:
     ) -> RaidResult:
         """Mark, scan and remove tombstones. A repeated call starts again.
 
-        Args:
-            run_id: Id of the raid.
-            attempt: Number of the attempt of this raid, from 1.
-            progress: Function that gets the progress after each block and each page.
+        `attempt` counts the attempts of raid `run_id` from 1. `progress` is called after each block and each page.
 
         Raises:
             CatalogAdopting: The catalog is rebuilt and incomplete.
@@ -225,7 +214,7 @@ class Raider:
         }
 
     def _scan(self, scan: _Scan, blocks: Sequence[Block], progress: Callable[[RaidResult], None]) -> bool:
-        """Scan the blocks that were not scanned yet. Return whether there were any."""
+        """Scan the blocks that were not scanned yet. Return whether there was such a block."""
         unscanned = [
             block for block in blocks if block.kind in scan.candidates and block.block_id not in scan.scanned_block_ids
         ]
@@ -243,10 +232,7 @@ class Raider:
         return bool(unscanned)
 
     def _keep_stored_ledgers(self, scan: _Scan, progress: Callable[[RaidResult], None]) -> None:
-        """Keep tombstones of ledgers with an object. Without the tombstone such a ledger would count as lost.
-
-        If two listings do not show an object, its known keys are read. The bucket's marker is checked before and after.
-        """
+        """Keep tombstones of ledgers with an object. Without its tombstone, such a ledger would count as lost."""
         import numpy as np  # noqa: PLC0415 - start-up time
 
         self._primary.confirm_ownership()
@@ -274,7 +260,7 @@ class Raider:
         return {ledger_id for ledger_id in ids if self._has_listed_object(ledger_id)}
 
     def _ledgers_with_known_objects(self, ids: Sequence[int]) -> set[int]:
-        """Return the ledgers with a readable known key, or with a damaged list of keys."""
+        """Return the ledgers of which a known key is readable, or whose list of known keys is damaged."""
         remembered_keys: list[Iterator[tuple[int, str]]] = []
         remembered, damaged = set[int](), set[int]()
         for intent in self._records.list_finished_deletions(ids):
@@ -352,7 +338,6 @@ class Raider:
 
 
 def raid_marks_name(run_id: str, attempt: int) -> str:
-    """Return the name of the marks of one attempt of a raid."""
     return run_id if attempt == 1 else f"{run_id}-{attempt}"
 
 
@@ -367,11 +352,7 @@ def _paginate(ids: Sequence[int], size: int) -> Iterator[Sequence[int]]:
 
 
 def _deleted_keys(intent: DeletionIntent) -> Iterator[tuple[int, str]]:
-    """Return pairs of a ledger and a key: the objects that a deletion had to remove.
-
-    Raises:
-        CorruptData: The intent is damaged.
-    """
+    """Return the ledger's id with each key that the deletion had to remove."""
     if damaged_property := intent.damage or find_missing_property(intent):
         raise CorruptData(
             f"ledger {intent.ledger_id}: expected a deletion that can be read, found damaged {damaged_property}"

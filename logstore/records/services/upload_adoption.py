@@ -1,12 +1,13 @@
-"""Adoption: adds to a rebuilt catalog the ledgers and segments that storage has beyond the last flush.
+"""Adoption: a rebuilt catalog gets the ledgers and segments that storage has but no flush contained.
 
-Adoption ends before any process may write to the catalog. So no answered append is lost, and no id is used again.
+No process may write to the catalog before adoption has ended. So no answered append is lost, and no id is used again.
 
-Shards of storage are compared in any order by any process. A comparison may be repeated. The differences are staged in
-the catalog. Then each topic is settled in its own transaction. A crash costs at most one transaction.
+First, any process compares shards of storage with the catalog, in any order, and stages the differences in the catalog.
+Then each topic is settled in one transaction. A comparison may be repeated. A crash costs at most one transaction.
 
 A listing alone never proves that a ledger is absent (`logstore.records.services.absence_proofs`). If a listing lacks an
-existing object, the listing is repeated. If the object is still not listed, adoption stops before anything is settled.
+existing object, the shard is listed again. If the object is still not listed, adoption stops before anything is
+settled.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -54,13 +55,11 @@ _LEDGERS_PER_PAGE: Final = 200
 _MAX_OBJECTS_PER_PAGE: Final = 20_000  # about 20 MB of memory; a page of a single ledger may have more
 _TOPICS_PER_PAGE: Final = 100
 _MAX_WRONG_LISTINGS: Final = 3
-"""Number of listings of a shard, each proved wrong by HEAD, after which adoption stops."""
+"""Adoption stops after this number of listings of a shard that HEAD has proved wrong."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComparedShard:
-    """Result of one comparison of a shard."""
-
     shard: int
     objects: int  # number of objects in storage
     staged: int  # number of ledgers that differ from the catalog
@@ -95,12 +94,8 @@ class _CountedListing:
 class UploadAdopter:
     """Adoption into one catalog. Thread-safe. Several processes may adopt shards.
 
-    Args:
-        adoption: Port of the catalog.
-        objects: The primary bucket.
-        buckets: Tiered buckets by location.
-        application: Application of the compared ledgers. Objects of other applications are ignored.
-        threads: Concurrent requests for single objects, at least 1.
+    `objects` is the primary bucket, and `buckets` finds tiered buckets by location. Objects of applications other than
+    `application` are ignored. `threads` is the number of concurrent requests for single objects, at least 1.
     """
 
     def __init__(
@@ -122,11 +117,9 @@ class UploadAdopter:
 
         Idempotency: staged ledgers of the shard are replaced. Settled topics stay settled.
 
-        Args:
-            shard: 0 to 255.
-            unflushed_from: Starts of the id ranges in which ledgers may be younger than the rows.
-            is_growing: Whether the old catalog may still append. If so, only objects of existing rows can prove a
-                listing wrong.
+        `unflushed_from` has the first ids of the ranges in which ledgers may be younger than the loaded rows.
+        `is_growing` says whether the old catalog may still append. Then only objects of existing rows can prove a
+        listing wrong.
 
         Raises:
             InvalidInput: The shard is not 0 to 255.
@@ -180,7 +173,7 @@ class UploadAdopter:
         return ComparedShard(shard=shard, objects=listing.objects, staged=staged_count)
 
     def require_few_absent_ledgers(self, max_absent_share: float = MAX_ABSENT_SHARE) -> None:
-        """Refuse if too large a share of listed ledgers has no objects, according to the comparisons so far.
+        """Refuse if the comparisons so far show too large a share of listed ledgers without objects.
 
         Raises:
             InvalidInput: `max_absent_share` is not 0 to 1.
@@ -200,16 +193,16 @@ class UploadAdopter:
     ) -> AdoptionReport:
         """Settle every topic and the remaining rows, flush, and make the catalog READY.
 
-        The flush runs before the first writer. So the record log has the adopted uploads, and no later rebuild decides
-        about them again.
+        The flush ends before any process may write to the catalog. So the record log has the adopted uploads, and no
+        later rebuild decides about them again.
 
         Idempotency: a settled topic is not settled again. A READY catalog only reports.
 
         Args:
             rows_epoch: Epoch of the loaded rows. Uploads of earlier epochs were decided before the flush.
             flush: Function that writes all changes of the catalog to its record log. Its errors are raised.
-            on_progress: Function that gets the number of topics settled since the last call.
-            max_absent_share: Allowed share of listed ledgers without objects, 0 to 1 inclusive.
+            max_absent_share: Largest allowed share of listed ledgers without objects, 0 to 1 inclusive.
+            on_progress: Function that gets the number of topics settled since its last call.
 
         Raises:
             InvalidInput: `max_absent_share` is out of bounds.
@@ -236,7 +229,7 @@ class UploadAdopter:
         return report
 
     def _pages(self, shard: int, items: Iterable[ObjectInfo]) -> Iterator[list[_LedgerPair]]:
-        """Yield ledgers with a row or objects, ascending. A page has a bounded number of objects, or one ledger."""
+        """Yield pages of ledgers with a row or objects, ascending. A page has bounded objects, or one ledger."""
         page, objects = list[_LedgerPair](), 0
         for row, stored in _join(self._loaded_ledgers(shard), _group_by_ledger(items)):
             ledger_objects = len(stored.segments) if stored else 0
@@ -258,7 +251,6 @@ class UploadAdopter:
     def _compare(
         self, pool: ThreadPoolExecutor, page: list[_LedgerPair], issued: IssuedIdBounds, *, is_growing: bool
     ) -> list[StagedLedger]:
-        """Compare the ledgers of a page, then read their uploads. Requests run concurrently."""
         strangers = [stored.ledger_id for row, stored in page if row is None and stored is not None]
         cause_by_ledger = self._adoption.find_missing_row_causes(strangers) if strangers else {}
         compare = partial(self._compare_ledger, is_growing=is_growing)
@@ -343,7 +335,7 @@ class UploadAdopter:
         return _Difference(staged, row.can_have_new_segments, row.last_segment)
 
     def _has_tiered_objects(self, row: LoadedLedger) -> bool:
-        """Return whether the tiered copy exists. The index of the copy is written last, so its existence is enough."""
+        """Return whether the tiered copy exists. The index of a copy is written last, so the index proves the copy."""
         if row.tiered_context is None:
             return False
         uuid, location = parse_uuid_and_location(row.ledger_id, row.tiered_context)
@@ -358,8 +350,8 @@ class UploadAdopter:
     ) -> _Difference | None:
         """Return the difference of a ledger without a row, or `None` if it has an intent or an unknown owner.
 
-        Ledgers with an id that was never given out are ignored too. The id of such a row would be higher than the id of
-        every later ledger of the topic, and the topic could never roll again.
+        A ledger with an id that was never given out is ignored too. Such an id would be above the ids of all later
+        ledgers of the topic, and the topic could never roll again.
         """
         cause = cause_by_ledger[stored.ledger_id]
         statement = self._read_statement(stored) if cause is not MissingRowCause.DETACHED else None
@@ -377,9 +369,9 @@ class UploadAdopter:
         return _Difference(staged, cause is MissingRowCause.UNKNOWN and is_message_ledger, -1)
 
     def _read_statement(self, stored: _StoredLedger) -> LedgerStatement | None:
-        """Return the statement of the ledger's objects, or `None` for foreign objects.
+        """Return the statement of a ledger's objects, or `None` for foreign objects.
 
-        All objects have equal statements.
+        One object is read, because all objects of a ledger have equal statements.
         """
         item = next(iter([*stored.statements, *stored.segments.values()]), None)
         if item is None:

@@ -1,7 +1,7 @@
-"""Reader of uploads. It derives from a segment's object what its registration would have recorded.
+"""Reader of uploads: properties of a segment's object that its registration would have stored in the catalog.
 
-It reads the object's metadata and a few columns. Message payloads are read only for transaction markers, because their
-payloads have the acknowledged positions.
+The metadata and a few columns are read. Message payloads are read only for transaction markers, because the payload of
+a marker has the acknowledged positions.
 """
 
 import base64
@@ -46,13 +46,9 @@ _MARKER_COLUMNS: Final = ("payload", "properties")
 
 
 def read_upload(objects: ObjectStore, ledger_id: LedgerId, number: int, item: ObjectInfo) -> UnregisteredUpload | None:
-    """Return the properties of an upload, or `None` if the object has no valid statement.
+    """Return the properties of an upload in the primary bucket, or `None` if the object has no valid statement.
 
-    Args:
-        objects: The primary bucket.
-        ledger_id: Ledger of the key.
-        number: Segment number of the key.
-        item: Listed object.
+    `item` is the listed object. `ledger_id` and `number` are from the object's key.
 
     Raises:
         CorruptData: The object differs from its metadata, or is no segment.
@@ -106,7 +102,7 @@ def _read_upload(objects: ObjectStore, ledger_id: LedgerId, number: int, item: O
 
 
 def _fetch(objects: ObjectStore, ledger_id: LedgerId, item: ObjectInfo) -> tuple[Mapping[str, str], bytes | None]:
-    """Return the metadata and, to save a request, the content of a small object."""
+    """Return the metadata of an object. To save a request, also return the content of a small object."""
     if item.size_bytes <= MAX_WHOLE_READ_BYTES:
         stored = objects.get(item.key)
         if stored is None:
@@ -177,7 +173,7 @@ def _producer_sequences(table: "pa.Table") -> tuple[UploadedSequences, ...]:
 
 
 def _transaction_spans(table: "pa.Table") -> Iterator[TransactionSpan]:
-    """Yield consecutive messages of one transaction as spans. Transaction markers are no messages."""
+    """Yield a span for each run of consecutive messages of one transaction. Transaction markers are no messages."""
     verbs = table.column("marker").to_pylist()
     txns = [None if verb else txn for txn, verb in zip(_transaction_ids(table), verbs, strict=True)]
     offset = 0
