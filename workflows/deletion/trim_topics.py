@@ -1,8 +1,9 @@
 """`trim-topics`: detach and delete every ledger of any topic that retention does not keep.
 
 Destroys ledgers that every subscription has acknowledged and no limit keeps. Invariant: the detached ledgers of a topic
-are a prefix of its list, selected under its lock. To stop it, cancel or terminate it: a started `delete-ledgers` goes
-on, and the next trim adopts ledgers that were detached without one.
+are a prefix of its list, selected under its lock. To stop it, cancel or terminate it. A `delete-ledgers` that has
+started continues. If ledgers were detached and no `delete-ledgers` was started for them, the topic's next trim takes
+over their intents.
 
 1. For each page of ACTIVE topics, roll idle ledgers and detach (phase one), all into one batch. A topic or a page that
    fails is skipped.
