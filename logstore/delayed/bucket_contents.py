@@ -1,6 +1,6 @@
-"""Contents of new index buckets: delayed messages of the log, the end of a bucket, and the merge of buckets by time.
+"""Contents of new index buckets: selection of messages from the log, limits, and merge by delivery time.
 
-A merge has one window of each source in memory, never a whole bucket.
+A merge has one window of each source in memory, never a whole index bucket.
 
 Source: PIP-195 (sealing the last mutable bucket, merging buckets); apache/pulsar#26251, where a merge skipped the first
 segment.
@@ -26,11 +26,10 @@ def merge_sorted_sources(
     from_ms: int | None = None,
     on_skipped: Callable[[DelayedRows], None] = lambda _: None,
 ) -> Iterator[DelayedRows]:
-    """Merge sorted sources into one sorted sequence of windows. Each window has at least one row.
+    """Merge sorted sources into one sorted sequence of windows. No window is empty.
 
-    Memory holds one window of each source, and the yielded window. All positions of a source must precede the positions
-    of the next source. Rows that are due before `from_ms` are skipped. `on_skipped` receives all skipped rows before
-    the first window is yielded.
+    All positions of a source must precede all positions of the next source. Rows that are due before `from_ms` are
+    skipped. `on_skipped` receives all skipped rows before the first window is yielded.
     """
     heads = [_SourceHead(source) for source in sources]
     while heads := [head for head in heads if head.load_next_if_empty()]:
@@ -66,8 +65,8 @@ class _SourceHead:
 def _take_window(heads: Sequence[_SourceHead]) -> DelayedRows:
     """Take all rows that no unread row can precede: rows that are due up to the earliest end of a head.
 
-    Rows of later sources that are due at exactly that time are not taken. Unread rows of the first head may be due
-    then, too, and precede them by position.
+    Rows of later heads that are due exactly at this end are not taken. An unread row of the first head with this end
+    may be due at the same time, and precede these rows by position.
     """
     cut_ms = min(head.last_ms for head in heads)
     first = next(number for number, head in enumerate(heads) if head.last_ms == cut_ms)
@@ -91,8 +90,8 @@ def select_delayed_rows(
 ) -> DelayedRows:
     """Return the messages of a stored segment that are not due at `now_ms`, without hidden entries.
 
-    `table` has the column `deliver_at_ms` of the segment, in entry order. `first_entry` is the entry id of its first
-    row. `wanted` has step 1.
+    `table` has the segment's column `deliver_at_ms`, in entry order. `first_entry` is the entry id of the first row.
+    `wanted` is a range of entry ids with step 1.
     """
     import numpy as np  # noqa: PLC0415 - start-up time
 
@@ -121,16 +120,15 @@ def should_seal(limits: SealAndMergeLimits, *, entries: int, ledgers: int, idle_
 
 @dataclass
 class IndexBucketDraft:
-    """Bucket that is being filled. Segments of the log are added in order until the bucket is full."""
+    """Index bucket that is being filled. Segments of the log are added in order."""
 
     first: Position  # first entry of the covered range
-    last: Position | None = None  # last entry of the covered range; None before the first `add`
+    last: Position | None = None  # last entry of the covered range; None before the first `add_segment`
     parts: list[DelayedRows] = field(default_factory=list)
     messages: int = 0
     ledgers: set[LedgerId] = field(default_factory=set)
 
     def add_segment(self, rows: DelayedRows, *, last: Position) -> None:
-        """Extend the covered range to `last`, and add the delayed messages of the new part."""
         self.last = last
         self.ledgers.add(last.ledger_id)
         if len(rows):
@@ -138,7 +136,7 @@ class IndexBucketDraft:
             self.messages += len(rows)
 
     def is_full(self, limits: SealAndMergeLimits) -> bool:
-        """Return whether the bucket is at a limit. A bucket without messages is never full."""
+        """Return whether the draft has reached a limit. A draft without messages is never full."""
         return self.messages >= limits.messages or (bool(self.messages) and len(self.ledgers) >= limits.ledgers)
 
     def merge_rows(self) -> DelayedRows:

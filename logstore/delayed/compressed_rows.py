@@ -7,8 +7,8 @@ A column is encoded in the smaller of two forms:
 2. the difference of each value from the previous row, less a base value.
 
 Each number takes 0, 1, 2, 4 or 8 bytes. Numbers that do not fit are stored separately, with their row numbers. If all
-messages have one delay, or delays of whole minutes, each message takes at most 1 byte. Other trackers have a bitmap per
-time and ledger, which takes 2 bytes an entry unless the entries are dense.
+messages have one delay, or delays of whole minutes, each message takes at most 1 byte. A bitmap for each time and
+ledger would take 2 bytes an entry, unless the entries are dense.
 
 Source: frame of reference with patches (Zukowski et al., "Super-Scalar RAM-CPU Cache Compression", 2006).
 """
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from logstore.delayed.delayed_rows import Int64Array
 
 _ROWS_PER_BLOCK: Final = 1_024
-"""Number of rows after which decoding of differences can begin anew."""
+"""Rows of a block. Decoding of differences can begin at each block."""
 
 _MAX_SAMPLE_ROWS: Final = 1_024
 _BYTES_PER_PATCH: Final = 12  # an int64 value and a uint32 row number
@@ -92,8 +92,6 @@ class _CompressedColumn:
 
 
 class CompressedRows:
-    """Immutable compressed rows of a segment."""
-
     def __init__(self, length: int, columns: tuple[_CompressedColumn, _CompressedColumn, _CompressedColumn]) -> None:
         self._length, self._columns = length, columns
 

@@ -1,4 +1,4 @@
-"""Rows of the delayed-message index: delivery times and positions of messages, as three columns of integers.
+"""Rows of the index of delayed messages: delivery times and positions, as three columns of integers.
 
 Rows are ordered by delivery time, then by ledger, then by entry. No position occurs twice.
 
@@ -26,17 +26,17 @@ COLUMNS: Final = ("deliver_at_ms", "ledger_id", "entry_id")
 """Column names, in sort order."""
 
 _MAX_FLAGS_PER_VALUE: Final = 32
-"""Most flags of a lookup table, per value that is looked up. With more flags, sorting is faster."""
+"""Maximum flags of a lookup table for each value that is looked up. Above this size, sorting is faster."""
 
 _MAX_VALUES_WITHOUT_TABLE: Final = 16
-"""Most values that are looked up one by one. For more values, one pass over a table is faster."""
+"""Maximum number of values that are looked up one by one. For more values, a table is faster."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DelayedRows:
-    """Delayed messages, ascending by (deliver_at_ms, ledger_id, entry_id). The arrays are immutable.
+    """Delayed messages, sorted by `COLUMNS`. The arrays are immutable int64 arrays of the same length.
 
-    Times are milliseconds since 1970, UTC. The three arrays are int64 and have the same length.
+    Times are milliseconds since 1970, UTC.
     """
 
     deliver_at_ms: "Int64Array"

@@ -1,7 +1,4 @@
-"""Sets of entries, as one bitmap of entry ids per ledger.
-
-`add_entries` and `remove_entries` change their first argument in place.
-"""
+"""Sets of entries, as one bitmap of entry ids per ledger."""
 
 from collections.abc import Mapping
 from typing import Final
@@ -30,7 +27,7 @@ def add_entries(target: dict[LedgerId, BitMap], entries: Bitmaps) -> None:
 
 
 def remove_entries(target: dict[LedgerId, BitMap], entries: Bitmaps) -> None:
-    """Remove entries from `target` in place, and free the memory that they took."""
+    """Remove entries from `target` in place, and free their memory."""
     for ledger_id, bits in entries.items():
         if ledger_id not in target:
             continue
@@ -58,22 +55,18 @@ def select_changed_bitmaps(before: Bitmaps, after: Bitmaps) -> Bitmaps:
 
 
 def entries_behind(bitmaps: Bitmaps, position: Position) -> dict[LedgerId, BitMap]:
-    """Return the entries after a position."""
     remaining = {ledger_id: entries_after(bits, ledger_id, position) for ledger_id, bits in bitmaps.items()}
     return {ledger_id: bits for ledger_id, bits in remaining.items() if bits}
 
 
 def count_entries(bitmaps: Bitmaps) -> int:
-    """Return the number of entries of all ledgers."""
     return sum(len(bits) for bits in bitmaps.values())
 
 
 def first_position(bitmaps: Bitmaps) -> Position | None:
-    """Return the lowest position, or `None` for an empty set."""
     return min((Position(ledger_id, bits.min()) for ledger_id, bits in bitmaps.items() if bits), default=None)
 
 
 def bitmaps_memory_bytes(bitmaps: Bitmaps) -> int:
-    """Return the approximate size in memory, in bytes."""
     statistics = [bits.get_statistics() for bits in bitmaps.values()]
     return sum(_BITMAP_OVERHEAD_BYTES + sum(int(facts[size]) for size in _CONTAINER_SIZES) for facts in statistics)

@@ -1,8 +1,8 @@
-"""Index buckets of a topic's delayed messages, and the topic's list of buckets.
+"""Index buckets of a topic's delayed messages, and the topic's list of index buckets.
 
-A bucket covers a range of the log, and no two buckets cover the same entry. The snapshot of a bucket is a ledger of
-component `DELAYED_INDEX`. The id of this ledger is also the bucket's id. The snapshot has the messages of the range
-that were not due when it was written. Messages after `IndexBucketList.sealed_to` are only in the log.
+No two index buckets cover the same entry. The id of an index bucket is the id of the ledger with its snapshot. The
+snapshot has the messages of the covered range that were not due when it was written. Messages after
+`IndexBucketList.sealed_to` are only in the log.
 
 Source: PIP-195 (bucket-based delayed message index).
 """
@@ -19,7 +19,7 @@ from logstore.positions import EARLIEST, LedgerId, Position
 class IndexBucket:
     """Immutable index bucket. Times are milliseconds since 1970, UTC."""
 
-    bucket_id: LedgerId  # the ledger of its snapshot
+    bucket_id: LedgerId  # ledger of the snapshot
     first: Position  # first entry of the covered range
     last: Position  # last entry of the covered range, inclusive
     messages: int  # 1 or more
@@ -53,7 +53,7 @@ class IndexBucketList:
     def includes_change(
         self, *, expected: int, removed: Collection[LedgerId], added: Collection[LedgerId], sealed_to: Position | None
     ) -> bool:
-        """Return whether this list has the change of list version `expected`. There may have been later changes."""
+        """Return whether this list includes the change of list version `expected`. Later changes are allowed."""
         listed = {bucket.bucket_id for bucket in self.buckets}
         is_sealed = sealed_to is None or self.sealed_to >= sealed_to
         return self.version > expected and is_sealed and listed.issuperset(added) and listed.isdisjoint(removed)
@@ -67,7 +67,8 @@ class IndexBucketList:
     ) -> "IndexBucketList":
         """Return the list after a change. Without `sealed_to` the sealed range stays.
 
-        Raise `InvalidInput` if two buckets overlap, a bucket is empty, or a bucket ends after `sealed_to`.
+        Raise `InvalidInput` if index buckets overlap, an index bucket is empty, or an index bucket ends after
+        `sealed_to`.
         """
         remaining = [bucket for bucket in self.buckets if bucket.bucket_id not in removed]
         buckets = tuple(sorted([*remaining, *added], key=lambda bucket: bucket.first))
@@ -85,12 +86,12 @@ class IndexBucketList:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SealAndMergeLimits:
-    """Limits at which a log is sealed and buckets are merged. Raise `InvalidInput` for a limit below 1."""
+    """Limits at which a log is sealed and index buckets are merged. Raise `InvalidInput` for a limit below 1."""
 
     messages: int = 50_000  # unsealed messages that trigger a seal
     ledgers: int = 100  # ledgers with unsealed entries that trigger a seal
     idle_s: float = 3_600.0  # time without a new delayed message that triggers a seal of any unsealed messages
-    buckets: int = 20  # more buckets than this trigger merges
+    buckets: int = 20  # more index buckets than this trigger merges
 
     def __post_init__(self) -> None:
         for name in ("messages", "ledgers", "idle_s", "buckets"):

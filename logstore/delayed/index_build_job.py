@@ -14,20 +14,20 @@ from logstore.positions import LedgerId, Position, TopicId
 MAX_PARTS_PER_JOB: Final = 256
 
 _MAX_MESSAGES_PER_BUCKET: Final = 5_000_000
-"""Most messages of a bucket. A task sorts this many in some 300 MB of memory."""
+"""Maximum messages of an index bucket. A task needs some 300 MB of memory to sort them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildDelayedIndexJob:
     """Job that builds the index buckets of topics from their whole logs.
 
-    Its summary counts `topics`, `buckets`, `messages`, `empty`, `gone`, `unreadable` and `parts`.
+    The summary counts `topics`, `buckets`, `messages`, `empty`, `gone`, `unreadable` and `parts`.
     """
 
     run_id: str
-    topics: tuple[int, ...] = ()  # topic ids; none selects every topic with delayed messages
-    messages: int = 50_000  # least messages of a bucket, except the last bucket
-    buckets: int = 20  # most buckets of a topic, unless buckets would be too large for a task
+    topics: tuple[int, ...] = ()  # topic ids; empty: every topic with delayed messages
+    messages: int = 50_000  # minimum messages of an index bucket, except the last index bucket
+    buckets: int = 20  # maximum index buckets of a topic, unless they would be too large for a task
     workflow_id: str = ""  # workflow that claims the topics' lists
     workflow_run: str = ""
     claim_s: float = 60.0  # lifetime of a claim that the workflow does not renew
@@ -37,7 +37,7 @@ class BuildDelayedIndexJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedBucketRange:
-    """Range of a topic's log that one bucket will cover."""
+    """Range of a topic's log that one index bucket will cover."""
 
     first: Position
     last: Position
@@ -72,14 +72,14 @@ class BuiltTopicIndex:
     """Built index buckets of one topic that are not published yet."""
 
     topic_id: TopicId
-    expected_version: int  # list version of the list that the buckets replace
-    removed: tuple[LedgerId, ...]  # buckets of the replaced list
+    expected_version: int  # list version of the list that the built index buckets replace
+    removed: tuple[LedgerId, ...]  # index buckets of the replaced list
     sealed_to: Position  # last entry that was searched for delayed messages
     files: tuple[str, ...]  # snapshots, in the order of their ranges
 
 
 class BuiltIndexFiles:
-    """Files of a job: snapshots of buckets, and lists of built indexes in parts."""
+    """Files of a job: snapshots of index buckets, and lists of built indexes in parts."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -88,7 +88,6 @@ class BuiltIndexFiles:
         return self._folder / name
 
     def write_part(self, part: int, built_indexes: Sequence[BuiltTopicIndex]) -> None:
-        """Write one list of built indexes atomically."""
         documents = [
             {
                 "topic_id": int(built.topic_id),

@@ -1,11 +1,11 @@
-"""File of a bucket's snapshot: Parquet with one row group per segment, and with a summary and bitmaps in the footer.
+"""File of an index bucket's snapshot: Parquet with one row group per segment.
 
-The footer has all positions of the bucket, and the times of each segment. Each segment is one byte range of the file.
-Columns are delta-encoded and compressed by zstd, and pages have checksums. The footer has a digest of each segment. The
-footer itself has no checksum. Its digest is compared before it is parsed (`logstore.log.entries.FooterDigest`).
+The footer has all positions of the index bucket as bitmaps, and the times and the digest of each segment. Each segment
+is one byte range of the file. Columns are delta-encoded and compressed by zstd, and pages have checksums. The footer
+has no checksum, so its digest is compared before it is parsed (`logstore.log.entries.FooterDigest`).
 
-Source: PIP-195 (bucket snapshots: metadata, then segments by time step). The proposal has bitmaps of each segment,
-which take as long to make as the merge itself. Here bitmaps are of the whole bucket.
+Source: PIP-195 (bucket snapshots: metadata, then segments by time step). PIP-195 has bitmaps of each segment, which
+take as long to make as the merge itself. Here the bitmaps are of the whole index bucket.
 """
 
 from pathlib import Path
@@ -31,10 +31,10 @@ if TYPE_CHECKING:
     import pyarrow.parquet as pq
 
 STEP_MS: Final = 300_000
-"""Time that a segment spans, unless the segment would have too few or too many rows."""
+"""Range of delivery times of a segment, unless the segment would have too few or too many rows."""
 
 SEGMENT_ROWS: Final = (10_000, 100_000)
-"""Least rows of a segment that is not the last segment, and most rows of any segment."""
+"""Minimum rows of any segment except the last segment, and maximum rows of any segment."""
 
 _MIN_ROWS_PER_BITMAP_UPDATE: Final = 250_000
 """Rows that are added to bitmaps together, because few large updates are faster than many small updates."""
@@ -66,11 +66,11 @@ class _SegmentSink:
 
 
 class IndexSnapshotWriter:
-    """Writer of one snapshot. It has the rows of some segments in memory, and bitmaps of all entries.
+    """Writer of one snapshot. The rows of some segments and the bitmaps of all entries are in memory.
 
-    `target` is a path, or an open binary file that stays open. `first` and `last` are the first and the last entry of
-    the range that the bucket covers. `entries` are the entries of all rows that will be added. If `entries` is `None`,
-    the writer collects them.
+    `target` is a path, or an open binary file that stays open. The index bucket covers the range from `first` to
+    `last`, inclusive. `entries` are the entries of all rows that will be added. If `entries` is `None`, the writer
+    collects them.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class IndexSnapshotWriter:
         self._sink.end_segment()  # Parquet's magic number belongs to no segment
 
     def add_rows(self, rows: DelayedRows) -> None:
-        """Append rows. Raise `InvalidInput` if they begin before the time at which the previous rows ended."""
+        """Append rows. Raise `InvalidInput` if the first row is due before the last row that was added."""
         if not len(rows):
             return
         first_ms = int(rows.deliver_at_ms[0])
@@ -126,7 +126,7 @@ class IndexSnapshotWriter:
     def close(self) -> IndexSnapshotFooter:
         """Write the remaining rows and the footer, and close the file.
 
-        Raise `InvalidInput` if there are no rows, or if a position is outside the bucket's range or occurs twice.
+        Raise `InvalidInput` if there are no rows, or if a position is outside the index bucket's range or occurs twice.
         """
         self._write_segments(is_last=True)
         self._collect_entries()
@@ -152,7 +152,7 @@ class IndexSnapshotWriter:
         return footer
 
     def close_without_footer(self) -> None:
-        """Close the file. It is a valid snapshot only after `close`."""
+        """Close the file. Only `close` makes the file a valid snapshot."""
         self._file.close()
         if self._own_file is not None:
             self._own_file.close()
@@ -192,8 +192,8 @@ def read_segment(
 ) -> DelayedRows:
     """Return the rows of one segment, counted from 0. Only the segment's byte range of `source` is read.
 
-    The digest of `metadata` must have been compared. Raise `CorruptData` if the rows differ from the footer, or if a
-    page has a wrong checksum.
+    The caller must have compared the digest of `metadata`. Raise `CorruptData` if the rows differ from the footer, or
+    if a page has a wrong checksum.
     """
     rows = DelayedRows.from_table(_read_row_group(source, number, metadata, name), name=f"{name}, segment {number}")
     expected = footer.segments[number]

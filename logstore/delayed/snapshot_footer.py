@@ -1,4 +1,4 @@
-"""Footer of a bucket's snapshot: the range of the bucket, a summary of each segment, and bitmaps of all entries.
+"""Footer of an index bucket's snapshot: covered range, summary of each segment, and bitmaps of all entries.
 
 Source: PIP-195 (metadata of bucket snapshots).
 """
@@ -39,10 +39,8 @@ class IndexSnapshotSegment:
 
 @dataclass(frozen=True, kw_only=True)
 class IndexSnapshotFooter:
-    """Content of a snapshot's footer: all entries of the bucket, and the times of each segment."""
-
     topic_id: TopicId
-    first: Position  # first entry of the range that the bucket covers
+    first: Position  # first entry of the range that the index bucket covers
     last: Position  # last entry of that range, inclusive
     segments: tuple[IndexSnapshotSegment, ...]  # ascending by time; 1 or more
     compressed_bitmaps: bytes
@@ -63,9 +61,9 @@ class IndexSnapshotFooter:
 
     @cached_property
     def bitmaps(self) -> Mapping[LedgerId, BitMap]:
-        """Entries of the whole bucket, by ledger. The bitmaps are shared, so do not change them in place.
+        """Entries of the whole index bucket, by ledger. Callers share the bitmaps and must not change them.
 
-        Raise `CorruptData` if they cannot be read, or disagree with the segments or with the bucket's range.
+        Raise `CorruptData` if the bitmaps cannot be read, or disagree with the segments or with the covered range.
         """
         entries = unpack_acknowledged(_decompress_bitmaps(self.compressed_bitmaps, self.name))
         entry_count = count_entries(entries)
@@ -83,7 +81,7 @@ class IndexSnapshotFooter:
 
 
 def parse_snapshot_footer(metadata: "pq.FileMetaData", name: str) -> IndexSnapshotFooter:
-    """Return the content of a snapshot's footer. The digest of the Parquet metadata must have been compared.
+    """Return the content of a snapshot's footer. The caller must have compared the digest of the Parquet metadata.
 
     Raise `CorruptData` if the file is no snapshot, has an unknown format, or contradicts itself.
     """
@@ -117,14 +115,13 @@ def parse_snapshot_footer(metadata: "pq.FileMetaData", name: str) -> IndexSnapsh
 
 
 def check_segment_digest(footer: IndexSnapshotFooter, number: int, content: bytes) -> None:
-    """Raise `CorruptData` if the digest of a segment's bytes differs from the digest in the footer."""
     if digest_chunk(content) != footer.digests[number]:
         expected, found = footer.digests[number], digest_chunk(content)
         raise CorruptData(f"{footer.name}, segment {number}: expected digest {expected}, found {found}")
 
 
 def footer_to_metadata(footer: IndexSnapshotFooter) -> dict[bytes, bytes]:
-    """Return the key-value metadata of a file, for `parse_snapshot_footer`."""
+    """Return the key-value metadata from which `parse_snapshot_footer` reads the footer."""
     summary = {
         "version": _FORMAT_VERSION,
         "topic_id": int(footer.topic_id),

@@ -1,22 +1,22 @@
-"""Tracker of a topic's delayed messages: which messages wait for their delivery time, and which messages are due.
+"""Tracker of a topic's delayed messages: waiting messages and due messages.
 
 A tracker is a cache of one process, shared by all subscriptions of the topic. Any process can build a tracker from the
-list of buckets and the log. For each bucket it has bitmaps and at most one segment in memory. Readers of the log add
-messages that are in no bucket.
+list of index buckets and the log. For each index bucket the tracker has bitmaps and at most one segment in memory.
+Readers of the log add messages that are in no index bucket.
 
-Storage may answer late, so the caller reads it. `unopened_buckets` and `bucket_to_read` name what the caller must read.
-`load` and `load_segment` take the result. Only `load` itself reads footers, if the caller has not.
+The caller reads storage, because storage may answer late. `find_unopened_buckets` and `bucket_to_read` return the index
+buckets to read. `load_bucket_list` and `load_bucket_segment` take the results.
 
 Contract between tracker and readers of the log:
 
-1. Each tracked message comes out of `take_due` once it is due. Then it is no longer tracked.
-2. A reader leaves out each tracked message.
-3. A reader delivers an untracked message if it is due. Otherwise the reader adds it to the tracker.
+1. `take_due_messages` returns each tracked message that is due. Then the message is no longer tracked.
+2. A reader skips each tracked message.
+3. A reader delivers an untracked message if it is due. Otherwise the reader adds the message to the tracker.
 
-So readers find each message that no tracker knows in the log, and the loss of a bucket loses no message.
+Readers therefore find each untracked message in the log, and the loss of an index bucket loses no message.
 
-Source: PIP-195 (BucketDelayedDeliveryTracker). Failures of that tracker which these rules prevent: apache/pulsar#26251
-(a merge loses messages), #26230 (a tracked message is never delivered), #22735 (failed recovery hangs the dispatcher),
+Source: PIP-195 (BucketDelayedDeliveryTracker). The rules prevent these failures of that tracker: apache/pulsar#26251 (a
+merge loses messages), #26230 (a tracked message is never delivered), #22735 (failed recovery hangs the dispatcher),
 #16490 (an index buffer cannot grow), #25076 (a message is counted twice), #26117 (bitmaps keep their capacity).
 """
 
@@ -50,7 +50,7 @@ _MAX_CONCURRENT_FOOTERS: Final = 8
 def open_index_buckets(
     buckets: Sequence[IndexBucket], snapshots: IndexSnapshotReader
 ) -> dict[LedgerId, IndexBucketSource | None]:
-    """Read the footers of buckets concurrently. `None` marks a bucket that cannot be read."""
+    """Read the footers of index buckets concurrently. `None` marks an index bucket that cannot be read."""
 
     def open_bucket(bucket: IndexBucket) -> IndexBucketSource | None:
         try:
@@ -63,7 +63,7 @@ def open_index_buckets(
 
 
 class Tracker:
-    """Delayed messages of one topic. It is empty before the first `load`. It is not thread-safe."""
+    """View of the delayed messages of one topic. It is empty before the first `load_bucket_list`. Not thread-safe."""
 
     def __init__(self, snapshots: IndexSnapshotReader) -> None:
         self._segments = snapshots
@@ -71,8 +71,10 @@ class Tracker:
         self._source_by_bucket: dict[LedgerId, IndexBucketSource] = {}
         self._added = MessagesAddedFromLog()
         self._tracked: dict[LedgerId, BitMap] = {}
-        self._added_bits: dict[LedgerId, BitMap] = {}  # tracked entries that are in no bucket
-        self._taken: dict[LedgerId, BitMap] = {}  # taken entries that are, or may later be, in a bucket
+        self._added_bits: dict[LedgerId, BitMap] = {}  # tracked entries that are in no index bucket
+        self._taken: dict[
+            LedgerId, BitMap
+        ] = {}  # taken entries that are in an index bucket, or may be in a later index bucket
         self._now_ms: int | None = None
         self._lost: dict[LedgerId, IndexBucket] = {}
         self._rewinds: list[Position] = []
@@ -83,10 +85,11 @@ class Tracker:
 
     @property
     def lost_buckets(self) -> tuple[IndexBucket, ...]:
-        """Buckets that could not be read since the last `load`.
+        """Index buckets that could not be read since the last `load_bucket_list`.
 
-        Check this after `load`, `load_segment` and `take_due`. If there are any, read the list again, and load it if it
-        has changed. If it has not changed, raise an alarm: readers must find the buckets' messages in the log.
+        Check this after `load_bucket_list`, `load_bucket_segment` and `take_due_messages`. If an index bucket is lost,
+        read the list again, and load it if it has changed. If the list has not changed, raise an alarm: readers must
+        find the lost messages in the log.
         """
         return tuple(self._lost.values())
 
@@ -102,17 +105,16 @@ class Tracker:
         return rows_bytes + sum(entry_bitmaps.bitmaps_memory_bytes(entries) for entries in entry_sets)
 
     def tracked_entries(self) -> Mapping[LedgerId, BitMap]:
-        """Return a live view of the tracked entries, by ledger. Copy it to keep it."""
+        """Return a live view of the tracked entries."""
         return MappingProxyType(self._tracked)
 
     def contains(self, position: Position) -> bool:
         return position.entry_id in self._tracked.get(position.ledger_id, ())
 
     def track_message(self, position: Position, deliver_at_ms: int) -> bool:
-        """Track a message of the log. Return whether it is tracked now, so that its reader leaves it out.
+        """Track a message of the log. Return whether the message is tracked now. Idempotent.
 
-        Adding a message again changes nothing. `False` means that the message is due by the clock of the last
-        `take_due`. Its reader then delivers it.
+        `False` means that the message was due at the last `take_due_messages`. The reader then delivers the message.
         """
         if self.contains(position):
             return True
@@ -131,17 +133,17 @@ class Tracker:
         return min((time for time in times if time is not None), default=None)
 
     def find_unopened_buckets(self, listed: IndexBucketList) -> list[IndexBucket]:
-        """Return the buckets of a list whose footers `load` needs: new buckets and lost buckets."""
+        """Return the listed index buckets whose footers `load_bucket_list` needs."""
         return [bucket for bucket in listed.buckets if bucket.bucket_id not in self._source_by_bucket]
 
     def load_bucket_list(
         self, bucket_list: IndexBucketList, opened_sources: Mapping[LedgerId, IndexBucketSource | None] | None = None
     ) -> list[Position]:
-        """Track the messages of exactly the listed buckets. Return positions from which readers must read again.
+        """Track the messages of exactly the listed index buckets. Return positions from which readers must read again.
 
-        Messages at these positions are no longer tracked. Messages that were taken before are not tracked again. A
-        bucket that cannot be read is lost, and the next `load` tries again. `opened` is the result of `open_buckets`.
-        If it is `None`, this call reads the footers.
+        At each of these positions is a message that is no longer tracked. Messages that were taken are not tracked
+        again. An index bucket that cannot be read is lost, and the next call tries to read it again. `opened_sources`
+        is the result of `open_index_buckets`. If it is `None`, this call reads the footers.
 
         Raises:
             StoreUnavailable: Storage did not answer. Nothing has changed.
@@ -153,7 +155,7 @@ class Tracker:
             else opened_sources
         )
         for bucket in bucket_list.buckets:
-            # A bucket that was open when the footers were read may have been lost since.
+            # An index bucket that was open when the footers were read may have been lost since.
             source = self._source_by_bucket.get(bucket.bucket_id) or new_sources.get(bucket.bucket_id)
             if source:
                 sources[bucket.bucket_id] = source
@@ -181,7 +183,8 @@ class Tracker:
     def take_due_messages(self, now_ms: int, limit: int) -> DelayedRows:
         """Take at most `limit` due messages that are in memory, in order. They are no longer tracked.
 
-        If there are fewer than `limit`, no more messages are due, or `bucket_to_read` returns a bucket.
+        If the result has fewer than `limit` messages, no more messages are due, or `bucket_to_read` returns an index
+        bucket.
         """
         self._now_ms = now_ms
         parts: list[DelayedRows] = []
@@ -194,10 +197,7 @@ class Tracker:
         return DelayedRows.concatenate(parts)
 
     def bucket_to_read(self, now_ms: int) -> IndexBucketSource | None:
-        """Return the bucket whose next segment is needed before more due messages can be taken.
-
-        Read the segment, and pass it to `load_segment`.
-        """
+        """Return the index bucket whose next segment is needed before more due messages can be taken."""
         unloaded = [
             source
             for source in self._due_sources(now_ms)
@@ -206,10 +206,10 @@ class Tracker:
         return min(unloaded, key=lambda source: source.next_ms or 0, default=None)
 
     def load_bucket_segment(self, source: IndexBucketSource, segment: DelayedRows | None) -> None:
-        """Continue a bucket with a segment that was read. A bucket that is no longer tracked is ignored.
+        """Continue an index bucket with its next segment. An index bucket that is no longer tracked is ignored.
 
-        `None` means that the segment cannot be read, so the bucket is lost. Then `pop_rewinds` returns the position
-        from which readers find its messages.
+        `None` means that the segment cannot be read. The index bucket is then lost, and `pop_rewinds` returns the
+        position from which readers find its messages.
         """
         if self._source_by_bucket.get(source.bucket.bucket_id) is not source:
             return
@@ -219,7 +219,7 @@ class Tracker:
             source.load_segment(segment)
 
     def _unite_entries(self, sources: Mapping[LedgerId, IndexBucketSource]) -> dict[LedgerId, BitMap]:
-        """Return the entries to track. New buckets leave out entries that were taken or are in another bucket."""
+        """Return the entries to track. New index buckets exclude entries that were taken or are already tracked."""
         united: dict[LedgerId, BitMap] = {}
         for bucket_id, source in sources.items():
             if bucket_id in self._source_by_bucket:
@@ -262,7 +262,7 @@ class Tracker:
                     self._lose_bucket(source)
 
     def _lose_bucket(self, source: IndexBucketSource) -> None:
-        """Stop tracking a bucket. Readers find its remaining messages in the log."""
+        """Stop tracking an index bucket. Readers find its remaining messages in the log."""
         remaining = self._remaining_entries(source)
         del self._source_by_bucket[source.bucket.bucket_id]
         self._lost[source.bucket.bucket_id] = source.bucket

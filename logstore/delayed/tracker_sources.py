@@ -1,4 +1,4 @@
-"""Sources of a tracker's messages: runs of rows in memory, and buckets with one segment in memory at a time."""
+"""Sources of a tracker's messages: runs of rows in memory, and index buckets with one segment in memory at a time."""
 
 from collections.abc import Sequence
 from typing import Final, Protocol
@@ -11,30 +11,30 @@ from logstore.delayed.snapshot_footer import IndexSnapshotFooter
 from logstore.errors import CorruptData
 
 MAX_ROWS_PER_RUN: Final = 100_000
-"""Longest run of added messages. Memory grows by runs, and no array is ever doubled (apache/pulsar#16490)."""
+"""Maximum rows of a run. Memory grows run by run, and no array is ever doubled (apache/pulsar#16490)."""
 
 _MAX_LOOSE_ROWS: Final = 1_024
 _BYTES_PER_LOOSE_ROW: Final = 200  # approximate size of a tuple of three integers in a list
 
 
 class IndexSnapshotGone(Exception):
-    """Storage certainly has no snapshot of a bucket, or the catalog certainly has no such ledger."""
+    """Proof that an index bucket has no snapshot: storage has no object, or the catalog has no ledger."""
 
 
 class IndexSnapshotReader(Protocol):
-    """Reader of bucket snapshots. Several threads may read footers at once."""
+    """Reader of the snapshots of index buckets. Several threads may read footers at once."""
 
     def read_footer(self, bucket: IndexBucket) -> IndexSnapshotFooter:
-        """Return the footer of the bucket's snapshot.
+        """Return the footer of the index bucket's snapshot.
 
         Raises:
-            SnapshotGone: There is no snapshot.
-            CorruptData: The snapshot is damaged or belongs to another bucket.
+            IndexSnapshotGone: There is no snapshot.
+            CorruptData: The snapshot is damaged or belongs to another index bucket.
             StoreUnavailable: Storage did not answer.
         """
 
     def read_segment(self, bucket: IndexBucket, number: int) -> DelayedRows:
-        """Return the rows of one segment, counted from 0. It raises the errors of `footer`."""
+        """Return the rows of one segment, counted from 0. Raise the errors of `read_footer`."""
 
 
 class DelayedRowSource(Protocol):
@@ -48,17 +48,12 @@ class DelayedRowSource(Protocol):
     def is_loaded(self) -> bool: ...
 
     def peek_due(self, now_ms: int, limit: int) -> tuple[DelayedRows, bool]:
-        """Return at most `limit` due rows that are in memory.
-
-        The flag says whether rows that are not in memory may follow directly.
-        """
+        """Return at most `limit` due rows in memory, and whether unloaded rows may follow directly."""
 
     def advance(self, count: int) -> None: ...
 
 
 class SortedRowRun:
-    """Sorted rows in memory."""
-
     def __init__(self, rows: DelayedRows) -> None:
         self._rows, self._drawn_rows = CompressedRows.from_rows(rows), 0
         self._next_ms = int(rows.deliver_at_ms[0]) if len(rows) else None
@@ -91,9 +86,9 @@ class SortedRowRun:
 
 
 class IndexBucketSource:
-    """Messages of a bucket. Construction reads the footer, and raises the errors of `IndexSnapshotReader.read_footer`.
+    """Messages of an index bucket. The constructor reads the footer and raises the errors of `read_footer`.
 
-    One segment at a time is in memory. It is loaded once it is due.
+    One segment at a time is in memory. A segment is loaded when its first row is due.
     """
 
     def __init__(self, bucket: IndexBucket, snapshots: IndexSnapshotReader) -> None:
@@ -109,7 +104,7 @@ class IndexBucketSource:
 
     @property
     def next_ms(self) -> int | None:
-        """Delivery time of the next row. If no row is in memory, earliest time of the next segment."""
+        """Delivery time of the next row, or earliest delivery time of the next segment if no row is in memory."""
         if len(self._run):
             return self._run.next_ms
         return self._segments[self._next_segment].first_ms if self._has_more_segments else None
@@ -198,7 +193,7 @@ class MessagesAddedFromLog:
 def take_due_rows(sources: Sequence[DelayedRowSource], now_ms: int, limit: int) -> DelayedRows:
     """Take at most `limit` due rows from all sources, in order. Stop before a row that an unloaded row may precede.
 
-    If this returns no row, the source with the lowest `next_ms` must load its next segment first.
+    If the result is empty, the source with the lowest `next_ms` must load its next segment first.
     """
     import numpy as np  # noqa: PLC0415 - start-up time
 

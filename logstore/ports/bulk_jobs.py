@@ -1,4 +1,4 @@
-"""Port of bulk jobs, which run on a cluster and are published completely or not at all."""
+"""Port of bulk jobs, which run on a cluster. A bulk job is published completely or not at all."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -10,18 +10,16 @@ from logstore.reconciliation.bulk_jobs import BulkJob, BulkProgress, BulkSummary
 class BulkJobRunner(Protocol):
     """Runner of bulk jobs. Each pair of run id and job name has one output.
 
-    Idempotency: any call may be repeated. A published job is not run again. Attempts may overlap. Each attempt has its
-    own folder. The first complete attempt is published, and later attempts are discarded.
+    Idempotency: any call may be repeated. A published job is not run again. Attempts may overlap, because each attempt
+    has its own folder. The first complete attempt is published, and later attempts are discarded.
     """
 
     def run_job(self, job: BulkJob, on_progress: Callable[[BulkProgress], None], *, master: str = "") -> BulkSummary:
         """Run the job until its output is published. Return its summary.
 
-        Args:
-            job: Job to run.
-            on_progress: Called about once a second. Its exception cancels this attempt and is raised within seconds. A
-                thread that hangs is left behind, and publishes nothing.
-            master: Address of the Spark cluster. The empty text selects the cluster of the settings.
+        `on_progress` is called about once a second. If it raises, this attempt is cancelled, and the exception is
+        raised within seconds. A thread that hangs is left behind, and publishes nothing. `master` is the address of the
+        Spark cluster. The empty text selects the cluster of the settings.
 
         Raises:
             InvalidInput, PreconditionFailed: The job refuses its input, or the cluster does not see the output folder.
@@ -36,7 +34,6 @@ class BulkJobRunner(Protocol):
         """Return the ids of runs that have output or a folder, ascending."""
 
     def create_run_folder(self, run_id: str) -> Path:
-        """Return the run's folder, which is beside the output of its jobs. Create the folder if it is missing."""
+        """Create the run's folder if it is missing, and return it. The folder is beside the output of the jobs."""
 
-    def remove_run(self, run_id: str) -> None:
-        """Remove all output of the run and its folder, if they exist."""
+    def remove_run(self, run_id: str) -> None: ...

@@ -1,4 +1,4 @@
-"""Ports of storage: the object store, and the copies of ledgers that phase two removes from the object store."""
+"""Ports of storage: the object store, and the copies of ledgers in it."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -40,7 +40,7 @@ class StoredObject:
 class DeleteReport:
     """Result of a delete. Each requested key is in exactly one of `deleted` and `failed`."""
 
-    deleted: frozenset[str] = frozenset()  # absent now, whether or not they existed before
+    deleted: frozenset[str] = frozenset()  # keys that are absent now, whether or not they existed before
     failed: Mapping[str, str] = field(default_factory=dict)  # key -> error code and message
     unanswered: frozenset[str] = frozenset()  # failed keys for which the store gave no answer
 
@@ -51,14 +51,12 @@ class ObjectStore(Protocol):
     A key has 1 to 1,024 UTF-8 bytes and no backslash. No part between slashes is empty, `.` or `..`, because some
     stores keep keys as file paths.
 
-    Every method may raise `StoreUnavailable`. A put or a delete may then have landed. A method that sends several
-    requests calls `raise_if_stopped` between them.
+    Every method may raise `StoreUnavailable`. A put or a delete may have taken effect despite this error. A method that
+    sends several requests calls `raise_if_stopped` between them.
     """
 
     def put_if_absent(self, key: str, body: bytes, *, metadata: Mapping[str, str]) -> None:
-        """Store the object unless the key is taken. An equal object is accepted as if this call had stored it.
-
-        Equal means the same body and metadata.
+        """Store the object unless the key is taken. An object with equal body and metadata counts as success.
 
         Raises:
             AlreadyExists: The key holds another object. Nothing changed.
@@ -70,20 +68,18 @@ class ObjectStore(Protocol):
         """Store a seekable file like `put_if_absent`. A large file is sent in parts and appears as a whole.
 
         `proceed` is called before every request that sends data, including retries. If `proceed` raises, the upload
-        ends. A failed upload is aborted if the store answers. If the process dies, `open_uploads` shows the upload.
-
-        Raises:
-            AlreadyExists: The key holds another object. Nothing changed.
+        ends. A failed upload is aborted if the store answers. If the process dies, `list_open_uploads` shows the
+        upload.
         """
 
     def list_open_uploads(self, prefix: str) -> list[OpenUpload]:
-        """Return multipart uploads to keys with the prefix, ascending by key. A key may have several.
+        """Return multipart uploads to keys with the prefix, ascending by key. A key may have several uploads.
 
-        Their parts take space, and no listing shows these parts.
+        The parts of an open upload take space and are in no listing.
         """
 
     def abort_uploads(self, key: str) -> None:
-        """Abort every multipart upload to exactly this key, if any. The store then refuses later parts."""
+        """Abort every multipart upload to exactly this key. The store then refuses further parts of these uploads."""
 
     def get(self, key: str) -> StoredObject | None:
         """Return the object, or `None` if the store confirms that it does not exist."""
@@ -91,57 +87,54 @@ class ObjectStore(Protocol):
     def get_range(
         self, key: str, start: int, length: int, *, expected_metadata: Mapping[str, str] | None = None
     ) -> bytes | None:
-        """Return `length` bytes from `start`, or `None` if the object does not exist. At the end there may be fewer.
+        """Return `length` bytes from `start`, fewer at the object's end, or `None` if the object does not exist.
 
-        Raises:
-            CorruptData: The object's metadata lacks an entry of `expected_metadata`. It is another object, which the
-                digest of a part could not show.
+        Raise `CorruptData` if the object's metadata lacks an entry of `expected_metadata`. The key then holds another
+        object, which a digest of a part could not show.
         """
 
     def head(self, key: str) -> tuple[ObjectInfo, Mapping[str, str]] | None:
         """Return the object's info and user metadata, or `None` if it does not exist."""
 
     def list(self, prefix: str, *, start_after: str = "", first_page: int = 1_000) -> Iterator[ObjectInfo]:
-        """Yield objects with the prefix and keys after `start_after`, ascending by UTF-8 bytes, page by page.
+        """Yield objects with the prefix and with keys after `start_after`, ascending by UTF-8 bytes, page by page.
 
-        The first page has at most `first_page` objects (1 to 1,000). If the listing cannot be completed, the iterator
-        raises.
+        The first page has at most `first_page` objects (1 to 1,000). The iterator raises if the listing cannot be
+        completed.
         """
 
     def list_folder(self, prefix: str) -> Iterator[str | ObjectInfo]:
         """Yield objects and folders directly below `prefix`, unordered, page by page.
 
         A folder is a string that ends with the first "/" after `prefix`. Each folder is yielded once. Some stores show
-        empty folders. If the listing cannot be completed, the iterator raises.
+        empty folders. The iterator raises if the listing cannot be completed.
         """
 
     def delete(self, keys: Sequence[str]) -> DeleteReport:
         """Delete any number of keys, in pages. An absent key counts as deleted.
 
-        A temporary error of a key is retried. An error that remains is reported in `failed`. The method raises only if
-        no request could be sent.
+        A temporary error of a key is retried. A remaining error is reported in `failed`. The method raises only if no
+        request could be sent.
         """
 
 
 def object_keys(objects: Iterable[ObjectInfo]) -> list[str]:
-    """Return the keys of the objects, in the given order."""
     return [info.key for info in objects]
 
 
 class OwnedStore(ObjectStore, Protocol):
-    """Bucket of a catalog. Any method raises `CatalogMismatch` if the bucket belongs to another catalog or to none."""
+    """Bucket of a catalog. Any method raises `CatalogMismatch` if the bucket does not belong to this catalog."""
 
     def require_ownership(self) -> None:
         """Check that the bucket belongs to this catalog. After one success the check is not repeated."""
 
     def confirm_ownership(self) -> None:
-        """Check now that the bucket has this catalog's marker. Call this before relying on the absence of an object."""
+        """Check now that the bucket has this catalog's marker. Do this before you conclude that an object is absent."""
 
     def begin_removal(self) -> ObjectStore:
-        """Check the bucket now. Return it without further checks, for the requests of one removal.
+        """Check the bucket now. Return the bucket without further checks, for the requests of one removal.
 
-        Raises:
-            CatalogOutdated: Another catalog has replaced this one.
+        Raise `CatalogOutdated` if another catalog has replaced this catalog.
         """
 
 
@@ -163,46 +156,38 @@ class CopyStorage(Protocol):
     """Storage of one kind of copies of ledgers."""
 
     def inspect_copy(self, intent: DeletionIntent) -> StoredCopy:
-        """Return the stored objects of the copy and the owner that they state.
+        """Return the stored objects of the copy and the ledger owner that they state.
 
-        Raises:
-            StoreUnavailable: Storage did not answer, or contradicts itself.
+        Raise `StoreUnavailable` if storage does not answer, or contradicts itself.
         """
 
     def prepare_inspection(self, intents: Sequence[DeletionIntent]) -> Callable[[DeletionIntent], StoredCopy]:
-        """Return a function like `inspect` that shares requests between these intents. Call it once for each intent.
+        """Return a function like `inspect_copy` that shares requests between the intents. Call it once for each intent.
 
-        `ABSENT` is proved only after `check_absence`.
+        Its result `ABSENT` is proved only after `prove_absence`.
         """
 
     def prove_absence(self, absent: Sequence[DeletionIntent]) -> Mapping[int, SextonError]:
         """Prove that `ABSENT` copies do not exist, by a second listing and by the names of their objects.
 
-        At the end each store is checked once, because an empty answer of a wrong store proves nothing.
-
-        Returns:
-            Reason why the copy may still exist, by `row_id`. A row without a reason is proved absent.
+        At the end each store is checked once, because an empty answer of a wrong store proves nothing. Return the
+        reasons why copies may still exist, by `row_id`. The copy of a row without a reason is proved absent.
         """
 
     def read_statement(self, intent: DeletionIntent) -> Mapping[str, str] | None:
         """Return the owner that the copy's content states, for display, or `None`.
 
-        The fields are those of `LedgerStatement.to_metadata`. If another program wrote the copy, they may be any
-        others.
-
-        Raises:
-            StoreUnavailable: Storage did not answer.
+        The fields are those of `LedgerStatement.to_metadata`. A copy that another program wrote may have any other
+        fields. Raise `StoreUnavailable` if storage does not answer.
         """
 
     def remove_copies(
         self, copies: Mapping[int, StoredCopy], *, on_progress: Callable[[int], None]
     ) -> Mapping[int, CopyRemovalResult]:
-        """Remove `OWN` copies: data in shared pages, then each ledger's statement. Storage confirms each key.
+        """Remove `OWN` copies: data in shared pages, then each ledger's statement. Return the results by `row_id`.
 
-        `on_progress` receives the number of objects confirmed since the last call.
-
-        Returns:
-            Result of each row by `row_id`.
+        Storage confirms each key. `on_progress` receives the number of objects confirmed since the previous
+        `on_progress`.
         """
 
 

@@ -1,10 +1,10 @@
-"""Merge of two neighbouring index buckets: one new bucket replaces them. Snapshots are read window by window.
+"""Merge of two neighbouring index buckets into one new index bucket.
 
-Memory has one segment of each source and the new footer, however large the buckets are. The sources are retired only by
-the switch to the new bucket. A merge that dies leaves a newborn ledger, which a sweep deletes.
+Memory has one segment of each source and the new footer, however large the index buckets are. The sources are retired
+only by the switch to the new index bucket. A merge that dies leaves a newborn ledger, which a sweep deletes.
 
-Messages that were due a minute before the merge began are left out, because readers get them from the log. Otherwise a
-topic with one bucket would keep every message that was ever delayed.
+The merge leaves out messages that were due a minute before the merge began, because readers get them from the log.
+Otherwise a topic with one index bucket would keep every message that was ever delayed.
 
 Source: PIP-195 (merging buckets); apache/pulsar#26251, where a merge loses a segment; apache/pulsar#26241, where small
 bucket limits fail.
@@ -40,18 +40,16 @@ _LOG: Final = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IndexMergeResult:
-    """Result of one merge."""
-
-    switched: bool = False  # whether the new bucket has replaced the two sources in the list
-    messages: int = 0  # in the new bucket; 0 means that there is no new bucket
-    passed: int = 0  # due messages that are in no bucket any more
-    damaged: LedgerId | None = None  # listed bucket whose snapshot cannot be read
+    switched: bool = False  # whether the new index bucket has replaced the two sources in the list
+    messages: int = 0  # messages in the new index bucket; 0: there is no new index bucket
+    passed: int = 0  # due messages that are in no index bucket any more
+    damaged: LedgerId | None = None  # listed index bucket whose snapshot cannot be read
     loads: int = field(default=0, compare=False)  # segments that were read
     load_s: float = field(default=0.0, compare=False)  # time to read them
 
 
 class _MeasuredReader:
-    """Reader of source segments. `bucket` is the bucket that was read last. Read errors belong to this bucket."""
+    """Reader of source segments. `bucket` is the index bucket of the last read, and of a read error."""
 
     def __init__(self, snapshots: IndexBucketSnapshots) -> None:
         self._snapshots = snapshots
@@ -70,7 +68,7 @@ class _MeasuredReader:
 
 
 class Merger:
-    """Merger of index buckets. It is thread-safe. The folder `scratch` has one file as large as a bucket."""
+    """Merger of index buckets. Thread-safe. A merge needs a file as large as an index bucket in `scratch`."""
 
     def __init__(self, *, index: DelayedIndex, snapshots: IndexBucketSnapshots, scratch: Path) -> None:
         self._index, self._snapshots, self._scratch = index, snapshots, scratch
@@ -78,12 +76,12 @@ class Merger:
     def merge_pair(
         self, topic_id: TopicId, pair: tuple[LedgerId, LedgerId], *, progress: Callable[[int], None] = lambda _: None
     ) -> IndexMergeResult:
-        """Replace two neighbouring buckets by one. `pair` has the bucket ids in the order of their ranges.
+        """Replace two neighbouring index buckets by one. `pair` has their ids in the order of their ranges.
 
         `progress` receives the number of messages written so far, after each window.
 
-        Idempotency: if the two buckets are not listed any more, nothing changes. If two merges of a pair run at once,
-        only one merge switches. The other merge is refused, and its newborn ledger is retired.
+        Idempotency: if the two index buckets are not listed any more, nothing changes. If two merges of a pair run at
+        once, one merge switches. The other merge is refused, and its newborn ledger is retired.
 
         Raises:
             UnknownObject, PreconditionFailed: The topic does not exist any more, or is not ACTIVE.
@@ -140,7 +138,7 @@ class Merger:
         return IndexMergeResult(switched=True, messages=written_rows, passed=passed)
 
     def _unite_entries(self, sources: tuple[IndexBucket, ...], reader: _MeasuredReader) -> dict[LedgerId, BitMap]:
-        """Return the entries of all sources, from their footers. To collect them from rows takes longer."""
+        """Return the entries of all sources, from their footers. This is faster than to collect them from rows."""
         entries: dict[LedgerId, BitMap] = {}
         for bucket in sources:
             reader.bucket = bucket
@@ -153,7 +151,7 @@ def _remove_skipped(
 ) -> None:
     """Remove skipped rows from the entries of all sources.
 
-    Raise `CorruptData` if a row is not among these entries. `reader.bucket` is then the row's bucket.
+    Raise `CorruptData` if a row is not among these entries. `reader.bucket` is then the row's index bucket.
     """
     skipped = rows.to_bitmaps()
     if first := first_position(subtract_entries(skipped, entries)):

@@ -1,8 +1,8 @@
 """Snapshots of index buckets in storage. A snapshot is the only segment of a `DELAYED_INDEX` ledger.
 
 A reader fetches the footer, and then one snapshot segment at a time, by byte ranges. The object's metadata has a digest
-of the footer, and the footer has a digest of each segment. Footers are cached, because each read of a segment needs
-one.
+of the footer, and the footer has a digest of each segment. Footers are cached, because each read of a segment needs the
+footer.
 
 Source: PIP-195 (bucket snapshots in ledgers of their own).
 """
@@ -38,15 +38,13 @@ _FOOTER_CACHE_BYTES: Final = 64 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _CachedFooter:
-    """Footer of one snapshot, with the row of its object."""
-
     row: Segment
     metadata: "pq.FileMetaData"
     footer: IndexSnapshotFooter  # without bitmaps: `read_footer` parses them again
 
 
 class IndexBucketSnapshots:
-    """Writer and reader of bucket snapshots. It is thread-safe. Cached footers take about `cache_bytes` at most."""
+    """Writer and reader of snapshots of index buckets. Thread-safe. Cached footers take about `cache_bytes` at most."""
 
     def __init__(
         self,
@@ -68,19 +66,18 @@ class IndexBucketSnapshots:
     def store_and_publish(
         self, file: BinaryIO, footer: IndexSnapshotFooter, publish: Callable[[NewIndexBucket], bool]
     ) -> bool:
-        """Store a complete seekable snapshot file, and publish it as a bucket. Return the result of `publish`.
+        """Store a complete seekable snapshot file, and publish it as an index bucket. Return the result of `publish`.
 
         Idempotency: that of `ComponentLedgers.write`. `publish` is repeated while its outcome is not known.
 
         Raises:
             UnknownObject, PreconditionFailed: The topic does not exist or is not ACTIVE.
-            StoreUnavailable, CatalogBusy, UploadTimedOut, UploadUnproven, OutcomeUnknown: Bounded retries were not
-                enough.
+            StoreUnavailable, CatalogBusy, UploadTimedOut, UploadUnproven, OutcomeUnknown: All retries failed.
         """
         return self._contents.write(_draft(file, footer), lambda created: publish(_new_bucket(created, footer)))
 
     def store_snapshot(self, file: BinaryIO, footer: IndexSnapshotFooter) -> NewIndexBucket:
-        """Store a snapshot file for a switch that publishes several buckets. It raises the errors of `write`."""
+        """Store a snapshot file for a switch of several index buckets. Raise the errors of `store_and_publish`."""
         return _new_bucket(self._contents.store(_draft(file, footer)), footer)
 
     def read_footer(self, bucket: IndexBucket) -> IndexSnapshotFooter:

@@ -1,6 +1,6 @@
-"""Publication of index buckets that a bulk job has built. One switch replaces all buckets of a topic.
+"""Publication of index buckets that a bulk job has built. One switch replaces all index buckets of a topic.
 
-Buckets are built for one list version of the topic's list. If a seal or a merge has changed the list since, the built
+Index buckets are built for one list version. If a seal or a merge has changed the list since the build, the built index
 buckets are not published, because the list covers at least as much of the log. A publication that dies leaves newborn
 ledgers, which a sweep deletes.
 """
@@ -23,21 +23,19 @@ _AUDIT_REASON: Final = "built anew from the log"
 
 
 class BuiltIndexPublisher:
-    """Publisher of built indexes. It is thread-safe."""
-
     def __init__(self, *, index: DelayedIndex, snapshots: IndexBucketSnapshots) -> None:
         self._index, self._snapshots = index, snapshots
 
     def publish_built_index(self, built: BuiltTopicIndex, files: BuiltIndexFiles) -> bool:
         """Store the snapshots of one topic and switch to them. Return `False` if the list has changed since the build.
 
-        Idempotency: if the built buckets are already the whole list, the result is `True` and nothing is stored.
+        Idempotency: if the built index buckets are already the whole list, the result is `True` and nothing is stored.
 
         Raises:
             CorruptData: A file is no snapshot, or a snapshot of another topic.
             UnknownObject, PreconditionFailed: The topic does not exist any more, or is not ACTIVE.
-            StoreUnavailable, CatalogBusy, UploadTimedOut, OutcomeUnknown: Repeat the call. StoreUnavailable also means
-                that storing took so long that a sweep deleted the first snapshots as abandoned.
+            StoreUnavailable, CatalogBusy, UploadTimedOut, OutcomeUnknown: Repeat the call. `StoreUnavailable` can also
+                mean that storing took so long that a sweep deleted the first snapshots as abandoned.
         """
         footers = [_read_footer(files.snapshot_path(name), built.topic_id) for name in built.files]
         listed = self._index.get_bucket_list(built.topic_id)

@@ -1,8 +1,8 @@
 """Delivery to consumers: delayed messages when they are due, and all other messages in the order of the log.
 
-A process has one tracker per topic, shared by all subscriptions. It has one dispatcher per subscription, shared by the
-subscription's consumers. Both are made for the first consumer and dropped with the last consumer. They only read the
-stored index, so consumers that come and go do not change the index (apache/pulsar#19801).
+A process has one tracker per topic and one dispatcher per subscription. The first consumer creates them, and they are
+dropped with the last consumer. They only read the stored index, so consumers that come and go do not change it
+(apache/pulsar#19801).
 
 Source: PIP-195.
 """
@@ -30,18 +30,16 @@ from logstore.retrying_clock import Clock
 from logstore.transactions.transaction_ids_and_states import TransactionId
 
 
-def _ignore_alarm(topic: Topic, bucket: IndexBucket) -> None:
-    """Do nothing, because the tracker logs each alarm."""
+def _ignore_alarm(topic: Topic, bucket: IndexBucket) -> None: ...
 
 
 class Consumer:
     """Consumer of one subscription, or of all messages of a topic. Close it after use.
 
-    Consumers of a subscription in one process share its messages: each message goes to one of them. Consumers in
-    different processes do not know each other. Acknowledge single messages by `Subscriptions.acknowledge`. Acknowledge
-    all messages up to a position by `acknowledge_to`. Each works inside and outside a transaction.
-
-    `MessageDelivery.create_consumer` makes consumers.
+    Consumers of a subscription in one process share its messages: each message goes to one consumer. Consumers in
+    different processes do not know each other. `Subscriptions.acknowledge` acknowledges single messages.
+    `acknowledge_to` acknowledges all messages up to a position. Each of these methods works inside and outside a
+    transaction.
     """
 
     def __init__(
@@ -67,10 +65,10 @@ class Consumer:
         Due messages of the index come first, by (delivery time, ledger, entry). Then come messages of the log, in its
         order. No message comes before its delivery time.
 
-        No consumer of this process receives the message again, unless it is given back by `nack` or `close`. An
-        acknowledged message comes again only after a seek. If `Subscriptions.acknowledge` acknowledged a message in a
-        transaction that is then aborted, give the message back by `nack`. Without `nack` the message comes again only
-        if a consumer called `receive` while the transaction held the message.
+        No consumer of this process receives a message again, unless the message is given back by `nack` or `close`. An
+        acknowledged message comes again only after a seek, or after its transaction is aborted. If
+        `Subscriptions.acknowledge` acknowledged a message in an aborted transaction, give the message back by `nack`.
+        Without `nack` the message comes again only if a consumer called `receive` while the transaction was open.
 
         Raises:
             InvalidInput: `max_entries` is below 1.
@@ -92,8 +90,8 @@ class Consumer:
         If the transaction is aborted, its messages are received again.
 
         Raises:
-            AcknowledgementStale: A message up to the position is neither acknowledged nor received here since the
-                subscription last gave messages back. Acknowledge single messages instead.
+            AcknowledgementStale: This consumer has not received an unacknowledged message up to the position since
+                messages were last given back. Acknowledge single messages instead.
             PreconditionFailed: The consumer is closed, has no subscription, or begins at a position of its own.
             SextonError: Any error of `Subscriptions.acknowledge`.
         """
@@ -141,14 +139,14 @@ class Consumer:
             raise PreconditionFailed(f"topic {self._topic.name}: the consumer is closed")
 
     def nack(self, positions: Sequence[Position]) -> None:
-        """Give messages back. They are delivered again before all others. Messages not received here are ignored."""
+        """Give messages back. They are delivered again first. Messages that this consumer does not have are ignored."""
         self._dispatcher.give_back(self._holding, positions)
 
     def wait(self, timeout_s: float) -> None:
         """Wait, at most `timeout_s`, until a message comes to the log or becomes due.
 
-        Receive first, and wait only if nothing was received. The first wait ends at once, because it only records the
-        end of the log. A message that another consumer gives back does not end the wait.
+        Call `receive` first, and wait only if it returned nothing. The first wait ends at once, because it only records
+        the end of the log. A message that another consumer gives back does not end the wait.
 
         Raises:
             StoreUnavailable, CatalogBusy: The catalog did not answer at the first wait.
@@ -159,7 +157,7 @@ class Consumer:
             self._watch.wait(min(timeout_s, self._dispatcher.seconds_until_due()))
 
     def close(self) -> None:
-        """Give back all messages that were received and not acknowledged. Closing again changes nothing.
+        """Give back all messages that were received and not acknowledged. Idempotent.
 
         The call waits for a running `receive` of this consumer, but not for other consumers.
         """
@@ -178,10 +176,10 @@ class Consumer:
 
 
 class MessageDelivery:
-    """Consumers of one process. It is thread-safe.
+    """Consumers of one process. Thread-safe.
 
     `clock` decides which messages are due. Messages may be delivered `tolerance_ms` before their delivery time. `alarm`
-    is called for each listed bucket that cannot be read.
+    is called for each listed index bucket that cannot be read.
     """
 
     def __init__(
@@ -213,16 +211,11 @@ class MessageDelivery:
         from_position: Position | None = None,
         columns: Sequence[str] = READABLE_COLUMNS,
     ) -> Consumer:
-        """Return a new consumer. Nothing is read before its first `receive`.
+        """Return a new consumer. Nothing is read before the consumer's first `receive`.
 
-        Args:
-            topic: Topic of the messages.
-            subscription: Subscription whose acknowledged messages are left out. `None` leaves out no message.
-            from_position: First position to deliver. Such a consumer shares its messages with no other consumer.
-            columns: Columns to fetch. All consumers of a subscription in one process must use the same columns.
-
-        Raises:
-            InvalidInput: Another consumer of the subscription in this process has other columns.
+        Acknowledged messages of `subscription` are left out. `None` leaves out no message. A consumer with
+        `from_position` begins there, and shares its messages with no other consumer. All other consumers of a
+        subscription in one process must have the same `columns`. Otherwise the call raises `InvalidInput`.
         """
         with self._lock:
             shared = self._get_tracker(topic)

@@ -1,4 +1,4 @@
-"""Reader of the delivery times in a topic's log (PIP-195). It skips segments without any, and message payloads."""
+"""Reader of the delivery times in a topic's log (PIP-195). It skips segments without delivery times, and payloads."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -27,10 +27,7 @@ class DelayedMessageFilter:
 
 
 class DeliveryTimeReader:
-    """Reader of delivery times. It is thread-safe.
-
-    The reader takes the primary copy of a segment, or the tiered copy if the primary copy is gone.
-    """
+    """Reader of delivery times. Thread-safe. If the primary copy of a segment is gone, the tiered copy is read."""
 
     def __init__(self, *, ledgers: DataLedgers, objects: ObjectStore, tiered: TieredCopyReader | None = None) -> None:
         self._ledgers, self._objects, self._tiered = ledgers, objects, tiered
@@ -85,5 +82,4 @@ class DeliveryTimeReader:
 
 
 def last_position(segment: Segment) -> Position:
-    """Return the position of a segment's last entry."""
     return Position(segment.ledger_id, segment.first_entry + segment.entries - 1)

@@ -1,15 +1,15 @@
 """Dispatcher of one subscription in one process. It delivers due messages first, in order, and then the log.
 
-All consumers of the subscription in the process share the dispatcher. Each message that the subscription has not
-acknowledged is in one of these states:
+All consumers of the subscription in the process share the dispatcher. Each unacknowledged message of the subscription
+is in one of these states:
 
-1. Tracked: the message is not due. The tracker offers it when it is due.
+1. Tracked: the message is not due. The tracker offers the message when it is due.
 2. In the replay set: the message is due, or was given back, and is delivered next.
-3. Held: one consumer has the message. No other consumer gets it unless that consumer gives it back.
-4. After the position of the log reader. The reader advances only over messages in one of the other states. It rewinds
-   when a message leaves its state without being delivered or acknowledged.
+3. Held: one consumer has the message. No other consumer gets the message unless it is given back.
+4. After the position of the log reader. The reader advances only over messages in states 1 to 3. It rewinds when a
+   message leaves its state without being delivered or acknowledged.
 
-So no message is delivered twice, and none is skipped. All of these states are in memory. After a crash the next process
+So no message is delivered twice, and no message is skipped. All states are in memory. After a crash the next process
 begins at the mark-delete position, and leaves out acknowledged messages.
 
 Source: Pulsar's `PersistentDispatcherMultipleConsumers`. Failures that this prevents: apache/pulsar#14327 (an abort
@@ -43,7 +43,7 @@ from logstore.ports.catalog import Topic, Transactions
 from logstore.positions import EARLIEST, LedgerId, Position
 
 _MESSAGES_PER_OFFER: Final = 1_000
-"""Most messages taken from the tracker at a time. The number is large, because most may be acknowledged already."""
+"""Maximum messages taken from the tracker at a time. Most of them may be acknowledged already."""
 
 _UNKNOWN: Final = -1
 """Value of seeks and releases before the subscription is read."""
@@ -69,12 +69,10 @@ class ConsumerHolding:
 
 
 class Dispatcher:
-    """Dispatcher of one subscription of one topic.
+    """Dispatcher of one subscription of one topic. It begins at the subscription's mark-delete position.
 
-    Threads may share it. Order of locks: `receiving` before the tracker's lock. `receiving` is locked while a consumer
-    receives. The tracker's lock guards all sets.
-
-    The dispatcher begins at the subscription's mark-delete position. `state` returns the present subscription.
+    Threads may share the dispatcher. Lock order: `receiving`, then the tracker's lock. `receiving` is locked while a
+    consumer receives. The tracker's lock guards all sets. `state` is a function that reads the present subscription.
     """
 
     def __init__(
@@ -132,16 +130,17 @@ class Dispatcher:
         return received
 
     def give_back(self, holding: ConsumerHolding, positions: Sequence[Position]) -> None:
-        """Deliver messages again, before all others. Messages that are not in the holding are ignored."""
+        """Deliver messages again, before all other messages. Messages that are not in the holding are ignored."""
         with self._shared.lock:
             for position in positions:
                 if position.entry_id in holding.entries.get(position.ledger_id, ()):
                     self._take_back(holding, (0, position))
 
     def first_unreceived_position(self, holding: ConsumerHolding) -> Position:
-        """Return the first position that is not acknowledged and not in the holding since the last release.
+        """Return the first position that is unacknowledged and not received into the holding since the last release.
 
-        Such a message is held by another consumer, is not due, was given back, or is not read from the log yet.
+        The message at this position is held by another consumer, is not due, was given back, or is not read from the
+        log yet.
         """
         with self._shared.lock:
             mark, acknowledged = self._state.mark_delete, self._state.acknowledged
@@ -157,7 +156,7 @@ class Dispatcher:
 
     @property
     def releases(self) -> int:
-        """Number of the subscription's releases when a consumer last received."""
+        """Number of the subscription's releases at the last `receive_messages`."""
         return self._releases
 
     def record_acknowledged(self, holding: ConsumerHolding, position: Position) -> None:
@@ -168,7 +167,7 @@ class Dispatcher:
             self._state = CursorState(self._state.mark_delete, acknowledged)
 
     def seconds_until_due(self) -> float:
-        """Return the seconds until the next known message is due, or infinity without one."""
+        """Return the seconds until the next known message is due, or infinity if no message is known."""
         with self._shared.lock:
             times = [time for time in (self._replay.next_ms, self._shared.tracker.next_ms()) if time is not None]
             return max(0, min(times) - self._shared.due_ms()) / 1000 if times else inf
@@ -198,7 +197,7 @@ class Dispatcher:
 
     @contextmanager
     def _deliver_all_or_none(self, holding: ConsumerHolding) -> Iterator[Callable[[DueMessage], None]]:
-        """Record delivered messages in the holding. If an error prevents their delivery, undo this."""
+        """Record delivered messages in the holding. Undo this if an error prevents their delivery."""
         delivered: list[DueMessage] = []
 
         def deliver(message: DueMessage) -> None:
@@ -213,7 +212,7 @@ class Dispatcher:
                 for message in delivered:
                     self._take_back(holding, message)
                 if not isinstance(error, SextonError):
-                    # The error may have come between the changes of two sets.
+                    # The error may have interrupted a change of several sets.
                     self.rewind(EARLIEST)
             raise
 

@@ -1,11 +1,11 @@
-"""Seal of a topic: the unsealed part of its log becomes index buckets. Buckets that no reader needs are dropped.
+"""Seal of a topic: the unsealed part of its log becomes index buckets. Index buckets that no reader needs are dropped.
 
 A seal reads only delivery times, and only segments whose rows count delayed messages. It ends at the end of a segment,
-and before the first message of an open transaction. It leaves out entries that no consumer sees, and messages that are
-due, because readers get these from the log.
+and before the first message of an open transaction. It leaves out hidden entries. It also leaves out due messages,
+because readers get these from the log.
 
-Each bucket is one switch of the topic's list. If a seal dies, its earlier switches stay. A snapshot that it wrote and
-did not switch to is a newborn ledger, which a sweep deletes.
+Each new index bucket is one switch of the topic's list. If a seal dies, its earlier switches stay. A stored snapshot
+without a switch is a newborn ledger, which a sweep deletes.
 
 Source: PIP-195 (sealing the last mutable bucket); apache/pulsar#26251, where messages are lost with a bucket.
 """
@@ -39,12 +39,10 @@ _AUDIT_REASON: Final = "all its messages have been due, or were acknowledged"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SealResult:
-    """Result of one seal."""
-
-    buckets: int = 0  # new buckets
-    messages: int = 0  # in the new buckets
-    dropped: int = 0  # buckets that no reader needed
-    listed: int = 0  # present buckets of the topic
+    buckets: int = 0  # new index buckets
+    messages: int = 0  # messages in the new index buckets
+    dropped: int = 0  # index buckets that no reader needed
+    listed: int = 0  # present index buckets of the topic
     overtaken: bool = False  # another process changed the list meanwhile; the next seal does the rest
 
 
@@ -52,10 +50,10 @@ class SealResult:
 def open_temporary_snapshot(
     folder: Path, topic_id: TopicId, first: Position, last: Position, *, entries: Bitmaps | None = None
 ) -> Iterator[tuple[BinaryIO, IndexSnapshotWriter]]:
-    """Open an unnamed temporary file, and a snapshot writer into it. The file vanishes however the process ends.
+    """Open an unnamed temporary file and a snapshot writer. The file vanishes however the process ends.
 
-    `first` and `last` are the first and the last entry of the range that the bucket covers. `entries` are the entries
-    of all rows that will be written, if they are known. The folder is made if necessary.
+    The index bucket covers the range from `first` to `last`, inclusive. `entries` are the entries of all rows that will
+    be written, if they are known. The folder is created if it is missing.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryFile(dir=folder) as unnamed:
@@ -69,8 +67,6 @@ def open_temporary_snapshot(
 
 @dataclass
 class _Seal:
-    """State of one seal."""
-
     topic_id: TopicId
     listed: IndexBucketList
     frontier: Frontier
@@ -86,7 +82,7 @@ class _Seal:
 
 
 class Sealer:
-    """Sealer of topics. It is thread-safe. The folder `scratch` has one file as large as a bucket."""
+    """Sealer of topics. Thread-safe. A seal needs a file as large as an index bucket in `scratch`."""
 
     def __init__(
         self,
@@ -102,9 +98,9 @@ class Sealer:
         self._snapshots, self._limits, self._scratch = snapshots, limits, scratch
 
     def drop_buckets_and_seal(self, topic_id: TopicId, *, force: bool = False) -> SealResult:
-        """Drop buckets that no reader needs, and seal the log if it is at a limit.
+        """Drop index buckets that no reader needs, and seal the log if it is at a limit.
 
-        With `force` all entries that consumers may see are sealed, whatever the limits.
+        With `force` all visible entries are sealed, whatever the limits.
 
         Idempotency: a sealed part is not sealed again. If two seals run at once, one seal is overtaken.
 
@@ -122,7 +118,7 @@ class Sealer:
         return replace(result, dropped=dropped, listed=len(self._index.get_bucket_list(topic_id).buckets))
 
     def _drop_passed(self, topic_id: TopicId) -> int:
-        """Retire the buckets that no reader needs. If the list changes meanwhile, the next seal retires them."""
+        """Retire the index buckets that no reader needs. If the list changes meanwhile, the next seal retires them."""
         listed = self._index.get_bucket_list(topic_id)
         passed = self._index.list_droppable_buckets(topic_id)
         if not passed:
@@ -160,7 +156,6 @@ class Sealer:
         return self._log.iterate_segments(seal.topic_id, behind=seal.listed.sealed_to, last=last)
 
     def _run(self, seal: _Seal) -> None:
-        """Read the log, and end a bucket whenever it is full. The rest becomes a bucket if it is at a limit."""
         wanted = DelayedMessageFilter(topic_id=seal.topic_id, hidden=seal.frontier.hidden, now_ms=seal.now_ms)
         for segment, rows in self._log.read_delayed_rows(self._unsealed_segments(seal), wanted):
             seal.draft = seal.draft or IndexBucketDraft(Position(segment.ledger_id, segment.first_entry))

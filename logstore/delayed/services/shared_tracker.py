@@ -1,13 +1,13 @@
-"""Tracker of one topic that all its subscriptions in one process share. It is loaded from the list of buckets.
+"""Tracker of one topic that all its subscriptions in one process share.
 
 Messages that become due are offered to every subscription that reads in this process. A later subscription finds these
 messages in the log.
 
-The list is read again every ten seconds, and whenever a bucket cannot be read. If an unreadable bucket is still listed,
-an alarm is raised. The bucket's messages then come from the log.
+The list of index buckets is read again every ten seconds, and whenever an index bucket cannot be read. If an unreadable
+index bucket is still listed, an alarm is raised. Its messages then come from the log.
 
-Catalog and storage may answer late, so they are called without the lock. Meanwhile subscriptions read on. They wait
-only if they need the same answer.
+Catalog and storage may answer late, so they are called without the lock. Meanwhile subscriptions read on. A
+subscription waits only if it needs the same answer.
 
 Source: PIP-195. Failures that this prevents: apache/pulsar#26230 (a tracked message is never delivered), #19801
 (disconnecting consumers wipes the index), #22735 (failed recovery hangs the dispatcher).
@@ -31,10 +31,10 @@ from logstore.retrying_clock import Clock
 _LOG: Final = logging.getLogger(__name__)
 
 _REFRESH_INTERVAL_S: Final = 10.0
-"""Age at which the list is read again. A new list only frees the memory of sealed messages."""
+"""Age at which the list of index buckets is read again. A new list only frees the memory of sealed messages."""
 
 LostBucketAlarm = Callable[[Topic, IndexBucket], None]
-"""Callback for each bucket that is listed and cannot be read. It is called once per bucket."""
+"""Callback for a listed index bucket that cannot be read. It is called once for each index bucket."""
 
 
 class MeasuredSnapshotReader:
@@ -78,10 +78,10 @@ class SubscriptionReader(Protocol):
 
 
 class SharedTracker:
-    """Delayed messages of one topic, loaded by the first `refresh`.
+    """Delayed messages of one topic, loaded by the first `refresh_bucket_list`.
 
-    Callers of `refresh` and `catch_up` must not hold `lock`. Callers of all other methods must hold `lock`. One thread
-    at a time reads the list, and one thread reads a segment. Results are stored under `lock`.
+    Callers of `refresh_bucket_list` and `read_due_segment` must not hold `lock`. Callers of all other methods must hold
+    `lock`. At most one thread reads the list, and at most one thread reads a segment. Results are stored under `lock`.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class SharedTracker:
         return self._clock.now_us() // 1000 + self._tolerance_ms
 
     def refresh_bucket_list(self) -> None:
-        """Load the list of buckets if it is old. If another thread is loading it, return at once and use the old list.
+        """Load the list of index buckets if it is old. While another thread loads the list, the old list is used.
 
         After `StoreUnavailable` or `CatalogBusy` the next call tries again.
         """
@@ -131,11 +131,11 @@ class SharedTracker:
         return len(rows) == limit
 
     def must_read(self) -> bool:
-        """Return whether `catch_up` must read a segment that is due, or the list because a bucket was lost."""
+        """Return whether `read_due_segment` must read a due segment, or the list because an index bucket was lost."""
         return bool(self._unreported_buckets()) or self.tracker.bucket_to_read(self.due_ms()) is not None
 
     def read_due_segment(self) -> None:
-        """Read one segment that is due, unless another thread has. If a bucket was lost, read the list again.
+        """Read one due segment, unless another thread has. If an index bucket was lost, read the list again.
 
         After `StoreUnavailable` or `CatalogBusy` the next call tries again.
         """
@@ -150,7 +150,7 @@ class SharedTracker:
         self._recover_lost_buckets()
 
     def track_messages(self, ledger_id: LedgerId, later: Mapping[int, int]) -> list[tuple[int, Position]]:
-        """Track messages that are not due. Return the messages that are due by now, with their times."""
+        """Track messages that are not due. Return the other messages, which are due by now, with their times."""
         messages = [(deliver_at_ms, Position(ledger_id, entry_id)) for entry_id, deliver_at_ms in later.items()]
         return [message for message in messages if not self.tracker.track_message(message[1], message[0])]
 
@@ -178,7 +178,7 @@ class SharedTracker:
         return [bucket for bucket in self.tracker.lost_buckets if bucket.bucket_id not in self._reported]
 
     def _recover_lost_buckets(self) -> None:
-        """Read the list again, because a lost bucket may be merged or dropped. Raise the alarm if it is not."""
+        """Read the list again, because lost index buckets may be merged or dropped. Raise alarms if it is unchanged."""
         with self._list_lock:
             while True:
                 with self.lock:

@@ -1,7 +1,5 @@
 """Replay set of a subscription, and the subscription's reader of the log, which can be rewound.
 
-Messages of the replay set are delivered before the log is read further.
-
 Source: Pulsar's `MessageRedeliveryController`, which has due messages and messages to deliver again.
 """
 
@@ -21,14 +19,14 @@ from logstore.ports.catalog import Topic, Transactions
 from logstore.positions import EARLIEST, LedgerId, Position
 
 MAX_REPLAY_MESSAGES: Final = 10_000
-"""Most messages of a replay set, some 150 bytes each. Further messages are read from the log again."""
+"""Maximum messages of a replay set, some 150 bytes each. Further messages are read from the log again."""
 
 DueMessage = tuple[int, Position]
-"""Delivery time and position of a message. Times are milliseconds since 1970, or 0 if the time is not known."""
+"""Delivery time and position of a message. The time is in milliseconds since 1970, or 0 if it is not known."""
 
 
 class ReplaySet:
-    """At most `max_messages` distinct messages, by (delivery time, ledger, entry). It is not thread-safe."""
+    """At most `max_messages` distinct messages, by (delivery time, ledger, entry). Not thread-safe."""
 
     def __init__(self, max_messages: int = MAX_REPLAY_MESSAGES) -> None:
         self._max_messages = max_messages
@@ -112,14 +110,14 @@ class SubscriptionLogReader:
         self._rewind_to = position if self._rewind_to is None else min(self._rewind_to, position)
 
     def begin_pass(self, state: CursorState) -> None:
-        """Leave out acknowledged messages from now on. The next `read_more` may look for the end of the log again."""
+        """Leave out acknowledged messages from now on. Let `read_next_entries` look up the end of the log again."""
         self._state, self._has_scanned = state, False
 
     def read_next_entries(self, limit: int) -> list[Entry] | None:
         """Return the next due messages, at most `limit`, or `None` at the end of the log.
 
-        The end is looked up once after each `start` and each rewind. The filter may know some of the messages by now.
-        Fewer than `limit` messages do not mean the end.
+        The end is looked up once after each `begin_pass` and each rewind. The dispatcher may know some of the messages
+        by now. A result with fewer than `limit` messages need not be the last result.
         """
         if self._apply_rewind():
             self._has_scanned = False

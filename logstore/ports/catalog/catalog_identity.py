@@ -1,4 +1,4 @@
-"""Id of the catalog, and the buckets with its marker."""
+"""Port of the catalog's id and of the buckets with the catalog's marker."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -8,23 +8,21 @@ from logstore.ports.catalog.inspection_and_audit import InspectedCopy
 
 
 class CatalogIdentity(Protocol):
-    """Id of the catalog and its buckets."""
-
     def catalog_id(self) -> str:
         """Return the catalog's UUID, which never changes."""
 
     def list_marked_buckets(self) -> frozenset[tuple[BucketRole, str]]:
-        """Return role and name of every bucket that was recorded as having this catalog's marker."""
+        """Return role and name of each bucket whose marker was recorded."""
 
     def record_marker(self, role: BucketRole, bucket: str) -> None:
-        """Record that the bucket has the marker. From then on the bucket is refused if its marker is missing.
+        """Record that the bucket has the marker. From now on the bucket is refused if its marker is missing.
 
         Idempotency: keyed by role and bucket. The time of the first call stays.
         """
 
     def list_expected_copies(self, role: BucketRole, bucket: str, *, limit: int) -> Sequence[InspectedCopy]:
-        """Return copies that the bucket must hold if it belongs to this catalog.
+        """Return copies that the bucket must have if the bucket belongs to this catalog.
 
         LIVE copies come first, then detached copies that are not deleted, each newest first. Tiered copies are selected
-        by the bucket in their offload context. The records bucket has no copies.
+        by the bucket in their offload context. For the bucket of the record log the result is empty.
         """

@@ -1,9 +1,8 @@
 """Ports of a rebuild: the database into which a lost catalog is loaded, and adoption.
 
 Adoption compares storage with the loaded rows, shard by shard, and stages the differences. Then it settles each topic
-in one transaction. Until `make_catalog_ready` the catalog refuses all other writes with `CatalogAdopting`.
-
-If a loaded ledger has no place and is not CREATING, its list does not name it.
+in one transaction. Until `make_catalog_ready` the catalog refuses all other writes with `CatalogAdopting`. A loaded
+ledger that has no place and is not CREATING is in no list.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -21,15 +20,13 @@ from logstore.records.rebuild_job import RowFilesFolder
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RebuildTargetContent:
-    """Content of the database before a load."""
-
     rebuild: str = ""  # unfinished rebuild that loaded the database; empty: the database is empty
     state: str = ""  # ADOPTING, or READY if only `end_rebuild` is missing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RebuiltCatalogStart:
-    """State of a rebuilt catalog at its start, besides its rows."""
+    """Initial state of a rebuilt catalog, without the rows."""
 
     rebuild: str
     manifest: Manifest  # manifest of the loaded rows
@@ -47,7 +44,7 @@ class RebuildDatabase(Protocol):
         """Return the content of the database. This changes nothing.
 
         Raises:
-            PreconditionFailed: The database has rows of something other than an unfinished rebuild.
+            PreconditionFailed: The database has rows, and not only rows of an unfinished rebuild.
             CatalogVersionMismatch: Another build created the database.
             ServiceFailed: The database is no catalog.
             StoreUnavailable: The database does not answer.
@@ -56,22 +53,18 @@ class RebuildDatabase(Protocol):
     def load_rows(self, load: RebuiltCatalogStart, files: RowFilesFolder, proceed: Callable[[], None]) -> None:
         """Load the rows into the empty database. Afterwards the catalog is ADOPTING. Idempotent.
 
-        Args:
-            load: State of the catalog at its start.
-            files: Rows of the catalog.
-            proceed: Function that is called often. If it raises, the load is undone.
+        `proceed` is called often. If `proceed` raises, the load is undone.
 
         Raises:
-            SextonError: As `read_target`.
+            SextonError: Any error of `read_target`.
         """
 
-    def end_rebuild(self, rebuild: str) -> None:
-        """Record that the rebuild is complete. Idempotent."""
+    def end_rebuild(self, rebuild: str) -> None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IssuedIdBounds:
-    """Ceilings of the loaded manifest. The lost catalog gave out only numbers below these ceilings."""
+    """Ceilings of the loaded manifest. The lost catalog gave out only ids below these ceilings."""
 
     epoch: int
     ledger: int
@@ -79,7 +72,6 @@ class IssuedIdBounds:
     transaction: int  # sequence numbers of each coordinator
 
     def covers(self, ledger_id: int, topic_id: int) -> bool:
-        """Return whether the lost catalog may have given out these two ids."""
         return 0 <= ledger_id < self.ledger and 0 <= topic_id < self.topic
 
     def covers_upload(self, upload: UnregisteredUpload) -> bool:
@@ -91,7 +83,7 @@ class IssuedIdBounds:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedLedger:
-    """Loaded row of a ledger that is compared with storage."""
+    """Loaded row of a ledger, for a comparison with storage."""
 
     ledger_id: LedgerId
     topic_id: TopicId
@@ -119,7 +111,7 @@ class MissingRowCause(StrEnum):
 
 
 class StorageDiscrepancy(StrEnum):
-    """Difference between storage and the loaded row of a ledger. The catalog stores its name."""
+    """Difference between storage and the loaded row of a ledger. The catalog stores the name of the difference."""
 
     TAIL = "TAIL"  # uploads after the registered segments
     STRANGER = "STRANGER"  # objects without a row
@@ -130,7 +122,7 @@ class StorageDiscrepancy(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StagedLedger:
-    """Difference between the objects of one ledger and the catalog. Stored as JSON by field names."""
+    """Difference between the objects of one ledger and the catalog. Stored as JSON with these field names."""
 
     ledger_id: LedgerId
     topic_id: TopicId
@@ -142,7 +134,7 @@ class StagedLedger:
 
 
 class AdoptionOutcome(StrEnum):
-    """Result of the adoption of one staged ledger. The catalog stores its name."""
+    """Result of the adoption of one staged ledger. The catalog stores the name of the result."""
 
     ADOPTED = "ADOPTED"  # the ledger and its segments have rows now
     EXTENDED = "EXTENDED"  # segments were added
@@ -170,7 +162,7 @@ class AdoptionReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AbsentLedgerCounts:
-    """Counts of listed ledgers. Ledgers deleted before the flush are not counted: they need no objects."""
+    """Counts of listed ledgers. Ledgers that were deleted before the flush need no objects and are not counted."""
 
     absent_ledgers: int = 0  # ledgers without an object in any bucket
     total_ledgers: int = 0  # all listed ledgers, including ledgers that adoption has removed
@@ -180,11 +172,7 @@ class CatalogAdoption(Protocol):
     """Adoption of uploads into a rebuilt catalog. Every method is idempotent."""
 
     def read_issued_ids(self) -> IssuedIdBounds:
-        """Return the bounds of the ids that the lost catalog may have given out.
-
-        Raises:
-            PreconditionFailed: No adoption is in progress.
-        """
+        """Return the bounds of ids. Raise `PreconditionFailed` if no adoption is in progress."""
 
     def is_adopting(self) -> bool: ...
 
@@ -192,28 +180,22 @@ class CatalogAdoption(Protocol):
         """Return loaded ledgers with id % 256 = `shard` and an id above `after`, ascending."""
 
     def find_missing_row_causes(self, ledger_ids: Collection[LedgerId]) -> Mapping[LedgerId, MissingRowCause]:
-        """Return why ledgers have no row. Ledgers with a row are left out."""
+        """Return for each ledger without a row why the row is missing. Ledgers with a row are left out."""
 
     def highest_ledger_id(self) -> LedgerId:
-        """Return the highest id of a ledger, an intent or a tombstone, or -1.
-
-        Ids above the ceiling are ignored, because the lost catalog never gave them out.
-        """
+        """Return the highest id of a ledger, an intent or a tombstone, or -1. Ids above the ceiling are ignored."""
 
     def stage_ledgers(
         self, shard: int, ledgers: Sequence[StagedLedger], *, above: LedgerId, up_to: LedgerId | None = None
     ) -> None:
-        """Replace the staged ledgers in a part of a shard. Staged ledgers of settled topics stay.
+        """Replace the staged ledgers in a part of a shard (0 to 255). Staged ledgers of settled topics stay.
 
-        Args:
-            shard: 0 to 255.
-            ledgers: All differences in the part.
-            above: Start of the part, exclusive.
-            up_to: End of the part, inclusive. `None`: the end of the shard.
+        The part has the ids above `above`, up to `up_to` inclusive, or up to the end of the shard. `ledgers` are all
+        differences in this part.
         """
 
     def count_absent_ledgers(self) -> AbsentLedgerCounts:
-        """Count the ledgers staged as ABSENT, whether settled or not. A READY catalog has none."""
+        """Count the ledgers staged as ABSENT, settled or not. A READY catalog has no such ledgers."""
 
     def list_unsettled_topics(self, *, after: TopicId, limit: int) -> Sequence[TopicId]:
         """Return topics with unsettled ledgers, ascending."""
@@ -221,31 +203,28 @@ class CatalogAdoption(Protocol):
     def settle_topic(self, topic_id: TopicId, *, rows_epoch: int) -> None:
         """Adopt the staged ledgers of a topic in one transaction. The transaction needs a few MB of memory.
 
-        `logstore.records.adoption_rule` decides which uploads are registered. A ledger without a row whose uploads were
-        registered is added to the topic's list. If the topic has no record, the topic is created. No intent is filed.
-        The objects of other ledgers without a row, and of removed ledgers, stay until a reconciliation reports them.
+        `logstore.records.adoption_rule` decides which uploads are registered. If uploads of a ledger without a row were
+        registered, the ledger is added to the topic's list. A topic without a record is created. No intent is filed.
+        Objects of all other ledgers without a row, and of removed ledgers, stay until a reconciliation reports them.
 
-        Args:
-            topic_id: The topic.
-            rows_epoch: Epoch of the loaded rows. Uploads of earlier epochs were decided before the flush.
+        `rows_epoch` is the epoch of the loaded rows. Uploads of earlier epochs were decided before the flush.
         """
 
     def settle_remaining_rows(self) -> None:
         """Settle the rows of all topics that need no comparison with storage.
 
-        1. Remove ledgers that no list names, and ledgers with a later intent. File no new intent.
-        2. Close all ledgers of a list but the last.
+        1. Remove ledgers that are in no list, and ledgers with a later intent. File no new intent.
+        2. Close all ledgers of a list except the last ledger.
         3. Count entries with a delivery time.
         4. Remove references to ledgers without objects.
         5. Remove schema versions without a ledger, because they could be neither read nor set again.
         6. Set the catalog's epoch in unfinished intents.
         """
 
-    def count_outcomes(self) -> AdoptionReport:
-        """Return the counts so far."""
+    def count_outcomes(self) -> AdoptionReport: ...
 
     def make_catalog_ready(self) -> None:
-        """Make the catalog READY, so that writers may begin."""
+        """Make the catalog READY. From then on it accepts all writes."""
 
 
 MAX_SAMPLE_ITEMS = 100

@@ -1,4 +1,4 @@
-"""Claims of workflows on rows, causes for the audit log, and results of both phases of a deletion."""
+"""Claims, causes for the audit log, and results of both phases of a deletion."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -55,8 +55,6 @@ class IntentRowRange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IntentResult:
-    """Result of phase two for one intent."""
-
     row_id: int
     outcome: Outcome
     objects: int = 0
@@ -69,14 +67,14 @@ class IntentTally:
     """Counts of a batch. They are taken from its rows, so work that ran twice is counted once."""
 
     outcomes: Mapping[str, int]  # rows by outcome; RETRYING means unfinished
-    objects: int  # whose removal storage confirmed
+    objects: int  # objects whose removal storage confirmed
     size_bytes: int
     closed: bool = field(default=False, compare=False)  # whether this call closed the batch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnfinishedIntentCounts:
-    """Counts of remaining intents. Everything is deleted only if both counts are zero."""
+    """Counts of unfinished intents and dead letters. If both counts are zero, all detached copies are deleted."""
 
     estimated_inflight: int
     dead_lettered: int

@@ -23,7 +23,7 @@ from logstore.transactions.transaction_ids_and_states import TransactionId, Tran
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProducerSequenceRange:
-    """Sequence ids of one producer in a segment. They are registered only if `first` is above the last registered id.
+    """Sequence ids of one producer in a segment. `first` must be above the producer's last registered id.
 
     While the producer's transaction is open, only entries of this transaction are registered (`ProducerSequence`).
     """
@@ -44,8 +44,6 @@ class TransactionEntryRange:
 
 
 class LedgerAppendState(NamedTuple):
-    """State of a listed ledger before the next segment."""
-
     topic_id: int
     state: str  # a `LedgerState`
     last_segment: int  # highest registered segment number; -1: none
@@ -53,7 +51,7 @@ class LedgerAppendState(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RegisterSegmentWrite:
-    """Write that registers an uploaded segment in its ledger. From then on its entries exist."""
+    """Write that registers an uploaded segment in its ledger. After the commit the segment's entries exist."""
 
     topic_id: TopicId
     ledger_id: LedgerId
@@ -75,12 +73,10 @@ class RegisterSegmentWrite:
         ledger: LedgerAppendState | None,
         sequences: Mapping[str, ProducerSequence],
     ) -> SextonError | None:
-        """Return the error of the first condition that the locked rows do not satisfy, or `None`.
+        """Return the error of the first condition that the locked rows violate, or `None`.
 
-        Conditions on transactions are checked later.
-
-        `topic` is the state of the topic, or `None` if there is no such topic. `ledger` is `None` if it is not listed.
-        `sequences` has the topic's known producers, by name.
+        Conditions on transactions are checked later. `topic` is the state of the topic, or `None` if the topic does not
+        exist. `ledger` is `None` if the ledger is not listed. `sequences` has the topic's known producers, by name.
         """
         if self.epoch != epoch:
             return StaleCatalog(f"append: expected catalog epoch {epoch}, found {self.epoch}")
@@ -116,7 +112,7 @@ class RegisterSegmentWrite:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AcknowledgeWrite:
-    """Write that acknowledges, for a subscription, single positions or all entries up to a position."""
+    """Write that acknowledges single positions, or all entries up to a position, for a subscription."""
 
     topic_id: TopicId
     subscription: str
@@ -146,12 +142,12 @@ class EndTransactionWrite:
 
 
 GroupCommitWrite = RegisterSegmentWrite | AcknowledgeWrite | BeginTransactionWrite | EndTransactionWrite
-"""Small write of a group commit."""
+"""Any small write of a group commit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RegisterSegmentResult:
-    """Position of a segment's entries, and the new totals of its ledger."""
+    """Number of the segment's first entry, and the new totals of the segment's ledger."""
 
     first_entry: int
     ledger_entries: int
@@ -169,15 +165,11 @@ class AcknowledgeResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BeginTransactionResult:
-    """Opened transaction."""
-
     txn: TransactionId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndTransactionResult:
-    """State of a decided transaction. It is final at once if the transaction has no participants."""
-
     state: TransactionState
 
 
@@ -187,20 +179,18 @@ GroupCommitResult = (
 
 
 class GroupCommits(Protocol):
-    """Group commit of small writes."""
-
     def commit_writes(self, writes: Sequence[GroupCommitWrite]) -> list[GroupCommitResult]:
         """Commit all writes in one transaction. Return a result or an error for each write, in order.
 
-        A refused write does not affect the others. Its error is one of:
+        A refused write does not affect the other writes. Its error is one of:
 
         - `LedgerFenced`, `ProducerFenced`, `UnknownObject`, `InvalidInput`, `StaleCatalog` or `TransactionNotOpen`.
         - `AlreadyExists`: the segment number is taken.
         - `SnapshotNeeded`: the acknowledgement lacks the cursor's snapshot.
         - `PreconditionFailed`: the topic is not ACTIVE.
-        - `TransactionEnded`: the transaction was decided otherwise, or is past its deadline.
+        - `TransactionEnded`: the transaction has the opposite decision, or is past its deadline.
         - `AcknowledgementHeld`: another transaction holds an entry, or an entry is acknowledged.
         - `AcknowledgementStale`: entries were given back after `up_to` was read.
 
-        The method raises if the transaction failed. Then no write happened, except after `OutcomeUnknown`.
+        If the method raises, no write happened, except after `OutcomeUnknown`.
         """

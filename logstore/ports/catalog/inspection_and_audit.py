@@ -1,4 +1,4 @@
-"""Ports of inspection and audit. Inspection is for people, and no decision depends on it."""
+"""Ports of inspection and audit. People read the results of an inspection. No decision depends on them."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from logstore.positions import LedgerId
 
 
 class LedgerReferenceKind(StrEnum):
-    """Kinds of references that keep a ledger."""
+    """Kind of a reference that keeps a ledger."""
 
     LIST = "LIST"  # component, keys, place, and whether the ledger is the last of its list
     CURSOR = "CURSOR"  # a subscription that has not acknowledged all of the ledger, with its mark-delete position
@@ -26,18 +26,16 @@ class LedgerReferenceKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerReference:
-    """Reference to the ledger."""
-
     kind: LedgerReferenceKind
     facts: Mapping[str, object]  # JSON values; their names depend on `kind`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InspectedCopy:
-    """Copy in the catalog, or detached copy that an intent describes."""
+    """Copy that the catalog has, or detached copy that an intent describes."""
 
-    state: str  # state of the copy's row, or of its intent after the detach
-    intent: DeletionIntent  # parameters of a request to storage; filed only if the copy is detached
+    state: str  # state of the copy's row; for a detached copy, state of the intent
+    intent: DeletionIntent  # parameters of a request to storage; the intent is filed only if the copy is detached
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,8 +52,6 @@ class InspectedIntent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditEntry:
-    """Row of the audit log."""
-
     at_us: int
     act: str
     actor: str
@@ -68,8 +64,6 @@ class AuditEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UndetachedLedger:
-    """Row of a ledger that was not detached."""
-
     state: LedgerState
     listed: bool
     entries: int
@@ -81,7 +75,7 @@ class UndetachedLedger:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerHistory:
-    """All records about a ledger. After its deletion was forgotten, only decisions may remain."""
+    """All records about a ledger. After the rows of its deletion were removed, only `decisions` may remain."""
 
     ledger_id: LedgerId
     live: UndetachedLedger | None
@@ -93,31 +87,26 @@ class LedgerHistory:
 
 
 class LedgerInspection(Protocol):
-    """Reads for people."""
-
     def get_ledger_history(self, ledger_id: LedgerId, *, max_decisions: int) -> LedgerHistory:
-        """Return the records of the ledger at one moment, with at most `decisions` rows of the audit log.
+        """Return the records about the ledger at one moment, with at most `max_decisions` rows of the audit log.
 
-        Raises:
-            UnknownObject: The catalog never created a ledger with this id.
+        Raise `UnknownObject` if the catalog never created a ledger with this id.
         """
 
     def list_audit_entries(
         self, *, topic: str | None = None, ledger_id: LedgerId | None = None, limit: int
     ) -> list[AuditEntry]:
-        """Return rows of the audit log, newest first, of an encoded topic name or of a ledger.
+        """Return rows of the audit log about a topic or a ledger, newest first.
 
-        Topics are selected by name, so that deleted topics and all topics that ever had the name are included.
+        `topic` is an encoded name. It selects the rows of all topics that ever had this name, including deleted topics.
         """
 
 
 class AuditLog(Protocol):
-    """Destructive acts with actor and reason. The catalog audits its own acts in the transactions of their changes."""
+    """Destructive acts with actor and reason. The catalog audits its own acts in the transactions that change it."""
 
     def record_act(self, act: str, cause: AuditCause, *, detail: Mapping[str, object]) -> None:
-        """Record an act outside the catalog before it happens, or its result.
+        """Record an act outside the catalog before the act happens, or the result of the act. `act` is in kebab-case.
 
         Not idempotent: a repeated call adds an equal row.
-
-        `act` is written in kebab-case.
         """

@@ -12,8 +12,6 @@ from logstore.positions import LedgerId, Position, TopicId
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ledger:
-    """Row of a ledger."""
-
     ledger_id: LedgerId
     topic_id: TopicId
     component: Component
@@ -25,7 +23,7 @@ class Ledger:
     created_us: int
     closed_us: int | None
     copies: tuple[CopyKind, ...] = (CopyKind.LEDGER,)
-    keys: Mapping[str, str] = field(default_factory=dict)  # of the ledger owner, e.g. {"cursor": "billing"}
+    keys: Mapping[str, str] = field(default_factory=dict)  # identify the ledger owner, e.g. {"cursor": "billing"}
 
     @property
     def span(self) -> LedgerSpan:
@@ -47,7 +45,7 @@ class Segment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicLedgerTotals:
-    """Totals of a topic's data ledgers."""
+    """Totals of a topic's message ledgers."""
 
     ledgers: int
     entries: int
@@ -57,103 +55,92 @@ class TopicLedgerTotals:
 
 
 class DataLedgers(Protocol):
-    """Ledgers of a topic's data list and their segments."""
+    """Message ledgers of topics, and their segments."""
 
-    def catalog_epoch(self) -> int:
-        """Return the catalog's epoch. A rebuilt catalog has another epoch."""
+    def catalog_epoch(self) -> int: ...
 
     def list_ledgers(
         self, topic_id: TopicId, *, from_ledger: LedgerId | None = None, limit: int | None = None
     ) -> list[Ledger]:
-        """Return the topic's data ledgers, in list order, which is ascending by id.
+        """Return the topic's message ledgers, ascending by id.
 
         The page begins with `from_ledger`, inclusive, whether or not this ledger is listed.
         """
 
-    def get_topic_totals(self, topic_id: TopicId) -> TopicLedgerTotals:
-        """Return the totals of the topic's data ledgers, read as one row."""
+    def get_topic_totals(self, topic_id: TopicId) -> TopicLedgerTotals: ...
 
     def count_backlogs(self, topic_id: TopicId, states: Sequence[CursorState]) -> list[int]:
-        """Return the number of listed entries that each cursor has not acknowledged. Each cursor costs a few reads."""
+        """Return for each cursor state the number of listed, unacknowledged entries. Each cursor costs a few reads."""
 
-    def last_ledger(self, topic_id: TopicId) -> Ledger | None:
-        """Return the last ledger of the list, or `None` if the list is empty."""
+    def last_ledger(self, topic_id: TopicId) -> Ledger | None: ...
 
     def last_ledgers(self, topic_ids: Collection[TopicId]) -> list[Ledger]:
         """Return the last ledger of each topic, in one read. Topics with an empty list are left out."""
 
     def create_ledger(self, topic_id: TopicId, *, application: str) -> LedgerStatement:
-        """Insert a row for a new ledger with the next id, CREATING and unlisted.
+        """Insert the row of a new ledger, CREATING and unlisted.
 
-        Not idempotent. If the row is not attached within `registration_timeout`, the topic's next trim detaches it.
+        Not idempotent. If the ledger is not attached within `registration_timeout`, the topic's next trim detaches it.
 
         Raises:
-            UnknownObject: The topic does not exist.
-            PreconditionFailed: The topic is not ACTIVE.
+            UnknownObject, PreconditionFailed: The topic does not exist or is not ACTIVE.
         """
 
     def attach_ledger(self, ledger_id: LedgerId, *, after: LedgerId | None) -> bool:
-        """Make a CREATING ledger OPEN at the end of its list, and close the last ledger, which must still be `after`.
+        """Add a CREATING ledger to the end of its list as OPEN, and close `after`, the list's last ledger.
 
-        If the last ledger is another one or has a higher id, the ledger is not attached. The same transaction then
-        files the deletion intent of the newborn ledger (apache/pulsar#350). Return whether the ledger is listed now,
-        also after a repeated call.
-
-        Raises:
-            PreconditionFailed: The topic is not ACTIVE.
+        The ledger is not attached if the last ledger is not `after` or has a higher id. The same transaction then files
+        the newborn ledger's intent (apache/pulsar#350). Return whether the ledger is listed now, also after a repeated
+        call. Raise `PreconditionFailed` if the topic is not ACTIVE.
         """
 
     def abandon_upload(self, ledger_id: LedgerId, *, epoch: int) -> None:
-        """Record that a process gives up an upload to the ledger. The upload may have landed, but is not registered.
+        """Record that a process gives up an unregistered upload to the ledger. The upload may still arrive.
 
-        If the catalog no longer has the ledger's primary copy, phase two may have missed the upload. So the intents of
-        the copy are reopened without a workflow. In all other cases nothing changes: a later deletion lists all
+        If the catalog no longer has the ledger's primary copy, phase two may have missed the upload. The call then
+        reopens the copy's intents, without a workflow. Otherwise nothing changes, because a later deletion lists all
         objects. Nothing changes either for another epoch, for a dead letter, or without an intent.
 
-        Idempotency: each call makes phase two look once more. Objects that it has deleted are not found again.
+        Idempotency: each call only makes phase two search for objects once more.
         """
 
     def list_segments(self, ledger_id: LedgerId, *, from_entry: int = 0) -> list[Segment]:
-        """Return registered segments with entries from `from_entry` on, ascending."""
+        """Return the registered segments that have entries from `from_entry` on, ascending."""
 
     def find_segments_of_ranges(
         self, topic_id: TopicId, range_by_ledger: Mapping[LedgerId, range]
     ) -> list[tuple[Ledger, list[Segment]]]:
         """Return the requested ledgers that are listed, ascending, with the segments of their ranges, in one read."""
 
-    def producer_sequences(self, topic_id: TopicId, producers: Iterable[str]) -> dict[str, ProducerSequence]:
-        """Return the sequences by producer. Producers without a sequence are left out."""
+    def producer_sequences(
+        self, topic_id: TopicId, producers: Iterable[str]
+    ) -> dict[str, ProducerSequence]: ...  # producers without a sequence are left out
 
 
 class ComponentLedgerRows(Protocol):
-    """Ledgers of all components of a topic.
-
-    Each ledger owner, such as a cursor or the schema of a topic, has its own list. The first ledger creates the list.
-    Component ledgers are written whole. The component's port publishes them as CLOSED.
-    """
+    """Ledgers of all components of a topic. Each component's own port publishes its component ledgers as CLOSED."""
 
     def create_component_ledger(
         self, topic_id: TopicId, component: Component, keys: Mapping[str, str], *, application: str
     ) -> LedgerStatement:
-        """Insert a row for a new ledger with the next id, CREATING and unlisted.
+        """Insert the row of a new component ledger, CREATING and unlisted.
 
-        Not idempotent. The topic's trim detaches a row that is never published.
+        `keys` identify the ledger owner within the topic, e.g. `{"cursor": "billing"}`. Each ledger owner has its own
+        list, which its first ledger creates.
 
-        `keys` identify the ledger owner within the topic, e.g. `{"cursor": "billing"}`.
+        Not idempotent. The topic's trim detaches a ledger that is never published.
 
         Raises:
-            UnknownObject: The topic does not exist.
-            PreconditionFailed: The topic is not ACTIVE.
+            UnknownObject, PreconditionFailed: The topic does not exist or is not ACTIVE.
         """
 
     def list_ledgers(self, topic_id: TopicId) -> list[Ledger]:
-        """Return listed ledgers of all components: data ledgers first, each list in its order."""
+        """Return listed ledgers of all components: message ledgers first, each list in its order."""
 
     def iterate_ledger_pages(
         self, topic_id: TopicId, *, component: Component | None = None
     ) -> Iterator[Sequence[Ledger]]:
-        """Yield the ledgers of `list_ledgers`, or only those of one component, in pages that fit into memory.
+        """Yield the ledgers of `list_ledgers`, or of one component, in pages that fit into memory.
 
-        A page is read when it is requested. A ledger that leaves its list meanwhile may be missing. No ledger appears
-        twice.
+        Each page is read on demand. A ledger that leaves its list meanwhile may be missing. No ledger appears twice.
         """

@@ -13,8 +13,6 @@ from logstore.records.tombstone_rules import CompoundOperation
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicContentCounts:
-    """Counts of a topic's ledgers, copies and subscriptions."""
-
     ledgers: Mapping[str, int]  # by component
     copies: Mapping[str, Mapping[str, int]]  # by component, then by kind of copy
     subscriptions: int
@@ -31,17 +29,20 @@ class DetachChosenResult:
 class PhaseOne(Protocol):
     """Phase one for ledgers of a topic, for many topics in one batch, and for a whole topic.
 
-    If a newer lease exists, `detach` and `operate` raise `NotOwner` and change nothing.
+    Under an outdated lease, `detach_ledgers` and `apply_compound_operation` raise `NotOwner` and change nothing.
 
-    `durable` says whether detached ledgers leave tombstones. `None` means the topic's setting. If the topic has none,
-    deletions leave tombstones and retention does not.
+    `durable` says whether detached ledgers leave tombstones. `None` selects the topic's setting. If the topic has no
+    setting, deletions leave tombstones and retention does not.
+
+    Idempotency: `detach_ledgers`, `apply_compound_operation` and `detach_whole_topic` are keyed by `batch_id`. A
+    repeated call returns the first result.
     """
 
     def with_lease(self, lease: Lease | None) -> Self:
-        """Return the port for the bundle owner with this lease. With `None`, writes check no fence.
+        """Return this port with a lease. With `None`, writes check no fence.
 
-        `detach` and `operate` first require that the lease is the newest of its bundle. No worker raises the fence
-        before they are committed. The other writes check no fence even under a lease.
+        `detach_ledgers` and `apply_compound_operation` then require that the lease is the newest lease of its bundle.
+        No worker can raise the fence between this check and the commit. All other writes never check a fence.
         """
 
     def preview_detach(
@@ -52,12 +53,12 @@ class PhaseOne(Protocol):
         force: bool,
         rolled: LedgerId | None = None,
     ) -> list[LedgerId]:
-        """Return the ledgers that `detach` would take now. Nothing changes.
+        """Return the ledgers that `detach_ledgers` would detach now. Nothing changes.
 
-        `rolled`, the list's last ledger, counts as closed with another ledger after it.
+        `rolled` is the last ledger of the list. It is treated as if it were closed and another ledger followed.
 
         Raises:
-            UnknownObject, LedgerStillNeeded: The cases of `detach`.
+            UnknownObject, LedgerStillNeeded: In the same cases as `detach_ledgers`.
         """
 
     def detach_ledgers(
@@ -73,15 +74,12 @@ class PhaseOne(Protocol):
     ) -> DetachedBatch:
         """Take ledgers out of their list and file an intent for each copy.
 
-        The call locks the row of the list, evaluates the complete rule under this lock, and raises the list version.
+        The call locks the list's row, evaluates the complete rule under this lock, and raises the list version.
 
         - With ids, either all of these ledgers are detached or none. `force` also detaches ledgers that subscriptions
-          need, and moves their cursors over the gap.
+          need, and moves the cursors of these subscriptions over the gap.
         - With `None`, retention selects the ledgers. Stalled intents of the topic and abandoned newborn ledgers move to
-          the batch.
-
-        Idempotency: keyed by `batch_id`; a repeated call returns the first result, even if the topic was deleted since.
-        If retention selects nothing, the call leaves no trace. A repeated call may then select ledgers.
+          the batch. If nothing is selected, the call is not recorded, and a repeated call may select ledgers.
 
         Raises:
             UnknownObject: The topic does not exist, or an id was never in its list.
@@ -90,10 +88,9 @@ class PhaseOne(Protocol):
         """
 
     def find_reasons_to_keep(self, topic_id: TopicId, chosen: Sequence[Ledger]) -> Mapping[LedgerId, str]:
-        """Return the ledgers that `detach_chosen` would keep, with the reason for each. Nothing changes.
+        """Return the reason for each ledger that `detach_chosen_ledgers` would keep. Nothing changes.
 
-        Raises:
-            UnknownObject: The topic does not exist.
+        Raise `UnknownObject` if the topic does not exist.
         """
 
     def detach_chosen_ledgers(
@@ -106,16 +103,17 @@ class PhaseOne(Protocol):
         cause: AuditCause,
         durable: bool | None = None,
     ) -> DetachChosenResult:
-        """Detach ledgers one by one. A ledger that is needed, or that has changed since it was read, stays.
+        """Detach ledgers one by one. A ledger that is needed, or has changed since it was read, stays.
 
-        The ledgers are added to a batch of many topics. The batch is opened, or claimed for `ttl_s` from now.
+        The ledgers are added to a batch that may have ledgers of many topics. The call opens the batch, or claims it
+        for `claim.ttl_s` from now.
 
         Idempotency: a repeated call reports detached ledgers as no longer listed.
 
         Raises:
             UnknownObject: The topic does not exist.
             CorruptData: A cursor's row cannot be read.
-            ClaimHeld: The batch is finished, or another workflow holds it. Nothing changed.
+            ClaimHeld: The batch is finished, or another workflow has claimed it. Nothing changed.
         """
 
     def apply_compound_operation(
@@ -130,11 +128,9 @@ class PhaseOne(Protocol):
     ) -> DetachedBatch:
         """Apply several changes to one ledger, all or none, and write an audit row.
 
-        A ledger that loses its last copy is detached, as by `detach`. Subscriptions that the operation passes over do
-        not keep the ledger, and their cursors move over the gap. If the ledger stays, the list version and its
+        A ledger that loses its last copy is detached, as by `detach_ledgers`. The operation may name subscriptions that
+        do not keep the ledger. Their cursors move over the gap. If the ledger stays, its list version and its
         generation rise.
-
-        Idempotency: keyed by `batch_id`; a repeated call returns the first result.
 
         Raises:
             UnknownObject: The topic or the subscription does not exist, or the ledger is not in the topic's list.
@@ -143,7 +139,7 @@ class PhaseOne(Protocol):
         """
 
     def would_end_ledger(self, topic_id: TopicId, operation: CompoundOperation) -> bool:
-        """Return whether `operate` would remove the last copy of the ledger. Raise its errors. Nothing changes."""
+        """Return whether `apply_compound_operation` would remove the ledger's last copy. Raise the same errors."""
 
     def select_detachable_topics(self, topic_ids: Sequence[TopicId]) -> frozenset[TopicId]:
         """Return the topics in which a detach may select ledgers. Most topics have no such ledger and need no lock."""
@@ -165,23 +161,18 @@ class PhaseOne(Protocol):
         """Count the batch from its rows. All counts of an unknown batch are zero."""
 
     def count_topic_contents(self, topic_id: TopicId) -> TopicContentCounts:
-        """Count what a deletion of the topic would remove. Nothing changes.
-
-        Raises:
-            UnknownObject: The topic does not exist.
-        """
+        """Count what a deletion of the topic would remove. Raise `UnknownObject` if the topic does not exist."""
 
     def begin_topic_deletion(self, topic_id: TopicId, name: str, cause: AuditCause) -> int:
         """Set the topic DELETING and write an audit row. Return the time in microseconds, by the catalog's clock.
 
-        After the commit nothing can be attached to the topic, because that requires ACTIVE under a lock. The call does
-        not wait for holders of that lock, which a busy topic always has. `detach_all` waits for them.
+        After the commit nothing can be attached to the topic, because an attach requires ACTIVE under a lock. The call
+        does not wait for holders of this lock, which a busy topic always has. `detach_whole_topic` waits for them.
 
-        Idempotency: if the topic is DELETING or deleted, return the time of the first call. Only that call is audited.
+        Idempotency: if the topic is DELETING or deleted, return the time of the first call and write no audit row.
 
         Raises:
-            UnknownObject: The topic never existed.
-            PreconditionFailed: The topic has another name.
+            UnknownObject, PreconditionFailed: The topic never existed, or has another name.
         """
 
     def detach_whole_topic(
@@ -190,23 +181,17 @@ class PhaseOne(Protocol):
         """File an intent for each copy of each ledger of the topic, whatever its component and state.
 
         Cursors, schema versions and other rows that name ledgers are removed. Stalled intents of the topic move to the
-        batch.
-
-        Idempotency: keyed by `batch_id`; a repeated call returns the first result. If the topic is removed, nothing is
-        detached.
+        batch. If the topic is removed, nothing is detached.
 
         Raises:
             PreconditionFailed: The topic is not DELETING, or the batch id belongs to another request.
         """
 
     def remove_topic(self, topic_id: TopicId, cause: AuditCause, *, durable: bool | None = None) -> bool:
-        """Remove the topic's rows. Its name is free afterwards.
+        """Remove the topic's rows, so that its name is free. Return `False`, without a change, if a ledger is attached.
 
-        Return whether the topic is removed. If a ledger is still attached, return `False` and change nothing.
-
-        Raises:
-            PreconditionFailed: The topic is not DELETING.
+        Raise `PreconditionFailed` if the topic is not DELETING.
         """
 
     def tally_topic_intents(self, topic_id: TopicId, *, since_us: int) -> IntentTally:
-        """Count the topic's intents that ended since `since_us` or have not succeeded."""
+        """Count the topic's intents that finished since `since_us` or have not succeeded."""

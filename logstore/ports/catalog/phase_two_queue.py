@@ -1,4 +1,4 @@
-"""Ports of the queue of phase two, and of the upkeep of this queue for all topics."""
+"""Ports of the queue of phase two, and of the upkeep of this queue."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,90 +20,80 @@ from logstore.positions import LedgerId, TopicId
 
 
 class PhaseTwoQueue(Protocol):
-    """Queue of phase two.
-
-    If a newer lease exists, every method that writes raises `NotOwner` and changes nothing.
-    """
+    """Queue of phase two. Under an outdated lease, each method that writes raises `NotOwner` and changes nothing."""
 
     def with_lease(self, lease: Lease | None) -> Self:
-        """Return the port for the bundle owner with this lease. With `None`, writes check no fence.
+        """Return this port with a lease. Each write then requires that the lease is the newest lease of its bundle.
 
-        Each write first requires that the lease is the newest of its bundle. No worker raises the fence before the
-        write is committed.
+        No worker can raise the fence between this check and the commit. With `None`, writes check no fence.
         """
 
     def list_unfinished_ranges(self, batch_id: str, *, after: int, rows: int, limit: int) -> list[IntentRowRange]:
         """Return up to `limit` ranges of about `rows` unfinished intents of the batch, after row id `after`.
 
-        A range contains no intent that is finished or has a workflow of its own.
+        A range contains no finished intent, and no intent that has a workflow of its own.
         """
 
     def list_intents_in_range(self, batch_id: str, row_range: IntentRowRange) -> list[DeletionIntent]:
         """Return the batch's intents in the range, finished or not, ascending by row id, with `referenced` set."""
 
     def renew_batch_claim(self, batch_id: str, claim: Claim) -> None:
-        """Claim the batch for `ttl_s` from now. A run of a workflow never shortens its own claim.
+        """Claim the batch for `claim.ttl_s` from now. A workflow run never shortens its own claim.
 
-        So a chunk that still works on a paused batch keeps the longer claim of the pause. A released batch cannot be
-        claimed again. Otherwise a late renewal by a workflow that is gone would hide the rows from the sweep.
+        A chunk that still runs in a paused batch therefore keeps the longer claim of the pause. A released batch cannot
+        be claimed again: a late renewal by a dead workflow would hide the batch from sweeps.
 
         Raises:
             UnknownObject: The batch does not exist.
-            ClaimHeld: Another workflow holds the batch, or the batch is finished or was released.
+            ClaimHeld: Another workflow has claimed the batch, or the batch is finished or was released.
         """
 
     def pause_batch(self, batch_id: str) -> None:
-        """Hold the batch until it is resumed or released, even after its claim lapsed. No workflow takes its rows.
+        """Pause the batch until it is resumed or released. Rows that have a workflow of their own continue.
 
-        Rows that have a workflow of their own continue.
+        No workflow takes rows of a paused batch, even after the batch's claim has lapsed.
 
-        Idempotency: a second pause keeps the time of the first.
+        Idempotency: a second pause keeps the time of the first pause.
 
         Raises:
-            UnknownObject: The batch does not exist.
-            PreconditionFailed: The batch is finished or was released.
+            UnknownObject, PreconditionFailed: The batch does not exist, is finished, or was released.
         """
 
     def resume_batch(self, batch_id: str) -> None:
-        """End the pause of the batch. Then only its claim holds it.
+        """End the pause of the batch. Sweeps take its rows if its claim has lapsed.
 
         Raises:
-            UnknownObject: The batch does not exist.
-            PreconditionFailed: The batch is finished.
+            UnknownObject, PreconditionFailed: The batch does not exist or is finished.
         """
 
     def release_paused_batch(self, batch_id: str) -> bool:
-        """End the claim of a paused batch whose workflow is gone. The next sweep takes its rows.
+        """End the claim of a paused batch whose workflow is gone, so that the next sweep takes its rows.
 
-        Call this only if a person asked for it. Return whether the batch was paused and unfinished. Otherwise nothing
-        changes.
+        Call this only if a person has requested it. Return whether the batch was paused and unfinished. Otherwise
+        nothing changes.
         """
 
     def record_outcomes(self, results: Sequence[IntentResult], *, holder: str) -> frozenset[int]:
-        """Record outcomes of rows that are PENDING and belong to the holder. Other rows do not change.
+        """Record the outcomes of PENDING rows of the holder. Return the ids of the rows that this call finished.
 
-        A row that moved to another batch stays in that batch, even if storage confirmed that nothing is left. Since
-        then the creator of a newborn ledger may have stored its `meta.json`. The new holder asks storage again.
+        Other rows do not change. A row that moved to another batch stays unfinished, even if storage confirmed that
+        nothing is left. The creator of a newborn ledger may have stored its `meta.json` since. The new holder therefore
+        asks storage again.
 
-        If a row had a workflow of its own, the audit log gets a row `delete-ledger` with the actor and the reason of
-        the batch.
+        For a row that had a workflow of its own, the audit log gets a row `delete-ledger` with the actor and the reason
+        of the batch.
 
         `holder` is the workflow that claimed the rows, or their batch. A batch may also finish rows that it handed
         over, because two attempts of a chunk can overlap.
-
-        Returns:
-            Ids of the rows that this call finished.
         """
 
     def move_to_own_workflows(
         self, workflow_id_by_row: Mapping[int, str], *, batch_id: str, error_by_row: Mapping[int, str], ttl_s: float
     ) -> frozenset[int]:
-        """Move the claims of PENDING rows of the batch to the given workflows. This counts as their first attempt.
+        """Move the claims of PENDING rows of the batch to the given workflows. Return the ids of the moved rows.
 
-        Rows that were handed over before, or that another batch took, do not change.
-
-        Returns:
-            Ids of the rows that this call moved.
+        The move counts as the first attempt of each row. Rows that an earlier call moved, or that another batch took,
+        do not change.
         """
 
     def claim_intent(
@@ -117,38 +107,34 @@ class PhaseTwoQueue(Protocol):
         counts_attempt: bool = True,
         topic: str | None = None,
     ) -> DeletionIntent:
-        """Claim one row, and count an attempt if `attempt` is set. Return the intent with `referenced` set.
+        """Claim one row. With `counts_attempt`, count an attempt. Return the intent with `referenced` set.
 
-        A finished row is returned unchanged. `topic` is the encoded name that the row must have. The check is skipped
-        for `None` and for damaged rows. All of this is one transaction, because a single deletion mostly waits for
-        transactions.
+        A finished row is returned unchanged. `topic` is the encoded name that the row must have. The name is not
+        checked for `None` and for damaged rows.
 
         Raises:
-            StaleCatalog: `epoch` is not the catalog's epoch. Nothing changed.
-            InvalidInput: The row has another topic. Nothing changed.
+            StaleCatalog, InvalidInput: `epoch` is not the catalog's epoch, or the row has another topic. Nothing
+                changed.
             UnknownObject: The row was never filed, or was removed.
-            ClaimHeld: Another workflow holds the row.
+            ClaimHeld: Another workflow has claimed the row.
         """
 
     def extend_claim_after_attempt(
         self, row_id: int, claim: Claim, *, error: str | None = None, keys_left: int | None = None
     ) -> int:
-        """Claim the row for `ttl_s` from now, and store the error of an attempt. A finished row does not change.
+        """Claim the row for `claim.ttl_s` from now, and store the error of an attempt. A finished row does not change.
 
-        `keys_left` is the number of keys that storage kept, if it answered for all of them.
+        `keys_left` is the number of keys that storage kept, or `None` if storage did not answer for all keys. Return
+        the number of consecutive attempts that left `keys_left` keys, including this attempt. Attempts without an
+        answer neither count nor interrupt. If `keys_left` is `None`, the number is 0.
 
-        Returns:
-            Number of consecutive attempts that left `keys_left` keys, including this one. Attempts without an answer
-            neither count nor interrupt. If `keys_left` is `None`, the number is 0.
-
-        Raises:
-            ClaimHeld: Another workflow holds the row.
+        Raise `ClaimHeld` if another workflow has claimed the row.
         """
 
     def tally_batch(self, batch_id: str) -> IntentTally: ...
 
     def close_batch(self, batch_id: str, cause: AuditCause) -> IntentTally:
-        """Count the batch by outcome. The first call closes the batch and writes the audit row."""
+        """Return the tally of the batch. The first call closes the batch and writes the audit row."""
 
     def count_unfinished_intents(self) -> UnfinishedIntentCounts: ...
 
@@ -160,9 +146,9 @@ class PhaseTwoQueue(Protocol):
         ledger_id: LedgerId | None = None,
         limit: int,
     ) -> list[DeletionIntent]:
-        """Return intents in the state, newest first, with `paused` set. `None` means any state.
+        """Return intents in the state, newest first, with `paused` set. `None` selects all states.
 
-        `topic` is an encoded name. It selects rows of all topics that ever had this name.
+        `topic` is an encoded name. It selects the rows of all topics that ever had this name.
         """
 
     def list_failed_intents(
@@ -175,14 +161,12 @@ class PhaseTwoQueue(Protocol):
     ) -> Sequence[DeletionIntent]:
         """Return dead letters and intents that have a workflow of their own, newest first.
 
-        `ledger_ids` are at most 10,000. `None` means any.
+        `None` selects all intents. `ledger_ids` has at most 10,000 ids.
         """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemovedRowCounts:
-    """Counts of removed rows of the catalog."""
-
     rows: int = 0  # intents in state DELETED
     runs: int = 0  # batches without intents
 
@@ -192,61 +176,62 @@ class SweepBacklogCounts:
     """Counts of the work that a sweep would find now."""
 
     stalled: int
-    newborn: int  # ledgers that were never attached, older than the registration timeout
+    newborn: int  # ledgers that are older than the registration timeout and were never attached
     uploads: int  # copies whose upload died
     rows: int  # finished intents to be removed
-    runs: int  # batches to be removed, except those that become empty when `rows` are removed
+    runs: int  # empty batches to be removed; the removal of `rows` may empty further batches
 
 
 class PhaseTwoQueueUpkeep(Protocol):
-    """Upkeep of the queue: takes up stalled intents, removes rows that finished long ago, redrives dead letters.
+    """Upkeep of the queue of phase two.
 
-    A schedule calls `adopt` and `forget` every minute. If there is nothing to do, each is one small read.
+    A schedule calls `move_stalled_to_batch` and `remove_finished_rows` every minute. If there is no work, each of these
+    calls is one small read.
     """
 
     def move_stalled_to_batch(self, *, batch_id: str, claim: Claim, limit: int) -> DetachedBatch:
-        """Move up to `limit` stalled intents of any topic, and as many newborn ledgers, into a new batch.
+        """Move up to `limit` stalled intents, and up to `limit` newborn ledgers, of any topic into a new batch.
 
-        - Stalled intents are unfinished and have no live claim.
-        - Newborn ledgers that were never attached and are older than the registration timeout are replaced by intents.
-        - Copies whose upload died, of up to `limit` topics, are also replaced by intents. Their ledgers stay.
+        - An intent is stalled if it is unfinished and has no live claim.
+        - Newborn ledgers that are older than the registration timeout are replaced by intents.
+        - Copies whose upload died, of up to `limit` topics, are replaced by intents. The ledgers of these copies stay.
 
-        The caller claims the batch for the workflow that does phase two. If two calls run at once, each row goes to
-        exactly one of them.
+        `claim` is for the workflow that does phase two. If two calls run at once, each row goes to exactly one batch.
 
-        Idempotency: keyed by `batch_id`; a repeated call returns the first result. A call that found nothing leaves no
-        trace, and may find something when it is repeated.
+        Idempotency: keyed by `batch_id`; a repeated call returns the first result. A call without results is not
+        recorded, so a repeated call may find something.
         """
 
     def count_sweep_backlog(self, *, older_than_s: float) -> SweepBacklogCounts:
-        """Count what `adopt` would take now, and what `forget` would remove."""
+        """Count the rows that `move_stalled_to_batch` would move now, and that `remove_finished_rows` would remove."""
 
     def remove_finished_rows(self, *, older_than_s: float, limit: int, cause: AuditCause) -> RemovedRowCounts:
-        """Remove up to `limit` DELETED rows that finished earlier than `older_than_s` ago, and as many empty batches.
+        """Remove up to `limit` DELETED rows that finished more than `older_than_s` ago, and as many empty batches.
 
-        Dead letters stay. Rows of a batch with a working workflow also stay, because the batch certificate counts them.
-        A later question about a removed row is answered UNKNOWN. A call that removed rows writes an audit row.
+        Dead letters stay. Rows of a batch whose workflow is running also stay, because the batch certificate counts
+        these rows. A later question about a removed row is answered UNKNOWN. A call that removes rows writes an audit
+        row.
 
         Idempotency: a repeated call continues with the next rows.
         """
 
     def count_redrivable(self, row_ids: Sequence[int] | None) -> int:
-        """Count the rows that `redrive` would start now. Raise its errors. Nothing changes."""
+        """Count the rows that `redrive_dead_letters` would redrive now. Raise the errors of `redrive_dead_letters`."""
 
     def redrive_dead_letters(
         self, row_ids: Sequence[int] | None, *, batch_id: str, claim: Claim, cause: AuditCause
     ) -> DetachedBatch:
-        """Turn dead letters into pending intents of a new batch, in one transaction. `None` means all dead letters.
+        """Turn dead letters into pending intents of a new batch, in one transaction. `None` selects all dead letters.
 
-        Attempts start at zero again. The last error stays until there is another. A row in an unknown state counts as a
-        dead letter and gets a known state. Either all given ids are redriven or none. The call writes an audit row. If
-        the caller dies before it starts the batch's workflow, a sweep takes the rows.
+        Either all given ids are redriven or none. Attempts are counted from zero again. The last error stays until
+        another attempt fails. A row in an unknown state counts as a dead letter. The call writes an audit row. If the
+        caller dies before it starts the batch's workflow, a sweep takes the rows.
 
-        Idempotency: keyed by `batch_id`; a repeated call returns the first result. A call that found no rows leaves no
-        trace.
+        Idempotency: keyed by `batch_id`; a repeated call returns the first result. A call that found no rows is not
+        recorded.
 
         Raises:
             InvalidInput: `row_ids` is empty, or has more than 10,000 ids.
-            UnknownObject: Some ids are no dead letters, and none of these exists.
-            PreconditionFailed: Some ids are pending or deleted. The message names each with its state.
+            UnknownObject: Some ids are not ids of dead letters, and no row has any of these ids.
+            PreconditionFailed: Some ids are pending or deleted. The message names each of these ids with its state.
         """

@@ -21,7 +21,7 @@ class CatalogTimeAndIds:
 
 
 class RunKind(StrEnum):
-    """Kind of a run. Stored by name."""
+    """Kind of a run. The catalog stores the value."""
 
     PLAN = "reconcile-orphans"
     APPLY = "apply-orphans"
@@ -32,8 +32,6 @@ class RunKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReconciliationRun:
-    """Row of a run."""
-
     run_id: str
     kind: RunKind
     created_us: int
@@ -54,7 +52,7 @@ class OrphanCopy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FindingsToFile:
-    """Findings of one page for phase two."""
+    """Page of findings to file."""
 
     batch_id: str
     orphans: Sequence[OrphanCopy]
@@ -64,23 +62,19 @@ class FindingsToFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FindingsFilingRequest(FindingsToFile):
-    """Findings to file, with the claim and the cause of the apply."""
-
     claim: Claim  # claim on the batch, of the workflow that does phase two
     cause: AuditCause  # actor, reason and workflow of the apply
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FilingResult:
-    """Result of filing a page of findings. A repeated call returns the same."""
-
     detached: DetachedBatch  # batch of phase two
     kept: Mapping[int, str]  # reason why a finding was not filed, by its number
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FiledCopyRow:
-    """Row of a batch, as it is now."""
+    """Row of a batch at the time of the call."""
 
     row_id: int
     ledger_id: LedgerId
@@ -98,50 +92,45 @@ class ReconciliationRuns(Protocol):
     def read_catalog_state(self) -> CatalogTimeAndIds: ...
 
     def count_ledgers(self, *, below: int) -> int:
-        """Return the number of ledger rows with a lower id."""
+        """Return the number of ledger rows with ids below `below`."""
 
     def open_run(self, run_id: str, kind: RunKind, *, claim: Claim, summary: Mapping[str, Any]) -> ReconciliationRun:
-        """Insert a claimed run, or renew the claim on an unfinished one. Return the run.
+        """Insert a claimed run, or renew the claim on an unfinished run. Return the run.
 
         Raises:
             PreconditionFailed: The id belongs to a run of another kind.
-            ClaimHeld: Another workflow holds the run.
+            ClaimHeld: Another workflow has claimed the run.
         """
 
     def close_run(self, run_id: str, summary: Mapping[str, Any]) -> None:
-        """Finish a run with its result. The first result stays.
+        """Finish a run with its result. A repeated call keeps the first result.
 
-        Raises:
-            UnknownObject: No run has this id.
+        Raise `UnknownObject` if no run has this id.
         """
 
     def get_run(self, run_id: str) -> ReconciliationRun:
-        """Return one run.
-
-        Raises:
-            UnknownObject: No run has this id.
-        """
+        """Return one run. Raise `UnknownObject` if no run has this id."""
 
     def list_runs(self, kind: RunKind, *, limit: int) -> list[ReconciliationRun]:
         """Return runs, finished or not, newest first."""
 
     def remove_old_runs(self, *, older_than_s: float, limit: int) -> list[str]:
-        """Remove old runs that no workflow works on, and return their ids.
+        """Remove old runs on which no workflow works. Return the ids of the removed runs.
 
         The newest finished plan stays. A plan with an unfinished apply also stays. The caller then removes the output
-        of the runs. If the caller dies before that, files without a run remain, and the next plan removes them.
+        of the runs. If the caller dies first, the next plan removes the remaining files.
         """
 
     def file_findings(self, page: FindingsFilingRequest) -> FilingResult:
-        """File a page of findings for phase two in one transaction, and check each finding again under locks.
+        """File a page of findings for phase two in one transaction. Check each finding again under locks.
 
-        1. An orphan is kept if a row explains it (`doubt_orphan`), if its intent is unfinished or a dead letter, if its
-           id was never given out, or if its epoch is higher than the catalog's. Otherwise an intent of a new generation
-           is filed.
-        2. An unreferenced ledger is kept if it is referenced now, is CREATING, or does not exist. It is also kept if it
-           has lost the rows that filing needs, or may have lost the row that named it (`doubt_unreferenced`). Otherwise
-           it is detached.
-        3. A stalled deletion is kept if it is no longer stalled. Otherwise it moves to the batch.
+        1. An orphan is kept if a row explains it (`doubt_orphan`), or if its intent is unfinished or a dead letter. It
+           is also kept if its id was never given out, or if its epoch is higher than the catalog's epoch. For any other
+           orphan an intent of a new generation is filed.
+        2. An unreferenced ledger is kept if it is referenced now, is CREATING, or does not exist. It is also kept if
+           rows that filing needs are lost, or if the row that named the ledger may be lost (`doubt_unreferenced`). Any
+           other unreferenced ledger is detached.
+        3. A stalled deletion is kept if it is no longer stalled. Otherwise its intent moves to the batch.
 
         The audit log gets one row.
 
@@ -152,21 +141,20 @@ class ReconciliationRuns(Protocol):
         """
 
     def preview_filing(self, findings: FindingsToFile) -> Mapping[int, str]:
-        """Return the reasons for which `file` would keep findings now, by number. Take no lock.
+        """Return the reasons for which `file_findings` would keep findings now, by number. Take no lock.
 
-        If the batch is already filed, return the reasons of that call.
-
-        Raises:
-            PreconditionFailed: The batch id belongs to another request.
+        If the batch is already filed, return the reasons of that `file_findings` call. Raise `PreconditionFailed` if
+        the batch id belongs to another request.
         """
 
     def pass_over_segments(
         self, segment_by_finding: Mapping[int, tuple[LedgerId, int]], *, cause: AuditCause
     ) -> Mapping[int, str]:
-        """Make sure that no writer will ever register these segments, whose objects are about to be deleted.
+        """Ensure that no writer will ever register these segments, whose objects are about to be deleted.
 
-        An open ledger takes only numbers above its highest number. So this number is raised to the segment's number. A
-        late writer is then refused, and uploads again with a higher number. A closed ledger takes no segments.
+        An open ledger accepts only segment numbers above its highest number. The call therefore raises the highest
+        number to the number of the segment. A late writer is refused, and uploads again with a higher number. A closed
+        ledger accepts no segments.
 
         A segment is kept in these cases:
 
@@ -174,23 +162,22 @@ class ReconciliationRuns(Protocol):
         - Its ledger is being created, has no primary copy, does not exist, or lacks rows of segments.
         - Its ledger is open, and its number is more than `MAX_NUMBERS_ABOVE_LAST` above the ledger's highest number.
 
-        The audit log gets one row, unless all segments are kept.
-
-        `segments` are ledger and segment number by number of the finding.
-
-        Returns:
-            Reasons to keep objects by number of the finding. The other objects may be deleted.
+        The audit log gets one row, unless all segments are kept. The values of `segment_by_finding` are ledger and
+        segment number.
 
         Idempotency: a repeated call does not raise a number again.
+
+        Returns:
+            Reasons to keep segments, by number of the finding. The objects of all other segments may be deleted.
         """
 
     def preview_pass_over_segments(
         self, segment_by_finding: Mapping[int, tuple[LedgerId, int]], *, passed_over: Mapping[LedgerId, int]
     ) -> Mapping[int, str]:
-        """Return what `pass_over` would return now. Take no lock.
+        """Return the result that `pass_over_segments` would have now. Take no lock.
 
-        `passed_over` is the highest segment of each ledger that earlier calls would have passed over.
+        `passed_over` has, for each ledger, the highest segment number that earlier calls would have passed over.
         """
 
     def list_filed_copies(self, batch_id: str, *, after: int, limit: int) -> list[FiledCopyRow]:
-        """Return rows of a batch above the row id `after`, ascending. Rows that a sweep took over are in its batch."""
+        """Return rows of a batch above the row id `after`, ascending. Rows that a sweep moved are not included."""

@@ -28,7 +28,7 @@ class KnownManifest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordLogState(KnownManifest):
-    """State of the catalog and its outbox, at one moment."""
+    """State of the catalog and its outbox at one moment."""
 
     bundles: int
     is_adopting: bool  # a replica database, or a rebuilt catalog during adoption: destructive operations are refused
@@ -58,30 +58,28 @@ class UnrecordableRecord:
 
 
 class OutboxChanges(Protocol):
-    """Unflushed changes at one moment of the catalog."""
+    """Changes in the outbox at one moment of the catalog."""
 
     @property
     def at_us(self) -> int: ...
 
     @property
     def outbox_rows(self) -> Collection[int]:
-        """Ids of the outbox rows in the batches. Complete once all batches have been read."""
+        """Ids of the outbox rows in the batches. The collection is complete when all batches have been read."""
 
     @property
     def unrecordable(self) -> Sequence[UnrecordableRecord]:
-        """Records left out of the batches read so far. One outbox row of each is missing in `outbox_rows`."""
+        """Records left out of the batches read so far. For each such record, one id is missing in `outbox_rows`."""
 
     def iterate_version_batches(self) -> Iterator[tuple[RecordKind, "pa.RecordBatch"]]:
         """Yield record versions in the schema of their kind, grouped by kind, then ascending by id and sub.
 
-        The column `version` has the newest outbox row of the record. The flush replaces it by the manifest number. A
-        removed record without a tombstone is not yielded.
+        The column `version` has the id of the record's newest outbox row. The flush replaces this id by the manifest
+        number. Removed records without a tombstone are left out.
         """
 
 
 class RecordOutbox(Protocol):
-    """Outbox, and known manifests."""
-
     def read_known_manifest(self) -> KnownManifest:
         """Return the newest known manifest. The cost does not depend on the outbox."""
 
@@ -89,27 +87,24 @@ class RecordOutbox(Protocol):
         """Return the state. The cost grows with the outbox, because its rows are counted."""
 
     def claim_record_log(self, claim: Claim) -> bool:
-        """Take or renew the claim on the record log. Return false if another workflow holds the claim.
+        """Claim the record log, or renew the claim. Return `False` if another workflow has the claim.
 
-        Claims only save work. The manifest number decides which writer succeeds.
+        Claims only avoid duplicate work. If several writers write one manifest number, exactly one writer succeeds.
         """
 
-    def release_record_log(self, workflow_id: str) -> None:
-        """Release the claim if this workflow holds it."""
+    def release_record_log(self, workflow_id: str) -> None: ...
 
     def add_pending_stamp(self, stamp: str) -> None:
-        """Add the stamp of the next manifest to the pending stamps before the manifest is stored. Idempotent.
+        """Add a stamp to the pending stamps before the manifest with this stamp is stored. Idempotent.
 
-        Raises:
-            CatalogAdopting: The catalog is a replica.
+        Raise `CatalogAdopting` if the catalog is a replica database.
         """
 
     def read_changes(self, *, cursors: bool, page: int | None = None) -> AbstractContextManager[OutboxChanges]:
-        """Read changes in one transaction. The transaction is open inside the `with` block.
+        """Open a transaction that reads the changes. The transaction ends with the `with` block.
 
-        Args:
-            cursors: Whether to read changes of cursors.
-            page: Approximate number of outbox rows, oldest first. `None`: all.
+        `cursors` includes changes of cursors. `page` is the approximate number of outbox rows, oldest first. `None`
+        selects all outbox rows.
         """
 
     def requeue_all_records(self) -> None:
@@ -127,17 +122,12 @@ class RecordOutbox(Protocol):
     ) -> None:
         """Commit that a manifest is stored: raise the ceilings and remove its outbox rows. Idempotent.
 
-        All pending stamps are removed, because a writer begins a stamp only after the previous manifest is settled. If
-        `number` is not above the known number, only outbox rows are removed. A page removes none in this case: another
-        writer may have flushed these rows together with a newer change.
+        All pending stamps are removed, because a writer adds a stamp only after the previous manifest is settled. A
+        ceiling never falls. If `number` is not above the known number, only outbox rows are removed. A page does not
+        even remove outbox rows then, because another writer may have flushed these rows together with a newer change.
 
-        Args:
-            number: Manifest number.
-            stamp: Stamp of the manifest.
-            ceilings: New ceilings. A ceiling never falls.
-            outbox_rows: Ids of outbox rows to remove.
-            shows_own_moment: Whether the manifest shows a moment of its own. If so, no blocks stay staged.
-            staged_blocks: Blocks of the page that the manifest belongs to.
+        `outbox_rows` are ids. `shows_own_moment` is true if the manifest shows a complete moment of the catalog. No
+        block stays staged then. Otherwise `staged_blocks` are the blocks of the page to which the manifest belongs.
         """
 
     def find_unflushed_ledgers(self, ledger_ids: Sequence[int]) -> frozenset[int]:
@@ -148,19 +138,17 @@ class RecordOutbox(Protocol):
         """
 
     def list_finished_deletions(self, ledger_ids: Collection[int]) -> Sequence[DeletionIntent]:
-        """Return the finished deletions of primary copies that the catalog still has. Their objects are removed."""
+        """Return the deletions of primary copies that are finished and still have a row. Their objects are removed."""
 
     def count_unflushed_deletions(self) -> int:
         """Return the number of unfinished deletions whose intent is in no block yet."""
 
     def existence_mask(self, kind: RecordKind, keys: "pa.Table") -> "pa.BooleanArray":
-        """Return for each row of `keys` (columns `id`, `sub`) whether the catalog has the record or its tombstone."""
+        """Return, for each row of `keys` (columns `id`, `sub`), whether the catalog has the record or its tombstone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TombstoneCounts:
-    """Counts of the catalog's tombstones."""
-
     by_kind: dict[str, int]
     candidates: int  # marked by an unfinished raid
     oldest_us: int | None  # last update of the oldest tombstone
@@ -176,30 +164,25 @@ class TombstonedRecordId:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tombstone:
-    """Mark of a topic or a ledger that was deleted durably."""
+    """Tombstone of a topic or a ledger."""
 
     kind: RecordKind
     id: int
     component: str | None  # component of a ledger; `None`: lost by a rebuild
     generation: int
-    epoch: int  # of the catalog that wrote it
+    epoch: int  # epoch of the catalog that wrote the tombstone
     at_us: int  # time of the last update
     raid: str | None  # raid that marked the tombstone
 
 
 class Tombstones(Protocol):
-    """Tombstones in the catalog."""
-
     def list_topic_tombstones(
         self, topic_id: int, *, component: str | None = None, after: int = -1, limit: int | None = None
     ) -> Sequence[Tombstone]:
         """Return a page of the tombstones of a topic's ledgers, ascending by id.
 
-        Args:
-            topic_id: The topic.
-            component: Component of the ledgers. `None`: any.
-            after: Id of a ledger, exclusive.
-            limit: Size of the page. `None`: all.
+        `component` `None` selects all components. `after` is a ledger id, exclusive. `limit` `None` selects all
+        ledgers.
         """
 
     def count_tombstones(self) -> TombstoneCounts: ...
@@ -209,14 +192,9 @@ class Tombstones(Protocol):
     ) -> tuple[int, TombstonedRecordId | None]:
         """Mark the tombstones of a page that were last updated before `before_us` as candidates of the raid.
 
-        Marks of other raids in the page are removed. Not marked are tombstones that are in no block, and tombstones
-        with an unfinished or dead-lettered deletion.
-
-        Args:
-            run_id: The raid.
-            before_us: Exclusive.
-            after: Record before the page, by kind and id.
-            limit: Size of the page. Writers may have to wait while a page is marked.
+        Tombstones that are in no block, or have an unfinished or dead-lettered deletion, are not marked. Marks of other
+        raids in the page are removed. `after` is the last record of the previous page, by kind and id. Writers may have
+        to wait while a page is marked.
 
         Returns:
             The number of marked tombstones, and the last record of the page, or `None` if the page is empty.
@@ -230,7 +208,7 @@ class Tombstones(Protocol):
     def unmark_candidates(self, run_id: str, record_ids: Collection[TombstonedRecordId]) -> None: ...
 
     def remove_candidates(self, run_id: str, *, before_us: int, limit: int) -> int:
-        """Remove a page of candidates and return their number. Candidates that changed since `mark_candidates` stay."""
+        """Remove a page of candidates and return their number. Keep candidates that changed since `mark_candidates`."""
 
 
 VersionReader = Callable[[RecordKind], "Iterator[pa.Table]"]
@@ -241,7 +219,7 @@ Every call yields the same record versions.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AppliedManifest:
-    """Newest manifest that a replica database has applied. Earlier manifests are applied too."""
+    """Newest manifest that a replica database has applied. All earlier manifests are applied too."""
 
     catalog_id: str
     epoch: int
@@ -252,7 +230,7 @@ class AppliedManifest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AppliedChangeCounts:
-    """Changes of one step."""
+    """Counts of the changes of one `apply_versions`."""
 
     records: int = 0  # written rows of records
     tombstones: int = 0
@@ -260,13 +238,13 @@ class AppliedChangeCounts:
 
 
 class ReplicaDatabase(Protocol):
-    """Replica database of one catalog. After the first step the database refuses other writes."""
+    """Replica database of one catalog. After the first `apply_versions` the database refuses all other writes."""
 
     def read_applied_manifest(self) -> AppliedManifest | None:
         """Return the newest applied manifest, or `None` if the database is empty.
 
         Raises:
-            PreconditionFailed: The database holds something other than a replica.
+            PreconditionFailed: The database has content, but is no replica database.
             CatalogVersionMismatch: Another build created the database.
             StoreUnavailable: The database does not answer.
         """
@@ -276,15 +254,12 @@ class ReplicaDatabase(Protocol):
     ) -> AppliedChangeCounts:
         """Apply record versions and record the manifest as applied, in one transaction.
 
-        Args:
-            manifest: Manifest of the record versions.
-            versions: All record versions if `seed`, else those newer than the applied manifest.
-            expected: Result of `applied_manifest` when the record versions were chosen.
-            replica: Name under which the database acknowledges from now on.
-            seed: Whether to empty the database first.
+        With `seed`, the database is emptied first and `versions` has all record versions. Otherwise `versions` has the
+        record versions that are newer than the applied manifest. `expected` is the result of `read_applied_manifest`
+        when the record versions were chosen. `replica` is the name of the replica database in its acknowledgements.
 
         Raises:
-            PreconditionFailed: The database was empty and now holds something other than a replica.
+            PreconditionFailed: The database was empty, and now has content but is no replica database.
             CatalogBusy: Another process has applied a manifest since `expected`.
             OutcomeUnknown: The connection broke during the commit.
         """

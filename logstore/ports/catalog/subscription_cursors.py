@@ -1,4 +1,4 @@
-"""Subscriptions and their port."""
+"""Port of the rows of subscriptions."""
 
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -10,19 +10,19 @@ from logstore.positions import LedgerId, Position, TopicId
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredCursor:
-    """Row of a cursor. After a snapshot the row has only a part of the state. `Subscriptions` returns all of it."""
+    """Row of a cursor. `Subscriptions` returns the complete state of a cursor that has a snapshot."""
 
     name: str
     state: CursorState  # if there is a snapshot: only the acknowledgements since then
     created_us: int
-    snapshot_ledger: LedgerId | None = None  # cursor ledger with the other acknowledgements
+    snapshot_ledger: LedgerId | None = None  # cursor ledger with the earlier acknowledgements; None: no snapshot
     seeks: int = 0  # number of times that a seek replaced the state
     releases: int = 0  # raised when an abort, an expiry, a seek or a rebuild of the catalog gives entries back
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CursorSnapshotCondition:
-    """Condition for a change of a cursor's snapshot: the row still has these values."""
+    """Values that the row of a cursor must still have when its snapshot is changed."""
 
     topic_id: TopicId
     subscription: str
@@ -31,65 +31,55 @@ class CursorSnapshotCondition:
 
 
 class Cursors(Protocol):
-    """Rows of subscriptions."""
-
     def create_subscription(self, topic_id: TopicId, name: str, *, latest: bool) -> StoredCursor:
-        """Create a subscription before the first listed entry or after the last one. Return an existing one unchanged.
+        """Create a subscription, or return the existing subscription unchanged.
 
-        The call locks the ledger list and raises its list version. So it commits before or after a detach decides.
+        The cursor begins before the first listed entry, or with `latest` after the last listed entry. The call locks
+        the topic's list and raises the list version, so a detach decides entirely before or after the call.
 
         Raises:
-            UnknownObject: The topic does not exist.
-            PreconditionFailed: The topic is not ACTIVE.
+            UnknownObject, PreconditionFailed: The topic does not exist or is not ACTIVE.
         """
 
     def get_cursor(self, topic_id: TopicId, name: str) -> StoredCursor:
-        """Return the subscription.
-
-        Raises:
-            UnknownObject: The topic or the subscription does not exist.
-        """
+        """Return the subscription. Raise `UnknownObject` if the topic or the subscription does not exist."""
 
     def list_cursors(self, topic_id: TopicId) -> list[StoredCursor]:
         """Return the topic's subscriptions, ascending by name."""
 
     def find_cursors_with_snapshot(self, topic_ids: Collection[TopicId]) -> dict[TopicId, list[str]]:
-        """Return the names of subscriptions with a snapshot, ascending, by topic. Topics without any are absent."""
+        """Return the names of subscriptions with a snapshot, ascending, by topic. Skip topics without a snapshot."""
 
     def seek_cursor(self, topic_id: TopicId, name: str, position: Position) -> StoredCursor:
-        """Replace the cursor's state, so that `position` is its next entry. Lock the list like `subscribe`.
+        """Replace the cursor's state, so that `position` is the next entry. Lock the list like `create_subscription`.
 
         `seeks` and `releases` rise. The same transaction retires the ledger of a snapshot.
 
         Raises:
-            UnknownObject: The topic or the subscription does not exist.
+            UnknownObject, PreconditionFailed: The topic or the subscription does not exist, or the topic is not ACTIVE.
             InvalidInput: The position is after the end.
-            PreconditionFailed: The topic is not ACTIVE.
         """
 
     def publish_snapshot(
         self, change: CursorSnapshotCondition, snapshot: CursorSnapshot, *, size_bytes: int, sha256: str | None = None
     ) -> bool:
-        """Make a newborn cursor ledger the cursor's snapshot: listed, CLOSED, its one segment registered.
+        """Make a newborn cursor ledger the cursor's snapshot. Return whether it is the snapshot now.
 
-        The row keeps later acknowledgements. The same transaction retires the previous snapshot's ledger
-        (apache/pulsar#982).
+        The ledger becomes listed and CLOSED. The same transaction retires the previous snapshot's ledger
+        (apache/pulsar#982). The row keeps acknowledgements that are newer than the snapshot.
 
-        The change is refused if the row differs from `change` or is gone, or if the topic is not ACTIVE. The same
-        transaction then files an intent for the newborn ledger (apache/pulsar#350).
+        `change` is the row from which the snapshot was made. Every acknowledgement in the snapshot was valid at one
+        moment since then. The change is refused if the row differs from `change` or does not exist, or if the topic is
+        not ACTIVE. A refused change files an intent for the newborn ledger (apache/pulsar#350).
 
-        `change` is the row from which the snapshot was made. The content has no more than was acknowledged at some
-        moment since `change`.
-
-        Returns:
-            Whether the ledger is the cursor's snapshot now, also after a repeated call.
+        Idempotency: a repeated call returns the same result.
         """
 
     def move_snapshot_into_row(
         self, change: CursorSnapshotCondition, snapshot: CursorSnapshot, *, limit_bytes: int
     ) -> bool:
-        """Move a small snapshot back into the row, and retire its ledger in the same transaction.
+        """Move a small snapshot back into the row and retire its ledger. Return whether this call moved the snapshot.
 
         Nothing changes if the row differs from `change`, if the complete state takes more than `limit_bytes`, or if the
-        topic is not ACTIVE. Return whether this call moved the snapshot.
+        topic is not ACTIVE.
         """

@@ -11,37 +11,35 @@ from logstore.positions import LedgerId, Position, TopicId
 
 
 class TopicState(StrEnum):
-    """State of a topic. ACTIVE accepts work, DELETING only lets running work finish. Stored by name."""
+    """State of a topic. The catalog stores the name."""
 
-    ACTIVE = "ACTIVE"
-    DELETING = "DELETING"
+    ACTIVE = "ACTIVE"  # accepts new work
+    DELETING = "DELETING"  # running work may finish
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Topic:
-    """Topic. If its name is created again, the new topic has another id."""
+    """Topic. If a deleted topic is created again under its old name, the new topic has another id."""
 
     topic_id: TopicId
     name: str  # encoded
     state: TopicState
     policy: RetentionPolicy
     created_us: int
-    durable_delete: bool | None = None  # default of all operations; None: each operation has its own default
+    durable_delete: bool | None = None  # whether deletions leave tombstones by default; None: default of each operation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubscriptionSummary:
-    """Row of a subscription, with its backlog."""
-
     name: str
     mark_delete: Position
     created_us: int
-    backlog: int | None  # entries; None: a cursor ledger has a part of the state, see `Subscriptions`
+    backlog: int | None  # unacknowledged entries; None: unknown, because a cursor ledger has a part of the state
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicSummary:
-    """Topic, totals of its data ledgers, and its subscriptions, ascending by name."""
+    """Topic, totals of its message ledgers, and its subscriptions, ascending by name."""
 
     topic: Topic
     totals: TopicLedgerTotals
@@ -50,60 +48,47 @@ class TopicSummary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicSummaryPage:
-    """Page of topics, ascending by encoded name, with the number of matching topics after it."""
+    """Page of topics, ascending by encoded name. `more` is the number of matching topics after the page."""
 
     topics: Sequence[TopicSummary]
     more: int
 
 
 class Topics(Protocol):
-    """Topics and their data ledger lists."""
-
     def create_topic(self, name: str, policy: RetentionPolicy, *, durable_delete: bool | None = None) -> Topic:
-        """Create a topic with an empty list. `name` is encoded.
+        """Create a topic without ledgers. Raise `AlreadyExists` if the name is taken. `name` is encoded.
 
-        `durable_delete` decides whether deletions of this topic leave tombstones by default. `None` keeps the default
-        of each operation.
-
-        Raises:
-            AlreadyExists: The name is taken.
+        `durable_delete` decides whether deletions of this topic leave tombstones by default. With `None`, each
+        operation has its own default.
         """
 
     def get_topic(self, name: str) -> Topic:
-        """Return the topic with this encoded name.
-
-        Raises:
-            UnknownObject: The topic does not exist.
-        """
+        """Return the topic with this encoded name. Raise `UnknownObject` if the topic does not exist."""
 
     def get_topic_by_id(self, topic_id: TopicId) -> Topic:
-        """Return the topic with this id.
-
-        Raises:
-            UnknownObject: The topic does not exist.
-        """
+        """Return the topic with this id. Raise `UnknownObject` if the topic does not exist."""
 
     def list_active_topics(self, *, after: TopicId, limit: int) -> list[Topic]:
         """Return up to `limit` ACTIVE topics with ids above `after`, ascending by id.
 
-        A topic that exists all the time is in exactly one of the successive pages.
+        A topic that exists while all pages are read is in exactly one page.
         """
 
     def list_topic_summaries(
         self, *, prefix: str = "", state: TopicState | None = None, after: str = "", limit: int
     ) -> TopicSummaryPage:
-        """Return summaries of topics, read in one transaction with a fixed number of queries.
+        """Return a page of topic summaries, read in one transaction. `limit` is 1 or more.
 
-        Names are encoded. The page begins after the name `after`, compared by bytes. `limit` is 1 or more.
+        `prefix` and `after` are encoded. The page begins after the name `after`, compared by bytes.
         """
 
     def summarize_topic(self, topic: Topic) -> TopicSummary:
-        """Return the summary of one topic. If the topic was deleted meanwhile, it has zeros and no subscriptions."""
+        """Return the summary of one topic. The summary of a deleted topic has zeros and no subscriptions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchemaVersion:
-    """Schema version of a topic, and the ledger with its content."""
+    """Schema version of a topic. The ledger `ledger_id` has the content."""
 
     version: int  # from 0, without gaps
     ledger_id: LedgerId
@@ -113,12 +98,9 @@ class SchemaVersion:
 
 
 class SchemaVersions(Protocol):
-    """Schema versions of topics."""
-
     def list_schema_versions(self, topic_id: TopicId) -> list[SchemaVersion]: ...
 
-    def newest_schema_version(self, topic_id: TopicId) -> SchemaVersion | None:
-        """Return the newest schema version, or `None` if the topic has no schema."""
+    def newest_schema_version(self, topic_id: TopicId) -> SchemaVersion | None: ...
 
     def publish_schema_version(
         self,
@@ -130,18 +112,13 @@ class SchemaVersions(Protocol):
         size_bytes: int,
         sha256: str | None = None,
     ) -> SchemaVersion | None:
-        """Make a newborn schema ledger the next schema version: listed, CLOSED, with its one segment.
+        """Publish a newborn schema ledger as the next schema version. The ledger becomes listed and CLOSED.
 
-        If the newest schema version has the same digest, that version is returned. In this case, and if the topic is
-        not ACTIVE, the same transaction files the intent of the newborn ledger. A repeated call returns the same schema
-        version.
+        If the newest schema version has the same digest, the method returns this schema version and files an intent for
+        the newborn ledger. If the topic is not ACTIVE, the method files this intent and raises `PreconditionFailed`. A
+        repeated call returns the same schema version. `None` means that the newborn ledger was abandoned, alone or with
+        its topic. The caller then writes another ledger.
 
         `digest` and `content_bytes` describe the content. `size_bytes` and `sha256` describe the segment's object.
         Digests are SHA-256, hexadecimal.
-
-        Returns:
-            `None` if the newborn ledger was abandoned meanwhile, alone or with its topic. Then write another ledger.
-
-        Raises:
-            PreconditionFailed: The topic is not ACTIVE.
         """

@@ -1,7 +1,4 @@
-"""Transactions and snapshots of their buffers in the catalog, and the ports of both.
-
-Group commits carry begin, end, messages and acknowledgements.
-"""
+"""Ports of transactions and of snapshots of transaction buffers. `GroupCommits` decides transactions."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,21 +18,21 @@ class Frontier:
     """Visible part of a topic: entries up to `last`, inclusive, without the hidden entries."""
 
     last: Position | None  # None: no entry is visible
-    hidden: Mapping[LedgerId, BitMap] = field(default_factory=dict)  # markers, and messages of aborted transactions
+    hidden: Mapping[LedgerId, BitMap] = field(
+        default_factory=dict
+    )  # transaction markers, and messages of aborted transactions
 
 
 class SettlementReason(StrEnum):
-    """Reason why a participant is settled. The broadcast then no longer owes it the decision."""
+    """Reason why a participant is settled. A settled participant is no longer owed the decision."""
 
-    MARKED = "MARKED"  # its marker is in the log
+    MARKED = "MARKED"  # the participant's transaction marker is in the log
     GONE = "GONE"  # the topic or the subscription was deleted
-    RESOLVED = "RESOLVED"  # by an operator
+    RESOLVED = "RESOLVED"  # an operator has settled the participant
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredParticipant:
-    """Row of a participant."""
-
     participant: Participant
     topic: str  # encoded
     positions: Mapping[LedgerId, BitMap] = field(default_factory=dict)  # entries acknowledged in the transaction
@@ -46,7 +43,7 @@ class StoredParticipant:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredTransaction:
-    """Row of a transaction with its participants, ascending."""
+    """Row of a transaction. The participants ascend."""
 
     txn: TransactionId
     state: TransactionState
@@ -76,8 +73,6 @@ class FinishedTransaction:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoordinatorWorkStatus:
-    """Current and next work of a coordinator."""
-
     has_unclaimed: bool  # whether a decided transaction of any coordinator has no workflow
     next_deadline_us: int | None  # earliest deadline of the coordinator's open transactions
     now_us: int
@@ -85,8 +80,6 @@ class CoordinatorWorkStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnfinishedTransactionCounts:
-    """Totals of unfinished transactions, for gauges and people."""
-
     count_by_state: Mapping[TransactionState, int]
     oldest_open_us: int | None  # creation of the oldest open transaction
     oldest_decided_us: int | None  # decision of the oldest decided transaction
@@ -94,38 +87,32 @@ class UnfinishedTransactionCounts:
 
 
 class Transactions(Protocol):
-    """Rows of transactions. Group commits decide transactions. This port reads and finishes transactions."""
-
     def get_transaction(self, txn: TransactionId) -> StoredTransaction:
-        """Return the transaction.
-
-        Raises:
-            UnknownObject: The transaction does not exist, or was forgotten.
-        """
+        """Return the transaction. Raise `UnknownObject` if the transaction does not exist or was removed."""
 
     def list_transactions(
         self, *, states: Sequence[TransactionState] = (), after: TransactionId | None = None, limit: int
     ) -> list[StoredTransaction]:
-        """Return transactions in these states, or all unfinished ones, ascending by id."""
+        """Return transactions in these states, ascending by id. Without states, return all unfinished transactions."""
 
     def get_transaction_states(self, txns: Sequence[TransactionId]) -> dict[TransactionId, TransactionState]:
-        """Return the states of the existing transactions, in one statement. Waiting clients poll this method."""
+        """Return the states of the transactions that exist, in one SQL statement. Waiting clients poll this method."""
 
     def count_unfinished_transactions(self) -> UnfinishedTransactionCounts: ...
 
     def read_frontier(self, topic_id: TopicId, *, from_ledger: int = -1) -> Frontier:
         """Return the visible part of a topic at one moment, without hidden entries of ledgers before `from_ledger`.
 
-        If the topic is unknown, no entry is visible.
+        In an unknown topic no entry is visible.
         """
 
     def find_held_entries(
         self, topic_id: TopicId, subscription: str
     ) -> Mapping[TransactionId, Mapping[LedgerId, BitMap]]:
-        """Return the entries of the subscription that open transactions have acknowledged."""
+        """Return the entries that open transactions have acknowledged for the subscription."""
 
     def abort_expired_transactions(self, tc_id: int, *, limit: int) -> int:
-        """Abort open transactions past their deadline, by the catalog's clock. Return their number. Idempotent."""
+        """Abort open transactions past their deadline, by the catalog's clock, and return their number."""
 
     def read_coordinator_work(self, tc_id: int) -> CoordinatorWorkStatus: ...
 
@@ -133,10 +120,9 @@ class Transactions(Protocol):
         """Return coordinators with expired open transactions or unclaimed decided transactions, ascending."""
 
     def claim_decided_transactions(self, claim: Claim, *, limit: int) -> list[StoredTransaction]:
-        """Claim decided transactions of any coordinator that no other workflow run has claimed.
+        """Claim decided transactions of any coordinator, except transactions that another workflow run has claimed.
 
-        Idempotency: transactions that this workflow run has claimed are returned again. Claims lapse by the catalog's
-        clock.
+        Idempotency: transactions that this workflow run has claimed are returned again.
         """
 
     def claim_transaction(self, txn: TransactionId, claim: Claim) -> StoredTransaction:
@@ -144,22 +130,19 @@ class Transactions(Protocol):
 
         Raises:
             UnknownObject: The transaction does not exist.
-            ClaimHeld: Another workflow holds the transaction.
+            ClaimHeld: Another workflow has claimed the transaction.
             TransactionNotDecided: The transaction is open.
         """
 
     def settle_participants(
         self, settlements: Sequence[tuple[TransactionId, Participant, SettlementReason]]
     ) -> list[FinishedTransaction]:
-        """Settle participants of many transactions and the buffers of their topics.
+        """Settle participants. Return the given transactions that are final now, ascending.
 
-        A transaction whose participants are all settled is finished: COMMITTING becomes COMMITTED, ABORTING becomes
-        ABORTED. Messages of aborted transactions become hidden for good, and ranges are removed.
+        If all participants of a transaction are settled, COMMITTING becomes COMMITTED and ABORTING becomes ABORTED.
+        Messages of aborted transactions become hidden for good. The rows of the transactions' entries are removed.
 
         Idempotency: a settled participant does not change, and a final transaction is returned again.
-
-        Returns:
-            The given transactions that are final now, ascending.
         """
 
     def hand_over_to_own_workflows(
@@ -176,8 +159,7 @@ class Transactions(Protocol):
     def list_handed_over(self, *, limit: int) -> list[TransactionId]:
         """Return transactions that were handed over and whose workflows have not begun, ascending."""
 
-    def record_failures(self, txn: TransactionId, failures: Mapping[Participant, str]) -> None:
-        """Count an attempt, and store the error of each participant."""
+    def record_failures(self, txn: TransactionId, failures: Mapping[Participant, str]) -> None: ...
 
     def resolve_participant(self, txn: TransactionId, participant: Participant, cause: AuditCause) -> StoredTransaction:
         """Settle a participant on behalf of an operator, with a row in the audit log. Idempotent.
@@ -188,20 +170,18 @@ class Transactions(Protocol):
         """
 
     def remove_finished_transactions(self, *, older_than_s: float, limit: int) -> int:
-        """Remove transactions that finished longer ago than `older_than_s`. Return their number."""
+        """Remove transactions that finished longer ago than `older_than_s`, and return their number."""
 
 
 SNAPSHOT_CHANGES: Final = 1_000
-"""Number of transactions settled in a topic after which its next snapshot is due at once."""
+"""Number of settled transactions in a topic that makes the topic's next snapshot due at once."""
 
 SNAPSHOT_AFTER_S: Final = 5.0
-"""Seconds after the first settled transaction at which the next snapshot is due in any case."""
+"""Longest time from a topic's first settled transaction until the topic's next snapshot is due, in seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredBufferSnapshot:
-    """Row of a topic's snapshot."""
-
     ledger_id: LedgerId | None = None  # None: there is no snapshot
     read_to: Position = EARLIEST  # last entry that the snapshot covers
     due_us: int | None = None  # time at which the next snapshot is due; None: nothing has changed
@@ -209,7 +189,7 @@ class StoredBufferSnapshot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BufferSnapshotSwitch:
-    """Switch of a topic's snapshot to a newborn ledger, if the present snapshot is `expected`."""
+    """Switch of a topic's snapshot to a newborn ledger. The switch requires that the present snapshot is `expected`."""
 
     topic_id: TopicId
     expected: LedgerId | None
@@ -217,28 +197,25 @@ class BufferSnapshotSwitch:
 
 
 class TransactionBufferSnapshots(Protocol):
-    """Snapshots of the transaction buffers of topics."""
-
     def get_snapshot(self, topic_id: TopicId) -> StoredBufferSnapshot:
-        """Return the topic's snapshot. It is empty if there is no snapshot or no such topic."""
+        """Return the topic's snapshot. Without a snapshot, and for an unknown topic, all fields have their defaults."""
 
     def read_buffer(self, topic_id: TopicId) -> TransactionBuffer:
-        """Return the topic's buffer at one moment, from rows only. It shows decisions that no marker has told yet."""
+        """Return the topic's transaction buffer at one moment. Decisions without a transaction marker are included."""
 
     def reserve_due_topics(self, *, limit: int, lease_s: float) -> list[TopicId]:
-        """Return topics whose snapshot is due, oldest first, and reserve these topics for `lease_s`.
+        """Return topics whose snapshot is due, oldest first. For `lease_s` other calls do not return these topics.
 
-        Idempotency: if the worker dies, the topic is due again after `lease_s`. Two snapshots do no harm.
+        Idempotency: if the worker dies, the topic is due again after `lease_s`. A second snapshot does no harm.
         """
 
     def publish_snapshot(
         self, switch: BufferSnapshotSwitch, ledger_id: LedgerId, *, size_bytes: int, sha256: str | None = None
     ) -> bool:
-        """Make a newborn ledger the topic's snapshot: listed, CLOSED, its one segment registered.
+        """Make a newborn ledger the topic's snapshot. Return whether the topic has this snapshot now.
 
-        The same transaction retires the previous snapshot: its ledger leaves the list and gets an intent.
-
-        The switch is refused if the present snapshot is not the expected one or covers more entries, or if the topic is
-        not ACTIVE. The same transaction then files an intent for the newborn ledger. Return whether the ledger is the
-        topic's snapshot now, also after a repeated call.
+        The ledger becomes listed and CLOSED. The same transaction takes the previous snapshot's ledger out of its list
+        and files an intent for it. The switch is refused if the present snapshot is not the expected snapshot or covers
+        more entries, or if the topic is not ACTIVE. A refused switch files an intent for the newborn ledger. A repeated
+        call returns the same result.
         """
