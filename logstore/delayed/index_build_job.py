@@ -37,8 +37,6 @@ class BuildDelayedIndexJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedBucketRange:
-    """Range of a topic's log that one index bucket will cover."""
-
     first: Position
     last: Position
     entries: int  # approximate number of entries with a delivery time

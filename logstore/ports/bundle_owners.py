@@ -63,8 +63,7 @@ class Fences(Protocol):
             InvalidInput: A bundle is not in this catalog, or the worker has no name.
         """
 
-    def get_fence(self, bundle: BundleId) -> Fence | None:
-        """Return the bundle's fence, or `None` if the bundle was never acquired."""
+    def get_fence(self, bundle: BundleId) -> Fence | None: ...
 
     def list_fences(self) -> list[Fence]:
         """Return the fences of all bundles that were ever acquired, ascending by bundle."""

@@ -11,8 +11,6 @@ from logstore.offload.tiered_copy import CopyLocation
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObjectInfo:
-    """Metadata of an object from a listing or a HEAD."""
-
     key: str
     size_bytes: int
     modified_us: int | None  # microseconds since 1970 by the store's clock; None: unknown
@@ -93,8 +91,7 @@ class ObjectStore(Protocol):
         object, which a digest of a part could not show.
         """
 
-    def head(self, key: str) -> tuple[ObjectInfo, Mapping[str, str]] | None:
-        """Return the object's info and user metadata, or `None` if it does not exist."""
+    def head(self, key: str) -> tuple[ObjectInfo, Mapping[str, str]] | None: ...
 
     def list(self, prefix: str, *, start_after: str = "", first_page: int = 1_000) -> Iterator[ObjectInfo]:
         """Yield objects with the prefix and with keys after `start_after`, ascending by UTF-8 bytes, page by page.
@@ -139,7 +136,6 @@ class OwnedStore(ObjectStore, Protocol):
 
 
 BucketAtLocation = Callable[[CopyLocation], OwnedStore]
-"""Function that returns the bucket at a location of tiered copies."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

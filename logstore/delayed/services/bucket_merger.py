@@ -49,7 +49,7 @@ class IndexMergeResult:
 
 
 class _MeasuredReader:
-    """Reader of source segments. `bucket` is the index bucket of the last read, and of a read error."""
+    """Reader of source segments. `bucket` is the index bucket that was read last. Read errors belong to it."""
 
     def __init__(self, snapshots: IndexBucketSnapshots) -> None:
         self._snapshots = snapshots

@@ -100,7 +100,6 @@ class IndexBucketSnapshots:
             return read_segment(source, number, footer=cached.footer, metadata=cached.metadata, name=name)
 
     def iterate_rows(self, bucket: IndexBucket) -> Iterator[DelayedRows]:
-        """Yield the rows of the segments in order. Each segment is read on demand."""
         for number in range(bucket.segments):
             raise_if_stopped()
             yield self.read_segment(bucket, number)

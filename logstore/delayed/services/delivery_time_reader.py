@@ -19,8 +19,6 @@ from logstore.stop_checks import raise_if_stopped
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DelayedMessageFilter:
-    """Selection of a topic's delayed messages."""
-
     topic_id: TopicId
     hidden: Mapping[LedgerId, BitMap]  # entries that no consumer sees
     now_ms: int  # messages due at this time are left out

@@ -68,8 +68,6 @@ class MeasuredSnapshotReader:
 
 
 class SubscriptionReader(Protocol):
-    """Subscription that reads in this process."""
-
     def add_due_messages(self, rows: DelayedRows) -> None:
         """Deliver due messages. The tracker no longer tracks them."""
 

@@ -169,5 +169,4 @@ class SubscriptionLogReader:
 
 
 def position_after(position: Position) -> Position:
-    """Return the next position in the same ledger."""
     return Position(position.ledger_id, position.entry_id + 1)

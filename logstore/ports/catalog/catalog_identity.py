@@ -8,8 +8,7 @@ from logstore.ports.catalog.inspection_and_audit import InspectedCopy
 
 
 class CatalogIdentity(Protocol):
-    def catalog_id(self) -> str:
-        """Return the catalog's UUID, which never changes."""
+    def catalog_id(self) -> str: ...
 
     def list_marked_buckets(self) -> frozenset[tuple[BucketRole, str]]:
         """Return role and name of each bucket whose marker was recorded."""

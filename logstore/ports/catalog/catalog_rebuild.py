@@ -26,8 +26,6 @@ class RebuildTargetContent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RebuiltCatalogStart:
-    """Initial state of a rebuilt catalog, without the rows."""
-
     rebuild: str
     manifest: Manifest  # manifest of the loaded rows
     epoch: int  # above the epoch of the manifest
@@ -172,7 +170,7 @@ class CatalogAdoption(Protocol):
     """Adoption of uploads into a rebuilt catalog. Every method is idempotent."""
 
     def read_issued_ids(self) -> IssuedIdBounds:
-        """Return the bounds of ids. Raise `PreconditionFailed` if no adoption is in progress."""
+        """Return the bounds of issued ids. Raise `PreconditionFailed` if no adoption is in progress."""
 
     def is_adopting(self) -> bool: ...
 
@@ -180,7 +178,7 @@ class CatalogAdoption(Protocol):
         """Return loaded ledgers with id % 256 = `shard` and an id above `after`, ascending."""
 
     def find_missing_row_causes(self, ledger_ids: Collection[LedgerId]) -> Mapping[LedgerId, MissingRowCause]:
-        """Return for each ledger without a row why the row is missing. Ledgers with a row are left out."""
+        """Return for each ledger without a row why the row is missing."""
 
     def highest_ledger_id(self) -> LedgerId:
         """Return the highest id of a ledger, an intent or a tombstone, or -1. Ids above the ceiling are ignored."""
@@ -211,7 +209,7 @@ class CatalogAdoption(Protocol):
         """
 
     def settle_remaining_rows(self) -> None:
-        """Settle the rows of all topics that need no comparison with storage.
+        """Settle, in all topics, the rows that need no comparison with storage.
 
         1. Remove ledgers that are in no list, and ledgers with a later intent. File no new intent.
         2. Close all ledgers of a list except the last ledger.

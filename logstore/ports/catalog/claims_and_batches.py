@@ -26,8 +26,6 @@ class AuditCause:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FiledIntentCount:
-    """Number of new intents of one component and one kind of copy."""
-
     component: str
     copy: str
     rows: int

@@ -99,10 +99,10 @@ class DelayedIndex(Protocol):
         """
 
     def retire_all_buckets(self, topic_id: TopicId, *, reason: str) -> int:
-        """Retire all index buckets, and return their number. Reset the sealed range, so that the log is sealed again.
+        """Remove all index buckets from the list and file intents for them. Return the number of removed index buckets.
 
-        The list version rises. Running seals and merges therefore fail to switch, and retire the ledgers that they
-        wrote.
+        The sealed range is reset, so that the log is sealed again. The list version rises, so that running seals and
+        merges fail to switch. These then file intents for the ledgers that they wrote.
 
         Raises:
             UnknownObject, PreconditionFailed: The topic does not exist or is not ACTIVE.

@@ -142,7 +142,6 @@ class EndTransactionWrite:
 
 
 GroupCommitWrite = RegisterSegmentWrite | AcknowledgeWrite | BeginTransactionWrite | EndTransactionWrite
-"""Any small write of a group commit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,8 +155,6 @@ class RegisterSegmentResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AcknowledgeResult:
-    """Cursor after an acknowledgement."""
-
     mark_delete: Position
     row_bytes: int = field(default=0, compare=False)  # packed acknowledgements beyond `mark_delete` in the row
     snapshot_ledger: LedgerId | None = field(default=None, compare=False)  # cursor ledger with the rest of the state

@@ -13,8 +13,6 @@ from logstore.positions import LedgerId
 
 
 class LedgerReferenceKind(StrEnum):
-    """Kind of a reference that keeps a ledger."""
-
     LIST = "LIST"  # component, keys, place, and whether the ledger is the last of its list
     CURSOR = "CURSOR"  # a subscription that has not acknowledged all of the ledger, with its mark-delete position
     CURSOR_SNAPSHOT = "CURSOR_SNAPSHOT"  # a subscription whose state the ledger holds
@@ -40,8 +38,6 @@ class InspectedCopy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InspectedIntent:
-    """Intent with details for operators."""
-
     intent: DeletionIntent
     stalled: bool  # unfinished, and no workflow works on it
     objects_deleted: int

@@ -45,8 +45,6 @@ class Segment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicLedgerTotals:
-    """Totals of a topic's message ledgers."""
-
     ledgers: int
     entries: int
     size_bytes: int

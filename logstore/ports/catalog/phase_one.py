@@ -20,8 +20,6 @@ class TopicContentCounts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DetachChosenResult:
-    """Result for ledgers that were chosen one by one."""
-
     reason_by_kept_ledger: Mapping[LedgerId, str] = field(default_factory=dict)
     detached: DetachedBatch  # result for all other ledgers
 
@@ -55,7 +53,7 @@ class PhaseOne(Protocol):
     ) -> list[LedgerId]:
         """Return the ledgers that `detach_ledgers` would detach now. Nothing changes.
 
-        `rolled` is the last ledger of the list. It is treated as if it were closed and another ledger followed.
+        `rolled`, the last ledger of the list, is treated as closed and followed by another ledger.
 
         Raises:
             UnknownObject, LedgerStillNeeded: In the same cases as `detach_ledgers`.
@@ -105,14 +103,13 @@ class PhaseOne(Protocol):
     ) -> DetachChosenResult:
         """Detach ledgers one by one. A ledger that is needed, or has changed since it was read, stays.
 
-        The ledgers are added to a batch that may have ledgers of many topics. The call opens the batch, or claims it
-        for `claim.ttl_s` from now.
+        The ledgers are added to a batch of many topics. The call opens the batch, or claims it for `claim.ttl_s` from
+        now.
 
         Idempotency: a repeated call reports detached ledgers as no longer listed.
 
         Raises:
-            UnknownObject: The topic does not exist.
-            CorruptData: A cursor's row cannot be read.
+            UnknownObject, CorruptData: The topic does not exist, or a cursor's row cannot be read.
             ClaimHeld: The batch is finished, or another workflow has claimed it. Nothing changed.
         """
 
@@ -129,8 +126,8 @@ class PhaseOne(Protocol):
         """Apply several changes to one ledger, all or none, and write an audit row.
 
         A ledger that loses its last copy is detached, as by `detach_ledgers`. The operation may name subscriptions that
-        do not keep the ledger. Their cursors move over the gap. If the ledger stays, its list version and its
-        generation rise.
+        do not keep the ledger. The cursors of these subscriptions move over the gap. If the ledger stays, the list
+        version and the ledger's generation rise.
 
         Raises:
             UnknownObject: The topic or the subscription does not exist, or the ledger is not in the topic's list.
@@ -145,16 +142,15 @@ class PhaseOne(Protocol):
         """Return the topics in which a detach may select ledgers. Most topics have no such ledger and need no lock."""
 
     def detach_into_batch(self, topic_id: TopicId, *, batch_id: str, claim: Claim, cause: AuditCause) -> DetachedBatch:
-        """Detach by retention into a batch of many topics. The batch is opened, or claimed for `ttl_s` from now.
+        """Detach by retention into a batch of many topics. Open the batch, or claim it for `claim.ttl_s` from now.
 
-        Newborn ledgers count as ledgers in the result.
+        The result counts newborn ledgers as ledgers.
 
-        Idempotency: keyed by batch and topic; if the batch has intents of the topic, they are only counted.
+        Idempotency: keyed by batch and topic; if the batch has intents of the topic, the call only counts them.
 
         Raises:
-            UnknownObject: The topic does not exist.
-            CorruptData: A cursor's row cannot be read.
-            ClaimHeld: The batch is finished, or another workflow holds it. Nothing changed.
+            UnknownObject, CorruptData: The topic does not exist, or a cursor's row cannot be read.
+            ClaimHeld: The batch is finished, or another workflow has claimed it. Nothing changed.
         """
 
     def count_detached_batch(self, batch_id: str) -> DetachedBatch:
@@ -164,7 +160,7 @@ class PhaseOne(Protocol):
         """Count what a deletion of the topic would remove. Raise `UnknownObject` if the topic does not exist."""
 
     def begin_topic_deletion(self, topic_id: TopicId, name: str, cause: AuditCause) -> int:
-        """Set the topic DELETING and write an audit row. Return the time in microseconds, by the catalog's clock.
+        """Set the topic DELETING and write an audit row. Return the catalog's time of this change, in microseconds.
 
         After the commit nothing can be attached to the topic, because an attach requires ACTIVE under a lock. The call
         does not wait for holders of this lock, which a busy topic always has. `detach_whole_topic` waits for them.

@@ -44,8 +44,8 @@ class PhaseTwoQueue(Protocol):
         be claimed again: a late renewal by a dead workflow would hide the batch from sweeps.
 
         Raises:
-            UnknownObject: The batch does not exist.
-            ClaimHeld: Another workflow has claimed the batch, or the batch is finished or was released.
+            UnknownObject, ClaimHeld: The batch does not exist, is finished, was released, or has another workflow's
+                claim.
         """
 
     def pause_batch(self, batch_id: str) -> None:
@@ -80,11 +80,10 @@ class PhaseTwoQueue(Protocol):
         nothing is left. The creator of a newborn ledger may have stored its `meta.json` since. The new holder therefore
         asks storage again.
 
-        For a row that had a workflow of its own, the audit log gets a row `delete-ledger` with the actor and the reason
-        of the batch.
+        If a row had a workflow of its own, the audit log gets a row `delete-ledger` with the batch's actor and reason.
 
-        `holder` is the workflow that claimed the rows, or their batch. A batch may also finish rows that it handed
-        over, because two attempts of a chunk can overlap.
+        `holder` is the workflow that claimed the rows, or the batch of the rows. A batch may also finish rows that it
+        handed over, because two attempts of a chunk can overlap.
         """
 
     def move_to_own_workflows(
@@ -126,7 +125,7 @@ class PhaseTwoQueue(Protocol):
 
         `keys_left` is the number of keys that storage kept, or `None` if storage did not answer for all keys. Return
         the number of consecutive attempts that left `keys_left` keys, including this attempt. Attempts without an
-        answer neither count nor interrupt. If `keys_left` is `None`, the number is 0.
+        answer are ignored. If `keys_left` is `None`, the number is 0.
 
         Raise `ClaimHeld` if another workflow has claimed the row.
         """
@@ -161,7 +160,7 @@ class PhaseTwoQueue(Protocol):
     ) -> Sequence[DeletionIntent]:
         """Return dead letters and intents that have a workflow of their own, newest first.
 
-        `None` selects all intents. `ledger_ids` has at most 10,000 ids.
+        A filter that is `None` selects all intents. `ledger_ids` has at most 10,000 ids.
         """
 
 
@@ -173,8 +172,6 @@ class RemovedRowCounts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepBacklogCounts:
-    """Counts of the work that a sweep would find now."""
-
     stalled: int
     newborn: int  # ledgers that are older than the registration timeout and were never attached
     uploads: int  # copies whose upload died
@@ -209,8 +206,7 @@ class PhaseTwoQueueUpkeep(Protocol):
         """Remove up to `limit` DELETED rows that finished more than `older_than_s` ago, and as many empty batches.
 
         Dead letters stay. Rows of a batch whose workflow is running also stay, because the batch certificate counts
-        these rows. A later question about a removed row is answered UNKNOWN. A call that removes rows writes an audit
-        row.
+        these rows. Later queries about a removed row return UNKNOWN. A call that removes rows writes an audit row.
 
         Idempotency: a repeated call continues with the next rows.
         """
@@ -227,7 +223,7 @@ class PhaseTwoQueueUpkeep(Protocol):
         another attempt fails. A row in an unknown state counts as a dead letter. The call writes an audit row. If the
         caller dies before it starts the batch's workflow, a sweep takes the rows.
 
-        Idempotency: keyed by `batch_id`; a repeated call returns the first result. A call that found no rows is not
+        Idempotency: keyed by `batch_id`; a repeated call returns the first result. A call without results is not
         recorded.
 
         Raises:

@@ -13,8 +13,6 @@ from logstore.positions import LedgerId
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CatalogTimeAndIds:
-    """Clock, epoch and next ledger id of the catalog at one moment."""
-
     now_us: int
     epoch: int
     next_ledger_id: int  # higher than every ledger id of this catalog

@@ -84,7 +84,7 @@ class RecordOutbox(Protocol):
         """Return the newest known manifest. The cost does not depend on the outbox."""
 
     def read_state(self) -> RecordLogState:
-        """Return the state. The cost grows with the outbox, because its rows are counted."""
+        """Return the state. The cost grows with the number of outbox rows, because they are counted."""
 
     def claim_record_log(self, claim: Claim) -> bool:
         """Claim the record log, or renew the claim. Return `False` if another workflow has the claim.
@@ -120,14 +120,14 @@ class RecordOutbox(Protocol):
         shows_own_moment: bool = True,
         staged_blocks: Sequence[Block] = (),
     ) -> None:
-        """Commit that a manifest is stored: raise the ceilings and remove its outbox rows. Idempotent.
+        """Commit that a manifest is stored: raise the ceilings and remove the given outbox rows. Idempotent.
 
         All pending stamps are removed, because a writer adds a stamp only after the previous manifest is settled. A
-        ceiling never falls. If `number` is not above the known number, only outbox rows are removed. A page does not
-        even remove outbox rows then, because another writer may have flushed these rows together with a newer change.
+        ceiling never falls. If `number` is not above the known number, only outbox rows are removed. A page then
+        removes no outbox rows either, because another writer may have flushed these rows together with a newer change.
 
-        `outbox_rows` are ids. `shows_own_moment` is true if the manifest shows a complete moment of the catalog. No
-        block stays staged then. Otherwise `staged_blocks` are the blocks of the page to which the manifest belongs.
+        `outbox_rows` are ids. If `shows_own_moment`, the manifest shows a complete moment of the catalog, and no block
+        stays staged. Otherwise `staged_blocks` are the blocks of the page to which the manifest belongs.
         """
 
     def find_unflushed_ledgers(self, ledger_ids: Sequence[int]) -> frozenset[int]:
@@ -138,7 +138,7 @@ class RecordOutbox(Protocol):
         """
 
     def list_finished_deletions(self, ledger_ids: Collection[int]) -> Sequence[DeletionIntent]:
-        """Return the deletions of primary copies that are finished and still have a row. Their objects are removed."""
+        """Return the finished deletions of primary copies, as far as the catalog still has their rows."""
 
     def count_unflushed_deletions(self) -> int:
         """Return the number of unfinished deletions whose intent is in no block yet."""
@@ -164,8 +164,6 @@ class TombstonedRecordId:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tombstone:
-    """Tombstone of a topic or a ledger."""
-
     kind: RecordKind
     id: int
     component: str | None  # component of a ledger; `None`: lost by a rebuild

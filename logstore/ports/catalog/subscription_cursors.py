@@ -53,7 +53,7 @@ class Cursors(Protocol):
     def seek_cursor(self, topic_id: TopicId, name: str, position: Position) -> StoredCursor:
         """Replace the cursor's state, so that `position` is the next entry. Lock the list like `create_subscription`.
 
-        `seeks` and `releases` rise. The same transaction retires the ledger of a snapshot.
+        `seeks` and `releases` rise. The same transaction files an intent for the ledger of a snapshot.
 
         Raises:
             UnknownObject, PreconditionFailed: The topic or the subscription does not exist, or the topic is not ACTIVE.
@@ -63,22 +63,21 @@ class Cursors(Protocol):
     def publish_snapshot(
         self, change: CursorSnapshotCondition, snapshot: CursorSnapshot, *, size_bytes: int, sha256: str | None = None
     ) -> bool:
-        """Make a newborn cursor ledger the cursor's snapshot. Return whether it is the snapshot now.
+        """Make a newborn cursor ledger the cursor's snapshot. Return whether the cursor has this snapshot now.
 
-        The ledger becomes listed and CLOSED. The same transaction retires the previous snapshot's ledger
+        The ledger becomes listed and CLOSED. The same transaction files an intent for the previous snapshot's ledger
         (apache/pulsar#982). The row keeps acknowledgements that are newer than the snapshot.
 
-        `change` is the row from which the snapshot was made. Every acknowledgement in the snapshot was valid at one
-        moment since then. The change is refused if the row differs from `change` or does not exist, or if the topic is
-        not ACTIVE. A refused change files an intent for the newborn ledger (apache/pulsar#350).
-
-        Idempotency: a repeated call returns the same result.
+        `change` is the row from which the snapshot was made. All acknowledgements in the snapshot were valid at some
+        moment since `change` was read. The snapshot is refused if the row differs from `change` or does not exist, or
+        if the topic is not ACTIVE. A refused call files an intent for the newborn ledger (apache/pulsar#350). A
+        repeated call returns the same result.
         """
 
     def move_snapshot_into_row(
         self, change: CursorSnapshotCondition, snapshot: CursorSnapshot, *, limit_bytes: int
     ) -> bool:
-        """Move a small snapshot back into the row and retire its ledger. Return whether this call moved the snapshot.
+        """Move a small snapshot back into the row and file an intent for its ledger. Return whether this call did so.
 
         Nothing changes if the row differs from `change`, if the complete state takes more than `limit_bytes`, or if the
         topic is not ACTIVE.

@@ -19,8 +19,6 @@ class OffloadStartOutcome(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OffloadStart:
-    """Result of `begin_offload`."""
-
     answer: OffloadStartOutcome
     statement: LedgerStatement | None = None  # None: the ledger is gone
     entries: int = 0
@@ -31,8 +29,6 @@ class OffloadStart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadableCopies:
-    """LIVE copies of a listed ledger."""
-
     primary: bool
     tiered: Mapping[str, str] | None = None  # offload context of the tiered copy, as stored
 
@@ -81,7 +77,7 @@ class Offloads(Protocol):
 
         The copy must still belong to the attempt, the ledger must be listed, and its topic must be ACTIVE. `lengths`
         are added to the offload context. If the copy belongs to another attempt, this attempt ends as in
-        `abandon_offload`. Its deletion need not wait, because storage answered all its requests.
+        `abandon_offload`. The deletion of its uploads need not wait, because storage has answered all requests.
 
         Idempotency: keyed by `uuid`. The result is the same as long as the copy exists.
         """
@@ -121,8 +117,8 @@ class Offloads(Protocol):
     ) -> list[PublishedTieredCopy]:
         """Return the tiered copies of listed ledgers that have two LIVE copies, ascending by ledger.
 
-        The primary copy may be removed after storage has proved the tiered copy. For the parameters, see
-        `list_offload_candidates`.
+        The primary copy may be removed after storage has proved the tiered copy. `ledger_ids` is the selection, or
+        `None` for all. The page begins after `after`.
         """
 
     def detach_primary_copies(
@@ -137,8 +133,8 @@ class Offloads(Protocol):
     ) -> DetachedBatch:
         """Detach only the primary copies. The ledgers stay listed and are read from their tiered copies.
 
-        One transaction files intents for the primary copies and writes an audit row. It selects a ledger if the uuid of
-        its LIVE tiered copy is in `proved_uuid_by_ledger`. Storage has just proved these tiered copies
+        One transaction files intents for the primary copies and writes an audit row. The transaction selects a ledger
+        if the uuid of its LIVE tiered copy is in `proved_uuid_by_ledger`. Storage has just proved these tiered copies
         (apache/pulsar#22839). Stalled intents of primary copies move to the batch. Raise `UnknownObject` if the topic
         does not exist.
 

@@ -153,7 +153,7 @@ class Transactions(Protocol):
     ) -> None:
         """Give each transaction to a workflow of its own, count an attempt, and store the error of each participant.
 
-        The claims have no run id, because the workflows have not begun.
+        The claims have no Temporal run id, because the workflows have not begun.
         """
 
     def list_handed_over(self, *, limit: int) -> list[TransactionId]:
