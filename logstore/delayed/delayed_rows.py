@@ -98,7 +98,7 @@ class DelayedRows:
 
     @staticmethod
     def from_table(table: "pa.Table", *, name: str) -> "DelayedRows":
-        """Return the rows of a table with `COLUMNS` of int64. Raise `CorruptData` if it differs or is not sorted."""
+        """Return the rows of a table with int64 `COLUMNS`. Raise `CorruptData` for other columns or unsorted rows."""
         column_types = {field.name: str(field.type) for field in table.schema}
         nulls = sum(column.null_count for column in table.columns)
         if column_types != dict.fromkeys(COLUMNS, "int64") or nulls:

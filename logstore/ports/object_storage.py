@@ -171,7 +171,7 @@ class CopyStorage(Protocol):
         """
 
     def read_statement(self, intent: DeletionIntent) -> Mapping[str, str] | None:
-        """Return the owner that the copy's content states, for display, or `None`.
+        """Return the ledger owner that the copy's content states, for display, or `None`.
 
         The fields are those of `LedgerStatement.to_metadata`. A copy that another program wrote may have any other
         fields. Raise `StoreUnavailable` if storage does not answer.

@@ -1,7 +1,7 @@
 """Merge of two neighbouring index buckets into one new index bucket.
 
-Memory has one segment of each source and the new footer, however large the index buckets are. The sources are retired
-only by the switch to the new index bucket. A merge that dies leaves a newborn ledger, which a sweep deletes.
+Memory has one segment of each source and the new footer, however large the index buckets are. Only the switch to the
+new index bucket removes the sources from the list. A merge that dies leaves a newborn ledger, which a sweep deletes.
 
 The merge leaves out messages that were due a minute before the merge began, because readers get them from the log.
 Otherwise a topic with one index bucket would keep every message that was ever delayed.
@@ -81,7 +81,7 @@ class Merger:
         `progress` receives the number of messages written so far, after each window.
 
         Idempotency: if the two index buckets are not listed any more, nothing changes. If two merges of a pair run at
-        once, one merge switches. The other merge is refused, and its newborn ledger is retired.
+        once, one merge switches. The other merge is refused, and an intent is filed for its newborn ledger.
 
         Raises:
             UnknownObject, PreconditionFailed: The topic does not exist any more, or is not ACTIVE.

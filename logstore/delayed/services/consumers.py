@@ -1,8 +1,8 @@
 """Delivery to consumers: delayed messages when they are due, and all other messages in the order of the log.
 
 A process has one tracker per topic and one dispatcher per subscription. The first consumer creates them, and they are
-dropped with the last consumer. They only read the stored index, so consumers that come and go do not change it
-(apache/pulsar#19801).
+dropped with the last consumer. Trackers and dispatchers only read the stored index, so consumers that come and go do
+not change the index (apache/pulsar#19801).
 
 Source: PIP-195.
 """

@@ -1,4 +1,4 @@
-"""Reader of the delivery times in a topic's log (PIP-195). It skips segments without delivery times, and payloads."""
+"""Reader of the delivery times in a topic's log (PIP-195). Segments without delivery times are not read."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass

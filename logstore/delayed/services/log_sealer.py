@@ -1,7 +1,7 @@
 """Seal of a topic: the unsealed part of its log becomes index buckets. Index buckets that no reader needs are dropped.
 
 A seal reads only delivery times, and only segments whose rows count delayed messages. It ends at the end of a segment,
-and before the first message of an open transaction. It leaves out hidden entries. It also leaves out due messages,
+before the first message of an open transaction. A seal leaves out hidden entries. It also leaves out due messages,
 because readers get these from the log.
 
 Each new index bucket is one switch of the topic's list. If a seal dies, its earlier switches stay. A stored snapshot
@@ -118,7 +118,7 @@ class Sealer:
         return replace(result, dropped=dropped, listed=len(self._index.get_bucket_list(topic_id).buckets))
 
     def _drop_passed(self, topic_id: TopicId) -> int:
-        """Retire the index buckets that no reader needs. If the list changes meanwhile, the next seal retires them."""
+        """Drop the index buckets that no reader needs. If the list changes meanwhile, the next seal drops them."""
         listed = self._index.get_bucket_list(topic_id)
         passed = self._index.list_droppable_buckets(topic_id)
         if not passed:

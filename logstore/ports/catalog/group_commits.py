@@ -127,7 +127,7 @@ class AcknowledgeWrite:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BeginTransactionWrite:
-    """Write that opens a transaction. A repeated call opens another transaction, and the first one times out."""
+    """Write that opens a transaction. A repeated call opens another one, and the first transaction times out."""
 
     tc_id: int
     timeout_s: float
@@ -186,7 +186,7 @@ class GroupCommits(Protocol):
         - `SnapshotNeeded`: the acknowledgement lacks the cursor's snapshot.
         - `PreconditionFailed`: the topic is not ACTIVE.
         - `TransactionEnded`: the transaction has the opposite decision, or is past its deadline.
-        - `AcknowledgementHeld`: another transaction holds an entry, or an entry is acknowledged.
+        - `AcknowledgementHeld`: an entry is acknowledged already, or is held by another transaction.
         - `AcknowledgementStale`: entries were given back after `up_to` was read.
 
         If the method raises, no write happened, except after `OutcomeUnknown`.
