@@ -1,1 +1,1 @@
-"""The record log in the catalog: unflushed changes, known manifests, and tombstones."""
+"""Tables of the record log in the catalog: unflushed changes, the newest manifest, tombstones, and adoption."""

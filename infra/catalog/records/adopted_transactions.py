@@ -1,4 +1,4 @@
-"""Adoption of transactions: derives the transactions of a topic from its adopted segments and their markers."""
+"""Adoption of transactions: a topic's transactions are derived from its adopted segments and transaction markers."""
 
 from base64 import b64decode
 from collections.abc import Iterable, Sequence
@@ -24,7 +24,10 @@ from logstore.transactions.transaction_ids_and_states import Participant, Transa
 
 
 def lock_decided_before_flush(connection: Connection, txns: Iterable[TransactionId]) -> set[TransactionId]:
-    """Lock the transactions. Return those decided at the flush. Adoption gives its decisions a time after the flush."""
+    """Lock the transactions. Return the transactions that were decided before the flush.
+
+    Decisions by adoption do not count, because their time is after the flush.
+    """
     flushed_us = _read_flushed_us(connection)
     row_by_txn = lock_transactions(connection, txns)
     return {txn for txn, row in row_by_txn.items() if row.decided_us is not None and row.decided_us <= flushed_us}
@@ -33,12 +36,13 @@ def lock_decided_before_flush(connection: Connection, txns: Iterable[Transaction
 def adopt_transactions(
     connection: Connection, topic_id: TopicId, topic_name: str, segments: Sequence[AdoptedSegment], *, now_us: int
 ) -> None:
-    """Store the ranges, the markers and the transactions of adopted segments, which are in the order of the log.
+    """Store the ranges, markers and transactions of adopted segments. `segments` are in the order of the log.
 
-    A marker decides its transaction. An unknown transaction without a marker becomes open and past its deadline.
+    A marker decides its transaction. An unknown transaction without a marker becomes open, and its deadline is in the
+    past.
 
-    A marker restores the acknowledgements of its transaction, and a commit marker applies them. Transactions decided at
-    the flush are skipped, because the flushed cursors already include their result or a later seek.
+    A marker restores the acknowledgements of its transaction, and a commit marker applies them. For transactions
+    decided before the flush this is skipped: the flushed cursors already include the acknowledgements, or a later seek.
     """
     _TransactionAdoption(connection, topic_id, topic_name, segments, now_us).store()
 
@@ -81,7 +85,7 @@ class _TransactionAdoption:
         self._apply_markers()
 
     def _forget_lost_entries(self) -> None:
-        """Remove the buffers of entries whose segments a rebuild has skipped, because they are registered again."""
+        """Remove entries from buffers if the rebuild has skipped their segments, which adoption registers again."""
         first_entry_by_ledger: dict[LedgerId, int] = {}
         for segment in self._segments:
             first_entry = first_entry_by_ledger.get(segment.ledger_id, segment.first_entry)

@@ -1,4 +1,4 @@
-"""Rows of `adoption`: staged differences of ledgers, and their outcomes. No other module writes them."""
+"""Sole writer of the table `adoption`: staged differences of ledgers, and the outcomes of these ledgers."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _A: Final = t.adoption.c
 _MAX_LEDGERS_PER_PAGE: Final = 500
-_MAX_PAGE_CHARACTERS: Final = 2 << 20  # of JSON; parsed JSON takes about ten times as much memory
+_MAX_PAGE_CHARACTERS: Final = 2 << 20  # JSON text; parsed JSON takes about ten times as much memory
 
 
 @cache
@@ -41,7 +41,7 @@ def replace_staged_ledgers(
     above_id: LedgerId,
     up_to_id: LedgerId | None,
 ) -> None:
-    """Replace the unsettled rows of a part of a shard: ids above `above_id`, up to and including `up_to_id`."""
+    """Replace the unsettled rows of a shard with ids above `above_id`, up to and including `up_to_id`."""
     part = [_A.shard == shard, _A.ledger_id > above_id, _A.adoptee.is_(None)]
     if up_to_id is not None:
         part.append(_A.ledger_id <= up_to_id)
@@ -67,7 +67,7 @@ def read_unsettled_topic_ids(connection: Connection, *, after: TopicId, limit: i
 
 
 def iterate_staged_ledgers(connection: Connection, topic_id: TopicId) -> Iterator[list[StagedLedger]]:
-    """Yield the unsettled ledgers of a topic, ascending. A page has a few MB, or one ledger."""
+    """Yield pages of the unsettled ledgers of a topic, ascending. A page has a few MB of data, or one ledger."""
     after = -1
     while ids := _read_next_page_ids(connection, topic_id, after):
         facts = select(_A.facts).where(is_one_of(connection, _A.ledger_id, ids)).order_by(_A.ledger_id)
@@ -93,7 +93,7 @@ def store_adoption_outcomes(
     adoptee_by_ledger: Mapping[LedgerId, AdoptionOutcome],
     segments_by_ledger: Mapping[LedgerId, int],
 ) -> None:
-    """Save the outcome and the number of adopted segments of staged ledgers. Their staged data is dropped."""
+    """Save the outcome and the number of adopted segments of staged ledgers. Drop the staged data of these ledgers."""
     rows = [
         (ledger_id, adoptee.value, segments_by_ledger.get(ledger_id, 0))
         for ledger_id, adoptee in adoptee_by_ledger.items()
@@ -149,7 +149,7 @@ def count_absent_ledgers(connection: Connection) -> int:
 
 
 def count_removed_ledgers(connection: Connection) -> int:
-    """Count the ledgers whose rows adoption has removed, but not those deleted before the flush."""
+    """Count the ledgers whose rows adoption has removed. Ledgers that were deleted before the flush do not count."""
     had_row = _A.standing.not_in([StorageDiscrepancy.STRANGER.value, StorageDiscrepancy.ENDED.value])
     is_settled = (_A.adoptee.is_not(None), _A.adoptee != AdoptionOutcome.LEFT_OUT.value)
     is_removed = ~exists().where(t.ledger.c.ledger_id == _A.ledger_id)

@@ -1,4 +1,4 @@
-"""Adoption in SQL: a rebuilt catalog gets the ledgers and segments that storage has beyond the last flush."""
+"""Adoption in SQL: a rebuilt catalog gets the ledgers and segments that storage has but no flush contained."""
 
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
@@ -111,7 +111,7 @@ class SqlCatalogAdoption(CatalogAdapter):
 
     @in_write_transaction()
     def settle_remaining_rows(self, connection: Connection) -> None:
-        """Run all steps in one transaction, because each step reads the rows that earlier steps left."""
+        """Run all steps in one transaction, because each step reads the rows that the earlier steps left."""
         if not is_adopting(connection):
             return
         now_us = self._db.now_us(connection)
@@ -122,7 +122,7 @@ class SqlCatalogAdoption(CatalogAdapter):
         _remove_unreferenced_ledgers(connection)
         close_followed_ledgers(connection, now_us=now_us)
         recount_unsealed_entries_of_all_topics(connection)
-        # workflows of these intents name another epoch, and may still run under the next workflow id
+        # Workflows of the old epoch may still run for these intents. So each intent gets a new workflow id.
         move_intents_to_batch(connection, _P.state == DeletionState.PENDING.value, batch_id="", added_openings=1)
 
     def count_outcomes(self) -> AdoptionReport:
@@ -190,7 +190,7 @@ def _read_loaded_ledgers(connection: Connection, shard: int, after: LedgerId, li
 
 
 def _remove_revived_ledgers(connection: Connection) -> None:
-    """Remove ledgers that no list names, that have no list, or that have a later intent. Their objects stay."""
+    """Remove the rows of ledgers that have no list, no place, or a later intent. Objects stay in storage."""
     is_superseded = exists().where(_P.ledger_id == _L.ledger_id, _P.generation > _L.generation)
     is_unlisted = and_(_L.place.is_(None), _L.state != LedgerState.CREATING.value)
     query = select(_L.ledger_id, t.ledger_list.c.topic_id)
@@ -207,7 +207,7 @@ def _remove_revived_ledgers(connection: Connection) -> None:
 
 
 def _match_lost_references(column: ColumnElement[Any]) -> ColumnElement[bool]:
-    """Select rows that name a ledger which is in no list or lacks objects."""
+    """Select rows that refer to a ledger without a place or without objects."""
     is_missing = exists().where(t.adoption.c.ledger_id == column, t.adoption.c.adoptee == AdoptionOutcome.MISSING.value)
     return and_(column.is_not(None), or_(~_is_listed(column), is_missing))
 
@@ -217,7 +217,7 @@ def _is_listed(column: ColumnElement[Any]) -> ColumnElement[bool]:
 
 
 def _forget_lost_snapshots(connection: Connection) -> None:
-    """Remove references to lost ledgers. Cursors, buffers and delayed indexes then do without the snapshots."""
+    """Remove references to lost snapshots. Cursors, buffers and delayed indexes work without these snapshots."""
     drop_cursors_snapshots(connection, _match_lost_references(t.cursor.c.snapshot_ledger))
     forget_buffer_snapshots(connection, _match_lost_references(t.transaction_snapshot.c.ledger_id))
     bucket = t.delayed_bucket.c
@@ -228,7 +228,7 @@ def _forget_lost_snapshots(connection: Connection) -> None:
 
 
 def _remove_unreferenced_ledgers(connection: Connection) -> None:
-    """Remove newborn ledgers, and component ledgers that no row names. Their objects stay."""
+    """Remove newborn ledgers, and component ledgers to which no row refers. Objects stay in storage."""
     component = t.ledger_list.c.component
     is_named = or_(
         *(

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 _L, _P, _S = t.ledger.c, t.pending_deletion.c, t.tombstone.c
 _KEYS_PER_STATEMENT = 50_000
 _OUTBOX_ROWS_PER_TRANSACTION = 5_000  # SQLite has one writer at a time
-_SQLITE_PAUSE_S = 0.006  # between transactions; a writer that waits for SQLite's lock looks again after at most 3 ms
+_SQLITE_PAUSE_S = 0.006  # pause between transactions; a writer waiting for SQLite's lock tries again within 3 ms
 
 
 class SqlRecordOutbox(CatalogAdapter):
@@ -74,7 +74,7 @@ class SqlRecordOutbox(CatalogAdapter):
             yield SqlOutboxChanges(connection, cursors=cursors, page=page, at_us=self._db.now_us(connection))
 
     def requeue_all_records(self) -> None:
-        """Use one transaction for each kind, so that writers do not wait for all kinds."""
+        """Use one transaction for each kind, so that other writers wait less."""
         for keys in select_keys_of_all_records():
             self._db.write(lambda c, keys=keys: enqueue_records(c, keys, at_us=self._db.now_us(c)))  # type: ignore[misc]
 
@@ -90,7 +90,7 @@ class SqlRecordOutbox(CatalogAdapter):
     ) -> None:
         """Settle the manifest, then empty the outbox in several short transactions.
 
-        Rows left by a crash are flushed again.
+        Rows that a crash leaves in the outbox are flushed again.
         """
         versions = iter(outbox_rows)
 
@@ -160,7 +160,7 @@ def _compile_unflushed_ledgers(dialect: str) -> BulkStatement:
     ledgers = build_bulk_parameter(dialect, "ledgers", {"id": BIG})
     ids = select(ledgers.source.c.id)
     tombstones = select(_S.id).where(_S.kind == _LEDGER, _S.id.in_(ids), match_unflushed_records(_LEDGER, _S.id))
-    # the end of an intent is also a change, but needs no block
+    # The end of an intent is a change in the outbox too, but deletions need not wait for its flush.
     unfinished = _P.state != DeletionState.DELETED.value
     intents = select(_P.ledger_id).where(_P.ledger_id.in_(ids), unfinished)
     intents = intents.where(match_unflushed_records(RecordKind.DELETION.value, _P.row_id))

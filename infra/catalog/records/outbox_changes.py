@@ -1,7 +1,7 @@
 """Changes since the last flush, read in one transaction as record versions.
 
-One statement reads the rows of one kind, and a second one the many rows of another table that a record may have. If a
-batch cannot be converted to Arrow, the batch is halved, until only the row with the bad value is left out.
+One statement reads the rows of one kind. A second statement reads rows of another table if a record consists of several
+rows. If a batch cannot be converted to Arrow, the batch is halved until only the row with the bad value is left out.
 """
 
 import json
@@ -39,7 +39,7 @@ from logstore.records.record_kinds import COLUMNS_BY_KIND, TOMBSTONED_KINDS, Rec
 
 _ROWS_PER_BATCH: Final = 50_000
 _LISTS_PER_BATCH: Final = 500  # each row has all ledger ids of a list
-_MAX_VALUE_CHARACTERS: Final = 100  # of a value that no block can hold, in a message
+_MAX_VALUE_CHARACTERS: Final = 100  # longest text of an unrecordable value in a message
 _CONVERSION_ERRORS: Final = (pa.ArrowException, ArithmeticError, TypeError, ValueError)
 _EXPECTED_BY_TYPE: Final = {
     "int64": "a whole number of 64 bits",
@@ -56,15 +56,12 @@ _PART_TABLES_BY_FIELD: Final[Mapping[RecordKind, Mapping[str, tuple[Table, tuple
     },
     RecordKind.INDEX: {"buckets": (t.delayed_bucket, ("topic_id",))},
 }
-"""Fields that contain rows of another table as JSON, without the columns of the record's key."""
+"""Fields with rows of another table as JSON. The rows are without the columns of the record's key."""
 
 
 class SqlOutboxChanges:
     def __init__(self, connection: Connection, *, cursors: bool, page: int | None, at_us: int) -> None:
-        """Read the versions of the outbox rows into a bitmap.
-
-        The first statement fixes the moment of the transaction.
-        """
+        """Read the versions of the outbox rows. The first statement fixes the moment of the transaction."""
         self._connection, self._at_us = connection, at_us
         self._condition = (
             _match_changes_to_flush(cursors=cursors)
@@ -106,7 +103,7 @@ class SqlOutboxChanges:
     def _iterate_convertible_batches(
         self, kind: RecordKind, latest: FromClause, names: Sequence[str], rows: Sequence[Any]
     ) -> Iterator[pa.RecordBatch]:
-        """Yield the rows as one batch, or in halves without the rows that no batch can hold."""
+        """Yield the rows as one batch, or in smaller batches without the rows that no block can hold."""
         try:
             yield self._build_batch(kind, latest, names, rows)
         except _CONVERSION_ERRORS as error:
@@ -137,7 +134,7 @@ def _describe_unrecordable_row(
     row: Any,  # noqa: ANN401
     error: Exception,
 ) -> UnrecordableRecord:
-    """Return the refusal of a row. It names the first field that cannot be converted, if there is one."""
+    """Describe a row that no block can hold, with the first field that cannot be converted, if there is one."""
     values = dict(zip(names, row, strict=True))
     name, expected, found_value = "", "values that Arrow can hold", ascii(str(error))
     for field in block_schema(kind):
@@ -156,11 +153,12 @@ def _describe_unrecordable_row(
 def _match_changes_to_flush(*, cursors: bool) -> ColumnElement[bool]:
     """Select all outbox rows. Without `cursors`, leave out cursors that can wait.
 
-    Two sorts of cursors cannot wait:
+    Cursors cannot wait in two cases:
 
-    1. Cursors of a topic whose cursor snapshot has an intent in the outbox. The flush that writes the intent must also
-       write that the cursor no longer names the snapshot.
-    2. Cursors of a transaction that has changed. Otherwise a rebuild would undo half of a commit.
+    1. A cursor snapshot of the topic has an intent in the outbox. The flush that writes the intent must also write that
+       the cursor no longer names the snapshot.
+    2. A transaction with acknowledgements of the subscription has changed. Otherwise a rebuild would undo half of a
+       commit.
     """
     if cursors:
         return true()
@@ -174,7 +172,7 @@ def _match_changes_to_flush(*, cursors: bool) -> ColumnElement[bool]:
 
 
 def _match_oldest_changes(connection: Connection, page: int, cursors: bool) -> ColumnElement[bool]:
-    """Select the `page` oldest outbox rows. Cursors that are left out are flushed at the end of the flush."""
+    """Select the `page` oldest outbox rows. Without `cursors`, leave out cursors, which the end of the flush writes."""
     is_selected = true() if cursors else _O.kind != RecordKind.CURSOR.value
     first_rows = select(_O.version).where(is_selected).order_by(_O.version).limit(page).subquery("page")
     last = connection.execute(select(func.max(first_rows.c.version))).scalar()
@@ -196,7 +194,7 @@ def _select_latest_changes(kind: RecordKind, condition: ColumnElement[bool]) -> 
 
 
 def _select_record_versions(kind: RecordKind, latest: FromClause, epoch: int, dialect: str) -> Select[Any]:
-    """Select record versions of a kind, ascending by id and sub, with the columns of the kind."""
+    """Select the newest versions of changed records, ascending by id and sub, with the columns of the kind."""
     source, changed = SOURCES[kind], latest.c
     row = t.metadata.tables[source.table]
     key, has_generation = row.c[source.id], "generation" in row.c
@@ -239,7 +237,7 @@ def _join_ledger_parts(ledgers: Any) -> Any:  # noqa: ANN401 - a join
 
 
 def _build_field_columns(kind: RecordKind, row: Any, dialect: str) -> dict[str, ColumnElement[Any]]:  # noqa: ANN401 - a table
-    """Return the columns of the kind's fields. Ledgers and lists also have columns of other tables."""
+    """Return the columns of the kind's fields. For ledgers and lists, some columns are from other tables."""
     joined: dict[str, ColumnElement[Any]] = {}
     if kind is RecordKind.LIST:
         joined["ledgers"] = _select_listed(row.c.list_id, dialect)
@@ -262,7 +260,7 @@ def _json_as_text(column: ColumnElement[Any]) -> ColumnElement[Any]:
 
 
 def _select_listed(list_id: ColumnElement[int], dialect: str) -> ColumnElement[Any]:
-    """Select the ids of listed ledgers: as JSON on SQLite, as an array on PostgreSQL."""
+    """Select the ids of a list's ledgers, as JSON on SQLite and as an array on PostgreSQL."""
     place = t.ledger.c.place
     places = func.json_group_array(place) if dialect == "sqlite" else func.array_agg(place)
     return select(places).where(t.ledger.c.list_id == list_id, place.is_not(None)).scalar_subquery()
@@ -282,7 +280,7 @@ def _read_part_rows(
     first: int,
     last: int,
 ) -> Mapping[tuple[int, str], list[dict[str, Any]]]:
-    """Return the table's rows of changed records with ids from `first` to `last`, by id and sub."""
+    """Return the rows of `table` for changed records with ids from `first` to `last`, by id and sub of the record."""
     changed, c = latest.c, table.c
     same_key = [c[keys[0]] == changed.id, *(c[key] == cast(changed.sub, c[key].type) for key in keys[1:])]
     names = [name for name in c.keys() if name not in keys]  # noqa: SIM118 - a collection of columns

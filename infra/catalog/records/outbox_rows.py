@@ -1,11 +1,11 @@
 """Outbox of the record log: changes of records that no flush has written yet.
 
-Triggers insert rows, in the transaction of the change and under the lock of the changed row. A settled flush removes
-them. Python inserts rows only for a rewrite of the record log. The outbox's `version` only tells changes apart. A flush
-replaces it by the manifest number (ADR 15).
+Triggers insert a row in the transaction of each change, under the lock of the changed row. When a flush is settled, it
+removes the rows that it has written. Python code inserts rows only for a rewrite of the record log. The outbox's
+`version` only tells changes apart. In record versions, a flush replaces it by the manifest number (ADR 15).
 
-Removals have no trigger. If a removed row has a tombstone, the tombstone is flushed. If a copy of a ledger is removed,
-the generation of the ledger rises, and so the ledger is recorded.
+The removal of a row has no trigger. If the removed record has a tombstone, the tombstone is flushed. The removal of a
+copy raises the ledger's generation, and this change of the ledger has a trigger.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -65,7 +65,7 @@ def select_keys_of_all_records() -> Iterator[Select[Any]]:
 
 
 def match_unflushed_records(kind: str, record_id: ColumnElement[int]) -> ColumnElement[bool]:
-    """Select deletions, ledgers or topics with a change in the outbox. While blocks are staged, all of them match."""
+    """Select the deletions, ledgers or topics with a change in the outbox. While blocks are staged, select all."""
     in_outbox = exists().where(t.record_outbox.c.kind == kind, t.record_outbox.c.id == record_id, _INDEXED_KINDS)
     return or_(in_outbox, exists().select_from(t.record_staged))
 
@@ -75,11 +75,13 @@ def select_unflushed_ids(kind: str) -> Select[tuple[int]]:
 
 
 _INDEXED_KINDS: Final = text("record_outbox.kind IN ('deletion', 'ledger', 'topic')")
-"""Condition of the outbox's partial index. SQLite uses the index only if a statement repeats it word for word."""
+"""Condition of the outbox's partial index. SQLite uses the index only if a statement repeats the condition word for
+word.
+"""
 
 
 def enqueue_records(connection: Connection, keys: Select[Any], *, at_us: int) -> None:
-    """Insert outbox rows for records, so that they are flushed again."""
+    """Insert outbox rows, so that the records are flushed again."""
     rows = keys.add_columns(literal(at_us, BigInteger))
     connection.execute(insert(t.record_outbox).from_select(["kind", "id", "sub", "at_us"], rows))
 

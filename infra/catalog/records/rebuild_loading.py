@@ -1,7 +1,7 @@
 """Load of a rebuilt catalog in SQL: a bulk load into an empty database, complete or not at all.
 
-On PostgreSQL the load is one transaction that locks the tables. On SQLite the load writes a new file, which gets the
-target's name after it is synced. Triggers are disabled, and indexes are built afterwards.
+On PostgreSQL the load is one transaction that locks the tables. On SQLite the load writes a new file. The file gets the
+target's name after it is synced to disk. Triggers are disabled, and indexes are built afterwards.
 """
 
 import os
@@ -29,14 +29,14 @@ from logstore.records.rebuild_job import LOAD_ORDER, RowFilesFolder
 from logstore.records.record_kinds import RecordKind
 from logstore.transactions.transaction_ids_and_states import MAX_COORDINATORS
 
-# Every writer uses these tables. Their locks stop all work that begins during the load.
+# Every writer uses one of these tables. Locks on them stop all work that begins during the load.
 _LOCKED_TABLES: Final = ("topic", "ledger", "pending_deletion", "record_log", "catalog")
 _NUMBERED_TABLES: Final[Mapping[str, tuple[str, RecordKind]]] = {
     "ledger_list": ("list_id", RecordKind.LIST),
     "cursor": ("cursor_id", RecordKind.CURSOR),
     "pending_deletion": ("row_id", RecordKind.DELETION),
 }
-"""Tables that number their rows: numbered column, and kind of the records with these ids."""
+"""Tables with rows numbered by the database: the numbered column, and the kind of records with these ids."""
 
 
 class SqlRebuild:
@@ -81,7 +81,7 @@ class SqlRebuild:
             database.write(lambda connection: mark_rebuild_complete(connection, rebuild))
 
     def _require_no_loaded_rows(self, writer: ArrowWriter, load: RebuiltCatalogStart) -> None:
-        """Check again under the locks: if two loads run at once, the second finds the rows of the first."""
+        """Check again under the locks. If two loads run at once, the second load finds the rows of the first load."""
         ((rebuild, manifest),) = writer.execute("SELECT rebuild, manifest FROM record_log")
         if rebuild or manifest:
             raise self._not_empty_error(
@@ -92,8 +92,7 @@ class SqlRebuild:
         self, load: RebuiltCatalogStart, files: RowFilesFolder, proceed: Callable[[], None]
     ) -> None:
         path = Path(str(self._parsed_url.database))
-        # Files of attempts that died. If the file of a live attempt is removed here, that attempt fails and is
-        # repeated.
+        # These are files of attempts that died. If an attempt still runs, it fails without its file and is repeated.
         for old_file in path.parent.glob(f".{path.name}.{load.rebuild}.*"):
             old_file.unlink(missing_ok=True)
         new = path.with_name(f".{path.name}.{load.rebuild}.{uuid4().hex[:8]}")
@@ -112,7 +111,7 @@ class SqlRebuild:
                 leftover.unlink(missing_ok=True)
 
     def _move_file_to_target(self, new: Path, path: Path) -> None:
-        """Give the file its name. An empty catalog with that name is removed."""
+        """Give the file the target's name. Remove an empty catalog with that name."""
         if path.exists():
             if self.read_target().rebuild:
                 raise self._not_empty_error("a catalog that another attempt has loaded meanwhile")
@@ -123,7 +122,7 @@ class SqlRebuild:
 
 
 def describe_database_content(connection: Connection) -> str:
-    """Describe the content of a database in a phrase. Return an empty text for an empty database."""
+    """Return a phrase that describes the content of a database, or an empty text for an empty database."""
     row = read_log_row(connection)
     if row.rebuild:
         return f"a replica, {row.rebuild}" if row.state == REPLICA else f"a catalog of rebuild {row.rebuild}"
@@ -164,7 +163,7 @@ def _load_tables(
 
 @contextmanager
 def _drop_indexes_during_load(writer: ArrowWriter) -> Iterator[None]:
-    """Drop triggers and indexes before the block and create them again after it. Constraints stay."""
+    """Drop triggers and indexes before the `with` block, and create them again afterwards. Constraints stay."""
     names = ", ".join(f"'{name}'" for name in LOAD_ORDER)
     if writer.dialect == "sqlite":
         schema_rows = writer.execute(
@@ -191,7 +190,7 @@ def _drop_indexes_during_load(writer: ArrowWriter) -> Iterator[None]:
 
 
 def _set_next_row_numbers(writer: ArrowWriter, load: RebuiltCatalogStart) -> None:
-    """Set sequences so that new rows get numbers above all that the lost catalog may have given out."""
+    """Set sequences so that new rows get higher numbers than any that the lost catalog may have given out."""
     blocks = load.manifest.blocks
     last_by_column = {
         ("topic", "topic_id"): load.manifest.ceilings.topic - 1,
@@ -204,7 +203,7 @@ def _set_next_row_numbers(writer: ArrowWriter, load: RebuiltCatalogStart) -> Non
             writer.execute(f"SELECT setval(pg_get_serial_sequence('{name}', '{column}'), {max(last, 1)})")
         else:
             writer.execute(f"DELETE FROM sqlite_sequence WHERE name = '{name}'")
-            if name not in {"ledger_list", "cursor"}:  # for the others SQLite continues after the highest row
+            if name not in {"ledger_list", "cursor"}:  # SQLite continues after the highest row of these two tables
                 writer.execute(f"INSERT INTO sqlite_sequence (name, seq) VALUES ('{name}', {last})")
 
 
@@ -221,9 +220,10 @@ def _build_unrecorded_rows_of_load(load: RebuiltCatalogStart) -> Iterator[tuple[
 def build_unrecorded_rows(
     manifest: Manifest, *, epoch: int, state: str, pending_stamps: str = "{}", rebuild: str | None = None
 ) -> Iterator[tuple[str, pa.Table]]:
-    """Yield the rows that no record has, by table: catalog, record log and coordinators.
+    """Yield the rows that are in no record, by table: catalog, record log and coordinators.
 
-    `pending_stamps` are JSON. `rebuild` is the unfinished rebuild that loaded the catalog, or the name of a replica.
+    `pending_stamps` is JSON. `rebuild` is the id of the unfinished rebuild that loaded the catalog, or the name of a
+    replica.
     """
     ceilings = manifest.ceilings
     catalog = {

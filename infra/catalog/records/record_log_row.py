@@ -1,11 +1,11 @@
-"""Sole writer of the record log's row, and of staged blocks.
+"""Sole writer of the table `record_log`, which has one row, and of staged blocks.
 
-A stamp tells this catalog from an older copy of itself. It is pending until the next manifest is settled. A writer
-begins a stamp only after the previous manifest is settled, so a pending stamp never belongs to a manifest after the
-next one.
+A stamp tells this catalog from an older copy of the catalog. A stamp is pending until the next manifest is settled. A
+writer adds a stamp only after the previous manifest is settled. So a pending stamp never belongs to a manifest after
+the next manifest.
 
-A rebuilt catalog adopts uploads before any process writes to it. Otherwise a new append could get the position of an
-answered append. Only the record log writes to a replica database.
+A rebuilt catalog adopts uploads before any process writes to the catalog. Otherwise a new append could get the position
+of an answered append. Only followers of the record log write to a replica database.
 """
 
 import json
@@ -38,7 +38,6 @@ _KNOWN_MANIFEST: Final = select(
 
 
 def read_log_row(connection: Connection) -> Row[Any]:
-    """Return the only row of `record_log`. A migration inserts it."""
     row = connection.execute(select(t.record_log)).one_or_none()
     if row is None:
         raise lost_row_error(t.record_log.name)
@@ -46,7 +45,6 @@ def read_log_row(connection: Connection) -> Row[Any]:
 
 
 def require_complete_catalog(connection: Connection) -> None:
-    """Refuse a write to an incomplete catalog or to a replica database."""
     state = _read_state(connection)
     if state == REPLICA:
         raise CatalogAdopting(_REPLICA_REFUSAL)
@@ -58,7 +56,6 @@ def require_complete_catalog(connection: Connection) -> None:
 
 
 def require_not_replica(connection: Connection) -> None:
-    """Refuse an ordinary write or a new manifest in a replica database."""
     if _read_state(connection) == REPLICA:
         raise CatalogAdopting(_REPLICA_REFUSAL)
 
@@ -86,7 +83,7 @@ def read_known_manifest(connection: Connection) -> KnownManifest:
 
 
 def read_log_state(connection: Connection, *, now_us: int) -> RecordLogState:
-    """Return the state of the record log. This counts the outbox rows."""
+    """Return the state of the record log. The outbox rows are counted, which takes time."""
     row = read_log_row(connection)
     catalog = read_catalog_row(connection)
     next_ids = IdCeilings(
@@ -126,7 +123,7 @@ def _read_next_topic_id(connection: Connection) -> int:
 
 
 def claim_record_log(connection: Connection, claim: Claim, *, now_us: int) -> bool:
-    """Take or renew the claim unless another workflow has a live claim. Return whether it was taken."""
+    """Take or renew the claim unless another workflow has a live claim. Return whether the caller has the claim."""
     read_log_row(connection)
     free = or_(_L.claim_workflow == claim.workflow_id, func.coalesce(_L.claim_until_us, 0) <= now_us)
     return bool(
@@ -139,10 +136,9 @@ def release_record_log_claim(connection: Connection, workflow_id: str) -> None:
 
 
 def add_pending_stamp(connection: Connection, stamp: str, *, now_us: int) -> None:
-    """Add a pending stamp.
+    """Add a pending stamp. The next settled manifest removes all pending stamps.
 
-    Stamps do not expire, because a paused writer may still store its manifest. A catalog that does not know the stamp
-    of the newest manifest refuses to work, as an older copy. The next settled manifest removes all pending stamps.
+    Stamps do not expire, because a paused writer may still store its manifest.
     """
     require_not_replica(connection)
     row = connection.execute(select(_L.pending).with_for_update()).one()
@@ -150,7 +146,7 @@ def add_pending_stamp(connection: Connection, stamp: str, *, now_us: int) -> Non
 
 
 def is_manifest_settled(connection: Connection, number: int) -> bool:
-    """Lock the row. Return whether a manifest of this number or a higher one is settled."""
+    """Lock the row. Return whether the manifest with this number or a newer manifest is settled."""
     manifest = connection.execute(select(_L.manifest).with_for_update()).scalar()
     if manifest is None:
         raise lost_row_error(t.record_log.name)
@@ -160,7 +156,7 @@ def is_manifest_settled(connection: Connection, number: int) -> bool:
 def store_newest_manifest(
     connection: Connection, *, number: int, stamp: str, ceilings: IdCeilings, now_us: int
 ) -> None:
-    """Make a manifest the newest, and remove all pending stamps. Ceilings never fall."""
+    """Store a manifest as the newest, and remove all pending stamps. Ceilings never fall."""
     raised = {
         "ledger_ceiling": _max_of(_L.ledger_ceiling, ceilings.ledger),
         "topic_ceiling": _max_of(_L.topic_ceiling, ceilings.topic),
@@ -175,7 +171,7 @@ def _max_of(column: ColumnElement[int], value: int) -> ColumnElement[int]:
 
 
 def stage_blocks(connection: Connection, number: int, blocks: Sequence[Block]) -> None:
-    """Save blocks for the last manifest of the flush. Call it before the outbox rows of the page are removed."""
+    """Save blocks for the last manifest of the flush. The caller removes the outbox rows of the page afterwards."""
     if not blocks:
         return
     oldest_us = connection.execute(select(_O.at_us).order_by(_O.version).limit(1)).scalar()
@@ -187,7 +183,7 @@ def stage_blocks(connection: Connection, number: int, blocks: Sequence[Block]) -
 
 
 def unstage_blocks(connection: Connection) -> None:
-    """Remove all staged blocks: a manifest names them now, or nothing needs them."""
+    """Remove all staged blocks, because a manifest names the blocks now, or they are not needed."""
     connection.execute(delete(t.record_staged))
 
 

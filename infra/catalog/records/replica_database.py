@@ -1,8 +1,8 @@
-"""Replica database in SQL. One step is one transaction, which also stores the manifest of the step.
+"""Replica database in SQL. One transaction applies record versions and stores the newest manifest.
 
-A lost step is repeated. A step applies only record versions of later manifests, so they are newer than all rows. Rows
-are made as in a rebuild, but tombstones remove rows, a topic may take the name of a plainly deleted topic, and totals
-of ledgers with new segments are computed again.
+Only record versions of later manifests are applied, so they are newer than all rows. Rows are built as in a rebuild,
+with three differences. A tombstone removes rows. A topic may take the name of a plainly deleted topic. Totals of
+ledgers with new segments are computed again.
 """
 
 from collections import Counter
@@ -76,7 +76,7 @@ class SqlReplica:
             applied = _ReplicaStep(connection).apply(versions)
             for name, rows in build_unrecorded_rows(manifest, epoch=manifest.epoch, state=REPLICA, rebuild=replica):
                 replica_rows.replace_all_rows(connection, t.metadata.tables[name], rows)
-            # triggers fill the outbox, and a replica never flushes
+            # triggers have filled the outbox, but a replica never flushes
             replica_rows.delete_all_rows(connection, t.record_outbox)
             return applied
 
@@ -102,19 +102,18 @@ class SqlReplica:
 
 @contextmanager
 def open_replica(database_url: str) -> Iterator[SqlReplica]:
-    """Open a replica database for the `with` block."""
     with closing(Database(database_url, pool_size=2)) as database:
         yield SqlReplica(database, database_url)
 
 
 class _ReplicaStep:
-    """One step of a replica. Parents are applied before their children."""
+    """Application of record versions in one transaction. Parents are applied before their children."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
-        self._counts = Counter[str]()  # by the fields of `AppliedCounts`
+        self._counts = Counter[str]()  # by the fields of `AppliedChangeCounts`
         self._changed_ledger_ids = set[int]()  # ledgers that changed or have new segments
-        # lists of these topics stay until ledgers are applied, because ledgers need them
+        # the lists of these topics stay until ledgers are applied, because ledgers need their lists
         self._deleted_topic_ids: list[int] = []
 
     def apply(self, versions: VersionReader) -> AppliedChangeCounts:
@@ -135,9 +134,9 @@ class _ReplicaStep:
         return AppliedChangeCounts(**self._counts)
 
     def _apply_uniquely_named_records(self, kind: RecordKind, versions: VersionReader) -> pa.Table:
-        """Apply all records of a kind with unique names, of which the newer counts.
+        """Apply all records of a kind with unique columns. Return the live records, which fit in memory.
 
-        Return the live ones, which fit in memory.
+        If two records have equal unique columns, the newer record counts.
         """
         parts = [split_newest_versions(part) for part in versions(kind)]
         for part in parts:
@@ -195,7 +194,7 @@ class _ReplicaStep:
         return select_with_parent(live, parent_ids, column)
 
     def _apply_tombstones(self, kind: RecordKind, part: SplitNewestVersions) -> None:
-        """Replace rows by newer tombstones, and remove tombstones of records that have newer versions."""
+        """Replace rows by newer tombstones. Remove the tombstones of records that have newer versions with content."""
         if kind not in _PARENT_TABLES:
             return
         is_kind = t.tombstone.c.kind == kind.value
@@ -218,7 +217,7 @@ class _ReplicaStep:
         self._counts.update(removed=replica_rows.delete_rows(self._connection, t.topic.c.topic_id, ids))
 
     def _find_columns_for_tombstones(self, kind: RecordKind, ids: list[int], covered: pa.Table) -> pa.Table:
-        """Return columns of deleted records, from their rows or else from record versions in the same step."""
+        """Return the columns that tombstones copy from deleted records: from rows, or else from `covered`."""
         if kind is not _K.LEDGER:
             return covered
         rows = replica_rows.read_ledger_columns_for_tombstones(self._connection, ids)

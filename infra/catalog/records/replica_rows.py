@@ -1,6 +1,6 @@
-"""Bulk changes of rows by keys in a replica database, in the transaction of one step.
+"""Bulk changes of rows in a replica database. All changes of one application of the record log are in one transaction.
 
-Only this module may write to all tables, because a replica database refuses writes of other modules.
+A replica database refuses the writes of other modules, so only this module may write to all tables.
 """
 
 import json
@@ -103,7 +103,10 @@ def delete_ledgers(connection: Connection, ids: Iterable[int]) -> int:
 
 
 def delete_rows_of_topics(connection: Connection, topic_ids: Iterable[int]) -> None:
-    """Delete the rows of deleted topics. Their ledgers stay, unlisted, because ledgers are records of their own."""
+    """Delete the rows of deleted topics, except ledgers.
+
+    A ledger is a record of its own. So it stays, without a place, until its own record is removed.
+    """
     ids = list(topic_ids)
     for page in _split_ids_into_pages(ids):
         lists = select(t.ledger_list.c.list_id).where(is_one_of(connection, t.ledger_list.c.topic_id, page))
@@ -121,7 +124,7 @@ def delete_lists(connection: Connection, ids: Iterable[int]) -> None:
 
 
 def delete_transaction_parts(connection: Connection, transactions: pa.Table) -> None:
-    """Delete participants and ranges of transactions. The table has the columns `tc_id` and `sequence`."""
+    """Delete the participants and ranges of transactions. `transactions` has the columns `tc_id` and `sequence`."""
     keys = [{"tc": row["tc_id"], "seq": row["sequence"]} for row in transactions.to_pylist()]
     for table in _TABLES_OF_TRANSACTION if keys else ():
         mine = and_(table.c.tc_id == bindparam("tc"), table.c.sequence == bindparam("seq"))
@@ -131,9 +134,9 @@ def delete_transaction_parts(connection: Connection, transactions: pa.Table) -> 
 def find_displaced_ids(
     connection: Connection, table: Table, unique_columns: tuple[str, ...], rows: pa.Table
 ) -> list[int]:
-    """Return ids of older rows with the same unique columns.
+    """Return the ids of existing rows that have another id than a new row but equal unique columns.
 
-    A plain deletion had removed them before the newer row was written.
+    A plain deletion removed the records of these rows before the newer records were created.
     """
     (key,) = table.primary_key
     types = {name: BIG if pa.types.is_integer(rows.schema.field(name).type) else TEXT for name in unique_columns}
@@ -146,7 +149,7 @@ def find_displaced_ids(
 
 
 def read_ledger_columns_for_tombstones(connection: Connection, ids: Iterable[int]) -> pa.Table:
-    """Return the columns of ledgers that their tombstones need, ascending by id."""
+    """Return the columns of ledgers that are also columns of tombstones, ascending by id."""
     ledger_list, ledger = t.ledger_list.c, t.ledger.c
     query = select(ledger.ledger_id, ledger_list.topic_id, ledger.list_id, ledger_list.component).join(
         t.ledger_list, ledger_list.list_id == ledger.list_id
@@ -182,7 +185,7 @@ def recompute_ledger_totals(connection: Connection, ids: Iterable[int]) -> None:
 def unlist_ledgers(connection: Connection, list_ids: Iterable[int], named_ids: Ids, changed_ids: Iterable[int]) -> None:
     """Remove the places of ledgers that their lists no longer name, and of changed ledgers without a list.
 
-    `named_ids` are the ledgers that the changed lists name.
+    `list_ids` are the changed lists. `named_ids` are all ledgers that these lists name.
     """
     ledger = t.ledger.c
     unnamed_ids: list[int] = []
@@ -198,6 +201,6 @@ def unlist_ledgers(connection: Connection, list_ids: Iterable[int], named_ids: I
 
 
 def _split_ids_into_pages(ids: Iterable[int]) -> Iterator[list[int]]:
-    plain_ids = [int(number) for number in ids]  # integers of numpy are no valid parameters of a statement
+    plain_ids = [int(number) for number in ids]  # a statement does not accept integers of numpy as parameters
     for start in range(0, len(plain_ids), _ROWS_PER_STATEMENT):
         yield plain_ids[start : start + _ROWS_PER_STATEMENT]

@@ -1,7 +1,7 @@
-"""Conversion of record versions to rows of the catalog's tables. The functions are pure and use Arrow tables.
+"""Conversion of record versions to rows of the catalog's tables, as Arrow tables.
 
 A function takes the newest version of each record of one kind, ascending by id, without tombstones. Its result has the
-columns and types of a bulk load.
+columns and types that a bulk load needs.
 """
 
 import base64
@@ -41,14 +41,15 @@ _TABLES: Final[Mapping[RecordKind, tuple[Table, Mapping[str, str | int]]]] = {
     RecordKind.INDEX: (t.delayed_index, {"topic_id": "id", "version": "list_version", "unsealed": 0}),
     RecordKind.SNAPSHOT: (t.transaction_snapshot, {"topic_id": "id", "changes": 0}),
 }
-"""Table of each kind. A column that is no field of the same name is mapped to a field or to a constant."""
+"""Table of each kind. The mapping gives the source of a column that has no field of its name: a field or a constant."""
 
 UNIQUE_COLUMNS: Final[Mapping[RecordKind, tuple[str, ...]]] = {
     RecordKind.TOPIC: ("name",),
     RecordKind.LIST: ("topic_id", "component", "owner"),
     RecordKind.CURSOR: ("topic_id", "name"),
 }
-"""Unique columns of a kind, besides the id. After a plain deletion, a new record may have the same values."""
+"""Unique columns of a kind, besides the id. After a plain deletion of a record, a new record may have the same values.
+"""
 
 
 def cast_to_columns(table: Table, rows: pa.Table) -> pa.Table:
@@ -57,7 +58,7 @@ def cast_to_columns(table: Table, rows: pa.Table) -> pa.Table:
 
 
 def build_table_rows(kind: RecordKind, versions: pa.Table, **computed: Any) -> TableRows:  # noqa: ANN401 - arrays
-    """Return the rows of a kind. Columns that are neither fields nor in `computed` are not included."""
+    """Return the rows of a kind. A column that is neither a field nor in `computed` is left out."""
     table, sources = _TABLES[kind]
     field_names = {name for name, _ in COLUMNS_BY_KIND[kind]}
     columns: dict[str, Any] = {}
@@ -78,7 +79,7 @@ def read_id_column(table: pa.Table, name: str = "id") -> Ids:
 
 
 def mask_contained_ids(sorted_ids: Ids, ids: Ids) -> npt.NDArray[np.bool_]:
-    """Return for each of `ids` whether `sorted_ids` contain it. `sorted_ids` must ascend."""
+    """Return for each id in `ids` whether `sorted_ids`, which must ascend, contain the id."""
     places = np.searchsorted(sorted_ids, ids)
     contains: npt.NDArray[np.bool_] = np.zeros(len(ids), bool)
     is_inside = places < len(sorted_ids)
@@ -92,9 +93,9 @@ def select_with_parent(versions: pa.Table, parent_ids: Ids, column: str = "id") 
 
 
 def select_newest_by_unique_columns(versions: pa.Table, unique_columns: Iterable[str]) -> pa.Table:
-    """Return the newest row for each value of the unique columns, in order.
+    """Return the newest row for each combination of values in the unique columns, in the order of `versions`.
 
-    A plain deletion removed the older row before.
+    An older row belongs to a record that a plain deletion removed before the newer record was created.
     """
     names = list(unique_columns)
     order = [(name, "ascending") for name in names] + [("epoch", "descending"), ("version", "descending")]
@@ -119,9 +120,9 @@ def unpack_listed_ledger_ids(lists: pa.Table) -> Ids:
 
 
 def build_ledger_rows(ledgers: pa.Table, segments: pa.Table, listed_ids: Ids) -> Iterator[TableRows]:
-    """Yield ledgers with their totals, then their copies. A ledger that no list names gets no place.
+    """Yield rows of ledgers with their totals, then rows of copies. A ledger that no list names gets no place.
 
-    `segments` are those of these ledgers only. `listed_ids` ascend.
+    `segments` has only segments of these ledgers. `listed_ids` ascend.
     """
     ids = read_id_column(ledgers)
     totals = _sum_segments(ids, segments)
@@ -165,7 +166,7 @@ def _build_copy_rows(ledgers: pa.Table) -> TableRows:
 
 
 def build_transaction_rows(versions: pa.Table) -> Iterator[TableRows]:
-    """Yield transactions, then their participants, then their ranges of unsettled entries."""
+    """Yield rows of transactions, then of participants, then of ranges of unsettled entries."""
     table, rows = build_table_rows(RecordKind.TRANSACTION, versions)
     yield table, rows
     keys = rows.select(["tc_id", "sequence"])
@@ -174,14 +175,14 @@ def build_transaction_rows(versions: pa.Table) -> Iterator[TableRows]:
 
 
 def build_delayed_index_rows(versions: pa.Table) -> Iterator[TableRows]:
-    """Yield indexes of delayed messages, then their index buckets."""
+    """Yield rows of indexes of delayed messages, then of index buckets."""
     table, rows = build_table_rows(RecordKind.INDEX, versions)
     yield table, rows
     yield _parse_parts(t.delayed_bucket, versions.column("buckets"), rows.select(["topic_id"]))
 
 
 def _parse_parts(table: Table, documents: pa.ChunkedArray, keys: pa.Table) -> TableRows:
-    """Return the rows of JSON documents. Each row gets the key of its record. Bytes are in base64."""
+    """Return the rows of JSON documents, each with the key of its record. Bytes are in base64."""
     has_parts = pc.and_(pc.is_valid(documents), pc.not_equal(documents, "[]"))
     aggregates = zip(keys.filter(has_parts).to_pylist(), documents.filter(has_parts).to_pylist(), strict=True)
     parts = [part | key for key, document in aggregates for part in json.loads(document)]
@@ -196,7 +197,7 @@ def _parse_parts(table: Table, documents: pa.ChunkedArray, keys: pa.Table) -> Ta
 
 
 def build_tombstone_rows(tombstones: pa.Table, covered: pa.Table, kind: RecordKind) -> TableRows:
-    """Return the rows of tombstones, with topic, list and component of the record versions that they cover.
+    """Return rows of tombstones, with topic, list and component of the record versions that the tombstones cover.
 
     Both tables ascend by id. `covered` has at most one version of each record.
     """

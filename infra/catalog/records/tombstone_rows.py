@@ -1,4 +1,4 @@
-"""Sole writer of `tombstone`. Only a raid removes a tombstone."""
+"""Sole writer of the table `tombstone`. Only a raid removes a tombstone."""
 
 from collections.abc import Collection, Iterable, Sequence
 from functools import cache
@@ -47,9 +47,10 @@ _COLUMNS = ("kind", "id", "topic_id", "list_id", "component", "generation", "epo
 
 
 def insert_ledger_tombstones(connection: Connection, condition: ColumnElement[bool], *, now_us: int) -> None:
-    """Insert tombstones of ledgers, before the ledgers are removed in the same transaction, under the list locks.
+    """Insert a tombstone for each row of `ledger` that satisfies `condition`.
 
-    `condition` selects rows of `ledger`. The time of an existing tombstone never falls.
+    The caller holds the locks of the lists, and removes the ledgers afterwards in the same transaction. The time of an
+    existing tombstone never falls.
     """
     ledger, ledger_list = t.ledger.c, t.ledger_list.c
     columns = (literal(_LEDGER), ledger.ledger_id, ledger_list.topic_id, ledger.list_id, ledger_list.component)
@@ -59,14 +60,14 @@ def insert_ledger_tombstones(connection: Connection, condition: ColumnElement[bo
 
 
 def insert_topic_tombstone(connection: Connection, topic_id: int, *, now_us: int) -> None:
-    """Insert the tombstone of a topic. Call it before the topic's row is removed, in the same transaction."""
+    """Insert the tombstone of a topic. The caller removes the topic's row afterwards, in the same transaction."""
     none = (literal(None, t.tombstone.c.list_id.type), literal(None, t.tombstone.c.component.type))
     row = select(literal(_TOPIC), literal(topic_id), literal(topic_id), *none, literal(1), t.catalog.c.epoch)
     _upsert_tombstones(connection, row.add_columns(literal(now_us)).where(literal(True)))
 
 
 def _upsert_tombstones(connection: Connection, rows: Select[Any]) -> None:
-    """Insert tombstones. An existing tombstone gets a higher generation and loses its raid mark."""
+    """Insert tombstones. The generation of an existing tombstone rises, and its raid mark is removed."""
     insertion = build_dialect_insert(connection.dialect.name, t.tombstone).from_select(_COLUMNS, rows)
     new = insertion.excluded
     changes = {
@@ -142,7 +143,7 @@ class SqlTombstones(CatalogAdapter):
             connection.execute(mine.values(raid=None))
 
     def remove_candidates(self, run_id: str, *, before_us: int, limit: int) -> int:
-        """Lock the rows of a page first. If two raids run at once, one waits, and each row is removed once."""
+        """Lock the rows of a page first, so that each row is removed once if two raids run at the same time."""
         ids_by_kind = _group_ids(self._read_page(before_us, limit, _T.raid == run_id))
 
         def remove_page(connection: Connection) -> int:
@@ -157,7 +158,7 @@ class SqlTombstones(CatalogAdapter):
         return self._db.write(remove_page) if ids_by_kind else 0
 
     def _read_page(self, before_us: int, limit: int, *conditions: ColumnElement[bool]) -> Sequence[Row[Any]]:
-        """Return tombstones, ascending by kind and id. `removable` says whether a row may be removed now."""
+        """Return tombstones, ascending by kind and id. `removable` says whether a tombstone may be removed now."""
         removable = _match_removable_tombstones(literal(before_us)).label("removable")
         rows = select(_T.kind, _T.id, _T.raid, removable).where(*conditions).order_by(_T.kind, _T.id).limit(limit)
         return self._db.read(lambda connection: connection.execute(rows).all())
@@ -165,15 +166,15 @@ class SqlTombstones(CatalogAdapter):
 
 class _RaidStatements(NamedTuple):
     mark: BulkStatement
-    unmark: BulkStatement  # for tombstones that have a mark of any raid and must stay
-    lock: BulkStatement  # for the raid's candidates, before `remove` checks them again
+    unmark: BulkStatement  # removes marks of any raid from tombstones that must stay
+    lock: BulkStatement  # locks the raid's candidates, before `remove` checks these again
     remove: BulkStatement
-    unmark_rest: BulkStatement  # for candidates that `remove` has left
+    unmark_rest: BulkStatement  # removes the marks of candidates that `remove` did not remove
 
 
 @cache
 def _compile_raid_statements(dialect: str) -> _RaidStatements:
-    """Compile once, because this takes longer than the execution, and SQLite has one writer at a time."""
+    """Compile once, because compilation takes longer than execution, and SQLite has one writer at a time."""
     page = build_bulk_parameter(dialect, "page", {"id": BIG})
     in_page = and_(_T.kind == bindparam("of_kind"), _T.id.in_(select(page.source.c.id)))
     mine, removable = (
@@ -203,7 +204,7 @@ def _match_removable_tombstones(before_us: ColumnElement[int]) -> ColumnElement[
     """Select tombstones that are old enough, have no change in the outbox, and have no unfinished deletion."""
     finished = DeletionState.DELETED.value
     has_intent = exists().where(_P.ledger_id == _T.id, _P.state != finished)
-    # two comparisons instead of `!=`, because only then the index of the state is used
+    # Two comparisons instead of `!=`: databases use the index on `state` only for these.
     has_topic_intent = [
         exists().where(_P.topic_id == _T.id, unfinished) for unfinished in (_P.state < finished, _P.state > finished)
     ]

@@ -1,4 +1,4 @@
-"""Adoption of all staged ledgers of a topic in one transaction. No other process writes, so nothing is locked."""
+"""Adoption of all staged ledgers of a topic in one transaction. No other process writes, so the topic is not locked."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -45,7 +45,7 @@ _INCOMPLETE = {StorageDiscrepancy.ABSENT, StorageDiscrepancy.ENDED, StorageDiscr
 
 @dataclass(frozen=True, slots=True)
 class _StagedUploadSummary:
-    name: str | None  # name in the statements of ledgers with uploads; `None`: no such ledgers
+    name: str | None  # topic name in the statements of ledgers with uploads; `None`: there is no such ledger
     repeated: Mapping[str, int]
 
 
@@ -56,7 +56,7 @@ class _TopicInAdoption:
     list_id: int
     repeated: Mapping[str, int]
     rows_epoch: int  # epoch of the loaded rows
-    marked_txns: set[TransactionId] = field(default_factory=set)  # transactions that markers of adopted segments decide
+    marked_txns: set[TransactionId] = field(default_factory=set)  # transactions with a marker in adopted segments
     incomplete_ids: set[LedgerId] = field(default_factory=set)  # ledgers that lack some or all objects
     segments_by_ledger: dict[LedgerId, int] = field(default_factory=dict)  # number of adopted segments
 
@@ -92,7 +92,7 @@ def _summarize_staged_ledgers(connection: Connection, topic_id: TopicId) -> _Sta
 def _adopt_page(
     connection: Connection, topic: _TopicInAdoption | None, ledgers: Sequence[StagedLedger], now_us: int
 ) -> None:
-    """Settle a page of ledgers. Incomplete ledgers are settled at the end of the topic."""
+    """Settle a page of ledgers. Incomplete ledgers are settled after the last page of the topic."""
     adoptees = dict.fromkeys((ledger.ledger_id for ledger in ledgers), AdoptionOutcome.UNCHANGED)
     adoptees |= {
         ledger.ledger_id: AdoptionOutcome.DETACHED
@@ -115,9 +115,9 @@ def _adopt_page(
 def _find_or_restore_name(
     connection: Connection, topic_id: TopicId, stated_name: str | None, now_us: int
 ) -> str | None:
-    """Return the name of a topic, and insert a lost row again. Return `None` for a topic that was or is being deleted.
+    """Return the name of a topic. Insert the topic's row again if it is lost. Return `None` for a deleted topic.
 
-    Of two topics with the same name, the one with the higher id is newer, and the older one had been deleted.
+    If two topics have the same name, the topic with the lower id was deleted before the other topic was created.
     """
     row = connection.execute(select(t.topic).where(t.topic.c.topic_id == topic_id)).first()
     if row is not None:
@@ -140,7 +140,7 @@ def _find_or_restore_name(
 def _adopt_uploads(
     connection: Connection, topic: _TopicInAdoption, ledgers: Sequence[StagedLedger], now_us: int
 ) -> dict[LedgerId, AdoptionOutcome]:
-    """Register adopted uploads. Ledgers without a place are added to their list."""
+    """Register adopted uploads. Put ledgers without a place into their list."""
     with_uploads = [ledger for ledger in ledgers if ledger.uploads]
     query = select(t.ledger).where(is_one_of(connection, _L.ledger_id, [ledger.ledger_id for ledger in with_uploads]))
     row_by_ledger = {row.ledger_id: row for row in connection.execute(query)}
@@ -176,7 +176,7 @@ def _adopt_uploads(
 
 
 def _are_contiguous(segments: Sequence[AdoptedSegment], *, first_entry: int) -> bool:
-    """Return whether the segments hold every entry from `first_entry` on. A gap means lost data."""
+    """Return whether the segments have every entry from `first_entry` on. A gap means lost data."""
     for segment in sorted(segments, key=lambda segment: segment.first_entry):
         if segment.first_entry > first_entry:
             return False
@@ -252,10 +252,10 @@ def _register_segments(
 
 
 def _decide_incomplete_ledgers(connection: Connection, topic: _TopicInAdoption) -> dict[LedgerId, AdoptionOutcome]:
-    """Return the outcome of incomplete ledgers. Their rows stay until the end of adoption.
+    """Return the outcome of each incomplete ledger. The rows of these ledgers stay until the end of adoption.
 
-    If a listed ledger is incomplete, data is lost, or the store hides objects. A deletion cannot be the cause, because
-    the record log has its intent before the first object is deleted.
+    If a listed ledger is incomplete, data is lost, or the store hides objects. A deletion is not the cause, because the
+    record log has the intent before the first object is deleted.
     """
     if not topic.incomplete_ids:
         return {}
