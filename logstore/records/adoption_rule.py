@@ -63,8 +63,6 @@ class TransactionSpan(NamedTuple):
 
 
 class UploadedMarker(NamedTuple):
-    """Transaction marker in an upload."""
-
     offset: int
     txn: TransactionId
     commits: bool
@@ -210,7 +208,6 @@ def _consistent_statements(
 def _place_uploads(
     tail: LedgerWithUploads, candidates: Sequence[UnregisteredUpload], statements: Sequence[RegisteredExtent], log: _Log
 ) -> Iterator[AdoptedSegment]:
-    """Yield uploads between the extents, then uploads after the last extent, then doubtful uploads."""
     entries, last_segment, doubtful = tail.entries, tail.last_segment, list[UnregisteredUpload]()
     for statement in statements:
         between = [upload for upload in candidates if last_segment < upload.number <= statement.last_segment]

@@ -133,7 +133,7 @@ class VersionsRankedByRecord:
 
 
 def _record_keys(versions: "pa.Table") -> "Numbers":
-    """Return one number for each row. Rows of one record have equal numbers. Numbers ascend by id and sub."""
+    """Return one number for each row, ascending by id and sub."""
     import numpy as np  # noqa: PLC0415 - start-up time
 
     ids: Numbers = versions.column("id").to_numpy()

@@ -31,11 +31,11 @@ REFERRING_COLUMN_BY_COMPONENT: Final[Mapping[str, ColumnElement[Any]]] = {
     Component.TXN_SNAPSHOT.value: t.transaction_snapshot.c.ledger_id,
     Component.DELAYED_INDEX.value: t.delayed_bucket.c.ledger_id,
 }
-"""Column that refers to a ledger in use, for components whose ledgers are used by reference and not by place."""
+"""Column that refers to a ledger in use, for components whose ledgers are used by reference instead of place."""
 
 
 _LEDGERS_PER_PAGE: Final = 1_000  # about a megabyte, read in a hundredth of a second
-_LISTS_PER_READ: Final = 500  # lists of cursors, schemas and indexes, which have few ledgers each
+_LISTS_PER_READ: Final = 500  # a list of a cursor, schema or index has few ledgers
 
 
 class SqlComponentLedgerRows(CatalogAdapter):
@@ -64,7 +64,7 @@ class SqlComponentLedgerRows(CatalogAdapter):
     ) -> Iterator[Sequence[Ledger]]:
         lists = self._db.read(lambda connection: _read_lists(connection, topic_id, component))
         data = Component.MANAGED_LEDGER
-        # The data list has any number of ledgers, and other lists have few.
+        # The list of message ledgers has any number of ledgers. Other lists have few ledgers.
         single_chunks = [[owned_list] for owned_list in lists if owned_list.component is data]
         other_lists = [owned_list for owned_list in lists if owned_list.component is not data]
         other_chunks = [other_lists[at : at + _LISTS_PER_READ] for at in range(0, len(other_lists), _LISTS_PER_READ)]
@@ -86,9 +86,9 @@ class SqlComponentLedgerRows(CatalogAdapter):
 
 
 def lock_topic_or_reopen_intent(connection: Connection, topic_id: TopicId, ledger_id: LedgerId) -> Topic | None:
-    """Return the topic under a share lock, or `None` if it was deleted.
+    """Return the topic under a share lock, or `None` if the topic was deleted.
 
-    Storage is then searched again for late objects.
+    If it was deleted, the intent is reopened, so that storage is searched again for late objects.
     """
     try:
         return read_topic(connection, topic_id, share_lock=True)
@@ -98,11 +98,10 @@ def lock_topic_or_reopen_intent(connection: Connection, topic_id: TopicId, ledge
 
 
 def read_newborn_or_reopen_intent(connection: Connection, ledger_id: LedgerId, list_id: int) -> Row[Any] | None:
-    """Return the row of a ledger to publish, or `None` if it was abandoned.
+    """Return the row of a ledger to publish, or `None` if the ledger was abandoned. The caller has locked the list.
 
-    Storage is then searched again for late objects.
-
-    The caller holds the lock of the list. The ledger may be published already.
+    If the ledger was abandoned, its intent is reopened, so that storage is searched again for late objects. The
+    returned ledger may be published already.
     """
     query = select(t.ledger).where(t.ledger.c.ledger_id == ledger_id, t.ledger.c.list_id == list_id)
     row = connection.execute(query).first()
@@ -114,9 +113,9 @@ def read_newborn_or_reopen_intent(connection: Connection, ledger_id: LedgerId, l
 def retire_component_ledger(
     connection: Connection, ledger_id: LedgerId, topic: Topic, *, reason: str, now_us: int
 ) -> None:
-    """Replace a component ledger by an audited intent without a workflow.
+    """Replace a component ledger by an intent without a workflow, and write an audit row.
 
-    A trim of the topic or a sweep takes it up.
+    A trim of the topic or a sweep works on the intent.
     """
     durable = is_durable(EndingOperation.UPKEEP, topic_setting=topic.durable_delete)
     replace_ledgers_by_intents(
@@ -142,7 +141,7 @@ class _OwnedList:
 
 
 def _read_lists(connection: Connection, topic_id: TopicId, component: Component | None) -> list[_OwnedList]:
-    """Return the topic's lists, data first. They are sorted here, because a database sorts text by its locale."""
+    """Return the topic's lists, message ledgers first. They are sorted here, because a database sorts by its locale."""
     lists = t.ledger_list.c
     query = select(lists.list_id, lists.component, lists.owner).where(lists.topic_id == topic_id)
     if component is not None:
@@ -165,7 +164,6 @@ def _read_lists(connection: Connection, topic_id: TopicId, component: Component 
 def _read_ledger_page(
     connection: Connection, topic_id: TopicId, chunk: Sequence[_OwnedList], *, after: int, limit: int | None
 ) -> list[Ledger]:
-    """Return at most `limit` ledgers of these lists with ids above `after`, in the order of the lists."""
     index_by_list = {owned_list.list_id: index for index, owned_list in enumerate(chunk)}
     conditions = (
         is_one_of(connection, t.ledger.c.list_id, index_by_list),

@@ -1,4 +1,4 @@
-"""Data ledgers in SQL: creation, attachment, lists and segments."""
+"""Message ledgers in SQL: creation, attachment, lists and segments."""
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -90,7 +90,7 @@ class SqlDataLedgers(CatalogAdapter):
         newborn = connection.execute(query.where(t.ledger.c.ledger_id == ledger_id)).first()
         try:
             topic = newborn and lock_active_topic(connection, newborn.topic_id)
-        except UnknownObject:  # it was deleted since
+        except UnknownObject:  # the topic was deleted meanwhile
             topic = None
         if newborn is None or topic is None:
             reopen_newborn_intent(connection, ledger_id)
@@ -145,7 +145,7 @@ def read_epoch(connection: Connection) -> int:
 
 
 def require_epoch(connection: Connection, expected: int | None) -> None:
-    """Refuse a request for another epoch of the catalog. `None` accepts any epoch."""
+    """Refuse a request for another epoch of the catalog. `None` is accepted in any epoch."""
     epoch = read_epoch(connection) if expected is not None else None
     if epoch != expected:
         raise StaleCatalog(f"catalog epoch: expected {epoch}, found {expected} in the request")
@@ -165,7 +165,7 @@ def _compile_segments_in_ranges(dialect: str) -> BulkStatement:
 
 
 def filter_listed_ledgers(connection: Connection, topic_id: TopicId, ledger_ids: Collection[LedgerId]) -> list[Ledger]:
-    """Return the ledgers that are in the topic's list of messages, ascending."""
+    """Return those of the ledgers that are in the topic's list of message ledgers, ascending."""
     page = _select_listed_ledgers(topic_id).where(is_one_of(connection, t.ledger.c.ledger_id, ledger_ids))
     return _read_listed_ledgers(connection, topic_id, page.order_by(t.ledger.c.ledger_id))
 

@@ -1,9 +1,9 @@
 """Group commit in SQL: many small writes in one transaction of set-based statements.
 
-1. All rows that the writes depend on are locked: topics, ledgers, sequences, transactions, cursors, in this order, and
-   by key within each kind.
+1. All rows that the writes depend on are locked in the order topics, ledgers, sequences, transactions, cursors. Rows of
+   one kind are locked in the order of their keys.
 2. Each write is decided under these locks.
-3. All accepted writes are written. Each refused write gets its error.
+3. All accepted writes are written. Each refused write gets an error.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -84,7 +84,7 @@ def _writes_of_kind(writes: Sequence[GroupCommitWrite], kind: type[W]) -> list[W
 
 
 def _collect_transaction_ids(writes: Sequence[GroupCommitWrite]) -> set[TransactionId]:
-    """Return the transactions that any write depends on. Locking all at once prevents deadlocks between two commits."""
+    """Return the transactions that any write depends on. They are locked at once, against deadlocks."""
     txns: set[TransactionId] = set()
     for write in writes:
         match write:
@@ -126,7 +126,7 @@ def _register_segments(
     writes: Sequence[RegisterSegmentWrite],
     transactions: Mapping[TransactionId, TransactionState],
 ) -> list[GroupCommitResult]:
-    """Decide registrations in order. A refused registration changes neither its ledger nor its producers."""
+    """Decide registrations in order. A refused registration changes neither a ledger nor a producer's sequence."""
     results = [_decide_registration(locked, write, transactions) for write in writes]
     if locked.segments:
         rows = [
@@ -159,7 +159,7 @@ def _register_segments(
 
 
 def _lock_registration_rows(connection: Connection, writes: Sequence[RegisterSegmentWrite]) -> _LockedRows:
-    """Lock topics, then ledgers, then sequences, each by key, so that two batches cannot deadlock."""
+    """Lock topics, then ledgers, then sequences, each in the order of keys, so that two batches cannot deadlock."""
     locks = _compile_registration_locks(connection.dialect.name)
     topic_ids = {write.topic_id for write in writes}
     topics = locks.topics.execute(connection, {(topic_id,) for topic_id in topic_ids}).all()
@@ -174,7 +174,8 @@ def _lock_registration_rows(connection: Connection, writes: Sequence[RegisterSeg
         )
         states |= {row.topic_id: row.state for row in rows}
     return _LockedRows(
-        epoch=(topics and topics[0].epoch) or read_epoch(connection),  # no epoch: the row is lost
+        # without the catalog's row, `read_epoch` raises
+        epoch=(topics and topics[0].epoch) or read_epoch(connection),
         topics=states,
         names={row.topic_id: row.name for row in topics},
         ledgers={row.ledger_id: dataclass_from_row(_LockedLedger, row) for row in ledgers},
@@ -245,7 +246,7 @@ def _decide_registration(
 def _refuse_unless_transactions_open(
     write: RegisterSegmentWrite, transactions: Mapping[TransactionId, TransactionState]
 ) -> SextonError | None:
-    """Return an error if a transaction is not open. The writer then removes its entries and appends the others."""
+    """Return an error if a transaction is not open. The writer then appends without that transaction."""
     for part in write.transactions:
         state = transactions.get(part.txn)
         if state is None:
@@ -256,8 +257,8 @@ def _refuse_unless_transactions_open(
 
 
 class _RegistrationLockStatements(NamedTuple):
-    topics: BulkStatement  # share-locks the ACTIVE ones, and reads the catalog's epoch
-    ledgers: BulkStatement  # locks the listed ones, and reads the topic of their list
+    topics: BulkStatement  # share-locks ACTIVE topics, and reads the catalog's epoch
+    ledgers: BulkStatement  # locks listed ledgers, and reads the topic of each ledger's list
 
 
 @cache

@@ -1,4 +1,4 @@
-"""All records of the catalog about one ledger, read in one transaction."""
+"""Inspection of one ledger: all rows of the catalog about it, read in one transaction."""
 
 from collections.abc import Container, Iterable, Iterator
 from itertools import islice
@@ -47,8 +47,7 @@ class SqlLedgerInspection(CatalogAdapter):
         filed = _read_intents(connection, ledger_id, now_us=self._db.now_us(connection))
         live = list(read_live_copies(connection, row)) if row else []
         topics = {intent.intent.topic_id for intent in filed} | ({row.topic_id} if row else set())
-        # If the ledger's topic is not known any more, the whole audit log is read, because nothing else identifies the
-        # rows.
+        # If the ledger's topic is not known any more, the whole audit log is read, because only the topic selects rows.
         of_topics = _A.topic_id.in_(sorted({*topics, SEVERAL_TOPICS})) if topics else true()
         is_about_ledger = _match_rows_about_ledger(ledger_id, of_topics, filed, live=row is not None)
         return LedgerHistory(
@@ -94,7 +93,7 @@ def _read_intents(connection: Connection, ledger_id: LedgerId, *, now_us: int) -
 
 
 def _find_detached_copies(intents: Iterable[InspectedIntent], live: Iterable[InspectedCopy]) -> Iterator[InspectedCopy]:
-    """Yield copies that only intents describe. Of each copy, the newest generation is yielded."""
+    """Yield copies that only intents describe. If a copy has several intents, the newest intent counts."""
     known_copies = {(copy.intent.copy, copy.intent.context.get("uuid")) for copy in live}
     for intent in intents:
         key = (intent.intent.copy, intent.intent.context.get("uuid"))
@@ -106,7 +105,7 @@ def _find_detached_copies(intents: Iterable[InspectedIntent], live: Iterable[Ins
 def _match_rows_about_ledger(
     ledger_id: LedgerId, of_topics: ColumnElement[bool], intents: list[InspectedIntent], *, live: bool
 ) -> ColumnElement[bool]:
-    """Select rows about this ledger or its batches. If the ledger is gone, also select ranges that may contain it."""
+    """Select audit rows about this ledger or its batches. For a removed ledger, also select ranges around its id."""
     is_in_range = and_(of_topics, _A.first_ledger <= ledger_id, _A.last_ledger >= ledger_id)
     if live:
         is_in_range = and_(is_in_range, _A.first_ledger == _A.last_ledger)
@@ -127,10 +126,10 @@ def _iterate_rows_about_ledger(
 
 
 def _is_unrelated(entry: AuditEntry, ledger_id: LedgerId, batch_ids: Container[str | None]) -> bool:
-    """Return whether the range of an audit row does not mean this ledger. A complete sample decides.
+    """Return whether an audit row with a range of ledgers is not about this ledger.
 
-    Otherwise a range of one topic means the ledger. A range of several topics means it only if the batch is the
-    ledger's.
+    If the sample in the row is complete, the sample decides. Otherwise a row of one topic is about the ledger. A row of
+    several topics is about the ledger only if the row's batch is a batch of the ledger.
     """
     sample, count = entry.detail.get("sample"), entry.detail.get("ledgers")
     if isinstance(sample, list) and count == len(sample):
@@ -139,14 +138,13 @@ def _is_unrelated(entry: AuditEntry, ledger_id: LedgerId, batch_ids: Container[s
 
 
 def _iterate_entries(connection: Connection, where: ColumnElement[bool]) -> Iterator[AuditEntry]:
-    """Yield rows of the audit log, newest first. They are read while the caller iterates."""
     newest = select(t.audit).where(where).order_by(_A.audit_id.desc())
     with connection.execute(newest, execution_options={"yield_per": 100}) as result:
         yield from (dataclass_from_row(AuditEntry, row) for row in result)
 
 
 def read_live_ledger(connection: Connection, ledger_id: LedgerId) -> Row[Any] | None:
-    """Return the ledger's row with the owner of its list and the name of its topic, or `None`."""
+    """Return the ledger's row, with its ledger owner and the name of the topic, or `None`."""
     lists, topics = t.ledger_list, t.topic
     source = t.ledger.join(lists, lists.c.list_id == t.ledger.c.list_id).join(
         topics, topics.c.topic_id == lists.c.topic_id
@@ -216,7 +214,11 @@ def _read_references(connection: Connection, row: Row[Any]) -> Iterator[LedgerRe
 
 
 def _read_cursor_references(connection: Connection, row: Row[Any]) -> Iterator[LedgerReference]:
-    """Yield, by name, subscriptions that have not acknowledged the whole ledger, or whose state the ledger holds."""
+    """Yield references of subscriptions to the ledger, by name of the subscription.
+
+    A subscription refers to a message ledger until the subscription has acknowledged all entries of the ledger. It also
+    refers to the ledger of its cursor snapshot.
+    """
     c = t.cursor.c
     inside = and_(c.mark_ledger == row.ledger_id, c.mark_entry < row.entries - 1)
     holds_data = row.component == Component.MANAGED_LEDGER.value and row.entries > 0

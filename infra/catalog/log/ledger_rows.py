@@ -1,4 +1,4 @@
-"""Sole writer of ledgers with their lists, copies and segments.
+"""Sole writer of ledgers, lists, copies and segments.
 
 Each change of a list raises the list version. Each removal of a copy raises the ledger's generation. Unless stated
 otherwise, the caller holds the locks of the topic and of the list, taken in this order.
@@ -36,7 +36,7 @@ _LISTS = t.ledger_list.c
 
 
 def format_canonical_json(keys: Mapping[str, str]) -> str:
-    """Return the keys of a ledger owner as text. Equal keys give equal texts."""
+    """Return the keys of a ledger owner as JSON. Equal keys have equal texts."""
     return json.dumps(dict(keys), sort_keys=True, separators=(",", ":"))
 
 
@@ -50,7 +50,7 @@ def select_list_id(topic_id: TopicId, component: Component, keys: Mapping[str, s
 
 
 def read_data_list_id(connection: Connection, topic_id: TopicId, *, lock: bool = False) -> int:
-    """Return the id of the topic's list of data ledgers. Lock the list if `lock` is set."""
+    """Return the id of the topic's list of message ledgers. With `lock`, lock the list."""
     query = select_list_id(topic_id, Component.MANAGED_LEDGER, {})
     list_id = connection.execute(query.with_for_update() if lock else query).scalar_one_or_none()
     if list_id is None:
@@ -61,21 +61,22 @@ def read_data_list_id(connection: Connection, topic_id: TopicId, *, lock: bool =
 def lock_component_list(
     connection: Connection, topic_id: TopicId, component: Component, keys: Mapping[str, str]
 ) -> int:
-    """Lock a component's list. Return its id, or -1 if the component never had a ledger."""
+    """Lock the list of a component. Return its id, or -1 if the component never had a ledger."""
     list_id = connection.execute(select_list_id(topic_id, component, keys).with_for_update()).scalar_one_or_none()
     return -1 if list_id is None else int(list_id)
 
 
 def lock_ledger_lists(connection: Connection, *conditions: ColumnElement[bool]) -> list[int]:
-    """Lock the lists that satisfy the conditions, ascending, against deadlocks. Return their ids."""
+    """Lock the lists that satisfy the conditions, ascending, which prevents deadlocks. Return the ids."""
     locked = select(_LISTS.list_id).where(*conditions).order_by(_LISTS.list_id).with_for_update()
     return list(connection.execute(locked).scalars())
 
 
 def ensure_ledger_list(connection: Connection, topic_id: TopicId, component: Component, keys: Mapping[str, str]) -> int:
-    """Return the id of an owner's list. Create the list if necessary.
+    """Return the id of a ledger owner's list. Create the list if necessary.
 
-    The caller holds a share lock of the topic, and no lock of the list. Of several creators, the unique key decides.
+    The caller holds a share lock of the topic, but no lock of the list. If several callers create the list, the unique
+    key decides.
     """
     query = select_list_id(topic_id, component, keys)
     list_id = connection.execute(query).scalar_one_or_none()
@@ -87,7 +88,7 @@ def ensure_ledger_list(connection: Connection, topic_id: TopicId, component: Com
 
 
 def raise_list_version(connection: Connection, list_id: int) -> None:
-    """Raise the list version, for a change of the list or of a cursor on it."""
+    """Raise the list version, after a change of the list or of a cursor of the topic."""
     change = update(t.ledger_list).where(_LISTS.list_id == list_id)
     connection.execute(change.values(version=_LISTS.version + 1))
 
@@ -97,7 +98,7 @@ def remove_ledger_lists(connection: Connection, topic_id: TopicId) -> int:
 
 
 def insert_newborn_ledger(connection: Connection, owner: LedgerOwner, list_id: int, *, now_us: int) -> LedgerStatement:
-    """Insert a ledger with the next id, CREATING, and its primary copy. The caller need not lock the list."""
+    """Insert a ledger with the next id, CREATING, and its primary copy. The list need not be locked."""
     allocated = connection.execute(
         update(t.catalog)
         .where(t.catalog.c.next_ledger_id < select(t.record_log.c.ledger_ceiling).scalar_subquery())
@@ -134,7 +135,7 @@ def _insert_ledgers(connection: Connection, list_id: int, statements: Sequence[L
 def attach_newborn_ledger(
     connection: Connection, list_id: int, ledger_id: LedgerId, *, after: LedgerId | None, now_us: int
 ) -> None:
-    """Put a newborn ledger at the end of the list, OPEN. Close the ledger before it if that is open."""
+    """Put a newborn ledger at the end of the list, OPEN. If ledger `after` is OPEN, close it."""
     was_open = (t.ledger.c.ledger_id == after, t.ledger.c.state == LedgerState.OPEN.value)
     connection.execute(update(t.ledger).where(*was_open).values(state=LedgerState.CLOSED.value, closed_us=now_us))
     _add_to_list(connection, list_id, t.ledger.c.ledger_id == ledger_id, state=LedgerState.OPEN.value)
@@ -143,7 +144,7 @@ def attach_newborn_ledger(
 def publish_component_ledger(
     connection: Connection, row: Row[Any], *, size_bytes: int, sha256: str | None, now_us: int
 ) -> None:
-    """Put a component's newborn ledger into its list, CLOSED, with its one segment of one entry."""
+    """Put a newborn component ledger into its list, CLOSED. Insert its only segment, which has one entry."""
     segment = {"ledger_id": row.ledger_id, "number": 0, "first_entry": 0, "entries": 1, "size_bytes": size_bytes}
     connection.execute(insert(t.segment).values(**segment, sha256=sha256, delayed=0))
     totals = {"entries": 1, "size_bytes": size_bytes, "segments": 1, "last_segment": 0}
@@ -152,14 +153,14 @@ def publish_component_ledger(
 
 
 def insert_stored_ledgers(connection: Connection, list_id: int, statements: Sequence[LedgerStatement]) -> None:
-    """Insert data ledgers that only storage has, each in the place of its id, OPEN and empty."""
+    """Insert message ledgers that only storage has. Each is OPEN and empty, and its place is its id."""
     if statements:
         _insert_ledgers(connection, list_id, statements)
         add_newborns_to_list(connection, list_id, [statement.ledger_id for statement in statements])
 
 
 def add_newborns_to_list(connection: Connection, list_id: int, ledger_ids: Collection[LedgerId]) -> None:
-    """Put newborn data ledgers into the list, OPEN. Storage must state that they were opened."""
+    """Put newborn message ledgers into the list, OPEN. Use this only if storage shows that the ledgers were opened."""
     if ledger_ids:
         _add_to_list(
             connection, list_id, is_one_of(connection, t.ledger.c.ledger_id, ledger_ids), state=LedgerState.OPEN.value
@@ -167,7 +168,7 @@ def add_newborns_to_list(connection: Connection, list_id: int, ledger_ids: Colle
 
 
 def close_followed_ledgers(connection: Connection, *, now_us: int) -> int:
-    """Close each open ledger that is not the last of its list. Return their number."""
+    """Close each open ledger that is not the last in its list. Return the number of closed ledgers."""
     c, later = t.ledger.c, t.ledger.alias()
     has_successor = exists().where(later.c.list_id == c.list_id, later.c.place > c.place)
     change = update(t.ledger).where(c.state == LedgerState.OPEN.value, c.place.is_not(None), has_successor)
@@ -175,7 +176,7 @@ def close_followed_ledgers(connection: Connection, *, now_us: int) -> int:
 
 
 def _add_to_list(connection: Connection, list_id: int, is_newborn: ColumnElement[bool], **columns: Any) -> None:  # noqa: ANN401
-    """Put newborn ledgers into the list. Places are ids, because ids ascend along a list."""
+    """Put newborn ledgers into the list. The place of a ledger is its id, because ids ascend in a list."""
     copies = update(t.ledger_copy).where(t.ledger_copy.c.ledger_id.in_(select(t.ledger.c.ledger_id).where(is_newborn)))
     connection.execute(update(t.ledger).where(is_newborn).values(place=t.ledger.c.ledger_id, **columns))
     connection.execute(copies.values(state=CopyState.LIVE.value))
@@ -185,9 +186,9 @@ def _add_to_list(connection: Connection, list_id: int, is_newborn: ColumnElement
 def insert_segments(
     connection: Connection, segments: Iterable[tuple[Any, ...]], grown: Iterable[tuple[Any, ...]]
 ) -> None:
-    """Insert segments and update their ledgers. The caller holds the locks of topics and ledgers, but of no list.
+    """Insert segments and update the ledgers. The caller holds locks of topics and ledgers, but not of lists.
 
-    `segments` are rows of `segment`. `grown` are rows of ledger id and new values of `GROWING_COLUMNS`.
+    `segments` are rows of `segment`. A row of `grown` has a ledger's id and new values of `GROWING_COLUMNS`.
     """
     inserted, grew = _compile_segment_insert(connection.dialect.name)
     inserted.execute(connection, segments)
@@ -206,9 +207,9 @@ def _compile_segment_insert(dialect: str) -> tuple[BulkStatement, BulkStatement]
 
 
 def raise_last_segments(connection: Connection, number_by_ledger: Mapping[int, int]) -> None:
-    """Raise the numbers that the next segments of ledgers must exceed.
+    """Raise the highest segment number of ledgers, which the numbers of later segments must exceed.
 
-    Lower numbers change nothing. The ledgers are locked.
+    A lower number changes nothing. The caller has locked the ledgers.
     """
     numbers = build_bulk_parameter(connection.dialect.name, "passed", {"ledger_id": BIG, "number": BIG})
     is_above = (t.ledger.c.ledger_id == numbers.source.c.ledger_id, t.ledger.c.last_segment < numbers.source.c.number)
@@ -219,7 +220,7 @@ def raise_last_segments(connection: Connection, number_by_ledger: Mapping[int, i
 def insert_writing_copy(
     connection: Connection, list_id: int, ledger_id: LedgerId, kind: CopyKind, context: Mapping[str, str]
 ) -> None:
-    """Insert a copy of a listed ledger, WRITING. The ledger must have no copy of this kind."""
+    """Insert a copy of a listed ledger, WRITING. The ledger must have no copy of the kind."""
     connection.execute(insert(t.ledger_copy).values(_copy_row(ledger_id, kind, context)))
     raise_list_version(connection, list_id)
 
@@ -244,7 +245,7 @@ def set_copy_context(
 
 
 def insert_missing_copies(connection: Connection, topic_id: TopicId) -> None:
-    """Insert a primary copy for each ledger without any copy, so that phase two searches storage for it."""
+    """Insert a primary copy for each ledger without a copy, so that phase two searches storage for the ledger."""
     lists = select(_LISTS.list_id).where(_LISTS.topic_id == topic_id)
     has_no_copy = t.ledger.c.list_id.in_(lists), ~exists().where(t.ledger_copy.c.ledger_id == t.ledger.c.ledger_id)
     columns = {"kind": literal(CopyKind.LEDGER.value), "state": literal(CopyState.WRITING.value)}
@@ -254,9 +255,10 @@ def insert_missing_copies(connection: Connection, topic_id: TopicId) -> None:
 
 
 def remove_ledgers(connection: Connection, condition: ColumnElement[bool], *, tombstone_us: int | None = None) -> None:
-    """Remove ledgers with copies and segments, and raise the versions of their lists, which the caller has locked.
+    """Remove ledgers with their copies and segments, and raise the list versions. The caller has locked the lists.
 
-    Each selected ledger has intents, or a rebuild leaves it out. `tombstone_us` is the time of tombstones to leave.
+    Each selected ledger has intents, or is left out by a rebuild. If `tombstone_us` is set, each ledger leaves a
+    tombstone of that time.
     """
     if tombstone_us is not None:
         insert_ledger_tombstones(connection, condition, now_us=tombstone_us)
@@ -271,7 +273,7 @@ def remove_ledgers(connection: Connection, condition: ColumnElement[bool], *, to
 
 
 def remove_copies(connection: Connection, list_id: int, kind: CopyKind, condition: ColumnElement[bool]) -> None:
-    """Remove one kind of copy of listed ledgers. Their generation rises, so that later intents get another one."""
+    """Remove the copies of one kind of the selected ledgers. Raise the generation of these ledgers."""
     is_in_list = (t.ledger.c.list_id == list_id) & condition
     ids = select(t.ledger.c.ledger_id).where(is_in_list)
     copies = (t.ledger_copy.c.kind == kind.value, t.ledger_copy.c.ledger_id.in_(ids))
@@ -281,7 +283,7 @@ def remove_copies(connection: Connection, list_id: int, kind: CopyKind, conditio
 
 
 def set_generation(connection: Connection, ledger_id: LedgerId, generation: int) -> None:
-    """Set the generation of the ledger, if the ledger exists. Later intents have higher generations."""
+    """Set the generation of the ledger, if the ledger exists. Later intents get higher generations."""
     connection.execute(update(t.ledger).where(t.ledger.c.ledger_id == ledger_id).values(generation=generation))
 
 
@@ -291,7 +293,6 @@ def read_last_ledger_id(connection: Connection, list_id: int) -> int | None:
 
 
 def match_abandoned_newborns(before_us: int) -> ColumnElement[bool]:
-    """Select unlisted ledgers of any component that were created before `before_us`."""
     c = t.ledger.c
     return c.place.is_(None) & (c.state == LedgerState.CREATING.value) & (c.created_us < before_us)
 
@@ -303,5 +304,4 @@ def ledger_from_row(
     component: Component = Component.MANAGED_LEDGER,
     **more: Any,  # noqa: ANN401
 ) -> Ledger:
-    """Return the ledger of a row. `more` are fields about copies and keys."""
     return dataclass_from_row(Ledger, row, topic_id=topic_id, component=component, state=LedgerState(row.state), **more)

@@ -1,9 +1,10 @@
 """Sole writer of producers' sequence ids.
 
-The last ids of a row may be in a transaction, whose outcome decides whether they count. The outcome is read each time,
-and written only before the transaction is forgotten. So the end of a transaction costs no statement here.
+The last ids of a row may belong to a transaction, whose outcome decides whether these ids count. Each read looks up the
+outcome. It is stored in the row only before the transaction is removed. So the end of a transaction needs no statement
+here.
 
-Locks: after topics and ledgers, before transactions, by topic and producer.
+Lock order: after topics and ledgers, before transactions. Rows are locked in the order of topic and producer.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -31,7 +32,7 @@ _OF_TRANSACTION: Final = ("kept_id", "txn_tc", "txn_seq")
 def read_producer_sequences(
     connection: Connection, topic_id: TopicId, producers: Iterable[str]
 ) -> dict[str, ProducerSequence]:
-    """Return the sequences by producer. Producers without a row are left out."""
+    """Return the sequence of each producer that has a row."""
     query = select(*_COLUMNS).where(_P.topic_id == topic_id, _P.producer.in_(sorted(producers)))
     sequences = _sequences_from_rows(connection, connection.execute(query).all())
     return {producer: sequence for (_, producer), sequence in sequences.items()}
@@ -40,7 +41,7 @@ def read_producer_sequences(
 def lock_producer_sequences(
     connection: Connection, keys: Collection[ProducerKey]
 ) -> dict[ProducerKey, ProducerSequence]:
-    """Lock the rows of producers. A missing row is protected by the lock of the topic's open ledger."""
+    """Lock the rows of producers. For a producer without a row, the lock of the topic's open ledger is enough."""
     rows = _compile_sequence_lock(connection.dialect.name).execute(connection, keys).all() if keys else []
     return _sequences_from_rows(connection, rows)
 
@@ -55,7 +56,7 @@ def _compile_sequence_lock(dialect: str) -> BulkStatement:
 
 
 def _sequences_from_rows(connection: Connection, rows: Collection[Any]) -> dict[ProducerKey, ProducerSequence]:
-    """Convert rows. A transaction that is decided meanwhile counts as open, so that its producer asks again."""
+    """Convert rows. A transaction that is decided meanwhile counts as open, so its producer must ask again."""
     txns = {TransactionId(row.txn_tc, row.txn_seq) for row in rows if row.txn_tc is not None}
     states = read_transaction_states(connection, txns) if txns else {}
     return {
@@ -89,10 +90,11 @@ def store_producer_sequences(connection: Connection, sequences: Mapping[Producer
 
 @cache
 def _compile_sequence_upsert(dialect: str, more: tuple[str, ...]) -> BulkStatement:
-    """Return the statement that writes the columns and `more`. Other columns become null."""
+    """Return the statement that writes the sequence id and the columns `more`. Other columns become null."""
     type_by_column: dict[str, TypeEngine[Any]] = {"topic_id": BIG, "producer": TEXT, "sequence_id": BIG}
     moved = build_bulk_parameter(dialect, "moved", {**type_by_column, **dict.fromkeys(more, BIG)})
-    source = select(*(moved.source.c[name] for name in moved.columns)).where(true())  # or SQLite misreads ON as a join
+    # without WHERE, SQLite takes ON for the ON of a join
+    source = select(*(moved.source.c[name] for name in moved.columns)).where(true())
     statement = build_dialect_insert(dialect, t.producer_sequence).from_select(moved.columns, source)
     new = {name: statement.excluded[name] for name in ("sequence_id", *_OF_TRANSACTION)}  # others become null
     return BulkStatement(
@@ -101,7 +103,7 @@ def _compile_sequence_upsert(dialect: str, more: tuple[str, ...]) -> BulkStateme
 
 
 def store_outcomes_in_sequences(connection: Connection, state_by_txn: Mapping[TransactionId, TransactionState]) -> None:
-    """Write the outcomes of transactions that are forgotten next. Aborted ids were never stored."""
+    """Store the outcomes of transactions that the caller removes next. Ids of aborted transactions do not count."""
     if not state_by_txn:
         return
     row_txn = tuple_(_P.txn_tc, _P.txn_seq)

@@ -40,7 +40,7 @@ class SqlSchemaVersions(CatalogAdapter):
         size_bytes: int,
         sha256: str | None = None,
     ) -> SchemaVersion | None:
-        """Publish a newborn ledger. A refusal is raised after the commit, which files the newborn's intent."""
+        """Raise a refusal only after the commit, because the transaction files the intent of the newborn ledger."""
 
         def work(connection: Connection) -> SchemaVersion | PreconditionFailed | None:
             topic = lock_topic_or_reopen_intent(connection, topic_id, ledger_id)
@@ -75,12 +75,11 @@ class SqlSchemaVersions(CatalogAdapter):
 
 
 def remove_schema_versions(connection: Connection, topic_id: TopicId) -> int:
-    """Remove the schema versions of a topic that is being deleted, under the lock of its row. Return their number."""
     return connection.execute(delete(t.schema_version).where(_V.topic_id == topic_id)).rowcount
 
 
 def remove_schema_versions_where(connection: Connection, condition: ColumnElement[bool]) -> dict[LedgerId, TopicId]:
-    """Remove schema versions. Return the topic of each of their ledgers."""
+    """Remove schema versions. Return the topic of each ledger of a removed schema version."""
     rows = connection.execute(delete(t.schema_version).where(condition).returning(_V.ledger_id, _V.topic_id))
     return {LedgerId(row.ledger_id): TopicId(row.topic_id) for row in rows}
 

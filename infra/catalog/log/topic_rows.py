@@ -1,4 +1,4 @@
-"""Sole writer of topics."""
+"""Sole writer of the table `topic`."""
 
 from collections.abc import Iterable
 from typing import Any, Final
@@ -21,7 +21,7 @@ TOPIC_QUERY: Final = select(t.topic)
 def insert_topic(
     connection: Connection, name: str, policy: RetentionPolicy, *, durable_delete: bool | None, now_us: int
 ) -> Topic:
-    """Insert an ACTIVE topic with its empty list. If several callers create the name, its unique key decides."""
+    """Insert an ACTIVE topic with an empty list of ledgers. The unique key decides if several callers use one name."""
     existing_state = connection.execute(select(t.topic.c.state).where(t.topic.c.name == name)).scalar_one_or_none()
     if existing_state:
         raise AlreadyExists(f"topic {name!r}: expected a free name, found a topic that is {existing_state}")
@@ -54,9 +54,9 @@ def insert_topic(
 
 
 def insert_topic_found_in_storage(connection: Connection, topic_id: TopicId, name: str, *, now_us: int) -> None:
-    """Insert an ACTIVE topic that only storage has.
+    """Insert an ACTIVE topic that only storage has. `name` must be free.
 
-    Its name must be free. It keeps all entries until an operator sets limits.
+    The topic keeps all entries until an operator sets limits.
     """
     policy = RetentionPolicy(retention_s=MAX_RETENTION_S)
     values = {"retention_s": policy.retention_s, "retention_bytes": policy.retention_bytes, "created_us": now_us}
@@ -65,16 +65,16 @@ def insert_topic_found_in_storage(connection: Connection, topic_id: TopicId, nam
 
 
 def add_share_lock(topics: Select[Any]) -> Select[Any]:
-    """Add the share lock of work on topics. A deletion may begin meanwhile, but removes nothing before the work ends.
+    """Add the share lock that work on topics needs. A deletion may begin meanwhile, but removes rows only later.
 
-    PostgreSQL lets further share locks overtake a waiting exclusive lock. So the deletion of a busy topic would never
-    begin if it had to wait for share locks. Source: PostgreSQL's README.tuplock.
+    In PostgreSQL, later share locks overtake a waiting exclusive lock. If a deletion had to wait for share locks before
+    it begins, the deletion of a busy topic would never begin. Source: PostgreSQL's README.tuplock.
     """
     return topics.with_for_update(read=True, key_share=True)
 
 
 def share_lock_topics(connection: Connection, ids: Iterable[int]) -> set[int]:
-    """Share-lock topics, ascending, so that a deletion of their rows waits. Return the ACTIVE topics."""
+    """Share-lock topics, ascending, so that a deletion of their rows waits. Return the ids of ACTIVE topics."""
     c = t.topic.c
     locked = add_share_lock(
         select(c.topic_id, c.state).where(is_one_of(connection, c.topic_id, ids)).order_by(c.topic_id)
@@ -83,7 +83,7 @@ def share_lock_topics(connection: Connection, ids: Iterable[int]) -> set[int]:
 
 
 def read_topic(connection: Connection, topic_id: TopicId, *, share_lock: bool = False) -> Topic:
-    """Read a topic. With `share_lock`, take a share lock, so that a deletion of its rows waits."""
+    """Return a topic. A share lock makes a deletion of the topic's rows wait."""
     query = TOPIC_QUERY.where(t.topic.c.topic_id == topic_id)
     row = connection.execute(add_share_lock(query) if share_lock else query).first()
     if row is None:
@@ -92,9 +92,9 @@ def read_topic(connection: Connection, topic_id: TopicId, *, share_lock: bool = 
 
 
 def lock_active_topic(connection: Connection, topic_id: TopicId) -> Topic:
-    """Lock a topic and require that it is ACTIVE.
+    """Share-lock a topic and require that it is ACTIVE.
 
-    Other topics stay unlocked, because their deletion waits for every lock.
+    A topic in another state is not locked, because its deletion would wait for the lock.
     """
     active = TOPIC_QUERY.where(t.topic.c.topic_id == topic_id, t.topic.c.state == TopicState.ACTIVE.value)
     row = connection.execute(add_share_lock(active)).first()
@@ -105,13 +105,13 @@ def lock_active_topic(connection: Connection, topic_id: TopicId) -> Topic:
 
 
 def mark_topic_deleting(connection: Connection, topic_id: TopicId) -> None:
-    """Set the topic DELETING, for good, under a key-share lock of the row."""
+    """Set the topic DELETING for good. The caller has a key-share lock of the row."""
     change = update(t.topic).where(t.topic.c.topic_id == topic_id)
     connection.execute(change.values(state=TopicState.DELETING.value))
 
 
 def remove_topic(connection: Connection, topic_id: TopicId) -> None:
-    """Remove the row of a DELETING topic. The row is locked against all other locks, and no ledger refers to it."""
+    """Remove the row of a DELETING topic. The caller has the exclusive lock, and no ledger refers to the topic."""
     connection.execute(delete(t.topic).where(t.topic.c.topic_id == topic_id))
 
 

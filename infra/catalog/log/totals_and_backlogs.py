@@ -1,4 +1,4 @@
-"""Totals of data ledgers, backlogs of cursors, and the frontier of readers, summed by the database."""
+"""Totals of message ledgers, backlogs of cursors, and the frontier of readers. The database computes the sums."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -23,13 +23,13 @@ _IS_DATA = (_LISTS.component == Component.MANAGED_LEDGER.value) & _L.place.is_no
 
 
 BufferViewByTopic = Mapping[TopicId, BufferView]
-"""Result of `read_buffers`, by topic, read after the topic's ledgers."""
+"""Result of `read_buffers`, by topic. It must be read after the topic's ledgers."""
 
 
 def read_topic_totals(
     connection: Connection, topic_ids: Collection[TopicId], buffers: BufferViewByTopic
 ) -> dict[TopicId, TopicLedgerTotals]:
-    """Return totals of each topic's listed ledgers, their first entry, and the last entry that readers may see."""
+    """Return for each topic: totals of the listed ledgers, the first entry, and the last entry that readers may see."""
     filled = case((_L.entries > 0, _L.ledger_id))
     sums = (func.count(), func.sum(_L.entries), func.sum(_L.size_bytes), func.min(filled), func.max(filled))
     is_requested = is_one_of(connection, _LISTS.topic_id, topic_ids)
@@ -87,7 +87,7 @@ def _count_backlogs_with_transactions(
 def count_cursor_backlogs(
     connection: Connection, topic_id: TopicId, listed: Select[Any], states: Sequence[CursorState]
 ) -> list[int]:
-    """Return the backlog of each state. A state may include a snapshot, which rows lack."""
+    """Return the backlog of each state. A state may include the cursor snapshot, which the cursor's row lacks."""
     if not states:
         return []
     keys = {(topic_id, str(number)): state for number, state in enumerate(states)}
@@ -113,7 +113,7 @@ def count_topic_backlogs(
     states: Mapping[tuple[TopicId, str], CursorState],
     buffers: BufferViewByTopic,
 ) -> dict[tuple[TopicId, str], int]:
-    """Return the backlogs of all cursors of the topics. `states` are read from rows, without snapshots."""
+    """Return the backlogs of all cursors of the topics. `states` are read from rows, without cursor snapshots."""
     c = t.cursor.c
     query = (
         select(c.topic_id, c.name, func.sum(_entries_after(c.mark_ledger, c.mark_entry)).label("left"))
@@ -135,7 +135,6 @@ def count_topic_backlogs(
 
 
 def _entries_after(mark_ledger: Any, mark_entry: Any) -> Any:  # noqa: ANN401 - numbers, or columns
-    """Return the number of a ledger's entries after a mark, which is in the ledger or before it."""
     first_after = case((_L.ledger_id == mark_ledger, mark_entry + 1), else_=0)
     return case((_L.entries > first_after, _L.entries - first_after), else_=0)
 
@@ -155,7 +154,7 @@ def _subtract_acknowledged(visible_entries: int, state: CursorState, listed: set
 
 
 def read_frontier(connection: Connection, topic_id: TopicId, from_ledger: int) -> Frontier:
-    """Return the entries that readers of a topic may see at one moment. The last entry is read before the buffers."""
+    """Return the frontier of a topic at one moment. The last entry is read before the buffers."""
     end = read_last_position(connection, topic_id)
     view = read_buffers(connection, [topic_id], from_ledger=from_ledger)[topic_id]
     if end is None:
@@ -171,10 +170,10 @@ def read_frontier(connection: Connection, topic_id: TopicId, from_ledger: int) -
 def read_last_position(
     connection: Connection, topic_id: TopicId, *, before: LedgerId | None = None, include_empty: bool = False
 ) -> Position | None:
-    """Return the topic's last entry, or the last entry of ledgers before `before`, or `None`.
+    """Return the topic's last entry, or `None`. With `before`, only ledgers with lower ids count.
 
-    With `include_empty`, the result may be the position before the first entry of an empty last ledger. It never moves
-    back.
+    With `include_empty`, the last ledger may be empty. The result is then the position before its first entry, and so
+    never moves back.
     """
     c, list_id = t.ledger.c, select_list_id(topic_id, Component.MANAGED_LEDGER, {}).scalar_subquery()
     conditions = [c.list_id == list_id, c.place.is_not(None)]

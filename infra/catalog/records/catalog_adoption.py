@@ -149,7 +149,6 @@ def _count_absent_ledgers(connection: Connection) -> AbsentLedgerCounts:
 
 
 def _read_loaded_ledgers(connection: Connection, shard: int, after: LedgerId, limit: int) -> list[LoadedLedger]:
-    """Return ledgers whose list and topic have rows, ascending."""
     columns = (
         t.ledger,
         t.ledger_list.c.topic_id,

@@ -237,7 +237,6 @@ def _join_ledger_parts(ledgers: Any) -> Any:  # noqa: ANN401 - a join
 
 
 def _build_field_columns(kind: RecordKind, row: Any, dialect: str) -> dict[str, ColumnElement[Any]]:  # noqa: ANN401 - a table
-    """Return the columns of the kind's fields. For ledgers and lists, some columns are from other tables."""
     joined: dict[str, ColumnElement[Any]] = {}
     if kind is RecordKind.LIST:
         joined["ledgers"] = _select_listed(row.c.list_id, dialect)
@@ -260,7 +259,6 @@ def _json_as_text(column: ColumnElement[Any]) -> ColumnElement[Any]:
 
 
 def _select_listed(list_id: ColumnElement[int], dialect: str) -> ColumnElement[Any]:
-    """Select the ids of a list's ledgers, as JSON on SQLite and as an array on PostgreSQL."""
     place = t.ledger.c.place
     places = func.json_group_array(place) if dialect == "sqlite" else func.array_agg(place)
     return select(places).where(t.ledger.c.list_id == list_id, place.is_not(None)).scalar_subquery()
@@ -280,7 +278,6 @@ def _read_part_rows(
     first: int,
     last: int,
 ) -> Mapping[tuple[int, str], list[dict[str, Any]]]:
-    """Return the rows of `table` for changed records with ids from `first` to `last`, by id and sub of the record."""
     changed, c = latest.c, table.c
     same_key = [c[keys[0]] == changed.id, *(c[key] == cast(changed.sub, c[key].type) for key in keys[1:])]
     names = [name for name in c.keys() if name not in keys]  # noqa: SIM118 - a collection of columns

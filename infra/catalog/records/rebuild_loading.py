@@ -111,7 +111,6 @@ class SqlRebuild:
                 leftover.unlink(missing_ok=True)
 
     def _move_file_to_target(self, new: Path, path: Path) -> None:
-        """Give the file the target's name. Remove an empty catalog with that name."""
         if path.exists():
             if self.read_target().rebuild:
                 raise self._not_empty_error("a catalog that another attempt has loaded meanwhile")

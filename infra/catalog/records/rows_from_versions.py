@@ -182,7 +182,6 @@ def build_delayed_index_rows(versions: pa.Table) -> Iterator[TableRows]:
 
 
 def _parse_parts(table: Table, documents: pa.ChunkedArray, keys: pa.Table) -> TableRows:
-    """Return the rows of JSON documents, each with the key of its record. Bytes are in base64."""
     has_parts = pc.and_(pc.is_valid(documents), pc.not_equal(documents, "[]"))
     aggregates = zip(keys.filter(has_parts).to_pylist(), documents.filter(has_parts).to_pylist(), strict=True)
     parts = [part | key for key, document in aggregates for part in json.loads(document)]

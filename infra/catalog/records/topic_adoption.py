@@ -92,7 +92,6 @@ def _summarize_staged_ledgers(connection: Connection, topic_id: TopicId) -> _Sta
 def _adopt_page(
     connection: Connection, topic: _TopicInAdoption | None, ledgers: Sequence[StagedLedger], now_us: int
 ) -> None:
-    """Settle a page of ledgers. Incomplete ledgers are settled after the last page of the topic."""
     adoptees = dict.fromkeys((ledger.ledger_id for ledger in ledgers), AdoptionOutcome.UNCHANGED)
     adoptees |= {
         ledger.ledger_id: AdoptionOutcome.DETACHED
@@ -140,7 +139,6 @@ def _find_or_restore_name(
 def _adopt_uploads(
     connection: Connection, topic: _TopicInAdoption, ledgers: Sequence[StagedLedger], now_us: int
 ) -> dict[LedgerId, AdoptionOutcome]:
-    """Register adopted uploads. Put ledgers without a place into their list."""
     with_uploads = [ledger for ledger in ledgers if ledger.uploads]
     query = select(t.ledger).where(is_one_of(connection, _L.ledger_id, [ledger.ledger_id for ledger in with_uploads]))
     row_by_ledger = {row.ledger_id: row for row in connection.execute(query)}

@@ -1,8 +1,9 @@
-"""Sole writer of the transaction buffers of topics: `buffer_range` and `buffer_hidden`.
+"""Sole writer of the transaction buffers of topics: the tables `buffer_range` and `buffer_hidden`.
 
-A range is a run of entries of one transaction. Until the transaction is settled in the topic, its state decides whether
-readers read the range, wait before it, or skip it. The settlement removes the range, and hides aborted entries for
-good. Hidden entries are bitmaps, in one row per ledger, so a reader needs no lookup per entry.
+A range is a run of entries of one transaction. The state of the transaction decides whether readers read the range,
+wait before the range, or skip it. When the transaction is settled in the topic, the range is removed, and the entries
+of an aborted transaction become hidden. Hidden entries are a bitmap in one row for each ledger, so a reader needs no
+lookup for each entry.
 
 Source: Pulsar's TopicTransactionBuffer (maxReadPosition, aborted transactions).
 """
@@ -46,8 +47,8 @@ def read_buffers(
 ) -> dict[TopicId, BufferView]:
     """Return the buffers of topics, without hidden entries in ledgers below `from_ledger`.
 
-    Read the registered entries before this call. Otherwise entries that come in between would count as committed.
-    Ranges are read before bitmaps, because the settlement of an abort moves entries from ranges to bitmaps.
+    The caller must have read the registered entries before. Otherwise entries registered meanwhile would count as
+    committed. Ranges are read before bitmaps, because the settlement of an abort moves entries from ranges to bitmaps.
     """
     buffers = {topic_id: BufferView() for topic_id in topic_ids}
     is_open = _T.state == TransactionState.OPEN.value
@@ -84,7 +85,7 @@ def read_open_entries(connection: Connection, topic_id: TopicId) -> dict[Transac
 
 
 def insert_buffer_ranges(connection: Connection, ranges: Collection[tuple[int, ...]]) -> None:
-    """Insert rows of `_RANGE_COLUMNS`. The caller has locked the ledgers and the open transactions."""
+    """Insert rows with the columns `_RANGE_COLUMNS`. The caller has locked the ledgers and the open transactions."""
     if ranges:
         _compile_range_insert(connection.dialect.name).execute(connection, ranges)
 
@@ -99,7 +100,7 @@ def _compile_range_insert(dialect: str) -> BulkStatement:
 def hide_entries(
     connection: Connection, topic_by_ledger: Mapping[LedgerId, TopicId], entries: Mapping[LedgerId, BitMap]
 ) -> None:
-    """Hide entries. The caller has locked their ledgers."""
+    """Hide entries of ledgers that the caller has locked."""
     if not entries:
         return
     stored = connection.execute(select(t.buffer_hidden).where(is_one_of(connection, _H.ledger_id, entries)))
@@ -115,7 +116,7 @@ def hide_entries(
 
 
 def remove_entries_from_buffers(connection: Connection, first_entry_by_ledger: Mapping[LedgerId, int]) -> None:
-    """Remove entries from these entry ids on from the buffers. Adoption can then register other entries there."""
+    """Remove entries from the buffers: in each ledger, all entries from this entry id on."""
     for ledger_id, first_entry in first_entry_by_ledger.items():
         connection.execute(delete(t.buffer_range).where(_B.ledger_id == ledger_id, _B.first_entry >= first_entry))
     rows = connection.execute(select(t.buffer_hidden).where(is_one_of(connection, _H.ledger_id, first_entry_by_ledger)))
@@ -126,9 +127,9 @@ def remove_entries_from_buffers(connection: Connection, first_entry_by_ledger: M
 
 
 def settle_buffer_ranges(connection: Connection, settled: Collection[tuple[TopicId, TransactionId]]) -> None:
-    """Remove the ranges of decided transactions, and hide the entries of aborted ranges.
+    """Remove the ranges of decided transactions, and hide the entries of aborted transactions.
 
-    Ledgers are locked ascending.
+    Ledgers are locked in ascending order.
     """
     keys = {(topic_id, txn.tc_id, txn.sequence) for topic_id, txn in settled}
     statements = _compile_range_settling(connection.dialect.name)
@@ -148,7 +149,7 @@ def settle_buffer_ranges(connection: Connection, settled: Collection[tuple[Topic
 
 
 class _RangeSettlingStatements(NamedTuple):
-    """Statements on ranges. `remove_ranges` removes exactly the rows that `read_aborted` returned."""
+    """Statements that settle ranges. `remove_ranges` removes exactly the rows that `read_aborted` returned."""
 
     remove_committed: BulkStatement
     read_aborted: BulkStatement
@@ -176,24 +177,23 @@ def _compile_range_settling(dialect: str) -> _RangeSettlingStatements:
 
 
 def remove_ledgers_from_buffers(connection: Connection, removed: Any) -> None:  # noqa: ANN401 - a subquery of ledger ids
-    """Remove the buffer rows of ledgers that the same SQL transaction removes."""
+    """Remove the buffer rows of ledgers. The caller removes these ledgers in the same SQL transaction."""
     connection.execute(delete(t.buffer_range).where(_B.ledger_id.in_(removed)))
     connection.execute(delete(t.buffer_hidden).where(_H.ledger_id.in_(removed)))
 
 
 def remove_topic_buffer(connection: Connection, topic_id: TopicId) -> int:
-    """Remove the buffer of a deleted topic. Return the number of rows."""
     ranges = connection.execute(delete(t.buffer_range).where(_B.topic_id == topic_id)).rowcount
     return ranges + connection.execute(delete(t.buffer_hidden).where(_H.topic_id == topic_id)).rowcount
 
 
 def match_unsettled_ledgers(ledger_id: Any) -> Any:  # noqa: ANN401 - a column; an EXISTS
-    """Select ledgers with messages of a transaction that is not settled in the topic."""
+    """Select ledgers with entries of a transaction that is not settled in the topic."""
     return select(_B.ledger_id).where(_B.ledger_id == ledger_id).exists()
 
 
 def build_transaction_id_parameter(dialect: str, columns: Any) -> tuple[BulkParameter, ColumnElement[bool]]:  # noqa: ANN401 - a table's columns
-    """Return a bulk parameter of transaction ids, and the condition that joins a table's rows to it."""
+    """Return a bulk parameter of transaction ids, and the condition that joins it with the rows of a table."""
     ids = build_bulk_parameter(dialect, "asked", {"tc_id": BIG, "sequence": BIG})
     c = ids.source.c
     return ids, and_(columns.tc_id == c.tc_id, columns.sequence == c.sequence)

@@ -1,4 +1,4 @@
-"""Snapshots of transaction buffers in SQL. Lock order: topic, list of the topic's snapshots, row."""
+"""Snapshots of transaction buffers in SQL. Lock order: topic, list of the topic's snapshots, row of the snapshot."""
 
 from collections.abc import Mapping
 from functools import cache
@@ -85,7 +85,7 @@ class SqlTransactionBufferSnapshots(CatalogAdapter):
 
 
 def _read_buffer(connection: Connection, topic_id: TopicId) -> TransactionBuffer:
-    """Read at one moment. A transaction that is open at that moment has no marker up to the last entry."""
+    """Read the buffer of a topic at one moment. An open transaction has no transaction marker up to the last entry."""
     return TransactionBuffer(
         read_to=read_last_position(connection, topic_id, include_empty=True) or EARLIEST,
         open=read_open_entries(connection, topic_id),
@@ -106,7 +106,10 @@ def read_buffer_snapshot(connection: Connection, topic_id: TopicId, *, lock: boo
 
 
 def add_settled_changes(connection: Connection, changes: Mapping[TopicId, int], *, now_us: int) -> None:
-    """Count settled transactions of topics, and set when their snapshots are due. The topics are share-locked."""
+    """Count settled transactions of topics, and set when the topics' snapshots are due.
+
+    The caller has share-locked the topics.
+    """
     later = now_us + round(SNAPSHOT_AFTER_S * 1_000_000)
     if changes:
         _compile_change_count(connection.dialect.name).execute(connection, changes.items(), now=now_us, later=later)
@@ -115,7 +118,7 @@ def add_settled_changes(connection: Connection, changes: Mapping[TopicId, int], 
 @cache
 def _compile_change_count(dialect: str) -> BulkStatement:
     settled = build_bulk_parameter(dialect, "settled", {"topic_id": BIG, "changes": BIG})
-    now, later = (cast(bindparam(name), BIG) for name in ("now", "later"))  # PostgreSQL takes uncast ones for text
+    now, later = (cast(bindparam(name), BIG) for name in ("now", "later"))  # PostgreSQL takes uncast numbers for text
     c = settled.source.c
     new = {
         "topic_id": c.topic_id,
@@ -124,7 +127,7 @@ def _compile_change_count(dialect: str) -> BulkStatement:
         "read_ledger": literal(-1),
         "read_entry": literal(-1),
     }
-    rows = select(*new.values()).where(true())  # without WHERE, SQLite takes ON for a join's
+    rows = select(*new.values()).where(true())  # without WHERE, SQLite takes ON for the ON of a join
     put = build_dialect_insert(dialect, t.transaction_snapshot).from_select(list(new), rows)
     changes = _S.changes + put.excluded.changes
     due = case((changes >= SNAPSHOT_CHANGES, now), (func.coalesce(_S.due_us, later) < later, _S.due_us), else_=later)
@@ -133,7 +136,7 @@ def _compile_change_count(dialect: str) -> BulkStatement:
 
 
 def reserve_due_topics(connection: Connection, *, limit: int, now_us: int, until_us: int) -> list[TopicId]:
-    """Take rows that are due until `until_us`. Skip rows that another process has locked."""
+    """Return topics with due snapshots, and make these snapshots due again at `until_us`. Skip locked rows."""
     due = select(_S.topic_id).where(_S.due_us <= now_us).order_by(_S.due_us, _S.topic_id).limit(limit)
     topic_ids = [TopicId(topic_id) for topic_id in connection.execute(due.with_for_update(skip_locked=True)).scalars()]
     if topic_ids:
@@ -143,7 +146,7 @@ def reserve_due_topics(connection: Connection, *, limit: int, now_us: int, until
 
 
 def store_buffer_snapshot(connection: Connection, switch: BufferSnapshotSwitch, ledger_id: LedgerId) -> None:
-    """Store the topic's snapshot, under the lock of its list. After changes the next snapshot stays due."""
+    """Store the topic's snapshot. The caller has locked the list. After later changes the next snapshot stays due."""
     values = {"ledger_id": ledger_id, "read_ledger": switch.read_to.ledger_id, "read_entry": switch.read_to.entry_id}
     put = build_dialect_insert(connection.dialect.name, t.transaction_snapshot)
     put = put.values(topic_id=switch.topic_id, changes=0, **values)
@@ -152,11 +155,10 @@ def store_buffer_snapshot(connection: Connection, switch: BufferSnapshotSwitch, 
 
 
 def forget_buffer_snapshots(connection: Connection, is_lost: ColumnElement[bool]) -> int:
-    """Forget the snapshots that a condition on `ledger_id` selects. Return their number."""
+    """Remove references to snapshots. `is_lost` is a condition on `ledger_id`. Return the number of snapshots."""
     values = {"ledger_id": None, "read_ledger": -1, "read_entry": -1}
     return connection.execute(update(t.transaction_snapshot).where(is_lost).values(values)).rowcount
 
 
 def remove_buffer_snapshot(connection: Connection, topic_id: TopicId) -> int:
-    """Remove the row of a deleted topic. Return the number of rows."""
     return connection.execute(delete(t.transaction_snapshot).where(_S.topic_id == topic_id)).rowcount

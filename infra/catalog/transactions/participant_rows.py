@@ -1,4 +1,4 @@
-"""Rows of participants: their only writes. The caller has locked the participants' transactions."""
+"""Sole writer of the table `transaction_participant`. The caller has locked the participants' transactions."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cache
@@ -44,12 +44,12 @@ _COLUMNS: Final = (
     "how",
     "last_error",
 )
-"""Columns in the order in which `_participant_from_row` reads them. By order is faster, for hundreds of rows."""
+"""Columns in the order in which `_participant_from_row` reads them. Access by order is faster than by name."""
 _IS_OF_TRANSACTION: Final = and_(_P.tc_id == _T.tc_id, _P.sequence == _T.sequence)
 
 
 def insert_participants(connection: Connection, joined: Iterable[tuple[TransactionId, Participant, str]]) -> None:
-    """Insert missing participants, each with its topic's name. The caller has locked their open transactions."""
+    """Insert missing participants, each with the name of its topic. The caller has locked the open transactions."""
     rows = {
         (txn.tc_id, txn.sequence, participant.topic_id, participant.subscription, topic)
         for txn, participant, topic in joined
@@ -63,7 +63,8 @@ def _compile_participant_insert(dialect: str) -> BulkStatement:
     column_types: _ColumnTypes = {"tc_id": BIG, "sequence": BIG, "topic_id": BIG, "subscription": TEXT, "topic": TEXT}
     joined = build_bulk_parameter(dialect, "joined", column_types)
     columns = [joined.source.c[name] for name in column_types]
-    rows = select(*columns, literal(b"", LargeBinary())).where(true())  # without WHERE, SQLite takes ON for a join's
+    # without WHERE, SQLite takes ON for the ON of a join
+    rows = select(*columns, literal(b"", LargeBinary())).where(true())
     put = build_dialect_insert(dialect, t.transaction_participant).from_select([*column_types, "positions"], rows)
     return BulkStatement(sql=put.on_conflict_do_nothing(), rows=joined)
 
@@ -102,7 +103,7 @@ def read_held_entries(
 
 @cache
 def _compile_held_entries_query(dialect: str) -> BulkStatement:
-    """Use the index of unfinished transactions, because a subscription may have many finished ones."""
+    """Use the index of unfinished transactions, because a subscription may have many finished transactions."""
     subscriptions = build_bulk_parameter(dialect, "asked", {"topic_id": BIG, "subscription": TEXT})
     c = subscriptions.source.c
     is_requested = and_(_P.topic_id == c.topic_id, _P.subscription == c.subscription)
@@ -131,7 +132,7 @@ def read_participants(
 def read_holding_participants(
     connection: Connection, txns: Collection[TransactionId]
 ) -> tuple[set[TransactionId], list[tuple[TransactionId, StoredParticipant]]]:
-    """Return the transactions that have participants, and the participants that hold positions."""
+    """Return the transactions that have participants, and the participants that hold entries."""
     statements, pairs = _compile_participant_queries(connection.dialect.name), transaction_id_rows(txns)
     counts = statements.holder_counts.execute(connection, pairs).all()
     rows = statements.holders.execute(connection, pairs) if any(row.holding for row in counts) else ()
@@ -140,9 +141,9 @@ def read_holding_participants(
 
 
 class _ParticipantQueries(NamedTuple):
-    participants: BulkStatement  # ascending
-    holder_counts: BulkStatement  # transactions with participants, and how many of these hold positions
-    holders: BulkStatement  # participants that hold positions, ascending
+    participants: BulkStatement  # reads participants, ascending
+    holder_counts: BulkStatement  # reads transactions with participants, and the number of participants with entries
+    holders: BulkStatement  # reads participants that hold entries, ascending
 
 
 @cache
@@ -161,7 +162,6 @@ def _compile_participant_queries(dialect: str) -> _ParticipantQueries:
 
 
 def match_owing_transactions(tc_id: Any, sequence: Any) -> Any:  # noqa: ANN401 - two columns; an EXISTS
-    """Select transactions with a participant that is not settled."""
     is_owed = (_P.tc_id == tc_id, _P.sequence == sequence, _P.settled_us.is_(None))
     return select(_P.tc_id).where(*is_owed).exists()
 
@@ -181,7 +181,7 @@ def _participant_from_row(row: Sequence[Any]) -> StoredParticipant:
 def settle_participants(
     connection: Connection, settlements: Iterable[tuple[TransactionId, Participant, SettlementReason]], *, now_us: int
 ) -> int:
-    """Settle owed participants of decided transactions. Return how many participants this call settled."""
+    """Settle owed participants of decided transactions. Return the number of participants that were owed."""
     rows = [
         (txn.tc_id, txn.sequence, participant.topic_id, participant.subscription, settlement.value, now_us)
         for txn, participant, settlement in settlements

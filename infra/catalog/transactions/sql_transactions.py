@@ -48,7 +48,7 @@ _PENDING_WORK_QUERY = select(
     .label("has_unclaimed"),
     select(func.min(_T.deadline_us)).where(*_OPEN).scalar_subquery().label("deadline"),
 )
-"""Query that is built once, because coordinators poll it."""
+"""Query for pending work of a coordinator. It is built once, because coordinators poll often."""
 
 
 class SqlTransactions(CatalogAdapter):
@@ -175,7 +175,7 @@ class SqlTransactions(CatalogAdapter):
     def resolve_participant(
         self, connection: Connection, txn: TransactionId, participant: Participant, cause: AuditCause
     ) -> StoredTransaction:
-        # The row is not locked here: a decision is final, and ledgers must be locked before the row.
+        # The row is not locked here, because a decision is final and ledgers must be locked before the row.
         transaction = _require_transaction(connection, txn)
         stored = next((stored for stored in transaction.participants if stored.participant == participant), None)
         if stored is None:
@@ -218,7 +218,7 @@ def _record_failures(
     failures: Mapping[TransactionId, Mapping[Participant, str]],
     claims: Mapping[TransactionId, Mapping[str, Any]],
 ) -> None:
-    """Store the errors of participants before those of transactions. A settlement locks rows in the same order."""
+    """Store the errors of participants, then the errors of transactions. A settlement locks rows in the same order."""
     for txn, errors in sorted(failures.items()):
         participants.store_participant_errors(connection, txn, errors)
     for txn, errors in sorted(failures.items()):

@@ -1,8 +1,8 @@
 """Begin and end of transactions in a group commit, and the abort of expired transactions.
 
-One SQL transaction sets the state, which readers of every topic follow at once, and turns held entries of subscriptions
-into acknowledgements. The later broadcast does not change what readers see. In Pulsar, readers see a part of a
-transaction until the last participant is told.
+One SQL transaction sets the state, which the readers of all topics follow at once. It also turns the entries that
+subscriptions hold into acknowledgements. The later broadcast does not change what readers see. In Pulsar, readers see
+only a part of a transaction until the last participant has been told.
 """
 
 from collections import Counter
@@ -38,7 +38,7 @@ LockedTransactions = Mapping[TransactionId, Row[Any]]
 def begin_transactions(
     connection: Connection, writes: Sequence[BeginTransactionWrite], *, now_us: int
 ) -> list[GroupCommitResult]:
-    """Open transactions. Each coordinator takes its ids with one statement."""
+    """Open transactions. Each coordinator takes its sequence numbers with one statement."""
     sequences: dict[int, Any] = {}
     for tc_id in sorted({write.tc_id for write in writes}):
         count = sum(write.tc_id == tc_id for write in writes)
@@ -61,10 +61,10 @@ def end_transactions(
     next_cursors: Collection[tuple[TopicId, str]],
     now_us: int,
 ) -> list[GroupCommitResult]:
-    """Decide locked transactions, in order. A second request for a transaction finds the decision of the first request.
+    """Decide locked transactions, in order. A second request for a transaction gets the first decision.
 
-    `states` is updated. The caller locks `next_cursors` next. If this call locks cursors, it locks these too, in one
-    order.
+    `states` is updated. The caller locks `next_cursors` afterwards. If this call locks cursors, it also locks these
+    cursors, so that all cursors are locked in one order.
     """
     results: list[GroupCommitResult] = []
     changed: dict[TransactionId, TransactionState] = {}
@@ -108,7 +108,10 @@ def store_transaction_decisions(
     now_us: int,
     timed_out: bool = False,
 ) -> dict[TransactionId, TransactionState]:
-    """Store the decisions of locked, open transactions. Return their states, final if there are no participants."""
+    """Store the decisions of locked, open transactions. Return the new states.
+
+    The state of a transaction without participants is final.
+    """
     if not changed:
         return {}
     participating, holders = read_holding_participants(connection, list(changed))
@@ -127,9 +130,10 @@ def apply_decisions_to_cursors(
     aborted: Sequence[StoredParticipant] = (),
     next_cursors: Collection[tuple[TopicId, str]] = (),
 ) -> None:
-    """Acknowledge entries that committed transactions held, and count a release per cursor and aborted transaction.
+    """Acknowledge the entries that committed transactions held, and count the releases of aborted transactions.
 
-    The cursor keeps only entries that still count. Cumulative acknowledgements of a read before the abort are refused.
+    Each aborted transaction counts one release for each of its cursors. A cursor keeps only entries that still count. A
+    cumulative acknowledgement of a read before the abort is refused.
     """
     committed_keys = {(holder.participant.topic_id, holder.participant.subscription) for holder in committed}
     releases = Counter((holder.participant.topic_id, holder.participant.subscription) for holder in aborted)

@@ -1,7 +1,8 @@
 """Sole reader and writer of coordinators and transactions.
 
 Lock order: transactions come after topics, lists, ledgers and producer sequences, and before coordinators and cursors.
-A SQL transaction locks all transactions that it needs at once, by id. It settles participants before their transaction.
+A SQL transaction locks all the transactions that it needs at once, in the order of ids. It settles participants before
+transactions.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -46,7 +47,7 @@ _ColumnTypes = dict[str, TypeEngine[Any]]
 
 
 def take_next_sequences(connection: Connection, tc_id: int, count: int) -> range:
-    """Take the coordinator's next sequence numbers. Raise `IdsExhausted` if not all are below the ceiling."""
+    """Take the coordinator's next sequence numbers. Raise `IdsExhausted` if a number is not below the ceiling."""
     is_below_ceiling = _C.next_sequence + count <= select(t.record_log.c.transaction_ceiling).scalar_subquery()
     connection.execute(
         build_insert_if_absent(connection, t.transaction_coordinator).values(tc_id=tc_id, next_sequence=0)
@@ -65,7 +66,7 @@ def take_next_sequences(connection: Connection, tc_id: int, count: int) -> range
 def insert_open_transactions(
     connection: Connection, opened: Sequence[tuple[TransactionId, int]], *, now_us: int
 ) -> None:
-    """Insert open transactions, each with its timeout in microseconds."""
+    """Insert open transactions. Each has its timeout in microseconds."""
     rows = [
         {
             "tc_id": txn.tc_id,
@@ -89,7 +90,7 @@ def _compile_transaction_lock(dialect: str) -> BulkStatement:
 
 
 def lock_transactions(connection: Connection, txns: Iterable[TransactionId]) -> dict[TransactionId, Row[Any]]:
-    """Lock the transactions that exist, in the order of their ids."""
+    """Lock the existing transactions in the order of their ids. Return their rows."""
     pairs = transaction_id_rows(txns)
     rows = _compile_transaction_lock(connection.dialect.name).execute(connection, pairs).all() if pairs else []
     return {TransactionId(row.tc_id, row.sequence): row for row in rows}
@@ -98,9 +99,9 @@ def lock_transactions(connection: Connection, txns: Iterable[TransactionId]) -> 
 def store_decided_states(
     connection: Connection, states: Mapping[TransactionId, TransactionState], *, now_us: int, timed_out: bool
 ) -> None:
-    """Store the decided states of locked transactions. A final state finishes its transaction."""
+    """Store the decided states of locked transactions. A transaction with a final state is finished."""
     rows = [(txn.tc_id, txn.sequence, state.value, now_us if state.is_final else None) for txn, state in states.items()]
-    trace = current_trace_id()  # stored now, because the later broadcast has one trace for many transactions
+    trace = current_trace_id()  # stored now, because the broadcast has one trace for many transactions
     _compile_state_update(connection.dialect.name).execute(
         connection, rows, now=now_us, late=int(timed_out), trace=trace
     )
@@ -122,7 +123,6 @@ def _compile_state_update(dialect: str) -> BulkStatement:
 
 
 def transactions_from_rows(connection: Connection, rows: Sequence[Row[Any]]) -> list[StoredTransaction]:
-    """Return rows of `transaction` as values with their participants, in the order of the rows."""
     participants = read_participants(connection, [TransactionId(row.tc_id, row.sequence) for row in rows])
     return [
         dataclass_from_row(
@@ -144,7 +144,7 @@ def match_transaction(txn: TransactionId) -> tuple[ColumnElement[bool], ...]:
 def finish_settled_transactions(
     connection: Connection, txns: Collection[TransactionId], *, now_us: int
 ) -> list[FinishedTransaction]:
-    """Finish the decided transactions without an owed participant. Return all of `txns` that are final now."""
+    """Finish decided transactions without an owed participant. Return the transactions in `txns` that are final now."""
     statements, pairs = _compile_finishing_statements(connection.dialect.name), transaction_id_rows(txns)
     locked = statements.lock.execute(connection, pairs).all()
     already_finished = [
@@ -158,9 +158,12 @@ def finish_settled_transactions(
 
 
 class _FinishingStatements(NamedTuple):
-    """Two statements in this order, because one statement with a subquery would see the state before its locks."""
+    """Statements that finish transactions.
 
-    lock: BulkStatement  # by id
+    A single statement with a subquery would read participants as of the time before it got its locks.
+    """
+
+    lock: BulkStatement  # in the order of ids
     finish: BulkStatement
 
 
@@ -196,7 +199,6 @@ def _compile_states_query(dialect: str) -> BulkStatement:
 
 
 def match_unclaimed_transactions(now_us: Any) -> ColumnElement[bool]:  # noqa: ANN401 - a number, or a parameter
-    """Select transactions without a live claim at `now_us`."""
     has_lapsed: ColumnElement[bool] = func.coalesce(_T.claim_until_us, 0) <= now_us
     return has_lapsed
 
@@ -204,14 +206,14 @@ def match_unclaimed_transactions(now_us: Any) -> ColumnElement[bool]:  # noqa: A
 def claim_transaction(
     connection: Connection, txn: TransactionId, claim: Mapping[str, Any], *, workflow_id: str, now_us: int
 ) -> bool:
-    """Claim one transaction unless another workflow has a live claim. Return whether it is claimed."""
+    """Claim a transaction unless another workflow has a live claim. Return whether the caller has the claim."""
     can_claim = or_(match_unclaimed_transactions(now_us), _T.claim_workflow == workflow_id)
     claimed = update(t.transaction).where(*match_transaction(txn), can_claim).values(**claim)
     return bool(connection.execute(claimed).rowcount)
 
 
 def record_transaction_failure(connection: Connection, txn: TransactionId, error: str, **claim: Any) -> None:  # noqa: ANN401
-    """Count a failed attempt of an unfinished transaction, and set the given columns of its claim."""
+    """Count a failed attempt of an unfinished transaction. `claim` has new values of the claim's columns."""
     unfinished = update(t.transaction).where(*match_transaction(txn), _T.finished_us.is_(None))
     connection.execute(unfinished.values(attempts=_T.attempts + 1, last_error=error, **claim))
 
@@ -234,7 +236,7 @@ def _compile_claim_update(dialect: str) -> BulkStatement:
 def read_states_finished_before(
     connection: Connection, before_us: int, limit: int
 ) -> dict[TransactionId, TransactionState]:
-    """Return transactions that finished before `before_us`, oldest first."""
+    """Return the transactions that finished before `before_us`, oldest first."""
     query = select(_T.tc_id, _T.sequence, _T.state).where(_T.finished_us < before_us)
     rows = connection.execute(query.order_by(_T.finished_us).limit(limit))
     return {TransactionId(row.tc_id, row.sequence): TransactionState(row.state) for row in rows}
@@ -248,7 +250,10 @@ def remove_transactions(connection: Connection, finished: Collection[Transaction
 
 
 def count_unfinished_by_state(connection: Connection) -> Sequence[Row[Any]]:
-    """Return `state`, `rows` and `since` of unfinished transactions. `since` is the earliest time of each state."""
+    """Return `state`, `rows` and `since` of unfinished transactions.
+
+    `since` is the earliest decision. For the state OPEN it is the earliest begin.
+    """
     since = func.min(func.coalesce(_T.decided_us, _T.created_us)).label("since")
     query = select(_T.state, func.count().label("rows"), since).where(_T.finished_us.is_(None)).group_by(_T.state)
     return connection.execute(query).all()

@@ -203,7 +203,6 @@ class _KindPass:
         return _RangeKeys(pa.concat_tables(tables), blocks, numbers, row_offsets)
 
     def _existence_mask(self, keys: _RangeKeys, survey: IdRangeSurvey) -> "Mask":
-        """Return for each newest record version whether the catalog has the record."""
         import pyarrow as pa  # noqa: PLC0415 - start-up time
 
         newest_keys = keys.table.select(["id", "sub"]).take(pa.array(survey.newest_rows))

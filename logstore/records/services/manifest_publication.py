@@ -249,7 +249,6 @@ class BlockWriter:
             self._write(rows - rows % MAX_VERSIONS_PER_BLOCK or rows)
 
     def store_remaining(self) -> list[Block]:
-        """Store the buffered record versions and return all blocks."""
         rows = sum(table.num_rows for table in self._tables)
         if rows:
             self._write(rows)

@@ -46,7 +46,7 @@ class RebuildManifests:
         return newest
 
     def pin_manifest(self, rebuild: str, manifest: int, *, now_us: int) -> Manifest:
-        """Pin a manifest for a week from now and return it. Idempotent."""
+        """Pin a manifest for a week from `now_us`, and return the manifest. Idempotent."""
         self._log.pin_manifest(rebuild, manifest, now_us + _PIN_DURATION_US, _PIN_PURPOSE)
         return self.read_manifest(manifest)
 
@@ -60,7 +60,7 @@ class RebuildManifests:
         self._log.end_pin(pin)
 
     def read_manifest(self, number: int) -> Manifest:
-        """Return the manifest of a number.
+        """Return the manifest with this number.
 
         Raises:
             PreconditionFailed: The manifest does not exist.

@@ -319,7 +319,6 @@ class RecordLog:
         self._delete_others(folder, key)
 
     def _is_forgotten(self, folder: str, key: str) -> bool:
-        """Return whether a stored acknowledgement is gone and no newer acknowledgement exists."""
         if any(self._objects.head(key) is not None for _ in range(2)):
             return False
         return not any(_REPLICA.fullmatch(item.key) for item in self._objects.list(folder))
@@ -405,7 +404,6 @@ class RecordLog:
         return self._objects.head(self._revocation(replica_id)) is not None
 
     def _delete_others(self, folder: str, key: str) -> None:
-        """Delete the objects of the folder except `key` and the revocation."""
         keys = [item.key for item in self._objects.list(folder) if item.key not in {key, f"{folder}{_REVOKED}"}]
         self._delete(keys)
 

@@ -113,5 +113,4 @@ class RecordsBucketSweeper:
 
 
 def _is_older(item: ObjectInfo, newest_us: int, age_us: int) -> bool:
-    """Return whether an object is older than the newest manifest by more than `age_us`. Unknown ages are young."""
     return item.modified_us is not None and item.modified_us < newest_us - age_us

@@ -177,7 +177,6 @@ class ReplicaShipments:
 
 
 def _refuse_promoted(replica: str, target_newest: Manifest | None, own: Manifest) -> None:
-    """Refuse a replica whose newest manifest does not come from this record log."""
     if target_newest is None:
         return
     if target_newest.catalog_id != own.catalog_id:

@@ -85,7 +85,6 @@ class _Candidates:
         return self.ids[~self.needed]
 
     def count_later(self, manifest: int) -> int:
-        """Return the number of removable candidates whose tombstone is in a manifest after `manifest`."""
         return int((~self.needed & (self.newest_tombstone > manifest)).sum())
 
     def may_overlap(self, block: Block) -> bool:
@@ -191,7 +190,6 @@ class Raider:
 
     @contextmanager
     def _resting(self) -> Iterator[None]:
-        """Sleep after the write transaction in the `with` block."""
         started_s = self._clock.monotonic_s()
         yield
         self._clock.sleep(_REST_FACTOR * (self._clock.monotonic_s() - started_s))
@@ -214,7 +212,6 @@ class Raider:
         }
 
     def _scan(self, scan: _Scan, blocks: Sequence[Block], progress: Callable[[RaidResult], None]) -> bool:
-        """Scan the blocks that were not scanned yet. Return whether there was such a block."""
         unscanned = [
             block for block in blocks if block.kind in scan.candidates and block.block_id not in scan.scanned_block_ids
         ]

@@ -229,7 +229,6 @@ class UploadAdopter:
         return report
 
     def _pages(self, shard: int, items: Iterable[ObjectInfo]) -> Iterator[list[_LedgerPair]]:
-        """Yield pages of ledgers with a row or objects, ascending. A page has bounded objects, or one ledger."""
         page, objects = list[_LedgerPair](), 0
         for row, stored in _join(self._loaded_ledgers(shard), _group_by_ledger(items)):
             ledger_objects = len(stored.segments) if stored else 0

@@ -65,7 +65,6 @@ def read_upload(objects: ObjectStore, ledger_id: LedgerId, number: int, item: Ob
 
 
 def denied_object_error(key: str, method: str) -> StoreUnavailable:
-    """Return the error for a listed object that another request does not find. A retry lists again."""
     return StoreUnavailable(f"{key}: LIST shows it, {method} does not find it; try again")
 
 
@@ -102,7 +101,6 @@ def _read_upload(objects: ObjectStore, ledger_id: LedgerId, number: int, item: O
 
 
 def _fetch(objects: ObjectStore, ledger_id: LedgerId, item: ObjectInfo) -> tuple[Mapping[str, str], bytes | None]:
-    """Return the metadata of an object. To save a request, also return the content of a small object."""
     if item.size_bytes <= MAX_WHOLE_READ_BYTES:
         stored = objects.get(item.key)
         if stored is None:
