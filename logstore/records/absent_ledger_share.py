@@ -10,12 +10,7 @@ MAX_ABSENT_SHARE: Final = MAX_ORPHAN_SHARE
 
 
 def require_small_absent_share(absent: int, ledgers: int, max_share: float) -> None:
-    """Refuse a catalog if more than `max_share` of its listed ledgers have no object in any bucket.
-
-    Raises:
-        InvalidInput: `max_share` is not 0 to 1.
-        PreconditionFailed: The share is above `max_share`.
-    """
+    """Refuse a catalog if more than `max_share` of its listed ledgers have no object in any bucket."""
     check_fraction("max-absent-share", max_share)
     share = absent / ledgers if absent else 0.0
     if share > max_share:

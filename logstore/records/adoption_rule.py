@@ -100,8 +100,6 @@ class LedgerWithUploads:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicAtFlush:
-    """State of a topic at the loaded flush."""
-
     epoch: int  # catalog epoch at the flush
     sequences: Mapping[str, ProducerSequence] = field(default_factory=dict)
     decided_transactions: Collection[TransactionId] = ()  # decided transactions that uploads name
@@ -149,7 +147,7 @@ def choose_adopted_uploads(tails: Sequence[LedgerWithUploads], topic: TopicAtFlu
 def find_last_upload_numbers(
     uploads: Iterable[UnregisteredUpload], known: Mapping[str, int] | None = None
 ) -> dict[str, int]:
-    """Return the number of each append's last upload. Leave out number 1, and numbers that are not above `known`.
+    """Return the number of each append's last upload. Leave out 1, and numbers not above the number in `known`.
 
     An earlier upload of an append was refused, or was uploaded after the append was answered.
     """

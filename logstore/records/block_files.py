@@ -32,11 +32,7 @@ _FOOTER_KEY: Final = b"sexton.records"
 
 
 def encode_block(kind: RecordKind, versions: "pa.Table") -> bytes:
-    """Return the file of a block with at least 1 record version, ascending by id and sub.
-
-    Raises:
-        InvalidInput: The columns differ from the columns of the kind, there is no row, or the ids do not ascend.
-    """
+    """Return the file of a block with at least 1 record version, ascending by id and sub."""
     columns = block_schema(kind)
     if versions.schema.remove_metadata() != columns:
         raise InvalidInput("versions", expected=f"columns of {kind}: {columns.names}", found=versions.schema.names)
@@ -90,10 +86,6 @@ def decode_block(
     """Return the record versions of a block, ascending by id and sub.
 
     `columns` are returned in the given order. `ids` are the first and last id to read, both inclusive.
-
-    Raises:
-        CorruptData: The file is not the object that the manifest names, or is unreadable.
-        Unsupported: A newer build wrote the file.
     """
     if (len(file), sha256_hex(file)) != (block.size_bytes, block.sha256):
         found = f"{len(file)} bytes of SHA-256 {sha256_hex(file)}"

@@ -28,8 +28,6 @@ SMALL_BLOCK_BYTES: Final = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class BlockUsage:
-    """Number of needed record versions of a block."""
-
     block: Block
     # live record versions, and newest versions of removed records that have older versions in other blocks
     needed_versions: int

@@ -101,12 +101,6 @@ class Manifest:
 
     @classmethod
     def parse(cls, body: bytes, key: str) -> "Manifest":
-        """Parse the manifest stored under `key`.
-
-        Raises:
-            Unsupported: A newer build wrote the manifest.
-            CorruptData: The content is no manifest, or its number differs from the key.
-        """
         try:
             document: Mapping[str, Any] = json.loads(body)
             is_newer = int(document["format"]) > RECORD_LOG_FORMAT

@@ -71,11 +71,6 @@ class RebuildId:
 
     @classmethod
     def parse(cls, text: str) -> "RebuildId":
-        """Parse the result of `str`.
-
-        Raises:
-            InvalidInput: The text is no id of a rebuild.
-        """
         match = _ID.fullmatch(text)
         if not match:
             raise InvalidInput("rebuild", expected="CATALOG_ID-MANIFEST-TARGET", found=text)
@@ -95,7 +90,6 @@ class RowFilesFolder:
         return self._folder / f"{table}-{part:06d}.arrow"
 
     def part_paths(self, table: str) -> list[Path]:
-        """Return the paths of existing parts, in load order."""
         # The glob also matches the parts of tables whose names begin alike.
         matches = ((path, _FILE.fullmatch(path.name)) for path in self._folder.glob(f"{table}-*.arrow"))
         return sorted(path for path, match in matches if match and match[1] == table)

@@ -38,9 +38,7 @@ DURABLE_BY_DEFAULT: Final = frozenset(
 def is_durable(
     ending: EndingOperation | str, *, topic_setting: bool | None = None, command_setting: bool | None = None
 ) -> bool:
-    """Return whether the operation leaves a tombstone.
-
-    The setting of the command overrides the setting of the topic. `None` is an unset setting.
+    """Return whether the operation leaves a tombstone. The command's setting overrides the topic's setting.
 
     Raises:
         Unsupported: This build does not know the operation.
@@ -79,11 +77,7 @@ def parse_delete_durability(policy: str | None) -> bool | None:
 
 
 def eligible_before_us(now_us: int, eligible_age_s: float) -> int:
-    """Return the time `eligible_age_s` before `now_us`, in microseconds since 1970.
-
-    Raises:
-        InvalidInput: The age is below 0.
-    """
+    """Return the time `eligible_age_s` before `now_us`, in microseconds since 1970."""
     if eligible_age_s < 0:
         raise InvalidInput("eligible_age", expected="0 or more seconds", found=eligible_age_s)
     return now_us - round(eligible_age_s * 1_000_000)
@@ -161,9 +155,6 @@ def estimate_tombstone_sizes(tombstones: int, *, key_bytes: int = 8, database: s
     The figures of Sexton are measured (`tests/benchmarks/records_speed.py`) with rows that have a topic, a list and a
     component. They include the id, so `key_bytes` counts for Aerospike only. Aerospike stores 64 bytes and the key in
     its primary index, and 128 bytes and the key on disk.
-
-    Raises:
-        InvalidInput: A number is out of bounds, or the database is unknown.
     """
     if not 0 <= tombstones < 2**53:
         raise InvalidInput("records", expected="0 to 2**53 - 1", found=tombstones)
@@ -183,11 +174,7 @@ def estimate_tombstone_sizes(tombstones: int, *, key_bytes: int = 8, database: s
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompoundOperation:
-    """Removal of copies of one ledger in one transaction.
-
-    Raises:
-        InvalidInput: `remove` is empty.
-    """
+    """Removal of copies of one ledger in one transaction."""
 
     ledger_id: LedgerId
     remove: frozenset[CopyKind]  # copies to remove

@@ -59,15 +59,11 @@ def prove_objects_absent(
     has_statement: bool,
     is_growing: bool = False,
 ) -> None:
-    """Check that the unlisted objects of a ledger do not exist in the primary bucket.
+    """Raise `UnlistedObjectError` if the primary bucket has an unlisted object of the ledger.
 
     `numbers` are the registered segment numbers, and `listed` are the listed segment numbers. `has_statement` says
     whether a `meta.json` was listed. If `is_growing`, writers may still add segments, so unregistered segments prove
     nothing.
-
-    Raises:
-        UnlistedObjectError: An unlisted object of the ledger exists.
-        StoreUnavailable: The store did not answer.
     """
     require_no_objects(objects, () if has_statement else (meta_key(ledger_id, owner),))
     require_no_objects(objects, (segment_key(ledger_id, number) for number in numbers if number not in listed))
@@ -79,12 +75,7 @@ def prove_objects_absent(
 
 
 def require_no_objects(objects: ObjectStore, keys: Iterable[str]) -> None:
-    """Check by HEAD that no key has an object.
-
-    Raises:
-        UnlistedObjectError: A key has an object.
-        StoreUnavailable: The store did not answer.
-    """
+    """Raise `UnlistedObjectError` if HEAD finds an object under one of the keys."""
     for key in keys:
         raise_if_stopped()
         if objects.head(key) is not None:
@@ -108,14 +99,10 @@ def possible_unlisted_keys(
 
 
 def probe_unlisted_ledgers(objects: ObjectStore, shard: int, first: LedgerId, listed: Collection[LedgerId]) -> None:
-    """Look for ledgers of a shard (0 to 255) that are neither in the catalog nor listed.
+    """Raise `UnlistedObjectError` for a ledger of the shard that is neither in the catalog nor listed.
 
     `first` is the lowest probed id. The catalog has no ledger with this id or a higher id. `listed` are the listed ids
     of ledgers without a row.
-
-    Raises:
-        UnlistedObjectError: A probed ledger exists.
-        StoreUnavailable: The store did not answer.
     """
     ledger_id, misses = LedgerId(first + (shard - first) % SHARDS), 0
     while misses < PROBED_IDS_PER_SHARD:

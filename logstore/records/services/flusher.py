@@ -102,11 +102,10 @@ class Flusher:
         Idempotency: without changes nothing is written. After a crash, a repeated call writes the interrupted page and
         the later pages. Changes committed meanwhile are in the last page, so the flush always ends.
 
-        Args:
-            cursors: Whether to write changes of cursors that are not due.
-            progress: Function that gets the number of record versions written so far.
-            ends_adoption: Whether every topic of a rebuilt catalog is settled. An earlier flush would show half an
-                adoption as a moment of the catalog, and a later rebuild would not adopt the other half.
+        `cursors` says whether to write changes of cursors that are not due. `progress` gets the number of record
+        versions written so far. Set `ends_adoption` only if every topic of a rebuilt catalog is settled. An earlier
+        flush would show half an adoption as a moment of the catalog, and a later rebuild would not adopt the other
+        half.
 
         Raises:
             CatalogAdopting: The catalog is rebuilt and incomplete, or a replica.
@@ -271,7 +270,7 @@ def _flush_result(manifest: Manifest, blocks: list[Block], changes: int) -> Flus
 def find_unrecordable(records: RecordOutbox) -> Sequence[UnrecordableRecord]:
     """Return the records among the oldest changes that no block can hold. This changes nothing.
 
-    Changes of such records stay in the outbox, and so soon become the oldest changes.
+    The changes of such a record stay in the outbox. So they soon are the oldest changes.
     """
     with records.read_changes(cursors=True, page=_MAX_CHANGES_EXAMINED) as changes:
         for _ in changes.iterate_version_batches():

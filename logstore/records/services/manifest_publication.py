@@ -92,8 +92,7 @@ class RecordLogHead:
 def read_settled_head(records: RecordOutbox, log: RecordLog) -> RecordLogHead:
     """Read the catalog's state and the newest manifest. Settle a manifest whose writer died. Idempotent.
 
-    The outbox keeps the changes of such a manifest. They are flushed again, as newer record versions with equal
-    content.
+    The changes in such a manifest stay in the outbox. A later flush writes newer record versions with equal content.
 
     Raises:
         CatalogMismatch: The bucket lacks the manifest that the catalog knows, or has a manifest of another catalog.
@@ -182,19 +181,10 @@ def publish_manifest(
 ) -> Manifest | None:
     """Store and settle the manifest after `head`. Return `None` if the number of this manifest is taken.
 
-    `head` must be read before the blocks are stored. `next_ids` must be read at the shown moment or before.
-
-    Args:
-        records: Catalog side of the record log.
-        log: The record log.
-        head: Result of `read_settled_head`.
-        blocks: All blocks that count from now on. For a page of a flush: the blocks of the previous moment.
-        ceilings: New ceilings. The catalog uses them once the manifest is stored.
-        flushed_us: Time of the moment that the blocks show.
-        next_ids: Next ids at that moment.
-        outbox_rows: Outbox rows that `blocks` or `staged_blocks` cover.
-        staged_blocks: New blocks of a page.
-        ends_flush: Whether no block stays staged. Then each staged block is in `blocks`, or is not needed.
+    `head` must be read before the blocks are stored. `blocks` are all blocks that count from now on. For a page of a
+    flush, `blocks` are the blocks of the previous moment, and `staged_blocks` are the new blocks. `flushed_us` is the
+    time of the moment that `blocks` show. `next_ids` must be read at this moment or before. The new blocks cover
+    `outbox_rows`. With `ends_flush`, no block stays staged: each staged block is in `blocks`, or is not needed.
     """
     manifest = Manifest(
         number=head.number + 1,

@@ -30,13 +30,11 @@ class RebuildManifests:
         self._log = log
 
     def read_newest_manifest(self) -> Manifest:
-        """Return the newest manifest.
+        """Return the newest manifest. HEAD requests make sure that no newer manifest is hidden.
 
         Raises:
             PreconditionFailed: The bucket has no manifest, because no flush has ever ended.
-            Unsupported: A newer build wrote the manifest.
-            CorruptData: The manifest is unreadable.
-            StoreUnavailable: The listing lacks a newer manifest that HEAD finds.
+            CorruptData, Unsupported, StoreUnavailable: As `RecordLog.read_certain_newest_manifest`.
         """
         newest = self._log.read_certain_newest_manifest()
         if newest is None:

@@ -145,8 +145,8 @@ class RecordLog:
     def _find_later(self, number: int, *, probed: int = _PROBED_NUMBERS) -> int | None:
         """Return the number of a later manifest that HEAD finds, or `None`.
 
-        Sweeps keep the newest `MIN_KEPT_MANIFESTS` manifests. So the next number and every `MIN_KEPT_MANIFESTS`th
-        number are enough.
+        Sweeps keep the newest `MIN_KEPT_MANIFESTS` manifests. So HEAD needs to check only the next number, and then
+        numbers at this distance from each other.
         """
         distances: list[int] = [1, *range(MIN_KEPT_MANIFESTS, probed + 1, MIN_KEPT_MANIFESTS)]
         for distance in distances:
@@ -237,11 +237,7 @@ class RecordLog:
         return head[0].modified_us if head else None
 
     def pin_manifest(self, pin_id: str, manifest: int, until_us: int, purpose: str) -> str:
-        """Pin a manifest until a time, or renew the pin. Return the key of the pin.
-
-        Raises:
-            InvalidInput: `purpose` is not one word.
-        """
+        """Pin a manifest until a time, or renew the pin. `purpose` is one word. Return the key of the pin."""
         if not purpose.isalpha():
             raise InvalidInput("pin", expected="one word", found=purpose)
         folder = f"{PIN_PREFIX}{purpose}/{_quote_name(pin_id)}/"

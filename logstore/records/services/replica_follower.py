@@ -68,8 +68,7 @@ class ReplicaFollowSettings:
 class ReplicaFollower:
     """Follower of one replica database. Several processes may follow for one database at once.
 
-    The replica acknowledges in the record log `source`, and applies the record log `followed`. `store_now_us` is the
-    clock of the store.
+    The replica acknowledges in the record log `source`, and applies the record log `followed`.
     """
 
     def __init__(

@@ -42,8 +42,7 @@ class ReplicaStatus:
 class ReplicaShipments:
     """Replica buckets of one record log. Thread-safe.
 
-    `replicas` has the replica buckets by name. `store_now_us` is the clock of the stores. A replica is STALE after
-    `eligible_age_s` without an acknowledgement.
+    A replica is STALE after `eligible_age_s` without an acknowledgement. `store_now_us` is the clock of the stores.
     """
 
     def __init__(

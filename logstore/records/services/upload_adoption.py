@@ -176,9 +176,7 @@ class UploadAdopter:
         """Refuse if the comparisons so far show too large a share of listed ledgers without objects.
 
         Raises:
-            InvalidInput: `max_absent_share` is not 0 to 1.
             PreconditionFailed: The share is above `max_absent_share`.
-            CatalogBusy, StoreUnavailable: The catalog did not answer.
         """
         absence = self._adoption.count_absent_ledgers()
         require_small_absent_share(absence.absent_ledgers, absence.total_ledgers, max_absent_share)
@@ -198,14 +196,12 @@ class UploadAdopter:
 
         Idempotency: a settled topic is not settled again. A READY catalog only reports.
 
-        Args:
-            rows_epoch: Epoch of the loaded rows. Uploads of earlier epochs were decided before the flush.
-            flush: Function that writes all changes of the catalog to its record log. Its errors are raised.
-            max_absent_share: Largest allowed share of listed ledgers without objects, 0 to 1 inclusive.
-            on_progress: Function that gets the number of topics settled since its last call.
+        `rows_epoch` is the epoch of the loaded rows. Uploads of earlier epochs were decided before the flush. `flush`
+        writes all changes of the catalog to its record log. `on_progress` gets the number of topics settled since its
+        last call.
 
         Raises:
-            InvalidInput: `max_absent_share` is out of bounds.
+            InvalidInput: `max_absent_share` is not 0 to 1.
             PreconditionFailed: The share is above `max_absent_share`. Nothing was settled.
             CatalogBusy, StoreUnavailable: The catalog did not answer.
         """
@@ -347,10 +343,10 @@ class UploadAdopter:
     def _compare_stranger(
         self, stored: _StoredLedger, cause_by_ledger: Mapping[LedgerId, MissingRowCause], issued: IssuedIdBounds
     ) -> _Difference | None:
-        """Return the difference of a ledger without a row, or `None` if it has an intent or an unknown owner.
+        """Return the difference of a ledger without a row, or `None` if the ledger is ignored.
 
-        A ledger with an id that was never given out is ignored too. Such an id would be above the ids of all later
-        ledgers of the topic, and the topic could never roll again.
+        A ledger is ignored if it has an intent or an unknown owner, or if its id was never given out. An id that was
+        never given out would be above the ids of all later ledgers of the topic. The topic could then never roll again.
         """
         cause = cause_by_ledger[stored.ledger_id]
         statement = self._read_statement(stored) if cause is not MissingRowCause.DETACHED else None
