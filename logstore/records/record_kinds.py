@@ -19,7 +19,7 @@ RECORD_LOG_FORMAT: Final = 1
 
 
 class RecordKind(StrEnum):
-    """Kind of a record. The comments say what `id` and `sub` are. If a comment does not name `sub`, it is empty."""
+    """Kind of a record. The comments say what `id` and `sub` are. A kind without a comment on `sub` has no `sub`."""
 
     TOPIC = "topic"  # id: topic id
     LIST = "list"  # id: list id

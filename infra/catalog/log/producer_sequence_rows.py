@@ -1,8 +1,8 @@
 """Sole writer of producers' sequence ids.
 
 The last ids of a row may belong to a transaction, whose outcome decides whether these ids count. Each read looks up the
-outcome. It is stored in the row only before the transaction is removed. So the end of a transaction needs no statement
-here.
+outcome. The outcome is stored in the row only before the transaction is removed. So the end of a transaction needs no
+statement here.
 
 Lock order: after topics and ledgers, before transactions. Rows are locked in the order of topic and producer.
 """

@@ -1,8 +1,8 @@
 """Outbox of the record log: changes of records that no flush has written yet.
 
-Triggers insert a row in the transaction of each change, under the lock of the changed row. When a flush is settled, it
-removes the rows that it has written. Python code inserts rows only for a rewrite of the record log. The outbox's
-`version` only tells changes apart. In record versions, a flush replaces it by the manifest number (ADR 15).
+Triggers insert a row in the transaction of each change, under the lock of the changed row. When a flush is settled, the
+rows that it has written are removed. Python code inserts rows only for a rewrite of the record log. The outbox's
+`version` only tells changes apart. In blocks, the manifest number replaces this `version` (ADR 15).
 
 The removal of a row has no trigger. If the removed record has a tombstone, the tombstone is flushed. The removal of a
 copy raises the ledger's generation, and this change of the ledger has a trigger.
@@ -75,13 +75,10 @@ def select_unflushed_ids(kind: str) -> Select[tuple[int]]:
 
 
 _INDEXED_KINDS: Final = text("record_outbox.kind IN ('deletion', 'ledger', 'topic')")
-"""Condition of the outbox's partial index. SQLite uses the index only if a statement repeats the condition word for
-word.
-"""
+"""Condition of the outbox's partial index. SQLite uses the index only for statements with exactly this text."""
 
 
 def enqueue_records(connection: Connection, keys: Select[Any], *, at_us: int) -> None:
-    """Insert outbox rows, so that the records are flushed again."""
     rows = keys.add_columns(literal(at_us, BigInteger))
     connection.execute(insert(t.record_outbox).from_select(["kind", "id", "sub", "at_us"], rows))
 

@@ -112,7 +112,7 @@ def select_newest_by_unique_columns(versions: pa.Table, unique_columns: Iterable
 
 
 def unpack_listed_ledger_ids(lists: pa.Table) -> Ids:
-    """Return the ids of all ledgers that the lists name, ascending."""
+    """Return the ids of all ledgers in the lists, ascending."""
     bitmaps = [BitMap64.deserialize(packed) for packed in lists.column("ledgers").to_pylist() if packed]
     return np.sort(
         np.fromiter((ledger_id for bitmap in bitmaps for ledger_id in bitmap), np.int64, sum(map(len, bitmaps)))
@@ -166,7 +166,6 @@ def _build_copy_rows(ledgers: pa.Table) -> TableRows:
 
 
 def build_transaction_rows(versions: pa.Table) -> Iterator[TableRows]:
-    """Yield rows of transactions, then of participants, then of ranges of unsettled entries."""
     table, rows = build_table_rows(RecordKind.TRANSACTION, versions)
     yield table, rows
     keys = rows.select(["tc_id", "sequence"])
@@ -175,7 +174,6 @@ def build_transaction_rows(versions: pa.Table) -> Iterator[TableRows]:
 
 
 def build_delayed_index_rows(versions: pa.Table) -> Iterator[TableRows]:
-    """Yield rows of indexes of delayed messages, then of index buckets."""
     table, rows = build_table_rows(RecordKind.INDEX, versions)
     yield table, rows
     yield _parse_parts(t.delayed_bucket, versions.column("buckets"), rows.select(["topic_id"]))

@@ -114,7 +114,7 @@ def _adopt_page(
 def _find_or_restore_name(
     connection: Connection, topic_id: TopicId, stated_name: str | None, now_us: int
 ) -> str | None:
-    """Return the name of a topic. Insert the topic's row again if it is lost. Return `None` for a deleted topic.
+    """Return the name of a topic, or `None` if the topic is deleted or DELETING. Insert a lost row of the topic again.
 
     If two topics have the same name, the topic with the lower id was deleted before the other topic was created.
     """
@@ -253,7 +253,7 @@ def _decide_incomplete_ledgers(connection: Connection, topic: _TopicInAdoption) 
     """Return the outcome of each incomplete ledger. The rows of these ledgers stay until the end of adoption.
 
     If a listed ledger is incomplete, data is lost, or the store hides objects. A deletion is not the cause, because the
-    record log has the intent before the first object is deleted.
+    record log has an intent before the first object is deleted.
     """
     if not topic.incomplete_ids:
         return {}

@@ -38,7 +38,6 @@ LockedTransactions = Mapping[TransactionId, Row[Any]]
 def begin_transactions(
     connection: Connection, writes: Sequence[BeginTransactionWrite], *, now_us: int
 ) -> list[GroupCommitResult]:
-    """Open transactions. Each coordinator takes its sequence numbers with one statement."""
     sequences: dict[int, Any] = {}
     for tc_id in sorted({write.tc_id for write in writes}):
         count = sum(write.tc_id == tc_id for write in writes)

@@ -1,8 +1,8 @@
 """Sole reader and writer of coordinators and transactions.
 
 Lock order: transactions come after topics, lists, ledgers and producer sequences, and before coordinators and cursors.
-A SQL transaction locks all the transactions that it needs at once, in the order of ids. It settles participants before
-transactions.
+A SQL transaction locks all the transactions that it needs at once, in the order of ids. Participants are settled before
+their transaction.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     Mask = npt.NDArray[np.bool_]
 
 _MAX_BLOCK_LEAD_US: Final = 3_600 * 1_000_000
-"""Largest time by which new blocks may be older than the newest manifest. Sweeps remove unnamed blocks a day older."""
+"""New blocks may be older than the newest manifest by this. Sweeps remove unnamed blocks that are a day older."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -71,7 +71,6 @@ class RecordLogHead:
 
     @property
     def number(self) -> int:
-        """Number of the newest manifest, or 0."""
         return self.manifest.number if self.manifest else 0
 
     @property
@@ -232,7 +231,7 @@ class BlockWriter:
         self.blocks: list[Block] = []  # stored blocks, ascending by ids
 
     def add_versions(self, versions: "pa.Table") -> None:
-        """Add record versions. Over all calls, they ascend by id and sub."""
+        """Add record versions. Over all calls they ascend by id and sub."""
         self._tables.append(versions)
         rows = sum(table.num_rows for table in self._tables)
         if rows >= MAX_VERSIONS_PER_BLOCK or sum(table.nbytes for table in self._tables) >= _MAX_BUFFERED_BYTES:

@@ -43,7 +43,6 @@ class NameRegister:
         """Add a name unless it is active.
 
         Raises:
-            StoreUnavailable: The store did not answer.
             CorruptData: An entry is damaged.
         """
         number = self._first_active

@@ -246,11 +246,7 @@ class ReplicaFollower:
         return acknowledgement
 
     def _find_acknowledgement(self, replica_id: str) -> ReplicaAcknowledgement | None:
-        """Return the acknowledgement of a replica, or `None` if the replica is not registered.
-
-        A listing may hide objects. So acknowledgements are listed twice before a refusal, and HEAD looks for a
-        revocation.
-        """
+        """Return the acknowledgement of a replica. Before a refusal, list twice, because a listing may hide objects."""
         acknowledgement = self._acknowledgements().get(replica_id)
         if acknowledgement is None or self._is_stale(acknowledgement):
             acknowledgement = self._acknowledgements().get(replica_id)
@@ -265,7 +261,6 @@ class ReplicaFollower:
         return replace(acknowledgement, is_revoked=is_revoked)
 
     def _require_same_log(self, applied: AppliedManifest, newest: Manifest) -> None:
-        """Require the newest manifest to be the applied manifest or a successor of it."""
         self._require_same_catalog(applied, newest)
         if newest.epoch != applied.epoch:
             raise self._refusal(f"catalog epoch {applied.epoch}", f"{newest.epoch}: the source was rebuilt")

@@ -102,7 +102,6 @@ class ReplicaShipments:
             PreconditionFailed: The replica was promoted, or belongs to another record log.
             CatalogMismatch: The bucket belongs to another catalog.
             MissingData, CorruptData: A block of the record log cannot be copied.
-            StoreUnavailable: The store did not answer.
         """
         if replica not in self._replicas:
             names = ", ".join(self._replicas) or "no replica"

@@ -1,4 +1,4 @@
-"""Raids: removal of tombstones from the catalog if they no longer cover a record version.
+"""Raids: removal of tombstones that do not cover a record version any more.
 
 A raid has four steps:
 
@@ -278,8 +278,7 @@ class Raider:
     def _keep_for_replicas(self, scan: _Scan) -> None:
         """Keep tombstones in manifests that a replica has not applied, and tombstones in no manifest.
 
-        STALE replicas are revoked. Then all replicas are read again, because a replica may have been registered
-        meanwhile.
+        After STALE replicas are revoked, all replicas are read again: a replica may have been registered meanwhile.
         """
         head = read_settled_head(self._records, self._log)
         age_s, now_us = self._replica_age_s, head.state.now_us

@@ -122,12 +122,10 @@ class UploadAdopter:
         listing wrong.
 
         Raises:
-            InvalidInput: The shard is not 0 to 255.
             PreconditionFailed: No adoption is in progress, or listings hide objects that HEAD finds.
             CatalogMismatch: The bucket belongs to another catalog.
             CorruptData: An upload that may have been registered is unreadable.
             StoreUnavailable: The store did not answer, or twice did not find an object that it had listed.
-            CatalogBusy: The catalog did not answer.
         """
         if not 0 <= shard < SHARDS:
             raise InvalidInput("shard", expected="0 to 255", found=shard)
@@ -192,7 +190,7 @@ class UploadAdopter:
         """Settle every topic and the remaining rows, flush, and make the catalog READY.
 
         The flush ends before any process may write to the catalog. So the record log has the adopted uploads, and no
-        later rebuild decides about them again.
+        later rebuild decides about these uploads again.
 
         Idempotency: a settled topic is not settled again. A READY catalog only reports.
 
@@ -201,9 +199,7 @@ class UploadAdopter:
         last call.
 
         Raises:
-            InvalidInput: `max_absent_share` is not 0 to 1.
-            PreconditionFailed: The share is above `max_absent_share`. Nothing was settled.
-            CatalogBusy, StoreUnavailable: The catalog did not answer.
+            PreconditionFailed: The share of absent ledgers is above `max_absent_share`. Nothing was settled.
         """
         self.require_few_absent_ledgers(max_absent_share)
         after = TopicId(-1)
