@@ -220,7 +220,7 @@ def test_attempt_that_is_stopped_while_spark_starts_ends_without_a_session(
     ended.wait(60)
     assert runner.run_job(ReadLedgersAndIntentsJob(run_id="run-2"), _quiet).counts == {}
     assert began == ["run-2"]
-    assert refused == ["_Abandoned"], "no session is ended or started for a job that nobody waits for"
+    assert refused == ["_AttemptStopped"], "no session is ended or started for a job that nobody waits for"
 
 
 def test_folder_that_an_executor_does_not_see_is_refused_by_name(

@@ -45,7 +45,7 @@ def test_ledgers_are_the_catalogs_and_bounds_are_pushed_down(store: Damaged, spa
     ((count, last),) = store.sql("SELECT count(*), max(ledger_id) FROM ledger")
     ledgers = spark.read.format("sexton_ledgers").load()
     assert ledgers.count() == count
-    some = ledgers.where((ledgers.ledger_id >= last - 1) & (ledgers.list_segments > 0))
+    some = ledgers.where((ledgers.ledger_id >= last - 1) & (ledgers.segments > 0))
     assert {row.ledger_id for row in some.collect()} <= {last - 1, last}
     assert ">=" not in some._jdf.queryExecution().executedPlan().toString()  # Spark filters by what is left
 
