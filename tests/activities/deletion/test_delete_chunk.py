@@ -111,7 +111,7 @@ def test_chunk_absent_from_a_store_that_is_not_the_catalogs_is_not_gone(world: W
 def test_chunk_asks_whose_store_it_is_once_and_only_where_something_is_absent(world: World) -> None:
     """One more request for a chunk, however many of its ledgers are gone."""
     asked: list[int] = []
-    object.__setattr__(world.objects, "confirm", lambda: asked.append(1))
+    object.__setattr__(world.objects, "confirm_ownership", lambda: asked.append(1))
     ledgers = world.fill(3)
     world.detach()
     delete(world)
