@@ -511,7 +511,7 @@ def test_remove_primaries_repeated_after_its_topic_has_gone_is_answered_by_its_b
     first = remove(world, topic)
     assert first.intents == 1
     world.remove_topic(topic.topic_id)
-    repeated: dict[str, Any] = {"proved": {}, "claim": claim(), "cause": CAUSE}
+    repeated: dict[str, Any] = {"proved_uuid_by_ledger": {}, "claim": claim(), "cause": CAUSE}
     remove_primaries = partial(world.catalog.offloads.detach_primary_copies, topic.topic_id, None, **repeated)
     assert remove_primaries(batch_id="primaries") == first
     with pytest.raises(UnknownObject):
