@@ -86,9 +86,9 @@ def test_of_two_manifests_of_one_number_one_is_put(log: RecordLog) -> None:
     [
         lambda log: log.put_manifest(manifest(1)),
         lambda log: list(log.put_blocks(RecordKind.LEDGER, table(RecordKind.LEDGER, [version(1, 0)]))),
-        lambda log: log.pin("p", 1, 5, "raid"),
-        lambda log: log.acknowledge("r", 1, 1, 5),
-        lambda log: log.revoke("r"),
+        lambda log: log.pin_manifest("p", 1, 5, "raid"),
+        lambda log: log.acknowledge_manifest("r", 1, 1, 5),
+        lambda log: log.revoke_replica("r"),
     ],
     ids=["manifest", "block", "pin", "acknowledgement", "revocation"],
 )
