@@ -97,7 +97,7 @@ class World:
         """The clock of all processes."""
         return self.catalog.now_us // 1000
 
-    def listed(self, topic_id: TopicId) -> IndexBucketList:
+    def get_bucket_list(self, topic_id: TopicId) -> IndexBucketList:
         """See `DelayedIndex`."""
         assert topic_id == self.topic.topic_id
         self.lookups += 1

@@ -157,13 +157,13 @@ def test_worker_that_cannot_end_what_it_has_in_hand_leaves_it_to_another(
 
 _HANGS = """
 import asyncio, sys, threading
-from workers.hosting.worker_process import ForcedExit
-from workers.hosting.interceptors import RunningActivities
+from workers.hosting.worker_process import ForcedExitTimer
+from workers.hosting.interceptors import RunningActivityCounter
 
 async def work():
     asyncio.create_task(asyncio.to_thread(threading.Event().wait))
     await asyncio.sleep(0)
-    end = ForcedExit(0, RunningActivities(), delay_s=0.1)
+    end = ForcedExitTimer(0, RunningActivityCounter(), delay_s=0.1)
     end.start()
     end.start()
 

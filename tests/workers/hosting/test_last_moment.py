@@ -8,8 +8,8 @@ import logging
 import os
 import time
 
-from workers.hosting.worker_process import ForcedExit
-from workers.hosting.interceptors import RunningActivities
+from workers.hosting.worker_process import ForcedExitTimer
+from workers.hosting.interceptors import RunningActivityCounter
 
 logging.basicConfig()
 os.set_blocking(2, False)
@@ -18,7 +18,7 @@ try:
         os.write(2, b"x" * 4096)
 except BlockingIOError:
     os.set_blocking(2, True)
-ForcedExit(0.0, RunningActivities(), delay_s=0.1).start()
+ForcedExitTimer(0.0, RunningActivityCounter(), delay_s=0.1).start()
 time.sleep(60)
 """
 
