@@ -41,11 +41,10 @@ from logstore.ports.catalog import (
 )
 from logstore.reconciliation import plausibility_guards
 from logstore.reconciliation.bulk_jobs import VerifyFindingsJob
-from logstore.reconciliation.finding_files import AppliedFinding, FindingFiles
+from logstore.reconciliation.finding_files import FindingFiles
 from logstore.reconciliation.findings import (
     RESULT,
     ApplyCounts,
-    FindingFate,
     FindingKind,
     add_apply_counts,
     apply_counts,
@@ -148,12 +147,9 @@ class ApplyOrphansActivities:
         filing = self._runs.file_findings(page)
         deletion_metrics.count_filed_intents(filing.detached.filed_counts)
         reasons = {number: answer for number, answer in answers.items() if isinstance(answer, str)} | dict(filing.kept)
-        kept = [
-            AppliedFinding(number=number, fate=FindingFate.KEPT, reason=reason)
-            for number, reason in sorted(reasons.items())
-        ]
+        kept_findings = [finding_fates.kept_finding(number, reason) for number, reason in sorted(reasons.items())]
         with effect("reconciliation.keep_copies"):
-            finding_fates.kept_copy_files(folder).write_page(request.page, kept)
+            finding_fates.kept_copy_files(folder).write_page(request.page, kept_findings)
         return FiledPage(intents=filing.detached.intents, detached=filing.detached.ledgers, objects=objects)
 
     @define_activity(name="reconciliation.delete_objects")

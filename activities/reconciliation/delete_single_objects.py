@@ -50,7 +50,9 @@ class SingleObjectDeletion:
             to_delete = {number: finding for number, finding in findings.items() if number not in reason_by_kept_number}
             applied = self._delete_segments(to_delete, objects_per_s, heartbeats)
             applied |= self._abort_uploads(to_delete, before_us, heartbeats)
-            kept_findings = [_kept_fate(number, reason) for number, reason in sorted(reason_by_kept_number.items())]
+            kept_findings = [
+                finding_fates.kept_finding(number, reason) for number, reason in sorted(reason_by_kept_number.items())
+            ]
             with effect("reconciliation.keep_objects"):
                 finding_fates.single_object_fate_files(folder).write_page(page, [*kept_findings, *applied.values()])
         return sum(result.fate is FindingFate.DELETED for result in applied.values())
@@ -109,14 +111,10 @@ class SingleObjectDeletion:
             if answer == ENDED_UPLOAD:
                 applied[number] = _deleted_fate(number, finding, objects=0)
             elif isinstance(answer, str):
-                applied[number] = _kept_fate(number, answer)
+                applied[number] = finding_fates.kept_finding(number, answer)
             else:
                 applied[number] = _failed_fate(number, "parts of the upload are left")
         return applied
-
-
-def _kept_fate(number: int, reason: str) -> AppliedFinding:
-    return AppliedFinding(number=number, fate=FindingFate.KEPT, reason=reason)
 
 
 def _failed_fate(number: int, error: str) -> AppliedFinding:

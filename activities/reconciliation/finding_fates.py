@@ -23,6 +23,10 @@ _SUBJECT: Final = re.compile(r"((segment \d+ of )?(ledger|deletion) \d+: )+")
 _MAX_REASON_CHARS: Final = 200
 
 
+def kept_finding(number: int, reason: str) -> AppliedFinding:
+    return AppliedFinding(number=number, fate=FindingFate.KEPT, reason=reason)
+
+
 def kept_copy_files(folder: Path) -> FateFiles:
     return FateFiles(folder / "kept")
 
@@ -50,7 +54,7 @@ def join_fates(
     rows_by_finding, is_complete = _group_by_finding(findings, filed), len(filed) >= intents
     applied: dict[int, AppliedFinding] = {}
     for number, finding in sorted(findings.items()):
-        not_filed = AppliedFinding(number=number, fate=FindingFate.KEPT, reason=NOT_FILED)
+        not_filed = kept_finding(number, NOT_FILED)
         if not finding.kind.is_removable:
             continue
         if is_single_object(finding):

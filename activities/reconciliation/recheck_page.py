@@ -54,7 +54,7 @@ def inspect_single_objects(
     before_us: int,
     proceed: Callable[[], None] = raise_if_stopped,
 ) -> SingleObjectAnswers:
-    """Ask storage about segments and uploads, one by one. `proceed` is called before each of them."""
+    """Ask storage about segments and uploads, one by one. `proceed` is called before each segment and upload."""
     segments, reason_by_number = dict[int, tuple[LedgerId, int]](), dict[int, str]()
     for number, finding in objects.items():
         proceed()
