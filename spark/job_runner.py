@@ -192,7 +192,7 @@ class _AttemptStopped(Exception):
 
 
 class _JobAttempt:
-    """One attempt at a job, in its own thread. Cancelling its job group also cancels jobs that are submitted later."""
+    """Attempt at a job, in its own thread. Cancelling its job group also cancels jobs that are submitted later."""
 
     def __init__(self, job: BulkJob, body: Callable[["_JobAttempt"], BulkSummary]) -> None:
         self.group = f"{job.run_id}/{job.name}/{uuid4().hex[:8]}"

@@ -1,4 +1,4 @@
-"""Both sides of one group of shards, storage and catalog, as numpy arrays, and candidates as Arrow tables."""
+"""Storage and catalog rows of a group of shards as numpy arrays, and candidates as Arrow tables."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ ReadSegments = Callable[[Ids], pa.Table]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardGroup:
-    """Both sides of a group of shards, each in any order, in the schemas of `fact_files`."""
+    """Storage and catalog rows of a group of shards, in any order, in the schemas of `fact_files`."""
 
     objects: pa.Table
     tiered: pa.Table

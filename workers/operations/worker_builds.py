@@ -33,7 +33,7 @@ _REFUSAL_STATUSES: Final = {RPCStatusCode.NOT_FOUND, RPCStatusCode.FAILED_PRECON
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BuildSummary:
+class WorkerBuild:
     build_id: str
     status: str  # CURRENT, RAMPING, INACTIVE, DRAINING (runs are still pinned to it), DRAINED, CREATED
     ramp_percent: float  # per cent of new runs that start on this build while it ramps, 0 to 100
@@ -48,7 +48,7 @@ class WorkerDeployment:
     current: str | None = None  # None: only unversioned workers get new runs
     ramping: str | None = None  # None with a share above 0: unversioned workers get the share
     ramp_percent: float = 0.0
-    builds: tuple[BuildSummary, ...] = ()
+    builds: tuple[WorkerBuild, ...] = ()
     is_applied: bool = True  # whether every task queue uses this routing
     conflict_token: bytes = b""  # Temporal refuses a change with this token if the routing has changed since
 
@@ -199,7 +199,7 @@ def _worker_deployment_from_info(info: WorkerDeploymentInfo) -> WorkerDeployment
     routing = info.routing_config
     ramping = routing.ramping_deployment_version.build_id or None
     rows = [
-        BuildSummary(
+        WorkerBuild(
             build_id=summary.deployment_version.build_id,
             status=WorkerDeploymentVersionStatus.Name(summary.status).removeprefix(_STATUS_PREFIX),
             ramp_percent=routing.ramping_version_percentage if summary.deployment_version.build_id == ramping else 0.0,

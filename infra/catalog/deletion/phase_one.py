@@ -251,9 +251,11 @@ class SqlPhaseOne(LeaseBoundAdapter):
 
         def behind(connection: Connection) -> DetachedBatch:
             lock = partial(self._read_list_view, connection, topic_id, lock=True)
-            found = lock_or_find_earlier_detach(connection, order.batch_id, order.request, lock)
+            view_or_earlier_batch = lock_or_find_earlier_detach(connection, order.batch_id, order.request, lock)
             lock_fence_of_lease(connection, self._lease)
-            return found if isinstance(found, DetachedBatch) else work(connection, found)
+            if isinstance(view_or_earlier_batch, DetachedBatch):
+                return view_or_earlier_batch
+            return work(connection, view_or_earlier_batch)
 
         return self._db.write(behind)
 
@@ -285,8 +287,8 @@ def _count_detached(connection: Connection, batch_id: str, *rows: ColumnElement[
     """Count intents, and ledgers of newly filed intents. Adopted intents are older than the batch."""
     opened = select(t.run.c.created_us).where(t.run.c.run_id == batch_id).scalar_subquery()
     own = case((_P.created_us >= opened, _P.ledger_id))
-    found = connection.execute(select(func.count(), func.count(own.distinct())).where(*rows)).one()
-    return DetachedBatch(batch_id=batch_id, ledgers=found[1], intents=found[0])
+    intents, ledgers = connection.execute(select(func.count(), func.count(own.distinct())).where(*rows)).one()
+    return DetachedBatch(batch_id=batch_id, ledgers=ledgers, intents=intents)
 
 
 def _match_topics_to_detach(now_us: int, abandoned_us: int) -> ColumnElement[bool]:

@@ -223,8 +223,8 @@ def mark_paused_intents(connection: Connection, intents: Sequence[DeletionIntent
     }
     batch_parameter = build_bulk_parameter(connection.dialect.name, "asked", {"batch": TEXT})
     query = select(_R.run_id, _R.paused_us, _R.finished_us).where(_R.run_id.in_(select(batch_parameter.source.c.batch)))
-    found = connection.execute(query, batch_parameter.to_parameters([[batch_id] for batch_id in sorted(batch_ids)]))
-    paused = {row.run_id for row in found if row.paused_us is not None and row.finished_us is None}
+    runs = connection.execute(query, batch_parameter.to_parameters([[batch_id] for batch_id in sorted(batch_ids)]))
+    paused = {run.run_id for run in runs if run.paused_us is not None and run.finished_us is None}
     return [replace(intent, paused=intent.batch_id in paused and intent.handed_to is None) for intent in intents]
 
 

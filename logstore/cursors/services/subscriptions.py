@@ -73,15 +73,15 @@ class Subscriptions:
         Its `releases` includes each release of an entry that the state leaves out.
         """
         # Held entries are read before the cursor, because a commit moves them to the cursor.
-        held = self._transactions.find_held_entries(topic_id, name)
+        held_entries = self._transactions.find_held_entries(topic_id, name)
         subscription = self.get(topic_id, name)
-        if not held:
+        if not held_entries:
             return subscription
         # The releases are read before the held entries. Otherwise they could count an abort of entries left out here.
         releases = subscription.releases
-        held = self._transactions.find_held_entries(topic_id, name)
+        held_entries = self._transactions.find_held_entries(topic_id, name)
         subscription = self.get(topic_id, name)
-        return replace(subscription, state=hide_held(subscription.state, held), releases=releases)
+        return replace(subscription, state=hide_held(subscription.state, held_entries), releases=releases)
 
     def all(self, topic_id: TopicId) -> list[Subscription]:
         """Return the topic's subscriptions, ascending by name. A lost cursor ledger is reported in `lost_snapshot`."""

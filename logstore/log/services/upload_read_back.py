@@ -38,10 +38,10 @@ def require_stored_object(
         UploadUnproven: The object is missing, has another length, or lacks an entry of the metadata.
         StoreUnavailable: The store did not answer.
     """
-    found = objects.head(key)
-    if found is None:
+    stored_object = objects.head(key)
+    if stored_object is None:
         raise UploadUnproven(f"{key}: the upload was answered and the object is not there")
-    info, stored_metadata = found
+    info, stored_metadata = stored_object
     if info.size_bytes != size_bytes or not metadata.items() <= stored_metadata.items():
         expected = f"{size_bytes} bytes of {dict(metadata)}"
         stored = f"{info.size_bytes} bytes of {dict(stored_metadata)}"

@@ -53,7 +53,7 @@ class PlanFindingsReport:
         other_kinds = frozenset(FindingKind).difference(_URGENT_KINDS)
         passes = [*(frozenset({urgent}) for urgent in _URGENT_KINDS), other_kinds]
         for kinds in passes if kind is None else [frozenset({kind})]:
-            if any(self.result.findings.get(each.value) for each in kinds):
+            if any(self.result.findings.get(listed_kind.value) for listed_kind in kinds):
                 yield from self._iterate_rows_of_kinds(kinds)
 
     def _iterate_rows_of_kinds(self, kinds: frozenset[FindingKind]) -> Iterator[dict[str, object]]:
@@ -134,8 +134,8 @@ class _ChartTotals:
 
     def make_charts(self, kind: FindingKind | None) -> dict[str, list[_ChartBar]]:
         kinds = [
-            _ChartBar(each.value, self.kinds[each], f"{self.kinds[each]:,}", each is FindingKind.MISSING_DATA)
-            for each in (FindingKind if kind is None else [kind])
+            _ChartBar(bar.value, self.kinds[bar], f"{self.kinds[bar]:,}", bar is FindingKind.MISSING_DATA)
+            for bar in (FindingKind if kind is None else [kind])
         ]
         topics = [
             _ChartBar(decode_topic_name(name) or "of no known topic", size, _format_bytes(size))
