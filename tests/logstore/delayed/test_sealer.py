@@ -182,7 +182,7 @@ def test_list_that_is_cleared_right_after_a_bucket_ends_the_seal(topic: Stored) 
         def __getattr__(self, name: str) -> object:
             return getattr(index, name)
 
-        def switch(self, switch: IndexBucketSwitch) -> bool:
+        def switch_buckets(self, switch: IndexBucketSwitch) -> bool:
             switched = index.switch_buckets(switch)
             index.retire_all_buckets(topic.topic_id, reason="tests")
             return switched

@@ -328,5 +328,5 @@ def test_upload_that_one_listing_hid_has_not_ended(stored: Stored, monkeypatch: 
     upload = UPLOAD
     stored.cold.unfinished.add(upload.key)
     stored.cold.begun_us[upload.key] = 1
-    _silence(monkeypatch, stored.cold, "open_uploads", calls=1)
+    _silence(monkeypatch, stored.cold, "list_open_uploads", calls=1)
     assert not isinstance(stored.orphans.inspect_upload(upload, before_us=stored.before_us), str)

@@ -30,7 +30,7 @@ class _Looks:
         self._left = 6
         self.over = threading.Event()
 
-    def get(self, txn: TransactionId) -> StoredTransaction:
+    def get_transaction(self, txn: TransactionId) -> StoredTransaction:
         self._left -= 1
         found = self._transactions.get_transaction(txn)
         if self._left == 3:
