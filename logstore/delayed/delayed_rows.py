@@ -81,7 +81,7 @@ class DelayedRows:
 
     @staticmethod
     def concatenate(parts: Sequence["DelayedRows"]) -> "DelayedRows":
-        """Return the rows of all parts. Each part must end before the next part begins."""
+        """Return the rows of all parts in the order of the parts. Rows of overlapping parts are not sorted."""
         import numpy as np  # noqa: PLC0415 - start-up time
 
         if len(parts) == 1:
@@ -93,6 +93,7 @@ class DelayedRows:
 
     @staticmethod
     def merge(parts: Sequence["DelayedRows"]) -> "DelayedRows":
+        """Return the sorted rows of all parts. Parts may overlap."""
         rows = DelayedRows.concatenate(parts)
         return rows if len(parts) == 1 else rows.select_rows(rows.sorted_row_numbers())
 

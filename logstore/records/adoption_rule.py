@@ -25,9 +25,6 @@ contains the first and the last upload if any choice does. Uploads of the other 
 ledger. After the last extent, the upload with the next number is adopted first. No other upload after the last extent
 was answered.
 
-Builds without confirmations may have answered every upload. Even then, one of several choices is taken. After the last
-extent, an unregistered upload may shift the positions of later uploads.
-
 Source: the rule of an append (registered numbers ascend), read backwards; ADR 19.
 """
 

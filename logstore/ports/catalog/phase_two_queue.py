@@ -174,7 +174,7 @@ class RemovedRowCounts:
 class SweepBacklogCounts:
     stalled: int
     newborn: int  # ledgers that are older than the registration timeout and were never attached
-    uploads: int  # copies whose upload died
+    uploads: int  # unfinished tiered copies whose upload deadline has passed
     rows: int  # finished intents to be removed
     runs: int  # empty batches to be removed; the removal of `rows` may empty further batches
 
@@ -191,7 +191,8 @@ class PhaseTwoQueueUpkeep(Protocol):
 
         - An intent is stalled if it is unfinished and has no live claim.
         - Newborn ledgers that are older than the registration timeout are replaced by intents.
-        - Copies whose upload died, of up to `limit` topics, are replaced by intents. The ledgers of these copies stay.
+        - Unfinished tiered copies whose upload deadline has passed, of up to `limit` topics, are replaced by intents.
+          The ledgers of these copies stay.
 
         `claim` is for the workflow that does phase two. If two calls run at once, each row goes to exactly one batch.
 

@@ -68,9 +68,9 @@ class Cursors(Protocol):
         The ledger becomes listed and CLOSED. The same transaction files an intent for the previous snapshot's ledger
         (apache/pulsar#982). The row keeps acknowledgements that are newer than the snapshot.
 
-        `change` is the row from which the snapshot was made. All acknowledgements in the snapshot were valid at some
-        moment since `change` was read. The snapshot is refused if the row differs from `change` or does not exist, or
-        if the topic is not ACTIVE. A refused call files an intent for the newborn ledger (apache/pulsar#350). A
+        `change` is the row from which the snapshot was made. Each acknowledgement in the snapshot was in the cursor
+        when `change` was read. The snapshot is refused if the row differs from `change` or does not exist, or if the
+        topic is not ACTIVE. A refused call files an intent for the newborn ledger (apache/pulsar#350). A
         repeated call returns the same result.
         """
 
