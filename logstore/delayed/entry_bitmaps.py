@@ -59,6 +59,12 @@ def entries_behind(bitmaps: Bitmaps, position: Position) -> dict[LedgerId, BitMa
     return {ledger_id: bits for ledger_id, bits in remaining.items() if bits}
 
 
+def entries_between(bitmaps: Bitmaps, first: Position, last: Position) -> dict[LedgerId, BitMap]:
+    """Return the entries from `first` to `last`, both inclusive, as new bitmaps."""
+    from_first = entries_behind(bitmaps, Position(first.ledger_id, first.entry_id - 1))
+    return subtract_entries(from_first, entries_behind(from_first, last))
+
+
 def count_entries(bitmaps: Bitmaps) -> int:
     return sum(len(bits) for bits in bitmaps.values())
 

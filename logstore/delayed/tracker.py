@@ -141,9 +141,12 @@ class Tracker:
     ) -> list[Position]:
         """Track the messages of exactly the listed index buckets. Return positions from which readers must read again.
 
-        At each of these positions is a message that is no longer tracked. Messages that were taken are not tracked
-        again. An index bucket that cannot be read is lost, and the next call tries to read it again. `opened_sources`
-        is the result of `open_index_buckets`. If it is `None`, this call reads the footers.
+        At each of these positions is a message that is no longer tracked. An index bucket that cannot be read is lost,
+        and the next call tries to read it again. `opened_sources` is the result of `open_index_buckets`. If it is
+        `None`, this call reads the footers.
+
+        Messages that were taken are not tracked again, with one exception: a build that began before a message was due
+        may list the message after it was taken. Readers drop messages that they know.
 
         Raises:
             StoreUnavailable: Storage did not answer. Nothing has changed.
@@ -240,6 +243,8 @@ class Tracker:
         relevant = entry_bitmaps.entries_behind(self._taken, self._bucket_list.sealed_to)
         for source in self._source_by_bucket.values():
             entry_bitmaps.add_entries(relevant, entry_bitmaps.intersect_entries(source.bitmaps, self._taken))
+        for bucket in self._lost.values():  # may be readable at the next load
+            entry_bitmaps.add_entries(relevant, entry_bitmaps.entries_between(self._taken, bucket.first, bucket.last))
         self._taken = relevant
 
     def _request_rewind(self, untracked: Bitmaps) -> None:

@@ -166,6 +166,21 @@ def test_a_snapshot_that_is_gone_or_damaged_is_told_of_and_its_messages_come_fro
     assert take_due(fresh, _END_MS, 1_000) == rows[1]
 
 
+def test_taken_message_of_a_lost_bucket_is_not_tracked_again_when_the_bucket_can_be_read() -> None:
+    """Readers found it in the log while the bucket was lost."""
+    topic = _Topic()
+    bucket = topic.stored(_ONE, made(20, [1]))
+    topic.snapshots.errors[_ONE] = CorruptData("damaged")
+    topic.tracker.load_bucket_list(topic.get_bucket_list(bucket))
+    (position, *_) = made(20, [1]).positions()
+    assert topic.tracker.track_message(position, START_MS)
+    assert take_due(topic.tracker, START_MS, 1).positions() == [position]
+    topic.tracker.load_bucket_list(topic.get_bucket_list(bucket))
+    topic.snapshots.errors.clear()
+    topic.tracker.load_bucket_list(topic.get_bucket_list(bucket))
+    assert (topic.tracker.messages, topic.tracker.contains(position)) == (19, False)
+
+
 @pytest.mark.parametrize("number", [0, 2])
 def test_a_segment_that_cannot_be_read_makes_readers_go_back_to_its_messages(number: int) -> None:
     """Field case 62: what was taken of the bucket before stays taken; what is left is tracked no longer."""

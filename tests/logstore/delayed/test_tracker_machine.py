@@ -265,10 +265,11 @@ class Delivery(RuleBasedStateMachine):
             self.switch(kept, self.listed.sealed_to, heard)
 
     def build(self, cut: int, heard: bool) -> None:
-        """All buckets anew, from the whole log, by a clock that is behind."""
+        """All buckets anew, from the whole log, by a clock that is behind: what was taken meanwhile may come again."""
         rows = [(time, at) for at, time in self.log if time is not None and time > self.now_ms - 2]
         parts = [rows[:cut], rows[cut:]] if cut else [rows]
         born = tuple(self.stored(DelayedRows.from_messages(part), part[0][1], part[-1][1]) for part in parts if part)
+        self.taken -= {at for time, at in rows if time <= self.now_ms}
         self.switch(born, self.log[-1][0] if self.log else EARLIEST, heard)
 
     def storage_fails(self, number: int) -> None:
