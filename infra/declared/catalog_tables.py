@@ -229,7 +229,7 @@ class PendingDeletionRow(SQLModel, table=True):
 
 
 class RunRow(SQLModel, table=True):
-    """Batch run."""
+    """Run of a batch, a plan, an apply or a scrub."""
 
     __tablename__ = "run"
     __table_args__ = (Index("run_by_end", "finished_us"),)

@@ -63,7 +63,7 @@ class RecordLogRow(SQLModel, table=True):
     manifest: int = Field(sa_type=Big)  # number of the newest settled manifest; 0: none
     stamp: str  # stamp of that manifest
     pending: dict[str, Any] = Field(default_factory=dict, sa_type=JSON)  # later stamps, each with its time in us
-    state: str  # READY or ADOPTING
+    state: str  # READY, ADOPTING or REPLICA
     rebuild: str | None = None  # rebuild that loads the catalog; in a replica, the name under which it was seeded
     ledger_ceiling: int = Field(sa_type=Big)  # only lower ids may be given out
     topic_ceiling: int = Field(sa_type=Big)

@@ -42,7 +42,7 @@ class TransactionRow(SQLModel, table=True):
     claim_workflow: str | None = None
     claim_run: str | None = None
     claim_until_us: int | None = Field(default=None, sa_type=Big)
-    attempts: int = 0  # number of broadcasts after the first
+    attempts: int = 0  # number of failed broadcasts
     last_error: str | None = Field(default=None, sa_type=Text)
     trace_id: str | None = Field(default=None, sa_column_kwargs={"default": current_trace_id})
 

@@ -22,7 +22,7 @@ from workers.pages.value_formats import decode_topic_name, format_time_us, selec
 if TYPE_CHECKING:
     from logstore.delayed.index_buckets import IndexBucket
     from logstore.ports.catalog import Topic
-    from logstore.positions import LedgerId
+    from logstore.positions import LedgerId, Position
     from workflows.delayed.job_definitions import MergeBucketsResult, SealBucketsResult
 
 delayed = create_command_group("delayed", "Delayed messages: the buckets of their index.")
@@ -58,12 +58,13 @@ def show_index_buckets(context: CommandContext, name: TopicArgument) -> Answer:
         build = f"sexton delayed build {decode_topic_name(topic.name)}"
         print_note(f"messages of these buckets come from the log, which is slower; write them anew: {build}")
     if unsealed.entries:
-        rows.append(_make_unsealed_row(context, topic, unsealed.entries))
+        rows.append(_make_unsealed_row(context, topic, unsealed.entries, bucket_list.sealed_to))
     facts = {"messages": bucket_list.messages + unsealed.entries, "memory_bytes": tracker.memory_bytes}
     display = []
     for row in rows:
         first, last = row["first_ledger"], row["last_ledger"]
-        values = {"bucket": row["bucket_id"], "ledgers": str(first) if first == last else f"{first} to {last}"}
+        ledgers = first if first == last else f"{first} to {last}"  # null if the ledgers were removed meanwhile
+        values = {"bucket": row["bucket_id"], "ledgers": ledgers}
         display.append(values | {name: row[name] for name in ("messages", "segments", "state", "first_due")})
     table = Answer(document=rows, display=display, title="buckets", empty="no delayed messages")
     return Answer(document={**facts, "buckets": rows}, display=facts, sections=[table])
@@ -83,8 +84,7 @@ def _make_bucket_row(bucket: "IndexBucket", state: str) -> dict[str, Any]:
     }
 
 
-def _make_unsealed_row(context: CommandContext, topic: "Topic", messages: int) -> dict[str, Any]:
-    sealed_to = context.catalog.delayed.get_bucket_list(topic.topic_id).sealed_to
+def _make_unsealed_row(context: CommandContext, topic: "Topic", messages: int, sealed_to: "Position") -> dict[str, Any]:
     ledgers = context.catalog.ledgers.list_ledgers(topic.topic_id, from_ledger=sealed_to.ledger_id)
     ledger_ids = [ledger.ledger_id for ledger in ledgers if ledger.span.last > sealed_to]
     return {

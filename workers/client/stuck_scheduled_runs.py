@@ -82,9 +82,9 @@ async def find_stuck_runs(client: Client) -> list[StuckRun]:
 
 
 async def restart_schedule(client: Client, schedule_id: str) -> list[str]:
-    """End the stuck runs of a schedule and its stuck endless jobs, then start a run. Return the ended workflow ids.
+    """End the running jobs that a schedule started and its stuck endless jobs, then start a run.
 
-    A paused schedule starts no run. Idempotent.
+    Return the ids of the ended workflows. A paused schedule starts no run. Idempotent.
 
     Raises:
         UnknownObject: The namespace has no such schedule of Sexton.

@@ -165,8 +165,8 @@ async def _report_start_and_standstill(
                 if text != last_text:
                     say(text)
                     last_text = text
-        except RPCError:  # the wait for the result raises this error, too
-            has_reported_start = True
+        except RPCError:
+            pass  # the wait for the result raises this error, too, if it lasts
         await asyncio.sleep(check_interval_s)
 
 

@@ -106,7 +106,12 @@ def check_transactions(settings: Settings, auditor: IndependentAuditor, outcome:
             if payloads != [b"kept"]
         ]
     states = auditor.read_transaction_states()
-    problems += [f"{txn}: {state}" for txn, state in states.items() if ends.get(txn, ("",))[0] != state]
+    expected_states = {txn: state for txn, (state, _) in ends.items()}
+    problems += [
+        f"{txn}: {states.get(txn)}"
+        for txn in sorted(states.keys() | ends.keys())
+        if states.get(txn) != expected_states.get(txn)
+    ]
     for topic in [*outcome.topics, outcome.source]:
         markers = auditor.read_transaction_markers(topic.topic_id)
         problems += [f"{topic.name} tells {sorted(markers)}" for txn in ends if markers.get(txn) != {ends[txn][1]}]

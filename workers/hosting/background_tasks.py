@@ -58,7 +58,7 @@ async def write_due_buffer_snapshots(
 ) -> None:
     """Write due snapshots of transaction buffers until cancelled. Log an outage of the catalog once.
 
-    `write_due` writes a page of snapshots and returns the number of due snapshots.
+    `write_due_snapshots` writes a page of snapshots and returns the number of due snapshots.
     """
     has_logged = False
     while True:

@@ -1,6 +1,7 @@
-"""Upkeep of the deletion queue in SQL: adopt stalled work, remove old rows, redrive dead letters.
+"""Upkeep of the deletion queue in SQL: take over stalled work, remove old rows, redrive dead letters.
 
-`adopt` and `forget` first read in a read-only transaction, because most calls find nothing and must be cheap.
+`move_stalled_to_batch` and `remove_finished_rows` first read in a read-only transaction, because most calls find
+nothing and must be cheap.
 """
 
 from collections.abc import Sequence

@@ -209,7 +209,10 @@ def resume_run(connection: Connection, batch_id: str) -> None:
 def release_paused_run(connection: Connection, batch_id: str, now_us: int) -> bool:
     """End the claim of a paused, unfinished batch and resume it. Return whether the batch was paused."""
     paused = (_R.run_id == batch_id, _R.paused_us.is_not(None), _R.finished_us.is_(None))
-    lapsed = {**NO_CLAIM_COLUMNS, "claim_until_us": now_us}  # without this time, `forget` would count the batch as old
+    lapsed = {
+        **NO_CLAIM_COLUMNS,
+        "claim_until_us": now_us,
+    }  # without this time, `remove_finished_rows` would count the batch as old
     return connection.execute(update(t.run).where(*paused).values(paused_us=None, **lapsed)).rowcount > 0
 
 

@@ -63,7 +63,7 @@ class ArrowReader:
         self.dialect = url.get_backend_name()
 
     def batches(self, query: Select[Any]) -> Iterator[pa.RecordBatch]:
-        """Yield the rows in non-empty batches of `arrow_schema(query)`, fetched on demand.
+        """Yield the rows in non-empty batches of `build_arrow_schema(query)`, fetched on demand.
 
         Text columns of the query must not contain NULL. SQLite types each value separately, and its driver takes the
         type of a column from the first batch. A text after a batch of NULLs would fail.
