@@ -2,7 +2,7 @@
 
 - SUSPENDED: the worker returns no lease, but drops none. After a reconnect to the same session, all are valid again.
 - EXPIRED: the worker drops all leases, opens a new session, and acquires each bundle again, or gives it up.
-- All ZooKeeper calls except `lookup` run on this thread. Listeners only put a message into its queue (kazoo#355).
+- All ZooKeeper calls except `find_owner` run on this thread. Listeners only put a message into its queue (kazoo#355).
 
 Source: PIP-57.
 """

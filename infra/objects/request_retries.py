@@ -1,4 +1,4 @@
-"""RequestRetries of requests to the object store, and the adaptive rate of deletes."""
+"""Retries of requests to the object store, and the adaptive rate of deletes."""
 
 import math
 import threading
