@@ -5,13 +5,13 @@ from contextvars import copy_context
 from pathlib import Path
 from typing import Final
 
-from activities.heartbeats import raise_if_cancelled, send_heartbeats_and_renew_many
+from activities.heartbeats import raise_if_cancelled, send_heartbeats_during_renewals
 from logstore.atomic_files import create_or_read_text
 from logstore.errors import PreconditionFailed
 from logstore.failpoints import effect
 from logstore.ports.bulk_jobs import BulkJobRunner
 from logstore.ports.catalog import CatalogIdentity
-from logstore.reconciliation.bulk_jobs import BulkJob, BulkProgress, BulkSummary
+from logstore.reconciliation.bulk_job_inputs_and_results import BulkJob, BulkJobProgress, BulkJobSummary
 
 RUN_CLAIM_S: Final = 86_400.0
 """Duration of a run's claim. Each step renews it, so that a run is forgotten a day after its last step."""
@@ -28,14 +28,14 @@ class OwnedBulkOutput:
     def __init__(self, *, bulk: BulkJobRunner, identities: CatalogIdentity) -> None:
         self._bulk, self._identities = bulk, identities
 
-    def read_owner(self, run_id: str) -> str | None:
+    def read_catalog_id_mark(self, run_id: str) -> str | None:
         """Return the id of the catalog that marked the output of a run, if it is marked."""
         path = catalog_id_file(self._bulk.create_run_folder(run_id))
         return path.read_text(encoding="utf-8") if path.exists() else None
 
     def require_not_of_other_catalog(self, run_id: str) -> None:
         """Raise `PreconditionFailed` if another catalog has output of a run with this id."""
-        self._require_own_or_unmarked(run_id, self.read_owner(run_id))
+        self._require_own_or_unmarked(run_id, self.read_catalog_id_mark(run_id))
 
     def mark_as_own(self, run_id: str) -> None:
         """Mark the output of the run as this catalog's. `PreconditionFailed` means that another catalog has marked it.
@@ -43,26 +43,26 @@ class OwnedBulkOutput:
         The run's row must exist, because a marked folder without a run is forgotten.
         """
         with effect("reconciliation.mark_output"):
-            owner = create_or_read_text(
+            marked_catalog_id = create_or_read_text(
                 catalog_id_file(self._bulk.create_run_folder(run_id)), self._identities.catalog_id()
             )
-        self._require_own_or_unmarked(run_id, owner)
+        self._require_own_or_unmarked(run_id, marked_catalog_id)
 
-    def _require_own_or_unmarked(self, run_id: str, owner: str | None) -> None:
-        if owner not in {None, self._identities.catalog_id()}:
+    def _require_own_or_unmarked(self, run_id: str, marked_catalog_id: str | None) -> None:
+        if marked_catalog_id not in {None, self._identities.catalog_id()}:
             raise PreconditionFailed(
                 f"run {run_id}: expected an id that no other catalog uses in this folder of bulk output,"
-                f" found one of catalog {owner}; give another id, or each catalog a bulk_dir of its own"
+                f" found one of catalog {marked_catalog_id}; give another id, or each catalog a bulk_dir of its own"
             )
 
-    def published_summary(self, run_id: str, name: str) -> BulkSummary:
+    def require_published_summary(self, run_id: str, name: str) -> BulkJobSummary:
         """Return the published summary of a job of the run. Raise `PreconditionFailed` if this worker sees none."""
         summary = self._bulk.find_published_summary(run_id, name)
         if summary is None:
             raise PreconditionFailed(f"run {run_id}: expected {name} to be published; every worker must see its output")
         return summary
 
-    def forget(self, run_id: str) -> None:
+    def remove_run_output(self, run_id: str) -> None:
         with effect("reconciliation.forget_output"):
             self._bulk.remove_run(run_id)
 
@@ -74,21 +74,21 @@ def run_bulk_job(
     *,
     master: str = "",
     renew_claims: Callable[[], object] = lambda: None,
-) -> BulkSummary:
+) -> BulkJobSummary:
     """Run a job until its output is published. Heartbeats carry the progress, and a cancellation ends the job.
 
     `create_job` is called while heartbeats are sent. Heartbeats call `renew_claims` every 15 s. An empty `master`
     selects the Spark cluster of the settings.
     """
-    progress = BulkProgress(stage=name, done=0, tasks=0)
+    progress = BulkJobProgress(stage=name, done=0, tasks=0)
     context = copy_context()  # of the activity, for the thread that reports progress
 
-    def on_progress(new_progress: BulkProgress) -> None:
+    def on_progress(new_progress: BulkJobProgress) -> None:
         nonlocal progress
         progress = new_progress
         context.run(raise_if_cancelled)
 
-    with send_heartbeats_and_renew_many(renew_claims, lambda: (progress.stage, progress.done, progress.tasks)):
+    with send_heartbeats_during_renewals(renew_claims, lambda: (progress.stage, progress.done, progress.tasks)):
         job = create_job()
         with effect("reconciliation.run_bulk"):
             return bulk.run_job(job, on_progress, master=master)

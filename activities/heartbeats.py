@@ -53,7 +53,7 @@ class _HeartbeatThread:
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
 
-    def start(self) -> bool:
+    def try_start(self) -> bool:
         thread = threading.Thread(target=self._context.run, args=(self._beat_until_end,), name=self._name, daemon=True)
         try:
             thread.start()
@@ -92,10 +92,10 @@ class _HeartbeatScheduler:
         self._wakes_s = math.inf
         self._thread: threading.Thread | None = None
 
-    def begin(self, beater: _HeartbeatThread) -> None:
+    def schedule(self, beater: _HeartbeatThread) -> None:
         with self._changed:
             if self._thread is None or not self._thread.is_alive():  # a fork ends the thread
-                thread = threading.Thread(target=self._start_due_threads, name="beats to come", daemon=True)
+                thread = threading.Thread(target=self._run_and_start_due_threads, name="beats to come", daemon=True)
                 thread.start()  # before the beater waits, because the start may fail
                 self._thread = thread
             self._waiting[beater] = None
@@ -108,12 +108,12 @@ class _HeartbeatScheduler:
             self._waiting.pop(beater, None)
         beater.end()
 
-    def _start_due_threads(self) -> None:
+    def _run_and_start_due_threads(self) -> None:
         with self._changed:
             while True:
                 now_s = time.monotonic()
                 for beater in [beater for beater in self._waiting if beater.due_s <= now_s]:
-                    if beater.start():
+                    if beater.try_start():
                         del self._waiting[beater]
                 self._wakes_s = min((beater.due_s for beater in self._waiting), default=math.inf)
                 self._changed.wait(None if self._wakes_s == math.inf else max(0.0, self._wakes_s - now_s))
@@ -125,7 +125,7 @@ _scheduler = _HeartbeatScheduler()
 @contextmanager
 def _send_heartbeats_meanwhile(beat: Callable[[], None], *, name: str) -> Iterator[None]:
     beater = _HeartbeatThread(beat, name)
-    _scheduler.begin(beater)
+    _scheduler.schedule(beater)
     try:
         yield
     finally:
@@ -172,7 +172,7 @@ def send_heartbeats_and_renew(
 
 
 @contextmanager
-def send_heartbeats_and_renew_many(
+def send_heartbeats_during_renewals(
     renew: Callable[[], object], details: Callable[[], Sequence[object]] = tuple
 ) -> Iterator[None]:
     """Do as `send_heartbeats_and_renew`, for renewals that may take longer than a heartbeat timeout."""
@@ -210,14 +210,14 @@ class ClaimRenewingHeartbeats:
     def count_examined(self) -> None:
         """Count one examined ledger. Raise `ClaimHeld` if another workflow took over, or `CancelledError`."""
         self._examined += 1
-        self._beat()
+        self._raise_if_lost_or_heartbeat()
 
     def count_deleted(self, objects: int) -> None:
         """Count objects that storage confirmed. Errors are those of `count_examined`."""
         self._objects += objects
-        self._beat()
+        self._raise_if_lost_or_heartbeat()
 
-    def _beat(self) -> None:
+    def _raise_if_lost_or_heartbeat(self) -> None:
         raise_if_cancelled()
         if self._lost_claim_error:
             raise self._lost_claim_error

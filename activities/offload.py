@@ -8,11 +8,11 @@ from typing import Protocol
 from activities.deletion import metrics
 from activities.deletion.claims_and_causes import detach_arguments
 from activities.heartbeats import define_activity, send_heartbeats
-from activities.owner_routing import check_topic_name, is_valid_topic_name
+from activities.owner_routing import is_valid_topic_name, require_topic_name_if_known
 from logstore.errors import SextonError, UnknownObject
 from logstore.offload.services.tiered_copy_upload import CopyEvidence, UploadAttemptResult
 from logstore.offload.tiered_copy import CopyLengths
-from logstore.ports.catalog import DataLedgers, Offloads, OffloadStartOutcome, PublishedTieredCopy, Topics
+from logstore.ports.catalog import MessageLedgers, Offloads, OffloadStartOutcome, PublishedTieredCopy, Topics
 from logstore.positions import LedgerId, TopicId
 from logstore.stop_checks import raise_if_stopped
 
@@ -20,7 +20,9 @@ _SAMPLE = 20  # doubts in a result
 
 
 class CopyUploader(Protocol):
-    def upload(self, ledger_id: LedgerId, uuid: str, *, timeout_s: float, topic: str | None) -> UploadAttemptResult:
+    def upload_and_prove(
+        self, ledger_id: LedgerId, uuid: str, *, timeout_s: float, topic: str | None
+    ) -> UploadAttemptResult:
         """Upload one ledger under a new uuid."""
 
     def prove(self, copy: PublishedTieredCopy) -> CopyEvidence:
@@ -53,7 +55,7 @@ class PublishCopyInput:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OffloadCandidatesInput:
+class LedgersToOffloadInput:
     topic_id: int
     after: int  # ledger id, exclusive
     limit: int
@@ -63,15 +65,15 @@ class OffloadCandidatesInput:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OffloadCandidates:
+class LedgersToOffload:
     """Ledgers to offload, ascending. If the input has no `ledger_ids`, the first empty page ends the topic."""
 
-    ledger_ids: list[int]  # at most `OffloadCandidatesInput.limit`
+    ledger_ids: list[int]  # at most `LedgersToOffloadInput.limit`
     gone: int = 0  # requested ledgers that are in no list of the topic; counted only with `check`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RemovePrimariesInput:
+class DetachPrimariesInput:
     topic_id: int
     batch_id: str
     batch_workflow_id: str  # workflow that does phase two; it gets the claim
@@ -83,7 +85,7 @@ class RemovePrimariesInput:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RemovePrimariesResult:
+class DetachPrimariesResult:
     ledgers: int
     intents: int
     catalog_epoch: int
@@ -98,7 +100,7 @@ class LedgerOffloadActivities:
         *,
         uploader: CopyUploader,
         offloads: Offloads,
-        ledgers: DataLedgers,
+        ledgers: MessageLedgers,
         topics: Topics,
         new_uuid: Callable[[], str] = lambda: str(uuid.uuid4()),
     ) -> None:
@@ -110,7 +112,7 @@ class LedgerOffloadActivities:
 
     @define_activity(name="offload.upload")
     @send_heartbeats()
-    def upload(self, request: UploadCopyInput) -> UploadCopyResult:
+    def upload_and_prove_copy(self, request: UploadCopyInput) -> UploadCopyResult:
         """Write a ledger's tiered copy. Prove by reading it back that storage holds it (apache/pulsar#22839).
 
         Idempotency: each attempt has its own uuid. The copy of an earlier attempt gets its deletion intent before this
@@ -119,9 +121,9 @@ class LedgerOffloadActivities:
         Raises: InvalidInput, PreconditionFailed, MissingData, CorruptData (terminal); UploadTimedOut, UploadUnproven,
         StoreUnavailable, CatalogBusy, OutcomeUnknown, ServiceRefused (retry).
         """
-        ledger_id, attempt = LedgerId(request.ledger_id), self._new_uuid()
+        ledger_id, attempt_uuid = LedgerId(request.ledger_id), self._new_uuid()
         topic = request.topic if is_valid_topic_name(request.topic) else None
-        uploaded = self._uploader.upload(ledger_id, attempt, timeout_s=request.timeout_s, topic=topic)
+        uploaded = self._uploader.upload_and_prove(ledger_id, attempt_uuid, timeout_s=request.timeout_s, topic=topic)
         if uploaded.evidence is None:
             return UploadCopyResult(answer=uploaded.answer)
         return UploadCopyResult(
@@ -135,7 +137,7 @@ class LedgerOffloadActivities:
 
     @define_activity(name="offload.publish")
     @send_heartbeats()
-    def publish(self, request: PublishCopyInput) -> OffloadStartOutcome:
+    def publish_copy(self, request: PublishCopyInput) -> OffloadStartOutcome:
         """Publish a proved copy. If another attempt or a deletion came first, leave the copy to deletion.
 
         ALREADY means that the copy is LIVE. GONE means that the ledger is not listed. BEGUN means that a new attempt is
@@ -157,13 +159,13 @@ class LedgerOffloadActivities:
 
     @define_activity(name="offload.candidates")
     @send_heartbeats()
-    def candidates(self, request: OffloadCandidatesInput) -> OffloadCandidates:
+    def list_ledgers_to_offload(self, request: LedgersToOffloadInput) -> LedgersToOffload:
         """Find the next ledgers of a topic to offload.
 
         Idempotency: reads only.
         Raises: InvalidInput, PreconditionFailed if `check` finds a ledger that cannot be offloaded (terminal).
         """
-        check_topic_name(self._topics, request.topic_id, request.topic)
+        require_topic_name_if_known(self._topics, request.topic_id, request.topic)
         topic_id, requested_ids = TopicId(request.topic_id), _to_ledger_ids(request.ledger_ids)
         missing_ids = (
             self._offloads.find_unlisted_ledgers(topic_id, requested_ids)
@@ -174,11 +176,11 @@ class LedgerOffloadActivities:
         candidate_ids = self._offloads.list_offload_candidates(
             topic_id, requested_ids, after=after, limit=request.limit
         )
-        return OffloadCandidates(ledger_ids=[int(ledger_id) for ledger_id in candidate_ids], gone=len(missing_ids))
+        return LedgersToOffload(ledger_ids=[int(ledger_id) for ledger_id in candidate_ids], gone=len(missing_ids))
 
     @define_activity(name="offload.remove_primaries")
     @send_heartbeats()
-    def remove_primaries(self, request: RemovePrimariesInput) -> RemovePrimariesResult:
+    def prove_and_detach_primaries(self, request: DetachPrimariesInput) -> DetachPrimariesResult:
         """Detach primary copies of ledgers whose LIVE tiered copy is proved now, and file an intent for each.
 
         A copy may be lost after its publication, so each copy is proved again (apache/pulsar#22839). A ledger without
@@ -206,14 +208,14 @@ class LedgerOffloadActivities:
             **detach_arguments(request.batch_id, request.batch_workflow_id, request.actor, request.reason),
         )
         metrics.count_filed_intents(detached.filed_counts)
-        result = RemovePrimariesResult(
+        result = DetachPrimariesResult(
             ledgers=detached.ledgers, intents=detached.intents, catalog_epoch=self._ledgers.catalog_epoch()
         )
         if detached.ledgers and not detached.filed_counts:  # by an earlier call, whose page is not known any more
             return replace(result, next_after=request.after)
-        last = int(_ledger_id(page[-1])) if len(page) == request.limit else None
+        last_ledger_id = int(_ledger_id(page[-1])) if len(page) == request.limit else None
         sample = {int(ledger_id): doubt for ledger_id, doubt in list(doubts.items())[:_SAMPLE]}
-        return replace(result, unproved=len(doubts), doubts=sample, next_after=last)
+        return replace(result, unproved=len(doubts), doubts=sample, next_after=last_ledger_id)
 
     def _find_unproved_ledgers(self, page: Sequence[PublishedTieredCopy]) -> dict[LedgerId, str]:
         """Prove the copies. Return the reason for each ledger without proof, also if storage does not answer."""

@@ -68,7 +68,7 @@ OwnerRoutedAnswer = TypeAliasType(
 """Answer of an activity that a bundle owner may serve."""
 
 
-def find_lease(request: OwnerRoutedInput, owners: TopicOwners) -> Lease | OwnerRedirect | None:
+def resolve_lease_or_redirect(request: OwnerRoutedInput, owners: TopicOwners) -> Lease | OwnerRedirect | None:
     """Return the lease for the work, `None` for work without a lease, or a redirect to another owner.
 
     Work without a valid topic name has no owner.
@@ -105,7 +105,7 @@ def is_valid_topic_name(name: str) -> bool:
     return True
 
 
-def check_topic_name(topics: Topics, topic_id: int, name: str) -> None:
+def require_topic_name_if_known(topics: Topics, topic_id: int, name: str) -> None:
     """Raise `InvalidInput` if the topic has another name. A topic's name never changes.
 
     Skip the check for an empty or invalid name, and for a topic that does not exist.

@@ -46,7 +46,7 @@ def arm(name: str, action: str, *, nth: int = 1) -> None:
         _armed_by_point[name] = _ArmedPoint(action, nth)
 
 
-def disarm() -> set[str]:
+def disarm_all_and_take_hits() -> set[str]:
     """Disarm every point. Return the names of the points hit since the last call."""
     with _lock:
         _armed_by_point.clear()

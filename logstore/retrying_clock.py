@@ -50,17 +50,17 @@ class Clock:
 
     def retry(
         self,
-        ask: Callable[[], _Result],
+        call: Callable[[], _Result],
         *,
         deadline_s: float,
         backoff: Backoff = _DEFAULT_BACKOFF,
         is_retryable: Callable[[Exception], bool] = _is_transient,
         extra_pause_s: Callable[[Exception], float] = lambda _: 0.0,
     ) -> _Result:
-        """Call `ask` until it succeeds, within limits, with growing pauses. Raise the error of the last attempt.
+        """Call `call` until it succeeds, within limits, with growing pauses. Raise the error of the last attempt.
 
         Args:
-            ask: Call that is safe to repeat.
+            call: Call that is safe to repeat.
             deadline_s: Time of `monotonic_s` before which every pause must end.
             backoff: Number of attempts, and their pauses.
             is_retryable: Whether to try again. The default accepts `RetryableError` and `OutcomeUnknown`.
@@ -69,7 +69,7 @@ class Clock:
         failures = 0
         while True:
             try:
-                return ask()
+                return call()
             except Exception as error:
                 failures += 1
                 if failures >= backoff.attempts or not is_retryable(error):

@@ -82,7 +82,7 @@ class TopicName:
         return self.encoded
 
 
-def encode_prefix(text: str) -> str:
+def encode_topic_prefix(text: str) -> str:
     """Return the prefix of all encoded names whose unencoded names begin with `text`.
 
     `text` is a part of the scheme `persistent://`, or begins with it. UTF-8 must be able to encode the text.
@@ -91,7 +91,7 @@ def encode_prefix(text: str) -> str:
     return scheme + quote(rest, safe=f"{_UNQUOTED}/")
 
 
-def check_subscription(name: str) -> str:
+def check_subscription_name(name: str) -> str:
     """Return a valid name of a subscription.
 
     Raises:
@@ -104,7 +104,7 @@ def check_subscription(name: str) -> str:
     return name
 
 
-def check_name(field: str, name: str) -> str:
+def check_producer_or_actor_name(field: str, name: str) -> str:
     """Return a valid name of a producer or of an actor.
 
     Raises:
@@ -115,7 +115,7 @@ def check_name(field: str, name: str) -> str:
     return name
 
 
-def check_reason(reason: str) -> str:
+def check_audit_reason(reason: str) -> str:
     """Return the valid reason of an act for the audit log. It may be empty.
 
     Raises:

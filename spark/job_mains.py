@@ -5,8 +5,8 @@ from functools import partial
 from typing import Any
 
 from logstore.delayed.index_build_job import BuildDelayedIndexJob
-from logstore.reconciliation.bulk_jobs import (
-    BulkSummary,
+from logstore.reconciliation.bulk_job_inputs_and_results import (
+    BulkJobSummary,
     CompareStorageWithCatalogJob,
     CutScrubIntoPagesJob,
     ListStorageJob,
@@ -20,23 +20,23 @@ from spark.delayed.build_indexes import build_indexes
 from spark.job_runner import JobContext, JobMain
 from spark.reconciliation.compare_sides import compare_sides
 from spark.reconciliation.list_storage import list_storage
-from spark.reconciliation.read_catalog_rows import read_references
+from spark.reconciliation.read_catalog_rows import read_ledgers_and_intents
 from spark.reconciliation.scrub_ledgers import cut_scrub, scrub_page
 from spark.reconciliation.verify_findings import verify_findings
 from spark.records.rebuild_records import rebuild_records
 from spark.sources.store_addresses import BucketAddress, CatalogAddresses
-from spark.transactions.build_buffers import build_buffers
+from spark.transactions.rebuild_transaction_buffers import rebuild_transaction_buffers
 
 
 def catalog_job_mains(addresses: CatalogAddresses) -> Mapping[str, JobMain]:
-    mains: dict[str, Callable[[CatalogAddresses, JobContext, Any], BulkSummary]] = {
+    mains: dict[str, Callable[[CatalogAddresses, JobContext, Any], BulkJobSummary]] = {
         ListStorageJob.name: list_storage,
-        ReadLedgersAndIntentsJob.name: read_references,
+        ReadLedgersAndIntentsJob.name: read_ledgers_and_intents,
         CompareStorageWithCatalogJob.name: compare_sides,
         VerifyFindingsJob.name: verify_findings,
         CutScrubIntoPagesJob.name: cut_scrub,
         ScrubPageJob.main: scrub_page,
-        BuildTransactionBuffersJob.name: build_buffers,
+        BuildTransactionBuffersJob.name: rebuild_transaction_buffers,
         BuildDelayedIndexJob.name: build_indexes,
     }
     return {name: partial(main, addresses) for name, main in mains.items()}

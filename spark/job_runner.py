@@ -17,7 +17,7 @@ from uuid import uuid4
 from opentelemetry import trace
 
 from logstore.errors import PreconditionFailed, SextonError, StoreUnavailable, Unsupported
-from logstore.reconciliation.bulk_jobs import BulkJob, BulkProgress, BulkSummary
+from logstore.reconciliation.bulk_job_inputs_and_results import BulkJob, BulkJobProgress, BulkJobSummary
 from spark.failure_text import summarize_error
 from spark.job_spans import JobSpanRecorder
 from spark.published_output import PublishedOutputs
@@ -41,7 +41,7 @@ class JobContext:
     folder: Path  # of this attempt, for all output
     shared: SharedFolder  # the same folder, for checks in executors
     get_published_summary: Callable[
-        [str], BulkSummary
+        [str], BulkJobSummary
     ]  # returns the published summary of an earlier job of the run, by job name
     spans: JobSpanRecorder
 
@@ -69,7 +69,7 @@ class JobContext:
         return results
 
 
-JobMain = Callable[[JobContext, Any], BulkSummary]
+JobMain = Callable[[JobContext, Any], BulkJobSummary]
 """Main function of a job. It writes output into the attempt's folder and returns the summary."""
 
 
@@ -120,27 +120,29 @@ class SparkBulkJobs:
         self._stop_timeout_s = stop_timeout_s
         self._lock = threading.Lock()
 
-    def find_published_summary(self, run_id: str, name: str) -> BulkSummary | None:
+    def find_published_summary(self, run_id: str, name: str) -> BulkJobSummary | None:
         return self._publication.read_summary(run_id, name)
 
-    def run_job(self, job: BulkJob, on_progress: Callable[[BulkProgress], None], *, master: str = "") -> BulkSummary:
+    def run_job(
+        self, job: BulkJob, on_progress: Callable[[BulkJobProgress], None], *, master: str = ""
+    ) -> BulkJobSummary:
         while not self._lock.acquire(timeout=_POLL_INTERVAL_S):
-            on_progress(BulkProgress(stage=f"{job.name} waits for another job", done=0, tasks=0))
+            on_progress(BulkJobProgress(stage=f"{job.name} waits for another job", done=0, tasks=0))
         try:
             return self.find_published_summary(job.run_id, job.name) or self._run_attempt(job, on_progress, master)
         finally:
             self._lock.release()
 
-    def _run_attempt(self, job: BulkJob, on_progress: Callable[[BulkProgress], None], master: str) -> BulkSummary:
+    def _run_attempt(self, job: BulkJob, on_progress: Callable[[BulkJobProgress], None], master: str) -> BulkJobSummary:
         main = self._mains().get(getattr(job, "main", job.name))  # the jobs of many pages share one main function
         if main is None:
             raise Unsupported(f"bulk job {job.name}: this back end has none")
         attempt = _JobAttempt(job, lambda attempt: self._run_and_publish(attempt, main, job, master))
         return attempt.run_watched(on_progress, self._stop_timeout_s)
 
-    def _run_and_publish(self, attempt: "_JobAttempt", main: JobMain, job: BulkJob, master: str) -> BulkSummary:
+    def _run_and_publish(self, attempt: "_JobAttempt", main: JobMain, job: BulkJob, master: str) -> BulkJobSummary:
         with _tracer.start_as_current_span(f"bulk {job.name}", attributes={"sexton.run": job.run_id}):
-            spark = self._session.get_session(master, proceed=attempt.require_not_stopped)
+            spark = self._session.get_or_restart_session(master, proceed=attempt.require_not_stopped)
             folder = self._publication.create_attempt_folder(job.run_id, job.name)
             try:
                 summary = self._call_main(attempt, spark, main, job, folder)
@@ -152,18 +154,18 @@ class SparkBulkJobs:
 
     def _call_main(
         self, attempt: "_JobAttempt", spark: "SparkSession", main: JobMain, job: BulkJob, folder: Path
-    ) -> BulkSummary:
+    ) -> BulkJobSummary:
         from py4j.protocol import Py4JError  # noqa: PLC0415 - start-up time
         from pyspark.errors import PySparkException  # noqa: PLC0415
 
-        def require_published(name: str) -> BulkSummary:
+        def require_published(name: str) -> BulkJobSummary:
             summary = self.find_published_summary(job.run_id, name)
             if summary is None:
                 raise PreconditionFailed(f"{job.name}: expected {name} of run {job.run_id} to be published")
             return summary
 
-        attempt.join_job_group(spark)
-        run = JobContext(
+        attempt.join_job_group_and_watch(spark)
+        context = JobContext(
             spark,
             folder,
             SharedFolder.mark_with_nonce(folder),
@@ -171,20 +173,20 @@ class SparkBulkJobs:
             JobSpanRecorder(spark, attempt.group),
         )
         try:
-            return main(run, job)
+            return main(context, job)
         except (Py4JError, PySparkException, OSError) as error:
             raise StoreUnavailable(f"spark: {summarize_error(error)}") from None
         finally:
-            run.spans.record_ended_jobs()
+            context.spans.record_ended_jobs()
 
     def list_run_ids(self) -> list[str]:
         return self._publication.list_runs()
 
     def create_run_folder(self, run_id: str) -> Path:
-        return self._publication.kept_folder(run_id)
+        return self._publication.create_kept_folder(run_id)
 
     def remove_run(self, run_id: str) -> None:
-        self._publication.forget(run_id)
+        self._publication.remove_run_outputs(run_id)
 
 
 class _AttemptStopped(Exception):
@@ -194,21 +196,21 @@ class _AttemptStopped(Exception):
 class _JobAttempt:
     """Attempt at a job, in its own thread. Cancelling its job group also cancels jobs that are submitted later."""
 
-    def __init__(self, job: BulkJob, body: Callable[["_JobAttempt"], BulkSummary]) -> None:
+    def __init__(self, job: BulkJob, body: Callable[["_JobAttempt"], BulkJobSummary]) -> None:
         self.group = f"{job.run_id}/{job.name}/{uuid4().hex[:8]}"
         self._job_name, self._body, self._context = job.name, body, copy_context()
         self._ended, self._stopped = threading.Event(), threading.Event()
-        self._progress = BulkProgress(stage=f"{job.name}: starting Spark", done=0, tasks=0)
+        self._progress = BulkJobProgress(stage=f"{job.name}: starting Spark", done=0, tasks=0)
         self._spark: SparkSession | None = None
-        self._summary: BulkSummary | None = None
+        self._summary: BulkJobSummary | None = None
         self._error: BaseException | None = None
 
-    def run_watched(self, on_progress: Callable[[BulkProgress], None], stop_timeout_s: float) -> BulkSummary:
+    def run_watched(self, on_progress: Callable[[BulkJobProgress], None], stop_timeout_s: float) -> BulkJobSummary:
         """Run the attempt and report its progress about once a second.
 
         If `on_progress` raises, the attempt is stopped and the error is raised here, at most `stop_timeout_s` later.
         """
-        threading.Thread(target=self._run, name=f"bulk {self._job_name}", daemon=True).start()
+        threading.Thread(target=self._run_body, name=f"bulk {self._job_name}", daemon=True).start()
         while not self._ended.wait(_POLL_INTERVAL_S):
             try:
                 on_progress(self._progress)
@@ -224,7 +226,7 @@ class _JobAttempt:
         if self._stopped.is_set():
             raise _AttemptStopped
 
-    def join_job_group(self, spark: "SparkSession") -> None:
+    def join_job_group_and_watch(self, spark: "SparkSession") -> None:
         """Put the jobs of this thread into the attempt's group."""
         spark.sparkContext.setJobGroup(self.group, self._job_name, interruptOnCancel=True)
         self._spark = spark
@@ -232,7 +234,7 @@ class _JobAttempt:
         # a separate thread, so that the caller can stop the attempt even if Java does not answer
         threading.Thread(target=self._watch_progress, name="bulk-progress", daemon=True).start()
 
-    def _run(self) -> None:
+    def _run_body(self) -> None:
         try:
             self._summary = self._context.run(self._body, self)
         except BaseException as error:  # noqa: BLE001 - raised in `run_watched`
@@ -242,7 +244,7 @@ class _JobAttempt:
 
     def _watch_progress(self) -> None:
         while not self._ended.wait(_POLL_INTERVAL_S):
-            assert self._spark is not None, "`join_job_group` starts this thread"
+            assert self._spark is not None, "`join_job_group_and_watch` starts this thread"
             done = tasks = 0
             try:
                 tracker = self._spark.sparkContext.statusTracker()
@@ -254,7 +256,7 @@ class _JobAttempt:
                             done, tasks = done + stage.numCompletedTasks, tasks + stage.numTasks
             except Exception:  # noqa: BLE001 - Java is dead: the job itself reports that
                 return
-            self._progress = BulkProgress(stage=self._job_name, done=done, tasks=tasks)
+            self._progress = BulkJobProgress(stage=self._job_name, done=done, tasks=tasks)
 
     def _stop_and_wait(self, stop_timeout_s: float) -> None:
         self._stopped.set()

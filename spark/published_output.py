@@ -24,7 +24,7 @@ from uuid import uuid4
 from logstore.atomic_files import create_or_read_text
 from logstore.errors import CorruptData, InvalidInput
 from logstore.failpoints import effect
-from logstore.reconciliation.bulk_jobs import BulkSummary
+from logstore.reconciliation.bulk_job_inputs_and_results import BulkJobSummary
 
 _RUN_ID: Final = re.compile(r"[a-z0-9][a-z0-9-]{0,79}")
 
@@ -35,11 +35,11 @@ class PublishedOutputs:
     def __init__(self, root: Path) -> None:
         self._root = root
 
-    def read_summary(self, run_id: str, name: str) -> BulkSummary | None:
+    def read_summary(self, run_id: str, name: str) -> BulkJobSummary | None:
         """Return the published summary, or `None` if nothing is published. `CorruptData` means that a file was lost."""
         path = self._pointer_path(run_id, name)
         try:
-            summary = BulkSummary(**json.loads(path.read_text(encoding="utf-8")))
+            summary = BulkJobSummary(**json.loads(path.read_text(encoding="utf-8")))
         except FileNotFoundError:
             return None
         except (ValueError, TypeError) as error:
@@ -57,7 +57,7 @@ class PublishedOutputs:
         folder.mkdir(parents=True)
         return folder
 
-    def publish(self, run_id: str, name: str, attempt_folder: Path, summary: BulkSummary) -> BulkSummary:
+    def publish(self, run_id: str, name: str, attempt_folder: Path, summary: BulkJobSummary) -> BulkJobSummary:
         """Publish the attempt unless another attempt is published. Return the published summary."""
         folder = self._run_folder(run_id) / "outputs" / attempt_folder.name
         folder.parent.mkdir(exist_ok=True)
@@ -69,12 +69,12 @@ class PublishedOutputs:
                 shutil.rmtree(folder, ignore_errors=True)
         return self.read_summary(run_id, name) or complete_summary
 
-    def kept_folder(self, run_id: str) -> Path:
+    def create_kept_folder(self, run_id: str) -> Path:
         folder = self._run_folder(run_id) / "kept"
         folder.mkdir(parents=True, exist_ok=True)
         return folder
 
-    def forget(self, run_id: str) -> None:
+    def remove_run_outputs(self, run_id: str) -> None:
         """Remove the run's outputs, pointers first, so that no process reads an incomplete output."""
         folder = self._run_folder(run_id)
         for pointer in folder.glob("*.json"):

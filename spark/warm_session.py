@@ -55,7 +55,8 @@ class SparkSettings:
 class WarmSession:
     """The session of this process, started on first use and shared by its threads.
 
-    `start_s` and `close_s` limit the waits of `get_session` and `close` for another thread that starts a session.
+    `start_s` and `close_s` limit the waits of `get_or_restart_session` and `close` for another thread that starts a
+    session.
     """
 
     def __init__(
@@ -66,7 +67,7 @@ class WarmSession:
         self._session: SparkSession | None = None
         self._master = self._started_master = ""
 
-    def get_session(self, master: str = "", *, proceed: Callable[[], None] = lambda: None) -> "SparkSession":
+    def get_or_restart_session(self, master: str = "", *, proceed: Callable[[], None] = lambda: None) -> "SparkSession":
         """Return a session with the master, or with the master of the settings. Start a new session if necessary.
 
         `proceed` is called before a session ends or starts, and once a second while another thread starts one. It may
@@ -82,7 +83,7 @@ class WarmSession:
             proceed()
             if self._session is None or master != self._master or not _is_alive(self._session):
                 self._started_master = master
-                self._end_session()
+                self._end_session_and_java()
                 with _tracer.start_as_current_span("start Spark", attributes={"spark.master": master}):
                     self._session, self._master = _start_session(replace(self._settings, master=master)), master
             return self._session
@@ -93,7 +94,7 @@ class WarmSession:
             _log.warning("Spark is not ended: the start of a session with %s hangs", self._started_master)
             return
         try:
-            self._end_session()
+            self._end_session_and_java()
         finally:
             self._lock.release()
 
@@ -112,7 +113,7 @@ class WarmSession:
         finally:
             self._lock.release()
 
-    def _end_session(self) -> None:
+    def _end_session_and_java(self) -> None:
         if self._session is None:  # another `WarmSession` of this process may own the Java process
             return
         if _is_alive(self._session):

@@ -154,4 +154,4 @@ def run_part(pytestconfig: pytest.Config) -> Part:
 @pytest.fixture(autouse=True)
 def _no_failpoint_left() -> Iterator[None]:
     yield
-    failpoints.disarm()
+    failpoints.disarm_all_and_take_hits()

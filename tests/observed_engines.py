@@ -11,7 +11,7 @@ from infra.telemetry import sql_spans
 @contextmanager
 def observed_engines() -> Iterator[None]:
     """Every engine of this process is observed within the block, and none behind it."""
-    sql_spans.observe_engines()
+    sql_spans.trace_all_sql_statements()
     try:
         yield
     finally:

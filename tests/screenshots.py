@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from workers.demo.temporary_homes import remove_home
+from workers.demo.temporary_homes import kill_processes_and_remove_home
 
 _IMAGES = Path(__file__).resolve().parents[1] / "docs" / "images"
 BROWSER = ("chromium", "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run")
@@ -44,7 +44,7 @@ def main() -> None:
         _picture(f"{_pages_of(demo['home'])}/status", "status-page", height=1950)
         _waterfall(demo["home"], listed)
     finally:
-        remove_home(Path(demo["home"]))
+        kill_processes_and_remove_home(Path(demo["home"]))
 
 
 def _pages_of(home: str) -> str:

@@ -14,7 +14,7 @@ from sqlalchemy import text
 from infra.catalog import Database
 from infra.objects import create_s3_client
 from infra.stack import embedded_stack
-from infra.stack.tcp_ports import RequestedPorts
+from infra.stack.service_port_choice import RequestedPorts
 from logstore.offload.tiered_copy import CopyLocation
 from tests.migrated import migrate
 from tests.shared import worker_number
@@ -84,9 +84,9 @@ def settings_on(where: embedded_stack.StackAddresses, home: Path, **changes: obj
 def mark_buckets(settings: Settings) -> None:
     """Let the buckets be the catalog's, before a test puts something of others there."""
     with open_log_store(settings) as log:
-        log.objects.require_ownership()
-        log.buckets(CopyLocation(settings.tiered_bucket)).require_ownership()
-        log.record_objects.require_ownership()
+        log.objects.require_ownership_once()
+        log.buckets(CopyLocation(settings.tiered_bucket)).require_ownership_once()
+        log.record_objects.require_ownership_once()
 
 
 def _create_buckets(settings: Settings) -> None:

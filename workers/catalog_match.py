@@ -91,7 +91,7 @@ def mark_unmarked_buckets(settings: Settings, database: Database) -> dict[str, s
     """Mark each unmarked bucket as the catalog's, if its store answers. Return a phrase about each bucket."""
     get_bucket = make_checked_bucket_opener_by_name(settings, MarkerChecker(SqlCatalog(database).identities))
     error_by_bucket = {
-        bucket: _catch_unanswered_comparison(get_bucket(role, bucket).require_ownership)
+        bucket: _catch_unanswered_comparison(get_bucket(role, bucket).require_ownership_once)
         for role, bucket in list_configured_buckets(settings)
     }
     return {bucket: f"not marked yet: {error}" if error else "marked" for bucket, error in error_by_bucket.items()}
@@ -107,7 +107,9 @@ def _catch_unanswered_comparison(compare: Callable[[], object]) -> SextonError |
     return None
 
 
-def compare_buckets_with_catalog(objects: OwnedStore, buckets: BucketAtLocation, settings: Settings) -> None:
+def mark_or_refuse_primary_and_tiered(
+    primary_bucket: OwnedStore, tiered_bucket_at: BucketAtLocation, settings: Settings
+) -> None:
     """Compare the primary and tiered buckets with the catalog when a process starts.
 
     A bucket that cannot be compared now is compared at its first use.
@@ -117,15 +119,15 @@ def compare_buckets_with_catalog(objects: OwnedStore, buckets: BucketAtLocation,
         CatalogOutdated: The database is older than its record log.
         ServiceRefused: The store refuses the primary bucket: it is missing, or permissions or keys are wrong.
     """
-    for store in (objects, buckets(CopyLocation(settings.tiered_bucket))):
-        error = _catch_unanswered_comparison(store.require_ownership)
-        if store is objects and isinstance(error, ServiceRefused) and not error.may_pass:
+    for store in (primary_bucket, tiered_bucket_at(CopyLocation(settings.tiered_bucket))):
+        error = _catch_unanswered_comparison(store.require_ownership_once)
+        if store is primary_bucket and isinstance(error, ServiceRefused) and not error.may_pass:
             raise error
         if error:
             _log.warning("a bucket is compared with the catalog at its first use: %s", error)
 
 
-def compare_catalog_with_newest_manifest(settings: Settings, catalog: SqlCatalog) -> None:
+def refuse_outdated_catalog(settings: Settings, catalog: SqlCatalog) -> None:
     """Compare the catalog with the newest manifest of its record log. Skip a bucket without a mark.
 
     Raises:
@@ -135,7 +137,7 @@ def compare_catalog_with_newest_manifest(settings: Settings, catalog: SqlCatalog
     """
     get_bucket = make_checked_bucket_opener_by_name(settings, MarkerChecker(catalog.identities), fails_fast=True)
     records = get_bucket(BucketRole.RECORDS, settings.records_bucket)
-    if records.check() is MarkerState.OURS:
+    if records.require_ours_or_unmarked() is MarkerState.OURS:
         require_current_catalog(catalog.records, records)
 
 
@@ -146,5 +148,5 @@ def refuse_foreign_primary_bucket(settings: Settings, identities: CatalogIdentit
     store = make_checked_bucket_opener_by_name(settings, MarkerChecker(identities), fails_fast=True)(
         BucketRole.PRIMARY, settings.primary_bucket
     )
-    if error := _catch_unanswered_comparison(store.check):
+    if error := _catch_unanswered_comparison(store.require_ours_or_unmarked):
         _log.info("the primary bucket is left to the workers: %s", error)

@@ -14,11 +14,11 @@ from typing import Any, Final
 from logstore.errors import InvalidInput
 from logstore.log.ledgers import CopyKind
 from logstore.ownership import check_worker_id
-from logstore.reconciliation.bulk_jobs import MIN_SCRUB_RATE
+from logstore.reconciliation.bulk_job_inputs_and_results import MIN_SCRUB_RATE
 from logstore.reconciliation.spark_master_url import MASTER_FORMS, is_spark_master_url
 from logstore.records.tombstone_rules import DeleteDurability
 from logstore.transactions.transaction_ids_and_states import MAX_COORDINATORS, TransactionId
-from logstore.validated_names import TopicName, check_name, check_reason
+from logstore.validated_names import TopicName, check_audit_reason, check_producer_or_actor_name
 from workflows.delayed.job_definitions import BuildDelayedIndexInput, SealBucketsInput
 from workflows.deletion.job_definitions import (
     MAX_OBJECTS_PER_S,
@@ -28,7 +28,7 @@ from workflows.deletion.job_definitions import (
     ExplicitDetach,
     TrimTopicsInput,
 )
-from workflows.offload.job_definitions import OffloadAsk, OffloadPolicy
+from workflows.offload.job_definitions import OffloadAsk, OffloadLimits
 from workflows.reconciliation.job_definitions import ReconcileOrphansInput, ScrubLedgersInput, ScrubLedgersProgress
 from workflows.records.job_definitions import (
     DefragmentRecordsInput,
@@ -71,13 +71,13 @@ class FieldRule:
     refuses: Callable[[Any], str | None]  # phrase for a wrong value; None: the value is allowed
 
 
-def _rule(phrase: str, allows: Callable[[Any], bool]) -> FieldRule:
+def _build_rule(phrase: str, allows: Callable[[Any], bool]) -> FieldRule:
     return FieldRule(phrase, lambda value: None if allows(value) else phrase)
 
 
-def _within(low: int, high: float, *, optional: bool = False) -> FieldRule:
+def _number_range_rule(low: int, high: float, *, optional: bool = False) -> FieldRule:
     bounds = f"{low:,} or more" if high in {math.inf, _MAX_INT} else f"{low:,} to {high:,}"
-    return _rule(bounds, lambda value: (optional and value is None) or low <= value <= high)
+    return _build_rule(bounds, lambda value: (optional and value is None) or low <= value <= high)
 
 
 def _rule_from_check(check: Callable[[str], object]) -> FieldRule:
@@ -93,149 +93,155 @@ def _rule_from_check(check: Callable[[str], object]) -> FieldRule:
     return FieldRule(refuses("\n") or "", refuses)
 
 
-def _or_empty(rule: FieldRule) -> FieldRule:
+def _allow_empty(rule: FieldRule) -> FieldRule:
     return FieldRule(f"{rule.phrase}; or nothing", lambda value: rule.refuses(value) if value else None)
 
 
-def _ids(max_ids: int) -> FieldRule:
+def _id_list_rule(max_ids: int) -> FieldRule:
     def allows(ids: list[int] | None) -> bool:
         return ids is None or (0 < len(ids) <= max_ids and all(0 <= number <= _MAX_INT for number in ids))
 
-    return _rule(f"1 to {max_ids:,} ids, each 0 or more", allows)
+    return _build_rule(f"1 to {max_ids:,} ids, each 0 or more", allows)
 
 
 def _is_file_path(path: str) -> bool:
     return 0 < len(path) <= _MAX_PATH_CHARACTERS and path.isprintable() and "://" not in path
 
 
-_BATCH_ID: Final = _rule(
+_BATCH_ID: Final = _build_rule(
     f"1 to {_MAX_BATCH_ID_CHARACTERS} printable characters",
     lambda value: 0 < len(value) <= _MAX_BATCH_ID_CHARACTERS and value.isprintable(),
 )
-_RUN: Final = _rule(
+_RUN: Final = _build_rule(
     "1 to 64 of a-z, 0-9 and -, as `orphans plan` names it", lambda value: _RUN_ID.fullmatch(value) is not None
 )
-_INVENTORIES: Final = _rule(
+_INVENTORIES: Final = _build_rule(
     f"at most {_MAX_INVENTORIES} paths of manifests, files that the workers can read; no URL is one",
     lambda value: len(value) <= _MAX_INVENTORIES and all(map(_is_file_path, value)),
 )
-_MASTER: Final = _rule(f"{MASTER_FORMS}; or nothing", lambda value: not value or is_spark_master_url(value))
-_COPY: Final = _rule(f"one of {', '.join(CopyKind)}", lambda value: value in set(CopyKind))
-_COPIES: Final = _rule(
+_MASTER: Final = _build_rule(f"{MASTER_FORMS}; or nothing", lambda value: not value or is_spark_master_url(value))
+_COPY: Final = _build_rule(f"one of {', '.join(CopyKind)}", lambda value: value in set(CopyKind))
+_COPIES: Final = _build_rule(
     f"out of {', '.join(CopyKind)}, each once",
     lambda value: len(value) == len(set(value)) and set(value) <= set(CopyKind),
 )
-_SUBSCRIPTIONS: Final = _rule(
+_SUBSCRIPTIONS: Final = _build_rule(
     f"at most {_MAX_PASSED_SUBSCRIPTIONS} names of subscriptions",
     lambda value: (
         len(value) <= _MAX_PASSED_SUBSCRIPTIONS
-        and not any(map(_rule_from_check(partial(check_name, "name")).refuses, value))
+        and not any(map(_rule_from_check(partial(check_producer_or_actor_name, "name")).refuses, value))
     ),
 )
-_FUNCTION: Final = _rule(
+_FUNCTION: Final = _build_rule(
     "the name of a function, 1 to 64 of A-Z, a-z, 0-9 and _", lambda value: _FUNCTION_NAME.fullmatch(value) is not None
 )
-_POLICY: Final = _rule(
+_POLICY: Final = _build_rule(
     f"one of {', '.join(DeleteDurability)}", lambda value: value is None or value in set(DeleteDurability)
 )
 
 
 _RETRY_RULES: Final[Mapping[str, FieldRule]] = {
-    "max_attempts": _within(1, 1_000_000),
-    "retry_interval_s": _within(0, _MONTH_S),
-    "owner_patience_s": _within(1, _MONTH_S),
+    "max_attempts": _number_range_rule(1, 1_000_000),
+    "retry_interval_s": _number_range_rule(0, _MONTH_S),
+    "owner_patience_s": _number_range_rule(1, _MONTH_S),
 }
 _RULES_BY_TYPE: Final[Mapping[type, Mapping[str, FieldRule]]] = {
     DeleteLedgerInput: _RETRY_RULES,
     DeletionPolicy: {
         **_RETRY_RULES,
-        "parallelism": _within(1, 256),
-        "chunk": _within(1, 1_000_000),  # a result limits it anyway
-        "alone": _within(1, 1_500),
+        "parallelism": _number_range_rule(1, 256),
+        "chunk": _number_range_rule(1, 1_000_000),  # a result limits it anyway
+        "alone": _number_range_rule(1, 1_500),
     },
-    OffloadPolicy: {
-        "timeout_s": _within(1, _MONTH_S),
-        "attempts": _within(1, 1_000_000),
-        "parallelism": _within(1, 64),
+    OffloadLimits: {
+        "timeout_s": _number_range_rule(1, _MONTH_S),
+        "attempts": _number_range_rule(1, 1_000_000),
+        "parallelism": _number_range_rule(1, 64),
     },
 }
 _OUTSIDE_RULES: Final[Mapping[str, FieldRule]] = {
     "topic": _rule_from_check(TopicName.from_encoded),
-    "topic_id": _within(0, _MAX_INT),
-    "ledger_id": _within(0, _MAX_INT),
-    "generation": _within(0, _MAX_INT),
-    "catalog_epoch": _within(0, _MAX_INT, optional=True),
-    "after": _within(-1, _MAX_INT),
-    "removed_after": _within(-1, _MAX_INT),
+    "topic_id": _number_range_rule(0, _MAX_INT),
+    "ledger_id": _number_range_rule(0, _MAX_INT),
+    "generation": _number_range_rule(0, _MAX_INT),
+    "catalog_epoch": _number_range_rule(0, _MAX_INT, optional=True),
+    "after": _number_range_rule(-1, _MAX_INT),
+    "removed_after": _number_range_rule(-1, _MAX_INT),
     "copy": _COPY,
     "durable_delete": _POLICY,
-    "actor": _or_empty(_rule_from_check(partial(check_name, "actor"))),
-    "reason": _rule_from_check(check_reason),
+    "actor": _allow_empty(_rule_from_check(partial(check_producer_or_actor_name, "actor"))),
+    "reason": _rule_from_check(check_audit_reason),
     "batch_id": _BATCH_ID,
-    "owner": _or_empty(_rule_from_check(check_worker_id)),
-    "patience_s": _within(0, _MONTH_S),
-    "page": _within(1, 1_000),
-    "max_buckets": _within(1, _MAX_INT, optional=True),
-    "rate": _within(0, MAX_OBJECTS_PER_S),
+    "owner": _allow_empty(_rule_from_check(check_worker_id)),
+    "patience_s": _number_range_rule(0, _MONTH_S),
+    "page": _number_range_rule(1, 1_000),
+    "max_buckets": _number_range_rule(1, _MAX_INT, optional=True),
+    "rate": _number_range_rule(0, MAX_OBJECTS_PER_S),
     "run_id": _RUN,
     "function": _FUNCTION,
-    "now_us": _within(0, _MAX_INT),
-    "bytes_per_s": _within(MIN_SCRUB_RATE, 1 << 40),
-    "older_than_s": _within(0, _MAX_AGE_S),
-    "max_orphan_share": _within(0, 1),
-    "max_absent_share": _within(0, 1),
+    "now_us": _number_range_rule(0, _MAX_INT),
+    "bytes_per_s": _number_range_rule(MIN_SCRUB_RATE, 1 << 40),
+    "older_than_s": _number_range_rule(0, _MAX_AGE_S),
+    "max_orphan_share": _number_range_rule(0, 1),
+    "max_absent_share": _number_range_rule(0, 1),
     "txn": _rule_from_check(TransactionId.parse),
-    "tc_id": _within(0, MAX_COORDINATORS - 1),
-    "linger_s": _within(0, 60),
-    "watch_s": _within(0, 3_600),
-    "eligible_age_s": _within(0, _MAX_AGE_S, optional=True),
-    "pause_s": _within(0, _MONTH_S),
-    "most_pause_s": _within(0, _MONTH_S),
+    "tc_id": _number_range_rule(0, MAX_COORDINATORS - 1),
+    "linger_s": _number_range_rule(0, 60),
+    "watch_s": _number_range_rule(0, 3_600),
+    "eligible_age_s": _number_range_rule(0, _MAX_AGE_S, optional=True),
+    "pause_s": _number_range_rule(0, _MONTH_S),
+    "most_pause_s": _number_range_rule(0, _MONTH_S),
     "inventories": _INVENTORIES,
     "master": _MASTER,
 }
 _OUTSIDE_RULES_BY_TYPE: Final[Mapping[type, Mapping[str, FieldRule]]] = {
-    DeleteLedgersInput: {"topic": _or_empty(_OUTSIDE_RULES["topic"])},  # "": a batch of several topics
-    DeleteLedgerInput: {"topic": _or_empty(_OUTSIDE_RULES["topic"])},  # "": a row whose topic is damaged
-    SealBucketsInput: {"topic_id": _within(0, _MAX_INT, optional=True), "topic": _or_empty(_OUTSIDE_RULES["topic"])},
-    TrimTopicsInput: {"batch_id": _or_empty(_OUTSIDE_RULES["batch_id"])},
-    ReconcileOrphansInput: {"run_id": _or_empty(_RUN)},
-    ScrubLedgersInput: {"topic_ids": _or_empty(_ids(MAX_SCRUB_TOPICS))},
-    ScrubLedgersProgress: {"run_id": _or_empty(_RUN)},
-    BuildTransactionSnapshotsInput: {"run_id": _or_empty(_RUN), "topic_ids": _or_empty(_ids(MAX_LEDGER_IDS))},
-    BuildDelayedIndexInput: {"run_id": _or_empty(_RUN), "topic_ids": _or_empty(_ids(MAX_LEDGER_IDS))},
+    DeleteLedgersInput: {"topic": _allow_empty(_OUTSIDE_RULES["topic"])},  # "": a batch of several topics
+    DeleteLedgerInput: {"topic": _allow_empty(_OUTSIDE_RULES["topic"])},  # "": a row whose topic is damaged
+    SealBucketsInput: {
+        "topic_id": _number_range_rule(0, _MAX_INT, optional=True),
+        "topic": _allow_empty(_OUTSIDE_RULES["topic"]),
+    },
+    TrimTopicsInput: {"batch_id": _allow_empty(_OUTSIDE_RULES["batch_id"])},
+    ReconcileOrphansInput: {"run_id": _allow_empty(_RUN)},
+    ScrubLedgersInput: {"topic_ids": _allow_empty(_id_list_rule(MAX_SCRUB_TOPICS))},
+    ScrubLedgersProgress: {"run_id": _allow_empty(_RUN)},
+    BuildTransactionSnapshotsInput: {
+        "run_id": _allow_empty(_RUN),
+        "topic_ids": _allow_empty(_id_list_rule(MAX_LEDGER_IDS)),
+    },
+    BuildDelayedIndexInput: {"run_id": _allow_empty(_RUN), "topic_ids": _allow_empty(_id_list_rule(MAX_LEDGER_IDS))},
     ExplicitDetach: {
-        "ledger_ids": _ids(MAX_LEDGER_IDS),
+        "ledger_ids": _id_list_rule(MAX_LEDGER_IDS),
         "remove": _COPIES,
         "pass_over": _SUBSCRIPTIONS,
-        "generation": _within(0, _MAX_INT, optional=True),
+        "generation": _number_range_rule(0, _MAX_INT, optional=True),
     },
     EndRecordsInput: {
-        "topic": _or_empty(_OUTSIDE_RULES["topic"]),
-        "after": _rule("a topic and a ledger", lambda _: True),  # their ids have rules of their own
+        "topic": _allow_empty(_OUTSIDE_RULES["topic"]),
+        "after": _build_rule("a topic and a ledger", lambda _: True),  # their ids have rules of their own
     },
-    OffloadAsk: {"ledger_ids": _ids(MAX_OFFLOAD_LEDGERS)},
+    OffloadAsk: {"ledger_ids": _id_list_rule(MAX_OFFLOAD_LEDGERS)},
 }
 
 
-def check_input_bounds(request: object, *, queue: str, outside: bool = True) -> None:
+def check_input_bounds(request: object, *, queue: str, from_outside: bool = True) -> None:
     """Raise `InvalidInput` if a field of a request is out of its bounds.
 
-    `queue` is the task queue of the job. With `outside`, the request comes from outside, not from another job.
+    `queue` is the task queue of the job. With `from_outside`, the request comes from outside, not from another job.
     """
     for path, parent, name, value in _list_fields(request, ""):
-        rules = find_field_rules(type(parent), name, queue=queue, outside=outside)
+        rules = find_field_rules(type(parent), name, queue=queue, from_outside=from_outside)
         expected = next((phrase for rule in rules if (phrase := rule.refuses(value))), None)
         if expected:
             raise InvalidInput(path, expected=expected, found=value)
 
 
-def find_field_rules(kind: type, name: str, *, queue: str, outside: bool = True) -> list[FieldRule]:
+def find_field_rules(input_type: type, name: str, *, queue: str, from_outside: bool = True) -> list[FieldRule]:
     """Return the rules of the field `name` of the type. Other arguments are those of `check_input_bounds`."""
-    rules = [_RULES_BY_TYPE.get(kind, {}).get(name)]
-    if outside:
-        rules.append(_OUTSIDE_RULES_BY_TYPE.get(kind, {}).get(name, _OUTSIDE_RULES.get(name)))
-        derive_queue = _QUEUE_BY_TYPE.get(kind) if name == "queue" else None
+    rules = [_RULES_BY_TYPE.get(input_type, {}).get(name)]
+    if from_outside:
+        rules.append(_OUTSIDE_RULES_BY_TYPE.get(input_type, {}).get(name, _OUTSIDE_RULES.get(name)))
+        derive_queue = _QUEUE_BY_TYPE.get(input_type) if name == "queue" else None
         rules.append(_served_queue_rule(derive_queue(queue)) if derive_queue else None)
     return [rule for rule in rules if rule]
 
@@ -261,7 +267,7 @@ def bulk_queue(task_queue: str) -> str:
 
 
 _QUEUE_BY_TYPE: Final[Mapping[type, Callable[[str], str]]] = {
-    OffloadPolicy: uploads_queue,
+    OffloadLimits: uploads_queue,
     ReconcileOrphansInput: bulk_queue,
     ScrubLedgersInput: bulk_queue,
     BuildTransactionSnapshotsInput: bulk_queue,
@@ -278,7 +284,7 @@ _QUEUE_BY_TYPE: Final[Mapping[type, Callable[[str], str]]] = {
 
 
 def _served_queue_rule(queue: str) -> FieldRule:
-    return _rule(f"{queue}, or nothing: workers serve no other for these", lambda value: value in {"", queue})
+    return _build_rule(f"{queue}, or nothing: workers serve no other for these", lambda value: value in {"", queue})
 
 
 def _list_fields(parent: object, prefix: str) -> Iterator[tuple[str, object, str, Any]]:

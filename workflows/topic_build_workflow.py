@@ -17,13 +17,13 @@ from temporalio.exceptions import ActivityError
 
 from activities.topic_build_steps import (
     BeginBuildInput,
-    BuildInput,
-    BuildSummary,
     ConcludeBuildInput,
+    RunBuildJobInput,
     SwitchCounts,
     SwitchTopicsPageInput,
+    TopicBuildSummary,
 )
-from workflows import activity_options, guard_refusals, search_attributes
+from workflows import activity_options, guard_refusal_results, search_attributes
 from workflows.topic_build_types import BuildProgress, BuildResult, BuildTopicsInput
 
 _SWITCH: workflow.ActivityConfig = workflow.ActivityConfig(
@@ -37,10 +37,10 @@ GUARDS = frozenset({"PreconditionFailed", "InvalidInput"})
 
 
 class TopicBuildActivities(NamedTuple):
-    begin: Callable[[Any, BeginBuildInput], BuildSummary]
-    build: Callable[[Any, BuildInput], BuildSummary]
+    begin: Callable[[Any, BeginBuildInput], TopicBuildSummary]
+    build: Callable[[Any, RunBuildJobInput], TopicBuildSummary]
     switch: Callable[[Any, SwitchTopicsPageInput], SwitchCounts]
-    conclude: Callable[[Any, ConcludeBuildInput], BuildSummary]
+    conclude: Callable[[Any, ConcludeBuildInput], TopicBuildSummary]
 
 
 class TopicBuildWorkflow:
@@ -61,15 +61,15 @@ class TopicBuildWorkflow:
         try:
             built = await self._run_steps()
         except ActivityError as error:
-            refusal = guard_refusals.require_refusal(error, GUARDS)
-            self._show_progress("ended", self._progress.counts, guard_refusals.format_refusal(refusal))
+            refusal = guard_refusal_results.refusal_from_error_or_raise(error, GUARDS)
+            self._show_progress("ended", self._progress.counts, guard_refusal_results.format_refusal(refusal))
             workflow.upsert_search_attributes([search_attributes.OUTCOME.value_set(["REFUSED"])])
             return BuildResult(run_id=self._run_id, refused=refusal)
         self._show_progress("ended", built.counts, "".join(f"- not read: {sentence}\n" for sentence in built.left_out))
         workflow.upsert_search_attributes([search_attributes.OUTCOME.value_set(["BUILT"])])
         return BuildResult(run_id=self._run_id, counts=built.counts, left_out=built.left_out)
 
-    async def _run_steps(self) -> BuildSummary:
+    async def _run_steps(self) -> TopicBuildSummary:
         self._show_progress("beginning", {})
         request = self._request
         begin = BeginBuildInput(
@@ -80,7 +80,7 @@ class TopicBuildWorkflow:
             return earlier
         self._show_progress("building", {})
         build, config = (
-            BuildInput(run_id=self._run_id, master=request.master),
+            RunBuildJobInput(run_id=self._run_id, master=request.master),
             activity_options.bulk_job_options(request.queue),
         )
         counts = await self._switch_all_parts(
@@ -90,7 +90,7 @@ class TopicBuildWorkflow:
         conclude = ConcludeBuildInput(run_id=self._run_id, counts=counts)
         return await workflow.execute_activity_method(self._steps.conclude, conclude, **activity_options.CATALOG)
 
-    async def _switch_all_parts(self, built: BuildSummary) -> dict[str, int]:
+    async def _switch_all_parts(self, built: TopicBuildSummary) -> dict[str, int]:
         parts = built.counts.get("parts", 0)
         counts = Counter({name: count for name, count in built.counts.items() if name not in _FILE_COUNTS})
         counts.update(switched=0, superseded=0)

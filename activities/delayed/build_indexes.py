@@ -4,12 +4,12 @@ from activities.deletion.claims_and_causes import own_workflow_claim
 from activities.heartbeats import define_activity, send_heartbeats
 from activities.topic_build_steps import (
     BeginBuildInput,
-    BuildInput,
-    BuildSummary,
     ConcludeBuildInput,
+    RunBuildJobInput,
     SwitchCounts,
     SwitchTopicsPageInput,
     TopicBuildSteps,
+    TopicBuildSummary,
 )
 from logstore.delayed.index_buckets import SealAndMergeLimits
 from logstore.delayed.index_build_job import BuildDelayedIndexJob, BuiltIndexFiles, BuiltTopicIndex
@@ -37,7 +37,7 @@ class DelayedIndexBuildActivities(TopicBuildSteps):
 
     @define_activity(name="delayed.begin_build")
     @send_heartbeats()
-    def begin_build(self, request: BeginBuildInput) -> BuildSummary:
+    def begin_build(self, request: BeginBuildInput) -> TopicBuildSummary:
         """Open the run, and store the topics for all later steps.
 
         Idempotency: keyed by `run_id`. A second call returns what the first call stored.
@@ -46,7 +46,7 @@ class DelayedIndexBuildActivities(TopicBuildSteps):
         return self._begin_build(request)
 
     @define_activity(name="delayed.build_indexes")
-    def build_indexes(self, request: BuildInput) -> BuildSummary:
+    def build_indexes(self, request: RunBuildJobInput) -> TopicBuildSummary:
         """Run the bulk job until its output is published. The job claims the topics' lists for this workflow.
 
         Idempotency: keyed by `run_id`. If the output is published, the call returns its summary again.
@@ -69,7 +69,7 @@ class DelayedIndexBuildActivities(TopicBuildSteps):
         )
 
     @define_activity(name="delayed.switch_indexes")
-    def switch_indexes(self, request: SwitchTopicsPageInput) -> SwitchCounts:
+    def store_and_switch_indexes(self, request: SwitchTopicsPageInput) -> SwitchCounts:
         """Store the buckets of one page of topics. Switch each topic to its buckets, and release the topic's claim.
 
         Idempotency: keyed by (run_id, page). A switched topic counts as switched again.
@@ -89,7 +89,7 @@ class DelayedIndexBuildActivities(TopicBuildSteps):
 
     @define_activity(name="delayed.conclude_build")
     @send_heartbeats()
-    def conclude_build(self, request: ConcludeBuildInput) -> BuildSummary:
+    def conclude_build(self, request: ConcludeBuildInput) -> TopicBuildSummary:
         """Finish the run with its summary, and delete its output.
 
         Idempotency: the first summary stays. Missing output is no error.

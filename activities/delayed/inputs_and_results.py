@@ -3,18 +3,18 @@
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from logstore.delayed.index_buckets import IndexBucketSummary
+from logstore.delayed.index_buckets import IndexBucketToMerge
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DueTopicsInput:
+class IndexWorkTopicsInput:
     after: int  # topic id, exclusive
     topics: int  # per page
     limit: int  # pages
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DueTopicPages:
+class IndexWorkTopicPages:
     """Pages of due topics, ascending by id. Empty if no topic is due."""
 
     pages: list[list[int]]
@@ -40,7 +40,7 @@ class TopicOverBucketLimit:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SealedTopics:
+class SealTopicsResult:
     topics: int = 0  # checked
     buckets: int = 0  # new
     messages: int = 0  # in new buckets
@@ -71,7 +71,7 @@ class ChoiceReason(StrEnum):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairChoice:
     chosen: ChoiceReason
-    pair: list[IndexBucketSummary] = field(default_factory=list)  # two neighbours, or none
+    pair: list[IndexBucketToMerge] = field(default_factory=list)  # two neighbours, or none
     buckets: int = 0  # buckets of the topic
     limit: int = 0
 

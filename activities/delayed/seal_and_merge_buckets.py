@@ -14,24 +14,24 @@ from activities.delayed import metrics
 from activities.delayed.inputs_and_results import (
     ChoiceReason,
     ChoosePairInput,
-    DueTopicPages,
-    DueTopicsInput,
+    IndexWorkTopicPages,
+    IndexWorkTopicsInput,
     MergedPair,
     MergePairInput,
     PairChoice,
     ReleaseListInput,
-    SealedTopics,
     SealTopicInput,
     SealTopicsInput,
+    SealTopicsResult,
     TopicOverBucketLimit,
 )
 from activities.deletion.claims_and_causes import own_workflow_claim
 from activities.heartbeats import define_activity, send_heartbeats, send_heartbeats_and_renew
-from activities.owner_routing import check_topic_name
+from activities.owner_routing import require_topic_name_if_known
 from logstore.delayed.index_buckets import (
     IndexBucket,
     IndexBucketList,
-    IndexBucketSummary,
+    IndexBucketToMerge,
     SealAndMergeLimits,
     find_pair_to_merge,
 )
@@ -60,7 +60,7 @@ class IndexBucketActivities:
 
     @define_activity(name="delayed.due_topics")
     @send_heartbeats()
-    def due_topics(self, request: DueTopicsInput) -> DueTopicPages:
+    def list_topics_with_index_work(self, request: IndexWorkTopicsInput) -> IndexWorkTopicPages:
         """Return pages of unclaimed topics with work to seal, drop or merge, ascending by id.
 
         Idempotency: reads only.
@@ -71,25 +71,25 @@ class IndexBucketActivities:
             int(topic_id) for topic_id in self._index.list_topics_with_work(self._limits, after=after, limit=limit)
         ]
         starts = range(0, len(topic_ids), request.topics)
-        return DueTopicPages(pages=[topic_ids[start : start + request.topics] for start in starts])
+        return IndexWorkTopicPages(pages=[topic_ids[start : start + request.topics] for start in starts])
 
     @define_activity(name="delayed.seal_topics")
-    def seal_topics(self, request: SealTopicsInput) -> SealedTopics:
+    def drop_and_seal_topics(self, request: SealTopicsInput) -> SealTopicsResult:
         """Seal a page of topics, one after the other. A failed topic is logged, counted and skipped.
 
         Idempotency: keyed by each topic's list. Sealed entries are not sealed again.
         Heartbeat: topics done, every two seconds, with a renewal of the topic's claim.
         Raises: StoreUnavailable, CatalogBusy, if a claim cannot be taken (retry).
         """
-        totals = SealedTopics()
+        totals = SealTopicsResult()
         for topic_id in request.topic_ids:
             raise_if_stopped()
-            sealed = self._seal_claimed_topic(TopicId(topic_id), lambda: (totals.topics,), force=False)  # noqa: B023 - called at once
-            totals = _add_sealed_topics(totals, sealed)
+            sealed = self._claim_and_seal_topic(TopicId(topic_id), lambda: (totals.topics,), force=False)  # noqa: B023 - called at once
+            totals = _add_seal_results(totals, sealed)
         return totals
 
     @define_activity(name="delayed.seal_topic")
-    def seal_topic(self, request: SealTopicInput) -> SealedTopics:
+    def seal_whole_topic(self, request: SealTopicInput) -> SealTopicsResult:
         """Seal all entries of one topic that consumers may see.
 
         Idempotency: keyed by the topic's list.
@@ -97,34 +97,34 @@ class IndexBucketActivities:
         Raises: InvalidInput, UnknownObject, PreconditionFailed, MissingData, CorruptData (terminal); StoreUnavailable,
             CatalogBusy, OutcomeUnknown (retry).
         """
-        check_topic_name(self._topics, request.topic_id, request.topic)
+        require_topic_name_if_known(self._topics, request.topic_id, request.topic)
         topic = self._topics.get_topic_by_id(TopicId(request.topic_id))
         if topic.state is not TopicState.ACTIVE:
             raise PreconditionFailed(f"topic {topic.name}: expected state ACTIVE, found {topic.state.value}")
-        return self._seal_claimed_topic(topic.topic_id, tuple, force=True)
+        return self._claim_and_seal_topic(topic.topic_id, tuple, force=True)
 
-    def _seal_claimed_topic(
+    def _claim_and_seal_topic(
         self, topic_id: TopicId, details: Callable[[], Sequence[object]], *, force: bool
-    ) -> SealedTopics:
+    ) -> SealTopicsResult:
         """Seal one topic under its claim. Errors are raised only with `force`."""
         with self._claim_list(topic_id, details) as is_claimed:
             if not is_claimed:
-                return SealedTopics(topics=1, held=1)
+                return SealTopicsResult(topics=1, held=1)
             try:
                 result = self._sealer.drop_buckets_and_seal(topic_id, force=force)
             except SextonError as error:
                 if force:
                     raise
                 if not self._is_topic_active(topic_id):
-                    return SealedTopics(topics=1)
+                    return SealTopicsResult(topics=1)
                 _LOG.warning("topic %s: its delayed messages are not sealed: %s", topic_id, error)
                 trouble = f"{self._find_topic_name(topic_id)}: {type(error).__name__}: {error}"[
                     :_MAX_TROUBLE_CHARACTERS
                 ]
-                return SealedTopics(topics=1, failed=1, troubles=[trouble])
+                return SealTopicsResult(topics=1, failed=1, troubles=[trouble])
         metrics.count_seal(result)
         should_merge = result.listed > self._limits.buckets and not self._has_no_readable_pair(topic_id)
-        return SealedTopics(
+        return SealTopicsResult(
             topics=1,
             buckets=result.buckets,
             messages=result.messages,
@@ -142,7 +142,7 @@ class IndexBucketActivities:
             del self._unreadable_version_by_topic[topic_id]
         return topic_id in self._unreadable_version_by_topic
 
-    def _log_no_readable_pair(self, topic_id: TopicId, listed: IndexBucketList, limit: int) -> None:
+    def _remember_and_log_no_readable_pair(self, topic_id: TopicId, listed: IndexBucketList, limit: int) -> None:
         if self._unreadable_version_by_topic.get(topic_id) != listed.version:
             self._unreadable_version_by_topic[topic_id] = listed.version
             _LOG.error(
@@ -182,13 +182,13 @@ class IndexBucketActivities:
 
     @define_activity(name="delayed.choose_pair")
     @send_heartbeats()
-    def choose_pair(self, request: ChoosePairInput) -> PairChoice:
+    def claim_list_and_choose_pair(self, request: ChoosePairInput) -> PairChoice:
         """Claim a topic's list for this workflow, and choose the next two buckets to merge.
 
         Idempotency: reads, and renews the claim.
         Raises: InvalidInput (terminal); StoreUnavailable, CatalogBusy (retry).
         """
-        check_topic_name(self._topics, request.topic_id, request.topic)
+        require_topic_name_if_known(self._topics, request.topic_id, request.topic)
         topic_id, limit = TopicId(request.topic_id), request.max_buckets or self._limits.buckets
         if not self._index.claim_bucket_list(topic_id, own_workflow_claim()):
             return PairChoice(
@@ -200,7 +200,7 @@ class IndexBucketActivities:
             return PairChoice(chosen=ChoiceReason.WITHIN, buckets=len(buckets), limit=limit)
         pair = find_pair_to_merge(buckets, damaged=set(map(LedgerId, request.damaged)))
         if not pair:
-            self._log_no_readable_pair(topic_id, listed, limit)
+            self._remember_and_log_no_readable_pair(topic_id, listed, limit)
         chosen = ChoiceReason.PAIR if pair else ChoiceReason.DAMAGED
         return PairChoice(
             chosen=chosen, pair=list(map(_summarize_bucket, pair or ())), buckets=len(buckets), limit=limit
@@ -241,7 +241,7 @@ class IndexBucketActivities:
 
     @define_activity(name="delayed.let_go")
     @send_heartbeats()
-    def let_go(self, request: ReleaseListInput) -> None:
+    def release_bucket_list(self, request: ReleaseListInput) -> None:
         """Release this workflow's claim of a topic's list.
 
         Idempotency: without a claim the call changes nothing.
@@ -250,14 +250,14 @@ class IndexBucketActivities:
         self._index.release_claim(TopicId(request.topic_id), own_workflow_claim().workflow_id)
 
 
-def _summarize_bucket(bucket: IndexBucket) -> IndexBucketSummary:
-    return IndexBucketSummary(
+def _summarize_bucket(bucket: IndexBucket) -> IndexBucketToMerge:
+    return IndexBucketToMerge(
         bucket_id=bucket.bucket_id, messages=bucket.messages, first=str(bucket.first), last=str(bucket.last)
     )
 
 
-def _add_sealed_topics(left: SealedTopics, right: SealedTopics) -> SealedTopics:
-    return SealedTopics(
+def _add_seal_results(left: SealTopicsResult, right: SealTopicsResult) -> SealTopicsResult:
+    return SealTopicsResult(
         topics=left.topics + right.topics,
         buckets=left.buckets + right.buckets,
         messages=left.messages + right.messages,

@@ -120,31 +120,31 @@ class CertifyInput(OwnerRoutedInput):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AdoptStalledInput:
+class TakeOverStalledInput:
     batch_id: str
     batch_workflow_id: str  # workflow of phase two, which gets the claim
     limit: int  # of stalled intents, and also of newborn ledgers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ForgetDeletionsInput:
+class RemoveOldIntentsInput:
     limit: int
     actor: str
     reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ForgetDeletionsResult:
+class RemovedIntentCounts:
     rows: int = 0
     runs: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HoldBatchInput:
+class ClaimPausedBatchInput:
     batch_id: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PauseBatchInput:
+class PauseOrResumeBatchInput:
     batch_id: str
     paused: bool

@@ -28,13 +28,13 @@ from activities.deletion.inputs_and_results import (
     RowRangesInput,
     RowRangesPage,
 )
-from activities.deletion.phase_two import (
+from activities.deletion.phase_two_steps import (
     build_chunk_result,
-    examine_intents,
+    flush_and_examine_intents,
     format_error,
     hand_over_rows,
     raise_if_nothing_answered,
-    remove_copies,
+    remove_examined_copies,
     result_of_ended_intent,
     select_unfinished_intents,
     store_results,
@@ -44,9 +44,9 @@ from activities.heartbeats import ClaimRenewingHeartbeats, define_activity, send
 from activities.owner_routing import (
     OwnerRedirect,
     OwnerRoutedAnswer,
-    check_topic_name,
-    find_lease,
     is_valid_topic_name,
+    require_topic_name_if_known,
+    resolve_lease_or_redirect,
     to_completed_work,
 )
 from logstore.deletion.intents import (
@@ -70,7 +70,7 @@ from logstore.errors import (
 )
 from logstore.log.ledgers import CopyKind
 from logstore.ports.bundle_owners import TopicOwners
-from logstore.ports.catalog import Claim, DataLedgers, IntentResult, PhaseOne, PhaseTwoQueue, Topics
+from logstore.ports.catalog import Claim, IntentResult, MessageLedgers, PhaseOne, PhaseTwoQueue, Topics
 from logstore.ports.object_storage import StorageByCopyKind
 from logstore.positions import LedgerId, TopicId
 from logstore.records.services.shared_flushes import SharedFlushes
@@ -83,7 +83,7 @@ class LedgerDeletionActivities:
         *,
         phase_one: PhaseOne,
         deletions: PhaseTwoQueue,
-        ledgers: DataLedgers,
+        ledgers: MessageLedgers,
         topics: Topics,
         storages: StorageByCopyKind,
         flushes: SharedFlushes,
@@ -107,10 +107,10 @@ class LedgerDeletionActivities:
         Raises: InvalidInput, UnknownObject, PreconditionFailed (the batch id belongs to another request), Unsupported,
             LedgerStillNeeded, StaleCatalog, NotOwner, LookupRefused (terminal); CatalogBusy, StoreUnavailable (retry).
         """
-        lease = find_lease(request, self._owners)
+        lease = resolve_lease_or_redirect(request, self._owners)
         if isinstance(lease, OwnerRedirect):
             return lease
-        check_topic_name(self._topics, request.topic_id, request.topic)
+        require_topic_name_if_known(self._topics, request.topic_id, request.topic)
         epoch = self._ledgers.catalog_epoch()
         if request.catalog_epoch not in {None, epoch}:
             raise StaleCatalog(f"detach: expected catalog epoch {epoch}, found {request.catalog_epoch}")
@@ -128,7 +128,7 @@ class LedgerDeletionActivities:
 
     @define_activity(name="deletion.next_ranges")
     @send_heartbeats()
-    def next_ranges(self, request: RowRangesInput) -> RowRangesPage:
+    def list_ranges_and_renew_claim(self, request: RowRangesInput) -> RowRangesPage:
         """Return the next ranges of unfinished rows of the batch, and renew its claim.
 
         Idempotency: a repeated call reads the rows again.
@@ -154,7 +154,7 @@ class LedgerDeletionActivities:
         Heartbeat: counts of examined rows and of confirmed objects, for each ledger and each page.
         Raises: StoreUnavailable (retry; no row got an answer); ClaimHeld, NotOwner, LookupRefused (terminal).
         """
-        lease = find_lease(request, self._owners)
+        lease = resolve_lease_or_redirect(request, self._owners)
         if isinstance(lease, OwnerRedirect):
             return lease
         if self._ledgers.catalog_epoch() != request.catalog_epoch:
@@ -169,13 +169,13 @@ class LedgerDeletionActivities:
             )
             intents = pace.limit_intents(all_intents)
             unfinished = select_unfinished_intents(intents)
-            examination = examine_intents(unfinished, self._storages, self._flushes, heartbeats)
-            results, errors = remove_copies(examination, self._storages, heartbeats, pace)
+            examination = flush_and_examine_intents(unfinished, self._storages, self._flushes, heartbeats)
+            results, errors = remove_examined_copies(examination, self._storages, heartbeats, pace)
             changed_rows = store_results(queue, unfinished, results, holder=batch_id)
             metrics.count_taken_intents(intent for intent in unfinished if intent.row_id in changed_rows)
             raise_if_nothing_answered(results, errors)
             hand_over_rows(queue, batch_id, unfinished, {row: format_error(error) for row, error in errors.items()})
-        result = build_chunk_result(intents, results, many_topics=request.many_topics)
+        result = build_chunk_result(intents, results, with_topic_names=request.many_topics)
         remaining = all_intents[len(intents) :]
         return to_completed_work(lease, replace(result, next_row=remaining[0].row_id if remaining else 0))
 
@@ -189,7 +189,7 @@ class LedgerDeletionActivities:
         Idempotency: a row that was handed over keeps its claim and is reported again.
         Raises: StoreUnavailable (retry); NotOwner, LookupRefused (terminal).
         """
-        lease = find_lease(request, self._owners)
+        lease = resolve_lease_or_redirect(request, self._owners)
         if isinstance(lease, OwnerRedirect):
             return lease
         if self._ledgers.catalog_epoch() != request.catalog_epoch:
@@ -204,10 +204,10 @@ class LedgerDeletionActivities:
         store_results(queue, unfinished, results, holder=request.batch_id)
         errors = {intent.row_id: "the chunk as a whole got no answer" for intent in unfinished if not intent.damage}
         hand_over_rows(queue, request.batch_id, unfinished, errors)
-        return to_completed_work(lease, build_chunk_result(intents, results, many_topics=request.many_topics))
+        return to_completed_work(lease, build_chunk_result(intents, results, with_topic_names=request.many_topics))
 
     @define_activity(name="deletion.delete_one")
-    def delete_one(self, request: DeleteIntentInput) -> OwnerRoutedAnswer[DeleteIntentResult]:
+    def claim_and_delete_copy(self, request: DeleteIntentInput) -> OwnerRoutedAnswer[DeleteIntentResult]:
         """Run phase two for one intent.
 
         Idempotency: keyed by ledger, copy and generation; a finished row returns its outcome.
@@ -216,11 +216,13 @@ class LedgerDeletionActivities:
             the same number of keys again and again; other errors are stored in the row and retried after
             `retry_interval_s`, or after an upload of the copy has ended.
         """
-        lease = find_lease(request, self._owners)
+        lease = resolve_lease_or_redirect(request, self._owners)
         if isinstance(lease, OwnerRedirect):
             return lease
         try:
-            return to_completed_work(lease, self._take_and_delete_intent(self._deletions.with_lease(lease), request))
+            return to_completed_work(
+                lease, self._claim_intent_and_delete_copy(self._deletions.with_lease(lease), request)
+            )
         except UnknownObject as error:
             return to_completed_work(lease, DeleteIntentResult(outcome=Outcome.UNKNOWN, detail=str(error)))
         except StaleCatalog as error:
@@ -228,22 +230,22 @@ class LedgerDeletionActivities:
         except (RetryableError, OutcomeUnknown) as error:  # the catalog did not answer
             raise to_retryable_error(error, request.retry_interval_s) from error
 
-    def _take_and_delete_intent(self, queue: PhaseTwoQueue, request: DeleteIntentInput) -> DeleteIntentResult:
+    def _claim_intent_and_delete_copy(self, queue: PhaseTwoQueue, request: DeleteIntentInput) -> DeleteIntentResult:
         with send_heartbeats():  # another writer may block this transaction for longer than a heartbeat timeout
-            intent = _take_intent(queue, request)
+            intent = _claim_intent(queue, request)
         if intent.state is not DeletionState.PENDING:
             return result_of_ended_intent(intent)
         metrics.count_taken_intents([intent])
         with ClaimRenewingHeartbeats(
-            lambda: queue.extend_claim_after_attempt(intent.row_id, own_workflow_claim()), just_claimed=True
+            lambda: queue.record_attempt_and_extend_claim(intent.row_id, own_workflow_claim()), just_claimed=True
         ) as heartbeats:
-            examination = examine_intents([intent], self._storages, self._flushes, heartbeats)
-            results, errors = remove_copies(examination, self._storages, heartbeats, DeletionPace())
+            examination = flush_and_examine_intents([intent], self._storages, self._flushes, heartbeats)
+            results, errors = remove_examined_copies(examination, self._storages, heartbeats, DeletionPace())
             changed_rows = store_results(queue, [intent], results, holder=own_workflow_claim().workflow_id)
             if errors:
-                raise _claim_until_next_attempt(queue, intent, errors[intent.row_id], request.retry_interval_s)
+                raise _store_failure_and_get_error(queue, intent, errors[intent.row_id], request.retry_interval_s)
         if not changed_rows:  # the row ended, or this workflow lost its claim
-            return self._take_and_delete_intent(queue, request)
+            return self._claim_intent_and_delete_copy(queue, request)
         result = results[0]
         return DeleteIntentResult(
             outcome=result.outcome, objects=result.objects, size_bytes=result.size_bytes, detail=result.error or ""
@@ -251,18 +253,18 @@ class LedgerDeletionActivities:
 
     @define_activity(name="deletion.dead_letter")
     @send_heartbeats()
-    def dead_letter(self, request: DeadLetterInput) -> OwnerRoutedAnswer[DeleteIntentResult]:
+    def dead_letter_intent(self, request: DeadLetterInput) -> OwnerRoutedAnswer[DeleteIntentResult]:
         """Turn an exhausted intent into a dead letter with its error.
 
         Idempotency: a row that ended keeps its outcome, which is returned.
         Raises: InvalidInput, ClaimHeld, NotOwner, LookupRefused, UnknownObject (terminal); StoreUnavailable (retry).
         """
-        lease = find_lease(request, self._owners)
+        lease = resolve_lease_or_redirect(request, self._owners)
         if isinstance(lease, OwnerRedirect):
             return lease
         queue = self._deletions.with_lease(lease)
         try:
-            intent = _take_intent(queue, request, attempt=False)
+            intent = _claim_intent(queue, request, counts_attempt=False)
         except StaleCatalog as error:
             return to_completed_work(lease, DeleteIntentResult(outcome=Outcome.STALE_CATALOG, detail=str(error)))
         if intent.state is not DeletionState.PENDING:
@@ -276,13 +278,13 @@ class LedgerDeletionActivities:
 
     @define_activity(name="deletion.certify")
     @send_heartbeats()
-    def certify(self, request: CertifyInput) -> OwnerRoutedAnswer[BatchCertificate]:
+    def close_and_certify_batch(self, request: CertifyInput) -> OwnerRoutedAnswer[BatchCertificate]:
         """Count the batch from its rows, finish its run and write the audit row.
 
         Idempotency: repeated work counts once; the run is finished once.
         Raises: StoreUnavailable (retry); NotOwner, LookupRefused (terminal).
         """
-        lease = find_lease(request, self._owners)
+        lease = resolve_lease_or_redirect(request, self._owners)
         if isinstance(lease, OwnerRedirect):
             return lease
         batch_id = request.batch_id
@@ -296,8 +298,8 @@ class LedgerDeletionActivities:
         return to_completed_work(lease, certificate)
 
 
-def _take_intent(
-    queue: PhaseTwoQueue, request: DeleteIntentInput | DeadLetterInput, *, attempt: bool = True
+def _claim_intent(
+    queue: PhaseTwoQueue, request: DeleteIntentInput | DeadLetterInput, *, counts_attempt: bool = True
 ) -> DeletionIntent:
     key = request.key
     if key.copy not in set(CopyKind):
@@ -308,12 +310,12 @@ def _take_intent(
         key.generation,
         own_workflow_claim(),
         epoch=request.catalog_epoch,
-        counts_attempt=attempt,
+        counts_attempt=counts_attempt,
         topic=request.topic if is_valid_topic_name(request.topic) else None,
     )
 
 
-def _claim_until_next_attempt(
+def _store_failure_and_get_error(
     queue: PhaseTwoQueue, intent: DeletionIntent, error: SextonError, retry_interval_s: int
 ) -> Exception:
     """Store the error and claim the row until a minute after the next attempt begins. Return the error to raise."""
@@ -322,7 +324,9 @@ def _claim_until_next_attempt(
         after_s = max(after_s, math.ceil(error.after_s))
     claim = Claim(workflow_id=own_workflow_claim().workflow_id, run_id="", ttl_s=after_s + CLAIM_S)
     keys_left = error.keys_left if isinstance(error, DeletionIncomplete) else None
-    attempts = queue.extend_claim_after_attempt(intent.row_id, claim, error=format_error(error), keys_left=keys_left)
+    attempts = queue.record_attempt_and_extend_claim(
+        intent.row_id, claim, error=format_error(error), keys_left=keys_left
+    )
     metrics.count_failed_attempts([intent])
     if attempts < STUCK_AFTER_ATTEMPTS:
         return to_retryable_error(error, after_s)

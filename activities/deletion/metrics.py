@@ -46,10 +46,10 @@ def count_failed_attempts(intents: Iterable[DeletionIntent]) -> None:
 
 
 def count_ended_intents(
-    intents: Iterable[DeletionIntent], results: Sequence[IntentResult], changed: frozenset[int]
+    intents: Iterable[DeletionIntent], results: Sequence[IntentResult], changed_rows: frozenset[int]
 ) -> None:
     labels_by_row = {intent.row_id: _labels_of_intent(intent) for intent in intents}
-    counted = [(labels_by_row[result.row_id], result) for result in results if result.row_id in changed]
+    counted = [(labels_by_row[result.row_id], result) for result in results if result.row_id in changed_rows]
     outcomes = Counter((*labels, ("outcome", result.outcome.value)) for labels, result in counted)
     _add_to_counter("sexton_deletion_acknowledged_total", outcomes)
     deleted = Counter(labels for labels, result in counted if result.outcome.is_success)

@@ -6,7 +6,7 @@ from activities.deletion.claims_and_causes import count_and_summarize_detach, de
 from activities.deletion.inputs_and_results import DetachResult
 from activities.heartbeats import define_activity, send_heartbeats
 from logstore.errors import StaleCatalog
-from logstore.ports.catalog import DataLedgers, PhaseOne
+from logstore.ports.catalog import MessageLedgers, PhaseOne
 from logstore.positions import TopicId
 from logstore.records.tombstone_rules import parse_delete_durability
 
@@ -22,13 +22,13 @@ class TopicDeletionOrder:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SetDeletingResult:
+class TopicDeletingSince:
     since_us: int  # by the catalog's clock
     catalog_epoch: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DetachAllInput:
+class DetachAllLedgersInput:
     order: TopicDeletionOrder
     batch_id: str
     batch_workflow_id: str  # workflow of phase two, which gets the claim
@@ -41,7 +41,7 @@ class RemoveTopicInput:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RemoveTopicResult:
+class RemovedTopicTally:
     gone: bool
     outcomes: dict[str, int] = field(default_factory=dict)
     objects: int = 0  # confirmed by storage
@@ -49,13 +49,13 @@ class RemoveTopicResult:
 
 
 class TopicDeletionActivities:
-    def __init__(self, *, phase_one: PhaseOne, ledgers: DataLedgers) -> None:
+    def __init__(self, *, phase_one: PhaseOne, ledgers: MessageLedgers) -> None:
         self._phase_one = phase_one
         self._ledgers = ledgers
 
     @define_activity(name="topic.set_deleting")
     @send_heartbeats()
-    def set_deleting(self, request: TopicDeletionOrder) -> SetDeletingResult:
+    def set_topic_deleting(self, request: TopicDeletionOrder) -> TopicDeletingSince:
         """Set the topic DELETING. Nothing can be attached to it afterwards.
 
         Idempotency: keyed by topic id; a second call returns the first one's time and writes no audit row.
@@ -67,11 +67,11 @@ class TopicDeletionActivities:
         since_us = self._phase_one.begin_topic_deletion(
             TopicId(request.topic_id), request.topic, own_workflow_cause(request.actor, request.reason)
         )
-        return SetDeletingResult(since_us=since_us, catalog_epoch=epoch)
+        return TopicDeletingSince(since_us=since_us, catalog_epoch=epoch)
 
     @define_activity(name="topic.detach_all")
     @send_heartbeats()
-    def detach_all(self, request: DetachAllInput) -> DetachResult:
+    def detach_all_ledgers(self, request: DetachAllLedgersInput) -> DetachResult:
         """Replace every ledger of the topic by an intent for each copy, in one SQL transaction.
 
         Idempotency: keyed by `batch_id`; a second call returns the first result.
@@ -86,7 +86,7 @@ class TopicDeletionActivities:
 
     @define_activity(name="topic.remove")
     @send_heartbeats()
-    def remove(self, request: RemoveTopicInput) -> RemoveTopicResult:
+    def remove_topic_and_tally(self, request: RemoveTopicInput) -> RemovedTopicTally:
         """Remove the topic's rows if no ledger is attached to it, and count its copies.
 
         Idempotency: a topic that is gone is reported as gone; copies are counted from their rows.
@@ -98,7 +98,7 @@ class TopicDeletionActivities:
         cause, durable = own_workflow_cause(order.actor, order.reason), parse_delete_durability(order.durable_delete)
         is_gone = self._phase_one.remove_topic(topic_id, cause, durable=durable)
         tally = self._phase_one.tally_topic_intents(topic_id, since_us=request.since_us)
-        return RemoveTopicResult(
+        return RemovedTopicTally(
             gone=is_gone, outcomes=dict(tally.outcomes), objects=tally.objects, size_bytes=tally.size_bytes
         )
 

@@ -10,9 +10,9 @@ from activities.deletion import metrics
 from activities.deletion.claims_and_causes import count_and_summarize_detach, detach_arguments
 from activities.deletion.inputs_and_results import DetachResult
 from activities.heartbeats import define_activity, send_heartbeats
-from activities.owner_routing import check_topic_name
+from activities.owner_routing import require_topic_name_if_known
 from logstore.errors import OutcomeUnknown, SextonError, StoreUnavailable, UnknownObject
-from logstore.ports.catalog import DataLedgers, DetachedBatch, PhaseOne, PhaseTwoQueue, Topic, Topics, TopicState
+from logstore.ports.catalog import DetachedBatch, MessageLedgers, PhaseOne, PhaseTwoQueue, Topic, Topics, TopicState
 from logstore.positions import TopicId
 from logstore.stop_checks import raise_if_stopped
 
@@ -22,20 +22,20 @@ _LOG = logging.getLogger(__name__)
 class IdleLedgerRoller(Protocol):
     """Service that rolls the last ledger of a topic if it is past its age."""
 
-    def topics_to_roll(self, topic_ids: Collection[TopicId]) -> frozenset[TopicId]:
+    def select_topics_to_roll(self, topic_ids: Collection[TopicId]) -> frozenset[TopicId]:
         """Return the topics whose last ledger would be rolled now."""
 
     def roll_if_due(self, topic: Topic) -> bool:
         """Roll the last ledger if it is past its age and not empty. Return whether it was rolled."""
 
 
-class CursorSettler(Protocol):
+class CursorAdvancer(Protocol):
     """Service that advances cursors over contiguous acknowledgements of their complete state."""
 
-    def outgrown(self, topic_ids: Collection[TopicId]) -> frozenset[TopicId]:
+    def select_topics_to_advance(self, topic_ids: Collection[TopicId]) -> frozenset[TopicId]:
         """Return the topics with cursors to settle."""
 
-    def advance_cursors_with_snapshots(self, topic_id: TopicId) -> Sequence[SextonError]:
+    def advance_and_fold_cursors_with_snapshots(self, topic_id: TopicId) -> Sequence[SextonError]:
         """Settle every cursor of the topic. Return one error for each cursor that failed."""
 
 
@@ -46,14 +46,14 @@ class RollIdleLedgerInput:
 
 
 class RetentionPreparation:
-    def __init__(self, *, topics: Topics, roller: IdleLedgerRoller, settler: CursorSettler) -> None:
+    def __init__(self, *, topics: Topics, roller: IdleLedgerRoller, settler: CursorAdvancer) -> None:
         self._topics = topics
         self._roller = roller
         self._settler = settler
 
     @define_activity(name="retention.roll_idle")
     @send_heartbeats()
-    def roll_idle(self, request: RollIdleLedgerInput) -> bool:
+    def roll_idle_ledger(self, request: RollIdleLedgerInput) -> bool:
         """Roll the topic's last ledger if it has entries and is past its age, and settle its cursors.
 
         So consumed ledgers become deletable even without traffic (apache/pulsar#9136). A cursor that cannot be settled
@@ -62,21 +62,21 @@ class RetentionPreparation:
         Idempotency: a settled cursor does not move again; after a roll the last ledger is empty and is not rolled.
         Raises: InvalidInput, UnknownObject (terminal); StoreUnavailable, CatalogBusy (retry).
         """
-        check_topic_name(self._topics, request.topic_id, request.topic)
-        return self.roll_and_settle(self._topics.get_topic_by_id(TopicId(request.topic_id)))
+        require_topic_name_if_known(self._topics, request.topic_id, request.topic)
+        return self.roll_and_advance_cursors(self._topics.get_topic_by_id(TopicId(request.topic_id)))
 
-    def select_due_topics(self, topics: Sequence[Topic]) -> list[Topic]:
-        """Return the topics that `roll_and_settle` would change. A few reads serve all topics."""
+    def select_topics_to_prepare(self, topics: Sequence[Topic]) -> list[Topic]:
+        """Return the topics that `roll_and_advance_cursors` would change. A few reads serve all topics."""
         ids = [topic.topic_id for topic in topics]
-        due_ids = self._roller.topics_to_roll(ids) | self._settler.outgrown(ids)
+        due_ids = self._roller.select_topics_to_roll(ids) | self._settler.select_topics_to_advance(ids)
         return [topic for topic in topics if topic.topic_id in due_ids]
 
-    def roll_and_settle(self, topic: Topic) -> bool:
+    def roll_and_advance_cursors(self, topic: Topic) -> bool:
         """Roll the topic's idle ledger and settle its cursors. Return whether a ledger was rolled."""
         if topic.state is not TopicState.ACTIVE:
             return False
         rolled = self._roller.roll_if_due(topic)  # first, because many cursors on slow storage would delay it
-        for error in self._settler.advance_cursors_with_snapshots(topic.topic_id):
+        for error in self._settler.advance_and_fold_cursors_with_snapshots(topic.topic_id):
             _LOG.warning("topic %s: a cursor was not settled: %s", topic.name, error)
         return rolled
 
@@ -136,7 +136,7 @@ class TrimAllTopicsActivities:
         topics: Topics,
         phase_one: PhaseOne,
         deletions: PhaseTwoQueue,
-        ledgers: DataLedgers,
+        ledgers: MessageLedgers,
         retention: RetentionPreparation,
     ) -> None:
         self._topics = topics
@@ -147,7 +147,7 @@ class TrimAllTopicsActivities:
 
     @define_activity(name="trimming.next_pages")
     @send_heartbeats()
-    def next_pages(self, request: NextTopicPagesInput) -> NextTopicPagesResult:
+    def list_next_topic_pages(self, request: NextTopicPagesInput) -> NextTopicPagesResult:
         """Return the next pages of ACTIVE topics.
 
         Idempotency: reads only; pages are ranges of topic ids, so that created and deleted topics shift no page.
@@ -176,13 +176,13 @@ class TrimAllTopicsActivities:
         page = request.page  # topics may have been deleted since; none was added, because ids only grow
         active_topics = self._topics.list_active_topics(after=TopicId(page.first - 1), limit=page.topics)
         topics = [topic for topic in active_topics if topic.topic_id <= page.last]
-        troubles = self._prepare_topics(topics)
+        troubles = self._roll_topics_and_describe_failures(topics)
         promising_ids = self._phase_one.select_detachable_topics([topic.topic_id for topic in topics])
         batches, failed = list[DetachedBatch](), 0
         for topic in [topic for topic in topics if topic.topic_id in promising_ids]:
             raise_if_stopped()
             try:
-                batches.append(self._phase_one.detach_into_batch(topic.topic_id, **arguments))
+                batches.append(self._phase_one.detach_by_retention_into_batch(topic.topic_id, **arguments))
                 metrics.count_filed_intents(batches[-1].filed_counts)
             except (StoreUnavailable, OutcomeUnknown):
                 raise  # the catalog does not answer, for any topic
@@ -209,12 +209,12 @@ class TrimAllTopicsActivities:
             self._phase_one.count_detached_batch(request.batch_id), self._ledgers.catalog_epoch()
         )
 
-    def _prepare_topics(self, topics: list[Topic]) -> list[str]:
+    def _roll_topics_and_describe_failures(self, topics: list[Topic]) -> list[str]:
         troubles: list[str] = []
-        for topic in self._retention.select_due_topics(topics):
+        for topic in self._retention.select_topics_to_prepare(topics):
             raise_if_stopped()
             try:
-                self._retention.roll_and_settle(topic)
+                self._retention.roll_and_advance_cursors(topic)
             except StoreUnavailable as error:
                 return [*troubles, _report_trouble(topic, "not rolled, nor any behind it", error)]
             except SextonError as error:

@@ -16,12 +16,12 @@ from activities.reconciliation import finding_fates
 from activities.reconciliation.delete_single_objects import SingleObjectDeletion
 from activities.reconciliation.inputs_and_results import (
     ApplyPageInput,
+    ApplyScope,
     BeginApplyInput,
-    BeginApplyResult,
     FiledPage,
     PlanStepInput,
 )
-from activities.reconciliation.page_decision_files import read_copy_answers, store_copy_answers
+from activities.reconciliation.page_decision_files import read_copy_answers, store_first_copy_answers
 from activities.reconciliation.recheck_page import (
     has_rows_to_file,
     inspect_copies,
@@ -40,7 +40,7 @@ from logstore.ports.catalog import (
     RunKind,
 )
 from logstore.reconciliation import plausibility_guards
-from logstore.reconciliation.bulk_jobs import VerifyFindingsJob
+from logstore.reconciliation.bulk_job_inputs_and_results import VerifyFindingsJob
 from logstore.reconciliation.finding_files import FindingFiles
 from logstore.reconciliation.findings import (
     RESULT,
@@ -54,7 +54,7 @@ from logstore.reconciliation.services.orphan_inspection import OrphanInspector, 
 from logstore.reconciliation.services.run_checks import (
     find_apply,
     require_all_findings,
-    require_appliable_plan,
+    require_appliable_plan_and_epoch,
     require_epoch,
 )
 from logstore.stop_checks import raise_if_stopped
@@ -68,28 +68,28 @@ class ApplyOrphansActivities:
         *,
         reconciliation: ReconciliationRuns,
         identities: CatalogIdentity,
-        stored: OrphanInspector,
+        inspector: OrphanInspector,
         objects: SingleObjectDeletion,
         bulk: BulkJobRunner,
     ) -> None:
-        self._runs, self._identities, self._stored = reconciliation, identities, stored
+        self._runs, self._identities, self._inspector = reconciliation, identities, inspector
         self._objects, self._bulk = objects, bulk
 
     @define_activity(name="reconciliation.begin_apply")
     @send_heartbeats()
-    def begin_apply(self, request: BeginApplyInput) -> BeginApplyResult:
+    def begin_apply(self, request: BeginApplyInput) -> ApplyScope:
         """Check that the plan may be applied, and open the run of the apply.
 
         Idempotency: keyed by the plan's `run_id`. A finished apply returns its counts.
         Raises: InvalidInput, UnknownObject, PreconditionFailed, StaleCatalog, CatalogMismatch (terminal);
             StoreUnavailable, CatalogBusy (retry).
         """
-        plan, epoch = require_appliable_plan(self._runs, self._identities, request.run_id)
+        plan, epoch = require_appliable_plan_and_epoch(self._runs, self._identities, request.run_id)
         earlier = find_apply(self._runs, request.run_id)
         if earlier is None or earlier.finished_us is None:  # a finished apply removes nothing more
             plausibility_guards.check_orphan_share(plan.findings, plan.ledgers, request.max_orphan_share)
-        self._stored.confirm()
-        pages = require_all_findings(self._finding_files(request.run_id), plan, request.run_id).pages
+        self._inspector.require_own_buckets()
+        pages = require_all_findings(self._open_published_findings(request.run_id), plan, request.run_id).pages
         summary = {
             "actor": request.actor,
             "reason": request.reason,
@@ -99,7 +99,7 @@ class ApplyOrphansActivities:
         }
         claim = own_workflow_claim(RUN_CLAIM_S)
         run = self._runs.open_run(apply_run_id(request.run_id), RunKind.APPLY, claim=claim, summary=summary)
-        return BeginApplyResult(
+        return ApplyScope(
             pages=pages,
             findings=sum(plan.findings.get(kind.value, 0) for kind in FindingKind if kind.is_removable),
             before_us=plan.before_us,
@@ -107,7 +107,7 @@ class ApplyOrphansActivities:
             done=apply_counts(run.summary) if run.finished_us is not None else None,
         )
 
-    def _finding_files(self, run_id: str) -> FindingFiles:
+    def _open_published_findings(self, run_id: str) -> FindingFiles:
         published = self._bulk.find_published_summary(run_id, VerifyFindingsJob.name)
         if published is None:
             where = "every worker must see the folder of bulk output"
@@ -116,7 +116,7 @@ class ApplyOrphansActivities:
 
     @define_activity(name="reconciliation.file_page")
     @send_heartbeats()
-    def file_page(self, request: ApplyPageInput) -> FiledPage:
+    def recheck_and_file_page(self, request: ApplyPageInput) -> FiledPage:
         """Check the findings of a page again, first in storage, and file the remaining findings for phase two.
 
         Idempotency: keyed by `batch_id`. Storage's answers are stored before they are filed. A retry files the stored
@@ -124,19 +124,19 @@ class ApplyOrphansActivities:
         Raises: PreconditionFailed, StaleCatalog, CatalogMismatch (terminal); StoreUnavailable, CatalogBusy (retry).
         """
         require_epoch(self._runs, request.epoch, request.run_id)
-        self._stored.confirm()
-        findings = self._finding_files(request.run_id).read_page(request.page)
+        self._inspector.require_own_buckets()
+        findings = self._open_published_findings(request.run_id).read_page(request.page)
         objects = sum(map(is_single_object, findings.values()))
         if not has_rows_to_file(findings):
             return FiledPage(intents=0, detached=0, objects=objects)
         folder = self._bulk.create_run_folder(request.run_id)
         answers = read_copy_answers(folder, request.page)
         if answers is None:
-            new_answers = inspect_copies(self._stored, findings, request.before_us)
+            new_answers = inspect_copies(self._inspector, findings, request.before_us)
             with effect("reconciliation.keep_looked"):
-                answers = store_copy_answers(folder, request.page, new_answers)
+                answers = store_first_copy_answers(folder, request.page, new_answers)
         to_file = select_findings_to_file(findings, answers, request.batch_id)
-        page = FindingsFilingRequest(
+        filing_request = FindingsFilingRequest(
             batch_id=to_file.batch_id,
             orphans=to_file.orphans,
             unreferenced=to_file.unreferenced,
@@ -144,7 +144,7 @@ class ApplyOrphansActivities:
             claim=batch_workflow_claim(request.batch_workflow_id),
             cause=AuditCause(actor=request.actor, reason=request.reason, workflow_id=request.batch_workflow_id),
         )
-        filing = self._runs.file_findings(page)
+        filing = self._runs.file_findings(filing_request)
         deletion_metrics.count_filed_intents(filing.detached.filed_counts)
         reasons = {number: answer for number, answer in answers.items() if isinstance(answer, str)} | dict(filing.kept)
         kept_findings = [finding_fates.kept_finding(number, reason) for number, reason in sorted(reasons.items())]
@@ -153,7 +153,7 @@ class ApplyOrphansActivities:
         return FiledPage(intents=filing.detached.intents, detached=filing.detached.ledgers, objects=objects)
 
     @define_activity(name="reconciliation.delete_objects")
-    def delete_objects(self, request: ApplyPageInput) -> int:
+    def recheck_and_delete_objects(self, request: ApplyPageInput) -> int:
         """Delete the page's single objects and abandoned uploads that are still orphans. Return their number.
 
         Idempotency: the decision is stored before the first deletion, and an absent object counts as deleted. The
@@ -164,7 +164,7 @@ class ApplyOrphansActivities:
         """
         require_epoch(self._runs, request.epoch, request.run_id)  # a restored catalog may give a number out again
         return self._objects.delete_page_objects(
-            select_single_objects(self._finding_files(request.run_id).read_page(request.page)),
+            select_single_objects(self._open_published_findings(request.run_id).read_page(request.page)),
             folder=self._bulk.create_run_folder(request.run_id),
             page=request.page,
             before_us=request.before_us,
@@ -174,7 +174,7 @@ class ApplyOrphansActivities:
 
     @define_activity(name="reconciliation.record_page")
     @send_heartbeats()
-    def record_page(self, request: ApplyPageInput) -> ApplyCounts:
+    def record_page_fates(self, request: ApplyPageInput) -> ApplyCounts:
         """Store the fate of each finding of the page, and count the fates.
 
         Idempotency: a repeated call replaces the page's file. The new file follows the rows of that moment.
@@ -182,15 +182,17 @@ class ApplyOrphansActivities:
         """
         folder, findings = (
             self._bulk.create_run_folder(request.run_id),
-            self._finding_files(request.run_id).read_page(request.page),
+            self._open_published_findings(request.run_id).read_page(request.page),
         )
         rows: list[FiledCopyRow] = []
-        while more := self._runs.list_filed_copies(
+        while next_rows := self._runs.list_filed_copies(
             request.batch_id, after=rows[-1].row_id if rows else 0, limit=_ROWS_PER_READ
         ):
             raise_if_stopped()
-            rows += more
-        fates = finding_fates.join_fates(findings, rows, intents=request.intents, folder=folder, page=request.page)
+            rows += next_rows
+        fates = finding_fates.join_fates(
+            findings, rows, filed_row_count=request.intents, folder=folder, page=request.page
+        )
         with effect("reconciliation.put_fates"):
             finding_fates.page_fate_files(folder).write_page(request.page, list(fates.values()))
         return finding_fates.count_fates(findings, fates)
@@ -205,7 +207,7 @@ class ApplyOrphansActivities:
         """
         run = self._runs.get_run(apply_run_id(request.run_id))
         if run.finished_us is None:
-            files = self._finding_files(request.run_id)
+            files = self._open_published_findings(request.run_id)
             fate_files = finding_fates.page_fate_files(self._bulk.create_run_folder(request.run_id))
             total = ApplyCounts()
             for page in range(files.pages):

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from activities.reconciliation.finding_fates import count_fates, kept_finding
-from activities.reconciliation.page_decision_files import read_copy_answers, read_kept_objects
+from activities.reconciliation.page_decision_files import read_copy_answers, read_keep_reasons
 from activities.reconciliation.recheck_page import (
     has_rows_to_file,
     inspect_copies,
@@ -16,14 +16,14 @@ from activities.reconciliation.recheck_page import (
 )
 from logstore.ports.catalog import CatalogIdentity, OrphanCopy, ReconciliationRuns
 from logstore.positions import LedgerId
-from logstore.reconciliation.finding_files import AppliedFinding
+from logstore.reconciliation.finding_files import FateOfFinding
 from logstore.reconciliation.findings import ApplyCounts, Finding, FindingFate, add_apply_counts, apply_batch_id
 from logstore.reconciliation.services.orphan_inspection import OrphanInspector
 from logstore.reconciliation.services.run_checks import (
     find_apply,
     open_finding_files,
     require_all_findings,
-    require_appliable_plan,
+    require_appliable_plan_and_epoch,
 )
 
 
@@ -37,11 +37,11 @@ class ApplyPreview:
     """Preview of an apply. It takes no lock and writes nothing. A bucket without a marker is refused, not marked."""
 
     def __init__(
-        self, *, reconciliation: ReconciliationRuns, identities: CatalogIdentity, stored: OrphanInspector
+        self, *, reconciliation: ReconciliationRuns, identities: CatalogIdentity, inspector: OrphanInspector
     ) -> None:
-        self._runs, self._identities, self._stored = reconciliation, identities, stored
+        self._runs, self._identities, self._inspector = reconciliation, identities, inspector
 
-    def preview(
+    def preview_apply(
         self, run_id: str, on_progress: Callable[[int, int], None] = lambda _done, _pages: None
     ) -> ApplyPreviewResult:
         """Check every page as an apply does. Stored decisions of an unfinished apply count.
@@ -52,11 +52,11 @@ class ApplyPreview:
             UnknownObject, PreconditionFailed, StaleCatalog, CatalogMismatch: The apply would refuse the plan.
             StoreUnavailable: Storage did not answer.
         """
-        plan, _ = require_appliable_plan(self._runs, self._identities, run_id)
+        plan, _ = require_appliable_plan_and_epoch(self._runs, self._identities, run_id)
         files = require_all_findings(open_finding_files(plan, run_id), plan, run_id)
-        apply = find_apply(self._runs, run_id)
-        folder = None if apply is None else Path(apply.summary["folder"])
-        self._stored.confirm(adopt=False)
+        apply_run = find_apply(self._runs, run_id)
+        folder = None if apply_run is None else Path(apply_run.summary["folder"])
+        self._inspector.require_own_buckets(may_mark=False)
         counts, sizes, passed_over = ApplyCounts(), Counter[str](), dict[LedgerId, int]()
         for page in range(files.pages):
             on_progress(page, files.pages)
@@ -65,7 +65,7 @@ class ApplyPreview:
             }
             copies = read_copy_answers(folder, page) if folder else None
             if copies is None:
-                copies = inspect_copies(self._stored, findings, plan.before_us)
+                copies = inspect_copies(self._inspector, findings, plan.before_us)
             reason_by_kept_number = {
                 **self._find_rows_to_keep(findings, copies, apply_batch_id(run_id, page)),
                 **self._find_objects_to_keep(findings, folder, page, plan.before_us, passed_over),
@@ -73,7 +73,7 @@ class ApplyPreview:
             fates = {
                 number: kept_finding(number, reason_by_kept_number[number])
                 if number in reason_by_kept_number
-                else AppliedFinding(number=number, fate=FindingFate.STARTED)
+                else FateOfFinding(number=number, fate=FindingFate.STARTED)
                 for number in findings
             }
             counts = add_apply_counts(counts, count_fates(findings, fates))
@@ -100,14 +100,14 @@ class ApplyPreview:
         before_us: int,
         passed_over: dict[LedgerId, int],
     ) -> Mapping[int, str]:
-        decision = read_kept_objects(folder, page) if folder else None
+        decision = read_keep_reasons(folder, page) if folder else None
         if decision is not None:
             return decision
-        look = inspect_single_objects(self._stored, select_single_objects(findings), before_us)
-        if not look.segments:
-            return look.kept
-        by_catalog = self._runs.preview_pass_over_segments(look.segments, passed_over=passed_over)
-        for number, (ledger_id, segment) in look.segments.items():
+        answers = inspect_single_objects(self._inspector, select_single_objects(findings), before_us)
+        if not answers.segments:
+            return answers.kept
+        by_catalog = self._runs.preview_pass_over_segments(answers.segments, passed_over=passed_over)
+        for number, (ledger_id, segment) in answers.segments.items():
             if number not in by_catalog:
                 passed_over[ledger_id] = max(segment, passed_over.get(ledger_id, -1))
-        return {**look.kept, **by_catalog}
+        return {**answers.kept, **by_catalog}

@@ -6,16 +6,20 @@ from pathlib import Path
 from activities.deletion.deletion_pace import DeletionPace
 from activities.heartbeats import ClaimRenewingHeartbeats
 from activities.reconciliation import finding_fates
-from activities.reconciliation.page_decision_files import ReasonsToKeepObjects, read_kept_objects, store_kept_objects
+from activities.reconciliation.page_decision_files import (
+    ReasonsToKeepObjects,
+    read_keep_reasons,
+    store_first_keep_reasons,
+)
 from activities.reconciliation.recheck_page import inspect_single_objects
 from logstore.deletion import intents
 from logstore.deletion.intents import StoredCopy
-from logstore.deletion.services.absence_proofs import find_unconfirmed_keys_by_row
+from logstore.deletion.services.absence_proofs import sample_and_find_unconfirmed_keys
 from logstore.errors import StoreUnavailable
 from logstore.failpoints import effect
 from logstore.ports.catalog import AuditCause, ReconciliationRuns
 from logstore.ports.object_storage import ObjectStore
-from logstore.reconciliation.finding_files import AppliedFinding
+from logstore.reconciliation.finding_files import FateOfFinding
 from logstore.reconciliation.findings import Finding, FindingFate, FindingKind
 from logstore.reconciliation.services.orphan_inspection import ENDED_UPLOAD, OrphanInspector
 
@@ -23,8 +27,8 @@ from logstore.reconciliation.services.orphan_inspection import ENDED_UPLOAD, Orp
 class SingleObjectDeletion:
     """Deletion of a page's single objects. First the catalog ensures that no writer registers these segments."""
 
-    def __init__(self, *, reconciliation: ReconciliationRuns, stored: OrphanInspector, objects: ObjectStore) -> None:
-        self._catalog, self._stored, self._objects = reconciliation, stored, objects
+    def __init__(self, *, reconciliation: ReconciliationRuns, inspector: OrphanInspector, objects: ObjectStore) -> None:
+        self._catalog, self._inspector, self._objects = reconciliation, inspector, objects
 
     def delete_page_objects(
         self,
@@ -41,12 +45,12 @@ class SingleObjectDeletion:
         `StoreUnavailable` means that storage did not answer for every object. A retry deletes the same objects again.
         """
         with ClaimRenewingHeartbeats(lambda: None) as heartbeats:
-            self._stored.confirm()
-            reason_by_kept_number = read_kept_objects(folder, page)
+            self._inspector.require_own_buckets()
+            reason_by_kept_number = read_keep_reasons(folder, page)
             if reason_by_kept_number is None:
-                decision = self._decide_kept_objects(findings, before_us, cause, heartbeats)
+                decision = self._pass_over_segments_and_decide(findings, before_us, cause, heartbeats)
                 with effect("reconciliation.decide_objects"):
-                    reason_by_kept_number = store_kept_objects(folder, page, decision)
+                    reason_by_kept_number = store_first_keep_reasons(folder, page, decision)
             to_delete = {number: finding for number, finding in findings.items() if number not in reason_by_kept_number}
             applied = self._delete_segments(to_delete, objects_per_s, heartbeats)
             applied |= self._abort_uploads(to_delete, before_us, heartbeats)
@@ -57,22 +61,22 @@ class SingleObjectDeletion:
                 finding_fates.single_object_fate_files(folder).write_page(page, [*kept_findings, *applied.values()])
         return sum(result.fate is FindingFate.DELETED for result in applied.values())
 
-    def _decide_kept_objects(
+    def _pass_over_segments_and_decide(
         self, findings: Mapping[int, Finding], before_us: int, cause: AuditCause, heartbeats: ClaimRenewingHeartbeats
     ) -> ReasonsToKeepObjects:
-        look = inspect_single_objects(self._stored, findings, before_us, heartbeats.count_examined)
-        if not look.segments:
-            return look.kept
-        return {**look.kept, **self._catalog.pass_over_segments(look.segments, cause=cause)}
+        answers = inspect_single_objects(self._inspector, findings, before_us, heartbeats.count_examined)
+        if not answers.segments:
+            return answers.kept
+        return {**answers.kept, **self._catalog.pass_over_segments(answers.segments, cause=cause)}
 
     def _delete_segments(
         self, to_delete: Mapping[int, Finding], objects_per_s: float, heartbeats: ClaimRenewingHeartbeats
-    ) -> dict[int, AppliedFinding]:
+    ) -> dict[int, FateOfFinding]:
         segments = {
             number: finding for number, finding in to_delete.items() if finding.kind is FindingKind.ORPHAN_SEGMENT
         }
         pace = DeletionPace(objects_per_s)
-        applied: dict[int, AppliedFinding] = {}
+        applied: dict[int, FateOfFinding] = {}
         copies = {
             number: StoredCopy(verdict=intents.CopyVerdict.OWN, data_keys=(finding.key,))
             for number, finding in segments.items()
@@ -84,7 +88,7 @@ class SingleObjectDeletion:
             heartbeats.count_deleted(len(report.deleted))
             for key in report.unanswered:
                 raise StoreUnavailable(report.failed[key])
-            unconfirmed_by_row = find_unconfirmed_keys_by_row(
+            unconfirmed_by_row = sample_and_find_unconfirmed_keys(
                 self._objects, report, {number: (segments[number].key,) for number in part}
             )
             for number in part:
@@ -97,17 +101,17 @@ class SingleObjectDeletion:
 
     def _abort_uploads(
         self, to_delete: Mapping[int, Finding], before_us: int, heartbeats: ClaimRenewingHeartbeats
-    ) -> dict[int, AppliedFinding]:
-        applied: dict[int, AppliedFinding] = {}
+    ) -> dict[int, FateOfFinding]:
+        applied: dict[int, FateOfFinding] = {}
         for number, finding in to_delete.items():
             if finding.kind is FindingKind.ORPHAN_SEGMENT:
                 continue
             heartbeats.count_examined()
-            answer = self._stored.inspect_upload(finding, before_us=before_us)
+            answer = self._inspector.inspect_upload(finding, before_us=before_us)
             if not isinstance(answer, str):
                 with effect("reconciliation.abort_uploads"):
                     answer.abort_uploads(finding.key)
-                answer = self._stored.inspect_upload(finding, before_us=before_us)
+                answer = self._inspector.inspect_upload(finding, before_us=before_us)
             if answer == ENDED_UPLOAD:
                 applied[number] = _deleted_fate(number, finding, objects=0)
             elif isinstance(answer, str):
@@ -117,9 +121,9 @@ class SingleObjectDeletion:
         return applied
 
 
-def _failed_fate(number: int, error: str) -> AppliedFinding:
-    return AppliedFinding(number=number, fate=FindingFate.FAILED, reason=error)
+def _failed_fate(number: int, error: str) -> FateOfFinding:
+    return FateOfFinding(number=number, fate=FindingFate.FAILED, reason=error)
 
 
-def _deleted_fate(number: int, finding: Finding, *, objects: int) -> AppliedFinding:
-    return AppliedFinding(number=number, fate=FindingFate.DELETED, objects=objects, size_bytes=finding.size_bytes)
+def _deleted_fate(number: int, finding: Finding, *, objects: int) -> FateOfFinding:
+    return FateOfFinding(number=number, fate=FindingFate.DELETED, objects=objects, size_bytes=finding.size_bytes)

@@ -11,7 +11,7 @@ from typing import Final
 
 from logstore.deletion.intents import Outcome
 from logstore.ports.catalog import FiledCopyRow
-from logstore.reconciliation.finding_files import AppliedFinding, FateFiles
+from logstore.reconciliation.finding_files import FateFiles, FateOfFinding
 from logstore.reconciliation.findings import ApplyCounts, Finding, FindingFate, FindingKind, limit_samples
 from logstore.reconciliation.services.orphan_inspection import is_single_object
 
@@ -23,8 +23,8 @@ _SUBJECT: Final = re.compile(r"((segment \d+ of )?(ledger|deletion) \d+: )+")
 _MAX_REASON_CHARS: Final = 200
 
 
-def kept_finding(number: int, reason: str) -> AppliedFinding:
-    return AppliedFinding(number=number, fate=FindingFate.KEPT, reason=reason)
+def kept_finding(number: int, reason: str) -> FateOfFinding:
+    return FateOfFinding(number=number, fate=FindingFate.KEPT, reason=reason)
 
 
 def kept_copy_files(folder: Path) -> FateFiles:
@@ -40,42 +40,50 @@ def page_fate_files(folder: Path) -> FateFiles:
 
 
 def join_fates(
-    findings: Mapping[int, Finding], filed: Sequence[FiledCopyRow], *, intents: int, folder: Path, page: int
-) -> dict[int, AppliedFinding]:
-    """Return the fate of each removable finding of a page, ascending by number. `intents` is the number of filed rows.
+    findings: Mapping[int, Finding],
+    filed_rows: Sequence[FiledCopyRow],
+    *,
+    filed_row_count: int,
+    folder: Path,
+    page: int,
+) -> dict[int, FateOfFinding]:
+    """Return the fate of each removable finding of a page, ascending by number.
 
-    A filed row takes precedence over a reason to keep the finding: a late attempt may find nothing in storage. If a
-    finding has neither, a sweep took its row over.
+    `filed_row_count` is the number of rows that were filed; `filed_rows` may lack some of them. A filed row takes
+    precedence over a reason to keep the finding: a late attempt may find nothing in storage. If a finding has neither,
+    a sweep took its row over.
     """
-    kept_copies, objects = (
+    kept_copies, object_fates = (
         kept_copy_files(folder).read_page(page),
         single_object_fate_files(folder).read_page(page) or {},
     )
-    rows_by_finding, is_complete = _group_by_finding(findings, filed), len(filed) >= intents
-    applied: dict[int, AppliedFinding] = {}
+    rows_by_finding, is_complete = _group_rows_by_finding(findings, filed_rows), len(filed_rows) >= filed_row_count
+    applied: dict[int, FateOfFinding] = {}
     for number, finding in sorted(findings.items()):
         not_filed = kept_finding(number, NOT_FILED)
         if not finding.kind.is_removable:
             continue
         if is_single_object(finding):
-            applied[number] = objects.get(number, not_filed)
+            applied[number] = object_fates.get(number, not_filed)
         elif number in rows_by_finding:
             applied[number] = _fate_from_rows(number, finding, rows_by_finding[number], is_complete=is_complete)
         elif kept_copies is None:
             applied[number] = not_filed
         else:
-            taken_over = AppliedFinding(number=number, fate=FindingFate.STARTED, reason=_TAKEN_OVER)
+            taken_over = FateOfFinding(number=number, fate=FindingFate.STARTED, reason=_TAKEN_OVER)
             applied[number] = kept_copies.get(number, taken_over)
     return applied
 
 
-def _group_by_finding(findings: Mapping[int, Finding], filed: Sequence[FiledCopyRow]) -> dict[int, list[FiledCopyRow]]:
+def _group_rows_by_finding(
+    findings: Mapping[int, Finding], filed_rows: Sequence[FiledCopyRow]
+) -> dict[int, list[FiledCopyRow]]:
     """Group the rows of a batch by their finding. A row of an unreferenced ledger is found by its ledger alone."""
     number_by_key: dict[object, int] = {}
     for number, finding in findings.items():
         number_by_key.setdefault(_finding_key(finding), number)
     rows_by_finding: dict[int, list[FiledCopyRow]] = defaultdict(list)
-    for row in filed:
+    for row in filed_rows:
         for key in (row.row_id, (row.ledger_id, row.copy, row.uuid), (row.ledger_id,)):
             if key in number_by_key:
                 rows_by_finding[number_by_key[key]].append(row)
@@ -91,14 +99,12 @@ def _finding_key(finding: Finding) -> object:
     return (finding.ledger_id, finding.copy, finding.uuid)
 
 
-def _fate_from_rows(
-    number: int, finding: Finding, rows: Sequence[FiledCopyRow], *, is_complete: bool
-) -> AppliedFinding:
+def _fate_from_rows(number: int, finding: Finding, rows: Sequence[FiledCopyRow], *, is_complete: bool) -> FateOfFinding:
     """Return the fate of a finding by its rows. `is_complete` means that no row has left the batch."""
     fate, reason = _worst_fate_of_rows(rows, is_stalled=finding.kind is FindingKind.STALLED_DELETION)
     if fate is FindingFate.DELETED and finding.kind is FindingKind.UNREFERENCED_LEDGER and not is_complete:
         fate, reason = FindingFate.STARTED, _TAKEN_OVER  # the row of the ledger's other copy may have left the batch
-    return AppliedFinding(
+    return FateOfFinding(
         number=number,
         fate=fate,
         reason=reason,
@@ -130,7 +136,7 @@ def _strip_subject(reason: str) -> str:
     return reason[subject.end() if subject else 0 :][:_MAX_REASON_CHARS]
 
 
-def count_fates(findings: Mapping[int, Finding], applied: Mapping[int, AppliedFinding]) -> ApplyCounts:
+def count_fates(findings: Mapping[int, Finding], applied: Mapping[int, FateOfFinding]) -> ApplyCounts:
     applied_by_kind: dict[str, int] = defaultdict(int)
     kept_by_reason: dict[str, int] = defaultdict(int)
     failures: dict[str, str] = {}

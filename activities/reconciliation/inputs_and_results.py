@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass, field
 
-from logstore.reconciliation.bulk_jobs import SCRUB_RATE
-from logstore.reconciliation.findings import ApplyCounts, PlanResult
+from logstore.reconciliation.bulk_job_inputs_and_results import SCRUB_RATE
+from logstore.reconciliation.findings import ApplyCounts, PlanOrScrubResult
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,8 +17,8 @@ class BeginPlanInput:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BeginPlanResult:
-    done: PlanResult | None = None  # result of the plan, if it is already finished
+class EarlierPlanResult:
+    done: PlanOrScrubResult | None = None  # result of the plan, if it is already finished
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +47,7 @@ class BeginApplyInput:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BeginApplyResult:
+class ApplyScope:
     pages: int
     findings: int  # of removable kinds
     before_us: int  # the plan's cut-off
@@ -85,8 +85,8 @@ class BeginScrubInput:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BeginScrubResult:
-    """Result of `begin_scrub`. The run may be an earlier run that was unfinished."""
+class ScrubRunId:
+    """Result of `begin_or_continue_scrub`. The run may be an earlier run that was unfinished."""
 
     run_id: str
 

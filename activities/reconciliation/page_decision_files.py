@@ -26,20 +26,20 @@ def read_copy_answers(folder: Path, page: int) -> CopyAnswers | None:
     return None if decision is None else _answers_from_json(decision)
 
 
-def store_copy_answers(folder: Path, page: int, answers: CopyAnswers) -> CopyAnswers:
+def store_first_copy_answers(folder: Path, page: int, answers: CopyAnswers) -> CopyAnswers:
     fields = {
         str(number): answer if isinstance(answer, str) else _copy_to_json(answer) for number, answer in answers.items()
     }
     return _answers_from_json(_store_first_decision(_copy_answers_path(folder, page), fields))
 
 
-def read_kept_objects(folder: Path, page: int) -> ReasonsToKeepObjects | None:
+def read_keep_reasons(folder: Path, page: int) -> ReasonsToKeepObjects | None:
     """Return why single objects of a page must be kept, or `None` if no decision is stored."""
     decision = _read_decision(_kept_objects_path(folder, page))
     return None if decision is None else _reasons_from_json(decision)
 
 
-def store_kept_objects(folder: Path, page: int, reasons: ReasonsToKeepObjects) -> ReasonsToKeepObjects:
+def store_first_keep_reasons(folder: Path, page: int, reasons: ReasonsToKeepObjects) -> ReasonsToKeepObjects:
     return _reasons_from_json(
         _store_first_decision(
             _kept_objects_path(folder, page), {str(number): reason for number, reason in reasons.items()}

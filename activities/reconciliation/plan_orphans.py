@@ -16,16 +16,16 @@ from activities.deletion.claims_and_causes import own_workflow_claim
 from activities.heartbeats import define_activity, send_heartbeats
 from activities.reconciliation.inputs_and_results import (
     BeginPlanInput,
-    BeginPlanResult,
     BulkJobInput,
     BulkJobResult,
+    EarlierPlanResult,
     PlanStepInput,
 )
 from logstore.errors import InvalidInput, UnknownObject
 from logstore.ports.bulk_jobs import BulkJobRunner
 from logstore.ports.catalog import CatalogIdentity, ReconciliationRun, ReconciliationRuns, RunKind
 from logstore.reconciliation import plausibility_guards
-from logstore.reconciliation.bulk_jobs import (
+from logstore.reconciliation.bulk_job_inputs_and_results import (
     LEFT_OUT,
     ROWS_BEFORE,
     BulkJob,
@@ -35,7 +35,7 @@ from logstore.reconciliation.bulk_jobs import (
     VerifyFindingsJob,
 )
 from logstore.reconciliation.finding_files import FindingFiles
-from logstore.reconciliation.findings import RESULT, PlanResult, plan_result
+from logstore.reconciliation.findings import RESULT, PlanOrScrubResult, plan_result
 from logstore.reconciliation.services.orphan_inspection import OrphanInspector
 from logstore.stop_checks import raise_if_stopped
 
@@ -56,18 +56,18 @@ class PlanOrphansActivities:
         *,
         reconciliation: ReconciliationRuns,
         identities: CatalogIdentity,
-        stored: OrphanInspector,
+        inspector: OrphanInspector,
         bulk: BulkJobRunner,
         store_now_us: Callable[[], int],
         finished_retention_s: float,
     ) -> None:
-        self._runs, self._identities, self._stored, self._bulk = reconciliation, identities, stored, bulk
+        self._runs, self._identities, self._inspector, self._bulk = reconciliation, identities, inspector, bulk
         self._output = OwnedBulkOutput(bulk=bulk, identities=identities)
         self._store_now_us, self._retention_s = store_now_us, finished_retention_s
 
     @define_activity(name="reconciliation.begin_plan")
     @send_heartbeats()
-    def begin_plan(self, request: BeginPlanInput) -> BeginPlanResult:
+    def begin_plan_and_remove_old_runs(self, request: BeginPlanInput) -> EarlierPlanResult:
         """Open the run with the cut-offs of all later steps, if the buckets are the catalog's.
 
         Also remove old runs, and output of this catalog that has no run.
@@ -76,7 +76,7 @@ class PlanOrphansActivities:
         Raises: InvalidInput, PreconditionFailed, CatalogMismatch (terminal); StoreUnavailable, CatalogBusy (retry).
         """
         plausibility_guards.require_min_age(request.older_than_s, unsafe=request.unsafe_age)
-        self._stored.confirm()
+        self._inspector.require_own_buckets()
         self._output.require_not_of_other_catalog(request.run_id)
         run = self._runs.open_run(
             request.run_id,
@@ -86,11 +86,11 @@ class PlanOrphansActivities:
         )
         self._output.mark_as_own(request.run_id)
         self._forget_old_runs_and_output()
-        return BeginPlanResult(done=plan_result(run.summary) if run.finished_us is not None else None)
+        return EarlierPlanResult(done=plan_result(run.summary) if run.finished_us is not None else None)
 
     def _make_initial_values(self, request: BeginPlanInput) -> Mapping[str, Any]:
         """Return the initial values of a run. Each side's ages are measured by its own clock."""
-        state, older_us = self._runs.read_catalog_state(), round(request.older_than_s * 1_000_000)
+        state, older_us = self._runs.read_catalog_time_and_ids(), round(request.older_than_s * 1_000_000)
         return {
             "actor": request.actor,
             "reason": request.reason,
@@ -111,11 +111,11 @@ class PlanOrphansActivities:
             try:
                 self._runs.get_run(run_id)
             except UnknownObject:
-                if self._output.read_owner(run_id) == own:
-                    self._output.forget(run_id)
+                if self._output.read_catalog_id_mark(run_id) == own:
+                    self._output.remove_run_output(run_id)
 
     @define_activity(name="reconciliation.run_bulk")
-    def run_bulk(self, request: BulkJobInput) -> BulkJobResult:
+    def run_plan_bulk_job(self, request: BulkJobInput) -> BulkJobResult:
         """Run one bulk job until its output is published.
 
         Idempotency: keyed by (run_id, job). Published output is returned. If attempts overlap, the first complete
@@ -127,14 +127,14 @@ class PlanOrphansActivities:
         summary = run_bulk_job(
             self._bulk,
             request.job,
-            lambda: _make_bulk_job(request, self._renew_claim(request.run_id)),
+            lambda: _make_bulk_job(request, self._renew_claim_and_read_summary(request.run_id)),
             master=request.master,
         )
         return BulkJobResult(counts=dict(summary.counts))
 
     @define_activity(name="reconciliation.check_sides")
     @send_heartbeats()
-    def check_sides(self, request: PlanStepInput) -> None:
+    def require_plausible_comparison(self, request: PlanStepInput) -> None:
         """Refuse a comparison of implausible sides, before its candidates are verified.
 
         Idempotency: reads only.
@@ -142,7 +142,7 @@ class PlanOrphansActivities:
         """
         summary = self._runs.get_run(request.run_id).summary
         listed, read, compared = (
-            self._output.published_summary(request.run_id, name).counts
+            self._output.require_published_summary(request.run_id, name).counts
             for name in (ListStorageJob.name, ReadLedgersAndIntentsJob.name, CompareStorageWithCatalogJob.name)
         )
         plausibility_guards.require_plausible_counts(
@@ -158,7 +158,7 @@ class PlanOrphansActivities:
 
     @define_activity(name="reconciliation.conclude_plan")
     @send_heartbeats()
-    def conclude_plan(self, request: PlanStepInput) -> PlanResult:
+    def conclude_plan(self, request: PlanStepInput) -> PlanOrScrubResult:
         """Finish the run with the counts of its findings.
 
         The buckets must still be the catalog's, because findings may rely on absent objects.
@@ -166,7 +166,7 @@ class PlanOrphansActivities:
         Idempotency: the first result stays. Its counts are taken from published files, which do not change.
         Raises: PreconditionFailed, CatalogMismatch, CorruptData (terminal); StoreUnavailable, CatalogBusy (retry).
         """
-        self._stored.confirm()
+        self._inspector.require_own_buckets()
         run = self._runs.get_run(request.run_id)
         if run.finished_us is None:
             result = self._make_plan_result(run)
@@ -175,13 +175,13 @@ class PlanOrphansActivities:
             run = self._runs.get_run(request.run_id)
         return plan_result(run.summary)
 
-    def _make_plan_result(self, run: ReconciliationRun) -> PlanResult:
-        published = {name: self._output.published_summary(run.run_id, name) for name in _STEPS}
+    def _make_plan_result(self, run: ReconciliationRun) -> PlanOrScrubResult:
+        published = {name: self._output.require_published_summary(run.run_id, name) for name in _STEPS}
         folder = published[VerifyFindingsJob.name].folder
-        totals = FindingFiles(Path(folder)).count_by_kind()
+        totals = FindingFiles(Path(folder)).count_findings_and_bytes_by_kind()
         facts = [fact for summary in published.values() for fact in summary.facts.items()]
         compared = published[CompareStorageWithCatalogJob.name]
-        return PlanResult(
+        return PlanOrScrubResult(
             findings={kind.value: rows for kind, (rows, _) in totals.items()},
             size_bytes={kind.value: size for kind, (_, size) in totals.items()},
             ledgers=published[ReadLedgersAndIntentsJob.name].counts["ledgers"],
@@ -196,7 +196,7 @@ class PlanOrphansActivities:
             ],
         )
 
-    def _renew_claim(self, run_id: str) -> Mapping[str, Any]:
+    def _renew_claim_and_read_summary(self, run_id: str) -> Mapping[str, Any]:
         summary = self._runs.get_run(run_id).summary
         return self._runs.open_run(run_id, RunKind.PLAN, claim=own_workflow_claim(RUN_CLAIM_S), summary=summary).summary
 

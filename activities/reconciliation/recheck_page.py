@@ -34,22 +34,24 @@ def select_single_objects(page: Mapping[int, Finding]) -> dict[int, Finding]:
     return {number: finding for number, finding in page.items() if is_single_object(finding)}
 
 
-def inspect_copies(stored: OrphanInspector, page: Mapping[int, Finding], before_us: int) -> dict[int, OrphanCopy | str]:
+def inspect_copies(
+    inspector: OrphanInspector, page: Mapping[int, Finding], before_us: int
+) -> dict[int, OrphanCopy | str]:
     """Return each copy as storage states it, or the reason to keep it."""
     copies = {number: finding for number, finding in page.items() if is_copy(finding)}
 
     def ask(number: int, finding: Finding) -> OrphanCopy | str:
         raise_if_stopped()
-        return stored.inspect_copy(number, finding, before_us=before_us)
+        return inspector.inspect_copy(number, finding, before_us=before_us)
 
     answers = _run_parallel([partial(ask, number, finding) for number, finding in copies.items()])
     if ABSENT.intersection(answer for answer in answers if isinstance(answer, str)):
-        stored.confirm(adopt=False)  # absence counts only if the buckets are still the catalog's
+        inspector.require_own_buckets(may_mark=False)  # absence counts only if the buckets are still the catalog's
     return dict(zip(copies, answers, strict=True))
 
 
 def inspect_single_objects(
-    stored: OrphanInspector,
+    inspector: OrphanInspector,
     objects: Mapping[int, Finding],
     before_us: int,
     proceed: Callable[[], None] = raise_if_stopped,
@@ -59,15 +61,15 @@ def inspect_single_objects(
     for number, finding in objects.items():
         proceed()
         if finding.kind is FindingKind.ORPHAN_SEGMENT:
-            segment = stored.inspect_segment(finding, before_us=before_us)
+            segment = inspector.inspect_segment(finding, before_us=before_us)
             if isinstance(segment, str):
                 reason_by_number[number] = segment
             else:
                 segments[number] = segment
-        elif isinstance(reason := stored.inspect_upload(finding, before_us=before_us), str):
+        elif isinstance(reason := inspector.inspect_upload(finding, before_us=before_us), str):
             reason_by_number[number] = reason
     if ABSENT.intersection(reason_by_number.values()):
-        stored.confirm(adopt=False)  # absence counts only if the buckets are still the catalog's
+        inspector.require_own_buckets(may_mark=False)  # absence counts only if the buckets are still the catalog's
     return SingleObjectAnswers(segments, reason_by_number)
 
 

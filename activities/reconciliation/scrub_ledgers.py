@@ -17,20 +17,25 @@ from activities.deletion.claims_and_causes import own_workflow_claim
 from activities.heartbeats import define_activity, send_heartbeats
 from activities.reconciliation.inputs_and_results import (
     BeginScrubInput,
-    BeginScrubResult,
     ConcludeScrubInput,
     CutScrubInput,
     ScrubCounts,
     ScrubPageInput,
+    ScrubRunId,
 )
 from logstore.atomic_files import replace_atomically
 from logstore.errors import CorruptData
 from logstore.failpoints import effect
 from logstore.ports.bulk_jobs import BulkJobRunner
 from logstore.ports.catalog import CatalogIdentity, ReconciliationRun, ReconciliationRuns, RunKind
-from logstore.reconciliation.bulk_jobs import LEFT_OUT, BulkSummary, CutScrubIntoPagesJob, ScrubPageJob
+from logstore.reconciliation.bulk_job_inputs_and_results import (
+    LEFT_OUT,
+    BulkJobSummary,
+    CutScrubIntoPagesJob,
+    ScrubPageJob,
+)
 from logstore.reconciliation.finding_files import FindingFiles
-from logstore.reconciliation.findings import RESULT, PlanResult, plan_result
+from logstore.reconciliation.findings import RESULT, PlanOrScrubResult, plan_result
 from logstore.reconciliation.services.orphan_inspection import OrphanInspector
 from logstore.stop_checks import raise_if_stopped
 
@@ -45,22 +50,22 @@ class ScrubLedgersActivities:
         *,
         reconciliation: ReconciliationRuns,
         identities: CatalogIdentity,
-        stored: OrphanInspector,
+        inspector: OrphanInspector,
         bulk: BulkJobRunner,
     ) -> None:
-        self._runs, self._identities, self._stored, self._bulk = reconciliation, identities, stored, bulk
+        self._runs, self._identities, self._inspector, self._bulk = reconciliation, identities, inspector, bulk
         self._output = OwnedBulkOutput(bulk=bulk, identities=identities)
 
     @define_activity(name="reconciliation.begin_scrub")
     @send_heartbeats()
-    def begin_scrub(self, request: BeginScrubInput) -> BeginScrubResult:
+    def begin_or_continue_scrub(self, request: BeginScrubInput) -> ScrubRunId:
         """Continue the newest unfinished scrub of the same topics, or open a run.
 
         Idempotency: keyed by the topics. A second call continues the run that the first call opened.
         Raises: InvalidInput, PreconditionFailed, CatalogMismatch (terminal); StoreUnavailable, CatalogBusy (retry).
         """
-        self._stored.confirm()
-        state = self._runs.read_catalog_state()
+        self._inspector.require_own_buckets()
+        state = self._runs.read_catalog_time_and_ids()
         summary = {
             "actor": request.actor,
             "reason": request.reason,
@@ -75,7 +80,7 @@ class ScrubLedgersActivities:
         self._output.require_not_of_other_catalog(run_id)
         self._runs.open_run(run_id, RunKind.SCRUB, claim=own_workflow_claim(_CLAIM_S), summary=summary)
         self._output.mark_as_own(run_id)
-        return BeginScrubResult(run_id=run_id)
+        return ScrubRunId(run_id=run_id)
 
     def _can_continue(self, run: ReconciliationRun, summary: dict[str, Any]) -> bool:
         """Return whether the run is unfinished, of the same topics and catalog, and has lost no output."""
@@ -92,7 +97,7 @@ class ScrubLedgersActivities:
         return True
 
     @define_activity(name="reconciliation.cut_scrub")
-    def cut_scrub(self, request: CutScrubInput) -> ScrubCounts:
+    def cut_scrub_into_pages(self, request: CutScrubInput) -> ScrubCounts:
         """Cut the ledgers of the scrub into pages.
 
         Idempotency: keyed by `run_id`. Published output is returned.
@@ -101,7 +106,7 @@ class ScrubLedgersActivities:
         """
 
         def job() -> CutScrubIntoPagesJob:
-            summary = self._renew_claim(request.run_id)
+            summary = self._renew_claim_and_read_summary(request.run_id)
             return CutScrubIntoPagesJob(
                 run_id=request.run_id,
                 topics=tuple(summary["topic_ids"]),
@@ -109,7 +114,7 @@ class ScrubLedgersActivities:
                 bytes_per_s=request.bytes_per_s,
             )
 
-        renew = lambda: self._renew_claim(request.run_id)  # noqa: E731 - a name for it says no more
+        renew = lambda: self._renew_claim_and_read_summary(request.run_id)  # noqa: E731 - a name for it says no more
         return _to_scrub_counts(
             run_bulk_job(self._bulk, CutScrubIntoPagesJob.name, job, master=request.master, renew_claims=renew)
         )
@@ -124,32 +129,34 @@ class ScrubLedgersActivities:
         """
 
         def job() -> ScrubPageJob:
-            self._stored.confirm()  # absence in another store says nothing about this catalog's data
-            self._renew_claim(request.run_id)
+            self._inspector.require_own_buckets()  # absence in another store says nothing about this catalog's data
+            self._renew_claim_and_read_summary(request.run_id)
             return _make_page_job(request.run_id, request.page, request.bytes_per_s)
 
         name = _make_page_job(request.run_id, request.page).name
-        renew = lambda: self._renew_claim(request.run_id)  # noqa: E731 - a name for it says no more
+        renew = lambda: self._renew_claim_and_read_summary(request.run_id)  # noqa: E731 - a name for it says no more
         return _to_scrub_counts(run_bulk_job(self._bulk, name, job, master=request.master, renew_claims=renew))
 
     @define_activity(name="reconciliation.conclude_scrub")
     @send_heartbeats()
-    def conclude_scrub(self, request: ConcludeScrubInput) -> PlanResult:
+    def conclude_scrub(self, request: ConcludeScrubInput) -> PlanOrScrubResult:
         """Finish the run with the counts of its findings, after every page was read.
 
         Idempotency: each file of findings is copied atomically. The first result stays.
         Raises: PreconditionFailed, CatalogMismatch, CorruptData (terminal); StoreUnavailable, CatalogBusy (retry).
         """
-        self._stored.confirm()
+        self._inspector.require_own_buckets()
         run = self._runs.get_run(request.run_id)
         if run.finished_us is None:
             folder = self._bulk.create_run_folder(request.run_id) / _FINDINGS_FOLDER
             folder.mkdir(exist_ok=True)
-            pages = self._output.published_summary(request.run_id, CutScrubIntoPagesJob.name).counts["pages"]
+            pages = self._output.require_published_summary(request.run_id, CutScrubIntoPagesJob.name).counts["pages"]
             left_out = set[str]()
             for page in range(pages):
                 raise_if_stopped()
-                summary = self._output.published_summary(request.run_id, _make_page_job(request.run_id, page).name)
+                summary = self._output.require_published_summary(
+                    request.run_id, _make_page_job(request.run_id, page).name
+                )
                 left_out |= {
                     f"{fact.removeprefix(LEFT_OUT)}: {reason}"
                     for fact, reason in summary.facts.items()
@@ -163,18 +170,18 @@ class ScrubLedgersActivities:
             run = self._runs.get_run(request.run_id)
         return plan_result(run.summary)
 
-    def _make_scrub_result(self, run: ReconciliationRun, folder: Path, left_out: list[str]) -> PlanResult:
-        totals = FindingFiles(folder).count_by_kind()
-        return PlanResult(
+    def _make_scrub_result(self, run: ReconciliationRun, folder: Path, left_out: list[str]) -> PlanOrScrubResult:
+        totals = FindingFiles(folder).count_findings_and_bytes_by_kind()
+        return PlanOrScrubResult(
             findings={kind.value: rows for kind, (rows, _) in totals.items()},
             size_bytes={kind.value: size for kind, (_, size) in totals.items()},
-            ledgers=self._output.published_summary(run.run_id, CutScrubIntoPagesJob.name).counts["ledgers"],
+            ledgers=self._output.require_published_summary(run.run_id, CutScrubIntoPagesJob.name).counts["ledgers"],
             before_us=int(run.summary["begun_us"]),
             report=str(folder),
             left_out=left_out,
         )
 
-    def _renew_claim(self, run_id: str) -> Mapping[str, Any]:
+    def _renew_claim_and_read_summary(self, run_id: str) -> Mapping[str, Any]:
         summary = self._runs.get_run(run_id).summary
         self._runs.open_run(run_id, RunKind.SCRUB, claim=own_workflow_claim(_CLAIM_S), summary=summary)
         return summary
@@ -190,7 +197,7 @@ def _copy_findings(source: Path, folder: Path, page: int) -> None:
             shutil.copyfile(path, new)
 
 
-def _to_scrub_counts(summary: BulkSummary) -> ScrubCounts:
+def _to_scrub_counts(summary: BulkJobSummary) -> ScrubCounts:
     counts = summary.counts
     return ScrubCounts(
         pages=counts.get("pages", 0),

@@ -7,17 +7,26 @@ from typing import Final
 
 from activities.deletion import metrics
 from activities.deletion.claims_and_causes import detach_arguments
-from activities.heartbeats import define_activity, send_heartbeats, send_heartbeats_and_renew_many
-from activities.owner_routing import check_topic_name
+from activities.heartbeats import define_activity, send_heartbeats, send_heartbeats_during_renewals
+from activities.owner_routing import require_topic_name_if_known
 from activities.records.inputs_and_results import (
     BeginEndingInput,
-    BeginEndingResult,
+    EndingStartMoment,
     EndRecordsPageInput,
     EndRecordsPageResult,
 )
 from logstore.errors import CatalogAdopting, CorruptData, StaleCatalog, UnknownObject
 from logstore.log.ledgers import LedgerState
-from logstore.ports.catalog import DataLedgers, Ledger, PhaseOne, PhaseTwoQueue, RecordOutbox, Topic, Topics, TopicState
+from logstore.ports.catalog import (
+    Ledger,
+    MessageLedgers,
+    PhaseOne,
+    PhaseTwoQueue,
+    RecordOutbox,
+    Topic,
+    Topics,
+    TopicState,
+)
 from logstore.positions import LedgerId, TopicId
 from logstore.records.functions import LedgerRecord, RecordFunction, RecordFunctionRegistry, should_end_record
 from logstore.records.job_results import SelectionPageStart
@@ -44,7 +53,7 @@ class EndRecordsActivities:
         self,
         *,
         topics: Topics,
-        ledgers: DataLedgers,
+        ledgers: MessageLedgers,
         phase_one: PhaseOne,
         deletions: PhaseTwoQueue,
         records: RecordOutbox,
@@ -57,7 +66,7 @@ class EndRecordsActivities:
 
     @define_activity(name="records.begin_ending")
     @send_heartbeats()
-    def begin_ending(self, request: BeginEndingInput) -> BeginEndingResult:
+    def check_ending_request(self, request: BeginEndingInput) -> EndingStartMoment:
         """Check the function, the topic and the catalog's epoch before anything changes.
 
         Idempotency: reads only. A later attempt returns a later time.
@@ -67,14 +76,14 @@ class EndRecordsActivities:
         self._functions.find_function(request.function)
         parse_delete_durability(request.durable_delete)
         if request.topic_id:
-            check_topic_name(self._topics, request.topic_id, request.topic)
+            require_topic_name_if_known(self._topics, request.topic_id, request.topic)
             self._topics.get_topic_by_id(TopicId(request.topic_id))
         state = self._records.read_state()
         if state.is_adopting:
             raise CatalogAdopting("catalog: expected one that is complete, found one that is rebuilt and adopts")
         if request.catalog_epoch not in {None, state.epoch}:
             raise StaleCatalog(f"end records: expected catalog epoch {state.epoch}, found {request.catalog_epoch}")
-        return BeginEndingResult(now_us=state.now_us, catalog_epoch=state.epoch)
+        return EndingStartMoment(now_us=state.now_us, catalog_epoch=state.epoch)
 
     @define_activity(name="records.end_page")
     def end_page(self, request: EndRecordsPageInput) -> EndRecordsPageResult:
@@ -98,7 +107,7 @@ class EndRecordsActivities:
         claim = detach_arguments(request.batch_id, request.batch_workflow_id, request.actor, request.reason)["claim"]
         with suppress(UnknownObject):  # nothing is detached into the batch yet
             self._deletions.renew_batch_claim(request.batch_id, claim)
-        with send_heartbeats_and_renew_many(lambda: self._deletions.renew_batch_claim(request.batch_id, claim)):
+        with send_heartbeats_during_renewals(lambda: self._deletions.renew_batch_claim(request.batch_id, claim)):
             return self._select_and_detach(request)
 
     def _select_and_detach(self, request: EndRecordsPageInput) -> EndRecordsPageResult:
@@ -107,7 +116,7 @@ class EndRecordsActivities:
         for topic_id, ledgers in progress.ledgers_by_topic.items():
             raise_if_stopped()
             try:
-                reason_by_kept_ledger = self._detach_selected(request, topic_id, ledgers)
+                reason_by_kept_ledger = self._detach_or_check_selected(request, topic_id, ledgers)
             except UnknownObject:  # the topic is deleted
                 continue
             except CorruptData as error:  # an unreadable cursor may need every ledger
@@ -155,7 +164,7 @@ class EndRecordsActivities:
         if topic.state is TopicState.ACTIVE:
             yield topic
 
-    def _detach_selected(
+    def _detach_or_check_selected(
         self, request: EndRecordsPageInput, topic_id: TopicId, ledgers: Sequence[Ledger]
     ) -> Mapping[LedgerId, str]:
         """Detach ledgers of a topic. In a dry run only check them. Return why ledgers stay."""

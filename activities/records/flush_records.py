@@ -17,7 +17,7 @@ from activities.records.inputs_and_results import FlushInput
 from logstore.errors import SextonError
 from logstore.ports.catalog import RecordOutbox
 from logstore.records.job_results import FlushedRecords
-from logstore.records.services.flusher import Flusher, raise_ceilings
+from logstore.records.services.flusher import Flusher, raise_low_ceilings
 from logstore.stop_checks import raise_if_stopped
 
 _MIN_INTERVAL_S: Final = 0.05
@@ -29,7 +29,7 @@ class FlushRecordsActivities:
         self._interval_s = max(interval_s, _MIN_INTERVAL_S)  # between two checks for changes
 
     @define_activity(name="records.flush")
-    def flush(self, request: FlushInput) -> FlushedRecords:
+    def flush_record_log(self, request: FlushInput) -> FlushedRecords:
         """Flush changes once, or repeatedly for `watch_s` until the worker shuts down.
 
         In the result, `held` means that another job has claimed the record log.
@@ -48,31 +48,31 @@ class FlushRecordsActivities:
         with send_heartbeats(progress):
             while True:
                 raise_if_stopped()
-                total = total.plus(self._flush_if_changed(now=not request.watch_s, progress=progress))
+                total = total.plus(self._flush_if_changed(with_all_cursors=not request.watch_s, progress=progress))
                 remaining_s = deadline_s - time.monotonic()
                 if remaining_s <= 0 or activity.is_worker_shutdown():
                     return total
                 activity.wait_for_worker_shutdown_sync(min(self._interval_s, remaining_s))
 
-    def _flush_if_changed(self, *, now: bool, progress: Callable[[], tuple[int]]) -> FlushedRecords:
-        """Flush if there are changes. With `now`, also flush changes of cursors that are not due."""
+    def _flush_if_changed(self, *, with_all_cursors: bool, progress: Callable[[], tuple[int]]) -> FlushedRecords:
+        """Flush if there are changes. With `with_all_cursors`, also flush changes of cursors that are not due."""
         state = self._records.read_state()
         has_changes = (
             bool(state.outbox_changes or state.staged_blocks)
-            or raise_ceilings(state.ceilings, state.next_ids) != state.ceilings
+            or raise_low_ceilings(state.ceilings, state.next_ids) != state.ceilings
         )
-        if state.manifest and not has_changes and not now:
+        if state.manifest and not has_changes and not with_all_cursors:
             return FlushedRecords(manifest=state.manifest)
         with _claim_record_log(self._records, progress) as is_claimed:
             if not is_claimed:
                 return FlushedRecords(manifest=state.manifest, left=state.outbox_changes, held=True)
-            flushed = _flush_once(self._flusher, now=now)
+            flushed = _flush_once(self._flusher, with_all_cursors=with_all_cursors)
         metrics.count_flush(flushed)
         return flushed
 
 
-def _flush_once(flusher: Flusher, *, now: bool) -> FlushedRecords:
-    flushed = flusher.flush(cursors=now)
+def _flush_once(flusher: Flusher, *, with_all_cursors: bool) -> FlushedRecords:
+    flushed = flusher.flush(cursors=with_all_cursors)
     return FlushedRecords(
         manifest=flushed.manifest,
         flushes=int(bool(flushed.blocks or flushed.changes)),

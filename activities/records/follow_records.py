@@ -29,7 +29,7 @@ class FollowRecordsActivities:
         self._interval_s = max(interval_s, _MIN_INTERVAL_S)  # between two checks for changes
 
     @define_activity(name="records.follow")
-    def follow(self, request: FollowInput) -> FollowedRecords:
+    def follow_record_log(self, request: FollowInput) -> FollowedRecords:
         """Apply new manifests once, or repeatedly for `watch_s` until the worker shuts down.
 
         Idempotency: applied manifests are not applied again, because the transaction of a step stores its manifest. If

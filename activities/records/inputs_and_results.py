@@ -27,7 +27,7 @@ class RaidInput:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReplicateInput:
+class ShipToReplicasInput:
     actor: str = ""
     reason: str = ""
 
@@ -42,7 +42,7 @@ class BeginEndingInput:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BeginEndingResult:
+class EndingStartMoment:
     now_us: int  # start by the catalog's clock; every record gets this time
     catalog_epoch: int
 
@@ -83,7 +83,7 @@ class RebuildStepInput:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BeginRebuildResult:
+class PinnedManifestSummary:
     loaded: bool  # an earlier run of the command has loaded the database
     flushed_us: int  # moment of the lost catalog that the manifest shows
     blocks: int
@@ -91,7 +91,7 @@ class BeginRebuildResult:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RebuiltRowCounts:
+class RebuiltRecordCounts:
     records: int
     tombstones: int
     skipped: list[str] = field(default_factory=list)  # `key: error` of skipped blocks, capped
@@ -99,14 +99,14 @@ class RebuiltRowCounts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AdoptShardsInput:
+class CompareShardsInput:
     first: int  # inclusive
     end: int  # exclusive
     is_growing: bool = False  # whether the old catalog may still append
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AdoptedShardCounts:
+class ComparedShardCounts:
     objects: int
     staged: int  # ledgers whose objects differ from the catalog
 

@@ -8,7 +8,7 @@ from logstore.records.job_results import DefragmentedBlocks, FlushedRecords, Rai
 
 RAID_SECONDS: Final = "sexton_tombstones_raid_seconds"
 
-BUCKETS: Final = {RAID_SECONDS: (0.1, 0.5, 1.0, 5.0, 15.0, 60.0, 300.0, 1_800.0, 7_200.0, 43_200.0)}
+HISTOGRAM_BOUNDS_S: Final = {RAID_SECONDS: (0.1, 0.5, 1.0, 5.0, 15.0, 60.0, 300.0, 1_800.0, 7_200.0, 43_200.0)}
 """Upper bounds of histogram buckets in seconds, inclusive, by metric. The default bounds of the SDK are in
 milliseconds.
 """

@@ -14,12 +14,12 @@ from uuid import uuid4
 from activities.bulk_jobs import run_bulk_job
 from activities.heartbeats import define_activity, raise_if_cancelled, send_heartbeats
 from activities.records.inputs_and_results import (
-    AdoptedShardCounts,
-    AdoptShardsInput,
-    BeginRebuildResult,
+    ComparedShardCounts,
+    CompareShardsInput,
+    PinnedManifestSummary,
     PublishedManifest,
     RebuildStepInput,
-    RebuiltRowCounts,
+    RebuiltRecordCounts,
 )
 from logstore.errors import PreconditionFailed
 from logstore.identity.bucket_markers import BucketRole
@@ -27,7 +27,7 @@ from logstore.identity.services.marker_checked_buckets import MAX_UNANSWERED_S
 from logstore.ports.bulk_jobs import BulkJobRunner
 from logstore.ports.catalog.catalog_rebuild import RebuildDatabase, RebuiltCatalogStart
 from logstore.ports.catalog.record_log import RecordOutbox
-from logstore.reconciliation.bulk_jobs import BulkSummary
+from logstore.reconciliation.bulk_job_inputs_and_results import BulkJobSummary
 from logstore.records.job_results import RebuildAdoptionResult
 from logstore.records.rebuild_job import SKIPPED_BLOCK_PREFIX, RebuildId, RebuildRecordsJob, RowFilesFolder
 from logstore.records.services.flusher import Flusher
@@ -41,7 +41,7 @@ _MAX_UPLOAD_S: Final = 5.0  # from the last check of an old catalog's process to
 
 
 @dataclass(frozen=True, slots=True)
-class LoadedCatalog:
+class LoadedCatalogServices:
     records: RecordOutbox
     adopter: UploadAdopter
     flusher: Flusher
@@ -53,9 +53,9 @@ class RebuildCatalogActivities:
         *,
         bulk: BulkJobRunner,
         database: RebuildDatabase,
-        start: RebuildManifests,
+        manifests: RebuildManifests,
         markers: Callable[[], Sequence[tuple[BucketRole, str]]],
-        open_loaded: Callable[[], LoadedCatalog],
+        open_loaded: Callable[[], LoadedCatalogServices],
         require_no_workers: Callable[[], None] | None,
         clock: Clock | None = None,
     ) -> None:
@@ -64,20 +64,20 @@ class RebuildCatalogActivities:
         Args:
             bulk: Bulk jobs.
             database: Target of the rebuild.
-            start: The record log.
+            manifests: Manifests of the record log.
             markers: Returns the configured buckets with the catalog's marker. Refuses buckets of other catalogs.
             open_loaded: Opens the catalog in the target after the load.
             require_no_workers: Refuses while a worker of the old catalog lives. `None`: the command takes over.
             clock: Clock of waits.
         """
         self._clock = clock or Clock()
-        self._bulk, self._database, self._start = bulk, database, start
+        self._bulk, self._database, self._manifests = bulk, database, manifests
         self._markers, self._open_loaded = markers, open_loaded
         self._require_no_workers = require_no_workers
 
     @define_activity(name="rebuild.begin")
     @send_heartbeats()
-    def begin(self, request: RebuildStepInput) -> BeginRebuildResult:
+    def check_and_pin_manifest(self, request: RebuildStepInput) -> PinnedManifestSummary:
         """Pin the manifest with its blocks. Check that buckets and database fit the rebuild.
 
         A loaded database is refused if the next manifest exists and is not its own.
@@ -85,12 +85,12 @@ class RebuildCatalogActivities:
         Idempotency: the pin is renewed, and nothing else is written.
         Raises: PreconditionFailed, CatalogMismatch, Unsupported, CorruptData (terminal); StoreUnavailable (retry).
         """
-        number, is_loaded = RebuildId.parse(request.rebuild).manifest, self._is_loaded(request)
+        number, is_loaded = RebuildId.parse(request.rebuild).manifest, self._is_loaded_by_this_rebuild(request)
         if is_loaded:
-            self._start.require_no_foreign_successor(self._open_loaded().records, number)
-        manifest = self._start.pin_manifest(request.rebuild, number, now_us=_now_us())
+            self._manifests.require_no_foreign_successor(self._open_loaded().records, number)
+        manifest = self._manifests.pin_manifest(request.rebuild, number, now_us=_now_us())
         self._markers()
-        return BeginRebuildResult(
+        return PinnedManifestSummary(
             loaded=is_loaded,
             flushed_us=manifest.flushed_us,
             blocks=len(manifest.blocks),
@@ -98,7 +98,7 @@ class RebuildCatalogActivities:
         )
 
     @define_activity(name="rebuild.find_rows")
-    def find_rows(self, request: RebuildStepInput) -> RebuiltRowCounts:
+    def write_row_files(self, request: RebuildStepInput) -> RebuiltRecordCounts:
         """Run the bulk job until its output is published.
 
         Idempotency: keyed by the rebuild. Published output is returned.
@@ -115,7 +115,7 @@ class RebuildCatalogActivities:
         )
         summary = run_bulk_job(self._bulk, job.name, lambda: job, master=request.master)
         error_by_block = _error_by_skipped_block(summary)
-        return RebuiltRowCounts(
+        return RebuiltRecordCounts(
             records=summary.counts.get("records", 0),
             tombstones=summary.counts.get("tombstone", 0),
             skipped=[f"{key}: {error}" for key, error in sorted(error_by_block.items())[:_MAX_NAMED_BLOCKS]],
@@ -130,10 +130,10 @@ class RebuildCatalogActivities:
         Idempotency: a database that this rebuild has loaded is not changed. A load that dies leaves nothing.
         Raises: PreconditionFailed (terminal); StoreUnavailable, CatalogBusy (retry).
         """
-        if self._is_loaded(request):
+        if self._is_loaded_by_this_rebuild(request):
             return
         summary = self._read_published_summary(request)
-        manifest = self._start.read_manifest(RebuildId.parse(request.rebuild).manifest)
+        manifest = self._manifests.read_manifest(RebuildId.parse(request.rebuild).manifest)
         load = RebuiltCatalogStart(
             rebuild=request.rebuild,
             manifest=manifest,
@@ -147,7 +147,7 @@ class RebuildCatalogActivities:
 
     @define_activity(name="rebuild.publish")
     @send_heartbeats()
-    def publish(self, request: RebuildStepInput) -> PublishedManifest:
+    def publish_first_manifest(self, request: RebuildStepInput) -> PublishedManifest:
         """Store the manifest of the new epoch, which makes this database the catalog.
 
         1. Refuse if too many ledgers are without objects. Then the old epoch does not end.
@@ -162,17 +162,19 @@ class RebuildCatalogActivities:
         Raises: PreconditionFailed (terminal): too many ledgers are without objects, another rebuild won, or a worker
             lives; StoreUnavailable, CatalogBusy, ServiceFailed (retry).
         """
-        base = self._start.read_manifest(RebuildId.parse(request.rebuild).manifest)
+        base = self._manifests.read_manifest(RebuildId.parse(request.rebuild).manifest)
         skipped = _error_by_skipped_block(self._read_published_summary(request))
         loaded = self._open_loaded()
-        is_followed = self._start.has_next_manifest(base.number)
+        is_followed = self._manifests.has_next_manifest(base.number)
         if not is_followed:
             loaded.adopter.require_few_absent_ledgers(request.max_absent_share)
             if self._require_no_workers:
                 self._require_no_workers()
-        number = self._start.publish_new_epoch(loaded.records, base, unreadable=skipped)
+        number = self._manifests.publish_new_epoch(loaded.records, base, unreadable=skipped)
         if is_followed:
-            self._await_old_processes(self._start.find_next_manifest_age_s(request.rebuild, base, now_us=_now_us()))
+            self._await_old_processes(
+                self._manifests.renew_pin_and_measure_age_s(request.rebuild, base, now_us=_now_us())
+            )
         elif request.take_over or self._require_no_workers is None:
             self._await_old_processes(0.0)
         return PublishedManifest(manifest=number)
@@ -184,7 +186,7 @@ class RebuildCatalogActivities:
             self._clock.sleep(1.0)
 
     @define_activity(name="rebuild.adopt_shards")
-    def adopt_shards(self, request: AdoptShardsInput) -> AdoptedShardCounts:
+    def compare_and_stage_shards(self, request: CompareShardsInput) -> ComparedShardCounts:
         """Compare some shards of the primary bucket with the loaded rows, and stage the differences.
 
         The first comparison, before the manifest of the new epoch, shows whether the rebuild can succeed. The old
@@ -197,16 +199,18 @@ class RebuildCatalogActivities:
             HEAD finds; StoreUnavailable, CatalogBusy (retry).
         """
         adopter = self._open_loaded().adopter
-        unflushed_from = self._start.find_unflushed_id_starts(
-            self._start.read_manifest(RebuildId.parse(self._database.read_target().rebuild).manifest)
+        unflushed_from = self._manifests.find_unflushed_id_starts(
+            self._manifests.read_manifest(RebuildId.parse(self._database.read_target().rebuild).manifest)
         )
         objects = staged = shards = 0
         with send_heartbeats(lambda: (shards,)):
             for shard in range(request.first, request.end):
                 raise_if_stopped()
-                adopted = adopter.compare_shard(shard, unflushed_from=unflushed_from, is_growing=request.is_growing)
+                adopted = adopter.compare_and_stage_shard(
+                    shard, unflushed_from=unflushed_from, is_growing=request.is_growing
+                )
                 objects, staged, shards = objects + adopted.objects, staged + adopted.staged, shards + 1
-        return AdoptedShardCounts(objects=objects, staged=staged)
+        return ComparedShardCounts(objects=objects, staged=staged)
 
     @define_activity(name="rebuild.finish_adoption")
     def finish_adoption(self, request: RebuildStepInput) -> RebuildAdoptionResult:
@@ -219,7 +223,7 @@ class RebuildCatalogActivities:
             settled, or the clocks differ, or another rebuild won; StoreUnavailable, CatalogBusy, OutcomeUnknown
             (retry).
         """
-        loaded, base = self._open_loaded(), self._start.read_manifest(RebuildId.parse(request.rebuild).manifest)
+        loaded, base = self._open_loaded(), self._manifests.read_manifest(RebuildId.parse(request.rebuild).manifest)
         settled_topics = flushed_versions = 0
 
         def add_settled(topics: int) -> None:
@@ -232,7 +236,7 @@ class RebuildCatalogActivities:
 
         with send_heartbeats(lambda: (settled_topics, flushed_versions)):
             report = loaded.adopter.settle_and_finish(
-                rows_epoch=self._start.find_rows_epoch(base),
+                rows_epoch=self._manifests.find_rows_epoch(base),
                 flush=partial(loaded.flusher.flush, cursors=True, progress=set_flushed, ends_adoption=True),
                 max_absent_share=request.max_absent_share,
                 on_progress=add_settled,
@@ -251,16 +255,16 @@ class RebuildCatalogActivities:
 
     @define_activity(name="rebuild.let_go")
     @send_heartbeats()
-    def let_go(self, request: RebuildStepInput) -> None:
+    def unpin_and_remove_output(self, request: RebuildStepInput) -> None:
         """Release the pin, and delete the output of the bulk job.
 
         Idempotency: a missing pin or output is no error.
         Raises: StoreUnavailable (retry).
         """
-        self._start.unpin(request.rebuild)
+        self._manifests.unpin(request.rebuild)
         self._bulk.remove_run(_bulk_run_id(request))
 
-    def _is_loaded(self, request: RebuildStepInput) -> bool:
+    def _is_loaded_by_this_rebuild(self, request: RebuildStepInput) -> bool:
         rebuild = self._database.read_target().rebuild
         if rebuild not in {"", request.rebuild}:
             raise PreconditionFailed(
@@ -268,7 +272,7 @@ class RebuildCatalogActivities:
             )
         return rebuild == request.rebuild
 
-    def _read_published_summary(self, request: RebuildStepInput) -> BulkSummary:
+    def _read_published_summary(self, request: RebuildStepInput) -> BulkJobSummary:
         job = RebuildRecordsJob.name
         summary = self._bulk.find_published_summary(_bulk_run_id(request), job)
         if summary is None:
@@ -280,7 +284,7 @@ def _bulk_run_id(request: RebuildStepInput) -> str:
     return f"rebuild-{request.rebuild}"
 
 
-def _error_by_skipped_block(summary: BulkSummary) -> dict[str, str]:
+def _error_by_skipped_block(summary: BulkJobSummary) -> dict[str, str]:
     return {
         name.removeprefix(SKIPPED_BLOCK_PREFIX): error
         for name, error in summary.facts.items()

@@ -3,12 +3,12 @@
 from activities.heartbeats import define_activity, send_heartbeats
 from activities.topic_build_steps import (
     BeginBuildInput,
-    BuildInput,
-    BuildSummary,
     ConcludeBuildInput,
+    RunBuildJobInput,
     SwitchCounts,
     SwitchTopicsPageInput,
     TopicBuildSteps,
+    TopicBuildSummary,
 )
 from logstore.ports.bulk_jobs import BulkJobRunner
 from logstore.ports.catalog import CatalogIdentity, ReconciliationRuns, RunKind
@@ -27,7 +27,7 @@ class TransactionSnapshotBuildActivities(TopicBuildSteps):
 
     @define_activity(name="transactions.begin_build")
     @send_heartbeats()
-    def begin_build(self, request: BeginBuildInput) -> BuildSummary:
+    def begin_build(self, request: BeginBuildInput) -> TopicBuildSummary:
         """Open the run, and store the topics for all later steps.
 
         Idempotency: keyed by `run_id`. A second call returns what the first call stored.
@@ -36,7 +36,7 @@ class TransactionSnapshotBuildActivities(TopicBuildSteps):
         return self._begin_build(request)
 
     @define_activity(name="transactions.build_buffers")
-    def build_buffers(self, request: BuildInput) -> BuildSummary:
+    def build_buffers(self, request: RunBuildJobInput) -> TopicBuildSummary:
         """Run the bulk job until its output is published.
 
         Idempotency: keyed by `run_id`. If the output is published, the call returns its summary again.
@@ -48,7 +48,7 @@ class TransactionSnapshotBuildActivities(TopicBuildSteps):
         )
 
     @define_activity(name="transactions.switch_snapshots")
-    def switch_snapshots(self, request: SwitchTopicsPageInput) -> SwitchCounts:
+    def write_and_switch_snapshots(self, request: SwitchTopicsPageInput) -> SwitchCounts:
         """Write the buffers of one page as snapshots of their topics.
 
         Idempotency: keyed by (run_id, page). A repeated call replaces a snapshot with an equal one.
@@ -63,7 +63,7 @@ class TransactionSnapshotBuildActivities(TopicBuildSteps):
 
     @define_activity(name="transactions.conclude_build")
     @send_heartbeats()
-    def conclude_build(self, request: ConcludeBuildInput) -> BuildSummary:
+    def conclude_build(self, request: ConcludeBuildInput) -> TopicBuildSummary:
         """Finish the run with its summary, and delete its output.
 
         Idempotency: the first summary stays. Missing output is no error.

@@ -19,7 +19,7 @@ from activities.transactions.inputs_and_results import (
     BusyCoordinatorsInput,
     DrainInput,
     DrainResult,
-    ForgetTransactionsInput,
+    RemoveOldTransactionsInput,
 )
 from logstore.errors import StoreUnavailable
 from logstore.ports.catalog import Claim, CoordinatorWorkStatus, FinishedTransaction, StoredTransaction, Transactions
@@ -40,10 +40,10 @@ _MIN_POLL_S, _MAX_POLL_S = 0.003, 0.012  # between two polls for work
 # Share of a batch's duration to wait before the next batch, because the clients of a batch decide again together.
 _GATHER_RATIO: Final = 0.1
 
-BROADCAST: Final = "sexton_transactions_broadcast_seconds"
+BROADCAST_SECONDS: Final = "sexton_transactions_broadcast_seconds"
 
-BUCKETS: Final[Mapping[str, Sequence[float]]] = {
-    BROADCAST: (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 60.0, 600.0)
+HISTOGRAM_BOUNDS_S: Final[Mapping[str, Sequence[float]]] = {
+    BROADCAST_SECONDS: (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 60.0, 600.0)
 }
 """Upper bounds of each metric's histogram buckets in seconds, inclusive. The SDK's own bounds are for milliseconds."""
 
@@ -64,7 +64,7 @@ class TransactionCoordinatorActivities:
 
     @define_activity(name="transactions.drain")
     @send_heartbeats()
-    def drain(self, request: DrainInput) -> DrainResult:
+    def abort_expired_and_broadcast_decided(self, request: DrainInput) -> DrainResult:
         """Abort expired transactions of one coordinator, and broadcast decided transactions of all coordinators.
 
         The call returns when there has been no work for `linger_s`. By then the next transaction often needs no
@@ -79,12 +79,12 @@ class TransactionCoordinatorActivities:
         progress = _DrainProgress(expired=expired)
         if self._drain_lock.acquire(timeout=request.linger_s):  # otherwise another drain works for all coordinators
             try:
-                self._broadcast_until_idle(request, progress)
+                self._abort_and_broadcast_until_idle(request, progress)
             finally:
                 self._drain_lock.release()
         return self._read_drain_result(request.tc_id, progress)
 
-    def _broadcast_until_idle(self, request: DrainInput, progress: _DrainProgress) -> None:
+    def _abort_and_broadcast_until_idle(self, request: DrainInput, progress: _DrainProgress) -> None:
         begun_s = last_work_s = time.monotonic()
         poll_s, gather_s, is_first = _MIN_POLL_S, 0.0, True
         while True:
@@ -96,7 +96,7 @@ class TransactionCoordinatorActivities:
                 if gather_s:
                     time.sleep(gather_s)
                 batch_begun_s = time.monotonic()
-                claimed = self._broadcast_batch(progress)
+                claimed = self._claim_and_broadcast_batch(progress)
             now_s = time.monotonic()
             if claimed:
                 last_work_s, poll_s = now_s, _MIN_POLL_S
@@ -108,7 +108,7 @@ class TransactionCoordinatorActivities:
                 time.sleep(poll_s)
                 poll_s = min(1.5 * poll_s, _MAX_POLL_S)
 
-    def _broadcast_batch(self, progress: _DrainProgress) -> int:
+    def _claim_and_broadcast_batch(self, progress: _DrainProgress) -> int:
         batch = self._transactions.claim_decided_transactions(own_workflow_claim(), limit=_MAX_TRANSACTIONS_PER_BATCH)
         if batch:
             result = self._broadcasts.broadcast_batch(batch)
@@ -142,7 +142,7 @@ class TransactionCoordinatorActivities:
 
     def _read_drain_result(self, tc_id: int, progress: _DrainProgress) -> DrainResult:
         """Read the result from the catalog. It then includes what a worker handed over before it died."""
-        handed_over = self._transactions.list_handed_over(limit=_MAX_IDS_PER_RESULT)
+        handed_over = self._transactions.list_handed_over_transactions(limit=_MAX_IDS_PER_RESULT)
         work = self._transactions.read_coordinator_work(tc_id)
         deadline_s = None if work.next_deadline_us is None else (work.next_deadline_us - work.now_us) / 1_000_000
         return DrainResult(
@@ -155,7 +155,7 @@ class TransactionCoordinatorActivities:
 
     @define_activity(name="transactions.tell")
     @send_heartbeats()
-    def tell(self, request: BroadcastInput) -> BroadcastState:
+    def tell_owed_participants(self, request: BroadcastInput) -> BroadcastState:
         """Tell the participants of one transaction that are owed. The result names the participants that failed.
 
         Idempotency: keyed by `txn`. The state of a finished transaction is returned again.
@@ -167,13 +167,13 @@ class TransactionCoordinatorActivities:
             result = self._broadcasts.broadcast_batch([transaction])
             _record_broadcast_durations(result.finished)
             if failures := result.failures.get(txn):
-                self._transactions.record_failures(txn, failures)
+                self._transactions.record_participant_errors(txn, failures)
             transaction = self._transactions.get_transaction(txn)
         return _to_broadcast_state(transaction)
 
     @define_activity(name="transactions.busy_coordinators")
     @send_heartbeats()
-    def busy_coordinators(self, request: BusyCoordinatorsInput) -> list[int]:
+    def list_coordinators_with_work(self, request: BusyCoordinatorsInput) -> list[int]:
         """Return the first coordinators with work that no workflow has claimed, ascending.
 
         Idempotency: reads only.
@@ -183,7 +183,7 @@ class TransactionCoordinatorActivities:
 
     @define_activity(name="transactions.forget")
     @send_heartbeats()
-    def forget(self, request: ForgetTransactionsInput) -> int:
+    def remove_old_transactions(self, request: RemoveOldTransactionsInput) -> int:
         """Forget a page of transactions that finished longer ago than the retention. Return their number.
 
         Idempotency: each call takes the next page.
@@ -223,6 +223,6 @@ def _record_broadcast_durations(finished: Iterable[FinishedTransaction]) -> None
     if not durations_s:
         return
     about = "From the decision of a transaction until its last participant was told"
-    histogram = activity.metric_meter().create_histogram_float(BROADCAST, about, "s")
+    histogram = activity.metric_meter().create_histogram_float(BROADCAST_SECONDS, about, "s")
     for duration_s in durations_s:
         histogram.record(max(0.0, duration_s))

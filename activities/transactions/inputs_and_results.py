@@ -41,5 +41,5 @@ class BusyCoordinatorsInput:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ForgetTransactionsInput:
+class RemoveOldTransactionsInput:
     limit: int = 1_000

@@ -22,7 +22,7 @@ from workers.settings import load_settings
 SUBSCRIPTION = "bell"
 
 
-def main(delays_s: list[float]) -> None:
+def send_and_await_reminders(delays_s: list[float]) -> None:
     settings = load_settings({}, os.environ, Path.cwd()).settings
     with open_log_store(settings) as log:
         topic = log.catalog.topics.get_topic("persistent://home/main/reminders")
@@ -49,4 +49,4 @@ def main(delays_s: list[float]) -> None:
                 log.subscriptions.acknowledge(topic.topic_id, SUBSCRIPTION, positions=positions)
 
 
-main([float(delay) for delay in sys.argv[1:]])
+send_and_await_reminders([float(delay) for delay in sys.argv[1:]])

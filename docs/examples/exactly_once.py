@@ -24,7 +24,7 @@ from workers.settings import load_settings
 SUBSCRIPTION = "shipping"
 
 
-async def main() -> None:
+async def ship_and_invoice_paid_entries() -> None:
     settings = load_settings({}, os.environ, Path.cwd()).settings
     with open_log_store(settings) as log:
         paid, *targets = (
@@ -61,4 +61,4 @@ async def main() -> None:
                     print(f"{txn}: {len(entries)} entries", flush=True)
 
 
-asyncio.run(main())
+asyncio.run(ship_and_invoice_paid_entries())

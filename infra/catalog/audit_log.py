@@ -46,7 +46,7 @@ class AuditedLedgers:
 _AUDIT = insert(t.audit)
 
 
-class SqlAuditLog(CatalogAdapter):
+class SqlAuditLogWriter(CatalogAdapter):
     @in_write_transaction("catalog.record_act")
     def record_act(self, connection: Connection, act: str, cause: AuditCause, *, detail: Mapping[str, object]) -> None:
         insert_audit_row(

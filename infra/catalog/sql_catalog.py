@@ -15,17 +15,17 @@ from infra.catalog.engine.database import Database
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
-    from infra.catalog.audit_log import SqlAuditLog
+    from infra.catalog.audit_log import SqlAuditLogWriter
     from infra.catalog.cursors.cursors import SqlCursors
     from infra.catalog.delayed.delayed_index import SqlDelayedIndex
     from infra.catalog.deletion.phase_one import SqlPhaseOne
     from infra.catalog.deletion.phase_two_queue import SqlPhaseTwoQueue
     from infra.catalog.deletion.queue_upkeep import SqlPhaseTwoQueueUpkeep
     from infra.catalog.identity.catalog_identity import SqlCatalogIdentity
-    from infra.catalog.log.component_ledgers import SqlComponentLedgerRows
-    from infra.catalog.log.data_ledgers import SqlDataLedgers
+    from infra.catalog.log.component_ledgers import SqlLedgersOfAllComponents
     from infra.catalog.log.group_commit import SqlGroupCommits
     from infra.catalog.log.ledger_inspection import SqlLedgerInspection
+    from infra.catalog.log.message_ledgers import SqlMessageLedgers
     from infra.catalog.log.schema_versions import SqlSchemaVersions
     from infra.catalog.log.topics import SqlTopics
     from infra.catalog.offload.tiered_copies import SqlOffloads
@@ -51,7 +51,7 @@ def _declare_port(
 
     def build(catalog: "SqlCatalog") -> object:
         adapter = getattr(import_module(f"infra.catalog.{module}"), name)
-        database = catalog.database if while_adopting else catalog.complete
+        database = catalog.database if while_adopting else catalog.guarded_database
         return adapter(database, **{setting: getattr(catalog, setting) for setting in settings})
 
     return cached_property(build)
@@ -64,8 +64,8 @@ class SqlCatalog:
     """
 
     topics: "SqlTopics" = _declare_port("log.topics", "SqlTopics")
-    ledgers: "SqlDataLedgers" = _declare_port("log.data_ledgers", "SqlDataLedgers")
-    components: "SqlComponentLedgerRows" = _declare_port("log.component_ledgers", "SqlComponentLedgerRows")
+    ledgers: "SqlMessageLedgers" = _declare_port("log.message_ledgers", "SqlMessageLedgers")
+    components: "SqlLedgersOfAllComponents" = _declare_port("log.component_ledgers", "SqlLedgersOfAllComponents")
     cursors: "SqlCursors" = _declare_port("cursors.cursors", "SqlCursors")
     schemas: "SqlSchemaVersions" = _declare_port("log.schema_versions", "SqlSchemaVersions")
     commits: "SqlGroupCommits" = _declare_port("log.group_commit", "SqlGroupCommits")
@@ -77,7 +77,7 @@ class SqlCatalog:
     )
     inspection: "SqlLedgerInspection" = _declare_port("log.ledger_inspection", "SqlLedgerInspection")
     fences: "SqlFences" = _declare_port("ownership.fences", "SqlFences")
-    audit_log: "SqlAuditLog" = _declare_port("audit_log", "SqlAuditLog")
+    audit_log: "SqlAuditLogWriter" = _declare_port("audit_log", "SqlAuditLogWriter")
     deletions: "SqlPhaseTwoQueue" = _declare_port("deletion.phase_two_queue", "SqlPhaseTwoQueue")
     phase_one: "SqlPhaseOne" = _declare_port("deletion.phase_one", "SqlPhaseOne", "registration_timeout_s")
     upkeep: "SqlPhaseTwoQueueUpkeep" = _declare_port(
@@ -97,16 +97,16 @@ class SqlCatalog:
 
     def __init__(self, database: Database, *, registration_timeout_s: float = 600) -> None:
         self.database = database
-        self.complete = database.with_guard(
-            _require_complete_catalog
+        self.guarded_database = database.with_guard(
+            _require_ready_catalog
         )  # refuses writes while the catalog is not complete
         self.registration_timeout_s = registration_timeout_s
 
 
-def _require_complete_catalog(connection: "Connection") -> None:
-    from infra.catalog.records.record_log_row import require_complete_catalog  # noqa: PLC0415 - start-up time
+def _require_ready_catalog(connection: "Connection") -> None:
+    from infra.catalog.records.record_log_row import require_ready_catalog  # noqa: PLC0415 - start-up time
 
-    require_complete_catalog(connection)
+    require_ready_catalog(connection)
 
 
 @contextmanager

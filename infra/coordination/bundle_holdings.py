@@ -21,8 +21,8 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import Final, Protocol
 
-from infra.coordination.ownership_nodes import WorkerDirectory, worker_id_taken_error
-from infra.coordination.takeover import FenceChecker, TakeoverRules, TakeoverTimes
+from infra.coordination.bundle_takeover_rules import BundleTakeoverRules, FenceChecker, TakeoverTimes
+from infra.coordination.ownership_nodes import WorkerOwnershipNodes, worker_id_taken_error
 from infra.coordination.zookeeper_session import SessionState
 from logstore.errors import OutcomeUnknown, RetryableError, SextonError
 from logstore.ownership import (
@@ -75,7 +75,7 @@ class OwnershipObserver:
 
     def on_session_state(self, state: SessionState) -> None: ...
 
-    def on_lease_count(self, bundles: int) -> None:
+    def on_lease_count(self, lease_count: int) -> None:
         """Note the number of leases. It is 0 after a session has expired."""
 
     def trace_acquisition(self, bundles: Collection[BundleId]) -> AbstractContextManager[object]:
@@ -114,7 +114,7 @@ class BundleHoldings:
     ) -> None:
         self._worker_id, self._fences, self._listener = worker_id, fences, listener
         self._events = events or OwnershipObserver()
-        self.bundles = fences.count_bundles()
+        self.bundle_count = fences.count_bundles()
         self.leases: Mapping[BundleId, Lease] = MappingProxyType({})
         # Bundles to acquire, and bundles that an earlier session owned.
         self._pending_bundles: dict[BundleId, BundleAcquisition | None] = {}
@@ -122,7 +122,7 @@ class BundleHoldings:
         self._is_catalog_unreachable = False  # the last raise of fences failed
         self._worker_id_by_bundle: dict[BundleId, str] = {}  # owners, as last read
         self._owner_change = -1  # change counter of the owners, as of that read
-        self._takeover = TakeoverRules(worker_id, takeover)
+        self._takeover = BundleTakeoverRules(worker_id, takeover)
         self._reset_attempts(session=0, waits=0)
         self._fence_checker = FenceChecker(fences, interval_s=takeover.fence_check_interval_s)
         self._published_load: WorkerLoad | None = None
@@ -147,7 +147,7 @@ class BundleHoldings:
         self._unload_bundles(list(self.leases), UnloadReason.STOPPED)
         self._pending_bundles = {}
 
-    def reconcile(self, nodes: WorkerDirectory, load: float) -> None:
+    def reconcile(self, nodes: WorkerOwnershipNodes, load: float) -> None:
         """Compare leases with nodes and fences, then acquire and release bundles, and publish the load.
 
         The next call repeats a failed step.
@@ -160,21 +160,23 @@ class BundleHoldings:
         removed = [bundle for bundle in self.leases if view.owners.get(bundle) != self._worker_id]
         self._unload_bundles(removed, UnloadReason.REMOVED)
         self._takeover.leave_to_others(removed, now)
-        self._unload_bundles(self._fence_checker.find_overtaken(self.leases.values()), UnloadReason.OVERTAKEN)
-        if self._can_acquire():
+        self._unload_bundles(
+            self._fence_checker.find_overtaken_bundles_if_due(self.leases.values()), UnloadReason.OVERTAKEN
+        )
+        if self._check_catalog_reachable():
             due = self._takeover.find_due_bundles(view, now) - self.leases.keys()
             self._takeover.reserve(due, view, now)
             self._pending_bundles |= dict.fromkeys(
                 (due | self._bundles_without_lease(view)) - self._pending_bundles.keys()
             )
-            self._resolve_pending_bundles(nodes, now)
+            self._acquire_or_give_up_pending(nodes, now)
         else:
             nodes.delete_own_nodes(self._bundles_without_lease(view))  # another worker may reach the catalog
         self._shed_surplus_bundles(nodes, view, now)
-        self._publish_load(nodes, load)
+        self._register_and_publish_load(nodes, load)
         self._events.on_reconciled(len(self._pending_bundles))
 
-    def _publish_load(self, nodes: WorkerDirectory, load: float) -> None:
+    def _register_and_publish_load(self, nodes: WorkerOwnershipNodes, load: float) -> None:
         worker_load = WorkerLoad(load=load, bundles=len(self.leases), room=not self._is_catalog_unreachable)
         if not self._is_registered and not nodes.register_worker(worker_load):
             raise worker_id_taken_error(self._worker_id)
@@ -182,7 +184,7 @@ class BundleHoldings:
             nodes.publish_load(worker_load)
             self._published_load = worker_load
 
-    def _can_acquire(self) -> bool:
+    def _check_catalog_reachable(self) -> bool:
         """Return whether the catalog answers. Otherwise new owner nodes would only block other workers."""
         if self._is_catalog_unreachable:
             try:
@@ -197,7 +199,7 @@ class BundleHoldings:
         self._attempts = ReownAttempts(session=session, creates=_MAX_CREATES_PER_BUNDLE, waits=waits)
         self._attempts_reset_at_s = time.monotonic()
 
-    def _read_view(self, nodes: WorkerDirectory) -> OwnershipView:
+    def _read_view(self, nodes: WorkerOwnershipNodes) -> OwnershipView:
         change = nodes.read_owner_change_counter()
         if change != self._owner_change:
             self._worker_id_by_bundle = {bundle: node.worker_id for bundle, node in nodes.read_owner_nodes().items()}
@@ -205,13 +207,13 @@ class BundleHoldings:
         live = nodes.read_live_workers()
         self._is_registered = self._worker_id in live and live[self._worker_id].session == self._attempts.session
         workers = {worker_id: worker.load for worker_id, worker in live.items()}
-        return OwnershipView(bundle_count=self.bundles, workers=workers, owners=self._worker_id_by_bundle)
+        return OwnershipView(bundle_count=self.bundle_count, workers=workers, owners=self._worker_id_by_bundle)
 
     def _bundles_without_lease(self, view: OwnershipView) -> set[BundleId]:
         """Return bundles with this worker's node and no lease, left by a lost answer to a create or a delete."""
         return {bundle for bundle, owner in view.owners.items() if owner == self._worker_id} - self.leases.keys()
 
-    def _resolve_pending_bundles(self, nodes: WorkerDirectory, now: float) -> None:
+    def _acquire_or_give_up_pending(self, nodes: WorkerOwnershipNodes, now: float) -> None:
         self._postponed = set()
         if not self._pending_bundles:
             return
@@ -239,7 +241,7 @@ class BundleHoldings:
             with self._events.trace_acquisition(to_acquire):
                 self._acquire_bundles(nodes, to_acquire)
 
-    def _acquire_bundles(self, nodes: WorkerDirectory, bundles: Collection[BundleId]) -> None:
+    def _acquire_bundles(self, nodes: WorkerOwnershipNodes, bundles: Collection[BundleId]) -> None:
         """Do the three steps. If the catalog does not answer, the next `reconcile` deletes nodes without a lease."""
         created = nodes.create_owner_nodes(bundles)
         try:
@@ -249,9 +251,11 @@ class BundleHoldings:
             self._is_catalog_unreachable = True
             return
         verified = nodes.filter_own_bundles(created)
-        self._events.on_acquired([lease for lease in leases if lease.bundle in verified and self._publish_lease(lease)])
+        self._events.on_acquired(
+            [lease for lease in leases if lease.bundle in verified and self._publish_lease_unless_listener_fails(lease)]
+        )
 
-    def _publish_lease(self, lease: Lease) -> bool:
+    def _publish_lease_unless_listener_fails(self, lease: Lease) -> bool:
         """Call the listener, then publish the lease, so that topics are loaded before work uses the lease."""
         try:
             self._listener.on_acquired(lease)
@@ -265,12 +269,14 @@ class BundleHoldings:
         del self._pending_bundles[lease.bundle]
         return True
 
-    def _shed_surplus_bundles(self, nodes: WorkerDirectory, view: OwnershipView, now: float) -> None:
+    def _shed_surplus_bundles(self, nodes: WorkerOwnershipNodes, view: OwnershipView, now: float) -> None:
         """Release bundles that workers with less load should have. Drop each lease before its node."""
-        max_ownerless = max(1, self.bundles // _BUNDLES_PER_MOVE)
+        max_ownerless = max(1, self.bundle_count // _BUNDLES_PER_MOVE)
         releasable = self.leases.keys() - self._takeover.reserved
         shed = [
-            bundle for bundle in bundles_to_shed(view, self._worker_id, at_most=max_ownerless) if bundle in releasable
+            bundle
+            for bundle in bundles_to_shed(view, self._worker_id, max_free_bundles=max_ownerless)
+            if bundle in releasable
         ]
         self._unload_bundles(shed, UnloadReason.SHED)
         self._takeover.leave_briefly(shed, now)

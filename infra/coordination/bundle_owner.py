@@ -17,8 +17,8 @@ from enum import StrEnum
 from typing import Final
 
 from infra.coordination.bundle_holdings import BundleHoldings, BundleListener, OwnershipObserver
-from infra.coordination.ownership_nodes import WorkerDirectory, worker_id_taken_error
-from infra.coordination.takeover import TakeoverTimes
+from infra.coordination.bundle_takeover_rules import TakeoverTimes
+from infra.coordination.ownership_nodes import WorkerOwnershipNodes, worker_id_taken_error
 from infra.coordination.zookeeper_session import SessionState, ZooKeeperSession
 from logstore.errors import NotOwner, RetryableError, ServiceFailed, SessionLost, SextonError, StoreUnavailable
 from logstore.ownership import Lease, WorkerLoad, bundle_of_topic
@@ -71,7 +71,7 @@ class BundleOwner:
         fences: Fences,
         listener: BundleListener,
         *,
-        policy: BundleOwnerOptions | None = None,
+        options: BundleOwnerOptions | None = None,
         load: Callable[[], float] = lambda: 0.0,
         events: OwnershipObserver | None = None,
     ) -> None:
@@ -81,12 +81,12 @@ class BundleOwner:
             load,
             events or OwnershipObserver(),
         )
-        self._policy = policy or BundleOwnerOptions()
-        self._holdings = BundleHoldings(worker_id, fences, listener, self._policy.takeover, self._events)
+        self._options = options or BundleOwnerOptions()
+        self._holdings = BundleHoldings(worker_id, fences, listener, self._options.takeover, self._events)
         self._messages: queue.SimpleQueue[_SessionMessage] = queue.SimpleQueue()
         self._session_count = 0
         self._session: ZooKeeperSession | None = None
-        self._nodes: WorkerDirectory | None = None
+        self._nodes: WorkerOwnershipNodes | None = None
         self._thread = threading.Thread(target=self._own_bundles_until_stopped, name="bundle-owner", daemon=True)
         self.stopping = threading.Event()
         self.failure: SextonError | None = None
@@ -99,7 +99,7 @@ class BundleOwner:
             WorkerIdTaken: Another live process has this worker id.
         """
         try:
-            self._open_session()
+            self._open_session_and_register()
         except BaseException:
             self._close_session()
             raise
@@ -115,7 +115,7 @@ class BundleOwner:
             self._thread.join()
 
     def get_lease(self, topic: TopicName) -> Lease:
-        bundle = bundle_of_topic(topic, bundles=self._holdings.bundles)
+        bundle = bundle_of_topic(topic, bundle_count=self._holdings.bundle_count)
         is_connected = self._is_connected
         lease = self._holdings.leases.get(bundle) if is_connected else None
         if lease is None:
@@ -132,7 +132,7 @@ class BundleOwner:
             raise SessionLost(f"worker {self._worker_id}: it has no session just now")
         if not self._is_connected:  # no wait for a connection, because the caller's thread is scarce
             raise StoreUnavailable(f"zookeeper: worker {self._worker_id} has no connection just now")
-        bundle = bundle_of_topic(topic, bundles=self._holdings.bundles)
+        bundle = bundle_of_topic(topic, bundle_count=self._holdings.bundle_count)
         node = nodes.find_owner_node(bundle, patience_s=patience_s)
         return OtherBundleOwner(worker_id=node.worker_id) if node and node.worker_id else None
 
@@ -151,7 +151,7 @@ class BundleOwner:
                 is_expired = message.session_number == self._session_count and message.state is SessionState.EXPIRED
                 if is_expired and not self.stopping.is_set():
                     self._replace_session()
-                self._reconcile_bundles()
+                self._restore_nodes_and_reconcile_bundles()
         except SextonError as error:
             _log.exception("this worker owns nothing from now on")
             self.failure = error
@@ -167,7 +167,7 @@ class BundleOwner:
     def _wait_for_message(self) -> _SessionMessage:
         try:
             return self._messages.get(
-                timeout=_VANISHING_NODE_POLL_S if self._holdings.should_check_soon else self._policy.check_interval_s
+                timeout=_VANISHING_NODE_POLL_S if self._holdings.should_check_soon else self._options.check_interval_s
             )
         except queue.Empty:
             return _SessionMessage()
@@ -175,7 +175,7 @@ class BundleOwner:
     def _replace_session(self) -> None:
         if self._session:
             self._holdings.on_session_expired(self._session.id)
-        if self._policy.expired is ExpiredPolicy.SHUTDOWN:
+        if self._options.expired is ExpiredPolicy.SHUTDOWN:
             raise ServiceFailed("zookeeper", "the session expired", advice="start the worker again")
         attempt = 1
         while not self._try_open_session(attempt) and not self.stopping.wait(_SESSION_BACKOFF.pause_s(attempt)):
@@ -184,19 +184,19 @@ class BundleOwner:
     def _try_open_session(self, attempt: int) -> bool:
         self._close_session()
         try:
-            self._open_session()
+            self._open_session_and_register()
         except (RetryableError, ServiceFailed) as error:
-            _log.warning("no new session, attempt %s of %s: %s", attempt, self._policy.reconnect_attempts, error)
-            if attempt >= self._policy.reconnect_attempts and not self.stopping.is_set():
+            _log.warning("no new session, attempt %s of %s: %s", attempt, self._options.reconnect_attempts, error)
+            if attempt >= self._options.reconnect_attempts and not self.stopping.is_set():
                 raise
             return False
         return True
 
-    def _open_session(self) -> None:
+    def _open_session_and_register(self) -> None:
         self._session_count += 1
         number = self._session_count
         session = self._session = self._connect(lambda state: self._enqueue_message(_SessionMessage(number, state)))
-        self._nodes = WorkerDirectory(session, self._worker_id, self._holdings.bundles)
+        self._nodes = WorkerOwnershipNodes(session, self._worker_id, self._holdings.bundle_count)
         self._register_worker(self._nodes, session.timeout_s)
         self._holdings.begin_session(session.id, waits=int(2 * session.timeout_s / _VANISHING_NODE_POLL_S))
         self._events.on_session_opened(session.id)
@@ -206,7 +206,7 @@ class BundleOwner:
             self._events.on_session_state(message.state)
         self._messages.put(message)
 
-    def _register_worker(self, nodes: WorkerDirectory, timeout_s: float) -> None:
+    def _register_worker(self, nodes: WorkerOwnershipNodes, timeout_s: float) -> None:
         """Register once an earlier session's node has vanished. A node that stays belongs to another process."""
         deadline_s = time.monotonic() + max(2 * timeout_s, _MIN_REGISTER_WAIT_S)
         while not nodes.register_worker(WorkerLoad()):
@@ -215,14 +215,14 @@ class BundleOwner:
             if time.monotonic() > deadline_s:
                 raise worker_id_taken_error(self._worker_id)
 
-    def _reconcile_bundles(self) -> None:
+    def _restore_nodes_and_reconcile_bundles(self) -> None:
         if self._session and not self._is_connected:
             self._session.reset_last_zxid()
         if not self._is_connected or self._nodes is None or self.stopping.is_set():
             return
         try:
-            self._nodes.restore_removed_nodes()
-            self._nodes.watch_workers_and_owners(lambda _: self._messages.put(_SessionMessage()))
+            self._nodes.restore_parent_and_session_nodes()
+            self._nodes.watch_next_ownership_change(lambda _: self._messages.put(_SessionMessage()))
             self._holdings.reconcile(self._nodes, self._load())
         except RetryableError as error:
             _log.info("looking at the bundles again soon: %s", error)

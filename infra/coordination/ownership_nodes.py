@@ -22,7 +22,7 @@ from kazoo.protocol.states import ZnodeStat
 
 from infra.coordination.zookeeper_session import ZooKeeperSession
 from logstore.errors import InvalidInput, WorkerIdTaken
-from logstore.ownership import BundleId, OwnerNode, WorkerLoad, bundle_name, parse_bundle_name
+from logstore.ownership import BundleId, BundleOwnerNode, WorkerLoad, bundle_name, parse_bundle_name
 
 SESSIONS: Final = "/sessions"
 WORKERS: Final = "/workers"
@@ -40,11 +40,11 @@ class LiveWorker:
     load: WorkerLoad  # as last published
 
 
-class OwnershipDirectory:
+class OwnershipNodes:
     """Ownership of `bundles` bundles in one ensemble. If no worker has ever started, the directory is empty."""
 
-    def __init__(self, session: ZooKeeperSession, bundles: int) -> None:
-        self._session, self._bundles = session, bundles
+    def __init__(self, session: ZooKeeperSession, bundle_count: int) -> None:
+        self._session, self._bundle_count = session, bundle_count
         self._logged_unknown_names: set[str] = set()
 
     def read_live_sessions(self) -> frozenset[int]:
@@ -65,7 +65,7 @@ class OwnershipDirectory:
         names = self._session.run_idempotent("reading owned bundles", lambda client: _list_children(client, OWNERS))
         return frozenset(bundle for bundle in map(self._parse_node_name, names) if bundle is not None)
 
-    def read_owner_nodes(self, bundles: Iterable[BundleId] | None = None) -> dict[BundleId, OwnerNode]:
+    def read_owner_nodes(self, bundles: Iterable[BundleId] | None = None) -> dict[BundleId, BundleOwnerNode]:
         """Return the owner nodes of the given bundles, or of all. A bundle without an owner node is absent."""
         name_by_bundle = {
             bundle: self._node_name(bundle)
@@ -80,11 +80,11 @@ class OwnershipDirectory:
             if name in node_by_name
         }
 
-    def find_owner_node(self, bundle: BundleId, *, patience_s: float) -> OwnerNode | None:
+    def find_owner_node(self, bundle: BundleId, *, patience_s: float) -> BundleOwnerNode | None:
         """Return the bundle's owner node, or `None` if it has none. Wait at most `patience_s` for an answer."""
         name = self._node_name(bundle)
 
-        def read_node(client: KazooClient) -> OwnerNode | None:
+        def read_node(client: KazooClient) -> BundleOwnerNode | None:
             root = client.exists_async("/")
             node = read_children(client, OWNERS, [name]).get(name)
             if node is None and root.get() is None:
@@ -109,7 +109,7 @@ class OwnershipDirectory:
 
     def _parse_node_name(self, name: str) -> BundleId | None:
         try:
-            return parse_bundle_name(name, bundles=self._bundles)
+            return parse_bundle_name(name, bundle_count=self._bundle_count)
         except InvalidInput as error:
             if name not in self._logged_unknown_names:
                 self._logged_unknown_names.add(name)
@@ -117,7 +117,7 @@ class OwnershipDirectory:
             return None
 
     def _node_name(self, bundle: BundleId) -> str:
-        return bundle_name(bundle, bundles=self._bundles)
+        return bundle_name(bundle, bundle_count=self._bundle_count)
 
     def _owner_path(self, bundle: BundleId) -> str:
         return f"{OWNERS}/{self._node_name(bundle)}"
@@ -130,11 +130,11 @@ def session_path(session: int) -> str:
 def read_children(client: KazooClient, parent: str, names: Sequence[str]) -> dict[str, tuple[bytes, ZnodeStat]]:
     """Return the bodies and stats of the children, read in parallel. Children that do not exist are absent."""
     pending = {name: client.get_async(f"{parent}/{name}") for name in names}
-    node_by_name = {name: wait_for_result(result, NoNodeError) for name, result in pending.items()}
+    node_by_name = {name: wait_for_result_or_none(result, NoNodeError) for name, result in pending.items()}
     return {name: node for name, node in node_by_name.items() if node is not None}
 
 
-def wait_for_result(result: Any, error: type[Exception]) -> Any:  # noqa: ANN401 - kazoo's asynchronous result
+def wait_for_result_or_none(result: Any, error: type[Exception]) -> Any:  # noqa: ANN401 - kazoo's asynchronous result
     """Wait for an asynchronous result. Return `None` if it is an error of the given type."""
     try:
         return result.get()
@@ -166,19 +166,19 @@ def _parse_load(body: bytes) -> WorkerLoad:
         return WorkerLoad(load=0.0, bundles=0)
 
 
-def _parse_owner_node(body: bytes, stat: ZnodeStat) -> OwnerNode:
+def _parse_owner_node(body: bytes, stat: ZnodeStat) -> BundleOwnerNode:
     try:
         worker_id = str(json.loads(body)["worker_id"])
     except (ValueError, KeyError, TypeError):
         worker_id = ""  # the body is not Sexton's: no worker has this id
-    return OwnerNode(worker_id=worker_id, session=stat.ephemeralOwner, version=stat.version)
+    return BundleOwnerNode(worker_id=worker_id, session=stat.ephemeralOwner, version=stat.version)
 
 
-class WorkerDirectory(OwnershipDirectory):
+class WorkerOwnershipNodes(OwnershipNodes):
     """Access of one worker in one session. Construction creates the parent nodes and the session's node."""
 
-    def __init__(self, session: ZooKeeperSession, worker_id: str, bundles: int) -> None:
-        super().__init__(session, bundles)
+    def __init__(self, session: ZooKeeperSession, worker_id: str, bundle_count: int) -> None:
+        super().__init__(session, bundle_count)
         self._worker_id = worker_id
         session.run_idempotent("preparing", self._create_parent_and_session_nodes)
 
@@ -188,7 +188,7 @@ class WorkerDirectory(OwnershipDirectory):
             self._session.protect_node(client, path)
         _create_ephemeral(client, session_path(self._session.id), b"", self._session.id)
 
-    def restore_removed_nodes(self) -> None:
+    def restore_parent_and_session_nodes(self) -> None:
         """Create the parent nodes and the session's node again if a person has removed them.
 
         Without a parent no owner node can be created. A live session without its node counts as ended.
@@ -236,7 +236,7 @@ class WorkerDirectory(OwnershipDirectory):
                 client.create_async(self._owner_path(bundle), body, ephemeral=True) for bundle in ordered_bundles
             ]
             for result in results:
-                wait_for_result(result, NodeExistsError)
+                wait_for_result_or_none(result, NodeExistsError)
 
         self._session.run_idempotent("taking bundles", create_nodes)
         return self.filter_own_bundles(ordered_bundles)
@@ -250,7 +250,7 @@ class WorkerDirectory(OwnershipDirectory):
         for bundle in bundles:
             self.delete_owner_node(bundle, self._session.id)
 
-    def watch_workers_and_owners(self, on_change: Any) -> None:  # noqa: ANN401 - kazoo's watcher
+    def watch_next_ownership_change(self, on_change: Any) -> None:  # noqa: ANN401 - kazoo's watcher
         """Call `on_change` once, on kazoo's thread, at the next change of the workers or the owners."""
 
         def set_watches(client: KazooClient) -> None:

@@ -21,7 +21,7 @@ class SingleOwner:
 
     def __init__(self, worker_id: str, fences: Fences, events: OwnershipObserver | None = None) -> None:
         self._worker_id, self._fences, self._events = worker_id, fences, events or OwnershipObserver()
-        self._bundles = fences.count_bundles()
+        self._bundle_count = fences.count_bundles()
         self._leases: dict[BundleId, Lease] = {}
         self.stopping = threading.Event()
         self.failure: SextonError | None = None  # always None: there is no session to lose
@@ -32,7 +32,7 @@ class SingleOwner:
         Raises:
             CatalogBusy: A write under an earlier lease does not end.
         """
-        missing = [BundleId(bundle) for bundle in range(self._bundles)]
+        missing = [BundleId(bundle) for bundle in range(self._bundle_count)]
         for _ in range(_MAX_RAISES):
             self._acquire(missing)
             missing = [bundle for bundle in missing if bundle not in self._leases]
@@ -63,7 +63,7 @@ class SingleOwner:
         return lease
 
     def get_lease(self, topic: TopicName) -> Lease:
-        bundle = bundle_of_topic(topic, bundles=self._bundles)
+        bundle = bundle_of_topic(topic, bundle_count=self._bundle_count)
         lease = self._leases.get(bundle)
         if lease is None:
             raise NotOwner(bundle, expected=f"worker {self._worker_id} to own it", found="that it has stopped")

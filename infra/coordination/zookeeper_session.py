@@ -24,7 +24,7 @@ from kazoo.retry import KazooRetry
 from kazoo.security import CREATOR_ALL_ACL
 
 from infra.coordination.zookeeper_errors import ZOOKEEPER, PemFiles, translate_kazoo_errors, unreachable_error
-from infra.telemetry.zookeeper_spans import trace_zookeeper_call
+from infra.telemetry.zookeeper_spans import trace_zookeeper_call_within_trace
 from logstore.errors import ServiceFailed, SessionLost
 
 
@@ -144,7 +144,7 @@ class ZooKeeperSession:
         retry = KazooRetry(max_tries=-1, delay=0.05, max_delay=1.0, deadline=wait_s, ignore_expire=False)
         try:
             with (
-                trace_zookeeper_call(action),
+                trace_zookeeper_call_within_trace(action),
                 translate_kazoo_errors(action, self.address),
                 self._client.handler.limit_wait(wait_s),
             ):

@@ -48,7 +48,7 @@ class BucketListing:
             objects = self._sort_objects(page)
             if not objects:
                 continue
-            self._require_ascending(objects[0].key, objects[-1].key, previous_key)
+            self._require_prefix_and_order(objects[0].key, objects[-1].key, previous_key)
             previous_key = objects[-1].key
             if objects[0].key > self._start_after:
                 yield from objects
@@ -74,11 +74,11 @@ class BucketListing:
             raise StoreUnavailable(f"{self._operation}: the answer holds what is not directly there: {name!r}")
 
     def _read_pages(self) -> Iterator["ListObjectsV2OutputTypeDef"]:
-        start_after = lower_start_after(self._start_after, self._prefix)
+        start_after = lower_start_after_for_path_order(self._start_after, self._prefix)
         if start_after:
             self._request["StartAfter"] = start_after
         while True:
-            page = self._retries.call(self._read_page)
+            page = self._retries.call(self._read_page_once)
             yield page
             if not page["IsTruncated"]:
                 return
@@ -90,7 +90,7 @@ class BucketListing:
             self._request.pop("MaxKeys", None)
             self._request["ContinuationToken"] = token
 
-    def _read_page(self) -> "ListObjectsV2OutputTypeDef":
+    def _read_page_once(self) -> "ListObjectsV2OutputTypeDef":
         with translate_s3_errors(self._operation):
             page = self._client.list_objects_v2(**self._request)
         if "IsTruncated" not in page:
@@ -109,16 +109,19 @@ class BucketListing:
             objects.sort(key=_BY_KEY)  # by code point, which is the order of the UTF-8 bytes
         return objects
 
-    def _require_ascending(self, first: str, last: str, previous: str) -> None:
-        if not (first.startswith(self._prefix) and last.startswith(self._prefix)):
-            raise StoreUnavailable(f"{self._operation}: the answer holds keys of another prefix: {first!r} to {last!r}")
-        if previous and first <= previous:
+    def _require_prefix_and_order(self, first_key: str, last_key: str, previous_key: str) -> None:
+        if not (first_key.startswith(self._prefix) and last_key.startswith(self._prefix)):
+            raise StoreUnavailable(
+                f"{self._operation}: the answer holds keys of another prefix: {first_key!r} to {last_key!r}"
+            )
+        if previous_key and first_key <= previous_key:
             raise Unsupported(
-                f"{self._operation}: expected keys in the order of their bytes, found {first!r} after {previous!r}"
+                f"{self._operation}: expected keys in the order of their bytes, found {first_key!r} after "
+                f"{previous_key!r}"
             )
 
 
-def lower_start_after(start_after: str, prefix: str) -> str:
+def lower_start_after_for_path_order(start_after: str, prefix: str) -> str:
     """Return a key, not above `start_after`, after which a listing is complete even if the store sorts by path.
 
     Such a store puts `x/1` before `x-1`, so a listing after `x-1` would miss the keys below `x/`. The result is empty

@@ -51,7 +51,7 @@ class _BulkRefused(Exception):
         self.is_general = is_general
 
 
-class _BulkSupport:
+class _BulkRefusalBackoff:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._single_period_s = 0.0
@@ -85,7 +85,7 @@ class BulkDelete:
         self._client, self._bucket = client, bucket
         self._retries, self._rate = retries, rate
         self._single_delete = SingleDelete(client, bucket, retries=retries, rate=rate)
-        self._bulk_support = _BulkSupport(retries.clock.monotonic_s)
+        self._bulk_refusal_backoff = _BulkRefusalBackoff(retries.clock.monotonic_s)
 
     def delete(self, keys: Sequence[str]) -> DeleteReport:
         distinct_keys = list(dict.fromkeys(keys))
@@ -115,7 +115,7 @@ class BulkDelete:
             error_by_retry_key: dict[str, str] = {}
             offset = 0
             while offset < len(keys):
-                offset += self._delete_page(keys, offset, outcomes, error_by_retry_key)
+                offset += self._delete_page_and_count_keys(keys, offset, outcomes, error_by_retry_key)
             rounds += 1
             if error_by_retry_key and rounds == self._retries.backoff.attempts:
                 outcomes.failed.update(error_by_retry_key)
@@ -124,26 +124,26 @@ class BulkDelete:
                 self._retries.pause(rounds)
             keys = list(error_by_retry_key)
 
-    def _delete_page(
+    def _delete_page_and_count_keys(
         self, keys: list[str], offset: int, outcomes: DeleteOutcomes, error_by_retry_key: dict[str, str]
     ) -> int:
         raise_if_stopped()
         refusal: _BulkRefused | None = None
-        if self._bulk_support.should_try:
+        if self._bulk_refusal_backoff.should_try:
             try:
-                return self._retries.call(lambda: self._delete_in_bulk(keys, offset, outcomes, error_by_retry_key))
+                return self._retries.call(lambda: self._delete_page_in_bulk(keys, offset, outcomes, error_by_retry_key))
             except _BulkRefused as error:
                 refusal = error
         page, deleted_before = keys[offset : offset + self._rate.keys_per_request], len(outcomes.deleted)
         self._single_delete.delete(page, outcomes)
         if refusal and refusal.is_general and len(outcomes.deleted) > deleted_before:
-            period_s = self._bulk_support.record_refusal()
+            period_s = self._bulk_refusal_backoff.record_refusal()
             _log.warning(
                 "bucket %s refuses bulk deletes (%s): deleting one by one for %.0f s", self._bucket, refusal, period_s
             )
         return len(page)
 
-    def _delete_in_bulk(
+    def _delete_page_in_bulk(
         self, keys: list[str], offset: int, outcomes: DeleteOutcomes, error_by_retry_key: dict[str, str]
     ) -> int:
         # The page is cut at each attempt, because a throttle may have shortened it.
@@ -156,7 +156,7 @@ class BulkDelete:
             if is_throttle(error):
                 self._rate.record_throttle(start_s)
             raise
-        self._bulk_support.record_success()
+        self._bulk_refusal_backoff.record_success()
         if any(code in THROTTLE_CODES for code, _ in errors.values()):
             self._rate.record_throttle(start_s)
         else:
@@ -192,7 +192,7 @@ class BulkDelete:
         is_certain = code in _NO_BULK_CODES or status in {405, 501}
         if not is_certain and code not in _PERHAPS_NO_BULK_CODES:
             return None
-        return _BulkRefused(f"{status} {code}", is_general=is_certain or not self._bulk_support.is_proven)
+        return _BulkRefused(f"{status} {code}", is_general=is_certain or not self._bulk_refusal_backoff.is_proven)
 
 
 def _record_results(

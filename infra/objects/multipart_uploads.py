@@ -40,10 +40,10 @@ class MultipartUploads:
 
         `False` does not exclude that an earlier attempt stored the file.
         """
-        upload_id = self._retries.call(lambda: self._begin_upload(key, metadata, proceed))
+        upload_id = self._retries.call(lambda: self._begin_upload_once(key, metadata, proceed))
         try:
             parts = [
-                self._retries.call(partial(self._upload_part, key, upload_id, number, body, proceed))
+                self._retries.call(partial(self._upload_part_once, key, upload_id, number, body, proceed))
                 for number, body in enumerate(self._read_parts(file), start=1)
             ]
             if self._retries.call(lambda: self._complete_once(key, upload_id, parts, proceed)):
@@ -67,13 +67,13 @@ class MultipartUploads:
         while part := file.read(part_bytes):
             yield part
 
-    def _begin_upload(self, key: str, metadata: Mapping[str, str], proceed: Callable[[], None]) -> str:
+    def _begin_upload_once(self, key: str, metadata: Mapping[str, str], proceed: Callable[[], None]) -> str:
         proceed()
         with translate_s3_errors(self._describe("begin upload of", key)):
             response = self._client.create_multipart_upload(Bucket=self._bucket, Key=key, Metadata=dict(metadata))
         return response["UploadId"]
 
-    def _upload_part(
+    def _upload_part_once(
         self, key: str, upload_id: str, number: int, body: bytes, proceed: Callable[[], None]
     ) -> "CompletedPartTypeDef":
         proceed()

@@ -81,20 +81,20 @@ class DeleteRate:
     def keys_per_request(self) -> int:
         return self._keys_per_request
 
-    def wait_for_turn(self, keys: int) -> float:
-        """Wait until a request with `keys` keys may start. Return the start for `record_throttle`."""
+    def wait_for_turn(self, key_count: int) -> float:
+        """Wait until a request with `key_count` keys may start. Return the start for `record_throttle`."""
         with self._lock:
             now_s = self._clock()
             start_s = max(now_s, self._next_start_s)
-            self._next_start_s = start_s + keys / self._rate
+            self._next_start_s = start_s + key_count / self._rate
         if start_s > now_s:
             self._sleep(start_s - now_s)
         return start_s
 
-    def record_success(self, keys: int) -> None:
+    def record_success(self, key_count: int) -> None:
         if self._keys_per_request == self._max_keys and self._rate == _UNLIMITED:
             return
-        share = keys / self._keys_per_request  # the limits grow by deleted keys, also with single deletes
+        share = key_count / self._keys_per_request  # the limits grow by deleted keys, also with single deletes
         with self._lock:
             self._keys_per_request = min(
                 self._max_keys, self._keys_per_request + math.ceil(_KEYS_ADDED_PER_SUCCESS * share)

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 import botocore.session
 from botocore.config import Config
 
-from infra.objects.page_parser import use_fast_page_parser
+from infra.objects.list_and_delete_parser import use_fast_list_and_delete_parser
 from infra.objects.s3_responses import reject_foreign_responses, translate_s3_errors
 from infra.objects.s3_store import S3ObjectStore
 from infra.telemetry.s3_spans import trace_s3_calls
@@ -62,19 +62,19 @@ def create_s3_client(
     )
     trace_s3_calls(client)
     reject_foreign_responses(client)
-    use_fast_page_parser(client)
-    _disable_redirects(client, everywhere=endpoint is not None)
+    use_fast_list_and_delete_parser(client)
+    _disable_redirects(client, for_all_operations=endpoint is not None)
     return client
 
 
-def _disable_redirects(client: "S3Client", *, everywhere: bool) -> None:
+def _disable_redirects(client: "S3Client", *, for_all_operations: bool) -> None:
     """Disable redirects of HeadBucket, or of all operations.
 
     Botocore answers a redirect by HeadBucket, and recurses if that is redirected too. Only AWS has regions.
     """
 
     def mark_as_redirected(model: "OperationModel", context: dict[str, Any], **_: object) -> None:
-        if everywhere or model.name == "HeadBucket":
+        if for_all_operations or model.name == "HeadBucket":
             context.setdefault("s3_redirect", {})["redirected"] = True
 
     client.meta.events.register_last("before-parameter-build.s3", mark_as_redirected)
@@ -96,7 +96,7 @@ _LOOPBACK_HOSTS = frozenset({"127.0.0.1", "localhost", "::1"})
 _CONNECT_TIMEOUT_S = 1.0
 
 
-class S3Buckets:
+class S3BucketsByLocation:
     """`BucketAtLocation` of S3 stores, with one client per endpoint and region.
 
     `home` is any bucket of the configured store. `own_stack` says that this store is the embedded server, whose port

@@ -63,11 +63,11 @@ class S3ObjectStore:
     def put_if_absent(self, key: str, body: bytes, *, metadata: Mapping[str, str]) -> None:
         require_writable_key(key)
         require_supported_metadata(metadata)
-        if not self._retries.call(lambda: self._put_once(key, body, metadata)):
+        if not self._retries.call(lambda: self._put_or_verify_same_once(key, body, metadata)):
             raise self._taken_error(key)
 
     def put_file_if_absent(
-        self, key: str, file: BinaryIO, *, metadata: Mapping[str, str], proceed: Callable[[], None]
+        self, key: str, file: BinaryIO, *, metadata: Mapping[str, str], require_may_proceed: Callable[[], None]
     ) -> None:
         require_writable_key(key)
         require_supported_metadata(metadata)
@@ -76,12 +76,12 @@ class S3ObjectStore:
             body = file.read()
 
             def put() -> bool:
-                proceed()
-                return self._put_once(key, body, metadata)
+                require_may_proceed()
+                return self._put_or_verify_same_once(key, body, metadata)
 
             is_stored = self._retries.call(put)
         else:
-            is_stored = self._multipart.upload_file(key, file, metadata, proceed) or self._holds_file(
+            is_stored = self._multipart.upload_file(key, file, metadata, require_may_proceed) or self._holds_file(
                 key, file, metadata
             )
         if not is_stored:
@@ -124,7 +124,7 @@ class S3ObjectStore:
     def _describe(self, verb: str, key: str) -> str:
         return f"{verb} {self.bucket}/{key}"
 
-    def _put_once(self, key: str, body: bytes, metadata: Mapping[str, str]) -> bool:
+    def _put_or_verify_same_once(self, key: str, body: bytes, metadata: Mapping[str, str]) -> bool:
         with translate_s3_errors(self._describe("put", key)):
             try:
                 self._client.put_object(

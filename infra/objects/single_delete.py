@@ -45,27 +45,28 @@ class SingleDelete:
 
         Keys after a store that stops answering are not requested and get no outcome.
         """
-        stopped = Event()
+        store_failed = Event()
         with ThreadPoolExecutor(min(self._parallelism, len(keys))) as threads:
             futures = [  # each with a copy of the context, so that spans in the threads keep their parent
-                (key, threads.submit(copy_context().run, self._delete_unless_stopped, stopped, key)) for key in keys
+                (key, threads.submit(copy_context().run, self._delete_unless_store_failed, store_failed, key))
+                for key in keys
             ]
         errors = [error for key, future in futures if (error := self._record_result(key, future, outcomes))]
         if errors:
             raise errors[0]
 
-    def _delete_unless_stopped(self, stopped: Event, key: str) -> str | None:
-        """Return the reason if the store refuses this key. Do nothing once `stopped` is set."""
-        if stopped.is_set():
+    def _delete_unless_store_failed(self, store_failed: Event, key: str) -> str | None:
+        """Return the reason if the store refuses this key. Do nothing once `store_failed` is set."""
+        if store_failed.is_set():
             raise StoreUnavailable(f"delete {self._bucket}/{key}: not asked, the store had stopped answering")
         raise_if_stopped()
         try:
-            return self._retries.call(lambda: self._delete_key(key))
+            return self._retries.call(lambda: self._delete_key_at_rate(key))
         except SextonError:
-            stopped.set()
+            store_failed.set()
             raise
 
-    def _delete_key(self, key: str) -> str | None:
+    def _delete_key_at_rate(self, key: str) -> str | None:
         start_s = self._rate.wait_for_turn(1)
         try:
             with translate_s3_errors(f"delete {self._bucket}/{key}"):

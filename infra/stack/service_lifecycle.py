@@ -14,8 +14,8 @@ from threading import Event
 
 import psutil
 
+from infra.stack.service_port_choice import LOOPBACK
 from infra.stack.service_process import ServiceProcess
-from infra.stack.tcp_ports import LOOPBACK
 from logstore.errors import ServiceFailed
 
 PROBE_TIMEOUT_S = 3.0  # a healthy server on this machine answers within milliseconds
@@ -97,7 +97,7 @@ def start_services(services: Collection[EmbeddedService], on_progress: Callable[
         on_progress(f"starting {', '.join(absent_names)}")
     try:
         with ThreadPoolExecutor(len(services)) as pool:
-            futures = [pool.submit(_start_unless_healthy, service, started, cancelled) for service in services]
+            futures = [pool.submit(_restart_unless_healthy, service, started, cancelled) for service in services]
             try:
                 for future in as_completed(futures):
                     on_progress(future.result())
@@ -146,9 +146,9 @@ def _may_be_listened_on(path: Path) -> bool:
     return True
 
 
-def _start_unless_healthy(service: EmbeddedService, started: list[EmbeddedService], cancelled: Event) -> str:
+def _restart_unless_healthy(service: EmbeddedService, started: list[EmbeddedService], cancelled: Event) -> str:
     begin_s = time.monotonic()
-    if _is_healthy(service, cancelled):
+    if _await_health_if_running(service, cancelled):
         service.on_healthy()
         return f"{service.name} runs already"
     if cancelled.is_set():
@@ -164,7 +164,7 @@ def _start_unless_healthy(service: EmbeddedService, started: list[EmbeddedServic
     return f"{service.name} is ready after {time.monotonic() - begin_s:.1f} s"
 
 
-def _is_healthy(service: EmbeddedService, cancelled: Event) -> bool:
+def _await_health_if_running(service: EmbeddedService, cancelled: Event) -> bool:
     process = service.process.find_process()
     if process is None:
         return False
@@ -186,7 +186,7 @@ def _await_health(service: EmbeddedService, cancelled: Event, patience_s: float)
 
 def _build_start_error(service: EmbeddedService, health: ServiceHealth, log_start: int) -> ServiceFailed:
     if service.process.find_process() is None:
-        problem = f"it ended while starting ({service.process.summarize_last_lines(log_start)})"
+        problem = f"it ended while starting ({service.process.summarize_last_failure_lines(log_start)})"
     else:
         problem = f"it was not healthy in {service.start_timeout_s:.0f} s ({health.detail})"
     return ServiceFailed(service.name, problem, advice=f"see {service.process.log_file}, then run `sexton up` again")

@@ -71,7 +71,7 @@ class ServiceProcess:
             except psutil.TimeoutExpired:
                 self._kill_tree(process)
             except psutil.AccessDenied:
-                raise self._cannot_kill(process) from None
+                raise self._unstoppable_process_error(process) from None
         self.pid_file.unlink(missing_ok=True)
         return process is not None
 
@@ -83,15 +83,15 @@ class ServiceProcess:
         self.pid_file.unlink(missing_ok=True)
         return process is not None
 
-    def summarize_last_lines(self, since: int = 0) -> str:
+    def summarize_last_failure_lines(self, start_byte: int = 0) -> str:
         """Return the last two log lines that name a failure, in at most 400 characters.
 
-        `since` is an offset in bytes.
+        `start_byte` is an offset in bytes.
         """
         try:
             with self.log_file.open("rb") as log:
                 size = log.seek(0, os.SEEK_END)
-                log.seek(max(since, size - 8192))
+                log.seek(max(start_byte, size - 8192))
                 lines = log.read().decode("utf-8", "replace").splitlines()
         except OSError:
             return "it left no log"
@@ -151,9 +151,9 @@ class ServiceProcess:
                 process.wait(_KILL_WAIT_S)
             psutil.wait_procs(descendants, timeout=_KILL_WAIT_S)
         except (PermissionError, psutil.TimeoutExpired):
-            raise self._cannot_kill(process) from None
+            raise self._unstoppable_process_error(process) from None
 
-    def _cannot_kill(self, process: psutil.Process) -> ServiceFailed:
+    def _unstoppable_process_error(self, process: psutil.Process) -> ServiceFailed:
         return ServiceFailed(
             self.name, f"process {process.pid} cannot be stopped", advice="stop it as its owner or as root"
         )

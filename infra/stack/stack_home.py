@@ -55,7 +55,7 @@ class StackHome:
     ports_file = _HomePath("ports.json")  # the ports chosen at the last start
     credentials_file = _HomePath("credentials.json")  # the object store's key pair, mode 0600
 
-    def create_directories(self) -> None:
+    def create_directories_and_check_space(self) -> None:
         """Create the directories with mode 0700, and check the free disk space."""
         directories = (self.objects, self.zookeeper, self.logs, self.traces, self.pids, self.scratch)
         with self.translate_disk_errors():
@@ -84,7 +84,7 @@ class StackHome:
                     Path(temporary).unlink()
                 raise
 
-    def read_json(self, path: Path) -> dict[str, object] | None:
+    def read_json_if_exists(self, path: Path) -> dict[str, object] | None:
         """Return the JSON object in a file of this home; `None` if the file does not exist."""
         try:
             with self.translate_disk_errors():
@@ -96,7 +96,7 @@ class StackHome:
         raise _damaged_file_error(path)
 
     def read_credentials(self) -> StoreCredentials | None:
-        stored = self.read_json(self.credentials_file)
+        stored = self.read_json_if_exists(self.credentials_file)
         if stored is None:
             return None
         if not (stored.get("access_key") and stored.get("secret_key")):

@@ -15,9 +15,9 @@ from infra.stack.service_lifecycle import (
     find_program,
     query_local_port,
 )
+from infra.stack.service_port_choice import LOOPBACK, TEMPORAL, ChosenPorts
 from infra.stack.service_process import ServiceProcess
 from infra.stack.stack_home import StackHome
-from infra.stack.tcp_ports import LOOPBACK, TEMPORAL, ChosenPorts
 
 _QUEUE_POLL_RATES = (  # by default the single shard polls 20 times a second, so that each step waits up to 50 ms
     "history.transferProcessorMaxPollRPS=1000",

@@ -45,7 +45,7 @@ def keep_worker_record(home: StackHome, worker_id: str, *, metrics_url: str = ""
     try:
         with home.translate_disk_errors():
             home.workers.mkdir(mode=0o700, parents=True, exist_ok=True)
-        _remove_old_records(home)
+        _mark_or_remove_dead_records(home)
         home.write_file(path, json.dumps(asdict(record)))
     except ServiceFailed as error:
         urls = ", ".join(filter(None, (http_url, metrics_url))) or "no address"
@@ -70,7 +70,7 @@ def find_crashed_worker_ids(home: StackHome) -> set[str]:
     return {record.worker_id for record in records} - live_ids
 
 
-def _remove_old_records(home: StackHome) -> None:
+def _mark_or_remove_dead_records(home: StackHome) -> None:
     now_s = time.time()
     for path in home.workers.glob("*.json"):
         record = _read_record(path)

@@ -12,9 +12,9 @@ from infra.stack.service_lifecycle import (
     build_child_environment,
     query_local_port,
 )
+from infra.stack.service_port_choice import LOOPBACK, ZOOKEEPER, ChosenPorts
 from infra.stack.service_process import ServiceProcess
 from infra.stack.stack_home import StackHome
-from infra.stack.tcp_ports import LOOPBACK, ZOOKEEPER, ChosenPorts
 from logstore.errors import ServiceFailed
 
 _JAR_PREFIXES = ("zookeeper", "slf4j", "log4j", "netty", "snappy", "metrics-core")
@@ -34,14 +34,14 @@ autopurge.purgeInterval=1
 def define_zookeeper_service(home: StackHome, ports: ChosenPorts) -> EmbeddedService:
     return EmbeddedService(
         process=ServiceProcess(ZOOKEEPER, home),
-        command=lambda: _build_command(home, ports),
+        command=lambda: _write_config_and_build_command(home, ports),
         probe=lambda: _probe_zookeeper(ports),
         start_timeout_s=60.0,  # normally below 1 s
         stop_timeout_s=10.0,
     )
 
 
-def _build_command(home: StackHome, ports: ChosenPorts) -> ServerCommand:
+def _write_config_and_build_command(home: StackHome, ports: ChosenPorts) -> ServerCommand:
     # Paths are relative to the working directory, because a properties file would need them escaped.
     home.write_file(home.zookeeper / "zoo.cfg", _CONFIG.format(port=ports.zookeeper, address=LOOPBACK))
     argv = (

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _MAX_PORT_ATTEMPTS: Final = 10  # another process may take a free port between its choice and its use
 
 
-def resolve_address(setting: str, address: str) -> tuple[str, int]:
+def resolve_ip_address_and_port(setting: str, address: str) -> tuple[str, int]:
     """Return the IP address, preferably IPv4, and the port of `host:port`."""
     host, _, port = address.rpartition(":")
     try:
@@ -86,7 +86,7 @@ def start_metrics_endpoint(address: str, *, buckets: Mapping[str, Sequence[float
     Raises:
         InvalidInput: The host is not an address of this machine, or this user may not use the port.
     """
-    host, wanted_port = resolve_address(_SETTING_NAME, address)
+    host, wanted_port = resolve_ip_address_and_port(_SETTING_NAME, address)
     port = wanted_port or find_free_port(_SETTING_NAME, host)
     for _ in range(_MAX_PORT_ATTEMPTS):
         runtime = _try_to_start_runtime(address, host, port, buckets)

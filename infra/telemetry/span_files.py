@@ -128,7 +128,7 @@ def prune_span_files(traces_dir: Path, *, older_than_s: float, max_bytes: int) -
     return removed_files
 
 
-def prune_span_files_hourly(traces_dir: Path, *, older_than_s: float, max_bytes: int) -> None:
+def prune_span_files_if_due(traces_dir: Path, *, older_than_s: float, max_bytes: int) -> None:
     """Prune, unless a process has pruned within the last hour. Ignore errors of the file system."""
     mark = traces_dir / _PRUNE_MARK_NAME
     with suppress(OSError):

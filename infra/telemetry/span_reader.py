@@ -73,7 +73,7 @@ class SpanReader:
             if row is None:
                 trace.unreadable_lines += 1
             elif row["trace_id"] == trace_id:
-                _add_span(trace, sums, _span_from_row(row))
+                _add_sum_or_drop_span(trace, sums, _span_from_row(row))
         trace.spans.update((span.span_id, span) for span in sums.values())
         return trace
 
@@ -83,7 +83,7 @@ class SpanReader:
         for row in self._read_rows_containing(json.dumps(workflow_id)):
             attributes = (row or {}).get("attributes") or {}
             if row is not None and attributes.get("temporalWorkflowID") == workflow_id:
-                _add_trace(trace_by_id, row, attributes.get("temporalRunID"))
+                _keep_best_ranked_trace(trace_by_id, row, attributes.get("temporalRunID"))
         return sorted(trace_by_id.values(), key=_precedence)
 
     def _read_rows_containing(self, needle: str) -> Iterator[dict[str, Any] | None]:
@@ -143,7 +143,9 @@ def _span_from_row(row: Mapping[str, Any]) -> SpanRow:
     )
 
 
-def _add_span(trace: TraceRows, sums: dict[tuple[str | None, str, str | None], SpanRow], span: SpanRow) -> None:
+def _add_sum_or_drop_span(
+    trace: TraceRows, sums: dict[tuple[str | None, str, str | None], SpanRow], span: SpanRow
+) -> None:
     earlier = trace.spans.get(span.span_id)
     if earlier is not None or len(trace.spans) < MAX_SPANS_PER_TRACE:
         if earlier is None or span.end_ns > earlier.end_ns:
@@ -168,7 +170,7 @@ def add_up_spans(first: SpanRow, second: SpanRow) -> SpanRow:
     )
 
 
-def _add_trace(trace_by_id: dict[str, WorkflowTrace], row: Mapping[str, Any], run_id: str | None) -> None:
+def _keep_best_ranked_trace(trace_by_id: dict[str, WorkflowTrace], row: Mapping[str, Any], run_id: str | None) -> None:
     name: str = row["name"]
     rank = 0 if name.startswith(_RUN_PREFIXES) else 1 if name.startswith(_START_PREFIXES) else 2
     trace = WorkflowTrace(trace_id=row["trace_id"], run_id=run_id, name=name, start_ns=row["start_ns"], rank=rank)

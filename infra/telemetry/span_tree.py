@@ -5,11 +5,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from infra.telemetry.lost_spans import (
+from infra.telemetry.placeholder_spans import (
     RUN_WORKFLOW_PREFIX,
     START_ACTIVITY_PREFIX,
     WORKFLOW_ID_ATTRIBUTE,
-    add_lost_spans,
+    add_placeholder_spans,
     attempt_number,
 )
 from infra.telemetry.span_reader import SpanRow, TraceRows, add_up_spans
@@ -49,19 +49,19 @@ def build_span_trees(rows: TraceRows) -> list[SpanNode]:
     The next run of a workflow (continue-as-new) is a sibling of the earlier run, not a child.
     """
     spans = dict(rows.spans)
-    add_lost_spans(spans)
+    add_placeholder_spans(spans)
     node_by_id = {span_id: SpanNode(span) for span_id, span in spans.items()}
     roots: list[SpanNode] = []
-    parent_by_id = _find_parent_ids(spans)
+    parent_by_id = _find_tree_parent_ids(spans)
     for span_id, node in sorted(node_by_id.items(), key=lambda item: item[1].span.start_ns):
         parent_id = parent_by_id[span_id]
         (node_by_id[parent_id].children if parent_id is not None else roots).append(node)
     for root in roots:
-        _set_depths(root)
+        _set_and_limit_depths(root)
     return roots
 
 
-def _find_parent_ids(spans: Mapping[str, SpanRow]) -> dict[str, str | None]:
+def _find_tree_parent_ids(spans: Mapping[str, SpanRow]) -> dict[str, str | None]:
     """Return the parent of each span. A cycle occurs only in damaged files. One of its spans becomes a root."""
     parent_by_id: dict[str, str | None] = {}
     finished: set[str] = set()  # spans whose path to a root is known
@@ -88,7 +88,7 @@ def _is_next_run(earlier: SpanRow, later: SpanRow) -> bool:
     return later.name.startswith(RUN_WORKFLOW_PREFIX) and earlier.name == later.name and is_same_workflow
 
 
-def _set_depths(root: SpanNode) -> None:
+def _set_and_limit_depths(root: SpanNode) -> None:
     pending = [root]
     while pending:
         node = pending.pop()
@@ -106,7 +106,7 @@ def group_equal_siblings(node: SpanNode) -> SpanNode:
     Equal siblings have the same name and the same error, and either all or none of them have children.
     """
     groups: dict[tuple[str, str | None, bool], list[SpanNode]] = defaultdict(list)
-    single_nodes, groupable_nodes = _split_attempts(node)
+    single_nodes, groupable_nodes = _split_ungrouped_and_groupable_children(node)
     for child in groupable_nodes:
         groups[child.span.name, child.span.error, bool(child.children)].append(child)
     children = [group_equal_siblings(child) for child in single_nodes]
@@ -117,7 +117,7 @@ def group_equal_siblings(node: SpanNode) -> SpanNode:
     return replace(node, children=children)
 
 
-def _split_attempts(node: SpanNode) -> tuple[list[SpanNode], list[SpanNode]]:
+def _split_ungrouped_and_groupable_children(node: SpanNode) -> tuple[list[SpanNode], list[SpanNode]]:
     """Return the children that are never grouped (the first and last attempts at an activity), and the others."""
     if not node.span.name.startswith(START_ACTIVITY_PREFIX):
         return [], node.children
@@ -140,7 +140,7 @@ def _merge_group(group: list[SpanNode]) -> SpanNode:
     return SpanNode(replace(span, attributes={}), example.children, bool(example.children), nodes, depth=example.depth)
 
 
-def describe_node_remark(node: SpanNode) -> str:
+def describe_missing_or_merged_children(node: SpanNode) -> str:
     """Return a remark for people about missing or merged children, or "" if there is none."""
     if node.has_example_children:
         return "below: the longest of them"

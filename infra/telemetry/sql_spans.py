@@ -22,7 +22,7 @@ _MAX_CACHED_STATEMENTS = 1000
 _observing = threading.Event()
 
 
-def observe_engines() -> None:
+def trace_all_sql_statements() -> None:
     """Record a span for each statement of all engines of this process. Idempotent.
 
     A span never has a parameter or the statement's text, which may contain literals.
@@ -43,7 +43,7 @@ def _begin_span(
 ) -> None:
     if context is None or statement == "BEGIN" or statement.startswith("PRAGMA"):
         return  # of no interest to an operator; but a BEGIN IMMEDIATE may wait, and gets a span
-    verb, span_name = _summarize_statement(statement)
+    verb, span_name = _parse_verb_and_span_name(statement)
     attributes: dict[str, str | int] = {"db.system.name": connection.dialect.name, "db.operation.name": verb}
     if executemany:
         attributes["db.operation.batch.size"] = len(parameters)
@@ -80,7 +80,7 @@ def _fail_span(context: "ExceptionContext") -> None:
     span.end()
 
 
-def _summarize_statement(statement: str) -> tuple[str, str]:
+def _parse_verb_and_span_name(statement: str) -> tuple[str, str]:
     summary = _summary_by_statement.get(statement)
     if summary is None:
         verb = statement.lstrip("( \n\t").partition(" ")[0].partition("\n")[0].upper() or "SQL"

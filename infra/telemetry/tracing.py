@@ -82,18 +82,18 @@ def _clear_expected_error(span: ReadableSpan) -> ReadableSpan:
     )
 
 
-def create_tracer_provider(service: str, *, traces_dir: Path | None, workflows: bool = False) -> Provider:
+def create_tracer_provider(service: str, *, traces_dir: Path | None, runs_workflows: bool = False) -> Provider:
     """Build a provider that exports to a file under `traces_dir`, and to the OTLP collector of the environment, if any.
 
     The resource, the sampler and the limits follow their `OTEL_` variables. The arguments are those of `start_tracing`.
-    With `workflows` the provider is the replay-safe provider of Temporal's `OpenTelemetryPlugin`. Its import takes half
-    a second.
+    With `runs_workflows` the provider is the replay-safe provider of Temporal's `OpenTelemetryPlugin`. Its import takes
+    half a second.
 
     Source: OpenTelemetry, "OTLP Exporter Configuration" (`OTEL_EXPORTER_OTLP_ENDPOINT` and its variant for traces).
     """
     resource = Resource.create({SERVICE_NAME: service})
     provider: Provider
-    if workflows:
+    if runs_workflows:
         from temporalio.contrib.opentelemetry import create_tracer_provider  # noqa: PLC0415 - half a second
 
         provider = create_tracer_provider(resource=resource, id_generator=SystemIdGenerator())
@@ -134,7 +134,7 @@ class Tracing:
         self.provider.shutdown()
 
 
-def start_tracing(service: str, *, traces_dir: Path | None, workflows: bool = False) -> Tracing:
+def start_tracing(service: str, *, traces_dir: Path | None, runs_workflows: bool = False) -> Tracing:
     """Send this process's spans to a file, and to an OTLP collector if the environment names one.
 
     This sets the process's tracer provider and records a span for every SQL statement. S3 clients record their own
@@ -145,16 +145,18 @@ def start_tracing(service: str, *, traces_dir: Path | None, workflows: bool = Fa
         service: `service.name`, also part of the file's name: lower-case letters, digits and `-`.
         traces_dir: Directory of `{service}-{pid}.jsonl`, mode 0600. `None` means no file. If the directory cannot be
             written, this is logged and the work continues.
-        workflows: Whether this process runs workflows. Such a process must call this before it builds its workers.
+        runs_workflows: Whether this process runs workflows. Such a process must call this before it builds its workers.
     """
     global _started  # noqa: PLW0603 - OpenTelemetry allows one provider per process
-    from infra.telemetry.sql_spans import observe_engines  # noqa: PLC0415 - start-up time
+    from infra.telemetry.sql_spans import trace_all_sql_statements  # noqa: PLC0415 - start-up time
 
     with _lock:
         if _started is not None:
             _log.debug("tracing runs already: %s joins it", service)
             return _started
-        tracing = _started = Tracing(create_tracer_provider(service, traces_dir=traces_dir, workflows=workflows))
+        tracing = _started = Tracing(
+            create_tracer_provider(service, traces_dir=traces_dir, runs_workflows=runs_workflows)
+        )
         trace.set_tracer_provider(tracing.provider)
-    observe_engines()
+    trace_all_sql_statements()
     return tracing

@@ -10,7 +10,7 @@ _tracer = trace.get_tracer("sexton.zookeeper")
 
 
 @contextmanager
-def trace_zookeeper_call(action: str) -> Iterator[None]:
+def trace_zookeeper_call_within_trace(action: str) -> Iterator[None]:
     """Record a child span of the current span for the block, retries included.
 
     Without a current span, record nothing. A worker reads ZooKeeper every second, and these reads need no trace.

@@ -24,7 +24,7 @@ RELEASES_PER_EPOCH: Final = 10**12
 
 
 @dataclass(frozen=True, slots=True)
-class LedgerSpan:
+class VisibleLedgerSpan:
     """Listed ledger, with the number of entries that readers may see now."""
 
     ledger_id: LedgerId
@@ -50,7 +50,7 @@ class CursorState:
         return position.entry_id in self.acknowledged.get(position.ledger_id, ())
 
 
-def acknowledge(state: CursorState, positions: Iterable[Position], spans: Sequence[LedgerSpan]) -> CursorState:
+def acknowledge(state: CursorState, positions: Iterable[Position], spans: Sequence[VisibleLedgerSpan]) -> CursorState:
     """Acknowledge single entries in any order, then advance over contiguous acknowledged entries. Idempotent.
 
     Entries of unlisted ledgers count as acknowledged. `spans` ascend by id. Raise `InvalidInput` for a position that
@@ -59,21 +59,21 @@ def acknowledge(state: CursorState, positions: Iterable[Position], spans: Sequen
     span_by_ledger = {span.ledger_id: span for span in spans}
     acknowledged = dict(state.acknowledged)
     for position in positions:
-        _require_existing_position(position, span_by_ledger, spans)
+        _require_not_after_end(position, span_by_ledger, spans)
         if position.ledger_id in span_by_ledger and not state.covers(position):
             bits = acknowledged.get(position.ledger_id, BitMap())
             acknowledged[position.ledger_id] = bits | BitMap([position.entry_id])
     return advance_mark_delete(CursorState(state.mark_delete, acknowledged), spans)
 
 
-def acknowledge_to(state: CursorState, position: Position, spans: Sequence[LedgerSpan]) -> CursorState:
+def acknowledge_to(state: CursorState, position: Position, spans: Sequence[VisibleLedgerSpan]) -> CursorState:
     """Acknowledge all entries up to and including `position`. Raise `InvalidInput` if it is after the last entry."""
-    _require_existing_position(position, {span.ledger_id: span for span in spans}, spans, lowest=-1)
+    _require_not_after_end(position, {span.ledger_id: span for span in spans}, spans, min_entry_id=-1)
     return advance_mark_delete(replace(state, mark_delete=max(state.mark_delete, position)), spans)
 
 
 def apply_acknowledgement(
-    state: CursorState, positions: Iterable[Position], up_to: Position | None, spans: Sequence[LedgerSpan]
+    state: CursorState, positions: Iterable[Position], up_to: Position | None, spans: Sequence[VisibleLedgerSpan]
 ) -> CursorState:
     """Acknowledge single entries, and then all entries up to `up_to` if it is given."""
     acknowledged = acknowledge(state, positions, spans)
@@ -81,21 +81,28 @@ def apply_acknowledgement(
 
 
 def require_current_releases(
-    subscription: str, state: CursorState, *, up_to: Position | None, expected: int, found: int | None
+    subscription: str,
+    state: CursorState,
+    *,
+    up_to: Position | None,
+    current_releases: int,
+    releases_at_read: int | None,
 ) -> None:
     """Refuse a cumulative acknowledgement whose entries were read before the subscription gave entries back.
 
-    Entries up to the mark-delete position may be acknowledged again. `expected` are the subscription's present
-    releases. `found` are the releases when `up_to` was read. `None` counts as 0.
+    Entries up to the mark-delete position may be acknowledged again. `current_releases` are the subscription's present
+    releases. `releases_at_read` are the releases when `up_to` was read. `None` counts as 0.
 
     Source: Pulsar's consumer epoch, PIP-84; apache/pulsar#10431 and apache/pulsar#14371 lose messages without it.
     """
-    if up_to is not None and up_to > state.mark_delete and expected != (found or 0):
+    if up_to is not None and up_to > state.mark_delete and current_releases != (releases_at_read or 0):
         raise AcknowledgementStale(
             subscription,
             up_to=str(up_to),
-            expected=f"releases {expected}",
-            found="none" if found is None else f"{found}: messages were given back since that entry was read",
+            expected=f"releases {current_releases}",
+            found="none"
+            if releases_at_read is None
+            else f"{releases_at_read}: messages were given back since that entry was read",
             advice="Read again and pass the releases of that read (--releases), or acknowledge single entries"
             " (--position).",
         )
@@ -111,7 +118,7 @@ class DelayedSegmentRange(NamedTuple):
 def require_no_delayed_entries(
     subscription: str,
     state: CursorState,
-    spans: Sequence[LedgerSpan],
+    spans: Sequence[VisibleLedgerSpan],
     *,
     up_to: Position,
     delayed: Iterable[DelayedSegmentRange],
@@ -134,7 +141,9 @@ def require_no_delayed_entries(
             )
 
 
-def unacknowledged_entries(state: CursorState, spans: Sequence[LedgerSpan], up_to: Position) -> dict[LedgerId, BitMap]:
+def unacknowledged_entries(
+    state: CursorState, spans: Sequence[VisibleLedgerSpan], up_to: Position
+) -> dict[LedgerId, BitMap]:
     mark_delete, unacknowledged = state.mark_delete, dict[LedgerId, BitMap]()
     for span in spans:
         if not mark_delete.ledger_id <= span.ledger_id <= up_to.ledger_id:
@@ -157,21 +166,21 @@ def first_releases(epoch: int) -> int:
     return (epoch - 1) * RELEASES_PER_EPOCH
 
 
-def initial_state(spans: Sequence[LedgerSpan], *, latest: bool) -> CursorState:
+def initial_state(spans: Sequence[VisibleLedgerSpan], *, latest: bool) -> CursorState:
     """Return the cursor of a new subscription: before the first listed entry, or after the last entry if `latest`."""
     if not spans:
         return CursorState(EARLIEST)
     return advance_mark_delete(CursorState(spans[-1].last if latest else Position(spans[0].ledger_id, -1)), spans)
 
 
-def seek(position: Position, spans: Sequence[LedgerSpan]) -> CursorState:
+def seek(position: Position, spans: Sequence[VisibleLedgerSpan]) -> CursorState:
     """Return a cursor whose next entry is `position`. All earlier acknowledgements are dropped.
 
     Raise `InvalidInput` if `position` is more than one entry after the end of its ledger, or after the last ledger.
     """
     before = Position(position.ledger_id, position.entry_id - 1)
     try:
-        _require_existing_position(before, {span.ledger_id: span for span in spans}, spans, lowest=-1)
+        _require_not_after_end(before, {span.ledger_id: span for span in spans}, spans, min_entry_id=-1)
     except InvalidInput:
         expected = "an entry of a listed ledger or the one behind its last"
         expected += f", up to {spans[-1].ledger_id}:{spans[-1].entries}" if spans else ", of a topic with a ledger"
@@ -179,7 +188,7 @@ def seek(position: Position, spans: Sequence[LedgerSpan]) -> CursorState:
     return CursorState(before)
 
 
-def advance_mark_delete(state: CursorState, spans: Sequence[LedgerSpan]) -> CursorState:
+def advance_mark_delete(state: CursorState, spans: Sequence[VisibleLedgerSpan]) -> CursorState:
     """Move `mark_delete` over acknowledged entries and unlisted ledgers, also lost ledgers (apache/pulsar#18620)."""
     mark_delete = state.mark_delete
     for span in spans:
@@ -200,7 +209,7 @@ def advance_mark_delete(state: CursorState, spans: Sequence[LedgerSpan]) -> Curs
     return CursorState(mark_delete, {ledger_id: bits for ledger_id, bits in remaining.items() if bits})
 
 
-def count_backlog(state: CursorState, spans: Sequence[LedgerSpan]) -> int:
+def count_backlog(state: CursorState, spans: Sequence[VisibleLedgerSpan]) -> int:
     backlog, mark_delete = 0, state.mark_delete
     for span in spans:
         if span.ledger_id < mark_delete.ledger_id:
@@ -212,7 +221,7 @@ def count_backlog(state: CursorState, spans: Sequence[LedgerSpan]) -> int:
     return backlog
 
 
-def _done_entries(acknowledged: BitMap | None, span: LedgerSpan) -> BitMap | None:
+def _done_entries(acknowledged: BitMap | None, span: VisibleLedgerSpan) -> BitMap | None:
     if acknowledged is None or span.hidden is None:
         return span.hidden if acknowledged is None else acknowledged
     return acknowledged | span.hidden
@@ -236,13 +245,17 @@ def entries_after(bits: BitMap, ledger_id: LedgerId, position: Position) -> BitM
     return bits - BitMap(range(position.entry_id + 1)) if ledger_id == position.ledger_id else BitMap()
 
 
-def _require_existing_position(
-    position: Position, span_by_ledger: Mapping[LedgerId, LedgerSpan], spans: Sequence[LedgerSpan], *, lowest: int = 0
+def _require_not_after_end(
+    position: Position,
+    span_by_ledger: Mapping[LedgerId, VisibleLedgerSpan],
+    spans: Sequence[VisibleLedgerSpan],
+    *,
+    min_entry_id: int = 0,
 ) -> None:
     span = span_by_ledger.get(position.ledger_id)
     last = spans[-1].last if spans else EARLIEST
     is_after_end = position.ledger_id > last.ledger_id or (span is not None and position.entry_id >= span.entries)
-    if is_after_end or position.entry_id < lowest:
+    if is_after_end or position.entry_id < min_entry_id:
         limit = span.last if span else last
         raise InvalidInput("position", expected=f"an entry up to {limit}", found=str(position))
 

@@ -49,7 +49,7 @@ class _CompressedColumn:
         import numpy as np  # noqa: PLC0415 - start-up time
 
         steps = np.diff(values, prepend=values[:1])
-        forms = [(*_choose_width(numbers), numbers) for numbers in (values, steps)]
+        forms = [(*_estimate_smallest_packing(numbers), numbers) for numbers in (values, steps)]
         _, base, width, numbers = min(forms, key=lambda form: form[0])
         block_starts = values[::_ROWS_PER_BLOCK].copy() if numbers is steps else values[:0]
         if width == 8:
@@ -66,14 +66,14 @@ class _CompressedColumn:
 
     def decode(self, start: int, stop: int) -> "Int64Array":
         if not len(self.block_starts):
-            return self._decode_numbers(start, stop)
+            return self._unpack_values_or_steps(start, stop)
         block = start // _ROWS_PER_BLOCK
-        steps = self._decode_numbers(block * _ROWS_PER_BLOCK, stop)
+        steps = self._unpack_values_or_steps(block * _ROWS_PER_BLOCK, stop)
         steps[:1] = self.block_starts[block : block + 1]
         values: Int64Array = steps.cumsum()[start - block * _ROWS_PER_BLOCK :]
         return values
 
-    def _decode_numbers(self, start: int, stop: int) -> "Int64Array":
+    def _unpack_values_or_steps(self, start: int, stop: int) -> "Int64Array":
         import numpy as np  # noqa: PLC0415 - start-up time
 
         if self.width:
@@ -115,7 +115,7 @@ class CompressedRows:
         return sum(column.memory_bytes for column in self._columns)
 
 
-def _choose_width(numbers: "Int64Array") -> tuple[float, int, int]:
+def _estimate_smallest_packing(numbers: "Int64Array") -> tuple[float, int, int]:
     """Return the smallest size of a column in bytes, with base and width, judged by a sample."""
     sample = numbers[:: len(numbers) // _MAX_SAMPLE_ROWS + 1].copy()
     sample.sort()

@@ -214,14 +214,14 @@ def _to_bitmap(ascending: "npt.NDArray[np.uint32]") -> BitMap:
 
 
 def _find_rows(
-    wanted_ledgers: Sequence[int], ledger_numbers: "npt.NDArray[np.intp]"
+    wanted_numbers: Sequence[int], ledger_numbers: "npt.NDArray[np.intp]"
 ) -> "Iterator[npt.NDArray[np.intp]]":
     import numpy as np  # noqa: PLC0415 - start-up time
 
-    if len(wanted_ledgers) <= _MAX_VALUES_WITHOUT_TABLE:
-        return (np.flatnonzero(ledger_numbers == number) for number in wanted_ledgers)
+    if len(wanted_numbers) <= _MAX_VALUES_WITHOUT_TABLE:
+        return (np.flatnonzero(ledger_numbers == number) for number in wanted_numbers)
     order = ledger_numbers.argsort(kind="stable")
-    bounds = np.array([wanted_ledgers, np.array(wanted_ledgers) + 1])
+    bounds = np.array([wanted_numbers, np.array(wanted_numbers) + 1])
     ends = ledger_numbers[order].searchsorted(bounds).T.tolist()
     return (order[start:end] for start, end in ends)
 

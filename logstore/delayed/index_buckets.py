@@ -29,7 +29,7 @@ class IndexBucket:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class IndexBucketSummary:
+class IndexBucketToMerge:
     """Range and number of messages of one index bucket."""
 
     bucket_id: int

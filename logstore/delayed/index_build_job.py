@@ -43,15 +43,15 @@ class PlannedBucketRange:
 
 
 def split_log_into_bucket_ranges(
-    segments: Iterable[tuple[Position, Position, int]], *, total: int, messages: int, buckets: int
+    segments: Iterable[tuple[Position, Position, int]], *, total_messages: int, min_messages: int, max_buckets: int
 ) -> list[PlannedBucketRange]:
     """Cut a log at segment ends into ranges with similar numbers of delayed entries.
 
     `segments` has the first entry, the last entry and the number of delayed entries of each segment, in log order.
-    `total` is the sum of these numbers. A range has at least `messages` entries, except the last range. There are at
-    most `buckets` ranges, unless a range would have more entries than a task can sort.
+    `total_messages` is the sum of these numbers. A range has at least `min_messages` entries, except the last range.
+    There are at most `max_buckets` ranges, unless a range would have more entries than a task can sort.
     """
-    min_entries = min(max(messages, math.ceil(total / buckets)), _MAX_MESSAGES_PER_BUCKET)
+    min_entries = min(max(min_messages, math.ceil(total_messages / max_buckets)), _MAX_MESSAGES_PER_BUCKET)
     ranges: list[PlannedBucketRange] = []
     begin = end = None
     entries = 0

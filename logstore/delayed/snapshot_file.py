@@ -40,7 +40,7 @@ _MIN_ROWS_PER_BITMAP_UPDATE: Final = 250_000
 """Rows that are added to bitmaps together, because few large updates are faster than many small updates."""
 
 
-class _SegmentSink:
+class _SegmentDigestingSink:
     """File-like object that digests each segment as it is written to a binary file."""
 
     closed = False
@@ -97,7 +97,7 @@ class IndexSnapshotWriter:
         self._collected_entries: dict[LedgerId, BitMap] = {}
         self._uncollected_parts: list[DelayedRows] = []  # written rows that are in no bitmap yet
         self._own_file = target.open("wb") if isinstance(target, Path) else None
-        self._sink = _SegmentSink(self._own_file or cast("BinaryIO", target))
+        self._sink = _SegmentDigestingSink(self._own_file or cast("BinaryIO", target))
         self._file = pq.ParquetWriter(
             self._sink,
             DelayedRows.empty().to_table().schema,

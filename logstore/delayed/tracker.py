@@ -5,7 +5,7 @@ list of index buckets and the log. For each index bucket the tracker has bitmaps
 Readers of the log add messages that are in no index bucket.
 
 The caller reads storage, because storage may answer late. `find_unopened_buckets` and `bucket_to_read` return the index
-buckets to read. `load_bucket_list` and `load_bucket_segment` take the results.
+buckets to read. `load_list_and_pop_rewinds` and `load_bucket_segment` take the results.
 
 Contract between tracker and readers of the log:
 
@@ -63,7 +63,10 @@ def open_index_buckets(
 
 
 class Tracker:
-    """View of the delayed messages of one topic. It is empty before the first `load_bucket_list`. Not thread-safe."""
+    """View of the delayed messages of one topic.
+
+    It is empty before the first `load_list_and_pop_rewinds`. Not thread-safe.
+    """
 
     def __init__(self, snapshots: IndexSnapshotReader) -> None:
         self._segments = snapshots
@@ -85,11 +88,11 @@ class Tracker:
 
     @property
     def lost_buckets(self) -> tuple[IndexBucket, ...]:
-        """Index buckets that could not be read since the last `load_bucket_list`.
+        """Index buckets that could not be read since the last `load_list_and_pop_rewinds`.
 
-        Check this after `load_bucket_list`, `load_bucket_segment` and `take_due_messages`. If an index bucket is lost,
-        read the list again, and load it if it has changed. If the list has not changed, raise an alarm: readers must
-        find the lost messages in the log.
+        Check this after `load_list_and_pop_rewinds`, `load_bucket_segment` and `take_due_messages`. If an index bucket
+        is lost, read the list again, and load it if it has changed. If the list has not changed, raise an alarm:
+        readers must find the lost messages in the log.
         """
         return tuple(self._lost.values())
 
@@ -111,7 +114,7 @@ class Tracker:
     def contains(self, position: Position) -> bool:
         return position.entry_id in self._tracked.get(position.ledger_id, ())
 
-    def track_message(self, position: Position, deliver_at_ms: int) -> bool:
+    def track_unless_due(self, position: Position, deliver_at_ms: int) -> bool:
         """Track a message of the log. Return whether the message is tracked now. Idempotent.
 
         `False` means that the message was due at the last `take_due_messages`. The reader then delivers the message.
@@ -133,10 +136,10 @@ class Tracker:
         return min((time for time in times if time is not None), default=None)
 
     def find_unopened_buckets(self, listed: IndexBucketList) -> list[IndexBucket]:
-        """Return the listed index buckets whose footers `load_bucket_list` needs."""
+        """Return the listed index buckets whose footers `load_list_and_pop_rewinds` needs."""
         return [bucket for bucket in listed.buckets if bucket.bucket_id not in self._source_by_bucket]
 
-    def load_bucket_list(
+    def load_list_and_pop_rewinds(
         self, bucket_list: IndexBucketList, opened_sources: Mapping[LedgerId, IndexBucketSource | None] | None = None
     ) -> list[Position]:
         """Track the messages of exactly the listed index buckets. Return positions from which readers must read again.
@@ -164,7 +167,7 @@ class Tracker:
                 sources[bucket.bucket_id] = source
             else:
                 lost[bucket.bucket_id] = bucket
-        tracked_before, bucket_entries = self._tracked, self._unite_entries(sources)
+        tracked_before, bucket_entries = self._tracked, self._exclude_taken_and_unite(sources)
         self._bucket_list, self._source_by_bucket, self._lost, self._tracked = (
             bucket_list,
             sources,
@@ -194,7 +197,7 @@ class Tracker:
         while (
             limit > 0 and (sources := self._due_sources(now_ms)) and len(part := take_due_rows(sources, now_ms, limit))
         ):
-            self._untrack(part)
+            self._mark_taken_and_check_buckets(part)
             parts.append(part)
             limit -= len(part)
         return DelayedRows.concatenate(parts)
@@ -221,7 +224,7 @@ class Tracker:
         else:
             source.load_segment(segment)
 
-    def _unite_entries(self, sources: Mapping[LedgerId, IndexBucketSource]) -> dict[LedgerId, BitMap]:
+    def _exclude_taken_and_unite(self, sources: Mapping[LedgerId, IndexBucketSource]) -> dict[LedgerId, BitMap]:
         """Return the entries to track. New index buckets exclude entries that were taken or are already tracked."""
         united: dict[LedgerId, BitMap] = {}
         for bucket_id, source in sources.items():
@@ -255,7 +258,7 @@ class Tracker:
         sources = [*self._source_by_bucket.values(), *self._added.list_runs(now_ms)]
         return [source for source in sources if source.next_ms is not None and source.next_ms <= now_ms]
 
-    def _untrack(self, rows: DelayedRows) -> None:
+    def _mark_taken_and_check_buckets(self, rows: DelayedRows) -> None:
         entries = rows.to_bitmaps()
         entry_bitmaps.remove_entries(self._tracked, entries)
         entry_bitmaps.remove_entries(self._added_bits, entries)

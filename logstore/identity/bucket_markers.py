@@ -80,18 +80,24 @@ class MarkerState(StrEnum):
 
 
 def compare_marker(
-    owner: str | None, *, catalog_id: str, bucket: NamedBucket, marked: Collection[tuple[BucketRole, str]]
+    named_catalog: str | None,
+    *,
+    catalog_id: str,
+    bucket: NamedBucket,
+    marked_buckets: Collection[tuple[BucketRole, str]],
 ) -> MarkerState:
     """Compare the marker of a bucket with the catalog.
 
-    `owner` is the catalog that the marker names. `marked` are all buckets that this catalog has marked.
+    `named_catalog` is the catalog that the marker names. `marked_buckets` are all buckets that this catalog has marked.
     """
-    if owner not in {None, catalog_id}:
+    if named_catalog not in {None, catalog_id}:
         return MarkerState.FOREIGN
-    is_marked = (bucket.role, bucket.bucket) in marked
-    is_elsewhere = not is_marked and bucket.role.is_single and any(role is bucket.role for role, _ in marked)
-    if owner:  # a bucket that was marked for another role also has this marker, but no object of this role
-        return MarkerState.ELSEWHERE if is_elsewhere and _format_roles(bucket.bucket, marked) else MarkerState.OURS
+    is_marked = (bucket.role, bucket.bucket) in marked_buckets
+    is_elsewhere = not is_marked and bucket.role.is_single and any(role is bucket.role for role, _ in marked_buckets)
+    if named_catalog:  # a bucket that was marked for another role also has this marker, but no object of this role
+        return (
+            MarkerState.ELSEWHERE if is_elsewhere and _format_roles(bucket.bucket, marked_buckets) else MarkerState.OURS
+        )
     if is_marked:
         return MarkerState.LOST
     return MarkerState.ELSEWHERE if is_elsewhere else MarkerState.UNMARKED
@@ -103,27 +109,33 @@ def _format_roles(bucket: str, marked: Collection[tuple[BucketRole, str]]) -> st
 
 def mismatch_error(
     state: MarkerState,
-    owner: str | None,
+    named_catalog: str | None,
     *,
     catalog_id: str,
     bucket: NamedBucket,
-    marked: Collection[tuple[BucketRole, str]],
+    marked_buckets: Collection[tuple[BucketRole, str]],
 ) -> CatalogMismatch | None:
     """Return the error for a bucket in this state, or `None` if the bucket is or may become this catalog's."""
     expected = f"the marker of catalog {catalog_id}"
     match state:
         case MarkerState.FOREIGN:
             advice = "check bucket, endpoint and database: they are not of one store"
-            return CatalogMismatch(str(bucket), expected=expected, found=f"that of catalog {owner}", advice=advice)
+            return CatalogMismatch(
+                str(bucket), expected=expected, found=f"that of catalog {named_catalog}", advice=advice
+            )
         case MarkerState.LOST:
             advice = "another store answers at this address, or the bucket was emptied"
             if not bucket.role.is_single:
                 advice += f"; two {bucket.role.value} buckets need two names, also where they are at two endpoints"
             return CatalogMismatch(str(bucket), expected=expected, found="no marker", advice=advice)
         case MarkerState.ELSEWHERE:
-            names = ", ".join(sorted(name for role, name in marked if role is bucket.role))
+            names = ", ".join(sorted(name for role, name in marked_buckets if role is bucket.role))
             advice = f"this catalog's {bucket.role.value} bucket is {names}"
-            found = f"the marker of its {_format_roles(bucket.bucket, marked)} bucket" if owner else "no marker"
+            found = (
+                f"the marker of its {_format_roles(bucket.bucket, marked_buckets)} bucket"
+                if named_catalog
+                else "no marker"
+            )
             return CatalogMismatch(str(bucket), expected=expected, found=found, advice=advice)
         case MarkerState.OURS | MarkerState.UNMARKED:
             return None
@@ -133,7 +145,7 @@ def marker_content(catalog_id: str) -> bytes:
     return json.dumps({_CATALOG_ID_FIELD: catalog_id}).encode()
 
 
-def describe_owner(content: bytes) -> str:
+def describe_named_catalog(content: bytes) -> str:
     """Return the id of the catalog that a marker names, or a text with the first bytes of an unreadable marker."""
     catalog_id = _parse_catalog_id(content)
     return f"unreadable ({content[:80].decode('utf-8', errors='replace')!r})" if catalog_id is None else catalog_id

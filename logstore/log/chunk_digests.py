@@ -77,32 +77,32 @@ def parse_digests(text: str, chunks: Sequence[ColumnChunk], *, name: str) -> dic
 
 def fetch_verified_chunks(
     read: Callable[[int, int], bytes],
-    digests: Mapping[ColumnChunk, str],
+    digest_by_chunk: Mapping[ColumnChunk, str],
     columns: Collection[str],
     *,
     name: str,
 ) -> list[tuple[int, bytes]]:
     """Fetch the chunks of some columns. Return parts of the file, each with its offset.
 
-    Adjacent chunks share a request. `read` gets offset and length. `digests` has all chunks that may be read, in file
-    order. Raise `CorruptData` if a chunk has another digest. Do not let Arrow prefetch from the parts, because it would
-    also read the gaps between them.
+    Adjacent chunks share a request. `read` gets offset and length. `digest_by_chunk` has all chunks that may be read,
+    in file order. Raise `CorruptData` if a chunk has another digest. Do not let Arrow prefetch from the parts, because
+    it would also read the gaps between them.
     """
-    requested_chunks = [chunk for chunk in digests if chunk.column in columns]
+    requested_chunks = [chunk for chunk in digest_by_chunk if chunk.column in columns]
     parts: list[tuple[int, bytes]] = []
-    for run in _group_adjacent_chunks(requested_chunks):
+    for run in _group_nearby_chunks(requested_chunks):
         start = run[0].start
         content = read(start, run[-1].end - start)
         for chunk in run:
             digest = digest_chunk(memoryview(content)[chunk.start - start : chunk.end - start])
-            if digest != digests[chunk]:
+            if digest != digest_by_chunk[chunk]:
                 location = f"column {chunk.column} at byte {chunk.start}"
-                raise CorruptData(f"{name}: expected {location} of digest {digests[chunk]}, found {digest}")
+                raise CorruptData(f"{name}: expected {location} of digest {digest_by_chunk[chunk]}, found {digest}")
         parts.append((start, content))
     return parts
 
 
-def _group_adjacent_chunks(chunks: Sequence[ColumnChunk]) -> Iterable[list[ColumnChunk]]:
+def _group_nearby_chunks(chunks: Sequence[ColumnChunk]) -> Iterable[list[ColumnChunk]]:
     runs: list[list[ColumnChunk]] = []
     for chunk in chunks:
         if runs and chunk.start <= runs[-1][-1].end + _MAX_GAP_BYTES:

@@ -39,7 +39,7 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True)
-class MarkerColumns:
+class TransactionMarkerFields:
     """Transaction and verb of a transaction marker."""
 
     txn: TransactionId
@@ -53,4 +53,4 @@ class ProducedEntries:
     entries: Sequence[NewEntry]
     producer: str | None = None
     txn: TransactionId | None = None  # open transaction of the entries
-    marks: Sequence[MarkerColumns] = ()  # one mark for each entry, if the entries are transaction markers
+    marks: Sequence[TransactionMarkerFields] = ()  # one mark for each entry, if the entries are transaction markers

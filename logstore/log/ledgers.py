@@ -118,7 +118,7 @@ class LedgerStatement:
             raise CorruptData(f"ledger statement: {error!r} in {dict(fields)!r}") from error
 
 
-def parse_meta_fields(content: bytes) -> dict[str, str]:
+def parse_meta_fields_or_unreadable(content: bytes) -> dict[str, str]:
     """Return the fields of a `meta.json`. If it is no JSON object, the only field `unreadable` has its first bytes."""
     try:
         fields = json.loads(content)

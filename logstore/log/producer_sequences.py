@@ -11,7 +11,7 @@ from typing import NamedTuple
 from logstore.transactions.transaction_ids_and_states import TransactionId
 
 
-class ProducerSequence(NamedTuple):
+class HighestSequenceIds(NamedTuple):
     """Highest sequence ids of a producer in a topic, inclusive. -1 means none."""
 
     committed: int = -1
@@ -19,18 +19,20 @@ class ProducerSequence(NamedTuple):
     txn: TransactionId | None = None  # open transaction
 
     @staticmethod
-    def without_transaction(last: int) -> "ProducerSequence":
-        return ProducerSequence(last, last)
+    def without_transaction(last: int) -> "HighestSequenceIds":
+        return HighestSequenceIds(last, last)
 
     def refuses(self, txn: TransactionId | None) -> bool:
         """Return whether new entries in `txn`, or in no transaction, are refused because another one is open."""
         return self.txn is not None and self.txn != txn
 
-    def advance(self, last: int, txn: TransactionId | None) -> "ProducerSequence":
+    def advance(self, last: int, txn: TransactionId | None) -> "HighestSequenceIds":
         """Return the sequence after entries up to `last` were stored in `txn`, or in no transaction.
 
         `refuses` must have returned `False` for these entries.
         """
         return (
-            ProducerSequence.without_transaction(last) if txn is None else ProducerSequence(self.committed, last, txn)
+            HighestSequenceIds.without_transaction(last)
+            if txn is None
+            else HighestSequenceIds(self.committed, last, txn)
         )

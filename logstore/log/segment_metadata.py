@@ -22,7 +22,7 @@ UPLOAD_ID_FIELD: Final = "append"
 """Metadata field with the `SegmentUploadId`."""
 
 EXTENT_FIELD: Final = "behind"
-"""Metadata field with the `RegisteredExtent`."""
+"""Metadata field with the `RegisteredLedgerExtent`."""
 
 _UPLOAD_ID_FORM: Final = re.compile(r"(?P<append>[0-9a-f]{32})-(?P<nth>[1-9][0-9]{0,8})")
 _EXTENT_FORM: Final = re.compile(r"(?P<segment>-1|[0-9]{1,8}):(?P<entries>[0-9]{1,18})")
@@ -44,7 +44,7 @@ class SegmentUploadId(NamedTuple):
         return SegmentUploadId(match["append"], int(match["nth"])) if match else None
 
 
-class RegisteredExtent(NamedTuple):
+class RegisteredLedgerExtent(NamedTuple):
     """Registered part of the ledger when the upload was made. Later registrations only add to it."""
 
     last_segment: int  # highest registered segment number, -1: none; later registrations have higher numbers
@@ -54,10 +54,10 @@ class RegisteredExtent(NamedTuple):
         return f"{self.last_segment}:{self.entries}"
 
     @staticmethod
-    def parse(text: str | None) -> "RegisteredExtent | None":
+    def parse(text: str | None) -> "RegisteredLedgerExtent | None":
         """Parse the text form of an extent. Return `None` for any other text."""
         match = _EXTENT_FORM.fullmatch(text or "")
-        return RegisteredExtent(int(match["segment"]), int(match["entries"])) if match else None
+        return RegisteredLedgerExtent(int(match["segment"]), int(match["entries"])) if match else None
 
 
 MIN_CONFIRMATION_GAP: Final = (1 << 16) + 1
@@ -70,5 +70,5 @@ The distance exceeds the number of segments of a ledger. So a confirmation never
 
 def is_confirmation(number: int, metadata: Mapping[str, str]) -> bool:
     """Return whether an upload is a confirmation: its metadata name a segment far below its own number."""
-    extent = RegisteredExtent.parse(metadata.get(EXTENT_FIELD))
+    extent = RegisteredLedgerExtent.parse(metadata.get(EXTENT_FIELD))
     return extent is not None and MIN_CONFIRMATION_GAP <= number - extent.last_segment <= MAX_CONFIRMATION_GAP

@@ -106,7 +106,7 @@ def decide_upload_start(
     uuid: str,
     *,
     tiered: tuple[str, Mapping[str, str]] | None,
-    state: str,
+    ledger_state: str,
     read_primary_state: Callable[[], str | None],
 ) -> UploadStart:
     """Decide how an attempt to offload a ledger begins.
@@ -121,15 +121,15 @@ def decide_upload_start(
         return UploadStart.ALREADY
     if tiered and tiered[1].get("uuid") == uuid:
         return UploadStart.AGAIN
-    if state != LedgerState.CLOSED:
-        raise PreconditionFailed(f"ledger {ledger_id}: expected state CLOSED, found {state}")
+    if ledger_state != LedgerState.CLOSED:
+        raise PreconditionFailed(f"ledger {ledger_id}: expected state CLOSED, found {ledger_state}")
     primary_state = read_primary_state()
     if primary_state != CopyState.LIVE:
         raise PreconditionFailed(f"ledger {ledger_id}: expected a LIVE primary copy, found {primary_state or 'none'}")
     return UploadStart.ANEW
 
 
-def upload_ends_us(context: Mapping[str, str]) -> int | None:
+def upload_requests_end_us(context: Mapping[str, str]) -> int | None:
     """Return the time, by the catalog's clock, after which no request can arrive. `None` if the upload has ended."""
     end_us = context.get(_UPLOAD_END_FIELD)
     if end_us is None:
@@ -178,7 +178,7 @@ def parse_lengths(context: Mapping[str, str]) -> CopyLengths | None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RowGroup:
+class RowGroupEntries:
     """Entries of one source segment: `first_entry` (inclusive) to `first_entry + entries` (exclusive)."""
 
     first_entry: int
@@ -194,7 +194,7 @@ class TieredIndex:
     entries: int
     size_bytes: int  # of the data object
     sha256: str  # SHA-256 of the data object, hexadecimal
-    row_groups: tuple[RowGroup, ...]  # in the order of the entries
+    row_groups: tuple[RowGroupEntries, ...]  # in the order of the entries
     footer: str  # digest of the data object's footer
     chunks: tuple[str, ...]  # digests of column chunks, by row group
     etag: str = ""  # of the data object when it was read back; empty: the store has none
@@ -214,7 +214,7 @@ class TieredIndex:
                 entries=facts["entries"],
                 size_bytes=facts["size_bytes"],
                 sha256=facts["sha256"],
-                row_groups=tuple(RowGroup(**group) for group in facts["row_groups"]),
+                row_groups=tuple(RowGroupEntries(**group) for group in facts["row_groups"]),
                 etag=facts["etag"],
                 footer=facts["footer"],
                 chunks=tuple(str(digests) for digests in facts["chunks"]),
@@ -223,16 +223,16 @@ class TieredIndex:
             raise CorruptData(f"{name}: not the index of a tiered copy: {error!r}") from error
 
 
-def write_tiered_copy(sink: BinaryIO, segments: "Iterable[pa.Table]") -> tuple[RowGroup, ...]:
+def write_tiered_data_file(sink: BinaryIO, segments: "Iterable[pa.Table]") -> tuple[RowGroupEntries, ...]:
     """Write segments, in entry order from entry 0 on, as one file with one row group each. Memory holds one segment."""
     import pyarrow.parquet as pq  # noqa: PLC0415 - start-up time
 
     schema = entry_schema()
-    groups: list[RowGroup] = []
+    groups: list[RowGroupEntries] = []
     next_entry = 0
     with pq.ParquetWriter(sink, schema, **PARQUET_OPTIONS) as writer:
         for table in segments:
             writer.write_table(table.select(schema.names).cast(schema), row_group_size=table.num_rows)
-            groups.append(RowGroup(first_entry=next_entry, entries=table.num_rows))
+            groups.append(RowGroupEntries(first_entry=next_entry, entries=table.num_rows))
             next_entry += table.num_rows
     return tuple(groups)

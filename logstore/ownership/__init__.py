@@ -2,7 +2,7 @@
 
 from logstore.ownership.bundle_assignment import (
     BundleAcquisition,
-    OwnerNode,
+    BundleOwnerNode,
     OwnershipView,
     ReownAttempts,
     ReownDecision,
@@ -27,8 +27,8 @@ __all__ = [
     "MAX_BUNDLES",
     "BundleAcquisition",
     "BundleId",
+    "BundleOwnerNode",
     "Lease",
-    "OwnerNode",
     "OwnershipView",
     "ReownAttempts",
     "ReownDecision",

@@ -110,7 +110,7 @@ def bundles_to_take(
     return [bundle for _, bundle in sorted(due)]
 
 
-def bundles_to_shed(view: OwnershipView, worker_id: str, *, at_most: int) -> list[BundleId]:
+def bundles_to_shed(view: OwnershipView, worker_id: str, *, max_free_bundles: int) -> list[BundleId]:
     """Return the bundles that this worker should release now. Other workers take them at once. Mostly there are none.
 
     1. If a worker has fewer bundles than `OwnershipView.underload_limit`, workers above this limit release bundles for
@@ -118,14 +118,19 @@ def bundles_to_shed(view: OwnershipView, worker_id: str, *, at_most: int) -> lis
     2. A worker above `OwnershipView.max_bundles_per_worker` releases other bundles, too.
 
     Each move crosses a limit in one direction, so moves end, and no worker takes back a bundle that it released. At
-    most `at_most` bundles of all workers are free at a time.
+    most `max_free_bundles` bundles of all workers are free at a time.
     """
-    return [bundle for bundle in _plan_releases(view, at_most) if view.owners[bundle] == worker_id]
+    return [
+        bundle for bundle in _plan_releases_of_all_workers(view, max_free_bundles) if view.owners[bundle] == worker_id
+    ]
 
 
-def _plan_releases(view: OwnershipView, at_most: int) -> list[BundleId]:
-    """Return the bundles that all workers release, within `at_most`. Workers with the same view compute the same."""
-    counts, max_moves = view.count_bundles(), at_most - len(view.free_bundles)
+def _plan_releases_of_all_workers(view: OwnershipView, max_free_bundles: int) -> list[BundleId]:
+    """Return the bundles that all workers release, within `max_free_bundles`.
+
+    Workers with the same view compute the same.
+    """
+    counts, max_moves = view.count_bundles(), max_free_bundles - len(view.free_bundles)
     owned = sorted(view.owners.items(), key=lambda item: (-counts[item[1]], item[0]))  # owners with most bundles first
     moves: list[BundleId] = []
     for limit in (view.underload_limit, view.max_bundles_per_worker):
@@ -162,7 +167,7 @@ class ReownDecision(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OwnerNode:
+class BundleOwnerNode:
     worker_id: str  # content of the node
     session: int  # session of the ephemeral node; 0 if the node is not ephemeral
     version: int
@@ -176,7 +181,7 @@ class BundleAcquisition:
 
 
 def decide_reown(
-    node: OwnerNode | None, *, session: int, worker_id: str, acquired: BundleAcquisition | None
+    node: BundleOwnerNode | None, *, session: int, worker_id: str, acquired: BundleAcquisition | None
 ) -> ReownDecision:
     """Decide about a bundle that this worker had or should take.
 

@@ -34,36 +34,36 @@ def check_bundle_count(count: int) -> int:
     return count
 
 
-def bundle_of_topic(topic: TopicName, *, bundles: int) -> BundleId:
+def bundle_of_topic(topic: TopicName, *, bundle_count: int) -> BundleId:
     hashed = zlib.crc32(topic.encoded.encode("ascii"))
-    return BundleId(hashed * check_bundle_count(bundles) >> _HASH_BITS)
+    return BundleId(hashed * check_bundle_count(bundle_count) >> _HASH_BITS)
 
 
-def bundle_name(bundle: BundleId, *, bundles: int) -> str:
+def bundle_name(bundle: BundleId, *, bundle_count: int) -> str:
     """Return a bundle's hash range, as `0x00000000_0x04000000`. Only the last bundle includes its upper end."""
-    if not 0 <= bundle < check_bundle_count(bundles):
-        raise InvalidInput("bundle", expected=f"0 to {bundles - 1}", found=bundle)
-    upper = min(_lowest_hash(bundle + 1, bundles), _MAX_HASH)
-    return f"0x{_lowest_hash(bundle, bundles):08x}_0x{upper:08x}"
+    if not 0 <= bundle < check_bundle_count(bundle_count):
+        raise InvalidInput("bundle", expected=f"0 to {bundle_count - 1}", found=bundle)
+    upper = min(_lowest_hash(bundle + 1, bundle_count), _MAX_HASH)
+    return f"0x{_lowest_hash(bundle, bundle_count):08x}_0x{upper:08x}"
 
 
-def parse_bundle_name(name: str, *, bundles: int) -> BundleId:
+def parse_bundle_name(name: str, *, bundle_count: int) -> BundleId:
     """Return the bundle whose hash range `bundle_name` wrote for the same number of bundles.
 
     Raise `InvalidInput` for any other text. A range of another number of bundles is never rounded.
     """
     try:
-        bundle = BundleId(int(name[:10], 16) * check_bundle_count(bundles) >> _HASH_BITS)
+        bundle = BundleId(int(name[:10], 16) * check_bundle_count(bundle_count) >> _HASH_BITS)
     except ValueError:
         bundle = BundleId(0)
-    if not 0 <= bundle < bundles or bundle_name(bundle, bundles=bundles) != name:
-        raise InvalidInput("bundle", expected=f"the hash range of one of {bundles} bundles", found=name)
+    if not 0 <= bundle < bundle_count or bundle_name(bundle, bundle_count=bundle_count) != name:
+        raise InvalidInput("bundle", expected=f"the hash range of one of {bundle_count} bundles", found=name)
     return bundle
 
 
-def _lowest_hash(bundle: int, bundles: int) -> int:
+def _lowest_hash(bundle: int, bundle_count: int) -> int:
     """Return the lowest hash of a bundle, rounded up. For the number after the last bundle it is 2**32."""
-    return -((-bundle << _HASH_BITS) // bundles)
+    return -((-bundle << _HASH_BITS) // bundle_count)
 
 
 _WORKER_ID_FORM = re.compile(r"(?!\.\.?$)[A-Za-z0-9._@-]{1,128}")

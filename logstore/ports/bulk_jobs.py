@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
-from logstore.reconciliation.bulk_jobs import BulkJob, BulkProgress, BulkSummary
+from logstore.reconciliation.bulk_job_inputs_and_results import BulkJob, BulkJobProgress, BulkJobSummary
 
 
 class BulkJobRunner(Protocol):
@@ -14,7 +14,9 @@ class BulkJobRunner(Protocol):
     has its own folder. The first complete attempt is published, and later attempts are discarded.
     """
 
-    def run_job(self, job: BulkJob, on_progress: Callable[[BulkProgress], None], *, master: str = "") -> BulkSummary:
+    def run_job(
+        self, job: BulkJob, on_progress: Callable[[BulkJobProgress], None], *, master: str = ""
+    ) -> BulkJobSummary:
         """Run the job until its output is published. Return its summary.
 
         `on_progress` is called about once a second. If it raises, this attempt is cancelled, and the exception is
@@ -28,7 +30,7 @@ class BulkJobRunner(Protocol):
             ServiceFailed: Java or the cluster cannot be reached, or refuses the connection.
         """
 
-    def find_published_summary(self, run_id: str, name: str) -> BulkSummary | None: ...
+    def find_published_summary(self, run_id: str, name: str) -> BulkJobSummary | None: ...
 
     def list_run_ids(self) -> list[str]:
         """Return the ids of runs that have output or a folder, ascending."""

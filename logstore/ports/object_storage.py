@@ -61,13 +61,13 @@ class ObjectStore(Protocol):
         """
 
     def put_file_if_absent(
-        self, key: str, file: BinaryIO, *, metadata: Mapping[str, str], proceed: Callable[[], None]
+        self, key: str, file: BinaryIO, *, metadata: Mapping[str, str], require_may_proceed: Callable[[], None]
     ) -> None:
         """Store a seekable file like `put_if_absent`. A large file is sent in parts and appears as a whole.
 
-        `proceed` is called before every request that sends data, including retries. If `proceed` raises, the upload
-        ends. A failed upload is aborted if the store answers. If the process dies, `list_open_uploads` shows the
-        upload.
+        `require_may_proceed` is called before every request that sends data, including retries. If
+        `require_may_proceed` raises, the upload ends. A failed upload is aborted if the store answers. If the process
+        dies, `list_open_uploads` shows the upload.
         """
 
     def list_open_uploads(self, prefix: str) -> list[OpenUpload]:
@@ -122,10 +122,10 @@ def object_keys(objects: Iterable[ObjectInfo]) -> list[str]:
 class OwnedStore(ObjectStore, Protocol):
     """Bucket of a catalog. Any method raises `CatalogMismatch` if the bucket does not belong to this catalog."""
 
-    def require_ownership(self) -> None:
+    def require_ownership_once(self) -> None:
         """Check that the bucket belongs to this catalog. After one success the check is not repeated."""
 
-    def confirm_ownership(self) -> None:
+    def require_ownership_now(self) -> None:
         """Check now that the bucket has this catalog's marker. Do this before you conclude that an object is absent."""
 
     def begin_removal(self) -> ObjectStore:

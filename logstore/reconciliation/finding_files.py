@@ -54,7 +54,7 @@ FINDINGS_PER_PAGE: Final = 1_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AppliedFinding:
+class FateOfFinding:
     number: int
     fate: FindingFate
     reason: str = ""
@@ -80,7 +80,7 @@ class FindingFiles:
         self._folder = folder
 
     @cached_property
-    def _row_groups(self) -> list[tuple[Path, int, int]]:
+    def _page_locations(self) -> list[tuple[Path, int, int]]:
         """Pages in order: file, row group, and number of the first finding."""
         groups, number = [], 0
         for path in sorted(self._folder.glob("*.parquet")):
@@ -93,19 +93,19 @@ class FindingFiles:
 
     @property
     def pages(self) -> int:
-        return len(self._row_groups)
+        return len(self._page_locations)
 
     def read_page(self, number: int) -> dict[int, Finding]:
         """Return the findings of a page by their numbers. Page numbers begin at 0."""
-        path, group, first = self._row_groups[number]
+        path, group, first = self._page_locations[number]
         with _translate_errors(path):
             rows = pq.ParquetFile(path).read_row_group(group).to_pylist()
             return {first + index: _to_finding(row) for index, row in enumerate(rows)}
 
-    def count_by_kind(self) -> dict[FindingKind, tuple[int, int]]:
+    def count_findings_and_bytes_by_kind(self) -> dict[FindingKind, tuple[int, int]]:
         """Return the number of findings and their bytes by kind, including zeros. Reads two columns, page by page."""
         totals = dict.fromkeys(FindingKind, (0, 0))
-        for path, group, _ in self._row_groups:
+        for path, group, _ in self._page_locations:
             with _translate_errors(path):
                 table = pq.ParquetFile(path).read_row_group(group, columns=["kind", "size_bytes"])
                 counts = table.group_by("kind").aggregate([("size_bytes", "count"), ("size_bytes", "sum")])
@@ -148,7 +148,7 @@ class FateFiles:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    def write_page(self, page: int, results: Sequence[AppliedFinding]) -> None:
+    def write_page(self, page: int, results: Sequence[FateOfFinding]) -> None:
         """Replace the file of a page atomically."""
         self._folder.mkdir(parents=True, exist_ok=True)
         rows = [
@@ -158,14 +158,14 @@ class FateFiles:
         with replace_atomically(self._path(page)) as new:
             pq.write_table(pa.Table.from_pylist(rows, schema=FATE_SCHEMA), new)
 
-    def read_page(self, page: int) -> dict[int, AppliedFinding] | None:
+    def read_page(self, page: int) -> dict[int, FateOfFinding] | None:
         """Return the fates of a page by number of the finding, or `None` if the page has no file."""
         path = self._path(page)
         if not path.exists():
             return None
         with _translate_errors(path):
             rows = pq.read_table(path, partitioning=None).to_pylist()
-            return {row["number"]: AppliedFinding(**{**row, "fate": FindingFate(row["fate"])}) for row in rows}
+            return {row["number"]: FateOfFinding(**{**row, "fate": FindingFate(row["fate"])}) for row in rows}
 
     def _path(self, page: int) -> Path:
         return self._folder / f"page-{page:08d}.parquet"

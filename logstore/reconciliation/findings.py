@@ -78,7 +78,7 @@ MAX_FAILURES: Final = 100  # a sample
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PlanResult:
+class PlanOrScrubResult:
     """Result of a plan or a scrub, in the summary of its run."""
 
     findings: dict[str, int]  # by kind, zeros too
@@ -107,15 +107,15 @@ RESULT = "result"
 """Key of the result in the summary of a finished run."""
 
 
-def plan_result(summary: Mapping[str, Any]) -> PlanResult:
-    return PlanResult(**_known_fields(PlanResult, summary[RESULT]))
+def plan_result(summary: Mapping[str, Any]) -> PlanOrScrubResult:
+    return PlanOrScrubResult(**_known_fields(PlanOrScrubResult, summary[RESULT]))
 
 
 def apply_counts(summary: Mapping[str, Any]) -> ApplyCounts:
     return ApplyCounts(**_known_fields(ApplyCounts, summary[RESULT]))
 
 
-def _known_fields(kind: type[PlanResult] | type[ApplyCounts], result: Mapping[str, Any]) -> dict[str, Any]:
+def _known_fields(kind: type[PlanOrScrubResult] | type[ApplyCounts], result: Mapping[str, Any]) -> dict[str, Any]:
     names = {each.name for each in fields(kind)}
     return {name: value for name, value in result.items() if name in names}
 

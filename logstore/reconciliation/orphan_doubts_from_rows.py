@@ -118,7 +118,7 @@ def doubt_segment(statement: LedgerStatement, rows: LedgerRows) -> OrphanDoubtFr
     )
 
 
-def doubt_unreferenced(rows: LedgerRows) -> OrphanDoubtFromRows | None:
+def doubt_removal_of_unreferenced(rows: LedgerRows) -> OrphanDoubtFromRows | None:
     """Return why a published ledger that nothing names must stay, or `None` if rows prove that it is not needed."""
     if rows.successor is not None:
         return None

@@ -126,15 +126,15 @@ def check_orphan_share(findings: Mapping[str, int], ledgers: int, max_share: flo
         )
 
 
-def reason_to_keep_segment(state: LedgerState, *, last_segment: int, primary: bool, number: int) -> str | None:
+def reason_to_keep_segment(state: LedgerState, *, last_segment: int, has_primary_copy: bool, number: int) -> str | None:
     """Return why a segment without a row must be kept, or `None` if it may be passed over and removed.
 
-    `last_segment` is the highest number that the ledger's writer has used, as far as the catalog knows. `primary` says
-    whether the ledger has its primary copy.
+    `last_segment` is the highest number that the ledger's writer has used, as far as the catalog knows.
+    `has_primary_copy` says whether the ledger has its primary copy.
     """
     if state is LedgerState.CREATING:
         return "the ledger is being created"
-    if not primary:
+    if not has_primary_copy:
         return "the ledger has no primary copy any more"
     if takes_segments(state) and number > last_segment + MAX_NUMBERS_ABOVE_LAST:
         return f"it is more than {MAX_NUMBERS_ABOVE_LAST} above {last_segment}, the highest of an open ledger"

@@ -12,8 +12,9 @@ of these cases:
 - The upload has entries of a transaction that was decided earlier: at the flush, or by an earlier transaction marker.
 - All entries of the upload are stored already. The sequence ids of its producers show this.
 
-Positions follow from the extents in uploads (`RegisteredExtent`). An extent names the last registered segment at the
-time of the upload, and the number of registered entries up to that segment. An upload was answered only in these cases:
+Positions follow from the extents in uploads (`RegisteredLedgerExtent`). An extent names the last registered segment at
+the time of the upload, and the number of registered entries up to that segment. An upload was answered only in these
+cases:
 
 - The upload's number follows the segment that its extent names. If registered, the upload begins at the entry that the
   extent states.
@@ -33,8 +34,8 @@ from dataclasses import dataclass, field
 from itertools import chain, islice
 from typing import Final, NamedTuple
 
-from logstore.log.producer_sequences import ProducerSequence
-from logstore.log.segment_metadata import RegisteredExtent, SegmentUploadId
+from logstore.log.producer_sequences import HighestSequenceIds
+from logstore.log.segment_metadata import RegisteredLedgerExtent, SegmentUploadId
 from logstore.positions import LedgerId
 from logstore.transactions.transaction_ids_and_states import TransactionId
 
@@ -77,7 +78,7 @@ class UnregisteredUpload:
     sha256: str | None  # digest of the object, hexadecimal
     epoch: int  # epoch of the catalog whose worker wrote the upload
     mark: SegmentUploadId | None = None  # `None`: the only upload of its append
-    behind: RegisteredExtent | None = None
+    behind: RegisteredLedgerExtent | None = None
     producers: tuple[UploadedSequences, ...] = ()
     numbered: int = 0  # entries with a sequence id
     transactions: tuple[TransactionSpan, ...] = ()
@@ -98,7 +99,7 @@ class LedgerWithUploads:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicAtFlush:
     epoch: int  # catalog epoch at the flush
-    sequences: Mapping[str, ProducerSequence] = field(default_factory=dict)
+    sequences: Mapping[str, HighestSequenceIds] = field(default_factory=dict)
     decided_transactions: Collection[TransactionId] = ()  # decided transactions that uploads name
     # number of each append's last upload, over all ledgers of the topic
     last_attempt_by_append: Mapping[str, int] = field(default_factory=dict)
@@ -113,21 +114,22 @@ class AdoptedSegment:
     upload: UnregisteredUpload
 
 
-def choose_adopted_uploads(tails: Sequence[LedgerWithUploads], topic: TopicAtFlush) -> list[AdoptedSegment]:
+def choose_adopted_uploads(ledgers: Sequence[LedgerWithUploads], topic: TopicAtFlush) -> list[AdoptedSegment]:
     """Return the adopted uploads of a topic's ledgers, in the order of the log.
 
-    `tails` ascend by ledger id. If a topic's ledgers come in pages, `topic` includes the uploads adopted from earlier
+    `ledgers` ascend by ledger id. If a topic's ledgers come in pages, `topic` includes the uploads adopted from earlier
     pages.
     """
-    all_uploads = (upload for tail in tails for upload in tail.uploads)
-    last_attempts = dict(topic.last_attempt_by_append) | find_last_upload_numbers(
+    all_uploads = (upload for ledger in ledgers for upload in ledger.uploads)
+    last_attempts = dict(topic.last_attempt_by_append) | find_last_attempt_by_append(
         all_uploads, topic.last_attempt_by_append
     )
-    log = _Log(dict(topic.sequences), set(topic.decided_transactions))
+    adopted_so_far = _SequencesAndDecisions(dict(topic.sequences), set(topic.decided_transactions))
     adopted: list[AdoptedSegment] = []
-    for tail in tails:
+    for ledger in ledgers:
         uploads = sorted(
-            (upload for upload in tail.uploads if upload.number > tail.last_segment), key=lambda upload: upload.number
+            (upload for upload in ledger.uploads if upload.number > ledger.last_segment),
+            key=lambda upload: upload.number,
         )
         candidates = [
             upload
@@ -135,13 +137,15 @@ def choose_adopted_uploads(tails: Sequence[LedgerWithUploads], topic: TopicAtFlu
             if upload.entries
             and upload.epoch >= topic.epoch
             and (upload.mark is None or upload.mark.number >= last_attempts.get(upload.mark.append_id, 1))
-            and log.is_open_to(upload)
+            and adopted_so_far.is_open_to(upload)
         ]
-        adopted += _place_uploads(tail, candidates, _consistent_statements(tail, uploads, topic.epoch), log)
+        adopted += _place_uploads(
+            ledger, candidates, _select_consistent_extents(ledger, uploads, topic.epoch), adopted_so_far
+        )
     return adopted
 
 
-def find_last_upload_numbers(
+def find_last_attempt_by_append(
     uploads: Iterable[UnregisteredUpload], known: Mapping[str, int] | None = None
 ) -> dict[str, int]:
     """Return the number of each append's last upload. Leave out 1, and numbers not above the number in `known`.
@@ -156,8 +160,8 @@ def find_last_upload_numbers(
 
 
 @dataclass(slots=True)
-class _Log:
-    sequences: dict[str, ProducerSequence]
+class _SequencesAndDecisions:
+    sequences: dict[str, HighestSequenceIds]
     decided_transactions: set[TransactionId]
 
     def is_open_to(self, upload: UnregisteredUpload) -> bool:
@@ -171,7 +175,7 @@ class _Log:
         )
 
     def _last_stored(self, sequences: UploadedSequences) -> int:
-        known = self.sequences.get(sequences.producer, ProducerSequence())
+        known = self.sequences.get(sequences.producer, HighestSequenceIds())
         return known.committed if known.refuses(sequences.txn) else known.last
 
     def refuses(self, upload: UnregisteredUpload) -> bool:
@@ -179,49 +183,55 @@ class _Log:
             sequences.first <= self._last_stored(sequences) for sequences in upload.producers
         )
 
-    def take(self, upload: UnregisteredUpload) -> None:
+    def record_adopted_upload(self, upload: UnregisteredUpload) -> None:
         for sequences in upload.producers:
-            known = self.sequences.get(sequences.producer, ProducerSequence())
+            known = self.sequences.get(sequences.producer, HighestSequenceIds())
             last = max(sequences.last, known.last)
             self.sequences[sequences.producer] = known.advance(last, sequences.txn)
         self.decided_transactions.update(marker.txn for marker in upload.markers)
 
 
-def _consistent_statements(
-    tail: LedgerWithUploads, uploads: Sequence[UnregisteredUpload], epoch: int
-) -> list[RegisteredExtent]:
+def _select_consistent_extents(
+    ledger: LedgerWithUploads, uploads: Sequence[UnregisteredUpload], epoch: int
+) -> list[RegisteredLedgerExtent]:
     """Return the extents of all uploads, ascending. Leave out an extent that contradicts an earlier extent."""
-    statements = {upload.behind for upload in uploads if upload.behind and upload.epoch >= epoch}
-    consistent: list[RegisteredExtent] = []
-    for statement in sorted(statement for statement in statements if statement.last_segment > tail.last_segment):
-        previous = consistent[-1] if consistent else RegisteredExtent(tail.last_segment, tail.entries)
-        if statement.last_segment > previous.last_segment and statement.entries >= previous.entries:
-            consistent.append(statement)
+    extents = {upload.behind for upload in uploads if upload.behind and upload.epoch >= epoch}
+    consistent: list[RegisteredLedgerExtent] = []
+    for extent in sorted(extent for extent in extents if extent.last_segment > ledger.last_segment):
+        previous = consistent[-1] if consistent else RegisteredLedgerExtent(ledger.last_segment, ledger.entries)
+        if extent.last_segment > previous.last_segment and extent.entries >= previous.entries:
+            consistent.append(extent)
     return consistent
 
 
 def _place_uploads(
-    tail: LedgerWithUploads, candidates: Sequence[UnregisteredUpload], statements: Sequence[RegisteredExtent], log: _Log
+    ledger: LedgerWithUploads,
+    candidates: Sequence[UnregisteredUpload],
+    extents: Sequence[RegisteredLedgerExtent],
+    adopted_so_far: _SequencesAndDecisions,
 ) -> Iterator[AdoptedSegment]:
-    entries, last_segment, doubtful = tail.entries, tail.last_segment, list[UnregisteredUpload]()
-    for statement in statements:
-        between = [upload for upload in candidates if last_segment < upload.number <= statement.last_segment]
-        registered, alternatives = _choose_registered(between, statement, statement.entries - entries, log)
+    entries, last_segment, doubtful = ledger.entries, ledger.last_segment, list[UnregisteredUpload]()
+    for extent in extents:
+        between = [upload for upload in candidates if last_segment < upload.number <= extent.last_segment]
+        registered, alternatives = _choose_registered(between, extent, extent.entries - entries, adopted_so_far)
         doubtful += alternatives
         for upload in registered:
-            log.take(upload)
-            yield AdoptedSegment(tail.ledger_id, entries, upload)
+            adopted_so_far.record_adopted_upload(upload)
+            yield AdoptedSegment(ledger.ledger_id, entries, upload)
             entries += upload.entries
-        last_segment, entries = statement.last_segment, max(entries, statement.entries)
+        last_segment, entries = extent.last_segment, max(entries, extent.entries)
     for upload in [*(upload for upload in candidates if upload.number > last_segment), *doubtful]:
-        if log.is_open_to(upload) and not log.has_all_entries(upload):
-            log.take(upload)
-            yield AdoptedSegment(tail.ledger_id, entries, upload)
+        if adopted_so_far.is_open_to(upload) and not adopted_so_far.has_all_entries(upload):
+            adopted_so_far.record_adopted_upload(upload)
+            yield AdoptedSegment(ledger.ledger_id, entries, upload)
             entries += upload.entries
 
 
 def _choose_registered(
-    between: Sequence[UnregisteredUpload], statement: RegisteredExtent, entries: int, log: _Log
+    between: Sequence[UnregisteredUpload],
+    extent: RegisteredLedgerExtent,
+    entries: int,
+    adopted_so_far: _SequencesAndDecisions,
 ) -> tuple[Sequence[UnregisteredUpload], Sequence[UnregisteredUpload]]:
     """Return the uploads that an extent counts as registered, and the uploads of alternative choices.
 
@@ -229,26 +239,26 @@ def _choose_registered(
     The first choice that adds up is taken, lower numbers first. An upload in no choice was never registered. If no
     choice adds up, all uploads count as registered.
     """
-    named = [upload for upload in between if upload.number == statement.last_segment]
-    others = [upload for upload in between if upload.number != statement.last_segment]
+    named = [upload for upload in between if upload.number == extent.last_segment]
+    others = [upload for upload in between if upload.number != extent.last_segment]
     other_entries = entries - sum(upload.entries for upload in named)
     choices = [[*choice, *named] for choice in islice(_choices_that_add_up(others, other_entries), _MAX_CHOICES)]
     choices = choices or list(islice(_choices_that_add_up(others, entries), _MAX_CHOICES))
     if len(choices) < 2:
         return (choices[0] if choices else between), ()
-    accepted = [choice for choice in choices if _accepts(log, choice)] or choices
+    accepted = [choice for choice in choices if _accepts(adopted_so_far, choice)] or choices
     chosen_numbers = {upload.number for upload in accepted[0]}
     possible = between if len(choices) == _MAX_CHOICES else chain.from_iterable(accepted)
     alternative_numbers = {upload.number for upload in possible} - chosen_numbers
     return accepted[0], [upload for upload in between if upload.number in alternative_numbers]
 
 
-def _accepts(log: _Log, uploads: Sequence[UnregisteredUpload]) -> bool:
-    trial = _Log(dict(log.sequences), set(log.decided_transactions))
+def _accepts(adopted_so_far: _SequencesAndDecisions, uploads: Sequence[UnregisteredUpload]) -> bool:
+    trial = _SequencesAndDecisions(dict(adopted_so_far.sequences), set(adopted_so_far.decided_transactions))
     for upload in uploads:
         if trial.refuses(upload):
             return False
-        trial.take(upload)
+        trial.record_adopted_upload(upload)
     return True
 
 

@@ -40,12 +40,12 @@ def encode_block(kind: RecordKind, versions: "pa.Table") -> bytes:
     if not versions.num_rows or not (ids[1:] >= ids[:-1]).all():
         raise InvalidInput("versions", expected="1 or more, ascending by id", found=f"{versions.num_rows} versions")
     integer_names = [field.name for field in columns if str(field.type) == "int64"]
-    plain, delta = (_write_file(kind, versions, names) for names in ((), integer_names))
+    plain, delta = (_encode_parquet(kind, versions, names) for names in ((), integer_names))
     plain_sizes, delta_sizes = _column_sizes(plain), _column_sizes(delta)
     smaller_as_delta = [name for name in integer_names if delta_sizes[name] < plain_sizes[name]]
     if not smaller_as_delta:
         return plain
-    return delta if smaller_as_delta == integer_names else _write_file(kind, versions, smaller_as_delta)
+    return delta if smaller_as_delta == integer_names else _encode_parquet(kind, versions, smaller_as_delta)
 
 
 def encode_blocks(kind: RecordKind, versions: "pa.Table") -> "Iterator[tuple[pa.Table, bytes]]":
@@ -90,7 +90,7 @@ def decode_block(
     if (len(file), sha256_hex(file)) != (block.size_bytes, block.sha256):
         found = f"{len(file)} bytes of SHA-256 {sha256_hex(file)}"
         raise CorruptData(f"{block.key}: expected {block.size_bytes} bytes of SHA-256 {block.sha256}, found {found}")
-    return decode_block_columns(file, block.kind, name=block.key, columns=columns, ids=ids, rows=block.records)
+    return decode_block_columns(file, block.kind, name=block.key, columns=columns, ids=ids, expected_rows=block.records)
 
 
 def decode_block_columns(
@@ -100,9 +100,9 @@ def decode_block_columns(
     name: str,
     columns: Sequence[str] | None = None,
     ids: tuple[int, int] | None = None,
-    rows: int | None = None,
+    expected_rows: int | None = None,
 ) -> "pa.Table":
-    """Decode a block's file without checking its digest. `rows` is the expected number of record versions."""
+    """Decode a block's file without checking its digest. `expected_rows` is the expected number of record versions."""
     import pyarrow as pa  # noqa: PLC0415 - start-up time
     import pyarrow.parquet as pq  # noqa: PLC0415 - start-up time
 
@@ -110,9 +110,11 @@ def decode_block_columns(
     names = list(schema.names if columns is None else columns)
     try:
         with pq.ParquetFile(pa.BufferReader(file), page_checksum_verification=True) as reader:
-            _require_format(reader.metadata, kind, rows, name)
+            _require_format(reader.metadata, kind, expected_rows, name)
             read_names = list(dict.fromkeys(names if ids is None else ["id", *names]))
-            table = reader.read_row_groups(_groups(reader.metadata, ids), columns=read_names, use_threads=False)
+            table = reader.read_row_groups(
+                _select_row_groups(reader.metadata, ids), columns=read_names, use_threads=False
+            )
             table = table.select(read_names).cast(pa.schema([schema.field(name) for name in read_names]))
     except parquet_errors() as error:
         raise CorruptData(f"{name}: expected a block of kind {kind}, found a file that cannot be read: {error}") from (
@@ -121,7 +123,7 @@ def decode_block_columns(
     return (table if ids is None else _within(table, ids)).select(names)
 
 
-def _require_format(metadata: "pq.FileMetaData", kind: RecordKind, rows: int | None, name: str) -> None:
+def _require_format(metadata: "pq.FileMetaData", kind: RecordKind, expected_rows: int | None, name: str) -> None:
     try:
         footer: dict[str, Any] = json.loads((metadata.metadata or {})[_FOOTER_KEY])
         found_format, found_kind = int(footer["format"]), str(footer["kind"])
@@ -131,11 +133,13 @@ def _require_format(metadata: "pq.FileMetaData", kind: RecordKind, rows: int | N
         raise Unsupported(
             f"{name}: expected format {RECORD_LOG_FORMAT} at most, found {found_format}: a newer build wrote it"
         )
-    if found_kind != kind or rows not in (None, metadata.num_rows):
-        raise CorruptData(f"{name}: expected {rows} versions of {kind}, found {metadata.num_rows} of {found_kind}")
+    if found_kind != kind or expected_rows not in (None, metadata.num_rows):
+        raise CorruptData(
+            f"{name}: expected {expected_rows} versions of {kind}, found {metadata.num_rows} of {found_kind}"
+        )
 
 
-def _groups(metadata: "pq.FileMetaData", ids: tuple[int, int] | None) -> list[int]:
+def _select_row_groups(metadata: "pq.FileMetaData", ids: tuple[int, int] | None) -> list[int]:
     if ids is None:
         return list(range(metadata.num_row_groups))
     statistics = [metadata.row_group(group).column(0).statistics for group in range(metadata.num_row_groups)]
@@ -153,7 +157,7 @@ def _within(table: "pa.Table", ids: tuple[int, int]) -> "pa.Table":
     return table.slice(start, stop - start)
 
 
-def _write_file(kind: RecordKind, versions: "pa.Table", delta_names: Sequence[str]) -> bytes:
+def _encode_parquet(kind: RecordKind, versions: "pa.Table", delta_names: Sequence[str]) -> bytes:
     import pyarrow.parquet as pq  # noqa: PLC0415 - start-up time
 
     sink = io.BytesIO()

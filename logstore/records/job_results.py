@@ -44,7 +44,7 @@ class DefragmentedBlocks:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LaggingReplica:
+class ReplicaAwaitedByRaid:
     """Replica for which a raid keeps tombstones."""
 
     replica: str  # `bucket`, or `bucket/word` for a database
@@ -62,7 +62,7 @@ class RaidedTombstones:
     blocks: int = 0  # blocks read
     versions: int = 0  # record versions in these blocks
     seconds: float = 0.0
-    held_by: list[LaggingReplica] = field(default_factory=list)  # ascending by name
+    held_by: list[ReplicaAwaitedByRaid] = field(default_factory=list)  # ascending by name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

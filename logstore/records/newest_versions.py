@@ -71,7 +71,7 @@ def split_newest_versions(versions: "pa.Table") -> SplitNewestVersions:
     )
 
 
-def live_version_mask(ids: "Numbers", versions: "pa.Table") -> "Mask":
+def mask_ids_with_content(ids: "Numbers", versions: "pa.Table") -> "Mask":
     """Return for each id whether `versions` has a version of the record with content.
 
     `ids` ascend. `versions` may be in any order. A version with a higher `(epoch, version)` than the tombstone counts
@@ -104,7 +104,7 @@ class VersionsRankedByRecord:
         is_first[1:] = keys[1:] != keys[:-1]
         self.starts: npt.NDArray[np.intp] = np.flatnonzero(is_first)
         self._rows = len(keys)
-        self.newest_rows = self.order[self._newest_positions(versions)] if len(keys) else self.order
+        self.newest_rows = self.order[self._newest_positions_in_order(versions)] if len(keys) else self.order
 
     @property
     def record_numbers(self) -> "npt.NDArray[np.intp]":
@@ -115,18 +115,18 @@ class VersionsRankedByRecord:
         numbers[self.order] = np.repeat(np.arange(len(self.starts)), np.diff(self.starts, append=self._rows))
         return numbers
 
-    def _newest_positions(self, versions: "pa.Table") -> "npt.NDArray[np.intp]":
+    def _newest_positions_in_order(self, versions: "pa.Table") -> "npt.NDArray[np.intp]":
         import numpy as np  # noqa: PLC0415 - start-up time
 
         last = np.append(self.starts[1:], self._rows) - 1
         if len(last) == self._rows:
             return last
-        ages = _ages(versions)
-        if (ages[1:] >= ages[:-1]).all():
+        recency = _recency_numbers(versions)
+        if (recency[1:] >= recency[:-1]).all():
             return last  # rows are in the order of flushes, and the sort is stable
-        ages = ages[self.order]
+        recency = recency[self.order]
         counts = last - self.starts + 1
-        hits = np.flatnonzero(ages == np.repeat(np.maximum.reduceat(ages, self.starts), counts))
+        hits = np.flatnonzero(recency == np.repeat(np.maximum.reduceat(recency, self.starts), counts))
         # if several rows of a record have equal ages, the last row counts
         last[np.repeat(np.arange(len(counts)), counts)[hits]] = hits
         return last
@@ -159,7 +159,7 @@ def _rank_subs(versions: "pa.Table") -> "tuple[Numbers, int]":
     return ranks[encoded.indices.to_numpy(zero_copy_only=False)], len(ranks)
 
 
-def _ages(versions: "pa.Table") -> "Numbers":
+def _recency_numbers(versions: "pa.Table") -> "Numbers":
     """Return one number for each row, in the order of `(epoch, version)`."""
     import numpy as np  # noqa: PLC0415 - start-up time
 
@@ -184,10 +184,13 @@ def _tombstone_mask(versions: "pa.Table") -> "Mask":
     return mask
 
 
-def split_into_id_ranges(blocks: Sequence[Block], *, versions: int = VERSIONS_PER_RANGE) -> list[tuple[int, int]]:
+def split_into_id_ranges(
+    blocks: Sequence[Block], *, versions_per_range: int = VERSIONS_PER_RANGE
+) -> list[tuple[int, int]]:
     """Return ascending ranges of ids that cover all blocks without a gap. Both ends of a range are inclusive.
 
-    A range has about `versions` record versions if each block's record versions are spread evenly over the block's ids.
+    A range has about `versions_per_range` record versions if each block's record versions are spread evenly over the
+    block's ids.
     """
     if not blocks:
         return []
@@ -197,7 +200,7 @@ def split_into_id_ranges(blocks: Sequence[Block], *, versions: int = VERSIONS_PE
         density_changes[block.first_id] = density_changes.get(block.first_id, 0) + density
         density_changes[block.last_id + 1] = density_changes.get(block.last_id + 1, 0) - density
     edges = sorted(density_changes)
-    id_ranges, start, weight, density, max_weight = [], edges[0], 0, 0, versions * _DENSITY_UNIT
+    id_ranges, start, weight, density, max_weight = [], edges[0], 0, 0, versions_per_range * _DENSITY_UNIT
     for left, right in pairwise(edges):
         density += density_changes[left]
         position = left
@@ -213,16 +216,16 @@ def read_versions_by_id_range(
     blocks: Sequence[Block],
     read: "Callable[[Block, tuple[int, int]], pa.Table]",
     *,
-    versions: int = VERSIONS_PER_RANGE,
+    versions_per_range: int = VERSIONS_PER_RANGE,
 ) -> "Iterator[pa.Table]":
     """Yield all record versions of blocks of one kind, one ascending range of ids at a time.
 
-    `read` returns the record versions of a block with ids in a range, both ends inclusive. A range has about `versions`
-    record versions.
+    `read` returns the record versions of a block with ids in a range, both ends inclusive. A range has about
+    `versions_per_range` record versions.
     """
     import pyarrow as pa  # noqa: PLC0415 - start-up time
 
-    for ids in split_into_id_ranges(blocks, versions=versions):
+    for ids in split_into_id_ranges(blocks, versions_per_range=versions_per_range):
         tables = [read(block, ids) for block in overlapping_blocks(blocks, ids)]
         if tables:
             yield pa.concat_tables(tables)

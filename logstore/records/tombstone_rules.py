@@ -110,14 +110,16 @@ def decide_replica_state(
     return ReplicaState.CURRENT if acknowledgement.manifest >= newest else ReplicaState.BEHIND
 
 
-def newest_manifest_applied_everywhere(replicas: Iterable[ReplicaAcknowledgement], *, newest: int) -> int:
+def newest_manifest_applied_everywhere(acknowledgements: Iterable[ReplicaAcknowledgement], *, newest: int) -> int:
     """Return the newest manifest that all replicas have applied, or `newest` without replicas. Ignore revoked replicas.
 
     Tombstones in later manifests must stay. A replica without such a tombstone would keep the covered record
-    (scylladb#3560). A silent replica must be revoked before it is left out of `replicas`. Otherwise its next
+    (scylladb#3560). A silent replica must be revoked before it is left out of `acknowledgements`. Otherwise its next
     acknowledgement would count.
     """
-    return min([newest, *(replica.manifest for replica in replicas if not replica.is_revoked)])
+    return min(
+        [newest, *(acknowledgement.manifest for acknowledgement in acknowledgements if not acknowledgement.is_revoked)]
+    )
 
 
 ROW_BYTES_BY_DATABASE: Final = {"sqlite": 83, "postgresql": 148}
@@ -138,7 +140,7 @@ _MAX_KEY_BYTES: Final = 1 << 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TombstoneSizes:
+class TombstoneSizeComparison:
     """Estimated bytes of tombstones in Sexton and in Aerospike."""
 
     tombstones: int
@@ -149,7 +151,9 @@ class TombstoneSizes:
     aerospike_disk_bytes: int
 
 
-def estimate_tombstone_sizes(tombstones: int, *, key_bytes: int = 8, database: str = "postgresql") -> TombstoneSizes:
+def estimate_tombstone_sizes(
+    tombstones: int, *, key_bytes: int = 8, database: str = "postgresql"
+) -> TombstoneSizeComparison:
     """Estimate the bytes of tombstones before a raid, in the catalog (index) and in blocks (disk).
 
     The figures of Sexton are measured (`tests/benchmarks/records_speed.py`) with rows that have a topic, a list and a
@@ -162,7 +166,7 @@ def estimate_tombstone_sizes(tombstones: int, *, key_bytes: int = 8, database: s
         raise InvalidInput("key_bytes", expected=f"0 to {_MAX_KEY_BYTES - 1}", found=key_bytes)
     if database not in ROW_BYTES_BY_DATABASE:
         raise InvalidInput("database", expected=" or ".join(ROW_BYTES_BY_DATABASE), found=database)
-    return TombstoneSizes(
+    return TombstoneSizeComparison(
         tombstones=tombstones,
         key_bytes=key_bytes,
         index_bytes=tombstones * ROW_BYTES_BY_DATABASE[database],

@@ -12,7 +12,7 @@ from pyroaring import BitMap
 
 from logstore.cursors.cursor_state import (
     CursorState,
-    LedgerSpan,
+    VisibleLedgerSpan,
     acknowledge,
     acknowledge_to,
     unacknowledged_entries,
@@ -26,10 +26,10 @@ Positions = Mapping[LedgerId, BitMap]
 """Entry ids by ledger. The bitmaps are never changed in place."""
 
 
-def compute_held_entries(
+def compute_held_after_acknowledgement(
     subscription: str,
     state: CursorState,
-    spans: Sequence[LedgerSpan],
+    spans: Sequence[VisibleLedgerSpan],
     held_by_txn: Mapping[TransactionId, Positions],
     txn: TransactionId,
     *,

@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING, Final
 from pyroaring import BitMap
 
 from logstore.cursors.cursor_state import (
-    LedgerSpan,
+    VisibleLedgerSpan,
     entries_after,
     pack_acknowledged,
     unite_entries,
     unpack_acknowledged,
 )
 from logstore.errors import CorruptData
-from logstore.log.entries import MarkerColumns, NewEntry, ProducedEntries
+from logstore.log.entries import NewEntry, ProducedEntries, TransactionMarkerFields
 from logstore.positions import EARLIEST, LedgerId, Position
 from logstore.transactions.transaction_ids_and_states import TransactionId, TransactionState
 
@@ -60,7 +60,9 @@ def markers_to_entries(markers: Sequence[TransactionMarker]) -> ProducedEntries:
         if marker.subscription:
             properties[_SUBSCRIPTION_PROPERTY] = marker.subscription
         entries.append(NewEntry(payload=pack_acknowledged(marker.positions), properties=properties))
-    return ProducedEntries(entries=entries, marks=[MarkerColumns(marker.txn, marker.verb.value) for marker in markers])
+    return ProducedEntries(
+        entries=entries, marks=[TransactionMarkerFields(marker.txn, marker.verb.value) for marker in markers]
+    )
 
 
 def parse_marker(txn: TransactionId, verb: str, payload: bytes, properties: Mapping[str, str]) -> TransactionMarker:
@@ -79,7 +81,7 @@ def parse_marker(txn: TransactionId, verb: str, payload: bytes, properties: Mapp
 
 
 COLUMNS: Final = ("txn_tc", "txn_seq", "marker")
-"""Columns of a segment that `BufferComputation` reads."""
+"""Columns of a segment that `TransactionBufferAccumulator` reads."""
 
 Entries = Mapping[LedgerId, BitMap]
 """Entry ids by ledger. The bitmaps of a buffer are never changed in place."""
@@ -107,13 +109,13 @@ class TransactionBuffer:
         return Position(first.ledger_id, first.entry_id - 1)
 
 
-class BufferComputation:
+class TransactionBufferAccumulator:
     """Computation of a buffer from the segments of a log, in order. The end of the log is fixed by `spans`.
 
     Entries of the earlier buffer `start` in ledgers outside `spans` are dropped.
     """
 
-    def __init__(self, start: TransactionBuffer, spans: Sequence[LedgerSpan]) -> None:
+    def __init__(self, start: TransactionBuffer, spans: Sequence[VisibleLedgerSpan]) -> None:
         self._start = start.read_to
         self._end_by_ledger = {span.ledger_id: span.entries for span in spans}
         self._hidden = _select_ledgers(start.hidden, self._end_by_ledger)

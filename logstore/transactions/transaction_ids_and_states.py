@@ -11,7 +11,7 @@ from typing import Final
 
 from logstore.errors import InvalidInput, TransactionEnded
 from logstore.positions import TopicId
-from logstore.validated_names import check_subscription
+from logstore.validated_names import check_subscription_name
 
 MAX_TIMEOUT_S: Final = 24 * 3_600.0
 MIN_TIMEOUT_S: Final = 0.001
@@ -73,7 +73,7 @@ class Participant:
     def parse(text: str) -> "Participant":
         topic_id, _, subscription = text.partition("/")
         if subscription:
-            check_subscription(subscription)
+            check_subscription_name(subscription)
         if not topic_id.isascii() or not topic_id.isdecimal() or len(topic_id) > 18 or text.endswith("/"):
             raise InvalidInput(
                 "participant", expected="a topic's id, or topic id/subscription, as 7/billing", found=text

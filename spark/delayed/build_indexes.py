@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from infra.catalog import SqlCatalog, open_catalog
-from infra.catalog.delayed.index_work_queries import build_delayed_topic_queries
+from infra.catalog.delayed.index_work_queries import build_delayed_and_bucket_topic_queries
 from logstore.atomic_files import replace_atomically
 from logstore.delayed.bucket_contents import merge_row_ranges
 from logstore.delayed.index_build_job import (
@@ -22,12 +22,12 @@ from logstore.delayed.index_build_job import (
     PlannedBucketRange,
     split_log_into_bucket_ranges,
 )
-from logstore.delayed.services.delivery_time_reader import DelayedMessageFilter, DeliveryTimeReader, last_position
+from logstore.delayed.services.delivery_time_reader import DeliveryTimeReader, WaitingMessageFilter, last_position
 from logstore.delayed.snapshot_file import IndexSnapshotWriter
 from logstore.errors import CorruptData, MissingData
 from logstore.ports.catalog import Claim
 from logstore.positions import EARLIEST, Position, TopicId
-from logstore.reconciliation.bulk_jobs import BulkSummary
+from logstore.reconciliation.bulk_job_inputs_and_results import BulkJobSummary
 from spark.job_runner import JobContext
 from spark.sources.store_addresses import CatalogAddresses
 from spark.sources.topic_logs import (
@@ -41,7 +41,7 @@ from spark.sources.topic_logs import (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _TopicPlan:
+class _CutTopicLog:
     built: BuiltTopicIndex  # its files are not written yet
     now_ms: int
     ranges: tuple[PlannedBucketRange, ...]
@@ -63,15 +63,17 @@ class _SnapshotResult:
     error: str = ""  # why the range could not be read
 
 
-def build_indexes(addresses: CatalogAddresses, run: JobContext, job: BuildDelayedIndexJob) -> BulkSummary:
-    cores = run.spark.sparkContext.defaultParallelism
-    (topics,) = run.run_in_executors(
+def build_indexes(addresses: CatalogAddresses, context: JobContext, job: BuildDelayedIndexJob) -> BulkJobSummary:
+    cores = context.spark.sparkContext.defaultParallelism
+    (topics,) = context.run_in_executors(
         "look at topics",
         [job.topics],
-        partial(order_topics_by_size, addresses.database_url, build_delayed_topic_queries),
+        partial(order_topics_by_size, addresses.database_url, build_delayed_and_bucket_topic_queries),
     )
-    planned = run.run_in_executors(
-        "cut logs into buckets", deal_round_robin(topics, TASKS_PER_CORE * cores), partial(_plan_topics, addresses, job)
+    planned = context.run_in_executors(
+        "cut logs into buckets",
+        deal_round_robin(topics, TASKS_PER_CORE * cores),
+        partial(_claim_and_cut_topic_logs, addresses, job),
     )
     plans = [plan for task_plans in planned for plan in task_plans if plan is not None]
     ranges = sorted(
@@ -79,16 +81,20 @@ def build_indexes(addresses: CatalogAddresses, run: JobContext, job: BuildDelaye
         key=lambda task: -task.log_range.entries,
     )
     tasks = deal_round_robin(ranges, TASKS_PER_CORE * cores)
-    written = run.run_in_executors("read delivery times", tasks, partial(_write_snapshot_files, addresses, run.folder))
+    written = context.run_in_executors(
+        "read delivery times", tasks, partial(_write_snapshot_files, addresses, context.folder)
+    )
     results = [result for task_results in written for result in task_results]
-    return _write_built_indexes(run.folder, len(topics), plans, results)
+    return _write_built_indexes(context.folder, len(topics), plans, results)
 
 
-def _plan_topics(addresses: CatalogAddresses, job: BuildDelayedIndexJob, topics: list[int]) -> list[_TopicPlan | None]:
+def _claim_and_cut_topic_logs(
+    addresses: CatalogAddresses, job: BuildDelayedIndexJob, topics: list[int]
+) -> list[_CutTopicLog | None]:
     """Plan topics, in an executor. The result has `None` for a topic that is deleted or being deleted."""
     with open_catalog(addresses.database_url) as catalog:
         log = _open_log(addresses, catalog)
-        return [_plan_topic(catalog, log, job, TopicId(topic_id)) for topic_id in topics]
+        return [_claim_and_cut_topic_log(catalog, log, job, TopicId(topic_id)) for topic_id in topics]
 
 
 def _open_log(addresses: CatalogAddresses, catalog: SqlCatalog) -> DeliveryTimeReader:
@@ -96,9 +102,9 @@ def _open_log(addresses: CatalogAddresses, catalog: SqlCatalog) -> DeliveryTimeR
     return DeliveryTimeReader(ledgers=catalog.ledgers, objects=primary, tiered=tiered)
 
 
-def _plan_topic(
+def _claim_and_cut_topic_log(
     catalog: SqlCatalog, log: DeliveryTimeReader, job: BuildDelayedIndexJob, topic_id: TopicId
-) -> _TopicPlan | None:
+) -> _CutTopicLog | None:
     if not is_active_topic(catalog, topic_id):
         return None
     if job.workflow_id:
@@ -116,7 +122,9 @@ def _plan_topic(
     delayed = [segment.delayed for segment in segments]
     bounds = [(Position(segment.ledger_id, segment.first_entry), last_position(segment)) for segment in segments]
     sized = ((first, last, entries) for (first, last), entries in zip(bounds, delayed, strict=True))
-    ranges = split_log_into_bucket_ranges(sized, total=sum(delayed), messages=job.messages, buckets=job.buckets)
+    ranges = split_log_into_bucket_ranges(
+        sized, total_messages=sum(delayed), min_messages=job.messages, max_buckets=job.buckets
+    )
     built = BuiltTopicIndex(
         topic_id=topic_id,
         expected_version=listed.version,
@@ -124,10 +132,10 @@ def _plan_topic(
         sealed_to=max([listed.sealed_to, *(last for _, last in bounds[-1:])]),
         files=(),
     )
-    return _TopicPlan(built=built, now_ms=now_ms, ranges=tuple(ranges))
+    return _CutTopicLog(built=built, now_ms=now_ms, ranges=tuple(ranges))
 
 
-def _make_snapshot_tasks(plan: _TopicPlan) -> Iterator[_SnapshotTask]:
+def _make_snapshot_tasks(plan: _CutTopicLog) -> Iterator[_SnapshotTask]:
     for number, log_range in enumerate(plan.ranges):
         yield _SnapshotTask(topic_id=plan.built.topic_id, number=number, log_range=log_range, now_ms=plan.now_ms)
 
@@ -146,7 +154,7 @@ def _write_snapshot_file(
 ) -> _SnapshotResult:
     topic_id, log_range = task.topic_id, task.log_range
     frontier = catalog.transactions.read_frontier(topic_id, from_ledger=log_range.first.ledger_id)
-    delayed_filter = DelayedMessageFilter(topic_id=topic_id, hidden=frontier.hidden, now_ms=task.now_ms)
+    delayed_filter = WaitingMessageFilter(topic_id=topic_id, hidden=frontier.hidden, now_ms=task.now_ms)
     behind = Position(log_range.first.ledger_id, log_range.first.entry_id - 1)
     try:
         segments = log.iterate_segments(topic_id, behind=behind, last=log_range.last)
@@ -166,8 +174,8 @@ def _file_name(topic_id: TopicId, number: int) -> str:
 
 
 def _write_built_indexes(
-    folder: Path, topics: int, plans: list[_TopicPlan], results: list[_SnapshotResult]
-) -> BulkSummary:
+    folder: Path, topic_count: int, plans: list[_CutTopicLog], results: list[_SnapshotResult]
+) -> BulkJobSummary:
     error_by_topic = {result.topic_id: result.error for result in results if result.error}
     buckets = [result for result in results if result.messages and result.topic_id not in error_by_topic]
     numbers_by_topic: dict[TopicId, list[int]] = defaultdict(list)
@@ -186,12 +194,12 @@ def _write_built_indexes(
     for number, part in enumerate(parts):
         BuiltIndexFiles(folder).write_part(number, part)
     counts = {
-        "topics": topics,
+        "topics": topic_count,
         "buckets": len(buckets),
         "messages": sum(bucket.messages for bucket in buckets),
         "empty": len(readable) - len(built_indexes),
-        "gone": topics - len(plans),
+        "gone": topic_count - len(plans),
         "unreadable": len(error_by_topic),
         "parts": len(parts),
     }
-    return BulkSummary(counts=counts, facts=unreadable_topic_facts(error_by_topic))
+    return BulkJobSummary(counts=counts, facts=unreadable_topic_facts(error_by_topic))

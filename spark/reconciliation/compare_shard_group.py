@@ -18,7 +18,7 @@ from logstore.reconciliation.findings import FindingKind
 from logstore.reconciliation.plausibility_guards import CopyOverlap
 from spark.reconciliation.compare_tiered_copies import (
     compare_tiered_copies,
-    count_copies_elsewhere,
+    count_copies_in_unlisted_buckets,
     count_copies_without_lengths,
     count_tiered_overlap,
 )
@@ -34,7 +34,7 @@ from spark.reconciliation.shard_group import (
     StoredLedgerObjects,
     find_positions,
     make_finding_rows,
-    segment_moment_terms,
+    weighted_segment_terms,
 )
 from spark.sources.object_key_parser import META
 
@@ -72,8 +72,8 @@ def compare_shard_group(group: ShardGroup, limits: ComparisonLimits) -> GroupCom
         *copies.compare_statements(),
         *copies.compare_segments(group.read_segments, skipped=unreferenced),
         _find_absent_ledgers(stored, rows, limits, skipped=unreferenced),
-        _find_lost_rows(stored, rows, limits, without_copy & ~unreferenced, _LOST_COPIES),
-        _find_lost_rows(
+        _make_lost_row_findings(stored, rows, limits, without_copy & ~unreferenced, _LOST_COPIES),
+        _make_lost_row_findings(
             stored, rows, limits, rows.differs_from_segments & ~without_copy & ~unreferenced, _LOST_SEGMENTS
         ),
         make_finding_rows(
@@ -90,7 +90,7 @@ def compare_shard_group(group: ShardGroup, limits: ComparisonLimits) -> GroupCom
         candidates=pa.concat_tables(candidates),
         primary=CopyOverlap(stored=len(stored.ids), named=int((rows.primary > 0).sum()), matched=int(has_row.sum())),
         tiered=count_tiered_overlap(group, limits),
-        elsewhere=count_copies_elsewhere(group.copies, limits),
+        elsewhere=count_copies_in_unlisted_buckets(group.copies, limits),
         unmeasured=count_copies_without_lengths(group.copies, limits),
         young=int((~is_old).sum()),
         expected=int(((rows.primary == _LIVE) & ~rows.creating & is_old).sum()),
@@ -191,8 +191,8 @@ class _StoredPrimaryCopies:
         is_own = is_meta & (stored.digest == rows.digest[object_row])
         is_other = is_meta & ~is_own & (stored.modified < limits.before_us)
         has_own = np.logical_or.reduceat(is_own, stored.start)
-        is_settled = ~rows.creating[row_index] & (rows.created_us[row_index] < limits.rows_before_us)
-        lost = self.has_copy & ~has_own & is_settled
+        is_comparable = ~rows.creating[row_index] & (rows.created_us[row_index] < limits.rows_before_us)
+        lost = self.has_copy & ~has_own & is_comparable
         lost &= (rows.primary[row_index] == _LIVE) & (rows.digest[row_index] != 0)
         other_keys = _meta_keys(stored.ledger[is_other], stored.digest[is_other])
         own_keys = _meta_keys(stored.ids[lost], rows.digest[row_index[lost]])
@@ -226,7 +226,7 @@ class _StoredPrimaryCopies:
         count = np.add.reduceat(is_segment.astype(np.int64), stored.start)
         size = np.add.reduceat(np.where(is_segment, stored.size, 0), stored.start)
         last = np.maximum.reduceat(numbers, stored.start)
-        moment = np.add.reduceat(np.where(is_segment, segment_moment_terms(numbers, stored.size), 0), stored.start)
+        moment = np.add.reduceat(np.where(is_segment, weighted_segment_terms(numbers, stored.size), 0), stored.start)
         is_same = (count == rows.segments[row]) & (rows.segments[row] == rows.last_segment[row] + 1)
         is_same &= (size == rows.size[row]) & (last == rows.last_segment[row])
         is_same &= ((rows.moment[row] < 0) | (moment == rows.moment[row])) & ~rows.differs_from_segments[row]
@@ -282,15 +282,15 @@ def _find_absent_ledgers(
     stored: StoredLedgerObjects, rows: LedgerRowColumns, limits: ComparisonLimits, *, skipped: Mask
 ) -> pa.Table:
     _, is_stored = find_positions(stored.ids, rows.ids)
-    is_settled = ~rows.creating & (rows.created_us < limits.rows_before_us)
-    lost = ~is_stored & is_settled & (rows.primary == _LIVE) & ~skipped
+    is_comparable = ~rows.creating & (rows.created_us < limits.rows_before_us)
+    lost = ~is_stored & is_comparable & (rows.primary == _LIVE) & ~skipped
     ids, detail = rows.ids[lost], "nothing of the ledger is in storage"
     return _make_primary_findings(
         FindingKind.MISSING_DATA, ids, _ledger_prefixes(ids), limits, detail, size_bytes=rows.size[lost]
     )
 
 
-def _find_lost_rows(
+def _make_lost_row_findings(
     stored: StoredLedgerObjects, rows: LedgerRowColumns, limits: ComparisonLimits, is_damaged: Mask, detail: str
 ) -> pa.Table:
     lost = is_damaged & ~rows.creating & (rows.created_us < limits.rows_before_us)

@@ -13,7 +13,12 @@ import pyarrow.parquet as pq
 from infra.catalog.engine.arrow_bulk import build_arrow_schema, open_arrow_reader
 from infra.catalog.reconciliation import bulk_queries
 from logstore.atomic_files import replace_atomically
-from logstore.reconciliation.bulk_jobs import LEFT_OUT, ROWS_BEFORE, BulkSummary, CompareStorageWithCatalogJob
+from logstore.reconciliation.bulk_job_inputs_and_results import (
+    LEFT_OUT,
+    ROWS_BEFORE,
+    BulkJobSummary,
+    CompareStorageWithCatalogJob,
+)
 from logstore.reconciliation.finding_files import FINDING_SCHEMA, FINDINGS_PER_PAGE
 from logstore.reconciliation.plausibility_guards import AGE_FLOOR_S
 from spark.job_runner import JobContext
@@ -43,12 +48,14 @@ class _ComparisonInputs:
     limits: ComparisonLimits
 
 
-def compare_sides(addresses: CatalogAddresses, run: JobContext, job: CompareStorageWithCatalogJob) -> BulkSummary:
-    listed, references = run.get_published_summary("list-storage"), run.get_published_summary("read-references")
+def compare_sides(
+    addresses: CatalogAddresses, context: JobContext, job: CompareStorageWithCatalogJob
+) -> BulkJobSummary:
+    listed, references = context.get_published_summary("list-storage"), context.get_published_summary("read-references")
     inputs = _ComparisonInputs(
         listed=Path(listed.folder),
         references=Path(references.folder),
-        folder=run.folder,
+        folder=context.folder,
         url=addresses.database_url,
         limits=ComparisonLimits(
             before_us=job.before_us,
@@ -60,7 +67,7 @@ def compare_sides(addresses: CatalogAddresses, run: JobContext, job: CompareStor
         ),
     )
     groups = [_FOREIGN_GROUP, *range(listed.counts["groups"])]
-    counts_by_group = run.run_in_executors(
+    counts_by_group = context.run_in_executors(
         "compare storage with the catalog", groups, partial(_write_candidates_of_group, inputs=inputs)
     )
     totals = {name: sum(counts.get(name, 0) for counts in counts_by_group) for name in counts_by_group[-1]}
@@ -73,10 +80,10 @@ def compare_sides(addresses: CatalogAddresses, run: JobContext, job: CompareStor
             f"of {unmeasured:,} tiered copies only the existence was compared, which were published without lengths"
         )
         facts[f"{LEFT_OUT}lengths"] = reason
-    return BulkSummary(counts=totals, facts=facts)
+    return BulkJobSummary(counts=totals, facts=facts)
 
 
-def _rows_before_us(job: CompareStorageWithCatalogJob, listed: BulkSummary) -> int:
+def _rows_before_us(job: CompareStorageWithCatalogJob, listed: BulkJobSummary) -> int:
     """Return the job's cut-off of rows, or an hour before the oldest inventory, whose clock may differ, if earlier."""
     inventory_us = listed.facts.get("inventory_us")
     if not inventory_us:

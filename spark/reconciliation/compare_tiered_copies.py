@@ -85,7 +85,7 @@ def _find_absent_objects(
 ) -> pa.Table:
     lost = [
         (copy, part)
-        for copy in _select_settled_copies(copies, limits)
+        for copy in _select_comparable_copies(copies, limits)
         for part in _PARTS
         if part not in parts_by_copy.get((copy["ledger_id"], copy["uuid"]), ())
     ]
@@ -116,7 +116,7 @@ def _find_changed_lengths(copies: pa.Table, pairs: Sequence[Row], limits: Compar
     }
     shorter: list[tuple[Row, str, int, int]] = []
     longer: list[tuple[Row, str, int, int]] = []
-    for copy in _select_settled_copies(copies, limits):
+    for copy in _select_comparable_copies(copies, limits):
         for part in _PARTS:
             stated_length = copy[f"{part}_bytes"]
             stored_object = stored.get((copy["ledger_id"], copy["bucket"], copy["uuid"], part))
@@ -148,7 +148,7 @@ def _find_changed_lengths(copies: pa.Table, pairs: Sequence[Row], limits: Compar
         )
 
 
-def _select_settled_copies(copies: pa.Table, limits: ComparisonLimits) -> list[dict[str, Any]]:
+def _select_comparable_copies(copies: pa.Table, limits: ComparisonLimits) -> list[dict[str, Any]]:
     return [
         copy
         for copy in copies.filter(pc.equal(copies["state"], "LIVE")).to_pylist()
@@ -162,7 +162,7 @@ def _object_key(copy: Row, part: str) -> str:
 
 def count_copies_without_lengths(copies: pa.Table, limits: ComparisonLimits) -> int:
     """Return the number of listed copies without stated lengths. Only the existence of these copies is compared."""
-    return sum(copy["data_bytes"] is None for copy in _select_settled_copies(copies, limits))
+    return sum(copy["data_bytes"] is None for copy in _select_comparable_copies(copies, limits))
 
 
 def count_tiered_overlap(group: ShardGroup, limits: ComparisonLimits) -> CopyOverlap:
@@ -175,7 +175,7 @@ def count_tiered_overlap(group: ShardGroup, limits: ComparisonLimits) -> CopyOve
     return CopyOverlap(stored=len(stored), named=named_count, matched=len(matched))
 
 
-def count_copies_elsewhere(copies: pa.Table, limits: ComparisonLimits) -> int:
+def count_copies_in_unlisted_buckets(copies: pa.Table, limits: ComparisonLimits) -> int:
     return sum(not _is_listed(copy, limits) for copy in copies.select(["bucket", "endpoint"]).to_pylist())
 
 

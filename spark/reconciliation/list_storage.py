@@ -14,7 +14,7 @@ from infra.objects import read_store_clock_s
 from logstore.errors import InvalidInput
 from logstore.identity.bucket_markers import MARKER_KEY, PROBE_PREFIX
 from logstore.log.ledger_object_keys import SHARDS
-from logstore.reconciliation.bulk_jobs import BulkSummary, ListStorageJob
+from logstore.reconciliation.bulk_job_inputs_and_results import BulkJobSummary, ListStorageJob
 from spark.job_runner import JobContext
 from spark.reconciliation.fact_files import (
     OBJECTS,
@@ -36,10 +36,10 @@ from spark.sources.bucket_listings import (
 from spark.sources.object_key_parser import parse_ledger_keys
 from spark.sources.s3_inventory import (
     Inventory,
-    InventoryPart,
+    InventoryTaskPart,
     check_part_checksum,
     list_inventory_parts,
-    read_manifest,
+    read_inventory_manifest,
     read_part,
 )
 from spark.sources.store_addresses import BucketAddress, CatalogAddresses
@@ -55,7 +55,7 @@ class _ListingTask:
     number: int
     address: BucketAddress
     ranges: tuple[KeyRange, ...] = ()
-    part: InventoryPart | None = None
+    part: InventoryTaskPart | None = None
     is_beside_shards: bool = False  # lists the objects of the primary bucket that are in no shard
 
     def read_batches(self) -> Iterator[pa.RecordBatch]:
@@ -72,24 +72,24 @@ class _ListingTask:
 
 
 @dataclass(frozen=True, slots=True)
-class _ListedCounts:
+class _ListedObjectCounts:
     objects: int = 0
     strange: int = 0
 
 
-def list_storage(addresses: CatalogAddresses, run: JobContext, job: ListStorageJob) -> BulkSummary:
-    inventories = _read_inventories(addresses, job, run)
-    groups = choose_group_count(read_catalog_bounds(run, addresses.database_url)["ledgers"])
-    tasks = _make_listing_tasks(addresses, inventories, parallel_tasks=run.spark.sparkContext.defaultParallelism)
+def list_storage(addresses: CatalogAddresses, context: JobContext, job: ListStorageJob) -> BulkJobSummary:
+    inventories = _read_and_check_inventories(addresses, job, context)
+    groups = choose_group_count(read_catalog_bounds(context, addresses.database_url)["ledgers"])
+    tasks = _make_listing_tasks(addresses, inventories, parallel_tasks=context.spark.sparkContext.defaultParallelism)
     primary = addresses.primary.bucket
-    counts = run.run_in_executors(
-        "list the buckets", tasks, partial(_write_object_facts, folder=run.folder, groups=groups, primary=primary)
+    counts = context.run_in_executors(
+        "list the buckets", tasks, partial(_write_object_facts, folder=context.folder, groups=groups, primary=primary)
     )
     upload_tasks = [_ListingTask(len(tasks) + index, address) for index, address in enumerate(addresses.tiered)]
-    uploads = run.run_in_executors(
-        "list unfinished uploads", upload_tasks, partial(_write_upload_facts, folder=run.folder, groups=groups)
+    uploads = context.run_in_executors(
+        "list unfinished uploads", upload_tasks, partial(_write_upload_facts, folder=context.folder, groups=groups)
     )
-    return BulkSummary(
+    return BulkJobSummary(
         counts={
             "objects": sum(task_counts.objects for task_counts in counts),
             "strange": sum(task_counts.strange for task_counts in counts),
@@ -100,19 +100,21 @@ def list_storage(addresses: CatalogAddresses, run: JobContext, job: ListStorageJ
     )
 
 
-def _read_inventories(addresses: CatalogAddresses, job: ListStorageJob, run: JobContext) -> dict[str, Inventory]:
+def _read_and_check_inventories(
+    addresses: CatalogAddresses, job: ListStorageJob, context: JobContext
+) -> dict[str, Inventory]:
     inventory_by_bucket: dict[str, Inventory] = {}
     buckets = {address.bucket for address in addresses.stores}
     now_us = round(read_store_clock_s(addresses.primary.store()) * 1_000_000) if job.inventories else 0
     for path in job.inventories:
-        inventory = read_manifest(Path(path), now_us=now_us)
+        inventory = read_inventory_manifest(Path(path), now_us=now_us)
         if inventory.bucket not in buckets:
             raise InvalidInput("inventory: sourceBucket", expected=" or ".join(sorted(buckets)), found=inventory.bucket)
         if inventory.bucket in inventory_by_bucket:
             raise InvalidInput("inventory", expected="one for each bucket", found=f"two of {inventory.bucket}")
         inventory_by_bucket[inventory.bucket] = inventory
     files = [file for inventory in inventory_by_bucket.values() for file in inventory.files]
-    run.run_in_executors("check inventories", files, check_part_checksum)
+    context.run_in_executors("check inventories", files, check_part_checksum)
     return inventory_by_bucket
 
 
@@ -136,7 +138,7 @@ def _make_listing_tasks(
     return tasks
 
 
-def _write_object_facts(task: _ListingTask, *, folder: Path, groups: int, primary: str) -> _ListedCounts:
+def _write_object_facts(task: _ListingTask, *, folder: Path, groups: int, primary: str) -> _ListedObjectCounts:
     bucket = task.address.bucket
     is_primary = bucket == primary
     stem, schema = ("objects", OBJECTS) if is_primary else ("tiered", TIERED_OBJECTS)
@@ -147,7 +149,7 @@ def _write_object_facts(task: _ListingTask, *, folder: Path, groups: int, primar
         files.write(own_batch)
         if strange_batch.num_rows:
             strange.append(strange_batch)
-    return _ListedCounts(files.close(), write_ungrouped_facts(folder, "strange", task.number, strange, STRANGE))
+    return _ListedObjectCounts(files.close(), write_ungrouped_facts(folder, "strange", task.number, strange, STRANGE))
 
 
 def _modified_times(batch: pa.RecordBatch) -> pa.Array:
@@ -166,9 +168,9 @@ def _split_primary_objects(batch: pa.RecordBatch, bucket: str) -> tuple[pa.Recor
     ]
     objects = pa.record_batch(columns, schema=OBJECTS)
     if parsed.is_canonical.all():
-        return objects, _select_strange_objects(batch.slice(0, 0), bucket)
+        return objects, _exclude_markers_and_probes(batch.slice(0, 0), bucket)
     mask = pa.array(parsed.is_canonical)
-    return objects.filter(mask), _select_strange_objects(batch.filter(pc.invert(mask)), bucket)
+    return objects.filter(mask), _exclude_markers_and_probes(batch.filter(pc.invert(mask)), bucket)
 
 
 def _split_tiered_objects(batch: pa.RecordBatch, bucket: str) -> tuple[pa.RecordBatch, pa.RecordBatch]:
@@ -185,12 +187,12 @@ def _split_tiered_objects(batch: pa.RecordBatch, bucket: str) -> tuple[pa.Record
         objects.column("size_bytes"),
         _modified_times(objects),
     ]
-    return pa.record_batch(columns, schema=TIERED_OBJECTS), _select_strange_objects(
+    return pa.record_batch(columns, schema=TIERED_OBJECTS), _exclude_markers_and_probes(
         batch.filter(pc.invert(mask)), bucket
     )
 
 
-def _select_strange_objects(batch: pa.RecordBatch, bucket: str) -> pa.RecordBatch:
+def _exclude_markers_and_probes(batch: pa.RecordBatch, bucket: str) -> pa.RecordBatch:
     """Return objects in the schema `STRANGE`, without the catalog's marker and the probes of `sexton doctor`."""
     is_own = pc.or_(pc.equal(batch.column("key"), MARKER_KEY), pc.starts_with(batch.column("key"), PROBE_PREFIX))
     batch = batch.filter(pc.invert(is_own))

@@ -20,7 +20,7 @@ from infra.catalog.reconciliation import bulk_queries
 from logstore.log.ledgers import Component, LedgerOwner
 from logstore.offload.tiered_copy import parse_lengths
 from logstore.positions import TopicId
-from logstore.reconciliation.bulk_jobs import BulkSummary, ReadLedgersAndIntentsJob
+from logstore.reconciliation.bulk_job_inputs_and_results import BulkJobSummary, ReadLedgersAndIntentsJob
 from spark.job_runner import JobContext
 from spark.reconciliation.fact_files import (
     COPIES,
@@ -69,17 +69,23 @@ class _CatalogReader:
         return files.close()
 
 
-def read_references(addresses: CatalogAddresses, run: JobContext, job: ReadLedgersAndIntentsJob) -> BulkSummary:  # noqa: ARG001 - of every main
+def read_ledgers_and_intents(
+    addresses: CatalogAddresses,
+    context: JobContext,
+    job: ReadLedgersAndIntentsJob,  # noqa: ARG001 - every main function of a job takes its job
+) -> BulkJobSummary:
     """Run the job on the driver, after storage was listed. Ledgers are read before intents."""
-    groups = run.get_published_summary("list-storage").counts["groups"]
-    reader = _CatalogReader(addresses.database_url, run.folder, groups, addresses.application)
-    (before,) = run.run_in_executors("look at the catalog and its lists", [reader], _write_list_facts)
+    groups = context.get_published_summary("list-storage").counts["groups"]
+    reader = _CatalogReader(addresses.database_url, context.folder, groups, addresses.application)
+    (before,) = context.run_in_executors("look at the catalog and its lists", [reader], _write_list_facts)
     ledger_ranges = _split_id_range(before["first_ledger"], before["last_ledger"])
-    counts = run.run_in_executors("read ledgers and their copies", ledger_ranges, partial(_write_ledger_facts, reader))
-    after = read_catalog_bounds(run, reader.url)
+    counts = context.run_in_executors(
+        "read ledgers and their copies", ledger_ranges, partial(_write_ledger_facts, reader)
+    )
+    after = read_catalog_bounds(context, reader.url)
     intent_ranges = _split_id_range(after["first_row"], after["last_row"])
-    intents = run.run_in_executors("read intents", intent_ranges, partial(_write_intent_facts, reader))
-    return BulkSummary(
+    intents = context.run_in_executors("read intents", intent_ranges, partial(_write_intent_facts, reader))
+    return BulkJobSummary(
         counts={
             "ledgers": sum(ledgers for ledgers, _ in counts),
             "copies": sum(copies for _, copies in counts),
@@ -88,15 +94,18 @@ def read_references(addresses: CatalogAddresses, run: JobContext, job: ReadLedge
     )
 
 
-def read_catalog_bounds(run: JobContext, database_url: str) -> dict[str, int]:
-    """Run `bulk_queries.select_id_bounds` in an executor. In the driver, another library may use the database."""
-    (bounds,) = run.run_in_executors("look at the catalog", [database_url], _query_bounds)
+def read_catalog_bounds(context: JobContext, database_url: str) -> dict[str, int]:
+    """Run `bulk_queries.select_ledger_and_intent_bounds` in an executor.
+
+    In the driver, another library may use the database.
+    """
+    (bounds,) = context.run_in_executors("look at the catalog", [database_url], _query_bounds)
     return bounds
 
 
 def _query_bounds(database_url: str) -> dict[str, int]:
     with open_arrow_reader(database_url) as connection:
-        (row,) = connection.table(bulk_queries.select_id_bounds()).to_pylist()
+        (row,) = connection.table(bulk_queries.select_ledger_and_intent_bounds()).to_pylist()
     return {name: int(value) for name, value in row.items()}
 
 
@@ -143,7 +152,7 @@ def _write_ledger_facts(reader: _CatalogReader, ids: _IdRange) -> tuple[int, int
     first, end = ids.first, ids.end
     with open_arrow_reader(reader.url) as connection:
         copies = connection.table(bulk_queries.select_copies(first, end))
-        named = connection.table(bulk_queries.select_referenced_ledgers(first, end)).to_pylist()
+        named = connection.table(bulk_queries.select_referenced_component_ledgers(first, end)).to_pylist()
         (max_segments,) = connection.table(bulk_queries.select_max_segments(first, end))["segments"].to_pylist()
         # A ledger with a single segment needs no moment, because the sums of its row describe the segment.
         moments_end = end if max_segments > 1 else first
@@ -159,7 +168,7 @@ def _write_ledger_facts(reader: _CatalogReader, ids: _IdRange) -> tuple[int, int
         moments=moments["moment"].to_numpy(),
         differs_from_segments=wrong_sums["ledger_id"].to_numpy(),
     )
-    query = bulk_queries.select_ledgers(first, end, reader.application)
+    query = bulk_queries.select_ledgers_with_flags(first, end, reader.application)
     ledgers = reader.write_facts_of_range(
         "ledgers", LEDGERS, ids, query, partial(_to_ledger_facts, reader, joined, ids)
     )
@@ -185,7 +194,7 @@ def _to_ledger_facts(reader: _CatalogReader, joined: _FactsByLedger, ids: _IdRan
     digests = [_compute_owner_digest(reader.folder, int(list_id), reader.application) for list_id in list_ids]
     digest = np.array(digests, np.uint64)[list_index]
     for row in np.flatnonzero(flags & bulk_queries.OTHER_APPLICATION):
-        application = _application_by_ledger(reader, ids)[int(ledgers[row])]
+        application = _read_other_applications(reader, ids)[int(ledgers[row])]
         digest[row] = _compute_owner_digest(reader.folder, int(lists[row]), application)
     components = [_list_by_id(reader.folder).get(int(list_id), {}).get("component", "") for list_id in list_ids]
     referenced = flags & bulk_queries.LISTED != 0
@@ -215,7 +224,7 @@ def _to_ledger_facts(reader: _CatalogReader, joined: _FactsByLedger, ids: _IdRan
 
 
 @lru_cache(maxsize=2)
-def _application_by_ledger(reader: _CatalogReader, ids: _IdRange) -> dict[int, str]:
+def _read_other_applications(reader: _CatalogReader, ids: _IdRange) -> dict[int, str]:
     with open_arrow_reader(reader.url) as connection:
         rows = connection.table(
             bulk_queries.select_ledgers_of_other_applications(ids.first, ids.end, reader.application)
@@ -224,7 +233,7 @@ def _application_by_ledger(reader: _CatalogReader, ids: _IdRange) -> dict[int, s
 
 
 def _write_intent_facts(reader: _CatalogReader, ids: _IdRange) -> int:
-    query = bulk_queries.select_intents(ids.first, ids.end)
+    query = bulk_queries.select_undeleted_intents(ids.first, ids.end)
     return reader.write_facts_of_range("intents", INTENTS, ids, query, partial(_add_copy_locations, INTENTS))
 
 

@@ -25,7 +25,12 @@ from logstore.offload.tiered_copy import data_key, parse_uuid_and_location
 from logstore.ports.catalog import Segment
 from logstore.ports.object_storage import ObjectStore
 from logstore.positions import LedgerId
-from logstore.reconciliation.bulk_jobs import LEFT_OUT, BulkSummary, CutScrubIntoPagesJob, ScrubPageJob
+from logstore.reconciliation.bulk_job_inputs_and_results import (
+    LEFT_OUT,
+    BulkJobSummary,
+    CutScrubIntoPagesJob,
+    ScrubPageJob,
+)
 from logstore.reconciliation.finding_files import FINDING_SCHEMA, FINDINGS_PER_PAGE, findings_to_table
 from logstore.reconciliation.findings import Finding
 from logstore.reconciliation.services.scrub_checks import (
@@ -75,10 +80,10 @@ class _ScrubLane:
         return crc32(key.encode()) % self.lanes == self.number
 
 
-def cut_scrub(addresses: CatalogAddresses, run: JobContext, job: CutScrubIntoPagesJob) -> BulkSummary:
-    cut = partial(_cut_into_pages, addresses.database_url, run.folder, max_objects=_MAX_PAGE_OBJECTS)
-    (counts,) = run.run_in_executors("cut ledgers into pages", [job], cut)
-    return BulkSummary(counts=counts)
+def cut_scrub(addresses: CatalogAddresses, context: JobContext, job: CutScrubIntoPagesJob) -> BulkJobSummary:
+    cut = partial(_cut_into_pages, addresses.database_url, context.folder, max_objects=_MAX_PAGE_OBJECTS)
+    (counts,) = context.run_in_executors("cut ledgers into pages", [job], cut)
+    return BulkJobSummary(counts=counts)
 
 
 def _cut_into_pages(database_url: str, folder: Path, job: CutScrubIntoPagesJob, *, max_objects: int) -> dict[str, int]:
@@ -111,14 +116,18 @@ def _read_ledger_sizes(catalog: ArrowReader, job: CutScrubIntoPagesJob) -> Itera
         yield from zip(*columns, strict=True)
 
 
-def scrub_page(addresses: CatalogAddresses, run: JobContext, job: ScrubPageJob) -> BulkSummary:
+def scrub_page(addresses: CatalogAddresses, context: JobContext, job: ScrubPageJob) -> BulkJobSummary:
     cut = json.loads(
-        (Path(run.get_published_summary(CutScrubIntoPagesJob.name).folder) / _PAGES_FILE).read_text(encoding="utf-8")
+        (Path(context.get_published_summary(CutScrubIntoPagesJob.name).folder) / _PAGES_FILE).read_text(
+            encoding="utf-8"
+        )
     )
     first, end = cut["pages"][job.page]
     page = _LedgerIdRange(first, end, tuple(cut["topics"]))
-    lanes = _make_lanes(page, bytes_per_s=job.bytes_per_s, parallel_tasks=run.spark.sparkContext.defaultParallelism)
-    counts_by_lane = run.run_in_executors("read and compare", lanes, partial(_scrub_lane, addresses, run.folder))
+    lanes = _make_lanes(page, bytes_per_s=job.bytes_per_s, parallel_tasks=context.spark.sparkContext.defaultParallelism)
+    counts_by_lane = context.run_in_executors(
+        "read and compare", lanes, partial(_scrub_lane, addresses, context.folder)
+    )
     names = ("objects", "size_bytes", "findings", "elsewhere")
     totals = {name: sum(counts[name] for counts in counts_by_lane) for name in names}
     facts = {}
@@ -126,7 +135,7 @@ def scrub_page(addresses: CatalogAddresses, run: JobContext, job: ScrubPageJob) 
         facts[f"{LEFT_OUT}copies"] = (
             "tiered copies in buckets that are not the catalog's, or with an unreadable context"
         )
-    return BulkSummary(counts=totals, facts=facts)
+    return BulkJobSummary(counts=totals, facts=facts)
 
 
 def _make_lanes(page: _LedgerIdRange, *, bytes_per_s: int, parallel_tasks: int) -> list[_ScrubLane]:
@@ -147,7 +156,7 @@ def _scrub_lane(addresses: CatalogAddresses, folder: Path, lane: _ScrubLane) -> 
         counts["objects"] += 1
         answers.append(reader.check_segment(row))
     for row in filter(lane.is_object_of_lane, copies):
-        target = reader.find_tiered_store(row)
+        target = reader.find_readable_tiered_store(row)
         counts["elsewhere" if target is None else "objects"] += 1
         if target:
             answers.append(reader.check_copy(row, *target))
@@ -176,7 +185,7 @@ class _ObjectReader:
         key = segment_key(segment.ledger_id, segment.number)
         return _to_finding(damage, row, CopyKind.LEDGER, self._addresses.primary.bucket, key) if damage else None
 
-    def find_tiered_store(self, row: Mapping[str, Any]) -> tuple[ObjectStore, str, str] | None:
+    def find_readable_tiered_store(self, row: Mapping[str, Any]) -> tuple[ObjectStore, str, str] | None:
         """Return store, bucket and uuid of a tiered copy, or `None` if tasks do not read its bucket."""
         try:
             uuid, location = parse_uuid_and_location(row["ledger_id"], parse_offload_context_or_empty(row["context"]))

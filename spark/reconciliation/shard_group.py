@@ -68,7 +68,9 @@ class StoredLedgerObjects:
     def from_table(table: pa.Table) -> "StoredLedgerObjects":
         """Convert a table in the schema `OBJECTS`, in any order. An object that an inventory repeats counts once."""
         names = ("ledger_id", "number", "digest", "size_bytes", "modified_us")
-        ledger, number, digest, size, modified = _sort_objects(*(table[name].to_numpy() for name in names))
+        ledger, number, digest, size, modified = _sort_and_deduplicate_objects(
+            *(table[name].to_numpy() for name in names)
+        )
         ids, start, objects = np.unique(ledger, return_index=True, return_counts=True)
         if not len(ids):
             empty = np.empty(0, np.int64)
@@ -79,7 +81,7 @@ class StoredLedgerObjects:
         )
 
 
-def _sort_objects(ledger: Ids, number: Any, digest: Any, size: Ids, modified: Ids) -> tuple[Any, ...]:  # noqa: ANN401
+def _sort_and_deduplicate_objects(ledger: Ids, number: Any, digest: Any, size: Ids, modified: Ids) -> tuple[Any, ...]:  # noqa: ANN401
     """Sort objects. Among objects with equal keys, keep the newest, because it may be too young to be judged."""
     order = np.lexsort((number, ledger))
     if ((np.diff(ledger[order]) == 0) & (np.diff(number[order]) == 0)).any():  # rare, so the cheap order comes first
@@ -138,7 +140,7 @@ class IntentIds:
         )
 
 
-def segment_moment_terms(number: Ids, size: Ids) -> Ids:
+def weighted_segment_terms(number: Ids, size: Ids) -> Ids:
     """Return the terms that `bulk_queries.select_weighted_segment_sums` sums, by segment number and size."""
     place = number % NUMBER_MODULUS + 1
     terms: Ids = place * place * (size % SIZE_MODULUS)

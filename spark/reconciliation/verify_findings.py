@@ -24,7 +24,7 @@ from logstore.log.ledgers import CopyKind, LedgerStatement
 from logstore.log.segment_metadata import is_confirmation
 from logstore.ports.object_storage import ObjectStore
 from logstore.positions import LedgerId
-from logstore.reconciliation.bulk_jobs import BulkSummary, VerifyFindingsJob
+from logstore.reconciliation.bulk_job_inputs_and_results import BulkJobSummary, VerifyFindingsJob
 from logstore.reconciliation.finding_files import FINDING_SCHEMA, FINDINGS_PER_PAGE, FindingFiles, findings_to_table
 from logstore.reconciliation.findings import Finding, FindingKind
 from logstore.reconciliation.orphan_doubts_from_rows import (
@@ -32,8 +32,8 @@ from logstore.reconciliation.orphan_doubts_from_rows import (
     describe_lost_ledger,
     describe_lost_segments,
     doubt_orphan,
+    doubt_removal_of_unreferenced,
     doubt_segment,
-    doubt_unreferenced,
 )
 from logstore.reconciliation.services.orphan_inspection import (
     NOT_SHOWN,
@@ -61,16 +61,16 @@ class _VerifyTask:
     pages: tuple[int, ...]
 
 
-def verify_findings(addresses: CatalogAddresses, run: JobContext, job: VerifyFindingsJob) -> BulkSummary:
-    folder = Path(run.get_published_summary("compare-sides").folder)
+def verify_findings(addresses: CatalogAddresses, context: JobContext, job: VerifyFindingsJob) -> BulkJobSummary:
+    folder = Path(context.get_published_summary("compare-sides").folder)
     pages = range(FindingFiles(folder).pages)
     starts = range(0, len(pages), _PAGES_PER_TASK)
     tasks = [_VerifyTask(number, tuple(pages[start : start + _PAGES_PER_TASK])) for number, start in enumerate(starts)]
     verify = partial(
-        _write_verified_findings, candidates=folder, folder=run.folder, addresses=addresses, before_us=job.before_us
+        _write_verified_findings, candidates=folder, folder=context.folder, addresses=addresses, before_us=job.before_us
     )
-    counts_by_task = run.run_in_executors("ask storage and catalog again", tasks, verify)
-    return BulkSummary(
+    counts_by_task = context.run_in_executors("ask storage and catalog again", tasks, verify)
+    return BulkJobSummary(
         counts={kind.value: sum(counts[kind.value] for counts in counts_by_task) for kind in FindingKind}
     )
 
@@ -103,7 +103,7 @@ def verify_candidates(
     application: str,
 ) -> list[Finding]:
     """Return the candidates that are still true, in unchanged order, with storage's statements."""
-    names_by_ledger = _read_expected_keys(candidates, catalog)
+    keys_by_ledger = _read_keys_of_missing_ledgers(candidates, catalog)
 
     def recheck_in_storage(candidate: Finding) -> Finding | None:
         if _is_stated_orphan(candidate):
@@ -111,17 +111,15 @@ def verify_candidates(
         if is_single_object(candidate):  # parts of an upload state nothing
             return None if doubt_upload(stores[candidate.bucket], candidate.key, before_us) else candidate
         if candidate.kind is FindingKind.MISSING_DATA and not _is_lost_row(candidate):
-            names = names_by_ledger.get(candidate.ledger_id, ())
+            names = keys_by_ledger.get(candidate.ledger_id, ())
             return candidate if _is_still_missing(candidate, stores[candidate.bucket], names) else None
         return candidate
 
     with ThreadPoolExecutor(_PARALLEL_REQUESTS, thread_name_prefix="verify") as threads:
         rechecked = list(filter(None, threads.map(recheck_in_storage, candidates)))
-    is_named_by_kind = _make_missing_data_check(rechecked, catalog) | _make_row_checks(rechecked, catalog)
+    check_by_kind = _make_missing_data_check(rechecked, catalog) | _make_row_checks(rechecked, catalog)
     named_findings = [
-        finding
-        for finding in rechecked
-        if finding.kind not in is_named_by_kind or is_named_by_kind[finding.kind](finding)
+        finding for finding in rechecked if finding.kind not in check_by_kind or check_by_kind[finding.kind](finding)
     ]
     return list(filter(None, _judge_by_catalog(named_findings, catalog)))
 
@@ -153,36 +151,36 @@ def _recheck_orphan(candidate: Finding, store: ObjectStore, before_us: int, appl
     return finding
 
 
-def _read_expected_keys(candidates: Sequence[Finding], catalog: ArrowReader) -> dict[int | None, list[str]]:
+def _read_keys_of_missing_ledgers(candidates: Sequence[Finding], catalog: ArrowReader) -> dict[int | None, list[str]]:
     absent = [
         candidate
         for candidate in candidates
         if candidate.kind is FindingKind.MISSING_DATA and candidate.key.endswith("/")
     ]
     ids = sorted({candidate.ledger_id for candidate in absent if candidate.ledger_id is not None})
-    names: dict[int | None, list[str]] = {ledger_id: [] for ledger_id in ids}
+    keys_by_ledger: dict[int | None, list[str]] = {ledger_id: [] for ledger_id in ids}
     if not ids:
-        return names
+        return keys_by_ledger
     rows_by_ledger = read_rows_naming_ledgers(lambda query: catalog.table(query).to_pylist(), ids)
     for ledger_id in ids:
         digests = {owner.digest for owner in rows_by_ledger[ledger_id].owners}
-        names[ledger_id] += [f"{ledger_prefix(ledger_id)}{digest}.meta.json" for digest in sorted(digests)]
+        keys_by_ledger[ledger_id] += [f"{ledger_prefix(ledger_id)}{digest}.meta.json" for digest in sorted(digests)]
     for row in catalog.table(bulk_queries.select_segments(ids)).to_pylist():
-        names[row["ledger_id"]].append(segment_key(LedgerId(row["ledger_id"]), row["number"]))
-    return names
+        keys_by_ledger[row["ledger_id"]].append(segment_key(LedgerId(row["ledger_id"]), row["number"]))
+    return keys_by_ledger
 
 
-def _is_still_missing(candidate: Finding, store: ObjectStore, names: Sequence[str]) -> bool:
+def _is_still_missing(candidate: Finding, store: ObjectStore, expected_keys: Sequence[str]) -> bool:
     """Return whether separate reads also find that the data is absent or too short.
 
-    For a whole ledger, another listing and a HEAD of each of `names` must find nothing.
+    For a whole ledger, another listing and a HEAD of each of `expected_keys` must find nothing.
     """
     if candidate.key.endswith("/"):
         own = (
             owner_digest_from_key(stored.key) or segment_number_from_key(stored.key) is not None
             for stored in store.list(candidate.key)
         )
-        return not any(own) and not any(map(store.head, names))
+        return not any(own) and not any(map(store.head, expected_keys))
     head = store.head(candidate.key)
     return head is None or (candidate.objects > 0 and head[0].size_bytes == candidate.size_bytes)
 
@@ -276,7 +274,7 @@ def _judge_unreferenced(finding: Finding, rows: LedgerRows) -> Finding | None:
     """Return the finding if rows prove that the ledger is not needed, else a finding of lost data."""
     if not rows.has_row:
         return None
-    doubt = doubt_unreferenced(rows)
+    doubt = doubt_removal_of_unreferenced(rows)
     return replace(finding, kind=doubt.kind, detail=doubt.reason) if doubt and doubt.kind else finding
 
 

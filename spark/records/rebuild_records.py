@@ -23,11 +23,11 @@ from infra.catalog.records.rows_from_versions import (
     UNIQUE_COLUMNS,
     Ids,
     TableRows,
-    build_delayed_index_rows,
-    build_ledger_rows,
+    build_delayed_index_and_bucket_rows,
+    build_ledger_and_copy_rows,
     build_table_rows,
     build_tombstone_rows,
-    build_transaction_rows,
+    build_transaction_and_part_rows,
     read_id_column,
     select_newest_by_unique_columns,
     select_with_parent,
@@ -37,7 +37,7 @@ from logstore.atomic_files import replace_atomically
 from logstore.errors import CorruptData, MissingData
 from logstore.identity.bucket_markers import BucketRole, NamedBucket
 from logstore.identity.services.lost_catalog_identity import LostCatalogIdentity
-from logstore.reconciliation.bulk_jobs import BulkSummary
+from logstore.reconciliation.bulk_job_inputs_and_results import BulkJobSummary
 from logstore.records.manifest import Block
 from logstore.records.newest_versions import overlapping_blocks, split_into_id_ranges, split_newest_versions
 from logstore.records.rebuild_job import SKIPPED_BLOCK_PREFIX, RebuildRecordsJob, RowFilesFolder
@@ -56,7 +56,7 @@ _MAX_SKIPPED_FACTS: Final = 1_000
 
 
 @dataclass(frozen=True, slots=True)
-class _IdRange:
+class _IdRangeWithBlocks:
     """Range of ids, both ends inclusive, with the blocks that may hold record versions of the range."""
 
     number: int  # number among the ranges of these kinds
@@ -67,7 +67,7 @@ class _IdRange:
 @dataclass(frozen=True, slots=True)
 class _RebuildTask:
     kinds: tuple[RecordKind, ...]
-    ranges: tuple[_IdRange, ...]
+    ranges: tuple[_IdRangeWithBlocks, ...]
 
 
 @dataclass(slots=True)
@@ -77,37 +77,40 @@ class _RebuildTaskResult:
     error_by_block: dict[str, str] = field(default_factory=dict)  # errors of skipped blocks, by key
 
 
-def rebuild_records(records: BucketAddress, run: JobContext, job: RebuildRecordsJob) -> BulkSummary:
+def rebuild_records(records: BucketAddress, context: JobContext, job: RebuildRecordsJob) -> BulkJobSummary:
     """Run the job on the driver.
 
     Unreadable blocks are skipped if the job says so, except blocks that may hide messages and blocks of a newer build.
     """
     blocks = RebuildManifests(_open_log(records, job)).read_manifest(job.manifest).blocks
-    cores = run.spark.sparkContext.defaultParallelism
-    run_task = partial(_run_rebuild_task, records, run.folder, job)
+    cores = context.spark.sparkContext.defaultParallelism
+    run_task = partial(_run_rebuild_task, records, context.folder, job)
     tasks = [
         _task_of_all_ids(blocks, _K.TOPIC, _K.LIST),
         *_tasks_by_range(blocks, _K.DELETION),
         *_tasks_by_range(blocks, _K.TRANSACTION),
     ]
-    results = run.run_in_executors("find topics and lists", [task for task in tasks if task.ranges], run_task)
-    if not RowFilesFolder(run.folder).topics_path().exists():  # no topics and no lists
-        _save_ids(RowFilesFolder(run.folder), np.zeros(0, np.int64), np.zeros(0, np.int64))
+    results = context.run_in_executors("find topics and lists", [task for task in tasks if task.ranges], run_task)
+    if not RowFilesFolder(context.folder).topics_path().exists():  # no topics and no lists
+        _save_ids(RowFilesFolder(context.folder), np.zeros(0, np.int64), np.zeros(0, np.int64))
     ledger_ranges = _split_into_id_ranges(blocks, _K.LEDGER, _K.SEGMENT, _K.HIDDEN, min_ranges=cores)
     tasks = [_RebuildTask((_K.LEDGER,), (id_range,)) for id_range in ledger_ranges]
     tasks += [_task_of_all_ids(blocks, _K.CURSOR)]
     tasks += [task for kind in _KINDS_UNDER_TOPICS for task in _tasks_by_range(blocks, kind)]
-    results += run.run_in_executors("find ledgers and segments", [task for task in tasks if task.ranges], run_task)
+    results += context.run_in_executors("find ledgers and segments", [task for task in tasks if task.ranges], run_task)
     return _summarize_task_results(results)
 
 
-def _split_into_id_ranges(blocks: Iterable[Block], *kinds: RecordKind, min_ranges: int = 1) -> list[_IdRange]:
+def _split_into_id_ranges(blocks: Iterable[Block], *kinds: RecordKind, min_ranges: int = 1) -> list[_IdRangeWithBlocks]:
     """Split the ids of the kinds into at least `min_ranges` ranges with about equal numbers of record versions."""
     blocks_of_kinds = [block for block in blocks if block.kind in kinds]
     versions_per_range = math.ceil(sum(block.records for block in blocks_of_kinds) / min_ranges)
-    id_ranges = split_into_id_ranges(blocks_of_kinds, versions=max(1, min(_MAX_VERSIONS_PER_RANGE, versions_per_range)))
+    id_ranges = split_into_id_ranges(
+        blocks_of_kinds, versions_per_range=max(1, min(_MAX_VERSIONS_PER_RANGE, versions_per_range))
+    )
     return [
-        _IdRange(number, ids, tuple(overlapping_blocks(blocks_of_kinds, ids))) for number, ids in enumerate(id_ranges)
+        _IdRangeWithBlocks(number, ids, tuple(overlapping_blocks(blocks_of_kinds, ids)))
+        for number, ids in enumerate(id_ranges)
     ]
 
 
@@ -119,7 +122,7 @@ def _tasks_by_range(blocks: Iterable[Block], kind: RecordKind) -> list[_RebuildT
     return [_RebuildTask((kind,), (id_range,)) for id_range in _split_into_id_ranges(blocks, kind)]
 
 
-def _summarize_task_results(results: list[_RebuildTaskResult]) -> BulkSummary:
+def _summarize_task_results(results: list[_RebuildTaskResult]) -> BulkJobSummary:
     counts = Counter[str]()
     for result in results:
         counts.update(result.counts)
@@ -127,12 +130,12 @@ def _summarize_task_results(results: list[_RebuildTaskResult]) -> BulkSummary:
     error_by_block = {key: error for result in results for key, error in result.error_by_block.items()}
     counts["skipped"] = len(error_by_block)
     facts = {f"{SKIPPED_BLOCK_PREFIX}{key}": error_by_block[key] for key in sorted(error_by_block)[:_MAX_SKIPPED_FACTS]}
-    return BulkSummary(counts=dict(counts), facts=facts)
+    return BulkJobSummary(counts=dict(counts), facts=facts)
 
 
 def _open_log(records: BucketAddress, job: RebuildRecordsJob) -> RecordLog:
     bucket = NamedBucket(role=BucketRole(records.role), bucket=records.bucket, address=records.endpoint)
-    return RecordLog(LostCatalogIdentity(job.catalog_id).own(bucket, records.store()))
+    return RecordLog(LostCatalogIdentity(job.catalog_id).get_checked_bucket(bucket, records.store()))
 
 
 def _run_rebuild_task(
@@ -158,15 +161,15 @@ class _RecordRebuilder:
 
     def rebuild_topics_and_lists(self, task: _RebuildTask) -> None:
         """Write all topics and lists. Save the ids of topics and of listed ledgers for the second step."""
-        topics = self._read_uniquely_named(task, _K.TOPIC)
+        topics = self._read_unique_and_write_tombstones(task, _K.TOPIC)
         topic_ids = read_id_column(topics)
         self._write_rows(0, [build_table_rows(_K.TOPIC, topics)])
-        lists = self._read_uniquely_named(task, _K.LIST, topic_ids)
+        lists = self._read_unique_and_write_tombstones(task, _K.LIST, topic_ids)
         self._write_rows(0, [build_table_rows(_K.LIST, lists)])
         _save_ids(self._files, topic_ids, unpack_listed_ledger_ids(lists))
 
     def rebuild_cursors(self, task: _RebuildTask) -> None:
-        cursors = self._read_uniquely_named(task, _K.CURSOR, np.load(self._files.topics_path()))
+        cursors = self._read_unique_and_write_tombstones(task, _K.CURSOR, np.load(self._files.topics_path()))
         self._write_rows(0, [build_table_rows(_K.CURSOR, cursors)])
 
     def rebuild_ledgers(self, task: _RebuildTask) -> None:
@@ -176,7 +179,7 @@ class _RecordRebuilder:
         first, last = id_range.ids
         listed = np.asarray(all_listed[np.searchsorted(all_listed, first) : np.searchsorted(all_listed, last, "right")])
         segments = select_with_parent(self._read_live_and_write_tombstones(_K.SEGMENT, id_range), ledger_ids)
-        self._write_rows(id_range.number, build_ledger_rows(ledgers, segments, listed))
+        self._write_rows(id_range.number, build_ledger_and_copy_rows(ledgers, segments, listed))
         self._write_rows(id_range.number, [build_table_rows(_K.SEGMENT, segments)])
         hidden = select_with_parent(self._read_live_and_write_tombstones(_K.HIDDEN, id_range), ledger_ids)
         self._write_rows(id_range.number, [build_table_rows(_K.HIDDEN, hidden)])
@@ -189,13 +192,15 @@ class _RecordRebuilder:
             live = select_with_parent(live, np.load(self._files.topics_path()))
         self._count_records(live)
         if kind is _K.TRANSACTION:
-            self._write_rows(id_range.number, build_transaction_rows(live))
+            self._write_rows(id_range.number, build_transaction_and_part_rows(live))
         elif kind is _K.INDEX:
-            self._write_rows(id_range.number, build_delayed_index_rows(live))
+            self._write_rows(id_range.number, build_delayed_index_and_bucket_rows(live))
         else:
             self._write_rows(id_range.number, [build_table_rows(kind, live)])
 
-    def _read_uniquely_named(self, task: _RebuildTask, kind: RecordKind, topic_ids: Ids | None = None) -> pa.Table:
+    def _read_unique_and_write_tombstones(
+        self, task: _RebuildTask, kind: RecordKind, topic_ids: Ids | None = None
+    ) -> pa.Table:
         """Read all records of a kind with unique names, ascending by id. With `topic_ids`, only of these topics."""
         tables = [block_schema(kind).empty_table()]
         for id_range in task.ranges:
@@ -206,7 +211,7 @@ class _RecordRebuilder:
         self._count_records(unique)
         return unique
 
-    def _read_live_and_write_tombstones(self, kind: RecordKind, id_range: _IdRange) -> pa.Table:
+    def _read_live_and_write_tombstones(self, kind: RecordKind, id_range: _IdRangeWithBlocks) -> pa.Table:
         """Return the newest versions of live records in the range, ascending by id. Write the tombstones."""
         versions = self._read_versions(kind, id_range)
         if not versions.num_rows:
@@ -218,7 +223,7 @@ class _RecordRebuilder:
             self._write_rows(number, [build_tombstone_rows(winners.tombstones, winners.covered, kind)])
         return winners.live
 
-    def _read_versions(self, kind: RecordKind, id_range: _IdRange) -> pa.Table:
+    def _read_versions(self, kind: RecordKind, id_range: _IdRangeWithBlocks) -> pa.Table:
         tables = []
         for block in id_range.blocks:
             if block.kind is not kind:

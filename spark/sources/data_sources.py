@@ -54,7 +54,7 @@ _POSITION_FIELDS: Final = (("ledger_id", pa.int64()), ("entry_id", pa.int64()))
 
 
 def register_data_sources(spark: "SparkSession", addresses: CatalogAddresses) -> None:
-    for source in (ObjectTable, LedgerTable, EntryTable):
+    for source in (ObjectTable, LedgerTable, TopicEntryTable):
         spark.dataSource.register(type(source.__name__, (source,), {"addresses": addresses}))
 
 
@@ -119,7 +119,9 @@ class LedgerTable(DataSource):
         return "sexton_ledgers"
 
     def schema(self) -> StructType:
-        return from_arrow_schema(build_arrow_schema(bulk_queries.select_ledgers(0, 1, self.addresses.application)))
+        return from_arrow_schema(
+            build_arrow_schema(bulk_queries.select_ledgers_with_flags(0, 1, self.addresses.application))
+        )
 
     def reader(self, schema: StructType) -> DataSourceReader:  # noqa: ARG002 - Spark passes it
         return _LedgerReader(self.addresses)
@@ -153,7 +155,7 @@ class _LedgerReader(DataSourceReader):
 
     def partitions(self) -> list[InputPartition]:
         with open_arrow_reader(self._addresses.database_url) as connection:
-            (row,) = connection.table(bulk_queries.select_id_bounds()).to_pylist()
+            (row,) = connection.table(bulk_queries.select_ledger_and_intent_bounds()).to_pylist()
         first, end = max(self._first, row["first_ledger"]), min(self._end, row["last_ledger"] + 1)
         starts = range(first, end, _LEDGER_IDS_PER_PARTITION)
         return [_Partition((start, min(start + starts.step, end))) for start in starts] or [_Partition((0, 0))]
@@ -162,10 +164,12 @@ class _LedgerReader(DataSourceReader):
         exclude_loaded_objects_from_gc()
         with open_arrow_reader(self._addresses.database_url) as connection:
             first, end = partition.value
-            yield from connection.batches(bulk_queries.select_ledgers(first, end, self._addresses.application))
+            yield from connection.batches(
+                bulk_queries.select_ledgers_with_flags(first, end, self._addresses.application)
+            )
 
 
-class EntryTable(DataSource):
+class TopicEntryTable(DataSource):
     """Entries of one topic with their positions. Only the columns of option `columns` are fetched."""
 
     addresses: ClassVar[CatalogAddresses]
@@ -175,10 +179,10 @@ class EntryTable(DataSource):
         return "sexton_entries"
 
     def schema(self) -> StructType:
-        fields = [entry_schema().field(name) for name in self._columns()]
+        fields = [entry_schema().field(name) for name in self._parse_selected_columns()]
         return from_arrow_schema(pa.schema([*_POSITION_FIELDS, *((field.name, field.type) for field in fields)]))
 
-    def _columns(self) -> list[str]:
+    def _parse_selected_columns(self) -> list[str]:
         known_columns = entry_schema().names
         columns = [
             name.strip() for name in self.options.get("columns", ",".join(known_columns)).split(",") if name.strip()
@@ -192,7 +196,7 @@ class EntryTable(DataSource):
         topic_id = self.options.get("topic_id", "")
         if not topic_id.isdigit():
             raise InvalidInput("topic_id", expected="the id of a topic", found=topic_id)
-        return _EntryReader(self.addresses, int(topic_id), self._columns())
+        return _EntryReader(self.addresses, int(topic_id), self._parse_selected_columns())
 
 
 class _EntryReader(DataSourceReader):
@@ -201,7 +205,7 @@ class _EntryReader(DataSourceReader):
 
     def partitions(self) -> list[InputPartition]:
         with open_arrow_reader(self._addresses.database_url) as connection:
-            rows = connection.table(bulk_queries.select_topic_segments(self._topic_id)).to_pylist()
+            rows = connection.table(bulk_queries.select_primary_segments_of_topic(self._topic_id)).to_pylist()
         starts = range(0, len(rows), _SEGMENTS_PER_PARTITION)
         return [_Partition(rows[start : start + starts.step]) for start in starts] or [_Partition([])]
 

@@ -40,7 +40,7 @@ _MAX_CLOCK_LEAD_US: Final = 60_000_000  # clocks differ, and count whole seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class InventoryPart:
+class InventoryTaskPart:
     path: str
     format: str
     columns: tuple[str, ...]  # of the file, named as in Parquet inventories
@@ -56,7 +56,7 @@ class Inventory:
     files: tuple[tuple[str, int, str], ...]  # path, size in bytes, MD5 in hex
 
 
-def read_manifest(path: Path, *, now_us: int) -> Inventory:
+def read_inventory_manifest(path: Path, *, now_us: int) -> Inventory:
     """Read a manifest and find its parts in nearby folders. `now_us` is the present time by the store's clock.
 
     `InvalidInput` means that the manifest is malformed or from the future, lacks a column, or names an absent part.
@@ -140,15 +140,15 @@ def check_part_checksum(file: tuple[str, int, str]) -> int:
     return length
 
 
-def list_inventory_parts(inventory: Inventory) -> list[InventoryPart]:
+def list_inventory_parts(inventory: Inventory) -> list[InventoryTaskPart]:
     """Return the parts for tasks: whole CSV parts, and Parquet parts of about a million rows.
 
     `InvalidInput` means that a Parquet part lacks a column, and `CorruptData` that it cannot be read.
     """
-    parts: list[InventoryPart] = []
+    parts: list[InventoryTaskPart] = []
     for path, _, _ in inventory.files:
         if inventory.format == "CSV":
-            parts.append(InventoryPart(path=path, format="CSV", columns=inventory.columns))
+            parts.append(InventoryTaskPart(path=path, format="CSV", columns=inventory.columns))
             continue
         try:
             metadata = pq.read_metadata(path)
@@ -166,12 +166,12 @@ def list_inventory_parts(inventory: Inventory) -> list[InventoryPart]:
             groups.append(group)
             rows += metadata.row_group(group).num_rows
             if rows >= _ROWS_PER_TASK or group == metadata.num_row_groups - 1:
-                parts.append(InventoryPart(path=path, format="Parquet", columns=columns, row_groups=tuple(groups)))
+                parts.append(InventoryTaskPart(path=path, format="Parquet", columns=columns, row_groups=tuple(groups)))
                 groups, rows = [], 0
     return parts
 
 
-def read_part(part: InventoryPart) -> Iterator[pa.RecordBatch]:
+def read_part(part: InventoryTaskPart) -> Iterator[pa.RecordBatch]:
     """Read the latest object versions in a part, in `LISTING_SCHEMA`. Raise `CorruptData` if it is unreadable."""
     columns: list[str] = [name for name in (*_REQUIRED_COLUMNS, *_VERSION_COLUMNS) if name in part.columns]
     try:
@@ -181,13 +181,13 @@ def read_part(part: InventoryPart) -> Iterator[pa.RecordBatch]:
         raise CorruptData(f"inventory: {part.path}: {error}") from error
 
 
-def _read_parquet(part: InventoryPart, columns: list[str]) -> Iterator[pa.Table]:
+def _read_parquet(part: InventoryTaskPart, columns: list[str]) -> Iterator[pa.Table]:
     file = pq.ParquetFile(part.path)
     for group in part.row_groups:
         yield file.read_row_group(group, columns=columns, use_threads=False)
 
 
-def _read_csv(part: InventoryPart, columns: list[str]) -> Iterator[pa.Table]:
+def _read_csv(part: InventoryTaskPart, columns: list[str]) -> Iterator[pa.Table]:
     with pa.input_stream(part.path) as stream:
         if not stream.read(1):  # an inventory of an empty bucket has such a part, which Arrow refuses
             return

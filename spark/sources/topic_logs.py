@@ -11,12 +11,12 @@ from infra.catalog.engine.arrow_bulk import open_arrow_reader
 from logstore.errors import UnknownObject, Unsupported
 from logstore.identity.bucket_markers import BucketRole, NamedBucket
 from logstore.identity.services.marker_checked_buckets import MarkerChecker
-from logstore.log.services.segment_sources import TieredCopyReader
+from logstore.log.services.segment_sources import TieredCopyFinder
 from logstore.offload.tiered_copy import CopyLocation
 from logstore.ports.catalog import TopicState
 from logstore.ports.object_storage import OwnedStore
 from logstore.positions import TopicId
-from logstore.reconciliation.bulk_jobs import LEFT_OUT
+from logstore.reconciliation.bulk_job_inputs_and_results import LEFT_OUT
 from spark.sources.store_addresses import BucketAddress, CatalogAddresses
 
 TASKS_PER_CORE: Final = 4  # enough to even out tasks of different lengths
@@ -57,13 +57,13 @@ def unreadable_topic_facts(error_by_topic: Mapping[TopicId, str]) -> dict[str, s
     return {f"{LEFT_OUT}topic {topic_id}": error_by_topic[topic_id] for topic_id in topic_ids}
 
 
-def open_log_stores(addresses: CatalogAddresses, catalog: SqlCatalog) -> tuple[OwnedStore, TieredCopyReader]:
+def open_log_stores(addresses: CatalogAddresses, catalog: SqlCatalog) -> tuple[OwnedStore, TieredCopyFinder]:
     """Return the primary bucket and the tiered copies. Both refuse a bucket that is not the catalog's."""
     stores = MarkerChecker(catalog.identities)
 
     def open_bucket(address: BucketAddress) -> OwnedStore:
         named = NamedBucket(role=BucketRole(address.role), bucket=address.bucket, address=address.endpoint)
-        return stores.own(named, address.store)
+        return stores.get_checked_bucket(named, address.store)
 
     def open_tiered(location: CopyLocation) -> OwnedStore:
         for address in addresses.tiered:
@@ -71,4 +71,4 @@ def open_log_stores(addresses: CatalogAddresses, catalog: SqlCatalog) -> tuple[O
                 return open_bucket(address)
         raise Unsupported(f"bucket {location.bucket}: tasks in Spark read tiered copies in the configured bucket alone")
 
-    return open_bucket(addresses.primary), TieredCopyReader(offloads=catalog.offloads, buckets=open_tiered)
+    return open_bucket(addresses.primary), TieredCopyFinder(offloads=catalog.offloads, buckets=open_tiered)

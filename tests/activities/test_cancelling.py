@@ -116,7 +116,7 @@ def test_upload_cancelled_reads_no_further_and_gives_up(
     calls = Calls(env := environment())
     (world.objects if operation is Operation.GET else world.tiered).plan(cancelling(operation, calls))
     with pytest.raises(CancelledError):
-        env.run(world.offload.upload, UploadCopyInput(ledger_id=ledger, timeout_s=60))
+        env.run(world.offload.upload_and_prove_copy, UploadCopyInput(ledger_id=ledger, timeout_s=60))
     assert calls.made == 1
     assert len([name for read, name in world.tiered.calls if read is Operation.GET_RANGE]) <= 1
     assert not [key for key in world.tiered.keys if key.endswith("-index")]
@@ -129,7 +129,7 @@ def test_page_of_primaries_cancelled_asks_for_no_further_copy_and_removes_none(w
     calls = Calls(env := environment())
     world.tiered.plan(cancelling(Operation.HEAD, calls))
     with pytest.raises(CancelledError):
-        env.run(world.offload.remove_primaries, removal_input(world))
+        env.run(world.offload.prove_and_detach_primaries, removal_input(world))
     assert calls.made == 1
     assert remove_primaries(world) == len(ledgers)
 
@@ -139,7 +139,7 @@ def test_page_of_trims_cancelled_prepares_no_further_topic(world: World, monkeyp
     filled(world, 3)
     activities, idle = trimming(world)
     calls = Calls(env := environment())
-    monkeypatch.setattr(idle, "roll_and_settle", calls)
+    monkeypatch.setattr(idle, "roll_and_advance_cursors", calls)
     with pytest.raises(CancelledError):
         env.run(activities.trim_page, request(1, 3))
     assert calls.made == 1
@@ -151,14 +151,14 @@ def test_page_of_trims_cancelled_detaches_no_further_topic(world: World, monkeyp
     filled(world, 3)
     activities, _ = trimming(world)
     env = environment()
-    real = world.catalog.phase_one.detach_into_batch
+    real = world.catalog.phase_one.detach_by_retention_into_batch
 
     def detach_into(*args: object, **more: object) -> DetachedBatch:
         env.cancel()
         return real(*args, **more)  # type: ignore[arg-type]
 
     with monkeypatch.context() as patched:
-        patched.setattr(world.catalog.phase_one, "detach_into_batch", detach_into)
+        patched.setattr(world.catalog.phase_one, "detach_by_retention_into_batch", detach_into)
         with pytest.raises(CancelledError):
             env.run(activities.trim_page, request(1, 3))
     assert len(world.sql("SELECT * FROM pending_deletion")) == 1

@@ -35,10 +35,10 @@ def contents(world: World) -> ComponentLedgers:
 def subscriptions(world: World, contents: ComponentLedgers) -> Iterator[Subscriptions]:
     """Subscriptions whose state never fits into a row."""
     cursors, ledgers = world.catalog.cursors, world.catalog.ledgers
-    snapshots = CursorSnapshots(cursors=cursors, ledgers=ledgers, contents=contents, inline_bytes=1)
+    snapshots = CursorSnapshots(cursors=cursors, ledgers=ledgers, component_ledgers=contents, inline_bytes=1)
     with closing(GroupCommitter(world.catalog.commits)) as committer:
         yield Subscriptions(
-            cursors=cursors, transactions=world.catalog.transactions, committer=committer, ledgers=snapshots
+            cursors=cursors, transactions=world.catalog.transactions, committer=committer, snapshots=snapshots
         )
 
 
@@ -74,7 +74,7 @@ def test_chunk_refuses_a_cursor_or_schema_ledger_that_is_listed(
 ) -> None:
     """STILL_IN_USE: whatever an intent says, a ledger that its component needs stays (promise 1)."""
     old, newest = _cursor_ledgers(world, subscriptions, 2)
-    schema = SchemaRegistry(schemas=world.catalog.schemas, contents=contents).set(world.topic, b"schema")
+    schema = SchemaRegistry(schemas=world.catalog.schemas, component_ledgers=contents).set(world.topic, b"schema")
     before = world.left_of(newest), world.left_of(schema.ledger_id)
     world.detach()
     columns = [str(row.name) for row in world.sql("PRAGMA table_info(pending_deletion)")]

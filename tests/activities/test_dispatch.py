@@ -15,7 +15,7 @@ from activities import heartbeats
 from activities.deletion.deletion_pace import DeletionPace
 from activities.deletion.inputs_and_results import CertifyInput, DeadLetterInput, DeleteIntentResult
 from activities.deletion.ledger_deletion import LedgerDeletionActivities
-from activities.deletion.phase_two import IntentExamination, remove_copies
+from activities.deletion.phase_two_steps import IntentExamination, remove_examined_copies
 from activities.heartbeats import ClaimRenewingHeartbeats
 from activities.owner_routing import (
     CompletedWork,
@@ -43,7 +43,7 @@ from logstore.records.services.shared_flushes import SharedFlushes
 from tests.activities.world import BATCH, BATCH_WORKFLOW, NAME, World, chunk_input, done, environment, one_input, run
 from tests.fakes.objects import Fault, FaultKind, Operation
 from tests.fakes.owners import FakeOwners, FakeOwnership
-from workers.hosting.interceptors import to_application_error
+from workers.hosting.error_and_subject_interceptors import to_application_error
 
 _TABLES: Final = ("ledger", "ledger_list", "pending_deletion", "run", "audit", "bundle_fence")
 
@@ -99,18 +99,18 @@ def _one(site: Site) -> Work:
     site.world.detach()
     (_, second) = site.world.intents()
     key = site.world.key(second.ledger_id)
-    return Work(name="delete_one", request=one_input(key))
+    return Work(name="claim_and_delete_copy", request=one_input(key))
 
 
 def _letter(site: Site) -> Work:
     one = _one(site)
     key = site.world.key(site.world.intents()[1].ledger_id)
-    return replace(one, name="dead_letter", request=DeadLetterInput(key=key, catalog_epoch=1, error="503"))
+    return replace(one, name="dead_letter_intent", request=DeadLetterInput(key=key, catalog_epoch=1, error="503"))
 
 
 def _certify(site: Site) -> Work:
     site.world.detach()
-    return Work(name="certify", request=CertifyInput(batch_id=BATCH, actor="tests", reason="a test"))
+    return Work(name="close_and_certify_batch", request=CertifyInput(batch_id=BATCH, actor="tests", reason="a test"))
 
 
 WORKS: Final = [_detach, _chunk("delete_chunk"), _chunk("hand_over_chunk"), _one, _letter, _certify]
@@ -278,7 +278,7 @@ def test_remove_that_lost_its_lease_judges_no_row(world: World) -> None:
 
     with pytest.raises(NotOwner):
         environment().run(
-            remove_copies,
+            remove_examined_copies,
             found,
             {intent.copy.value: TakenOver()},
             ClaimRenewingHeartbeats(lambda: None),
@@ -301,7 +301,7 @@ class Spied:
         "record_outcomes",
         "move_to_own_workflows",
         "claim_intent",
-        "extend_claim_after_attempt",
+        "record_attempt_and_extend_claim",
         "close_batch",
     }
 
@@ -346,7 +346,7 @@ def test_at_its_owner_every_write_is_under_the_lease(prepared: Prepared, site: S
     assert spied.leases
     assert {found for _, found in spied.leases} == {lease}
     writes = {
-        "delete_one": "extend_claim_after_attempt",
+        "claim_and_delete_copy": "record_attempt_and_extend_claim",
         "delete_chunk": "move_to_own_workflows" if fails else "renew_batch_claim",
     }
     wanted = writes.get(work.name)

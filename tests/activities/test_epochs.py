@@ -126,12 +126,12 @@ def _order(world: World) -> TopicDeletionOrder:
 
 _STALE: Final[dict[str, Callable[[World], object]]] = {
     "detach": lambda world: run(world.deletion.detach, world.detach_input(catalog_epoch=7)),
-    "set_deleting": lambda world: run(world.activities.topics.set_deleting, _order(world)),
+    "set_deleting": lambda world: run(world.activities.topics.set_topic_deleting, _order(world)),
     "switch_indexes": lambda world: run(
-        world.activities.indexes.switch_indexes, SwitchTopicsPageInput(run_id="r", page=0)
+        world.activities.indexes.store_and_switch_indexes, SwitchTopicsPageInput(run_id="r", page=0)
     ),
     "switch_snapshots": lambda world: run(
-        world.activities.building.switch_snapshots, SwitchTopicsPageInput(run_id="r", page=0)
+        world.activities.building.write_and_switch_snapshots, SwitchTopicsPageInput(run_id="r", page=0)
     ),
 }
 
@@ -156,5 +156,5 @@ def test_chunk_and_single_deletion_from_before_a_rebuild_end_as_stale(world: Wor
     done(world.deletion.detach, world.detach_input([ledger], force=True))
     before = world.left_of(ledger)
     assert set(done(world.deletion.delete_chunk, chunk_input(epoch=7)).outcomes) == {"STALE_CATALOG"}
-    assert done(world.deletion.delete_one, one_input(world.key(ledger), epoch=7)).outcome == "STALE_CATALOG"
+    assert done(world.deletion.claim_and_delete_copy, one_input(world.key(ledger), epoch=7)).outcome == "STALE_CATALOG"
     assert world.left_of(ledger) == before

@@ -8,7 +8,7 @@ from temporalio.exceptions import ApplicationError, ApplicationErrorCategory
 
 from logstore import errors
 from logstore.errors import OutcomeUnknown, ProgramMissing, RetryableError, SextonError, TerminalError
-from workers.hosting.interceptors import add_trace_id, to_application_error
+from workers.hosting.error_and_subject_interceptors import add_trace_id_to_details, to_application_error
 
 CLASSES = [one for _, one in inspect.getmembers(errors, inspect.isclass) if issubclass(one, SextonError)]
 
@@ -47,8 +47,8 @@ def test_naming_the_trace_changes_nothing_else_of_a_failure() -> None:
     """The message is matched and compared; details that are there already stay, and the first trace that is named."""
     delay = timedelta(seconds=600)
     given = ApplicationError("503", {"row": 4}, type="StoreUnavailable", non_retryable=True, next_retry_delay=delay)
-    named = add_trace_id(add_trace_id(given, "a" * 32), "b" * 32)
+    named = add_trace_id_to_details(add_trace_id_to_details(given, "a" * 32), "b" * 32)
     assert (named.message, named.type, str(named)) == ("503", "StoreUnavailable", str(given))
     assert (named.non_retryable, named.next_retry_delay, named.category) == (True, delay, given.category)
     assert list(named.details) == [{"row": 4}, {"trace_id": "a" * 32}]
-    assert add_trace_id(given, None) is given
+    assert add_trace_id_to_details(given, None) is given

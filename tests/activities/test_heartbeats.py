@@ -10,7 +10,7 @@ from activities.heartbeats import (
     define_activity,
     send_heartbeats,
     send_heartbeats_and_renew,
-    send_heartbeats_and_renew_many,
+    send_heartbeats_during_renewals,
 )
 from logstore.errors import ClaimHeld, StoreUnavailable
 from logstore.stop_checks import raise_if_stopped
@@ -197,7 +197,7 @@ def test_beats_go_on_while_many_claims_are_renewed() -> None:
         assert answered.wait(60)
 
     def work() -> None:
-        with send_heartbeats_and_renew_many(renew):
+        with send_heartbeats_during_renewals(renew):
             assert renewing.wait(60)
             before = len(beats)
             assert_eventually(lambda: len(beats) > before + 2)

@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 from temporalio.exceptions import ApplicationError
 
-from activities.deletion.phase_two import intent_key
+from activities.deletion.phase_two_steps import intent_key
 from activities.offload import (
-    OffloadCandidatesInput,
+    DetachPrimariesInput,
+    DetachPrimariesResult,
+    LedgersToOffloadInput,
     PublishCopyInput,
-    RemovePrimariesInput,
-    RemovePrimariesResult,
     UploadCopyInput,
 )
 from logstore.deletion.intents import IntentKey, Outcome
@@ -30,27 +30,27 @@ CLAIM = Claim(workflow_id="delete-ledgers/all", run_id="1", ttl_s=60)
 
 def upload(world: World, ledger: LedgerId) -> str:
     """One attempt that succeeds; its uuid."""
-    done = run(world.offload.upload, UploadCopyInput(ledger_id=ledger, timeout_s=60))
+    done = run(world.offload.upload_and_prove_copy, UploadCopyInput(ledger_id=ledger, timeout_s=60))
     assert done.answer is OffloadStartOutcome.BEGUN
     return done.uuid
 
 
 def publish(world: World, ledger: LedgerId, uuid: str) -> OffloadStartOutcome:
-    return run(world.offload.publish, PublishCopyInput(ledger_id=ledger, uuid=uuid))
+    return run(world.offload.publish_copy, PublishCopyInput(ledger_id=ledger, uuid=uuid))
 
 
-def removal_input(world: World, **more: Any) -> RemovePrimariesInput:
+def removal_input(world: World, **more: Any) -> DetachPrimariesInput:
     fixed: dict[str, Any] = {
         "batch_id": BATCH,
         "batch_workflow_id": BATCH_WORKFLOW,
         "actor": "tests",
         "reason": "a test",
     }
-    return RemovePrimariesInput(topic_id=world.topic.topic_id, **(fixed | more))
+    return DetachPrimariesInput(topic_id=world.topic.topic_id, **(fixed | more))
 
 
-def remove_page(world: World, **more: Any) -> RemovePrimariesResult:
-    return run(world.offload.remove_primaries, removal_input(world, **more))
+def remove_page(world: World, **more: Any) -> DetachPrimariesResult:
+    return run(world.offload.prove_and_detach_primaries, removal_input(world, **more))
 
 
 def remove_primaries(world: World) -> int:
@@ -121,9 +121,9 @@ def test_upload_named_with_another_topic_is_refused_and_leaves_nothing(world: Wo
     (ledger,) = world.fill_readable(1)
     other = TopicName.parse("persistent://public/default/other").encoded
     with pytest.raises(InvalidInput, match=f"topic: expected the topic of ledger {ledger}, .*found '{other}'"):
-        run(world.offload.upload, UploadCopyInput(ledger_id=ledger, timeout_s=60, topic=other))
+        run(world.offload.upload_and_prove_copy, UploadCopyInput(ledger_id=ledger, timeout_s=60, topic=other))
     assert world.sql("SELECT count(*) FROM ledger_copy WHERE kind = 'OFFLOADED_LEDGER'") == [(0,)]
-    run(world.offload.upload, UploadCopyInput(ledger_id=ledger, timeout_s=60, topic=world.topic.name))
+    run(world.offload.upload_and_prove_copy, UploadCopyInput(ledger_id=ledger, timeout_s=60, topic=world.topic.name))
 
 
 def test_upload_that_storage_does_not_prove_raises(world: World) -> None:
@@ -131,7 +131,7 @@ def test_upload_that_storage_does_not_prove_raises(world: World) -> None:
     (ledger,) = world.fill_readable(1)
     world.tiered.plan(Fault(operation=Operation.PUT, kind=FaultKind.LOST))
     with pytest.raises(UploadUnproven):
-        run(world.offload.upload, UploadCopyInput(ledger_id=ledger, timeout_s=60))
+        run(world.offload.upload_and_prove_copy, UploadCopyInput(ledger_id=ledger, timeout_s=60))
 
 
 def test_both_copies_of_a_ledger_are_deleted_alone(world: World) -> None:
@@ -146,7 +146,7 @@ def test_both_copies_of_a_ledger_are_deleted_alone(world: World) -> None:
     assert (world.left_of(ledger), len(world.tiered.keys)) == ([], 2)
     (key,) = result.alone
     name = f"delete-ledger/{key.ledger_id}/{key.copy}/{key.generation}"
-    assert done(world.deletion.delete_one, one_input(key), workflow_id=name).outcome is Outcome.DELETED
+    assert done(world.deletion.claim_and_delete_copy, one_input(key), workflow_id=name).outcome is Outcome.DELETED
     assert world.tiered.keys == []
 
 
@@ -219,12 +219,12 @@ def test_remove_goes_page_by_page_and_a_repeated_page_skips_nothing(world: World
 def test_candidates_are_paged_and_checked(world: World) -> None:
     """Reads only."""
     ledgers = world.fill_readable(3)
-    page = OffloadCandidatesInput(topic_id=world.topic.topic_id, after=-1, limit=2)
-    assert run(world.offload.candidates, page).ledger_ids == ledgers[:2]
-    rest = OffloadCandidatesInput(
+    page = LedgersToOffloadInput(topic_id=world.topic.topic_id, after=-1, limit=2)
+    assert run(world.offload.list_ledgers_to_offload, page).ledger_ids == ledgers[:2]
+    rest = LedgersToOffloadInput(
         topic_id=world.topic.topic_id, after=ledgers[1], limit=2, ledger_ids=[*map(int, ledgers)], check=True
     )
-    assert run(world.offload.candidates, rest).ledger_ids == ledgers[2:]
+    assert run(world.offload.list_ledgers_to_offload, rest).ledger_ids == ledgers[2:]
 
 
 def test_delete_under_an_open_upload_is_tried_again_no_sooner_than_its_end(world: World) -> None:
@@ -233,7 +233,7 @@ def test_delete_under_an_open_upload_is_tried_again_no_sooner_than_its_end(world
     assert done(world.deletion.delete_chunk, chunk_input()).alone == [key]
     name = f"delete-ledger/{key.ledger_id}/{key.copy}/{key.generation}"
     with pytest.raises(ApplicationError) as raised:
-        done(world.deletion.delete_one, one_input(key), workflow_id=name)
+        done(world.deletion.claim_and_delete_copy, one_input(key), workflow_id=name)
     assert raised.value.type == "UploadOpen"
     assert raised.value.next_retry_delay is not None
     assert timedelta(seconds=2_700) < raised.value.next_retry_delay <= timedelta(seconds=2_821)

@@ -12,6 +12,7 @@ from sqlalchemy import Row, text
 from temporalio.contrib.pydantic import pydantic_data_converter
 from temporalio.testing import ActivityEnvironment
 
+from activities.deletion.deletion_queue import DeletionQueueActivities
 from activities.deletion.inputs_and_results import (
     CertifyInput,
     ChunkInput,
@@ -20,8 +21,7 @@ from activities.deletion.inputs_and_results import (
     DetachResult,
 )
 from activities.deletion.ledger_deletion import LedgerDeletionActivities
-from activities.deletion.phase_two import intent_key
-from activities.deletion.queue_upkeep import DeletionUpkeepActivities
+from activities.deletion.phase_two_steps import intent_key
 from activities.offload import LedgerOffloadActivities
 from activities.owner_routing import CompletedWork, OwnerRoutedAnswer
 from infra.catalog import Database, SqlCatalog
@@ -93,7 +93,7 @@ class World:
         return self.activities.deletion
 
     @property
-    def upkeep(self) -> DeletionUpkeepActivities:
+    def upkeep(self) -> DeletionQueueActivities:
         """Of the same worker."""
         return self.activities.upkeep
 

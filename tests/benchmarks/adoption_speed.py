@@ -20,7 +20,13 @@ from logstore.log.entries import NewEntry, ProducedEntries
 from logstore.log.ledger_object_keys import SHARDS, meta_key, segment_key
 from logstore.log.ledgers import Component, LedgerOwner, LedgerStatement
 from logstore.log.segment_format import encode_segment
-from logstore.log.segment_metadata import EXTENT_FIELD, UPLOAD_ID_FIELD, RegisteredExtent, SegmentUploadId, sha256_hex
+from logstore.log.segment_metadata import (
+    EXTENT_FIELD,
+    UPLOAD_ID_FIELD,
+    RegisteredLedgerExtent,
+    SegmentUploadId,
+    sha256_hex,
+)
 from logstore.log.services.segment_reader import build_digest_metadata
 from logstore.ports.catalog import Topic
 from logstore.positions import LedgerId
@@ -47,7 +53,7 @@ def measure(ledgers: int, segments: int) -> dict[str, Any]:
         with losing.adopter() as adopter:
             with _timed(told, "look"):
                 for shard in range(SHARDS):
-                    adopter.compare_shard(shard)
+                    adopter.compare_and_stage_shard(shard)
             with _timed(told, "settle"):
                 report = losing.make_catalog_ready(adopter)
         if (report.adopted_ledgers, report.adopted_segments) != (ledgers, ledgers * segments):
@@ -70,7 +76,7 @@ def _store(losing: Losing, topic: Topic, ledgers: int, segments: int) -> None:
         for number in range(segments):
             said = {
                 UPLOAD_ID_FIELD: str(SegmentUploadId(uuid4().hex, 1)),
-                EXTENT_FIELD: str(RegisteredExtent(number - 1, number * _ENTRIES)),
+                EXTENT_FIELD: str(RegisteredLedgerExtent(number - 1, number * _ENTRIES)),
             }
             key = segment_key(ledger_id, number)
             losing.world.store.put_if_absent(key, content, metadata=statement | said | vouched)

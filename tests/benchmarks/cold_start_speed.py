@@ -28,7 +28,7 @@ from adbc_driver_sqlite import dbapi
 from pyroaring import BitMap64
 from pyspark.sql import functions as sql
 
-from infra.catalog.records.rebuild_loading import SqlRebuild
+from infra.catalog.records.rebuild_loading import SqlRebuildDatabase
 from logstore.identity.bucket_markers import BucketRole
 from logstore.ports.catalog.catalog_rebuild import RebuiltCatalogStart
 from logstore.records.manifest import Block, IdCeilings, Manifest
@@ -41,7 +41,7 @@ from spark.published_output import PublishedOutputs
 from spark.warm_session import SparkSettings, WarmSession
 from tests.benchmarks.reconciliation_speed import peak_memory
 from tests.benchmarks.stage import Stage, stage
-from workers.assembly.log_store_from_settings import executor_store_address
+from workers.assembly.log_store_from_settings import executor_bucket_address
 from workers.settings import load_settings
 
 _ROUNDS: Final = 3
@@ -57,7 +57,7 @@ def beside_bare(on: Stage, records: int, folder: Path) -> dict[str, Any]:
     session = WarmSession(SparkSettings(scratch=folder / "spark", master="local[2]"))
     try:
         mains = record_log_job_mains(
-            executor_store_address(on.settings, BucketRole.RECORDS, on.settings.records_bucket)
+            executor_bucket_address(on.settings, BucketRole.RECORDS, on.settings.records_bucket)
         )
         jobs = SparkBulkJobs(session, PublishedOutputs(folder / "bulk"), lambda: mains)
         with peak_memory() as peak:  # in a round of its own: to look at the pages of all processes takes time from them
@@ -97,7 +97,7 @@ def _ours(jobs: SparkBulkJobs, manifest: Manifest, folder: Path, run_id: str) ->
         markers=(),
         now_us=_NOW_US,
     )
-    SqlRebuild(url).load_rows(load, RowFilesFolder(Path(done.folder)), lambda: None)
+    SqlRebuildDatabase(url).load_rows(load, RowFilesFolder(Path(done.folder)), lambda: None)
     loaded = time.perf_counter()
     jobs.remove_run(run_id)
     (folder / f"{run_id}.db").unlink()
@@ -107,7 +107,7 @@ def _ours(jobs: SparkBulkJobs, manifest: Manifest, folder: Path, run_id: str) ->
 
 
 def _bare(session: WarmSession, folder: Path) -> dict[str, float]:
-    spark, records = session.get_session(), 0
+    spark, records = session.get_or_restart_session(), 0
     out, database = folder / "grouped", folder / "bare.db"
     began = time.perf_counter()
     for kind in _SHARES:

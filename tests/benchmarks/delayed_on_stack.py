@@ -25,7 +25,7 @@ from spark.job_runner import SparkBulkJobs
 from spark.published_output import PublishedOutputs
 from spark.warm_session import SparkSettings, WarmSession
 from tests.benchmarks.stage import Stage
-from workers.assembly.log_store_from_settings import executor_addresses, open_log_store
+from workers.assembly.log_store_from_settings import executor_catalog_and_bucket_addresses, open_log_store
 
 _SEGMENT: Final = 2_000  # entries
 _DAY_MS: Final = 86_400_000
@@ -75,7 +75,7 @@ def _first(on: Stage, topic: Topic) -> float:
     """
     settings = on.settings.model_copy(update={"delayed_tolerance": _DUE_MS / 1_000})
     with open_log_store(settings) as log:
-        log.objects.require_ownership()
+        log.objects.require_ownership_once()
         began = time.perf_counter()
         with log.delivery.create_consumer(topic) as consumer:
             found = consumer.receive(1)
@@ -108,7 +108,9 @@ def building(on: Stage, entries: int, tell: Callable[[str], None]) -> dict[str, 
 def _built(on: Stage, topic: Topic, entries: int, cores: int, folder: Path) -> float:
     session = WarmSession(SparkSettings(scratch=folder / "spark", master=f"local[{cores}]"))
     jobs = SparkBulkJobs(
-        session, PublishedOutputs(folder / "bulk"), lambda: catalog_job_mains(executor_addresses(on.settings))
+        session,
+        PublishedOutputs(folder / "bulk"),
+        lambda: catalog_job_mains(executor_catalog_and_bucket_addresses(on.settings)),
     )
     times = []
     try:

@@ -20,7 +20,7 @@ from temporalio.client import Client
 from temporalio.common import SearchAttributePair, TypedSearchAttributes
 from temporalio.worker import Worker
 
-from activities.deletion.phase_two import delete_ledger_workflow_id
+from activities.deletion.phase_two_steps import delete_ledger_workflow_id
 from infra.stack.service_process import ServiceProcess
 from infra.stack.stack_home import StackHome
 from logstore.deletion.intents import IntentKey

@@ -31,9 +31,9 @@ from infra.catalog.engine.catalog_version import migrate_catalog
 from infra.catalog.engine.database import Database
 from logstore.log.ledgers import Component, LedgerOwner
 from logstore.positions import TopicId
-from logstore.reconciliation.bulk_jobs import (
+from logstore.reconciliation.bulk_job_inputs_and_results import (
     BulkJob,
-    BulkSummary,
+    BulkJobSummary,
     CompareStorageWithCatalogJob,
     ListStorageJob,
     ReadLedgersAndIntentsJob,
@@ -42,11 +42,11 @@ from spark.job_runner import SparkBulkJobs
 from spark.published_output import PublishedOutputs
 from spark.reconciliation.compare_sides import compare_sides
 from spark.reconciliation.list_storage import list_storage
-from spark.reconciliation.read_catalog_rows import read_references
+from spark.reconciliation.read_catalog_rows import read_ledgers_and_intents
 from spark.sources.store_addresses import BucketAddress, CatalogAddresses
 from spark.warm_session import SparkSettings, WarmSession
 from tests.benchmarks.stage import Stage, make_ledgers, stage
-from workers.assembly.log_store_from_settings import executor_addresses
+from workers.assembly.log_store_from_settings import executor_catalog_and_bucket_addresses
 from workers.settings import load_settings
 
 _ROUNDS: Final = 3
@@ -86,7 +86,7 @@ def listing_beside_paginator(on: Stage) -> dict[str, Any]:
     make_ledgers(on, "persistent://bench/reconciliation/listed", ledgers=_LISTED // 10, segments=9)
     folder = on.settings.home / "listing"
     folder.mkdir()
-    with _jobs(folder, executor_addresses(on.settings)) as jobs:
+    with _jobs(folder, executor_catalog_and_bucket_addresses(on.settings)) as jobs:
         rounds = [(_listed(jobs, f"listing-{number}"), _paginated(on)) for number in range(_ROUNDS + 1)][1:]
     ours, bare = (statistics.median(each) for each in zip(*rounds, strict=True))
     return {
@@ -118,9 +118,9 @@ def _jobs(folder: Path, addresses: CatalogAddresses | None = None) -> Iterator[S
         tiered=(),
         application="sexton",
     )
-    mains: dict[str, Callable[..., BulkSummary]] = {
+    mains: dict[str, Callable[..., BulkJobSummary]] = {
         "list-storage": list_storage,
-        "read-references": read_references,
+        "read-references": read_ledgers_and_intents,
         "compare-sides": compare_sides,
     }
     session = WarmSession(SparkSettings(scratch=folder / "spark", master="local[2]"))

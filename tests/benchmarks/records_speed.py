@@ -108,7 +108,7 @@ class _Timed(Raider):
     def _scan(self, scan: Any, blocks: Any, progress: Any) -> bool:
         began = time.process_time()
         try:
-            return super()._scan(scan, blocks, progress)
+            return super()._scan_new_blocks(scan, blocks, progress)
         finally:
             self.scan_s += time.process_time() - began
 

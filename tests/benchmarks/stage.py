@@ -23,7 +23,7 @@ from logstore.positions import LedgerId
 from tests.benchmarks.puts import Put, put_all
 from workers.assembly.log_store import LogStore
 from workers.assembly.log_store_from_settings import open_log_store
-from workers.demo.temporary_homes import remove_home
+from workers.demo.temporary_homes import kill_processes_and_remove_home
 from workers.operations.embedded_stack import (
     add_stack_addresses,
     prepare_catalog_and_namespace,
@@ -73,7 +73,7 @@ def stage(settings: Settings, *, workers: int = 1) -> Iterator[Stage]:
         with open_log_store(own) as log:
             yield Stage(settings=own, log=log)
     finally:
-        remove_home(home)
+        kill_processes_and_remove_home(home)
 
 
 def make_ledgers(on: Stage, name: str, *, ledgers: int, segments: int) -> tuple[Topic, list[LedgerId]]:

@@ -83,7 +83,7 @@ async def _crowd(on: Stage) -> dict[str, Any]:
         warm = await asyncio.to_thread(_produced, on, topics, _CLIENTS, 3)
         await asyncio.gather(*(transactions.commit(txn) for txn in warm))
         ours = await _timed(asyncio.gather(*(client(txns[at::_CLIENTS]) for at in range(_CLIENTS))))
-        await transactions.flush()
+        await transactions.wait_for_sent_wake_ups()
     with ThreadPoolExecutor(16) as threads:
         async with Worker(
             plain, task_queue="bare", workflows=[Bare], activities=[bare_activity], activity_executor=threads

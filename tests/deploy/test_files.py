@@ -19,7 +19,7 @@ from infra.coordination.zookeeper_errors import PemFiles
 from logstore.identity.bucket_markers import BucketRole
 from tests.architecture.source import ROOT
 from tests.tls import Authority
-from workers.assembly.log_store_from_settings import executor_store_address
+from workers.assembly.log_store_from_settings import executor_bucket_address
 from workers.client.payload_encryption import EncryptingCodec, make_data_converter, read_payload_keys
 from workers.client.temporal_credentials import read_temporal_credentials
 from workers.hosting.bundle_ownership import ensemble_from_settings
@@ -274,7 +274,7 @@ def test_settings_for_files_of_certificates_are_taken_by_every_client(tmp_path: 
     assert access.api_key == "key"
     assert ensemble.protected
     assert ensemble.tls == PemFiles(**{one: str(tmp_path / name) for one, name in _FILES.items()})
-    assert executor_store_address(settings, BucketRole.PRIMARY, "b").ca_file == str(tmp_path / "ca.pem")
+    assert executor_bucket_address(settings, BucketRole.PRIMARY, "b").ca_file == str(tmp_path / "ca.pem")
     assert _first_key(settings) == "one"
 
 

@@ -21,15 +21,15 @@ from temporalio.worker import (
 )
 from temporalio.workflow import Info, ParentInfo, _Definition
 
-from workers.hosting.interceptors import WorkflowDetailsInterceptor
-from workers.hosting.temporal_workers import FAILURES, WORKFLOWS
+from workers.hosting.error_and_subject_interceptors import WorkflowErrorAndSubjectInterceptor
+from workers.hosting.temporal_workers import UNREADABLE_INPUT_ERRORS, WORKFLOWS
 
 NAMESPACE: Final = "default"
 QUEUE: Final = "shared"
 _LONG: Final = timedelta(days=1)
 _CONVERTER: Final = pydantic_data_converter.payload_converter  # one for all: it remembers how it reads each type
 _RUNNER: Final = UnsandboxedWorkflowRunner()
-_EDGE: Final = WorkflowDetailsInterceptor().workflow_interceptor_class(
+_EDGE: Final = WorkflowErrorAndSubjectInterceptor().workflow_interceptor_class(
     WorkflowInterceptorClassInput(unsafe_extern_functions={})
 )
 DEFINITIONS: Final = {found.name: found for found in map(_Definition.must_from_class, WORKFLOWS)}
@@ -183,7 +183,7 @@ def _details(start: Start) -> WorkflowInstanceDetails:
         randomness_seed=start.seed,
         extern_functions={},
         disable_eager_activity_execution=True,
-        worker_level_failure_exception_types=FAILURES,
+        worker_level_failure_exception_types=UNREADABLE_INPUT_ERRORS,
         patch_activation_callback=None,
         last_completion_result=Payloads(),
         last_failure=None,

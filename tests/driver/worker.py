@@ -13,7 +13,7 @@ from temporalio.testing import ActivityEnvironment
 from temporalio.worker import ActivityInboundInterceptor, ExecuteActivityInput
 
 from tests.driver.executions import Attempt
-from workers.hosting.interceptors import ActivityErrorInterceptor
+from workers.hosting.error_and_subject_interceptors import ActivityErrorAndSubjectInterceptor
 
 _CONVERTER: Final = pydantic_data_converter.payload_converter
 _FAILURES: Final = pydantic_data_converter.failure_converter
@@ -67,7 +67,7 @@ class _Here(ActivityInboundInterceptor):
         return input.fn(*input.args)
 
 
-_EDGE: Final = ActivityErrorInterceptor().intercept_activity(_Here())
+_EDGE: Final = ActivityErrorAndSubjectInterceptor().intercept_activity(_Here())
 
 
 @activity.defn(no_thread_cancel_exception=True)

@@ -8,10 +8,10 @@ import pyarrow.parquet as pq
 
 from logstore.delayed.index_build_job import BuildDelayedIndexJob, BuiltIndexFiles, BuiltTopicIndex
 from logstore.positions import TopicId
-from logstore.reconciliation.bulk_jobs import (
+from logstore.reconciliation.bulk_job_inputs_and_results import (
     BulkJob,
-    BulkProgress,
-    BulkSummary,
+    BulkJobProgress,
+    BulkJobSummary,
     CompareStorageWithCatalogJob,
     CutScrubIntoPagesJob,
     ListStorageJob,
@@ -64,7 +64,9 @@ class FakeBulkJobs:
         self.meanwhile: Callable[[BulkJob, Callable[[], None]], None] = lambda _job, _beat: None
         self._lock = threading.Lock()
 
-    def run_job(self, job: BulkJob, on_progress: Callable[[BulkProgress], None], *, master: str = "") -> BulkSummary:
+    def run_job(
+        self, job: BulkJob, on_progress: Callable[[BulkJobProgress], None], *, master: str = ""
+    ) -> BulkJobSummary:
         """See the port."""
         with self._lock:
             done = self.find_published_summary(job.run_id, job.name)
@@ -73,7 +75,7 @@ class FakeBulkJobs:
         self.ran.append(job)
         self.masters.append(master)
         try:
-            self.meanwhile(job, lambda: on_progress(BulkProgress(stage=job.name, done=1, tasks=2)))
+            self.meanwhile(job, lambda: on_progress(BulkJobProgress(stage=job.name, done=1, tasks=2)))
         except BaseException:
             self.stopped.append(job.run_id)
             raise
@@ -82,46 +84,46 @@ class FakeBulkJobs:
             done = self.find_published_summary(job.run_id, job.name)
             return done or self._publication.publish(job.run_id, job.name, folder, summary)
 
-    def _written(self, job: BulkJob) -> tuple[Path, BulkSummary]:
-        folder, summary = self._publication.create_attempt_folder(job.run_id, job.name), BulkSummary()
+    def _written(self, job: BulkJob) -> tuple[Path, BulkJobSummary]:
+        folder, summary = self._publication.create_attempt_folder(job.run_id, job.name), BulkJobSummary()
         counted = _COUNTED.get(job.name)
         if counted:
-            summary = BulkSummary(counts={name: self.compared[name] for name in counted}, facts=dict(self.facts))
+            summary = BulkJobSummary(counts={name: self.compared[name] for name in counted}, facts=dict(self.facts))
         if isinstance(job, BuildTransactionBuffersJob):
             summary = self._build(folder, job)
         if isinstance(job, BuildDelayedIndexJob):
             summary = self._index(folder, job)
         if isinstance(job, CutScrubIntoPagesJob):
             counts = {"pages": self.pages, "ledgers": self.pages, "objects": 10 * self.pages, "size_bytes": 1_000}
-            summary = BulkSummary(counts=counts)
+            summary = BulkJobSummary(counts=counts)
         if isinstance(job, ScrubPageJob):
             found = self.damaged.get(job.page, [])
             if found:
                 pq.write_table(findings_to_table(found), folder / "findings-0.parquet")
             counts = {"objects": 10, "size_bytes": 500, "findings": len(found), "elsewhere": 0}
-            summary = BulkSummary(counts=counts, facts=dict(self.facts))
+            summary = BulkJobSummary(counts=counts, facts=dict(self.facts))
         if isinstance(job, VerifyFindingsJob):
             pq.write_table(findings_to_table(self.findings), folder / "part-0.parquet", row_group_size=self.page)
         return folder, summary
 
-    def _build(self, folder: Path, job: BuildTransactionBuffersJob) -> BulkSummary:
+    def _build(self, folder: Path, job: BuildTransactionBuffersJob) -> BulkJobSummary:
         """A part for each topic."""
         built = {one: found for one, found in self.buffers.items() if not job.topics or one in job.topics}
         for part, item in enumerate(built.items()):
             BufferFiles(folder).write_part(part, iter([item]))
         counts = dict.fromkeys(("empty", "gone"), 0) | {"unreadable": len(self.facts), "topics": len(built)}
-        return BulkSummary(counts={**counts, "buffers": len(built), "parts": len(built)}, facts=dict(self.facts))
+        return BulkJobSummary(counts={**counts, "buffers": len(built), "parts": len(built)}, facts=dict(self.facts))
 
-    def _index(self, folder: Path, job: BuildDelayedIndexJob) -> BulkSummary:
+    def _index(self, folder: Path, job: BuildDelayedIndexJob) -> BulkJobSummary:
         """A part for each topic."""
         built = [one for one in self.indexes(BuiltIndexFiles(folder)) if not job.topics or one.topic_id in job.topics]
         for part, one in enumerate(built):
             BuiltIndexFiles(folder).write_part(part, [one])
         counts = {"topics": len(built), "parts": len(built), "empty": 0, "gone": 0, "unreadable": len(self.facts)}
         made = sum(len(one.files) for one in built)
-        return BulkSummary(counts={**counts, "buckets": made, "messages": 2 * made}, facts=dict(self.facts))
+        return BulkJobSummary(counts={**counts, "buckets": made, "messages": 2 * made}, facts=dict(self.facts))
 
-    def find_published_summary(self, run_id: str, name: str) -> BulkSummary | None:
+    def find_published_summary(self, run_id: str, name: str) -> BulkJobSummary | None:
         return self._publication.read_summary(run_id, name)
 
     def list_run_ids(self) -> list[str]:
@@ -133,4 +135,4 @@ class FakeBulkJobs:
         return folder
 
     def remove_run(self, run_id: str) -> None:
-        self._publication.forget(run_id)
+        self._publication.remove_run_outputs(run_id)

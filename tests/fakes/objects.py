@@ -92,15 +92,15 @@ class FakeObjectStore:
         self._faults: list[Fault] = []
         self._lock = threading.RLock()
 
-    def require_ownership(self) -> None:
+    def require_ownership_once(self) -> None:
         """As `confirm`."""
-        self.confirm_ownership()
+        self.require_ownership_now()
 
     def begin_removal(self) -> "FakeObjectStore":
         """See `OwnedStore.begin_removal`."""
         return self
 
-    def confirm_ownership(self) -> None:
+    def require_ownership_now(self) -> None:
         """See `OwnedStore`; it is the catalog's unless a test says otherwise."""
         if self.refusal:
             raise self.refusal
@@ -135,7 +135,7 @@ class FakeObjectStore:
         _raise_after(fault)
 
     def put_file_if_absent(
-        self, key: str, file: BinaryIO, *, metadata: Mapping[str, str], proceed: Callable[[], None]
+        self, key: str, file: BinaryIO, *, metadata: Mapping[str, str], require_may_proceed: Callable[[], None]
     ) -> None:
         """See the port; an upload in parts whose process dies is left."""
         require_writable_key(key)
@@ -143,16 +143,16 @@ class FakeObjectStore:
         file.seek(0)
         parts = list(iter(lambda: file.read(self.part_bytes), b""))
         if len(parts) < 2:
-            proceed()
+            require_may_proceed()
             self.put_if_absent(key, b"".join(parts), metadata=metadata)
             return
         self.unfinished.add(key)
         self.begun_us[key] = self.now_us
         try:
             for _ in parts:
-                proceed()
+                require_may_proceed()
                 self._meet(Operation.PART, key)
-            proceed()
+            require_may_proceed()
             self.put_if_absent(key, b"".join(parts), metadata=metadata)
         except Exception:
             self.unfinished.discard(key)

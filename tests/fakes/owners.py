@@ -45,7 +45,7 @@ class FakeOwnership:
             raise self.trouble
 
     def _bundle(self, topic: TopicName) -> BundleId:
-        return bundle_of_topic(topic, bundles=self._fences.count_bundles())
+        return bundle_of_topic(topic, bundle_count=self._fences.count_bundles())
 
 
 class FakeOwners:

@@ -13,8 +13,8 @@ from logstore.ports.catalog import (
     Claim,
     DetachedBatch,
     FiledCopyRow,
-    FilingResult,
     FindingsFilingRequest,
+    FindingsFilingResult,
     FindingsToFile,
     ReconciliationRun,
     RunKind,
@@ -37,13 +37,13 @@ class FakeRuns:
         self.counted = 4
         self.outcome: Outcome | None = Outcome.DELETED
         self.keeps: dict[int, str] = {}  # by finding's number, from `file` and `pass_over`
-        self.filings: dict[str, FilingResult] = {}
+        self.filings: dict[str, FindingsFilingResult] = {}
         self.rows: dict[str, list[FiledCopyRow]] = {}
         self.passed_over: list[Mapping[int, tuple[LedgerId, int]]] = []
         self.causes: list[AuditCause] = []
         self._runs: dict[str, _Claimed] = {}
 
-    def read_catalog_state(self) -> CatalogTimeAndIds:
+    def read_catalog_time_and_ids(self) -> CatalogTimeAndIds:
         """See the port."""
         return self.state
 
@@ -97,7 +97,7 @@ class FakeRuns:
         known = self._runs[run_id]
         known.run = replace(known.run, created_us=self.now_us - round(seconds * 1e6))
 
-    def file_findings(self, page: FindingsFilingRequest) -> FilingResult:
+    def file_findings(self, page: FindingsFilingRequest) -> FindingsFilingResult:
         """See the port."""
         if page.batch_id not in self.filings:
             self.causes.append(page.cause)
@@ -116,7 +116,7 @@ class FakeRuns:
                 self._row(row, LedgerId(row), CopyKind.LEDGER, {}) for at, row in page.stalled.items() if at not in kept
             ]
             detached = DetachedBatch(batch_id=page.batch_id, ledgers=len(page.unreferenced), intents=len(rows))
-            self.filings[page.batch_id] = FilingResult(detached=detached, kept=kept)
+            self.filings[page.batch_id] = FindingsFilingResult(detached=detached, kept=kept)
             self.rows[page.batch_id] = sorted(rows, key=lambda row: row.row_id)
         return self.filings[page.batch_id]
 

@@ -49,7 +49,7 @@ def hits(run: Callable[[], object]) -> dict[str, int]:
             failpoints.arm(f"{effect}.{moment}", "fail", nth=_FAR)
     run()
     found = {name: armed.hits for name, armed in failpoints._armed_by_point.items() if armed.hits}
-    assert failpoints.disarm() == found.keys(), "a point was hit whose name is not in the source"
+    assert failpoints.disarm_all_and_take_hits() == found.keys(), "a point was hit whose name is not in the source"
     return found
 
 

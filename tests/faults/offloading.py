@@ -11,7 +11,7 @@ from tests.fakes.objects import Fault, FaultKind, Operation
 from tests.faults.operators import CAUSE, POLICY, Operators
 from tests.faults.scene import TopicPlan
 from tests.faults.world import BUCKET
-from workflows.offload.job_definitions import OFFLOAD_TOPIC, OffloadAsk, OffloadPolicy, OffloadTopicInput
+from workflows.offload.job_definitions import OFFLOAD_TOPIC, OffloadAsk, OffloadLimits, OffloadTopicInput
 from workflows.offload.offload_topic import OffloadTopic
 
 COLD: Final = (TopicPlan(name="persistent://shop/main/cold", ledgers=6, acknowledged={"billing": 2}),)
@@ -63,7 +63,7 @@ class Offloading(Operators):
 
     def _offload_topic(self, topic: Topic, ledgers: Sequence[LedgerId]) -> None:
         ask = OffloadAsk(ledger_ids=[int(ledgers[place]) for place in _OFFLOADED], delete_primary=True, **CAUSE)
-        policy = OffloadPolicy(timeout_s=600)
+        policy = OffloadLimits(timeout_s=600)
         request = OffloadTopicInput(
             topic_id=topic.topic_id, topic=topic.name, asks=[ask], policy=policy, deletion=POLICY
         )

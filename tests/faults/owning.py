@@ -32,4 +32,4 @@ class OwnsWhatItMeets:
         return self._leases[bundle]
 
     def _bundle(self, topic: TopicName) -> BundleId:
-        return bundle_of_topic(topic, bundles=self._fences.count_bundles())
+        return bundle_of_topic(topic, bundle_count=self._fences.count_bundles())

@@ -111,7 +111,7 @@ class Programs(Generic[SiteT]):
 
     def _unload(self, plan: TopicPlan) -> None:
         """Write down who unloads the topic's bundle."""
-        bundle = bundle_of_topic(TopicName.parse(plan.name), bundles=self._process.catalog.fences.count_bundles())
+        bundle = bundle_of_topic(TopicName.parse(plan.name), bundle_count=self._process.catalog.fences.count_bundles())
         cause, detail = AuditCause(actor="tests", reason="the main job", workflow_id=""), {"bundle": bundle}
         self._client(
             f"unload {bundle}", lambda: self._process.catalog.audit_log.record_act("unload", cause, detail=detail)

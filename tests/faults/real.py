@@ -18,7 +18,7 @@ import boto3
 from botocore.config import Config
 from temporalio.client import WorkflowHandle
 
-from activities.deletion.phase_two import delete_ledger_workflow_id
+from activities.deletion.phase_two_steps import delete_ledger_workflow_id
 from infra.stack.service_process import ServiceProcess
 from infra.stack.stack_home import StackHome
 from logstore import failpoints
@@ -85,7 +85,7 @@ class RealWorld:
         with closing(sqlite3.connect(self.database)) as connection, connection:
             connection.execute("INSERT INTO sqlite_sequence (name, seq) VALUES ('topic', ?)", (first,))
             connection.execute("UPDATE catalog SET next_ledger_id = ?", (first,))
-        StackHome.at(self.settings.home).create_directories()
+        StackHome.at(self.settings.home).create_directories_and_check_space()
         self.planted[MARKER_KEY] = marker_content(CATALOG_ID)
         for key, body in PLANTED.items():
             self.plant(key, body)

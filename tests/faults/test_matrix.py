@@ -135,7 +135,7 @@ def _interrupt(course: Course, *armed: Interruption, twice: Collection[str]) -> 
     operators = _survive(course, *armed)
     met = {one for one in armed if one.happened}
     assert sorted(operators.crashes) == sorted(one.point for one in met if one.action == "crash")
-    failpoints.disarm()
+    failpoints.disarm_all_and_take_hits()
     if any(one.point.rpartition(".")[2] in twice for one in met):
         _require_no_change_by_a_second_run(operators)
     return met

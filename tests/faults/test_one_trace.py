@@ -12,7 +12,7 @@ from temporalio.client import WorkflowHandle
 
 from infra.stack import embedded_stack
 from infra.telemetry.span_reader import SpanReader
-from infra.telemetry.span_tree import SpanNode, build_span_trees, describe_node_remark
+from infra.telemetry.span_tree import SpanNode, build_span_trees, describe_missing_or_merged_children
 from infra.telemetry.tracing import create_tracer_provider
 from tests.faults.programs import Programs
 from tests.faults.real import WRITTEN, RealWorld, Worker, ended, eventually
@@ -106,7 +106,7 @@ def test_a_batch_whose_worker_was_killed_is_one_trace_of_both_workers(world: Rea
     assert [node.span.name for node in nodes if node.depth == 0] == ["program"]
     assert [names.count(one) for one in ("RunWorkflow:delete-ledgers", _DETACHED)] == [1, 1]
     chunks = [node for node in nodes if node.span.name.removeprefix("Start").removeprefix("Run") == _CHUNK]
-    left = [node for node in chunks if describe_node_remark(node) or node.span.is_lost]
+    left = [node for node in chunks if describe_missing_or_merged_children(node) or node.span.is_lost]
     assert len(left) == 1, "the chunk that the dead worker had in hand"
     assert len(chunks) >= 5, "it was done again, and others after it"
     writers = [path for path in world.settings.traces_dir.glob("sexton-worker-*.jsonl") if trace_id in path.read_text()]

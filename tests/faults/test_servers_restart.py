@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from infra.stack import embedded_stack
+from infra.stack.service_port_choice import RequestedPorts
 from infra.stack.service_process import ServiceProcess
 from infra.stack.stack_home import StackHome
-from infra.stack.tcp_ports import RequestedPorts
 from tests.faults.auditor import wrong_at_any_moment, wrong_at_rest
 from tests.faults.programs import Programs
 from tests.faults.real import REAL, RealWorld, Worker, eventually, trim

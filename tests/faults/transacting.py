@@ -145,7 +145,9 @@ class Transacting(Operators):
         self._end("resolved", commit=True)
         about = Participant(self._topic(_RIGHT).topic_id)
         cause = AuditCause(actor="tests", reason="the topic is away", workflow_id="")
-        resolve = partial(self._process.catalog.transactions.resolve_participant, self._begin("resolved"), about, cause)
+        resolve = partial(
+            self._process.catalog.transactions.settle_untold_participant, self._begin("resolved"), about, cause
+        )
         self._client("resolve", resolve)
 
     def _tell_most(self) -> None:
@@ -220,7 +222,7 @@ class Transacting(Operators):
         for plan in (_LEFT, _RIGHT):
             topic_id = self._topic(plan).topic_id
             rows = self._process.catalog.transaction_snapshots.read_buffer(topic_id)
-            if self._process.buffer_snapshots.load_snapshot(topic_id) != rows:
+            if self._process.buffer_snapshots.load_readable_snapshot(topic_id) != rows:
                 self.wrong.append(f"{plan.name}: expected its snapshot to be {rows}")
 
     def _undecided(self) -> Iterator[str]:
@@ -311,7 +313,7 @@ class Transacting(Operators):
         def write() -> int:
             with closing(sqlite3.connect(self.world.database)) as connection, connection:
                 connection.execute("UPDATE transaction_snapshot SET due_us = 1 WHERE due_us > 0")
-            return self._process.buffer_snapshots.write_due_snapshots()
+            return self._process.buffer_snapshots.write_snapshots_and_count_due()
 
         self._client(f"snapshots {name}", write)
 

@@ -167,11 +167,15 @@ class World:
         stores = MarkerChecker(catalog.identities)
         warm = NamedBucket(role=BucketRole.PRIMARY, bucket="warm", address="")
         cold = replace(warm, role=BucketRole.TIERED)
-        tiered = cache(lambda at: stores.own(replace(cold, bucket=at.bucket), lambda: self.bucket(at)))
-        records = stores.own(replace(warm, role=BucketRole.RECORDS, bucket="records"), lambda: self.records)
-        replica = stores.own(replace(warm, role=BucketRole.REPLICA, bucket=REPLICA), lambda: self.replica)
+        tiered = cache(lambda at: stores.get_checked_bucket(replace(cold, bucket=at.bucket), lambda: self.bucket(at)))
+        records = stores.get_checked_bucket(
+            replace(warm, role=BucketRole.RECORDS, bucket="records"), lambda: self.records
+        )
+        replica = stores.get_checked_bucket(
+            replace(warm, role=BucketRole.REPLICA, bucket=REPLICA), lambda: self.replica
+        )
         return LogStoreBuckets(
-            primary=stores.own(warm, lambda: self.store),
+            primary=stores.get_checked_bucket(warm, lambda: self.store),
             tiered=tiered,
             records=records,
             replicas={REPLICA: replica},

@@ -40,17 +40,20 @@ class World:
         snapshots = CursorSnapshots(
             cursors=self.catalog.cursors,
             ledgers=self.catalog.ledgers,
-            contents=self.contents(),
+            component_ledgers=self.contents(),
             inline_bytes=inline_bytes,
             clock=self.clock(),
         )
         return Subscriptions(
-            cursors=self.catalog.cursors, transactions=self.catalog.transactions, committer=committer, ledgers=snapshots
+            cursors=self.catalog.cursors,
+            transactions=self.catalog.transactions,
+            committer=committer,
+            snapshots=snapshots,
         )
 
     def registry(self) -> SchemaRegistry:
         """Schemas, as a process has them."""
-        return SchemaRegistry(schemas=self.catalog.schemas, contents=self.contents())
+        return SchemaRegistry(schemas=self.catalog.schemas, component_ledgers=self.contents())
 
     def contents(self) -> ComponentLedgers:
         """Component ledgers, as a process writes them."""

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from logstore.errors import InvalidInput, StoreUnavailable
-from logstore.failpoints import SimulatedCrash, arm, arm_from_environment, disarm, effect
+from logstore.failpoints import SimulatedCrash, arm, arm_from_environment, disarm_all_and_take_hits, effect
 
 
 def _run(times: int = 1) -> int:
@@ -21,7 +21,7 @@ def _run(times: int = 1) -> int:
 def test_failpoint_unarmed_does_nothing_and_sees_nothing() -> None:
     """In production the points cost a truth test."""
     assert _run() == 1
-    assert disarm() == set()
+    assert disarm_all_and_take_hits() == set()
 
 
 @pytest.mark.parametrize(("point", "done"), [("before", 0), ("after", 1), ("reported_failed", 1)])
@@ -52,7 +52,7 @@ def test_failpoint_names_hit_are_told() -> None:
     """A test can prove that it went through every point."""
     arm("other.before", "fail")
     _run()
-    assert disarm() == {"thing.do.before", "thing.do.after", "thing.do.reported_failed"}
+    assert disarm_all_and_take_hits() == {"thing.do.before", "thing.do.after", "thing.do.reported_failed"}
 
 
 def test_failpoint_error_inside_the_effect_passes_the_points_by() -> None:

@@ -10,10 +10,10 @@ from logstore.errors import InvalidInput
 from logstore.validated_names import (
     MAX_ENCODED_CHARACTERS,
     TopicName,
-    check_name,
-    check_reason,
-    check_subscription,
-    encode_prefix,
+    check_audit_reason,
+    check_producer_or_actor_name,
+    check_subscription_name,
+    encode_topic_prefix,
 )
 
 _PART = st.text(st.characters(exclude_characters="/", exclude_categories=["Cs"]), min_size=1, max_size=4)
@@ -39,7 +39,7 @@ def test_encoded_beginning_is_that_of_the_same_names(part: str, other: str, leng
     for prefix in (written[:length], written[:length] + other):
         if not prefix.startswith("persistent://"):
             prefix = "persistent://"[:length]  # noqa: PLW2901 - others are refused before
-        assert name.encoded.startswith(encode_prefix(prefix)) == written.startswith(prefix)
+        assert name.encoded.startswith(encode_topic_prefix(prefix)) == written.startswith(prefix)
 
 
 @pytest.mark.parametrize(
@@ -109,25 +109,25 @@ def test_topic_name_encoded_in_another_way_is_refused(encoded: str) -> None:
 def test_subscription_name_outside_printable_ascii_is_refused(name: str) -> None:
     """Subscription names travel in metadata and search attributes."""
     with pytest.raises(InvalidInput, match=r"^subscription: "):
-        check_subscription(name)
+        check_subscription_name(name)
 
 
 @pytest.mark.parametrize("name", ["", " ", "a\x1b", "a\u202e", ".", "..", "x" * 201])
 def test_name_of_a_producer_or_an_actor_that_cannot_be_printed_is_refused(name: str) -> None:
     """It is stored, and shown in tables and audit rows."""
     with pytest.raises(InvalidInput, match=r"^producer: expected 1 to 200 printable"):
-        check_name("producer", name)
-    assert check_name("actor", "uid 7") == "uid 7"
+        check_producer_or_actor_name("producer", name)
+    assert check_producer_or_actor_name("actor", "uid 7") == "uid 7"
 
 
 @pytest.mark.parametrize("reason", ["a\nb", "a\x00", "x" * 2_001])
 def test_reason_that_no_audit_row_can_show_is_refused(reason: str) -> None:
     """The limit is inclusive, and none need be said."""
     with pytest.raises(InvalidInput, match=r"^reason: expected at most 2,000 printable"):
-        check_reason(reason)
-    assert [len(check_reason("x" * size)) for size in (0, 2_000)] == [0, 2_000]
+        check_audit_reason(reason)
+    assert [len(check_audit_reason("x" * size)) for size in (0, 2_000)] == [0, 2_000]
 
 
 def test_subscription_name_of_120_characters_is_taken() -> None:
     """The limit is inclusive."""
-    assert check_subscription("~" * 120) == "~" * 120
+    assert check_subscription_name("~" * 120) == "~" * 120

@@ -17,7 +17,7 @@ from infra.catalog import Database
 from infra.catalog.ownership.fences import SqlFences
 from infra.coordination.bundle_holdings import OwnershipObserver, UnloadReason
 from infra.coordination.bundle_owner import BundleOwner, BundleOwnerOptions, ExpiredPolicy
-from infra.coordination.takeover import TakeoverTimes
+from infra.coordination.bundle_takeover_rules import TakeoverTimes
 from infra.coordination.zookeeper_session import EnsembleOptions, SessionState, ZooKeeperSession
 from logstore.errors import NotOwner, OutcomeUnknown, RetryableError, SextonError, WorkerIdTaken
 from logstore.ownership import BundleId, Lease
@@ -115,7 +115,7 @@ def run(plan: Plan) -> None:
     memory = _Memory()
     policy = BundleOwnerOptions(expired=plan.expired, check_interval_s=0.2, takeover=plan.takeover)
     connect, fences = _connecting(plan, journal), SqlFences(database)
-    owner = BundleOwner(plan.worker_id, connect, fences, memory, policy=policy, events=_Said(journal))
+    owner = BundleOwner(plan.worker_id, connect, fences, memory, options=policy, events=_Said(journal))
     signal.signal(signal.SIGTERM, lambda *_: owner.stopping.set())
     try:
         owner.start()

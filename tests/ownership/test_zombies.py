@@ -11,8 +11,8 @@ from kazoo.exceptions import NoNodeError
 
 from infra.coordination.bundle_holdings import _ATTEMPTS_RESET_S
 from infra.coordination.bundle_owner import ExpiredPolicy
+from infra.coordination.bundle_takeover_rules import TakeoverTimes
 from infra.coordination.ownership_nodes import OWNERS, WORKERS
-from infra.coordination.takeover import TakeoverTimes
 from logstore.ownership import BundleId, bundle_name
 from tests.logstore.eventually import assert_eventually
 from tests.ownership.conftest import BUNDLES, Measured
@@ -102,7 +102,7 @@ def test_owner_whose_bundle_became_anothers_while_it_was_expired_unloads_it(crew
     """Foreign nodes are left to whom they are (apache/pulsar#23011, #295)."""
     crew.hire("a")
     crew.rest()
-    path = f"{OWNERS}/{bundle_name(BundleId(3), bundles=BUNDLES)}"
+    path = f"{OWNERS}/{bundle_name(BundleId(3), bundle_count=BUNDLES)}"
     owner = crew.workers["a"]
     with crew.look() as client:
         crew.freeze(owner)
@@ -124,7 +124,7 @@ def test_two_workers_racing_for_the_same_bundles_have_one_writer_each(crew: Crew
     raced = range(8)
     with crew.look() as client:
         for bundle in list(raced) * 2:
-            path = f"{OWNERS}/{bundle_name(BundleId(bundle), bundles=BUNDLES)}"
+            path = f"{OWNERS}/{bundle_name(BundleId(bundle), bundle_count=BUNDLES)}"
             assert_eventually(partial(_stands, client, path))
             with suppress(NoNodeError):  # a worker that lost a race gave it back meanwhile
                 client.delete(path)

@@ -5,7 +5,7 @@ from logstore.delayed.index_build_job import BuiltIndexFiles, BuiltTopicIndex
 from logstore.errors import CorruptData
 from logstore.log.ledger_object_keys import segment_key
 from logstore.ports.catalog import Claim
-from logstore.reconciliation.bulk_jobs import BulkJob
+from logstore.reconciliation.bulk_job_inputs_and_results import BulkJob
 from tests.fakes.objects import Operation
 from tests.logstore.delayed.stored import Stored, stored_in
 from tests.replay.courses import Handle, ended, first_run

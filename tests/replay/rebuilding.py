@@ -7,12 +7,12 @@ from temporalio import activity
 from temporalio.exceptions import ApplicationError
 
 from activities.records.inputs_and_results import (
-    AdoptedShardCounts,
-    AdoptShardsInput,
-    BeginRebuildResult,
+    ComparedShardCounts,
+    CompareShardsInput,
+    PinnedManifestSummary,
     PublishedManifest,
     RebuildStepInput,
-    RebuiltRowCounts,
+    RebuiltRecordCounts,
 )
 from logstore.records.job_results import RebuildAdoptionResult
 from tests.replay.courses import Handle, Staged
@@ -31,18 +31,18 @@ class Answers:
         self.let_go_of: list[str] = []
 
     @activity.defn(name="rebuild.begin")
-    def begin(self, _: RebuildStepInput) -> BeginRebuildResult:
+    def begin(self, _: RebuildStepInput) -> PinnedManifestSummary:
         if self._fault == "no_database":
             raise ApplicationError("database: expected an empty one", type="PreconditionFailed", non_retryable=True)
-        return BeginRebuildResult(loaded=False, flushed_us=1, blocks=2, versions=3)
+        return PinnedManifestSummary(loaded=False, flushed_us=1, blocks=2, versions=3)
 
     @activity.defn(name="rebuild.find_rows")
-    def find_rows(self, _: RebuildStepInput) -> RebuiltRowCounts:
+    def write_row_files(self, _: RebuildStepInput) -> RebuiltRecordCounts:
         if self._gate:
             self._gate.wait()
         if self._fault == "bug":
             raise ApplicationError("a bug of ours", type="UnknownFault", non_retryable=True)
-        return RebuiltRowCounts(records=3, tombstones=1)
+        return RebuiltRecordCounts(records=3, tombstones=1)
 
     @activity.defn(name="rebuild.load_rows")
     def load_rows(self, _: RebuildStepInput) -> None:
@@ -53,8 +53,8 @@ class Answers:
         return PublishedManifest(manifest=8)
 
     @activity.defn(name="rebuild.adopt_shards")
-    def adopt_shards(self, _: AdoptShardsInput) -> AdoptedShardCounts:
-        return AdoptedShardCounts(objects=2, staged=1)
+    def compare_and_stage_shards(self, _: CompareShardsInput) -> ComparedShardCounts:
+        return ComparedShardCounts(objects=2, staged=1)
 
     @activity.defn(name="rebuild.finish_adoption")
     def finish_adoption(self, _: RebuildStepInput) -> RebuildAdoptionResult:
@@ -75,10 +75,10 @@ def activities_of(answers: Answers) -> list[Callable[..., Any]]:
     """What a worker serves of them."""
     return [
         answers.begin,
-        answers.find_rows,
+        answers.write_row_files,
         answers.load_rows,
         answers.publish,
-        answers.adopt_shards,
+        answers.compare_and_stage_shards,
         answers.finish_adoption,
         answers.let_go,
     ]

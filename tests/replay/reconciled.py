@@ -5,7 +5,7 @@ from contextlib import suppress
 from temporalio.client import WorkflowFailureError
 
 from logstore.errors import CatalogMismatch, CorruptData
-from logstore.reconciliation.bulk_jobs import BulkJob, ScrubPageJob
+from logstore.reconciliation.bulk_job_inputs_and_results import BulkJob, ScrubPageJob
 from tests.fakes.objects import Operation
 from tests.replay.courses import Handle, ended, first_run
 from tests.workflows.house import Gate, House, assert_eventually

@@ -29,7 +29,7 @@ from temporalio.client import WorkflowFailureError
 from temporalio.contrib.pydantic import pydantic_data_converter
 from temporalio.testing import WorkflowEnvironment
 
-from activities.deletion.inputs_and_results import AdoptStalledInput, DetachResult
+from activities.deletion.inputs_and_results import DetachResult, TakeOverStalledInput
 from logstore.deletion.intents import IntentKey
 from logstore.deletion.retention import RetentionPolicy
 from tests.activities.world import open_world
@@ -195,39 +195,39 @@ async def delete_still_paused(house: House) -> Handle:
 
 async def one_complete(house: House) -> Handle:
     """Deleted at the first attempt."""
-    return await ended(house, house.delete_one(_handed_over(house)))
+    return await ended(house, house.claim_and_delete_copy(_handed_over(house)))
 
 
 async def one_refused(house: House) -> Handle:
     """Not ours: fails with METADATA_MISMATCH."""
     key = _handed_over(house)
     house.world.sql("UPDATE pending_deletion SET application='other'")
-    return await ended(house, house.delete_one(key))
+    return await ended(house, house.claim_and_delete_copy(key))
 
 
 async def one_dead_lettered(house: House) -> Handle:
     """Attempts exhausted."""
     house.world.objects.plan(Fault(operation=Operation.LIST, kind=FaultKind.BEFORE, times=100))
-    return await ended(house, house.delete_one(_handed_over(house)))
+    return await ended(house, house.claim_and_delete_copy(_handed_over(house)))
 
 
 async def one_taken_over(house: House) -> Handle:
     """Another workflow has the row: completes."""
     key = _handed_over(house)
     house.world.sql("UPDATE pending_deletion SET claim_workflow='delete-ledger/other'")
-    return await ended(house, house.delete_one(key))
+    return await ended(house, house.claim_and_delete_copy(key))
 
 
 async def one_without_an_attempt_of_its_own(house: House) -> Handle:
     """A single attempt is allowed, which was its batch's."""
-    return await ended(house, house.delete_one(_handed_over(house), max_attempts=1))
+    return await ended(house, house.claim_and_delete_copy(_handed_over(house), max_attempts=1))
 
 
 async def one_running(house: House) -> Handle:
     """Waits for its second attempt."""
     key = _handed_over(house)
     gate = house.gate(Operation.DELETE)
-    return await house.left_at(gate, house.delete_one(key))
+    return await house.left_at(gate, house.claim_and_delete_copy(key))
 
 
 async def topic_complete(house: House) -> Handle:
@@ -338,10 +338,10 @@ async def sweep_whose_batch_is_lost(house: House) -> Handle:
 
 async def sweep_continued(house: House) -> Handle:
     """Rows stall as long as it works."""
-    left, real = iter(range(14)), house.world.upkeep.adopt
+    left, real = iter(range(14)), house.world.upkeep.take_over_stalled
 
     @activity.defn(name="deletion.adopt")
-    def adopt(request: AdoptStalledInput) -> DetachResult:
+    def adopt(request: TakeOverStalledInput) -> DetachResult:
         if (number := next(left, None)) is not None:
             _stalled(house, 1, batch_id=f"{house.queue}-{number}")
         return real(request)

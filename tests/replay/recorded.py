@@ -7,10 +7,10 @@ from typing import Any
 from temporalio import activity
 from temporalio.client import WorkflowFailureError
 
+from activities.records.defragment_raid_ship import RaidTombstonesActivities, ReplicateRecordsActivities
 from activities.records.end_records import EndRecordsActivities
 from activities.records.flush_records import FlushRecordsActivities
-from activities.records.inputs_and_results import ReplicateInput
-from activities.records.record_log_upkeep import RaidTombstonesActivities, ReplicateRecordsActivities
+from activities.records.inputs_and_results import ShipToReplicasInput
 from logstore.errors import CorruptData
 from logstore.records.job_results import ShippedBlocks
 from tests.fakes.objects import Operation
@@ -72,7 +72,7 @@ async def flush_refused(house: House) -> Handle:
 
 async def flush_failed(house: House) -> Handle:
     """The newest manifest cannot be read."""
-    return await _failed(house, _broken(FlushRecordsActivities.flush), flush_now(house))
+    return await _failed(house, _broken(FlushRecordsActivities.flush_record_log), flush_now(house))
 
 
 async def flush_running(house: House) -> Handle:
@@ -147,7 +147,7 @@ async def raid_refused(house: House) -> Handle:
 
 async def raid_failed(house: House) -> Handle:
     """The newest manifest cannot be read."""
-    return await _failed(house, _broken(RaidTombstonesActivities.raid), raid(house))
+    return await _failed(house, _broken(RaidTombstonesActivities.mark_and_remove_tombstones), raid(house))
 
 
 async def raid_running(house: House) -> Handle:
@@ -202,7 +202,7 @@ async def replicate_of_a_schedule(house: House) -> Handle:
 
 async def replicate_failed(house: House) -> Handle:
     """A fault that no code expects of it."""
-    return await _failed(house, _broken(ReplicateRecordsActivities.ship), replicate(house))
+    return await _failed(house, _broken(ReplicateRecordsActivities.ship_to_all_replicas), replicate(house))
 
 
 async def replicate_running(house: House) -> Handle:
@@ -210,7 +210,7 @@ async def replicate_running(house: House) -> Handle:
     gate = Gate()
 
     @activity.defn(name="records.ship")
-    def ship(request: ReplicateInput) -> list[ShippedBlocks]:
+    def ship(request: ShipToReplicasInput) -> list[ShippedBlocks]:
         gate.wait()
         return []
 

@@ -43,7 +43,7 @@ async def one_whose_owner_is_not_known(house: House) -> Handle:
     street.moves_in("a")
     street.ownership.trouble = StoreUnavailable("planned: zookeeper does not answer")
     async with street.shared():
-        handle = await house.delete_one(key)
+        handle = await house.claim_and_delete_copy(key)
         await handle.result()
     return handle
 
@@ -54,7 +54,7 @@ async def one_let_lie(house: House) -> Handle:
     street = Neighbours(house)
     street.moves_in("a")
     async with street.shared():
-        handle = await house.delete_one(key, owner_patience_s=1)
+        handle = await house.claim_and_delete_copy(key, owner_patience_s=1)
         await handle.result()
     return handle
 
@@ -65,6 +65,6 @@ async def one_refused_by_its_owner(house: House) -> Handle:
     street = Neighbours(house)
     street.moves_in("a")
     async with street.shared(), street.owner("a", owners=FakeOwners(street.ownership, "nobody")):
-        handle = await house.delete_one(key)
+        handle = await house.claim_and_delete_copy(key)
         await handle.result()
     return handle

@@ -159,7 +159,7 @@ class DeleteLedgersThatWaits:
         await workflow.sleep(1)
         page = RowRangesInput(batch_id=request.batch_id, catalog_epoch=1, after=0, rows=1, limit=1)
         await workflow.execute_activity_method(
-            LedgerDeletionActivities.next_ranges, page, start_to_close_timeout=_MINUTE
+            LedgerDeletionActivities.list_ranges_and_renew_claim, page, start_to_close_timeout=_MINUTE
         )
 
 

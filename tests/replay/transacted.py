@@ -10,7 +10,7 @@ from temporalio.client import WorkflowFailureError
 
 from activities.transactions.inputs_and_results import BusyCoordinatorsInput
 from logstore.errors import CorruptData
-from logstore.reconciliation.bulk_jobs import BulkJob
+from logstore.reconciliation.bulk_job_inputs_and_results import BulkJob
 from logstore.transactions.transaction_ids_and_states import TransactionId
 from tests.replay.courses import Handle, completed, ended, first_run
 from tests.workflows.builds import buffer_of_topic, build
@@ -120,7 +120,7 @@ async def sweep_failed(house: House) -> Handle:
 async def sweep_running(house: House) -> Handle:
     """It looks for coordinators with work."""
     gate = Gate()
-    real = house.world.activities.coordination.busy_coordinators
+    real = house.world.activities.coordination.list_coordinators_with_work
 
     @activity.defn(name="transactions.busy_coordinators")
     def busy(request: BusyCoordinatorsInput) -> list[int]:

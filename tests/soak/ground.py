@@ -19,9 +19,9 @@ from uuid import uuid4
 import psutil
 
 from infra.stack import embedded_stack
+from infra.stack.service_port_choice import RequestedPorts
 from infra.stack.service_process import ServiceProcess
 from infra.stack.stack_home import StackHome
-from infra.stack.tcp_ports import RequestedPorts
 from logstore import failpoints
 from logstore.errors import ServiceFailed
 from tests.ownership.proxy import Proxy
@@ -114,7 +114,7 @@ class Ground:
         prepare_catalog_and_namespace(self.direct)
         with open_log_store(self.settings) as log:
             for store in (log.objects, log.record_objects):
-                store.require_ownership()
+                store.require_ownership_once()
             make_topics(log)
         before(self)
         set_phase(self.home, "work")

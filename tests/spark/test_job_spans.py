@@ -12,7 +12,11 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import StatusCode
 
 from logstore.errors import StoreUnavailable
-from logstore.reconciliation.bulk_jobs import BulkProgress, BulkSummary, ReadLedgersAndIntentsJob
+from logstore.reconciliation.bulk_job_inputs_and_results import (
+    BulkJobProgress,
+    BulkJobSummary,
+    ReadLedgersAndIntentsJob,
+)
 from spark import job_runner, job_spans
 from spark import warm_session as sessions
 from spark.job_runner import JobContext, JobMain, SparkBulkJobs
@@ -37,7 +41,7 @@ def _run(warm: WarmSession, folder: Path, main: JobMain) -> None:
     SparkBulkJobs(warm, PublishedOutputs(folder / "bulk"), lambda: {_JOB.name: main}).run_job(_JOB, _quiet)
 
 
-def _quiet(_: BulkProgress) -> None:
+def _quiet(_: BulkJobProgress) -> None:
     pass
 
 
@@ -51,13 +55,13 @@ def test_spark_jobs_are_spans_below_the_step_that_submitted_them(
     warm: WarmSession, tmp_path: Path, spans: InMemorySpanExporter
 ) -> None:
     """Of a step the one job; of what the main does by itself each job, with its stages where there are several."""
-    warm.get_session()
+    warm.get_or_restart_session()
     spans.clear()
 
-    def main(run: JobContext, job: ReadLedgersAndIntentsJob) -> BulkSummary:
+    def main(run: JobContext, job: ReadLedgersAndIntentsJob) -> BulkJobSummary:
         run.run_in_executors("square", [1, 2, 3], lambda task: task * task)
         pairs = run.spark.sparkContext.parallelize([(1, 1), (2, 2)], 2)
-        return BulkSummary(counts={"n": len(pairs.reduceByKey(lambda one, other: one + other).collect())})
+        return BulkJobSummary(counts={"n": len(pairs.reduceByKey(lambda one, other: one + other).collect())})
 
     began_ns = time.time_ns()
     _run(warm, tmp_path, main)
@@ -86,8 +90,8 @@ def test_spark_job_that_failed_says_why_and_how_often_it_was_tried(
     def divide(task: int) -> float:
         return 1 / task
 
-    def main(run: JobContext, job: ReadLedgersAndIntentsJob) -> BulkSummary:
-        return BulkSummary(counts={"n": len(run.run_in_executors("divide", [0], divide))})
+    def main(run: JobContext, job: ReadLedgersAndIntentsJob) -> BulkJobSummary:
+        return BulkJobSummary(counts={"n": len(run.run_in_executors("divide", [0], divide))})
 
     with pytest.raises(StoreUnavailable):
         _run(warm, tmp_path, main)
@@ -106,5 +110,5 @@ def test_spark_that_cannot_tell_of_its_jobs_fails_no_bulk_job(
         raise RuntimeError("no such job")
 
     monkeypatch.setattr(job_spans, "_record_job_span", forget)
-    _run(warm, tmp_path, lambda run, job: BulkSummary(counts={"n": len(run.run_in_executors("square", [2], abs))}))
+    _run(warm, tmp_path, lambda run, job: BulkJobSummary(counts={"n": len(run.run_in_executors("square", [2], abs))}))
     assert [one.name for one in spans.get_finished_spans()][-1] == "bulk read-references"

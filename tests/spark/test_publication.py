@@ -7,7 +7,7 @@ import pytest
 from logstore import failpoints
 from logstore.errors import CorruptData, InvalidInput
 from logstore.failpoints import SimulatedCrash
-from logstore.reconciliation.bulk_jobs import BulkSummary
+from logstore.reconciliation.bulk_job_inputs_and_results import BulkJobSummary
 from spark.published_output import PublishedOutputs
 
 
@@ -25,15 +25,15 @@ def _attempt(publication: PublishedOutputs, text: str) -> Path:
 def test_attempt_is_invisible_until_it_is_published(publication: PublishedOutputs) -> None:
     folder = _attempt(publication, "one")
     assert publication.read_summary("run-1", "list-storage") is None
-    done = publication.publish("run-1", "list-storage", folder, BulkSummary(counts={"objects": 3}))
+    done = publication.publish("run-1", "list-storage", folder, BulkJobSummary(counts={"objects": 3}))
     assert publication.read_summary("run-1", "list-storage") == done
     assert (Path(done.folder) / "part").read_text() == "one"
 
 
 def test_first_complete_attempt_wins_and_the_other_is_thrown_away(publication: PublishedOutputs) -> None:
     first, late = _attempt(publication, "first"), _attempt(publication, "late")
-    done = publication.publish("run-1", "list-storage", first, BulkSummary(counts={"objects": 1}))
-    assert publication.publish("run-1", "list-storage", late, BulkSummary(counts={"objects": 2})) == done
+    done = publication.publish("run-1", "list-storage", first, BulkJobSummary(counts={"objects": 1}))
+    assert publication.publish("run-1", "list-storage", late, BulkJobSummary(counts={"objects": 2})) == done
     assert not late.exists()
 
 
@@ -41,7 +41,7 @@ def test_task_that_outlives_its_attempt_changes_nothing_that_is_published(public
     attempt = _attempt(publication, "one")
     late = attempt / ".part.new"
     late.write_text("late")
-    done = publication.publish("run-1", "list-storage", attempt, BulkSummary())
+    done = publication.publish("run-1", "list-storage", attempt, BulkJobSummary())
     for write in (lambda: late.replace(attempt / "part"), (attempt / "other").touch):
         with pytest.raises(FileNotFoundError):
             write()
@@ -54,18 +54,18 @@ def test_death_at_the_link_leaves_all_or_nothing(publication: PublishedOutputs, 
     folder = _attempt(publication, "one")
     failpoints.arm(f"bulk.publish.{when}", "crash")
     with pytest.raises(SimulatedCrash):
-        publication.publish("run-1", "list-storage", folder, BulkSummary())
+        publication.publish("run-1", "list-storage", folder, BulkJobSummary())
     assert (publication.read_summary("run-1", "list-storage") is not None) is published
-    failpoints.disarm()
-    again = publication.publish("run-1", "list-storage", _attempt(publication, "two"), BulkSummary())
+    failpoints.disarm_all_and_take_hits()
+    again = publication.publish("run-1", "list-storage", _attempt(publication, "two"), BulkJobSummary())
     assert (Path(again.folder) / "part").read_text() == ("one" if published else "two")
 
 
 def test_forgotten_run_has_no_output(publication: PublishedOutputs) -> None:
-    publication.publish("run-1", "list-storage", _attempt(publication, "one"), BulkSummary())
+    publication.publish("run-1", "list-storage", _attempt(publication, "one"), BulkJobSummary())
     assert publication.list_runs() == ["run-1"]
-    publication.forget("run-1")
-    publication.forget("run-1")
+    publication.remove_run_outputs("run-1")
+    publication.remove_run_outputs("run-1")
     assert (publication.read_summary("run-1", "list-storage"), publication.list_runs()) == (None, [])
 
 
@@ -76,7 +76,7 @@ def test_run_id_that_could_name_another_folder_is_refused(publication: Published
 
 
 def test_damaged_pointer_is_no_summary(publication: PublishedOutputs) -> None:
-    folder = publication.publish("run-1", "list-storage", _attempt(publication, "one"), BulkSummary()).folder
+    folder = publication.publish("run-1", "list-storage", _attempt(publication, "one"), BulkJobSummary()).folder
     (Path(folder).parents[1] / "list-storage.json").write_text("[]")
     with pytest.raises(CorruptData, match=r"list-storage.json"):
         publication.read_summary("run-1", "list-storage")
@@ -84,7 +84,7 @@ def test_damaged_pointer_is_no_summary(publication: PublishedOutputs) -> None:
 
 def test_output_that_lost_a_file_is_refused(publication: PublishedOutputs) -> None:
     """As where the machine died before its disk had it."""
-    folder = publication.publish("run-1", "list-storage", _attempt(publication, "one"), BulkSummary()).folder
+    folder = publication.publish("run-1", "list-storage", _attempt(publication, "one"), BulkJobSummary()).folder
     (Path(folder) / "part").write_text("")
     with pytest.raises(CorruptData, match="expected 3 bytes of part"):
         publication.read_summary("run-1", "list-storage")

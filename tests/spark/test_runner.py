@@ -13,11 +13,15 @@ import psutil
 import pytest
 
 from logstore.errors import InvalidInput, PreconditionFailed, StoreUnavailable
-from logstore.reconciliation.bulk_jobs import BulkProgress, BulkSummary, ReadLedgersAndIntentsJob
+from logstore.reconciliation.bulk_job_inputs_and_results import (
+    BulkJobProgress,
+    BulkJobSummary,
+    ReadLedgersAndIntentsJob,
+)
 from spark.job_runner import JobContext, JobMain, SparkBulkJobs
 from spark.published_output import PublishedOutputs
 from spark.warm_session import WarmSession
-from workers.hosting.interceptors import to_application_error
+from workers.hosting.error_and_subject_interceptors import to_application_error
 
 _JOB = ReadLedgersAndIntentsJob(run_id="run-1")
 
@@ -26,7 +30,7 @@ class _Stop(Exception):
     pass
 
 
-def _quiet(_: BulkProgress) -> None:
+def _quiet(_: BulkJobProgress) -> None:
     pass
 
 
@@ -35,23 +39,23 @@ def jobs(warm: WarmSession, tmp_path: Path) -> Callable[[JobMain], SparkBulkJobs
     return lambda main: SparkBulkJobs(warm, PublishedOutputs(tmp_path / "bulk"), lambda: {_JOB.name: main})
 
 
-def _squares(run: JobContext, job: ReadLedgersAndIntentsJob) -> BulkSummary:
-    return BulkSummary(counts={"sum": sum(run.run_in_executors("square", [1, 2, 3], lambda task: task * task))})
+def _squares(run: JobContext, job: ReadLedgersAndIntentsJob) -> BulkJobSummary:
+    return BulkJobSummary(counts={"sum": sum(run.run_in_executors("square", [1, 2, 3], lambda task: task * task))})
 
 
 def test_job_runs_once_and_answers_the_same_again(jobs: Callable[[JobMain], SparkBulkJobs]) -> None:
     done = jobs(_squares).run_job(_JOB, _quiet)
     assert done.counts == {"sum": 14}
 
-    def never(run: JobContext, job: ReadLedgersAndIntentsJob) -> BulkSummary:
+    def never(run: JobContext, job: ReadLedgersAndIntentsJob) -> BulkJobSummary:
         raise AssertionError
 
     assert jobs(never).run_job(_JOB, _quiet) == done
 
 
 def test_what_is_loaded_is_spared_the_collection_after_every_task(jobs: Callable[[JobMain], SparkBulkJobs]) -> None:
-    def count(run: JobContext, job: ReadLedgersAndIntentsJob) -> BulkSummary:
-        return BulkSummary(counts={"n": min(run.run_in_executors("count", [1, 2], lambda _: gc.get_freeze_count()))})
+    def count(run: JobContext, job: ReadLedgersAndIntentsJob) -> BulkJobSummary:
+        return BulkJobSummary(counts={"n": min(run.run_in_executors("count", [1, 2], lambda _: gc.get_freeze_count()))})
 
     assert jobs(count).run_job(_JOB, _quiet).counts["n"] > 10_000
 
@@ -65,7 +69,7 @@ def test_refusal_in_an_executor_is_raised_as_what_it_is(
         return task
 
     with pytest.raises(InvalidInput, match=r"^inventory: expected a manifest, found 'none'$") as caught:
-        jobs(lambda run, job: BulkSummary(counts={"n": len(run.run_in_executors("look", [1, 2], refuse))})).run_job(
+        jobs(lambda run, job: BulkJobSummary(counts={"n": len(run.run_in_executors("look", [1, 2], refuse))})).run_job(
             _JOB, _quiet
         )
     assert to_application_error(caught.value).details == ({"field": "inventory"},)
@@ -79,7 +83,7 @@ def test_error_that_is_not_ours_is_one_sentence(jobs: Callable[[JobMain], SparkB
         return 1 / task
 
     with pytest.raises(StoreUnavailable, match=r"^spark: ZeroDivisionError: division by zero$"):
-        jobs(lambda run, job: BulkSummary(counts={"n": len(run.run_in_executors("divide", [0], divide))})).run_job(
+        jobs(lambda run, job: BulkJobSummary(counts={"n": len(run.run_in_executors("divide", [0], divide))})).run_job(
             _JOB, _quiet
         )
 
@@ -103,7 +107,7 @@ def test_error_of_the_watcher_cancels_the_job_and_what_it_submits_later(
 ) -> None:
     later: list[BaseException] = []
 
-    def main(run: JobContext, job: ReadLedgersAndIntentsJob) -> BulkSummary:
+    def main(run: JobContext, job: ReadLedgersAndIntentsJob) -> BulkJobSummary:
         try:
             run.run_in_executors("sleep", [1], _sleeps(tmp_path))
         except Exception as error:
@@ -111,16 +115,16 @@ def test_error_of_the_watcher_cancels_the_job_and_what_it_submits_later(
                 run.run_in_executors("later", [1], lambda task: task)
             later.append(refused.value)
             raise error from None
-        return BulkSummary()
+        return BulkJobSummary()
 
-    def stop(_: BulkProgress) -> None:
+    def stop(_: BulkJobProgress) -> None:
         if list(tmp_path.glob("began-*")):
             raise _Stop
 
     with pytest.raises(_Stop):
         jobs(main).run_job(_JOB, stop)
     assert later
-    assert warm.get_session().sparkContext.statusTracker().getActiveJobsIds() == []
+    assert warm.get_or_restart_session().sparkContext.statusTracker().getActiveJobsIds() == []
 
 
 def test_second_job_waits_for_the_first_and_may_be_cancelled_meanwhile(
@@ -129,12 +133,12 @@ def test_second_job_waits_for_the_first_and_may_be_cancelled_meanwhile(
     """A worker may serve several queues, and each job may name a cluster of its own."""
     began, go_on = threading.Event(), threading.Event()
 
-    def main(run: JobContext, job: ReadLedgersAndIntentsJob) -> BulkSummary:
+    def main(run: JobContext, job: ReadLedgersAndIntentsJob) -> BulkJobSummary:
         began.set()
         go_on.wait(60)
-        return BulkSummary(counts={"alive": int(run.spark is warm.get_session())})
+        return BulkJobSummary(counts={"alive": int(run.spark is warm.get_or_restart_session())})
 
-    def stop(found: BulkProgress) -> None:
+    def stop(found: BulkJobProgress) -> None:
         assert found.stage == "read-references waits for another job"
         raise _Stop
 
@@ -157,16 +161,16 @@ def test_attempt_that_hangs_is_left_behind_and_publishes_nothing(
     waited: list[bool] = []
     done: list[int] = []
 
-    def main(run: JobContext, job: ReadLedgersAndIntentsJob) -> BulkSummary:
+    def main(run: JobContext, job: ReadLedgersAndIntentsJob) -> BulkJobSummary:
         if job.run_id == "run-2":
             return _squares(run, job)
         hangs.set()
         waited.append(go_on.wait(60))
         if submits:
             done.extend(run.run_in_executors("later", [1], lambda task: task))
-        return BulkSummary()
+        return BulkJobSummary()
 
-    def stop(_: BulkProgress) -> None:
+    def stop(_: BulkJobProgress) -> None:
         if hangs.is_set():
             raise _Stop
 
@@ -190,7 +194,7 @@ def test_attempt_that_is_stopped_while_spark_starts_ends_without_a_session(
     asked, go_on, ended = threading.Event(), threading.Event(), threading.Event()
     began: list[str] = []
     refused: list[str] = []
-    start = warm.get_session
+    start = warm.get_or_restart_session
 
     def slow(master: str = "", *, proceed: Callable[[], None]) -> object:
         asked.set()
@@ -203,16 +207,16 @@ def test_attempt_that_is_stopped_while_spark_starts_ends_without_a_session(
         finally:
             ended.set()
 
-    def main(run: JobContext, job: ReadLedgersAndIntentsJob) -> BulkSummary:
+    def main(run: JobContext, job: ReadLedgersAndIntentsJob) -> BulkJobSummary:
         began.append(job.run_id)
-        return BulkSummary()
+        return BulkJobSummary()
 
-    def stop(_: BulkProgress) -> None:
+    def stop(_: BulkJobProgress) -> None:
         if asked.is_set():
             raise _Stop
 
     runner = SparkBulkJobs(warm, PublishedOutputs(tmp_path / "bulk"), lambda: {_JOB.name: main}, stop_timeout_s=0.1)
-    monkeypatch.setattr(warm, "get_session", slow)
+    monkeypatch.setattr(warm, "get_or_restart_session", slow)
     with pytest.raises(_Stop):
         runner.run_job(_JOB, stop)
     monkeypatch.undo()
@@ -228,9 +232,9 @@ def test_folder_that_an_executor_does_not_see_is_refused_by_name(
 ) -> None:
     """At once and terminally: no further attempt mounts it."""
 
-    def unseen(run: JobContext, job: ReadLedgersAndIntentsJob) -> BulkSummary:
+    def unseen(run: JobContext, job: ReadLedgersAndIntentsJob) -> BulkJobSummary:
         (run.folder / ".nonce").rename(run.folder / ".elsewhere")
-        return BulkSummary(counts={"n": len(run.run_in_executors("look", [1], lambda task: task))})
+        return BulkJobSummary(counts={"n": len(run.run_in_executors("look", [1], lambda task: task))})
 
     said = r"^bulk_dir: expected a folder that every executor sees under the same path .*, found on \S+: No such file"
     with pytest.raises(PreconditionFailed, match=said):
@@ -240,9 +244,9 @@ def test_folder_that_an_executor_does_not_see_is_refused_by_name(
 def test_folder_of_the_same_name_on_another_machine_is_refused(jobs: Callable[[JobMain], SparkBulkJobs]) -> None:
     """It is there, and it is not the one to which the driver writes."""
 
-    def other(run: JobContext, job: ReadLedgersAndIntentsJob) -> BulkSummary:
+    def other(run: JobContext, job: ReadLedgersAndIntentsJob) -> BulkJobSummary:
         (run.folder / ".nonce").write_text("another")
-        return BulkSummary(counts={"n": len(run.run_in_executors("look", [1], lambda task: task))})
+        return BulkJobSummary(counts={"n": len(run.run_in_executors("look", [1], lambda task: task))})
 
     with pytest.raises(PreconditionFailed, match=r"^bulk_dir: .*: another folder at .*; mount it there too"):
         jobs(other).run_job(_JOB, _quiet)
@@ -256,9 +260,9 @@ def test_task_whose_process_is_killed_is_done_again(jobs: Callable[[JobMain], Sp
             os.kill(os.getpid(), signal.SIGKILL)
         return task
 
-    done = jobs(lambda run, job: BulkSummary(counts={"n": sum(run.run_in_executors("die", [1, 2], die_once))})).run_job(
-        _JOB, _quiet
-    )
+    done = jobs(
+        lambda run, job: BulkJobSummary(counts={"n": sum(run.run_in_executors("die", [1, 2], die_once))})
+    ).run_job(_JOB, _quiet)
     assert done.counts == {"n": 3}
 
 
@@ -267,7 +271,7 @@ def test_session_whose_java_died_is_started_again(
 ) -> None:
     """By the Java that was found, where JAVA_HOME leads to none."""
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
-    gateway = warm.get_session().sparkContext._gateway
+    gateway = warm.get_or_restart_session().sparkContext._gateway
     assert gateway
     process = gateway.proc
     psutil.Process(process.pid).kill()

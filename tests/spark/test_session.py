@@ -24,7 +24,7 @@ def without_java(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 def _refused(scratch: Path) -> str:
     with pytest.raises(ServiceFailed) as refused:
-        WarmSession(SparkSettings(scratch=scratch)).get_session()
+        WarmSession(SparkSettings(scratch=scratch)).get_or_restart_session()
     said = str(refused.value)
     assert said.count("\n") == 0
     assert not scratch.exists()
@@ -44,9 +44,9 @@ def test_java_that_is_too_old_is_one_sentence(without_java: Path) -> None:
 
 def test_log_that_is_closed_leaves_the_java_of_another_alone(warm: WarmSession, tmp_path: Path) -> None:
     """Logs are opened and closed in a process while a job of another one is at work."""
-    session = warm.get_session()
+    session = warm.get_or_restart_session()
     WarmSession(SparkSettings(scratch=tmp_path)).close()
-    assert warm.get_session() is session
+    assert warm.get_or_restart_session() is session
 
 
 def test_session_on_a_cluster_gives_idle_cores_back(tmp_path: Path) -> None:
@@ -61,7 +61,7 @@ def test_session_on_a_cluster_gives_idle_cores_back(tmp_path: Path) -> None:
 @pytest.mark.parametrize("master", ["spark://nope", "h:7077", "mesos://h:1", "spark://h:0", "local[0]", "k8s://", ""])
 def test_master_of_an_unknown_form_is_refused_before_java_starts(master: str, tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match=r"^master: expected local\[N\], local\[\*\], spark://host:port, yarn or"):
-        WarmSession(SparkSettings(scratch=tmp_path / "scratch", master=master)).get_session()
+        WarmSession(SparkSettings(scratch=tmp_path / "scratch", master=master)).get_or_restart_session()
     assert not (tmp_path / "scratch").exists()
 
 
@@ -82,7 +82,7 @@ def test_master_that_does_not_answer_is_one_sentence(tmp_path: Path) -> None:
         free.bind(("127.0.0.1", 0))
         master = f"spark://127.0.0.1:{free.getsockname()[1]}"
     with pytest.raises(ServiceFailed) as refused:
-        WarmSession(SparkSettings(scratch=tmp_path / "scratch", master=master)).get_session()
+        WarmSession(SparkSettings(scratch=tmp_path / "scratch", master=master)).get_or_restart_session()
     port = master.rpartition(":")[2]
     assert str(refused.value) == (
         f"spark: no session with {master}: 127.0.0.1:{port} does not answer (Connection refused);"
@@ -137,7 +137,7 @@ def hung(monkeypatch: pytest.MonkeyPatch) -> Iterator[_HungStart]:
 
 def _start_in_thread(session: WarmSession, hung: _HungStart) -> threading.Thread:
     """An attempt whose start hangs, and which its caller has left behind."""
-    left = threading.Thread(target=session.get_session, args=("local[3]",), daemon=True)
+    left = threading.Thread(target=session.get_or_restart_session, args=("local[3]",), daemon=True)
     left.start()
     assert hung.hangs.wait(60)
     return left
@@ -148,10 +148,10 @@ def test_start_that_hangs_fails_the_next_job_by_name(hung: _HungStart, tmp_path:
     session = WarmSession(SparkSettings(scratch=tmp_path), start_s=0.01)
     left = _start_in_thread(session, hung)
     with pytest.raises(ServiceFailed, match=r"spark: the start of a session with local\[3\] hangs .*; restart this"):
-        session.get_session("local[3]")
+        session.get_or_restart_session("local[3]")
     hung.go_on.set()
     left.join(60)
-    assert str(session.get_session("local[3]")) == "a session"
+    assert str(session.get_or_restart_session("local[3]")) == "a session"
 
 
 def test_job_that_waits_for_a_start_that_hangs_can_be_stopped(hung: _HungStart, tmp_path: Path) -> None:
@@ -163,7 +163,7 @@ def test_job_that_waits_for_a_start_that_hangs_can_be_stopped(hung: _HungStart, 
         raise InterruptedError
 
     with pytest.raises(InterruptedError):
-        session.get_session("local[3]", proceed=stop)
+        session.get_or_restart_session("local[3]", proceed=stop)
 
 
 def test_start_that_hangs_does_not_keep_a_log_from_closing(

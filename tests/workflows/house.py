@@ -27,7 +27,7 @@ from temporalio.worker import (
 )
 
 from activities.deletion.inputs_and_results import DeleteIntentResult
-from activities.deletion.phase_two import delete_ledger_workflow_id
+from activities.deletion.phase_two_steps import delete_ledger_workflow_id
 from activities.deletion.topic_deletion import TopicDeletionActivities
 from activities.deletion.trim_by_retention import RetentionPreparation, TrimAllTopicsActivities
 from logstore.deletion.intents import BatchCertificate, IntentKey
@@ -39,8 +39,11 @@ from tests.driver.client import ServedClient
 from tests.driver.run import QUEUE
 from tests.driver.served import Served, ServedWorker
 from tests.fakes.objects import Fault, FaultKind, Operation
-from workers.hosting.interceptors import ActivityErrorInterceptor, WorkflowDetailsInterceptor
-from workers.hosting.temporal_workers import FAILURES, WORKFLOWS, make_workflow_runner
+from workers.hosting.error_and_subject_interceptors import (
+    ActivityErrorAndSubjectInterceptor,
+    WorkflowErrorAndSubjectInterceptor,
+)
+from workers.hosting.temporal_workers import UNREADABLE_INPUT_ERRORS, WORKFLOWS, make_workflow_runner
 from workers.hosting.workflow_input_checks import COMMAND_BY_WORKFLOW, InputCheckingRunner
 from workers.reference.workflow_contracts import list_workflow_contracts
 from workflows.deletion.delete_ledger import DeleteLedger
@@ -99,10 +102,10 @@ class Roller:
         self.calls = 0
         self.action: Callable[[], None] = lambda: None
 
-    def topics_to_roll(self, topic_ids: Collection[TopicId]) -> frozenset[TopicId]:
+    def select_topics_to_roll(self, topic_ids: Collection[TopicId]) -> frozenset[TopicId]:
         return frozenset(topic_ids)
 
-    def outgrown(self, topic_ids: Collection[TopicId]) -> frozenset[TopicId]:
+    def select_topics_to_advance(self, topic_ids: Collection[TopicId]) -> frozenset[TopicId]:
         return frozenset()
 
     def roll_if_due(self, topic: Topic) -> bool:
@@ -113,7 +116,7 @@ class Roller:
             raise StoreUnavailable("planned: cannot roll")
         return False
 
-    def advance_cursors_with_snapshots(self, topic_id: TopicId) -> list[SextonError]:
+    def advance_and_fold_cursors_with_snapshots(self, topic_id: TopicId) -> list[SextonError]:
         return []
 
 
@@ -203,7 +206,7 @@ class House:
             activity_executor=self._threads,
             workflow_runner=make_workflow_runner(self.client, versioned=True),
             graceful_shutdown_timeout=timedelta(0),
-            interceptors=[WorkflowDetailsInterceptor(), ActivityErrorInterceptor()],
+            interceptors=[WorkflowErrorAndSubjectInterceptor(), ActivityErrorAndSubjectInterceptor()],
             deployment_config=WorkerDeploymentConfig(version, use_worker_versioning=True),
         )
 
@@ -220,11 +223,11 @@ class House:
             activities=activities,
             activity_executor=self._threads,
             workflow_runner=InputCheckingRunner() if of_command else make_workflow_runner(self.client),
-            workflow_failure_exception_types=FAILURES,
+            workflow_failure_exception_types=UNREADABLE_INPUT_ERRORS,
             max_cached_workflows=cache,
             max_heartbeat_throttle_interval=timedelta(milliseconds=50),
             graceful_shutdown_timeout=timedelta(0),
-            interceptors=[self.notebook, WorkflowDetailsInterceptor(), ActivityErrorInterceptor()],
+            interceptors=[self.notebook, WorkflowErrorAndSubjectInterceptor(), ActivityErrorAndSubjectInterceptor()],
         )
 
     def activities(self, instead: Sequence[Activity] = ()) -> list[Activity]:
@@ -234,32 +237,32 @@ class House:
         topics, trimming = self.topics, self.trimming
         real: list[Activity] = [
             deletion.detach,
-            deletion.next_ranges,
+            deletion.list_ranges_and_renew_claim,
             deletion.delete_chunk,
             deletion.hand_over_chunk,
-            deletion.delete_one,
-            deletion.dead_letter,
-            deletion.certify,
-            self.world.upkeep.adopt,
-            self.world.upkeep.forget,
-            self.world.upkeep.hold_batch,
-            self.world.upkeep.pause_batch,
-            retention.roll_idle,
-            topics.set_deleting,
-            topics.detach_all,
-            topics.remove,
-            self.world.offload.upload,
-            self.world.offload.publish,
-            self.world.offload.candidates,
-            self.world.offload.remove_primaries,
-            trimming.next_pages,
+            deletion.claim_and_delete_copy,
+            deletion.dead_letter_intent,
+            deletion.close_and_certify_batch,
+            self.world.upkeep.take_over_stalled,
+            self.world.upkeep.remove_old_intents,
+            self.world.upkeep.claim_paused_batch,
+            self.world.upkeep.pause_or_resume_batch,
+            retention.roll_idle_ledger,
+            topics.set_topic_deleting,
+            topics.detach_all_ledgers,
+            topics.remove_topic_and_tally,
+            self.world.offload.upload_and_prove_copy,
+            self.world.offload.publish_copy,
+            self.world.offload.list_ledgers_to_offload,
+            self.world.offload.prove_and_detach_primaries,
+            trimming.list_next_topic_pages,
             trimming.trim_page,
             trimming.count_batch,
             *self._of_reconciliation(),
             *self._of_transactions(),
             *self._of_building(),
             *self._of_delayed(),
-            self.world.activities.records.ending.begin_ending,
+            self.world.activities.records.ending.check_ending_request,
             self.world.activities.records.ending.end_page,
             *self.world.activities.list_record_log_activities(),
         ]
@@ -278,7 +281,12 @@ class House:
 
     def _of_building(self) -> list[Activity]:
         building = self.world.activities.building
-        return [building.begin_build, building.build_buffers, building.switch_snapshots, building.conclude_build]
+        return [
+            building.begin_build,
+            building.build_buffers,
+            building.write_and_switch_snapshots,
+            building.conclude_build,
+        ]
 
     def _of_delayed(self) -> list[Activity]:
         one = self.world.activities.delayed
@@ -286,41 +294,46 @@ class House:
         building: list[Activity] = [
             indexes.begin_build,
             indexes.build_indexes,
-            indexes.switch_indexes,
+            indexes.store_and_switch_indexes,
             indexes.conclude_build,
         ]
         return [
-            one.due_topics,
-            one.seal_topics,
-            one.seal_topic,
-            one.choose_pair,
+            one.list_topics_with_index_work,
+            one.drop_and_seal_topics,
+            one.seal_whole_topic,
+            one.claim_list_and_choose_pair,
             one.merge_pair,
-            one.let_go,
+            one.release_bucket_list,
             *building,
         ]
 
     def _scrubbing(self) -> list[Activity]:
         one = self.world.activities.scrubbing
-        return [one.begin_scrub, one.cut_scrub, one.scrub_page, one.conclude_scrub]
+        return [one.begin_or_continue_scrub, one.cut_scrub_into_pages, one.scrub_page, one.conclude_scrub]
 
     def _of_reconciliation(self) -> list[Activity]:
         planning, applying = self.world.activities.planning, self.world.activities.applying
         return [
             *self._scrubbing(),
-            planning.begin_plan,
-            planning.run_bulk,
-            planning.check_sides,
+            planning.begin_plan_and_remove_old_runs,
+            planning.run_plan_bulk_job,
+            planning.require_plausible_comparison,
             planning.conclude_plan,
             applying.begin_apply,
-            applying.file_page,
-            applying.delete_objects,
-            applying.record_page,
+            applying.recheck_and_file_page,
+            applying.recheck_and_delete_objects,
+            applying.record_page_fates,
             applying.conclude_apply,
         ]
 
     def _of_transactions(self) -> list[Activity]:
         one = self.world.activities.coordination
-        return [one.drain, one.tell, one.busy_coordinators, one.forget]
+        return [
+            one.abort_expired_and_broadcast_decided,
+            one.tell_owed_participants,
+            one.list_coordinators_with_work,
+            one.remove_old_transactions,
+        ]
 
     async def trim(self) -> WorkflowHandle[TrimTopic, TrimTopicResult]:
         """Start or join the topic's trim."""
@@ -428,7 +441,9 @@ class House:
             task_queue=self.queue,
         )
 
-    async def delete_one(self, key: IntentKey, **more: Any) -> WorkflowHandle[DeleteLedger, DeleteIntentResult]:
+    async def claim_and_delete_copy(
+        self, key: IntentKey, **more: Any
+    ) -> WorkflowHandle[DeleteLedger, DeleteIntentResult]:
         """Start the workflow of one row."""
         fixed: dict[str, Any] = {"topic": self.world.topic.name, "catalog_epoch": 1}
         return await self.client.start_workflow(

@@ -26,7 +26,7 @@ from temporalio.client import (
 from temporalio.exceptions import ApplicationError
 from temporalio.service import RPCError
 
-from activities.deletion.inputs_and_results import AdoptStalledInput, DetachResult
+from activities.deletion.inputs_and_results import DetachResult, TakeOverStalledInput
 from logstore.errors import InvalidInput
 from tests.fakes.objects import Operation
 from tests.workflows.house import House, assert_eventually, failure
@@ -60,7 +60,9 @@ class Keys:
 
     def _client(self, names: tuple[str, ...], *, defers: bool) -> Client:
         config = self._bare.config()
-        config["data_converter"] = make_data_converter(self.file(*names) if names else "", defers=defers)
+        config["data_converter"] = make_data_converter(
+            self.file(*names) if names else "", defers_decryption_errors=defers
+        )
         return Client(**config)
 
 
@@ -258,7 +260,7 @@ async def test_schedule_goes_on_after_a_failure_that_only_a_key_can_read(
     """Temporal gives each run the last failure, too; nobody's code asks for it."""
 
     @activity.defn(name="deletion.adopt")
-    def refuse(given: AdoptStalledInput) -> DetachResult:
+    def refuse(given: TakeOverStalledInput) -> DetachResult:
         raise ApplicationError(f"planned for {given.batch_id}", type="InvalidInput", non_retryable=True)
 
     keys.use("one")

@@ -17,7 +17,7 @@ from temporalio.exceptions import ApplicationError
 from temporalio.worker import Replayer
 
 from activities.deletion.inputs_and_results import RowRangesInput, RowRangesPage
-from activities.offload import OffloadCandidates, OffloadCandidatesInput
+from activities.offload import LedgersToOffload, LedgersToOffloadInput
 from tests.workflows.house import Gate, House, failure
 from tests.workflows.offload.offloading import offload_all
 from workers.hosting.temporal_workers import WORKFLOWS
@@ -247,10 +247,10 @@ async def test_signal_that_cannot_be_read_is_ignored_and_the_offload_goes_on(
     """Without input, with two, with a slip in a field: the asks around it are served, and a line is logged."""
     gate = Gate()
     asked: list[int] = []
-    real = house.world.offload.candidates
+    real = house.world.offload.list_ledgers_to_offload
 
     @activity.defn(name="offload.candidates")
-    def candidates(request: OffloadCandidatesInput) -> OffloadCandidates:
+    def candidates(request: LedgersToOffloadInput) -> LedgersToOffload:
         asked.append(request.topic_id)
         gate.wait()
         return real(request)
@@ -281,15 +281,15 @@ async def test_signal_without_input_that_brings_some_is_ignored(house: House) ->
 async def test_update_that_cannot_be_read_is_refused_and_the_batch_goes_on(house: House) -> None:
     """The caller is told by name; nothing of it is in the history."""
     gate = Gate()
-    real = house.world.deletion.next_ranges
+    real = house.world.deletion.list_ranges_and_renew_claim
 
     @activity.defn(name="deletion.next_ranges")
-    def next_ranges(request: RowRangesInput) -> RowRangesPage:
+    def list_ranges_and_renew_claim(request: RowRangesInput) -> RowRangesPage:
         gate.wait()
         return real(request)
 
     (ledger,) = house.world.fill(1)
-    async with house.worker(instead=[next_ranges]), asyncio.timeout(60):
+    async with house.worker(instead=[list_ranges_and_renew_claim]), asyncio.timeout(60):
         handle = await house.delete([ledger])
         told: list[tuple[str, list[Any]]] = [("pause", ["now"]), ("resume", [None]), ("set_rate", [])]
         wrong = [{"per_s": 1}, {"objects_per_s": "7"}, {"objects_per_s": True}]

@@ -14,26 +14,26 @@ from temporalio.worker import Worker
 
 from activities.delayed.inputs_and_results import (
     ChoosePairInput,
-    DueTopicsInput,
+    IndexWorkTopicsInput,
     MergePairInput,
     ReleaseListInput,
     SealTopicInput,
     SealTopicsInput,
 )
 from activities.deletion.inputs_and_results import (
-    AdoptStalledInput,
     CertifyInput,
     ChunkInput,
+    ClaimPausedBatchInput,
     DeadLetterInput,
     DeleteIntentInput,
     DetachInput,
-    ForgetDeletionsInput,
-    HoldBatchInput,
-    PauseBatchInput,
+    PauseOrResumeBatchInput,
+    RemoveOldIntentsInput,
     RowRangesInput,
     RowRangesPage,
+    TakeOverStalledInput,
 )
-from activities.deletion.topic_deletion import DetachAllInput, RemoveTopicInput, TopicDeletionOrder
+from activities.deletion.topic_deletion import DetachAllLedgersInput, RemoveTopicInput, TopicDeletionOrder
 from activities.deletion.trim_by_retention import (
     CountBatchInput,
     NextTopicPagesInput,
@@ -41,7 +41,7 @@ from activities.deletion.trim_by_retention import (
     TopicIdRange,
     TrimPageInput,
 )
-from activities.offload import OffloadCandidatesInput, PublishCopyInput, RemovePrimariesInput, UploadCopyInput
+from activities.offload import DetachPrimariesInput, LedgersToOffloadInput, PublishCopyInput, UploadCopyInput
 from activities.reconciliation.inputs_and_results import (
     ApplyPageInput,
     BeginApplyInput,
@@ -59,11 +59,11 @@ from activities.records.inputs_and_results import (
     EndRecordsPageInput,
     FlushInput,
     RaidInput,
-    ReplicateInput,
+    ShipToReplicasInput,
 )
-from activities.topic_build_steps import BeginBuildInput, BuildInput, ConcludeBuildInput, SwitchTopicsPageInput
+from activities.topic_build_steps import BeginBuildInput, ConcludeBuildInput, RunBuildJobInput, SwitchTopicsPageInput
 from activities.transactions.inputs_and_results import BroadcastInput, BusyCoordinatorsInput, DrainInput
-from activities.transactions.inputs_and_results import ForgetTransactionsInput as TransactionsToForget
+from activities.transactions.inputs_and_results import RemoveOldTransactionsInput as TransactionsToForget
 from logstore.deletion.intents import IntentKey
 from logstore.errors import StoreUnavailable
 from logstore.ports.catalog import IntentRowRange
@@ -71,7 +71,7 @@ from logstore.records.job_results import SelectionPageStart
 from tests.workflows.house import House, _name, assert_eventually, details_of
 from tests.workflows.offload.offloading import offload
 from tests.workflows.test_malformed import GOOD, OF_RECORDS
-from workers.hosting.interceptors import WorkflowDetailsInterceptor
+from workers.hosting.error_and_subject_interceptors import WorkflowErrorAndSubjectInterceptor
 from workers.hosting.request_subject import MAX_SUMMARY_BYTES, TRACE_ID, shorten_summary, summarize_request
 from workers.hosting.temporal_workers import WORKFLOWS
 from workers.hosting.workflow_input_checks import InputCheckingRunner
@@ -111,22 +111,22 @@ SUMMARIES: dict[str, tuple[Any, str]] = {
         f"ledger 12, copy LEDGER, {_TOPIC}",
     ),
     "deletion.certify": (CertifyInput(batch_id="b", **_WHY), "batch b"),
-    "deletion.adopt": (AdoptStalledInput(limit=10_000, **_BATCH), "at most 10,000 rows, batch b"),
-    "deletion.forget": (ForgetDeletionsInput(limit=5_000, **_WHY), "at most 5,000 rows"),
-    "deletion.hold_batch": (HoldBatchInput(batch_id="b"), "batch b"),
-    "deletion.pause_batch": (PauseBatchInput(batch_id="b", paused=True), "batch b"),
+    "deletion.adopt": (TakeOverStalledInput(limit=10_000, **_BATCH), "at most 10,000 rows, batch b"),
+    "deletion.forget": (RemoveOldIntentsInput(limit=5_000, **_WHY), "at most 5,000 rows"),
+    "deletion.hold_batch": (ClaimPausedBatchInput(batch_id="b"), "batch b"),
+    "deletion.pause_batch": (PauseOrResumeBatchInput(batch_id="b", paused=True), "batch b"),
     "retention.roll_idle": (RollIdleLedgerInput(topic_id=1, topic=_TOPIC), _TOPIC),
     "topic.set_deleting": (_ORDER, _TOPIC),
-    "topic.detach_all": (DetachAllInput(order=_ORDER, **_BATCH), f"batch b, {_TOPIC}"),
+    "topic.detach_all": (DetachAllLedgersInput(order=_ORDER, **_BATCH), f"batch b, {_TOPIC}"),
     "topic.remove": (RemoveTopicInput(order=_ORDER, since_us=1), _TOPIC),
     "offload.upload": (UploadCopyInput(ledger_id=12, timeout_s=1), "ledger 12"),
     "offload.publish": (PublishCopyInput(ledger_id=12, uuid="u"), "ledger 12"),
     "offload.candidates": (
-        OffloadCandidatesInput(topic_id=1, after=11, limit=50, topic=_TOPIC),
+        LedgersToOffloadInput(topic_id=1, after=11, limit=50, topic=_TOPIC),
         f"ledgers after 11, {_TOPIC}",
     ),
     "offload.remove_primaries": (
-        RemovePrimariesInput(topic_id=1, ledger_ids=[7], **_BATCH, **_WHY),
+        DetachPrimariesInput(topic_id=1, ledger_ids=[7], **_BATCH, **_WHY),
         "ledger 7, batch b",
     ),
     "trimming.next_pages": (NextTopicPagesInput(after=0, topics=50, limit=40), "topics after 0"),
@@ -152,10 +152,10 @@ SUMMARIES: dict[str, tuple[Any, str]] = {
     "transactions.tell": (BroadcastInput(txn="3:17"), "transaction 3:17"),
     "transactions.busy_coordinators": (BusyCoordinatorsInput(limit=4_096), "at most 4,096 rows"),
     "transactions.begin_build": (BeginBuildInput(run_id="s", actor="me"), "run s"),
-    "transactions.build_buffers": (BuildInput(run_id="s"), "run s"),
+    "transactions.build_buffers": (RunBuildJobInput(run_id="s"), "run s"),
     "transactions.switch_snapshots": (SwitchTopicsPageInput(run_id="s", page=3), "page 3, run s"),
     "transactions.conclude_build": (ConcludeBuildInput(run_id="s", counts={}), "run s"),
-    "delayed.due_topics": (DueTopicsInput(after=7, topics=20, limit=4), "topics after 7"),
+    "delayed.due_topics": (IndexWorkTopicsInput(after=7, topics=20, limit=4), "topics after 7"),
     "delayed.seal_topics": (SealTopicsInput(topic_ids=[1, 2]), "2 topics: 1, 2"),
     "delayed.seal_topic": (SealTopicInput(topic_id=1, topic=_TOPIC), _TOPIC),
     "delayed.choose_pair": (ChoosePairInput(topic_id=1, topic=_TOPIC), _TOPIC),
@@ -165,7 +165,7 @@ SUMMARIES: dict[str, tuple[Any, str]] = {
     ),
     "delayed.let_go": (ReleaseListInput(topic_id=1, topic=_TOPIC), _TOPIC),
     "delayed.begin_build": (BeginBuildInput(run_id="i", actor="me"), "run i"),
-    "delayed.build_indexes": (BuildInput(run_id="i"), "run i"),
+    "delayed.build_indexes": (RunBuildJobInput(run_id="i"), "run i"),
     "delayed.switch_indexes": (SwitchTopicsPageInput(run_id="i", page=3), "page 3, run i"),
     "delayed.conclude_build": (ConcludeBuildInput(run_id="i", counts={}), "run i"),
     "records.flush": (FlushInput(watch_s=60), "changes, looked for during 60 s"),
@@ -188,7 +188,7 @@ SUMMARIES: dict[str, tuple[Any, str]] = {
         ),
         "function expired, batch b",
     ),
-    "records.ship": (ReplicateInput(reason="a test"), ""),
+    "records.ship": (ShipToReplicasInput(reason="a test"), ""),
     "transactions.forget": (TransactionsToForget(limit=1_000), "at most 1,000 rows"),
 }
 
@@ -209,7 +209,7 @@ def test_summary_says_what_the_step_is_about(type_: str) -> None:
 def test_summary_is_short_enough_for_the_server() -> None:
     """In bytes, for a server refuses the whole workflow task over one that is too long."""
     assert len(shorten_summary("ü" * 1_000).encode()) <= MAX_SUMMARY_BYTES
-    assert len(summarize_request(HoldBatchInput(batch_id="😀" * 500)).encode()) <= MAX_SUMMARY_BYTES
+    assert len(summarize_request(ClaimPausedBatchInput(batch_id="😀" * 500)).encode()) <= MAX_SUMMARY_BYTES
     many = DetachInput(topic_id=1, ledger_ids=list(range(1, 9)), **_BATCH, **_WHY)
     assert summarize_request(many) == "8 ledgers: 1, 2, 3, 4, 5, …, batch b"
 
@@ -280,11 +280,11 @@ async def test_trim_whose_batch_was_terminated_leads_with_the_batch(house: House
     """Nobody raised an error of ours: the sentence names the workflow that is missing, the type what became of it."""
 
     @activity.defn(name="deletion.next_ranges")
-    def next_ranges(request: RowRangesInput) -> RowRangesPage:
+    def list_ranges_and_renew_claim(request: RowRangesInput) -> RowRangesPage:
         raise StoreUnavailable("planned: the catalog is away")
 
     house.world.fill(1)
-    async with house.worker(instead=[next_ranges]):
+    async with house.worker(instead=[list_ranges_and_renew_claim]):
         handle = await house.trim()
         await assert_eventually(lambda: bool(house.attempts("deletion.next_ranges")))
         (child,) = (await handle.describe()).raw_description.pending_children
@@ -303,7 +303,7 @@ async def test_current_details_say_something_from_the_first_task_on(house: House
         task_queue=house.queue,
         workflows=WORKFLOWS,
         workflow_runner=InputCheckingRunner(),
-        interceptors=[WorkflowDetailsInterceptor()],
+        interceptors=[WorkflowErrorAndSubjectInterceptor()],
     )
     async with idle:
         handle: WorkflowHandle[Any, Any] = await house.client.start_workflow(

@@ -10,7 +10,7 @@ from temporalio.exceptions import CancelledError
 
 from logstore.errors import ServiceFailed, StoreUnavailable
 from logstore.ports.catalog import Claim, RunKind
-from logstore.reconciliation.bulk_jobs import BulkJob
+from logstore.reconciliation.bulk_job_inputs_and_results import BulkJob
 from tests.fakes.objects import Fault, FaultKind, Operation
 from tests.workflows.builds import buffer_of_topic, build, run_id, topic_to_build
 from tests.workflows.house import Gate, House, assert_eventually, details_of, failure
@@ -50,7 +50,7 @@ def _snapshots(house: House) -> _Build:
     (expected,) = house.world.bulk.buffers.values()
 
     def standing() -> object:
-        return house.world.log.buffer_snapshots.load_snapshot(house.world.topic.topic_id)
+        return house.world.log.buffer_snapshots.load_readable_snapshot(house.world.topic.topic_id)
 
     return _Build(
         job=BUILD_TRANSACTION_SNAPSHOTS,

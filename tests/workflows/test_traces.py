@@ -124,7 +124,7 @@ async def test_a_dead_letter_names_its_trace(house: House, spans: InMemorySpanEx
     ledger, key = handed_over(traced)
     traced.world.objects.put_if_absent(f"{ledger_prefix(ledger)}another-application.parquet", b"x", metadata={})
     async with traced.worker():
-        handle = await traced.delete_one(key)
+        handle = await traced.claim_and_delete_copy(key)
         with pytest.raises(WorkflowFailureError) as caught:
             await handle.result()
     run, cause = named(spans, "RunWorkflow:delete-ledger"), caught.value.cause

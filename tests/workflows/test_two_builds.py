@@ -10,7 +10,7 @@ import pytest
 from temporalio import activity
 from temporalio.client import Client, WorkflowHandle
 
-from activities.records.inputs_and_results import ReplicateInput
+from activities.records.inputs_and_results import ShipToReplicasInput
 from logstore.errors import InvalidInput, PreconditionFailed
 from logstore.records.job_results import ShippedBlocks
 from tests.workflows.deletion.test_batch_control import gate_at
@@ -43,7 +43,7 @@ class Shipping:
         self.gate = Gate()
 
     @activity.defn(name="records.ship")
-    def ship(self, request: ReplicateInput) -> list[ShippedBlocks]:
+    def ship(self, request: ShipToReplicasInput) -> list[ShippedBlocks]:
         """Ship nothing."""
         if activity.info().workflow_id == self.held:
             self.gate.wait()
@@ -115,7 +115,7 @@ async def test_two_builds_share_ramp_and_roll_back(house: House) -> None:
             assert await _new(house) == "a"
             await _moved(house, batch, "a")
         assert house.world.left_of(ledgers[1]), "a build that was taken back left its deletions to nobody else"
-        assert house.world.catalog.deletions.count_unfinished_intents().estimated_inflight == 1
+        assert house.world.catalog.deletions.count_undeleted_copies().estimated_inflight == 1
         with pytest.raises(
             PreconditionFailed, match=f"build b of {name}: expected workers that poll .* found none at {name};"
         ):

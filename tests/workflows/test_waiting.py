@@ -175,11 +175,11 @@ async def test_waiting_for_an_activity_that_is_retried_says_its_last_error(house
     """One sentence down, in the batch that the command's job waits for."""
 
     @activity.defn(name="deletion.next_ranges")
-    def next_ranges(request: RowRangesInput) -> RowRangesPage:
+    def list_ranges_and_renew_claim(request: RowRangesInput) -> RowRangesPage:
         raise StoreUnavailable("planned: the catalog is away")
 
     house.world.fill(3)
-    async with house.worker(instead=[next_ranges]), waiting(house, await house.trim()) as waits:
+    async with house.worker(instead=[list_ranges_and_renew_claim]), waiting(house, await house.trim()) as waits:
         await waits.hears("activity deletion.next_ranges of delete-ledgers/", "StoreUnavailable: planned")
 
 
@@ -263,11 +263,11 @@ async def test_waiting_for_a_batch_that_is_terminated_below_names_it(house: Hous
     """Not the job that waited for it."""
 
     @activity.defn(name="deletion.next_ranges")
-    def next_ranges(request: RowRangesInput) -> RowRangesPage:
+    def list_ranges_and_renew_claim(request: RowRangesInput) -> RowRangesPage:
         raise StoreUnavailable("planned: the catalog is away")
 
     house.world.fill(1)
-    async with house.worker(instead=[next_ranges]), waiting(house, await house.trim()) as waits:
+    async with house.worker(instead=[list_ranges_and_renew_claim]), waiting(house, await house.trim()) as waits:
         await waits.hears("activity deletion.next_ranges of delete-ledgers/")
         children = (await house.client.get_workflow_handle(house.trim_id).describe()).raw_description.pending_children
         await house.client.get_workflow_handle(children[0].workflow_id).terminate()

@@ -8,8 +8,8 @@ from temporalio import activity
 
 from activities.delayed.build_indexes import DelayedIndexBuildActivities
 from activities.delayed.seal_and_merge_buckets import IndexBucketActivities
+from activities.deletion.deletion_queue import DeletionQueueActivities
 from activities.deletion.ledger_deletion import LedgerDeletionActivities
-from activities.deletion.queue_upkeep import DeletionUpkeepActivities
 from activities.deletion.topic_deletion import TopicDeletionActivities
 from activities.deletion.trim_by_retention import RetentionPreparation, TrimAllTopicsActivities
 from activities.offload import LedgerOffloadActivities
@@ -18,13 +18,13 @@ from activities.reconciliation.apply_preview import ApplyPreview
 from activities.reconciliation.delete_single_objects import SingleObjectDeletion
 from activities.reconciliation.plan_orphans import PlanOrphansActivities
 from activities.reconciliation.scrub_ledgers import ScrubLedgersActivities
-from activities.records.end_records import EndRecordsActivities
-from activities.records.flush_records import FlushRecordsActivities
-from activities.records.record_log_upkeep import (
+from activities.records.defragment_raid_ship import (
     DefragmentRecordsActivities,
     RaidTombstonesActivities,
     ReplicateRecordsActivities,
 )
+from activities.records.end_records import EndRecordsActivities
+from activities.records.flush_records import FlushRecordsActivities
 from activities.transactions.build_snapshots import TransactionSnapshotBuildActivities
 from activities.transactions.coordinate_transactions import TransactionCoordinatorActivities
 from logstore.ports.bundle_owners import TopicOwners
@@ -45,7 +45,7 @@ class RecordLogActivities:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerActivities:
     deletion: LedgerDeletionActivities
-    upkeep: DeletionUpkeepActivities
+    upkeep: DeletionQueueActivities
     topics: TopicDeletionActivities
     retention: RetentionPreparation
     trimming: TrimAllTopicsActivities
@@ -65,33 +65,33 @@ class WorkerActivities:
             deletion.detach,
             deletion.delete_chunk,
             deletion.hand_over_chunk,
-            deletion.delete_one,
-            deletion.dead_letter,
-            deletion.certify,
+            deletion.claim_and_delete_copy,
+            deletion.dead_letter_intent,
+            deletion.close_and_certify_batch,
         ]
 
     def list_upload_activities(self) -> Sequence[Callable[..., Any]]:
-        return [self.offload.upload]
+        return [self.offload.upload_and_prove_copy]
 
     def list_bulk_activities(self) -> Sequence[Callable[..., Any]]:
         return [
-            self.planning.run_bulk,
+            self.planning.run_plan_bulk_job,
             self.building.build_buffers,
             self.indexes.build_indexes,
-            self.scrubbing.cut_scrub,
+            self.scrubbing.cut_scrub_into_pages,
             self.scrubbing.scrub_page,
         ]
 
     def list_transaction_activities(self) -> Sequence[Callable[..., Any]]:
-        return [self.coordination.drain, self.coordination.tell]
+        return [self.coordination.abort_expired_and_broadcast_decided, self.coordination.tell_owed_participants]
 
     def list_record_log_activities(self) -> Sequence[Callable[..., Any]]:
         records = self.records
         return [
-            records.flushing.flush,
-            records.defragmentation.defragment,
-            records.raiding.raid,
-            records.replication.ship,
+            records.flushing.flush_record_log,
+            records.defragmentation.defragment_and_remove_old_objects,
+            records.raiding.mark_and_remove_tombstones,
+            records.replication.ship_to_all_replicas,
         ]
 
     def all(self) -> Sequence[Callable[..., Any]]:
@@ -109,7 +109,7 @@ def create_activities(log: LogStore, owners: TopicOwners) -> WorkerActivities:
     """Create the activities of a worker. `owners` finds the owner of a topic."""
     catalog = log.catalog
     deletions, ledgers, topics = catalog.deletions, catalog.ledgers, catalog.topics
-    planning, applying, scrubbing = _create_reconciliation(log)
+    planning, applying, scrubbing = _create_reconciliation_activities(log)
     retention = RetentionPreparation(topics=topics, roller=log.managed, settler=log.subscriptions)
     return WorkerActivities(
         deletion=LedgerDeletionActivities(
@@ -121,7 +121,7 @@ def create_activities(log: LogStore, owners: TopicOwners) -> WorkerActivities:
             flushes=SharedFlushes(catalog.records, log.records.flusher),
             owners=owners,
         ),
-        upkeep=DeletionUpkeepActivities(
+        upkeep=DeletionQueueActivities(
             upkeep=catalog.upkeep,
             deletions=deletions,
             ledgers=ledgers,
@@ -194,11 +194,11 @@ def _create_record_activities(log: LogStore) -> RecordLogActivities:
 def create_apply_preview(log: LogStore) -> ApplyPreview:
     catalog = log.catalog
     return ApplyPreview(
-        reconciliation=catalog.reconciliation, identities=catalog.identities, stored=_create_stored_orphans(log)
+        reconciliation=catalog.reconciliation, identities=catalog.identities, inspector=_create_orphan_inspector(log)
     )
 
 
-def _create_stored_orphans(log: LogStore) -> OrphanInspector:
+def _create_orphan_inspector(log: LogStore) -> OrphanInspector:
     return OrphanInspector(
         objects=log.objects,
         buckets=log.buckets,
@@ -207,27 +207,27 @@ def _create_stored_orphans(log: LogStore) -> OrphanInspector:
     )
 
 
-def _create_reconciliation(
+def _create_reconciliation_activities(
     log: LogStore,
 ) -> tuple[PlanOrphansActivities, ApplyOrphansActivities, ScrubLedgersActivities]:
-    catalog, policies, stored = log.catalog, log.policies, _create_stored_orphans(log)
+    catalog, policies, stored = log.catalog, log.policies, _create_orphan_inspector(log)
     planning = PlanOrphansActivities(
         reconciliation=catalog.reconciliation,
         identities=catalog.identities,
-        stored=stored,
+        inspector=stored,
         bulk=log.bulk,
         store_now_us=log.store_now_us,
         finished_retention_s=policies.finished_retention_s,
     )
-    deletion = SingleObjectDeletion(reconciliation=catalog.reconciliation, stored=stored, objects=log.objects)
+    deletion = SingleObjectDeletion(reconciliation=catalog.reconciliation, inspector=stored, objects=log.objects)
     applying = ApplyOrphansActivities(
         reconciliation=catalog.reconciliation,
         identities=catalog.identities,
-        stored=stored,
+        inspector=stored,
         objects=deletion,
         bulk=log.bulk,
     )
     scrubbing = ScrubLedgersActivities(
-        reconciliation=catalog.reconciliation, identities=catalog.identities, stored=stored, bulk=log.bulk
+        reconciliation=catalog.reconciliation, identities=catalog.identities, inspector=stored, bulk=log.bulk
     )
     return planning, applying, scrubbing

@@ -10,10 +10,10 @@ from logstore.identity.services.marker_checked_buckets import MarkerCheckedBucke
 from logstore.offload.tiered_copy import CopyLocation
 from logstore.retrying_clock import Backoff
 from workers.settings import Settings, read_stack_record
-from workers.settings.tls_files import TlsFiles
+from workers.settings.tls_files import TlsFilePaths
 
 if TYPE_CHECKING:
-    from infra.objects import S3Buckets, S3ObjectStore
+    from infra.objects import S3BucketsByLocation, S3ObjectStore
 
 
 def uses_embedded_store(settings: Settings) -> bool:
@@ -23,7 +23,7 @@ def uses_embedded_store(settings: Settings) -> bool:
 
 def make_checked_bucket_opener(
     settings: Settings,
-    stores: MarkerChecker,
+    marker_checker: MarkerChecker,
     *,
     fails_fast: bool = False,
     require_current: Callable[[], None] | None = None,
@@ -34,21 +34,23 @@ def make_checked_bucket_opener(
     """
 
     @cache
-    def open_buckets() -> "S3Buckets":  # many commands use no bucket, and an import of boto3 takes 0.3 s
-        from infra.objects import S3Buckets  # noqa: PLC0415 - start-up time
+    def open_buckets() -> "S3BucketsByLocation":  # many commands use no bucket, and an import of boto3 takes 0.3 s
+        from infra.objects import S3BucketsByLocation  # noqa: PLC0415 - start-up time
 
         home = open_primary_bucket(settings, fails_fast=fails_fast)
-        return S3Buckets(home, partial(_open_bucket, settings, fails_fast), own_stack=uses_embedded_store(settings))
+        return S3BucketsByLocation(
+            home, partial(_open_primary_bucket_at, settings, fails_fast), own_stack=uses_embedded_store(settings)
+        )
 
     @cache
     def get_configured(role: BucketRole, location: CopyLocation) -> MarkerCheckedBucket:
         named_bucket = NamedBucket(role=role, bucket=location.bucket, address=settings.s3_endpoint)
-        return stores.own(named_bucket, lambda: open_buckets()(location), currency_check(role))
+        return marker_checker.get_checked_bucket(named_bucket, lambda: open_buckets()(location), currency_check(role))
 
     @cache
     def get_stated(role: BucketRole, store: "S3ObjectStore") -> MarkerCheckedBucket:
         named_bucket = NamedBucket(role=role, bucket=store.bucket, address=store.endpoint)
-        return stores.own(named_bucket, lambda: store, currency_check(role))
+        return marker_checker.get_checked_bucket(named_bucket, lambda: store, currency_check(role))
 
     def currency_check(role: BucketRole) -> Callable[[], None] | None:
         return require_current if role in {BucketRole.PRIMARY, BucketRole.TIERED} else None
@@ -60,14 +62,16 @@ def make_checked_bucket_opener(
     return get_bucket
 
 
-def find_catalog_by_marker(
+def identify_catalog_by_records_marker(
     settings: Settings,
 ) -> "tuple[LostCatalogIdentity, Callable[[BucketRole, str], tuple[NamedBucket, S3ObjectStore]]]":
     """Return the catalog that the marker of the records bucket names, and a function that opens buckets unchecked."""
-    from infra.objects import S3Buckets  # noqa: PLC0415 - start-up time
+    from infra.objects import S3BucketsByLocation  # noqa: PLC0415 - start-up time
 
     home = open_primary_bucket(settings)
-    buckets = S3Buckets(home, partial(_open_bucket, settings, False), own_stack=uses_embedded_store(settings))
+    buckets = S3BucketsByLocation(
+        home, partial(_open_primary_bucket_at, settings, False), own_stack=uses_embedded_store(settings)
+    )
 
     def get_bucket(role: BucketRole, bucket: str) -> "tuple[NamedBucket, S3ObjectStore]":
         return NamedBucket(role=role, bucket=bucket, address=settings.s3_endpoint), buckets(CopyLocation(bucket))
@@ -76,10 +80,10 @@ def find_catalog_by_marker(
 
 
 def make_checked_bucket_opener_by_name(
-    settings: Settings, stores: MarkerChecker, *, fails_fast: bool = False
+    settings: Settings, marker_checker: MarkerChecker, *, fails_fast: bool = False
 ) -> Callable[[BucketRole, str], MarkerCheckedBucket]:
     """Return a function that opens a bucket by role and name, and compares it with the catalog at its first use."""
-    get_bucket = make_checked_bucket_opener(settings, stores, fails_fast=fails_fast)
+    get_bucket = make_checked_bucket_opener(settings, marker_checker, fails_fast=fails_fast)
     return lambda role, bucket: get_bucket(role, CopyLocation(bucket))
 
 
@@ -88,10 +92,10 @@ def open_primary_bucket(settings: Settings, *, fails_fast: bool = False) -> "S3O
 
     `fails_fast` sets short timeouts and one attempt. It is for commands whose user waits and can repeat them.
     """
-    return _open_bucket(settings, fails_fast, settings.s3_endpoint, settings.s3_region)
+    return _open_primary_bucket_at(settings, fails_fast, settings.s3_endpoint, settings.s3_region)
 
 
-def _open_bucket(settings: Settings, fails_fast: bool, endpoint: str, region: str) -> "S3ObjectStore":
+def _open_primary_bucket_at(settings: Settings, fails_fast: bool, endpoint: str, region: str) -> "S3ObjectStore":
     from infra.objects import RequestRetries, S3ObjectStore, create_s3_client  # noqa: PLC0415 - start-up time
 
     timeouts: dict[str, Any] = {"connect_timeout_s": 3.0, "read_timeout_s": 5.0} if fails_fast else {}
@@ -100,7 +104,7 @@ def _open_bucket(settings: Settings, fails_fast: bool, endpoint: str, region: st
         region,
         settings.s3_access_key.get_secret_value() or None,
         settings.s3_secret_key.get_secret_value() or None,
-        ca_file=TlsFiles.of(settings, "s3").ca,
+        ca_file=TlsFilePaths.from_checked_settings(settings, "s3").ca,
         pool_size=2 * settings.activity_threads
         + settings.upload_threads
         + 8,  # readers prefetch in threads of their own

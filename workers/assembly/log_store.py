@@ -23,7 +23,7 @@ from logstore.log.services import ManagedLedger, RollPolicy
 from logstore.log.services.component_ledgers import ComponentLedgers
 from logstore.log.services.group_commit import GroupCommitter
 from logstore.log.services.schemas import SchemaRegistry
-from logstore.log.services.segment_sources import TieredCopyReader
+from logstore.log.services.segment_sources import TieredCopyFinder
 from logstore.offload.services.tiered_copy_upload import Offloader
 from logstore.ports.bulk_jobs import BulkJobRunner
 from logstore.ports.catalog import Catalog
@@ -105,20 +105,20 @@ def assemble_log_store(
     clock: Clock | None = None,
 ) -> Iterator[LogStore]:
     """Assemble the services of a log store, which work while the block runs. Only tests pass a `clock`."""
-    ports = _SharedParts(
+    parts = _SharedParts(
         catalog, stores.primary, stores.tiered, policies, clock or Clock(), GroupCommitter(catalog.commits)
     )
     contents = ComponentLedgers(
         components=catalog.components,
         ledgers=catalog.ledgers,
-        objects=ports.objects,
+        objects=parts.objects,
         application=policies.application,
         patience_s=policies.registration_timeout_s,
-        clock=ports.clock,
+        clock=parts.clock,
     )
-    managed, subscriptions = _create_managed_ledger(ports), _create_subscriptions(ports, contents)
+    managed, subscriptions = _create_managed_ledger(parts), _create_subscriptions(parts, contents)
     buffer_snapshots = BufferSnapshots(snapshots=catalog.transaction_snapshots, contents=contents)
-    delayed = _create_index_bucket_services(ports, contents)
+    delayed = _create_index_bucket_services(parts, contents)
     broadcasts = Broadcaster(
         transactions=catalog.transactions,
         topics=catalog.topics,
@@ -126,37 +126,37 @@ def assemble_log_store(
         epoch=catalog.ledgers.catalog_epoch,
         advance=subscriptions.acknowledge,
     )
-    with closing(ports.committer), closing(managed), closing(broadcasts):
+    with closing(parts.committer), closing(managed), closing(broadcasts):
         yield LogStore(
             catalog=catalog,
-            objects=ports.objects,
-            buckets=ports.buckets,
+            objects=parts.objects,
+            buckets=parts.buckets,
             record_objects=stores.records,
             storages={
-                CopyKind.LEDGER.value: PrimaryCopyStorage(ports.objects),
-                CopyKind.OFFLOADED_LEDGER.value: TieredCopyStorage(ports.buckets, now_us=catalog.offloads.now_us),
+                CopyKind.LEDGER.value: PrimaryCopyStorage(parts.objects),
+                CopyKind.OFFLOADED_LEDGER.value: TieredCopyStorage(parts.buckets, now_us=catalog.offloads.now_us),
             },
             policies=policies,
-            committer=ports.committer,
+            committer=parts.committer,
             managed=managed,
             subscriptions=subscriptions,
-            schemas=SchemaRegistry(schemas=catalog.schemas, contents=contents),
+            schemas=SchemaRegistry(schemas=catalog.schemas, component_ledgers=contents),
             offloader=Offloader(
                 offloads=catalog.offloads,
                 ledgers=catalog.ledgers,
-                primary=ports.objects,
-                buckets=ports.buckets,
+                primary=parts.objects,
+                buckets=parts.buckets,
                 driver_metadata=policies.driver_metadata,
                 folder=policies.scratch,
-                monotonic_s=ports.clock.monotonic_s,
+                monotonic_s=parts.clock.monotonic_s,
             ),
             broadcasts=broadcasts,
             buffer_snapshots=buffer_snapshots,
             rebuilder=BufferRebuilder(
                 ledgers=catalog.ledgers,
                 transactions=catalog.transactions,
-                objects=ports.objects,
-                tiered=ports.tiered,
+                objects=parts.objects,
+                tiered=parts.tiered,
                 snapshots=buffer_snapshots,
             ),
             delayed=delayed,
@@ -166,16 +166,16 @@ def assemble_log_store(
                 managed=managed,
                 subscriptions=subscriptions,
                 transactions=catalog.transactions,
-                clock=ports.clock,
+                clock=parts.clock,
                 tolerance_ms=policies.delivery_tolerance_ms,
             ),
             records=create_record_log_services(
                 catalog,
                 stores.records,
                 policies.records,
-                primary=ports.objects,
+                primary=parts.objects,
                 replicas=stores.replicas,
-                clock=ports.clock,
+                clock=parts.clock,
                 store_now_us=stores.now_us,
             ),
             bulk=bulk,
@@ -193,42 +193,46 @@ class _SharedParts:
     committer: GroupCommitter
 
     @property
-    def tiered(self) -> TieredCopyReader:
-        return TieredCopyReader(offloads=self.catalog.offloads, buckets=self.buckets)
+    def tiered(self) -> TieredCopyFinder:
+        return TieredCopyFinder(offloads=self.catalog.offloads, buckets=self.buckets)
 
 
-def _create_managed_ledger(ports: _SharedParts) -> ManagedLedger:
+def _create_managed_ledger(parts: _SharedParts) -> ManagedLedger:
     return ManagedLedger(
-        ledgers=ports.catalog.ledgers,
-        transactions=ports.catalog.transactions,
-        objects=ports.objects,
-        committer=ports.committer,
-        application=ports.policies.application,
-        policy=ports.policies.roll,
-        registration_timeout_s=ports.policies.registration_timeout_s,
-        tiered=ports.tiered,
-        clock=ports.clock,
+        ledgers=parts.catalog.ledgers,
+        transactions=parts.catalog.transactions,
+        objects=parts.objects,
+        committer=parts.committer,
+        application=parts.policies.application,
+        policy=parts.policies.roll,
+        registration_timeout_s=parts.policies.registration_timeout_s,
+        tiered=parts.tiered,
+        clock=parts.clock,
     )
 
 
-def _create_subscriptions(ports: _SharedParts, contents: ComponentLedgers) -> Subscriptions:
-    cursors, inline_bytes = ports.catalog.cursors, ports.policies.cursor_inline_bytes
+def _create_subscriptions(parts: _SharedParts, contents: ComponentLedgers) -> Subscriptions:
+    cursors, inline_bytes = parts.catalog.cursors, parts.policies.cursor_inline_bytes
     snapshots = CursorSnapshots(
-        cursors=cursors, ledgers=ports.catalog.ledgers, contents=contents, inline_bytes=inline_bytes, clock=ports.clock
+        cursors=cursors,
+        ledgers=parts.catalog.ledgers,
+        component_ledgers=contents,
+        inline_bytes=inline_bytes,
+        clock=parts.clock,
     )
-    transactions = ports.catalog.transactions
-    return Subscriptions(cursors=cursors, transactions=transactions, committer=ports.committer, ledgers=snapshots)
+    transactions = parts.catalog.transactions
+    return Subscriptions(cursors=cursors, transactions=transactions, committer=parts.committer, snapshots=snapshots)
 
 
-def _create_index_bucket_services(ports: _SharedParts, contents: ComponentLedgers) -> IndexBucketServices:
-    index, scratch = ports.catalog.delayed, ports.policies.scratch
-    snapshots = IndexBucketSnapshots(ledgers=ports.catalog.ledgers, contents=contents, objects=ports.objects)
+def _create_index_bucket_services(parts: _SharedParts, contents: ComponentLedgers) -> IndexBucketServices:
+    index, scratch = parts.catalog.delayed, parts.policies.scratch
+    snapshots = IndexBucketSnapshots(ledgers=parts.catalog.ledgers, contents=contents, objects=parts.objects)
     sealer = Sealer(
         index=index,
-        transactions=ports.catalog.transactions,
-        log=DeliveryTimeReader(ledgers=ports.catalog.ledgers, objects=ports.objects, tiered=ports.tiered),
+        transactions=parts.catalog.transactions,
+        log=DeliveryTimeReader(ledgers=parts.catalog.ledgers, objects=parts.objects, tiered=parts.tiered),
         snapshots=snapshots,
-        limits=ports.policies.bucket_limits,
+        limits=parts.policies.bucket_limits,
         scratch=scratch,
     )
     merger = Merger(index=index, snapshots=snapshots, scratch=scratch)

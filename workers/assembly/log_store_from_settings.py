@@ -46,7 +46,7 @@ def open_log_store_on_catalog(catalog: SqlCatalog, settings: Settings) -> Iterat
         ),
     )
     with (
-        open_bulk_jobs(settings) as bulk,
+        open_spark_bulk_jobs(settings) as bulk,
         assemble_log_store(
             catalog=catalog,
             stores=LogStoreBuckets(
@@ -113,7 +113,7 @@ def _policies_from_settings(settings: Settings) -> LogStorePolicies:
 
 
 @contextmanager
-def open_bulk_jobs(settings: Settings) -> Iterator[BulkJobRunner]:
+def open_spark_bulk_jobs(settings: Settings) -> Iterator[BulkJobRunner]:
     """Open the bulk jobs of a process while the block runs. Java starts with the first job."""
     from spark.job_runner import SparkBulkJobs  # noqa: PLC0415
     from spark.published_output import PublishedOutputs  # noqa: PLC0415 - start-up time
@@ -122,8 +122,8 @@ def open_bulk_jobs(settings: Settings) -> Iterator[BulkJobRunner]:
     def mains() -> Mapping[str, "JobMain"]:
         from spark.job_mains import catalog_job_mains, record_log_job_mains  # noqa: PLC0415
 
-        records = executor_store_address(settings, BucketRole.RECORDS, settings.records_bucket)
-        return {**catalog_job_mains(executor_addresses(settings)), **record_log_job_mains(records)}
+        records = executor_bucket_address(settings, BucketRole.RECORDS, settings.records_bucket)
+        return {**catalog_job_mains(executor_catalog_and_bucket_addresses(settings)), **record_log_job_mains(records)}
 
     session = WarmSession(SparkSettings(scratch=settings.home / "tmp" / "spark", master=settings.spark_master))
     try:
@@ -132,19 +132,19 @@ def open_bulk_jobs(settings: Settings) -> Iterator[BulkJobRunner]:
         session.close()
 
 
-def executor_store_address(settings: Settings, role: BucketRole, bucket: str) -> "BucketAddress":
+def executor_bucket_address(settings: Settings, role: BucketRole, bucket: str) -> "BucketAddress":
     from spark.sources.store_addresses import BucketAddress  # noqa: PLC0415 - start-up time
 
     keys = settings.s3_access_key.get_secret_value(), settings.s3_secret_key.get_secret_value()
     return BucketAddress(role.value, bucket, settings.s3_endpoint, settings.s3_region, *keys, settings.s3_ca_file)
 
 
-def executor_addresses(settings: Settings) -> "CatalogAddresses":
+def executor_catalog_and_bucket_addresses(settings: Settings) -> "CatalogAddresses":
     from spark.sources.store_addresses import CatalogAddresses  # noqa: PLC0415 - start-up time
 
     return CatalogAddresses(
         database_url=settings.database_url,
-        primary=executor_store_address(settings, BucketRole.PRIMARY, settings.primary_bucket),
-        tiered=(executor_store_address(settings, BucketRole.TIERED, settings.tiered_bucket),),
+        primary=executor_bucket_address(settings, BucketRole.PRIMARY, settings.primary_bucket),
+        tiered=(executor_bucket_address(settings, BucketRole.TIERED, settings.tiered_bucket),),
         application=settings.application,
     )

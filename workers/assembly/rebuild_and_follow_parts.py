@@ -8,11 +8,11 @@ from functools import partial
 from threading import Lock
 
 from activities.records.follow_records import FollowRecordsActivities
-from activities.records.rebuild_catalog import LoadedCatalog, RebuildCatalogActivities
+from activities.records.rebuild_catalog import LoadedCatalogServices, RebuildCatalogActivities
 from infra.catalog import open_catalog
 from infra.catalog.engine.database_connections import mask_passwords
-from infra.catalog.records.rebuild_loading import SqlRebuild
-from infra.catalog.records.replica_database import open_replica
+from infra.catalog.records.rebuild_loading import SqlRebuildDatabase
+from infra.catalog.records.replica_database import open_replica_database
 from logstore.errors import ServiceRefused
 from logstore.identity.bucket_markers import BucketRole
 from logstore.identity.services.marker_checked_buckets import MarkerChecker
@@ -23,15 +23,15 @@ from logstore.records.services.rebuild_manifests import RebuildManifests
 from logstore.records.services.record_log import RecordLog
 from logstore.records.services.replica_follower import ReplicaFollower, ReplicaFollowSettings
 from logstore.records.services.upload_adoption import UploadAdopter
-from workers.assembly.checked_buckets import find_catalog_by_marker, make_checked_bucket_opener
-from workers.assembly.log_store_from_settings import make_store_clock, open_bulk_jobs
+from workers.assembly.checked_buckets import identify_catalog_by_records_marker, make_checked_bucket_opener
+from workers.assembly.log_store_from_settings import make_store_clock, open_spark_bulk_jobs
 from workers.settings import Settings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RebuildCommandParts:
     catalog_id: str
-    start: RebuildManifests
+    manifests: RebuildManifests
     database: RebuildDatabase
     activities: RebuildCatalogActivities
 
@@ -44,16 +44,16 @@ def open_rebuild_parts(
 
     `require_no_workers` raises an error while a worker of the old catalog lives. `None` skips this check.
     """
-    lost, get_bucket = find_catalog_by_marker(settings)
-    log = RecordLog(lost.own(*get_bucket(BucketRole.RECORDS, settings.records_bucket)))
+    lost_catalog, get_bucket = identify_catalog_by_records_marker(settings)
+    log = RecordLog(lost_catalog.get_checked_bucket(*get_bucket(BucketRole.RECORDS, settings.records_bucket)))
     start = RebuildManifests(log)
-    database = SqlRebuild(settings.database_url)
+    database = SqlRebuildDatabase(settings.database_url)
 
     def list_buckets_with_marker() -> Sequence[tuple[BucketRole, str]]:
         marked = []
         for bucket, store in [get_bucket(role, name) for role, name in buckets]:
             try:
-                if lost.has_marker(bucket, store):
+                if lost_catalog.has_marker(bucket, store):
                     marked.append((bucket.role, bucket.bucket))
             except ServiceRefused:
                 if bucket.role in {
@@ -63,19 +63,21 @@ def open_rebuild_parts(
                     raise
         return marked
 
-    with open_bulk_jobs(settings) as bulk, ExitStack() as stack:
+    with open_spark_bulk_jobs(settings) as bulk, ExitStack() as stack:
         activities = RebuildCatalogActivities(
             bulk=bulk,
             database=database,
-            start=start,
+            manifests=start,
             markers=list_buckets_with_marker,
             open_loaded=_remember_first_result(partial(_open_loaded_catalog, settings, log, stack)),
             require_no_workers=require_no_workers,
         )
-        yield RebuildCommandParts(catalog_id=lost.catalog_id(), start=start, database=database, activities=activities)
+        yield RebuildCommandParts(
+            catalog_id=lost_catalog.catalog_id(), manifests=start, database=database, activities=activities
+        )
 
 
-def _open_loaded_catalog(settings: Settings, log: RecordLog, stack: ExitStack) -> LoadedCatalog:
+def _open_loaded_catalog(settings: Settings, log: RecordLog, stack: ExitStack) -> LoadedCatalogServices:
     catalog = stack.enter_context(
         open_catalog(settings.database_url, registration_timeout_s=settings.registration_timeout)
     )
@@ -92,14 +94,14 @@ def _open_loaded_catalog(settings: Settings, log: RecordLog, stack: ExitStack) -
         clock_bound_s=settings.clock_bound,
         cursor_interval_s=settings.records_cursor_interval,
     )
-    return LoadedCatalog(catalog.records, adopter, flusher)
+    return LoadedCatalogServices(catalog.records, adopter, flusher)
 
 
-def _remember_first_result(open_loaded: Callable[[], LoadedCatalog]) -> Callable[[], LoadedCatalog]:
+def _remember_first_result(open_loaded: Callable[[], LoadedCatalogServices]) -> Callable[[], LoadedCatalogServices]:
     """Return a thread-safe function that calls `open_loaded` until one call succeeds, and then returns its result."""
-    lock, results = Lock(), list[LoadedCatalog]()
+    lock, results = Lock(), list[LoadedCatalogServices]()
 
-    def get() -> LoadedCatalog:
+    def get() -> LoadedCatalogServices:
         with lock:
             if not results:
                 results.append(open_loaded())
@@ -113,16 +115,18 @@ class FollowCommandParts:
     catalog_id: str
     replica: str  # prefix of the replica's names
     activities: FollowRecordsActivities
-    require: Callable[[], None]  # checks the bucket and the database
+    require_bucket_and_database: Callable[[], None]  # checks the bucket and the database
 
 
 @contextmanager
 def open_follow_parts(settings: Settings, bucket: str) -> Iterator[FollowCommandParts]:
     """Open the replica database in `database_url`. It follows `bucket`: the records bucket or a replica bucket."""
-    catalog, get_bucket = find_catalog_by_marker(settings)
-    source = RecordLog(catalog.own(*get_bucket(BucketRole.RECORDS, settings.records_bucket)))
+    catalog_identity, get_bucket = identify_catalog_by_records_marker(settings)
+    source = RecordLog(catalog_identity.get_checked_bucket(*get_bucket(BucketRole.RECORDS, settings.records_bucket)))
     copied = bucket != settings.records_bucket
-    followed = RecordLog(catalog.own(*get_bucket(BucketRole.REPLICA, bucket))) if copied else source
+    followed = (
+        RecordLog(catalog_identity.get_checked_bucket(*get_bucket(BucketRole.REPLICA, bucket))) if copied else source
+    )
     url = mask_passwords(settings.database_url)  # so that the replica keeps its name when the password changes
     follow = ReplicaFollowSettings(
         replica=f"{bucket}/{hashlib.sha256(url.encode()).hexdigest()[:8]}",
@@ -130,16 +134,19 @@ def open_follow_parts(settings: Settings, bucket: str) -> Iterator[FollowCommand
         follows_replica_bucket=copied,
         eligible_age_s=settings.eligible_age,
     )
-    with open_replica(settings.database_url) as database:
+    with open_replica_database(settings.database_url) as database:
         follower = ReplicaFollower(
             follow, source=source, followed=followed, database=database, store_now_us=make_store_clock(settings)
         )
         activities = FollowRecordsActivities(follower, interval_s=settings.records_interval)
 
         def require() -> None:
-            followed.require_ownership()
+            followed.require_ownership_once()
             database.read_applied_manifest()
 
         yield FollowCommandParts(
-            catalog_id=catalog.catalog_id(), replica=follow.replica, activities=activities, require=require
+            catalog_id=catalog_identity.catalog_id(),
+            replica=follow.replica,
+            activities=activities,
+            require_bucket_and_database=require,
         )

@@ -75,7 +75,7 @@ class RecordLogServices:
 
 def create_record_log_services(
     catalog: Catalog,
-    objects: OwnedStore,
+    records_bucket: OwnedStore,
     policies: RecordLogPolicies,
     *,
     primary: OwnedStore,
@@ -83,8 +83,8 @@ def create_record_log_services(
     clock: Clock,
     store_now_us: Callable[[], int],
 ) -> RecordLogServices:
-    """Create the services of the record log in the bucket `objects`. `replicas` are replica buckets by name."""
-    log = RecordLog(objects)
+    """Create the services of the record log in the bucket `records_bucket`. `replicas` are replica buckets by name."""
+    log = RecordLog(records_bucket)
 
     def create_raider(eligible_age_s: float | None) -> Raider:
         return Raider(
@@ -107,9 +107,9 @@ def create_record_log_services(
             cursor_interval_s=policies.cursor_interval_s,
         ),
         defragmenter=Defragmenter(catalog.records, log),
-        sweeper=RecordsBucketSweeper(objects, log),
+        sweeper=RecordsBucketSweeper(records_bucket, log),
         raider=create_raider,
         replication=ReplicaShipments(
-            objects, replicas, store_now_us=store_now_us, eligible_age_s=policies.eligible_age_s
+            records_bucket, replicas, store_now_us=store_now_us, eligible_age_s=policies.eligible_age_s
         ),
     )

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from logstore.errors import SextonError
 from workers.cli.exit_codes import ExitCode
-from workers.pages.value_formats import escape_unprintable
+from workers.human_readable_values import escape_unprintable
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -117,7 +117,7 @@ class AnswerLost(SextonError):
 
 def write_answer(answer: Answer, *, as_json: bool, wide: bool = False, stdout: TextIO) -> None:
     """Print the answer as JSON or for people. With `wide`, lines may be wider than the terminal."""
-    with report_lost_output(stdout):
+    with flush_and_report_lost_output(stdout):
         if as_json:
             stdout.writelines(_iterate_json(answer.document))
             return
@@ -141,7 +141,7 @@ def _iterate_json(document: Document) -> Iterator[str]:
 
 
 @contextmanager
-def report_lost_output(stdout: TextIO) -> Iterator[None]:
+def flush_and_report_lost_output(stdout: TextIO) -> Iterator[None]:
     """Flush the block's output. A closed pipe silently ends the block. Any other failure raises `AnswerLost`."""
     try:
         try:

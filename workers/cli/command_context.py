@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from logstore.errors import SextonError
-from logstore.validated_names import TopicName, check_name
+from logstore.validated_names import TopicName, check_producer_or_actor_name
 from workers.hosting.request_subject import (
     ERROR_TYPE,
     EXIT_CODE,
@@ -73,10 +73,12 @@ class CommandServices:
         return open_catalog(settings.database_url, registration_timeout_s=settings.registration_timeout)
 
     @contextmanager
-    def trace_command(self, settings: "Settings", command: str, began_ns: int) -> Iterator["CommandTraceSpan"]:
+    def trace_command_and_prune_span_files(
+        self, settings: "Settings", command: str, began_ns: int
+    ) -> Iterator["CommandTraceSpan"]:
         from opentelemetry import trace  # noqa: PLC0415
 
-        from infra.telemetry.span_files import prune_span_files_hourly  # noqa: PLC0415
+        from infra.telemetry.span_files import prune_span_files_if_due  # noqa: PLC0415
         from infra.telemetry.tracing import start_tracing  # noqa: PLC0415
 
         tracing = start_tracing("sexton", traces_dir=settings.traces_dir)
@@ -86,7 +88,7 @@ class CommandServices:
                 yield CommandTraceSpan(span)
         finally:
             tracing.flush(timeout_s=_FLUSH_TIMEOUT_S)
-            prune_span_files_hourly(
+            prune_span_files_if_due(
                 settings.traces_dir, older_than_s=settings.trace_retention, max_bytes=settings.trace_max_bytes
             )
 
@@ -163,11 +165,11 @@ class CommandContext:
 
     def _open_span(self) -> "CommandTraceSpan":
         if self._span is None:
-            tracing = self.services.trace_command(self.settings, self._command, self._began_ns)
+            tracing = self.services.trace_command_and_prune_span_files(self.settings, self._command, self._began_ns)
             self._span = self._opened.enter_context(tracing)
         return self._span
 
-    def end_span(
+    def record_command_result(
         self, code: int, arguments: Mapping[str, object], failure: "CommandFailure | None" = None
     ) -> str | None:
         """Record the end of the command in its span. Return the trace's id, or `None` without a trace.
@@ -195,7 +197,7 @@ class CommandContext:
             name = getpass.getuser()
         except (OSError, KeyError):  # a user id without a name, as in many containers
             name = f"uid {os.getuid()}"
-        return check_name("actor", name)
+        return check_producer_or_actor_name("actor", name)
 
     def get_topic(self, name: str) -> "Topic":
         return self.catalog.topics.get_topic(TopicName.parse_existing(name).encoded)

@@ -150,25 +150,25 @@ def _make_typer_function(body: Callable[..., Answer]) -> Callable[..., None]:
     def run(ctx: typer.Context, *, json: bool, home: str | None, wide: bool, **arguments: object) -> None:
         options = get_global_options(ctx)
         options.add(as_json=json, home=home, wide=wide)
-        form = {"as_json": options.as_json, "wide": options.wide}
+        output_options = {"as_json": options.as_json, "wide": options.wide}
         name = f"sexton{_format_command_path(ctx)}"  # always `sexton`, even if the program has another name
-        context = CommandContext(options.services, command=name, flags={"home": options.home}, **form)
+        context = CommandContext(options.services, command=name, flags={"home": options.home}, **output_options)
         stdout = sys.stdout  # only for the answer; all other output goes to stderr
         with redirect_stdout(sys.stderr):
             try:
                 answer = body(context, **arguments)
-                trace_id = context.end_span(answer.code, arguments)
+                trace_id = context.record_command_result(answer.code, arguments)
             except KeyboardInterrupt as interrupt:
-                context.end_span(ExitCode.INTERRUPTED, arguments)
+                context.record_command_result(ExitCode.INTERRUPTED, arguments)
                 raise Interrupted(*interrupt.args) from None  # the body's message may say what remains
             except Exception as error:
                 set_field_spellings(error, get_fields_by_spelling(ctx))
                 failure = classify_error(error)
-                set_trace_id(error, context.end_span(failure.code, arguments, failure))
+                set_trace_id(error, context.record_command_result(failure.code, arguments, failure))
                 raise
             finally:
                 context.close()
-        write_answer(answer.with_trace_id(trace_id), stdout=stdout, **form)
+        write_answer(answer.with_trace_id(trace_id), stdout=stdout, **output_options)
         if answer.code:
             print_trace_note(trace_id)
             raise typer.Exit(answer.code)

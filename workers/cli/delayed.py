@@ -10,14 +10,14 @@ from workers.cli.command_registration import command, create_command_group
 from workers.cli.job_commands import (
     CommandLineJob,
     JobOrAnswer,
+    answer_partial_failure,
+    answer_partial_failure_if_any,
     answer_topic_builds,
-    answer_unless_failed,
-    answer_with_failures,
     job_command,
     select_topics,
 )
 from workers.cli.shared_options import AllTopics, DryRun, Master, OneTopic, Reason, TopicArgument
-from workers.pages.value_formats import decode_topic_name, format_time_us, select_fields
+from workers.human_readable_values import decode_topic_name, format_time_to_microsecond, select_fields
 
 if TYPE_CHECKING:
     from logstore.delayed.index_buckets import IndexBucket
@@ -49,7 +49,7 @@ def show_index_buckets(context: CommandContext, name: TopicArgument) -> Answer:
     index = context.catalog.delayed
     bucket_list, unsealed = index.get_bucket_list(topic.topic_id), index.count_unsealed_entries(topic.topic_id)
     tracker = Tracker(context.log.delayed.snapshots)
-    tracker.load_bucket_list(bucket_list)
+    tracker.load_list_and_pop_rewinds(bucket_list)
     damaged_ids = {bucket.bucket_id for bucket in tracker.lost_buckets}
     states = dict.fromkeys(_find_merging_buckets(context, topic, bucket_list.buckets), "MERGING")
     states |= dict.fromkeys(damaged_ids, "DAMAGED")
@@ -79,8 +79,8 @@ def _make_bucket_row(bucket: "IndexBucket", state: str) -> dict[str, Any]:
         "state": state,
         "first": str(bucket.first),
         "last": str(bucket.last),
-        "first_due": format_time_us(bucket.first_ms * 1_000),
-        "last_due": format_time_us(bucket.last_ms * 1_000),
+        "first_due": format_time_to_microsecond(bucket.first_ms * 1_000),
+        "last_due": format_time_to_microsecond(bucket.last_ms * 1_000),
     }
 
 
@@ -125,7 +125,7 @@ def seal_delayed_messages(context: CommandContext, name: TopicArgument, *, reaso
         if result.overtaken:
             print_note("its buckets were changed by another job meanwhile: seal again for what came since")
         errors = [_BUSY] if result.held else result.troubles[: result.failed]
-        return answer_unless_failed(document, [{"id": topic.topic_id, "error": error} for error in errors])
+        return answer_partial_failure_if_any(document, [{"id": topic.topic_id, "error": error} for error in errors])
 
     activity = "sealing delayed messages"
     return CommandLineJob(lambda client: client.seal_buckets(topic, reason, context.actor), activity, answer)
@@ -157,8 +157,8 @@ def _answer_merge(workflow_id: str, result: "MergeBucketsResult") -> Answer:
     }
     failures = [{"id": bucket_id, "error": "its snapshot cannot be read"} for bucket_id in result.damaged]
     if outcome == "HELD":
-        return answer_with_failures(document, [*failures, {"id": workflow_id, "error": _BUSY}])
-    return answer_unless_failed(document, failures)
+        return answer_partial_failure(document, [*failures, {"id": workflow_id, "error": _BUSY}])
+    return answer_partial_failure_if_any(document, failures)
 
 
 @job_command(delayed, "build", "TOPIC", '--all --reason "after a restore" --json')

@@ -26,12 +26,12 @@ from workers.cli.shared_options import (
     Reason,
     TopicFilter,
     Wait,
-    check_number,
-    cut_rows,
+    check_nonnegative_numbers,
+    cut_rows_with_note,
     encode_topic,
     print_empty_list_note,
 )
-from workers.pages.value_formats import decode_topic_name, select_fields
+from workers.human_readable_values import decode_topic_name, select_fields
 
 if TYPE_CHECKING:
     from workers.client import Sexton
@@ -48,7 +48,7 @@ Limit = Annotated[int, typer.Option("--limit", min=1, max=1_000_000, help="The m
 @command(deletion, "inflight", "--json")
 def count_inflight_deletions(context: CommandContext) -> Answer:
     """Count deletions not yet confirmed and dead letters; only both at zero mean that all is deleted."""
-    counts = context.catalog.deletions.count_unfinished_intents()
+    counts = context.catalog.deletions.count_undeleted_copies()
     return Answer(document=select_fields(counts, "estimated_inflight dead_lettered"))
 
 
@@ -66,7 +66,7 @@ def list_deletions(
     intents = context.catalog.deletions.list_intents(state, topic=encoded, ledger_id=ledger_id, limit=limit + 1)
     if not intents:
         print_empty_list_note(context, f"{state.value} deletion" if state else "deletion", topic=topic, ledger=ledger)
-    rows = [_make_intent_row(intent) for intent in cut_rows(intents, limit, "newest")]
+    rows = [_make_intent_row(intent) for intent in cut_rows_with_note(intents, limit, "newest")]
     display = [_make_intent_display_row(row) for row in rows]
     return Answer(document=rows, display=display, columns_below=("problem",), empty="no deletions")
 
@@ -96,26 +96,28 @@ _MAX_RATE = 1_000_000
 @command(deletion, "pause", f"{_EXAMPLE_ID}")
 def pause_batch(context: CommandContext, workflow_id: WorkflowId) -> Answer:
     """Let a batch delete no more for now: chunks (of an apply: pages) in hand end, none is started."""
-    return _answer_batch_progress(context, workflow_id, lambda batches: batches.pause(workflow_id))
+    return _control_batch_and_answer_progress(context, workflow_id, lambda batches: batches.pause(workflow_id))
 
 
 @command(deletion, "resume", f"{_EXAMPLE_ID}")
 def resume_batch(context: CommandContext, workflow_id: WorkflowId) -> Answer:
     """Resume a paused batch. The rest of one whose workflow is gone is taken up by the next sweep."""
-    return _answer_batch_progress(context, workflow_id, lambda batches: batches.resume(workflow_id))
+    return _control_batch_and_answer_progress(context, workflow_id, lambda batches: batches.resume(workflow_id))
 
 
 @command(deletion, "rate", f"{_EXAMPLE_ID} 50", f"{_EXAMPLE_ID} 0", f"{_EXAMPLE_ID} --json")
 def show_or_limit_batch_rate(context: CommandContext, workflow_id: WorkflowId, objects_per_s: Rate = None) -> Answer:
     """Limit how many objects a second a batch deletes, from its next slice on; without N, show the limit."""
     if objects_per_s is None:
-        return _answer_batch_progress(context, workflow_id, lambda batches: batches.progress(workflow_id))
+        return _control_batch_and_answer_progress(context, workflow_id, lambda batches: batches.progress(workflow_id))
     if not 0 <= objects_per_s <= _MAX_RATE:
         raise InvalidInput("rate", expected=f"0 (unlimited) to {_MAX_RATE:,} objects a second", found=objects_per_s)
-    return _answer_batch_progress(context, workflow_id, lambda batches: batches.set_rate(workflow_id, objects_per_s))
+    return _control_batch_and_answer_progress(
+        context, workflow_id, lambda batches: batches.set_rate(workflow_id, objects_per_s)
+    )
 
 
-def _answer_batch_progress(
+def _control_batch_and_answer_progress(
     context: CommandContext, workflow_id: str, act: "Callable[[DeletionBatchControl], Awaitable[BatchProgress]]"
 ) -> Answer:
     progress = context.run_with_client(lambda client: act(client.batches))
@@ -124,7 +126,8 @@ def _answer_batch_progress(
 
 
 Ids = Annotated[
-    list[int] | None, typer.Argument(metavar="ID...", callback=check_number, help="Ids as `deletion list` shows them.")
+    list[int] | None,
+    typer.Argument(metavar="ID...", callback=check_nonnegative_numbers, help="Ids as `deletion list` shows them."),
 ]
 All = Annotated[bool, typer.Option("--all", help="Every dead letter there is.")]
 
@@ -144,10 +147,12 @@ def redrive_dead_letters(
         raise InvalidInput("id", expected="ids of deletions or --all, one of the two", found=ids or [])
     row_ids = None if all else ids
     if dry_run:
-        return Answer(document={"dry_run": True, "started": context.catalog.upkeep.count_redrivable(row_ids)})
+        return Answer(
+            document={"dry_run": True, "started": context.catalog.upkeep.count_redrivable_dead_letters(row_ids)}
+        )
     context.require_store()
 
-    async def start(client: "Sexton") -> Answer:
+    async def redrive_and_answer(client: "Sexton") -> Answer:
         redriven = await client.redrive_dead_letters(row_ids, reason, context.actor)
         handle = redriven.handle
         if handle is None:
@@ -158,7 +163,7 @@ def redrive_dead_letters(
         document = {"started": redriven.started, "workflow_id": handle.id}
         return answer_deletion_outcomes(context, document, result.outcomes, batch_id=result.batch_id)
 
-    return context.run_with_client(start)
+    return context.run_with_client(redrive_and_answer)
 
 
 @job_command(deletion, "sweep", "", "--dry-run", "--no-wait --json")

@@ -14,7 +14,7 @@ from workers.cli.command_registration import CommandGroup, command
 from workers.cli.exit_codes import ExitCode, get_exit_code_of_outcomes
 from workers.cli.progress_bar import show_progress_bar
 from workers.cli.shared_options import Wait
-from workers.pages.value_formats import decode_topic_name
+from workers.human_readable_values import decode_topic_name
 
 if TYPE_CHECKING:
     from temporalio.client import WorkflowHandle
@@ -109,14 +109,14 @@ def answer_deletion_outcomes(
     document = {**document, "outcomes": sort_counts(outcomes)}
     if get_exit_code_of_outcomes(outcomes) is ExitCode.DONE:
         return Answer(document=document)
-    intents = find_failed_deletions(context, topic=topic, batch_id=batch_id, ledger_ids=ledger_ids)
+    intents = find_failed_deletions_and_advise(context, topic=topic, batch_id=batch_id, ledger_ids=ledger_ids)
     rows = [
         {"id": intent.row_id, "ledger_id": intent.ledger_id, "error": describe_failure(intent)} for intent in intents
     ]
-    return answer_with_failures(document, rows)
+    return answer_partial_failure(document, rows)
 
 
-def answer_with_failures(document: Mapping[str, object], failures: Sequence[Mapping[str, object]]) -> Answer:
+def answer_partial_failure(document: Mapping[str, object], failures: Sequence[Mapping[str, object]]) -> Answer:
     """Answer with exit code `PARTIAL` and at most 100 failures. People see the failures as a table."""
     rows = list(failures[:_MAX_FAILURES])
     table = Answer(document=rows, title="failed", columns_below=("error",))
@@ -128,9 +128,9 @@ def answer_with_failures(document: Mapping[str, object], failures: Sequence[Mapp
     )
 
 
-def answer_unless_failed(document: Mapping[str, object], failures: Sequence[Mapping[str, object]]) -> Answer:
+def answer_partial_failure_if_any(document: Mapping[str, object], failures: Sequence[Mapping[str, object]]) -> Answer:
     """Answer with the document, or with `answer_with_failures` if there are failures."""
-    return answer_with_failures(document, failures) if failures else Answer(document=document)
+    return answer_partial_failure(document, failures) if failures else Answer(document=document)
 
 
 def select_topics(context: CommandContext, name: str | None, *, all_topics: bool) -> "list[Topic] | None":
@@ -147,10 +147,10 @@ def answer_topic_builds(workflow_id: str, result: "BuildResult") -> Answer:
     if not result.counts.get("unreadable"):
         return Answer(document=document)
     causes = (topic.partition(": ") for topic in result.left_out)
-    return answer_with_failures(document, [{"topic": topic, "error": error} for topic, _, error in causes])
+    return answer_partial_failure(document, [{"topic": topic, "error": error} for topic, _, error in causes])
 
 
-def find_failed_deletions(
+def find_failed_deletions_and_advise(
     context: CommandContext,
     *,
     topic: "Topic | None" = None,

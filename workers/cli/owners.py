@@ -16,10 +16,10 @@ from workers.cli.command_registration import command, create_command_group
 from workers.cli.exit_codes import ExitCode
 from workers.cli.progress_bar import show_progress_bar
 from workers.cli.shared_options import DryRun, Reason, check_worker_id_option
-from workers.pages.value_formats import select_fields
+from workers.human_readable_values import select_fields
 
 if TYPE_CHECKING:
-    from infra.coordination.ownership_nodes import OwnershipDirectory
+    from infra.coordination.ownership_nodes import OwnershipNodes
     from workers.operations.bundle_owners import BundleSummary, OwnedBundle
 
 
@@ -34,7 +34,7 @@ OfTopic = Annotated[str | None, typer.Option("--topic", metavar="NAME", help="On
 
 
 @command(owners, "list", "", "--topic TOPIC", "--unowned --json")
-def list_bundle_owners(
+def list_bundle_owners_and_workers(
     context: CommandContext, *, worker: OfWorker = None, unowned: Unowned = False, topic: OfTopic = None
 ) -> Answer:
     """List bundles of topics with owner and fence, then workers with a live session and their load.
@@ -54,7 +54,9 @@ def list_bundle_owners(
     topic_bundle = None
     if topic is not None:
         context.get_topic(topic)  # refuse an unknown topic, because every name belongs to a bundle
-        topic_bundle = bundle_of_topic(TopicName.parse_existing(topic), bundles=context.catalog.fences.count_bundles())
+        topic_bundle = bundle_of_topic(
+            TopicName.parse_existing(topic), bundle_count=context.catalog.fences.count_bundles()
+        )
     with _open_ownership_directory(context) as directory:
         ownership = read_ownership_overview(context.catalog.fences, directory)
     bundles = [
@@ -83,7 +85,7 @@ def list_bundle_owners(
     rows = [_make_bundle_row(bundle) for bundle in bundles]
     return Answer(
         document={"ownership": context.settings.ownership, "bundles": rows, "workers": workers},
-        display=_make_bundle_display_rows(rows),
+        display=_make_bundle_rows_with_remarks(rows),
         wide_display=rows,
         empty="no bundles" if worker is None else f"no bundles of a worker {worker}",
         sections=(
@@ -106,11 +108,11 @@ def _make_bundle_row(bundle: "BundleSummary") -> dict[str, Any]:
     }
 
 
-def _make_bundle_display_rows(rows: list[dict[str, Any]]) -> list[dict[str, object]]:
+def _make_bundle_rows_with_remarks(rows: list[dict[str, Any]]) -> list[dict[str, object]]:
     remarks = []
     for row in rows:
-        is_odd = row["session_state"] not in {None, "ALIVE"}
-        session = f"session {row['session_state'].lower()}" if is_odd else ""
+        is_session_abnormal = row["session_state"] not in {None, "ALIVE"}
+        session = f"session {row['session_state'].lower()}" if is_session_abnormal else ""
         fence = f"last acquired by {row['fenced_by'] or 'nobody'}" if row["fenced_by"] != row["owner"] else ""
         remarks.append(", ".join(filter(None, (session, fence))) if row["owner"] is not None else "")
     return [
@@ -125,7 +127,7 @@ def _format_session(session: int | None) -> str | None:
 
 
 @contextmanager
-def _open_ownership_directory(context: CommandContext) -> "Iterator[OwnershipDirectory | None]":
+def _open_ownership_directory(context: CommandContext) -> "Iterator[OwnershipNodes | None]":
     if context.settings.ownership == "single":
         yield None
         return
@@ -194,6 +196,6 @@ def _make_owned_document(owned: "OwnedBundle") -> dict[str, object]:
 def _parse_bundle(text: str, bundles: int) -> BundleId:
     if text.isascii() and text.isdigit() and len(text) < 10:
         number = BundleId(int(text))
-        bundle_name(number, bundles=bundles)  # refuses a number without a bundle
+        bundle_name(number, bundle_count=bundles)  # refuses a number without a bundle
         return number
-    return parse_bundle_name(text, bundles=bundles)
+    return parse_bundle_name(text, bundle_count=bundles)

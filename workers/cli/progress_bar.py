@@ -70,7 +70,7 @@ def show_progress_bar(text: str, *, at_once: bool = False) -> Iterator[ProgressB
 
 
 @contextmanager
-def redirect_library_output(path: Path) -> Iterator[None]:
+def append_library_stderr_to_file(path: Path) -> Iterator[None]:
     """Append what libraries write to descriptor 2 to a file, so that it does not damage a progress bar."""
     if not sys.stderr.isatty():
         yield

@@ -11,11 +11,11 @@ from logstore.records.job_results import FollowedRecords, integer_fields
 from workers.cli.answer_output import Answer, print_note
 from workers.cli.command_context import CommandContext
 from workers.cli.command_registration import command
-from workers.cli.job_commands import answer_with_failures
-from workers.cli.progress_bar import redirect_library_output, show_progress_bar
+from workers.cli.job_commands import answer_partial_failure
+from workers.cli.progress_bar import append_library_stderr_to_file, show_progress_bar
 from workers.cli.records import records
-from workers.cli.shared_options import Master, make_setting_type_check, make_share_parser
-from workers.pages.value_formats import format_time_us, select_fields
+from workers.cli.shared_options import Master, make_fraction_parser, make_setting_type_check
+from workers.human_readable_values import format_time_to_microsecond, select_fields
 
 if TYPE_CHECKING:
     from workers.settings import Settings
@@ -51,7 +51,7 @@ MaxAbsentShare = Annotated[
     typer.Option(
         "--max-absent-share",
         metavar="SHARE",
-        parser=make_share_parser("max-absent-share"),
+        parser=make_fraction_parser("max-absent-share"),
         help="Stop if storage holds nothing of more than this share of all ledgers; 0 to 1.",
     ),
 ]
@@ -68,7 +68,7 @@ _ABANDON_HELP = "Only end this rebuild, with which no command goes on, so that r
 Abandon = Annotated[str | None, typer.Option("--abandon", metavar="REBUILD", help=_ABANDON_HELP, show_default=False)]
 
 
-def _require_services(settings: "Settings") -> None:
+def _require_service_addresses(settings: "Settings") -> None:
     settings.require_address("s3_endpoint")
     settings.require_address("temporal_address")
 
@@ -103,15 +103,15 @@ def rebuild_catalog(
     if abandon is not None:
         if into is not None:
             raise InvalidInput("into", expected="nothing beside --abandon", found=_mask_passwords(into))
-        _require_services(context.settings)
+        _require_service_addresses(context.settings)
         abandoned = context.services.abandon_rebuild(context.settings, abandon)
         return Answer(document=select_fields(abandoned, "rebuild manifest terminated"))
     if into is None:
         raise InvalidInput("into", expected="the URL of an empty database, or --abandon REBUILD", found=into)
     settings = context.settings.model_copy(update={"database_url": into})
-    _require_services(settings)
+    _require_service_addresses(settings)
     log_file = context.settings.home / "logs" / "rebuild.log"
-    with redirect_library_output(log_file), show_progress_bar("rebuilding the catalog") as bar:
+    with append_library_stderr_to_file(log_file), show_progress_bar("rebuilding the catalog") as bar:
 
         def show(progress: "RebuildCatalogProgress") -> None:
             versions = f"{progress.records or progress.versions:,} {'records' if progress.records else 'versions'}"
@@ -155,12 +155,15 @@ def _answer_rebuild(result: "RebuildCatalogResult", database_url: str) -> Answer
         "database_url": database_url,
         **select_fields(adopted, "adopted_ledgers adopted_segments detached revived revived_ledgers"),
         **select_fields(adopted, "missing_data missing_ledgers schemas_left_out schemas_left_out_of"),
-        "unflushed_window": [format_time_us(result.flushed_us), format_time_us(result.begun_us)],
+        "unflushed_window": [
+            format_time_to_microsecond(result.flushed_us),
+            format_time_to_microsecond(result.begun_us),
+        ],
         "skipped": result.skipped_blocks,
     }
     if result.skipped_blocks:
         causes = (block.partition(": ") for block in result.skipped)
-        return answer_with_failures(document, [{"id": key, "error": error} for key, _, error in causes])
+        return answer_partial_failure(document, [{"id": key, "error": error} for key, _, error in causes])
     display = {name: value for name, value in document.items() if not name.endswith(("_ledgers", "_of")) or value}
     return Answer(document=document, display=display)
 
@@ -196,7 +199,7 @@ def follow_record_log(
     replica that raids did not wait for (STALE), or whose source was rebuilt, is refused until it is seeded again.
     """
     settings = context.settings.model_copy(update={"database_url": into})
-    _require_services(settings)
+    _require_service_addresses(settings)
     with show_progress_bar("following the record log") as bar:
 
         def show(progress: FollowedRecords) -> None:

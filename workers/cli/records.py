@@ -12,14 +12,14 @@ from workers.cli.job_commands import (
     CommandLineJob,
     JobOrAnswer,
     answer_deletion_outcomes,
-    answer_unless_failed,
-    answer_with_failures,
+    answer_partial_failure,
+    answer_partial_failure_if_any,
     job_command,
     select_topics,
     sort_counts,
 )
 from workers.cli.shared_options import AllTopics, DryRun, DurableDelete, OneTopic, Reason, check_function
-from workers.pages.value_formats import format_time_us, select_fields
+from workers.human_readable_values import format_time_to_microsecond, select_fields
 
 if TYPE_CHECKING:
     from workflows.records.job_definitions import (
@@ -72,7 +72,7 @@ def show_record_log(context: CommandContext) -> Answer:
         "manifest": newest.number if newest else 0,
         "epoch": state.epoch,
         "adopting": state.is_adopting,
-        "flushed": format_time_us(newest.flushed_us) if newest else None,
+        "flushed": format_time_to_microsecond(newest.flushed_us) if newest else None,
         "changes": state.outbox_changes,
         "staged_blocks": len(state.staged_blocks),
         "oldest_change_s": None
@@ -107,7 +107,7 @@ def flush_record_log(context: CommandContext, *, reason: Reason = "") -> JobOrAn
 
 def _answer_counts(workflow_id: str, result: object, error: str | None) -> Answer:
     failures = [{"id": workflow_id, "error": error}] if error is not None else []
-    return answer_unless_failed({"workflow_id": workflow_id, **integer_fields(result)}, failures)
+    return answer_partial_failure_if_any({"workflow_id": workflow_id, **integer_fields(result)}, failures)
 
 
 @command(records, "rewrite", "", "--json")
@@ -164,7 +164,7 @@ def end_records(
         document |= select_fields(result, "records ended kept ledger_ids because")
         if result.stopped:
             failure = {"id": workflow_id, "error": result.stopped.message}
-            return answer_with_failures({**document, "outcomes": sort_counts(result.outcomes)}, [failure])
+            return answer_partial_failure({**document, "outcomes": sort_counts(result.outcomes)}, [failure])
         return answer_deletion_outcomes(context, document, result.outcomes, batch_id=workflow_id.partition("/")[2])
 
     return CommandLineJob(
@@ -190,7 +190,7 @@ def list_replicas(context: CommandContext) -> Answer:
             "what": "database" if "/" in replica.replica else "bucket",
             "state": replica.state.value if replica.state else "NEW",
             **select_fields(replica, "manifest newest lag_s"),
-            "acknowledged": None if replica.at_us is None else format_time_us(replica.at_us),
+            "acknowledged": None if replica.at_us is None else format_time_to_microsecond(replica.at_us),
         }
         for replica in context.log.records.replication.list_replica_statuses()
     ]
@@ -221,6 +221,6 @@ def _answer_replication(workflow_id: str, result: "ReplicateRecordsResult") -> A
     if not rows:
         print_note("the workers' setting replica_buckets names no replica")
     if failures:
-        return answer_with_failures(document, failures)
+        return answer_partial_failure(document, failures)
     table = Answer(document=rows, title="replicas", empty="no replica")
     return Answer(document=document, display={"workflow_id": workflow_id}, sections=[table])

@@ -19,7 +19,7 @@ def write_result_file(field: str, name: str | Path, parts: Iterable[str]) -> Pat
     """Write the parts into a file, and return the file's absolute path. Raise `InvalidInput` if that fails."""
     path = Path(name).absolute()
     try:
-        target = _find_file_to_replace(field, str(name), path)
+        target = _resolve_target_of_atomic_write(field, str(name), path)
         if target is None:
             with path.open("w", encoding="utf-8", errors="xmlcharrefreplace") as stream:
                 stream.writelines(parts)
@@ -39,12 +39,12 @@ def write_result_file(field: str, name: str | Path, parts: Iterable[str]) -> Pat
 def check_result_file(field: str, name: str | Path) -> None:
     """Raise `InvalidInput` if a result cannot be written to the file. Call it before the work."""
     try:
-        _find_file_to_replace(field, str(name), Path(name).absolute())
+        _resolve_target_of_atomic_write(field, str(name), Path(name).absolute())
     except OSError as error:
         raise InvalidInput(field, expected=_EXPECTED, found=str(name)) from error
 
 
-def _find_file_to_replace(field: str, name: str, path: Path) -> Path | None:
+def _resolve_target_of_atomic_write(field: str, name: str, path: Path) -> Path | None:
     """Return the regular file to replace, behind all links, or `None` for a path that is written to directly."""
     if not name or not name.isprintable():
         raise InvalidInput(field, expected=_EXPECTED, found=name)
@@ -59,10 +59,10 @@ def _find_file_to_replace(field: str, name: str, path: Path) -> Path | None:
         return None
     if not stat.S_ISREG(status.st_mode):
         raise InvalidInput(field, expected=_EXPECTED, found=name)
-    return None if _is_standard_output(status) else path.resolve()
+    return None if _is_stdout_or_stderr(status) else path.resolve()
 
 
-def _is_standard_output(status: os.stat_result) -> bool:
+def _is_stdout_or_stderr(status: os.stat_result) -> bool:
     """Return whether stdout or stderr is redirected to the file. A replaced file would get no more output."""
     for descriptor in (1, 2):
         try:

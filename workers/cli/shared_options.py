@@ -7,7 +7,7 @@ import typer
 
 from logstore.errors import InvalidInput, UnknownObject
 from logstore.positions import LedgerId
-from logstore.validated_names import TopicName, check_name, check_reason
+from logstore.validated_names import TopicName, check_audit_reason, check_producer_or_actor_name
 from workers.cli.answer_output import print_note
 from workers.cli.command_context import CommandContext
 from workers.cli.usage_errors import describe_whole_numbers, get_field_name
@@ -26,10 +26,10 @@ def _check_reason(ctx: typer.Context, param: typer.CallbackParam, reason: str) -
     source = ctx.get_parameter_source(str(param.name))
     if source is not None and source.name == "COMMANDLINE" and not reason.strip():
         raise InvalidInput("reason", expected="a reason, where the option is given", found=reason)
-    return check_reason(reason)
+    return check_audit_reason(reason)
 
 
-def check_number(param: typer.CallbackParam, value: int | list[int] | None) -> int | list[int] | None:
+def check_nonnegative_numbers(param: typer.CallbackParam, value: int | list[int] | None) -> int | list[int] | None:
     for number in value if isinstance(value, list) else (value,):
         if number is not None and not 0 <= number <= _MAX_INT:
             raise InvalidInput(get_field_name(param), expected=describe_whole_numbers(0, _MAX_INT), found=number)
@@ -39,7 +39,7 @@ def check_number(param: typer.CallbackParam, value: int | list[int] | None) -> i
 def check_names(param: typer.CallbackParam, names: list[str] | None) -> list[str] | None:
     """Return the names if the catalog can store them. They need not exist."""
     for name in names or ():
-        check_name(get_field_name(param), name)
+        check_producer_or_actor_name(get_field_name(param), name)
     return names
 
 
@@ -65,10 +65,10 @@ def check_function(name: str) -> str:
     return name
 
 
-def make_share_parser(option: str) -> Callable[[str], float]:
+def make_fraction_parser(option: str) -> Callable[[str], float]:
     """Return a parser for an option with a share from 0 to 1. It refuses percentages."""
 
-    def parse_share(text: str) -> float:
+    def parse_fraction(text: str) -> float:
         try:
             share = float(text)
         except ValueError:
@@ -77,7 +77,7 @@ def make_share_parser(option: str) -> Callable[[str], float]:
             raise InvalidInput(option, expected="a number from 0 to 1", found=text)
         return share
 
-    return parse_share
+    return parse_fraction
 
 
 def make_setting_type_check(validator: str) -> Callable[[typer.CallbackParam, Any], Any]:
@@ -123,7 +123,8 @@ DurableDelete = Annotated[
 ]
 TopicFilter = Annotated[str | None, typer.Option("--topic", metavar="NAME", help="Only what concerns this topic.")]
 LedgerFilter = Annotated[
-    int | None, typer.Option("--ledger", metavar="ID", callback=check_number, help="Only what concerns this ledger.")
+    int | None,
+    typer.Option("--ledger", metavar="ID", callback=check_nonnegative_numbers, help="Only what concerns this ledger."),
 ]
 
 
@@ -132,7 +133,7 @@ def encode_topic(topic: str | None) -> str | None:
     return None if topic is None else TopicName.parse_existing(topic).encoded
 
 
-def cut_rows(rows: Sequence[_Row], limit: int, order: str) -> Sequence[_Row]:
+def cut_rows_with_note(rows: Sequence[_Row], limit: int, order: str) -> Sequence[_Row]:
     """Return at most `limit` rows. If there are more rows, a note says so. `order` names the rows that come first."""
     if len(rows) > limit:
         print_note(f"there are more: shown are the {order} {limit:,}; --limit shows as many as you say")

@@ -36,7 +36,9 @@ FreePorts = Annotated[bool, typer.Option("--free-ports", help="Take any free por
 
 
 @command(stack, "up", "", "--no-worker --free-ports --json")
-def start_stack(context: CommandContext, *, no_worker: NoWorker = False, free_ports: FreePorts = False) -> Answer:
+def start_stack_in_background(
+    context: CommandContext, *, no_worker: NoWorker = False, free_ports: FreePorts = False
+) -> Answer:
     """Start Temporal, S3, ZooKeeper, the database and a worker; return when all is healthy.
 
     A service that runs already is left alone.
@@ -60,12 +62,12 @@ def stop_stack(context: CommandContext) -> Answer:
 def print_environment(context: CommandContext) -> Answer:
     """Print shell exports, so that `temporal`, `aws` and `sqlite3` reach this stack; secrets are among them."""
     context.require_store()
-    variables = collect_environment_variables(context.settings)
+    variables = make_environment_for_other_tools(context.settings)
     lines = [f"export {name}={shlex.quote(value)}\n" for name, value in variables.items()]
     return Answer(document=variables, text="".join(lines))
 
 
-def collect_environment_variables(settings: Settings) -> Mapping[str, str]:
+def make_environment_for_other_tools(settings: Settings) -> Mapping[str, str]:
     """Return environment variables, with secrets, by which other tools and other shells reach the services.
 
     Empty values are left out, because `aws` fails with an empty endpoint or key.

@@ -9,7 +9,7 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Span, Text
 
-from workers.pages.value_formats import escape_unprintable, format_value
+from workers.human_readable_values import escape_unprintable, format_table_cell
 
 _GAP = 2
 _MIN_COLUMN_WIDTH = 8  # minimum while other columns can be narrowed
@@ -57,10 +57,10 @@ class _Column:
     def is_rigid(self) -> bool:
         return self.is_numeric or self.is_temporal or self.heading in _STATE_HEADINGS
 
-    def fit_value(self, value: object) -> None:
+    def update_type_by_value(self, value: object) -> None:
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         is_time = isinstance(value, str) and _TIME.fullmatch(value) is not None
-        self.has_commas = self.has_commas or (isinstance(value, int) and "," in format_value(value))
+        self.has_commas = self.has_commas or (isinstance(value, int) and "," in format_table_cell(value))
         self.is_numeric = self.is_numeric and (value is None or is_number)
         self.is_temporal = self.is_temporal and (value is None or is_time)
 
@@ -70,9 +70,9 @@ class _Column:
             return _Cell("yes", _GOOD) if value else _Cell("no", _BAD)
         if isinstance(value, int):
             is_id = heading in _ID_HEADINGS or heading.endswith(" id")  # without commas, because users type ids
-            text = str(value) if is_id else f"{value:,}" if self.has_commas else format_value(value)
+            text = str(value) if is_id else f"{value:,}" if self.has_commas else format_table_cell(value)
         else:
-            text = escape_unprintable(format_value(value)).replace("\n", " ")
+            text = escape_unprintable(format_table_cell(value)).replace("\n", " ")
         if cuts_times and (time := _TIME.fullmatch(text)):
             text = f"{time[1]} {time[2]}"
         return _Cell(text, _COLOURS.get(text, "") if heading in _STATE_HEADINGS else "")
@@ -87,7 +87,7 @@ def draw_table(rows: RereadableRows, *, width: int | None, columns_below: Sequen
     columns = [_Column(name) for name in names]
     for row in rows:
         for column in columns:
-            column.fit_value(row.get(column.name))
+            column.update_type_by_value(row.get(column.name))
 
     def make_cells(row: Row) -> list[_Cell]:
         return [column.make_cell(row.get(column.name), cuts_times=width is not None) for column in columns]
@@ -109,7 +109,7 @@ def draw_table(rows: RereadableRows, *, width: int | None, columns_below: Sequen
 
 
 def _draw_below(value: object, width: int) -> Iterator[Text]:
-    text = escape_unprintable(format_value(value))
+    text = escape_unprintable(format_table_cell(value))
     if text != "-":
         for line in _wrap(Text(text, "dim"), max(width - _INDENT, _MIN_COLUMN_WIDTH)):
             yield Text.assemble(" " * _INDENT, line)
@@ -154,7 +154,7 @@ def _draw_row_lines(cells: Sequence[_Cell], columns: Sequence[_Column]) -> Itera
     if all(cell.width <= column.width for cell, column in zip(cells, columns, strict=True)):
         yield _draw_fitting_row(cells, columns)
         return
-    texts = [_fit_cell(cell, column.width) for cell, column in zip(cells, columns, strict=True)]
+    texts = [_wrap_or_cut_cell(cell, column.width) for cell, column in zip(cells, columns, strict=True)]
     for index in range(max(map(len, texts))):
         line = Text(" ")
         for number, (lines, column) in enumerate(zip(texts, columns, strict=True)):
@@ -182,18 +182,18 @@ def _draw_fitting_row(cells: Sequence[_Cell], columns: Sequence[_Column]) -> Tex
     return Text("".join(parts).rstrip(), spans=spans)
 
 
-def _fit_cell(cell: _Cell, width: int) -> list[Text]:
+def _wrap_or_cut_cell(cell: _Cell, width: int) -> list[Text]:
     text = Text(*cell)
     if cell.width <= width:
         return [text]
     if " " in cell.text:
         return _wrap(text, width)
-    head = _cut_to_width(cell.text, (width - 1) // 2)
-    tail = _cut_to_width(cell.text[::-1], width - 1 - cell_len(head))[::-1]
+    head = _longest_prefix_within_width(cell.text, (width - 1) // 2)
+    tail = _longest_prefix_within_width(cell.text[::-1], width - 1 - cell_len(head))[::-1]
     return [Text(f"{head}…{tail}", text.style)]
 
 
-def _cut_to_width(text: str, width: int) -> str:
+def _longest_prefix_within_width(text: str, width: int) -> str:
     beginning = ""
     for char in text:
         if cell_len(beginning + char) > width:

@@ -7,9 +7,9 @@ import typer
 from workers.cli.answer_output import Answer
 from workers.cli.command_context import CommandContext
 from workers.cli.command_registration import command, create_command_group
-from workers.cli.job_commands import CommandLineJob, JobOrAnswer, answer_with_failures, job_command
-from workers.cli.shared_options import Reason, check_number
-from workers.pages.value_formats import format_time_us, select_fields
+from workers.cli.job_commands import CommandLineJob, JobOrAnswer, answer_partial_failure, job_command
+from workers.cli.shared_options import Reason, check_nonnegative_numbers
+from workers.human_readable_values import format_time_to_microsecond, select_fields
 from workers.settings import parse_duration
 
 if TYPE_CHECKING:
@@ -22,10 +22,16 @@ EligibleAge = Annotated[
     str | None, typer.Option("--eligible-age", metavar="DURATION", help=_AGE_HELP, show_default=False)
 ]
 Records = Annotated[
-    int, typer.Option("--records", metavar="N", callback=check_number, help="So many records that ended durably.")
+    int,
+    typer.Option(
+        "--records", metavar="N", callback=check_nonnegative_numbers, help="So many records that ended durably."
+    ),
 ]
 KeyBytes = Annotated[
-    int, typer.Option("--key-bytes", metavar="N", callback=check_number, help="Of Aerospike's key; ours is the id.")
+    int,
+    typer.Option(
+        "--key-bytes", metavar="N", callback=check_nonnegative_numbers, help="Of Aerospike's key; ours is the id."
+    ),
 ]
 
 
@@ -37,7 +43,7 @@ def count_tombstones(context: CommandContext) -> Answer:
         "tombstones": sum(counts.by_kind.values()),
         "by_kind": dict(sorted(counts.by_kind.items())),
         "cenotaphs": counts.candidates,
-        "oldest": None if counts.oldest_us is None else format_time_us(counts.oldest_us),
+        "oldest": None if counts.oldest_us is None else format_time_to_microsecond(counts.oldest_us),
     }
     return Answer(document=document)
 
@@ -63,7 +69,7 @@ def raid_tombstones(context: CommandContext, *, eligible_age: EligibleAge = None
         document = {**display, "held_by": replicas}
         if result.joined:
             error = "another raid was at work; its own answer is in the Web UI"
-            return answer_with_failures(document, [{"id": workflow_id, "error": error}])
+            return answer_partial_failure(document, [{"id": workflow_id, "error": error}])
         sections = [Answer(document=replicas, title="held up by replicas")] if replicas else []
         return Answer(document=document, display=display, sections=sections)
 

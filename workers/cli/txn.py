@@ -11,8 +11,13 @@ from workers.cli.command_context import CommandContext
 from workers.cli.command_registration import command, create_command_group
 from workers.cli.job_commands import CommandLineJob, JobOrAnswer, answer_topic_builds, job_command, select_topics
 from workers.cli.progress_bar import show_progress_bar
-from workers.cli.shared_options import AllTopics, Master, OneTopic, Reason, check_transaction, cut_rows
-from workers.pages.value_formats import decode_topic_name, format_time_us, format_value, select_fields
+from workers.cli.shared_options import AllTopics, Master, OneTopic, Reason, check_transaction, cut_rows_with_note
+from workers.human_readable_values import (
+    decode_topic_name,
+    format_table_cell,
+    format_time_to_microsecond,
+    select_fields,
+)
 from workers.settings import parse_duration
 
 if TYPE_CHECKING:
@@ -51,7 +56,7 @@ ParticipantOption = Annotated[
 Limit = Annotated[int, typer.Option("--limit", metavar="N", min=1, max=10_000, help="The most to show, by id.")]
 
 
-def _parse_id(text: str) -> "TransactionId":
+def _parse_transaction_id(text: str) -> "TransactionId":
     from logstore.transactions.transaction_ids_and_states import TransactionId  # noqa: PLC0415 - start-up time
 
     return TransactionId.parse(text)
@@ -69,7 +74,7 @@ def begin_transaction(context: CommandContext, *, timeout: Timeout = "60s") -> A
     async def open_transaction(client: "Sexton") -> Answer:
         transactions = client.transactions(context.log)
         txn_id = await transactions.begin(timeout_s)
-        await transactions.flush()
+        await transactions.wait_for_sent_wake_ups()
         return Answer(document={"txn": str(txn_id)})
 
     return context.run_with_client(open_transaction)
@@ -87,26 +92,26 @@ def abort_transaction(context: CommandContext, transaction: Txn) -> Answer:
     return _commit_or_abort(context, transaction, commit=False)
 
 
-def _commit_or_abort(context: CommandContext, text: str, *, commit: bool) -> Answer:
+def _commit_or_abort(context: CommandContext, txn_id_text: str, *, commit: bool) -> Answer:
     context.require_store()
 
     async def decide(client: "Sexton") -> Answer:
         import asyncio  # noqa: PLC0415 - start-up time
 
-        transactions, txn_id = client.transactions(context.log), _parse_id(text)
+        transactions, txn_id = client.transactions(context.log), _parse_transaction_id(txn_id_text)
         report = asyncio.create_task(
             report_owed_participants_until_cancelled(context.catalog.transactions, txn_id, print_note)
         )
         try:
-            with show_progress_bar(f"telling the participants of {text}"):
+            with show_progress_bar(f"telling the participants of {txn_id_text}"):
                 state = await (transactions.commit if commit else transactions.abort)(txn_id)
         except asyncio.CancelledError:
-            status = f"`sexton txn show {text}` says how far it is"
-            print_note(f"no longer waiting; what was decided of {text} stays, and {status}")
+            status = f"`sexton txn show {txn_id_text}` says how far it is"
+            print_note(f"no longer waiting; what was decided of {txn_id_text} stays, and {status}")
             raise
         finally:
             report.cancel()
-        await transactions.flush()
+        await transactions.wait_for_sent_wake_ups()
         return Answer(document={"state": state.value})
 
     return context.run_with_client(decide)
@@ -149,8 +154,8 @@ def resolve_participant(
 
     context.require_store()
     cause = AuditCause(actor=context.actor, reason=reason, workflow_id="")
-    resolved = context.catalog.transactions.resolve_participant(
-        _parse_id(transaction), Participant.parse(participant), cause
+    resolved = context.catalog.transactions.settle_untold_participant(
+        _parse_transaction_id(transaction), Participant.parse(participant), cause
     )
     # Even for a final transaction, because its running broadcast waits for the next attempt.
     context.run_with_client(lambda client: client.broadcast_transaction(resolved.txn))
@@ -163,7 +168,7 @@ def list_transactions(context: CommandContext, *, state: OfState = None, limit: 
     from logstore.transactions.transaction_ids_and_states import TransactionState  # noqa: PLC0415 - start-up time
 
     states = [] if state is None else [TransactionState(state)]
-    transactions = cut_rows(
+    transactions = cut_rows_with_note(
         context.catalog.transactions.list_transactions(states=states, limit=limit + 1), limit, "first"
     )
     display = [_make_transaction_display_row(transaction) for transaction in transactions]
@@ -174,7 +179,7 @@ def list_transactions(context: CommandContext, *, state: OfState = None, limit: 
 @command(txn, "show", "3:17", "3:17 --json")
 def show_transaction(context: CommandContext, transaction: Txn) -> Answer:
     """Show a transaction with its participants, and which of them are still owed."""
-    return _answer_transaction(context.catalog.transactions.get_transaction(_parse_id(transaction)))
+    return _answer_transaction(context.catalog.transactions.get_transaction(_parse_transaction_id(transaction)))
 
 
 @job_command(txn, "snapshot", "TOPIC", '--all --reason "after a restore" --json')
@@ -203,7 +208,7 @@ def build_transaction_snapshots(
 
 def make_transaction_document(transaction: "StoredTransaction") -> dict[str, Any]:
     def format_time(moment_us: int | None) -> str | None:
-        return None if moment_us is None else format_time_us(moment_us)
+        return None if moment_us is None else format_time_to_microsecond(moment_us)
 
     return {
         "txn": str(transaction.txn),
@@ -251,7 +256,7 @@ def _make_transaction_display_row(transaction: "StoredTransaction") -> dict[str,
     return {
         "txn": str(transaction.txn),
         "state": transaction.state.value,
-        "deadline": format_time_us(transaction.deadline_us),
-        "participants": format_value(len(transaction.participants)),
+        "deadline": format_time_to_microsecond(transaction.deadline_us),
+        "participants": format_table_cell(len(transaction.participants)),
         "owed": "; ".join(owed) if transaction.state.value != "OPEN" else "",
     }

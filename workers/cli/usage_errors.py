@@ -11,7 +11,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from logstore.errors import InvalidInput
-from workers.cli.answer_output import report_lost_output
+from workers.cli.answer_output import flush_and_report_lost_output
 from workers.cli.exit_codes import set_field_spellings
 
 
@@ -41,7 +41,7 @@ class CommandWithUsageErrors(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401
         ctx.allow_extra_args = True
         try:
-            extra_args = _parse_and_report_lost_output(partial(super().parse_args, ctx, args))
+            extra_args = _parse_flush_and_report_lost_output(partial(super().parse_args, ctx, args))
         except InvalidInput as error:  # of an option's callback
             set_field_spellings(error, get_fields_by_spelling(ctx))
             raise
@@ -61,12 +61,12 @@ class GroupWithUsageErrors(TyperGroup):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401
         if not args and not ctx.resilient_parsing:
             if getattr(ctx.find_root().obj, "as_json", False):  # the answer must be JSON, not a help text
-                raise UsageError("command", expected=_list_commands(ctx), found=NOTHING, ctx=ctx)
-            with report_lost_output(sys.stdout):
+                raise UsageError("command", expected=_describe_command_names(ctx), found=NOTHING, ctx=ctx)
+            with flush_and_report_lost_output(sys.stdout):
                 if text := ctx.get_help():  # empty if Rich has printed it
                     typer.echo(text)
             raise typer.Exit(2)
-        return _parse_and_report_lost_output(partial(super().parse_args, ctx, args))
+        return _parse_flush_and_report_lost_output(partial(super().parse_args, ctx, args))
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:  # noqa: ANN401
         names = self.list_commands(ctx)
@@ -76,8 +76,8 @@ class GroupWithUsageErrors(TyperGroup):
         return super().resolve_command(ctx, args)
 
 
-def _parse_and_report_lost_output(parse: Callable[[], list[str]]) -> list[str]:
-    with report_lost_output(sys.stdout):
+def _parse_flush_and_report_lost_output(parse: Callable[[], list[str]]) -> list[str]:
+    with flush_and_report_lost_output(sys.stdout):
         return parse()
     raise typer.Exit  # the reader has closed the pipe
 
@@ -114,7 +114,7 @@ def to_usage_error(error: typer.TyperException) -> UsageError:
         return UsageError(
             get_field_name(parameter), expected=_describe_expected_values(parameter), found=found, ctx=ctx
         )
-    return UsageError("command", expected=_list_commands(ctx), found=NOTHING, ctx=ctx)
+    return UsageError("command", expected=_describe_command_names(ctx), found=NOTHING, ctx=ctx)
 
 
 def get_field_name(parameter: Any) -> str:  # noqa: ANN401
@@ -136,7 +136,7 @@ def _find_nearest(name: str, names: Sequence[str]) -> str:
     return get_close_matches(name, names, n=1, cutoff=0.0)[0]
 
 
-def _list_commands(ctx: Any) -> str:  # noqa: ANN401
+def _describe_command_names(ctx: Any) -> str:  # noqa: ANN401
     names = ctx.command.list_commands(ctx) if isinstance(ctx.command, TyperGroup) else []
     return f"one of {', '.join(names)}" if names else "a command"
 

@@ -8,7 +8,7 @@ from workers.cli.answer_output import Answer
 from workers.cli.command_context import CommandContext
 from workers.cli.command_registration import command, create_command_group
 from workers.cli.shared_options import check_worker_id_option, make_setting_type_check
-from workers.pages.value_formats import format_time_us, select_fields
+from workers.human_readable_values import format_time_to_microsecond, select_fields
 
 worker = create_command_group("worker", "Worker processes, and the builds of them.")
 
@@ -86,7 +86,7 @@ def list_builds(context: CommandContext) -> Answer:
     own_id = own.build_id if own else None
     deployment = run_with_client(context.settings, lambda client: read_worker_deployment(client, name))
     rows = [
-        select_fields(build, "build_id status ramp_percent") | {"created": format_time_us(build.created_us)}
+        select_fields(build, "build_id status ramp_percent") | {"created": format_time_to_microsecond(build.created_us)}
         for build in deployment.builds
     ]
     shares = select_fields(deployment, "current ramping ramp_percent")

@@ -15,7 +15,7 @@ from workers.cli.command_context import CommandContext
 from workers.cli.command_registration import command, create_command_group
 from workers.cli.exit_codes import ExitCode
 from workers.cli.shared_options import TopicFilter, encode_topic
-from workers.pages.value_formats import decode_topic_name, select_fields
+from workers.human_readable_values import decode_topic_name, select_fields
 
 if TYPE_CHECKING:
     from temporalio.client import WorkflowHistory

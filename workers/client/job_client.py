@@ -23,7 +23,7 @@ from workers.settings import Settings
 from workflows import input_bounds, search_attributes
 from workflows.deletion.job_definitions import DeletionPolicy
 from workflows.job_definition import JobDefinition, JobInput
-from workflows.offload.job_definitions import OffloadPolicy
+from workflows.offload.job_definitions import OffloadLimits
 from workflows.topic_build_types import BuildResult, BuildTopicsInput
 
 Q = TypeVar("Q", bound=JobInput)
@@ -49,7 +49,7 @@ async def start_job(
     """
     workflow_id, checked_run_id = job.id(*key), ""
     if options.get("start_signal"):  # another workflow type may give the signal another meaning
-        checked_run_id = await _require_workflow_type(client, workflow_id, job.name)
+        checked_run_id = await _refuse_run_of_other_type(client, workflow_id, job.name)
     handle: Handle[R] = await client.start_workflow(
         job.name,
         request,
@@ -62,7 +62,7 @@ async def start_job(
         **options,
     )
     if not _is_new_run(handle) and handle.result_run_id != checked_run_id:
-        await _require_workflow_type(client, workflow_id, job.name)
+        await _refuse_run_of_other_type(client, workflow_id, job.name)
     return handle
 
 
@@ -72,7 +72,7 @@ def _is_new_run(handle: Handle[R]) -> bool:
     return bool(response and response.started)
 
 
-async def _require_workflow_type(client: Client, workflow_id: str, name: str) -> str:
+async def _refuse_run_of_other_type(client: Client, workflow_id: str, name: str) -> str:
     """Return the id of the newest run, or "". Refuse another type, because its result would pass for this job's."""
     try:
         description = await client.get_workflow_handle(workflow_id).describe()
@@ -118,10 +118,10 @@ class JobClient:
                     self._cached_catalog = self._exit_stack.enter_context(open_catalog(self._settings.database_url))
             return self._cached_catalog
 
-    def _epoch(self) -> int:
+    def _read_catalog_epoch(self) -> int:
         return self._open_catalog_once().ledgers.catalog_epoch()
 
-    async def verified_client(self) -> Client:
+    async def mark_namespace_and_get_client(self) -> Client:
         """Return the client once namespace and primary bucket are compared with the catalog.
 
         In a foreign namespace a job could join another catalog's job with the same id. A bucket that does not answer is
@@ -155,9 +155,9 @@ class JobClient:
         )
 
     @property
-    def _offload_policy(self) -> OffloadPolicy:
+    def _offload_policy(self) -> OffloadLimits:
         settings = self._settings
-        return OffloadPolicy(
+        return OffloadLimits(
             timeout_s=settings.offload_timeout,
             parallelism=settings.offload_parallelism,
             queue=input_bounds.uploads_queue(settings.task_queue),
@@ -183,7 +183,7 @@ class JobClient:
         """
         self.require_valid(request)
         return await start_job(
-            await self.verified_client(),
+            await self.mark_namespace_and_get_client(),
             job,
             request,
             *key,
@@ -194,7 +194,7 @@ class JobClient:
             search_attributes=TypedSearchAttributes(attributes),
         )
 
-    async def start_build(
+    async def start_topic_build_job(
         self, job: JobDefinition[B, BuildResult], topics: Sequence[Topic] | None, request: B
     ) -> Handle[BuildResult]:
         """Start a build of topics. The method fills in run id, topics and queue of the request."""

@@ -218,13 +218,15 @@ PLAIN_DATA_CONVERTER: Final = DataConverter(
 """Data converter without encryption. Values are JSON, which pydantic reads."""
 
 
-def make_data_converter(key_file: str, *, defers: bool = False) -> DataConverter:
+def make_data_converter(key_file: str, *, defers_decryption_errors: bool = False) -> DataConverter:
     """Return the data converter for workers, commands, programs and replays. With keys it also encrypts failures.
 
-    `defers` is for workers of workflows: `InputCheckingRunner` then refuses unreadable payloads.
+    `defers_decryption_errors` is for workers of workflows: `InputCheckingRunner` then refuses unreadable payloads.
     """
     codec = EncryptingCodec(read_payload_keys(key_file))
-    converter = replace(PLAIN_DATA_CONVERTER, payload_codec=DeferredErrorCodec(codec) if defers else codec)
+    converter = replace(
+        PLAIN_DATA_CONVERTER, payload_codec=DeferredErrorCodec(codec) if defers_decryption_errors else codec
+    )
     return (
         replace(converter, failure_converter_class=EncryptableFailureConverter) if codec.first_key_name else converter
     )

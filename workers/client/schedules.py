@@ -38,10 +38,10 @@ from workflows.transactions.job_definitions import SWEEP_TRANSACTIONS
 _SWEEP: Final = "sexton-sweep"
 _TRIM: Final = "sexton-trim"
 _PLAN: Final = "sexton-plan"
-TRANSACTIONS: Final = "sexton-transactions"
+TRANSACTIONS_SCHEDULE: Final = "sexton-transactions"
 _SCRUB: Final = "sexton-scrub"
 _DELAYED: Final = "sexton-delayed"
-RECORDS: Final = "sexton-records"
+RECORDS_SCHEDULE: Final = "sexton-records"
 _DEFRAGMENT: Final = "sexton-defragment"
 _RAID: Final = "sexton-raid"
 _REPLICATE: Final = "sexton-replicate"
@@ -50,9 +50,9 @@ JOB_BY_SCHEDULE: Final[Mapping[str, JobDefinition[Any, Any]]] = {
     _TRIM: TRIM_TOPICS,
     _PLAN: RECONCILE_ORPHANS,
     _SCRUB: SCRUB_LEDGERS,
-    TRANSACTIONS: SWEEP_TRANSACTIONS,
+    TRANSACTIONS_SCHEDULE: SWEEP_TRANSACTIONS,
     _DELAYED: SEAL_BUCKETS,
-    RECORDS: SWEEP_RECORDS,
+    RECORDS_SCHEDULE: SWEEP_RECORDS,
     _DEFRAGMENT: DEFRAGMENT_RECORDS,
     _RAID: RAID_TOMBSTONES,
     _REPLICATE: REPLICATE_RECORDS,
@@ -73,7 +73,7 @@ class RecurringJob:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ScheduleChange:
+class AppliedSchedule:
     schedule_id: str
     change: str  # created, updated or unchanged
 
@@ -108,22 +108,24 @@ def list_recurring_jobs(settings: Settings, policy: DeletionPolicy) -> Sequence[
         recurring_job(_TRIM, settings.trim_interval, "trim all topics", policy=policy),
         recurring_job(_PLAN, settings.plan_interval, "compare storage with the catalog", queue=bulk),
         recurring_job(_SCRUB, settings.scrub_interval, "compare digests", **scrub_fields),
-        recurring_job(TRANSACTIONS, sweep_s, wake, queue=transactions),
+        recurring_job(TRANSACTIONS_SCHEDULE, sweep_s, wake, queue=transactions),
         recurring_job(_DELAYED, settings.delayed_interval, "seal delayed messages of all topics"),
-        replace(recurring_job(RECORDS, sweep_s, flush, queue=records), triggers_immediately=True),
+        replace(recurring_job(RECORDS_SCHEDULE, sweep_s, flush, queue=records), triggers_immediately=True),
         recurring_job(_DEFRAGMENT, defragment_s, "defragment the record log", **record_fields),
         recurring_job(_RAID, settings.raid_interval, "raid tombstones that cover nothing", **record_fields),
         recurring_job(_REPLICATE, replicate_s, "replicate the record log", **record_fields),
     )
 
 
-async def apply_schedules(client: Client, settings: Settings, policy: DeletionPolicy) -> list[ScheduleChange]:
+async def apply_schedules(client: Client, settings: Settings, policy: DeletionPolicy) -> list[AppliedSchedule]:
     """Create missing schedules and update changed schedules. Other schedules stay as they are. Idempotent.
 
     A job with interval 0 gets no schedule, and its existing schedule is paused. A person's pause stays.
     """
     jobs = list_recurring_jobs(settings, policy)
-    changes = await asyncio.gather(*(_apply_schedule(client, job, settings.task_queue) for job in jobs))
+    changes = await asyncio.gather(
+        *(_create_update_or_pause_schedule(client, job, settings.task_queue) for job in jobs)
+    )
     return [change for change in changes if change]
 
 
@@ -146,7 +148,9 @@ async def require_readable_schedules(client: Client) -> None:
             await get_codec(client).decode([payload for payload in action.args if isinstance(payload, Payload)])
 
 
-async def _apply_schedule(client: Client, job: RecurringJob, task_queue: str) -> ScheduleChange | None:
+async def _create_update_or_pause_schedule(
+    client: Client, job: RecurringJob, task_queue: str
+) -> AppliedSchedule | None:
     handle = client.get_schedule_handle(job.schedule_id)
     description = await _describe_schedule(handle)
     if description is None and not job.interval_s:
@@ -155,13 +159,13 @@ async def _apply_schedule(client: Client, job: RecurringJob, task_queue: str) ->
         try:
             schedule = _build_schedule(job, task_queue, ScheduleState())
             await client.create_schedule(job.schedule_id, schedule, trigger_immediately=job.triggers_immediately)
-            return ScheduleChange(schedule_id=job.schedule_id, change="created")
+            return AppliedSchedule(schedule_id=job.schedule_id, change="created")
         except ScheduleAlreadyRunningError:  # another process has created it in the meantime
             description = await handle.describe()
     if await _is_schedule_current(client, description, job, task_queue):
-        return ScheduleChange(schedule_id=job.schedule_id, change="unchanged")
+        return AppliedSchedule(schedule_id=job.schedule_id, change="unchanged")
     await handle.update(lambda update: _update_schedule(update, job, task_queue))
-    return ScheduleChange(schedule_id=job.schedule_id, change="updated")
+    return AppliedSchedule(schedule_id=job.schedule_id, change="updated")
 
 
 async def _describe_schedule(handle: ScheduleHandle) -> ScheduleDescription | None:

@@ -25,7 +25,7 @@ from logstore.records.tombstone_rules import CompoundOperation, DeleteDurability
 from workers.client import schedules
 from workers.client.deletion_batches import DeletionBatchControl, release_paused_batch
 from workers.client.job_client import Handle, run_id_search_attribute, topic_search_attribute
-from workers.client.store_job_client import StoreJobClient
+from workers.client.maintenance_job_client import MaintenanceJobClient
 from workers.client.stuck_scheduled_runs import restart_schedule
 from workers.client.temporal_connection import connect_client
 from workers.client.transaction_client import TransactionJobClient
@@ -63,7 +63,7 @@ class RedriveResult:
     handle: Handle[BatchCertificate] | None = None  # None if there are no rows
 
 
-class Sexton(StoreJobClient, TransactionJobClient):
+class Sexton(MaintenanceJobClient, TransactionJobClient):
     """Jobs on one Temporal namespace and one catalog.
 
     Names, ids, actors and reasons that a job would refuse raise `InvalidInput` before the job starts. A refusal of a
@@ -145,7 +145,7 @@ class Sexton(StoreJobClient, TransactionJobClient):
             topic=topic.name,
             actor=actor,
             reason=reason,
-            catalog_epoch=await asyncio.to_thread(self._epoch),
+            catalog_epoch=await asyncio.to_thread(self._read_catalog_epoch),
             policy=self._deletion_policy,
             durable_delete=DeleteDurability.from_flag(durable_delete),
         )
@@ -174,7 +174,7 @@ class Sexton(StoreJobClient, TransactionJobClient):
             force=force,
             durable_delete=DeleteDurability.from_flag(durable_delete),
         )
-        return await self._start_explicit_deletion(topic, detach, reason, actor)
+        return await self._start_delete_ledgers_job(topic, detach, reason, actor)
 
     async def run_compound_operation(
         self,
@@ -193,9 +193,9 @@ class Sexton(StoreJobClient, TransactionJobClient):
             pass_over=sorted(operation.pass_over),
             generation=operation.generation,
         )
-        return await self._start_explicit_deletion(topic, detach, reason, actor)
+        return await self._start_delete_ledgers_job(topic, detach, reason, actor)
 
-    async def _start_explicit_deletion(
+    async def _start_delete_ledgers_job(
         self, topic: Topic, detach: ExplicitDetach, reason: str, actor: str
     ) -> Handle[BatchCertificate]:
         self.require_valid(detach)
@@ -204,7 +204,7 @@ class Sexton(StoreJobClient, TransactionJobClient):
             batch_id=batch_id,
             topic_id=topic.topic_id,
             topic=topic.name,
-            catalog_epoch=await asyncio.to_thread(self._epoch),
+            catalog_epoch=await asyncio.to_thread(self._read_catalog_epoch),
             actor=actor,
             reason=reason,
             policy=self._deletion_policy,
@@ -235,8 +235,8 @@ class Sexton(StoreJobClient, TransactionJobClient):
         """
         batch_id = f"redrive-{uuid.uuid4().hex[:12]}"
         cause = self.require_valid(AuditCause(actor=actor, reason=reason, workflow_id=DELETE_LEDGERS.id(batch_id)))
-        await self.verified_client()  # before any row changes
-        count, epoch = await asyncio.to_thread(self._redrive_in_catalog, row_ids, batch_id, cause)
+        await self.mark_namespace_and_get_client()  # before any row changes
+        count, epoch = await asyncio.to_thread(self._redrive_and_read_epoch, row_ids, batch_id, cause)
         if not count:
             return RedriveResult(started=0)
         request = DeleteLedgersInput(
@@ -255,7 +255,9 @@ class Sexton(StoreJobClient, TransactionJobClient):
         )
         return RedriveResult(started=count, handle=handle)
 
-    def _redrive_in_catalog(self, row_ids: Sequence[int] | None, batch_id: str, cause: AuditCause) -> tuple[int, int]:
+    def _redrive_and_read_epoch(
+        self, row_ids: Sequence[int] | None, batch_id: str, cause: AuditCause
+    ) -> tuple[int, int]:
         """Return the number of rows and the catalog's epoch. After an unknown outcome, ask once more by batch id."""
         claim = Claim(workflow_id=cause.workflow_id, run_id="", ttl_s=_REDRIVE_CLAIM_S)
         catalog = self._open_catalog_once()
@@ -286,11 +288,13 @@ class Sexton(StoreJobClient, TransactionJobClient):
             self.client, type, status, topic, limit=limit, finished_recurring=finished_recurring
         )
 
-    async def apply_schedules(self) -> list[schedules.ScheduleChange]:
-        return await schedules.apply_schedules(await self.verified_client(), self._settings, self._deletion_policy)
+    async def apply_schedules(self) -> list[schedules.AppliedSchedule]:
+        return await schedules.apply_schedules(
+            await self.mark_namespace_and_get_client(), self._settings, self._deletion_policy
+        )
 
     async def restart_schedule(self, schedule_id: str) -> list[str]:
-        return await restart_schedule(await self.verified_client(), schedule_id)
+        return await restart_schedule(await self.mark_namespace_and_get_client(), schedule_id)
 
     async def list_schedules(self) -> list[schedules.ScheduleSummary]:
         return await schedules.list_schedules(self.client)

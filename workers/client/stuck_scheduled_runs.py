@@ -26,7 +26,7 @@ from temporalio.service import RPCError, RPCStatusCode
 
 from logstore.errors import InvalidInput, UnknownObject
 from workers.client.payload_encryption import get_codec
-from workers.client.schedules import RECORDS, TRANSACTIONS, describe_schedules
+from workers.client.schedules import RECORDS_SCHEDULE, TRANSACTIONS_SCHEDULE, describe_schedules
 from workers.client.wait_for_job import find_workflow_task_failure, format_innermost_failure
 from workflows.records.job_definitions import FLUSH_RECORDS
 from workflows.transactions.job_definitions import TRANSACTION_COORDINATOR
@@ -70,7 +70,7 @@ async def find_stuck_runs(client: Client) -> list[StuckRun]:
     for schedule in await describe_schedules(client):
         if schedule.schedule.state.paused:
             continue
-        async for run in _iterate_running_jobs(client, schedule):
+        async for run in _iterate_scheduled_and_endless_runs(client, schedule):
             problem = await _find_problem_of_run(client, run)
             if problem:
                 stuck_runs.append(
@@ -94,7 +94,7 @@ async def restart_schedule(client: Client, schedule_id: str) -> list[str]:
         ids = ", ".join(sorted(schedules)) or "none: `sexton schedule apply` creates them"
         raise UnknownObject("schedule", expected=f"one of {ids}", found=schedule_id)
     ended = list[str]()
-    async for run in _iterate_running_jobs(client, schedules[schedule_id]):
+    async for run in _iterate_scheduled_and_endless_runs(client, schedules[schedule_id]):
         if run.max_age is None and not await _find_problem_of_run(client, run):
             continue
         handle = client.get_workflow_handle(run.workflow_id, run_id=run.run_id)
@@ -111,7 +111,9 @@ async def restart_schedule(client: Client, schedule_id: str) -> list[str]:
     return ended
 
 
-async def _iterate_running_jobs(client: Client, schedule: ScheduleDescription) -> AsyncIterator[ScheduledOrEndlessRun]:
+async def _iterate_scheduled_and_endless_runs(
+    client: Client, schedule: ScheduleDescription
+) -> AsyncIterator[ScheduledOrEndlessRun]:
     action = schedule.schedule.action
     if not isinstance(action, ScheduleActionStartWorkflow):
         return
@@ -136,9 +138,9 @@ async def _iterate_running_jobs(client: Client, schedule: ScheduleDescription) -
 
 
 async def _list_endless_jobs(client: Client, schedule_id: str) -> Sequence[tuple[str, str, None]]:
-    if schedule_id == RECORDS:
+    if schedule_id == RECORDS_SCHEDULE:
         return [(FLUSH_RECORDS.id(), FLUSH_RECORDS.name, None)]
-    if schedule_id == TRANSACTIONS:
+    if schedule_id == TRANSACTIONS_SCHEDULE:
         name = TRANSACTION_COORDINATOR.name
         running = client.list_workflows(
             f'WorkflowType = "{name}" AND ExecutionStatus = "Running"', limit=_MAX_COORDINATORS

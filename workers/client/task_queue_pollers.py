@@ -48,7 +48,7 @@ async def list_live_pollers(
     described_pollers = (await describe_task_queue(client, queue, kind)).pollers
     pollers = [poller for poller in described_pollers if _polled_at_s(poller) >= oldest_s]
     polling_keys, ended_at_by_key = {_worker_key(poller) for poller in pollers}, dict[_WorkerKey, float]()
-    async for worker, key in _list_reporting_workers(client, queue):
+    async for worker, key in _iterate_reporting_workers(client, queue):
         has_ended = worker.status in _ENDED_STATUSES
         if has_ended is not (key in polling_keys) or worker.worker_identity in dead_identities:
             continue
@@ -66,7 +66,7 @@ async def list_live_pollers(
     ]
 
 
-async def _list_reporting_workers(client: Client, queue: str) -> AsyncIterator[tuple[WorkerListInfo, _WorkerKey]]:
+async def _iterate_reporting_workers(client: Client, queue: str) -> AsyncIterator[tuple[WorkerListInfo, _WorkerKey]]:
     request = ListWorkersRequest(namespace=client.namespace, query=f"TaskQueue='{queue}'")
     try:
         while True:

@@ -40,9 +40,9 @@ async def connect_client(
     The worker must run workflows in `InputCheckingRunner`, which refuses payloads that the client cannot decrypt.
     """
     address = settings.require_address("temporal_address")
-    access, converter = (
+    credentials, converter = (
         read_temporal_credentials(settings),
-        make_data_converter(settings.payload_key_file, defers=bool(plugins)),
+        make_data_converter(settings.payload_key_file, defers_decryption_errors=bool(plugins)),
     )
     try:
         async with asyncio.timeout(_CONNECT_TIMEOUT_S):  # the SDK waits forever if no peer refuses the connection
@@ -51,15 +51,15 @@ async def connect_client(
                 namespace=settings.temporal_namespace,
                 identity=identity,
                 runtime=runtime,
-                tls=access.tls or False,
-                api_key=access.api_key or None,
+                tls=credentials.tls or False,
+                api_key=credentials.api_key or None,
                 data_converter=converter,
                 interceptors=[] if plugins else [CallTracingInterceptor()],
                 plugins=plugins,
             )
     except (RuntimeError, OSError) as error:  # `RuntimeError`: nothing listens; `OSError`: the timeout
-        raise explain_connection_error(address, access, error) from error
-    access.keep_api_key_current(client)
+        raise explain_connection_error(address, credentials, error) from error
+    credentials.keep_api_key_current(client)
     return client
 
 

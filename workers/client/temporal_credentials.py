@@ -14,7 +14,7 @@ from logstore.errors import InvalidInput, ServiceFailed
 from workers.client.temporal_faults import CHECK_API_KEY_ADVICE
 from workers.settings import Settings, read_secret_file, read_temporal_api_key
 from workers.settings.setting_files import read_setting_file
-from workers.settings.tls_files import TlsFiles
+from workers.settings.tls_files import TlsFilePaths
 
 _log = logging.getLogger(__name__)
 _KEY_CHECK_INTERVAL_S: Final = 5.0
@@ -39,14 +39,14 @@ class TemporalCredentials:
 def read_temporal_credentials(settings: Settings) -> TemporalCredentials:
     """Read the credentials in the settings, and check them as far as possible without a connection."""
     key = read_temporal_api_key(settings)
-    files = TlsFiles.of(settings, "temporal")
+    files = TlsFilePaths.from_checked_settings(settings, "temporal")
     if settings.temporal_uses_tls and settings.temporal_tls == "off":
         raise InvalidInput("temporal_tls", expected="on, because other settings need TLS", found="off")
     tls = _read_tls_config(files, settings.temporal_server_name) if settings.temporal_uses_tls else None
     return TemporalCredentials(tls=tls, api_key=key, api_key_file=settings.temporal_api_key_file)
 
 
-def _read_tls_config(files: TlsFiles, server_name: str) -> TLSConfig:
+def _read_tls_config(files: TlsFilePaths, server_name: str) -> TLSConfig:
     paths = {"ca": files.ca, "cert": files.cert, "key": files.key}
     ca, cert, key = (read_setting_file(f"temporal_{name}_file", path) if path else None for name, path in paths.items())
     return TLSConfig(server_root_ca_cert=ca, client_cert=cert, client_private_key=key, domain=server_name or None)
@@ -94,7 +94,7 @@ _BROKEN_CONNECTION_FAULTS: Final = {  # the key says whether the connection has 
 }
 
 
-def explain_connection_error(address: str, access: TemporalCredentials, error: Exception) -> ServiceFailed:
+def explain_connection_error(address: str, credentials: TemporalCredentials, error: Exception) -> ServiceFailed:
     """Return the error of a failed connection. It names the setting that may be wrong."""
     text = str(error)
     for part, problem, advice in _TLS_FAULTS:
@@ -102,7 +102,7 @@ def explain_connection_error(address: str, access: TemporalCredentials, error: E
             names = ", ".join(_CERTIFICATE_NAME_PATTERN.findall(text.partition("presented:")[2]))
             return ServiceFailed("temporal", f"{address}: {problem.format(names=names)}", advice=advice)
     if "get_system_info" in text and ("hyper::Error" in text or "transport error" in text):
-        problem, advice = _BROKEN_CONNECTION_FAULTS[access.tls is not None]
+        problem, advice = _BROKEN_CONNECTION_FAULTS[credentials.tls is not None]
         return ServiceFailed("temporal", f"{address}: {problem}", advice=advice)
     advice = "run `sexton up`, or correct SEXTON_TEMPORAL_ADDRESS"
     return ServiceFailed("temporal", f"no Temporal server answers at {address}", advice=advice)

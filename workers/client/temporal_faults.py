@@ -30,7 +30,7 @@ def explain_server_fault(error: RPCError) -> ServiceFailed | None:
     if missing := _find_missing_namespace(error):
         problem = f"there is no namespace {missing}"
         advice = f"correct SEXTON_TEMPORAL_NAMESPACE, or run `temporal operator namespace create {missing}`"
-    elif _lacks_attributes(error):
+    elif _lacks_search_attributes(error):
         types = {key.name: key.indexed_value_type.name.title().replace("_", "") for key in search_attributes.ALL}
         options = " ".join(f"--name {name} --type {value_type}" for name, value_type in types.items())
         problem = "the namespace lacks our search attributes"
@@ -38,7 +38,7 @@ def explain_server_fault(error: RPCError) -> ServiceFailed | None:
     return ServiceFailed("temporal", problem, advice=advice) if problem else None
 
 
-def _lacks_attributes(error: RPCError) -> bool:
+def _lacks_search_attributes(error: RPCError) -> bool:
     message = error.message if error.status is RPCStatusCode.INVALID_ARGUMENT else ""
     return "search attribute" in message and any(key.name in message for key in search_attributes.ALL)
 

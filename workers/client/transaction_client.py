@@ -205,7 +205,7 @@ class TransactionClient:
         finally:
             del self._wake_task_by_coordinator[tc_id]
 
-    async def flush(self) -> None:
+    async def wait_for_sent_wake_ups(self) -> None:
         """Wait until all pending wake-ups of coordinators are sent. Raises the error of a failed wake-up."""
         await asyncio.gather(*self._wake_task_by_coordinator.values())
 
@@ -239,4 +239,4 @@ class TransactionJobClient(JobClient):
     ) -> Handle[BuildResult]:
         """Rebuild transaction buffers from the logs of topics, and store them as the topics' transaction snapshots."""
         request = BuildTransactionSnapshotsInput(actor=actor, reason=reason, master=master)
-        return await self.start_build(BUILD_TRANSACTION_SNAPSHOTS, topics, request)
+        return await self.start_topic_build_job(BUILD_TRANSACTION_SNAPSHOTS, topics, request)

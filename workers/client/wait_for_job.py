@@ -160,7 +160,7 @@ async def _report_start_and_standstill(
             if progress != last_progress:
                 last_progress, last_moved_at, last_text = progress, clock(), ""
             elif clock() - last_moved_at >= patience_s:
-                reasons = [reason for job in jobs if (reason := await _explain_standstill(client, job))]
+                reasons = [reason for job in jobs if (reason := await _find_standstill_reason(client, job))]
                 text = f"nothing has moved for {patience_s:.0f} s: " + ("; ".join(reasons) or "no reason is known")
                 if text != last_text:
                     say(text)
@@ -193,7 +193,7 @@ async def _iterate_snapshots(client: Client, workflow_id: str, max_depth: int) -
             yield job
 
 
-async def _explain_standstill(client: Client, job: _JobSnapshot) -> str | None:
+async def _find_standstill_reason(client: Client, job: _JobSnapshot) -> str | None:
     if job.description.HasField("pending_workflow_task"):
         return await _explain_workflow_task(client, job)
     for activity in job.description.pending_activities:

@@ -18,7 +18,7 @@ from logstore.positions import Position
 from logstore.validated_names import TopicName
 from workers.assembly.log_store_from_settings import open_log_store
 from workers.client import Sexton
-from workers.demo.independent_auditor import IndependentAuditor
+from workers.demo.direct_store_access import DirectStoreAccess
 from workers.demo.promise_report import PromiseResult
 from workers.demo.waits_and_interrupts import wait_until
 from workers.settings import Settings
@@ -38,7 +38,7 @@ _MAX_ENTRIES_PER_RECEIVE: Final = 100
 
 
 @dataclass(slots=True)
-class DeliveryRecord:
+class ReceivedDelayedMessages:
     topic: Topic
     received: list[tuple[Position, int]] = field(default_factory=list)  # position, and time in milliseconds since 1970
     ended_ms: int = 0  # end of the last consumer
@@ -52,34 +52,38 @@ class DelayedTopic:
         self._began_ms = time.time_ns() // 1_000_000
         with open_log_store(settings) as log:
             name = TopicName.parse("persistent://demo/shop/reminders").encoded
-            self.record = DeliveryRecord(topic=log.catalog.topics.create_topic(name, RetentionPolicy()))
-            log.subscriptions.subscribe(self.record.topic.topic_id, _SUBSCRIPTION, latest=False)
+            self.received_messages = ReceivedDelayedMessages(
+                topic=log.catalog.topics.create_topic(name, RetentionPolicy())
+            )
+            log.subscriptions.subscribe(self.received_messages.topic.topic_id, _SUBSCRIPTION, latest=False)
         self._pool = ThreadPoolExecutor(1)
-        self._consume()
+        self._start_consumer()
 
-    async def seal_until_worker_dies(self, has_died: Callable[[], bool]) -> None:
+    async def write_buckets_and_await_worker_death(self, has_died: Callable[[], bool]) -> None:
         async with await Sexton.connect(self._settings) as sexton:
             for part in range(_PART_COUNT):
                 await asyncio.to_thread(self._append_part, part)
-                sealing = await sexton.seal_buckets(self.record.topic, reason="demo", actor="sexton demo")
+                sealing = await sexton.seal_buckets(self.received_messages.topic, reason="demo", actor="sexton demo")
                 if part < _PART_COUNT - 1:
-                    await _await_seal_unless_worker_dies(asyncio.ensure_future(sealing.result()), has_died)
+                    await _await_seal_or_raise_if_worker_dies(asyncio.ensure_future(sealing.result()), has_died)
         if not await wait_until(has_died):
             raise ServiceFailed("worker-2", "it did not die in the merge of two buckets", advice="read its log")
 
     def replace_consumer(self) -> None:
         """End the consumer and start a new consumer, which knows only the stored acknowledgements."""
         self._end_consumer()
-        self._consume()
+        self._start_consumer()
 
     async def merge_and_await_deliveries(self) -> None:
         async with await Sexton.connect(self._settings) as sexton:
-            await (await sexton.merge_buckets(self.record.topic, reason="demo", actor="sexton demo")).result()
+            await (
+                await sexton.merge_buckets(self.received_messages.topic, reason="demo", actor="sexton demo")
+            ).result()
         expected_count = _PART_COUNT * (_DUE_COUNT + _UNDELAYED_COUNT)
-        received, consumer = self.record.received, self._consumer
+        received, consumer = self.received_messages.received, self._consumer
         await wait_until(lambda: len(received) >= expected_count or consumer.done())
         self._end_consumer()
-        self.record.ended_ms = time.time_ns() // 1_000_000
+        self.received_messages.ended_ms = time.time_ns() // 1_000_000
 
     def _append_part(self, part: int) -> None:
         due_times = [
@@ -90,23 +94,23 @@ class DelayedTopic:
         times = [*due_times, *([None] * _UNDELAYED_COUNT), *later_times]
         entries = [NewEntry(payload=b"%d" % part, deliver_at_ms=time_ms) for time_ms in times]
         with open_log_store(self._settings) as log:
-            log.managed.append(self.record.topic, ProducedEntries(entries=entries))
+            log.managed.append(self.received_messages.topic, ProducedEntries(entries=entries))
 
-    def _consume(self) -> None:
+    def _start_consumer(self) -> None:
         self._ended = threading.Event()
-        self._consumer: Future[None] = self._pool.submit(self._receive_until_ended, self._ended)
+        self._consumer: Future[None] = self._pool.submit(self._receive_and_acknowledge_until_ended, self._ended)
 
-    def _receive_until_ended(self, ended: threading.Event) -> None:
+    def _receive_and_acknowledge_until_ended(self, ended: threading.Event) -> None:
         with (
             open_log_store(self._settings) as log,
-            log.delivery.create_consumer(self.record.topic, _SUBSCRIPTION) as consumer,
+            log.delivery.create_consumer(self.received_messages.topic, _SUBSCRIPTION) as consumer,
         ):
             while not ended.is_set():
                 positions = [entry.position for entry in consumer.receive(_MAX_ENTRIES_PER_RECEIVE)]
                 now_ms = time.time_ns() // 1_000_000
-                self.record.received.extend((position, now_ms) for position in positions)
+                self.received_messages.received.extend((position, now_ms) for position in positions)
                 if positions:
-                    topic_id = self.record.topic.topic_id
+                    topic_id = self.received_messages.topic.topic_id
                     log.subscriptions.acknowledge(topic_id, _SUBSCRIPTION, positions=tuple(positions))
                 else:
                     consumer.wait(0.2)
@@ -125,7 +129,7 @@ class DelayedTopic:
         self._pool.shutdown()
 
 
-async def _await_seal_unless_worker_dies(sealed: "asyncio.Future[object]", has_died: Callable[[], bool]) -> None:
+async def _await_seal_or_raise_if_worker_dies(sealed: "asyncio.Future[object]", has_died: Callable[[], bool]) -> None:
     while not sealed.done():
         if has_died():
             sealed.cancel()
@@ -134,21 +138,23 @@ async def _await_seal_unless_worker_dies(sealed: "asyncio.Future[object]", has_d
     sealed.result()
 
 
-def check_delayed_messages(auditor: IndependentAuditor, record: DeliveryRecord) -> PromiseResult:
+def check_delayed_messages(
+    store_access: DirectStoreAccess, received_messages: ReceivedDelayedMessages
+) -> PromiseResult:
     """Check deliveries, the index buckets of waiting messages, and the deletion of merged index buckets."""
-    due_ms_by_entry = auditor.read_delivery_times_ms(record.topic.topic_id)
-    buckets = auditor.read_index_buckets(record.topic.topic_id)
-    retired_buckets = auditor.read_retired_buckets(record.topic.topic_id)
-    deliveries = Counter((int(position.ledger_id), position.entry_id) for position, _ in record.received)
+    due_ms_by_entry = store_access.read_delivery_times_ms(received_messages.topic.topic_id)
+    buckets = store_access.read_index_buckets(received_messages.topic.topic_id)
+    retired_buckets = store_access.read_retired_buckets(received_messages.topic.topic_id)
+    deliveries = Counter((int(position.ledger_id), position.entry_id) for position, _ in received_messages.received)
     waiting = Counter(entry for entries in buckets.values() for entry in entries)
     problems = [f"entry {entry} was delivered {count} times" for entry, count in deliveries.items() if count > 1]
     problems += [
         f"entry {position} was delivered {early_ms} ms early"
-        for position, at_ms in record.received
+        for position, at_ms in received_messages.received
         if (early_ms := (due_ms_by_entry[int(position.ledger_id), position.entry_id] or 0) - at_ms) > 0
     ]
     for entry, due_ms in due_ms_by_entry.items():
-        if (due_ms or 0) <= record.ended_ms:
+        if (due_ms or 0) <= received_messages.ended_ms:
             problems += [] if entry in deliveries else [f"entry {entry} was never delivered"]
         elif waiting[entry] != 1:
             problems.append(f"entry {entry} waits in {waiting[entry]} buckets")

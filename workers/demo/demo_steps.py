@@ -17,7 +17,7 @@ from logstore.log.ledger_object_keys import ledger_prefix
 from workers.assembly.log_store_from_settings import open_log_store
 from workers.client import Sexton
 from workers.demo.delayed_messages import DEATH_IN_MERGE, MAX_BUCKETS, DelayedTopic, check_delayed_messages
-from workers.demo.independent_auditor import BucketContents, IndependentAuditor
+from workers.demo.direct_store_access import BucketContents, DirectStoreAccess
 from workers.demo.lost_database import check_rebuilt_catalog, lose_and_rebuild_database
 from workers.demo.planted_orphans import check_orphans_removed, plan_and_apply_orphans, plant_orphans
 from workers.demo.promise_report import (
@@ -31,7 +31,12 @@ from workers.demo.promise_report import (
     check_foreign_objects,
     check_needed_ledgers,
 )
-from workers.demo.temporary_homes import make_home, mark_home_in_use, remove_abandoned_homes, remove_home
+from workers.demo.temporary_homes import (
+    kill_and_remove_abandoned_homes,
+    kill_processes_and_remove_home,
+    make_home,
+    mark_home_in_use,
+)
 from workers.demo.transactions import DEATH_IN_BROADCAST, check_transactions, run_transactions
 from workers.demo.waits_and_interrupts import SignalHandler, wait_until
 from workers.demo.written_topics import WrittenTopic, count_deletable_ledgers, write_topics
@@ -81,7 +86,7 @@ def run_demo(settings: Settings, *, topics: int, ledgers: int, keep: bool, on_pr
         KeyboardInterrupt: A signal asked the demo to end. The message says whether the stack is gone.
     """
     if not keep:
-        remove_abandoned_homes(on_progress)
+        kill_and_remove_abandoned_homes(on_progress)
     with SignalHandler(keep=keep) as interrupts:
         home = interrupts.home = make_home()
         demo_settings = _settings_for_demo(settings, home, topics, ledgers)
@@ -95,7 +100,7 @@ def run_demo(settings: Settings, *, topics: int, ledgers: int, keep: bool, on_pr
         finally:
             if not interrupts.has_given_up:
                 on_progress("stopping what was started")
-                remove_home(home)
+                kill_processes_and_remove_home(home)
 
 
 def _settings_for_demo(settings: Settings, home: Path, topics: int, ledgers: int) -> Settings:
@@ -118,7 +123,7 @@ def _run_all_steps(settings: Settings, topics: int, ledgers: int, say: Say) -> D
     )
     settings = add_stack_addresses(settings, addresses)
     prepare_catalog_and_namespace(settings)
-    auditor = IndependentAuditor(settings)
+    store_access = DirectStoreAccess(settings)
     with ThreadPoolExecutor(1) as pool, open_log_store(settings) as log:
         # The worker kills itself half way, or at the first chunk if there is only one.
         chunks = sum(ceil(count / settings.deletion_chunk) for count in count_deletable_ledgers(topics, ledgers))
@@ -127,32 +132,32 @@ def _run_all_steps(settings: Settings, topics: int, ledgers: int, say: Say) -> D
         first = pool.submit(start_worker, settings, name=_FIRST, extra_env=fatal_env, isolated=True, on_progress=say)
         written = list(write_topics(log, topics=topics, ledgers=ledgers, say=say))
         first.result()
-    planted = [*_FOREIGN_KEYS, *_choose_ledger_for_foreign_object(written)]
+    planted = [*_FOREIGN_KEYS, *_mark_contested_ledger_and_choose_key(written)]
     for key in planted:
-        auditor.plant(key, b"not Sexton's")
-    before = auditor.list_objects()
-    results, death = asyncio.run(_trim_while_worker_dies(settings, auditor, written, say))
-    after = auditor.list_objects()
+        store_access.put_object(key, b"not Sexton's")
+    before = store_access.list_objects()
+    results, death = asyncio.run(_trim_while_worker_dies(settings, store_access, written, say))
+    after = store_access.list_objects()
     say("trimming once more")
     asyncio.run(_trim_again(settings, written))
-    is_unchanged = auditor.list_objects() == after
+    is_unchanged = store_access.list_objects() == after
     say(f"waiting until {_SECOND} owns every bundle")
-    fences = asyncio.run(_wait_until_worker_owns_bundles(auditor, bundles=settings.bundles, worker_prefix=_SECOND))
+    fences = asyncio.run(_wait_until_worker_owns_bundles(store_access, bundles=settings.bundles, worker_prefix=_SECOND))
     with open_log_store(settings) as log:
         takeover = check_fences_after_takeover(log.catalog.deletions, death.fences, fences)
         say("flipping bits of a stored segment")
-        damage = check_flipped_bits(auditor, log.managed, written[0])
+        damage = check_flipped_bits(store_access, log.managed, written[0])
     promises = [
-        check_needed_ledgers(auditor, before, after, written),
-        check_deleted_ledgers(auditor, before, after, written),
+        check_needed_ledgers(store_access, before, after, written),
+        check_deleted_ledgers(store_access, before, after, written),
         check_foreign_objects(before, after, planted),
         takeover,
         check_crash_recovery(finished=death.finished, unfinished=death.unfinished, repeat_is_harmless=is_unchanged),
     ]
     say("planting orphans, and looking for them with Spark")
-    orphans = _reconcile_orphans(settings, auditor, written)
-    promises[3:3] = _run_transactions_and_delayed_messages(settings, auditor, say)
-    promises.insert(4, _lose_and_rebuild_catalog(settings, auditor, say))
+    orphans = _plant_and_remove_orphans(settings, store_access, written)
+    promises[3:3] = _run_transactions_and_delayed_messages(settings, store_access, say)
+    promises.insert(4, _lose_and_rebuild_catalog(settings, store_access, say))
     return DemoReport(
         promises=promises,
         orphans=orphans,
@@ -165,17 +170,19 @@ def _run_all_steps(settings: Settings, topics: int, ledgers: int, say: Say) -> D
     )
 
 
-def _reconcile_orphans(
-    settings: Settings, auditor: IndependentAuditor, written: Sequence[WrittenTopic]
+def _plant_and_remove_orphans(
+    settings: Settings, store_access: DirectStoreAccess, written: Sequence[WrittenTopic]
 ) -> PromiseResult:
-    orphans = plant_orphans(auditor, written)
-    before = auditor.list_objects(), auditor.list_objects(tiered=True)
-    outcome = asyncio.run(plan_and_apply_orphans(settings))
-    return check_orphans_removed(before, (auditor.list_objects(), auditor.list_objects(tiered=True)), orphans, outcome)
+    orphans = plant_orphans(store_access, written)
+    before = store_access.list_objects(), store_access.list_objects(tiered=True)
+    job_counts = asyncio.run(plan_and_apply_orphans(settings))
+    return check_orphans_removed(
+        before, (store_access.list_objects(), store_access.list_objects(tiered=True)), orphans, job_counts
+    )
 
 
 def _run_transactions_and_delayed_messages(
-    settings: Settings, auditor: IndependentAuditor, say: Say
+    settings: Settings, store_access: DirectStoreAccess, say: Say
 ) -> list[PromiseResult]:
     home = StackHome.at(settings.home)
     second, third = ServiceProcess(_SECOND, home), ServiceProcess(_THIRD, home)
@@ -186,28 +193,31 @@ def _run_transactions_and_delayed_messages(
 
     say("delaying messages, sealing three buckets of them and merging two")
     with DelayedTopic(settings) as delayed_topic:
-        asyncio.run(delayed_topic.seal_until_worker_dies(lambda: second.find_process() is None))
+        asyncio.run(delayed_topic.write_buckets_and_await_worker_death(lambda: second.find_process() is None))
         say(f"{_SECOND} was killed by SIGKILL in the middle of the merge")
         fatal_env = {failpoints.ENVIRONMENT_VARIABLE: DEATH_IN_BROADCAST, **_WORKER_ENV}
         start_worker(settings, name=_THIRD, extra_env=fatal_env, isolated=True, on_progress=say)
         delayed_topic.replace_consumer()
         say("committing one transaction and aborting another over three topics and a subscription")
-        outcome = asyncio.run(run_transactions(settings, lambda: third.find_process() is None, replace_worker))
+        transactions = asyncio.run(run_transactions(settings, lambda: third.find_process() is None, replace_worker))
         say("waiting for the merge, and for messages that are still to come")
         asyncio.run(delayed_topic.merge_and_await_deliveries())
-    return [check_transactions(settings, auditor, outcome), check_delayed_messages(auditor, delayed_topic.record)]
+    return [
+        check_transactions(settings, store_access, transactions),
+        check_delayed_messages(store_access, delayed_topic.received_messages),
+    ]
 
 
-def _lose_and_rebuild_catalog(settings: Settings, auditor: IndependentAuditor, say: Say) -> PromiseResult:
+def _lose_and_rebuild_catalog(settings: Settings, store_access: DirectStoreAccess, say: Say) -> PromiseResult:
     say("deleting ledgers durably and plainly")
     fourth = ServiceProcess(_FOURTH, StackHome.at(settings.home))
-    lost = asyncio.run(lose_and_rebuild_database(settings, fourth.kill, say))
-    row = check_rebuilt_catalog(auditor, lost)
+    loss = asyncio.run(lose_and_rebuild_database(settings, fourth.kill, say))
+    row = check_rebuilt_catalog(store_access, loss)
     start_worker(settings, name=_FIFTH, extra_env=_WORKER_ENV, isolated=True, on_progress=say)
     return row
 
 
-def _choose_ledger_for_foreign_object(written: Sequence[WrittenTopic]) -> list[str]:
+def _mark_contested_ledger_and_choose_key(written: Sequence[WrittenTopic]) -> list[str]:
     for written_topic in written:
         if len(written_topic.to_delete) > 1:
             written_topic.contested.add(written_topic.to_delete[0])
@@ -216,9 +226,9 @@ def _choose_ledger_for_foreign_object(written: Sequence[WrittenTopic]) -> list[s
 
 
 async def _trim_while_worker_dies(
-    settings: Settings, auditor: IndependentAuditor, written: Sequence[WrittenTopic], say: Say
+    settings: Settings, store_access: DirectStoreAccess, written: Sequence[WrittenTopic], say: Say
 ) -> tuple[list[TrimTopicResult], "_CatalogAtWorkerDeath"]:
-    fences = await _wait_until_worker_owns_bundles(auditor, bundles=settings.bundles, worker_prefix=_FIRST)
+    fences = await _wait_until_worker_owns_bundles(store_access, bundles=settings.bundles, worker_prefix=_FIRST)
     sexton = await Sexton.connect(settings)
     say("trimming every topic")
     reason, actor = "demo", "sexton demo"
@@ -226,7 +236,7 @@ async def _trim_while_worker_dies(
     process = ServiceProcess(_FIRST, StackHome.at(settings.home))
     if not await wait_until(lambda: process.find_process() is None):
         raise ServiceFailed(_FIRST, "it did not die in phase two", advice=f"read {process.log_file}")
-    states = [state for state, _ in auditor.read_intents().values()]
+    states = [state for state, _ in store_access.read_intents().values()]
     death = _CatalogAtWorkerDeath(finished=states.count("DELETED"), unfinished=states.count("PENDING"), fences=fences)
     say(f"{_FIRST} was killed by SIGKILL with {death.unfinished} deletions unfinished")
     fatal_env = {failpoints.ENVIRONMENT_VARIABLE: DEATH_IN_MERGE, **_WORKER_ENV}
@@ -236,13 +246,13 @@ async def _trim_while_worker_dies(
 
 
 async def _wait_until_worker_owns_bundles(
-    auditor: IndependentAuditor, *, bundles: int, worker_prefix: str
+    store_access: DirectStoreAccess, *, bundles: int, worker_prefix: str
 ) -> FenceByBundle:
     fences: FenceByBundle = {}
 
     def is_owned() -> bool:
         nonlocal fences
-        fences = auditor.read_fences()
+        fences = store_access.read_fences()
         return sum(worker_id.startswith(worker_prefix) for _, worker_id in fences.values()) == bundles
 
     if not await wait_until(is_owned):

@@ -24,7 +24,7 @@ from logstore.validated_names import TopicName
 from workers.assembly.log_store import LogStore
 from workers.assembly.log_store_from_settings import open_log_store
 from workers.client import Sexton
-from workers.demo.independent_auditor import IndependentAuditor
+from workers.demo.direct_store_access import DirectStoreAccess
 from workers.demo.promise_report import PromiseResult
 from workers.demo.waits_and_interrupts import WAIT_TIMEOUT_S, wait_until
 from workers.settings import Settings
@@ -51,96 +51,96 @@ async def lose_and_rebuild_database(
 ) -> LostDatabaseEvidence:
     """Delete ledgers and flush. Then remove the database while a writer appends, and rebuild it by the command."""
     with open_log_store(settings) as log:
-        lost = _write_closed_ledgers(log)
+        loss = _write_topic_with_closed_ledgers(log)
     async with await Sexton.connect(settings) as sexton:
-        await _delete_ledgers(sexton, lost)
+        await _delete_ledgers_durably_and_plainly(sexton, loss)
         await (await sexton.flush_records("demo", "sexton demo")).result()
-    flushed_count = len(lost.answered_payloads)
+    flushed_count = len(loss.answered_payloads)
     ended = threading.Event()
     with ThreadPoolExecutor(1) as pool:
-        writer = pool.submit(_append_until_ended, settings, lost, ended)
-        await wait_until(lambda: len(lost.answered_payloads) > flushed_count + 10 or writer.done())
+        writer = pool.submit(_append_until_ended, settings, loss, ended)
+        await wait_until(lambda: len(loss.answered_payloads) > flushed_count + 10 or writer.done())
         end_worker()
         say("removing the whole database while a writer is at work")
         _remove_database(settings)
         ended.set()
-        _await_writer(writer)
-    lost.unflushed_entries = len(lost.answered_payloads) - flushed_count
+        _await_writer_ignoring_errors(writer)
+    loss.unflushed_entries = len(loss.answered_payloads) - flushed_count
     say("rebuilding it from the record log and from what storage holds")
-    lost.rebuild_result = _run_rebuild_command(settings)
-    return lost
+    loss.rebuild_result = _run_rebuild_command(settings)
+    return loss
 
 
-def check_rebuilt_catalog(auditor: IndependentAuditor, lost: LostDatabaseEvidence) -> PromiseResult:
+def check_rebuilt_catalog(store_access: DirectStoreAccess, loss: LostDatabaseEvidence) -> PromiseResult:
     """Check that durably deleted ledgers are in no table and no bucket, and that other entries are readable."""
     problems: list[str] = []
-    contents, ledger_ids = auditor.list_objects(), auditor.read_ledger_ids()
-    for ledger_id in lost.durably_deleted:
+    contents, ledger_ids = store_access.list_objects(), store_access.read_ledger_ids()
+    for ledger_id in loss.durably_deleted:
         problems += [f"ledger {ledger_id}, deleted durably, has returned"] if ledger_id in ledger_ids else []
         problems += [f"{key} is still there" for key in contents.keys_of_ledger(ledger_id)]
-    lost_tombstones = set(lost.durably_deleted) - auditor.read_tombstones()
+    lost_tombstones = set(loss.durably_deleted) - store_access.read_tombstones()
     problems += [f"tombstone of {ledger_id} is lost" for ledger_id in sorted(lost_tombstones)]
-    relisted = auditor.read_listed_ledgers(lost.topic.topic_id) & set(lost.plainly_deleted)
+    relisted = store_access.read_listed_ledgers(loss.topic.topic_id) & set(loss.plainly_deleted)
     problems += [f"ledger {ledger_id}, deleted plainly, is listed again" for ledger_id in sorted(relisted)]
-    payloads = auditor.read_entries(lost.topic.topic_id)
-    deleted = {*lost.durably_deleted, *lost.plainly_deleted}
+    payloads = store_access.read_entries(loss.topic.topic_id)
+    deleted = {*loss.durably_deleted, *loss.plainly_deleted}
     problems += [
         f"entry {position} was answered and is not readable as it was"
-        for position, payload in lost.answered_payloads.items()
+        for position, payload in loss.answered_payloads.items()
         if position[0] not in deleted and payloads.get(position) != payload
     ]
-    problems += ["the writer was not at work when the database went"] if not lost.unflushed_entries else []
-    missing = lost.rebuild_result["missing_data"]
+    problems += ["the writer was not at work when the database went"] if not loss.unflushed_entries else []
+    missing = loss.rebuild_result["missing_data"]
     problems += [f"{missing} ledgers lack data, as the rebuild says"] if missing else []
-    records, segments = lost.rebuild_result["records"], lost.rebuild_result["adopted_segments"]
+    records, segments = loss.rebuild_result["records"], loss.rebuild_result["adopted_segments"]
     evidence = (
         f"database lost and rebuilt: {records} records, {segments} segments adopted;"
-        f" {len(lost.durably_deleted)} ledgers deleted durably stay gone; all {len(lost.answered_payloads)} answered"
-        f" entries accounted for, {lost.unflushed_entries} of them in no flush"
+        f" {len(loss.durably_deleted)} ledgers deleted durably stay gone; all {len(loss.answered_payloads)} answered"
+        f" entries accounted for, {loss.unflushed_entries} of them in no flush"
     )
     return PromiseResult.from_problems("5 a durable delete never returns", problems, evidence)
 
 
-def _write_closed_ledgers(log: LogStore) -> LostDatabaseEvidence:
+def _write_topic_with_closed_ledgers(log: LogStore) -> LostDatabaseEvidence:
     name = TopicName.parse("persistent://demo/shop/records").encoded
-    lost = LostDatabaseEvidence(topic=log.catalog.topics.create_topic(name, RetentionPolicy()))
-    log.subscriptions.subscribe(lost.topic.topic_id, _SUBSCRIPTION, latest=False)
+    loss = LostDatabaseEvidence(topic=log.catalog.topics.create_topic(name, RetentionPolicy()))
+    log.subscriptions.subscribe(loss.topic.topic_id, _SUBSCRIPTION, latest=False)
     for number in range(_CLOSED_LEDGERS):
-        last = _append_entry(log, lost, b"ledger %d" % number)
-        log.managed.roll(lost.topic)
-        (lost.durably_deleted if number < _CLOSED_LEDGERS // 2 else lost.plainly_deleted).append(LedgerId(last[0]))
-    result = log.managed.append(lost.topic, ProducedEntries(entries=[NewEntry(payload=b"behind")]))
+        last = _append_entry(log, loss, b"ledger %d" % number)
+        log.managed.roll(loss.topic)
+        (loss.durably_deleted if number < _CLOSED_LEDGERS // 2 else loss.plainly_deleted).append(LedgerId(last[0]))
+    result = log.managed.append(loss.topic, ProducedEntries(entries=[NewEntry(payload=b"behind")]))
     if result.first is not None:
-        lost.answered_payloads[int(result.first.ledger_id), result.first.entry_id] = b"behind"
-        log.subscriptions.acknowledge(lost.topic.topic_id, _SUBSCRIPTION, up_to=result.first)
-    return lost
+        loss.answered_payloads[int(result.first.ledger_id), result.first.entry_id] = b"behind"
+        log.subscriptions.acknowledge(loss.topic.topic_id, _SUBSCRIPTION, up_to=result.first)
+    return loss
 
 
-def _append_entry(log: LogStore, lost: LostDatabaseEvidence, payload: bytes) -> EntryPosition:
-    result = log.managed.append(lost.topic, ProducedEntries(entries=[NewEntry(payload=payload)]))
+def _append_entry(log: LogStore, loss: LostDatabaseEvidence, payload: bytes) -> EntryPosition:
+    result = log.managed.append(loss.topic, ProducedEntries(entries=[NewEntry(payload=payload)]))
     if result.first is None:
         raise ServiceFailed("demo", "an append was taken for a duplicate", advice="run it again")
     position = (int(result.first.ledger_id), result.first.entry_id)
-    lost.answered_payloads[position] = payload
+    loss.answered_payloads[position] = payload
     return position
 
 
-async def _delete_ledgers(sexton: Sexton, lost: LostDatabaseEvidence) -> None:
+async def _delete_ledgers_durably_and_plainly(sexton: Sexton, loss: LostDatabaseEvidence) -> None:
     await (await sexton.flush_records("demo", "sexton demo")).result()
-    deletion = await sexton.delete_ledgers(lost.topic, lost.durably_deleted, reason="demo", actor="sexton demo")
+    deletion = await sexton.delete_ledgers(loss.topic, loss.durably_deleted, reason="demo", actor="sexton demo")
     await deletion.result()
-    await (await sexton.trim_topic(lost.topic, reason="demo", actor="sexton demo")).result()
+    await (await sexton.trim_topic(loss.topic, reason="demo", actor="sexton demo")).result()
 
 
-def _append_until_ended(settings: Settings, lost: LostDatabaseEvidence, ended: threading.Event) -> None:
+def _append_until_ended(settings: Settings, loss: LostDatabaseEvidence, ended: threading.Event) -> None:
     with open_log_store(settings) as log:
         number = 0
         while not ended.wait(_APPEND_PAUSE_S):
-            _append_entry(log, lost, b"late %d" % number)
+            _append_entry(log, loss, b"late %d" % number)
             number += 1
 
 
-def _await_writer(writer: "Future[None]") -> None:
+def _await_writer_ignoring_errors(writer: "Future[None]") -> None:
     fault = writer.exception(timeout=WAIT_TIMEOUT_S)
     if fault is not None and not isinstance(fault, Exception):
         raise fault

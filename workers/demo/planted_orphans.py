@@ -10,7 +10,7 @@ from logstore.log.ledger_object_keys import ledger_prefix, segment_key
 from logstore.offload.tiered_copy import data_key, index_key
 from logstore.reconciliation.findings import FindingKind
 from workers.client import Sexton
-from workers.demo.independent_auditor import BucketContents, IndependentAuditor
+from workers.demo.direct_store_access import BucketContents, DirectStoreAccess
 from workers.demo.promise_report import PromiseResult
 from workers.demo.written_topics import WrittenTopic
 from workers.settings import Settings
@@ -26,32 +26,32 @@ class PlantedOrphans:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PlanAndApplyOutcome:
+class PlanAndApplyCounts:
     found: dict[str, int]
     applied: dict[str, int]
     failed: int
 
 
-def plant_orphans(auditor: IndependentAuditor, written: Sequence[WrittenTopic]) -> PlantedOrphans:
+def plant_orphans(store_access: DirectStoreAccess, written: Sequence[WrittenTopic]) -> PlantedOrphans:
     """Create orphans: objects of a deleted ledger, an unregistered segment, and an unfinished tiered copy."""
     topic = next(written_topic for written_topic in written if written_topic.deletable)
     live_id, deleted_id = topic.needed[0], topic.deletable[0]
     live_prefix, deleted_prefix = ledger_prefix(live_id), ledger_prefix(deleted_id)
-    live_keys = auditor.list_objects().keys_of_ledger(live_id)
+    live_keys = store_access.list_objects().keys_of_ledger(live_id)
     source_by_key = {key.replace(live_prefix, deleted_prefix): key for key in live_keys}
-    metadata = {"ledger-id": str(deleted_id), "created-us": str(auditor.read_created_us(deleted_id))}
+    metadata = {"ledger-id": str(deleted_id), "created-us": str(store_access.read_created_us(deleted_id))}
     for key, source in source_by_key.items():
-        auditor.copy(source, key, changed_metadata=metadata)
+        store_access.copy_primary_object(source, key, changed_metadata=metadata)
     data, uuid = next(key for key in live_keys if key.endswith(".parquet")), str(uuid4())
     unregistered_key = segment_key(live_id, _UNUSED_SEGMENT_NUMBER)
-    auditor.copy(data, unregistered_key)
+    store_access.copy_primary_object(data, unregistered_key)
     tiered_keys = (data_key(uuid, live_id), index_key(uuid, live_id))
     for key in tiered_keys:
-        auditor.copy(data, key, tiered=True)
+        store_access.copy_primary_object(data, key, tiered=True)
     return PlantedOrphans(primary=frozenset({*source_by_key, unregistered_key}), tiered=frozenset(tiered_keys))
 
 
-async def plan_and_apply_orphans(settings: Settings) -> PlanAndApplyOutcome:
+async def plan_and_apply_orphans(settings: Settings) -> PlanAndApplyCounts:
     """Plan with age 0 and apply the plan. Age 0 is safe because no process writes any more."""
     await asyncio.sleep(_CLOCK_RESOLUTION_S)
     async with await Sexton.connect(settings) as sexton:
@@ -59,7 +59,7 @@ async def plan_and_apply_orphans(settings: Settings) -> PlanAndApplyOutcome:
         planned = await plan.result()
         job = await sexton.apply_orphans(planned.run_id, max_orphan_share=1, reason="demo", actor="sexton demo")
         applied = await job.result()
-    return PlanAndApplyOutcome(
+    return PlanAndApplyCounts(
         found=planned.found.findings if planned.found else {},
         applied=dict(applied.done.applied),
         failed=applied.done.failed,
@@ -70,7 +70,7 @@ def check_orphans_removed(
     before: tuple[BucketContents, BucketContents],
     after: tuple[BucketContents, BucketContents],
     orphans: PlantedOrphans,
-    outcome: PlanAndApplyOutcome,
+    job_counts: PlanAndApplyCounts,
 ) -> PromiseResult:
     problems: list[str] = []
     for contents_before, contents_after, planted in zip(before, after, (orphans.primary, orphans.tiered), strict=True):
@@ -82,13 +82,13 @@ def check_orphans_removed(
     expected = {kind.value: int(kind in kinds) for kind in FindingKind if kind.is_removable} | {
         FindingKind.MISSING_DATA.value: 0
     }
-    counts = {kind: outcome.found.get(kind, 0) for kind in expected}
+    counts = {kind: job_counts.found.get(kind, 0) for kind in expected}
     problems += [
         f"{kind}: expected {expected[kind]}, found {counts[kind]}"
         for kind in expected
         if counts[kind] != expected[kind]
     ]
-    problems += [f"{outcome.failed} findings failed"] if outcome.failed else []
+    problems += [f"{job_counts.failed} findings failed"] if job_counts.failed else []
     objects = len(orphans.primary) + len(orphans.tiered)
     evidence = f"{objects} orphaned objects of {len(kinds)} kinds planted, found and removed; nothing else"
     return PromiseResult.from_problems("orphans go, and nothing else", problems, evidence)

@@ -11,9 +11,9 @@ from logstore.log.services import ManagedLedger
 from logstore.ownership import BundleId, Lease
 from logstore.ports.catalog import IntentResult, PhaseTwoQueue
 from logstore.positions import LedgerId, Position
-from workers.demo.independent_auditor import BucketContents, IndependentAuditor
+from workers.demo.direct_store_access import BucketContents, DirectStoreAccess
 from workers.demo.written_topics import WrittenTopic
-from workers.pages.value_formats import select_fields
+from workers.human_readable_values import select_fields
 
 FenceByBundle = Mapping[int, tuple[int, str]]
 """Number of acquisitions and last owner, by bundle."""
@@ -79,18 +79,18 @@ class DemoReport:
 
 
 def check_needed_ledgers(
-    auditor: IndependentAuditor, before: BucketContents, after: BucketContents, topics: Sequence[WrittenTopic]
+    store_access: DirectStoreAccess, before: BucketContents, after: BucketContents, topics: Sequence[WrittenTopic]
 ) -> PromiseResult:
     """Check promise 1: needed ledgers are listed, their objects are unchanged, and all entries are readable."""
     problems: list[str] = []
     entry_count = 0
     for written in topics:
-        unlisted = set(written.needed) - auditor.read_listed_ledgers(written.topic.topic_id)
+        unlisted = set(written.needed) - store_access.read_listed_ledgers(written.topic.topic_id)
         problems += [f"ledger {ledger_id} is not listed" for ledger_id in sorted(unlisted)]
         for ledger_id in written.needed:
             keys = before.keys_of_ledger(ledger_id)
             problems += [f"{key} changed" for key in keys if after.etags.get(key) != before.etags[key]]
-            if auditor.read_payloads(ledger_id) != written.payloads[ledger_id]:
+            if store_access.read_payloads(ledger_id) != written.payloads[ledger_id]:
                 problems.append(f"ledger {ledger_id} reads differently")
             entry_count += len(written.payloads[ledger_id])
     ledger_count = sum(len(written.needed) for written in topics)
@@ -99,15 +99,15 @@ def check_needed_ledgers(
 
 
 def check_deleted_ledgers(
-    auditor: IndependentAuditor, before: BucketContents, after: BucketContents, topics: Sequence[WrittenTopic]
+    store_access: DirectStoreAccess, before: BucketContents, after: BucketContents, topics: Sequence[WrittenTopic]
 ) -> PromiseResult:
     """Check promise 2: detached ledgers are gone from list and storage, or are dead letters with a reason."""
-    intents = auditor.read_intents()
+    intents = store_access.read_intents()
     deletable = [ledger_id for written in topics for ledger_id in written.deletable]
     contested = [ledger_id for written in topics for ledger_id in sorted(written.contested)]
     problems = [f"{key} is still there" for ledger_id in deletable for key in after.keys_of_ledger(ledger_id)]
     for written in topics:
-        still_listed = set(written.to_delete) & auditor.read_listed_ledgers(written.topic.topic_id)
+        still_listed = set(written.to_delete) & store_access.read_listed_ledgers(written.topic.topic_id)
         problems += [f"ledger {ledger_id} is still listed" for ledger_id in sorted(still_listed)]
     expected: dict[int, tuple[str, str | None]] = dict.fromkeys(deletable, ("DELETED", "DELETED"))
     expected |= dict.fromkeys(contested, _REFUSED_INTENT)
@@ -166,13 +166,13 @@ def check_crash_recovery(*, finished: int, unfinished: int, repeat_is_harmless: 
     return PromiseResult(promise="8 survives kill -9, twice is once", ok=ok, seen=evidence)
 
 
-def check_flipped_bits(auditor: IndependentAuditor, log: ManagedLedger, written: WrittenTopic) -> PromiseResult:
+def check_flipped_bits(store_access: DirectStoreAccess, log: ManagedLedger, written: WrittenTopic) -> PromiseResult:
     """Check that a read of a segment with a flipped bit fails or returns the written entries."""
     ledger_id = written.needed[0]
-    key = next(key for key in auditor.list_objects().keys_of_ledger(ledger_id) if key.endswith(".parquet"))
+    key = next(key for key in store_access.list_objects().keys_of_ledger(ledger_id) if key.endswith(".parquet"))
     refused_count, problem = 0, ""
     for part in _FLIP_POSITIONS:
-        with auditor.flip_bit(key, part):
+        with store_access.flip_bit(key, part):
             try:
                 is_right = _read_payloads(log, written, ledger_id) == written.payloads[ledger_id]
             except CorruptData:

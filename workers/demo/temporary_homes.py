@@ -34,7 +34,7 @@ def mark_home_in_use(home: Path) -> int:
     The lock ends only with its process. A start time would prove nothing, because it changes with the clock.
     """
     at_home = StackHome.at(home)
-    at_home.create_directories()
+    at_home.create_directories_and_check_space()
     with at_home.translate_disk_errors():
         descriptor, temporary_path = tempfile.mkstemp(dir=home)
         fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -42,13 +42,13 @@ def mark_home_in_use(home: Path) -> int:
     return descriptor
 
 
-def remove_abandoned_homes(say: Callable[[str], None]) -> None:
+def kill_and_remove_abandoned_homes(say: Callable[[str], None]) -> None:
     """Remove homes of this user's killed demos, with their processes. A home without a lock file stays."""
     for home in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
         try:
             if _is_home_abandoned(home):
                 say(f"removing {home}, which a demo that was killed has left")
-                remove_home(home)
+                kill_processes_and_remove_home(home)
         except (ServiceFailed, OSError) as fault:
             say(str(fault))
 
@@ -70,7 +70,7 @@ def _is_home_abandoned(home: Path) -> bool:
     return True
 
 
-def remove_home(home: Path) -> None:
+def kill_processes_and_remove_home(home: Path) -> None:
     """Kill workers and servers without a drain, then delete the home.
 
     Raises:

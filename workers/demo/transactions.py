@@ -15,7 +15,7 @@ from logstore.validated_names import TopicName
 from workers.assembly.log_store import LogStore
 from workers.assembly.log_store_from_settings import open_log_store
 from workers.client import Sexton
-from workers.demo.independent_auditor import IndependentAuditor
+from workers.demo.direct_store_access import DirectStoreAccess
 from workers.demo.promise_report import PromiseResult
 from workers.demo.waits_and_interrupts import wait_until
 from workers.settings import Settings
@@ -44,7 +44,9 @@ async def run_transactions(
     with open_log_store(settings) as log:
         async with await Sexton.connect(settings) as sexton:
             transactions = sexton.transactions(log)
-            source, *topics = [await asyncio.to_thread(_create_topic, log, name) for name in ("paid", "a", "b", "c")]
+            source, *topics = [
+                await asyncio.to_thread(_create_topic_with_subscription, log, name) for name in ("paid", "a", "b", "c")
+            ]
             first = log.managed.append(
                 source, ProducedEntries(entries=[NewEntry(payload=b"1"), NewEntry(payload=b"2")])
             )
@@ -75,7 +77,7 @@ async def run_transactions(
     )
 
 
-def _create_topic(log: LogStore, name: str) -> Topic:
+def _create_topic_with_subscription(log: LogStore, name: str) -> Topic:
     topic = log.catalog.topics.create_topic(
         TopicName.parse(f"persistent://demo/shop/{name}").encoded, RetentionPolicy()
     )
@@ -87,33 +89,35 @@ def _read_topics(log: LogStore, topics: list[Topic]) -> list[list[bytes]]:
     return [[entry.payload or b"" for entry in log.managed.scan(topic)] for topic in topics]
 
 
-def check_transactions(settings: Settings, auditor: IndependentAuditor, outcome: DecidedTransactions) -> PromiseResult:
+def check_transactions(
+    settings: Settings, store_access: DirectStoreAccess, transactions: DecidedTransactions
+) -> PromiseResult:
     """Check that readers saw all of one transaction and nothing of the other, and that each log has both markers."""
-    ends = {str(outcome.committed): ("COMMITTED", "COMMIT"), str(outcome.aborted): ("ABORTED", "ABORT")}
+    ends = {str(transactions.committed): ("COMMITTED", "COMMIT"), str(transactions.aborted): ("ABORTED", "ABORT")}
     problems = [
         f"{topic.name} showed {payloads}"
-        for topic, payloads in zip(outcome.topics, outcome.payloads_before, strict=True)
+        for topic, payloads in zip(transactions.topics, transactions.payloads_before, strict=True)
         if payloads
     ]
     with open_log_store(settings) as log:
-        payloads_after = _read_topics(log, outcome.topics)
-        state = log.subscriptions.read_state(outcome.source.topic_id, _SOURCE)
-        unread = [entry.position for entry in log.managed.scan(outcome.source, cursor_state=state)]
-    for payloads_by_topic in (outcome.payloads_decided, payloads_after):
+        payloads_after = _read_topics(log, transactions.topics)
+        state = log.subscriptions.read_state(transactions.source.topic_id, _SOURCE)
+        unread = [entry.position for entry in log.managed.scan(transactions.source, cursor_state=state)]
+    for payloads_by_topic in (transactions.payloads_decided, payloads_after):
         problems += [
             f"{topic.name} showed {payloads}"
-            for topic, payloads in zip(outcome.topics, payloads_by_topic, strict=True)
+            for topic, payloads in zip(transactions.topics, payloads_by_topic, strict=True)
             if payloads != [b"kept"]
         ]
-    states = auditor.read_transaction_states()
+    states = store_access.read_transaction_states()
     expected_states = {txn: state for txn, (state, _) in ends.items()}
     problems += [
         f"{txn}: {states.get(txn)}"
         for txn in sorted(states.keys() | ends.keys())
         if states.get(txn) != expected_states.get(txn)
     ]
-    for topic in [*outcome.topics, outcome.source]:
-        markers = auditor.read_transaction_markers(topic.topic_id)
+    for topic in [*transactions.topics, transactions.source]:
+        markers = store_access.read_transaction_markers(topic.topic_id)
         problems += [f"{topic.name} tells {sorted(markers)}" for txn in ends if markers.get(txn) != {ends[txn][1]}]
     is_second_entry_unread = len(unread) == 1 and unread[0] == Position(unread[0].ledger_id, 1)
     problems += [] if is_second_entry_unread else [f"{len(unread)} entries are left"]

@@ -59,9 +59,9 @@ class SignalHandler:
         for number, handler in self._previous_handlers.items():
             signal.signal(number, handler)
         if self._signal_count and kind in {None, KeyboardInterrupt}:
-            raise KeyboardInterrupt(self._describe_remaining_home()) from error
+            raise KeyboardInterrupt(self._describe_whether_home_remains()) from error
 
-    def _describe_remaining_home(self) -> str:
+    def _describe_whether_home_remains(self) -> str:
         if self.home is None:
             return "nothing was started"
         if self._keep:

@@ -53,7 +53,7 @@ async def prune_span_files_repeatedly(settings: Settings, *, interval_s: float =
 _SNAPSHOTS_INTERVAL_S: Final = 1.0  # a fifth of the time after which a snapshot is due
 
 
-async def write_due_buffer_snapshots(
+async def write_due_buffer_snapshots_repeatedly(
     write_due_snapshots: Callable[[], int], *, interval_s: float = _SNAPSHOTS_INTERVAL_S
 ) -> None:
     """Write due snapshots of transaction buffers until cancelled. Log an outage of the catalog once.
@@ -85,30 +85,30 @@ _CLOSED_STATUSES: Final = frozenset(
 
 
 async def release_rebuild_pins_repeatedly(
-    client: Client, start: RebuildManifests, *, interval_s: float = _PINS_INTERVAL_S
+    client: Client, manifests: RebuildManifests, *, interval_s: float = _PINS_INTERVAL_S
 ) -> None:
     while True:
         try:
-            await release_pins_of_closed_rebuilds(client, start)
+            await release_pins_of_closed_rebuilds(client, manifests)
         except (RPCError, SextonError) as error:
             _log.debug("pins of rebuilds are not compared with their workflows: %s", error)
         await asyncio.sleep(interval_s)
 
 
-async def release_pins_of_closed_rebuilds(client: Client, start: RebuildManifests) -> None:
+async def release_pins_of_closed_rebuilds(client: Client, manifests: RebuildManifests) -> None:
     """End the pins of rebuilds whose workflow is closed. If Temporal does not know the workflow, the pin stays.
 
     Raises:
         RPCError: Temporal does not answer.
         StoreUnavailable: The store does not answer.
     """
-    for pin in await asyncio.to_thread(start.list_pins):
-        if await _is_rebuild_closed(client, REBUILD_CATALOG.id(pin.pin_id)):
-            await asyncio.to_thread(start.end_pin, pin)
+    for pin in await asyncio.to_thread(manifests.list_pins):
+        if await _is_rebuild_certainly_closed(client, REBUILD_CATALOG.id(pin.pin_id)):
+            await asyncio.to_thread(manifests.end_pin, pin)
             _log.info("rebuild %s has ended, and holds manifest %d no more", pin.pin_id, pin.manifest)
 
 
-async def _is_rebuild_closed(client: Client, workflow_id: str) -> bool:
+async def _is_rebuild_certainly_closed(client: Client, workflow_id: str) -> bool:
     try:
         description = await client.get_workflow_handle(workflow_id).describe()
     except RPCError as error:
@@ -120,16 +120,19 @@ async def _is_rebuild_closed(client: Client, workflow_id: str) -> bool:
 
 @asynccontextmanager
 async def watch_catalog_currency(
-    log: LogStore, *, interval_s: float, require: Callable[[RecordOutbox, OwnedStore], None] = require_current_catalog
+    log: LogStore,
+    *,
+    interval_s: float,
+    require_current: Callable[[RecordOutbox, OwnedStore], None] = require_current_catalog,
 ) -> "AsyncIterator[asyncio.Task[CatalogMismatch | CatalogOutdated]]":
     """Check while the block runs that no other database was rebuilt from the record log. Yield a task.
 
     The task ends only with the error of a check. Then the worker must end, because it would otherwise do work of the
     new catalog's jobs on the old database. Buckets refuse the deletes of such a worker in any case.
 
-    A store that does not answer is asked again after `interval_s`. Tests replace `require`.
+    A store that does not answer is asked again after `interval_s`. Tests replace `require_current`.
     """
-    check = partial(require, log.catalog.records, log.record_objects)
+    check = partial(require_current, log.catalog.records, log.record_objects)
     watch = asyncio.create_task(_wait_until_catalog_is_outdated(check, interval_s))
     try:
         yield watch

@@ -17,7 +17,7 @@ from logstore.ports.catalog import Fences
 from logstore.validated_names import TopicName
 from workers.assembly.log_store import LogStore
 from workers.settings import Settings
-from workers.settings.tls_files import TlsFiles
+from workers.settings.tls_files import TlsFilePaths
 
 
 class WorkerOwnership(TopicOwners, Protocol):
@@ -50,7 +50,7 @@ class TopicCacheInvalidator:
         self._log.subscriptions.forget()
         parse_name, bundles = TopicName.from_encoded, self._bundles
         self._log.managed.reload_last_ledgers(
-            lambda topic: bundle_of_topic(parse_name(topic.name), bundles=bundles) == lease.bundle
+            lambda topic: bundle_of_topic(parse_name(topic.name), bundle_count=bundles) == lease.bundle
         )
 
     def on_unloaded(self, bundle: BundleId) -> None:
@@ -58,22 +58,22 @@ class TopicCacheInvalidator:
         self._log.subscriptions.forget()
 
 
-def create_ownership(
+def create_zookeeper_or_single_ownership(
     settings: Settings,
     log: LogStore,
     worker_id: str,
-    load: Callable[[], float],
+    read_load: Callable[[], float],
     *,
-    events: OwnershipObserver | None = None,
+    observer: OwnershipObserver | None = None,
 ) -> WorkerOwnership:
-    """Create the ownership that the settings define. `load` returns the worker's load, where 1 means full.
+    """Create the ownership that the settings define. `read_load` returns the worker's load, where 1 means full.
 
     Raises:
         ServiceFailed: The settings name no ZooKeeper and are not `ownership=single`.
     """
     fences: Fences = log.catalog.fences
     if settings.ownership == "single":
-        return SingleOwner(worker_id, fences, events)
+        return SingleOwner(worker_id, fences, observer)
     ensemble = ensemble_from_settings(settings)
 
     def connect(on_state: Callable[[SessionState], None]) -> ZooKeeperSession:
@@ -89,14 +89,16 @@ def create_ownership(
         expired=ExpiredPolicy(settings.session_expired_policy),
         reconnect_attempts=settings.session_reconnect_attempts,
     )
-    return BundleOwner(worker_id, connect, fences, TopicCacheInvalidator(log), policy=policy, load=load, events=events)
+    return BundleOwner(
+        worker_id, connect, fences, TopicCacheInvalidator(log), options=policy, load=read_load, events=observer
+    )
 
 
 def ensemble_from_settings(settings: Settings) -> EnsembleOptions:
     scheme, _, credential = settings.zookeeper_auth.get_secret_value().partition(":")
     if settings.zookeeper_acl == "creator" and not credential:
         raise InvalidInput("zookeeper_acl", expected="anyone, because there is no zookeeper_auth", found="creator")
-    files = TlsFiles.of(settings, "zookeeper")
+    files = TlsFilePaths.from_checked_settings(settings, "zookeeper")
     if files and settings.zookeeper_tls == "off":
         raise InvalidInput("zookeeper_tls", expected="on, because there are files of TLS", found="off")
     return EnsembleOptions(

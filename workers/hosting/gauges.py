@@ -16,12 +16,12 @@ from temporalio.common import MetricGauge, MetricMeter
 
 from logstore.errors import InvalidInput, SextonError
 from logstore.ports.catalog import (
-    DelayedMessageCounts,
+    CatalogDelayedMessageCounts,
     ReconciliationRun,
     RecordLogState,
     RunKind,
     TombstoneCounts,
-    UnfinishedIntentCounts,
+    UndeletedCopyCounts,
     UnfinishedTransactionCounts,
 )
 from logstore.reconciliation.findings import FindingKind, plan_result
@@ -29,7 +29,7 @@ from logstore.records.services.replica_shipments import ReplicaShipments
 from logstore.records.tombstone_rules import ReplicaState
 from logstore.transactions.transaction_ids_and_states import TransactionState
 from workers.assembly.log_store import LogStore
-from workers.hosting.certificate_expiry import find_certificate_files, read_certificate
+from workers.hosting.client_certificate_expiry import find_client_certificate_files, read_client_certificate
 from workers.hosting.readiness import Readiness
 from workers.settings import Settings
 
@@ -71,7 +71,7 @@ def make_gauge_updater(meter: MetricMeter, read: GaugeSource) -> Callable[[], No
     return update
 
 
-def sample_deletions(read_inflight: Callable[[], UnfinishedIntentCounts]) -> Iterator[GaugeSample]:
+def sample_deletions(read_inflight: Callable[[], UndeletedCopyCounts]) -> Iterator[GaugeSample]:
     inflight, now_us = read_inflight(), time.time_ns() // 1000
     description = "Unfinished deletions, those waiting for a retry included"
     yield GaugeSample("sexton_deletion_estimated_inflight", inflight.estimated_inflight, description)
@@ -104,7 +104,7 @@ def sample_transactions(read_counts: Callable[[], UnfinishedTransactionCounts]) 
 
 
 def sample_delayed_messages(
-    read_counts: Callable[[], DelayedMessageCounts], memory_bytes: Callable[[], int]
+    read_counts: Callable[[], CatalogDelayedMessageCounts], memory_bytes: Callable[[], int]
 ) -> Iterator[GaugeSample]:
     counts = read_counts()
     yield GaugeSample("sexton_delayed_buckets", counts.buckets, "Buckets of delayed messages")
@@ -117,7 +117,7 @@ def sample_delayed_messages(
     )
 
 
-def sample_plans(list_runs: Callable[..., Sequence[ReconciliationRun]]) -> Iterator[GaugeSample]:
+def sample_missing_data_of_plans(list_runs: Callable[..., Sequence[ReconciliationRun]]) -> Iterator[GaugeSample]:
     """Yield the gauges of lost data, and of the start of the newest finished plan. Without such a plan yield nothing.
 
     A plan does not compare rows younger than its limit. The losses of an older plan therefore count until a newer plan
@@ -173,18 +173,18 @@ def sample_replicas(replication: ReplicaShipments) -> Iterator[GaugeSample]:
             yield GaugeSample("sexton_records_replica_lag_seconds", round(replica.lag_s), description, "s", label)
 
 
-def make_certificate_sampler(settings: Settings) -> Callable[[], Iterator[GaugeSample]]:
+def make_client_certificate_sampler(settings: Settings) -> Callable[[], Iterator[GaugeSample]]:
     """Return a source for the expiry of each certificate, by setting.
 
     The process reads the certificate for Temporal only at its start. It reads other certificates for each connection,
     so that their gauges follow the files. If a file is missing or incomplete, its gauge keeps the last value.
     """
-    files = find_certificate_files(settings)
+    files = find_client_certificate_files(settings)
 
     def read_expiry(names: Iterable[str]) -> Iterator[tuple[str, int]]:
         for name in names:
             with suppress(InvalidInput):
-                yield name, int(read_certificate(name, files[name]).until.timestamp())
+                yield name, int(read_client_certificate(name, files[name]).until.timestamp())
 
     read_at_start = list(read_expiry(files.keys() & {_READ_AT_START}))
 
@@ -204,7 +204,7 @@ def sample_readiness(readiness: Readiness) -> Iterator[GaugeSample]:
     yield GaugeSample("sexton_worker_ready", int(readiness.is_ready), description)
     description = "When the worker process began"
     yield GaugeSample("sexton_worker_start_timestamp_seconds", readiness.started_s, description, "s")
-    for result in readiness.latest_results():
+    for result in readiness.latest_results_failing_if_stale():
         description = "1 while this check of the worker is well"
         yield GaugeSample("sexton_worker_check_ok", int(result.ok), description, labels={"check": result.name})
 
@@ -226,10 +226,10 @@ class PeriodicGauges:
 
     async def run(self) -> None:
         while True:
-            await asyncio.to_thread(self.update_all_gauges)
+            await asyncio.to_thread(self.update_gauges_until_outage)
             await asyncio.sleep(_CATALOG_INTERVAL_S)
 
-    def update_all_gauges(self) -> None:
+    def update_gauges_until_outage(self) -> None:
         """Update all gauges once. Log a failure only once until all updates succeed again."""
         has_failed = False
         for update in self._updaters:
@@ -253,9 +253,9 @@ class PeriodicGauges:
 def make_periodic_gauges(meter: MetricMeter, log: LogStore, settings: Settings) -> PeriodicGauges:
     catalog, records = log.catalog, log.catalog.records
     sources: Sequence[GaugeSource] = (
-        make_certificate_sampler(settings),
-        partial(sample_deletions, catalog.deletions.count_unfinished_intents),
-        partial(sample_plans, catalog.reconciliation.list_runs),
+        make_client_certificate_sampler(settings),
+        partial(sample_deletions, catalog.deletions.count_undeleted_copies),
+        partial(sample_missing_data_of_plans, catalog.reconciliation.list_runs),
         partial(sample_transactions, catalog.transactions.count_unfinished_transactions),
         partial(
             sample_delayed_messages, catalog.delayed.count_delayed_messages, lambda: log.delayed.snapshots.memory_bytes
@@ -271,7 +271,7 @@ def make_periodic_gauges(meter: MetricMeter, log: LogStore, settings: Settings) 
     return PeriodicGauges(*(make_gauge_updater(meter, source) for source in sources))
 
 
-async def publish_readiness(meter: MetricMeter, readiness: Readiness) -> None:
+async def publish_readiness_repeatedly(meter: MetricMeter, readiness: Readiness) -> None:
     """Update the gauges of readiness every few seconds until cancelled. Run this on the event loop of `readiness`."""
     update = make_gauge_updater(meter, partial(sample_readiness, readiness))
     while True:

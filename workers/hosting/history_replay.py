@@ -21,8 +21,8 @@ from temporalio.workflow import NondeterminismError
 
 from logstore.errors import InvalidInput
 from workers.client.payload_encryption import make_data_converter
-from workers.hosting.interceptors import WorkflowDetailsInterceptor
-from workers.hosting.temporal_workers import FAILURES, WORKFLOWS
+from workers.hosting.error_and_subject_interceptors import WorkflowErrorAndSubjectInterceptor
+from workers.hosting.temporal_workers import UNREADABLE_INPUT_ERRORS, WORKFLOWS
 from workers.hosting.workflow_input_checks import COMMAND_BY_WORKFLOW, InputCheckingDebugRunner, InputCheckingRunner
 from workers.settings import Settings
 
@@ -54,18 +54,18 @@ def replay_history(
     """
     workflow_type, run = _find_workflow_of_history(history)
     if debug:
-        _set_breakpoint(run)
+        _start_debugger_at(run)
     replayer = Replayer(
         workflows=WORKFLOWS,
         workflow_runner=InputCheckingDebugRunner()
         if debug
         else InputCheckingRunner(command_by_workflow=COMMAND_BY_WORKFLOW),
-        workflow_failure_exception_types=FAILURES,
+        workflow_failure_exception_types=UNREADABLE_INPUT_ERRORS,
         data_converter=replace(  # failures are shown on this terminal, so they are not encrypted
-            make_data_converter(settings.payload_key_file if settings else "", defers=True),
+            make_data_converter(settings.payload_key_file if settings else "", defers_decryption_errors=True),
             failure_converter_class=DefaultFailureConverter,
         ),
-        interceptors=[WorkflowDetailsInterceptor()],
+        interceptors=[WorkflowErrorAndSubjectInterceptor()],
         debug_mode=debug,
     )
     fault = asyncio.run(replayer.replay_workflow(history, raise_on_replay_failure=False)).replay_failure
@@ -96,7 +96,7 @@ def _find_workflow_of_history(history: WorkflowHistory) -> tuple[str, Callable[.
     raise InvalidInput("history", expected="one of a workflow of this build", found=name[:_MAX_NAME_CHARACTERS])
 
 
-class _ReplayDebugger(pdb.Pdb):
+class _NonAbortingDebugger(pdb.Pdb):
     """Python's debugger, in which `quit` lets the replay continue. An aborted replay would look like a failure."""
 
     def do_quit(self, arg: str) -> bool | None:
@@ -107,8 +107,8 @@ class _ReplayDebugger(pdb.Pdb):
     do_q = do_exit = do_EOF = do_quit  # noqa: N815 - names of commands
 
 
-def _set_breakpoint(function: Callable[..., Any]) -> None:
-    code, debugger = inspect.unwrap(function).__code__, _ReplayDebugger()
+def _start_debugger_at(function: Callable[..., Any]) -> None:
+    code, debugger = inspect.unwrap(function).__code__, _NonAbortingDebugger()
     debugger.reset()
     problem = debugger.set_break(code.co_filename, code.co_firstlineno, temporary=True, funcname=code.co_name)
     if problem:

@@ -94,8 +94,8 @@ class OwnershipTelemetry(OwnershipObserver):
             state.value,
         )
 
-    def on_lease_count(self, bundles: int) -> None:
-        self._bundles.set(bundles)
+    def on_lease_count(self, lease_count: int) -> None:
+        self._bundles.set(lease_count)
 
     @contextmanager
     def trace_acquisition(self, bundles: Collection[BundleId]) -> Iterator[None]:

@@ -20,7 +20,7 @@ from typing import Final
 from aiohttp import ClientError, ClientSession, ClientTimeout, web
 from aiohttp.http_exceptions import HttpProcessingError
 
-from infra.telemetry.metrics_endpoint import format_host_port, resolve_address
+from infra.telemetry.metrics_endpoint import format_host_port, resolve_ip_address_and_port
 from logstore.errors import InvalidInput
 from workers.hosting.readiness import Readiness
 from workers.settings import OFF
@@ -35,15 +35,15 @@ _log = logging.getLogger(__name__)
 _server_log: Final = logging.getLogger(f"{__name__}.server")
 
 
-def _is_own_fault(record: logging.LogRecord) -> bool:
+def _is_not_about_malformed_request(record: logging.LogRecord) -> bool:
     """Return False for log records about malformed requests, because clients could fill the log with tracebacks."""
     error = record.exc_info[1] if record.exc_info else None
     return not isinstance(error, HttpProcessingError | web.RequestPayloadError)
 
 
-_server_log.addFilter(_is_own_fault)
+_server_log.addFilter(_is_not_about_malformed_request)
 
-Page = Callable[[web.Request], Awaitable[web.StreamResponse]]
+RequestHandler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 """Handler of one request. It runs on the worker's event loop, so it makes blocking calls in a thread."""
 
 
@@ -56,9 +56,9 @@ class ConnectionLimits:
 
 class PageRouter:
     def __init__(self) -> None:
-        self._page_by_path: dict[str, tuple[Page, Collection[str]]] = {}
+        self._page_by_path: dict[str, tuple[RequestHandler, Collection[str]]] = {}
 
-    def add(self, path: str, page: Page, *, methods: Collection[str] = ("GET", "HEAD")) -> None:
+    def add(self, path: str, page: RequestHandler, *, methods: Collection[str] = ("GET", "HEAD")) -> None:
         if path in self._page_by_path:
             raise ValueError(f"a page at {path} was added before")
         self._page_by_path[path] = page, methods
@@ -80,7 +80,7 @@ def create_page_router(readiness: Readiness, metrics_url: str) -> PageRouter:
         return web.Response(text="ok\n")
 
     async def report_readiness(_: web.Request) -> web.StreamResponse:
-        checks = [result.to_json() for result in readiness.latest_results()]
+        checks = [result.to_json() for result in readiness.latest_results_failing_if_stale()]
         document = {"ready": readiness.is_ready, "phase": readiness.phase, "checks": checks}
         return web.json_response(document, status=200 if readiness.is_ready else 503)
 
@@ -107,12 +107,15 @@ async def serve_pages(address: str, pages: PageRouter, limits: ConnectionLimits 
     if address == OFF:
         yield ""
         return
-    listener = _open_listener(address)
+    listener = _listen_at_address_or_free_port(address)
     host, port = listener.getsockname()[:2]
     gate = _ConnectionLimiter(limits)
-    app = web.Application(middlewares=[_add_security_headers, gate.read_request], client_max_size=MAX_REQUEST_BYTES)
+    app = web.Application(
+        middlewares=[_add_security_headers_and_close, gate.limit_request_and_response_time],
+        client_max_size=MAX_REQUEST_BYTES,
+    )
     if ipaddress.ip_address(host).is_loopback:
-        app.middlewares.append(_refuse_foreign_host)
+        app.middlewares.append(_refuse_host_names_except_localhost)
     app.router.add_route("*", "/{path:.*}", pages.respond)
     runner = web.AppRunner(
         app,
@@ -125,7 +128,9 @@ async def serve_pages(address: str, pages: PageRouter, limits: ConnectionLimits 
     )
     await runner.setup()
     try:
-        server = await asyncio.get_running_loop().create_server(lambda: gate.accept_connection(runner), sock=listener)
+        server = await asyncio.get_running_loop().create_server(
+            lambda: gate.accept_and_close_oldest(runner), sock=listener
+        )
         with closing(server):
             yield f"http://{format_host_port(host, port)}"
     finally:
@@ -137,7 +142,7 @@ class _ConnectionLimiter:
         self._limits = limits
         self._deadline_by_connection: dict[asyncio.BaseProtocol, asyncio.TimerHandle] = {}  # for complete requests
 
-    def accept_connection(self, runner: web.AppRunner) -> asyncio.BaseProtocol:
+    def accept_and_close_oldest(self, runner: web.AppRunner) -> asyncio.BaseProtocol:
         """Return the protocol of a new connection. Close old connections without a complete request to make room."""
         server = runner.server
         if server is None:
@@ -153,7 +158,9 @@ class _ConnectionLimiter:
         return _ClosedConnection() if len(oldest) < excess else server()
 
     @web.middleware
-    async def read_request(self, request: web.Request, handler: Page) -> web.StreamResponse:
+    async def limit_request_and_response_time(
+        self, request: web.Request, handler: RequestHandler
+    ) -> web.StreamResponse:
         try:
             async with asyncio.timeout(self._limits.read_timeout_s):
                 await request.read()
@@ -173,8 +180,8 @@ class _ClosedConnection(asyncio.Protocol):
         transport.close()
 
 
-def _open_listener(address: str) -> socket.socket:
-    host, port = resolve_address(_SETTING, address)
+def _listen_at_address_or_free_port(address: str) -> socket.socket:
+    host, port = resolve_ip_address_and_port(_SETTING, address)
     try:
         return _bind(host, port)
     except OSError as error:
@@ -190,7 +197,7 @@ def _bind(host: str, port: int) -> socket.socket:
 
 
 @web.middleware
-async def _add_security_headers(request: web.Request, handler: Page) -> web.StreamResponse:
+async def _add_security_headers_and_close(request: web.Request, handler: RequestHandler) -> web.StreamResponse:
     try:
         response = await handler(request)
     except web.HTTPException as error:
@@ -204,7 +211,7 @@ async def _add_security_headers(request: web.Request, handler: Page) -> web.Stre
 
 
 @web.middleware
-async def _refuse_foreign_host(request: web.Request, handler: Page) -> web.StreamResponse:
+async def _refuse_host_names_except_localhost(request: web.Request, handler: RequestHandler) -> web.StreamResponse:
     try:
         name = request.url.host or ""
     except ValueError:
@@ -217,7 +224,7 @@ async def _refuse_foreign_host(request: web.Request, handler: Page) -> web.Strea
     return await handler(request)
 
 
-def _make_relay_page(url: str) -> Page:
+def _make_relay_page(url: str) -> RequestHandler:
     async def page(_: web.Request) -> web.StreamResponse:
         try:
             async with ClientSession(timeout=_RELAY_TIMEOUT) as session, session.get(url) as response:

@@ -47,7 +47,7 @@ class WorkerPhase(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CheckResult:
+class ReadinessCheckResult:
     name: str
     ok: bool
     detail: str  # empty if `ok`
@@ -64,17 +64,17 @@ class Readiness:
         self.phase = WorkerPhase.STARTING
         self.started_s = int(time.time())
         self._interval_s, self._clock = interval_s, clock
-        self._result_by_name: dict[str, tuple[float, CheckResult]] = {}  # with the time of the check
+        self._result_by_name: dict[str, tuple[float, ReadinessCheckResult]] = {}  # with the time of the check
 
     @property
     def is_ready(self) -> bool:
         """Whether the worker serves and each required check succeeded recently. False before the first check."""
-        results = self.latest_results()
+        results = self.latest_results_failing_if_stale()
         return (
             self.phase is WorkerPhase.SERVING and bool(results) and all(check.ok for check in results if check.required)
         )
 
-    def latest_results(self) -> Sequence[CheckResult]:
+    def latest_results_failing_if_stale(self) -> Sequence[ReadinessCheckResult]:
         """Return the latest results in the order of the checks. Results older than `FRESH_S` count as failed."""
         now_s = self._clock()
         return [
@@ -85,26 +85,26 @@ class Readiness:
         ]
 
     async def repeat_checks(
-        self, checks: Mapping[str, AsyncCheck], reported: Mapping[str, AsyncCheck] = _NO_CHECKS
+        self, required_checks: Mapping[str, AsyncCheck], optional_checks: Mapping[str, AsyncCheck] = _NO_CHECKS
     ) -> None:
         """Repeat all checks until cancelled.
 
-        `checks` are required. `reported` are checks of problems that all workers share. Their failure leaves the worker
-        ready, so that new workers can replace the present workers and solve the problem.
+        `required_checks` are required. `optional_checks` are checks of problems that all workers share. Their failure
+        leaves the worker ready, so that new workers can replace the present workers and solve the problem.
         """
         now_s = self._clock()
-        for name in [*checks, *reported]:
-            result = CheckResult(name=name, ok=False, detail="not asked yet", required=name in checks)
+        for name in [*required_checks, *optional_checks]:
+            result = ReadinessCheckResult(name=name, ok=False, detail="not asked yet", required=name in required_checks)
             self._result_by_name[name] = now_s, result
         async with asyncio.TaskGroup() as tasks:
-            for name, check in [*checks.items(), *reported.items()]:
-                tasks.create_task(self._repeat_check(name, check, required=name in checks))
+            for name, check in [*required_checks.items(), *optional_checks.items()]:
+                tasks.create_task(self._repeat_check(name, check, required=name in required_checks))
 
     async def _repeat_check(self, name: str, check: AsyncCheck, *, required: bool) -> None:
         logged_problem = ""
         while True:
             problem = await _find_problem_of_check(check)
-            result = CheckResult(name=name, ok=not problem, detail=problem, required=required)
+            result = ReadinessCheckResult(name=name, ok=not problem, detail=problem, required=required)
             self._result_by_name[name] = self._clock(), result
             # A starting worker does not poll yet, which is no fault.
             if problem and problem != logged_problem and self.phase is not WorkerPhase.STARTING:

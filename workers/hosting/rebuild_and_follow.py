@@ -29,7 +29,7 @@ from logstore.records.job_results import FollowedRecords
 from logstore.records.rebuild_job import RebuildId
 from logstore.records.services.rebuild_manifests import RebuildManifests
 from logstore.records.services.record_log import RecordLog
-from workers.assembly.checked_buckets import find_catalog_by_marker
+from workers.assembly.checked_buckets import identify_catalog_by_records_marker
 from workers.assembly.rebuild_and_follow_parts import (
     FollowCommandParts,
     RebuildCommandParts,
@@ -41,7 +41,7 @@ from workers.client.job_client import start_job
 from workers.client.task_queue_pollers import list_live_pollers
 from workers.client.temporal_connection import connect_client
 from workers.client.wait_for_job import JobStopped, wait_for_result
-from workers.hosting.interceptors import ActivityErrorInterceptor
+from workers.hosting.error_and_subject_interceptors import ActivityErrorAndSubjectInterceptor
 from workers.hosting.old_catalog_workers import require_no_workers
 from workers.hosting.workflow_input_checks import InputCheckingRunner
 from workers.settings import Settings
@@ -80,7 +80,7 @@ async def run_job_worker(
             activity_executor=pool,
             max_concurrent_activities=threads,
             workflow_runner=InputCheckingRunner(),
-            interceptors=[ActivityErrorInterceptor()],
+            interceptors=[ActivityErrorAndSubjectInterceptor()],
             sticky_queue_schedule_to_start_timeout=_STICKY_TIMEOUT,
             graceful_shutdown_timeout=timedelta(seconds=settings.drain_timeout),
         )
@@ -144,7 +144,9 @@ def rebuild_catalog(
             master=master,
             take_over=take_over,
         )
-        return asyncio.run(_run_rebuild_job(settings, parts, request, say=say, on_progress=on_progress))
+        return asyncio.run(
+            _run_rebuild_with_pinned_manifest(settings, parts, request, say=say, on_progress=on_progress)
+        )
 
 
 def _require_no_workers_in_thread(settings: Settings) -> None:
@@ -156,7 +158,7 @@ def _require_no_workers_in_thread(settings: Settings) -> None:
     asyncio.run(check())
 
 
-async def _run_rebuild_job(
+async def _run_rebuild_with_pinned_manifest(
     settings: Settings,
     parts: RebuildCommandParts,
     request: RebuildCatalogInput,
@@ -167,25 +169,25 @@ async def _run_rebuild_job(
     client = await connect_client(settings)
     await mark_namespace_as_own(client, parts.catalog_id)
     rebuild, is_new = await _choose_rebuild_id(client, settings, parts, skip_unreadable=request.skip_unreadable)
-    has_newer_manifest = await asyncio.to_thread(parts.start.has_next_manifest, RebuildId.parse(rebuild).manifest)
+    has_newer_manifest = await asyncio.to_thread(parts.manifests.has_next_manifest, RebuildId.parse(rebuild).manifest)
     if not has_newer_manifest and not request.take_over:  # a newer manifest decides which catalog continues
         await require_no_workers(client, settings)
-    await _end_abandoned_rebuilds(client, settings, parts, rebuild, say)
+    await _terminate_and_unpin_superseded_rebuilds(client, settings, parts, rebuild, say)
     if is_new:  # before the workflow starts, so that `--abandon` finds the rebuild if the command dies now
         await asyncio.to_thread(
-            parts.start.pin_manifest, rebuild, RebuildId.parse(rebuild).manifest, now_us=time.time_ns() // 1_000
+            parts.manifests.pin_manifest, rebuild, RebuildId.parse(rebuild).manifest, now_us=time.time_ns() // 1_000
         )
     request = replace(request, rebuild=rebuild)
     queue = _name_queue(settings, rebuild)
     activities = parts.activities
     steps: list[Callable[..., Any]] = [
-        activities.begin,
-        activities.find_rows,
+        activities.check_and_pin_manifest,
+        activities.write_row_files,
         activities.load_rows,
-        activities.publish,
-        activities.adopt_shards,
+        activities.publish_first_manifest,
+        activities.compare_and_stage_shards,
         activities.finish_adoption,
-        activities.let_go,
+        activities.unpin_and_remove_output,
     ]
     async with run_job_worker(client, queue, RebuildCatalog, steps, threads=_REBUILD_THREADS, settings=settings):
         summary = f"rebuild the catalog from manifest {RebuildId.parse(rebuild).manifest}"
@@ -194,12 +196,12 @@ async def _run_rebuild_job(
         try:
             result: RebuildCatalogResult = await wait_for_result(client, handle, say)
         except (JobStopped, WorkflowFailureError):  # nothing else would release the manifest
-            await asyncio.to_thread(parts.start.unpin, rebuild)
+            await asyncio.to_thread(parts.manifests.unpin, rebuild)
             raise
         finally:
             watch.cancel()
     await asyncio.to_thread(
-        parts.start.unpin, rebuild
+        parts.manifests.unpin, rebuild
     )  # the workflow may have ended before this command pinned the manifest
     return result
 
@@ -215,31 +217,31 @@ async def _choose_rebuild_id(
                 f" found the catalog that rebuild {target.rebuild} has completed"
             )
         return target.rebuild, False
-    newest = await asyncio.to_thread(parts.start.read_newest_manifest)
+    newest = await asyncio.to_thread(parts.manifests.require_newest_manifest)
     url = settings.database_url
     new = RebuildId.for_command(parts.catalog_id, newest.number, database_url=url, skip_unreadable=skip_unreadable)
     return str(new), True
 
 
-async def _end_abandoned_rebuilds(
+async def _terminate_and_unpin_superseded_rebuilds(
     client: Client, settings: Settings, parts: RebuildCommandParts, rebuild: str, say: Callable[[str], None]
 ) -> None:
     """End rebuilds of older manifests into the same database. Their pins would let raids wait."""
     new = RebuildId.parse(rebuild)
     make_id = partial(RebuildId.for_command, new.catalog_id, new.manifest, database_url=settings.database_url)
     targets = {make_id(skip_unreadable=skip).target for skip in (False, True)}
-    for pinned in await asyncio.to_thread(parts.start.list_pinned_rebuilds):
+    for pinned in await asyncio.to_thread(parts.manifests.list_pinned_rebuilds):
         if pinned == new or pinned.catalog_id != new.catalog_id or pinned.target not in targets:
             continue
         handle = client.get_workflow_handle(REBUILD_CATALOG.id(pinned))
         with suppress(RPCError):  # it has ended, or Temporal has forgotten it
             await handle.terminate(reason=f"rebuild {rebuild} has taken its place")
-        await asyncio.to_thread(parts.start.unpin, str(pinned))
+        await asyncio.to_thread(parts.manifests.unpin, str(pinned))
         say(f"rebuild {pinned} was abandoned, and has ended: {rebuild} has taken its place")
 
 
 @dataclass(frozen=True, slots=True)
-class AbandonedRebuild:
+class AbandonRebuildResult:
     """Result of `abandon_rebuild`. The database of the rebuild is unchanged."""
 
     rebuild: str
@@ -247,7 +249,7 @@ class AbandonedRebuild:
     terminated: bool  # whether the workflow was running
 
 
-def abandon_rebuild(settings: Settings, rebuild: str) -> AbandonedRebuild:
+def abandon_rebuild(settings: Settings, rebuild: str) -> AbandonRebuildResult:
     """End a rebuild that no command continues, and release its manifest. Repeating is harmless.
 
     A later command with the same database continues where this rebuild stopped.
@@ -260,17 +262,19 @@ def abandon_rebuild(settings: Settings, rebuild: str) -> AbandonedRebuild:
         ServiceFailed, StoreUnavailable: Temporal or storage do not answer.
     """
     rebuild_id = RebuildId.parse(rebuild)
-    catalog, get_bucket = find_catalog_by_marker(settings)
-    start = RebuildManifests(RecordLog(catalog.own(*get_bucket(BucketRole.RECORDS, settings.records_bucket))))
-    return asyncio.run(_abandon_rebuild(settings, catalog.catalog_id(), start, rebuild_id))
+    catalog_identity, get_bucket = identify_catalog_by_records_marker(settings)
+    manifests = RebuildManifests(
+        RecordLog(catalog_identity.get_checked_bucket(*get_bucket(BucketRole.RECORDS, settings.records_bucket)))
+    )
+    return asyncio.run(_terminate_and_unpin_rebuild(settings, catalog_identity.catalog_id(), manifests, rebuild_id))
 
 
-async def _abandon_rebuild(
-    settings: Settings, catalog_id: str, start: RebuildManifests, rebuild_id: RebuildId
-) -> AbandonedRebuild:
+async def _terminate_and_unpin_rebuild(
+    settings: Settings, catalog_id: str, manifests: RebuildManifests, rebuild_id: RebuildId
+) -> AbandonRebuildResult:
     client = await connect_client(settings)
     await mark_namespace_as_own(client, catalog_id)
-    pinned = await asyncio.to_thread(start.list_pinned_rebuilds)
+    pinned = await asyncio.to_thread(manifests.list_pinned_rebuilds)
     workflow_id = REBUILD_CATALOG.id(str(rebuild_id))
     is_running = await _is_workflow_running(client, workflow_id)
     if rebuild_id not in pinned and not is_running:
@@ -286,8 +290,8 @@ async def _abandon_rebuild(
     if is_running:
         with suppress(RPCError):  # it has ended meanwhile
             await client.get_workflow_handle(workflow_id).terminate(reason="abandoned by `records rebuild --abandon`")
-    await asyncio.to_thread(start.unpin, str(rebuild_id))
-    return AbandonedRebuild(rebuild=str(rebuild_id), manifest=rebuild_id.manifest, terminated=is_running)
+    await asyncio.to_thread(manifests.unpin, str(rebuild_id))
+    return AbandonRebuildResult(rebuild=str(rebuild_id), manifest=rebuild_id.manifest, terminated=is_running)
 
 
 def _name_queue(settings: Settings, rebuild: str) -> str:
@@ -356,13 +360,13 @@ async def _run_follow_jobs(
     say: Callable[[str], None],
     on_progress: Callable[[FollowedRecords], None],
 ) -> FollowedRecords:
-    await asyncio.to_thread(parts.require)
+    await asyncio.to_thread(parts.require_bucket_and_database)
     client = await connect_client(settings)
     await mark_namespace_as_own(client, parts.catalog_id)
     queue = f"{settings.task_queue}-follow-{parts.replica.replace('/', '-')}"
     total = FollowedRecords(replica=parts.replica)
     async with run_job_worker(
-        client, queue, FollowRecords, [parts.activities.follow], threads=_FOLLOW_THREADS, settings=settings
+        client, queue, FollowRecords, [parts.activities.follow_record_log], threads=_FOLLOW_THREADS, settings=settings
     ):
         while True:
             watch_s = _WATCH_S if watch and not seed else 0.0

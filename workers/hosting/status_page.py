@@ -16,8 +16,8 @@ from workers.client.workflow_search import query_workflows
 from workers.hosting.page_server import PageRouter
 from workers.hosting.readiness import Readiness
 from workers.hosting.store_status import MAX_ROWS_PER_LIST, StoreStatusReader, WebUiLinks
+from workers.human_readable_values import format_time_to_second
 from workers.pages.html_templates import CONTENT_SECURITY_POLICY, render_template
-from workers.pages.value_formats import format_time_s
 
 _MAX_AGE_S: Final = 10.0
 _ANSWER_TIMEOUT_S: Final = 5.0  # for each service
@@ -82,12 +82,12 @@ class StatusReader:
             self._catalog.get(), self._replicas.get(), self._read_running_jobs()
         )
         return {
-            "at": format_time_s(time.time_ns() // 1000),
+            "at": format_time_to_second(time.time_ns() // 1000),
             "worker": {
                 "worker_id": self._worker_id,
                 "ready": self._readiness.is_ready,
                 "phase": self._readiness.phase.value,
-                "checks": [result.to_json() for result in self._readiness.latest_results()],
+                "checks": [result.to_json() for result in self._readiness.latest_results_failing_if_stale()],
             },
             **(catalog or dict.fromkeys(self._sections, timeout)),
             "replicas": replicas or timeout,
@@ -103,15 +103,15 @@ class StatusReader:
                 "error": f"Temporal does not answer: {str(error) or f'nothing within {self._answer_timeout_s:g} s'}"
             }
         running = [
-            {"type": row.type, "began": format_time_s(int(row.started.timestamp() * 1e6))}
+            {"type": row.type, "began": format_time_to_second(int(row.started.timestamp() * 1e6))}
             | self._ui.link_job(row.workflow_id, row.run_id)
             for row in rows
         ]
         return {"running": running}
 
 
-def add_status_pages(pages: PageRouter, document: StatusReader) -> None:
-    cached = CachedDocument(document.read)
+def add_status_pages(pages: PageRouter, status_reader: StatusReader) -> None:
+    cached = CachedDocument(status_reader.read)
 
     async def respond_json(_: web.Request) -> web.StreamResponse:
         return web.json_response(await cached.get())

@@ -15,7 +15,7 @@ from logstore.reconciliation.findings import plan_result
 from logstore.records.services.flusher import find_unrecordable
 from logstore.records.services.replica_shipments import ReplicaStatus
 from logstore.transactions.transaction_ids_and_states import TransactionState
-from workers.pages.value_formats import decode_topic_name, format_time_s, select_fields
+from workers.human_readable_values import decode_topic_name, format_time_to_second, select_fields
 from workflows.delayed.job_definitions import MERGE_BUCKETS, SEAL_BUCKETS
 from workflows.deletion.job_definitions import DELETE_LEDGERS, SWEEP_DELETIONS
 from workflows.reconciliation.job_definitions import RECONCILE_ORPHANS
@@ -59,13 +59,13 @@ class StoreStatusReader:
     def __init__(self, catalog: Catalog, list_replicas: Callable[[], Sequence[ReplicaStatus]], ui: WebUiLinks) -> None:
         self._catalog, self._list_replicas, self._ui = catalog, list_replicas, ui
         self._read_by_section: Mapping[str, Callable[[], Section]] = {
-            "totals": self._read_totals,
+            "totals": self._read_identity_and_next_ids,
             "deletions": self._read_deletions,
             "transactions": self._read_transactions,
             "delayed": self._read_delayed,
-            "records": self._read_records,
-            "owners": self._read_owners,
-            "plans": lambda: {"newest": [self._format_plan_run(plan) for plan in self._newest_plans()]},
+            "records": self._read_record_log_and_tombstones,
+            "owners": self._count_bundles_by_worker,
+            "plans": lambda: {"newest": [self._format_plan(plan) for plan in self._newest_plans()]},
         }
 
     @property
@@ -84,7 +84,7 @@ class StoreStatusReader:
 
         return _read_or_error(lambda: {"known": list(map(to_row, self._list_replicas()[:MAX_ROWS_PER_LIST]))})
 
-    def _read_totals(self) -> Section:
+    def _read_identity_and_next_ids(self) -> Section:
         state = self._catalog.records.read_state()
         totals: Section = {
             **select_fields(state, "catalog_id epoch"),
@@ -96,13 +96,13 @@ class StoreStatusReader:
         if finished is not None:
             totals |= {
                 "ledgers_at_plan": plan_result(finished.summary).ledgers,
-                "plan_at": format_time_s(finished.created_us),
+                "plan_at": format_time_to_second(finished.created_us),
             }
         return totals
 
     def _read_deletions(self) -> Section:
         inflight, list_intents = (
-            self._catalog.deletions.count_unfinished_intents(),
+            self._catalog.deletions.count_undeleted_copies(),
             self._catalog.deletions.list_intents,
         )
         return {
@@ -165,7 +165,7 @@ class StoreStatusReader:
             "jobs": [self._ui.link_type(job.name) for job in (SEAL_BUCKETS, MERGE_BUCKETS)],
         }
 
-    def _read_records(self) -> Section:
+    def _read_record_log_and_tombstones(self) -> Section:
         state, tombstones = self._catalog.records.read_state(), self._catalog.tombstones.count_tombstones()
         return {
             "manifest": state.manifest,
@@ -181,7 +181,7 @@ class StoreStatusReader:
             "jobs": [self._ui.link_job(FLUSH_RECORDS.id()), self._ui.link_type(RAID_TOMBSTONES.name)],
         }
 
-    def _read_owners(self) -> Section:
+    def _count_bundles_by_worker(self) -> Section:
         fences, bundles = self._catalog.fences.list_fences(), self._catalog.fences.count_bundles()
         bundles_by_worker = Counter(fence.worker_id for fence in fences)
         return {
@@ -196,12 +196,12 @@ class StoreStatusReader:
     def _newest_plans(self) -> Sequence[ReconciliationRun]:
         return self._catalog.reconciliation.list_runs(RunKind.PLAN, limit=MAX_ROWS_PER_LIST)
 
-    def _format_plan_run(self, run: ReconciliationRun) -> Section:
+    def _format_plan(self, run: ReconciliationRun) -> Section:
         result = None if run.finished_us is None else plan_result(run.summary)
         return {
             "run_id": run.run_id,
-            "began": format_time_s(run.created_us),
-            "finished": None if run.finished_us is None else format_time_s(run.finished_us),
+            "began": format_time_to_second(run.created_us),
+            "finished": None if run.finished_us is None else format_time_to_second(run.finished_us),
             "ledgers": None if result is None else result.ledgers,
             "findings": {} if result is None else {kind: count for kind, count in result.findings.items() if count},
             **self._ui.link_job(RECONCILE_ORPHANS.id(run.run_id)),

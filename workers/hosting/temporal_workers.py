@@ -15,7 +15,11 @@ from activities.owner_routing import owner_task_queue
 from workers.assembly.activities import WorkerActivities
 from workers.build_identity import own_build
 from workers.client.payload_encryption import get_codec
-from workers.hosting.interceptors import ActivityErrorInterceptor, RunningActivityCounter, WorkflowDetailsInterceptor
+from workers.hosting.error_and_subject_interceptors import (
+    ActivityErrorAndSubjectInterceptor,
+    RunningActivityCounter,
+    WorkflowErrorAndSubjectInterceptor,
+)
 from workers.hosting.workflow_input_checks import COMMAND_BY_WORKFLOW, InputCheckingRunner
 from workers.settings import Settings
 from workflows.delayed.build_delayed_index import BuildDelayedIndex
@@ -75,7 +79,7 @@ WORKFLOWS = [
     FollowRecords,
 ]
 
-FAILURES: tuple[type[BaseException], ...] = (ValidationError, OverflowError)
+UNREADABLE_INPUT_ERRORS: tuple[type[BaseException], ...] = (ValidationError, OverflowError)
 """Errors of unreadable input. They fail the workflow, because retries of its task would never succeed."""
 
 _STICKY_TIMEOUT = timedelta(seconds=5)  # how long a workflow task waits for a killed worker
@@ -136,7 +140,7 @@ class TemporalWorkerSet:
                     activities.all(),
                     workflows=WORKFLOWS,
                     workflow_runner=make_workflow_runner(self.client, versioned=versioned),
-                    workflow_failure_exception_types=FAILURES,
+                    workflow_failure_exception_types=UNREADABLE_INPUT_ERRORS,
                     sticky_queue_schedule_to_start_timeout=_STICKY_TIMEOUT,
                 ),
                 *add_queue_workers(
@@ -188,6 +192,6 @@ class TemporalWorkerSet:
             max_concurrent_activities=max_activities,
             graceful_shutdown_timeout=timedelta(seconds=self.settings.drain_timeout),
             deployment_config=WorkerDeploymentConfig(version, use_worker_versioning=True) if version else None,
-            interceptors=[WorkflowDetailsInterceptor(), ActivityErrorInterceptor(), self.running],
+            interceptors=[WorkflowErrorAndSubjectInterceptor(), ActivityErrorAndSubjectInterceptor(), self.running],
             **options,
         )

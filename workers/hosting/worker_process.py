@@ -17,8 +17,8 @@ from temporalio.common import MetricMeter
 from temporalio.contrib.opentelemetry import OpenTelemetryPlugin
 from temporalio.worker import Worker
 
-from activities.records.metrics import BUCKETS as RECORDS_BUCKETS
-from activities.transactions.coordinate_transactions import BUCKETS
+from activities.records.metrics import HISTOGRAM_BOUNDS_S as RECORDS_BUCKETS
+from activities.transactions.coordinate_transactions import HISTOGRAM_BOUNDS_S
 from infra.stack.stack_home import StackHome
 from infra.stack.worker_records import keep_worker_record
 from infra.telemetry.log_stream import configure_log_stream
@@ -32,7 +32,7 @@ from workers.assembly.activities import create_activities
 from workers.assembly.log_store import LogStore
 from workers.assembly.log_store_from_settings import open_log_store
 from workers.assembly.record_log_services import ImportedRecordFunctions
-from workers.catalog_match import compare_buckets_with_catalog, mark_namespace_as_own
+from workers.catalog_match import mark_namespace_as_own, mark_or_refuse_primary_and_tiered
 from workers.client import workflow_search
 from workers.client.payload_encryption import get_codec
 from workers.client.schedules import require_readable_schedules
@@ -43,14 +43,14 @@ from workers.hosting.background_tasks import (
     release_rebuild_pins_repeatedly,
     run_in_background,
     watch_catalog_currency,
-    write_due_buffer_snapshots,
+    write_due_buffer_snapshots_repeatedly,
 )
-from workers.hosting.bundle_ownership import WorkerOwnership, create_ownership
-from workers.hosting.gauges import make_periodic_gauges, publish_readiness
-from workers.hosting.interceptors import RunningActivityCounter
+from workers.hosting.bundle_ownership import WorkerOwnership, create_zookeeper_or_single_ownership
+from workers.hosting.error_and_subject_interceptors import RunningActivityCounter
+from workers.hosting.gauges import make_periodic_gauges, publish_readiness_repeatedly
 from workers.hosting.ownership_telemetry import OwnershipTelemetry
 from workers.hosting.page_server import PageRouter, create_page_router, serve_pages
-from workers.hosting.payload_decryption_page import add_payload_decryption_page
+from workers.hosting.payload_codec_server import add_payload_decode_endpoint
 from workers.hosting.readiness import Readiness, WorkerPhase, list_required_checks, make_schedules_check
 from workers.hosting.status_page import StatusReader, add_status_pages
 from workers.hosting.store_status import StoreStatusReader, WebUiLinks
@@ -86,9 +86,9 @@ async def run_worker(settings: Settings, queues: Sequence[str], worker_id: str |
         raise InvalidInput("queues", expected="at least one, each with a name", found=list(queues))
     ImportedRecordFunctions(settings.functions).load()
     has_metrics = settings.metrics_address != OFF
-    buckets = {**BUCKETS, **RECORDS_BUCKETS}
+    buckets = {**HISTOGRAM_BOUNDS_S, **RECORDS_BUCKETS}
     metrics = start_metrics_endpoint(settings.metrics_address, buckets=buckets) if has_metrics else None
-    tracing = start_tracing("sexton-worker", traces_dir=settings.traces_dir, workflows=True)
+    tracing = start_tracing("sexton-worker", traces_dir=settings.traces_dir, runs_workflows=True)
     try:
         client = await connect_client(
             settings,
@@ -103,7 +103,7 @@ async def run_worker(settings: Settings, queues: Sequence[str], worker_id: str |
         endpoints = WorkerHttpEndpoints(
             metrics=metrics, readiness=readiness, pages=create_page_router(readiness, metrics_url)
         )
-        add_payload_decryption_page(endpoints.pages, get_codec(client), settings)
+        add_payload_decode_endpoint(endpoints.pages, get_codec(client), settings)
         async with serve_pages(settings.http_address, endpoints.pages) as url:
             with keep_worker_record(StackHome.at(settings.home), name, metrics_url=metrics_url, http_url=url):
                 _log.info("probes and pages at %s, metrics at %s", url or "no address", metrics_url or "no address")
@@ -125,14 +125,14 @@ async def _serve_queues(
 
         for number in (signal.SIGTERM, signal.SIGINT):  # until now, these signals end the process at once
             asyncio.get_running_loop().add_signal_handler(number, handle_signal)
-        await asyncio.to_thread(compare_buckets_with_catalog, log.objects, log.buckets, settings)
+        await asyncio.to_thread(mark_or_refuse_primary_and_tiered, log.objects, log.buckets, settings)
         await mark_namespace_as_own(client, await asyncio.to_thread(log.catalog.identities.catalog_id))
-        owners = create_ownership(
+        owners = create_zookeeper_or_single_ownership(
             settings,
             log,
             name,
             lambda: running.activities / settings.activity_threads,
-            events=OwnershipTelemetry(
+            observer=OwnershipTelemetry(
                 endpoints.metrics.runtime.metric_meter if endpoints.metrics else MetricMeter.noop
             ),
         )
@@ -145,7 +145,9 @@ async def _serve_queues(
         with worker_set.create_workers(queues, name) as workers:
             async with (
                 run_in_background(prune_span_files_repeatedly(settings)),
-                run_in_background(write_due_buffer_snapshots(log.buffer_snapshots.write_due_snapshots)),
+                run_in_background(
+                    write_due_buffer_snapshots_repeatedly(log.buffer_snapshots.write_snapshots_and_count_due)
+                ),
                 run_in_background(release_rebuild_pins_repeatedly(client, RebuildManifests(log.records.log))),
                 _publish_gauges(log, endpoints, settings),
                 watch_catalog_currency(log, interval_s=settings.records_interval) as outdated,
@@ -214,7 +216,10 @@ async def _publish_gauges(log: LogStore, endpoints: WorkerHttpEndpoints, setting
         return
     meter = endpoints.metrics.runtime.metric_meter
     gauges = make_periodic_gauges(meter, log, settings)
-    async with run_in_background(gauges.run()), run_in_background(publish_readiness(meter, endpoints.readiness)):
+    async with (
+        run_in_background(gauges.run()),
+        run_in_background(publish_readiness_repeatedly(meter, endpoints.readiness)),
+    ):
         yield
 
 

@@ -291,7 +291,7 @@ def _check_payloads(
             value = adapter.validate_json(payload.data, extra="forbid" if outside else None, strict=outside)
         except ValidationError as error:
             raise _invalid_input_from_validation(field, error) from error
-        input_bounds.check_input_bounds(value, queue=queue, outside=outside)
+        input_bounds.check_input_bounds(value, queue=queue, from_outside=outside)
 
 
 _get_adapter = lru_cache(maxsize=64)(TypeAdapter)

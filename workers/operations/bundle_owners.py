@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
 
-from infra.coordination.ownership_nodes import LiveWorker, OwnershipDirectory
+from infra.coordination.ownership_nodes import LiveWorker, OwnershipNodes
 from infra.coordination.path_identity import check_path_belongs_to_catalog
 from infra.coordination.zookeeper_session import ZooKeeperSession
 from logstore.errors import PreconditionFailed
-from logstore.ownership import BundleId, OwnerNode, bundle_name
-from logstore.ports.catalog import AuditCause, AuditLog, Fence, Fences
+from logstore.ownership import BundleId, BundleOwnerNode, bundle_name
+from logstore.ports.catalog import AuditCause, AuditLogWriter, Fence, Fences
 from workers.hosting.bundle_ownership import ensemble_from_settings
 from workers.settings import Settings
 
@@ -27,7 +27,7 @@ class OwnerSessionState(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OwnerSummary:
+class BundleOwnerSession:
     worker_id: str  # empty: the node cannot be read
     session: int | None  # None: ownership without ZooKeeper has no sessions
     state: OwnerSessionState | None
@@ -37,7 +37,7 @@ class OwnerSummary:
 class BundleSummary:
     bundle: BundleId
     name: str
-    owner: OwnerSummary | None
+    owner: BundleOwnerSession | None
     fence: int  # 0: never acquired
     fenced_by: str | None  # worker that acquired the bundle last; usually its owner
 
@@ -62,7 +62,7 @@ class OwnershipOverview:
 
 
 @contextmanager
-def open_directory(settings: Settings, bundles: int, catalog_id: str) -> Iterator[OwnershipDirectory]:
+def open_directory(settings: Settings, bundles: int, catalog_id: str) -> Iterator[OwnershipNodes]:
     """Open the ownership directory in ZooKeeper for reading.
 
     Raises:
@@ -71,7 +71,7 @@ def open_directory(settings: Settings, bundles: int, catalog_id: str) -> Iterato
     """
     with open_zookeeper_session(settings) as session:
         check_path_belongs_to_catalog(session, catalog_id)
-        yield OwnershipDirectory(session, bundles)
+        yield OwnershipNodes(session, bundles)
 
 
 @contextmanager
@@ -85,7 +85,7 @@ def open_zookeeper_session(settings: Settings) -> Iterator[ZooKeeperSession]:
         session.close()
 
 
-def read_ownership_overview(fences: Fences, directory: OwnershipDirectory | None) -> OwnershipOverview:
+def read_ownership_overview(fences: Fences, directory: OwnershipNodes | None) -> OwnershipOverview:
     """Return the owners in ZooKeeper together with the fences of the catalog, which are read last.
 
     Without ZooKeeper the worker that acquired a bundle last counts as its owner.
@@ -93,7 +93,7 @@ def read_ownership_overview(fences: Fences, directory: OwnershipDirectory | None
     if directory is None:
         fence_by_bundle = {fence.bundle: fence for fence in fences.list_fences()}
         owner_by_bundle = {
-            bundle: OwnerSummary(worker_id=fence.worker_id, session=None, state=None)
+            bundle: BundleOwnerSession(worker_id=fence.worker_id, session=None, state=None)
             for bundle, fence in fence_by_bundle.items()
         }
         live_workers: Mapping[str, LiveWorker] = {}
@@ -109,7 +109,7 @@ def read_ownership_overview(fences: Fences, directory: OwnershipDirectory | None
     rows = [
         BundleSummary(
             bundle=bundle,
-            name=bundle_name(bundle, bundles=bundle_count),
+            name=bundle_name(bundle, bundle_count=bundle_count),
             owner=owner_by_bundle.get(bundle),
             fence=fence_by_bundle[bundle].counter if bundle in fence_by_bundle else 0,
             fenced_by=fence_by_bundle[bundle].worker_id if bundle in fence_by_bundle else None,
@@ -121,8 +121,8 @@ def read_ownership_overview(fences: Fences, directory: OwnershipDirectory | None
 
 
 def _summarize_owner(
-    node: OwnerNode, live_workers: Mapping[str, LiveWorker], sessions: Collection[int]
-) -> OwnerSummary:
+    node: BundleOwnerNode, live_workers: Mapping[str, LiveWorker], sessions: Collection[int]
+) -> BundleOwnerSession:
     worker = live_workers.get(node.worker_id)
     if node.session not in sessions:
         state = OwnerSessionState.GONE
@@ -130,11 +130,11 @@ def _summarize_owner(
         state = OwnerSessionState.UNLISTED
     else:
         state = OwnerSessionState.ALIVE
-    return OwnerSummary(worker_id=node.worker_id, session=node.session, state=state)
+    return BundleOwnerSession(worker_id=node.worker_id, session=node.session, state=state)
 
 
 def _summarize_workers(
-    owner_by_bundle: Mapping[BundleId, OwnerSummary], live_workers: Mapping[str, LiveWorker] | None
+    owner_by_bundle: Mapping[BundleId, BundleOwnerSession], live_workers: Mapping[str, LiveWorker] | None
 ) -> list[WorkerSummary]:
     bundle_count_by_worker = Counter(owner.worker_id for owner in owner_by_bundle.values())
     if live_workers is None:
@@ -167,12 +167,12 @@ class OwnedBundle:
 
 
 class BundleUnloader:
-    def __init__(self, fences: Fences, audit_log: AuditLog, directory: OwnershipDirectory) -> None:
+    def __init__(self, fences: Fences, audit_log: AuditLogWriter, directory: OwnershipNodes) -> None:
         self._fences, self._audit_log, self._directory = fences, audit_log, directory
 
     def find_owner(self, bundle: BundleId) -> OwnedBundle:
         """Return the bundle with its owner, or raise `PreconditionFailed` if the bundle has no owner."""
-        name = bundle_name(bundle, bundles=self._fences.count_bundles())
+        name = bundle_name(bundle, bundle_count=self._fences.count_bundles())
         fence = self._fences.get_fence(bundle)  # before the node, so that `wait_until_acquired` sees every later raise
         node = self._directory.read_owner_nodes([bundle]).get(bundle)
         if node is None:

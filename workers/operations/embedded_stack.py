@@ -14,13 +14,13 @@ from temporalio.common import WorkerDeploymentVersion
 
 from infra.catalog import Database, SqlCatalog, mask_passwords, migrate_catalog, open_catalog, read_catalog_version
 from infra.stack import embedded_stack
+from infra.stack.service_port_choice import RequestedPorts
 from infra.stack.service_process import ServiceProcess
 from infra.stack.stack_home import StackHome
-from infra.stack.tcp_ports import RequestedPorts
 from infra.stack.worker_records import find_crashed_worker_ids
 from logstore.errors import ServiceFailed, StoreUnavailable
 from workers.build_identity import own_build
-from workers.catalog_match import compare_catalog_with_newest_manifest, list_configured_buckets, mark_unmarked_buckets
+from workers.catalog_match import list_configured_buckets, mark_unmarked_buckets, refuse_outdated_catalog
 from workers.client import Sexton, workflow_search
 from workers.client.job_client import JobClient
 from workers.client.temporal_connection import connect_client, run_with_client
@@ -46,10 +46,10 @@ def start_stack(
         ServiceFailed: A service or the worker could not be started.
         CatalogVersionMismatch, CatalogMismatch, CatalogOutdated: As `prepare_catalog_and_namespace` raises them.
     """
-    where = embedded_stack.start_stack(
+    stack_addresses = embedded_stack.start_stack(
         stack_options_from_settings(settings, free_ports=free_ports), on_progress=on_progress
     )
-    settings = add_stack_addresses(settings, where)
+    settings = add_stack_addresses(settings, stack_addresses)
     worker = ServiceProcess(WORKER, StackHome.at(settings.home))
     earlier_worker = worker.find_process()
     try:
@@ -70,13 +70,13 @@ def start_stack(
         with suppress(ServiceFailed):  # keep the first error
             if earlier_worker is None:
                 worker.kill()  # it has no work to drain
-            embedded_stack.stop_started_services(settings.home, where.started)
+            embedded_stack.stop_started_services(settings.home, stack_addresses.started)
         raise
     return {
-        "temporal": where.temporal,
-        "ui": where.ui,
-        "s3": where.s3,
-        "zookeeper": where.zookeeper,
+        "temporal": stack_addresses.temporal,
+        "ui": stack_addresses.ui,
+        "s3": stack_addresses.s3,
+        "zookeeper": stack_addresses.zookeeper,
         "database": mask_passwords(settings.database_url),
         "worker_pids": pids,
         "home": str(settings.home.absolute()),
@@ -116,15 +116,15 @@ def stack_options_from_settings(
     )
 
 
-def add_stack_addresses(settings: Settings, where: embedded_stack.StackAddresses) -> Settings:
+def add_stack_addresses(settings: Settings, stack_addresses: embedded_stack.StackAddresses) -> Settings:
     return settings.with_changes(
-        temporal_address=where.temporal,
-        ui_address=where.ui,
-        s3_endpoint=where.s3,
-        s3_region=where.region,
-        s3_access_key=where.access_key,
-        s3_secret_key=where.secret_key,
-        zookeeper=where.zookeeper,
+        temporal_address=stack_addresses.temporal,
+        ui_address=stack_addresses.ui,
+        s3_endpoint=stack_addresses.s3,
+        s3_region=stack_addresses.region,
+        s3_access_key=stack_addresses.access_key,
+        s3_secret_key=stack_addresses.secret_key,
+        zookeeper=stack_addresses.zookeeper,
     )
 
 
@@ -155,11 +155,11 @@ def prepare_catalog_and_namespace(settings: Settings) -> None:
     if settings.has_object_store:
         # A store that does not answer is accepted, because each worker repeats the comparison.
         with open_catalog(settings.database_url) as catalog, suppress(StoreUnavailable, ServiceFailed):
-            compare_catalog_with_newest_manifest(settings, catalog)
+            refuse_outdated_catalog(settings, catalog)
 
     async def register(client: Client) -> None:
         await workflow_search.register_search_attributes(client)
-        await JobClient(client, settings).verified_client()
+        await JobClient(client, settings).mark_namespace_and_get_client()
 
     run_with_client(settings, register)
 
@@ -194,7 +194,7 @@ def start_worker(
     try:
         asyncio.run(_wait_until_polling(settings, identity, process))
     except BaseException as fault:
-        last_lines = process.summarize_last_lines(log_start)
+        last_lines = process.summarize_last_failure_lines(log_start)
         process.kill()
         if not isinstance(fault, ServiceFailed):
             raise

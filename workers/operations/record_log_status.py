@@ -10,7 +10,7 @@ from temporalio.service import RPCError, RPCStatusCode
 from infra.catalog import SqlCatalog, open_catalog
 from logstore.errors import CatalogOutdated, SextonError
 from logstore.ports.catalog import RecordOutbox
-from workers.catalog_match import compare_catalog_with_newest_manifest
+from workers.catalog_match import refuse_outdated_catalog
 from workers.client.temporal_connection import run_with_client
 from workers.client.wait_for_job import format_innermost_failure
 from workers.settings import Settings
@@ -23,13 +23,13 @@ MAX_CHANGE_AGE_S: Final = 300.0
 _ADVICE: Final = "`sexton records status`; runbook `flush-records`"
 
 
-def check_record_log(settings: Settings) -> Mapping[str, object]:
+def check_flushes_as_row(settings: Settings) -> Mapping[str, object]:
     """Return the row: age of the oldest unflushed change, failure of flushes, and number of waiting deletions."""
     try:
         with open_catalog(settings.database_url) as catalog:
-            problems, detail = _describe_outbox(catalog.records)
+            problems, detail = _find_outbox_problems_and_detail(catalog.records)
             if settings.has_object_store:
-                detail += _compare_catalog_with_manifest(settings, catalog)
+                detail += _refuse_outdated_or_note_unanswered(settings, catalog)
     except CatalogOutdated as error:
         return {"name": RECORD_LOG, "ok": False, "detail": str(error)}
     except (SextonError, OSError) as error:
@@ -40,9 +40,9 @@ def check_record_log(settings: Settings) -> Mapping[str, object]:
     return {"name": RECORD_LOG, "ok": not problems, "detail": f"{text}; {_ADVICE}" if problems else text}
 
 
-def _compare_catalog_with_manifest(settings: Settings, catalog: SqlCatalog) -> str:
+def _refuse_outdated_or_note_unanswered(settings: Settings, catalog: SqlCatalog) -> str:
     try:
-        compare_catalog_with_newest_manifest(settings, catalog)
+        refuse_outdated_catalog(settings, catalog)
     except CatalogOutdated:
         raise
     except SextonError:
@@ -50,7 +50,7 @@ def _compare_catalog_with_manifest(settings: Settings, catalog: SqlCatalog) -> s
     return ""
 
 
-def _describe_outbox(records: RecordOutbox) -> tuple[list[str], str]:
+def _find_outbox_problems_and_detail(records: RecordOutbox) -> tuple[list[str], str]:
     from logstore.records.services.flusher import find_unrecordable  # noqa: PLC0415 - start-up time
 
     state = records.read_state()

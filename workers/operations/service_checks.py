@@ -14,7 +14,7 @@ from temporalio.service import RPCError
 
 from infra.catalog import Database, open_catalog, require_current_version
 from infra.catalog.engine.catalog_version import find_lost_write_ahead_file, require_writable_catalog
-from infra.coordination.ownership_nodes import OwnershipDirectory
+from infra.coordination.ownership_nodes import OwnershipNodes
 from infra.coordination.path_identity import check_path_belongs_to_catalog
 from infra.objects import read_store_clock_s
 from infra.stack.java_search import find_java
@@ -33,11 +33,11 @@ from workers.client.stuck_scheduled_runs import StuckRun, find_stuck_runs
 from workers.client.task_queue_pollers import list_live_pollers
 from workers.client.temporal_connection import run_with_client
 from workers.client.temporal_faults import explain_server_fault
-from workers.hosting.certificate_expiry import check_certificate_expiry, find_certificate_files
+from workers.hosting.client_certificate_expiry import check_client_certificate_expiry, find_client_certificate_files
 from workers.hosting.readiness import SCHEDULES
 from workers.operations.bucket_delete_check import DELETES, check_bucket_deletes
 from workers.operations.bundle_owners import open_directory, open_zookeeper_session, read_ownership_overview
-from workers.operations.record_log_status import RECORD_LOG, check_record_log
+from workers.operations.record_log_status import RECORD_LOG, check_flushes_as_row
 from workers.operations.worker_builds import WorkerDeployment, find_unserved_queues, read_worker_deployment
 from workers.settings import Settings
 
@@ -74,8 +74,8 @@ def check_services(settings: Settings) -> list[CheckRow]:
         ),
         lambda: lost_log or run_check_as_row("database", _check_catalog_database, settings),
         lambda: {"name": _IDENTITY_ROW, **unknown} if lost_log else _check_catalog_identity(settings),
-        lambda: {"name": RECORD_LOG, **unknown} if lost_log else check_record_log(settings),
-        lambda: _check_workers(settings),
+        lambda: {"name": RECORD_LOG, **unknown} if lost_log else check_flushes_as_row(settings),
+        lambda: _check_polling_workers(settings),
         *(
             [lambda: run_check_as_row("deployment", _check_worker_deployment, settings)]
             if settings.deployment_name
@@ -127,7 +127,7 @@ def _check_object_store(settings: Settings) -> str:
 
 def _check_zookeeper(settings: Settings) -> str:
     with open_zookeeper_session(settings) as session:
-        count = len(OwnershipDirectory(session, MAX_BUNDLES).read_live_workers())
+        count = len(OwnershipNodes(session, MAX_BUNDLES).read_live_workers())
         return f"{count} {'worker has' if count == 1 else 'workers have'} a session"
 
 
@@ -185,7 +185,7 @@ async def list_polling_workers(
     return {poller.identity for poller in pollers}
 
 
-def _check_workers(settings: Settings) -> CheckRow:
+def _check_polling_workers(settings: Settings) -> CheckRow:
     """Return the row of polling workers. Temporal lists dead workers for minutes, so this home's are left out."""
     home = StackHome.at(settings.home)
 
@@ -259,11 +259,11 @@ def check_installation(settings: Settings) -> list[CheckRow]:
     checks: dict[str, Callable[[Settings], str]] = {
         "java": lambda _: f"Java {find_java().version}",
         "search attributes": _check_search_attributes,
-        SCHEDULES: _check_schedules,
+        SCHEDULES: _check_stuck_schedules,
         "ownership": _check_ownership,
-        "clock": _check_clock,
+        "clock": _check_clock_against_object_store,
         DELETES: check_bucket_deletes,
-        **({"certificates": check_certificate_expiry} if find_certificate_files(settings) else {}),
+        **({"certificates": check_client_certificate_expiry} if find_client_certificate_files(settings) else {}),
     }
     return [*check_services(settings), *(run_check_as_row(name, check, settings) for name, check in checks.items())]
 
@@ -273,7 +273,7 @@ def _check_search_attributes(settings: Settings) -> str:
     return "all registered"
 
 
-def _check_schedules(settings: Settings) -> str:
+def _check_stuck_schedules(settings: Settings) -> str:
     async def ask(client: Client) -> tuple[int, Sequence[StuckRun]]:
         return len(await list_schedules(client)), await find_stuck_runs(client)
 
@@ -296,7 +296,7 @@ def _check_ownership(settings: Settings) -> str:
     return f"{ownership}; workers: {', '.join(worker.worker_id for worker in ownership.workers)}"
 
 
-def _check_clock(settings: Settings) -> str:
+def _check_clock_against_object_store(settings: Settings) -> str:
     if not settings.has_object_store:
         settings.require_address("s3_endpoint")
     difference_s = time.time() - read_store_clock_s(open_primary_bucket(settings, fails_fast=True))

@@ -24,9 +24,12 @@ _ERROR_NAME: Final = re.compile(r"\b[A-Z]\w+")
 _PARAGRAPH_END: Final = re.compile(r"\n\n|\Z")
 _FUNCTION_NODES: Final = (ast.FunctionDef, ast.AsyncFunctionDef)
 
-_REFUSAL_HANDLERS: Final = frozenset({"refused", "find_refusal", "require_refusal", "refusal_certificate"})
+_REFUSAL_HANDLERS: Final = frozenset(
+    {"refused", "refusal_from_error", "refusal_from_error_or_raise", "refusal_batch_certificate"}
+)
 """Functions that turn only a guard's refusal into a result."""
-_FAILURE_HANDLERS: Final = frozenset({"_refuse"})  # functions that turn any failure into a text of the result
+_FAILURE_HANDLERS: Final = frozenset({"_record_refused_ask"})
+"""Functions that turn any failure into a text of the result."""
 
 CodePieces = tuple[tuple[ModuleType, ast.AST], ...]
 """Pieces of code, each with its module."""
@@ -54,14 +57,14 @@ def list_modules(code: CodePieces) -> list[ModuleType]:
     return list({module.__name__: module for module, _ in code}.values())
 
 
-def find_documented_errors(code: CodePieces, *, only_called: bool = False) -> set[str]:
+def find_documented_activity_errors(code: CodePieces, *, only_called: bool = False) -> set[str]:
     """Return the documented errors of the activities that the code names, or only of those that it calls.
 
     `NotOwner` is left out for routed activities, because the router repeats the call at the new owner.
     """
     names = set[str]()
     for module, piece in code:
-        for node in _first_arguments(piece) if only_called else ast.walk(piece):
+        for node in _first_arguments_of_execute_calls(piece) if only_called else ast.walk(piece):
             if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
                 called = getattr(getattr(module, node.value.id, None), node.attr, None)
                 if callable(called) and activity._Definition.from_callable(called):  # noqa: SLF001 - no public way
@@ -70,7 +73,7 @@ def find_documented_errors(code: CodePieces, *, only_called: bool = False) -> se
     return (names | owner_routing.OWNERSHIP_FAILURES) - {errors.NotOwner.__name__} if is_routed else names
 
 
-def _first_arguments(piece: ast.AST) -> Iterator[ast.AST]:
+def _first_arguments_of_execute_calls(piece: ast.AST) -> Iterator[ast.AST]:
     for node in ast.walk(piece):
         if isinstance(node, ast.Call) and node.args and ast.unparse(node.func).rpartition(".")[2].startswith("execute"):
             yield node.args[0]

@@ -62,7 +62,7 @@ _VALUES_BY_KIND: Final = (  # a kind stands before the kind that it narrows
     (setting_types.Port, "port"),
     (setting_types.Address, "host:port"),
     (setting_types.Ensemble, "host:port,…/path"),
-    (setting_types.Identity, "scheme:credential"),
+    (setting_types.SchemeAndCredential, "scheme:credential"),
     (setting_types.ListenAddress, "listening address"),
     (setting_types.WebAddress, "URL"),
     (setting_types.Bucket, "bucket name"),

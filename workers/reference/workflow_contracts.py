@@ -10,10 +10,10 @@ from typing import Any, Final, get_args, get_type_hints
 
 from temporalio.workflow import _Definition
 
-from activities.deletion.phase_two import delete_ledger_workflow_id
+from activities.deletion.phase_two_steps import delete_ledger_workflow_id
 from logstore import errors
 from logstore.deletion.intents import GuardRefusal, IntentKey
-from workers.hosting.interceptors import FINAL
+from workers.hosting.error_and_subject_interceptors import FINAL_ERRORS
 from workers.hosting.temporal_workers import WORKFLOWS
 from workers.reference import reachable_errors
 from workflows import input_bounds
@@ -91,7 +91,10 @@ def list_jobs_by_name() -> dict[str, JobDefinition[Any, Any]]:
 def _build_contract(workflow: type) -> WorkflowContract:
     definition, module = _Definition.must_from_class(workflow), sys.modules[workflow.__module__]
     code = reachable_errors.collect_reachable_code(workflow)
-    raised, guard_refusals = reachable_errors.find_documented_errors(code), reachable_errors.find_guard_refusals(code)
+    raised, guard_refusals = (
+        reachable_errors.find_documented_activity_errors(code),
+        reachable_errors.find_guard_refusals(code),
+    )
     takes, gives = (definition.arg_types or [type(None)])[0], definition.ret_type or type(None)
     has_refusal = GuardRefusal in get_args(get_type_hints(gives).get("refused"))
     refused = (guard_refusals & raised or guard_refusals) if has_refusal else set()
@@ -100,11 +103,13 @@ def _build_contract(workflow: type) -> WorkflowContract:
     return WorkflowContract(
         name=str(definition.name),
         ids=_list_workflow_id_forms(str(definition.name)),
-        about=_summarize(module),
+        about=_summarize_module_docstring(module),
         takes=takes,
         gives=gives,
         fails=tuple(sorted({*fails, *awaited_fails, errors.InvalidInput.__name__})),
-        retried=tuple(sorted(name for name in raised if not issubclass(reachable_errors.get_error_class(name), FINAL))),
+        retried=tuple(
+            sorted(name for name in raised if not issubclass(reachable_errors.get_error_class(name), FINAL_ERRORS))
+        ),
         refused=tuple(sorted(refused)),
         signals=_list_contract_calls(definition.signals),
         queries=_list_contract_calls(definition.queries),
@@ -117,10 +122,10 @@ def _list_errors_that_end_run(workflow: type, refused: set[str]) -> set[str]:
         reachable_errors.collect_run_ending_code(workflow, includes_guarded=includes_guarded)
         for includes_guarded in (True, False)
     )
-    raised = (reachable_errors.find_documented_errors(all_code) - refused) | reachable_errors.find_documented_errors(
-        unguarded_code, only_called=True
-    )
-    final = {name for name in raised if issubclass(reachable_errors.get_error_class(name), FINAL)}
+    raised = (
+        reachable_errors.find_documented_activity_errors(all_code) - refused
+    ) | reachable_errors.find_documented_activity_errors(unguarded_code, only_called=True)
+    final = {name for name in raised if issubclass(reachable_errors.get_error_class(name), FINAL_ERRORS)}
     return final | reachable_errors.find_raised_failure_types(all_code)
 
 
@@ -136,7 +141,7 @@ def _list_workflow_id_forms(name: str) -> tuple[str, ...]:
     )
 
 
-def _summarize(module: ModuleType) -> str:
+def _summarize_module_docstring(module: ModuleType) -> str:
     paragraphs = (inspect.getdoc(module) or "").split("\n\n")[:2]
     sentence = paragraphs[0].partition(": ")[2]
     return " ".join(f"{sentence[:1].upper()}{sentence[1:]} {paragraphs[1]}".split())

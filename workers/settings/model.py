@@ -9,7 +9,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, m
 
 from logstore.errors import ServiceFailed
 from logstore.ownership import MAX_BUNDLES
-from logstore.reconciliation.bulk_jobs import MIN_SCRUB_RATE, SCRUB_RATE
+from logstore.reconciliation.bulk_job_inputs_and_results import MIN_SCRUB_RATE, SCRUB_RATE
 from logstore.transactions.transaction_ids_and_states import MAX_COORDINATORS
 from workers.settings.setting_types import (
     Address,
@@ -22,10 +22,10 @@ from workers.settings.setting_types import (
     File,
     Folder,
     FunctionList,
-    Identity,
     Interval,
     ListenAddress,
     Port,
+    SchemeAndCredential,
     Seconds,
     ServerName,
     SparkMaster,
@@ -111,7 +111,7 @@ class Settings(BaseModel):
         "zookeeper"  # single: one worker, no ZooKeeper; the same for all workers
     )
     zookeeper: Ensemble = ""  # addresses, separated by commas, and an optional path
-    zookeeper_auth: Identity = SecretStr("")  # digest:USER:PASSWORD, or sasl:USER:PASSWORD (DIGEST-MD5)
+    zookeeper_auth: SchemeAndCredential = SecretStr("")  # digest:USER:PASSWORD, or sasl:USER:PASSWORD (DIGEST-MD5)
     zookeeper_acl: Literal["anyone", "creator"] = "anyone"  # creator: only this identity has access to Sexton's nodes
     zookeeper_tls: Literal["auto", "on", "off"] = "auto"  # auto: on if one of the next three settings is set
     zookeeper_ca_file: File = ""  # authorities that may sign the servers' certificates; empty: this machine's

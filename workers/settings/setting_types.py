@@ -120,7 +120,7 @@ def _validate_ensemble(value: str) -> str:
     return value
 
 
-def _validate_identity(value: SecretStr) -> SecretStr:
+def _validate_scheme_and_credential(value: SecretStr) -> SecretStr:
     if value.get_secret_value() and not _IDENTITY_PATTERN.fullmatch(value.get_secret_value()):
         raise ValueError("scheme:credential, as in digest:user:password or sasl:user:password")
     return value
@@ -181,7 +181,7 @@ Count = Annotated[int, BeforeValidator(refuse_boolean), Field(ge=1, le=2**63 - 1
 Port = Annotated[int, BeforeValidator(refuse_boolean), Field(ge=0, le=65_535)]  # 0: any free port
 Address = Annotated[str, AfterValidator(_validate_address)]
 Ensemble = Annotated[str, AfterValidator(_validate_ensemble)]
-Identity = Annotated[SecretStr, AfterValidator(_validate_identity)]
+SchemeAndCredential = Annotated[SecretStr, AfterValidator(_validate_scheme_and_credential)]
 ListenAddress = Annotated[str, AfterValidator(_validate_listen_address)]  # port 0: any free port
 WebAddress = Annotated[str, AfterValidator(_validate_web_address)]
 Bucket = Annotated[str, AfterValidator(validate_bucket_name)]

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TlsFiles:
+class TlsFilePaths:
     """Paths of authorities, certificate and key; empty if not set."""
 
     ca: str = ""
@@ -22,7 +22,7 @@ class TlsFiles:
     key: str = ""
 
     @classmethod
-    def of(cls, settings: Settings, service: Literal["temporal", "s3", "zookeeper"]) -> Self:
+    def from_checked_settings(cls, settings: Settings, service: Literal["temporal", "s3", "zookeeper"]) -> Self:
         """Return the files of `{service}_ca_file`, `{service}_cert_file` and `{service}_key_file`.
 
         Raises:
@@ -44,14 +44,14 @@ class TlsFiles:
                 expected = f"a file, because there is {settings_by_role[other_role]}"
                 raise InvalidInput(settings_by_role[role], expected=expected, found="nothing")
         if paths["cert"]:
-            _check_certificate_and_key(settings_by_role, paths["cert"], paths["key"])
+            _check_tls_certificate_and_key(settings_by_role, paths["cert"], paths["key"])
         return cls(**paths)
 
     def __bool__(self) -> bool:
         return bool(self.ca or self.cert or self.key)
 
 
-def read_certificate_chain(field: str, path: str) -> "list[x509.Certificate]":
+def read_tls_certificate_chain(field: str, path: str) -> "list[x509.Certificate]":
     """Return the certificates of a file, at least one. The first is the certificate of the server or client itself."""
     from cryptography import x509  # noqa: PLC0415 - start-up time
 
@@ -62,8 +62,8 @@ def read_certificate_chain(field: str, path: str) -> "list[x509.Certificate]":
         raise InvalidInput(field, expected="a certificate in PEM", found=path) from None
 
 
-def _check_certificate_and_key(settings_by_role: dict[str, str], cert: str, key: str) -> None:
-    first = read_certificate_chain(settings_by_role["cert"], cert)[0]
+def _check_tls_certificate_and_key(settings_by_role: dict[str, str], cert: str, key: str) -> None:
+    first = read_tls_certificate_chain(settings_by_role["cert"], cert)[0]
     now, since, until = datetime.now(UTC), first.not_valid_before_utc, first.not_valid_after_utc
     if not since <= now <= until:
         found = f"{cert}, valid from {since:%Y-%m-%dT%H:%MZ} to {until:%Y-%m-%dT%H:%MZ}"

@@ -22,7 +22,7 @@ with workflow.unsafe.imports_passed_through():
 _STEPS = TopicBuildActivities(
     begin=DelayedIndexBuildActivities.begin_build,
     build=DelayedIndexBuildActivities.build_indexes,
-    switch=DelayedIndexBuildActivities.switch_indexes,
+    switch=DelayedIndexBuildActivities.store_and_switch_indexes,
     conclude=DelayedIndexBuildActivities.conclude_build,
 )
 

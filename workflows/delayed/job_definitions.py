@@ -5,7 +5,7 @@ from datetime import timedelta
 from enum import StrEnum
 from typing import Final
 
-from logstore.delayed.index_buckets import IndexBucketSummary
+from logstore.delayed.index_buckets import IndexBucketToMerge
 from workflows.job_definition import JobDefinition
 from workflows.topic_build_types import BuildResult, BuildTopicsInput
 
@@ -70,7 +70,7 @@ class MergeBucketsResult:
     passed: int = 0  # due messages that are in no bucket any more
     buckets: int = 0  # buckets of the topic at the last check
     limit: int = 0  # most buckets
-    merging: list[IndexBucketSummary] = field(default_factory=list)  # pair that is being merged
+    merging: list[IndexBucketToMerge] = field(default_factory=list)  # pair that is being merged
     damaged: list[int] = field(default_factory=list)  # unreadable buckets
 
 

@@ -54,13 +54,15 @@ class MergeBuckets:
     @workflow.run
     async def run(self, request: MergeBucketsInput) -> MergeBucketsResult:
         search_attributes.ensure_topic(request.topic)
-        while (choice := await self._choose_pair()).chosen is ChoiceReason.PAIR:
+        while (choice := await self._claim_list_and_choose_pair()).chosen is ChoiceReason.PAIR:
             self._set_result(replace(self._result, merging=choice.pair))
             self._add_merged_pair(await self._merge_pair(choice))
             if workflow.info().is_continue_as_new_suggested():
                 workflow.continue_as_new(replace(request, carried=self._result))
         release = ReleaseListInput(topic_id=request.topic_id, topic=request.topic)
-        await workflow.execute_activity_method(IndexBucketActivities.let_go, release, **activity_options.CATALOG)
+        await workflow.execute_activity_method(
+            IndexBucketActivities.release_bucket_list, release, **activity_options.CATALOG
+        )
         outcome = MergeOutcome(choice.chosen.value)
         workflow.upsert_search_attributes([search_attributes.OUTCOME.value_set([outcome.value])])
         return self._set_result(replace(self._result, outcome=outcome))
@@ -70,7 +72,7 @@ class MergeBuckets:
         """Return the totals so far, and the pair that is being merged."""
         return self._result
 
-    async def _choose_pair(self) -> PairChoice:
+    async def _claim_list_and_choose_pair(self) -> PairChoice:
         request = ChoosePairInput(
             topic_id=self._request.topic_id,
             topic=self._request.topic,
@@ -79,7 +81,7 @@ class MergeBuckets:
         )
         for _ in range(MAX_HELD_RETRIES):
             choice = await workflow.execute_activity_method(
-                IndexBucketActivities.choose_pair, request, **activity_options.CATALOG
+                IndexBucketActivities.claim_list_and_choose_pair, request, **activity_options.CATALOG
             )
             if choice.chosen is not ChoiceReason.HELD:
                 break

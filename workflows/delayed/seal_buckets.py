@@ -23,11 +23,11 @@ from temporalio.exceptions import WorkflowAlreadyStartedError
 
 with workflow.unsafe.imports_passed_through():
     from activities.delayed.inputs_and_results import (
-        DueTopicPages,
-        DueTopicsInput,
-        SealedTopics,
+        IndexWorkTopicPages,
+        IndexWorkTopicsInput,
         SealTopicInput,
         SealTopicsInput,
+        SealTopicsResult,
         TopicOverBucketLimit,
     )
     from activities.delayed.seal_and_merge_buckets import IndexBucketActivities
@@ -67,7 +67,7 @@ class SealBuckets:
         if request.topic_id is None:
             await self._seal_due_topics()
         else:
-            await self._seal_one_topic(SealTopicInput(topic_id=request.topic_id, topic=request.topic))
+            await self._seal_one_topic_with_retries(SealTopicInput(topic_id=request.topic_id, topic=request.topic))
         result = self._result
         counts = {"FAILED": result.failed, "HELD": result.held, "SEALED": result.buckets, "DROPPED": result.dropped}
         outcomes = [name for name, count in counts.items() if count]
@@ -87,27 +87,29 @@ class SealBuckets:
             if workflow.info().is_continue_as_new_suggested():
                 workflow.continue_as_new(replace(self._request, after=after, carried=self._result))
 
-    async def _find_due_topics(self, after: int) -> DueTopicPages:
-        request = DueTopicsInput(after=after, topics=self._request.page, limit=_MAX_CONCURRENT_PAGES)
+    async def _find_due_topics(self, after: int) -> IndexWorkTopicPages:
+        request = IndexWorkTopicsInput(after=after, topics=self._request.page, limit=_MAX_CONCURRENT_PAGES)
         return await workflow.execute_activity_method(
-            IndexBucketActivities.due_topics, request, **activity_options.CATALOG
+            IndexBucketActivities.list_topics_with_index_work, request, **activity_options.CATALOG
         )
 
     async def _seal_page(self, topic_ids: list[int]) -> None:
-        page = SealTopicsInput(topic_ids=topic_ids)
-        await self._add_sealed_topics(
-            await workflow.execute_activity_method(IndexBucketActivities.seal_topics, page, **_SEAL)
+        seal_input = SealTopicsInput(topic_ids=topic_ids)
+        await self._add_counts_and_start_merges(
+            await workflow.execute_activity_method(IndexBucketActivities.drop_and_seal_topics, seal_input, **_SEAL)
         )
 
-    async def _seal_one_topic(self, request: SealTopicInput) -> None:
+    async def _seal_one_topic_with_retries(self, request: SealTopicInput) -> None:
         for _ in range(MAX_HELD_RETRIES):
-            sealed = await workflow.execute_activity_method(IndexBucketActivities.seal_topic, request, **_SEAL_ONE)
+            sealed = await workflow.execute_activity_method(
+                IndexBucketActivities.seal_whole_topic, request, **_SEAL_ONE
+            )
             if not sealed.held:
                 break
             await workflow.sleep(HELD_RETRY_PAUSE)
-        await self._add_sealed_topics(sealed)
+        await self._add_counts_and_start_merges(sealed)
 
-    async def _add_sealed_topics(self, sealed: SealedTopics) -> None:
+    async def _add_counts_and_start_merges(self, sealed: SealTopicsResult) -> None:
         before = self._result
         self._result = SealBucketsResult(
             topics=before.topics + sealed.topics,

@@ -15,7 +15,7 @@ with workflow.unsafe.imports_passed_through():
     from activities.deletion.inputs_and_results import ChunkResult, DetachResult
     from logstore.deletion.intents import BatchCertificate, Outcome
     from logstore.errors import LedgerStillNeeded, PreconditionFailed, UnknownObject
-    from workflows import guard_refusals, search_attributes
+    from workflows import guard_refusal_results, search_attributes
     from workflows.deletion.job_definitions import (
         DELETE_LEDGERS,
         MAX_OBJECTS_PER_S,
@@ -48,7 +48,7 @@ def add_chunk_result(progress: DeleteLedgersProgress, result: ChunkResult) -> De
     )
 
 
-def stale_batch_certificate(batch_id: str, progress: DeleteLedgersProgress) -> BatchCertificate:
+def batch_certificate_after_rebuild(batch_id: str, progress: DeleteLedgersProgress) -> BatchCertificate:
     """Return the batch certificate after a rebuild of the catalog, which has rows for the remaining work."""
     remaining = progress.intents - sum(progress.outcomes.values())
     return BatchCertificate(
@@ -59,14 +59,17 @@ def stale_batch_certificate(batch_id: str, progress: DeleteLedgersProgress) -> B
     )
 
 
-def complete_certificate(certificate: BatchCertificate, progress: DeleteLedgersProgress) -> BatchCertificate:
+def add_rows_ended_elsewhere(certificate: BatchCertificate, progress: DeleteLedgersProgress) -> BatchCertificate:
     """Add the counts of rows that ended before the batch, and of rows that another batch adopted."""
     outcomes = add_counts(certificate.outcomes, progress.finished)
-    adopted = progress.intents - sum(certificate.outcomes.values())
-    return replace(certificate, outcomes=add_counts(outcomes, {Outcome.RETRYING.value: adopted} if adopted > 0 else {}))
+    taken_over_rows = progress.intents - sum(certificate.outcomes.values())
+    return replace(
+        certificate,
+        outcomes=add_counts(outcomes, {Outcome.RETRYING.value: taken_over_rows} if taken_over_rows > 0 else {}),
+    )
 
 
-def require_rate(request: SetRateInput) -> None:
+def require_rate_within_bounds(request: SetRateInput) -> None:
     """Raise `ApplicationError` of type `InvalidInput` unless the rate is within its bounds."""
     if not 0 <= request.objects_per_s <= MAX_OBJECTS_PER_S:
         message = f"rate: expected 0 (unlimited) to {MAX_OBJECTS_PER_S:,} objects a second"
@@ -74,13 +77,15 @@ def require_rate(request: SetRateInput) -> None:
         raise ApplicationError(message, {"field": "rate"}, type="InvalidInput", non_retryable=True)
 
 
-def refusal_certificate(batch_id: str, error: ActivityError, *, compound: bool = False) -> BatchCertificate | None:
+def refusal_batch_certificate(
+    batch_id: str, error: ActivityError, *, compound: bool = False
+) -> BatchCertificate | None:
     """Return the batch certificate if a guard refused phase one. `None` for any other error.
 
     For a compound operation, `PreconditionFailed` is a refusal too.
     """
     types = {*GUARDS, PreconditionFailed.__name__} if compound else GUARDS
-    refusal = guard_refusals.find_refusal(error, types)
+    refusal = guard_refusal_results.refusal_from_error(error, types)
     return (
         BatchCertificate(batch_id=batch_id, outcomes={}, objects=0, size_bytes=0, refused=refusal) if refusal else None
     )
@@ -88,7 +93,7 @@ def refusal_certificate(batch_id: str, error: ActivityError, *, compound: bool =
 
 def format_batch(batch: DeleteLedgersProgress | BatchCertificate) -> str:
     if isinstance(batch, BatchCertificate) and batch.refused:
-        return guard_refusals.format_refusal(batch.refused)
+        return guard_refusal_results.format_refusal(batch.refused)
     parts = [f"{batch.objects:,} objects", f"{batch.size_bytes:,} bytes"]
     if isinstance(batch, DeleteLedgersProgress):
         parts += ["**paused**"] if batch.paused else []
@@ -126,7 +131,7 @@ def build_batch_input(
     )
 
 
-def add_certificate(before: T, certificate: BatchCertificate) -> T:
+def add_batch_certificate(before: T, certificate: BatchCertificate) -> T:
     return replace(
         before,
         outcomes=add_counts(before.outcomes, certificate.outcomes),
@@ -158,12 +163,15 @@ async def start_batch(
 async def run_phase_two(
     request: PhaseTwoRequest, batch_id: str, detached: DetachResult, *, summary: str, patience_s: float | None = None
 ) -> BatchCertificate | None:
-    """Start `delete-ledgers` on a detached batch. Return its batch certificate as `await_certificate` does."""
+    """Start `delete-ledgers` on a detached batch.
+
+    Return its batch certificate as `try_await_batch_certificate` does.
+    """
     started = await start_batch(build_batch_input(request, batch_id, detached), summary=summary)
-    return await await_certificate(started, patience_s)
+    return await try_await_batch_certificate(started, patience_s)
 
 
-async def await_certificate(
+async def try_await_batch_certificate(
     batch: workflow.ChildWorkflowHandle[Any, BatchCertificate], patience_s: float | None
 ) -> BatchCertificate | None:
     """Return the batch certificate. `None` if the batch took longer than `patience_s`, or failed.

@@ -29,7 +29,7 @@ from temporalio.exceptions import ActivityError, ApplicationError, WorkflowAlrea
 with workflow.unsafe.imports_passed_through():
     from activities.deletion.inputs_and_results import DeadLetterInput, DeleteIntentInput, DeleteIntentResult
     from activities.deletion.ledger_deletion import LedgerDeletionActivities
-    from activities.deletion.phase_two import delete_ledger_workflow_id
+    from activities.deletion.phase_two_steps import delete_ledger_workflow_id
     from logstore.deletion.intents import Outcome
     from workflows import activity_options, search_attributes
     from workflows.deletion.job_definitions import DeleteLedgerInput, DeleteLedgerProgress
@@ -69,7 +69,7 @@ class DeleteLedger:
         search_attributes.ensure_topic(request.topic)
         workflow.set_current_details(f"Deleting the `{request.key.copy}` copy of ledger **{request.key.ledger_id}**")
         try:
-            result = await self._delete_or_give_up(request)
+            result = await self._delete_or_dead_letter(request)
         except ActivityError as error:
             if _find_error_type(error) != _CLAIM_HELD:
                 raise
@@ -89,26 +89,26 @@ class DeleteLedger:
         """Return the step and the outcome."""
         return self._progress
 
-    async def _delete_or_give_up(self, request: DeleteLedgerInput) -> DeleteIntentResult:
+    async def _delete_or_dead_letter(self, request: DeleteLedgerInput) -> DeleteIntentResult:
         if request.max_attempts == 1:
-            return await self._give_up(request, "")
+            return await self._turn_into_dead_letter(request, "")
         delete = DeleteIntentInput(
             key=request.key, catalog_epoch=request.catalog_epoch, retry_interval_s=request.retry_interval_s
         )
         try:
             return await self._router.execute_at_owner(
-                LedgerDeletionActivities.delete_one, delete, _delete_options(request)
+                LedgerDeletionActivities.claim_and_delete_copy, delete, _delete_options(request)
             )
         except ActivityError as error:
             if is_cancelled_exception(error) or _find_error_type(error) in _NOT_THE_ROWS_FAULT:
                 raise
-            return await self._give_up(request, str(error.cause or error))
+            return await self._turn_into_dead_letter(request, str(error.cause or error))
 
-    async def _give_up(self, request: DeleteLedgerInput, error: str) -> DeleteIntentResult:
+    async def _turn_into_dead_letter(self, request: DeleteLedgerInput, error: str) -> DeleteIntentResult:
         self._progress = DeleteLedgerProgress(step="giving up")
         letter = DeadLetterInput(key=request.key, catalog_epoch=request.catalog_epoch, error=error)
         return await self._router.execute_at_owner(
-            LedgerDeletionActivities.dead_letter, letter, activity_options.CATALOG
+            LedgerDeletionActivities.dead_letter_intent, letter, activity_options.CATALOG
         )
 
 

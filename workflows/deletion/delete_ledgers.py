@@ -25,29 +25,29 @@ from temporalio.common import RetryPolicy, VersioningBehavior
 from temporalio.exceptions import ActivityError, ApplicationError, is_cancelled_exception
 
 with workflow.unsafe.imports_passed_through():
+    from activities.deletion.deletion_queue import DeletionQueueActivities
     from activities.deletion.inputs_and_results import (
         CertifyInput,
         ChunkInput,
         ChunkResult,
+        ClaimPausedBatchInput,
         DetachInput,
-        HoldBatchInput,
-        PauseBatchInput,
+        PauseOrResumeBatchInput,
         RowRangesInput,
         RowRangesPage,
     )
     from activities.deletion.ledger_deletion import LedgerDeletionActivities
-    from activities.deletion.queue_upkeep import DeletionUpkeepActivities
     from logstore.deletion.intents import BatchCertificate, IntentKey
     from logstore.ports.catalog import IntentRowRange
     from workflows import activity_options, search_attributes
     from workflows.deletion import delete_ledger
     from workflows.deletion.batches import (
         add_chunk_result,
-        complete_certificate,
+        add_rows_ended_elsewhere,
+        batch_certificate_after_rebuild,
         format_batch,
-        refusal_certificate,
-        require_rate,
-        stale_batch_certificate,
+        refusal_batch_certificate,
+        require_rate_within_bounds,
     )
     from workflows.deletion.job_definitions import (
         DeleteLedgerInput,
@@ -94,12 +94,12 @@ class DeleteLedgers:
     @workflow.run
     async def run(self, request: DeleteLedgersInput) -> BatchCertificate:
         search_attributes.ensure_topic(request.topic)
-        if request.detach and (refusal := await self._run_phase_one(request.detach)):
+        if request.detach and (refusal := await self._detach_unless_refused(request.detach)):
             await workflow.wait_condition(workflow.all_handlers_finished)
-            return self._publish_certificate(refusal)
+            return self._publish_batch_certificate(refusal)
         while (page := await self._read_next_ranges()).ranges:
             self._chunks = len(page.ranges)
-            await asyncio.gather(*(self._delete_chunk(chunk) for chunk in page.ranges))
+            await asyncio.gather(*(self._delete_chunk_and_start_retries(chunk) for chunk in page.ranges))
             if not self._should_continue_as_new:
                 self._progress = replace(self._progress, after=page.ranges[-1].last)
             workflow.set_current_details(format_batch(self._progress))
@@ -109,14 +109,14 @@ class DeleteLedgers:
                     replace(request, detach=None, carried=self._progress, owner=self._router.owner)
                 )
         if page.stale:
-            counted = stale_batch_certificate(request.batch_id, self._progress)
+            counted_certificate = batch_certificate_after_rebuild(request.batch_id, self._progress)
         else:
-            close = CertifyInput(batch_id=request.batch_id, actor=request.actor, reason=request.reason)
-            counted = await self._router.execute_at_owner(
-                LedgerDeletionActivities.certify, close, activity_options.CATALOG
+            certify_input = CertifyInput(batch_id=request.batch_id, actor=request.actor, reason=request.reason)
+            counted_certificate = await self._router.execute_at_owner(
+                LedgerDeletionActivities.close_and_certify_batch, certify_input, activity_options.CATALOG
             )
-        certificate = complete_certificate(counted, self._progress)
-        certificate = self._publish_certificate(replace(certificate, owner=self._router.owner))
+        certificate = add_rows_ended_elsewhere(counted_certificate, self._progress)
+        certificate = self._publish_batch_certificate(replace(certificate, owner=self._router.owner))
         await workflow.wait_condition(workflow.all_handlers_finished)
         return certificate
 
@@ -141,9 +141,9 @@ class DeleteLedgers:
         """Store the pause in the catalog, where it outlasts the batch's claim while no worker runs."""
         async with self._pause_lock:
             await workflow.wait_condition(lambda: self._is_filed)
-            pause = PauseBatchInput(batch_id=self._request.batch_id, paused=paused)
+            pause = PauseOrResumeBatchInput(batch_id=self._request.batch_id, paused=paused)
             await workflow.execute_activity_method(
-                DeletionUpkeepActivities.pause_batch, pause, **activity_options.CATALOG
+                DeletionQueueActivities.pause_or_resume_batch, pause, **activity_options.CATALOG
             )
             return self._show_progress(replace(self._progress, paused=paused))
 
@@ -154,7 +154,7 @@ class DeleteLedgers:
 
     @set_rate.validator
     def check_rate(self, request: SetRateInput) -> None:
-        require_rate(request)
+        require_rate_within_bounds(request)
 
     def _show_progress(self, progress: DeleteLedgersProgress) -> DeleteLedgersProgress:
         self._progress = progress
@@ -165,7 +165,7 @@ class DeleteLedgers:
     def _should_continue_as_new(self) -> bool:
         return self._is_history_long or self._children >= self._request.policy.alone
 
-    async def _run_phase_one(self, ledgers: ExplicitDetach) -> BatchCertificate | None:
+    async def _detach_unless_refused(self, ledgers: ExplicitDetach) -> BatchCertificate | None:
         request = self._request
         detach = DetachInput(
             topic_id=request.topic_id,
@@ -186,7 +186,7 @@ class DeleteLedgers:
                 LedgerDeletionActivities.detach, detach, activity_options.CATALOG
             )
         except ActivityError as error:
-            refusal = refusal_certificate(request.batch_id, error, compound=bool(ledgers.remove))
+            refusal = refusal_batch_certificate(request.batch_id, error, compound=bool(ledgers.remove))
             if refusal is None:
                 raise
             self._is_filed = True  # from now on the catalog answers a pause: there is no such batch
@@ -203,23 +203,25 @@ class DeleteLedgers:
         max_rows = min(request.policy.chunk, max(1, self._max_rows // parallelism))
         remaining_rows = max(0, self._progress.intents - sum(self._progress.outcomes.values()))
         chunks = _divide_up(remaining_rows, max_rows * parallelism) * parallelism
-        rows = min(max_rows, max(_MIN_ROWS_PER_CHUNK, _divide_up(remaining_rows, chunks))) if chunks else max_rows
-        page = RowRangesInput(
+        rows_per_chunk = (
+            min(max_rows, max(_MIN_ROWS_PER_CHUNK, _divide_up(remaining_rows, chunks))) if chunks else max_rows
+        )
+        ranges_input = RowRangesInput(
             batch_id=request.batch_id,
             catalog_epoch=request.catalog_epoch,
             after=self._progress.after,
-            rows=rows,
+            rows=rows_per_chunk,
             limit=_RANGES_PER_PAGE,
         )
         return await workflow.execute_activity_method(
-            LedgerDeletionActivities.next_ranges, page, **activity_options.CATALOG
+            LedgerDeletionActivities.list_ranges_and_renew_claim, ranges_input, **activity_options.CATALOG
         )
 
-    async def _delete_chunk(self, chunk: IntentRowRange) -> None:
+    async def _delete_chunk_and_start_retries(self, chunk: IntentRowRange) -> None:
         remaining: IntentRowRange | None = chunk
         while remaining is not None:
             async with self._chunk_slots:
-                await self._wait_while_paused()
+                await self._renew_claim_while_paused()
                 if self._should_continue_as_new:
                     return  # the next run reads the unfinished rows
                 result = await self._delete_or_hand_over(remaining)
@@ -235,13 +237,13 @@ class DeleteLedgers:
             if remaining is not None and workflow.info().is_continue_as_new_suggested():
                 self._is_history_long = True
 
-    async def _wait_while_paused(self) -> None:
+    async def _renew_claim_while_paused(self) -> None:
         """Renew the batch's claim until the batch is resumed or the history is long."""
         async with self._hold_lock:
             while self._progress.paused and not self._should_continue_as_new:
-                hold = HoldBatchInput(batch_id=self._request.batch_id)
+                hold = ClaimPausedBatchInput(batch_id=self._request.batch_id)
                 await workflow.execute_activity_method(
-                    DeletionUpkeepActivities.hold_batch, hold, **activity_options.CATALOG
+                    DeletionQueueActivities.claim_paused_batch, hold, **activity_options.CATALOG
                 )
                 self._is_history_long = workflow.info().is_continue_as_new_suggested()
                 with suppress(TimeoutError):
@@ -281,7 +283,7 @@ class DeleteLedgers:
         )
         await delete_ledger.start_delete_ledger(child, batch_id=self._request.batch_id)
 
-    def _publish_certificate(self, certificate: BatchCertificate) -> BatchCertificate:
+    def _publish_batch_certificate(self, certificate: BatchCertificate) -> BatchCertificate:
         outcomes = ["REFUSED"] if certificate.refused else sorted(certificate.outcomes)
         workflow.upsert_search_attributes([search_attributes.OUTCOME.value_set(outcomes)])
         workflow.set_current_details(format_batch(certificate))

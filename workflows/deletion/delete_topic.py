@@ -21,10 +21,10 @@ from temporalio.exceptions import ChildWorkflowError
 with workflow.unsafe.imports_passed_through():
     from activities.deletion.inputs_and_results import DetachResult
     from activities.deletion.topic_deletion import (
-        DetachAllInput,
+        DetachAllLedgersInput,
+        RemovedTopicTally,
         RemoveTopicInput,
-        RemoveTopicResult,
-        SetDeletingResult,
+        TopicDeletingSince,
         TopicDeletionActivities,
         TopicDeletionOrder,
     )
@@ -44,16 +44,16 @@ class DeleteTopic:
     @workflow.run
     async def run(self, request: DeleteTopicInput) -> DeleteTopicResult:
         search_attributes.ensure_topic(request.topic)
-        start: SetDeletingResult = await workflow.execute_activity_method(
-            TopicDeletionActivities.set_deleting, self._make_order(), **activity_options.CATALOG
+        start: TopicDeletingSince = await workflow.execute_activity_method(
+            TopicDeletionActivities.set_topic_deleting, self._make_order(), **activity_options.CATALOG
         )
         order = replace(self._make_order(), catalog_epoch=start.catalog_epoch)
         while True:
-            await self._detach_and_delete_ledgers(order)
-            self._change_result(step="removing")
+            await self._detach_all_and_delete_batch(order)
+            self._change_and_show_result(step="removing")
             remove = RemoveTopicInput(order=order, since_us=start.since_us)
             removal = await workflow.execute_activity_method(
-                TopicDeletionActivities.remove, remove, **activity_options.CATALOG
+                TopicDeletionActivities.remove_topic_and_tally, remove, **activity_options.CATALOG
             )
             self._set_counts(removal)
             if removal.gone:
@@ -77,19 +77,19 @@ class DeleteTopic:
             durable_delete=request.durable_delete,
         )
 
-    async def _detach_and_delete_ledgers(self, order: TopicDeletionOrder) -> None:
-        self._change_result(step="detaching", passes=self._result.passes + 1)
+    async def _detach_all_and_delete_batch(self, order: TopicDeletionOrder) -> None:
+        self._change_and_show_result(step="detaching", passes=self._result.passes + 1)
         batch_id = f"{order.topic_id}-{workflow.uuid4().hex[:12]}"
         detached = await workflow.execute_activity_method(
-            TopicDeletionActivities.detach_all,
-            DetachAllInput(order=order, batch_id=batch_id, batch_workflow_id=DELETE_LEDGERS.id(batch_id)),
+            TopicDeletionActivities.detach_all_ledgers,
+            DetachAllLedgersInput(order=order, batch_id=batch_id, batch_workflow_id=DELETE_LEDGERS.id(batch_id)),
             **activity_options.CATALOG,
         )
-        self._change_result(step="deleting", detached=self._result.detached + detached.ledgers)
+        self._change_and_show_result(step="deleting", detached=self._result.detached + detached.ledgers)
         if detached.intents:
-            await self._run_phase_two(batch_id, detached)
+            await self._run_batch_despite_failure(batch_id, detached)
 
-    async def _run_phase_two(self, batch_id: str, detached: DetachResult) -> None:
+    async def _run_batch_despite_failure(self, batch_id: str, detached: DetachResult) -> None:
         request = self._request
         batch = batches.build_batch_input(request, batch_id, detached)
         try:
@@ -99,9 +99,9 @@ class DeleteTopic:
                 raise
             workflow.logger.warning("batch %s did not end well, its rows are taken up later: %s", batch_id, error.cause)
 
-    def _set_counts(self, removal: RemoveTopicResult) -> None:
+    def _set_counts(self, removal: RemovedTopicTally) -> None:
         outcomes = dict(sorted(removal.outcomes.items()))
-        self._change_result(
+        self._change_and_show_result(
             step="ended" if removal.gone else "detaching",
             outcomes=outcomes,
             deleted=sum(count for name, count in outcomes.items() if Outcome(name).is_success),
@@ -111,7 +111,7 @@ class DeleteTopic:
         if removal.gone:
             workflow.upsert_search_attributes([search_attributes.OUTCOME.value_set(sorted(outcomes))])
 
-    def _change_result(self, **changes: object) -> None:
+    def _change_and_show_result(self, **changes: object) -> None:
         self._result = replace(self._result, **changes)  # type: ignore[arg-type]
         result = self._result
         workflow.set_current_details(

@@ -17,8 +17,8 @@ from temporalio import workflow
 from temporalio.common import VersioningBehavior
 
 with workflow.unsafe.imports_passed_through():
-    from activities.deletion.inputs_and_results import AdoptStalledInput, ForgetDeletionsInput, ForgetDeletionsResult
-    from activities.deletion.queue_upkeep import DeletionUpkeepActivities
+    from activities.deletion.deletion_queue import DeletionQueueActivities
+    from activities.deletion.inputs_and_results import RemovedIntentCounts, RemoveOldIntentsInput, TakeOverStalledInput
     from logstore.deletion.intents import BatchCertificate
     from workflows import activity_options
     from workflows.deletion import batches
@@ -28,7 +28,7 @@ with workflow.unsafe.imports_passed_through():
         SweepDeletionsResult,
     )
 
-_MAX_ADOPTED_ROWS = 10_000  # per batch; the transaction takes a quarter of a second
+_MAX_TAKEN_OVER_ROWS = 10_000  # per batch; the transaction takes a quarter of a second
 _MAX_FORGOTTEN_ROWS = 5_000  # per page; writers wait a tenth of a second for it
 
 
@@ -41,7 +41,7 @@ class SweepDeletions:
 
     @workflow.run
     async def run(self, request: SweepDeletionsInput) -> SweepDeletionsResult:  # noqa: ARG002 - taken by `__init__`
-        while await self._adopt_and_delete_page():
+        while await self._take_over_and_delete_page():
             self._continue_if_long()
         while await self._forget_page():
             self._continue_if_long()
@@ -56,44 +56,44 @@ class SweepDeletions:
         if workflow.info().is_continue_as_new_suggested():
             workflow.continue_as_new(replace(self._request, carried=self._result))
 
-    async def _adopt_and_delete_page(self) -> bool:
+    async def _take_over_and_delete_page(self) -> bool:
         batch_id = f"sweep-{workflow.uuid4().hex[:12]}"
-        adopted = await workflow.execute_activity_method(
-            DeletionUpkeepActivities.adopt,
-            AdoptStalledInput(
-                batch_id=batch_id, batch_workflow_id=DELETE_LEDGERS.id(batch_id), limit=_MAX_ADOPTED_ROWS
+        taken_over = await workflow.execute_activity_method(
+            DeletionQueueActivities.take_over_stalled,
+            TakeOverStalledInput(
+                batch_id=batch_id, batch_workflow_id=DELETE_LEDGERS.id(batch_id), limit=_MAX_TAKEN_OVER_ROWS
             ),
             **activity_options.CATALOG,
         )
-        if adopted.intents:
+        if taken_over.intents:
             before = self._result
             self._result = replace(
                 before,
                 batches=before.batches + 1,
-                intents=before.intents + adopted.intents,
-                newborn=before.newborn + adopted.ledgers,
+                intents=before.intents + taken_over.intents,
+                newborn=before.newborn + taken_over.ledgers,
             )
-            summary = f"{adopted.intents} copies that no workflow worked on"
+            summary = f"{taken_over.intents} copies that no workflow worked on"
             patience_s = self._request.patience_s
-            self._add_certificate(
-                await batches.run_phase_two(self._request, batch_id, adopted, summary=summary, patience_s=patience_s)
+            self._add_batch_certificate(
+                await batches.run_phase_two(self._request, batch_id, taken_over, summary=summary, patience_s=patience_s)
             )
-        return adopted.intents > 0
+        return taken_over.intents > 0
 
     async def _forget_page(self) -> bool:
         request = self._request
-        page = ForgetDeletionsInput(limit=_MAX_FORGOTTEN_ROWS, actor=request.actor, reason=request.reason)
-        removed: ForgetDeletionsResult = await workflow.execute_activity_method(
-            DeletionUpkeepActivities.forget, page, **activity_options.CATALOG
+        forget_input = RemoveOldIntentsInput(limit=_MAX_FORGOTTEN_ROWS, actor=request.actor, reason=request.reason)
+        removed: RemovedIntentCounts = await workflow.execute_activity_method(
+            DeletionQueueActivities.remove_old_intents, forget_input, **activity_options.CATALOG
         )
         forgotten, runs = self._result.forgotten + removed.rows, self._result.forgotten_runs + removed.runs
         self._result = replace(self._result, forgotten=forgotten, forgotten_runs=runs)
         return _MAX_FORGOTTEN_ROWS in {removed.rows, removed.runs}
 
-    def _add_certificate(self, certificate: BatchCertificate | None) -> None:
+    def _add_batch_certificate(self, certificate: BatchCertificate | None) -> None:
         before = self._result
         if certificate is None:
             self._result = replace(before, uncertified=before.uncertified + 1)
             return
-        self._result = batches.add_certificate(before, certificate)
+        self._result = batches.add_batch_certificate(before, certificate)
         workflow.set_current_details(f"{self._result.intents:,} copies taken up, {self._result.deleted:,} deleted")

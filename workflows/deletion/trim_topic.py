@@ -73,7 +73,7 @@ class TrimTopic:
             self._result = replace(before, detached=before.detached + detached.ledgers, passes=before.passes + 1)
             if detached.intents:
                 batch = batches.build_batch_input(request, batch_id, detached, owner=self._router.owner)
-                self._add_certificate(
+                self._add_batch_certificate(
                     await (await batches.start_batch(batch, summary=f"{detached.intents} copies of {request.topic}"))
                 )
             elif not self._asked_again:
@@ -94,7 +94,7 @@ class TrimTopic:
     async def _roll_idle_ledger(self) -> None:
         try:
             roll = RollIdleLedgerInput(topic_id=self._request.topic_id, topic=self._request.topic)
-            await workflow.execute_activity_method(RetentionPreparation.roll_idle, roll, **_ROLL)
+            await workflow.execute_activity_method(RetentionPreparation.roll_idle_ledger, roll, **_ROLL)
         except ActivityError as error:
             cause = error.cause
             is_misnamed = isinstance(cause, ApplicationError) and cause.type == "InvalidInput"
@@ -102,10 +102,10 @@ class TrimTopic:
                 raise
             workflow.logger.warning("not rolled, the next trim tries again: %s", error.cause)
 
-    def _add_certificate(self, certificate: BatchCertificate) -> None:
+    def _add_batch_certificate(self, certificate: BatchCertificate) -> None:
         if certificate.owner:  # the owner may have changed since the detach
             self._router.owner = certificate.owner
-        self._result = batches.add_certificate(self._result, certificate)
+        self._result = batches.add_batch_certificate(self._result, certificate)
         workflow.set_current_details(
             f"{self._result.detached:,} ledgers detached, {self._result.deleted:,} copies deleted, "
             f"{self._result.objects:,} objects, in {self._result.passes} passes"

@@ -57,27 +57,27 @@ class TrimTopics:
         after = request.after
         while True:
             next_pages = NextTopicPagesInput(after=after, topics=max(1, request.page), limit=_PAGES_PER_READ)
-            read: NextTopicPagesResult = await workflow.execute_activity_method(
-                TrimAllTopicsActivities.next_pages, next_pages, **activity_options.CATALOG
+            next_pages_result: NextTopicPagesResult = await workflow.execute_activity_method(
+                TrimAllTopicsActivities.list_next_topic_pages, next_pages, **activity_options.CATALOG
             )
-            if not read.pages:
+            if not next_pages_result.pages:
                 break
-            for page in read.pages:
-                await self._trim_page(page)
-            after = read.pages[-1].last
+            for page in next_pages_result.pages:
+                await self._roll_and_detach_page(page)
+            after = next_pages_result.pages[-1].last
             if workflow.info().is_continue_as_new_suggested():
                 workflow.continue_as_new(replace(request, batch_id=self._batch_id, after=after, carried=self._result))
-        count = CountBatchInput(batch_id=self._batch_id)
+        count_input = CountBatchInput(batch_id=self._batch_id)
         detached = await workflow.execute_activity_method(
-            TrimAllTopicsActivities.count_batch, count, **activity_options.CATALOG
+            TrimAllTopicsActivities.count_batch, count_input, **activity_options.CATALOG
         )
-        self._change_result(detached=detached.ledgers)
+        self._change_and_show_result(detached=detached.ledgers)
         if detached.intents:
             summary = f"{detached.intents} copies of many topics"
             certificate = await batches.run_phase_two(
                 request, self._batch_id, detached, summary=summary, patience_s=request.patience_s
             )
-            self._add_certificate(certificate)
+            self._set_phase_two_counts(certificate)
         return self._result
 
     @workflow.query
@@ -85,7 +85,7 @@ class TrimTopics:
         """Return the counts of the trim."""
         return self._result
 
-    async def _trim_page(self, page: TopicIdRange) -> None:
+    async def _roll_and_detach_page(self, page: TopicIdRange) -> None:
         request = TrimPageInput(
             page=page,
             batch_id=self._batch_id,
@@ -102,18 +102,18 @@ class TrimTopics:
             trouble = f"topics {page.first} to {page.last}: {error.cause}"
             result = TrimPageResult(topics=page.topics, failed=page.topics, troubles=[trouble])
         before = self._result
-        self._change_result(
+        self._change_and_show_result(
             topics=before.topics + result.topics,
             failed=before.failed + result.failed,
             detached=before.detached + result.ledgers,
             troubles=[*before.troubles, *result.troubles][:_MAX_TROUBLES],
         )
 
-    def _add_certificate(self, certificate: BatchCertificate | None) -> None:
+    def _set_phase_two_counts(self, certificate: BatchCertificate | None) -> None:
         if certificate is None:
-            self._change_result(uncertified=True)
+            self._change_and_show_result(uncertified=True)
             return
-        self._change_result(
+        self._change_and_show_result(
             outcomes=certificate.outcomes,
             deleted=certificate.deleted,
             objects=certificate.objects,
@@ -121,7 +121,7 @@ class TrimTopics:
         )
         workflow.upsert_search_attributes([search_attributes.OUTCOME.value_set(sorted(certificate.outcomes))])
 
-    def _change_result(self, **changes: object) -> None:
+    def _change_and_show_result(self, **changes: object) -> None:
         self._result = replace(self._result, **changes)  # type: ignore[arg-type]
         result = self._result
         workflow.set_current_details(

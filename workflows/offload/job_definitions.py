@@ -8,7 +8,7 @@ from workflows.job_definition import JobDefinition
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OffloadPolicy:
+class OffloadLimits:
     """Limits of offload, from the settings of the starter."""
 
     timeout_s: int = 45 * 60  # of one upload attempt
@@ -31,7 +31,7 @@ class OffloadLedgerInput:
 
     ledger_id: int
     topic: str  # encoded name that the ledger's topic must have
-    policy: OffloadPolicy = field(default_factory=OffloadPolicy)
+    policy: OffloadLimits = field(default_factory=OffloadLimits)
 
     def details(self) -> str:
         return (
@@ -95,7 +95,7 @@ class OffloadTopicInput:
 
     topic_id: int
     topic: str  # encoded; for filters and people
-    policy: OffloadPolicy = field(default_factory=OffloadPolicy)
+    policy: OffloadLimits = field(default_factory=OffloadLimits)
     deletion: DeletionPolicy = field(default_factory=DeletionPolicy)
     asks: list[OffloadAsk] = field(default_factory=list)
     after: int = -1  # for the first ask, all ledgers up to this id are done

@@ -26,14 +26,14 @@ with workflow.unsafe.imports_passed_through():
         OffloadLedgerInput,
         OffloadLedgerProgress,
         OffloadLedgerResult,
+        OffloadLimits,
         OffloadOutcome,
-        OffloadPolicy,
     )
 
 _MAX_TURNS = 3  # proved uploads that lost to another attempt; then the other attempt does the work
 
 
-def _upload_options(policy: OffloadPolicy) -> workflow.ActivityConfig:
+def _upload_options(policy: OffloadLimits) -> workflow.ActivityConfig:
     return workflow.ActivityConfig(
         task_queue=policy.queue or None,
         start_to_close_timeout=timedelta(seconds=2 * policy.timeout_s + 300),  # upload, then read all data back
@@ -57,12 +57,12 @@ class OffloadLedger:
                 ledger_id=request.ledger_id, timeout_s=request.policy.timeout_s, topic=request.topic
             )
             uploaded = await workflow.execute_activity_method(
-                LedgerOffloadActivities.upload, upload, **_upload_options(request.policy)
+                LedgerOffloadActivities.upload_and_prove_copy, upload, **_upload_options(request.policy)
             )
             self._progress = OffloadLedgerProgress(step="publishing", turn=turn, size_bytes=uploaded.size_bytes)
-            outcome = await self._publish_copy(request.ledger_id, uploaded)
+            outcome = await self._publish_copy_unless_overtaken(request.ledger_id, uploaded)
             if outcome:
-                return self._show_and_make_result(outcome, uploaded)
+                return self._publish_result(outcome, uploaded)
         message = f"ledger {request.ledger_id}: {_MAX_TURNS} uploads lost to other attempts"
         raise ApplicationError(message, type="OffloadOvertaken", non_retryable=True)
 
@@ -71,20 +71,20 @@ class OffloadLedger:
         """Return the current step."""
         return self._progress
 
-    async def _publish_copy(self, ledger_id: int, uploaded: UploadCopyResult) -> OffloadOutcome | None:
+    async def _publish_copy_unless_overtaken(self, ledger_id: int, uploaded: UploadCopyResult) -> OffloadOutcome | None:
         if uploaded.answer is not OffloadStartOutcome.BEGUN:
             return OffloadOutcome(uploaded.answer.value)
         publish = PublishCopyInput(
             ledger_id=ledger_id, uuid=uploaded.uuid, size_bytes=uploaded.size_bytes, index_bytes=uploaded.index_bytes
         )
         answer = await workflow.execute_activity_method(
-            LedgerOffloadActivities.publish, publish, **activity_options.CATALOG
+            LedgerOffloadActivities.publish_copy, publish, **activity_options.CATALOG
         )
         if answer is OffloadStartOutcome.BEGUN:
             return None
         return OffloadOutcome.GONE if answer is OffloadStartOutcome.GONE else OffloadOutcome.OFFLOADED
 
-    def _show_and_make_result(self, outcome: OffloadOutcome, uploaded: UploadCopyResult) -> OffloadLedgerResult:
+    def _publish_result(self, outcome: OffloadOutcome, uploaded: UploadCopyResult) -> OffloadLedgerResult:
         self._progress = OffloadLedgerProgress(step="ended", turn=self._progress.turn, size_bytes=uploaded.size_bytes)
         workflow.upsert_search_attributes([search_attributes.OUTCOME.value_set([outcome.value])])
         if outcome is OffloadOutcome.GONE:

@@ -32,11 +32,11 @@ from temporalio.exceptions import (
 
 with workflow.unsafe.imports_passed_through():
     from activities.offload import (
+        DetachPrimariesInput,
+        DetachPrimariesResult,
         LedgerOffloadActivities,
-        OffloadCandidates,
-        OffloadCandidatesInput,
-        RemovePrimariesInput,
-        RemovePrimariesResult,
+        LedgersToOffload,
+        LedgersToOffloadInput,
     )
     from workflows import activity_options, search_attributes
     from workflows.deletion import batches
@@ -75,7 +75,7 @@ class OffloadTopic:
         self._after = request.after
         self._removed_after = request.removed_after
         self._result = request.carried
-        self._window = asyncio.Semaphore(max(1, request.policy.parallelism))
+        self._offload_slots = asyncio.Semaphore(max(1, request.policy.parallelism))
 
     @workflow.run
     async def run(self, request: OffloadTopicInput) -> OffloadTopicResult:
@@ -86,7 +86,7 @@ class OffloadTopic:
             except (ActivityError, ChildWorkflowError) as error:
                 if workflow.cancellation_reason() is not None:
                     raise
-                self._refuse(_describe_error(error))
+                self._record_refused_ask(_describe_error(error))
             self._asks.pop(0)
             self._after = self._removed_after = -1
         return self._result
@@ -97,7 +97,7 @@ class OffloadTopic:
         waiting = sum(map(_size_of_ask, self._asks))
         if waiting + _size_of_ask(ask) > _MAX_WAITING_BYTES:
             reason = f"{waiting:,} bytes of asks are waiting, expected at most {_MAX_WAITING_BYTES:,} with this one"
-            self._refuse(f"asked by {ask.actor[:100]}: {reason}; ask again later")
+            self._record_refused_ask(f"asked by {ask.actor[:100]}: {reason}; ask again later")
         else:
             self._asks.append(ask)
 
@@ -105,7 +105,7 @@ class OffloadTopic:
     def progress(self) -> OffloadTopicResult:
         return self._result
 
-    def _refuse(self, reason: str) -> None:
+    def _record_refused_ask(self, reason: str) -> None:
         before = self._result
         self._result = replace(
             before, refused=before.refused + 1, refusals=[*before.refusals, reason[:500]][:_MAX_NAMED_PROBLEMS]
@@ -135,24 +135,24 @@ class OffloadTopic:
         )
         workflow.continue_as_new(anew)
 
-    async def _find_candidates(self, ids: list[int] | None) -> OffloadCandidates:
-        page = OffloadCandidatesInput(
+    async def _find_candidates(self, requested_ledger_ids: list[int] | None) -> LedgersToOffload:
+        candidates_input = LedgersToOffloadInput(
             topic_id=self._request.topic_id,
             after=self._after,
             limit=_LEDGERS_PER_PAGE,
-            ledger_ids=ids,
-            check=ids is not None,
+            ledger_ids=requested_ledger_ids,
+            check=requested_ledger_ids is not None,
             topic=self._request.topic,
         )
         return await workflow.execute_activity_method(
-            LedgerOffloadActivities.candidates, page, **activity_options.CATALOG
+            LedgerOffloadActivities.list_ledgers_to_offload, candidates_input, **activity_options.CATALOG
         )
 
     async def _offload_ledger(self, ledger_id: int) -> None:
         request = OffloadLedgerInput(ledger_id=ledger_id, topic=self._request.topic, policy=self._request.policy)
-        async with self._window:
+        async with self._offload_slots:
             try:
-                self._add_ledger_result(await self._run_offload_ledger(ledger_id, request))
+                self._add_ledger_result(await self._run_offload_ledger_workflow(ledger_id, request))
             except WorkflowAlreadyStartedError:
                 self._result = replace(self._result, running=self._result.running + 1)
             except ChildWorkflowError as error:
@@ -176,7 +176,7 @@ class OffloadTopic:
             size_bytes=before.size_bytes + result.size_bytes * is_uploaded,
         )
 
-    async def _run_offload_ledger(self, ledger_id: int, request: OffloadLedgerInput) -> OffloadLedgerResult:
+    async def _run_offload_ledger_workflow(self, ledger_id: int, request: OffloadLedgerInput) -> OffloadLedgerResult:
         return await workflow.execute_child_workflow(
             OffloadLedger.run,
             request,
@@ -194,7 +194,7 @@ class OffloadTopic:
 
     async def _remove_primaries(self, ask: OffloadAsk) -> None:
         while (ids := _next_ids(ask.ledger_ids, self._removed_after, _LEDGERS_PER_REMOVAL)) != []:
-            page_result = await self._remove_primaries_page(ask, ids)
+            page_result = await self._detach_and_delete_primaries_page(ask, ids)
             if page_result.next_after is not None:
                 self._removed_after = page_result.next_after
             elif ids is None:
@@ -204,11 +204,11 @@ class OffloadTopic:
             if workflow.info().is_continue_as_new_suggested():
                 self._continue_as_new()
 
-    async def _remove_primaries_page(self, ask: OffloadAsk, ids: list[int] | None) -> RemovePrimariesResult:
+    async def _detach_and_delete_primaries_page(self, ask: OffloadAsk, ids: list[int] | None) -> DetachPrimariesResult:
         batch_id = f"{self._request.topic_id}-{workflow.uuid4().hex[:12]}"
         page_result = await workflow.execute_activity_method(
-            LedgerOffloadActivities.remove_primaries,
-            RemovePrimariesInput(
+            LedgerOffloadActivities.prove_and_detach_primaries,
+            DetachPrimariesInput(
                 topic_id=self._request.topic_id,
                 batch_id=batch_id,
                 batch_workflow_id=DELETE_LEDGERS.id(batch_id),

@@ -28,16 +28,16 @@ with workflow.unsafe.imports_passed_through():
     from activities.reconciliation.apply_orphans import ApplyOrphansActivities
     from activities.reconciliation.inputs_and_results import (
         ApplyPageInput,
+        ApplyScope,
         BeginApplyInput,
-        BeginApplyResult,
         FiledPage,
         PlanStepInput,
     )
     from logstore.deletion.intents import GuardRefusal
     from logstore.reconciliation.findings import ApplyCounts, apply_batch_id
-    from workflows import activity_options, guard_refusals, search_attributes
+    from workflows import activity_options, guard_refusal_results, search_attributes
     from workflows.deletion import batches
-    from workflows.deletion.batches import require_rate
+    from workflows.deletion.batches import require_rate_within_bounds
     from workflows.deletion.job_definitions import (
         DELETE_LEDGERS,
         DeleteLedgersInput,
@@ -49,7 +49,7 @@ with workflow.unsafe.imports_passed_through():
         ApplyOrphansProgress,
         ApplyOrphansResult,
     )
-    from workflows.reconciliation.progress_text import add_page_counts, format_apply, refusal_by_guard
+    from workflows.reconciliation.progress_text import add_page_counts, find_guard_refusal, format_apply
 
 _PAGE_OPTIONS: workflow.ActivityConfig = workflow.ActivityConfig(
     start_to_close_timeout=timedelta(hours=2),  # 1,000 findings, each looked at in storage, or 1,000 deletes at 1/s
@@ -74,7 +74,7 @@ class ApplyOrphans:
         if isinstance(begun, GuardRefusal):
             await workflow.wait_condition(workflow.all_handlers_finished)
             workflow.upsert_search_attributes([search_attributes.OUTCOME.value_set(["REFUSED"])])
-            workflow.set_current_details(guard_refusals.format_refusal(begun))
+            workflow.set_current_details(guard_refusal_results.format_refusal(begun))
             return ApplyOrphansResult(run_id=request.run_id, refused=begun)
         if begun.done is None:
             self._progress = replace(self._progress, pages=begun.pages, intents=begun.findings)
@@ -92,7 +92,7 @@ class ApplyOrphans:
                 ApplyOrphansActivities.conclude_apply, plan, **_PAGE_OPTIONS
             )
         await workflow.wait_condition(workflow.all_handlers_finished)
-        return self._make_result(counts)
+        return self._publish_result(counts)
 
     @workflow.query
     def progress(self) -> ApplyOrphansProgress:
@@ -116,7 +116,7 @@ class ApplyOrphans:
 
     @set_rate.validator
     def check_rate(self, request: SetRateInput) -> None:
-        require_rate(request)
+        require_rate_within_bounds(request)
 
     def _set_progress(self, progress: ApplyOrphansProgress) -> ApplyOrphansProgress:
         self._progress = progress
@@ -127,7 +127,7 @@ class ApplyOrphans:
         self._step = step
         workflow.set_current_details(format_apply(self._progress, step))
 
-    async def _begin_apply(self) -> BeginApplyResult | GuardRefusal:
+    async def _begin_apply(self) -> ApplyScope | GuardRefusal:
         request = self._request
         begin = BeginApplyInput(
             run_id=request.run_id,
@@ -138,7 +138,7 @@ class ApplyOrphans:
         try:
             return await workflow.execute_activity_method(ApplyOrphansActivities.begin_apply, begin, **_PAGE_OPTIONS)
         except ActivityError as error:
-            refusal = None if request.carried.pages_done else refusal_by_guard(error)  # later, something has changed
+            refusal = None if request.carried.pages_done else find_guard_refusal(error)  # later, something has changed
             if refusal is None:
                 raise
             return refusal
@@ -148,40 +148,42 @@ class ApplyOrphans:
             await workflow.wait_condition(workflow.all_handlers_finished)
             workflow.continue_as_new(replace(self._request, carried=self._progress))
 
-    async def _apply_page(self, begun: BeginApplyResult) -> None:
+    async def _apply_page(self, begun: ApplyScope) -> None:
         request, number = self._request, self._progress.pages_done
-        batch = apply_batch_id(request.run_id, number)
+        batch_id = apply_batch_id(request.run_id, number)
         page = ApplyPageInput(
             run_id=request.run_id,
             page=number,
             before_us=begun.before_us,
             epoch=begun.epoch,
-            batch_id=batch,
-            batch_workflow_id=DELETE_LEDGERS.id(batch),
+            batch_id=batch_id,
+            batch_workflow_id=DELETE_LEDGERS.id(batch_id),
             actor=request.actor,
             reason=request.reason,
         )
         self._set_step(f"looking at page {number}")
         filed: FiledPage = await workflow.execute_activity_method(
-            ApplyOrphansActivities.file_page, page, **_PAGE_OPTIONS
+            ApplyOrphansActivities.recheck_and_file_page, page, **_PAGE_OPTIONS
         )
         if filed.intents:
             self._set_step(f"deleting {filed.intents:,} copies of page {number}")
-            await self._run_phase_two(batch, filed, begun.epoch)
+            await self._run_phase_two(batch_id, filed, begun.epoch)
         if filed.objects:
             self._set_step(f"deleting {filed.objects:,} single objects of page {number}")
             paced = replace(page, objects_per_s=float(self._progress.rate))
-            await workflow.execute_activity_method(ApplyOrphansActivities.delete_objects, paced, **_PAGE_OPTIONS)
+            await workflow.execute_activity_method(
+                ApplyOrphansActivities.recheck_and_delete_objects, paced, **_PAGE_OPTIONS
+            )
         filed_page = replace(page, intents=filed.intents)
         counts: ApplyCounts = await workflow.execute_activity_method(
-            ApplyOrphansActivities.record_page, filed_page, **activity_options.CATALOG
+            ApplyOrphansActivities.record_page_fates, filed_page, **activity_options.CATALOG
         )
         self._progress = add_page_counts(self._progress, counts)
 
-    async def _run_phase_two(self, batch: str, filed: FiledPage, epoch: int) -> None:
+    async def _run_phase_two(self, batch_id: str, filed: FiledPage, epoch: int) -> None:
         """Run the page's batch and wait for its batch certificate. Failed rows are retried alone, after the batch."""
         request = DeleteLedgersInput(
-            batch_id=batch,
+            batch_id=batch_id,
             topic_id=0,
             topic="",
             catalog_epoch=epoch,
@@ -196,9 +198,9 @@ class ApplyOrphans:
                 break
             await asyncio.sleep(_RETRY_INTERVAL.total_seconds())
             await self._continue_as_new_if_long()  # that batch may be paused; filing the page again changes nothing
-        await batches.await_certificate(started, None)
+        await batches.try_await_batch_certificate(started, None)
 
-    def _make_result(self, counts: ApplyCounts) -> ApplyOrphansResult:
+    def _publish_result(self, counts: ApplyCounts) -> ApplyOrphansResult:
         outcome = "FAILED_IN_PART" if counts.failed else "APPLIED"
         workflow.upsert_search_attributes([search_attributes.OUTCOME.value_set([outcome])])
         self._progress = replace(self._progress, counts=counts)

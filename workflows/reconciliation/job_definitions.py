@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from logstore.deletion.intents import GuardRefusal
-from logstore.reconciliation.bulk_jobs import SCRUB_RATE
-from logstore.reconciliation.findings import ApplyCounts, PlanResult
+from logstore.reconciliation.bulk_job_inputs_and_results import SCRUB_RATE
+from logstore.reconciliation.findings import ApplyCounts, PlanOrScrubResult
 from workflows.deletion.job_definitions import DeletionPolicy
 from workflows.job_definition import JobDefinition
 
@@ -45,7 +45,7 @@ class ReconcileOrphansResult:
     """Result of a plan, or the refusal of a guard."""
 
     run_id: str
-    found: PlanResult | None = None
+    found: PlanOrScrubResult | None = None
     refused: GuardRefusal | None = None
 
 
@@ -133,12 +133,12 @@ class ScrubLedgersResult:
     """Result of a scrub, or the refusal of a guard."""
 
     run_id: str
-    found: PlanResult | None = None
+    found: PlanOrScrubResult | None = None
     progress: ScrubLedgersProgress = field(default_factory=ScrubLedgersProgress)
     refused: GuardRefusal | None = None
 
 
-def scrub_scope(topic_ids: Sequence[int]) -> tuple[str, ...]:
+def scrub_job_key(topic_ids: Sequence[int]) -> tuple[str, ...]:
     """Return the key that names these topics in the id of a scrub. The key for every topic is empty."""
     ids = ",".join(map(str, sorted(topic_ids)))
     return (ids if ids.isdigit() else hashlib.sha256(ids.encode()).hexdigest()[:16],) if ids else ()

@@ -8,9 +8,13 @@ from temporalio.exceptions import ActivityError
 
 from logstore import errors
 from logstore.deletion.intents import GuardRefusal
-from logstore.reconciliation.bulk_jobs import CompareStorageWithCatalogJob, ListStorageJob, ReadLedgersAndIntentsJob
-from logstore.reconciliation.findings import ApplyCounts, FindingKind, PlanResult, add_apply_counts
-from workflows.guard_refusals import find_refusal
+from logstore.reconciliation.bulk_job_inputs_and_results import (
+    CompareStorageWithCatalogJob,
+    ListStorageJob,
+    ReadLedgersAndIntentsJob,
+)
+from logstore.reconciliation.findings import ApplyCounts, FindingKind, PlanOrScrubResult, add_apply_counts
+from workflows.guard_refusal_results import refusal_from_error
 from workflows.reconciliation.job_definitions import (
     ApplyOrphansProgress,
     ReconcileOrphansProgress,
@@ -33,8 +37,8 @@ _LABEL_BY_COUNT: Final = {
 """Labels of the counts of bulk jobs that operators see. The other counts are for guards."""
 
 
-def refusal_by_guard(error: ActivityError) -> GuardRefusal | None:
-    return find_refusal(error, GUARDS)
+def find_guard_refusal(error: ActivityError) -> GuardRefusal | None:
+    return refusal_from_error(error, GUARDS)
 
 
 def add_page_counts(progress: ApplyOrphansProgress, counts: ApplyCounts) -> ApplyOrphansProgress:
@@ -62,7 +66,7 @@ def format_plan(progress: ReconcileOrphansProgress, findings: str) -> str:
     return f"run `{progress.run_id}`: **{progress.step}**\n\n{counts}\n{findings}"
 
 
-def format_findings(result: PlanResult) -> str:
+def format_findings(result: PlanOrScrubResult) -> str:
     """Return the kinds that have findings, and sentences about what was not compared."""
     rows = "".join(
         f"- **{kind.value}** — {result.findings[kind.value]:,}, {result.size_bytes.get(kind.value, 0):,} bytes\n"

@@ -25,25 +25,25 @@ from activities.reconciliation.inputs_and_results import PlanStepInput
 with workflow.unsafe.imports_passed_through():
     from activities.reconciliation.inputs_and_results import (
         BeginPlanInput,
-        BeginPlanResult,
         BulkJobInput,
         BulkJobResult,
+        EarlierPlanResult,
     )
     from activities.reconciliation.plan_orphans import PlanOrphansActivities
-    from logstore.reconciliation.bulk_jobs import (
+    from logstore.reconciliation.bulk_job_inputs_and_results import (
         CompareStorageWithCatalogJob,
         ListStorageJob,
         ReadLedgersAndIntentsJob,
         VerifyFindingsJob,
     )
-    from logstore.reconciliation.findings import PlanResult
-    from workflows import activity_options, guard_refusals, search_attributes
+    from logstore.reconciliation.findings import PlanOrScrubResult
+    from workflows import activity_options, guard_refusal_results, search_attributes
     from workflows.reconciliation.job_definitions import (
         ReconcileOrphansInput,
         ReconcileOrphansProgress,
         ReconcileOrphansResult,
     )
-    from workflows.reconciliation.progress_text import format_findings, format_plan, refusal_by_guard
+    from workflows.reconciliation.progress_text import find_guard_refusal, format_findings, format_plan
 
 _CONCLUDE_OPTIONS: workflow.ActivityConfig = {
     **activity_options.CATALOG,
@@ -65,10 +65,10 @@ class ReconcileOrphans:
         try:
             result = await self._run_plan_steps()
         except ActivityError as error:
-            refusal = refusal_by_guard(error)
+            refusal = find_guard_refusal(error)
             if refusal is None:
                 raise
-            self._set_step("ended", guard_refusals.format_refusal(refusal))
+            self._set_step("ended", guard_refusal_results.format_refusal(refusal))
             workflow.upsert_search_attributes([search_attributes.OUTCOME.value_set(["REFUSED"])])
             return ReconcileOrphansResult(run_id=self._run_id, refused=refusal)
         self._set_step("ended", format_findings(result))
@@ -80,7 +80,7 @@ class ReconcileOrphans:
         """Return the step and the counts of the plan."""
         return self._progress
 
-    async def _run_plan_steps(self) -> PlanResult:
+    async def _run_plan_steps(self) -> PlanOrScrubResult:
         self._set_step("beginning")
         begun = await self._begin_plan()
         if begun.done:
@@ -89,12 +89,14 @@ class ReconcileOrphans:
             await self._run_bulk_job(job)
         self._set_step("checking")
         plan = PlanStepInput(run_id=self._run_id)
-        await workflow.execute_activity_method(PlanOrphansActivities.check_sides, plan, **activity_options.CATALOG)
+        await workflow.execute_activity_method(
+            PlanOrphansActivities.require_plausible_comparison, plan, **activity_options.CATALOG
+        )
         await self._run_bulk_job(VerifyFindingsJob.name)
         self._set_step("concluding")
         return await workflow.execute_activity_method(PlanOrphansActivities.conclude_plan, plan, **_CONCLUDE_OPTIONS)
 
-    async def _begin_plan(self) -> BeginPlanResult:
+    async def _begin_plan(self) -> EarlierPlanResult:
         request = self._request
         begin = BeginPlanInput(
             run_id=self._run_id,
@@ -105,7 +107,7 @@ class ReconcileOrphans:
             inventories=request.inventories,
         )
         return await workflow.execute_activity_method(
-            PlanOrphansActivities.begin_plan, begin, **activity_options.CATALOG
+            PlanOrphansActivities.begin_plan_and_remove_old_runs, begin, **activity_options.CATALOG
         )
 
     async def _run_bulk_job(self, job: str) -> None:
@@ -113,7 +115,7 @@ class ReconcileOrphans:
         job_input = BulkJobInput(run_id=self._run_id, job=job, master=self._request.master)
         config = activity_options.bulk_job_options(self._request.queue)
         job_result: BulkJobResult = await workflow.execute_activity_method(
-            PlanOrphansActivities.run_bulk, job_input, **config
+            PlanOrphansActivities.run_plan_bulk_job, job_input, **config
         )
         counts = {**self._progress.counts, job: job_result.counts}
         self._progress = ReconcileOrphansProgress(run_id=self._run_id, step=job, counts=counts)

@@ -22,17 +22,17 @@ from temporalio.exceptions import ActivityError
 with workflow.unsafe.imports_passed_through():
     from activities.reconciliation.inputs_and_results import (
         BeginScrubInput,
-        BeginScrubResult,
         ConcludeScrubInput,
         CutScrubInput,
         ScrubCounts,
         ScrubPageInput,
+        ScrubRunId,
     )
     from activities.reconciliation.scrub_ledgers import ScrubLedgersActivities
-    from logstore.reconciliation.findings import PlanResult
-    from workflows import activity_options, guard_refusals, search_attributes
+    from logstore.reconciliation.findings import PlanOrScrubResult
+    from workflows import activity_options, guard_refusal_results, search_attributes
     from workflows.reconciliation.job_definitions import ScrubLedgersInput, ScrubLedgersProgress, ScrubLedgersResult
-    from workflows.reconciliation.progress_text import format_findings, format_scrub, refusal_by_guard
+    from workflows.reconciliation.progress_text import find_guard_refusal, format_findings, format_scrub
 
 _CONCLUDE_OPTIONS: workflow.ActivityConfig = {
     **activity_options.CATALOG,
@@ -50,14 +50,14 @@ class ScrubLedgers:
     @workflow.run
     async def run(self, request: ScrubLedgersInput) -> ScrubLedgersResult:  # noqa: ARG002 - taken by `__init__`
         try:
-            result = await self._scrub_pages()
+            result = await self._run_scrub_steps()
         except ActivityError as error:
-            refusal = refusal_by_guard(error)
+            refusal = find_guard_refusal(error)
             if refusal is None:
                 raise
             await workflow.wait_condition(workflow.all_handlers_finished)
             workflow.upsert_search_attributes([search_attributes.OUTCOME.value_set(["REFUSED"])])
-            workflow.set_current_details(guard_refusals.format_refusal(refusal))
+            workflow.set_current_details(guard_refusal_results.format_refusal(refusal))
             return ScrubLedgersResult(run_id=self._progress.run_id, progress=self._progress, refused=refusal)
         await workflow.wait_condition(workflow.all_handlers_finished)
         self._step = "ended"
@@ -89,10 +89,10 @@ class ScrubLedgers:
         self._step = step
         workflow.set_current_details(format_scrub(self._progress, step))
 
-    async def _scrub_pages(self) -> PlanResult:
+    async def _run_scrub_steps(self) -> PlanOrScrubResult:
         request = self._request
         if not self._progress.run_id:
-            await self._begin_scrub()
+            await self._begin_scrub_and_cut_pages()
         run_id, bulk = self._progress.run_id, activity_options.bulk_job_options(request.queue)
         workflow.upsert_search_attributes([search_attributes.RUN_ID.value_set(run_id)])
         while self._progress.pages_done < self._progress.pages:
@@ -117,7 +117,7 @@ class ScrubLedgers:
             ScrubLedgersActivities.conclude_scrub, conclude, **_CONCLUDE_OPTIONS
         )
 
-    async def _begin_scrub(self) -> None:
+    async def _begin_scrub_and_cut_pages(self) -> None:
         request = self._request
         self._set_step("beginning")
         begin = BeginScrubInput(
@@ -126,14 +126,16 @@ class ScrubLedgers:
             reason=request.reason,
             topic_ids=request.topic_ids,
         )
-        begun: BeginScrubResult = await workflow.execute_activity_method(
-            ScrubLedgersActivities.begin_scrub, begin, **activity_options.CATALOG
+        begun: ScrubRunId = await workflow.execute_activity_method(
+            ScrubLedgersActivities.begin_or_continue_scrub, begin, **activity_options.CATALOG
         )
         self._progress = replace(self._progress, run_id=begun.run_id)
         self._set_step("cutting ledgers into pages")
         cut = CutScrubInput(run_id=begun.run_id, master=request.master, bytes_per_s=request.bytes_per_s)
         config = activity_options.bulk_job_options(request.queue)
-        totals: ScrubCounts = await workflow.execute_activity_method(ScrubLedgersActivities.cut_scrub, cut, **config)
+        totals: ScrubCounts = await workflow.execute_activity_method(
+            ScrubLedgersActivities.cut_scrub_into_pages, cut, **config
+        )
         self._progress = replace(
             self._progress, pages=totals.pages, all_objects=totals.objects, all_bytes=totals.size_bytes
         )

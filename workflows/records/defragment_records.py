@@ -17,9 +17,9 @@ from temporalio.common import VersioningBehavior
 from temporalio.exceptions import ActivityError
 
 with workflow.unsafe.imports_passed_through():
+    from activities.records.defragment_raid_ship import DefragmentRecordsActivities
     from activities.records.inputs_and_results import DefragmentInput
-    from activities.records.record_log_upkeep import DefragmentRecordsActivities
-    from workflows import guard_refusals, search_attributes
+    from workflows import guard_refusal_results, search_attributes
     from workflows.records import record_job_options
     from workflows.records.job_definitions import (
         DEFRAGMENT_RECORDS,
@@ -48,16 +48,18 @@ class DefragmentRecords:
         options = record_job_options.block_pass_options(request.queue)
         try:
             defragmented = await workflow.execute_activity_method(
-                DefragmentRecordsActivities.defragment, pass_input, **options
+                DefragmentRecordsActivities.defragment_and_remove_old_objects, pass_input, **options
             )
         except ActivityError as error:
-            return DefragmentRecordsResult(refused=guard_refusals.require_refusal(error, record_job_options.GUARDS))
+            return DefragmentRecordsResult(
+                refused=guard_refusal_results.refusal_from_error_or_raise(error, record_job_options.GUARDS)
+            )
         return DefragmentRecordsResult(done=defragmented)
 
 
 def describe_result(result: DefragmentRecordsResult) -> str:
     if result.refused:
-        return guard_refusals.format_refusal(result.refused)
+        return guard_refusal_results.format_refusal(result.refused)
     if result.joined:
         return "Another run was at work, and nothing was done here."
     blocks = result.done

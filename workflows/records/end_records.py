@@ -25,13 +25,13 @@ with workflow.unsafe.imports_passed_through():
     from activities.records.end_records import EndRecordsActivities
     from activities.records.inputs_and_results import (
         BeginEndingInput,
-        BeginEndingResult,
+        EndingStartMoment,
         EndRecordsPageInput,
         EndRecordsPageResult,
     )
     from logstore.errors import ClaimHeld, FunctionFailed, InvalidInput, StaleCatalog, UnknownObject, Unsupported
     from logstore.records.job_results import SelectionPageStart
-    from workflows import activity_options, guard_refusals, search_attributes
+    from workflows import activity_options, guard_refusal_results, search_attributes
     from workflows.deletion import batches
     from workflows.deletion.job_definitions import DELETE_LEDGERS
     from workflows.records import record_job_options
@@ -60,16 +60,16 @@ class EndRecords:
     @workflow.run
     async def run(self, request: EndRecordsInput) -> EndRecordsResult:
         search_attributes.ensure_topic(request.topic)
-        if not await self._begin_ending():
+        if not await self._begin_unless_refused():
             return self._publish_result()
         place: SelectionPageStart | None = self._request.after
-        while place is not None and (page := await self._end_page(place)):
+        while place is not None and (page := await self._end_page_unless_stopped(place)):
             self._add_page(page)
             place = page.after
             if place is not None and workflow.info().is_continue_as_new_suggested():
                 workflow.continue_as_new(replace(self._request, after=place, carried=self._result))
         if not request.dry_run:
-            await self._delete_batch()
+            await self._delete_batch_of_all_pages()
         return self._publish_result()
 
     @workflow.query
@@ -77,7 +77,7 @@ class EndRecords:
         """Counts so far."""
         return self._result
 
-    async def _begin_ending(self) -> bool:
+    async def _begin_unless_refused(self) -> bool:
         request = self._request
         if request.now_us:
             return True
@@ -89,16 +89,18 @@ class EndRecords:
             catalog_epoch=request.catalog_epoch,
         )
         try:
-            begun: BeginEndingResult = await workflow.execute_activity_method(
-                EndRecordsActivities.begin_ending, begin_input, **activity_options.CATALOG
+            begun: EndingStartMoment = await workflow.execute_activity_method(
+                EndRecordsActivities.check_ending_request, begin_input, **activity_options.CATALOG
             )
         except ActivityError as error:
-            self._result = replace(self._result, refused=guard_refusals.require_refusal(error, GUARDS))
+            self._result = replace(
+                self._result, refused=guard_refusal_results.refusal_from_error_or_raise(error, GUARDS)
+            )
             return False
         self._request = replace(request, now_us=begun.now_us, catalog_epoch=begun.catalog_epoch)
         return True
 
-    async def _end_page(self, place: SelectionPageStart) -> EndRecordsPageResult | None:
+    async def _end_page_unless_stopped(self, place: SelectionPageStart) -> EndRecordsPageResult | None:
         request = self._request
         page_input = EndRecordsPageInput(
             function=request.function,
@@ -119,16 +121,18 @@ class EndRecords:
                 EndRecordsActivities.end_page, page_input, **_PAGE
             )
         except ActivityError as error:
-            self._result = replace(self._result, stopped=guard_refusals.require_refusal(error, GUARDS))
+            self._result = replace(
+                self._result, stopped=guard_refusal_results.refusal_from_error_or_raise(error, GUARDS)
+            )
             return None
         return page
 
-    async def _delete_batch(self) -> None:
+    async def _delete_batch_of_all_pages(self) -> None:
         """Run phase two. Count detached ledgers by their rows, because the result of an activity may have been lost."""
         request = self._request
-        batch = CountBatchInput(batch_id=request.batch_id)
+        count_input = CountBatchInput(batch_id=request.batch_id)
         detached: DetachResult = await workflow.execute_activity_method(
-            TrimAllTopicsActivities.count_batch, batch, **activity_options.CATALOG
+            TrimAllTopicsActivities.count_batch, count_input, **activity_options.CATALOG
         )
         self._result = replace(self._result, ended=max(self._result.ended, detached.ledgers))
         if not detached.intents:
@@ -160,7 +164,7 @@ class EndRecords:
 
 def describe_result(request: EndRecordsInput, result: EndRecordsResult) -> str:
     if result.refused:
-        return guard_refusals.format_refusal(result.refused)
+        return guard_refusal_results.format_refusal(result.refused)
     verb = "would end" if request.dry_run else "ended"
     counts = f"**{request.function}**: {result.records:,} records, {result.ended:,} {verb}, {result.kept:,} kept"
     stopped = f"\n\n**Stopped**: {result.stopped.message} ({result.stopped.type})" if result.stopped else ""

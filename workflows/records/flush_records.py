@@ -23,7 +23,7 @@ with workflow.unsafe.imports_passed_through():
     from activities.records.flush_records import FlushRecordsActivities
     from activities.records.inputs_and_results import FlushInput
     from logstore.records.job_results import FlushedRecords
-    from workflows import guard_refusals, search_attributes
+    from workflows import guard_refusal_results, search_attributes
     from workflows.records import record_job_options
     from workflows.records.job_definitions import (
         DEFRAGMENT_RECORDS,
@@ -51,7 +51,7 @@ class FlushRecords:
     @workflow.run
     async def run(self, request: FlushRecordsInput) -> FlushRecordsResult:
         held_flushes = 0
-        while (flushed := await self._run_flush()) is not None:
+        while (flushed := await self._flush_unless_refused()) is not None:
             if request.once:
                 held_flushes = held_flushes + 1 if flushed.held else 0
                 if held_flushes >= MAX_HELD_FLUSHES or not (held_flushes or self._is_woken):
@@ -92,18 +92,20 @@ class FlushRecords:
                 static_details=request.details(),
             )
 
-    async def _run_flush(self) -> FlushedRecords | None:
+    async def _flush_unless_refused(self) -> FlushedRecords | None:
         self._is_woken = False
         request = self._request
         watch_s = 0.0 if request.once else request.watch_s
         flush_input = FlushInput(watch_s=watch_s, actor=request.actor, reason=request.reason)
         options = record_job_options.flush_activity_options(request.queue, watch_s)
         try:
-            flushed = await workflow.execute_activity_method(FlushRecordsActivities.flush, flush_input, **options)
+            flushed = await workflow.execute_activity_method(
+                FlushRecordsActivities.flush_record_log, flush_input, **options
+            )
         except ActivityError as error:
-            refusal = guard_refusals.require_refusal(error, record_job_options.GUARDS)
+            refusal = guard_refusal_results.refusal_from_error_or_raise(error, record_job_options.GUARDS)
             self._result = replace(self._result, refused=refusal)
-            workflow.set_current_details(guard_refusals.format_refusal(refusal))
+            workflow.set_current_details(guard_refusal_results.format_refusal(refusal))
             return None
         self._result = replace(self._result, done=self._result.done.plus(flushed), looks=self._result.looks + 1)
         workflow.set_current_details(describe_result(self._result))

@@ -17,7 +17,7 @@ from temporalio.exceptions import ActivityError
 
 with workflow.unsafe.imports_passed_through():
     from activities.records.follow_records import FollowInput, FollowRecordsActivities
-    from workflows import activity_options, guard_refusals
+    from workflows import activity_options, guard_refusal_results
     from workflows.records.job_definitions import FollowRecordsInput, FollowRecordsResult
 
 _STEPS: workflow.ActivityConfig = workflow.ActivityConfig(
@@ -45,17 +45,19 @@ class FollowRecords:
         follow_input = FollowInput(seed=request.seed, watch_s=request.watch_s)
         workflow.set_current_details(f"Replica **{request.replica}** looks for manifests that it lacks.")
         try:
-            followed = await workflow.execute_activity_method(FollowRecordsActivities.follow, follow_input, **_STEPS)
+            followed = await workflow.execute_activity_method(
+                FollowRecordsActivities.follow_record_log, follow_input, **_STEPS
+            )
             result = FollowRecordsResult(done=followed)
         except ActivityError as error:
-            result = FollowRecordsResult(refused=guard_refusals.require_refusal(error, GUARDS))
+            result = FollowRecordsResult(refused=guard_refusal_results.refusal_from_error_or_raise(error, GUARDS))
         workflow.set_current_details(describe_result(result))
         return result
 
 
 def describe_result(result: FollowRecordsResult) -> str:
     if result.refused:
-        return guard_refusals.format_refusal(result.refused)
+        return guard_refusal_results.format_refusal(result.refused)
     followed = result.done
     return (
         f"Replica **{followed.replica}** has manifest **{followed.manifest}**: {followed.records:,} records and"

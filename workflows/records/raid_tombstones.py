@@ -18,9 +18,9 @@ from temporalio.common import VersioningBehavior
 from temporalio.exceptions import ActivityError
 
 with workflow.unsafe.imports_passed_through():
+    from activities.records.defragment_raid_ship import RaidTombstonesActivities
     from activities.records.inputs_and_results import RaidInput
-    from activities.records.record_log_upkeep import RaidTombstonesActivities
-    from workflows import guard_refusals, search_attributes
+    from workflows import guard_refusal_results, search_attributes
     from workflows.records import record_job_options
     from workflows.records.job_definitions import RAID_TOMBSTONES, RaidTombstonesInput, RaidTombstonesResult
 
@@ -49,17 +49,20 @@ class RaidTombstones:
         )
         options = record_job_options.block_pass_options(request.queue)
         try:
-            raided = await workflow.execute_activity_method(RaidTombstonesActivities.raid, raid, **options)
+            raided = await workflow.execute_activity_method(
+                RaidTombstonesActivities.mark_and_remove_tombstones, raid, **options
+            )
         except ActivityError as error:
             return RaidTombstonesResult(
-                run_id=run_id, refused=guard_refusals.require_refusal(error, record_job_options.GUARDS)
+                run_id=run_id,
+                refused=guard_refusal_results.refusal_from_error_or_raise(error, record_job_options.GUARDS),
             )
         return RaidTombstonesResult(run_id=run_id, done=raided)
 
 
 def describe_result(result: RaidTombstonesResult) -> str:
     if result.refused:
-        return guard_refusals.format_refusal(result.refused)
+        return guard_refusal_results.format_refusal(result.refused)
     if result.joined:
         return "Another raid was at work, and nothing was done here."
     raided = result.done

@@ -26,14 +26,14 @@ from temporalio.exceptions import ActivityError
 
 with workflow.unsafe.imports_passed_through():
     from activities.records.inputs_and_results import (
-        AdoptShardsInput,
-        BeginRebuildResult,
+        CompareShardsInput,
+        PinnedManifestSummary,
         RebuildStepInput,
-        RebuiltRowCounts,
+        RebuiltRecordCounts,
     )
     from activities.records.rebuild_catalog import RebuildCatalogActivities
     from logstore.log.ledger_object_keys import SHARDS
-    from workflows import activity_options, guard_refusals
+    from workflows import activity_options, guard_refusal_results
     from workflows.records.job_definitions import RebuildCatalogInput, RebuildCatalogProgress, RebuildCatalogResult
 
 _LONG: workflow.ActivityConfig = workflow.ActivityConfig(
@@ -79,13 +79,13 @@ class RebuildCatalog:
         try:
             result = await self._run_rebuild_steps(begun_us)
         except ActivityError as error:
-            refusal = guard_refusals.find_refusal(error, GUARDS)
+            refusal = guard_refusal_results.refusal_from_error(error, GUARDS)
             if refusal is None:  # failed or cancelled: raids need not wait any more
                 await self._release_pin()
                 raise
             result = RebuildCatalogResult(rebuild=request.rebuild, begun_us=begun_us, refused=refusal)
         await self._release_pin()
-        self._set_progress("ended", note=guard_refusals.format_refusal(result.refused) if result.refused else "")
+        self._set_progress("ended", note=guard_refusal_results.format_refusal(result.refused) if result.refused else "")
         return result
 
     @workflow.query
@@ -95,24 +95,26 @@ class RebuildCatalog:
 
     async def _release_pin(self) -> None:
         self._set_progress("letting go")
-        await workflow.execute_activity_method(RebuildCatalogActivities.let_go, self._step, **activity_options.CATALOG)
+        await workflow.execute_activity_method(
+            RebuildCatalogActivities.unpin_and_remove_output, self._step, **activity_options.CATALOG
+        )
 
     async def _run_rebuild_steps(self, begun_us: int) -> RebuildCatalogResult:
-        begun: BeginRebuildResult = await workflow.execute_activity_method(
-            RebuildCatalogActivities.begin, self._step, **activity_options.CATALOG
+        begun: PinnedManifestSummary = await workflow.execute_activity_method(
+            RebuildCatalogActivities.check_and_pin_manifest, self._step, **activity_options.CATALOG
         )
         self._set_progress("finding rows", versions=begun.versions)
-        rows: RebuiltRowCounts = await workflow.execute_activity_method(
-            RebuildCatalogActivities.find_rows, self._step, **_BULK
+        rows: RebuiltRecordCounts = await workflow.execute_activity_method(
+            RebuildCatalogActivities.write_row_files, self._step, **_BULK
         )
         self._set_progress("loading", records=rows.records)
         await workflow.execute_activity_method(RebuildCatalogActivities.load_rows, self._step, **_LONG)
-        await self._adopt_shards("looking", is_growing=True)
+        await self._stage_shard_differences("looking", may_old_catalog_append=True)
         self._set_progress("publishing")
         published = await workflow.execute_activity_method(
-            RebuildCatalogActivities.publish, self._step, **activity_options.CATALOG
+            RebuildCatalogActivities.publish_first_manifest, self._step, **activity_options.CATALOG
         )
-        await self._adopt_shards("adopting")
+        await self._stage_shard_differences("adopting")
         self._set_progress("settling", shards=SHARDS)
         adopted = await workflow.execute_activity_method(RebuildCatalogActivities.finish_adoption, self._step, **_LONG)
         return RebuildCatalogResult(
@@ -127,12 +129,12 @@ class RebuildCatalog:
             begun_us=begun_us,
         )
 
-    async def _adopt_shards(self, step: str, *, is_growing: bool = False) -> None:
+    async def _stage_shard_differences(self, step: str, *, may_old_catalog_append: bool = False) -> None:
         for first in range(0, SHARDS, _SHARDS_PER_ACTIVITY):
             self._set_progress(step, shards=first)
             end = min(first + _SHARDS_PER_ACTIVITY, SHARDS)
-            part = AdoptShardsInput(first=first, end=end, is_growing=is_growing)
-            await workflow.execute_activity_method(RebuildCatalogActivities.adopt_shards, part, **_LONG)
+            part = CompareShardsInput(first=first, end=end, is_growing=may_old_catalog_append)
+            await workflow.execute_activity_method(RebuildCatalogActivities.compare_and_stage_shards, part, **_LONG)
 
     def _set_progress(self, step: str, *, note: str = "", **counts: int) -> None:
         self._progress = progress = replace(self._progress, step=step, **counts)

@@ -17,10 +17,10 @@ from temporalio.common import VersioningBehavior
 from temporalio.exceptions import ActivityError
 
 with workflow.unsafe.imports_passed_through():
-    from activities.records.inputs_and_results import ReplicateInput
-    from activities.records.record_log_upkeep import ReplicateRecordsActivities
+    from activities.records.defragment_raid_ship import ReplicateRecordsActivities
+    from activities.records.inputs_and_results import ShipToReplicasInput
     from logstore.records.job_results import ShippedBlocks
-    from workflows import guard_refusals, search_attributes
+    from workflows import guard_refusal_results, search_attributes
     from workflows.records import record_job_options
     from workflows.records.job_definitions import REPLICATE_RECORDS, ReplicateRecordsInput, ReplicateRecordsResult
 
@@ -41,18 +41,22 @@ class ReplicateRecords:
         return result
 
     async def _ship_to_replicas(self, request: ReplicateRecordsInput) -> ReplicateRecordsResult:
-        ship_input = ReplicateInput(actor=request.actor, reason=request.reason)
+        ship_input = ShipToReplicasInput(actor=request.actor, reason=request.reason)
         options = record_job_options.block_pass_options(request.queue)
         try:
-            shipped = await workflow.execute_activity_method(ReplicateRecordsActivities.ship, ship_input, **options)
+            shipped = await workflow.execute_activity_method(
+                ReplicateRecordsActivities.ship_to_all_replicas, ship_input, **options
+            )
         except ActivityError as error:
-            return ReplicateRecordsResult(refused=guard_refusals.require_refusal(error, record_job_options.GUARDS))
+            return ReplicateRecordsResult(
+                refused=guard_refusal_results.refusal_from_error_or_raise(error, record_job_options.GUARDS)
+            )
         return ReplicateRecordsResult(shipped=shipped)
 
 
 def describe_result(result: ReplicateRecordsResult) -> str:
     if result.refused:
-        return guard_refusals.format_refusal(result.refused)
+        return guard_refusal_results.format_refusal(result.refused)
     if result.joined:
         return "Another run was at work, and nothing was done here."
     if not result.shipped:

@@ -49,11 +49,11 @@ class BroadcastTransaction:
         while True:
             pause_s = min(request.most_pause_s, request.pause_s * 2 ** min(self._progress.attempts, 16))
             broadcast = await workflow.execute_activity_method(
-                TransactionCoordinatorActivities.tell,
+                TransactionCoordinatorActivities.tell_owed_participants,
                 BroadcastInput(txn=request.txn, wait_s=pause_s),
                 **_broadcast_options(request.queue),
             )
-            self._show_progress(broadcast)
+            self._set_and_show_progress(broadcast)
             if not broadcast.owed_count:
                 workflow.upsert_search_attributes([search_attributes.OUTCOME.value_set([broadcast.state])])
                 return self._progress
@@ -73,7 +73,7 @@ class BroadcastTransaction:
         """Return how many participants are settled, and which participants are owed and why."""
         return self._progress
 
-    def _show_progress(self, broadcast: BroadcastState) -> None:
+    def _set_and_show_progress(self, broadcast: BroadcastState) -> None:
         self._progress = BroadcastProgress(
             state=broadcast.state,
             settled=broadcast.settled,

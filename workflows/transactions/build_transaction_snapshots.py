@@ -22,7 +22,7 @@ with workflow.unsafe.imports_passed_through():
 _STEPS = TopicBuildActivities(
     begin=TransactionSnapshotBuildActivities.begin_build,
     build=TransactionSnapshotBuildActivities.build_buffers,
-    switch=TransactionSnapshotBuildActivities.switch_snapshots,
+    switch=TransactionSnapshotBuildActivities.write_and_switch_snapshots,
     conclude=TransactionSnapshotBuildActivities.conclude_build,
 )
 

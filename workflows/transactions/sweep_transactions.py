@@ -18,7 +18,7 @@ from temporalio.exceptions import ApplicationError, WorkflowAlreadyStartedError
 
 with workflow.unsafe.imports_passed_through():
     from activities.transactions.coordinate_transactions import TransactionCoordinatorActivities
-    from activities.transactions.inputs_and_results import BusyCoordinatorsInput, ForgetTransactionsInput
+    from activities.transactions.inputs_and_results import BusyCoordinatorsInput, RemoveOldTransactionsInput
     from workflows import activity_options
     from workflows.transactions.job_definitions import (
         TRANSACTION_COORDINATOR,
@@ -34,21 +34,23 @@ _TRANSACTIONS_PER_PAGE = 1_000
 class SweepTransactions:
     @workflow.run
     async def run(self, request: SweepTransactionsInput) -> SweepTransactionsResult:
-        busy = await workflow.execute_activity_method(
-            TransactionCoordinatorActivities.busy_coordinators, BusyCoordinatorsInput(), **activity_options.CATALOG
+        busy_coordinator_ids = await workflow.execute_activity_method(
+            TransactionCoordinatorActivities.list_coordinators_with_work,
+            BusyCoordinatorsInput(),
+            **activity_options.CATALOG,
         )
-        for tc_id in busy:
+        for tc_id in busy_coordinator_ids:
             await _wake_coordinator(CoordinatorInput(tc_id=tc_id, queue=request.queue))
         forgotten = 0
         while True:
-            page = await workflow.execute_activity_method(
-                TransactionCoordinatorActivities.forget,
-                ForgetTransactionsInput(limit=_TRANSACTIONS_PER_PAGE),
+            forgotten_on_page = await workflow.execute_activity_method(
+                TransactionCoordinatorActivities.remove_old_transactions,
+                RemoveOldTransactionsInput(limit=_TRANSACTIONS_PER_PAGE),
                 **activity_options.CATALOG,
             )
-            forgotten += page
-            if page < _TRANSACTIONS_PER_PAGE or workflow.info().is_continue_as_new_suggested():
-                return SweepTransactionsResult(woken=len(busy), forgotten=forgotten)
+            forgotten += forgotten_on_page
+            if forgotten_on_page < _TRANSACTIONS_PER_PAGE or workflow.info().is_continue_as_new_suggested():
+                return SweepTransactionsResult(woken=len(busy_coordinator_ids), forgotten=forgotten)
 
 
 async def _wake_coordinator(request: CoordinatorInput) -> None:

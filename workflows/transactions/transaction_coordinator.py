@@ -55,20 +55,20 @@ class TransactionCoordinator:
 
     @workflow.run
     async def run(self, request: CoordinatorInput) -> CoordinatorProgress:
-        deadline_s: float | None = None
+        until_deadline_s: float | None = None
         while True:
             with suppress(asyncio.TimeoutError):
-                wait = None if deadline_s is None else timedelta(seconds=deadline_s + _DEADLINE_MARGIN_S)
+                wait = None if until_deadline_s is None else timedelta(seconds=until_deadline_s + _DEADLINE_MARGIN_S)
                 await workflow.wait_condition(lambda: self._woken, timeout=wait)
             self._woken = False
             drained = await workflow.execute_activity_method(
-                TransactionCoordinatorActivities.drain,
+                TransactionCoordinatorActivities.abort_expired_and_broadcast_decided,
                 DrainInput(tc_id=request.tc_id, linger_s=request.linger_s),
                 **_drain_options(request.queue),
             )
             self._add_progress(drained, await self._start_broadcasts(drained))
             self._woken = self._woken or drained.more
-            deadline_s = drained.next_deadline_s
+            until_deadline_s = drained.next_deadline_s
             if workflow.info().is_continue_as_new_suggested():  # the next run gets a signal that comes now
                 workflow.continue_as_new(replace(request, carried=self._progress))
 

@@ -17,7 +17,7 @@ from infra.catalog.transactions.participant_rows import insert_participants, rea
 from logstore.cursors.cursor_state import (
     CursorState,
     DelayedSegmentRange,
-    LedgerSpan,
+    VisibleLedgerSpan,
     apply_acknowledgement,
     complete_state,
     require_current_releases,
@@ -29,7 +29,7 @@ from logstore.errors import TerminalError, TransactionNotOpen, UnknownObject
 from logstore.log.ledgers import Component
 from logstore.ports.catalog import AcknowledgeResult, AcknowledgeWrite, GroupCommitResult
 from logstore.positions import LedgerId, Position, TopicId
-from logstore.transactions.pending_acks import compute_held_entries, require_entries_not_held
+from logstore.transactions.pending_acks import compute_held_after_acknowledgement, require_entries_not_held
 from logstore.transactions.transaction_ids_and_states import Participant, TransactionId, TransactionState
 
 _Key = tuple[TopicId, str]
@@ -54,7 +54,7 @@ class TransactionHeldEntries:
         self._changed: dict[tuple[TransactionId, Participant], dict[LedgerId, BitMap]] = {}
 
     def hold_for_transaction(
-        self, write: AcknowledgeWrite, txn: TransactionId, state: CursorState, spans: Sequence[LedgerSpan]
+        self, write: AcknowledgeWrite, txn: TransactionId, state: CursorState, spans: Sequence[VisibleLedgerSpan]
     ) -> None:
         transaction_state = self._transactions.get(txn)
         if transaction_state is None:
@@ -62,7 +62,7 @@ class TransactionHeldEntries:
         if transaction_state is not TransactionState.OPEN:
             raise TransactionNotOpen(str(txn), doing="acknowledge", state=transaction_state.value)
         entries_by_txn = self._held[write.topic_id, write.subscription]
-        entries_by_txn[txn] = compute_held_entries(
+        entries_by_txn[txn] = compute_held_after_acknowledgement(
             write.subscription, state, spans, entries_by_txn, txn, positions=write.positions, up_to=write.up_to
         )
         self._changed[txn, Participant(write.topic_id, write.subscription)] = entries_by_txn[txn]
@@ -97,14 +97,14 @@ def apply_acknowledgements(
     if not writes:
         return []
     rows = lock_cursors(connection, {(write.topic_id, write.subscription) for write in writes})
-    first_ledgers: dict[TopicId, int] = {}  # all cursors have acknowledged the ledgers before it
+    first_ledger_by_topic: dict[TopicId, int] = {}  # all cursors have acknowledged the ledgers before it
     for (topic_id, _), row in rows.items():
-        first_ledgers[topic_id] = min(first_ledgers.get(topic_id, row.mark_ledger), row.mark_ledger)
-    listed = read_visible_spans_by_topic(connection, first_ledgers)
+        first_ledger_by_topic[topic_id] = min(first_ledger_by_topic.get(topic_id, row.mark_ledger), row.mark_ledger)
+    spans_by_topic = read_visible_spans_by_topic(connection, first_ledger_by_topic)
     held_entries = TransactionHeldEntries(connection, writes, transactions)
     cursors = {key: LockedCursor.from_row(row) for key, row in rows.items()}
     states_before = {key: cursor.state for key, cursor in cursors.items()}
-    results = [_apply_acknowledgement(connection, write, cursors, listed, held_entries) for write in writes]
+    results = [_apply_acknowledgement(connection, write, cursors, spans_by_topic, held_entries) for write in writes]
     held_entries.store_changes()
     store_cursors(connection, [cursors[key] for key in sorted(cursors) if cursors[key].state != states_before[key]])
     for number, (result, write) in enumerate(zip(results, writes, strict=True)):
@@ -118,7 +118,7 @@ def _apply_acknowledgement(
     connection: Connection,
     write: AcknowledgeWrite,
     cursors: dict[_Key, LockedCursor],
-    listed: dict[TopicId, list[LedgerSpan]],
+    spans_by_topic: dict[TopicId, list[VisibleLedgerSpan]],
     held_entries: TransactionHeldEntries,
 ) -> GroupCommitResult:
     cursor = cursors.get((write.topic_id, write.subscription))
@@ -128,16 +128,20 @@ def _apply_acknowledgement(
         snapshot = require_snapshot(write.subscription, write.snapshot, needed=cursor.snapshot_ledger)
         before = complete_state(cursor.state, snapshot)
         require_current_releases(
-            write.subscription, before, up_to=write.up_to, expected=cursor.releases, found=write.releases
+            write.subscription,
+            before,
+            up_to=write.up_to,
+            current_releases=cursor.releases,
+            releases_at_read=write.releases,
         )
         if write.up_to is not None and write.releases is None and write.up_to > before.mark_delete:
-            spans, delayed = listed[write.topic_id], _read_delayed_ranges(connection, write, before.mark_delete)
+            spans, delayed = spans_by_topic[write.topic_id], _read_delayed_ranges(connection, write, before.mark_delete)
             require_no_delayed_entries(write.subscription, before, spans, up_to=write.up_to, delayed=delayed)
         if write.txn is not None:
-            held_entries.hold_for_transaction(write, write.txn, before, listed[write.topic_id])
+            held_entries.hold_for_transaction(write, write.txn, before, spans_by_topic[write.topic_id])
             return AcknowledgeResult(mark_delete=cursor.state.mark_delete)
         held_entries.require_not_held_by_others(write, before)
-        state = apply_acknowledgement(before, write.positions, write.up_to, listed[write.topic_id])
+        state = apply_acknowledgement(before, write.positions, write.up_to, spans_by_topic[write.topic_id])
     except TerminalError as error:
         return error
     cursor.state = state_without_snapshot(state, snapshot)

@@ -11,7 +11,7 @@ from infra.catalog.engine.dialect_sql import dataclass_from_row, is_one_of
 from infra.catalog.transactions.buffer_rows import BufferView, read_buffers
 from logstore.cursors.cursor_state import (
     CursorState,
-    LedgerSpan,
+    VisibleLedgerSpan,
     advance_mark_delete,
     first_releases,
     pack_acknowledged,
@@ -26,44 +26,48 @@ def select_cursor(topic_id: TopicId, name: str) -> Any:  # noqa: ANN401 - SQLAlc
     return select(t.cursor).where(t.cursor.c.topic_id == topic_id, t.cursor.c.name == name)
 
 
-def read_visible_spans(connection: Connection, topic_id: TopicId, *, from_ledger: int = -1) -> list[LedgerSpan]:
+def read_visible_spans(connection: Connection, topic_id: TopicId, *, from_ledger: int = -1) -> list[VisibleLedgerSpan]:
     """Return the listed data ledgers from an id on, ascending, without entries that readers may not see yet."""
     return read_visible_spans_by_topic(connection, {topic_id: from_ledger})[topic_id]
 
 
 def read_visible_spans_by_topic(
-    connection: Connection, first_ledgers: Mapping[TopicId, int]
-) -> dict[TopicId, list[LedgerSpan]]:
+    connection: Connection, first_ledger_by_topic: Mapping[TopicId, int]
+) -> dict[TopicId, list[VisibleLedgerSpan]]:
     """Return the visible spans of several topics, each from its own ledger id on."""
     lists, ledger = t.ledger_list.c, t.ledger.c
     query = (
         select(lists.topic_id, ledger.ledger_id, ledger.entries)
         .select_from(t.ledger_list.join(t.ledger, ledger.list_id == lists.list_id))
         .where(
-            is_one_of(connection, lists.topic_id, first_ledgers),
+            is_one_of(connection, lists.topic_id, first_ledger_by_topic),
             lists.component == Component.MANAGED_LEDGER.value,
             ledger.place.is_not(None),
-            ledger.ledger_id >= min(first_ledgers.values(), default=0),
+            ledger.ledger_id >= min(first_ledger_by_topic.values(), default=0),
         )
         .order_by(ledger.ledger_id)
     )
-    listed: dict[TopicId, list[LedgerSpan]] = {topic_id: [] for topic_id in first_ledgers}
+    listed: dict[TopicId, list[VisibleLedgerSpan]] = {topic_id: [] for topic_id in first_ledger_by_topic}
     for topic_id, ledger_id, entries in connection.execute(query):
-        if ledger_id >= first_ledgers[topic_id]:
-            listed[topic_id].append(LedgerSpan(LedgerId(ledger_id), entries))
-    buffers = read_buffers(connection, first_ledgers, from_ledger=min(first_ledgers.values(), default=-1))
-    return {topic_id: _cut_to_frontier(topic_spans, buffers[topic_id]) for topic_id, topic_spans in listed.items()}
+        if ledger_id >= first_ledger_by_topic[topic_id]:
+            listed[topic_id].append(VisibleLedgerSpan(LedgerId(ledger_id), entries))
+    buffers = read_buffers(
+        connection, first_ledger_by_topic, from_ledger=min(first_ledger_by_topic.values(), default=-1)
+    )
+    return {
+        topic_id: _limit_to_visible_entries(topic_spans, buffers[topic_id]) for topic_id, topic_spans in listed.items()
+    }
 
 
-def _cut_to_frontier(listed: list[LedgerSpan], buffer: BufferView) -> list[LedgerSpan]:
+def _limit_to_visible_entries(spans: list[VisibleLedgerSpan], buffer: BufferView) -> list[VisibleLedgerSpan]:
     if buffer.first_open is None and not buffer.hidden:
-        return listed
+        return spans
     end, visible = buffer.first_open, []
-    for span in listed:
+    for span in spans:
         if end is not None and span.ledger_id > end.ledger_id:
             break
         entries = end.entry_id if end is not None and span.ledger_id == end.ledger_id else span.entries
-        visible.append(LedgerSpan(span.ledger_id, entries, buffer.hidden.get(span.ledger_id)))
+        visible.append(VisibleLedgerSpan(span.ledger_id, entries, buffer.hidden.get(span.ledger_id)))
     return visible
 
 

@@ -26,13 +26,13 @@ from infra.catalog.log.component_ledgers import (
     read_newborn_or_reopen_intent,
     retire_component_ledger,
 )
-from infra.catalog.log.data_ledgers import read_epoch
 from infra.catalog.log.ledger_rows import (
     lock_component_list,
     publish_component_ledger,
     raise_list_version,
     read_data_list_id,
 )
+from infra.catalog.log.message_ledgers import read_epoch
 from infra.catalog.log.topic_rows import lock_active_topic, read_topic
 from logstore.cursors.cursor_state import (
     CursorSnapshot,
@@ -99,22 +99,22 @@ class SqlCursors(CatalogAdapter):
     def publish_snapshot(
         self,
         connection: Connection,
-        change: CursorSnapshotCondition,
+        condition: CursorSnapshotCondition,
         snapshot: CursorSnapshot,
         *,
         size_bytes: int,
         sha256: str | None = None,
     ) -> bool:
-        topic = lock_topic_or_reopen_intent(connection, change.topic_id, snapshot.ledger_id)
+        topic = lock_topic_or_reopen_intent(connection, condition.topic_id, snapshot.ledger_id)
         if topic is None:
             return False
         row = read_newborn_or_reopen_intent(
-            connection, snapshot.ledger_id, _lock_cursor_list(connection, change.topic_id, change.subscription)
+            connection, snapshot.ledger_id, _lock_cursor_list(connection, condition.topic_id, condition.subscription)
         )
         if row is None or row.place is not None:
             return row is not None
         now = self._db.now_us(connection)
-        cursor = _lock_cursor_if_unchanged(connection, change, topic)
+        cursor = _lock_cursor_if_unchanged(connection, condition, topic)
         if cursor is None:
             newborn = t.ledger.c.ledger_id == snapshot.ledger_id
             replace_ledgers_by_intents(connection, newborn, batch_id="", now_us=now)
@@ -127,15 +127,15 @@ class SqlCursors(CatalogAdapter):
 
     @in_write_transaction("catalog.fold_snapshot")
     def move_snapshot_into_row(
-        self, connection: Connection, change: CursorSnapshotCondition, snapshot: CursorSnapshot, *, limit_bytes: int
+        self, connection: Connection, condition: CursorSnapshotCondition, snapshot: CursorSnapshot, *, limit_bytes: int
     ) -> bool:
-        topic = read_topic(connection, change.topic_id, share_lock=True)
-        _lock_cursor_list(connection, change.topic_id, change.subscription)
-        cursor = _lock_cursor_if_unchanged(connection, change, topic)
+        topic = read_topic(connection, condition.topic_id, share_lock=True)
+        _lock_cursor_list(connection, condition.topic_id, condition.subscription)
+        cursor = _lock_cursor_if_unchanged(connection, condition, topic)
         if cursor is None or cursor.snapshot_ledger != snapshot.ledger_id:
             return False
         cursor.state = advance_mark_delete(
-            complete_state(cursor.state, snapshot), read_visible_spans(connection, change.topic_id)
+            complete_state(cursor.state, snapshot), read_visible_spans(connection, condition.topic_id)
         )
         if len(pack_acknowledged(cursor.state.acknowledged)) > limit_bytes:
             return False

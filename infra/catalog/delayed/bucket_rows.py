@@ -11,7 +11,7 @@ from typing import Any, Final
 from sqlalchemy import Connection, Row, ScalarSelect, and_, delete, insert, literal, select, true, update
 
 from infra.catalog import tables as t
-from infra.catalog.delayed.index_work_queries import build_delayed_topic_queries, count_delayed_entries_after
+from infra.catalog.delayed.index_work_queries import build_delayed_and_bucket_topic_queries, count_delayed_entries_after
 from infra.catalog.deletion.run_rows import NO_CLAIM_COLUMNS, build_claim_columns
 from infra.catalog.engine.dialect_sql import (
     BIG,
@@ -120,7 +120,7 @@ def recount_unsealed_entries(connection: Connection, topic_id: TopicId) -> None:
 def recount_unsealed_entries_of_all_topics(connection: Connection) -> None:
     """Count the unsealed entries of all topics again, in a catalog without other writers."""
     new = {name: literal(value) for name, value in _NEW_ROW.items()}
-    in_log, _ = build_delayed_topic_queries()
+    in_log, _ = build_delayed_and_bucket_topic_queries()
     topics = select(in_log.subquery().c.topic_id, *new.values()).where(true())
     connection.execute(build_insert_if_absent(connection, t.delayed_index).from_select(["topic_id", *new], topics))
     unsealed = count_delayed_entries_after(_I.topic_id, _I.sealed_ledger, _I.sealed_entry)

@@ -29,7 +29,14 @@ from infra.catalog.log.topic_rows import lock_active_topic, read_topic
 from logstore.delayed.index_buckets import IndexBucketList, SealAndMergeLimits
 from logstore.errors import PreconditionFailed, UnknownObject
 from logstore.log.ledgers import Component
-from logstore.ports.catalog import Claim, DelayedMessageCounts, IndexBucketSwitch, Topic, TopicState, UnsealedCounts
+from logstore.ports.catalog import (
+    CatalogDelayedMessageCounts,
+    Claim,
+    IndexBucketSwitch,
+    Topic,
+    TopicState,
+    UnsealedEntryCounts,
+)
 from logstore.positions import EARLIEST, LedgerId, TopicId
 
 
@@ -37,10 +44,10 @@ class SqlDelayedIndex(CatalogAdapter):
     def get_bucket_list(self, topic_id: TopicId) -> IndexBucketList:
         return self._db.read(lambda connection: read_bucket_list(connection, topic_id))
 
-    def count_unsealed_entries(self, topic_id: TopicId) -> UnsealedCounts:
+    def count_unsealed_entries(self, topic_id: TopicId) -> UnsealedEntryCounts:
         return self._db.read(lambda connection: count_unsealed_entries(connection, topic_id))
 
-    def count_delayed_messages(self) -> DelayedMessageCounts:
+    def count_delayed_messages(self) -> CatalogDelayedMessageCounts:
         return self._db.read(count_delayed_totals)
 
     def find_claim_holder(self, topic_id: TopicId) -> str | None:

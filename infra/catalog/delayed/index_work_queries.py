@@ -20,7 +20,7 @@ from sqlalchemy import (
 from infra.catalog import tables as t
 from logstore.delayed.index_buckets import SealAndMergeLimits
 from logstore.log.ledgers import Component
-from logstore.ports.catalog import DelayedMessageCounts, TopicState, UnsealedCounts
+from logstore.ports.catalog import CatalogDelayedMessageCounts, TopicState, UnsealedEntryCounts
 from logstore.positions import EARLIEST, LedgerId, TopicId
 
 _I, _B, _L, _S, _C = t.delayed_index.c, t.delayed_bucket.c, t.ledger.c, t.segment.c, t.cursor.c
@@ -58,7 +58,7 @@ def count_ledgers_after(
     )
 
 
-def count_unsealed_entries(connection: Connection, topic_id: TopicId) -> UnsealedCounts:
+def count_unsealed_entries(connection: Connection, topic_id: TopicId) -> UnsealedEntryCounts:
     """Count unsealed entries from segments. The topic's row may still count trimmed entries."""
     query = select(_I.sealed_ledger, _I.sealed_entry, _I.changed_us).where(_I.topic_id == topic_id)
     row = connection.execute(query).first()
@@ -66,15 +66,17 @@ def count_unsealed_entries(connection: Connection, topic_id: TopicId) -> Unseale
     position = (literal(topic_id, t.Big), literal(ledger, t.Big), literal(entry, t.Big))
     counts = select(count_delayed_entries_after(*position), count_ledgers_after(*position))
     entries, ledgers = connection.execute(counts).one()
-    return UnsealedCounts(entries=int(entries), ledgers=ledgers, changed_us=None if row is None else row.changed_us)
+    return UnsealedEntryCounts(
+        entries=int(entries), ledgers=ledgers, changed_us=None if row is None else row.changed_us
+    )
 
 
-def count_delayed_totals(connection: Connection) -> DelayedMessageCounts:
+def count_delayed_totals(connection: Connection) -> CatalogDelayedMessageCounts:
     """Return the totals of all topics, from the counts in their rows."""
     sealed = select(func.count(), func.coalesce(func.sum(_B.messages), 0))
     buckets, messages = connection.execute(sealed.select_from(t.delayed_bucket)).one()
     unsealed = connection.execute(select(func.coalesce(func.sum(_I.unsealed), 0))).scalar_one()
-    return DelayedMessageCounts(buckets=buckets, messages=int(messages), unsealed=int(unsealed))
+    return CatalogDelayedMessageCounts(buckets=buckets, messages=int(messages), unsealed=int(unsealed))
 
 
 def find_droppable_buckets(connection: Connection, topic_id: TopicId, *, now_us: int) -> list[LedgerId]:
@@ -124,7 +126,7 @@ def _match_topics_to_seal(limits: SealAndMergeLimits, now_us: int) -> ColumnElem
     return or_(_I.unsealed >= limits.messages, and_(_I.unsealed > 0, is_idle_or_long))
 
 
-def build_delayed_topic_queries() -> tuple[Select[Any], Select[Any]]:
+def build_delayed_and_bucket_topic_queries() -> tuple[Select[Any], Select[Any]]:
     """Return two queries: topics with delayed messages in their log, and topics with buckets. A topic may be in both.
 
     The columns are `topic_id` and `size`, the number of delayed messages in the log.

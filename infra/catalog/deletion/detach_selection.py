@@ -8,7 +8,7 @@ from sqlalchemy import ColumnElement, Connection, exists, func, select
 from infra.catalog import tables as t
 from infra.catalog.deletion.run_rows import match_stalled_intents
 from infra.catalog.engine.dialect_sql import is_one_of
-from infra.catalog.log.data_ledgers import filter_listed_ledgers
+from infra.catalog.log.message_ledgers import filter_listed_ledgers
 from infra.catalog.offload.upload_ends import match_abandoned_uploads
 from infra.catalog.transactions.buffer_rows import match_unsettled_ledgers
 from logstore.deletion.intent_queue_rules import MAX_IDS_PER_CALL, normalize_ids
@@ -53,29 +53,34 @@ def select_ledgers_to_detach(
     requested_ids: Sequence[LedgerId] | None,
     *,
     force: bool,
-    rolled_ledger: LedgerId | None = None,
+    ledger_assumed_rolled: LedgerId | None = None,
 ) -> LedgersToDetach:
     """Return the requested ledgers. `None` selects the ledgers that retention does not keep.
 
-    `rolled_ledger` is the last ledger. It counts as closed, with another ledger after it.
+    `ledger_assumed_rolled` is the last ledger. It counts as closed, with another ledger after it.
     """
     if requested_ids is None:
-        return _select_by_retention(connection, view, rolled_ledger)
+        return _select_by_retention(connection, view, ledger_assumed_rolled)
     return _select_by_id(connection, view, requested_ids, force=force)
 
 
 def _select_by_retention(
-    connection: Connection, view: TopicListView, rolled_ledger: LedgerId | None
+    connection: Connection, view: TopicListView, ledger_assumed_rolled: LedgerId | None
 ) -> LedgersToDetach:
     in_list, is_listed = t.ledger.c.list_id == view.list_id, t.ledger.c.place.is_not(None)
     total_bytes = connection.execute(select(func.sum(t.ledger.c.size_bytes)).where(in_list, is_listed)).scalar_one()
     facts = _read_ledger_facts(connection, in_list, view.now_us)
     prefix = select_detachable_prefix(
-        (simulate_roll(ledger, view.now_us) if ledger.ledger_id == rolled_ledger else ledger for ledger in facts),
+        (
+            simulate_roll(ledger, view.now_us) if ledger.ledger_id == ledger_assumed_rolled else ledger
+            for ledger in facts
+        ),
         mark_delete_by_subscription=view.marks,
         policy=view.policy,
         total_bytes=int(total_bytes or 0),
-        last=LedgerId(-1) if view.last == rolled_ledger else view.last,  # -1: the ledger after the roll has no id yet
+        last=LedgerId(-1)
+        if view.last == ledger_assumed_rolled
+        else view.last,  # -1: the ledger after the roll has no id yet
         now_us=view.now_us,
     )
     ids = [ledger.ledger_id for ledger in prefix]

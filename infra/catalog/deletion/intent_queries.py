@@ -94,23 +94,28 @@ def number_or_zero(stored: object) -> int:
     return stored if isinstance(stored, int) else 0
 
 
-def _describe_damage(found: RowMapping) -> str | None:
+def _describe_damage(stored_values: RowMapping) -> str | None:
     readable = {
-        "state": found["state"] in set(DeletionState),
-        "copy": found["copy"] in set(CopyKind),
-        "keys": parse_json_object(found["keys"]) is not None,
-        "context": parse_offload_context(found["context"]) is not None,
-        **{name: isinstance(found[name], int) for name in _NUMBERS},
-        **{name: isinstance(found[name], str) for name in _TEXTS},
+        "state": stored_values["state"] in set(DeletionState),
+        "copy": stored_values["copy"] in set(CopyKind),
+        "keys": parse_json_object(stored_values["keys"]) is not None,
+        "context": parse_offload_context(stored_values["context"]) is not None,
+        **{name: isinstance(stored_values[name], int) for name in _NUMBERS},
+        **{name: isinstance(stored_values[name], str) for name in _TEXTS},
     }
     return next(
-        (f"{name} (found {str(found[name])[:80]!r})" for name, is_readable in readable.items() if not is_readable), None
+        (
+            f"{name} (found {str(stored_values[name])[:80]!r})"
+            for name, is_readable in readable.items()
+            if not is_readable
+        ),
+        None,
     )
 
 
-def tally_intents(connection: Connection, *counted: ColumnElement[bool]) -> IntentTally:
+def tally_intents(connection: Connection, *conditions: ColumnElement[bool]) -> IntentTally:
     sums = (func.count(), func.sum(_P.objects_deleted), func.sum(_P.bytes_deleted))
-    query = select(_P.state, _P.outcome, *sums).where(*counted).group_by(_P.state, _P.outcome)
+    query = select(_P.state, _P.outcome, *sums).where(*conditions).group_by(_P.state, _P.outcome)
     rows = [(parse_outcome(*row[:2]) or Outcome.RETRYING, *row[2:]) for row in connection.execute(query).all()]
     names = sorted({row[0].value for row in rows})
     return IntentTally(
@@ -121,18 +126,18 @@ def tally_intents(connection: Connection, *counted: ColumnElement[bool]) -> Inte
 
 
 def read_next_row_ranges(
-    connection: Connection, batch_id: str, *, after: int, rows: int, limit: int
+    connection: Connection, batch_id: str, *, after: int, rows_per_range: int, limit: int
 ) -> list[IntentRowRange]:
     """Return the next ranges of unfinished rows of the batch, after row id `after`."""
-    page = connection.execute(_select_range_page(batch_id, after, rows * limit)).all()
+    page = connection.execute(_select_rows_spanning_next_unfinished(batch_id, after, rows_per_range * limit)).all()
     rows_of_page = ((row.row_id, number_or_zero(row.segments), bool(row.left)) for row in page)
     return [
         IntentRowRange(first=ids[0], last=ids[-1], rows=len(ids))
-        for ids in islice(split_batch_into_ranges(rows_of_page, rows), limit)
+        for ids in islice(split_batch_into_ranges(rows_of_page, rows_per_range), limit)
     ]
 
 
-def _select_range_page(batch_id: str, after: int, max_rows: int) -> Select[Any]:
+def _select_rows_spanning_next_unfinished(batch_id: str, after: int, max_rows: int) -> Select[Any]:
     is_unfinished, batch = (
         and_(_P.state == DeletionState.PENDING.value, _P.claim_workflow.is_(None)),
         _P.batch_id == batch_id,
@@ -216,15 +221,19 @@ def lock_held_intents(
 
     `only_unclaimed` leaves out rows with a workflow of their own.
     """
-    query = _compile_intent_lock(connection.dialect.name, unclaimed=only_unclaimed)
+    query = _compile_intent_lock(connection.dialect.name, only_unclaimed=only_unclaimed)
     return {row.row_id: row for row in query.execute(connection, ((row_id,) for row_id in row_ids), holder=holder)}
 
 
 @cache
-def _compile_intent_lock(dialect: str, *, unclaimed: bool) -> BulkStatement:
+def _compile_intent_lock(dialect: str, *, only_unclaimed: bool) -> BulkStatement:
     ids, batch = build_bulk_parameter(dialect, "asked", {"id": BIG}), _P.batch_id == bindparam("holder")
-    whose = (
-        and_(batch, _P.claim_workflow.is_(None)) if unclaimed else or_(batch, _P.claim_workflow == bindparam("holder"))
+    is_held = (
+        and_(batch, _P.claim_workflow.is_(None))
+        if only_unclaimed
+        else or_(batch, _P.claim_workflow == bindparam("holder"))
     )
-    mine = (_P.row_id.in_(select(ids.source.c.id)), _P.state == DeletionState.PENDING.value, whose)
-    return BulkStatement(sql=select(*_LOCKED_COLUMNS).where(*mine).order_by(_P.row_id).with_for_update(), rows=ids)
+    conditions = (_P.row_id.in_(select(ids.source.c.id)), _P.state == DeletionState.PENDING.value, is_held)
+    return BulkStatement(
+        sql=select(*_LOCKED_COLUMNS).where(*conditions).order_by(_P.row_id).with_for_update(), rows=ids
+    )

@@ -88,19 +88,21 @@ def _has_intent(kind: CopyKind | None = None) -> ColumnElement[bool]:
     return exists().where(_P.ledger_id == t.ledger.c.ledger_id, _P.generation == t.ledger.c.generation + 1, *of_kind)
 
 
-def file_intent_again(connection: Connection, ended: Row[Any], context: Mapping[str, str], now_us: int) -> None:
-    """File a new intent, with a new generation, for the copy of `ended`.
+def file_next_generation_intent(
+    connection: Connection, ended_row: Row[Any], context: Mapping[str, str], now_us: int
+) -> None:
+    """File a new intent, with a new generation, for the copy of `ended_row`.
 
     The caller has locked that row, and the ledger's list.
     """
-    of_ledger = select(t.ledger.c.generation).where(t.ledger.c.ledger_id == ended.ledger_id)
-    filed = select(func.max(_P.generation)).where(_P.ledger_id == ended.ledger_id)
+    of_ledger = select(t.ledger.c.generation).where(t.ledger.c.ledger_id == ended_row.ledger_id)
+    filed = select(func.max(_P.generation)).where(_P.ledger_id == ended_row.ledger_id)
     listed = connection.execute(of_ledger).scalar_one_or_none() or 0
     generation = max(connection.execute(filed).scalar_one(), listed) + 1
-    same = {name: ended._mapping[name] for name in _COPIED_COLUMNS}  # noqa: SLF001 - public by SQLAlchemy's documentation
+    same = {name: ended_row._mapping[name] for name in _COPIED_COLUMNS}  # noqa: SLF001 - public by SQLAlchemy's documentation
     own = {"batch_id": "", "generation": generation, "context": dict(context), "created_us": now_us}
     insert_intents(connection, [same | own])
-    set_generation(connection, ended.ledger_id, generation)
+    set_generation(connection, ended_row.ledger_id, generation)
 
 
 _COPIED_COLUMNS = (
@@ -129,7 +131,7 @@ def reopen_newborn_intent(connection: Connection, ledger_id: LedgerId) -> None:
 
     The row loses its claim, so that a running attempt, which found no objects, cannot end it.
     """
-    _reopen_intents(connection, _P.ledger_id == ledger_id, _P.segments == 0)
+    _reopen_and_unclaim_intents(connection, _P.ledger_id == ledger_id, _P.segments == 0)
 
 
 def reopen_intents_of_late_uploads(connection: Connection, ledger_ids: Collection[LedgerId], *, epoch: int) -> None:
@@ -143,10 +145,12 @@ def reopen_intents_of_late_uploads(connection: Connection, ledger_ids: Collectio
     c = t.ledger_copy.c
     has_no_primary = ~exists().where(c.ledger_id == _P.ledger_id, c.kind == CopyKind.LEDGER.value)
     is_current_epoch = select(t.catalog.c.epoch).scalar_subquery() == epoch
-    _reopen_intents(connection, is_requested, _P.copy == CopyKind.LEDGER.value, has_no_primary, is_current_epoch)
+    _reopen_and_unclaim_intents(
+        connection, is_requested, _P.copy == CopyKind.LEDGER.value, has_no_primary, is_current_epoch
+    )
 
 
-def _reopen_intents(connection: Connection, *late: ColumnElement[bool]) -> None:
+def _reopen_and_unclaim_intents(connection: Connection, *late: ColumnElement[bool]) -> None:
     """Make rows except dead letters pending and unclaimed.
 
     `openings` of a finished row rises, because its next `delete-ledger` needs another workflow id.
@@ -163,7 +167,7 @@ def _reopen_intents(connection: Connection, *late: ColumnElement[bool]) -> None:
     connection.execute(update(t.pending_deletion).where(*late, is_reopenable).values(**reopened, openings=openings))
 
 
-def adopt_stalled_intents(
+def take_over_stalled_intents(
     connection: Connection,
     topic_id: TopicId,
     ledger_ids: Sequence[LedgerId] | None,
@@ -211,7 +215,7 @@ def _build_intent_update(*names: str, **more: Any) -> Update:  # noqa: ANN401 - 
 _CLAIM_UPDATE = _build_intent_update("attempts", *NO_CLAIM_COLUMNS).returning(*INTENT_COLUMNS)
 
 
-def renew_intent_claim(
+def renew_claim_and_count_stuck_attempts(
     connection: Connection, row_id: int, claim: Claim, *, error: str | None, keys_left: int | None, now_us: int
 ) -> int | None:
     """Renew the claim of a row, and store the error of its attempt and the number of keys left.
@@ -258,10 +262,18 @@ _END_UPDATE = _build_intent_update(
 
 
 def hand_over_intents(
-    connection: Connection, row_ids: Mapping[int, str], batch_id: str, errors: Mapping[int, str], *, until_us: int
+    connection: Connection,
+    workflow_id_by_row: Mapping[int, str],
+    batch_id: str,
+    error_by_row: Mapping[int, str],
+    *,
+    until_us: int,
 ) -> frozenset[int]:
-    """Move claims of PENDING rows to workflows of their own, whose ids are in `row_ids`. Return the moved rows."""
-    rows = lock_held_intents(connection, row_ids, batch_id, only_unclaimed=True)
+    """Move claims of PENDING rows to workflows of their own, whose ids are in `workflow_id_by_row`.
+
+    Return the moved rows.
+    """
+    rows = lock_held_intents(connection, workflow_id_by_row, batch_id, only_unclaimed=True)
     statement = (
         update(t.pending_deletion)
         .where(_P.row_id == bindparam("row"))
@@ -273,7 +285,9 @@ def hand_over_intents(
         )
     )
     if rows:
-        parameters = [{"row": row, "workflow": row_ids[row], "error": errors.get(row)} for row in sorted(rows)]
+        parameters = [
+            {"row": row, "workflow": workflow_id_by_row[row], "error": error_by_row.get(row)} for row in sorted(rows)
+        ]
         connection.execute(statement, parameters)
     return frozenset(rows)
 

@@ -13,13 +13,13 @@ from infra.catalog.delayed.bucket_rows import recount_unsealed_entries
 from infra.catalog.deletion.detach_selection import LedgersToDetach, TopicListView, select_ledgers_to_detach
 from infra.catalog.deletion.intent_queries import count_filed_intents
 from infra.catalog.deletion.intent_rows import (
-    adopt_stalled_intents,
     replace_copies_by_intents,
     replace_ledgers_by_intents,
+    take_over_stalled_intents,
 )
 from infra.catalog.deletion.run_rows import fingerprint_request, insert_batch_run, open_or_renew_shared_run
-from infra.catalog.log.data_ledgers import filter_listed_ledgers
 from infra.catalog.log.ledger_rows import lock_ledger_lists, match_abandoned_newborns
+from infra.catalog.log.message_ledgers import filter_listed_ledgers
 from infra.catalog.offload.upload_ends import TIERED, match_abandoned_uploads
 from logstore.errors import UnknownObject
 from logstore.log.ledgers import CopyKind
@@ -55,17 +55,19 @@ def detach_ledgers(
     """
     batch_id, now = order.batch_id, view.now_us
     by_retention = order.ledger_ids is None
-    adopted = adopt_stalled_intents(connection, view.topic_id, order.ledger_ids, batch_id=batch_id, now_us=now)
-    newborn = _file_abandoned_newborns(connection, view, order) if by_retention else 0
-    filed = dead_uploads = 0
+    taken_over_intents = take_over_stalled_intents(
+        connection, view.topic_id, order.ledger_ids, batch_id=batch_id, now_us=now
+    )
+    newborn_intents = _file_abandoned_newborns(connection, view, order) if by_retention else 0
+    filed_intents = dead_upload_intents = 0
     if detachable.ids:
         durable = order.is_durable(view)
-        filed = replace_ledgers_by_intents(
+        filed_intents = replace_ledgers_by_intents(
             connection, detachable.rows, batch_id=batch_id, now_us=now, cause=order.cause, durable=durable
         )
         recount_unsealed_entries(connection, view.topic_id)
     if by_retention:
-        dead_uploads = replace_copies_by_intents(
+        dead_upload_intents = replace_copies_by_intents(
             connection,
             view.list_id,
             TIERED,
@@ -75,7 +77,7 @@ def detach_ledgers(
             cause=order.cause,
         )
     move_cursors_past_removed_ledgers(connection, view.topic_id, detachable.ids)
-    intents = adopted + newborn + filed + dead_uploads
+    intents = taken_over_intents + newborn_intents + filed_intents + dead_upload_intents
     result = DetachedBatch(
         batch_id=batch_id, ledgers=len(detachable.ids), intents=intents, finished=detachable.finished
     )
@@ -97,7 +99,7 @@ def detach_ledgers(
     return replace(
         result,
         filed_counts=count_filed_intents(connection, batch_id, now, topic_id=view.topic_id)
-        if intents > adopted
+        if intents > taken_over_intents
         else (),
     )
 

@@ -24,7 +24,7 @@ from infra.catalog.deletion.list_detaching import (
 from infra.catalog.deletion.run_rows import (
     fingerprint_request,
     insert_batch_run,
-    lock_or_find_earlier_detach,
+    lock_then_find_earlier_detach,
     match_stalled_intents,
 )
 from infra.catalog.engine.database import Database, in_read_transaction, in_write_transaction
@@ -70,7 +70,9 @@ class SqlPhaseOne(LeaseBoundAdapter):
     ) -> list[LedgerId]:
         def read(connection: Connection) -> list[LedgerId]:
             view = self._read_list_view(connection, topic_id, lock=False)
-            return list(select_ledgers_to_detach(connection, view, ledger_ids, force=force, rolled_ledger=rolled).ids)
+            return list(
+                select_ledgers_to_detach(connection, view, ledger_ids, force=force, ledger_assumed_rolled=rolled).ids
+            )
 
         return self._db.read(read)
 
@@ -187,7 +189,7 @@ class SqlPhaseOne(LeaseBoundAdapter):
         return frozenset(TopicId(topic_id) for topic_id in connection.execute(query).scalars())
 
     @in_write_transaction("catalog.detach_into")
-    def detach_into_batch(
+    def detach_by_retention_into_batch(
         self, connection: Connection, topic_id: TopicId, *, batch_id: str, claim: Claim, cause: AuditCause
     ) -> DetachedBatch:
         order = DetachOrder(
@@ -219,7 +221,7 @@ class SqlPhaseOne(LeaseBoundAdapter):
 
     @in_write_transaction("catalog.begin_topic_deletion")
     def begin_topic_deletion(self, connection: Connection, topic_id: TopicId, name: str, cause: AuditCause) -> int:
-        return topic_deletion.begin_topic_deletion(connection, self._db, topic_id, name, cause)
+        return topic_deletion.begin_deletion_or_get_start_us(connection, self._db, topic_id, name, cause)
 
     @in_write_transaction("catalog.detach_topic")
     def detach_whole_topic(
@@ -242,22 +244,24 @@ class SqlPhaseOne(LeaseBoundAdapter):
         return topic_deletion.remove_detached_topic(connection, self._db, topic_id, cause, durable=durable)
 
     def tally_topic_intents(self, topic_id: TopicId, *, since_us: int) -> IntentTally:
-        return self._db.read(lambda connection: topic_deletion.tally_topic_intents(connection, topic_id, since_us))
+        return self._db.read(
+            lambda connection: topic_deletion.tally_intents_of_topic_deletion(connection, topic_id, since_us)
+        )
 
     def _detach_once(
         self, topic_id: TopicId, order: DetachOrder, work: Callable[[Connection, TopicListView], DetachedBatch]
     ) -> DetachedBatch:
         """Run the work under the locks of list and fence, unless an earlier call with this batch id has run it."""
 
-        def behind(connection: Connection) -> DetachedBatch:
+        def detach_unless_done(connection: Connection) -> DetachedBatch:
             lock = partial(self._read_list_view, connection, topic_id, lock=True)
-            view_or_earlier_batch = lock_or_find_earlier_detach(connection, order.batch_id, order.request, lock)
+            view_or_earlier_batch = lock_then_find_earlier_detach(connection, order.batch_id, order.request, lock)
             lock_fence_of_lease(connection, self._lease)
             if isinstance(view_or_earlier_batch, DetachedBatch):
                 return view_or_earlier_batch
             return work(connection, view_or_earlier_batch)
 
-        return self._db.write(behind)
+        return self._db.write(detach_unless_done)
 
     def _read_list_view(self, connection: Connection, topic_id: TopicId, *, lock: bool) -> TopicListView:
         topic = read_topic(connection, topic_id, share_lock=lock)

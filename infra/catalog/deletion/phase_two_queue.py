@@ -16,14 +16,19 @@ from infra.catalog.deletion.intent_queries import (
     read_next_row_ranges,
     tally_intents,
 )
-from infra.catalog.deletion.intent_rows import claim_intent, end_intents, hand_over_intents, renew_intent_claim
+from infra.catalog.deletion.intent_rows import (
+    claim_intent,
+    end_intents,
+    hand_over_intents,
+    renew_claim_and_count_stuck_attempts,
+)
 from infra.catalog.deletion.run_rows import (
     find_run_holder,
     finish_run,
     mark_paused_intents,
     pause_run,
     release_paused_run,
-    renew_run,
+    renew_or_claim_run,
     resume_run,
 )
 from infra.catalog.engine.database import in_read_transaction, in_write_transaction
@@ -35,14 +40,14 @@ from infra.catalog.engine.dialect_sql import (
     is_one_of,
     parse_offload_context,
 )
-from infra.catalog.log.data_ledgers import require_epoch
+from infra.catalog.log.message_ledgers import require_epoch
 from infra.catalog.ownership.fences import LeaseBoundAdapter, lock_fence_of_lease
 from logstore.deletion.intent_queue_rules import require_unclaimed
 from logstore.deletion.intents import DeletionIntent, DeletionState, require_topic
 from logstore.errors import ClaimHeld, UnknownObject
 from logstore.failpoints import effect
 from logstore.log.ledgers import CopyKind
-from logstore.ports.catalog import AuditCause, Claim, IntentResult, IntentRowRange, IntentTally, UnfinishedIntentCounts
+from logstore.ports.catalog import AuditCause, Claim, IntentResult, IntentRowRange, IntentTally, UndeletedCopyCounts
 from logstore.positions import LedgerId, TopicId
 
 T = TypeVar("T")
@@ -57,25 +62,25 @@ _LOCK_BY_KEY = select(*INTENT_COLUMNS).where(*_KEY).with_for_update()
 
 class SqlPhaseTwoQueue(LeaseBoundAdapter):
     def _write(self, work: Callable[[Connection], T]) -> T:
-        def fenced(connection: Connection) -> T:
+        def lock_fence_then_work(connection: Connection) -> T:
             lock_fence_of_lease(connection, self._lease)
             return work(connection)
 
-        return super()._write(fenced)
+        return super()._write(lock_fence_then_work)
 
     def list_unfinished_ranges(self, batch_id: str, *, after: int, rows: int, limit: int) -> list[IntentRowRange]:
-        return self._db.read(lambda c: read_next_row_ranges(c, batch_id, after=after, rows=rows, limit=limit))
+        return self._db.read(lambda c: read_next_row_ranges(c, batch_id, after=after, rows_per_range=rows, limit=limit))
 
     def list_intents_in_range(self, batch_id: str, row_range: IntentRowRange) -> list[DeletionIntent]:
         rows = (_P.batch_id == batch_id, _P.row_id >= row_range.first, _P.row_id <= row_range.last)
         query = select(*INTENT_COLUMNS).where(*rows).order_by(_P.row_id)
         return self._db.read(
-            lambda connection: _load_intents_with_references(connection, connection.execute(query).all())
+            lambda connection: _build_intents_with_referenced_flag(connection, connection.execute(query).all())
         )
 
     @in_write_transaction("catalog.renew")
     def renew_batch_claim(self, connection: Connection, batch_id: str, claim: Claim) -> None:
-        renew_run(connection, batch_id, claim, self._db.now_us(connection))
+        renew_or_claim_run(connection, batch_id, claim, self._db.now_us(connection))
 
     @in_write_transaction("catalog.pause")
     def pause_batch(self, connection: Connection, batch_id: str) -> None:
@@ -145,10 +150,10 @@ class SqlPhaseTwoQueue(LeaseBoundAdapter):
         require_unclaimed(row.ledger_id, claim.workflow_id, claim=own, batch=batch, now_us=now)
         attempts = row.attempts + int(counts_attempt)
         claimed = claim_intent(connection, row.row_id, claim, attempts=attempts, now_us=now)
-        return _load_intents_with_references(connection, [claimed])[0]
+        return _build_intents_with_referenced_flag(connection, [claimed])[0]
 
     @in_write_transaction("catalog.hold")
-    def extend_claim_after_attempt(
+    def record_attempt_and_extend_claim(
         self,
         connection: Connection,
         row_id: int,
@@ -158,7 +163,9 @@ class SqlPhaseTwoQueue(LeaseBoundAdapter):
         keys_left: int | None = None,
     ) -> int:
         now = self._db.now_us(connection)
-        attempts = renew_intent_claim(connection, row_id, claim, error=error, keys_left=keys_left, now_us=now)
+        attempts = renew_claim_and_count_stuck_attempts(
+            connection, row_id, claim, error=error, keys_left=keys_left, now_us=now
+        )
         if attempts is None:  # a row that ended needs no claim
             query = select(_P.claim_workflow, _P.batch_id).where(_P.row_id == row_id, _P.state == _PENDING)
             if other := connection.execute(query).first():
@@ -178,7 +185,7 @@ class SqlPhaseTwoQueue(LeaseBoundAdapter):
         _audit_closed_batch(connection, batch_id, topic_id, cause, tally, at_us=now)
         return replace(tally, closed=True)
 
-    def count_unfinished_intents(self) -> UnfinishedIntentCounts:
+    def count_undeleted_copies(self) -> UndeletedCopyCounts:
         by_state, deleted = select(_P.state, func.count()).group_by(_P.state), DeletionState.DELETED.value
         # By two ranges, the index skips the many deleted rows.
         query = union_all(by_state.where(_P.state < deleted), by_state.where(_P.state > deleted))
@@ -189,9 +196,7 @@ class SqlPhaseTwoQueue(LeaseBoundAdapter):
         )
         counts = {row[0]: row[1] for row in state_counts}
         pending = counts.pop(_PENDING, 0)
-        return UnfinishedIntentCounts(
-            estimated_inflight=pending, dead_lettered=sum(counts.values()), oldest_us=oldest_us
-        )
+        return UndeletedCopyCounts(estimated_inflight=pending, dead_lettered=sum(counts.values()), oldest_us=oldest_us)
 
     def list_intents(
         self, state: DeletionState | None, *, topic: str | None = None, ledger_id: LedgerId | None = None, limit: int
@@ -229,7 +234,7 @@ class SqlPhaseTwoQueue(LeaseBoundAdapter):
         return [intent_from_row(row) for row in connection.execute(query)]
 
 
-def _load_intents_with_references(connection: Connection, rows: Sequence[Row[Any]]) -> list[DeletionIntent]:
+def _build_intents_with_referenced_flag(connection: Connection, rows: Sequence[Row[Any]]) -> list[DeletionIntent]:
     """Convert rows to intents, and set `referenced`.
 
     A copy with another uuid does not count, one with an unreadable uuid does.
@@ -258,7 +263,7 @@ def _compile_listed_copies(dialect: str) -> BulkStatement:
 
 
 def _audit_ended_intent(connection: Connection, row: Row[Any], result: IntentResult, *, at_us: int) -> None:
-    actor, reason = _find_actor_and_reason(connection, row)
+    actor, reason = _find_actor_and_reason_of_detach(connection, row)
     detail = {
         "ledger": row.ledger_id,
         "copy": row.copy,
@@ -280,7 +285,7 @@ def _audit_ended_intent(connection: Connection, row: Row[Any], result: IntentRes
     )
 
 
-def _find_actor_and_reason(connection: Connection, row: Row[Any]) -> tuple[str, str]:
+def _find_actor_and_reason_of_detach(connection: Connection, row: Row[Any]) -> tuple[str, str]:
     """Return actor and reason of the detach, or of the batch if the ledger's creator gave it up."""
     if row.actor:
         return row.actor, row.reason

@@ -1,6 +1,6 @@
 """Upkeep of the deletion queue in SQL: take over stalled work, remove old rows, redrive dead letters.
 
-`move_stalled_to_batch` and `remove_finished_rows` first read in a read-only transaction, because most calls find
+`move_abandoned_work_to_batch` and `remove_finished_rows` first read in a read-only transaction, because most calls find
 nothing and must be cheap.
 """
 
@@ -33,7 +33,7 @@ from infra.catalog.deletion.run_rows import (
 from infra.catalog.engine.database import CatalogAdapter, Database, in_read_transaction, in_write_transaction
 from infra.catalog.engine.dialect_sql import is_one_of
 from infra.catalog.log.ledger_rows import lock_ledger_lists, match_abandoned_newborns
-from infra.catalog.log.topic_rows import share_lock_topics
+from infra.catalog.log.topic_rows import share_lock_and_filter_active_topics
 from infra.catalog.offload.upload_ends import TIERED, match_abandoned_uploads
 from logstore.deletion.intent_queue_rules import normalize_ids, require_dead_letters
 from logstore.deletion.intents import DeletionState
@@ -52,7 +52,7 @@ class SqlPhaseTwoQueueUpkeep(CatalogAdapter):
         super().__init__(database)
         self._newborn_us = int(registration_timeout_s * 1_000_000)
 
-    def move_stalled_to_batch(self, *, batch_id: str, claim: Claim, limit: int) -> DetachedBatch:
+    def move_abandoned_work_to_batch(self, *, batch_id: str, claim: Claim, limit: int) -> DetachedBatch:
         def find_earlier_detach_or_idle(connection: Connection) -> DetachedBatch | None:
             now = self._db.now_us(connection)
             earlier_detach = find_earlier_detach(connection, batch_id, _REQUEST)
@@ -67,24 +67,37 @@ class SqlPhaseTwoQueueUpkeep(CatalogAdapter):
         result = self._db.read(find_earlier_detach_or_idle)
         if result is None:
             with effect("catalog.adopt"):
-                result = self._db.write(lambda connection: self._adopt_stalled_work(connection, batch_id, claim, limit))
+                result = self._db.write(
+                    lambda connection: self._take_over_stalled_work(connection, batch_id, claim, limit)
+                )
         return result
 
-    def _adopt_stalled_work(self, connection: Connection, batch_id: str, claim: Claim, limit: int) -> DetachedBatch:
+    def _take_over_stalled_work(self, connection: Connection, batch_id: str, claim: Claim, limit: int) -> DetachedBatch:
         now = self._db.now_us(connection)
         earlier_detach = find_earlier_detach(connection, batch_id, _REQUEST)
         if earlier_detach:
             return earlier_detach
-        newborn, dead = self._file_abandoned_ledgers_and_uploads(connection, batch_id, limit, now)
+        newborn_intents, dead_upload_intents = self._file_abandoned_ledgers_and_uploads(
+            connection, batch_id, limit, now
+        )
         # The new intents count as stalled until the run exists.
         earlier = _select_stalled_intents(now).where(_P.batch_id != batch_id)
         page = earlier.order_by(_P.row_id).limit(limit).with_for_update(skip_locked=True)
         is_locked = is_one_of(connection, _P.row_id, list(connection.execute(page).scalars()))
-        adopted = move_intents_to_batch(connection, is_locked, match_stalled_intents(now), batch_id=batch_id)
-        result = DetachedBatch(batch_id=batch_id, ledgers=newborn, intents=newborn + dead + adopted)
+        taken_over_intents = move_intents_to_batch(connection, is_locked, match_stalled_intents(now), batch_id=batch_id)
+        result = DetachedBatch(
+            batch_id=batch_id,
+            ledgers=newborn_intents,
+            intents=newborn_intents + dead_upload_intents + taken_over_intents,
+        )
         if result.intents:
             insert_batch_run(connection, result, SEVERAL_TOPICS, claim, now, request=_REQUEST)
-        return replace(result, filed_counts=count_filed_intents(connection, batch_id, now) if newborn or dead else ())
+        return replace(
+            result,
+            filed_counts=count_filed_intents(connection, batch_id, now)
+            if newborn_intents or dead_upload_intents
+            else (),
+        )
 
     def _file_abandoned_ledgers_and_uploads(
         self, connection: Connection, batch_id: str, limit: int, now_us: int
@@ -99,7 +112,7 @@ class SqlPhaseTwoQueueUpkeep(CatalogAdapter):
         rows = [*newborn_rows, *upload_rows]
         if not rows:
             return 0, 0
-        share_lock_topics(connection, [row.topic_id for row in rows])
+        share_lock_and_filter_active_topics(connection, [row.topic_id for row in rows])
         lock_ledger_lists(connection, is_one_of(connection, t.ledger_list.c.list_id, [row.list_id for row in rows]))
         to_delete = is_one_of(connection, _L.ledger_id, [row.ledger_id for row in newborn_rows])
         unattached = _L.state == LedgerState.CREATING.value
@@ -133,9 +146,11 @@ class SqlPhaseTwoQueueUpkeep(CatalogAdapter):
         if self._db.read(has_nothing_old):
             return RemovedRowCounts()
         with effect("catalog.forget"):
-            return self._db.write(lambda connection: self._remove_old_rows(connection, older_than_s, limit, cause))
+            return self._db.write(
+                lambda connection: self._remove_old_intents_and_runs(connection, older_than_s, limit, cause)
+            )
 
-    def _remove_old_rows(
+    def _remove_old_intents_and_runs(
         self, connection: Connection, older_than_s: float, limit: int, cause: AuditCause
     ) -> RemovedRowCounts:
         now = self._db.now_us(connection)
@@ -150,7 +165,7 @@ class SqlPhaseTwoQueueUpkeep(CatalogAdapter):
         return RemovedRowCounts(rows=rows, runs=runs)
 
     @in_read_transaction
-    def count_redrivable(self, connection: Connection, row_ids: Sequence[int] | None) -> int:
+    def count_redrivable_dead_letters(self, connection: Connection, row_ids: Sequence[int] | None) -> int:
         count = select(func.count()).where(_match_dead_letters_to_redrive(connection, row_ids, lock=False))
         return int(connection.execute(count).scalar_one())
 

@@ -149,7 +149,7 @@ def fingerprint_request(request: str, ids: Sequence[int] | None, *, text_if_no_i
     return hashlib.sha256(f"{request}/{id_list}".encode()).hexdigest()
 
 
-def lock_or_find_earlier_detach(
+def lock_then_find_earlier_detach(
     connection: Connection, batch_id: str, request: str, lock: Callable[[], V]
 ) -> V | DetachedBatch:
     """Call `lock`. Return the result of an earlier call with this batch id, otherwise the result of `lock`.
@@ -165,7 +165,7 @@ def lock_or_find_earlier_detach(
     return find_earlier_detach(connection, batch_id, request) or locked
 
 
-def renew_run(connection: Connection, batch_id: str, claim: Claim, now_us: int) -> None:
+def renew_or_claim_run(connection: Connection, batch_id: str, claim: Claim, now_us: int) -> None:
     """Renew the claim of a batch, or claim a batch whose claim lapsed. A workflow run never shortens its own claim."""
     free = or_(_R.claim_workflow == claim.workflow_id, ~match_held_runs(now_us))
     unfinished = (_R.run_id == batch_id, _R.finished_us.is_(None), _R.claim_workflow.is_not(None))

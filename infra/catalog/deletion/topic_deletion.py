@@ -15,7 +15,7 @@ from infra.catalog.audit_log import AuditedLedgers, find_first_act_time_us, inse
 from infra.catalog.cursors.cursor_rows import remove_cursors
 from infra.catalog.delayed.bucket_rows import remove_delayed_index
 from infra.catalog.deletion.intent_queries import count_filed_intents, tally_intents
-from infra.catalog.deletion.intent_rows import adopt_stalled_intents, replace_ledgers_by_intents
+from infra.catalog.deletion.intent_rows import replace_ledgers_by_intents, take_over_stalled_intents
 from infra.catalog.deletion.run_rows import find_earlier_detach, insert_batch_run
 from infra.catalog.engine.database import Database
 from infra.catalog.engine.dialect_sql import is_one_of
@@ -56,7 +56,7 @@ Add every table with a topic id here or above. Ledgers of its rows must be in a 
 _BEGIN_ACT = "delete-topic"
 
 
-def begin_topic_deletion(
+def begin_deletion_or_get_start_us(
     connection: Connection, database: Database, topic_id: TopicId, name: str, cause: AuditCause
 ) -> int:
     """Set the topic DELETING. Return the time of the first call, in microseconds."""
@@ -86,18 +86,18 @@ def detach_whole_topic(
 ) -> DetachedBatch:
     request = f"all of topic {topic_id}"
     topic = _lock_topic(connection, topic_id)
-    done = find_earlier_detach(connection, batch_id, request)
-    if done or topic is None:
-        return done or DetachedBatch(batch_id=batch_id, ledgers=0, intents=0)
-    now = database.now_us(connection)
-    result = _detach_topic_ledgers(connection, topic, batch_id, cause, now, durable=_is_durable(topic, durable))
+    earlier_detach = find_earlier_detach(connection, batch_id, request)
+    if earlier_detach or topic is None:
+        return earlier_detach or DetachedBatch(batch_id=batch_id, ledgers=0, intents=0)
+    now_us = database.now_us(connection)
+    result = _detach_topic_ledgers(connection, topic, batch_id, cause, now_us, durable=_is_durable(topic, durable))
     if result.intents:
-        insert_batch_run(connection, result, topic_id, claim, now, request=request)
+        insert_batch_run(connection, result, topic_id, claim, now_us, request=request)
     return result
 
 
 def _detach_topic_ledgers(
-    connection: Connection, topic: Row[Any], batch_id: str, cause: AuditCause, now: int, *, durable: bool
+    connection: Connection, topic: Row[Any], batch_id: str, cause: AuditCause, now_us: int, *, durable: bool
 ) -> DetachedBatch:
     _require_deleting(topic)
     topic_id = TopicId(topic.topic_id)
@@ -106,23 +106,23 @@ def _detach_topic_ledgers(
     to_delete = t.ledger.c.list_id.in_(select(t.ledger_list.c.list_id).where(lists))
     ids = connection.execute(select(t.ledger.c.ledger_id).where(to_delete).order_by(t.ledger.c.ledger_id)).scalars()
     ledger_ids = ids.all()
-    adopted = adopt_stalled_intents(connection, topic_id, None, batch_id=batch_id, now_us=now)
-    filed = 0
+    taken_over_intents = take_over_stalled_intents(connection, topic_id, None, batch_id=batch_id, now_us=now_us)
+    filed_intents = 0
     if ledger_ids:
         insert_missing_copies(connection, topic_id)
-        filed = replace_ledgers_by_intents(
-            connection, to_delete, batch_id=batch_id, now_us=now, cause=cause, durable=durable
+        filed_intents = replace_ledgers_by_intents(
+            connection, to_delete, batch_id=batch_id, now_us=now_us, cause=cause, durable=durable
         )
         detail = {"removed": _remove_topic_rows(connection, topic_id, _ROWS_WITH_LEDGERS)}
         about = {"topic_id": topic_id, "topic": topic.name, "run_id": batch_id}
         insert_audit_row(
-            connection, "detach", cause, at_us=now, detail=detail, span=AuditedLedgers.from_ids(ledger_ids), **about
+            connection, "detach", cause, at_us=now_us, detail=detail, span=AuditedLedgers.from_ids(ledger_ids), **about
         )
     return DetachedBatch(
         batch_id=batch_id,
         ledgers=len(ledger_ids),
-        intents=adopted + filed,
-        filed_counts=count_filed_intents(connection, batch_id, now, topic_id=topic_id) if filed else (),
+        intents=taken_over_intents + filed_intents,
+        filed_counts=count_filed_intents(connection, batch_id, now_us, topic_id=topic_id) if filed_intents else (),
     )
 
 
@@ -143,8 +143,10 @@ def remove_detached_topic(
     if _is_durable(topic, durable):
         insert_topic_tombstone(connection, topic_id, now_us=now)
     remove_topic(connection, topic_id)
-    done = tally_topic_intents(connection, topic_id, find_first_act_time_us(connection, _BEGIN_ACT, topic_id) or 0)
-    detail = {"removed": removed, "outcomes": dict(done.outcomes), "objects": done.objects}
+    tally = tally_intents_of_topic_deletion(
+        connection, topic_id, find_first_act_time_us(connection, _BEGIN_ACT, topic_id) or 0
+    )
+    detail = {"removed": removed, "outcomes": dict(tally.outcomes), "objects": tally.objects}
     insert_audit_row(connection, "remove-topic", cause, at_us=now, topic_id=topic_id, topic=topic.name, detail=detail)
     return True
 
@@ -186,13 +188,15 @@ def count_topic_contents(connection: Connection, topic_id: TopicId) -> TopicCont
     )
 
 
-def tally_topic_intents(connection: Connection, topic_id: TopicId, since_us: int) -> IntentTally:
-    """Count the topic's intents that are unfinished, or that ended at `since_us` or later."""
+def tally_intents_of_topic_deletion(connection: Connection, topic_id: TopicId, finished_since_us: int) -> IntentTally:
+    """Count the topic's intents that are unfinished, or that ended at `finished_since_us` or later."""
     p = t.pending_deletion.c
     deleted = DeletionState.DELETED.value
     unfinished = p.state != deleted  # includes states that this build does not know
     return tally_intents(
-        connection, p.topic_id == topic_id, or_(unfinished, and_(p.state == deleted, p.finished_us >= since_us))
+        connection,
+        p.topic_id == topic_id,
+        or_(unfinished, and_(p.state == deleted, p.finished_us >= finished_since_us)),
     )
 
 

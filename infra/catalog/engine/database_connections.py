@@ -114,21 +114,21 @@ def create_postgresql_engine(url: URL, pool: dict[str, Any], patience_s: float) 
     arguments = {} if "connect_timeout" in url.query else {"connect_timeout": CONNECT_TIMEOUT_S}
     engine = create_engine(url, isolation_level="READ COMMITTED", hide_parameters=True, connect_args=arguments, **pool)
 
-    def limit_waits(connection: "psycopg.Connection[Any]", _: object) -> None:
+    def set_lock_and_idle_timeouts(connection: "psycopg.Connection[Any]", _: object) -> None:
         connection.autocommit = True
         patience_ms = int(patience_s * 1000)
         for name, value in (("lock_timeout", patience_ms), ("idle_in_transaction_session_timeout", 4 * patience_ms)):
             connection.execute(f"SET {name} = {value}".encode())
         connection.autocommit = False
 
-    event.listen(engine, "connect", limit_waits)
+    event.listen(engine, "connect", set_lock_and_idle_timeouts)
     return engine
 
 
 def create_sqlite_engine(url: URL, pool: dict[str, Any]) -> Engine:
     """Build an engine for a SQLite file in WAL mode. A commit waits for the disk."""
     path = str(url.database)
-    engine = _create_sqlite_file_engine(url, lambda: sqlite3.connect(path, check_same_thread=False), **pool)
+    engine = _create_engine_excluding_arrow_sqlite(url, lambda: sqlite3.connect(path, check_same_thread=False), **pool)
     event.listen(engine, "connect", _prepare_writer)
     event.listen(engine, "begin", _begin_sqlite)
     return engine
@@ -136,13 +136,13 @@ def create_sqlite_engine(url: URL, pool: dict[str, Any]) -> Engine:
 
 def create_read_only_sqlite_engine(url: URL) -> Engine:
     uri = f"file:{quote(str(url.database))}?mode=ro"
-    engine = _create_sqlite_file_engine(url, lambda: sqlite3.connect(uri, uri=True, timeout=5))
+    engine = _create_engine_excluding_arrow_sqlite(url, lambda: sqlite3.connect(uri, uri=True, timeout=5))
     event.listen(engine, "connect", _disable_driver_transactions)
     event.listen(engine, "begin", _begin_sqlite)
     return engine
 
 
-def _create_sqlite_file_engine(url: URL, connect: Callable[[], sqlite3.Connection], **pool: Any) -> Engine:  # noqa: ANN401 - SQLAlchemy's
+def _create_engine_excluding_arrow_sqlite(url: URL, connect: Callable[[], sqlite3.Connection], **pool: Any) -> Engine:  # noqa: ANN401 - SQLAlchemy's
     """Build an engine whose connections exclude Arrow's library from the file."""
     path = str(url.database)
 

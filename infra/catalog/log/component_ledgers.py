@@ -38,7 +38,7 @@ _LEDGERS_PER_PAGE: Final = 1_000  # about a megabyte, read in a hundredth of a s
 _LISTS_PER_READ: Final = 500  # a list of a cursor, schema or index has few ledgers
 
 
-class SqlComponentLedgerRows(CatalogAdapter):
+class SqlLedgersOfAllComponents(CatalogAdapter):
     @in_write_transaction("catalog.create_component_ledger")
     def create_component_ledger(
         self,

@@ -20,8 +20,8 @@ from infra.catalog.delayed.bucket_rows import add_to_unsealed_counts
 from infra.catalog.deletion.intent_rows import reopen_intents_of_late_uploads
 from infra.catalog.engine.database import CatalogAdapter, in_write_transaction
 from infra.catalog.engine.dialect_sql import BIG, BulkStatement, build_bulk_parameter, dataclass_from_row
-from infra.catalog.log.data_ledgers import read_epoch
 from infra.catalog.log.ledger_rows import GROWING_COLUMNS, insert_segments
+from infra.catalog.log.message_ledgers import read_epoch
 from infra.catalog.log.producer_sequence_rows import ProducerKey, lock_producer_sequences, store_producer_sequences
 from infra.catalog.log.topic_rows import add_share_lock
 from infra.catalog.transactions.buffer_rows import hide_entries, insert_buffer_ranges
@@ -34,7 +34,7 @@ from logstore.errors import (
     TransactionNotOpen,
 )
 from logstore.log.ledgers import LedgerState
-from logstore.log.producer_sequences import ProducerSequence
+from logstore.log.producer_sequences import HighestSequenceIds
 from logstore.ports.catalog import (
     AcknowledgeWrite,
     BeginTransactionWrite,
@@ -72,7 +72,7 @@ class SqlGroupCommits(CatalogAdapter):
             RegisterSegmentWrite: iter(_register_segments(connection, locked, registrations, states) if locked else ()),
             BeginTransactionWrite: iter(begin_transactions(connection, begins, now_us=now_us)),
             EndTransactionWrite: iter(
-                end_transactions(connection, ends, transactions, states, next_cursors=cursors, now_us=now_us)
+                end_transactions(connection, ends, transactions, states, cursors_to_lock_next=cursors, now_us=now_us)
             ),
             AcknowledgeWrite: iter(apply_acknowledgements(connection, acknowledgements, states)),
         }
@@ -106,23 +106,23 @@ class _LockedLedger:
 
 
 @dataclass(slots=True, kw_only=True)
-class _LockedRows:
+class _LockedRowsAndChanges:
     """Locked rows that the registrations of a batch depend on. Only ACTIVE topics are locked."""
 
     epoch: int
     topics: dict[int, str]
     names: dict[int, str]
     ledgers: dict[int, _LockedLedger]
-    sequences: dict[ProducerKey, ProducerSequence]
+    sequences: dict[ProducerKey, HighestSequenceIds]
     segments: list[tuple[int, int, int, int, int, str | None, int]] = field(default_factory=list)
     touched: set[int] = field(default_factory=set)
     delayed: dict[int, int] = field(default_factory=dict)  # entries with a delivery time, by topic
-    advanced: dict[ProducerKey, ProducerSequence] = field(default_factory=dict)
+    advanced: dict[ProducerKey, HighestSequenceIds] = field(default_factory=dict)
 
 
 def _register_segments(
     connection: Connection,
-    locked: _LockedRows,
+    locked: _LockedRowsAndChanges,
     writes: Sequence[RegisterSegmentWrite],
     transactions: Mapping[TransactionId, TransactionState],
 ) -> list[GroupCommitResult]:
@@ -158,7 +158,7 @@ def _register_segments(
     return results
 
 
-def _lock_registration_rows(connection: Connection, writes: Sequence[RegisterSegmentWrite]) -> _LockedRows:
+def _lock_registration_rows(connection: Connection, writes: Sequence[RegisterSegmentWrite]) -> _LockedRowsAndChanges:
     """Lock topics, then ledgers, then sequences, each in the order of keys, so that two batches cannot deadlock."""
     locks = _compile_registration_locks(connection.dialect.name)
     topic_ids = {write.topic_id for write in writes}
@@ -173,7 +173,7 @@ def _lock_registration_rows(connection: Connection, writes: Sequence[RegisterSeg
             select(topic_columns.topic_id, topic_columns.state).where(topic_columns.topic_id.in_(inactive))
         )
         states |= {row.topic_id: row.state for row in rows}
-    return _LockedRows(
+    return _LockedRowsAndChanges(
         # without the catalog's row, `read_epoch` raises
         epoch=(topics and topics[0].epoch) or read_epoch(connection),
         topics=states,
@@ -184,7 +184,7 @@ def _lock_registration_rows(connection: Connection, writes: Sequence[RegisterSeg
 
 
 def _add_to_buffers(
-    connection: Connection, locked: _LockedRows, writes: Sequence[tuple[RegisterSegmentWrite, int]]
+    connection: Connection, locked: _LockedRowsAndChanges, writes: Sequence[tuple[RegisterSegmentWrite, int]]
 ) -> None:
     """Add transactional entries and transaction markers of registered segments to the buffers of their topics."""
     if not writes:
@@ -211,13 +211,13 @@ def _add_to_buffers(
 
 
 def _decide_registration(
-    locked: _LockedRows, write: RegisterSegmentWrite, transactions: Mapping[TransactionId, TransactionState]
+    locked: _LockedRowsAndChanges, write: RegisterSegmentWrite, transactions: Mapping[TransactionId, TransactionState]
 ) -> GroupCommitResult:
     ledger = locked.ledgers.get(write.ledger_id)
     keys = {(write.topic_id, advance.producer) for advance in write.producers}
     refusal = write.refusal(
-        epoch=locked.epoch,
-        topic=locked.topics.get(write.topic_id),
+        catalog_epoch=locked.epoch,
+        topic_state=locked.topics.get(write.topic_id),
         ledger=LedgerAppendState(ledger.topic_id, ledger.state, ledger.last_segment) if ledger else None,
         sequences={key[1]: locked.sequences[key] for key in keys & locked.sequences.keys()},
     ) or _refuse_unless_transactions_open(write, transactions)
@@ -236,7 +236,7 @@ def _decide_registration(
         locked.delayed[write.topic_id] = locked.delayed.get(write.topic_id, 0) + write.delayed
     for part in write.producers:
         key = (write.topic_id, part.producer)
-        sequence = locked.sequences.get(key, ProducerSequence())
+        sequence = locked.sequences.get(key, HighestSequenceIds())
         locked.sequences[key] = locked.advanced[key] = sequence.advance(part.last, part.txn)
     return RegisterSegmentResult(
         first_entry=first_entry, ledger_entries=ledger.entries, ledger_size_bytes=ledger.size_bytes

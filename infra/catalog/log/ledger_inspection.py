@@ -26,10 +26,10 @@ from logstore.ports.catalog import (
     AuditEntry,
     InspectedCopy,
     InspectedIntent,
+    InspectedLedger,
     LedgerHistory,
     LedgerReference,
     LedgerReferenceKind,
-    UndetachedLedger,
 )
 from logstore.positions import LedgerId, TopicId
 
@@ -52,7 +52,7 @@ class SqlLedgerInspection(CatalogAdapter):
         is_about_ledger = _match_rows_about_ledger(ledger_id, of_topics, filed, live=row is not None)
         return LedgerHistory(
             ledger_id=ledger_id,
-            live=dataclass_from_row(UndetachedLedger, row, state=LedgerState(row.state), listed=row.place is not None)
+            live=dataclass_from_row(InspectedLedger, row, state=LedgerState(row.state), listed=row.place is not None)
             if row
             else None,
             references=list(_read_references(connection, row)) if row else [],

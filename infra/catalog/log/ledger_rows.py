@@ -109,11 +109,11 @@ def insert_newborn_ledger(connection: Connection, owner: LedgerOwner, list_id: i
         read_catalog_row(connection)
         raise IdsExhausted("ledger ids: expected one below the ceiling, found none; flush the record log")
     statement = LedgerStatement(owner=owner, ledger_id=LedgerId(allocated[0]), created_us=now_us, epoch=allocated[1])
-    _insert_ledgers(connection, list_id, [statement])
+    _insert_newborn_ledgers(connection, list_id, [statement])
     return statement
 
 
-def _insert_ledgers(connection: Connection, list_id: int, statements: Sequence[LedgerStatement]) -> None:
+def _insert_newborn_ledgers(connection: Connection, list_id: int, statements: Sequence[LedgerStatement]) -> None:
     defaults = dict.fromkeys((*GROWING_COLUMNS, "generation"), 0) | {"list_id": list_id, "last_segment": -1}
     rows = [
         {
@@ -155,7 +155,7 @@ def publish_component_ledger(
 def insert_stored_ledgers(connection: Connection, list_id: int, statements: Sequence[LedgerStatement]) -> None:
     """Insert message ledgers that only storage has. Each is OPEN and empty, and its place is its id."""
     if statements:
-        _insert_ledgers(connection, list_id, statements)
+        _insert_newborn_ledgers(connection, list_id, statements)
         add_newborns_to_list(connection, list_id, [statement.ledger_id for statement in statements])
 
 
@@ -184,15 +184,16 @@ def _add_to_list(connection: Connection, list_id: int, is_newborn: ColumnElement
 
 
 def insert_segments(
-    connection: Connection, segments: Iterable[tuple[Any, ...]], grown: Iterable[tuple[Any, ...]]
+    connection: Connection, segments: Iterable[tuple[Any, ...]], grown_ledger_rows: Iterable[tuple[Any, ...]]
 ) -> None:
     """Insert segments and update the ledgers. The caller holds locks of topics and ledgers, but not of lists.
 
-    `segments` are rows of `segment`. A row of `grown` has a ledger's id and new values of `GROWING_COLUMNS`.
+    `segments` are rows of `segment`. A row of `grown_ledger_rows` has a ledger's id and new values of
+    `GROWING_COLUMNS`.
     """
-    inserted, grew = _compile_segment_insert(connection.dialect.name)
-    inserted.execute(connection, segments)
-    grew.execute(connection, grown)
+    segment_insert, ledger_update = _compile_segment_insert(connection.dialect.name)
+    segment_insert.execute(connection, segments)
+    ledger_update.execute(connection, grown_ledger_rows)
 
 
 @cache

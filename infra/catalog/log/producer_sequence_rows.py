@@ -17,7 +17,7 @@ from sqlalchemy.types import TypeEngine
 from infra.catalog import tables as t
 from infra.catalog.engine.dialect_sql import BIG, TEXT, BulkStatement, build_bulk_parameter, build_dialect_insert
 from infra.catalog.transactions.transaction_rows import read_transaction_states
-from logstore.log.producer_sequences import ProducerSequence
+from logstore.log.producer_sequences import HighestSequenceIds
 from logstore.positions import TopicId
 from logstore.transactions.transaction_ids_and_states import TransactionId, TransactionState
 
@@ -31,7 +31,7 @@ _OF_TRANSACTION: Final = ("kept_id", "txn_tc", "txn_seq")
 
 def read_producer_sequences(
     connection: Connection, topic_id: TopicId, producers: Iterable[str]
-) -> dict[str, ProducerSequence]:
+) -> dict[str, HighestSequenceIds]:
     """Return the sequence of each producer that has a row."""
     query = select(*_COLUMNS).where(_P.topic_id == topic_id, _P.producer.in_(sorted(producers)))
     sequences = _sequences_from_rows(connection, connection.execute(query).all())
@@ -40,7 +40,7 @@ def read_producer_sequences(
 
 def lock_producer_sequences(
     connection: Connection, keys: Collection[ProducerKey]
-) -> dict[ProducerKey, ProducerSequence]:
+) -> dict[ProducerKey, HighestSequenceIds]:
     """Lock the rows of producers. For a producer without a row, the lock of the topic's open ledger is enough."""
     rows = _compile_sequence_lock(connection.dialect.name).execute(connection, keys).all() if keys else []
     return _sequences_from_rows(connection, rows)
@@ -55,12 +55,12 @@ def _compile_sequence_lock(dialect: str) -> BulkStatement:
     return BulkStatement(sql=in_order, rows=requested)
 
 
-def _sequences_from_rows(connection: Connection, rows: Collection[Any]) -> dict[ProducerKey, ProducerSequence]:
+def _sequences_from_rows(connection: Connection, rows: Collection[Any]) -> dict[ProducerKey, HighestSequenceIds]:
     """Convert rows. A transaction that is decided meanwhile counts as open, so its producer must ask again."""
     txns = {TransactionId(row.txn_tc, row.txn_seq) for row in rows if row.txn_tc is not None}
     states = read_transaction_states(connection, txns) if txns else {}
     return {
-        (topic_id, producer): ProducerSequence(last, last)
+        (topic_id, producer): HighestSequenceIds(last, last)
         if tc_id is None
         else _sequence_in_transaction(last, kept_id, TransactionId(tc_id, sequence), states)
         for topic_id, producer, last, kept_id, tc_id, sequence in rows
@@ -69,14 +69,14 @@ def _sequences_from_rows(connection: Connection, rows: Collection[Any]) -> dict[
 
 def _sequence_in_transaction(
     last: int, kept_id: int, txn: TransactionId, states: Mapping[TransactionId, TransactionState]
-) -> ProducerSequence:
+) -> HighestSequenceIds:
     state = states.get(txn)
     if state is TransactionState.OPEN:
-        return ProducerSequence(kept_id, last, txn)
-    return ProducerSequence.without_transaction(last if state is None or state.is_commit else kept_id)
+        return HighestSequenceIds(kept_id, last, txn)
+    return HighestSequenceIds.without_transaction(last if state is None or state.is_commit else kept_id)
 
 
-def store_producer_sequences(connection: Connection, sequences: Mapping[ProducerKey, ProducerSequence]) -> None:
+def store_producer_sequences(connection: Connection, sequences: Mapping[ProducerKey, HighestSequenceIds]) -> None:
     rows_without_txn = [(*key, sequence.last) for key, sequence in sequences.items() if sequence.txn is None]
     rows_in_txn = [
         (*key, sequence.last, sequence.committed, txn.tc_id, txn.sequence)

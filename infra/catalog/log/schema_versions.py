@@ -42,7 +42,7 @@ class SqlSchemaVersions(CatalogAdapter):
     ) -> SchemaVersion | None:
         """Raise a refusal only after the commit, because the transaction files the intent of the newborn ledger."""
 
-        def work(connection: Connection) -> SchemaVersion | PreconditionFailed | None:
+        def publish_or_file_intent(connection: Connection) -> SchemaVersion | PreconditionFailed | None:
             topic = lock_topic_or_reopen_intent(connection, topic_id, ledger_id)
             if topic is None:
                 return None
@@ -68,7 +68,7 @@ class SqlSchemaVersions(CatalogAdapter):
             return version
 
         with effect("catalog.publish_schema"):
-            result = self._db.write(work)
+            result = self._db.write(publish_or_file_intent)
         if isinstance(result, PreconditionFailed):
             raise result
         return result

@@ -73,7 +73,7 @@ def add_share_lock(topics: Select[Any]) -> Select[Any]:
     return topics.with_for_update(read=True, key_share=True)
 
 
-def share_lock_topics(connection: Connection, ids: Iterable[int]) -> set[int]:
+def share_lock_and_filter_active_topics(connection: Connection, ids: Iterable[int]) -> set[int]:
     """Share-lock topics, ascending, so that a deletion of their rows waits. Return the ids of ACTIVE topics."""
     c = t.topic.c
     locked = add_share_lock(

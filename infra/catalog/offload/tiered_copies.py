@@ -9,13 +9,18 @@ from sqlalchemy import ColumnElement, Connection, Row, Select, exists, select
 from infra.catalog import tables as t
 from infra.catalog.audit_log import AuditedLedgers, insert_audit_row
 from infra.catalog.deletion.intent_queries import count_filed_intents
-from infra.catalog.deletion.intent_rows import adopt_stalled_intents, replace_copies_by_intents
-from infra.catalog.deletion.run_rows import fingerprint_request, insert_batch_run, lock_or_find_earlier_detach
+from infra.catalog.deletion.intent_rows import replace_copies_by_intents, take_over_stalled_intents
+from infra.catalog.deletion.run_rows import fingerprint_request, insert_batch_run, lock_then_find_earlier_detach
 from infra.catalog.engine.database import CatalogAdapter, in_read_transaction, in_write_transaction
 from infra.catalog.engine.dialect_sql import cast_to_text, is_one_of, parse_offload_context_or_empty
 from infra.catalog.log.ledger_rows import insert_writing_copy, publish_copy, read_data_list_id
 from infra.catalog.log.topic_rows import lock_active_topic, read_topic
-from infra.catalog.offload.upload_ends import TIERED, build_ledger_statement, end_upload, read_tiered_copy
+from infra.catalog.offload.upload_ends import (
+    TIERED,
+    build_ledger_statement,
+    end_upload_and_file_intent,
+    read_tiered_copy,
+)
 from logstore.errors import PreconditionFailed, UnknownObject, Unsupported
 from logstore.log.ledgers import Component, CopyKind, CopyState, LedgerState, require_named_topic
 from logstore.offload.tiered_copy import CopyLengths, UploadStart, context_after_upload, decide_upload_start
@@ -79,7 +84,7 @@ class SqlOffloads(CatalogAdapter):
             row.ledger_id,
             attempt.uuid,
             tiered=tiered,
-            state=row.state,
+            ledger_state=row.state,
             read_primary_state=lambda: _read_primary_state(connection, row),
         )
         context = tiered[1] if tiered else {}
@@ -106,14 +111,16 @@ class SqlOffloads(CatalogAdapter):
             )
             publish_copy(connection, list_id, ledger_id, TIERED, context)
             return True
-        end_upload(connection, list_id, ledger_id, uuid, until_us=None, now_us=self._db.now_us(connection))
+        end_upload_and_file_intent(
+            connection, list_id, ledger_id, uuid, until_us=None, now_us=self._db.now_us(connection)
+        )
         return False
 
     @in_write_transaction("catalog.abandon_offload")
     def abandon_offload(self, connection: Connection, ledger_id: LedgerId, uuid: str) -> None:
         list_id, _ = _lock_topic_and_list(connection, ledger_id)
         now = self._db.now_us(connection)
-        end_upload(connection, list_id, ledger_id, uuid, until_us=now, now_us=now)
+        end_upload_and_file_intent(connection, list_id, ledger_id, uuid, until_us=now, now_us=now)
 
     @in_read_transaction
     def find_readable_copies(self, connection: Connection, ledger_id: LedgerId) -> ReadableCopies | None:
@@ -206,20 +213,20 @@ class SqlOffloads(CatalogAdapter):
         def lock() -> tuple[Topic, int]:
             return read_topic(connection, topic_id, share_lock=True), read_data_list_id(connection, topic_id, lock=True)
 
-        locked = lock_or_find_earlier_detach(connection, batch_id, request, lock)
+        locked = lock_then_find_earlier_detach(connection, batch_id, request, lock)
         if isinstance(locked, DetachedBatch):
             return locked
         topic, list_id = locked
         now_us = self._db.now_us(connection)
-        stalled = adopt_stalled_intents(
+        taken_over_intents = take_over_stalled_intents(
             connection, topic_id, ledger_ids, batch_id=batch_id, now_us=now_us, copy=CopyKind.LEDGER
         )
         ids = _filter_proved_ledgers(connection, list_id, ledger_ids, proved_uuid_by_ledger)
         to_delete = is_one_of(connection, t.ledger.c.ledger_id, ids)
-        filed = replace_copies_by_intents(
+        filed_intents = replace_copies_by_intents(
             connection, list_id, CopyKind.LEDGER, to_delete, batch_id=batch_id, now_us=now_us, cause=cause
         )
-        result = DetachedBatch(batch_id=batch_id, ledgers=len(ids), intents=filed + stalled)
+        result = DetachedBatch(batch_id=batch_id, ledgers=len(ids), intents=filed_intents + taken_over_intents)
         if result.intents:
             insert_batch_run(connection, result, topic_id, claim, now_us, request=request)
         if ids:
@@ -286,13 +293,20 @@ def _select_ledgers_with_tiered_copy(condition: ColumnElement[bool]) -> Select[A
 
 
 def _filter_proved_ledgers(
-    connection: Connection, list_id: int, ledger_ids: Sequence[LedgerId] | None, proved: Mapping[LedgerId, str]
+    connection: Connection,
+    list_id: int,
+    ledger_ids: Sequence[LedgerId] | None,
+    proved_uuid_by_ledger: Mapping[LedgerId, str],
 ) -> list[LedgerId]:
     condition = _match_removable_primaries(connection, list_id, ledger_ids) & is_one_of(
-        connection, t.ledger.c.ledger_id, proved
+        connection, t.ledger.c.ledger_id, proved_uuid_by_ledger
     )
     uuid_by_ledger = {
         row.ledger_id: parse_offload_context_or_empty(row.tiered_context).get("uuid")
         for row in connection.execute(_select_ledgers_with_tiered_copy(condition))
     }
-    return [LedgerId(ledger_id) for ledger_id, uuid in uuid_by_ledger.items() if uuid == proved[LedgerId(ledger_id)]]
+    return [
+        LedgerId(ledger_id)
+        for ledger_id, uuid in uuid_by_ledger.items()
+        if uuid == proved_uuid_by_ledger[LedgerId(ledger_id)]
+    ]

@@ -6,12 +6,16 @@ from sqlalchemy import ColumnElement, Connection, Row, Text, case, cast, func, s
 
 from infra.catalog import tables as t
 from infra.catalog.deletion.intent_queries import INTENT_COLUMNS
-from infra.catalog.deletion.intent_rows import file_intent_again, replace_copies_by_intents, set_intent_context
+from infra.catalog.deletion.intent_rows import (
+    file_next_generation_intent,
+    replace_copies_by_intents,
+    set_intent_context,
+)
 from infra.catalog.engine.dialect_sql import JsonOrNull, cast_to_text, parse_offload_context_or_empty
 from infra.catalog.log.ledger_rows import set_copy_context
 from logstore.deletion.intents import DeletionState
 from logstore.log.ledgers import Component, CopyKind, CopyState, LedgerOwner, LedgerStatement
-from logstore.offload.tiered_copy import UPLOAD_GRACE_S, context_after_upload, upload_ends_us
+from logstore.offload.tiered_copy import UPLOAD_GRACE_S, context_after_upload, upload_requests_end_us
 from logstore.ports.catalog import Topic
 from logstore.positions import LedgerId
 
@@ -50,7 +54,7 @@ def read_tiered_copy(connection: Connection, ledger_id: LedgerId) -> Row[Any] | 
     return connection.execute(query.where(c.ledger_id == ledger_id, c.kind == TIERED.value)).first()
 
 
-def end_upload(
+def end_upload_and_file_intent(
     connection: Connection, list_id: int | None, ledger_id: LedgerId, uuid: str, *, until_us: int | None, now_us: int
 ) -> None:
     """End an attempt like `Offloads.abandon_offload`. The caller holds the lock of the list, if the list still exists.
@@ -59,7 +63,7 @@ def end_upload(
     """
     copy = read_tiered_copy(connection, ledger_id)
     if copy is None or parse_offload_context_or_empty(copy.context).get("uuid") != uuid:
-        _end_upload_of_intents(connection, ledger_id, uuid, until_us, now_us)
+        _shorten_upload_wait_or_file_intent(connection, ledger_id, uuid, until_us, now_us)
     elif copy.state == CopyState.WRITING.value and list_id is not None:
         set_copy_context(
             connection, ledger_id, TIERED, context_after_upload(parse_offload_context_or_empty(copy.context), until_us)
@@ -68,7 +72,7 @@ def end_upload(
         replace_copies_by_intents(connection, list_id, TIERED, is_ledger, batch_id="", now_us=now_us)
 
 
-def _end_upload_of_intents(
+def _shorten_upload_wait_or_file_intent(
     connection: Connection, ledger_id: LedgerId, uuid: str, until_us: int | None, now_us: int
 ) -> None:
     """Shorten the wait of the attempt's last intent, or file one more intent.
@@ -82,11 +86,11 @@ def _end_upload_of_intents(
     ).all()
     attempt_rows = [row for row in rows if parse_offload_context_or_empty(row.context).get("uuid") == uuid]
     last_context = parse_offload_context_or_empty(attempt_rows[-1].context) if attempt_rows else {}
-    end_us = upload_ends_us(last_context)
+    end_us = upload_requests_end_us(last_context)
     if end_us is None:
         return
     last_intent, context = attempt_rows[-1], context_after_upload(last_context, until_us)
     if last_intent.state == DeletionState.PENDING.value and end_us > now_us:
         set_intent_context(connection, last_intent.row_id, context)
     else:
-        file_intent_again(connection, last_intent, context, now_us)
+        file_next_generation_intent(connection, last_intent, context, now_us)

@@ -54,8 +54,8 @@ class SqlFences(CatalogAdapter):
         query = select(_F.bundle).where(_F.bundle.in_(bundles)).order_by(_F.bundle)
         existing = set(connection.execute(query).scalars())
         unlocked = set(connection.execute(query.with_for_update(key_share=True, skip_locked=True)).scalars())
-        can_raise = [bundle for bundle in bundles if bundle in unlocked or bundle not in existing]
-        return self._upsert_fences(connection, can_raise, worker_id)
+        raisable_bundles = [bundle for bundle in bundles if bundle in unlocked or bundle not in existing]
+        return self._upsert_fences(connection, raisable_bundles, worker_id)
 
     def _raise_locked_fences(self, bundles: Sequence[BundleId], worker_id: str) -> list[Lease]:
         """Wait in the queue of each row's lock, so that busy writers cannot keep this call out."""

@@ -28,12 +28,12 @@ OTHER_APPLICATION: Final = 4
 """Bits of `flags`. They replace two texts, which in millions of rows would cost as much as all other columns."""
 
 
-def select_ledgers(first: int, end: int, application: str) -> Select[Any]:
+def select_ledgers_with_flags(first: int, end: int, own_application: str) -> Select[Any]:
     """Select ledgers of a range. `flags` encodes state, place, and whether the ledger is of another application."""
     flags = (
         _to_flag(_L.state == LedgerState.CREATING.value)
         + _to_flag(_L.place.is_not(None)) * literal_column(str(LISTED), t.Big)
-        + _to_flag(_L.application != application) * literal_column(str(OTHER_APPLICATION), t.Big)
+        + _to_flag(_L.application != own_application) * literal_column(str(OTHER_APPLICATION), t.Big)
     )
     columns = (_L.ledger_id, _L.list_id, _L.segments, _L.last_segment, _L.size_bytes, _L.created_us)
     within = _is_in_range(_L.ledger_id, first, end)
@@ -75,9 +75,9 @@ def select_max_segments(first: int, end: int) -> Select[Any]:
     return select(cast(segments, t.Big).label("segments")).where(*_is_in_range(_L.ledger_id, first, end))
 
 
-def select_ledgers_of_other_applications(first: int, end: int, application: str) -> Select[Any]:
+def select_ledgers_of_other_applications(first: int, end: int, own_application: str) -> Select[Any]:
     within = _is_in_range(_L.ledger_id, first, end)
-    return select(_L.ledger_id, _L.application).where(*within, _L.application != application).order_by(_L.ledger_id)
+    return select(_L.ledger_id, _L.application).where(*within, _L.application != own_application).order_by(_L.ledger_id)
 
 
 LIVE: Final = 1
@@ -93,7 +93,7 @@ def select_copies(first: int, end: int) -> Select[Any]:
     return select(_C.ledger_id, flags.label("flags")).where(*within).order_by(_C.ledger_id)
 
 
-def select_referenced_ledgers(first: int, end: int) -> Select[Any]:
+def select_referenced_component_ledgers(first: int, end: int) -> Select[Any]:
     """Select ledgers that a component of `REFERRING_COLUMN_BY_COMPONENT` names, with that component.
 
     They are in use.
@@ -124,7 +124,7 @@ def select_tiered_copies(first: int, end: int) -> Select[Any]:
     return select(*columns).select_from(source).where(*is_tiered).order_by(_C.ledger_id)
 
 
-def select_intents(first: int, end: int) -> Select[Any]:
+def select_undeleted_intents(first_row: int, end_row: int) -> Select[Any]:
     """Select unfinished intents and dead letters.
 
     `stalled` is 1 if no workflow works on an intent, by the database's clock.
@@ -142,7 +142,7 @@ def select_intents(first: int, end: int) -> Select[Any]:
             _to_flag(match_stalled_intents(now)).label("stalled"),
             _P.created_us,
         )
-        .where(_P.state != DeletionState.DELETED.value, *_is_in_range(_P.row_id, first, end))
+        .where(_P.state != DeletionState.DELETED.value, *_is_in_range(_P.row_id, first_row, end_row))
         .order_by(_P.row_id)
     )
 
@@ -181,7 +181,7 @@ def select_stalled_intents(row_ids: Collection[int]) -> Select[Any]:
     return select(_P.row_id).where(_is_among(_P.row_id, row_ids, "row ids"), match_stalled_intents(now))
 
 
-def select_topic_segments(topic_id: int) -> Select[Any]:
+def select_primary_segments_of_topic(topic_id: int) -> Select[Any]:
     """Select the segments of a topic's listed data ledgers that have a primary copy, in entry order."""
     c, lists = t.segment.c, t.ledger_list
     source = (
@@ -254,7 +254,7 @@ def _match_live_copies_to_scrub(first: int, end: int, topics: Collection[int]) -
     return (_C.state == CopyState.LIVE.value, *_is_in_range(_L.ledger_id, first, end), *is_of_topics)
 
 
-def select_topic_sizes() -> Select[Any]:
+def select_active_topic_segment_counts() -> Select[Any]:
     """Select topics that are not being deleted. `size` is the number of segments of their data ledgers."""
     c, lists = t.topic.c, t.ledger_list
     data = (lists.c.topic_id == c.topic_id) & (lists.c.component == Component.MANAGED_LEDGER.value)
@@ -270,7 +270,7 @@ def _is_among(key: ColumnElement[Any], ids: Collection[int], what: str = "ledger
     return key.in_([int(number) for number in ids])
 
 
-def select_id_bounds() -> Select[Any]:
+def select_ledger_and_intent_bounds() -> Select[Any]:
     """Select `first_ledger`, `last_ledger`, `ledgers` (rows), and `first_row` and `last_row` of the intents.
 
     In an empty table, the first id is 0 and the last is -1.

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection, Row, select
 
 from infra.catalog import tables as t
 from infra.catalog.audit_log import AuditedLedgers, insert_audit_row
@@ -29,14 +29,19 @@ from infra.catalog.engine.dialect_sql import cast_to_text, is_one_of, parse_offl
 from infra.catalog.identity.catalog_row import read_catalog_row
 from infra.catalog.log.component_ledgers import REFERRING_COLUMN_BY_COMPONENT
 from infra.catalog.log.ledger_rows import format_canonical_json, lock_ledger_lists, set_generation
-from infra.catalog.log.topic_rows import share_lock_topics
+from infra.catalog.log.topic_rows import share_lock_and_filter_active_topics
 from infra.catalog.reconciliation.rows_naming_ledgers import read_rows_naming_ledgers
 from logstore.deletion.intents import DeletionState
 from logstore.log.ledgers import CopyKind, LedgerState
 from logstore.ports.catalog import DetachedBatch
-from logstore.ports.catalog.reconciliation_runs import FilingResult, FindingsFilingRequest, FindingsToFile, OrphanCopy
+from logstore.ports.catalog.reconciliation_runs import (
+    FindingsFilingRequest,
+    FindingsFilingResult,
+    FindingsToFile,
+    OrphanCopy,
+)
 from logstore.positions import LedgerId
-from logstore.reconciliation.orphan_doubts_from_rows import LedgerRows, doubt_orphan, doubt_unreferenced
+from logstore.reconciliation.orphan_doubts_from_rows import LedgerRows, doubt_orphan, doubt_removal_of_unreferenced
 
 _P, _L = t.pending_deletion.c, t.ledger.c
 
@@ -51,7 +56,7 @@ def _fingerprint_findings(findings: FindingsToFile) -> str:
     return hashlib.sha256(f"findings/{json.dumps(request_parts)}".encode()).hexdigest()
 
 
-def file_findings(connection: Connection, page: FindingsFilingRequest, now_us: int) -> FilingResult:
+def file_findings(connection: Connection, page: FindingsFilingRequest, now_us: int) -> FindingsFilingResult:
     """File the findings that `_decide_what_to_file` has no reason to keep. A repeated call returns the first result."""
     request = _fingerprint_findings(page)
     opened = EMPTY_SUMMARY | {"kept": {}, "request": request}
@@ -62,7 +67,7 @@ def file_findings(connection: Connection, page: FindingsFilingRequest, now_us: i
         summary = find_earlier_summary(connection, page.batch_id, request)  # of the call for which this call waited
     if summary is not None:
         reasons = _parse_stored_reasons(summary.pop("kept"))
-        return FilingResult(detached=DetachedBatch(batch_id=page.batch_id, **summary), kept=reasons)
+        return FindingsFilingResult(detached=DetachedBatch(batch_id=page.batch_id, **summary), kept=reasons)
     return _file_under_locks(connection, page, request, now_us)
 
 
@@ -78,7 +83,9 @@ def _parse_stored_reasons(reason_by_kept_finding: Mapping[str, str]) -> dict[int
     return {int(number): reason for number, reason in reason_by_kept_finding.items()}
 
 
-def _file_under_locks(connection: Connection, page: FindingsFilingRequest, request: str, now_us: int) -> FilingResult:
+def _file_under_locks(
+    connection: Connection, page: FindingsFilingRequest, request: str, now_us: int
+) -> FindingsFilingResult:
     _lock_topics_and_lists(
         connection, {orphan.statement.ledger_id for orphan in page.orphans} | set(page.unreferenced.values())
     )
@@ -122,14 +129,14 @@ def _file_under_locks(connection: Connection, page: FindingsFilingRequest, reque
         },
         span=AuditedLedgers.from_query(connection, _P.ledger_id, _P.batch_id == page.batch_id),
     )
-    return FilingResult(detached=detached, kept=reason_by_kept_finding)
+    return FindingsFilingResult(detached=detached, kept=reason_by_kept_finding)
 
 
 def _lock_topics_and_lists(connection: Connection, ledger_ids: Iterable[int]) -> None:
     of_list = t.ledger.join(t.ledger_list, t.ledger_list.c.list_id == _L.list_id)
     query = select(_L.list_id, t.ledger_list.c.topic_id).select_from(of_list)
     rows = connection.execute(query.where(is_one_of(connection, _L.ledger_id, ledger_ids)).distinct()).all()
-    share_lock_topics(connection, {row.topic_id for row in rows})
+    share_lock_and_filter_active_topics(connection, {row.topic_id for row in rows})
     lock_ledger_lists(connection, is_one_of(connection, t.ledger_list.c.list_id, {row.list_id for row in rows}))
 
 
@@ -287,7 +294,7 @@ def _find_reasons_to_keep_unreferenced(connection: Connection, unreferenced: Map
     of_list = t.ledger.outerjoin(t.ledger_list, t.ledger_list.c.list_id == _L.list_id)
     query = select(_L.ledger_id, _L.place, _L.state, t.ledger_list.c.component).select_from(of_list)
     ledgers = {row.ledger_id: row for row in connection.execute(query.where(is_one_of(connection, _L.ledger_id, ids)))}
-    by_row = {
+    referenced_ids_by_component = {
         component: set(connection.execute(select(key).where(is_one_of(connection, key, ids))).scalars())
         for component, key in REFERRING_COLUMN_BY_COMPONENT.items()
     }
@@ -295,7 +302,7 @@ def _find_reasons_to_keep_unreferenced(connection: Connection, unreferenced: Map
     fileable = set(connection.execute(select_fileable_ledgers(is_one_of(connection, _L.ledger_id, ids))).scalars())
     reasons = dict[int, str]()
     for number, ledger_id in unreferenced.items():
-        reason = _find_reason_to_keep_ledger(ledgers.get(ledger_id), by_row, rows[ledger_id])
+        reason = _find_reason_to_keep_ledger(ledgers.get(ledger_id), referenced_ids_by_component, rows[ledger_id])
         if reason is None and ledger_id not in fileable:
             reason = "its copies, its list or its topic have no row"
         if reason:
@@ -303,15 +310,21 @@ def _find_reasons_to_keep_unreferenced(connection: Connection, unreferenced: Map
     return reasons
 
 
-def _find_reason_to_keep_ledger(row: Any, by_row: Mapping[str, set[int]], rows: LedgerRows) -> str | None:  # noqa: ANN401 - a row
+def _find_reason_to_keep_ledger(
+    row: Row[Any, Any, Any, Any] | None, referenced_ids_by_component: Mapping[str, set[int]], rows: LedgerRows
+) -> str | None:
     if row is None:
         return "it has left the catalog"
     if row.state == LedgerState.CREATING.value:
         return "it is being created"
-    is_named = row.ledger_id in by_row[row.component] if row.component in by_row else row.place is not None
+    is_named = (
+        row.ledger_id in referenced_ids_by_component[row.component]
+        if row.component in referenced_ids_by_component
+        else row.place is not None
+    )
     if is_named:
         return "something names it"
-    doubt = doubt_unreferenced(rows)
+    doubt = doubt_removal_of_unreferenced(rows)
     return doubt.reason if doubt else None
 
 

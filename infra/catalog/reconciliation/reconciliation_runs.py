@@ -14,14 +14,14 @@ from infra.catalog.deletion.run_rows import (
     insert_run_if_absent,
     match_held_runs,
     remove_runs,
-    renew_run,
+    renew_or_claim_run,
     set_run_summary,
 )
 from infra.catalog.engine.database import CatalogAdapter, in_read_transaction, in_write_transaction
 from infra.catalog.engine.dialect_sql import BIG, BulkStatement, build_bulk_parameter, dataclass_from_row, is_one_of
 from infra.catalog.identity.catalog_row import read_catalog_row
 from infra.catalog.log.ledger_rows import raise_last_segments
-from infra.catalog.log.topic_rows import share_lock_topics
+from infra.catalog.log.topic_rows import share_lock_and_filter_active_topics
 from infra.catalog.reconciliation.findings_filing import file_findings, preview_filing
 from infra.catalog.reconciliation.rows_naming_ledgers import build_segment_sum_columns
 from infra.catalog.records.outbox_rows import enqueue_records
@@ -32,8 +32,8 @@ from logstore.ports.catalog import AuditCause, Claim
 from logstore.ports.catalog.reconciliation_runs import (
     CatalogTimeAndIds,
     FiledCopyRow,
-    FilingResult,
     FindingsFilingRequest,
+    FindingsFilingResult,
     FindingsToFile,
     ReconciliationRun,
     RunKind,
@@ -50,7 +50,7 @@ _IS_RECONCILIATION_RUN = _R.kind.in_([kind.value for kind in RunKind])
 
 class SqlReconciliationRuns(CatalogAdapter):
     @in_read_transaction
-    def read_catalog_state(self, connection: Connection) -> CatalogTimeAndIds:
+    def read_catalog_time_and_ids(self, connection: Connection) -> CatalogTimeAndIds:
         row = read_catalog_row(connection)
         now = self._db.now_us(connection)
         return CatalogTimeAndIds(now_us=now, epoch=row.epoch, next_ledger_id=row.next_ledger_id)
@@ -64,12 +64,12 @@ class SqlReconciliationRuns(CatalogAdapter):
         self, connection: Connection, run_id: str, kind: RunKind, *, claim: Claim, summary: Mapping[str, Any]
     ) -> ReconciliationRun:
         now = self._db.now_us(connection)
-        begun = insert_run_if_absent(connection, run_id, kind.value, summary, claim=claim, now_us=now)
+        was_inserted = insert_run_if_absent(connection, run_id, kind.value, summary, claim=claim, now_us=now)
         row = connection.execute(select(t.run).where(_R.run_id == run_id).with_for_update()).one()
         if row.kind != kind.value:
             raise PreconditionFailed(f"run {run_id}: expected one of {kind.value}, found one of {row.kind}")
-        if not begun and row.finished_us is None:
-            renew_run(connection, run_id, claim, now)
+        if not was_inserted and row.finished_us is None:
+            renew_or_claim_run(connection, run_id, claim, now)
         return _run_from_row(row)
 
     @in_write_transaction("catalog.close_run")
@@ -88,14 +88,14 @@ class SqlReconciliationRuns(CatalogAdapter):
     @in_write_transaction("catalog.forget_runs")
     def remove_old_runs(self, connection: Connection, *, older_than_s: float, limit: int) -> list[str]:
         now = self._db.now_us(connection)
-        finished = select(_R.run_id).where(_R.kind == RunKind.PLAN.value, _R.finished_us.is_not(None))
-        newest = connection.execute(finished.order_by(_R.created_us.desc(), _R.run_id.desc()).limit(1)).scalar()
+        finished_plans = select(_R.run_id).where(_R.kind == RunKind.PLAN.value, _R.finished_us.is_not(None))
+        newest = connection.execute(finished_plans.order_by(_R.created_us.desc(), _R.run_id.desc()).limit(1)).scalar()
         old = and_(_R.created_us < now - int(older_than_s * 1_000_000), ~match_held_runs(now))
-        unfinished = select(_R.run_id).where(_R.kind == RunKind.APPLY.value, _R.finished_us.is_(None), ~old)
-        needed = {newest or "", *map(plan_run_id, connection.execute(unfinished).scalars())}
+        unfinished_applies = select(_R.run_id).where(_R.kind == RunKind.APPLY.value, _R.finished_us.is_(None), ~old)
+        needed_run_ids = {newest or "", *map(plan_run_id, connection.execute(unfinished_applies).scalars())}
         page = (
             select(_R.run_id)
-            .where(_IS_RECONCILIATION_RUN, old, _R.run_id.not_in(needed))
+            .where(_IS_RECONCILIATION_RUN, old, _R.run_id.not_in(needed_run_ids))
             .order_by(_R.created_us, _R.run_id)
         )
         run_ids = list(connection.execute(page.limit(limit).with_for_update()).scalars())
@@ -103,7 +103,7 @@ class SqlReconciliationRuns(CatalogAdapter):
         return run_ids
 
     @in_write_transaction("catalog.file_findings")
-    def file_findings(self, connection: Connection, page: FindingsFilingRequest) -> FilingResult:
+    def file_findings(self, connection: Connection, page: FindingsFilingRequest) -> FindingsFilingResult:
         return file_findings(connection, page, self._db.now_us(connection))
 
     @in_read_transaction
@@ -118,17 +118,17 @@ class SqlReconciliationRuns(CatalogAdapter):
         _lock_topics_and_ledgers(connection, {ledger_id for ledger_id, _ in segment_by_finding.values()})
         ledgers = _read_ledgers_by_id(connection, {ledger_id for ledger_id, _ in segment_by_finding.values()})
         reason_by_kept_segment = _find_reasons_to_keep_segments(connection, segment_by_finding, ledgers, {})
-        passed = sorted(
+        passed_segments = sorted(
             segment for number, segment in segment_by_finding.items() if number not in reason_by_kept_segment
         )
-        if passed:
-            highest: dict[int, int] = {
+        if passed_segments:
+            highest_number_by_ledger: dict[int, int] = {
                 ledger_id: number
-                for ledger_id, number in passed
+                for ledger_id, number in passed_segments
                 if takes_segments(LedgerState(ledgers[ledger_id].state))
             }
-            raise_last_segments(connection, highest)
-            ids = sorted({ledger_id for ledger_id, _ in passed})
+            raise_last_segments(connection, highest_number_by_ledger)
+            ids = sorted({ledger_id for ledger_id, _ in passed_segments})
             now_us = self._db.now_us(connection)
             # Triggers do not record `last_segment`, because a segment's own record has it. Here there is no segment.
             changed = select(literal("ledger"), _L.ledger_id, literal("")).where(
@@ -136,8 +136,8 @@ class SqlReconciliationRuns(CatalogAdapter):
             )
             enqueue_records(connection, changed, at_us=now_us)
             about: dict[str, Any] = {**_read_common_topic(connection, ids), "span": AuditedLedgers.from_ids(ids)}
-            keys = [segment_key(ledger_id, number) for ledger_id, number in passed[:_MAX_AUDITED_KEYS]]
-            detail = {"segments": len(passed), "kept": len(reason_by_kept_segment), "keys": keys}
+            keys = [segment_key(ledger_id, number) for ledger_id, number in passed_segments[:_MAX_AUDITED_KEYS]]
+            detail = {"segments": len(passed_segments), "kept": len(reason_by_kept_segment), "keys": keys}
             insert_audit_row(connection, "pass-over-segments", cause, at_us=now_us, detail=detail, **about)
         return reason_by_kept_segment
 
@@ -202,7 +202,7 @@ def _lock_topics_and_ledgers(connection: Connection, ids: set[LedgerId]) -> None
     is_asked = is_one_of(connection, _L.ledger_id, ids)
     of_list = t.ledger.join(t.ledger_list, t.ledger_list.c.list_id == _L.list_id)
     topics = select(t.ledger_list.c.topic_id).select_from(of_list).where(is_asked).distinct()
-    share_lock_topics(connection, connection.execute(topics).scalars())
+    share_lock_and_filter_active_topics(connection, connection.execute(topics).scalars())
     connection.execute(select(_L.ledger_id).where(is_asked).order_by(_L.ledger_id).with_for_update())
 
 
@@ -262,4 +262,4 @@ def _find_reason_to_keep_segment(
         return f"{reason}; the object may be one of them"
     state, primary = LedgerState(ledger.state), ledger.primary is not None
     last_segment = max(ledger.last_segment, passed_over)
-    return reason_to_keep_segment(state, last_segment=last_segment, primary=primary, number=segment[1])
+    return reason_to_keep_segment(state, last_segment=last_segment, has_primary_copy=primary, number=segment[1])

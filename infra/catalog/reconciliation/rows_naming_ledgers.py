@@ -34,13 +34,13 @@ def read_rows_naming_ledgers(read: ReadRows, ledger_ids: Collection[int]) -> dic
         owners, copies, tables, deletions = (
             _group_by_ledger(read(select_rows(ids)))
             for select_rows in (
-                _select_ledger_owners,
+                _select_ledger_owners_and_sums,
                 _select_copy_states,
                 _select_tables_naming_ledgers,
                 _select_deletions,
             )
         )
-        successors = _find_successors(read, [row for rows in owners.values() for row in rows])
+        successors = _find_newer_snapshot_ledgers(read, [row for rows in owners.values() for row in rows])
         for ledger_id in ids:
             rows, deletion_rows = owners[ledger_id], deletions[ledger_id]
             stated_owners = [
@@ -68,7 +68,7 @@ def _group_by_ledger(rows: Iterable[Mapping[str, Any]]) -> Mapping[int, Sequence
     return rows_by_ledger
 
 
-def _owner_from_row(row: Mapping[str, Any], name: str) -> OwnerInRow | None:
+def _owner_from_row(row: Mapping[str, Any], row_description: str) -> OwnerInRow | None:
     """Return the owner that a row states. `None`: the row is damaged, or its list or topic has no row."""
     if not row["topic"]:
         return None
@@ -80,7 +80,9 @@ def _owner_from_row(row: Mapping[str, Any], name: str) -> OwnerInRow | None:
             topic=row["topic"],
             keys=json.loads(row["keys"]),
         )
-        return OwnerInRow(digest=owner.digest, topic=owner.topic, created_us=int(row["created_us"]), row=name)
+        return OwnerInRow(
+            digest=owner.digest, topic=owner.topic, created_us=int(row["created_us"]), row=row_description
+        )
     except (ValueError, AttributeError, TypeError):
         return None
 
@@ -90,7 +92,7 @@ def _segment_sums_from_row(row: Mapping[str, Any], prefix: str) -> SegmentSums:
     return SegmentSums(**{name: int(row[f"{prefix}{name}"]) for name in names})
 
 
-def _find_successors(read: ReadRows, ledgers: Sequence[Mapping[str, Any]]) -> dict[int, LedgerId]:
+def _find_newer_snapshot_ledgers(read: ReadRows, ledgers: Sequence[Mapping[str, Any]]) -> dict[int, LedgerId]:
     """Return, by ledger, the newer ledger that its cursor or its topic's transaction snapshot names now.
 
     A cursor that is younger than the ledger is another cursor of the same name.
@@ -130,7 +132,7 @@ def _is_ended_primary_deletion(row: Mapping[str, Any]) -> bool:
     return bool(row["copy"] == CopyKind.LEDGER.value and row["state"] == DeletionState.DELETED.value)
 
 
-def _select_ledger_owners(ledger_ids: Collection[int]) -> Select[Any]:
+def _select_ledger_owners_and_sums(ledger_ids: Collection[int]) -> Select[Any]:
     """Select ledgers with the owner that their lists and topics state.
 
     Without these rows, texts are empty and numbers 0.

@@ -44,7 +44,7 @@ def adopt_transactions(
     A marker restores the acknowledgements of its transaction, and a commit marker applies them. For transactions
     decided before the flush this is skipped: the flushed cursors already include the acknowledgements, or a later seek.
     """
-    _TransactionAdoption(connection, topic_id, topic_name, segments, now_us).store()
+    _TransactionAdoption(connection, topic_id, topic_name, segments, now_us).adopt_ranges_and_markers()
 
 
 def _read_flushed_us(connection: Connection) -> int:
@@ -63,7 +63,7 @@ class _TransactionAdoption:
         self._connection, self._topic_id, self._topic_name = connection, topic_id, topic_name
         self._segments, self._now_us = segments, now_us
 
-    def store(self) -> None:
+    def adopt_ranges_and_markers(self) -> None:
         ranges = [
             (segment.ledger_id, segment.first_entry + run.offset, run.entries, self._topic_id, run.txn)
             for segment in self._segments
@@ -79,12 +79,12 @@ class _TransactionAdoption:
             if marker.subscription
         }
         insert_participants(self._connection, participants)
-        self._forget_lost_entries()
+        self._remove_entries_to_register_again()
         insert_buffer_ranges(self._connection, [(*columns, txn.tc_id, txn.sequence) for *columns, txn in ranges])
         self._hide_markers()
-        self._apply_markers()
+        self._decide_marked_transactions()
 
-    def _forget_lost_entries(self) -> None:
+    def _remove_entries_to_register_again(self) -> None:
         """Remove entries from buffers if the rebuild has skipped their segments, which adoption registers again."""
         first_entry_by_ledger: dict[LedgerId, int] = {}
         for segment in self._segments:
@@ -99,16 +99,18 @@ class _TransactionAdoption:
                 entries_by_ledger[segment.ledger_id] = entries_by_ledger.get(segment.ledger_id, BitMap()) | entries
         hide_entries(self._connection, dict.fromkeys(entries_by_ledger, self._topic_id), entries_by_ledger)
 
-    def _apply_markers(self) -> None:
-        marked = {marker.txn for marker in self._markers}
-        decided = lock_decided_before_flush(self._connection, marked) if marked else set()
-        acknowledging = [
-            marker for marker in self._markers if marker.subscription and marker.positions and marker.txn not in decided
+    def _decide_marked_transactions(self) -> None:
+        marked_txns = {marker.txn for marker in self._markers}
+        decided_before_flush = lock_decided_before_flush(self._connection, marked_txns) if marked_txns else set()
+        acknowledging_markers = [
+            marker
+            for marker in self._markers
+            if marker.subscription and marker.positions and marker.txn not in decided_before_flush
         ]
-        for marker in acknowledging:
+        for marker in acknowledging_markers:
             positions = unpack_acknowledged(b64decode(marker.positions))
             replace_held_entries(self._connection, marker.txn, self._to_participant(marker), positions)
-        states = read_transaction_states(self._connection, marked) if marked else {}
+        states = read_transaction_states(self._connection, marked_txns) if marked_txns else {}
         decisions = {
             marker.txn: TransactionState.COMMITTING if marker.commits else TransactionState.ABORTING
             for marker in self._markers
@@ -125,7 +127,7 @@ class _TransactionAdoption:
                     topic=self._topic_name,
                     positions=unpack_acknowledged(b64decode(marker.positions)),
                 )
-                for marker in acknowledging
+                for marker in acknowledging_markers
                 if marker.commits
             ],
         )

@@ -15,7 +15,12 @@ from infra.catalog.engine.dialect_sql import (
     build_insert_if_absent,
     is_one_of,
 )
-from logstore.ports.catalog.catalog_rebuild import MAX_SAMPLE_ITEMS, AdoptionOutcome, StagedLedger, StorageDiscrepancy
+from logstore.ports.catalog.catalog_rebuild import (
+    MAX_SAMPLE_ITEMS,
+    AdoptionOutcome,
+    LedgerDiscrepancy,
+    StorageDiscrepancy,
+)
 from logstore.positions import LedgerId, TopicId
 
 if TYPE_CHECKING:
@@ -27,16 +32,16 @@ _MAX_PAGE_CHARACTERS: Final = 2 << 20  # JSON text; parsed JSON takes about ten 
 
 
 @cache
-def _ledger_adapter() -> "TypeAdapter[StagedLedger]":
+def _ledger_adapter() -> "TypeAdapter[LedgerDiscrepancy]":
     from pydantic import TypeAdapter  # noqa: PLC0415 - start-up time
 
-    return TypeAdapter(StagedLedger)
+    return TypeAdapter(LedgerDiscrepancy)
 
 
 def replace_staged_ledgers(
     connection: Connection,
     shard: int,
-    ledgers: Sequence[StagedLedger],
+    ledgers: Sequence[LedgerDiscrepancy],
     *,
     above_id: LedgerId,
     up_to_id: LedgerId | None,
@@ -66,7 +71,7 @@ def read_unsettled_topic_ids(connection: Connection, *, after: TopicId, limit: i
     return [TopicId(topic_id) for topic_id in connection.execute(page.order_by(_A.topic_id).limit(limit)).scalars()]
 
 
-def iterate_staged_ledgers(connection: Connection, topic_id: TopicId) -> Iterator[list[StagedLedger]]:
+def iterate_staged_ledgers(connection: Connection, topic_id: TopicId) -> Iterator[list[LedgerDiscrepancy]]:
     """Yield pages of the unsettled ledgers of a topic, ascending. A page has a few MB of data, or one ledger."""
     after = -1
     while ids := _read_next_page_ids(connection, topic_id, after):
@@ -88,15 +93,15 @@ def _read_next_page_ids(connection: Connection, topic_id: TopicId, after: int) -
     return ids
 
 
-def store_adoption_outcomes(
+def store_outcomes_and_clear_staged_data(
     connection: Connection,
-    adoptee_by_ledger: Mapping[LedgerId, AdoptionOutcome],
+    outcome_by_ledger: Mapping[LedgerId, AdoptionOutcome],
     segments_by_ledger: Mapping[LedgerId, int],
 ) -> None:
     """Save the outcome and the number of adopted segments of staged ledgers. Drop the staged data of these ledgers."""
     rows = [
-        (ledger_id, adoptee.value, segments_by_ledger.get(ledger_id, 0))
-        for ledger_id, adoptee in adoptee_by_ledger.items()
+        (ledger_id, outcome.value, segments_by_ledger.get(ledger_id, 0))
+        for ledger_id, outcome in outcome_by_ledger.items()
     ]
     _compile_outcome_update(connection.dialect.name).execute(connection, rows, facts="{}")
 
@@ -113,7 +118,7 @@ def _compile_outcome_update(dialect: str) -> BulkStatement:
 def store_outcomes_of_unstaged_ledgers(
     connection: Connection,
     topic_by_ledger: Mapping[LedgerId, TopicId],
-    adoptee: AdoptionOutcome,
+    outcome: AdoptionOutcome,
     *,
     overwrite: bool = False,
 ) -> None:
@@ -125,7 +130,7 @@ def store_outcomes_of_unstaged_ledgers(
             "shard": -1,
             "standing": "",
             "facts": "{}",
-            "adoptee": adoptee.value,
+            "adoptee": outcome.value,
             "segments": 0,
         }
         for ledger_id, topic_id in topic_by_ledger.items()
@@ -133,7 +138,7 @@ def store_outcomes_of_unstaged_ledgers(
     if rows:
         connection.execute(build_insert_if_absent(connection, t.adoption), rows)
         if overwrite:
-            store_adoption_outcomes(connection, dict.fromkeys(topic_by_ledger, adoptee), {})
+            store_outcomes_and_clear_staged_data(connection, dict.fromkeys(topic_by_ledger, outcome), {})
 
 
 def count_ledgers_by_outcome(connection: Connection) -> dict[AdoptionOutcome, tuple[int, int]]:
@@ -157,13 +162,13 @@ def count_removed_ledgers(connection: Connection) -> int:
     return connection.execute(query).scalar_one()
 
 
-def sample_ledger_ids(connection: Connection, adoptee: AdoptionOutcome) -> tuple[LedgerId, ...]:
-    page = select(_A.ledger_id).where(_A.adoptee == adoptee.value).order_by(_A.ledger_id).limit(MAX_SAMPLE_ITEMS)
+def sample_ledger_ids(connection: Connection, outcome: AdoptionOutcome) -> tuple[LedgerId, ...]:
+    page = select(_A.ledger_id).where(_A.adoptee == outcome.value).order_by(_A.ledger_id).limit(MAX_SAMPLE_ITEMS)
     return tuple(LedgerId(ledger_id) for ledger_id in connection.execute(page).scalars())
 
 
-def sample_topic_names(connection: Connection, adoptee: AdoptionOutcome) -> tuple[str, ...]:
-    mine = select(t.topic.c.name).join(t.adoption, _A.topic_id == t.topic.c.topic_id).where(_A.adoptee == adoptee.value)
+def sample_topic_names(connection: Connection, outcome: AdoptionOutcome) -> tuple[str, ...]:
+    mine = select(t.topic.c.name).join(t.adoption, _A.topic_id == t.topic.c.topic_id).where(_A.adoptee == outcome.value)
     return tuple(connection.execute(mine.distinct().order_by(t.topic.c.name).limit(MAX_SAMPLE_ITEMS)).scalars())
 
 

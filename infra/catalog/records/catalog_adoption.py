@@ -37,12 +37,12 @@ from logstore.log.ledger_object_keys import SHARDS
 from logstore.log.ledgers import Component, CopyKind, CopyState, LedgerOwner, LedgerState
 from logstore.ports.catalog.catalog_rebuild import (
     AbsentLedgerCounts,
+    AdoptionCounts,
     AdoptionOutcome,
-    AdoptionReport,
     IssuedIdBounds,
+    LedgerDiscrepancy,
     LoadedLedger,
     MissingRowCause,
-    StagedLedger,
 )
 from logstore.positions import LedgerId, TopicId
 from logstore.records.record_kinds import RecordKind
@@ -72,10 +72,10 @@ class SqlCatalogAdoption(CatalogAdapter):
     ) -> Mapping[LedgerId, MissingRowCause]:
         detached = select(_P.ledger_id).where(is_one_of(connection, _P.ledger_id, ledger_ids))
         tombstoned = select(_T.id).where(_T.kind == RecordKind.LEDGER.value, is_one_of(connection, _T.id, ledger_ids))
-        fates = dict.fromkeys(ledger_ids, MissingRowCause.UNKNOWN)
-        for query, fate in ((tombstoned, MissingRowCause.TOMBSTONED), (detached, MissingRowCause.DETACHED)):
-            fates |= {LedgerId(ledger_id): fate for ledger_id in connection.execute(query).scalars()}
-        return fates
+        cause_by_ledger = dict.fromkeys(ledger_ids, MissingRowCause.UNKNOWN)
+        for query, cause in ((tombstoned, MissingRowCause.TOMBSTONED), (detached, MissingRowCause.DETACHED)):
+            cause_by_ledger |= {LedgerId(ledger_id): cause for ledger_id in connection.execute(query).scalars()}
+        return cause_by_ledger
 
     @in_read_transaction
     def highest_ledger_id(self, connection: Connection) -> LedgerId:
@@ -86,11 +86,11 @@ class SqlCatalogAdoption(CatalogAdapter):
         return LedgerId(max((ledger_id for ledger_id in highest_ids if ledger_id is not None), default=-1))
 
     @in_write_transaction()
-    def stage_ledgers(
+    def save_ledger_discrepancies(
         self,
         connection: Connection,
         shard: int,
-        ledgers: Sequence[StagedLedger],
+        ledgers: Sequence[LedgerDiscrepancy],
         *,
         above: LedgerId,
         up_to: LedgerId | None = None,
@@ -115,17 +115,17 @@ class SqlCatalogAdoption(CatalogAdapter):
         if not is_adopting(connection):
             return
         now_us = self._db.now_us(connection)
-        _remove_revived_ledgers(connection)
+        _remove_unlisted_or_detached_ledgers(connection)
         _forget_lost_snapshots(connection)
         schema_ledgers = remove_schema_versions_where(connection, ~_is_listed(t.schema_version.c.ledger_id))
         store_outcomes_of_unstaged_ledgers(connection, schema_ledgers, AdoptionOutcome.LEFT_OUT, overwrite=True)
-        _remove_unreferenced_ledgers(connection)
+        _remove_newborn_and_unreferenced_ledgers(connection)
         close_followed_ledgers(connection, now_us=now_us)
         recount_unsealed_entries_of_all_topics(connection)
         # Workflows of the old epoch may still run for these intents. So each intent gets a new workflow id.
         move_intents_to_batch(connection, _P.state == DeletionState.PENDING.value, batch_id="", added_openings=1)
 
-    def count_outcomes(self) -> AdoptionReport:
+    def count_outcomes(self) -> AdoptionCounts:
         return self._db.read(_build_report)
 
     @in_write_transaction()
@@ -188,7 +188,7 @@ def _read_loaded_ledgers(connection: Connection, shard: int, after: LedgerId, li
     ]
 
 
-def _remove_revived_ledgers(connection: Connection) -> None:
+def _remove_unlisted_or_detached_ledgers(connection: Connection) -> None:
     """Remove ledgers that have no list, lost their place, or have a later intent. Objects stay in storage."""
     is_superseded = exists().where(_P.ledger_id == _L.ledger_id, _P.generation > _L.generation)
     is_unlisted = and_(_L.place.is_(None), _L.state != LedgerState.CREATING.value)
@@ -226,7 +226,7 @@ def _forget_lost_snapshots(connection: Connection) -> None:
     clear_bucket_lists(connection, [TopicId(topic_id) for topic_id in topic_ids])
 
 
-def _remove_unreferenced_ledgers(connection: Connection) -> None:
+def _remove_newborn_and_unreferenced_ledgers(connection: Connection) -> None:
     """Remove newborn ledgers, and component ledgers to which no row refers. Objects stay in storage."""
     component = t.ledger_list.c.component
     is_named = or_(
@@ -244,13 +244,13 @@ def _remove_unreferenced_ledgers(connection: Connection) -> None:
     store_outcomes_of_unstaged_ledgers(connection, topic_by_ledger, AdoptionOutcome.DETACHED)
 
 
-def _build_report(connection: Connection) -> AdoptionReport:
+def _build_report(connection: Connection) -> AdoptionCounts:
     counts = count_ledgers_by_outcome(connection)
 
-    def count_ledgers(adoptee: AdoptionOutcome) -> int:
-        return counts.get(adoptee, (0, 0))[0]
+    def count_ledgers(outcome: AdoptionOutcome) -> int:
+        return counts.get(outcome, (0, 0))[0]
 
-    return AdoptionReport(
+    return AdoptionCounts(
         adopted_ledgers=count_ledgers(AdoptionOutcome.ADOPTED),
         adopted_segments=sum(segments for _, segments in counts.values()),
         detached=count_ledgers(AdoptionOutcome.DETACHED),

@@ -29,7 +29,7 @@ from infra.catalog.records.record_log_row import (
     read_log_state,
     release_record_log_claim,
     stage_blocks,
-    store_newest_manifest,
+    store_manifest_and_raise_ceilings,
     unstage_blocks,
 )
 from logstore.deletion.intents import DeletionIntent, DeletionState
@@ -42,7 +42,7 @@ from logstore.stop_checks import raise_if_stopped
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from infra.catalog.records.outbox_changes import SqlOutboxChanges
+    from infra.catalog.records.outbox_changes import SqlOutboxReader
 
 _L, _P, _S = t.ledger.c, t.pending_deletion.c, t.tombstone.c
 _KEYS_PER_STATEMENT = 50_000
@@ -67,11 +67,11 @@ class SqlRecordOutbox(CatalogAdapter):
         self._db.write(lambda c: add_pending_stamp(c, stamp, now_us=self._db.now_us(c)))
 
     @contextmanager
-    def read_changes(self, *, cursors: bool, page: int | None = None) -> "Iterator[SqlOutboxChanges]":
-        from infra.catalog.records.outbox_changes import SqlOutboxChanges  # noqa: PLC0415 - its pyarrow costs start-up time
+    def read_changes(self, *, cursors: bool, page: int | None = None) -> "Iterator[SqlOutboxReader]":
+        from infra.catalog.records.outbox_changes import SqlOutboxReader  # noqa: PLC0415 - its pyarrow costs start-up time
 
         with self._db.open_snapshot() as connection:
-            yield SqlOutboxChanges(connection, cursors=cursors, page=page, at_us=self._db.now_us(connection))
+            yield SqlOutboxReader(connection, cursors=cursors, page=page, at_us=self._db.now_us(connection))
 
     def requeue_all_records(self) -> None:
         """Use one transaction for each kind, so that other writers wait less."""
@@ -100,7 +100,7 @@ class SqlRecordOutbox(CatalogAdapter):
                     remove_outbox_rows(connection, first_versions)
                 return shows_own_moment
             now_us = self._db.now_us(connection)
-            store_newest_manifest(connection, number=number, stamp=stamp, ceilings=ceilings, now_us=now_us)
+            store_manifest_and_raise_ceilings(connection, number=number, stamp=stamp, ceilings=ceilings, now_us=now_us)
             stage_blocks(connection, number, staged_blocks) if not shows_own_moment else unstage_blocks(connection)
             remove_outbox_rows(connection, first_versions)
             return True

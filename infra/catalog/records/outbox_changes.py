@@ -59,7 +59,7 @@ _PART_TABLES_BY_FIELD: Final[Mapping[RecordKind, Mapping[str, tuple[Table, tuple
 """Fields with rows of another table as JSON. The rows are without the columns of the record's key."""
 
 
-class SqlOutboxChanges:
+class SqlOutboxReader:
     def __init__(self, connection: Connection, *, cursors: bool, page: int | None, at_us: int) -> None:
         """Read the versions of the outbox rows. The first statement fixes the moment of the transaction."""
         self._connection, self._at_us = connection, at_us

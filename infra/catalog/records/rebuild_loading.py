@@ -39,7 +39,7 @@ _NUMBERED_TABLES: Final[Mapping[str, tuple[str, RecordKind]]] = {
 """Tables with rows numbered by the database: the numbered column, and the kind of records with these ids."""
 
 
-class SqlRebuild:
+class SqlRebuildDatabase:
     def __init__(self, database_url: str) -> None:
         self._url, self._parsed_url = database_url, parse_database_url(database_url)
 
@@ -145,7 +145,7 @@ def _sync_to_disk(path: Path) -> None:
 def _load_tables(
     writer: ArrowWriter, load: RebuiltCatalogStart, files: RowFilesFolder, proceed: Callable[[], None]
 ) -> None:
-    with _drop_indexes_during_load(writer):
+    with _drop_indexes_and_triggers_during_load(writer):
         for name in LOAD_ORDER:
             for part in files.part_paths(name):
                 proceed()
@@ -161,7 +161,7 @@ def _load_tables(
 
 
 @contextmanager
-def _drop_indexes_during_load(writer: ArrowWriter) -> Iterator[None]:
+def _drop_indexes_and_triggers_during_load(writer: ArrowWriter) -> Iterator[None]:
     """Drop triggers and indexes before the `with` block, and create them again afterwards. Constraints stay."""
     names = ", ".join(f"'{name}'" for name in LOAD_ORDER)
     if writer.dialect == "sqlite":

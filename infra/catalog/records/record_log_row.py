@@ -44,7 +44,7 @@ def read_log_row(connection: Connection) -> Row[Any]:
     return row
 
 
-def require_complete_catalog(connection: Connection) -> None:
+def require_ready_catalog(connection: Connection) -> None:
     state = _read_state(connection)
     if state == REPLICA:
         raise CatalogAdopting(_REPLICA_REFUSAL)
@@ -153,7 +153,7 @@ def is_manifest_settled(connection: Connection, number: int) -> bool:
     return bool(number <= manifest)
 
 
-def store_newest_manifest(
+def store_manifest_and_raise_ceilings(
     connection: Connection, *, number: int, stamp: str, ceilings: IdCeilings, now_us: int
 ) -> None:
     """Store a manifest as the newest, and remove all pending stamps. Ceilings never fall."""

@@ -25,11 +25,11 @@ from infra.catalog.records.rebuild_loading import build_unrecorded_rows, describ
 from infra.catalog.records.record_log_row import REPLICA, read_log_row
 from infra.catalog.records.rows_from_versions import (
     UNIQUE_COLUMNS,
-    build_delayed_index_rows,
-    build_ledger_rows,
+    build_delayed_index_and_bucket_rows,
+    build_ledger_and_copy_rows,
     build_table_rows,
     build_tombstone_rows,
-    build_transaction_rows,
+    build_transaction_and_part_rows,
     mask_contained_ids,
     read_id_column,
     select_newest_by_unique_columns,
@@ -49,7 +49,7 @@ _COVERED_COLUMNS: Final = ("id", "topic_id", "list_id", "component")
 _PARENT_TABLES: Final[dict[RecordKind, Table]] = {_K.TOPIC: t.topic, _K.LEDGER: t.ledger}
 
 
-class SqlReplica:
+class SqlReplicaDatabase:
     def __init__(self, database: Database, database_url: str) -> None:
         self._db, self._url = database, database_url
 
@@ -57,7 +57,7 @@ class SqlReplica:
         if self._db.is_absent or read_catalog_version(self._db) is None:
             return None
         require_current_version(self._db)
-        return self._db.read(self._read_applied)
+        return self._db.read(self._find_applied_manifest)
 
     def apply_versions(
         self, manifest: Manifest, versions: VersionReader, *, expected: AppliedManifest | None, replica: str, seed: bool
@@ -68,12 +68,12 @@ class SqlReplica:
 
         def apply_step(connection: Connection) -> AppliedChangeCounts:
             connection.execute(select(t.record_log.c.id).with_for_update())
-            if self._read_applied(connection) != expected:
+            if self._find_applied_manifest(connection) != expected:
                 raise CatalogBusy("replica: another process has applied to its database meanwhile")
             if seed:
                 for name in LOAD_ORDER:
                     replica_rows.delete_all_rows(connection, t.metadata.tables[name])
-            applied = _ReplicaStep(connection).apply(versions)
+            applied = _RecordVersionsApplication(connection).apply(versions)
             for name, rows in build_unrecorded_rows(manifest, epoch=manifest.epoch, state=REPLICA, rebuild=replica):
                 replica_rows.replace_all_rows(connection, t.metadata.tables[name], rows)
             # triggers have filled the outbox, but a replica never flushes
@@ -83,7 +83,7 @@ class SqlReplica:
         with effect("records.apply"):
             return self._db.write(apply_step)
 
-    def _read_applied(self, connection: Connection) -> AppliedManifest | None:
+    def _find_applied_manifest(self, connection: Connection) -> AppliedManifest | None:
         row = read_log_row(connection)
         if row.state == REPLICA:
             catalog = read_catalog_row(connection)
@@ -101,12 +101,12 @@ class SqlReplica:
 
 
 @contextmanager
-def open_replica(database_url: str) -> Iterator[SqlReplica]:
+def open_replica_database(database_url: str) -> Iterator[SqlReplicaDatabase]:
     with closing(Database(database_url, pool_size=2)) as database:
-        yield SqlReplica(database, database_url)
+        yield SqlReplicaDatabase(database, database_url)
 
 
-class _ReplicaStep:
+class _RecordVersionsApplication:
     """Application of record versions in one transaction. Parents are applied before their children."""
 
     def __init__(self, connection: Connection) -> None:
@@ -122,7 +122,7 @@ class _ReplicaStep:
         lists = self._apply_uniquely_named_records(_K.LIST, versions)
         for kind in (_K.LEDGER, _K.SEGMENT, _K.HIDDEN):
             self._apply_records_of_kind(kind, versions)
-        replica_rows.delete_rows_of_topics(connection, self._deleted_topic_ids)
+        replica_rows.delete_rows_of_topics_except_ledgers(connection, self._deleted_topic_ids)
         ledger_ids = sorted(self._changed_ledger_ids)
         replica_rows.recompute_ledger_totals(connection, ledger_ids)
         replica_rows.unlist_ledgers(
@@ -150,7 +150,7 @@ class _ReplicaStep:
         if kind is _K.TOPIC:
             self._delete_topics(displaced_ids)
         elif kind is _K.LIST:
-            replica_rows.delete_lists(self._connection, displaced_ids)
+            replica_rows.delete_lists_and_unlist_ledgers(self._connection, displaced_ids)
         else:
             replica_rows.delete_rows(self._connection, t.cursor.c.cursor_id, displaced_ids)
         replica_rows.upsert_rows(self._connection, table, rows)
@@ -170,13 +170,13 @@ class _ReplicaStep:
             self._changed_ledger_ids |= set(ids)
         if kind is _K.LEDGER:
             replica_rows.delete_rows(self._connection, t.ledger_copy.c.ledger_id, ids)
-            tables = build_ledger_rows(live, block_schema(_K.SEGMENT).empty_table(), read_id_column(live))
+            tables = build_ledger_and_copy_rows(live, block_schema(_K.SEGMENT).empty_table(), read_id_column(live))
         elif kind is _K.INDEX:
             replica_rows.delete_rows(self._connection, t.delayed_bucket.c.topic_id, ids)
-            tables = build_delayed_index_rows(live)
+            tables = build_delayed_index_and_bucket_rows(live)
         elif kind is _K.TRANSACTION:
             replica_rows.delete_transaction_parts(self._connection, build_table_rows(kind, live)[1])
-            tables = build_transaction_rows(live)
+            tables = build_transaction_and_part_rows(live)
         else:
             tables = iter([build_table_rows(kind, live)])
         for table, rows in tables:

@@ -102,7 +102,7 @@ def delete_ledgers(connection: Connection, ids: Iterable[int]) -> int:
     return [delete_rows(connection, table.c.ledger_id, ledger_ids) for table in _TABLES_OF_LEDGER][-1]
 
 
-def delete_rows_of_topics(connection: Connection, topic_ids: Iterable[int]) -> None:
+def delete_rows_of_topics_except_ledgers(connection: Connection, topic_ids: Iterable[int]) -> None:
     """Delete the rows of deleted topics, except ledgers.
 
     A ledger is a record of its own. So it stays, without a place, until its own record is removed.
@@ -110,12 +110,12 @@ def delete_rows_of_topics(connection: Connection, topic_ids: Iterable[int]) -> N
     ids = list(topic_ids)
     for page in _split_ids_into_pages(ids):
         lists = select(t.ledger_list.c.list_id).where(is_one_of(connection, t.ledger_list.c.topic_id, page))
-        delete_lists(connection, connection.execute(lists).scalars().all())
+        delete_lists_and_unlist_ledgers(connection, connection.execute(lists).scalars().all())
     for table in _TABLES_OF_TOPIC:
         delete_rows(connection, table.c.topic_id, ids)
 
 
-def delete_lists(connection: Connection, ids: Iterable[int]) -> None:
+def delete_lists_and_unlist_ledgers(connection: Connection, ids: Iterable[int]) -> None:
     list_ids = list(ids)
     for page in _split_ids_into_pages(list_ids):
         listed = update(t.ledger).where(is_one_of(connection, t.ledger.c.list_id, page))

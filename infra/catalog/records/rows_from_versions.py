@@ -119,7 +119,7 @@ def unpack_listed_ledger_ids(lists: pa.Table) -> Ids:
     )
 
 
-def build_ledger_rows(ledgers: pa.Table, segments: pa.Table, listed_ids: Ids) -> Iterator[TableRows]:
+def build_ledger_and_copy_rows(ledgers: pa.Table, segments: pa.Table, listed_ids: Ids) -> Iterator[TableRows]:
     """Yield rows of ledgers with their totals, then rows of copies. A ledger that no list names gets no place.
 
     `segments` has only segments of these ledgers. `listed_ids` ascend.
@@ -165,7 +165,7 @@ def _build_copy_rows(ledgers: pa.Table) -> TableRows:
     return t.ledger_copy, cast_to_columns(t.ledger_copy, rows)
 
 
-def build_transaction_rows(versions: pa.Table) -> Iterator[TableRows]:
+def build_transaction_and_part_rows(versions: pa.Table) -> Iterator[TableRows]:
     table, rows = build_table_rows(RecordKind.TRANSACTION, versions)
     yield table, rows
     keys = rows.select(["tc_id", "sequence"])
@@ -173,7 +173,7 @@ def build_transaction_rows(versions: pa.Table) -> Iterator[TableRows]:
     yield _parse_parts(t.buffer_range, versions.column("ranges"), keys)
 
 
-def build_delayed_index_rows(versions: pa.Table) -> Iterator[TableRows]:
+def build_delayed_index_and_bucket_rows(versions: pa.Table) -> Iterator[TableRows]:
     table, rows = build_table_rows(RecordKind.INDEX, versions)
     yield table, rows
     yield _parse_parts(t.delayed_bucket, versions.column("buckets"), rows.select(["topic_id"]))
@@ -193,12 +193,12 @@ def _parse_parts(table: Table, documents: pa.ChunkedArray, keys: pa.Table) -> Ta
     return table, pa.table(columns)
 
 
-def build_tombstone_rows(tombstones: pa.Table, covered: pa.Table, kind: RecordKind) -> TableRows:
+def build_tombstone_rows(tombstones: pa.Table, covered_versions: pa.Table, kind: RecordKind) -> TableRows:
     """Return rows of tombstones, with topic, list and component of the record versions that the tombstones cover.
 
-    Both tables ascend by id. `covered` has at most one version of each record.
+    Both tables ascend by id. `covered_versions` has at most one version of each record.
     """
-    ids, covered_ids = read_id_column(tombstones), read_id_column(covered)
+    ids, covered_ids = read_id_column(tombstones), read_id_column(covered_versions)
     is_covered = mask_contained_ids(covered_ids, ids)
     indices = pa.array(np.where(is_covered, np.searchsorted(covered_ids, ids), 0), mask=~is_covered)
     columns: dict[str, Any] = {
@@ -209,7 +209,7 @@ def build_tombstone_rows(tombstones: pa.Table, covered: pa.Table, kind: RecordKi
         "at_us": tombstones.column("at_us"),
     }
     if kind is RecordKind.LEDGER:
-        columns |= {name: covered.column(name).take(indices) for name in ("topic_id", "list_id", "component")}
+        columns |= {name: covered_versions.column(name).take(indices) for name in ("topic_id", "list_id", "component")}
     else:
         columns["topic_id"] = ids
     return t.tombstone, cast_to_columns(t.tombstone, pa.table(columns))

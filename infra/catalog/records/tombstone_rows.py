@@ -104,7 +104,7 @@ class SqlTombstones(CatalogAdapter):
         rows = self._db.read(lambda connection: connection.execute(page).all())
         return [dataclass_from_row(Tombstone, row, kind=RecordKind(row.kind)) for row in rows]
 
-    def mark_candidates(
+    def mark_raid_candidates(
         self, run_id: str, *, before_us: int, after: TombstonedRecordId | None, limit: int
     ) -> tuple[int, TombstonedRecordId | None]:
         page = self._read_page(before_us, limit, *_match_records_after(after))
@@ -123,7 +123,7 @@ class SqlTombstones(CatalogAdapter):
         last = TombstonedRecordId(kind=RecordKind(page[-1].kind), id=page[-1].id) if page else None
         return self._db.write(mark_page) if ids_by_kind else 0, last
 
-    def list_candidates(
+    def list_raid_candidates(
         self, run_id: str, *, after: TombstonedRecordId | None, limit: int
     ) -> Sequence[TombstonedRecordId]:
         query = (
@@ -136,13 +136,13 @@ class SqlTombstones(CatalogAdapter):
         return [TombstonedRecordId(kind=RecordKind(row.kind), id=row.id) for row in rows]
 
     @in_write_transaction()
-    def unmark_candidates(self, connection: Connection, run_id: str, kept: Collection[TombstonedRecordId]) -> None:
+    def unmark_raid_candidates(self, connection: Connection, run_id: str, kept: Collection[TombstonedRecordId]) -> None:
         for kind in {record.kind for record in kept}:
             same_id = is_one_of(connection, _T.id, [record.id for record in kept if record.kind is kind])
             mine = update(t.tombstone).where(_T.raid == run_id, _T.kind == kind.value, same_id)
             connection.execute(mine.values(raid=None))
 
-    def remove_candidates(self, run_id: str, *, before_us: int, limit: int) -> int:
+    def remove_raid_candidates(self, run_id: str, *, before_us: int, limit: int) -> int:
         """Lock the rows of a page first, so that each row is removed once if two raids run at the same time."""
         ids_by_kind = _group_ids(self._read_page(before_us, limit, _T.raid == run_id))
 

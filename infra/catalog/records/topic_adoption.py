@@ -21,20 +21,20 @@ from infra.catalog.log.topic_rows import insert_topic_found_in_storage
 from infra.catalog.records.adopted_transactions import adopt_transactions, lock_decided_before_flush
 from infra.catalog.records.adoption_rows import (
     iterate_staged_ledgers,
-    store_adoption_outcomes,
+    store_outcomes_and_clear_staged_data,
     store_outcomes_of_unstaged_ledgers,
 )
 from logstore.log.ledgers import Component, LedgerState
-from logstore.log.producer_sequences import ProducerSequence
+from logstore.log.producer_sequences import HighestSequenceIds
 from logstore.ports.catalog import TopicState
-from logstore.ports.catalog.catalog_rebuild import AdoptionOutcome, StagedLedger, StorageDiscrepancy
+from logstore.ports.catalog.catalog_rebuild import AdoptionOutcome, LedgerDiscrepancy, StorageDiscrepancy
 from logstore.positions import LedgerId, TopicId
 from logstore.records.adoption_rule import (
     AdoptedSegment,
     LedgerWithUploads,
     TopicAtFlush,
     choose_adopted_uploads,
-    find_last_upload_numbers,
+    find_last_attempt_by_append,
 )
 from logstore.records.record_kinds import RecordKind
 from logstore.transactions.transaction_ids_and_states import TransactionId
@@ -44,7 +44,7 @@ _INCOMPLETE = {StorageDiscrepancy.ABSENT, StorageDiscrepancy.ENDED, StorageDiscr
 
 
 @dataclass(frozen=True, slots=True)
-class _StagedUploadSummary:
+class _StatedNameAndLastAttempts:
     name: str | None  # topic name in the statements of ledgers with uploads; `None`: there is no such ledger
     repeated: Mapping[str, int]
 
@@ -63,55 +63,59 @@ class _TopicInAdoption:
 
 def adopt_staged_ledgers(connection: Connection, topic_id: TopicId, *, rows_epoch: int, now_us: int) -> None:
     """Settle the staged ledgers of a topic, page by page. Without staged ledgers nothing changes."""
-    summary = _summarize_staged_ledgers(connection, topic_id)
+    summary = _find_stated_name_and_last_attempts(connection, topic_id)
     if summary is None:
         return
-    topic, name = None, _find_or_restore_name(connection, topic_id, summary.name, now_us)
+    topic, name = None, _find_name_or_restore_topic(connection, topic_id, summary.name, now_us)
     if name is not None:
         list_id = ensure_ledger_list(connection, topic_id, Component.MANAGED_LEDGER, {})
         topic = _TopicInAdoption(topic_id, name, list_id, summary.repeated, rows_epoch)
     for ledgers in iterate_staged_ledgers(connection, topic_id):
         _adopt_page(connection, topic, ledgers, now_us)
     if topic is not None:
-        store_adoption_outcomes(connection, _decide_incomplete_ledgers(connection, topic), topic.segments_by_ledger)
+        store_outcomes_and_clear_staged_data(
+            connection, _decide_outcomes_for_missing_objects(connection, topic), topic.segments_by_ledger
+        )
 
 
-def _summarize_staged_ledgers(connection: Connection, topic_id: TopicId) -> _StagedUploadSummary | None:
+def _find_stated_name_and_last_attempts(connection: Connection, topic_id: TopicId) -> _StatedNameAndLastAttempts | None:
     names: set[str] = set()
     last_repeats: dict[str, int] = {}
     is_empty = True
     for ledgers in iterate_staged_ledgers(connection, topic_id):
         is_empty = False
         names |= {ledger.statement.owner.topic for ledger in ledgers if ledger.statement and ledger.uploads}
-        last_repeats |= find_last_upload_numbers(
+        last_repeats |= find_last_attempt_by_append(
             (upload for ledger in ledgers for upload in ledger.uploads), last_repeats
         )
-    return None if is_empty else _StagedUploadSummary(min(names, default=None), last_repeats)
+    return None if is_empty else _StatedNameAndLastAttempts(min(names, default=None), last_repeats)
 
 
 def _adopt_page(
-    connection: Connection, topic: _TopicInAdoption | None, ledgers: Sequence[StagedLedger], now_us: int
+    connection: Connection, topic: _TopicInAdoption | None, ledgers: Sequence[LedgerDiscrepancy], now_us: int
 ) -> None:
-    adoptees = dict.fromkeys((ledger.ledger_id for ledger in ledgers), AdoptionOutcome.UNCHANGED)
-    adoptees |= {
+    outcome_by_ledger = dict.fromkeys((ledger.ledger_id for ledger in ledgers), AdoptionOutcome.UNCHANGED)
+    outcome_by_ledger |= {
         ledger.ledger_id: AdoptionOutcome.DETACHED
         for ledger in ledgers
         if ledger.standing is StorageDiscrepancy.STRANGER
     }
     if topic is None:
-        store_adoption_outcomes(connection, adoptees, {})
+        store_outcomes_and_clear_staged_data(connection, outcome_by_ledger, {})
         return
-    adoptees |= _adopt_uploads(connection, topic, ledgers, now_us)
+    outcome_by_ledger |= _adopt_uploads(connection, topic, ledgers, now_us)
     incomplete_ids = topic.incomplete_ids
     incomplete_ids |= {ledger.ledger_id for ledger in ledgers if ledger.standing in _INCOMPLETE}
-    complete = {ledger_id: adoptee for ledger_id, adoptee in adoptees.items() if ledger_id not in incomplete_ids}
-    store_adoption_outcomes(connection, complete, topic.segments_by_ledger)
+    complete_outcomes = {
+        ledger_id: outcome for ledger_id, outcome in outcome_by_ledger.items() if ledger_id not in incomplete_ids
+    }
+    store_outcomes_and_clear_staged_data(connection, complete_outcomes, topic.segments_by_ledger)
     topic.segments_by_ledger = {
         ledger_id: segments for ledger_id, segments in topic.segments_by_ledger.items() if ledger_id in incomplete_ids
     }
 
 
-def _find_or_restore_name(
+def _find_name_or_restore_topic(
     connection: Connection, topic_id: TopicId, stated_name: str | None, now_us: int
 ) -> str | None:
     """Return the name of a topic, or `None` if the topic is deleted or DELETING. Insert a lost row of the topic again.
@@ -128,26 +132,32 @@ def _find_or_restore_name(
     if namesake is not None and namesake > topic_id:
         return None
     if namesake is not None:
-        revived = remove_topic_but_objects(connection, TopicId(namesake))
+        revived_ledger_ids = remove_topic_but_objects(connection, TopicId(namesake))
         store_outcomes_of_unstaged_ledgers(
-            connection, dict.fromkeys(revived, TopicId(namesake)), AdoptionOutcome.REVIVED
+            connection, dict.fromkeys(revived_ledger_ids, TopicId(namesake)), AdoptionOutcome.REVIVED
         )
     insert_topic_found_in_storage(connection, topic_id, stated_name, now_us=now_us)
     return stated_name
 
 
 def _adopt_uploads(
-    connection: Connection, topic: _TopicInAdoption, ledgers: Sequence[StagedLedger], now_us: int
+    connection: Connection, topic: _TopicInAdoption, ledgers: Sequence[LedgerDiscrepancy], now_us: int
 ) -> dict[LedgerId, AdoptionOutcome]:
     with_uploads = [ledger for ledger in ledgers if ledger.uploads]
     query = select(t.ledger).where(is_one_of(connection, _L.ledger_id, [ledger.ledger_id for ledger in with_uploads]))
     row_by_ledger = {row.ledger_id: row for row in connection.execute(query)}
-    tails = [_build_tail(ledger, row_by_ledger.get(ledger.ledger_id)) for ledger in with_uploads]
-    segments = choose_adopted_uploads(tails, _read_topic_at_flush(connection, topic, tails))
+    ledgers_with_uploads = [
+        _build_ledger_with_uploads(ledger, row_by_ledger.get(ledger.ledger_id)) for ledger in with_uploads
+    ]
+    segments = choose_adopted_uploads(
+        ledgers_with_uploads, _read_topic_at_flush(connection, topic, ledgers_with_uploads)
+    )
     segments_by_ledger: dict[LedgerId, list[AdoptedSegment]] = {}
     for segment in segments:
         segments_by_ledger.setdefault(segment.ledger_id, []).append(segment)
-    topic.segments_by_ledger |= {ledger_id: len(mine) for ledger_id, mine in segments_by_ledger.items()}
+    topic.segments_by_ledger |= {
+        ledger_id: len(ledger_segments) for ledger_id, ledger_segments in segments_by_ledger.items()
+    }
     topic.marked_txns |= {marker.txn for segment in segments for marker in segment.upload.markers}
     unknown_ids = segments_by_ledger.keys() - row_by_ledger.keys()
     insert_stored_ledgers(
@@ -161,16 +171,16 @@ def _adopt_uploads(
         if ledger_id in row_by_ledger and row_by_ledger[ledger_id].state == LedgerState.CREATING.value
     ]
     add_newborns_to_list(connection, topic.list_id, newborn_ids)
-    _register_segments(connection, topic, segments, row_by_ledger)
+    _store_adopted_segments_and_sequences(connection, topic, segments, row_by_ledger)
     adopt_transactions(connection, topic.topic_id, topic.name, segments, now_us=now_us)
-    adoptees: dict[LedgerId, AdoptionOutcome] = {}
-    for ledger_id, mine in segments_by_ledger.items():
+    outcome_by_ledger: dict[LedgerId, AdoptionOutcome] = {}
+    for ledger_id, ledger_segments in segments_by_ledger.items():
         row = row_by_ledger.get(ledger_id)
-        if not _are_contiguous(mine, first_entry=0 if row is None else row.entries):
-            adoptees[ledger_id] = AdoptionOutcome.MISSING
+        if not _are_contiguous(ledger_segments, first_entry=0 if row is None else row.entries):
+            outcome_by_ledger[ledger_id] = AdoptionOutcome.MISSING
         else:
-            adoptees[ledger_id] = AdoptionOutcome.ADOPTED if row is None else AdoptionOutcome.EXTENDED
-    return adoptees
+            outcome_by_ledger[ledger_id] = AdoptionOutcome.ADOPTED if row is None else AdoptionOutcome.EXTENDED
+    return outcome_by_ledger
 
 
 def _are_contiguous(segments: Sequence[AdoptedSegment], *, first_entry: int) -> bool:
@@ -182,7 +192,7 @@ def _are_contiguous(segments: Sequence[AdoptedSegment], *, first_entry: int) -> 
     return True
 
 
-def _build_tail(ledger: StagedLedger, row: Any) -> LedgerWithUploads:  # noqa: ANN401 - a row
+def _build_ledger_with_uploads(ledger: LedgerDiscrepancy, row: Any) -> LedgerWithUploads:  # noqa: ANN401 - a row
     if row is None:
         return LedgerWithUploads(ledger_id=ledger.ledger_id, uploads=ledger.uploads)
     return LedgerWithUploads(
@@ -191,9 +201,9 @@ def _build_tail(ledger: StagedLedger, row: Any) -> LedgerWithUploads:  # noqa: A
 
 
 def _read_topic_at_flush(
-    connection: Connection, topic: _TopicInAdoption, tails: Sequence[LedgerWithUploads]
+    connection: Connection, topic: _TopicInAdoption, ledgers_with_uploads: Sequence[LedgerWithUploads]
 ) -> TopicAtFlush:
-    uploads = [upload for tail in tails for upload in tail.uploads]
+    uploads = [upload for ledger in ledgers_with_uploads for upload in ledger.uploads]
     producers = {advance.producer for upload in uploads for advance in upload.producers}
     txns = {run.txn for upload in uploads for run in upload.transactions}
     return TopicAtFlush(
@@ -204,7 +214,7 @@ def _read_topic_at_flush(
     )
 
 
-def _register_segments(
+def _store_adopted_segments_and_sequences(
     connection: Connection,
     topic: _TopicInAdoption,
     segments: Sequence[AdoptedSegment],
@@ -240,7 +250,7 @@ def _register_segments(
     advances = [advance for segment in segments for advance in segment.upload.producers]
     producers = {advance.producer for advance in advances}
     known_sequences = read_producer_sequences(connection, topic.topic_id, producers)
-    sequence_by_producer = {producer: known_sequences.get(producer, ProducerSequence()) for producer in producers}
+    sequence_by_producer = {producer: known_sequences.get(producer, HighestSequenceIds()) for producer in producers}
     for advance in advances:
         sequence = sequence_by_producer[advance.producer]
         sequence_by_producer[advance.producer] = sequence.advance(max(sequence.last, advance.last), advance.txn)
@@ -249,7 +259,9 @@ def _register_segments(
     )
 
 
-def _decide_incomplete_ledgers(connection: Connection, topic: _TopicInAdoption) -> dict[LedgerId, AdoptionOutcome]:
+def _decide_outcomes_for_missing_objects(
+    connection: Connection, topic: _TopicInAdoption
+) -> dict[LedgerId, AdoptionOutcome]:
     """Return the outcome of each incomplete ledger. The rows of these ledgers stay until the end of adoption.
 
     If a listed ledger is incomplete, data is lost, or the store hides objects. A deletion is not the cause, because the

@@ -98,17 +98,17 @@ def _compile_range_insert(dialect: str) -> BulkStatement:
 
 
 def hide_entries(
-    connection: Connection, topic_by_ledger: Mapping[LedgerId, TopicId], entries: Mapping[LedgerId, BitMap]
+    connection: Connection, topic_by_ledger: Mapping[LedgerId, TopicId], entries_by_ledger: Mapping[LedgerId, BitMap]
 ) -> None:
     """Hide entries of ledgers that the caller has locked."""
-    if not entries:
+    if not entries_by_ledger:
         return
-    stored = connection.execute(select(t.buffer_hidden).where(is_one_of(connection, _H.ledger_id, entries)))
+    stored = connection.execute(select(t.buffer_hidden).where(is_one_of(connection, _H.ledger_id, entries_by_ledger)))
     hidden = {LedgerId(row.ledger_id): BitMap.deserialize(row.entries) for row in stored}
-    unite_entries(hidden, entries)
+    unite_entries(hidden, entries_by_ledger)
     rows = [
         {"ledger_id": ledger_id, "topic_id": topic_by_ledger[ledger_id], "entries": hidden[ledger_id].serialize()}
-        for ledger_id in sorted(entries)
+        for ledger_id in sorted(entries_by_ledger)
     ]
     put = build_dialect_insert(connection.dialect.name, t.buffer_hidden)
     put = put.on_conflict_do_update(index_elements=["ledger_id"], set_={"entries": put.excluded.entries})

@@ -33,7 +33,7 @@ from logstore.log.ledgers import Component
 from logstore.ports.catalog import (
     SNAPSHOT_AFTER_S,
     SNAPSHOT_CHANGES,
-    BufferSnapshotSwitch,
+    BufferSnapshotReplacement,
     StoredBufferSnapshot,
     TopicState,
 )
@@ -49,15 +49,15 @@ class SqlTransactionBufferSnapshots(CatalogAdapter):
         return self._db.read(lambda connection: _read_buffer(connection, topic_id))
 
     @in_write_transaction("catalog.take_due_snapshots")
-    def reserve_due_topics(self, connection: Connection, *, limit: int, lease_s: float) -> list[TopicId]:
+    def reserve_due_topics(self, connection: Connection, *, limit: int, reserved_for_s: float) -> list[TopicId]:
         now = self._db.now_us(connection)
-        return reserve_due_topics(connection, limit=limit, now_us=now, until_us=now + round(lease_s * 1_000_000))
+        return reserve_due_topics(connection, limit=limit, now_us=now, until_us=now + round(reserved_for_s * 1_000_000))
 
     @in_write_transaction("catalog.publish_transaction_snapshot")
     def publish_snapshot(
         self,
         connection: Connection,
-        switch: BufferSnapshotSwitch,
+        switch: BufferSnapshotReplacement,
         ledger_id: LedgerId,
         *,
         size_bytes: int,
@@ -145,7 +145,7 @@ def reserve_due_topics(connection: Connection, *, limit: int, now_us: int, until
     return topic_ids
 
 
-def store_buffer_snapshot(connection: Connection, switch: BufferSnapshotSwitch, ledger_id: LedgerId) -> None:
+def store_buffer_snapshot(connection: Connection, switch: BufferSnapshotReplacement, ledger_id: LedgerId) -> None:
     """Store the topic's snapshot. The caller has locked the list. After later changes the next snapshot stays due."""
     values = {"ledger_id": ledger_id, "read_ledger": switch.read_to.ledger_id, "read_entry": switch.read_to.entry_id}
     put = build_dialect_insert(connection.dialect.name, t.transaction_snapshot)

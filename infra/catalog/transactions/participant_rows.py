@@ -48,11 +48,13 @@ _COLUMNS: Final = (
 _IS_OF_TRANSACTION: Final = and_(_P.tc_id == _T.tc_id, _P.sequence == _T.sequence)
 
 
-def insert_participants(connection: Connection, joined: Iterable[tuple[TransactionId, Participant, str]]) -> None:
+def insert_participants(
+    connection: Connection, participants_to_add: Iterable[tuple[TransactionId, Participant, str]]
+) -> None:
     """Insert missing participants, each with the name of its topic. The caller has locked the open transactions."""
     rows = {
         (txn.tc_id, txn.sequence, participant.topic_id, participant.subscription, topic)
-        for txn, participant, topic in joined
+        for txn, participant, topic in participants_to_add
     }
     if rows:
         _compile_participant_insert(connection.dialect.name).execute(connection, rows)
@@ -129,7 +131,7 @@ def read_participants(
     return participants
 
 
-def read_holding_participants(
+def find_participating_txns_and_holders(
     connection: Connection, txns: Collection[TransactionId]
 ) -> tuple[set[TransactionId], list[tuple[TransactionId, StoredParticipant]]]:
     """Return the transactions that have participants, and the participants that hold entries."""

@@ -12,7 +12,7 @@ from infra.catalog.audit_log import insert_audit_row
 from infra.catalog.deletion.run_rows import build_claim_columns
 from infra.catalog.engine.database import CatalogAdapter, in_read_transaction, in_write_transaction
 from infra.catalog.log.producer_sequence_rows import store_outcomes_in_sequences
-from infra.catalog.log.topic_rows import share_lock_topics
+from infra.catalog.log.topic_rows import share_lock_and_filter_active_topics
 from infra.catalog.log.totals_and_backlogs import read_frontier
 from infra.catalog.transactions import participant_rows as participants
 from infra.catalog.transactions import transaction_rows as rows
@@ -162,17 +162,19 @@ class SqlTransactions(CatalogAdapter):
             connection, failures, {txn: build_claim_columns(claim, now) for txn, claim in claim_by_transaction.items()}
         )
 
-    def list_handed_over(self, *, limit: int) -> list[TransactionId]:
+    def list_handed_over_transactions(self, *, limit: int) -> list[TransactionId]:
         is_handed_over = (_UNFINISHED, _T.state.in_(BROADCASTING_STATES), _T.claim_run == "")
         query = select(_T.tc_id, _T.sequence).where(*is_handed_over).order_by(_T.tc_id, _T.sequence).limit(limit)
         return [TransactionId(*row) for row in self._db.read(lambda connection: connection.execute(query).all())]
 
     @in_write_transaction("catalog.transaction_failed")
-    def record_failures(self, connection: Connection, txn: TransactionId, failures: Mapping[Participant, str]) -> None:
+    def record_participant_errors(
+        self, connection: Connection, txn: TransactionId, failures: Mapping[Participant, str]
+    ) -> None:
         _record_failures(connection, {txn: failures}, {})
 
     @in_write_transaction("catalog.resolve_participant")
-    def resolve_participant(
+    def settle_untold_participant(
         self, connection: Connection, txn: TransactionId, participant: Participant, cause: AuditCause
     ) -> StoredTransaction:
         # The row is not locked here, because a decision is final and ledgers must be locked before the row.
@@ -205,7 +207,7 @@ def _settle_participants(
 ) -> list[FinishedTransaction]:
     """Settle ranges, participants and transactions. Lock order: topics, ledgers, transactions."""
     changes = Counter(participant.topic_id for _, participant, _ in settlements)
-    active = share_lock_topics(connection, changes)  # a deleted topic needs no snapshot
+    active = share_lock_and_filter_active_topics(connection, changes)  # a deleted topic needs no snapshot
     settle_buffer_ranges(connection, {(participant.topic_id, txn) for txn, participant, _ in settlements})
     if participants.settle_participants(connection, settlements, now_us=now_us):
         active_changes = {topic_id: count for topic_id, count in changes.items() if topic_id in active}

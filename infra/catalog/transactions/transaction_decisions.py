@@ -12,7 +12,7 @@ from typing import Any
 from sqlalchemy import Connection, Row
 
 from infra.catalog.cursors.cursor_rows import LockedCursor, add_releases, lock_cursors, store_cursors
-from infra.catalog.transactions.participant_rows import read_holding_participants
+from infra.catalog.transactions.participant_rows import find_participating_txns_and_holders
 from infra.catalog.transactions.transaction_rows import (
     insert_open_transactions,
     store_decided_states,
@@ -57,22 +57,24 @@ def end_transactions(
     locked: LockedTransactions,
     states: dict[TransactionId, TransactionState],
     *,
-    next_cursors: Collection[tuple[TopicId, str]],
+    cursors_to_lock_next: Collection[tuple[TopicId, str]],
     now_us: int,
 ) -> list[GroupCommitResult]:
     """Decide locked transactions, in order. A second request for a transaction gets the first decision.
 
-    `states` is updated. The caller locks `next_cursors` afterwards. If this call locks cursors, it also locks these
-    cursors, so that all cursors are locked in one order.
+    `states` is updated. The caller locks `cursors_to_lock_next` afterwards. If this call locks cursors, it also locks
+    these cursors, so that all cursors are locked in one order.
     """
     results: list[GroupCommitResult] = []
-    changed: dict[TransactionId, TransactionState] = {}
+    new_state_by_txn: dict[TransactionId, TransactionState] = {}
     for write in writes:
         state = _decide_transaction(write, locked, states, now_us)
         if isinstance(state, TransactionState) and state is not states[write.txn]:
-            states[write.txn] = changed[write.txn] = state
+            states[write.txn] = new_state_by_txn[write.txn] = state
         results.append(state if isinstance(state, SextonError) else EndTransactionResult(state=state))
-    stored_states = store_transaction_decisions(connection, changed, next_cursors=next_cursors, now_us=now_us)
+    stored_states = store_transaction_decisions(
+        connection, new_state_by_txn, cursors_to_lock_next=cursors_to_lock_next, now_us=now_us
+    )
     states.update(stored_states)
     return [
         EndTransactionResult(state=stored_states.get(write.txn, result.state))
@@ -101,9 +103,9 @@ def _decide_transaction(
 
 def store_transaction_decisions(
     connection: Connection,
-    changed: Mapping[TransactionId, TransactionState],
+    state_by_txn: Mapping[TransactionId, TransactionState],
     *,
-    next_cursors: Collection[tuple[TopicId, str]] = (),
+    cursors_to_lock_next: Collection[tuple[TopicId, str]] = (),
     now_us: int,
     timed_out: bool = False,
 ) -> dict[TransactionId, TransactionState]:
@@ -111,15 +113,17 @@ def store_transaction_decisions(
 
     The state of a transaction without participants is final.
     """
-    if not changed:
+    if not state_by_txn:
         return {}
-    participating, holders = read_holding_participants(connection, list(changed))
+    participating, holders = find_participating_txns_and_holders(connection, list(state_by_txn))
     final_state = {True: TransactionState.COMMITTED, False: TransactionState.ABORTED}
-    states = {txn: state if txn in participating else final_state[state.is_commit] for txn, state in changed.items()}
+    states = {
+        txn: state if txn in participating else final_state[state.is_commit] for txn, state in state_by_txn.items()
+    }
     store_decided_states(connection, states, now_us=now_us, timed_out=timed_out)
     committed = [holder for txn, holder in holders if states[txn].is_commit]
     aborted = [holder for txn, holder in holders if not states[txn].is_commit]
-    apply_decisions_to_cursors(connection, committed, aborted, next_cursors)
+    apply_decisions_to_cursors(connection, committed, aborted, cursors_to_lock_next)
     return states
 
 
@@ -127,7 +131,7 @@ def apply_decisions_to_cursors(
     connection: Connection,
     committed: Sequence[StoredParticipant],
     aborted: Sequence[StoredParticipant] = (),
-    next_cursors: Collection[tuple[TopicId, str]] = (),
+    cursors_to_lock_next: Collection[tuple[TopicId, str]] = (),
 ) -> None:
     """Acknowledge the entries that committed transactions held, and count the releases of aborted transactions.
 
@@ -138,7 +142,7 @@ def apply_decisions_to_cursors(
     releases = Counter((holder.participant.topic_id, holder.participant.subscription) for holder in aborted)
     if not committed_keys and not releases:
         return
-    rows = lock_cursors(connection, committed_keys.union(releases, next_cursors))
+    rows = lock_cursors(connection, committed_keys.union(releases, cursors_to_lock_next))
     cursors = {key: LockedCursor.from_row(row) for key, row in rows.items() if key in committed_keys}
     for holder in committed:
         cursor = cursors.get((holder.participant.topic_id, holder.participant.subscription))

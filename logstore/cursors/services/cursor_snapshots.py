@@ -19,7 +19,7 @@ from logstore.cursors.cursor_state import (
 from logstore.errors import SextonError
 from logstore.log.ledgers import Component
 from logstore.log.services.component_ledgers import ComponentLedgers, CreatedLedger, OneEntryLedgerDraft
-from logstore.ports.catalog import AcknowledgeResult, Cursors, CursorSnapshotCondition, DataLedgers, StoredCursor
+from logstore.ports.catalog import AcknowledgeResult, Cursors, CursorSnapshotCondition, MessageLedgers, StoredCursor
 from logstore.positions import LedgerId, TopicId
 from logstore.retrying_clock import Clock
 
@@ -45,27 +45,27 @@ class CursorSnapshots:
         self,
         *,
         cursors: Cursors,
-        ledgers: DataLedgers,
-        contents: ComponentLedgers,
+        ledgers: MessageLedgers,
+        component_ledgers: ComponentLedgers,
         inline_bytes: int,
         clock: Clock | None = None,
     ) -> None:
         self._cursors = cursors
         self._ledgers = ledgers
-        self._contents = contents
+        self._component_ledgers = component_ledgers
         self._inline_bytes = inline_bytes
         self._clock = clock or Clock()
         self._cache: OrderedDict[LedgerId, tuple[CursorSnapshot, int]] = OrderedDict()
         self._lock = threading.Lock()
-        self._busy: set[_CursorKey] = set()
-        self._not_before_s: dict[_CursorKey, float] = {}
+        self._reserved_cursors: set[_CursorKey] = set()
+        self._retry_at_s_by_cursor: dict[_CursorKey, float] = {}
 
     def load_snapshot(self, ledger_id: LedgerId) -> CursorSnapshot | None:
         """Return the snapshot in a ledger, or `None` if the catalog or storage has no such ledger."""
         cached = self.get_cached_snapshot(ledger_id)
         if cached:
             return cached
-        packed = self._contents.read(ledger_id)
+        packed = self._component_ledgers.read(ledger_id)
         if packed is None:
             return None
         return self._cache_snapshot(
@@ -87,41 +87,43 @@ class CursorSnapshots:
         return snapshot
 
     def write_or_fold_snapshot_after_acknowledgement(
-        self, topic_id: TopicId, name: str, answer: AcknowledgeResult, held: CursorSnapshot | None
+        self, topic_id: TopicId, name: str, acknowledged: AcknowledgeResult, used_snapshot: CursorSnapshot | None
     ) -> None:
         """Write or fold the snapshot after an acknowledgement, if its size requires it. Failures are only logged.
 
-        `held` is the snapshot with which the acknowledgement was made.
+        `used_snapshot` is the snapshot with which the acknowledgement was made.
         """
-        is_too_large = answer.row_bytes > self._inline_bytes
-        is_current = held is not None and held.ledger_id == answer.snapshot_ledger
+        is_too_large = acknowledged.row_bytes > self._inline_bytes
+        is_current = used_snapshot is not None and used_snapshot.ledger_id == acknowledged.snapshot_ledger
         if is_too_large or (
-            is_current and held and self._is_small(held.bytes_beyond(answer.mark_delete) + answer.row_bytes)
+            is_current
+            and used_snapshot
+            and self._is_small(used_snapshot.bytes_beyond(acknowledged.mark_delete) + acknowledged.row_bytes)
         ):
             self.write_or_fold_snapshot(topic_id, name)
 
     def write_or_fold_snapshot(self, topic_id: TopicId, name: str) -> None:
         """Write or fold the cursor's snapshot if its size requires it. Failures are only logged."""
         key = (topic_id, name)
-        if not self._claim_cursor(key):
+        if not self._reserve_cursor_unless_pausing(key):
             return
         try:
             self._write_or_fold_snapshot(topic_id, self._cursors.get_cursor(topic_id, name))
-            self._not_before_s.pop(key, None)
+            self._retry_at_s_by_cursor.pop(key, None)
         except SextonError as error:
-            self._not_before_s[key] = self._clock.monotonic_s() + _RETRY_PAUSE_S
+            self._retry_at_s_by_cursor[key] = self._clock.monotonic_s() + _RETRY_PAUSE_S
             _LOG.warning("topic %s, subscription %s: its state stays where it is: %s", topic_id, name, error)
         finally:
             with self._lock:
-                self._busy.discard(key)
+                self._reserved_cursors.discard(key)
 
-    def _claim_cursor(self, key: _CursorKey) -> bool:
+    def _reserve_cursor_unless_pausing(self, key: _CursorKey) -> bool:
         with self._lock:
-            may_retry = self._clock.monotonic_s() >= self._not_before_s.get(key, float("-inf"))
-            is_claimed = may_retry and key not in self._busy
-            if is_claimed:
-                self._busy.add(key)
-            return is_claimed
+            may_retry = self._clock.monotonic_s() >= self._retry_at_s_by_cursor.get(key, float("-inf"))
+            is_reserved = may_retry and key not in self._reserved_cursors
+            if is_reserved:
+                self._reserved_cursors.add(key)
+            return is_reserved
 
     def _is_small(self, size_bytes: int) -> bool:
         return size_bytes <= self._inline_bytes // 2
@@ -133,23 +135,23 @@ class CursorSnapshots:
         listed = {ledger.ledger_id for ledger in self._ledgers.list_ledgers(topic_id)}
         acknowledged = select_ledgers(complete_state(row.state, snapshot).acknowledged, listed)
         packed = pack_acknowledged(acknowledged)
-        change = CursorSnapshotCondition(
+        condition = CursorSnapshotCondition(
             topic_id=topic_id, subscription=row.name, expected=row.snapshot_ledger, seeks=row.seeks
         )
         if snapshot and self._is_small(len(packed)):
-            self._fold_into_row(change, snapshot)
+            self._fold_into_row(condition, snapshot)
         elif len(pack_acknowledged(row.state.acknowledged)) > self._inline_bytes:
-            self._write_snapshot(change, row, packed)
+            self._write_snapshot(condition, row, packed)
 
-    def _fold_into_row(self, change: CursorSnapshotCondition, snapshot: CursorSnapshot) -> None:
+    def _fold_into_row(self, condition: CursorSnapshotCondition, snapshot: CursorSnapshot) -> None:
         limit, deadline_s = self._inline_bytes, self._clock.monotonic_s() + _RETRY_PAUSE_S
         self._clock.retry(
-            lambda: self._cursors.move_snapshot_into_row(change, snapshot, limit_bytes=limit), deadline_s=deadline_s
+            lambda: self._cursors.move_snapshot_into_row(condition, snapshot, limit_bytes=limit), deadline_s=deadline_s
         )
 
-    def _write_snapshot(self, change: CursorSnapshotCondition, row: StoredCursor, packed: bytes) -> None:
+    def _write_snapshot(self, condition: CursorSnapshotCondition, row: StoredCursor, packed: bytes) -> None:
         draft = OneEntryLedgerDraft(
-            topic_id=change.topic_id,
+            topic_id=condition.topic_id,
             component=Component.MANAGED_CURSOR,
             keys={"cursor": row.name},
             content=packed,
@@ -159,10 +161,10 @@ class CursorSnapshots:
         def publish(created: CreatedLedger) -> bool:
             snapshot = CursorSnapshot(ledger_id=created.ledger_id, acknowledged=unpack_acknowledged(packed))
             is_published = self._cursors.publish_snapshot(
-                change, snapshot, size_bytes=created.size_bytes, sha256=created.sha256
+                condition, snapshot, size_bytes=created.size_bytes, sha256=created.sha256
             )
             if is_published:
                 self._cache_snapshot(snapshot, len(packed))
             return is_published
 
-        self._contents.write(draft, publish)
+        self._component_ledgers.write_and_publish(draft, publish)

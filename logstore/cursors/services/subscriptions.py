@@ -35,11 +35,11 @@ class Subscriptions:
     """Subscriptions of all topics. It is thread-safe."""
 
     def __init__(
-        self, *, cursors: Cursors, transactions: Transactions, committer: GroupCommitter, ledgers: CursorSnapshots
+        self, *, cursors: Cursors, transactions: Transactions, committer: GroupCommitter, snapshots: CursorSnapshots
     ) -> None:
         self._cursors, self._transactions = cursors, transactions
         self._committer = committer
-        self._ledgers = ledgers
+        self._snapshots = snapshots
         self._snapshot_by_subscription: dict[tuple[TopicId, str], LedgerId] = {}
 
     def subscribe(self, topic_id: TopicId, name: str, *, latest: bool) -> Subscription:
@@ -121,16 +121,16 @@ class Subscriptions:
             topic_id=topic_id, subscription=name, positions=tuple(positions), up_to=up_to, txn=txn, releases=releases
         )
         ledger_id = self._snapshot_by_subscription.get((topic_id, name))
-        snapshot = None if ledger_id is None else self._ledgers.get_cached_snapshot(ledger_id)
+        snapshot = None if ledger_id is None else self._snapshots.get_cached_snapshot(ledger_id)
         for _ in range(_MAX_SNAPSHOT_CHANGES):
             try:
                 answer = self._committer.commit_write(replace(request, snapshot=snapshot))
             except SnapshotNeeded as refused:
-                snapshot = self._load_needed_snapshot(topic_id, name, LedgerId(refused.needed))
+                snapshot = self._load_snapshot_named_by_row(topic_id, name, LedgerId(refused.needed))
             else:
                 if answer.snapshot_ledger is None:
                     self._snapshot_by_subscription.pop((topic_id, name), None)
-                self._ledgers.write_or_fold_snapshot_after_acknowledgement(topic_id, name, answer, snapshot)
+                self._snapshots.write_or_fold_snapshot_after_acknowledgement(topic_id, name, answer, snapshot)
                 return answer
         raise _snapshot_keeps_changing(topic_id, name)
 
@@ -144,7 +144,7 @@ class Subscriptions:
         """
         return self._load_subscription(topic_id, self._cursors.seek_cursor(topic_id, name, position))
 
-    def advance_cursors_with_snapshots(self, topic_id: TopicId) -> list[SextonError]:
+    def advance_and_fold_cursors_with_snapshots(self, topic_id: TopicId) -> list[SextonError]:
         """Advance each cursor that has a snapshot, and fold small snapshots. Return the errors of single cursors.
 
         A forced detach considers only rows. So a cursor with a snapshot may stay before entries that it has
@@ -155,12 +155,12 @@ class Subscriptions:
             raise_if_stopped()
             try:
                 self.acknowledge(topic_id, name)
-                self._ledgers.write_or_fold_snapshot(topic_id, name)
+                self._snapshots.write_or_fold_snapshot(topic_id, name)
             except SextonError as error:
                 errors.append(error)
         return errors
 
-    def outgrown(self, topic_ids: Collection[TopicId]) -> frozenset[TopicId]:
+    def select_topics_to_advance(self, topic_ids: Collection[TopicId]) -> frozenset[TopicId]:
         return frozenset(self._cursors.find_cursors_with_snapshot(topic_ids))
 
     def _load_subscription_or_loss(self, topic_id: TopicId, row: StoredCursor) -> Subscription:
@@ -181,7 +181,7 @@ class Subscriptions:
         for _ in range(_MAX_SNAPSHOT_CHANGES):
             snapshot = None
             if row.snapshot_ledger is not None:
-                snapshot = self._ledgers.load_snapshot(row.snapshot_ledger)
+                snapshot = self._snapshots.load_snapshot(row.snapshot_ledger)
             if snapshot or row.snapshot_ledger is None:
                 state = complete_state(row.state, snapshot)
                 return Subscription(
@@ -194,12 +194,14 @@ class Subscriptions:
         """Forget the snapshots of all subscriptions. The next commit of each subscription is refused once."""
         self._snapshot_by_subscription.clear()
 
-    def _load_needed_snapshot(self, topic_id: TopicId, name: str, needed: LedgerId) -> CursorSnapshot | None:
-        ledger_id: LedgerId | None = needed
+    def _load_snapshot_named_by_row(
+        self, topic_id: TopicId, name: str, named_before: LedgerId
+    ) -> CursorSnapshot | None:
+        ledger_id: LedgerId | None = named_before
         for _ in range(_MAX_SNAPSHOT_CHANGES):
             if ledger_id is None:
                 return None
-            snapshot = self._ledgers.load_snapshot(ledger_id)
+            snapshot = self._snapshots.load_snapshot(ledger_id)
             if snapshot:
                 self._remember_snapshot(topic_id, name, ledger_id)
                 return snapshot

@@ -48,7 +48,7 @@ class IndexMergeResult:
     load_s: float = field(default=0.0, compare=False)  # time to read them
 
 
-class _MeasuredReader:
+class _MergeSourceReader:
     """Reader of source segments. `bucket` is the index bucket that was read last. Read errors belong to it."""
 
     def __init__(self, snapshots: IndexBucketSnapshots) -> None:
@@ -92,9 +92,9 @@ class Merger:
         sources = () if first is None else listed.buckets[first : first + 2]
         if tuple(bucket.bucket_id for bucket in sources) != pair:
             return IndexMergeResult()
-        reader = _MeasuredReader(self._snapshots)
+        reader = _MergeSourceReader(self._snapshots)
         try:
-            result = self._merge(topic_id, listed.version, sources, reader, progress)
+            result = self._store_merged_and_switch(topic_id, listed.version, sources, reader, progress)
         except (IndexSnapshotGone, CorruptData) as unreadable:
             if reader.bucket.bucket_id not in {
                 bucket.bucket_id for bucket in self._index.get_bucket_list(topic_id).buckets
@@ -104,12 +104,12 @@ class Merger:
             result = IndexMergeResult(damaged=reader.bucket.bucket_id)
         return replace(result, loads=reader.loads, load_s=reader.load_s)
 
-    def _merge(
+    def _store_merged_and_switch(
         self,
         topic_id: TopicId,
         version: int,
         sources: tuple[IndexBucket, ...],
-        reader: _MeasuredReader,
+        reader: _MergeSourceReader,
         progress: Callable[[int], None],
     ) -> IndexMergeResult:
         from_ms = self._index.now_ms() - _PASSED_MS
@@ -122,7 +122,7 @@ class Merger:
         written_rows, entries = 0, self._unite_entries(sources, reader)
         first, last = sources[0].first, sources[-1].last
         with open_temporary_snapshot(self._scratch, topic_id, first, last, entries=entries) as (file, writer):
-            on_skipped = partial(_remove_skipped, entries, sources, reader)
+            on_skipped = partial(_remove_skipped_entries, entries, sources, reader)
             windows = [reader.iterate_rows(bucket) for bucket in sources]
             for window in merge_sorted_sources(windows, from_ms=from_ms, on_skipped=on_skipped):
                 writer.add_rows(window)
@@ -137,7 +137,7 @@ class Merger:
         passed = sum(bucket.messages for bucket in sources) - written_rows
         return IndexMergeResult(switched=True, messages=written_rows, passed=passed)
 
-    def _unite_entries(self, sources: tuple[IndexBucket, ...], reader: _MeasuredReader) -> dict[LedgerId, BitMap]:
+    def _unite_entries(self, sources: tuple[IndexBucket, ...], reader: _MergeSourceReader) -> dict[LedgerId, BitMap]:
         """Return the entries of all sources, from their footers. This is faster than to collect them from rows."""
         entries: dict[LedgerId, BitMap] = {}
         for bucket in sources:
@@ -146,8 +146,8 @@ class Merger:
         return entries
 
 
-def _remove_skipped(
-    entries: dict[LedgerId, BitMap], sources: tuple[IndexBucket, ...], reader: _MeasuredReader, rows: DelayedRows
+def _remove_skipped_entries(
+    entries: dict[LedgerId, BitMap], sources: tuple[IndexBucket, ...], reader: _MergeSourceReader, rows: DelayedRows
 ) -> None:
     """Remove skipped rows from the entries of all sources.
 

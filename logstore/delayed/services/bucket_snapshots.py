@@ -22,9 +22,9 @@ from logstore.log.ledger_object_keys import segment_key
 from logstore.log.ledgers import Component
 from logstore.log.services.component_ledgers import ComponentLedgers, CreatedLedger, ParquetLedgerDraft
 from logstore.log.services.read_cache import ReadCache
-from logstore.log.services.segment_reader import SegmentGone, open_range_file, read_footer, row_group_range
+from logstore.log.services.segment_reader import SegmentGone, open_range_file, read_footer, row_group_byte_range
 from logstore.log.services.upload_read_back import reread_if_corrupt
-from logstore.ports.catalog import DataLedgers, NewIndexBucket, Segment
+from logstore.ports.catalog import MessageLedgers, NewIndexBucket, Segment
 from logstore.ports.object_storage import ObjectStore
 from logstore.positions import LedgerId
 from logstore.stop_checks import raise_if_stopped
@@ -49,7 +49,7 @@ class IndexBucketSnapshots:
     def __init__(
         self,
         *,
-        ledgers: DataLedgers,
+        ledgers: MessageLedgers,
         contents: ComponentLedgers,
         objects: ObjectStore,
         cache_bytes: int = _FOOTER_CACHE_BYTES,
@@ -68,17 +68,19 @@ class IndexBucketSnapshots:
     ) -> bool:
         """Store a complete seekable snapshot file, and publish it as an index bucket. Return the result of `publish`.
 
-        Idempotency: that of `ComponentLedgers.write`. `publish` is repeated while its outcome is not known.
+        Idempotency: that of `ComponentLedgers.write_and_publish`. `publish` is repeated while its outcome is not known.
 
         Raises:
             UnknownObject, PreconditionFailed: The topic does not exist or is not ACTIVE.
             StoreUnavailable, CatalogBusy, UploadTimedOut, UploadUnproven, OutcomeUnknown: All retries failed.
         """
-        return self._contents.write(_draft(file, footer), lambda created: publish(_new_bucket(created, footer)))
+        return self._contents.write_and_publish(
+            _draft(file, footer), lambda created: publish(_new_bucket(created, footer))
+        )
 
     def store_snapshot(self, file: BinaryIO, footer: IndexSnapshotFooter) -> NewIndexBucket:
         """Store a snapshot file for a switch of several index buckets. Raise the errors of `store_and_publish`."""
-        return _new_bucket(self._contents.store(_draft(file, footer)), footer)
+        return _new_bucket(self._contents.write_unlisted(_draft(file, footer)), footer)
 
     def read_footer(self, bucket: IndexBucket) -> IndexSnapshotFooter:
         cached = self._open(bucket)
@@ -90,12 +92,12 @@ class IndexBucketSnapshots:
 
     def _read_segment(self, bucket: IndexBucket, cached: _CachedFooter, number: int) -> DelayedRows:
         name = _object_key(bucket)
-        start, length = row_group_range(cached.metadata, number)
+        start, length = row_group_byte_range(cached.metadata, number)
         with _translate_segment_gone(bucket):
             file = open_range_file(self._objects, cached.row)
             content = file.read_range(start, length)
             check_segment_digest(cached.footer, number, content)
-            file.hold_parts([(start, content)], compared=True)
+            file.hold_parts([(start, content)], refuse_other_reads=True)
             source = cast("BinaryIO", file)
             return read_segment(source, number, footer=cached.footer, metadata=cached.metadata, name=name)
 
@@ -105,9 +107,11 @@ class IndexBucketSnapshots:
             yield self.read_segment(bucket, number)
 
     def _open(self, bucket: IndexBucket) -> _CachedFooter:
-        return self._footers.get_or_fetch(bucket.bucket_id, lambda: reread_if_corrupt(lambda: self._read(bucket)))
+        return self._footers.get_or_fetch(
+            bucket.bucket_id, lambda: reread_if_corrupt(lambda: self._fetch_footer(bucket))
+        )
 
-    def _read(self, bucket: IndexBucket) -> _CachedFooter:
+    def _fetch_footer(self, bucket: IndexBucket) -> _CachedFooter:
         rows, name = self._ledgers.list_segments(bucket.bucket_id), _object_key(bucket)
         if not rows:
             raise IndexSnapshotGone(f"{name}: the catalog has no such ledger")

@@ -218,7 +218,7 @@ class MessageDelivery:
         subscription in one process must have the same `columns`. Otherwise the call raises `InvalidInput`.
         """
         with self._lock:
-            shared = self._get_tracker(topic)
+            shared = self._get_or_create_tracker(topic)
             if subscription is not None and from_position is None:
                 existing = self._dispatchers.get((topic.topic_id, subscription))
                 dispatcher = existing or self._create_dispatcher(topic, shared, subscription, None, columns)
@@ -235,7 +235,7 @@ class MessageDelivery:
                 return Consumer(self, topic, dispatcher, dispatcher.add_consumer(), create_watch, subscription=cursor)
 
     @property
-    def memory_bytes(self) -> int:
+    def trackers_memory_bytes(self) -> int:
         total = 0
         with self._lock:
             for shared in self._trackers.values():
@@ -258,7 +258,7 @@ class MessageDelivery:
                 del self._dispatchers[key]
             dispatcher.close_scan()
 
-    def _get_tracker(self, topic: Topic) -> SharedTracker:
+    def _get_or_create_tracker(self, topic: Topic) -> SharedTracker:
         if topic.topic_id not in self._trackers:
             self._trackers[topic.topic_id] = SharedTracker(
                 topic,
@@ -291,7 +291,7 @@ class MessageDelivery:
         dispatcher = Dispatcher(
             topic,
             shared,
-            state=read_subscription,
+            read_subscription=read_subscription,
             managed=self._managed,
             transactions=self._transactions,
             columns=columns,

@@ -10,15 +10,15 @@ from logstore.delayed.delayed_rows import DelayedRows
 from logstore.errors import MissingData
 from logstore.log.services.prefetcher import Prefetcher
 from logstore.log.services.segment_reader import SegmentGone
-from logstore.log.services.segment_sources import SegmentSource, TieredCopyReader
-from logstore.ports.catalog import DataLedgers, Ledger, Segment
+from logstore.log.services.segment_sources import SegmentSource, TieredCopyFinder
+from logstore.ports.catalog import Ledger, MessageLedgers, Segment
 from logstore.ports.object_storage import ObjectStore
 from logstore.positions import LedgerId, Position, TopicId
 from logstore.stop_checks import raise_if_stopped
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DelayedMessageFilter:
+class WaitingMessageFilter:
     topic_id: TopicId
     hidden: Mapping[LedgerId, BitMap]  # entries that no consumer sees
     now_ms: int  # messages due at this time are left out
@@ -27,7 +27,9 @@ class DelayedMessageFilter:
 class DeliveryTimeReader:
     """Reader of delivery times. Thread-safe. If the primary copy of a segment is gone, the tiered copy is read."""
 
-    def __init__(self, *, ledgers: DataLedgers, objects: ObjectStore, tiered: TieredCopyReader | None = None) -> None:
+    def __init__(
+        self, *, ledgers: MessageLedgers, objects: ObjectStore, tiered: TieredCopyFinder | None = None
+    ) -> None:
         self._ledgers, self._objects, self._tiered = ledgers, objects, tiered
 
     def iterate_segments(
@@ -43,39 +45,39 @@ class DeliveryTimeReader:
                 yield ledger, segment
 
     def read_delayed_rows(
-        self, segments: Iterable[tuple[Ledger, Segment]], delayed_filter: DelayedMessageFilter
+        self, segments: Iterable[tuple[Ledger, Segment]], delayed_filter: WaitingMessageFilter
     ) -> Iterator[tuple[Segment, DelayedRows]]:
         """Yield each segment with its messages that are not due yet. Segments of trimmed ledgers have no messages."""
         source = SegmentSource(self._objects, self._tiered, topic=f"topic {delayed_filter.topic_id}")
         prefetcher = Prefetcher()
         try:
             for (_, segment), rows in prefetcher.fetch_ahead(
-                iter(segments), lambda pair: self._read(source, delayed_filter, *pair)
+                iter(segments), lambda pair: self._read_delivery_times(source, delayed_filter, *pair)
             ):
                 raise_if_stopped()
                 yield segment, rows
         finally:
             prefetcher.close()
 
-    def _read(
-        self, source: SegmentSource, wanted: DelayedMessageFilter, ledger: Ledger, segment: Segment
+    def _read_delivery_times(
+        self, source: SegmentSource, delayed_filter: WaitingMessageFilter, ledger: Ledger, segment: Segment
     ) -> DelayedRows:
         if segment.delayed == 0:
             return DelayedRows.empty()
         try:
             table = source.read(ledger, segment, ("deliver_at_ms",))
         except SegmentGone as gone:
-            first_listed = self._ledgers.list_ledgers(wanted.topic_id, from_ledger=ledger.ledger_id, limit=1)
+            first_listed = self._ledgers.list_ledgers(delayed_filter.topic_id, from_ledger=ledger.ledger_id, limit=1)
             if [listed.ledger_id for listed in first_listed] != [ledger.ledger_id]:
                 return DelayedRows.empty()
-            raise MissingData(f"topic {wanted.topic_id}: {gone} is listed and no copy holds it") from gone
+            raise MissingData(f"topic {delayed_filter.topic_id}: {gone} is listed and no copy holds it") from gone
         return select_delayed_rows(
             segment.ledger_id,
             segment.first_entry,
             table,
             wanted=range(segment.first_entry, segment.first_entry + segment.entries),
-            hidden=wanted.hidden.get(segment.ledger_id),
-            now_ms=wanted.now_ms,
+            hidden=delayed_filter.hidden.get(segment.ledger_id),
+            now_ms=delayed_filter.now_ms,
         )
 
 

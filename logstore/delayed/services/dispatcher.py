@@ -80,14 +80,14 @@ class Dispatcher:
         topic: Topic,
         shared: SharedTracker,
         *,
-        state: Callable[[], Subscription],
+        read_subscription: Callable[[], Subscription],
         managed: ManagedLedger,
         transactions: Transactions,
         columns: Sequence[str],
     ) -> None:
         self.receiving = threading.Lock()
         self.holdings: list[ConsumerHolding] = []
-        self._topic, self._shared, self._read_subscription = topic, shared, state
+        self._topic, self._shared, self._read_subscription = topic, shared, read_subscription
         self._state, self._seeks, self._releases = CursorState(EARLIEST), _UNKNOWN, _UNKNOWN
         self._replay = ReplaySet()
         self.columns, self._managed = columns, managed
@@ -109,19 +109,19 @@ class Dispatcher:
     def due_ms(self) -> int:
         return self._shared.due_ms()
 
-    def postpone(self, ledger_id: LedgerId, later: Mapping[int, int]) -> None:
+    def postpone(self, ledger_id: LedgerId, deliver_at_ms_by_entry: Mapping[int, int]) -> None:
         """Track messages of the log that are not due. Add messages that are due by now to the replay set."""
         with self._shared.lock:
-            for due in self._shared.track_messages(ledger_id, later):
+            for due in self._shared.track_waiting_and_return_due(ledger_id, deliver_at_ms_by_entry):
                 if not self._is_known(due[1]):
                     self._replay_or_rewind(due)
 
     def receive_messages(self, holding: ConsumerHolding, max_entries: int) -> list[Entry]:
         """Deliver at most `max_entries` messages. The caller holds `receiving`."""
         subscription = self._read_subscription()
-        self._shared.refresh_bucket_list()
+        self._shared.refresh_bucket_list_if_old()
         with self._shared.lock:
-            self._apply_subscription(subscription)
+            self._apply_acknowledgements_and_seeks(subscription)
         with self._deliver_all_or_none(holding) as deliver:
             received = self._receive_due(deliver, max_entries)
             received += self._receive_log(deliver, max_entries - len(received))
@@ -216,7 +216,7 @@ class Dispatcher:
                     self.rewind(EARLIEST)
             raise
 
-    def _apply_subscription(self, subscription: Subscription) -> None:
+    def _apply_acknowledgements_and_seeks(self, subscription: Subscription) -> None:
         """Apply acknowledgements. Rewind to entries that a seek or an abort has given back."""
         before, self._state = self._state, subscription.state
         mark_delete, acknowledged = subscription.state.mark_delete, subscription.state.acknowledged
@@ -239,9 +239,9 @@ class Dispatcher:
 
     def _receive_due(self, deliver: Callable[[DueMessage], None], limit: int) -> list[Entry]:
         received: list[Entry] = []
-        while len(received) < limit and (popped := self._pop_due(limit - len(received))):
+        while len(received) < limit and (popped := self._refill_replay_set_and_pop(limit - len(received))):
             try:
-                entries = self._managed.read_entries_at(
+                entries = self._managed.read_visible_entries_at(
                     self._topic, [position for _, position in popped], columns=self.columns
                 )
             except SextonError:
@@ -270,16 +270,16 @@ class Dispatcher:
                         received.append(entry)
         return received
 
-    def _pop_due(self, limit: int) -> list[DueMessage]:
+    def _refill_replay_set_and_pop(self, limit: int) -> list[DueMessage]:
         while True:
             with self._shared.lock:
-                while self._replay.has_room(limit) and self._shared.offer_due_messages(_MESSAGES_PER_OFFER):
+                while self._replay.has_room(limit) and self._shared.offer_due_and_check_more(_MESSAGES_PER_OFFER):
                     pass
                 must_read = self._replay.has_room(limit) and self._shared.must_read()
                 popped = [] if must_read else self._replay.pop_due(self._shared.due_ms(), limit)
                 wanted = [message for message in popped if not self._state.covers(message[1])]
             if must_read:
-                self._shared.read_due_segment()
+                self._shared.load_due_segment_and_check_lost()
             elif wanted or not popped:
                 return wanted
 
@@ -297,7 +297,7 @@ class Dispatcher:
 
     def _replay_or_rewind(self, message: DueMessage) -> bool:
         """Add a message to the replay set. If the set is full, rewind to the message and return `False`."""
-        if self._replay.add(*message):
+        if self._replay.add_unless_full(*message):
             return True
         self.rewind(message[1])
         return False

@@ -22,7 +22,7 @@ from logstore.delayed.delayed_rows import DelayedRows
 from logstore.delayed.entry_bitmaps import Bitmaps
 from logstore.delayed.index_buckets import IndexBucketList, SealAndMergeLimits
 from logstore.delayed.services.bucket_snapshots import IndexBucketSnapshots
-from logstore.delayed.services.delivery_time_reader import DelayedMessageFilter, DeliveryTimeReader, last_position
+from logstore.delayed.services.delivery_time_reader import DeliveryTimeReader, WaitingMessageFilter, last_position
 from logstore.delayed.snapshot_file import IndexSnapshotWriter
 from logstore.ports.catalog import (
     DelayedIndex,
@@ -111,9 +111,9 @@ class Sealer:
             StoreUnavailable, CatalogBusy, UploadTimedOut, OutcomeUnknown: Repeat the call.
         """
         dropped = self._drop_passed(topic_id)
-        seal = self._start(topic_id, force=force)
+        seal = self._plan_seal_if_due(topic_id, force=force)
         if seal:
-            self._run(seal)
+            self._seal_log_into_buckets(seal)
         result = seal.result if seal else SealResult()
         return replace(result, dropped=dropped, listed=len(self._index.get_bucket_list(topic_id).buckets))
 
@@ -128,7 +128,7 @@ class Sealer:
         )
         return len(passed) if self._index.switch_buckets(drop) else 0
 
-    def _start(self, topic_id: TopicId, *, force: bool) -> _Seal | None:
+    def _plan_seal_if_due(self, topic_id: TopicId, *, force: bool) -> _Seal | None:
         listed, unsealed = self._index.get_bucket_list(topic_id), self._index.count_unsealed_entries(topic_id)
         frontier = self._transactions.read_frontier(topic_id, from_ledger=max(0, listed.sealed_to.ledger_id))
         if frontier.last is None:
@@ -155,19 +155,19 @@ class Sealer:
         last = seal.frontier.last or seal.listed.sealed_to
         return self._log.iterate_segments(seal.topic_id, behind=seal.listed.sealed_to, last=last)
 
-    def _run(self, seal: _Seal) -> None:
-        wanted = DelayedMessageFilter(topic_id=seal.topic_id, hidden=seal.frontier.hidden, now_ms=seal.now_ms)
+    def _seal_log_into_buckets(self, seal: _Seal) -> None:
+        wanted = WaitingMessageFilter(topic_id=seal.topic_id, hidden=seal.frontier.hidden, now_ms=seal.now_ms)
         for segment, rows in self._log.read_delayed_rows(self._unsealed_segments(seal), wanted):
             seal.draft = seal.draft or IndexBucketDraft(Position(segment.ledger_id, segment.first_entry))
             seal.draft.add_segment(rows, last=last_position(segment))
             seal.delayed_entries += segment.delayed
-            if seal.draft.is_full(self._limits) and not self._end_bucket(seal):
+            if seal.draft.is_full(self._limits) and not self._switch_to_draft(seal):
                 return
         rest = seal.draft
         if rest and seal.should_seal(self._limits, entries=seal.delayed_entries, ledgers=len(rest.ledgers)):
-            self._end_bucket(seal)
+            self._switch_to_draft(seal)
 
-    def _end_bucket(self, seal: _Seal) -> bool:
+    def _switch_to_draft(self, seal: _Seal) -> bool:
         """Store the draft and switch to it. A draft without messages only moves `sealed_to`.
 
         Return `False` if another process has changed the list.
@@ -177,7 +177,9 @@ class Sealer:
         end, rows = draft.last, draft.merge_rows()
         switch = IndexBucketSwitch(topic_id=seal.topic_id, expected=seal.listed.version, sealed_to=end)
         is_switched = (
-            self._write(seal, switch, draft.first, end, rows) if len(rows) else self._index.switch_buckets(switch)
+            self._store_snapshot_and_switch(seal, switch, draft.first, end, rows)
+            if len(rows)
+            else self._index.switch_buckets(switch)
         )
         seal.listed = self._index.get_bucket_list(seal.topic_id)
         if not is_switched or seal.listed.sealed_to != end:
@@ -189,7 +191,7 @@ class Sealer:
         seal.draft, seal.delayed_entries = None, 0
         return True
 
-    def _write(
+    def _store_snapshot_and_switch(
         self, seal: _Seal, switch: IndexBucketSwitch, first: Position, last: Position, rows: DelayedRows
     ) -> bool:
         with open_temporary_snapshot(self._scratch, seal.topic_id, first, last) as (file, writer):

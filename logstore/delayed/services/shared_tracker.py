@@ -49,15 +49,15 @@ class MeasuredSnapshotReader:
         """Time of all reads in seconds, waits for storage included."""
 
     def read_footer(self, bucket: IndexBucket) -> IndexSnapshotFooter:
-        with self._measure():
+        with self._count_and_time_read():
             return self._snapshots.read_footer(bucket)
 
     def read_segment(self, bucket: IndexBucket, number: int) -> DelayedRows:
-        with self._measure():
+        with self._count_and_time_read():
             return self._snapshots.read_segment(bucket, number)
 
     @contextmanager
-    def _measure(self) -> Iterator[None]:
+    def _count_and_time_read(self) -> Iterator[None]:
         started_s = time.monotonic()
         try:
             yield
@@ -76,10 +76,11 @@ class SubscriptionReader(Protocol):
 
 
 class SharedTracker:
-    """Delayed messages of one topic, loaded by the first `refresh_bucket_list`.
+    """Delayed messages of one topic, loaded by the first `refresh_bucket_list_if_old`.
 
-    Callers of `refresh_bucket_list` and `read_due_segment` must not hold `lock`. Callers of all other methods must hold
-    `lock`. At most one thread reads the list, and at most one thread reads a segment. Results are stored under `lock`.
+    Callers of `refresh_bucket_list_if_old` and `load_due_segment_and_check_lost` must not hold `lock`. Callers of all
+    other methods must hold `lock`. At most one thread reads the list, and at most one thread reads a segment. Results
+    are stored under `lock`.
     """
 
     def __init__(
@@ -105,7 +106,7 @@ class SharedTracker:
     def due_ms(self) -> int:
         return self._clock.now_us() // 1000 + self._tolerance_ms
 
-    def refresh_bucket_list(self) -> None:
+    def refresh_bucket_list_if_old(self) -> None:
         """Load the list of index buckets if it is old. While another thread loads the list, the old list is used.
 
         After `StoreUnavailable` or `CatalogBusy` the next call tries again.
@@ -120,7 +121,7 @@ class SharedTracker:
         finally:
             self._list_lock.release()
 
-    def offer_due_messages(self, limit: int) -> bool:
+    def offer_due_and_check_more(self, limit: int) -> bool:
         """Offer at most `limit` due messages in memory to all readers. Return whether there may be more in memory."""
         rows = self.tracker.take_due_messages(self.due_ms(), limit)
         for reader in self.readers:
@@ -129,10 +130,10 @@ class SharedTracker:
         return len(rows) == limit
 
     def must_read(self) -> bool:
-        """Return whether `read_due_segment` must read a due segment, or the list because an index bucket was lost."""
+        """Return whether `load_due_segment_and_check_lost` must read a segment, or the list after a loss."""
         return bool(self._unreported_buckets()) or self.tracker.bucket_to_read(self.due_ms()) is not None
 
-    def read_due_segment(self) -> None:
+    def load_due_segment_and_check_lost(self) -> None:
         """Read one due segment, unless another thread has. If an index bucket was lost, read the list again.
 
         After `StoreUnavailable` or `CatalogBusy` the next call tries again.
@@ -145,12 +146,12 @@ class SharedTracker:
                 with self.lock:
                     self.tracker.load_bucket_segment(source, segment)
                     self._rewind(self.tracker.pop_rewinds())
-        self._recover_lost_buckets()
+        self._reload_list_or_alarm()
 
-    def track_messages(self, ledger_id: LedgerId, later: Mapping[int, int]) -> list[tuple[int, Position]]:
+    def track_waiting_and_return_due(self, ledger_id: LedgerId, later: Mapping[int, int]) -> list[tuple[int, Position]]:
         """Track messages that are not due. Return the other messages, which are due by now, with their times."""
         messages = [(deliver_at_ms, Position(ledger_id, entry_id)) for entry_id, deliver_at_ms in later.items()]
-        return [message for message in messages if not self.tracker.track_message(message[1], message[0])]
+        return [message for message in messages if not self.tracker.track_unless_due(message[1], message[0])]
 
     def _rewind(self, positions: list[Position]) -> None:
         for position in positions:
@@ -169,13 +170,13 @@ class SharedTracker:
             unopened = self.tracker.find_unopened_buckets(listed)
         opened = open_index_buckets(unopened, self._snapshots)
         with self.lock:
-            self._rewind(self.tracker.load_bucket_list(listed, opened))
+            self._rewind(self.tracker.load_list_and_pop_rewinds(listed, opened))
         return True
 
     def _unreported_buckets(self) -> list[IndexBucket]:
         return [bucket for bucket in self.tracker.lost_buckets if bucket.bucket_id not in self._reported]
 
-    def _recover_lost_buckets(self) -> None:
+    def _reload_list_or_alarm(self) -> None:
         """Read the list again, because lost index buckets may be merged or dropped. Raise alarms if it is unchanged."""
         with self._list_lock:
             while True:

@@ -47,7 +47,7 @@ class ReplaySet:
     def has_room(self, limit: int) -> bool:
         return len(self._heap) < min(limit, self._max_messages)
 
-    def add(self, deliver_at_ms: int, position: Position) -> bool:
+    def add_unless_full(self, deliver_at_ms: int, position: Position) -> bool:
         """Add a message, unless the set is full. Return whether the set contains the message now."""
         if position in self:
             return True
@@ -125,14 +125,14 @@ class SubscriptionLogReader:
             if self._has_scanned or not self._open_scan():
                 return None
             self._has_scanned = True
-        return self._read(limit)
+        return self._read_open_scan(limit)
 
     def close_scan(self) -> None:
         if self._scan is not None:
             self._scan.close()
             self._scan = None
 
-    def _read(self, limit: int) -> list[Entry]:
+    def _read_open_scan(self, limit: int) -> list[Entry]:
         assert self._scan is not None
         entries = list(islice(self._scan, limit))
         self._next = position_after(entries[-1].position if len(entries) == limit else self._scan_end)

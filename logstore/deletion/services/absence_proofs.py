@@ -45,16 +45,16 @@ def find_absence_doubts(objects: ObjectStore, intents: Sequence[DeletionIntent])
     return doubts | _find_doubts_by_reads(objects, [intent for intent in intents if intent.row_id not in doubts])
 
 
-def find_unconfirmed_keys_by_row(
+def sample_and_find_unconfirmed_keys(
     objects: ObjectStore, report: DeleteReport, keys_by_row: Mapping[int, Sequence[str]]
 ) -> dict[int, UnconfirmedKeys | None]:
     """Return the keys that do not count as deleted, by row. `None`: all keys of the row count.
 
     Only keys that the report confirms count. If the store still has a key of the sample, no key of the report counts,
-    and each row is retried alone. Raise the errors of `find_undeleted_key`.
+    and each row is retried alone. Raise the errors of `find_undeleted_key_in_sample`.
     """
     unconfirmed_by_row = {row: find_unconfirmed_keys(keys, report) for row, keys in keys_by_row.items()}
-    kept_key = find_undeleted_key(objects, sorted(report.deleted))
+    kept_key = find_undeleted_key_in_sample(objects, sorted(report.deleted))
     if kept_key is None:
         return unconfirmed_by_row
     problem = f"{kept_key}: the store confirmed its deletion and still has it"
@@ -64,7 +64,7 @@ def find_unconfirmed_keys_by_row(
     }
 
 
-def find_undeleted_key(objects: ObjectStore, deleted_keys: Sequence[str]) -> str | None:
+def find_undeleted_key_in_sample(objects: ObjectStore, deleted_keys: Sequence[str]) -> str | None:
     """Return a key that the store still has, from a sample of keys whose deletion it confirmed.
 
     Keys without an answer are ignored. Raise `SextonError` if the work was stopped, or the store refused the request.
@@ -125,7 +125,7 @@ def _find_doubts_by_second_listing(objects: ObjectStore, intents: Sequence[Delet
         listings = SharedListings(objects, shard)
         doubts_of_shard: dict[int, SextonError] = {}
         for intent in shard:
-            shared = listings.pop_listing(intent.ledger_id)
+            shared = listings.list_with_neighbours(intent.ledger_id)
             listing = objects.list(ledger_prefix(intent.ledger_id)) if shared is None else shared
             first = next(iter(listing), None)
             if first is not None:
@@ -140,7 +140,7 @@ def _find_doubts_by_second_listing(objects: ObjectStore, intents: Sequence[Delet
 
 def _find_doubts_by_reads(objects: ObjectStore, intents: Sequence[DeletionIntent]) -> dict[int, SextonError]:
     doubts: dict[int, SextonError] = {}
-    remaining = _iterate_possible_keys(intents, doubts)
+    remaining = _iterate_keys_and_add_doubts(intents, doubts)
     while batch := list(islice(remaining, _NAMES_PER_BATCH)):
         failure: SextonError | None = None
         for (row_id, key), answer in _call_in_parallel(
@@ -157,7 +157,7 @@ def _find_doubts_by_reads(objects: ObjectStore, intents: Sequence[DeletionIntent
     return doubts
 
 
-def _iterate_possible_keys(
+def _iterate_keys_and_add_doubts(
     intents: Sequence[DeletionIntent], doubts: dict[int, SextonError]
 ) -> Iterator[tuple[int, str]]:
     """Yield row and key of each object to request. Add rows with a damaged segment number to `doubts`."""

@@ -15,7 +15,7 @@ from logstore.deletion.intents import CopyVerdict, DeletionIntent, StoredCopy, f
 from logstore.deletion.services.absence_proofs import (
     MAX_ASKED_SEGMENTS,
     find_absence_doubts,
-    find_unconfirmed_keys_by_row,
+    sample_and_find_unconfirmed_keys,
 )
 from logstore.deletion.services.shared_store_requests import (
     SharedListings,
@@ -33,7 +33,7 @@ from logstore.log.ledger_object_keys import (
     segment_key,
     segment_number_from_key,
 )
-from logstore.log.ledgers import Component, parse_meta_fields
+from logstore.log.ledgers import Component, parse_meta_fields_or_unreadable
 from logstore.ports.object_storage import CopyRemovalResult, ObjectInfo, ObjectStore, OwnedStore
 from logstore.stop_checks import raise_if_stopped
 
@@ -56,7 +56,7 @@ class PrimaryCopyStorage:
         listings = SharedListings(self._objects, intents)
 
         def inspect(intent: DeletionIntent) -> StoredCopy:
-            shared = listings.pop_listing(intent.ledger_id)
+            shared = listings.list_with_neighbours(intent.ledger_id)
             listing = self._objects.list(ledger_prefix(intent.ledger_id)) if shared is None else shared
             return self._judge_listing(intent, listing, prove_absence=False)
 
@@ -144,8 +144,10 @@ class PrimaryCopyStorage:
             return f"found {(other_metas + unknown_keys)[0]!r}, which {digest} ({intent.topic}) never wrote"
         expected = _expected_keys(intent) if metas else frozenset()
         unproved = [key for key in data if key not in expected]
-        meta = [] if metas and intent.segments else [meta_key(intent.ledger_id, intent.owner)]
-        return next((problem for key in (*meta, *unproved) if (problem := self._check_owner(intent, key))), None)
+        meta_keys_to_check = [] if metas and intent.segments else [meta_key(intent.ledger_id, intent.owner)]
+        return next(
+            (problem for key in (*meta_keys_to_check, *unproved) if (problem := self._check_owner(intent, key))), None
+        )
 
     def _check_owner(self, intent: DeletionIntent, key: str) -> str | None:
         raise_if_stopped()
@@ -164,7 +166,7 @@ class PrimaryCopyStorage:
         metas = sorted((key for key in listed_keys if owner_digest_from_key(key)), key=lambda key: key != own_meta)
         content = self._objects.get_range(metas[0], 0, _MAX_META_BYTES) if metas else None
         if content is not None:
-            return parse_meta_fields(content)
+            return parse_meta_fields_or_unreadable(content)
         stored = self._objects.head(listed_keys[0]) if listed_keys else None
         return dict(stored[1]) if stored else None
 
@@ -178,11 +180,12 @@ class PrimaryCopyStorage:
                 objects.abort_uploads(key)
         with effect("storage.delete_data"):
             data_report = delete_keys_of_copies(objects, copies.values(), lambda copy: copy.data_keys, on_progress)
-        unconfirmed_data = find_unconfirmed_keys_by_row(
+        unconfirmed_data = sample_and_find_unconfirmed_keys(
             objects, data_report, {row: copy.data_keys for row, copy in copies.items()}
         )
         remaining = {
-            row: unconfirmed_data[row] or self._list_remaining_segments(copies[row], is_single=len(copies) == 1)
+            row: unconfirmed_data[row]
+            or self._list_remaining_segments_if_doubtful(copies[row], is_single=len(copies) == 1)
             for row in copies
         }
         without_data = {row: copy for row, copy in copies.items() if not remaining[row]}
@@ -190,12 +193,12 @@ class PrimaryCopyStorage:
             meta_report = delete_keys_of_copies(
                 objects, without_data.values(), lambda copy: copy.meta_keys, on_progress
             )
-        unconfirmed_meta = find_unconfirmed_keys_by_row(
+        unconfirmed_meta = sample_and_find_unconfirmed_keys(
             objects, meta_report, {row: copy.meta_keys for row, copy in without_data.items()}
         )
         return {row: to_removal_result(copies[row], remaining[row] or unconfirmed_meta[row]) for row in copies}
 
-    def _list_remaining_segments(self, copy: StoredCopy, *, is_single: bool) -> UnconfirmedKeys | None:
+    def _list_remaining_segments_if_doubtful(self, copy: StoredCopy, *, is_single: bool) -> UnconfirmedKeys | None:
         """List the copy again if it is removed alone or its first listing was incomplete. Return its segments.
 
         If that listing fails, `meta.json` of this ledger stays. Other ledgers are not affected.

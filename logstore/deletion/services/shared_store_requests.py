@@ -27,7 +27,7 @@ class SharedListings:
         self._group_by_ledger = {ledger_id: group for group in groups for ledger_id in group}
         self._listed: dict[LedgerId, list[ObjectInfo]] = {}
 
-    def pop_listing(self, ledger_id: LedgerId) -> Sequence[ObjectInfo] | None:
+    def list_with_neighbours(self, ledger_id: LedgerId) -> Sequence[ObjectInfo] | None:
         """Return the ledger's objects, ascending by key. `None`: the caller must list it alone.
 
         Each ledger is returned once. After a failed listing, the result for the neighbours is `None`.
@@ -134,7 +134,7 @@ def find_foreign_bucket_errors_by_row(objects: OwnedStore, absent: Sequence[Dele
     """Return an error for each row if the bucket is not the catalog's, because absence then proves nothing."""
     try:
         if absent:
-            objects.confirm_ownership()
+            objects.require_ownership_now()
     except SextonError as error:
         return {intent.row_id: error for intent in absent}
     return {}

@@ -7,7 +7,7 @@ copy still states its ledger owner.
 from collections.abc import Callable, Mapping, Sequence
 
 from logstore.deletion.intents import CopyVerdict, DeletionIntent, StoredCopy, find_ownership_problem
-from logstore.deletion.services.absence_proofs import find_unconfirmed_keys_by_row
+from logstore.deletion.services.absence_proofs import sample_and_find_unconfirmed_keys
 from logstore.deletion.services.shared_store_requests import (
     delete_keys_of_copies,
     find_foreign_bucket_errors_by_row,
@@ -15,8 +15,14 @@ from logstore.deletion.services.shared_store_requests import (
 )
 from logstore.errors import SextonError, StoreUnavailable, UploadOpen
 from logstore.failpoints import effect
-from logstore.log.ledgers import parse_meta_fields
-from logstore.offload.tiered_copy import CopyLocation, data_key, index_key, parse_uuid_and_location, upload_ends_us
+from logstore.log.ledgers import parse_meta_fields_or_unreadable
+from logstore.offload.tiered_copy import (
+    CopyLocation,
+    data_key,
+    index_key,
+    parse_uuid_and_location,
+    upload_requests_end_us,
+)
 from logstore.ports.object_storage import BucketAtLocation, CopyRemovalResult, ObjectInfo, ObjectStore
 from logstore.stop_checks import raise_if_stopped
 
@@ -70,13 +76,13 @@ class TieredCopyStorage:
         objects = self._buckets(location)
         stored = objects.get(index_key(uuid, intent.ledger_id))
         if stored is not None:
-            index = parse_meta_fields(stored.body)
-            return parse_meta_fields(index["statement"].encode()) if "statement" in index else index
+            index = parse_meta_fields_or_unreadable(stored.body)
+            return parse_meta_fields_or_unreadable(index["statement"].encode()) if "statement" in index else index
         data = objects.head(data_key(uuid, intent.ledger_id))
         return dict(data[1]) if data else None
 
     def _require_upload_ended(self, intent: DeletionIntent) -> None:
-        ends_us = upload_ends_us(intent.context)
+        ends_us = upload_requests_end_us(intent.context)
         remaining_us = 0 if ends_us is None else ends_us - self._now_us()
         if remaining_us > 0:
             message = f"ledger {intent.ledger_id}: its upload {intent.context['uuid']} may go on"
@@ -94,7 +100,7 @@ class TieredCopyStorage:
 
 def _list_dead_uploads(objects: ObjectStore, intent: DeletionIntent, keys: tuple[str, str]) -> tuple[str, ...]:
     """Return the keys of dead uploads. A published copy has none."""
-    if upload_ends_us(intent.context) is None:
+    if upload_requests_end_us(intent.context) is None:
         return ()
     open_keys = {upload.key for upload in objects.list_open_uploads(keys[0])}
     return tuple(key for key in sorted(keys) if key in open_keys)
@@ -131,13 +137,13 @@ def _remove_from_bucket(
             objects.abort_uploads(key)
     with effect("tiered.delete_data"):
         data_report = delete_keys_of_copies(objects, copies.values(), lambda copy: copy.data_keys, on_progress)
-    unconfirmed_data = find_unconfirmed_keys_by_row(
+    unconfirmed_data = sample_and_find_unconfirmed_keys(
         objects, data_report, {row: copy.data_keys for row, copy in copies.items()}
     )
     without_data = {row: copy for row, copy in copies.items() if not unconfirmed_data[row]}
     with effect("tiered.delete_index"):
         index_report = delete_keys_of_copies(objects, without_data.values(), lambda copy: copy.meta_keys, on_progress)
-    unconfirmed_index = find_unconfirmed_keys_by_row(
+    unconfirmed_index = sample_and_find_unconfirmed_keys(
         objects, index_report, {row: copy.meta_keys for row, copy in without_data.items()}
     )
     return {

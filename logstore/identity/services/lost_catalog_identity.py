@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 
 from logstore.errors import CatalogMismatch
-from logstore.identity.bucket_markers import BucketRole, MarkerState, NamedBucket, describe_owner, is_marker
+from logstore.identity.bucket_markers import BucketRole, MarkerState, NamedBucket, describe_named_catalog, is_marker
 from logstore.identity.services.marker_checked_buckets import MarkerCheckedBucket, MarkerChecker, read_marker
 from logstore.ports.catalog import InspectedCopy
 from logstore.ports.object_storage import ObjectStore
@@ -26,9 +26,9 @@ class LostCatalogIdentity:
         content = read_marker(store)
         if content is None or not is_marker(content):
             advice = "check bucket and endpoint: a catalog with a record log has put one there"
-            found = "none" if content is None else describe_owner(content)
+            found = "none" if content is None else describe_named_catalog(content)
             raise CatalogMismatch(str(bucket), expected="the marker of a catalog", found=found, advice=advice)
-        return cls(describe_owner(content), [(bucket.role, bucket.bucket)])
+        return cls(describe_named_catalog(content), [(bucket.role, bucket.bucket)])
 
     def catalog_id(self) -> str:
         return self._catalog_id
@@ -42,11 +42,17 @@ class LostCatalogIdentity:
     def list_expected_copies(self, role: BucketRole, bucket: str, *, limit: int) -> Sequence[InspectedCopy]:  # noqa: ARG002 - of the port
         return []
 
-    def own(self, bucket: NamedBucket, store: ObjectStore) -> MarkerCheckedBucket:
+    def get_checked_bucket(self, bucket: NamedBucket, store: ObjectStore) -> MarkerCheckedBucket:
         """Return a bucket that must have the marker. The marker is compared before the first use."""
-        identities = LostCatalogIdentity(self._catalog_id, [*self._marked, (bucket.role, bucket.bucket)])
-        return MarkerChecker(identities).own(bucket, lambda: store)
+        identity = LostCatalogIdentity(self._catalog_id, [*self._marked, (bucket.role, bucket.bucket)])
+        return MarkerChecker(identity).get_checked_bucket(bucket, lambda: store)
 
     def has_marker(self, bucket: NamedBucket, store: ObjectStore) -> bool:
-        """Return whether a bucket has the catalog's marker. Raise the errors of `MarkerChecker.compare_bucket`."""
-        return MarkerChecker(LostCatalogIdentity(self._catalog_id)).compare_bucket(bucket, store) is MarkerState.OURS
+        """Return whether a bucket has the catalog's marker.
+
+        Raise the errors of `MarkerChecker.require_ours_or_unmarked`.
+        """
+        return (
+            MarkerChecker(LostCatalogIdentity(self._catalog_id)).require_ours_or_unmarked(bucket, store)
+            is MarkerState.OURS
+        )

@@ -20,7 +20,7 @@ from logstore.identity.bucket_markers import (
     MarkerState,
     NamedBucket,
     compare_marker,
-    describe_owner,
+    describe_named_catalog,
     is_marker,
     marker_content,
     mismatch_error,
@@ -52,10 +52,10 @@ MAX_UNANSWERED_S: Final = 60.0
 class MarkerChecker:
     """Comparison of bucket markers with a catalog's id. It writes missing markers. Thread-safe."""
 
-    def __init__(self, identities: CatalogIdentity) -> None:
-        self._identities = identities
+    def __init__(self, identity: CatalogIdentity) -> None:
+        self._identity = identity
 
-    def own(
+    def get_checked_bucket(
         self,
         bucket: NamedBucket,
         connect: Callable[[], ObjectStore],
@@ -69,7 +69,7 @@ class MarkerChecker:
         """
         return MarkerCheckedBucket(self, bucket, connect, require_current, now_s)
 
-    def compare_bucket(self, bucket: NamedBucket, store: ObjectStore) -> MarkerState:
+    def require_ours_or_unmarked(self, bucket: NamedBucket, store: ObjectStore) -> MarkerState:
         """Return the state of the bucket's marker. This changes nothing.
 
         Raises:
@@ -77,10 +77,10 @@ class MarkerChecker:
             StoreUnavailable: The store did not answer.
             ServiceRefused: The bucket does not exist, or the permission is missing.
         """
-        owner = _read_owner(store)
-        catalog_id, marked = self._identities.catalog_id(), self._identities.list_marked_buckets()
-        state = compare_marker(owner, catalog_id=catalog_id, bucket=bucket, marked=marked)
-        if error := mismatch_error(state, owner, catalog_id=catalog_id, bucket=bucket, marked=marked):
+        named_catalog = _read_named_catalog(store)
+        catalog_id, marked = self._identity.catalog_id(), self._identity.list_marked_buckets()
+        state = compare_marker(named_catalog, catalog_id=catalog_id, bucket=bucket, marked_buckets=marked)
+        if error := mismatch_error(state, named_catalog, catalog_id=catalog_id, bucket=bucket, marked_buckets=marked):
             raise error
         return state
 
@@ -91,19 +91,19 @@ class MarkerChecker:
         succeeds. Raise `CatalogMismatch` also if a bucket without a marker has foreign objects, or lacks all objects of
         this catalog.
         """
-        if self.compare_bucket(bucket, store) is MarkerState.UNMARKED:
+        if self.require_ours_or_unmarked(bucket, store) is MarkerState.UNMARKED:
             self._mark_with_evidence(bucket, store)
-        if (bucket.role, bucket.bucket) not in self._identities.list_marked_buckets():
+        if (bucket.role, bucket.bucket) not in self._identity.list_marked_buckets():
             with effect("identity.record_marker"):
-                self._identities.record_marker(bucket.role, bucket.bucket)
+                self._identity.record_marker(bucket.role, bucket.bucket)
 
-    def confirm_marker(self, bucket: NamedBucket, store: ObjectStore) -> None:
+    def require_marker_now(self, bucket: NamedBucket, store: ObjectStore) -> None:
         """Read the marker again. Raise `CatalogMismatch` also if it is missing."""
-        owner, catalog_id = _read_owner(store), self._identities.catalog_id()
+        owner, catalog_id = _read_named_catalog(store), self._identity.catalog_id()
         state = MarkerState.LOST
         if owner is not None:
-            state = compare_marker(owner, catalog_id=catalog_id, bucket=bucket, marked=())
-        if error := mismatch_error(state, owner, catalog_id=catalog_id, bucket=bucket, marked=()):
+            state = compare_marker(owner, catalog_id=catalog_id, bucket=bucket, marked_buckets=())
+        if error := mismatch_error(state, owner, catalog_id=catalog_id, bucket=bucket, marked_buckets=()):
             raise error
 
     def _mark_with_evidence(self, bucket: NamedBucket, store: ObjectStore) -> None:
@@ -111,22 +111,22 @@ class MarkerChecker:
             self._require_evidence(bucket, store)
         except CatalogMismatch:
             # Another process may have marked the bucket meanwhile, and written into it.
-            if self.compare_bucket(bucket, store) is MarkerState.UNMARKED:
+            if self.require_ours_or_unmarked(bucket, store) is MarkerState.UNMARKED:
                 raise
         else:
             try:
-                marker = marker_content(self._identities.catalog_id())
+                marker = marker_content(self._identity.catalog_id())
                 with effect("identity.put_marker"):
                     put_and_read_back(store, MARKER_KEY, marker, metadata={})
             except AlreadyExists:  # another process stored a marker, and its content counts
-                self.confirm_marker(bucket, store)
+                self.require_marker_now(bucket, store)
 
     def _require_evidence(self, bucket: NamedBucket, store: ObjectStore) -> None:
         """Require an object of this catalog, or no object if the catalog has certainly stored none.
 
         Source: the statement that every object carries. PIP-186 deletes nothing by name only.
         """
-        expected = self._identities.list_expected_copies(bucket.role, bucket.bucket, limit=_MAX_EVIDENCE_COPIES)
+        expected = self._identity.list_expected_copies(bucket.role, bucket.bucket, limit=_MAX_EVIDENCE_COPIES)
         # checks all copies, because none may contradict
         if sum(_has_own_statement(bucket, store, copy) for copy in expected):
             return
@@ -143,37 +143,37 @@ class MarkerCheckedBucket:
 
     def __init__(
         self,
-        stores: MarkerChecker,
+        checker: MarkerChecker,
         bucket: NamedBucket,
         connect: Callable[[], ObjectStore],
         require_current: Callable[[], None] | None,
         now_s: Callable[[], float],
     ) -> None:
-        self._stores, self._bucket = stores, bucket
+        self._checker, self._bucket = checker, bucket
         self._require_current, self._now_s = require_current, now_s
         self._connect = cache(connect)
         self._lock = threading.Lock()
-        self._is_compared = False
+        self._is_checked = False
         self._next_check_s = self._answered_s = 0.0  # the second: start of the last check that was answered
         self._failed_checks, self._last_failure = 0, ""
 
-    def confirm_ownership(self) -> None:
-        self._stores.confirm_marker(self._bucket, self._connect())
+    def require_ownership_now(self) -> None:
+        self._checker.require_marker_now(self._bucket, self._connect())
 
-    def check(self) -> MarkerState:
-        return self._stores.compare_bucket(self._bucket, self._connect())
+    def require_ours_or_unmarked(self) -> MarkerState:
+        return self._checker.require_ours_or_unmarked(self._bucket, self._connect())
 
-    def require_ownership(self) -> None:
-        self._compare_marker_once()
+    def require_ownership_once(self) -> None:
+        self._check_if_first_use()
 
-    def _compare_marker_once(self) -> bool:
+    def _check_if_first_use(self) -> bool:
         """Return whether this call compared the marker and the database."""
-        if not self._is_compared:
+        if not self._is_checked:
             with self._lock:
-                if not self._is_compared:
-                    self._stores.require_or_mark(self._bucket, self._connect())
+                if not self._is_checked:
+                    self._checker.require_or_mark(self._bucket, self._connect())
                     self._require_current_catalog()
-                    self._is_compared = True
+                    self._is_checked = True
                     return True
         return False
 
@@ -203,11 +203,11 @@ class MarkerCheckedBucket:
             self._lock.release()
 
     def _connect_for_read(self) -> ObjectStore:
-        self.require_ownership()
+        self.require_ownership_once()
         self._require_current_catalog_if_due()
         return self._connect()
 
-    def _connect_for_upload(self) -> ObjectStore:
+    def _connect_after_recent_check(self) -> ObjectStore:
         """Require that the last answered check is at most `MAX_UNANSWERED_S` old.
 
         Otherwise, while the record log does not answer, a process of an old catalog could append for ever. Entries that
@@ -216,36 +216,38 @@ class MarkerCheckedBucket:
         failed_checks = self._failed_checks
         store = self._connect_for_read()
         if self._needs_recent_check():
-            self._require_recent_check(failed_checks)
+            self._recheck_once_for_waiting_uploads(failed_checks)
         return store
 
     def _needs_recent_check(self) -> bool:
         return self._require_current is not None and self._now_s() - self._answered_s >= MAX_UNANSWERED_S
 
-    def _require_recent_check(self, failed_checks: int) -> None:
+    def _recheck_once_for_waiting_uploads(self, failed_checks_before: int) -> None:
         """Check the database once for all waiting uploads. The uploads share the result, even a failure.
 
-        `failed_checks` is the number of failed checks when the upload began.
+        `failed_checks_before` is the number of failed checks when the upload began.
         """
         with self._lock:
             if not self._needs_recent_check():
                 return
-            if self._failed_checks > failed_checks:
+            if self._failed_checks > failed_checks_before:
                 raise StoreUnavailable(f"the record log gave no answer: {self._last_failure}")
             self._require_current_catalog()
 
     def begin_removal(self) -> ObjectStore:
-        if not self._compare_marker_once():
+        if not self._check_if_first_use():
             self._require_current_catalog()
         return self._connect()
 
     def put_if_absent(self, key: str, body: bytes, *, metadata: Mapping[str, str]) -> None:
-        self._connect_for_upload().put_if_absent(key, body, metadata=metadata)
+        self._connect_after_recent_check().put_if_absent(key, body, metadata=metadata)
 
     def put_file_if_absent(
-        self, key: str, file: BinaryIO, *, metadata: Mapping[str, str], proceed: Callable[[], None]
+        self, key: str, file: BinaryIO, *, metadata: Mapping[str, str], require_may_proceed: Callable[[], None]
     ) -> None:
-        self._connect_for_upload().put_file_if_absent(key, file, metadata=metadata, proceed=proceed)
+        self._connect_after_recent_check().put_file_if_absent(
+            key, file, metadata=metadata, require_may_proceed=require_may_proceed
+        )
 
     def list_open_uploads(self, prefix: str) -> list[OpenUpload]:
         return self._connect_for_read().list_open_uploads(prefix)
@@ -293,9 +295,9 @@ def read_marker(store: ObjectStore) -> bytes | None:
     raise StoreUnavailable(f"{MARKER_KEY}: expected answers that agree; {contradiction}")
 
 
-def _read_owner(store: ObjectStore) -> str | None:
+def _read_named_catalog(store: ObjectStore) -> str | None:
     content = read_marker(store)
-    return None if content is None else describe_owner(content)
+    return None if content is None else describe_named_catalog(content)
 
 
 def _has_own_statement(bucket: NamedBucket, store: ObjectStore, copy: InspectedCopy) -> bool:

@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 
 from logstore.errors import InvalidInput, OutcomeUnknown, ProducerFenced, SequenceHeld, SextonError, TransactionNotOpen
 from logstore.log.entries import ProducedEntries
-from logstore.log.producer_sequences import ProducerSequence
+from logstore.log.producer_sequences import HighestSequenceIds
 from logstore.log.segment_format import encode_segment
 from logstore.log.segment_metadata import sha256_hex
 from logstore.log.services import deduplication
@@ -27,7 +27,7 @@ from logstore.log.services.segment_placement import (
     RememberedTopicState,
     SegmentPlacer,
 )
-from logstore.ports.catalog import DataLedgers, Topic, TransactionEntryRange
+from logstore.ports.catalog import MessageLedgers, Topic, TransactionEntryRange
 from logstore.positions import Position
 from logstore.retrying_clock import Clock
 
@@ -61,7 +61,7 @@ class Appender:
     """
 
     def __init__(
-        self, *, ledgers: DataLedgers, placer: SegmentPlacer, clock: Clock, registration_timeout_s: float
+        self, *, ledgers: MessageLedgers, placer: SegmentPlacer, clock: Clock, registration_timeout_s: float
     ) -> None:
         self._ledgers = ledgers
         self._placer = placer
@@ -80,9 +80,9 @@ class Appender:
             StoreUnavailable, CatalogBusy: The parts were not stored, after several attempts.
             OutcomeUnknown: The parts may be stored. Only producers with sequence ids can safely repeat the call.
         """
-        return self._store_parts(_TopicAppendContext(topic, hints, AppendUploads()), parts)
+        return self._deduplicate_and_store_parts(_TopicAppendContext(topic, hints, AppendUploads()), parts)
 
-    def _store_parts(
+    def _deduplicate_and_store_parts(
         self, target: _TopicAppendContext, parts: Sequence[ProducedEntries]
     ) -> Sequence[AppendResult | SextonError]:
         deadline_s = self._clock.monotonic_s() + self._timeout_s
@@ -94,21 +94,21 @@ class Appender:
             if not _count_entries(accepted_parts):
                 return _to_results(parts, accepted_parts, None)
             try:
-                body = self._encode_segment(accepted_parts)
+                encoded = self._encode_segment(accepted_parts)
             except _encoding_errors():
                 # Check the other parts again. Entries of a refused part must not count when duplicates are searched.
                 return self._store_accepted_parts(target, parts, [_find_encoding_error(part) for part in parts])
             try:
                 placed = self._placer.place_segment(
-                    target.topic, target.hints, body, target.uploads, deadline_s=deadline_s
+                    target.topic, target.hints, encoded, target.uploads, deadline_s=deadline_s
                 )
             except TransactionNotOpen as refused:
                 return self._store_parts_of_open_transactions(target, parts, refused)
             except ProducerFenced:  # another process stored entries of a producer
                 target.hints.sequences.clear()
             else:
-                for moved in body.producers:
-                    sequence = target.hints.sequences.get(moved.producer, ProducerSequence())
+                for moved in encoded.producers:
+                    sequence = target.hints.sequences.get(moved.producer, HighestSequenceIds())
                     target.hints.sequences[moved.producer] = sequence.advance(moved.last, moved.txn)
                 return _to_results(parts, accepted_parts, placed)
 
@@ -119,7 +119,7 @@ class Appender:
         accepted_parts = [
             part for part, verdict in zip(parts, verdicts, strict=True) if not isinstance(verdict, SextonError)
         ]
-        answers = iter(self._store_parts(target, accepted_parts) if accepted_parts else ())
+        answers = iter(self._deduplicate_and_store_parts(target, accepted_parts) if accepted_parts else ())
         return [verdict if isinstance(verdict, SextonError) else next(answers) for verdict in verdicts]
 
     def _store_parts_of_open_transactions(
@@ -144,7 +144,7 @@ class Appender:
         sequences = self._clock.retry(
             lambda: self._ledgers.producer_sequences(topic.topic_id, producers), deadline_s=deadline_s
         )
-        hints.remember({name: sequences.get(name, ProducerSequence()) for name in producers})
+        hints.remember({name: sequences.get(name, HighestSequenceIds()) for name in producers})
         return deduplication.drop_duplicates(parts, sequences)
 
     def _encode_segment(self, unique_parts: Sequence[ProducedEntries]) -> EncodedSegment:
@@ -154,12 +154,12 @@ class Appender:
             sha256=sha256_hex(content),
             entries=_count_entries(unique_parts),
             producers=deduplication.producer_advances(unique_parts),
-            **_collect_transactions(unique_parts),
+            **_collect_transactions_and_markers(unique_parts),
             delayed=sum(entry.deliver_at_ms is not None for part in unique_parts for entry in part.entries),
         )
 
 
-def _collect_transactions(parts: Sequence[ProducedEntries]) -> dict[str, Any]:
+def _collect_transactions_and_markers(parts: Sequence[ProducedEntries]) -> dict[str, Any]:
     transactions, markers, offset = list[TransactionEntryRange](), list[int](), 0
     for part in parts:
         count = len(part.entries)
@@ -202,7 +202,7 @@ _MAX_BATCH_ENTRIES: Final = 50_000
 _MAX_BATCH_BYTES: Final = 32 << 20
 """Limits of a batch. A single larger append is stored as a batch of its own."""
 
-Answer = AppendResult | BaseException
+AppendAnswer = AppendResult | BaseException
 
 
 class _QueuedAppend:
@@ -213,7 +213,7 @@ class _QueuedAppend:
         self.size_bytes = sum(entry.size_bytes for entry in produced.entries)
         self.woken = threading.Event()
         self.leads = False
-        self.answer: Answer | None = None
+        self.answer: AppendAnswer | None = None
 
 
 class AppendQueue:
@@ -227,19 +227,19 @@ class AppendQueue:
         self._store = store
         self._lock = threading.Lock()
         self._queue: deque[_QueuedAppend] = deque()
-        self._led = False
+        self._has_leader = False
 
     @property
     def idle(self) -> bool:
         with self._lock:
-            return not self._led
+            return not self._has_leader
 
     def append(self, produced: ProducedEntries) -> AppendResult:
         """Store the append together with other queued appends. Raise `OutcomeUnknown` if the leader was interrupted."""
         waiter = _QueuedAppend(produced)
         with self._lock:
             self._queue.append(waiter)
-            waiter.leads, self._led = not self._led, True
+            waiter.leads, self._has_leader = not self._has_leader, True
         if not waiter.leads:
             self._wait_for_answer(waiter)
         if waiter.leads:
@@ -289,7 +289,7 @@ class AppendQueue:
         return batch
 
     def _choose_next_leader(self) -> None:
-        self._led = bool(self._queue)
+        self._has_leader = bool(self._queue)
         if self._queue:
             self._queue[0].leads = True
             self._queue[0].woken.set()

@@ -23,7 +23,7 @@ from logstore.log.segment_metadata import DIGEST_FIELD, sha256_hex
 from logstore.log.services.segment_reader import build_digest_metadata, verify_segment_body
 from logstore.log.services.segment_registration import report_abandoned_upload
 from logstore.log.services.upload_read_back import put_and_read_back, require_stored_object, reread_if_corrupt
-from logstore.ports.catalog import ComponentLedgerRows, DataLedgers, Segment
+from logstore.ports.catalog import LedgersOfAllComponents, MessageLedgers, Segment
 from logstore.ports.object_storage import ObjectStore
 from logstore.positions import LedgerId, TopicId
 from logstore.retrying_clock import Clock
@@ -82,8 +82,8 @@ class ComponentLedgers:
     def __init__(
         self,
         *,
-        components: ComponentLedgerRows,
-        ledgers: DataLedgers,
+        components: LedgersOfAllComponents,
+        ledgers: MessageLedgers,
         objects: ObjectStore,
         application: str,
         clock: Clock | None = None,
@@ -96,7 +96,7 @@ class ComponentLedgers:
         self._clock = clock or Clock()
         self._patience_s = patience_s
 
-    def write(
+    def write_and_publish(
         self, draft: OneEntryLedgerDraft | ParquetLedgerDraft, publish: Callable[[CreatedLedger], _Published]
     ) -> _Published:
         """Store the draft as a ledger and publish it.
@@ -114,25 +114,28 @@ class ComponentLedgers:
             OutcomeUnknown: The ledger may be published.
         """
         deadline_s = self._clock.monotonic_s() + self._patience_s
-        created = self._store_draft(draft, deadline_s)
+        created = self._create_and_upload_ledger(draft, deadline_s)
         with report_abandoned_upload(self._ledgers, created.ledger_id, epoch=created.epoch, clock=self._clock):
             return self._clock.retry(lambda: publish(created), deadline_s=deadline_s)
 
-    def store(self, draft: OneEntryLedgerDraft | ParquetLedgerDraft) -> CreatedLedger:
-        """Store the draft as an unlisted ledger, for a transaction that publishes several. Raise the errors of `write`.
+    def write_unlisted(self, draft: OneEntryLedgerDraft | ParquetLedgerDraft) -> CreatedLedger:
+        """Store the draft as an unlisted ledger, for a transaction that publishes several.
 
-        If the ledger is not published within the registration timeout, it counts as abandoned.
+        Raise the errors of `write_and_publish`. If the ledger is not published within the registration timeout, it
+        counts as abandoned.
         """
-        return self._store_draft(draft, self._clock.monotonic_s() + self._patience_s)
+        return self._create_and_upload_ledger(draft, self._clock.monotonic_s() + self._patience_s)
 
-    def _store_draft(self, draft: OneEntryLedgerDraft | ParquetLedgerDraft, deadline_s: float) -> CreatedLedger:
+    def _create_and_upload_ledger(
+        self, draft: OneEntryLedgerDraft | ParquetLedgerDraft, deadline_s: float
+    ) -> CreatedLedger:
         segment = _encode_draft(draft, publish_ms=self._clock.now_us() // 1000)
         owner = (draft.topic_id, draft.component, draft.keys)
         create = partial(self._components.create_component_ledger, *owner, application=self._application)
         for _ in range(_MAX_ATTEMPTS):
             statement = self._clock.retry(create, deadline_s=deadline_s)
             with report_abandoned_upload(self._ledgers, statement.ledger_id, epoch=statement.epoch, clock=self._clock):
-                if self._put_objects(statement, segment, deadline_s):
+                if self._put_objects_unless_id_taken(statement, segment, deadline_s):
                     return CreatedLedger(
                         ledger_id=statement.ledger_id,
                         epoch=statement.epoch,
@@ -168,7 +171,9 @@ class ComponentLedgers:
             raise CorruptData(f"{key}: expected one entry, found {len(payloads)}")
         return bytes(payloads[0].as_py())
 
-    def _put_objects(self, statement: LedgerStatement, segment: _EncodedDraft, deadline_s: float) -> bool:
+    def _put_objects_unless_id_taken(
+        self, statement: LedgerStatement, segment: _EncodedDraft, deadline_s: float
+    ) -> bool:
         """Store both objects and read them back. Return `False` if storage has another ledger of that id."""
         metadata, key = statement.to_metadata(), segment_key(statement.ledger_id, 0)
         own_meta_key, meta = meta_key(statement.ledger_id, statement.owner), statement.to_json()
@@ -188,7 +193,9 @@ class ComponentLedgers:
                 if isinstance(content, bytes):
                     put_and_read_back(self._objects, key, content, metadata=expected_metadata)
                 else:
-                    self._objects.put_file_if_absent(key, content, metadata=expected_metadata, proceed=proceed)
+                    self._objects.put_file_if_absent(
+                        key, content, metadata=expected_metadata, require_may_proceed=proceed
+                    )
                     require_stored_object(self._objects, key, size_bytes=segment.size_bytes, metadata=expected_metadata)
 
         try:
@@ -203,11 +210,11 @@ class ComponentLedgers:
 def _encode_draft(draft: OneEntryLedgerDraft | ParquetLedgerDraft, *, publish_ms: int) -> _EncodedDraft:
     if isinstance(draft, ParquetLedgerDraft):
         file = draft.file
-        mark, size_bytes = digest_footer(file), file.tell()
+        footer_digest, size_bytes = digest_footer(file), file.tell()
         file.seek(0)
         sha256 = hashlib.file_digest(cast("io.BufferedIOBase", file), "sha256").hexdigest()
-        vouched = {DIGEST_FIELD: sha256, FOOTER_FIELD: str(mark), **draft.facts}
-        return _EncodedDraft(content=file, size_bytes=size_bytes, sha256=sha256, metadata=vouched)
+        digest_metadata = {DIGEST_FIELD: sha256, FOOTER_FIELD: str(footer_digest), **draft.facts}
+        return _EncodedDraft(content=file, size_bytes=size_bytes, sha256=sha256, metadata=digest_metadata)
     entry = NewEntry(payload=draft.content, properties=draft.properties)
     body = encode_segment([ProducedEntries(entries=[entry])], publish_ms=publish_ms)
     digest = sha256_hex(body)

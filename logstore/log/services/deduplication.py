@@ -11,15 +11,15 @@ from operator import attrgetter
 
 from logstore.errors import InvalidInput, SequenceHeld
 from logstore.log.entries import NewEntry, ProducedEntries
-from logstore.log.producer_sequences import ProducerSequence
+from logstore.log.producer_sequences import HighestSequenceIds
 from logstore.ports.catalog import ProducerSequenceRange
 from logstore.transactions.transaction_ids_and_states import TransactionId
 
 _MAX_SEQUENCE = 2**63 - 1
-_NO_SEQUENCE = ProducerSequence()
+_NO_SEQUENCE = HighestSequenceIds()
 
 
-def require_valid_sequence_ids(produced: ProducedEntries) -> None:
+def require_valid_produced_entries(produced: ProducedEntries) -> None:
     """Raise `InvalidInput` if there are no entries or a sequence id is invalid.
 
     A sequence id needs a producer, is 0 to 2**63 - 1, and is above the ids before it.
@@ -45,7 +45,7 @@ def producers_with_sequence_ids(parts: Iterable[ProducedEntries]) -> set[str]:
 
 
 def drop_duplicates(
-    parts: Sequence[ProducedEntries], registered: Mapping[str, ProducerSequence]
+    parts: Sequence[ProducedEntries], registered: Mapping[str, HighestSequenceIds]
 ) -> list[ProducedEntries | SequenceHeld]:
     """Return the parts without duplicates, in order. A part may become empty, or is refused as a whole.
 
@@ -56,7 +56,7 @@ def drop_duplicates(
 
 
 def _drop_duplicates_of_part(
-    part: ProducedEntries, sequence_by_producer: dict[str, ProducerSequence]
+    part: ProducedEntries, sequence_by_producer: dict[str, HighestSequenceIds]
 ) -> ProducedEntries | SequenceHeld:
     if not part.producer:
         return part

@@ -31,8 +31,8 @@ from logstore.log.services.read_filter import (
     fetch_segment,
 )
 from logstore.log.services.segment_reader import SegmentGone
-from logstore.log.services.segment_sources import SegmentSource, TieredCopyReader
-from logstore.ports.catalog import DataLedgers, Frontier, Ledger, Segment, Topic, Transactions
+from logstore.log.services.segment_sources import SegmentSource, TieredCopyFinder
+from logstore.ports.catalog import Frontier, Ledger, MessageLedgers, Segment, Topic, Transactions
 from logstore.ports.object_storage import ObjectStore
 from logstore.positions import EARLIEST, LedgerId, Position
 from logstore.retrying_clock import Clock
@@ -55,11 +55,11 @@ class EntryReader:
     def __init__(
         self,
         *,
-        ledgers: DataLedgers,
+        ledgers: MessageLedgers,
         transactions: Transactions,
         objects: ObjectStore,
         clock: Clock,
-        tiered: TieredCopyReader | None = None,
+        tiered: TieredCopyFinder | None = None,
     ) -> None:
         self._ledgers, self._transactions = ledgers, transactions
         self._tiered = tiered
@@ -86,50 +86,56 @@ class EntryReader:
         excluded: ExcludedEntries | None = None,
         postponer: Postponer | None = None,
     ) -> Iterator[Entry]:
-        view = ReadFilter(
+        read_filter = ReadFilter(
             columns=_validate_columns(columns),
             state=cursor_state,
             up_to=up_to,
             excluded=excluded or {},
             postponer=postponer or (DiscardingPostponer(self._clock) if cursor_state else None),
         )
-        return self._scan_from(topic, view, EARLIEST if from_position is None else from_position, frontier)
+        return self._scan_from(topic, read_filter, EARLIEST if from_position is None else from_position, frontier)
 
     def _scan_from(
-        self, topic: Topic, view: ReadFilter, position: Position, frontier: Frontier | None
+        self, topic: Topic, read_filter: ReadFilter, position: Position, frontier: Frontier | None
     ) -> Iterator[Entry]:
         source = SegmentSource(self._objects, self._tiered, topic=f"topic {topic.name}")
-        committed = self._limit_to_frontier(topic, view, position, frontier)
+        committed = self._limit_to_frontier(topic, read_filter, position, frontier)
         if committed is None:
             return
-        view = committed
+        read_filter = committed
         while True:
-            segments = self._iterate_segments(topic, view, position)
+            segments = self._iterate_segments(topic, read_filter, position)
             selected = (
                 (ledger, segment, ids)
                 for ledger, segment in segments
-                if (ids := view.select_entries(segment, position))
+                if (ids := read_filter.select_entries(segment, position))
             )
-            fetched = self._prefetcher.fetch_ahead(selected, lambda item: fetch_segment(source.read, *item, view))
+            fetched = self._prefetcher.fetch_ahead(
+                selected, lambda item: fetch_segment(source.read, *item, read_filter)
+            )
             try:
                 for _, fetched_segment in fetched:
-                    if view.postponer and fetched_segment.later:
-                        view.postponer.postpone(fetched_segment.segment.ledger_id, fetched_segment.later)
-                    yield from fetched_segment.iterate_entries(view.columns)
+                    if read_filter.postponer and fetched_segment.deliver_at_ms_by_entry:
+                        read_filter.postponer.postpone(
+                            fetched_segment.segment.ledger_id, fetched_segment.deliver_at_ms_by_entry
+                        )
+                    yield from fetched_segment.iterate_entries(read_filter.columns)
                     position = fetched_segment.end
             except SegmentGone as gone:
                 self._require_trimmed(topic, gone)
             else:
                 return
 
-    def read_entries_at(self, topic: Topic, positions: Sequence[Position], *, columns: Sequence[str]) -> list[Entry]:
-        view = ReadFilter(columns=_validate_columns(columns))
+    def read_visible_entries_at(
+        self, topic: Topic, positions: Sequence[Position], *, columns: Sequence[str]
+    ) -> list[Entry]:
+        read_filter = ReadFilter(columns=_validate_columns(columns))
         ids_by_ledger: dict[LedgerId, BitMap] = defaultdict(BitMap)
         for position in positions:
             ids_by_ledger[position.ledger_id].add(position.entry_id)
         if not ids_by_ledger:
             return []
-        committed = self._limit_to_frontier(topic, view, Position(min(ids_by_ledger), 0))
+        committed = self._limit_to_frontier(topic, read_filter, Position(min(ids_by_ledger), 0))
         if committed is None:
             return []
         source = SegmentSource(self._objects, self._tiered, topic=f"topic {topic.name}")
@@ -145,37 +151,41 @@ class EntryReader:
                 _require_no_gap(ledger, rows, ranges[ledger.ledger_id])
                 items = _select_segments(ledger, rows, ids_by_ledger[ledger.ledger_id], committed)
                 for _, fetched_segment in self._prefetcher.fetch_ahead(
-                    items, lambda item: fetch_segment(fetch, *item, view)
+                    items, lambda item: fetch_segment(fetch, *item, read_filter)
                 ):
-                    fetched.update((entry.position, entry) for entry in fetched_segment.iterate_entries(view.columns))
+                    fetched.update(
+                        (entry.position, entry) for entry in fetched_segment.iterate_entries(read_filter.columns)
+                    )
             except SegmentGone as gone:
                 self._require_trimmed(topic, gone)
         return [fetched[position] for position in positions if position in fetched]
 
     def _limit_to_frontier(
-        self, topic: Topic, view: ReadFilter, at: Position, known_frontier: Frontier | None = None
+        self, topic: Topic, read_filter: ReadFilter, at: Position, known_frontier: Frontier | None = None
     ) -> ReadFilter | None:
         """Return the filter up to the first message of an open transaction, or `None` if no entry is visible."""
-        marked = at if view.state is None else max(at, view.state.mark_delete)
+        marked = at if read_filter.state is None else max(at, read_filter.state.mark_delete)
         frontier = known_frontier or self._transactions.read_frontier(topic.topic_id, from_ledger=marked.ledger_id)
         if frontier.last is None:
             return None
-        up_to = frontier.last if view.up_to is None else min(view.up_to, frontier.last)
-        return replace(view, up_to=up_to, unseen=frontier.hidden)
+        up_to = frontier.last if read_filter.up_to is None else min(read_filter.up_to, frontier.last)
+        return replace(read_filter, up_to=up_to, hidden=frontier.hidden)
 
-    def _iterate_segments(self, topic: Topic, view: ReadFilter, at: Position) -> Iterator[tuple[Ledger, Segment]]:
+    def _iterate_segments(
+        self, topic: Topic, read_filter: ReadFilter, at: Position
+    ) -> Iterator[tuple[Ledger, Segment]]:
         """Yield registered segments from `at` on, in order. Their rows are read ledger by ledger."""
-        up_to = view.up_to
+        up_to = read_filter.up_to
         assert up_to is not None  # `_limit_to_frontier` has set it
         first_ledger = (
-            at.ledger_id if view.state is None else view.state.mark_delete.ledger_id
+            at.ledger_id if read_filter.state is None else read_filter.state.mark_delete.ledger_id
         )  # all earlier entries are acknowledged
         for ledger in self._iterate_ledgers(topic, max(at.ledger_id, first_ledger), up_to.ledger_id):
             start = max(0, at.entry_id) if ledger.ledger_id == at.ledger_id else 0
             if Position(ledger.ledger_id, start) > up_to:
                 return
             is_closed = ledger.state is LedgerState.CLOSED  # an open ledger may have grown since it was listed
-            if view.state is not None and is_closed and ledger.span.last <= view.state.mark_delete:
+            if read_filter.state is not None and is_closed and ledger.span.last <= read_filter.state.mark_delete:
                 continue
             yield from ((ledger, row) for row in self._read_segment_rows(ledger, start))
 
@@ -217,9 +227,9 @@ class EntryReader:
 
 
 def _select_segments(
-    ledger: Ledger, rows: Iterable[Segment], entry_ids: BitMap, view: ReadFilter
+    ledger: Ledger, rows: Iterable[Segment], entry_ids: BitMap, read_filter: ReadFilter
 ) -> Iterator[tuple[Ledger, Segment, BitMap]]:
-    selected = ((row, entry_ids & view.select_entries(row, Position(ledger.ledger_id, 0))) for row in rows)
+    selected = ((row, entry_ids & read_filter.select_entries(row, Position(ledger.ledger_id, 0))) for row in rows)
     return ((ledger, row, ids) for row, ids in selected if ids)
 
 

@@ -70,9 +70,9 @@ class GroupCommitter:
             CatalogBusy: There was no room within `patience_s`. The write was not queued.
             StoreUnavailable: The committer is closed or its thread died. The write was not queued.
         """
-        return self._enqueue(write)
+        return self._enqueue_when_room(write)
 
-    def _enqueue(self, write: GroupCommitWrite) -> "Future[Any]":
+    def _enqueue_when_room(self, write: GroupCommitWrite) -> "Future[Any]":
         item = _QueuedWrite(write, Future(), copy_context())
         with self._changed:
             has_room = self._changed.wait_for(
@@ -106,7 +106,7 @@ class GroupCommitter:
             OutcomeUnknown: The time ended while the write was being committed.
             SextonError: Error of `GroupCommits.commit_writes`.
         """
-        future: Future[Any] = self._enqueue(write)
+        future: Future[Any] = self._enqueue_when_room(write)
         try:
             result: RegisterSegmentResult | AcknowledgeResult | BeginTransactionResult | EndTransactionResult = (
                 future.result(timeout_s)
@@ -127,12 +127,12 @@ class GroupCommitter:
     def _run_writer(self) -> None:
         items: list[_QueuedWrite] = []
         try:
-            while items := self._wait_for_writes():
+            while items := self._take_writes_until_closed():
                 self._commit_batch(items)
         except BaseException as death:  # noqa: BLE001 - after any error, no caller may wait for a dead thread
             self._fail_all_writes(items, death)
 
-    def _wait_for_writes(self) -> list[_QueuedWrite]:
+    def _take_writes_until_closed(self) -> list[_QueuedWrite]:
         """Wait for writes and return all of them. Return an empty list when the committer is closed and drained."""
         with self._changed:
             while True:

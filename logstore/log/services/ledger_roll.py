@@ -13,7 +13,7 @@ from logstore.failpoints import effect
 from logstore.log.ledger_object_keys import meta_key
 from logstore.log.ledgers import LedgerState, LedgerStatement
 from logstore.log.services.segment_registration import report_abandoned_upload
-from logstore.ports.catalog import DataLedgers, Ledger
+from logstore.ports.catalog import Ledger, MessageLedgers
 from logstore.ports.object_storage import ObjectStore
 from logstore.positions import LedgerId, TopicId
 from logstore.retrying_clock import Clock
@@ -52,7 +52,7 @@ class Roller:
     """Opener of ledgers. Attempts are repeated for `patience_s` seconds after the start of a roll."""
 
     def __init__(
-        self, *, ledgers: DataLedgers, objects: ObjectStore, application: str, clock: Clock, patience_s: float
+        self, *, ledgers: MessageLedgers, objects: ObjectStore, application: str, clock: Clock, patience_s: float
     ) -> None:
         self._ledgers = ledgers
         self._objects = objects
@@ -74,20 +74,20 @@ class Roller:
                 return RollResult(closed=None, opened=winner.ledger_id)
         raise CatalogBusy(f"topic {topic_id}: {_MAX_ATTEMPTS} new ledgers were taken away before they joined its list")
 
-    def next_ledger(self, topic_id: TopicId, last: Ledger | None) -> Ledger | None:
+    def open_next_ledger(self, topic_id: TopicId, last: Ledger | None) -> Ledger | None:
         """Try to open a ledger after `last`. Return the list's last ledger, whichever process opened it."""
         self._open_ledger_after(topic_id, last)
         return self._ledgers.last_ledger(topic_id)
 
     def _open_ledger_after(self, topic_id: TopicId, last: Ledger | None) -> LedgerId | None:
         """Return `None` after a lost race, or if storage has another ledger of the new id."""
-        deadline = self._clock.monotonic_s() + self._patience_s
-        statement = self._clock.retry(lambda: self._create_row(topic_id), deadline_s=deadline)
+        deadline_s = self._clock.monotonic_s() + self._patience_s
+        statement = self._clock.retry(lambda: self._create_row(topic_id), deadline_s=deadline_s)
         after = last.ledger_id if last else None
         try:
             with report_abandoned_upload(self._ledgers, statement.ledger_id, epoch=statement.epoch, clock=self._clock):
-                self._clock.retry(lambda: self._put_statement(statement), deadline_s=deadline)
-                attached = self._clock.retry(lambda: self._attach(statement.ledger_id, after), deadline_s=deadline)
+                self._clock.retry(lambda: self._put_statement(statement), deadline_s=deadline_s)
+                attached = self._clock.retry(lambda: self._attach(statement.ledger_id, after), deadline_s=deadline_s)
         except AlreadyExists:
             _LOG.error("ledger %s: storage holds another one of that id; taking the next id", statement.ledger_id)
             return None

@@ -15,7 +15,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from logstore.ports.catalog import DataLedgers
+from logstore.ports.catalog import MessageLedgers
 from logstore.positions import Position, TopicId
 
 _LOG: Final = logging.getLogger(__name__)
@@ -36,7 +36,7 @@ class _ParkedReader:
 class LogEndPoller:
     """Thread that polls the ends of logs while any reader waits. Close it after use."""
 
-    def __init__(self, ledgers: DataLedgers) -> None:
+    def __init__(self, ledgers: MessageLedgers) -> None:
         self._ledgers = ledgers
         self._lock = threading.Lock()
         self._parked: list[_ParkedReader] = []
@@ -52,12 +52,12 @@ class LogEndPoller:
     def read_ends(self, topic_ids: Collection[TopicId]) -> _EndByTopic:
         return {ledger.topic_id: ledger.span.last for ledger in self._ledgers.last_ledgers(topic_ids)}
 
-    def wait_for_new_end(self, topic_id: TopicId, end: Position | None, timeout_s: float) -> Position | None:
-        """Wait until the topic's log has another end, and return the new end. After the timeout, return `end`."""
-        reader = _ParkedReader(topic_id, end)
+    def wait_and_return_end(self, topic_id: TopicId, known_end: Position | None, timeout_s: float) -> Position | None:
+        """Wait until the topic's log has another end, and return the new end. After the timeout, return `known_end`."""
+        reader = _ParkedReader(topic_id, known_end)
         with self._lock:
             if self._closed.is_set():
-                return end
+                return known_end
             self._parked.append(reader)
             if not self._is_polling:
                 self._is_polling = True
@@ -70,7 +70,7 @@ class LogEndPoller:
         return reader.end
 
     def _poll_while_readers_wait(self) -> None:
-        pause, was_reported = _POLL_PAUSES_S[0], False
+        pause_s, was_reported = _POLL_PAUSES_S[0], False
         while waiting := self._list_waiting_readers():
             has_moved = False
             try:
@@ -79,8 +79,8 @@ class LogEndPoller:
                 if not was_reported:
                     _LOG.warning("readers wait on, because the catalog does not say where logs end: %s", error)
                 was_reported = True
-            pause = _POLL_PAUSES_S[0] if has_moved else min(1.5 * pause, _POLL_PAUSES_S[1])
-            self._closed.wait(pause)
+            pause_s = _POLL_PAUSES_S[0] if has_moved else min(1.5 * pause_s, _POLL_PAUSES_S[1])
+            self._closed.wait(pause_s)
 
     def _wake_moved_readers(self, waiting: Sequence[_ParkedReader]) -> bool:
         ends = self.read_ends({reader.topic_id for reader in waiting})
@@ -100,9 +100,9 @@ class LogEndPoller:
 class Watch:
     """One reader's memory of the end of a topic's log. It is not thread-safe."""
 
-    def __init__(self, arrivals: LogEndPoller, topic_id: TopicId) -> None:
-        self._arrivals, self._topic_id = arrivals, topic_id
-        self._end = arrivals.read_ends([topic_id]).get(topic_id)
+    def __init__(self, log_end_poller: LogEndPoller, topic_id: TopicId) -> None:
+        self._log_end_poller, self._topic_id = log_end_poller, topic_id
+        self._end = log_end_poller.read_ends([topic_id]).get(topic_id)
 
     def wait(self, timeout_s: float) -> bool:
         """Wait until the log has grown since the watch was created or its last wait ended. Return whether it has grown.
@@ -110,5 +110,5 @@ class Watch:
         Read first and wait afterwards. An entry that was added in between ends the wait at once. The delivery time of a
         delayed message wakes no reader. If the catalog does not answer, the wait continues.
         """
-        before, self._end = self._end, self._arrivals.wait_for_new_end(self._topic_id, self._end, timeout_s)
+        before, self._end = self._end, self._log_end_poller.wait_and_return_end(self._topic_id, self._end, timeout_s)
         return self._end != before

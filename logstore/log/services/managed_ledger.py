@@ -18,8 +18,8 @@ from logstore.log.services.log_end_watch import LogEndPoller, Watch
 from logstore.log.services.read_filter import READABLE_COLUMNS, ExcludedEntries, Postponer
 from logstore.log.services.segment_placement import RememberedTopicState, SegmentPlacer
 from logstore.log.services.segment_registration import SegmentRegistrar
-from logstore.log.services.segment_sources import TieredCopyReader
-from logstore.ports.catalog import DataLedgers, Frontier, Topic, Transactions
+from logstore.log.services.segment_sources import TieredCopyFinder
+from logstore.ports.catalog import Frontier, MessageLedgers, Topic, Transactions
 from logstore.ports.object_storage import ObjectStore
 from logstore.positions import Position, TopicId
 from logstore.retrying_clock import Clock
@@ -39,7 +39,7 @@ class ManagedLedger:
     def __init__(
         self,
         *,
-        ledgers: DataLedgers,
+        ledgers: MessageLedgers,
         transactions: Transactions,
         objects: ObjectStore,
         committer: GroupCommitter,
@@ -47,7 +47,7 @@ class ManagedLedger:
         policy: RollPolicy | None = None,
         clock: Clock | None = None,
         registration_timeout_s: float = 600.0,
-        tiered: TieredCopyReader | None = None,
+        tiered: TieredCopyFinder | None = None,
     ) -> None:
         self._ledgers = ledgers
         self._policy = policy or RollPolicy()
@@ -66,7 +66,7 @@ class ManagedLedger:
         self._reader = EntryReader(
             ledgers=ledgers, transactions=transactions, objects=objects, clock=self._clock, tiered=tiered
         )
-        self._arrivals = LogEndPoller(ledgers)
+        self._log_end_poller = LogEndPoller(ledgers)
         self._queues: dict[TopicId, AppendQueue] = {}
         self._hints: dict[TopicId, tuple[Topic, RememberedTopicState]] = {}
         self._queues_lock = threading.Lock()
@@ -100,7 +100,7 @@ class ManagedLedger:
             StoreUnavailable, CatalogBusy: The entries were not stored, after several attempts.
             OutcomeUnknown: The entries may be stored.
         """
-        deduplication.require_valid_sequence_ids(produced)
+        deduplication.require_valid_produced_entries(produced)
         return self._get_append_queue(topic).append(produced)
 
     def roll(self, topic: Topic) -> RollResult:
@@ -129,7 +129,7 @@ class ManagedLedger:
             return False
         return self.roll(topic).closed is not None
 
-    def topics_to_roll(self, topic_ids: Collection[TopicId]) -> frozenset[TopicId]:
+    def select_topics_to_roll(self, topic_ids: Collection[TopicId]) -> frozenset[TopicId]:
         """Return the topics whose last ledger `roll_if_due` would roll now, with one read."""
         now_us = self._clock.now_us()
         return frozenset(
@@ -181,14 +181,14 @@ class ManagedLedger:
             postponer=postponer,
         )
 
-    def read_entries_at(
+    def read_visible_entries_at(
         self, topic: Topic, positions: Sequence[Position], *, columns: Sequence[str] = READABLE_COLUMNS
     ) -> list[Entry]:
         """Return entries by position, in the given order. Trimmed and hidden entries are absent.
 
         Delivery times are ignored. Each segment is fetched once and cached. Raise the errors of `scan`.
         """
-        return self._reader.read_entries_at(topic, positions, columns=columns)
+        return self._reader.read_visible_entries_at(topic, positions, columns=columns)
 
     def read(
         self,
@@ -219,7 +219,7 @@ class ManagedLedger:
                     watch.wait(timeout_s=30)
             ```
         """
-        return Watch(self._arrivals, topic.topic_id)
+        return Watch(self._log_end_poller, topic.topic_id)
 
     def reload_last_ledgers(self, is_selected: Callable[[Topic], bool]) -> int:
         """Reload the last ledgers of those remembered topics that `is_selected` selects. Return their number.
@@ -237,7 +237,7 @@ class ManagedLedger:
 
     def close(self) -> None:
         """End the threads that read ahead, and wake waiting readers. Running appends continue."""
-        self._arrivals.close()
+        self._log_end_poller.close()
         self._reader.close()
 
     def _get_append_queue(self, topic: Topic) -> AppendQueue:

@@ -14,13 +14,13 @@ class ReadCache(Generic[K, V]):
 
     def __init__(self, max_bytes: int, size_of: Callable[[V], int], *, min_values: int = 0) -> None:
         """Keep at most `max_bytes` bytes, as measured by `size_of`, but always the last `min_values` values."""
-        self._most, self._size, self._least = max_bytes, size_of, min_values
+        self._max_bytes, self._size_of, self._min_values = max_bytes, size_of, min_values
         self._values: OrderedDict[K, V] = OrderedDict()  # the most recently used value is at the end
         self._lock = threading.Lock()
 
     @property
     def memory_bytes(self) -> int:
-        return sum(self._size(value) for value in list(self._values.values()))
+        return sum(self._size_of(value) for value in list(self._values.values()))
 
     def get_or_fetch(self, key: K, fetch: Callable[[], V]) -> V:
         """Return the value of a key, from the cache or from `fetch`. Errors of `fetch` are raised."""
@@ -32,6 +32,6 @@ class ReadCache(Generic[K, V]):
         with self._lock:
             self._values[key] = value
             total_bytes = self.memory_bytes
-            while total_bytes > self._most and len(self._values) > self._least:
-                total_bytes -= self._size(self._values.popitem(last=False)[1])
+            while total_bytes > self._max_bytes and len(self._values) > self._min_values:
+                total_bytes -= self._size_of(self._values.popitem(last=False)[1])
         return value

@@ -45,7 +45,7 @@ class Postponer(Protocol):
     def due_ms(self) -> int:
         """Return the latest delivery time that is due now, inclusive, in milliseconds since 1970."""
 
-    def postpone(self, ledger_id: LedgerId, later: Mapping[int, int]) -> None:
+    def postpone(self, ledger_id: LedgerId, deliver_at_ms_by_entry: Mapping[int, int]) -> None:
         """Receive skipped messages, as delivery times by entry id. A message may be passed repeatedly."""
 
 
@@ -58,7 +58,7 @@ class DiscardingPostponer:
     def due_ms(self) -> int:
         return self.clock.now_us() // 1000
 
-    def postpone(self, ledger_id: LedgerId, later: Mapping[int, int]) -> None: ...
+    def postpone(self, ledger_id: LedgerId, deliver_at_ms_by_entry: Mapping[int, int]) -> None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +68,7 @@ class ReadFilter:
     columns: tuple[str, ...]
     state: CursorState | None = None
     up_to: Position | None = None
-    unseen: Mapping[LedgerId, BitMap] = field(default_factory=dict)  # markers, and messages of aborted transactions
+    hidden: Mapping[LedgerId, BitMap] = field(default_factory=dict)  # markers, and messages of aborted transactions
     excluded: ExcludedEntries = field(default_factory=dict[LedgerId, BitMap])  # asked for each segment
     postponer: Postponer | None = None  # None: messages that are not due are also returned
 
@@ -79,7 +79,7 @@ class ReadFilter:
             first = max(first, at.entry_id)
         if self.up_to and segment.ledger_id >= self.up_to.ledger_id:
             end = min(end, self.up_to.entry_id + 1) if segment.ledger_id == self.up_to.ledger_id else first
-        left_out = self.unseen.get(segment.ledger_id, _EMPTY_BITMAP)
+        left_out = self.hidden.get(segment.ledger_id, _EMPTY_BITMAP)
         if self.state is not None:
             mark = self.state.mark_delete
             if segment.ledger_id <= mark.ledger_id:
@@ -95,7 +95,7 @@ class FetchedSegment:
     segment: Segment
     ids: BitMap
     table: "pa.Table | None"  # all rows of the segment; None: `ids` is empty
-    later: Mapping[int, int]  # delivery time by entry id, for entries that are not due
+    deliver_at_ms_by_entry: Mapping[int, int]  # delivery time by entry id, for entries that are not due
 
     @property
     def end(self) -> Position:
@@ -111,24 +111,26 @@ class FetchedSegment:
                 yield _to_entry(Position(self.segment.ledger_id, entry_id), row)
 
 
-def fetch_segment(fetch: "Fetch", ledger: Ledger, segment: Segment, ids: BitMap, view: ReadFilter) -> FetchedSegment:
+def fetch_segment(
+    fetch: "Fetch", ledger: Ledger, segment: Segment, ids: BitMap, read_filter: ReadFilter
+) -> FetchedSegment:
     """Fetch the columns of these entries with `fetch`, a function like `SegmentSource.read`. Raise its errors."""
-    if view.postponer is None or not ids or segment.delayed == 0:
-        table = fetch(ledger, segment, view.columns) if ids else None
-        return FetchedSegment(segment=segment, ids=ids, table=table, later={})
+    if read_filter.postponer is None or not ids or segment.delayed == 0:
+        table = fetch(ledger, segment, read_filter.columns) if ids else None
+        return FetchedSegment(segment=segment, ids=ids, table=table, deliver_at_ms_by_entry={})
     has_due_entries = segment.delayed < len(ids)
     fetches_times_first = (
-        "payload" in view.columns and segment.size_bytes > MAX_WHOLE_READ_BYTES and not has_due_entries
+        "payload" in read_filter.columns and segment.size_bytes > MAX_WHOLE_READ_BYTES and not has_due_entries
     )
     first_columns = (
-        (_DELIVERY_COLUMN,) if fetches_times_first else tuple(dict.fromkeys((*view.columns, _DELIVERY_COLUMN)))
+        (_DELIVERY_COLUMN,) if fetches_times_first else tuple(dict.fromkeys((*read_filter.columns, _DELIVERY_COLUMN)))
     )
     table = fetch(ledger, segment, first_columns)
-    later = _find_messages_not_due(table, segment, ids, view.postponer.due_ms())
+    later = _find_messages_not_due(table, segment, ids, read_filter.postponer.due_ms())
     due = ids - BitMap(later)
     if fetches_times_first:
-        table = fetch(ledger, segment, view.columns) if due else None
-    return FetchedSegment(segment=segment, ids=due, table=table if due else None, later=later)
+        table = fetch(ledger, segment, read_filter.columns) if due else None
+    return FetchedSegment(segment=segment, ids=due, table=table if due else None, deliver_at_ms_by_entry=later)
 
 
 def _find_messages_not_due(table: "pa.Table", segment: Segment, ids: BitMap, due_ms: int) -> dict[int, int]:

@@ -20,9 +20,9 @@ _MAX_ATTEMPTS: Final = 5
 
 
 class SchemaRegistry:
-    def __init__(self, *, schemas: SchemaVersions, contents: ComponentLedgers) -> None:
+    def __init__(self, *, schemas: SchemaVersions, component_ledgers: ComponentLedgers) -> None:
         self._schemas = schemas
-        self._contents = contents
+        self._component_ledgers = component_ledgers
 
     def set(self, topic: Topic, content: bytes) -> SchemaVersion:
         """Make the content the newest schema version of the topic, unless it already is. Idempotent.
@@ -42,7 +42,7 @@ class SchemaRegistry:
             newest = self._schemas.newest_schema_version(topic.topic_id)
             if newest and newest.digest == digest:
                 return newest
-            written = self._write_schema(topic, content, digest)
+            written = self._write_schema_unless_abandoned(topic, content, digest)
             if written:
                 return written
         raise CatalogBusy(
@@ -68,7 +68,7 @@ class SchemaRegistry:
         if schema_version is None:
             expected = f"a version up to {versions[-1].version}" if versions else "a topic that has a schema"
             raise UnknownObject("version", expected=expected, found=version)
-        content = self._contents.read(schema_version.ledger_id)
+        content = self._component_ledgers.read(schema_version.ledger_id)
         if content is None:
             raise MissingData(
                 f"topic {topic.name}: schema ledger {schema_version.ledger_id} is listed and no copy holds it"
@@ -80,7 +80,7 @@ class SchemaRegistry:
             )
         return schema_version, content
 
-    def _write_schema(self, topic: Topic, content: bytes, digest: str) -> SchemaVersion | None:
+    def _write_schema_unless_abandoned(self, topic: Topic, content: bytes, digest: str) -> SchemaVersion | None:
         draft = OneEntryLedgerDraft(
             topic_id=topic.topic_id,
             component=Component.SCHEMA_STORAGE,
@@ -99,4 +99,4 @@ class SchemaRegistry:
                 sha256=created.sha256,
             )
 
-        return self._contents.write(draft, publish)
+        return self._component_ledgers.write_and_publish(draft, publish)

@@ -10,20 +10,20 @@ from logstore.errors import AlreadyExists, CatalogBusy, LedgerFenced, StaleCatal
 from logstore.failpoints import effect
 from logstore.log.ledger_object_keys import segment_key
 from logstore.log.ledgers import LedgerOwner, LedgerState, LedgerStatement
-from logstore.log.producer_sequences import ProducerSequence
+from logstore.log.producer_sequences import HighestSequenceIds
 from logstore.log.segment_metadata import (
     EXTENT_FIELD,
     MAX_CONFIRMATION_GAP,
     UPLOAD_ID_FIELD,
-    RegisteredExtent,
+    RegisteredLedgerExtent,
     SegmentUploadId,
 )
 from logstore.log.services.ledger_roll import Roller, RollPolicy
 from logstore.log.services.segment_reader import build_digest_metadata
 from logstore.log.services.segment_registration import SegmentRegistrar, report_abandoned_upload, upload_confirmation
 from logstore.ports.catalog import (
-    DataLedgers,
     Ledger,
+    MessageLedgers,
     ProducerSequenceRange,
     RegisterSegmentResult,
     RegisterSegmentWrite,
@@ -35,7 +35,7 @@ from logstore.ports.object_storage import ObjectStore
 from logstore.positions import LedgerId
 from logstore.retrying_clock import Clock
 
-STRIDE: Final = 16
+FIRST_NUMBER_STRIDE: Final = 16
 """Range of the random number that is added after the first lost race.
 
 It doubles with every lost race, so that large uploads succeed among small ones.
@@ -51,11 +51,13 @@ class RememberedTopicState:
     """Remembered state of a topic in this process. It may be outdated, and is dropped if the catalog disagrees."""
 
     ledger: Ledger | None = None
-    shared: bool = False  # whether another process also appends to the topic, so that `ledger` is probably outdated
+    has_other_writers: bool = (
+        False  # whether another process also appends to the topic, so that `ledger` is probably outdated
+    )
     epoch: int = 0
-    sequences: dict[str, ProducerSequence] = field(default_factory=dict)
+    sequences: dict[str, HighestSequenceIds] = field(default_factory=dict)
 
-    def remember(self, sequences: Mapping[str, ProducerSequence]) -> None:
+    def remember(self, sequences: Mapping[str, HighestSequenceIds]) -> None:
         if len(self.sequences) + len(sequences) > _MAX_PRODUCERS_PER_TOPIC:
             self.sequences.clear()
         self.sequences.update(sequences)
@@ -82,14 +84,14 @@ class EncodedSegment:
 class AppendUploads:
     """Successive uploads of one append. All uploads except the last were refused or failed."""
 
-    append: str = field(default_factory=lambda: uuid.uuid4().hex)
+    append_id: str = field(default_factory=lambda: uuid.uuid4().hex)
     count: int = 0
-    tried: dict[LedgerId, int] = field(default_factory=dict)  # highest number tried, by ledger
+    highest_tried_number_by_ledger: dict[LedgerId, int] = field(default_factory=dict)  # highest number tried, by ledger
 
     def next_upload_id(self) -> SegmentUploadId:
         """Return the id of one more upload. A new encoding, a split or a new ledger does not change the append."""
         self.count += 1
-        return SegmentUploadId(self.append, self.count)
+        return SegmentUploadId(self.append_id, self.count)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,22 +107,22 @@ class PlacementAttempts:
     """Attempts so far to place one segment."""
 
     deadline_s: float
-    losses: int = 0
-    tried: dict[LedgerId, int] = field(default_factory=dict)  # highest number tried, by ledger
-    fenced: set[LedgerId] = field(default_factory=set)
+    lost_races: int = 0
+    highest_tried_number_by_ledger: dict[LedgerId, int] = field(default_factory=dict)  # highest number tried, by ledger
+    fenced_ledgers: set[LedgerId] = field(default_factory=set)
 
     def highest_used_number(self, ledger: Ledger) -> int:
         """Return the highest number that is used up, or -1."""
-        return max(ledger.last_segment, self.tried.get(ledger.ledger_id, -1))
+        return max(ledger.last_segment, self.highest_tried_number_by_ledger.get(ledger.ledger_id, -1))
 
     def has_numbers(self, ledger: Ledger) -> bool:
         return self.highest_used_number(ledger) <= _MAX_NUMBER - _MAX_STRIDE - MAX_CONFIRMATION_GAP
 
     def next_number(self, ledger: Ledger) -> int:
         """Return the next number. After a lost race, return a random number above the highest lost one."""
-        if not self.losses or ledger.ledger_id not in self.tried:
+        if not self.lost_races or ledger.ledger_id not in self.highest_tried_number_by_ledger:
             return self.highest_used_number(ledger) + 1
-        reach = min(STRIDE << max(0, self.losses - 1), _MAX_STRIDE)
+        reach = min(FIRST_NUMBER_STRIDE << max(0, self.lost_races - 1), _MAX_STRIDE)
         return self.highest_used_number(ledger) + random.randint(1, reach)  # noqa: S311 - spreads writers
 
 
@@ -132,7 +134,7 @@ class SegmentPlacer:
     def __init__(
         self,
         *,
-        ledgers: DataLedgers,
+        ledgers: MessageLedgers,
         objects: ObjectStore,
         registrar: SegmentRegistrar,
         roller: Roller,
@@ -152,7 +154,7 @@ class SegmentPlacer:
         self,
         topic: Topic,
         hints: RememberedTopicState,
-        body: EncodedSegment,
+        encoded: EncodedSegment,
         uploads: AppendUploads,
         *,
         deadline_s: float,
@@ -166,81 +168,84 @@ class SegmentPlacer:
             StoreUnavailable, CatalogBusy: The segment was not registered, after several attempts.
             OutcomeUnknown: The segment may be registered, or is registered without its confirmation.
         """
-        attempts = PlacementAttempts(deadline_s, tried=uploads.tried)
-        while attempts.losses <= _MAX_LOST_RACES:
-            ledger = self._choose_ledger(topic, hints, attempts)
-            number = attempts.tried[ledger.ledger_id] = attempts.next_number(ledger)
-            write = _build_registration(topic, ledger, hints.epoch, number, body)
-            metadata = self._build_metadata(topic, ledger, write.epoch, body, uploads.next_upload_id())
+        attempts = PlacementAttempts(deadline_s, highest_tried_number_by_ledger=uploads.highest_tried_number_by_ledger)
+        while attempts.lost_races <= _MAX_LOST_RACES:
+            ledger = self._choose_or_open_ledger(topic, hints, attempts)
+            number = attempts.highest_tried_number_by_ledger[ledger.ledger_id] = attempts.next_number(ledger)
+            write = _build_registration(topic, ledger, hints.epoch, number, encoded)
+            metadata = self._build_metadata(topic, ledger, write.epoch, encoded, uploads.next_upload_id())
             try:
                 with report_abandoned_upload(self._ledgers, ledger.ledger_id, epoch=write.epoch, clock=self._clock):
-                    self._upload_segment(segment_key(write.ledger_id, write.number), body, metadata, attempts)
+                    self._upload_segment(segment_key(write.ledger_id, write.number), encoded, metadata, attempts)
                     registered = self._registrar.register_segment(write, deadline_s=attempts.deadline_s)
             except LedgerFenced:
-                attempts.fenced.add(ledger.ledger_id)
+                attempts.fenced_ledgers.add(ledger.ledger_id)
                 hints.ledger = None
             except StaleCatalog:
                 hints.forget()
             except AlreadyExists:
-                hints.ledger, hints.shared = None, True
+                hints.ledger, hints.has_other_writers = None, True
             else:
                 hints.ledger = _hint_after_registration(ledger, write, registered)
                 if write.number > ledger.last_segment + 1:
-                    extent = RegisteredExtent(write.number, registered.first_entry + write.entries)
+                    extent = RegisteredLedgerExtent(write.number, registered.first_entry + write.entries)
                     statement = self._build_statement(topic, ledger, write.epoch)
                     upload_confirmation(
                         self._objects, statement, extent, clock=self._clock, deadline_s=attempts.deadline_s
                     )
                 return PlacedSegment(ledger_id=ledger.ledger_id, first_entry=registered.first_entry)
-            attempts.losses += 1
-        raise CatalogBusy(f"topic {topic.name}: append lost {attempts.losses} races to other writers")
+            attempts.lost_races += 1
+        raise CatalogBusy(f"topic {topic.name}: append lost {attempts.lost_races} races to other writers")
 
-    def _choose_ledger(self, topic: Topic, hints: RememberedTopicState, attempts: PlacementAttempts) -> Ledger:
+    def _choose_or_open_ledger(self, topic: Topic, hints: RememberedTopicState, attempts: PlacementAttempts) -> Ledger:
         """Return the hinted ledger if it accepts segments, otherwise the catalog's last ledger, rolled if necessary.
 
         If other processes append too, the catalog is read first. A read costs less than an upload that is then refused.
         """
         hint = hints.ledger
-        if hint and not hints.shared and self._accepts_segments(hint, attempts):
+        if hint and not hints.has_other_writers and self._accepts_segments(hint, attempts):
             return hint
         hints.epoch = self._clock.retry(self._ledgers.catalog_epoch, deadline_s=attempts.deadline_s)
         last = self._clock.retry(lambda: self._ledgers.last_ledger(topic.topic_id), deadline_s=attempts.deadline_s)
         if hint:
-            hints.shared = last is None or (last.ledger_id, last.last_segment) != (hint.ledger_id, hint.last_segment)
+            hints.has_other_writers = last is None or (last.ledger_id, last.last_segment) != (
+                hint.ledger_id,
+                hint.last_segment,
+            )
         for _ in range(_MAX_LOST_RACES):
             if last and self._accepts_segments(last, attempts):
                 hints.ledger = last
                 return last
-            last = self._roller.next_ledger(topic.topic_id, last)
+            last = self._roller.open_next_ledger(topic.topic_id, last)
         raise CatalogBusy(f"topic {topic.name}: rolled {_MAX_LOST_RACES} times and found no ledger that takes segments")
 
     def _accepts_segments(self, ledger: Ledger, attempts: PlacementAttempts) -> bool:
         return (
             ledger.state is LedgerState.OPEN
-            and ledger.ledger_id not in attempts.fenced
+            and ledger.ledger_id not in attempts.fenced_ledgers
             and attempts.has_numbers(ledger)
             and not self._policy.is_due(ledger, now_us=self._clock.now_us())
         )
 
     def _build_metadata(
-        self, topic: Topic, ledger: Ledger, epoch: int, body: EncodedSegment, upload_id: SegmentUploadId
+        self, topic: Topic, ledger: Ledger, epoch: int, encoded: EncodedSegment, upload_id: SegmentUploadId
     ) -> dict[str, str]:
         upload_fields = {
             UPLOAD_ID_FIELD: str(upload_id),
-            EXTENT_FIELD: str(RegisteredExtent(ledger.last_segment, ledger.entries)),
+            EXTENT_FIELD: str(RegisteredLedgerExtent(ledger.last_segment, ledger.entries)),
         }
         return (
             self._build_statement(topic, ledger, epoch).to_metadata()
             | upload_fields
-            | build_digest_metadata(body.content, body.sha256)
+            | build_digest_metadata(encoded.content, encoded.sha256)
         )
 
     def _upload_segment(
-        self, key: str, body: EncodedSegment, metadata: Mapping[str, str], attempts: PlacementAttempts
+        self, key: str, encoded: EncodedSegment, metadata: Mapping[str, str], attempts: PlacementAttempts
     ) -> None:
         def put() -> None:
             with effect("append.put_segment"):
-                self._objects.put_if_absent(key, body.content, metadata=metadata)
+                self._objects.put_if_absent(key, encoded.content, metadata=metadata)
 
         try:
             self._clock.retry(put, deadline_s=attempts.deadline_s)
@@ -261,20 +266,20 @@ class SegmentPlacer:
 
 
 def _build_registration(
-    topic: Topic, ledger: Ledger, epoch: int, number: int, body: EncodedSegment
+    topic: Topic, ledger: Ledger, epoch: int, number: int, encoded: EncodedSegment
 ) -> RegisterSegmentWrite:
     return RegisterSegmentWrite(
         topic_id=topic.topic_id,
         ledger_id=ledger.ledger_id,
         epoch=epoch,
         number=number,
-        entries=body.entries,
-        size_bytes=len(body.content),
-        sha256=body.sha256,
-        producers=body.producers,
-        transactions=body.transactions,
-        markers=body.markers,
-        delayed=body.delayed,
+        entries=encoded.entries,
+        size_bytes=len(encoded.content),
+        sha256=encoded.sha256,
+        producers=encoded.producers,
+        transactions=encoded.transactions,
+        markers=encoded.markers,
+        delayed=encoded.delayed,
     )
 
 

@@ -95,7 +95,9 @@ def read_columns_by_ranges(
     if footer is None:
         return decode_segment(cast("BinaryIO", file), columns=columns, name=key)
     if footer.digests is not None:
-        file.hold_parts(fetch_verified_chunks(file.read_range, footer.digests, columns, name=key), compared=True)
+        file.hold_parts(
+            fetch_verified_chunks(file.read_range, footer.digests, columns, name=key), refuse_other_reads=True
+        )
     source, prefetch = cast("BinaryIO", file), footer.digests is None
     return decode_segment(source, columns=columns, name=key, footer=footer.parsed, prefetch=prefetch)
 
@@ -142,7 +144,7 @@ def read_footer_with_metadata(objects: ObjectStore, segment: Segment, metadata: 
     )
 
 
-def row_group_range(footer: "pq.FileMetaData", number: int) -> tuple[int, int]:
+def row_group_byte_range(footer: "pq.FileMetaData", number: int) -> tuple[int, int]:
     """Return offset and length, in bytes, of a row group."""
     chunks = list_column_chunks(footer, number)
     start = min(chunk.start for chunk in chunks)
@@ -227,9 +229,9 @@ class RangeFile(io.RawIOBase):
         self._size = size_bytes
         self._ledger_id = ledger_id
         self._held: list[tuple[int, bytes]] = []
-        self._only_held = False
+        self._refuses_other_reads = False
         self._expected_metadata = expected_metadata or {}
-        self._at = 0
+        self._offset = 0
 
     def readable(self) -> bool:
         return True
@@ -238,12 +240,12 @@ class RangeFile(io.RawIOBase):
         return True
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
-        self._at = base + offset
-        return self._at
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._offset, io.SEEK_END: self._size}[whence]
+        self._offset = base + offset
+        return self._offset
 
     def tell(self) -> int:
-        return self._at
+        return self._offset
 
     def read(self, size: int | None = -1) -> bytes:
         """Read bytes from the current offset, like `io.RawIOBase`.
@@ -252,7 +254,7 @@ class RangeFile(io.RawIOBase):
             SegmentGone: The object does not exist.
             CorruptData: The object is too short, or is another object.
         """
-        remaining = max(0, self._size - self._at)
+        remaining = max(0, self._size - self._offset)
         wanted_bytes = remaining if size is None or size < 0 else min(size, remaining)
         if not wanted_bytes:
             return b""
@@ -260,24 +262,27 @@ class RangeFile(io.RawIOBase):
         if content is None:
             raise SegmentGone(self._ledger_id, self._key)
         if len(content) != wanted_bytes:
-            raise CorruptData(f"{self._key}: expected {wanted_bytes} bytes at {self._at}, found {len(content)}")
-        self._at += wanted_bytes
+            raise CorruptData(f"{self._key}: expected {wanted_bytes} bytes at {self._offset}, found {len(content)}")
+        self._offset += wanted_bytes
         return content
 
     def read_range(self, start: int, length: int) -> bytes:
         self.seek(start)
         return self.read(length)
 
-    def hold_parts(self, parts: Sequence[tuple[int, bytes]], *, compared: bool) -> None:
-        """Serve reads of these parts, given with their offsets, without requests. If `compared`, refuse other reads."""
-        self._held, self._only_held = list(parts), compared
+    def hold_parts(self, parts: Sequence[tuple[int, bytes]], *, refuse_other_reads: bool) -> None:
+        """Serve reads of these parts, given with their offsets, without requests.
+
+        If `refuse_other_reads`, refuse other reads.
+        """
+        self._held, self._refuses_other_reads = list(parts), refuse_other_reads
 
     def _read_held_or_fetch(self, wanted_bytes: int) -> bytes | None:
         for start, content in self._held:
-            if start <= self._at and self._at + wanted_bytes <= start + len(content):
-                return content[self._at - start : self._at - start + wanted_bytes]
-        if self._only_held:
+            if start <= self._offset and self._offset + wanted_bytes <= start + len(content):
+                return content[self._offset - start : self._offset - start + wanted_bytes]
+        if self._refuses_other_reads:
             raise CorruptData(
-                f"{self._key}: expected a read of what was compared, found one of {wanted_bytes} at {self._at}"
+                f"{self._key}: expected a read of what was compared, found one of {wanted_bytes} at {self._offset}"
             )
-        return self._objects.get_range(self._key, self._at, wanted_bytes, expected_metadata=self._expected_metadata)
+        return self._objects.get_range(self._key, self._offset, wanted_bytes, expected_metadata=self._expected_metadata)

@@ -35,12 +35,12 @@ from logstore.log.segment_metadata import (
     EXTENT_FIELD,
     MAX_CONFIRMATION_GAP,
     MIN_CONFIRMATION_GAP,
-    RegisteredExtent,
+    RegisteredLedgerExtent,
     sha256_hex,
 )
 from logstore.log.services.group_commit import GroupCommitter
 from logstore.log.services.segment_reader import build_digest_metadata
-from logstore.ports.catalog import DataLedgers, RegisterSegmentResult, RegisterSegmentWrite, Segment
+from logstore.ports.catalog import MessageLedgers, RegisterSegmentResult, RegisterSegmentWrite, Segment
 from logstore.ports.object_storage import ObjectStore
 from logstore.positions import LedgerId
 from logstore.retrying_clock import Clock
@@ -52,7 +52,9 @@ _LOG: Final = logging.getLogger(__name__)
 
 
 @contextmanager
-def report_abandoned_upload(ledgers: DataLedgers, ledger_id: LedgerId, *, epoch: int, clock: Clock) -> Iterator[None]:
+def report_abandoned_upload(
+    ledgers: MessageLedgers, ledger_id: LedgerId, *, epoch: int, clock: Clock
+) -> Iterator[None]:
     """Tell the catalog if an upload, or the transaction that registers it, fails within the block. The error is raised.
 
     A terminal error is not reported, because storage stored nothing, or the catalog itself refused.
@@ -64,7 +66,7 @@ def report_abandoned_upload(ledgers: DataLedgers, ledger_id: LedgerId, *, epoch:
     except Exception:
         deadline_s = clock.monotonic_s() + _MAX_REPORT_S
         try:  # if the catalog does not answer, reconciliation finds the upload
-            clock.retry(lambda: ledgers.abandon_upload(ledger_id, epoch=epoch), deadline_s=deadline_s)
+            clock.retry(lambda: ledgers.record_abandoned_upload(ledger_id, epoch=epoch), deadline_s=deadline_s)
         except Exception as error:  # noqa: BLE001 - the first error must not be hidden
             _LOG.warning("ledger %s: an upload was given up, and the catalog was not told: %s", ledger_id, error)
         raise
@@ -73,7 +75,7 @@ def report_abandoned_upload(ledgers: DataLedgers, ledger_id: LedgerId, *, epoch:
 class SegmentRegistrar:
     """Registers segments by group commit."""
 
-    def __init__(self, *, ledgers: DataLedgers, committer: GroupCommitter, clock: Clock) -> None:
+    def __init__(self, *, ledgers: MessageLedgers, committer: GroupCommitter, clock: Clock) -> None:
         self._ledgers = ledgers
         self._committer = committer
         self._clock = clock
@@ -132,7 +134,7 @@ class SegmentRegistrar:
 
 
 def upload_confirmation(
-    objects: ObjectStore, statement: LedgerStatement, extent: RegisteredExtent, *, clock: Clock, deadline_s: float
+    objects: ObjectStore, statement: LedgerStatement, extent: RegisteredLedgerExtent, *, clock: Clock, deadline_s: float
 ) -> None:
     """Upload a confirmation. A crash before it loses nothing, because the append was not answered.
 

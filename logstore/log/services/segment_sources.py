@@ -18,7 +18,7 @@ from logstore.log.services.segment_reader import RangeFile, SegmentGone, describ
 from logstore.log.services.upload_read_back import reread_if_corrupt
 from logstore.offload.tiered_copy import (
     CopyLocation,
-    RowGroup,
+    RowGroupEntries,
     TieredIndex,
     data_key,
     index_key,
@@ -43,13 +43,13 @@ class _TieredCopy:
     objects: ObjectStore
     key: str
     size_bytes: int
-    groups: dict[RowGroup, int]  # number in the file, by row group
+    groups: dict[RowGroupEntries, int]  # number in the file, by row group
     expected_metadata: dict[str, str]
     footer: "pq.FileMetaData"
     chunks: tuple[str, ...]  # digests of column chunks, by row group
 
 
-class TieredCopyReader:
+class TieredCopyFinder:
     """Finder and reader of LIVE tiered copies."""
 
     def __init__(self, *, offloads: Offloads, buckets: BucketAtLocation) -> None:
@@ -80,7 +80,7 @@ class TieredCopyScan:
 
     def _read_columns(self, segment: Segment, context: Mapping[str, str], columns: Sequence[str]) -> "pa.Table":
         copy = self._open_copy_once(segment, *parse_uuid_and_location(segment.ledger_id, context))
-        number = copy.groups.get(RowGroup(first_entry=segment.first_entry, entries=segment.entries))
+        number = copy.groups.get(RowGroupEntries(first_entry=segment.first_entry, entries=segment.entries))
         if number is None:
             what = f"{segment.entries} entries at {segment.first_entry}"
             raise CorruptData(f"{copy.key}: expected a row group of {what}, found none in its index")
@@ -102,7 +102,7 @@ class TieredCopyScan:
 class SegmentSource:
     """Source of segments for one scan. It is thread-safe. `topic` is the topic's name in an error."""
 
-    def __init__(self, objects: ObjectStore, tiered: TieredCopyReader | None, *, topic: str) -> None:
+    def __init__(self, objects: ObjectStore, tiered: TieredCopyFinder | None, *, topic: str) -> None:
         self._objects = objects
         self._topic = topic
         self._tiered = tiered
@@ -131,20 +131,20 @@ class SegmentSource:
         except (SegmentGone, CorruptData) as missed:
             return self._read_tiered_copy(segment, columns, missed)
 
-    def _read_tiered_copy(self, segment: Segment, columns: Sequence[str], missed: Exception) -> "pa.Table":
+    def _read_tiered_copy(self, segment: Segment, columns: Sequence[str], primary_error: Exception) -> "pa.Table":
         copies = self._tiered.copies(segment.ledger_id) if self._tiered else None
         if self._scan is None or copies is None or copies.tiered is None:
-            raise missed
+            raise primary_error
         with self._lock:
             is_known = segment.ledger_id in self._warned or not copies.primary
             self._warned.add(segment.ledger_id)
         if not is_known:  # the removal of a primary copy is expected
             message = "ledger %s: its primary copy is damaged, reading the tiered one: %s"
-            _LOG.warning(message, segment.ledger_id, missed)
+            _LOG.warning(message, segment.ledger_id, primary_error)
         try:
             return self._scan.read_columns(segment, copies, columns)
         except SegmentGone as gone:
-            raise missed if isinstance(missed, CorruptData) else gone from missed
+            raise primary_error if isinstance(primary_error, CorruptData) else gone from primary_error
 
 
 def _open_tiered_copy(objects: ObjectStore, uuid: str, ledger_id: LedgerId) -> _TieredCopy:
@@ -189,7 +189,9 @@ def _read_row_group(copy: _TieredCopy, ledger_id: LedgerId, number: int, columns
     digests = parse_digests(copy.chunks[number], chunks, name=f"{copy.key}, row group {number}")
     # Payloads take nearly all of a row group, so one request fetches the whole group.
     fetched_columns = {chunk.column for chunk in chunks} if "payload" in columns else columns
-    file.hold_parts(fetch_verified_chunks(file.read_range, digests, fetched_columns, name=copy.key), compared=True)
+    file.hold_parts(
+        fetch_verified_chunks(file.read_range, digests, fetched_columns, name=copy.key), refuse_other_reads=True
+    )
     try:
         table = _open_tiered_parquet(copy.key, file, copy.footer).read_row_group(number, columns=list(columns))
     except parquet_errors() as error:

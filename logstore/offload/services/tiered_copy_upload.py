@@ -28,8 +28,14 @@ from logstore.log.segment_format import COLUMNS, digest_footer
 from logstore.log.segment_metadata import sha256_hex
 from logstore.log.services.segment_reader import SegmentGone, describe_damage, read_columns
 from logstore.log.services.upload_read_back import require_stored_object, reread_if_corrupt
-from logstore.offload.tiered_copy import TieredIndex, data_key, index_key, parse_uuid_and_location, write_tiered_copy
-from logstore.ports.catalog import DataLedgers, Offloads, OffloadStart, OffloadStartOutcome, PublishedTieredCopy
+from logstore.offload.tiered_copy import (
+    TieredIndex,
+    data_key,
+    index_key,
+    parse_uuid_and_location,
+    write_tiered_data_file,
+)
+from logstore.ports.catalog import MessageLedgers, Offloads, OffloadStart, OffloadStartOutcome, PublishedTieredCopy
 from logstore.ports.object_storage import BucketAtLocation, ObjectStore
 from logstore.positions import LedgerId
 from logstore.stop_checks import raise_if_stopped
@@ -63,17 +69,17 @@ def prove_published(buckets: BucketAtLocation, copy: PublishedTieredCopy) -> Cop
         CorruptData: The index or the data differs from the catalog, or the context has no valid location.
         StoreUnavailable: Storage did not answer.
     """
-    return reread_if_corrupt(lambda: _prove_published_once(buckets, copy))
+    return reread_if_corrupt(lambda: _prove_published_without_retry(buckets, copy))
 
 
-def _prove_published_once(buckets: BucketAtLocation, copy: PublishedTieredCopy) -> CopyEvidence:
+def _prove_published_without_retry(buckets: BucketAtLocation, copy: PublishedTieredCopy) -> CopyEvidence:
     ledger_id = copy.statement.ledger_id
     uuid, location = parse_uuid_and_location(ledger_id, copy.context)
     objects, key, index_name = buckets(location), data_key(uuid, ledger_id), index_key(uuid, ledger_id)
-    stored, data = objects.get(index_name), objects.head(key)
-    if stored is None or data is None:
+    stored_index, data = objects.get(index_name), objects.head(key)
+    if stored_index is None or data is None:
         raise MissingData(f"ledger {ledger_id}: its tiered copy {uuid} is LIVE and not in storage")
-    index = TieredIndex.from_json(stored.body, name=index_name)
+    index = TieredIndex.from_json(stored_index.body, name=index_name)
     expected = (copy.statement, uuid, copy.entries)
     found = (index.statement, index.uuid, index.entries)
     if found != expected:
@@ -86,7 +92,7 @@ def _prove_published_once(buckets: BucketAtLocation, copy: PublishedTieredCopy) 
         digest = compute_stored_digest(objects, key, index.size_bytes)
         if digest != index.sha256:
             raise CorruptData(f"{key}: expected SHA-256 {index.sha256}, found {digest} in an object of the same length")
-    return _to_evidence(index, index_bytes=len(stored.body))
+    return _to_evidence(index, index_bytes=len(stored_index.body))
 
 
 def compute_stored_digest(
@@ -121,7 +127,7 @@ class Offloader:
         self,
         *,
         offloads: Offloads,
-        ledgers: DataLedgers,
+        ledgers: MessageLedgers,
         primary: ObjectStore,
         buckets: BucketAtLocation,
         driver_metadata: Mapping[str, str],
@@ -136,7 +142,7 @@ class Offloader:
         self._folder = folder
         self._monotonic_s = monotonic_s
 
-    def upload(
+    def upload_and_prove(
         self, ledger_id: LedgerId, uuid: str, *, timeout_s: float, topic: str | None = None
     ) -> UploadAttemptResult:
         """Write and prove a tiered copy of the ledger under a new uuid. `Offloads.publish_tiered_copy` makes it LIVE.
@@ -197,25 +203,27 @@ class Offloader:
         metadata = begun.statement.to_metadata()
         self._folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=self._folder) as file:
-            index = self._build_data_file(file, begun.statement, uuid, begun.entries, proceed)
+            index = self._write_entries_and_build_index(file, begun.statement, uuid, begun.entries, proceed)
             key = data_key(uuid, ledger_id)
             with effect("offload.put_data"):
-                objects.put_file_if_absent(key, file, metadata=metadata, proceed=proceed)
-        etag = _read_back_object(objects, key, metadata, size_bytes=index.size_bytes, sha256=index.sha256)
+                objects.put_file_if_absent(key, file, metadata=metadata, require_may_proceed=proceed)
+        etag = _verify_object_and_get_etag(objects, key, metadata, size_bytes=index.size_bytes, sha256=index.sha256)
         index = replace(index, etag=etag)
         key, body = index_key(uuid, ledger_id), index.to_json()
         with effect("offload.put_index"):
-            objects.put_file_if_absent(key, io.BytesIO(body), metadata=metadata, proceed=proceed)
-        _read_back_object(objects, key, metadata, size_bytes=len(body), sha256=sha256_hex(body))
+            objects.put_file_if_absent(key, io.BytesIO(body), metadata=metadata, require_may_proceed=proceed)
+        _verify_object_and_get_etag(objects, key, metadata, size_bytes=len(body), sha256=sha256_hex(body))
         return _to_evidence(index, index_bytes=len(body))
 
-    def _build_data_file(
+    def _write_entries_and_build_index(
         self, file: BinaryIO, statement: LedgerStatement, uuid: str, entries: int, proceed: Callable[[], None]
     ) -> TieredIndex:
-        groups = write_tiered_copy(file, self._read_segments(statement, proceed))
-        found = sum(group.entries for group in groups)
-        if found != entries:
-            raise CorruptData(f"ledger {statement.ledger_id}: expected {entries} entries, found {found} in segments")
+        groups = write_tiered_data_file(file, self._read_segments(statement, proceed))
+        found_entries = sum(group.entries for group in groups)
+        if found_entries != entries:
+            raise CorruptData(
+                f"ledger {statement.ledger_id}: expected {entries} entries, found {found_entries} in segments"
+            )
         size_bytes = file.seek(0, io.SEEK_END)
         file.seek(0)
         return TieredIndex(
@@ -268,7 +276,7 @@ def _to_evidence(index: TieredIndex, *, index_bytes: int) -> CopyEvidence:
     )
 
 
-def _read_back_object(
+def _verify_object_and_get_etag(
     objects: ObjectStore, key: str, metadata: Mapping[str, str], *, size_bytes: int, sha256: str
 ) -> str:
     """Read an object back. Return its ETag, or the empty text if the store has none."""

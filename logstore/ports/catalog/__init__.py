@@ -9,12 +9,12 @@ from typing import Protocol
 from logstore.ports.bundle_owners import Fence, Fences
 from logstore.ports.catalog.catalog_identity import CatalogIdentity
 from logstore.ports.catalog.catalog_rebuild import (
+    AdoptionCounts,
     AdoptionOutcome,
-    AdoptionReport,
     CatalogAdoption,
+    LedgerDiscrepancy,
     LoadedLedger,
     MissingRowCause,
-    StagedLedger,
 )
 from logstore.ports.catalog.claims_and_batches import (
     AuditCause,
@@ -24,14 +24,14 @@ from logstore.ports.catalog.claims_and_batches import (
     IntentResult,
     IntentRowRange,
     IntentTally,
-    UnfinishedIntentCounts,
+    UndeletedCopyCounts,
 )
 from logstore.ports.catalog.delayed_index import (
+    CatalogDelayedMessageCounts,
     DelayedIndex,
-    DelayedMessageCounts,
     IndexBucketSwitch,
     NewIndexBucket,
-    UnsealedCounts,
+    UnsealedEntryCounts,
 )
 from logstore.ports.catalog.group_commits import (
     AcknowledgeResult,
@@ -51,19 +51,19 @@ from logstore.ports.catalog.group_commits import (
 )
 from logstore.ports.catalog.inspection_and_audit import (
     AuditEntry,
-    AuditLog,
+    AuditLogWriter,
     InspectedCopy,
     InspectedIntent,
+    InspectedLedger,
     LedgerHistory,
     LedgerInspection,
     LedgerReference,
     LedgerReferenceKind,
-    UndetachedLedger,
 )
 from logstore.ports.catalog.ledgers_and_segments import (
-    ComponentLedgerRows,
-    DataLedgers,
     Ledger,
+    LedgersOfAllComponents,
+    MessageLedgers,
     Segment,
     TopicLedgerTotals,
 )
@@ -77,8 +77,8 @@ from logstore.ports.catalog.phase_two_queue import (
 from logstore.ports.catalog.reconciliation_runs import (
     CatalogTimeAndIds,
     FiledCopyRow,
-    FilingResult,
     FindingsFilingRequest,
+    FindingsFilingResult,
     FindingsToFile,
     OrphanCopy,
     ReconciliationRun,
@@ -117,7 +117,7 @@ from logstore.ports.catalog.topics_and_schemas import (
 from logstore.ports.catalog.transactions import (
     SNAPSHOT_AFTER_S,
     SNAPSHOT_CHANGES,
-    BufferSnapshotSwitch,
+    BufferSnapshotReplacement,
     CoordinatorWorkStatus,
     FinishedTransaction,
     Frontier,
@@ -135,26 +135,24 @@ __all__ = [
     "SNAPSHOT_CHANGES",
     "AcknowledgeResult",
     "AcknowledgeWrite",
+    "AdoptionCounts",
     "AdoptionOutcome",
-    "AdoptionReport",
     "AuditCause",
     "AuditEntry",
-    "AuditLog",
+    "AuditLogWriter",
     "BeginTransactionResult",
     "BeginTransactionWrite",
-    "BufferSnapshotSwitch",
+    "BufferSnapshotReplacement",
     "Catalog",
     "CatalogAdoption",
+    "CatalogDelayedMessageCounts",
     "CatalogIdentity",
     "CatalogTimeAndIds",
     "Claim",
-    "ComponentLedgerRows",
     "CoordinatorWorkStatus",
     "CursorSnapshotCondition",
     "Cursors",
-    "DataLedgers",
     "DelayedIndex",
-    "DelayedMessageCounts",
     "DetachChosenResult",
     "DetachedBatch",
     "EndTransactionResult",
@@ -163,8 +161,8 @@ __all__ = [
     "Fences",
     "FiledCopyRow",
     "FiledIntentCount",
-    "FilingResult",
     "FindingsFilingRequest",
+    "FindingsFilingResult",
     "FindingsToFile",
     "FinishedTransaction",
     "Frontier",
@@ -174,17 +172,21 @@ __all__ = [
     "IndexBucketSwitch",
     "InspectedCopy",
     "InspectedIntent",
+    "InspectedLedger",
     "IntentResult",
     "IntentRowRange",
     "IntentTally",
     "KnownManifest",
     "Ledger",
     "LedgerAppendState",
+    "LedgerDiscrepancy",
     "LedgerHistory",
     "LedgerInspection",
     "LedgerReference",
     "LedgerReferenceKind",
+    "LedgersOfAllComponents",
     "LoadedLedger",
+    "MessageLedgers",
     "MissingRowCause",
     "NewIndexBucket",
     "OffloadStart",
@@ -210,7 +212,6 @@ __all__ = [
     "SchemaVersions",
     "Segment",
     "SettlementReason",
-    "StagedLedger",
     "StoredBufferSnapshot",
     "StoredCursor",
     "StoredParticipant",
@@ -231,11 +232,10 @@ __all__ = [
     "TransactionBufferSnapshots",
     "TransactionEntryRange",
     "Transactions",
-    "UndetachedLedger",
-    "UnfinishedIntentCounts",
+    "UndeletedCopyCounts",
     "UnfinishedTransactionCounts",
     "UnrecordableRecord",
-    "UnsealedCounts",
+    "UnsealedEntryCounts",
 ]
 
 
@@ -245,9 +245,9 @@ class Catalog(Protocol):
     @property
     def topics(self) -> Topics: ...
     @property
-    def ledgers(self) -> DataLedgers: ...
+    def ledgers(self) -> MessageLedgers: ...
     @property
-    def components(self) -> ComponentLedgerRows: ...
+    def components(self) -> LedgersOfAllComponents: ...
     @property
     def cursors(self) -> Cursors: ...
     @property
@@ -265,7 +265,7 @@ class Catalog(Protocol):
     @property
     def offloads(self) -> Offloads: ...
     @property
-    def audit_log(self) -> AuditLog: ...
+    def audit_log(self) -> AuditLogWriter: ...
     @property
     def identities(self) -> CatalogIdentity: ...
     @property

@@ -119,7 +119,7 @@ class StorageDiscrepancy(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StagedLedger:
+class LedgerDiscrepancy:
     """Difference between the objects of one ledger and the catalog. Stored as JSON with these field names."""
 
     ledger_id: LedgerId
@@ -144,7 +144,7 @@ class AdoptionOutcome(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AdoptionReport:
+class AdoptionCounts:
     """Counts of an adoption. Samples ascend and have at most `MAX_SAMPLE_ITEMS` ids or names."""
 
     adopted_ledgers: int = 0
@@ -183,8 +183,8 @@ class CatalogAdoption(Protocol):
     def highest_ledger_id(self) -> LedgerId:
         """Return the highest id of a ledger, an intent or a tombstone, or -1. Ids above the ceiling are ignored."""
 
-    def stage_ledgers(
-        self, shard: int, ledgers: Sequence[StagedLedger], *, above: LedgerId, up_to: LedgerId | None = None
+    def save_ledger_discrepancies(
+        self, shard: int, ledgers: Sequence[LedgerDiscrepancy], *, above: LedgerId, up_to: LedgerId | None = None
     ) -> None:
         """Replace the staged ledgers in a part of a shard (0 to 255). Staged ledgers of settled topics stay.
 
@@ -219,7 +219,7 @@ class CatalogAdoption(Protocol):
         6. Set the catalog's epoch in unfinished intents.
         """
 
-    def count_outcomes(self) -> AdoptionReport: ...
+    def count_outcomes(self) -> AdoptionCounts: ...
 
     def make_catalog_ready(self) -> None:
         """Make the catalog READY. From then on it accepts all writes."""

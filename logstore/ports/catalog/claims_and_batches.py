@@ -71,7 +71,7 @@ class IntentTally:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class UnfinishedIntentCounts:
+class UndeletedCopyCounts:
     """Counts of unfinished intents and dead letters. If both counts are zero, all detached copies are deleted."""
 
     estimated_inflight: int

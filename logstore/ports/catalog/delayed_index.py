@@ -36,7 +36,7 @@ class IndexBucketSwitch:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class UnsealedCounts:
+class UnsealedEntryCounts:
     """Counts of the entries after the sealed range of a topic's log."""
 
     entries: int  # entries with a delivery time
@@ -45,7 +45,7 @@ class UnsealedCounts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DelayedMessageCounts:
+class CatalogDelayedMessageCounts:
     buckets: int
     messages: int  # in index buckets
     unsealed: int  # entries with a delivery time after the sealed range of their topic
@@ -57,9 +57,9 @@ class DelayedIndex(Protocol):
     def get_bucket_list(self, topic_id: TopicId) -> IndexBucketList:
         """Return the topic's list of index buckets. For an unknown topic the list is empty."""
 
-    def count_unsealed_entries(self, topic_id: TopicId) -> UnsealedCounts: ...
+    def count_unsealed_entries(self, topic_id: TopicId) -> UnsealedEntryCounts: ...
 
-    def count_delayed_messages(self) -> DelayedMessageCounts: ...
+    def count_delayed_messages(self) -> CatalogDelayedMessageCounts: ...
 
     def find_claim_holder(self, topic_id: TopicId) -> str | None:
         """Return the id of the workflow that has a live claim on the topic's list."""

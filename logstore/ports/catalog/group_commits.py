@@ -15,7 +15,7 @@ from logstore.errors import (
     UnknownObject,
 )
 from logstore.log.ledgers import LedgerState
-from logstore.log.producer_sequences import ProducerSequence
+from logstore.log.producer_sequences import HighestSequenceIds
 from logstore.ports.catalog.topics_and_schemas import TopicState
 from logstore.positions import LedgerId, Position, TopicId
 from logstore.transactions.transaction_ids_and_states import TransactionId, TransactionState
@@ -25,7 +25,7 @@ from logstore.transactions.transaction_ids_and_states import TransactionId, Tran
 class ProducerSequenceRange:
     """Sequence ids of one producer in a segment. `first` must be above the producer's last registered id.
 
-    While the producer's transaction is open, only entries of this transaction are registered (`ProducerSequence`).
+    While the producer's transaction is open, only entries of this transaction are registered (`HighestSequenceIds`).
     """
 
     producer: str
@@ -68,22 +68,23 @@ class RegisterSegmentWrite:
     def refusal(
         self,
         *,
-        epoch: int,
-        topic: str | None,
+        catalog_epoch: int,
+        topic_state: str | None,
         ledger: LedgerAppendState | None,
-        sequences: Mapping[str, ProducerSequence],
+        sequences: Mapping[str, HighestSequenceIds],
     ) -> SextonError | None:
         """Return the error of the first condition that the locked rows violate, or `None`.
 
-        Conditions on transactions are checked later. `topic` is the state of the topic, or `None` if the topic does not
-        exist. `ledger` is `None` if the ledger is not listed. `sequences` has the topic's known producers, by name.
+        Conditions on transactions are checked later. `topic_state` is the state of the topic, or `None` if the topic
+        does not exist. `ledger` is `None` if the ledger is not listed. `sequences` has the topic's known producers, by
+        name.
         """
-        if self.epoch != epoch:
-            return StaleCatalog(f"append: expected catalog epoch {epoch}, found {self.epoch}")
-        if topic is None:
+        if self.epoch != catalog_epoch:
+            return StaleCatalog(f"append: expected catalog epoch {catalog_epoch}, found {self.epoch}")
+        if topic_state is None:
             return UnknownObject("topic_id", expected="an existing topic", found=self.topic_id)
-        if topic != TopicState.ACTIVE:
-            return PreconditionFailed(f"topic {self.topic_id}: expected state ACTIVE, found {topic}")
+        if topic_state != TopicState.ACTIVE:
+            return PreconditionFailed(f"topic {self.topic_id}: expected state ACTIVE, found {topic_state}")
         return self._refused_by_ledger(ledger) or self._refused_by_producers(sequences)
 
     def _refused_by_ledger(self, ledger: LedgerAppendState | None) -> SextonError | None:
@@ -98,10 +99,10 @@ class RegisterSegmentWrite:
             return AlreadyExists(f"{subject}: expected a segment above {ledger.last_segment}, found {self.number}")
         return None
 
-    def _refused_by_producers(self, sequences: Mapping[str, ProducerSequence]) -> SextonError | None:
+    def _refused_by_producers(self, sequences: Mapping[str, HighestSequenceIds]) -> SextonError | None:
         sequence_by_producer = dict(sequences)
         for part in self.producers:
-            known = sequence_by_producer.get(part.producer, ProducerSequence())
+            known = sequence_by_producer.get(part.producer, HighestSequenceIds())
             if known.refuses(part.txn) or part.first <= known.last:
                 inside = f" in transaction {known.txn}" if known.txn else ""
                 expected = f"a sequence id above {known.last}{inside}"

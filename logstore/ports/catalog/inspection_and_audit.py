@@ -59,7 +59,7 @@ class AuditEntry:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class UndetachedLedger:
+class InspectedLedger:
     state: LedgerState
     listed: bool
     entries: int
@@ -74,7 +74,7 @@ class LedgerHistory:
     """All records about a ledger. After the rows of its deletion were removed, only `decisions` may remain."""
 
     ledger_id: LedgerId
-    live: UndetachedLedger | None
+    live: InspectedLedger | None
     references: Sequence[LedgerReference]
     copies: Sequence[InspectedCopy]  # newest generation: one of each kind, and for tiered copies one of each attempt
     intents: Sequence[InspectedIntent]  # newest first
@@ -98,7 +98,7 @@ class LedgerInspection(Protocol):
         """
 
 
-class AuditLog(Protocol):
+class AuditLogWriter(Protocol):
     """Destructive acts with actor and reason. The catalog audits its own acts in the transactions that change it."""
 
     def record_act(self, act: str, cause: AuditCause, *, detail: Mapping[str, object]) -> None:

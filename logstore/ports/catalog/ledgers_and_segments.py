@@ -4,9 +4,9 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from logstore.cursors.cursor_state import CursorState, LedgerSpan
+from logstore.cursors.cursor_state import CursorState, VisibleLedgerSpan
 from logstore.log.ledgers import Component, CopyKind, LedgerState, LedgerStatement
-from logstore.log.producer_sequences import ProducerSequence
+from logstore.log.producer_sequences import HighestSequenceIds
 from logstore.positions import LedgerId, Position, TopicId
 
 
@@ -26,8 +26,8 @@ class Ledger:
     keys: Mapping[str, str] = field(default_factory=dict)  # identify the ledger owner, e.g. {"cursor": "billing"}
 
     @property
-    def span(self) -> LedgerSpan:
-        return LedgerSpan(self.ledger_id, self.entries)
+    def span(self) -> VisibleLedgerSpan:
+        return VisibleLedgerSpan(self.ledger_id, self.entries)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +52,7 @@ class TopicLedgerTotals:
     last: Position | None  # last entry that readers may see; None: no entry is visible
 
 
-class DataLedgers(Protocol):
+class MessageLedgers(Protocol):
     """Message ledgers of topics, and their segments."""
 
     def catalog_epoch(self) -> int: ...
@@ -92,7 +92,7 @@ class DataLedgers(Protocol):
         call. Raise `PreconditionFailed` if the topic is not ACTIVE.
         """
 
-    def abandon_upload(self, ledger_id: LedgerId, *, epoch: int) -> None:
+    def record_abandoned_upload(self, ledger_id: LedgerId, *, epoch: int) -> None:
         """Record that a process gives up an unregistered upload to the ledger. The upload may still arrive.
 
         If the catalog no longer has the ledger's primary copy, phase two may have missed the upload. The call then
@@ -112,10 +112,10 @@ class DataLedgers(Protocol):
 
     def producer_sequences(
         self, topic_id: TopicId, producers: Iterable[str]
-    ) -> dict[str, ProducerSequence]: ...  # producers without a sequence are left out
+    ) -> dict[str, HighestSequenceIds]: ...  # producers without a sequence are left out
 
 
-class ComponentLedgerRows(Protocol):
+class LedgersOfAllComponents(Protocol):
     """Ledgers of all components of a topic. Each component's own port publishes its component ledgers as CLOSED."""
 
     def create_component_ledger(

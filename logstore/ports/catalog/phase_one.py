@@ -141,7 +141,9 @@ class PhaseOne(Protocol):
     def select_detachable_topics(self, topic_ids: Sequence[TopicId]) -> frozenset[TopicId]:
         """Return the topics in which a detach may select ledgers. Most topics have no such ledger and need no lock."""
 
-    def detach_into_batch(self, topic_id: TopicId, *, batch_id: str, claim: Claim, cause: AuditCause) -> DetachedBatch:
+    def detach_by_retention_into_batch(
+        self, topic_id: TopicId, *, batch_id: str, claim: Claim, cause: AuditCause
+    ) -> DetachedBatch:
         """Detach by retention into a batch of many topics. Open the batch, or claim it for `claim.ttl_s` from now.
 
         The result counts newborn ledgers as ledgers.

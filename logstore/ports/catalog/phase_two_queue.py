@@ -14,7 +14,7 @@ from logstore.ports.catalog.claims_and_batches import (
     IntentResult,
     IntentRowRange,
     IntentTally,
-    UnfinishedIntentCounts,
+    UndeletedCopyCounts,
 )
 from logstore.positions import LedgerId, TopicId
 
@@ -118,7 +118,7 @@ class PhaseTwoQueue(Protocol):
             ClaimHeld: Another workflow has claimed the row.
         """
 
-    def extend_claim_after_attempt(
+    def record_attempt_and_extend_claim(
         self, row_id: int, claim: Claim, *, error: str | None = None, keys_left: int | None = None
     ) -> int:
         """Claim the row for `claim.ttl_s` from now, and store the error of an attempt. A finished row does not change.
@@ -135,7 +135,7 @@ class PhaseTwoQueue(Protocol):
     def close_batch(self, batch_id: str, cause: AuditCause) -> IntentTally:
         """Return the tally of the batch. The first call closes the batch and writes the audit row."""
 
-    def count_unfinished_intents(self) -> UnfinishedIntentCounts: ...
+    def count_undeleted_copies(self) -> UndeletedCopyCounts: ...
 
     def list_intents(
         self,
@@ -182,11 +182,11 @@ class SweepBacklogCounts:
 class PhaseTwoQueueUpkeep(Protocol):
     """Upkeep of the queue of phase two.
 
-    A schedule calls `move_stalled_to_batch` and `remove_finished_rows` every minute. If there is no work, each of these
-    calls is one small read.
+    A schedule calls `move_abandoned_work_to_batch` and `remove_finished_rows` every minute. If there is no work, each
+    of these calls is one small read.
     """
 
-    def move_stalled_to_batch(self, *, batch_id: str, claim: Claim, limit: int) -> DetachedBatch:
+    def move_abandoned_work_to_batch(self, *, batch_id: str, claim: Claim, limit: int) -> DetachedBatch:
         """Move up to `limit` stalled intents, and up to `limit` newborn ledgers, of any topic into a new batch.
 
         - An intent is stalled if it is unfinished and has no live claim.
@@ -201,7 +201,7 @@ class PhaseTwoQueueUpkeep(Protocol):
         """
 
     def count_sweep_backlog(self, *, older_than_s: float) -> SweepBacklogCounts:
-        """Count the rows that `move_stalled_to_batch` would move now, and that `remove_finished_rows` would remove."""
+        """Count the rows that `move_abandoned_work_to_batch` or `remove_finished_rows` would move or remove now."""
 
     def remove_finished_rows(self, *, older_than_s: float, limit: int, cause: AuditCause) -> RemovedRowCounts:
         """Remove up to `limit` DELETED rows that finished more than `older_than_s` ago, and as many empty batches.
@@ -212,7 +212,7 @@ class PhaseTwoQueueUpkeep(Protocol):
         Idempotency: a repeated call continues with the next rows.
         """
 
-    def count_redrivable(self, row_ids: Sequence[int] | None) -> int:
+    def count_redrivable_dead_letters(self, row_ids: Sequence[int] | None) -> int:
         """Count the rows that `redrive_dead_letters` would redrive now. Raise the errors of `redrive_dead_letters`."""
 
     def redrive_dead_letters(

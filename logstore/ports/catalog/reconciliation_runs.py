@@ -65,7 +65,7 @@ class FindingsFilingRequest(FindingsToFile):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FilingResult:
+class FindingsFilingResult:
     detached: DetachedBatch  # batch of phase two
     kept: Mapping[int, str]  # reason why a finding was not filed, by its number
 
@@ -87,7 +87,7 @@ class FiledCopyRow:
 class ReconciliationRuns(Protocol):
     """Runs of plans, scrubs and applies, and the writes that turn orphans into intents."""
 
-    def read_catalog_state(self) -> CatalogTimeAndIds: ...
+    def read_catalog_time_and_ids(self) -> CatalogTimeAndIds: ...
 
     def count_ledgers(self, *, below: int) -> int:
         """Return the number of ledger rows with ids below `below`."""
@@ -119,15 +119,15 @@ class ReconciliationRuns(Protocol):
         of the runs. If the caller dies first, the next plan removes the remaining files.
         """
 
-    def file_findings(self, page: FindingsFilingRequest) -> FilingResult:
+    def file_findings(self, page: FindingsFilingRequest) -> FindingsFilingResult:
         """File a page of findings for phase two in one transaction. Check each finding again under locks.
 
         1. An orphan is kept if a row explains it (`doubt_orphan`), or if its intent is unfinished or a dead letter. It
            is also kept if its id was never given out, or if its epoch is higher than the catalog's epoch. For any other
            orphan an intent of a new generation is filed.
         2. An unreferenced ledger is kept if it is referenced now, is CREATING, or does not exist. It is also kept if
-           rows that filing needs are lost, or if the row that named the ledger may be lost (`doubt_unreferenced`). Any
-           other unreferenced ledger is detached.
+           rows that filing needs are lost, or if the row that named the ledger may be lost
+           (`doubt_removal_of_unreferenced`). Any other unreferenced ledger is detached.
         3. A stalled deletion is kept if it is no longer stalled. Otherwise its intent moves to the batch.
 
         The audit log gets one row.

@@ -185,7 +185,7 @@ class Tombstones(Protocol):
 
     def count_tombstones(self) -> TombstoneCounts: ...
 
-    def mark_candidates(
+    def mark_raid_candidates(
         self, run_id: str, *, before_us: int, after: TombstonedRecordId | None, limit: int
     ) -> tuple[int, TombstonedRecordId | None]:
         """Mark the tombstones of a page that were last updated before `before_us` as candidates of the raid.
@@ -198,15 +198,18 @@ class Tombstones(Protocol):
             The number of marked tombstones, and the last record of the page, or `None` if the page is empty.
         """
 
-    def list_candidates(
+    def list_raid_candidates(
         self, run_id: str, *, after: TombstonedRecordId | None, limit: int
     ) -> Sequence[TombstonedRecordId]:
         """Return a page of the raid's candidates, ascending by kind and id."""
 
-    def unmark_candidates(self, run_id: str, record_ids: Collection[TombstonedRecordId]) -> None: ...
+    def unmark_raid_candidates(self, run_id: str, record_ids: Collection[TombstonedRecordId]) -> None: ...
 
-    def remove_candidates(self, run_id: str, *, before_us: int, limit: int) -> int:
-        """Remove a page of candidates and return their number. Keep candidates that changed since `mark_candidates`."""
+    def remove_raid_candidates(self, run_id: str, *, before_us: int, limit: int) -> int:
+        """Remove a page of candidates and return their number.
+
+        Keep candidates that changed since `mark_raid_candidates`.
+        """
 
 
 VersionReader = Callable[[RecordKind], "Iterator[pa.Table]"]

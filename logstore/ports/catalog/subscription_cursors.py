@@ -61,24 +61,29 @@ class Cursors(Protocol):
         """
 
     def publish_snapshot(
-        self, change: CursorSnapshotCondition, snapshot: CursorSnapshot, *, size_bytes: int, sha256: str | None = None
+        self,
+        condition: CursorSnapshotCondition,
+        snapshot: CursorSnapshot,
+        *,
+        size_bytes: int,
+        sha256: str | None = None,
     ) -> bool:
         """Make a newborn cursor ledger the cursor's snapshot. Return whether the cursor has this snapshot now.
 
         The ledger becomes listed and CLOSED. The same transaction files an intent for the previous snapshot's ledger
         (apache/pulsar#982). The row keeps acknowledgements that are newer than the snapshot.
 
-        `change` is the row from which the snapshot was made. Each acknowledgement in the snapshot was in the cursor
-        when `change` was read. The snapshot is refused if the row differs from `change` or does not exist, or if the
-        topic is not ACTIVE. A refused call files an intent for the newborn ledger (apache/pulsar#350). A
-        repeated call returns the same result.
+        `condition` is the row from which the snapshot was made. Each acknowledgement in the snapshot was in the cursor
+        when `condition` was read. The snapshot is refused if the row differs from `condition` or does not exist, or if
+        the topic is not ACTIVE. A refused call files an intent for the newborn ledger (apache/pulsar#350). A repeated
+        call returns the same result.
         """
 
     def move_snapshot_into_row(
-        self, change: CursorSnapshotCondition, snapshot: CursorSnapshot, *, limit_bytes: int
+        self, condition: CursorSnapshotCondition, snapshot: CursorSnapshot, *, limit_bytes: int
     ) -> bool:
         """Move a small snapshot back into the row and file an intent for its ledger. Return whether this call did so.
 
-        Nothing changes if the row differs from `change`, if the complete state takes more than `limit_bytes`, or if the
-        topic is not ACTIVE.
+        Nothing changes if the row differs from `condition`, if the complete state takes more than `limit_bytes`, or if
+        the topic is not ACTIVE.
         """

@@ -156,12 +156,14 @@ class Transactions(Protocol):
         The claims have no Temporal run id, because the workflows have not begun.
         """
 
-    def list_handed_over(self, *, limit: int) -> list[TransactionId]:
+    def list_handed_over_transactions(self, *, limit: int) -> list[TransactionId]:
         """Return transactions that were handed over and whose workflows have not begun, ascending."""
 
-    def record_failures(self, txn: TransactionId, failures: Mapping[Participant, str]) -> None: ...
+    def record_participant_errors(self, txn: TransactionId, failures: Mapping[Participant, str]) -> None: ...
 
-    def resolve_participant(self, txn: TransactionId, participant: Participant, cause: AuditCause) -> StoredTransaction:
+    def settle_untold_participant(
+        self, txn: TransactionId, participant: Participant, cause: AuditCause
+    ) -> StoredTransaction:
         """Settle a participant on behalf of an operator, with a row in the audit log. Idempotent.
 
         Raises:
@@ -188,7 +190,7 @@ class StoredBufferSnapshot:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BufferSnapshotSwitch:
+class BufferSnapshotReplacement:
     """Switch of a topic's snapshot to a newborn ledger. The switch requires that the present snapshot is `expected`."""
 
     topic_id: TopicId
@@ -203,14 +205,16 @@ class TransactionBufferSnapshots(Protocol):
     def read_buffer(self, topic_id: TopicId) -> TransactionBuffer:
         """Return the topic's transaction buffer at one moment. Decisions without a transaction marker are included."""
 
-    def reserve_due_topics(self, *, limit: int, lease_s: float) -> list[TopicId]:
-        """Return topics whose snapshot is due, oldest first. For `lease_s` other calls do not return these topics.
+    def reserve_due_topics(self, *, limit: int, reserved_for_s: float) -> list[TopicId]:
+        """Return topics whose snapshot is due, oldest first, and reserve them for `reserved_for_s`.
 
-        Idempotency: if the worker dies, the topic is due again after `lease_s`. A second snapshot does no harm.
+        Other calls do not return reserved topics.
+
+        Idempotency: if the worker dies, the topic is due again after `reserved_for_s`. A second snapshot does no harm.
         """
 
     def publish_snapshot(
-        self, switch: BufferSnapshotSwitch, ledger_id: LedgerId, *, size_bytes: int, sha256: str | None = None
+        self, switch: BufferSnapshotReplacement, ledger_id: LedgerId, *, size_bytes: int, sha256: str | None = None
     ) -> bool:
         """Make a newborn ledger the topic's snapshot. Return whether the topic has this snapshot now.
 

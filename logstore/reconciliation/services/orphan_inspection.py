@@ -71,7 +71,7 @@ def inspect_orphan(store: ObjectStore, finding: Finding) -> OrphanObjects:
     other.
     """
     if finding.kind is FindingKind.ORPHAN_SEGMENT:
-        orphan = _read_orphan_segment(store, finding)
+        orphan = _read_orphan_segment_and_meta(store, finding)
     else:
         orphan = _read_orphan_copy(store, finding)
         if orphan.objects and not orphan.metadata:  # deleted between LIST and HEAD, or one answer is wrong
@@ -79,11 +79,11 @@ def inspect_orphan(store: ObjectStore, finding: Finding) -> OrphanObjects:
         if orphan.objects and not orphan.metadata:
             raise StoreUnavailable(f"{orphan.objects[0].key}: LIST shows it, HEAD does not find it; try again")
     if not orphan.objects:
-        _require_absence(store, finding)
+        _require_orphan_absent(store, finding)
     return orphan
 
 
-def _require_absence(store: ObjectStore, finding: Finding) -> None:
+def _require_orphan_absent(store: ObjectStore, finding: Finding) -> None:
     if stored := next(iter(store.list(finding.key)), None):
         raise StoreUnavailable(f"{stored.key}: a second look at storage finds it, the first one did not; try again")
     for key in _derive_object_keys(finding):
@@ -116,7 +116,7 @@ def _read_orphan_copy(store: ObjectStore, finding: Finding) -> OrphanObjects:
     return OrphanObjects(objects, {key: head[1] for key, head in heads.items() if head})
 
 
-def _read_orphan_segment(store: ObjectStore, finding: Finding) -> OrphanObjects:
+def _read_orphan_segment_and_meta(store: ObjectStore, finding: Finding) -> OrphanObjects:
     """Return the segment with its metadata and the metadata of its ledger's `meta.json`."""
     head = store.head(finding.key)
     if head is None:
@@ -225,15 +225,15 @@ class OrphanInspector:
         self._objects, self._buckets = objects, buckets
         self._application, self._driver_metadata = application, dict(driver_metadata)
 
-    def confirm(self, *, adopt: bool = True) -> None:
+    def require_own_buckets(self, *, may_mark: bool = True) -> None:
         """Raise `CatalogMismatch` unless the primary bucket and the tiered bucket are the catalog's now.
 
-        With `adopt`, a bucket without a marker may become the catalog's.
+        With `may_mark`, a bucket without a marker may become the catalog's.
         """
         for store in (self._objects, self._tiered()):
-            if adopt:
-                store.require_ownership()
-            store.confirm_ownership()
+            if may_mark:
+                store.require_ownership_once()
+            store.require_ownership_now()
 
     def inspect_copy(self, number: int, finding: Finding, *, before_us: int) -> OrphanCopy | str:
         """Return the orphaned copy as storage states it, or the reason to keep it.

@@ -5,10 +5,10 @@ from pathlib import Path
 from logstore.errors import PreconditionFailed, StaleCatalog, UnknownObject
 from logstore.ports.catalog import CatalogIdentity, ReconciliationRun, ReconciliationRuns, RunKind
 from logstore.reconciliation.finding_files import FindingFiles
-from logstore.reconciliation.findings import PlanResult, apply_run_id, plan_result
+from logstore.reconciliation.findings import PlanOrScrubResult, apply_run_id, plan_result
 
 
-def require_finished_plan(run: ReconciliationRun) -> PlanResult:
+def require_finished_plan(run: ReconciliationRun) -> PlanOrScrubResult:
     """Return the result of a plan. Raise `PreconditionFailed` for any other run."""
     if run.kind is not RunKind.PLAN:
         raise PreconditionFailed(f"run {run.run_id}: expected a plan, found a run of {run.kind.value}")
@@ -17,7 +17,7 @@ def require_finished_plan(run: ReconciliationRun) -> PlanResult:
     return plan_result(run.summary)
 
 
-def require_finished_plan_or_scrub(run: ReconciliationRun) -> PlanResult:
+def require_finished_plan_or_scrub(run: ReconciliationRun) -> PlanOrScrubResult:
     """Return the result of a plan or a scrub. Raise `PreconditionFailed` for any other run."""
     if run.kind is not RunKind.SCRUB:
         return require_finished_plan(run)
@@ -26,9 +26,9 @@ def require_finished_plan_or_scrub(run: ReconciliationRun) -> PlanResult:
     return plan_result(run.summary)
 
 
-def require_appliable_plan(
+def require_appliable_plan_and_epoch(
     runs: ReconciliationRuns, identities: CatalogIdentity, run_id: str
-) -> tuple[PlanResult, int]:
+) -> tuple[PlanOrScrubResult, int]:
     """Return the result of a plan that may be applied, and the catalog's epoch.
 
     Raises:
@@ -49,21 +49,21 @@ def require_appliable_plan(
 
 
 def require_epoch(runs: ReconciliationRuns, planned_epoch: int, run_id: str) -> None:
-    epoch = runs.read_catalog_state().epoch
+    epoch = runs.read_catalog_time_and_ids().epoch
     if planned_epoch != epoch:
         raise StaleCatalog(f"plan {run_id}: expected catalog epoch {epoch}, found {planned_epoch}; plan again")
 
 
-def require_all_findings(files: FindingFiles, plan: PlanResult, run_id: str) -> FindingFiles:
+def require_all_findings(files: FindingFiles, plan: PlanOrScrubResult, run_id: str) -> FindingFiles:
     """Return the files. Raise `PreconditionFailed` if their counts by kind differ from the plan's result."""
-    counts = {kind.value: rows for kind, (rows, _) in files.count_by_kind().items() if rows}
+    counts = {kind.value: rows for kind, (rows, _) in files.count_findings_and_bytes_by_kind().items() if rows}
     expected = {kind: rows for kind, rows in plan.findings.items() if rows}  # another build may have other kinds
     if counts != expected:
         raise PreconditionFailed(f"plan {run_id}: expected its findings, {expected}, found {counts}")
     return files
 
 
-def open_finding_files(plan: PlanResult, run_id: str) -> FindingFiles:
+def open_finding_files(plan: PlanOrScrubResult, run_id: str) -> FindingFiles:
     """Open the findings of a plan or a scrub. Raise `PreconditionFailed` if this machine does not see their folder."""
     folder = Path(plan.report)
     if not folder.is_dir():

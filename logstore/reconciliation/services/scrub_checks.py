@@ -69,11 +69,11 @@ def require_undamaged_copy(objects: ObjectStore, uuid: str, ledger_id: LedgerId,
     Raise `SegmentGone` or `CorruptData` for damage, also if the index belongs to another copy.
     """
     key, name = data_key(uuid, ledger_id), index_key(uuid, ledger_id)
-    stored, data = objects.get(name), objects.head(key)
-    if stored is None or data is None:
-        raise SegmentGone(ledger_id, name if stored is None else key)
-    spend_bytes(len(stored.body))
-    index = TieredIndex.from_json(stored.body, name=name)
+    stored_index, data = objects.get(name), objects.head(key)
+    if stored_index is None or data is None:
+        raise SegmentGone(ledger_id, name if stored_index is None else key)
+    spend_bytes(len(stored_index.body))
+    index = TieredIndex.from_json(stored_index.body, name=name)
     if (index.uuid, index.statement.ledger_id) != (uuid, ledger_id):
         other = f"{index.uuid} of ledger {index.statement.ledger_id}"
         raise CorruptData(f"{name}: expected the index of copy {uuid} of ledger {ledger_id}, found that of {other}")

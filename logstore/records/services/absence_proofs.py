@@ -28,13 +28,13 @@ from logstore.log.ledger_object_keys import (
     segment_number_from_key,
 )
 from logstore.log.ledgers import LedgerOwner
-from logstore.log.services.segment_placement import STRIDE
+from logstore.log.services.segment_placement import FIRST_NUMBER_STRIDE
 from logstore.ports.object_storage import ObjectStore
 from logstore.positions import LedgerId
 from logstore.records.adoption_rule import UnregisteredUpload
 from logstore.stop_checks import raise_if_stopped
 
-PROBED_NUMBERS: Final = STRIDE
+PROBED_NUMBERS: Final = FIRST_NUMBER_STRIDE
 """Number of segment numbers that are probed after a ledger's last upload. A writer that lost one race uses one of these
 numbers.
 """
@@ -98,13 +98,15 @@ def possible_unlisted_keys(
         yield segment_key(ledger_id, number)
 
 
-def probe_unlisted_ledgers(objects: ObjectStore, shard: int, first: LedgerId, listed: Collection[LedgerId]) -> None:
+def require_no_unlisted_newer_ledgers(
+    objects: ObjectStore, shard: int, first_probed_id: LedgerId, listed: Collection[LedgerId]
+) -> None:
     """Raise `UnlistedObjectError` for a ledger of the shard that is neither in the catalog nor listed.
 
-    `first` is the lowest probed id. The catalog has no ledger with this id or a higher id. `listed` are the listed ids
-    of ledgers without a row.
+    `first_probed_id` is the lowest probed id. The catalog has no ledger with this id or a higher id. `listed` are the
+    listed ids of ledgers without a row.
     """
-    ledger_id, misses = LedgerId(first + (shard - first) % SHARDS), 0
+    ledger_id, misses = LedgerId(first_probed_id + (shard - first_probed_id) % SHARDS), 0
     while misses < PROBED_IDS_PER_SHARD:
         if ledger_id in listed:
             misses = 0

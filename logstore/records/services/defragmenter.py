@@ -159,7 +159,7 @@ class _KindPass:
         self._records, self._log, self._kind, self._progress = records, log, kind, progress
         self._blocks = [block for block in head.blocks if block.kind is kind]
         self._number_by_block = {block: number for number, block in enumerate(self._blocks)}
-        self._id_ranges = split_into_id_ranges(self._blocks, versions=range_versions)
+        self._id_ranges = split_into_id_ranges(self._blocks, versions_per_range=range_versions)
 
     def select_blocks(self) -> list[Block]:
         import numpy as np  # noqa: PLC0415 - start-up time

@@ -127,9 +127,9 @@ class Flusher:
                 remaining_pages = max(0, head.state.outbox_changes // self._page - 1)
             is_last = remaining_pages == 0
             if is_last:
-                result = self._flush_rest(head, cursors or self._are_cursors_due(head.state), report_progress)
+                result = self._try_to_flush_rest(head, cursors or self._are_cursors_due(head.state), report_progress)
             else:
-                result = self._stage_page(head, report_progress)
+                result = self._try_to_publish_staged_page(head, report_progress)
             if result is None:
                 lost_races += 1
                 continue
@@ -161,8 +161,8 @@ class Flusher:
                 read_settled_head(self._records, self._log)  # settles the manifest if it is this catalog's
                 continue
             self._records.requeue_all_records()
-            head = RecordLogHead(state=state, manifest=_manifest_without_blocks(state))
-            result = self._flush_rest(head, True, progress, is_rewrite=True)
+            head = RecordLogHead(state=state, manifest=_known_manifest_without_blocks(state))
+            result = self._try_to_flush_rest(head, True, progress, is_rewrite=True)
             if result:
                 return replace(result, left=self._records.read_state().outbox_changes)
         raise CatalogBusy(_OVERTAKEN_MESSAGE)
@@ -174,19 +174,19 @@ class Flusher:
         oldest_us = state.oldest_cursor_change_us
         return oldest_us is not None and oldest_us <= state.now_us - self._cursor_interval_s * _US
 
-    def _stage_page(self, head: RecordLogHead, progress: Callable[[int], None]) -> FlushResult | None:
+    def _try_to_publish_staged_page(self, head: RecordLogHead, progress: Callable[[int], None]) -> FlushResult | None:
         with self._records.read_changes(cursors=False, page=self._page) as changes:
             blocks = self._write_blocks(changes, head.number + 1, progress)
             outbox_rows, at_us = changes.outbox_rows, changes.at_us
         if not outbox_rows:
             return FlushResult(manifest=head.number)
-        self._require_clock(blocks, at_us)
+        self._require_clocks_agree(blocks, at_us)
         manifest = publish_manifest(
             self._records,
             self._log,
             head,
             blocks=head.blocks,
-            ceilings=raise_ceilings(head.state.ceilings, head.state.next_ids),
+            ceilings=raise_low_ceilings(head.state.ceilings, head.state.next_ids),
             flushed_us=head.manifest.flushed_us if head.manifest else 0,
             next_ids=head.next_ids,
             outbox_rows=outbox_rows,
@@ -194,10 +194,10 @@ class Flusher:
         )
         return _flush_result(manifest, blocks, len(outbox_rows)) if manifest else None
 
-    def _flush_rest(
+    def _try_to_flush_rest(
         self, head: RecordLogHead, cursors: bool, progress: Callable[[int], None], *, is_rewrite: bool = False
     ) -> FlushResult | None:
-        state, ceilings = head.state, raise_ceilings(head.state.ceilings, head.state.next_ids)
+        state, ceilings = head.state, raise_low_ceilings(head.state.ceilings, head.state.next_ids)
         staged_blocks = () if is_rewrite else state.staged_blocks
         is_current = 0 < head.moment_number == head.number and ceilings == state.ceilings and not is_rewrite
         if is_current and not (state.outbox_changes or staged_blocks):
@@ -207,7 +207,7 @@ class Flusher:
             outbox_rows, at_us, unrecordable = changes.outbox_rows, changes.at_us, tuple(changes.unrecordable)
         if is_current and not (outbox_rows or blocks or staged_blocks):
             return FlushResult(manifest=head.number, named=len(head.blocks), refused=unrecordable)
-        self._require_clock(blocks, at_us)
+        self._require_clocks_agree(blocks, at_us)
         manifest = publish_manifest(
             self._records,
             self._log,
@@ -239,7 +239,7 @@ class Flusher:
             progress(versions)
         return [*blocks, *(writer.store_remaining() if writer else [])]
 
-    def _require_clock(self, blocks: list[Block], at_us: int) -> None:
+    def _require_clocks_agree(self, blocks: list[Block], at_us: int) -> None:
         """Compare the catalog's clock with the store's. A new block was stored between `at_us` and now."""
         stored_us = self._log.stored_at_us(blocks[0].key) if blocks else None
         if stored_us is None:
@@ -278,7 +278,7 @@ def find_unrecordable(records: RecordOutbox) -> Sequence[UnrecordableRecord]:
         return changes.unrecordable
 
 
-def _manifest_without_blocks(state: RecordLogState) -> Manifest | None:
+def _known_manifest_without_blocks(state: RecordLogState) -> Manifest | None:
     if not state.manifest:
         return None
     return Manifest(
@@ -292,7 +292,7 @@ def _manifest_without_blocks(state: RecordLogState) -> Manifest | None:
     )
 
 
-def raise_ceilings(ceilings: IdCeilings, next_ids: IdCeilings) -> IdCeilings:
+def raise_low_ceilings(ceilings: IdCeilings, next_ids: IdCeilings) -> IdCeilings:
     """Raise each ceiling to `ID_HEADROOM` above its next id if less than half of `ID_HEADROOM` is left."""
 
     def raise_ceiling(ceiling: int, next_id: int) -> int:

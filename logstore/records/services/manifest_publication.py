@@ -101,16 +101,16 @@ def read_settled_head(records: RecordOutbox, log: RecordLog) -> RecordLogHead:
     """
     for _ in range(MAX_PUBLISH_ATTEMPTS):
         state = records.read_state()
-        newest = log.read_newest_manifest(after=state.manifest)
+        newest = log.read_newest_manifest(from_number=state.manifest)
         if newest is None:
             require_known_manifest(state, None)
             return RecordLogHead(state=state, manifest=None)
-        _require_same(state, newest)
+        _require_same_catalog(state, newest)
         if newest.stamp == state.stamp:
             return RecordLogHead(state=state, manifest=newest)
         if newest.stamp in state.pending_stamps:
             with effect("records.settle"):
-                _settle(records, newest)
+                _settle_stored_manifest(records, newest)
             continue
         require_known_manifest(records.read_known_manifest(), newest)
     raise CatalogBusy(
@@ -118,7 +118,7 @@ def read_settled_head(records: RecordOutbox, log: RecordLog) -> RecordLogHead:
     )
 
 
-def _require_same(state: KnownManifest, newest: Manifest) -> None:
+def _require_same_catalog(state: KnownManifest, newest: Manifest) -> None:
     if newest.catalog_id != state.catalog_id:
         raise CatalogMismatch(
             newest.key,
@@ -147,7 +147,7 @@ def require_known_manifest(state: KnownManifest, newest: Manifest | None) -> Non
                 advice="put back what was removed, or write all of it anew: sexton records rewrite",
             )
         return
-    _require_same(state, newest)
+    _require_same_catalog(state, newest)
     if state.manifest > newest.number or newest.stamp in {state.stamp, *state.pending_stamps}:
         return
     raise CatalogOutdated(
@@ -205,11 +205,11 @@ def publish_manifest(
     except AlreadyExists:
         return None
     with effect("records.settle"):
-        _settle(records, manifest, outbox_rows=outbox_rows, staged_blocks=staged_blocks)
+        _settle_stored_manifest(records, manifest, outbox_rows=outbox_rows, staged_blocks=staged_blocks)
     return manifest
 
 
-def _settle(
+def _settle_stored_manifest(
     records: RecordOutbox, manifest: Manifest, *, outbox_rows: Collection[int] = (), staged_blocks: Sequence[Block] = ()
 ) -> None:
     records.settle_manifest(
@@ -235,15 +235,15 @@ class BlockWriter:
         self._tables.append(versions)
         rows = sum(table.num_rows for table in self._tables)
         if rows >= MAX_VERSIONS_PER_BLOCK or sum(table.nbytes for table in self._tables) >= _MAX_BUFFERED_BYTES:
-            self._write(rows - rows % MAX_VERSIONS_PER_BLOCK or rows)
+            self._store_buffered_rows(rows - rows % MAX_VERSIONS_PER_BLOCK or rows)
 
     def store_remaining(self) -> list[Block]:
         rows = sum(table.num_rows for table in self._tables)
         if rows:
-            self._write(rows)
+            self._store_buffered_rows(rows)
         return self.blocks
 
-    def _write(self, rows: int) -> None:
+    def _store_buffered_rows(self, rows: int) -> None:
         import pyarrow as pa  # noqa: PLC0415 - start-up time
 
         buffered = pa.concat_tables(self._tables)

@@ -81,7 +81,7 @@ class NameRegister:
 
     def _active_entries(self) -> Iterator[tuple[int, str]]:
         number, has_only_ended = self._first_active, True
-        while (name := self._read(number)) is not None:
+        while (name := self._read_entered_name(number)) is not None:
             raise_if_stopped()
             if self._objects.get(f"{self._key(number)}-ended") is None:
                 has_only_ended = False
@@ -90,7 +90,7 @@ class NameRegister:
             if has_only_ended:
                 self._first_active = max(self._first_active, number)
 
-    def _read(self, number: int) -> str | None:
+    def _read_entered_name(self, number: int) -> str | None:
         key = self._key(number)
 
         def read() -> str | None:

@@ -29,7 +29,7 @@ class RebuildManifests:
     def __init__(self, log: RecordLog) -> None:
         self._log = log
 
-    def read_newest_manifest(self) -> Manifest:
+    def require_newest_manifest(self) -> Manifest:
         """Return the newest manifest. HEAD requests make sure that no newer manifest is hidden.
 
         Raises:
@@ -72,7 +72,7 @@ class RebuildManifests:
         """Return whether the next manifest exists. Until then the old catalog is valid, and its workers may run."""
         return self._log.read_manifest(number + 1) is not None
 
-    def find_next_manifest_age_s(self, rebuild: str, base: Manifest, *, now_us: int) -> float:
+    def renew_pin_and_measure_age_s(self, rebuild: str, base: Manifest, *, now_us: int) -> float:
         """Return a lower bound of the age of the manifest after `base`, by the store's clock alone.
 
         The pin is renewed, because the time of a new object is the store's current time. If the result is 0 or less,
@@ -92,7 +92,7 @@ class RebuildManifests:
         Earlier builds stored the first manifest of an epoch as a moment of its own, with the blocks and the time of the
         previous manifest. For such a manifest, the previous manifest has the epoch, unless a sweep has removed it.
         """
-        return self._find_moment(base).rows_epoch
+        return self._find_earliest_of_moment(base).rows_epoch
 
     def find_unflushed_id_starts(self, base: Manifest) -> tuple[LedgerId, ...]:
         """Return the first ids of the ranges that may have ledgers younger than the manifest's moment, ascending.
@@ -103,9 +103,11 @@ class RebuildManifests:
         if base.next_ids:
             return (LedgerId(base.next_ids.ledger),)
         moment = self._log.read_manifest(base.moment_number) if base.moment_number < base.number else None
-        return LedgerId(0), LedgerId(max(self._find_moment(moment or base).ceilings.ledger - ID_HEADROOM, 0))
+        return LedgerId(0), LedgerId(
+            max(self._find_earliest_of_moment(moment or base).ceilings.ledger - ID_HEADROOM, 0)
+        )
 
-    def _find_moment(self, manifest: Manifest) -> Manifest:
+    def _find_earliest_of_moment(self, manifest: Manifest) -> Manifest:
         """Return the earliest existing manifest with the same moment. Earlier builds did not mark repeated moments."""
         while manifest.moment_epoch is None:
             previous = self._log.read_manifest(manifest.number - 1)

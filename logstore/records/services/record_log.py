@@ -81,26 +81,26 @@ class RecordLog:
         self._entered = set[str]()  # replicas that this process knows to be registered
         self._last: Manifest | None = None  # cache of the last manifest read; manifests never change
 
-    def require_ownership(self) -> None:
-        self._objects.require_ownership()
+    def require_ownership_once(self) -> None:
+        self._objects.require_ownership_once()
 
-    def confirm_ownership(self) -> None:
-        self._objects.confirm_ownership()
+    def require_ownership_now(self) -> None:
+        self._objects.require_ownership_now()
 
     def list_manifest_numbers(self, *, after: int = 0) -> list[int]:
         start = manifest_key(after) if after else ""
         numbers = (parse_manifest_number(item.key) for item in self._objects.list(MANIFEST_PREFIX, start_after=start))
         return [number for number in numbers if number is not None]
 
-    def read_newest_manifest(self, after: int = 0) -> Manifest | None:
-        """Return the newest manifest, or `None`. Numbers below the known number `after` are not listed.
+    def read_newest_manifest(self, from_number: int = 0) -> Manifest | None:
+        """Return the newest manifest, or `None`. Numbers below the known number `from_number` are not listed.
 
         Raises:
             CorruptData, Unsupported: The manifest is unreadable, or a newer build wrote it.
             StoreUnavailable: The store did not answer, the manifest was removed meanwhile, or a listing hides
                 manifests.
         """
-        number = self.find_newest_manifest_number(after)
+        number = self.find_newest_manifest_number(from_number)
         if number is None:
             return None
         newest = self.read_manifest(number)
@@ -108,41 +108,49 @@ class RecordLog:
             raise StoreUnavailable(f"{manifest_key(number)}: it was listed, and is not there")
         return newest
 
-    def find_newest_manifest_number(self, after: int = 0) -> int | None:
+    def find_newest_manifest_number(self, from_number: int = 0) -> int | None:
         """Return the number of the newest manifest, or `None`. Raise the errors of `read_newest_manifest`."""
-        numbers: list[int] = self.list_manifest_numbers(after=max(after - 1, 0))
-        if after and after not in numbers:
-            hidden = after if self._exists(after) else None if numbers else self._find_later(after)
+        numbers: list[int] = self.list_manifest_numbers(after=max(from_number - 1, 0))
+        if from_number and from_number not in numbers:
+            hidden = (
+                from_number
+                if self._exists(from_number)
+                else None
+                if numbers
+                else self._probe_later_manifest_number(from_number)
+            )
             if hidden is not None:
                 raise _hidden_manifest_error(hidden)
-        if not numbers and not after and self._objects.head(BEGUN_KEY) is not None:
+        if not numbers and not from_number and self._objects.head(BEGUN_KEY) is not None:
             raise StoreUnavailable(
                 f"{MANIFEST_PREFIX}: expected a manifest, because HEAD finds {BEGUN_KEY}, found none by LIST;"
                 " nothing is decided by such a listing"
             )
         return numbers[-1] if numbers else None
 
-    def read_certain_newest_manifest(self, after: int = 0) -> Manifest | None:
+    def read_certain_newest_manifest(self, from_number: int = 0) -> Manifest | None:
         """Return the newest manifest, or `None`. HEAD requests make sure that no newer manifest is hidden.
 
-        This costs about 100 requests, or one request if the listing shows manifest `after` as the newest.
+        This costs about 100 requests, or one request if the listing shows manifest `from_number` as the newest.
 
         Raises:
             StoreUnavailable: Two listings lack a newer manifest, or as `read_newest_manifest`.
         """
-        newest, hidden = self._newest_and_later(after)
+        newest, hidden = self._newest_and_later(from_number)
         if hidden is not None:
-            newest, hidden = self._newest_and_later(after)
+            newest, hidden = self._newest_and_later(from_number)
         if hidden is not None:
             raise _hidden_manifest_error(hidden)
         return newest
 
-    def _newest_and_later(self, after: int) -> tuple[Manifest | None, int | None]:
-        newest = self.read_newest_manifest(after)
-        number = newest.number if newest else after
-        return newest, self._find_later(number, probed=1 if newest and number == after else _PROBED_NUMBERS)
+    def _newest_and_later(self, from_number: int) -> tuple[Manifest | None, int | None]:
+        newest = self.read_newest_manifest(from_number)
+        number = newest.number if newest else from_number
+        return newest, self._probe_later_manifest_number(
+            number, probed=1 if newest and number == from_number else _PROBED_NUMBERS
+        )
 
-    def _find_later(self, number: int, *, probed: int = _PROBED_NUMBERS) -> int | None:
+    def _probe_later_manifest_number(self, number: int, *, probed: int = _PROBED_NUMBERS) -> int | None:
         """Return the number of a later manifest that HEAD finds, or `None`.
 
         Sweeps keep the newest `MIN_KEPT_MANIFESTS` manifests. So HEAD needs to check only the next number, and then
@@ -158,12 +166,12 @@ class RecordLog:
     def _exists(self, number: int) -> bool:
         return self._objects.head(manifest_key(number)) is not None
 
-    def read_newest_complete_manifest(self, after: int = 0) -> Manifest | None:
+    def read_newest_complete_manifest(self, from_number: int = 0) -> Manifest | None:
         """Return the newest manifest that shows a moment of its own, or `None`.
 
         Raise the errors of `read_newest_manifest`.
         """
-        newest = self.read_newest_manifest(after)
+        newest = self.read_newest_manifest(from_number)
         if newest is None or newest.shows is None:
             return newest
         return self.read_manifest(newest.shows) if newest.shows else None
@@ -250,14 +258,16 @@ class RecordLog:
         self._delete_others(folder, key)
         return key
 
-    def pin_newest_manifest(self, pin_id: str, until_us: int, purpose: str, *, after: int = 0) -> Manifest | None:
+    def pin_newest_complete_manifest(
+        self, pin_id: str, until_us: int, purpose: str, *, from_number: int = 0
+    ) -> Manifest | None:
         """Pin and return the newest manifest that shows a moment of its own, or `None`.
 
-        Numbers below `after` are not listed. A sweep may have listed the pins before this pin was stored. Sweeps keep
-        the newest manifests, and the manifest of the newest moment. So the pin counts only if its manifest is still one
-        of these manifests.
+        Numbers below `from_number` are not listed. A sweep may have listed the pins before this pin was stored. Sweeps
+        keep the newest manifests, and the manifest of the newest moment. So the pin counts only if its manifest is
+        still one of these manifests.
         """
-        while (newest := self.read_newest_complete_manifest(after)) is not None:
+        while (newest := self.read_newest_complete_manifest(from_number)) is not None:
             raise_if_stopped()
             self.pin_manifest(pin_id, newest.number, until_us, purpose)
             newer = self.list_manifest_numbers(after=newest.number)
@@ -350,7 +360,7 @@ class RecordLog:
             self._delete_others(f"{REPLICA_PREFIX}{_quote_name(replica_id)}/", revocation)
             self._delete([revocation])
 
-    def list_acknowledgements(self) -> list[ReplicaAcknowledgement]:
+    def list_lowest_acknowledgements(self) -> list[ReplicaAcknowledgement]:
         """Return the acknowledgement of each replica, ascending by id.
 
         If a replica has several acknowledgements, the lowest manifest and the latest time count.
@@ -381,7 +391,7 @@ class RecordLog:
         revokes it.
         """
         registered = self._replica_names.active_names()
-        listed = self.list_acknowledgements()
+        listed = self.list_lowest_acknowledgements()
         unlisted = registered.difference(replica.replica_id for replica in listed)
         if unlisted:
             unlisted &= self._replica_names.active_names()  # some may have been forgotten meanwhile

@@ -43,7 +43,7 @@ class RecordsBucketSweeper:
     def __init__(self, objects: OwnedStore, log: RecordLog) -> None:
         self._objects, self._log = objects, log
 
-    def remove_old_objects(
+    def remove_old_manifests_and_blocks(
         self, now_us: int, *, staged_blocks: Collection[Block] = (), progress: Callable[[], None] = lambda: None
     ) -> SweptRecordObjects:
         """Remove old manifests and old unnamed blocks.
@@ -56,7 +56,7 @@ class RecordsBucketSweeper:
             CorruptData, Unsupported: A manifest is unreadable. No block was removed.
             StoreUnavailable: The sweep may be repeated.
         """
-        self._log.confirm_ownership()
+        self._log.require_ownership_now()
         newest = self._log.read_newest_manifest()
         newest_us = self._log.stored_at_us(newest.key) if newest else None
         if newest is None or newest_us is None:

@@ -105,10 +105,12 @@ class ReplicaFollower:
                 f"replica {self._follow.replica}: expected manifest {applied.manifest} or a newer one in bucket"
                 f" {self._follow.bucket}, found none; check that this is the bucket, and what its store answers"
             )
-        acknowledgement = self._require_acknowledgement(applied, newest)
+        acknowledgement = self._require_no_missed_tombstones(applied, newest)
         if applied.manifest == newest.number:
             return self._acknowledge_if_due(applied, acknowledgement)
-        return self._acknowledge(self._apply(newest, applied, applied.replica, proceed, base=applied), newest)
+        return self._acknowledge(
+            self._apply_newer_versions(newest, applied, applied.replica, proceed, base=applied), newest
+        )
 
     def _seed(self, applied: AppliedManifest | None, proceed: Callable[[], None]) -> FollowedRecords:
         now_us, name = self._now_us(), f"{self._follow.replica}-{uuid4().hex[:8]}"
@@ -119,13 +121,13 @@ class ReplicaFollower:
         shipped = self._acknowledgements().get(self._follow.bucket) if self._follow.follows_replica_bucket else None
         known = self._followed.read_certain_newest_manifest()
         after = max(known.number if known else 0, shipped.manifest if shipped else 0)
-        newest = self._followed.pin_newest_manifest(name, now_us + _SEED_PIN_US, "follow", after=after)
+        newest = self._followed.pin_newest_complete_manifest(name, now_us + _SEED_PIN_US, "follow", from_number=after)
         if newest is None:
             raise StoreUnavailable(f"{self._follow.bucket}: a manifest was there, and is not any more")
         try:
             self._require_same_catalog(applied, newest)
-            self._require_fresh_bucket(self._acknowledgements())
-            result = self._apply(newest, applied, name, proceed, base=None)
+            self._require_raids_await_bucket(self._acknowledgements())
+            result = self._apply_newer_versions(newest, applied, name, proceed, base=None)
         finally:
             self._followed.unpin(name)
         if not self._source.is_registered(name):
@@ -139,15 +141,15 @@ class ReplicaFollower:
 
         The name of a running seed may be forgotten too. That seed notices this at its end.
         """
-        for replica in self._source.list_certain_acknowledgements():
-            is_dead = replica.is_revoked or not replica.manifest
-            if is_dead and self._has_name(replica.replica_id) and replica.replica_id not in except_for:
-                self._source.forget_replica(replica.replica_id)
+        for acknowledgement in self._source.list_certain_acknowledgements():
+            is_dead = acknowledgement.is_revoked or not acknowledgement.manifest
+            if is_dead and self._has_name(acknowledgement.replica_id) and acknowledgement.replica_id not in except_for:
+                self._source.forget_replica(acknowledgement.replica_id)
 
     def _has_name(self, name: str) -> bool:
         return name.rpartition("-")[0] == self._follow.replica
 
-    def _apply(
+    def _apply_newer_versions(
         self,
         newest: Manifest,
         applied: AppliedManifest | None,
@@ -195,17 +197,20 @@ class ReplicaFollower:
 
         def read_kind(kind: RecordKind) -> "Iterator[pa.Table]":
             return read_versions_by_id_range(
-                [block for block in blocks if block.kind is kind], read_newer, versions=VERSIONS_IN_MEMORY
+                [block for block in blocks if block.kind is kind], read_newer, versions_per_range=VERSIONS_IN_MEMORY
             )
 
         return read_kind
 
     def _acknowledgements(self) -> dict[str, ReplicaAcknowledgement]:
-        return {replica.replica_id: replica for replica in self._source.list_acknowledgements()}
+        return {
+            acknowledgement.replica_id: acknowledgement
+            for acknowledgement in self._source.list_lowest_acknowledgements()
+        }
 
-    def _require_fresh_bucket(self, replicas: dict[str, ReplicaAcknowledgement]) -> None:
+    def _require_raids_await_bucket(self, acknowledgement_by_replica: dict[str, ReplicaAcknowledgement]) -> None:
         """Refuse a followed replica bucket if raids do not wait for it."""
-        acknowledgement = replicas.get(self._follow.bucket)
+        acknowledgement = acknowledgement_by_replica.get(self._follow.bucket)
         if self._follow.follows_replica_bucket and (
             acknowledgement is None
             or not acknowledgement.manifest
@@ -227,7 +232,7 @@ class ReplicaFollower:
                 advice="follow the record log of that catalog, or use an empty database",
             )
 
-    def _require_acknowledgement(self, applied: AppliedManifest, newest: Manifest) -> ReplicaAcknowledgement:
+    def _require_no_missed_tombstones(self, applied: AppliedManifest, newest: Manifest) -> ReplicaAcknowledgement:
         """Return the replica's acknowledgement. Refuse if the replica may miss removed tombstones."""
         self._require_same_log(applied, newest)
         acknowledgement = self._find_acknowledgement(applied.replica)
@@ -275,8 +280,8 @@ class ReplicaFollower:
         replica = self._follow.replica
         return PreconditionFailed(f"replica {replica}: expected {expected}, found {found}; seed it again with --seed")
 
-    def _is_stale(self, replica: ReplicaAcknowledgement) -> bool:
+    def _is_stale(self, acknowledgement: ReplicaAcknowledgement) -> bool:
         state = decide_replica_state(
-            replica, newest=0, now_us=self._now_us(), eligible_age_s=self._follow.eligible_age_s
+            acknowledgement, newest=0, now_us=self._now_us(), eligible_age_s=self._follow.eligible_age_s
         )
         return state is ReplicaState.STALE

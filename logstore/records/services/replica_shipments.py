@@ -65,23 +65,24 @@ class ReplicaShipments:
         """Return the status of every configured, registered or acknowledging replica, ascending by name."""
         newest, now_us = self._source.read_newest_complete_manifest(), self._now_us()
         acknowledgement_by_name = {
-            replica.replica_id: replica for replica in self._source.list_certain_acknowledgements()
+            acknowledgement.replica_id: acknowledgement
+            for acknowledgement in self._source.list_certain_acknowledgements()
         }
         number = newest.number if newest else 0
         statuses = []
         for name in sorted({*acknowledgement_by_name, *self._replicas}):
-            replica = acknowledgement_by_name.get(name)
+            acknowledgement = acknowledgement_by_name.get(name)
             status = ReplicaStatus(replica=name, state=None, manifest=0, newest=number, lag_s=None, at_us=None)
-            if replica is not None:
+            if acknowledgement is not None:
                 status = ReplicaStatus(
                     replica=name,
                     state=decide_replica_state(
-                        replica, newest=number, now_us=now_us, eligible_age_s=self._eligible_age_s
+                        acknowledgement, newest=number, now_us=now_us, eligible_age_s=self._eligible_age_s
                     ),
-                    manifest=replica.manifest,
+                    manifest=acknowledgement.manifest,
                     newest=number,
-                    lag_s=self._lag_s(newest, replica.manifest),
-                    at_us=None if replica.at_us == NEVER_STALE_US else replica.at_us,
+                    lag_s=self._lag_s(newest, acknowledgement.manifest),
+                    at_us=None if acknowledgement.at_us == NEVER_STALE_US else acknowledgement.at_us,
                 )
             statuses.append(status)
         return statuses
@@ -106,50 +107,56 @@ class ReplicaShipments:
         if replica not in self._replicas:
             names = ", ".join(self._replicas) or "no replica"
             raise InvalidInput("replica", expected=f"one of those in replica_buckets: {names}", found=replica)
-        acknowledgements = [other for other in self._source.list_acknowledgements() if other.replica_id == replica]
-        acknowledged: int = max((acknowledgement.manifest for acknowledgement in acknowledgements), default=0)
-        target_newest = RecordLog(self._replicas[replica]).read_certain_newest_manifest(acknowledged)
-        last = target_newest.number if target_newest else acknowledged
-        newest = self._source.read_newest_complete_manifest(last) or self._source.read_newest_complete_manifest()
+        acknowledgements = [
+            other for other in self._source.list_lowest_acknowledgements() if other.replica_id == replica
+        ]
+        acknowledged_number: int = max((acknowledgement.manifest for acknowledgement in acknowledgements), default=0)
+        target_newest = RecordLog(self._replicas[replica]).read_certain_newest_manifest(acknowledged_number)
+        target_number = target_newest.number if target_newest else acknowledged_number
+        newest = (
+            self._source.read_newest_complete_manifest(target_number) or self._source.read_newest_complete_manifest()
+        )
         if newest is None:
             return ShippedBlocks(replica=replica)
-        _refuse_promoted(replica, target_newest, newest)
+        _refuse_diverged_replica(replica, target_newest, newest)
         # This also registers a replica that is new, or that no listing shows.
         if all(map(self._is_stale, acknowledgements)) or self._source.is_revoked(replica):
             self._source.register_replica(replica, self._now_us())
         pin_id, until_us = f"replicate-{replica}", self._now_us() + _PIN_DURATION_S * 1_000_000
-        manifest = self._source.pin_newest_manifest(pin_id, until_us, "replicate", after=newest.number)
+        manifest = self._source.pin_newest_complete_manifest(pin_id, until_us, "replicate", from_number=newest.number)
         if manifest is None:
             return ShippedBlocks(replica=replica)
         try:
-            result = self._ship_manifest(replica, manifest, after=last)
+            result = self._ship_manifest_and_sweep(replica, manifest, after=target_number)
         finally:
             self._source.unpin(pin_id)
         self._source.acknowledge_manifest(replica, manifest.number, manifest.epoch, self._now_us())
         return result
 
-    def _is_stale(self, replica: ReplicaAcknowledgement) -> bool:
-        state = decide_replica_state(replica, newest=0, now_us=self._now_us(), eligible_age_s=self._eligible_age_s)
+    def _is_stale(self, acknowledgement: ReplicaAcknowledgement) -> bool:
+        state = decide_replica_state(
+            acknowledgement, newest=0, now_us=self._now_us(), eligible_age_s=self._eligible_age_s
+        )
         return state is ReplicaState.STALE
 
-    def _ship_manifest(self, replica: str, manifest: Manifest, *, after: int) -> ShippedBlocks:
+    def _ship_manifest_and_sweep(self, replica: str, manifest: Manifest, *, after: int) -> ShippedBlocks:
         store = self._replicas[replica]
         target = RecordLog(store)
-        target.require_ownership()  # claims a new bucket for the catalog
-        target.confirm_ownership()
+        target.require_ownership_once()  # claims a new bucket for the catalog
+        target.require_ownership_now()
         target_newest = target.read_newest_manifest(after)
-        _refuse_promoted(replica, target_newest, manifest)
+        _refuse_diverged_replica(replica, target_newest, manifest)
         shipped_ids = {block.block_id for block in target_newest.blocks} if target_newest else set[str]()
         missing = [block for block in manifest.blocks if block.block_id not in shipped_ids]
         for block in missing:
             raise_if_stopped()
-            self._copy(block, store, target)
+            self._copy_and_verify_block(block, store, target)
         if target_newest is None or target_newest.number < manifest.number:
             try:
                 target.put_manifest(manifest)
             except AlreadyExists:
-                _refuse_promoted(replica, target.read_manifest(manifest.number), manifest)
-            RecordsBucketSweeper(store, target).remove_old_objects(self._now_us())
+                _refuse_diverged_replica(replica, target.read_manifest(manifest.number), manifest)
+            RecordsBucketSweeper(store, target).remove_old_manifests_and_blocks(self._now_us())
         return ShippedBlocks(
             replica=replica,
             manifest=manifest.number,
@@ -159,7 +166,7 @@ class ReplicaShipments:
             tombstones=sum(block.tombstones for block in missing),
         )
 
-    def _copy(self, block: Block, store: OwnedStore, target: RecordLog) -> None:
+    def _copy_and_verify_block(self, block: Block, store: OwnedStore, target: RecordLog) -> None:
         stored = self._objects.get(block.key)
         if stored is None:
             raise MissingData(f"{block.key}: the newest manifest names it, and the record log has no such object")
@@ -174,7 +181,7 @@ class ReplicaShipments:
             raise CorruptData(f"{error}; delete it in the replica's bucket, and ship again") from error
 
 
-def _refuse_promoted(replica: str, target_newest: Manifest | None, own: Manifest) -> None:
+def _refuse_diverged_replica(replica: str, target_newest: Manifest | None, own: Manifest) -> None:
     if target_newest is None:
         return
     if target_newest.catalog_id != own.catalog_id:

@@ -30,9 +30,9 @@ from logstore.log.ledger_object_keys import SHARDS, ledger_prefix, meta_key, seg
 from logstore.ports.catalog import RecordOutbox, TombstonedRecordId, Tombstones
 from logstore.ports.object_storage import OwnedStore
 from logstore.positions import LedgerId
-from logstore.records.job_results import LaggingReplica
+from logstore.records.job_results import ReplicaAwaitedByRaid
 from logstore.records.manifest import Block
-from logstore.records.newest_versions import live_version_mask
+from logstore.records.newest_versions import mask_ids_with_content
 from logstore.records.record_kinds import TOMBSTONED_KINDS, RecordKind
 from logstore.records.services.manifest_publication import read_settled_head, require_no_adoption
 from logstore.records.services.record_log import RecordLog
@@ -69,7 +69,7 @@ class RaidResult:
     removed: int = 0
     blocks: int = 0  # blocks that were scanned
     versions: int = 0  # record versions of topics and ledgers in these blocks
-    held_by: tuple[LaggingReplica, ...] = ()
+    held_by: tuple[ReplicaAwaitedByRaid, ...] = ()
 
 
 @dataclass(slots=True)
@@ -91,10 +91,10 @@ class _Candidates:
         start, end = self.ids.searchsorted([block.first_id, block.last_id + 1])
         return bool(start < end)
 
-    def scan_versions(self, versions: "pa.Table") -> None:
+    def mark_needed_and_note_tombstones(self, versions: "pa.Table") -> None:
         import numpy as np  # noqa: PLC0415 - start-up time
 
-        self.needed |= live_version_mask(self.ids, versions)
+        self.needed |= mask_ids_with_content(self.ids, versions)
         tombstones = versions.filter(versions.column("tombstone"))
         ids, numbers = tombstones.column("id").to_numpy(), tombstones.column("version").to_numpy()
         positions = np.minimum(self.ids.searchsorted(ids), len(self.ids) - 1)
@@ -154,38 +154,38 @@ class Raider:
         state = read_settled_head(self._records, self._log).state
         require_no_adoption(state)
         self._require_no_rebuild(state.now_us)
-        manifest = self._log.pin_newest_manifest(run_id, state.now_us + _PIN_DURATION_US, "raid")
+        manifest = self._log.pin_newest_complete_manifest(run_id, state.now_us + _PIN_DURATION_US, "raid")
         if manifest is None:
             return RaidResult()
         try:
-            before_us, marks = eligible_before_us(state.now_us, self._age_s), raid_marks_name(run_id, attempt)
-            marked = self._mark(marks, before_us, progress)
-            scan = _Scan(candidates=self._read_candidates(marks), result=RaidResult(candidates=marked))
-            self._scan(scan, manifest.blocks, progress)
+            before_us, marks_name = eligible_before_us(state.now_us, self._age_s), raid_marks_name(run_id, attempt)
+            marked = self._mark_candidates(marks_name, before_us, progress)
+            scan = _Scan(candidates=self._read_candidates(marks_name), result=RaidResult(candidates=marked))
+            self._scan_new_blocks(scan, manifest.blocks, progress)
             self._keep_stored_ledgers(scan, progress)
-            while self._scan(scan, read_settled_head(self._records, self._log).blocks, progress):
+            while self._scan_new_blocks(scan, read_settled_head(self._records, self._log).blocks, progress):
                 pass  # also scan blocks that were published meanwhile
-            self._keep_for_replicas(scan)
-            return self._remove(marks, scan, before_us, progress)
+            self._revoke_stale_and_keep_unapplied(scan)
+            return self._unmark_needed_and_remove_rest(marks_name, scan, before_us, progress)
         finally:
             self._log.unpin(run_id)
 
-    def _mark(self, run_id: str, before_us: int, progress: Callable[[RaidResult], None]) -> int:
+    def _mark_candidates(self, marks_name: str, before_us: int, progress: Callable[[RaidResult], None]) -> int:
         """Mark tombstones in small pages, because writers wait during a page. Return the number of candidates."""
-        marked, last = self._mark_page(run_id, before_us, None)
+        marked, last = self._mark_page(marks_name, before_us, None)
         while last is not None:
             raise_if_stopped()
             progress(RaidResult(candidates=marked))
-            more, last = self._mark_page(run_id, before_us, last)
+            more, last = self._mark_page(marks_name, before_us, last)
             marked += more
         return marked
 
     def _mark_page(
-        self, run_id: str, before_us: int, after: TombstonedRecordId | None
+        self, marks_name: str, before_us: int, after: TombstonedRecordId | None
     ) -> tuple[int, TombstonedRecordId | None]:
         with self._resting(), effect("records.raid_mark"):
-            return self._tombstones.mark_candidates(
-                run_id, before_us=before_us, after=after, limit=_TOMBSTONES_PER_WRITE
+            return self._tombstones.mark_raid_candidates(
+                marks_name, before_us=before_us, after=after, limit=_TOMBSTONES_PER_WRITE
             )
 
     @contextmanager
@@ -194,12 +194,12 @@ class Raider:
         yield
         self._clock.sleep(_REST_FACTOR * (self._clock.monotonic_s() - started_s))
 
-    def _read_candidates(self, run_id: str) -> dict[RecordKind, _Candidates]:
+    def _read_candidates(self, marks_name: str) -> dict[RecordKind, _Candidates]:
         import numpy as np  # noqa: PLC0415 - start-up time
 
         ids_by_kind: dict[RecordKind, list[int]] = {kind: [] for kind in TOMBSTONED_KINDS}
         after: TombstonedRecordId | None = None
-        while page := self._tombstones.list_candidates(run_id, after=after, limit=_CANDIDATES_PER_PAGE):
+        while page := self._tombstones.list_raid_candidates(marks_name, after=after, limit=_CANDIDATES_PER_PAGE):
             raise_if_stopped()
             for record_id in page:
                 ids_by_kind[record_id.kind].append(record_id.id)
@@ -211,7 +211,7 @@ class Raider:
             for kind, ids in ids_by_kind.items()
         }
 
-    def _scan(self, scan: _Scan, blocks: Sequence[Block], progress: Callable[[RaidResult], None]) -> bool:
+    def _scan_new_blocks(self, scan: _Scan, blocks: Sequence[Block], progress: Callable[[RaidResult], None]) -> bool:
         unscanned = [
             block for block in blocks if block.kind in scan.candidates and block.block_id not in scan.scanned_block_ids
         ]
@@ -221,7 +221,7 @@ class Raider:
             candidates = scan.candidates[block.kind]
             if not candidates.may_overlap(block):
                 continue
-            candidates.scan_versions(self._log.read_block(block, ("id", "version", "tombstone")))
+            candidates.mark_needed_and_note_tombstones(self._log.read_block(block, ("id", "version", "tombstone")))
             result = scan.result
             scan.result = replace(result, blocks=result.blocks + 1, versions=result.versions + block.records)
             progress(scan.result)
@@ -232,7 +232,7 @@ class Raider:
         """Keep tombstones of ledgers with an object. Without its tombstone, such a ledger would count as lost."""
         import numpy as np  # noqa: PLC0415 - start-up time
 
-        self._primary.confirm_ownership()
+        self._primary.require_ownership_now()
         candidates = scan.candidates[RecordKind.LEDGER]
         removable_ids = candidates.removable_ids
         for shard in np.unique(removable_ids % SHARDS).tolist():
@@ -245,7 +245,7 @@ class Raider:
                 progress(scan.result)
                 stored |= self._ledgers_with_known_objects(page)
             candidates.needed |= np.isin(candidates.ids, list(stored))
-        self._primary.confirm_ownership()
+        self._primary.require_ownership_now()
 
     def _listed_ledgers(self, shard: int, ids: Sequence[int]) -> set[int]:
         if len(ids) > _MAX_SINGLE_LISTINGS:
@@ -262,7 +262,7 @@ class Raider:
         remembered, damaged = set[int](), set[int]()
         for intent in self._records.list_finished_deletions(ids):
             try:
-                remembered_keys.append(_deleted_keys(intent))
+                remembered_keys.append(_pair_ledger_with_deleted_keys(intent))
             except CorruptData:
                 damaged.add(intent.ledger_id)
             remembered.add(intent.ledger_id)
@@ -275,27 +275,29 @@ class Raider:
         raise_if_stopped()
         return next(iter(self._primary.list(ledger_prefix(LedgerId(ledger_id)))), None) is not None
 
-    def _keep_for_replicas(self, scan: _Scan) -> None:
+    def _revoke_stale_and_keep_unapplied(self, scan: _Scan) -> None:
         """Keep tombstones in manifests that a replica has not applied, and tombstones in no manifest.
 
         After STALE replicas are revoked, all replicas are read again: a replica may have been registered meanwhile.
         """
         head = read_settled_head(self._records, self._log)
         age_s, now_us = self._replica_age_s, head.state.now_us
-        for replica in self._log.list_certain_acknowledgements():
-            state = decide_replica_state(replica, newest=head.number, now_us=now_us, eligible_age_s=age_s)
-            if state is ReplicaState.STALE and not replica.is_revoked:
-                self._log.revoke_replica(replica.replica_id)
-        replicas = self._log.list_certain_acknowledgements()
-        applied = newest_manifest_applied_everywhere(replicas, newest=head.number)
+        for acknowledgement in self._log.list_certain_acknowledgements():
+            state = decide_replica_state(acknowledgement, newest=head.number, now_us=now_us, eligible_age_s=age_s)
+            if state is ReplicaState.STALE and not acknowledgement.is_revoked:
+                self._log.revoke_replica(acknowledgement.replica_id)
+        acknowledgements = self._log.list_certain_acknowledgements()
+        applied = newest_manifest_applied_everywhere(acknowledgements, newest=head.number)
         lagging = (
-            LaggingReplica(
-                replica=replica.replica_id,
-                manifest=replica.manifest,
-                tombstones=sum(candidates.count_later(replica.manifest) for candidates in scan.candidates.values()),
+            ReplicaAwaitedByRaid(
+                replica=acknowledgement.replica_id,
+                manifest=acknowledgement.manifest,
+                tombstones=sum(
+                    candidates.count_later(acknowledgement.manifest) for candidates in scan.candidates.values()
+                ),
             )
-            for replica in replicas
-            if not replica.is_revoked
+            for acknowledgement in acknowledgements
+            if not acknowledgement.is_revoked
         )
         held_by = sorted((laggard for laggard in lagging if laggard.tombstones), key=lambda laggard: laggard.replica)
         for laggard in held_by:
@@ -308,17 +310,21 @@ class Raider:
             is_unapplied = candidates.newest_tombstone > applied
             candidates.needed |= (candidates.newest_tombstone == _NO_MANIFEST) | is_unapplied
 
-    def _remove(self, run_id: str, scan: _Scan, before_us: int, progress: Callable[[RaidResult], None]) -> RaidResult:
+    def _unmark_needed_and_remove_rest(
+        self, marks_name: str, scan: _Scan, before_us: int, progress: Callable[[RaidResult], None]
+    ) -> RaidResult:
         for page in _needed_pages(scan.candidates):
             raise_if_stopped()
             with self._resting(), effect("records.raid_keep"):
-                self._tombstones.unmark_candidates(run_id, page)
+                self._tombstones.unmark_raid_candidates(marks_name, page)
         self._require_no_rebuild(self._records.read_state().now_us)
         result = scan.result
-        while self._tombstones.list_candidates(run_id, after=None, limit=1):
+        while self._tombstones.list_raid_candidates(marks_name, after=None, limit=1):
             raise_if_stopped()
             with self._resting(), effect("records.raid_remove"):
-                removed = self._tombstones.remove_candidates(run_id, before_us=before_us, limit=_TOMBSTONES_PER_WRITE)
+                removed = self._tombstones.remove_raid_candidates(
+                    marks_name, before_us=before_us, limit=_TOMBSTONES_PER_WRITE
+                )
             result = replace(result, removed=result.removed + removed)
             progress(result)
         return replace(result, kept=result.candidates - result.removed)
@@ -347,7 +353,7 @@ def _paginate(ids: Sequence[int], size: int) -> Iterator[Sequence[int]]:
     return (ids[start : start + size] for start in range(0, len(ids), size))
 
 
-def _deleted_keys(intent: DeletionIntent) -> Iterator[tuple[int, str]]:
+def _pair_ledger_with_deleted_keys(intent: DeletionIntent) -> Iterator[tuple[int, str]]:
     """Return the ledger's id with each key that the deletion had to remove."""
     if damaged_property := intent.damage or find_missing_property(intent):
         raise CorruptData(

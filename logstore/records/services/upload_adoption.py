@@ -29,12 +29,12 @@ from logstore.log.ledger_object_keys import (
 from logstore.log.ledgers import Component, LedgerStatement
 from logstore.offload.tiered_copy import index_key, parse_uuid_and_location
 from logstore.ports.catalog.catalog_rebuild import (
-    AdoptionReport,
+    AdoptionCounts,
     CatalogAdoption,
     IssuedIdBounds,
+    LedgerDiscrepancy,
     LoadedLedger,
     MissingRowCause,
-    StagedLedger,
     StorageDiscrepancy,
 )
 from logstore.ports.object_storage import BucketAtLocation, ObjectInfo, OwnedStore
@@ -44,11 +44,11 @@ from logstore.records.adoption_rule import UnregisteredUpload
 from logstore.records.services.absence_proofs import (
     UnlistedObjectError,
     possible_unlisted_keys,
-    probe_unlisted_ledgers,
     prove_objects_absent,
     require_no_objects,
+    require_no_unlisted_newer_ledgers,
 )
-from logstore.records.services.upload_reader import denied_object_error, read_upload
+from logstore.records.services.upload_reader import denied_object_error, read_upload_unless_foreign
 from logstore.stop_checks import raise_if_stopped
 
 _LEDGERS_PER_PAGE: Final = 200
@@ -76,7 +76,7 @@ _LedgerPair = tuple[LoadedLedger | None, _StoredLedger | None]
 
 
 class _Difference(NamedTuple):
-    staged: StagedLedger
+    staged: LedgerDiscrepancy
     can_have_uploads: bool
     last_segment: int  # uploads have higher segment numbers
 
@@ -110,7 +110,7 @@ class UploadAdopter:
         self._adoption, self._objects, self._buckets = adoption, objects, buckets
         self._application, self._threads = application, threads
 
-    def compare_shard(
+    def compare_and_stage_shard(
         self, shard: int, *, unflushed_from: Sequence[LedgerId] = (LedgerId(0),), is_growing: bool = False
     ) -> ComparedShard:
         """Compare the ledgers with id % 256 = `shard` with storage, and stage the differences.
@@ -133,7 +133,7 @@ class UploadAdopter:
         unlisted: UnlistedObjectError | None = None
         for _ in range(_MAX_WRONG_LISTINGS):
             try:
-                return self._adopt_by_listing(
+                return self._stage_by_one_listing(
                     shard, issued, () if is_growing else unflushed_from, is_growing=is_growing
                 )
             except UnlistedObjectError as error:
@@ -145,29 +145,29 @@ class UploadAdopter:
             " since"
         ) from unlisted
 
-    def _adopt_by_listing(
+    def _stage_by_one_listing(
         self, shard: int, issued: IssuedIdBounds, unflushed_from: Sequence[LedgerId], *, is_growing: bool
     ) -> ComparedShard:
-        self._objects.confirm_ownership()
+        self._objects.require_ownership_now()
         listing = _CountedListing(self._objects.list(shard_prefix(shard)))
         above, staged_count, strangers, is_any_absent = LedgerId(-1), 0, set[LedgerId](), False
         with ThreadPoolExecutor(self._threads, thread_name_prefix="adopt") as pool:
             for page in self._pages(shard, listing):
                 strangers |= {stored.ledger_id for row, stored in page if row is None and stored is not None}
-                staged = self._compare(pool, page, issued, is_growing=is_growing)
+                staged = self._find_ledgers_to_stage(pool, page, issued, is_growing=is_growing)
                 is_any_absent |= any(
                     ledger.standing in {StorageDiscrepancy.ABSENT, StorageDiscrepancy.ENDED} for ledger in staged
                 )
                 with effect("adoption.stage"):
-                    self._adoption.stage_ledgers(shard, staged, above=above, up_to=_ledger_id(page[-1]))
+                    self._adoption.save_ledger_discrepancies(shard, staged, above=above, up_to=_ledger_id(page[-1]))
                 above, staged_count = _ledger_id(page[-1]), staged_count + len(staged)
         above_known = LedgerId(self._adoption.highest_ledger_id() + 1)
         for first in sorted({max(first, above_known) for first in unflushed_from}):
-            probe_unlisted_ledgers(self._objects, shard, first, strangers)
+            require_no_unlisted_newer_ledgers(self._objects, shard, first, strangers)
         if is_any_absent:
-            self._objects.confirm_ownership()  # an empty listing of another catalog's bucket proves nothing
+            self._objects.require_ownership_now()  # an empty listing of another catalog's bucket proves nothing
         with effect("adoption.stage"):
-            self._adoption.stage_ledgers(shard, (), above=above)
+            self._adoption.save_ledger_discrepancies(shard, (), above=above)
         return ComparedShard(shard=shard, objects=listing.objects, staged=staged_count)
 
     def require_few_absent_ledgers(self, max_absent_share: float = MAX_ABSENT_SHARE) -> None:
@@ -186,7 +186,7 @@ class UploadAdopter:
         flush: Callable[[], object],
         max_absent_share: float = MAX_ABSENT_SHARE,
         on_progress: Callable[[int], None] | None = None,
-    ) -> AdoptionReport:
+    ) -> AdoptionCounts:
         """Settle every topic and the remaining rows, flush, and make the catalog READY.
 
         The flush ends before any process may write to the catalog. So the record log has the adopted uploads, and no
@@ -239,9 +239,9 @@ class UploadAdopter:
             yield from page
             after = page[-1].ledger_id
 
-    def _compare(
+    def _find_ledgers_to_stage(
         self, pool: ThreadPoolExecutor, page: list[_LedgerPair], issued: IssuedIdBounds, *, is_growing: bool
-    ) -> list[StagedLedger]:
+    ) -> list[LedgerDiscrepancy]:
         strangers = [stored.ledger_id for row, stored in page if row is None and stored is not None]
         cause_by_ledger = self._adoption.find_missing_row_causes(strangers) if strangers else {}
         compare = partial(self._compare_ledger, is_growing=is_growing)
@@ -284,7 +284,7 @@ class UploadAdopter:
         segments = sorted(stored.segments.items()) if stored and difference.can_have_uploads else ()
         ledger_id = difference.staged.ledger_id
         return [
-            pool.submit(copy_context().run, read_upload, self._objects, ledger_id, number, item)
+            pool.submit(copy_context().run, read_upload_unless_foreign, self._objects, ledger_id, number, item)
             for number, item in segments
             if number > difference.last_segment
         ]
@@ -322,7 +322,7 @@ class UploadAdopter:
             discrepancy = StorageDiscrepancy.ABSENT if row.is_listed else StorageDiscrepancy.ENDED
         else:
             discrepancy = StorageDiscrepancy.SHORT if is_short else StorageDiscrepancy.TAIL
-        staged = StagedLedger(ledger_id=row.ledger_id, topic_id=row.topic_id, standing=discrepancy)
+        staged = LedgerDiscrepancy(ledger_id=row.ledger_id, topic_id=row.topic_id, standing=discrepancy)
         return _Difference(staged, row.can_have_new_segments, row.last_segment)
 
     def _has_tiered_objects(self, row: LoadedLedger) -> bool:
@@ -333,7 +333,7 @@ class UploadAdopter:
         objects = self._buckets(location)
         if objects.head(index_key(uuid, row.ledger_id)) is not None:
             return True
-        objects.confirm_ownership()
+        objects.require_ownership_now()
         return False
 
     def _compare_stranger(
@@ -345,10 +345,10 @@ class UploadAdopter:
         never given out would be above the ids of all later ledgers of the topic. The topic could then never roll again.
         """
         cause = cause_by_ledger[stored.ledger_id]
-        statement = self._read_statement(stored) if cause is not MissingRowCause.DETACHED else None
+        statement = self._read_own_statement(stored) if cause is not MissingRowCause.DETACHED else None
         if statement is None or not issued.covers(stored.ledger_id, statement.owner.topic_id):
             return None
-        staged = StagedLedger(
+        staged = LedgerDiscrepancy(
             ledger_id=stored.ledger_id,
             topic_id=statement.owner.topic_id,
             standing=StorageDiscrepancy.STRANGER,
@@ -359,7 +359,7 @@ class UploadAdopter:
         is_message_ledger = statement.owner.component is Component.MANAGED_LEDGER
         return _Difference(staged, cause is MissingRowCause.UNKNOWN and is_message_ledger, -1)
 
-    def _read_statement(self, stored: _StoredLedger) -> LedgerStatement | None:
+    def _read_own_statement(self, stored: _StoredLedger) -> LedgerStatement | None:
         """Return the statement of a ledger's objects, or `None` for foreign objects.
 
         One object is read, because all objects of a ledger have equal statements.

@@ -20,7 +20,7 @@ from logstore.log.segment_metadata import (
     DIGEST_FIELD,
     EXTENT_FIELD,
     UPLOAD_ID_FIELD,
-    RegisteredExtent,
+    RegisteredLedgerExtent,
     SegmentUploadId,
     sha256_hex,
 )
@@ -45,7 +45,9 @@ _COLUMNS: Final = ("deliver_at_ms", "producer", "sequence_id", "txn_tc", "txn_se
 _MARKER_COLUMNS: Final = ("payload", "properties")
 
 
-def read_upload(objects: ObjectStore, ledger_id: LedgerId, number: int, item: ObjectInfo) -> UnregisteredUpload | None:
+def read_upload_unless_foreign(
+    objects: ObjectStore, ledger_id: LedgerId, number: int, item: ObjectInfo
+) -> UnregisteredUpload | None:
     """Return the properties of an upload in the primary bucket, or `None` if the object has no valid statement.
 
     `item` is the listed object. `ledger_id` and `number` are from the object's key.
@@ -55,11 +57,11 @@ def read_upload(objects: ObjectStore, ledger_id: LedgerId, number: int, item: Ob
         StoreUnavailable: The store did not answer, or twice did not find the listed object.
     """
     try:
-        return reread_if_corrupt(lambda: _read_upload(objects, ledger_id, number, item))
+        return reread_if_corrupt(lambda: _read_upload_once(objects, ledger_id, number, item))
     except SegmentGone:
         pass  # one response does not disprove a listing: an answered append would be lost
     try:
-        return reread_if_corrupt(lambda: _read_upload(objects, ledger_id, number, item))
+        return reread_if_corrupt(lambda: _read_upload_once(objects, ledger_id, number, item))
     except SegmentGone:
         raise denied_object_error(item.key, "GET") from None
 
@@ -68,8 +70,10 @@ def denied_object_error(key: str, method: str) -> StoreUnavailable:
     return StoreUnavailable(f"{key}: LIST shows it, {method} does not find it; try again")
 
 
-def _read_upload(objects: ObjectStore, ledger_id: LedgerId, number: int, item: ObjectInfo) -> UnregisteredUpload | None:
-    metadata, body = _fetch(objects, ledger_id, item)
+def _read_upload_once(
+    objects: ObjectStore, ledger_id: LedgerId, number: int, item: ObjectInfo
+) -> UnregisteredUpload | None:
+    metadata, body = _fetch_metadata_and_body(objects, ledger_id, item)
     try:
         epoch = LedgerStatement.from_metadata(metadata).epoch
     except CorruptData:
@@ -91,16 +95,18 @@ def _read_upload(objects: ObjectStore, ledger_id: LedgerId, number: int, item: O
         sha256=row.sha256,
         epoch=epoch,
         mark=SegmentUploadId.parse(metadata.get(UPLOAD_ID_FIELD)),
-        behind=RegisteredExtent.parse(metadata.get(EXTENT_FIELD)),
+        behind=RegisteredLedgerExtent.parse(metadata.get(EXTENT_FIELD)),
         producers=_producer_sequences(table),
         numbered=len(table) - table.column("sequence_id").null_count,
-        transactions=tuple(_transaction_spans(table)),
+        transactions=tuple(_iterate_transaction_spans(table)),
         markers=tuple(_markers(table)),
         delayed=len(table) - table.column("deliver_at_ms").null_count,
     )
 
 
-def _fetch(objects: ObjectStore, ledger_id: LedgerId, item: ObjectInfo) -> tuple[Mapping[str, str], bytes | None]:
+def _fetch_metadata_and_body(
+    objects: ObjectStore, ledger_id: LedgerId, item: ObjectInfo
+) -> tuple[Mapping[str, str], bytes | None]:
     if item.size_bytes <= MAX_WHOLE_READ_BYTES:
         stored = objects.get(item.key)
         if stored is None:
@@ -170,7 +176,7 @@ def _producer_sequences(table: "pa.Table") -> tuple[UploadedSequences, ...]:
     return tuple(UploadedSequences(producer, min(ids), max(ids), txn) for (producer, txn), ids in ids_by_writer.items())
 
 
-def _transaction_spans(table: "pa.Table") -> Iterator[TransactionSpan]:
+def _iterate_transaction_spans(table: "pa.Table") -> Iterator[TransactionSpan]:
     """Yield a span for each run of consecutive messages of one transaction. Transaction markers are no messages."""
     verbs = table.column("marker").to_pylist()
     txns = [None if verb else txn for txn, verb in zip(_transaction_ids(table), verbs, strict=True)]

@@ -114,7 +114,7 @@ class Broadcaster:
         self, topic_id: TopicId, owed: Sequence[_OwedDecision], epoch: int
     ) -> SettlementReason | _TopicFailure:
         try:
-            return self._append_markers(topic_id, owed, epoch)
+            return self._append_markers_unless_gone(topic_id, owed, epoch)
         except SextonError as error:
             _LOG.warning("topic %s: %d transactions could not be told: %s", topic_id, len(owed), error)
             return _TopicFailure(f"{type(error).__name__}: {error}", is_transient=not isinstance(error, TerminalError))
@@ -123,7 +123,9 @@ class Broadcaster:
             first_line = str(defect).partition("\n")[0]
             return _TopicFailure(f"{type(defect).__name__}: {first_line}", is_transient=False)
 
-    def _append_markers(self, topic_id: TopicId, owed: Sequence[_OwedDecision], epoch: int) -> SettlementReason:
+    def _append_markers_unless_gone(
+        self, topic_id: TopicId, owed: Sequence[_OwedDecision], epoch: int
+    ) -> SettlementReason:
         markers = [
             TransactionMarker(
                 txn=txn.txn,

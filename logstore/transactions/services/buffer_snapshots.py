@@ -14,18 +14,18 @@ import logging
 from collections.abc import Iterator
 from typing import Final
 
-from logstore.cursors.cursor_state import LedgerSpan
+from logstore.cursors.cursor_state import VisibleLedgerSpan
 from logstore.errors import CorruptData, MissingData, SextonError
 from logstore.failpoints import effect
 from logstore.log.ledgers import Component
 from logstore.log.services.component_ledgers import ComponentLedgers, CreatedLedger, OneEntryLedgerDraft
 from logstore.log.services.prefetcher import Prefetcher
 from logstore.log.services.segment_reader import SegmentGone
-from logstore.log.services.segment_sources import SegmentSource, TieredCopyReader
+from logstore.log.services.segment_sources import SegmentSource, TieredCopyFinder
 from logstore.ports.catalog import (
-    BufferSnapshotSwitch,
-    DataLedgers,
+    BufferSnapshotReplacement,
     Ledger,
+    MessageLedgers,
     Segment,
     TransactionBufferSnapshots,
     Transactions,
@@ -36,8 +36,8 @@ from logstore.stop_checks import raise_if_stopped
 from logstore.transactions.buffer_serialization import pack_buffer, unpack_buffer
 from logstore.transactions.transaction_buffer import (
     COLUMNS,
-    BufferComputation,
     TransactionBuffer,
+    TransactionBufferAccumulator,
     resolve_open_transactions,
 )
 
@@ -57,13 +57,13 @@ class BufferSnapshots:
     def __init__(self, *, snapshots: TransactionBufferSnapshots, contents: ComponentLedgers) -> None:
         self._snapshots, self._contents = snapshots, contents
 
-    def write_due_snapshots(self) -> int:
+    def write_snapshots_and_count_due(self) -> int:
         """Write one page of due snapshots from the buffers in SQL. Return how many topics were due.
 
         A failure is logged, and the topic is due again later. Idempotency: two writers of a topic leave one snapshot.
         Raise `StoreUnavailable` or `CatalogBusy` if the catalog did not return the due topics.
         """
-        due = self._snapshots.reserve_due_topics(limit=_TOPICS_PER_PAGE, lease_s=_LEASE_S)
+        due = self._snapshots.reserve_due_topics(limit=_TOPICS_PER_PAGE, reserved_for_s=_LEASE_S)
         for topic_id in due:
             try:
                 expected = self._snapshots.get_snapshot(topic_id).ledger_id
@@ -83,7 +83,7 @@ class BufferSnapshots:
         return current.read_to <= buffer.read_to and self._write_snapshot(topic_id, buffer, current.ledger_id)
 
     def _write_snapshot(self, topic_id: TopicId, buffer: TransactionBuffer, expected: LedgerId | None) -> bool:
-        switch = BufferSnapshotSwitch(topic_id=topic_id, expected=expected, read_to=buffer.read_to)
+        switch = BufferSnapshotReplacement(topic_id=topic_id, expected=expected, read_to=buffer.read_to)
         draft = OneEntryLedgerDraft(
             topic_id=topic_id,
             component=Component.TXN_SNAPSHOT,
@@ -98,9 +98,9 @@ class BufferSnapshots:
             )
 
         with effect("transactions.write_snapshot"):
-            return self._contents.write(draft, publish)
+            return self._contents.write_and_publish(draft, publish)
 
-    def load_snapshot(self, topic_id: TopicId) -> TransactionBuffer | None:
+    def load_readable_snapshot(self, topic_id: TopicId) -> TransactionBuffer | None:
         """Return the topic's snapshot, or `None` if it is missing or damaged. Damage is logged."""
         ledger_id = self._snapshots.get_snapshot(topic_id).ledger_id
         if ledger_id is None:
@@ -123,10 +123,10 @@ class BufferRebuilder:
     def __init__(
         self,
         *,
-        ledgers: DataLedgers,
+        ledgers: MessageLedgers,
         transactions: Transactions,
         objects: ObjectStore,
-        tiered: TieredCopyReader | None = None,
+        tiered: TieredCopyFinder | None = None,
         snapshots: BufferSnapshots | None = None,
         read_whole_log: bool = False,
     ) -> None:
@@ -138,8 +138,8 @@ class BufferRebuilder:
 
         Raise `MissingData` or `CorruptData` if no copy of a listed segment can be read.
         """
-        known = self._snapshots.load_snapshot(topic_id) if self._snapshots else None
-        start = TransactionBuffer() if known is None or self._read_whole_log else known
+        snapshot = self._snapshots.load_readable_snapshot(topic_id) if self._snapshots else None
+        start = TransactionBuffer() if snapshot is None or self._read_whole_log else snapshot
         for _ in range(_MAX_READ_ATTEMPTS):
             listed = self._ledgers.list_ledgers(topic_id)
             try:
@@ -149,27 +149,31 @@ class BufferRebuilder:
             else:
                 # The catalog is read after the log, so the states are no older than the markers.
                 states = self._transactions.get_transaction_states(list(buffer.open))
-                return resolve_open_transactions(buffer, states, known)
+                return resolve_open_transactions(buffer, states, snapshot)
             if missing.ledger_id in {ledger.ledger_id for ledger in self._ledgers.list_ledgers(topic_id)}:
                 break
         raise MissingData(f"topic {topic_id}: {missing} is listed and no copy holds it")
 
     def _read_log(self, topic_id: TopicId, listed: list[Ledger], start: TransactionBuffer) -> TransactionBuffer:
-        fold = BufferComputation(start, [LedgerSpan(ledger.ledger_id, ledger.entries) for ledger in listed])
+        accumulator = TransactionBufferAccumulator(
+            start, [VisibleLedgerSpan(ledger.ledger_id, ledger.entries) for ledger in listed]
+        )
         source = SegmentSource(self._objects, self._tiered, topic=f"topic {topic_id}")
         prefetcher = Prefetcher()
         try:
-            segments = self._unread_segments(listed, fold)
+            segments = self._unread_segments(listed, accumulator)
             for (_, segment), table in prefetcher.fetch_ahead(segments, lambda pair: source.read(*pair, COLUMNS)):
                 raise_if_stopped()
-                fold.add_segment(segment.ledger_id, segment.first_entry, table)
+                accumulator.add_segment(segment.ledger_id, segment.first_entry, table)
         finally:
             prefetcher.close()
-        return fold.buffer()
+        return accumulator.buffer()
 
-    def _unread_segments(self, listed: list[Ledger], fold: BufferComputation) -> Iterator[tuple[Ledger, Segment]]:
+    def _unread_segments(
+        self, listed: list[Ledger], accumulator: TransactionBufferAccumulator
+    ) -> Iterator[tuple[Ledger, Segment]]:
         for ledger in listed:
-            unread = fold.unread_entries(ledger.ledger_id)
+            unread = accumulator.unread_entries(ledger.ledger_id)
             if not unread:
                 continue
             next_entry = unread.start

@@ -10,15 +10,15 @@ from activities import heartbeats
 from activities.delayed.inputs_and_results import (
     ChoiceReason,
     ChoosePairInput,
-    DueTopicPages,
-    DueTopicsInput,
+    IndexWorkTopicPages,
+    IndexWorkTopicsInput,
     MergedPair,
     MergePairInput,
     PairChoice,
     ReleaseListInput,
-    SealedTopics,
     SealTopicInput,
     SealTopicsInput,
+    SealTopicsResult,
 )
 from logstore.deletion.retention import RetentionPolicy
 from logstore.errors import InvalidInput, PreconditionFailed, StoreUnavailable, UnknownObject
@@ -69,11 +69,13 @@ def test_due_topics_come_in_pages(topic: Stored) -> None:
     topic.append(1)
     due = [_another(topic, f"t{at}", 1, 2, 3, 4).topic_id for at in range(3)]
     buckets = topic.world.activities.delayed
-    asked = DueTopicsInput(after=-1, topics=2, limit=2)
-    assert _run(buckets.due_topics, asked) == DueTopicPages(pages=[[*due[:2]], [*due[2:]]])
-    assert _run(buckets.due_topics, DueTopicsInput(after=due[0], topics=1, limit=1)) == DueTopicPages(pages=[[due[1]]])
+    asked = IndexWorkTopicsInput(after=-1, topics=2, limit=2)
+    assert _run(buckets.list_topics_with_index_work, asked) == IndexWorkTopicPages(pages=[[*due[:2]], [*due[2:]]])
+    assert _run(
+        buckets.list_topics_with_index_work, IndexWorkTopicsInput(after=due[0], topics=1, limit=1)
+    ) == IndexWorkTopicPages(pages=[[due[1]]])
     assert topic.index.claim_bucket_list(due[0], _OTHER)
-    assert _run(buckets.due_topics, asked) == DueTopicPages(pages=[[*due[1:]]])
+    assert _run(buckets.list_topics_with_index_work, asked) == IndexWorkTopicPages(pages=[[*due[1:]]])
 
 
 def test_topic_that_fails_keeps_no_other_from_being_sealed(topic: Stored) -> None:
@@ -82,7 +84,7 @@ def test_topic_that_fails_keeps_no_other_from_being_sealed(topic: Stored) -> Non
     good = _another(topic, "good", 1, 2, 3, 4)
     topic.world.objects.delete([segment_key(position.ledger_id, 0)])
     request = SealTopicsInput(topic_ids=[topic.topic_id, good.topic_id, 99])
-    done = _run(topic.world.activities.delayed.seal_topics, request)
+    done = _run(topic.world.activities.delayed.drop_and_seal_topics, request)
     assert (done.topics, done.buckets, done.messages, done.failed, done.held) == (3, 1, 4, 1, 1)
     assert "persistent://tenant/namespace/orders: MissingData" in done.troubles[0]
     assert len(topic.index.get_bucket_list(good.topic_id).buckets) == 1
@@ -94,13 +96,13 @@ def test_topic_that_another_job_works_on_is_left_to_it(topic: Stored) -> None:
     topic.append(1, 2, 3, 4)
     assert topic.index.claim_bucket_list(topic.topic_id, _OTHER)
     buckets = topic.world.activities.delayed
-    held = SealedTopics(topics=1, held=1)
-    assert _run(buckets.seal_topics, SealTopicsInput(topic_ids=[topic.topic_id])) == held
-    assert _run(buckets.seal_topic, SealTopicInput(topic_id=topic.topic_id)) == held
-    assert _run(buckets.choose_pair, ChoosePairInput(topic_id=topic.topic_id)) == PairChoice(
+    held = SealTopicsResult(topics=1, held=1)
+    assert _run(buckets.drop_and_seal_topics, SealTopicsInput(topic_ids=[topic.topic_id])) == held
+    assert _run(buckets.seal_whole_topic, SealTopicInput(topic_id=topic.topic_id)) == held
+    assert _run(buckets.claim_list_and_choose_pair, ChoosePairInput(topic_id=topic.topic_id)) == PairChoice(
         chosen=ChoiceReason.HELD, limit=2
     )
-    _run(buckets.let_go, ReleaseListInput(topic_id=topic.topic_id))
+    _run(buckets.release_bucket_list, ReleaseListInput(topic_id=topic.topic_id))
     assert _claimed_by(topic) == _OTHER.workflow_id
 
 
@@ -108,7 +110,7 @@ def test_claim_that_has_lapsed_is_taken_up(topic: Stored) -> None:
     """By the catalog's clock: a job that died holds nothing up for longer."""
     topic.append(1, 2, 3, 4)
     assert topic.index.claim_bucket_list(topic.topic_id, Claim(workflow_id="dead", run_id="r", ttl_s=-1))
-    done = _run(topic.world.activities.delayed.seal_topics, SealTopicsInput(topic_ids=[topic.topic_id]))
+    done = _run(topic.world.activities.delayed.drop_and_seal_topics, SealTopicsInput(topic_ids=[topic.topic_id]))
     assert (done.buckets, done.held) == (1, 0)
 
 
@@ -123,7 +125,7 @@ def test_claim_is_renewed_while_a_seal_takes_long(topic: Stored, monkeypatch: py
         assert_eventually(lambda: topic.world.sql("SELECT claim_until_us FROM delayed_index")[0].claim_until_us > 1)
 
     topic.world.objects.plan(Fault(operation=Operation.PUT, kind=FaultKind.CALL, action=lapse_and_wait))
-    done = _run(topic.world.activities.delayed.seal_topic, SealTopicInput(topic_id=topic.topic_id))
+    done = _run(topic.world.activities.delayed.seal_whole_topic, SealTopicInput(topic_id=topic.topic_id))
     assert done.buckets == 1
 
 
@@ -131,8 +133,8 @@ def test_one_topic_is_sealed_however_little_it_is(topic: Stored) -> None:
     """And its errors are the activity's."""
     topic.append(1)
     request = SealTopicInput(topic_id=topic.topic_id, topic=topic.world.topic.name)
-    seal = topic.world.activities.delayed.seal_topic
-    assert _run(seal, request) == SealedTopics(topics=1, buckets=1, messages=1)
+    seal = topic.world.activities.delayed.seal_whole_topic
+    assert _run(seal, request) == SealTopicsResult(topics=1, buckets=1, messages=1)
     with pytest.raises(InvalidInput, match="topic"):
         _run(seal, SealTopicInput(topic_id=topic.topic_id, topic="persistent://tenant/namespace/other"))
     with pytest.raises(UnknownObject):
@@ -150,7 +152,7 @@ def test_one_topic_is_sealed_however_little_it_is(topic: Stored) -> None:
 def test_topics_with_too_many_buckets_are_named(topic: Stored) -> None:
     """Their merges are started by name."""
     topic.sealed([1], [2], [3])
-    done = _run(topic.world.activities.delayed.seal_topics, SealTopicsInput(topic_ids=[topic.topic_id]))
+    done = _run(topic.world.activities.delayed.drop_and_seal_topics, SealTopicsInput(topic_ids=[topic.topic_id]))
     assert [(one.topic_id, one.topic) for one in done.over_limit] == [(topic.topic_id, topic.world.topic.name)]
 
 
@@ -159,18 +161,21 @@ def test_merge_that_can_read_no_two_neighbours_is_told_once_and_not_started_agai
 ) -> None:
     """Until the list changes, by a seal or by a build; a merge that an operator asks for looks all the same."""
     _, second, _ = topic.sealed([1], [2], [3])
-    seal, choose = topic.world.activities.delayed.seal_topics, topic.world.activities.delayed.choose_pair
+    seal, choose = (
+        topic.world.activities.delayed.drop_and_seal_topics,
+        topic.world.activities.delayed.claim_list_and_choose_pair,
+    )
     page, asked = SealTopicsInput(topic_ids=[topic.topic_id]), ChoosePairInput(topic_id=topic.topic_id)
     stuck = replace(asked, damaged=[int(second.bucket_id)])
     for _ in range(2):
         assert _run(choose, stuck).chosen is ChoiceReason.DAMAGED
-        _run(topic.world.activities.delayed.let_go, ReleaseListInput(topic_id=topic.topic_id))
+        _run(topic.world.activities.delayed.release_bucket_list, ReleaseListInput(topic_id=topic.topic_id))
         assert _run(seal, page).over_limit == []
     told = [one.getMessage() for one in caplog.records if "DelayedBucketsStuck" in one.getMessage()]
     assert len(told) == 1
     assert f"sexton delayed build {topic.world.topic.name}" in told[0]
     assert _run(choose, asked).chosen is ChoiceReason.PAIR
-    _run(topic.world.activities.delayed.let_go, ReleaseListInput(topic_id=topic.topic_id))
+    _run(topic.world.activities.delayed.release_bucket_list, ReleaseListInput(topic_id=topic.topic_id))
     topic.sealed([4])
     assert [one.topic_id for one in _run(seal, page).over_limit] == [topic.topic_id]
     assert _run(choose, stuck).chosen is ChoiceReason.PAIR
@@ -179,7 +184,7 @@ def test_merge_that_can_read_no_two_neighbours_is_told_once_and_not_started_agai
 def test_pair_with_the_fewest_messages_is_chosen_and_claimed(topic: Stored) -> None:
     """None of buckets that cannot be read; and none where there are few enough."""
     first, second, third, fourth = topic.sealed([1, 1, 1], [2, 2], [3, 3], [4])
-    choose = topic.world.activities.delayed.choose_pair
+    choose = topic.world.activities.delayed.claim_list_and_choose_pair
     found = _run(choose, ChoosePairInput(topic_id=topic.topic_id))
     assert (found.chosen, found.buckets, found.limit) == (ChoiceReason.PAIR, 4, 2)
     assert [one.bucket_id for one in found.pair] == [third.bucket_id, fourth.bucket_id]
@@ -193,7 +198,7 @@ def test_pair_with_the_fewest_messages_is_chosen_and_claimed(topic: Stored) -> N
     assert _run(choose, ChoosePairInput(topic_id=topic.topic_id)) == PairChoice(
         chosen=ChoiceReason.WITHIN, buckets=2, limit=2
     )
-    _run(topic.world.activities.delayed.let_go, ReleaseListInput(topic_id=topic.topic_id))
+    _run(topic.world.activities.delayed.release_bucket_list, ReleaseListInput(topic_id=topic.topic_id))
     assert _claimed_by(topic) is None
 
 
@@ -202,10 +207,12 @@ def test_topic_that_is_being_deleted_has_nothing_to_merge(topic: Stored) -> None
     first, second, _ = topic.sealed([1], [2], [3])
     topic.world.sql("UPDATE topic SET state = 'DELETING'")
     buckets = topic.world.activities.delayed
-    assert _run(buckets.choose_pair, ChoosePairInput(topic_id=topic.topic_id)).chosen is ChoiceReason.GONE
+    assert (
+        _run(buckets.claim_list_and_choose_pair, ChoosePairInput(topic_id=topic.topic_id)).chosen is ChoiceReason.GONE
+    )
     merge = MergePairInput(topic_id=topic.topic_id, bucket_ids=[first.bucket_id, second.bucket_id])
     assert _run(buckets.merge_pair, merge) == MergedPair(switched=False)
-    assert _run(buckets.seal_topics, SealTopicsInput(topic_ids=[topic.topic_id])).failed == 0
+    assert _run(buckets.drop_and_seal_topics, SealTopicsInput(topic_ids=[topic.topic_id])).failed == 0
 
 
 def test_merge_is_done_once_and_counted_once(topic: Stored) -> None:
@@ -241,7 +248,7 @@ def test_seal_counts_what_it_did(topic: Stored) -> None:
     topic.world.sql("UPDATE delayed_bucket SET last_ms = 1 WHERE ledger_id = :id", id=old.bucket_id)
     topic.append(1, 2, 3, 4)
     meter = FakeMeter()
-    _run(topic.world.activities.delayed.seal_topics, SealTopicsInput(topic_ids=[topic.topic_id]), meter)
+    _run(topic.world.activities.delayed.drop_and_seal_topics, SealTopicsInput(topic_ids=[topic.topic_id]), meter)
     found: dict[str, Any] = {name: meter.total(f"sexton_delayed_{name}_total") for name in _SEALED}
     assert found == {"sealed_buckets": 1, "sealed_messages": 4, "dropped_buckets": 1}
 
@@ -259,5 +266,8 @@ def test_catalog_that_is_away_ends_the_page(topic: Stored, monkeypatch: pytest.M
     with monkeypatch.context() as patch:
         patch.setattr(topic.index, "claim_bucket_list", away)
         with pytest.raises(StoreUnavailable):
-            _run(topic.world.activities.delayed.seal_topics, SealTopicsInput(topic_ids=[topic.topic_id]))
-    assert _run(topic.world.activities.delayed.seal_topics, SealTopicsInput(topic_ids=[topic.topic_id])).buckets == 1
+            _run(topic.world.activities.delayed.drop_and_seal_topics, SealTopicsInput(topic_ids=[topic.topic_id]))
+    assert (
+        _run(topic.world.activities.delayed.drop_and_seal_topics, SealTopicsInput(topic_ids=[topic.topic_id])).buckets
+        == 1
+    )

@@ -11,7 +11,7 @@ from tests.activities.world import BATCH, World, certify_input, chunk_input, don
 
 def next_page(world: World, *, after: int = 0, rows: int = 2, limit: int = 2, epoch: int = 1) -> RowRangesPage:
     request = RowRangesInput(batch_id=BATCH, catalog_epoch=epoch, after=after, rows=rows, limit=limit)
-    return run(world.deletion.next_ranges, request)
+    return run(world.deletion.list_ranges_and_renew_claim, request)
 
 
 def hand_over(world: World, *, epoch: int = 1) -> ChunkResult:
@@ -19,7 +19,7 @@ def hand_over(world: World, *, epoch: int = 1) -> ChunkResult:
 
 
 def certify(world: World) -> BatchCertificate:
-    return done(world.deletion.certify, certify_input())
+    return done(world.deletion.close_and_certify_batch, certify_input())
 
 
 def test_ranges_cover_every_unfinished_row_once(world: World) -> None:
@@ -46,7 +46,7 @@ def test_ranges_of_a_batch_that_another_workflow_holds_are_refused(world: World)
     world.detach()
     request = RowRangesInput(batch_id=BATCH, catalog_epoch=1, after=0, rows=1, limit=1)
     with pytest.raises(ClaimHeld):
-        run(world.deletion.next_ranges, request, workflow_id="delete-ledgers/impostor")
+        run(world.deletion.list_ranges_and_renew_claim, request, workflow_id="delete-ledgers/impostor")
 
 
 def test_ranges_of_a_batch_that_is_done_are_empty(world: World) -> None:

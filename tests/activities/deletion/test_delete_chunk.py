@@ -8,7 +8,7 @@ import pytest
 from activities import heartbeats
 from activities.deletion.deletion_pace import DeletionPace
 from activities.deletion.inputs_and_results import ChunkResult
-from activities.deletion.phase_two import IntentExamination, remove_copies
+from activities.deletion.phase_two_steps import IntentExamination, remove_examined_copies
 from activities.heartbeats import ClaimRenewingHeartbeats
 from logstore.deletion.intents import CopyVerdict, DeletionIntent, DeletionState, IntentKey, StoredCopy
 from logstore.errors import (
@@ -111,7 +111,7 @@ def test_chunk_absent_from_a_store_that_is_not_the_catalogs_is_not_gone(world: W
 def test_chunk_asks_whose_store_it_is_once_and_only_where_something_is_absent(world: World) -> None:
     """One more request for a chunk, however many of its ledgers are gone."""
     asked: list[int] = []
-    object.__setattr__(world.objects, "confirm_ownership", lambda: asked.append(1))
+    object.__setattr__(world.objects, "require_ownership_now", lambda: asked.append(1))
     ledgers = world.fill(3)
     world.detach()
     delete(world)
@@ -159,7 +159,7 @@ def test_chunk_copy_still_listed_is_refused(world: World) -> None:
     assert [one.ledger_id for one in result.alone] == [used]
     assert len(world.left_of(used)) == 3
     assert not world.left_of(free)
-    assert world.catalog.deletions.count_unfinished_intents().dead_lettered == 1
+    assert world.catalog.deletions.count_undeleted_copies().dead_lettered == 1
 
 
 @pytest.mark.parametrize(
@@ -233,7 +233,7 @@ def test_chunk_of_somebody_elses_objects_deletes_nothing(
     assert delete(world).outcomes == {"DELETED": 1, "METADATA_MISMATCH": 1}
     assert world.left_of(theirs) == before
     assert not world.left_of(ours)
-    assert world.catalog.deletions.count_unfinished_intents().dead_lettered == 1
+    assert world.catalog.deletions.count_undeleted_copies().dead_lettered == 1
 
 
 def test_chunk_of_another_epoch_changes_nothing(world: World) -> None:
@@ -442,7 +442,7 @@ def test_remove_that_lost_its_claim_judges_no_row(world: World) -> None:
 
     with pytest.raises(ClaimHeld, match="taken over"):
         environment().run(
-            remove_copies,
+            remove_examined_copies,
             found,
             {intent.copy.value: TakenOver()},
             ClaimRenewingHeartbeats(lambda: None),

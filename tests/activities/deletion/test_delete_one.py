@@ -35,13 +35,13 @@ def _corrupt() -> Exception:
 
 def delete(world: World, key: IntentKey, *, epoch: int = 1) -> DeleteIntentResult:
     """In the name of the workflow that the row was handed to."""
-    return done(world.deletion.delete_one, one_input(key, epoch=epoch), workflow_id=_name(key))
+    return done(world.deletion.claim_and_delete_copy, one_input(key, epoch=epoch), workflow_id=_name(key))
 
 
 def bury(world: World, key: IntentKey, *, epoch: int = 1) -> DeleteIntentResult:
     """Attempts are exhausted."""
     letter = DeadLetterInput(key=key, catalog_epoch=epoch, error="StoreUnavailable: 503")
-    return done(world.deletion.dead_letter, letter, workflow_id=_name(key))
+    return done(world.deletion.dead_letter_intent, letter, workflow_id=_name(key))
 
 
 def _name(key: IntentKey) -> str:
@@ -110,8 +110,8 @@ def test_one_named_with_another_topic_is_refused_and_keeps_everything(world: Wor
     other = TopicName.parse("persistent://public/default/other").encoded
     letter = DeadLetterInput(key=key, catalog_epoch=1, error="StoreUnavailable: 503", topic=other)
     for work, request in (
-        (world.deletion.delete_one, replace(one_input(key), topic=other)),
-        (world.deletion.dead_letter, letter),
+        (world.deletion.claim_and_delete_copy, replace(one_input(key), topic=other)),
+        (world.deletion.dead_letter_intent, letter),
     ):
         with pytest.raises(InvalidInput, match=f"topic: expected the topic of ledger {ledger}, .*found '{other}'"):
             done(work, request, workflow_id=_name(key))
@@ -231,7 +231,7 @@ def test_one_that_another_workflow_holds_is_left_to_it(world: World) -> None:
     """Work is taken by claiming: who comes second is told, and nothing is deleted."""
     ledger, key = alone(world)
     with pytest.raises(ClaimHeld):
-        done(world.deletion.delete_one, one_input(key), workflow_id="delete-ledger/impostor")
+        done(world.deletion.claim_and_delete_copy, one_input(key), workflow_id="delete-ledger/impostor")
     assert len(world.left_of(ledger)) == 3
 
 
@@ -241,7 +241,7 @@ def test_one_cancelled_passes_the_cancellation_on_and_keeps_the_row(world: World
     env = environment(_name(key))
     world.objects.plan(Fault(operation=Operation.LIST, kind=FaultKind.CALL, action=env.cancel))
     with pytest.raises(CancelledError):
-        env.run(world.deletion.delete_one, one_input(key))
+        env.run(world.deletion.claim_and_delete_copy, one_input(key))
     assert len(world.left_of(ledger)) == 3
     assert "Cancel" not in (world.intents()[0].last_error or "")
     assert delete(world, key).outcome is Outcome.DELETED
@@ -252,7 +252,7 @@ def test_dead_letter_keeps_the_row_with_its_error(world: World) -> None:
     ledger, key = alone(world)
     assert bury(world, key) == DeleteIntentResult(outcome=Outcome.DEAD_LETTERED, detail="StoreUnavailable: 503")
     assert world.intents()[0].last_error == "StoreUnavailable: 503"
-    assert world.catalog.deletions.count_unfinished_intents().dead_lettered == 1
+    assert world.catalog.deletions.count_undeleted_copies().dead_lettered == 1
     assert len(world.left_of(ledger)) == 3
 
 

@@ -119,10 +119,10 @@ def test_one_durable_delete_is_retried_until_its_tombstone_is_flushed(world: Wor
     world.sql("UPDATE pending_deletion SET claim_workflow = :name, claim_until_us = 1", name=name)
     _record_log_down(world, times=1)
     with pytest.raises(ApplicationError, match="the record log must know of the deletion first"):
-        run(world.deletion.delete_one, one_input(key), workflow_id=name)
+        run(world.deletion.claim_and_delete_copy, one_input(key), workflow_id=name)
     (intent,) = world.intents()
     assert "the record log must know" in (intent.last_error or "")
-    answer = done(world.deletion.delete_one, one_input(key), workflow_id=name)
+    answer = done(world.deletion.claim_and_delete_copy, one_input(key), workflow_id=name)
     assert isinstance(answer, DeleteIntentResult)
     assert answer.outcome is Outcome.DELETED
     assert not world.left_of(ledger)

@@ -5,7 +5,7 @@ from typing import TypeVar
 
 import pytest
 
-from activities.deletion.inputs_and_results import AdoptStalledInput, DeadLetterInput
+from activities.deletion.inputs_and_results import DeadLetterInput, TakeOverStalledInput
 from activities.owner_routing import CompletedWork
 from logstore import failpoints
 from logstore.deletion.intents import IntentKey
@@ -63,7 +63,7 @@ def test_batch_counts_every_row_once_and_repeating_it_counts_nothing(world: Worl
     for _ in range(3):
         _measured(meter, world.deletion.delete_chunk, chunk_input())
     for _ in range(3):
-        _measured(meter, world.deletion.certify, certify_input())
+        _measured(meter, world.deletion.close_and_certify_batch, certify_input())
     size_bytes = world.catalog.deletions.tally_batch("batch-1").size_bytes
     assert _counts(meter) == {
         "ledgers_sent": 3,
@@ -90,9 +90,9 @@ def test_row_alone_counts_each_attempt_and_one_end(world: World, meter: FakeMete
     key = _alone(world, meter)
     world.objects.plan(Fault(operation=Operation.LIST, kind=FaultKind.MIDWAY, error=lambda: CorruptData("no XML")))
     with pytest.raises(Exception, match="no XML"):
-        _measured(meter, world.deletion.delete_one, one_input(key), workflow_id=_name(key))
+        _measured(meter, world.deletion.claim_and_delete_copy, one_input(key), workflow_id=_name(key))
     for _ in range(3):
-        _measured(meter, world.deletion.delete_one, one_input(key), workflow_id=_name(key))
+        _measured(meter, world.deletion.claim_and_delete_copy, one_input(key), workflow_id=_name(key))
     counts = _counts(meter)
     assert (counts["received"], counts["ledger_delete_failures"]) == (3, 2)
     assert (counts["acknowledged"], counts["ledgers_deleted"], counts["deleted_objects"]) == (1, 1, 3)
@@ -105,7 +105,7 @@ def test_dead_letter_counts_as_one_that_reached_its_retries(world: World, meter:
     key = _alone(world, meter)
     letter = DeadLetterInput(key=key, catalog_epoch=1, error="StoreUnavailable: 503")
     for _ in range(3):
-        _measured(meter, world.deletion.dead_letter, letter, workflow_id=_name(key))
+        _measured(meter, world.deletion.dead_letter_intent, letter, workflow_id=_name(key))
     counts = _counts(meter)
     assert (counts["reached_max_retries"], counts["acknowledged"], counts.get("ledgers_deleted", 0)) == (1, 1, 0)
     assert counts["received"] == 1, "giving up is no attempt"
@@ -142,7 +142,7 @@ def test_counters_never_run_ahead_of_the_catalog(
     steps: list[tuple[Callable[..., object], object]] = [
         (world.deletion.detach, world.detach_input()),
         (world.deletion.delete_chunk, chunk_input()),
-        (world.deletion.certify, certify_input()),
+        (world.deletion.close_and_certify_batch, certify_input()),
     ]
     failpoints.arm(f"{effect[0]}.{moment}", "crash")
     for activity, request in steps:
@@ -150,7 +150,7 @@ def test_counters_never_run_ahead_of_the_catalog(
             _measured(meter, activity, request)
         except failpoints.SimulatedCrash:
             _measured(meter, activity, request)
-    failpoints.disarm()
+    failpoints.disarm_all_and_take_hits()
     undisturbed = {"ledgers_sent": 2, "acknowledged": 2, "batches": 1}[effect[1]]
     assert _counts(meter).get(effect[1], 0) == (undisturbed if counted else 0)
     assert sum(world.outcomes().values()) == 2
@@ -164,9 +164,9 @@ def test_sweep_counts_what_it_files_and_not_what_it_takes_up(world: World, meter
     world.sql("UPDATE run SET claim_until_us = 1")
     world.catalog.ledgers.create_ledger(world.topic.topic_id, application="sexton")
     world.sql("UPDATE ledger SET created_us = 1 WHERE place IS NULL")
-    order = AdoptStalledInput(batch_id="sweep", batch_workflow_id="delete-ledgers/sweep", limit=10)
+    order = TakeOverStalledInput(batch_id="sweep", batch_workflow_id="delete-ledgers/sweep", limit=10)
     for _ in range(2):
-        assert _measured(meter, world.upkeep.adopt, order).intents == 2
+        assert _measured(meter, world.upkeep.take_over_stalled, order).intents == 2
     assert _counts(meter) == {"ledgers_sent": 1}
 
 

@@ -19,7 +19,7 @@ class CountingRoller:
     def __init__(self) -> None:
         self.asked: list[str] = []
 
-    def topics_to_roll(self, topic_ids: Collection[TopicId]) -> frozenset[TopicId]:
+    def select_topics_to_roll(self, topic_ids: Collection[TopicId]) -> frozenset[TopicId]:
         return frozenset(topic_ids)
 
     def roll_if_due(self, topic: Topic) -> bool:
@@ -35,10 +35,10 @@ class CountingSettler:
         self.asked: list[TopicId] = []
         self.troubles = troubles
 
-    def outgrown(self, topic_ids: Collection[TopicId]) -> frozenset[TopicId]:
+    def select_topics_to_advance(self, topic_ids: Collection[TopicId]) -> frozenset[TopicId]:
         return frozenset()
 
-    def advance_cursors_with_snapshots(self, topic_id: TopicId) -> Sequence[SextonError]:
+    def advance_and_fold_cursors_with_snapshots(self, topic_id: TopicId) -> Sequence[SextonError]:
         self.asked.append(topic_id)
         return self.troubles
 
@@ -49,7 +49,7 @@ def test_roll_of_an_idle_ledger_past_its_age_closes_it_once(world: World) -> Non
     with managed_ledger(world.catalog, world.objects, policy=RollPolicy(max_age_s=0)) as managed:
         retention = RetentionPreparation(topics=world.catalog.topics, roller=managed, settler=CountingSettler())
         request = RollIdleLedgerInput(topic_id=world.topic.topic_id)
-        assert [run(retention.roll_idle, request), run(retention.roll_idle, request)] == [True, False]
+        assert [run(retention.roll_idle_ledger, request), run(retention.roll_idle_ledger, request)] == [True, False]
     assert len(world.catalog.ledgers.list_ledgers(world.topic.topic_id)) == 2
 
 
@@ -58,9 +58,9 @@ def test_roll_of_a_topic_that_is_being_deleted_is_left_out(world: World) -> None
     roller, settler = CountingRoller(), CountingSettler()
     retention = RetentionPreparation(topics=world.catalog.topics, roller=roller, settler=settler)
     request = RollIdleLedgerInput(topic_id=world.topic.topic_id)
-    assert run(retention.roll_idle, request)
+    assert run(retention.roll_idle_ledger, request)
     world.sql("UPDATE topic SET state='DELETING'")
-    assert not run(retention.roll_idle, request)
+    assert not run(retention.roll_idle_ledger, request)
     assert roller.asked == [world.topic.name]
     assert settler.asked == [world.topic.topic_id]
 
@@ -70,7 +70,7 @@ def test_roll_goes_on_when_a_cursor_cannot_be_settled(world: World, caplog: pyte
     roller = CountingRoller()
     settler = CountingSettler(MissingData("cursor ledger 7"))
     retention = RetentionPreparation(topics=world.catalog.topics, roller=roller, settler=settler)
-    assert run(retention.roll_idle, RollIdleLedgerInput(topic_id=world.topic.topic_id))
+    assert run(retention.roll_idle_ledger, RollIdleLedgerInput(topic_id=world.topic.topic_id))
     assert "cursor ledger 7" in caplog.text
 
 
@@ -78,4 +78,4 @@ def test_roll_of_an_unknown_topic_is_terminal(world: World) -> None:
     """Work for an object that does not exist reaches an end (apache/bookkeeper#3316)."""
     retention = RetentionPreparation(topics=world.catalog.topics, roller=CountingRoller(), settler=CountingSettler())
     with pytest.raises(UnknownObject):
-        run(retention.roll_idle, RollIdleLedgerInput(topic_id=404))
+        run(retention.roll_idle_ledger, RollIdleLedgerInput(topic_id=404))

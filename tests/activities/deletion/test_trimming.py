@@ -31,10 +31,10 @@ class Idle(RetentionPreparation):
         self.asked: list[TopicId] = []
         self.nothing: set[int] = set()  # to prepare in these
 
-    def select_due_topics(self, topics: Sequence[Topic]) -> list[Topic]:
+    def select_topics_to_prepare(self, topics: Sequence[Topic]) -> list[Topic]:
         return [topic for topic in topics if topic.topic_id not in self.nothing]
 
-    def roll_and_settle(self, topic: Topic) -> bool:
+    def roll_and_advance_cursors(self, topic: Topic) -> bool:
         self.asked.append(topic.topic_id)
         if self.errors:
             raise self.errors.pop(0)
@@ -76,12 +76,12 @@ def test_next_pages_cuts_topics_by_id(world: World) -> None:
     """So many topics a page, so many pages; the last one may be short."""
     filled(world, 5)
     activities, _ = trimming(world)
-    found: NextTopicPagesResult = run(activities.next_pages, NextTopicPagesInput(after=0, topics=2, limit=2))
+    found: NextTopicPagesResult = run(activities.list_next_topic_pages, NextTopicPagesInput(after=0, topics=2, limit=2))
     assert found.pages == [TopicIdRange(first=1, last=2, topics=2), TopicIdRange(first=3, last=4, topics=2)]
-    assert run(activities.next_pages, NextTopicPagesInput(after=4, topics=2, limit=2)).pages == [
+    assert run(activities.list_next_topic_pages, NextTopicPagesInput(after=4, topics=2, limit=2)).pages == [
         TopicIdRange(first=5, last=5, topics=1)
     ]
-    assert run(activities.next_pages, NextTopicPagesInput(after=5, topics=2, limit=2)).pages == []
+    assert run(activities.list_next_topic_pages, NextTopicPagesInput(after=5, topics=2, limit=2)).pages == []
 
 
 def test_trim_page_touches_no_topic_beyond_it(world: World) -> None:
@@ -150,24 +150,24 @@ def test_trim_page_prepares_as_a_single_trim_does(world: World) -> None:
     class Roller:
         rolled = 0
 
-        def topics_to_roll(self, topic_ids: Collection[TopicId]) -> frozenset[TopicId]:
+        def select_topics_to_roll(self, topic_ids: Collection[TopicId]) -> frozenset[TopicId]:
             return frozenset(topic_ids)
 
-        def outgrown(self, topic_ids: Collection[TopicId]) -> frozenset[TopicId]:
+        def select_topics_to_advance(self, topic_ids: Collection[TopicId]) -> frozenset[TopicId]:
             return frozenset()
 
         def roll_if_due(self, topic: Topic) -> bool:
             self.rolled += 1
             return True
 
-        def advance_cursors_with_snapshots(self, topic_id: TopicId) -> list[SextonError]:
+        def advance_and_fold_cursors_with_snapshots(self, topic_id: TopicId) -> list[SextonError]:
             return []
 
     roller = Roller()
     retention = RetentionPreparation(topics=world.catalog.topics, roller=roller, settler=roller)
-    assert retention.roll_and_settle(world.topic)
+    assert retention.roll_and_advance_cursors(world.topic)
     world.sql("UPDATE topic SET state = 'DELETING'")
-    assert not retention.roll_and_settle(world.catalog.topics.get_topic_by_id(world.topic.topic_id))
+    assert not retention.roll_and_advance_cursors(world.catalog.topics.get_topic_by_id(world.topic.topic_id))
     assert roller.rolled == 1
 
 
@@ -182,7 +182,7 @@ def test_trim_page_tells_an_outage_from_a_topics_own_trouble(
     def refuse(*_: object, **__: object) -> None:
         raise error
 
-    monkeypatch.setattr(world.catalog.phase_one, "detach_into_batch", refuse)
+    monkeypatch.setattr(world.catalog.phase_one, "detach_by_retention_into_batch", refuse)
     if isinstance(error, StoreUnavailable):
         with pytest.raises(StoreUnavailable):
             run(activities.trim_page, request(1, 2))

@@ -11,8 +11,8 @@ from activities.reconciliation.inputs_and_results import (
     ApplyPageInput,
     BeginApplyInput,
     BeginPlanInput,
-    BeginPlanResult,
     BulkJobInput,
+    EarlierPlanResult,
     FiledPage,
     PlanStepInput,
 )
@@ -23,14 +23,14 @@ from logstore.log.ledgers import Component, CopyKind, LedgerOwner, LedgerStateme
 from logstore.offload.tiered_copy import data_key, index_key
 from logstore.ports.catalog import CatalogIdentity
 from logstore.positions import LedgerId, TopicId
-from logstore.reconciliation.bulk_jobs import (
+from logstore.reconciliation.bulk_job_inputs_and_results import (
     CompareStorageWithCatalogJob,
     ListStorageJob,
     ReadLedgersAndIntentsJob,
     VerifyFindingsJob,
 )
 from logstore.reconciliation.finding_files import FINDINGS_PER_PAGE
-from logstore.reconciliation.findings import ApplyCounts, Finding, FindingKind, PlanResult
+from logstore.reconciliation.findings import ApplyCounts, Finding, FindingKind, PlanOrScrubResult
 from logstore.reconciliation.services.orphan_inspection import OrphanInspector
 from tests.activities.world import run
 from tests.fakes.bulk import FakeBulkJobs
@@ -82,7 +82,7 @@ class Plans:
         self.planning = PlanOrphansActivities(
             reconciliation=self.runs,
             identities=cast("CatalogIdentity", self.identities),
-            stored=self.stored,
+            inspector=self.stored,
             bulk=self.bulk,
             store_now_us=lambda: self.warm.now_us,
             finished_retention_s=30 * DAY_S,
@@ -90,17 +90,17 @@ class Plans:
         self.scrubbing = ScrubLedgersActivities(
             reconciliation=self.runs,
             identities=cast("CatalogIdentity", self.identities),
-            stored=self.stored,
+            inspector=self.stored,
             bulk=self.bulk,
         )
         self.preview = ApplyPreview(
-            reconciliation=self.runs, identities=cast("CatalogIdentity", self.identities), stored=self.stored
+            reconciliation=self.runs, identities=cast("CatalogIdentity", self.identities), inspector=self.stored
         )
         self.applying = ApplyOrphansActivities(
             reconciliation=self.runs,
             identities=cast("CatalogIdentity", self.identities),
-            stored=self.stored,
-            objects=SingleObjectDeletion(reconciliation=self.runs, stored=self.stored, objects=self.warm),
+            inspector=self.stored,
+            objects=SingleObjectDeletion(reconciliation=self.runs, inspector=self.stored, objects=self.warm),
             bulk=self.bulk,
         )
 
@@ -164,23 +164,29 @@ class Plans:
 
     # -- a plan
 
-    def begin(self, run_id: str = RUN, **more: Any) -> BeginPlanResult:
+    def begin(self, run_id: str = RUN, **more: Any) -> EarlierPlanResult:
         """Begin a plan."""
-        return run(self.planning.begin_plan, BeginPlanInput(run_id=run_id, actor="tests", **more), workflow_id=run_id)
+        return run(
+            self.planning.begin_plan_and_remove_old_runs,
+            BeginPlanInput(run_id=run_id, actor="tests", **more),
+            workflow_id=run_id,
+        )
 
     def do(self, job: str, run_id: str = RUN, **more: Any) -> dict[str, int]:
         """One bulk job; its counts."""
-        return run(self.planning.run_bulk, BulkJobInput(run_id=run_id, job=job, **more), workflow_id=run_id).counts
+        return run(
+            self.planning.run_plan_bulk_job, BulkJobInput(run_id=run_id, job=job, **more), workflow_id=run_id
+        ).counts
 
     def check(self, run_id: str = RUN) -> None:
         """Judge the comparison."""
-        run(self.planning.check_sides, PlanStepInput(run_id=run_id))
+        run(self.planning.require_plausible_comparison, PlanStepInput(run_id=run_id))
 
-    def conclude(self, run_id: str = RUN) -> PlanResult:
+    def conclude(self, run_id: str = RUN) -> PlanOrScrubResult:
         """Finish the plan."""
         return run(self.planning.conclude_plan, PlanStepInput(run_id=run_id))
 
-    def plan(self, *, page: int = FINDINGS_PER_PAGE) -> PlanResult:
+    def plan(self, *, page: int = FINDINGS_PER_PAGE) -> PlanOrScrubResult:
         """All of it, of what there is a day later."""
         self.bulk.page = page
         self.warm.advance(seconds=DAY_S + 1)
@@ -214,15 +220,15 @@ class Plans:
 
     def file(self, number: int = 0) -> FiledPage:
         """File one page."""
-        return run(self.applying.file_page, self.page(number))
+        return run(self.applying.recheck_and_file_page, self.page(number))
 
     def delete(self, number: int = 0, **more: Any) -> int:
         """Delete the single objects of one page."""
-        return run(self.applying.delete_objects, self.page(number, **more))
+        return run(self.applying.recheck_and_delete_objects, self.page(number, **more))
 
     def record(self, number: int = 0, *, intents: int = 0) -> ApplyCounts:
         """Write down what became of one page."""
-        return run(self.applying.record_page, self.page(number, intents=intents))
+        return run(self.applying.record_page_fates, self.page(number, intents=intents))
 
     def conclude_apply(self) -> ApplyCounts:
         """Finish the apply."""

@@ -12,8 +12,8 @@ from activities.reconciliation import delete_single_objects
 from activities.reconciliation.page_decision_files import (
     ReasonsToKeepObjects,
     read_copy_answers,
-    read_kept_objects,
-    store_copy_answers,
+    read_keep_reasons,
+    store_first_copy_answers,
 )
 from logstore import failpoints
 from logstore.deletion.intents import Outcome
@@ -31,7 +31,7 @@ from logstore.log.ledgers import LedgerState
 from logstore.ports.catalog import RunKind
 from logstore.ports.object_storage import DeleteReport, ObjectInfo, ObjectStore
 from logstore.positions import LedgerId
-from logstore.reconciliation.bulk_jobs import VerifyFindingsJob
+from logstore.reconciliation.bulk_job_inputs_and_results import VerifyFindingsJob
 from logstore.reconciliation.finding_files import FateFiles
 from logstore.reconciliation.findings import Finding, FindingFate, FindingKind
 from logstore.reconciliation.plausibility_guards import reason_to_keep_segment
@@ -172,7 +172,7 @@ def test_restore_between_the_decision_and_the_deletion_keeps_the_segment(plans: 
         with pytest.raises(SimulatedCrash):
             plans.delete()
     finally:
-        failpoints.disarm()
+        failpoints.disarm_all_and_take_hits()
     plans.runs.state = replace(plans.runs.state, epoch=2)
     with pytest.raises(StaleCatalog):
         plans.delete()
@@ -244,7 +244,7 @@ def test_reasons_keep_the_numbers_that_they_state(plans: Plans) -> None:
     """A bound is part of the reason; only the ledger, segment or deletion that it is about is left out."""
     plans.orphan_segment(3, 80)
     plans.plan()
-    why = reason_to_keep_segment(LedgerState.OPEN, last_segment=5, primary=True, number=80)
+    why = reason_to_keep_segment(LedgerState.OPEN, last_segment=5, has_primary_copy=True, number=80)
     plans.runs.keeps = {0: f"segment 80 of ledger 3: {why}"}
     plans.delete()
     assert plans.record().skipped == {"it is more than 64 above 5, the highest of an open ledger": 1}
@@ -381,8 +381,8 @@ class _Silent(FakeObjectStore):
     def list(self, prefix: str, *, start_after: str = "", first_page: int = 1_000) -> Iterator[ObjectInfo]:
         return iter(()) if self.silent else super().list(prefix, start_after=start_after, first_page=first_page)
 
-    def confirm_ownership(self) -> None:
-        super().confirm_ownership()
+    def require_ownership_now(self) -> None:
+        super().require_ownership_now()
         if self.silent:
             raise REFUSAL
 
@@ -456,12 +456,13 @@ def test_page_of_which_two_attempts_overlap_is_filed_as_the_first_one_saw_it(pla
         with pytest.raises(SimulatedCrash):
             plans.file()
     finally:
-        failpoints.disarm()
+        failpoints.disarm_all_and_take_hits()
     first = read_copy_answers(plans.bulk.create_run_folder(RUN), 0)
     assert first
     plans.warm.delete(plans.warm.keys)
     assert (
-        store_copy_answers(plans.bulk.create_run_folder(RUN), 0, {0: "nothing is left", 1: "nothing is left"}) == first
+        store_first_copy_answers(plans.bulk.create_run_folder(RUN), 0, {0: "nothing is left", 1: "nothing is left"})
+        == first
     )
     assert plans.file().intents == 2
 
@@ -479,7 +480,7 @@ def test_objects_are_counted_once_whenever_the_process_died(point: str, moment: 
         with pytest.raises(SimulatedCrash):
             plans.delete()
     finally:
-        failpoints.disarm()
+        failpoints.disarm_all_and_take_hits()
     plans.delete()
     plans.delete()
     counts = plans.record()
@@ -491,17 +492,17 @@ def test_attempt_that_decides_late_takes_the_word_of_the_first(plans: Plans, mon
     """It began before the other had decided, and found in storage what that one had left of it."""
     plans.orphan_segment(3, 9)
     plans.plan()
-    real = read_kept_objects
+    real = read_keep_reasons
 
     def late(folder: Path, page: int) -> ReasonsToKeepObjects | None:
         found = real(folder, page)
         with monkeypatch.context() as patched:
-            patched.setattr(delete_single_objects, "read_kept_objects", real)
+            patched.setattr(delete_single_objects, "read_keep_reasons", real)
             assert plans.delete() == 1
         return found
 
     with monkeypatch.context() as patched:
-        patched.setattr(delete_single_objects, "read_kept_objects", late)
+        patched.setattr(delete_single_objects, "read_keep_reasons", late)
         assert plans.delete() == 1
     assert plans.record().applied == {"orphan_segment": 1}
 
@@ -515,7 +516,7 @@ def test_upload_that_is_not_looked_at_any_more_is_kept_and_not_counted(plans: Pl
         with pytest.raises(SimulatedCrash):
             plans.delete()
     finally:
-        failpoints.disarm()
+        failpoints.disarm_all_and_take_hits()
     plans.stored._driver_metadata["bucket"] = "colder"
     assert plans.delete() == 0
     assert upload in plans.cold.unfinished

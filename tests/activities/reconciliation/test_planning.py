@@ -9,7 +9,7 @@ from activities.bulk_jobs import catalog_id_file
 from activities.reconciliation.inputs_and_results import BulkJobInput
 from logstore.errors import CatalogMismatch, InvalidInput, PreconditionFailed, StoreUnavailable, UnknownObject
 from logstore.ports.catalog import RunKind
-from logstore.reconciliation.bulk_jobs import (
+from logstore.reconciliation.bulk_job_inputs_and_results import (
     LEFT_OUT,
     ROWS_BEFORE,
     CompareStorageWithCatalogJob,
@@ -157,7 +157,7 @@ def test_cancelled_bulk_job_is_cancelled_with_all_that_it_submits(plans: Plans) 
     plans.bulk.meanwhile = cancel_and_beat
     asked = BulkJobInput(run_id=RUN, job=ListStorageJob.name)
     with pytest.raises(CancelledError):
-        env.run(plans.planning.run_bulk, asked)
+        env.run(plans.planning.run_plan_bulk_job, asked)
     assert plans.bulk.stopped == [RUN]
     assert plans.bulk.find_published_summary(RUN, ListStorageJob.name) is None
 

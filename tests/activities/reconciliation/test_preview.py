@@ -29,7 +29,7 @@ def test_preview_tells_each_page_and_what_its_apply_does(plans: Plans) -> None:
     _mixed(plans)
     plans.runs.keeps = {1: "ledger 1: a row names it", 5: "segment 1 of ledger 5: a row names it"}
     pages: list[tuple[int, int]] = []
-    result = plans.preview.preview(RUN, lambda done, total: pages.append((done, total)))
+    result = plans.preview.preview_apply(RUN, lambda done, total: pages.append((done, total)))
     assert pages == [(0, 3), (1, 3), (2, 3)]
     done = plans.apply(pages=3)
     assert (result.counts.applied, result.counts.skipped) == (done.applied, done.skipped)
@@ -39,7 +39,7 @@ def test_preview_tells_each_page_and_what_its_apply_does(plans: Plans) -> None:
 def test_preview_files_nothing_and_opens_no_run(plans: Plans) -> None:
     _mixed(plans)
     keys, uploads = dict.fromkeys(plans.warm.keys), set(plans.cold.unfinished)
-    plans.preview.preview(RUN)
+    plans.preview.preview_apply(RUN)
     assert dict.fromkeys(plans.warm.keys) == keys
     assert set(plans.cold.unfinished) == uploads
     assert (plans.runs.filings, plans.runs.passed_over, plans.runs.causes) == ({}, [], [])
@@ -56,7 +56,7 @@ def test_preview_asks_storage_no_more_than_the_apply(plans: Plans, monkeypatch: 
         return look(*args)  # type: ignore[arg-type]
 
     monkeypatch.setattr(orphan_inspection, "inspect_orphan", count)
-    plans.preview.preview(RUN)
+    plans.preview.preview_apply(RUN)
     assert looks.pop("looks") == 5
     plans.apply(pages=3)
     assert looks["looks"] == 5
@@ -73,7 +73,7 @@ def test_preview_of_an_interrupted_apply_counts_what_it_has_decided(point: str, 
     with pytest.raises(SimulatedCrash):
         plans.apply()
     plans.warm.delete([key for key in plans.warm.keys if "0000000000000001/" in key])
-    result = plans.preview.preview(RUN)
+    result = plans.preview.preview_apply(RUN)
     if point != "keep_looked.after":
         assert result.counts.applied == {"orphan_ledger": 1, "orphan_segment": 1}
     assert plans.apply().applied == result.counts.applied
@@ -85,18 +85,18 @@ def test_preview_refuses_what_its_apply_refuses(plans: Plans) -> None:
     plans.plan()
     plans.warm.refusal = REFUSAL
     with pytest.raises(CatalogMismatch):
-        plans.preview.preview(RUN)
+        plans.preview.preview_apply(RUN)
     plans.warm.refusal = None
     plans.runs.state = replace(plans.runs.state, epoch=2)
     with pytest.raises(StaleCatalog):
-        plans.preview.preview(RUN)
+        plans.preview.preview_apply(RUN)
     plans.identities.id = "another"
     with pytest.raises(PreconditionFailed, match="catalog another"):
-        plans.preview.preview(RUN)
+        plans.preview.preview_apply(RUN)
 
 
 def test_preview_without_the_folder_of_findings_is_refused(plans: Plans) -> None:
     plans.plan()
     plans.bulk.remove_run(RUN)
     with pytest.raises(PreconditionFailed, match="bulk_dir"):
-        plans.preview.preview(RUN)
+        plans.preview.preview_apply(RUN)

@@ -14,9 +14,9 @@ from activities.reconciliation.inputs_and_results import (
 )
 from logstore.errors import CatalogMismatch, ClaimHeld, PreconditionFailed, UnknownObject
 from logstore.positions import LedgerId
-from logstore.reconciliation.bulk_jobs import CutScrubIntoPagesJob, ScrubPageJob
+from logstore.reconciliation.bulk_job_inputs_and_results import CutScrubIntoPagesJob, ScrubPageJob
 from logstore.reconciliation.finding_files import FindingFiles
-from logstore.reconciliation.findings import Finding, FindingKind, PlanResult
+from logstore.reconciliation.findings import Finding, FindingKind, PlanOrScrubResult
 from tests.activities.reconciliation.plans import Plans
 from tests.activities.world import run
 
@@ -25,11 +25,11 @@ _WORKFLOW = "scrub-ledgers"
 
 def _begin(plans: Plans, run_id: str = "scrub-1", *, topics: tuple[int, ...] = (), by: str = _WORKFLOW) -> str:
     asked = BeginScrubInput(run_id=run_id, actor="tests", topic_ids=list(topics))
-    return run(plans.scrubbing.begin_scrub, asked, workflow_id=by).run_id
+    return run(plans.scrubbing.begin_or_continue_scrub, asked, workflow_id=by).run_id
 
 
 def _cut(plans: Plans, run_id: str = "scrub-1") -> ScrubCounts:
-    return run(plans.scrubbing.cut_scrub, CutScrubInput(run_id=run_id, bytes_per_s=9), workflow_id=_WORKFLOW)
+    return run(plans.scrubbing.cut_scrub_into_pages, CutScrubInput(run_id=run_id, bytes_per_s=9), workflow_id=_WORKFLOW)
 
 
 def _read(plans: Plans, page: int, run_id: str = "scrub-1") -> ScrubCounts:
@@ -37,7 +37,7 @@ def _read(plans: Plans, page: int, run_id: str = "scrub-1") -> ScrubCounts:
     return run(plans.scrubbing.scrub_page, asked, workflow_id=_WORKFLOW)
 
 
-def _conclude(plans: Plans, run_id: str = "scrub-1") -> PlanResult:
+def _conclude(plans: Plans, run_id: str = "scrub-1") -> PlanOrScrubResult:
     return run(plans.scrubbing.conclude_scrub, ConcludeScrubInput(run_id=run_id), workflow_id=_WORKFLOW)
 
 

@@ -62,7 +62,7 @@ def _drain(
     env.metric_meter = meter or env.metric_meter
     request = DrainInput(tc_id=0, linger_s=0.0, most_s=most_s)
     with without_lingering():
-        answer = env.run(_coordination(history, broadcasts).drain, request)
+        answer = env.run(_coordination(history, broadcasts).abort_expired_and_broadcast_decided, request)
     assert isinstance(answer, DrainResult)
     return answer
 
@@ -70,7 +70,9 @@ def _drain(
 def _tell(history: History, txn: TransactionId, *, meter: FakeMeter | None = None) -> BroadcastState:
     env = environment(broadcast_workflow_id(txn))
     env.metric_meter = meter or env.metric_meter
-    answer = env.run(_coordination(history, history.world.log.broadcasts).tell, BroadcastInput(txn=str(txn)))
+    answer = env.run(
+        _coordination(history, history.world.log.broadcasts).tell_owed_participants, BroadcastInput(txn=str(txn))
+    )
     assert isinstance(answer, BroadcastState)
     return answer
 
@@ -159,7 +161,7 @@ def test_transaction_handed_over_by_a_worker_that_died_is_in_the_next_answer(
     failpoints.arm("catalog.hand_over_transactions.after", "crash")
     with pytest.raises(SimulatedCrash):
         _drain(history, history.world.log.broadcasts)
-    failpoints.disarm()
+    failpoints.disarm_all_and_take_hits()
     for _ in range(2):
         answer = _drain(history, history.world.log.broadcasts)
         assert (answer.handed_over, answer.finished, answer.more) == ([str(txn)], 0, False)
@@ -213,7 +215,7 @@ def test_clients_that_waited_for_one_batch_are_together_in_the_next(
     patched = SimpleNamespace(monotonic=lambda: clock.now, sleep=slow.decide)
     monkeypatch.setattr("activities.transactions.coordinate_transactions.time", patched)
     env = environment("transaction-coordinator/0")
-    env.run(_coordination(history, slow).drain, DrainInput(tc_id=0, linger_s=0.5))
+    env.run(_coordination(history, slow).abort_expired_and_broadcast_decided, DrainInput(tc_id=0, linger_s=0.5))
     assert slow.batches == [2, 2]
 
 

@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 
 from infra.catalog import Database, migrate_catalog
-from logstore.failpoints import disarm
+from logstore.failpoints import disarm_all_and_take_hits
 from tests.contracts.catalog.worlds import MemoryWorld, SqlWorld, World
 from tests.migrated import migrated
 from tests.postgres import Postgres, postgres
@@ -99,7 +99,7 @@ def _in_sql(request: pytest.FixtureRequest) -> Iterator[SqlWorld]:
     """A fresh one; no test may leave a connection in use."""
     found = SqlWorld(request.getfixturevalue(f"{request.param}_url"))
     yield found
-    disarm()
+    disarm_all_and_take_hits()
     checked_out = found.database.engine.pool.checkedout()  # type: ignore[attr-defined]  # a QueuePool
     found.database.close()
     assert checked_out == 0

@@ -108,10 +108,10 @@ class _Settles:
     def __init__(self, world: World) -> None:
         self._world = world
 
-    def outgrown(self, topic_ids: Any) -> frozenset[TopicId]:
+    def select_topics_to_advance(self, topic_ids: Any) -> frozenset[TopicId]:
         return frozenset(self._world.catalog.cursors.find_cursors_with_snapshot(topic_ids))
 
-    def advance_cursors_with_snapshots(self, topic_id: TopicId) -> list[Any]:
+    def advance_and_fold_cursors_with_snapshots(self, topic_id: TopicId) -> list[Any]:
         raise AssertionError(f"there is nothing to settle in topic {topic_id}")
 
 
@@ -125,7 +125,7 @@ def test_preparing_a_page_of_topics_asks_for_all_of_them_at_once(sqlite_world: S
         asked = []
         for some in (topics[:2], topics):
             with counted(sqlite_world.database) as read:
-                assert idle.select_due_topics(some) == []
+                assert idle.select_topics_to_prepare(some) == []
             asked.append(len(read.statements))
     assert asked == [4, 4]
 
@@ -146,7 +146,7 @@ def test_topics_that_are_due_are_those_that_would_roll(world: World) -> None:
     with managed_ledger(
         world.catalog, FakeObjectStore(), policy=RollPolicy(max_entries=5, max_age_s=10**12)
     ) as managed:
-        assert managed.topics_to_roll(ids) == {old.topic_id}
+        assert managed.select_topics_to_roll(ids) == {old.topic_id}
 
 
 def test_reading_one_entry_looks_up_few_ledgers(sqlite_world: SqlWorld) -> None:

@@ -8,16 +8,16 @@ from logstore.log.ledgers import CopyKind, CopyState
 from logstore.ownership import Lease
 from logstore.ports.catalog import (
     AuditCause,
-    AuditLog,
+    AuditLogWriter,
     CatalogIdentity,
     Claim,
-    ComponentLedgerRows,
     Cursors,
-    DataLedgers,
     DelayedIndex,
     DetachedBatch,
     Fences,
     GroupCommits,
+    LedgersOfAllComponents,
+    MessageLedgers,
     Offloads,
     PhaseOne,
     PhaseTwoQueue,
@@ -43,9 +43,9 @@ class Parts(Protocol):
     @property
     def topics(self) -> Topics: ...
     @property
-    def ledgers(self) -> DataLedgers: ...
+    def ledgers(self) -> MessageLedgers: ...
     @property
-    def components(self) -> ComponentLedgerRows: ...
+    def components(self) -> LedgersOfAllComponents: ...
     @property
     def cursors(self) -> Cursors: ...
     @property
@@ -69,7 +69,7 @@ class Parts(Protocol):
     @property
     def identities(self) -> CatalogIdentity: ...
     @property
-    def audit_log(self) -> AuditLog: ...
+    def audit_log(self) -> AuditLogWriter: ...
     @property
     def reconciliation(self) -> ReconciliationRuns: ...
 

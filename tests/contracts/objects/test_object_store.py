@@ -114,7 +114,7 @@ def test_put_if_absent_with_metadata_that_would_change_is_refused(store: ObjectS
 def _put_file(
     store: ObjectStore, key: str, body: bytes, *, by: str = "a", proceed: Callable[[], None] = lambda: None
 ) -> None:
-    store.put_file_if_absent(key, io.BytesIO(body), metadata={"by": by}, proceed=proceed)
+    store.put_file_if_absent(key, io.BytesIO(body), metadata={"by": by}, require_may_proceed=proceed)
 
 
 @pytest.mark.parametrize("body", [b"", b"small", LARGE], ids=["empty", "small", "in parts"])
@@ -122,7 +122,7 @@ def test_put_file_stores_all_of_it_however_it_travels(store: ObjectStore, body: 
     """One PUT or parts: bytes and metadata come back the same, wherever the file stood, and nothing is unfinished."""
     file = io.BytesIO(body)
     file.seek(len(body) // 2)
-    store.put_file_if_absent("u-ledger-1", file, metadata={"by": "a"}, proceed=lambda: None)
+    store.put_file_if_absent("u-ledger-1", file, metadata={"by": "a"}, require_may_proceed=lambda: None)
     stored = store.get("u-ledger-1")
     assert stored is not None
     assert (stored.body == body, stored.metadata) == (True, {"by": "a"})

@@ -15,7 +15,7 @@ from logstore.errors import (
 )
 from logstore.failpoints import effect
 from logstore.log.ledgers import LedgerState
-from logstore.log.producer_sequences import ProducerSequence
+from logstore.log.producer_sequences import HighestSequenceIds
 from logstore.ports.catalog import (
     AcknowledgeResult,
     AcknowledgeWrite,
@@ -93,10 +93,10 @@ class FakeCommits:
         topic, known = self._catalog.topic_rows.get(write.topic_id), self._catalog.sequences
         keys = {(write.topic_id, one.producer) for one in write.producers}
         refused = write.refusal(
-            epoch=self._catalog.current_epoch,
-            topic=topic.state if topic else None,
+            catalog_epoch=self._catalog.current_epoch,
+            topic_state=topic.state if topic else None,
             ledger=LedgerAppendState(ledger.topic_id, ledger.state, ledger.last_segment) if ledger else None,
-            sequences={key[1]: ProducerSequence.without_transaction(known[key]) for key in keys & known.keys()},
+            sequences={key[1]: HighestSequenceIds.without_transaction(known[key]) for key in keys & known.keys()},
         )
         if refused or ledger is None:
             raise refused or AssertionError("a ledger that no list has is refused")
@@ -128,7 +128,11 @@ class FakeCommits:
         snapshot = cursors.require_snapshot(write.subscription, write.snapshot, needed=row.snapshot_ledger)
         before = complete_state(row.state, snapshot)
         cursors.require_current_releases(
-            write.subscription, before, up_to=write.up_to, expected=row.releases, found=write.releases
+            write.subscription,
+            before,
+            up_to=write.up_to,
+            current_releases=row.releases,
+            releases_at_read=write.releases,
         )
         if write.up_to is not None and write.releases is None and write.up_to > before.mark_delete:
             delayed = (

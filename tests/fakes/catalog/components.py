@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class FakeComponents:
-    """The `ComponentLedgerRows` port."""
+    """The `LedgersOfAllComponents` port."""
 
     def __init__(self, catalog: "FakeCatalog") -> None:
         self._catalog = catalog

@@ -69,13 +69,18 @@ class FakeCursors:
             return self._put(topic_id, moved)
 
     def publish_snapshot(
-        self, change: CursorSnapshotCondition, snapshot: CursorSnapshot, *, size_bytes: int, sha256: str | None = None
+        self,
+        condition: CursorSnapshotCondition,
+        snapshot: CursorSnapshot,
+        *,
+        size_bytes: int,
+        sha256: str | None = None,
     ) -> bool:
         with effect("catalog.publish_snapshot"), self._catalog.lock:
             newborn = self._catalog.components._born(snapshot.ledger_id)
             if newborn is None or newborn.state is LedgerState.CLOSED:
                 return newborn is not None
-            row = self._unchanged(change)
+            row = self._unchanged(condition)
             if row is None:
                 self._catalog.file_intents(snapshot.ledger_id, "")
                 return False
@@ -83,23 +88,23 @@ class FakeCursors:
             if row.snapshot_ledger is not None:
                 self._catalog.components._retire(row.snapshot_ledger, f"superseded by ledger {snapshot.ledger_id}")
             rest = state_without_snapshot(row.state, snapshot)
-            self._put(change.topic_id, replace(row, state=rest, snapshot_ledger=snapshot.ledger_id))
+            self._put(condition.topic_id, replace(row, state=rest, snapshot_ledger=snapshot.ledger_id))
             return True
 
     def move_snapshot_into_row(
-        self, change: CursorSnapshotCondition, snapshot: CursorSnapshot, *, limit_bytes: int
+        self, condition: CursorSnapshotCondition, snapshot: CursorSnapshot, *, limit_bytes: int
     ) -> bool:
         with effect("catalog.fold_snapshot"), self._catalog.lock:
-            row = self._unchanged(change)
+            row = self._unchanged(condition)
             if row is None or row.snapshot_ledger != snapshot.ledger_id:
                 return False
             state = cursors.advance_mark_delete(
-                complete_state(row.state, snapshot), self._catalog.spans(change.topic_id)
+                complete_state(row.state, snapshot), self._catalog.spans(condition.topic_id)
             )
             if len(pack_acknowledged(state.acknowledged)) > limit_bytes:
                 return False
             self._catalog.components._retire(snapshot.ledger_id, "folded into its cursor's row")
-            self._put(change.topic_id, replace(row, state=state, snapshot_ledger=None))
+            self._put(condition.topic_id, replace(row, state=state, snapshot_ledger=None))
             return True
 
     def _unchanged(self, change: CursorSnapshotCondition) -> StoredCursor | None:

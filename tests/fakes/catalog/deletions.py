@@ -9,7 +9,7 @@ from logstore.deletion.intents import DeletionIntent, DeletionState, require_top
 from logstore.errors import ClaimHeld, StaleCatalog, UnknownObject
 from logstore.failpoints import effect
 from logstore.log.ledgers import CopyKind
-from logstore.ports.catalog import AuditCause, Claim, IntentResult, IntentRowRange, IntentTally, UnfinishedIntentCounts
+from logstore.ports.catalog import AuditCause, Claim, IntentResult, IntentRowRange, IntentTally, UndeletedCopyCounts
 from logstore.positions import LedgerId
 from tests.fakes.catalog.batches import Batches
 
@@ -121,7 +121,7 @@ class FakeDeletions(Batches):
             )
             return self._with_reference(self._store(row, claim, attempts=row.attempts + counts_attempt))
 
-    def extend_claim_after_attempt(
+    def record_attempt_and_extend_claim(
         self, row_id: int, claim: Claim, *, error: str | None = None, keys_left: int | None = None
     ) -> int:
         with effect("catalog.hold"), self._catalog.lock:
@@ -151,9 +151,9 @@ class FakeDeletions(Batches):
                 self._catalog.audit("delete-ledgers", cause, detail, run_id=batch_id)
             return replace(self.tally_batch(batch_id), closed=first)
 
-    def count_unfinished_intents(self) -> UnfinishedIntentCounts:
+    def count_undeleted_copies(self) -> UndeletedCopyCounts:
         pending = self.list_intents(DeletionState.PENDING, limit=10**9)
-        return UnfinishedIntentCounts(
+        return UndeletedCopyCounts(
             estimated_inflight=len(pending),
             oldest_us=self._catalog.now_us if pending else None,  # intents here do not know when they were filed
             dead_lettered=len(self.list_intents(DeletionState.DEAD_LETTERED, limit=10**9)),

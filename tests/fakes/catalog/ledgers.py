@@ -4,10 +4,10 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from logstore.cursors.cursor_state import CursorState, LedgerSpan
+from logstore.cursors.cursor_state import CursorState, VisibleLedgerSpan
 from logstore.failpoints import effect
 from logstore.log.ledgers import Component, CopyKind, CopyState, LedgerOwner, LedgerState, LedgerStatement
-from logstore.log.producer_sequences import ProducerSequence
+from logstore.log.producer_sequences import HighestSequenceIds
 from logstore.ports.catalog import (
     Ledger,
     Segment,
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from tests.fakes.catalog.state import FakeCatalog
 
 
-def _entries(span: LedgerSpan) -> Iterator[tuple[LedgerId, int]]:
+def _entries(span: VisibleLedgerSpan) -> Iterator[tuple[LedgerId, int]]:
     return ((span.ledger_id, entry_id) for entry_id in range(span.entries))
 
 
 class FakeLedgers:
-    """The `DataLedgers` port."""
+    """The `MessageLedgers` port."""
 
     def __init__(self, catalog: "FakeCatalog") -> None:
         self._catalog = catalog
@@ -102,7 +102,7 @@ class FakeLedgers:
             self._catalog.versions[newborn.topic_id] += 1
             return True
 
-    def abandon_upload(self, ledger_id: LedgerId, *, epoch: int) -> None:
+    def record_abandoned_upload(self, ledger_id: LedgerId, *, epoch: int) -> None:
         with effect("catalog.give_up"), self._catalog.lock:
             if epoch == self._catalog.current_epoch:
                 self._catalog.reopen_intent(ledger_id, late=True)
@@ -133,7 +133,7 @@ class FakeLedgers:
                 for one, of in found
             ]
 
-    def producer_sequences(self, topic_id: TopicId, producers: Iterable[str]) -> dict[str, ProducerSequence]:
+    def producer_sequences(self, topic_id: TopicId, producers: Iterable[str]) -> dict[str, HighestSequenceIds]:
         with self._catalog.lock:
             found = {name: self._catalog.sequences.get((topic_id, name)) for name in producers}
-        return {name: ProducerSequence.without_transaction(last) for name, last in found.items() if last is not None}
+        return {name: HighestSequenceIds.without_transaction(last) for name, last in found.items() if last is not None}

@@ -13,7 +13,7 @@ from logstore.offload.tiered_copy import (
     UploadStart,
     context_after_upload,
     decide_upload_start,
-    upload_ends_us,
+    upload_requests_end_us,
 )
 from logstore.ports.catalog import (
     AuditCause,
@@ -63,7 +63,7 @@ class FakeOffloads(Absent):
             found_tiered = (tiered.state.value, tiered.context) if tiered else None
             found_primary = primary.state.value if primary else None
             how = decide_upload_start(
-                ledger_id, uuid, tiered=found_tiered, state=row.state, read_primary_state=lambda: found_primary
+                ledger_id, uuid, tiered=found_tiered, ledger_state=row.state, read_primary_state=lambda: found_primary
             )
             if how is UploadStart.ANEW or not tiered:
                 tiered = self._write(ledger_id, {**driver_metadata, "uuid": uuid}, timeout_s)
@@ -169,7 +169,7 @@ class FakeOffloads(Absent):
     def is_abandoned(self, copy: "Copy") -> bool:
         """Whether nobody will publish the copy."""
         try:
-            ends_us = upload_ends_us(copy.context)
+            ends_us = upload_requests_end_us(copy.context)
         except CorruptData:
             return False
         return copy.state is CopyState.WRITING and ends_us is not None and ends_us <= self._catalog.now_us
@@ -219,7 +219,7 @@ class FakeOffloads(Absent):
     def _end_intents(self, ledger_id: LedgerId, uuid: str, until_us: int | None) -> None:
         rows = self._catalog.intent_rows
         ours = [row for row in rows.values() if (row.ledger_id, row.context.get("uuid")) == (ledger_id, uuid)]
-        ends_us = upload_ends_us(ours[-1].context) if ours else None
+        ends_us = upload_requests_end_us(ours[-1].context) if ours else None
         if ends_us is None:
             return
         last, context = ours[-1], context_after_upload(ours[-1].context, until_us)

@@ -99,7 +99,9 @@ class FakePhaseOne(Batches):
         rows = [row for row in self._catalog.intent_rows.values() if row.topic_id == topic_id]
         return bool(closed or self._abandoned(topic_id) or any(map(self.is_stalled, rows)))
 
-    def detach_into_batch(self, topic_id: TopicId, *, batch_id: str, claim: Claim, cause: AuditCause) -> DetachedBatch:
+    def detach_by_retention_into_batch(
+        self, topic_id: TopicId, *, batch_id: str, claim: Claim, cause: AuditCause
+    ) -> DetachedBatch:
         with effect("catalog.detach_into"), self._catalog.lock:
             found = self._counted(batch_id, topic_id)
             if found.intents:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from infra.telemetry import current_trace_id
-from logstore.cursors.cursor_state import LedgerSpan
+from logstore.cursors.cursor_state import VisibleLedgerSpan
 from logstore.deletion.intents import DeletionIntent, DeletionState
 from logstore.errors import (
     PreconditionFailed,
@@ -144,7 +144,7 @@ class FakeCatalog:
         with self.lock:
             self.topic_rows[topic_id] = replace(self.topic_rows[topic_id], state=state)
 
-    def spans(self, topic_id: TopicId) -> list[LedgerSpan]:
+    def spans(self, topic_id: TopicId) -> list[VisibleLedgerSpan]:
         """The topic's listed ledgers as cursors need them."""
         return [self.ledger_rows[ledger_id].span for ledger_id in self.lists[topic_id]]
 

@@ -17,7 +17,7 @@ _NOBODY = AuditCause(actor="", reason="", workflow_id="")
 class FakeUpkeep(Batches):
     """The `PhaseTwoQueueUpkeep` port."""
 
-    def move_stalled_to_batch(self, *, batch_id: str, claim: Claim, limit: int) -> DetachedBatch:
+    def move_abandoned_work_to_batch(self, *, batch_id: str, claim: Claim, limit: int) -> DetachedBatch:
         with self._catalog.lock:
             earlier = self.earlier(batch_id, "sweep")
             if earlier:
@@ -98,7 +98,7 @@ class FakeUpkeep(Batches):
         ]
         return [name for name in over if name not in used]
 
-    def count_redrivable(self, row_ids: Sequence[int] | None) -> int:
+    def count_redrivable_dead_letters(self, row_ids: Sequence[int] | None) -> int:
         with self._catalog.lock:
             return len(self._wanted(row_ids))
 

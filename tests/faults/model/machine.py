@@ -13,7 +13,7 @@ from typing import Any, Final
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from activities.deletion.phase_two import intent_key
+from activities.deletion.phase_two_steps import intent_key
 from logstore import failpoints
 from logstore.deletion.retention import RetentionPolicy
 from logstore.errors import AlreadyExists, StoreUnavailable
@@ -293,7 +293,7 @@ class Model(Judge, RuleBasedStateMachine):
         """Ask for phase two of one intent, whoever is at work on it."""
         rows = [self.seen.intents[row_id] for row_id in sorted(self.seen.intents)]
         row = rows[which % len(rows)]
-        self.go_on(self.workflows.delete_one(intent_key(row), row.topic), steps)
+        self.go_on(self.workflows.claim_and_delete_copy(intent_key(row), row.topic), steps)
 
     @precondition(lambda self: self.workflows.running)
     @rule(which=st.integers(0, 3), steps=st.integers(1, 8), loses_answer=st.booleans())
@@ -385,12 +385,12 @@ class Model(Judge, RuleBasedStateMachine):
             if not self.failed and self.topics:
                 self._rest()
         finally:
-            failpoints.disarm()
+            failpoints.disarm_all_and_take_hits()
             self.house.close()
 
     def _rest(self) -> None:
         self._sweep()
-        failpoints.disarm()
+        failpoints.disarm_all_and_take_hits()
         self.mend()
         for _ in range(12):
             self.house.catalog.advance(seconds=ABANDONED_S)

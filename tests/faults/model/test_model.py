@@ -98,7 +98,7 @@ def test_program_that_oversleeps_before_a_listing_is_empty_once_leaves_nothing_b
 
 def test_program_that_oversleeps_and_says_nothing_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same on a build that gives up without a word."""
-    monkeypatch.setattr(FakeLedgers, "abandon_upload", lambda *_, **__: None)
+    monkeypatch.setattr(FakeLedgers, "record_abandoned_upload", lambda *_, **__: None)
     with pytest.raises(AssertionError, match="ledger 0 is forgotten"):
         _play(*_OVERSLEPT)
 
@@ -106,7 +106,7 @@ def test_program_that_oversleeps_and_says_nothing_is_found(monkeypatch: pytest.M
 def _without_still_in_use(patch: pytest.MonkeyPatch) -> None:
     """Phase two acts on its intent, whatever the list says now."""
     patch.setattr(
-        "activities.deletion.phase_two.find_refusal", lambda one: find_refusal(replace(one, referenced=False))
+        "activities.deletion.phase_two_steps.find_refusal", lambda one: find_refusal(replace(one, referenced=False))
     )
 
 

@@ -105,9 +105,9 @@ class WatchedLedgers(FakeLedgers):
         super().__init__(catalog)
         self.given_up: set[int] = set()
 
-    def abandon_upload(self, ledger_id: LedgerId, *, epoch: int) -> None:
+    def record_abandoned_upload(self, ledger_id: LedgerId, *, epoch: int) -> None:
         self.given_up.add(int(ledger_id))
-        super().abandon_upload(ledger_id, epoch=epoch)
+        super().record_abandoned_upload(ledger_id, epoch=epoch)
 
 
 class WatchedDeletions(FakeDeletions):
@@ -179,11 +179,11 @@ class WatchedPhaseOne(FakePhaseOne):
         with self._judged(topic_id, f"detach {batch_id}", judge):
             return super().detach_ledgers(topic_id, ledger_ids, force=force, batch_id=batch_id, **more)
 
-    def detach_into_batch(self, topic_id: TopicId, *, batch_id: str, **more: Any) -> DetachedBatch:
+    def detach_by_retention_into_batch(self, topic_id: TopicId, *, batch_id: str, **more: Any) -> DetachedBatch:
         repeated = self._counted(batch_id, topic_id).intents > 0
         judge = partial(_judge, asked=None, force=False, repeated=repeated)
         with self._judged(topic_id, f"detach into {batch_id}", judge):
-            return super().detach_into_batch(topic_id, batch_id=batch_id, **more)
+            return super().detach_by_retention_into_batch(topic_id, batch_id=batch_id, **more)
 
     def detach_whole_topic(self, topic_id: TopicId, *, batch_id: str, **more: Any) -> DetachedBatch:
         with self._judged(topic_id, f"detach of all {batch_id}", _judge_all):

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any, Final
 
-from activities.deletion.phase_two import delete_ledger_workflow_id
+from activities.deletion.phase_two_steps import delete_ledger_workflow_id
 from logstore.deletion.intents import IntentKey
 from tests.driver.driver import Driver, Ending, Script
 from tests.driver.executions import Attempt, Execution, Task
@@ -37,7 +37,7 @@ from workflows.offload.job_definitions import (
     OFFLOAD_TOPIC,
     OffloadAsk,
     OffloadLedgerInput,
-    OffloadPolicy,
+    OffloadLimits,
     OffloadTopicInput,
 )
 from workflows.offload.offload_ledger import OffloadLedger
@@ -46,7 +46,7 @@ from workflows.offload.offload_topic import OffloadTopic
 _CAUSE: Final[dict[str, Any]] = {"actor": "tests", "reason": "the model"}
 _INTERVAL_S: Final = 60
 _DELETION: Final = DeletionPolicy(chunk=2, parallelism=2, max_attempts=4, retry_interval_s=_INTERVAL_S)
-_OFFLOAD: Final = OffloadPolicy(timeout_s=300, attempts=3)
+_OFFLOAD: Final = OffloadLimits(timeout_s=300, attempts=3)
 _LONG: Final = 30  # activations after which a run goes on as a new one
 
 
@@ -146,7 +146,7 @@ class Workflows:
         request = SweepDeletionsInput(policy=_DELETION, **_CAUSE)
         return self._start(SweepDeletions, request, id or SWEEP_DELETIONS.id())
 
-    def delete_one(self, key: IntentKey, topic: str) -> str:
+    def claim_and_delete_copy(self, key: IntentKey, topic: str) -> str:
         """Start `delete-ledger`, or join it."""
         request = DeleteLedgerInput(
             key=key,

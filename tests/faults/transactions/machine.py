@@ -114,7 +114,7 @@ class Transactions(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         """End what the example has opened."""
-        failpoints.disarm()
+        failpoints.disarm_all_and_take_hits()
         self._process.close()
         self._life.close()
 
@@ -226,7 +226,7 @@ class Transactions(RuleBasedStateMachine):
 
     def _is_refused_as_stale(self, name: str, sub: str, txn: str | None, asked: dict[str, Any]) -> bool:
         """Whether the store refuses it, however it ends otherwise; asked without faults, since nothing may change."""
-        failpoints.disarm()
+        failpoints.disarm_all_and_take_hits()
         if txn and self.serial.fates[txn] is not Fate.OPEN:
             txn = None
         mark = self.log.subscriptions.get(self.topics[name].topic_id, sub).state.mark_delete
@@ -318,7 +318,11 @@ class Transactions(RuleBasedStateMachine):
         """A coordinator's activity; perhaps long after what died before it."""
         if lapsed:
             self._lapse()
-        self._try(lambda: environment(f"transaction-coordinator/{tc}").run(self.coordination.drain, _drain(tc)))
+        self._try(
+            lambda: environment(f"transaction-coordinator/{tc}").run(
+                self.coordination.abort_expired_and_broadcast_decided, _drain(tc)
+            )
+        )
         self._look_at_late()
 
     @rule(txn=_pick)
@@ -331,7 +335,7 @@ class Transactions(RuleBasedStateMachine):
     def _tell(self, txn: str) -> None:
         env = environment(broadcast_workflow_id(self.ids[txn]))
         try:
-            self._try(lambda: env.run(self.coordination.tell, BroadcastInput(txn=txn)))
+            self._try(lambda: env.run(self.coordination.tell_owed_participants, BroadcastInput(txn=txn)))
         except TransactionNotDecided:
             assert self.serial.fates[txn] is Fate.OPEN
         except ClaimHeld:
@@ -470,7 +474,7 @@ class Transactions(RuleBasedStateMachine):
 
     def settle(self) -> None:
         """Decide what is open, tell everybody, consume everything: then nothing is owed, and nothing pinned."""
-        failpoints.disarm()
+        failpoints.disarm_all_and_take_hits()
         for number, txn in enumerate(self.ids):
             if self.serial.fates[txn] is Fate.OPEN:
                 commit = number % 2 == 0 and txn not in self.serial.late
@@ -479,7 +483,9 @@ class Transactions(RuleBasedStateMachine):
         self.readers_see_what_the_model_says()
         self._lapse()
         for tc in _TCS:
-            environment(f"transaction-coordinator/{tc}").run(self.coordination.drain, _drain(tc))
+            environment(f"transaction-coordinator/{tc}").run(
+                self.coordination.abort_expired_and_broadcast_decided, _drain(tc)
+            )
         assert not self._untold(), f"{self._untold()} are not through"
         self.readers_see_what_the_model_says()
         assert self._sql("SELECT count(*) FROM buffer_range") == [(0,)]

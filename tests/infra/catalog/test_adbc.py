@@ -68,7 +68,7 @@ def test_path_with_odd_characters_is_the_same_file(tmp_path: Path) -> None:
     folder = tmp_path / "a b#c%41d"
     folder.mkdir()
     url = migrated(folder / "catalog.db").replace("%", "%25")
-    assert _reads(url, bulk_queries.select_id_bounds()) == 1
+    assert _reads(url, bulk_queries.select_ledger_and_intent_bounds()) == 1
 
 
 def test_sqlite_file_that_is_absent_is_not_made(tmp_path: Path) -> None:
@@ -112,18 +112,21 @@ def test_sqlite_file_is_opened_by_one_library_at_a_time(tmp_path: Path, connect:
     database = connect(url := migrated(tmp_path / "catalog.db"))
     link = tmp_path / "link.db"
     link.symlink_to(tmp_path / "catalog.db")
-    database.read(lambda connection: connection.execute(bulk_queries.select_id_bounds()).all())
+    database.read(lambda connection: connection.execute(bulk_queries.select_ledger_and_intent_bounds()).all())
     for path in (url, f"sqlite:///{link}"):
         assert "found it open by Python's as well" in _fails(path, PreconditionFailed)
     with database.open_read_only() as twin:
         database.close()
-        twin.read(lambda connection: connection.execute(bulk_queries.select_id_bounds()).all())
+        twin.read(lambda connection: connection.execute(bulk_queries.select_ledger_and_intent_bounds()).all())
         assert "found it open by Python's as well" in _fails(url, PreconditionFailed)
     with open_arrow_reader(url):
-        assert _reads(url, bulk_queries.select_id_bounds()) == 1
+        assert _reads(url, bulk_queries.select_ledger_and_intent_bounds()) == 1
         with pytest.raises(PreconditionFailed, match="found it open by Arrow's as well"):
-            database.read(lambda connection: connection.execute(bulk_queries.select_id_bounds()).all())
-    assert len(database.read(lambda connection: connection.execute(bulk_queries.select_id_bounds()).all())) == 1
+            database.read(lambda connection: connection.execute(bulk_queries.select_ledger_and_intent_bounds()).all())
+    assert (
+        len(database.read(lambda connection: connection.execute(bulk_queries.select_ledger_and_intent_bounds()).all()))
+        == 1
+    )
 
 
 def test_url_of_another_database_is_invalid_input() -> None:

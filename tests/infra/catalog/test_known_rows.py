@@ -8,7 +8,7 @@ from infra.catalog import tables as t
 from infra.catalog.log.component_ledgers import REFERRING_COLUMN_BY_COMPONENT
 from infra.catalog.reconciliation.rows_naming_ledgers import build_segment_sum_aggregates
 from logstore.log.ledgers import Component
-from logstore.reconciliation.orphan_doubts_from_rows import LedgerRows, SegmentSums, doubt_unreferenced
+from logstore.reconciliation.orphan_doubts_from_rows import LedgerRows, SegmentSums, doubt_removal_of_unreferenced
 
 
 @pytest.mark.parametrize("component", Component)
@@ -17,7 +17,9 @@ def test_doubt_names_the_table_that_names_ledgers_of_the_component(component: Co
     table = (
         t.ledger_list if component is Component.MANAGED_LEDGER else REFERRING_COLUMN_BY_COMPONENT[component.value].table
     )
-    doubt = doubt_unreferenced(LedgerRows(has_row=True, component=component.value, counted=SegmentSums(segments=1)))
+    doubt = doubt_removal_of_unreferenced(
+        LedgerRows(has_row=True, component=component.value, counted=SegmentSums(segments=1))
+    )
     assert doubt is not None
     assert f"the row of {table.name} that named the ledger is lost" in doubt.reason
 

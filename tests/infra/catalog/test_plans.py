@@ -42,7 +42,7 @@ def test_inflight_reads_only_what_is_left(tmp_path: Path) -> None:
     """Every worker asks every 15 s: it must not walk over a month of finished rows."""
     database = Database(f"sqlite:///{tmp_path / 'catalog.db'}")
     migrate(database)
-    plan = _plans(database, SqlCatalog(database).deletions.count_unfinished_intents)
+    plan = _plans(database, SqlCatalog(database).deletions.count_undeleted_copies)
     database.close()
     *counts, oldest, first = [line for line in plan if "pending_deletion" in line]
     how = "SEARCH pending_deletion USING COVERING INDEX pending_deletion_by_"  # of the two that begin with the state
@@ -66,7 +66,7 @@ def test_sweep_with_nothing_to_do_reads_through_indexes_only(tmp_path: Path) -> 
     migrate(database)
     sweeps, nobody = SqlCatalog(database).upkeep, Claim(workflow_id="w", run_id="", ttl_s=1)
     cause = AuditCause(actor="tests", reason="a test", workflow_id="w")
-    plans = _plans(database, lambda: sweeps.move_stalled_to_batch(batch_id="b", claim=nobody, limit=9))
+    plans = _plans(database, lambda: sweeps.move_abandoned_work_to_batch(batch_id="b", claim=nobody, limit=9))
     plans += _plans(database, lambda: sweeps.remove_finished_rows(older_than_s=9, limit=9, cause=cause))
     database.close()
     assert len([line for line in plans if line.startswith("SEARCH")]) >= 4
@@ -94,8 +94,8 @@ def test_what_waits_to_be_flushed_is_told_by_an_index(tmp_path: Path) -> None:
     forget = "DELETE FROM record_outbox"  # of what the trigger recorded
     database.write(lambda c: c.exec_driver_sql(forget))
     plans = _plans(database, lambda: catalog.records.find_unflushed_ledgers([1, 2]))
-    plans += _plans(database, lambda: catalog.tombstones.mark_candidates("raid", before_us=9, after=None, limit=9))
-    plans += _plans(database, lambda: catalog.tombstones.remove_candidates("raid", before_us=9, limit=9))
+    plans += _plans(database, lambda: catalog.tombstones.mark_raid_candidates("raid", before_us=9, after=None, limit=9))
+    plans += _plans(database, lambda: catalog.tombstones.remove_raid_candidates("raid", before_us=9, limit=9))
     left = catalog.tombstones.count_tombstones()
     database.close()
     assert left.by_kind == {}, "all statements of a raid were sent"

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from infra.catalog.ownership.fences import SqlFences
 from infra.coordination.bundle_holdings import OwnershipObserver
 from infra.coordination.bundle_owner import BundleOwner, BundleOwnerOptions, ExpiredPolicy
-from infra.coordination.takeover import TakeoverTimes
+from infra.coordination.bundle_takeover_rules import TakeoverTimes
 from infra.coordination.zookeeper_session import EnsembleOptions, SessionState, ZooKeeperSession
 from logstore.ownership import BundleId, Lease
 from logstore.ports.catalog import Fences
@@ -76,7 +76,7 @@ class Crew:
         watcher = self.watchers[name] = Watcher()
         watcher.loading = loading
         self.looks[name] = looks = Looks()
-        owner = BundleOwner(name, connect, fences or self.fences, watcher, policy=policy, events=looks)
+        owner = BundleOwner(name, connect, fences or self.fences, watcher, options=policy, events=looks)
         self.owners[name] = owner
         owner.start()
         return owner

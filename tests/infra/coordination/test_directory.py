@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 from kazoo.client import KazooClient
 
-from infra.coordination.ownership_nodes import SESSIONS, OwnershipDirectory, WorkerDirectory
+from infra.coordination.ownership_nodes import SESSIONS, OwnershipNodes, WorkerOwnershipNodes
 from infra.coordination.zookeeper_session import EnsembleOptions, ZooKeeperSession
 from logstore.ownership import BundleId, WorkerLoad
 
@@ -15,18 +15,18 @@ _N = 8
 
 
 @pytest.fixture
-def directory(ensemble: EnsembleOptions) -> Iterator[OwnershipDirectory]:
+def directory(ensemble: EnsembleOptions) -> Iterator[OwnershipNodes]:
     """An onlooker's."""
     session = ZooKeeperSession(ensemble, lambda _: None)
-    yield OwnershipDirectory(session, _N)
+    yield OwnershipNodes(session, _N)
     session.close()
 
 
 @pytest.fixture
-def worker(ensemble: EnsembleOptions) -> Iterator[tuple[ZooKeeperSession, WorkerDirectory]]:
+def worker(ensemble: EnsembleOptions) -> Iterator[tuple[ZooKeeperSession, WorkerOwnershipNodes]]:
     """One that is enlisted and owns two bundles."""
     session = ZooKeeperSession(ensemble, lambda _: None)
-    nodes = WorkerDirectory(session, "a", _N)
+    nodes = WorkerOwnershipNodes(session, "a", _N)
     nodes.register_worker(WorkerLoad(load=0.5, bundles=2))
     nodes.create_owner_nodes([BundleId(1), BundleId(6)])
     yield session, nodes
@@ -34,7 +34,7 @@ def worker(ensemble: EnsembleOptions) -> Iterator[tuple[ZooKeeperSession, Worker
 
 
 def test_looking_where_nobody_ever_took_part_finds_nothing_and_makes_nothing(
-    directory: OwnershipDirectory, looker: KazooClient
+    directory: OwnershipNodes, looker: KazooClient
 ) -> None:
     """A path without nodes is an answer; a person who asks leaves no trace, not even an empty path."""
     assert directory.read_owner_nodes() == {}
@@ -45,7 +45,7 @@ def test_looking_where_nobody_ever_took_part_finds_nothing_and_makes_nothing(
 
 
 def test_looking_finds_workers_with_their_sessions_and_what_they_own(
-    directory: OwnershipDirectory, worker: tuple[ZooKeeperSession, WorkerDirectory], looker: KazooClient
+    directory: OwnershipNodes, worker: tuple[ZooKeeperSession, WorkerOwnershipNodes], looker: KazooClient
 ) -> None:
     """Enough to tell whether an owner's session lives; the onlooker itself is none of the workers."""
     session = worker[0].id
@@ -60,7 +60,7 @@ def test_looking_finds_workers_with_their_sessions_and_what_they_own(
 
 
 def test_onlooker_may_remove_a_node_of_the_session_that_it_read(
-    directory: OwnershipDirectory, worker: tuple[ZooKeeperSession, WorkerDirectory]
+    directory: OwnershipNodes, worker: tuple[ZooKeeperSession, WorkerOwnershipNodes]
 ) -> None:
     """Without taking part; a session that it did not read as the node's own removes nothing (apache/pulsar#295)."""
     session, nodes = worker

@@ -8,7 +8,7 @@ import pytest
 from kazoo.client import KazooClient
 
 from infra.catalog.ownership.fences import SqlFences
-from infra.coordination.ownership_nodes import OWNERS, WORKERS, WorkerDirectory
+from infra.coordination.ownership_nodes import OWNERS, WORKERS, WorkerOwnershipNodes
 from logstore.errors import OutcomeUnknown, StoreUnavailable, WorkerIdTaken
 from logstore.ownership import BundleId, Lease, bundle_name
 from tests.infra.coordination.crew import BUNDLES, Crew
@@ -112,7 +112,7 @@ def test_raise_whose_answer_is_lost_is_repeated(crew: Crew, shaky: Shaky) -> Non
 
 def test_node_that_is_another_s_after_the_raise_gives_no_lease(crew: Crew, shaky: Shaky, looker: KazooClient) -> None:
     """Raised and committed, the node is read again: who lost it meanwhile never had the bundle (promise 7)."""
-    path = f"{OWNERS}/{bundle_name(BundleId(3), bundles=BUNDLES)}"
+    path = f"{OWNERS}/{bundle_name(BundleId(3), bundle_count=BUNDLES)}"
 
     def another_takes_it() -> None:
         looker.delete(path)
@@ -190,7 +190,7 @@ def test_node_of_ours_that_gave_no_lease_is_acquired(crew: Crew, looker: KazooCl
     """A create may land after its caller gave up on it: the node would stand for as long as the session."""
     crew.hire("a", rest_s=600.0)  # so that it is not taken as one that was lost
     assert_eventually(crew.settled)
-    path = f"{OWNERS}/{bundle_name(BundleId(5), bundles=BUNDLES)}"
+    path = f"{OWNERS}/{bundle_name(BundleId(5), bundle_count=BUNDLES)}"
     looker.delete(path)
     assert_eventually(lambda: BundleId(5) in crew.watchers["a"].unloaded_)
     body = b'{"worker_id": "a"}'
@@ -200,18 +200,18 @@ def test_node_of_ours_that_gave_no_lease_is_acquired(crew: Crew, looker: KazooCl
 
 def test_shed_bundle_has_no_lease_any_more_when_its_node_goes(crew: Crew, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else another could take it, and raise its fence, while this worker still gives its lease out (promise 7)."""
-    real = WorkerDirectory.delete_own_nodes
+    real = WorkerOwnershipNodes.delete_own_nodes
     shed: set[BundleId] = set()
     kept: set[BundleId] = set()
 
-    def give_up(nodes: WorkerDirectory, bundles: Iterable[BundleId]) -> None:
+    def give_up(nodes: WorkerOwnershipNodes, bundles: Iterable[BundleId]) -> None:
         going = set(bundles)
         if nodes._worker_id == "a":
             shed.update(going)
             kept.update(going & {lease.bundle for lease in crew.owners["a"].leases()})
         real(nodes, going)
 
-    monkeypatch.setattr(WorkerDirectory, "delete_own_nodes", give_up)
+    monkeypatch.setattr(WorkerOwnershipNodes, "delete_own_nodes", give_up)
     crew.hire("a")
     assert_eventually(crew.settled)
     crew.hire("b")

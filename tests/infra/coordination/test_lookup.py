@@ -9,7 +9,7 @@ from kazoo.client import KazooClient
 from kazoo.security import make_digest_acl
 
 from infra.coordination.bundle_owner import BundleOwner
-from infra.coordination.ownership_nodes import OWNERS, OwnershipDirectory, WorkerDirectory
+from infra.coordination.ownership_nodes import OWNERS, OwnershipNodes, WorkerOwnershipNodes
 from infra.coordination.zookeeper_session import EnsembleOptions, SessionState, ZooKeeperSession
 from logstore.errors import ServiceFailed, SessionLost, StoreUnavailable
 from logstore.ownership import bundle_name, bundle_of_topic
@@ -22,7 +22,7 @@ from tests.logstore.eventually import assert_eventually
 pytestmark = pytest.mark.external_service
 
 _TOPIC: Final = TopicName.parse("persistent://shop/main/orders")
-_BUNDLE: Final = bundle_of_topic(_TOPIC, bundles=BUNDLES)
+_BUNDLE: Final = bundle_of_topic(_TOPIC, bundle_count=BUNDLES)
 
 
 def _two(crew: Crew) -> tuple[BundleOwner, BundleOwner]:
@@ -59,13 +59,13 @@ def test_lookup_holds_no_thread_while_zookeeper_is_away(
     zookeeper.kill()
     try:
         assert_eventually(lambda: crew.sessions["w1"].state is not SessionState.CONNECTED)
-        look, asked = WorkerDirectory.find_owner_node, list[threading.Thread]()
+        look, asked = WorkerOwnershipNodes.find_owner_node, list[threading.Thread]()
 
-        def spied(nodes: WorkerDirectory, *rest: Any, **more: Any) -> Any:
+        def spied(nodes: WorkerOwnershipNodes, *rest: Any, **more: Any) -> Any:
             asked.append(threading.current_thread())
             return look(nodes, *rest, **more)
 
-        monkeypatch.setattr(WorkerDirectory, "find_owner_node", spied)
+        monkeypatch.setattr(WorkerOwnershipNodes, "find_owner_node", spied)
         with pytest.raises((StoreUnavailable, SessionLost)):
             owner.find_owner(_TOPIC, patience_s=10)
         assert threading.current_thread() not in asked, "it would wait for an answer"
@@ -96,19 +96,19 @@ def test_lookup_without_rights_names_zookeeper_the_path_and_what_to_do(
     """A denied ACL will be denied again."""
     denied = [make_digest_acl("other", "secret", all=True)]
     looker.ensure_path(OWNERS)
-    looker.create(f"{OWNERS}/{bundle_name(_BUNDLE, bundles=BUNDLES)}", acl=denied)
+    looker.create(f"{OWNERS}/{bundle_name(_BUNDLE, bundle_count=BUNDLES)}", acl=denied)
     told = rf"^zookeeper: {ensemble.hosts} refuses us while looking an owner up \(NoAuthError\); grant .* that path"
     with pytest.raises(ServiceFailed, match=told):
-        OwnershipDirectory(session, BUNDLES).find_owner_node(_BUNDLE, patience_s=10)
+        OwnershipNodes(session, BUNDLES).find_owner_node(_BUNDLE, patience_s=10)
 
 
 def test_lookup_below_a_path_that_is_gone_is_refused(
     session: ZooKeeperSession, zookeeper: ZooKeeper, ensemble: EnsembleOptions
 ) -> None:
     """A path that somebody removed holds no owners, and does not say that there are none."""
-    assert OwnershipDirectory(session, BUNDLES).find_owner_node(_BUNDLE, patience_s=10) is None
+    assert OwnershipNodes(session, BUNDLES).find_owner_node(_BUNDLE, patience_s=10) is None
     path = ensemble.hosts.removeprefix(zookeeper.address)
     with zookeeper.client() as client:
         client.delete(path)
     with pytest.raises(ServiceFailed, match=rf"^zookeeper: the path {path} of .* does not exist; create it, or mend"):
-        OwnershipDirectory(session, BUNDLES).find_owner_node(_BUNDLE, patience_s=10)
+        OwnershipNodes(session, BUNDLES).find_owner_node(_BUNDLE, patience_s=10)

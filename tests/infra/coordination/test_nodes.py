@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from kazoo.client import KazooClient
 
-from infra.coordination.ownership_nodes import OWNERS, WORKERS, WorkerDirectory
+from infra.coordination.ownership_nodes import OWNERS, WORKERS, WorkerOwnershipNodes
 from infra.coordination.zookeeper_session import EnsembleOptions, ZooKeeperSession
 from logstore.errors import PreconditionFailed, SessionLost
 from logstore.ownership import BundleId, WorkerLoad, bundle_name
@@ -20,21 +20,21 @@ _IDLE = WorkerLoad(load=0.0, bundles=0)
 
 
 @pytest.fixture
-def join(ensemble: EnsembleOptions) -> Iterator[Callable[[str], tuple[ZooKeeperSession, WorkerDirectory]]]:
+def join(ensemble: EnsembleOptions) -> Iterator[Callable[[str], tuple[ZooKeeperSession, WorkerOwnershipNodes]]]:
     """Open sessions for workers by name; all are closed at the end."""
     opened: list[ZooKeeperSession] = []
 
-    def joined(worker_id: str) -> tuple[ZooKeeperSession, WorkerDirectory]:
+    def joined(worker_id: str) -> tuple[ZooKeeperSession, WorkerOwnershipNodes]:
         session = ZooKeeperSession(ensemble, lambda _: None)
         opened.append(session)
-        return session, WorkerDirectory(session, worker_id, _N)
+        return session, WorkerOwnershipNodes(session, worker_id, _N)
 
     yield joined
     for session in opened:
         session.close()
 
 
-Join = Callable[[str], tuple[ZooKeeperSession, WorkerDirectory]]
+Join = Callable[[str], tuple[ZooKeeperSession, WorkerOwnershipNodes]]
 
 
 def _bundles(*numbers: int) -> list[BundleId]:
@@ -59,7 +59,7 @@ def test_take_of_the_same_by_many_at_once_has_one_winner_each(join: Join) -> Non
     got: list[frozenset[BundleId]] = []
     gate = threading.Barrier(len(crowd))
 
-    def run(nodes: WorkerDirectory) -> None:
+    def run(nodes: WorkerOwnershipNodes) -> None:
         gate.wait()
         got.append(nodes.create_owner_nodes(_bundles(*range(_N))))
 
@@ -112,7 +112,7 @@ def test_worker_id_is_had_by_one_session(join: Join) -> None:
         two.publish_load(_IDLE)
 
 
-def _loads(nodes: WorkerDirectory) -> dict[str, WorkerLoad]:
+def _loads(nodes: WorkerOwnershipNodes) -> dict[str, WorkerLoad]:
     return {name: worker.load for name, worker in nodes.read_live_workers().items()}
 
 
@@ -151,7 +151,7 @@ def test_load_that_cannot_be_read_counts_as_none(join: Join, looker: KazooClient
 def test_owner_node_that_cannot_be_read_is_nobody_we_know(join: Join, looker: KazooClient) -> None:
     """It is somebody's, and not ours."""
     (_, one) = join("a")
-    looker.create(f"{OWNERS}/{bundle_name(BundleId(2), bundles=_N)}", b"?")
+    looker.create(f"{OWNERS}/{bundle_name(BundleId(2), bundle_count=_N)}", b"?")
     assert one.read_owner_nodes()[BundleId(2)].worker_id == ""
     assert one.create_owner_nodes(_bundles(2)) == frozenset()
 
@@ -160,10 +160,10 @@ def test_watch_is_called_when_workers_or_owners_change(join: Join) -> None:
     """Once for each time it is asked."""
     (_, one), (_, two) = join("a"), join("b")
     called = threading.Event()
-    one.watch_workers_and_owners(lambda _: called.set())
+    one.watch_next_ownership_change(lambda _: called.set())
     two.register_worker(_IDLE)
     assert called.wait(10)
     called.clear()
-    one.watch_workers_and_owners(lambda _: called.set())
+    one.watch_next_ownership_change(lambda _: called.set())
     two.create_owner_nodes(_bundles(1))
     assert called.wait(10)

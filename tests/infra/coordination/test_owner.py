@@ -66,7 +66,7 @@ def test_expired_while_another_took_a_bundle_unloads_it(zookeeper: ZooKeeper, cr
     """Of the three cases after a reconnect this one makes two owners if it is missed (apache/pulsar#23011)."""
     crew.hire("a")
     assert_eventually(crew.settled)
-    path = f"{OWNERS}/{bundle_name(BundleId(3), bundles=BUNDLES)}"
+    path = f"{OWNERS}/{bundle_name(BundleId(3), bundle_count=BUNDLES)}"
     crew.door.clear()
     zookeeper.expire(crew.sessions["a"])
     assert_eventually(lambda: looker.exists(path) is None)
@@ -99,7 +99,7 @@ def test_owner_node_deleted_by_an_operator_moves_the_bundle(crew: Crew, looker: 
     crew.hire("b")
     assert_eventually(lambda: crew.settled() and len(crew.owners["b"].leases()) >= BUNDLES // 4)
     bundle, owner = next(iter(crew.held().items()))
-    looker.delete(f"{OWNERS}/{bundle_name(BundleId(bundle), bundles=BUNDLES)}")
+    looker.delete(f"{OWNERS}/{bundle_name(BundleId(bundle), bundle_count=BUNDLES)}")
     other = {"a": "b", "b": "a"}[owner]
     assert_eventually(lambda: bundle in [lease.bundle for lease in crew.owners[other].leases()])
     assert_eventually(lambda: bundle not in [lease.bundle for lease in crew.owners[owner].leases()])
@@ -147,7 +147,7 @@ def test_bundle_taken_from_an_underloaded_worker_is_not_thrown_back_while_it_res
     crew.hire("b")
     assert_eventually(lambda: len(crew.owners["b"].leases()) >= BUNDLES // 4 and crew.rests())
     lost = crew.owners["b"].leases()[0]
-    looker.delete(f"{OWNERS}/{bundle_name(lost.bundle, bundles=BUNDLES)}")
+    looker.delete(f"{OWNERS}/{bundle_name(lost.bundle, bundle_count=BUNDLES)}")
     assert_eventually(lambda: any(one.bundle == lost.bundle for one in crew.owners["a"].leases()))
     crew.await_looks("b", 20)  # beyond its rest
     assert_eventually(crew.rests)

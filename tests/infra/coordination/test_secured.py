@@ -12,7 +12,7 @@ import pytest
 from kazoo.client import KazooClient
 from kazoo.security import OPEN_ACL_UNSAFE
 
-from infra.coordination.ownership_nodes import OWNERS, SESSIONS, WORKERS, WorkerDirectory
+from infra.coordination.ownership_nodes import OWNERS, SESSIONS, WORKERS, WorkerOwnershipNodes
 from infra.coordination.path_identity import claim_path_for_catalog
 from infra.coordination.zookeeper_errors import PemFiles
 from infra.coordination.zookeeper_session import EnsembleOptions, SessionState, ZooKeeperSession
@@ -55,7 +55,7 @@ def _session(ensemble: EnsembleOptions) -> ZooKeeperSession:
 
 def _take_part(ensemble: EnsembleOptions) -> ZooKeeperSession:
     session = _session(ensemble)
-    nodes = WorkerDirectory(session, "w1", 4)
+    nodes = WorkerOwnershipNodes(session, "w1", 4)
     claim_path_for_catalog(session, "c1")
     assert nodes.register_worker(WorkerLoad())
     assert nodes.create_owner_nodes([BundleId(0)])
@@ -124,7 +124,7 @@ def test_identity_is_proven_again_after_an_expiry(ensemble: EnsembleOptions) -> 
     """A new session is the same user's, and finds the nodes of before its own."""
     heard: list[SessionState] = []
     session = ZooKeeperSession(ensemble, heard.append)
-    WorkerDirectory(session, "w1", 4)
+    WorkerOwnershipNodes(session, "w1", 4)
     sid = session.run_idempotent("telling its id", lambda client: client.client_id)
     thief = KazooClient(hosts=ensemble.hosts, client_id=sid, logger=_quiet)
     thief.start(timeout=20)

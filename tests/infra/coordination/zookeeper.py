@@ -12,9 +12,9 @@ from kazoo.client import KazooClient
 
 from infra.coordination.zookeeper_session import ZooKeeperSession
 from infra.stack.embedded_stack import StackAddresses, StackOptions, kill_stack, start_stack
+from infra.stack.service_port_choice import ZOOKEEPER, RequestedPorts
 from infra.stack.service_process import ServiceProcess
 from infra.stack.stack_home import StackHome
-from infra.stack.tcp_ports import ZOOKEEPER, RequestedPorts
 from tests.logstore.eventually import assert_eventually
 
 _quiet = logging.getLogger("tests.zookeeper")

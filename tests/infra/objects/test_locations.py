@@ -6,7 +6,7 @@ from typing import cast
 
 import pytest
 
-from infra.objects import S3Buckets, S3ObjectStore, create_s3_client
+from infra.objects import S3BucketsByLocation, S3ObjectStore, create_s3_client
 from logstore.deletion.intents import CopyVerdict, DeletionIntent
 from logstore.deletion.services.tiered_copies import TieredCopyStorage
 from logstore.errors import StoreUnavailable
@@ -24,13 +24,13 @@ def store(endpoint: str, region: str) -> S3ObjectStore:
     return S3ObjectStore(create_s3_client(endpoint, region, "access", "secret"), "any", retries=NO_WAITS)
 
 
-def copies(found: S3Buckets) -> TieredCopyStorage:
+def copies(found: S3BucketsByLocation) -> TieredCopyStorage:
     """As the wiring has them, but for the marker that a bucket must carry before it is asked."""
     return TieredCopyStorage(cast("BucketAtLocation", found), now_us=lambda: 0)
 
 
-def locations(home: Peer, *, own_stack: bool = False) -> S3Buckets:
-    return S3Buckets(store_at(home), store, own_stack=own_stack)
+def locations(home: Peer, *, own_stack: bool = False) -> S3BucketsByLocation:
+    return S3BucketsByLocation(store_at(home), store, own_stack=own_stack)
 
 
 def empty(request: Request) -> Answer:
@@ -78,7 +78,7 @@ def test_clients_are_made_once_for_each_endpoint_and_region_and_shared_with_the_
     with scripted(empty) as configured, scripted(empty) as other:
         found = locations(configured)
         home = store_at(configured)
-        shared = S3Buckets(home, store)
+        shared = S3BucketsByLocation(home, store)
         assert (
             shared(CopyLocation("a")).client is shared(CopyLocation("b", f"{configured.endpoint}/", "us-east-1")).client
         )

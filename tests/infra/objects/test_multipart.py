@@ -45,7 +45,7 @@ def playing(**changes: Callable[[int], Answer]) -> Callable[[Request], Answer]:
 def put(peer: Peer, proceed: Callable[[], None] = lambda: None) -> None:
     client = create_s3_client(peer.endpoint, "us-east-1", "access", "secret")
     store = S3ObjectStore(client, "bucket", retries=NO_WAITS, part_bytes=5)
-    store.put_file_if_absent("key", io.BytesIO(BODY), metadata={"a": "b"}, proceed=proceed)
+    store.put_file_if_absent("key", io.BytesIO(BODY), metadata={"a": "b"}, require_may_proceed=proceed)
 
 
 def calls(peer: Peer) -> list[str]:

@@ -108,8 +108,8 @@ def every_call(store: S3ObjectStore) -> list[Callable[[], object]]:
     """All that the port can ask, but the delete of a key."""
     return [
         lambda: store.put_if_absent("key", b"body", metadata={}),
-        lambda: store.put_file_if_absent("key", io.BytesIO(b"body"), metadata={}, proceed=lambda: None),
-        lambda: store.put_file_if_absent("key", io.BytesIO(b"12345678"), metadata={}, proceed=lambda: None),
+        lambda: store.put_file_if_absent("key", io.BytesIO(b"body"), metadata={}, require_may_proceed=lambda: None),
+        lambda: store.put_file_if_absent("key", io.BytesIO(b"12345678"), metadata={}, require_may_proceed=lambda: None),
         lambda: store.list_open_uploads("key"),
         lambda: store.get("key"),
         lambda: store.get_range("key", 0, 1),

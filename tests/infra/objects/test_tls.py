@@ -11,7 +11,7 @@ from logstore.errors import InvalidInput, StoreUnavailable
 from logstore.identity.bucket_markers import MARKER_KEY, BucketRole
 from tests.tls import HOST, Authority, TlsFront
 from workers.assembly.checked_buckets import open_primary_bucket
-from workers.assembly.log_store_from_settings import executor_store_address
+from workers.assembly.log_store_from_settings import executor_bucket_address
 from workers.operations.service_checks import _check_object_store, run_check_as_row
 from workers.settings import Settings
 
@@ -40,7 +40,7 @@ def test_store_is_reached_by_tls_here_and_in_tasks_of_spark(
 ) -> None:
     """By the setting, which travels within a task, or by the variable that other tools of S3 know."""
     assert _keys(secured) == [MARKER_KEY]
-    address = pickle.loads(pickle.dumps(executor_store_address(secured, BucketRole.PRIMARY, secured.primary_bucket)))  # noqa: S301
+    address = pickle.loads(pickle.dumps(executor_bucket_address(secured, BucketRole.PRIMARY, secured.primary_bucket)))  # noqa: S301
     assert [found.key for found in address.store().list(MARKER_KEY)] == [MARKER_KEY]
     monkeypatch.setenv("AWS_CA_BUNDLE", str(authority.ca))
     assert _keys(secured.model_copy(update={"s3_ca_file": ""})) == [MARKER_KEY]

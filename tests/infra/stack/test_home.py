@@ -22,7 +22,7 @@ def _mode(path: Path) -> int:
 def home(tmp_path: Path) -> StackHome:
     """A prepared home."""
     at = StackHome.at(tmp_path / "home")
-    at.create_directories()
+    at.create_directories_and_check_space()
     return at
 
 
@@ -34,7 +34,7 @@ def test_home_of_a_relative_path_is_absolute(tmp_path: Path, monkeypatch: pytest
 
 def test_prepare_twice_leaves_private_directories(home: StackHome) -> None:
     """Everything below the home is its owner's alone, and preparing again is harmless."""
-    home.create_directories()
+    home.create_directories_and_check_space()
     rooms = [home.root, home.objects, home.zookeeper, home.logs, home.traces, home.pids, home.scratch]
     assert {_mode(room) for room in rooms} == {0o700}
 
@@ -46,7 +46,7 @@ def test_credentials_asked_twice_are_generated_once(home: StackHome) -> None:
     assert home.ensure_credentials() == first == home.read_credentials()
     assert _mode(home.credentials_file) == 0o600
     other = StackHome.at(home.root / "other")
-    other.create_directories()
+    other.create_directories_and_check_space()
     assert other.ensure_credentials().secret_key != first.secret_key
     assert len(first.secret_key) >= 40
 
@@ -55,14 +55,14 @@ def test_prepare_below_a_file_names_the_home(tmp_path: Path) -> None:
     """A home that cannot be created is one clear sentence."""
     (tmp_path / "file").touch()
     with pytest.raises(ServiceFailed, match=r"home: cannot use .*file/home.*Not a directory.*SEXTON_HOME"):
-        StackHome.at(tmp_path / "file" / "home").create_directories()
+        StackHome.at(tmp_path / "file" / "home").create_directories_and_check_space()
 
 
 def test_prepare_with_little_room_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Below 200 MiB nothing is started: a store that fills up half way is worse."""
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=150 << 20))
     with pytest.raises(ServiceFailed, match=r"only 150 MiB are free.*200 are needed; free some space"):
-        StackHome.at(tmp_path / "home").create_directories()
+        StackHome.at(tmp_path / "home").create_directories_and_check_space()
 
 
 def test_write_on_a_full_disk_keeps_the_old_file(home: StackHome, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,7 +85,7 @@ def test_read_of_a_damaged_file_names_it(home: StackHome, content: str) -> None:
     """A damaged state file is named instead of surfacing as a parser's error."""
     home.ports_file.write_text(content, encoding="utf-8")
     with pytest.raises(ServiceFailed, match=r"ports\.json is damaged"):
-        home.read_json(home.ports_file)
+        home.read_json_if_exists(home.ports_file)
 
 
 def test_credentials_that_lack_a_key_name_the_file(home: StackHome) -> None:

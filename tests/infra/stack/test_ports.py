@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from infra.stack.stack_home import StackHome
-from infra.stack.tcp_ports import (
+from infra.stack.service_port_choice import (
     ALL_SERVICES,
     LOOPBACK,
     PORT_NAMES_BY_SERVICE,
@@ -21,13 +20,14 @@ from infra.stack.tcp_ports import (
     read_last_ports,
     write_ports,
 )
+from infra.stack.stack_home import StackHome
 from logstore.errors import InvalidInput, ServiceFailed
 
 _FREE = RequestedPorts.any_free()
 
 
 def _choose(wanted: RequestedPorts = _FREE, earlier: ChosenPorts | None = None) -> ChosenPorts:
-    return choose_ports(wanted, services=ALL_SERVICES, running=(), earlier=earlier)
+    return choose_ports(wanted, services=ALL_SERVICES, running_services=(), last_ports=earlier)
 
 
 @pytest.fixture
@@ -57,7 +57,7 @@ def test_choice_without_room_below_the_ephemeral_range_still_finds_ports(
     """On a system whose ephemeral range starts low, the system picks."""
     low = tmp_path / "range"
     low.write_text("10000 60999", encoding="ascii")
-    monkeypatch.setattr("infra.stack.tcp_ports._EPHEMERAL_RANGE", low)
+    monkeypatch.setattr("infra.stack.service_port_choice._EPHEMERAL_RANGE", low)
     ports = list(asdict(_choose()).values())
     assert all(ports)
     assert len(set(ports)) == 13
@@ -101,18 +101,24 @@ def test_running_service_keeps_its_ports_whatever_is_wanted(taken: int) -> None:
     """A second `up` neither moves a running server nor finds its own port taken."""
     earlier = replace(_choose(), zookeeper=taken)
     wanted = replace(_FREE, zookeeper=taken)
-    again = choose_ports(wanted, services=ALL_SERVICES, running=(ZOOKEEPER,), earlier=earlier)
+    again = choose_ports(wanted, services=ALL_SERVICES, running_services=(ZOOKEEPER,), last_ports=earlier)
     assert again == earlier
 
 
 def test_service_that_died_in_a_stack_in_use_comes_back_where_it_was() -> None:
     """Workers that run dial the address that they were started with; no other one is of use to them."""
     earlier = _choose(_FREE)
-    again = choose_ports(RequestedPorts(), services=ALL_SERVICES, running=(), earlier=earlier, in_use=True)
+    again = choose_ports(
+        RequestedPorts(), services=ALL_SERVICES, running_services=(), last_ports=earlier, is_stack_in_use=True
+    )
     assert again == earlier
-    first = choose_ports(_FREE, services=(ZOOKEEPER,), running=(), earlier=None)
+    first = choose_ports(_FREE, services=(ZOOKEEPER,), running_services=(), last_ports=None)
     more = choose_ports(
-        replace(_FREE, s3=first.zookeeper + 1), services=ALL_SERVICES, running=(ZOOKEEPER,), earlier=first, in_use=True
+        replace(_FREE, s3=first.zookeeper + 1),
+        services=ALL_SERVICES,
+        running_services=(ZOOKEEPER,),
+        last_ports=first,
+        is_stack_in_use=True,
     )
     assert more.s3 == first.zookeeper + 1  # never had one: as wanted
 
@@ -120,17 +126,17 @@ def test_service_that_died_in_a_stack_in_use_comes_back_where_it_was() -> None:
 def test_service_left_out_needs_no_port(taken: int) -> None:
     """A stack of one service does not trip over the ports of the others, nor lose their record."""
     wanted = replace(_FREE, temporal=taken)
-    alone = choose_ports(wanted, services=(ZOOKEEPER,), running=(), earlier=None)
+    alone = choose_ports(wanted, services=(ZOOKEEPER,), running_services=(), last_ports=None)
     assert alone.services() == (ZOOKEEPER,)
     assert (alone.temporal, alone.s3) == (0, 0)
     whole = _choose()
-    assert choose_ports(_FREE, services=(ZOOKEEPER,), running=(), earlier=whole) == whole
+    assert choose_ports(_FREE, services=(ZOOKEEPER,), running_services=(), last_ports=whole) == whole
 
 
 def test_record_of_ports_read_back_is_the_same(tmp_path: Path) -> None:
     """Ports survive the process that chose them; fields of a newer build are passed over."""
     home = StackHome.at(tmp_path)
-    home.create_directories()
+    home.create_directories_and_check_space()
     assert read_last_ports(home) is None
     ports = _choose()
     write_ports(home, ports)

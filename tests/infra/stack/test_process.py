@@ -23,7 +23,7 @@ _SLEEP = ("sleep", "60")
 def process(tmp_path: Path) -> Iterator[ServiceProcess]:
     """A process that is not started yet, killed in the end."""
     home = StackHome.at(tmp_path / "home")
-    home.create_directories()
+    home.create_directories_and_check_space()
     service = ServiceProcess("example", home)
     yield service
     service.kill()
@@ -168,7 +168,7 @@ def test_last_words_of_a_dead_process_are_those_of_this_run(process: ServiceProc
     script = "echo starting; echo 'listen tcp: address already in use'; echo bye"
     since = process.start(["sh", "-c", script], cwd=process.home.scratch, env=os.environ)
     assert_eventually(lambda: process.find_process() is None)
-    assert process.summarize_last_lines(since) == "listen tcp: address already in use"
+    assert process.summarize_last_failure_lines(since) == "listen tcp: address already in use"
 
 
 def test_log_grown_large_is_put_aside_at_the_next_start(

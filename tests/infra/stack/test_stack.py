@@ -30,9 +30,7 @@ from infra.stack.embedded_stack import (
 )
 from infra.stack.seaweedfs_service import define_seaweedfs_service
 from infra.stack.service_lifecycle import EmbeddedService, end_services
-from infra.stack.service_process import ServiceProcess
-from infra.stack.stack_home import StackHome, StoreCredentials
-from infra.stack.tcp_ports import (
+from infra.stack.service_port_choice import (
     ALL_SERVICES,
     SEAWEEDFS,
     TEMPORAL,
@@ -41,6 +39,8 @@ from infra.stack.tcp_ports import (
     RequestedPorts,
     read_last_ports,
 )
+from infra.stack.service_process import ServiceProcess
+from infra.stack.stack_home import StackHome, StoreCredentials
 from infra.stack.temporal_service import define_temporal_service
 from infra.stack.zookeeper_service import define_zookeeper_service
 from logstore.errors import InvalidInput, ServiceFailed

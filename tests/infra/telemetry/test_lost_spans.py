@@ -9,7 +9,7 @@ from infra.telemetry.span_tree import (
     SpanNode,
     build_span_trees,
     count_errors,
-    describe_node_remark,
+    describe_missing_or_merged_children,
     group_equal_siblings,
 )
 from tests.infra.telemetry.span_lines import TRACE, call, span, write
@@ -106,7 +106,7 @@ def test_each_attempt_has_a_line_of_its_own_but_for_the_midst_of_very_many(tmp_p
 def test_an_activity_without_any_attempt_says_so_beside_its_start(tmp_path: Path) -> None:
     """Its worker was killed before anybody tried again, or nobody has taken it up: no line is an error for it."""
     (root,) = tree(tmp_path, span("a", "command"), span("s", "StartActivity:x", parent="a", **_RUN))
-    assert describe_node_remark(root.children[0]).startswith("no attempt has a span")
+    assert describe_missing_or_merged_children(root.children[0]).startswith("no attempt has a span")
     assert count_errors([root]) == 0
     (root,) = tree(tmp_path, span("s", "StartActivity:x", **_RUN), attempt(1, at_ms=1))
-    assert [describe_node_remark(one) for one in root.walk()] == ["", ""]
+    assert [describe_missing_or_merged_children(one) for one in root.walk()] == ["", ""]

@@ -7,7 +7,7 @@ import urllib.request
 
 import pytest
 
-from activities.transactions.coordinate_transactions import BROADCAST, BUCKETS
+from activities.transactions.coordinate_transactions import BROADCAST_SECONDS, HISTOGRAM_BOUNDS_S
 from infra.telemetry.metrics_endpoint import start_metrics_endpoint
 from logstore.errors import InvalidInput
 
@@ -28,11 +28,11 @@ def test_metrics_at_any_free_port_say_where_they_are() -> None:
 
 def test_histogram_has_the_buckets_that_it_was_given() -> None:
     """Inclusive upper bounds: those of the SDK would put all of a second into one."""
-    metrics = start_metrics_endpoint("127.0.0.1:0", buckets=BUCKETS)
-    histogram = metrics.runtime.metric_meter.create_histogram_float(BROADCAST, "A test.", "s")
+    metrics = start_metrics_endpoint("127.0.0.1:0", buckets=HISTOGRAM_BOUNDS_S)
+    histogram = metrics.runtime.metric_meter.create_histogram_float(BROADCAST_SECONDS, "A test.", "s")
     for seconds in (0.01, 0.02, 700.0):
         histogram.record(seconds)
-    counts = re.findall(rf'{BROADCAST}_bucket{{.*le="(.+)"}} (\d+)', _scraped(metrics.url))
+    counts = re.findall(rf'{BROADCAST_SECONDS}_bucket{{.*le="(.+)"}} (\d+)', _scraped(metrics.url))
     assert counts[:2] == [("0.01", "1"), ("0.025", "2")]
     assert counts[-2:] == [("600", "2"), ("+Inf", "3")]
 
@@ -40,7 +40,7 @@ def test_histogram_has_the_buckets_that_it_was_given() -> None:
 def test_waits_of_activities_have_a_bound_at_the_minute_of_their_alert() -> None:
     """Between the bounds of the SDK, 10 s and 100 s, a wait of 11 s would be taken for one of 95 s."""
     name = "temporal_activity_schedule_to_start_latency"
-    metrics = start_metrics_endpoint("127.0.0.1:0", buckets=BUCKETS)
+    metrics = start_metrics_endpoint("127.0.0.1:0", buckets=HISTOGRAM_BOUNDS_S)
     metrics.runtime.metric_meter.create_histogram(name, "A test.", "ms").record(11_000)
     counts = dict(re.findall(rf'{name}_bucket{{.*le="(.+)"}} (\d+)', _scraped(metrics.url)))
     assert [counts[bound] for bound in ("10000", "30000", "60000", "300000")] == ["0", "1", "1", "1"]

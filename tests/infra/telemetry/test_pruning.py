@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from infra.telemetry import span_files
-from infra.telemetry.span_files import prune_span_files, prune_span_files_hourly
+from infra.telemetry.span_files import prune_span_files, prune_span_files_if_due
 from infra.telemetry.span_reader import SpanReader
 from infra.telemetry.tracing import create_tracer_provider
 
@@ -119,9 +119,9 @@ def test_commands_prune_once_an_hour(tmp_path: Path, dead: int) -> None:
         if hours is not None:
             at = time.time() - hours * 3_600
             os.utime(tmp_path / ".pruned", (at, at))
-        prune_span_files_hourly(tmp_path, older_than_s=7 * _DAY, max_bytes=10**9)
+        prune_span_files_if_due(tmp_path, older_than_s=7 * _DAY, max_bytes=10**9)
         assert (old not in left(tmp_path)) is pruned
-    prune_span_files_hourly(tmp_path / "none", older_than_s=0, max_bytes=0)
+    prune_span_files_if_due(tmp_path / "none", older_than_s=0, max_bytes=0)
     assert not (tmp_path / "none").exists()
 
 

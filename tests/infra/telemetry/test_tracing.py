@@ -52,7 +52,7 @@ def spans(provider: Provider, monkeypatch: pytest.MonkeyPatch) -> Iterator[InMem
     monkeypatch.setattr(s3_spans, "_tracer", provider.get_tracer("test"))
     monkeypatch.setattr(sql_spans, "_tracer", provider.get_tracer("test"))
     with observed_engines():
-        sql_spans.observe_engines()
+        sql_spans.trace_all_sql_statements()
         yield exporter
 
 
@@ -94,7 +94,7 @@ def test_nested_spans_are_written_once_each_in_one_trace(provider: Provider, tmp
 @pytest.mark.parametrize("workflows", [False, True])
 def test_ids_do_not_repeat_in_a_program_that_seeds_random(workflows: bool) -> None:
     """Simulations and tests do: two runs of one would be one trace."""
-    tracer = create_tracer_provider("sexton-test", traces_dir=None, workflows=workflows).get_tracer("test")
+    tracer = create_tracer_provider("sexton-test", traces_dir=None, runs_workflows=workflows).get_tracer("test")
     made = list[trace.SpanContext]()
     for _ in range(2):
         random.seed(7)

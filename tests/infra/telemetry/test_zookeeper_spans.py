@@ -9,7 +9,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import StatusCode
 
 from infra.telemetry import zookeeper_spans
-from infra.telemetry.zookeeper_spans import trace_zookeeper_call
+from infra.telemetry.zookeeper_spans import trace_zookeeper_call_within_trace
 from logstore.errors import StoreUnavailable
 
 
@@ -33,9 +33,9 @@ def spans(provider: TracerProvider) -> InMemorySpanExporter:
 def test_question_within_a_span_is_its_child(provider: TracerProvider, spans: InMemorySpanExporter) -> None:
     """What an activity or a person waits for is in the trace, and a failure by the name of its error."""
     with provider.get_tracer("test").start_as_current_span("activity") as activity:
-        with trace_zookeeper_call("reading owners"):
+        with trace_zookeeper_call_within_trace("reading owners"):
             pass
-        with pytest.raises(StoreUnavailable), trace_zookeeper_call("reading workers"):
+        with pytest.raises(StoreUnavailable), trace_zookeeper_call_within_trace("reading workers"):
             raise StoreUnavailable("away")
     good, bad, _ = spans.get_finished_spans()
     assert (good.name, bad.name) == ("ZooKeeper reading owners", "ZooKeeper reading workers")
@@ -48,6 +48,6 @@ def test_question_within_a_span_is_its_child(provider: TracerProvider, spans: In
 
 def test_question_within_no_span_leaves_none(spans: InMemorySpanExporter) -> None:
     """A worker that looks every second, for months, fills no disk with it."""
-    with trace_zookeeper_call("looking for changes"):
+    with trace_zookeeper_call_within_trace("looking for changes"):
         pass
     assert spans.get_finished_spans() == ()

@@ -10,7 +10,7 @@ from pyroaring import BitMap
 from logstore.cursors.cursor_state import (
     CursorSnapshot,
     CursorState,
-    LedgerSpan,
+    VisibleLedgerSpan,
     acknowledge,
     acknowledge_to,
     advance_mark_delete,
@@ -27,28 +27,28 @@ def _at(ledger_id: int, entry_id: int) -> Position:
     return Position(LedgerId(ledger_id), entry_id)
 
 
-def _spans(*entries: int, first: int = 0, step: int = 1) -> list[LedgerSpan]:
-    return [LedgerSpan(LedgerId(first + at * step), count) for at, count in enumerate(entries)]
+def _spans(*entries: int, first: int = 0, step: int = 1) -> list[VisibleLedgerSpan]:
+    return [VisibleLedgerSpan(LedgerId(first + at * step), count) for at, count in enumerate(entries)]
 
 
 @st.composite
-def _logs(draw: st.DrawFn) -> list[LedgerSpan]:
+def _logs(draw: st.DrawFn) -> list[VisibleLedgerSpan]:
     """Up to five listed ledgers, some empty, ids from 0 on with gaps."""
     counts = draw(st.lists(st.integers(0, 5), min_size=1, max_size=5))
     gaps = draw(st.lists(st.integers(1, 3), min_size=len(counts), max_size=len(counts)))
     ids = [sum(gaps[: at + 1]) - gaps[0] for at in range(len(counts))]
-    return [LedgerSpan(LedgerId(ledger_id), count) for ledger_id, count in zip(ids, counts, strict=True)]
+    return [VisibleLedgerSpan(LedgerId(ledger_id), count) for ledger_id, count in zip(ids, counts, strict=True)]
 
 
-def _entries(spans: list[LedgerSpan]) -> list[Position]:
+def _entries(spans: list[VisibleLedgerSpan]) -> list[Position]:
     return [_at(span.ledger_id, entry) for span in spans for entry in range(span.entries)]
 
 
-def _before(spans: list[LedgerSpan]) -> CursorState:
+def _before(spans: list[VisibleLedgerSpan]) -> CursorState:
     return CursorState(Position(spans[0].ledger_id, -1))
 
 
-def _check_against(model: set[Position], state: CursorState, spans: list[LedgerSpan]) -> None:
+def _check_against(model: set[Position], state: CursorState, spans: list[VisibleLedgerSpan]) -> None:
     entries = _entries(spans)
     assert {position for position in entries if state.covers(position)} == model
     first_gap = next((position for position in entries if position not in model), None)
@@ -59,7 +59,9 @@ def _check_against(model: set[Position], state: CursorState, spans: list[LedgerS
 
 
 @given(_logs(), st.data())
-def test_cursor_any_acknowledgements_equal_a_set_of_entries(spans: list[LedgerSpan], data: st.DataObject) -> None:
+def test_cursor_any_acknowledgements_equal_a_set_of_entries(
+    spans: list[VisibleLedgerSpan], data: st.DataObject
+) -> None:
     """Whatever is acknowledged in whatever way, the cursor covers exactly that, and its mark is the frontier."""
     entries = _entries(spans)
     state, model = advance_mark_delete(_before(spans), spans), set[Position]()
@@ -79,7 +81,7 @@ def test_cursor_any_acknowledgements_equal_a_set_of_entries(spans: list[LedgerSp
 
 
 @given(_logs(), st.data())
-def test_cursor_order_of_acknowledgements_does_not_matter(spans: list[LedgerSpan], data: st.DataObject) -> None:
+def test_cursor_order_of_acknowledgements_does_not_matter(spans: list[VisibleLedgerSpan], data: st.DataObject) -> None:
     """Acknowledgements of many consumers commute, alone or together, repeated or not."""
     entries = _entries(spans)
     chosen = data.draw(st.lists(st.sampled_from(entries))) if entries else []
@@ -92,7 +94,7 @@ def test_cursor_order_of_acknowledgements_does_not_matter(spans: list[LedgerSpan
 
 
 @given(_logs(), st.data())
-def test_cursor_missing_ledger_never_pins_the_frontier(spans: list[LedgerSpan], data: st.DataObject) -> None:
+def test_cursor_missing_ledger_never_pins_the_frontier(spans: list[VisibleLedgerSpan], data: st.DataObject) -> None:
     """With the rest acknowledged, a ledger that was lost or trimmed holds nothing up (apache/pulsar#18620)."""
     entries = _entries(spans)
     acked = data.draw(st.lists(st.sampled_from(entries))) if entries else []
@@ -135,7 +137,7 @@ def test_cursor_acknowledging_what_was_trimmed_is_harmless() -> None:
     assert acknowledge(state, [_at(2, 7)], spans) == state
 
 
-_REFUSED: dict[str, Callable[[CursorState, list[LedgerSpan]], CursorState]] = {
+_REFUSED: dict[str, Callable[[CursorState, list[VisibleLedgerSpan]], CursorState]] = {
     "beyond the end of a ledger": lambda state, spans: acknowledge(state, [_at(0, 3)], spans),
     "beyond the last ledger": lambda state, spans: acknowledge(state, [_at(9, 0)], spans),
     "before the first entry": lambda state, spans: acknowledge(state, [_at(0, -1)], spans),
@@ -155,7 +157,7 @@ def test_cursor_position_that_no_entry_has_had_is_refused(case: str) -> None:
 
 
 @given(_logs(), st.data())
-def test_cursor_after_seek_next_entry_is_the_position(spans: list[LedgerSpan], data: st.DataObject) -> None:
+def test_cursor_after_seek_next_entry_is_the_position(spans: list[VisibleLedgerSpan], data: st.DataObject) -> None:
     """Everything before it is acknowledged, nothing from it on."""
     entries = _entries(spans)
     if not entries:

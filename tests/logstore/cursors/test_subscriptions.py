@@ -7,7 +7,7 @@ import pytest
 from logstore.cursors.cursor_state import CursorState
 from logstore.cursors.services.subscriptions import Subscriptions
 from logstore.errors import MissingData, StoreUnavailable, UnknownObject
-from logstore.failpoints import SimulatedCrash, arm, disarm
+from logstore.failpoints import SimulatedCrash, arm, disarm_all_and_take_hits
 from logstore.log.ledger_object_keys import segment_key
 from logstore.positions import LedgerId
 from logstore.stop_checks import use_stop_check
@@ -22,7 +22,7 @@ def world() -> Iterator[World]:
         found.fill()
         found.catalog.cursors.create_subscription(found.topic.topic_id, NAME, latest=False)
         yield found
-    disarm()
+    disarm_all_and_take_hits()
 
 
 def _ack(world: World, process: Subscriptions, *entries: int, ledger: int = 0) -> None:
@@ -69,7 +69,7 @@ def test_acknowledge_never_leaves_a_predecessor_behind(world: World) -> None:
     born = set(range(1, world.catalog.next_ledger))
     assert born - {ledger.ledger_id} == set(world.catalog.pending_deletion)
     assert len(world.catalog.pending_deletion) > 2
-    assert not process.advance_cursors_with_snapshots(world.topic.topic_id)
+    assert not process.advance_and_fold_cursors_with_snapshots(world.topic.topic_id)
     assert [one.ledger_id for one in world.listed()] == [ledger.ledger_id], "a state that rests is left alone"
 
 
@@ -180,7 +180,7 @@ def test_snapshot_that_is_lost_is_told_and_a_seek_goes_on(world: World) -> None:
             ask()
     (told,) = process.all(topic_id)
     assert (told.lost_snapshot, told.state.mark_delete) == (ledger.ledger_id, at(0, -1))
-    assert [type(one) for one in process.advance_cursors_with_snapshots(topic_id)] == [MissingData]
+    assert [type(one) for one in process.advance_and_fold_cursors_with_snapshots(topic_id)] == [MissingData]
     process.seek(topic_id, NAME, at(0, 3))
     assert _acked(world, process) == {(0, 0), (0, 1), (0, 2)}
     assert [one.lost_snapshot for one in process.all(topic_id)] == [None]
@@ -195,7 +195,7 @@ def test_settle_moves_a_cursor_that_a_forced_detach_left_short(world: World) -> 
     world.catalog.detach(topic_id, [second])
     world.catalog.cursors._store(topic_id, NAME, world.catalog.cursors.get_cursor(topic_id, NAME).state)
     assert world.catalog.cursors.get_cursor(topic_id, NAME).state.mark_delete == at(0, 99)
-    assert not world.process().advance_cursors_with_snapshots(topic_id)
+    assert not world.process().advance_and_fold_cursors_with_snapshots(topic_id)
     row = world.catalog.cursors.get_cursor(topic_id, NAME)
     assert (row.state.mark_delete, row.snapshot_ledger) == (at(third, 99), None)
 
@@ -208,7 +208,7 @@ def test_settle_takes_back_what_only_speaks_of_ledgers_that_are_gone(world: Worl
     _ack(world, process, *_odd(80), ledger=second)
     assert world.listed()
     world.catalog.detach(topic_id, [second])
-    assert not process.advance_cursors_with_snapshots(topic_id)
+    assert not process.advance_and_fold_cursors_with_snapshots(topic_id)
     assert world.listed() == []
     assert _acked(world) == set()
 
@@ -287,5 +287,5 @@ def test_settle_ends_between_two_cursors(world: World) -> None:
         raise InterruptedError
 
     with use_stop_check(end), pytest.raises(InterruptedError):
-        world.process().advance_cursors_with_snapshots(topic_id)
+        world.process().advance_and_fold_cursors_with_snapshots(topic_id)
     assert world.catalog.cursors.get_cursor(topic_id, NAME).state.mark_delete == at(0, 99)

@@ -73,12 +73,12 @@ class World:
         states = CursorSnapshots(
             cursors=self.catalog.cursors,
             ledgers=self.catalog.ledgers,
-            contents=contents,
+            component_ledgers=contents,
             inline_bytes=40,
             clock=clock,
         )
         subscriptions = Subscriptions(
-            cursors=self.catalog.cursors, transactions=transactions, committer=committer, ledgers=states
+            cursors=self.catalog.cursors, transactions=transactions, committer=committer, snapshots=states
         )
         delivery = MessageDelivery(
             index=cast("DelayedIndex", self),

@@ -15,10 +15,10 @@ from logstore.delayed.snapshot_file import IndexSnapshotWriter
 from logstore.delayed.snapshot_footer import IndexSnapshotFooter
 from logstore.delayed.tracker_sources import IndexSnapshotGone
 from logstore.errors import CorruptData, StoreUnavailable
-from logstore.failpoints import SimulatedCrash, arm, disarm
+from logstore.failpoints import SimulatedCrash, arm, disarm_all_and_take_hits
 from logstore.log.ledger_object_keys import ledger_prefix, segment_key
 from logstore.log.ledgers import Component, LedgerState, LedgerStatement
-from logstore.log.services.segment_reader import row_group_range
+from logstore.log.services.segment_reader import row_group_byte_range
 from logstore.ports.catalog import NewIndexBucket
 from logstore.positions import LedgerId, Position
 from tests.fakes.objects import Fault, FaultKind, Operation
@@ -34,7 +34,7 @@ def world() -> Iterator[World]:
     """An empty topic."""
     with World() as found:
         yield found
-    disarm()
+    disarm_all_and_take_hits()
 
 
 @pytest.fixture
@@ -148,7 +148,7 @@ def test_snapshot_with_a_flipped_bit_is_corrupt(
     key = segment_key(bucket.bucket_id, 0)
     held = world.objects._held[key]
     body = bytearray(held.body)
-    start, length = row_group_range(pq.read_metadata(tmp_path / "snapshot"), 3)
+    start, length = row_group_byte_range(pq.read_metadata(tmp_path / "snapshot"), 3)
     body[start + length - 2 if part == "page" else -40] ^= 1
     world.objects._held[key] = replace(held, body=bytes(body))
     with pytest.raises(CorruptData):
@@ -194,12 +194,12 @@ def test_segment_of_another_snapshot_of_equal_layout_is_not_ours(
 ) -> None:
     """The checksums of its pages came with it: the digest in the footer tells."""
     first = _written(world, tmp_path)
-    start, length = row_group_range(pq.read_metadata(tmp_path / "snapshot"), 0)
+    start, length = row_group_byte_range(pq.read_metadata(tmp_path / "snapshot"), 0)
     others = DelayedRows.from_messages(
         (1_000 + 7 * number, at(3 + number % 2, (number + 5) % 100)) for number in range(100)
     )
     second = _written(world, tmp_path, others)
-    assert row_group_range(pq.read_metadata(tmp_path / "snapshot"), 0) == (start, length)
+    assert row_group_byte_range(pq.read_metadata(tmp_path / "snapshot"), 0) == (start, length)
     key = segment_key(first.bucket_id, 0)
     own, other = (world.objects._held[segment_key(one.bucket_id, 0)].body for one in (first, second))
     mixed_up = own[:start] + other[start : start + length] + own[start + length :]

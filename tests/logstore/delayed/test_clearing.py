@@ -7,7 +7,7 @@ import pytest
 
 from infra.catalog import SqlCatalog
 from logstore.delayed.index_buckets import IndexBucketList
-from logstore.failpoints import SimulatedCrash, arm, disarm
+from logstore.failpoints import SimulatedCrash, arm, disarm_all_and_take_hits
 from logstore.log.ledger_object_keys import ledger_prefix
 from logstore.positions import EARLIEST
 from tests.activities.world import chunk_input, done
@@ -26,7 +26,7 @@ def topic(tmp_path: Path) -> Iterator[Stored]:
     found.sealed([1, 9, 5], [4, 8])
     found.append(2, 7, 3)
     yield found
-    disarm()
+    disarm_all_and_take_hits()
     found.world.opened.close()
 
 
@@ -47,7 +47,7 @@ def _snapshots_left(topic: Stored) -> list[str]:
     """Objects that are of no data ledger, once a sweep has taken up what was retired and what nobody attached."""
     world = topic.world
     impatient = SqlCatalog(world.catalog.database, registration_timeout_s=0)
-    impatient.upkeep.move_stalled_to_batch(batch_id="sweep", claim=claim(_SWEEP), limit=100)
+    impatient.upkeep.move_abandoned_work_to_batch(batch_id="sweep", claim=claim(_SWEEP), limit=100)
     done(world.deletion.delete_chunk, chunk_input(batch_id="sweep"), workflow_id=_SWEEP)
     data = [ledger_prefix(one.ledger_id) for one in world.catalog.ledgers.list_ledgers(topic.topic_id)]
     return [key for key in world.objects.keys if not key.startswith(tuple(data))]
@@ -79,7 +79,7 @@ def test_clear_after_a_death_at_an_effect_leaves_nothing(
     arm(f"{effect}.{moment}", "crash")
     with pytest.raises(SimulatedCrash):
         work(topic)
-    disarm()
+    disarm_all_and_take_hits()
     _clear(topic)
     assert topic.buckets == ()
     assert _snapshots_left(topic) == []

@@ -21,7 +21,9 @@ def test_stretches_cover_every_delayed_entry_once_and_are_not_more_than_a_topic_
 ) -> None:
     """Each has enough messages, but the last one; what holds none is covered as it comes, or not at all."""
     segments = [(Position(LedgerId(n), 0), Position(LedgerId(n), 9), count) for n, count in enumerate(counts)]
-    found = split_log_into_bucket_ranges(segments, total=sum(counts), messages=messages, buckets=buckets)
+    found = split_log_into_bucket_ranges(
+        segments, total_messages=sum(counts), min_messages=messages, max_buckets=buckets
+    )
     assert sum(one.entries for one in found) == sum(counts)
     assert len(found) <= buckets
     assert all(one.entries >= messages for one in found[:-1])
@@ -35,7 +37,8 @@ def test_no_stretch_is_larger_than_a_task_can_take() -> None:
     """Then there are more than a topic may have, and merges follow."""
     segments = [(Position(LedgerId(n), 0), Position(LedgerId(n), 9), 1_000_000) for n in range(20)]
     assert [
-        one.entries for one in split_log_into_bucket_ranges(segments, total=20_000_000, messages=50_000, buckets=2)
+        one.entries
+        for one in split_log_into_bucket_ranges(segments, total_messages=20_000_000, min_messages=50_000, max_buckets=2)
     ] == [5_000_000] * 4
 
 

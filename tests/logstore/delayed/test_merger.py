@@ -14,7 +14,7 @@ from logstore.delayed.index_buckets import IndexBucket, SealAndMergeLimits, find
 from logstore.delayed.services.bucket_merger import IndexMergeResult, Merger
 from logstore.delayed.snapshot_file import IndexSnapshotWriter
 from logstore.errors import StoreUnavailable
-from logstore.failpoints import SimulatedCrash, arm, disarm
+from logstore.failpoints import SimulatedCrash, arm, disarm_all_and_take_hits
 from logstore.log.ledger_object_keys import segment_key
 from logstore.ports.catalog import IndexBucketSwitch
 from logstore.positions import LedgerId, Position
@@ -29,7 +29,7 @@ def topic(tmp_path: Path) -> Iterator[Stored]:
     found = stored(tmp_path)
     found.sealed([1, 9, 5], [4, 8], [2, 7, 3])
     yield found
-    disarm()
+    disarm_all_and_take_hits()
     assert list((tmp_path / "tmp").glob("*")) == []
     found.world.opened.close()
 

@@ -74,7 +74,7 @@ def test_snapshots_that_are_taken_for_abandoned_meanwhile_are_stored_again(
     impatient = SqlCatalog(topic.world.catalog.database, registration_timeout_s=0)
 
     def trim() -> None:
-        impatient.upkeep.move_stalled_to_batch(
+        impatient.upkeep.move_abandoned_work_to_batch(
             batch_id="sweep", claim=Claim(workflow_id="sweep", run_id="r", ttl_s=60), limit=100
         )
 

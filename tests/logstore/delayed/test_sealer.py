@@ -9,7 +9,7 @@ import pytest
 from logstore.delayed.index_buckets import SealAndMergeLimits
 from logstore.delayed.services.log_sealer import SealResult
 from logstore.errors import CorruptData, MissingData, StoreUnavailable
-from logstore.failpoints import SimulatedCrash, arm, disarm
+from logstore.failpoints import SimulatedCrash, arm, disarm_all_and_take_hits
 from logstore.log.entries import NewEntry, ProducedEntries
 from logstore.log.ledger_object_keys import ledger_prefix, segment_key
 from logstore.ports.catalog import BeginTransactionWrite, Claim, EndTransactionWrite, IndexBucketSwitch
@@ -26,7 +26,7 @@ def topic(tmp_path: Path) -> Iterator[Stored]:
     """Without messages; a bucket is full with 4 of them, or with 3 ledgers."""
     found = stored(tmp_path)
     yield found
-    disarm()
+    disarm_all_and_take_hits()
     assert list((tmp_path / "tmp").glob("*")) == []
     found.world.opened.close()
 

@@ -118,7 +118,7 @@ def test_segment_that_comes_late_keeps_nobody_waiting_that_does_not_need_it(worl
             world.append(None, 30)
             leaving.close()
             with delivery.create_consumer(world.topic, "billing"):
-                assert delivery.memory_bytes > 0
+                assert delivery.trackers_memory_bytes > 0
 
         _in_time(others)
         assert not received.done()

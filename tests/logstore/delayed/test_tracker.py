@@ -29,7 +29,7 @@ class _Topic:
         self.snapshots = Snapshots(segment_rows=(10, 50), step_ms=60_000)
         self.buckets = [self.stored(101 + number, rows) for number, rows in enumerate(parts)]
         self.tracker = Tracker(self.snapshots)
-        assert self.tracker.load_bucket_list(self.get_bucket_list()) == []
+        assert self.tracker.load_list_and_pop_rewinds(self.get_bucket_list()) == []
 
     def stored(self, bucket_id: int, rows: DelayedRows) -> IndexBucket:
         ledger_ids = rows.ledger_id.tolist()
@@ -51,7 +51,7 @@ def test_messages_of_buckets_and_of_the_log_come_out_in_order_when_they_are_due(
     one, two, three = (made(300, [ledger], kind="minute", seed=ledger) for ledger in (1, 2, 3))
     topic = _Topic(one, two)
     for time, position in zip(three.deliver_at_ms.tolist(), three.positions(), strict=True):
-        assert topic.tracker.track_message(position, time)
+        assert topic.tracker.track_unless_due(position, time)
     expected = DelayedRows.merge([one, two, three])
     assert topic.tracker.messages == len(expected)
     found: list[DelayedRows] = []
@@ -84,9 +84,9 @@ def test_adding_a_message_again_changes_nothing() -> None:
     rows = made(100, [1])
     topic = _Topic(rows)
     for time, position in zip(rows.deliver_at_ms.tolist(), rows.positions(), strict=True):
-        assert topic.tracker.track_message(position, time)
+        assert topic.tracker.track_unless_due(position, time)
     for _ in range(3):
-        assert topic.tracker.track_message(_at(9, 9), START_MS + 5)
+        assert topic.tracker.track_unless_due(_at(9, 9), START_MS + 5)
     assert topic.tracker.messages == 101
     assert len(topic.drained()) == 101
 
@@ -95,8 +95,8 @@ def test_a_message_that_is_due_is_let_through_and_not_added() -> None:
     """Field case 58: what is tracked is schedulable; what is due by the tracker's clock its reader delivers."""
     topic = _Topic()
     take_due(topic.tracker, START_MS, 1)
-    assert not topic.tracker.track_message(_at(1, 0), START_MS)
-    assert topic.tracker.track_message(_at(1, 1), START_MS + 1)
+    assert not topic.tracker.track_unless_due(_at(1, 0), START_MS)
+    assert topic.tracker.track_unless_due(_at(1, 1), START_MS + 1)
     assert [position.entry_id for position in topic.drained().positions()] == [1]
 
 
@@ -107,8 +107,8 @@ def test_a_clock_that_went_back_makes_nothing_early_and_loses_nothing() -> None:
     assert len(handed) == 50
     assert not len(take_due(topic.tracker, START_MS - 1, 10))
     for time, position in zip(handed.deliver_at_ms.tolist(), handed.positions(), strict=True):
-        assert topic.tracker.track_message(position, time)
-    topic.tracker.load_bucket_list(topic.get_bucket_list())
+        assert topic.tracker.track_unless_due(position, time)
+    topic.tracker.load_list_and_pop_rewinds(topic.get_bucket_list())
     assert topic.tracker.messages == 50
     assert not len(take_due(topic.tracker, START_MS - 1, 10))
     assert topic.drained() == handed
@@ -121,7 +121,7 @@ def test_what_was_handed_out_does_not_come_again_with_a_merged_bucket() -> None:
     taken = topic.drained(START_MS + _HOUR_MS // 3)
     assert 0 < len(taken) < len(both)
     merged = topic.stored(103, both)
-    assert topic.tracker.load_bucket_list(topic.get_bucket_list(merged)) == []
+    assert topic.tracker.load_list_and_pop_rewinds(topic.get_bucket_list(merged)) == []
     assert topic.tracker.messages == len(both) - len(taken)
     assert DelayedRows.concatenate([taken, topic.drained()]) == both
 
@@ -132,7 +132,7 @@ def test_what_a_merge_left_out_is_read_in_the_log() -> None:
     topic, both = _Topic(one, two), DelayedRows.merge([one, two])
     left_out, kept = both.slice(0, 30), both.slice(30)
     merged = topic.stored(103, kept)
-    assert topic.tracker.load_bucket_list(topic.get_bucket_list(merged)) == [min(left_out.positions())]
+    assert topic.tracker.load_list_and_pop_rewinds(topic.get_bucket_list(merged)) == [min(left_out.positions())]
     assert topic.drained() == kept
 
 
@@ -141,10 +141,10 @@ def test_a_message_that_was_sealed_is_tracked_once_by_the_bucket() -> None:
     rows = made(100, [1])
     topic = _Topic()
     for time, position in zip(rows.deliver_at_ms.tolist(), rows.positions(), strict=True):
-        topic.tracker.track_message(position, time)
+        topic.tracker.track_unless_due(position, time)
     taken = take_due(topic.tracker, _END_MS, 10)
-    topic.tracker.load_bucket_list(IndexBucketList(version=1))
-    assert topic.tracker.load_bucket_list(topic.get_bucket_list(topic.stored(101, rows))) == []
+    topic.tracker.load_list_and_pop_rewinds(IndexBucketList(version=1))
+    assert topic.tracker.load_list_and_pop_rewinds(topic.get_bucket_list(topic.stored(101, rows))) == []
     assert topic.tracker.messages == 90
     assert DelayedRows.concatenate([taken, topic.drained()]) == rows
 
@@ -156,12 +156,12 @@ def test_a_snapshot_that_is_gone_or_damaged_is_told_of_and_its_messages_come_fro
     del topic.snapshots.files[_ONE]
     topic.snapshots.errors[_TWO] = CorruptData("damaged")
     fresh = Tracker(topic.snapshots)
-    assert fresh.load_bucket_list(topic.get_bucket_list()) == []
+    assert fresh.load_list_and_pop_rewinds(topic.get_bucket_list()) == []
     assert [bucket.bucket_id for bucket in fresh.lost_buckets] == [_ONE, _TWO]
     assert list(fresh.tracked_entries()) == [3]
     assert take_due(fresh, _END_MS, 1_000) == rows[2]
     topic.snapshots.errors.clear()
-    fresh.load_bucket_list(topic.get_bucket_list())
+    fresh.load_list_and_pop_rewinds(topic.get_bucket_list())
     assert [bucket.bucket_id for bucket in fresh.lost_buckets] == [_ONE]
     assert take_due(fresh, _END_MS, 1_000) == rows[1]
 
@@ -171,13 +171,13 @@ def test_taken_message_of_a_lost_bucket_is_not_tracked_again_when_the_bucket_can
     topic = _Topic()
     bucket = topic.stored(_ONE, made(20, [1]))
     topic.snapshots.errors[_ONE] = CorruptData("damaged")
-    topic.tracker.load_bucket_list(topic.get_bucket_list(bucket))
+    topic.tracker.load_list_and_pop_rewinds(topic.get_bucket_list(bucket))
     (position, *_) = made(20, [1]).positions()
-    assert topic.tracker.track_message(position, START_MS)
+    assert topic.tracker.track_unless_due(position, START_MS)
     assert take_due(topic.tracker, START_MS, 1).positions() == [position]
-    topic.tracker.load_bucket_list(topic.get_bucket_list(bucket))
+    topic.tracker.load_list_and_pop_rewinds(topic.get_bucket_list(bucket))
     topic.snapshots.errors.clear()
-    topic.tracker.load_bucket_list(topic.get_bucket_list(bucket))
+    topic.tracker.load_list_and_pop_rewinds(topic.get_bucket_list(bucket))
     assert (topic.tracker.messages, topic.tracker.contains(position)) == (19, False)
 
 
@@ -226,7 +226,7 @@ def test_a_store_that_does_not_answer_takes_nothing_and_changes_nothing() -> Non
     topic.snapshots.errors[LedgerId(103)] = StoreUnavailable("silent")
     third = topic.stored(103, made(100, [3], seed=3))
     with pytest.raises(StoreUnavailable):
-        topic.tracker.load_bucket_list(topic.get_bucket_list(*topic.buckets, third))
+        topic.tracker.load_list_and_pop_rewinds(topic.get_bucket_list(*topic.buckets, third))
     assert topic.tracker.bucket_list == topic.get_bucket_list()
     assert (topic.tracker.messages, topic.tracker.lost_buckets, topic.tracker.pop_rewinds()) == (200, (), [])
     topic.snapshots.damaged.clear()
@@ -257,9 +257,11 @@ def test_what_was_read_beside_the_tracker_is_taken_over_as_the_tracker_is_then()
     third = topic.stored(103, rows[2])
     listed = topic.get_bucket_list(*kept, third)
     opened = open_index_buckets(topic.tracker.find_unopened_buckets(listed), topic.snapshots)
-    assert topic.tracker.track_message(rows[2].position(0), int(rows[2].deliver_at_ms[0]))
+    assert topic.tracker.track_unless_due(rows[2].position(0), int(rows[2].deliver_at_ms[0]))
     topic.snapshots.files.pop(third.bucket_id)
-    assert topic.tracker.load_bucket_list(listed, opened) == [_at(1 if gone.bucket.bucket_id == _ONE else 2, 0)]
+    assert topic.tracker.load_list_and_pop_rewinds(listed, opened) == [
+        _at(1 if gone.bucket.bucket_id == _ONE else 2, 0)
+    ]
     topic.tracker.load_bucket_segment(gone, segment)
     topic.tracker.load_bucket_segment(gone, None)
     assert (topic.tracker.messages, topic.tracker.lost_buckets) == (200, ())
@@ -269,8 +271,8 @@ def test_a_cleared_list_leaves_everything_to_the_log() -> None:
     """Readers go back to the first message that was tracked for the sake of a bucket."""
     rows = made(100, [1])
     topic = _Topic(rows)
-    topic.tracker.track_message(_at(5, 5), _END_MS)
-    assert topic.tracker.load_bucket_list(IndexBucketList(version=2)) == [min(rows.positions())]
+    topic.tracker.track_unless_due(_at(5, 5), _END_MS)
+    assert topic.tracker.load_list_and_pop_rewinds(IndexBucketList(version=2)) == [min(rows.positions())]
     assert topic.tracker.contains(_at(5, 5))
     assert topic.tracker.messages == 1
 
@@ -281,13 +283,13 @@ def test_memory_follows_what_lives_and_grows_in_runs() -> None:
     before = topic.tracker.memory_bytes
     rows = made(30_000, [1, 2, 3])
     for time, position in zip(rows.deliver_at_ms.tolist(), rows.positions(), strict=True):
-        topic.tracker.track_message(position, time)
+        topic.tracker.track_unless_due(position, time)
     full = topic.tracker.memory_bytes
     assert full - before <= 12 * len(rows)
     while len(take_due(topic.tracker, _END_MS, 999)):
         pass
     assert topic.tracker.messages == 0
-    topic.tracker.load_bucket_list(IndexBucketList(version=2, sealed_to=_at(3, 99_999)))
+    topic.tracker.load_list_and_pop_rewinds(IndexBucketList(version=2, sealed_to=_at(3, 99_999)))
     assert topic.tracker.memory_bytes <= before + 1_000
 
 
@@ -308,5 +310,5 @@ def test_readers_coming_and_going_do_not_change_what_is_durable() -> None:
     topic = _Topic(rows)
     assert topic.drained() == rows
     again = Tracker(topic.snapshots)
-    again.load_bucket_list(topic.get_bucket_list())
+    again.load_list_and_pop_rewinds(topic.get_bucket_list())
     assert take_due(again, _END_MS, 1_000) == rows

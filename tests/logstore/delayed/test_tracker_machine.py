@@ -69,7 +69,7 @@ class Delivery(RuleBasedStateMachine):
         self.taken: set[Position] = set()
         self.segment: tuple[IndexBucketSource, DelayedRows | None] | None = None  # was read, and not taken over yet
         self.looked: tuple[IndexBucketList, dict[LedgerId, IndexBucketSource | None]] | None = None
-        self.rewind(self.tracker.load_bucket_list(self.listed))
+        self.rewind(self.tracker.load_list_and_pop_rewinds(self.listed))
 
     @rule()
     def read_segment(self) -> None:
@@ -91,7 +91,7 @@ class Delivery(RuleBasedStateMachine):
     def take_over(self) -> None:
         """What was read, in the order in which it may come."""
         if self.looked:
-            self.rewind(self.tracker.load_bucket_list(*self.looked))
+            self.rewind(self.tracker.load_list_and_pop_rewinds(*self.looked))
         if self.segment:
             self.tracker.load_bucket_segment(*self.segment)
             self.rewind(self.tracker.pop_rewinds())
@@ -161,9 +161,9 @@ class Delivery(RuleBasedStateMachine):
             if deliver_at_ms is None or deliver_at_ms <= self.now_ms:
                 one.has.add(position)
                 continue
-            assert self.tracker.track_message(position, deliver_at_ms)
+            assert self.tracker.track_unless_due(position, deliver_at_ms)
             size = self.tracker.messages
-            assert self.tracker.track_message(position, deliver_at_ms)
+            assert self.tracker.track_unless_due(position, deliver_at_ms)
             assert self.tracker.messages == size
 
     @precondition(lambda self: len(self.subscriptions) == 1 and len(self.log) > 8)
@@ -200,7 +200,7 @@ class Delivery(RuleBasedStateMachine):
         self.take_over()
         before, listed = self.tracked(), self.tracker.bucket_list
         try:
-            self.rewind(self.tracker.load_bucket_list(self.listed))
+            self.rewind(self.tracker.load_list_and_pop_rewinds(self.listed))
         except StoreUnavailable:
             assert self.snapshots.errors
             assert (self.tracked(), self.tracker.bucket_list) == (before, listed)

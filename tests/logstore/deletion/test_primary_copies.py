@@ -9,7 +9,7 @@ import pytest
 from logstore.deletion.intents import CopyVerdict, DeletionIntent, StoredCopy
 from logstore.deletion.services.primary_copies import PrimaryCopyStorage
 from logstore.errors import CorruptData, StoreUnavailable
-from logstore.failpoints import SimulatedCrash, arm, disarm
+from logstore.failpoints import SimulatedCrash, arm, disarm_all_and_take_hits
 from logstore.log.ledger_object_keys import ledger_prefix, meta_key, segment_key
 from logstore.log.ledgers import Component, LedgerOwner
 from logstore.ports.object_storage import CopyRemovalResult, ObjectInfo
@@ -383,7 +383,7 @@ def test_primary_copy_deletion_that_died_is_found_and_finished(point: str) -> No
     arm(f"storage.{point}", "crash")
     with pytest.raises(SimulatedCrash):
         _remove(objects, _inspect(objects))
-    disarm()
+    disarm_all_and_take_hits()
     copy = _inspect(objects)
     assert copy.verdict is CopyVerdict.OWN
     assert _remove(objects, copy)[0].error is None

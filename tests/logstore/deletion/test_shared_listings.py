@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from infra.objects.bucket_listing import lower_start_after
+from infra.objects.bucket_listing import lower_start_after_for_path_order
 from logstore.deletion.services import shared_store_requests
 from logstore.deletion.services.primary_copies import PrimaryCopyStorage
 from logstore.deletion.services.shared_store_requests import SharedListings
@@ -30,7 +30,7 @@ def _store(ids: Sequence[int], *, segments: int = 2) -> FakeObjectStore:
 
 def _shown(objects: FakeObjectStore, ids: Sequence[int], *, segments: int = 2) -> dict[int, list[str]]:
     listings = SharedListings(objects, [intent(LedgerId(number), segments=segments) for number in ids])
-    shown = {number: listings.pop_listing(LedgerId(number)) for number in ids}
+    shown = {number: listings.list_with_neighbours(LedgerId(number)) for number in ids}
     return {number: object_keys(found) for number, found in shown.items() if found is not None}
 
 
@@ -112,8 +112,8 @@ def test_walk_that_fails_leaves_the_other_ledgers_to_listings_of_their_own() -> 
     listings = SharedListings(objects, [intent(LedgerId(number * SHARDS), segments=2) for number in range(3)])
     objects.plan(_failing(StoreUnavailable("planned")))
     with pytest.raises(StoreUnavailable, match="planned"):
-        listings.pop_listing(LedgerId(SHARDS))
-    assert [listings.pop_listing(LedgerId(number * SHARDS)) for number in range(3)] == [None] * 3
+        listings.list_with_neighbours(LedgerId(SHARDS))
+    assert [listings.list_with_neighbours(LedgerId(number * SHARDS)) for number in range(3)] == [None] * 3
 
 
 def test_disorder_in_a_shard_leaves_its_ledgers_to_listings_of_their_own() -> None:
@@ -126,8 +126,8 @@ def test_disorder_in_a_shard_leaves_its_ledgers_to_listings_of_their_own() -> No
 def test_second_intent_of_a_ledger_is_left_to_a_listing_of_its_own() -> None:
     """What was shown once is let go, so that a chunk holds the keys of one walk at a time."""
     listings = SharedListings(_store([0, SHARDS]), [intent(LedgerId(0)), intent(LedgerId(SHARDS))])
-    assert listings.pop_listing(LedgerId(0)) is not None
-    assert listings.pop_listing(LedgerId(0)) is None
+    assert listings.list_with_neighbours(LedgerId(0)) is not None
+    assert listings.list_with_neighbours(LedgerId(0)) is None
 
 
 @pytest.mark.parametrize(("places", "page"), [([0, 1, 2], 12), ([0, 2, 4], 18), (list(range(400)), 1_000)])
@@ -141,7 +141,7 @@ def test_walk_asks_for_as_many_keys_as_it_expects(places: list[int], page: int) 
             return super().list(prefix, start_after=start_after, first_page=first_page)
 
     listings = SharedListings(Store(), [intent(LedgerId(at * SHARDS), segments=2) for at in places])
-    assert listings.pop_listing(LedgerId(0)) == []
+    assert listings.list_with_neighbours(LedgerId(0)) == []
     assert asked == [page]
 
 
@@ -156,13 +156,13 @@ def test_walk_begins_right_before_its_first_ledger(number: int) -> None:
             return super().list(prefix, start_after=start_after, first_page=first_page)
 
     listings = SharedListings(Store(), [intent(LedgerId(number)), intent(LedgerId(number + SHARDS))])
-    assert listings.pop_listing(LedgerId(number)) == []
+    assert listings.list_with_neighbours(LedgerId(number)) == []
     shard, before = shard_prefix(number % SHARDS), number - SHARDS
     if before < 0:
         assert asked == [""]
         return
     last = segment_key(LedgerId(before), 99_999_999)
-    assert last < lower_start_after(asked[0], shard) <= asked[0] < ledger_prefix(LedgerId(number))
+    assert last < lower_start_after_for_path_order(asked[0], shard) <= asked[0] < ledger_prefix(LedgerId(number))
 
 
 def test_inspections_by_a_shared_listing_say_what_lone_ones_say() -> None:

@@ -9,7 +9,7 @@ from logstore.identity.bucket_markers import (
     MarkerState,
     NamedBucket,
     compare_marker,
-    describe_owner,
+    describe_named_catalog,
     marker_content,
     mismatch_error,
 )
@@ -66,8 +66,8 @@ def test_judge_compares_the_marker_with_what_was_recorded(
     found: str | None, named: NamedBucket, marked: frozenset[tuple[BucketRole, str]], standing: MarkerState
 ) -> None:
     """The whole rule; only a bucket that carries our id, or of whose role none was ever marked, may be used."""
-    assert compare_marker(found, catalog_id=OURS, bucket=named, marked=marked) is standing
-    refused = mismatch_error(standing, found, catalog_id=OURS, bucket=named, marked=marked)
+    assert compare_marker(found, catalog_id=OURS, bucket=named, marked_buckets=marked) is standing
+    refused = mismatch_error(standing, found, catalog_id=OURS, bucket=named, marked_buckets=marked)
     assert isinstance(refused, CatalogMismatch) is (standing not in {MarkerState.OURS, MarkerState.UNMARKED})
 
 
@@ -89,16 +89,18 @@ def test_refusal_names_bucket_endpoint_expected_and_found(
     standing: MarkerState, found: str | None, marked: frozenset[tuple[BucketRole, str]], words: list[str]
 ) -> None:
     """An operator can tell which setting is wrong."""
-    told = str(mismatch_error(standing, found, catalog_id=OURS, bucket=PRIMARY, marked=marked))
+    told = str(mismatch_error(standing, found, catalog_id=OURS, bucket=PRIMARY, marked_buckets=marked))
     assert [word for word in words if word not in told] == []
 
 
 def test_refusal_of_a_tiered_bucket_says_that_two_need_two_names() -> None:
     """Markers are kept by name: a second bucket of one name, at another endpoint, looks like one that lost its own."""
     marked = frozenset({(BucketRole.TIERED, "cold")})
-    told = str(mismatch_error(MarkerState.LOST, None, catalog_id=OURS, bucket=TIERED, marked=marked))
+    told = str(mismatch_error(MarkerState.LOST, None, catalog_id=OURS, bucket=TIERED, marked_buckets=marked))
     assert "two tiered buckets need two names, also where they are at two endpoints" in told
-    assert "two names" not in str(mismatch_error(MarkerState.LOST, None, catalog_id=OURS, bucket=PRIMARY, marked=_LOGS))
+    assert "two names" not in str(
+        mismatch_error(MarkerState.LOST, None, catalog_id=OURS, bucket=PRIMARY, marked_buckets=_LOGS)
+    )
 
 
 @pytest.mark.parametrize(
@@ -114,7 +116,7 @@ def test_refusal_of_a_tiered_bucket_says_that_two_need_two_names() -> None:
 )
 def test_marker_is_read_back_and_a_damaged_one_is_nobodys(content: bytes, found: str) -> None:
     """What cannot be read is never this catalog's, and never absent."""
-    assert describe_owner(content) == found
+    assert describe_named_catalog(content) == found
 
 
 def test_marker_key_is_no_ledgers() -> None:

@@ -50,7 +50,7 @@ def bucket() -> FakeObjectStore:
 
 def own(catalog: FakeCatalog, bucket: FakeObjectStore, named: NamedBucket = LOGS) -> MarkerCheckedBucket:
     """The bucket as a process of its own uses it."""
-    return MarkerChecker(catalog.identities).own(named, lambda: bucket)
+    return MarkerChecker(catalog.identities).get_checked_bucket(named, lambda: bucket)
 
 
 def ledger(catalog: FakeCatalog, *stores: FakeObjectStore, created_us: int | None = None) -> LedgerId:
@@ -107,12 +107,14 @@ def cut_answers(bucket: FakeObjectStore, times: int, *, body: bytes | None = b'{
     bucket.get = get  # type: ignore[method-assign]
 
 
-@pytest.mark.parametrize("use", [lambda store: store.require_ownership(), lambda store: store.confirm_ownership()])
+@pytest.mark.parametrize(
+    "use", [lambda store: store.require_ownership_once(), lambda store: store.require_ownership_now()]
+)
 def test_marker_whose_answer_was_cut_off_is_read_again(
     use: Callable[[MarkerCheckedBucket], object], catalog: FakeCatalog, bucket: FakeObjectStore
 ) -> None:
     """One answer that a gateway chopped said that the bucket is another catalog's, and ended jobs for good."""
-    own(catalog, bucket).require_ownership()
+    own(catalog, bucket).require_ownership_once()
     cut_answers(bucket, 2)
     use(own(catalog, bucket))
 
@@ -122,11 +124,11 @@ def test_marker_that_head_shows_otherwise_is_asked_for_later(
     body: bytes | None, catalog: FakeCatalog, bucket: FakeObjectStore
 ) -> None:
     """Its length says that the answers are not the object: that may pass, and refuses no bucket."""
-    own(catalog, bucket).require_ownership()
+    own(catalog, bucket).require_ownership_once()
     cut_answers(bucket, 1_000, body=body)
     for use in (
-        own(catalog, bucket).require_ownership,
-        own(catalog, bucket).confirm_ownership,
+        own(catalog, bucket).require_ownership_once,
+        own(catalog, bucket).require_ownership_now,
         lambda: LostCatalogIdentity.read_from_bucket(LOGS, bucket),
     ):
         with pytest.raises(StoreUnavailable, match="expected answers that agree"):
@@ -137,7 +139,7 @@ def test_marker_that_is_damaged_in_storage_is_nobodys(catalog: FakeCatalog, buck
     """All answers agree on it: a person must look, and a rebuild takes its first bytes for no catalog's id."""
     bucket.put_if_absent(MARKER_KEY, b'{"cata', metadata={})
     with pytest.raises(CatalogMismatch, match="unreadable"):
-        own(catalog, bucket).require_ownership()
+        own(catalog, bucket).require_ownership_once()
     with pytest.raises(CatalogMismatch, match="unreadable"):
         LostCatalogIdentity.read_from_bucket(LOGS, bucket)
 
@@ -146,9 +148,9 @@ def test_marker_that_was_answered_and_not_stored_is_not_recorded(catalog: FakeCa
     """Recorded, it would make the bucket a lost one for good; the next use puts it."""
     bucket.plan(Fault(operation=Operation.PUT, kind=FaultKind.LOST))
     with pytest.raises(UploadUnproven, match="not there"):
-        own(catalog, bucket).require_ownership()
+        own(catalog, bucket).require_ownership_once()
     assert catalog.identities.list_marked_buckets() == frozenset()
-    own(catalog, bucket).require_ownership()
+    own(catalog, bucket).require_ownership_once()
     assert marker(bucket) == marker_content(catalog.catalog_id)
 
 
@@ -156,7 +158,7 @@ def test_marker_that_was_answered_and_not_stored_is_not_recorded(catalog: FakeCa
     "use",
     [
         lambda store: store.put_if_absent("k", b"", metadata={}),
-        lambda store: store.put_file_if_absent("k", None, metadata={}, proceed=lambda: None),
+        lambda store: store.put_file_if_absent("k", None, metadata={}, require_may_proceed=lambda: None),
         lambda store: store.list_open_uploads("k"),
         lambda store: store.abort_uploads("k"),
         lambda store: store.get("k"),
@@ -165,8 +167,8 @@ def test_marker_that_was_answered_and_not_stored_is_not_recorded(catalog: FakeCa
         lambda store: list(store.list("k")),
         lambda store: list(store.list_folder("k")),
         lambda store: store.delete(["k"]),
-        lambda store: store.require_ownership(),
-        lambda store: store.confirm_ownership(),
+        lambda store: store.require_ownership_once(),
+        lambda store: store.require_ownership_now(),
     ],
 )
 def test_bucket_of_another_catalog_is_refused_at_every_use(
@@ -197,7 +199,7 @@ class _Catalog:
 
     def own(self, catalog: FakeCatalog, bucket: FakeObjectStore) -> MarkerCheckedBucket:
         stores = MarkerChecker(catalog.identities)
-        return stores.own(LOGS, lambda: bucket, self.still_current, now_s=lambda: self.now_s)
+        return stores.get_checked_bucket(LOGS, lambda: bucket, self.still_current, now_s=lambda: self.now_s)
 
 
 @pytest.mark.parametrize("remove", [lambda store: store.delete(["k"]), lambda store: store.abort_uploads("k")])
@@ -251,7 +253,7 @@ def test_record_log_that_does_not_answer_stops_no_append(catalog: FakeCatalog, b
     """It is asked again half a minute later."""
     asked = _Catalog()
     store = asked.own(catalog, bucket)
-    store.require_ownership()
+    store.require_ownership_once()
     asked.refuses = StoreUnavailable("no answer")
     asked.now_s += 30
     for _ in range(3):
@@ -268,7 +270,7 @@ def test_process_whose_questions_get_no_answer_writes_no_longer_than_a_rebuild_w
     """It counts from the question that was answered, and reads go on. Each upload asks until there is an answer."""
     asked = _Catalog()
     store = asked.own(catalog, bucket)
-    store.require_ownership()
+    store.require_ownership_once()
     asked.refuses = StoreUnavailable("no answer")
     asked.now_s += MAX_UNANSWERED_S - 1
     store.put_if_absent("in time", b"", metadata={})
@@ -279,7 +281,7 @@ def test_process_whose_questions_get_no_answer_writes_no_longer_than_a_rebuild_w
         with pytest.raises(StoreUnavailable, match="no answer"):
             store.put_if_absent("late", b"", metadata={})
         with pytest.raises(StoreUnavailable, match="no answer"):
-            store.put_file_if_absent("late", BytesIO(b""), metadata={}, proceed=lambda: None)
+            store.put_file_if_absent("late", BytesIO(b""), metadata={}, require_may_proceed=lambda: None)
     assert asked.asked == questions + 4
     assert "late" not in bucket.keys
     asked.refuses = None
@@ -304,8 +306,8 @@ def test_parallel_uploads_after_an_idle_minute_share_one_question(
             assert_eventually(lambda: len(clock_reads) == uploads and min(clock_reads.values()) > 1, within_s=60)
         asked.still_current()
 
-    store = MarkerChecker(catalog.identities).own(LOGS, lambda: bucket, ask_behind_all, now_s=read_clock)
-    store.require_ownership()
+    store = MarkerChecker(catalog.identities).get_checked_bucket(LOGS, lambda: bucket, ask_behind_all, now_s=read_clock)
+    store.require_ownership_once()
     clock_reads.clear()
     asked.now_s += MAX_UNANSWERED_S + 1
     asked.refuses = refuses
@@ -330,10 +332,10 @@ def _upload_error(store: MarkerCheckedBucket, key: str) -> Exception | None:
 def test_answer_that_came_late_counts_from_its_question(catalog: FakeCatalog, bucket: FakeObjectStore) -> None:
     """A rebuild may have put its manifest right behind the question."""
     asked = _Catalog()
-    slow = MarkerChecker(catalog.identities).own(
+    slow = MarkerChecker(catalog.identities).get_checked_bucket(
         LOGS, lambda: bucket, lambda: _pass_and_ask(asked, 29), now_s=lambda: asked.now_s
     )
-    slow.require_ownership()
+    slow.require_ownership_once()
     asked.refuses = CatalogOutdated("another")
     asked.now_s += 1
     with pytest.raises(CatalogOutdated):
@@ -347,15 +349,15 @@ def _pass_and_ask(asked: _Catalog, seconds: float) -> None:
 
 def test_another_empty_bucket_is_refused_by_name(catalog: FakeCatalog, bucket: FakeObjectStore) -> None:
     """A worker with a wrong setting, or at a wrong endpoint, never takes a new bucket for its own."""
-    own(catalog, bucket).require_ownership()
+    own(catalog, bucket).require_ownership_once()
     with pytest.raises(
         CatalogMismatch, match=r"bucket other at .*found no marker; this catalog's primary bucket is logs"
     ):
         own(
             catalog, FakeObjectStore(), NamedBucket(role=BucketRole.PRIMARY, bucket="other", address="http://store")
-        ).require_ownership()
+        ).require_ownership_once()
     with pytest.raises(CatalogMismatch, match=r"bucket logs at http://store.*another store answers at this address"):
-        own(catalog, FakeObjectStore()).require_ownership()
+        own(catalog, FakeObjectStore()).require_ownership_once()
     assert catalog.identities.list_marked_buckets() == {(BucketRole.PRIMARY, "logs")}
 
 
@@ -363,10 +365,12 @@ def test_bucket_that_moved_with_its_marker_is_accepted_and_recorded(
     catalog: FakeCatalog, bucket: FakeObjectStore
 ) -> None:
     """A copy of the whole bucket is this catalog's wherever it stands."""
-    own(catalog, bucket).require_ownership()
+    own(catalog, bucket).require_ownership_once()
     moved = FakeObjectStore()
     moved.put_if_absent(MARKER_KEY, marker_content(catalog.catalog_id), metadata={})
-    own(catalog, moved, NamedBucket(role=BucketRole.PRIMARY, bucket="new", address="http://new")).require_ownership()
+    own(
+        catalog, moved, NamedBucket(role=BucketRole.PRIMARY, bucket="new", address="http://new")
+    ).require_ownership_once()
     assert catalog.identities.list_marked_buckets() == {(BucketRole.PRIMARY, "logs"), (BucketRole.PRIMARY, "new")}
 
 
@@ -375,8 +379,8 @@ def test_bucket_of_another_role_is_refused_although_its_marker_is_ours(
 ) -> None:
     """Settings that name two buckets the wrong way round would have every ledger taken for gone."""
     cold = FakeObjectStore()
-    own(catalog, bucket).require_ownership()
-    own(catalog, cold, COLD).require_ownership()
+    own(catalog, bucket).require_ownership_once()
+    own(catalog, cold, COLD).require_ownership_once()
     wrong = own(catalog, cold, NamedBucket(role=BucketRole.PRIMARY, bucket="cold", address="http://store"))
     with pytest.raises(CatalogMismatch, match=r"found the marker of its tiered bucket; .*primary bucket is logs"):
         list(wrong.list("ledgers/"))
@@ -392,14 +396,14 @@ def test_bucket_that_a_process_of_ours_marks_and_fills_meanwhile_is_ours(
 
     def another() -> None:
         if first is None:
-            own(catalog, bucket).require_ownership()
+            own(catalog, bucket).require_ownership_once()
             ledger(catalog, bucket)
         else:
             bucket.put_if_absent(MARKER_KEY, marker_content(catalog.catalog_id), metadata={})
 
     operation = Operation.HEAD if known else Operation.LIST
     bucket.plan(Fault(operation=operation, kind=FaultKind.CALL, action=another))
-    own(catalog, bucket).require_ownership()
+    own(catalog, bucket).require_ownership_once()
     assert catalog.identities.list_marked_buckets() == {(BucketRole.PRIMARY, "logs")}
 
 
@@ -409,7 +413,7 @@ def test_upgrade_adopts_a_bucket_that_holds_what_the_catalog_wrote(
     """One statement that is there is enough: a ledger that lost its objects keeps nobody out."""
     ledger(catalog, bucket)
     ledger(catalog)
-    own(catalog, bucket).require_ownership()
+    own(catalog, bucket).require_ownership_once()
     assert marker(bucket) == marker_content(catalog.catalog_id)
 
 
@@ -422,8 +426,8 @@ def test_upgrade_with_everything_on_its_way_out_adopts_by_what_is_left(
     ((row_id, row),) = catalog.intent_rows.items()
     catalog.intent_rows[row_id] = replace(row, segments=2)
     with pytest.raises(CatalogMismatch, match="expected one of 1 ledgers that this catalog has there, found none"):
-        own(catalog, FakeObjectStore()).require_ownership()
-    own(catalog, bucket).require_ownership()
+        own(catalog, FakeObjectStore()).require_ownership_once()
+    own(catalog, bucket).require_ownership_once()
     assert catalog.identities.list_marked_buckets() == {(BucketRole.PRIMARY, "logs")}
 
 
@@ -435,10 +439,10 @@ def test_upgrade_with_nothing_but_dead_letters_adopts_by_what_is_left(
     catalog.detach(TopicId(1), [dead])
     ((row_id, row),) = catalog.intent_rows.items()
     catalog.intent_rows[row_id] = replace(row, segments=2, state=DeletionState.DEAD_LETTERED)
-    own(catalog, bucket).require_ownership()
+    own(catalog, bucket).require_ownership_once()
     assert marker(bucket) == marker_content(catalog.catalog_id)
     catalog.markers.clear()
-    own(catalog, FakeObjectStore()).require_ownership()
+    own(catalog, FakeObjectStore()).require_ownership_once()
 
 
 @pytest.mark.parametrize("context", [{}, {"uuid": UUID, "bucket": "cold", "until_us": "1"}])
@@ -454,15 +458,15 @@ def test_copies_that_may_never_have_been_stored_keep_no_bucket_out(
     strange = FakeObjectStore()
     strange.put_if_absent("x-ledger-9" if context else "ledgers/00/x", b"", metadata={})
     with pytest.raises(CatalogMismatch, match="expected nothing yet"):
-        own(catalog, strange, named).require_ownership()
-    own(catalog, bucket, named).require_ownership()
+        own(catalog, strange, named).require_ownership_once()
+    own(catalog, bucket, named).require_ownership_once()
 
 
 def test_upgrade_refuses_a_bucket_that_lacks_all_live_ledgers(catalog: FakeCatalog, bucket: FakeObjectStore) -> None:
     """An empty bucket is the worst one to be taken for ours: everything would seem to be gone."""
     ledger(catalog)
     with pytest.raises(CatalogMismatch, match="expected one of 1 ledgers that this catalog has there, found none"):
-        own(catalog, bucket).require_ownership()
+        own(catalog, bucket).require_ownership_once()
     assert (marker(bucket), catalog.identities.list_marked_buckets()) == (None, frozenset())
 
 
@@ -473,7 +477,7 @@ def test_upgrade_refuses_a_bucket_whose_statement_contradicts_a_live_ledger(
     ledger(catalog, bucket)
     ledger(catalog, bucket, created_us=1)
     with pytest.raises(CatalogMismatch, match=r"expected what this catalog wrote, found that .* of another ledger"):
-        own(catalog, bucket).require_ownership()
+        own(catalog, bucket).require_ownership_once()
     assert marker(bucket) is None
 
 
@@ -481,7 +485,7 @@ def test_new_catalog_refuses_a_bucket_with_ledgers_of_others(catalog: FakeCatalo
     """A database that was lost and made anew does not take the old one's store."""
     bucket.put_if_absent("ledgers/00/0000000000000000/00000000.parquet", b"", metadata={})
     with pytest.raises(CatalogMismatch, match=r"expected nothing yet.*found 'ledgers/00/"):
-        own(catalog, bucket).require_ownership()
+        own(catalog, bucket).require_ownership_once()
     assert marker(bucket) is None
 
 
@@ -493,7 +497,7 @@ def test_new_catalog_refuses_a_bucket_whose_first_listing_hides_ledgers_of_other
     bucket.put_if_absent(strange, b"", metadata={})
     bucket.unlisted = {"ledgers/": 1}
     with pytest.raises(CatalogMismatch, match=rf"expected nothing yet.*found '{strange}'"):
-        own(catalog, bucket).require_ownership()
+        own(catalog, bucket).require_ownership_once()
     assert marker(bucket) is None
 
 
@@ -509,7 +513,7 @@ def test_new_catalog_refuses_a_bucket_that_holds_what_a_catalog_puts_first_thoug
     bucket.put_if_absent(first, b"", metadata={})
     bucket.unlisted = {named.role.prefix: 1_000}
     with pytest.raises(CatalogMismatch, match=rf"expected nothing yet.*found '{first}'"):
-        own(catalog, bucket, named).require_ownership()
+        own(catalog, bucket, named).require_ownership_once()
     assert marker(bucket) is None
 
 
@@ -519,7 +523,7 @@ def test_new_catalog_refuses_a_record_log_of_an_earlier_build_whose_first_manife
     """It has no mark, and its manifests are listed."""
     bucket.put_if_absent(manifest_key(250), b"", metadata={})
     with pytest.raises(CatalogMismatch, match=rf"expected nothing yet.*found '{manifest_key(250)}'"):
-        own(catalog, bucket, RECORDS).require_ownership()
+        own(catalog, bucket, RECORDS).require_ownership_once()
 
 
 def test_tiered_bucket_is_adopted_by_the_copies_whose_context_names_it(
@@ -528,21 +532,23 @@ def test_tiered_bucket_is_adopted_by_the_copies_whose_context_names_it(
     """Copies of another bucket are no evidence; a bucket with pairs of others is refused."""
     one = ledger(catalog)
     offload(catalog, one, bucket)
-    own(catalog, bucket, COLD).require_ownership()
+    own(catalog, bucket, COLD).require_ownership_once()
     new = NamedBucket(role=BucketRole.TIERED, bucket="newer", address="http://store")
-    own(catalog, FakeObjectStore(), new).require_ownership()
+    own(catalog, FakeObjectStore(), new).require_ownership_once()
     assert catalog.identities.list_marked_buckets() == {(BucketRole.TIERED, "cold"), (BucketRole.TIERED, "newer")}
     strange = FakeObjectStore()
     strange.put_if_absent(index_key(UUID, LedgerId(9)), b"", metadata={})
     with pytest.raises(CatalogMismatch, match="expected nothing yet"):
-        own(catalog, strange, NamedBucket(role=BucketRole.TIERED, bucket="strange", address="")).require_ownership()
+        own(
+            catalog, strange, NamedBucket(role=BucketRole.TIERED, bucket="strange", address="")
+        ).require_ownership_once()
 
 
 def test_tiered_bucket_that_lacks_its_live_copies_is_refused(catalog: FakeCatalog, bucket: FakeObjectStore) -> None:
     """As the primary one."""
     offload(catalog, ledger(catalog), None)
     with pytest.raises(CatalogMismatch, match="tiered bucket cold"):
-        own(catalog, bucket, COLD).require_ownership()
+        own(catalog, bucket, COLD).require_ownership_once()
 
 
 def test_process_that_dies_between_marker_and_row_leaves_a_bucket_that_names_its_catalog(
@@ -552,8 +558,8 @@ def test_process_that_dies_between_marker_and_row_leaves_a_bucket_that_names_its
     for point in ("identity.put_marker.after", "identity.record_marker.before"):
         failpoints.arm(point, "crash")
         with pytest.raises(SimulatedCrash):
-            own(catalog, bucket).require_ownership()
-        failpoints.disarm()
+            own(catalog, bucket).require_ownership_once()
+        failpoints.disarm_all_and_take_hits()
         assert (marker(bucket), catalog.identities.list_marked_buckets()) == (
             marker_content(catalog.catalog_id),
             frozenset(),
@@ -561,8 +567,8 @@ def test_process_that_dies_between_marker_and_row_leaves_a_bucket_that_names_its
     other = FakeCatalog()
     other.catalog_id = THEIRS
     with pytest.raises(CatalogMismatch):
-        own(other, bucket).require_ownership()
-    own(catalog, bucket).require_ownership()
+        own(other, bucket).require_ownership_once()
+    own(catalog, bucket).require_ownership_once()
     assert catalog.identities.list_marked_buckets() == {(BucketRole.PRIMARY, "logs")}
 
 
@@ -586,12 +592,12 @@ def test_two_catalogs_that_adopt_at_once_end_with_one(catalog: FakeCatalog, buck
     other.catalog_id = THEIRS
 
     def first() -> None:
-        own(other, bucket).require_ownership()
+        own(other, bucket).require_ownership_once()
 
     race = Fault(operation=Operation.PUT, kind=FaultKind.CALL, matches=lambda key: key == MARKER_KEY, action=first)
     bucket.plan(race)
     with pytest.raises(CatalogMismatch, match=THEIRS):
-        own(catalog, bucket).require_ownership()
+        own(catalog, bucket).require_ownership_once()
     assert not catalog.identities.list_marked_buckets()
     assert other.identities.list_marked_buckets() == {(BucketRole.PRIMARY, "logs")}
 
@@ -609,22 +615,22 @@ def test_processes_of_one_catalog_that_adopt_at_once_all_may_go_on(
 def test_confirm_reads_the_marker_again(catalog: FakeCatalog, bucket: FakeObjectStore) -> None:
     """What was seen at the start says nothing of a store that answers at the address now."""
     store = own(catalog, bucket)
-    store.require_ownership()
-    store.confirm_ownership()
+    store.require_ownership_once()
+    store.require_ownership_now()
     bucket.delete([MARKER_KEY])
     with pytest.raises(CatalogMismatch, match="found no marker; another store answers"):
-        store.confirm_ownership()
+        store.require_ownership_now()
     bucket.put_if_absent(MARKER_KEY, marker_content(THEIRS), metadata={})
     with pytest.raises(CatalogMismatch, match=THEIRS):
-        store.confirm_ownership()
+        store.require_ownership_now()
 
 
 def test_look_tells_and_changes_nothing(catalog: FakeCatalog, bucket: FakeObjectStore) -> None:
     """For `status` and `doctor`."""
     stores = MarkerChecker(catalog.identities)
-    assert stores.compare_bucket(LOGS, bucket) is MarkerState.UNMARKED
+    assert stores.require_ours_or_unmarked(LOGS, bucket) is MarkerState.UNMARKED
     assert (marker(bucket), catalog.identities.list_marked_buckets()) == (None, frozenset())
     stores.require_or_mark(LOGS, bucket)
-    assert stores.compare_bucket(LOGS, bucket) is MarkerState.OURS
+    assert stores.require_ours_or_unmarked(LOGS, bucket) is MarkerState.OURS
     with pytest.raises(CatalogMismatch):
-        stores.compare_bucket(LOGS, FakeObjectStore())
+        stores.require_ours_or_unmarked(LOGS, FakeObjectStore())

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from logstore.failpoints import disarm
+from logstore.failpoints import disarm_all_and_take_hits
 from tests.logstore.log.world import World
 
 
@@ -13,4 +13,4 @@ def world() -> Iterator[World]:
     """One topic without ledgers."""
     with World() as made:
         yield made
-    disarm()
+    disarm_all_and_take_hits()

@@ -52,7 +52,7 @@ def test_parked_reader_is_woken_by_an_append_of_another_process(pool: ThreadPool
         watch = mine.watch(world.topic)
         for text in (b"1", b"2"):
             waiting = pool.submit(watch.wait, 60.0)
-            _parked(mine._arrivals, 1)
+            _parked(mine._log_end_poller, 1)
             assert not waiting.done()
             other.append(world.topic, plain(text))
             assert waiting.result(60)
@@ -144,9 +144,9 @@ def test_reader_behind_an_open_transaction_is_parked_until_it_ends(tmp_path: Pat
     log = history.world.log
     history.take([("begin", 0, 0), ("produce", 0, 1)])
     consumer: Future[list[list[bytes]]] = pool.submit(_read_all(history, log.managed.watch(history.world.topic), 2))
-    _parked(log.managed._arrivals, 1)
+    _parked(log.managed._log_end_poller, 1)
     history.take([("decide", 0, 0), ("settle", 0, 1)])
-    _parked(log.managed._arrivals, 1)
+    _parked(log.managed._log_end_poller, 1)
     history.take([("begin", 0, 0), ("produce", 0, 1)])
     assert not consumer.done()
     history.take([("decide", 0, 1), ("settle", 0, 1)])

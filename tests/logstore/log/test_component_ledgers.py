@@ -11,7 +11,7 @@ import pytest
 
 from logstore.deletion.intents import DeletionState, Outcome
 from logstore.errors import CatalogBusy, CorruptData, OutcomeUnknown, StoreUnavailable, UploadTimedOut, UploadUnproven
-from logstore.failpoints import SimulatedCrash, arm, disarm
+from logstore.failpoints import SimulatedCrash, arm, disarm_all_and_take_hits
 from logstore.log.ledger_object_keys import meta_key, segment_key
 from logstore.log.ledgers import Component, LedgerStatement
 from logstore.log.segment_format import digest_footer
@@ -27,7 +27,7 @@ def world() -> Iterator[World]:
     """An empty topic."""
     with World() as found:
         yield found
-    disarm()
+    disarm_all_and_take_hits()
 
 
 def _draft(world: World, content: bytes = b"content") -> OneEntryLedgerDraft:
@@ -55,7 +55,7 @@ def _publish(world: World, born: CreatedLedger) -> LedgerId:
 
 
 def _write(world: World, content: bytes = b"content") -> LedgerId:
-    return world.contents().write(_draft(world, content), lambda born: _publish(world, born))
+    return world.contents().write_and_publish(_draft(world, content), lambda born: _publish(world, born))
 
 
 def test_component_ledger_is_stored_as_every_ledger_is(world: World) -> None:
@@ -234,7 +234,7 @@ def test_component_ledger_that_is_never_published_is_looked_for_again(world: Wor
         raise OutcomeUnknown("planned")
 
     with pytest.raises(OutcomeUnknown):
-        world.contents().write(_draft(world), publish)
+        world.contents().write_and_publish(_draft(world), publish)
     (row,) = world.catalog.intent_rows.values()
     assert row.state is DeletionState.PENDING
 
@@ -256,7 +256,7 @@ def _file_draft(world: World, file: BinaryIO) -> ParquetLedgerDraft:
 def test_component_ledger_of_a_file_is_stored_as_it_is(world: World, file: BinaryIO, part_bytes: int) -> None:
     """In parts where it is large; its metadata has its owner, the digests of the whole and of the footer, and facts."""
     world.objects.part_bytes = part_bytes
-    born = world.contents().write(_file_draft(world, file), lambda born: born)
+    born = world.contents().write_and_publish(_file_draft(world, file), lambda born: born)
     stored = world.objects.get(segment_key(born.ledger_id, 0))
     assert stored
     file.seek(0)
@@ -274,7 +274,7 @@ def test_component_ledger_of_a_file_that_takes_too_long_sends_nothing_more(world
     late = Fault(operation=Operation.PART, kind=FaultKind.CALL, action=lambda: world.catalog.advance(seconds=601))
     world.objects.plan(late)
     with pytest.raises(UploadTimedOut):
-        world.contents().store(_file_draft(world, file))
+        world.contents().write_unlisted(_file_draft(world, file))
     assert len([one for one in world.objects.calls if one[0] is Operation.PART]) == 1
     assert (world.objects.unfinished, world.listed(Component.DELAYED_INDEX)) == (set(), [])
 
@@ -287,12 +287,12 @@ def test_component_ledger_of_a_file_that_is_never_stored_is_never_published(
     world.objects.part_bytes = part_bytes
     world.objects.plan(_lost(1, times=1000))
     with pytest.raises(UploadUnproven, match="not there"):
-        world.contents().store(_file_draft(world, file))
+        world.contents().write_unlisted(_file_draft(world, file))
 
 
 def test_component_ledgers_are_stored_before_any_of_them_is_published(world: World, file: BinaryIO) -> None:
     """For a transaction that lists several: they are newborn until then."""
-    first, second = (world.contents().store(_file_draft(world, file)) for _ in range(2))
+    first, second = (world.contents().write_unlisted(_file_draft(world, file)) for _ in range(2))
     assert first.ledger_id != second.ledger_id
     assert world.listed(Component.DELAYED_INDEX) == []
     assert all(world.objects.get(segment_key(one.ledger_id, 0)) for one in (first, second))

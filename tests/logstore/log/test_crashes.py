@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from logstore.errors import OutcomeUnknown, RetryableError, SextonError, StoreUnavailable
-from logstore.failpoints import SimulatedCrash, arm, disarm
+from logstore.failpoints import SimulatedCrash, arm, disarm_all_and_take_hits
 from logstore.log.entries import ProducedEntries
 from logstore.log.ledger_object_keys import owner_digest_from_key
 from logstore.log.services import AppendResult, ManagedLedger, RollPolicy
@@ -27,7 +27,7 @@ def test_crash_points_are_all_there_are(world: World) -> None:
     process.append(world.topic, plain(b"a"))
     process.append(world.topic, plain(b"b"))
     process.roll(world.topic)
-    names = {point.rpartition(".")[0] for point in disarm()}
+    names = {point.rpartition(".")[0] for point in disarm_all_and_take_hits()}
     assert {name for name in names if not name.startswith("catalog.")} == set(_EFFECTS)
 
 
@@ -46,7 +46,7 @@ def test_crash_of_an_append_leaves_whole_or_nothing_and_a_repetition_stores_once
     with pytest.raises(SimulatedCrash):  # noqa: PT012 - the second append reaches the points of a roll
         first.append(world.topic, numbered([2, 3]))
         first.append(world.topic, numbered([4]))
-    disarm()
+    disarm_all_and_take_hits()
     base = [b"p0", b"p1"] if acknowledged else []
     assert world.payloads() in (base, [*base, b"p2", b"p3"])
     world.process(*policies).append(world.topic, numbered([2, 3]))
@@ -61,7 +61,7 @@ def test_crash_of_a_roll_leaves_a_topic_that_goes_on(world: World, point: str) -
     arm(point, "crash")
     with pytest.raises(SimulatedCrash):
         process.roll(world.topic)
-    disarm()
+    disarm_all_and_take_hits()
     other = world.process()
     other.append(world.topic, plain(b"b"))
     other.roll(world.topic)
@@ -83,7 +83,7 @@ def test_effect_reported_as_failed_is_ridden_out_by_the_same_process(
     process = world.process()
     arm(f"{effect}.{moment}", "fail")
     found = process.append(world.topic, produced)
-    assert f"{effect}.{moment}" in disarm()
+    assert f"{effect}.{moment}" in disarm_all_and_take_hits()
     assert found.count == 2
     assert [entry.position for entry in world.entries()] == [found.first, found.last]
 

@@ -21,7 +21,7 @@ from logstore.ports.catalog import OffloadStartOutcome
 from logstore.ports.object_storage import ObjectInfo
 from logstore.positions import LedgerId
 from logstore.records.services import upload_reader
-from logstore.records.services.upload_reader import read_upload
+from logstore.records.services.upload_reader import read_upload_unless_foreign
 from logstore.transactions.transaction_buffer import MarkerVerb, TransactionMarker, markers_to_entries
 from logstore.transactions.transaction_ids_and_states import TransactionId
 from tests.fakes.objects import FakeObjectStore, Fault, FaultKind, Operation, _Held
@@ -178,10 +178,10 @@ def test_column_of_another_segment_of_equal_layout_is_not_adopted(world: World) 
     with World() as elsewhere:
         other = elsewhere.objects._held[rich(elsewhere, 4)].body
     listed = _listed(world.objects, own)
-    assert read_upload(world.objects, LedgerId(0), 0, listed)
+    assert read_upload_unless_foreign(world.objects, LedgerId(0), 0, listed)
     answer_columns_from(world.objects, own, other)
     with pytest.raises(CorruptData, match=f"{own}: expected column deliver_at_ms at byte"):
-        read_upload(world.objects, LedgerId(0), 0, listed)
+        read_upload_unless_foreign(world.objects, LedgerId(0), 0, listed)
 
 
 def test_large_segment_with_markers_is_adopted_as_a_small_one_is(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -190,11 +190,11 @@ def test_large_segment_with_markers_is_adopted_as_a_small_one_is(world: World, m
     world.process().append(world.topic, markers_to_entries([marker]))
     key = world.segments()[-1]
     listed = _listed(world.objects, key)
-    small = read_upload(world.objects, LedgerId(0), 0, listed)
+    small = read_upload_unless_foreign(world.objects, LedgerId(0), 0, listed)
     assert small
     assert len(small.markers) == 1
     monkeypatch.setattr(upload_reader, "MAX_WHOLE_READ_BYTES", 0)
-    assert read_upload(world.objects, LedgerId(0), 0, listed) == small
+    assert read_upload_unless_foreign(world.objects, LedgerId(0), 0, listed) == small
 
 
 def test_columns_side_by_side_are_fetched_by_one_request(world: World) -> None:

@@ -136,7 +136,7 @@ def test_writer_that_was_answered_tells_nothing_more(world: World, monkeypatch: 
     """A refusal is the catalog's own word, and it has looked at the ledger then; a lost race leaves no late object."""
     process, told = _with_hint(world), []
     monkeypatch.setattr(
-        world.catalog.ledgers, "abandon_upload", lambda ledger_id, *, epoch: told.append((ledger_id, epoch))
+        world.catalog.ledgers, "record_abandoned_upload", lambda ledger_id, *, epoch: told.append((ledger_id, epoch))
     )
     _delete(world)
     assert process.append(world.topic, plain(b"x")).count == 1
@@ -165,10 +165,10 @@ def test_writer_that_cannot_say_so_raises_why_it_gave_up(
     process = _with_hint(world)
     _oversleep(world)
 
-    def abandon_upload(ledger_id: LedgerId, *, epoch: int) -> None:
+    def record_abandoned_upload(ledger_id: LedgerId, *, epoch: int) -> None:
         raise error
 
-    monkeypatch.setattr(world.catalog.ledgers, "abandon_upload", abandon_upload)
+    monkeypatch.setattr(world.catalog.ledgers, "record_abandoned_upload", record_abandoned_upload)
     began_us = world.catalog.now_us
     with caplog.at_level(logging.WARNING), pytest.raises(CatalogBusy, match="giving up"):
         process.append(world.topic, plain(b"late"))

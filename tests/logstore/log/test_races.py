@@ -15,7 +15,7 @@ from logstore.errors import (
     SextonError,
     StoreUnavailable,
 )
-from logstore.failpoints import SimulatedCrash, arm, disarm
+from logstore.failpoints import SimulatedCrash, arm, disarm_all_and_take_hits
 from logstore.log.entries import ProducedEntries
 from logstore.log.ledger_object_keys import segment_key, segment_number_from_key
 from logstore.log.ledgers import LedgerState
@@ -197,7 +197,7 @@ def test_race_crash_at_its_confirmation_stores_once_and_lets_others_append(
     arm(f"append.put_confirmation.{moment}", "crash")
     with pytest.raises(SimulatedCrash):
         process.append(world.topic, numbered([1]))
-    disarm()
+    disarm_all_and_take_hits()
     assert len(_confirmed(world)) == len(before) + (moment == "after")
     other = world.process()
     assert other.append(world.topic, numbered([1])).duplicates == 1
@@ -215,7 +215,7 @@ def test_race_confirmation_that_is_there_and_reported_as_failed_is_put_again(
     monkeypatch.setattr(random, "randint", lambda *_: next(numbers))
     arm("append.put_confirmation.reported_failed", "fail")
     process.append(world.topic, plain(b"two"))
-    disarm()
+    disarm_all_and_take_hits()
     last = world.catalog.ledger_rows[LedgerId(0)]
     assert sorted(_confirmed(world)) == sorted([*before, *2 * [f"{last.last_segment}:{last.entries}"]])
 
@@ -306,10 +306,10 @@ def test_race_numbers_are_above_all_that_is_known_and_tried(world: World) -> Non
     ledger = world.catalog.ledger_rows[LedgerId(0)]
     race = PlacementAttempts(deadline_s=0.0)
     assert race.next_number(ledger) == 1
-    race.tried[ledger.ledger_id] = 7
+    race.highest_tried_number_by_ledger[ledger.ledger_id] = 7
     assert race.next_number(ledger) == 8
     for losses, reach in [(1, 16), (2, 32), (3, 64), (40, 1 << 16)]:
-        race.losses = losses
+        race.lost_races = losses
         drawn = {race.next_number(ledger) for _ in range(500)}
         assert 8 <= min(drawn) <= max(drawn) <= 7 + reach
         assert len(drawn) > 10

@@ -57,8 +57,8 @@ class _Kept:
     def due_ms(self) -> int:
         return self.now_ms
 
-    def postpone(self, ledger_id: LedgerId, later: Mapping[int, int]) -> None:
-        self.later |= {Position(ledger_id, entry_id): due_ms for entry_id, due_ms in later.items()}
+    def postpone(self, ledger_id: LedgerId, deliver_at_ms_by_entry: Mapping[int, int]) -> None:
+        self.later |= {Position(ledger_id, entry_id): due_ms for entry_id, due_ms in deliver_at_ms_by_entry.items()}
 
 
 def test_read_without_positions_fetches_no_segment_that_holds_nothing_else(world: World) -> None:
@@ -141,7 +141,7 @@ def test_entries_by_position_come_in_the_order_that_is_given(wanted: list[Positi
             process.append(world.topic, plain(b"a", b"b"))
         there = {_at(ledger, entry) for ledger in range(3) for entry in range(4)}
         before = len(world.objects.calls)
-        found = process.read_entries_at(world.topic, wanted)
+        found = process.read_visible_entries_at(world.topic, wanted)
         assert [entry.position for entry in found] == [position for position in wanted if position in there]
         segments = {segment_key(one.ledger_id, one.entry_id // 2) for one in wanted if one in there}
         assert sorted(key for _, key in _calls(world, before)) == sorted(segments)
@@ -157,7 +157,7 @@ def test_entries_by_position_beyond_the_frontier_or_hidden_are_left_out(world: W
         return Frontier(last=_at(0, 2), hidden={LedgerId(0): BitMap([1])})
 
     world.catalog.transactions.read_frontier = frontier  # type: ignore[method-assign]
-    found = process.read_entries_at(world.topic, [_at(0, entry) for entry in (3, 2, 1, 0)], columns=["payload"])
+    found = process.read_visible_entries_at(world.topic, [_at(0, entry) for entry in (3, 2, 1, 0)], columns=["payload"])
     assert [entry.payload for entry in found] == [b"c", b"a"]
 
 
@@ -175,7 +175,7 @@ def test_entries_by_position_of_a_trimmed_ledger_are_left_out(world: World) -> N
         return real(ledger_id, from_entry=from_entry)
 
     world.catalog.ledgers.list_segments = segments  # type: ignore[method-assign]
-    found = process.read_entries_at(world.topic, [_at(ledger, 0) for ledger in range(4)])
+    found = process.read_visible_entries_at(world.topic, [_at(ledger, 0) for ledger in range(4)])
     assert [entry.position.ledger_id for entry in found] == [2, 3]
 
 
@@ -185,18 +185,18 @@ def test_entries_by_position_whose_object_is_lost_are_data_loss(world: World) ->
     process.append(world.topic, plain(b"a"))
     world.objects.plan(Fault(operation=Operation.GET, kind=FaultKind.BEFORE))
     with pytest.raises(StoreUnavailable):
-        process.read_entries_at(world.topic, [_at(0, 0)])
+        process.read_visible_entries_at(world.topic, [_at(0, 0)])
     world.objects.delete(world.segments())
     with pytest.raises(MissingData):
-        process.read_entries_at(world.topic, [_at(0, 0)])
+        process.read_visible_entries_at(world.topic, [_at(0, 0)])
 
 
 def test_entries_by_position_of_unknown_columns_or_of_none(world: World) -> None:
     """A column that does not exist is refused; without a position nothing is asked."""
     process = world.process()
     with pytest.raises(InvalidInput, match="colour"):
-        process.read_entries_at(world.topic, [], columns=["colour"])
-    assert process.read_entries_at(world.topic, []) == []
+        process.read_visible_entries_at(world.topic, [], columns=["colour"])
+    assert process.read_visible_entries_at(world.topic, []) == []
 
 
 def test_entries_by_position_of_a_segment_that_was_read_just_now_cost_no_request(world: World) -> None:
@@ -204,14 +204,17 @@ def test_entries_by_position_of_a_segment_that_was_read_just_now_cost_no_request
     process = world.process(RollPolicy(max_entries=2))
     for _ in range(2):
         process.append(world.topic, plain(b"a", b"b"))
-    process.read_entries_at(world.topic, [_at(0, 0), _at(1, 0)])
+    process.read_visible_entries_at(world.topic, [_at(0, 0), _at(1, 0)])
     before = len(world.objects.calls)
-    assert [entry.payload for entry in process.read_entries_at(world.topic, [_at(1, 1), _at(0, 1)])] == [b"b", b"b"]
+    assert [entry.payload for entry in process.read_visible_entries_at(world.topic, [_at(1, 1), _at(0, 1)])] == [
+        b"b",
+        b"b",
+    ]
     assert _calls(world, before) == []
-    process.read_entries_at(world.topic, [_at(1, 1)], columns=["key"])
+    process.read_visible_entries_at(world.topic, [_at(1, 1)], columns=["key"])
     assert len(_calls(world, before)) == 1
     world.catalog.detach(world.topic.topic_id, [LedgerId(0)])
-    assert process.read_entries_at(world.topic, [_at(0, 1)]) == []
+    assert process.read_visible_entries_at(world.topic, [_at(0, 1)]) == []
 
 
 def test_kept_values_are_those_that_were_used_last_and_within_the_bound() -> None:

@@ -13,7 +13,7 @@ from logstore.errors import CorruptData, MissingData, StoreUnavailable
 from logstore.log.entries import NewEntry, ProducedEntries
 from logstore.log.ledger_object_keys import ledger_prefix, segment_key
 from logstore.log.ledgers import CopyKind
-from logstore.log.services.segment_sources import TieredCopyReader, TieredCopyScan
+from logstore.log.services.segment_sources import TieredCopyFinder, TieredCopyScan
 from logstore.ports.catalog import AuditCause, Claim
 from logstore.positions import LedgerId, Position
 from tests.fakes.objects import Fault, FaultKind, Operation
@@ -112,13 +112,13 @@ def test_read_of_many_tiered_ledgers_keeps_few_footers(scene: Offloading, monkey
     for ledger in ids(scene)[3:-1]:
         scene.offload(ledger, f"u-many-{ledger}")
     scans: list[TieredCopyScan] = []
-    real = TieredCopyReader.scan
+    real = TieredCopyFinder.scan
 
-    def remembered(segments: TieredCopyReader) -> TieredCopyScan:
+    def remembered(segments: TieredCopyFinder) -> TieredCopyScan:
         scans.append(real(segments))
         return scans[-1]
 
-    monkeypatch.setattr(TieredCopyReader, "scan", remembered)
+    monkeypatch.setattr(TieredCopyFinder, "scan", remembered)
     remove_primaries(scene)
     assert payloads(scene) == ALL + [b"%d" % number for number in range(8)]
     assert len(scans[-1]._opened) <= 4

@@ -7,14 +7,14 @@ import pytest
 from logstore.errors import AlreadyExists, LedgerFenced, SextonError, TransactionNotOpen
 from logstore.log.entries import ProducedEntries
 from logstore.log.ledger_object_keys import segment_number_from_key
-from logstore.log.segment_metadata import EXTENT_FIELD, UPLOAD_ID_FIELD, RegisteredExtent, SegmentUploadId
+from logstore.log.segment_metadata import EXTENT_FIELD, UPLOAD_ID_FIELD, RegisteredLedgerExtent, SegmentUploadId
 from logstore.log.services.segment_placement import RememberedTopicState
 from logstore.transactions.transaction_ids_and_states import TransactionId
 from tests.fakes.catalog import Misfortune, Moment
 from tests.logstore.log.world import World, numbered, once, plain
 
 
-def _stored(world: World) -> dict[str, tuple[SegmentUploadId, RegisteredExtent]]:
+def _stored(world: World) -> dict[str, tuple[SegmentUploadId, RegisteredLedgerExtent]]:
     """By key, what each segment in storage says; confirmations are of no append."""
     found = {}
     for item in list(world.objects.list("ledgers/")):
@@ -22,7 +22,7 @@ def _stored(world: World) -> dict[str, tuple[SegmentUploadId, RegisteredExtent]]
         if segment_number_from_key(item.key) is not None and seen is not None:
             mark, behind = (
                 SegmentUploadId.parse(seen[1].get(UPLOAD_ID_FIELD)),
-                RegisteredExtent.parse(seen[1].get(EXTENT_FIELD)),
+                RegisteredLedgerExtent.parse(seen[1].get(EXTENT_FIELD)),
             )
             assert behind is not None
             if mark is not None:
@@ -37,9 +37,9 @@ def test_upload_says_what_its_writer_saw_registered(world: World) -> None:
         process.append(world.topic, plain(*payloads))
     stored = _stored(world)
     assert [behind for _, behind in stored.values()] == [
-        RegisteredExtent(-1, 0),
-        RegisteredExtent(0, 2),
-        RegisteredExtent(1, 3),
+        RegisteredLedgerExtent(-1, 0),
+        RegisteredLedgerExtent(0, 2),
+        RegisteredLedgerExtent(1, 3),
     ]
     assert len({mark.append_id for mark, _ in stored.values()}) == 3
     assert {mark.number for mark, _ in stored.values()} == {1}
@@ -93,7 +93,7 @@ def test_upload_split_off_a_decided_transaction_is_of_the_same_append(world: Wor
 @pytest.mark.parametrize("text", [None, "", "1:2:3", "-2:0", "x:1", "1:-1"])
 def test_behind_that_is_none_says_nothing(text: str | None) -> None:
     """Objects from before, and of others, are read too."""
-    assert RegisteredExtent.parse(text) is None
+    assert RegisteredLedgerExtent.parse(text) is None
 
 
 @pytest.mark.parametrize("text", [None, "", "0" * 32, f"{'0' * 32}-0", f"{'g' * 32}-1", f"{'0' * 31}-1"])
@@ -104,6 +104,6 @@ def test_mark_that_is_none_says_nothing(text: str | None) -> None:
 
 def test_what_is_said_reads_back() -> None:
     """Both are texts in metadata."""
-    mark, behind = SegmentUploadId("0a" * 16, 12), RegisteredExtent(99_999_999, 10**18 - 1)
+    mark, behind = SegmentUploadId("0a" * 16, 12), RegisteredLedgerExtent(99_999_999, 10**18 - 1)
     assert SegmentUploadId.parse(str(mark)) == mark
-    assert RegisteredExtent.parse(str(behind)) == behind
+    assert RegisteredLedgerExtent.parse(str(behind)) == behind

@@ -8,7 +8,7 @@ from pathlib import Path
 from logstore.deletion.intents import DeletionIntent
 from logstore.log.ledgers import CopyKind
 from logstore.log.services import ManagedLedger, RollPolicy
-from logstore.log.services.segment_sources import TieredCopyReader
+from logstore.log.services.segment_sources import TieredCopyFinder
 from logstore.offload.services.tiered_copy_upload import CopyEvidence, Offloader, UploadAttemptResult
 from logstore.offload.tiered_copy import CopyLocation, data_key, index_key
 from logstore.positions import LedgerId
@@ -34,7 +34,7 @@ class Offloading:
 
     def process(self, *, entries: int = 4) -> ManagedLedger:
         """One that rolls after so many entries and reads every copy."""
-        segments = TieredCopyReader(offloads=self.world.catalog.offloads, buckets=self.bucket)
+        segments = TieredCopyFinder(offloads=self.world.catalog.offloads, buckets=self.bucket)
         return self.world.process(RollPolicy(max_entries=entries), tiered=segments)
 
     def fill(self, ledgers: int = 2) -> list[LedgerId]:
@@ -59,7 +59,7 @@ class Offloading:
 
     def upload(self, ledger_id: LedgerId, uuid: str = UUID, *, timeout_s: float = 60) -> UploadAttemptResult:
         """One attempt."""
-        return self.offloader().upload(ledger_id, uuid, timeout_s=timeout_s)
+        return self.offloader().upload_and_prove(ledger_id, uuid, timeout_s=timeout_s)
 
     def offload(self, ledger_id: LedgerId, uuid: str = UUID) -> CopyEvidence:
         """A published copy."""
@@ -89,4 +89,4 @@ class Offloading:
         assert stored
         self.tiered.delete([key])
         file = io.BytesIO(change(stored.body))
-        self.tiered.put_file_if_absent(key, file, metadata=stored.metadata, proceed=lambda: None)
+        self.tiered.put_file_if_absent(key, file, metadata=stored.metadata, require_may_proceed=lambda: None)

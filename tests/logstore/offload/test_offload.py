@@ -23,7 +23,14 @@ from logstore.errors import (
 from logstore.failpoints import SimulatedCrash
 from logstore.log.ledger_object_keys import segment_key
 from logstore.log.segment_format import entry_schema
-from logstore.offload.tiered_copy import UPLOAD_GRACE_S, RowGroup, TieredIndex, data_key, index_key, upload_ends_us
+from logstore.offload.tiered_copy import (
+    UPLOAD_GRACE_S,
+    RowGroupEntries,
+    TieredIndex,
+    data_key,
+    index_key,
+    upload_requests_end_us,
+)
 from logstore.ports.catalog import OffloadStartOutcome, PublishedTieredCopy, ReadableCopies
 from logstore.positions import LedgerId
 from tests.fakes.objects import Fault, FaultKind, Operation
@@ -68,7 +75,7 @@ def test_upload_index_vouches_for_the_data(scene: Offloading) -> None:
     assert told["row_groups"] == [{"first_entry": 0, "entries": 2}, {"first_entry": 2, "entries": 2}]
     assert (told["uuid"], told["entries"]) == (UUID, 4)
     read = TieredIndex.from_json(scene.body(index), name=index)
-    assert read.row_groups == (RowGroup(first_entry=0, entries=2), RowGroup(first_entry=2, entries=2))
+    assert read.row_groups == (RowGroupEntries(first_entry=0, entries=2), RowGroupEntries(first_entry=2, entries=2))
     for key in (data, index):
         found = scene.tiered.head(key)
         assert found
@@ -179,7 +186,7 @@ def test_upload_that_failed_gives_its_ledger_back(scene: Offloading, error: Exce
         scene.upload(ledger, timeout_s=2_700)
     (intent,) = scene.intents()
     assert intent.state is DeletionState.PENDING
-    ends_us = upload_ends_us(intent.context)
+    ends_us = upload_requests_end_us(intent.context)
     assert ends_us is not None
     assert ends_us - scene.world.catalog.now_us == UPLOAD_GRACE_S * 1_000_000
     assert {name: intent.context[name] for name in METADATA} == METADATA  # what deletion needs (apache/pulsar#16687)
@@ -198,7 +205,7 @@ def test_upload_that_died_is_replaced_by_the_next_one(scene: Offloading) -> None
         return 0.0
 
     with pytest.raises(SimulatedCrash):
-        scene.offloader(die).upload(ledger, UUID, timeout_s=60)
+        scene.offloader(die).upload_and_prove(ledger, UUID, timeout_s=60)
     assert scene.tiered.unfinished == {scene.pair(ledger)[0]}
     assert scene.intents() == []
     scene.offload(ledger, "u-2")

@@ -51,7 +51,7 @@ def let_go(view: OwnershipView, *, at_most: int) -> set[BundleId]:
     """What all let go at once; each of its own, and no bundle twice."""
     gone: set[BundleId] = set()
     for worker_id in view.workers:
-        mine = bundles_to_shed(view, worker_id, at_most=at_most)
+        mine = bundles_to_shed(view, worker_id, max_free_bundles=at_most)
         assert all(view.owners[bundle] == worker_id for bundle in mine)
         assert len(set(mine)) == len(mine)
         gone.update(mine)

@@ -164,7 +164,7 @@ def test_taking_is_not_for_a_worker_that_is_not_seen_alive(view: OwnershipView) 
     """Its own node may be gone: then its session is."""
     free_for_s = dict.fromkeys(view.free_bundles, 1e9)
     assert bundles_to_take(view, "unseen", free_for_s=free_for_s, takeover_grace_s=1) == []
-    assert bundles_to_shed(view, "unseen", at_most=100) == []
+    assert bundles_to_shed(view, "unseen", max_free_bundles=100) == []
 
 
 @given(_views(), st.integers(0, 50))
@@ -184,8 +184,8 @@ def test_shedding_begins_with_who_has_most() -> None:
     """A joiner is filled from the fullest, whatever the numbers of its bundles."""
     owners = {BundleId(bundle): "w0" if bundle < 25 else "w1" for bundle in range(60)}
     view = OwnershipView(bundle_count=60, workers=idle(3), owners=owners)
-    assert bundles_to_shed(view, "w0", at_most=5) == []
-    assert len(bundles_to_shed(view, "w1", at_most=5)) == 5
+    assert bundles_to_shed(view, "w0", max_free_bundles=5) == []
+    assert len(bundles_to_shed(view, "w1", max_free_bundles=5)) == 5
 
 
 @given(_views(), st.integers(1, 50))

@@ -25,7 +25,7 @@ _TOPICS = st.text(st.characters(categories=["L", "N"]), min_size=1, max_size=8).
 
 
 def _range(bundle: int, bundles: int) -> tuple[int, int]:
-    lower, _, upper = bundle_name(BundleId(bundle), bundles=bundles).partition("_")
+    lower, _, upper = bundle_name(BundleId(bundle), bundle_count=bundles).partition("_")
     return int(lower, 16), int(upper, 16)
 
 
@@ -35,26 +35,26 @@ def test_bundle_hash_is_crc_32_of_the_encoded_name() -> None:
     topic = TopicName.parse("persistent://public/default/o é")
     assert topic.encoded == "persistent://public/default/o%20%C3%A9"
     assert zlib.crc32(topic.encoded.encode()) == 0xB75CE821
-    assert [bundle_of_topic(topic, bundles=count) for count in (1, 64, 1_000)] == [0, 45, 716]
+    assert [bundle_of_topic(topic, bundle_count=count) for count in (1, 64, 1_000)] == [0, 45, 716]
 
 
 def test_bundle_names_are_those_of_the_source() -> None:
     """Lower inclusive, upper exclusive; the last ends at 0xffffffff, which is in it."""
-    names = [bundle_name(BundleId(bundle), bundles=4) for bundle in range(4)]
+    names = [bundle_name(BundleId(bundle), bundle_count=4) for bundle in range(4)]
     assert names == [
         "0x00000000_0x40000000",
         "0x40000000_0x80000000",
         "0x80000000_0xc0000000",
         "0xc0000000_0xffffffff",
     ]
-    assert bundle_name(BundleId(0), bundles=64) == "0x00000000_0x04000000"
-    assert bundle_name(BundleId(0), bundles=1) == "0x00000000_0xffffffff"
+    assert bundle_name(BundleId(0), bundle_count=64) == "0x00000000_0x04000000"
+    assert bundle_name(BundleId(0), bundle_count=1) == "0x00000000_0xffffffff"
 
 
 @given(_TOPICS, _COUNTS)
 def test_bundle_of_a_topic_is_the_one_whose_range_holds_its_hash(topic: TopicName, bundles: int) -> None:
     """What the name of a bundle says is what is in it, for numbers that divide nothing too."""
-    bundle = bundle_of_topic(topic, bundles=bundles)
+    bundle = bundle_of_topic(topic, bundle_count=bundles)
     lower, upper = _range(bundle, bundles)
     hashed = zlib.crc32(topic.encoded.encode())
     assert lower <= hashed
@@ -77,7 +77,7 @@ def test_bundle_ranges_cover_every_hash_once_and_evenly(bundles: int) -> None:
 def test_bundle_name_round_trips(bundles: int, data: st.DataObject) -> None:
     """A name in ZooKeeper leads back to its bundle."""
     bundle = BundleId(data.draw(st.integers(0, bundles - 1)))
-    assert parse_bundle_name(bundle_name(bundle, bundles=bundles), bundles=bundles) == bundle
+    assert parse_bundle_name(bundle_name(bundle, bundle_count=bundles), bundle_count=bundles) == bundle
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def test_bundle_name_round_trips(bundles: int, data: st.DataObject) -> None:
 def test_bundle_name_that_is_no_range_of_this_catalog_is_refused(name: str) -> None:
     """A catalog of another number of bundles on the same ensemble is not mistaken for this one."""
     with pytest.raises(InvalidInput, match=r"^bundle: expected the hash range of one of 64 bundles"):
-        parse_bundle_name(name, bundles=64)
+        parse_bundle_name(name, bundle_count=64)
 
 
 @pytest.mark.parametrize("count", [-1, 0, MAX_BUNDLES + 1])
@@ -113,11 +113,11 @@ def test_bundles_outside_their_bounds_are_refused(count: int) -> None:
     with pytest.raises(InvalidInput, match=r"^bundles: expected 1 to 16384"):
         check_bundle_count(count)
     with pytest.raises(InvalidInput, match=r"^bundles: "):
-        bundle_of_topic(topic, bundles=count)
+        bundle_of_topic(topic, bundle_count=count)
     with pytest.raises(InvalidInput, match=r"^bundles: "):
-        bundle_name(BundleId(0), bundles=count)
+        bundle_name(BundleId(0), bundle_count=count)
     with pytest.raises(InvalidInput, match=r"^bundles: "):
-        parse_bundle_name("0x00000000_0xffffffff", bundles=count)
+        parse_bundle_name("0x00000000_0xffffffff", bundle_count=count)
 
 
 def test_bundles_at_their_bounds_are_taken() -> None:
@@ -127,7 +127,7 @@ def test_bundles_at_their_bounds_are_taken() -> None:
 
 def test_bundle_names_of_the_most_bundles_fit_one_answer_of_zookeeper() -> None:
     """A listing has 4 bytes for the length of each name, and 1 MiB for all."""
-    names = [bundle_name(BundleId(bundle), bundles=MAX_BUNDLES) for bundle in range(MAX_BUNDLES)]
+    names = [bundle_name(BundleId(bundle), bundle_count=MAX_BUNDLES) for bundle in range(MAX_BUNDLES)]
     assert sum(4 + len(name) for name in names) < 2**20
     assert len(set(names)) == MAX_BUNDLES
 
@@ -136,4 +136,4 @@ def test_bundle_names_of_the_most_bundles_fit_one_answer_of_zookeeper() -> None:
 def test_bundle_that_does_not_exist_has_no_name(bundle: int) -> None:
     """Refused, not wrapped around."""
     with pytest.raises(InvalidInput, match=r"^bundle: expected 0 to 63"):
-        bundle_name(BundleId(bundle), bundles=64)
+        bundle_name(BundleId(bundle), bundle_count=64)

@@ -4,14 +4,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from logstore.ownership import BundleAcquisition, BundleId, OwnerNode, ReownAttempts, ReownDecision, decide_reown
+from logstore.ownership import BundleAcquisition, BundleId, BundleOwnerNode, ReownAttempts, ReownDecision, decide_reown
 
 _NOW, _OLD, _FOREIGN = 0x1000_0001, 0x1000_0000, 0x2000_0007
 _ACQUIRED = [None, BundleAcquisition(session=_OLD), BundleAcquisition(session=_NOW)]
 
 
-def _node(worker_id: str, session: int) -> OwnerNode:
-    return OwnerNode(worker_id=worker_id, session=session, version=0)
+def _node(worker_id: str, session: int) -> BundleOwnerNode:
+    return BundleOwnerNode(worker_id=worker_id, session=session, version=0)
 
 
 @pytest.mark.parametrize("acquired", _ACQUIRED)
@@ -26,7 +26,7 @@ def _node(worker_id: str, session: int) -> OwnerNode:
     ],
 )
 def test_reown_node_not_of_this_session_is_told_alike_whatever_is_remembered(
-    node: OwnerNode | None, verdict: ReownDecision, acquired: BundleAcquisition | None
+    node: BundleOwnerNode | None, verdict: ReownDecision, acquired: BundleAcquisition | None
 ) -> None:
     """Absent, ours and about to vanish, foreign: no case hangs on a flag (apache/pulsar#10351, #17664)."""
     assert decide_reown(node, session=_NOW, worker_id="us", acquired=acquired) is verdict
@@ -50,7 +50,7 @@ _HELD = st.none() | st.builds(BundleAcquisition, session=_SESSIONS)
 
 @given(_NODES, _HELD, _HELD)
 def test_reown_no_bundle_is_kept_by_two(
-    node: OwnerNode | None, ours: BundleAcquisition | None, theirs: BundleAcquisition | None
+    node: BundleOwnerNode | None, ours: BundleAcquisition | None, theirs: BundleAcquisition | None
 ) -> None:
     """A worker that comes back to a bundle of another's unloads it, whatever both remember (apache/pulsar#23011)."""
     us = decide_reown(node, session=_NOW, worker_id="us", acquired=ours)
@@ -61,7 +61,7 @@ def test_reown_no_bundle_is_kept_by_two(
 
 
 @given(st.lists(_NODES, min_size=20, max_size=20), st.integers(0, 4), st.integers(0, 4))
-def test_reown_ends_whatever_zookeeper_shows(seen: list[OwnerNode | None], creates: int, waits: int) -> None:
+def test_reown_ends_whatever_zookeeper_shows(seen: list[BundleOwnerNode | None], creates: int, waits: int) -> None:
     """Created, lost, created, lost: attempts are bounded in each session (apache/pulsar#14736, #17759)."""
     attempts = ReownAttempts(session=_NOW, creates=creates, waits=waits)
     spent = []

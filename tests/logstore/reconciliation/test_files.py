@@ -9,12 +9,12 @@ import pytest
 
 from logstore.errors import CorruptData
 from logstore.failpoints import SimulatedCrash
-from logstore.reconciliation.finding_files import AppliedFinding, FateFiles, FindingFiles, findings_to_table
+from logstore.reconciliation.finding_files import FateFiles, FateOfFinding, FindingFiles, findings_to_table
 from logstore.reconciliation.findings import Finding, FindingFate, FindingKind
 
 _ONE = [
-    AppliedFinding(number=3, fate=FindingFate.DELETED, objects=2, size_bytes=9),
-    AppliedFinding(number=4, fate=FindingFate.KEPT, reason="young"),
+    FateOfFinding(number=3, fate=FindingFate.DELETED, objects=2, size_bytes=9),
+    FateOfFinding(number=4, fate=FindingFate.KEPT, reason="young"),
 ]
 
 
@@ -27,7 +27,7 @@ def test_page_whose_writer_died_is_not_there_and_is_written_again(
     def die(*_: object, **__: object) -> None:
         raise SimulatedCrash
 
-    def put_and_die(ended: list[AppliedFinding]) -> None:
+    def put_and_die(ended: list[FateOfFinding]) -> None:
         with monkeypatch.context() as patched:
             patched.setattr(at, die)
             files.write_page(0, ended)
@@ -57,7 +57,10 @@ def test_damaged_file_of_findings_is_refused_as_such(damage: str, tmp_path: Path
         "another": other.getvalue(),
     }
     path.write_bytes(cases[damage])
-    for read in (lambda: FindingFiles(tmp_path).read_page(0), lambda: FindingFiles(tmp_path).count_by_kind()):
+    for read in (
+        lambda: FindingFiles(tmp_path).read_page(0),
+        lambda: FindingFiles(tmp_path).count_findings_and_bytes_by_kind(),
+    ):
         with pytest.raises(CorruptData, match=r"findings-0\.parquet"):
             read()
 

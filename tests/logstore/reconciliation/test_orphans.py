@@ -262,7 +262,7 @@ def test_bucket_that_is_not_the_catalog_s_is_refused(which: str, stored: Stored)
     refusal = CatalogMismatch("bucket", expected="ours", found="theirs", advice="look")
     getattr(stored, which).refusal = refusal
     with pytest.raises(CatalogMismatch):
-        stored.orphans.confirm()
+        stored.orphans.require_own_buckets()
 
 
 # -- answers that contradict each other

@@ -10,7 +10,7 @@ from logstore.log.ledger_object_keys import segment_key
 from logstore.log.ledgers import Component, LedgerOwner, LedgerStatement
 from logstore.log.segment_metadata import DIGEST_FIELD, sha256_hex
 from logstore.log.services.segment_reader import SegmentGone
-from logstore.offload.tiered_copy import RowGroup, TieredIndex, data_key, index_key
+from logstore.offload.tiered_copy import RowGroupEntries, TieredIndex, data_key, index_key
 from logstore.ports.catalog import Segment
 from logstore.positions import LedgerId, TopicId
 from logstore.reconciliation.findings import FindingKind
@@ -37,7 +37,7 @@ _INDEX = TieredIndex(
     entries=1,
     size_bytes=len(_BODY),
     sha256=sha256_hex(_BODY),
-    row_groups=(RowGroup(first_entry=0, entries=1),),
+    row_groups=(RowGroupEntries(first_entry=0, entries=1),),
     footer="",
     chunks=(),
 )

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from logstore.failpoints import disarm
+from logstore.failpoints import disarm_all_and_take_hits
 from tests.logstore.records.world import RecordsWorld
 
 
@@ -14,5 +14,5 @@ def world(tmp_path: Path) -> Iterator[RecordsWorld]:
     """A catalog with a topic, and an empty record log."""
     found = RecordsWorld(tmp_path)
     yield found
-    disarm()
+    disarm_all_and_take_hits()
     found.database.close()

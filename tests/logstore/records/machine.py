@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from logstore.errors import PreconditionFailed, RetryableError
-from logstore.failpoints import SimulatedCrash, arm, disarm
+from logstore.failpoints import SimulatedCrash, arm, disarm_all_and_take_hits
 from logstore.positions import LedgerId
 from logstore.records import defragmentation_rules
 from logstore.records.manifest import Manifest
@@ -92,7 +92,7 @@ class Durability(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         """Disarm what never came up."""
-        disarm()
+        disarm_all_and_take_hits()
         defragmentation_rules.SMALL_BLOCK_BYTES = _SMALL_BYTES  # type: ignore[misc]
         if hasattr(self, "world"):
             self.world.database.close()
@@ -254,7 +254,7 @@ class Durability(RuleBasedStateMachine):
         except (SimulatedCrash, RetryableError):
             pass
         finally:
-            disarm()
+            disarm_all_and_take_hits()
 
     @rule(job=st.sampled_from(_JOBS), other=st.sampled_from([*_JOBS, "delete", "update"]), step=st.integers(0, 25))
     def interleave(self, job: str, other: str, step: int) -> None:
@@ -287,7 +287,7 @@ class Durability(RuleBasedStateMachine):
     def _hold(self) -> None:
         """Hold the newest manifest for a rebuild, instead of an older one."""
         self.held, before = None, self.abandoned_holds
-        manifest = RecordLog(self.world.objects).pin_newest_manifest(
+        manifest = RecordLog(self.world.objects).pin_newest_complete_manifest(
             _REBUILD, self.world.objects.now_us + _HELD_US, _REBUILD
         )
         self.held = manifest if self.abandoned_holds == before else None

@@ -5,7 +5,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Final
 
-from infra.catalog.records.replica_database import open_replica
+from infra.catalog.records.replica_database import open_replica_database
 from logstore.records.job_results import FollowedRecords
 from logstore.records.services.record_log import RecordLog
 from logstore.records.services.replica_follower import ReplicaFollower, ReplicaFollowSettings
@@ -28,7 +28,7 @@ class Mirror:
         self.far = FakeObjectStore()
         self._open = ExitStack()
         migrated(folder / "mirror.db")
-        self.database = self._open.enter_context(open_replica(self.url))
+        self.database = self._open.enter_context(open_replica_database(self.url))
 
     def close(self) -> None:
         """Close its database."""

@@ -4,7 +4,7 @@ import pytest
 
 from logstore.log.ledger_object_keys import SHARDS, segment_key
 from logstore.positions import LedgerId
-from logstore.records.services.absence_proofs import UnlistedObjectError, probe_unlisted_ledgers
+from logstore.records.services.absence_proofs import UnlistedObjectError, require_no_unlisted_newer_ledgers
 from tests.fakes.objects import FakeObjectStore
 
 _SHARD, _FIRST = 7, LedgerId(1_000)
@@ -21,13 +21,13 @@ def _store_with(turn: int) -> FakeObjectStore:
 @pytest.mark.parametrize("turn", [0, 3])
 def test_probe_finds_an_unlisted_ledger_among_1024_ids(turn: int) -> None:
     with pytest.raises(UnlistedObjectError):
-        probe_unlisted_ledgers(_store_with(turn), _SHARD, _FIRST, ())
+        require_no_unlisted_newer_ledgers(_store_with(turn), _SHARD, _FIRST, ())
 
 
 def test_probe_ends_behind_1024_ids() -> None:
-    probe_unlisted_ledgers(_store_with(4), _SHARD, _FIRST, ())
+    require_no_unlisted_newer_ledgers(_store_with(4), _SHARD, _FIRST, ())
 
 
 def test_probe_counts_anew_behind_a_listed_ledger() -> None:
     with pytest.raises(UnlistedObjectError):
-        probe_unlisted_ledgers(_store_with(5), _SHARD, _FIRST, {LedgerId(_LOWEST + SHARDS)})
+        require_no_unlisted_newer_ledgers(_store_with(5), _SHARD, _FIRST, {LedgerId(_LOWEST + SHARDS)})

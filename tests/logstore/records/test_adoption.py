@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from logstore.log.producer_sequences import ProducerSequence
-from logstore.log.segment_metadata import RegisteredExtent, SegmentUploadId
+from logstore.log.producer_sequences import HighestSequenceIds
+from logstore.log.segment_metadata import RegisteredLedgerExtent, SegmentUploadId
 from logstore.positions import LedgerId
 from logstore.records.adoption_rule import (
     LedgerWithUploads,
@@ -30,7 +30,7 @@ _FAR = 1_000  # above its segment a confirmation stands
 def _upload(
     number: int, entries: int = 1, *, behind: tuple[int, int] | None = None, **facts: object
 ) -> UnregisteredUpload:
-    said = RegisteredExtent(*behind) if behind else None
+    said = RegisteredLedgerExtent(*behind) if behind else None
     plain = UnregisteredUpload(number=number, entries=entries, size_bytes=1, sha256=None, epoch=1, behind=said)
     return replace(plain, **facts)  # type: ignore[arg-type]
 
@@ -94,8 +94,8 @@ def test_number_that_was_passed_over_needs_no_upload() -> None:
     assert _placed([_upload(0), _upload(7, 2), _upload(9, behind=(7, 1))]) == {0: 0, 9: 1}
 
 
-@pytest.mark.parametrize("known", [{}, {"p": ProducerSequence.without_transaction(2)}])
-def test_duplicates_of_a_producer_are_left_out(known: dict[str, ProducerSequence]) -> None:
+@pytest.mark.parametrize("known", [{}, {"p": HighestSequenceIds.without_transaction(2)}])
+def test_duplicates_of_a_producer_are_left_out(known: dict[str, HighestSequenceIds]) -> None:
     """What was stored at the flush, or by an upload before."""
     parts = [UploadedSequences("p", 3, 5), UploadedSequences("p", 3, 4), UploadedSequences("p", 5, 7)]
     uploads = [
@@ -109,7 +109,7 @@ def test_duplicates_of_a_producer_are_left_out(known: dict[str, ProducerSequence
 
 def test_duplicate_in_a_transaction_that_may_be_aborted_is_kept() -> None:
     """Entries outside it were taken after its end, so those inside were never stored."""
-    held = TopicAtFlush(epoch=1, sequences={"p": ProducerSequence(2, 5, _TXN)})
+    held = TopicAtFlush(epoch=1, sequences={"p": HighestSequenceIds(2, 5, _TXN)})
     assert _placed([_upload(0, producers=(UploadedSequences("p", 4, 4),), numbered=1)], held) == {0: 0}
     assert _placed([_upload(0, producers=(UploadedSequences("p", 2, 2),), numbered=1)], held) == {}
     assert _placed([_upload(0, producers=(UploadedSequences("p", 4, 4, _TXN),), numbered=1)], held) == {}
@@ -132,7 +132,7 @@ def test_way_that_the_log_would_have_refused_is_not_taken() -> None:
         _upload(2),
         _upload(3, behind=(2, 2)),
     ]
-    known = TopicAtFlush(epoch=1, sequences={"p": ProducerSequence.without_transaction(0)})
+    known = TopicAtFlush(epoch=1, sequences={"p": HighestSequenceIds.without_transaction(0)})
     assert _placed(uploads, known) == {0: 0, 2: 1, 3: 2}
 
 

@@ -6,7 +6,7 @@ from contextlib import nullcontext
 import pytest
 
 from logstore.errors import CatalogAdopting, CorruptData, StoreUnavailable
-from logstore.failpoints import SimulatedCrash, arm, disarm
+from logstore.failpoints import SimulatedCrash, arm, disarm_all_and_take_hits
 from logstore.records.manifest import BLOCK_PREFIX, MANIFEST_PREFIX
 from logstore.records.record_kinds import RecordKind
 from logstore.records.services.defragmenter import DefragmentationResult
@@ -75,7 +75,7 @@ def test_a_defragmentation_may_die_between_any_two_effects(world: RecordsWorld, 
     arm(point, "crash")
     with pytest.raises(SimulatedCrash):
         world.defragment()
-    disarm()
+    disarm_all_and_take_hits()
     assert world.returning() - {gone} == {kept}
     world.defragment()
     assert world.on_disk([kept, buried, gone]) == {kept: [False], buried: [True], gone: []}
@@ -248,7 +248,7 @@ def test_blocks_that_a_dead_writer_left_are_swept_when_they_are_old(world: Recor
     arm("records.begin.before", "crash")
     with pytest.raises(SimulatedCrash):
         world.flush()
-    disarm()
+    disarm_all_and_take_hits()
     left = _blocks(world)
     world.advance(seconds=3 * AGE_S)
     world.offset_us = -300_000_000
@@ -269,7 +269,7 @@ def test_a_sweep_that_dies_is_finished_by_the_next_one(world: RecordsWorld, poin
     arm(point, "crash")
     with pytest.raises(SimulatedCrash):
         world.sweep()
-    disarm()
+    disarm_all_and_take_hits()
     assert world.sweep().blocks > 0
     left = [world.log.read_manifest(number) for number in world.log.list_manifest_numbers()]
     assert {block.key for one in left if one for block in one.blocks} == _blocks(world)

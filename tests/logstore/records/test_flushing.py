@@ -15,12 +15,12 @@ from logstore.errors import (
     StoreUnavailable,
     UploadUnproven,
 )
-from logstore.failpoints import SimulatedCrash, arm, disarm
+from logstore.failpoints import SimulatedCrash, arm, disarm_all_and_take_hits
 from logstore.ports.catalog import RecordLogState
 from logstore.positions import LedgerId
 from logstore.records.manifest import BLOCK_PREFIX, ID_HEADROOM, MANIFEST_PREFIX, IdCeilings
 from logstore.records.record_kinds import RecordKind
-from logstore.records.services.flusher import CHANGES_PER_PAGE, Flusher, raise_ceilings
+from logstore.records.services.flusher import CHANGES_PER_PAGE, Flusher, raise_low_ceilings
 from logstore.records.services.manifest_publication import publish_manifest, read_settled_head
 from logstore.records.services.record_log import RecordLog
 from tests.fakes.objects import Fault, FaultKind, Operation
@@ -84,7 +84,7 @@ def test_a_flusher_may_die_between_any_two_effects(world: RecordsWorld, point: s
     arm(point, "crash")
     with pytest.raises(SimulatedCrash):
         world.flush()
-    disarm()
+    disarm_all_and_take_hits()
     world.flush()
     state = world.catalog.records.read_state()
     assert (state.outbox_changes, state.pending_stamps) == (0, frozenset())
@@ -113,7 +113,7 @@ def test_a_manifest_whose_put_lands_late_is_known_by_its_stamp(world: RecordsWor
     arm("records.put_manifest.before", "crash")
     with pytest.raises(SimulatedCrash):
         world.flush()
-    disarm()
+    disarm_all_and_take_hits()
     put(*late[0], metadata={})
     assert len(world.catalog.records.read_state().pending_stamps) == 2
     assert world.flush().manifest == 2
@@ -240,7 +240,7 @@ def test_ceilings_are_raised_in_the_manifest_first(world: RecordsWorld) -> None:
     arm("records.settle.before", "crash")
     with pytest.raises(SimulatedCrash):
         world.flush()
-    disarm()
+    disarm_all_and_take_hits()
     manifest = world.log.read_newest_manifest()
     assert manifest
     assert manifest.ceilings.ledger == 2 * ID_HEADROOM - 10
@@ -274,8 +274,8 @@ def test_next_ids_of_a_manifest_are_those_of_the_moment_that_it_shows(world: Rec
 def test_ceilings_stay_while_half_of_the_ids_is_left() -> None:
     """Else each flush would write a manifest for them."""
     at = IdCeilings(ledger=ID_HEADROOM, topic=ID_HEADROOM, transaction=ID_HEADROOM)
-    assert raise_ceilings(at, IdCeilings(ledger=ID_HEADROOM // 2, topic=0, transaction=1)) == at
-    found = raise_ceilings(at, IdCeilings(ledger=ID_HEADROOM // 2 + 1, topic=0, transaction=5 * ID_HEADROOM))
+    assert raise_low_ceilings(at, IdCeilings(ledger=ID_HEADROOM // 2, topic=0, transaction=1)) == at
+    found = raise_low_ceilings(at, IdCeilings(ledger=ID_HEADROOM // 2 + 1, topic=0, transaction=5 * ID_HEADROOM))
     assert found == IdCeilings(
         ledger=ID_HEADROOM // 2 + 1 + ID_HEADROOM, topic=ID_HEADROOM, transaction=6 * ID_HEADROOM
     )
@@ -370,7 +370,7 @@ def _die_between_pages(world: RecordsWorld, nth: int = 2) -> None:
     arm("records.begin.before", "crash", nth=nth)
     with pytest.raises(SimulatedCrash):
         world.flush()
-    disarm()
+    disarm_all_and_take_hits()
     assert world.catalog.records.read_state().staged_blocks
 
 
@@ -386,7 +386,7 @@ def test_a_flush_may_die_in_any_page(world: RecordsWorld, point: str, nth: int) 
     arm(point, "crash", nth=nth)
     with pytest.raises(SimulatedCrash):
         world.flush()
-    disarm()
+    disarm_all_and_take_hits()
     world.touch(changed)
     world.flush()
     state = world.catalog.records.read_state()
@@ -482,8 +482,8 @@ def test_replica_and_raid_take_a_page_for_the_moment_that_it_shows(world: Record
         later = [world.create() for _ in range(3)]
         _die_between_pages(world)
         assert mirror.step().steps == 0
-        assert [one.manifest for one in world.log.list_acknowledgements()] == [1]
-        assert world.log.pin_newest_manifest("raid", 1, "raid").number == 1  # type: ignore[union-attr]
+        assert [one.manifest for one in world.log.list_lowest_acknowledgements()] == [1]
+        assert world.log.pin_newest_complete_manifest("raid", 1, "raid").number == 1  # type: ignore[union-attr]
         world.flush()
         mirror.step()
         assert mirror.ledgers == {first, *later}
@@ -581,7 +581,7 @@ def test_rewrite_may_die_between_any_two_effects(world: RecordsWorld, point: str
     arm(point, "crash")
     with pytest.raises(SimulatedCrash):
         world.flusher.rewrite_all_records()
-    disarm()
+    disarm_all_and_take_hits()
     world.flusher.rewrite_all_records()
     assert world.returning() == {kept}
     assert world.on_disk([buried]) == {buried: [True]}

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from logstore.errors import CatalogMismatch, PreconditionFailed, StoreUnavailable
-from logstore.failpoints import SimulatedCrash, arm, disarm
+from logstore.failpoints import SimulatedCrash, arm, disarm_all_and_take_hits
 from logstore.positions import LedgerId
 from logstore.records.manifest import MANIFEST_PREFIX
 from logstore.records.services.record_log import REPLICA_PREFIX, RecordLog
@@ -129,7 +129,7 @@ def test_word_that_comes_after_the_raid_has_gone_on_counts_no_more(world: Record
     arm("records.acknowledge.before", "crash")
     with pytest.raises(SimulatedCrash):
         mirror.step()
-    disarm()
+    disarm_all_and_take_hits()
     _bury(world, one)
     world.advance(seconds=AGE_S + HOUR)
     assert _forget(world) == set()
@@ -148,13 +148,13 @@ def test_seed_that_died_before_it_applied_anything_lifts_no_refusal(
     arm(death, "crash")
     with pytest.raises(SimulatedCrash):
         mirror.step(seed=True)
-    disarm()
+    disarm_all_and_take_hits()
     with pytest.raises(PreconditionFailed, match="seed it again"):
         mirror.step()
     assert mirror.ledgers == {one, other}, "nothing was applied"
     assert mirror.step(seed=True).seeded == 1
     assert mirror.ledgers == {other}
-    assert [one.replica_id for one in world.log.list_acknowledgements()] == [mirror.name], (
+    assert [one.replica_id for one in world.log.list_lowest_acknowledgements()] == [mirror.name], (
         "raids wait for none of the others"
     )
 
@@ -214,7 +214,7 @@ def test_seed_that_another_one_has_forgotten_is_refused_at_its_end(world: Record
 def test_look_at_a_record_log_without_a_manifest_registers_nothing(world: RecordsWorld, mirror: Mirror) -> None:
     """A command that watches would leave a name at every look."""
     assert mirror.step().manifest == 0
-    assert world.log.list_acknowledgements() == []
+    assert world.log.list_lowest_acknowledgements() == []
 
 
 def test_raid_for_younger_tombstones_waits_for_replicas_all_the_same(world: RecordsWorld, mirror: Mirror) -> None:

@@ -8,11 +8,11 @@ import pytest
 
 from infra.catalog.records.tombstone_rows import SqlTombstones
 from logstore.errors import CatalogAdopting, CatalogMismatch, CorruptData, PreconditionFailed, StoreUnavailable
-from logstore.failpoints import SimulatedCrash, arm, disarm
+from logstore.failpoints import SimulatedCrash, arm, disarm_all_and_take_hits
 from logstore.log.ledger_object_keys import SHARDS, ledger_prefix, meta_key, segment_key, shard_prefix
 from logstore.ports.catalog import TombstonedRecordId
 from logstore.positions import LedgerId
-from logstore.records.job_results import LaggingReplica
+from logstore.records.job_results import ReplicaAwaitedByRaid
 from logstore.records.manifest import BLOCK_PREFIX, Block
 from logstore.records.record_kinds import RecordKind
 from logstore.records.services.manifest_publication import publish_manifest, read_settled_head
@@ -90,7 +90,7 @@ def test_a_tombstone_waits_for_every_replica_that_is_not_stale(
     world.acknowledge("second", 0)
     caplog.set_level(logging.INFO, logger="logstore.records")
     held = world.raid()
-    assert (held.kept, held.held_by) == (1, (LaggingReplica(replica="second", manifest=0, tombstones=1),))
+    assert (held.kept, held.held_by) == (1, (ReplicaAwaitedByRaid(replica="second", manifest=0, tombstones=1),))
     assert [one.getMessage() for one in caplog.records] == [
         "raid: 1 tombstones stay, because replica second has applied manifest 0 of 1"
     ]
@@ -119,7 +119,7 @@ def test_tombstone_waits_for_a_replica_that_no_listing_shows(world: RecordsWorld
     assert world.raid().kept == 1
     assert world.buried() == set(ids)
     world.objects.unlisted = {}
-    assert [one.is_revoked for one in world.log.list_acknowledgements()] == [False]
+    assert [one.is_revoked for one in world.log.list_lowest_acknowledgements()] == [False]
     world.acknowledge("mirror", 1)
     assert world.raid().removed == 1
 
@@ -406,7 +406,7 @@ def test_a_raid_may_die_between_any_two_effects(world: RecordsWorld, point: str)
     arm(point, "crash")
     with pytest.raises(SimulatedCrash):
         world.raid("one")
-    disarm()
+    disarm_all_and_take_hits()
     assert set(covering) <= world.buried()
     world.raid("two")
     assert world.buried() == set(covering)
@@ -464,15 +464,15 @@ def test_attempt_that_was_thought_dead_removes_nothing_that_the_next_one_has_mar
     world.clear(one)
     world.advance(seconds=AGE_S + 60)
     tombstones = world.catalog.tombstones
-    unmark = type(tombstones).unmark_candidates
+    unmark = type(tombstones).unmark_raid_candidates
 
     def paused(port: SqlTombstones, run_id: str, record_ids: Collection[TombstonedRecordId]) -> None:
         unmark(port, run_id, record_ids)
         before_us = world.catalog.records.read_state().now_us
-        tombstones.mark_candidates(raid_marks_name("raid", 2), before_us=before_us, after=None, limit=10)
+        tombstones.mark_raid_candidates(raid_marks_name("raid", 2), before_us=before_us, after=None, limit=10)
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(type(tombstones), "unmark_candidates", paused)
+        patched.setattr(type(tombstones), "unmark_raid_candidates", paused)
         assert world.raid("raid").removed == 0
     assert world.buried() == {one}
     assert world.raider.raid_tombstones("raid", attempt=2).kept == 1

@@ -14,7 +14,7 @@ from logstore.errors import (
     Unsupported,
     UploadUnproven,
 )
-from logstore.failpoints import SimulatedCrash, arm, disarm
+from logstore.failpoints import SimulatedCrash, arm, disarm_all_and_take_hits
 from logstore.records.manifest import IdCeilings, Manifest, manifest_key
 from logstore.records.rebuild_job import RebuildId
 from logstore.records.record_kinds import RECORD_LOG_FORMAT, RecordKind
@@ -50,8 +50,8 @@ def test_newest_manifest_is_the_one_of_the_highest_number(log: RecordLog, object
         log.put_manifest(manifest(number))
     objects.put_if_absent("records/manifest/README", b"x", metadata={})
     assert log.read_newest_manifest() == manifest(100)
-    assert log.read_newest_manifest(after=100) == manifest(100)
-    assert log.read_newest_manifest(after=101) is None
+    assert log.read_newest_manifest(from_number=100) == manifest(100)
+    assert log.read_newest_manifest(from_number=101) is None
     assert log.list_manifest_numbers(after=10) == [11, 100]
 
 
@@ -63,7 +63,7 @@ def test_log_whose_writer_died_before_the_mark_is_marked_behind_the_next_manifes
     arm(point, "crash")
     with pytest.raises(SimulatedCrash):
         log.put_manifest(manifest(1))
-    disarm()
+    disarm_all_and_take_hits()
     RecordLog(objects).put_manifest(manifest(2))
     objects.delete([manifest_key(1)])
     objects.unlisted = {"records/manifest/": 1}
@@ -180,7 +180,7 @@ def test_a_pin_whose_renewal_dies_midway_still_holds(log: RecordLog) -> None:
     arm("records.pin.after", "crash")
     with pytest.raises(SimulatedCrash):
         log.pin_manifest("raid", 8, 200, "raid")
-    disarm()
+    disarm_all_and_take_hits()
     assert [one.until_us for one in log.list_pins(now_us=100)] == [200]
 
 
@@ -222,7 +222,7 @@ def test_pin_of_a_process_that_dies_midway_makes_no_listing_doubtful(log: Record
     arm(point, "crash")
     with pytest.raises(SimulatedCrash):
         pin_and_unpin()
-    disarm()
+    disarm_all_and_take_hits()
     assert len(log.list_pins()) == (0 if point == "records.unpin.after" else 1)
 
 
@@ -238,7 +238,7 @@ def test_replica_that_a_listing_hides_counts_as_having_applied_nothing(
     objects.unlisted = {hidden: 1}
     found = RecordLog(objects).list_certain_acknowledgements()
     assert [(one.replica_id, one.manifest, one.is_revoked) for one in found] == [("a", 0, False)]
-    assert RecordLog(objects).list_certain_acknowledgements() == RecordLog(objects).list_acknowledgements()
+    assert RecordLog(objects).list_certain_acknowledgements() == RecordLog(objects).list_lowest_acknowledgements()
     log.revoke_replica("a")
     objects.unlisted = {hidden: 1}
     assert RecordLog(objects).list_certain_acknowledgements() == []
@@ -281,8 +281,8 @@ def test_replica_that_dies_midway_makes_no_listing_doubtful(log: RecordLog, poin
     arm(point, "crash")
     with pytest.raises(SimulatedCrash):
         acknowledge_and_forget()
-    disarm()
-    assert RecordLog(log._objects).list_certain_acknowledgements() == log.list_acknowledgements()
+    disarm_all_and_take_hits()
+    assert RecordLog(log._objects).list_certain_acknowledgements() == log.list_lowest_acknowledgements()
 
 
 def _plan_before_entry(objects: FakeObjectStore, action: Callable[[], None]) -> None:
@@ -316,7 +316,7 @@ def test_replica_that_acknowledges_twice_at_once_stays_registered(log: RecordLog
 
 def test_the_newest_manifest_is_pinned_while_it_is_the_newest(log: RecordLog, objects: FakeObjectStore) -> None:
     """Where a sweep may have overlooked the pin, for many newer ones had come, the newest of those is taken."""
-    assert log.pin_newest_manifest("raid", 10, "raid") is None
+    assert log.pin_newest_complete_manifest("raid", 10, "raid") is None
     log.put_manifest(manifest(1))
 
     def overtake() -> None:
@@ -325,7 +325,7 @@ def test_the_newest_manifest_is_pinned_while_it_is_the_newest(log: RecordLog, ob
 
     slow = Fault(operation=Operation.PUT, kind=FaultKind.CALL, action=overtake, matches=lambda key: PIN_PREFIX in key)
     objects.plan(slow)
-    found = log.pin_newest_manifest("raid", 10, "raid")
+    found = log.pin_newest_complete_manifest("raid", 10, "raid")
     assert found == manifest(79)
     assert [one.manifest for one in log.list_pins()] == [79]
 
@@ -336,12 +336,12 @@ def test_replicas_say_how_far_they_are(log: RecordLog, objects: FakeObjectStore)
     log.acknowledge_manifest("a/1", 4, 1, 10)
     objects.advance(seconds=1)
     log.acknowledge_manifest("a/1", 5, 1, 11)
-    found = log.list_acknowledgements()
+    found = log.list_lowest_acknowledgements()
     assert [(one.replica_id, one.manifest, one.epoch) for one in found] == [("a/1", 5, 1), ("b", 0, 1)]
     assert found[0].at_us - found[1].at_us == 1_000_000
     assert len([key for key in objects.keys if key.startswith(REPLICA_PREFIX)]) == 2
     log.forget_replica("b")
-    assert [one.replica_id for one in log.list_acknowledgements()] == ["a/1"]
+    assert [one.replica_id for one in log.list_lowest_acknowledgements()] == ["a/1"]
 
 
 def test_a_replica_that_is_half_forgotten_is_still_revoked(log: RecordLog, objects: FakeObjectStore) -> None:
@@ -351,7 +351,7 @@ def test_a_replica_that_is_half_forgotten_is_still_revoked(log: RecordLog, objec
     objects.plan(Fault(operation=Operation.DELETE, kind=FaultKind.KEY_ERROR, matches=lambda key: key.endswith("10")))
     with pytest.raises(StoreUnavailable):
         log.forget_replica("a")
-    assert [one.is_revoked for one in log.list_acknowledgements()] == [True]
+    assert [one.is_revoked for one in log.list_lowest_acknowledgements()] == [True]
     log.forget_replica("a")
     assert [key for key in objects.keys if key.startswith(REPLICA_PREFIX)] == []
 
@@ -362,10 +362,10 @@ def test_a_replica_that_dies_between_two_words_counts_by_the_lower_one(log: Reco
     arm("records.acknowledge.after", "crash")
     with pytest.raises(SimulatedCrash):
         log.acknowledge_manifest("a", 5, 1, 11)
-    disarm()
-    assert [one.manifest for one in log.list_acknowledgements()] == [4]
+    disarm_all_and_take_hits()
+    assert [one.manifest for one in log.list_lowest_acknowledgements()] == [4]
     log.acknowledge_manifest("a", 5, 1, 12)
-    assert [one.manifest for one in log.list_acknowledgements()] == [5]
+    assert [one.manifest for one in log.list_lowest_acknowledgements()] == [5]
 
 
 def test_known_manifest_that_a_listing_lacks_is_asked_for_by_name(log: RecordLog, objects: FakeObjectStore) -> None:
@@ -375,10 +375,10 @@ def test_known_manifest_that_a_listing_lacks_is_asked_for_by_name(log: RecordLog
     for hidden in ("records/", manifest_key(3)):
         objects.unlisted = {hidden: 1}
         with pytest.raises(StoreUnavailable, match="HEAD finds it, LIST does not"):
-            RecordLog(objects).read_newest_manifest(after=3)
-    assert log.read_newest_manifest(after=3) == manifest(3)
+            RecordLog(objects).read_newest_manifest(from_number=3)
+    assert log.read_newest_manifest(from_number=3) == manifest(3)
     objects.delete([manifest_key(3)])
-    assert RecordLog(objects).read_newest_manifest(after=3) is None
+    assert RecordLog(objects).read_newest_manifest(from_number=3) is None
 
 
 @pytest.mark.parametrize(("first", "last"), [(4, 4), (4, 7), (150, 260)])
@@ -390,6 +390,6 @@ def test_rebuild_begins_with_no_manifest_that_is_not_the_newest(
         log.put_manifest(manifest(number))
     objects.unlisted = {manifest_key(number): 3 for number in range(first, last + 1)}
     with pytest.raises(StoreUnavailable, match="HEAD finds it, LIST does not"):
-        RebuildManifests(log).read_newest_manifest()
-    assert RebuildManifests(log).read_newest_manifest() == manifest(last), "the second listing shows them"
+        RebuildManifests(log).require_newest_manifest()
+    assert RebuildManifests(log).require_newest_manifest() == manifest(last), "the second listing shows them"
     assert objects.unlisted == {}

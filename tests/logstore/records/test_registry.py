@@ -3,7 +3,7 @@
 import pytest
 
 from logstore.errors import CorruptData, UploadUnproven
-from logstore.failpoints import SimulatedCrash, arm, disarm
+from logstore.failpoints import SimulatedCrash, arm, disarm_all_and_take_hits
 from logstore.records.services.name_register import NameRegister
 from tests.fakes.objects import FakeObjectStore, Fault, FaultKind, Operation
 
@@ -87,7 +87,7 @@ def test_entry_that_dies_midway_is_made_once(objects: FakeObjectStore, point: st
     arm(point, "crash")
     with pytest.raises(SimulatedCrash):
         _reopened(objects).enter_name("a")
-    disarm()
+    disarm_all_and_take_hits()
     _reopened(objects).enter_name("a")
     assert [key for key in objects.keys if key.startswith(_FOLDER)] == [f"{_FOLDER}000000"]
 
@@ -99,7 +99,7 @@ def test_end_that_dies_midway_is_made_by_the_next_attempt(objects: FakeObjectSto
     arm(point, "crash")
     with pytest.raises(SimulatedCrash):
         _reopened(objects).end_names("a".__eq__)
-    disarm()
+    disarm_all_and_take_hits()
     _reopened(objects).end_names("a".__eq__)
     assert _reopened(objects).active_names() == frozenset()
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from logstore.errors import CorruptData, InvalidInput, MissingData, PreconditionFailed, StoreUnavailable
-from logstore.failpoints import SimulatedCrash, arm, disarm
+from logstore.failpoints import SimulatedCrash, arm, disarm_all_and_take_hits
 from logstore.records.job_results import ShippedBlocks
 from logstore.records.manifest import MANIFEST_PREFIX, Block, IdCeilings, Manifest, manifest_key
 from logstore.records.newest_versions import select_newest_versions
@@ -98,7 +98,7 @@ def pair() -> Pair:
 @pytest.fixture(autouse=True)
 def _disarmed() -> object:
     yield
-    disarm()
+    disarm_all_and_take_hits()
 
 
 def test_a_replica_is_new_then_current_then_behind(pair: Pair) -> None:
@@ -151,7 +151,7 @@ def test_a_shipment_that_dies_is_made_by_the_next(pair: Pair, point: str, moment
     arm(f"{point}.{moment}", "crash")
     with pytest.raises(SimulatedCrash):
         pair.ship()
-    disarm()
+    disarm_all_and_take_hits()
     if (there := pair.replica.read_newest_manifest()) is not None:
         assert all(pair.far.get(block.key) for block in there.blocks)
     pair.ship()
@@ -252,7 +252,7 @@ def test_revoked_replica_is_registered_again_though_no_listing_shows_that_it_is_
     pair.near.unlisted = {f"{REPLICA_PREFIX}{_FAR}/revoked": 1_000}
     pair.ship()
     pair.near.unlisted = {}
-    assert [(word.manifest, word.is_revoked) for word in pair.log.list_acknowledgements()] == [(1, False)]
+    assert [(word.manifest, word.is_revoked) for word in pair.log.list_lowest_acknowledgements()] == [(1, False)]
 
 
 @pytest.mark.parametrize("changed", [{"catalog_id": "other"}, {"number": 7}, {"stamp": "theirs"}])
@@ -330,8 +330,8 @@ def test_replica_that_was_away_for_more_than_the_eligible_age_is_seeded_and_noth
 def _may_remove(pair: Pair, deleted: Manifest) -> bool:
     """Whether the raid's rule lets a tombstone go that came with this manifest; it revokes who is STALE, as a raid."""
     newest = pair.published().number
-    for one in pair.log.list_acknowledgements():
+    for one in pair.log.list_lowest_acknowledgements():
         state = decide_replica_state(one, newest=newest, now_us=pair.near.now_us, eligible_age_s=_AGE_S)
         if state is ReplicaState.STALE:
             pair.log.revoke_replica(one.replica_id)
-    return newest_manifest_applied_everywhere(pair.log.list_acknowledgements(), newest=newest) >= deleted.number
+    return newest_manifest_applied_everywhere(pair.log.list_lowest_acknowledgements(), newest=newest) >= deleted.number

@@ -13,7 +13,7 @@ from logstore.records.manifest import Block
 from logstore.records.newest_versions import (
     KEY_COLUMNS,
     VersionsRankedByRecord,
-    live_version_mask,
+    mask_ids_with_content,
     overlapping_blocks,
     read_versions_by_id_range,
     select_newest_versions,
@@ -89,7 +89,9 @@ def test_a_tombstone_covers_what_has_a_version_with_content(rows: list[dict[str,
     """Versions that are tombstones themselves are nothing to be covered."""
     ids = np.array(sorted(asked), dtype=np.int64)
     alive = {row["id"] for row in rows if not row["tombstone"]}
-    assert live_version_mask(ids, table(RecordKind.LEDGER, rows)).tolist() == [one in alive for one in sorted(asked)]
+    assert mask_ids_with_content(ids, table(RecordKind.LEDGER, rows)).tolist() == [
+        one in alive for one in sorted(asked)
+    ]
 
 
 def _block(name: int, first: int, last: int, records: int) -> Block:
@@ -117,7 +119,7 @@ _BLOCKS = st.lists(
 @given(_BLOCKS, st.integers(1, 400))
 def test_ranges_cover_all_ids_once(blocks: list[Block], versions: int) -> None:
     """So no record is in two of them, and none is left out."""
-    found = split_into_id_ranges(blocks, versions=versions)
+    found = split_into_id_ranges(blocks, versions_per_range=versions)
     covered_ids = [one for first, last in found for one in range(first, last + 1)]
     assert covered_ids == sorted(set(covered_ids))
     assert {one for block in blocks for one in range(block.first_id, block.last_id + 1)} <= set(covered_ids)
@@ -147,13 +149,15 @@ def test_work_by_ranges_finds_the_same_winners(rows: list[dict[str, Any]], cuts:
             [row for row in rows if ids[0] <= row["id"] <= ids[1]], schema=tables[block.block_id].schema
         )
 
-    parts = [select_newest_versions(part) for part in read_versions_by_id_range(blocks, read, versions=versions)]
+    parts = [
+        select_newest_versions(part) for part in read_versions_by_id_range(blocks, read, versions_per_range=versions)
+    ]
     assert [row for part in parts for row in part.to_pylist()] == _expected(few)
 
 
 def test_many_blocks_of_the_same_ids_are_divided_at_once() -> None:
     """The work grows with the number of blocks, not with its square; the sums of so many parts are exact."""
     blocks = [_block(at, at, at + 2**40, 100_000) for at in range(2_000)]
-    found = split_into_id_ranges(blocks, versions=2_000_000)
+    found = split_into_id_ranges(blocks, versions_per_range=2_000_000)
     assert 100 <= len(found) <= 102
     assert (found[0][0], found[-1][1]) == (0, 1_999 + 2**40)

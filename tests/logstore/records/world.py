@@ -110,7 +110,7 @@ class RecordsWorld(SqlWorld):
     def sweep(self) -> SweptRecordObjects:
         """Manifests and blocks."""
         state = self.catalog.records.read_state()
-        return RecordsBucketSweeper(self.objects, RecordLog(self.objects)).remove_old_objects(
+        return RecordsBucketSweeper(self.objects, RecordLog(self.objects)).remove_old_manifests_and_blocks(
             state.now_us, staged_blocks=state.staged_blocks
         )
 
@@ -165,5 +165,5 @@ def _winners(blocks: tuple[Block, ...], files: tuple[bytes | None, ...]) -> pa.T
         assert file is not None, f"a manifest names {block.key}, and the bucket has no such object"
         return decode_block(block, file, ids=ids)
 
-    tables = [select_newest_versions(part) for part in read_versions_by_id_range(blocks, read, versions=7)]
+    tables = [select_newest_versions(part) for part in read_versions_by_id_range(blocks, read, versions_per_range=7)]
     return pa.concat_tables(tables) if tables else pa.table({"id": [], "tombstone": []})

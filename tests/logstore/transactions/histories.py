@@ -93,7 +93,7 @@ class History:
         except (SimulatedCrash, StoreUnavailable):
             pass
         finally:
-            failpoints.disarm()
+            failpoints.disarm_all_and_take_hits()
 
     def resolve(self, which: int, _: int) -> None:
         """By hand: the log will never tell."""
@@ -101,7 +101,7 @@ class History:
         owed = self.world.catalog.transactions.get_transaction(txn).owed if txn else []
         if txn and owed:
             cause = AuditCause(actor="tests", reason="", workflow_id="")
-            self.world.catalog.transactions.resolve_participant(txn, owed[0].participant, cause)
+            self.world.catalog.transactions.settle_untold_participant(txn, owed[0].participant, cause)
 
     def roll(self, _: int, __: int) -> None:
         self.world.log.managed.roll(self.world.topic)

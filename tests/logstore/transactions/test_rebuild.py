@@ -265,10 +265,10 @@ def test_marker_that_is_none_is_refused(history: History) -> None:
     """The log is damaged, and nobody guesses."""
     import pyarrow as pa  # noqa: PLC0415
 
-    from logstore.cursors.cursor_state import LedgerSpan  # noqa: PLC0415
-    from logstore.transactions.transaction_buffer import BufferComputation  # noqa: PLC0415
+    from logstore.cursors.cursor_state import VisibleLedgerSpan  # noqa: PLC0415
+    from logstore.transactions.transaction_buffer import TransactionBufferAccumulator  # noqa: PLC0415
 
-    fold = BufferComputation(TransactionBuffer(), [LedgerSpan(LedgerId(1), 1)])
+    fold = TransactionBufferAccumulator(TransactionBuffer(), [VisibleLedgerSpan(LedgerId(1), 1)])
     table = pa.table({"txn_tc": [0], "txn_seq": [0], "marker": ["PERHAPS"]})
     with pytest.raises(CorruptData, match="ledger 1"):
         fold.add_segment(LedgerId(1), 0, table)

@@ -43,15 +43,18 @@ def test_due_snapshot_is_what_sql_says_and_replaces_the_one_before(history: Hist
     """And what it replaces is deleted in two phases, as every ledger is."""
     log, topic_id = history.world.log, history.world.topic.topic_id
     history.take(_ABORTED)
-    assert log.buffer_snapshots.write_due_snapshots() == 0
+    assert log.buffer_snapshots.write_snapshots_and_count_due() == 0
     _make_due(history)
-    assert (log.buffer_snapshots.write_due_snapshots(), log.buffer_snapshots.write_due_snapshots()) == (1, 0)
-    assert log.buffer_snapshots.load_snapshot(topic_id) == history.in_sql()
+    assert (
+        log.buffer_snapshots.write_snapshots_and_count_due(),
+        log.buffer_snapshots.write_snapshots_and_count_due(),
+    ) == (1, 0)
+    assert log.buffer_snapshots.load_readable_snapshot(topic_id) == history.in_sql()
     (first,) = _snapshots(history)
     history.take([("begin", 0, 0), *_ABORTED])
     _make_due(history)
-    log.buffer_snapshots.write_due_snapshots()
-    assert log.buffer_snapshots.load_snapshot(topic_id) == history.in_sql()
+    log.buffer_snapshots.write_snapshots_and_count_due()
+    assert log.buffer_snapshots.load_readable_snapshot(topic_id) == history.in_sql()
     assert log.rebuilder.rebuild_buffer(topic_id) == history.in_sql()
     assert _snapshots(history) != [first]
     assert [row[0] for row in history.world.sql("SELECT ledger_id FROM pending_deletion")] == [first]
@@ -63,19 +66,19 @@ def test_snapshot_whose_upload_was_answered_and_not_stored_replaces_none(history
     log, topic_id = history.world.log, history.world.topic.topic_id
     history.take(_ABORTED)
     _make_due(history)
-    log.buffer_snapshots.write_due_snapshots()
-    before, (current,) = log.buffer_snapshots.load_snapshot(topic_id), _snapshots(history)
+    log.buffer_snapshots.write_snapshots_and_count_due()
+    before, (current,) = log.buffer_snapshots.load_readable_snapshot(topic_id), _snapshots(history)
     history.take([("begin", 0, 0), *_ABORTED])
     _make_due(history)
     lost = Fault(operation=Operation.PUT, kind=FaultKind.LOST, times=5, matches=lambda key: key.endswith(part))
     history.world.objects.plan(lost)
-    log.buffer_snapshots.write_due_snapshots()
+    log.buffer_snapshots.write_snapshots_and_count_due()
     assert lost.times == 0
     assert current in _snapshots(history)
-    assert log.buffer_snapshots.load_snapshot(topic_id) == before
+    assert log.buffer_snapshots.load_readable_snapshot(topic_id) == before
     _make_due(history)
-    log.buffer_snapshots.write_due_snapshots()
-    assert log.buffer_snapshots.load_snapshot(topic_id) == history.in_sql()
+    log.buffer_snapshots.write_snapshots_and_count_due()
+    assert log.buffer_snapshots.load_readable_snapshot(topic_id) == history.in_sql()
 
 
 def test_superseded_snapshot_is_deleted_by_the_next_trim_of_its_topic(history: History) -> None:
@@ -89,7 +92,7 @@ def test_superseded_snapshot_is_deleted_by_the_next_trim_of_its_topic(history: H
     done(world.deletion.delete_chunk, chunk_input())
     assert world.outcomes() == {"DELETED": 1}
     assert world.left_of(LedgerId(first)) == []
-    assert log.buffer_snapshots.load_snapshot(world.topic.topic_id) == history.in_sql()
+    assert log.buffer_snapshots.load_readable_snapshot(world.topic.topic_id) == history.in_sql()
 
 
 @pytest.mark.parametrize("point", [f"{name}.{when}" for name in _EFFECTS for when in ("before", "after")])
@@ -98,19 +101,19 @@ def test_writer_that_dies_leaves_the_old_snapshot_or_the_new_one(history: Histor
     log, topic_id = history.world.log, history.world.topic.topic_id
     history.take(_ABORTED)
     _make_due(history)
-    log.buffer_snapshots.write_due_snapshots()
-    before = log.buffer_snapshots.load_snapshot(topic_id)
+    log.buffer_snapshots.write_snapshots_and_count_due()
+    before = log.buffer_snapshots.load_readable_snapshot(topic_id)
     history.take(_ABORTED)
     _make_due(history)
     failpoints.arm(point, "crash")
     with pytest.raises(SimulatedCrash):
-        log.buffer_snapshots.write_due_snapshots()
-    failpoints.disarm()
-    assert log.buffer_snapshots.load_snapshot(topic_id) in (before, history.in_sql())
+        log.buffer_snapshots.write_snapshots_and_count_due()
+    failpoints.disarm_all_and_take_hits()
+    assert log.buffer_snapshots.load_readable_snapshot(topic_id) in (before, history.in_sql())
     assert len(_snapshots(history)) == 1
     _make_due(history)
-    log.buffer_snapshots.write_due_snapshots()
-    assert log.buffer_snapshots.load_snapshot(topic_id) == history.in_sql()
+    log.buffer_snapshots.write_snapshots_and_count_due()
+    assert log.buffer_snapshots.load_readable_snapshot(topic_id) == history.in_sql()
     (standing,) = _snapshots(history)
     rows = {row[0] for row in history.world.sql("SELECT ledger_id FROM ledger")}
     intents = {row[0] for row in history.world.sql("SELECT ledger_id FROM pending_deletion")}
@@ -132,7 +135,7 @@ def test_store_that_is_away_costs_a_line_and_no_other_topic_its_snapshot(
     with monkeypatch.context() as patched:
         patched.setattr(history.world.objects, "put_if_absent", fail)
         patched.setattr("logstore.retrying_clock.Backoff.pause_s", lambda *_: 0.0)
-        assert history.world.log.buffer_snapshots.write_due_snapshots() == 1
+        assert history.world.log.buffer_snapshots.write_snapshots_and_count_due() == 1
     assert "its transactions' snapshot is not written: away" in caplog.text
     assert _snapshots(history) == []
     assert history.world.catalog.transaction_snapshots.get_snapshot(history.world.topic.topic_id).due_us is not None
@@ -149,8 +152,12 @@ def test_snapshot_of_a_topic_whose_entries_are_all_gone_is_written_once(history:
     done(history.world.deletion.detach, request)
     assert last.entries == 0
     _make_due(history)
-    assert log.buffer_snapshots.write_due_snapshots() == 1
-    assert log.buffer_snapshots.load_snapshot(topic_id) == history.in_sql() == log.rebuilder.rebuild_buffer(topic_id)
+    assert log.buffer_snapshots.write_snapshots_and_count_due() == 1
+    assert (
+        log.buffer_snapshots.load_readable_snapshot(topic_id)
+        == history.in_sql()
+        == log.rebuilder.rebuild_buffer(topic_id)
+    )
     assert history.world.catalog.transaction_snapshots.get_snapshot(topic_id).due_us is None
 
 
@@ -164,4 +171,7 @@ def test_snapshot_that_knows_less_replaces_nothing(history: History) -> None:
     stored = list(history.world.objects.keys)
     assert not log.buffer_snapshots.replace_snapshot(topic_id, older)
     assert not log.buffer_snapshots.replace_snapshot(topic_id, TransactionBuffer())
-    assert (history.world.objects.keys, log.buffer_snapshots.load_snapshot(topic_id)) == (stored, history.in_sql())
+    assert (history.world.objects.keys, log.buffer_snapshots.load_readable_snapshot(topic_id)) == (
+        stored,
+        history.in_sql(),
+    )

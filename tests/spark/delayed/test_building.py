@@ -14,7 +14,7 @@ from logstore.log.entries import NewEntry, ProducedEntries
 from logstore.log.ledger_object_keys import segment_key
 from logstore.ports.catalog import AuditCause, BeginTransactionWrite, Claim, EndTransactionWrite, Topic
 from logstore.positions import Position
-from logstore.reconciliation.bulk_jobs import BulkSummary
+from logstore.reconciliation.bulk_job_inputs_and_results import BulkJobSummary
 from logstore.transactions.transaction_ids_and_states import TransactionId
 from spark.job_mains import catalog_job_mains
 from spark.job_runner import SparkBulkJobs
@@ -22,7 +22,7 @@ from spark.published_output import PublishedOutputs
 from spark.warm_session import WarmSession
 from tests.spark.lost_puts import losing_puts
 from workers.assembly.log_store import LogStore
-from workers.assembly.log_store_from_settings import executor_addresses, open_log_store
+from workers.assembly.log_store_from_settings import executor_catalog_and_bucket_addresses, open_log_store
 from workers.settings import Settings
 
 pytestmark = pytest.mark.external_service
@@ -61,11 +61,13 @@ class _Builds:
 
     def __init__(self, settings: Settings, warm: WarmSession, folder: Path) -> None:
         self._jobs = SparkBulkJobs(
-            warm, PublishedOutputs(folder), lambda: catalog_job_mains(executor_addresses(settings))
+            warm, PublishedOutputs(folder), lambda: catalog_job_mains(executor_catalog_and_bucket_addresses(settings))
         )
         self._runs = 0
 
-    def build(self, *topics: Topic, messages: int = 4, buckets: int = 3) -> tuple[BulkSummary, list[BuiltTopicIndex]]:
+    def build(
+        self, *topics: Topic, messages: int = 4, buckets: int = 3
+    ) -> tuple[BulkJobSummary, list[BuiltTopicIndex]]:
         self._runs += 1
         ids = tuple(one.topic_id for one in topics)
         job = BuildDelayedIndexJob(

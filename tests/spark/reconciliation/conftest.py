@@ -7,7 +7,7 @@ from typing import Protocol
 import pytest
 
 from infra.objects.s3_client import read_store_clock_s
-from logstore.reconciliation.bulk_jobs import (
+from logstore.reconciliation.bulk_job_inputs_and_results import (
     ROWS_BEFORE,
     BulkJob,
     CompareStorageWithCatalogJob,
@@ -24,7 +24,7 @@ from spark.sources.store_addresses import CatalogAddresses
 from spark.warm_session import WarmSession
 from tests.postgres import postgres
 from tests.spark.reconciliation.damage import Damaged
-from workers.assembly.log_store_from_settings import executor_addresses, open_log_store
+from workers.assembly.log_store_from_settings import executor_catalog_and_bucket_addresses, open_log_store
 from workers.settings import Settings
 
 __all__ = ["postgres"]
@@ -74,7 +74,9 @@ def planner(mine: Damaged, session: WarmSession, folder: Path) -> Plan:
     ) -> list[Finding]:
         target, run_id = store or mine, f"run-{next(runs)}"
         jobs = SparkBulkJobs(
-            session, publication, lambda: catalog_job_mains(addresses or executor_addresses(target.settings))
+            session,
+            publication,
+            lambda: catalog_job_mains(addresses or executor_catalog_and_bucket_addresses(target.settings)),
         )
         before_us = int((read_store_clock_s(target.bucket) + 5) * 1e6) if before_us is None else before_us
         rows_us = before_us + 10**7 if rows_before_us is None else rows_before_us

@@ -21,7 +21,7 @@ from logstore.identity.bucket_markers import PROBE_PREFIX
 from logstore.log.entries import NewEntry, ProducedEntries
 from logstore.log.ledger_object_keys import ledger_prefix, meta_key, segment_key, segment_number_from_key
 from logstore.log.ledgers import Component, LedgerOwner, LedgerStatement
-from logstore.log.segment_metadata import EXTENT_FIELD, RegisteredExtent
+from logstore.log.segment_metadata import EXTENT_FIELD, RegisteredLedgerExtent
 from logstore.log.services.component_ledgers import ComponentLedgers, CreatedLedger, OneEntryLedgerDraft
 from logstore.log.services.segment_registration import upload_confirmation
 from logstore.offload.tiered_copy import CopyLengths, data_key, index_key
@@ -162,7 +162,7 @@ class Damaged:
         written = ComponentLedgers(
             components=catalog.components, ledgers=catalog.ledgers, objects=self.log.objects, application="sexton"
         )
-        return written.store(
+        return written.write_unlisted(
             OneEntryLedgerDraft(
                 topic_id=topic.topic_id, component=component, keys=keys, content=b"content", properties={}
             )
@@ -170,7 +170,7 @@ class Damaged:
 
     def offload(self, ledger_id: LedgerId, uuid: str) -> None:
         """A tiered copy, published."""
-        done = self.log.offloader.upload(ledger_id, uuid, timeout_s=600)
+        done = self.log.offloader.upload_and_prove(ledger_id, uuid, timeout_s=600)
         assert done.evidence
         lengths = CopyLengths(data_bytes=done.evidence.size_bytes, index_bytes=done.evidence.index_bytes)
         self.log.catalog.offloads.publish_tiered_copy(ledger_id, uuid, lengths=lengths)
@@ -202,7 +202,7 @@ def confirmations(store: Damaged) -> None:
     """As a contended topic leaves them, of a closed ledger and of the open one; what is not far enough up is none."""
     _, ledgers = store.topic("confirmed")
     for ledger_id in (ledgers[0], ledgers[2]):
-        said, clock = RegisteredExtent(last_segment=1, entries=2), Clock()
+        said, clock = RegisteredLedgerExtent(last_segment=1, entries=2), Clock()
         upload_confirmation(
             store.log.objects, store.statement(ledger_id), said, clock=clock, deadline_s=clock.monotonic_s() + 60
         )
@@ -210,7 +210,7 @@ def confirmations(store: Damaged) -> None:
         store.truth.add((_K.CONFIRMATION, ledger_id, segment_key(ledger_id, max(one or 0 for one in found))))
     near = segment_key(ledgers[0], 18)
     metadata = store.statement(ledgers[0]).to_metadata() | {
-        EXTENT_FIELD: str(RegisteredExtent(last_segment=1, entries=2))
+        EXTENT_FIELD: str(RegisteredLedgerExtent(last_segment=1, entries=2))
     }
     store.s3.put_object(Bucket=store.settings.primary_bucket, Key=near, Body=b"x", Metadata=metadata)
     store.truth.add((_K.ORPHAN_SEGMENT, ledgers[0], near))

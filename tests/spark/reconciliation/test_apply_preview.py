@@ -22,9 +22,9 @@ from logstore.offload.tiered_copy import data_key
 from logstore.ports.catalog import Claim, IntentResult, RunKind
 from logstore.positions import LedgerId, Position
 from logstore.reconciliation import plausibility_guards
-from logstore.reconciliation.bulk_jobs import BulkSummary, VerifyFindingsJob
+from logstore.reconciliation.bulk_job_inputs_and_results import BulkJobSummary, VerifyFindingsJob
 from logstore.reconciliation.finding_files import findings_to_table
-from logstore.reconciliation.findings import ApplyCounts, Finding, FindingKind, PlanResult, apply_batch_id
+from logstore.reconciliation.findings import ApplyCounts, Finding, FindingKind, PlanOrScrubResult, apply_batch_id
 from logstore.reconciliation.services import orphan_inspection
 from spark.published_output import PublishedOutputs
 from spark.warm_session import WarmSession
@@ -170,12 +170,12 @@ class _Apply:
         publication = PublishedOutputs(Path(store.settings.bulk_dir))
         attempt = publication.create_attempt_folder(_RUN, VerifyFindingsJob.name)
         pq.write_table(findings_to_table(findings), attempt / "part-0.parquet", row_group_size=_FINDINGS_PER_PAGE)
-        published = publication.publish(_RUN, VerifyFindingsJob.name, attempt, BulkSummary())
+        published = publication.publish(_RUN, VerifyFindingsJob.name, attempt, BulkJobSummary())
         counts = Counter(finding.kind.value for finding in findings)
         sizes: Counter[str] = Counter()
         for finding in findings:
             sizes[finding.kind.value] += finding.size_bytes
-        self.plan = PlanResult(
+        self.plan = PlanOrScrubResult(
             findings=dict(counts), size_bytes=dict(sizes), ledgers=99, before_us=before_us, report=published.folder
         )
         ((epoch,),) = store.sql("SELECT epoch FROM catalog")
@@ -187,7 +187,7 @@ class _Apply:
         self.pages = -(-len(findings) // _FINDINGS_PER_PAGE)
 
     def preview(self) -> ApplyPreviewResult:
-        return create_apply_preview(self.log).preview(_RUN)
+        return create_apply_preview(self.log).preview_apply(_RUN)
 
     def begin(self) -> None:
         asked = BeginApplyInput(run_id=_RUN, actor="tests", max_orphan_share=1.0)
@@ -205,14 +205,14 @@ class _Apply:
             actor="tests",
         )
         applying = self.activities.applying
-        filed = run(applying.file_page, page)
+        filed = run(applying.recheck_and_file_page, page)
         rows = self.log.catalog.reconciliation.list_filed_copies(batch, after=0, limit=99)
         ended = [IntentResult(row_id=row.row_id, outcome=Outcome.DELETED) for row in rows]
         self.log.catalog.deletions.record_outcomes(ended, holder=batch)
         if filed.objects:
-            run(applying.delete_objects, page)
+            run(applying.recheck_and_delete_objects, page)
         if record:
-            run(applying.record_page, replace(page, intents=filed.intents))
+            run(applying.record_page_fates, replace(page, intents=filed.intents))
 
     def apply(self) -> ApplyCounts:
         for number in range(self.pages):

@@ -10,7 +10,7 @@ from tests.spark.cluster import PROPERTIES, deadly, standalone
 from tests.spark.reconciliation import damage
 from tests.spark.reconciliation.conftest import planner
 from tests.spark.reconciliation.damage import Damaged
-from workers.assembly.log_store_from_settings import executor_addresses
+from workers.assembly.log_store_from_settings import executor_catalog_and_bucket_addresses
 
 pytestmark = [pytest.mark.external_service, pytest.mark.timeout(600)]
 
@@ -30,9 +30,9 @@ def test_plan_on_a_standalone_cluster_is_exact_although_an_executor_is_killed(
         session = WarmSession(settings)
         try:
             found = planner(store, session, tmp_path / "bulk")(
-                addresses=deadly(executor_addresses(store.settings), mark)
+                addresses=deadly(executor_catalog_and_bucket_addresses(store.settings), mark)
             )
-            context = session.get_session().sparkContext
+            context = session.get_or_restart_session().sparkContext
             assert context.master == master
             assert context.getConf().get("spark.driver.host") == "127.0.0.1"
         finally:

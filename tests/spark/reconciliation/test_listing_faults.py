@@ -11,7 +11,7 @@ from logstore.errors import ServiceRefused, SextonError, StoreUnavailable, Unsup
 from logstore.log.ledger_object_keys import ledger_prefix, segment_key
 from logstore.ports.object_storage import ObjectInfo
 from logstore.positions import LedgerId
-from logstore.reconciliation.bulk_jobs import ListStorageJob
+from logstore.reconciliation.bulk_job_inputs_and_results import ListStorageJob
 from logstore.reconciliation.findings import FindingKind
 from spark.job_mains import catalog_job_mains
 from spark.job_runner import SparkBulkJobs
@@ -23,7 +23,7 @@ from tests.migrated import migrated
 from tests.spark.reconciliation import damage
 from tests.spark.reconciliation.conftest import Plan
 from tests.spark.reconciliation.damage import Damaged
-from workers.assembly.log_store_from_settings import executor_addresses
+from workers.assembly.log_store_from_settings import executor_catalog_and_bucket_addresses
 
 pytestmark = pytest.mark.external_service
 
@@ -83,7 +83,7 @@ def test_objects_that_a_listing_left_out_are_asked_for_and_are_no_lost_data(stor
     """What is truly lost is found all the same, where nothing of the ledger is left."""
     damage.healthy(store)
     damage.missing_data(store)
-    addresses = executor_addresses(store.settings)
+    addresses = executor_catalog_and_bucket_addresses(store.settings)
     forgetful = _ForgetfulAddress(*(getattr(addresses.primary, name) for name in BucketAddress.__slots__))
     found = {(one.kind, one.ledger_id, one.key) for one in plan(addresses=replace(addresses, primary=forgetful))}
     gone = next(one for one in store.truth if one[2].endswith("/"))

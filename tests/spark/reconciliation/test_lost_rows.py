@@ -21,16 +21,16 @@ from infra.stack.embedded_stack import StackAddresses
 from logstore.errors import CorruptData, PreconditionFailed
 from logstore.log.ledger_object_keys import segment_key
 from logstore.offload.tiered_copy import data_key, index_key
-from logstore.ports.catalog import BufferSnapshotSwitch
+from logstore.ports.catalog import BufferSnapshotReplacement
 from logstore.positions import EARLIEST, LedgerId, Position
-from logstore.reconciliation.bulk_jobs import (
+from logstore.reconciliation.bulk_job_inputs_and_results import (
     CompareStorageWithCatalogJob,
     ListStorageJob,
     ReadLedgersAndIntentsJob,
     VerifyFindingsJob,
 )
 from logstore.reconciliation.finding_files import FindingFiles
-from logstore.reconciliation.findings import ApplyCounts, Finding, FindingKind, PlanResult
+from logstore.reconciliation.findings import ApplyCounts, Finding, FindingKind, PlanOrScrubResult
 from spark.job_mains import catalog_job_mains
 from spark.job_runner import SparkBulkJobs
 from spark.published_output import PublishedOutputs
@@ -40,7 +40,7 @@ from tests.fakes.owners import NobodyOwns
 from tests.servers import settings_on
 from tests.spark.reconciliation.damage import Damaged, file_intent
 from workers.assembly.activities import create_activities
-from workers.assembly.log_store_from_settings import executor_addresses, open_log_store
+from workers.assembly.log_store_from_settings import executor_catalog_and_bucket_addresses, open_log_store
 
 pytestmark = pytest.mark.external_service
 
@@ -125,7 +125,7 @@ def _fill(store: Damaged, name: str) -> _Topic:
     schema = store.log.schemas.set(topic, b"{}").ledger_id
     bucket = store.sealed(topic, ledgers[1])
     buffer = store.buffer_snapshot(topic)
-    switch = BufferSnapshotSwitch(topic_id=topic.topic_id, expected=None, read_to=EARLIEST)
+    switch = BufferSnapshotReplacement(topic_id=topic.topic_id, expected=None, read_to=EARLIEST)
     assert catalog.transaction_snapshots.publish_snapshot(switch, buffer.ledger_id, size_bytes=buffer.size_bytes)
     columns = "topic_id, producer, sequence_id"
     store.sql(f"INSERT INTO producer_sequence ({columns}) VALUES (?, 'p', 1)", topic.topic_id)
@@ -142,20 +142,22 @@ def _fill(store: Damaged, name: str) -> _Topic:
     )
 
 
-def _plan_and_apply(store: Damaged, session: WarmSession, home: Path) -> tuple[PlanResult, ApplyCounts]:
+def _plan_and_apply(store: Damaged, session: WarmSession, home: Path) -> tuple[PlanOrScrubResult, ApplyCounts]:
     """Do the steps of both workflows, seconds later by the store's clock."""
     jobs = SparkBulkJobs(
-        session, PublishedOutputs(home / "bulk"), lambda: catalog_job_mains(executor_addresses(store.settings))
+        session,
+        PublishedOutputs(home / "bulk"),
+        lambda: catalog_job_mains(executor_catalog_and_bucket_addresses(store.settings)),
     )
     later = replace(store.log, bulk=jobs, store_now_us=lambda: int((read_store_clock_s(store.bucket) + 5) * 1e6))
     activities = create_activities(later, NobodyOwns())
     planning, applying = activities.planning, activities.applying
     begin = BeginPlanInput(run_id=_RUN, actor="tests", older_than_s=0, unsafe_age=True)
-    run(planning.begin_plan, begin, workflow_id=_RUN)
+    run(planning.begin_plan_and_remove_old_runs, begin, workflow_id=_RUN)
     for job in (ListStorageJob, ReadLedgersAndIntentsJob, CompareStorageWithCatalogJob):
-        run(planning.run_bulk, BulkJobInput(run_id=_RUN, job=job.name), workflow_id=_RUN)
-    run(planning.check_sides, PlanStepInput(run_id=_RUN))
-    run(planning.run_bulk, BulkJobInput(run_id=_RUN, job=VerifyFindingsJob.name), workflow_id=_RUN)
+        run(planning.run_plan_bulk_job, BulkJobInput(run_id=_RUN, job=job.name), workflow_id=_RUN)
+    run(planning.require_plausible_comparison, PlanStepInput(run_id=_RUN))
+    run(planning.run_plan_bulk_job, BulkJobInput(run_id=_RUN, job=VerifyFindingsJob.name), workflow_id=_RUN)
     planned = run(planning.conclude_plan, PlanStepInput(run_id=_RUN))
     begun = run(
         applying.begin_apply, BeginApplyInput(run_id=_RUN, actor="tests", max_orphan_share=1.0), workflow_id="apply"
@@ -170,9 +172,9 @@ def _plan_and_apply(store: Damaged, session: WarmSession, home: Path) -> tuple[P
             batch_workflow_id="delete-ledgers/batch",
             actor="tests",
         )
-        run(applying.file_page, request)
-        run(applying.delete_objects, request)
-        run(applying.record_page, request)
+        run(applying.recheck_and_file_page, request)
+        run(applying.recheck_and_delete_objects, request)
+        run(applying.record_page_fates, request)
     return planned, run(applying.conclude_apply, PlanStepInput(run_id=_RUN))
 
 

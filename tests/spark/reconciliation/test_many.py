@@ -10,7 +10,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from logstore.reconciliation.bulk_jobs import BulkSummary, CompareStorageWithCatalogJob, VerifyFindingsJob
+from logstore.reconciliation.bulk_job_inputs_and_results import (
+    BulkJobSummary,
+    CompareStorageWithCatalogJob,
+    VerifyFindingsJob,
+)
 from logstore.reconciliation.finding_files import FINDINGS_PER_PAGE, FindingFiles
 from logstore.reconciliation.findings import FindingKind
 from spark.job_mains import catalog_job_mains
@@ -48,9 +52,9 @@ def test_many_candidates_go_from_file_to_file_by_pages(
     publication = PublishedOutputs(tmp_path / "bulk")
     listed = publication.create_attempt_folder("run-1", "list-storage")
     assert write_ungrouped_facts(listed, "strange", 0, _strange(), STRANGE) == _MANY
-    publication.publish("run-1", "list-storage", listed, BulkSummary(counts={"groups": 4}))
+    publication.publish("run-1", "list-storage", listed, BulkJobSummary(counts={"groups": 4}))
     empty = publication.create_attempt_folder("run-1", "read-references")
-    publication.publish("run-1", "read-references", empty, BulkSummary())
+    publication.publish("run-1", "read-references", empty, BulkJobSummary())
     url, nowhere = migrated(tmp_path / "catalog.db"), BucketAddress("primary", "p", "http://127.0.0.1:9", "r", "k", "s")
     addresses = CatalogAddresses(database_url=url, primary=nowhere, tiered=(), application="sexton")
     jobs = SparkBulkJobs(warm, publication, lambda: catalog_job_mains(addresses))
@@ -58,7 +62,7 @@ def test_many_candidates_go_from_file_to_file_by_pages(
     candidates = jobs.run_job(compare, lambda _: None)
     findings = jobs.run_job(VerifyFindingsJob(run_id="run-1", before_us=2), lambda _: None)
     assert (candidates.counts["candidates"], findings.counts["foreign"]) == (_MANY, _MANY)
-    totals = FindingFiles(Path(findings.folder)).count_by_kind()
+    totals = FindingFiles(Path(findings.folder)).count_findings_and_bytes_by_kind()
     assert totals[FindingKind.FOREIGN] == (_MANY, sum(range(_MANY)))
     for done in (candidates, findings):
         for path in Path(done.folder).glob("*.parquet"):

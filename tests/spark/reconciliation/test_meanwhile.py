@@ -66,7 +66,7 @@ class _Others:
             catalog.offloads.publish_tiered_copy(*self._begun)
         self._store.offload(self._offloads.pop(0), str(uuid4()))
         self._begun = self._offloads.pop(0), str(uuid4())
-        assert self._store.log.offloader.upload(*self._begun, timeout_s=600).evidence
+        assert self._store.log.offloader.upload_and_prove(*self._begun, timeout_s=600).evidence
 
 
 def test_writer_trim_and_offload_between_the_jobs_make_no_finding(store: Damaged, plan: Plan) -> None:

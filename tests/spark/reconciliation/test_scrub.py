@@ -13,7 +13,7 @@ import pytest
 from logstore.log.ledger_object_keys import segment_key
 from logstore.offload.tiered_copy import data_key
 from logstore.positions import LedgerId
-from logstore.reconciliation.bulk_jobs import BulkSummary, CutScrubIntoPagesJob, ScrubPageJob
+from logstore.reconciliation.bulk_job_inputs_and_results import BulkJobSummary, CutScrubIntoPagesJob, ScrubPageJob
 from logstore.reconciliation.finding_files import FindingFiles
 from logstore.reconciliation.findings import Finding, FindingKind
 from spark.job_mains import catalog_job_mains
@@ -25,7 +25,7 @@ from spark.sources.store_addresses import CatalogAddresses
 from spark.warm_session import WarmSession
 from tests.spark.reconciliation.conftest import Plan
 from tests.spark.reconciliation.damage import Damaged
-from workers.assembly.log_store_from_settings import executor_addresses
+from workers.assembly.log_store_from_settings import executor_catalog_and_bucket_addresses
 
 _K = FindingKind
 Scrub = Callable[..., list[Finding]]
@@ -56,7 +56,9 @@ def scrubbed(store: Damaged, warm: WarmSession, tmp_path: Path) -> Scrub:
         *, topics: tuple[int, ...] = (), rate: int = 1 << 30, before: Callable[[int], None] = lambda _: None
     ) -> list[Finding]:
         jobs, run_id = (
-            SparkBulkJobs(warm, publication, lambda: catalog_job_mains(executor_addresses(store.settings))),
+            SparkBulkJobs(
+                warm, publication, lambda: catalog_job_mains(executor_catalog_and_bucket_addresses(store.settings))
+            ),
             next(runs),
         )
         ((next_id,),) = store.sql("SELECT next_ledger_id FROM catalog")
@@ -64,7 +66,7 @@ def scrubbed(store: Damaged, warm: WarmSession, tmp_path: Path) -> Scrub:
             CutScrubIntoPagesJob(run_id=f"scrub-{run_id}", topics=topics, next_ledger_id=next_id), lambda _: None
         )
         found: list[Finding] = []
-        read: list[BulkSummary] = []
+        read: list[BulkJobSummary] = []
         for page in range(cut.counts["pages"]):
             before(page)
             job = ScrubPageJob(run_id=f"scrub-{run_id}", page=page, bytes_per_s=rate)
@@ -73,7 +75,7 @@ def scrubbed(store: Damaged, warm: WarmSession, tmp_path: Path) -> Scrub:
         run_counts.append((cut.counts, read))
         return found
 
-    run_counts: list[tuple[dict[str, int], list[BulkSummary]]] = []
+    run_counts: list[tuple[dict[str, int], list[BulkJobSummary]]] = []
     run.counts = run_counts  # type: ignore[attr-defined]
     return run
 
@@ -216,7 +218,7 @@ def test_rows_that_go_between_the_reads_of_two_lanes_hide_no_object(
         def check_segment(self, row: dict[str, int]) -> None:
             read.append(("segment", row["ledger_id"], row["number"]))
 
-        def find_tiered_store(self, _: dict[str, int]) -> tuple[str]:
+        def find_readable_tiered_store(self, _: dict[str, int]) -> tuple[str]:
             return ("bucket",)
 
         def check_copy(self, row: dict[str, int], _: str) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from logstore.log.ledger_object_keys import ledger_prefix, meta_key, segment_key
 from logstore.log.ledgers import Component, LedgerOwner, LedgerStatement
-from logstore.log.segment_metadata import EXTENT_FIELD, MIN_CONFIRMATION_GAP, RegisteredExtent
+from logstore.log.segment_metadata import EXTENT_FIELD, MIN_CONFIRMATION_GAP, RegisteredLedgerExtent
 from logstore.offload.tiered_copy import data_key, index_key
 from logstore.positions import LedgerId, TopicId
 from logstore.reconciliation.findings import Finding, FindingKind
@@ -99,13 +99,13 @@ def test_statement_decides_whose_an_orphan_is(store: FakeObjectStore) -> None:
 @pytest.mark.parametrize(
     ("behind", "kind"),
     [
-        (RegisteredExtent(last_segment=4, entries=9), _K.CONFIRMATION),
-        (RegisteredExtent(last_segment=9, entries=9), _K.ORPHAN_SEGMENT),  # nearer than a confirmation stands
+        (RegisteredLedgerExtent(last_segment=4, entries=9), _K.CONFIRMATION),
+        (RegisteredLedgerExtent(last_segment=9, entries=9), _K.ORPHAN_SEGMENT),  # nearer than a confirmation stands
         (None, _K.ORPHAN_SEGMENT),
     ],
 )
 def test_upload_that_confirms_a_segment_far_below_it_is_no_orphan(
-    behind: RegisteredExtent | None, kind: FindingKind, store: FakeObjectStore
+    behind: RegisteredLedgerExtent | None, kind: FindingKind, store: FakeObjectStore
 ) -> None:
     """Contended topics have hundreds of them; each says where an answered entry stands if the catalog is lost."""
     key = segment_key(_ID, 4 + MIN_CONFIRMATION_GAP)

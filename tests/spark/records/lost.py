@@ -17,13 +17,13 @@ from sqlalchemy import Connection, Table, delete, insert, select, text, update
 from infra.catalog import Database
 from infra.catalog import tables as t
 from infra.catalog.records.outbox import SqlRecordOutbox
-from infra.catalog.records.rebuild_loading import SqlRebuild
+from infra.catalog.records.rebuild_loading import SqlRebuildDatabase
 from logstore.identity.bucket_markers import MARKER_KEY, BucketRole, marker_content
 from logstore.identity.services.lost_catalog_identity import LostCatalogIdentity
 from logstore.identity.services.marker_checked_buckets import MarkerCheckedBucket
 from logstore.ports.catalog.catalog_rebuild import RebuiltCatalogStart
 from logstore.ports.catalog.record_log import RecordOutbox
-from logstore.reconciliation.bulk_jobs import BulkSummary
+from logstore.reconciliation.bulk_job_inputs_and_results import BulkJobSummary
 from logstore.records.manifest import IdCeilings, Manifest
 from logstore.records.rebuild_job import LOAD_ORDER, RebuildId, RebuildRecordsJob, RowFilesFolder
 from logstore.records.record_kinds import RecordKind
@@ -93,7 +93,7 @@ def flush_all(records: RecordOutbox, log: RecordLog, *, ceiling: int) -> Manifes
     return manifest
 
 
-def load_from(manifest: Manifest, url: str, summary: BulkSummary) -> RebuiltCatalogStart:
+def load_from(manifest: Manifest, url: str, summary: BulkJobSummary) -> RebuiltCatalogStart:
     """What a database begins with that is rebuilt from there."""
     known = RebuildId.for_command(manifest.catalog_id, manifest.number, database_url=url, skip_unreadable=False)
     return RebuiltCatalogStart(
@@ -126,7 +126,7 @@ class LostWorld:
         self.number = 0
 
     def own(self) -> MarkerCheckedBucket:
-        return LostCatalogIdentity(CATALOG_ID).own(self.named, self.objects)
+        return LostCatalogIdentity(CATALOG_ID).get_checked_bucket(self.named, self.objects)
 
     @property
     def named(self) -> Any:
@@ -150,7 +150,7 @@ class LostWorld:
             run_id="rebuild", catalog_id=CATALOG_ID, manifest=newest.number, skip_unreadable=skip_unreadable
         )
 
-    def rebuild_rows(self, folder: Path, *, skip_unreadable: bool = False) -> BulkSummary:
+    def rebuild_rows(self, folder: Path, *, skip_unreadable: bool = False) -> BulkJobSummary:
         """The bulk job, its tasks one after the other in this process."""
         folder.mkdir(parents=True, exist_ok=True)
         run: Any = SimpleNamespace(
@@ -161,14 +161,14 @@ class LostWorld:
         address: Any = SimpleNamespace(role="records", bucket="records", endpoint="", store=lambda: self.objects)
         return rebuild_records(address, run, self.job(skip_unreadable=skip_unreadable))
 
-    def load_of(self, url: str, summary: BulkSummary) -> RebuiltCatalogStart:
+    def load_of(self, url: str, summary: BulkJobSummary) -> RebuiltCatalogStart:
         manifest = self.log.read_newest_manifest()
         assert manifest
         return load_from(manifest, url, summary)
 
-    def rebuild(self, url: str, folder: Path) -> BulkSummary:
+    def rebuild(self, url: str, folder: Path) -> BulkJobSummary:
         summary = self.rebuild_rows(folder)
-        SqlRebuild(url).load_rows(self.load_of(url, summary), RowFilesFolder(folder), lambda: None)
+        SqlRebuildDatabase(url).load_rows(self.load_of(url, summary), RowFilesFolder(folder), lambda: None)
         return summary
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from infra.catalog import Database
 from infra.catalog.records.outbox import SqlRecordOutbox
-from infra.catalog.records.rebuild_loading import SqlRebuild
+from infra.catalog.records.rebuild_loading import SqlRebuildDatabase
 from logstore.identity.bucket_markers import BucketRole
 from logstore.records.rebuild_job import RebuildRecordsJob, RowFilesFolder
 from logstore.records.services.record_log import RecordLog
@@ -20,7 +20,7 @@ from spark.warm_session import SparkSettings, WarmSession
 from tests.servers import CATALOG_ID
 from tests.spark.cluster import PROPERTIES, standalone
 from tests.spark.records.lost import Filling, dump, flush_all, load_from
-from workers.assembly.log_store_from_settings import executor_store_address, open_log_store
+from workers.assembly.log_store_from_settings import executor_bucket_address, open_log_store
 from workers.settings import Settings
 
 pytestmark = [pytest.mark.external_service, pytest.mark.timeout(600)]
@@ -35,7 +35,7 @@ def test_rebuild_on_a_standalone_cluster_is_exact(settings: Settings, warm: Warm
         manifest = flush_all(SqlRecordOutbox(database), RecordLog(log.record_objects), ceiling=1_000_000)
     database.close()
     job = RebuildRecordsJob(run_id="rebuild", catalog_id=CATALOG_ID, manifest=manifest.number)
-    mains = record_log_job_mains(executor_store_address(settings, BucketRole.RECORDS, settings.records_bucket))
+    mains = record_log_job_mains(executor_bucket_address(settings, BucketRole.RECORDS, settings.records_bucket))
     with standalone(tmp_path) as master:
         cluster = SparkSettings(
             scratch=tmp_path / "scratch", master=master, driver_memory="512m", extra_properties=PROPERTIES
@@ -45,11 +45,11 @@ def test_rebuild_on_a_standalone_cluster_is_exact(settings: Settings, warm: Warm
             summary = SparkBulkJobs(session, PublishedOutputs(tmp_path / "bulk"), lambda: mains).run_job(
                 job, lambda _: None
             )
-            assert session.get_session().sparkContext.master == master
+            assert session.get_or_restart_session().sparkContext.master == master
         finally:
             session.close()
     target = f"sqlite:///{tmp_path / 'rebuilt.db'}"
-    SqlRebuild(target).load_rows(
+    SqlRebuildDatabase(target).load_rows(
         load_from(manifest, target, summary), RowFilesFolder(Path(summary.folder)), lambda: None
     )
     assert dump(target) == dump(settings.database_url)
@@ -80,10 +80,10 @@ def test_warm_session_that_is_idle_leaves_the_cluster_to_another_process(warm: W
         )
         session = WarmSession(settings)
         try:
-            assert session.get_session().range(10).count() == 10
+            assert session.get_or_restart_session().range(10).count() == 10
             other = [sys.executable, "-c", _COUNT, str(tmp_path / "two"), master, json.dumps(PROPERTIES)]
             done = subprocess.run(other, capture_output=True, text=True, timeout=300, check=False)
             assert (done.returncode, done.stdout) == (0, "10\n"), done.stderr[-2_000:]
-            assert session.get_session().range(20).count() == 20, "it takes cores again"
+            assert session.get_or_restart_session().range(20).count() == 20, "it takes cores again"
         finally:
             session.close()

@@ -10,7 +10,7 @@ from sqlalchemy import delete, insert, select, text, update
 
 from infra.catalog import Database
 from infra.catalog import tables as t
-from infra.catalog.records.rebuild_loading import SqlRebuild
+from infra.catalog.records.rebuild_loading import SqlRebuildDatabase
 from infra.catalog.records.tombstone_rows import insert_ledger_tombstones, insert_topic_tombstone
 from logstore.cursors.cursor_state import RELEASES_PER_EPOCH
 from logstore.errors import CorruptData, MissingData, PreconditionFailed, Unsupported
@@ -84,7 +84,7 @@ def test_rebuilt_catalog_is_the_same_one_in_a_new_epoch_and_not_ready(
         "above every count of the first epoch"
     )
     assert state.outbox_changes == 0
-    assert SqlRebuild(target).read_target().rebuild == load.rebuild
+    assert SqlRebuildDatabase(target).read_target().rebuild == load.rebuild
     assert _rows(target, "SELECT role, bucket FROM bucket_marker") == [("records", "records")]
     assert _rows(target, "SELECT count(*), min(next_sequence) FROM transaction_coordinator") == [
         (MAX_COORDINATORS, 7_000)
@@ -295,20 +295,20 @@ def test_load_that_dies_leaves_nothing_and_a_second_one_completes(lost: LostWorl
         for moment in ("before", "after"):
             arm(f"{name}.{moment}", "crash")
             try:
-                SqlRebuild(target).load_rows(load, files, lambda: None)
+                SqlRebuildDatabase(target).load_rows(load, files, lambda: None)
             except SimulatedCrash:
                 deaths += 1
-                assert SqlRebuild(target).read_target().rebuild in {"", load.rebuild}
+                assert SqlRebuildDatabase(target).read_target().rebuild in {"", load.rebuild}
     assert deaths >= 2
-    SqlRebuild(target).load_rows(load, files, lambda: None)
+    SqlRebuildDatabase(target).load_rows(load, files, lambda: None)
     assert dump(target) == dump(lost.url)
     if target.startswith("sqlite"):
         assert [path.name for path in Path(target.removeprefix("sqlite:///")).parent.iterdir()] == ["catalog.db"]
     with pytest.raises(PreconditionFailed):
-        SqlRebuild(target).load_rows(replace(load, rebuild=f"{load.rebuild[:-8]}00000000"), files, lambda: None)
-    SqlRebuild(target).end_rebuild(load.rebuild)
+        SqlRebuildDatabase(target).load_rows(replace(load, rebuild=f"{load.rebuild[:-8]}00000000"), files, lambda: None)
+    SqlRebuildDatabase(target).end_rebuild(load.rebuild)
     with pytest.raises(PreconditionFailed, match="expected an empty one"):
-        SqlRebuild(target).read_target()
+        SqlRebuildDatabase(target).read_target()
 
 
 def test_load_that_is_cancelled_leaves_nothing(lost: LostWorld, target: str, tmp_path: Path) -> None:
@@ -320,5 +320,5 @@ def test_load_that_is_cancelled_leaves_nothing(lost: LostWorld, target: str, tmp
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        SqlRebuild(target).load_rows(lost.load_of(target, summary), RowFilesFolder(tmp_path / "rows"), cancel)
-    assert SqlRebuild(target).read_target().rebuild == ""
+        SqlRebuildDatabase(target).load_rows(lost.load_of(target, summary), RowFilesFolder(tmp_path / "rows"), cancel)
+    assert SqlRebuildDatabase(target).read_target().rebuild == ""

@@ -22,7 +22,7 @@ _KEYS = ["back up/%41 ~+é.bin", "a+b", "a b", "a%20b", "100%", "~", "日本/�
 
 def read_manifest(path: Path) -> Inventory:
     """A moment after it was made."""
-    return s3_inventory.read_manifest(path, now_us=_AT_MS * 1_000 + 1)
+    return s3_inventory.read_inventory_manifest(path, now_us=_AT_MS * 1_000 + 1)
 
 
 def _read(manifest: Path) -> dict[str, tuple[int, int | None]]:

@@ -8,7 +8,7 @@ from pyspark.sql import SparkSession
 from spark.sources import data_sources
 from spark.warm_session import WarmSession
 from tests.spark.reconciliation.damage import Damaged, healthy
-from workers.assembly.log_store_from_settings import executor_addresses, open_log_store
+from workers.assembly.log_store_from_settings import executor_catalog_and_bucket_addresses, open_log_store
 from workers.settings import Settings
 
 pytestmark = pytest.mark.external_service
@@ -24,8 +24,8 @@ def store(settings: Settings) -> Iterator[Damaged]:
 
 @pytest.fixture
 def spark(warm: WarmSession, settings: Settings) -> SparkSession:
-    session = warm.get_session()
-    data_sources.register_data_sources(session, executor_addresses(settings))
+    session = warm.get_or_restart_session()
+    data_sources.register_data_sources(session, executor_catalog_and_bucket_addresses(settings))
     return session
 
 

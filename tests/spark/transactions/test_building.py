@@ -11,7 +11,7 @@ from logstore.log.entries import NewEntry, ProducedEntries
 from logstore.log.ledger_object_keys import segment_key
 from logstore.ports.catalog import AuditCause, BeginTransactionWrite, Claim, EndTransactionWrite, Topic
 from logstore.positions import TopicId
-from logstore.reconciliation.bulk_jobs import BulkSummary
+from logstore.reconciliation.bulk_job_inputs_and_results import BulkJobSummary
 from logstore.transactions.buffer_serialization import BufferFiles, BuildTransactionBuffersJob
 from logstore.transactions.transaction_buffer import TransactionBuffer
 from logstore.transactions.transaction_ids_and_states import Participant, TransactionId
@@ -21,7 +21,7 @@ from spark.published_output import PublishedOutputs
 from spark.warm_session import WarmSession
 from tests.spark.lost_puts import losing_puts
 from workers.assembly.log_store import LogStore
-from workers.assembly.log_store_from_settings import executor_addresses, open_log_store
+from workers.assembly.log_store_from_settings import executor_catalog_and_bucket_addresses, open_log_store
 from workers.settings import Settings
 
 pytestmark = pytest.mark.external_service
@@ -53,8 +53,10 @@ def _ended(log: LogStore, topic: Topic, *, commit: bool | None) -> None:
 
 def _built(
     settings: Settings, warm: WarmSession, folder: Path, *topics: Topic
-) -> tuple[BulkSummary, dict[TopicId, TransactionBuffer]]:
-    jobs = SparkBulkJobs(warm, PublishedOutputs(folder), lambda: catalog_job_mains(executor_addresses(settings)))
+) -> tuple[BulkJobSummary, dict[TopicId, TransactionBuffer]]:
+    jobs = SparkBulkJobs(
+        warm, PublishedOutputs(folder), lambda: catalog_job_mains(executor_catalog_and_bucket_addresses(settings))
+    )
     job = BuildTransactionBuffersJob(run_id=f"run-{len(topics)}", topics=tuple(one.topic_id for one in topics))
     done = jobs.run_job(job, lambda _: None)
     files = BufferFiles(Path(done.folder))
@@ -98,7 +100,7 @@ def test_commit_that_the_log_does_not_tell_is_that_of_the_snapshot_before(
     _append(log, topic, txn)
     log.committer.submit(EndTransactionWrite(txn=txn, commit=True)).result()
     cause = AuditCause(actor="tests", reason="", workflow_id="")
-    assert log.catalog.transactions.resolve_participant(txn, Participant(topic.topic_id), cause).finished_us
+    assert log.catalog.transactions.settle_untold_participant(txn, Participant(topic.topic_id), cause).finished_us
     rows = log.catalog.transaction_snapshots.read_buffer(topic.topic_id)
     assert log.buffer_snapshots.replace_snapshot(topic.topic_id, rows)
     assert log.catalog.transactions.remove_finished_transactions(older_than_s=-1, limit=10) == 1
@@ -122,9 +124,9 @@ def test_snapshot_whose_upload_is_answered_and_not_stored_replaces_none(
         log.buffer_snapshots.replace_snapshot(topic.topic_id, buffers[topic.topic_id])
     assert lost_urls
     assert log.catalog.transaction_snapshots.get_snapshot(topic.topic_id) == current
-    assert log.buffer_snapshots.load_snapshot(topic.topic_id) == before
+    assert log.buffer_snapshots.load_readable_snapshot(topic.topic_id) == before
     assert log.buffer_snapshots.replace_snapshot(topic.topic_id, buffers[topic.topic_id])
-    assert log.buffer_snapshots.load_snapshot(topic.topic_id) == buffers[topic.topic_id] != before
+    assert log.buffer_snapshots.load_readable_snapshot(topic.topic_id) == buffers[topic.topic_id] != before
 
 
 def test_topics_that_were_asked_for_are_built_and_those_gone_are_counted(

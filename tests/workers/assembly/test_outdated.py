@@ -19,7 +19,7 @@ import pytest
 from infra.stack.embedded_stack import StackAddresses
 from logstore.deletion.retention import RetentionPolicy
 from logstore.errors import CatalogOutdated
-from logstore.failpoints import SimulatedCrash, arm, disarm
+from logstore.failpoints import SimulatedCrash, arm, disarm_all_and_take_hits
 from logstore.log.entries import NewEntry, ProducedEntries
 from logstore.offload.tiered_copy import CopyLocation
 from logstore.ports.catalog import AuditCause, Claim
@@ -31,11 +31,11 @@ from tests.postgres import Postgres, postgres
 from tests.servers import settings_on
 from workers.assembly.log_store import LogStore
 from workers.assembly.log_store_from_settings import open_log_store
-from workers.catalog_match import compare_buckets_with_catalog
+from workers.catalog_match import mark_or_refuse_primary_and_tiered
 from workers.client import workflow_search
 from workers.client.temporal_connection import connect_client
 from workers.operations.embedded_stack import prepare_catalog_and_namespace
-from workers.operations.record_log_status import check_record_log
+from workers.operations.record_log_status import check_flushes_as_row
 from workers.operations.service_checks import check_installation, check_services
 from workers.settings import Settings
 
@@ -94,7 +94,7 @@ def test_database_that_was_restored_is_refused_before_anything_is_appended(setti
             with pytest.raises(CatalogOutdated, match="000000000002"):
                 log.managed.append(topic, _ENTRY)
         with pytest.raises(CatalogOutdated, match="000000000002"):
-            compare_buckets_with_catalog(log.objects, log.buckets, settings)
+            mark_or_refuse_primary_and_tiered(log.objects, log.buckets, settings)
         assert [one.number for one in log.catalog.ledgers.list_segments(LedgerId(0))] == [0]
 
 
@@ -105,7 +105,7 @@ def test_database_that_knows_the_newest_manifest_as_begun_is_used(settings: Sett
         arm("records.settle.before", "crash")
         with pytest.raises(SimulatedCrash):
             _flush(log)
-        disarm()
+        disarm_all_and_take_hits()
     with open_log_store(settings) as log:
         assert log.managed.append(topic, _ENTRY).count == 1
 
@@ -231,7 +231,7 @@ def test_status_and_up_refuse_a_database_that_is_older_than_its_record_log(
         log.catalog.topics.create_topic(_NAME, RetentionPolicy())
         _flush(log)
     asyncio.run(_register(settings))
-    assert check_record_log(settings) == {"name": "record log", "ok": True, "detail": "manifest 1 has all changes"}
+    assert check_flushes_as_row(settings) == {"name": "record log", "ok": True, "detail": "manifest 1 has all changes"}
     prepare_catalog_and_namespace(settings)
     if how == "restored":
         shutil.copy(path, copy)
@@ -241,7 +241,7 @@ def test_status_and_up_refuse_a_database_that_is_older_than_its_record_log(
     else:
         _go_on(_copied(settings, copy))
         advice = "Another database was rebuilt from the log: set SEXTON_DATABASE_URL to that one"
-    row = check_record_log(settings)
+    row = check_flushes_as_row(settings)
     assert row["ok"] is False
     assert advice in str(row["detail"])
     assert "sexton records rebuild --into" in str(row["detail"])
@@ -258,4 +258,4 @@ def test_status_tells_that_it_could_not_compare_while_the_store_is_away(settings
         _flush(log)
     away = settings.model_copy(update={"s3_endpoint": "http://127.0.0.1:9"})
     told = "manifest 1 has all changes; not compared with the newest manifest"
-    assert check_record_log(away) == {"name": "record log", "ok": True, "detail": told}
+    assert check_flushes_as_row(away) == {"name": "record log", "ok": True, "detail": told}

@@ -47,7 +47,7 @@ def topic(log: LogStore) -> Topic:
 def offload(log: LogStore, topic: Topic) -> LedgerId:
     """A published copy of the closed ledger."""
     ledger = log.catalog.ledgers.list_ledgers(topic.topic_id)[0].ledger_id
-    done = log.offloader.upload(ledger, _UUID, timeout_s=600)
+    done = log.offloader.upload_and_prove(ledger, _UUID, timeout_s=600)
     assert done.evidence
     assert done.evidence.size_bytes > 16 << 20  # one PUT would not do
     assert log.catalog.offloads.publish_tiered_copy(ledger, _UUID)
@@ -96,7 +96,7 @@ def test_tiered_pair_is_deleted_by_what_the_context_says(log: LogStore, topic: T
     """Both keys and no others; what is listed then and held nowhere is data loss, and said to be."""
     ledger = offload(log, topic)
     bucket = log.buckets(CopyLocation(log.offloader._driver_metadata["bucket"]))
-    bucket.put_file_if_absent("another-applications", BytesIO(b"x"), metadata={}, proceed=lambda: None)
+    bucket.put_file_if_absent("another-applications", BytesIO(b"x"), metadata={}, require_may_proceed=lambda: None)
     remove_primary(log, topic)
     assert bucket.delete([data_key(_UUID, ledger), index_key(_UUID, ledger)]).failed == {}
     with pytest.raises(MissingData, match="no copy holds it"):

@@ -32,8 +32,8 @@ from logstore.ports.catalog import (
     TopicState,
     TopicSummary,
     TopicSummaryPage,
-    UnfinishedIntentCounts,
-    UnsealedCounts,
+    UndeletedCopyCounts,
+    UnsealedEntryCounts,
 )
 from logstore.positions import LedgerId, Position, TopicId
 from logstore.records.record_kinds import RecordKind
@@ -41,7 +41,7 @@ from logstore.records.tombstone_rules import CompoundOperation
 from tests.fakes.reconciliation import FakeRuns
 from tests.logstore.delayed.rows import Snapshots
 from workers.cli.command_context import CommandServices, Say
-from workers.client.schedules import ScheduleChange, ScheduleSummary
+from workers.client.schedules import AppliedSchedule, ScheduleSummary
 from workers.client.workflow_search import WorkflowSummary
 from workers.settings import LoadedSettings, load_settings
 from workflows.deletion.job_definitions import DeleteLedgersProgress
@@ -107,11 +107,11 @@ class FakeLog:
                 would_end_ledger=lambda _, operation: len(operation.remove) == len(CopyKind),
             ),
             tombstones=SimpleNamespace(list_topic_tombstones=self._tombstones),
-            upkeep=SimpleNamespace(count_sweep_backlog=self._due, count_redrivable=self._preview_redrive),
+            upkeep=SimpleNamespace(count_sweep_backlog=self._due, count_redrivable_dead_letters=self._preview_redrive),
             fences=SimpleNamespace(count_bundles=lambda: 64),
             reconciliation=FakeRuns(),
             deletions=SimpleNamespace(
-                count_unfinished_intents=lambda: UnfinishedIntentCounts(estimated_inflight=2, dead_lettered=1),
+                count_undeleted_copies=lambda: UndeletedCopyCounts(estimated_inflight=2, dead_lettered=1),
                 list_intents=self._list,
                 list_failed_intents=self._failures,
             ),
@@ -316,8 +316,8 @@ class FakeIndex:
     def get_bucket_list(self, topic_id: TopicId) -> IndexBucketList:
         return self.list
 
-    def count_unsealed_entries(self, topic_id: TopicId) -> UnsealedCounts:
-        return UnsealedCounts(entries=self.behind, ledgers=1, changed_us=None)
+    def count_unsealed_entries(self, topic_id: TopicId) -> UnsealedEntryCounts:
+        return UnsealedEntryCounts(entries=self.behind, ledgers=1, changed_us=None)
 
     def find_claim_holder(self, topic_id: TopicId) -> str | None:
         return self.at_work
@@ -461,11 +461,11 @@ class FakeClient:
         """Of no workflow."""
         raise UnknownObject("workflow", expected="one that Temporal keeps", found=(workflow_id, run_id))
 
-    async def apply_schedules(self) -> list[ScheduleChange]:
+    async def apply_schedules(self) -> list[AppliedSchedule]:
         """One of each kind."""
         return [
-            ScheduleChange(schedule_id="sexton-sweep", change="created"),
-            ScheduleChange(schedule_id="sexton-trim", change="unchanged"),
+            AppliedSchedule(schedule_id="sexton-sweep", change="created"),
+            AppliedSchedule(schedule_id="sexton-trim", change="unchanged"),
         ]
 
     async def restart_schedule(self, schedule_id: str) -> list[str]:
@@ -554,7 +554,7 @@ class FakeServices(CommandServices):
         return self.sends_spans_to
 
     @contextmanager
-    def trace_command(self, settings: Any, command: str, began_ns: int) -> Iterator[Any]:
+    def trace_command_and_prune_span_files(self, settings: Any, command: str, began_ns: int) -> Iterator[Any]:
         """Remember which command was traced, and how it says that it ended."""
         self.calls.append(("traced", command))
         yield SimpleNamespace(trace_id=TRACE, record_result=lambda *told: self.told.append(told))

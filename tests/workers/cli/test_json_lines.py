@@ -23,7 +23,7 @@ from workers.cli.topic.json_lines import (
     parse_delivery_time,
     parse_entry_lines,
 )
-from workers.pages.value_formats import format_time_us
+from workers.human_readable_values import format_time_to_microsecond
 
 
 def _parse(content: bytes, *, producer: bool = True) -> list[NewEntry]:
@@ -229,4 +229,4 @@ def test_delivery_ms_fraction_rounds_up(text: str, expected: int) -> None:
 def test_shown_us_any_moment_reads_back(moment: datetime) -> None:
     """What is shown as RFC 3339 is read as the same moment, to the millisecond."""
     us = round((moment - datetime(1970, 1, 1, tzinfo=UTC)).total_seconds()) * 1_000_000
-    assert parse_delivery_time(format_time_us(us)) * 1_000 == us
+    assert parse_delivery_time(format_time_to_microsecond(us)) * 1_000 == us

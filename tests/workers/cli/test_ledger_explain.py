@@ -85,8 +85,8 @@ def test_explain_of_a_listed_ledger_says_who_needs_it(run: Run, world: World) ->
 def test_explain_names_the_bundle_and_who_acquired_it_last(run: Run, world: World) -> None:
     """Whose background work the ledger's deletion is, as far as the catalog knows."""
     (ledger,) = world.fill(1)
-    bundle = bundle_of_topic(TopicName.parse(NAME), bundles=64)
-    name = bundle_name(bundle, bundles=64)
+    bundle = bundle_of_topic(TopicName.parse(NAME), bundle_count=64)
+    name = bundle_name(bundle, bundle_count=64)
     assert _explained(run, ledger)["bundle"] == {"bundle": name, "number": bundle, "fence": 0, "fenced_by": None}
     world.catalog.fences.raise_fences([BundleId(0), bundle], "w1")
     world.catalog.fences.raise_fences([bundle], "w2")
@@ -143,7 +143,7 @@ def test_explain_and_deletion_list_name_the_trace_of_each_act(run: Run, world: W
 def run_chunk(world: World) -> None:
     """Phase two, and the certificate."""
     run_activity(world.deletion.delete_chunk, chunk_input())
-    run_activity(world.deletion.certify, certify_input())
+    run_activity(world.deletion.close_and_certify_batch, certify_input())
 
 
 def test_explain_of_a_dead_letter_says_what_to_do(run: Run, world: World) -> None:

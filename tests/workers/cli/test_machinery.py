@@ -26,7 +26,7 @@ from tests.workers.cli.fakes import ORDERS, FakeServices
 from workers import VERSION, cli
 from workers.cli.exit_codes import ExitCode, classify_error, find_error_class, get_exit_code
 from workers.cli.root_command import COMMANDS, import_command, import_group
-from workers.hosting.interceptors import to_application_error
+from workers.hosting.error_and_subject_interceptors import to_application_error
 
 ROOT = Path(__file__).resolve().parents[3]
 _FORMS = [("--json", "topic", "list"), ("topic", "--json", "list"), ("topic", "list", "--json")]

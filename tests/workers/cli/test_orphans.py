@@ -14,8 +14,8 @@ from activities.reconciliation.apply_preview import ApplyPreviewResult
 from logstore.errors import PreconditionFailed
 from logstore.ports.catalog import Claim, RunKind
 from logstore.positions import LedgerId
-from logstore.reconciliation.finding_files import AppliedFinding, FateFiles, FindingFiles, findings_to_table
-from logstore.reconciliation.findings import ApplyCounts, Finding, FindingFate, FindingKind, PlanResult
+from logstore.reconciliation.finding_files import FateFiles, FateOfFinding, FindingFiles, findings_to_table
+from logstore.reconciliation.findings import ApplyCounts, Finding, FindingFate, FindingKind, PlanOrScrubResult
 from tests.fakes.reconciliation import FakeRuns
 from tests.workers.cli.conftest import Run, document
 from tests.workers.cli.fakes import FakeHandle, FakeServices
@@ -62,8 +62,8 @@ class Asked:
     def found(self, findings: list[Finding]) -> None:
         """Let the plan have found these, and nothing else."""
         pq.write_table(findings_to_table(findings), self.output / "part-0.parquet", row_group_size=2)
-        totals = FindingFiles(self.output).count_by_kind()
-        self.plan = PlanResult(
+        totals = FindingFiles(self.output).count_findings_and_bytes_by_kind()
+        self.plan = PlanOrScrubResult(
             findings={kind.value: rows for kind, (rows, _) in totals.items()},
             size_bytes={kind.value: size for kind, (_, size) in totals.items()},
             ledgers=40,
@@ -82,8 +82,8 @@ class Asked:
         run_id = f"apply-{RUN}"
         self.runs.open_run(run_id, RunKind.APPLY, claim=CLAIM, summary={**BEGUN, "folder": str(self.folder / RUN)})
         fates = FateFiles(self.folder / RUN / "fates")
-        fates.write_page(0, [AppliedFinding(number=0, fate=FindingFate.DELETED, objects=3, size_bytes=300)])
-        fates.write_page(1, [AppliedFinding(number=2, fate=FindingFate.KEPT, reason="a workflow works on it")])
+        fates.write_page(0, [FateOfFinding(number=0, fate=FindingFate.DELETED, objects=3, size_bytes=300)])
+        fates.write_page(1, [FateOfFinding(number=2, fate=FindingFate.KEPT, reason="a workflow works on it")])
 
     async def plan_orphans(self, **asked: Any) -> Any:
         """Remember the call."""

@@ -14,12 +14,12 @@ from kazoo.security import make_digest_acl
 
 from infra.catalog import Database, SqlCatalog
 from infra.coordination.bundle_owner import BundleOwner, BundleOwnerOptions
-from infra.coordination.ownership_nodes import OWNERS, SESSIONS, WORKERS, WorkerDirectory
-from infra.coordination.takeover import TakeoverTimes
+from infra.coordination.bundle_takeover_rules import TakeoverTimes
+from infra.coordination.ownership_nodes import OWNERS, SESSIONS, WORKERS, WorkerOwnershipNodes
 from infra.coordination.zookeeper_session import EnsembleOptions, ZooKeeperSession
 from logstore.deletion.retention import RetentionPolicy
 from logstore.errors import StoreUnavailable
-from logstore.ownership import BundleId, Lease, OwnerNode, WorkerLoad, bundle_name, bundle_of_topic
+from logstore.ownership import BundleId, BundleOwnerNode, Lease, WorkerLoad, bundle_name, bundle_of_topic
 from logstore.ports.catalog import Fence
 from logstore.validated_names import TopicName
 from tests.infra.coordination.conftest import ensemble, looker, zookeeper
@@ -34,7 +34,7 @@ __all__ = ["ensemble", "looker", "zookeeper"]
 pytestmark = pytest.mark.external_service
 
 _N = 4
-_NAMES = [bundle_name(BundleId(one), bundles=_N) for one in range(_N)]
+_NAMES = [bundle_name(BundleId(one), bundle_count=_N) for one in range(_N)]
 Join = Callable[..., ZooKeeperSession]
 
 
@@ -58,7 +58,7 @@ def join(catalog: SqlCatalog, ensemble: EnsembleOptions) -> Iterator[Join]:
     def joined(worker_id: str, *bundles: int, load: float = 0.0, enlists: bool = True) -> ZooKeeperSession:
         session = ZooKeeperSession(ensemble, lambda _: None)
         opened.append(session)
-        nodes = WorkerDirectory(session, worker_id, _N)
+        nodes = WorkerOwnershipNodes(session, worker_id, _N)
         if enlists:
             nodes.register_worker(WorkerLoad(load=load, bundles=len(bundles)))
         catalog.fences.raise_fences(nodes.create_owner_nodes(BundleId(one) for one in bundles), worker_id)
@@ -134,7 +134,7 @@ def test_list_filters(run: Run, catalog: SqlCatalog, join: Join) -> None:
     assert numbers("--worker", "nobody") == []
     assert numbers("--unowned") == [3]
     catalog.topics.create_topic(TopicName.parse(ORDERS).encoded, RetentionPolicy())
-    assert numbers("--topic", ORDERS) == [bundle_of_topic(TopicName.parse(ORDERS), bundles=_N)]
+    assert numbers("--topic", ORDERS) == [bundle_of_topic(TopicName.parse(ORDERS), bundle_count=_N)]
     document(run("owners", "list", "--worker", "a", "--unowned", "--json"), code=2)
     document(run("owners", "list", "--topic", f"{ORDERS}x", "--json"), code=2)
 
@@ -257,7 +257,7 @@ def test_unload_that_gets_no_answer_has_said_before_what_it_meant(
     def cut_off(*_: object) -> bool:
         raise StoreUnavailable("zookeeper: no answer")
 
-    monkeypatch.setattr("infra.coordination.ownership_nodes.OwnershipDirectory.delete_owner_node", cut_off)
+    monkeypatch.setattr("infra.coordination.ownership_nodes.OwnershipNodes.delete_owner_node", cut_off)
     document(run("owners", "unload", "0", "--reason", "r", "--json"), code=4)
     assert [(row["act"], row["reason"]) for row in document(run("audit", "list", "--json"))] == [("unload", "r")]
 
@@ -275,7 +275,7 @@ def test_unload_waits_for_the_next_owner_which_is_the_same_when_it_is_alone(
 ) -> None:
     """The owner lets go, leaves it to others for a while, and acquires it anew: with another fence."""
     policy = BundleOwnerOptions(check_interval_s=0.1, takeover=TakeoverTimes(takeover_grace_s=0.1, rest_s=0.5))
-    owner = BundleOwner("a", lambda tell: ZooKeeperSession(ensemble, tell), catalog.fences, _Silent(), policy=policy)
+    owner = BundleOwner("a", lambda tell: ZooKeeperSession(ensemble, tell), catalog.fences, _Silent(), options=policy)
     owner.start()
     try:
         assert_eventually(lambda: len(owner.leases()) == _N)
@@ -294,7 +294,7 @@ def test_unload_waits_for_the_next_owner_which_is_the_same_when_it_is_alone(
 
 def test_unload_does_not_take_a_node_without_a_new_fence_for_an_owner() -> None:
     """Between node and fence there is nobody who may write, though the name may be the old one's again."""
-    node = OwnerNode(worker_id="a", session=7, version=0)
+    node = BundleOwnerNode(worker_id="a", session=7, version=0)
     fences = iter([3, 3, 3, 4, 4])
     catalog = SimpleNamespace(
         count_bundles=lambda: _N,

@@ -12,9 +12,9 @@ _PROGRAM = """
 import os, subprocess, sys
 from pathlib import Path
 from workers.cli.answer_output import print_note
-from workers.cli.progress_bar import redirect_library_output, show_progress_bar
+from workers.cli.progress_bar import append_library_stderr_to_file, show_progress_bar
 
-with redirect_library_output(Path(sys.argv[1])), show_progress_bar("at work", at_once=True) as bar:
+with append_library_stderr_to_file(Path(sys.argv[1])), show_progress_bar("at work", at_once=True) as bar:
     os.write(2, b"of a library\\n")
     subprocess.run(["sh", "-c", "echo of a child >&2"])
     print_note("a note of ours")

@@ -8,7 +8,7 @@ import pytest
 from logstore.records.job_results import RebuildAdoptionResult
 from tests.workers.cli.conftest import Run
 from tests.workers.cli.fakes import FakeServices
-from workers.hosting.rebuild_and_follow import AbandonedRebuild
+from workers.hosting.rebuild_and_follow import AbandonRebuildResult
 from workflows.records.job_definitions import RebuildCatalogResult
 
 _URL = "sqlite:////nowhere/catalog.db"
@@ -139,9 +139,9 @@ def test_rebuild_is_abandoned_by_the_id_that_a_blocked_raid_names(
     """Without a database: whoever abandons it may not know which it was."""
     asked: list[str] = []
 
-    def abandon(settings: Any, rebuild: str) -> AbandonedRebuild:
+    def abandon(settings: Any, rebuild: str) -> AbandonRebuildResult:
         asked.append(rebuild)
-        return AbandonedRebuild(rebuild=rebuild, manifest=5, terminated=True)
+        return AbandonRebuildResult(rebuild=rebuild, manifest=5, terminated=True)
 
     monkeypatch.setattr(services, "abandon_rebuild", abandon)
     done = run("records", "rebuild", "--abandon", "some-rebuild", "--json")

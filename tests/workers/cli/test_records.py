@@ -13,8 +13,8 @@ from logstore.ports.catalog import RecordLogState, TombstoneCounts, Unrecordable
 from logstore.records.job_results import (
     DefragmentedBlocks,
     FlushedRecords,
-    LaggingReplica,
     RaidedTombstones,
+    ReplicaAwaitedByRaid,
     ShippedBlocks,
 )
 from logstore.records.manifest import Block, IdCeilings, Manifest
@@ -262,7 +262,7 @@ def test_raid_answers_candidates_kept_and_removed(run: Run, jobs: _Jobs) -> None
 
 def test_raid_that_is_held_up_names_the_replicas(run: Run, jobs: _Jobs) -> None:
     """And what they lack, as JSON and as a table."""
-    held = RaidedTombstones(kept=2, held_by=[LaggingReplica(replica="far/01ab", manifest=6, tombstones=2)])
+    held = RaidedTombstones(kept=2, held_by=[ReplicaAwaitedByRaid(replica="far/01ab", manifest=6, tombstones=2)])
     jobs.results["raid"] = RaidTombstonesResult(run_id="raid-1", done=held)
     told = document(run("tombstones", "raid", "--json"))
     assert told["held_by"] == [{"id": "far/01ab", "manifest": 6, "tombstones": 2}]

@@ -10,9 +10,9 @@ import pytest
 
 from logstore.ports.catalog import Claim, RunKind, Topic
 from logstore.positions import LedgerId
-from logstore.reconciliation.bulk_jobs import MIN_SCRUB_RATE, SCRUB_RATE
+from logstore.reconciliation.bulk_job_inputs_and_results import MIN_SCRUB_RATE, SCRUB_RATE
 from logstore.reconciliation.finding_files import findings_to_table
-from logstore.reconciliation.findings import Finding, FindingKind, PlanResult
+from logstore.reconciliation.findings import Finding, FindingKind, PlanOrScrubResult
 from logstore.validated_names import TopicName
 from tests.fakes.reconciliation import FakeRuns
 from tests.workers.cli.conftest import Run, document
@@ -32,7 +32,7 @@ class _Asked:
         pq.write_table(findings_to_table([finding]), folder / "page-0.parquet")
         counts = {kind.value: int(kind is FindingKind.CORRUPT_DATA) for kind in FindingKind}
         sizes = {name: 9 * count for name, count in counts.items()}
-        self.found = PlanResult(findings=counts, size_bytes=sizes, ledgers=4, before_us=1, report=str(folder))
+        self.found = PlanOrScrubResult(findings=counts, size_bytes=sizes, ledgers=4, before_us=1, report=str(folder))
         self.started: list[tuple[list[str] | None, dict[str, Any]]] = []
         self.runs = FakeRuns()
         self.runs.open_run(

@@ -13,7 +13,7 @@ import pytest
 
 from infra.catalog import Database
 from infra.stack import embedded_stack
-from infra.stack.tcp_ports import RequestedPorts
+from infra.stack.service_port_choice import RequestedPorts
 from tests.migrated import migrate
 from tests.workers.cli.conftest import Run, document
 from tests.workers.cli.fakes import FakeServices

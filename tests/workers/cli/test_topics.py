@@ -143,7 +143,7 @@ def test_topic_ack_of_a_script_that_knows_no_releases_is_refused_and_says_what_t
 
     def acknowledge(_: object, name: str, *, up_to: Position, releases: int | None, **more: object) -> None:
         state = CursorState(Position(LedgerId(4), -1))
-        require_current_releases(name, state, up_to=up_to, expected=2, found=releases)
+        require_current_releases(name, state, up_to=up_to, current_releases=2, releases_at_read=releases)
 
     monkeypatch.setattr(services.log.subscriptions, "acknowledge", acknowledge)
     error = document(run("topic", "ack", orders, "--subscription", "s", "--to", "4:9", "--json"), 3)["error"]

@@ -14,7 +14,7 @@ from tests.logstore.transactions.histories import History, open_history
 from tests.workers.cli.conftest import Run, document
 from tests.workers.cli.fakes import FakeServices
 from workers.cli.txn import make_transaction_document, report_owed_participants_until_cancelled
-from workers.pages.value_formats import decode_topic_name
+from workers.human_readable_values import decode_topic_name
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ class _Looks:
         self._left -= 1
         found = self._transactions.get_transaction(txn)
         if self._left == 3:
-            self._transactions.record_failures(txn, {found.owed[0].participant: "StoreUnavailable: away"})
+            self._transactions.record_participant_errors(txn, {found.owed[0].participant: "StoreUnavailable: away"})
         if self._left == 0:
             self.over.set()
         return found
@@ -130,7 +130,7 @@ def test_show_for_people_has_names_and_errors_whole_on_80_columns(
     history.take([("begin", 0, 0), ("produce", 0, 0), ("decide", 0, 1)])
     (txn,) = history.decided
     transactions = history.world.catalog.transactions
-    transactions.record_failures(txn, {transactions.get_transaction(txn).owed[0].participant: error})
+    transactions.record_participant_errors(txn, {transactions.get_transaction(txn).owed[0].participant: error})
     services.log.catalog.transactions = transactions
     monkeypatch.setenv("COLUMNS", "80")
     shown = run("txn", "show", str(txn)).stdout

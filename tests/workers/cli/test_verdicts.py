@@ -11,10 +11,10 @@ from logstore.log.ledgers import Component, CopyKind, LedgerState
 from logstore.ports.catalog import (
     InspectedCopy,
     InspectedIntent,
+    InspectedLedger,
     LedgerHistory,
     LedgerReference,
     LedgerReferenceKind,
-    UndetachedLedger,
 )
 from logstore.positions import LedgerId
 from tests.logstore.builders import intent
@@ -24,8 +24,8 @@ _US = 1_795_000_000_000_000
 _ON = "2026-11-18T11:06:40Z"
 
 
-def _live(state: LedgerState = LedgerState.CLOSED, *, listed: bool = True) -> UndetachedLedger:
-    return UndetachedLedger(
+def _live(state: LedgerState = LedgerState.CLOSED, *, listed: bool = True) -> InspectedLedger:
+    return InspectedLedger(
         state=state, listed=listed, entries=1, size_bytes=1, generation=0, created_us=0, closed_us=None
     )
 
@@ -48,7 +48,7 @@ def _filed(
 
 
 def _history(
-    live: UndetachedLedger | None = None,
+    live: InspectedLedger | None = None,
     references: Sequence[LedgerReference] = (),
     intents: Sequence[InspectedIntent] = (),
 ) -> LedgerHistory:
@@ -114,7 +114,7 @@ def _needed(*names: str) -> list[LedgerReference]:
     ],
 )
 def test_verdict_of_a_ledger_that_was_not_detached_names_what_holds_it(
-    live: UndetachedLedger, references: list[LedgerReference], said: str
+    live: InspectedLedger, references: list[LedgerReference], said: str
 ) -> None:
     """The reason to keep comes first, whatever else names it."""
     assert describe_ledger_in_one_sentence(_history(live, references), [_seen(CopyVerdict.OWN)]).startswith(said)

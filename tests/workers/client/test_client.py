@@ -138,7 +138,7 @@ def test_client_asks_one_catalog_for_its_life(tmp_path: Path, monkeypatch: pytes
     async def ask_twice() -> list[int]:
         async with Sexton(_NOBODY, Settings(home=tmp_path), (lambda: asked) if given else None) as sexton:
             assert told == []
-            epochs = [sexton._epoch(), sexton._epoch()]
+            epochs = [sexton._read_catalog_epoch(), sexton._read_catalog_epoch()]
             assert told == ([] if given else ["opened"])
         return epochs
 

@@ -21,7 +21,7 @@ from workers.client import Sexton, stuck_scheduled_runs
 from workers.client.schedules import require_readable_schedules
 from workers.client.stuck_scheduled_runs import find_stuck_runs, restart_schedule
 from workers.hosting.readiness import make_schedules_check
-from workers.operations.service_checks import _check_schedules, run_check_as_row
+from workers.operations.service_checks import _check_stuck_schedules, run_check_as_row
 from workers.settings import Settings
 from workflows.deletion.job_definitions import SweepDeletionsInput
 from workflows.records.job_definitions import FLUSH_RECORDS
@@ -154,11 +154,11 @@ def test_doctor_names_a_schedule_that_is_stuck(settings: Settings, monkeypatch: 
 
     async def work(namespace: Namespace) -> None:
         await namespace.create()
-        assert await asyncio.to_thread(_check_schedules, settings) == "1 schedule, and no job of theirs is stuck"
+        assert await asyncio.to_thread(_check_stuck_schedules, settings) == "1 schedule, and no job of theirs is stuck"
         await namespace.start()
         monkeypatch.setattr(stuck_scheduled_runs, "_MAX_AGE_INTERVALS", 0)
         monkeypatch.setattr(stuck_scheduled_runs, "_MIN_AGE", timedelta())
-        row = await asyncio.to_thread(run_check_as_row, "schedules", _check_schedules, settings)
+        row = await asyncio.to_thread(run_check_as_row, "schedules", _check_stuck_schedules, settings)
         assert row["ok"] is False
         assert "sexton-sweep: sweep-deletions-2" in str(row["detail"])
         assert "`sexton schedule restart sexton-sweep` starts it anew" in str(row["detail"])
@@ -217,7 +217,7 @@ def test_run_that_is_encrypted_by_a_key_of_other_workers_is_named(settings: Sett
         assert run.problem.startswith(expected)
         assert str(run).endswith(" if that is lost, restart; `sexton schedule restart sexton-sweep` starts it anew")
         assert await find_stuck_runs(of_keyed) == []
-        row = await asyncio.to_thread(run_check_as_row, "schedules", _check_schedules, settings)
+        row = await asyncio.to_thread(run_check_as_row, "schedules", _check_stuck_schedules, settings)
         assert (row["ok"], "needs a key that this process lacks" in str(row["detail"])) == (False, True)
         (check,) = make_schedules_check(lambda: find_stuck_runs(namespace.client)).values()
         with pytest.raises(ServiceFailed, match="needs a key that this process lacks"):

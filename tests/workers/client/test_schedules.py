@@ -25,7 +25,7 @@ from logstore.errors import InvalidInput
 from tests.workflows.house import assert_eventually
 from workers.client import Sexton
 from workers.client.payload_encryption import encryption_key_name
-from workers.client.schedules import ScheduleChange, require_readable_schedules
+from workers.client.schedules import AppliedSchedule, require_readable_schedules
 from workers.settings import Settings
 from workflows.delayed.job_definitions import SealBucketsInput
 from workflows.deletion.job_definitions import SweepDeletionsInput, TrimTopicsInput
@@ -51,7 +51,7 @@ def with_temporal(settings: Settings, work: Callable[[Sexton], Awaitable[Any]], 
 def apply(settings: Settings, **changes: object) -> dict[str, str]:
     """What became of each schedule."""
 
-    async def work(sexton: Sexton) -> list[ScheduleChange]:
+    async def work(sexton: Sexton) -> list[AppliedSchedule]:
         return await sexton.apply_schedules()
 
     return {one.schedule_id: one.change for one in with_temporal(settings, work, **changes)}
@@ -257,7 +257,7 @@ def test_schedules_of_others_are_left_alone(quiet: Settings) -> None:
 def test_schedules_applied_by_several_at_once_are_there_once(quiet: Settings) -> None:
     """Whoever comes second finds them."""
 
-    async def work(sexton: Sexton) -> list[list[ScheduleChange]]:
+    async def work(sexton: Sexton) -> list[list[AppliedSchedule]]:
         return list(await asyncio.gather(*(sexton.apply_schedules() for _ in range(8))))
 
     answers = with_temporal(quiet, work)

@@ -20,7 +20,7 @@ from infra.stack.service_lifecycle import find_program
 from logstore.errors import InvalidInput, ServiceFailed
 from tests.tls import HOST, NAME, Authority, TemporalFront
 from tests.workflows.house import assert_eventually
-from workers.cli.stack_commands import collect_environment_variables
+from workers.cli.stack_commands import make_environment_for_other_tools
 from workers.client import temporal_credentials
 from workers.client.temporal_connection import connect_client, run_with_client
 from workers.operations.service_checks import run_check_as_row
@@ -72,7 +72,7 @@ def test_mutual_tls_and_an_api_key_let_us_in(secured: Settings) -> None:
 
 def test_command_of_temporal_is_let_in_by_what_env_exports(secured: Settings, front: TemporalFront) -> None:
     """It reads addresses, files and key from the variables that `sexton env` prints, and is refused without them."""
-    told = collect_environment_variables(secured.model_copy(update={"temporal_server_name": NAME}))
+    told = make_environment_for_other_tools(secured.model_copy(update={"temporal_server_name": NAME}))
     path = {"PATH": os.environ["PATH"], "HOME": str(secured.home)}
 
     def asked(environ: Mapping[str, str]) -> int:

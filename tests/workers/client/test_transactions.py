@@ -136,7 +136,7 @@ def test_begin_wakes_its_own_coordinator_whatever_was_woken(monkeypatch: pytest.
     async def story(catalog: _Catalog) -> None:
         for _ in range(2 * _COORDINATORS):
             await catalog.client.begin()
-        await catalog.client.flush()
+        await catalog.client.wait_for_sent_wake_ups()
 
     assert sorted(_run(monkeypatch, story)) == list(range(_COORDINATORS))
 

@@ -8,8 +8,8 @@ import pytest
 from logstore.deletion.retention import RetentionPolicy
 from logstore.ports.catalog import Topic, TopicState
 from logstore.positions import LedgerId, Position, TopicId
-from workers.demo.delayed_messages import DeliveryRecord, check_delayed_messages
-from workers.demo.independent_auditor import IndependentAuditor
+from workers.demo.delayed_messages import ReceivedDelayedMessages, check_delayed_messages
+from workers.demo.direct_store_access import DirectStoreAccess
 
 _ENDED_MS = 1_000
 _TOPIC = Topic(topic_id=TopicId(1), name="reminders", state=TopicState.ACTIVE, policy=RetentionPolicy(), created_us=0)
@@ -39,7 +39,7 @@ def _seen(log: _Log, *received: tuple[int, int]) -> tuple[bool, str]:
     """What is said where these entries were received, each at that time."""
     got = [(Position(LedgerId(3), entry), at_ms) for entry, at_ms in received]
     row = check_delayed_messages(
-        cast("IndependentAuditor", log), DeliveryRecord(topic=_TOPIC, received=got, ended_ms=_ENDED_MS)
+        cast("DirectStoreAccess", log), ReceivedDelayedMessages(topic=_TOPIC, received=got, ended_ms=_ENDED_MS)
     )
     return row.ok, row.seen
 

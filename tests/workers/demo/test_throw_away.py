@@ -18,7 +18,12 @@ from infra.stack.stack_home import StackHome
 from logstore.errors import ServiceFailed
 from workers.demo import demo_steps as demo_run
 from workers.demo import run_demo, temporary_homes
-from workers.demo.temporary_homes import make_home, mark_home_in_use, remove_abandoned_homes, remove_home
+from workers.demo.temporary_homes import (
+    kill_and_remove_abandoned_homes,
+    kill_processes_and_remove_home,
+    make_home,
+    mark_home_in_use,
+)
 from workers.demo.waits_and_interrupts import SignalHandler
 from workers.settings import Settings
 
@@ -101,7 +106,7 @@ def test_removal_waits_for_the_servers_deaths(home: Path, monkeypatch: pytest.Mo
         rmtree(path)
 
     monkeypatch.setattr(shutil, "rmtree", watched)
-    remove_home(home)
+    kill_processes_and_remove_home(home)
     assert alive == [False]
     assert not home.exists()
 
@@ -118,7 +123,7 @@ def test_removal_is_tried_again(home: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr(shutil, "rmtree", empty)
     monkeypatch.setattr(temporary_homes, "_RETRY_PAUSE_S", 0.0)
-    remove_home(home)
+    kill_processes_and_remove_home(home)
     assert tries == [home, home]
     assert not home.exists()
 
@@ -132,13 +137,13 @@ def test_removal_that_fails_names_the_folder(home: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(shutil, "rmtree", fail)
     monkeypatch.setattr(temporary_homes, "_RETRY_PAUSE_S", 0.0)
     with pytest.raises(ServiceFailed, match=f"{home} cannot be removed .*Permission denied.*rm -r {home}"):
-        remove_home(home)
+        kill_processes_and_remove_home(home)
 
 
 def test_the_next_demo_removes_the_folder_of_a_dead_one(abandoned: Path) -> None:
     """With the servers that outlived it."""
     server = _server(abandoned)
-    remove_abandoned_homes(print)
+    kill_and_remove_abandoned_homes(print)
     assert not abandoned.exists()
     assert not server.is_running()
 
@@ -146,8 +151,8 @@ def test_the_next_demo_removes_the_folder_of_a_dead_one(abandoned: Path) -> None
 def test_the_next_demo_leaves_the_folders_of_others(home: Path, temporary: Path) -> None:
     """Those of a demo that lives, and those without a demo's mark."""
     unmarked = temporary / "sexton-demo-of-a-person"
-    StackHome.at(unmarked).create_directories()
-    remove_abandoned_homes(print)
+    StackHome.at(unmarked).create_directories_and_check_space()
+    kill_and_remove_abandoned_homes(print)
     assert home.exists()
     assert unmarked.exists()
     assert _server(home).is_running()
@@ -159,7 +164,7 @@ def test_the_next_demo_leaves_one_that_lives_though_the_clock_was_set(
     """Linux tells when a process was started by a clock that moves with the system's: that is no proof of a death."""
     server, told = _server(home), psutil.Process.create_time
     monkeypatch.setattr(psutil.Process, "create_time", lambda process: told(process) + 5)
-    remove_abandoned_homes(print)
+    kill_and_remove_abandoned_homes(print)
     assert home.exists()
     assert server.status() != psutil.STATUS_ZOMBIE
 
@@ -169,7 +174,7 @@ def test_the_next_demo_believes_no_mark_behind_a_link(abandoned: Path, temporary
     elsewhere = temporary / "elsewhere"
     abandoned.rename(elsewhere)
     (temporary / "sexton-demo-link").symlink_to(elsewhere)
-    remove_abandoned_homes(print)
+    kill_and_remove_abandoned_homes(print)
     assert elsewhere.exists()
 
 

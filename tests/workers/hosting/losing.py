@@ -12,7 +12,7 @@ from uuid import uuid4
 import psycopg
 
 from activities.deletion.deletion_pace import DeletionPace
-from activities.deletion.phase_two import examine_intents, remove_copies
+from activities.deletion.phase_two_steps import flush_and_examine_intents, remove_examined_copies
 from logstore.cursors.cursor_state import CursorState
 from logstore.errors import SextonError
 from logstore.log.entries import NewEntry, ProducedEntries
@@ -197,7 +197,7 @@ class Writers:
         topic_id, batch = self._topics[turn % 2].topic_id, f"offload-{turn}"
         for ledger_id in log.catalog.offloads.list_offload_candidates(topic_id, None, after=LedgerId(-1), limit=1):
             uuid = str(uuid4())
-            if log.offloader.upload(ledger_id, uuid, timeout_s=600).evidence:
+            if log.offloader.upload_and_prove(ledger_id, uuid, timeout_s=600).evidence:
                 log.catalog.offloads.publish_tiered_copy(ledger_id, uuid)
                 self._answers.did("offload")
         there = (
@@ -241,10 +241,10 @@ def phase_two(log: LogStore, batch: str) -> int:
     flushes = SharedFlushes(log.catalog.records, log.records.flusher)
     went = 0
     for part in log.catalog.deletions.list_unfinished_ranges(batch, after=0, rows=100, limit=10):
-        found = examine_intents(
+        found = flush_and_examine_intents(
             log.catalog.deletions.list_intents_in_range(batch, part), log.storages, flushes, heartbeats
         )
-        ended, _ = remove_copies(found, log.storages, heartbeats, DeletionPace())
+        ended, _ = remove_examined_copies(found, log.storages, heartbeats, DeletionPace())
         went += len(log.catalog.deletions.record_outcomes(ended, holder=batch))
     return went
 

@@ -10,8 +10,12 @@ from cryptography import x509
 from logstore.errors import InvalidInput, ServiceFailed
 from tests.fakes.meter import FakeMeter, series
 from tests.tls import Authority
-from workers.hosting.certificate_expiry import check_certificate_expiry, find_certificate_files, read_certificate
-from workers.hosting.gauges import make_certificate_sampler, make_gauge_updater
+from workers.hosting.client_certificate_expiry import (
+    check_client_certificate_expiry,
+    find_client_certificate_files,
+    read_client_certificate,
+)
+from workers.hosting.gauges import make_client_certificate_sampler, make_gauge_updater
 from workers.operations import service_checks
 from workers.settings import Settings
 
@@ -37,8 +41,8 @@ def test_doctor_tells_until_when_each_certificate_is_good(tmp_path: Path, monkey
     cert = Authority(tmp_path).pair("ours", "ours", left=timedelta(days=365)).cert
     settings = _settings(tmp_path, cert)
     names = ("temporal_cert_file", "zookeeper_cert_file", "database_url")
-    assert find_certificate_files(settings) == dict.fromkeys(names, str(cert))
-    told = check_certificate_expiry(settings)
+    assert find_client_certificate_files(settings) == dict.fromkeys(names, str(cert))
+    told = check_client_certificate_expiry(settings)
     assert [part.partition(" until ")[0] for part in told.split(", ")] == list(names)
     monkeypatch.setattr(service_checks, "check_services", lambda _: [])
     plain = {row["name"] for row in service_checks.check_installation(Settings(home=tmp_path))}
@@ -64,16 +68,16 @@ def test_certificate_that_should_have_been_renewed_is_told(
     """A week before its end, or later where its whole life is short."""
     cert = Authority(tmp_path).pair("ours", "ours", age=age, left=left).cert
     settings = Settings(home=tmp_path, zookeeper_cert_file=str(cert))
-    assert read_certificate("zookeeper_cert_file", str(cert)).is_due is due
+    assert read_client_certificate("zookeeper_cert_file", str(cert)).is_due is due
     if due:
         ends = "ended" if left < timedelta(0) else "ends"
         sentence = (
             rf"certificates: the certificate that zookeeper_cert_file names, {cert}, {ends} at 2\d{{3}}-\S+Z; renew it"
         )
         with pytest.raises(ServiceFailed, match=sentence):
-            check_certificate_expiry(settings)
+            check_client_certificate_expiry(settings)
     else:
-        assert check_certificate_expiry(settings).startswith("zookeeper_cert_file until ")
+        assert check_client_certificate_expiry(settings).startswith("zookeeper_cert_file until ")
 
 
 def test_chain_is_good_until_its_first_end(tmp_path: Path) -> None:
@@ -82,7 +86,7 @@ def test_chain_is_good_until_its_first_end(tmp_path: Path) -> None:
     ours, between = (authority.pair(name, name, left=timedelta(days=days)) for name, days in (("a", 90), ("b", 30)))
     whole = tmp_path / "chain.pem"
     whole.write_bytes(ours.cert.read_bytes() + between.cert.read_bytes())
-    assert int(read_certificate("temporal_cert_file", str(whole)).until.timestamp()) == _until(between.cert)
+    assert int(read_client_certificate("temporal_cert_file", str(whole)).until.timestamp()) == _until(between.cert)
 
 
 def test_gauge_shows_what_the_process_holds_and_else_what_stands_in_files(tmp_path: Path) -> None:
@@ -91,10 +95,10 @@ def test_gauge_shows_what_the_process_holds_and_else_what_stands_in_files(tmp_pa
     old, new = (authority.pair(name, name, left=timedelta(days=days)).cert for name, days in (("o", 10), ("n", 90)))
     cert = Path(shutil.copy(old, tmp_path / "ours.pem"))
     meter = FakeMeter()
-    read = make_gauge_updater(meter, make_certificate_sampler(_settings(tmp_path, cert)))
+    read = make_gauge_updater(meter, make_client_certificate_sampler(_settings(tmp_path, cert)))
     read()
     assert {
-        meter.values[series(_GAUGE, setting=name)] for name in find_certificate_files(_settings(tmp_path, cert))
+        meter.values[series(_GAUGE, setting=name)] for name in find_client_certificate_files(_settings(tmp_path, cert))
     } == {_until(old)}
     shutil.copy(new, cert)
     read()
@@ -105,4 +109,4 @@ def test_gauge_shows_what_the_process_holds_and_else_what_stands_in_files(tmp_pa
     read()
     assert meter.values[series(_GAUGE, setting="database_url")] == _until(new)
     with pytest.raises(InvalidInput, match="zookeeper_cert_file: expected a file that can be read"):
-        read_certificate("zookeeper_cert_file", str(cert))
+        read_client_certificate("zookeeper_cert_file", str(cert))

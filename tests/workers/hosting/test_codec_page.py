@@ -14,7 +14,7 @@ from temporalio.api.common.v1 import Payload, Payloads
 from logstore.errors import InvalidInput
 from workers.client.payload_encryption import EncryptingCodec
 from workers.hosting.page_server import MAX_REQUEST_BYTES, PageRouter, create_page_router, serve_pages
-from workers.hosting.payload_decryption_page import add_payload_decryption_page
+from workers.hosting.payload_codec_server import add_payload_decode_endpoint
 from workers.hosting.readiness import Readiness
 from workers.settings import Settings
 
@@ -27,7 +27,7 @@ def _asked(
     ask: Callable[[ClientSession, str], Awaitable[None]], *, codec: EncryptingCodec = _CODEC, **given: object
 ) -> None:
     pages = create_page_router(Readiness(), "")
-    add_payload_decryption_page(pages, codec, Settings.model_validate({"home": Path("/nowhere"), **given}))
+    add_payload_decode_endpoint(pages, codec, Settings.model_validate({"home": Path("/nowhere"), **given}))
 
     async def run() -> None:
         async with serve_pages("127.0.0.1:0", pages) as url, ClientSession() as session:
@@ -146,4 +146,4 @@ def test_page_is_refused_where_others_than_this_machine_could_ask(address: str) 
     """Whoever can ask it can read: a worker told so does not start."""
     settings = Settings(home=Path("/nowhere"), codec_origin=_UI, http_address=address)
     with pytest.raises(InvalidInput, match="codec_origin: expected none, because http_address is no loopback address"):
-        add_payload_decryption_page(PageRouter(), _CODEC, settings)
+        add_payload_decode_endpoint(PageRouter(), _CODEC, settings)

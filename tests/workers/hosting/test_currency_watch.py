@@ -23,7 +23,7 @@ def test_watch_ends_with_the_refusal_and_not_with_a_store_that_is_silent() -> No
             raise answer
 
     async def watching() -> object:
-        async with watch_catalog_currency(_LOG, interval_s=0.001, require=ask) as replaced:
+        async with watch_catalog_currency(_LOG, interval_s=0.001, require_current=ask) as replaced:
             return await asyncio.wait_for(replaced, 60)
 
     assert isinstance(asyncio.run(watching()), CatalogOutdated)

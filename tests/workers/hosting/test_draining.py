@@ -158,7 +158,7 @@ def test_worker_that_cannot_end_what_it_has_in_hand_leaves_it_to_another(
 _HANGS = """
 import asyncio, sys, threading
 from workers.hosting.worker_process import ForcedExitTimer
-from workers.hosting.interceptors import RunningActivityCounter
+from workers.hosting.error_and_subject_interceptors import RunningActivityCounter
 
 async def work():
     asyncio.create_task(asyncio.to_thread(threading.Event().wait))

@@ -64,7 +64,7 @@ def test_command_that_is_killed_goes_on_when_it_is_run_again(
     with open_log_store(replica) as log, pytest.raises(CatalogAdopting, match="REPLICA"):
         log.managed.roll(topic)
     with open_log_store(settings) as log:
-        (word,) = RecordLog(log.record_objects).list_acknowledgements()
+        (word,) = RecordLog(log.record_objects).list_lowest_acknowledgements()
         newest = RecordLog(log.record_objects).read_newest_manifest()
         assert newest
         assert (word.replica_id, word.manifest) == (json.loads(done.stdout)["replica"], newest.number)
@@ -75,7 +75,7 @@ def _refused(settings: Settings, url: str, folder: Path) -> None:
     """What is no replica's database is refused at once, and a replica that nobody waits for by its job: in words."""
     with open_log_store(settings) as log:
         records = RecordLog(log.record_objects)
-        for one in records.list_acknowledgements():
+        for one in records.list_lowest_acknowledgements():
             records.forget_replica(one.replica_id)
     (folder / "text.db").write_text("no database")
     for found, code, told in (

@@ -9,13 +9,13 @@ import pytest
 
 from logstore.errors import StoreUnavailable
 from logstore.ports.catalog import (
+    CatalogDelayedMessageCounts,
     Claim,
-    DelayedMessageCounts,
     RunKind,
-    UnfinishedIntentCounts,
+    UndeletedCopyCounts,
     UnfinishedTransactionCounts,
 )
-from logstore.reconciliation.findings import PlanResult
+from logstore.reconciliation.findings import PlanOrScrubResult
 from logstore.transactions.transaction_ids_and_states import TransactionState
 from tests.fakes.meter import FakeMeter, series
 from tests.fakes.reconciliation import FakeRuns
@@ -24,7 +24,7 @@ from workers.hosting.gauges import (
     make_gauge_updater,
     sample_delayed_messages,
     sample_deletions,
-    sample_plans,
+    sample_missing_data_of_plans,
     sample_transactions,
 )
 
@@ -36,10 +36,10 @@ _CLAIM = Claim(workflow_id="tests", run_id="", ttl_s=60)
 
 class _Catalog:
     def __init__(self) -> None:
-        self.found = UnfinishedIntentCounts(estimated_inflight=7, dead_lettered=2)
+        self.found = UndeletedCopyCounts(estimated_inflight=7, dead_lettered=2)
         self.away = False
 
-    def count_unfinished_intents(self) -> UnfinishedIntentCounts:
+    def count_undeleted_copies(self) -> UndeletedCopyCounts:
         if self.away:
             raise StoreUnavailable("the database is away")
         return self.found
@@ -52,19 +52,17 @@ def _shown(meter: FakeMeter) -> list[int]:
 def test_gauges_show_what_the_catalog_says() -> None:
     """Both numbers, and when they were read."""
     meter, catalog = FakeMeter(), _Catalog()
-    read = make_gauge_updater(meter, lambda: sample_deletions(catalog.count_unfinished_intents))
+    read = make_gauge_updater(meter, lambda: sample_deletions(catalog.count_undeleted_copies))
     assert not meter.values, "a zero before the first answer would say that all is deleted"
     earliest = int(time.time())
     read()
     assert _shown(meter) == [7, 2]
     assert earliest <= meter.values[series("sexton_deletion_read_timestamp_seconds")] <= time.time()
     assert meter.values[series("sexton_deletion_oldest_pending_seconds")] == 0, "a catalog that does not say"
-    catalog.found = UnfinishedIntentCounts(
-        estimated_inflight=1, dead_lettered=0, oldest_us=(earliest - 3_600) * 1_000_000
-    )
+    catalog.found = UndeletedCopyCounts(estimated_inflight=1, dead_lettered=0, oldest_us=(earliest - 3_600) * 1_000_000)
     read()
     assert meter.values[series("sexton_deletion_oldest_pending_seconds")] >= 3_600
-    catalog.found = UnfinishedIntentCounts(estimated_inflight=0, dead_lettered=0)
+    catalog.found = UndeletedCopyCounts(estimated_inflight=0, dead_lettered=0)
     read()
     assert _shown(meter) == [0, 0]
     assert meter.values[series("sexton_deletion_oldest_pending_seconds")] == 0
@@ -73,20 +71,20 @@ def test_gauges_show_what_the_catalog_says() -> None:
 def test_gauges_keep_their_values_while_the_catalog_is_away_and_say_so_once(caplog: pytest.LogCaptureFixture) -> None:
     """No scrape reads a zero that nobody counted, and a long outage does not fill the log."""
     meter, catalog = FakeMeter(), _Catalog()
-    gauges = PeriodicGauges(make_gauge_updater(meter, lambda: sample_deletions(catalog.count_unfinished_intents)))
-    gauges.update_all_gauges()
+    gauges = PeriodicGauges(make_gauge_updater(meter, lambda: sample_deletions(catalog.count_undeleted_copies)))
+    gauges.update_gauges_until_outage()
     read_at = meter.values[series("sexton_deletion_read_timestamp_seconds")] = 1
     catalog.away = True
     with caplog.at_level(logging.WARNING):
         for _ in range(3):
-            gauges.update_all_gauges()
+            gauges.update_gauges_until_outage()
         assert _shown(meter) == [7, 2]
         assert meter.values[series("sexton_deletion_read_timestamp_seconds")] == read_at
         assert len(caplog.records) == 1
         catalog.away = False
-        gauges.update_all_gauges()
+        gauges.update_gauges_until_outage()
         catalog.away = True
-        gauges.update_all_gauges()
+        gauges.update_gauges_until_outage()
     assert len(caplog.records) == 2, "a second outage is told again"
 
 
@@ -98,10 +96,10 @@ def test_gauge_that_cannot_be_read_harms_no_other(caplog: pytest.LogCaptureFixtu
         raise TypeError("unexpected keyword argument")
 
     gauges = PeriodicGauges(
-        of_another_build, make_gauge_updater(meter, lambda: sample_deletions(catalog.count_unfinished_intents))
+        of_another_build, make_gauge_updater(meter, lambda: sample_deletions(catalog.count_undeleted_copies))
     )
     for _ in range(3):
-        gauges.update_all_gauges()
+        gauges.update_gauges_until_outage()
     assert _shown(meter) == [7, 2]
     assert len(caplog.records) == 1
     assert caplog.records[0].exc_info
@@ -124,7 +122,7 @@ def test_loss_stands_until_a_plan_has_looked_at_rows_as_young(plans: list[tuple[
     meter, runs = FakeMeter(), FakeRuns()
     for number, (rows_before_us, missing) in enumerate(plans):
         runs.open_run(f"plan-{number}", RunKind.PLAN, claim=_CLAIM, summary={})
-        found = PlanResult(
+        found = PlanOrScrubResult(
             findings={"missing_data": missing},
             size_bytes={},
             ledgers=1,
@@ -133,19 +131,19 @@ def test_loss_stands_until_a_plan_has_looked_at_rows_as_young(plans: list[tuple[
             rows_before_us=rows_before_us,
         )
         runs.close_run(f"plan-{number}", {"result": asdict(found)})
-    make_gauge_updater(meter, lambda: sample_plans(runs.list_runs))()
+    make_gauge_updater(meter, lambda: sample_missing_data_of_plans(runs.list_runs))()
     assert meter.values[series("sexton_reconciliation_missing_data")] == shown
 
 
 def test_missing_data_is_that_of_the_newest_plan_that_finished() -> None:
     """A plan at work, or one that failed, says nothing; nor does silence say that nothing is missing."""
     meter, runs = FakeMeter(), FakeRuns()
-    read, claim = make_gauge_updater(meter, lambda: sample_plans(runs.list_runs)), _CLAIM
+    read, claim = make_gauge_updater(meter, lambda: sample_missing_data_of_plans(runs.list_runs)), _CLAIM
     read()
     assert not meter.values
     for number, missing in enumerate((3, 1)):
         runs.open_run(f"plan-{number}", RunKind.PLAN, claim=claim, summary={})
-        found = PlanResult(findings={"missing_data": missing}, size_bytes={}, ledgers=1, before_us=1, report="")
+        found = PlanOrScrubResult(findings={"missing_data": missing}, size_bytes={}, ledgers=1, before_us=1, report="")
         runs.close_run(f"plan-{number}", {"result": asdict(found)})
     runs.open_run("plan-2", RunKind.PLAN, claim=claim, summary={})
     read()
@@ -182,7 +180,7 @@ def test_transactions_are_counted_by_state_with_the_ages_of_the_oldest(monkeypat
 def test_delayed_messages_are_shown_with_their_buckets_and_what_is_in_none() -> None:
     """As the catalog counts them."""
     meter = FakeMeter()
-    counts = DelayedMessageCounts(buckets=3, messages=700, unsealed=11)
+    counts = CatalogDelayedMessageCounts(buckets=3, messages=700, unsealed=11)
     make_gauge_updater(meter, lambda: sample_delayed_messages(lambda: counts, lambda: 4_096))()
     names = ("buckets", "messages", "unsealed_messages", "memory_bytes")
     assert [meter.values[series(f"sexton_delayed_{name}")] for name in names] == [3, 700, 11, 4_096]

@@ -48,7 +48,9 @@ def test_probes_tell_life_and_readiness_apart() -> None:
 
     async def ask(session: ClientSession, url: str) -> None:
         async with run_in_background(readiness.repeat_checks({"one": well})):
-            await eventually(lambda: any(seen.ok for seen in readiness.latest_results()), "the first answer")
+            await eventually(
+                lambda: any(seen.ok for seen in readiness.latest_results_failing_if_stale()), "the first answer"
+            )
             await ask_in_each_phase(session, url)
 
     async def ask_in_each_phase(session: ClientSession, url: str) -> None:

@@ -13,7 +13,7 @@ from temporalio.worker import ActivityInboundInterceptor, ExecuteActivityInput
 
 from logstore.errors import ProgramMissing, ServiceFailed, StoreUnavailable
 from tests.fakes.meter import FakeMeter, series
-from workers.hosting.interceptors import ActivityErrorInterceptor
+from workers.hosting.error_and_subject_interceptors import ActivityErrorAndSubjectInterceptor
 
 
 class _Raises(ActivityInboundInterceptor):
@@ -32,7 +32,7 @@ def _met(error: Exception, *, attempt: int, meter: FakeMeter) -> BaseException:
     env = ActivityEnvironment()
     env.metric_meter = meter
     env.info = replace(env.info, activity_type="deletion.detach", attempt=attempt)
-    edge = ActivityErrorInterceptor().intercept_activity(_Raises(error))
+    edge = ActivityErrorAndSubjectInterceptor().intercept_activity(_Raises(error))
 
     @activity.defn
     async def work() -> None:
@@ -58,12 +58,12 @@ def test_fault_that_nothing_expects_is_final_from_the_tenth_attempt_on(
 ) -> None:
     """A bug is no outage: it is told by one type, counted, and logged in one line with its traceback."""
     meter = FakeMeter()
-    with caplog.at_level(logging.ERROR, logger="workers.hosting.interceptors"):
+    with caplog.at_level(logging.ERROR, logger="workers.hosting.error_and_subject_interceptors"):
         told = _met(KeyError("bucket"), attempt=attempt, meter=meter)
     assert isinstance(told, ApplicationError)
     assert (told.type, told.message, told.non_retryable) == ("UnknownFault", "KeyError: 'bucket'", final)
     assert meter.values == {series("sexton_unknown_faults_total", activity="deletion.detach"): 1}
-    (line,) = [one for one in caplog.records if one.name == "workers.hosting.interceptors"]
+    (line,) = [one for one in caplog.records if one.name == "workers.hosting.error_and_subject_interceptors"]
     assert line.exc_info
     assert line.exc_info[0] is KeyError
 

@@ -9,7 +9,7 @@ import os
 import time
 
 from workers.hosting.worker_process import ForcedExitTimer
-from workers.hosting.interceptors import RunningActivityCounter
+from workers.hosting.error_and_subject_interceptors import RunningActivityCounter
 
 logging.basicConfig()
 os.set_blocking(2, False)

@@ -108,7 +108,7 @@ def _living_on(settings: Settings | None, topics: list[Topic]) -> Iterator[Calla
             log.catalog.phase_one.detach_ledgers(
                 topic.topic_id, [first], force=True, batch_id=batch, claim=CLAIM, cause=CAUSE
             )
-        log.objects.require_ownership()
+        log.objects.require_ownership_once()
 
         def outdated() -> None:
             assert [phase_two(log, f"zombie-{topic.topic_id}") for topic in topics] == [0, 0]
@@ -124,8 +124,8 @@ def _settle(log: LogStore) -> None:
     log.catalog.transactions.abort_expired_transactions(2, limit=1_000)
     while batch := log.catalog.transactions.claim_decided_transactions(claim, limit=100):
         assert not log.broadcasts.broadcast_batch(batch).failures
-    wanted = log.catalog.deletions.count_unfinished_intents().estimated_inflight
-    assert log.catalog.upkeep.move_stalled_to_batch(batch_id="sweep", claim=claim, limit=1_000).intents == wanted
+    wanted = log.catalog.deletions.count_undeleted_copies().estimated_inflight
+    assert log.catalog.upkeep.move_abandoned_work_to_batch(batch_id="sweep", claim=claim, limit=1_000).intents == wanted
     assert phase_two(log, "sweep") == wanted
 
 

@@ -68,7 +68,7 @@ def _objects(settings: Settings) -> list[str]:
 def _sweep(settings: Settings) -> None:
     """As the sweep of a worker: all intents that no workflow works on."""
     with open_log_store(settings) as log:
-        taken = log.catalog.upkeep.move_stalled_to_batch(batch_id="sweep", claim=CLAIM, limit=1_000)
+        taken = log.catalog.upkeep.move_abandoned_work_to_batch(batch_id="sweep", claim=CLAIM, limit=1_000)
         assert phase_two(log, "sweep") == taken.intents == 0
 
 

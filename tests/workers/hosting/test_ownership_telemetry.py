@@ -15,9 +15,9 @@ from infra.catalog import Database
 from infra.catalog.ownership.fences import SqlFences
 from infra.coordination.bundle_holdings import UnloadReason
 from infra.coordination.bundle_owner import BundleOwner, BundleOwnerOptions
-from infra.coordination.ownership_nodes import OwnershipDirectory
+from infra.coordination.bundle_takeover_rules import TakeoverTimes
+from infra.coordination.ownership_nodes import OwnershipNodes
 from infra.coordination.single_owner import SingleOwner
-from infra.coordination.takeover import TakeoverTimes
 from infra.coordination.zookeeper_session import EnsembleOptions, SessionState, ZooKeeperSession
 from infra.telemetry import sql_spans, zookeeper_spans
 from logstore.errors import ServiceFailed, StoreUnavailable
@@ -200,14 +200,14 @@ def test_worker_on_a_real_zookeeper_tells_all_of_it(
     listener = _Silent()
     fences = SqlFences(database)
     world.telemetry = OwnershipTelemetry(world.meter)
-    owner = BundleOwner("a", connect, fences, listener, policy=policy, events=world.telemetry)
+    owner = BundleOwner("a", connect, fences, listener, options=policy, events=world.telemetry)
     owner.start()
     try:
         assert_eventually(lambda: world.metric("bundles") == _N and bool(world.metric("looked_timestamp_seconds")))
         first = world.named("ownership.acquire")[0]
         under = {span.name for span in world.spans.get_finished_spans() if _parent(span) == first.context.span_id}
         assert under >= {"ZooKeeper taking bundles", "INSERT bundle_fence", "ZooKeeper reading owners"}
-        assert OwnershipDirectory(sessions[0], _N).delete_owner_node(BundleId(2), sessions[0].id)
+        assert OwnershipNodes(sessions[0], _N).delete_owner_node(BundleId(2), sessions[0].id)
         assert_eventually(lambda: world.metric("bundles_unloaded_total", reason="REMOVED") == 1)
         assert_eventually(lambda: world.metric("bundles_acquired_total") == _N + 1)
         zookeeper.expire(sessions[0])

@@ -36,7 +36,7 @@ async def _until(condition: Callable[[], bool]) -> None:
 
 
 def _details(readiness: Readiness) -> dict[str, str]:
-    return {seen.name: seen.detail for seen in readiness.latest_results()}
+    return {seen.name: seen.detail for seen in readiness.latest_results_failing_if_stale()}
 
 
 def test_worker_is_ready_while_it_serves_and_all_services_answer() -> None:
@@ -45,10 +45,10 @@ def test_worker_is_ready_while_it_serves_and_all_services_answer() -> None:
     async def check() -> None:
         readiness, one, other = Readiness(interval_s=0.001), Service(), Service()
         async with run_in_background(readiness.repeat_checks({"one": one.ask, "other": other.ask})):
-            await _until(lambda: all(seen.ok for seen in readiness.latest_results()) and one.asked > 0)
+            await _until(lambda: all(seen.ok for seen in readiness.latest_results_failing_if_stale()) and one.asked > 0)
             before = readiness.is_ready
             readiness.phase = WorkerPhase.SERVING
-            assert (before, readiness.is_ready) == (False, True), readiness.latest_results()
+            assert (before, readiness.is_ready) == (False, True), readiness.latest_results_failing_if_stale()
             other.fault = ServiceFailed("other", "it is away", advice="wait")
             await _until(lambda: not readiness.is_ready)
             assert "it is away" in _details(readiness)["other"]
@@ -111,7 +111,7 @@ def test_service_that_hangs_makes_its_worker_unready_after_a_while_and_hides_no_
             now[0] += FRESH_S
             asked = lives.asked
             await _until(lambda: lives.asked > asked + 1)
-            assert readiness.is_ready, readiness.latest_results()
+            assert readiness.is_ready, readiness.latest_results_failing_if_stale()
             now[0] += 1
             assert _details(readiness)["hangs"] == f"no answer for {FRESH_S + 1:.0f} s"
             await _until(lambda: _details(readiness)["lives"] == "")
@@ -151,7 +151,7 @@ def test_probes_ask_no_service() -> None:
         async with run_in_background(readiness.repeat_checks({"one": service.ask})):
             await _until(lambda: service.asked == 1)
             for _ in range(100):
-                readiness.latest_results()
+                readiness.latest_results_failing_if_stale()
                 await asyncio.sleep(0)
             assert service.asked == 1
 
@@ -168,7 +168,7 @@ def test_what_is_only_reported_is_named_and_leaves_the_worker_ready() -> None:
         async with run_in_background(readiness.repeat_checks({"needed": needed.ask}, {"other": other.ask})):
             await _until(lambda: readiness.is_ready and other.asked > 1)
             assert "a run is stuck" in _details(readiness)["other"]
-            assert [seen.to_json()["required"] for seen in readiness.latest_results()] == [True, False]
+            assert [seen.to_json()["required"] for seen in readiness.latest_results_failing_if_stale()] == [True, False]
             needed.fault = ServiceFailed("needed", "it is away", advice="wait")
             await _until(lambda: not readiness.is_ready)
 

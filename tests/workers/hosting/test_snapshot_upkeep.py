@@ -6,7 +6,7 @@ import logging
 import pytest
 
 from logstore.errors import StoreUnavailable
-from workers.hosting.background_tasks import write_due_buffer_snapshots
+from workers.hosting.background_tasks import write_due_buffer_snapshots_repeatedly
 
 
 def test_due_snapshots_are_written_until_none_is_and_failures_are_told_once(caplog: pytest.LogCaptureFixture) -> None:
@@ -25,7 +25,7 @@ def test_due_snapshots_are_written_until_none_is_and_failures_are_told_once(capl
         return found
 
     with caplog.at_level(logging.WARNING), pytest.raises(asyncio.CancelledError):
-        asyncio.run(write_due_buffer_snapshots(write_due_snapshots, interval_s=0))
+        asyncio.run(write_due_buffer_snapshots_repeatedly(write_due_snapshots, interval_s=0))
     assert asked == len(answers) + 1
     assert [one.getMessage() for one in caplog.records] == [
         "no snapshot of transactions is written, because the catalog does not answer: away"

@@ -17,7 +17,7 @@ from aiohttp import ClientSession
 from logstore.deletion.intents import DeletionIntent, DeletionState, Outcome
 from logstore.errors import StoreUnavailable
 from logstore.log.ledgers import CopyKind
-from logstore.ports.catalog import UnfinishedIntentCounts
+from logstore.ports.catalog import UndeletedCopyCounts
 from logstore.positions import LedgerId, TopicId
 from logstore.records.services.replica_shipments import ReplicaStatus
 from tests.activities.conftest import new_world, world  # noqa: F401 - fixtures
@@ -121,8 +121,8 @@ def test_rows_name_their_jobs_and_lead_to_the_web_ui(
         return rows[state]
 
     monkeypatch.setattr(world.catalog.deletions, "list_intents", listed)
-    counted = UnfinishedIntentCounts(estimated_inflight=2, dead_lettered=1, oldest_us=1)
-    monkeypatch.setattr(world.catalog.deletions, "count_unfinished_intents", lambda: counted)
+    counted = UndeletedCopyCounts(estimated_inflight=2, dead_lettered=1, oldest_us=1)
+    monkeypatch.setattr(world.catalog.deletions, "count_undeleted_copies", lambda: counted)
     found = _read(world)["deletions"]
     assert [one["workflow_id"] for one in found["inflight"]] == ["delete-ledgers/b/1", "delete-ledger/2/LEDGER/1", None]
     assert found["inflight"][2]["workflow_type"] == "sweep-deletions", "what no batch has is found by the sweep"
@@ -161,10 +161,10 @@ def test_section_that_cannot_be_read_says_so_and_the_others_stand(
 ) -> None:
     """The database is away for one question."""
 
-    def away() -> UnfinishedIntentCounts:
+    def away() -> UndeletedCopyCounts:
         raise StoreUnavailable("the <database> is away")
 
-    monkeypatch.setattr(world.catalog.deletions, "count_unfinished_intents", away)
+    monkeypatch.setattr(world.catalog.deletions, "count_undeleted_copies", away)
     store = _read(world)
     assert store["deletions"] == {"error": "the <database> is away"}
     text = _shown(store)
@@ -179,10 +179,10 @@ def test_section_with_a_row_of_another_build_harms_no_other(
 ) -> None:
     """The page of an older build, after a rollback: it says of what it cannot read that it cannot."""
 
-    def of_another_build() -> UnfinishedIntentCounts:
+    def of_another_build() -> UndeletedCopyCounts:
         raise ValueError("'SHREDDED' is not a valid Outcome")
 
-    monkeypatch.setattr(world.catalog.deletions, "count_unfinished_intents", of_another_build)
+    monkeypatch.setattr(world.catalog.deletions, "count_undeleted_copies", of_another_build)
     store = _read(world)
     assert store["deletions"] == {"error": "ValueError"}
     assert "error" not in store["owners"]

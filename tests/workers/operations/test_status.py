@@ -25,17 +25,17 @@ from temporalio.service import RPCError, RPCStatusCode
 from infra.catalog import Database
 from infra.catalog.ownership.fences import SqlFences
 from infra.coordination.ownership_nodes import LiveWorker
+from infra.stack.service_port_choice import ChosenPorts, write_ports
 from infra.stack.stack_home import StackHome
-from infra.stack.tcp_ports import ChosenPorts, write_ports
 from infra.stack.worker_records import WorkerRecord, keep_worker_record
 from logstore.deletion.intents import GuardRefusal
 from logstore.identity.bucket_markers import PROBE_PREFIX
-from logstore.ownership import BundleId, OwnerNode, WorkerLoad
+from logstore.ownership import BundleId, BundleOwnerNode, WorkerLoad
 from tests.infra.objects.peer import Answer, Request, deleted, fault, listing, scripted
 from tests.logstore.records.world import RecordsWorld
 from tests.migrated import migrate
 from workers.operations import record_log_status
-from workers.operations.record_log_status import check_record_log, find_flush_failure
+from workers.operations.record_log_status import check_flushes_as_row, find_flush_failure
 from workers.operations.service_checks import _check_ownership, check_installation, check_services, run_check_as_row
 from workers.operations.worker_builds import WorkerDeployment
 from workers.settings import Settings
@@ -58,7 +58,7 @@ def test_status_of_services_elsewhere_asks_the_addresses_of_the_settings(tmp_pat
 def test_status_of_a_home_asks_what_the_settings_name_and_not_the_servers_of_the_home(tmp_path: Path) -> None:
     """Commands and workers dial what the settings say: that the home's own servers are well says nothing of it."""
     home = StackHome.at(tmp_path / "home")
-    home.create_directories()
+    home.create_directories_and_check_space()
     write_ports(home, ChosenPorts(temporal=1, s3=1, zookeeper=1))
     home.ensure_credentials()
     there = {"temporal_address": "127.0.0.1:2", "s3_endpoint": "http://127.0.0.1:2", "zookeeper": "127.0.0.1:2/nope"}
@@ -192,7 +192,7 @@ def test_doctor_says_whether_anybody_takes_part_in_ownership(tmp_path: Path, mon
     SqlFences(database).raise_fences([BundleId(1)], "w")
     database.close()
     live = {"w": LiveWorker(session=7, load=WorkerLoad())}
-    nodes = {BundleId(1): OwnerNode(worker_id="w", session=7, version=0)}
+    nodes = {BundleId(1): BundleOwnerNode(worker_id="w", session=7, version=0)}
     found = SimpleNamespace(
         read_owner_nodes=lambda: nodes, read_live_workers=lambda: live, read_live_sessions=lambda: {7}
     )
@@ -409,14 +409,18 @@ def test_record_log_tells_what_waits_and_what_no_block_can_hold(
         monkeypatch.setattr(record_log_status, "_ask_flush_failure", lambda _: None)
         settings = Settings(home=tmp_path, database_url=f"sqlite:///{tmp_path / 'catalog.db'}")
         ledger_id = world.create()
-        assert check_record_log(settings)["ok"]
+        assert check_flushes_as_row(settings)["ok"]
         world.sql("UPDATE segment SET size_bytes = 1e19")
-        row = check_record_log(settings)
+        row = check_flushes_as_row(settings)
         assert (row["ok"], f"segment {ledger_id} 0: size_bytes" in str(row["detail"])) == (False, True)
         world.sql("UPDATE segment SET size_bytes = 1")
         world.sql("UPDATE record_outbox SET at_us = 1")
-        assert "0 deletions wait" in str(check_record_log(settings)["detail"])
+        assert "0 deletions wait" in str(check_flushes_as_row(settings)["detail"])
         world.sql("DELETE FROM record_outbox")
-        assert check_record_log(settings) == {"name": "record log", "ok": True, "detail": "manifest 0 has all changes"}
+        assert check_flushes_as_row(settings) == {
+            "name": "record log",
+            "ok": True,
+            "detail": "manifest 0 has all changes",
+        }
     finally:
         world.database.close()

@@ -9,7 +9,7 @@ from infra.coordination.zookeeper_session import EnsembleOptions
 from infra.stack.stack_home import StoreCredentials
 from logstore.identity.bucket_markers import BucketRole
 from tests.tls import Authority
-from workers.assembly.log_store_from_settings import executor_addresses, executor_store_address
+from workers.assembly.log_store_from_settings import executor_bucket_address, executor_catalog_and_bucket_addresses
 from workers.client.temporal_credentials import read_temporal_credentials
 from workers.hosting.bundle_ownership import ensemble_from_settings
 from workers.settings import LoadedSettings, Settings
@@ -45,8 +45,8 @@ def test_value_that_holds_a_secret_does_not_show_it(tmp_path: Path) -> None:
         access,
         ensemble,
         EnsembleOptions(hosts="h:1", auth=("digest", _CANARY)),
-        executor_store_address(settings, BucketRole.PRIMARY, "bucket"),
-        executor_addresses(settings),
+        executor_bucket_address(settings, BucketRole.PRIMARY, "bucket"),
+        executor_catalog_and_bucket_addresses(settings),
         StoreCredentials(access_key="key", secret_key=_CANARY),
     ]
     key = Path(settings.temporal_key_file).read_text().splitlines()[1]

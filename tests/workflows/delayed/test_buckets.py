@@ -7,10 +7,10 @@ from temporalio.exceptions import CancelledError
 
 from activities.delayed.inputs_and_results import (
     ChoiceReason,
-    DueTopicPages,
-    DueTopicsInput,
-    SealedTopics,
+    IndexWorkTopicPages,
+    IndexWorkTopicsInput,
     SealTopicInput,
+    SealTopicsResult,
 )
 from logstore.delayed.index_buckets import SealAndMergeLimits
 from logstore.deletion.retention import RetentionPolicy
@@ -131,13 +131,13 @@ async def test_seal_waits_for_a_job_that_works_on_the_topic(house: House, topic:
     asked: list[int] = []
 
     @activity.defn(name="delayed.seal_topic")
-    def seal_topic(request: SealTopicInput) -> SealedTopics:
+    def seal_whole_topic(request: SealTopicInput) -> SealTopicsResult:
         asked.append(1)
         if len(asked) == 3:
             topic.index.release_claim(topic.topic_id, "other")
-        return house.world.activities.delayed.seal_topic(request)
+        return house.world.activities.delayed.seal_whole_topic(request)
 
-    async with house.worker(instead=[seal_topic]):
+    async with house.worker(instead=[seal_whole_topic]):
         result = await (await seal(house, topic_id=topic.topic_id)).result()
     assert (result.buckets, result.held, len(asked)) == (1, 0, 3)
 
@@ -285,12 +285,12 @@ async def test_look_for_due_topics_is_tried_again_while_the_catalog_is_away(hous
     failures = [StoreUnavailable("planned: the catalog is away")] * 3
 
     @activity.defn(name="delayed.due_topics")
-    def due_topics(request: DueTopicsInput) -> DueTopicPages:
+    def list_topics_with_index_work(request: IndexWorkTopicsInput) -> IndexWorkTopicPages:
         if failures:
             raise failures.pop()
-        return DueTopicPages(pages=[])
+        return IndexWorkTopicPages(pages=[])
 
-    async with house.worker(instead=[due_topics]):
+    async with house.worker(instead=[list_topics_with_index_work]):
         assert await (await seal(house)).result() == SealBucketsResult()
     assert len(house.attempts("delayed.due_topics")) == 4
 

@@ -15,7 +15,7 @@ from temporalio.exceptions import ApplicationError, CancelledError
 from temporalio.service import RPCError, RPCStatusCode
 
 from activities.deletion import deletion_pace as pace
-from activities.deletion.inputs_and_results import ChunkInput, ChunkResult, HoldBatchInput
+from activities.deletion.inputs_and_results import ChunkInput, ChunkResult, ClaimPausedBatchInput
 from activities.owner_routing import OwnerRoutedAnswer
 from logstore.deletion.intents import BatchCertificate
 from logstore.errors import InvalidInput, PreconditionFailed, ServiceFailed, UnknownObject
@@ -100,7 +100,9 @@ async def test_pause_keeps_the_batch_claimed_for_as_long_as_it_lasts(house: Hous
         left = "claim_until_us / 1000000 - CAST(strftime('%s', 'now') AS INT)"
         assert 880 <= house.world.sql(f"SELECT {left} FROM run")[0][0] <= 901
         thief = Claim(workflow_id="thief", run_id="", ttl_s=60)
-        assert house.world.catalog.upkeep.move_stalled_to_batch(batch_id="thief", claim=thief, limit=9).intents == 0
+        assert (
+            house.world.catalog.upkeep.move_abandoned_work_to_batch(batch_id="thief", claim=thief, limit=9).intents == 0
+        )
         await handle.execute_update(DeleteLedgers.resume)
         assert (await waiting).outcomes == {"DELETED": 3}
 
@@ -117,7 +119,7 @@ async def test_pause_outlasts_the_claim_of_a_batch_whose_workers_are_away(house:
     gate.open()
     house.world.sql("UPDATE run SET claim_until_us = 1")
     thief = Claim(workflow_id="thief", run_id="", ttl_s=60)
-    assert house.world.catalog.upkeep.move_stalled_to_batch(batch_id="thief", claim=thief, limit=9).intents == 0
+    assert house.world.catalog.upkeep.move_abandoned_work_to_batch(batch_id="thief", claim=thief, limit=9).intents == 0
     assert any(one.paused for one in house.world.catalog.deletions.list_intents(None, limit=9))
     async with house.worker(cache=0):
         await handle.execute_update(DeleteLedgers.resume)
@@ -189,16 +191,16 @@ async def test_pause_cancelled_ends_cancelled_and_keeps_its_rows(house: House) -
 
 async def test_pause_outlasts_the_catalog_being_away(house: House) -> None:
     """The claim cannot be renewed for a while: asked again until it can, and nothing is started meanwhile."""
-    failures, real = [1, 2, 3], house.world.upkeep.hold_batch
+    failures, real = [1, 2, 3], house.world.upkeep.claim_paused_batch
 
     @activity.defn(name="deletion.hold_batch")
-    def hold_batch(request: HoldBatchInput) -> None:
+    def claim_paused_batch(request: ClaimPausedBatchInput) -> None:
         if failures:
             failures.pop()
             raise ApplicationError("catalog is away", type="StoreUnavailable")
         real(request)
 
-    async with paused(house, 2, instead=[hold_batch]) as (handle, _):
+    async with paused(house, 2, instead=[claim_paused_batch]) as (handle, _):
         await assert_eventually(lambda: held(house) >= 4)
         assert len(house.attempts("deletion.delete_chunk")) == 1
         await handle.execute_update(DeleteLedgers.resume)

@@ -35,7 +35,7 @@ async def test_delete_ledger_of_own_objects_succeeds(house: House) -> None:
     """Nothing of the copy is left, and the row says so (promise 2)."""
     ledger, key = handed_over(house)
     async with house.worker():
-        handle = await house.delete_one(key)
+        handle = await house.claim_and_delete_copy(key)
         result = await handle.result()
         progress = await handle.query(DeleteLedger.progress)
     assert (result.outcome, result.objects) == (Outcome.DELETED, 3)
@@ -48,7 +48,7 @@ async def test_delete_ledger_exhausted_is_a_dead_letter_and_fails(house: House) 
     ledger, key = handed_over(house)
     house.world.objects.plan(Fault(operation=Operation.LIST, kind=FaultKind.BEFORE, times=100))
     async with house.worker():
-        handle = await house.delete_one(key)
+        handle = await house.claim_and_delete_copy(key)
         with pytest.raises(WorkflowFailureError) as caught:
             await handle.result()
     assert failure(caught.value) == ("DEAD_LETTERED", "StoreUnavailable: planned fault: 503 SlowDown")
@@ -70,12 +70,12 @@ async def test_delete_ledger_without_progress_is_a_dead_letter_before_the_end(ho
     )
     house.world.objects.plan(refused)
     async with house.worker():
-        handle = await house.delete_one(key)
+        handle = await house.claim_and_delete_copy(key)
         with pytest.raises(WorkflowFailureError) as caught:
             await handle.result()
         progress = await handle.query(DeleteLedger.progress)
         with pytest.raises(WorkflowFailureError) as again:
-            await (await house.delete_one(key)).result()
+            await (await house.claim_and_delete_copy(key)).result()
     type_, message = failure(caught.value)
     assert (type_, progress.outcome) == ("NoProgress", Outcome.DEAD_LETTERED)
     assert message.startswith(f"NoProgress: ledger {ledger}: 2 keys left after each of 5 attempts; 1 keys kept")
@@ -103,7 +103,7 @@ async def test_delete_ledger_refused_fails_with_the_outcome_and_is_not_retried(
     ledger, key = handed_over(house)
     house.world.sql(spoil)
     async with house.worker():
-        handle = await house.delete_one(key)
+        handle = await house.claim_and_delete_copy(key)
         with pytest.raises(WorkflowFailureError) as caught:
             await handle.result()
     assert failure(caught.value)[0] == outcome
@@ -116,7 +116,7 @@ async def test_delete_ledger_that_another_workflow_holds_completes_as_taken_over
     _, key = handed_over(house)
     house.world.sql("UPDATE pending_deletion SET claim_workflow='delete-ledger/other'")
     async with house.worker():
-        handle = await house.delete_one(key)
+        handle = await house.claim_and_delete_copy(key)
         result = await handle.result()
         assert (await details_of(handle)).startswith("**RETRYING** — 0 objects. taken over by another workflow")
     assert result.outcome is Outcome.RETRYING
@@ -131,11 +131,14 @@ async def test_delete_ledger_that_a_sweep_takes_over_in_mid_delete_can_be_handed
     ledger, key = handed_over(house)
     gate = house.gate(Operation.DELETE)
     async with house.worker():
-        first = await house.delete_one(key)
+        first = await house.claim_and_delete_copy(key)
         await assert_eventually(gate.reached.is_set)
         house.world.sql("UPDATE pending_deletion SET claim_until_us = 1")
         sweep = Claim(workflow_id=f"delete-ledgers/{house.queue}", run_id="", ttl_s=60)
-        assert house.world.catalog.upkeep.move_stalled_to_batch(batch_id=house.queue, claim=sweep, limit=9).intents == 1
+        assert (
+            house.world.catalog.upkeep.move_abandoned_work_to_batch(batch_id=house.queue, claim=sweep, limit=9).intents
+            == 1
+        )
         gate.open()
         taken = await first.result()
         house.world.objects.plan(Fault(operation=Operation.LIST, kind=FaultKind.MIDWAY, error=_corrupt))
@@ -174,8 +177,8 @@ async def test_delete_ledger_of_a_row_opened_again_is_another_workflow(house: Ho
     async with house.worker():
         stored = house.world.objects.get(late)
         assert stored
-        assert (await (await house.delete_one(key)).result()).outcome is Outcome.DELETED
-        house.world.catalog.ledgers.abandon_upload(ledger, epoch=1)
+        assert (await (await house.claim_and_delete_copy(key)).result()).outcome is Outcome.DELETED
+        house.world.catalog.ledgers.record_abandoned_upload(ledger, epoch=1)
         house.world.objects.put_if_absent(late, stored.body, metadata=stored.metadata)
         house.world.objects.plan(Fault(operation=Operation.LIST, kind=FaultKind.BEFORE, error=_corrupt))
         assert (await (await house.sweep()).result()).intents == 1
@@ -190,7 +193,7 @@ async def test_delete_ledger_cancelled_midway_ends_cancelled_and_keeps_its_row(h
     ledger, key = handed_over(house)
     gate = house.gate(Operation.LIST)
     async with house.worker():
-        handle = await house.delete_one(key)
+        handle = await house.claim_and_delete_copy(key)
         await assert_eventually(gate.reached.is_set)
         await handle.cancel()
         with pytest.raises(WorkflowFailureError) as caught:
@@ -206,7 +209,7 @@ async def test_delete_ledger_shows_its_outcome_to_operators(house: House) -> Non
     """The outcome is a search attribute and stands in the current details."""
     _, key = handed_over(house)
     async with house.worker():
-        handle = await house.delete_one(key)
+        handle = await house.claim_and_delete_copy(key)
         await handle.result()
         assert (await details_of(handle)).startswith("**DELETED** — 3 objects")
     description = await handle.describe()

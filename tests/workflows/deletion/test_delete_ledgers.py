@@ -308,15 +308,15 @@ async def test_delete_ledgers_asks_for_no_chunk_whose_answer_would_not_fit(house
     """Chunks stay within a thousand rows together: their answers fit a payload (temporalio/sdk-python#1285)."""
     ledgers = house.world.fill(1)
     asked: list[int] = []
-    real = house.world.deletion.next_ranges
+    real = house.world.deletion.list_ranges_and_renew_claim
 
     @activity.defn(name="deletion.next_ranges")
-    def next_ranges(request: RowRangesInput) -> RowRangesPage:
+    def list_ranges_and_renew_claim(request: RowRangesInput) -> RowRangesPage:
         asked.append(request.rows)
         return real(request)
 
     house.policy = DeletionPolicy(chunk=10_000)
-    async with house.worker(instead=[next_ranges]):
+    async with house.worker(instead=[list_ranges_and_renew_claim]):
         await (await house.delete(ledgers)).result()
     assert max(asked) == 1000 // house.policy.parallelism
 

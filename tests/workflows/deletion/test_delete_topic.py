@@ -7,7 +7,7 @@ import pytest
 from temporalio import activity
 from temporalio.client import WorkflowExecutionStatus, WorkflowFailureError
 
-from activities.deletion.topic_deletion import RemoveTopicInput, RemoveTopicResult
+from activities.deletion.topic_deletion import RemovedTopicTally, RemoveTopicInput
 from logstore.errors import UnknownObject
 from logstore.ports.catalog import TopicState
 from tests.every_topic import every_topic
@@ -159,14 +159,14 @@ async def test_delete_topic_goes_back_while_something_is_attached(
     held = [True]
 
     @activity.defn(name="topic.remove")
-    def remove(request: RemoveTopicInput) -> RemoveTopicResult:
+    def remove(request: RemoveTopicInput) -> RemovedTopicTally:
         if held:
             held.pop()
             house.world.sql(
                 "INSERT INTO ledger SELECT 999999, list_id, NULL, 'sexton', 'CREATING', 0, 0, 0, -1, 0, 1, 0, NULL"
                 " FROM ledger_list"
             )
-        return house.topics.remove(request)
+        return house.topics.remove_topic_and_tally(request)
 
     monkeypatch.setattr("temporalio.workflow.Info.is_continue_as_new_suggested", lambda _info: True)
     async with house.worker(instead=[remove]):

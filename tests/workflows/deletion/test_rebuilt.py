@@ -32,7 +32,7 @@ def _rebuild(house: House) -> None:
         threads=2,
     )
     for shard in range(SHARDS):
-        adopter.compare_shard(shard)
+        adopter.compare_and_stage_shard(shard)
     epoch = world.catalog.ledgers.catalog_epoch()
     assert adopter.settle_and_finish(rows_epoch=epoch - 1, flush=lambda: None).missing_data == 0
 

@@ -49,7 +49,7 @@ async def test_redrive_after_storage_was_mended_deletes_and_leaves_no_dead_lette
         assert found.handle
         certificate = await found.handle.result()
     assert (found.started, certificate.outcomes) == (3, {"DELETED": 3})
-    assert house.world.catalog.deletions.count_unfinished_intents().dead_lettered == 0
+    assert house.world.catalog.deletions.count_undeleted_copies().dead_lettered == 0
     assert not any(house.world.left_of(one) for one in ledgers)
     assert house.world.sql("SELECT actor, reason FROM audit WHERE act = 'redrive'") == [("tests", "mended")]
 
@@ -81,7 +81,7 @@ async def test_redrive_refused_starts_nothing(house: House, tmp_path: Path) -> N
         ids = [row.row_id, 999, *await _gone(house)]
         with pytest.raises(PreconditionFailed, match="DELETED, 999 unknown"):
             await sexton(house, tmp_path).redrive_dead_letters(ids)
-    assert house.world.catalog.deletions.count_unfinished_intents().dead_lettered == 1
+    assert house.world.catalog.deletions.count_undeleted_copies().dead_lettered == 1
 
 
 async def _gone(house: House) -> list[int]:
@@ -105,8 +105,8 @@ async def test_redrive_whose_client_dies_before_the_start_is_finished_by_a_sweep
         failpoints.arm("catalog.redrive.after", "crash")
         with pytest.raises(failpoints.SimulatedCrash):
             await sexton(house, tmp_path).redrive_dead_letters(None)
-        failpoints.disarm()
-        assert house.world.catalog.deletions.count_unfinished_intents().estimated_inflight == 2
+        failpoints.disarm_all_and_take_hits()
+        assert house.world.catalog.deletions.count_undeleted_copies().estimated_inflight == 2
         house.world.sql("UPDATE run SET claim_until_us = 1 WHERE finished_us IS NULL")
         assert (await (await house.sweep()).result()).outcomes == {"DELETED": 2}
     assert not any(house.world.left_of(one) for one in ledgers)

@@ -47,14 +47,14 @@ def batch(house: House) -> str:
 def failing(house: House, monkeypatch: pytest.MonkeyPatch, errors: dict[TopicId, list[SextonError]]) -> None:
     """Let detaches of some topics fail, as often as there are errors."""
     trims = house.world.catalog.phase_one
-    real: Callable[..., DetachedBatch] = trims.detach_into_batch
+    real: Callable[..., DetachedBatch] = trims.detach_by_retention_into_batch
 
     def detach_into(topic_id: TopicId, *, batch_id: str, claim: Claim, cause: AuditCause) -> DetachedBatch:
         if errors.get(topic_id):
             raise errors[topic_id].pop()
         return real(topic_id, batch_id=batch_id, claim=claim, cause=cause)
 
-    monkeypatch.setattr(trims, "detach_into_batch", detach_into)
+    monkeypatch.setattr(trims, "detach_by_retention_into_batch", detach_into)
 
 
 async def test_trim_topics_deletes_what_every_topic_lets_go_in_one_batch(house: House) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 from temporalio import activity
 from temporalio.client import WorkflowHandle
 
-from activities.offload import PublishCopyInput, RemovePrimariesInput, RemovePrimariesResult
+from activities.offload import DetachPrimariesInput, DetachPrimariesResult, PublishCopyInput
 from logstore.ports.catalog import OffloadStartOutcome
 from logstore.positions import LedgerId
 from tests.workflows.house import House
@@ -17,7 +17,7 @@ from workflows.offload.job_definitions import (
     OffloadAsk,
     OffloadLedgerInput,
     OffloadLedgerResult,
-    OffloadPolicy,
+    OffloadLimits,
     OffloadTopicInput,
     OffloadTopicResult,
 )
@@ -32,7 +32,7 @@ async def offload(house: House, ledger_id: LedgerId, **policy: Any) -> LedgerHan
     """Start or join the offload of one ledger."""
     return await house.client.start_workflow(
         OffloadLedger.run,
-        OffloadLedgerInput(ledger_id=ledger_id, topic=house.world.topic.name, policy=OffloadPolicy(**policy)),
+        OffloadLedgerInput(ledger_id=ledger_id, topic=house.world.topic.name, policy=OffloadLimits(**policy)),
         id=OFFLOAD_LEDGER.id(ledger_id),
         task_queue=house.queue,
     )
@@ -63,7 +63,7 @@ def let_uploads_end(house: House) -> None:
 def losing(house: House, between: Callable[[], None]) -> Callable[[PublishCopyInput], OffloadStartOutcome]:
     """Publishing, with something that comes between it and the upload, once."""
     left = [between]
-    real = house.world.offload.publish
+    real = house.world.offload.publish_copy
 
     @activity.defn(name="offload.publish")
     def publish(request: PublishCopyInput) -> OffloadStartOutcome:
@@ -74,13 +74,13 @@ def losing(house: House, between: Callable[[], None]) -> Callable[[PublishCopyIn
     return publish
 
 
-def removing_in_pages(house: House, *, limit: int) -> Callable[[RemovePrimariesInput], RemovePrimariesResult]:
+def removing_in_pages(house: House, *, limit: int) -> Callable[[DetachPrimariesInput], DetachPrimariesResult]:
     """Removal of primary copies by so many, whose first page is done twice: the first time nobody heard of it."""
-    real = house.world.offload.remove_primaries
+    real = house.world.offload.prove_and_detach_primaries
     first = [True]
 
     @activity.defn(name="offload.remove_primaries")
-    def remove(request: RemovePrimariesInput) -> RemovePrimariesResult:
+    def remove(request: DetachPrimariesInput) -> DetachPrimariesResult:
         if first and first.pop():
             real(replace(request, limit=limit))
         return real(replace(request, limit=limit))

@@ -31,8 +31,8 @@ from workflows.offload.job_definitions import (
     OFFLOAD_LEDGER,
     OffloadAsk,
     OffloadLedgerResult,
+    OffloadLimits,
     OffloadOutcome,
-    OffloadPolicy,
 )
 from workflows.offload.offload_ledger import OffloadLedger
 from workflows.offload.offload_topic import OffloadTopic
@@ -242,7 +242,7 @@ async def test_offload_topic_keeps_the_primary_of_what_failed(house: House) -> N
     ledgers = house.world.fill_readable(3)
     house.world.tiered.plan(put(ledgers[1], FaultKind.BEFORE, times=100))
     ask = OffloadAsk(actor="tests", reason="cold", delete_primary=True)
-    result = await house.done(offload_all(house, ask, policy=OffloadPolicy(attempts=2)))
+    result = await house.done(offload_all(house, ask, policy=OffloadLimits(attempts=2)))
     assert (result.offloaded, result.failed, result.removed) == (2, 1, 2)
     assert list(result.errors) == [ledgers[1]]
     assert "StoreUnavailable" in result.errors[ledgers[1]]

@@ -52,9 +52,9 @@ class Neighbours:
             deletion.detach,
             deletion.delete_chunk,
             deletion.hand_over_chunk,
-            deletion.delete_one,
-            deletion.dead_letter,
-            deletion.certify,
+            deletion.claim_and_delete_copy,
+            deletion.dead_letter_intent,
+            deletion.close_and_certify_batch,
         ]
         replaced = {one.__name__ for one in instead}
         return [one for one in real if one.__name__ not in replaced] + list(instead)

@@ -134,7 +134,7 @@ async def test_one_of_a_topic_without_name_is_deleted_by_anybody(house: House, s
     _, key = handed_over(house)
     street.moves_in("a")
     async with street.shared():
-        result = await (await house.delete_one(key, topic="")).result()
+        result = await (await house.claim_and_delete_copy(key, topic="")).result()
     assert result.outcome is Outcome.DELETED
     assert street.visits("deletion.delete_one") == [_SHARED]
     assert street.ownership.asked == 0
@@ -145,7 +145,7 @@ async def test_one_whose_owner_never_picks_up_is_deleted_by_anybody(house: House
     _, key = handed_over(house)
     street.moves_in("a")
     async with street.shared():
-        result = await (await house.delete_one(key, owner_patience_s=3_000)).result()
+        result = await (await house.claim_and_delete_copy(key, owner_patience_s=3_000)).result()
     first, second, third = house.attempts("deletion.delete_one")
     assert result.outcome is Outcome.DELETED
     assert [one.number for one in (first, second, third)] == [1, 1, 1]
@@ -195,7 +195,7 @@ async def test_one_whose_owner_says_not_owner_is_deleted_by_anybody_at_the_end(
     _, key = handed_over(house)
     street.moves_in("a")
     async with street.shared(), street.owner("a", owners=FakeOwners(street.ownership, "nobody")):
-        result = await (await house.delete_one(key)).result()
+        result = await (await house.claim_and_delete_copy(key)).result()
     assert result.outcome is Outcome.DELETED
     assert street.visits("deletion.delete_one") == [_SHARED, "a", _SHARED, "a", _SHARED]
     assert house.world.intents()[0].attempts == 2
@@ -249,7 +249,7 @@ async def _batch(house: House) -> WorkflowHandle[Any, Any]:
 
 
 async def _one(house: House) -> WorkflowHandle[Any, Any]:
-    return await house.delete_one(handed_over(house)[1])
+    return await house.claim_and_delete_copy(handed_over(house)[1])
 
 
 @pytest.mark.parametrize("start", [_trim, _batch, _one])
@@ -345,11 +345,11 @@ async def test_one_of_an_overtaken_lease_is_not_buried(house: House, street: Nei
     _, key = handed_over(house)
 
     @activity.defn(name="deletion.delete_one")
-    def delete_one(request: DeleteIntentInput) -> DeleteIntentResult:
+    def claim_and_delete_copy(request: DeleteIntentInput) -> DeleteIntentResult:
         raise NotOwner(0, expected="a", found="b")
 
-    async with street.shared(instead=[delete_one]):
-        handle = await house.delete_one(key)
+    async with street.shared(instead=[claim_and_delete_copy]):
+        handle = await house.claim_and_delete_copy(key)
         with pytest.raises(WorkflowFailureError) as caught:
             await handle.result()
     assert failure(caught.value)[0] == "NotOwner"
@@ -364,7 +364,7 @@ async def test_one_exhausted_at_its_owner_is_buried_there(house: House, street: 
     house.world.objects.plan(Fault(operation=Operation.LIST, kind=FaultKind.BEFORE, times=100))
     async with street.shared(), street.owner("a"):
         with pytest.raises(WorkflowFailureError) as caught:
-            await (await house.delete_one(key)).result()
+            await (await house.claim_and_delete_copy(key)).result()
     assert failure(caught.value)[0] == "DEAD_LETTERED"
     assert street.visits("deletion.delete_one") == [_SHARED, *["a"] * 9]
     assert street.visits("deletion.dead_letter") == ["a"]

@@ -5,7 +5,7 @@ from typing import Any
 from temporalio.client import WorkflowHandle
 from temporalio.common import WorkflowIDConflictPolicy
 
-from activities.deletion.phase_two import intent_key
+from activities.deletion.phase_two_steps import intent_key
 from logstore.log.ledger_object_keys import ledger_prefix, meta_key, segment_key
 from logstore.log.ledgers import CopyKind, LedgerStatement
 from logstore.positions import LedgerId

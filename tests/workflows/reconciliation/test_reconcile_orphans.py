@@ -7,7 +7,7 @@ from temporalio.exceptions import ApplicationError, CancelledError, WorkflowAlre
 from logstore.deletion.intents import GuardRefusal
 from logstore.errors import CatalogMismatch, CorruptData, ServiceFailed, StoreUnavailable
 from logstore.ports.catalog import RunKind
-from logstore.reconciliation.bulk_jobs import (
+from logstore.reconciliation.bulk_job_inputs_and_results import (
     BulkJob,
     CompareStorageWithCatalogJob,
     ListStorageJob,

@@ -8,7 +8,12 @@ from temporalio.exceptions import CancelledError, WorkflowAlreadyStartedError
 
 from logstore.errors import CatalogMismatch, CorruptData, ServiceFailed, StoreUnavailable
 from logstore.ports.catalog import RunKind
-from logstore.reconciliation.bulk_jobs import MIN_SCRUB_RATE, BulkJob, CutScrubIntoPagesJob, ScrubPageJob
+from logstore.reconciliation.bulk_job_inputs_and_results import (
+    MIN_SCRUB_RATE,
+    BulkJob,
+    CutScrubIntoPagesJob,
+    ScrubPageJob,
+)
 from tests.workflows.house import Gate, House, assert_eventually, details_of, failure
 from tests.workflows.reconciliation.orphaned import corrupt, scrub
 from workflows.reconciliation.job_definitions import (

@@ -8,7 +8,7 @@ from temporalio.client import WorkflowHandle
 
 from activities.records.inputs_and_results import FlushInput
 from logstore.ports.catalog import Claim
-from logstore.records.job_results import FlushedRecords, LaggingReplica
+from logstore.records.job_results import FlushedRecords, ReplicaAwaitedByRaid
 from logstore.records.services.record_log import RecordLog
 from tests.fakes.objects import Operation
 from tests.workflows.house import House, assert_eventually, details_of
@@ -196,7 +196,7 @@ async def test_raid_that_a_replica_holds_up_names_it_in_result_and_details(house
         handle = await raid(house, eligible_age_s=0.0)
         result = await handle.result()
         told = await details_of(handle)
-    assert result.done.held_by == [LaggingReplica(replica="mirror", manifest=0, tombstones=1)]
+    assert result.done.held_by == [ReplicaAwaitedByRaid(replica="mirror", manifest=0, tombstones=1)]
     assert "replica **mirror** lacks 1 of them: it has applied manifest 0" in told
 
 

@@ -20,7 +20,7 @@ async def test_broadcast_tries_with_growing_pauses_until_the_participant_is_back
     txn = parties.decided()
     near, far = parties.topics
     parties.away.add(far.topic_id)
-    real = house.world.activities.coordination.tell
+    real = house.world.activities.coordination.tell_owed_participants
     calls: list[BroadcastState] = []
 
     @activity.defn(name="transactions.tell")
@@ -44,7 +44,7 @@ async def test_retry_signal_ends_the_pause(house: House, parties: Parties) -> No
     """Long before it is over."""
     txn = parties.decided()
     parties.away.add(parties.topics[1].topic_id)
-    real = house.world.activities.coordination.tell
+    real = house.world.activities.coordination.tell_owed_participants
 
     @activity.defn(name="transactions.tell")
     def tell(request: BroadcastInput) -> BroadcastState:
@@ -69,7 +69,7 @@ async def test_participant_that_is_resolved_by_hand_ends_it(house: House, partie
         handle = await parties.broadcast(txn)
         await owing(handle)
         assert f"{far.name}" in await details_of(handle)
-        parties.log.catalog.transactions.resolve_participant(txn, Participant(far.topic_id), _CAUSE)
+        parties.log.catalog.transactions.settle_untold_participant(txn, Participant(far.topic_id), _CAUSE)
         result = await handle.result()
     assert (result.state, result.owed_count) == ("ABORTED", 0)
     assert parties.hows(txn) == ["MARKED", "RESOLVED"]

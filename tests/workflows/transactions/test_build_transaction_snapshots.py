@@ -34,4 +34,4 @@ async def test_newer_snapshot_stays_and_a_topic_that_has_gone_is_counted(house: 
         result = await (await build(house, BUILD_TRANSACTION_SNAPSHOTS)).result()
     counts = {name: result.counts[name] for name in ("switched", "superseded", "gone")}
     assert counts == {"switched": 0, "superseded": 1, "gone": 1}
-    assert house.world.log.buffer_snapshots.load_snapshot(house.world.topic.topic_id) == newer
+    assert house.world.log.buffer_snapshots.load_readable_snapshot(house.world.topic.topic_id) == newer

@@ -73,7 +73,7 @@ async def test_coordinator_aborts_what_has_timed_out_without_being_asked(house: 
 async def test_signal_during_a_drain_leads_to_another(house: House, parties: Parties) -> None:
     """What was decided after the drain had looked is told though nobody signals again."""
     gate, calls = Gate(), list[DrainResult]()
-    real = house.world.activities.coordination.drain
+    real = house.world.activities.coordination.abort_expired_and_broadcast_decided
 
     @activity.defn(name="transactions.drain")
     def drain(request: DrainInput) -> DrainResult:

@@ -20,12 +20,18 @@ from workers.cli.command_context import CommandContext
 from workers.cli.command_registration import command, create_command_group
 from workers.cli.ledger.ledger_verdict import CorruptSegment, ExaminedCopy, describe_ledger_in_one_sentence
 from workers.cli.ledger.ledgers import ledger
-from workers.cli.shared_options import LedgerFilter, TopicFilter, check_number, encode_topic, print_empty_list_note
-from workers.pages.value_formats import (
+from workers.cli.shared_options import (
+    LedgerFilter,
+    TopicFilter,
+    check_nonnegative_numbers,
+    encode_topic,
+    print_empty_list_note,
+)
+from workers.human_readable_values import (
     decode_topic_name,
     escape_unprintable,
-    format_time_us,
-    format_value,
+    format_table_cell,
+    format_time_to_microsecond,
     select_fields,
 )
 
@@ -38,7 +44,10 @@ _MAX_COMPARED_BYTES = 64 << 20
 """Maximum bytes of segments that are read without `--verify`. The limit bounds the time to some seconds."""
 
 Id = Annotated[
-    int, typer.Argument(metavar="ID", callback=check_number, help="A ledger's id, whether it is still there or not.")
+    int,
+    typer.Argument(
+        metavar="ID", callback=check_nonnegative_numbers, help="A ledger's id, whether it is still there or not."
+    ),
 ]
 Verify = Annotated[
     bool, typer.Option("--verify", help="Read and compare all segments of the primary copy, not only the first 64 MiB.")
@@ -46,7 +55,7 @@ Verify = Annotated[
 
 
 @command(ledger, "explain", "12", "12 --json", "12 --verify")
-def explain_ledger(context: CommandContext, ledger_id: Id, *, verify: Verify = False) -> Answer:
+def explain_ledger(context: CommandContext, ledger_id: Id, *, verify_all_segments: Verify = False) -> Answer:
     """Tell everything known of one ledger: what needs it, where its copies are, and decisions on it.
 
     It may be listed, on its way out, or long gone. Storage is asked as well; when it is down, that is said. Segments
@@ -58,7 +67,7 @@ def explain_ledger(context: CommandContext, ledger_id: Id, *, verify: Verify = F
     copies = []
     for copy in history.copies:
         examined = _inspect_copy_in_storage(context.log.storages, copy, keys if copy.state == CopyState.LIVE else ())
-        max_bytes = None if verify else _MAX_COMPARED_BYTES
+        max_bytes = None if verify_all_segments else _MAX_COMPARED_BYTES
         copies.append(_find_corrupt_segments(context.log.objects, examined, segments, max_bytes=max_bytes))
     document = _make_ledger_document(history, copies, _describe_bundle_of_topic(context.catalog.fences, history))
     return Answer(document=document, text=_format_ledger_document(document))
@@ -119,10 +128,10 @@ def _describe_bundle_of_topic(fences: Fences, history: LedgerHistory) -> dict[st
     if topic is None:
         return None
     bundles = fences.count_bundles()
-    bundle = bundle_of_topic(topic, bundles=bundles)
+    bundle = bundle_of_topic(topic, bundle_count=bundles)
     fence = fences.get_fence(bundle)
     return {
-        "bundle": bundle_name(bundle, bundles=bundles),
+        "bundle": bundle_name(bundle, bundle_count=bundles),
         "number": int(bundle),
         "fence": fence.counter if fence else 0,
         "fenced_by": fence.worker_id if fence else None,
@@ -155,7 +164,7 @@ def _make_ledger_document(
         "tombstone": tombstone
         and {
             **select_fields(tombstone, "generation epoch"),
-            "at": format_time_us(tombstone.at_us),
+            "at": format_time_to_microsecond(tombstone.at_us),
             "raid": tombstone.raid,
         },
         "decisions": [_make_decision_row(decision) for decision in history.decisions],
@@ -182,8 +191,8 @@ def _make_intent_row(filed: InspectedIntent) -> dict[str, object]:
         "workflow_id": intent.handed_to,
         "trace_id": intent.trace_id,
         **select_fields(filed, "stalled objects_deleted bytes_deleted"),
-        "filed": format_time_us(filed.created_us),
-        "finished": format_time_us(filed.finished_us) if filed.finished_us is not None else None,
+        "filed": format_time_to_microsecond(filed.created_us),
+        "finished": format_time_to_microsecond(filed.finished_us) if filed.finished_us is not None else None,
     }
 
 
@@ -191,7 +200,7 @@ def _make_decision_row(decision: AuditEntry) -> dict[str, object]:
     detail = dict(decision.detail)
     trace_id = detail.pop("trace_id", None)
     return {
-        "at": format_time_us(decision.at_us),
+        "at": format_time_to_microsecond(decision.at_us),
         **select_fields(decision, "act actor reason workflow_id"),
         "trace_id": trace_id,
         "topic": decode_topic_name(decision.topic) if decision.topic else None,
@@ -250,7 +259,7 @@ def _format_reference(reference: Mapping[str, Any]) -> list[str]:
 
 def _format_copy(copy: Mapping[str, Any]) -> list[str]:
     storage = copy["storage"]
-    counts = f"{format_value(storage['objects'])} objects, {format_value(storage['size_bytes'])} bytes"
+    counts = f"{format_table_cell(storage['objects'])} objects, {format_table_cell(storage['size_bytes'])} bytes"
     segments = f"{storage['compared']:,} of {storage['segments']:,} segments" if storage["compared"] else None
     facts = {
         "context": copy["context"],
@@ -287,7 +296,7 @@ def _format_labelled_values(facts: Mapping[str, object], *, indent: str = "  ") 
     for name, value in facts.items():
         if value not in (None, "", {}, []):
             label = f"{indent}{name.replace('_', ' '):<{_LABEL_WIDTH + 2 - len(indent)}} "
-            lines += _wrap_words(format_value(value), indent=label, next_indent=" " * len(label))
+            lines += _wrap_words(format_table_cell(value), indent=label, next_indent=" " * len(label))
     return lines
 
 

@@ -9,12 +9,12 @@ from logstore.log.ledgers import Component, CopyState, LedgerState
 from logstore.ports.catalog import (
     InspectedCopy,
     InspectedIntent,
+    InspectedLedger,
     LedgerHistory,
     LedgerReference,
     LedgerReferenceKind,
-    UndetachedLedger,
 )
-from workers.pages.value_formats import decode_topic_name, format_time_us
+from workers.human_readable_values import decode_topic_name, format_time_to_microsecond
 
 _MAX_NAMES = 3
 _MAX_ERROR_LENGTH = 160
@@ -52,16 +52,16 @@ def describe_ledger_in_one_sentence(history: LedgerHistory, copies: Sequence[Exa
     """Return one sentence: why the ledger is needed or how it was deleted, and what an operator should do."""
     if history.live is None:
         return _describe_deleted_ledger(history, copies)
-    damage = _describe_damaged_copies(copies, is_open=history.live.state is LedgerState.OPEN)
+    damage = _describe_first_damaged_copy(copies, is_open=history.live.state is LedgerState.OPEN)
     leftovers = [
         f"its {filed.intent.copy.value} copy of generation {filed.intent.generation}:"
-        f" {_describe_unfinished_deletion(filed)}"
-        for filed in _find_unfinished_deletions(history)
+        f" {_describe_pending_or_dead_letter(filed)}"
+        for filed in _find_pending_and_dead_letters(history)
     ]
     return "; ".join([damage or _describe_need_for_ledger(history.live, history.references), *leftovers])
 
 
-def _describe_damaged_copies(copies: Sequence[ExaminedCopy], *, is_open: bool) -> str | None:
+def _describe_first_damaged_copy(copies: Sequence[ExaminedCopy], *, is_open: bool) -> str | None:
     live = [copy for copy in copies if copy.copy.state == CopyState.LIVE]
     has_sound_copy = any(
         copy.finding is not CopyVerdict.ABSENT and not copy.absent and not copy.corrupt for copy in live
@@ -123,7 +123,7 @@ _NEEDS: Final[Mapping[LedgerReferenceKind, str]] = {
 """Sentences by kind of reference. A name in braces is a fact of the reference."""
 
 
-def _describe_need_for_ledger(live: UndetachedLedger, references: Sequence[LedgerReference]) -> str:
+def _describe_need_for_ledger(live: InspectedLedger, references: Sequence[LedgerReference]) -> str:
     if live.state is LedgerState.CREATING:
         return "newborn and in no list yet; if its creator died, a sweep takes it away"
     if not live.listed:
@@ -145,16 +145,16 @@ def _describe_need_for_ledger(live: UndetachedLedger, references: Sequence[Ledge
     return f"listed and {need}"
 
 
-def _find_unfinished_deletions(history: LedgerHistory) -> list[InspectedIntent]:
+def _find_pending_and_dead_letters(history: LedgerHistory) -> list[InspectedIntent]:
     return [filed for filed in history.intents if filed.intent.state is not DeletionState.DELETED]
 
 
 def _describe_deleted_ledger(history: LedgerHistory, copies: Sequence[ExaminedCopy]) -> str:
-    if unfinished := _find_unfinished_deletions(history):
+    if unfinished := _find_pending_and_dead_letters(history):
         # A dead letter is first, because it needs a person.
         worst = min(unfinished, key=lambda filed: filed.intent.state is DeletionState.PENDING)
         more = f"; and {len(unfinished) - 1} more of its copies" if len(unfinished) > 1 else ""
-        return _describe_unfinished_deletion(worst) + more
+        return _describe_pending_or_dead_letter(worst) + more
     if not history.intents:
         if history.decisions:
             return "gone: its deletion ended and was forgotten, and the audit log is all that is left"
@@ -168,7 +168,7 @@ def _describe_deleted_ledger(history: LedgerHistory, copies: Sequence[ExaminedCo
     return f"deleted on {deleted_at}, confirmed by storage"
 
 
-def _describe_unfinished_deletion(filed: InspectedIntent) -> str:
+def _describe_pending_or_dead_letter(filed: InspectedIntent) -> str:
     intent, error = filed.intent, filed.intent.last_error or ""
     if error:
         error = f": {error if len(error) <= _MAX_ERROR_LENGTH else error[: _MAX_ERROR_LENGTH - 1] + '…'}"
@@ -184,4 +184,4 @@ def _describe_unfinished_deletion(filed: InspectedIntent) -> str:
 
 
 def _format_second(moment_us: int) -> str:
-    return format_time_us(moment_us - moment_us % 1_000_000)
+    return format_time_to_microsecond(moment_us - moment_us % 1_000_000)

@@ -12,8 +12,15 @@ from workers.cli.answer_output import Answer, ConvertedRows, SpooledRows, print_
 from workers.cli.command_context import CommandContext
 from workers.cli.command_registration import command, create_command_group
 from workers.cli.job_commands import CommandLineJob, JobOrAnswer, answer_deletion_outcomes, job_command
-from workers.cli.shared_options import DryRun, DurableDelete, Reason, TopicArgument, check_names, check_number
-from workers.pages.value_formats import select_fields
+from workers.cli.shared_options import (
+    DryRun,
+    DurableDelete,
+    Reason,
+    TopicArgument,
+    check_names,
+    check_nonnegative_numbers,
+)
+from workers.human_readable_values import select_fields
 
 if TYPE_CHECKING:
     from logstore.deletion.intents import BatchCertificate
@@ -27,8 +34,8 @@ OfComponent = Annotated[
     Component | None, typer.Option("--component", case_sensitive=False, help="Only ledgers of this component.")
 ]
 Tombstones = Annotated[bool, typer.Option("--tombstones", help="Those too that left a tombstone.")]
-Ids = Annotated[list[int], typer.Argument(metavar="ID...", callback=check_number, help="Ledger ids.")]
-OneId = Annotated[int, typer.Argument(metavar="ID", callback=check_number, help="The ledger's id.")]
+Ids = Annotated[list[int], typer.Argument(metavar="ID...", callback=check_nonnegative_numbers, help="Ledger ids.")]
+OneId = Annotated[int, typer.Argument(metavar="ID", callback=check_nonnegative_numbers, help="The ledger's id.")]
 RemoveCopy = Annotated[
     list[CopyKind],
     typer.Option("--remove-copy", case_sensitive=False, help="A copy to take away; several times for several."),
@@ -39,14 +46,16 @@ PassOver = Annotated[
 ]
 Generation = Annotated[
     int | None,
-    typer.Option("--generation", metavar="N", callback=check_number, help="Refuse it of another generation."),
+    typer.Option(
+        "--generation", metavar="N", callback=check_nonnegative_numbers, help="Refuse it of another generation."
+    ),
 ]
 Force = Annotated[bool, typer.Option("--force", help="Delete what subscriptions still need; they move over the hole.")]
 
 
 @command(ledger, "list", "TOPIC --json")
 def list_ledgers(
-    context: CommandContext, name: TopicArgument, *, component: OfComponent = None, tombstones: Tombstones = False
+    context: CommandContext, name: TopicArgument, *, component: OfComponent = None, with_tombstones: Tombstones = False
 ) -> Answer:
     """List a topic's ledgers: those of messages in order, then those of cursors and schemas."""
     topic = context.get_topic(name)
@@ -54,7 +63,7 @@ def list_ledgers(
     def iterate_rows() -> Iterator[dict[str, object]]:
         for page in context.catalog.components.iterate_ledger_pages(topic.topic_id, component=component):
             yield from map(_make_ledger_row, page)
-        if tombstones:
+        if with_tombstones:
             yield from map(_make_tombstone_row, _iterate_tombstones(context, topic, component))
 
     rows = SpooledRows.from_rows(iterate_rows())

@@ -16,10 +16,10 @@ from workers.cli.answer_output import Answer, print_note
 from workers.cli.command_context import CommandContext
 from workers.cli.command_registration import create_command_group
 from workers.cli.exit_codes import ExitCode
-from workers.cli.job_commands import CommandLineJob, JobOrAnswer, answer_with_failures, job_command, sort_counts
+from workers.cli.job_commands import CommandLineJob, JobOrAnswer, answer_partial_failure, job_command, sort_counts
 from workers.cli.progress_bar import show_progress_bar
-from workers.cli.shared_options import DryRun, Master, Reason, make_share_parser
-from workers.pages.value_formats import format_time_s
+from workers.cli.shared_options import DryRun, Master, Reason, make_fraction_parser
+from workers.human_readable_values import format_time_to_second
 from workers.settings import parse_duration
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def plan_orphans(
     age_s = parse_duration(older_than, "older-than")
     plausibility_guards.require_min_age(age_s, unsafe=unsafe_age)
     context.require_store()
-    inventories = [_absolute_inventory_path(path) for path in inventory or ()]
+    inventories = [_check_and_absolutize_inventory_path(path) for path in inventory or ()]
 
     return CommandLineJob(
         lambda client: client.plan_orphans(
@@ -96,7 +96,7 @@ def _answer_started(run: Mapping[str, object]) -> Answer:
     return Answer(document={**run, "plan": plan_id}, display=display)
 
 
-def _absolute_inventory_path(path: str) -> str:
+def _check_and_absolutize_inventory_path(path: str) -> str:
     """Return an absolute path, because workers have another working directory. Refuse a URL."""
     if "://" in path:
         expected = "the path of a manifest.json that the workers can read, its data files beside it, and no URL"
@@ -128,19 +128,19 @@ def _answer_plan(workflow_id: str, result: "ReconcileOrphansResult") -> Answer:
         "report": plan_result.report,
         "ledgers": plan_result.ledgers,
         "young_ledgers": plan_result.young,
-        "before": format_time_s(plan_result.before_us),
-        "rows_before": format_time_s(plan_result.rows_before_us),
+        "before": format_time_to_second(plan_result.before_us),
+        "rows_before": format_time_to_second(plan_result.rows_before_us),
         "left_out": list(plan_result.left_out),
         "workflow_id": workflow_id,
     }
-    since = format_time_s(plan_result.rows_before_us)
+    since = format_time_to_second(plan_result.rows_before_us)
     display = {
         "plan": result.run_id,
         "ledgers of the catalog": plan_result.ledgers,
         "too young to be judged": f"{plan_result.young:,} of them, created since {since}"
         if plan_result.young
         else "none of them",
-        "objects judged": f"those written before {format_time_s(plan_result.before_us)}",
+        "objects judged": f"those written before {format_time_to_second(plan_result.before_us)}",
     }
     return Answer(document=document, display=display, sections=[make_findings_table(counts, sizes)])
 
@@ -155,7 +155,7 @@ MaxShare = Annotated[
     typer.Option(
         "--max-orphan-share",
         metavar="SHARE",
-        parser=make_share_parser("max-orphan-share"),
+        parser=make_fraction_parser("max-orphan-share"),
         help="Refuse if more than this share of all ledgers would go; 0 to 1.",
     ),
 ]
@@ -180,7 +180,7 @@ def apply_orphans(
     plan_run = context.catalog.reconciliation.get_run(run_id)
     if dry_run:
         return _preview_apply(context, plan_run, max_orphan_share)
-    applied_at = _applied_at(context.catalog.reconciliation, run_id)
+    applied_at = _find_apply_time(context.catalog.reconciliation, run_id)
     if applied_at:
         print_note(f"this plan was applied by {applied_at}: nothing is done now; another plan finds what exists now")
 
@@ -197,7 +197,7 @@ def apply_orphans(
 def _preview_apply(context: CommandContext, run: "ReconciliationRun", max_orphan_share: float) -> Answer:
     from logstore.reconciliation.services.run_checks import require_finished_plan  # noqa: PLC0415 - start-up time
 
-    plan, applied_at = require_finished_plan(run), _applied_at(context.catalog.reconciliation, run.run_id)
+    plan, applied_at = require_finished_plan(run), _find_apply_time(context.catalog.reconciliation, run.run_id)
     applied, sizes, skipped = dict.fromkeys(_REMOVABLE_KINDS, 0), dict.fromkeys(_REMOVABLE_KINDS, 0), dict[str, int]()
     if applied_at:
         print_note(f"this plan was applied by {applied_at}, nothing more would go: sexton orphans report {run.run_id}")
@@ -239,11 +239,11 @@ def _preview_apply(context: CommandContext, run: "ReconciliationRun", max_orphan
 _REMOVABLE_KINDS = [kind.value for kind in FindingKind if kind.is_removable]
 
 
-def _applied_at(runs: "ReconciliationRuns", run_id: str) -> str | None:
+def _find_apply_time(runs: "ReconciliationRuns", run_id: str) -> str | None:
     from logstore.reconciliation.services.run_checks import find_apply  # noqa: PLC0415 - start-up time
 
     apply_run = find_apply(runs, run_id)
-    return None if apply_run is None or apply_run.finished_us is None else format_time_s(apply_run.finished_us)
+    return None if apply_run is None or apply_run.finished_us is None else format_time_to_second(apply_run.finished_us)
 
 
 def _answer_apply(workflow_id: str, result: "ApplyOrphansResult", *, is_repeated: bool) -> Answer:
@@ -264,4 +264,4 @@ def _answer_apply(workflow_id: str, result: "ApplyOrphansResult", *, is_repeated
         return Answer(document=document, display={"plan": result.run_id, **rest})
     print_note("dead letters: sexton deletion list --state DEAD_LETTERED")
     failed = [{"id": int(number), "error": error} for number, error in counts.failures.items()]
-    return answer_with_failures({**document, "failed_count": int(counts.failed)}, failed)
+    return answer_partial_failure({**document, "failed_count": int(counts.failed)}, failed)

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Final
 
 from logstore.reconciliation.findings import FindingKind
 from workers.cli.result_files import write_result_file
+from workers.human_readable_values import decode_topic_name, format_time_to_second, select_fields
 from workers.pages.html_templates import stream_template
-from workers.pages.value_formats import decode_topic_name, format_time_s, select_fields
 
 if TYPE_CHECKING:
     from logstore.ports.catalog import ReconciliationRun
-    from logstore.reconciliation.finding_files import AppliedFinding, FindingFiles
-    from logstore.reconciliation.findings import Finding, PlanResult
+    from logstore.reconciliation.finding_files import FateOfFinding, FindingFiles
+    from logstore.reconciliation.findings import Finding, PlanOrScrubResult
 
 _URGENT_KINDS: Final = (FindingKind.CORRUPT_DATA, FindingKind.MISSING_DATA, FindingKind.MISMATCH)
 _TOPICS_IN_CHART: Final = 20
@@ -44,7 +44,7 @@ _MAX_BAR_NAME_CHARS: Final = 34  # the tooltip has the whole name
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanFindingsReport:
     plan: "ReconciliationRun"
-    result: "PlanResult"
+    result: "PlanOrScrubResult"
     files: "FindingFiles"
     applied: "ReconciliationRun | None"  # the plan's apply, or None
 
@@ -71,12 +71,12 @@ class PlanFindingsReport:
             "plan": self.plan.run_id,
             "made": _describe_run(self.plan),
             "ledgers": f"{self.result.ledgers:,}{young}",
-            "objects": f"written before {format_time_s(self.result.before_us)}",
+            "objects": f"written before {format_time_to_second(self.result.before_us)}",
             "findings": findings or "none",
             "applied": "not yet" if self.applied is None else _describe_run(self.applied),
         }
 
-    def _read_fates(self, page: int) -> "dict[int, AppliedFinding]":
+    def _read_fates(self, page: int) -> "dict[int, FateOfFinding]":
         from logstore.reconciliation.finding_files import FateFiles  # noqa: PLC0415 - start-up time
 
         folder = None if self.applied is None else Path(self.applied.summary["folder"]) / "fates"
@@ -85,18 +85,18 @@ class PlanFindingsReport:
 
 def _describe_run(run: "ReconciliationRun") -> str:
     reason = f" ({run.summary['reason']})" if run.summary["reason"] else ""
-    time = "not finished" if run.finished_us is None else format_time_s(run.finished_us)
+    time = "not finished" if run.finished_us is None else format_time_to_second(run.finished_us)
     return f"{time}, by {run.summary['actor']}{reason}"
 
 
-def _row_from_finding(number: int, finding: "Finding", applied: "AppliedFinding | None") -> dict[str, object]:
+def _row_from_finding(number: int, finding: "Finding", applied: "FateOfFinding | None") -> dict[str, object]:
     return {
         "id": number,
         "kind": finding.kind.value,
         "topic": decode_topic_name(finding.topic) if finding.topic else "",
         "ledger_id": None if finding.ledger_id is None else int(finding.ledger_id),
         **select_fields(finding, "copy bucket key uuid row_id objects size_bytes"),
-        "newest": None if finding.newest_us is None else format_time_s(finding.newest_us),
+        "newest": None if finding.newest_us is None else format_time_to_second(finding.newest_us),
         "statement": dict(finding.statement),
         "detail": finding.detail,
         "fate": applied.fate.value if applied else None,
@@ -152,7 +152,7 @@ class _ChartTotals:
         }
 
 
-def write_report_page(
+def write_report_page_and_count_findings(
     report: PlanFindingsReport, path: str, *, kind: FindingKind | None, limit: int
 ) -> tuple[Path, int]:
     """Write the whole page with at most `limit` rows. Return its absolute path and the number of findings."""

@@ -11,9 +11,9 @@ from workers.cli.answer_output import Answer, print_note
 from workers.cli.command_context import CommandContext
 from workers.cli.command_registration import command
 from workers.cli.orphans.plan_and_apply import PLAN, RunId, orphans
-from workers.cli.orphans.plan_report import PlanFindingsReport, write_report_page
+from workers.cli.orphans.plan_report import PlanFindingsReport, write_report_page_and_count_findings
 from workers.cli.result_files import check_result_file
-from workers.pages.value_formats import format_time_s
+from workers.human_readable_values import format_time_to_second
 
 if TYPE_CHECKING:
     from logstore.ports.catalog import ReconciliationRun, ReconciliationRuns
@@ -74,7 +74,7 @@ def _make_finding_display_row(row: dict[str, object], *, is_applied: bool) -> di
 
 def _write_html(report: PlanFindingsReport, kind: FindingKind | None, limit: int, html: str) -> Answer:
     check_result_file("html", html)
-    path, findings = write_report_page(report, html, kind=kind, limit=limit)
+    path, findings = write_report_page_and_count_findings(report, html, kind=kind, limit=limit)
     run_id, document = report.plan.run_id, {"html": str(path), "findings": findings}
     return Answer(document={"run_id": run_id, **document}, display={"plan": run_id, **document})
 
@@ -108,8 +108,8 @@ def _make_run_row(run: "ReconciliationRun") -> dict[str, object]:
         "run_id": plan_run_id(run.run_id) if is_apply else run.run_id,
         "kind": {RunKind.PLAN: "plan", RunKind.APPLY: "apply"}.get(run.kind, "scrub"),
         "state": "unfinished" if run.finished_us is None else "finished",
-        "begun": format_time_s(run.created_us),
-        "finished": None if run.finished_us is None else format_time_s(run.finished_us),
+        "begun": format_time_to_second(run.created_us),
+        "finished": None if run.finished_us is None else format_time_to_second(run.finished_us),
         "actor": run.summary["actor"],
         "reason": run.summary["reason"],
         "counts": _count_findings_of_run(run, is_apply=is_apply) if run.finished_us is not None else {},

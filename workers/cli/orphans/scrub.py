@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from logstore.errors import InvalidInput
-from logstore.reconciliation.bulk_jobs import MIN_SCRUB_RATE
+from logstore.reconciliation.bulk_job_inputs_and_results import MIN_SCRUB_RATE
 from logstore.reconciliation.findings import FindingKind
 from workers.cli.answer_output import Answer, print_note
 from workers.cli.command_context import CommandContext

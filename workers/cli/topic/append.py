@@ -8,7 +8,7 @@ from typing import IO, TYPE_CHECKING, Annotated
 import typer
 
 from logstore.errors import SextonError
-from logstore.validated_names import check_name
+from logstore.validated_names import check_producer_or_actor_name
 from workers.cli.answer_output import Answer, print_note
 from workers.cli.command_context import CommandContext
 from workers.cli.command_registration import command
@@ -69,7 +69,7 @@ def append_json_lines(
     from workers.cli.topic.json_lines import LatestDeliveryTime, open_rereadable, parse_entry_lines  # noqa: PLC0415
 
     if producer is not None:
-        check_name("producer", producer)
+        check_producer_or_actor_name("producer", producer)
     progress = _AppendProgress()
     try:
         with open_rereadable(file) as source, show_progress_bar("checking lines") as bar:
@@ -96,17 +96,17 @@ class _CheckedLines:
         from workers.cli.topic.json_lines import parse_entry_lines  # noqa: PLC0415 - start-up time
 
         batch: list[NewEntry] = []
-        number = batch_bytes = 0
-        for number, entry in islice(
+        last_line_number = batch_bytes = 0
+        for last_line_number, entry in islice(
             parse_entry_lines(self.source, with_producer=self.producer is not None), self.total
         ):
             batch.append(entry)
             batch_bytes += entry.size_bytes
             if len(batch) >= self.batch or batch_bytes >= _MAX_BATCH_BYTES:
-                yield number, batch
+                yield last_line_number, batch
                 batch, batch_bytes = [], 0
         if batch:
-            yield number, batch
+            yield last_line_number, batch
 
 
 def _append_batches(
@@ -118,13 +118,13 @@ def _append_batches(
     txn = TransactionId.parse(lines.txn) if lines.txn else None
     bar.update("appending")
     try:
-        for number, entries in lines.iterate_batches():
+        for last_line_number, entries in lines.iterate_batches():
             produced = ProducedEntries(entries=entries, producer=lines.producer, txn=txn)
             result = context.log.managed.append(topic, produced)
             progress.count += result.count
             progress.duplicates += result.duplicates
             progress.first, progress.last = progress.first or result.first, result.last or progress.last
-            progress.written_lines = number
+            progress.written_lines = last_line_number
             bar.update("appending", progress.count, lines.total)
     except SextonError as error:
         if not progress.written_lines:

@@ -24,7 +24,7 @@ from typing import IO, NoReturn, TypeVar, cast
 from logstore.atomic_files import open_regular_file
 from logstore.errors import InvalidInput
 from logstore.log.entries import NewEntry
-from workers.pages.value_formats import format_time_s
+from workers.human_readable_values import format_time_to_second
 from workers.settings import format_duration
 
 MAX_LINE_BYTES = 16 * 1024 * 1024  # inclusive; a line is in memory as a whole
@@ -91,7 +91,7 @@ class LatestDeliveryTime:
 
     def check(self, deliver_at_ms: int) -> int:
         if deliver_at_ms > self.latest_ms:
-            limit, latest = format_duration(self.limit_s), format_time_s(self.latest_ms * 1_000)
+            limit, latest = format_duration(self.limit_s), format_time_to_second(self.latest_ms * 1_000)
             raise ValueError(f"a time at most {limit} ahead, the setting delayed_limit: up to {latest}")
         return deliver_at_ms
 
@@ -107,58 +107,60 @@ def parse_entry_lines(
         InvalidInput: A line is not an entry, with the field `line N: field`, or cannot be read, with the field `file`.
     """
     previous_id = -1
-    for number, raw in _read_lines(source):
+    for line_number, raw in _read_bounded_lines(source):
         if not raw.strip() and len(raw) <= MAX_LINE_BYTES:
             continue
-        entry = _parse_entry(raw, number, limit)
+        entry = _parse_entry(raw, line_number, limit)
         if entry.sequence_id is not None:
             if not with_producer:
-                _refuse(number, "sequence_id", "--producer beside sequence ids", entry.sequence_id)
+                _refuse(line_number, "sequence_id", "--producer beside sequence ids", entry.sequence_id)
             if entry.sequence_id <= previous_id:
-                _refuse(number, "sequence_id", f"more than {previous_id}, the one before", entry.sequence_id)
+                _refuse(line_number, "sequence_id", f"more than {previous_id}, the one before", entry.sequence_id)
             previous_id = entry.sequence_id
-        yield number, entry
+        yield line_number, entry
 
 
-def _read_lines(source: IO[bytes]) -> Iterator[tuple[int, bytes]]:
-    for number in count(1):
-        with _refuse_unreadable_file(f"line {number}"):
+def _read_bounded_lines(source: IO[bytes]) -> Iterator[tuple[int, bytes]]:
+    for line_number in count(1):
+        with _refuse_unreadable_file(f"line {line_number}"):
             raw = source.readline(MAX_LINE_BYTES + 2)
         if not raw:
             return
-        yield number, raw
+        yield line_number, raw
 
 
-def _parse_entry(raw: bytes, number: int, limit: LatestDeliveryTime | None) -> NewEntry:
-    fields = {name: value for name, value in _parse_object(raw, number).items() if value is not None}
+def _parse_entry(raw: bytes, line_number: int, limit: LatestDeliveryTime | None) -> NewEntry:
+    fields = {name: value for name, value in _parse_object(raw, line_number).items() if value is not None}
     for name in fields:
         if name not in _FIELDS:
             nearest = get_close_matches(name, _FIELDS, n=1, cutoff=0.0)[0]
-            _refuse(number, name, f"a known field (nearest: {nearest})", name)
+            _refuse(line_number, name, f"a known field (nearest: {nearest})", name)
     return NewEntry(
-        payload=_parse_payload(fields, number),
-        key=_parse_field(fields, "key", number, _parse_text),
-        deliver_at_ms=_parse_field(fields, "deliver_at", number, lambda value: _parse_limited_time(value, limit)),
-        sequence_id=_parse_field(fields, "sequence_id", number, _parse_sequence_id),
-        properties=_parse_field(fields, "properties", number, _parse_properties) or {},
+        payload=_parse_payload(fields, line_number),
+        key=_parse_field(fields, "key", line_number, _parse_text),
+        deliver_at_ms=_parse_field(fields, "deliver_at", line_number, lambda value: _parse_limited_time(value, limit)),
+        sequence_id=_parse_field(fields, "sequence_id", line_number, _parse_sequence_id),
+        properties=_parse_field(fields, "properties", line_number, _parse_properties) or {},
     )
 
 
-def _parse_object(raw: bytes, number: int) -> Mapping[str, object]:
+def _parse_object(raw: bytes, line_number: int) -> Mapping[str, object]:
     if len(raw.rstrip(b"\r\n")) > MAX_LINE_BYTES:
-        raise InvalidInput(f"line {number}", expected=f"at most {MAX_LINE_BYTES} bytes", found=f"{len(raw)} or more")
+        raise InvalidInput(
+            f"line {line_number}", expected=f"at most {MAX_LINE_BYTES} bytes", found=f"{len(raw)} or more"
+        )
     try:
         text = raw.decode("utf-8")
         value = json.loads(text, object_pairs_hook=_refuse_duplicate_keys, parse_constant=_refuse_constant)
     except UnicodeDecodeError as error:
-        raise InvalidInput(f"line {number}", expected="UTF-8 text", found=raw[error.start : error.end]) from None
+        raise InvalidInput(f"line {line_number}", expected="UTF-8 text", found=raw[error.start : error.end]) from None
     except json.JSONDecodeError as error:
         expected = f"JSON ({error.msg} at column {error.colno})"
-        raise InvalidInput(f"line {number}", expected=expected, found=text.strip()) from None
+        raise InvalidInput(f"line {line_number}", expected=expected, found=text.strip()) from None
     except (ValueError, RecursionError) as error:
-        raise InvalidInput(f"line {number}", expected=f"JSON ({error})", found=text.strip()) from None
+        raise InvalidInput(f"line {line_number}", expected=f"JSON ({error})", found=text.strip()) from None
     if not isinstance(value, dict):
-        raise InvalidInput(f"line {number}", expected="a JSON object", found=value)
+        raise InvalidInput(f"line {line_number}", expected="a JSON object", found=value)
     return value
 
 
@@ -175,23 +177,23 @@ def _refuse_constant(name: str) -> NoReturn:
 
 
 def _parse_field(
-    fields: Mapping[str, object], name: str, number: int, parse: Callable[[object], _Value]
+    fields: Mapping[str, object], name: str, line_number: int, parse: Callable[[object], _Value]
 ) -> _Value | None:
     if name not in fields:
         return None
     try:
         return parse(fields[name])
     except ValueError as error:
-        _refuse(number, name, str(error), fields[name])
+        _refuse(line_number, name, str(error), fields[name])
 
 
-def _parse_payload(fields: Mapping[str, object], number: int) -> bytes:
+def _parse_payload(fields: Mapping[str, object], line_number: int) -> bytes:
     if ("payload" in fields) == ("payload_b64" in fields):
-        _refuse(number, "payload", "either payload or payload_b64", sorted(fields))
-    text = _parse_field(fields, "payload", number, _parse_text)
+        _refuse(line_number, "payload", "either payload or payload_b64", sorted(fields))
+    text = _parse_field(fields, "payload", line_number, _parse_text)
     if text is not None:
         return text.encode()
-    payload = _parse_field(fields, "payload_b64", number, _parse_base64)
+    payload = _parse_field(fields, "payload_b64", line_number, _parse_base64)
     assert payload is not None
     return payload
 
@@ -229,8 +231,8 @@ def _parse_properties(value: object) -> dict[str, str]:
         raise ValueError(rule) from None
 
 
-def _refuse(number: int, field: str, expected: str, found: object) -> NoReturn:
-    raise InvalidInput(f"line {number}: {field}", expected=expected, found=found)
+def _refuse(line_number: int, field: str, expected: str, found: object) -> NoReturn:
+    raise InvalidInput(f"line {line_number}: {field}", expected=expected, found=found)
 
 
 def _parse_limited_time(value: object, limit: LatestDeliveryTime | None) -> int:

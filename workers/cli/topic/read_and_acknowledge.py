@@ -8,13 +8,13 @@ import typer
 
 from logstore.errors import InvalidInput
 from logstore.positions import Position
-from logstore.validated_names import check_subscription
+from logstore.validated_names import check_subscription_name
 from workers.cli.answer_output import Answer
 from workers.cli.command_context import CommandContext
 from workers.cli.command_registration import command
 from workers.cli.shared_options import SubscriptionArgument, TopicArgument, Transaction
 from workers.cli.topic.topics import topic
-from workers.pages.value_formats import format_time_us
+from workers.human_readable_values import format_time_to_microsecond
 
 if TYPE_CHECKING:
     from logstore.log.entries import Entry
@@ -56,7 +56,7 @@ def read_entries(
     """
     position = None if start is None else Position.parse(start, field="from")
     if subscription is not None:
-        check_subscription(subscription)
+        check_subscription_name(subscription)
     topic = context.get_topic(name)
     with context.log.delivery.create_consumer(topic, subscription, from_position=position, columns=COLUMNS) as consumer:
         entries = consumer.receive(max_entries)
@@ -98,10 +98,12 @@ def _make_entry_display_rows(entries: "Sequence[Entry]", *, max_length: int | No
             "position": str(entry.position),
             "key": entry.key,
             "payload": text if max_length is None or len(text) <= max_length else f"{text[: max_length - 1]}…",
-            "published": format_time_us(entry.publish_ms * 1_000),
+            "published": format_time_to_microsecond(entry.publish_ms * 1_000),
         }
         if has_delayed:
-            row["deliver_at"] = None if entry.deliver_at_ms is None else format_time_us(entry.deliver_at_ms * 1_000)
+            row["deliver_at"] = (
+                None if entry.deliver_at_ms is None else format_time_to_microsecond(entry.deliver_at_ms * 1_000)
+            )
         rows.append({**row, "properties": dict(entry.properties)})
     return rows
 
@@ -134,7 +136,7 @@ def acknowledge_entries(
         raise InvalidInput("releases", expected="--to beside --releases", found=releases)
     if bool(position) == (to is not None):
         raise InvalidInput("position", expected="either --position or --to", found="both" if position else "neither")
-    check_subscription(subscription)
+    check_subscription_name(subscription)
     positions = tuple(Position.parse(text) for text in position or ())
     up_to = None if to is None else Position.parse(to, field="to")
     cursor = context.log.subscriptions.acknowledge(
@@ -151,7 +153,7 @@ def acknowledge_entries(
 @command(topic, "seek", "TOPIC billing --to 4:0")
 def seek_subscription(context: CommandContext, name: TopicArgument, sub: SubscriptionArgument, *, to: SeekTo) -> Answer:
     """Set a subscription so that the entry is its next one; what it acknowledged is forgotten."""
-    check_subscription(sub)
+    check_subscription_name(sub)
     position = Position.parse(to, field="to")
     subscription = context.log.subscriptions.seek(context.get_topic(name).topic_id, sub, position)
     return Answer(document={"mark_delete": str(subscription.state.mark_delete)})

@@ -15,15 +15,15 @@ from workers.cli.job_commands import (
     CommandLineJob,
     JobOrAnswer,
     answer_deletion_outcomes,
-    answer_with_failures,
+    answer_partial_failure,
     describe_failure,
-    find_failed_deletions,
+    find_failed_deletions_and_advise,
     job_command,
     sort_counts,
 )
-from workers.cli.shared_options import DryRun, DurableDelete, Reason, TopicArgument, check_number
+from workers.cli.shared_options import DryRun, DurableDelete, Reason, TopicArgument, check_nonnegative_numbers
 from workers.cli.topic.topics import topic
-from workers.pages.value_formats import select_fields
+from workers.human_readable_values import select_fields
 
 if TYPE_CHECKING:
     from logstore.ports.catalog import Topic
@@ -98,7 +98,12 @@ def delete_topic(
 
 Ledgers = Annotated[
     list[int] | None,
-    typer.Option("--ledger", metavar="ID", callback=check_number, help="Only this ledger; may be given several times."),
+    typer.Option(
+        "--ledger",
+        metavar="ID",
+        callback=check_nonnegative_numbers,
+        help="Only this ledger; may be given several times.",
+    ),
 ]
 DeletePrimary = Annotated[
     bool, typer.Option("--delete-primary", help="Then delete primary copies; ledgers are read from their tiered ones.")
@@ -167,7 +172,7 @@ def _answer_offload(
         return Answer(document=document, display=display)
     errors = [*result.errors.items(), *result.doubts.items()]
     if has_failed_deletions:
-        intents = find_failed_deletions(context, topic=topic)
+        intents = find_failed_deletions_and_advise(context, topic=topic)
         errors += [(intent.ledger_id, f"deletion {intent.row_id}: {describe_failure(intent)}") for intent in intents]
     failures = [{"id": ledger_id, "error": error} for ledger_id, error in errors]
-    return replace(answer_with_failures(document, failures), display=display)
+    return replace(answer_partial_failure(document, failures), display=display)

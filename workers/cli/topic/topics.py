@@ -11,12 +11,23 @@ import typer
 from logstore.atomic_files import open_regular_file
 from logstore.errors import InvalidInput
 from logstore.ports.catalog import TopicState
-from logstore.validated_names import TopicName, check_subscription, encode_prefix
+from logstore.validated_names import TopicName, check_subscription_name, encode_topic_prefix
 from workers.cli.answer_output import Answer, print_note
 from workers.cli.command_context import CommandContext
 from workers.cli.command_registration import command, create_command_group
-from workers.cli.shared_options import DurableDelete, SubscriptionArgument, TopicArgument, check_number, encode_topic
-from workers.pages.value_formats import decode_topic_name, format_time_us, format_value, select_fields
+from workers.cli.shared_options import (
+    DurableDelete,
+    SubscriptionArgument,
+    TopicArgument,
+    check_nonnegative_numbers,
+    encode_topic,
+)
+from workers.human_readable_values import (
+    decode_topic_name,
+    format_table_cell,
+    format_time_to_microsecond,
+    select_fields,
+)
 
 if TYPE_CHECKING:
     from logstore.cursors.services.subscriptions import Subscription
@@ -31,7 +42,9 @@ _MAX_PREFIX_LENGTH = 200
 Retention = Annotated[str, typer.Option("--retention", metavar="D", help="Keep consumed ledgers so long: 15m, 3d.")]
 RetentionBytes = Annotated[
     int | None,
-    typer.Option("--retention-bytes", metavar="N", callback=check_number, help="Keep the newest N bytes of them."),
+    typer.Option(
+        "--retention-bytes", metavar="N", callback=check_nonnegative_numbers, help="Keep the newest N bytes of them."
+    ),
 ]
 
 
@@ -79,7 +92,7 @@ def list_topics(
     context: CommandContext, *, prefix: Prefix = None, state: State = None, after: After = None, limit: Limit = 1_000
 ) -> Answer:
     """List topics with their ledgers, entries, bytes and subscriptions, ascending by name."""
-    topics, encoded = context.catalog.topics, encode_prefix(prefix or "")
+    topics, encoded = context.catalog.topics, encode_topic_prefix(prefix or "")
     page = topics.list_topic_summaries(prefix=encoded, state=state, after=encode_topic(after) or "", limit=limit)
     if not page.topics and prefix and not topics.list_topic_summaries(prefix=encoded, limit=1).topics:
         print_note(f"no topic's name begins with {prefix}")
@@ -125,7 +138,7 @@ def create_subscription(
     context: CommandContext, name: TopicArgument, sub: SubscriptionArgument, *, start: From = SubscriptionStart.LATEST
 ) -> Answer:
     """Create a subscription; one that exists is shown as it is."""
-    check_subscription(sub)
+    check_subscription_name(sub)
     topic_id = context.get_topic(name).topic_id
     subscription = context.log.subscriptions.subscribe(topic_id, sub, latest=start is SubscriptionStart.LATEST)
     return Answer(document=_make_subscription_rows(context, topic_id, [subscription])[0])
@@ -140,7 +153,7 @@ def _make_topic_document(context: CommandContext, summary: "TopicSummary") -> di
         "retention_s": topic.policy.retention_s,
         "retention_bytes": topic.policy.retention_bytes,
         "durable_delete": topic.durable_delete,
-        "created": format_time_us(topic.created_us),
+        "created": format_time_to_microsecond(topic.created_us),
         **select_fields(totals, "ledgers entries size_bytes"),
         "subscriptions": _list_subscription_rows(context, summary),
         "max_read_position": None if totals.last is None else str(totals.last),
@@ -162,7 +175,7 @@ def _list_subscription_rows(context: CommandContext, summary: "TopicSummary") ->
 def _make_topic_display_row(row: dict[str, Any]) -> dict[str, object]:
     subscriptions = []
     for subscription in row["subscriptions"]:
-        backlog = "an unknown number" if subscription["backlog"] is None else format_value(subscription["backlog"])
+        backlog = "an unknown number" if subscription["backlog"] is None else format_table_cell(subscription["backlog"])
         subscriptions.append(f"{subscription['name']} is {backlog} behind")
     values = {name: row[name] for name in ("name", "state", "ledgers", "entries")}
     values |= {"bytes": row["size_bytes"], "last": row["max_read_position"]}
@@ -189,7 +202,7 @@ def _make_subscription_rows(
 def _make_subscription_row(
     name: str, mark_delete: "Position", backlog: int | None, created_us: int
 ) -> dict[str, object]:
-    created = format_time_us(created_us)
+    created = format_time_to_microsecond(created_us)
     return {"name": name, "mark_delete": str(mark_delete), "backlog": backlog, "created": created}
 
 
@@ -199,7 +212,8 @@ topic.add_typer(schema)
 
 File = Annotated[str, typer.Option("--file", metavar="F", help="The schema, at most 1 MiB; - is stdin.")]
 Version = Annotated[
-    int | None, typer.Option("--version", metavar="N", callback=check_number, help="Which; the newest by default.")
+    int | None,
+    typer.Option("--version", metavar="N", callback=check_nonnegative_numbers, help="Which; the newest by default."),
 ]
 
 
@@ -253,4 +267,4 @@ def _read_schema_file(file: str) -> bytes:
 
 def _make_schema_row(version: "SchemaVersion") -> dict[str, object]:
     values = select_fields(version, "version ledger_id size_bytes digest")
-    return {**values, "created": format_time_us(version.created_us)}
+    return {**values, "created": format_time_to_microsecond(version.created_us)}

@@ -37,17 +37,20 @@ def show_trace(context: CommandContext, name: Id, *, html: Html = None) -> Answe
     from infra.telemetry.span_tree import tree_to_json  # noqa: PLC0415 - start-up time
     from workers.cli.trace.trace_tree import draw_trace_tree  # noqa: PLC0415
 
-    stored = _find_trace(context, name)
-    start_ns = stored.start_ns  # only once, because it reads all spans
-    document: dict[str, Any] = {**stored.summarize(), "tree": [tree_to_json(root, start_ns) for root in stored.roots]}
+    loaded_trace = _find_trace(context, name)
+    start_ns = loaded_trace.start_ns  # only once, because it reads all spans
+    document: dict[str, Any] = {
+        **loaded_trace.summarize(),
+        "tree": [tree_to_json(root, start_ns) for root in loaded_trace.roots],
+    }
     if html is not None:
         from workers.cli.result_files import write_result_file  # noqa: PLC0415 - start-up time
         from workers.cli.trace.trace_page import render_trace_page  # noqa: PLC0415
 
-        write_result_file("html", html, [render_trace_page(stored)])
+        write_result_file("html", html, [render_trace_page(loaded_trace)])
         print_note(f"wrote {html}")
         document["html"] = str(html)
-    return Answer(document=document, draw=partial(draw_trace_tree, stored))
+    return Answer(document=document, draw=partial(draw_trace_tree, loaded_trace))
 
 
 def _find_trace(context: CommandContext, name: str) -> "LoadedTrace":
@@ -59,7 +62,7 @@ def _find_trace(context: CommandContext, name: str) -> "LoadedTrace":
     is_trace_id = _TRACE_ID.fullmatch(name) is not None
     workflow_traces = [] if is_trace_id else reader.find_workflow_traces(name)
     if not is_trace_id and not workflow_traces:
-        raise _refuse_unknown(context, "a workflow that has spans", name)
+        raise _make_unknown_trace_error(context, "a workflow that has spans", name)
     newest = workflow_traces[0] if workflow_traces else None
     later = [trace for trace in workflow_traces if newest and trace.is_start_only and trace.start_ns > newest.start_ns]
     if later:
@@ -69,7 +72,7 @@ def _find_trace(context: CommandContext, name: str) -> "LoadedTrace":
         )
     rows = reader.read_trace(newest.trace_id if newest else name.lower())
     if not rows.spans:
-        raise _refuse_unknown(context, "a trace that has spans", name)
+        raise _make_unknown_trace_error(context, "a trace that has spans", name)
     return LoadedTrace(
         trace_id=newest.trace_id if newest else name.lower(),
         workflow_id=None if is_trace_id else name,
@@ -80,7 +83,7 @@ def _find_trace(context: CommandContext, name: str) -> "LoadedTrace":
     )
 
 
-def _refuse_unknown(context: CommandContext, expected: str, name: str) -> UnknownObject:
+def _make_unknown_trace_error(context: CommandContext, expected: str, name: str) -> UnknownObject:
     """Return the error. A collector may have spans whose files were pruned or are on another machine."""
     collector = context.services.find_collector()
     hint = f"; the collector at {collector} gets all spans too: look there" if collector else ""

@@ -5,12 +5,17 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from infra.telemetry.lost_spans import RUN_WORKFLOW_PREFIX
+from infra.telemetry.placeholder_spans import RUN_WORKFLOW_PREFIX
 from infra.telemetry.span_reader import SpanRow
-from infra.telemetry.span_tree import SpanNode, describe_node_remark, group_equal_siblings
-from workers.cli.trace.trace_tree import LoadedTrace, format_duration_ns, inherit_attributes, iterate_facts
+from infra.telemetry.span_tree import SpanNode, describe_missing_or_merged_children, group_equal_siblings
+from workers.cli.trace.trace_tree import (
+    LoadedTrace,
+    format_duration_ns,
+    inherit_attributes,
+    iterate_labelled_own_attributes,
+)
+from workers.human_readable_values import format_table_cell
 from workers.pages.html_templates import render_template
-from workers.pages.value_formats import format_value
 
 _OPEN_DEPTH: Final = 8  # deeper spans are collapsed, except spans that lead to an error
 _MAX_ROWS: Final = 20_000  # a browser can still scroll through so many rows
@@ -56,41 +61,41 @@ class TimelineRow:
     width_percent: str = ""
 
 
-def render_trace_page(stored: LoadedTrace) -> str:
-    summary = stored.summarize()
-    rows = _TimelineRowBuilder(stored)
-    for root in stored.roots:
+def render_trace_page(loaded_trace: LoadedTrace) -> str:
+    summary = loaded_trace.summarize()
+    rows = _TimelineRowBuilder(loaded_trace)
+    for root in loaded_trace.roots:
         rows.add_tree(group_equal_siblings(root))
     kinds = {row.kind for row in rows.rows}
     return render_template(
         "trace.html",
-        title=stored.workflow_id or stored.trace_id,
-        trace_id=stored.trace_id,
+        title=loaded_trace.workflow_id or loaded_trace.trace_id,
+        trace_id=loaded_trace.trace_id,
         began=summary["started"],
-        took=format_duration_ns(stored.end_ns - stored.start_ns),
+        took=format_duration_ns(loaded_trace.end_ns - loaded_trace.start_ns),
         spans=summary["spans"],
         errors=summary["errors"],
         services=summary["services"],
         kinds=[(kind, label) for kind, label in _KINDS.items() if kind in kinds],
         ticks=[rows.make_tick(percent) for percent in _TICKS],
         rows=rows.rows,
-        notes=list(_make_notes(stored, rows.omitted_spans)),
+        notes=list(_make_notes(loaded_trace, rows.omitted_spans)),
     )
 
 
-def _make_notes(stored: LoadedTrace, omitted_on_page: int) -> Iterator[str]:
-    if stored.omitted_spans:
-        yield f"{stored.omitted_spans:,} more spans are not shown: the trace has too many."
+def _make_notes(loaded_trace: LoadedTrace, omitted_on_page: int) -> Iterator[str]:
+    if loaded_trace.omitted_spans:
+        yield f"{loaded_trace.omitted_spans:,} more spans are not shown: the trace has too many."
     if omitted_on_page:
         yield f"{omitted_on_page:,} spans are in no line of their own here; `sexton trace --json` has every span."
-    if stored.unreadable_lines:
-        yield f"Lines of the trace that cannot be read, and were passed over: {stored.unreadable_lines:,}."
+    if loaded_trace.unreadable_lines:
+        yield f"Lines of the trace that cannot be read, and were passed over: {loaded_trace.unreadable_lines:,}."
 
 
 class _TimelineRowBuilder:
-    def __init__(self, stored: LoadedTrace) -> None:
-        self._start_ns = stored.start_ns
-        self._duration_ns = max(1, stored.end_ns - stored.start_ns)
+    def __init__(self, loaded_trace: LoadedTrace) -> None:
+        self._start_ns = loaded_trace.start_ns
+        self._duration_ns = max(1, loaded_trace.end_ns - loaded_trace.start_ns)
         self._remaining_rows = _MAX_ROWS
         self._failed_ids: set[int] = set()
         self.rows: list[TimelineRow] = []
@@ -127,7 +132,7 @@ class _TimelineRowBuilder:
     ) -> TimelineRow:
         span = node.span
         left_percent = 100 * (span.start_ns - self._start_ns) / self._duration_ns
-        facts = [(label, format_value(value)) for label, value in iterate_facts(node, inherited)]
+        facts = [(label, format_table_cell(value)) for label, value in iterate_labelled_own_attributes(node, inherited)]
         if inherited.get("service") != span.service:
             facts.insert(0, ("in", span.service))
         if span.count > 1:
@@ -138,11 +143,11 @@ class _TimelineRowBuilder:
             has_failure=id(node) in self._failed_ids,
             depth=depth,
             name=f"{span.name} x {span.count:,}" if span.count > 1 else span.name,
-            kind=_classify_span(node.grouped_nodes[0].span if node.grouped_nodes else span),
+            kind=_classify_span_by_subsystem(node.grouped_nodes[0].span if node.grouped_nodes else span),
             error=span.error or "",
             is_lost=span.is_lost,
             facts=facts,
-            remark="" if node.has_example_children else describe_node_remark(node),
+            remark="" if node.has_example_children else describe_missing_or_merged_children(node),
             offset=format_duration_ns(span.start_ns - self._start_ns),
             time=_to_datetime(span.start_ns).isoformat(timespec="microseconds"),
             clock=_format_clock(span.start_ns),
@@ -165,7 +170,7 @@ def _find_failed_nodes(root: SpanNode) -> set[int]:
     return failed_ids
 
 
-def _classify_span(span: SpanRow) -> str:
+def _classify_span_by_subsystem(span: SpanRow) -> str:
     system = str(span.attributes.get("db.system.name", ""))
     if span.name.startswith("S3.") or "rpc.system" in span.attributes:
         return "s3"

@@ -8,8 +8,8 @@ from rich.console import Group
 from rich.text import Text
 from rich.tree import Tree
 
-from infra.telemetry.span_tree import SpanNode, count_errors, describe_node_remark, group_equal_siblings
-from workers.pages.value_formats import escape_unprintable, format_time_us, format_value
+from infra.telemetry.span_tree import SpanNode, count_errors, describe_missing_or_merged_children, group_equal_siblings
+from workers.human_readable_values import escape_unprintable, format_table_cell, format_time_to_microsecond
 
 if TYPE_CHECKING:
     from infra.telemetry.span_reader import WorkflowTrace
@@ -62,7 +62,7 @@ class LoadedTrace:
         return {
             "trace_id": self.trace_id,
             "workflow_id": self.workflow_id,
-            "started": format_time_us(self.start_ns // 1_000),
+            "started": format_time_to_microsecond(self.start_ns // 1_000),
             "duration_ms": round((self.end_ns - self.start_ns) / 1e6, 3),
             "spans": sum(span.count for span in spans) + self.omitted_spans,
             "errors": count_errors(self.roots),
@@ -74,35 +74,35 @@ class LoadedTrace:
                     "trace_id": trace.trace_id,
                     "run_id": trace.run_id,
                     "span": trace.name,
-                    "at": format_time_us(trace.start_ns // 1_000),
+                    "at": format_time_to_microsecond(trace.start_ns // 1_000),
                 }
                 for trace in self.related
             ],
         }
 
 
-def draw_trace_tree(stored: LoadedTrace, wide: bool) -> Group:
+def draw_trace_tree(loaded_trace: LoadedTrace, wide: bool) -> Group:
     """Draw the trace's facts, its trees, and related traces. `wide` draws each of several equal spans."""
-    summary, start_ns = stored.summarize(), stored.start_ns  # only once, because each reads all spans
+    summary, start_ns = loaded_trace.summarize(), loaded_trace.start_ns  # only once, because each reads all spans
     errors = "error" if summary["errors"] == 1 else "errors"
-    duration = format_duration_ns(stored.end_ns - start_ns)
+    duration = format_duration_ns(loaded_trace.end_ns - start_ns)
     head = Text.assemble(
-        (f"trace {stored.trace_id}\n", "bold"),
+        (f"trace {loaded_trace.trace_id}\n", "bold"),
         f"{summary['started']}, {duration}, {summary['spans']:,} spans, ",
         (f"{summary['errors']:,} {errors}", "bold red" if summary["errors"] else ""),
     )
-    trees = [_draw_tree(root if wide else group_equal_siblings(root), start_ns) for root in stored.roots]
-    return Group(head, *trees, *_draw_remarks(stored))
+    trees = [_draw_tree(root if wide else group_equal_siblings(root), start_ns) for root in loaded_trace.roots]
+    return Group(head, *trees, *_draw_remarks_and_related_traces(loaded_trace))
 
 
-def _draw_remarks(stored: LoadedTrace) -> Iterator[Text]:
-    if stored.omitted_spans:
-        yield Text(f"{stored.omitted_spans:,} more spans are not shown: the trace has too many")
-    if stored.unreadable_lines:
-        yield Text(f"lines of the trace that cannot be read, and were passed over: {stored.unreadable_lines:,}")
-    if stored.related:
+def _draw_remarks_and_related_traces(loaded_trace: LoadedTrace) -> Iterator[Text]:
+    if loaded_trace.omitted_spans:
+        yield Text(f"{loaded_trace.omitted_spans:,} more spans are not shown: the trace has too many")
+    if loaded_trace.unreadable_lines:
+        yield Text(f"lines of the trace that cannot be read, and were passed over: {loaded_trace.unreadable_lines:,}")
+    if loaded_trace.related:
         yield Text("other traces that name the workflow, newest first of its runs:")
-    for related in stored.related:
+    for related in loaded_trace.related:
         yield Text(f"  {related.trace_id}  {escape_unprintable(related.name)}", style="dim")
 
 
@@ -134,14 +134,14 @@ def _draw_span(node: SpanNode, start_ns: int, inherited: Mapping[str, Any]) -> T
         text.append(f" [{escape_unprintable(span.service)}]", style="magenta")
     if span.error:
         text.append(f"  error: {escape_unprintable(span.error[:_MAX_ERROR_LENGTH])}", style="bold red")
-    for label, value in iterate_facts(node, inherited):
-        text.append(f" {label}=", style="dim").append(escape_unprintable(format_value(value)), "none")
-    if span_remark := describe_node_remark(node):
+    for label, value in iterate_labelled_own_attributes(node, inherited):
+        text.append(f" {label}=", style="dim").append(escape_unprintable(format_table_cell(value)), "none")
+    if span_remark := describe_missing_or_merged_children(node):
         text.append(f"  {span_remark}", style="dim")
     return text
 
 
-def iterate_facts(node: SpanNode, inherited: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+def iterate_labelled_own_attributes(node: SpanNode, inherited: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """Yield label and value of the span's attributes, without inherited attributes."""
     for attribute, label in _LABELS.items():
         value = node.span.attributes.get(attribute)

@@ -81,7 +81,7 @@ def upgrade() -> None:
     _create_transaction_buffers()
     _create_delayed_indexes()
     _create_record_log()
-    _insert_first_rows()
+    _insert_catalog_and_record_log_rows()
     connection = op.get_bind()
     for statement in _trigger_statements(connection.dialect.name):
         connection.exec_driver_sql(statement)
@@ -492,7 +492,7 @@ def _create_record_log() -> None:
     op.create_index("adoption_by_topic", "adoption", ["topic_id", "ledger_id"])
 
 
-def _insert_first_rows() -> None:
+def _insert_catalog_and_record_log_rows() -> None:
     catalog = sa.table("catalog", *map(sa.column, ("id", "epoch", "next_ledger_id", "bundles", "catalog_id")))
     op.bulk_insert(
         catalog,

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from logstore.cursors.services.cursor_snapshots import CursorSnapshots
 from logstore.cursors.services.subscriptions import Subscriptions
-from logstore.failpoints import SimulatedCrash, arm, disarm
+from logstore.failpoints import SimulatedCrash, arm, disarm_all_and_take_hits
 from logstore.log.ledgers import Component
 from logstore.log.services import Clock
 from logstore.log.services.component_ledgers import ComponentLedgers
@@ -112,11 +112,15 @@ class _Play:
             clock=clock,
         )
         snapshots = CursorSnapshots(
-            cursors=catalog.cursors, ledgers=catalog.ledgers, contents=contents, inline_bytes=limit, clock=clock
+            cursors=catalog.cursors,
+            ledgers=catalog.ledgers,
+            component_ledgers=contents,
+            inline_bytes=limit,
+            clock=clock,
         )
         committer = self._open.enter_context(closing(GroupCommitter(catalog.commits)))
         return Subscriptions(
-            cursors=catalog.cursors, transactions=catalog.transactions, committer=committer, ledgers=snapshots
+            cursors=catalog.cursors, transactions=catalog.transactions, committer=committer, snapshots=snapshots
         )
 
     def _tick(self) -> float:
@@ -142,7 +146,7 @@ class _Play:
         except SimulatedCrash:
             self.processes[turn.step.process] = self.process(_LIMITS[turn.step.process])
         finally:
-            disarm()
+            disarm_all_and_take_hits()
             self.objects._faults.clear()
 
     def _in_between(self, turn: Turn) -> Iterator[Fault]:
@@ -168,7 +172,7 @@ class _Play:
                 self.acknowledged = {entry for entry in entries if entry < chosen[0]}
                 process.seek(self.topic_id, _NAME, Position(*chosen[0]))
             case "settle":
-                process.advance_cursors_with_snapshots(self.topic_id)
+                process.advance_and_fold_cursors_with_snapshots(self.topic_id)
             case "append":
                 append(self.world, self.topic_id, self._ledgers()[-1], entries=1 + step.choices[0] % 20)
             case "roll":
@@ -197,7 +201,7 @@ class _Play:
 
     def check_end(self) -> None:
         """Without traffic the cursor stands at the first entry that is not acknowledged (apache/pulsar#9136)."""
-        self.process(1).advance_cursors_with_snapshots(self.topic_id)
+        self.process(1).advance_and_fold_cursors_with_snapshots(self.topic_id)
         self.check()
         mark = self.world.catalog.cursors.get_cursor(self.topic_id, _NAME).state.mark_delete
         behind = [entry for entry in self.entries() if entry not in self.acknowledged]

@@ -4,7 +4,7 @@ import pytest
 
 from infra.catalog.delayed import bucket_rows
 from logstore.delayed.index_buckets import SealAndMergeLimits
-from logstore.ports.catalog import IndexBucketSwitch, TopicState, UnsealedCounts
+from logstore.ports.catalog import IndexBucketSwitch, TopicState, UnsealedEntryCounts
 from logstore.positions import LedgerId, Position, TopicId
 from tests.contracts.catalog.delayed.steps import delay, seal, sealed
 from tests.contracts.catalog.sql_world import SqlWorld
@@ -35,7 +35,7 @@ def _moved(world: World, topic_id: TopicId, end: Position) -> None:
 def test_delayed_entries_are_counted_until_they_are_sealed(world: World) -> None:
     """A segment says how many it has; a seal takes those away that it looked through."""
     topic_id, first = _topic(world)
-    assert world.catalog.delayed.count_unsealed_entries(topic_id) == UnsealedCounts(
+    assert world.catalog.delayed.count_unsealed_entries(topic_id) == UnsealedEntryCounts(
         entries=0, ledgers=0, changed_us=None
     )
     append(world, topic_id, first)

@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 
-from infra.catalog.delayed.index_work_queries import build_delayed_topic_queries
+from infra.catalog.delayed.index_work_queries import build_delayed_and_bucket_topic_queries
 from infra.catalog.engine import arrow_bulk
 from tests.contracts.catalog.delayed.steps import delay, sealed
 from tests.contracts.catalog.steps import NAME, append, filled, new_topic, roll
@@ -17,7 +17,7 @@ def _found(world: SqlWorld) -> Counter[int]:
     world.database.close()  # a file is opened by one of the two libraries at a time
     found = Counter[int]()
     with arrow_bulk.open_arrow_reader(world.url) as reader:
-        for query in build_delayed_topic_queries():
+        for query in build_delayed_and_bucket_topic_queries():
             for row in reader.table(query).to_pylist():
                 found[row["topic_id"]] += row["size"]
     return found

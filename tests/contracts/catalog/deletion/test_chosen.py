@@ -3,7 +3,7 @@
 import pytest
 
 from logstore.errors import ClaimHeld, PreconditionFailed, UnknownObject
-from logstore.failpoints import SimulatedCrash, arm, disarm
+from logstore.failpoints import SimulatedCrash, arm, disarm_all_and_take_hits
 from logstore.log.ledgers import CopyState
 from logstore.ports.catalog import DetachChosenResult, Ledger, Topic
 from logstore.positions import LedgerId
@@ -165,7 +165,7 @@ def test_crash_leaves_all_or_nothing(world: World, side: str) -> None:
     arm(f"catalog.detach_chosen.{side}", "crash")
     with pytest.raises(SimulatedCrash):
         detach(world, topic, chosen)
-    disarm()
+    disarm_all_and_take_hits()
     assert (ledgers[0] in listed(world, topic.topic_id)) is (side == "before")
     detach(world, topic, chosen)
     assert world.catalog.phase_one.count_detached_batch(BATCH).ledgers == 1

@@ -3,7 +3,7 @@
 import pytest
 
 from logstore.errors import LedgerStillNeeded, PreconditionFailed, SextonError, UnknownObject
-from logstore.failpoints import SimulatedCrash, arm, disarm
+from logstore.failpoints import SimulatedCrash, arm, disarm_all_and_take_hits
 from logstore.log.ledgers import CopyKind
 from logstore.ports.catalog import DetachedBatch, Topic
 from logstore.positions import LedgerId
@@ -189,7 +189,7 @@ def test_crash_leaves_all_or_nothing(world: World, side: str) -> None:
     arm(f"catalog.operate.{side}", "crash")
     with pytest.raises(SimulatedCrash):
         operate(world, topic, ledgers[0], _PRIMARY, _TIERED)
-    disarm()
+    disarm_all_and_take_hits()
     assert (ledgers[0] in listed(world, topic.topic_id)) is (side == "before")
     assert operate(world, topic, ledgers[0], _PRIMARY, _TIERED).intents == 2
     assert listed(world, topic.topic_id) == ledgers[1:]

@@ -6,7 +6,7 @@ from infra.catalog.log.ledger_inspection import SqlLedgerInspection
 from logstore.deletion.intents import DeletionState, Outcome, find_refusal
 from logstore.identity.bucket_markers import BucketRole
 from logstore.log.ledgers import CopyKind, CopyState
-from logstore.ports.catalog import AuditCause, Claim, IntentResult, IntentRowRange, UnfinishedIntentCounts
+from logstore.ports.catalog import AuditCause, Claim, IntentResult, IntentRowRange, UndeletedCopyCounts
 from logstore.positions import LedgerId, TopicId
 from tests.contracts.catalog.steps import filled, listed, new_topic, newborn
 from tests.contracts.catalog.worlds import SqlWorld, claim
@@ -52,7 +52,7 @@ def test_damaged_row_is_read_as_invalid_beside_its_neighbours(
     sql_world.catalog.deletions.record_outcomes(
         [IntentResult(row_id=bad, outcome=refused[0], error=refused[1])], holder="b"
     )
-    assert sql_world.catalog.deletions.count_unfinished_intents() == UnfinishedIntentCounts(
+    assert sql_world.catalog.deletions.count_undeleted_copies() == UndeletedCopyCounts(
         estimated_inflight=2, dead_lettered=1
     )
 
@@ -64,7 +64,7 @@ def test_inflight_says_since_when_the_first_unfinished_row_is_filed(sql_world: S
     for row, filed_us in ((ended, 10), (first, 20), (last, 30)):
         sql_world.sql("UPDATE pending_deletion SET created_us = :filed WHERE row_id = :row", filed=filed_us, row=row)
     sql_world.catalog.deletions.record_outcomes([IntentResult(row_id=ended, outcome=Outcome.DELETED)], holder="b")
-    assert sql_world.catalog.deletions.count_unfinished_intents().oldest_us == 20
+    assert sql_world.catalog.deletions.count_undeleted_copies().oldest_us == 20
 
 
 def test_context_that_is_no_json_is_read_as_invalid(sqlite_url: str) -> None:
@@ -151,10 +151,10 @@ def test_copy_whose_context_cannot_be_read_stops_no_sweep_and_no_trim(sqlite_url
     other = new_topic(world, "persistent://a/b/other")
     first, _ = filled(world, other.topic_id, 2)
     assert world.catalog.upkeep.count_sweep_backlog(older_than_s=60).uploads == 0
-    assert world.catalog.upkeep.move_stalled_to_batch(batch_id="sweep", claim=claim("w"), limit=9).intents == 0
+    assert world.catalog.upkeep.move_abandoned_work_to_batch(batch_id="sweep", claim=claim("w"), limit=9).intents == 0
     born = newborn(world, other.topic_id)
     world.age(born, seconds=601)
-    assert world.catalog.upkeep.move_stalled_to_batch(batch_id="next", claim=claim("w"), limit=9).ledgers == 1
+    assert world.catalog.upkeep.move_abandoned_work_to_batch(batch_id="next", claim=claim("w"), limit=9).ledgers == 1
     assert (world.phase_one(damaged).ledgers, world.phase_one(other.topic_id).ledgers) == (0, 1)
     assert kept in listed(world, damaged)
     assert first not in listed(world, other.topic_id)
@@ -175,7 +175,7 @@ def test_context_with_an_escape_that_is_no_character_stops_nobody(sql_world: Sql
     world.sql(f"UPDATE ledger_copy SET context = {value} WHERE kind = 'OFFLOADED_LEDGER'", context=context)
     assert world.catalog.upkeep.count_sweep_backlog(older_than_s=60).uploads == 0
     world.age(newborn(world, topic.topic_id), seconds=601)
-    assert world.catalog.upkeep.move_stalled_to_batch(batch_id="sweep", claim=claim("w"), limit=9).ledgers == 1
+    assert world.catalog.upkeep.move_abandoned_work_to_batch(batch_id="sweep", claim=claim("w"), limit=9).ledgers == 1
     assert world.phase_one(topic.topic_id).ledgers == 0
     assert {first, second} <= set(listed(world, topic.topic_id))
     world.add_copy(second, CopyState.LIVE, uuid="u-2", bucket="cold")
@@ -244,7 +244,7 @@ def test_row_in_an_unknown_state_is_a_dead_letter_that_says_so(sql_world: SqlWor
     assert [one.state for one in found] == [DeletionState.PENDING, DeletionState.DEAD_LETTERED, DeletionState.PENDING]
     assert (found[1].outcome, found[1].last_error) == (Outcome.INVALID, "damaged state (found 'PENDNIG')")
     assert deletions.list_intents(DeletionState.DEAD_LETTERED, limit=9) == [found[1]]
-    assert deletions.count_unfinished_intents() == UnfinishedIntentCounts(estimated_inflight=2, dead_lettered=1)
+    assert deletions.count_undeleted_copies() == UndeletedCopyCounts(estimated_inflight=2, dead_lettered=1)
     assert deletions.tally_batch("b").outcomes == {"INVALID": 1, "RETRYING": 2}
     taken = deletions.claim_intent(found[1].ledger_id, found[1].copy, found[1].generation, _nobody())
     assert taken.outcome is Outcome.INVALID

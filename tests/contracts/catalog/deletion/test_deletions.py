@@ -9,7 +9,7 @@ import pytest
 from logstore.deletion.intents import DeletionIntent, DeletionState, Outcome
 from logstore.errors import ClaimHeld, InvalidInput, StaleCatalog, UnknownObject
 from logstore.log.ledgers import CopyKind, CopyState
-from logstore.ports.catalog import AuditCause, IntentResult, IntentRowRange, IntentTally, UnfinishedIntentCounts
+from logstore.ports.catalog import AuditCause, IntentResult, IntentRowRange, IntentTally, UndeletedCopyCounts
 from logstore.positions import LedgerId, TopicId
 from tests.contracts.catalog.steps import filled, listed, new_topic, newborn, race
 from tests.contracts.catalog.worlds import CAUSE, World, claim
@@ -117,7 +117,7 @@ def test_finish_row_that_ended_keeps_its_first_outcome(world: World) -> None:
     deletions.move_to_own_workflows(
         {intent.row_id: "late"}, batch_id="b", error_by_row={intent.row_id: "late"}, ttl_s=60
     )
-    deletions.extend_claim_after_attempt(intent.row_id, claim("w"), error="late")
+    deletions.record_attempt_and_extend_claim(intent.row_id, claim("w"), error="late")
     assert _now(world, intent) == first
     assert (first.state, first.outcome) == (DeletionState.DELETED, Outcome.DELETED)
     assert deletions.tally_batch("b") == IntentTally(outcomes={"DELETED": 1}, objects=5, size_bytes=50)
@@ -154,7 +154,7 @@ def test_finish_outcome_decides_the_state(world: World, outcome: Outcome) -> Non
     found = _now(world, intent)
     assert (found.state, found.outcome, found.last_error) == (outcome.state, outcome, "why")
     dead = outcome.state is DeletionState.DEAD_LETTERED
-    assert world.catalog.deletions.count_unfinished_intents() == UnfinishedIntentCounts(
+    assert world.catalog.deletions.count_undeleted_copies() == UndeletedCopyCounts(
         estimated_inflight=0, dead_lettered=int(dead)
     )
     assert world.catalog.deletions.list_intents(outcome.state, limit=9) == [found]
@@ -293,11 +293,11 @@ def test_hold_keeps_the_error_and_the_claim_of_its_holder_only(world: World) -> 
     key = (intent.ledger_id, intent.copy, intent.generation)
     taken = deletions.claim_intent(*key, claim("w", ttl_s=-1))
     with pytest.raises(ClaimHeld, match="found w"):
-        deletions.extend_claim_after_attempt(intent.row_id, claim("zombie"), error="mine")
+        deletions.record_attempt_and_extend_claim(intent.row_id, claim("zombie"), error="mine")
     assert _now(world, intent) == taken
-    deletions.extend_claim_after_attempt(intent.row_id, claim("w", ttl_s=60), error="storage is away")
+    deletions.record_attempt_and_extend_claim(intent.row_id, claim("w", ttl_s=60), error="storage is away")
     assert _now(world, intent) == replace(taken, last_error="storage is away")
-    deletions.extend_claim_after_attempt(intent.row_id, claim("w", ttl_s=60))
+    deletions.record_attempt_and_extend_claim(intent.row_id, claim("w", ttl_s=60))
     assert _now(world, intent).last_error == "storage is away"
     with pytest.raises(ClaimHeld, match="found w"):
         deletions.claim_intent(*key, claim("zombie"))
@@ -310,13 +310,13 @@ def test_hold_counts_attempts_in_a_row_that_left_as_many_keys(world: World) -> N
     deletions = world.catalog.deletions
     deletions.claim_intent(intent.ledger_id, intent.copy, intent.generation, claim("w"))
     told = [
-        deletions.extend_claim_after_attempt(intent.row_id, claim("w"), keys_left=left)
+        deletions.record_attempt_and_extend_claim(intent.row_id, claim("w"), keys_left=left)
         for left in (3, 3, None, 3, 2, 3, None, 0, 0)
     ]
     assert told == [1, 2, 0, 3, 1, 1, 0, 1, 2]
     assert _now(world, intent).keys_left_attempts == 2
     deletions.record_outcomes([_ended(intent)], holder="w")
-    assert deletions.extend_claim_after_attempt(intent.row_id, claim("w"), keys_left=0) == 0
+    assert deletions.record_attempt_and_extend_claim(intent.row_id, claim("w"), keys_left=0) == 0
 
 
 def test_renew_is_refused_while_another_holds_and_taken_over_once_dead(world: World) -> None:
@@ -439,7 +439,7 @@ def test_audit_names_who_decided_whatever_batch_has_the_row_in_the_end(world: Wo
 
     detach([second], "anna", "a", -1)
     detach([first, third], "bert", "b", 60)
-    assert world.catalog.upkeep.move_stalled_to_batch(batch_id="sweep", claim=claim(), limit=9).intents == 1
+    assert world.catalog.upkeep.move_abandoned_work_to_batch(batch_id="sweep", claim=claim(), limit=9).intents == 1
     (row,) = deletions.list_intents_in_range("sweep", _ALL)
     assert (row.ledger_id, row.actor, row.reason) == (second, "anna", "anna's reason")
     deletions.move_to_own_workflows({row.row_id: "delete-ledger/9"}, batch_id="sweep", error_by_row={}, ttl_s=60)
@@ -472,13 +472,13 @@ def test_close_audits_once_and_lets_go(world: World) -> None:
 def test_inflight_counts_unfinished_and_dead_lettered(world: World) -> None:
     """Only both at zero mean that all is deleted."""
     deletions = world.catalog.deletions
-    assert deletions.count_unfinished_intents() == UnfinishedIntentCounts(estimated_inflight=0, dead_lettered=0)
-    assert deletions.count_unfinished_intents().oldest_us is None
+    assert deletions.count_undeleted_copies() == UndeletedCopyCounts(estimated_inflight=0, dead_lettered=0)
+    assert deletions.count_undeleted_copies().oldest_us is None
     intents = _batch(world, 5)
     deletions.move_to_own_workflows({intents[0].row_id: "own"}, batch_id="b", error_by_row={}, ttl_s=60)
     deletions.record_outcomes([_ended(intents[1]), _ended(intents[2], Outcome.DEAD_LETTERED)], holder="b")
-    assert deletions.count_unfinished_intents() == UnfinishedIntentCounts(estimated_inflight=3, dead_lettered=1)
-    assert deletions.count_unfinished_intents().oldest_us is not None
+    assert deletions.count_undeleted_copies() == UndeletedCopyCounts(estimated_inflight=3, dead_lettered=1)
+    assert deletions.count_undeleted_copies().oldest_us is not None
 
 
 def test_list_is_newest_first_by_state_and_limited(world: World) -> None:

@@ -112,7 +112,7 @@ def test_attach_of_a_newborn_abandoned_too_early_lets_phase_two_look_again(world
         [IntentResult(row_id=row.row_id, outcome=Outcome.ALREADY_GONE)], holder=row.batch_id
     )
     assert not world.catalog.ledgers.attach_ledger(late, after=None)
-    assert world.catalog.deletions.count_unfinished_intents().estimated_inflight == 1
+    assert world.catalog.deletions.count_undeleted_copies().estimated_inflight == 1
     assert world.phase_one(topic.topic_id).intents == 1
 
 
@@ -126,7 +126,7 @@ def test_attach_of_a_newborn_whose_deletion_is_at_work_takes_the_row_from_it(wor
     assert not world.catalog.ledgers.attach_ledger(late, after=None)
     gone = [IntentResult(row_id=row.row_id, outcome=Outcome.ALREADY_GONE)]
     assert world.catalog.deletions.record_outcomes(gone, holder="early") == frozenset()
-    assert world.catalog.deletions.count_unfinished_intents().estimated_inflight == 1
+    assert world.catalog.deletions.count_undeleted_copies().estimated_inflight == 1
     assert world.phase_one(topic.topic_id, batch_id="next").intents == 1
 
 
@@ -354,7 +354,7 @@ def test_detach_adopts_stalled_intents_and_no_live_ones(world: World) -> None:
         live[0]: "live",
         3: "elsewhere",
     }
-    world.catalog.deletions.extend_claim_after_attempt(own.row_id, claim("one-of-its-own", ttl_s=-1))
+    world.catalog.deletions.record_attempt_and_extend_claim(own.row_id, claim("one-of-its-own", ttl_s=-1))
     assert world.phase_one(topic.topic_id, batch_id="last").intents == 1
     (taken,) = (one for one in world.catalog.deletions.list_intents(None, limit=9) if one.batch_id == "last")
     assert (taken.ledger_id, taken.handed_to, taken.attempts) == (dead[0], None, 1)

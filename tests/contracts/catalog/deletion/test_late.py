@@ -39,7 +39,7 @@ def _deleted(world: World, *, ledgers: int = 2) -> tuple[Topic, LedgerId]:
 def test_give_up_on_a_deleted_ledger_lets_phase_two_look_again(world: World) -> None:
     """What was uploaded landed when phase two had ended: the next trim takes the intent up, whoever had it."""
     topic, gone = _deleted(world)
-    world.catalog.ledgers.abandon_upload(gone, epoch=1)
+    world.catalog.ledgers.record_abandoned_upload(gone, epoch=1)
     row = _intents(world, gone)[CopyKind.LEDGER]
     assert (row.state, row.outcome, row.batch_id, row.handed_to) == (DeletionState.PENDING, None, "", None)
     assert world.phase_one(topic.topic_id, batch_id="next").intents == 1
@@ -52,7 +52,7 @@ def test_row_counts_how_often_it_was_opened_after_it_had_ended(world: World) -> 
     found = []
     for number in range(2):
         for _ in range(2):
-            world.catalog.ledgers.abandon_upload(gone, epoch=1)
+            world.catalog.ledgers.record_abandoned_upload(gone, epoch=1)
         found.append(_intents(world, gone)[CopyKind.LEDGER].openings)
         world.phase_one(topic.topic_id, batch_id=f"again-{number}")
         _end(world, gone)
@@ -63,7 +63,7 @@ def test_give_up_repeated_is_one_intent_that_ends_as_before(world: World) -> Non
     """Told twice, or told with an answer that got lost: one more look, and no second row."""
     topic, gone = _deleted(world)
     for _ in range(2):
-        world.catalog.ledgers.abandon_upload(gone, epoch=1)
+        world.catalog.ledgers.record_abandoned_upload(gone, epoch=1)
     assert world.intents() == [gone]
     assert world.phase_one(topic.topic_id, batch_id="next").intents == 1
     assert _end(world, gone, Outcome.ALREADY_GONE).state is DeletionState.DELETED
@@ -75,7 +75,7 @@ def test_give_up_while_phase_two_is_at_work_takes_the_row_from_it(world: World) 
     gone = filled(world, topic.topic_id, 2)[0]
     world.phase_one(topic.topic_id, [gone], batch_id="early")
     row = _intents(world, gone)[CopyKind.LEDGER]
-    world.catalog.ledgers.abandon_upload(gone, epoch=1)
+    world.catalog.ledgers.record_abandoned_upload(gone, epoch=1)
     late = IntentResult(row_id=row.row_id, outcome=Outcome.DELETED)
     assert world.catalog.deletions.record_outcomes([late], holder="early") == frozenset()
     assert world.phase_one(topic.topic_id, batch_id="next").intents == 1
@@ -95,7 +95,7 @@ def test_give_up_on_a_newborn_taken_for_abandoned_lets_phase_two_look_again(worl
     world.age(born, seconds=601)
     assert world.phase_one(topic.topic_id).intents == 1
     _end(world, born, Outcome.ALREADY_GONE)
-    world.catalog.ledgers.abandon_upload(born, epoch=1)
+    world.catalog.ledgers.record_abandoned_upload(born, epoch=1)
     assert _intents(world, born)[CopyKind.LEDGER].state is DeletionState.PENDING
 
 
@@ -105,7 +105,7 @@ def test_give_up_on_what_will_be_looked_at_anyway_changes_nothing(world: World) 
     born = newborn(world, topic.topic_id)
     before = world.everything()
     for ledger_id in (*listed(world, topic.topic_id), born, LedgerId(born + 1)):
-        world.catalog.ledgers.abandon_upload(ledger_id, epoch=1)
+        world.catalog.ledgers.record_abandoned_upload(ledger_id, epoch=1)
     assert world.everything() == before
 
 
@@ -115,7 +115,7 @@ def test_give_up_on_a_listed_ledger_leaves_an_intent_that_speaks_of_it(world: Wo
     (kept,) = listed(world, topic.topic_id)
     world.forge(_intents(world, gone)[CopyKind.LEDGER].row_id, kept, CopyKind.LEDGER)
     before = world.everything()
-    world.catalog.ledgers.abandon_upload(kept, epoch=1)
+    world.catalog.ledgers.record_abandoned_upload(kept, epoch=1)
     assert world.everything() == before
 
 
@@ -127,7 +127,7 @@ def test_give_up_speaks_of_the_primary_copy_alone(world: World) -> None:
     assert world.phase_one(topic.topic_id, [first], batch_id="b").intents == 2
     ended = [IntentResult(row_id=row.row_id, outcome=Outcome.DELETED) for row in _intents(world, first).values()]
     assert len(world.catalog.deletions.record_outcomes(ended, holder="b")) == 2
-    world.catalog.ledgers.abandon_upload(first, epoch=1)
+    world.catalog.ledgers.record_abandoned_upload(first, epoch=1)
     states = {copy: row.state for copy, row in _intents(world, first).items()}
     assert states == {
         CopyKind.LEDGER: DeletionState.PENDING,
@@ -139,7 +139,7 @@ def test_give_up_in_another_catalog_changes_nothing(world: World) -> None:
     """That catalog's ledger of this id is not ours: what it left is for people to look at."""
     _, gone = _deleted(world)
     before = world.everything()
-    world.catalog.ledgers.abandon_upload(gone, epoch=7)
+    world.catalog.ledgers.record_abandoned_upload(gone, epoch=7)
     assert world.everything() == before
 
 
@@ -150,7 +150,7 @@ def test_give_up_leaves_a_dead_letter_to_people(world: World) -> None:
     world.phase_one(topic.topic_id, [gone], batch_id="b")
     _end(world, gone, Outcome.METADATA_MISMATCH)
     before = world.everything()
-    world.catalog.ledgers.abandon_upload(gone, epoch=1)
+    world.catalog.ledgers.record_abandoned_upload(gone, epoch=1)
     assert world.everything() == before
 
 
@@ -166,7 +166,7 @@ def test_late_upload_to_a_ledger_whose_primary_copy_alone_was_removed_is_looked_
         (refused,) = world.catalog.commits.commit_writes([segment(topic.topic_id, first, 5)])
         assert isinstance(refused, LedgerFenced)
     else:
-        world.catalog.ledgers.abandon_upload(first, epoch=1)
+        world.catalog.ledgers.record_abandoned_upload(first, epoch=1)
     assert _intents(world, first)[CopyKind.LEDGER].state is DeletionState.PENDING
     assert first in listed(world, topic.topic_id)
     assert remove(world, topic, batch_id="next").intents == 1
@@ -184,9 +184,9 @@ def test_give_up_racing_with_phase_two_never_leaves_the_row_ended(world: World) 
     def act(number: int) -> object:
         if number == 0:
             return world.catalog.deletions.record_outcomes(ended, holder="b")
-        world.catalog.ledgers.abandon_upload(gone[number - 1], epoch=1)
+        world.catalog.ledgers.record_abandoned_upload(gone[number - 1], epoch=1)
         return None
 
     answers = race(act, len(gone) + 1)
     assert [answer for answer in answers if isinstance(answer, Exception)] == []
-    assert world.catalog.deletions.count_unfinished_intents().estimated_inflight == len(gone)
+    assert world.catalog.deletions.count_undeleted_copies().estimated_inflight == len(gone)

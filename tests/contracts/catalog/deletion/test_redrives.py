@@ -4,7 +4,7 @@ import pytest
 
 from logstore.deletion.intents import DeletionIntent, DeletionState, Outcome
 from logstore.errors import InvalidInput, PreconditionFailed, UnknownObject
-from logstore.ports.catalog import DetachedBatch, IntentResult, IntentRowRange, UnfinishedIntentCounts
+from logstore.ports.catalog import DetachedBatch, IntentResult, IntentRowRange, UndeletedCopyCounts
 from tests.contracts.catalog.steps import filled, new_topic, race
 from tests.contracts.catalog.worlds import CAUSE, SqlWorld, World, claim
 
@@ -36,7 +36,7 @@ def test_redrive_of_given_rows_makes_them_work_again(world: World) -> None:
     (found,) = world.catalog.deletions.list_intents_in_range("again", _ALL)
     assert (found.row_id, found.state, found.outcome) == (second.row_id, DeletionState.PENDING, None)
     assert (found.attempts, found.last_error, found.handed_to) == (0, "503", None)
-    assert world.catalog.deletions.count_unfinished_intents() == UnfinishedIntentCounts(
+    assert world.catalog.deletions.count_undeleted_copies() == UndeletedCopyCounts(
         estimated_inflight=2, dead_lettered=1
     )
     world.catalog.deletions.renew_batch_claim("again", claim("delete-ledgers/again"))
@@ -50,13 +50,18 @@ def test_redrive_forgets_how_often_storage_kept_as_many_keys(world: World) -> No
     *_, open_one = _dead(world, 0)
     deletions, own = world.catalog.deletions, claim("w")
     deletions.claim_intent(open_one.ledger_id, open_one.copy, open_one.generation, own)
-    assert [deletions.extend_claim_after_attempt(open_one.row_id, own, keys_left=3) for _ in range(4)] == [1, 2, 3, 4]
+    assert [deletions.record_attempt_and_extend_claim(open_one.row_id, own, keys_left=3) for _ in range(4)] == [
+        1,
+        2,
+        3,
+        4,
+    ]
     deletions.record_outcomes(
         [IntentResult(row_id=open_one.row_id, outcome=Outcome.DEAD_LETTERED, error="stuck")], holder="w"
     )
     _redrive(world, [open_one.row_id], ttl_s=-1)
     deletions.claim_intent(open_one.ledger_id, open_one.copy, open_one.generation, own)
-    assert deletions.extend_claim_after_attempt(open_one.row_id, own, keys_left=3) == 1
+    assert deletions.record_attempt_and_extend_claim(open_one.row_id, own, keys_left=3) == 1
 
 
 def test_redrive_leaves_a_row_in_the_audit_log(world: World) -> None:
@@ -72,7 +77,7 @@ def test_redrive_leaves_a_row_in_the_audit_log(world: World) -> None:
 def test_redrive_all_takes_every_dead_letter_and_nothing_else(world: World) -> None:
     """Of every topic."""
     mine, theirs = _dead(world, 2), _dead(world, 1, name="c")
-    assert world.catalog.upkeep.count_redrivable(None) == 3
+    assert world.catalog.upkeep.count_redrivable_dead_letters(None) == 3
     assert _redrive(world, None).intents == 3
     found = world.catalog.deletions.list_intents_in_range("again", _ALL)
     assert [one.row_id for one in found] == [mine[0].row_id, mine[1].row_id, theirs[0].row_id]
@@ -85,7 +90,7 @@ def test_redrive_mends_what_an_earlier_hand_left(sql_world: SqlWorld) -> None:
     (dead, *_) = _dead(sql_world, 1)
     sql_world.exhaust(dead.row_id)
     sql_world.sql("UPDATE pending_deletion SET state = 'LOST' WHERE row_id = :row", row=dead.row_id)
-    assert sql_world.catalog.upkeep.count_redrivable(None) == 0
+    assert sql_world.catalog.upkeep.count_redrivable_dead_letters(None) == 0
     assert _redrive(sql_world, None, "all").intents == 0
     assert _redrive(sql_world, [dead.row_id]).intents == 1
     (found,) = sql_world.catalog.deletions.list_intents_in_range("again", _ALL)
@@ -98,7 +103,7 @@ def test_redrive_all_of_none_leaves_no_trace(world: World) -> None:
     """Nothing to do is done."""
     _dead(world, 0)
     before = world.everything()
-    assert world.catalog.upkeep.count_redrivable(None) == 0
+    assert world.catalog.upkeep.count_redrivable_dead_letters(None) == 0
     assert _redrive(world, None).intents == 0
     assert world.everything() == before
 
@@ -108,7 +113,7 @@ def test_redrive_of_rows_that_are_no_dead_letters_names_each_and_changes_nothing
     """All or nothing: the operator learns what each id is (promise 2)."""
     dead, gone, pending = (one.row_id for one in _dead(world, 1))
     before = world.everything()
-    for ask in (_redrive, lambda world, ids: world.catalog.upkeep.count_redrivable(ids)):
+    for ask in (_redrive, lambda world, ids: world.catalog.upkeep.count_redrivable_dead_letters(ids)):
         with pytest.raises(PreconditionFailed) as caught:
             ask(world, [dead, gone, pending, 99])
         assert f"found {gone} DELETED, {pending} PENDING, 99 unknown; nothing was changed" in str(caught.value)
@@ -144,7 +149,7 @@ def test_redrive_whose_workflow_was_never_started_is_found_by_a_sweep(world: Wor
     world.lapse("b")
     _redrive(world, None, ttl_s=-1)
     owner = claim("delete-ledgers/sweep")
-    assert world.catalog.upkeep.move_stalled_to_batch(batch_id="sweep", claim=owner, limit=9).intents == 3
+    assert world.catalog.upkeep.move_abandoned_work_to_batch(batch_id="sweep", claim=owner, limit=9).intents == 3
 
 
 @pytest.mark.postgres

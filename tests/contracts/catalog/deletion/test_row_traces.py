@@ -44,7 +44,7 @@ def test_an_intent_names_the_trace_of_its_detach_and_then_of_each_attempt(world:
     with traced(3) as alone:
         taken = deletions.claim_intent(first.ledger_id, first.copy, first.generation, claim("alone"))
         assert taken.trace_id == alone
-        deletions.extend_claim_after_attempt(first.row_id, claim("alone"), error="503")
+        deletions.record_attempt_and_extend_claim(first.row_id, claim("alone"), error="503")
     assert _trace_of(world, first.row_id) == alone
     with traced(4) as given_up:
         deletions.record_outcomes(

@@ -29,7 +29,7 @@ def _batch(world: World, count: int, *, ttl_s: float = 60.0, name: str = "b") ->
 
 def _adopt(world: World, batch_id: str = "sweep", *, limit: int = 100, ttl_s: float = 60) -> DetachedBatch:
     owner = claim(f"delete-ledgers/{batch_id}", ttl_s=ttl_s)
-    return world.catalog.upkeep.move_stalled_to_batch(batch_id=batch_id, claim=owner, limit=limit)
+    return world.catalog.upkeep.move_abandoned_work_to_batch(batch_id=batch_id, claim=owner, limit=limit)
 
 
 def _ids(world: World, batch_id: str) -> list[LedgerId]:

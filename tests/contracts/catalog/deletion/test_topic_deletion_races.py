@@ -231,13 +231,13 @@ def test_writer_that_comes_late_has_its_ledgers_intent_opened_again(world: World
     assert not removed or remove(world, topic)
     stale = segment(topic.topic_id, ledger, 6, epoch=7)
     world.catalog.commits.commit_writes([stale])  # of another catalog: not our ledger
-    assert world.catalog.deletions.count_unfinished_intents().estimated_inflight == 0
+    assert world.catalog.deletions.count_undeleted_copies().estimated_inflight == 0
     refused, taken = world.catalog.commits.commit_writes(
         [segment(topic.topic_id, ledger, 6), segment(other.topic_id, theirs[1], 6)]
     )
     assert isinstance(refused, PreconditionFailed | UnknownObject)
     assert isinstance(taken, RegisterSegmentResult)
-    assert world.catalog.deletions.count_unfinished_intents().estimated_inflight == 1
+    assert world.catalog.deletions.count_undeleted_copies().estimated_inflight == 1
     (row,) = world.catalog.deletions.list_intents(None, limit=9)
     assert (row.ledger_id, row.batch_id, row.handed_to) == (ledger, "", None)
     late = IntentResult(row_id=row.row_id, outcome=Outcome.DELETED)

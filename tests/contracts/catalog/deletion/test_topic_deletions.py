@@ -6,7 +6,7 @@ import pytest
 
 from logstore.deletion.intents import DeletionState, Outcome
 from logstore.errors import AlreadyExists, PreconditionFailed, SextonError, UnknownObject
-from logstore.failpoints import SimulatedCrash, arm, disarm
+from logstore.failpoints import SimulatedCrash, arm, disarm_all_and_take_hits
 from logstore.ports.catalog import (
     AcknowledgeWrite,
     AuditCause,
@@ -262,7 +262,7 @@ def test_dead_letters_and_retrying_rows_outlive_the_topic(sql_world: SqlWorld) -
     )
     letters = sql_world.catalog.deletions.list_intents(DeletionState.DEAD_LETTERED, limit=9)
     assert {(one.topic, one.topic_id) for one in letters} == {(topic.name, topic.topic_id)}
-    assert sql_world.catalog.deletions.count_unfinished_intents().estimated_inflight == 1
+    assert sql_world.catalog.deletions.count_undeleted_copies().estimated_inflight == 1
 
 
 @pytest.mark.postgres
@@ -298,7 +298,7 @@ def test_delete_topic_interrupted_at_a_step_ends_the_same(world: World, step: st
     arm(f"catalog.{step}.{point}", "crash")
     with pytest.raises(SimulatedCrash):
         delete(world, topic)
-    disarm()
+    disarm_all_and_take_hits()
     rows = set(world.rows().ledgers)
     assert rows | {one for one, _ in intents(world)} == {one for one, _ in copies}
     assert not rows & {one for one, _ in intents(world)}

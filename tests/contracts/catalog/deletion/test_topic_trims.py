@@ -4,7 +4,7 @@ import pytest
 
 from logstore.deletion.intents import Outcome
 from logstore.errors import ClaimHeld, CorruptData, PreconditionFailed, UnknownObject
-from logstore.failpoints import SimulatedCrash, arm, disarm
+from logstore.failpoints import SimulatedCrash, arm, disarm_all_and_take_hits
 from logstore.ports.catalog import DetachedBatch, IntentResult, Topic
 from logstore.positions import LedgerId, TopicId
 from tests.contracts.catalog.steps import acknowledge, filled, listed, new_topic, newborn, race, roll
@@ -16,7 +16,7 @@ NAMES = [f"persistent://a/b/{name}" for name in "cab"]
 
 def trim(world: World, topic: Topic, batch_id: str = BATCH, *, by: str = "w", ttl_s: float = 60) -> DetachedBatch:
     """One topic's part."""
-    return world.catalog.phase_one.detach_into_batch(
+    return world.catalog.phase_one.detach_by_retention_into_batch(
         topic.topic_id, batch_id=batch_id, claim=claim(by, ttl_s=ttl_s), cause=CAUSE
     )
 
@@ -111,7 +111,9 @@ def test_trim_of_an_unknown_topic_is_refused(sql_world: SqlWorld) -> None:
     (topic, _), *_ = three(sql_world)
     trim(sql_world, topic)
     with pytest.raises(UnknownObject):
-        sql_world.catalog.phase_one.detach_into_batch(TopicId(99), batch_id=BATCH, claim=claim(), cause=CAUSE)
+        sql_world.catalog.phase_one.detach_by_retention_into_batch(
+            TopicId(99), batch_id=BATCH, claim=claim(), cause=CAUSE
+        )
     assert sql_world.catalog.phase_one.count_detached_batch(BATCH).intents == 2
 
 
@@ -186,7 +188,7 @@ def test_trim_interrupted_loses_no_ledger(sql_world: SqlWorld, point: str) -> No
     arm(f"catalog.detach_into.{point}", "crash")
     with pytest.raises(SimulatedCrash):
         trim(sql_world, topic)
-    disarm()
+    disarm_all_and_take_hits()
     assert sorted([*listed(sql_world, topic.topic_id), *batches(sql_world)]) == ledgers
     assert trim(sql_world, topic) == DetachedBatch(batch_id=BATCH, ledgers=2, intents=2)
 

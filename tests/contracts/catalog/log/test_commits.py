@@ -13,7 +13,7 @@ from logstore.errors import (
     StaleCatalog,
     UnknownObject,
 )
-from logstore.log.producer_sequences import ProducerSequence
+from logstore.log.producer_sequences import HighestSequenceIds
 from logstore.ports.catalog import (
     AcknowledgeResult,
     AcknowledgeWrite,
@@ -77,8 +77,8 @@ def test_commit_one_of_every_refusal_does_not_disturb_the_others(world: World) -
     assert answers[9] == RegisterSegmentResult(first_entry=10, ledger_entries=20, ledger_size_bytes=200)
     assert answers[13] == AcknowledgeResult(mark_delete=at(ledger, 12))
     assert world.catalog.ledgers.producer_sequences(me, ["p", "q", "r"]) == {
-        "p": ProducerSequence.without_transaction(10),
-        "q": ProducerSequence.without_transaction(0),
+        "p": HighestSequenceIds.without_transaction(10),
+        "q": HighestSequenceIds.without_transaction(0),
     }
     assert [found.number for found in world.catalog.ledgers.list_segments(ledger)] == [0, 1]
 
@@ -113,7 +113,7 @@ def test_commit_same_write_again_is_refused(world: World) -> None:
     later = segment(topic.topic_id, ledger, 5, producers=[("p", 0, 9)])
     assert isinstance(world.catalog.commits.commit_writes([later])[0], ProducerFenced)
     assert world.catalog.ledgers.producer_sequences(topic.topic_id, ["p"]) == {
-        "p": ProducerSequence.without_transaction(9)
+        "p": HighestSequenceIds.without_transaction(9)
     }
 
 
@@ -144,7 +144,7 @@ def test_commit_thirty_two_appenders_leave_no_gap_and_no_overlap(world: World) -
     assert whole is not None
     assert whole.entries == sum(one.entries for one in found) == 2 * sum(range(1, CROWD + 1))
     sequences = world.catalog.ledgers.producer_sequences(topic.topic_id, [f"p{number}" for number in range(CROWD)])
-    assert set(sequences.values()) == {ProducerSequence.without_transaction(1)}
+    assert set(sequences.values()) == {HighestSequenceIds.without_transaction(1)}
 
 
 def test_commit_thirty_two_of_one_producer_exactly_one_registers_each_sequence(world: World) -> None:
@@ -226,5 +226,5 @@ def test_commit_thousands_of_writes_over_many_topics_is_one_batch(world: World) 
     assert last is not None
     assert last.entries == 2000
     assert world.catalog.ledgers.producer_sequences(topics[0].topic_id, names) == dict.fromkeys(
-        names, ProducerSequence.without_transaction(199)
+        names, HighestSequenceIds.without_transaction(199)
     )

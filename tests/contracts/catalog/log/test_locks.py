@@ -63,7 +63,9 @@ def test_sweep_asks_again_under_the_rows_locks_whether_they_are_still_stalled(po
             world.catalog.deletions.renew_batch_claim("b", claim("w"))
 
     event.listen(world.database.engine, "after_cursor_execute", renewed)
-    adopted = world.catalog.upkeep.move_stalled_to_batch(batch_id="sweep", claim=claim("delete-ledgers/sweep"), limit=9)
+    adopted = world.catalog.upkeep.move_abandoned_work_to_batch(
+        batch_id="sweep", claim=claim("delete-ledgers/sweep"), limit=9
+    )
     assert (len(looks), adopted.intents) == (1, 0)
     assert len(world.catalog.deletions.list_intents_in_range("b", IntentRowRange(first=0, last=2**62, rows=0))) == 2
     world.database.close()
@@ -93,7 +95,7 @@ def test_sweep_behind_an_attach_keeps_the_newborn(sql_world: SqlWorld) -> None:
     attached = f"UPDATE ledger SET state = 'OPEN', place = {born} WHERE ledger_id = {born}"
 
     def sweep() -> DetachedBatch:
-        return sql_world.catalog.upkeep.move_stalled_to_batch(
+        return sql_world.catalog.upkeep.move_abandoned_work_to_batch(
             batch_id="sweep", claim=claim("delete-ledgers/sweep"), limit=9
         )
 
@@ -312,7 +314,7 @@ def test_finish_hand_over_and_hold_behind_a_finish_change_nothing(sql_world: Sql
         lambda: deletions.move_to_own_workflows(
             {intent.row_id: "late"}, batch_id=intent.batch_id, error_by_row={}, ttl_s=60
         ),
-        lambda: deletions.extend_claim_after_attempt(intent.row_id, claim("w"), error="late"),
+        lambda: deletions.record_attempt_and_extend_claim(intent.row_id, claim("w"), error="late"),
     ]
     for work in works:
         sql_world.sql("UPDATE pending_deletion SET state = 'PENDING', outcome = NULL, claim_workflow = 'w'")

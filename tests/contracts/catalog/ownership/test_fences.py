@@ -78,7 +78,7 @@ def take(world: World, lease: Lease | None) -> object:
 
 
 def hold(world: World, lease: Lease | None) -> object:
-    return world.catalog.deletions.with_lease(lease).extend_claim_after_attempt(
+    return world.catalog.deletions.with_lease(lease).record_attempt_and_extend_claim(
         _rows(world)[1], claim(_ALONE), error="late", keys_left=3
     )
 

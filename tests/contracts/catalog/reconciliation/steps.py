@@ -8,7 +8,7 @@ from logstore.deletion.intents import DeletionIntent
 from logstore.deletion.retention import RetentionPolicy
 from logstore.log.ledgers import Component, CopyKind, LedgerOwner, LedgerStatement
 from logstore.ports.catalog import Topic
-from logstore.ports.catalog.reconciliation_runs import FilingResult, FindingsFilingRequest, OrphanCopy
+from logstore.ports.catalog.reconciliation_runs import FindingsFilingRequest, FindingsFilingResult, OrphanCopy
 from logstore.positions import LedgerId, TopicId
 from tests.contracts.catalog.log.component_steps import CURSOR, publish
 from tests.contracts.catalog.sql_world import SqlWorld
@@ -50,7 +50,7 @@ def file(
     unreferenced: Mapping[int, LedgerId] | None = None,
     stalled: Mapping[int, int] | None = None,
     with_preview: bool = True,
-) -> FilingResult:
+) -> FindingsFilingResult:
     """File one page of findings, for a workflow of its own. Outside of races the preview must say the same before."""
     page = FindingsFilingRequest(
         batch_id=batch_id,

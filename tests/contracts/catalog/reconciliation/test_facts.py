@@ -14,7 +14,7 @@ from infra.catalog.reconciliation import bulk_queries
 from logstore.deletion.intents import Outcome
 from logstore.errors import CorruptData, InvalidInput
 from logstore.log.ledgers import Component, CopyKind, CopyState
-from logstore.ports.catalog import BufferSnapshotSwitch, IntentResult, Topic, TopicState
+from logstore.ports.catalog import BufferSnapshotReplacement, IntentResult, Topic, TopicState
 from logstore.positions import EARLIEST
 from tests.contracts.catalog.delayed.steps import seal
 from tests.contracts.catalog.log.component_steps import CURSOR, cursor_newborn, publish
@@ -59,7 +59,7 @@ def _buffer_snapshot(world: SqlWorld, topic: Topic) -> int:
     born = world.catalog.components.create_component_ledger(
         topic.topic_id, Component.TXN_SNAPSHOT, {}, application="sexton"
     ).ledger_id
-    switch = BufferSnapshotSwitch(topic_id=topic.topic_id, expected=None, read_to=EARLIEST)
+    switch = BufferSnapshotReplacement(topic_id=topic.topic_id, expected=None, read_to=EARLIEST)
     assert world.catalog.transaction_snapshots.publish_snapshot(switch, born, size_bytes=5, sha256="ab")
     return born
 
@@ -70,7 +70,7 @@ def test_ledgers_say_what_the_catalog_says_of_each(sql_world: SqlWorld) -> None:
     ids = filled(sql_world, topic.topic_id, 3)
     append(sql_world, topic.topic_id, ids[-1], size_bytes=50)
     born = newborn(sql_world, topic.topic_id)
-    rows = _read(sql_world, bulk_queries.select_ledgers(*_ALL, "sexton"))
+    rows = _read(sql_world, bulk_queries.select_ledgers_with_flags(*_ALL, "sexton"))
     assert [row["ledger_id"] for row in rows] == [*ids, born]
     for known, row in zip(sql_world.catalog.ledgers.list_ledgers(topic.topic_id), rows, strict=False):
         names = ("ledger_id", "last_segment", "size_bytes", "created_us")
@@ -89,8 +89,8 @@ def test_ledgers_of_another_application_are_marked_and_named(sql_world: SqlWorld
     topic = new_topic(sql_world)
     ids = filled(sql_world, topic.topic_id, 2)
     sql_world.sql("UPDATE ledger SET application = 'o''ther' WHERE ledger_id = :id", id=ids[1])
-    assert [row["flags"] for row in _read(sql_world, bulk_queries.select_ledgers(*_ALL, "sexton"))] == [2, 6]
-    assert [row["flags"] for row in _read(sql_world, bulk_queries.select_ledgers(*_ALL, "o'ther"))] == [6, 2]
+    assert [row["flags"] for row in _read(sql_world, bulk_queries.select_ledgers_with_flags(*_ALL, "sexton"))] == [2, 6]
+    assert [row["flags"] for row in _read(sql_world, bulk_queries.select_ledgers_with_flags(*_ALL, "o'ther"))] == [6, 2]
     told = _by_id(sql_world, bulk_queries.select_ledgers_of_other_applications(*_ALL, "sexton"))
     assert {ledger_id: row["application"] for ledger_id, row in told.items()} == {ids[1]: "o'ther"}
 
@@ -115,13 +115,13 @@ def test_ledgers_are_those_of_a_half_open_range(sql_world: SqlWorld) -> None:
     topic = new_topic(sql_world)
     ids = filled(sql_world, topic.topic_id, 4)
     ranges = ((0, ids[2]), (ids[2], ids[3] + 1))
-    parts = [_by_id(sql_world, bulk_queries.select_ledgers(first, end, "sexton")) for first, end in ranges]
+    parts = [_by_id(sql_world, bulk_queries.select_ledgers_with_flags(first, end, "sexton")) for first, end in ranges]
     assert [list(part) for part in parts] == [ids[:2], ids[2:]]
     with _connect(sql_world) as reader:
-        empty = reader.table(bulk_queries.select_ledgers(ids[3] + 1, 2**62, "sexton"))
+        empty = reader.table(bulk_queries.select_ledgers_with_flags(ids[3] + 1, 2**62, "sexton"))
     assert (empty.num_rows, empty.schema) == (
         0,
-        arrow_bulk.build_arrow_schema(bulk_queries.select_ledgers(0, 1, "sexton")),
+        arrow_bulk.build_arrow_schema(bulk_queries.select_ledgers_with_flags(0, 1, "sexton")),
     )
 
 
@@ -136,7 +136,8 @@ def test_component_ledgers_are_named_by_the_rows_of_their_components(sql_world: 
     buffer = _buffer_snapshot(sql_world, topic)
     bucket = seal(sql_world, topic.topic_id, at(data, 0), at(data, 4)).bucket_id
     named = {
-        (row["ledger_id"], row["component"]) for row in _read(sql_world, bulk_queries.select_referenced_ledgers(*_ALL))
+        (row["ledger_id"], row["component"])
+        for row in _read(sql_world, bulk_queries.select_referenced_component_ledgers(*_ALL))
     }
     assert named == {
         (snapshot, "MANAGED_CURSOR"),
@@ -144,7 +145,7 @@ def test_component_ledgers_are_named_by_the_rows_of_their_components(sql_world: 
         (buffer, "TXN_SNAPSHOT"),
         (bucket, "DELAYED_INDEX"),
     }
-    assert _read(sql_world, bulk_queries.select_referenced_ledgers(0, min(snapshot, version))) == []
+    assert _read(sql_world, bulk_queries.select_referenced_component_ledgers(0, min(snapshot, version))) == []
 
 
 def test_copies_of_given_ledgers(sql_world: SqlWorld) -> None:
@@ -211,18 +212,18 @@ def test_intents_are_those_with_something_left_and_say_who_is_at_work(sql_world:
     ]
     sql_world.catalog.deletions.record_outcomes(ended, holder="b")
     sql_world.catalog.deletions.move_to_own_workflows({rows[2].row_id: "own"}, batch_id="b", error_by_row={}, ttl_s=-1)
-    found = _read(sql_world, bulk_queries.select_intents(*_ALL))
+    found = _read(sql_world, bulk_queries.select_undeleted_intents(*_ALL))
     assert [(row["row_id"], row["ledger_id"]) for row in found] == [(one.row_id, one.ledger_id) for one in rows[1:]]
     assert [(row["state"], row["stalled"]) for row in found] == [("DEAD_LETTERED", 0), ("PENDING", 1), ("PENDING", 0)]
     assert [(row["copy"], row["topic"], row["context"]) for row in found] == [("LEDGER", NAME, "{}")] * 3
     assert {row["size_bytes"] for row in found} == {100}
     sql_world.lapse("b")
-    assert [row["stalled"] for row in _read(sql_world, bulk_queries.select_intents(*_ALL))] == [0, 1, 1]
+    assert [row["stalled"] for row in _read(sql_world, bulk_queries.select_undeleted_intents(*_ALL))] == [0, 1, 1]
     sql_world.sql("UPDATE run SET paused_us = 1")
-    assert [row["stalled"] for row in _read(sql_world, bulk_queries.select_intents(*_ALL))] == [0, 1, 0]
-    assert [row["row_id"] for row in _read(sql_world, bulk_queries.select_intents(rows[2].row_id, rows[3].row_id))] == [
-        rows[2].row_id
-    ]
+    assert [row["stalled"] for row in _read(sql_world, bulk_queries.select_undeleted_intents(*_ALL))] == [0, 1, 0]
+    assert [
+        row["row_id"] for row in _read(sql_world, bulk_queries.select_undeleted_intents(rows[2].row_id, rows[3].row_id))
+    ] == [rows[2].row_id]
 
 
 def test_stalled_is_what_a_sweep_would_take(sql_world: SqlWorld) -> None:
@@ -230,13 +231,15 @@ def test_stalled_is_what_a_sweep_would_take(sql_world: SqlWorld) -> None:
     topic = new_topic(sql_world)
     filled(sql_world, topic.topic_id, 4)
     sql_world.phase_one(topic.topic_id, batch_id="b", ttl_s=-1)
-    stalled = [row["row_id"] for row in _read(sql_world, bulk_queries.select_intents(*_ALL)) if row["stalled"]]
+    stalled = [
+        row["row_id"] for row in _read(sql_world, bulk_queries.select_undeleted_intents(*_ALL)) if row["stalled"]
+    ]
     assert len(stalled) == 3
     asked = bulk_queries.select_stalled_intents([*stalled[:2], 10**9])
     assert sorted(row["row_id"] for row in _read(sql_world, asked)) == stalled[:2]
     assert sql_world.catalog.upkeep.count_sweep_backlog(older_than_s=0).stalled == 3
-    sql_world.catalog.upkeep.move_stalled_to_batch(batch_id="sweep", claim=claim(), limit=100)
-    assert not any(row["stalled"] for row in _read(sql_world, bulk_queries.select_intents(*_ALL)))
+    sql_world.catalog.upkeep.move_abandoned_work_to_batch(batch_id="sweep", claim=claim(), limit=100)
+    assert not any(row["stalled"] for row in _read(sql_world, bulk_queries.select_undeleted_intents(*_ALL)))
     assert _read(sql_world, asked) == []
 
 
@@ -280,18 +283,20 @@ def test_sizes_of_topics_are_their_segments(sql_world: SqlWorld) -> None:
         filled(sql_world, topic.topic_id, count)
     _buffer_snapshot(sql_world, bare)
     sql_world.set_state(gone.topic_id, TopicState.DELETING)
-    found = {row["topic_id"]: row["size"] for row in _read(sql_world, bulk_queries.select_topic_sizes())}
+    found = {
+        row["topic_id"]: row["size"] for row in _read(sql_world, bulk_queries.select_active_topic_segment_counts())
+    }
     assert found == {large.topic_id: 3, small.topic_id: 1, bare.topic_id: 0}
 
 
 def test_bounds_tell_both_ends_of_each_key(sql_world: SqlWorld) -> None:
     """The ranges of a whole read come from them; an empty catalog has ranges without a row."""
     none = {"first_ledger": 0, "last_ledger": -1, "ledgers": 0, "first_row": 0, "last_row": -1}
-    assert _read(sql_world, bulk_queries.select_id_bounds()) == [none]
+    assert _read(sql_world, bulk_queries.select_ledger_and_intent_bounds()) == [none]
     topic = new_topic(sql_world)
     ids = filled(sql_world, topic.topic_id, 5)
     sql_world.detach(topic.topic_id, ids[:2])
-    found = _read(sql_world, bulk_queries.select_id_bounds())[0]
+    found = _read(sql_world, bulk_queries.select_ledger_and_intent_bounds())[0]
     rows = [one.row_id for one in sql_world.catalog.deletions.list_intents(None, limit=10)]
     assert (found["first_ledger"], found["last_ledger"], found["ledgers"]) == (ids[2], ids[4], 3)
     assert (found["first_row"], found["last_row"]) == (min(rows), max(rows))
@@ -305,7 +310,7 @@ def test_row_that_holds_what_its_column_cannot_ends_the_read(sql_world: SqlWorld
     ids = filled(sql_world, topic.topic_id, 2)
     sql_world.sql("UPDATE ledger SET size_bytes = 'many' WHERE ledger_id = :id", id=ids[1])
     with pytest.raises(CorruptData, match="database: a row holds what its column cannot"):
-        _read(sql_world, bulk_queries.select_ledgers(*_ALL, "sexton"))
+        _read(sql_world, bulk_queries.select_ledgers_with_flags(*_ALL, "sexton"))
     sql_world.sql("UPDATE ledger SET size_bytes = 1, application = CAST(x'ff41' AS TEXT)")
     with pytest.raises(CorruptData, match="database: a row holds what its column cannot"):
         _read(sql_world, bulk_queries.select_ledgers_of_other_applications(*_ALL, "sexton"))
@@ -327,9 +332,11 @@ def test_bulk_read_holds_no_writer_up(sql_world: SqlWorld, monkeypatch: pytest.M
     topic = new_topic(sql_world)
     filled(sql_world, topic.topic_id, 3)
     with _connect(sql_world) as reader:
-        rows = reader.batches(bulk_queries.select_ledgers(*_ALL, "sexton"))
+        rows = reader.batches(bulk_queries.select_ledgers_with_flags(*_ALL, "sexton"))
         sizes = next(rows)["size_bytes"].to_pylist()
         subprocess.run([sys.executable, "-c", _WRITER, sql_world.url], check=True, timeout=60)
         sizes += [size for batch in rows for size in batch["size_bytes"].to_pylist()]
         assert sizes == [100] * 3
-        assert set(reader.table(bulk_queries.select_ledgers(*_ALL, "sexton"))["size_bytes"].to_pylist()) == {77}
+        assert set(reader.table(bulk_queries.select_ledgers_with_flags(*_ALL, "sexton"))["size_bytes"].to_pylist()) == {
+            77
+        }

@@ -10,8 +10,8 @@ from logstore.deletion.intents import DeletionState, Outcome
 from logstore.errors import InvalidInput, PreconditionFailed
 from logstore.failpoints import SimulatedCrash, arm
 from logstore.log.ledgers import Component, CopyKind, CopyState
-from logstore.ports.catalog import BufferSnapshotSwitch, FiledIntentCount, IntentResult
-from logstore.ports.catalog.reconciliation_runs import FiledCopyRow, FilingResult
+from logstore.ports.catalog import BufferSnapshotReplacement, FiledIntentCount, IntentResult
+from logstore.ports.catalog.reconciliation_runs import FiledCopyRow, FindingsFilingResult
 from logstore.positions import EARLIEST, LedgerId
 from tests.contracts.catalog.delayed.steps import sealed
 from tests.contracts.catalog.log.component_steps import CURSOR, publish
@@ -287,7 +287,7 @@ def test_ledger_whose_referring_row_is_lost_is_kept(table: str, sql_world: SqlWo
     sql_world.catalog.schemas.publish_schema_version(topic_id, made, digest="a", content_bytes=7, size_bytes=900)
     sql_world.catalog.cursors.create_subscription(topic_id, CURSOR, latest=False)
     buffer = components.create_component_ledger(topic_id, Component.TXN_SNAPSHOT, {}, application="sexton").ledger_id
-    switch = BufferSnapshotSwitch(topic_id=topic_id, expected=None, read_to=EARLIEST)
+    switch = BufferSnapshotReplacement(topic_id=topic_id, expected=None, read_to=EARLIEST)
     assert sql_world.catalog.transaction_snapshots.publish_snapshot(switch, buffer, size_bytes=5, sha256="ab")
     ledgers = {
         "schema_version": made,
@@ -334,7 +334,7 @@ def test_buffer_snapshot_that_a_newer_one_replaced_is_detached(sql_world: SqlWor
         made = sql_world.catalog.components.create_component_ledger(
             topic_id, Component.TXN_SNAPSHOT, {}, application="sexton"
         )
-        switch = BufferSnapshotSwitch(topic_id=topic_id, expected=None, read_to=EARLIEST)
+        switch = BufferSnapshotReplacement(topic_id=topic_id, expected=None, read_to=EARLIEST)
         assert sql_world.catalog.transaction_snapshots.publish_snapshot(
             switch, made.ledger_id, size_bytes=5, sha256="ab"
         )
@@ -430,7 +430,7 @@ def test_batch_of_an_apply_that_died_is_taken_over_by_a_sweep(world: World) -> N
     gone = lost(world)
     file(world, orphans=[orphan(topic, gone)])
     world.lapse("apply")
-    assert world.catalog.upkeep.move_stalled_to_batch(batch_id="sweep", claim=claim(), limit=10).intents == 1
+    assert world.catalog.upkeep.move_abandoned_work_to_batch(batch_id="sweep", claim=claim(), limit=10).intents == 1
     assert [row.batch_id for row in intents(world, gone)] == ["sweep"]
 
 
@@ -440,8 +440,8 @@ def test_two_appliers_at_once_file_each_finding_once(world: World) -> None:
     gone = [lost(world) for _ in range(3)]
     asked = [orphan(topic, one, number=number) for number, one in enumerate(gone)]
     done = race(lambda number: file(world, f"apply-{number}", orphans=asked), 8)
-    assert all(isinstance(one, FilingResult) for one in done), done
-    counts = sorted(one.detached.intents for one in done if isinstance(one, FilingResult))
+    assert all(isinstance(one, FindingsFilingResult) for one in done), done
+    counts = sorted(one.detached.intents for one in done if isinstance(one, FindingsFilingResult))
     assert sum(counts) == 3
     assert [len(intents(world, one)) for one in gone] == [1, 1, 1]
 
@@ -452,7 +452,7 @@ def test_two_calls_with_one_batch_id_at_once_are_one(world: World) -> None:
     ids, gone = filled(world, topic.topic_id, 2), lost(world)
     asked = [orphan(topic, gone, number=1), orphan(topic, ids[0], number=2)]
     done = race(lambda _: file(world, orphans=asked), 8)
-    results = [one for one in done if isinstance(one, FilingResult)]
+    results = [one for one in done if isinstance(one, FindingsFilingResult)]
     assert [(result.detached.intents, sorted(result.kept)) for result in results] == [(1, [2])] * 8
     assert len(intents(world, gone)) == 1
 
@@ -478,7 +478,7 @@ def test_ledger_that_is_created_between_two_reads_is_kept(postgres_url: str) -> 
     """The ids that were given out are read before the rows: one that comes in between is above them."""
     world = SqlWorld(postgres_url)  # SQLite lets no other writer come between
     topic, born = new_topic(world), list[LedgerId]()
-    next_id = world.catalog.reconciliation.read_catalog_state().next_ledger_id
+    next_id = world.catalog.reconciliation.read_catalog_time_and_ids().next_ledger_id
 
     @event.listens_for(world.database.engine, "before_cursor_execute")
     def between(_: object, __: object, statement: str, *___: object) -> None:

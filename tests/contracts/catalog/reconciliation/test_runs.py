@@ -28,7 +28,7 @@ def test_standing_tells_the_catalog_as_a_whole(world: World) -> None:
     ids = filled(world, topic.topic_id, 3)
     born = newborn(world, topic.topic_id)
     world.detach(topic.topic_id, ids[:1])
-    found = world.catalog.reconciliation.read_catalog_state()
+    found = world.catalog.reconciliation.read_catalog_time_and_ids()
     assert (found.epoch, found.next_ledger_id) == (1, born + 1)
     assert abs(found.now_us - world.catalog.offloads.now_us()) < 60_000_000
     counted = [world.catalog.reconciliation.count_ledgers(below=one) for one in (ids[1], ids[2], born, born + 1)]

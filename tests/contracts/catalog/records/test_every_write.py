@@ -8,7 +8,7 @@ import pytest
 
 from logstore.deletion.intents import Outcome
 from logstore.log.ledgers import Component
-from logstore.ports.catalog import BufferSnapshotSwitch, IndexBucketSwitch, IntentResult, Topic
+from logstore.ports.catalog import BufferSnapshotReplacement, IndexBucketSwitch, IntentResult, Topic
 from logstore.positions import LedgerId, TopicId
 from logstore.records.record_kinds import RecordKind
 from tests.contracts.catalog.delayed.steps import delay, merge, seal
@@ -191,7 +191,7 @@ def test_snapshots_of_transaction_buffers(log: _Log) -> None:
         made = world.catalog.components.create_component_ledger(
             topic.topic_id, Component.TXN_SNAPSHOT, {}, application="sexton"
         )
-        switch = BufferSnapshotSwitch(topic_id=topic.topic_id, expected=before, read_to=last)
+        switch = BufferSnapshotReplacement(topic_id=topic.topic_id, expected=before, read_to=last)
         put = partial(world.catalog.transaction_snapshots.publish_snapshot, switch, size_bytes=50, sha256="ab")
         log.follows(partial(put, made.ledger_id))
         before = made.ledger_id

@@ -38,7 +38,7 @@ _READS_OF_CATALOG: dict[str, Callable[[SqlCatalog, TopicId, LedgerId], object]] 
     "create a ledger": lambda catalog, topic_id, _: catalog.ledgers.create_ledger(topic_id, application="sexton"),
     "append": lambda catalog, topic_id, ledger_id: catalog.commits.commit_writes([segment(topic_id, ledger_id, 0)]),
     "explain a ledger": lambda catalog, _, ledger_id: catalog.inspection.get_ledger_history(ledger_id, max_decisions=1),
-    "plan": lambda catalog, *_: catalog.reconciliation.read_catalog_state(),
+    "plan": lambda catalog, *_: catalog.reconciliation.read_catalog_time_and_ids(),
     "count_bundles": lambda catalog, *_: catalog.fences.count_bundles(),
 }
 

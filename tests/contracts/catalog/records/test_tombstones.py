@@ -41,9 +41,9 @@ def _delete_topic(world: SqlWorld, topic_id: TopicId, durable: bool | None = Non
 
 def _mark(stones: Tombstones, run_id: str, *, before_us: int) -> int:
     """All of them, in pages of two; how many were marked."""
-    marked, after = stones.mark_candidates(run_id, before_us=before_us, after=None, limit=2)
+    marked, after = stones.mark_raid_candidates(run_id, before_us=before_us, after=None, limit=2)
     while after is not None:
-        more, after = stones.mark_candidates(run_id, before_us=before_us, after=after, limit=2)
+        more, after = stones.mark_raid_candidates(run_id, before_us=before_us, after=after, limit=2)
         marked += more
     return marked
 
@@ -189,11 +189,11 @@ def test_mark_takes_old_flushed_tombstones_whose_deletion_has_ended(sql_world: S
     flush(sql_world)
     assert _mark(stones, "raid", before_us=0) == 0, "too young"
     assert _mark(stones, "raid", before_us=_LATER) == 1
-    assert stones.list_candidates("raid", after=None, limit=10) == [
+    assert stones.list_raid_candidates("raid", after=None, limit=10) == [
         TombstonedRecordId(kind=RecordKind.LEDGER, id=second)
     ]
     assert _mark(stones, "next", before_us=_LATER) == 1
-    assert stones.list_candidates("raid", after=None, limit=10) == [], "a raid has the only candidates"
+    assert stones.list_raid_candidates("raid", after=None, limit=10) == [], "a raid has the only candidates"
 
 
 def test_raid_removes_candidates_that_it_does_not_keep(sql_world: SqlWorld) -> None:
@@ -205,13 +205,13 @@ def test_raid_removes_candidates_that_it_does_not_keep(sql_world: SqlWorld) -> N
     flush(sql_world)
     stones = sql_world.catalog.tombstones
     assert _mark(stones, "raid", before_us=_LATER) == 4
-    page = stones.list_candidates("raid", after=TombstonedRecordId(kind=RecordKind.LEDGER, id=ledgers[0]), limit=2)
+    page = stones.list_raid_candidates("raid", after=TombstonedRecordId(kind=RecordKind.LEDGER, id=ledgers[0]), limit=2)
     assert [one.id for one in page] == [ledgers[1], ledgers[2]]
-    stones.unmark_candidates("raid", [page[0]])
+    stones.unmark_raid_candidates("raid", [page[0]])
     sql_world.sql("UPDATE tombstone SET at_us = at_us + 1 WHERE id = :id", id=ledgers[2])  # as a later version of it
-    assert stones.remove_candidates("raid", before_us=_LATER, limit=2) == 1
-    assert stones.remove_candidates("raid", before_us=_LATER, limit=2) == 1
-    assert stones.list_candidates("raid", after=None, limit=10) == []
+    assert stones.remove_raid_candidates("raid", before_us=_LATER, limit=2) == 1
+    assert stones.remove_raid_candidates("raid", before_us=_LATER, limit=2) == 1
+    assert stones.list_raid_candidates("raid", after=None, limit=10) == []
     assert _stones(sql_world) == {("ledger", ledgers[1]), ("ledger", ledgers[2])}
 
 
@@ -235,10 +235,10 @@ def test_what_changes_behind_a_raids_look_is_neither_marked_nor_removed(
         monkeypatch.setattr(SqlTombstones, "_read_page", overtaken)
 
     then("UPDATE tombstone SET at_us = at_us + 1 WHERE id = :id", id=first)  # as a later version of it
-    assert stones.mark_candidates("raid", before_us=_LATER, after=None, limit=9)[0] == 2
+    assert stones.mark_raid_candidates("raid", before_us=_LATER, after=None, limit=9)[0] == 2
     then("UPDATE pending_deletion SET state = 'DEAD_LETTERED' WHERE ledger_id = :id", id=second)
-    assert stones.remove_candidates("raid", before_us=_LATER, limit=9) == 1
-    assert stones.list_candidates("raid", after=None, limit=9) == [], "what it may not remove is let go"
+    assert stones.remove_raid_candidates("raid", before_us=_LATER, limit=9) == 1
+    assert stones.list_raid_candidates("raid", after=None, limit=9) == [], "what it may not remove is let go"
     assert _stones(sql_world) == {("ledger", first), ("ledger", second)}
 
 
@@ -254,7 +254,7 @@ def test_mark_of_an_earlier_raid_is_taken_from_what_may_stay_no_candidate(sql_wo
     sql_world.sql("UPDATE pending_deletion SET state = 'PENDING' WHERE ledger_id = :id", id=first)
     flush(sql_world)
     assert _mark(stones, "next", before_us=_LATER) == 1
-    assert stones.list_candidates("raid", after=None, limit=9) == []
+    assert stones.list_raid_candidates("raid", after=None, limit=9) == []
 
 
 def test_topic_with_an_unfinished_deletion_keeps_its_tombstone(sql_world: SqlWorld) -> None:

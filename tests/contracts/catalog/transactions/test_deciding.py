@@ -239,10 +239,10 @@ def test_handed_over_are_those_whose_own_workflow_has_not_begun(sql_world: SqlWo
     transactions.hand_over_to_own_workflows(
         {txn: {Participant(topic.topic_id): "away"} for txn in given}, claim_by_transaction=given
     )
-    assert transactions.list_handed_over(limit=2) == txns[:2]
+    assert transactions.list_handed_over_transactions(limit=2) == txns[:2]
     transactions.claim_transaction(txns[0], claim(f"alone-{txns[0]}"))
     settle(sql_world, txns[1], topic)
-    assert transactions.list_handed_over(limit=9) == [txns[2]]
+    assert transactions.list_handed_over_transactions(limit=9) == [txns[2]]
 
 
 def test_failures_are_written_to_each_participant_and_owed_is_what_is_left(sql_world: SqlWorld) -> None:
@@ -252,7 +252,7 @@ def test_failures_are_written_to_each_participant_and_owed_is_what_is_left(sql_w
     produce(sql_world, first, (txn, 1))
     produce(sql_world, second, (txn, 1))
     end(sql_world, txn, commit=True)
-    sql_world.catalog.transactions.record_failures(txn, {Participant(second.topic_id): "away"})
+    sql_world.catalog.transactions.record_participant_errors(txn, {Participant(second.topic_id): "away"})
     assert settle(sql_world, txn, first) == []
     found = sql_world.catalog.transactions.get_transaction(txn)
     assert [(one.topic, one.last_error) for one in found.owed] == [(second.name, "away")]
@@ -307,12 +307,12 @@ def test_resolve_counts_a_participant_as_done_and_is_audited_once(sql_world: Sql
     txn = begin(sql_world)
     produce(sql_world, topic, (txn, 2))
     with pytest.raises(TransactionNotDecided):
-        sql_world.catalog.transactions.resolve_participant(txn, Participant(topic.topic_id), CAUSE)
+        sql_world.catalog.transactions.settle_untold_participant(txn, Participant(topic.topic_id), CAUSE)
     end(sql_world, txn, commit=False)
     with pytest.raises(UnknownObject, match=f"^participant: expected one of {topic.topic_id}, found '99'$"):
-        sql_world.catalog.transactions.resolve_participant(txn, Participant.parse("99"), CAUSE)
+        sql_world.catalog.transactions.settle_untold_participant(txn, Participant.parse("99"), CAUSE)
     for _ in range(2):
-        found = sql_world.catalog.transactions.resolve_participant(txn, Participant(topic.topic_id), CAUSE)
+        found = sql_world.catalog.transactions.settle_untold_participant(txn, Participant(topic.topic_id), CAUSE)
         assert found.state is TransactionState.ABORTED
     assert len(sql_world.audited("resolve-participant")) == 1
     assert visible(sql_world, topic.topic_id) == []

@@ -45,10 +45,12 @@ def subscriptions(sql_world: SqlWorld) -> Iterator[Subscriptions]:
     contents = ComponentLedgers(
         components=catalog.components, ledgers=catalog.ledgers, objects=FakeObjectStore(), application="sexton"
     )
-    ledgers = CursorSnapshots(cursors=catalog.cursors, ledgers=catalog.ledgers, contents=contents, inline_bytes=1_000)
+    ledgers = CursorSnapshots(
+        cursors=catalog.cursors, ledgers=catalog.ledgers, component_ledgers=contents, inline_bytes=1_000
+    )
     committer = GroupCommitter(catalog.commits)
     yield Subscriptions(
-        cursors=catalog.cursors, transactions=catalog.transactions, committer=committer, ledgers=ledgers
+        cursors=catalog.cursors, transactions=catalog.transactions, committer=committer, snapshots=ledgers
     )
     committer.close()
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from logstore.errors import ProducerFenced
-from logstore.log.producer_sequences import ProducerSequence
+from logstore.log.producer_sequences import HighestSequenceIds
 from logstore.ports.catalog import (
     GroupCommitResult,
     ProducerSequenceRange,
@@ -32,7 +32,7 @@ def _store(world: SqlWorld, topic: Topic, *moved: tuple[TransactionId | None, in
     return one(world, _write(world, topic, *moved))
 
 
-def _known(world: SqlWorld, topic: Topic) -> ProducerSequence:
+def _known(world: SqlWorld, topic: Topic) -> HighestSequenceIds:
     return world.catalog.ledgers.producer_sequences(topic.topic_id, ["p"])["p"]
 
 
@@ -40,13 +40,13 @@ def test_ids_in_an_open_transaction_count_for_it_alone(sql_world: SqlWorld) -> N
     """Whatever comes from elsewhere is refused until it is decided."""
     topic, first, second = new_topic(sql_world), begin(sql_world), begin(sql_world)
     assert isinstance(_store(sql_world, topic, (None, 1, 2), (first, 3, 4)), RegisterSegmentResult)
-    assert _known(sql_world, topic) == ProducerSequence(2, 4, first)
+    assert _known(sql_world, topic) == HighestSequenceIds(2, 4, first)
     for refused in (second, None):
         for ids in ((3, 3), (9, 9)):
             assert isinstance(_store(sql_world, topic, (refused, *ids)), ProducerFenced)
     assert isinstance(_store(sql_world, topic, (first, 4, 5)), ProducerFenced)
     assert isinstance(_store(sql_world, topic, (first, 5, 6)), RegisterSegmentResult)
-    assert _known(sql_world, topic) == ProducerSequence(2, 6, first)
+    assert _known(sql_world, topic) == HighestSequenceIds(2, 6, first)
 
 
 @pytest.mark.parametrize("commit", [False, True])
@@ -61,11 +61,11 @@ def test_ids_of_a_decided_transaction_count_if_it_committed(sql_world: SqlWorld,
     if told == "forgotten":
         assert sql_world.catalog.transactions.remove_finished_transactions(older_than_s=-1, limit=10) == 1
         assert sql_world.sql("SELECT count(*) FROM producer_sequence WHERE txn_tc IS NOT NULL") == [(0,)]
-    assert _known(sql_world, topic) == ProducerSequence.without_transaction(4 if commit else 2)
+    assert _known(sql_world, topic) == HighestSequenceIds.without_transaction(4 if commit else 2)
     answer = _store(sql_world, topic, (second, 3, 3))
     assert isinstance(answer, ProducerFenced if commit else RegisterSegmentResult)
     assert _known(sql_world, topic) == (
-        ProducerSequence.without_transaction(4) if commit else ProducerSequence(2, 3, second)
+        HighestSequenceIds.without_transaction(4) if commit else HighestSequenceIds(2, 3, second)
     )
 
 
@@ -90,4 +90,4 @@ def test_registration_behind_an_end_sees_its_decision(sql_world: SqlWorld) -> No
     held = ["UPDATE producer_sequence SET kept_id = -1"]
     aborted = [f"UPDATE \"transaction\" SET state = 'ABORTED' WHERE sequence = {first.sequence}"]
     assert isinstance(behind(sql_world, held, lambda: one(sql_world, write), aborted), RegisterSegmentResult)
-    assert _known(sql_world, topic) == ProducerSequence(-1, 0, second)
+    assert _known(sql_world, topic) == HighestSequenceIds(-1, 0, second)

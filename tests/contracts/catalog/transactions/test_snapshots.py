@@ -10,7 +10,7 @@ from logstore.ports.catalog import (
     SNAPSHOT_CHANGES,
     BeginTransactionResult,
     BeginTransactionWrite,
-    BufferSnapshotSwitch,
+    BufferSnapshotReplacement,
     EndTransactionWrite,
     SettlementReason,
     TopicState,
@@ -42,7 +42,7 @@ def _publish(
     ledger_id: LedgerId | None = None,
 ) -> tuple[LedgerId, bool]:
     born = _newborn(world, topic_id) if ledger_id is None else ledger_id
-    switch = BufferSnapshotSwitch(topic_id=topic_id, expected=expected, read_to=read_to)
+    switch = BufferSnapshotReplacement(topic_id=topic_id, expected=expected, read_to=read_to)
     return born, world.catalog.transaction_snapshots.publish_snapshot(switch, born, size_bytes=50, sha256="ab")
 
 
@@ -52,7 +52,7 @@ def _listed(world: SqlWorld, topic_id: TopicId) -> list[LedgerId]:
 
 
 def _due(world: SqlWorld) -> list[TopicId]:
-    return world.catalog.transaction_snapshots.reserve_due_topics(limit=10, lease_s=60)
+    return world.catalog.transaction_snapshots.reserve_due_topics(limit=10, reserved_for_s=60)
 
 
 def _let_time_pass(world: SqlWorld) -> None:

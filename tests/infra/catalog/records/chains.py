@@ -8,11 +8,11 @@ from typing import Any, Final
 
 from temporalio.testing import ActivityEnvironment
 
-from activities.records.inputs_and_results import AdoptShardsInput, RebuildStepInput
-from activities.records.rebuild_catalog import LoadedCatalog, RebuildCatalogActivities
+from activities.records.inputs_and_results import CompareShardsInput, RebuildStepInput
+from activities.records.rebuild_catalog import LoadedCatalogServices, RebuildCatalogActivities
 from infra.catalog import Database, SqlCatalog
-from infra.catalog.records.rebuild_loading import SqlRebuild
-from logstore.failpoints import SimulatedCrash, arm, disarm
+from infra.catalog.records.rebuild_loading import SqlRebuildDatabase
+from logstore.failpoints import SimulatedCrash, arm, disarm_all_and_take_hits
 from logstore.identity.bucket_markers import BucketRole, NamedBucket
 from logstore.identity.services.lost_catalog_identity import LostCatalogIdentity
 from logstore.identity.services.marker_checked_buckets import MAX_UNANSWERED_S
@@ -21,7 +21,7 @@ from logstore.log.ledger_object_keys import SHARDS, ledger_id_from_key
 from logstore.log.ledgers import LedgerState
 from logstore.ports.catalog import Topic
 from logstore.positions import Position
-from logstore.reconciliation.bulk_jobs import BulkSummary
+from logstore.reconciliation.bulk_job_inputs_and_results import BulkJobSummary
 from logstore.records.job_results import RebuildAdoptionResult
 from logstore.records.manifest import Manifest
 from logstore.records.rebuild_job import RebuildId, RebuildRecordsJob
@@ -34,7 +34,16 @@ from spark.published_output import PublishedOutputs
 from spark.records.rebuild_records import rebuild_records
 from tests.faults.world import World
 
-_STEPS: Final = ("begin", "find_rows", "load_rows", "look", "publish", "adopt_shards", "finish_adoption", "let_go")
+_METHOD_BY_STEP: Final = {
+    "begin": "check_and_pin_manifest",
+    "find_rows": "write_row_files",
+    "load_rows": "load_rows",
+    "look": "compare_and_stage_shards",
+    "publish": "publish_first_manifest",
+    "adopt_shards": "compare_and_stage_shards",
+    "finish_adoption": "finish_adoption",
+    "let_go": "unpin_and_remove_output",
+}
 _BUCKET: Final = NamedBucket(role=BucketRole.RECORDS, bucket="records", address="")
 
 
@@ -45,7 +54,9 @@ class InlineBulk:
         """Publish under this folder."""
         self._publication, self._world = PublishedOutputs(root), world
 
-    def run_job(self, job: RebuildRecordsJob, on_progress: Callable[[Any], None], *, master: str = "") -> BulkSummary:
+    def run_job(
+        self, job: RebuildRecordsJob, on_progress: Callable[[Any], None], *, master: str = ""
+    ) -> BulkJobSummary:
         """See the port."""
         done = self.find_published_summary(job.run_id, job.name)
         if done:
@@ -59,13 +70,13 @@ class InlineBulk:
         address: Any = SimpleNamespace(role="records", bucket="records", endpoint="", store=lambda: self._world.records)
         return self._publication.publish(job.run_id, job.name, folder, rebuild_records(address, run, job))
 
-    def find_published_summary(self, run_id: str, name: str) -> BulkSummary | None:
+    def find_published_summary(self, run_id: str, name: str) -> BulkJobSummary | None:
         """See the port."""
         return self._publication.read_summary(run_id, name)
 
     def remove_run(self, run_id: str) -> None:
         """See the port."""
-        self._publication.forget(run_id)
+        self._publication.remove_run_outputs(run_id)
 
 
 class Chain:
@@ -112,7 +123,7 @@ class Chain:
 
     def log(self) -> RecordLog:
         """The record log, as somebody reads it who has no catalog."""
-        return RecordLog(LostCatalogIdentity(self.catalog_id).own(_BUCKET, self.world.records))
+        return RecordLog(LostCatalogIdentity(self.catalog_id).get_checked_bucket(_BUCKET, self.world.records))
 
     def manifests(self) -> list[Manifest]:
         """All that are there, ascending."""
@@ -165,19 +176,19 @@ class Chain:
             except SimulatedCrash:
                 return None
             finally:
-                disarm()
+                disarm_all_and_take_hits()
 
     def adopt_newest(self, url: str) -> None:
         """Let processes use the database that was rebuilt."""
         self.world.url = url
 
     def _steps(self, url: str, opened: ExitStack, *, take_over: bool) -> Callable[[str, str], RebuildAdoptionResult]:
-        log, database = self.log(), SqlRebuild(url)
+        log, database = self.log(), SqlRebuildDatabase(url)
         start = RebuildManifests(log)
         activities = RebuildCatalogActivities(
             bulk=InlineBulk(self.world.database.parent / "rebuilds", self.world),  # type: ignore[arg-type]
             database=database,
-            start=start,
+            manifests=start,
             markers=lambda: ((BucketRole.RECORDS, "records"),),
             open_loaded=lambda: self._loaded(url, log, opened),
             require_no_workers=None if take_over else self.require_no_workers,
@@ -185,22 +196,23 @@ class Chain:
         )
         target = database.read_target()
         new = RebuildId.for_command(
-            self.catalog_id, start.read_newest_manifest().number, database_url=url, skip_unreadable=False
+            self.catalog_id, start.require_newest_manifest().number, database_url=url, skip_unreadable=False
         )
         request = RebuildStepInput(rebuild=target.rebuild or str(new), take_over=take_over)
 
         def run(step: str, dies_at: str) -> RebuildAdoptionResult:
             adopted = RebuildAdoptionResult()
-            for name in _STEPS:
+            for name, method in _METHOD_BY_STEP.items():
                 if name in {"look", "adopt_shards"} and database.read_target().state == "READY":
                     continue  # the workflow is behind it
                 self.before_step.get(name, lambda: None)()
                 if name == step:
                     arm(dies_at, "crash")
                 looks = name in {"look", "adopt_shards"}
-                activity: Any = activities.adopt_shards if looks else getattr(activities, name)
+                activity: Any = getattr(activities, method)
                 parts = [
-                    AdoptShardsInput(first=shard, end=shard + 1, is_growing=name == "look") for shard in self._shards()
+                    CompareShardsInput(first=shard, end=shard + 1, is_growing=name == "look")
+                    for shard in self._shards()
                 ]
                 for given in parts if looks else [request]:
                     done = ActivityEnvironment().run(activity, given)
@@ -214,7 +226,7 @@ class Chain:
         ledger_ids = [ledger_id for key in self.world.store.keys if (ledger_id := ledger_id_from_key(key)) is not None]
         return sorted({ledger_id % SHARDS for ledger_id in ledger_ids})
 
-    def _loaded(self, url: str, log: RecordLog, opened: ExitStack) -> LoadedCatalog:
+    def _loaded(self, url: str, log: RecordLog, opened: ExitStack) -> LoadedCatalogServices:
         database = Database(url)
         opened.callback(database.close)
         catalog = SqlCatalog(database)
@@ -226,6 +238,6 @@ class Chain:
             application="sexton",
             threads=2,
         )
-        return LoadedCatalog(
+        return LoadedCatalogServices(
             catalog.records, adopter, Flusher(catalog.records, log, clock_bound_s=10**10, page=self.page)
         )

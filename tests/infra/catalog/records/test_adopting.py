@@ -13,7 +13,7 @@ from pyroaring import BitMap
 from infra.catalog.records import adoption_rows
 from logstore.deletion.retention import RetentionPolicy
 from logstore.errors import AcknowledgementStale, CatalogAdopting, InvalidInput, PreconditionFailed, UnknownObject
-from logstore.failpoints import SimulatedCrash, arm, disarm
+from logstore.failpoints import SimulatedCrash, arm, disarm_all_and_take_hits
 from logstore.log.entries import NewEntry, ProducedEntries
 from logstore.log.ledger_object_keys import ledger_prefix, segment_key
 from logstore.log.segment_metadata import EXTENT_FIELD, UPLOAD_ID_FIELD, SegmentUploadId
@@ -83,9 +83,9 @@ def _read(log: LogStore, topic: Topic) -> dict[Position, str]:
 def _sweep(log: LogStore) -> None:
     """Take up all intents that no workflow works on, as the sweep of a worker does, and delete what they stand for."""
     claim = Claim(workflow_id="sweep-deletions", run_id="r", ttl_s=60)
-    taken = log.catalog.upkeep.move_stalled_to_batch(batch_id="sweep", claim=claim, limit=1_000)
+    taken = log.catalog.upkeep.move_abandoned_work_to_batch(batch_id="sweep", claim=claim, limit=1_000)
     assert phase_two(log, "sweep") == taken.intents
-    assert log.catalog.deletions.count_unfinished_intents().estimated_inflight == 0
+    assert log.catalog.deletions.count_undeleted_copies().estimated_inflight == 0
 
 
 def test_what_was_appended_since_the_flush_comes_back_where_it_was(losing: Losing) -> None:
@@ -312,7 +312,7 @@ def _dies_with_an_upload(losing: Losing, topic: Topic, *payloads: str) -> None:
             with pytest.raises(SimulatedCrash):
                 dying.managed.append(topic, _plain(*payloads))
         finally:
-            disarm()
+            disarm_all_and_take_hits()
 
 
 def test_append_that_overtook_an_upload_right_before_the_loss_stays_where_it_was_answered(losing: Losing) -> None:
@@ -386,11 +386,11 @@ def test_second_look_at_a_shard_replaces_what_the_first_one_found(losing: Losing
         log.managed.append(topic, _plain("in ledger 0"))
     losing.lose()
     with losing.adopter() as adopter:
-        assert adopter.compare_shard(0).staged == 1
+        assert adopter.compare_and_stage_shard(0).staged == 1
         for key in losing.world.store.keys:
             if key.startswith(ledger_prefix(LedgerId(0))):
                 losing.world.store.delete([key])
-        assert adopter.compare_shard(0).staged == 0
+        assert adopter.compare_and_stage_shard(0).staged == 0
         assert losing.make_catalog_ready(adopter).adopted_ledgers == 0
 
 
@@ -414,7 +414,7 @@ def test_ledger_at_the_head_without_objects_is_missing_data_until_they_return(lo
     with losing.process() as log:
         assert [one.ledger_id for one in log.catalog.ledgers.list_ledgers(topic.topic_id)] == [0, 1]
         assert log.catalog.cursors.get_cursor(topic.topic_id, "s").state == cursor
-        assert log.catalog.deletions.count_unfinished_intents().estimated_inflight == 0
+        assert log.catalog.deletions.count_undeleted_copies().estimated_inflight == 0
         store.put_if_absent(key, lost.body, metadata=lost.metadata)
         assert list(_read(log, topic).values()) == ["lost", "stays"]
 
@@ -608,7 +608,7 @@ def test_objects_of_another_application_are_left_alone(losing: Losing) -> None:
         log.managed.append(topic, _plain("of another"))
     losing.lose()
     with losing.adopter("another") as adopter:
-        assert adopter.compare_shard(0).staged == 0
+        assert adopter.compare_and_stage_shard(0).staged == 0
         assert losing.make_catalog_ready(adopter).adopted_ledgers == 0
 
 
@@ -638,13 +638,13 @@ def test_ledger_whose_id_was_never_given_out_is_left_alone(losing: Losing, beyon
     losing.lose()
     with losing.adopter() as adopter:
         for shard in {0, (ceiling - 1) % 256, (ceiling + beyond) % 256}:
-            adopter.compare_shard(shard)
+            adopter.compare_and_stage_shard(shard)
         report = losing.make_catalog_ready(adopter)
     assert (report.adopted_ledgers, report.detached) == (2, 0)
     with losing.process() as log:
         assert _read(log, topic) == before | {Position(LedgerId(ceiling - 1), 0): "ours"}
         assert log.managed.roll(topic).opened >= ceiling
-        assert log.catalog.deletions.count_unfinished_intents().estimated_inflight == 0
+        assert log.catalog.deletions.count_undeleted_copies().estimated_inflight == 0
     assert set(stored) <= set(losing.world.store.keys)
 
 
@@ -709,11 +709,11 @@ def test_adoption_that_dies_anywhere_is_done_by_the_next(losing: Losing, effect:
     arm(f"{effect}.{moment}", "crash")
     with pytest.raises(SimulatedCrash):
         losing.adopt()
-    disarm()
+    disarm_all_and_take_hits()
     with losing.adopter() as adopter:
         if (effect, moment) != ("adoption.finish", "after"):
             for shard in range(2):
-                adopter.compare_shard(shard)
+                adopter.compare_and_stage_shard(shard)
         report = losing.make_catalog_ready(adopter)
     assert (report.adopted_ledgers, report.adopted_segments) == (1, 2)
     with losing.process() as log:
@@ -723,14 +723,14 @@ def test_adoption_that_dies_anywhere_is_done_by_the_next(losing: Losing, effect:
 def test_catalog_that_is_complete_is_not_adopted(losing: Losing) -> None:
     """Its writers are at work."""
     with losing.adopter() as adopter, pytest.raises(PreconditionFailed, match="complete"):
-        adopter.compare_shard(0)
+        adopter.compare_and_stage_shard(0)
 
 
 @pytest.mark.parametrize("shard", [-1, 256])
 def test_shard_that_there_is_not_is_refused(losing: Losing, shard: int) -> None:
     """256 of them."""
     with losing.adopter() as adopter, pytest.raises(InvalidInput, match="0 to 255"):
-        adopter.compare_shard(shard)
+        adopter.compare_and_stage_shard(shard)
 
 
 def test_nothing_is_written_to_a_catalog_before_it_is_complete(losing: Losing) -> None:
@@ -759,7 +759,7 @@ def test_nothing_is_written_to_a_catalog_before_it_is_complete(losing: Losing) -
             "subscribe": lambda: log.subscriptions.subscribe(topic.topic_id, "s", latest=False),
             "delete topic": lambda: log.catalog.phase_one.begin_topic_deletion(topic.topic_id, _NAME, cause=_CAUSE),
             "trim": detach,
-            "raid": lambda: log.catalog.tombstones.mark_candidates("r", before_us=1, after=None, limit=1),
+            "raid": lambda: log.catalog.tombstones.mark_raid_candidates("r", before_us=1, after=None, limit=1),
             "plan": lambda: log.catalog.reconciliation.open_run("r", RunKind.PLAN, claim=claim, summary={}),
             "coordinator": lambda: log.catalog.transactions.claim_decided_transactions(claim, limit=1),
         }

@@ -10,12 +10,12 @@ from sqlalchemy import Connection, delete, insert, select, text, update
 from infra.catalog import Database, SqlCatalog
 from infra.catalog import tables as t
 from infra.catalog.engine.catalog_version import migrate_catalog
-from infra.catalog.records.rebuild_loading import SqlRebuild
-from infra.catalog.records.replica_database import open_replica
+from infra.catalog.records.rebuild_loading import SqlRebuildDatabase
+from infra.catalog.records.replica_database import open_replica_database
 from infra.catalog.records.tombstone_rows import insert_ledger_tombstones, insert_topic_tombstone
 from logstore.deletion.retention import RetentionPolicy
 from logstore.errors import CatalogAdopting, CatalogBusy, PreconditionFailed
-from logstore.failpoints import SimulatedCrash, arm, disarm
+from logstore.failpoints import SimulatedCrash, arm, disarm_all_and_take_hits
 from logstore.positions import TopicId
 from logstore.records.job_results import FollowedRecords
 from logstore.records.services.flusher import Flusher
@@ -36,7 +36,7 @@ def source(tmp_path: Path) -> Iterator[LostWorld]:
     world = LostWorld(f"sqlite:///{tmp_path / 'source.db'}")
     world.fill()
     yield world
-    disarm()
+    disarm_all_and_take_hits()
     world.database.close()
 
 
@@ -45,7 +45,7 @@ def _flush(source: LostWorld) -> None:
 
 
 def _step(source: LostWorld, target: str, *, seed: bool = False) -> FollowedRecords:
-    with open_replica(target) as database:
+    with open_replica_database(target) as database:
         follower = ReplicaFollower(
             _FOLLOW,
             source=source.log,
@@ -179,11 +179,11 @@ def test_a_step_that_dies_is_done_again(source: LostWorld, target: str, when: st
     arm(f"records.apply.{when}", "crash")
     with pytest.raises(SimulatedCrash):
         _step(source, target)
-    disarm()
-    assert [one.manifest for one in source.log.list_acknowledgements()] == [0], "tombstones wait"
+    disarm_all_and_take_hits()
+    assert [one.manifest for one in source.log.list_lowest_acknowledgements()] == [0], "tombstones wait"
     again = _step(source, target)
     assert (again.manifest, again.steps) == (1, int(when == "before"))
-    assert [one.manifest for one in source.log.list_acknowledgements()] == [1]
+    assert [one.manifest for one in source.log.list_lowest_acknowledgements()] == [1]
     _same(source, target)
 
 
@@ -200,7 +200,7 @@ def test_a_step_whose_blocks_cannot_be_read_changes_nothing(source: LostWorld, t
         if next(reads) == 4:
             raise CatalogBusy("stopped")
 
-    with open_replica(target) as database:
+    with open_replica_database(target) as database:
         clock: Callable[[], int] = lambda: source.objects.now_us  # noqa: E731
         log = source.log
         follower = ReplicaFollower(_FOLLOW, source=log, followed=log, database=database, store_now_us=clock)
@@ -214,7 +214,7 @@ def test_a_step_whose_blocks_cannot_be_read_changes_nothing(source: LostWorld, t
 def test_a_step_that_another_process_has_done_is_begun_anew(source: LostWorld, target: str) -> None:
     """What a process has seen before another one's step is no reason to apply older versions."""
     _flush(source)
-    with open_replica(target) as database:
+    with open_replica_database(target) as database:
         assert database.read_applied_manifest() is None
         _step(source, target)
         newest = source.log.read_newest_manifest()
@@ -228,7 +228,7 @@ def test_a_step_that_another_process_has_done_is_begun_anew(source: LostWorld, t
 def test_a_database_that_becomes_a_catalog_while_it_is_seeded_stays_one(source: LostWorld, target: str) -> None:
     """It was empty when the step began; what stands there now is nobody's to empty."""
     _flush(source)
-    with open_replica(target) as database:
+    with open_replica_database(target) as database:
         newest = source.log.read_newest_manifest()
         assert newest
         assert database.read_applied_manifest() is None
@@ -253,7 +253,7 @@ def test_a_catalog_that_has_marked_buckets_is_not_empty(source: LostWorld, targe
     with pytest.raises(PreconditionFailed, match="found 1 rows of bucket_marker"):
         _step(source, target)
     with pytest.raises(PreconditionFailed, match="found 1 rows of bucket_marker"):
-        SqlRebuild(target).read_target()
+        SqlRebuildDatabase(target).read_target()
 
 
 def test_a_replica_is_no_database_to_rebuild_into(source: LostWorld, target: str) -> None:
@@ -263,7 +263,7 @@ def test_a_replica_is_no_database_to_rebuild_into(source: LostWorld, target: str
     with pytest.raises(
         PreconditionFailed, match=f"expected an empty one to rebuild into, found a replica, {seeded.replica}"
     ):
-        SqlRebuild(target).read_target()
+        SqlRebuildDatabase(target).read_target()
 
 
 def test_a_replica_refuses_ordinary_writes_and_flushes(source: LostWorld, target: str) -> None:

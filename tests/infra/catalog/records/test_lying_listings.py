@@ -4,7 +4,7 @@ import pytest
 
 from logstore.deletion.retention import RetentionPolicy
 from logstore.errors import CatalogMismatch, InvalidInput, PreconditionFailed, StoreUnavailable
-from logstore.failpoints import SimulatedCrash, arm, disarm
+from logstore.failpoints import SimulatedCrash, arm, disarm_all_and_take_hits
 from logstore.identity.bucket_markers import MARKER_KEY
 from logstore.log.entries import NewEntry, ProducedEntries
 from logstore.log.ledger_object_keys import SHARDS, ledger_prefix, segment_key, shard_prefix
@@ -78,7 +78,7 @@ def test_listings_that_hide_objects_once_lose_nothing(losing: Losing, hidden: st
     with losing.process() as log:
         assert _read(log) == before
         assert log.schemas.read(log.catalog.topics.get_topic(_NAME))[1] == b"schema"
-        assert log.catalog.deletions.count_unfinished_intents().estimated_inflight == 0
+        assert log.catalog.deletions.count_undeleted_copies().estimated_inflight == 0
     assert losing.world.store.keys == objects
 
 
@@ -98,7 +98,7 @@ def test_listings_that_go_on_hiding_objects_stop_the_rebuild(losing: Losing, hid
     assert (report.missing_data, report.revived, report.detached) == (0, 0, 0)
     with losing.process() as log:
         assert _read(log) == before
-        assert log.catalog.deletions.count_unfinished_intents().estimated_inflight == 0
+        assert log.catalog.deletions.count_undeleted_copies().estimated_inflight == 0
 
 
 def _lose_objects(losing: Losing, *ledger_ids: int) -> None:
@@ -145,7 +145,7 @@ def test_rebuild_that_died_behind_a_topic_weighs_all_absent_ledgers_again(losing
     arm("adoption.conclude.before", "crash")
     with pytest.raises(SimulatedCrash):
         losing.adopt(max_absent_share=0.25)
-    disarm()
+    disarm_all_and_take_hits()
     with losing.adopter() as adopter:
         with pytest.raises(PreconditionFailed, match=r"found 0\.25: 2 of 8"):
             losing.make_catalog_ready(adopter, max_absent_share=0.24)
@@ -161,7 +161,7 @@ def test_rebuild_that_died_behind_its_last_step_is_weighed_by_the_same_ledgers(l
     arm("adoption.finish.before", "crash")
     with pytest.raises(SimulatedCrash):
         losing.adopt(max_absent_share=0.17)
-    disarm()
+    disarm_all_and_take_hits()
     with losing.adopter() as adopter:
         report = losing.make_catalog_ready(adopter, max_absent_share=0.17)
     assert (report.missing_ledgers, report.detached) == ((LedgerId(0),), 1)
@@ -189,7 +189,7 @@ def test_bucket_that_is_not_the_catalogs_any_more_proves_no_absence(losing: Losi
         Fault(operation=Operation.LIST, kind=FaultKind.CALL, matches=ledger_prefix(LedgerId(0)).__eq__, action=swap)
     )
     with losing.adopter() as adopter, pytest.raises(CatalogMismatch, match="no marker"):
-        adopter.compare_shard(0)
+        adopter.compare_and_stage_shard(0)
 
 
 def test_upload_that_turns_up_in_a_second_listing_proves_the_first_one_wrong(losing: Losing) -> None:

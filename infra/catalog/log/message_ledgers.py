@@ -30,12 +30,12 @@ from infra.catalog.transactions.buffer_rows import read_buffers
 from logstore.cursors.cursor_state import CursorState
 from logstore.errors import StaleCatalog, UnknownObject
 from logstore.log.ledgers import Component, CopyKind, CopyState, LedgerOwner, LedgerStatement
-from logstore.log.producer_sequences import ProducerSequence
+from logstore.log.producer_sequences import HighestSequenceIds
 from logstore.ports.catalog import Ledger, Segment, TopicLedgerTotals
 from logstore.positions import LedgerId, TopicId
 
 
-class SqlDataLedgers(CatalogAdapter):
+class SqlMessageLedgers(CatalogAdapter):
     def catalog_epoch(self) -> int:
         return self._db.read(read_epoch)
 
@@ -112,7 +112,7 @@ class SqlDataLedgers(CatalogAdapter):
         return True
 
     @in_write_transaction("catalog.give_up")
-    def abandon_upload(self, connection: Connection, ledger_id: LedgerId, *, epoch: int) -> None:
+    def record_abandoned_upload(self, connection: Connection, ledger_id: LedgerId, *, epoch: int) -> None:
         reopen_intents_of_late_uploads(connection, [ledger_id], epoch=epoch)
 
     def list_segments(self, ledger_id: LedgerId, *, from_entry: int = 0) -> list[Segment]:
@@ -136,7 +136,7 @@ class SqlDataLedgers(CatalogAdapter):
             segments_by_ledger[row.ledger_id].append(dataclass_from_row(Segment, row))
         return [(ledger, segments_by_ledger[ledger.ledger_id]) for ledger in listed]
 
-    def producer_sequences(self, topic_id: TopicId, producers: Iterable[str]) -> dict[str, ProducerSequence]:
+    def producer_sequences(self, topic_id: TopicId, producers: Iterable[str]) -> dict[str, HighestSequenceIds]:
         return self._db.read(lambda connection: read_producer_sequences(connection, topic_id, producers))
 
 

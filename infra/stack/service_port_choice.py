@@ -74,7 +74,7 @@ class ChosenPorts:
 
 def read_last_ports(home: StackHome) -> ChosenPorts | None:
     """Return the ports of the home's last start, or `None` if the home was never started."""
-    stored = home.read_json(home.ports_file)
+    stored = home.read_json_if_exists(home.ports_file)
     if stored is None:
         return None
     names = {field.name for field in fields(ChosenPorts)}
@@ -86,12 +86,12 @@ def write_ports(home: StackHome, ports: ChosenPorts) -> None:
 
 
 def choose_ports(
-    wanted: RequestedPorts,
+    requested_ports: RequestedPorts,
     *,
     services: Collection[str],
-    running: Collection[str],
-    earlier: ChosenPorts | None,
-    in_use: bool = False,
+    running_services: Collection[str],
+    last_ports: ChosenPorts | None,
+    is_stack_in_use: bool = False,
 ) -> ChosenPorts:
     """Choose the ports for the next start.
 
@@ -103,15 +103,18 @@ def choose_ports(
 
     All chosen ports stay bound until the last port is chosen, so that no two are equal.
     """
-    earlier_number_by_name = asdict(earlier or ChosenPorts())
+    earlier_number_by_name = asdict(last_ports or ChosenPorts())
     wanted_number_by_name = {
-        name: 0 if in_use and earlier_number_by_name[name] else number for name, number in asdict(wanted).items()
+        name: 0 if is_stack_in_use and earlier_number_by_name[name] else number
+        for name, number in asdict(requested_ports).items()
     }
-    kept_services = [*running, *(service for service in ALL_SERVICES if service not in services)]
+    kept_services = [*running_services, *(service for service in ALL_SERVICES if service not in services)]
     chosen = {
         name: earlier_number_by_name[name] for service in kept_services for name in PORT_NAMES_BY_SERVICE[service]
     }
-    open_names = [name for service in services if service not in running for name in PORT_NAMES_BY_SERVICE[service]]
+    open_names = [
+        name for service in services if service not in running_services for name in PORT_NAMES_BY_SERVICE[service]
+    ]
     with ExitStack() as bound_sockets:
         for name in open_names:
             if number := wanted_number_by_name.get(name):
@@ -125,8 +128,10 @@ def choose_ports(
     return ChosenPorts(**chosen)
 
 
-def _bind_requested_port(name: str, number: int, bound_sockets: ExitStack, chosen: dict[str, int]) -> int:
-    duplicate = next((other for other, port in chosen.items() if port == number), None)
+def _bind_requested_port(
+    name: str, number: int, bound_sockets: ExitStack, reserved_port_by_name: dict[str, int]
+) -> int:
+    duplicate = next((other for other, port in reserved_port_by_name.items() if port == number), None)
     if duplicate is None and _try_bind(number, bound_sockets):
         return number
     problem = f"port {number} on {LOOPBACK} is taken" + (f" by the setting for {duplicate}" if duplicate else "")

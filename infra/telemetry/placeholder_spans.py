@@ -19,12 +19,12 @@ _LOST_TEXT: Final = "its span is lost"
 _KILLED_TEXT: Final = "no span: its worker was killed, or lost it"
 
 
-def add_lost_spans(spans: dict[str, SpanRow]) -> None:
+def add_placeholder_spans(spans: dict[str, SpanRow]) -> None:
     """Add placeholders to `spans` for missing parents, and for missing attempts between known attempts.
 
     An activity's placeholder goes below the run that its children name. Others go below the trace's only root.
     """
-    lost_parents = _build_lost_parents(spans)
+    lost_parents = _build_placeholder_parents(spans)
     spans.update(lost_parents)
     run_span_ids = {
         _run_key(span): span_id for span_id, span in spans.items() if span.name.startswith(RUN_WORKFLOW_PREFIX)
@@ -37,18 +37,18 @@ def add_lost_spans(spans: dict[str, SpanRow]) -> None:
     for lost in lost_parents.values():
         run_id = run_span_ids.get(_run_key(lost)) if lost.name.startswith(START_ACTIVITY_PREFIX) else None
         lost.parent_id = run_id or root_id
-    spans.update((attempt.span_id, attempt) for attempt in list(_build_lost_attempts(spans)))
+    spans.update((attempt.span_id, attempt) for attempt in list(_build_attempt_gap_placeholders(spans)))
 
 
-def _build_lost_parents(spans: Mapping[str, SpanRow]) -> dict[str, SpanRow]:
+def _build_placeholder_parents(spans: Mapping[str, SpanRow]) -> dict[str, SpanRow]:
     orphans: dict[str, list[SpanRow]] = defaultdict(list)
     for span in spans.values():
         if span.parent_id is not None and span.parent_id not in spans:
             orphans[span.parent_id].append(span)
-    return {span_id: _build_lost_parent(span_id, children) for span_id, children in orphans.items()}
+    return {span_id: _build_placeholder_parent(span_id, children) for span_id, children in orphans.items()}
 
 
-def _build_lost_parent(span_id: str, children: Sequence[SpanRow]) -> SpanRow:
+def _build_placeholder_parent(span_id: str, children: Sequence[SpanRow]) -> SpanRow:
     names = {child.name for child in children}
     # A child that is the next run of the workflow has another run id.
     steps = [child for child in children if not child.name.startswith(RUN_WORKFLOW_PREFIX)] or children
@@ -64,14 +64,14 @@ def _build_lost_parent(span_id: str, children: Sequence[SpanRow]) -> SpanRow:
     elif all(child.name.startswith(RUN_WORKFLOW_PREFIX) for child in children):
         name, attributes = f"start of {subject}: {_LOST_TEXT}", {}
     time_ns = min(child.start_ns for child in children), max(child.end_ns for child in children)
-    return _build_lost_span(span_id, name, time_ns, children[0], attributes)
+    return _build_placeholder_span(span_id, name, time_ns, children[0], attributes)
 
 
 def _run_key(span: SpanRow) -> tuple[Any, Any]:
     return span.attributes.get(WORKFLOW_ID_ATTRIBUTE), span.attributes.get(_RUN_ID_ATTRIBUTE)
 
 
-def _build_lost_attempts(spans: Mapping[str, SpanRow]) -> Iterator[SpanRow]:
+def _build_attempt_gap_placeholders(spans: Mapping[str, SpanRow]) -> Iterator[SpanRow]:
     """Yield one span per gap in the attempt numbers of an activity, between the attempts before and after the gap."""
     attempts_by_parent: dict[str, list[SpanRow]] = defaultdict(list)
     for span in spans.values():
@@ -85,7 +85,7 @@ def _build_lost_attempts(spans: Mapping[str, SpanRow]) -> Iterator[SpanRow]:
                 label = f"attempt {first}" if first == last else f"attempts {first:,} to {last:,}"
                 end_ns = max(previous_end_ns, span.start_ns)
                 time_ns = min(previous_end_ns, end_ns), end_ns
-                lost = _build_lost_span(f"{parent_id}-{first}", span.name, time_ns, span, {})
+                lost = _build_placeholder_span(f"{parent_id}-{first}", span.name, time_ns, span, {})
                 lost.parent_id, lost.error = parent_id, f"{label}: {_KILLED_TEXT}"
                 yield lost
             previous_number, previous_end_ns = attempt_number(span), span.end_ns
@@ -97,7 +97,7 @@ def attempt_number(span: SpanRow) -> int:
     return number if isinstance(number, int) else 0
 
 
-def _build_lost_span(
+def _build_placeholder_span(
     span_id: str, name: str, time_ns: tuple[int, int], like: SpanRow, attributes: Mapping[str, Any]
 ) -> SpanRow:
     start, end = time_ns

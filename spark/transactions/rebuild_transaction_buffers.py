@@ -6,11 +6,11 @@ from functools import partial
 from pathlib import Path
 
 from infra.catalog import SqlCatalog, open_catalog
-from infra.catalog.reconciliation.bulk_queries import select_topic_sizes
+from infra.catalog.reconciliation.bulk_queries import select_active_topic_segment_counts
 from logstore.errors import CorruptData, MissingData, UnknownObject
 from logstore.log.services.component_ledgers import ComponentLedgers
 from logstore.positions import TopicId
-from logstore.reconciliation.bulk_jobs import BulkSummary
+from logstore.reconciliation.bulk_job_inputs_and_results import BulkJobSummary
 from logstore.transactions.buffer_serialization import MAX_PARTS_PER_JOB, BufferFiles, BuildTransactionBuffersJob
 from logstore.transactions.services.buffer_snapshots import BufferRebuilder, BufferSnapshots
 from logstore.transactions.transaction_buffer import TransactionBuffer
@@ -41,20 +41,26 @@ class _BufferTaskResult:
     error_by_topic: dict[TopicId, str] = field(default_factory=dict)
 
 
-def build_buffers(addresses: CatalogAddresses, run: JobContext, job: BuildTransactionBuffersJob) -> BulkSummary:
-    (topics,) = run.run_in_executors(
+def rebuild_transaction_buffers(
+    addresses: CatalogAddresses, context: JobContext, job: BuildTransactionBuffersJob
+) -> BulkJobSummary:
+    (topics,) = context.run_in_executors(
         "look at topics",
         [job.topics],
-        partial(order_topics_by_size, addresses.database_url, lambda: [select_topic_sizes()]),
+        partial(order_topics_by_size, addresses.database_url, lambda: [select_active_topic_segment_counts()]),
     )
-    parts = deal_round_robin(topics, min(TASKS_PER_CORE * run.spark.sparkContext.defaultParallelism, MAX_PARTS_PER_JOB))
+    parts = deal_round_robin(
+        topics, min(TASKS_PER_CORE * context.spark.sparkContext.defaultParallelism, MAX_PARTS_PER_JOB)
+    )
     tasks = [_BufferTask(part, tuple(part_topics)) for part, part_topics in enumerate(parts)]
-    results = run.run_in_executors("read the logs of topics", tasks, partial(_write_buffers, addresses, run.folder))
+    results = context.run_in_executors(
+        "read the logs of topics", tasks, partial(_write_buffers, addresses, context.folder)
+    )
     counts = {
         name: sum(getattr(result, name) for result in results) for name in ("buffers", "empty", "gone", "unreadable")
     }
     error_by_topic = {topic_id: error for result in results for topic_id, error in result.error_by_topic.items()}
-    return BulkSummary(
+    return BulkJobSummary(
         counts={"topics": len(topics), "parts": len(tasks), **counts}, facts=unreadable_topic_facts(error_by_topic)
     )
 

@@ -9,7 +9,7 @@ from temporalio import activity
 
 from activities.heartbeats import define_activity, send_heartbeats
 from activities.records import metrics
-from activities.records.inputs_and_results import DefragmentInput, RaidInput, ReplicateInput
+from activities.records.inputs_and_results import DefragmentInput, RaidInput, ShipToReplicasInput
 from logstore.errors import CatalogMismatch, PreconditionFailed, SextonError
 from logstore.ports.catalog import RecordOutbox
 from logstore.records.job_results import DefragmentedBlocks, RaidedTombstones, ShippedBlocks
@@ -28,7 +28,7 @@ class DefragmentRecordsActivities:
         self._records, self._defragmenter, self._sweeper = records, defragmenter, sweeper
 
     @define_activity(name="records.defragment")
-    def defragment(self, request: DefragmentInput) -> DefragmentedBlocks:
+    def defragment_and_remove_old_objects(self, request: DefragmentInput) -> DefragmentedBlocks:
         """Rewrite blocks of each kind once, then delete old manifests and unnamed blocks.
 
         Flushes may run at the same time.
@@ -50,7 +50,7 @@ class DefragmentRecordsActivities:
         with send_heartbeats(lambda: (progress.rewritten, progress.dropped)):
             defragmented = self._defragmenter.defragment(progress=set_progress)
             state = self._records.read_state()
-            swept = self._sweeper.remove_old_objects(state.now_us, staged_blocks=state.staged_blocks)
+            swept = self._sweeper.remove_old_manifests_and_blocks(state.now_us, staged_blocks=state.staged_blocks)
         total = DefragmentedBlocks(
             manifest=defragmented.manifest,
             rewritten=defragmented.rewritten,
@@ -77,7 +77,7 @@ class RaidTombstonesActivities:
         self._make_raider = make_raider
 
     @define_activity(name="records.raid")
-    def raid(self, request: RaidInput) -> RaidedTombstones:
+    def mark_and_remove_tombstones(self, request: RaidInput) -> RaidedTombstones:
         """Mark tombstones that are old enough. Remove those that cover no record version in any block.
 
         Idempotency: keyed by run_id and attempt. A second attempt removes the marks of the first, scans again, and
@@ -118,7 +118,7 @@ class ReplicateRecordsActivities:
         self._replication = replication
 
     @define_activity(name="records.ship")
-    def ship(self, request: ReplicateInput) -> list[ShippedBlocks]:
+    def ship_to_all_replicas(self, request: ShipToReplicasInput) -> list[ShippedBlocks]:
         """Ship the newest manifest and its blocks to every replica bucket. A failed shipment does not stop the others.
 
         Idempotency: blocks that a replica bucket has are not copied again. A manifest is stored once.
@@ -130,10 +130,10 @@ class ReplicateRecordsActivities:
         with send_heartbeats(lambda: (len(shipments),)):
             for name in self._replication.replica_names:
                 raise_if_stopped()
-                shipments.append(self._ship_to_replica(name))
+                shipments.append(self._try_ship_to_replica(name))
         return shipments
 
-    def _ship_to_replica(self, name: str) -> ShippedBlocks:
+    def _try_ship_to_replica(self, name: str) -> ShippedBlocks:
         try:
             shipped = self._replication.ship_to_replica(name)
         except SextonError as error:

@@ -19,7 +19,7 @@ class TakeoverTimes:
     fence_check_interval_s: float = 5.0  # between two checks of the fences
 
 
-class TakeoverRules:
+class BundleTakeoverRules:
     """Bundles that this worker leaves to other workers for now, and bundles that it must not release yet.
 
     Times are monotonic.
@@ -70,7 +70,7 @@ class FenceChecker:
         self._fences, self._interval_s = fences, interval_s
         self._checked_at_s = time.monotonic()
 
-    def find_overtaken(self, leases: Collection[Lease]) -> list[BundleId]:
+    def find_overtaken_bundles_if_due(self, leases: Collection[Lease]) -> list[BundleId]:
         """Return the bundles whose fence was raised again after this worker's lease.
 
         Between comparisons, or if the catalog does not answer, return no bundles.

@@ -47,7 +47,7 @@ class IntentExamination:
     error_by_row: dict[int, SextonError] = field(default_factory=dict)  # no answer: the copy stays
 
 
-def examine_intents(
+def flush_and_examine_intents(
     intents: Sequence[DeletionIntent],
     storages: StorageByCopyKind,
     flushes: SharedFlushes,
@@ -66,14 +66,14 @@ def examine_intents(
             if intent.ledger_id in error_by_ledger
         }
     )
-    allowed: dict[CopyKind, list[DeletionIntent]] = {}
+    allowed_intents_by_kind: dict[CopyKind, list[DeletionIntent]] = {}
     for intent in (intent for intent in intents if intent.row_id not in examination.error_by_row):
         if refusal := find_refusal(intent):
             outcome, reason = refusal
             examination.results.append(IntentResult(row_id=intent.row_id, outcome=outcome, error=reason))
         else:
-            allowed.setdefault(intent.copy, []).append(intent)
-    for kind, intents_of_kind in sorted(allowed.items()):
+            allowed_intents_by_kind.setdefault(intent.copy, []).append(intent)
+    for kind, intents_of_kind in sorted(allowed_intents_by_kind.items()):
         if kind.value in storages:
             _inspect_copies(examination, intents_of_kind, storages[kind.value], heartbeats)
         else:
@@ -113,7 +113,7 @@ def _inspect_copies(
     ]
 
 
-def remove_copies(
+def remove_examined_copies(
     examination: IntentExamination, storages: StorageByCopyKind, heartbeats: ClaimRenewingHeartbeats, pace: DeletionPace
 ) -> tuple[list[IntentResult], dict[int, SextonError]]:
     """Remove the catalog's own copies, kind by kind. Return all results, and the error of each row without a result."""
@@ -134,26 +134,31 @@ def _remove_copies_in_parts(
 ) -> tuple[dict[int, CopyRemovalResult], dict[int, SextonError]]:
     """Remove copies in parts. Later parts skip a row that failed, because its statement must be deleted last."""
     removals: dict[int, CopyRemovalResult] = {}
-    errors: dict[int, SextonError] = {}
+    error_by_row: dict[int, SextonError] = {}
     for part in pace.split_copies(copies):
-        pieces = {row: piece for row, piece in part.items() if row not in errors}
+        pieces = {row: piece for row, piece in part.items() if row not in error_by_row}
         try:
             part_removals = storage.remove_copies(pieces, on_progress=heartbeats.count_deleted) if pieces else {}
         except (ClaimHeld, NotOwner):
             raise  # another workflow or worker has the rows now
         except SextonError as error:
             unfinished_rows = {row for row in copies if row not in removals or row in part}
-            errors = dict.fromkeys(unfinished_rows, error) | errors
+            error_by_row = dict.fromkeys(unfinished_rows, error) | error_by_row
             break
         for row, removal in part_removals.items():
-            before = removals.get(row, CopyRemovalResult())
-            objects, size_bytes = before.objects + removal.objects, before.size_bytes + removal.size_bytes
+            earlier_removal = removals.get(row, CopyRemovalResult())
+            objects, size_bytes = (
+                earlier_removal.objects + removal.objects,
+                earlier_removal.size_bytes + removal.size_bytes,
+            )
             if removal.error:  # `keys_left` counts keys of the whole copy, not of this part
                 remaining_keys = len(copies[row].data_keys) + len(copies[row].meta_keys) - objects
-                errors[row] = DeletionIncomplete(removal.error, keys_left=remaining_keys if removal.answered else None)
+                error_by_row[row] = DeletionIncomplete(
+                    removal.error, keys_left=remaining_keys if removal.answered else None
+                )
             removals[row] = replace(removal, objects=objects, size_bytes=size_bytes)
         pace.wait_for_rate(pieces, heartbeats)
-    return {row: removal for row, removal in removals.items() if row not in errors}, errors
+    return {row: removal for row, removal in removals.items() if row not in error_by_row}, error_by_row
 
 
 _STORE_ERRORS = (StoreUnavailable, ServiceRefused, PreconditionFailed)  # concern the whole store, not one ledger
@@ -204,7 +209,7 @@ def raise_if_nothing_answered(results: list[IntentResult], errors: dict[int, Sex
 
 
 def build_chunk_result(
-    intents: Sequence[DeletionIntent], results: list[IntentResult], *, many_topics: bool = False
+    intents: Sequence[DeletionIntent], results: list[IntentResult], *, with_topic_names: bool = False
 ) -> ChunkResult:
     """Count the rows of a chunk by outcome. List the rows that workflows of their own will retry.
 
@@ -222,7 +227,7 @@ def build_chunk_result(
         objects=sum(result.objects for result in results),
         size_bytes=sum(result.size_bytes for result in results),
         alone=[intent_key(intent) for intent in alone],
-        topics=[intent.topic for intent in alone] if many_topics else [],
+        topics=[intent.topic for intent in alone] if with_topic_names else [],
     )
 
 
@@ -236,13 +241,17 @@ def store_results(
 
 
 def hand_over_rows(
-    queue: PhaseTwoQueue, batch_id: str, intents: Sequence[DeletionIntent], errors: dict[int, str]
+    queue: PhaseTwoQueue, batch_id: str, intents: Sequence[DeletionIntent], error_text_by_row: dict[int, str]
 ) -> None:
-    """Hand the rows in `errors` to workflows of their own, and count the rows that this call moved."""
+    """Hand the rows in `error_text_by_row` to workflows of their own, and count the rows that this call moved."""
     workflow_id_by_row = {
-        intent.row_id: delete_ledger_workflow_id(intent_key(intent)) for intent in intents if intent.row_id in errors
+        intent.row_id: delete_ledger_workflow_id(intent_key(intent))
+        for intent in intents
+        if intent.row_id in error_text_by_row
     }
-    moved_rows = queue.move_to_own_workflows(workflow_id_by_row, batch_id=batch_id, error_by_row=errors, ttl_s=CLAIM_S)
+    moved_rows = queue.move_to_own_workflows(
+        workflow_id_by_row, batch_id=batch_id, error_by_row=error_text_by_row, ttl_s=CLAIM_S
+    )
     moved_intents = [intent for intent in intents if intent.row_id in moved_rows]
     metrics.count_taken_intents(moved_intents)
     metrics.count_failed_attempts(moved_intents)

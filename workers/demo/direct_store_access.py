@@ -1,4 +1,4 @@
-"""Auditor without Sexton's code. It reads S3 with plain boto3 and the catalog with plain SQL."""
+"""Access to the demo's store without Sexton's code. It reads S3 with plain boto3 and the catalog with plain SQL."""
 
 import io
 import sqlite3
@@ -26,7 +26,7 @@ class BucketContents:
         return sorted(key for key in self.etags if key.startswith(prefix))
 
 
-class IndependentAuditor:
+class DirectStoreAccess:
     def __init__(self, settings: Settings) -> None:
         self._bucket, self._tiered = settings.primary_bucket, settings.tiered_bucket
         self._path = unquote(settings.database_url.removeprefix("sqlite:///"))
@@ -39,10 +39,10 @@ class IndependentAuditor:
             config=Config(s3={"addressing_style": "path"}),
         )
 
-    def plant(self, key: str, body: bytes) -> None:
+    def put_object(self, key: str, body: bytes) -> None:
         self._s3.put_object(Bucket=self._bucket, Key=key, Body=body)
 
-    def copy(
+    def copy_primary_object(
         self, source: str, key: str, *, changed_metadata: Mapping[str, str] | None = None, tiered: bool = False
     ) -> None:
         metadata = self._s3.head_object(Bucket=self._bucket, Key=source)["Metadata"]

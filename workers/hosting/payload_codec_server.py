@@ -16,10 +16,10 @@ from aiohttp import web
 from google.protobuf import json_format
 from temporalio.api.common.v1 import Payloads
 
-from infra.telemetry.metrics_endpoint import resolve_address
+from infra.telemetry.metrics_endpoint import resolve_ip_address_and_port
 from logstore.errors import InvalidInput
 from workers.client.payload_encryption import EncryptingCodec
-from workers.hosting.page_server import Page, PageRouter
+from workers.hosting.page_server import PageRouter, RequestHandler
 from workers.settings import OFF, Settings
 
 _SETTING: Final = "codec_origin"
@@ -30,17 +30,19 @@ _MAX_PAYLOADS: Final = 10_000
 _MAX_OPENING_BRACKETS: Final = 2 * _MAX_PAYLOADS + 2  # payloads with their metadata, the document and its list
 
 
-def add_payload_decryption_page(pages: PageRouter, codec: EncryptingCodec, settings: Settings) -> None:
+def add_payload_decode_endpoint(pages: PageRouter, codec: EncryptingCodec, settings: Settings) -> None:
     """Add the page if `codec_origin` is set. Raise `InvalidInput` if other machines can reach `http_address`."""
     if not settings.codec_origin:
         return
     address = settings.http_address
-    host = "" if address == OFF else resolve_address("http_address", address)[0]
+    host = "" if address == OFF else resolve_ip_address_and_port("http_address", address)[0]
     if not host or not ipaddress.ip_address(host).is_loopback:
         rule = "none, because http_address is no loopback address"
         raise InvalidInput(_SETTING, expected=rule, found=settings.codec_origin)
     parts = urlsplit(settings.codec_origin)
-    pages.add(_PATH, _make_decryption_page(codec, f"{parts.scheme}://{parts.netloc}"), methods=("OPTIONS", "POST"))
+    pages.add(
+        _PATH, _make_payload_decode_handler(codec, f"{parts.scheme}://{parts.netloc}"), methods=("OPTIONS", "POST")
+    )
 
 
 def _decrypt_payloads(codec: EncryptingCodec, body: bytes) -> str:
@@ -50,7 +52,7 @@ def _decrypt_payloads(codec: EncryptingCodec, body: bytes) -> str:
     return json_format.MessageToJson(decoded)
 
 
-def _make_decryption_page(codec: EncryptingCodec, origin: str) -> Page:
+def _make_payload_decode_handler(codec: EncryptingCodec, origin: str) -> RequestHandler:
     lock = asyncio.Lock()
 
     async def page(request: web.Request) -> web.StreamResponse:

@@ -119,7 +119,7 @@ BulkJob = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BulkProgress:
+class BulkJobProgress:
     stage: str  # a phrase
     done: int  # tasks
     tasks: int
@@ -133,7 +133,7 @@ LEFT_OUT: Final = "left out: "
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BulkSummary:
+class BulkJobSummary:
     """Summary that a job published with its output."""
 
     counts: dict[str, int] = field(default_factory=dict)

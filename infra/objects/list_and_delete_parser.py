@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _ReadElement = Callable[[ET.Element, str], dict[str, Any]]
 
 
-def use_fast_page_parser(client: "S3Client") -> None:
+def use_fast_list_and_delete_parser(client: "S3Client") -> None:
     """Let `client` parse `Contents` and `Deleted` with this parser.
 
     Listed objects then have only key, size in bytes and time of change. Deleted objects have only their key.

@@ -6,20 +6,20 @@ from enum import StrEnum
 from urllib.parse import unquote
 
 
-def format_value(value: object) -> str:
+def format_table_cell(value: object) -> str:
     """Format a value for a table: lists and objects on one line, large numbers with commas, nothing as a dash."""
     if value is None or value == "":
         return "-"
     if isinstance(value, Mapping):
         return ", ".join(f"{name}: {_format_nested(item)}" for name, item in value.items()) or "-"
     if isinstance(value, Sequence) and not isinstance(value, str):
-        return ", ".join(format_value(item) for item in value) or "-"
+        return ", ".join(format_table_cell(item) for item in value) or "-"
     return f"{value:,}" if isinstance(value, int) and abs(value) >= 10**5 else str(value)
 
 
 def _format_nested(value: object) -> str:
     has_items = isinstance(value, Mapping | Sequence) and not isinstance(value, str) and len(value) > 0
-    return f"({format_value(value)})" if has_items else format_value(value)
+    return f"({format_table_cell(value)})" if has_items else format_table_cell(value)
 
 
 def select_fields(source: object, names: str) -> dict[str, object]:
@@ -40,12 +40,12 @@ def decode_topic_name(encoded: str) -> str:
     return unquote(encoded)
 
 
-def format_time_us(moment_us: int) -> str:
+def format_time_to_microsecond(moment_us: int) -> str:
     """Format microseconds since 1970 by RFC 3339, in UTC."""
     seconds, microseconds = divmod(moment_us, 1_000_000)
     return datetime.fromtimestamp(seconds, UTC).replace(microsecond=microseconds).isoformat().replace("+00:00", "Z")
 
 
-def format_time_s(moment_us: int) -> str:
+def format_time_to_second(moment_us: int) -> str:
     """Format microseconds since 1970 by RFC 3339, in UTC, without the fraction of a second."""
     return f"{datetime.fromtimestamp(moment_us // 1_000_000, UTC):%Y-%m-%dT%H:%M:%SZ}"

@@ -42,7 +42,7 @@ from workers.hosting.request_subject import (
     summarize_request,
 )
 
-FINAL: Final = (TerminalError, ProgramMissing)
+FINAL_ERRORS: Final = (TerminalError, ProgramMissing)
 """Errors that a retry cannot mend."""
 
 UNKNOWN_FAULT: Final = "UnknownFault"
@@ -54,11 +54,11 @@ _FAULTS_DESCRIPTION: Final = "Attempts of activities that met an error which no 
 _log = logging.getLogger(__name__)
 
 
-class ActivityErrorInterceptor(Interceptor):
+class ActivityErrorAndSubjectInterceptor(Interceptor):
     """Interceptor that translates the errors of each activity, and adds its subject to spans and logs."""
 
     def intercept_activity(self, next: ActivityInboundInterceptor) -> ActivityInboundInterceptor:  # noqa: A002 - its name
-        return _ActivityErrorInbound(next)
+        return _ActivityErrorAndSubjectInbound(next)
 
 
 class RunningActivityCounter(Interceptor):
@@ -82,7 +82,7 @@ class _CountingActivityInbound(ActivityInboundInterceptor):
             self._counter.activities -= 1
 
 
-class _ActivityErrorInbound(ActivityInboundInterceptor):
+class _ActivityErrorAndSubjectInbound(ActivityInboundInterceptor):
     async def execute_activity(self, input: ExecuteActivityInput) -> Any:  # noqa: A002, ANN401 - the SDK's signature
         info, span = activity.info(), trace.get_current_span()  # the span that the tracing interceptor has begun
         names = {"workflow_id": info.workflow_id, "run_id": info.workflow_run_id, "activity": info.activity_type}
@@ -93,23 +93,23 @@ class _ActivityErrorInbound(ActivityInboundInterceptor):
             try:
                 result = await self.next.execute_activity(input)
             except SextonError as error:
-                raise _mark_error(to_application_error(error), span) from error
+                raise _tag_span_and_add_trace_id(to_application_error(error), span) from error
             except ApplicationError as error:  # the error defines its own retry
-                raise _mark_error(error, span) from error.__cause__
+                raise _tag_span_and_add_trace_id(error, span) from error.__cause__
             except FailureError:
                 raise  # an error of Temporal, such as a cancellation
             except Exception as error:
-                raise _mark_error(_report_unknown_fault(error, info), span) from error
+                raise _tag_span_and_add_trace_id(_log_and_count_unknown_fault(error, info), span) from error
         span.set_attributes(subject_span_attributes(result.result if isinstance(result, CompletedWork) else result))
         return result
 
 
-def _mark_error(error: ApplicationError, span: Span) -> ApplicationError:
+def _tag_span_and_add_trace_id(error: ApplicationError, span: Span) -> ApplicationError:
     span.set_attribute(ERROR_TYPE, error.type or "")
-    return add_trace_id(error, current_trace_id())
+    return add_trace_id_to_details(error, current_trace_id())
 
 
-def _report_unknown_fault(error: Exception, info: activity.Info) -> ApplicationError:
+def _log_and_count_unknown_fault(error: Exception, info: activity.Info) -> ApplicationError:
     """Count and log a fault that no code expects: a bug, or a vendor's error that no adapter maps.
 
     Some activities retry without end until a service answers. A bug must not be retried without end, so this fault is
@@ -129,12 +129,12 @@ def to_application_error(error: SextonError) -> ApplicationError:
         str(error),
         *([{FIELD: error.field}] if isinstance(error, InvalidInput) else []),
         type=type(error).__name__,
-        non_retryable=isinstance(error, FINAL),
+        non_retryable=isinstance(error, FINAL_ERRORS),
         category=ApplicationErrorCategory.BENIGN if benign else ApplicationErrorCategory.UNSPECIFIED,
     )
 
 
-class WorkflowDetailsInterceptor(Interceptor):
+class WorkflowErrorAndSubjectInterceptor(Interceptor):
     """Interceptor that shows the subject, the failure and the trace of each run in Temporal's Web UI.
 
     Summaries and *Current Details* are not commands. A history without them therefore replays.
@@ -142,10 +142,10 @@ class WorkflowDetailsInterceptor(Interceptor):
 
     def workflow_interceptor_class(self, input: WorkflowInterceptorClassInput) -> type[WorkflowInboundInterceptor]:  # noqa: A002 - its name
         del input
-        return _WorkflowDetailsInbound
+        return _WorkflowErrorAndSubjectInbound
 
 
-class _WorkflowDetailsInbound(WorkflowInboundInterceptor):
+class _WorkflowErrorAndSubjectInbound(WorkflowInboundInterceptor):
     _trace_id: str | None = None
 
     def init(self, outbound: WorkflowOutboundInterceptor) -> None:
@@ -160,14 +160,14 @@ class _WorkflowDetailsInbound(WorkflowInboundInterceptor):
         try:
             result = await super().execute_workflow(input)
         except ApplicationError as error:
-            failure = add_trace_id(error, self._trace_id)
-            _show_failure(failure)
+            failure = add_trace_id_to_details(error, self._trace_id)
+            _show_failure_in_details(failure)
             raise failure.with_traceback(error.__traceback__) from error.__cause__
         except (ActivityError, ChildWorkflowError) as error:
             if is_cancelled_exception(error):
                 raise
-            failure = add_trace_id(run_failure_from_step_failure(error), self._trace_id)
-            _show_failure(failure)
+            failure = add_trace_id_to_details(run_failure_from_step_failure(error), self._trace_id)
+            _show_failure_in_details(failure)
             raise failure from error
         if workflow.get_current_details() == start_details:  # the workflow had nothing to do
             workflow.set_current_details(_describe_run("ended", input.args))
@@ -193,7 +193,7 @@ def _describe_run(step: str, args: Sequence[Any]) -> str:
     return f"**{step}** — " + (", ".join(filter(None, map(summarize_request, args))) or workflow.info().workflow_type)
 
 
-def _show_failure(error: ApplicationError) -> None:
+def _show_failure_in_details(error: ApplicationError) -> None:
     details = workflow.get_current_details()
     if error.message not in details:
         workflow.set_current_details(f"**failed** — {error.type}: {error.message}\n\n{details}")
@@ -213,7 +213,7 @@ def run_failure_from_step_failure(error: ActivityError | ChildWorkflowError) -> 
     return ApplicationError(f"{source}: {message}", type=type(last).__name__)
 
 
-def add_trace_id(error: ApplicationError, trace_id: str | None) -> ApplicationError:
+def add_trace_id_to_details(error: ApplicationError, trace_id: str | None) -> ApplicationError:
     """Return the error with the trace id in its details, if they have none. All attempts keep the same message."""
     if trace_id is None or find_detail(error.details, TRACE_ID) is not None:
         return error

@@ -8,7 +8,7 @@ from typing import Final
 from infra.catalog.engine.database_connections import parse_database_url
 from logstore.errors import InvalidInput, ServiceFailed
 from workers.settings import Settings
-from workers.settings.tls_files import read_certificate_chain
+from workers.settings.tls_files import read_tls_certificate_chain
 
 _MIN_REMAINING: Final = timedelta(days=7)
 _LIFETIME_DIVISOR: Final = 4  # for short-lived certificates, which a program renews
@@ -36,7 +36,7 @@ class ClientCertificate:
         return f"{self.setting} until {self.until:%Y-%m-%dT%H:%MZ}"
 
 
-def find_certificate_files(settings: Settings) -> dict[str, str]:
+def find_client_certificate_files(settings: Settings) -> dict[str, str]:
     """Return the paths of certificate files by setting. `database_url` names its file in the parameter `sslcert`."""
     path_by_setting = {name: str(getattr(settings, name)) for name in ("temporal_cert_file", "zookeeper_cert_file")}
     with suppress(InvalidInput):  # an invalid URL, which the connection reports
@@ -44,20 +44,22 @@ def find_certificate_files(settings: Settings) -> dict[str, str]:
     return {name: path for name, path in path_by_setting.items() if path}
 
 
-def read_certificate(setting: str, path: str) -> ClientCertificate:
-    chain = read_certificate_chain(setting, path)
+def read_client_certificate(setting: str, path: str) -> ClientCertificate:
+    chain = read_tls_certificate_chain(setting, path)
     since, until = max(link.not_valid_before_utc for link in chain), min(link.not_valid_after_utc for link in chain)
     return ClientCertificate(setting=setting, path=path, since=since, until=until)
 
 
-def check_certificate_expiry(settings: Settings) -> str:
+def check_client_certificate_expiry(settings: Settings) -> str:
     """Return a line with the expiry of each certificate.
 
     Raises:
         InvalidInput: A certificate cannot be read.
         ServiceFailed: A certificate has expired or is about to.
     """
-    certificates = [read_certificate(name, path) for name, path in find_certificate_files(settings).items()]
+    certificates = [
+        read_client_certificate(name, path) for name, path in find_client_certificate_files(settings).items()
+    ]
     for certificate in certificates:
         if certificate.is_due:
             advice = "renew it, then restart the workers one by one"

@@ -7,16 +7,16 @@ from temporalio.exceptions import ActivityError, ApplicationError
 from logstore.deletion.intents import GuardRefusal
 
 
-def find_refusal(error: ActivityError, types: Collection[str]) -> GuardRefusal | None:
+def refusal_from_error(error: ActivityError, types: Collection[str]) -> GuardRefusal | None:
     cause = error.cause
     if not isinstance(cause, ApplicationError) or cause.type is None or cause.type not in types:
         return None
     return GuardRefusal(type=cause.type, message=cause.message, details=list(cause.details))
 
 
-def require_refusal(error: ActivityError, types: Collection[str]) -> GuardRefusal:
+def refusal_from_error_or_raise(error: ActivityError, types: Collection[str]) -> GuardRefusal:
     """Return the refusal. Raise the given error if it has another type."""
-    refusal = find_refusal(error, types)
+    refusal = refusal_from_error(error, types)
     if refusal is None:
         raise error
     return refusal

@@ -9,7 +9,7 @@ from temporalio.common import SearchAttributePair
 from logstore.ports.catalog import Topic
 from logstore.positions import LedgerId
 from logstore.reconciliation import plausibility_guards
-from logstore.reconciliation.bulk_jobs import SCRUB_RATE
+from logstore.reconciliation.bulk_job_inputs_and_results import SCRUB_RATE
 from logstore.records.tombstone_rules import DeleteDurability
 from workers.client.job_client import Handle, JobClient, run_id_search_attribute, topic_search_attribute
 from workflows import input_bounds, search_attributes
@@ -42,7 +42,7 @@ from workflows.reconciliation.job_definitions import (
     ReconcileOrphansResult,
     ScrubLedgersInput,
     ScrubLedgersResult,
-    scrub_scope,
+    scrub_job_key,
 )
 from workflows.records.job_definitions import (
     DEFRAGMENT_RECORDS,
@@ -65,7 +65,7 @@ from workflows.records.job_definitions import (
 from workflows.topic_build_types import BuildResult
 
 
-class StoreJobClient(JobClient):
+class MaintenanceJobClient(JobClient):
     async def offload_topic(
         self,
         topic: Topic,
@@ -175,7 +175,7 @@ class StoreJobClient(JobClient):
             queue=input_bounds.bulk_queue(self._settings.task_queue),
         )
         scope = f"{len(ids):,} topics" if ids else "every topic"
-        return await self.start(SCRUB_LEDGERS, request, *scrub_scope(ids), summary=f"scrub ledgers of {scope}")
+        return await self.start(SCRUB_LEDGERS, request, *scrub_job_key(ids), summary=f"scrub ledgers of {scope}")
 
     async def seal_buckets(self, topic: Topic, reason: str = "", actor: str = "") -> Handle[SealBucketsResult]:
         """Seal all delayed messages that consumers of a topic may see. Joins a running seal. May start a merge."""
@@ -202,7 +202,7 @@ class StoreJobClient(JobClient):
     ) -> Handle[BuildResult]:
         """Build new index buckets of topics from their logs, and replace the existing index buckets."""
         request = BuildDelayedIndexInput(actor=actor, reason=reason, master=master)
-        return await self.start_build(BUILD_DELAYED_INDEX, topics, request)
+        return await self.start_topic_build_job(BUILD_DELAYED_INDEX, topics, request)
 
     async def flush_records(self, reason: str = "", actor: str = "") -> Handle[FlushRecordsResult]:
         """Flush all changes up to this moment. If a flush of this kind runs, join it and make it flush once more."""
@@ -249,7 +249,7 @@ class StoreJobClient(JobClient):
             topic=topic.name if topic else "",
             dry_run=dry_run,
             durable_delete=DeleteDurability.from_flag(durable_delete),
-            catalog_epoch=await asyncio.to_thread(self._epoch),
+            catalog_epoch=await asyncio.to_thread(self._read_catalog_epoch),
             actor=actor,
             reason=reason,
             policy=self._deletion_policy,

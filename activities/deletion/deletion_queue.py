@@ -7,26 +7,26 @@ from activities.deletion.claims_and_causes import (
     own_workflow_claim,
 )
 from activities.deletion.inputs_and_results import (
-    AdoptStalledInput,
+    ClaimPausedBatchInput,
     DetachResult,
-    ForgetDeletionsInput,
-    ForgetDeletionsResult,
-    HoldBatchInput,
-    PauseBatchInput,
+    PauseOrResumeBatchInput,
+    RemovedIntentCounts,
+    RemoveOldIntentsInput,
+    TakeOverStalledInput,
 )
 from activities.heartbeats import define_activity, send_heartbeats
-from logstore.ports.catalog import DataLedgers, PhaseTwoQueue, PhaseTwoQueueUpkeep
+from logstore.ports.catalog import MessageLedgers, PhaseTwoQueue, PhaseTwoQueueUpkeep
 
 _PAUSED_CLAIM_S = 900.0  # renewed every ten minutes: a renewal may come five minutes late
 
 
-class DeletionUpkeepActivities:
+class DeletionQueueActivities:
     def __init__(
         self,
         *,
         upkeep: PhaseTwoQueueUpkeep,
         deletions: PhaseTwoQueue,
-        ledgers: DataLedgers,
+        ledgers: MessageLedgers,
         finished_retention_s: float,
     ) -> None:
         self._upkeep = upkeep
@@ -36,19 +36,19 @@ class DeletionUpkeepActivities:
 
     @define_activity(name="deletion.adopt")
     @send_heartbeats()
-    def adopt(self, request: AdoptStalledInput) -> DetachResult:
+    def take_over_stalled(self, request: TakeOverStalledInput) -> DetachResult:
         """Move a page of stalled intents and of newborn ledgers into a new batch.
 
         Idempotency: keyed by `batch_id`; a second call returns the first result.
         Raises: CatalogBusy, StoreUnavailable (retry).
         """
         claim = batch_workflow_claim(request.batch_workflow_id)
-        adopted = self._upkeep.move_stalled_to_batch(batch_id=request.batch_id, claim=claim, limit=request.limit)
+        adopted = self._upkeep.move_abandoned_work_to_batch(batch_id=request.batch_id, claim=claim, limit=request.limit)
         return count_and_summarize_detach(adopted, self._ledgers.catalog_epoch() if adopted.intents else 0)
 
     @define_activity(name="deletion.forget")
     @send_heartbeats()
-    def forget(self, request: ForgetDeletionsInput) -> ForgetDeletionsResult:
+    def remove_old_intents(self, request: RemoveOldIntentsInput) -> RemovedIntentCounts:
         """Remove a page of rows that ended long ago, and of batches without rows.
 
         Idempotency: a repeated attempt continues with the next page.
@@ -58,11 +58,11 @@ class DeletionUpkeepActivities:
         forgotten = self._upkeep.remove_finished_rows(
             older_than_s=self._finished_retention_s, limit=request.limit, cause=cause
         )
-        return ForgetDeletionsResult(rows=forgotten.rows, runs=forgotten.runs)
+        return RemovedIntentCounts(rows=forgotten.rows, runs=forgotten.runs)
 
     @define_activity(name="deletion.hold_batch")
     @send_heartbeats()
-    def hold_batch(self, request: HoldBatchInput) -> None:
+    def claim_paused_batch(self, request: ClaimPausedBatchInput) -> None:
         """Claim a paused batch, so that no sweep takes its rows.
 
         Idempotency: the claim ends 15 minutes after the last call; a running chunk never shortens it.
@@ -72,7 +72,7 @@ class DeletionUpkeepActivities:
 
     @define_activity(name="deletion.pause_batch")
     @send_heartbeats()
-    def pause_batch(self, request: PauseBatchInput) -> None:
+    def pause_or_resume_batch(self, request: PauseOrResumeBatchInput) -> None:
         """Store whether the batch is paused. No sweep takes rows of a paused batch.
 
         Idempotency: a repeated call changes nothing.
