@@ -12,13 +12,17 @@ from hypothesis import settings as hypothesis_settings
 
 from infra.stack import embedded_stack
 from logstore import failpoints
-from tests import postgres, shared
+from tests import postgres, run_folder
 from tests import servers as real_servers
-from tests.parts import Part, split_tests
-from tests.prepared import share_compiled_statements, share_descriptions_of_services, try_each_workflow_once
+from tests.run_parts import RunPart, split_tests
+from tests.shared_preparations import (
+    share_compiled_statements,
+    share_s3_service_descriptions,
+    validate_each_workflow_once,
+)
 from workers.settings import Settings
 
-_LONGEST = (
+_LONGEST_MODULES = (
     "e2e/test_session.py",
     "faults/test_sigkill.py",
     "spark/",
@@ -43,12 +47,14 @@ What begins first is not taken over by another process: tests of Spark stay in o
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add `--all-faults`, which runs in full what is else a sample, and `--part`. CONTRIBUTING.md explains both."""
     parser.addoption("--all-faults", action="store_true", help="every hit of every failpoint, every variant; no sample")
-    parser.addoption("--part", default=Part(), type=_parse_part, metavar="3/8", help="one of so many parts of the run")
+    parser.addoption(
+        "--part", default=RunPart(), type=_parse_part, metavar="3/8", help="one of so many parts of the run"
+    )
 
 
-def _parse_part(text: str) -> Part:
+def _parse_part(text: str) -> RunPart:
     try:
-        return Part.parse(text)
+        return RunPart.parse(text)
     except ValueError as error:
         raise pytest.UsageError(str(error)) from None
 
@@ -60,9 +66,9 @@ hypothesis_settings.load_profile("sexton")  # how long an example takes says how
 def pytest_configure(config: pytest.Config) -> None:
     """What only `make faults` runs has a mark of its own."""
     share_compiled_statements()
-    share_descriptions_of_services()
-    try_each_workflow_once()
-    shared.find_folder(config)
+    share_s3_service_descriptions()
+    validate_each_workflow_once()
+    run_folder.create_or_receive_run_folder(config)
     config.addinivalue_line("markers", "all_faults: only with --all-faults")
     config.addinivalue_line("markers", "where_allowed: needs rights that not every machine gives")
 
@@ -70,40 +76,42 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: Any) -> None:
     """Of xdist: a worker is about to start."""
-    shared.tell_folder(node.config, node.workerinput)
+    run_folder.pass_run_folder_to_worker(node.config, node.workerinput)
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
     """End the servers that the run's processes shared, even if one of these died."""
-    if not shared.is_worker(config):
-        real_servers.kill_shared(config.stash[shared.FOLDER])
-        postgres.kill_shared(config.stash[shared.FOLDER])
-        shared.remove_folder(config)
+    if not run_folder.is_xdist_worker(config):
+        real_servers.kill_shared_storage(config.stash[run_folder.RUN_FOLDER_KEY])
+        postgres.kill_shared_postgres(config.stash[run_folder.RUN_FOLDER_KEY])
+        run_folder.remove_run_folder(config)
 
 
 @pytest.hookimpl(trylast=True)  # of what is left
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave such tests out; to skip them would say that something is missing here. Begin with the longest."""
     if not config.getoption("--all-faults"):
-        out = [item for item in items if item.get_closest_marker("all_faults")]
-        items[:] = [item for item in items if item not in out]
-        config.hook.pytest_deselected(items=out)
+        deselected = [item for item in items if item.get_closest_marker("all_faults")]
+        items[:] = [item for item in items if item not in deselected]
+        config.hook.pytest_deselected(items=deselected)
     items[:], others = split_tests(items, config.getoption("--part"))
     config.hook.pytest_deselected(items=others)
-    items[:] = _longest_first(items, getattr(config, "workerinput", {}).get("workercount", 1))
+    items[:] = _order_longest_first(items, getattr(config, "workerinput", {}).get("workercount", 1))
 
 
-def _longest_first(items: list[pytest.Item], processes: int) -> list[pytest.Item]:
+def _order_longest_first(items: list[pytest.Item], processes: int) -> list[pytest.Item]:
     """Let each process, which gets an equal part of the items in their order, have some of the longest at its head."""
-    longest = [[item for item in items if item.nodeid.startswith(f"tests/{module}")] for module in _LONGEST]
-    others = [item for item in items if not item.nodeid.startswith(tuple(f"tests/{module}" for module in _LONGEST))]
-    dealt: list[pytest.Item] = []
+    longest = [[item for item in items if item.nodeid.startswith(f"tests/{module}")] for module in _LONGEST_MODULES]
+    others = [
+        item for item in items if not item.nodeid.startswith(tuple(f"tests/{module}" for module in _LONGEST_MODULES))
+    ]
+    ordered: list[pytest.Item] = []
     for number in range(processes):
-        heads = [item for module in longest[number::processes] for item in module]
-        part = (len(items) - len(dealt)) // (processes - number)
-        dealt += [*heads, *others[: max(0, part - len(heads))]]
-        del others[: max(0, part - len(heads))]
-    return dealt + others
+        long_items = [item for module in longest[number::processes] for item in module]
+        part = (len(items) - len(ordered)) // (processes - number)
+        ordered += [*long_items, *others[: max(0, part - len(long_items))]]
+        del others[: max(0, part - len(long_items))]
+    return ordered + others
 
 
 @pytest.hookimpl(wrapper=True)
@@ -134,20 +142,20 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
 @pytest.fixture(scope="session")
 def servers(pytestconfig: pytest.Config) -> Iterator[embedded_stack.StackAddresses]:
     """One SeaweedFS for the whole run, and one Temporal for each of its processes: schedules have fixed names."""
-    with real_servers.running_servers(pytestconfig.stash[shared.FOLDER]) as where:
+    with real_servers.running_servers(pytestconfig.stash[run_folder.RUN_FOLDER_KEY]) as where:
         yield where
 
 
 @pytest.fixture
 def settings(servers: embedded_stack.StackAddresses, tmp_path: Path) -> Settings:
     """A log store of this test's own on the shared servers."""
-    return real_servers.settings_on(servers, tmp_path)
+    return real_servers.create_store_settings(servers, tmp_path)
 
 
 @pytest.fixture(scope="session")
-def run_part(pytestconfig: pytest.Config) -> Part:
+def run_part(pytestconfig: pytest.Config) -> RunPart:
     """Part of the run. A test that takes it runs in every part and selects its cases by it."""
-    chosen: Part = pytestconfig.getoption("--part")
+    chosen: RunPart = pytestconfig.getoption("--part")
     return chosen
 
 

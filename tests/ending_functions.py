@@ -6,7 +6,7 @@ from typing import Final
 from logstore.records.functions import LedgerRecord
 
 _NAMES: Final = ("every", "even", "none", "broken_at_three", "changing", "leaving")
-REFERENCES: Final = ",".join(f"{__name__}:{name}" for name in _NAMES)
+ENDING_FUNCTION_REFERENCES: Final = ",".join(f"{__name__}:{name}" for name in _NAMES)
 """What the setting `functions` says to have them."""
 
 NOT_CALLABLE: Final = 3

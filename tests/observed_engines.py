@@ -9,7 +9,7 @@ from infra.telemetry import sql_spans
 
 
 @contextmanager
-def observed_engines() -> Iterator[None]:
+def trace_sql_statements() -> Iterator[None]:
     """Every engine of this process is observed within the block, and none behind it."""
     sql_spans.trace_all_sql_statements()
     try:

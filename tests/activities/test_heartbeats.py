@@ -14,7 +14,7 @@ from activities.heartbeats import (
 )
 from logstore.errors import ClaimHeld, StoreUnavailable
 from logstore.stop_checks import raise_if_stopped
-from tests.activities.world import environment
+from tests.activities.activity_world import make_activity_environment
 from tests.logstore.eventually import assert_eventually
 
 
@@ -27,7 +27,7 @@ def _fast(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_pulse_beats_and_renews_while_one_unit_takes_long() -> None:
     """A throttled page that outlasts the timeout is not taken for dead, nor its rows for stalled."""
     beats, renewals = list[object](), list[None]()
-    env = environment()
+    env = make_activity_environment()
     env.on_heartbeat = lambda *details: beats.append(details)
 
     def slow() -> None:
@@ -45,7 +45,7 @@ def test_pulse_of_work_done_at_once_beats_not_at_all(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(module, "_BEAT_INTERVAL_S", 60.0)
     monkeypatch.setattr(module, "_MIN_BEAT_INTERVAL_S", 60.0)
     beats = list[object]()
-    env = environment()
+    env = make_activity_environment()
     env.on_heartbeat = lambda *details: beats.append(details)
 
     def quick() -> None:
@@ -66,13 +66,13 @@ def test_work_that_ends_before_its_first_beat_has_no_thread(monkeypatch: pytest.
             names = {one.name for one in threading.enumerate()}
             assert not names & {"beating", "renewing", "heartbeats"}
 
-    environment().run(quick)
+    make_activity_environment().run(quick)
 
 
 def test_beat_that_is_due_does_not_wait_for_a_later_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """One thread watches for all activities of a process, and sleeps until the first beat that may be due."""
     beats = list[object]()
-    env = environment()
+    env = make_activity_environment()
     env.on_heartbeat = lambda *details: beats.append(details)
 
     def work() -> None:
@@ -107,7 +107,7 @@ def _scarce(monkeypatch: pytest.MonkeyPatch, lacking: int) -> None:
 def test_beats_begin_once_the_machine_has_a_thread_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """One that cannot be started when it is due keeps no other activity from beating, and is asked for again."""
     beats = list[object]()
-    env = environment()
+    env = make_activity_environment()
     env.on_heartbeat = lambda *details: beats.append(details)
 
     def work() -> None:
@@ -132,7 +132,7 @@ def test_work_that_ends_while_there_is_no_thread_for_its_beats_ends_well(monkeyp
             assert_eventually(lambda: _Scarce.lacking < 999_990)
         return "done"
 
-    assert environment().run(work) == "done"
+    assert make_activity_environment().run(work) == "done"
     assert not module._scheduler._waiting
 
 
@@ -147,14 +147,14 @@ def test_work_that_cannot_be_watched_begins_not_and_beats_never(monkeypatch: pyt
             raise AssertionError("began without a watch")
 
     with pytest.raises(RuntimeError, match="can't start new thread"):
-        environment().run(work)
+        make_activity_environment().run(work)
     assert not watch._waiting
 
 
 def test_beats_go_on_behind_a_fault_that_nothing_expects(caplog: pytest.LogCaptureFixture) -> None:
     """Of a renewal, for instance: the work is alive all the same, and would be begun anew beside itself."""
     beats = list[object]()
-    env = environment()
+    env = make_activity_environment()
     env.on_heartbeat = lambda *details: beats.append(details)
 
     def work() -> None:
@@ -171,7 +171,7 @@ def test_beats_go_on_behind_a_fault_that_nothing_expects(caplog: pytest.LogCaptu
 def test_beats_go_on_where_a_renewal_is_cancelled_between_its_attempts(caplog: pytest.LogCaptureFixture) -> None:
     """A busy catalog is asked again and again; that the activity is cancelled meanwhile is no death of its worker."""
     beats = list[object]()
-    env = environment()
+    env = make_activity_environment()
     env.on_heartbeat = lambda *details: beats.append(details)
 
     @define_activity(name="tests.work")
@@ -189,7 +189,7 @@ def test_beats_go_on_while_many_claims_are_renewed() -> None:
     """A renewal that the catalog holds up for long is no death of its worker."""
     beats, renewing = list[object](), threading.Event()
     answered = threading.Event()
-    env = environment()
+    env = make_activity_environment()
     env.on_heartbeat = lambda *details: beats.append(details)
 
     def renew() -> None:
@@ -224,7 +224,7 @@ def test_pulse_claim_lost_meanwhile_stops_the_work_at_its_next_unit() -> None:
             heartbeats.count_examined()
 
     with pytest.raises(ClaimHeld):
-        environment().run(work)
+        make_activity_environment().run(work)
 
 
 def test_pulse_survives_a_renewal_that_the_catalog_did_not_answer() -> None:
@@ -236,7 +236,7 @@ def test_pulse_survives_a_renewal_that_the_catalog_did_not_answer() -> None:
             assert_eventually(lambda: not answers)
             heartbeats.count_examined()
 
-    environment().run(work)
+    make_activity_environment().run(work)
 
 
 def test_pulse_that_cannot_claim_starts_nothing() -> None:
@@ -250,4 +250,4 @@ def test_pulse_that_cannot_claim_starts_nothing() -> None:
             raise AssertionError("began without a claim")
 
     with pytest.raises(ClaimHeld):
-        environment().run(work)
+        make_activity_environment().run(work)

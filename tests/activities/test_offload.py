@@ -20,8 +20,16 @@ from logstore.offload.tiered_copy import data_key, index_key
 from logstore.ports.catalog import AuditCause, Claim, OffloadStartOutcome
 from logstore.positions import LedgerId
 from logstore.validated_names import TopicName
-from tests.activities.world import BATCH, BATCH_WORKFLOW, World, chunk_input, done, one_input, run
-from tests.fakes.objects import Fault, FaultKind, Operation
+from tests.activities.activity_world import (
+    BATCH_ID,
+    BATCH_WORKFLOW_ID,
+    World,
+    make_chunk_input,
+    make_delete_intent_input,
+    run,
+    run_owner_routed_activity,
+)
+from tests.fakes.object_store import Fault, FaultKind, StoreOperation
 
 METADATA = {"bucket": "cold"}
 CAUSE = AuditCause(actor="tests", reason="a test", workflow_id="delete-topic/1")
@@ -30,9 +38,11 @@ CLAIM = Claim(workflow_id="delete-ledgers/all", run_id="1", ttl_s=60)
 
 def upload(world: World, ledger: LedgerId) -> str:
     """One attempt that succeeds; its uuid."""
-    done = run(world.offload.upload_and_prove_copy, UploadCopyInput(ledger_id=ledger, timeout_s=60))
-    assert done.answer is OffloadStartOutcome.BEGUN
-    return done.uuid
+    run_owner_routed_activity = run(
+        world.offload.upload_and_prove_copy, UploadCopyInput(ledger_id=ledger, timeout_s=60)
+    )
+    assert run_owner_routed_activity.answer is OffloadStartOutcome.BEGUN
+    return run_owner_routed_activity.uuid
 
 
 def publish(world: World, ledger: LedgerId, uuid: str) -> OffloadStartOutcome:
@@ -41,8 +51,8 @@ def publish(world: World, ledger: LedgerId, uuid: str) -> OffloadStartOutcome:
 
 def removal_input(world: World, **more: Any) -> DetachPrimariesInput:
     fixed: dict[str, Any] = {
-        "batch_id": BATCH,
-        "batch_workflow_id": BATCH_WORKFLOW,
+        "batch_id": BATCH_ID,
+        "batch_workflow_id": BATCH_WORKFLOW_ID,
         "actor": "tests",
         "reason": "a test",
     }
@@ -59,7 +69,7 @@ def remove_primaries(world: World) -> int:
 
 def offloaded(world: World, count: int) -> dict[LedgerId, str]:
     """Ledgers with both copies, and the uuid of the tiered one."""
-    made = {ledger: upload(world, ledger) for ledger in world.fill_readable(count)}
+    made = {ledger: upload(world, ledger) for ledger in world.create_readable_ledgers(count)}
     for ledger, uuid in made.items():
         assert publish(world, ledger, uuid) is OffloadStartOutcome.ALREADY
     return made
@@ -86,7 +96,9 @@ def damage_of(world: World, ledger: LedgerId, uuid: str, kind: str) -> None:
             world.tiered.delete([index])
             world.tiered.put_if_absent(index, text, metadata=metadata)
         case "silent":
-            fault = Fault(operation=Operation.HEAD, kind=FaultKind.BEFORE, matches=lambda key: key == data, times=100)
+            fault = Fault(
+                operation=StoreOperation.HEAD, kind=FaultKind.BEFORE, matches=lambda key: key == data, times=100
+            )
             world.tiered.plan(fault)
         case "no place":
             world.sql("UPDATE ledger_copy SET context = '{}' WHERE ledger_id = :l AND kind LIKE 'OFF%'", l=ledger)
@@ -94,7 +106,7 @@ def damage_of(world: World, ledger: LedgerId, uuid: str, kind: str) -> None:
 
 def open_upload(world: World) -> IntentKey:
     """The intent of an attempt that was replaced and may still be sending."""
-    (ledger,) = world.fill_readable(1)
+    (ledger,) = world.create_readable_ledgers(1)
     world.catalog.offloads.begin_offload(ledger, uuid="u-1", driver_metadata=METADATA, timeout_s=2_700)
     world.catalog.offloads.begin_offload(ledger, uuid="u-2", driver_metadata=METADATA, timeout_s=2_700)
     assert world.detach().intents == 1
@@ -103,7 +115,7 @@ def open_upload(world: World) -> IntentKey:
 
 def test_upload_twice_leaves_one_live_copy_and_one_intent(world: World) -> None:
     """Two attempts never touch the same object; the one that is replaced loses cleanly (temporalio/sdk-python#1048)."""
-    (ledger,) = world.fill_readable(1)
+    (ledger,) = world.create_readable_ledgers(1)
     world.catalog.cursors.create_subscription(world.topic.topic_id, "slow", latest=False)
     first, second = upload(world, ledger), upload(world, ledger)
     assert publish(world, ledger, first) is OffloadStartOutcome.BEGUN
@@ -112,13 +124,13 @@ def test_upload_twice_leaves_one_live_copy_and_one_intent(world: World) -> None:
     (intent,) = world.catalog.deletions.list_intents(None, limit=10)
     assert intent.context == {"driver": "aws-s3", "bucket": "cold", "uuid": first}
     world.detach()
-    assert done(world.deletion.delete_chunk, chunk_input()).outcomes == {"DELETED": 1}
+    assert run_owner_routed_activity(world.deletion.delete_chunk, make_chunk_input()).outcomes == {"DELETED": 1}
     assert {key.partition("-ledger-")[0] for key in world.tiered.keys} == {second}
 
 
 def test_upload_named_with_another_topic_is_refused_and_leaves_nothing(world: World) -> None:
     """The id and the name beside it mean two ledgers."""
-    (ledger,) = world.fill_readable(1)
+    (ledger,) = world.create_readable_ledgers(1)
     other = TopicName.parse("persistent://public/default/other").encoded
     with pytest.raises(InvalidInput, match=f"topic: expected the topic of ledger {ledger}, .*found '{other}'"):
         run(world.offload.upload_and_prove_copy, UploadCopyInput(ledger_id=ledger, timeout_s=60, topic=other))
@@ -128,34 +140,39 @@ def test_upload_named_with_another_topic_is_refused_and_leaves_nothing(world: Wo
 
 def test_upload_that_storage_does_not_prove_raises(world: World) -> None:
     """The class is what Temporal is told; a new attempt may succeed (apache/pulsar#22839)."""
-    (ledger,) = world.fill_readable(1)
-    world.tiered.plan(Fault(operation=Operation.PUT, kind=FaultKind.LOST))
+    (ledger,) = world.create_readable_ledgers(1)
+    world.tiered.plan(Fault(operation=StoreOperation.PUT, kind=FaultKind.LOST))
     with pytest.raises(UploadUnproven):
         run(world.offload.upload_and_prove_copy, UploadCopyInput(ledger_id=ledger, timeout_s=60))
 
 
 def test_both_copies_of_a_ledger_are_deleted_alone(world: World) -> None:
     """Two rows; a failure of the one does not hold the other (PIP-186)."""
-    (ledger,) = world.fill_readable(1)
+    (ledger,) = world.create_readable_ledgers(1)
     world.acknowledge(ledger)
     assert publish(world, ledger, upload(world, ledger)) is OffloadStartOutcome.ALREADY
     assert world.detach().intents == 2
-    world.tiered.plan(Fault(operation=Operation.DELETE, kind=FaultKind.KEY_ERROR))
-    result = done(world.deletion.delete_chunk, chunk_input())
+    world.tiered.plan(Fault(operation=StoreOperation.DELETE, kind=FaultKind.REPORT_KEY_FAILED))
+    result = run_owner_routed_activity(world.deletion.delete_chunk, make_chunk_input())
     assert result.outcomes == {"DELETED": 1, "RETRYING": 1}
     assert (world.left_of(ledger), len(world.tiered.keys)) == ([], 2)
     (key,) = result.alone
     name = f"delete-ledger/{key.ledger_id}/{key.copy}/{key.generation}"
-    assert done(world.deletion.claim_and_delete_copy, one_input(key), workflow_id=name).outcome is Outcome.DELETED
+    assert (
+        run_owner_routed_activity(
+            world.deletion.claim_and_delete_copy, make_delete_intent_input(key), workflow_id=name
+        ).outcome
+        is Outcome.DELETED
+    )
     assert world.tiered.keys == []
 
 
 def test_removed_primary_is_deleted_and_its_ledger_stays(world: World) -> None:
     """Phase two finds that no list names this copy any more, though one names its ledger."""
-    ledgers = world.fill_readable(2)
+    ledgers = world.create_readable_ledgers(2)
     publish(world, ledgers[0], upload(world, ledgers[0]))
     assert [remove_primaries(world), remove_primaries(world)] == [1, 1]  # the same batch
-    assert done(world.deletion.delete_chunk, chunk_input()).outcomes == {"DELETED": 1}
+    assert run_owner_routed_activity(world.deletion.delete_chunk, make_chunk_input()).outcomes == {"DELETED": 1}
     assert (world.left_of(ledgers[0]), len(world.left_of(ledgers[1])), len(world.tiered.keys)) == ([], 3, 2)
     listed = [one.ledger_id for one in world.catalog.ledgers.list_ledgers(world.topic.topic_id)]
     assert listed[:2] == ledgers
@@ -195,7 +212,7 @@ def test_remove_keeps_a_primary_whose_tiered_copy_storage_does_not_show(world: W
     assert (result.ledgers, result.intents, result.unproved, result.next_after) == (2, 2, 1, None)
     assert list(result.doubts) == [bad]
     assert result.doubts[bad].startswith(told)
-    done(world.deletion.delete_chunk, chunk_input())
+    run_owner_routed_activity(world.deletion.delete_chunk, make_chunk_input())
     assert [len(world.left_of(ledger)) for ledger in uuids] == [0, 3, 0]
 
 
@@ -218,7 +235,7 @@ def test_remove_goes_page_by_page_and_a_repeated_page_skips_nothing(world: World
 
 def test_candidates_are_paged_and_checked(world: World) -> None:
     """Reads only."""
-    ledgers = world.fill_readable(3)
+    ledgers = world.create_readable_ledgers(3)
     page = LedgersToOffloadInput(topic_id=world.topic.topic_id, after=-1, limit=2)
     assert run(world.offload.list_ledgers_to_offload, page).ledger_ids == ledgers[:2]
     rest = LedgersToOffloadInput(
@@ -230,10 +247,10 @@ def test_candidates_are_paged_and_checked(world: World) -> None:
 def test_delete_under_an_open_upload_is_tried_again_no_sooner_than_its_end(world: World) -> None:
     """The wait is the upload's, not the interval of retries, and the row is held for as long."""
     key = open_upload(world)
-    assert done(world.deletion.delete_chunk, chunk_input()).alone == [key]
+    assert run_owner_routed_activity(world.deletion.delete_chunk, make_chunk_input()).alone == [key]
     name = f"delete-ledger/{key.ledger_id}/{key.copy}/{key.generation}"
     with pytest.raises(ApplicationError) as raised:
-        done(world.deletion.claim_and_delete_copy, one_input(key), workflow_id=name)
+        run_owner_routed_activity(world.deletion.claim_and_delete_copy, make_delete_intent_input(key), workflow_id=name)
     assert raised.value.type == "UploadOpen"
     assert raised.value.next_retry_delay is not None
     assert timedelta(seconds=2_700) < raised.value.next_retry_delay <= timedelta(seconds=2_821)

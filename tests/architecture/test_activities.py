@@ -56,7 +56,8 @@ def test_activity_has_an_explicit_name_and_one_argument(module: Module, activity
 
 def test_no_two_activities_have_one_name() -> None:
     """A worker would serve only one of them."""
-    names = [named(call) for case in _ACTIVITIES if (call := decorator(case.values[1], "define_activity"))]
+    functions = [function for module in modules("activities") for function in module.functions]
+    names = [named(call) for function in functions if (call := decorator(function, "define_activity"))]
     assert len(names) == len(_ACTIVITIES) == len(set(names))
 
 

@@ -30,9 +30,9 @@ from logstore.log.segment_metadata import (
 from logstore.log.services.segment_reader import build_digest_metadata
 from logstore.ports.catalog import Topic
 from logstore.positions import LedgerId
-from tests.faults.world import World
+from tests.faults.simulated_world import World
 from tests.infra.catalog.records.adoption import Losing, LostFile
-from tests.migrated import migrated
+from tests.migrated_catalogs import create_migrated_sqlite
 
 _FIRST: Final = 10  # ledger that was not flushed
 _ENTRIES: Final = 5  # of a segment
@@ -42,7 +42,7 @@ def measure(ledgers: int, segments: int) -> dict[str, Any]:
     """Lose a catalog with one topic, and adopt so many ledgers with so many segments each."""
     with tempfile.TemporaryDirectory(dir=Path.cwd()) as folder:
         template, database = Path(folder, "template.db"), Path(folder, "catalog.db")
-        migrated(template)
+        create_migrated_sqlite(template)
         losing = Losing(World(database, template), LostFile(database))
         with losing.process() as log:
             topic = log.catalog.topics.create_topic("persistent://a/b/c", RetentionPolicy())

@@ -26,7 +26,7 @@ from logstore.ports.catalog import (
     Topic,
 )
 from logstore.positions import LedgerId
-from tests.postgres import Postgres
+from tests.postgres import PostgresServer
 
 _GROUPS = (1, 10, 50, 200)
 _DETACHED = (1_000, 10_000, 100_000)
@@ -44,7 +44,7 @@ def main() -> None:
 
 
 def _measure_both(wanted: list[str]) -> None:
-    server = Postgres()
+    server = PostgresServer()
     try:
         with tempfile.TemporaryDirectory(dir=Path.cwd()) as folder, server.database() as name:
             for url in (f"sqlite:///{folder}/catalog.db", server.url(name)):

@@ -26,8 +26,8 @@ from logstore.records.services.manifest_publication import publish_manifest, rea
 from logstore.records.services.record_log import RecordLog
 from logstore.records.services.tombstone_raids import Raider
 from tests.benchmarks.graves import Numbers, versions
-from tests.fakes.objects import FakeObjectStore
-from tests.postgres import Postgres
+from tests.fakes.object_store import FakeObjectStore
+from tests.postgres import PostgresServer
 
 _TOMBSTONES: Final = 50_000
 _EVERY_S: Final = 0.02
@@ -41,7 +41,7 @@ _FIRST: Final = 50_000_000
 def beside_writers() -> dict[str, Any]:
     """Appends on SQLite and on PostgreSQL, quiet and beside a raid."""
     found = {}
-    server = Postgres()
+    server = PostgresServer()
     try:
         with tempfile.TemporaryDirectory(dir=Path.cwd()) as folder, server.database() as name:
             for database, url in (("sqlite", f"sqlite:///{folder}/catalog.db"), ("postgresql", server.url(name))):

@@ -29,7 +29,7 @@ from logstore.retrying_clock import Clock
 from tests.benchmarks.graves import START_US, Numbers, versions
 from tests.benchmarks.raid_foreground import beside_writers
 from tests.logstore.records.world import RecordsWorld
-from tests.migrated import migrated
+from tests.migrated_catalogs import create_migrated_sqlite
 
 _VERSIONS: Final = 5_000_000
 _BLOCK: Final = 100_000
@@ -157,7 +157,7 @@ def costs() -> dict[str, Any]:
     batch = len(encode_block(RecordKind.LEDGER, versions(np.arange(_BLOCK), version=7)))
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "catalog.db"
-        migrated(path)
+        create_migrated_sqlite(path)
         before = path.stat().st_size
         _bury(path, ids)
         row = (path.stat().st_size - before) / _BLOCK

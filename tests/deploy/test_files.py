@@ -18,7 +18,7 @@ import yaml
 from infra.coordination.zookeeper_errors import PemFiles
 from logstore.identity.bucket_markers import BucketRole
 from tests.architecture.source import ROOT
-from tests.tls import Authority
+from tests.tls_servers import TlsCertificateAuthority
 from workers.assembly.log_store_from_settings import executor_bucket_address
 from workers.client.payload_encryption import EncryptingCodec, make_data_converter, read_payload_keys
 from workers.client.temporal_credentials import read_temporal_credentials
@@ -260,7 +260,7 @@ def test_compose_file_has_secrets_by_reference_alone() -> None:
 
 def test_settings_for_files_of_certificates_are_taken_by_every_client(tmp_path: Path) -> None:
     """What stands in the manifest as comments, with files of the names that it says: each of them is put to use."""
-    authority = Authority(tmp_path)
+    authority = TlsCertificateAuthority(tmp_path)
     authority.pair("worker", "worker")
     (tmp_path / "temporal-api-key").write_text("key")
     (tmp_path / "payload-keys").write_text(f"one {base64.b64encode(bytes(32)).decode()}")

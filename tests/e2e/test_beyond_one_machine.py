@@ -10,7 +10,7 @@ from uuid import uuid4
 
 import pytest
 
-from tests.soak.ground import end_marked, new_home, remove_home
+from tests.soak.soak_processes import create_soak_home, kill_marked_processes, remove_soak_home
 
 _ROOT = Path(__file__).resolve().parents[2]
 _GUIDE = _ROOT / "docs" / "guides" / "beyond-one-machine.md"
@@ -37,7 +37,7 @@ def test_script_of_the_guide_is_whole() -> None:
 @pytest.mark.timeout(_WITHIN_S + 60)
 def test_work_goes_on_where_one_member_of_each_service_is_lost() -> None:
     """ZooKeeper's leader, a volume server, a worker of Spark and one of Sexton; then PostgreSQL and Temporal."""
-    mark, home = uuid4().hex, new_home()
+    mark, home = uuid4().hex, create_soak_home()
     bare = {name: value for name, value in os.environ.items() if not name.startswith("SEXTON_")}
     found = Path(sys.executable).parent
     try:
@@ -54,5 +54,5 @@ def test_work_goes_on_where_one_member_of_each_service_is_lost() -> None:
         assert done.returncode == 0, done.stdout[-4_000:]
         assert "'w2', 'w3'] own all but 0 bundles" in done.stdout
     finally:
-        end_marked("WALKTHROUGH", mark)
-        remove_home(home)
+        kill_marked_processes("WALKTHROUGH", mark)
+        remove_soak_home(home)

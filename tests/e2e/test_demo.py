@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.shell import Shell
-from tests.faults.real import STOPS_WITHIN_S
+from tests.faults.real_world import MAX_STOP_S
 from tests.logstore.eventually import assert_eventually
 
 pytestmark = [pytest.mark.external_service, pytest.mark.sigkill, pytest.mark.timeout(1_200)]
@@ -77,7 +77,7 @@ def test_demo_that_is_asked_to_end_twice_leaves_nothing_behind(shell: Shell) -> 
     assert_eventually(lambda: [*shell.folder.glob("sexton-demo-*/pids/worker-1.json")], within_s=_WITHIN_S)
     for number in (signal.SIGINT, signal.SIGTERM):
         demo.send_signal(number)
-    assert demo.wait(STOPS_WITHIN_S) == 130
+    assert demo.wait(MAX_STOP_S) == 130
     assert shell.left_running() == []
     assert shell.left_on_disk() == []
 

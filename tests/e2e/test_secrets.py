@@ -25,12 +25,12 @@ from infra.stack.embedded_stack import StackAddresses
 from infra.stack.stack_home import StackHome
 from infra.stack.worker_records import read_live_workers
 from tests.e2e.shell import Inside
-from tests.faults.real import eventually
-from tests.postgres import Postgres, postgres
-from tests.servers import settings_on
-from tests.tls import Authority, TemporalFront, TlsFront, Wire
-from tests.workflows.house import assert_eventually
-from tests.zookeeper_users import zookeeper_with
+from tests.faults.real_world import wait_until_true
+from tests.postgres import PostgresServer, postgres
+from tests.servers import create_store_settings
+from tests.tls_servers import RecordingProxy, TemporalTlsProxy, TlsCertificateAuthority, TlsProxy
+from tests.workflows.workflow_harness import assert_eventually
+from tests.zookeeper_with_users import run_zookeeper_with_users
 from workers.client import workflow_search
 from workers.client.temporal_connection import connect_client
 from workers.settings import Settings
@@ -51,7 +51,7 @@ def canaries() -> dict[str, str]:
 
 
 _TOLD = {"reason", "message"}  # what is no secret, but stands in no history and on no wire
-Wires = dict[str, Wire]
+Wires = dict[str, RecordingProxy]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,21 +66,25 @@ class Secured:
 
 @pytest.fixture
 def wires(
-    servers: StackAddresses, postgres: Postgres, canaries: dict[str, str], tmp_path: Path
-) -> Iterator[tuple[Wires, Authority, str]]:
+    servers: StackAddresses, postgres: PostgresServer, canaries: dict[str, str], tmp_path: Path
+) -> Iterator[tuple[Wires, TlsCertificateAuthority, str]]:
     """Each service behind TLS that asks for our certificate where it can, and what could be read before it."""
     (tmp_path / "files").mkdir()
-    authority = Authority(tmp_path / "files")
+    authority = TlsCertificateAuthority(tmp_path / "files")
     pair, ours = authority.server(), authority.ca
-    with ExitStack() as ended, postgres.database() as name, zookeeper_with(sexton=canaries["zookeeper"]) as users:
+    with (
+        ExitStack() as ended,
+        postgres.database() as name,
+        run_zookeeper_with_users(sexton=canaries["zookeeper"]) as users,
+    ):
         socket = make_url(postgres.url(name)).query["host"]
-        fronts: dict[str, TlsFront | TemporalFront] = {
-            "temporal": TemporalFront(servers.temporal, pair, clients=ours, api_key=canaries["api-key"]),
-            "database": TlsFront(f"{socket}/.s.PGSQL.5432", pair, clients=ours),
-            "s3": TlsFront(servers.s3.removeprefix("http://"), pair),
-            "zookeeper": TlsFront(users, pair, clients=ours),
+        fronts: dict[str, TlsProxy | TemporalTlsProxy] = {
+            "temporal": TemporalTlsProxy(servers.temporal, pair, client_ca=ours, api_key=canaries["api-key"]),
+            "database": TlsProxy(f"{socket}/.s.PGSQL.5432", pair, client_ca=ours),
+            "s3": TlsProxy(servers.s3.removeprefix("http://"), pair),
+            "zookeeper": TlsProxy(users, pair, client_ca=ours),
         }
-        made = {service: Wire(front.address) for service, front in fronts.items()}
+        made = {service: RecordingProxy(front.address) for service, front in fronts.items()}
         for one in (*fronts.values(), *made.values()):
             ended.callback(one.close)
         yield made, authority, postgres.url(name)
@@ -88,7 +92,7 @@ def wires(
 
 @pytest.fixture
 def secured(
-    servers: StackAddresses, wires: tuple[Wires, Authority, str], canaries: dict[str, str], tmp_path: Path
+    servers: StackAddresses, wires: tuple[Wires, TlsCertificateAuthority, str], canaries: dict[str, str], tmp_path: Path
 ) -> Secured:
     """By files alone."""
     found, authority, plain_url = wires
@@ -102,7 +106,7 @@ def secured(
     url = make_url(plain_url).set(
         host=host, port=int(port), password=canaries["database"], query={"sslmode": "verify-full", **words}
     )
-    settings = settings_on(servers, tmp_path / "home", database_url=plain_url).with_changes(
+    settings = create_store_settings(servers, tmp_path / "home", database_url=plain_url).with_changes(
         database_url=url.render_as_string(hide_password=False),
         temporal_address=found["temporal"].address,
         temporal_namespace=f"secured-{secrets.token_hex(4)}",
@@ -242,7 +246,7 @@ def test_no_secret_is_written_or_shown_anywhere_and_nothing_travels_in_plain(
     Each of them has something to show. Thoroughly: with a transaction and jobs of Spark as well.
     """
     settings, canaries = secured.settings, secured.canaries
-    asyncio.run(eventually(lambda: _page(settings, "/readyz")[0] == 200, "the worker is ready"))
+    asyncio.run(wait_until_true(lambda: _page(settings, "/readyz")[0] == 200, "the worker is ready"))
     shell = Inside(settings.home, **secured.environ)
     seen = {f"command {number}": told for number, told in enumerate(_commands(shell, capfd, canaries))}
     if thorough:

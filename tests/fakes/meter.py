@@ -13,10 +13,10 @@ from temporalio.common import (
     MetricMeter,
 )
 
-Series = tuple[str, tuple[tuple[str, str], ...]]
+MetricSeries = tuple[str, tuple[tuple[str, str], ...]]
 
 
-def series(name: str, **labels: str) -> Series:
+def metric_series(name: str, **labels: str) -> MetricSeries:
     """A metric with its labels."""
     return name, tuple(sorted(labels.items()))
 
@@ -25,9 +25,9 @@ class FakeMeter(MetricMeter):
     """`MetricMeter` in memory: `values` by metric and labels."""
 
     def __init__(self) -> None:
-        self.values: Counter[Series] = Counter()
+        self.values: Counter[MetricSeries] = Counter()
         self.labels: set[str] = set()
-        self.recorded: dict[Series, list[float]] = {}
+        self.recorded: dict[MetricSeries, list[float]] = {}
 
     def create_counter(self, name: str, description: str | None = None, unit: str | None = None) -> MetricCounter:
         assert description, f"{name} says nothing about itself"
@@ -53,7 +53,7 @@ class FakeMeter(MetricMeter):
 
     def total(self, name: str) -> int:
         """The metric summed over its labels."""
-        return sum(value for (found, _), value in self.values.items() if found == name)
+        return sum(value for (metric, _), value in self.values.items() if metric == name)
 
     def _unused(self, *_: Any, **__: Any) -> Any:
         raise NotImplementedError
@@ -66,8 +66,8 @@ class FakeMeter(MetricMeter):
         return self
 
 
-class _Common:
-    def __init__(self, values: Counter[Series], name: str) -> None:
+class _FakeMetric:
+    def __init__(self, values: Counter[MetricSeries], name: str) -> None:
         self._values = values
         self._name = name
 
@@ -77,28 +77,28 @@ class _Common:
         """Not used here."""
         raise NotImplementedError
 
-    def _key(self, labels: Mapping[str, Any] | None) -> Series:
-        return series(self._name, **{name: str(value) for name, value in (labels or {}).items()})
+    def _key(self, labels: Mapping[str, Any] | None) -> MetricSeries:
+        return metric_series(self._name, **{name: str(value) for name, value in (labels or {}).items()})
 
 
-class _Counter(_Common, MetricCounter):
+class _Counter(_FakeMetric, MetricCounter):
     def add(self, value: int, additional_attributes: MetricAttributes | None = None) -> None:
         assert value >= 0, "a counter never goes back"
         self._values[self._key(additional_attributes)] += value
 
 
-class _Gauge(_Common, MetricGauge):
+class _Gauge(_FakeMetric, MetricGauge):
     def set(self, value: int, additional_attributes: MetricAttributes | None = None) -> None:
         self._values[self._key(additional_attributes)] = value
 
 
-class _GaugeFloat(_Common, MetricGaugeFloat):
+class _GaugeFloat(_FakeMetric, MetricGaugeFloat):
     def set(self, value: float, additional_attributes: MetricAttributes | None = None) -> None:
         self._values[self._key(additional_attributes)] = round(value)
 
 
-class _HistogramFloat(_Common, MetricHistogramFloat):
-    def __init__(self, values: Counter[Series], name: str, recorded: dict[Series, list[float]]) -> None:
+class _HistogramFloat(_FakeMetric, MetricHistogramFloat):
+    def __init__(self, values: Counter[MetricSeries], name: str, recorded: dict[MetricSeries, list[float]]) -> None:
         super().__init__(values, name)
         self._recorded = recorded
 

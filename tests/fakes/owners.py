@@ -7,7 +7,7 @@ from logstore.ports.catalog import Fences
 from logstore.validated_names import TopicName
 
 
-class FakeOwnership:
+class FakeBundleOwnership:
     """Who owns which bundle, and whether anybody can be asked; shared by the workers of a test."""
 
     def __init__(self, fences: Fences) -> None:
@@ -51,7 +51,7 @@ class FakeOwnership:
 class FakeOwners:
     """The `TopicOwners` port of one worker."""
 
-    def __init__(self, ownership: FakeOwnership, worker_id: str) -> None:
+    def __init__(self, ownership: FakeBundleOwnership, worker_id: str) -> None:
         """See what `ownership` has."""
         self._ownership, self._worker_id = ownership, worker_id
         self.stale: Lease | None = None
@@ -59,22 +59,22 @@ class FakeOwners:
 
     def find_owner(self, topic: TopicName, *, patience_s: float) -> Lease | OtherBundleOwner | None:
         self._ownership.ask(patience_s)
-        found = self._ownership.found(topic)
-        if found is None or found.worker_id == self._worker_id:
-            return found
-        return OtherBundleOwner(worker_id=found.worker_id)
+        lease = self._ownership.found(topic)
+        if lease is None or lease.worker_id == self._worker_id:
+            return lease
+        return OtherBundleOwner(worker_id=lease.worker_id)
 
     def get_lease(self, topic: TopicName) -> Lease:
-        found = self._ownership.found(topic)
+        lease = self._ownership.found(topic)
         if self.stale:
             return self.stale
-        if found is None or found.worker_id != self._worker_id:
+        if lease is None or lease.worker_id != self._worker_id:
             expected = f"worker {self._worker_id} to own it"
             raise NotOwner(0, expected=expected, found="that it does not own it")
-        return found
+        return lease
 
 
-class NobodyOwns:
+class UnownedTopics:
     """The `TopicOwners` port where no worker owns anything."""
 
     def find_owner(self, topic: TopicName, *, patience_s: float) -> None: ...

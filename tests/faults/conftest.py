@@ -11,33 +11,33 @@ from typing import Any
 import pytest
 
 from infra.catalog import Database, migrate_catalog
-from tests.fakes.objects import Fault, FaultKind, Operation
-from tests.faults.delaying import DELAYED, Delaying
-from tests.faults.effects import hits
-from tests.faults.offloading import COLD, Offloading
-from tests.faults.operators import Operators
-from tests.faults.reconciling import LOSING, Reconciling
-from tests.faults.recording import RECORDED, Recording
-from tests.faults.scene import BESIDE, PAIR, SHORT
-from tests.faults.transacting import PARTIES, Transacting
-from tests.faults.world import World
+from tests.fakes.object_store import Fault, FaultKind, StoreOperation
+from tests.faults.delayed_message_course import DELAYED_PLANS, DelayedMessageOperators
+from tests.faults.failpoint_hits import hits
+from tests.faults.main_job_operators import MainJobOperators
+from tests.faults.offload_course import OFFLOAD_PLANS, OffloadOperators
+from tests.faults.reconciliation_course import RECONCILIATION_PLANS, ReconciliationOperators
+from tests.faults.record_log_course import RECORD_LOG_PLANS, RecordLogOperators
+from tests.faults.simulated_world import World
+from tests.faults.topic_plans import NEIGHBOUR_PLANS, PAIR_PLANS, SHORT_PLANS
+from tests.faults.transaction_course import TRANSACTION_PLANS, TransactionOperators
 
 SEED = 20_261_120
 
 
-COURSES = (
+COURSE_NAMES = (
     *("short", "offload", "together", "delete", "clear", "reconcile", "transact", "delay", "record", "beside"),
     "remove",
 )
-Start = Callable[..., Operators]
+StartOperators = Callable[..., MainJobOperators]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Course:
+class JobCourse:
     """A way through the main job, and what a run of it comes to where nothing happens."""
 
-    start: Start  # operators of their own, ready to go this way; takes what `Operators` takes
-    go: Callable[[Operators], Operators]
+    start: StartOperators  # operators of their own, ready to go this way; takes what `Operators` takes
+    go: Callable[[MainJobOperators], MainJobOperators]
     hits: dict[str, int]  # by failpoint
     workflows: frozenset[str]  # that ran
     activities: frozenset[str]
@@ -63,7 +63,7 @@ def fresh(tmp_path_factory: pytest.TempPathFactory) -> Callable[[], Path]:
 
 
 @pytest.fixture(scope="session")
-def courses(template: Path, fresh: Callable[[], Path]) -> dict[str, Course]:
+def courses(template: Path, fresh: Callable[[], Path]) -> dict[str, JobCourse]:
     """Ways through it; the one that takes longest is the last.
 
     `short`: one small topic, whose first writer meets an outage and gives up, written and trimmed.
@@ -77,94 +77,97 @@ def courses(template: Path, fresh: Callable[[], Path]) -> dict[str, Course]:
     `beside`: a topic is trimmed whose ledgers stand side by side in a shard, so that chunks share listings.
     `remove`: phase one and two of everything, from where all is written and storage begins to misbehave.
     """
-    written, pair = Operators(World(fresh(), template)), Operators(World(fresh(), template), PAIR)
-    cold, beside = Offloading(World(fresh(), template), COLD), Operators(World(fresh(), template), BESIDE)
-    for one in (written, pair, cold, beside):
-        one.drive(one.write)
+    written, pair = MainJobOperators(World(fresh(), template)), MainJobOperators(World(fresh(), template), PAIR_PLANS)
+    cold, beside = (
+        OffloadOperators(World(fresh(), template), OFFLOAD_PLANS),
+        MainJobOperators(World(fresh(), template), NEIGHBOUR_PLANS),
+    )
+    for operators in (written, pair, cold, beside):
+        operators.drive(operators.write)
 
-    def short(**more: Any) -> Operators:
+    def short(**options: Any) -> MainJobOperators:
         world = World(fresh(), template)
-        world.store.plan(_outage())
-        return Operators(world, SHORT, **more)
+        world.store.plan(_refuse_segments())
+        return MainJobOperators(world, SHORT_PLANS, **options)
 
-    def delete(**more: Any) -> Operators:
-        return Operators(World(fresh(), template), PAIR, **more)
+    def delete(**options: Any) -> MainJobOperators:
+        return MainJobOperators(World(fresh(), template), PAIR_PLANS, **options)
 
-    def reconcile(**more: Any) -> Operators:
-        return Reconciling(World(fresh(), template), LOSING, **more)
+    def reconcile(**options: Any) -> MainJobOperators:
+        return ReconciliationOperators(World(fresh(), template), RECONCILIATION_PLANS, **options)
 
-    def transact(**more: Any) -> Operators:
-        return Transacting(World(fresh(), template), PARTIES, **more)
+    def transact(**options: Any) -> MainJobOperators:
+        return TransactionOperators(World(fresh(), template), TRANSACTION_PLANS, **options)
 
-    def delay(**more: Any) -> Operators:
-        return Delaying(World(fresh(), template), DELAYED, **more)
+    def delay(**options: Any) -> MainJobOperators:
+        return DelayedMessageOperators(World(fresh(), template), DELAYED_PLANS, **options)
 
-    def record(**more: Any) -> Operators:
-        return Recording(World(fresh(), template), RECORDED, **more)
+    def record(**options: Any) -> MainJobOperators:
+        return RecordLogOperators(World(fresh(), template), RECORD_LOG_PLANS, **options)
 
-    def forked(one: Operators) -> Start:
-        return lambda **more: one.fork(one.world.fork(fresh()), **more)
+    def forked(operators: MainJobOperators) -> StartOperators:
+        return lambda **options: operators.fork(operators.world.fork(fresh()), **options)
 
     return {
-        "short": _course(short, Operators.run),
-        "offload": _course(forked(cold), Operators.run),
-        "together": _course(forked(pair), Operators.trim_all),
-        "delete": _course(delete, Operators.delete),
-        "clear": _course(forked(cold), _clear),
-        "reconcile": _course(reconcile, _reconcile),
-        "transact": _course(transact, _transact),
-        "delay": _course(delay, _delay),
-        "record": _course(record, _record),
-        "beside": _course(forked(beside), Operators.run),
-        "remove": _course(forked(written), Operators.run),
+        "short": _run_undisturbed_course(short, MainJobOperators.run),
+        "offload": _run_undisturbed_course(forked(cold), MainJobOperators.run),
+        "together": _run_undisturbed_course(forked(pair), MainJobOperators.trim_all),
+        "delete": _run_undisturbed_course(delete, MainJobOperators.delete),
+        "clear": _run_undisturbed_course(forked(cold), _run_clear),
+        "reconcile": _run_undisturbed_course(reconcile, _run_reconcile),
+        "transact": _run_undisturbed_course(transact, _run_transact),
+        "delay": _run_undisturbed_course(delay, _run_delay),
+        "record": _run_undisturbed_course(record, _run_record),
+        "beside": _run_undisturbed_course(forked(beside), MainJobOperators.run),
+        "remove": _run_undisturbed_course(forked(written), MainJobOperators.run),
     }
 
 
-def _course(start: Start, go: Callable[[Operators], Operators]) -> Course:
+def _run_undisturbed_course(start: StartOperators, go: Callable[[MainJobOperators], MainJobOperators]) -> JobCourse:
     undisturbed = start()
-    found = hits(lambda: go(undisturbed))
-    return Course(
+    hits_by_failpoint = hits(lambda: go(undisturbed))
+    return JobCourse(
         start=start,
         go=go,
-        hits=found,
+        hits=hits_by_failpoint,
         workflows=frozenset(undisturbed.driver.server.types),
-        activities=frozenset(one.type for one in undisturbed.driver.made),
+        activities=frozenset(attempt.type for attempt in undisturbed.driver.made),
         writes=undisturbed.world.writes,
     )
 
 
-def _outage() -> Fault:
+def _refuse_segments() -> Fault:
     """The store takes no segment for as long as a writer is patient."""
     kind, is_segment = FaultKind.BEFORE, lambda key: key.endswith(".parquet")
-    return Fault(operation=Operation.PUT, kind=kind, times=5, matches=is_segment)
+    return Fault(operation=StoreOperation.PUT, kind=kind, times=5, matches=is_segment)
 
 
-def _clear(operators: Operators) -> Operators:
-    assert isinstance(operators, Offloading)
+def _run_clear(operators: MainJobOperators) -> MainJobOperators:
+    assert isinstance(operators, OffloadOperators)
     return operators.clear()
 
 
-def _reconcile(operators: Operators) -> Operators:
-    assert isinstance(operators, Reconciling)
+def _run_reconcile(operators: MainJobOperators) -> MainJobOperators:
+    assert isinstance(operators, ReconciliationOperators)
     return operators.reconcile()
 
 
-def _transact(operators: Operators) -> Operators:
-    assert isinstance(operators, Transacting)
+def _run_transact(operators: MainJobOperators) -> MainJobOperators:
+    assert isinstance(operators, TransactionOperators)
     return operators.transact()
 
 
-def _delay(operators: Operators) -> Operators:
-    assert isinstance(operators, Delaying)
+def _run_delay(operators: MainJobOperators) -> MainJobOperators:
+    assert isinstance(operators, DelayedMessageOperators)
     return operators.delay()
 
 
-def _record(operators: Operators) -> Operators:
-    assert isinstance(operators, Recording)
+def _run_record(operators: MainJobOperators) -> MainJobOperators:
+    assert isinstance(operators, RecordLogOperators)
     return operators.record()
 
 
-class _Unstarted(threading.Thread):
+class _UnstartedThread(threading.Thread):
     """A thread of heartbeats; here is no server that would miss them."""
 
     def start(self) -> None:
@@ -181,7 +184,9 @@ def _no_heartbeats() -> Iterator[None]:
     Every activity starts a thread that beats every two seconds: a third of what it costs here, where it is short.
     """
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("activities.heartbeats.threading", SimpleNamespace(Thread=_Unstarted, Event=threading.Event))
+        patch.setattr(
+            "activities.heartbeats.threading", SimpleNamespace(Thread=_UnstartedThread, Event=threading.Event)
+        )
         yield
 
 

@@ -13,15 +13,15 @@ from temporalio import activity, workflow
 
 from logstore import failpoints
 from logstore.log.ledger_object_keys import shard_prefix
-from tests.driver.driver import Ending
-from tests.fakes.objects import Fault, Operation
-from tests.fakes.owners import NobodyOwns
-from tests.faults.auditor import wrong_at_rest
-from tests.faults.conftest import COURSES, SEED, Course
-from tests.faults.effects import INTERRUPTIONS, Interruption, interruptions, named_in_source
-from tests.faults.operators import Operators
-from tests.faults.scripts import AnyOrder, FirstOfEach
-from tests.parts import Part
+from tests.driver.workflow_driver import AttemptEnding
+from tests.fakes.object_store import Fault, StoreOperation
+from tests.fakes.owners import UnownedTopics
+from tests.faults.attempt_scripts import FirstAttemptsScript, RandomScript
+from tests.faults.auditor import find_violations_at_rest
+from tests.faults.conftest import COURSE_NAMES, SEED, JobCourse
+from tests.faults.failpoint_hits import MOMENTS_AND_ACTIONS, Interruption, find_effect_names, spread_interruptions
+from tests.faults.main_job_operators import MainJobOperators
+from tests.run_parts import RunPart
 from workers.assembly.activities import create_activities
 from workers.hosting.temporal_workers import WORKFLOWS
 
@@ -45,63 +45,63 @@ _DONE_TWICE = ("after", "reported_failed")
 _ALONE = {"records.sweep_blocks", "records.sweep_manifests"}
 """Whose failure costs a round of replication: the course has rounds for one, and its raid waits for the replica."""
 _BEHIND_A_WALK = ("storage.delete_data", "storage.delete_meta", "catalog.finish")
-_EFFECTS = sorted(named_in_source().keys() - _MET_ALONE)
+_EFFECTS = sorted(find_effect_names().keys() - _MET_ALONE)
 
 
-def _survive(course: Course, *armed: Interruption, fatal: Container[int] = (), **more: Any) -> Operators:
+def _survive(course: JobCourse, *armed: Interruption, fatal: Container[int] = (), **more: Any) -> MainJobOperators:
     """Go the course with the interruptions armed, and require every promise."""
     operators = course.start(**more)
     operators.world.fatal = fatal
     for one in armed:
         one.arm()
     course.go(operators)
-    wrong = [*operators.wrong, *wrong_at_rest(operators.world.look(), operators.expected)]
+    wrong = [*operators.wrong, *find_violations_at_rest(operators.world.look(), operators.expected)]
     assert not wrong, f"{', '.join(map(str, armed))}: {wrong}"
     return operators
 
 
-def _require_no_change_by_a_second_run(operators: Operators) -> None:
+def _require_no_change_by_a_second_run(operators: MainJobOperators) -> None:
     """Running it twice equals running it once, in storage, in rows and in counters (PIP-186, idempotency)."""
     before = operators.world.look()
     operators.again()
     after = operators.world.look()
     assert after.objects == before.objects, "a second run changed storage"
     assert after.rows == before.rows, "a second run changed rows"
-    assert not wrong_at_rest(after, operators.expected)
+    assert not find_violations_at_rest(after, operators.expected)
 
 
-def _where(effect: str, courses: dict[str, Course], config: pytest.Config) -> list[str]:
+def _where(effect: str, courses: dict[str, JobCourse], config: pytest.Config) -> list[str]:
     """Return the names of courses that come to the effect: the first, or with --all-faults all."""
     names = [name for name, course in courses.items() if any(hit.rpartition(".")[0] == effect for hit in course.hits)]
     return names if config.getoption("--all-faults") else names[:1]
 
 
-@pytest.mark.parametrize("name", COURSES)
-def test_main_job_undisturbed_keeps_every_promise(name: str, courses: dict[str, Course]) -> None:
+@pytest.mark.parametrize("name", COURSE_NAMES)
+def test_main_job_undisturbed_keeps_every_promise(name: str, courses: dict[str, JobCourse]) -> None:
     """The expectations themselves are met, so that what fails below fails for its interruption."""
     operators = _survive(courses[name])
     assert not operators.crashes
     _require_no_change_by_a_second_run(operators)
 
 
-def test_main_job_hits_every_effect_that_the_source_names(courses: dict[str, Course]) -> None:
+def test_main_job_hits_every_effect_that_the_source_names(courses: dict[str, JobCourse]) -> None:
     """An effect without a case here would be an effect nobody has died at."""
     hit = {point for course in courses.values() for point in course.hits}
-    for effect, where in named_in_source().items():
+    for effect, where in find_effect_names().items():
         if effect in _MET_ALONE:
             continue
-        missing = {f"{effect}.{moment}" for moment, _ in INTERRUPTIONS} - hit
+        missing = {f"{effect}.{moment}" for moment, _ in MOMENTS_AND_ACTIONS} - hit
         assert not missing, f"{where}: the main job of these tests never comes to {sorted(missing)}"
 
 
-def test_main_job_runs_every_workflow_and_every_activity_that_a_worker_serves(courses: dict[str, Course]) -> None:
+def test_main_job_runs_every_workflow_and_every_activity_that_a_worker_serves(courses: dict[str, JobCourse]) -> None:
     """One that is registered and that no course comes to would be one that no fault has met."""
-    assert tuple(courses) == COURSES
+    assert tuple(courses) == COURSE_NAMES
     served = {workflow._Definition.must_from_class(one).name for one in WORKFLOWS}
     assert served - _RUN_ALONE == {name for course in courses.values() for name in course.workflows}
     with courses["short"].start().world.process() as log:
         hosted = {
-            activity._Definition.must_from_callable(one).name for one in create_activities(log, NobodyOwns()).all()
+            activity._Definition.must_from_callable(one).name for one in create_activities(log, UnownedTopics()).all()
         }
     assert hosted == {name for course in courses.values() for name in course.activities}
 
@@ -109,14 +109,14 @@ def test_main_job_runs_every_workflow_and_every_activity_that_a_worker_serves(co
 @pytest.mark.parametrize("action", ["crash", "fail"])
 @pytest.mark.parametrize("effect", _EFFECTS)
 def test_main_job_interrupted_at_an_effect_keeps_every_promise(
-    effect: str, action: str, courses: dict[str, Course], run_part: Part, pytestconfig: pytest.Config
+    effect: str, action: str, courses: dict[str, JobCourse], run_part: RunPart, pytestconfig: pytest.Config
 ) -> None:
     """At every crash point a ledger is referenced, newborn, intended or gone (apache/pulsar#13526, #16569, #350).
 
     Both crashes, or both failures, happen in one run: a job that one of them has stopped would not come to the other.
     What such a run does not come to has a run of its own, and with --all-faults every one has.
     """
-    moments, done = [moment for moment, its in INTERRUPTIONS if its == action], 0
+    moments, done = [moment for moment, its in MOMENTS_AND_ACTIONS if its == action], 0
     for name in _where(effect, courses, pytestconfig):
         course = courses[name]
         armed = [one for moment in moments for one in _hits(course, effect, moment, action, pytestconfig)]
@@ -130,7 +130,7 @@ def test_main_job_interrupted_at_an_effect_keeps_every_promise(
     assert done
 
 
-def _interrupt(course: Course, *armed: Interruption, twice: Collection[str]) -> set[Interruption]:
+def _interrupt(course: JobCourse, *armed: Interruption, twice: Collection[str]) -> set[Interruption]:
     """Go the course with them; which of them happened. Behind some of these moments the main job is run once more."""
     operators = _survive(course, *armed)
     met = {one for one in armed if one.happened}
@@ -141,17 +141,17 @@ def _interrupt(course: Course, *armed: Interruption, twice: Collection[str]) -> 
     return met
 
 
-def _hits(course: Course, effect: str, moment: str, action: str, config: pytest.Config) -> list[Interruption]:
+def _hits(course: JobCourse, effect: str, moment: str, action: str, config: pytest.Config) -> list[Interruption]:
     """Of a point that is met often, the first hit or the last one, by its name; all of them with --all-faults."""
-    every = interruptions(course.hits, effect, moment, action, most=_EVERY)
+    every = spread_interruptions(course.hits, effect, moment, action, max_count=_EVERY)
     if config.getoption("--all-faults"):
         return every
-    return every[:1] if INTERRUPTIONS.index((moment, action)) % 2 else every[-1:]
+    return every[:1] if MOMENTS_AND_ACTIONS.index((moment, action)) % 2 else every[-1:]
 
 
-@pytest.mark.parametrize("name", COURSES)
+@pytest.mark.parametrize("name", COURSE_NAMES)
 def test_main_job_killed_before_any_write_keeps_every_promise(
-    name: str, courses: dict[str, Course], run_part: Part, pytestconfig: pytest.Config
+    name: str, courses: dict[str, JobCourse], run_part: RunPart, pytestconfig: pytest.Config
 ) -> None:
     """Before every commit and every key put or deleted, failpoint or not: no effect hides two (apache/pulsar#13526)."""
     every = pytestconfig.getoption("--all-faults")
@@ -160,15 +160,15 @@ def test_main_job_killed_before_any_write_keeps_every_promise(
         assert _survive(courses[name], fatal=fatal).crashes == [f"write {one}" for one in fatal]
 
 
-@pytest.mark.parametrize(("moment", "action"), INTERRUPTIONS)
+@pytest.mark.parametrize(("moment", "action"), MOMENTS_AND_ACTIONS)
 @pytest.mark.parametrize("effect", _BEHIND_A_WALK)
 def test_chunk_that_shared_a_listing_interrupted_behind_it_keeps_every_promise(
     effect: str,
     moment: str,
     action: str,
     *,
-    courses: dict[str, Course],
-    run_part: Part,
+    courses: dict[str, JobCourse],
+    run_part: RunPart,
     pytestconfig: pytest.Config,
 ) -> None:
     """Between the walk and the deletes, between data and statements, and as the rows end: it is walked anew.
@@ -176,46 +176,46 @@ def test_chunk_that_shared_a_listing_interrupted_behind_it_keeps_every_promise(
     Then some neighbours are half gone or gone, and those that ended are not asked for again.
     """
     most = _EVERY if pytestconfig.getoption("--all-faults") else 2
-    every = interruptions(courses["beside"].hits, effect, moment, action, most=most)
+    every = spread_interruptions(courses["beside"].hits, effect, moment, action, max_count=most)
     assert len(every) > 1
     for one in run_part.select("beside", every):
         assert _interrupt(courses["beside"], one, twice=_DONE_TWICE) == {one}
 
 
 def test_chunk_that_shared_a_listing_killed_before_any_delete_keeps_every_promise(
-    courses: dict[str, Course], run_part: Part, pytestconfig: pytest.Config, monkeypatch: pytest.MonkeyPatch
+    courses: dict[str, JobCourse], run_part: RunPart, pytestconfig: pytest.Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In the middle of a page: each key that is left is found by the next walk, or by its name."""
     undisturbed = courses["beside"].start()
     world, deletes = undisturbed.world, list[int]()
     meet = world.store._meet
 
-    def counted(operation: Operation, name: str) -> Fault | None:
+    def counted(operation: StoreOperation, name: str) -> Fault | None:
         fault = meet(operation, name)
-        if operation is Operation.DELETE:
+        if operation is StoreOperation.DELETE:
             deletes.append(world.writes)
         return fault
 
     monkeypatch.setattr(world.store, "_meet", counted)
     courses["beside"].go(undisturbed)
-    walked = [call for call in world.store.calls if call == (Operation.LIST, shard_prefix(0))]
+    walked = [call for call in world.store.calls if call == (StoreOperation.LIST, shard_prefix(0))]
     assert len(walked) >= 2
     assert len(deletes) > 12
     for one in run_part.select("delete", deletes if pytestconfig.getoption("--all-faults") else deletes[1::4]):
         assert _survive(courses["beside"], fatal=[one]).crashes == [f"write {one}"]
 
 
-@pytest.mark.parametrize("name", COURSES)
+@pytest.mark.parametrize("name", COURSE_NAMES)
 def test_main_job_interrupted_twice_keeps_every_promise(
-    name: str, courses: dict[str, Course], run_part: Part, pytestconfig: pytest.Config
+    name: str, courses: dict[str, JobCourse], run_part: RunPart, pytestconfig: pytest.Config
 ) -> None:
     """A second crash may meet what the first one left behind (apache/pulsar#982)."""
     dice = random.Random(f"{SEED} {name}")
     every = [
         one
-        for effect in sorted(named_in_source())
-        for moment, action in INTERRUPTIONS
-        for one in interruptions(courses[name].hits, effect, moment, action, most=_EVERY)
+        for effect in sorted(find_effect_names())
+        for moment, action in MOMENTS_AND_ACTIONS
+        for one in spread_interruptions(courses[name].hits, effect, moment, action, max_count=_EVERY)
     ]
     assert len(every) > 100, f"{name}: too few interruptions to choose from"
     draws = range(_PAIRS if pytestconfig.getoption("--all-faults") else 1)
@@ -225,29 +225,29 @@ def test_main_job_interrupted_twice_keeps_every_promise(
             _survive(courses[name], first, second)
 
 
-@pytest.mark.parametrize("ending", [Ending.UNHEARD, Ending.LATE], ids=lambda ending: ending.name.lower())
-@pytest.mark.parametrize("name", COURSES)
+@pytest.mark.parametrize("ending", [AttemptEnding.UNHEARD, AttemptEnding.LATE], ids=lambda ending: ending.name.lower())
+@pytest.mark.parametrize("name", COURSE_NAMES)
 def test_attempt_of_each_activity_that_happens_twice_keeps_every_promise(
-    ending: Ending, name: str, courses: dict[str, Course]
+    ending: AttemptEnding, name: str, courses: dict[str, JobCourse]
 ) -> None:
     """Its answer is lost, or it is thought dead and goes on behind its retry (temporalio/sdk-python#1048)."""
-    operators = _survive(courses[name], script=FirstOfEach(ending))
+    operators = _survive(courses[name], script=FirstAttemptsScript(ending))
     assert len(operators.driver.made) > len(courses[name].activities)
     _require_no_change_by_a_second_run(operators)
 
 
-@pytest.mark.parametrize("name", COURSES)
+@pytest.mark.parametrize("name", COURSE_NAMES)
 def test_workflows_that_are_replayed_and_continued_as_often_as_can_be_keep_every_promise(
-    name: str, courses: dict[str, Course]
+    name: str, courses: dict[str, JobCourse]
 ) -> None:
     """A worker that remembers no run, and a server that finds every history long."""
     _survive(courses[name], forgetful=True, long_after=4)
 
 
-@pytest.mark.parametrize("name", COURSES)
+@pytest.mark.parametrize("name", COURSE_NAMES)
 def test_workflows_whose_steps_come_in_any_order_keep_every_promise(
-    name: str, courses: dict[str, Course], run_part: Part, pytestconfig: pytest.Config
+    name: str, courses: dict[str, JobCourse], run_part: RunPart, pytestconfig: pytest.Config
 ) -> None:
     """Runs that go on beside each other, and attempts that are lost or late, as chance has it (dust-tt/dust#4272)."""
     for seed in run_part.select(name, range(100 if pytestconfig.getoption("--all-faults") else 1)):
-        _survive(courses[name], script=AnyOrder(SEED + seed))
+        _survive(courses[name], script=RandomScript(SEED + seed))

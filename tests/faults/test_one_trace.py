@@ -14,9 +14,9 @@ from infra.stack import embedded_stack
 from infra.telemetry.span_reader import SpanReader
 from infra.telemetry.span_tree import SpanNode, build_span_trees, describe_missing_or_merged_children
 from infra.telemetry.tracing import create_tracer_provider
-from tests.faults.programs import Programs
-from tests.faults.real import WRITTEN, RealWorld, Worker, ended, eventually
-from tests.servers import settings_on
+from tests.faults.real_world import WRITER_PLANS, RealWorld, WorkerProcess, ended, wait_until_true
+from tests.faults.writing_programs import WritingPrograms
+from tests.servers import create_store_settings
 from workers.client import Sexton, workflow_search
 from workers.client.temporal_connection import connect_client
 from workflows.deletion.delete_ledgers import DeleteLedgers
@@ -38,7 +38,7 @@ _CHUNK = "Activity:deletion.delete_chunk"
 @pytest.fixture
 def world(servers: embedded_stack.StackAddresses, tmp_path: Path) -> Iterator[RealWorld]:
     """A world on the shared servers."""
-    found = RealWorld(settings_on(servers, tmp_path)).prepare()
+    found = RealWorld(create_store_settings(servers, tmp_path)).prepare()
     yield found
     found.close()
 
@@ -63,7 +63,7 @@ async def _slow_batch(world: RealWorld) -> WorkflowHandle[Any, Any]:
     """All ledgers but the last one, at one object a second: a chunk takes as many seconds as it has objects."""
     sexton = await Sexton.connect(world.settings)
     with world.process() as log:
-        topic = log.catalog.topics.get_topic(WRITTEN[0].name)
+        topic = log.catalog.topics.get_topic(WRITER_PLANS[0].name)
         ledgers = [int(one.ledger_id) for one in log.catalog.ledgers.list_ledgers(topic.topic_id)][:-1]
         epoch = log.catalog.ledgers.catalog_epoch()
     request = DeleteLedgersInput(
@@ -86,17 +86,19 @@ def test_a_batch_whose_worker_was_killed_is_one_trace_of_both_workers(world: Rea
 
     async def run() -> None:
         await workflow_search.register_search_attributes(await connect_client(world.settings))
-        programs = Programs(world, WRITTEN)
+        programs = WritingPrograms(world, WRITER_PLANS)
         await asyncio.to_thread(lambda: programs.drive(programs.write))
-        first = await asyncio.to_thread(Worker, world, "worker-1")
+        first = await asyncio.to_thread(WorkerProcess, world, "worker-1")
         handle = await _slow_batch(world)
-        await eventually(lambda: _in_hand(world, trace_id), "the first worker wrote that it has a chunk in hand")
+        await wait_until_true(lambda: _in_hand(world, trace_id), "the first worker wrote that it has a chunk in hand")
         first.signal(signal.SIGKILL)
         assert world.unfinished(), "the batch was over before its worker was killed"
-        await asyncio.to_thread(Worker, world, "worker-2")
+        await asyncio.to_thread(WorkerProcess, world, "worker-2")
         await handle.execute_update(DeleteLedgers.set_rate, SetRateInput(objects_per_s=0))
         await ended(handle)
-        await eventually(lambda: _has(world, trace_id, "RunWorkflow:delete-ledgers"), "the second one wrote its own")
+        await wait_until_true(
+            lambda: _has(world, trace_id, "RunWorkflow:delete-ledgers"), "the second one wrote its own"
+        )
 
     asyncio.run(run())
     caller.end()
@@ -131,10 +133,12 @@ def test_a_plan_is_one_trace_down_to_the_jobs_of_spark(world: RealWorld, caller:
 
     async def run() -> None:
         await workflow_search.register_search_attributes(await connect_client(world.settings))
-        await asyncio.to_thread(Worker, world, "worker-1")
+        await asyncio.to_thread(WorkerProcess, world, "worker-1")
         sexton = await Sexton.connect(world.settings)
         await ended(await sexton.plan_orphans(reason="a test", actor="tests"), within_s=300)
-        await eventually(lambda: _has(world, trace_id, "RunWorkflow:reconcile-orphans"), "the worker wrote its spans")
+        await wait_until_true(
+            lambda: _has(world, trace_id, "RunWorkflow:reconcile-orphans"), "the worker wrote its spans"
+        )
 
     asyncio.run(run())
     nodes = _nodes(world, trace_id)

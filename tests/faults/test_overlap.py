@@ -9,16 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.driver.driver import Ending, Script
-from tests.driver.executions import Attempt
-from tests.driver.worker import Worker
-from tests.faults.auditor import Intent, wrong_at_any_moment, wrong_at_rest
-from tests.faults.conftest import COURSES, Course
-from tests.faults.operators import Operators
-from tests.faults.owning import OwnsWhatItMeets
-from tests.faults.scene import SHORT
-from tests.faults.world import World
-from tests.parts import Part
+from tests.driver.activity_worker import ActivityWorker
+from tests.driver.workflow_driver import AttemptEnding, AttemptScript
+from tests.driver.workflow_executions import ActivityAttempt
+from tests.faults.acquiring_owner import AcquiringTopicOwners
+from tests.faults.auditor import AuditedIntent, find_violations_at_any_moment, find_violations_at_rest
+from tests.faults.conftest import COURSE_NAMES, JobCourse
+from tests.faults.main_job_operators import MainJobOperators
+from tests.faults.simulated_world import World
+from tests.faults.topic_plans import SHORT_PLANS
+from tests.run_parts import RunPart
 from workers.assembly.activities import create_activities
 
 pytestmark = pytest.mark.timeout(900)  # with --all-faults before every call, and each activity in a run of its own
@@ -28,7 +28,7 @@ _CHUNK = "deletion.delete_chunk"
 _STEP = 3  # before one in so many calls of a chunk; with --all-faults before each
 
 
-class Counted(Script):
+class Counted(AttemptScript):
     """Counts the calls that the first attempt of each activity makes."""
 
     def __init__(self) -> None:
@@ -36,10 +36,10 @@ class Counted(Script):
         self.calls: Counter[str] = Counter()
         self._first: str | None = None  # activity whose first attempt is in hand
 
-    def ending(self, attempt: Attempt) -> Ending:
+    def ending(self, attempt: ActivityAttempt) -> AttemptEnding:
         self._first = None if attempt.type in self.calls else attempt.type
         self.calls[attempt.type] += 0
-        return Ending.ANSWERED
+        return AttemptEnding.ANSWERED
 
     def ended(self) -> None:
         self._first = None  # what is called until the next attempt is nobody's
@@ -61,26 +61,26 @@ class Overtaken(Counted):
         """Take which, by activity."""
         super().__init__()
         self._before = before
-        self.operators: Operators
+        self.operators: MainJobOperators
         self.overtaken: set[str] = set()
-        self.seen: dict[int, Intent] = {}  # that had ended when the second attempt had
+        self.seen: dict[int, AuditedIntent] = {}  # that had ended when the second attempt had
 
     def made(self, activity: str) -> None:
         if self.calls[activity] == self._before.get(activity):
             self._first = None
             world = self.operators.world
             with world.process() as log:
-                owners = OwnsWhatItMeets(log.catalog.fences)
-                if self.operators.driver.overtake(Worker(create_activities(log, owners).all())):
+                owners = AcquiringTopicOwners(log.catalog.fences)
+                if self.operators.driver.overtake(ActivityWorker(create_activities(log, owners).all())):
                     self.overtaken.add(activity)
             self.seen = _ended(world)
 
 
-def _ended(world: World) -> dict[int, Intent]:
+def _ended(world: World) -> dict[int, AuditedIntent]:
     return {row: intent for row, intent in world.look().intents.items() if intent.state != "PENDING"}
 
 
-def _gone(course: Course, script: Counted) -> Operators:
+def _gone(course: JobCourse, script: Counted) -> MainJobOperators:
     """Go a course so."""
     operators = course.start(script=script)
     operators.world.before_call = script.call
@@ -90,10 +90,10 @@ def _gone(course: Course, script: Counted) -> Operators:
 
 
 def test_chunk_overtaken_by_its_retry_at_any_call_counts_once_and_keeps_outcomes(
-    template: Path, fresh: Callable[[], Path], run_part: Part, pytestconfig: pytest.Config
+    template: Path, fresh: Callable[[], Path], run_part: RunPart, pytestconfig: pytest.Config
 ) -> None:
     """Two attempts may overlap, and what ended keeps its outcome (temporalio/sdk-python#1048, dust-tt/dust#4272)."""
-    written = Operators(World(fresh(), template), SHORT)
+    written = MainJobOperators(World(fresh(), template), SHORT_PLANS)
     written.drive(written.write)
     steps = range(1, _MOST_CALLS, 1 if pytestconfig.getoption("--all-faults") else _STEP)
     for before in run_part.select(_CHUNK, steps):
@@ -104,23 +104,23 @@ def test_chunk_overtaken_by_its_retry_at_any_call_counts_once_and_keeps_outcomes
         script.operators.drive(script.operators.remove)
         if script.calls[_CHUNK] < before:
             return
-        assert not wrong_at_any_moment(world.look()), f"overtaken before call {before}"
+        assert not find_violations_at_any_moment(world.look()), f"overtaken before call {before}"
         kept = {row: intent for row, intent in _ended(world).items() if row in script.seen}
         assert kept == script.seen, f"overtaken before call {before}: an outcome changed after it was final"
-        assert not wrong_at_rest(world.look(), script.operators.expected), f"overtaken before call {before}"
+        assert not find_violations_at_rest(world.look(), script.operators.expected), f"overtaken before call {before}"
     raise AssertionError("the first attempt made more calls than this test tries")
 
 
-@pytest.mark.parametrize("name", COURSES)
+@pytest.mark.parametrize("name", COURSE_NAMES)
 def test_attempt_of_any_activity_overtaken_by_its_retry_keeps_every_promise(
-    name: str, courses: dict[str, Course], run_part: Part, pytestconfig: pytest.Config
+    name: str, courses: dict[str, JobCourse], run_part: RunPart, pytestconfig: pytest.Config
 ) -> None:
     """Each activity that no course before comes to: before its last call, and before one in the middle.
 
     All of them are overtaken in one run; alone are those that such a run does not come to, for others took their calls.
     """
     every = pytestconfig.getoption("--all-faults")
-    before = COURSES[: 0 if every else COURSES.index(name)]
+    before = COURSE_NAMES[: 0 if every else COURSE_NAMES.index(name)]
     counted = Counted()
     _gone(courses[name], counted)
     activities = sorted(courses[name].activities.difference(*(courses[other].activities for other in before)))
@@ -134,15 +134,15 @@ def test_attempt_of_any_activity_overtaken_by_its_retry_keeps_every_promise(
         _overtake_alone(courses[name], ((it, call) for it, call in calls.items() if it not in met))
 
 
-def _overtake_alone(course: Course, calls: Iterable[tuple[str, int]]) -> None:
+def _overtake_alone(course: JobCourse, calls: Iterable[tuple[str, int]]) -> None:
     for activity, call in calls:
         assert _overtake(course, {activity: call}), f"{activity}, call {call}: nothing came in its place"
 
 
-def _overtake(course: Course, calls: Mapping[str, int]) -> set[str]:
+def _overtake(course: JobCourse, calls: Mapping[str, int]) -> set[str]:
     """Go the course so, and require every promise; which activities were overtaken."""
     script = Overtaken(calls)
     operators = _gone(course, script)
-    wrong = wrong_at_rest(operators.world.look(), operators.expected)
+    wrong = find_violations_at_rest(operators.world.look(), operators.expected)
     assert not wrong, f"overtaken before call {calls}: {wrong}"
     return script.overtaken

@@ -15,10 +15,10 @@ from infra.stack import embedded_stack
 from logstore.ports.catalog import Topic
 from logstore.records.newest_versions import select_newest_versions
 from logstore.records.record_kinds import RecordKind
-from tests.faults.auditor import wrong_at_any_moment
-from tests.faults.programs import Programs
-from tests.faults.real import WRITTEN, RealWorld, Worker, ended, eventually
-from tests.servers import settings_on
+from tests.faults.auditor import find_violations_at_any_moment
+from tests.faults.real_world import WRITER_PLANS, RealWorld, WorkerProcess, ended, wait_until_true
+from tests.faults.writing_programs import WritingPrograms
+from tests.servers import create_store_settings
 from workers.assembly.log_store_from_settings import open_log_store
 from workers.client import Sexton, workflow_search
 from workers.client.temporal_connection import connect_client
@@ -31,22 +31,22 @@ class _Workers:
 
     def __init__(self, world: RealWorld) -> None:
         self._world, self._number = world, 0
-        self._last: Worker | None = None
+        self._last: WorkerProcess | None = None
 
-    async def next(self, *armed: str) -> Worker:
+    async def next(self, *armed: str) -> WorkerProcess:
         """The one before is gone, however it went."""
         if self._last:
             await asyncio.to_thread(self._last.kill)
         self._number += 1
-        self._last = await asyncio.to_thread(Worker, self._world, f"worker-{self._number}", *armed)
+        self._last = await asyncio.to_thread(WorkerProcess, self._world, f"worker-{self._number}", *armed)
         return self._last
 
     async def dies_in(self, point: str, started: Awaitable[WorkflowHandle[Any, Any]]) -> Any:
         """A worker is killed at the point, in the job that is started then; what that comes to with another one."""
         mortal = await self.next(f"{point}=kill")
         handle = await started
-        await eventually(lambda: not mortal.alive, f"{point} kills its worker")
-        wrong = wrong_at_any_moment(await asyncio.to_thread(self._world.look))
+        await wait_until_true(lambda: not mortal.alive, f"{point} kills its worker")
+        wrong = find_violations_at_any_moment(await asyncio.to_thread(self._world.look))
         assert not wrong, f"right after {point}: {wrong}"
         await self.next()
         await ended(handle)
@@ -65,7 +65,7 @@ def _recorded(world: RealWorld) -> tuple[set[int], set[int], int]:
 
 
 async def _story(world: RealWorld) -> None:
-    programs = Programs(world, WRITTEN)
+    programs = WritingPrograms(world, WRITER_PLANS)
     await asyncio.to_thread(lambda: programs.drive(programs.write))
     sexton = await Sexton.connect(world.settings)
     topic, doomed = await asyncio.to_thread(_first_ledger, world)
@@ -91,7 +91,7 @@ async def _story(world: RealWorld) -> None:
 def _first_ledger(world: RealWorld) -> tuple[Topic, Any]:
     """One that every subscription has acknowledged."""
     with open_log_store(world.settings) as log:
-        topic = log.catalog.topics.get_topic(WRITTEN[0].name)
+        topic = log.catalog.topics.get_topic(WRITER_PLANS[0].name)
         return topic, log.catalog.ledgers.list_ledgers(topic.topic_id)[0].ledger_id
 
 
@@ -99,7 +99,7 @@ def test_workers_killed_in_a_flush_a_defragmentation_and_a_raid_are_replaced(
     servers: embedded_stack.StackAddresses, tmp_path: Path
 ) -> None:
     """Promises 5 and 8: what ended durably never returns, and every other ledger would be found by a rebuild."""
-    world = RealWorld(settings_on(servers, tmp_path)).prepare()
+    world = RealWorld(create_store_settings(servers, tmp_path)).prepare()
 
     async def run() -> None:
         await workflow_search.register_search_attributes(await connect_client(world.settings))

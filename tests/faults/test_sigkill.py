@@ -15,35 +15,35 @@ import pytest
 
 from infra.stack import embedded_stack
 from logstore.errors import ServiceFailed
-from tests.faults.auditor import wrong_at_any_moment, wrong_at_rest
-from tests.faults.conftest import SEED, Course
-from tests.faults.effects import Interruption, hits
-from tests.faults.operators import Operators
-from tests.faults.programs import Programs
-from tests.faults.real import (
-    REAL,
-    SIDE_BY_SIDE,
-    WRITTEN,
-    RealWorld,
-    Worker,
-    delete_alone,
-    delete_topics,
-    eventually,
-    offload,
-    trim,
-    write_in_a_process,
-)
-from tests.faults.reminding import (
+from tests.faults.auditor import find_violations_at_any_moment, find_violations_at_rest
+from tests.faults.conftest import SEED, JobCourse
+from tests.faults.delayed_worker_deaths import (
     BUILD_POINTS,
-    POINTS,
+    SEAL_AND_MERGE_POINTS,
     worker_dies_in_a_build,
     worker_dies_in_a_merge,
     worker_dies_in_a_seal,
 )
-from tests.faults.scene import INLINE_BYTES, TopicPlan
-from tests.faults.world import World
-from tests.parts import Part
-from tests.servers import settings_on
+from tests.faults.failpoint_hits import Interruption, hits
+from tests.faults.main_job_operators import MainJobOperators
+from tests.faults.real_world import (
+    REAL_NEIGHBOUR_PLANS,
+    SQUATTED_PLANS,
+    WRITER_PLANS,
+    RealWorld,
+    WorkerProcess,
+    delete_intents_one_by_one,
+    delete_topics_and_wait,
+    offload_topics_and_trim,
+    run_writer_process,
+    trim_topics_and_wait,
+    wait_until_true,
+)
+from tests.faults.simulated_world import World
+from tests.faults.topic_plans import CURSOR_INLINE_BYTES, TopicPlan
+from tests.faults.writing_programs import WritingPrograms
+from tests.run_parts import RunPart
+from tests.servers import create_store_settings
 from workers.client import workflow_search
 from workers.client.temporal_connection import connect_client
 from workers.settings import Settings
@@ -82,92 +82,92 @@ async def _dies_in(
     world: RealWorld,
     one: Interruption,
     work: Callable[[RealWorld], Awaitable[None]],
-    plans: tuple[TopicPlan, ...] = REAL,
+    plans: tuple[TopicPlan, ...] = SQUATTED_PLANS,
 ) -> None:
     """A worker meets its failpoint in `work`; another one goes on."""
-    programs = Programs(world, plans)
+    programs = WritingPrograms(world, plans)
     await asyncio.to_thread(lambda: programs.drive(programs.write))
-    first = await asyncio.to_thread(Worker, world, "worker-1", str(one))
+    first = await asyncio.to_thread(WorkerProcess, world, "worker-1", str(one))
     working = asyncio.ensure_future(work(world))
     if one.action == "kill":
-        await eventually(lambda: not first.alive, f"{one} kills its worker")
-        wrong = wrong_at_any_moment(await asyncio.to_thread(world.look))
+        await wait_until_true(lambda: not first.alive, f"{one} kills its worker")
+        wrong = find_violations_at_any_moment(await asyncio.to_thread(world.look))
         assert not wrong, f"right after {one}: {wrong}"
-        await asyncio.to_thread(Worker, world, "worker-2")
+        await asyncio.to_thread(WorkerProcess, world, "worker-2")
     await working
     await _at_rest(world, one, plans, work)
 
 
 async def _worker_dies_behind_a_shared_listing(world: RealWorld, one: Interruption) -> None:
     """It has listed two ledgers by one walk through their shard, and the next worker walks anew."""
-    await _dies_in(world, one, partial(trim, plans=SIDE_BY_SIDE), SIDE_BY_SIDE)
+    await _dies_in(world, one, partial(trim_topics_and_wait, plans=REAL_NEIGHBOUR_PLANS), REAL_NEIGHBOUR_PLANS)
 
 
 async def _worker_dies_in_a_trim(world: RealWorld, one: Interruption) -> None:
-    await _dies_in(world, one, trim)
+    await _dies_in(world, one, trim_topics_and_wait)
 
 
 async def _worker_dies_with_one_ledger(world: RealWorld, one: Interruption) -> None:
-    await _dies_in(world, one, delete_alone)
+    await _dies_in(world, one, delete_intents_one_by_one)
 
 
 async def _worker_dies_in_a_delete(world: RealWorld, one: Interruption) -> None:
-    await _dies_in(world, one, delete_topics)
+    await _dies_in(world, one, delete_topics_and_wait)
 
 
 async def _worker_dies_in_an_offload(world: RealWorld, one: Interruption) -> None:
-    await _dies_in(world, one, offload)
+    await _dies_in(world, one, offload_topics_and_trim)
 
 
 async def _worker_dies_before_it_polls(world: RealWorld, one: Interruption) -> None:
     """A worker ends as it starts, killed or for what it was told; the next one begins as if nothing had been."""
-    programs = Programs(world, REAL)
+    programs = WritingPrograms(world, SQUATTED_PLANS)
     await asyncio.to_thread(lambda: programs.drive(programs.write))
     with pytest.raises(ServiceFailed, match="ended while starting"):
-        await asyncio.to_thread(Worker, world, "worker-1", str(one))
-    await asyncio.to_thread(Worker, world, "worker-2")
-    await trim(world)
-    await _at_rest(world, one, REAL, trim)
+        await asyncio.to_thread(WorkerProcess, world, "worker-1", str(one))
+    await asyncio.to_thread(WorkerProcess, world, "worker-2")
+    await trim_topics_and_wait(world)
+    await _at_rest(world, one, SQUATTED_PLANS, trim_topics_and_wait)
 
 
 async def _worker_dies_as_it_marks(world: RealWorld, one: Interruption) -> None:
     """A worker on a store from before markers is killed as it marks a bucket, or told that it failed."""
-    programs = Programs(world, REAL)
+    programs = WritingPrograms(world, SQUATTED_PLANS)
     await asyncio.to_thread(lambda: programs.drive(programs.write))
     await asyncio.to_thread(world.unmark)
     if one.action == "kill":
         with pytest.raises(ServiceFailed, match="ended while starting"):
-            await asyncio.to_thread(Worker, world, "worker-1", str(one))
-        await asyncio.to_thread(Worker, world, "worker-2")
+            await asyncio.to_thread(WorkerProcess, world, "worker-1", str(one))
+        await asyncio.to_thread(WorkerProcess, world, "worker-2")
     else:
-        await asyncio.to_thread(Worker, world, "worker-1", str(one))
-    await trim(world)
-    await _at_rest(world, one, REAL, trim)
+        await asyncio.to_thread(WorkerProcess, world, "worker-1", str(one))
+    await trim_topics_and_wait(world)
+    await _at_rest(world, one, SQUATTED_PLANS, trim_topics_and_wait)
 
 
 async def _writer_dies(world: RealWorld, one: Interruption) -> None:
     """A program that appends dies; it is started again, and then the topic is trimmed."""
-    code = await asyncio.to_thread(write_in_a_process, world, str(one))
+    code = await asyncio.to_thread(run_writer_process, world, str(one))
     assert (code != 0) == (one.action == "kill"), f"{one} did not happen"
-    wrong = wrong_at_any_moment(await asyncio.to_thread(world.look))
+    wrong = find_violations_at_any_moment(await asyncio.to_thread(world.look))
     assert not wrong, f"right after {one}: {wrong}"
-    assert await asyncio.to_thread(write_in_a_process, world) == 0
-    await asyncio.to_thread(Worker, world, "worker-1")
-    await trim(world)
-    await _at_rest(world, one, WRITTEN, trim)
+    assert await asyncio.to_thread(run_writer_process, world) == 0
+    await asyncio.to_thread(WorkerProcess, world, "worker-1")
+    await trim_topics_and_wait(world)
+    await _at_rest(world, one, WRITER_PLANS, trim_topics_and_wait)
 
 
 async def _at_rest(
     world: RealWorld, one: Interruption, plans: tuple[TopicPlan, ...], work: Callable[[RealWorld], Awaitable[None]]
 ) -> None:
     """Every promise holds, and the same once more, or one more trim, changes nothing."""
-    gone = work is delete_topics
-    expected = {plan.name: plan.expected_once_deleted if gone else plan.expected for plan in plans}
+    gone = work is delete_topics_and_wait
+    expected = {plan.name: plan.expected_after_deletion if gone else plan.expected for plan in plans}
     seen = await asyncio.to_thread(world.look)
     newborn = [f"ledger {row} was never attached" for row, it in seen.ledgers.items() if it.state == "CREATING"]
-    wrong = [it for it in wrong_at_rest(seen, expected) if not any(it.startswith(known) for known in newborn)]
+    wrong = [it for it in find_violations_at_rest(seen, expected) if not any(it.startswith(known) for known in newborn)]
     assert not wrong, f"{one}: {wrong}"  # a newborn ledger waits for its registration timeout
-    await (work if gone else partial(trim, plans=plans))(world)
+    await (work if gone else partial(trim_topics_and_wait, plans=plans))(world)
     again = await asyncio.to_thread(world.look)
     assert (again.objects, again.rows, again.audit) == (seen.objects, seen.rows, seen.audit), (
         f"{one}: twice is not once"
@@ -202,11 +202,11 @@ def worlds(servers: embedded_stack.StackAddresses, tmp_path: Path) -> Callable[[
     """Worlds on the shared servers, each with its bucket, catalog and queue."""
     numbers, one_at_a_time = iter(range(1_000)), Lock()  # Alembic migrates one database at a time
     quick = {"deletion_chunk": 2, "deletion_parallelism": 1, "deletion_retry_interval": 1}
-    quick["cursor_inline_bytes"] = INLINE_BYTES
+    quick["cursor_inline_bytes"] = CURSOR_INLINE_BYTES
 
     def make() -> RealWorld:
         with one_at_a_time:
-            return RealWorld(settings_on(servers, tmp_path / str(next(numbers)), **quick)).prepare()
+            return RealWorld(create_store_settings(servers, tmp_path / str(next(numbers)), **quick)).prepare()
 
     async def register(settings: Settings) -> None:
         await workflow_search.register_search_attributes(await connect_client(settings))
@@ -217,10 +217,10 @@ def worlds(servers: embedded_stack.StackAddresses, tmp_path: Path) -> Callable[[
 
 @pytest.fixture(scope="module")
 def every_case(
-    template: Path, fresh: Callable[[], Path], courses: dict[str, Course]
+    template: Path, fresh: Callable[[], Path], courses: dict[str, JobCourse]
 ) -> list[tuple[Case, Interruption]]:
     """Every failpoint with every way to die there, by who meets it, from dry runs of the same plan in one process."""
-    operators = Operators(World(fresh(), template), REAL)
+    operators = MainJobOperators(World(fresh(), template), SQUATTED_PLANS)
     written = hits(lambda: operators.drive(operators.write))
     trimmed = hits(lambda: operators.drive(operators.remove))
     deleted = hits(lambda: operators.drive(operators.delete_topics))
@@ -239,8 +239,8 @@ def every_case(
         (_worker_dies_behind_a_shared_listing, beside),
         (_worker_dies_in_an_offload, cold),
         (_worker_dies_in_a_delete, {name: count for name, count in deleted.items() if "_topic" in name}),
-        (worker_dies_in_a_seal, POINTS),
-        (worker_dies_in_a_merge, POINTS),
+        (worker_dies_in_a_seal, SEAL_AND_MERGE_POINTS),
+        (worker_dies_in_a_merge, SEAL_AND_MERGE_POINTS),
         (worker_dies_in_a_build, BUILD_POINTS),
     ):
         for point, count in sorted(points.items()):
@@ -282,7 +282,7 @@ def test_build_goes_on_after_a_worker_was_killed_at_an_effect_of_its_switch(
 @pytest.mark.all_faults
 @pytest.mark.timeout(3_600)
 def test_processes_killed_at_every_effect_lose_nothing(
-    every_case: list[tuple[Case, Interruption]], worlds: Callable[[], RealWorld], run_part: Part
+    every_case: list[tuple[Case, Interruption]], worlds: Callable[[], RealWorld], run_part: RunPart
 ) -> None:
     """All of it, for `make faults`."""
     selected = [(case, point) for case, point in every_case if run_part.includes(f"{case.__name__} {point}")]

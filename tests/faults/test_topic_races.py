@@ -15,14 +15,14 @@ from logstore.deletion.retention import RetentionPolicy
 from logstore.errors import SextonError
 from logstore.log.entries import NewEntry, ProducedEntries
 from logstore.ports.catalog import Topic
-from tests.fakes.objects import Fault, FaultKind, Operation
-from tests.faults.auditor import wrong_at_any_moment
-from tests.faults.operators import Operators
-from tests.faults.scene import PAIR
-from tests.faults.world import World
+from tests.fakes.object_store import Fault, FaultKind, StoreOperation
+from tests.faults.auditor import find_violations_at_any_moment
+from tests.faults.main_job_operators import MainJobOperators
+from tests.faults.simulated_world import World
+from tests.faults.topic_plans import PAIR_PLANS
 from workers.assembly.log_store import LogStore
 
-_PLAN = PAIR[0]
+_PLAN = PAIR_PLANS[0]
 _WRITERS = 3
 
 
@@ -51,7 +51,7 @@ def test_topic_deleted_under_everybody_leaves_nothing_of_it(
     _turn: int, template: Path, fresh: Callable[[], Path]
 ) -> None:
     """Whatever runs beside it (apache/pulsar#13526, #350), what is stored is of the topic created again."""
-    operators = Operators(World(fresh(), template), (_PLAN,))
+    operators = MainJobOperators(World(fresh(), template), (_PLAN,))
     operators.drive(operators.write)
     stop = threading.Event()
     with operators.world.process() as process:
@@ -68,19 +68,19 @@ def test_topic_deleted_under_everybody_leaves_nothing_of_it(
             operators.drive(operators.delete_topics)
             stop.set()
             done = [one.result() for one in running]
-    operators.drive(operators.keep_up)
+    operators.drive(operators.redrive_and_sweep)
     seen = operators.world.look()
     assert done[-1] <= 1
     assert topic.topic_id not in seen.topics
-    assert not wrong_at_any_moment(seen)
+    assert not find_violations_at_any_moment(seen)
     assert not {row for row, ledger in seen.ledgers.items() if ledger.topic_id == topic.topic_id}
-    assert not seen.of_state("PENDING")
-    assert set(seen.stored) <= {*seen.ledgers, *seen.of_state("DEAD_LETTERED")}
+    assert not seen.ledgers_with_intent_state("PENDING")
+    assert set(seen.stored) <= {*seen.ledgers, *seen.ledgers_with_intent_state("DEAD_LETTERED")}
 
 
 def test_writer_that_uploads_behind_the_deletion_leaves_nothing(template: Path, fresh: Callable[[], Path]) -> None:
     """Its segment comes when phase two has looked already; the refusal lets that look again, without reconciliation."""
-    operators = Operators(World(fresh(), template), (_PLAN,))
+    operators = MainJobOperators(World(fresh(), template), (_PLAN,))
     operators.drive(operators.write)
     reached, go_on = threading.Event(), threading.Event()
 
@@ -88,7 +88,7 @@ def test_writer_that_uploads_behind_the_deletion_leaves_nothing(template: Path, 
         reached.set()
         go_on.wait(30)
 
-    fault = Fault(operation=Operation.PUT, kind=FaultKind.CALL, matches=lambda key: ".parquet" in key, action=wait)
+    fault = Fault(operation=StoreOperation.PUT, kind=FaultKind.CALL, matches=lambda key: ".parquet" in key, action=wait)
     operators.world.store.plan(fault)
     with operators.world.process() as process, ThreadPoolExecutor(1) as pool:
         late = pool.submit(_append, process, process.catalog.topics.get_topic(_PLAN.name))
@@ -98,5 +98,5 @@ def test_writer_that_uploads_behind_the_deletion_leaves_nothing(template: Path, 
         go_on.set()
         assert isinstance(late.exception(30), SextonError)
     assert operators.world.look().stored
-    operators.drive(operators.keep_up)
+    operators.drive(operators.redrive_and_sweep)
     assert not operators.world.look().stored

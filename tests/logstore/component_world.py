@@ -16,7 +16,7 @@ from logstore.log.services.schemas import SchemaRegistry
 from logstore.ports.catalog import Ledger, RegisterSegmentWrite, Topic
 from logstore.positions import LedgerId, Position
 from tests.fakes.catalog import FakeCatalog
-from tests.fakes.objects import FakeObjectStore
+from tests.fakes.object_store import FakeObjectStore
 from tests.logstore.builders import TOPIC
 
 NAME = "billing"

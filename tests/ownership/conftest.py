@@ -10,9 +10,9 @@ import pytest
 from infra.catalog import Database
 from tests.infra.coordination.conftest import zookeeper
 from tests.infra.coordination.zookeeper import ZooKeeper
-from tests.migrated import migrate
-from tests.ownership import story
-from tests.ownership.crew import Crew
+from tests.migrated_catalogs import migrate_or_copy_catalog
+from tests.ownership import fence_story
+from tests.ownership.worker_processes import WorkerProcesses
 from tests.postgres import postgres
 
 __all__ = ["postgres", "zookeeper"]
@@ -20,9 +20,9 @@ __all__ = ["postgres", "zookeeper"]
 BUNDLES = 24
 TIMEOUT_S = 2.0  # of a session: the least that this ZooKeeper gives is 1
 
-_numbers = itertools.count()
+_path_numbers = itertools.count()
 
-Measured = Callable[[str], None]
+ReportMeasurement = Callable[[str], None]
 
 
 @pytest.fixture
@@ -37,22 +37,22 @@ def catalog_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]
 
 
 @pytest.fixture
-def crew(zookeeper: ZooKeeper, catalog_url: str, tmp_path: Path) -> Iterator[Crew]:
+def crew(zookeeper: ZooKeeper, catalog_url: str, tmp_path: Path) -> Iterator[WorkerProcesses]:
     """Nobody yet; all are killed at the end."""
-    path = f"/crew-{next(_numbers)}"
+    path = f"/crew-{next(_path_numbers)}"
     with zookeeper.client() as client:
         client.create(path)
     database = Database(catalog_url)
-    migrate(database, bundles=BUNDLES)
-    story.begin(database)
+    migrate_or_copy_catalog(database, bundles=BUNDLES)
+    fence_story.create_story_table(database)
     database.close()
-    made = Crew(tmp_path, catalog_url, zookeeper, path, TIMEOUT_S)
-    yield made
-    made.dismiss()
+    workers = WorkerProcesses(tmp_path, catalog_url, zookeeper, path, TIMEOUT_S)
+    yield workers
+    workers.dismiss()
 
 
 @pytest.fixture
-def measured(record_property: Callable[[str, object], None]) -> Measured:
+def measured(record_property: Callable[[str, object], None]) -> ReportMeasurement:
     """Tell what was measured: in the report, and to who runs pytest with `-s`."""
 
     def tell(what: str) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 
-class Journal:
+class EventJournal:
     """Written by one process, by any of its threads."""
 
     def __init__(self, path: Path) -> None:
@@ -23,14 +23,14 @@ class Journal:
         """Of a process that goes on; the end of one closes it as well."""
         self._file.close()
 
-    def say(self, what: str, **more: Any) -> None:
+    def say(self, event_kind: str, **details: Any) -> None:
         """One line, written at once."""
-        line = json.dumps({"what": what, "at": time.monotonic(), **more})
+        line = json.dumps({"what": event_kind, "at": time.monotonic(), **details})
         with self._lock:
             self._file.write(line + "\n")
 
 
-class Read:
+class JournalFileReader:
     """What was said until now, of a journal that grows; a line that death cut off was not said."""
 
     def __init__(self, path: Path) -> None:
@@ -39,12 +39,12 @@ class Read:
         self._at = 0
         self._found: list[dict[str, Any]] = []
 
-    def entries(self, what: str | None = None) -> Sequence[dict[str, Any]]:
+    def entries(self, kind: str | None = None) -> Sequence[dict[str, Any]]:
         """Of one kind or all; only what is new is read."""
         if self._path.exists():
             with self._path.open("rb") as file:
                 file.seek(self._at)
-                whole = [line for line in file.read().splitlines(keepends=True) if line.endswith(b"\n")]
-            self._at += sum(map(len, whole))
-            self._found += map(json.loads, whole)
-        return [entry for entry in self._found if what in {None, entry["what"]}]
+                complete_lines = [line for line in file.read().splitlines(keepends=True) if line.endswith(b"\n")]
+            self._at += sum(map(len, complete_lines))
+            self._found += map(json.loads, complete_lines)
+        return [entry for entry in self._found if kind in {None, entry["what"]}]

@@ -21,16 +21,16 @@ from infra.coordination.bundle_takeover_rules import TakeoverTimes
 from infra.coordination.zookeeper_session import EnsembleOptions, SessionState, ZooKeeperSession
 from logstore.errors import NotOwner, OutcomeUnknown, RetryableError, SextonError, WorkerIdTaken
 from logstore.ownership import BundleId, Lease
-from tests.ownership import story
-from tests.ownership.journal import Journal
+from tests.ownership import fence_story
+from tests.ownership.journal import EventJournal
 
 TAKEN, FAILED = 3, 1  # exit codes
-_REMEMBERED = 3
+_LEASES_PER_BUNDLE = 3
 _CLONE_NEWNET = 0x40000000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class OwnerProcessPlan:
     """What a process is started with."""
 
     worker_id: str
@@ -44,14 +44,14 @@ class Plan:
     pause_s: float = 0.02  # between two writes
 
 
-class _Memory:
+class _LeaseMemory:
     """A `BundleListener` that forgets nothing: it has the latest three leases of each bundle that was ever its own."""
 
     def __init__(self) -> None:
         self._leases: dict[BundleId, deque[Lease]] = {}
 
     def on_acquired(self, lease: Lease) -> None:
-        self._leases.setdefault(lease.bundle, deque(maxlen=_REMEMBERED)).append(lease)
+        self._leases.setdefault(lease.bundle, deque(maxlen=_LEASES_PER_BUNDLE)).append(lease)
 
     def on_unloaded(self, bundle: BundleId) -> None:
         pass  # as a thread does that sleeps
@@ -60,10 +60,10 @@ class _Memory:
         return [lease for leases in list(self._leases.values()) for lease in list(leases)]
 
 
-class _Said(OwnershipObserver):
+class _JournalObserver(OwnershipObserver):
     """An `OwnershipObserver` that puts into the journal what happens."""
 
-    def __init__(self, journal: Journal) -> None:
+    def __init__(self, journal: EventJournal) -> None:
         self._journal = journal
 
     def on_session_opened(self, session: int) -> None:
@@ -85,10 +85,10 @@ class _Said(OwnershipObserver):
         self._journal.say("ended", failure=failure and type(failure).__name__)
 
 
-class _Writer:
+class _LeaseWriter:
     """Writes under every lease that this process had, the latest three of a bundle."""
 
-    def __init__(self, plan: Plan, journal: Journal, database: Database) -> None:
+    def __init__(self, plan: OwnerProcessPlan, journal: EventJournal, database: Database) -> None:
         self._plan, self._journal, self._database = plan, journal, database
         self._numbers = itertools.count()
 
@@ -96,7 +96,7 @@ class _Writer:
         attempt = f"{self._plan.worker_id}.{os.getpid()}/{next(self._numbers)}"
         outcome, error = "accepted", ""
         try:
-            story.write(self._database, lease, attempt)
+            fence_story.write_under_lease(self._database, lease, attempt)
         except NotOwner as refusal:
             outcome, error = "refused", str(refusal)
         except (RetryableError, OutcomeUnknown) as failure:
@@ -106,16 +106,16 @@ class _Writer:
         )
 
 
-def run(plan: Plan) -> None:
+def run_owner_process(plan: OwnerProcessPlan) -> None:
     """Live until SIGTERM; exits with `TAKEN` where the worker id is another's, with `FAILED` where it gave up."""
     if plan.namespace:
-        _enter(plan.namespace)
-    journal = Journal(plan.journal)
+        _enter_network_namespace(plan.namespace)
+    journal = EventJournal(plan.journal)
     database = Database(plan.database_url)
-    memory = _Memory()
+    memory = _LeaseMemory()
     policy = BundleOwnerOptions(expired=plan.expired, check_interval_s=0.2, takeover=plan.takeover)
-    connect, fences = _connecting(plan, journal), SqlFences(database)
-    owner = BundleOwner(plan.worker_id, connect, fences, memory, options=policy, events=_Said(journal))
+    connect, fences = _make_connect(plan, journal), SqlFences(database)
+    owner = BundleOwner(plan.worker_id, connect, fences, memory, options=policy, events=_JournalObserver(journal))
     signal.signal(signal.SIGTERM, lambda *_: owner.stopping.set())
     try:
         owner.start()
@@ -123,12 +123,14 @@ def run(plan: Plan) -> None:
         journal.say("taken", error=str(error))
         os._exit(TAKEN)
     journal.say("started")
-    _work(plan, owner, memory, _Writer(plan, journal, database))
+    _write_until_stopped(plan, owner, memory, _LeaseWriter(plan, journal, database))
     owner.stop()
     os._exit(FAILED if owner.failure else 0)
 
 
-def _work(plan: Plan, owner: BundleOwner, memory: _Memory, writer: _Writer) -> None:
+def _write_until_stopped(
+    plan: OwnerProcessPlan, owner: BundleOwner, memory: _LeaseMemory, writer: _LeaseWriter
+) -> None:
     while not owner.stopping.wait(plan.pause_s):
         for lease in memory.all():
             if owner.stopping.wait(plan.pause_s):
@@ -136,19 +138,21 @@ def _work(plan: Plan, owner: BundleOwner, memory: _Memory, writer: _Writer) -> N
             writer.write(lease)
 
 
-def _connecting(plan: Plan, journal: Journal) -> Callable[[Callable[[SessionState], None]], ZooKeeperSession]:
+def _make_connect(
+    plan: OwnerProcessPlan, journal: EventJournal
+) -> Callable[[Callable[[SessionState], None]], ZooKeeperSession]:
     ensemble = EnsembleOptions(hosts=plan.hosts, timeout_s=plan.timeout_s)
 
     def connect(tell: Callable[[SessionState], None]) -> ZooKeeperSession:
         session = ZooKeeperSession(ensemble, tell)
-        found = session.run_idempotent("telling its id", lambda client: client.client_id)
-        journal.say("session", id=found[0], password=found[1].hex())
+        client_id = session.run_idempotent("telling its id", lambda client: client.client_id)
+        journal.say("session", id=client_id[0], password=client_id[1].hex())
         return session
 
     return connect
 
 
-def _enter(namespace: Path) -> None:
+def _enter_network_namespace(namespace: Path) -> None:
     """Move this process, which has one thread yet, into a network of its own."""
     with namespace.open() as file:
         if ctypes.CDLL(None, use_errno=True).setns(file.fileno(), _CLONE_NEWNET) != 0:

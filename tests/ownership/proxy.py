@@ -5,7 +5,7 @@ import threading
 from contextlib import suppress
 
 
-class Proxy:
+class CuttableProxy:
     """Passes connections on to a server; while it is cut it holds back all that is said, as a network does."""
 
     def __init__(self, target: str, *, host: str = "127.0.0.1") -> None:
@@ -18,7 +18,7 @@ class Proxy:
         self.held: list[bytes] = []  # what was said since the last cut, and has not arrived
         self._listener = socket.create_server((host, 0))
         self.address = f"{host}:{self._listener.getsockname()[1]}"
-        threading.Thread(target=self._accept, daemon=True).start()
+        threading.Thread(target=self._accept_connections, daemon=True).start()
 
     def cut(self) -> None:
         """From now on nothing passes, in either direction."""
@@ -31,22 +31,22 @@ class Proxy:
 
     def close(self) -> None:
         """End it and all that goes through it."""
-        for one in [self._listener, *self._sockets]:
+        for connection in [self._listener, *self._sockets]:
             with suppress(OSError):
-                one.shutdown(socket.SHUT_RDWR)
-            one.close()
+                connection.shutdown(socket.SHUT_RDWR)
+            connection.close()
         self._open.set()
 
-    def _accept(self) -> None:
+    def _accept_connections(self) -> None:
         while True:
             try:
                 inner, _ = self._listener.accept()
             except OSError:
                 return
             self._sockets.append(inner)
-            threading.Thread(target=self._join, args=(inner,), daemon=True).start()
+            threading.Thread(target=self._relay_connection, args=(inner,), daemon=True).start()
 
-    def _join(self, inner: socket.socket) -> None:
+    def _relay_connection(self, inner: socket.socket) -> None:
         if not self._open.is_set():  # a network that is cut carries no new connection either
             with suppress(OSError):
                 self.held.append(inner.recv(65_536, socket.MSG_PEEK))
@@ -57,18 +57,18 @@ class Proxy:
             inner.close()
             return
         self._sockets.append(outer)
-        threading.Thread(target=self._pass, args=(inner, outer), daemon=True).start()
-        self._pass(outer, inner)
+        threading.Thread(target=self._forward_data, args=(inner, outer), daemon=True).start()
+        self._forward_data(outer, inner)
 
-    def _pass(self, source: socket.socket, sink: socket.socket) -> None:
+    def _forward_data(self, source: socket.socket, sink: socket.socket) -> None:
         with suppress(OSError):
-            while said := source.recv(65_536):
+            while data := source.recv(65_536):
                 if not self._open.is_set():
-                    self.held.append(said)
+                    self.held.append(data)
                 self._open.wait()
-                sink.sendall(said)
+                sink.sendall(data)
         self._open.wait()  # that one side has closed is not heard either
-        for one in (source, sink):
+        for connection in (source, sink):
             with suppress(OSError):
-                one.shutdown(socket.SHUT_RDWR)
-            one.close()
+                connection.shutdown(socket.SHUT_RDWR)
+            connection.close()

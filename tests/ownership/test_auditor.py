@@ -5,16 +5,16 @@ from typing import Any
 
 import pytest
 
-from tests.ownership.auditor import wrong
-from tests.ownership.story import Told
+from tests.ownership.fence_story import StoryRow
+from tests.ownership.story_auditor import find_story_violations
 
 
-def _raised(fence: int, worker_id: str) -> Told:
-    return Told(bundle=1, fence=fence, worker_id=worker_id, attempt=None)
+def _raised(fence: int, worker_id: str) -> StoryRow:
+    return StoryRow(bundle=1, fence=fence, worker_id=worker_id, attempt=None)
 
 
-def _wrote(fence: int, worker_id: str, attempt: str) -> Told:
-    return Told(bundle=1, fence=fence, worker_id=worker_id, attempt=attempt)
+def _wrote(fence: int, worker_id: str, attempt: str) -> StoryRow:
+    return StoryRow(bundle=1, fence=fence, worker_id=worker_id, attempt=attempt)
 
 
 def _said(attempt: str, outcome: str, error: str = "") -> dict[str, Any]:
@@ -28,7 +28,7 @@ _SAID = [_said("a.1/0", "accepted"), _said("a.1/1", "refused", _REFUSED), _said(
 
 def test_auditor_is_content_with_one_owner_after_the_other() -> None:
     """The promise kept."""
-    assert wrong(_GOOD, _SAID) == []
+    assert find_story_violations(_GOOD, _SAID) == []
 
 
 @pytest.mark.parametrize(
@@ -46,6 +46,8 @@ def test_auditor_is_content_with_one_owner_after_the_other() -> None:
         ([*_GOOD, _wrote(2, "b", "b.2/7"), _wrote(2, "b", "b.2/8")], _SAID, "2 rows of which it said nothing"),
     ],
 )
-def test_auditor_finds_what_breaks_the_promise(story: Sequence[Told], said: list[dict[str, Any]], word: str) -> None:
+def test_auditor_finds_what_breaks_the_promise(
+    story: Sequence[StoryRow], said: list[dict[str, Any]], word: str
+) -> None:
     """Each of its rules, broken once."""
-    assert word in "\n".join(wrong(story, said))
+    assert word in "\n".join(find_story_violations(story, said))

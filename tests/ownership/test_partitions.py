@@ -7,33 +7,33 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from tests.logstore.eventually import assert_eventually
-from tests.ownership.conftest import BUNDLES, Measured
-from tests.ownership.crew import Crew
-from tests.ownership.namespace import Namespace, why_not
-from tests.ownership.proxy import Proxy
+from tests.ownership.conftest import BUNDLES, ReportMeasurement
+from tests.ownership.network_namespace import NetworkNamespace, find_obstacle
+from tests.ownership.proxy import CuttableProxy
+from tests.ownership.worker_processes import WorkerProcesses
 
 pytestmark = [pytest.mark.external_service, pytest.mark.sigkill]
 
 
 @pytest.fixture
-def proxy(crew: Crew) -> Iterator[Proxy]:
+def proxy(crew: WorkerProcesses) -> Iterator[CuttableProxy]:
     """Between one worker and ZooKeeper."""
-    made = Proxy(crew.zookeeper.address)
+    made = CuttableProxy(crew.zookeeper.address)
     yield made
     made.close()
 
 
 @pytest.fixture
-def namespace() -> Iterator[Namespace]:
+def namespace() -> Iterator[NetworkNamespace]:
     """A network for one worker."""
-    if reason := why_not():
+    if reason := find_obstacle():
         pytest.skip(f"no network namespaces here: {reason}")
-    with Namespace(f"sx{os.getpid()}") as made:
+    with NetworkNamespace(f"sx{os.getpid()}") as made:
         yield made
 
 
 def test_worker_cut_off_from_zookeeper_loses_its_bundles_and_takes_part_again(
-    crew: Crew, proxy: Proxy, measured: Measured
+    crew: WorkerProcesses, proxy: CuttableProxy, measured: ReportMeasurement
 ) -> None:
     """It reaches the catalog all the time, and writes there in vain (apache/pulsar#19444)."""
     crew.hire("a", address=proxy.address)
@@ -42,10 +42,10 @@ def test_worker_cut_off_from_zookeeper_loses_its_bundles_and_takes_part_again(
 
 @pytest.mark.where_allowed
 def test_worker_whose_network_is_parted_loses_its_bundles_and_takes_part_again(
-    crew: Crew, namespace: Namespace, measured: Measured
+    crew: WorkerProcesses, namespace: NetworkNamespace, measured: ReportMeasurement
 ) -> None:
     """The same with the kernel's network: packets vanish, connects hang."""
-    proxy = Proxy(crew.zookeeper.address, host=namespace.outside)  # ZooKeeper listens on the loopback alone
+    proxy = CuttableProxy(crew.zookeeper.address, host=namespace.outside)  # ZooKeeper listens on the loopback alone
     try:
         crew.hire("a", address=proxy.address, namespace=namespace.path)
         _cut_off(crew, namespace.pull, namespace.plug, measured)
@@ -53,7 +53,9 @@ def test_worker_whose_network_is_parted_loses_its_bundles_and_takes_part_again(
         proxy.close()
 
 
-def _cut_off(crew: Crew, cut: Callable[[], None], mend: Callable[[], None], measured: Measured) -> None:
+def _cut_off(
+    crew: WorkerProcesses, cut: Callable[[], None], mend: Callable[[], None], measured: ReportMeasurement
+) -> None:
     """Worker a alone behind the wire; another takes all, and gives a share back once it is mended."""
     crew.hire("b")
     crew.rest()

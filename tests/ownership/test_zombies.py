@@ -15,9 +15,9 @@ from infra.coordination.bundle_takeover_rules import TakeoverTimes
 from infra.coordination.ownership_nodes import OWNERS, WORKERS
 from logstore.ownership import BundleId, bundle_name
 from tests.logstore.eventually import assert_eventually
-from tests.ownership.conftest import BUNDLES, Measured
-from tests.ownership.crew import Crew, Worker
+from tests.ownership.conftest import BUNDLES, ReportMeasurement
 from tests.ownership.owner_process import FAILED, TAKEN
+from tests.ownership.worker_processes import OwnerWorkerProcess, WorkerProcesses
 
 pytestmark = [pytest.mark.external_service, pytest.mark.sigkill]
 
@@ -26,7 +26,7 @@ def _stands(client: KazooClient, path: str) -> bool:
     return client.exists(path) is not None
 
 
-def _pause(crew: Crew, worker: Worker, seconds: float) -> float:
+def _pause(crew: WorkerProcesses, worker: OwnerWorkerProcess, seconds: float) -> float:
     """Freeze it for that long; when it woke."""
     crew.freeze(worker)
     time.sleep(seconds)
@@ -36,7 +36,7 @@ def _pause(crew: Crew, worker: Worker, seconds: float) -> float:
 
 @pytest.mark.parametrize("timeouts", [0.5, 1.0])
 def test_owner_paused_for_about_a_session_timeout_and_woken_has_its_bundles_or_none_twice(
-    crew: Crew, timeouts: float, measured: Measured
+    crew: WorkerProcesses, timeouts: float, measured: ReportMeasurement
 ) -> None:
     """Whether its session lived or not is the server's word, and both ends are right."""
     before = crew.trio()
@@ -50,7 +50,9 @@ def test_owner_paused_for_about_a_session_timeout_and_woken_has_its_bundles_or_n
 
 
 @pytest.mark.parametrize("catalog_url", ["sqlite", "postgresql"], indirect=True)
-def test_owner_paused_for_three_session_timeouts_wakes_and_writes_in_vain(crew: Crew, measured: Measured) -> None:
+def test_owner_paused_for_three_session_timeouts_wakes_and_writes_in_vain(
+    crew: WorkerProcesses, measured: ReportMeasurement
+) -> None:
     """Others took its bundles while it slept: each of its writes is refused with a clear error and changes nothing.
 
     As in apache/pulsar#19444, where the stale owner's write spoilt the topic's ledger list.
@@ -67,15 +69,15 @@ def test_owner_paused_for_three_session_timeouts_wakes_and_writes_in_vain(crew: 
     crew.audit()
 
 
-def test_zombie_meets_the_fences_of_an_ensemble_that_forgot_it(crew: Crew) -> None:
+def test_zombie_meets_the_fences_of_an_ensemble_that_forgot_it(crew: WorkerProcesses) -> None:
     """A wiped ensemble hands out all bundles as if nobody ever had them: the fence alone knows of the sleeper."""
     crew.trio()
     zombie = crew.workers["a"]
     crew.freeze(zombie)
     began = time.monotonic()
     crew.zookeeper.wipe()
-    crew.make_path()
-    crew.await_reacquired(began)
+    crew.create_zookeeper_path()
+    crew.wait_until_reacquired(began)
     zombie.signal(signal.SIGCONT)
     woke = time.monotonic()
     assert_eventually(lambda: crew.refused(zombie, woke) > 0, within_s=60)
@@ -83,7 +85,7 @@ def test_zombie_meets_the_fences_of_an_ensemble_that_forgot_it(crew: Crew) -> No
     crew.audit()
 
 
-def test_killed_owner_that_is_started_again_waits_for_its_own_old_nodes(crew: Crew) -> None:
+def test_killed_owner_that_is_started_again_waits_for_its_own_old_nodes(crew: WorkerProcesses) -> None:
     """They look like its own, and are about to vanish: nothing is done under them (apache/pulsar#10351, #17664)."""
     crew.trio()
     old = crew.workers["a"]
@@ -98,7 +100,7 @@ def test_killed_owner_that_is_started_again_waits_for_its_own_old_nodes(crew: Cr
     crew.audit()
 
 
-def test_owner_whose_bundle_became_anothers_while_it_was_expired_unloads_it(crew: Crew) -> None:
+def test_owner_whose_bundle_became_anothers_while_it_was_expired_unloads_it(crew: WorkerProcesses) -> None:
     """Foreign nodes are left to whom they are (apache/pulsar#23011, #295)."""
     crew.hire("a")
     crew.rest()
@@ -115,7 +117,7 @@ def test_owner_whose_bundle_became_anothers_while_it_was_expired_unloads_it(crew
     crew.audit()
 
 
-def test_two_workers_racing_for_the_same_bundles_have_one_writer_each(crew: Crew) -> None:
+def test_two_workers_racing_for_the_same_bundles_have_one_writer_each(crew: WorkerProcesses) -> None:
     """No grace, and nodes that vanish again and again: who loses the race writes nothing (apache/pulsar#14736)."""
     eager = TakeoverTimes(takeover_grace_s=0.0, rest_s=0.0)
     for worker_id in ("a", "b"):
@@ -133,7 +135,7 @@ def test_two_workers_racing_for_the_same_bundles_have_one_writer_each(crew: Crew
     crew.audit()
 
 
-def test_second_process_of_a_worker_id_ends_and_the_first_keeps_all(crew: Crew) -> None:
+def test_second_process_of_a_worker_id_ends_and_the_first_keeps_all(crew: WorkerProcesses) -> None:
     """It is told that the id is taken, and never writes."""
     crew.hire("a")
     before = crew.rest()
@@ -145,7 +147,7 @@ def test_second_process_of_a_worker_id_ends_and_the_first_keeps_all(crew: Crew) 
     crew.audit()
 
 
-def test_policy_shutdown_ends_the_process_and_others_take_over(crew: Crew) -> None:
+def test_policy_shutdown_ends_the_process_and_others_take_over(crew: WorkerProcesses) -> None:
     """It says why, exits, and its bundles have other owners."""
     for worker_id, policy in (("a", ExpiredPolicy.SHUTDOWN), ("b", ExpiredPolicy.RECONNECT)):
         crew.hire(worker_id, expired=policy)

@@ -7,13 +7,13 @@ from typing import Any
 
 from temporalio.client import WorkflowFailureError, WorkflowHandle
 
-from tests.workflows.house import Gate, House, assert_eventually
+from tests.workflows.workflow_harness import Gate, WorkflowHarness, assert_eventually
 from workflows.job_definition import JobDefinition
 
 Handle = WorkflowHandle[Any, Any]
 
 
-async def completed(house: House, started: Awaitable[Handle]) -> Handle:
+async def completed(house: WorkflowHarness, started: Awaitable[Handle]) -> Handle:
     """To its result."""
     handle = await started
     async with house.worker():
@@ -21,7 +21,7 @@ async def completed(house: House, started: Awaitable[Handle]) -> Handle:
     return handle
 
 
-async def ended(house: House, started: Awaitable[Handle]) -> Handle:
+async def ended(house: WorkflowHarness, started: Awaitable[Handle]) -> Handle:
     """Completed or failed."""
     handle = await started
     async with house.worker():
@@ -39,7 +39,7 @@ class Staged:
     key: str
     answers: Callable[..., Sequence[Callable[..., Any]]]  # its activities; takes a fault's name, and a gate
 
-    async def ended(self, house: House, request: Any, *, fault: str = "") -> Handle:
+    async def ended(self, house: WorkflowHarness, request: Any, *, fault: str = "") -> Handle:
         """Completed or failed."""
         handle = await self._start(house, request)
         async with self._worker(house, fault=fault):
@@ -47,7 +47,7 @@ class Staged:
                 await handle.result()
         return handle
 
-    async def cancelled(self, house: House, request: Any) -> Handle:
+    async def cancelled(self, house: WorkflowHarness, request: Any) -> Handle:
         """At the gate; what it does at its end is done."""
         gate = Gate()
         async with self._worker(house, gate=gate):
@@ -59,7 +59,7 @@ class Staged:
             gate.open()
         return handle
 
-    async def left_at_work(self, house: House, request: Any) -> Handle:
+    async def left_at_work(self, house: WorkflowHarness, request: Any) -> Handle:
         """At the gate, where its worker ends."""
         gate = Gate()
         async with self._worker(house, gate=gate):
@@ -68,7 +68,7 @@ class Staged:
             gate.open()
         return handle
 
-    async def _start(self, house: House, request: Any) -> Handle:
+    async def _start(self, house: WorkflowHarness, request: Any) -> Handle:
         handle: Handle = await house.client.start_workflow(
             self.job.name,
             request,
@@ -78,10 +78,10 @@ class Staged:
         )
         return handle
 
-    def _worker(self, house: House, **how: Any) -> AbstractAsyncContextManager[Any]:
+    def _worker(self, house: WorkflowHarness, **how: Any) -> AbstractAsyncContextManager[Any]:
         return house.serve(house.queue, self.answers(**how), workflows=[self.workflow])
 
 
-def first_run(house: House, handle: Handle) -> Handle:
+def first_run(house: WorkflowHarness, handle: Handle) -> Handle:
     """The run that continued as new."""
     return house.client.get_workflow_handle(handle.id, run_id=handle.first_execution_run_id)

@@ -6,16 +6,16 @@ from logstore.errors import CorruptData
 from logstore.log.ledger_object_keys import segment_key
 from logstore.ports.catalog import Claim
 from logstore.reconciliation.bulk_job_inputs_and_results import BulkJob
-from tests.fakes.objects import Operation
+from tests.fakes.object_store import StoreOperation
 from tests.logstore.delayed.stored import Stored, stored_in
 from tests.replay.courses import Handle, ended, first_run
 from tests.workflows.builds import build, topic_to_build
 from tests.workflows.delayed.verbs import merge, seal
-from tests.workflows.house import Gate, House
+from tests.workflows.workflow_harness import Gate, WorkflowHarness
 from workflows.delayed.job_definitions import BUILD_DELAYED_INDEX
 
 
-def _due(house: House, *, buckets: int) -> Stored:
+def _due(house: WorkflowHarness, *, buckets: int) -> Stored:
     """A topic with so many buckets, two of which are allowed, and with enough behind them for another one."""
     topic = stored_in(house.world)
     topic.sealed(*([1 + at] for at in range(buckets)))
@@ -23,20 +23,20 @@ def _due(house: House, *, buckets: int) -> Stored:
     return topic
 
 
-async def seal_complete(house: House) -> Handle:
+async def seal_complete(house: WorkflowHarness) -> Handle:
     """One topic is due, and its merge is started."""
     _due(house, buckets=2)
     return await ended(house, seal(house))
 
 
-async def seal_of_one_topic(house: House) -> Handle:
+async def seal_of_one_topic(house: WorkflowHarness) -> Handle:
     """However little it is."""
     topic = stored_in(house.world)
     topic.append(1)
     return await ended(house, seal(house, topic_id=topic.topic_id, topic=topic.world.topic.name))
 
 
-async def seal_of_a_held_topic(house: House) -> Handle:
+async def seal_of_a_held_topic(house: WorkflowHarness) -> Handle:
     """Another job works on it, and takes longer than the seal waits."""
     topic = stored_in(house.world)
     topic.append(1)
@@ -44,25 +44,25 @@ async def seal_of_a_held_topic(house: House) -> Handle:
     return await ended(house, seal(house, topic_id=topic.topic_id))
 
 
-async def seal_failed(house: House) -> Handle:
+async def seal_failed(house: WorkflowHarness) -> Handle:
     """There is no such topic."""
     return await ended(house, seal(house, topic_id=99))
 
 
-async def seal_running(house: House) -> Handle:
+async def seal_running(house: WorkflowHarness) -> Handle:
     """It writes a bucket."""
     _due(house, buckets=1)
-    gate = house.gate(Operation.PUT)
-    return await house.left_at(gate, seal(house))
+    gate = house.gate(StoreOperation.PUT)
+    return await house.stop_worker_at_gate(gate, seal(house))
 
 
-async def merge_complete(house: House) -> Handle:
+async def merge_complete(house: WorkflowHarness) -> Handle:
     """Four buckets become two."""
     _due(house, buckets=4)
     return await ended(house, merge(house))
 
 
-async def merge_damaged(house: House) -> Handle:
+async def merge_damaged(house: WorkflowHarness) -> Handle:
     """A bucket cannot be read; the others are merged."""
     topic = _due(house, buckets=5)
     house.world.objects.delete([segment_key(topic.buckets[1].bucket_id, 0)])
@@ -70,26 +70,26 @@ async def merge_damaged(house: House) -> Handle:
     return await ended(house, merge(house))
 
 
-async def merge_held(house: House) -> Handle:
+async def merge_held(house: WorkflowHarness) -> Handle:
     """Another job works on the topic for a long time."""
     topic = _due(house, buckets=3)
     topic.index.claim_bucket_list(topic.topic_id, Claim(workflow_id="other", run_id="r", ttl_s=10**6))
     return await ended(house, merge(house))
 
 
-async def merge_failed(house: House) -> Handle:
+async def merge_failed(house: WorkflowHarness) -> Handle:
     """The topic of that id bears another name."""
     return await ended(house, merge(house, topic="persistent://tenant/namespace/other"))
 
 
-async def merge_running(house: House) -> Handle:
+async def merge_running(house: WorkflowHarness) -> Handle:
     """It writes a bucket."""
     _due(house, buckets=3)
-    gate = house.gate(Operation.PUT)
-    return await house.left_at(gate, merge(house))
+    gate = house.gate(StoreOperation.PUT)
+    return await house.stop_worker_at_gate(gate, merge(house))
 
 
-async def merge_continued(house: House) -> Handle:
+async def merge_continued(house: WorkflowHarness) -> Handle:
     """More merges than one history is to have."""
     topic = stored_in(house.world, SealAndMergeLimits(messages=4, ledgers=3, idle_s=60, buckets=1))
     topic.sealed(*([1 + at] for at in range(25)))
@@ -97,13 +97,13 @@ async def merge_continued(house: House) -> Handle:
     return first_run(house, handle)
 
 
-async def build_complete(house: House) -> Handle:
+async def build_complete(house: WorkflowHarness) -> Handle:
     """One topic."""
     topic_to_build(house)
     return await ended(house, build(house, BUILD_DELAYED_INDEX))
 
 
-async def build_superseded(house: House) -> Handle:
+async def build_superseded(house: WorkflowHarness) -> Handle:
     """Its topic is sealed meanwhile."""
     topic = topic_to_build(house)
     one = house.world.bulk.indexes
@@ -117,7 +117,7 @@ async def build_superseded(house: House) -> Handle:
     return await ended(house, build(house, BUILD_DELAYED_INDEX))
 
 
-async def build_failed(house: House) -> Handle:
+async def build_failed(house: WorkflowHarness) -> Handle:
     """What the bulk job reads is damaged."""
 
     def fail(_job: BulkJob, _beat: object) -> None:
@@ -127,8 +127,8 @@ async def build_failed(house: House) -> Handle:
     return await ended(house, build(house, BUILD_DELAYED_INDEX))
 
 
-async def build_running(house: House) -> Handle:
+async def build_running(house: WorkflowHarness) -> Handle:
     """Its bulk job is at work."""
     gate = Gate()
     house.world.bulk.meanwhile = lambda _job, _beat: gate.wait()
-    return await house.left_at(gate, build(house, BUILD_DELAYED_INDEX))
+    return await house.stop_worker_at_gate(gate, build(house, BUILD_DELAYED_INDEX))

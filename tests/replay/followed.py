@@ -6,7 +6,7 @@ from temporalio.exceptions import ApplicationError
 from activities.records.follow_records import FollowInput
 from logstore.records.job_results import FollowedRecords
 from tests.replay.courses import Handle, Staged
-from tests.workflows.house import Gate, House
+from tests.workflows.workflow_harness import Gate, WorkflowHarness
 from workflows.records.follow_records import FollowRecords
 from workflows.records.job_definitions import FOLLOW_RECORDS, FollowRecordsInput
 
@@ -32,21 +32,21 @@ _STAGED = Staged(
 _REQUEST = FollowRecordsInput(replica=REPLICA)
 
 
-async def follow_complete(house: House) -> Handle:
+async def follow_complete(house: WorkflowHarness) -> Handle:
     """A step with a seed."""
     return await _STAGED.ended(house, FollowRecordsInput(replica=REPLICA, seed=True))
 
 
-async def follow_refused(house: House) -> Handle:
+async def follow_refused(house: WorkflowHarness) -> Handle:
     """The replica is STALE."""
     return await _STAGED.ended(house, _REQUEST, fault="PreconditionFailed")
 
 
-async def follow_failed(house: House) -> Handle:
+async def follow_failed(house: WorkflowHarness) -> Handle:
     """A bug in a step."""
     return await _STAGED.ended(house, _REQUEST, fault="UnknownFault")
 
 
-async def follow_running(house: House) -> Handle:
+async def follow_running(house: WorkflowHarness) -> Handle:
     """It is at its step, and its worker is gone."""
     return await _STAGED.left_at_work(house, _REQUEST)

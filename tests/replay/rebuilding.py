@@ -16,7 +16,7 @@ from activities.records.inputs_and_results import (
 )
 from logstore.records.job_results import RebuildAdoptionResult
 from tests.replay.courses import Handle, Staged
-from tests.workflows.house import Gate, House
+from tests.workflows.workflow_harness import Gate, WorkflowHarness
 from workflows.records.job_definitions import REBUILD_CATALOG, RebuildCatalogInput
 from workflows.records.rebuild_catalog import RebuildCatalog
 
@@ -88,31 +88,31 @@ _STAGED = Staged(workflow=RebuildCatalog, job=REBUILD_CATALOG, key=REBUILD, answ
 _REQUEST = RebuildCatalogInput(rebuild=REBUILD)
 
 
-async def rebuild_complete(house: House) -> Handle:
+async def rebuild_complete(house: WorkflowHarness) -> Handle:
     """All steps."""
     return await _STAGED.ended(house, _REQUEST)
 
 
-async def rebuild_refused(house: House) -> Handle:
+async def rebuild_refused(house: WorkflowHarness) -> Handle:
     """The database is not empty."""
     return await _STAGED.ended(house, _REQUEST, fault="no_database")
 
 
-async def rebuild_failed(house: House) -> Handle:
+async def rebuild_failed(house: WorkflowHarness) -> Handle:
     """A bug in a step."""
     return await _STAGED.ended(house, _REQUEST, fault="bug")
 
 
-async def rebuild_outdated(house: House) -> Handle:
+async def rebuild_outdated(house: WorkflowHarness) -> Handle:
     """Another rebuild won before the flush."""
     return await _STAGED.ended(house, _REQUEST, fault="outdated")
 
 
-async def rebuild_cancelled(house: House) -> Handle:
+async def rebuild_cancelled(house: WorkflowHarness) -> Handle:
     """While it looks for rows: it lets its manifest go, and ends."""
     return await _STAGED.cancelled(house, _REQUEST)
 
 
-async def rebuild_running(house: House) -> Handle:
+async def rebuild_running(house: WorkflowHarness) -> Handle:
     """It looks for rows, and its worker is gone."""
     return await _STAGED.left_at_work(house, _REQUEST)

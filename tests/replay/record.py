@@ -32,12 +32,12 @@ from temporalio.testing import WorkflowEnvironment
 from activities.deletion.inputs_and_results import DetachResult, TakeOverStalledInput
 from logstore.deletion.intents import IntentKey
 from logstore.deletion.retention import RetentionPolicy
-from tests.activities.world import open_world
-from tests.fakes.objects import Fault, FaultKind, Operation
+from tests.activities.activity_world import open_activity_world
+from tests.fakes.object_store import Fault, FaultKind, StoreOperation
 from tests.replay import delayed, followed, rebuilding, reconciled, recorded, routed, transacted
 from tests.replay.courses import Handle, completed, ended, first_run
-from tests.workflows.house import Gate, House, assert_eventually
 from tests.workflows.offload.offloading import losing, offload, offload_all, take_away
+from tests.workflows.workflow_harness import Gate, WorkflowHarness, assert_eventually
 from workflows import search_attributes
 from workflows.deletion.delete_ledgers import DeleteLedgers
 from workflows.deletion.job_definitions import DeletionPolicy, SetRateInput
@@ -49,21 +49,21 @@ VERSION = "v1"
 VERSION_BY_TYPE: dict[str, str] = {}
 """Version of the recorded histories of each type that has changed since 0.1.0. All other types have `VERSION`."""
 
-Scene = Callable[[House], Awaitable[Handle]]
+Scene = Callable[[WorkflowHarness], Awaitable[Handle]]
 _numbers = itertools.count(1)
 
 
-async def trim_complete(house: House) -> Handle:
+async def trim_complete(house: WorkflowHarness) -> Handle:
     """Two ledgers deleted, a second pass that finds none."""
     house.world.fill(2)
     return await completed(house, house.trim())
 
 
-async def trim_joined(house: House) -> Handle:
+async def trim_joined(house: WorkflowHarness) -> Handle:
     """`again` arrives while phase two works, and there is new work."""
     house.world.fill(1)
-    gate = house.gate(Operation.DELETE)
-    async with house.held_at(gate, house.trim()) as handle:
+    gate = house.gate(StoreOperation.DELETE)
+    async with house.run_until_gate(gate, house.trim()) as handle:
         house.world.fill(1)
         await handle.signal(TrimTopic.again)
         gate.open()
@@ -71,24 +71,24 @@ async def trim_joined(house: House) -> Handle:
     return handle
 
 
-async def trim_that_cannot_roll(house: House) -> Handle:
+async def trim_that_cannot_roll(house: WorkflowHarness) -> Handle:
     """The last ledger cannot be rolled; the trim goes on."""
     house.world.fill(1)
     house.roller.failures = 100
     return await completed(house, house.trim())
 
 
-async def trim_failed(house: House) -> Handle:
+async def trim_failed(house: WorkflowHarness) -> Handle:
     """The topic is gone."""
     house.world.sql("DELETE FROM topic")
     return await ended(house, house.trim())
 
 
-async def trim_cancelled(house: House) -> Handle:
+async def trim_cancelled(house: WorkflowHarness) -> Handle:
     """Cancelled while its batch works."""
     house.world.fill(1)
-    gate = house.gate(Operation.DELETE)
-    async with house.held_at(gate, house.trim()) as handle:
+    gate = house.gate(StoreOperation.DELETE)
+    async with house.run_until_gate(gate, house.trim()) as handle:
         await handle.cancel()
         with suppress(WorkflowFailureError):
             await handle.result()
@@ -96,14 +96,14 @@ async def trim_cancelled(house: House) -> Handle:
     return handle
 
 
-async def trim_running(house: House) -> Handle:
+async def trim_running(house: WorkflowHarness) -> Handle:
     """Its batch is at work."""
     house.world.fill(1)
-    gate = house.gate(Operation.DELETE)
-    return await house.left_at(gate, house.trim())
+    gate = house.gate(StoreOperation.DELETE)
+    return await house.stop_worker_at_gate(gate, house.trim())
 
 
-async def trim_continued(house: House) -> Handle:
+async def trim_continued(house: WorkflowHarness) -> Handle:
     """More passes than one history should hold."""
     async with house.worker():
         house.roller.action = lambda: _one_more(house)
@@ -112,31 +112,31 @@ async def trim_continued(house: House) -> Handle:
     return first_run(house, handle)
 
 
-def _one_more(house: House) -> None:
+def _one_more(house: WorkflowHarness) -> None:
     if house.roller.calls < 12:
         house.world.fill(1)
 
 
-async def delete_complete(house: House) -> Handle:
+async def delete_complete(house: WorkflowHarness) -> Handle:
     """Given ledgers in several chunks, one of them handed over."""
     ledgers = house.world.fill(5)
-    house.world.objects.plan(Fault(operation=Operation.DELETE, kind=FaultKind.KEY_ERROR))
+    house.world.objects.plan(Fault(operation=StoreOperation.DELETE, kind=FaultKind.REPORT_KEY_FAILED))
     return await ended(house, house.delete(ledgers))
 
 
-async def delete_failed(house: House) -> Handle:
+async def delete_failed(house: WorkflowHarness) -> Handle:
     """The request speaks of another catalog."""
     return await ended(house, house.delete(house.world.fill(1), catalog_epoch=7))
 
 
-async def delete_refused(house: House) -> Handle:
+async def delete_refused(house: WorkflowHarness) -> Handle:
     """A ledger is still needed."""
     ledgers = house.world.fill(1, acknowledged=False)
     house.world.catalog.cursors.create_subscription(house.world.topic.topic_id, "slow", latest=False)
     return await ended(house, house.delete(ledgers))
 
 
-async def delete_stale(house: House) -> Handle:
+async def delete_stale(house: WorkflowHarness) -> Handle:
     """The catalog was rebuilt after phase one."""
     house.world.fill(1)
     house.world.detach(batch_id=house.queue)
@@ -144,21 +144,21 @@ async def delete_stale(house: House) -> Handle:
     return await ended(house, house.delete(batch_id=house.queue))
 
 
-async def delete_handed_over(house: House) -> Handle:
+async def delete_handed_over(house: WorkflowHarness) -> Handle:
     """The store is down for ten attempts of a chunk."""
     ledgers = house.world.fill(2)
-    house.world.objects.plan(Fault(operation=Operation.LIST, kind=FaultKind.BEFORE, times=22))
+    house.world.objects.plan(Fault(operation=StoreOperation.LIST, kind=FaultKind.BEFORE, times=22))
     return await ended(house, house.delete(ledgers))
 
 
-async def delete_running(house: House) -> Handle:
+async def delete_running(house: WorkflowHarness) -> Handle:
     """A chunk is at work."""
     ledgers = house.world.fill(3)
-    gate = house.gate(Operation.DELETE)
-    return await house.left_at(gate, house.delete(ledgers))
+    gate = house.gate(StoreOperation.DELETE)
+    return await house.stop_worker_at_gate(gate, house.delete(ledgers))
 
 
-async def delete_continued(house: House) -> Handle:
+async def delete_continued(house: WorkflowHarness) -> Handle:
     """A page longer than one history should hold."""
     ledgers = house.world.fill(60)
     house.policy = DeletionPolicy(chunk=1, parallelism=4)
@@ -168,11 +168,11 @@ async def delete_continued(house: House) -> Handle:
     return first_run(house, handle)
 
 
-async def delete_paused(house: House) -> Handle:
+async def delete_paused(house: WorkflowHarness) -> Handle:
     """Paused for half an hour while a chunk is in hand, slowed down, and resumed."""
     ledgers = house.world.fill(5)
-    gate = house.gate(Operation.DELETE)
-    async with house.held_at(gate, house.delete(ledgers)) as handle:
+    gate = house.gate(StoreOperation.DELETE)
+    async with house.run_until_gate(gate, house.delete(ledgers)) as handle:
         await handle.execute_update(DeleteLedgers.pause)
         gate.open()
         await assert_eventually(lambda: len(house.attempts("deletion.hold_batch")) >= 3)
@@ -182,7 +182,7 @@ async def delete_paused(house: House) -> Handle:
     return handle
 
 
-async def delete_still_paused(house: House) -> Handle:
+async def delete_still_paused(house: WorkflowHarness) -> Handle:
     """Paused before its first chunk."""
     ledgers = house.world.fill(2)
     handle = await house.delete(ledgers)
@@ -193,59 +193,59 @@ async def delete_still_paused(house: House) -> Handle:
     return handle
 
 
-async def one_complete(house: House) -> Handle:
+async def one_complete(house: WorkflowHarness) -> Handle:
     """Deleted at the first attempt."""
     return await ended(house, house.claim_and_delete_copy(_handed_over(house)))
 
 
-async def one_refused(house: House) -> Handle:
+async def one_refused(house: WorkflowHarness) -> Handle:
     """Not ours: fails with METADATA_MISMATCH."""
     key = _handed_over(house)
     house.world.sql("UPDATE pending_deletion SET application='other'")
     return await ended(house, house.claim_and_delete_copy(key))
 
 
-async def one_dead_lettered(house: House) -> Handle:
+async def one_dead_lettered(house: WorkflowHarness) -> Handle:
     """Attempts exhausted."""
-    house.world.objects.plan(Fault(operation=Operation.LIST, kind=FaultKind.BEFORE, times=100))
+    house.world.objects.plan(Fault(operation=StoreOperation.LIST, kind=FaultKind.BEFORE, times=100))
     return await ended(house, house.claim_and_delete_copy(_handed_over(house)))
 
 
-async def one_taken_over(house: House) -> Handle:
+async def one_taken_over(house: WorkflowHarness) -> Handle:
     """Another workflow has the row: completes."""
     key = _handed_over(house)
     house.world.sql("UPDATE pending_deletion SET claim_workflow='delete-ledger/other'")
     return await ended(house, house.claim_and_delete_copy(key))
 
 
-async def one_without_an_attempt_of_its_own(house: House) -> Handle:
+async def one_without_an_attempt_of_its_own(house: WorkflowHarness) -> Handle:
     """A single attempt is allowed, which was its batch's."""
     return await ended(house, house.claim_and_delete_copy(_handed_over(house), max_attempts=1))
 
 
-async def one_running(house: House) -> Handle:
+async def one_running(house: WorkflowHarness) -> Handle:
     """Waits for its second attempt."""
     key = _handed_over(house)
-    gate = house.gate(Operation.DELETE)
-    return await house.left_at(gate, house.claim_and_delete_copy(key))
+    gate = house.gate(StoreOperation.DELETE)
+    return await house.stop_worker_at_gate(gate, house.claim_and_delete_copy(key))
 
 
-async def topic_complete(house: House) -> Handle:
+async def topic_complete(house: WorkflowHarness) -> Handle:
     """Two ledgers and the open one."""
     house.world.fill(2)
     return await ended(house, house.delete_topic())
 
 
-async def topic_failed(house: House) -> Handle:
+async def topic_failed(house: WorkflowHarness) -> Handle:
     """The topic of that id bears another name."""
     return await ended(house, house.delete_topic(topic="persistent://tenant/namespace/another"))
 
 
-async def topic_whose_batch_is_stopped(house: House) -> Handle:
+async def topic_whose_batch_is_stopped(house: WorkflowHarness) -> Handle:
     """Its `delete-ledgers` is terminated; the topic goes all the same."""
     house.world.fill(1)
-    gate = house.gate(Operation.DELETE)
-    async with house.held_at(gate, house.delete_topic()) as handle:
+    gate = house.gate(StoreOperation.DELETE)
+    async with house.run_until_gate(gate, house.delete_topic()) as handle:
         (batch,) = {one.batch_id for one in house.world.catalog.deletions.list_intents(None, limit=9)}
         await house.client.get_workflow_handle(f"delete-ledgers/{batch}").terminate()
         await handle.result()
@@ -253,82 +253,82 @@ async def topic_whose_batch_is_stopped(house: House) -> Handle:
     return handle
 
 
-async def topic_running(house: House) -> Handle:
+async def topic_running(house: WorkflowHarness) -> Handle:
     """Its batch is at work."""
     house.world.fill(1)
-    gate = house.gate(Operation.DELETE)
-    return await house.left_at(gate, house.delete_topic())
+    gate = house.gate(StoreOperation.DELETE)
+    return await house.stop_worker_at_gate(gate, house.delete_topic())
 
 
-async def sweep_complete(house: House) -> Handle:
+async def sweep_complete(house: WorkflowHarness) -> Handle:
     """A batch of stalled rows, one of them handed over, and rows to forget."""
     _stalled(house, 3)
-    house.world.objects.plan(Fault(operation=Operation.DELETE, kind=FaultKind.KEY_ERROR))
+    house.world.objects.plan(Fault(operation=StoreOperation.DELETE, kind=FaultKind.REPORT_KEY_FAILED))
     return await ended(house, house.sweep())
 
 
-async def sweep_idle(house: House) -> Handle:
+async def sweep_idle(house: WorkflowHarness) -> Handle:
     """Nothing to do."""
     return await ended(house, house.sweep())
 
 
-async def sweep_failed(house: House) -> Handle:
+async def sweep_failed(house: WorkflowHarness) -> Handle:
     """A policy that could only hang."""
     house.policy = DeletionPolicy(chunk=0)
     return await ended(house, house.sweep())
 
 
-async def sweep_running(house: House) -> Handle:
+async def sweep_running(house: WorkflowHarness) -> Handle:
     """Its batch is at work."""
     _stalled(house, 1)
-    gate = house.gate(Operation.DELETE)
-    return await house.left_at(gate, house.sweep())
+    gate = house.gate(StoreOperation.DELETE)
+    return await house.stop_worker_at_gate(gate, house.sweep())
 
 
-async def offload_complete(house: House) -> Handle:
+async def offload_complete(house: WorkflowHarness) -> Handle:
     """Uploaded at the second attempt, and published."""
-    (ledger,) = house.world.fill_readable(1)
-    house.world.tiered.plan(Fault(operation=Operation.PUT, kind=FaultKind.BEFORE))
+    (ledger,) = house.world.create_readable_ledgers(1)
+    house.world.tiered.plan(Fault(operation=StoreOperation.PUT, kind=FaultKind.BEFORE))
     return await ended(house, offload(house, ledger))
 
 
-async def offload_gone(house: House) -> Handle:
+async def offload_gone(house: WorkflowHarness) -> Handle:
     """The ledger was deleted."""
-    (ledger,) = house.world.fill_readable(1)
+    (ledger,) = house.world.create_readable_ledgers(1)
     house.world.detach()
     return await ended(house, offload(house, ledger))
 
 
-async def offload_failed(house: House) -> Handle:
+async def offload_failed(house: WorkflowHarness) -> Handle:
     """The ledger is open."""
     house.world.fill(1)
     (last,) = house.world.catalog.ledgers.list_ledgers(house.world.topic.topic_id)[-1:]
     return await ended(house, offload(house, last.ledger_id))
 
 
-async def offload_that_lost(house: House) -> Handle:
+async def offload_that_lost(house: WorkflowHarness) -> Handle:
     """Taken away as abandoned before it was published, and begun again."""
-    (ledger,) = house.world.fill_readable(1)
+    (ledger,) = house.world.create_readable_ledgers(1)
     house.world.catalog.cursors.create_subscription(house.world.topic.topic_id, "slow", latest=False)
-    async with house.worker(instead=[losing(house, partial(take_away, house))]):
+    async with house.worker(replacements=[losing(house, partial(take_away, house))]):
         handle = await offload(house, ledger)
         await handle.result()
     return handle
 
 
-async def offload_running(house: House) -> Handle:
+async def offload_running(house: WorkflowHarness) -> Handle:
     """An upload is at work."""
-    (ledger,) = house.world.fill_readable(1)
+    (ledger,) = house.world.create_readable_ledgers(1)
     gate = Gate()
-    house.world.tiered.plan(Fault(operation=Operation.PUT, kind=FaultKind.CALL, action=gate.wait))
-    return await house.left_at(gate, offload(house, ledger))
+    house.world.tiered.plan(Fault(operation=StoreOperation.PUT, kind=FaultKind.CALL, action=gate.wait))
+    return await house.stop_worker_at_gate(gate, offload(house, ledger))
 
 
-async def sweep_whose_batch_is_lost(house: House) -> Handle:
+async def sweep_whose_batch_is_lost(house: WorkflowHarness) -> Handle:
     """Its batch is terminated."""
     _stalled(house, 1)
-    gate = house.gate(Operation.DELETE)
-    async with house.held_at(gate, house.sweep()) as handle:
+    gate = house.gate(StoreOperation.DELETE)
+    async with house.run_until_gate(gate, house.sweep()) as handle:
         (intent,) = house.world.catalog.deletions.list_intents(None, limit=9)
         await house.client.get_workflow_handle(f"delete-ledgers/{intent.batch_id}").terminate()
         await handle.result()
@@ -336,7 +336,7 @@ async def sweep_whose_batch_is_lost(house: House) -> Handle:
     return handle
 
 
-async def sweep_continued(house: House) -> Handle:
+async def sweep_continued(house: WorkflowHarness) -> Handle:
     """Rows stall as long as it works."""
     left, real = iter(range(14)), house.world.upkeep.take_over_stalled
 
@@ -346,47 +346,47 @@ async def sweep_continued(house: House) -> Handle:
             _stalled(house, 1, batch_id=f"{house.queue}-{number}")
         return real(request)
 
-    async with house.worker(instead=[adopt]):
+    async with house.worker(replacements=[adopt]):
         handle = await house.sweep()
         await handle.result()
     return first_run(house, handle)
 
 
-async def offload_all_complete(house: House) -> Handle:
+async def offload_all_complete(house: WorkflowHarness) -> Handle:
     """One of three fails; primaries of the others removed."""
-    ledgers = house.world.fill_readable(3)
+    ledgers = house.world.create_readable_ledgers(3)
     bad = f"-ledger-{ledgers[1]}"
     house.world.tiered.plan(
-        Fault(operation=Operation.PUT, kind=FaultKind.BEFORE, times=50, matches=lambda key: key.endswith(bad))
+        Fault(operation=StoreOperation.PUT, kind=FaultKind.BEFORE, times=50, matches=lambda key: key.endswith(bad))
     )
     ask = OffloadAsk(actor="tests", reason="recorded", delete_primary=True)
     return await ended(house, offload_all(house, ask))
 
 
-async def offload_all_failed(house: House) -> Handle:
+async def offload_all_failed(house: WorkflowHarness) -> Handle:
     """A policy that could only hang."""
     house.policy = DeletionPolicy(chunk=0)
     return await ended(house, offload_all(house, OffloadAsk(actor="tests", reason="recorded")))
 
 
-async def offload_all_refused(house: House) -> Handle:
+async def offload_all_refused(house: WorkflowHarness) -> Handle:
     """An unknown ledger was asked for: the result says so."""
-    house.world.fill_readable(1)
+    house.world.create_readable_ledgers(1)
     ask = OffloadAsk(actor="tests", reason="recorded", ledger_ids=[10**9])
     return await ended(house, offload_all(house, ask))
 
 
-async def offload_all_running(house: House) -> Handle:
+async def offload_all_running(house: WorkflowHarness) -> Handle:
     """A child is at work."""
-    house.world.fill_readable(2)
+    house.world.create_readable_ledgers(2)
     gate = Gate()
-    house.world.tiered.plan(Fault(operation=Operation.PUT, kind=FaultKind.CALL, action=gate.wait))
-    return await house.left_at(gate, offload_all(house, OffloadAsk(actor="tests", reason="recorded")))
+    house.world.tiered.plan(Fault(operation=StoreOperation.PUT, kind=FaultKind.CALL, action=gate.wait))
+    return await house.stop_worker_at_gate(gate, offload_all(house, OffloadAsk(actor="tests", reason="recorded")))
 
 
-async def offload_all_continued(house: House) -> Handle:
+async def offload_all_continued(house: WorkflowHarness) -> Handle:
     """More ledgers than one history should hold, and one thing more to do."""
-    house.world.fill_readable(12)
+    house.world.create_readable_ledgers(12)
     asks = [OffloadAsk(actor="tests", reason="recorded", delete_primary=primary) for primary in (False, True)]
     async with house.worker():
         handle = await offload_all(house, *asks)
@@ -394,13 +394,13 @@ async def offload_all_continued(house: House) -> Handle:
     return first_run(house, handle)
 
 
-def _stalled(house: House, count: int, *, batch_id: str = "") -> None:
+def _stalled(house: WorkflowHarness, count: int, *, batch_id: str = "") -> None:
     house.world.fill(count)
     house.world.detach(batch_id=batch_id or f"{house.queue}-dead")
     house.world.sql("UPDATE run SET claim_until_us = 1 WHERE run_id NOT LIKE 'sweep-%'")
 
 
-def _topics(house: House, count: int) -> None:
+def _topics(house: WorkflowHarness, count: int) -> None:
     """One consumed ledger in each of so many topics."""
     house.world.fill(1)
     for number in range(1, count):
@@ -408,22 +408,22 @@ def _topics(house: House, count: int) -> None:
         replace(house.world, topic=house.world.catalog.topics.create_topic(name, RetentionPolicy())).fill(1)
 
 
-async def trims_complete(house: House) -> Handle:
+async def trims_complete(house: WorkflowHarness) -> Handle:
     """Three topics in two pages."""
     _topics(house, 3)
     return await ended(house, house.trim_all(page=2))
 
 
-async def trims_failed(house: House) -> Handle:
+async def trims_failed(house: WorkflowHarness) -> Handle:
     """A policy that could only hang."""
     house.policy = DeletionPolicy(chunk=0)
     return await ended(house, house.trim_all())
 
 
-async def trims_that_do_not_wait(house: House) -> Handle:
+async def trims_that_do_not_wait(house: WorkflowHarness) -> Handle:
     """Phase two takes longer than the trim waits."""
     _topics(house, 1)
-    gate = house.gate(Operation.DELETE)
+    gate = house.gate(StoreOperation.DELETE)
     async with house.worker():
         handle = await house.trim_all(patience_s=1)
         await handle.result()
@@ -431,14 +431,14 @@ async def trims_that_do_not_wait(house: House) -> Handle:
     return handle
 
 
-async def trims_running(house: House) -> Handle:
+async def trims_running(house: WorkflowHarness) -> Handle:
     """Its batch is at work."""
     _topics(house, 2)
-    gate = house.gate(Operation.DELETE)
-    return await house.left_at(gate, house.trim_all())
+    gate = house.gate(StoreOperation.DELETE)
+    return await house.stop_worker_at_gate(gate, house.trim_all())
 
 
-async def trims_continued(house: House) -> Handle:
+async def trims_continued(house: WorkflowHarness) -> Handle:
     """More pages than one history should hold."""
     _topics(house, 45)
     async with house.worker():
@@ -606,7 +606,7 @@ SCENES: dict[str, tuple[Scene, ...]] = {
 }
 
 
-def _handed_over(house: House) -> IntentKey:
+def _handed_over(house: WorkflowHarness) -> IntentKey:
     (ledger,) = house.world.fill(1)
     house.world.detach()
     (intent,) = house.world.intents()
@@ -667,8 +667,8 @@ async def record(folder: Path, types: Sequence[str]) -> None:
 
 async def _record(environment: WorkflowEnvironment, scene: Scene, target: Path) -> None:
     number = next(_numbers)
-    world = open_world(Path(str(number)))
-    with House(environment.client, world, queue=f"recorded-{number}", first_ledger=number * 1000) as house:
+    world = open_activity_world(Path(str(number)))
+    with WorkflowHarness(environment.client, world, queue=f"recorded-{number}", first_ledger=number * 1000) as house:
         handle = await scene(house)
         history = (await handle.fetch_history()).to_json_dict()
     world.catalog.database.close()

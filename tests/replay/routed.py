@@ -7,13 +7,13 @@ from temporalio.client import WorkflowHandle
 from logstore.errors import StoreUnavailable
 from tests.fakes.owners import FakeOwners
 from tests.workflows.deletion.test_delete_ledger import handed_over
-from tests.workflows.house import House
 from tests.workflows.ownership.neighbours import Neighbours
+from tests.workflows.workflow_harness import WorkflowHarness
 
 Handle = WorkflowHandle[Any, Any]
 
 
-async def trim_at_its_owner(house: House) -> Handle:
+async def trim_at_its_owner(house: WorkflowHarness) -> Handle:
     """Asked for once; the batch and the second pass go straight to it."""
     house.world.fill(3)
     street = Neighbours(house)
@@ -24,7 +24,7 @@ async def trim_at_its_owner(house: House) -> Handle:
     return handle
 
 
-async def delete_at_the_next_owner(house: House) -> Handle:
+async def delete_at_the_next_owner(house: WorkflowHarness) -> Handle:
     """Who is believed to own the topic has lost it."""
     house.world.fill(3)
     house.world.detach(batch_id=house.queue)
@@ -36,7 +36,7 @@ async def delete_at_the_next_owner(house: House) -> Handle:
     return handle
 
 
-async def one_whose_owner_is_not_known(house: House) -> Handle:
+async def one_whose_owner_is_not_known(house: WorkflowHarness) -> Handle:
     """ZooKeeper is away, and anybody does it."""
     _, key = handed_over(house)
     street = Neighbours(house)
@@ -48,7 +48,7 @@ async def one_whose_owner_is_not_known(house: House) -> Handle:
     return handle
 
 
-async def one_let_lie(house: House) -> Handle:
+async def one_let_lie(house: WorkflowHarness) -> Handle:
     """The owner does not pick it up, and anybody does it."""
     _, key = handed_over(house)
     street = Neighbours(house)
@@ -59,7 +59,7 @@ async def one_let_lie(house: House) -> Handle:
     return handle
 
 
-async def one_refused_by_its_owner(house: House) -> Handle:
+async def one_refused_by_its_owner(house: WorkflowHarness) -> Handle:
     """NotOwner, twice, and anybody does it."""
     _, key = handed_over(house)
     street = Neighbours(house)

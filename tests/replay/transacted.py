@@ -14,8 +14,8 @@ from logstore.reconciliation.bulk_job_inputs_and_results import BulkJob
 from logstore.transactions.transaction_ids_and_states import TransactionId
 from tests.replay.courses import Handle, completed, ended, first_run
 from tests.workflows.builds import buffer_of_topic, build
-from tests.workflows.house import Gate, House
 from tests.workflows.transactions.parties import Parties, broadcast_id, owing, worked
+from tests.workflows.workflow_harness import Gate, WorkflowHarness
 from workflows.transactions.broadcast_transaction import BroadcastTransaction
 from workflows.transactions.job_definitions import (
     BUILD_TRANSACTION_SNAPSHOTS,
@@ -27,13 +27,13 @@ from workflows.transactions.transaction_coordinator import TransactionCoordinato
 
 
 @asynccontextmanager
-async def _parties(house: House) -> AsyncIterator[Parties]:
+async def _parties(house: WorkflowHarness) -> AsyncIterator[Parties]:
     with pytest.MonkeyPatch.context() as patch:
         async with house.worker():
             yield Parties(house, patch)
 
 
-async def coordinator_running(house: House) -> Handle:
+async def coordinator_running(house: WorkflowHarness) -> Handle:
     """It tells two transactions, and times another one out at its deadline; then it waits."""
     async with _parties(house) as parties:
         kept, gone = parties.decided(tc_id=10), parties.decided(tc_id=10, commit=False)
@@ -44,7 +44,7 @@ async def coordinator_running(house: House) -> Handle:
     return handle
 
 
-async def coordinator_that_hands_over(house: House) -> Handle:
+async def coordinator_that_hands_over(house: WorkflowHarness) -> Handle:
     """One topic is away, and comes back."""
     async with _parties(house) as parties:
         stuck = parties.decided(tc_id=11)
@@ -57,7 +57,7 @@ async def coordinator_that_hands_over(house: House) -> Handle:
     return handle
 
 
-async def coordinator_continued(house: House) -> Handle:
+async def coordinator_continued(house: WorkflowHarness) -> Handle:
     """Signals without end."""
     async with _parties(house) as parties:
         handle = await parties.coordinator(tc_id=12)
@@ -69,7 +69,7 @@ async def coordinator_continued(house: House) -> Handle:
     return first_run(house, handle)
 
 
-async def broadcast_complete(house: House) -> Handle:
+async def broadcast_complete(house: WorkflowHarness) -> Handle:
     """A participant is away, and comes back; somebody asks for a try."""
     async with _parties(house) as parties:
         txn = parties.decided(tc_id=13)
@@ -82,7 +82,7 @@ async def broadcast_complete(house: House) -> Handle:
     return handle
 
 
-async def broadcast_failed(house: House) -> Handle:
+async def broadcast_failed(house: WorkflowHarness) -> Handle:
     """There is no such transaction."""
     async with _parties(house) as parties:
         handle = await parties.broadcast(TransactionId(14, 99))
@@ -91,7 +91,7 @@ async def broadcast_failed(house: House) -> Handle:
     return handle
 
 
-async def broadcast_running(house: House) -> Handle:
+async def broadcast_running(house: WorkflowHarness) -> Handle:
     """A participant is away."""
     async with _parties(house) as parties:
         txn = parties.decided(tc_id=15)
@@ -101,7 +101,7 @@ async def broadcast_running(house: House) -> Handle:
     return handle
 
 
-async def sweep_complete(house: House) -> Handle:
+async def sweep_complete(house: WorkflowHarness) -> Handle:
     """It starts one coordinator and wakes another one."""
     async with _parties(house) as parties:
         await worked(await parties.coordinator(tc_id=16))
@@ -112,12 +112,12 @@ async def sweep_complete(house: House) -> Handle:
     return handle
 
 
-async def sweep_failed(house: House) -> Handle:
+async def sweep_failed(house: WorkflowHarness) -> Handle:
     """Its input is refused."""
     return await ended(house, _sweep(house, reason="x" * 3_000))
 
 
-async def sweep_running(house: House) -> Handle:
+async def sweep_running(house: WorkflowHarness) -> Handle:
     """It looks for coordinators with work."""
     gate = Gate()
     real = house.world.activities.coordination.list_coordinators_with_work
@@ -127,10 +127,10 @@ async def sweep_running(house: House) -> Handle:
         gate.wait()
         return real(request)
 
-    return await house.left_at(gate, _sweep(house), instead=[busy])
+    return await house.stop_worker_at_gate(gate, _sweep(house), instead=[busy])
 
 
-async def _sweep(house: House, **more: Any) -> Handle:
+async def _sweep(house: WorkflowHarness, **more: Any) -> Handle:
     return await house.client.start_workflow(
         SweepTransactions.run,
         SweepTransactionsInput(**more),
@@ -139,13 +139,13 @@ async def _sweep(house: House, **more: Any) -> Handle:
     )
 
 
-async def build_complete(house: House) -> Handle:
+async def build_complete(house: WorkflowHarness) -> Handle:
     """One topic."""
     buffer_of_topic(house)
     return await completed(house, build(house, BUILD_TRANSACTION_SNAPSHOTS))
 
 
-async def build_failed(house: House) -> Handle:
+async def build_failed(house: WorkflowHarness) -> Handle:
     """What the bulk job reads is damaged."""
 
     def fail(_job: BulkJob, _beat: object) -> None:
@@ -155,8 +155,8 @@ async def build_failed(house: House) -> Handle:
     return await ended(house, build(house, BUILD_TRANSACTION_SNAPSHOTS))
 
 
-async def build_running(house: House) -> Handle:
+async def build_running(house: WorkflowHarness) -> Handle:
     """Its bulk job is at work."""
     gate = Gate()
     house.world.bulk.meanwhile = lambda _job, _beat: gate.wait()
-    return await house.left_at(gate, build(house, BUILD_TRANSACTION_SNAPSHOTS))
+    return await house.stop_worker_at_gate(gate, build(house, BUILD_TRANSACTION_SNAPSHOTS))

@@ -5,10 +5,10 @@ import random
 import sys
 from pathlib import Path
 
-from tests.soak.ground import new_home, remove_home
-from tests.soak.plan import plan, told
-from tests.soak.run import Soak, Wish
-from tests.soak.scene import as_json
+from tests.soak.fault_plan import format_faults, plan
+from tests.soak.soak_processes import create_soak_home, remove_soak_home
+from tests.soak.soak_run import SoakRequest, SoakRun
+from tests.soak.soak_setup import write_json
 
 
 def main() -> int:
@@ -28,19 +28,21 @@ def main() -> int:
     seed = random.randrange(1_000_000) if asked.seed is None else asked.seed
     if asked.plan:
         drawn = plan(seed, seconds=asked.seconds, workers=asked.workers, clients=asked.clients)
-        print("\n".join(told(drawn.faults)))  # noqa: T201 - a program for people
+        print("\n".join(format_faults(drawn.faults)))  # noqa: T201 - a program for people
         return 0
-    wish = Wish(seed=seed, seconds=asked.seconds, database=asked.database, workers=asked.workers, clients=asked.clients)
-    home = new_home()
+    wish = SoakRequest(
+        seed=seed, seconds=asked.seconds, database=asked.database, workers=asked.workers, clients=asked.clients
+    )
+    home = create_soak_home()
     _say(f"seed {seed}, home {home}")
-    report = Soak(wish, home, _say).run()
+    report = SoakRun(wish, home, _say).run()
     if asked.json:
-        as_json(asked.json, report.document())
+        write_json(asked.json, report.document())
     print(report.text(), end="")  # noqa: T201
     if report.violations or asked.keep:
         _say(f"journals, logs and databases are in {home}")
     else:
-        remove_home(home)
+        remove_soak_home(home)
     return 1 if report.violations else 0
 
 

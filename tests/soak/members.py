@@ -19,9 +19,9 @@ class Member:
         self.lives = 0
         self.exits: list[int] = []
         self.held = False  # dead until its fault is lifted
-        self._process = self._started()
+        self._process = self._start_process()
 
-    def _started(self) -> subprocess.Popen[bytes]:
+    def _start_process(self) -> subprocess.Popen[bytes]:
         self.lives += 1
         return self._start(self)
 
@@ -35,7 +35,7 @@ class Member:
         code = self._process.poll()
         if code is not None and not self.held:
             self.exits.append(code)
-            self._process = self._started()
+            self._process = self._start_process()
 
     def end(self, within_s: float) -> int:
         """Let it end by itself, after SIGTERM where it is a worker; its exit code, -9 if it did not in time."""

@@ -7,32 +7,32 @@ from subprocess import TimeoutExpired
 from typing import Final
 
 from logstore.log.entries import NewEntry, ProducedEntries
-from tests.soak.ground import REBUILT, Ground
-from tests.soak.scene import LISTS, Ops
+from tests.soak.soak_processes import REBUILT_DATABASE, Ground
+from tests.soak.soak_setup import LIST_TOPICS, OperationJournal
 from workers.assembly.log_store_from_settings import open_log_store
 from workers.settings import Settings
 
-Read = Mapping[int, Sequence[tuple[tuple[int, int], str]]]
+EntriesByTopic = Mapping[int, Sequence[tuple[tuple[int, int], str]]]
 """By topic id: positions and payloads that a reader of the product sees."""
 
-_TRIES: Final = 4
+_MAX_FOLLOW_TRIES: Final = 4
 _WITHIN_S: Final = 600.0
 
 
-def read_all(settings: Settings, names: Sequence[str]) -> Read:
+def read_topics(settings: Settings, names: Sequence[str]) -> EntriesByTopic:
     """Every topic as the product reads it by this catalog."""
     with open_log_store(settings) as log:
         topics = [log.catalog.topics.get_topic(name) for name in names]
         return {
             topic.topic_id: [
-                ((one.position.ledger_id, one.position.entry_id), (one.payload or b"").decode())
-                for one in log.managed.scan(topic)
+                ((entry.position.ledger_id, entry.position.entry_id), (entry.payload or b"").decode())
+                for entry in log.managed.scan(topic)
             ]
             for topic in topics
         }
 
 
-def flush(ground: Ground) -> None:
+def flush_and_ship(ground: Ground) -> None:
     """Nobody else is at work any more: what the last jobs have changed, also into the replica's bucket."""
     with open_log_store(ground.direct) as log:
         log.records.flusher.flush(cursors=True)
@@ -40,10 +40,10 @@ def flush(ground: Ground) -> None:
             log.records.replication.ship_to_replica(name)
 
 
-def follow(ground: Ground) -> list[str]:
+def bring_replica_up_to_date(ground: Ground) -> list[str]:
     """Bring the replica to the newest manifest; why not, if it does not come there."""
     code: int | None = None
-    for _ in range(_TRIES):
+    for _ in range(_MAX_FOLLOW_TRIES):
         process = ground.command(*ground.following(*(["--seed"] if code == 3 else [])))  # raids had not waited
         try:
             code = process.wait(_WITHIN_S)
@@ -52,22 +52,22 @@ def follow(ground: Ground) -> list[str]:
             return [f"`records follow` did not end within {_WITHIN_S:.0f} s"]
         if code == 0:
             return []
-    return [f"`records follow` ended with {code}, {_TRIES} times"]
+    return [f"`records follow` ended with {code}, {_MAX_FOLLOW_TRIES} times"]
 
 
-def append_unflushed(ground: Ground, ops: Ops) -> None:
+def append_entries_without_flush(ground: Ground, ops: OperationJournal) -> None:
     """Entries that no block of the record log knows: a rebuild must find them in storage."""
     with open_log_store(ground.direct) as log:
-        for name in LISTS:
+        for name in LIST_TOPICS:
             payloads = [f"unflushed {name} {number}" for number in range(3)]
-            with ops.op("append", topic=name, payloads=payloads) as answer:
-                entries = [NewEntry(payload=one.encode()) for one in payloads]
-                done = log.managed.append(log.catalog.topics.get_topic(name), ProducedEntries(entries=entries))
-                assert done.first
-                answer |= {"first": (done.first.ledger_id, done.first.entry_id), "duplicates": 0}
+            with ops.record_operation("append", topic=name, payloads=payloads) as answer:
+                entries = [NewEntry(payload=payload.encode()) for payload in payloads]
+                appended = log.managed.append(log.catalog.topics.get_topic(name), ProducedEntries(entries=entries))
+                assert appended.first
+                answer |= {"first": (appended.first.ledger_id, appended.first.entry_id), "duplicates": 0}
 
 
-def rebuild(ground: Ground, seed: int) -> list[str]:
+def rebuild_with_kills(ground: Ground, seed: int) -> list[str]:
     """Rebuild the catalog into a database of its own, by a command that is killed twice; why not, if it fails."""
     dice = random.Random(seed)
     command = (
@@ -75,10 +75,10 @@ def rebuild(ground: Ground, seed: int) -> list[str]:
         "rebuild",
         "--take-over",
     )  # nobody is at work, but Temporal tells of killed workers for a while
-    argv = ("workers", "--home", str(ground.home), *command, "--into", ground.database(REBUILT))
-    for lives_s in (dice.uniform(2, 8), dice.uniform(8, 20)):
+    argv = ("workers", "--home", str(ground.home), *command, "--into", ground.database(REBUILT_DATABASE))
+    for run_s in (dice.uniform(2, 8), dice.uniform(8, 20)):
         process = ground.command(*argv)
-        give_up = time.monotonic() + lives_s
+        give_up = time.monotonic() + run_s
         while process.poll() is None and time.monotonic() < give_up:
             time.sleep(0.2)
         if process.poll() is not None:

@@ -9,14 +9,14 @@ from pyroaring import BitMap
 from logstore.cursors.cursor_state import pack_acknowledged
 from logstore.positions import LedgerId
 from tests.soak.audit.evidence import PRIMARY, RECORDS, TIERED, digest
-from tests.soak.audit.reading import Reading, Store, read_recorded
+from tests.soak.audit.stored_content import BucketStore, StoredContent, read_newest_records
 
 
 class NoSuchKey(Exception):
     """S3's answer where nothing stands."""
 
 
-def _store(**bodies: bytes) -> Store:
+def _store(**bodies: bytes) -> BucketStore:
     """These objects, in every bucket."""
 
     def get_object(*, Bucket: str, Key: str) -> dict[str, Any]:  # noqa: N803 - boto3's names
@@ -32,7 +32,7 @@ def _store(**bodies: bytes) -> Store:
         get_paginator=lambda _: paginator,
         exceptions=SimpleNamespace(NoSuchKey=NoSuchKey),
     )
-    return Store(client=client, buckets={role: role for role in (PRIMARY, TIERED, RECORDS)})
+    return BucketStore(client=client, buckets={role: role for role in (PRIMARY, TIERED, RECORDS)})
 
 
 def test_lost_objects_of_every_kind_are_missing_and_nothing_else_is() -> None:
@@ -57,7 +57,7 @@ def test_lost_objects_of_every_kind_are_missing_and_nothing_else_is() -> None:
         "schema_version": [{"ledger_id": 4}],
         "delayed_bucket": [{"ledger_id": 5}],
     }
-    reading = Reading(tables, _store())
+    reading = StoredContent(tables, _store())
     assert reading.entries() == {1: {}}
     assert reading.acknowledged() == {(1, "s"): ((1, 0), frozenset({(1, 3)}))}
     assert reading.schemas() == {4: digest(b"")}
@@ -67,4 +67,4 @@ def test_lost_objects_of_every_kind_are_missing_and_nothing_else_is() -> None:
 def test_block_of_the_record_log_that_is_lost_records_nothing() -> None:
     """The ledgers in it are then missing in the record log."""
     manifest = json.dumps({"blocks": [{"kind": "ledger", "block_id": "b"}]}).encode()
-    assert read_recorded(_store(records__manifest__1=manifest)) == {}
+    assert read_newest_records(_store(records__manifest__1=manifest)) == {}

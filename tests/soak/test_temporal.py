@@ -4,7 +4,7 @@ from temporalio import exceptions
 from temporalio.client import WorkflowFailureError
 from temporalio.exceptions import ActivityError, ApplicationError, RetryState, TimeoutType
 
-from tests.soak.temporal import kind_of
+from tests.soak.temporal_at_rest import application_error_type
 
 
 def _failed(cause: BaseException) -> WorkflowFailureError:
@@ -27,7 +27,10 @@ def test_job_failed_by_the_error_that_its_activity_told_and_not_by_what_that_cam
     """A driver's error below one of ours is no fault; alone, and one of Temporal, it tells itself."""
     away = ApplicationError("database: nothing answers", type="StoreUnavailable")
     away.__cause__ = ApplicationError("connection failed", type="OperationalError")
-    assert kind_of(_failed(away)) == "StoreUnavailable"
-    assert kind_of(_failed(ApplicationError("connection failed", type="OperationalError"))) == "OperationalError"
+    assert application_error_type(_failed(away)) == "StoreUnavailable"
+    assert (
+        application_error_type(_failed(ApplicationError("connection failed", type="OperationalError")))
+        == "OperationalError"
+    )
     late = exceptions.TimeoutError("late", type=TimeoutType.START_TO_CLOSE, last_heartbeat_details=[])
-    assert kind_of(_failed(late)) == "TimeoutError"
+    assert application_error_type(_failed(late)) == "TimeoutError"

@@ -7,7 +7,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from tests.soak.wire import Wire
+from tests.soak.faulty_s3_proxy import FaultyS3Proxy
 
 
 class _Server(ThreadingHTTPServer):
@@ -55,15 +55,15 @@ def server() -> Iterator[_Server]:
 
 
 @pytest.fixture
-def wire(server: _Server) -> Iterator[Wire]:
+def wire(server: _Server) -> Iterator[FaultyS3Proxy]:
     """To that server."""
-    made = Wire(f"127.0.0.1:{server.server_address[1]}")
+    made = FaultyS3Proxy(f"127.0.0.1:{server.server_address[1]}")
     yield made
     made.close()
 
 
 @pytest.fixture
-def client(wire: Wire) -> Iterator[http.client.HTTPConnection]:
+def client(wire: FaultyS3Proxy) -> Iterator[http.client.HTTPConnection]:
     """At this end."""
     made = http.client.HTTPConnection(wire.address, timeout=10)
     yield made
@@ -77,7 +77,7 @@ def _ask(client: http.client.HTTPConnection, method: str, body: bytes | None = N
 
 
 def test_requests_of_one_connection_are_passed_on(
-    client: http.client.HTTPConnection, server: _Server, wire: Wire
+    client: http.client.HTTPConnection, server: _Server, wire: FaultyS3Proxy
 ) -> None:
     """Bodies, answers without one, and what follows them."""
     assert _ask(client, "PUT", b"body" * 100_000) == (200, b"four")
@@ -88,7 +88,7 @@ def test_requests_of_one_connection_are_passed_on(
 
 
 def test_error_is_answered_and_nothing_passed_on(
-    client: http.client.HTTPConnection, server: _Server, wire: Wire
+    client: http.client.HTTPConnection, server: _Server, wire: FaultyS3Proxy
 ) -> None:
     """As a store answers that is busy or broken."""
     wire.weather.errors = 1.0
@@ -99,7 +99,7 @@ def test_error_is_answered_and_nothing_passed_on(
 
 
 def test_lost_answer_is_of_a_request_that_was_carried_out(
-    client: http.client.HTTPConnection, server: _Server, wire: Wire
+    client: http.client.HTTPConnection, server: _Server, wire: FaultyS3Proxy
 ) -> None:
     """The write that landed and was reported as failed."""
     wire.weather.lost = 1.0
@@ -110,7 +110,7 @@ def test_lost_answer_is_of_a_request_that_was_carried_out(
 
 
 def test_listing_lacks_what_is_to_be_hidden_and_other_requests_do_not(
-    client: http.client.HTTPConnection, server: _Server, wire: Wire
+    client: http.client.HTTPConnection, server: _Server, wire: FaultyS3Proxy
 ) -> None:
     """As a store whose index lies; so many times, whether its answer has a length or comes in chunks."""
     whole = (

@@ -13,19 +13,21 @@ from logstore.delayed.snapshot_file import IndexSnapshotWriter
 from logstore.positions import LedgerId, Position, TopicId
 from logstore.transactions.transaction_buffer import TransactionBuffer
 from tests.logstore.delayed.stored import HOUR_MS, Stored, stored_in
-from tests.workflows.house import House
+from tests.workflows.workflow_harness import WorkflowHarness
 from workflows.job_definition import JobDefinition
 from workflows.topic_build_types import BuildResult, BuildTopicsInput
 
 BUFFER: Final = TransactionBuffer(read_to=Position(LedgerId(1), 9), hidden={LedgerId(1): BitMap([3, 4])})
 
 
-def run_id(house: House, job: JobDefinition[Any, BuildResult]) -> str:
+def run_id(house: WorkflowHarness, job: JobDefinition[Any, BuildResult]) -> str:
     """Of the house's one build."""
     return f"{job.request.runs}-{house.queue}"
 
 
-async def build(house: House, job: JobDefinition[Any, BuildResult], **changes: Any) -> WorkflowHandle[Any, BuildResult]:
+async def build(
+    house: WorkflowHarness, job: JobDefinition[Any, BuildResult], **changes: Any
+) -> WorkflowHandle[Any, BuildResult]:
     """Start it, or join it."""
     request: BuildTopicsInput = replace(job.request(run_id=run_id(house, job), actor="tests"), **changes)
     return await house.client.start_workflow(
@@ -39,7 +41,7 @@ async def build(house: House, job: JobDefinition[Any, BuildResult], **changes: A
     )
 
 
-def topic_to_build(house: House) -> Stored:
+def topic_to_build(house: WorkflowHarness) -> Stored:
     """A topic with a bucket of one message and two behind it; the bulk job makes one bucket of all three."""
     topic = stored_in(house.world)
     topic.sealed([1])
@@ -69,6 +71,6 @@ def built_of(topic: Stored, files: BuiltIndexFiles, topic_id: TopicId | None = N
     )
 
 
-def buffer_of_topic(house: House) -> None:
+def buffer_of_topic(house: WorkflowHarness) -> None:
     """What a build of snapshots finds."""
     house.world.bulk.buffers = {house.world.topic.topic_id: BUFFER}

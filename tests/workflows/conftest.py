@@ -13,10 +13,10 @@ from temporalio.contrib.pydantic import pydantic_data_converter
 from temporalio.testing import WorkflowEnvironment
 
 from activities import heartbeats
+from tests.activities.activity_world import World
 from tests.activities.conftest import new_world
-from tests.activities.world import World
-from tests.workflows.house import House, NearHouse
 from tests.workflows.ownership.neighbours import Neighbours
+from tests.workflows.workflow_harness import InProcessWorkflowHarness, WorkflowHarness
 from workflows import search_attributes
 
 __all__ = ["new_world"]
@@ -74,20 +74,20 @@ def house(
     loop: asyncio.Runner,
     new_world: Callable[[], World],
     monkeypatch: pytest.MonkeyPatch,
-) -> Iterator[House]:
+) -> Iterator[WorkflowHarness]:
     """A world of its own, and workers on demand, in this process; on a real server where the test is marked so."""
     monkeypatch.setattr(heartbeats, "_BEAT_INTERVAL_S", 0.05)
     if request.node.get_closest_marker("external_service"):
         temporal: WorkflowEnvironment = request.getfixturevalue("temporal")
         number = next(_numbers)
-        made = House(temporal.client, new_world(), queue=f"workflows-{number}", first_ledger=number * 1000)
+        made = WorkflowHarness(temporal.client, new_world(), queue=f"workflows-{number}", first_ledger=number * 1000)
     else:
-        made = NearHouse(new_world())
+        made = InProcessWorkflowHarness(new_world())
     with made:
         yield made
 
 
 @pytest.fixture
-def street(house: House) -> Neighbours:
+def street(house: WorkflowHarness) -> Neighbours:
     """Workers that own topics, on demand; they see ownership alike."""
     return Neighbours(house)

@@ -14,13 +14,13 @@ from temporalio.contrib.pydantic import pydantic_data_converter
 
 from logstore.deletion.intents import DeletionState
 from logstore.log.ledger_object_keys import ledger_prefix, segment_key
-from tests.activities.world import World
-from tests.driver.driver import Driver
-from tests.driver.executions import Execution
-from tests.driver.server import Server
-from tests.driver.worker import Worker
-from tests.fakes.objects import Fault, FaultKind, Operation
-from tests.workflows.house import House, assert_eventually, failure
+from tests.activities.activity_world import World
+from tests.driver.activity_worker import ActivityWorker
+from tests.driver.simulated_server import SimulatedServer
+from tests.driver.workflow_driver import WorkflowDriver
+from tests.driver.workflow_executions import Execution
+from tests.fakes.object_store import Fault, FaultKind, StoreOperation
+from tests.workflows.workflow_harness import WorkflowHarness, assert_eventually, failure_type_and_message
 from workflows.deletion.delete_ledgers import DeleteLedgers
 from workflows.deletion.delete_topic import DeleteTopic
 from workflows.deletion.job_definitions import (
@@ -44,18 +44,20 @@ def _trim_in_trouble(world: World) -> tuple[type, object]:
     stubborn, hopeless, squatted, silent = world.fill(4)
     for ledger_id, times in ((stubborn, 2), (hopeless, 1_000)):
         last = segment_key(ledger_id, 1)
-        refused = Fault(operation=Operation.DELETE, kind=FaultKind.KEY_ERROR, matches=last.__eq__, times=times)
+        refused = Fault(
+            operation=StoreOperation.DELETE, kind=FaultKind.REPORT_KEY_FAILED, matches=last.__eq__, times=times
+        )
         world.objects.plan(refused)
     world.objects.put_if_absent(f"{ledger_prefix(squatted)}notes.txt", b"theirs", metadata={})
     unanswered = ledger_prefix(silent).__eq__
-    world.objects.plan(Fault(operation=Operation.LIST, kind=FaultKind.BEFORE, matches=unanswered, times=12))
+    world.objects.plan(Fault(operation=StoreOperation.LIST, kind=FaultKind.BEFORE, matches=unanswered, times=12))
     return TrimTopic, TrimTopicInput(policy=_POLICY, **_topic(world), **_CAUSE)
 
 
 def _store_away(world: World) -> tuple[type, object]:
     """No listing is answered for so long that a chunk gives up, and its two rows go on alone, and fail once."""
     world.fill(2)
-    world.objects.plan(Fault(operation=Operation.LIST, kind=FaultKind.BEFORE, times=2 * (10 + 1)))
+    world.objects.plan(Fault(operation=StoreOperation.LIST, kind=FaultKind.BEFORE, times=2 * (10 + 1)))
     return TrimTopic, TrimTopicInput(policy=_POLICY, **_topic(world), **_CAUSE)
 
 
@@ -65,7 +67,7 @@ def _delete_topic(world: World) -> tuple[type, object]:
 
 
 def _offload_topic(world: World) -> tuple[type, object]:
-    world.fill_readable(3)
+    world.create_readable_ledgers(3)
     ask = OffloadAsk(delete_primary=True, **_CAUSE)
     return OffloadTopic, OffloadTopicInput(deletion=_POLICY, asks=[ask], **_topic(world))
 
@@ -113,7 +115,7 @@ def _returns(workflow: Any) -> type:
     "prepare", [_trim_in_trouble, _store_away, _delete_topic, _offload_topic, _delete_what_is_needed]
 )
 async def test_driver_does_what_the_server_does(
-    prepare: Callable[[World], tuple[Any, object]], house: House, new_world: Callable[[], World]
+    prepare: Callable[[World], tuple[Any, object]], house: WorkflowHarness, new_world: Callable[[], World]
 ) -> None:
     """Two worlds that are the same, one served by each."""
     workflow, request = prepare(house.world)
@@ -124,13 +126,13 @@ async def test_driver_does_what_the_server_does(
         try:
             answer = await handle.result()
         except WorkflowFailureError as error:
-            answer = failure(error)
+            answer = failure_type_and_message(error)
         await assert_eventually(lambda: _ended(house.world))
-    with House(house.client, new_world(), queue=house.queue, first_ledger=house.first_ledger) as twin:
+    with WorkflowHarness(house.client, new_world(), queue=house.queue, first_ledger=house.first_ledger) as twin:
         assert prepare(twin.world)[1] == request
-        driver = Driver(Server())
+        driver = WorkflowDriver(SimulatedServer())
         execution = driver.server.start(workflow, request, id=f"driver/{house.queue}")
-        driver.run(Worker(twin.activities()))
+        driver.run(ActivityWorker(twin.activities()))
     assert _answer(execution, workflow) == answer
     theirs = _by_workflow((one.workflow_id, one.type, one.number) for one in house.attempts())
     assert _by_workflow((one.workflow_id, one.type, one.number) for one in driver.made) == theirs

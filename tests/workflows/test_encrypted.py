@@ -28,8 +28,8 @@ from temporalio.service import RPCError
 
 from activities.deletion.inputs_and_results import DetachResult, TakeOverStalledInput
 from logstore.errors import InvalidInput
-from tests.fakes.objects import Operation
-from tests.workflows.house import House, assert_eventually, failure
+from tests.fakes.object_store import StoreOperation
+from tests.workflows.workflow_harness import WorkflowHarness, assert_eventually, failure_type_and_message
 from workers.client.payload_encryption import ENCODING, encryption_key_name, make_data_converter
 from workers.hosting import workflow_input_checks
 from workers.hosting.history_replay import replay_history
@@ -42,7 +42,7 @@ pytestmark = pytest.mark.external_service
 class Keys:
     """A file of keys, and clients that have it."""
 
-    def __init__(self, folder: Path, house: House) -> None:
+    def __init__(self, folder: Path, house: WorkflowHarness) -> None:
         self._bare, self._keys = house.client, {name: secrets.token_bytes(32) for name in ("one", "two")}
         self._folder, self._house = folder, house
 
@@ -67,7 +67,7 @@ class Keys:
 
 
 @pytest.fixture
-def keys(tmp_path: Path, house: House) -> Keys:
+def keys(tmp_path: Path, house: WorkflowHarness) -> Keys:
     return Keys(tmp_path, house)
 
 
@@ -88,12 +88,12 @@ def _data(value: object) -> list[str]:
     return [one for inner in value for one in _data(inner)] if isinstance(value, list) else []
 
 
-async def test_history_tells_nothing_without_the_key_and_replays_with_it(house: House, keys: Keys) -> None:
+async def test_history_tells_nothing_without_the_key_and_replays_with_it(house: WorkflowHarness, keys: Keys) -> None:
     """Inputs, results, summaries and details of a trim and of its batch; `replay` needs the key, and says which."""
     house.world.fill(2)
     keys.use("one")
     assert (await house.done(house.trim())).deleted == 2
-    history = await house.client.get_workflow_handle(house.trim_id).fetch_history()
+    history = await house.client.get_workflow_handle(house.trim_workflow_id).fetch_history()
     children = [one.child_workflow_execution_started_event_attributes for one in history.events]
     (batch,) = [one.workflow_execution.workflow_id for one in children if one.workflow_execution.workflow_id]
     told = _told(history) + _told(await house.client.get_workflow_handle(batch).fetch_history())
@@ -109,14 +109,14 @@ async def test_history_tells_nothing_without_the_key_and_replays_with_it(house: 
         assert not refused.nondeterministic
 
 
-async def test_failure_keeps_its_type_alone_in_plain(house: House, keys: Keys) -> None:
+async def test_failure_keeps_its_type_alone_in_plain(house: WorkflowHarness, keys: Keys) -> None:
     """Message, trace and details are encrypted; who has the key is told all of it."""
     keys.use("one")
     house.world.sql("DELETE FROM topic")
     kind, message = await house.failed(house.trim())
     assert kind == "UnknownObject"
     assert message.startswith("topic")
-    told = _told(await house.client.get_workflow_handle(house.trim_id).fetch_history())
+    told = _told(await house.client.get_workflow_handle(house.trim_workflow_id).fetch_history())
     assert "UnknownObject" in told
     assert "Encoded failure" in told
     assert message not in told
@@ -124,7 +124,7 @@ async def test_failure_keeps_its_type_alone_in_plain(house: House, keys: Keys) -
     assert "File " not in told
 
 
-async def test_worker_without_the_key_does_nothing_and_one_with_it_goes_on(house: House, keys: Keys) -> None:
+async def test_worker_without_the_key_does_nothing_and_one_with_it_goes_on(house: WorkflowHarness, keys: Keys) -> None:
     """Steps fail and say what is missing; neither the run nor the ledgers are lost by it."""
     house.world.fill(2)
     with_key = keys.use("one")
@@ -136,7 +136,7 @@ async def test_worker_without_the_key_does_nothing_and_one_with_it_goes_on(house
     house.client = with_key
     assert (await house.done(house.trim())).deleted == 2
     with pytest.raises(InvalidInput, match="'one', by which payloads of this namespace are encrypted, found 'no file'"):
-        await keys.use().get_workflow_handle(house.trim_id).result()
+        await keys.use().get_workflow_handle(house.trim_workflow_id).result()
 
 
 async def _failed_for(handle: WorkflowHandle[Any, Any], sentence: str) -> bool:
@@ -145,7 +145,9 @@ async def _failed_for(handle: WorkflowHandle[Any, Any], sentence: str) -> bool:
     return any(sentence in f"{one.message} {one.cause.message}" for one in failed)
 
 
-async def test_keys_change_without_a_moment_at_which_something_cannot_be_read(house: House, keys: Keys) -> None:
+async def test_keys_change_without_a_moment_at_which_something_cannot_be_read(
+    house: WorkflowHarness, keys: Keys
+) -> None:
     """A run began in plain, went on by the first key, and ends by the second, on workers that have both."""
     house.world.fill(1)
     keys.use()
@@ -162,11 +164,11 @@ async def test_keys_change_without_a_moment_at_which_something_cannot_be_read(ho
     assert (await asyncio.to_thread(replay_history, history, settings=settings)).failure is None
 
 
-async def test_update_that_is_refused_says_so_in_cipher(house: House, keys: Keys) -> None:
+async def test_update_that_is_refused_says_so_in_cipher(house: WorkflowHarness, keys: Keys) -> None:
     """The sentence of a refusal may name what was sent: it travels as other failures do."""
     ledgers = house.world.fill(1)
     keys.use("one")
-    gate = house.gate(Operation.DELETE)
+    gate = house.gate(StoreOperation.DELETE)
     async with house.worker():
         handle = await house.delete(ledgers)
         await asyncio.to_thread(gate.reached.wait)
@@ -183,7 +185,7 @@ async def test_update_that_is_refused_says_so_in_cipher(house: House, keys: Keys
 class Recurrence:
     """A schedule that starts a sweep when a test tells it to."""
 
-    def __init__(self, house: House, bare: Client) -> None:
+    def __init__(self, house: WorkflowHarness, bare: Client) -> None:
         self._bare, self._id = bare, f"sweep-of-{house.queue}"
         self._action = ScheduleActionStartWorkflow(
             "sweep-deletions",
@@ -217,7 +219,7 @@ class Recurrence:
 
 
 @pytest.fixture
-def recurrence(house: House, loop: asyncio.Runner) -> Iterator[Recurrence]:
+def recurrence(house: WorkflowHarness, loop: asyncio.Runner) -> Iterator[Recurrence]:
     made = Recurrence(house, house.client)
     yield made
     loop.run(made.end())
@@ -234,11 +236,11 @@ async def _failing(client: Client, run: WorkflowHandle[Any, Any]) -> str:
     """Type and message of the failure of a run."""
     with pytest.raises(WorkflowFailureError) as failed:
         await client.get_workflow_handle(run.id, run_id=run.run_id).result()
-    return failure(failed.value)[0]
+    return failure_type_and_message(failed.value)[0]
 
 
 async def test_schedule_goes_on_without_the_worker_that_had_a_key(
-    house: House, keys: Keys, recurrence: Recurrence
+    house: WorkflowHarness, keys: Keys, recurrence: Recurrence
 ) -> None:
     """Temporal gives each run the result of the run before: a worker without the key must not stumble over it."""
     keys.use("one")
@@ -255,7 +257,7 @@ async def test_schedule_goes_on_without_the_worker_that_had_a_key(
 
 
 async def test_schedule_goes_on_after_a_failure_that_only_a_key_can_read(
-    house: House, keys: Keys, recurrence: Recurrence
+    house: WorkflowHarness, keys: Keys, recurrence: Recurrence
 ) -> None:
     """Temporal gives each run the last failure, too; nobody's code asks for it."""
 
@@ -264,7 +266,7 @@ async def test_schedule_goes_on_after_a_failure_that_only_a_key_can_read(
         raise ApplicationError(f"planned for {given.batch_id}", type="InvalidInput", non_retryable=True)
 
     keys.use("one")
-    async with house.worker(instead=[refuse]):
+    async with house.worker(replacements=[refuse]):
         first = await recurrence.run()
         assert await _failing(house.client, first) == "InvalidInput"
     keys.use()
@@ -277,7 +279,7 @@ async def test_schedule_goes_on_after_a_failure_that_only_a_key_can_read(
 
 
 async def test_schedule_goes_on_after_an_earlier_build_has_encrypted_its_result(
-    house: House, keys: Keys, recurrence: Recurrence, monkeypatch: pytest.MonkeyPatch
+    house: WorkflowHarness, keys: Keys, recurrence: Recurrence, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What an earlier build has left is carried by a namespace until a run completes."""
     keys.use("one")

@@ -18,8 +18,8 @@ from temporalio.worker import Replayer
 
 from activities.deletion.inputs_and_results import RowRangesInput, RowRangesPage
 from activities.offload import LedgersToOffload, LedgersToOffloadInput
-from tests.workflows.house import Gate, House, failure
 from tests.workflows.offload.offloading import offload_all
+from tests.workflows.workflow_harness import Gate, WorkflowHarness, failure_type_and_message
 from workers.hosting.temporal_workers import WORKFLOWS
 from workers.hosting.workflow_input_checks import COMMAND_BY_WORKFLOW, InputCheckingRunner
 from workflows.offload.job_definitions import OffloadAsk
@@ -188,16 +188,18 @@ BEYOND: dict[str, tuple[str, RawValue]] = {
 }
 
 
-async def _refused(house: House, case: str, kind: str, given: Sequence[RawValue]) -> tuple[str, str]:
+async def _refused(house: WorkflowHarness, case: str, kind: str, given: Sequence[RawValue]) -> tuple[str, str]:
     handle: WorkflowHandle[Any, Any] = await house.client.start_workflow(
         kind, args=given, id=f"{house.queue}/{kind}/{case}", task_queue=house.queue
     )
     with pytest.raises(WorkflowFailureError) as failed:
         await handle.result()
-    return failure(failed.value)
+    return failure_type_and_message(failed.value)
 
 
-async def test_start_that_cannot_be_read_fails_as_invalid_input_whatever_its_type_and_shape(house: House) -> None:
+async def test_start_that_cannot_be_read_fails_as_invalid_input_whatever_its_type_and_shape(
+    house: WorkflowHarness,
+) -> None:
     """None of them is tried again for ever, and the id is free again."""
     assert set(GOOD) == {workflow._Definition.must_from_class(one).name for one in WORKFLOWS}
     starts = [(shape, kind, given) for kind, good in GOOD.items() for shape, given in _shapes(good).items()]
@@ -209,7 +211,7 @@ async def test_start_that_cannot_be_read_fails_as_invalid_input_whatever_its_typ
     assert all(": expected " in message and ", found " in message for _, message in failures)
 
 
-async def test_start_beyond_its_bounds_fails_as_invalid_input_and_names_the_field(house: House) -> None:
+async def test_start_beyond_its_bounds_fails_as_invalid_input_and_names_the_field(house: WorkflowHarness) -> None:
     """Names that no queue can have, queues that nobody serves, numbers that no catalog holds, texts without end."""
     async with house.worker(), asyncio.timeout(60):
         cases = [(case, case.partition(" ")[0], [given]) for case, (_, given) in BEYOND.items()]
@@ -222,7 +224,7 @@ async def test_start_beyond_its_bounds_fails_as_invalid_input_and_names_the_fiel
 
 @pytest.mark.parametrize("kind", ["trim-topic", "delete-topic", "delete-ledgers", "offload-topic"])
 async def test_start_that_names_another_topic_than_its_id_is_refused_and_changes_nothing(
-    house: House, kind: str
+    house: WorkflowHarness, kind: str
 ) -> None:
     """Who errs in one of the two means another topic."""
     ledgers = house.world.fill(2)
@@ -242,7 +244,7 @@ async def test_start_that_names_another_topic_than_its_id_is_refused_and_changes
 
 
 async def test_signal_that_cannot_be_read_is_ignored_and_the_offload_goes_on(
-    house: House, caplog: pytest.LogCaptureFixture
+    house: WorkflowHarness, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Without input, with two, with a slip in a field: the asks around it are served, and a line is logged."""
     gate = Gate()
@@ -257,7 +259,7 @@ async def test_signal_that_cannot_be_read_is_ignored_and_the_offload_goes_on(
 
     shapes = _shapes(_WHY) | {"no ids": [_raw(json.dumps(_WHY | {"ledger_ids": []}).encode())]}
     with caplog.at_level(logging.WARNING, "workers.hosting.workflow_input_checks"):
-        async with house.worker(instead=[candidates]), asyncio.timeout(60):
+        async with house.worker(replacements=[candidates]), asyncio.timeout(60):
             handle = await offload_all(house, _ASK)
             for given in shapes.values():
                 await handle.signal("ask", args=given)
@@ -270,7 +272,7 @@ async def test_signal_that_cannot_be_read_is_ignored_and_the_offload_goes_on(
     await _replayed(await handle.fetch_history())
 
 
-async def test_signal_without_input_that_brings_some_is_ignored(house: House) -> None:
+async def test_signal_without_input_that_brings_some_is_ignored(house: WorkflowHarness) -> None:
     """`again` takes nothing."""
     async with house.worker(), asyncio.timeout(60):
         handle = await house.trim()
@@ -278,7 +280,7 @@ async def test_signal_without_input_that_brings_some_is_ignored(house: House) ->
         assert (await handle.result()).passes >= 1
 
 
-async def test_update_that_cannot_be_read_is_refused_and_the_batch_goes_on(house: House) -> None:
+async def test_update_that_cannot_be_read_is_refused_and_the_batch_goes_on(house: WorkflowHarness) -> None:
     """The caller is told by name; nothing of it is in the history."""
     gate = Gate()
     real = house.world.deletion.list_ranges_and_renew_claim
@@ -289,7 +291,7 @@ async def test_update_that_cannot_be_read_is_refused_and_the_batch_goes_on(house
         return real(request)
 
     (ledger,) = house.world.fill(1)
-    async with house.worker(instead=[list_ranges_and_renew_claim]), asyncio.timeout(60):
+    async with house.worker(replacements=[list_ranges_and_renew_claim]), asyncio.timeout(60):
         handle = await house.delete([ledger])
         told: list[tuple[str, list[Any]]] = [("pause", ["now"]), ("resume", [None]), ("set_rate", [])]
         wrong = [{"per_s": 1}, {"objects_per_s": "7"}, {"objects_per_s": True}]
@@ -302,7 +304,7 @@ async def test_update_that_cannot_be_read_is_refused_and_the_batch_goes_on(house
         assert (await handle.result()).outcomes == {"DELETED": 1}
 
 
-async def test_refusal_of_a_start_replays_as_it_was(house: House) -> None:
+async def test_refusal_of_a_start_replays_as_it_was(house: WorkflowHarness) -> None:
     """Also one that an earlier build would have taken, whose refusal is recorded."""
     async with house.worker():
         for case, given in _shapes(GOOD["trim-topic"]).items():
@@ -312,7 +314,9 @@ async def test_refusal_of_a_start_replays_as_it_was(house: House) -> None:
 
 
 @pytest.mark.parametrize("slip", [{"reasn": "a slip"}, {"topic_id": "1"}, {"topic_id": True}])
-async def test_run_that_an_earlier_build_began_with_a_slip_goes_on(house: House, slip: dict[str, Any]) -> None:
+async def test_run_that_an_earlier_build_began_with_a_slip_goes_on(
+    house: WorkflowHarness, slip: dict[str, Any]
+) -> None:
     """Its history has no refusal: it is read as it was read then."""
     async with house.worker():
         handle = await house.trim()
@@ -330,7 +334,7 @@ async def test_run_that_an_earlier_build_began_with_a_slip_goes_on(house: House,
     [("rebuild-catalog", "sexton records rebuild"), ("follow-records", "sexton records follow")],
 )
 async def test_start_of_a_job_that_a_command_hosts_ends_on_the_common_queue(
-    house: House, kind: str, command: str
+    house: WorkflowHarness, kind: str, command: str
 ) -> None:
     """No worker of the queue has its activities: it would wait for ever, and hold its id."""
     async with house.worker(), asyncio.timeout(60):

@@ -68,9 +68,9 @@ from logstore.deletion.intents import IntentKey
 from logstore.errors import StoreUnavailable
 from logstore.ports.catalog import IntentRowRange
 from logstore.records.job_results import SelectionPageStart
-from tests.workflows.house import House, _name, assert_eventually, details_of
 from tests.workflows.offload.offloading import offload
 from tests.workflows.test_malformed import GOOD, OF_RECORDS
+from tests.workflows.workflow_harness import WorkflowHarness, _activity_name, assert_eventually, query_current_details
 from workers.hosting.error_and_subject_interceptors import WorkflowErrorAndSubjectInterceptor
 from workers.hosting.request_subject import MAX_SUMMARY_BYTES, TRACE_ID, shorten_summary, summarize_request
 from workers.hosting.temporal_workers import WORKFLOWS
@@ -193,9 +193,9 @@ SUMMARIES: dict[str, tuple[Any, str]] = {
 }
 
 
-def test_summaries_cover_every_activity_that_a_workflow_schedules(house: House) -> None:
+def test_summaries_cover_every_activity_that_a_workflow_schedules(house: WorkflowHarness) -> None:
     """A new activity that nobody thought of fails here."""
-    known = {_name(one) for one in house.activities()}
+    known = {_activity_name(one) for one in house.activities()}
     assert set(SUMMARIES) == known
 
 
@@ -225,10 +225,10 @@ async def summaries(handle: WorkflowHandle[Any, Any]) -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("cache", [0, 100])
-async def test_activities_in_the_history_have_summaries(house: House, cache: int) -> None:
+async def test_activities_in_the_history_have_summaries(house: WorkflowHarness, cache: int) -> None:
     """As the Web UI reads them, of a run in the cache and of one that is replayed for each task."""
     house.world.fill(2)
-    async with house.worker(cache=cache):
+    async with house.worker(max_cached_workflows=cache):
         handle = await house.trim()
         await handle.result()
         found = dict(await summaries(handle))
@@ -246,16 +246,16 @@ async def failed_with(handle: WorkflowHandle[Any, Any]) -> Failure:
     return last.workflow_execution_failed_event_attributes.failure
 
 
-async def test_failed_trim_leads_with_the_sentence_of_its_activity(house: House) -> None:
+async def test_failed_trim_leads_with_the_sentence_of_its_activity(house: WorkflowHarness) -> None:
     """Type and sentence stand outermost, the activity's failure below them; the details begin with them too."""
     house.world.fill(2)
     wrong = TrimTopicInput(topic_id=house.world.topic.topic_id, topic=f"{_TOPIC}-2", **_WHY, policy=house.policy)
     async with house.worker():
         handle = await house.client.start_workflow(
-            "trim-topic", wrong, id=f"{house.trim_id}/wrong", task_queue=house.queue
+            "trim-topic", wrong, id=f"{house.trim_workflow_id}/wrong", task_queue=house.queue
         )
         failure = await failed_with(handle)
-        told = await details_of(handle)
+        told = await query_current_details(handle)
     inner = failure.cause.cause
     assert failure.cause.HasField("activity_failure_info")
     assert failure.application_failure_info.type == inner.application_failure_info.type == "InvalidInput"
@@ -264,9 +264,9 @@ async def test_failed_trim_leads_with_the_sentence_of_its_activity(house: House)
     assert told.startswith(f"**failed** — InvalidInput: {failure.message}")
 
 
-async def test_failed_offload_leads_with_the_sentence_of_its_activity(house: House) -> None:
+async def test_failed_offload_leads_with_the_sentence_of_its_activity(house: WorkflowHarness) -> None:
     """An open ledger is refused by its activity."""
-    house.world.fill_readable(1)
+    house.world.create_readable_ledgers(1)
     last = house.world.catalog.ledgers.last_ledger(house.world.topic.topic_id)
     assert last
     async with house.worker():
@@ -276,7 +276,7 @@ async def test_failed_offload_leads_with_the_sentence_of_its_activity(house: Hou
     assert TRACE_ID not in failure.message
 
 
-async def test_trim_whose_batch_was_terminated_leads_with_the_batch(house: House) -> None:
+async def test_trim_whose_batch_was_terminated_leads_with_the_batch(house: WorkflowHarness) -> None:
     """Nobody raised an error of ours: the sentence names the workflow that is missing, the type what became of it."""
 
     @activity.defn(name="deletion.next_ranges")
@@ -284,7 +284,7 @@ async def test_trim_whose_batch_was_terminated_leads_with_the_batch(house: House
         raise StoreUnavailable("planned: the catalog is away")
 
     house.world.fill(1)
-    async with house.worker(instead=[list_ranges_and_renew_claim]):
+    async with house.worker(replacements=[list_ranges_and_renew_claim]):
         handle = await house.trim()
         await assert_eventually(lambda: bool(house.attempts("deletion.next_ranges")))
         (child,) = (await handle.describe()).raw_description.pending_children
@@ -296,7 +296,7 @@ async def test_trim_whose_batch_was_terminated_leads_with_the_batch(house: House
 
 
 @pytest.mark.parametrize("type_", sorted(GOOD))
-async def test_current_details_say_something_from_the_first_task_on(house: House, type_: str) -> None:
+async def test_current_details_say_something_from_the_first_task_on(house: WorkflowHarness, type_: str) -> None:
     """Of every type, before its first activity has ended: no worker here does activities."""
     idle = Worker(
         house.client,
@@ -309,7 +309,7 @@ async def test_current_details_say_something_from_the_first_task_on(house: House
         handle: WorkflowHandle[Any, Any] = await house.client.start_workflow(
             type_, GOOD[type_], id=f"shown/{uuid.uuid4()}", task_queue=house.queue
         )
-        told = await details_of(handle)
+        told = await query_current_details(handle)
         with suppress(RPCError):  # a sweep whose steps nobody takes may have ended by itself
             await handle.terminate()
     about = {
@@ -336,9 +336,9 @@ async def test_current_details_say_something_from_the_first_task_on(house: House
     assert about.get(type_, _TOPIC) in told
 
 
-async def test_current_details_of_a_trim_that_found_nothing_say_that_it_ended(house: House) -> None:
+async def test_current_details_of_a_trim_that_found_nothing_say_that_it_ended(house: WorkflowHarness) -> None:
     """Nothing was counted, so that the workflow itself had nothing to say."""
     async with house.worker():
         handle = await house.trim()
         await handle.result()
-        assert (await details_of(handle)).startswith(f"**ended** — {house.world.topic.name}")
+        assert (await query_current_details(handle)).startswith(f"**ended** — {house.world.topic.name}")

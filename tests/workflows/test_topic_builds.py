@@ -11,9 +11,15 @@ from temporalio.exceptions import CancelledError
 from logstore.errors import ServiceFailed, StoreUnavailable
 from logstore.ports.catalog import Claim, RunKind
 from logstore.reconciliation.bulk_job_inputs_and_results import BulkJob
-from tests.fakes.objects import Fault, FaultKind, Operation
+from tests.fakes.object_store import Fault, FaultKind, StoreOperation
 from tests.workflows.builds import buffer_of_topic, build, run_id, topic_to_build
-from tests.workflows.house import Gate, House, assert_eventually, details_of, failure
+from tests.workflows.workflow_harness import (
+    Gate,
+    WorkflowHarness,
+    assert_eventually,
+    failure_type_and_message,
+    query_current_details,
+)
 from workflows.delayed.job_definitions import BUILD_DELAYED_INDEX
 from workflows.job_definition import JobDefinition
 from workflows.topic_build_types import BuildResult
@@ -32,7 +38,7 @@ class _Build:
     is_untouched: Callable[[], bool]
 
 
-def _indexes(house: House) -> _Build:
+def _indexes(house: WorkflowHarness) -> _Build:
     topic = topic_to_build(house)
     before = topic.buckets
     return _Build(
@@ -45,7 +51,7 @@ def _indexes(house: House) -> _Build:
     )
 
 
-def _snapshots(house: House) -> _Build:
+def _snapshots(house: WorkflowHarness) -> _Build:
     buffer_of_topic(house)
     (expected,) = house.world.bulk.buffers.values()
 
@@ -67,18 +73,18 @@ def _steps(built: str, switched: str) -> tuple[tuple[str, str], ...]:
 
 
 @pytest.fixture(params=[_indexes, _snapshots])
-def one(request: pytest.FixtureRequest, house: House) -> _Build:
+def one(request: pytest.FixtureRequest, house: WorkflowHarness) -> _Build:
     made: _Build = request.param(house)
     return made
 
 
 @pytest.mark.external_service
-async def test_topics_are_built_and_switched_to_and_counted(house: House, one: _Build) -> None:
+async def test_topics_are_built_and_switched_to_and_counted(house: WorkflowHarness, one: _Build) -> None:
     """The output goes at the end, and the run says what it came to."""
     async with house.worker():
         handle = await build(house, one.job)
         result = await handle.result()
-        details = await details_of(handle)
+        details = await query_current_details(handle)
         progress = await handle.query("progress")
     assert tuple(attempt.type for attempt in house.attempts()) == one.activities
     counts = {"topics": 1, "switched": 1, "superseded": 0, "empty": 0, "gone": 0, "unreadable": 0, **one.counted}
@@ -92,7 +98,7 @@ async def test_topics_are_built_and_switched_to_and_counted(house: House, one: _
     assert described.search_attributes["SextonOutcome"] == ["BUILT"]
 
 
-async def test_topics_that_cannot_be_read_are_named(house: House, one: _Build) -> None:
+async def test_topics_that_cannot_be_read_are_named(house: WorkflowHarness, one: _Build) -> None:
     """The others have what was built."""
     house.world.bulk.facts = {"left out: topic 7": "an object is absent"}
     async with house.worker():
@@ -101,7 +107,7 @@ async def test_topics_that_cannot_be_read_are_named(house: House, one: _Build) -
     assert one.is_switched()
 
 
-async def test_storage_that_is_away_for_a_while_is_waited_for(house: House, one: _Build) -> None:
+async def test_storage_that_is_away_for_a_while_is_waited_for(house: WorkflowHarness, one: _Build) -> None:
     """A part is switched again from its beginning, which does no harm."""
     failures = [ServiceFailed("spark", "java ended", advice="look"), StoreUnavailable("no answer")]
 
@@ -110,7 +116,7 @@ async def test_storage_that_is_away_for_a_while_is_waited_for(house: House, one:
             raise failures.pop()
 
     house.world.bulk.meanwhile = fail
-    house.world.objects.plan(Fault(operation=Operation.PUT, kind=FaultKind.BEFORE, times=6))
+    house.world.objects.plan(Fault(operation=StoreOperation.PUT, kind=FaultKind.BEFORE, times=6))
     async with house.worker():
         result = await (await build(house, one.job)).result()
     assert result.counts["switched"] == 1
@@ -120,7 +126,7 @@ async def test_storage_that_is_away_for_a_while_is_waited_for(house: House, one:
     assert one.is_switched()
 
 
-async def test_build_that_concluded_answers_the_same_again(house: House, one: _Build) -> None:
+async def test_build_that_concluded_answers_the_same_again(house: WorkflowHarness, one: _Build) -> None:
     """And builds nothing anew."""
     async with house.worker():
         first = await (await build(house, one.job)).result()
@@ -129,7 +135,7 @@ async def test_build_that_concluded_answers_the_same_again(house: House, one: _B
     assert len(house.world.bulk.ran) == 1
 
 
-async def test_run_id_of_another_job_is_refused(house: House, one: _Build) -> None:
+async def test_run_id_of_another_job_is_refused(house: WorkflowHarness, one: _Build) -> None:
     """The workflow completes, with the sentence."""
     house.world.catalog.reconciliation.open_run(
         run_id(house, one.job), RunKind.PLAN, claim=Claim(workflow_id="w", run_id="r", ttl_s=-1), summary={}
@@ -142,7 +148,7 @@ async def test_run_id_of_another_job_is_refused(house: House, one: _Build) -> No
 
 
 @pytest.mark.external_service
-async def test_cancelled_build_ends_its_bulk_job(house: House, one: _Build) -> None:
+async def test_cancelled_build_ends_its_bulk_job(house: WorkflowHarness, one: _Build) -> None:
     """Nothing is switched to."""
     gate = Gate()
 
@@ -151,7 +157,7 @@ async def test_cancelled_build_ends_its_bulk_job(house: House, one: _Build) -> N
         beat()
 
     house.world.bulk.meanwhile = hold
-    async with house.held_at(gate, build(house, one.job)) as handle:
+    async with house.run_until_gate(gate, build(house, one.job)) as handle:
         await handle.cancel()
         with pytest.raises(WorkflowFailureError) as caught:
             await handle.result()
@@ -160,7 +166,7 @@ async def test_cancelled_build_ends_its_bulk_job(house: House, one: _Build) -> N
     assert one.is_untouched()
 
 
-async def test_bulk_job_that_stays_away_fails_the_build(house: House, one: _Build) -> None:
+async def test_bulk_job_that_stays_away_fails_the_build(house: WorkflowHarness, one: _Build) -> None:
     """After a few attempts: a person must look."""
 
     def fail(_job: BulkJob, _beat: object) -> None:
@@ -170,5 +176,5 @@ async def test_bulk_job_that_stays_away_fails_the_build(house: House, one: _Buil
     async with house.worker():
         with pytest.raises(WorkflowFailureError) as caught:
             await (await build(house, one.job)).result()
-    assert failure(caught.value)[0] == "ServiceFailed"
+    assert failure_type_and_message(caught.value)[0] == "ServiceFailed"
     assert one.is_untouched()

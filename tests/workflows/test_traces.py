@@ -18,10 +18,10 @@ from temporalio.worker import Replayer
 
 from infra.telemetry.tracing import ExpectedErrorFilter
 from logstore.log.ledger_object_keys import ledger_prefix
-from tests.activities.world import NAME
-from tests.fakes.objects import Fault, FaultKind, Operation
+from tests.activities.activity_world import TOPIC_NAME
+from tests.fakes.object_store import Fault, FaultKind, StoreOperation
 from tests.workflows.deletion.test_delete_ledger import handed_over
-from tests.workflows.house import House, details_of
+from tests.workflows.workflow_harness import WorkflowHarness, query_current_details
 from workers.client.wait_for_job import wait_for_result
 from workers.hosting.request_subject import TRACE_ID, find_detail
 from workers.hosting.temporal_workers import WORKFLOWS
@@ -41,13 +41,13 @@ def spans(monkeypatch: pytest.MonkeyPatch) -> Iterator[InMemorySpanExporter]:
     provider.shutdown()
 
 
-async def connect(house: House, **more: Any) -> Client:
+async def connect(house: WorkflowHarness, **more: Any) -> Client:
     """Another client of the house's server."""
     where = house.client.service_client.config.target_host
     return await Client.connect(where, data_converter=pydantic_data_converter, **more)
 
 
-async def trace_all(house: House) -> House:
+async def trace_all(house: WorkflowHarness) -> WorkflowHarness:
     """The house, every step of which has a span from now on."""
     plugin = OpenTelemetryPlugin(add_temporal_spans=True)
     house.client = await connect(house, plugins=[plugin])
@@ -66,24 +66,26 @@ def trace_id_of(span: ReadableSpan) -> str:
     return trace.format_trace_id(context.trace_id)
 
 
-async def test_spans_of_a_batch_say_topic_rows_and_outcome(house: House, spans: InMemorySpanExporter) -> None:
+async def test_spans_of_a_batch_say_topic_rows_and_outcome(house: WorkflowHarness, spans: InMemorySpanExporter) -> None:
     """Whoever reads the tree knows what each step was about, without another look at the catalog."""
     traced = await trace_all(house)
     ledgers = traced.world.fill(3)
     async with traced.worker():
         await (await traced.delete(ledgers)).result()
     batch = dict(named(spans, "RunWorkflow:delete-ledgers").attributes or {})
-    assert (batch["sexton.topic"], batch["sexton.outcome"]) == (NAME, "DELETED 3")
+    assert (batch["sexton.topic"], batch["sexton.outcome"]) == (TOPIC_NAME, "DELETED 3")
     assert batch["sexton.ledgers"] == tuple(ledgers)
     chunk = dict(named(spans, "RunActivity:deletion.delete_chunk").attributes or {})
     assert chunk["sexton.batch"] == batch["sexton.batch"]
-    assert (chunk["sexton.attempt"], chunk["sexton.topic"]) == (1, NAME)
+    assert (chunk["sexton.attempt"], chunk["sexton.topic"]) == (1, TOPIC_NAME)
     first, last = map(int, str(chunk["sexton.row_range"]).split("-"))
     assert last - first in {0, 1}, "chunks of two rows"
     assert str(chunk["sexton.outcome"]).startswith("DELETED ")
 
 
-async def test_a_failure_names_its_trace_and_its_span_says_why(house: House, spans: InMemorySpanExporter) -> None:
+async def test_a_failure_names_its_trace_and_its_span_says_why(
+    house: WorkflowHarness, spans: InMemorySpanExporter
+) -> None:
     """In the details: the message is that of every attempt, and what matches it still does."""
     traced = await trace_all(house)
     ledgers = traced.world.fill(2)
@@ -104,7 +106,7 @@ async def test_a_failure_names_its_trace_and_its_span_says_why(house: House, spa
     assert cause.message in failed.status.description
 
 
-async def test_a_refusal_names_its_trace(house: House, spans: InMemorySpanExporter) -> None:
+async def test_a_refusal_names_its_trace(house: WorkflowHarness, spans: InMemorySpanExporter) -> None:
     """The run completes, and the error that the caller is told of names the trace as a failure does."""
     traced = await trace_all(house)
     traced.world.catalog.cursors.create_subscription(traced.world.topic.topic_id, "slow", latest=False)
@@ -118,7 +120,7 @@ async def test_a_refusal_names_its_trace(house: House, spans: InMemorySpanExport
     assert (cause.type, find_detail(cause.details, TRACE_ID)) == ("LedgerStillNeeded", trace_id_of(refused))
 
 
-async def test_a_dead_letter_names_its_trace(house: House, spans: InMemorySpanExporter) -> None:
+async def test_a_dead_letter_names_its_trace(house: WorkflowHarness, spans: InMemorySpanExporter) -> None:
     """What the workflow itself fails with has the same details; its row names the trace as well."""
     traced = await trace_all(house)
     ledger, key = handed_over(traced)
@@ -139,48 +141,50 @@ async def test_a_dead_letter_names_its_trace(house: House, spans: InMemorySpanEx
 
 
 @pytest.mark.parametrize("cache", [0, 100])
-async def test_current_details_end_with_the_trace(house: House, spans: InMemorySpanExporter, cache: int) -> None:
+async def test_current_details_end_with_the_trace(
+    house: WorkflowHarness, spans: InMemorySpanExporter, cache: int
+) -> None:
     """The same from a run in the cache and from one that is replayed for the question."""
     traced = await trace_all(house)
     traced.world.fill(2)
-    async with traced.worker(cache=cache):
+    async with traced.worker(max_cached_workflows=cache):
         handle = await traced.trim()
         await handle.result()
-        told = await details_of(handle)
+        told = await query_current_details(handle)
     run = trace_id_of(named(spans, "RunWorkflow:trim-topic"))
     assert told.endswith(f"\n\nTrace: `sexton trace {run}`")
     assert len(told.splitlines()) > 2, "what the workflow itself says comes first"
 
 
 async def test_a_job_of_no_traced_caller_has_a_trace_that_replay_does_not_change(
-    house: House, spans: InMemorySpanExporter
+    house: WorkflowHarness, spans: InMemorySpanExporter
 ) -> None:
     """A schedule starts jobs without a trace: the run's own is drawn from its own random, again and again the same."""
     traced = await trace_all(house)
     traced.world.fill(2)
     plain = await connect(traced)
-    async with traced.worker(cache=0):
+    async with traced.worker(max_cached_workflows=0):
         traced.client = plain
         handle = await traced.trim()
         await handle.result()
-        told = {await details_of(handle) for _ in range(2)}
+        told = {await query_current_details(handle) for _ in range(2)}
     (one,) = told
     assert one.endswith(f"`sexton trace {trace_id_of(named(spans, 'RunWorkflow:trim-topic'))}`")
 
 
 @pytest.mark.parametrize("cache", [0, 100])
 async def test_runs_that_go_on_in_new_ones_and_their_children_are_one_trace(
-    house: House, spans: InMemorySpanExporter, cache: int
+    house: WorkflowHarness, spans: InMemorySpanExporter, cache: int
 ) -> None:
     """A row that is handed over ends the run of its batch: the next run, and the row's own workflow, stay in the trace.
 
     The same where every task begins on a worker that knows nothing of the run, as after a kill.
     """
     traced = await trace_all(house)
-    traced.world.objects.plan(Fault(operation=Operation.DELETE, kind=FaultKind.KEY_ERROR))
+    traced.world.objects.plan(Fault(operation=StoreOperation.DELETE, kind=FaultKind.REPORT_KEY_FAILED))
     traced.policy = DeletionPolicy(chunk=1, parallelism=1, alone=1, retry_interval_s=0)
     ledgers = traced.world.fill(3)
-    async with traced.worker(cache=cache):
+    async with traced.worker(max_cached_workflows=cache):
         handle = await traced.delete(ledgers)
         await handle.result()
         (alone,) = {one.workflow_id for one in traced.attempts("deletion.delete_one")}
@@ -197,11 +201,13 @@ async def test_runs_that_go_on_in_new_ones_and_their_children_are_one_trace(
     assert [one.name for one in found].count("RunWorkflow:delete-ledger") == 1
 
 
-async def test_traced_run_replayed_at_every_task_has_each_span_once(house: House, spans: InMemorySpanExporter) -> None:
+async def test_traced_run_replayed_at_every_task_has_each_span_once(
+    house: WorkflowHarness, spans: InMemorySpanExporter
+) -> None:
     """Every task replays without a cache, and then all of it: no span repeats (pydantic/pydantic-ai#6974)."""
     await trace_all(house)
     house.world.fill(2)
-    async with house.worker(cache=0):
+    async with house.worker(max_cached_workflows=0):
         handle = await house.trim()
         result = await handle.result()
     names = Counter(span.name for span in spans.get_finished_spans())

@@ -14,7 +14,7 @@ from activities.records.inputs_and_results import ShipToReplicasInput
 from logstore.errors import InvalidInput, PreconditionFailed
 from logstore.records.job_results import ShippedBlocks
 from tests.workflows.deletion.test_batch_control import gate_at
-from tests.workflows.house import Gate, House, assert_eventually
+from tests.workflows.workflow_harness import Gate, WorkflowHarness, assert_eventually
 from workers.operations import worker_builds
 from workers.operations.worker_builds import (
     WorkerDeployment,
@@ -50,7 +50,7 @@ class Shipping:
         return []
 
 
-async def _pinned(house: House, workflow_id: str) -> WorkflowHandle[Any, ReplicateRecordsResult]:
+async def _pinned(house: WorkflowHarness, workflow_id: str) -> WorkflowHandle[Any, ReplicateRecordsResult]:
     return await house.client.start_workflow(
         ReplicateRecords.run, ReplicateRecordsInput(), id=workflow_id, task_queue=house.queue
     )
@@ -62,14 +62,14 @@ async def _build_of(handle: WorkflowHandle[Any, Any]) -> str:
     return info.versioning_info.deployment_version.build_id
 
 
-async def _new(house: House) -> str:
+async def _new(house: WorkflowHarness) -> str:
     """The build that a new run begins and ends on."""
     handle = await _pinned(house, f"new-{uuid.uuid4().hex[:8]}")
     assert (await handle.result()).shipped == []
     return await _build_of(handle)
 
 
-async def _moved(house: House, batch: WorkflowHandle[Any, Any], build_id: str) -> None:
+async def _moved(house: WorkflowHarness, batch: WorkflowHandle[Any, Any], build_id: str) -> None:
     """Let the batch do a step that changes nothing, as it is paused already, and see which build did it."""
 
     async def there() -> bool:
@@ -79,7 +79,7 @@ async def _moved(house: House, batch: WorkflowHandle[Any, Any], build_id: str) -
     await assert_eventually(there)
 
 
-async def test_two_builds_share_ramp_and_roll_back(house: House) -> None:
+async def test_two_builds_share_ramp_and_roll_back(house: WorkflowHarness) -> None:
     """A pinned run ends on its build, a batch of deletions moves, and what a rollback leaves waits in SQL.
 
     The batch is paused on the newer build, which is then taken back: the older one serves it, and nothing of it is
@@ -89,14 +89,14 @@ async def test_two_builds_share_ramp_and_roll_back(house: House) -> None:
     ledgers = house.world.fill(2)
     house.policy = DeletionPolicy(chunk=1, parallelism=1)
     first = gate_at(house, ledgers[0])
-    async with house.build("a", instead=[shipping.ship]):
+    async with house.build("a", replacements=[shipping.ship]):
         assert (await deploy_just_started_build(house.client, name, "a")).current == "a"
         pinned = await _pinned(house, shipping.held)
         batch = await house.delete(ledgers)
         await assert_eventually(lambda: shipping.gate.reached.is_set() and first.reached.is_set())
         assert (await batch.execute_update(DeleteLedgers.pause)).paused
         first.open()
-        async with house.build("b", instead=[shipping.ship]):
+        async with house.build("b", replacements=[shipping.ship]):
             ramped = await deploy_just_started_build(house.client, name, "b", ramp=50)
             assert (ramped.current, ramped.ramping, ramped.ramp_percent) == ("a", "b", 50)
             assert {row.build_id: row.status for row in ramped.builds} == {"a": "CURRENT", "b": "RAMPING"}
@@ -124,7 +124,7 @@ async def test_two_builds_share_ramp_and_roll_back(house: House) -> None:
             await deploy_build(house.client, name, "b", ramp=10)
         assert (await deploy_build(house.client, name, "b", without_workers=True)).current == "b"
         assert await find_unserved_queues(house.client, name, "b") == [name]
-        async with house.build("b", instead=[shipping.ship]):
+        async with house.build("b", replacements=[shipping.ship]):
             await _moved(house, batch, "b")
             await batch.execute_update(DeleteLedgers.resume)
             assert (await batch.result()).outcomes == {"DELETED": 2}
@@ -132,11 +132,11 @@ async def test_two_builds_share_ramp_and_roll_back(house: House) -> None:
     assert not house.world.left_of(ledgers[1])
 
 
-async def test_rollback_in_the_middle_of_a_ramp_ends_the_ramp(house: House) -> None:
+async def test_rollback_in_the_middle_of_a_ramp_ends_the_ramp(house: WorkflowHarness) -> None:
     """The earlier build is current all the time: deploying it again takes the share back, and so does a share of 0."""
     name = house.queue
     shipping = Shipping()
-    async with house.build("a", instead=[shipping.ship]), house.build("b", instead=[shipping.ship]):
+    async with house.build("a", replacements=[shipping.ship]), house.build("b", replacements=[shipping.ship]):
         await deploy_just_started_build(house.client, name, "a")
         await deploy_just_started_build(house.client, name, "b", ramp=100)
         assert await _new(house) == "b"
@@ -153,7 +153,7 @@ async def test_rollback_in_the_middle_of_a_ramp_ends_the_ramp(house: House) -> N
 
 
 async def test_ramp_of_another_build_that_began_meanwhile_is_not_ended(
-    house: House, monkeypatch: pytest.MonkeyPatch
+    house: WorkflowHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One operator takes back the share of a build, and another one begins that of the next at the same moment."""
     name = house.queue
@@ -176,7 +176,7 @@ async def test_ramp_of_another_build_that_began_meanwhile_is_not_ended(
         assert (found.ramping, found.ramp_percent) == ("c", 20)
 
 
-async def test_build_that_becomes_current_ends_a_ramp_to_what_has_no_version(house: House) -> None:
+async def test_build_that_becomes_current_ends_a_ramp_to_what_has_no_version(house: WorkflowHarness) -> None:
     """Other tools may begin one; its share of new runs would wait for workers that do not exist any more."""
     name = house.queue
     async with house.build("a"):
@@ -190,13 +190,13 @@ async def test_build_that_becomes_current_ends_a_ramp_to_what_has_no_version(hou
 
 
 @pytest.mark.parametrize("share", [math.nan, -1.0, 100.5])
-async def test_share_that_is_none_is_refused(house: House, share: float) -> None:
+async def test_share_that_is_none_is_refused(house: WorkflowHarness, share: float) -> None:
     """Also what is no number, which is neither less than 0 nor more than 100."""
     with pytest.raises(InvalidInput, match="ramp: expected a share of new runs, 0 to 100 per cent"):
         await deploy_build(house.client, house.queue, "a", ramp=share)
 
 
-async def test_refusal_that_no_wait_can_change_is_told_at_once(house: House) -> None:
+async def test_refusal_that_no_wait_can_change_is_told_at_once(house: WorkflowHarness) -> None:
     """Temporal knows all of a build that is current: that it cannot ramp too has nothing to do with its start."""
     async with house.build("a"):
         await deploy_just_started_build(house.client, house.queue, "a")
@@ -205,7 +205,7 @@ async def test_refusal_that_no_wait_can_change_is_told_at_once(house: House) -> 
                 await deploy_just_started_build(house.client, house.queue, "a", ramp=10)
 
 
-async def test_new_build_takes_no_place_of_another_whose_workers_poll(house: House) -> None:
+async def test_new_build_takes_no_place_of_another_whose_workers_poll(house: WorkflowHarness) -> None:
     """An operator chose that one; once its workers have gone, the new one is current, or no run would begin."""
     name = house.queue
     async with house.build("b"):
@@ -218,14 +218,14 @@ async def test_new_build_takes_no_place_of_another_whose_workers_poll(house: Hou
         assert (await deploy_unless_current_build_is_served(house.client, name, "b")).current == "b"
 
 
-async def test_build_that_is_about_to_serve_is_waited_for(house: House) -> None:
+async def test_build_that_is_about_to_serve_is_waited_for(house: WorkflowHarness) -> None:
     """Its worker begins after the call."""
     deployed = asyncio.create_task(deploy_just_started_build(house.client, house.queue, "a"))
     async with house.build("a"):
         assert (await deployed).current == "a"
 
 
-async def test_build_that_never_served_is_refused(house: House) -> None:
+async def test_build_that_never_served_is_refused(house: WorkflowHarness) -> None:
     """New runs would wait for it; those that there are, are named."""
     with pytest.raises(PreconditionFailed, match="expected one that a worker has served with, found none"):
         await deploy_build(house.client, house.queue, "a")

@@ -22,9 +22,9 @@ from temporalio.worker import Worker
 
 from activities.deletion.inputs_and_results import RowRangesInput, RowRangesPage
 from logstore.errors import StoreUnavailable
-from tests.workflows.house import House, assert_eventually
 from tests.workflows.offload.offloading import offload_all
 from tests.workflows.reconciliation.orphaned import apply, orphan_ledgers, planned
+from tests.workflows.workflow_harness import WorkflowHarness, assert_eventually
 from workers.client import Sexton, waiting_task_reasons
 from workers.client import wait_for_job as waits_for
 from workers.client.wait_for_job import JobStopped, _iterate_snapshots, wait_for_result
@@ -61,7 +61,7 @@ class Waiting:
 
 
 @asynccontextmanager
-async def waiting(house: House, handle: WorkflowHandle[Any, Any]) -> AsyncIterator[Waiting]:
+async def waiting(house: WorkflowHarness, handle: WorkflowHandle[Any, Any]) -> AsyncIterator[Waiting]:
     """Wait impatiently while the block runs."""
     said: list[str] = []
     task = asyncio.create_task(
@@ -72,14 +72,14 @@ async def waiting(house: House, handle: WorkflowHandle[Any, Any]) -> AsyncIterat
     await asyncio.gather(task, return_exceptions=True)
 
 
-async def test_waiting_without_a_worker_names_the_queue_that_nobody_polls(house: House) -> None:
+async def test_waiting_without_a_worker_names_the_queue_that_nobody_polls(house: WorkflowHarness) -> None:
     """And how to start one."""
     async with waiting(house, await house.trim()) as waits:
-        await waits.hears(f"started {house.trim_id}")
+        await waits.hears(f"started {house.trim_workflow_id}")
         await waits.hears("no worker polls the task queue", house.queue, "sexton worker run")
 
 
-async def test_waiting_while_no_build_is_current_says_so_and_how_to_make_one(house: House) -> None:
+async def test_waiting_while_no_build_is_current_says_so_and_how_to_make_one(house: WorkflowHarness) -> None:
     """Workers poll, and Temporal gives a versioned worker no new run before its build is current."""
     async with house.build("a"), waiting(house, await house.trim()) as waits:
         await waits.hears(f"no build of {house.queue} is current", "workers of a poll", "worker deploy --build-id a")
@@ -87,7 +87,9 @@ async def test_waiting_while_no_build_is_current_says_so_and_how_to_make_one(hou
         await waits.task
 
 
-async def test_waiting_while_no_worker_of_the_current_build_polls_names_the_build_and_what_to_do(house: House) -> None:
+async def test_waiting_while_no_worker_of_the_current_build_polls_names_the_build_and_what_to_do(
+    house: WorkflowHarness,
+) -> None:
     """Its workers have stopped: one of another build gets none of its work before that is made current."""
     async with house.build("a"):
         await deploy_just_started_build(house.client, house.queue, "a")
@@ -127,7 +129,7 @@ async def test_waiting_for_a_run_that_is_pinned_names_the_build_of_the_run(monke
     assert said == f"{expected}; start one of that build"
 
 
-async def test_waiting_for_what_another_started_says_since_when(house: House) -> None:
+async def test_waiting_for_what_another_started_says_since_when(house: WorkflowHarness) -> None:
     """A start that joined is told from one that began something."""
     handle = await house.trim()
     other = await Client.connect(house.client.service_client.config.target_host, identity="somebody else")
@@ -135,20 +137,20 @@ async def test_waiting_for_what_another_started_says_since_when(house: House) ->
     task = asyncio.create_task(wait_for_result(other, handle, said.append))
     await assert_eventually(lambda: bool(said))
     task.cancel()
-    assert said[0].startswith(f"joined {house.trim_id}, which has been running since 20")
+    assert said[0].startswith(f"joined {house.trim_workflow_id}, which has been running since 20")
 
 
-async def test_waiting_for_a_task_that_fails_again_and_again_says_with_what(house: House) -> None:
+async def test_waiting_for_a_task_that_fails_again_and_again_says_with_what(house: WorkflowHarness) -> None:
     """As a build with a fault in it does."""
     broken = Worker(house.client, task_queue=house.queue, workflows=[Broken])
     async with broken, waiting(house, await house.trim()) as waits:
         await waits.hears("the workflow task of", "fails again and again", "a fault in the code", "terminate")
 
 
-async def test_task_whose_time_is_over_is_no_progress(house: House) -> None:
+async def test_task_whose_time_is_over_is_no_progress(house: WorkflowHarness) -> None:
     """As where a worker was stopped: it took the task, and answers nothing."""
     handle = await house.client.start_workflow(
-        "trim-topic", id=house.trim_id, task_queue=house.queue, task_timeout=timedelta(seconds=1)
+        "trim-topic", id=house.trim_workflow_id, task_queue=house.queue, task_timeout=timedelta(seconds=1)
     )
     asked = PollWorkflowTaskQueueRequest(
         namespace=house.client.namespace, task_queue=TaskQueue(name=house.queue), identity="stopped"
@@ -171,7 +173,7 @@ async def test_task_whose_time_is_over_is_no_progress(house: House) -> None:
         await waits.hears("nobody has picked it up", "stopped polled it a while ago", "sexton worker run")
 
 
-async def test_waiting_for_an_activity_that_is_retried_says_its_last_error(house: House) -> None:
+async def test_waiting_for_an_activity_that_is_retried_says_its_last_error(house: WorkflowHarness) -> None:
     """One sentence down, in the batch that the command's job waits for."""
 
     @activity.defn(name="deletion.next_ranges")
@@ -179,7 +181,7 @@ async def test_waiting_for_an_activity_that_is_retried_says_its_last_error(house
         raise StoreUnavailable("planned: the catalog is away")
 
     house.world.fill(3)
-    async with house.worker(instead=[list_ranges_and_renew_claim]), waiting(house, await house.trim()) as waits:
+    async with house.worker(replacements=[list_ranges_and_renew_claim]), waiting(house, await house.trim()) as waits:
         await waits.hears("activity deletion.next_ranges of delete-ledgers/", "StoreUnavailable: planned")
 
 
@@ -215,7 +217,7 @@ async def test_waiting_for_an_activity_says_whether_a_worker_was_lost(
         assert told.endswith("nobody has picked it up")
 
 
-async def test_waiting_for_a_paused_batch_says_how_to_resume_it(house: House) -> None:
+async def test_waiting_for_a_paused_batch_says_how_to_resume_it(house: WorkflowHarness) -> None:
     """Paused before its first chunk, so that nothing of it moves."""
     ledgers = house.world.fill(1)
     handle = await house.delete(ledgers)
@@ -227,7 +229,7 @@ async def test_waiting_for_a_paused_batch_says_how_to_resume_it(house: House) ->
         assert (await waits.task).outcomes == {"DELETED": 1}
 
 
-async def test_waiting_for_a_paused_apply_says_how_to_resume_it(house: House) -> None:
+async def test_waiting_for_a_paused_apply_says_how_to_resume_it(house: WorkflowHarness) -> None:
     """Paused before its first page, so that nothing of it moves."""
     orphan_ledgers(house, 1)
     await planned(house)
@@ -241,7 +243,9 @@ async def test_waiting_for_a_paused_apply_says_how_to_resume_it(house: House) ->
 
 
 @pytest.mark.parametrize("done", ["terminated", "cancelled"])
-async def test_waiting_for_a_job_that_is_stopped_says_so_and_what_becomes_of_the_rest(house: House, done: str) -> None:
+async def test_waiting_for_a_job_that_is_stopped_says_so_and_what_becomes_of_the_rest(
+    house: WorkflowHarness, done: str
+) -> None:
     """One sentence, whatever the SDK's error looks like."""
     handle = await house.trim()
     async with waiting(house, handle) as waits:
@@ -259,7 +263,7 @@ async def test_waiting_for_a_job_that_is_stopped_says_so_and_what_becomes_of_the
     assert "sexton deletion sweep" in str(stopped.value)
 
 
-async def test_waiting_for_a_batch_that_is_terminated_below_names_it(house: House) -> None:
+async def test_waiting_for_a_batch_that_is_terminated_below_names_it(house: WorkflowHarness) -> None:
     """Not the job that waited for it."""
 
     @activity.defn(name="deletion.next_ranges")
@@ -267,15 +271,19 @@ async def test_waiting_for_a_batch_that_is_terminated_below_names_it(house: Hous
         raise StoreUnavailable("planned: the catalog is away")
 
     house.world.fill(1)
-    async with house.worker(instead=[list_ranges_and_renew_claim]), waiting(house, await house.trim()) as waits:
+    async with house.worker(replacements=[list_ranges_and_renew_claim]), waiting(house, await house.trim()) as waits:
         await waits.hears("activity deletion.next_ranges of delete-ledgers/")
-        children = (await house.client.get_workflow_handle(house.trim_id).describe()).raw_description.pending_children
+        children = (
+            await house.client.get_workflow_handle(house.trim_workflow_id).describe()
+        ).raw_description.pending_children
         await house.client.get_workflow_handle(children[0].workflow_id).terminate()
-        with pytest.raises(JobStopped, match=f"^{children[0].workflow_id}, for which {house.trim_id} waited, was term"):
+        with pytest.raises(
+            JobStopped, match=f"^{children[0].workflow_id}, for which {house.trim_workflow_id} waited, was term"
+        ):
             await waits.task
 
 
-async def test_client_waits_as_commands_do(house: House) -> None:
+async def test_client_waits_as_commands_do(house: WorkflowHarness) -> None:
     """The typed client has the same wait; an offload's rest is asked for again, not swept."""
     handle = await offload_all(house, OffloadAsk(actor="tests", reason=""))
     said: list[str] = []

@@ -26,9 +26,9 @@ from logstore.log.entries import NewEntry, ProducedEntries
 from logstore.log.ledger_object_keys import segment_key
 from logstore.ports.catalog import Claim, Topic
 from logstore.positions import TopicId
-from tests.activities.world import World, environment
-from tests.fakes.meter import FakeMeter, series
-from tests.fakes.objects import Fault, FaultKind, Operation
+from tests.activities.activity_world import World, make_activity_environment
+from tests.fakes.meter import FakeMeter, metric_series
+from tests.fakes.object_store import Fault, FaultKind, StoreOperation
 from tests.logstore.delayed.stored import HOUR_MS, Stored, stored_in
 from tests.logstore.eventually import assert_eventually
 
@@ -45,7 +45,7 @@ def topic(world: World) -> Stored:
 
 
 def _run(activity: Callable[..., T], request: object, meter: FakeMeter | None = None) -> T:
-    env = environment(_ME)
+    env = make_activity_environment(_ME)
     if meter:
         env.metric_meter = meter
     return env.run(activity, request)
@@ -124,7 +124,7 @@ def test_claim_is_renewed_while_a_seal_takes_long(topic: Stored, monkeypatch: py
         topic.world.sql("UPDATE delayed_index SET claim_until_us = 1")
         assert_eventually(lambda: topic.world.sql("SELECT claim_until_us FROM delayed_index")[0].claim_until_us > 1)
 
-    topic.world.objects.plan(Fault(operation=Operation.PUT, kind=FaultKind.CALL, action=lapse_and_wait))
+    topic.world.objects.plan(Fault(operation=StoreOperation.PUT, kind=FaultKind.CALL, action=lapse_and_wait))
     done = _run(topic.world.activities.delayed.seal_whole_topic, SealTopicInput(topic_id=topic.topic_id))
     assert done.buckets == 1
 
@@ -140,7 +140,7 @@ def test_one_topic_is_sealed_however_little_it_is(topic: Stored) -> None:
     with pytest.raises(UnknownObject):
         _run(seal, SealTopicInput(topic_id=99))
     topic.append(2)
-    topic.world.objects.plan(Fault(operation=Operation.GET, kind=FaultKind.BEFORE))
+    topic.world.objects.plan(Fault(operation=StoreOperation.GET, kind=FaultKind.BEFORE))
     with pytest.raises(StoreUnavailable):
         _run(seal, request)
     assert _claimed_by(topic) is None
@@ -223,8 +223,8 @@ def test_merge_is_done_once_and_counted_once(topic: Stored) -> None:
     assert _run(buckets.merge_pair, merge, meter) == MergedPair(switched=True, messages=3)
     assert _run(buckets.merge_pair, merge, meter) == MergedPair(switched=False)
     assert topic.held() == pending
-    assert meter.values[series("sexton_delayed_merges_total", outcome="MERGED")] == 1
-    assert meter.values[series("sexton_delayed_merges_total", outcome="OVERTAKEN")] == 1
+    assert meter.values[metric_series("sexton_delayed_merges_total", outcome="MERGED")] == 1
+    assert meter.values[metric_series("sexton_delayed_merges_total", outcome="OVERTAKEN")] == 1
     assert meter.total("sexton_delayed_merged_messages_total") == 3
     assert meter.total("sexton_delayed_loads_total") == 2
     assert meter.total("sexton_delayed_alarms_total") == 0
@@ -239,7 +239,7 @@ def test_bucket_that_cannot_be_read_raises_the_alarm(topic: Stored) -> None:
     found = _run(topic.world.activities.delayed.merge_pair, merge, meter)
     assert found == MergedPair(switched=False, damaged=second.bucket_id)
     assert meter.total("sexton_delayed_alarms_total") == 1
-    assert meter.values[series("sexton_delayed_merges_total", outcome="DAMAGED")] == 1
+    assert meter.values[metric_series("sexton_delayed_merges_total", outcome="DAMAGED")] == 1
 
 
 def test_seal_counts_what_it_did(topic: Stored) -> None:

@@ -6,20 +6,27 @@ from activities.deletion.inputs_and_results import ChunkResult, RowRangesInput, 
 from logstore import failpoints
 from logstore.deletion.intents import BatchCertificate
 from logstore.errors import ClaimHeld, StoreUnavailable
-from tests.activities.world import BATCH, World, certify_input, chunk_input, done, run
+from tests.activities.activity_world import (
+    BATCH_ID,
+    World,
+    make_certify_input,
+    make_chunk_input,
+    run,
+    run_owner_routed_activity,
+)
 
 
 def next_page(world: World, *, after: int = 0, rows: int = 2, limit: int = 2, epoch: int = 1) -> RowRangesPage:
-    request = RowRangesInput(batch_id=BATCH, catalog_epoch=epoch, after=after, rows=rows, limit=limit)
+    request = RowRangesInput(batch_id=BATCH_ID, catalog_epoch=epoch, after=after, rows=rows, limit=limit)
     return run(world.deletion.list_ranges_and_renew_claim, request)
 
 
 def hand_over(world: World, *, epoch: int = 1) -> ChunkResult:
-    return done(world.deletion.hand_over_chunk, chunk_input(epoch=epoch))
+    return run_owner_routed_activity(world.deletion.hand_over_chunk, make_chunk_input(epoch=epoch))
 
 
 def certify(world: World) -> BatchCertificate:
-    return done(world.deletion.close_and_certify_batch, certify_input())
+    return run_owner_routed_activity(world.deletion.close_and_certify_batch, make_certify_input())
 
 
 def test_ranges_cover_every_unfinished_row_once(world: World) -> None:
@@ -44,7 +51,7 @@ def test_ranges_of_a_batch_that_another_workflow_holds_are_refused(world: World)
     """Two workflows never drive one batch."""
     world.fill(1)
     world.detach()
-    request = RowRangesInput(batch_id=BATCH, catalog_epoch=1, after=0, rows=1, limit=1)
+    request = RowRangesInput(batch_id=BATCH_ID, catalog_epoch=1, after=0, rows=1, limit=1)
     with pytest.raises(ClaimHeld):
         run(world.deletion.list_ranges_and_renew_claim, request, workflow_id="delete-ledgers/impostor")
 
@@ -53,7 +60,7 @@ def test_ranges_of_a_batch_that_is_done_are_empty(world: World) -> None:
     """A batch that is driven once more after its end finds nothing to do, which is no error (PIP-186)."""
     world.fill(2)
     world.detach()
-    done(world.deletion.delete_chunk, chunk_input())
+    run_owner_routed_activity(world.deletion.delete_chunk, make_chunk_input())
     first = certify(world)
     assert next_page(world) == RowRangesPage(ranges=[])
     assert certify(world) == first
@@ -102,7 +109,7 @@ def test_hand_over_keeps_rows_that_ended(world: World) -> None:
     """What the chunk did before it gave up stays done."""
     world.fill(2)
     world.detach()
-    done(world.deletion.delete_chunk, chunk_input())
+    run_owner_routed_activity(world.deletion.delete_chunk, make_chunk_input())
     assert hand_over(world) == ChunkResult(outcomes={"DELETED": 2})
 
 
@@ -110,7 +117,7 @@ def test_certificate_counts_rows_once_and_is_audited_once(world: World) -> None:
     """Counts come from rows, so that repeated work counts once; one audit row says who, why and what (PIP-186)."""
     world.fill(3)
     world.detach()
-    done(world.deletion.delete_chunk, chunk_input())
+    run_owner_routed_activity(world.deletion.delete_chunk, make_chunk_input())
     first = certify(world)
     assert (first.outcomes, first.objects, first.deleted) == ({"DELETED": 3}, 9, 3)
     assert certify(world) == first

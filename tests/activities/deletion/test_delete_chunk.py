@@ -23,21 +23,27 @@ from logstore.log.ledger_object_keys import SHARDS, ledger_prefix, meta_key, seg
 from logstore.log.ledgers import Component, LedgerOwner, LedgerStatement
 from logstore.ports.object_storage import CopyRemovalResult
 from logstore.positions import LedgerId, TopicId
-from tests.activities.world import World, chunk_input, done, environment, payload_bytes
-from tests.fakes.objects import Fault, FaultKind, Operation
+from tests.activities.activity_world import (
+    World,
+    encoded_payload_bytes,
+    make_activity_environment,
+    make_chunk_input,
+    run_owner_routed_activity,
+)
+from tests.fakes.object_store import Fault, FaultKind, StoreOperation
 
 
 def delete(world: World) -> ChunkResult:
     """The whole batch as one chunk."""
-    return done(world.deletion.delete_chunk, chunk_input())
+    return run_owner_routed_activity(world.deletion.delete_chunk, make_chunk_input())
 
 
-def down(*operations: Operation) -> list[Fault]:
+def down(*operations: StoreOperation) -> list[Fault]:
     """A store that answers none of these."""
     return [Fault(operation=operation, kind=FaultKind.BEFORE, times=1000) for operation in operations]
 
 
-def at(ledger_id: LedgerId, operation: Operation, kind: FaultKind, **more: object) -> Fault:
+def at(ledger_id: LedgerId, operation: StoreOperation, kind: FaultKind, **more: object) -> Fault:
     """A fault of one ledger's objects."""
     prefix = ledger_prefix(ledger_id)
     return Fault(operation=operation, kind=kind, matches=lambda key: key.startswith(prefix), **more)  # type: ignore[arg-type]
@@ -60,7 +66,7 @@ def delete_size(world: World) -> int:
 
 def test_chunk_of_neighbours_ends_each_as_if_it_were_alone(world: World) -> None:
     """Ledgers of one shard share a listing, and nothing else: each is judged, and deleted, by its own objects."""
-    whole, gone, strange, short, kept, late = world.fill(6, neighbours=True)
+    whole, gone, strange, short, kept, late = world.fill(6, in_one_shard=True)
     world.detach([whole, gone, strange, short, late])
     world.objects.delete([key for key in world.objects.keys if key.startswith(ledger_prefix(gone))])
     world.objects.put_if_absent(f"{ledger_prefix(strange)}stranger", b"", metadata={})
@@ -74,11 +80,11 @@ def test_chunk_of_neighbours_ends_each_as_if_it_were_alone(world: World) -> None
         for ledger in (late, kept):
             world.objects.put_if_absent(segment_key(ledger, 2), b"x", metadata=stored.metadata)
 
-    world.objects.plan(Fault(operation=Operation.DELETE, kind=FaultKind.CALL, action=put_late))
+    world.objects.plan(Fault(operation=StoreOperation.DELETE, kind=FaultKind.CALL, action=put_late))
     world.objects.calls.clear()
     expected = {"ALREADY_GONE": 1, "DELETED": 2, "METADATA_MISMATCH": 1, "RETRYING": 1}
     assert delete(world).outcomes == expected
-    names = [name for operation, name in world.objects.calls if operation is Operation.LIST]
+    names = [name for operation, name in world.objects.calls if operation is StoreOperation.LIST]
     assert names.count(shard_prefix(whole % SHARDS)) == 1
     assert names.count(ledger_prefix(whole)) == 0
     assert [len(world.left_of(one)) for one in (whole, gone, strange, short, kept, late)] == [0, 0, 4, 0, 4, 1]
@@ -250,7 +256,7 @@ def test_chunk_row_that_fails_is_handed_over_and_disturbs_no_other(world: World)
     """One bad ledger neither spares nor stops its neighbours (YahooArchive/bookkeeper#17)."""
     first, bad, last = world.fill(3)
     world.detach()
-    world.objects.plan(at(bad, Operation.LIST, FaultKind.BEFORE))
+    world.objects.plan(at(bad, StoreOperation.LIST, FaultKind.BEFORE))
     result = delete(world)
     assert result.outcomes == {"DELETED": 2, "RETRYING": 1}
     assert result.alone == [IntentKey(ledger_id=bad, copy="LEDGER", generation=1)]
@@ -266,7 +272,7 @@ def test_chunk_row_handed_over_is_reported_again_and_left_alone(world: World) ->
     """A retry of the chunk names the row again, so that its workflow is started, and does not act on it."""
     bad, _ = world.fill(2)
     world.detach()
-    world.objects.plan(at(bad, Operation.LIST, FaultKind.BEFORE))
+    world.objects.plan(at(bad, StoreOperation.LIST, FaultKind.BEFORE))
     first = delete(world)
     world.objects.calls.clear()
     again = delete(world)
@@ -279,7 +285,7 @@ def test_chunk_error_for_one_key_keeps_its_meta_and_its_row(world: World) -> Non
     """An error for one key inside a 200 answer is an error of that ledger (apache/pulsar#14693)."""
     bad, good = world.fill(2)
     world.detach()
-    world.objects.plan(at(bad, Operation.DELETE, FaultKind.KEY_ERROR))
+    world.objects.plan(at(bad, StoreOperation.DELETE, FaultKind.REPORT_KEY_FAILED))
     result = delete(world)
     assert result.outcomes == {"DELETED": 1, "RETRYING": 1}
     assert len(world.left_of(bad)) == 2
@@ -288,9 +294,11 @@ def test_chunk_error_for_one_key_keeps_its_meta_and_its_row(world: World) -> Non
     assert "DeletionIncomplete: 1 keys kept" in (world.intents()[0].last_error or "")
 
 
-@pytest.mark.parametrize("operations", [[Operation.LIST], [Operation.DELETE], [Operation.LIST, Operation.DELETE]])
+@pytest.mark.parametrize(
+    "operations", [[StoreOperation.LIST], [StoreOperation.DELETE], [StoreOperation.LIST, StoreOperation.DELETE]]
+)
 def test_chunk_with_the_store_down_fails_as_a_whole_and_deletes_nothing(
-    world: World, operations: list[Operation]
+    world: World, operations: list[StoreOperation]
 ) -> None:
     """A store that is down fails the chunk, not each ledger: no row is handed over, counted or ended (PIP-186)."""
     world.fill(3)
@@ -308,7 +316,7 @@ def test_chunk_with_the_store_down_beside_a_refusal_still_fails_as_a_whole(world
     bad, _ = world.fill(2)
     world.detach()
     world.sql("UPDATE pending_deletion SET topic='' WHERE ledger_id=:id", id=bad)
-    world.objects.plan(*down(Operation.LIST))
+    world.objects.plan(*down(StoreOperation.LIST))
     with pytest.raises(StoreUnavailable):
         delete(world)
     assert [(one.outcome, one.handed_to) for one in world.intents()][1] == (None, None)
@@ -323,7 +331,7 @@ def test_chunk_bucket_that_refuses_every_delete_fails_as_a_whole(world: World, r
     """A missing permission is the whole chunk's: tried again, then handed over, and none is lost (promise 2)."""
     world.fill(2)
     world.detach()
-    refused = Fault(operation=Operation.DELETE, kind=FaultKind.BEFORE, error=lambda: refusal)
+    refused = Fault(operation=StoreOperation.DELETE, kind=FaultKind.BEFORE, error=lambda: refusal)
     world.objects.plan(refused)
     with pytest.raises(StoreUnavailable, match="AccessDenied"):
         delete(world)
@@ -334,7 +342,7 @@ def test_chunk_listing_that_breaks_off_keeps_the_ledger(world: World) -> None:
     """A listing that raises midway is no listing: nothing of that ledger is deleted (apache/bookkeeper#870)."""
     bad, good = world.fill(2)
     world.detach()
-    world.objects.plan(at(bad, Operation.LIST, FaultKind.MIDWAY, after_objects=1))
+    world.objects.plan(at(bad, StoreOperation.LIST, FaultKind.MIDWAY, after_objects=1))
     assert delete(world).outcomes == {"DELETED": 1, "RETRYING": 1}
     assert len(world.left_of(bad)) == 3
     assert not world.left_of(good)
@@ -345,7 +353,9 @@ def test_chunk_of_a_batch_that_another_workflow_holds_is_not_touched(world: Worl
     ledgers = world.fill(1)
     world.detach()
     with pytest.raises(ClaimHeld):
-        done(world.deletion.delete_chunk, chunk_input(), workflow_id="delete-ledgers/impostor")
+        run_owner_routed_activity(
+            world.deletion.delete_chunk, make_chunk_input(), workflow_id="delete-ledgers/impostor"
+        )
     assert len(world.left_of(ledgers[0])) == 3
 
 
@@ -354,17 +364,17 @@ def test_chunk_heartbeats_count_ledgers_and_confirmed_objects(world: World, monk
     monkeypatch.setattr(heartbeats, "_MIN_BEAT_INTERVAL_S", 0.0)
     world.fill(2)
     world.detach()
-    env = environment()
+    env = make_activity_environment()
     beats: list[tuple[object, ...]] = []
     env.on_heartbeat = lambda *details: beats.append(details)
-    env.run(world.deletion.delete_chunk, chunk_input())
+    env.run(world.deletion.delete_chunk, make_chunk_input())
     assert beats == [(1, 0), (2, 0), (2, 4), (2, 6)]
 
 
 def test_chunk_result_of_failures_only_stays_below_256_kb() -> None:
     """A thousand rows that all fail, with the longest ids, fit in one payload (temporalio/sdk-python#1285)."""
     worst = [IntentKey(ledger_id=2**63 - 1, copy="OFFLOADED_LEDGER", generation=2**31) for _ in range(1000)]
-    assert payload_bytes(ChunkResult(outcomes={"RETRYING": 1000}, alone=worst)) < 128_000
+    assert encoded_payload_bytes(ChunkResult(outcomes={"RETRYING": 1000}, alone=worst)) < 128_000
 
 
 @pytest.mark.parametrize(
@@ -395,7 +405,7 @@ def test_chunk_of_a_store_that_confirms_and_keeps_ends_no_row_and_goes_on_row_by
     ledgers = world.fill(20)
     stored = world.objects.keys
     world.detach()
-    world.objects.plan(Fault(operation=Operation.DELETE, kind=FaultKind.LOST, times=1_000))
+    world.objects.plan(Fault(operation=StoreOperation.DELETE, kind=FaultKind.LOST, times=1_000))
     result = delete(world)
     assert result.outcomes == {"RETRYING": 20}
     assert len(result.alone) == 20
@@ -441,7 +451,7 @@ def test_remove_that_lost_its_claim_judges_no_row(world: World) -> None:
             raise ClaimHeld("taken over")
 
     with pytest.raises(ClaimHeld, match="taken over"):
-        environment().run(
+        make_activity_environment().run(
             remove_examined_copies,
             found,
             {intent.copy.value: TakenOver()},
@@ -455,7 +465,7 @@ def test_chunk_whose_rows_another_batch_took_up_meanwhile_ends_none_of_them(worl
     (ledger,) = world.fill(1)
     world.detach()
     adopt = "UPDATE pending_deletion SET batch_id = 'other'"
-    world.objects.plan(at(ledger, Operation.LIST, FaultKind.CALL, action=lambda: void(world.sql(adopt))))
+    world.objects.plan(at(ledger, StoreOperation.LIST, FaultKind.CALL, action=lambda: void(world.sql(adopt))))
     delete(world)
     (row,) = world.intents("other")
     assert (row.state, row.outcome, row.attempts) == (DeletionState.PENDING, None, 0)

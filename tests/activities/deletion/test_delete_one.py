@@ -14,16 +14,22 @@ from logstore.errors import ClaimHeld, CorruptData, InvalidInput, NoProgress, St
 from logstore.log.ledger_object_keys import ledger_prefix
 from logstore.positions import LedgerId
 from logstore.validated_names import TopicName
-from tests.activities.world import World, chunk_input, done, environment, one_input
-from tests.fakes.objects import Fault, FaultKind, Operation
+from tests.activities.activity_world import (
+    World,
+    make_activity_environment,
+    make_chunk_input,
+    make_delete_intent_input,
+    run_owner_routed_activity,
+)
+from tests.fakes.object_store import Fault, FaultKind, StoreOperation
 
 
 def alone(world: World) -> tuple[LedgerId, IntentKey]:
     """One ledger, detached and handed over because a listing failed once."""
     (ledger,) = world.fill(1)
     world.detach()
-    world.objects.plan(Fault(operation=Operation.LIST, kind=FaultKind.MIDWAY, error=_corrupt))
-    result = done(world.deletion.delete_chunk, chunk_input())
+    world.objects.plan(Fault(operation=StoreOperation.LIST, kind=FaultKind.MIDWAY, error=_corrupt))
+    result = run_owner_routed_activity(world.deletion.delete_chunk, make_chunk_input())
     assert result.outcomes == {"RETRYING": 1}
     return ledger, result.alone[0]
 
@@ -35,13 +41,15 @@ def _corrupt() -> Exception:
 
 def delete(world: World, key: IntentKey, *, epoch: int = 1) -> DeleteIntentResult:
     """In the name of the workflow that the row was handed to."""
-    return done(world.deletion.claim_and_delete_copy, one_input(key, epoch=epoch), workflow_id=_name(key))
+    return run_owner_routed_activity(
+        world.deletion.claim_and_delete_copy, make_delete_intent_input(key, epoch=epoch), workflow_id=_name(key)
+    )
 
 
 def bury(world: World, key: IntentKey, *, epoch: int = 1) -> DeleteIntentResult:
     """Attempts are exhausted."""
     letter = DeadLetterInput(key=key, catalog_epoch=epoch, error="StoreUnavailable: 503")
-    return done(world.deletion.dead_letter_intent, letter, workflow_id=_name(key))
+    return run_owner_routed_activity(world.deletion.dead_letter_intent, letter, workflow_id=_name(key))
 
 
 def _name(key: IntentKey) -> str:
@@ -89,9 +97,9 @@ def test_one_without_catalog_waits_as_long_as_without_storage(world: World, effe
     assert (caught.value.type, caught.value.non_retryable) == ("StoreUnavailable", False)
 
 
-@pytest.mark.parametrize("operation", [Operation.LIST, Operation.DELETE])
+@pytest.mark.parametrize("operation", [StoreOperation.LIST, StoreOperation.DELETE])
 def test_one_whose_storage_speaks_of_bad_input_becomes_a_dead_letter_in_the_end(
-    world: World, operation: Operation
+    world: World, operation: StoreOperation
 ) -> None:
     """`delete-ledger` leaves alone what its own request got wrong; a store's answer is no such thing."""
     _, key = alone(world)
@@ -110,18 +118,18 @@ def test_one_named_with_another_topic_is_refused_and_keeps_everything(world: Wor
     other = TopicName.parse("persistent://public/default/other").encoded
     letter = DeadLetterInput(key=key, catalog_epoch=1, error="StoreUnavailable: 503", topic=other)
     for work, request in (
-        (world.deletion.claim_and_delete_copy, replace(one_input(key), topic=other)),
+        (world.deletion.claim_and_delete_copy, replace(make_delete_intent_input(key), topic=other)),
         (world.deletion.dead_letter_intent, letter),
     ):
         with pytest.raises(InvalidInput, match=f"topic: expected the topic of ledger {ledger}, .*found '{other}'"):
-            done(work, request, workflow_id=_name(key))
+            run_owner_routed_activity(work, request, workflow_id=_name(key))
     assert world.intents() == before
     assert len(world.left_of(ledger)) == 3
 
 
-@pytest.mark.parametrize("operation", [Operation.LIST, Operation.DELETE])
+@pytest.mark.parametrize("operation", [StoreOperation.LIST, StoreOperation.DELETE])
 def test_one_without_storage_keeps_the_error_and_the_claim_until_the_next_attempt(
-    world: World, operation: Operation
+    world: World, operation: StoreOperation
 ) -> None:
     """Retried after its interval; the row says why, and is not stalled meanwhile (PIP-186, apache/pulsar#982)."""
     ledger, key = alone(world)
@@ -139,7 +147,7 @@ def test_one_without_storage_keeps_the_error_and_the_claim_until_the_next_attemp
 def test_one_error_for_a_key_is_retried_and_keeps_the_meta(world: World) -> None:
     """An error for one key inside a 200 answer leaves the row unfinished (apache/pulsar#14693)."""
     ledger, key = alone(world)
-    world.objects.plan(Fault(operation=Operation.DELETE, kind=FaultKind.KEY_ERROR))
+    world.objects.plan(Fault(operation=StoreOperation.DELETE, kind=FaultKind.REPORT_KEY_FAILED))
     with pytest.raises(ApplicationError) as caught:
         delete(world, key)
     assert (caught.value.type, caught.value.non_retryable) == ("DeletionIncomplete", False)
@@ -151,7 +159,10 @@ def _refuse(world: World, ledger: LedgerId, *, times: int = 1_000) -> None:
     """Let storage keep one segment of the ledger."""
     last = f"{ledger:016x}/00000001.parquet"
     refused = Fault(
-        operation=Operation.DELETE, kind=FaultKind.KEY_ERROR, times=times, matches=lambda key: key.endswith(last)
+        operation=StoreOperation.DELETE,
+        kind=FaultKind.REPORT_KEY_FAILED,
+        times=times,
+        matches=lambda key: key.endswith(last),
     )
     world.objects.plan(refused)
 
@@ -182,7 +193,9 @@ def test_one_whose_keys_grow_fewer_goes_on(world: World) -> None:
     world.catalog.deletions.move_to_own_workflows(
         {intent.row_id: _name(key)}, batch_id=intent.batch_id, error_by_row={}, ttl_s=60
     )
-    world.objects.plan(Fault(operation=Operation.DELETE, kind=FaultKind.KEY_ERROR, times=1_000, matches=still_kept))
+    world.objects.plan(
+        Fault(operation=StoreOperation.DELETE, kind=FaultKind.REPORT_KEY_FAILED, times=1_000, matches=still_kept)
+    )
     for _ in range(8):
         with pytest.raises(ApplicationError):
             delete(world, key)
@@ -190,8 +203,8 @@ def test_one_whose_keys_grow_fewer_goes_on(world: World) -> None:
     assert delete(world, key).outcome is Outcome.DELETED
 
 
-@pytest.mark.parametrize("operation", [Operation.LIST, Operation.DELETE])
-def test_one_without_storage_counts_for_nothing_towards_no_progress(world: World, operation: Operation) -> None:
+@pytest.mark.parametrize("operation", [StoreOperation.LIST, StoreOperation.DELETE])
+def test_one_without_storage_counts_for_nothing_towards_no_progress(world: World, operation: StoreOperation) -> None:
     """A store that is down is no answer: neither all by itself nor between two that were."""
     ledger, key = alone(world)
     _refuse(world, ledger, times=3)
@@ -211,7 +224,7 @@ def test_one_whose_storage_goes_away_between_two_keys_counts_for_nothing(world: 
     """What it left out of its answer, it may have let go: no number is known."""
     ledger, key = alone(world)
     second = f"{ledger:016x}/00000001.parquet"
-    down = Fault(operation=Operation.DELETE, kind=FaultKind.BEFORE, matches=lambda name: name.endswith(second))
+    down = Fault(operation=StoreOperation.DELETE, kind=FaultKind.BEFORE, matches=lambda name: name.endswith(second))
     world.objects.plan(down)
     with pytest.raises(ApplicationError):
         delete(world, key)
@@ -221,7 +234,7 @@ def test_one_whose_storage_goes_away_between_two_keys_counts_for_nothing(world: 
 def test_one_answered_by_a_terminal_error_is_retried_all_the_same(world: World) -> None:
     """Any error but a refusal is retried and then dead-lettered: a storage quirk is no verdict."""
     _, key = alone(world)
-    world.objects.plan(Fault(operation=Operation.LIST, kind=FaultKind.MIDWAY, error=_corrupt))
+    world.objects.plan(Fault(operation=StoreOperation.LIST, kind=FaultKind.MIDWAY, error=_corrupt))
     with pytest.raises(ApplicationError) as caught:
         delete(world, key)
     assert (caught.value.type, caught.value.non_retryable) == ("CorruptData", False)
@@ -231,17 +244,19 @@ def test_one_that_another_workflow_holds_is_left_to_it(world: World) -> None:
     """Work is taken by claiming: who comes second is told, and nothing is deleted."""
     ledger, key = alone(world)
     with pytest.raises(ClaimHeld):
-        done(world.deletion.claim_and_delete_copy, one_input(key), workflow_id="delete-ledger/impostor")
+        run_owner_routed_activity(
+            world.deletion.claim_and_delete_copy, make_delete_intent_input(key), workflow_id="delete-ledger/impostor"
+        )
     assert len(world.left_of(ledger)) == 3
 
 
 def test_one_cancelled_passes_the_cancellation_on_and_keeps_the_row(world: World) -> None:
     """A cancellation is no error of storage: it ends the attempt and nothing records it as failed."""
     ledger, key = alone(world)
-    env = environment(_name(key))
-    world.objects.plan(Fault(operation=Operation.LIST, kind=FaultKind.CALL, action=env.cancel))
+    env = make_activity_environment(_name(key))
+    world.objects.plan(Fault(operation=StoreOperation.LIST, kind=FaultKind.CALL, action=env.cancel))
     with pytest.raises(CancelledError):
-        env.run(world.deletion.claim_and_delete_copy, one_input(key))
+        env.run(world.deletion.claim_and_delete_copy, make_delete_intent_input(key))
     assert len(world.left_of(ledger)) == 3
     assert "Cancel" not in (world.intents()[0].last_error or "")
     assert delete(world, key).outcome is Outcome.DELETED

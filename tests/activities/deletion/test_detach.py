@@ -7,7 +7,7 @@ import pytest
 from logstore import failpoints
 from logstore.errors import LedgerStillNeeded, StaleCatalog, StoreUnavailable, UnknownObject
 from logstore.positions import LedgerId
-from tests.activities.world import World, done, payload_bytes
+from tests.activities.activity_world import World, encoded_payload_bytes, run_owner_routed_activity
 
 
 def listed(world: World) -> list[LedgerId]:
@@ -47,14 +47,14 @@ def test_detach_of_another_epoch_changes_nothing(world: World) -> None:
     """A request that names another catalog is refused before the transaction (promise 1)."""
     ledgers = world.fill(1)
     with pytest.raises(StaleCatalog, match="expected catalog epoch 1, found 7"):
-        done(world.deletion.detach, world.detach_input(ledgers, catalog_epoch=7))
+        run_owner_routed_activity(world.deletion.detach, world.make_detach_input(ledgers, catalog_epoch=7))
     assert ledgers[0] in listed(world)
 
 
 def test_detach_of_an_unknown_topic_is_terminal(world: World) -> None:
     """Work for an object that does not exist reaches an end (apache/bookkeeper#3316)."""
     with pytest.raises(UnknownObject, match="topic_id"):
-        done(world.deletion.detach, world.detach_input(topic_id=99))
+        run_owner_routed_activity(world.deletion.detach, world.make_detach_input(topic_id=99))
 
 
 def test_detach_of_ledgers_that_ended_before_reports_their_outcomes(world: World) -> None:
@@ -77,5 +77,5 @@ def test_detach_without_catalog_is_retried(world: World) -> None:
 
 def test_detach_input_at_its_bound_stays_below_256_kb(world: World) -> None:
     """10,000 of the longest ids fit in one payload (temporalio/sdk-python#1285)."""
-    request = world.detach_input([LedgerId(2**63 - 1 - number) for number in range(10_000)])
-    assert payload_bytes(request) < 220_000
+    request = world.make_detach_input([LedgerId(2**63 - 1 - number) for number in range(10_000)])
+    assert encoded_payload_bytes(request) < 220_000

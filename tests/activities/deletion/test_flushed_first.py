@@ -11,21 +11,30 @@ from logstore.deletion.intents import Outcome
 from logstore.errors import StoreUnavailable, Unsupported
 from logstore.positions import LedgerId
 from logstore.records.manifest import MANIFEST_PREFIX
+from tests.activities.activity_world import (
+    World,
+    make_chunk_input,
+    make_delete_intent_input,
+    open_activity_world,
+    run,
+    run_owner_routed_activity,
+)
 from tests.activities.test_offload import offloaded, remove_primaries
-from tests.activities.world import World, chunk_input, done, one_input, open_world, run
-from tests.fakes.objects import Fault, FaultKind, Operation
+from tests.fakes.object_store import Fault, FaultKind, StoreOperation
 
 
 @pytest.fixture
 def world(tmp_path: Path) -> Iterator[World]:
     """A fresh catalog and empty buckets."""
-    found = open_world(tmp_path)
+    found = open_activity_world(tmp_path)
     with found.opened:
         yield found
 
 
 def _detach(world: World, ledger: LedgerId, policy: str | None) -> None:
-    done(world.deletion.detach, world.detach_input([ledger], force=True, durable_delete=policy))
+    run_owner_routed_activity(
+        world.deletion.detach, world.make_detach_input([ledger], force=True, durable_delete=policy)
+    )
 
 
 def _manifests(world: World) -> int:
@@ -33,7 +42,7 @@ def _manifests(world: World) -> int:
 
 
 def _record_log_down(world: World, *, times: int = 1_000) -> None:
-    world.record_objects.plan(Fault(operation=Operation.PUT, kind=FaultKind.BEFORE, times=times))
+    world.record_objects.plan(Fault(operation=StoreOperation.PUT, kind=FaultKind.BEFORE, times=times))
 
 
 def test_chunk_of_durable_deletes_flushes_their_tombstones_first(world: World) -> None:
@@ -41,7 +50,7 @@ def test_chunk_of_durable_deletes_flushes_their_tombstones_first(world: World) -
     (ledger,) = world.fill(1)
     _detach(world, ledger, "durable")
     assert world.catalog.records.find_unflushed_ledgers([ledger]) == {ledger}
-    assert done(world.deletion.delete_chunk, chunk_input()).outcomes == {"DELETED": 1}
+    assert run_owner_routed_activity(world.deletion.delete_chunk, make_chunk_input()).outcomes == {"DELETED": 1}
     assert (_manifests(world), world.left_of(ledger)) == (1, [])
 
 
@@ -54,7 +63,7 @@ def test_chunk_of_plain_deletes_flushes_their_intents_first(world: World, by: st
     else:
         world.detach()
     assert world.catalog.records.find_unflushed_ledgers([ledger]) == {ledger}
-    assert done(world.deletion.delete_chunk, chunk_input()).outcomes == {"DELETED": 1}
+    assert run_owner_routed_activity(world.deletion.delete_chunk, make_chunk_input()).outcomes == {"DELETED": 1}
     assert (_manifests(world), world.left_of(ledger)) == (1, [])
 
 
@@ -63,7 +72,7 @@ def test_chunk_whose_intents_are_in_the_log_flushes_nothing(world: World) -> Non
     (ledger,) = world.fill(1)
     _detach(world, ledger, "plain")
     world.log.records.flusher.flush()
-    assert done(world.deletion.delete_chunk, chunk_input()).outcomes == {"DELETED": 1}
+    assert run_owner_routed_activity(world.deletion.delete_chunk, make_chunk_input()).outcomes == {"DELETED": 1}
     assert _manifests(world) == 1
 
 
@@ -75,7 +84,7 @@ def test_chunk_keeps_objects_whose_deletion_cannot_be_flushed(world: World, poli
     _detach(world, ledger, policy)
     _record_log_down(world)
     with pytest.raises(StoreUnavailable, match="the record log must know of the deletion first"):
-        run(world.deletion.delete_chunk, chunk_input())
+        run(world.deletion.delete_chunk, make_chunk_input())
     assert world.left_of(ledger) == before
     assert world.outcomes() == {"RETRYING": 1}
 
@@ -83,15 +92,15 @@ def test_chunk_keeps_objects_whose_deletion_cannot_be_flushed(world: World, poli
 def test_chunk_deletes_what_the_log_knows_of_beside_what_waits(world: World) -> None:
     """Those are handed over, and the others are gone."""
     first, second = world.fill(2)
-    done(
+    run_owner_routed_activity(
         world.deletion.detach,
-        world.detach_input([second], batch_id="plain", force=True, durable_delete="plain"),
+        world.make_detach_input([second], batch_id="plain", force=True, durable_delete="plain"),
     )
     world.log.records.flusher.flush()
     _detach(world, first, "durable")
     world.sql("UPDATE pending_deletion SET batch_id = 'batch-1'")
     _record_log_down(world)
-    result = done(world.deletion.delete_chunk, chunk_input())
+    result = run_owner_routed_activity(world.deletion.delete_chunk, make_chunk_input())
     assert result.outcomes == {"DELETED": 1, "RETRYING": 1}
     assert [key.ledger_id for key in result.alone] == [first]
     assert world.left_of(first)
@@ -105,9 +114,9 @@ def test_primary_copy_stays_until_its_ledgers_tiered_copy_is_in_the_record_log(w
     assert remove_primaries(world) == 1
     _record_log_down(world, times=1)
     with pytest.raises(StoreUnavailable, match="the record log must know of the deletion first"):
-        run(world.deletion.delete_chunk, chunk_input())
+        run(world.deletion.delete_chunk, make_chunk_input())
     assert world.left_of(ledger) == before
-    assert done(world.deletion.delete_chunk, chunk_input()).outcomes == {"DELETED": 1}
+    assert run_owner_routed_activity(world.deletion.delete_chunk, make_chunk_input()).outcomes == {"DELETED": 1}
     assert (_manifests(world), world.left_of(ledger)) == (1, [])
 
 
@@ -119,10 +128,12 @@ def test_one_durable_delete_is_retried_until_its_tombstone_is_flushed(world: Wor
     world.sql("UPDATE pending_deletion SET claim_workflow = :name, claim_until_us = 1", name=name)
     _record_log_down(world, times=1)
     with pytest.raises(ApplicationError, match="the record log must know of the deletion first"):
-        run(world.deletion.claim_and_delete_copy, one_input(key), workflow_id=name)
+        run(world.deletion.claim_and_delete_copy, make_delete_intent_input(key), workflow_id=name)
     (intent,) = world.intents()
     assert "the record log must know" in (intent.last_error or "")
-    answer = done(world.deletion.claim_and_delete_copy, one_input(key), workflow_id=name)
+    answer = run_owner_routed_activity(
+        world.deletion.claim_and_delete_copy, make_delete_intent_input(key), workflow_id=name
+    )
     assert isinstance(answer, DeleteIntentResult)
     assert answer.outcome is Outcome.DELETED
     assert not world.left_of(ledger)

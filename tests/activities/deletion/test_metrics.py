@@ -11,9 +11,16 @@ from logstore import failpoints
 from logstore.deletion.intents import IntentKey
 from logstore.errors import CorruptData
 from logstore.log.ledger_object_keys import ledger_prefix
-from tests.activities.world import BATCH_WORKFLOW, World, certify_input, chunk_input, environment, one_input
-from tests.fakes.meter import FakeMeter, series
-from tests.fakes.objects import Fault, FaultKind, Operation
+from tests.activities.activity_world import (
+    BATCH_WORKFLOW_ID,
+    World,
+    make_activity_environment,
+    make_certify_input,
+    make_chunk_input,
+    make_delete_intent_input,
+)
+from tests.fakes.meter import FakeMeter, metric_series
+from tests.fakes.object_store import Fault, FaultKind, StoreOperation
 
 T = TypeVar("T")
 
@@ -26,8 +33,10 @@ def meter() -> FakeMeter:
     return FakeMeter()
 
 
-def _measured(meter: FakeMeter, activity: Callable[..., T], request: object, *, workflow_id: str = BATCH_WORKFLOW) -> T:
-    env = environment(workflow_id)
+def _measured(
+    meter: FakeMeter, activity: Callable[..., T], request: object, *, workflow_id: str = BATCH_WORKFLOW_ID
+) -> T:
+    env = make_activity_environment(workflow_id)
     env.metric_meter = meter
     return env.run(activity, request)
 
@@ -41,9 +50,9 @@ def _counts(meter: FakeMeter) -> dict[str, int]:
 def _alone(world: World, meter: FakeMeter) -> IntentKey:
     """One ledger, handed over because a listing failed once."""
     world.fill(1)
-    _measured(meter, world.deletion.detach, world.detach_input())
-    world.objects.plan(Fault(operation=Operation.LIST, kind=FaultKind.MIDWAY, error=lambda: CorruptData("no XML")))
-    answer = _measured(meter, world.deletion.delete_chunk, chunk_input())
+    _measured(meter, world.deletion.detach, world.make_detach_input())
+    world.objects.plan(Fault(operation=StoreOperation.LIST, kind=FaultKind.MIDWAY, error=lambda: CorruptData("no XML")))
+    answer = _measured(meter, world.deletion.delete_chunk, make_chunk_input())
     assert isinstance(answer, CompletedWork)
     return answer.result.alone[0]
 
@@ -56,14 +65,14 @@ def test_batch_counts_every_row_once_and_repeating_it_counts_nothing(world: Worl
     """PIP-186's list over a whole batch; each activity run three times adds what the first one did."""
     a, b, *_ = world.fill(3)
     for _ in range(3):
-        _measured(meter, world.deletion.detach, world.detach_input())
+        _measured(meter, world.deletion.detach, world.make_detach_input())
     gone = [key for key in world.objects.keys if key.startswith(ledger_prefix(a))]
     world.objects.delete(gone)
     world.objects.put_if_absent(f"{ledger_prefix(b)}not-ours", b"x", metadata={})
     for _ in range(3):
-        _measured(meter, world.deletion.delete_chunk, chunk_input())
+        _measured(meter, world.deletion.delete_chunk, make_chunk_input())
     for _ in range(3):
-        _measured(meter, world.deletion.close_and_certify_batch, certify_input())
+        _measured(meter, world.deletion.close_and_certify_batch, make_certify_input())
     size_bytes = world.catalog.deletions.tally_batch("batch-1").size_bytes
     assert _counts(meter) == {
         "ledgers_sent": 3,
@@ -76,23 +85,23 @@ def test_batch_counts_every_row_once_and_repeating_it_counts_nothing(world: Worl
     }
     assert size_bytes > 0
     by_outcome = {
-        outcome: meter.values[series("sexton_deletion_acknowledged_total", **_LEDGER, outcome=outcome)]
+        outcome: meter.values[metric_series("sexton_deletion_acknowledged_total", **_LEDGER, outcome=outcome)]
         for outcome in ("DELETED", "ALREADY_GONE", "METADATA_MISMATCH")
     }
     assert by_outcome == {"DELETED": 1, "ALREADY_GONE": 1, "METADATA_MISMATCH": 1}
-    assert meter.values[series("sexton_deletion_ledgers_sent_total", **_LEDGER)] == 3
-    assert meter.values[series("sexton_deletion_batches_total", outcome="PARTIAL")] == 1
+    assert meter.values[metric_series("sexton_deletion_ledgers_sent_total", **_LEDGER)] == 3
+    assert meter.values[metric_series("sexton_deletion_batches_total", outcome="PARTIAL")] == 1
     assert meter.labels == {"namespace", "task_queue", "activity_type"}, "a label more multiplies every series"
 
 
 def test_row_alone_counts_each_attempt_and_one_end(world: World, meter: FakeMeter) -> None:
     """A failure in the batch, a failure alone, then success: three times received, two failures, one end."""
     key = _alone(world, meter)
-    world.objects.plan(Fault(operation=Operation.LIST, kind=FaultKind.MIDWAY, error=lambda: CorruptData("no XML")))
+    world.objects.plan(Fault(operation=StoreOperation.LIST, kind=FaultKind.MIDWAY, error=lambda: CorruptData("no XML")))
     with pytest.raises(Exception, match="no XML"):
-        _measured(meter, world.deletion.claim_and_delete_copy, one_input(key), workflow_id=_name(key))
+        _measured(meter, world.deletion.claim_and_delete_copy, make_delete_intent_input(key), workflow_id=_name(key))
     for _ in range(3):
-        _measured(meter, world.deletion.claim_and_delete_copy, one_input(key), workflow_id=_name(key))
+        _measured(meter, world.deletion.claim_and_delete_copy, make_delete_intent_input(key), workflow_id=_name(key))
     counts = _counts(meter)
     assert (counts["received"], counts["ledger_delete_failures"]) == (3, 2)
     assert (counts["acknowledged"], counts["ledgers_deleted"], counts["deleted_objects"]) == (1, 1, 3)
@@ -114,9 +123,9 @@ def test_dead_letter_counts_as_one_that_reached_its_retries(world: World, meter:
 def test_refusal_is_an_end_but_no_exhausted_retry(world: World, meter: FakeMeter) -> None:
     """METADATA_MISMATCH is a dead letter too; it was never retried."""
     (ledger,) = world.fill(1)
-    _measured(meter, world.deletion.detach, world.detach_input())
+    _measured(meter, world.deletion.detach, world.make_detach_input())
     world.objects.put_if_absent(f"{ledger_prefix(ledger)}not-ours", b"x", metadata={})
-    _measured(meter, world.deletion.delete_chunk, chunk_input())
+    _measured(meter, world.deletion.delete_chunk, make_chunk_input())
     counts = _counts(meter)
     assert (counts["acknowledged"], counts.get("reached_max_retries", 0), counts.get("ledgers_deleted", 0)) == (1, 0, 0)
 
@@ -124,9 +133,9 @@ def test_refusal_is_an_end_but_no_exhausted_retry(world: World, meter: FakeMeter
 def test_chunk_that_hands_all_over_counts_a_failure_for_each_row_once(world: World, meter: FakeMeter) -> None:
     """The chunk as a whole gave up: that was each row's first attempt."""
     world.fill(2)
-    _measured(meter, world.deletion.detach, world.detach_input())
+    _measured(meter, world.deletion.detach, world.make_detach_input())
     for _ in range(2):
-        _measured(meter, world.deletion.hand_over_chunk, chunk_input())
+        _measured(meter, world.deletion.hand_over_chunk, make_chunk_input())
     assert (_counts(meter)["received"], _counts(meter)["ledger_delete_failures"]) == (2, 2)
 
 
@@ -140,9 +149,9 @@ def test_counters_never_run_ahead_of_the_catalog(
     """A death after the commit leaves a counter behind, for ever; no repetition makes up for it, none counts twice."""
     world.fill(2)
     steps: list[tuple[Callable[..., object], object]] = [
-        (world.deletion.detach, world.detach_input()),
-        (world.deletion.delete_chunk, chunk_input()),
-        (world.deletion.close_and_certify_batch, certify_input()),
+        (world.deletion.detach, world.make_detach_input()),
+        (world.deletion.delete_chunk, make_chunk_input()),
+        (world.deletion.close_and_certify_batch, make_certify_input()),
     ]
     failpoints.arm(f"{effect[0]}.{moment}", "crash")
     for activity, request in steps:
@@ -175,6 +184,6 @@ def test_component_that_nobody_knows_is_no_label_of_its_own(world: World, meter:
     world.fill(1)
     world.detach()
     world.sql("UPDATE pending_deletion SET component = 'whatever-was-written'")
-    _measured(meter, world.deletion.delete_chunk, chunk_input())
+    _measured(meter, world.deletion.delete_chunk, make_chunk_input())
     labels = dict(next(iter(key for name, key in meter.values if name == "sexton_deletion_acknowledged_total")))
     assert (labels["component"], labels["outcome"]) == ("UNKNOWN", "INVALID")

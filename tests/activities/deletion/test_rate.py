@@ -12,8 +12,8 @@ from activities.deletion.deletion_pace import DeletionPace
 from activities.deletion.inputs_and_results import ChunkResult
 from logstore.deletion.intents import CopyVerdict, StoredCopy
 from logstore.errors import ClaimHeld
-from tests.activities.world import World, chunk_input, done
-from tests.fakes.objects import Fault, FaultKind, Operation
+from tests.activities.activity_world import World, make_chunk_input, run_owner_routed_activity
+from tests.fakes.object_store import Fault, FaultKind, StoreOperation
 
 
 @dataclass
@@ -45,8 +45,8 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 def delete(world: World, objects_per_s: float, *, first: int = 0) -> ChunkResult:
     """The rows from `first` on, at a rate."""
-    request = chunk_input()
-    return done(
+    request = make_chunk_input()
+    return run_owner_routed_activity(
         world.deletion.delete_chunk,
         replace(request, objects_per_s=objects_per_s, chunk=replace(request.chunk, first=first)),
     )
@@ -60,7 +60,7 @@ def test_chunk_is_never_faster_than_its_rate(world: World, clock: Clock, rate: f
     began, asked = clock.now, 0
     result = delete(world, rate)
     while True:
-        asked = sum(operation is Operation.DELETE for operation, _ in world.objects.calls)
+        asked = sum(operation is StoreOperation.DELETE for operation, _ in world.objects.calls)
         assert clock.now - began >= asked / rate - 1e-6
         if not result.next_row:
             break
@@ -85,7 +85,7 @@ def test_chunk_deletes_data_first_and_meta_last_at_any_rate(world: World, clock:
     world.fill(2, segments=3, acknowledged=False)
     world.detach()
     first = delete(world, 1)
-    deleted = [key for operation, key in world.objects.calls if operation is Operation.DELETE]
+    deleted = [key for operation, key in world.objects.calls if operation is StoreOperation.DELETE]
     assert [key.endswith(".meta.json") for key in deleted] == ([False] * 3 + [True]) * 2
     assert (first.outcomes, first.objects) == ({"DELETED": 2}, 8)
 
@@ -95,7 +95,9 @@ def test_chunk_key_refused_in_one_part_keeps_the_meta(world: World, clock: Clock
     good, bad = world.fill(2, segments=3, acknowledged=False)
     world.detach()
     first = f"{bad:016x}/00000000.parquet"
-    refused = Fault(operation=Operation.DELETE, kind=FaultKind.KEY_ERROR, matches=lambda key: key.endswith(first))
+    refused = Fault(
+        operation=StoreOperation.DELETE, kind=FaultKind.REPORT_KEY_FAILED, matches=lambda key: key.endswith(first)
+    )
     world.objects.plan(refused)
     result = delete(world, 1)
     assert result.outcomes == {"DELETED": 1, "RETRYING": 1}
@@ -109,7 +111,9 @@ def test_chunk_whose_store_goes_away_between_parts_keeps_what_ended(world: World
     whole, half, unseen = world.fill(3, segments=2, acknowledged=False)
     world.detach()
     gone = f"{half:016x}/00000001.parquet"
-    down = Fault(operation=Operation.DELETE, kind=FaultKind.BEFORE, times=9, matches=lambda key: key.endswith(gone))
+    down = Fault(
+        operation=StoreOperation.DELETE, kind=FaultKind.BEFORE, times=9, matches=lambda key: key.endswith(gone)
+    )
     world.objects.plan(down)
     assert delete(world, 1).outcomes == {"DELETED": 1, "RETRYING": 2}
     assert [len(world.left_of(one)) for one in (whole, half, unseen)] == [0, 2, 3]
@@ -158,7 +162,7 @@ def test_chunk_that_lost_its_claim_while_it_waited_stops(
     monkeypatch.setattr(heartbeats.ClaimRenewingHeartbeats, "count_deleted", renewing)
     with pytest.raises(ClaimHeld):
         delete(world, 0.2)
-    assert sum(operation is Operation.DELETE for operation, _ in world.objects.calls) == 1
+    assert sum(operation is StoreOperation.DELETE for operation, _ in world.objects.calls) == 1
 
 
 def test_parts_without_a_rate_are_one() -> None:

@@ -9,8 +9,8 @@ from logstore.errors import MissingData, SextonError, UnknownObject
 from logstore.log.services import RollPolicy
 from logstore.ports.catalog import Topic
 from logstore.positions import TopicId
-from tests.activities.world import World, run
-from tests.managed import managed_ledger
+from tests.activities.activity_world import World, run
+from tests.managed_ledgers import open_managed_ledger
 
 
 class CountingRoller:
@@ -46,7 +46,7 @@ class CountingSettler:
 def test_roll_of_an_idle_ledger_past_its_age_closes_it_once(world: World) -> None:
     """An idle topic's last ledger becomes deletable without traffic; twice rolls once (apache/pulsar#9136)."""
     world.fill(0)
-    with managed_ledger(world.catalog, world.objects, policy=RollPolicy(max_age_s=0)) as managed:
+    with open_managed_ledger(world.catalog, world.objects, policy=RollPolicy(max_age_s=0)) as managed:
         retention = RetentionPreparation(topics=world.catalog.topics, roller=managed, settler=CountingSettler())
         request = RollIdleLedgerInput(topic_id=world.topic.topic_id)
         assert [run(retention.roll_idle_ledger, request), run(retention.roll_idle_ledger, request)] == [True, False]

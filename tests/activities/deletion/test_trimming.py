@@ -18,7 +18,7 @@ from logstore.deletion.retention import RetentionPolicy
 from logstore.errors import CatalogBusy, CorruptData, SextonError, StoreUnavailable
 from logstore.ports.catalog import Topic
 from logstore.positions import LedgerId, TopicId
-from tests.activities.world import World, run
+from tests.activities.activity_world import World, run
 
 BATCH = "trim-1"
 

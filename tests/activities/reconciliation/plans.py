@@ -32,10 +32,10 @@ from logstore.reconciliation.bulk_job_inputs_and_results import (
 from logstore.reconciliation.finding_files import FINDINGS_PER_PAGE
 from logstore.reconciliation.findings import ApplyCounts, Finding, FindingKind, PlanOrScrubResult
 from logstore.reconciliation.services.orphan_inspection import OrphanInspector
-from tests.activities.world import run
-from tests.fakes.bulk import FakeBulkJobs
-from tests.fakes.objects import FakeObjectStore
-from tests.fakes.reconciliation import FakeRuns
+from tests.activities.activity_world import run
+from tests.fakes.bulk_jobs import FakeBulkJobs
+from tests.fakes.object_store import FakeObjectStore
+from tests.fakes.reconciliation_runs import FakeReconciliationRuns
 
 RUN = "plan-1"
 BATCH = "orphans-plan-1-0"
@@ -65,7 +65,7 @@ class Plans:
     """One store, and the activities of plans and applies over it."""
 
     def __init__(self, folder: Path) -> None:
-        self.warm, self.cold, self.runs = FakeObjectStore(), FakeObjectStore(), FakeRuns()
+        self.warm, self.cold, self.runs = FakeObjectStore(), FakeObjectStore(), FakeReconciliationRuns()
         self.bulk = FakeBulkJobs(folder / "bulk")
         self.findings = self.bulk.findings
         self.identities = Catalogued()

@@ -38,7 +38,7 @@ from logstore.reconciliation.plausibility_guards import reason_to_keep_segment
 from logstore.reconciliation.services import orphan_inspection
 from tests.activities.reconciliation.plans import BATCH, RUN, Plans
 from tests.activities.reconciliation.test_planning import REFUSAL
-from tests.fakes.objects import FakeObjectStore, Fault, FaultKind, Operation
+from tests.fakes.object_store import FakeObjectStore, Fault, FaultKind, StoreOperation
 
 
 def fates(plans: Plans, page: int = 0) -> dict[int, tuple[FindingFate, str]]:
@@ -543,7 +543,9 @@ def test_object_that_storage_keeps_has_failed(plans: Plans) -> None:
     kept, gone = plans.orphan_segment(3, 9), plans.orphan_segment(3, 10)
     plans.plan()
     plans.warm.plan(
-        Fault(operation=Operation.DELETE, kind=FaultKind.KEY_ERROR, matches=lambda key: key == kept, times=9)
+        Fault(
+            operation=StoreOperation.DELETE, kind=FaultKind.REPORT_KEY_FAILED, matches=lambda key: key == kept, times=9
+        )
     )
     assert plans.delete() == 1
     counts = plans.record()
@@ -557,7 +559,7 @@ def test_object_that_storage_confirms_and_keeps_has_failed(plans: Plans) -> None
     """What a store says that it deleted is looked at again, by sample."""
     segment = plans.orphan_segment(3, 9)
     plans.plan()
-    plans.warm.plan(Fault(operation=Operation.DELETE, kind=FaultKind.LOST))
+    plans.warm.plan(Fault(operation=StoreOperation.DELETE, kind=FaultKind.LOST))
     done = plans.apply()
     assert (done.applied, done.failed) == ({}, 1)
     assert "the store confirmed its deletion and still has it" in done.failures["0"]
@@ -568,7 +570,7 @@ def test_storage_that_goes_away_is_waited_for(plans: Plans) -> None:
     """Silence is no refusal of a key."""
     plans.orphan_segment(3, 9)
     plans.plan()
-    plans.warm.plan(Fault(operation=Operation.DELETE, kind=FaultKind.BEFORE))
+    plans.warm.plan(Fault(operation=StoreOperation.DELETE, kind=FaultKind.BEFORE))
     with pytest.raises(StoreUnavailable):
         plans.delete()
     assert plans.delete() == 1
@@ -602,7 +604,7 @@ def test_kinds_of_reasons_and_samples_are_bounded(plans: Plans) -> None:
         plans.orphan_segment(3, number)
     plans.plan()
     plans.runs.keeps = {at: f"reason {chr(65 + at)}" for at in range(30)}
-    plans.warm.plan(Fault(operation=Operation.DELETE, kind=FaultKind.KEY_ERROR, times=999))
+    plans.warm.plan(Fault(operation=StoreOperation.DELETE, kind=FaultKind.REPORT_KEY_FAILED, times=999))
     plans.delete()
     counts = plans.record()
     assert len(counts.skipped) == 21

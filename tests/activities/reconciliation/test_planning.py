@@ -17,8 +17,8 @@ from logstore.reconciliation.bulk_job_inputs_and_results import (
     VerifyFindingsJob,
 )
 from logstore.reconciliation.findings import FindingKind
+from tests.activities.activity_world import make_activity_environment
 from tests.activities.reconciliation.plans import DAY_S, JOBS, RUN, Plans, kinds
-from tests.activities.world import environment
 
 REFUSAL = CatalogMismatch("bucket", expected="ours", found="theirs", advice="look")
 
@@ -147,7 +147,7 @@ def test_bulk_job_of_no_run_is_refused(plans: Plans) -> None:
 
 def test_cancelled_bulk_job_is_cancelled_with_all_that_it_submits(plans: Plans) -> None:
     """No job is left behind on the cluster."""
-    env = environment(RUN)
+    env = make_activity_environment(RUN)
     plans.begin()
 
     def cancel_and_beat(_job: object, beat: object) -> None:

@@ -17,8 +17,8 @@ from logstore.positions import LedgerId
 from logstore.reconciliation.bulk_job_inputs_and_results import CutScrubIntoPagesJob, ScrubPageJob
 from logstore.reconciliation.finding_files import FindingFiles
 from logstore.reconciliation.findings import Finding, FindingKind, PlanOrScrubResult
+from tests.activities.activity_world import run
 from tests.activities.reconciliation.plans import Plans
-from tests.activities.world import run
 
 _WORKFLOW = "scrub-ledgers"
 

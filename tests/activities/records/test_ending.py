@@ -11,7 +11,7 @@ from activities.records.inputs_and_results import EndRecordsPageInput
 from logstore.records.functions import LedgerRecord, RecordFunction
 from logstore.records.job_results import SelectionPageStart
 from logstore.retrying_clock import Clock
-from tests.activities.world import BATCH, BATCH_WORKFLOW, World, run
+from tests.activities.activity_world import BATCH_ID, BATCH_WORKFLOW_ID, World, run
 
 
 class _One:
@@ -41,7 +41,7 @@ def _ending(world: World, function: Callable[[LedgerRecord], LedgerRecord | None
 def _page(world: World, after: SelectionPageStart, **more: Any) -> EndRecordsPageInput:
     asked: dict[str, Any] = {"topic_id": world.topic.topic_id, "page": 500, "now_us": 1, "catalog_epoch": 1} | more
     return EndRecordsPageInput(
-        function="mine", after=after, batch_id=BATCH, batch_workflow_id=BATCH_WORKFLOW, actor="tests", **asked
+        function="mine", after=after, batch_id=BATCH_ID, batch_workflow_id=BATCH_WORKFLOW_ID, actor="tests", **asked
     )
 
 

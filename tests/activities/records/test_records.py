@@ -15,8 +15,8 @@ from logstore.ports.catalog import Claim
 from logstore.records.job_results import FlushedRecords, ShippedBlocks
 from logstore.records.services.record_log import RecordLog
 from logstore.records.services.replica_shipments import ReplicaShipments
-from tests.activities.world import World, environment, run
-from tests.fakes.objects import FakeObjectStore, Fault, FaultKind, Operation
+from tests.activities.activity_world import World, make_activity_environment, run
+from tests.fakes.object_store import FakeObjectStore, Fault, FaultKind, StoreOperation
 
 _FLUSH = FlushInput()
 
@@ -55,7 +55,7 @@ def test_flush_that_watches_goes_on_until_its_time_is_over(world: World, monkeyp
             env.worker_shutdown()
 
     monkeypatch.setattr("activities.records.flush_records.activity.wait_for_worker_shutdown_sync", rest)
-    env = environment("flush-records")
+    env = make_activity_environment("flush-records")
     done = env.run(flushing.flush_record_log, FlushInput(watch_s=3_600.0))
     assert (done.flushes, done.manifest) == (2, 2)
     waiting = [kind for (kind,) in world.sql("SELECT DISTINCT kind FROM record_outbox")]
@@ -147,7 +147,7 @@ def test_a_replica_that_fails_keeps_no_other_from_its_blocks(world: World) -> No
     world.fill(1)
     flushed = run(world.activities.records.flushing.flush_record_log, _FLUSH)
     away, here = FakeObjectStore(), FakeObjectStore()
-    away.plan(Fault(operation=Operation.LIST, kind=FaultKind.BEFORE, times=1_000))
+    away.plan(Fault(operation=StoreOperation.LIST, kind=FaultKind.BEFORE, times=1_000))
     lost, sent = run(_replicas(world, away=away, here=here).ship_to_all_replicas, ShipToReplicasInput())
     assert (lost.replica, lost.manifest, lost.error.startswith("StoreUnavailable: ")) == ("away", 0, True)
     assert sent == ShippedBlocks(

@@ -16,9 +16,9 @@ from logstore.log.services import AppendResult
 from logstore.ports.catalog import StoredTransaction, Topic
 from logstore.transactions.services.broadcast import Broadcaster, BroadcastResult
 from logstore.transactions.transaction_ids_and_states import TransactionId, TransactionState
-from tests.activities.world import environment
-from tests.fakes.meter import FakeMeter, series
-from tests.faults.transacting import without_lingering
+from tests.activities.activity_world import make_activity_environment
+from tests.fakes.meter import FakeMeter, metric_series
+from tests.faults.transaction_course import virtual_coordinator_clock
 from tests.logstore.transactions.histories import History, open_history
 
 _ABORTED = (TransactionState.ABORTING, TransactionState.ABORTED)
@@ -58,17 +58,17 @@ def _coordination(history: History, broadcasts: Broadcaster) -> TransactionCoord
 def _drain(
     history: History, broadcasts: Broadcaster, *, meter: FakeMeter | None = None, most_s: float = 30.0
 ) -> DrainResult:
-    env = environment("transaction-coordinator/0")
+    env = make_activity_environment("transaction-coordinator/0")
     env.metric_meter = meter or env.metric_meter
     request = DrainInput(tc_id=0, linger_s=0.0, most_s=most_s)
-    with without_lingering():
+    with virtual_coordinator_clock():
         answer = env.run(_coordination(history, broadcasts).abort_expired_and_broadcast_decided, request)
     assert isinstance(answer, DrainResult)
     return answer
 
 
 def _tell(history: History, txn: TransactionId, *, meter: FakeMeter | None = None) -> BroadcastState:
-    env = environment(broadcast_workflow_id(txn))
+    env = make_activity_environment(broadcast_workflow_id(txn))
     env.metric_meter = meter or env.metric_meter
     answer = env.run(
         _coordination(history, history.world.log.broadcasts).tell_owed_participants, BroadcastInput(txn=str(txn))
@@ -214,7 +214,7 @@ def test_clients_that_waited_for_one_batch_are_together_in_the_next(
     slow = _Slow(history, clock)
     patched = SimpleNamespace(monotonic=lambda: clock.now, sleep=slow.decide)
     monkeypatch.setattr("activities.transactions.coordinate_transactions.time", patched)
-    env = environment("transaction-coordinator/0")
+    env = make_activity_environment("transaction-coordinator/0")
     env.run(_coordination(history, slow).abort_expired_and_broadcast_decided, DrainInput(tc_id=0, linger_s=0.5))
     assert slow.batches == [2, 2]
 
@@ -223,7 +223,7 @@ def test_broadcast_is_recorded_once_by_the_call_that_ended_it(
     history: History, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """From its decision on, whoever tells the last participant; a repeated call adds nothing."""
-    meter, recorded = FakeMeter(), series("sexton_transactions_broadcast_seconds")
+    meter, recorded = FakeMeter(), metric_series("sexton_transactions_broadcast_seconds")
     history.take([("begin", 0, 0), ("produce", 0, 0), ("begin", 0, 0), ("produce", 1, 0), ("decide", 0, 1)])
     history.take([("decide", 0, 0)])
     history.world.sql('UPDATE "transaction" SET decided_us = decided_us - 90000000')

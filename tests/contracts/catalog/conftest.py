@@ -22,8 +22,8 @@ import pytest
 from infra.catalog import Database, migrate_catalog
 from logstore.failpoints import disarm_all_and_take_hits
 from tests.contracts.catalog.worlds import MemoryWorld, SqlWorld, World
-from tests.migrated import migrated
-from tests.postgres import Postgres, postgres
+from tests.migrated_catalogs import create_migrated_sqlite
+from tests.postgres import PostgresServer, postgres
 
 __all__ = ["postgres"]
 
@@ -47,7 +47,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def emptied(postgres: Postgres) -> Iterator[Callable[[], str]]:
+def emptied(postgres: PostgresServer) -> Iterator[Callable[[], str]]:
     """One catalog, emptied again and again: a tenth of what it costs to copy a database and to learn its tables."""
     with postgres.database() as name:
         database = Database(postgres.url(name))
@@ -78,7 +78,7 @@ def _each(statement: str, tables: Iterable[str]) -> str:
 @pytest.fixture
 def sqlite_url(tmp_path: Path) -> str:
     """A fresh catalog."""
-    return migrated(tmp_path / "catalog.db")
+    return create_migrated_sqlite(tmp_path / "catalog.db")
 
 
 @pytest.fixture

@@ -95,7 +95,7 @@ class MemoryWorld(World):
 
     def everything(self) -> object:
         fake = self._fake
-        rows = (fake.ledger_rows, fake.lists, fake.versions, fake.intent_rows, fake.claims_us, fake.audited)
+        rows = (fake.ledger_rows, fake.lists, fake.versions, fake.intent_rows, fake.claim_until_us_by_row, fake.audited)
         return repr((rows, fake.runs))
 
     def lapse(self, batch_id: str) -> None:

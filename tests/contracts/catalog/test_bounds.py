@@ -23,8 +23,8 @@ from logstore.positions import LedgerId, Position, TopicId
 from tests.contracts.catalog.steps import acknowledge as acknowledged
 from tests.contracts.catalog.steps import append, filled, new_topic, roll
 from tests.contracts.catalog.worlds import MemoryWorld, SqlWorld, World
-from tests.fakes.objects import FakeObjectStore
-from tests.managed import managed_ledger
+from tests.fakes.object_store import FakeObjectStore
+from tests.managed_ledgers import open_managed_ledger
 
 _MANY = 40
 
@@ -120,7 +120,7 @@ def test_preparing_a_page_of_topics_asks_for_all_of_them_at_once(sqlite_world: S
     topics = [new_topic(sqlite_world, f"persistent://a/b/t{number}") for number in range(12)]
     for topic in topics:
         filled(sqlite_world, topic.topic_id, 2)
-    with managed_ledger(sqlite_world.catalog, FakeObjectStore()) as managed:
+    with open_managed_ledger(sqlite_world.catalog, FakeObjectStore()) as managed:
         idle = RetentionPreparation(topics=sqlite_world.catalog.topics, roller=managed, settler=_Settles(sqlite_world))
         asked = []
         for some in (topics[:2], topics):
@@ -143,7 +143,7 @@ def test_topics_that_are_due_are_those_that_would_roll(world: World) -> None:
     assert {one.topic_id: one for one in found} == {
         topic_id: last for topic_id in ids if (last := world.catalog.ledgers.last_ledger(topic_id))
     }
-    with managed_ledger(
+    with open_managed_ledger(
         world.catalog, FakeObjectStore(), policy=RollPolicy(max_entries=5, max_age_s=10**12)
     ) as managed:
         assert managed.select_topics_to_roll(ids) == {old.topic_id}
@@ -152,7 +152,7 @@ def test_topics_that_are_due_are_those_that_would_roll(world: World) -> None:
 def test_reading_one_entry_looks_up_few_ledgers(sqlite_world: SqlWorld) -> None:
     """However long the list is, and wherever in it the reader begins."""
     topic = new_topic(sqlite_world)
-    with managed_ledger(sqlite_world.catalog, FakeObjectStore(), policy=RollPolicy(max_entries=1)) as managed:
+    with open_managed_ledger(sqlite_world.catalog, FakeObjectStore(), policy=RollPolicy(max_entries=1)) as managed:
         appended = [managed.append(topic, _entry(number)).last for number in range(_MANY)]
         written = [one for one in appended if one is not None]
         for at in (None, written[0], written[_MANY // 2]):

@@ -9,7 +9,7 @@ from infra.objects.s3_client import create_s3_client
 from infra.objects.s3_store import S3ObjectStore
 from infra.stack.embedded_stack import StackAddresses
 from logstore.ports.object_storage import ObjectStore
-from tests.fakes.objects import FakeObjectStore
+from tests.fakes.object_store import FakeObjectStore
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client

@@ -16,7 +16,7 @@ from logstore.failpoints import SimulatedCrash
 from logstore.ports.object_storage import ObjectStore, object_keys
 from logstore.stop_checks import use_stop_check
 from tests.contracts.objects.conftest import PART_BYTES
-from tests.fakes.objects import FakeObjectStore
+from tests.fakes.object_store import FakeObjectStore
 
 LARGE = random.Random(7).randbytes(2 * PART_BYTES + 77)
 ODD_KEYS = [

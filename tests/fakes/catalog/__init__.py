@@ -4,7 +4,7 @@ It keeps the promises of the ports' docstrings and nothing else. A writing metho
 SQL has, so that tests can die before and after it; faults of a commit are played by `Misfortune`.
 """
 
-from tests.fakes.catalog.commits import Misfortune, Moment
-from tests.fakes.catalog.state import Copy, FakeCatalog
+from tests.fakes.catalog.fake_catalog import Copy, FakeCatalog
+from tests.fakes.catalog.group_commits import Misfortune, Moment
 
 __all__ = ["Copy", "FakeCatalog", "Misfortune", "Moment"]

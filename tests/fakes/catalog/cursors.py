@@ -19,7 +19,7 @@ from logstore.ports.catalog import CursorSnapshotCondition, StoredCursor, TopicS
 from logstore.positions import Position, TopicId
 
 if TYPE_CHECKING:
-    from tests.fakes.catalog.state import FakeCatalog
+    from tests.fakes.catalog.fake_catalog import FakeCatalog
 
 
 class FakeCursors:
@@ -30,7 +30,7 @@ class FakeCursors:
 
     def create_subscription(self, topic_id: TopicId, name: str, *, latest: bool) -> StoredCursor:
         with effect("catalog.subscribe"), self._catalog.lock:
-            self._catalog.topic(topic_id, active=True)
+            self._catalog.topic(topic_id, must_be_active=True)
             existing = self._catalog.cursor_rows.get((topic_id, name))
             if existing:
                 return existing
@@ -40,33 +40,33 @@ class FakeCursors:
 
     def get_cursor(self, topic_id: TopicId, name: str) -> StoredCursor:
         with self._catalog.lock:
-            found = self._catalog.cursor_rows.get((topic_id, name))
-        if found is None:
+            cursor = self._catalog.cursor_rows.get((topic_id, name))
+        if cursor is None:
             raise UnknownObject("subscription", expected="an existing subscription", found=name)
-        return found
+        return cursor
 
     def list_cursors(self, topic_id: TopicId) -> list[StoredCursor]:
         with self._catalog.lock:
             return [row for key, row in sorted(self._catalog.cursor_rows.items()) if key[0] == topic_id]
 
     def find_cursors_with_snapshot(self, topic_ids: Collection[TopicId]) -> dict[TopicId, list[str]]:
-        found: dict[TopicId, list[str]] = {}
+        names_by_topic: dict[TopicId, list[str]] = {}
         with self._catalog.lock:
             for (topic_id, name), row in sorted(self._catalog.cursor_rows.items()):
                 if topic_id in topic_ids and row.snapshot_ledger is not None:
-                    found.setdefault(topic_id, []).append(name)
-        return found
+                    names_by_topic.setdefault(topic_id, []).append(name)
+        return names_by_topic
 
     def seek_cursor(self, topic_id: TopicId, name: str, position: Position) -> StoredCursor:
         with effect("catalog.seek"), self._catalog.lock:
-            self._catalog.topic(topic_id, active=True)
+            self._catalog.topic(topic_id, must_be_active=True)
             row = self.get_cursor(topic_id, name)
             state = cursors.seek(position, self._catalog.spans(topic_id))
             if row.snapshot_ledger is not None:
-                self._catalog.components._retire(row.snapshot_ledger, "the cursor was moved by a seek")
+                self._catalog.components._retire_ledger(row.snapshot_ledger, "the cursor was moved by a seek")
             self._catalog.versions[topic_id] += 1
             moved = replace(row, state=state, snapshot_ledger=None, seeks=row.seeks + 1, releases=row.releases + 1)
-            return self._put(topic_id, moved)
+            return self._store_row(topic_id, moved)
 
     def publish_snapshot(
         self,
@@ -77,25 +77,27 @@ class FakeCursors:
         sha256: str | None = None,
     ) -> bool:
         with effect("catalog.publish_snapshot"), self._catalog.lock:
-            newborn = self._catalog.components._born(snapshot.ledger_id)
+            newborn = self._catalog.components._find_newborn_or_reopen_intents(snapshot.ledger_id)
             if newborn is None or newborn.state is LedgerState.CLOSED:
                 return newborn is not None
-            row = self._unchanged(condition)
+            row = self._find_unchanged_row(condition)
             if row is None:
-                self._catalog.file_intents(snapshot.ledger_id, "")
+                self._catalog.replace_ledger_by_intents(snapshot.ledger_id, "")
                 return False
             self._catalog.components._publish(newborn, size_bytes, sha256)
             if row.snapshot_ledger is not None:
-                self._catalog.components._retire(row.snapshot_ledger, f"superseded by ledger {snapshot.ledger_id}")
+                self._catalog.components._retire_ledger(
+                    row.snapshot_ledger, f"superseded by ledger {snapshot.ledger_id}"
+                )
             rest = state_without_snapshot(row.state, snapshot)
-            self._put(condition.topic_id, replace(row, state=rest, snapshot_ledger=snapshot.ledger_id))
+            self._store_row(condition.topic_id, replace(row, state=rest, snapshot_ledger=snapshot.ledger_id))
             return True
 
     def move_snapshot_into_row(
         self, condition: CursorSnapshotCondition, snapshot: CursorSnapshot, *, limit_bytes: int
     ) -> bool:
         with effect("catalog.fold_snapshot"), self._catalog.lock:
-            row = self._unchanged(condition)
+            row = self._find_unchanged_row(condition)
             if row is None or row.snapshot_ledger != snapshot.ledger_id:
                 return False
             state = cursors.advance_mark_delete(
@@ -103,21 +105,21 @@ class FakeCursors:
             )
             if len(pack_acknowledged(state.acknowledged)) > limit_bytes:
                 return False
-            self._catalog.components._retire(snapshot.ledger_id, "folded into its cursor's row")
-            self._put(condition.topic_id, replace(row, state=state, snapshot_ledger=None))
+            self._catalog.components._retire_ledger(snapshot.ledger_id, "folded into its cursor's row")
+            self._store_row(condition.topic_id, replace(row, state=state, snapshot_ledger=None))
             return True
 
-    def _unchanged(self, change: CursorSnapshotCondition) -> StoredCursor | None:
+    def _find_unchanged_row(self, change: CursorSnapshotCondition) -> StoredCursor | None:
         row = self._catalog.cursor_rows.get((change.topic_id, change.subscription))
         same = row is not None and (row.snapshot_ledger, row.seeks) == (change.expected, change.seeks)
         return row if same and self._catalog.topic(change.topic_id).state is TopicState.ACTIVE else None
 
-    def _put(self, topic_id: TopicId, row: StoredCursor) -> StoredCursor:
+    def _store_row(self, topic_id: TopicId, row: StoredCursor) -> StoredCursor:
         self._catalog.cursor_rows[topic_id, row.name] = row
         return row
 
     def _store(self, topic_id: TopicId, name: str, state: CursorState) -> StoredCursor:
         existing = self._catalog.cursor_rows.get((topic_id, name))
         if existing:
-            return self._put(topic_id, replace(existing, state=state))
-        return self._put(topic_id, StoredCursor(name=name, state=state, created_us=self._catalog.now_us))
+            return self._store_row(topic_id, replace(existing, state=state))
+        return self._store_row(topic_id, StoredCursor(name=name, state=state, created_us=self._catalog.now_us))

@@ -11,26 +11,33 @@ from logstore.failpoints import effect
 from logstore.log.ledgers import CopyKind
 from logstore.ports.catalog import AuditCause, Claim, IntentResult, IntentRowRange, IntentTally, UndeletedCopyCounts
 from logstore.positions import LedgerId
-from tests.fakes.catalog.batches import Batches
+from tests.fakes.catalog.batch_runs import FakeBatchRuns
 
 
-class FakeDeletions(Batches):
+class FakeDeletions(FakeBatchRuns):
     """The `PhaseTwoQueue` port."""
 
     def list_unfinished_ranges(self, batch_id: str, *, after: int, rows: int, limit: int) -> list[IntentRowRange]:
-        found = [row for row in self._rows(batch_id) if row.row_id > after]
-        left = (
-            (one.row_id, one.segments, one.state is DeletionState.PENDING and one.handed_to is None) for one in found
+        following_rows = [row for row in self._list_batch_rows(batch_id) if row.row_id > after]
+        row_facts = (
+            (
+                following_row.row_id,
+                following_row.segments,
+                following_row.state is DeletionState.PENDING and following_row.handed_to is None,
+            )
+            for following_row in following_rows
         )
         return [
             IntentRowRange(first=ids[0], last=ids[-1], rows=len(ids))
-            for ids in islice(split_batch_into_ranges(left, rows), limit)
+            for ids in islice(split_batch_into_ranges(row_facts, rows), limit)
         ]
 
     def list_intents_in_range(self, batch_id: str, row_range: IntentRowRange) -> list[DeletionIntent]:
         with self._catalog.lock:
-            found = [row for row in self._rows(batch_id) if row_range.first <= row.row_id <= row_range.last]
-            return [self._with_reference(row) for row in found]
+            rows_in_range = [
+                row for row in self._list_batch_rows(batch_id) if row_range.first <= row.row_id <= row_range.last
+            ]
+            return [self._with_reference(row) for row in rows_in_range]
 
     def renew_batch_claim(self, batch_id: str, claim: Claim) -> None:
         with effect("catalog.renew"), self._catalog.lock:
@@ -48,28 +55,32 @@ class FakeDeletions(Batches):
     def record_outcomes(self, results: Sequence[IntentResult], *, holder: str) -> frozenset[int]:
         if not results:
             return frozenset()
-        done = set()
+        recorded_row_ids = set()
         with effect("catalog.finish"), self._catalog.lock:
-            for end in results:
-                row = self._catalog.intent_rows[end.row_id]
+            for result in results:
+                row = self._catalog.intent_rows[result.row_id]
                 if row.state is not DeletionState.PENDING or holder not in {row.handed_to, row.batch_id}:
                     continue
                 attempts = row.attempts or 1  # a batch's only try
-                self._catalog.ended_us[end.row_id] = self._catalog.now_us
-                self._catalog.confirmed[end.row_id] = (end.objects, end.size_bytes)
+                self._catalog.ended_us[result.row_id] = self._catalog.now_us
+                self._catalog.confirmed[result.row_id] = (result.objects, result.size_bytes)
                 if row.handed_to == holder:
-                    self._audit_alone(row, end)
-                self._store(row, state=end.outcome.state, outcome=end.outcome, attempts=attempts, last_error=end.error)
-                done.add(end.row_id)
-        return frozenset(done)
+                    self._audit_own_workflow_end(row, result)
+                self._store(
+                    row, state=result.outcome.state, outcome=result.outcome, attempts=attempts, last_error=result.error
+                )
+                recorded_row_ids.add(result.row_id)
+        return frozenset(recorded_row_ids)
 
-    def _audit_alone(self, row: DeletionIntent, end: IntentResult) -> None:
+    def _audit_own_workflow_end(self, row: DeletionIntent, result: IntentResult) -> None:
         """One copy that a workflow of its own ended, with who and why of its batch."""
-        decided = next((one.cause for one in self._catalog.audited if one.run_id == row.batch_id), None)
-        of_batch = (decided.actor, decided.reason) if decided else ("sexton", "")
+        batch_cause = next(
+            (audit_row.cause for audit_row in self._catalog.audited if audit_row.run_id == row.batch_id), None
+        )
+        of_batch = (batch_cause.actor, batch_cause.reason) if batch_cause else ("sexton", "")
         actor, reason = (row.actor, row.reason) if row.actor else of_batch
         cause = AuditCause(actor=actor, reason=reason, workflow_id=row.handed_to or "")
-        detail = {"ledger": row.ledger_id, "outcome": end.outcome.value, "error": end.error}
+        detail = {"ledger": row.ledger_id, "outcome": result.outcome.value, "error": result.error}
         self._catalog.audit("delete-ledger", cause, detail, run_id=row.batch_id)
 
     def move_to_own_workflows(
@@ -104,7 +115,10 @@ class FakeDeletions(Batches):
                 raise StaleCatalog(f"catalog epoch: expected {current}, found {epoch} in the request")
             key = (ledger_id, copy, generation)
             rows = self._catalog.intent_rows.values()
-            row = next((one for one in rows if (one.ledger_id, one.copy, one.generation) == key), None)
+            row = next(
+                (candidate for candidate in rows if (candidate.ledger_id, candidate.copy, candidate.generation) == key),
+                None,
+            )
             if row is None:
                 raise UnknownObject("deletion", expected="an intent that was filed", found=claim.workflow_id)
             require_topic(row, topic)
@@ -115,7 +129,7 @@ class FakeDeletions(Batches):
             require_unclaimed(
                 row.ledger_id,
                 claim.workflow_id,
-                claim=(row.handed_to, self._catalog.claims_us.get(row.row_id)),
+                claim=(row.handed_to, self._catalog.claim_until_us_by_row.get(row.row_id)),
                 batch=run.holder if run and run.is_held(now_us) else None,
                 now_us=now_us,
             )
@@ -129,8 +143,8 @@ class FakeDeletions(Batches):
             if row is None or row.state is not DeletionState.PENDING:
                 return 0
             if row.handed_to != claim.workflow_id:
-                found = row.handed_to or f"batch {row.batch_id!r}"
-                raise ClaimHeld(f"deletion {row_id}: expected to hold it, found {found}")
+                present_holder = row.handed_to or f"batch {row.batch_id!r}"
+                raise ClaimHeld(f"deletion {row_id}: expected to hold it, found {present_holder}")
             row = self._store(row, claim, last_error=row.last_error if error is None else error)
             if keys_left is None:
                 return 0
@@ -139,17 +153,17 @@ class FakeDeletions(Batches):
             return self._store(row, claim, keys_left_attempts=attempts).keys_left_attempts
 
     def tally_batch(self, batch_id: str) -> IntentTally:
-        return self.counted(self._rows(batch_id))
+        return self.counted(self._list_batch_rows(batch_id))
 
     def close_batch(self, batch_id: str, cause: AuditCause) -> IntentTally:
         with effect("catalog.close"), self._catalog.lock:
             run = self._catalog.runs.get(batch_id)
-            first = run is not None and run.finished_us is None
-            if run and first:
+            closes_now = run is not None and run.finished_us is None
+            if run and closes_now:
                 run.finished_us = self._catalog.now_us
                 detail = {"outcomes": dict(self.tally_batch(batch_id).outcomes)}
                 self._catalog.audit("delete-ledgers", cause, detail, run_id=batch_id)
-            return replace(self.tally_batch(batch_id), closed=first)
+            return replace(self.tally_batch(batch_id), closed=closes_now)
 
     def count_undeleted_copies(self) -> UndeletedCopyCounts:
         pending = self.list_intents(DeletionState.PENDING, limit=10**9)
@@ -169,10 +183,10 @@ class FakeDeletions(Batches):
     ) -> list[DeletionIntent]:
         with self._catalog.lock:
             rows = sorted(self._catalog.intent_rows.items(), reverse=True)
-            wanted = [row for _, row in rows if state in {None, row.state} and topic in {None, row.topic}]
-            return [row for row in wanted if ledger_id in {None, row.ledger_id}][:limit]
+            matching = [row for _, row in rows if state in {None, row.state} and topic in {None, row.topic}]
+            return [row for row in matching if ledger_id in {None, row.ledger_id}][:limit]
 
-    def _rows(self, batch_id: str) -> Sequence[DeletionIntent]:
+    def _list_batch_rows(self, batch_id: str) -> Sequence[DeletionIntent]:
         with self._catalog.lock:
             rows = sorted(self._catalog.intent_rows.items())
         return [row for _, row in rows if row.batch_id == batch_id]
@@ -188,5 +202,5 @@ class FakeDeletions(Batches):
         changed = replace(row, handed_to=claim and claim.workflow_id, **changes)  # type: ignore[arg-type]
         self._catalog.intent_rows[row.row_id] = changed
         if claim:
-            self._catalog.claims_us[row.row_id] = self._catalog.until_us(claim.ttl_s)
+            self._catalog.claim_until_us_by_row[row.row_id] = self._catalog.until_us(claim.ttl_s)
         return self._catalog.intent_rows[row.row_id]

@@ -11,7 +11,7 @@ from logstore.ports.catalog import InspectedCopy
 from logstore.positions import LedgerId
 
 if TYPE_CHECKING:
-    from tests.fakes.catalog.state import FakeCatalog
+    from tests.fakes.catalog.fake_catalog import FakeCatalog
 
 _KINDS = {BucketRole.PRIMARY: CopyKind.LEDGER, BucketRole.TIERED: CopyKind.OFFLOADED_LEDGER}
 
@@ -36,21 +36,25 @@ class FakeIdentities:
     def list_expected_copies(self, role: BucketRole, bucket: str, *, limit: int) -> Sequence[InspectedCopy]:
         kind = _KINDS.get(role)
         with self._catalog.lock:
-            known = [*self._live(kind), *self._on_their_way_out(kind)] if kind else []
-        here = (one for one in known if role is BucketRole.PRIMARY or one.intent.context.get("bucket") == bucket)
-        return list(islice(here, limit))
+            known_copies = [*self._live_copies(kind), *self._copies_with_intent(kind)] if kind else []
+        copies_in_bucket = (
+            one for one in known_copies if role is BucketRole.PRIMARY or one.intent.context.get("bucket") == bucket
+        )
+        return list(islice(copies_in_bucket, limit))
 
-    def _live(self, kind: CopyKind) -> Iterator[InspectedCopy]:
+    def _live_copies(self, kind: CopyKind) -> Iterator[InspectedCopy]:
         for ledger_id, copies in sorted(self._catalog.copies.items(), reverse=True):
             if kind in copies and copies[kind].state is CopyState.LIVE:
-                yield InspectedCopy(state=CopyState.LIVE.value, intent=self._asked_with(ledger_id, kind))
+                yield InspectedCopy(
+                    state=CopyState.LIVE.value, intent=self._make_intent_for_inspection(ledger_id, kind)
+                )
 
-    def _on_their_way_out(self, kind: CopyKind) -> Iterator[InspectedCopy]:
+    def _copies_with_intent(self, kind: CopyKind) -> Iterator[InspectedCopy]:
         for _, intent in sorted(self._catalog.intent_rows.items(), reverse=True):
             if intent.copy is kind and intent.state is not DeletionState.DELETED and not intent.damage:
                 yield InspectedCopy(state=intent.state.value, intent=intent)
 
-    def _asked_with(self, ledger_id: LedgerId, kind: CopyKind) -> DeletionIntent:
+    def _make_intent_for_inspection(self, ledger_id: LedgerId, kind: CopyKind) -> DeletionIntent:
         statement = self._catalog.statements[ledger_id]
         return DeletionIntent(
             row_id=0,

@@ -16,10 +16,10 @@ from logstore.ports.catalog import (
 from logstore.positions import LedgerId, Position, TopicId
 
 if TYPE_CHECKING:
-    from tests.fakes.catalog.state import FakeCatalog
+    from tests.fakes.catalog.fake_catalog import FakeCatalog
 
 
-def _entries(span: VisibleLedgerSpan) -> Iterator[tuple[LedgerId, int]]:
+def _iterate_entries(span: VisibleLedgerSpan) -> Iterator[tuple[LedgerId, int]]:
     return ((span.ledger_id, entry_id) for entry_id in range(span.entries))
 
 
@@ -36,11 +36,13 @@ class FakeLedgers:
         self, topic_id: TopicId, *, from_ledger: LedgerId | None = None, limit: int | None = None
     ) -> list[Ledger]:
         with self._catalog.lock:
-            ids = [one for one in self._catalog.lists.get(topic_id, []) if from_ledger is None or one >= from_ledger][
-                :limit
-            ]
+            ids = [
+                listed_id
+                for listed_id in self._catalog.lists.get(topic_id, [])
+                if from_ledger is None or listed_id >= from_ledger
+            ][:limit]
             rows = [self._catalog.ledger_rows[ledger_id] for ledger_id in ids]
-            return [replace(row, copies=self._live(row.ledger_id)) for row in rows]
+            return [replace(row, copies=self._live_copy_kinds(row.ledger_id)) for row in rows]
 
     def get_topic_totals(self, topic_id: TopicId) -> TopicLedgerTotals:
         rows = self.list_ledgers(topic_id)
@@ -55,9 +57,12 @@ class FakeLedgers:
 
     def count_backlogs(self, topic_id: TopicId, states: Sequence[CursorState]) -> list[int]:
         spans = [row.span for row in self.list_ledgers(topic_id)]
-        return [sum(not state.covers(Position(*at)) for span in spans for at in _entries(span)) for state in states]
+        return [
+            sum(not state.covers(Position(*entry)) for span in spans for entry in _iterate_entries(span))
+            for state in states
+        ]
 
-    def _live(self, ledger_id: LedgerId) -> tuple[CopyKind, ...]:
+    def _live_copy_kinds(self, ledger_id: LedgerId) -> tuple[CopyKind, ...]:
         copies = self._catalog.copies[ledger_id]
         return tuple(kind for kind, copy in sorted(copies.items()) if copy.state is CopyState.LIVE)
 
@@ -69,7 +74,7 @@ class FakeLedgers:
 
     def create_ledger(self, topic_id: TopicId, *, application: str) -> LedgerStatement:
         with effect("catalog.create_ledger"), self._catalog.lock:
-            topic = self._catalog.topic(topic_id, active=True)
+            topic = self._catalog.topic(topic_id, must_be_active=True)
             owner = LedgerOwner(
                 application=application,
                 component=Component.MANAGED_LEDGER,
@@ -84,20 +89,20 @@ class FakeLedgers:
             rows = self._catalog.ledger_rows
             newborn = rows.get(ledger_id)
             if newborn is None:
-                self._catalog.reopen_intent(ledger_id)
+                self._catalog.reopen_intents(ledger_id)
                 return False  # a trim took it for abandoned
-            self._catalog.topic(newborn.topic_id, active=True)
+            self._catalog.topic(newborn.topic_id, must_be_active=True)
             listed = self._catalog.lists[newborn.topic_id]
             if ledger_id in listed:
                 return True
-            last = listed[-1] if listed else None
-            if last != after or (last is not None and ledger_id < last):
-                self._catalog.file_intents(ledger_id, "")
+            last_listed = listed[-1] if listed else None
+            if last_listed != after or (last_listed is not None and ledger_id < last_listed):
+                self._catalog.replace_ledger_by_intents(ledger_id, "")
                 return False
-            if last is not None and rows[last].state is LedgerState.OPEN:
-                rows[last] = replace(rows[last], state=LedgerState.CLOSED, closed_us=self._catalog.now_us)
+            if last_listed is not None and rows[last_listed].state is LedgerState.OPEN:
+                rows[last_listed] = replace(rows[last_listed], state=LedgerState.CLOSED, closed_us=self._catalog.now_us)
             rows[ledger_id] = replace(newborn, state=LedgerState.OPEN)
-            self._catalog.confirm_copy(ledger_id, CopyKind.LEDGER)
+            self._catalog.mark_copy_live(ledger_id, CopyKind.LEDGER)
             listed.append(ledger_id)
             self._catalog.versions[newborn.topic_id] += 1
             return True
@@ -105,7 +110,7 @@ class FakeLedgers:
     def record_abandoned_upload(self, ledger_id: LedgerId, *, epoch: int) -> None:
         with effect("catalog.give_up"), self._catalog.lock:
             if epoch == self._catalog.current_epoch:
-                self._catalog.reopen_intent(ledger_id, late=True)
+                self._catalog.reopen_intents(ledger_id, is_late_upload=True)
 
     def list_segments(self, ledger_id: LedgerId, *, from_entry: int = 0) -> list[Segment]:
         with self._catalog.lock:
@@ -116,24 +121,28 @@ class FakeLedgers:
         self, topic_id: TopicId, range_by_ledger: Mapping[LedgerId, range]
     ) -> list[tuple[Ledger, list[Segment]]]:
         with self._catalog.lock:
-            found = [
-                (one, range_by_ledger[one.ledger_id])
-                for one in self.list_ledgers(topic_id)
-                if one.ledger_id in range_by_ledger
+            ledger_ranges = [
+                (ledger, range_by_ledger[ledger.ledger_id])
+                for ledger in self.list_ledgers(topic_id)
+                if ledger.ledger_id in range_by_ledger
             ]
             return [
                 (
-                    one,
+                    ledger,
                     [
                         row
-                        for row in self.list_segments(one.ledger_id, from_entry=of.start)
-                        if row.first_entry < of.stop
+                        for row in self.list_segments(ledger.ledger_id, from_entry=entry_range.start)
+                        if row.first_entry < entry_range.stop
                     ],
                 )
-                for one, of in found
+                for ledger, entry_range in ledger_ranges
             ]
 
     def producer_sequences(self, topic_id: TopicId, producers: Iterable[str]) -> dict[str, HighestSequenceIds]:
         with self._catalog.lock:
-            found = {name: self._catalog.sequences.get((topic_id, name)) for name in producers}
-        return {name: HighestSequenceIds.without_transaction(last) for name, last in found.items() if last is not None}
+            last_by_producer = {name: self._catalog.sequences.get((topic_id, name)) for name in producers}
+        return {
+            name: HighestSequenceIds.without_transaction(last)
+            for name, last in last_by_producer.items()
+            if last is not None
+        }

@@ -18,7 +18,7 @@ from logstore.ports.catalog import (
 from logstore.positions import TopicId
 
 if TYPE_CHECKING:
-    from tests.fakes.catalog.state import FakeCatalog
+    from tests.fakes.catalog.fake_catalog import FakeCatalog
 
 
 class FakeTopics:
@@ -30,9 +30,11 @@ class FakeTopics:
     def create_topic(self, name: str, policy: RetentionPolicy, *, durable_delete: bool | None = None) -> Topic:
         with effect("catalog.create_topic"), self._catalog.lock:
             rows = self._catalog.topic_rows
-            found = next((topic.state for topic in rows.values() if topic.name == name), None)
-            if found:
-                raise AlreadyExists(f"topic {name!r}: expected a free name, found a topic that is {found.value}")
+            existing_state = next((topic.state for topic in rows.values() if topic.name == name), None)
+            if existing_state:
+                raise AlreadyExists(
+                    f"topic {name!r}: expected a free name, found a topic that is {existing_state.value}"
+                )
             topic = Topic(
                 topic_id=TopicId(self._catalog.next_topic),
                 name=name,
@@ -49,10 +51,10 @@ class FakeTopics:
 
     def get_topic(self, name: str) -> Topic:
         with self._catalog.lock:
-            found = next((topic for topic in self._catalog.topic_rows.values() if topic.name == name), None)
-        if found is None:
+            topic_or_none = next((topic for topic in self._catalog.topic_rows.values() if topic.name == name), None)
+        if topic_or_none is None:
             raise UnknownObject("topic", expected="an existing topic", found=name)
-        return found
+        return topic_or_none
 
     def get_topic_by_id(self, topic_id: TopicId) -> Topic:
         with self._catalog.lock:
@@ -66,26 +68,28 @@ class FakeTopics:
     def list_topic_summaries(
         self, *, prefix: str = "", state: TopicState | None = None, after: str = "", limit: int
     ) -> TopicSummaryPage:
-        found = [
-            one
-            for one in sorted(self._catalog.topic_rows.values(), key=lambda topic: topic.name)
-            if one.name.startswith(prefix) and one.name > after and state in {None, one.state}
+        matching = [
+            topic_row
+            for topic_row in sorted(self._catalog.topic_rows.values(), key=lambda topic: topic.name)
+            if topic_row.name.startswith(prefix) and topic_row.name > after and state in {None, topic_row.state}
         ]
-        return TopicSummaryPage(topics=[self.summarize_topic(one) for one in found[:limit]], more=len(found[limit:]))
+        return TopicSummaryPage(
+            topics=[self.summarize_topic(topic_row) for topic_row in matching[:limit]], more=len(matching[limit:])
+        )
 
     def summarize_topic(self, topic: Topic) -> TopicSummary:
         ledgers, cursors = self._catalog.ledgers, self._catalog.cursors.list_cursors(topic.topic_id)
-        behind = ledgers.count_backlogs(topic.topic_id, [one.state for one in cursors])
+        backlogs = ledgers.count_backlogs(topic.topic_id, [cursor.state for cursor in cursors])
         return TopicSummary(
             topic=topic,
             totals=ledgers.get_topic_totals(topic.topic_id),
             subscriptions=[
                 SubscriptionSummary(
-                    name=one.name,
-                    mark_delete=one.state.mark_delete,
-                    created_us=one.created_us,
-                    backlog=left if one.snapshot_ledger is None else None,
+                    name=cursor.name,
+                    mark_delete=cursor.state.mark_delete,
+                    created_us=cursor.created_us,
+                    backlog=backlog if cursor.snapshot_ledger is None else None,
                 )
-                for one, left in zip(cursors, behind, strict=True)
+                for cursor, backlog in zip(cursors, backlogs, strict=True)
             ],
         )

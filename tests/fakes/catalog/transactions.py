@@ -4,13 +4,13 @@ from typing import TYPE_CHECKING
 
 from logstore.ports.catalog import Frontier
 from logstore.positions import TopicId
-from tests.fakes.catalog.absent import Absent
+from tests.fakes.catalog.unsupported_ports import UnsupportedPort
 
 if TYPE_CHECKING:
-    from tests.fakes.catalog.state import FakeCatalog
+    from tests.fakes.catalog.fake_catalog import FakeCatalog
 
 
-class FakeTransactions(Absent):
+class FakeTransactions(UnsupportedPort):
     """The part of the port `Transactions` that a log without transactions needs."""
 
     def __init__(self, catalog: "FakeCatalog") -> None:

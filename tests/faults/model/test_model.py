@@ -16,8 +16,8 @@ from logstore.deletion.services.tiered_copies import TieredCopyStorage
 from logstore.ports.object_storage import CopyRemovalResult
 from tests.fakes.catalog import FakeCatalog
 from tests.fakes.catalog.ledgers import FakeLedgers
-from tests.faults.model.machine import Model, Trouble
-from tests.state_machines import AT_LENGTH, play
+from tests.faults.model.state_machine import StorageChange, StoreStateMachine
+from tests.state_machines import SLOW_STEP_SETTINGS, run_state_machine
 
 _PARTS = 4  # so that each stays short
 _LONG = 16
@@ -28,15 +28,15 @@ _MOST = 100  # and where a guard is missing; a build without any one of those be
 def _run(seed: int, *, examples: int, steps: int = 40, verbosity: Verbosity = Verbosity.normal) -> None:
     """Play so many programs; a failing one is shrunk and printed, unless it is expected and all is quiet."""
     quiet = verbosity is Verbosity.quiet
-    play(
-        Model,
+    run_state_machine(
+        StoreStateMachine,
         seed,
         examples=examples,
         steps=steps,
         phases=[Phase.generate] if quiet else [Phase.generate, Phase.shrink],
         report_multiple_bugs=False,
         verbosity=verbosity,
-        **AT_LENGTH,
+        **SLOW_STEP_SETTINGS,
     )
 
 
@@ -55,9 +55,9 @@ def test_any_order_of_events_keeps_every_promise_however_long(part: int) -> None
     _run(random.SystemRandom().getrandbits(64), examples=1_000, steps=60 + part * 5)
 
 
-def _play(*steps: Callable[[Model], None]) -> None:
+def _play(*steps: Callable[[StoreStateMachine], None]) -> None:
     """One program, judged after each of its steps and at its end."""
-    model = Model()
+    model = StoreStateMachine()
     try:
         for step in steps:
             step(model)
@@ -66,15 +66,15 @@ def _play(*steps: Callable[[Model], None]) -> None:
         model.teardown()
 
 
-def _begin(model: Model) -> None:
+def _begin(model: StoreStateMachine) -> None:
     model.begin(first=RetentionPolicy(), second=RetentionPolicy(), ledgers=0)
 
 
-def _append(program: str, *, rolls: bool = False) -> Callable[[Model], None]:
+def _append(program: str, *, rolls: bool = False) -> Callable[[StoreStateMachine], None]:
     return lambda model: model.append(topic="orders", program=program, count=1, rolls=rolls)
 
 
-def _oversleep(model: Model) -> None:
+def _oversleep(model: StoreStateMachine) -> None:
     model.oversleep(topic="orders", program="a")
 
 
@@ -90,8 +90,8 @@ def test_program_that_oversleeps_the_deletion_of_its_ledger_leaves_nothing_behin
 def test_program_that_oversleeps_before_a_listing_is_empty_once_leaves_nothing_behind() -> None:
     """What landed late has no `meta.json` beside it that would contradict such a listing; found by the machine."""
 
-    def lists_nothing(model: Model) -> None:
-        model.disturb(trouble=Trouble.EMPTY, which=0, times=1)
+    def lists_nothing(model: StoreStateMachine) -> None:
+        model.disturb(trouble=StorageChange.EMPTY, which=0, times=1)
 
     _play(*_OVERSLEPT, lists_nothing)
 
@@ -127,7 +127,7 @@ def _without_meta_last(patch: pytest.MonkeyPatch) -> None:
 
 def _without_reopening(patch: pytest.MonkeyPatch) -> None:
     """Nobody hears of a creator or a writer that comes too late."""
-    patch.setattr(FakeCatalog, "reopen_intent", lambda *_, **__: None)
+    patch.setattr(FakeCatalog, "reopen_intents", lambda *_, **__: None)
 
 
 def _without_hand_over(patch: pytest.MonkeyPatch) -> None:

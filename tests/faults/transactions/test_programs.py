@@ -10,13 +10,13 @@ from logstore.log.services import AppendResult
 from logstore.log.services.segment_placement import RememberedTopicState
 from logstore.ports.catalog import BeginTransactionWrite, EndTransactionWrite
 from logstore.transactions.transaction_buffer import MarkerVerb
-from tests.faults.transactions.machine import Transactions
+from tests.faults.transactions.transaction_machine import TransactionStateMachine
 
 
 @pytest.fixture
-def model() -> Iterator[Transactions]:
+def model() -> Iterator[TransactionStateMachine]:
     """Topics with subscriptions."""
-    made = Transactions()
+    made = TransactionStateMachine()
     made.begin()
     yield made
     made.teardown()
@@ -26,7 +26,7 @@ def _part(text: str, **more: object) -> ProducedEntries:
     return ProducedEntries(entries=[NewEntry(payload=text.encode())], **more)  # type: ignore[arg-type]  # its fields
 
 
-def test_append_in_a_decided_transaction_is_refused_alone(model: Transactions) -> None:
+def test_append_in_a_decided_transaction_is_refused_alone(model: TransactionStateMachine) -> None:
     """The others of its batch are stored; found by the machine, as a `TypeError` of all of them."""
     txn = model.log.committer.commit_write(BeginTransactionWrite(tc_id=0, timeout_s=60)).txn
     model.log.committer.commit_write(EndTransactionWrite(txn=txn, commit=True))
@@ -46,7 +46,9 @@ def test_append_in_a_decided_transaction_is_refused_alone(model: Transactions) -
 
 @pytest.mark.parametrize("verb", MarkerVerb)
 @pytest.mark.parametrize("epoch", [0, 1, 2])
-def test_late_marker_changes_nothing_that_readers_see(model: Transactions, verb: MarkerVerb, epoch: int) -> None:
+def test_late_marker_changes_nothing_that_readers_see(
+    model: TransactionStateMachine, verb: MarkerVerb, epoch: int
+) -> None:
     """Of one that is open, committed, aborted or unknown, of whatever epoch (Bufstream 0.1.0, Jepsen)."""
     for number in range(3):
         model.begin_transaction(tc=0)
@@ -68,7 +70,7 @@ def test_late_marker_changes_nothing_that_readers_see(model: Transactions, verb:
 @pytest.mark.parametrize("says_releases", [True, False])
 @pytest.mark.parametrize("inside", [None, 1])
 def test_what_was_read_past_an_aborted_transaction_is_read_again(
-    model: Transactions, says_releases: bool, inside: int | None
+    model: TransactionStateMachine, says_releases: bool, inside: int | None
 ) -> None:
     """Not acknowledged unseen (apache/pulsar#14371); the machine's own rule finds it if it is."""
     model.acknowledge(topic=0, sub=0, which=0, count=1, up_to=False, txn=0)

@@ -8,8 +8,8 @@ from sqlalchemy import QueuePool
 
 from infra.catalog import Database
 from infra.catalog.records import rebuild_loading, replica_database
-from tests.migrated import migrate
-from tests.postgres import Postgres, own_postgres, postgres
+from tests.migrated_catalogs import migrate_or_copy_catalog
+from tests.postgres import PostgresServer, own_postgres, postgres
 
 __all__ = ["own_postgres", "postgres"]
 
@@ -19,7 +19,7 @@ def _copied_catalogs() -> Iterator[None]:
     """Let rebuilds and replicas begin with a copy of a migrated catalog."""
     with pytest.MonkeyPatch.context() as patched:
         for module in (rebuild_loading, replica_database):
-            patched.setattr(module, "migrate_catalog", migrate)
+            patched.setattr(module, "migrate_catalog", migrate_or_copy_catalog)
         yield
 
 
@@ -30,7 +30,7 @@ def sqlite_url(tmp_path: Path) -> str:
 
 
 @pytest.fixture
-def postgres_url(postgres: Postgres) -> Iterator[str]:
+def postgres_url(postgres: PostgresServer) -> Iterator[str]:
     """An empty database."""
     with postgres.database() as name:
         yield postgres.url(name)

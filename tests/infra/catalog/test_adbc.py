@@ -22,8 +22,8 @@ from logstore.errors import (
     SextonError,
     StoreUnavailable,
 )
-from tests.migrated import migrate, migrated
-from tests.postgres import Postgres
+from tests.migrated_catalogs import create_migrated_sqlite, migrate_or_copy_catalog
+from tests.postgres import PostgresServer
 
 Connect = Callable[..., Database]
 
@@ -54,7 +54,7 @@ def _fails(url: str, kind: type[SextonError]) -> str:
 
 def test_connection_reads_and_writes_nothing(url: str, connect: Connect) -> None:
     """A bulk job that is wrong cannot harm the catalog: the database itself refuses its write."""
-    migrate(database := connect(url))
+    migrate_or_copy_catalog(database := connect(url))
     database.close()
     assert _reads(url) == 0
     refused = pytest.raises(Exception, match=r"readonly database|read-only transaction")
@@ -67,7 +67,7 @@ def test_path_with_odd_characters_is_the_same_file(tmp_path: Path) -> None:
     """A file's name becomes part of a URI, in which some characters mean something else."""
     folder = tmp_path / "a b#c%41d"
     folder.mkdir()
-    url = migrated(folder / "catalog.db").replace("%", "%25")
+    url = create_migrated_sqlite(folder / "catalog.db").replace("%", "%25")
     assert _reads(url, bulk_queries.select_ledger_and_intent_bounds()) == 1
 
 
@@ -86,7 +86,7 @@ def test_sqlite_file_that_is_none_or_damaged_is_said_so(tmp_path: Path) -> None:
     """Asking again cannot help."""
     (tmp_path / "text.db").write_text("no database" * 500)
     assert "is no SQLite database" in _fails(f"sqlite:///{tmp_path / 'text.db'}", ServiceFailed)
-    url = migrated(tmp_path / "catalog.db")
+    url = create_migrated_sqlite(tmp_path / "catalog.db")
     content = bytearray((tmp_path / "catalog.db").read_bytes())
     content[4096:] = b"\xee" * (len(content) - 4096)
     (tmp_path / "catalog.db").write_bytes(content)
@@ -96,7 +96,7 @@ def test_sqlite_file_that_is_none_or_damaged_is_said_so(tmp_path: Path) -> None:
 def test_sqlite_file_that_somebody_locks_is_busy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Contention is told from a fault: it is worth asking again."""
     monkeypatch.setattr(arrow_bulk, "_READER_PRAGMAS", ("busy_timeout=1",))
-    url = migrated(tmp_path / "catalog.db")
+    url = create_migrated_sqlite(tmp_path / "catalog.db")
     with subprocess.Popen(
         [sys.executable, "-c", _LOCKS, tmp_path / "catalog.db"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as other:
@@ -109,7 +109,7 @@ def test_sqlite_file_that_somebody_locks_is_busy(tmp_path: Path, monkeypatch: py
 
 def test_sqlite_file_is_opened_by_one_library_at_a_time(tmp_path: Path, connect: Connect) -> None:
     """POSIX frees a process's locks on a file when any part of it closes the file: two libraries lose each other's."""
-    database = connect(url := migrated(tmp_path / "catalog.db"))
+    database = connect(url := create_migrated_sqlite(tmp_path / "catalog.db"))
     link = tmp_path / "link.db"
     link.symlink_to(tmp_path / "catalog.db")
     database.read(lambda connection: connection.execute(bulk_queries.select_ledger_and_intent_bounds()).all())
@@ -135,7 +135,7 @@ def test_url_of_another_database_is_invalid_input() -> None:
 
 
 @pytest.mark.external_service
-def test_postgresql_that_cannot_be_used_is_said_why(postgres: Postgres) -> None:
+def test_postgresql_that_cannot_be_used_is_said_why(postgres: PostgresServer) -> None:
     """No such database, no such user, no server: the sentence names what to correct."""
     assert "there is no database nowhere at" in _fails(postgres.url("nowhere"), StoreUnavailable)
     nobody = postgres.url("postgres").replace("postgres@", "nobody:hunter2@")
@@ -147,7 +147,7 @@ def test_postgresql_that_cannot_be_used_is_said_why(postgres: Postgres) -> None:
 @pytest.mark.external_service
 def test_postgresql_whose_connection_is_lost_is_unavailable(postgres_url: str, connect: Connect) -> None:
     """A server that goes away in mid-read ends the read with an error, never as if it were whole."""
-    migrate(connect(postgres_url))
+    migrate_or_copy_catalog(connect(postgres_url))
     end_me = select(func.pg_terminate_backend(func.pg_backend_pid()).label("gone"))
     with open_arrow_reader(postgres_url) as reader, pytest.raises(StoreUnavailable, match="was lost"):
         list(reader.batches(end_me))

@@ -12,7 +12,7 @@ from sqlalchemy import Connection, text
 
 from infra.catalog import Database
 from logstore.errors import CatalogBusy
-from tests.migrated import migrate
+from tests.migrated_catalogs import migrate_or_copy_catalog
 
 Connect = Callable[..., Database]
 
@@ -56,7 +56,7 @@ def _count(database: Database) -> int:
 def test_sqlite_writers_of_four_processes_and_sixteen_threads_all_write(sqlite_url: str, connect: Connect) -> None:
     """Every write is done once, and "database is locked" reaches nobody (temporal#5532)."""
     database = connect(sqlite_url)
-    migrate(database)
+    migrate_or_copy_catalog(database)
     runs = [
         subprocess.Popen(
             [sys.executable, "-c", _WRITERS, sqlite_url, "4", "25"],
@@ -83,7 +83,7 @@ def test_sqlite_write_that_waits_asks_again_and_again_after_the_same_short_while
 ) -> None:
     """None starves: SQLite's own busy handler waits ever longer, and one writer among sixteen waited for 6 s."""
     holder, database = connect(sqlite_url), connect(sqlite_url)
-    migrate(holder)
+    migrate_or_copy_catalog(holder)
     pauses: list[float] = []
     with holder.engine.connect() as connection, connection.begin() as transaction:
         _add(connection)
@@ -106,7 +106,7 @@ def test_sqlite_write_that_waits_asks_again_and_again_after_the_same_short_while
 def test_sqlite_reader_sees_one_moment_and_holds_up_no_writer(sqlite_url: str, connect: Connect) -> None:
     """A long reader and writers pass each other."""
     database = connect(sqlite_url)
-    migrate(database)
+    migrate_or_copy_catalog(database)
 
     def look(connection: Connection) -> tuple[int, int]:
         before = connection.execute(text("SELECT next_ledger_id FROM catalog")).scalar_one()
@@ -121,7 +121,7 @@ def test_sqlite_reader_sees_one_moment_and_holds_up_no_writer(sqlite_url: str, c
 def test_read_sees_one_moment_whatever_is_committed_meanwhile(url: str, connect: Connect) -> None:
     """Two statements of one read agree, also on PostgreSQL, whose default is a moment a statement."""
     database = connect(url)
-    migrate(database)
+    migrate_or_copy_catalog(database)
 
     def look(connection: Connection) -> list[int]:
         seen = []
@@ -138,7 +138,7 @@ def test_read_sees_one_moment_whatever_is_committed_meanwhile(url: str, connect:
 def test_write_that_reads_first_never_meets_a_snapshot_error(url: str, connect: Connect) -> None:
     """Read, then write, from many threads: no update is lost on SQLite, and a locked read loses none on PostgreSQL."""
     database = connect(url)
-    migrate(database)
+    migrate_or_copy_catalog(database)
     lock = "" if database.is_sqlite else " FOR UPDATE"
 
     def add(connection: Connection) -> None:
@@ -153,7 +153,7 @@ def test_write_that_reads_first_never_meets_a_snapshot_error(url: str, connect: 
 def test_sqlite_write_holds_the_write_lock_before_it_reads(sqlite_url: str, connect: Connect) -> None:
     """BEGIN IMMEDIATE: what a writing transaction has read cannot change before it writes, so it runs once."""
     database, other = connect(sqlite_url), connect(sqlite_url, patience_s=0.05)
-    migrate(database)
+    migrate_or_copy_catalog(database)
     runs: list[int] = []
 
     def work(connection: Connection) -> None:
@@ -169,7 +169,7 @@ def test_sqlite_write_holds_the_write_lock_before_it_reads(sqlite_url: str, conn
 def test_write_contended_beyond_patience_is_catalog_busy(url: str, connect: Connect) -> None:
     """No wait is endless: somebody who holds a lock for ever costs a clear error, and later calls work."""
     holder, database = connect(url), connect(url, patience_s=0.2)
-    migrate(holder)
+    migrate_or_copy_catalog(holder)
     with holder.engine.connect() as connection, connection.begin():
         _add(connection)
         with pytest.raises(CatalogBusy, match=r"contended for 0\.2 s"):
@@ -180,7 +180,7 @@ def test_write_contended_beyond_patience_is_catalog_busy(url: str, connect: Conn
 def test_more_threads_than_connections_wait_and_then_are_told(url: str, connect: Connect) -> None:
     """A pool that stays empty is CatalogBusy and no error of the pool's own."""
     database = connect(url, pool_size=1, patience_s=0.2)
-    migrate(database)
+    migrate_or_copy_catalog(database)
     taken, told = threading.Event(), threading.Event()
 
     def occupy(connection: Connection) -> None:
@@ -205,7 +205,7 @@ def _count_rows(connection: Connection) -> int:
 def test_postgres_deadlock_is_retried_whole(postgres_url: str, connect: Connect) -> None:
     """Two transactions that lock in opposite orders both end."""
     database = connect(postgres_url)
-    migrate(database)
+    migrate_or_copy_catalog(database)
     database.write(lambda c: c.execute(text("INSERT INTO catalog (id, epoch, next_ledger_id) VALUES (2, 1, 0)")))
     met = threading.Barrier(2)
     tries: list[int] = []

@@ -12,9 +12,9 @@ from sqlalchemy import Connection, event, text
 from infra.catalog import Database, SqlCatalog, mask_passwords, migrate_catalog
 from logstore.deletion.retention import RetentionPolicy
 from logstore.errors import InvalidInput, OutcomeUnknown, ServiceFailed, SextonError, StoreUnavailable
-from tests.every_topic import every_topic
-from tests.migrated import migrate
-from tests.postgres import Postgres
+from tests.all_topics import list_all_topics
+from tests.migrated_catalogs import migrate_or_copy_catalog
+from tests.postgres import PostgresServer
 
 Connect = Callable[..., Database]
 
@@ -129,7 +129,7 @@ def test_sqlite_that_cannot_write_is_store_unavailable_and_recovers(
 ) -> None:
     """A full or read-only disk: nothing happened, reading goes on, and so does writing once there is room."""
     healthy, poor = connect(sqlite_url), connect(sqlite_url)
-    migrate(healthy)
+    migrate_or_copy_catalog(healthy)
 
     @event.listens_for(poor.engine, "connect")
     def limit(connection: sqlite3.Connection, _: object) -> None:
@@ -144,15 +144,15 @@ def test_sqlite_that_cannot_write_is_store_unavailable_and_recovers(
     with pytest.raises(StoreUnavailable, match=problem) as caught:
         poor.write(grow)
     _sentence(caught.value)
-    assert every_topic(SqlCatalog(poor).topics) == []
+    assert list_all_topics(SqlCatalog(poor).topics) == []
     healthy.write(grow)
-    assert len(every_topic(SqlCatalog(poor).topics)) == 1
+    assert len(list_all_topics(SqlCatalog(poor).topics)) == 1
 
 
 def test_write_that_dies_while_committing_is_rolled_back(url: str, connect: Connect) -> None:
     """A connection whose commit was cut off is not handed out again with its transaction open."""
     database = connect(url, pool_size=1)
-    migrate(database)
+    migrate_or_copy_catalog(database)
     armed = [True]
 
     @event.listens_for(database.engine, "commit")
@@ -187,14 +187,14 @@ def test_postgres_unreachable_is_store_unavailable(place: str, connect: Connect)
 
 
 @pytest.mark.external_service
-def test_postgres_unknown_database_is_store_unavailable(postgres: Postgres, connect: Connect) -> None:
+def test_postgres_unknown_database_is_store_unavailable(postgres: PostgresServer, connect: Connect) -> None:
     """A server without our database."""
     with pytest.raises(StoreUnavailable, match="there is no database no_such_database at ") as caught:
         connect(postgres.url("no_such_database")).read(_one)
     _sentence(caught.value)
 
 
-def _kill(postgres: Postgres, connection: Connection) -> None:
+def _kill(postgres: PostgresServer, connection: Connection) -> None:
     backend = connection.connection.driver_connection.info.backend_pid  # type: ignore[union-attr]  # psycopg's own
     postgres.execute(f"SELECT pg_terminate_backend({backend}, 10000)")
 
@@ -203,12 +203,12 @@ def _kill(postgres: Postgres, connection: Connection) -> None:
 def served(postgres_url: str, connect: Connect) -> Database:
     """A catalog on PostgreSQL."""
     database = connect(postgres_url)
-    migrate(database)
+    migrate_or_copy_catalog(database)
     return database
 
 
 @pytest.mark.external_service
-def test_postgres_connection_lost_while_idle_goes_unnoticed(postgres: Postgres, served: Database) -> None:
+def test_postgres_connection_lost_while_idle_goes_unnoticed(postgres: PostgresServer, served: Database) -> None:
     """A connection that died in the pool is replaced: nothing was under way, so nobody needs to know."""
     for _ in range(3):
         with served.engine.connect() as connection:
@@ -218,7 +218,7 @@ def test_postgres_connection_lost_while_idle_goes_unnoticed(postgres: Postgres, 
 
 
 @pytest.mark.external_service
-def test_postgres_connection_lost_in_the_middle_is_retried_once(postgres: Postgres, served: Database) -> None:
+def test_postgres_connection_lost_in_the_middle_is_retried_once(postgres: PostgresServer, served: Database) -> None:
     """Before its commit a transaction has done nothing: it is run again, and its effect is there once."""
     runs: list[int] = []
 
@@ -234,7 +234,7 @@ def test_postgres_connection_lost_in_the_middle_is_retried_once(postgres: Postgr
 
 
 @pytest.mark.external_service
-def test_postgres_connection_lost_every_time_is_store_unavailable(postgres: Postgres, served: Database) -> None:
+def test_postgres_connection_lost_every_time_is_store_unavailable(postgres: PostgresServer, served: Database) -> None:
     """The second loss is told, and nothing happened."""
 
     def work(connection: Connection) -> None:
@@ -249,7 +249,9 @@ def test_postgres_connection_lost_every_time_is_store_unavailable(postgres: Post
 
 
 @pytest.mark.external_service
-def test_postgres_connection_lost_while_committing_is_outcome_unknown(postgres: Postgres, served: Database) -> None:
+def test_postgres_connection_lost_while_committing_is_outcome_unknown(
+    postgres: PostgresServer, served: Database
+) -> None:
     """Nobody can tell whether it landed: the caller re-reads, and the next call works."""
     armed = [True]
 
@@ -268,16 +270,16 @@ def test_postgres_connection_lost_while_committing_is_outcome_unknown(postgres: 
 
 
 @pytest.mark.external_service
-def test_postgres_killed_and_back_serves_what_was_committed(own_postgres: Postgres, connect: Connect) -> None:
+def test_postgres_killed_and_back_serves_what_was_committed(own_postgres: PostgresServer, connect: Connect) -> None:
     """While it is down everything is StoreUnavailable; when it is back the same catalog goes on."""
     database = connect(own_postgres.url("postgres"))
-    migrate(database)
+    migrate_or_copy_catalog(database)
     catalog = SqlCatalog(database)
     topic = catalog.topics.create_topic("persistent://a/b/c", RetentionPolicy())
     own_postgres.crash()
     try:
         for ask in (
-            lambda: every_topic(catalog.topics),
+            lambda: list_all_topics(catalog.topics),
             lambda: catalog.ledgers.create_ledger(topic.topic_id, application="sexton"),
         ):
             with pytest.raises(StoreUnavailable) as caught:
@@ -285,14 +287,14 @@ def test_postgres_killed_and_back_serves_what_was_committed(own_postgres: Postgr
             _sentence(caught.value)
     finally:
         own_postgres.start()
-    assert every_topic(catalog.topics) == [topic]
+    assert list_all_topics(catalog.topics) == [topic]
     assert catalog.ledgers.create_ledger(topic.topic_id, application="sexton").ledger_id == 0
 
 
 def test_number_that_no_database_holds_is_invalid_input(url: str, connect: Connect) -> None:
     """SQLite's driver and PostgreSQL refuse it each in their own way; the caller reads one sentence, and no bug."""
     database = connect(url)
-    migrate(database)
+    migrate_or_copy_catalog(database)
 
     def store(connection: Connection) -> None:
         connection.execute(text("UPDATE catalog SET next_ledger_id = :number"), {"number": 2**70})
@@ -311,4 +313,4 @@ def test_text_that_postgres_cannot_hold_is_invalid_input(served: Database) -> No
     with pytest.raises(InvalidInput, match="one that the catalog can hold") as caught:
         SqlCatalog(served).topics.create_topic("persistent://a/b/\x00", RetentionPolicy())
     _sentence(caught.value)
-    assert every_topic(SqlCatalog(served).topics) == []
+    assert list_all_topics(SqlCatalog(served).topics) == []

@@ -8,7 +8,7 @@ from sqlalchemy import event
 
 from infra.catalog import Database, SqlCatalog
 from logstore.ports.catalog import AuditCause, Claim
-from tests.migrated import migrate
+from tests.migrated_catalogs import migrate_or_copy_catalog
 
 
 def _plan(database: Database, work: Callable[[], Any]) -> list[str]:
@@ -41,7 +41,7 @@ def _explained(database: Database, statement: str, parameters: Any) -> list[str]
 def test_inflight_reads_only_what_is_left(tmp_path: Path) -> None:
     """Every worker asks every 15 s: it must not walk over a month of finished rows."""
     database = Database(f"sqlite:///{tmp_path / 'catalog.db'}")
-    migrate(database)
+    migrate_or_copy_catalog(database)
     plan = _plans(database, SqlCatalog(database).deletions.count_undeleted_copies)
     database.close()
     *counts, oldest, first = [line for line in plan if "pending_deletion" in line]
@@ -54,7 +54,7 @@ def test_inflight_reads_only_what_is_left(tmp_path: Path) -> None:
 def test_finished_deletions_of_ledgers_are_read_through_an_index(tmp_path: Path) -> None:
     """A raid asks for every ledger whose tombstone may go, beside a month of finished rows."""
     database = Database(f"sqlite:///{tmp_path / 'catalog.db'}")
-    migrate(database)
+    migrate_or_copy_catalog(database)
     plan = _plan(database, lambda: SqlCatalog(database).records.list_finished_deletions(range(9)))
     database.close()
     assert ["SEARCH pending_deletion USING INDEX" in line for line in plan if "pending_deletion" in line] == [True]
@@ -63,7 +63,7 @@ def test_finished_deletions_of_ledgers_are_read_through_an_index(tmp_path: Path)
 def test_sweep_with_nothing_to_do_reads_through_indexes_only(tmp_path: Path) -> None:
     """Once a minute, beside a month of finished rows and every ledger there is: it must walk over none of them."""
     database = Database(f"sqlite:///{tmp_path / 'catalog.db'}")
-    migrate(database)
+    migrate_or_copy_catalog(database)
     sweeps, nobody = SqlCatalog(database).upkeep, Claim(workflow_id="w", run_id="", ttl_s=1)
     cause = AuditCause(actor="tests", reason="a test", workflow_id="w")
     plans = _plans(database, lambda: sweeps.move_abandoned_work_to_batch(batch_id="b", claim=nobody, limit=9))
@@ -76,7 +76,7 @@ def test_sweep_with_nothing_to_do_reads_through_indexes_only(tmp_path: Path) -> 
 def test_listing_intents_asks_of_their_own_batches_alone_whether_they_are_paused(tmp_path: Path) -> None:
     """However many batches an operator has paused."""
     database = Database(f"sqlite:///{tmp_path / 'catalog.db'}")
-    migrate(database)
+    migrate_or_copy_catalog(database)
     plan = _plan(database, lambda: SqlCatalog(database).deletions.list_intents(None, limit=9))
     database.close()
     assert [line for line in plan if line.startswith("SEARCH run USING") and "(run_id=?)" in line]
@@ -86,7 +86,7 @@ def test_listing_intents_asks_of_their_own_batches_alone_whether_they_are_paused
 def test_what_waits_to_be_flushed_is_told_by_an_index(tmp_path: Path) -> None:
     """Every deletion asks it and each tombstone of a raid, however many changes of other records wait in the outbox."""
     database = Database(f"sqlite:///{tmp_path / 'catalog.db'}")
-    migrate(database)
+    migrate_or_copy_catalog(database)
     catalog = SqlCatalog(database)
     graves = [("ledger", 1), ("ledger", 2), ("topic", 3)]
     put = "INSERT INTO tombstone (kind, id, generation, epoch, at_us, raid) VALUES (?, ?, 1, 1, 1, 'earlier')"

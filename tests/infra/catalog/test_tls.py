@@ -14,9 +14,9 @@ from infra.catalog.engine.arrow_bulk import open_arrow_reader
 from infra.catalog.engine.database_errors import describe_lost_server
 from infra.catalog.reconciliation import bulk_queries
 from logstore.errors import StoreUnavailable
-from tests.migrated import migrate
-from tests.postgres import Postgres
-from tests.tls import HOST, Authority, TlsFront
+from tests.migrated_catalogs import migrate_or_copy_catalog
+from tests.postgres import PostgresServer
+from tests.tls_servers import HOST, TlsCertificateAuthority, TlsProxy
 from workers.operations.service_checks import _check_catalog_database, run_check_as_row
 from workers.settings import Settings
 
@@ -27,22 +27,22 @@ At = Callable[..., str]
 
 
 @pytest.fixture(scope="module")
-def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    return Authority(tmp_path_factory.mktemp("ca"))
+def authority(tmp_path_factory: pytest.TempPathFactory) -> TlsCertificateAuthority:
+    return TlsCertificateAuthority(tmp_path_factory.mktemp("ca"))
 
 
 @pytest.fixture
-def secured(postgres: Postgres, authority: Authority) -> Iterator[At]:
+def secured(postgres: PostgresServer, authority: TlsCertificateAuthority) -> Iterator[At]:
     """URLs of a catalog behind mutual TLS, with words of libpq in the place of the right ones."""
     foreign = authority.pair("foreign", "elsewhere.test")
     ours = authority.pair("client", "sexton")
     with postgres.database() as name:
         socket = make_url(postgres.url(name)).query["host"]
         front, other = (
-            TlsFront(f"{socket}/.s.PGSQL.5432", pair, clients=authority.ca) for pair in (authority.server(), foreign)
+            TlsProxy(f"{socket}/.s.PGSQL.5432", pair, client_ca=authority.ca) for pair in (authority.server(), foreign)
         )
         plain = Database(postgres.url(name))
-        migrate(plain)
+        migrate_or_copy_catalog(plain)
         plain.close()
 
         def at(host: str = HOST, *, misnamed: bool = False, **words: str) -> str:
@@ -79,10 +79,10 @@ def test_catalog_is_reached_by_mutual_tls(secured: At) -> None:
 
 
 def test_database_that_is_not_trusted_or_does_not_trust_us_is_told_without_the_password(
-    secured: At, authority: Authority, tmp_path: Path
+    secured: At, authority: TlsCertificateAuthority, tmp_path: Path
 ) -> None:
     """Both drivers say it, and so does `doctor`."""
-    other = Authority(tmp_path)
+    other = TlsCertificateAuthority(tmp_path)
     gone = str(tmp_path / "gone")
     told = {
         "certificate verify failed": secured(sslrootcert=str(other.ca)),

@@ -20,7 +20,7 @@ from infra.declared.catalog_tables import metadata
 from logstore.deletion.retention import RetentionPolicy
 from logstore.errors import CatalogVersionMismatch, InvalidInput, ServiceFailed
 from logstore.ownership import MAX_BUNDLES
-from tests.every_topic import every_topic
+from tests.all_topics import list_all_topics
 
 Connect = Callable[..., Database]
 
@@ -86,7 +86,7 @@ def test_upgrade_repeated_keeps_everything(url: str, connect: Connect) -> None:
     migrate_catalog(database)
     rows = database.read(lambda connection: connection.execute(text("SELECT epoch, next_ledger_id FROM catalog")).all())
     assert rows == [(1, 1)]
-    assert every_topic(SqlCatalog(database).topics) == [topic]
+    assert list_all_topics(SqlCatalog(database).topics) == [topic]
 
 
 def test_upgrade_three_processes_at_once_all_succeed(url: str, connect: Connect) -> None:

@@ -14,7 +14,7 @@ from infra.catalog.ownership.fences import SqlFences
 from infra.coordination.zookeeper_session import EnsembleOptions
 from tests.infra.coordination.crew import BUNDLES, Crew
 from tests.infra.coordination.zookeeper import ZooKeeper
-from tests.migrated import migrate
+from tests.migrated_catalogs import migrate_or_copy_catalog
 
 _numbers = itertools.count()
 
@@ -51,7 +51,7 @@ def looker(zookeeper: ZooKeeper, ensemble: EnsembleOptions) -> Iterator[KazooCli
 def crew(ensemble: EnsembleOptions, tmp_path: Path) -> Iterator[Crew]:
     """Nobody yet."""
     database = Database(f"sqlite:///{tmp_path / 'catalog.db'}")
-    migrate(database, bundles=BUNDLES)
+    migrate_or_copy_catalog(database, bundles=BUNDLES)
     made = Crew(ensemble, SqlFences(database))
     yield made
     made.dismiss()

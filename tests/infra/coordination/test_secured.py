@@ -19,8 +19,8 @@ from infra.coordination.zookeeper_session import EnsembleOptions, SessionState, 
 from logstore.errors import InvalidInput, ServiceFailed, SessionLost
 from logstore.ownership import BundleId, WorkerLoad
 from tests.logstore.eventually import assert_eventually
-from tests.tls import Authority, TlsFront
-from tests.zookeeper_users import zookeeper_with
+from tests.tls_servers import TlsCertificateAuthority, TlsProxy
+from tests.zookeeper_with_users import run_zookeeper_with_users
 from workers.hosting.bundle_ownership import ensemble_from_settings
 from workers.settings import Settings
 
@@ -33,7 +33,7 @@ _quiet = logging.getLogger("tests.zookeeper")
 @pytest.fixture(scope="module")
 def server() -> Iterator[str]:
     """The address of a server with two users."""
-    with zookeeper_with(sexton=_PASSWORD, other="theirs") as address:
+    with run_zookeeper_with_users(sexton=_PASSWORD, other="theirs") as address:
         yield address
 
 
@@ -140,11 +140,11 @@ def test_identity_is_proven_again_after_an_expiry(ensemble: EnsembleOptions) -> 
 @pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")  # kazoo drops sockets whose handshake failed
 def test_tls_before_the_servers_is_verified(ensemble: EnsembleOptions, server: str, tmp_path: Path) -> None:
     """Mutual, with a user behind it; who is not trusted is told, and nobody waits for long."""
-    authority = Authority(tmp_path)
+    authority = TlsCertificateAuthority(tmp_path)
     (tmp_path / "other").mkdir()
-    other, ours = Authority(tmp_path / "other"), authority.pair("client", "sexton")
-    front = TlsFront(server, authority.server(), clients=authority.ca)
-    misnamed = TlsFront(server, authority.pair("foreign", "elsewhere.test"))
+    other, ours = TlsCertificateAuthority(tmp_path / "other"), authority.pair("client", "sexton")
+    front = TlsProxy(server, authority.server(), client_ca=authority.ca)
+    misnamed = TlsProxy(server, authority.pair("foreign", "elsewhere.test"))
     tls = PemFiles(ca=str(authority.ca), cert=str(ours.cert), key=str(ours.key))
     secured = replace(ensemble, hosts=ensemble.hosts.replace(server, front.address), tls=tls)
     try:
@@ -166,7 +166,7 @@ def test_tls_before_the_servers_is_verified(ensemble: EnsembleOptions, server: s
 def test_settings_that_contradict_each_other_are_refused(tmp_path: Path) -> None:
     """Nodes for nobody's identity, and files of TLS where it is off."""
     (tmp_path / "ca").mkdir()
-    ca = str(Authority(tmp_path / "ca").ca)
+    ca = str(TlsCertificateAuthority(tmp_path / "ca").ca)
     for field, given in (
         ("zookeeper_acl", {"zookeeper_acl": "creator"}),
         ("zookeeper_tls", {"zookeeper_tls": "off", "zookeeper_ca_file": ca}),

@@ -10,7 +10,7 @@ from infra.coordination.single_owner import SingleOwner
 from logstore.errors import CatalogBusy, NotOwner
 from logstore.ownership import BundleId, Lease
 from logstore.validated_names import TopicName
-from tests.migrated import migrate
+from tests.migrated_catalogs import migrate_or_copy_catalog
 
 _TOPIC = TopicName.parse("persistent://shop/main/orders")
 
@@ -19,7 +19,7 @@ _TOPIC = TopicName.parse("persistent://shop/main/orders")
 def catalog(tmp_path: Path) -> Iterator[SqlCatalog]:
     """A catalog of eight bundles."""
     database = Database(f"sqlite:///{tmp_path / 'catalog.db'}")
-    migrate(database, bundles=8)
+    migrate_or_copy_catalog(database, bundles=8)
     yield SqlCatalog(database)
     database.close()
 

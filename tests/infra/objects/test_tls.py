@@ -9,7 +9,7 @@ import pytest
 from infra.stack.embedded_stack import StackAddresses
 from logstore.errors import InvalidInput, StoreUnavailable
 from logstore.identity.bucket_markers import MARKER_KEY, BucketRole
-from tests.tls import HOST, Authority, TlsFront
+from tests.tls_servers import HOST, TlsCertificateAuthority, TlsProxy
 from workers.assembly.checked_buckets import open_primary_bucket
 from workers.assembly.log_store_from_settings import executor_bucket_address
 from workers.operations.service_checks import _check_object_store, run_check_as_row
@@ -19,14 +19,14 @@ pytestmark = pytest.mark.external_service
 
 
 @pytest.fixture(scope="module")
-def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    return Authority(tmp_path_factory.mktemp("ca"))
+def authority(tmp_path_factory: pytest.TempPathFactory) -> TlsCertificateAuthority:
+    return TlsCertificateAuthority(tmp_path_factory.mktemp("ca"))
 
 
 @pytest.fixture
-def secured(settings: Settings, servers: StackAddresses, authority: Authority) -> Iterator[Settings]:
+def secured(settings: Settings, servers: StackAddresses, authority: TlsCertificateAuthority) -> Iterator[Settings]:
     """The run's store by https."""
-    front = TlsFront(servers.s3.removeprefix("http://"), authority.server())
+    front = TlsProxy(servers.s3.removeprefix("http://"), authority.server())
     yield settings.model_copy(update={"s3_endpoint": f"https://{front.address}", "s3_ca_file": str(authority.ca)})
     front.close()
 
@@ -36,7 +36,7 @@ def _keys(settings: Settings) -> list[str]:
 
 
 def test_store_is_reached_by_tls_here_and_in_tasks_of_spark(
-    secured: Settings, authority: Authority, monkeypatch: pytest.MonkeyPatch
+    secured: Settings, authority: TlsCertificateAuthority, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By the setting, which travels within a task, or by the variable that other tools of S3 know."""
     assert _keys(secured) == [MARKER_KEY]
@@ -47,14 +47,14 @@ def test_store_is_reached_by_tls_here_and_in_tasks_of_spark(
 
 
 def test_store_that_is_not_trusted_is_told_with_the_setting(
-    secured: Settings, servers: StackAddresses, authority: Authority, tmp_path: Path
+    secured: Settings, servers: StackAddresses, authority: TlsCertificateAuthority, tmp_path: Path
 ) -> None:
     """Signed by others, expired, or for another name: `doctor` says so as well."""
     (tmp_path / "other").mkdir()
-    other = Authority(tmp_path / "other")
+    other = TlsCertificateAuthority(tmp_path / "other")
     target = servers.s3.removeprefix("http://")
-    expired = TlsFront(target, authority.pair("expired", HOST, expired=True))
-    foreign = TlsFront(target, authority.pair("foreign", "elsewhere.test"))
+    expired = TlsProxy(target, authority.pair("expired", HOST, expired=True))
+    foreign = TlsProxy(target, authority.pair("foreign", "elsewhere.test"))
     told = {
         "certificate": {"s3_ca_file": str(other.ca)},
         "expired": {"s3_endpoint": f"https://{expired.address}"},

@@ -29,7 +29,7 @@ from infra.telemetry.tracing import Provider, create_tracer_provider
 from logstore.errors import AlreadyExists, StoreUnavailable
 from tests.infra.objects.peer import Answer, deleted, fault, listing, scripted
 from tests.infra.objects.test_store import OK, found, in_turn, store_at
-from tests.observed_engines import observed_engines
+from tests.observed_engines import trace_sql_statements
 
 
 def rows(path: Path) -> list[dict[str, Any]]:
@@ -51,7 +51,7 @@ def spans(provider: Provider, monkeypatch: pytest.MonkeyPatch) -> Iterator[InMem
     provider.add_span_processor(SimpleSpanProcessor(exporter))
     monkeypatch.setattr(s3_spans, "_tracer", provider.get_tracer("test"))
     monkeypatch.setattr(sql_spans, "_tracer", provider.get_tracer("test"))
-    with observed_engines():
+    with trace_sql_statements():
         sql_spans.trace_all_sql_statements()
         yield exporter
 

@@ -11,7 +11,7 @@ from logstore.failpoints import SimulatedCrash, arm, disarm_all_and_take_hits
 from logstore.log.ledger_object_keys import segment_key
 from logstore.positions import LedgerId
 from logstore.stop_checks import use_stop_check
-from tests.fakes.objects import Fault, FaultKind, Operation
+from tests.fakes.object_store import Fault, FaultKind, StoreOperation
 from tests.logstore.component_world import NAME, World, at
 
 
@@ -112,7 +112,7 @@ def test_acknowledge_by_a_process_that_knows_an_older_snapshot_is_not_lost(world
 def test_snapshot_overtaken_by_another_process_loses_nothing(world: World) -> None:
     """Another process acknowledges, or puts its own snapshot, while this one writes (apache/pulsar#350)."""
     one, other = world.process(), world.process(inline_bytes=1)
-    world.objects.plan(Fault(operation=Operation.PUT, kind=FaultKind.CALL, action=lambda: _ack(world, other, 90)))
+    world.objects.plan(Fault(operation=StoreOperation.PUT, kind=FaultKind.CALL, action=lambda: _ack(world, other, 90)))
     for entry in _odd(30):
         _ack(world, one, entry)
     assert _acked(world) == {(0, entry) for entry in _odd(30)} | {(0, 90)}
@@ -128,16 +128,16 @@ def test_snapshot_overtaken_by_a_seek_brings_nothing_back(world: World) -> None:
     def seek() -> None:
         other.seek(world.topic.topic_id, NAME, at(0, 2))
 
-    world.objects.plan(Fault(operation=Operation.PUT, kind=FaultKind.CALL, action=seek))
+    world.objects.plan(Fault(operation=StoreOperation.PUT, kind=FaultKind.CALL, action=seek))
     _ack(world, one, 5)
     assert _acked(world) == {(0, 0), (0, 1)}
     assert world.listed() == []
     assert world.catalog.pending_deletion == [1]
 
 
-@pytest.mark.parametrize("operation", [Operation.PUT, Operation.GET])
+@pytest.mark.parametrize("operation", [StoreOperation.PUT, StoreOperation.GET])
 def test_acknowledge_with_the_store_down_is_stored_all_the_same(
-    world: World, operation: Operation, caplog: pytest.LogCaptureFixture
+    world: World, operation: StoreOperation, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A snapshot that fails never fails an acknowledgement, and is tried again later, not at once (pulsar#26431)."""
     process = world.process(inline_bytes=1)
@@ -146,7 +146,7 @@ def test_acknowledge_with_the_store_down_is_stored_all_the_same(
         _ack(world, process, entry)
         world.catalog.advance(seconds=0.1)
     assert _acked(world, process) == {(0, entry) for entry in _odd(20)}
-    if operation is Operation.PUT:
+    if operation is StoreOperation.PUT:
         assert "its state stays where it is" in caplog.text
         assert len(world.catalog.ledger_rows) <= 3, "not one newborn for every acknowledgement"
         world.objects._faults.clear()
@@ -165,7 +165,7 @@ def test_get_beside_a_snapshot_that_moves_on_reads_the_new_one(world: World) -> 
         gone = world.catalog.pending_deletion[-1]
         world.objects.delete([key for key in world.objects.keys if f"/{gone:016x}/" in key])
 
-    world.objects.plan(Fault(operation=Operation.GET, kind=FaultKind.CALL, action=overtake))
+    world.objects.plan(Fault(operation=StoreOperation.GET, kind=FaultKind.CALL, action=overtake))
     assert _acked(world, reader) == {(0, 5), (0, 7)}
 
 
@@ -269,7 +269,7 @@ def test_subscription_that_is_not_there_is_told(world: World) -> None:
 def test_store_that_does_not_answer_is_no_loss(world: World) -> None:
     """Only a definite absence is: an error is passed on."""
     _ack(world, world.process(inline_bytes=1), 5)
-    world.objects.plan(Fault(operation=Operation.GET, kind=FaultKind.BEFORE))
+    world.objects.plan(Fault(operation=StoreOperation.GET, kind=FaultKind.BEFORE))
     with pytest.raises(StoreUnavailable):
         world.process().get(world.topic.topic_id, NAME)
 

@@ -23,7 +23,7 @@ from logstore.ports.catalog import DelayedIndex, Topic
 from logstore.positions import EARLIEST, LedgerId, Position, TopicId
 from logstore.transactions.transaction_ids_and_states import TransactionId
 from tests.fakes.catalog import FakeCatalog
-from tests.fakes.objects import FakeObjectStore
+from tests.fakes.object_store import FakeObjectStore
 from tests.logstore.builders import TOPIC
 from tests.logstore.delayed.rows import Snapshots
 

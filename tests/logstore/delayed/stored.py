@@ -16,7 +16,7 @@ from logstore.log.services.component_ledgers import ComponentLedgers
 from logstore.ports.catalog import DelayedIndex
 from logstore.positions import LedgerId, Position, TopicId
 from logstore.transactions.transaction_ids_and_states import TransactionId
-from tests.activities.world import World, open_world
+from tests.activities.activity_world import World, open_activity_world
 
 HOUR_MS: Final = 3_600_000
 FEW: Final = SealAndMergeLimits(messages=4, ledgers=3, idle_s=60, buckets=2)
@@ -119,7 +119,7 @@ def processed(world: World) -> IndexBucketSnapshots:
 
 def stored(folder: Path, limits: SealAndMergeLimits = FEW) -> Stored:
     """An empty topic."""
-    return stored_in(open_world(folder), limits)
+    return stored_in(open_activity_world(folder), limits)
 
 
 def stored_in(world: World, limits: SealAndMergeLimits = FEW) -> Stored:

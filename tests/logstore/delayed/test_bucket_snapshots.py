@@ -21,7 +21,7 @@ from logstore.log.ledgers import Component, LedgerState, LedgerStatement
 from logstore.log.services.segment_reader import row_group_byte_range
 from logstore.ports.catalog import NewIndexBucket
 from logstore.positions import LedgerId, Position
-from tests.fakes.objects import Fault, FaultKind, Operation
+from tests.fakes.object_store import Fault, FaultKind, StoreOperation
 from tests.logstore.component_world import World, at
 
 _FIRST, _LAST = at(3, 0), at(4, 99)
@@ -107,11 +107,14 @@ def test_snapshot_reads_back_segment_by_segment(world: World, snapshots: IndexBu
     begun = len(world.objects.calls)
     footer = snapshots.read_footer(bucket)
     assert footer.bitmaps == _ROWS.to_bitmaps()
-    assert [operation for operation, _ in world.objects.calls[begun:]] == [Operation.HEAD, Operation.GET_RANGE]
+    assert [operation for operation, _ in world.objects.calls[begun:]] == [
+        StoreOperation.HEAD,
+        StoreOperation.GET_RANGE,
+    ]
     begun = len(world.objects.calls)
     assert snapshots.read_segment(bucket, 2) == _ROWS.slice(2 * _SEGMENT, 3 * _SEGMENT)
     assert DelayedRows.concatenate(list(snapshots.iterate_rows(bucket))) == _ROWS
-    assert [operation for operation, _ in world.objects.calls[begun:]] == [Operation.GET_RANGE] * 5
+    assert [operation for operation, _ in world.objects.calls[begun:]] == [StoreOperation.GET_RANGE] * 5
 
 
 def test_footers_are_kept_up_to_a_size(world: World, tmp_path: Path) -> None:
@@ -120,7 +123,7 @@ def test_footers_are_kept_up_to_a_size(world: World, tmp_path: Path) -> None:
     snapshots, begun = _process(world, cache_bytes=1), len(world.objects.calls)
     for bucket in (first, second, second, first):
         snapshots.read_segment(bucket, 0)
-    heads = [key for operation, key in world.objects.calls[begun:] if operation is Operation.HEAD]
+    heads = [key for operation, key in world.objects.calls[begun:] if operation is StoreOperation.HEAD]
     assert heads == [segment_key(one.bucket_id, 0) for one in (first, second, first)]
     whole = _process(world)
     for bucket in (first, second):
@@ -185,7 +188,7 @@ def test_answer_that_was_cut_off_once_is_asked_for_again(world: World, tmp_path:
         snapshots = _process(world)
         if skipped:
             snapshots.read_footer(bucket)
-        world.objects.plan(Fault(operation=Operation.GET_RANGE, kind=FaultKind.CUT))
+        world.objects.plan(Fault(operation=StoreOperation.GET_RANGE, kind=FaultKind.CUT))
         assert snapshots.read_segment(bucket, 0) == _ROWS.slice(0, _SEGMENT)
 
 
@@ -215,7 +218,7 @@ def test_store_that_does_not_answer_changes_nothing(
 ) -> None:
     """What was not read is not kept: the next call asks again."""
     bucket = _written(world, tmp_path)
-    for operation in (Operation.HEAD, Operation.GET_RANGE, Operation.GET_RANGE):
+    for operation in (StoreOperation.HEAD, StoreOperation.GET_RANGE, StoreOperation.GET_RANGE):
         world.objects.plan(Fault(operation=operation, kind=FaultKind.BEFORE))
         with pytest.raises(StoreUnavailable):
             snapshots.read_segment(bucket, 0)

@@ -10,9 +10,9 @@ from logstore.delayed.index_buckets import IndexBucketList
 from logstore.failpoints import SimulatedCrash, arm, disarm_all_and_take_hits
 from logstore.log.ledger_object_keys import ledger_prefix
 from logstore.positions import EARLIEST
-from tests.activities.world import chunk_input, done
+from tests.activities.activity_world import make_chunk_input, run_owner_routed_activity
 from tests.contracts.catalog.world import CAUSE, claim
-from tests.fakes.objects import Fault, FaultKind, Operation
+from tests.fakes.object_store import Fault, FaultKind, StoreOperation
 from tests.logstore.delayed.stored import Stored, stored
 from tests.logstore.delayed.test_sealer import EFFECTS
 
@@ -48,7 +48,7 @@ def _snapshots_left(topic: Stored) -> list[str]:
     world = topic.world
     impatient = SqlCatalog(world.catalog.database, registration_timeout_s=0)
     impatient.upkeep.move_abandoned_work_to_batch(batch_id="sweep", claim=claim(_SWEEP), limit=100)
-    done(world.deletion.delete_chunk, chunk_input(batch_id="sweep"), workflow_id=_SWEEP)
+    run_owner_routed_activity(world.deletion.delete_chunk, make_chunk_input(batch_id="sweep"), workflow_id=_SWEEP)
     data = [ledger_prefix(one.ledger_id) for one in world.catalog.ledgers.list_ledgers(topic.topic_id)]
     return [key for key in world.objects.keys if not key.startswith(tuple(data))]
 
@@ -60,8 +60,8 @@ def test_clear_while_a_snapshot_is_written_leaves_nothing(
 ) -> None:
     """At its statement and at its segment: what is written then is retired by the switch that fails (case 69)."""
     topic.world.objects.plan(
-        *(Fault(operation=Operation.PUT, kind=FaultKind.CALL, action=lambda: None) for _ in range(put)),
-        Fault(operation=Operation.PUT, kind=FaultKind.CALL, action=lambda: _clear(topic)),
+        *(Fault(operation=StoreOperation.PUT, kind=FaultKind.CALL, action=lambda: None) for _ in range(put)),
+        Fault(operation=StoreOperation.PUT, kind=FaultKind.CALL, action=lambda: _clear(topic)),
     )
     work(topic)
     assert topic.index.get_bucket_list(topic.topic_id) == IndexBucketList(version=3, sealed_to=EARLIEST)
@@ -101,10 +101,12 @@ def test_topic_deleted_while_a_snapshot_is_written_leaves_nothing(
         phase_one.detach_whole_topic(
             topic.topic_id, batch_id=batch, claim=claim(f"delete-ledgers/{batch}"), cause=CAUSE
         )
-        done(world.deletion.delete_chunk, chunk_input(batch_id=batch), workflow_id=f"delete-ledgers/{batch}")
+        run_owner_routed_activity(
+            world.deletion.delete_chunk, make_chunk_input(batch_id=batch), workflow_id=f"delete-ledgers/{batch}"
+        )
         assert not removed or phase_one.remove_topic(topic.topic_id, CAUSE)
 
-    world.objects.plan(Fault(operation=Operation.PUT, kind=FaultKind.CALL, action=delete))
+    world.objects.plan(Fault(operation=StoreOperation.PUT, kind=FaultKind.CALL, action=delete))
     work(topic)
     assert topic.index.get_bucket_list(topic.topic_id) == IndexBucketList()
     assert world.objects.keys

@@ -15,7 +15,7 @@ from logstore.log.entries import Entry
 from logstore.log.services.log_end_watch import Watch
 from logstore.ports.catalog import Frontier
 from logstore.positions import LedgerId, Position, TopicId
-from tests.fakes.objects import Fault, FaultKind, Operation
+from tests.fakes.object_store import Fault, FaultKind, StoreOperation
 from tests.logstore.delayed.delivering import World
 from tests.logstore.delayed.rows import Snapshots
 from tests.logstore.eventually import assert_eventually
@@ -96,7 +96,7 @@ def test_payloads_of_messages_that_are_not_due_are_not_fetched(world: World) -> 
     world.advance(10)
     before = len(world.objects.calls)
     assert _ids(_consumer(world).receive(50)) == [100, 101]
-    assert [operation for operation, _ in world.objects.calls[before:]] == [Operation.GET] * 2
+    assert [operation for operation, _ in world.objects.calls[before:]] == [StoreOperation.GET] * 2
 
 
 def test_acknowledged_messages_never_return_whatever_their_number(world: World) -> None:
@@ -268,7 +268,7 @@ def test_receipt_that_fails_midway_hands_out_nothing_and_loses_nothing(
 
     numbers = iter(range(1, 9))
     fault = Fault(
-        operation=Operation.GET,
+        operation=StoreOperation.GET,
         kind=FaultKind.CALL,
         matches=lambda _key: next(numbers) == segment,
         action=fail,
@@ -286,7 +286,7 @@ def test_due_messages_keep_their_order_when_the_store_fails_once(world: World) -
     world.seal()
     world.advance(30)
     consumer = _consumer(world)
-    world.objects.plan(Fault(operation=Operation.GET, kind=FaultKind.BEFORE))
+    world.objects.plan(Fault(operation=StoreOperation.GET, kind=FaultKind.BEFORE))
     with pytest.raises(StoreUnavailable):
         consumer.receive(9)
     assert _ids(consumer.receive(9)) == [2, 1, 0]

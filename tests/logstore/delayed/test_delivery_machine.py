@@ -15,7 +15,7 @@ from logstore.delayed.services.consumers import Consumer
 from logstore.delayed.tracker_sources import IndexSnapshotGone
 from logstore.errors import StoreUnavailable
 from logstore.positions import Position
-from tests.fakes.objects import Fault, FaultKind, Operation
+from tests.fakes.object_store import Fault, FaultKind, StoreOperation
 from tests.logstore.delayed.delivering import Process, World
 
 _NAMES = ("billing", "shipping")
@@ -75,7 +75,7 @@ class _Course:
 
     def fail(self) -> None:
         """The store does not answer once, and what is received then or next comes again as if nothing had been."""
-        self.world.objects.plan(Fault(operation=Operation.GET, kind=FaultKind.BEFORE))
+        self.world.objects.plan(Fault(operation=StoreOperation.GET, kind=FaultKind.BEFORE))
         self.failures += 1
 
     def _receive(self, one: _Attached, limit: int) -> None:

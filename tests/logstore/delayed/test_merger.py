@@ -18,7 +18,7 @@ from logstore.failpoints import SimulatedCrash, arm, disarm_all_and_take_hits
 from logstore.log.ledger_object_keys import segment_key
 from logstore.ports.catalog import IndexBucketSwitch
 from logstore.positions import LedgerId, Position
-from tests.fakes.objects import Fault, FaultKind, Operation
+from tests.fakes.object_store import Fault, FaultKind, StoreOperation
 from tests.logstore.delayed.stored import HOUR_MS, Stored, processed, stored
 from tests.logstore.delayed.test_sealer import EFFECTS
 
@@ -108,7 +108,7 @@ def test_merge_whose_list_changes_meanwhile_retires_what_it_wrote(topic: Stored)
     def clear() -> None:
         topic.index.retire_all_buckets(topic.topic_id, reason="tests")
 
-    topic.world.objects.plan(Fault(operation=Operation.PUT, kind=FaultKind.CALL, action=clear))
+    topic.world.objects.plan(Fault(operation=StoreOperation.PUT, kind=FaultKind.CALL, action=clear))
     assert topic.merger.merge_pair(topic.topic_id, pair) == IndexMergeResult()
     assert (topic.buckets, topic.ledgers(), len(topic.retired())) == ((), [], 4)
 
@@ -187,7 +187,7 @@ def test_bucket_that_is_dropped_while_it_is_read_is_no_damage(topic: Stored) -> 
         )
         topic.world.objects.delete([segment_key(second.bucket_id, 0)])
 
-    topic.world.objects.plan(Fault(operation=Operation.GET_RANGE, kind=FaultKind.CALL, action=drop))
+    topic.world.objects.plan(Fault(operation=StoreOperation.GET_RANGE, kind=FaultKind.CALL, action=drop))
     merger = Merger(index=topic.index, snapshots=processed(topic.world), scratch=topic.merger._scratch)
     assert merger.merge_pair(topic.topic_id, _ids(first, second)) == IndexMergeResult()
     assert len(topic.buckets) == 2
@@ -207,8 +207,8 @@ def test_bucket_whose_bitmaps_lack_a_row_is_damaged_and_no_merge_fails_of_it(top
     assert (topic.buckets[3], len(topic.buckets), topic.retired()) == (odd, 5, [])
 
 
-@pytest.mark.parametrize("operation", [Operation.HEAD, Operation.GET_RANGE, Operation.PUT])
-def test_store_that_always_fails_ends_a_merge_and_changes_nothing(topic: Stored, operation: Operation) -> None:
+@pytest.mark.parametrize("operation", [StoreOperation.HEAD, StoreOperation.GET_RANGE, StoreOperation.PUT])
+def test_store_that_always_fails_ends_a_merge_and_changes_nothing(topic: Stored, operation: StoreOperation) -> None:
     """The next attempt, on a store that is back, does all of it."""
     pair, pending = _ids(*topic.buckets[:2]), topic.held()
     topic.world.objects.plan(Fault(operation=operation, kind=FaultKind.BEFORE, times=1_000))
@@ -227,7 +227,7 @@ def test_merge_holds_one_segment_of_each_source_at_a_time(topic: Stored) -> None
     begun = len(topic.world.objects.calls)
 
     def progress(written: int) -> None:
-        reads = [one for one, _ in topic.world.objects.calls[begun:] if one is Operation.GET_RANGE]
+        reads = [one for one, _ in topic.world.objects.calls[begun:] if one is StoreOperation.GET_RANGE]
         told.append((written, len(reads)))
 
     merger = Merger(index=topic.index, snapshots=topic.snapshots, scratch=topic.merger._scratch)

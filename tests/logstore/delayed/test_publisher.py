@@ -9,7 +9,7 @@ from logstore.delayed.index_build_job import BuiltIndexFiles
 from logstore.errors import CorruptData, PreconditionFailed, StoreUnavailable
 from logstore.ports.catalog import Claim
 from logstore.positions import TopicId
-from tests.fakes.objects import Fault, FaultKind, Operation
+from tests.fakes.object_store import Fault, FaultKind, StoreOperation
 from tests.logstore.delayed.stored import Stored, stored
 from tests.workflows.builds import built_of
 
@@ -57,7 +57,7 @@ def test_storage_that_fails_leaves_the_list_as_it_was(topic: Stored, files: Buil
     """And the next publication is whole."""
     before, built = topic.index.get_bucket_list(topic.topic_id), built_of(topic, files)
     publisher = topic.world.log.delayed.publisher
-    topic.world.objects.plan(Fault(operation=Operation.PUT, kind=FaultKind.BEFORE, times=1_000))
+    topic.world.objects.plan(Fault(operation=StoreOperation.PUT, kind=FaultKind.BEFORE, times=1_000))
     with pytest.raises(StoreUnavailable):
         publisher.publish_built_index(built, files)
     assert topic.index.get_bucket_list(topic.topic_id) == before
@@ -78,7 +78,7 @@ def test_snapshots_that_are_taken_for_abandoned_meanwhile_are_stored_again(
             batch_id="sweep", claim=Claim(workflow_id="sweep", run_id="r", ttl_s=60), limit=100
         )
 
-    topic.world.objects.plan(Fault(operation=Operation.PUT, kind=FaultKind.CALL, action=trim))
+    topic.world.objects.plan(Fault(operation=StoreOperation.PUT, kind=FaultKind.CALL, action=trim))
     with pytest.raises(StoreUnavailable, match="were given up"):
         publisher.publish_built_index(built, files)
     assert topic.index.get_bucket_list(topic.topic_id) == before
@@ -93,7 +93,7 @@ def test_topic_that_is_deleted_while_its_snapshots_are_stored_is_told(topic: Sto
     def delete() -> None:
         topic.world.sql("UPDATE topic SET state = 'DELETING'")
 
-    topic.world.objects.plan(Fault(operation=Operation.PUT, kind=FaultKind.CALL, action=delete))
+    topic.world.objects.plan(Fault(operation=StoreOperation.PUT, kind=FaultKind.CALL, action=delete))
     with pytest.raises(StoreUnavailable):
         publisher.publish_built_index(built, files)
     with pytest.raises(PreconditionFailed):

@@ -15,7 +15,7 @@ from logstore.log.ledger_object_keys import ledger_prefix, segment_key
 from logstore.ports.catalog import BeginTransactionWrite, Claim, EndTransactionWrite, IndexBucketSwitch
 from logstore.positions import EARLIEST, LedgerId, Position
 from logstore.transactions.transaction_ids_and_states import TransactionId
-from tests.fakes.objects import Fault, FaultKind, Operation
+from tests.fakes.object_store import Fault, FaultKind, StoreOperation
 from tests.logstore.delayed.stored import HOUR_MS, Pending, Stored, stored
 
 EFFECTS = ("catalog.create_component_ledger", "component.put_meta", "component.put_segment", "catalog.switch_buckets")
@@ -54,7 +54,7 @@ def test_seal_takes_what_is_not_due_and_says_how_far_it_looked(topic: Stored) ->
 def test_bucket_whose_upload_was_answered_and_not_stored_is_put_again(topic: Stored) -> None:
     """The topic's list never names a snapshot that the store does not show."""
     (first,) = topic.append(5)
-    lost = Fault(operation=Operation.PUT, kind=FaultKind.LOST, matches=lambda key: key.endswith(".parquet"))
+    lost = Fault(operation=StoreOperation.PUT, kind=FaultKind.LOST, matches=lambda key: key.endswith(".parquet"))
     topic.world.objects.plan(lost)
     assert topic.sealer.drop_buckets_and_seal(topic.topic_id, force=True) == SealResult(buckets=1, messages=1, listed=1)
     assert topic.held() == _expected(topic, (5, first))
@@ -107,7 +107,7 @@ def test_seal_reads_only_segments_with_delivery_times(topic: Stored) -> None:
     last = topic.append(None)
     begun = len(topic.world.objects.calls)
     topic.sealer.drop_buckets_and_seal(topic.topic_id, force=True)
-    read = [key for operation, key in topic.world.objects.calls[begun:] if operation is Operation.GET]
+    read = [key for operation, key in topic.world.objects.calls[begun:] if operation is StoreOperation.GET]
     assert sorted(read) == [segment_key(last[0].ledger_id, 1)]
 
 
@@ -166,7 +166,7 @@ def test_seal_whose_list_is_cleared_meanwhile_is_overtaken(topic: Stored) -> Non
     def clear() -> None:
         topic.index.retire_all_buckets(topic.topic_id, reason="tests")
 
-    topic.world.objects.plan(Fault(operation=Operation.PUT, kind=FaultKind.CALL, action=clear))
+    topic.world.objects.plan(Fault(operation=StoreOperation.PUT, kind=FaultKind.CALL, action=clear))
     assert topic.sealer.drop_buckets_and_seal(topic.topic_id, force=True) == SealResult(overtaken=True)
     assert (topic.buckets, topic.ledgers(), len(topic.retired())) == ((), [], 1)
     assert topic.sealer.drop_buckets_and_seal(topic.topic_id, force=True) == SealResult(buckets=1, messages=1, listed=1)
@@ -237,7 +237,7 @@ def test_seal_of_a_ledger_that_is_trimmed_meanwhile_goes_on_behind_it(topic: Sto
 
     topic.world.log.subscriptions.subscribe(topic.topic_id, "reader", latest=True)
     topic.world.log.subscriptions.acknowledge(topic.topic_id, "reader", up_to=gone[0])
-    topic.world.objects.plan(Fault(operation=Operation.GET, kind=FaultKind.CALL, action=trim))
+    topic.world.objects.plan(Fault(operation=StoreOperation.GET, kind=FaultKind.CALL, action=trim))
     assert topic.sealer.drop_buckets_and_seal(topic.topic_id, force=True).messages == 1
     assert [position for _, position in topic.held()] == kept
 
@@ -256,9 +256,9 @@ def test_seal_of_a_damaged_log_changes_nothing_and_says_what_is_missing(topic: S
     assert topic.sealer.drop_buckets_and_seal(topic.topic_id, force=True) == SealResult(buckets=1, messages=1, listed=1)
 
 
-@pytest.mark.parametrize("operation", [Operation.GET, Operation.PUT])
+@pytest.mark.parametrize("operation", [StoreOperation.GET, StoreOperation.PUT])
 def test_store_that_always_fails_ends_a_seal_and_one_that_comes_back_does_not(
-    topic: Stored, operation: Operation
+    topic: Stored, operation: StoreOperation
 ) -> None:
     """Reads are repeated by the adapter below, uploads here, with patience."""
     topic.append(1)
@@ -266,7 +266,7 @@ def test_store_that_always_fails_ends_a_seal_and_one_that_comes_back_does_not(
     with pytest.raises(StoreUnavailable):
         topic.sealer.drop_buckets_and_seal(topic.topic_id, force=True)
     topic.world.objects._faults.clear()
-    if operation is Operation.PUT:
+    if operation is StoreOperation.PUT:
         topic.world.objects.plan(Fault(operation=operation, kind=FaultKind.BEFORE, times=2))
     assert topic.sealer.drop_buckets_and_seal(topic.topic_id, force=True).buckets == 1
 
@@ -286,7 +286,7 @@ def test_large_segment_is_read_by_its_column_of_delivery_times(topic: Stored) ->
     topic.world.log.managed.append(topic.world.topic, ProducedEntries(entries=[entry]))
     begun = len(topic.world.objects.calls)
     assert topic.sealer.drop_buckets_and_seal(topic.topic_id, force=True).messages == 1
-    assert Operation.GET not in {operation for operation, _ in topic.world.objects.calls[begun:]}
+    assert StoreOperation.GET not in {operation for operation, _ in topic.world.objects.calls[begun:]}
 
 
 def test_times_of_any_size_are_sealed_merged_and_waited_for(topic: Stored) -> None:

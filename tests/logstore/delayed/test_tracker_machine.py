@@ -29,7 +29,7 @@ from logstore.delayed.tracker_sources import IndexBucketSource
 from logstore.errors import CorruptData, StoreUnavailable
 from logstore.positions import EARLIEST, LedgerId, Position
 from tests.logstore.delayed.rows import Snapshots, take_due
-from tests.state_machines import play
+from tests.state_machines import run_state_machine
 
 _SLACK_MS = 5
 """A merge leaves out what was due so long ago; clocks are off by less."""
@@ -343,7 +343,7 @@ class Delivery(RuleBasedStateMachine):
 
 def test_no_delayed_message_is_lost_early_or_handed_out_twice() -> None:
     """In any order of what happens to its topic."""
-    play(Delivery, 0, examples=100, steps=40)
+    run_state_machine(Delivery, 0, examples=100, steps=40)
 
 
 @pytest.mark.all_faults
@@ -351,4 +351,4 @@ def test_no_delayed_message_is_lost_early_or_handed_out_twice() -> None:
 @pytest.mark.parametrize("number", range(1, 5))
 def test_no_delayed_message_is_lost_early_or_handed_out_twice_however_long(number: int) -> None:
     """The same, with more and longer examples."""
-    play(Delivery, number, examples=1_000, steps=60)
+    run_state_machine(Delivery, number, examples=1_000, steps=60)

@@ -11,7 +11,7 @@ from logstore.errors import CatalogMismatch, CorruptData, SextonError, StoreUnav
 from logstore.log.ledger_object_keys import SHARDS, meta_key, segment_key
 from logstore.ports.object_storage import ObjectInfo
 from logstore.positions import LedgerId
-from tests.fakes.objects import FakeObjectStore, Fault, FaultKind, Operation
+from tests.fakes.object_store import FakeObjectStore, Fault, FaultKind, StoreOperation
 from tests.logstore.builders import OWNER, intent, statement
 
 _SEGMENTS = 3
@@ -46,12 +46,12 @@ def test_ledgers_that_are_gone_are_proved_by_name_and_by_a_second_listing_that_t
     objects = FakeObjectStore()
     assert _examined(objects) == {}
     requests = [operation for operation, _ in objects.calls]
-    asked = {key for operation, key in objects.calls if operation is Operation.GET_RANGE}
+    asked = {key for operation, key in objects.calls if operation is StoreOperation.GET_RANGE}
     names = {segment_key(one, number) for one in _IDS for number in range(_SEGMENTS)}
     assert asked == names | {meta_key(one, OWNER) for one in _IDS}
-    assert requests.count(Operation.GET_RANGE) == len(_IDS) * (_SEGMENTS + 1)
-    assert requests.count(Operation.LIST) == 2 * 3  # two walks, and a ledger that stands apart
-    assert set(requests) == {Operation.LIST, Operation.GET_RANGE}
+    assert requests.count(StoreOperation.GET_RANGE) == len(_IDS) * (_SEGMENTS + 1)
+    assert requests.count(StoreOperation.LIST) == 2 * 3  # two walks, and a ledger that stands apart
+    assert set(requests) == {StoreOperation.LIST, StoreOperation.GET_RANGE}
 
 
 @pytest.mark.parametrize("number", [None, 0, 2], ids=["meta", "first", "last"])
@@ -80,8 +80,8 @@ def test_ledger_that_the_second_listing_shows_is_not_gone(ledger_id: LedgerId) -
     assert "a second LIST finds it" in str(doubts[ledger_id])
 
 
-@pytest.mark.parametrize("operation", [Operation.LIST, Operation.GET_RANGE])
-def test_store_that_stops_answering_proves_nothing_and_is_not_asked_for_the_rest(operation: Operation) -> None:
+@pytest.mark.parametrize("operation", [StoreOperation.LIST, StoreOperation.GET_RANGE])
+def test_store_that_stops_answering_proves_nothing_and_is_not_asked_for_the_rest(operation: StoreOperation) -> None:
     """It would be asked for thousands of names in vain; what was proved before stays proved."""
     many = [replace(intent(shard, segments=400), row_id=shard) for shard in range(4)]
     objects = FakeObjectStore()

@@ -14,7 +14,7 @@ from logstore.log.ledger_object_keys import ledger_prefix, meta_key, segment_key
 from logstore.log.ledgers import Component, LedgerOwner
 from logstore.ports.object_storage import CopyRemovalResult, ObjectInfo
 from logstore.positions import LedgerId
-from tests.fakes.objects import FakeObjectStore, Fault, FaultKind, Operation
+from tests.fakes.object_store import FakeObjectStore, Fault, FaultKind, StoreOperation
 from tests.logstore.builders import OWNER, intent, statement
 
 _L = LedgerId(7)
@@ -70,7 +70,7 @@ def test_number_of_segments_that_no_ledger_has_is_refused_without_asking_for_eac
     damaged = replace(intent(_L, segments=3), last_segment=2**62)
     with pytest.raises(CorruptData, match=r"at most 1,000,000 segments .*, found the number 4611686018427387904"):
         PrimaryCopyStorage(objects).inspect_copy(damaged)
-    assert (Operation.HEAD, segment_key(_L, 3)) not in objects.calls[calls:]
+    assert (StoreOperation.HEAD, segment_key(_L, 3)) not in objects.calls[calls:]
 
 
 def test_primary_copy_of_its_own_ledger_is_found_by_one_list() -> None:
@@ -85,7 +85,7 @@ def test_primary_copy_of_its_own_ledger_is_found_by_one_list() -> None:
         size_bytes=25,
         objects=4,
     )
-    assert objects.calls[calls:] == [(Operation.LIST, ledger_prefix(_L))]
+    assert objects.calls[calls:] == [(StoreOperation.LIST, ledger_prefix(_L))]
 
 
 @pytest.mark.parametrize("ledger_id", [0, 2**63 - 1])
@@ -107,8 +107,12 @@ def test_primary_copy_absent_is_proved_by_independent_reads() -> None:
     """An empty listing alone proves nothing (apache/bookkeeper#870)."""
     objects = FakeObjectStore()
     assert _inspect(objects) == StoredCopy(verdict=CopyVerdict.ABSENT)
-    assert [operation for operation, _ in objects.calls[:3]] == [Operation.LIST, Operation.HEAD, Operation.LIST]
-    asked = {key for operation, key in objects.calls[3:] if operation is Operation.HEAD}
+    assert [operation for operation, _ in objects.calls[:3]] == [
+        StoreOperation.LIST,
+        StoreOperation.HEAD,
+        StoreOperation.LIST,
+    ]
+    asked = {key for operation, key in objects.calls[3:] if operation is StoreOperation.HEAD}
     assert asked == {segment_key(_L, number) for number in range(3)}
     assert len(objects.calls) == 6
 
@@ -157,11 +161,13 @@ def test_primary_copy_of_a_late_segment_alone_is_not_absent_for_one_empty_listin
 def test_silent_store_is_asked_for_no_segment_after_the_first_silence() -> None:
     """Only the requests in hand are made; a store that is down would else be asked for hundreds of keys in vain."""
     objects = _store(segments=0)
-    silent = Fault(operation=Operation.HEAD, kind=FaultKind.BEFORE, times=1_000, matches=lambda key: "parquet" in key)
+    silent = Fault(
+        operation=StoreOperation.HEAD, kind=FaultKind.BEFORE, times=1_000, matches=lambda key: "parquet" in key
+    )
     objects.plan(silent)
     with pytest.raises(StoreUnavailable):
         _inspect(objects, segments=200)
-    asked = [key for operation, key in objects.calls if operation is Operation.HEAD and "parquet" in key]
+    asked = [key for operation, key in objects.calls if operation is StoreOperation.HEAD and "parquet" in key]
     assert 1 <= len(asked) <= 8
 
 
@@ -175,7 +181,7 @@ def test_primary_copy_listed_empty_but_seen_by_head_is_no_answer() -> None:
 def test_primary_copy_listing_that_ends_early_is_no_answer() -> None:
     """Half a listing is an error of the store and never a small ledger (YahooArchive/bookkeeper#17)."""
     objects = _store()
-    objects.plan(Fault(operation=Operation.LIST, kind=FaultKind.MIDWAY, after_objects=2))
+    objects.plan(Fault(operation=StoreOperation.LIST, kind=FaultKind.MIDWAY, after_objects=2))
     with pytest.raises(StoreUnavailable):
         _inspect(objects)
 
@@ -253,7 +259,7 @@ def test_primary_copy_object_that_goes_away_while_it_is_judged_harms_nothing() -
     def delete_meanwhile() -> None:
         objects.delete([segment_key(_L, 0)])
 
-    objects.plan(Fault(operation=Operation.HEAD, kind=FaultKind.CALL, action=delete_meanwhile))
+    objects.plan(Fault(operation=StoreOperation.HEAD, kind=FaultKind.CALL, action=delete_meanwhile))
     assert _inspect(objects).verdict is CopyVerdict.OWN
 
 
@@ -276,7 +282,7 @@ def test_primary_copy_meta_goes_last() -> None:
     """Until the last segment is gone the ledger says whose it is."""
     objects = _store()
     _remove(objects, _inspect(objects))
-    deleted = [key for operation, key in objects.calls if operation is Operation.DELETE]
+    deleted = [key for operation, key in objects.calls if operation is StoreOperation.DELETE]
     assert deleted[-1] == _META
 
 
@@ -291,7 +297,9 @@ def test_primary_copy_key_refused_keeps_meta_and_is_told() -> None:
     """An error for one key inside a good answer is an error (apache/pulsar#14693)."""
     objects = _store()
     bad = segment_key(_L, 1)
-    objects.plan(Fault(operation=Operation.DELETE, kind=FaultKind.KEY_ERROR, matches=lambda key: key == bad))
+    objects.plan(
+        Fault(operation=StoreOperation.DELETE, kind=FaultKind.REPORT_KEY_FAILED, matches=lambda key: key == bad)
+    )
     removal, _ = _remove(objects, _inspect(objects))
     assert removal.error is not None
     assert bad in removal.error
@@ -302,7 +310,9 @@ def test_primary_copy_key_refused_keeps_meta_and_is_told() -> None:
 def test_primary_copy_meta_refused_is_told() -> None:
     """The statement is an object like any other: kept means not done."""
     objects = _store()
-    objects.plan(Fault(operation=Operation.DELETE, kind=FaultKind.KEY_ERROR, matches=lambda key: key == _META))
+    objects.plan(
+        Fault(operation=StoreOperation.DELETE, kind=FaultKind.REPORT_KEY_FAILED, matches=lambda key: key == _META)
+    )
     removal, _ = _remove(objects, _inspect(objects))
     assert removal.error is not None
     assert _META in removal.error
@@ -317,7 +327,11 @@ def test_primary_copy_one_ledgers_trouble_leaves_its_neighbours_alone() -> None:
     storage = PrimaryCopyStorage(objects)
     copies = {at: storage.inspect_copy(intent(ledger)) for at, ledger in enumerate([_L, other])}
     objects.plan(
-        Fault(operation=Operation.DELETE, kind=FaultKind.KEY_ERROR, matches=lambda key: key == segment_key(_L, 0))
+        Fault(
+            operation=StoreOperation.DELETE,
+            kind=FaultKind.REPORT_KEY_FAILED,
+            matches=lambda key: key == segment_key(_L, 0),
+        )
     )
     removed = storage.remove_copies(copies, on_progress=lambda _count: None)
     assert removed[0].error is not None
@@ -355,7 +369,7 @@ def test_second_listing_without_an_answer_keeps_one_statement_and_no_neighbour(k
     storage = PrimaryCopyStorage(objects)
     copies = {0: storage.inspect_copy(intent(_L, segments=3)), 1: storage.inspect_copy(intent(other, segments=1))}
     assert [copy.is_incomplete for copy in copies.values()] == [True, False]
-    objects.plan(Fault(operation=Operation.LIST, kind=kind, matches=ledger_prefix(_L).__eq__))
+    objects.plan(Fault(operation=StoreOperation.LIST, kind=kind, matches=ledger_prefix(_L).__eq__))
     removals = storage.remove_copies(copies, on_progress=lambda _: None)
     assert (removals[0].objects, removals[0].answered) == (3, False)
     assert (removals[0].error or "").startswith("the second listing got no answer: ")
@@ -505,7 +519,7 @@ def test_parts_beside_the_statement_of_a_bucket_are_freed_before_it() -> None:
     assert _remove(objects, found)[0].objects == 1
     assert (objects.unfinished, objects.keys) == (set(), [])
     done = [operation for operation, _ in objects.calls]
-    assert done.index(Operation.ABORT) < done.index(Operation.DELETE)
+    assert done.index(StoreOperation.ABORT) < done.index(StoreOperation.DELETE)
 
 
 def test_published_ledgers_are_not_asked_for_parts() -> None:
@@ -513,4 +527,4 @@ def test_published_ledgers_are_not_asked_for_parts() -> None:
     bucket, data = _store(segments=1, owner=_BUCKET), _store(segments=0)
     PrimaryCopyStorage(bucket).inspect_copy(_bucket(segments=1, last_segment=0))
     _inspect(data, segments=0)
-    assert Operation.UPLOADS not in {operation for operation, _ in (*bucket.calls, *data.calls)}
+    assert StoreOperation.UPLOADS not in {operation for operation, _ in (*bucket.calls, *data.calls)}

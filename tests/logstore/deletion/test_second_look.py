@@ -13,7 +13,7 @@ from logstore.log.ledgers import CopyKind
 from logstore.offload.tiered_copy import data_key, index_key
 from logstore.ports.object_storage import CopyRemovalResult
 from logstore.positions import LedgerId
-from tests.fakes.objects import FakeObjectStore, Fault, FaultKind, Operation
+from tests.fakes.object_store import FakeObjectStore, Fault, FaultKind, StoreOperation
 from tests.logstore.builders import OWNER, intent, statement
 
 _UUID = "01234567-89ab-4cde-8f01-23456789abcd"
@@ -38,7 +38,7 @@ def _remove(objects: FakeObjectStore, intents: list[DeletionIntent]) -> dict[int
 
 
 def _keeping(times: int = 1_000, *, of: str = "") -> Fault:
-    return Fault(operation=Operation.DELETE, kind=FaultKind.LOST, times=times, matches=lambda key: of in key)
+    return Fault(operation=StoreOperation.DELETE, kind=FaultKind.LOST, times=times, matches=lambda key: of in key)
 
 
 def test_store_that_keeps_what_it_confirmed_deletes_no_statement_and_ends_no_row() -> None:
@@ -52,7 +52,7 @@ def test_store_that_keeps_what_it_confirmed_deletes_no_statement_and_ends_no_row
     assert {one.objects for one in removed.values()} == {0}
     assert all(one.answered for one in removed.values())
     assert objects.keys == before
-    assert not [key for operation, key in objects.calls if operation is Operation.DELETE and "meta" in key]
+    assert not [key for operation, key in objects.calls if operation is StoreOperation.DELETE and "meta" in key]
 
 
 def test_store_that_keeps_statements_that_it_confirmed_ends_no_row() -> None:
@@ -70,8 +70,8 @@ def test_batch_gains_no_request_for_each_of_its_ledgers() -> None:
     removed = _remove(objects, _stored(objects, 300))
     assert set(removed.values()) == {CopyRemovalResult(objects=3, size_bytes=12)}
     requests = [operation for operation, _ in objects.calls]
-    assert requests.count(Operation.GET_RANGE) == 8
-    assert set(requests) == {Operation.DELETE, Operation.GET_RANGE}
+    assert requests.count(StoreOperation.GET_RANGE) == 8
+    assert set(requests) == {StoreOperation.DELETE, StoreOperation.GET_RANGE}
 
 
 def test_ledger_that_is_removed_alone_is_listed_again() -> None:
@@ -93,7 +93,7 @@ def test_sample_that_gets_no_answer_takes_nothing_back_that_the_store_confirmed(
     objects = FakeObjectStore()
     intents = _stored(objects, 3)
     unanswered = Fault(
-        operation=Operation.GET_RANGE, kind=FaultKind.BEFORE, times=1_000, matches=lambda key: key.endswith(part)
+        operation=StoreOperation.GET_RANGE, kind=FaultKind.BEFORE, times=1_000, matches=lambda key: key.endswith(part)
     )
     objects.plan(unanswered)
     assert set(_remove(objects, intents).values()) == {CopyRemovalResult(objects=3, size_bytes=12)}
@@ -107,7 +107,7 @@ def test_key_that_stands_counts_though_the_rest_of_the_sample_gets_no_answer() -
     standing = segment_key(LedgerId(1), 1)
     objects.plan(_keeping(of=standing))
     others = Fault(
-        operation=Operation.GET_RANGE, kind=FaultKind.BEFORE, times=1_000, matches=lambda key: key != standing
+        operation=StoreOperation.GET_RANGE, kind=FaultKind.BEFORE, times=1_000, matches=lambda key: key != standing
     )
     objects.plan(others)
     removed = _remove(objects, intents)
@@ -119,7 +119,9 @@ def test_store_that_refuses_the_second_look_ends_no_row() -> None:
     """It has to be mended first, and every retry says so."""
     objects = FakeObjectStore()
     intents = _stored(objects, 3)
-    refused = Fault(operation=Operation.GET_RANGE, kind=FaultKind.BEFORE, error=lambda: PreconditionFailed("denied"))
+    refused = Fault(
+        operation=StoreOperation.GET_RANGE, kind=FaultKind.BEFORE, error=lambda: PreconditionFailed("denied")
+    )
     objects.plan(refused)
     with pytest.raises(PreconditionFailed, match="denied"):
         _remove(objects, intents)
@@ -155,7 +157,7 @@ def test_tiered_copy_that_the_store_keeps_is_not_done(part: str) -> None:
     copies = TieredCopyStorage(lambda _: objects, now_us=lambda: 0)
     found = copies.inspect_copy(row)
     assert found.verdict is CopyVerdict.OWN
-    objects.plan(Fault(operation=Operation.DELETE, kind=FaultKind.LOST, matches=lambda key: key == data + part))
+    objects.plan(Fault(operation=StoreOperation.DELETE, kind=FaultKind.LOST, matches=lambda key: key == data + part))
     removed = copies.remove_copies({1: found}, on_progress=lambda _: None)
     assert "still has it" in (removed[1].error or "")
     assert objects.keys == ([index] if part else [data, index])

@@ -13,7 +13,7 @@ from logstore.errors import StoreUnavailable, Unsupported
 from logstore.log.ledger_object_keys import SHARDS, ledger_prefix, meta_key, segment_key, shard_prefix
 from logstore.ports.object_storage import ObjectInfo, object_keys
 from logstore.positions import LedgerId
-from tests.fakes.objects import FakeObjectStore, Fault, FaultKind, Operation
+from tests.fakes.object_store import FakeObjectStore, Fault, FaultKind, StoreOperation
 from tests.logstore.builders import OWNER, intent, statement
 
 
@@ -39,7 +39,7 @@ def _alone(objects: FakeObjectStore, ids: Sequence[int]) -> dict[int, list[str]]
 
 
 def _listings(objects: FakeObjectStore) -> int:
-    return sum(operation is Operation.LIST for operation, _ in objects.calls)
+    return sum(operation is StoreOperation.LIST for operation, _ in objects.calls)
 
 
 def test_neighbours_of_a_shard_share_one_listing() -> None:
@@ -103,7 +103,7 @@ def test_random_shards_show_what_listings_alone_show() -> None:
 
 
 def _failing(error: Exception) -> Fault:
-    return Fault(operation=Operation.LIST, kind=FaultKind.BEFORE, error=lambda: error, times=1)
+    return Fault(operation=StoreOperation.LIST, kind=FaultKind.BEFORE, error=lambda: error, times=1)
 
 
 def test_walk_that_fails_leaves_the_other_ledgers_to_listings_of_their_own() -> None:

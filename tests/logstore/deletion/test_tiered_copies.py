@@ -13,7 +13,7 @@ from logstore.offload.tiered_copy import UPLOAD_GRACE_S, CopyLocation, data_key,
 from logstore.ports.object_storage import CopyRemovalResult, ObjectInfo
 from logstore.positions import LedgerId, TopicId
 from logstore.stop_checks import use_stop_check
-from tests.fakes.objects import FakeObjectStore, Fault, FaultKind, Operation
+from tests.fakes.object_store import FakeObjectStore, Fault, FaultKind, StoreOperation
 
 UUID = "01234567-89ab-4cde-8f01-23456789abcd"
 LEDGER = LedgerId(7)
@@ -95,7 +95,7 @@ def test_pair_that_is_ours_is_removed_data_first(objects: Blind) -> None:
         10,
     )
     assert remove(objects, found) == (CopyRemovalResult(objects=2, size_bytes=10), [1, 1])
-    assert [key for op, key in objects.calls if op is Operation.DELETE] == [DATA, INDEX]
+    assert [key for op, key in objects.calls if op is StoreOperation.DELETE] == [DATA, INDEX]
     assert inspect(objects).verdict is CopyVerdict.ABSENT
     assert len(objects.keys) == 2
 
@@ -123,7 +123,7 @@ def test_absence_needs_two_independent_reads(objects: Blind) -> None:
 def test_listing_of_what_head_denies_is_asked_again(objects: Blind) -> None:
     """What cannot be asked whose it is is not deleted."""
     put(objects, DATA)
-    objects.plan(Fault(operation=Operation.HEAD, kind=FaultKind.CALL, action=objects._held.clear))
+    objects.plan(Fault(operation=StoreOperation.HEAD, kind=FaultKind.CALL, action=objects._held.clear))
     with pytest.raises(StoreUnavailable, match="asking again"):
         inspect(objects)
     assert inspect(objects).verdict is CopyVerdict.ABSENT
@@ -163,7 +163,7 @@ def test_copy_whose_upload_may_go_on_is_not_touched(objects: Blind, seconds: flo
     with pytest.raises(UploadOpen, match=UUID) as raised:
         inspect(objects, with_end(seconds))
     assert raised.value.after_s == pytest.approx(seconds + UPLOAD_GRACE_S)
-    assert [op for op, _ in objects.calls if op is not Operation.PUT] == []
+    assert [op for op, _ in objects.calls if op is not StoreOperation.PUT] == []
 
 
 def test_copy_whose_upload_is_over_is_removed(objects: Blind) -> None:
@@ -195,7 +195,7 @@ def test_freeing_the_parts_of_dead_uploads_ends_between_two_of_them(objects: Bli
     found = inspect(objects, with_end(-UPLOAD_GRACE_S))
 
     def end() -> None:
-        if any(operation is Operation.ABORT for operation, _ in objects.calls):
+        if any(operation is StoreOperation.ABORT for operation, _ in objects.calls):
             raise InterruptedError
 
     with use_stop_check(end), pytest.raises(InterruptedError):
@@ -207,13 +207,15 @@ def test_published_copy_is_not_asked_for_parts(objects: Blind) -> None:
     """Its upload was finished: one request less for each ledger."""
     put(objects, DATA, INDEX)
     inspect(objects)
-    assert Operation.UPLOADS not in {op for op, _ in objects.calls}
+    assert StoreOperation.UPLOADS not in {op for op, _ in objects.calls}
 
 
 def test_key_that_the_store_keeps_is_reported(objects: Blind) -> None:
     """The bulk remove stopped working and failed silently (apache/pulsar#14693): what counts is the key's result."""
     put(objects, DATA, INDEX)
-    objects.plan(Fault(operation=Operation.DELETE, kind=FaultKind.KEY_ERROR, matches=lambda key: key == DATA))
+    objects.plan(
+        Fault(operation=StoreOperation.DELETE, kind=FaultKind.REPORT_KEY_FAILED, matches=lambda key: key == DATA)
+    )
     removal, _ = remove(objects, inspect(objects))
     assert removal.error is not None
     assert DATA in removal.error

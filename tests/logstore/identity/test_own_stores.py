@@ -24,9 +24,9 @@ from logstore.offload.tiered_copy import index_key
 from logstore.ports.object_storage import StoredObject
 from logstore.positions import LedgerId, TopicId
 from logstore.records.manifest import manifest_key
-from tests.every_topic import every_topic
+from tests.all_topics import list_all_topics
 from tests.fakes.catalog import Copy, FakeCatalog
-from tests.fakes.objects import FakeObjectStore, Fault, FaultKind, Operation
+from tests.fakes.object_store import FakeObjectStore, Fault, FaultKind, StoreOperation
 from tests.logstore.eventually import assert_eventually
 
 LOGS = NamedBucket(role=BucketRole.PRIMARY, bucket="logs", address="http://store")
@@ -55,7 +55,7 @@ def own(catalog: FakeCatalog, bucket: FakeObjectStore, named: NamedBucket = LOGS
 
 def ledger(catalog: FakeCatalog, *stores: FakeObjectStore, created_us: int | None = None) -> LedgerId:
     """A live ledger of a topic, with its statement in these buckets."""
-    topics = every_topic(catalog.topics)
+    topics = list_all_topics(catalog.topics)
     topic = topics[0] if topics else catalog.topics.create_topic("persistent://a/b/topic", RetentionPolicy())
     made = catalog.ledgers.create_ledger(topic.topic_id, application="sexton")
     last = catalog.ledgers.last_ledger(topic.topic_id)
@@ -90,7 +90,7 @@ def test_new_catalog_marks_its_empty_bucket_once_and_records_it(catalog: FakeCat
     assert catalog.identities.list_marked_buckets() == {(BucketRole.PRIMARY, "logs")}
     calls = len(bucket.calls)
     store.head("x")
-    assert bucket.calls[calls:] == [(Operation.HEAD, "x")]
+    assert bucket.calls[calls:] == [(StoreOperation.HEAD, "x")]
 
 
 def cut_answers(bucket: FakeObjectStore, times: int, *, body: bytes | None = b'{"cata') -> None:
@@ -146,7 +146,7 @@ def test_marker_that_is_damaged_in_storage_is_nobodys(catalog: FakeCatalog, buck
 
 def test_marker_that_was_answered_and_not_stored_is_not_recorded(catalog: FakeCatalog, bucket: FakeObjectStore) -> None:
     """Recorded, it would make the bucket a lost one for good; the next use puts it."""
-    bucket.plan(Fault(operation=Operation.PUT, kind=FaultKind.LOST))
+    bucket.plan(Fault(operation=StoreOperation.PUT, kind=FaultKind.LOST))
     with pytest.raises(UploadUnproven, match="not there"):
         own(catalog, bucket).require_ownership_once()
     assert catalog.identities.list_marked_buckets() == frozenset()
@@ -180,7 +180,7 @@ def test_bucket_of_another_catalog_is_refused_at_every_use(
     for _ in range(2):
         with pytest.raises(CatalogMismatch, match=f"expected the marker of catalog {catalog.catalog_id}.*{THEIRS}"):
             use(store)
-    assert set(bucket.calls[calls:]) == {(Operation.GET, MARKER_KEY)}
+    assert set(bucket.calls[calls:]) == {(StoreOperation.GET, MARKER_KEY)}
     assert catalog.identities.list_marked_buckets() == frozenset()
 
 
@@ -401,7 +401,7 @@ def test_bucket_that_a_process_of_ours_marks_and_fills_meanwhile_is_ours(
         else:
             bucket.put_if_absent(MARKER_KEY, marker_content(catalog.catalog_id), metadata={})
 
-    operation = Operation.HEAD if known else Operation.LIST
+    operation = StoreOperation.HEAD if known else StoreOperation.LIST
     bucket.plan(Fault(operation=operation, kind=FaultKind.CALL, action=another))
     own(catalog, bucket).require_ownership_once()
     assert catalog.identities.list_marked_buckets() == {(BucketRole.PRIMARY, "logs")}
@@ -594,7 +594,7 @@ def test_two_catalogs_that_adopt_at_once_end_with_one(catalog: FakeCatalog, buck
     def first() -> None:
         own(other, bucket).require_ownership_once()
 
-    race = Fault(operation=Operation.PUT, kind=FaultKind.CALL, matches=lambda key: key == MARKER_KEY, action=first)
+    race = Fault(operation=StoreOperation.PUT, kind=FaultKind.CALL, matches=lambda key: key == MARKER_KEY, action=first)
     bucket.plan(race)
     with pytest.raises(CatalogMismatch, match=THEIRS):
         own(catalog, bucket).require_ownership_once()

@@ -18,7 +18,7 @@ from logstore.log.segment_format import digest_footer
 from logstore.log.segment_metadata import sha256_hex
 from logstore.log.services.component_ledgers import CreatedLedger, OneEntryLedgerDraft, ParquetLedgerDraft
 from logstore.positions import LedgerId
-from tests.fakes.objects import Fault, FaultKind, Operation
+from tests.fakes.object_store import Fault, FaultKind, StoreOperation
 from tests.logstore.component_world import World
 
 
@@ -63,7 +63,7 @@ def test_component_ledger_is_stored_as_every_ledger_is(world: World) -> None:
     ledger_id = _write(world, b"\x00content\xff")
     owner = world.catalog.statements[ledger_id].owner
     expected = [meta_key(ledger_id, owner), segment_key(ledger_id, 0)]
-    assert [key for operation, key in world.objects.calls if operation is Operation.PUT] == expected
+    assert [key for operation, key in world.objects.calls if operation is StoreOperation.PUT] == expected
     for key in expected:
         found = world.objects.head(key)
         assert found
@@ -143,7 +143,7 @@ def test_component_ledger_of_an_id_that_storage_holds_already_takes_the_next(wor
 
 def test_component_ledger_store_down_gives_up_and_leaves_a_newborn(world: World) -> None:
     """Nothing is published that is not stored."""
-    world.objects.plan(Fault(operation=Operation.PUT, kind=FaultKind.BEFORE, times=1000))
+    world.objects.plan(Fault(operation=StoreOperation.PUT, kind=FaultKind.BEFORE, times=1000))
     with pytest.raises(StoreUnavailable):
         _write(world)
     assert world.listed(Component.SCHEMA_STORAGE) == []
@@ -153,7 +153,7 @@ def test_component_ledger_store_down_gives_up_and_leaves_a_newborn(world: World)
 def test_component_ledger_whose_answer_was_cut_off_once_is_read_again(world: World) -> None:
     """A schema, or a cursor's state, is not lost for that."""
     ledger_id = _write(world)
-    world.objects.plan(Fault(operation=Operation.GET, kind=FaultKind.CUT))
+    world.objects.plan(Fault(operation=StoreOperation.GET, kind=FaultKind.CUT))
     assert world.contents().read(ledger_id) == b"content"
 
 
@@ -164,7 +164,7 @@ def _is_segment(key: str) -> bool:
 def _lost(which: int, *, times: int = 1) -> Fault:
     """A PUT that is answered and stores nothing: of `meta.json` (0) or of the segment (1)."""
     return Fault(
-        operation=Operation.PUT,
+        operation=StoreOperation.PUT,
         kind=FaultKind.LOST,
         times=times,
         matches=lambda key: _is_segment(key) is (which == 1),
@@ -198,7 +198,7 @@ def test_component_ledger_that_is_stored_short_is_never_published(world: World) 
         held = world.objects._held[key]
         world.objects._held[key] = replace(held, body=held.body[:-1])
 
-    world.objects.plan(Fault(operation=Operation.HEAD, kind=FaultKind.CALL, matches=_is_segment, action=cut))
+    world.objects.plan(Fault(operation=StoreOperation.HEAD, kind=FaultKind.CALL, matches=_is_segment, action=cut))
     made = _write(world)
     assert [one.ledger_id for one in world.listed(Component.SCHEMA_STORAGE)] == [made]
     assert world.contents().read(made) == b"content"
@@ -216,8 +216,8 @@ def _delete(world: World) -> None:
 def test_component_ledger_whose_uploads_are_never_answered_is_looked_for_again(world: World) -> None:
     """Its creator woke late, put what nobody looks for any more, and asked the catalog nothing (apache/pulsar#350)."""
     world.objects.plan(
-        Fault(operation=Operation.PUT, kind=FaultKind.CALL, action=lambda: _delete(world)),
-        Fault(operation=Operation.PUT, kind=FaultKind.AFTER, times=1000),
+        Fault(operation=StoreOperation.PUT, kind=FaultKind.CALL, action=lambda: _delete(world)),
+        Fault(operation=StoreOperation.PUT, kind=FaultKind.AFTER, times=1000),
     )
     with pytest.raises(StoreUnavailable):
         _write(world)
@@ -265,17 +265,17 @@ def test_component_ledger_of_a_file_is_stored_as_it_is(world: World, file: Binar
     assert LedgerStatement.from_metadata(stored.metadata) == world.catalog.statements[born.ledger_id]
     vouched = {"sha256": born.sha256, "footer": str(digest_footer(file)), "first": "1:0"}
     assert vouched.items() <= stored.metadata.items()
-    assert (Operation.PART in {operation for operation, _ in world.objects.calls}) is (part_bytes == 100)
+    assert (StoreOperation.PART in {operation for operation, _ in world.objects.calls}) is (part_bytes == 100)
 
 
 def test_component_ledger_of_a_file_that_takes_too_long_sends_nothing_more(world: World, file: BinaryIO) -> None:
     """Its creator has a time by which it must have published; what came after it would be looked for by nobody."""
     world.objects.part_bytes = 100
-    late = Fault(operation=Operation.PART, kind=FaultKind.CALL, action=lambda: world.catalog.advance(seconds=601))
+    late = Fault(operation=StoreOperation.PART, kind=FaultKind.CALL, action=lambda: world.catalog.advance(seconds=601))
     world.objects.plan(late)
     with pytest.raises(UploadTimedOut):
         world.contents().write_unlisted(_file_draft(world, file))
-    assert len([one for one in world.objects.calls if one[0] is Operation.PART]) == 1
+    assert len([one for one in world.objects.calls if one[0] is StoreOperation.PART]) == 1
     assert (world.objects.unfinished, world.listed(Component.DELAYED_INDEX)) == (set(), [])
 
 

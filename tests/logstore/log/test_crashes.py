@@ -12,7 +12,7 @@ from logstore.log.ledger_object_keys import owner_digest_from_key
 from logstore.log.services import AppendResult, ManagedLedger, RollPolicy
 from logstore.positions import Position
 from tests.fakes.catalog import Misfortune, Moment
-from tests.fakes.objects import Fault, FaultKind, Operation
+from tests.fakes.object_store import Fault, FaultKind, StoreOperation
 from tests.logstore.log.world import World, numbered, plain
 
 _EFFECTS = ["roll.create_row", "roll.put_meta", "roll.attach", "append.put_segment", "append.register"]
@@ -137,7 +137,7 @@ def test_many_producers_processes_and_failures_store_every_entry_once_in_order(w
     processes = [world.process(RollPolicy(max_entries=20)) for _ in range(3)]
     for _ in range(60):
         kind = chance.choice([FaultKind.BEFORE, FaultKind.AFTER])
-        world.objects.plan(Fault(operation=Operation.PUT, kind=kind, matches=lambda _key: chance.random() < 0.05))
+        world.objects.plan(Fault(operation=StoreOperation.PUT, kind=kind, matches=lambda _key: chance.random() < 0.05))
         error: SextonError = chance.choice([OutcomeUnknown("planned"), StoreUnavailable("planned")])
         moment = chance.choice(list(Moment)) if isinstance(error, OutcomeUnknown) else Moment.BEFORE
         world.catalog.misfortunes.append(Misfortune(moment=moment, error=lambda error=error: error))  # type: ignore[misc]

@@ -24,7 +24,7 @@ from logstore.records.services import upload_reader
 from logstore.records.services.upload_reader import read_upload_unless_foreign
 from logstore.transactions.transaction_buffer import MarkerVerb, TransactionMarker, markers_to_entries
 from logstore.transactions.transaction_ids_and_states import TransactionId
-from tests.fakes.objects import FakeObjectStore, Fault, FaultKind, Operation, _Held
+from tests.fakes.object_store import FakeObjectStore, Fault, FaultKind, StoreOperation, _HeldObject
 from tests.logstore.log.world import World, plain
 from tests.logstore.offload.offloading import Offloading
 
@@ -40,7 +40,7 @@ def scene(tmp_path: Path) -> Iterator[Offloading]:
         yield made
 
 
-def put_behind(objects: FakeObjectStore, key: str, change: Callable[[_Held], _Held]) -> None:
+def put_behind(objects: FakeObjectStore, key: str, change: Callable[[_HeldObject], _HeldObject]) -> None:
     """Let an object be another one, behind the port's back."""
     objects._held[key] = change(objects._held[key])
 
@@ -48,7 +48,7 @@ def put_behind(objects: FakeObjectStore, key: str, change: Callable[[_Held], _He
 def flip(objects: FakeObjectStore, key: str, bit: int) -> None:
     """Turn one bit around."""
 
-    def flipped(held: _Held) -> _Held:
+    def flipped(held: _HeldObject) -> _HeldObject:
         body = bytearray(held.body)
         body[bit // 8] ^= 1 << bit % 8
         return replace(held, body=bytes(body))
@@ -204,7 +204,7 @@ def test_columns_side_by_side_are_fetched_by_one_request(world: World) -> None:
     (first, *_) = world.process().scan(world.topic, columns=["deliver_at_ms", "producer", "sequence_id"])
     assert (first.producer, first.sequence_id) == ("producer-1", 16)
     requests = [operation for operation, _ in world.objects.calls[begun:]]
-    assert requests == [Operation.HEAD, Operation.GET_RANGE, Operation.GET_RANGE]
+    assert requests == [StoreOperation.HEAD, StoreOperation.GET_RANGE, StoreOperation.GET_RANGE]
 
 
 @pytest.mark.parametrize("column", _DIGESTED)
@@ -262,9 +262,11 @@ def test_corrupt_segment_is_named_with_topic_ledger_and_entries(world: World) ->
     assert said.endswith("Run `sexton ledger explain 0`: it says what to do")
 
 
-@pytest.mark.parametrize(("columns", "operation"), [(["payload"], Operation.GET), (["key"], Operation.GET_RANGE)])
+@pytest.mark.parametrize(
+    ("columns", "operation"), [(["payload"], StoreOperation.GET), (["key"], StoreOperation.GET_RANGE)]
+)
 def test_answer_that_was_cut_off_once_is_asked_for_again(
-    world: World, columns: list[str], operation: Operation
+    world: World, columns: list[str], operation: StoreOperation
 ) -> None:
     """A gateway that chopped one answer made a segment corrupt that was whole, and ended jobs for good."""
     rich(world, 1)
@@ -309,9 +311,9 @@ def test_offload_of_a_flipped_bit_is_refused_and_keeps_the_primary(scene: Offloa
     assert scene.upload(ledger, "u-1").answer is OffloadStartOutcome.BEGUN
 
 
-@pytest.mark.parametrize("operation", [Operation.GET, Operation.GET_RANGE])
+@pytest.mark.parametrize("operation", [StoreOperation.GET, StoreOperation.GET_RANGE])
 def test_answer_of_a_tiered_copy_that_was_cut_off_once_is_asked_for_again(
-    scene: Offloading, operation: Operation
+    scene: Offloading, operation: StoreOperation
 ) -> None:
     """Its index and its data."""
     (ledger, _) = scene.fill(2)

@@ -13,7 +13,7 @@ from logstore.log.services import ManagedLedger
 from logstore.ports.catalog import TopicState
 from logstore.positions import LedgerId
 from tests.fakes.catalog import Misfortune, Moment
-from tests.fakes.objects import Fault, FaultKind, Operation
+from tests.fakes.object_store import Fault, FaultKind, StoreOperation
 from tests.logstore.log.world import World, once, plain
 
 _GONE = LedgerId(0)
@@ -55,7 +55,7 @@ def _sleep_through_the_deletion(world: World, *, seconds: float) -> Callable[[],
 def _oversleep(world: World) -> None:
     """Let the next put take longer than any registration is waited for, and its ledger go meanwhile."""
     action = _sleep_through_the_deletion(world, seconds=601)
-    world.objects.plan(Fault(operation=Operation.PUT, kind=FaultKind.CALL, action=action))
+    world.objects.plan(Fault(operation=StoreOperation.PUT, kind=FaultKind.CALL, action=action))
 
 
 def test_writer_that_overslept_its_ledgers_deletion_has_it_looked_for_again(world: World) -> None:
@@ -84,7 +84,7 @@ def test_writer_whose_registration_is_never_answered_has_its_ledger_looked_for_a
 def test_writer_whose_upload_is_never_answered_has_its_ledger_looked_for_again(world: World) -> None:
     """The put landed and was reported as failed until patience ended: the catalog was never asked anything."""
     process = _with_hint(world)
-    world.objects.plan(Fault(operation=Operation.PUT, kind=FaultKind.AFTER, times=5))
+    world.objects.plan(Fault(operation=StoreOperation.PUT, kind=FaultKind.AFTER, times=5))
     _delete(world)
     with pytest.raises(StoreUnavailable):
         process.append(world.topic, plain(b"late"))
@@ -96,8 +96,8 @@ def test_roll_whose_statement_is_never_answered_has_its_newborn_looked_for_again
     process = world.process()
     delete = once(lambda: _delete(world))
     world.objects.plan(
-        Fault(operation=Operation.PUT, kind=FaultKind.CALL, action=delete),
-        Fault(operation=Operation.PUT, kind=FaultKind.AFTER, times=4),
+        Fault(operation=StoreOperation.PUT, kind=FaultKind.CALL, action=delete),
+        Fault(operation=StoreOperation.PUT, kind=FaultKind.AFTER, times=4),
     )
     arm("roll.put_meta.after", "fail")  # of the first of five tries
     with pytest.raises(StoreUnavailable):
@@ -125,7 +125,7 @@ def test_writer_that_gives_up_on_a_listed_ledger_changes_nothing(world: World) -
     """Its deletion, whenever that comes, lists the whole prefix."""
     process = world.process()
     process.append(world.topic, plain(b"warm"))
-    world.objects.plan(Fault(operation=Operation.PUT, kind=FaultKind.AFTER, times=5))
+    world.objects.plan(Fault(operation=StoreOperation.PUT, kind=FaultKind.AFTER, times=5))
     before = world.catalog.ledger_rows[_GONE]
     with pytest.raises(StoreUnavailable):
         process.append(world.topic, plain(b"late"))

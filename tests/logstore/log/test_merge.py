@@ -11,7 +11,7 @@ from logstore.failpoints import SimulatedCrash
 from logstore.log.entries import NewEntry, ProducedEntries
 from logstore.log.services import AppendResult, ManagedLedger
 from logstore.log.services.batched_appends import AppendQueue
-from tests.fakes.objects import Fault, FaultKind, Operation
+from tests.fakes.object_store import Fault, FaultKind, StoreOperation
 from tests.logstore.eventually import assert_eventually
 from tests.logstore.log.world import World, numbered, plain
 
@@ -38,7 +38,7 @@ def _behind_a_slow_one(
         assert slow.wait(30)
 
     process.append(world.topic, plain(b"ledger"))
-    world.objects.plan(Fault(operation=Operation.PUT, kind=FaultKind.CALL, action=hold))
+    world.objects.plan(Fault(operation=StoreOperation.PUT, kind=FaultKind.CALL, action=hold))
     threads.submit(process.append, world.topic, plain(b"slow"))
     assert uploading.wait(30)
     futures = []
@@ -99,7 +99,9 @@ def test_merge_failure_of_the_batch_is_everybodys(world: World, threads: ThreadP
     """Nobody is told that their entries are stored when the segment is not; the topic goes on."""
     process = world.process()
     world.objects.plan(
-        Fault(operation=Operation.PUT, kind=FaultKind.BEFORE, times=5, matches=lambda key: key.endswith("2.parquet"))
+        Fault(
+            operation=StoreOperation.PUT, kind=FaultKind.BEFORE, times=5, matches=lambda key: key.endswith("2.parquet")
+        )
     )
     futures = _behind_a_slow_one(world, threads, process, [plain(b"a"), plain(b"b")])
     assert [type(future.exception(30)) for future in futures] == [StoreUnavailable] * 2

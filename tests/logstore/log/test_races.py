@@ -32,7 +32,7 @@ from logstore.ports.catalog import (
 )
 from logstore.positions import LedgerId, Position, TopicId
 from tests.fakes.catalog import Misfortune, Moment
-from tests.fakes.objects import FakeObjectStore, Fault, FaultKind, Operation
+from tests.fakes.object_store import FakeObjectStore, Fault, FaultKind, StoreOperation
 from tests.logstore.log.world import World, numbered, once, plain
 
 _FIRST_SEGMENT = segment_key(LedgerId(0), 1)
@@ -125,7 +125,7 @@ def test_race_slow_writer_among_quick_ones_gets_through(world: World) -> None:
 
     world.objects.plan(
         Fault(
-            operation=Operation.PUT,
+            operation=StoreOperation.PUT,
             kind=FaultKind.CALL,
             action=overtake,
             times=10**6,
@@ -240,7 +240,7 @@ def test_race_lost_for_ever_gives_up(world: World) -> None:
     """Bounded: a prefix full of strangers' objects is an error, not a loop."""
     process = _warm(world)
     world.objects.plan(
-        Fault(operation=Operation.PUT, kind=FaultKind.BEFORE, times=10**6, error=lambda: AlreadyExists("planned"))
+        Fault(operation=StoreOperation.PUT, kind=FaultKind.BEFORE, times=10**6, error=lambda: AlreadyExists("planned"))
     )
     with pytest.raises(CatalogBusy, match="lost 25 races"):
         process.append(world.topic, plain(b"x"))
@@ -440,7 +440,7 @@ def test_unknown_outcome_for_ever_is_told_as_such(world: World) -> None:
 def test_outage_of_the_store_is_ridden_out_under_the_same_number(world: World, kind: FaultKind) -> None:
     """An upload that landed but was reported as failed is recognised as our own; no orphan is left."""
     process = _warm(world)
-    world.objects.plan(Fault(operation=Operation.PUT, kind=kind, times=4))
+    world.objects.plan(Fault(operation=StoreOperation.PUT, kind=kind, times=4))
     process.append(world.topic, plain(b"x"))
     assert world.payloads() == [b"warm", b"x"]
     assert sum(key.endswith(".parquet") for key in world.objects.keys) == 2
@@ -461,7 +461,7 @@ def test_outage_of_a_store_that_refuses_our_own_upload_leaves_no_orphan() -> Non
     """The refused object carries the mark of this very upload, so it is registered and not uploaded again."""
     with World(objects=_Forgetful()) as world:
         process = _warm(world)
-        world.objects.plan(Fault(operation=Operation.PUT, kind=FaultKind.AFTER))
+        world.objects.plan(Fault(operation=StoreOperation.PUT, kind=FaultKind.AFTER))
         process.append(world.topic, plain(b"x"))
         assert world.payloads() == [b"warm", b"x"]
         assert sum(key.endswith(".parquet") for key in world.objects.keys) == 2
@@ -470,7 +470,7 @@ def test_outage_of_a_store_that_refuses_our_own_upload_leaves_no_orphan() -> Non
 def test_outage_of_the_store_that_lasts_is_raised_and_nothing_is_registered(world: World) -> None:
     """Bounded tries, then the caller decides."""
     process = _warm(world)
-    world.objects.plan(Fault(operation=Operation.PUT, kind=FaultKind.AFTER, times=5))
+    world.objects.plan(Fault(operation=StoreOperation.PUT, kind=FaultKind.AFTER, times=5))
     with pytest.raises(StoreUnavailable):
         process.append(world.topic, plain(b"x"))
     assert world.payloads() == [b"warm"]
@@ -501,7 +501,9 @@ def test_writer_that_has_not_registered_in_time_gives_up(world: World) -> None:
     process = world.process(registration_timeout_s=600)
     process.append(world.topic, plain(b"warm"))
     world.objects.plan(
-        Fault(operation=Operation.PUT, kind=FaultKind.CALL, action=once(lambda: world.catalog.advance(seconds=601)))
+        Fault(
+            operation=StoreOperation.PUT, kind=FaultKind.CALL, action=once(lambda: world.catalog.advance(seconds=601))
+        )
     )
     with pytest.raises(CatalogBusy, match="giving up"):
         process.append(world.topic, plain(b"x"))

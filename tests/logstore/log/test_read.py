@@ -18,7 +18,7 @@ from logstore.log.segment_format import encode_segment
 from logstore.log.services import ManagedLedger, RollPolicy
 from logstore.ports.catalog import Ledger, Segment
 from logstore.positions import LedgerId, Position, TopicId
-from tests.fakes.objects import Fault, FaultKind, Operation
+from tests.fakes.object_store import Fault, FaultKind, StoreOperation
 from tests.logstore.log.world import World, once, plain
 
 
@@ -132,7 +132,7 @@ def test_read_without_payloads_fetches_a_fraction_of_a_large_segment(world: Worl
     before = len(world.objects.calls)
     assert len(list(process.scan(world.topic, columns=["deliver_at_ms"]))) == 100
     operations = {operation for operation, _ in world.objects.calls[before:]}
-    assert operations == {Operation.HEAD, Operation.GET_RANGE}
+    assert operations == {StoreOperation.HEAD, StoreOperation.GET_RANGE}
 
 
 def test_read_with_payloads_fetches_a_segment_in_one_request(world: World) -> None:
@@ -140,7 +140,7 @@ def test_read_with_payloads_fetches_a_segment_in_one_request(world: World) -> No
     process = _large(world)
     before = len(world.objects.calls)
     assert len(process.read(world.topic, max_entries=100)) == 100
-    assert [operation for operation, _ in world.objects.calls[before:]] == [Operation.GET]
+    assert [operation for operation, _ in world.objects.calls[before:]] == [StoreOperation.GET]
 
 
 def test_read_few_entries_fetches_one_segment(world: World) -> None:
@@ -383,8 +383,10 @@ def test_read_of_bytes_that_are_no_segment_is_corrupt(world: World) -> None:
         list(process.scan(world.topic))
 
 
-@pytest.mark.parametrize(("operation", "columns"), [(Operation.GET, ["payload"]), (Operation.GET_RANGE, ["key"])])
-def test_read_while_the_store_is_away_is_retryable(world: World, operation: Operation, columns: list[str]) -> None:
+@pytest.mark.parametrize(
+    ("operation", "columns"), [(StoreOperation.GET, ["payload"]), (StoreOperation.GET_RANGE, ["key"])]
+)
+def test_read_while_the_store_is_away_is_retryable(world: World, operation: StoreOperation, columns: list[str]) -> None:
     """No answer is never taken for absence."""
     process = _large(world)
     world.objects.plan(Fault(operation=operation, kind=FaultKind.BEFORE))
@@ -411,7 +413,7 @@ def test_read_while_others_append_and_trim_is_in_order_and_without_repeats(world
     for nth in range(4):
         world.objects.plan(
             Fault(
-                operation=Operation.GET,
+                operation=StoreOperation.GET,
                 kind=FaultKind.CALL,
                 matches=lambda key, nth=nth: key == segment_key(LedgerId(nth), 0),  # type: ignore[misc]
                 action=once(lambda: other.append(world.topic, plain(b"later"))),

@@ -6,7 +6,7 @@ import pytest
 
 from logstore.errors import UploadUnproven
 from logstore.log.services.upload_read_back import require_stored_object
-from tests.fakes.objects import FakeObjectStore
+from tests.fakes.object_store import FakeObjectStore
 
 _KEY = "k"
 _METADATA = {"digest": "d", "owner": "o"}

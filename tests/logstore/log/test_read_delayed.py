@@ -18,7 +18,7 @@ from logstore.log.services import ManagedLedger, RollPolicy
 from logstore.log.services.read_cache import ReadCache
 from logstore.ports.catalog import Frontier, Segment
 from logstore.positions import LedgerId, Position, TopicId
-from tests.fakes.objects import Fault, FaultKind, Operation
+from tests.fakes.object_store import Fault, FaultKind, StoreOperation
 from tests.logstore.log.world import World, plain
 
 _START = CursorState(Position(LedgerId(-1), -1))
@@ -43,7 +43,7 @@ def _append(world: World, process: ManagedLedger, delays: Sequence[int | None], 
     process.append(world.topic, ProducedEntries(entries=made))
 
 
-def _calls(world: World, before: int) -> list[tuple[Operation, str]]:
+def _calls(world: World, before: int) -> list[tuple[StoreOperation, str]]:
     return world.objects.calls[before:]
 
 
@@ -91,7 +91,7 @@ def test_payloads_of_messages_that_are_not_due_are_not_fetched(world: World) -> 
     _append(world, process, [_LATER] * 100, size=10_000)
     before = len(world.objects.calls)
     assert process.read(world.topic, max_entries=10, cursor_state=_START) == []
-    assert {operation for operation, _ in _calls(world, before)} == {Operation.HEAD, Operation.GET_RANGE}
+    assert {operation for operation, _ in _calls(world, before)} == {StoreOperation.HEAD, StoreOperation.GET_RANGE}
     world.catalog.advance(seconds=_LATER / 1000)
     assert len(process.read(world.topic, max_entries=100, cursor_state=_START)) == 100
 
@@ -102,7 +102,7 @@ def test_segment_of_which_some_messages_are_not_delayed_is_fetched_in_one_reques
     _append(world, process, [_LATER, None] * 50, size=10_000)
     before = len(world.objects.calls)
     assert len(process.read(world.topic, max_entries=100, cursor_state=_START)) == 50
-    assert [operation for operation, _ in _calls(world, before)] == [Operation.GET]
+    assert [operation for operation, _ in _calls(world, before)] == [StoreOperation.GET]
 
 
 @pytest.mark.parametrize("size", [5, 10_000])
@@ -124,7 +124,7 @@ def test_read_decides_once_whether_a_message_is_due(world: World) -> None:
     _append(world, process, [1] * 20, size=10_000)
     kept = _Kept(_now_ms(world))
     world.objects.plan(
-        Fault(operation=Operation.GET_RANGE, kind=FaultKind.CALL, action=lambda: setattr(kept, "now_ms", 10**15))
+        Fault(operation=StoreOperation.GET_RANGE, kind=FaultKind.CALL, action=lambda: setattr(kept, "now_ms", 10**15))
     )
     found = {entry.position for entry in process.scan(world.topic, cursor_state=_START, postponer=kept)}
     assert found.isdisjoint(kept.later)
@@ -183,7 +183,7 @@ def test_entries_by_position_whose_object_is_lost_are_data_loss(world: World) ->
     """And a store that does not answer is no loss."""
     process = world.process()
     process.append(world.topic, plain(b"a"))
-    world.objects.plan(Fault(operation=Operation.GET, kind=FaultKind.BEFORE))
+    world.objects.plan(Fault(operation=StoreOperation.GET, kind=FaultKind.BEFORE))
     with pytest.raises(StoreUnavailable):
         process.read_visible_entries_at(world.topic, [_at(0, 0)])
     world.objects.delete(world.segments())

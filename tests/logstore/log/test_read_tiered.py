@@ -16,7 +16,7 @@ from logstore.log.ledgers import CopyKind
 from logstore.log.services.segment_sources import TieredCopyFinder, TieredCopyScan
 from logstore.ports.catalog import AuditCause, Claim
 from logstore.positions import LedgerId, Position
-from tests.fakes.objects import Fault, FaultKind, Operation
+from tests.fakes.object_store import Fault, FaultKind, StoreOperation
 from tests.logstore.log.world import once
 from tests.logstore.offload.offloading import Offloading
 
@@ -77,7 +77,7 @@ def test_read_of_a_removed_primary_takes_one_request_a_segment(scene: Offloading
     remove_primaries(scene)
     payloads(scene)
     kinds = [operation for operation, key in scene.tiered.calls if key.startswith("u-0")]
-    assert kinds == [Operation.GET, Operation.GET_RANGE, Operation.GET_RANGE, Operation.GET_RANGE]
+    assert kinds == [StoreOperation.GET, StoreOperation.GET_RANGE, StoreOperation.GET_RANGE, StoreOperation.GET_RANGE]
 
 
 def test_read_of_few_columns_fetches_few_bytes(scene: Offloading, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,7 +184,7 @@ def test_read_of_a_ledger_trimmed_out_of_its_tiered_copy_goes_on_beyond(
         scene.world.catalog.detach(topic, ids(scene)[:1])
         scene.tiered.delete([key for key in scene.tiered.keys if key.startswith("u-0")])
 
-    scene.tiered.plan(Fault(operation=Operation.GET, kind=FaultKind.CALL, action=once(trim)))
+    scene.tiered.plan(Fault(operation=StoreOperation.GET, kind=FaultKind.CALL, action=once(trim)))
     with caplog.at_level(logging.WARNING):
         assert payloads(scene) == ALL[4:]
     assert "PositionTrimmed" in caplog.text
@@ -213,7 +213,7 @@ def test_read_of_an_index_that_knows_no_such_segment_is_corrupt(scene: Offloadin
 def test_read_while_the_tiered_bucket_is_away_is_no_loss(scene: Offloading) -> None:
     """No answer is not "absent"."""
     remove_primaries(scene)
-    scene.tiered.plan(Fault(operation=Operation.GET, kind=FaultKind.BEFORE))
+    scene.tiered.plan(Fault(operation=StoreOperation.GET, kind=FaultKind.BEFORE))
     with pytest.raises(StoreUnavailable):
         payloads(scene)
     assert payloads(scene) == ALL

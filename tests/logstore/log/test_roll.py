@@ -8,7 +8,7 @@ from logstore.log.ledgers import LedgerState
 from logstore.log.services import ManagedLedger, RollPolicy, RollResult
 from logstore.ports.catalog import TopicState
 from logstore.positions import LedgerId, Position
-from tests.fakes.objects import Fault, FaultKind, Operation
+from tests.fakes.object_store import Fault, FaultKind, StoreOperation
 from tests.logstore.builders import OWNER
 from tests.logstore.log.world import World, once, plain
 
@@ -104,7 +104,7 @@ def test_roll_puts_the_statement_before_the_ledger_takes_segments(world: World) 
     states = []
     world.objects.plan(
         Fault(
-            operation=Operation.PUT,
+            operation=StoreOperation.PUT,
             kind=FaultKind.CALL,
             action=once(lambda: states.append(world.catalog.ledger_rows[LedgerId(0)].state)),
         )
@@ -118,7 +118,9 @@ def test_roll_loser_uses_the_winners_ledger_and_its_newborn_is_filed(world: Worl
     """Of two that roll at once one wins; the other's ledger is not left behind (apache/pulsar#350)."""
     one, two = world.process(), world.process()
     _fill(one, world, 1)
-    world.objects.plan(Fault(operation=Operation.PUT, kind=FaultKind.CALL, action=once(lambda: two.roll(world.topic))))
+    world.objects.plan(
+        Fault(operation=StoreOperation.PUT, kind=FaultKind.CALL, action=once(lambda: two.roll(world.topic)))
+    )
     assert one.roll(world.topic) == RollResult(closed=None, opened=LedgerId(2))
     assert world.catalog.pending_deletion == [1]
     assert _fill(one, world, 1) == [2]
@@ -128,7 +130,9 @@ def test_roll_loser_uses_the_winners_ledger_and_its_newborn_is_filed(world: Worl
 def test_roll_loser_of_the_first_ledger_appends_to_the_winners(world: World) -> None:
     """Two processes that open a topic's first ledger at once agree on one."""
     one, two = world.process(), world.process()
-    world.objects.plan(Fault(operation=Operation.PUT, kind=FaultKind.CALL, action=once(lambda: _fill(two, world, 1))))
+    world.objects.plan(
+        Fault(operation=StoreOperation.PUT, kind=FaultKind.CALL, action=once(lambda: _fill(two, world, 1)))
+    )
     assert _fill(one, world, 1) == [1]
     assert world.catalog.pending_deletion == [0]
     assert len(world.payloads()) == 2
@@ -139,9 +143,9 @@ def test_roll_newborn_that_a_trim_took_is_not_used(world: World) -> None:
     process = world.process()
 
     def trim() -> None:
-        world.catalog.file_intents(LedgerId(0), "")
+        world.catalog.replace_ledger_by_intents(LedgerId(0), "")
 
-    trimmed = Fault(operation=Operation.PUT, kind=FaultKind.CALL, action=trim)
+    trimmed = Fault(operation=StoreOperation.PUT, kind=FaultKind.CALL, action=trim)
     world.objects.plan(trimmed)
     assert _fill(process, world, 1) == [1]
     assert world.catalog.pending_deletion == [0]
@@ -153,9 +157,9 @@ def test_roll_by_hand_whose_newborn_a_trim_took_tries_again(world: World) -> Non
     _fill(process, world, 1)
 
     def trim() -> None:
-        world.catalog.file_intents(LedgerId(1), "")
+        world.catalog.replace_ledger_by_intents(LedgerId(1), "")
 
-    world.objects.plan(Fault(operation=Operation.PUT, kind=FaultKind.CALL, action=trim))
+    world.objects.plan(Fault(operation=StoreOperation.PUT, kind=FaultKind.CALL, action=trim))
     assert process.roll(world.topic) == RollResult(closed=LedgerId(0), opened=LedgerId(2))
 
 
@@ -164,9 +168,9 @@ def test_roll_whose_newborns_are_always_taken_gives_up(world: World) -> None:
     process = world.process()
 
     def trim() -> None:
-        world.catalog.file_intents(LedgerId(world.catalog.next_ledger - 1), "")
+        world.catalog.replace_ledger_by_intents(LedgerId(world.catalog.next_ledger - 1), "")
 
-    world.objects.plan(Fault(operation=Operation.PUT, kind=FaultKind.CALL, action=trim, times=100))
+    world.objects.plan(Fault(operation=StoreOperation.PUT, kind=FaultKind.CALL, action=trim, times=100))
     with pytest.raises(CatalogBusy, match="taken away"):
         process.roll(world.topic)
     with pytest.raises(CatalogBusy, match="found no ledger"):
@@ -187,7 +191,7 @@ def test_roll_id_that_storage_knows_already_is_never_attached(world: World) -> N
 @pytest.mark.parametrize("kind", [FaultKind.BEFORE, FaultKind.AFTER])
 def test_roll_rides_out_a_short_outage_of_the_store(world: World, kind: FaultKind) -> None:
     """A statement that was stored but reported as failed is recognised as our own."""
-    world.objects.plan(Fault(operation=Operation.PUT, kind=kind, times=3))
+    world.objects.plan(Fault(operation=StoreOperation.PUT, kind=kind, times=3))
     assert world.process().roll(world.topic) == RollResult(closed=None, opened=LedgerId(0))
     assert len(world.slept) == 3
 
@@ -227,7 +231,7 @@ def test_roll_if_due_loser_says_that_it_did_not_roll(world: World) -> None:
     answers: list[bool] = []
     world.objects.plan(
         Fault(
-            operation=Operation.PUT,
+            operation=StoreOperation.PUT,
             kind=FaultKind.CALL,
             action=once(lambda: answers.append(two.roll_if_due(world.topic))),
         )

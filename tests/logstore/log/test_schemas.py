@@ -10,7 +10,7 @@ from logstore.log.ledger_object_keys import segment_key
 from logstore.log.ledgers import Component
 from logstore.log.services.schemas import MAX_SCHEMA_BYTES
 from logstore.ports.catalog import TopicState
-from tests.fakes.objects import Fault, FaultKind, Operation
+from tests.fakes.object_store import Fault, FaultKind, StoreOperation
 from tests.logstore.component_world import World
 
 
@@ -48,7 +48,9 @@ def test_schema_set_by_two_at_once_is_one_version(world: World) -> None:
     other = world.registry()
     first = []
     world.objects.plan(
-        Fault(operation=Operation.PUT, kind=FaultKind.CALL, action=lambda: first.append(other.set(world.topic, b"a")))
+        Fault(
+            operation=StoreOperation.PUT, kind=FaultKind.CALL, action=lambda: first.append(other.set(world.topic, b"a"))
+        )
     )
     made = world.registry().set(world.topic, b"a")
     assert first == [made]
@@ -62,9 +64,9 @@ def test_schema_newborn_taken_away_is_written_again(world: World) -> None:
 
     def sleep() -> None:
         world.catalog.advance(seconds=601)
-        world.catalog.file_intents(next(iter(world.catalog.ledger_rows)), "")
+        world.catalog.replace_ledger_by_intents(next(iter(world.catalog.ledger_rows)), "")
 
-    world.objects.plan(Fault(operation=Operation.PUT, kind=FaultKind.CALL, action=sleep))
+    world.objects.plan(Fault(operation=StoreOperation.PUT, kind=FaultKind.CALL, action=sleep))
     made = world.registry().set(world.topic, b"a")
     assert made.version == 0
     assert world.registry().read(world.topic) == (made, b"a")
@@ -108,7 +110,7 @@ def test_schema_that_is_not_there_is_told_apart_from_one_that_is_lost(world: Wor
 def test_schema_of_a_topic_that_is_being_deleted_is_refused(world: World) -> None:
     """A newborn that is overtaken by the deletion of its topic has an intent."""
     deleting = lambda: world.catalog.set_state(world.topic.topic_id, TopicState.DELETING)  # noqa: E731
-    world.objects.plan(Fault(operation=Operation.PUT, kind=FaultKind.CALL, action=deleting))
+    world.objects.plan(Fault(operation=StoreOperation.PUT, kind=FaultKind.CALL, action=deleting))
     with pytest.raises(Exception, match="expected state ACTIVE, found DELETING"):
         world.registry().set(world.topic, b"a")
     assert world.catalog.ledger_rows == {}

@@ -6,14 +6,14 @@ from logstore.log.entries import NewEntry, ProducedEntries
 from logstore.log.ledger_object_keys import ledger_prefix, owner_digest_from_key
 from logstore.log.ledgers import LedgerStatement
 from tests.logstore.component_world import NAME, World, at
-from tests.managed import managed_ledger
+from tests.managed_ledgers import open_managed_ledger
 
 
 def _written() -> World:
     """A world in which every path that creates an object has been taken."""
     world = World()
     topic = world.topic
-    with managed_ledger(world.catalog, world.objects, clock=world.clock()) as managed:
+    with open_managed_ledger(world.catalog, world.objects, clock=world.clock()) as managed:
         for _ in range(3):
             managed.append(topic, ProducedEntries(entries=[NewEntry(payload=b"x") for _ in range(4)]))
             managed.roll(topic)
@@ -35,7 +35,7 @@ def test_every_path_that_creates_an_object_writes_what_its_deletion_needs() -> N
             "SCHEMA_STORAGE",
         }
         for ledger_id in rows:
-            world.catalog.file_intents(ledger_id, "b")
+            world.catalog.replace_ledger_by_intents(ledger_id, "b")
         for intent in world.catalog.deletions.list_intents(None, limit=99):
             copy = PrimaryCopyStorage(world.objects).inspect_copy(intent)
             assert copy.verdict is CopyVerdict.OWN, copy.detail

@@ -14,7 +14,7 @@ from logstore.log.services.group_commit import GroupCommitter
 from logstore.ports.catalog import Topic
 from logstore.ports.object_storage import ObjectStore
 from tests.fakes.catalog import FakeCatalog
-from tests.fakes.objects import FakeObjectStore
+from tests.fakes.object_store import FakeObjectStore
 from tests.logstore.builders import TOPIC
 
 NEVER = RollPolicy(max_entries=10**9, max_size_bytes=10**15, max_age_s=10**9)

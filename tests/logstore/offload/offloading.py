@@ -12,7 +12,7 @@ from logstore.log.services.segment_sources import TieredCopyFinder
 from logstore.offload.services.tiered_copy_upload import CopyEvidence, Offloader, UploadAttemptResult
 from logstore.offload.tiered_copy import CopyLocation, data_key, index_key
 from logstore.positions import LedgerId
-from tests.fakes.objects import FakeObjectStore
+from tests.fakes.object_store import FakeObjectStore
 from tests.logstore.log.world import World, plain
 
 METADATA = {"driver": "aws-s3", "bucket": "cold"}

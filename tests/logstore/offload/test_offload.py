@@ -33,7 +33,7 @@ from logstore.offload.tiered_copy import (
 )
 from logstore.ports.catalog import OffloadStartOutcome, PublishedTieredCopy, ReadableCopies
 from logstore.positions import LedgerId
-from tests.fakes.objects import Fault, FaultKind, Operation
+from tests.fakes.object_store import Fault, FaultKind, StoreOperation
 from tests.logstore.offload.offloading import METADATA, UUID, Offloading
 
 
@@ -132,7 +132,7 @@ def test_upload_of_an_open_ledger_is_refused(scene: Offloading) -> None:
 def test_upload_that_left_nothing_is_an_error(scene: Offloading, which: Callable[[str], bool]) -> None:
     """Manual offload reported success though nothing was uploaded (apache/pulsar#22839): done needs evidence."""
     ledger = scene.fill()[0]
-    scene.tiered.plan(Fault(operation=Operation.PUT, kind=FaultKind.LOST, matches=which))
+    scene.tiered.plan(Fault(operation=StoreOperation.PUT, kind=FaultKind.LOST, matches=which))
     with pytest.raises(UploadUnproven, match="not there"):
         scene.upload(ledger)
     assert scene.world.catalog.offloads.find_readable_copies(ledger) == ReadableCopies(primary=True)
@@ -148,7 +148,7 @@ def test_upload_that_left_something_else_is_an_error(
     ledger = scene.fill()[0]
     key = next(key for key in scene.pair(ledger) if which(key))
     damage = Fault(
-        operation=Operation.HEAD,
+        operation=StoreOperation.HEAD,
         kind=FaultKind.CALL,
         matches=lambda found: found == key,
         action=lambda: scene.damage(key, change),
@@ -169,7 +169,7 @@ def test_upload_past_its_time_sends_nothing_more(scene: Offloading) -> None:
         reads.append("one")
         scene.now_s += 30
 
-    scene.world.objects.plan(Fault(operation=Operation.GET, kind=FaultKind.CALL, times=9, action=slow))
+    scene.world.objects.plan(Fault(operation=StoreOperation.GET, kind=FaultKind.CALL, times=9, action=slow))
     with pytest.raises(UploadTimedOut, match=UUID):
         scene.upload(ledger, timeout_s=60)
     assert (len(reads), scene.tiered.keys, scene.tiered.unfinished) == (2, [], set())
@@ -180,7 +180,7 @@ def test_upload_past_its_time_sends_nothing_more(scene: Offloading) -> None:
 def test_upload_that_failed_gives_its_ledger_back(scene: Offloading, error: Exception) -> None:
     """Its intent waits two minutes for a request that was not answered, not for the whole time of an upload."""
     ledger = scene.fill()[0]
-    fault = Fault(operation=Operation.PUT, kind=FaultKind.AFTER, matches=is_index, error=lambda: error)
+    fault = Fault(operation=StoreOperation.PUT, kind=FaultKind.AFTER, matches=is_index, error=lambda: error)
     scene.tiered.plan(fault)
     with pytest.raises(type(error), match="planned"):
         scene.upload(ledger, timeout_s=2_700)
@@ -221,7 +221,7 @@ def test_upload_whose_source_is_gone_tells_a_delete_from_a_loss(scene: Offloadin
         scene.upload(first)
     topic = scene.world.topic.topic_id
     detach = Fault(
-        operation=Operation.GET,
+        operation=StoreOperation.GET,
         kind=FaultKind.CALL,
         matches=lambda key: key == segment_key(second, 1),
         action=lambda: scene.world.catalog.detach(topic, [second]),
@@ -265,9 +265,9 @@ def test_published_copy_of_the_same_size_with_another_content_is_not_proved(scen
     scene.offload(ledger)
     data, _ = scene.pair(ledger)
     copy = published(scene)
-    reads = [name for operation, name in scene.tiered.calls if operation is Operation.GET_RANGE]
+    reads = [name for operation, name in scene.tiered.calls if operation is StoreOperation.GET_RANGE]
     assert scene.offloader().prove(copy).uuid == copy.context["uuid"]
-    asked = [name for operation, name in scene.tiered.calls if operation is Operation.GET_RANGE]
+    asked = [name for operation, name in scene.tiered.calls if operation is StoreOperation.GET_RANGE]
     assert asked == reads, "the store's mark of the content is enough: nothing is read again"
     scene.damage(data, lambda body: body[:50] + bytes([body[50] ^ 1]) + body[51:])
     with pytest.raises(CorruptData, match="of the same length"):

@@ -15,7 +15,7 @@ from logstore.positions import LedgerId, TopicId
 from logstore.reconciliation.findings import Finding, FindingKind
 from logstore.reconciliation.services import orphan_inspection
 from logstore.reconciliation.services.orphan_inspection import OrphanInspector
-from tests.fakes.objects import FakeObjectStore, Fault, FaultKind, Operation
+from tests.fakes.object_store import FakeObjectStore, Fault, FaultKind, StoreOperation
 
 SEVEN = LedgerId(7)
 OWNER = LedgerOwner(
@@ -160,7 +160,7 @@ def test_ledger_whose_objects_state_no_owner_is_kept(stored: Stored) -> None:
 def test_silent_storage_is_no_answer(stored: Stored) -> None:
     """What cannot be asked is asked again, and never judged."""
     stored.put(segment_key(SEVEN, 0))
-    stored.warm.plan(Fault(operation=Operation.HEAD, kind=FaultKind.BEFORE))
+    stored.warm.plan(Fault(operation=StoreOperation.HEAD, kind=FaultKind.BEFORE))
     with pytest.raises(StoreUnavailable):
         stored.copy(LEDGER)
 

@@ -15,7 +15,7 @@ from logstore.ports.catalog import Segment
 from logstore.positions import LedgerId, TopicId
 from logstore.reconciliation.findings import FindingKind
 from logstore.reconciliation.services.scrub_checks import find_damage, require_undamaged_copy, require_undamaged_segment
-from tests.fakes.objects import FakeObjectStore, Fault, FaultKind, Operation
+from tests.fakes.object_store import FakeObjectStore, Fault, FaultKind, StoreOperation
 
 _LEDGER = LedgerId(7)
 _BODY = b"entries" * 10
@@ -121,7 +121,7 @@ def test_index_of_another_copy_is_corrupt() -> None:
 @pytest.mark.parametrize("check", [_segment, _copy])
 def test_store_that_does_not_answer_says_nothing_of_the_data(check: Callable[..., Callable[[], None]]) -> None:
     store = _stored(b"x")
-    store.plan(Fault(operation=Operation.GET, kind=FaultKind.BEFORE, times=1_000))
+    store.plan(Fault(operation=StoreOperation.GET, kind=FaultKind.BEFORE, times=1_000))
     with pytest.raises(StoreUnavailable):
         find_damage(check(store), _never)
 

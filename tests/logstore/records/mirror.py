@@ -11,9 +11,9 @@ from logstore.records.services.record_log import RecordLog
 from logstore.records.services.replica_follower import ReplicaFollower, ReplicaFollowSettings
 from logstore.records.services.replica_shipments import ReplicaShipments
 from logstore.records.tombstone_rules import ReplicaState
-from tests.fakes.objects import FakeObjectStore
+from tests.fakes.object_store import FakeObjectStore
 from tests.logstore.records.world import RecordsWorld
-from tests.migrated import migrated
+from tests.migrated_catalogs import create_migrated_sqlite
 
 FAR: Final = "far"
 
@@ -27,7 +27,7 @@ class Mirror:
         self.begins = f"{FAR if copied else 'records'}/mirror"  # its name
         self.far = FakeObjectStore()
         self._open = ExitStack()
-        migrated(folder / "mirror.db")
+        create_migrated_sqlite(folder / "mirror.db")
         self.database = self._open.enter_context(open_replica_database(self.url))
 
     def close(self) -> None:

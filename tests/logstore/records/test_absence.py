@@ -5,7 +5,7 @@ import pytest
 from logstore.log.ledger_object_keys import SHARDS, segment_key
 from logstore.positions import LedgerId
 from logstore.records.services.absence_proofs import UnlistedObjectError, require_no_unlisted_newer_ledgers
-from tests.fakes.objects import FakeObjectStore
+from tests.fakes.object_store import FakeObjectStore
 
 _SHARD, _FIRST = 7, LedgerId(1_000)
 _LOWEST = 1_031  # the first id of the shard from there on

@@ -8,7 +8,7 @@ from logstore.errors import CatalogOutdated, StoreUnavailable
 from logstore.records.manifest import MANIFEST_PREFIX, manifest_key
 from logstore.records.services.manifest_publication import require_current_catalog
 from logstore.records.services.record_log import RecordLog
-from tests.fakes.objects import Operation
+from tests.fakes.object_store import StoreOperation
 from tests.logstore.records.world import RecordsWorld
 
 
@@ -25,7 +25,10 @@ def test_newest_manifest_is_known_by_one_listing_and_one_request_for_the_next(wo
     world.flush()
     asked = len(world.objects.calls)
     require_current_catalog(world.catalog.records, world.objects)
-    assert world.objects.calls[asked:] == [(Operation.GET, manifest_key(2)), (Operation.LIST, MANIFEST_PREFIX)]
+    assert world.objects.calls[asked:] == [
+        (StoreOperation.GET, manifest_key(2)),
+        (StoreOperation.LIST, MANIFEST_PREFIX),
+    ]
 
 
 @pytest.mark.parametrize("listings", [1, 1_000])

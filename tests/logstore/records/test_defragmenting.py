@@ -13,7 +13,7 @@ from logstore.records.services.defragmenter import DefragmentationResult
 from logstore.records.services.manifest_publication import read_settled_head
 from logstore.records.services.record_log import PIN_PREFIX
 from logstore.stop_checks import use_stop_check
-from tests.fakes.objects import Fault, FaultKind, Operation
+from tests.fakes.object_store import Fault, FaultKind, StoreOperation
 from tests.logstore.records.world import AGE_S, HOUR, RecordsWorld
 
 _EFFECTS = ("records.put_block", "records.begin", "records.put_manifest", "records.settle")
@@ -86,7 +86,7 @@ def _beside(world: RecordsWorld, act: Callable[[], object]) -> None:
     """A defragmentation beside which the act happens before its manifest is put."""
     matches = lambda key: key.startswith(MANIFEST_PREFIX)  # noqa: E731
     world.objects.plan(
-        Fault(operation=Operation.PUT, kind=FaultKind.CALL, action=lambda: _none(act()), matches=matches)
+        Fault(operation=StoreOperation.PUT, kind=FaultKind.CALL, action=lambda: _none(act()), matches=matches)
     )
     world.defragment()
 

@@ -23,7 +23,7 @@ from logstore.records.record_kinds import RecordKind
 from logstore.records.services.flusher import CHANGES_PER_PAGE, Flusher, raise_low_ceilings
 from logstore.records.services.manifest_publication import publish_manifest, read_settled_head
 from logstore.records.services.record_log import RecordLog
-from tests.fakes.objects import Fault, FaultKind, Operation
+from tests.fakes.object_store import Fault, FaultKind, StoreOperation
 from tests.logstore.records.mirror import Mirror
 from tests.logstore.records.world import AGE_S, RecordsWorld
 
@@ -125,7 +125,7 @@ def test_a_manifest_whose_put_lands_late_is_known_by_its_stamp(world: RecordsWor
 def test_flush_whose_upload_was_answered_and_not_stored_is_repeated(world: RecordsWorld, lost: str) -> None:
     """The outbox keeps its rows until a HEAD shows the manifest and its blocks (apache/pulsar#22839)."""
     world.create()
-    upload_lost = Fault(operation=Operation.PUT, kind=FaultKind.LOST, matches=lambda key: key.startswith(lost))
+    upload_lost = Fault(operation=StoreOperation.PUT, kind=FaultKind.LOST, matches=lambda key: key.startswith(lost))
     world.objects.plan(upload_lost)
     with pytest.raises(UploadUnproven, match="not there"):
         world.flush()
@@ -146,7 +146,7 @@ def test_of_two_flushers_at_once_both_come_to_an_end(world: RecordsWorld) -> Non
         world.flush()
 
     slow = Fault(
-        operation=Operation.PUT, kind=FaultKind.CALL, action=overtake, matches=lambda key: MANIFEST_PREFIX in key
+        operation=StoreOperation.PUT, kind=FaultKind.CALL, action=overtake, matches=lambda key: MANIFEST_PREFIX in key
     )
     world.objects.plan(slow)
     done = world.flush()
@@ -164,7 +164,7 @@ def test_a_manifest_that_another_process_settles_meanwhile_is_no_foreign_one(wor
         world.create()
         world.flush()
 
-    world.objects.plan(Fault(operation=Operation.LIST, kind=FaultKind.CALL, action=overtake))
+    world.objects.plan(Fault(operation=StoreOperation.LIST, kind=FaultKind.CALL, action=overtake))
     found = read_settled_head(world.catalog.records, RecordLog(world.objects))
     assert (found.number, found.state.manifest) == (2, 2)
 
@@ -337,7 +337,11 @@ def test_many_changes_are_flushed_page_by_page(world: RecordsWorld) -> None:
         deletes.append(world.catalog.records.find_unflushed_ledgers([gone]))
 
     looks = Fault(
-        operation=Operation.PUT, kind=FaultKind.CALL, action=look, matches=lambda key: MANIFEST_PREFIX in key, times=50
+        operation=StoreOperation.PUT,
+        kind=FaultKind.CALL,
+        action=look,
+        matches=lambda key: MANIFEST_PREFIX in key,
+        times=50,
     )
     world.objects.plan(looks)
     told: list[int] = []
@@ -410,7 +414,7 @@ def test_pages_end_though_more_comes_than_they_take(world: RecordsWorld) -> None
 
     world.objects.plan(
         Fault(
-            operation=Operation.PUT,
+            operation=StoreOperation.PUT,
             kind=FaultKind.CALL,
             action=append,
             matches=lambda key: MANIFEST_PREFIX in key,

@@ -13,7 +13,7 @@ from logstore.records.manifest import BLOCK_PREFIX, MANIFEST_PREFIX, Manifest
 from logstore.records.services.flusher import CHANGES_PER_PAGE
 from logstore.records.services.record_log import PIN_PREFIX, REPLICA_PREFIX, RecordLog
 from logstore.stop_checks import use_stop_check
-from tests.fakes.objects import FakeObjectStore, Fault, FaultKind, Operation
+from tests.fakes.object_store import FakeObjectStore, Fault, FaultKind, StoreOperation
 from tests.logstore.records.mirror import Mirror
 from tests.logstore.records.world import AGE_S, HOUR, RecordsWorld
 
@@ -166,7 +166,7 @@ class _Home:
             return lambda: store.unlisted.update({"": 1})
 
         faults = [
-            Fault(operation=Operation.LIST, kind=FaultKind.CALL, matches=is_due, action=hide(store))
+            Fault(operation=StoreOperation.LIST, kind=FaultKind.CALL, matches=is_due, action=hide(store))
             for store in self.stores
         ]
         for store, fault in zip(self.stores, faults, strict=True):

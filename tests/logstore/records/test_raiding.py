@@ -19,7 +19,7 @@ from logstore.records.services.manifest_publication import publish_manifest, rea
 from logstore.records.services.record_log import PIN_PREFIX, REPLICA_PREFIX, RecordLog
 from logstore.records.services.tombstone_raids import raid_marks_name
 from logstore.stop_checks import use_stop_check
-from tests.fakes.objects import Fault, FaultKind, Operation
+from tests.fakes.object_store import Fault, FaultKind, StoreOperation
 from tests.logstore.builders import OWNER
 from tests.logstore.log.world import once
 from tests.logstore.records.versions import table, version
@@ -166,7 +166,7 @@ def test_a_tombstone_that_changes_while_the_raid_scans_stays(world: RecordsWorld
 def _at_first_block(world: RecordsWorld, act: object) -> Fault:
     assert callable(act)
     return Fault(
-        operation=Operation.GET, kind=FaultKind.CALL, action=once(act), matches=lambda key: BLOCK_PREFIX in key
+        operation=StoreOperation.GET, kind=FaultKind.CALL, action=once(act), matches=lambda key: BLOCK_PREFIX in key
     )
 
 
@@ -186,7 +186,7 @@ def test_an_older_version_that_comes_after_the_look_in_storage_keeps_a_tombstone
     def name() -> None:
         _name(world, _older(world, ledger_id))
 
-    world.primary.plan(Fault(operation=Operation.LIST, kind=FaultKind.CALL, action=name))
+    world.primary.plan(Fault(operation=StoreOperation.LIST, kind=FaultKind.CALL, action=name))
     assert world.raid().kept == 1
 
 
@@ -288,7 +288,7 @@ def test_tombstone_stays_where_what_its_deletion_remembers_is_damaged(world: Rec
 def test_raid_that_gets_no_answer_about_a_name_removes_nothing(world: RecordsWorld) -> None:
     """It is tried again as a whole."""
     ids = _buried_of_a_shard(world, 12)
-    world.primary.plan(Fault(operation=Operation.GET_RANGE, kind=FaultKind.BEFORE))
+    world.primary.plan(Fault(operation=StoreOperation.GET_RANGE, kind=FaultKind.BEFORE))
     with pytest.raises(StoreUnavailable):
         world.raid()
     assert world.buried() == set(ids)
@@ -303,7 +303,7 @@ def test_bucket_that_is_not_the_catalogs_any_more_behind_the_look_in_storage_pro
     def swap() -> None:
         world.primary.refusal = CatalogMismatch("primary", expected="ours", found="none", advice="look")
 
-    world.primary.plan(Fault(operation=Operation.GET_RANGE, kind=FaultKind.CALL, action=swap))
+    world.primary.plan(Fault(operation=StoreOperation.GET_RANGE, kind=FaultKind.CALL, action=swap))
     with pytest.raises(CatalogMismatch):
         world.raid()
     assert world.buried() == set(ids)
@@ -317,8 +317,8 @@ def test_absence_of_many_ledgers_is_proved_by_two_listings_of_a_shard_and_one_re
     asked = len(world.primary.calls)
     assert world.raid().removed == 12
     calls = world.primary.calls[asked:]
-    assert calls[:2] == [(Operation.LIST, shard_prefix(5))] * 2
-    assert sorted(calls[2:]) == [(Operation.GET_RANGE, segment_key(one, 0)) for one in ids]
+    assert calls[:2] == [(StoreOperation.LIST, shard_prefix(5))] * 2
+    assert sorted(calls[2:]) == [(StoreOperation.GET_RANGE, segment_key(one, 0)) for one in ids]
 
 
 def test_a_tombstone_stays_while_a_deletion_is_unfinished(world: RecordsWorld) -> None:
@@ -377,7 +377,7 @@ def test_a_bucket_that_is_not_the_catalogs_proves_nothing(world: RecordsWorld) -
     with pytest.raises(CatalogMismatch):
         world.raid()
     world.primary.refusal = None
-    world.primary.plan(Fault(operation=Operation.LIST, kind=FaultKind.BEFORE))
+    world.primary.plan(Fault(operation=StoreOperation.LIST, kind=FaultKind.BEFORE))
     with pytest.raises(StoreUnavailable):
         world.raid()
     assert len(world.buried()) == 1

@@ -20,7 +20,7 @@ from logstore.records.rebuild_job import RebuildId
 from logstore.records.record_kinds import RECORD_LOG_FORMAT, RecordKind
 from logstore.records.services.rebuild_manifests import RebuildManifests
 from logstore.records.services.record_log import PIN_PREFIX, REGISTER_PREFIX, REPLICA_PREFIX, Pin, RecordLog
-from tests.fakes.objects import FakeObjectStore, Fault, FaultKind, Operation
+from tests.fakes.object_store import FakeObjectStore, Fault, FaultKind, StoreOperation
 from tests.logstore.records.versions import table, version
 
 _CATALOG = "01234567-89ab-4cde-8f01-23456789abcd"
@@ -96,7 +96,7 @@ def test_object_that_the_store_does_not_show_is_not_taken_for_stored(
     put: Callable[[RecordLog], object], log: RecordLog, objects: FakeObjectStore
 ) -> None:
     """Others rely on each of them: what was answered and not kept would lose records, or let tombstones go early."""
-    objects.plan(Fault(operation=Operation.PUT, kind=FaultKind.LOST))
+    objects.plan(Fault(operation=StoreOperation.PUT, kind=FaultKind.LOST))
     with pytest.raises(UploadUnproven, match="not there"):
         put(log)
     assert objects.keys == []
@@ -112,7 +112,7 @@ def test_answer_that_was_cut_off_once_makes_no_manifest_and_no_block_corrupt(
     (block,) = log.put_blocks(RecordKind.LEDGER, table(RecordKind.LEDGER, [version(1, 0)]))
     for read in (lambda: RecordLog(objects).read_manifest(1), lambda: log.read_block(block)):
         whole = read()
-        cut = Fault(operation=Operation.GET, kind=FaultKind.CUT)
+        cut = Fault(operation=StoreOperation.GET, kind=FaultKind.CUT)
         objects.plan(cut)
         assert read() == whole
         assert cut.times == 0
@@ -135,7 +135,7 @@ def test_a_newest_manifest_that_goes_while_it_is_read_is_no_empty_log(log: Recor
     def remove() -> None:
         objects.delete([manifest_key(1)])
 
-    gone = Fault(operation=Operation.GET, kind=FaultKind.CALL, action=remove)
+    gone = Fault(operation=StoreOperation.GET, kind=FaultKind.CALL, action=remove)
     objects.plan(gone)
     with pytest.raises(StoreUnavailable, match="listed"):
         log.read_newest_manifest()
@@ -206,7 +206,7 @@ def test_pin_that_a_listing_hides_is_known_by_its_name(log: RecordLog, objects: 
 def test_pin_that_is_let_go_while_pins_are_listed_is_not_missed(log: RecordLog, objects: FakeObjectStore) -> None:
     """Its name has ended by then."""
     log.pin_manifest("a", 8, 200, "rebuild")
-    let_go = Fault(operation=Operation.LIST, kind=FaultKind.CALL, action=lambda: RecordLog(objects).unpin("a"))
+    let_go = Fault(operation=StoreOperation.LIST, kind=FaultKind.CALL, action=lambda: RecordLog(objects).unpin("a"))
     objects.plan(let_go)
     assert log.list_pins() == []
 
@@ -261,7 +261,7 @@ def test_replica_that_is_forgotten_while_replicas_are_listed_is_not_waited_for(
     log.acknowledge_manifest("a", 7, 1, 10)
     log.acknowledge_manifest("b", 8, 1, 10)
     forget = Fault(
-        operation=Operation.LIST,
+        operation=StoreOperation.LIST,
         kind=FaultKind.CALL,
         action=lambda: RecordLog(objects).forget_replica("a"),
         matches=lambda prefix: prefix == REPLICA_PREFIX,
@@ -288,7 +288,7 @@ def test_replica_that_dies_midway_makes_no_listing_doubtful(log: RecordLog, poin
 def _plan_before_entry(objects: FakeObjectStore, action: Callable[[], None]) -> None:
     objects.plan(
         Fault(
-            operation=Operation.PUT,
+            operation=StoreOperation.PUT,
             kind=FaultKind.CALL,
             action=action,
             matches=lambda key: key.startswith(f"{REGISTER_PREFIX}replicas/"),
@@ -323,7 +323,9 @@ def test_the_newest_manifest_is_pinned_while_it_is_the_newest(log: RecordLog, ob
         for number in range(2, 80):
             log.put_manifest(manifest(number))
 
-    slow = Fault(operation=Operation.PUT, kind=FaultKind.CALL, action=overtake, matches=lambda key: PIN_PREFIX in key)
+    slow = Fault(
+        operation=StoreOperation.PUT, kind=FaultKind.CALL, action=overtake, matches=lambda key: PIN_PREFIX in key
+    )
     objects.plan(slow)
     found = log.pin_newest_complete_manifest("raid", 10, "raid")
     assert found == manifest(79)
@@ -348,7 +350,9 @@ def test_a_replica_that_is_half_forgotten_is_still_revoked(log: RecordLog, objec
     """Its word without what revoked it would count again."""
     log.acknowledge_manifest("a", 4, 1, 10)
     log.revoke_replica("a")
-    objects.plan(Fault(operation=Operation.DELETE, kind=FaultKind.KEY_ERROR, matches=lambda key: key.endswith("10")))
+    objects.plan(
+        Fault(operation=StoreOperation.DELETE, kind=FaultKind.REPORT_KEY_FAILED, matches=lambda key: key.endswith("10"))
+    )
     with pytest.raises(StoreUnavailable):
         log.forget_replica("a")
     assert [one.is_revoked for one in log.list_lowest_acknowledgements()] == [True]

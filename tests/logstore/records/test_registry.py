@@ -5,7 +5,7 @@ import pytest
 from logstore.errors import CorruptData, UploadUnproven
 from logstore.failpoints import SimulatedCrash, arm, disarm_all_and_take_hits
 from logstore.records.services.name_register import NameRegister
-from tests.fakes.objects import FakeObjectStore, Fault, FaultKind, Operation
+from tests.fakes.object_store import FakeObjectStore, Fault, FaultKind, StoreOperation
 
 _FOLDER = "records/registers/names/"
 
@@ -35,7 +35,7 @@ def test_names_stand_until_they_are_ended_and_may_come_again(objects: FakeObject
     names.end_names("b/ü".__eq__)
     _reopened(objects).enter_name("a")
     assert names.active_names() == {"a"}
-    assert not [one for one, _ in objects.calls if one is Operation.LIST]
+    assert not [one for one, _ in objects.calls if one is StoreOperation.LIST]
 
 
 def test_what_has_ended_is_not_asked_for_again(objects: FakeObjectStore) -> None:
@@ -56,7 +56,7 @@ def test_one_answer_that_lies_about_an_entry_lets_no_name_stand_for_ever(
 ) -> None:
     """Whoever ends a name forgets what it was for, and does not come back to it."""
     _reopened(objects).enter_name("a")
-    objects.plan(Fault(operation=Operation.GET, kind=kind, matches=f"{_FOLDER}000000".__eq__))
+    objects.plan(Fault(operation=StoreOperation.GET, kind=kind, matches=f"{_FOLDER}000000".__eq__))
     _reopened(objects).end_names("a".__eq__)
     assert _reopened(objects).active_names() == frozenset()
 
@@ -65,9 +65,9 @@ def test_answer_that_was_cut_off_hides_no_name(objects: FakeObjectStore) -> None
     """The digest tells."""
     _reopened(objects).enter_name("b")
     _reopened(objects).enter_name("a")
-    objects.plan(Fault(operation=Operation.GET, kind=FaultKind.CUT, matches=f"{_FOLDER}000001".__eq__))
+    objects.plan(Fault(operation=StoreOperation.GET, kind=FaultKind.CUT, matches=f"{_FOLDER}000001".__eq__))
     assert _reopened(objects).active_names() == {"b", "a"}
-    objects.plan(Fault(operation=Operation.GET, kind=FaultKind.CUT, times=2, matches=f"{_FOLDER}000001".__eq__))
+    objects.plan(Fault(operation=StoreOperation.GET, kind=FaultKind.CUT, times=2, matches=f"{_FOLDER}000001".__eq__))
     with pytest.raises(CorruptData, match="000001: expected a name with the digest"):
         _reopened(objects).active_names()
 
@@ -75,7 +75,7 @@ def test_answer_that_was_cut_off_hides_no_name(objects: FakeObjectStore) -> None
 def test_two_that_enter_at_once_both_stand(objects: FakeObjectStore) -> None:
     """The one that loses the number takes the next."""
     objects.plan(
-        Fault(operation=Operation.PUT, kind=FaultKind.CALL, action=lambda: _reopened(objects).enter_name("first")),
+        Fault(operation=StoreOperation.PUT, kind=FaultKind.CALL, action=lambda: _reopened(objects).enter_name("first")),
     )
     _reopened(objects).enter_name("second")
     assert _reopened(objects).active_names() == {"first", "second"}
@@ -106,6 +106,6 @@ def test_end_that_dies_midway_is_made_by_the_next_attempt(objects: FakeObjectSto
 
 def test_entry_that_the_store_does_not_show_is_not_taken_for_stored(objects: FakeObjectStore) -> None:
     """Others rely on it."""
-    objects.plan(Fault(operation=Operation.PUT, kind=FaultKind.LOST))
+    objects.plan(Fault(operation=StoreOperation.PUT, kind=FaultKind.LOST))
     with pytest.raises(UploadUnproven):
         _reopened(objects).enter_name("a")

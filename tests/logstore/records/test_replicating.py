@@ -13,7 +13,7 @@ from logstore.records.record_kinds import RecordKind
 from logstore.records.services.record_log import REPLICA_PREFIX, RecordLog
 from logstore.records.services.replica_shipments import ReplicaShipments
 from logstore.records.tombstone_rules import ReplicaState, decide_replica_state, newest_manifest_applied_everywhere
-from tests.fakes.objects import FakeObjectStore, Fault, FaultKind, Operation
+from tests.fakes.object_store import FakeObjectStore, Fault, FaultKind, StoreOperation
 from tests.logstore.records.versions import table, version
 
 _AGE_S = 1_000.0
@@ -240,7 +240,7 @@ def test_manifest_that_another_shipment_puts_behind_the_listing_is_no_lie(pair: 
         pair.publish(2)
         pair.ship()
 
-    pair.far.plan(Fault(operation=Operation.HEAD, kind=FaultKind.CALL, action=ship_again))
+    pair.far.plan(Fault(operation=StoreOperation.HEAD, kind=FaultKind.CALL, action=ship_again))
     assert pair.ship().manifest == 2
 
 
@@ -299,7 +299,7 @@ def test_tombstone_waits_for_a_replica_that_is_away_for_less_than_the_eligible_a
     """The raid may remove what every replica has; until it is back, that is nothing new."""
     pair.publish(1, 2)
     pair.ship()
-    pair.far.plan(Fault(operation=Operation.LIST, kind=FaultKind.BEFORE, times=1_000))
+    pair.far.plan(Fault(operation=StoreOperation.LIST, kind=FaultKind.BEFORE, times=1_000))
     deleted = pair.publish(1, tombstone=True)
     with pytest.raises(StoreUnavailable):
         pair.ship()

@@ -25,9 +25,9 @@ from logstore.records.services.tombstone_raids import Raider, RaidResult
 from logstore.retrying_clock import Clock
 from tests.contracts.catalog.steps import append, roll
 from tests.contracts.catalog.worlds import SqlWorld
-from tests.fakes.objects import FakeObjectStore
+from tests.fakes.object_store import FakeObjectStore
 from tests.logstore.builders import TOPIC
-from tests.migrated import migrated
+from tests.migrated_catalogs import create_migrated_sqlite
 
 AGE_S = 86_400.0
 """The eligible age."""
@@ -40,7 +40,7 @@ class RecordsWorld(SqlWorld):
 
     def __init__(self, folder: Path, *, eligible_age_s: float = AGE_S) -> None:
         """An empty catalog in the folder, with one topic."""
-        super().__init__(migrated(folder / "catalog.db"))
+        super().__init__(create_migrated_sqlite(folder / "catalog.db"))
         self.objects, self.primary = FakeObjectStore(), FakeObjectStore()
         self.offset_us = 0  # of the catalog's clock, from the store's
         self.database.now_us = lambda connection: self.objects.now_us + self.offset_us  # type: ignore[method-assign]

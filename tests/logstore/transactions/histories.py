@@ -16,7 +16,7 @@ from logstore.transactions.buffer_serialization import pack_buffer, unpack_buffe
 from logstore.transactions.services.buffer_snapshots import BufferRebuilder, BufferSnapshots
 from logstore.transactions.transaction_buffer import TransactionBuffer
 from logstore.transactions.transaction_ids_and_states import Participant, TransactionId, TransactionState
-from tests.activities.world import World, done, open_world
+from tests.activities.activity_world import World, open_activity_world, run_owner_routed_activity
 
 SUBSCRIPTION: Final = "billing"
 Step = tuple[str, int, int]
@@ -112,8 +112,8 @@ class History:
         busy = {row[0] for row in self.world.sql("SELECT ledger_id FROM buffer_range")}
         if len(listed) > 2 and listed[0].ledger_id not in busy:
             gone = listed[0].ledger_id
-            request = self.world.detach_input([gone], batch_id=f"batch-{gone}-{count}", force=True)
-            done(self.world.deletion.detach, request)
+            request = self.world.make_detach_input([gone], batch_id=f"batch-{gone}-{count}", force=True)
+            run_owner_routed_activity(self.world.deletion.detach, request)
 
     def snapshot(self, _: int, __: int) -> None:
         """What is written is what is kept."""
@@ -140,7 +140,7 @@ class History:
 
 def open_history(folder: Path) -> History:
     """A topic with one subscription, which retains nothing."""
-    world = open_world(folder)
+    world = open_activity_world(folder)
     world.log.managed.roll(world.topic)
     world.log.subscriptions.subscribe(world.topic.topic_id, SUBSCRIPTION, latest=False)
     return History(world)

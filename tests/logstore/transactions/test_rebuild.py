@@ -15,9 +15,9 @@ from logstore.ports.catalog import Ledger
 from logstore.positions import LedgerId, TopicId
 from logstore.transactions.transaction_buffer import TransactionBuffer
 from logstore.transactions.transaction_ids_and_states import TransactionId
+from tests.activities.activity_world import make_chunk_input, run_owner_routed_activity
 from tests.activities.test_offload import publish, remove_primaries, upload
-from tests.activities.world import chunk_input, done
-from tests.fakes.objects import Fault, FaultKind, Operation
+from tests.fakes.object_store import Fault, FaultKind, StoreOperation
 from tests.logstore.transactions.histories import History, Step, open_history
 
 _KINDS = {
@@ -113,7 +113,9 @@ def test_end_that_the_log_does_not_tell_any_more_is_that_of_the_snapshot(
     assert world.catalog.transactions.remove_finished_transactions(older_than_s=1, limit=10) == 1
     if how == "deleted":
         marked = world.catalog.ledgers.list_ledgers(topic_id)[1].ledger_id
-        done(world.deletion.detach, world.detach_input([marked], batch_id="batch-forced", force=True))
+        run_owner_routed_activity(
+            world.deletion.detach, world.make_detach_input([marked], batch_id="batch-forced", force=True)
+        )
     history.take([("produce", 0, 1)])
     (known,) = history.snapshots
     assert history.rebuilt(known, whole=True) == history.in_sql()
@@ -171,7 +173,7 @@ def test_rebuild_reads_tiered_copies_where_primary_ones_are_gone(history: Histor
     first = next(one.ledger_id for one in world.catalog.ledgers.list_ledgers(world.topic.topic_id) if one.entries)
     publish(world, first, upload(world, first))
     assert remove_primaries(world) >= 1
-    done(world.deletion.delete_chunk, chunk_input())
+    run_owner_routed_activity(world.deletion.delete_chunk, make_chunk_input())
     assert world.left_of(first) == []
     assert world.log.rebuilder.rebuild_buffer(world.topic.topic_id) == history.in_sql()
     assert first in history.in_sql().hidden
@@ -185,7 +187,7 @@ def test_messages_of_an_open_transaction_may_be_offloaded(history: History, *, c
     (ledger_id,) = [one.ledger_id for one in world.catalog.ledgers.list_ledgers(world.topic.topic_id) if one.entries]
     publish(world, ledger_id, upload(world, ledger_id))
     assert remove_primaries(world) == 1
-    done(world.deletion.delete_chunk, chunk_input())
+    run_owner_routed_activity(world.deletion.delete_chunk, make_chunk_input())
     assert world.left_of(ledger_id) == []
     read = partial(world.log.managed.read, world.topic, max_entries=9)
     assert len(read()) == 1
@@ -202,7 +204,7 @@ def test_rebuild_that_fails_is_repeated_from_scratch(history: History) -> None:
     expected = history.in_sql()
     threads = set(threading.enumerate())
     for _ in range(3):
-        history.world.objects.plan(Fault(operation=Operation.GET, kind=FaultKind.BEFORE))
+        history.world.objects.plan(Fault(operation=StoreOperation.GET, kind=FaultKind.BEFORE))
         with pytest.raises(StoreUnavailable):
             history.rebuilt()
         assert history.rebuilt() == expected
@@ -219,7 +221,7 @@ def test_ledger_trimmed_under_a_rebuild_is_left_out(history: History) -> None:
         history.take([("delete", 0, 0)])
         history.world.objects.delete([segment_key(first, 0)])
 
-    history.world.objects.plan(Fault(operation=Operation.GET, kind=FaultKind.CALL, action=trim))
+    history.world.objects.plan(Fault(operation=StoreOperation.GET, kind=FaultKind.CALL, action=trim))
     found = history.rebuilt()
     assert first not in [one.ledger_id for one in ledgers.list_ledgers(topic_id)]
     assert found == history.in_sql()

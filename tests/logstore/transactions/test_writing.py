@@ -11,8 +11,8 @@ from logstore.log.ledger_object_keys import ledger_prefix
 from logstore.log.ledgers import Component
 from logstore.positions import LedgerId
 from logstore.transactions.transaction_buffer import TransactionBuffer
-from tests.activities.world import chunk_input, done
-from tests.fakes.objects import Fault, FaultKind, Operation
+from tests.activities.activity_world import make_chunk_input, run_owner_routed_activity
+from tests.fakes.object_store import Fault, FaultKind, StoreOperation
 from tests.logstore.transactions.histories import History, Step, open_history
 
 _ABORTED: list[Step] = [("begin", 0, 0), ("produce", 0, 1), ("decide", 0, 0), ("settle", 0, 1)]
@@ -70,7 +70,7 @@ def test_snapshot_whose_upload_was_answered_and_not_stored_replaces_none(history
     before, (current,) = log.buffer_snapshots.load_readable_snapshot(topic_id), _snapshots(history)
     history.take([("begin", 0, 0), *_ABORTED])
     _make_due(history)
-    lost = Fault(operation=Operation.PUT, kind=FaultKind.LOST, times=5, matches=lambda key: key.endswith(part))
+    lost = Fault(operation=StoreOperation.PUT, kind=FaultKind.LOST, times=5, matches=lambda key: key.endswith(part))
     history.world.objects.plan(lost)
     log.buffer_snapshots.write_snapshots_and_count_due()
     assert lost.times == 0
@@ -89,7 +89,7 @@ def test_superseded_snapshot_is_deleted_by_the_next_trim_of_its_topic(history: H
     (first,) = _snapshots(history)
     assert log.buffer_snapshots.replace_snapshot(world.topic.topic_id, history.in_sql())
     world.detach()
-    done(world.deletion.delete_chunk, chunk_input())
+    run_owner_routed_activity(world.deletion.delete_chunk, make_chunk_input())
     assert world.outcomes() == {"DELETED": 1}
     assert world.left_of(LedgerId(first)) == []
     assert log.buffer_snapshots.load_readable_snapshot(world.topic.topic_id) == history.in_sql()
@@ -148,8 +148,8 @@ def test_snapshot_of_a_topic_whose_entries_are_all_gone_is_written_once(history:
     assert log.buffer_snapshots.replace_snapshot(topic_id, history.in_sql())
     history.take([*_ABORTED, ("roll", 0, 0)])
     *filled, last = history.world.catalog.ledgers.list_ledgers(topic_id)
-    request = history.world.detach_input([one.ledger_id for one in filled], batch_id="batch-all", force=True)
-    done(history.world.deletion.detach, request)
+    request = history.world.make_detach_input([one.ledger_id for one in filled], batch_id="batch-all", force=True)
+    run_owner_routed_activity(history.world.deletion.detach, request)
     assert last.entries == 0
     _make_due(history)
     assert log.buffer_snapshots.write_snapshots_and_count_due() == 1

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Final
 
-from tests.soak.scene import CONSUMED
+from tests.soak.soak_setup import CONSUMING_SUBSCRIPTION
 
 TABLES: Final = (
     "topic", "ledger_list", "ledger", "ledger_copy", "segment", "cursor", "schema_version", "pending_deletion",
@@ -22,12 +22,12 @@ PRIMARY, TIERED, RECORDS, SHIPPED = "primary", "tiered", "records", "shipped"
 PRIMARY_KEY: Final = re.compile(r"ledgers/(?P<shard>[0-9a-f]{2})/(?P<id>[0-9a-f]{16})/(?P<name>[^/]+)")
 TIERED_KEY: Final = re.compile(r"(?P<uuid>.+)-ledger-(?P<id>[0-9]+)(?P<index>-index)?")
 
-At = tuple[int, int]
+EntryPosition = tuple[int, int]
 """A position: ledger and entry."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class LogEntry:
     """Entry of a log, as its object holds it."""
 
     payload: str
@@ -37,54 +37,56 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Operation:
+class ClientOperation:
     """Request of a client, and the answer if there was one."""
 
     op: str
     kind: str
     asked: Mapping[str, Any]
-    asked_s: float  # seconds since 1970
+    requested_s: float  # seconds since 1970
     end: str = "unknown"  # done, failed, unknown
     ended_s: float | None = None
     answer: Mapping[str, Any] = field(default_factory=dict)
 
     @property
-    def positions(self) -> set[At]:
+    def positions(self) -> set[EntryPosition]:
         """Positions that an acknowledgement asks for."""
-        return {(at[0], at[1]) for at in self.asked["positions"]}
+        return {(pair[0], pair[1]) for pair in self.asked["positions"]}
 
     @property
-    def stored(self) -> Iterator[tuple[At, str]]:
+    def stored(self) -> Iterator[tuple[EntryPosition, str]]:
         """Position and payload of each entry of an answered append."""
-        first = self.answer.get("first")
-        if self.end == "done" and first:
+        first_position = self.answer.get("first")
+        if self.end == "done" and first_position:
             payloads = self.asked["payloads"][self.answer.get("duplicates", 0) :]
-            yield from (((first[0], first[1] + offset), payload) for offset, payload in enumerate(payloads))
+            yield from (
+                ((first_position[0], first_position[1] + offset), payload) for offset, payload in enumerate(payloads)
+            )
 
 
-def join_operations(said: Iterable[Mapping[str, Any]]) -> list[Operation]:
+def join_operations(journal_entries: Iterable[Mapping[str, Any]]) -> list[ClientOperation]:
     """Join requests with their answers, in the order of the requests."""
-    asked: dict[str, Mapping[str, Any]] = {}
-    ended: dict[str, Mapping[str, Any]] = {}
-    for entry in said:
+    request_by_operation: dict[str, Mapping[str, Any]] = {}
+    answer_by_operation: dict[str, Mapping[str, Any]] = {}
+    for entry in journal_entries:
         if entry["what"] == "asked":
-            asked[entry["op"]] = entry
+            request_by_operation[entry["op"]] = entry
         elif entry["what"] in {"done", "failed"}:
-            ended[entry["op"]] = entry
+            answer_by_operation[entry["op"]] = entry
     no_answer: Mapping[str, Any] = {"what": "unknown", "wall": None}
     operations = [
-        Operation(
+        ClientOperation(
             op=name,
             kind=request["kind"],
             asked=request,
-            asked_s=request["wall"],
-            end=ended.get(name, no_answer)["what"],
-            ended_s=ended.get(name, no_answer)["wall"],
-            answer=ended.get(name, no_answer),
+            requested_s=request["wall"],
+            end=answer_by_operation.get(name, no_answer)["what"],
+            ended_s=answer_by_operation.get(name, no_answer)["wall"],
+            answer=answer_by_operation.get(name, no_answer),
         )
-        for name, request in asked.items()
+        for name, request in request_by_operation.items()
     ]
-    return sorted(operations, key=lambda op: op.asked_s)
+    return sorted(operations, key=lambda op: op.requested_s)
 
 
 @dataclass(kw_only=True)
@@ -94,17 +96,19 @@ class Evidence:
     tables: Mapping[str, Sequence[Mapping[str, Any]]]
     objects: Mapping[str, Mapping[str, int]]  # sizes by key, by bucket
     planted: Mapping[tuple[str, str], str]  # digests of objects that are others'
-    planted_now: Mapping[tuple[str, str], str]
+    foreign_digests_at_end: Mapping[tuple[str, str], str]
     uploads: Sequence[str]  # keys of the tiered bucket with parts of unfinished uploads
-    entries: Mapping[int, Mapping[At, Entry]]  # of data ledgers, by topic id
-    buckets: Mapping[int, Sequence[At]]  # rows of each snapshot of delayed messages, by ledger
-    acknowledged: Mapping[tuple[int, str], tuple[At, frozenset[At]]]  # mark, and what is beyond it
+    entries: Mapping[int, Mapping[EntryPosition, LogEntry]]  # of data ledgers, by topic id
+    buckets: Mapping[int, Sequence[EntryPosition]]  # rows of each snapshot of delayed messages, by ledger
+    acknowledged: Mapping[
+        tuple[int, str], tuple[EntryPosition, frozenset[EntryPosition]]
+    ]  # mark, and what is beyond it
     contents: Mapping[int, str]  # digests of what schema ledgers hold
-    seen: Mapping[int, Sequence[tuple[At, str]]]  # what a reader of the product sees, by topic id
+    seen: Mapping[int, Sequence[tuple[EntryPosition, str]]]  # what a reader of the product sees, by topic id
     recorded: Mapping[tuple[str, int], bool]  # ledgers and topics in the record log: whether the newest version lives
     shipped: Mapping[tuple[str, int], bool]  # the same of the replica's bucket
     replica: Mapping[str, Sequence[Mapping[str, Any]]]  # rows of the database that follows the record log
-    ops: Sequence[Operation]
+    ops: Sequence[ClientOperation]
     received: Sequence[Mapping[str, Any]]
     reads: Sequence[Mapping[str, Any]]
     faults: Sequence[str]  # what clients met that no program should
@@ -165,11 +169,11 @@ class Evidence:
         """Rows of transactions by id."""
         return {f"{row['tc_id']}:{row['sequence']}": row for row in self.rows("transaction")}
 
-    def visible(self, topic_id: int) -> list[tuple[At, str]]:
+    def visible(self, topic_id: int) -> list[tuple[EntryPosition, str]]:
         """Return entries that consumers may see once no transaction is open, by objects and rows of transactions."""
         return [
-            (at, entry.payload)
-            for at, entry in sorted(self.entries.get(topic_id, {}).items())
+            (position, entry.payload)
+            for position, entry in sorted(self.entries.get(topic_id, {}).items())
             if entry.marker is None and (entry.txn is None or self.is_committed(entry.txn))
         ]
 
@@ -177,19 +181,19 @@ class Evidence:
         row = self.states.get(txn)
         return row is not None and row["state"] in {"COMMITTING", "COMMITTED"}
 
-    def operations_of_kind(self, *kinds: str) -> Iterator[Operation]:
+    def operations_of_kind(self, *kinds: str) -> Iterator[ClientOperation]:
         return (op for op in self.ops if op.kind in kinds)
 
-    def acknowledgements(self, topic: str, subscription: str, since_s: float = 0.0) -> Iterator[Operation]:
+    def acknowledgements(self, topic: str, subscription: str, since_s: float = 0.0) -> Iterator[ClientOperation]:
         """Yield acknowledgements of a subscription that were requested since then."""
         for op in self.operations_of_kind("acknowledge"):
-            asked = (op.asked["topic"], op.asked.get("subscription", CONSUMED))
-            if asked == (topic, subscription) and op.asked_s >= since_s:
+            target = (op.asked["topic"], op.asked.get("subscription", CONSUMING_SUBSCRIPTION))
+            if target == (topic, subscription) and op.requested_s >= since_s:
                 yield op
 
-    def is_acknowledged(self, topic_id: int, subscription: str, at: At) -> bool:
-        mark, beyond = self.acknowledged[topic_id, subscription]
-        return at <= mark or at in beyond
+    def is_acknowledged(self, topic_id: int, subscription: str, position: EntryPosition) -> bool:
+        mark, acknowledged_beyond = self.acknowledged[topic_id, subscription]
+        return position <= mark or position in acknowledged_beyond
 
 
 def parse_json(value: Any) -> Any:

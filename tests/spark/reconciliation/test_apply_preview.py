@@ -28,10 +28,10 @@ from logstore.reconciliation.findings import ApplyCounts, Finding, FindingKind, 
 from logstore.reconciliation.services import orphan_inspection
 from spark.published_output import PublishedOutputs
 from spark.warm_session import WarmSession
-from tests.activities.world import run
-from tests.fakes.owners import NobodyOwns
-from tests.postgres import Postgres
-from tests.servers import settings_on
+from tests.activities.activity_world import run
+from tests.fakes.owners import UnownedTopics
+from tests.postgres import PostgresServer
+from tests.servers import create_store_settings
 from tests.spark.reconciliation import damage
 from tests.spark.reconciliation.conftest import planner
 from tests.spark.reconciliation.damage import Damaged
@@ -166,7 +166,7 @@ class _Apply:
 
     def __init__(self, store: Damaged, findings: Sequence[Finding], before_us: int) -> None:
         self.store, self.log, self.before_us = store, store.log, before_us
-        self.activities: WorkerActivities = create_activities(store.log, NobodyOwns())
+        self.activities: WorkerActivities = create_activities(store.log, UnownedTopics())
         publication = PublishedOutputs(Path(store.settings.bulk_dir))
         attempt = publication.create_attempt_folder(_RUN, VerifyFindingsJob.name)
         pq.write_table(findings_to_table(findings), attempt / "part-0.parquet", row_group_size=_FINDINGS_PER_PAGE)
@@ -287,9 +287,13 @@ def test_dry_run_says_what_the_apply_then_does(
 
 
 def test_dry_run_says_what_the_apply_then_does_on_postgresql(
-    servers: StackAddresses, postgres: Postgres, warm: WarmSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    servers: StackAddresses,
+    postgres: PostgresServer,
+    warm: WarmSession,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with postgres.database() as name:
-        settings = settings_on(servers, tmp_path, database_url=postgres.url(name))
+        settings = create_store_settings(servers, tmp_path, database_url=postgres.url(name))
         with open_log_store(settings) as log:
             _compare(Damaged(settings=settings, log=log), warm, tmp_path / "bulk", monkeypatch)

@@ -19,7 +19,7 @@ from spark.published_output import PublishedOutputs
 from spark.sources.store_addresses import BucketAddress, CatalogAddresses
 from spark.warm_session import WarmSession
 from tests.infra.objects.peer import Answer, Request, fault, listing, scripted
-from tests.migrated import migrated
+from tests.migrated_catalogs import create_migrated_sqlite
 from tests.spark.reconciliation import damage
 from tests.spark.reconciliation.conftest import Plan
 from tests.spark.reconciliation.damage import Damaged
@@ -48,7 +48,7 @@ def test_listing_that_is_not_whole_publishes_nothing(name: str, warm: WarmSessio
 
     with scripted(script) as peer:
         address = BucketAddress("primary", "bucket", peer.endpoint, "us-east-1", "key", "secret")
-        url = migrated(tmp_path / "catalog.db")
+        url = create_migrated_sqlite(tmp_path / "catalog.db")
         addresses = CatalogAddresses(database_url=url, primary=address, tiered=(), application="sexton")
         jobs = SparkBulkJobs(warm, PublishedOutputs(tmp_path / "bulk"), lambda: catalog_job_mains(addresses))
         with pytest.raises(error):

@@ -35,9 +35,9 @@ from spark.job_mains import catalog_job_mains
 from spark.job_runner import SparkBulkJobs
 from spark.published_output import PublishedOutputs
 from spark.warm_session import WarmSession
-from tests.activities.world import run
-from tests.fakes.owners import NobodyOwns
-from tests.servers import settings_on
+from tests.activities.activity_world import run
+from tests.fakes.owners import UnownedTopics
+from tests.servers import create_store_settings
 from tests.spark.reconciliation.damage import Damaged, file_intent
 from workers.assembly.activities import create_activities
 from workers.assembly.log_store_from_settings import executor_catalog_and_bucket_addresses, open_log_store
@@ -150,7 +150,7 @@ def _plan_and_apply(store: Damaged, session: WarmSession, home: Path) -> tuple[P
         lambda: catalog_job_mains(executor_catalog_and_bucket_addresses(store.settings)),
     )
     later = replace(store.log, bulk=jobs, store_now_us=lambda: int((read_store_clock_s(store.bucket) + 5) * 1e6))
-    activities = create_activities(later, NobodyOwns())
+    activities = create_activities(later, UnownedTopics())
     planning, applying = activities.planning, activities.applying
     begin = BeginPlanInput(run_id=_RUN, actor="tests", older_than_s=0, unsafe_age=True)
     run(planning.begin_plan_and_remove_old_runs, begin, workflow_id=_RUN)
@@ -182,7 +182,7 @@ def _plan_and_apply(store: Damaged, session: WarmSession, home: Path) -> tuple[P
 def applied(servers: StackAddresses, warm: WarmSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[_Applied]:
     """A topic for each loss, one plan of all of them, and its apply."""
     home = tmp_path_factory.mktemp("lost-rows")
-    settings = settings_on(servers, home)
+    settings = create_store_settings(servers, home)
     with open_log_store(settings) as log:
         store = Damaged(settings=settings, log=log)
         topics = {name: _fill(store, name) for name in _LOSSES}

@@ -23,7 +23,7 @@ from spark.published_output import PublishedOutputs
 from spark.reconciliation.fact_files import STRANGE, write_ungrouped_facts
 from spark.sources.store_addresses import BucketAddress, CatalogAddresses
 from spark.warm_session import WarmSession
-from tests.migrated import migrated
+from tests.migrated_catalogs import create_migrated_sqlite
 
 _MANY = 100_000
 _BATCH = 12_345
@@ -55,7 +55,10 @@ def test_many_candidates_go_from_file_to_file_by_pages(
     publication.publish("run-1", "list-storage", listed, BulkJobSummary(counts={"groups": 4}))
     empty = publication.create_attempt_folder("run-1", "read-references")
     publication.publish("run-1", "read-references", empty, BulkJobSummary())
-    url, nowhere = migrated(tmp_path / "catalog.db"), BucketAddress("primary", "p", "http://127.0.0.1:9", "r", "k", "s")
+    url, nowhere = (
+        create_migrated_sqlite(tmp_path / "catalog.db"),
+        BucketAddress("primary", "p", "http://127.0.0.1:9", "r", "k", "s"),
+    )
     addresses = CatalogAddresses(database_url=url, primary=nowhere, tiered=(), application="sexton")
     jobs = SparkBulkJobs(warm, publication, lambda: catalog_job_mains(addresses))
     compare = CompareStorageWithCatalogJob(run_id="run-1", before_us=2, rows_before_us=2, next_ledger_id=1)

@@ -9,8 +9,8 @@ from logstore.log.ledger_object_keys import segment_number_from_key
 from logstore.reconciliation.findings import Finding, FindingKind
 from spark.reconciliation import list_storage
 from spark.warm_session import WarmSession
-from tests.postgres import Postgres
-from tests.servers import settings_on
+from tests.postgres import PostgresServer
+from tests.servers import create_store_settings
 from tests.spark.reconciliation import damage
 from tests.spark.reconciliation.conftest import Plan, planner
 from tests.spark.reconciliation.damage import Damaged, Truth
@@ -68,10 +68,10 @@ def test_every_damage_is_found_and_nothing_else(
 
 
 def test_every_damage_is_found_with_the_catalog_on_postgresql(
-    servers: StackAddresses, postgres: Postgres, warm: WarmSession, tmp_path: Path
+    servers: StackAddresses, postgres: PostgresServer, warm: WarmSession, tmp_path: Path
 ) -> None:
     with postgres.database() as name:
-        settings = settings_on(servers, tmp_path, database_url=postgres.url(name))
+        settings = create_store_settings(servers, tmp_path, database_url=postgres.url(name))
         with open_log_store(settings) as log:
             store = Damaged(settings=settings, log=log)
             damage.healthy(store)

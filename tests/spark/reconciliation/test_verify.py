@@ -15,7 +15,7 @@ from logstore.positions import LedgerId, TopicId
 from logstore.reconciliation.findings import Finding, FindingKind
 from spark.reconciliation.shard_group import PRIMARY, TIERED
 from spark.reconciliation.verify_findings import verify_candidates
-from tests.fakes.objects import FakeObjectStore
+from tests.fakes.object_store import FakeObjectStore
 
 _K = FindingKind
 _ID = LedgerId(3)

@@ -29,10 +29,10 @@ from logstore.records.rebuild_job import LOAD_ORDER, RebuildId, RebuildRecordsJo
 from logstore.records.record_kinds import RecordKind
 from logstore.records.services.record_log import RecordLog
 from spark.records.rebuild_records import rebuild_records
-from tests.every_record import record_everything
-from tests.fakes.objects import FakeObjectStore
-from tests.migrated import migrate
-from tests.postgres import Postgres
+from tests.fakes.object_store import FakeObjectStore
+from tests.full_outbox import put_all_records_into_outbox
+from tests.migrated_catalogs import migrate_or_copy_catalog
+from tests.postgres import PostgresServer
 
 CATALOG_ID: Final = "00000000-0000-4000-8000-00000000c01d"
 NOT_RECORDED: Final[Mapping[str, frozenset[str]]] = {
@@ -119,7 +119,7 @@ class LostWorld:
         self.objects.put_if_absent(MARKER_KEY, marker_content(CATALOG_ID), metadata={})
         self.random = random.Random(self.seed)
         self.database = Database(self.url)
-        migrate(self.database)
+        migrate_or_copy_catalog(self.database)
         self.do(lambda c: c.execute(update(t.catalog).values(catalog_id=CATALOG_ID, next_ledger_id=500)))
         self.records = SqlRecordOutbox(self.database)
         self.log = RecordLog(self.own())
@@ -184,7 +184,7 @@ class Filling:
             self._topic(number)
         self._transactions()
         self._c.execute(text("DELETE FROM record_outbox"))
-        record_everything(self._c)
+        put_all_records_into_outbox(self._c)
 
     def _put(self, table: Table, **row: Any) -> Any:
         return self._c.execute(insert(table).values(row)).inserted_primary_key
@@ -307,6 +307,6 @@ def target(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     if request.param == "sqlite":
         yield f"sqlite:///{tmp_path / 'target' / 'catalog.db'}"
         return
-    server: Postgres = request.getfixturevalue("postgres")
+    server: PostgresServer = request.getfixturevalue("postgres")
     with server.database() as name:
         yield server.url(name)

@@ -17,8 +17,8 @@ from logstore.errors import CorruptData, MissingData, PreconditionFailed, Unsupp
 from logstore.failpoints import SimulatedCrash, arm
 from logstore.records.rebuild_job import SKIPPED_BLOCK_PREFIX, RowFilesFolder
 from logstore.transactions.transaction_ids_and_states import MAX_COORDINATORS
-from tests.migrated import migrate
-from tests.postgres import Postgres, postgres
+from tests.migrated_catalogs import migrate_or_copy_catalog
+from tests.postgres import PostgresServer, postgres
 from tests.spark.records.lost import LostWorld, dump, remove_ledger, target
 
 __all__ = ["postgres", "target"]
@@ -111,10 +111,10 @@ def test_rebuilt_catalog_has_the_indexes_and_triggers_of_a_new_one(
     if target.startswith("sqlite"):
         assert _schema(target) == _schema(lost.url)
     else:
-        server: Postgres = request.getfixturevalue("postgres")
+        server: PostgresServer = request.getfixturevalue("postgres")
         with server.database() as other:
             fresh = Database(server.url(other))
-            migrate(fresh)
+            migrate_or_copy_catalog(fresh)
             fresh.close()
             assert _schema(target) == _schema(server.url(other))
     highest = lost.rebuild_rows(tmp_path / "again").counts["version"]
@@ -270,7 +270,7 @@ def test_database_that_is_not_empty_is_refused(lost: LostWorld, target: str, tmp
     lost.fill()
     lost.flush()
     database = Database(target)
-    migrate(database)
+    migrate_or_copy_catalog(database)
     topic = {"name": "persistent://a/b/c", "state": "ACTIVE", "retention_s": 0, "created_us": 1}
     database.write(lambda connection: connection.execute(insert(t.topic).values(topic)))
     database.close()

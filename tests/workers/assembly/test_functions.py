@@ -9,7 +9,7 @@ from workers.assembly.record_log_services import ImportedRecordFunctions
 
 def test_functions_are_known_by_their_names() -> None:
     """An unknown one is refused, naming those that there are."""
-    functions = ImportedRecordFunctions(ending_functions.REFERENCES)
+    functions = ImportedRecordFunctions(ending_functions.ENDING_FUNCTION_REFERENCES)
     functions.load()
     assert functions.find_function("even") is ending_functions.even
     known = "broken_at_three, changing, even, every, leaving, none"

@@ -27,8 +27,8 @@ from logstore.positions import LedgerId
 from logstore.records.services.flusher import Flusher
 from logstore.records.services.record_log import RecordLog
 from tests.logstore.eventually import assert_eventually
-from tests.postgres import Postgres, postgres
-from tests.servers import settings_on
+from tests.postgres import PostgresServer, postgres
+from tests.servers import create_store_settings
 from workers.assembly.log_store import LogStore
 from workers.assembly.log_store_from_settings import open_log_store
 from workers.catalog_match import mark_or_refuse_primary_and_tiered
@@ -163,11 +163,11 @@ def test_command_on_a_catalog_that_is_being_adopted_exits_3_and_says_what_to_do(
 
 
 def test_restored_database_on_postgresql_is_refused_too(
-    servers: StackAddresses, postgres: Postgres, tmp_path: Path
+    servers: StackAddresses, postgres: PostgresServer, tmp_path: Path
 ) -> None:
     """A backup that was taken before the newest manifest: by a command, exit 3, and by any process."""
     with postgres.database() as name:
-        settings = settings_on(servers, tmp_path, database_url=postgres.url(name))
+        settings = create_store_settings(servers, tmp_path, database_url=postgres.url(name))
         with open_log_store(settings) as log:
             topic = log.catalog.topics.create_topic(_NAME, RetentionPolicy())
             log.managed.append(topic, _ENTRY)

@@ -8,20 +8,20 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from tests.workers.cli.fakes import ORDERS, FakeServices
+from tests.workers.cli.fakes import ORDERS_TOPIC, FakeCommandServices
 from workers.cli import app
 
 Run = Callable[..., Result]
 
 
 @pytest.fixture
-def services(tmp_path: Path) -> FakeServices:
+def services(tmp_path: Path) -> FakeCommandServices:
     """What stands behind the command line."""
-    return FakeServices(tmp_path)
+    return FakeCommandServices(tmp_path)
 
 
 @pytest.fixture
-def run(services: FakeServices) -> Run:
+def run(services: FakeCommandServices) -> Run:
     """Run a command line; `text` goes to stdin."""
 
     def call(*args: str, text: str | bytes = "") -> Result:
@@ -33,8 +33,8 @@ def run(services: FakeServices) -> Run:
 @pytest.fixture
 def orders(run: Run) -> str:
     """The name of a topic that exists."""
-    assert run("topic", "create", ORDERS).exit_code == 0
-    return ORDERS
+    assert run("topic", "create", ORDERS_TOPIC).exit_code == 0
+    return ORDERS_TOPIC
 
 
 def document(result: Result, code: int = 0) -> Any:

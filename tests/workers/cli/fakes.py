@@ -38,7 +38,7 @@ from logstore.ports.catalog import (
 from logstore.positions import LedgerId, Position, TopicId
 from logstore.records.record_kinds import RecordKind
 from logstore.records.tombstone_rules import CompoundOperation
-from tests.fakes.reconciliation import FakeRuns
+from tests.fakes.reconciliation_runs import FakeReconciliationRuns
 from tests.logstore.delayed.rows import Snapshots
 from workers.cli.command_context import CommandServices, Say
 from workers.client.schedules import AppliedSchedule, ScheduleSummary
@@ -46,11 +46,11 @@ from workers.client.workflow_search import WorkflowSummary
 from workers.settings import LoadedSettings, load_settings
 from workflows.deletion.job_definitions import DeleteLedgersProgress
 
-ORDERS = "persistent://public/default/orders"
-TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
+ORDERS_TOPIC = "persistent://public/default/orders"
+FAKE_TRACE_ID = "4bf92f3577b34da6a3ce929d0e0e4736"
 
 
-class FakeLog:
+class FakeLogStore:
     """One ledger a topic; also its own catalog, managed ledger and subscriptions."""
 
     def __init__(self) -> None:
@@ -66,64 +66,74 @@ class FakeLog:
         self.closed = 0
         self.deletions = 1  # rows in the queue of phase two
         self.failed: list[DeletionIntent] = []  # deletions that are dead letters, or tried again alone
-        self.failures_asked: list[dict[str, object]] = []
+        self.failed_intent_queries: list[dict[str, object]] = []
         self.failures_fault: Exception | None = None
         self.reads: list[Mapping[str, object]] = []
         self.cumulative: tuple[int, Position] | None = (3, Position(LedgerId(4), 1))
         self.managed = SimpleNamespace(append=self._append, roll=self._roll)
-        self.delivery = SimpleNamespace(create_consumer=self._consumer)
-        self.index = FakeIndex()
+        self.delivery = SimpleNamespace(create_consumer=self._create_consumer)
+        self.index = FakeDelayedIndex()
         self.delayed = SimpleNamespace(snapshots=self.index.snapshots)
         self.contents: list[bytes] = []  # of schema versions
         self.components: list[Ledger] = []  # beside the data ledgers
         self.schemas = SimpleNamespace(
-            set=self._set_schema, all=lambda _: self._versions(), read=lambda _, version: self._schema(version)
+            set=self._set_schema,
+            all=lambda _: self._list_schema_versions(),
+            read=lambda _, version: self._read_schema(version),
         )
         self.subscriptions = SimpleNamespace(
             subscribe=self._subscribe,
-            get=self._subscription,
+            get=self._get_subscription,
             all=lambda _: list(self.subscribed.values()),
             seek=self._seek,
             acknowledge=self._acknowledge,
         )
         self.catalog = SimpleNamespace(
             topics=SimpleNamespace(
-                create_topic=self._create,
-                get_topic=self._get,
-                list_topic_summaries=self._page,
-                summarize_topic=self._summary,
+                create_topic=self._create_topic,
+                get_topic=self._get_topic,
+                list_topic_summaries=self._list_topic_summaries,
+                summarize_topic=self._summarize_topic,
             ),
             delayed=self.index,
             ledgers=SimpleNamespace(
-                list_ledgers=self._listed,
-                get_topic_totals=self._totals,
-                count_backlogs=self._backlogs,
+                list_ledgers=self._list_ledgers,
+                get_topic_totals=self._get_topic_totals,
+                count_backlogs=self._count_backlogs,
                 last_ledger=lambda _: self.last,
             ),
-            components=SimpleNamespace(iterate_ledger_pages=self._component_pages),
+            components=SimpleNamespace(iterate_ledger_pages=self._iterate_ledger_pages),
             phase_one=SimpleNamespace(
-                count_topic_contents=self._contents,
-                preview_detach=self._preview,
+                count_topic_contents=self._count_topic_contents,
+                preview_detach=self._preview_detach,
                 would_end_ledger=lambda _, operation: len(operation.remove) == len(CopyKind),
             ),
-            tombstones=SimpleNamespace(list_topic_tombstones=self._tombstones),
-            upkeep=SimpleNamespace(count_sweep_backlog=self._due, count_redrivable_dead_letters=self._preview_redrive),
+            tombstones=SimpleNamespace(list_topic_tombstones=self._list_topic_tombstones),
+            upkeep=SimpleNamespace(
+                count_sweep_backlog=self._count_sweep_backlog, count_redrivable_dead_letters=self._preview_redrive
+            ),
             fences=SimpleNamespace(count_bundles=lambda: 64),
-            reconciliation=FakeRuns(),
+            reconciliation=FakeReconciliationRuns(),
             deletions=SimpleNamespace(
                 count_undeleted_copies=lambda: UndeletedCopyCounts(estimated_inflight=2, dead_lettered=1),
-                list_intents=self._list,
-                list_failed_intents=self._failures,
+                list_intents=self._list_intents,
+                list_failed_intents=self._list_failed_intents,
             ),
         )
 
-    def _tombstones(self, topic_id: int, *, component: str | None, after: int, limit: int) -> list[Tombstone]:
-        found = {"kind": RecordKind.LEDGER, "generation": 1, "epoch": 1, "at_us": 1_500_000, "raid": None}
-        stones = [Tombstone(id=2, component="MANAGED_LEDGER", **found)]  # type: ignore[arg-type]
-        mine = [one for one in stones if topic_id == 7 and component in {None, one.component} and one.id > after]
-        return mine[:limit]
+    def _list_topic_tombstones(
+        self, topic_id: int, *, component: str | None, after: int, limit: int
+    ) -> list[Tombstone]:
+        columns = {"kind": RecordKind.LEDGER, "generation": 1, "epoch": 1, "at_us": 1_500_000, "raid": None}
+        tombstones = [Tombstone(id=2, component="MANAGED_LEDGER", **columns)]  # type: ignore[arg-type]
+        matching = [
+            tombstone
+            for tombstone in tombstones
+            if topic_id == 7 and component in {None, tombstone.component} and tombstone.id > after
+        ]
+        return matching[:limit]
 
-    def _due(self, *, older_than_s: float) -> SweepBacklogCounts:
+    def _count_sweep_backlog(self, *, older_than_s: float) -> SweepBacklogCounts:
         assert older_than_s == 30 * 86_400
         return SweepBacklogCounts(stalled=4, newborn=1, uploads=0, rows=7, runs=2)
 
@@ -132,68 +142,84 @@ class FakeLog:
             raise PreconditionFailed("deletions: expected dead letters, found 99 unknown; nothing was changed")
         return len(row_ids or [1, 2, 3])
 
-    def _create(self, name: str, policy: RetentionPolicy, *, durable_delete: bool | None = None) -> Topic:
+    def _create_topic(self, name: str, policy: RetentionPolicy, *, durable_delete: bool | None = None) -> Topic:
         if name in self.found:
             raise AlreadyExists(f"topic {name} exists")
-        known = {"topic_id": TopicId(7), "created_us": 1_500_000, "durable_delete": durable_delete}
-        made = Topic(name=name, state=TopicState.ACTIVE, policy=policy, **known)  # type: ignore[arg-type]
-        self.found[name] = made
-        return made
+        columns = {"topic_id": TopicId(7), "created_us": 1_500_000, "durable_delete": durable_delete}
+        topic = Topic(name=name, state=TopicState.ACTIVE, policy=policy, **columns)  # type: ignore[arg-type]
+        self.found[name] = topic
+        return topic
 
-    def _get(self, name: str) -> Topic:
+    def _get_topic(self, name: str) -> Topic:
         if name not in self.found:
             raise UnknownObject("topic", expected="an existing topic", found=name)
         return self.found[name]
 
-    def _page(self, *, prefix: str, limit: int, state: TopicState | None = None, after: str = "") -> TopicSummaryPage:
-        fitting = [one for one in self.found.values() if one.name.startswith(prefix) and state in {None, one.state}]
-        found = [one for one in sorted(fitting, key=lambda one: one.name) if one.name > after]
-        return TopicSummaryPage(topics=[self._summary(one) for one in found[:limit]], more=len(found[limit:]))
-
-    def _summary(self, topic: Topic) -> TopicSummary:
-        told = [
-            SubscriptionSummary(
-                name=one.name,
-                mark_delete=one.state.mark_delete,
-                created_us=one.created_us,
-                backlog=self._backlogs(topic.topic_id, [one.state])[0] if one.lost_snapshot is None else None,
-            )
-            for one in self.subscribed.values()
+    def _list_topic_summaries(
+        self, *, prefix: str, limit: int, state: TopicState | None = None, after: str = ""
+    ) -> TopicSummaryPage:
+        matching = [
+            topic for topic in self.found.values() if topic.name.startswith(prefix) and state in {None, topic.state}
         ]
-        return TopicSummary(topic=topic, totals=self._totals(topic.topic_id), subscriptions=told)
+        following = [topic for topic in sorted(matching, key=lambda topic: topic.name) if topic.name > after]
+        return TopicSummaryPage(
+            topics=[self._summarize_topic(topic) for topic in following[:limit]], more=len(following[limit:])
+        )
 
-    def _listed(self, topic_id: TopicId, *, from_ledger: LedgerId | None = None) -> list[Ledger]:
+    def _summarize_topic(self, topic: Topic) -> TopicSummary:
+        subscriptions = [
+            SubscriptionSummary(
+                name=subscription.name,
+                mark_delete=subscription.state.mark_delete,
+                created_us=subscription.created_us,
+                backlog=self._count_backlogs(topic.topic_id, [subscription.state])[0]
+                if subscription.lost_snapshot is None
+                else None,
+            )
+            for subscription in self.subscribed.values()
+        ]
+        return TopicSummary(topic=topic, totals=self._get_topic_totals(topic.topic_id), subscriptions=subscriptions)
+
+    def _list_ledgers(self, topic_id: TopicId, *, from_ledger: LedgerId | None = None) -> list[Ledger]:
         count = len(self.entries)
         facts = {"topic_id": topic_id, "component": Component.MANAGED_LEDGER, "state": LedgerState.OPEN}
         sizes = {"entries": count, "size_bytes": 10 * count, "last_segment": 0, "generation": 1}
         return [Ledger(ledger_id=LedgerId(4), **facts, **sizes, created_us=0, closed_us=None)]  # type: ignore[arg-type]
 
-    def _component_pages(self, topic_id: TopicId, *, component: Component | None) -> Iterator[list[Ledger]]:
-        yield from ([one] for one in [*self._listed(topic_id), *self.components] if component in {None, one.component})
+    def _iterate_ledger_pages(self, topic_id: TopicId, *, component: Component | None) -> Iterator[list[Ledger]]:
+        yield from (
+            [ledger]
+            for ledger in [*self._list_ledgers(topic_id), *self.components]
+            if component in {None, ledger.component}
+        )
 
-    def _totals(self, topic_id: TopicId) -> TopicLedgerTotals:
+    def _get_topic_totals(self, topic_id: TopicId) -> TopicLedgerTotals:
         count, ledger_id = len(self.entries), LedgerId(4)
-        first, last = (Position(ledger_id, 0), Position(ledger_id, count - 1)) if count else (None, None)
-        return TopicLedgerTotals(ledgers=1, entries=count, size_bytes=10 * count, first=first, last=last)
+        first_position, last_position = (
+            (Position(ledger_id, 0), Position(ledger_id, count - 1)) if count else (None, None)
+        )
+        return TopicLedgerTotals(
+            ledgers=1, entries=count, size_bytes=10 * count, first=first_position, last=last_position
+        )
 
-    def _backlogs(self, topic_id: TopicId, states: list[CursorState]) -> list[int]:
-        every = [Position(LedgerId(4), at) for at in range(len(self.entries))]
-        return [sum(not state.covers(one) for one in every) for state in states]
+    def _count_backlogs(self, topic_id: TopicId, states: list[CursorState]) -> list[int]:
+        positions = [Position(LedgerId(4), entry_id) for entry_id in range(len(self.entries))]
+        return [sum(not state.covers(position) for position in positions) for state in states]
 
     def _append(self, topic: Topic, produced: ProducedEntries) -> AppendResult:
         if self.fail_append_at and self.fail_append_at[0] == len(self.appends):
             raise self.fail_append_at[1]
         self.appends.append(produced)
-        first = len(self.entries)
+        first_entry = len(self.entries)
         self.entries += produced.entries
-        ends = Position(LedgerId(4), first), Position(LedgerId(4), len(self.entries) - 1)
+        ends = Position(LedgerId(4), first_entry), Position(LedgerId(4), len(self.entries) - 1)
         return AppendResult(count=len(produced.entries), first=ends[0], last=ends[1])
 
     def _roll(self, topic: Topic) -> RollResult:
         return RollResult(closed=LedgerId(4), opened=LedgerId(5))
 
     @contextmanager
-    def _consumer(
+    def _create_consumer(
         self, topic: Topic, subscription: str | None, *, from_position: Position | None, columns: Sequence[str]
     ) -> Iterator[SimpleNamespace]:
         def receive(max_entries: int) -> list[Entry]:
@@ -207,13 +233,13 @@ class FakeLog:
             )
             return [
                 Entry(
-                    position=Position(LedgerId(4), at),
+                    position=Position(LedgerId(4), entry_id),
                     publish_ms=5,
-                    deliver_at_ms=one.deliver_at_ms,
-                    key=one.key,
-                    payload=one.payload,
+                    deliver_at_ms=entry.deliver_at_ms,
+                    key=entry.key,
+                    payload=entry.payload,
                 )
-                for at, one in enumerate(self.entries[:max_entries])
+                for entry_id, entry in enumerate(self.entries[:max_entries])
             ]
 
         yield SimpleNamespace(receive=receive, cumulative_bounds=lambda: self.cumulative)
@@ -237,53 +263,57 @@ class FakeLog:
 
     def _subscribe(self, topic_id: TopicId, name: str, *, latest: bool) -> Subscription:
         mark = Position(LedgerId(4), len(self.entries) - 1 if latest else -1)
-        made = Subscription(name=name, state=CursorState(mark), created_us=0)
-        return self.subscribed.setdefault(name, made)
+        subscription = Subscription(name=name, state=CursorState(mark), created_us=0)
+        return self.subscribed.setdefault(name, subscription)
 
-    def _subscription(self, topic_id: TopicId, name: str) -> Subscription:
+    def _get_subscription(self, topic_id: TopicId, name: str) -> Subscription:
         if name not in self.subscribed:
             raise UnknownObject("subscription", expected="an existing subscription", found=name)
         return self.subscribed[name]
 
     def _seek(self, topic_id: TopicId, name: str, position: Position) -> Subscription:
-        found = self._subscription(topic_id, name)
-        state = seek(position, [one.span for one in self._listed(topic_id)])
-        return Subscription(name=name, state=state, created_us=found.created_us)
+        subscription = self._get_subscription(topic_id, name)
+        state = seek(position, [ledger.span for ledger in self._list_ledgers(topic_id)])
+        return Subscription(name=name, state=state, created_us=subscription.created_us)
 
-    def _contents(self, topic_id: TopicId) -> TopicContentCounts:
+    def _count_topic_contents(self, topic_id: TopicId) -> TopicContentCounts:
         copies = {"MANAGED_LEDGER": {"LEDGER": 2, "OFFLOADED_LEDGER": 1}}
         return TopicContentCounts(ledgers={"MANAGED_LEDGER": 2}, copies=copies, subscriptions=3)
 
     def _set_schema(self, topic: Topic, content: bytes) -> SchemaVersion:
         self.contents.append(content)
-        return self._versions()[-1]
+        return self._list_schema_versions()[-1]
 
-    def _versions(self) -> list[SchemaVersion]:
+    def _list_schema_versions(self) -> list[SchemaVersion]:
         return [
             SchemaVersion(
-                version=at, ledger_id=LedgerId(40 + at), digest=f"d{at}", size_bytes=len(content), created_us=0
+                version=version,
+                ledger_id=LedgerId(40 + version),
+                digest=f"d{version}",
+                size_bytes=len(content),
+                created_us=0,
             )
-            for at, content in enumerate(self.contents)
+            for version, content in enumerate(self.contents)
         ]
 
-    def _schema(self, version: int | None) -> tuple[SchemaVersion, bytes]:
-        at = -1 if version is None else version
-        return self._versions()[at], self.contents[at]
+    def _read_schema(self, version: int | None) -> tuple[SchemaVersion, bytes]:
+        index = -1 if version is None else version
+        return self._list_schema_versions()[index], self.contents[index]
 
-    def _preview(
+    def _preview_detach(
         self, topic_id: TopicId, ids: list[LedgerId] | None, *, force: bool, rolled: LedgerId | None = None
     ) -> list[LedgerId]:
         self.previews.append((ids, force))
         self.rolled.append(rolled)
         return [LedgerId(1), LedgerId(2)] if ids is None else ids
 
-    def _failures(self, **asked: object) -> list[DeletionIntent]:
-        self.failures_asked.append({name: value for name, value in asked.items() if value is not None})
+    def _list_failed_intents(self, **filters: object) -> list[DeletionIntent]:
+        self.failed_intent_queries.append({name: value for name, value in filters.items() if value is not None})
         if self.failures_fault:
             raise self.failures_fault
         return self.failed
 
-    def _list(
+    def _list_intents(
         self, state: DeletionState | None, *, topic: str | None, ledger_id: LedgerId | None, limit: int
     ) -> list[DeletionIntent]:
         intent = DeletionIntent(
@@ -303,7 +333,7 @@ class FakeLog:
         return ([intent] * self.deletions)[:limit]
 
 
-class FakeIndex:
+class FakeDelayedIndex:
     """`DelayedIndex` as the command line calls it; buckets are put into the list by tests, snapshots are in memory."""
 
     def __init__(self) -> None:
@@ -328,7 +358,7 @@ class FakeIndex:
 
 
 @dataclass(frozen=True)
-class FakeResult:
+class FakeDeletionResult:
     """What a deleting workflow returns."""
 
     outcomes: dict[str, int]
@@ -343,22 +373,22 @@ class FakeResult:
 
 
 @dataclass
-class FakeHandle:
+class FakeJobHandle:
     """A workflow that was started."""
 
-    result_: FakeResult | BaseException
+    result_or_error: FakeDeletionResult | BaseException
     id: str = "trim-topic/7"
     first_execution_run_id: str = "run-1"
 
-    async def result(self) -> FakeResult:
+    async def result(self) -> FakeDeletionResult:
         """Its result, or what it failed with."""
-        if isinstance(self.result_, BaseException):
-            raise self.result_
-        return self.result_
+        if isinstance(self.result_or_error, BaseException):
+            raise self.result_or_error
+        return self.result_or_error
 
 
 @dataclass
-class FakeBatches:
+class FakeDeletionBatches:
     """`workers.client.deletion_batches.Batches` as the command line calls it: one batch, told what to do."""
 
     known: DeleteLedgersProgress = field(
@@ -366,7 +396,7 @@ class FakeBatches:
     )
     ended: bool = False
 
-    def _told(self, workflow_id: str, **orders: Any) -> DeleteLedgersProgress:
+    def _update_progress(self, workflow_id: str, **orders: Any) -> DeleteLedgersProgress:
         if workflow_id != "delete-ledgers/b":
             raise UnknownObject("workflow", expected="the id of a batch", found=workflow_id)
         if self.ended:
@@ -375,30 +405,30 @@ class FakeBatches:
         return self.known
 
     async def progress(self, workflow_id: str) -> DeleteLedgersProgress:
-        return self._told(workflow_id)
+        return self._update_progress(workflow_id)
 
     async def pause(self, workflow_id: str) -> DeleteLedgersProgress:
-        return self._told(workflow_id, paused=True)
+        return self._update_progress(workflow_id, paused=True)
 
     async def resume(self, workflow_id: str) -> DeleteLedgersProgress:
-        return self._told(workflow_id, paused=False)
+        return self._update_progress(workflow_id, paused=False)
 
     async def set_rate(self, workflow_id: str, objects_per_s: int) -> DeleteLedgersProgress:
-        return self._told(workflow_id, rate=objects_per_s)
+        return self._update_progress(workflow_id, rate=objects_per_s)
 
 
 @dataclass
-class FakeClient:
+class FakeSextonClient:
     """`workers.client.sexton.Sexton` as the command line calls it."""
 
-    result: FakeResult | BaseException = field(default_factory=lambda: FakeResult({"DELETED": 3}))
+    result: FakeDeletionResult | BaseException = field(default_factory=lambda: FakeDeletionResult({"DELETED": 3}))
     asked: list[tuple[object, ...]] = field(default_factory=list)
     finished_recurring: list[bool] = field(default_factory=list)
     dead: int = 3  # dead letters
     durable: list[bool | None] = field(default_factory=list)  # what deletes were told of tombstones
-    batches: FakeBatches = field(default_factory=FakeBatches)
+    batches: FakeDeletionBatches = field(default_factory=FakeDeletionBatches)
 
-    async def wait_for_result(self, handle: FakeHandle, say: Say) -> FakeResult:
+    async def wait_for_result(self, handle: FakeJobHandle, say: Say) -> FakeDeletionResult:
         """What it ends with."""
         say(f"started {handle.id}")
         return await handle.result()
@@ -407,14 +437,16 @@ class FakeClient:
         """A page of a Web UI."""
         return f"http://ui/{workflow_id}/{run_id}"
 
-    async def trim_topic(self, topic: Topic, reason: str, actor: str) -> FakeHandle:
+    async def trim_topic(self, topic: Topic, reason: str, actor: str) -> FakeJobHandle:
         self.asked.append((topic.name, reason))
-        return FakeHandle(self.result)
+        return FakeJobHandle(self.result)
 
-    async def delete_topic(self, topic: Topic, reason: str, actor: str, *, durable_delete: bool | None) -> FakeHandle:
+    async def delete_topic(
+        self, topic: Topic, reason: str, actor: str, *, durable_delete: bool | None
+    ) -> FakeJobHandle:
         self.asked.append(("delete", topic.name, reason))
         self.durable.append(durable_delete)
-        return FakeHandle(self.result, id="delete-topic/7")
+        return FakeJobHandle(self.result, id="delete-topic/7")
 
     async def delete_ledgers(
         self,
@@ -425,37 +457,37 @@ class FakeClient:
         actor: str,
         *,
         durable_delete: bool | None,
-    ) -> FakeHandle:
+    ) -> FakeJobHandle:
         self.durable.append(durable_delete)
         self.asked.append((topic.name, list(ledger_ids), force, reason))
-        return FakeHandle(self.result, id="delete-ledgers/1")
+        return FakeJobHandle(self.result, id="delete-ledgers/1")
 
     async def run_compound_operation(
         self, topic: Topic, operation: CompoundOperation, reason: str, actor: str, *, durable_delete: bool | None
-    ) -> FakeHandle:
+    ) -> FakeJobHandle:
         self.durable.append(durable_delete)
         self.asked.append((topic.name, operation, reason))
-        return FakeHandle(self.result, id="delete-ledgers/2")
+        return FakeJobHandle(self.result, id="delete-ledgers/2")
 
     async def redrive_dead_letters(self, row_ids: Sequence[int] | None, reason: str, actor: str) -> SimpleNamespace:
         """Remember the call; nothing is started where nothing is dead."""
         self.asked.append((row_ids, reason))
-        handle = FakeHandle(self.result, id="delete-ledgers/redrive-1") if self.dead else None
+        handle = FakeJobHandle(self.result, id="delete-ledgers/redrive-1") if self.dead else None
         return SimpleNamespace(started=self.dead, handle=handle)
 
-    async def sweep_deletions(self, reason: str, actor: str) -> FakeHandle:
+    async def sweep_deletions(self, reason: str, actor: str) -> FakeJobHandle:
         self.asked.append((reason,))
-        return FakeHandle(self.result, id="sweep-deletions")
+        return FakeJobHandle(self.result, id="sweep-deletions")
 
-    async def plan_orphans(self, **asked: object) -> FakeHandle:
+    async def plan_orphans(self, **options: object) -> FakeJobHandle:
         """Remember the call."""
-        self.asked.append(tuple(asked.items()))
-        return FakeHandle(self.result, id="reconcile-orphans/plan-1")
+        self.asked.append(tuple(options.items()))
+        return FakeJobHandle(self.result, id="reconcile-orphans/plan-1")
 
-    async def apply_orphans(self, run_id: str, **asked: object) -> FakeHandle:
+    async def apply_orphans(self, run_id: str, **options: object) -> FakeJobHandle:
         """Remember the call."""
-        self.asked.append((run_id, *asked.items()))
-        return FakeHandle(self.result, id=f"apply-orphans/{run_id}")
+        self.asked.append((run_id, *options.items()))
+        return FakeJobHandle(self.result, id=f"apply-orphans/{run_id}")
 
     async def fetch_history(self, workflow_id: str, run_id: str | None) -> Any:
         """Of no workflow."""
@@ -469,9 +501,9 @@ class FakeClient:
         ]
 
     async def restart_schedule(self, schedule_id: str) -> list[str]:
-        known = ("sexton-records", "sexton-sweep", "sexton-trim")
-        if schedule_id not in known:
-            raise UnknownObject("schedule", expected=f"one of {', '.join(known)}", found=schedule_id)
+        known_ids = ("sexton-records", "sexton-sweep", "sexton-trim")
+        if schedule_id not in known_ids:
+            raise UnknownObject("schedule", expected=f"one of {', '.join(known_ids)}", found=schedule_id)
         return [f"{schedule_id}-2026-11-20T17:05:00Z"]
 
     async def list_schedules(self) -> list[ScheduleSummary]:
@@ -508,12 +540,12 @@ class FakeClient:
 
 
 @dataclass
-class FakeServices(CommandServices):
+class FakeCommandServices(CommandServices):
     """Everything behind the command line."""
 
     cwd: Path
-    log: FakeLog = field(default_factory=FakeLog)
-    client: FakeClient = field(default_factory=FakeClient)
+    log: FakeLogStore = field(default_factory=FakeLogStore)
+    client: FakeSextonClient = field(default_factory=FakeSextonClient)
     health: list[dict[str, object]] = field(default_factory=list)
     raised: BaseException | None = None
     sends_spans_to: str | None = None
@@ -533,9 +565,9 @@ class FakeServices(CommandServices):
 
     def memory(self) -> str:
         """Everything that a command may have changed or asked for, but for what was looked at."""
-        log, acts = self.log, [call for call in self.calls if call[0] != "traced"]
-        kept = (log.found, log.entries, log.written, log.subscribed, log.contents, log.previews)
-        return repr((kept, acts, self.client.asked, self.client.batches.known))
+        log, calls = self.log, [call for call in self.calls if call[0] != "traced"]
+        log_state = (log.found, log.entries, log.written, log.subscribed, log.contents, log.previews)
+        return repr((log_state, calls, self.client.asked, self.client.batches.known))
 
     @contextmanager
     def open_catalog(self, settings: Any) -> Iterator[Any]:
@@ -557,7 +589,7 @@ class FakeServices(CommandServices):
     def trace_command_and_prune_span_files(self, settings: Any, command: str, began_ns: int) -> Iterator[Any]:
         """Remember which command was traced, and how it says that it ended."""
         self.calls.append(("traced", command))
-        yield SimpleNamespace(trace_id=TRACE, record_result=lambda *told: self.told.append(told))
+        yield SimpleNamespace(trace_id=FAKE_TRACE_ID, record_result=lambda *told: self.told.append(told))
 
     async def connect(self, settings: Any, catalog: Any) -> Any:
         """The fake client."""

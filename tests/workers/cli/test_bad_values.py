@@ -10,7 +10,7 @@ import pytest
 import typer
 
 from tests.workers.cli.conftest import Run
-from tests.workers.cli.fakes import ORDERS, FakeServices
+from tests.workers.cli.fakes import ORDERS_TOPIC, FakeCommandServices
 from workers.cli import app
 
 _FORM: Final = re.compile(r"error: (?P<field>.+?): expected .+, found .+")
@@ -18,8 +18,8 @@ _TEXTS: Final = ("", "\x1b[2J", "a\nb", "a\u202eb", "x" * 5_000, "..")
 _NUMBERS: Final = ("", "\x1b[2J", "one", "1.5", "0x10", "9" * 30, str(2**63))
 _VALID: Final = {
     "--into": "sqlite:////nowhere/catalog.db",
-    "NAME": ORDERS,
-    "TOPIC": ORDERS,
+    "NAME": ORDERS_TOPIC,
+    "TOPIC": ORDERS_TOPIC,
     "SUB": "billing",
     "ID": "4",
     "ID...": "4",
@@ -115,10 +115,10 @@ def test_commands_are_all_found() -> None:
 
 @pytest.mark.parametrize("command", COMMANDS.values(), ids=list(COMMANDS))
 def test_command_any_bad_value_is_refused_in_one_form_and_changes_nothing(
-    run: Run, services: FakeServices, command: Command
+    run: Run, services: FakeCommandServices, command: Command
 ) -> None:
     """Exit code 2, one line that says field, expected and found, no traceback, and no effect."""
-    assert run("topic", "create", ORDERS).exit_code == 0
+    assert run("topic", "create", ORDERS_TOPIC).exit_code == 0
     before = services.memory()
     wrong = [(line, problem) for line in _refused(command) if (problem := _problem(run, line))]
     assert wrong == []
@@ -138,7 +138,7 @@ def _problem(run: Run, line: list[str]) -> object:
 
 @pytest.mark.parametrize("name", ["LOGNAME", "USER"])
 def test_actor_that_cannot_be_printed_is_refused(
-    run: Run, services: FakeServices, orders: str, monkeypatch: pytest.MonkeyPatch, name: str
+    run: Run, services: FakeCommandServices, orders: str, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     """Who acts is stored in the audit log, and comes from the environment."""
     for variable in ("LOGNAME", "USER", "LNAME", "USERNAME"):

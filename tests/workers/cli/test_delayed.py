@@ -10,7 +10,7 @@ from logstore.delayed.index_buckets import IndexBucket, IndexBucketList
 from logstore.ports.catalog import Topic
 from logstore.positions import LedgerId, Position
 from tests.workers.cli.conftest import Run, document
-from tests.workers.cli.fakes import ORDERS, FakeHandle, FakeServices
+from tests.workers.cli.fakes import ORDERS_TOPIC, FakeCommandServices, FakeJobHandle
 from workflows.delayed.job_definitions import MERGE_BUCKETS, MergeBucketsResult, MergeOutcome, SealBucketsResult
 
 _DUE_MS = 1_800_000_000_000
@@ -30,22 +30,22 @@ class _Jobs:
 
     async def seal(self, topic: Topic, reason: str, actor: str) -> Any:
         self.asked.append(("seal", topic.name, reason))
-        return FakeHandle(self.sealed, id="seal-buckets/7")  # type: ignore[arg-type]
+        return FakeJobHandle(self.sealed, id="seal-buckets/7")  # type: ignore[arg-type]
 
     async def merge(self, topic: Topic, max_buckets: int, reason: str, actor: str) -> Any:
         self.asked.append(("merge", max_buckets, reason))
-        return FakeHandle(self.merged, id="merge-buckets/7")  # type: ignore[arg-type]
+        return FakeJobHandle(self.merged, id="merge-buckets/7")  # type: ignore[arg-type]
 
 
 @pytest.fixture
-def jobs(services: FakeServices, orders: str) -> _Jobs:
+def jobs(services: FakeCommandServices, orders: str) -> _Jobs:
     made = _Jobs()
     services.client.seal_buckets = made.seal  # type: ignore[attr-defined]
     services.client.merge_buckets = made.merge  # type: ignore[attr-defined]
     return made
 
 
-def _put(services: FakeServices, *counts: int) -> list[IndexBucket]:
+def _put(services: FakeCommandServices, *counts: int) -> list[IndexBucket]:
     """Buckets of so many messages, one ledger each."""
     index, made = services.log.index, list[IndexBucket]()
     for number, count in enumerate(counts):
@@ -56,7 +56,7 @@ def _put(services: FakeServices, *counts: int) -> list[IndexBucket]:
     return made
 
 
-def test_status_tells_every_bucket_and_what_is_in_none(run: Run, services: FakeServices, orders: str) -> None:
+def test_status_tells_every_bucket_and_what_is_in_none(run: Run, services: FakeCommandServices, orders: str) -> None:
     """The documented fields; the tail has no id, and no segments."""
     _put(services, 5, 2)
     services.log.index.behind = 3
@@ -81,7 +81,7 @@ def test_status_of_a_topic_without_delayed_messages_is_empty(run: Run, orders: s
 
 
 def test_status_marks_what_a_merge_works_on_and_what_cannot_be_read(
-    run: Run, services: FakeServices, orders: str
+    run: Run, services: FakeCommandServices, orders: str
 ) -> None:
     """The neighbours with the fewest messages, while a merge holds the list; a lost snapshot whoever holds it."""
     _put(services, 9, 2, 3, 4)
@@ -97,7 +97,7 @@ def test_status_marks_what_a_merge_works_on_and_what_cannot_be_read(
     assert states() == ["SEALED", "MERGING", "MERGING", "DAMAGED"]
 
 
-def test_status_fits_a_terminal(run: Run, services: FakeServices, orders: str) -> None:
+def test_status_fits_a_terminal(run: Run, services: FakeCommandServices, orders: str) -> None:
     """80 columns; everything with --wide."""
     _put(services, 1_000)
     shown = run("delayed", "status", orders).stdout.splitlines()
@@ -132,12 +132,12 @@ def test_seal_that_another_job_kept_waiting_is_not_done(run: Run, jobs: _Jobs, o
 
 @pytest.mark.parametrize(("buckets", "asked"), [(0, 1), (1, 1), (2, 1), (5, 4), (90, 20)])
 def test_merge_goes_on_until_there_are_as_few_as_the_settings_say(
-    run: Run, services: FakeServices, jobs: _Jobs, buckets: int, asked: int
+    run: Run, services: FakeCommandServices, jobs: _Jobs, buckets: int, asked: int
 ) -> None:
     """And in any case one pair is merged where there is one."""
     if buckets:
         _put(services, *[1] * buckets)
-    told = document(run("delayed", "merge", ORDERS, "--json"))
+    told = document(run("delayed", "merge", ORDERS_TOPIC, "--json"))
     counts = {"merges": 1, "messages": 6, "passed": 0, "buckets": 1, "max_buckets": 1}
     assert told == {"workflow_id": "merge-buckets/7", "outcome": "WITHIN", **counts}
     assert jobs.asked == [("merge", asked, "")]
@@ -172,7 +172,7 @@ def test_without_waiting_ids_are_told_at_once(run: Run, jobs: _Jobs, orders: str
     assert told == {"workflow_id": f"{verb}-buckets/7", "run_id": "run-1"}
 
 
-def test_clear_throws_all_buckets_away_for_a_reason(run: Run, services: FakeServices, orders: str) -> None:
+def test_clear_throws_all_buckets_away_for_a_reason(run: Run, services: FakeCommandServices, orders: str) -> None:
     """A dry run tells the same, and changes nothing; a job that is at work is named."""
     _put(services, 5, 2)
     told = document(run("delayed", "clear", orders, "--dry-run", "--json"))

@@ -9,12 +9,12 @@ from logstore.errors import StoreUnavailable
 from logstore.log.ledgers import CopyKind
 from logstore.positions import LedgerId, TopicId
 from tests.workers.cli.conftest import Run, document
-from tests.workers.cli.fakes import ORDERS, FakeResult, FakeServices
+from tests.workers.cli.fakes import ORDERS_TOPIC, FakeCommandServices, FakeDeletionResult
 
 JOBS = [
-    (("topic", "trim", ORDERS), {"topic_id"}),
-    (("topic", "delete", ORDERS), {"topic_id"}),
-    (("ledger", "delete", ORDERS, "4", "5"), {"topic_id", "ledger_ids"}),
+    (("topic", "trim", ORDERS_TOPIC), {"topic_id"}),
+    (("topic", "delete", ORDERS_TOPIC), {"topic_id"}),
+    (("ledger", "delete", ORDERS_TOPIC, "4", "5"), {"topic_id", "ledger_ids"}),
     (("deletion", "redrive", "12"), {"batch_id"}),
     (("deletion", "sweep"), set()),
 ]
@@ -42,10 +42,10 @@ def failed(row_id: int, *, error: str | None, alone: bool = False) -> DeletionIn
 
 @pytest.mark.parametrize(("args", "asked"), JOBS, ids=lambda one: " ".join(one[:2]) if isinstance(one, tuple) else "")
 def test_job_that_ended_in_part_names_what_failed(
-    run: Run, services: FakeServices, orders: str, args: Sequence[str], asked: set[str]
+    run: Run, services: FakeCommandServices, orders: str, args: Sequence[str], asked: set[str]
 ) -> None:
     """Deletion, ledger and error of each, in JSON; what to run next, on stderr."""
-    services.client.result = FakeResult({"DELETED": 1, "METADATA_MISMATCH": 1, "RETRYING": 1})
+    services.client.result = FakeDeletionResult({"DELETED": 1, "METADATA_MISMATCH": 1, "RETRYING": 1})
     services.log.failed = [failed(12, error="somebody else's"), failed(11, error=None, alone=True)]
     ended = run(*args, "--json")
     assert document(ended, 5)["failed"] == [
@@ -56,31 +56,33 @@ def test_job_that_ended_in_part_names_what_failed(
     assert f"sexton deletion list --state DEAD_LETTERED{of_topic}\n" in ended.stderr
     assert "sexton deletion redrive 12\n" in ended.stderr
     assert f"sexton deletion list --state PENDING{of_topic}\n" in ended.stderr
-    (call,) = services.log.failures_asked
+    (call,) = services.log.failed_intent_queries
     assert (set(call), call["limit"]) == (asked | {"limit"}, 100)
 
 
 def test_job_that_ended_in_part_shows_people_a_table_of_what_failed(
-    run: Run, services: FakeServices, orders: str
+    run: Run, services: FakeCommandServices, orders: str
 ) -> None:
     """With each error beneath its row."""
-    services.client.result = FakeResult({"METADATA_MISMATCH": 1})
+    services.client.result = FakeDeletionResult({"METADATA_MISMATCH": 1})
     services.log.failed = [failed(12, error="somebody else's")]
     ended = run("topic", "trim", orders)
     assert ended.exit_code == 5
     assert "somebody else's" in ended.stdout.partition("failed")[2]
 
 
-def test_job_that_is_done_asks_for_no_failures(run: Run, services: FakeServices, orders: str) -> None:
+def test_job_that_is_done_asks_for_no_failures(run: Run, services: FakeCommandServices, orders: str) -> None:
     """There are none of it, and those of other jobs are not its own."""
     services.log.failed = [failed(12, error="of another job")]
     assert "failed" not in document(run("topic", "trim", orders, "--json"))
-    assert services.log.failures_asked == []
+    assert services.log.failed_intent_queries == []
 
 
-def test_job_in_part_whose_catalog_is_away_by_then_still_answers(run: Run, services: FakeServices, orders: str) -> None:
+def test_job_in_part_whose_catalog_is_away_by_then_still_answers(
+    run: Run, services: FakeCommandServices, orders: str
+) -> None:
     """What it came to is known, and is not lost with the list."""
-    services.client.result = FakeResult({"DELETED": 1, "DEAD_LETTERED": 1})
+    services.client.result = FakeDeletionResult({"DELETED": 1, "DEAD_LETTERED": 1})
     services.log.failures_fault = StoreUnavailable("no route")
     ended = run("topic", "trim", orders, "--json")
     told = document(ended, 5)

@@ -4,9 +4,9 @@ import pytest
 
 from logstore.deletion.retention import RetentionPolicy
 from logstore.validated_names import TopicName
-from tests.activities.world import NAME, World
+from tests.activities.activity_world import TOPIC_NAME, World
 from tests.workers.cli.conftest import Run, document
-from tests.workers.cli.fakes import FakeServices
+from tests.workers.cli.fakes import FakeCommandServices
 from tests.workers.cli.test_ledger_explain import world
 from workers.cli.workflows_and_schedules import WorkflowType
 from workers.hosting.temporal_workers import WORKFLOWS
@@ -21,7 +21,7 @@ _NONE = "persistent://public/default/none"
     [
         (("audit", "list", "--topic", _NONE), f"no destructive act of topic {_NONE}: there is no topic of this name"),
         (("audit", "list", "--ledger", "99"), "no destructive act of ledger 99: there is no ledger of this id"),
-        (("audit", "list", "--topic", NAME), f"no destructive act of topic {NAME}"),
+        (("audit", "list", "--topic", TOPIC_NAME), f"no destructive act of topic {TOPIC_NAME}"),
         (("deletion", "list", "--topic", _NONE), f"no deletion of topic {_NONE}: there is no topic of this name"),
         (("deletion", "list", "--ledger", "0", "--state", "DELETED"), "no DELETED deletion of ledger 0"),
         (
@@ -29,8 +29,8 @@ _NONE = "persistent://public/default/none"
             f"no deletion of topic {_NONE} and ledger 99: there is no topic of this name and no ledger of this id",
         ),
         (
-            ("ledger", "list", NAME, "--component", "SCHEMA_STORAGE"),
-            f"no ledger of topic {NAME} is of component SCHEMA_STORAGE",
+            ("ledger", "list", TOPIC_NAME, "--component", "SCHEMA_STORAGE"),
+            f"no ledger of topic {TOPIC_NAME} is of component SCHEMA_STORAGE",
         ),
     ],
 )
@@ -59,9 +59,9 @@ def test_deletions_are_listed_by_topic_and_by_ledger(run: Run, world: World) -> 
     """What left the list a moment ago."""
     world.fill(3)
     world.detach()
-    gone = document(run("deletion", "list", "--topic", NAME, "--json"))
+    gone = document(run("deletion", "list", "--topic", TOPIC_NAME, "--json"))
     assert len(gone) >= 2
-    (one,) = document(run("deletion", "list", "--topic", NAME, "--ledger", str(gone[0]["ledger_id"]), "--json"))
+    (one,) = document(run("deletion", "list", "--topic", TOPIC_NAME, "--ledger", str(gone[0]["ledger_id"]), "--json"))
     assert one == gone[0]
 
 
@@ -69,12 +69,12 @@ def test_deletions_are_listed_by_topic_and_by_ledger(run: Run, world: World) -> 
     ("options", "told"),
     [
         (("--type", "trim-topic"), "Temporal knows no workflow of type trim-topic"),
-        (("--topic", NAME, "--status", "Failed"), f"Temporal knows no Failed workflow of topic {NAME}"),
+        (("--topic", TOPIC_NAME, "--status", "Failed"), f"Temporal knows no Failed workflow of topic {TOPIC_NAME}"),
         ((), "completed runs of recurring jobs are left out: --all shows them"),
     ],
 )
 def test_workflows_that_nobody_knows_are_said(
-    run: Run, services: FakeServices, options: tuple[str, ...], told: str, monkeypatch: pytest.MonkeyPatch
+    run: Run, services: FakeCommandServices, options: tuple[str, ...], told: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Temporal has no word for what it has never seen."""
 
@@ -88,7 +88,7 @@ def test_workflows_that_nobody_knows_are_said(
 
 @pytest.mark.parametrize(("options", "shown"), [((), False), (("--all",), True), (("--type", "sweep-records"), True)])
 def test_completed_runs_of_recurring_jobs_are_listed_where_they_are_asked_for(
-    run: Run, services: FakeServices, options: tuple[str, ...], shown: bool
+    run: Run, services: FakeCommandServices, options: tuple[str, ...], shown: bool
 ) -> None:
     """By --all, or by their type."""
     assert run("workflow", "list", *options).exit_code == 0
@@ -101,12 +101,12 @@ def test_types_of_workflows_are_those_that_workers_run() -> None:
     assert {kind.value for kind in WorkflowType} == names
 
 
-def _topics(services: FakeServices, *names: str) -> None:
+def _topics(services: FakeCommandServices, *names: str) -> None:
     for name in names:
         services.log.catalog.topics.create_topic(TopicName.parse(name).encoded, RetentionPolicy())
 
 
-def test_topics_are_filtered_and_paged(run: Run, services: FakeServices) -> None:
+def test_topics_are_filtered_and_paged(run: Run, services: FakeCommandServices) -> None:
     """Pages go on behind the last name, and each but the last says how."""
     names = [f"persistent://shop/{space}/t {number}" for space in ("a", "b") for number in range(3)]
     _topics(services, *names)

@@ -8,14 +8,14 @@ import pytest
 from logstore.errors import PreconditionFailed
 from logstore.records.job_results import FollowedRecords
 from tests.workers.cli.conftest import Run
-from tests.workers.cli.fakes import FakeServices
+from tests.workers.cli.fakes import FakeCommandServices
 
 _URL = "sqlite:////nowhere/replica.db"
 _DONE = FollowedRecords(replica="copy/0123abcd", manifest=8, steps=1, seeded=1, records=5, tombstones=2, removed=1)
 
 
 @pytest.fixture
-def told(services: FakeServices, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+def told(services: FakeCommandServices, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """What the command's service was told."""
     found: list[Any] = []
 
@@ -55,7 +55,7 @@ def test_follow_without_a_bucket_follows_the_record_log_itself(run: Run, told: l
 
 
 def test_replica_that_must_be_seeded_is_refused_by_name(
-    run: Run, services: FakeServices, monkeypatch: pytest.MonkeyPatch
+    run: Run, services: FakeCommandServices, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Exit code 3, and the sentence says what to do."""
 

@@ -18,18 +18,25 @@ from logstore.ownership import BundleId, bundle_name, bundle_of_topic
 from logstore.ports.catalog import AuditCause
 from logstore.positions import LedgerId
 from logstore.validated_names import TopicName
-from tests.activities.world import BATCH, NAME, World, certify_input, chunk_input, open_world
-from tests.activities.world import run as run_activity
+from tests.activities.activity_world import (
+    BATCH_ID,
+    TOPIC_NAME,
+    World,
+    make_certify_input,
+    make_chunk_input,
+    open_activity_world,
+)
+from tests.activities.activity_world import run as run_activity
 from tests.contracts.catalog.deletion.test_row_traces import traced
-from tests.fakes.objects import Fault, FaultKind, Operation
+from tests.fakes.object_store import Fault, FaultKind, StoreOperation
 from tests.workers.cli.conftest import Run, document
-from tests.workers.cli.fakes import FakeServices
+from tests.workers.cli.fakes import FakeCommandServices
 
 
 @pytest.fixture
-def world(tmp_path: Path, services: FakeServices) -> Iterator[World]:
+def world(tmp_path: Path, services: FakeCommandServices) -> Iterator[World]:
     """A catalog and a bucket, behind the command line."""
-    made = open_world(tmp_path / "world")
+    made = open_activity_world(tmp_path / "world")
     storages = {CopyKind.LEDGER.value: PrimaryCopyStorage(made.objects)}
     services.log = SimpleNamespace(  # type: ignore[assignment]
         catalog=made.catalog, storages=storages, objects=made.objects, closed=0
@@ -65,7 +72,7 @@ def test_explain_of_a_listed_ledger_says_who_needs_it(run: Run, world: World) ->
     ]
     assert found["verdict"] == "listed and needed by subscription billing"
     assert (found["state"], found["entries"], found["size_bytes"], found["tombstone"]) == ("CLOSED", 20, 200, None)
-    owner = {"application": "sexton", "component": "MANAGED_LEDGER", "topic": NAME, "topic_id": 1, "keys": {}}
+    owner = {"application": "sexton", "component": "MANAGED_LEDGER", "topic": TOPIC_NAME, "topic_id": 1, "keys": {}}
     assert found["owner"] == owner
     assert found["references"] == [
         {"kind": "LIST", "component": "MANAGED_LEDGER", "keys": {}, "place": b, "last": False},
@@ -75,7 +82,7 @@ def test_explain_of_a_listed_ledger_says_who_needs_it(run: Run, world: World) ->
     assert (copy["kind"], copy["state"], copy["context"]) == ("LEDGER", "LIVE", {})
     storage = copy["storage"]
     assert (storage["finding"], storage["objects"], storage["detail"]) == ("OWN", 3, "")
-    assert storage["statement"]["topic"] == NAME
+    assert storage["statement"]["topic"] == TOPIC_NAME
     assert storage["statement"]["ledger-id"] == str(b)
     assert (found["intents"], found["decisions"]) == ([], [])
     assert _explained(run, a)["verdict"] == "listed and needed by no subscription: retention lets it go"
@@ -85,7 +92,7 @@ def test_explain_of_a_listed_ledger_says_who_needs_it(run: Run, world: World) ->
 def test_explain_names_the_bundle_and_who_acquired_it_last(run: Run, world: World) -> None:
     """Whose background work the ledger's deletion is, as far as the catalog knows."""
     (ledger,) = world.fill(1)
-    bundle = bundle_of_topic(TopicName.parse(NAME), bundle_count=64)
+    bundle = bundle_of_topic(TopicName.parse(TOPIC_NAME), bundle_count=64)
     name = bundle_name(bundle, bundle_count=64)
     assert _explained(run, ledger)["bundle"] == {"bundle": name, "number": bundle, "fence": 0, "fenced_by": None}
     world.catalog.fences.raise_fences([BundleId(0), bundle], "w1")
@@ -104,7 +111,7 @@ def test_explain_of_a_deleted_ledger_says_when_and_by_whom(run: Run, world: Worl
     world.detach()
     waiting = _explained(run, gone)
     assert (waiting["state"], waiting["copies"][0]["storage"]["finding"]) == ("PENDING", "OWN")
-    assert f"batch {BATCH} is to delete it" in waiting["verdict"]
+    assert f"batch {BATCH_ID} is to delete it" in waiting["verdict"]
     run_chunk(world)
     found = _explained(run, gone)
     assert found["state"] == "DELETED"
@@ -142,8 +149,8 @@ def test_explain_and_deletion_list_name_the_trace_of_each_act(run: Run, world: W
 
 def run_chunk(world: World) -> None:
     """Phase two, and the certificate."""
-    run_activity(world.deletion.delete_chunk, chunk_input())
-    run_activity(world.deletion.close_and_certify_batch, certify_input())
+    run_activity(world.deletion.delete_chunk, make_chunk_input())
+    run_activity(world.deletion.close_and_certify_batch, make_certify_input())
 
 
 def test_explain_of_a_dead_letter_says_what_to_do(run: Run, world: World) -> None:
@@ -166,7 +173,7 @@ def test_explain_while_storage_is_down_tells_the_rest(run: Run, world: World) ->
     """What the catalog knows is worth most when nothing else answers."""
     (kept,) = world.fill(1, acknowledged=False)
     world.acknowledge(LedgerId(kept))
-    world.objects.plan(Fault(operation=Operation.LIST, kind=FaultKind.BEFORE, times=9))
+    world.objects.plan(Fault(operation=StoreOperation.LIST, kind=FaultKind.BEFORE, times=9))
     found = _explained(run, kept)
     storage = found["copies"][0]["storage"]
     assert storage["finding"] is None
@@ -222,7 +229,7 @@ def test_explain_names_the_segment_that_is_corrupt_and_what_to_do(run: Run, worl
     world.objects._held[key] = replace(held, body=b"y" + held.body[1:])
     found = _explained(run, ledger)
     assert "1 of 3 segments of its LEDGER copy that were compared are corrupt (entries 10 to 19)" in found["verdict"]
-    assert f"sexton ledger delete {NAME} {ledger} --force" in found["verdict"]
+    assert f"sexton ledger delete {TOPIC_NAME} {ledger} --force" in found["verdict"]
     (corrupt,) = found["copies"][0]["storage"]["corrupt"]
     assert (corrupt["number"], corrupt["first_entry"], corrupt["last_entry"]) == (1, 10, 19)
     assert corrupt["error"].startswith(f"{key}: expected digest ")
@@ -251,7 +258,7 @@ def test_explain_while_segments_cannot_be_read_says_so(run: Run, world: World) -
     (ledger,) = world.fill(1)
     keys = _with_digests(world, ledger)
     world.objects.plan(
-        Fault(operation=Operation.GET, kind=FaultKind.BEFORE, times=1_000, matches=lambda key: key in keys)
+        Fault(operation=StoreOperation.GET, kind=FaultKind.BEFORE, times=1_000, matches=lambda key: key in keys)
     )
     storage = _explained(run, ledger)["copies"][0]["storage"]
     assert storage["detail"].startswith("storage did not answer")
@@ -303,7 +310,7 @@ def test_explain_for_people_fits_a_narrow_terminal(run: Run, world: World) -> No
     gone, kept = world.fill(2)
     for name in ("a", "b", "c", "d"):
         world.catalog.cursors.create_subscription(world.topic.topic_id, name, latest=False)
-    run_activity(world.deletion.detach, world.detach_input([gone], force=True))
+    run_activity(world.deletion.detach, world.make_detach_input([gone], force=True))
     run_chunk(world)
     for ledger_id, said in (
         (kept, "needed by subscriptions a, b, c and 1 more"),
@@ -323,8 +330,12 @@ def test_audit_list_of_a_topic_names_the_segments_that_were_passed_over(run: Run
     world.catalog.reconciliation.pass_over_segments(
         {0: (kept, 9)}, cause=AuditCause(actor="ann", reason="a test", workflow_id="w")
     )
-    (row,) = document(run("audit", "list", "--topic", NAME, "--json"))
-    assert (row["act"], row["topic"], row["detail"]["keys"]) == ("pass-over-segments", NAME, [segment_key(kept, 9)])
+    (row,) = document(run("audit", "list", "--topic", TOPIC_NAME, "--json"))
+    assert (row["act"], row["topic"], row["detail"]["keys"]) == (
+        "pass-over-segments",
+        TOPIC_NAME,
+        [segment_key(kept, 9)],
+    )
 
 
 def test_audit_list_tells_who_did_what_and_why(run: Run, world: World) -> None:
@@ -334,14 +345,16 @@ def test_audit_list_tells_who_did_what_and_why(run: Run, world: World) -> None:
     run_chunk(world)
     rows = document(run("audit", "list", "--json"))
     assert [(row["act"], row["actor"], row["reason"], row["workflow_id"], row["topic"]) for row in rows] == [
-        ("delete-ledgers", "tests", "a test", f"delete-ledgers/{BATCH}", NAME),
-        ("detach", "tests", "a test", f"delete-ledgers/{BATCH}", NAME),
+        ("delete-ledgers", "tests", "a test", f"delete-ledgers/{BATCH_ID}", TOPIC_NAME),
+        ("detach", "tests", "a test", f"delete-ledgers/{BATCH_ID}", TOPIC_NAME),
     ]
     assert rows[0]["detail"]["outcomes"] == {"DELETED": 1}
-    assert document(run("audit", "list", "--topic", NAME, "--limit", "1", "--json")) == rows[:1]
+    assert document(run("audit", "list", "--topic", TOPIC_NAME, "--limit", "1", "--json")) == rows[:1]
     assert document(run("audit", "list", "--ledger", str(gone), "--json")) == rows
     assert document(run("audit", "list", "--ledger", str(gone + 1), "--json")) == []
     assert "nothing was destroyed" in run("audit", "list", "--ledger", str(gone + 1)).stdout
     world.sql("DELETE FROM topic")
-    assert document(run("audit", "list", "--topic", NAME, "--json")) == rows, "a topic that is gone is asked about most"
+    assert document(run("audit", "list", "--topic", TOPIC_NAME, "--json")) == rows, (
+        "a topic that is gone is asked about most"
+    )
     document(run("audit", "list", "--topic", "no topic", "--json"), code=2)

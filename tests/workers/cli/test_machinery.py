@@ -20,9 +20,9 @@ from infra.catalog import Database
 from logstore import errors
 from logstore.deletion.retention import RetentionPolicy
 from logstore.validated_names import TopicName
-from tests.migrated import migrate
+from tests.migrated_catalogs import migrate_or_copy_catalog
 from tests.workers.cli.conftest import Run, document
-from tests.workers.cli.fakes import ORDERS, FakeServices
+from tests.workers.cli.fakes import ORDERS_TOPIC, FakeCommandServices
 from workers import VERSION, cli
 from workers.cli.exit_codes import ExitCode, classify_error, find_error_class, get_exit_code
 from workers.cli.root_command import COMMANDS, import_command, import_group
@@ -39,7 +39,7 @@ def test_json_flag_in_any_place_gives_one_document(run: Run, form: tuple[str, ..
 
 
 @pytest.mark.parametrize("form", [("--home", "h", "up"), ("up", "--home", "h"), ("--home", "g", "up", "--home", "h")])
-def test_home_flag_in_any_place_is_the_home(run: Run, services: FakeServices, form: tuple[str, ...]) -> None:
+def test_home_flag_in_any_place_is_the_home(run: Run, services: FakeCommandServices, form: tuple[str, ...]) -> None:
     """`--home` is taken in both places, and the inner one wins."""
     assert run(*form).exit_code == 0
     assert services.calls[0][3] == services.cwd / "h"
@@ -69,7 +69,7 @@ def test_json_output_of_a_noisy_command_is_one_document(run: Run) -> None:
     ],
 )
 def test_error_any_class_gives_its_code_and_document(
-    run: Run, services: FakeServices, raised: Exception, code: int, name: str
+    run: Run, services: FakeCommandServices, raised: Exception, code: int, name: str
 ) -> None:
     """Every error leaves as its exit code, in JSON on stdout and as a line on stderr."""
     services.raised = raised
@@ -81,7 +81,7 @@ def test_error_any_class_gives_its_code_and_document(
     assert ("Traceback" in result.stderr) == (name == "ZeroDivisionError")
 
 
-def test_error_without_json_leaves_stdout_empty(run: Run, services: FakeServices) -> None:
+def test_error_without_json_leaves_stdout_empty(run: Run, services: FakeCommandServices) -> None:
     """People read errors on stderr."""
     services.raised = errors.StoreUnavailable("[bold]s3[/bold]")
     result = run("down")
@@ -89,7 +89,7 @@ def test_error_without_json_leaves_stdout_empty(run: Run, services: FakeServices
     assert "[bold]s3[/bold]" in result.stderr
 
 
-def test_interrupt_exits_130_without_traceback(run: Run, services: FakeServices) -> None:
+def test_interrupt_exits_130_without_traceback(run: Run, services: FakeCommandServices) -> None:
     """Ctrl-C is no failure of ours."""
     services.raised = KeyboardInterrupt()
     result = run("down", "--json")
@@ -106,18 +106,18 @@ def test_interrupt_exits_130_without_traceback(run: Run, services: FakeServices)
         ("topic", "show"),
         ("nonsense",),
         ("topic", "list", "--nonsense"),
-        ("topic", "append", ORDERS),
-        ("topic", "read", ORDERS, "--max", "0"),
-        ("ledger", "delete", ORDERS, "x"),
-        ("ledger", "delete", ORDERS, "-1"),
+        ("topic", "append", ORDERS_TOPIC),
+        ("topic", "read", ORDERS_TOPIC, "--max", "0"),
+        ("ledger", "delete", ORDERS_TOPIC, "x"),
+        ("ledger", "delete", ORDERS_TOPIC, "-1"),
         ("deletion", "list", "--state", "GONE"),
         ("topic", "create", "nonsense"),
-        ("topic", "create", ORDERS, "--retention", "-1s"),
-        ("topic", "create", ORDERS, "--retention-bytes", "-1"),
+        ("topic", "create", ORDERS_TOPIC, "--retention", "-1s"),
+        ("topic", "create", ORDERS_TOPIC, "--retention-bytes", "-1"),
     ],
 )
 def test_usage_error_with_json_is_a_document_and_code_2(
-    run: Run, services: FakeServices, args: tuple[str, ...]
+    run: Run, services: FakeCommandServices, args: tuple[str, ...]
 ) -> None:
     """What the parser refuses looks like any other bad input, and changes nothing."""
     assert document(run(*args, "--json"), 2)["error"]["message"]
@@ -131,14 +131,14 @@ def test_builds_of_no_deployment_are_refused_naming_the_setting(run: Run) -> Non
         assert document(run(*args, "--json"), 2)["error"]["field"] == "deployment_name"
 
 
-def test_command_without_a_stack_says_what_to_try(run: Run, services: FakeServices) -> None:
+def test_command_without_a_stack_says_what_to_try(run: Run, services: FakeCommandServices) -> None:
     """No stack, no guess at addresses: exit code 4 with advice."""
     services.environ.clear()
     for args in (("topic", "list"), ("workflow", "list"), ("env",), ("worker", "run")):
         assert "sexton up" in document(run(*args, "--json"), 4)["error"]["message"]
 
 
-def test_command_with_a_database_of_its_own_needs_no_s3_address(run: Run, services: FakeServices) -> None:
+def test_command_with_a_database_of_its_own_needs_no_s3_address(run: Run, services: FakeCommandServices) -> None:
     """In production the bucket is at AWS and has no address to configure."""
     services.environ.pop("SEXTON_S3_ENDPOINT")
     services.environ["SEXTON_DATABASE_URL"] = "postgresql+psycopg://host/db"
@@ -146,11 +146,11 @@ def test_command_with_a_database_of_its_own_needs_no_s3_address(run: Run, servic
     assert "AWS_ENDPOINT_URL_S3" not in document(run("env", "--json"))
 
 
-def test_command_that_opens_the_log_is_traced_once_by_its_name(run: Run, services: FakeServices) -> None:
+def test_command_that_opens_the_log_is_traced_once_by_its_name(run: Run, services: FakeCommandServices) -> None:
     """One span covers the command, whatever it opens."""
-    run("topic", "create", ORDERS)
+    run("topic", "create", ORDERS_TOPIC)
     services.calls.clear()
-    run("--json", "topic", "trim", ORDERS)
+    run("--json", "topic", "trim", ORDERS_TOPIC)
     assert services.calls == [("traced", "sexton topic trim")]
 
 
@@ -237,7 +237,7 @@ def test_error_named_every_class_of_ours_is_found() -> None:
     assert get_exit_code(errors.CatalogVersionMismatch) is ExitCode.REFUSED
 
 
-def test_name_of_an_earlier_build_is_shown_harmless_and_still_found(run: Run, services: FakeServices) -> None:
+def test_name_of_an_earlier_build_is_shown_harmless_and_still_found(run: Run, services: FakeCommandServices) -> None:
     """Control characters and markup in a name are shown, not obeyed; no new topic gets such a name."""
     name = "persistent://public/default/[red]\x1b[2J"
     assert run("topic", "create", name).exit_code == 2
@@ -315,11 +315,11 @@ def test_command_that_reads_sql_imports_neither_temporal_nor_a_store(tmp_path: P
     }
 
 
-@pytest.mark.parametrize("asked", [f"topic trim {ORDERS}", "deletion sweep", "workflow list"])
+@pytest.mark.parametrize("asked", [f"topic trim {ORDERS_TOPIC}", "deletion sweep", "workflow list"])
 def test_command_that_starts_a_workflow_imports_no_store(tmp_path: Path, asked: str) -> None:
     """It asks Temporal, and perhaps the catalog; the worker asks the stores."""
     home = _with_catalog(tmp_path)
-    _imported_by("topic", "create", ORDERS, home=home)
+    _imported_by("topic", "create", ORDERS_TOPIC, home=home)
     loaded = _imported_by(*asked.split(), "--json", home=home, code=4)  # there is no Temporal at that address
     assert "temporalio" in loaded
     assert not loaded & _HEAVY
@@ -329,7 +329,7 @@ def _with_catalog(home: Path) -> str:
     ports = {"temporal": 1, "s3": 1, "zookeeper": 1}
     (home / "ports.json").write_text(json.dumps(ports))
     database = Database(f"sqlite:///{home}/catalog.db")
-    migrate(database)
+    migrate_or_copy_catalog(database)
     database.close()
     return str(home)
 

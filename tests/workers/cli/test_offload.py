@@ -10,7 +10,7 @@ from logstore.errors import PreconditionFailed, UnknownObject
 from logstore.ports.catalog import Topic
 from logstore.positions import LedgerId, TopicId
 from tests.workers.cli.conftest import Run, document
-from tests.workers.cli.fakes import FakeHandle, FakeServices
+from tests.workers.cli.fakes import FakeCommandServices, FakeJobHandle
 from tests.workers.cli.test_failures import failed
 from workflows.offload.job_definitions import OffloadTopicResult
 
@@ -44,11 +44,11 @@ class Asked:
 
     async def offload_topic(self, topic: Topic, *asked: object) -> Any:
         self.started.append((topic.name, *asked[:3]))
-        return FakeHandle(self.result, id="offload-topic/7")  # type: ignore[arg-type]
+        return FakeJobHandle(self.result, id="offload-topic/7")  # type: ignore[arg-type]
 
 
 @pytest.fixture
-def asked(services: FakeServices) -> Asked:
+def asked(services: FakeCommandServices) -> Asked:
     """Stands behind catalog and client."""
     made = Asked(DONE)
     services.log.catalog.offloads = SimpleNamespace(
@@ -128,7 +128,7 @@ def test_offload_in_part_is_exit_code_5(run: Run, asked: Asked, orders: str, res
 
 
 def test_offload_whose_primary_copies_are_not_gone_names_their_ledgers(
-    run: Run, services: FakeServices, asked: Asked, orders: str
+    run: Run, services: FakeCommandServices, asked: Asked, orders: str
 ) -> None:
     """After those that were not copied; an id is a ledger's, and the error names the deletion."""
     asked.result = OffloadTopicResult(failed=1, errors={4: "UploadUnproven: no"}, removed=1, outcomes={"RETRYING": 1})

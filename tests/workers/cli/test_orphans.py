@@ -16,9 +16,9 @@ from logstore.ports.catalog import Claim, RunKind
 from logstore.positions import LedgerId
 from logstore.reconciliation.finding_files import FateFiles, FateOfFinding, FindingFiles, findings_to_table
 from logstore.reconciliation.findings import ApplyCounts, Finding, FindingFate, FindingKind, PlanOrScrubResult
-from tests.fakes.reconciliation import FakeRuns
+from tests.fakes.reconciliation_runs import FakeReconciliationRuns
 from tests.workers.cli.conftest import Run, document
-from tests.workers.cli.fakes import FakeHandle, FakeServices
+from tests.workers.cli.fakes import FakeCommandServices, FakeJobHandle
 from workers.cli.orphans import plan_report as pages
 from workflows.reconciliation.job_definitions import ApplyOrphansProgress, ApplyOrphansResult, ReconcileOrphansResult
 
@@ -50,7 +50,7 @@ class Asked:
 
     def __init__(self, folder: Path) -> None:
         self.started: list[dict[str, object]] = []
-        self.runs, self.folder = FakeRuns(), folder
+        self.runs, self.folder = FakeReconciliationRuns(), folder
         self.output = folder / RUN / "output"
         self.output.mkdir(parents=True)
         self.found(FINDINGS)
@@ -73,7 +73,7 @@ class Asked:
             rows_before_us=CUT_OFF_US - 3_600_000_000,
             young=7,
         )
-        self.runs = FakeRuns()
+        self.runs = FakeReconciliationRuns()
         self.runs.open_run(RUN, RunKind.PLAN, claim=CLAIM, summary=BEGUN)
         self.runs.close_run(RUN, {**BEGUN, "result": asdict(self.plan)})
 
@@ -88,7 +88,7 @@ class Asked:
     async def plan_orphans(self, **asked: Any) -> Any:
         """Remember the call."""
         self.started.append(asked)
-        return FakeHandle(
+        return FakeJobHandle(
             ReconcileOrphansResult(run_id=RUN, found=self.plan),  # type: ignore[arg-type]
             id=f"reconcile-orphans/{RUN}",
         )
@@ -97,11 +97,11 @@ class Asked:
         """Remember the call."""
         self.started.append({"run_id": run_id, **asked})
         result = ApplyOrphansResult(run_id=run_id, done=self.done)
-        return FakeHandle(result, id=f"apply-orphans/{run_id}")  # type: ignore[arg-type]
+        return FakeJobHandle(result, id=f"apply-orphans/{run_id}")  # type: ignore[arg-type]
 
 
 @pytest.fixture
-def asked(services: FakeServices, tmp_path: Path) -> Asked:
+def asked(services: FakeCommandServices, tmp_path: Path) -> Asked:
     """Stands behind catalog and client."""
     made = Asked(tmp_path / "bulk")
     services.log.catalog.reconciliation = made.runs
@@ -321,7 +321,7 @@ def test_unknown_run_is_bad_input_and_one_without_a_summary_is_refused(command: 
     assert asked.started == []
 
 
-def test_apply_that_a_guard_refuses_exits_3(run: Run, asked: Asked, services: FakeServices) -> None:
+def test_apply_that_a_guard_refuses_exits_3(run: Run, asked: Asked, services: FakeCommandServices) -> None:
     """As its workflow says it."""
 
     async def refuse(*_: object) -> Any:
@@ -353,7 +353,7 @@ LOST = Finding(
 ODD = Finding(kind=FindingKind.MISMATCH, key="odd\u202egnp.exe\u0007", objects=1, size_bytes=2)
 
 
-def test_report_begins_with_what_a_person_must_look_at(run: Run, asked: Asked, services: FakeServices) -> None:
+def test_report_begins_with_what_a_person_must_look_at(run: Run, asked: Asked, services: FakeCommandServices) -> None:
     """Numbers stay those of the files, which a failed apply names too."""
     asked.found([*FINDINGS, ODD, LOST])
     services.log.catalog.reconciliation = asked.runs
@@ -380,7 +380,7 @@ def test_report_for_people_begins_with_a_summary(run: Run, asked: Asked) -> None
 
 
 def test_page_shows_characters_that_cannot_be_seen_and_counts_no_lost_bytes(
-    run: Run, asked: Asked, services: FakeServices, tmp_path: Path
+    run: Run, asked: Asked, services: FakeCommandServices, tmp_path: Path
 ) -> None:
     """A name may turn the direction of the text around it; what is lost is in storage of no topic."""
     asked.found([ODD, LOST])
@@ -475,9 +475,9 @@ def test_list_leaves_out_bulk_jobs_that_are_no_reconciliation(
         assert f"expected a plan, found a run of {kind.value}" in error["message"]
 
 
-def test_list_without_runs_says_what_makes_one(run: Run, services: FakeServices) -> None:
+def test_list_without_runs_says_what_makes_one(run: Run, services: FakeCommandServices) -> None:
     """An empty catalog."""
-    services.log.catalog.reconciliation = FakeRuns()
+    services.log.catalog.reconciliation = FakeReconciliationRuns()
     assert "sexton orphans plan" in run("orphans", "list").stdout
 
 
@@ -595,7 +595,7 @@ def test_page_counts_so_many_topics_and_keeps_the_large_ones(monkeypatch: pytest
 # -- under an operator's hand
 
 
-def test_apply_is_paused_resumed_and_slowed_down_like_a_batch(run: Run, services: FakeServices) -> None:
+def test_apply_is_paused_resumed_and_slowed_down_like_a_batch(run: Run, services: FakeCommandServices) -> None:
     """The same commands, the same fields."""
     progress = ApplyOrphansProgress(
         pages_done=1, pages=3, intents=9, done=4, left=5, outcomes={"applied": 4}, paused=True

@@ -14,7 +14,7 @@ from temporalio.service import RPCError
 
 from tests.e2e.shell import Inside
 from tests.infra.objects.peer import Answer, fault, scripted
-from tests.workflows.house import assert_eventually
+from tests.workflows.workflow_harness import assert_eventually
 from workers.client import workflow_search
 from workers.client.temporal_connection import connect_client
 from workers.settings import Settings

@@ -24,9 +24,9 @@ from logstore.ports.catalog import Fence
 from logstore.validated_names import TopicName
 from tests.infra.coordination.conftest import ensemble, looker, zookeeper
 from tests.logstore.eventually import assert_eventually
-from tests.migrated import migrate
+from tests.migrated_catalogs import migrate_or_copy_catalog
 from tests.workers.cli.conftest import Run, document
-from tests.workers.cli.fakes import ORDERS, FakeServices
+from tests.workers.cli.fakes import ORDERS_TOPIC, FakeCommandServices
 from workers.operations.bundle_owners import BundleUnloader
 
 __all__ = ["ensemble", "looker", "zookeeper"]
@@ -39,10 +39,10 @@ Join = Callable[..., ZooKeeperSession]
 
 
 @pytest.fixture
-def catalog(tmp_path: Path, services: FakeServices, ensemble: EnsembleOptions) -> Iterator[SqlCatalog]:
+def catalog(tmp_path: Path, services: FakeCommandServices, ensemble: EnsembleOptions) -> Iterator[SqlCatalog]:
     """A catalog of four bundles behind the command line, which also knows where ZooKeeper is."""
     database = Database(f"sqlite:///{tmp_path / 'catalog.db'}")
-    migrate(database, bundles=_N)
+    migrate_or_copy_catalog(database, bundles=_N)
     made = SqlCatalog(database)
     services.log = SimpleNamespace(catalog=made, closed=0)  # type: ignore[assignment]
     services.environ |= {"SEXTON_ZOOKEEPER": ensemble.hosts, "SEXTON_SESSION_TIMEOUT": "2s"}
@@ -133,10 +133,10 @@ def test_list_filters(run: Run, catalog: SqlCatalog, join: Join) -> None:
     assert [row["worker_id"] for row in _listed(run, "--worker", "a")["workers"]] == ["a"]
     assert numbers("--worker", "nobody") == []
     assert numbers("--unowned") == [3]
-    catalog.topics.create_topic(TopicName.parse(ORDERS).encoded, RetentionPolicy())
-    assert numbers("--topic", ORDERS) == [bundle_of_topic(TopicName.parse(ORDERS), bundle_count=_N)]
+    catalog.topics.create_topic(TopicName.parse(ORDERS_TOPIC).encoded, RetentionPolicy())
+    assert numbers("--topic", ORDERS_TOPIC) == [bundle_of_topic(TopicName.parse(ORDERS_TOPIC), bundle_count=_N)]
     document(run("owners", "list", "--worker", "a", "--unowned", "--json"), code=2)
-    document(run("owners", "list", "--topic", f"{ORDERS}x", "--json"), code=2)
+    document(run("owners", "list", "--topic", f"{ORDERS_TOPIC}x", "--json"), code=2)
 
 
 def test_list_for_people_names_what_is_not_as_it_should_be(
@@ -161,7 +161,7 @@ def test_list_for_people_names_what_is_not_as_it_should_be(
 
 
 def test_list_without_zookeeper_tells_what_the_fences_say(
-    run: Run, services: FakeServices, catalog: SqlCatalog
+    run: Run, services: FakeCommandServices, catalog: SqlCatalog
 ) -> None:
     """With ownership=single nobody is asked: no address is needed, and no session is invented."""
     services.environ |= {"SEXTON_ZOOKEEPER": "", "SEXTON_OWNERSHIP": "single"}
@@ -182,7 +182,7 @@ def test_list_without_zookeeper_tells_what_the_fences_say(
 
 @pytest.mark.parametrize("command", [("list",), ("unload", "0")])
 def test_wrong_address_missing_path_and_denied_rights_are_one_sentence_each(
-    run: Run, services: FakeServices, catalog: SqlCatalog, looker: KazooClient, command: tuple[str, ...]
+    run: Run, services: FakeCommandServices, catalog: SqlCatalog, looker: KazooClient, command: tuple[str, ...]
 ) -> None:
     """Exit code 4, naming what to mend; an answer that nobody gave is never read as no owner."""
 
@@ -249,7 +249,7 @@ def test_unload_leaves_a_node_whose_session_does_not_stand(
 
 
 def test_unload_that_gets_no_answer_has_said_before_what_it_meant(
-    run: Run, services: FakeServices, catalog: SqlCatalog, join: Join, monkeypatch: pytest.MonkeyPatch
+    run: Run, services: FakeCommandServices, catalog: SqlCatalog, join: Join, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whoever dies in between, or is cut off, leaves the row: there is no act without one."""
     join("a", 0)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from infra.catalog import Database
-from tests.migrated import migrate
+from tests.migrated_catalogs import migrate_or_copy_catalog
 
 _SEXTON = Path(sys.executable).with_name("sexton")
 
@@ -20,7 +20,7 @@ def home(tmp_path: Path) -> Path:
     """A home with a catalog."""
     (tmp_path / "ports.json").write_text(json.dumps({"temporal": 1, "s3": 1, "zookeeper": 1}))
     database = Database(f"sqlite:///{tmp_path}/catalog.db")
-    migrate(database)
+    migrate_or_copy_catalog(database)
     database.close()
     return tmp_path
 

@@ -7,7 +7,7 @@ import pytest
 
 from logstore.records.job_results import RebuildAdoptionResult
 from tests.workers.cli.conftest import Run
-from tests.workers.cli.fakes import FakeServices
+from tests.workers.cli.fakes import FakeCommandServices
 from workers.hosting.rebuild_and_follow import AbandonRebuildResult
 from workflows.records.job_definitions import RebuildCatalogResult
 
@@ -25,7 +25,7 @@ _DONE = RebuildCatalogResult(
 
 
 def test_rebuild_document_has_the_fields_of_the_contract(
-    run: Run, services: FakeServices, monkeypatch: pytest.MonkeyPatch
+    run: Run, services: FakeCommandServices, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And it is told which database, whether to skip, and which cluster."""
     told: list[Any] = []
@@ -47,7 +47,7 @@ def test_rebuild_document_has_the_fields_of_the_contract(
 
 
 def test_rebuild_takes_a_ceiling_of_absent_ledgers(
-    run: Run, services: FakeServices, monkeypatch: pytest.MonkeyPatch
+    run: Run, services: FakeCommandServices, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As `orphans apply` does: 5 % unless it is told otherwise."""
     told: list[Any] = []
@@ -63,7 +63,7 @@ def test_rebuild_takes_a_ceiling_of_absent_ledgers(
 
 
 @pytest.mark.parametrize("share", ["5", "-0.1", "nan", "much"])
-def test_share_of_absent_ledgers_that_is_none_is_refused(run: Run, services: FakeServices, share: str) -> None:
+def test_share_of_absent_ledgers_that_is_none_is_refused(run: Run, services: FakeCommandServices, share: str) -> None:
     """Before anything begins."""
     done = run("records", "rebuild", "--into", _URL, f"--max-absent-share={share}", "--json")
     assert done.exit_code == 2
@@ -72,7 +72,7 @@ def test_share_of_absent_ledgers_that_is_none_is_refused(run: Run, services: Fak
 
 
 def test_rebuild_says_where_ledgers_go_that_nothing_names(
-    run: Run, services: FakeServices, monkeypatch: pytest.MonkeyPatch
+    run: Run, services: FakeCommandServices, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A plan reports them; the rebuild has deleted nothing."""
     unnamed = RebuildCatalogResult(rebuild="r", adopted=RebuildAdoptionResult(detached=2, revived=1))
@@ -83,7 +83,7 @@ def test_rebuild_says_where_ledgers_go_that_nothing_names(
 
 
 def test_rebuild_names_the_topics_of_schemas_that_were_left_out(
-    run: Run, services: FakeServices, monkeypatch: pytest.MonkeyPatch
+    run: Run, services: FakeCommandServices, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With what to do: the topics serve without them."""
     adopted = RebuildAdoptionResult(schemas_left_out=2, schemas_left_out_of=["persistent://a/b/c"])
@@ -97,7 +97,7 @@ def test_rebuild_names_the_topics_of_schemas_that_were_left_out(
 
 
 def test_rebuild_that_left_blocks_out_ends_in_part_and_names_them(
-    run: Run, services: FakeServices, monkeypatch: pytest.MonkeyPatch
+    run: Run, services: FakeCommandServices, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     left_out = RebuildCatalogResult(rebuild="r", skipped=["records/blocks/x.parquet: gone"], skipped_blocks=1)
     monkeypatch.setattr(services, "rebuild", lambda settings, **named: left_out)
@@ -107,7 +107,7 @@ def test_rebuild_that_left_blocks_out_ends_in_part_and_names_them(
 
 
 def test_rebuild_names_the_database_for_the_workers_without_its_password(
-    run: Run, services: FakeServices, monkeypatch: pytest.MonkeyPatch
+    run: Run, services: FakeCommandServices, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(services, "rebuild", lambda settings, **named: _DONE)
     done = run("records", "rebuild", "--into", "postgresql+psycopg://me:secret@db/catalog", "--json")
@@ -120,7 +120,7 @@ def test_rebuild_names_the_database_for_the_workers_without_its_password(
 
 @pytest.mark.parametrize("option", [[], ["--take-over"]])
 def test_rebuild_takes_a_living_catalog_over_only_if_it_is_told(
-    run: Run, services: FakeServices, monkeypatch: pytest.MonkeyPatch, option: list[str]
+    run: Run, services: FakeCommandServices, monkeypatch: pytest.MonkeyPatch, option: list[str]
 ) -> None:
     told: list[Any] = []
 
@@ -134,7 +134,7 @@ def test_rebuild_takes_a_living_catalog_over_only_if_it_is_told(
 
 
 def test_rebuild_is_abandoned_by_the_id_that_a_blocked_raid_names(
-    run: Run, services: FakeServices, monkeypatch: pytest.MonkeyPatch
+    run: Run, services: FakeCommandServices, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without a database: whoever abandons it may not know which it was."""
     asked: list[str] = []

@@ -23,7 +23,7 @@ from logstore.records.services.flusher import FlushResult
 from logstore.records.services.replica_shipments import ReplicaStatus
 from logstore.records.tombstone_rules import ReplicaState
 from tests.workers.cli.conftest import Run, document
-from tests.workers.cli.fakes import ORDERS, FakeHandle, FakeServices
+from tests.workers.cli.fakes import ORDERS_TOPIC, FakeCommandServices, FakeJobHandle
 from workflows.records.job_definitions import (
     DefragmentRecordsResult,
     EndRecordsResult,
@@ -50,13 +50,13 @@ class _Jobs:
     def starter(self, name: str, workflow_id: str) -> Any:
         async def start(*given: object, **more: object) -> Any:
             self.asked.append((name, *given[:-1], *more.items()))  # the actor is whoever runs the tests
-            return FakeHandle(self.results[name], id=workflow_id)
+            return FakeJobHandle(self.results[name], id=workflow_id)
 
         return start
 
 
 @pytest.fixture
-def jobs(services: FakeServices) -> _Jobs:
+def jobs(services: FakeCommandServices) -> _Jobs:
     made = _Jobs()
     done = FlushedRecords(manifest=7, flushes=1, records=70, tombstones=2, blocks=3, bytes=900, left=1, named=12)
     made.results["flush"] = FlushRecordsResult(done=done, looks=1)
@@ -79,7 +79,7 @@ def jobs(services: FakeServices) -> _Jobs:
 
 
 def _known(
-    services: FakeServices,
+    services: FakeCommandServices,
     *,
     manifest: Manifest | None,
     replicas: tuple[ReplicaStatus, ...] = (),
@@ -118,7 +118,7 @@ def _block(number: int, kind: RecordKind, *, records: int, tombstones: int = 0) 
     return Block(block_id=f"{kind}-{number}", kind=kind, records=records, tombstones=tombstones, **facts)
 
 
-def test_status_tells_the_newest_manifest_and_what_is_not_in_it(run: Run, services: FakeServices) -> None:
+def test_status_tells_the_newest_manifest_and_what_is_not_in_it(run: Run, services: FakeCommandServices) -> None:
     """By kind, with how long a change has waited: what would be lost now."""
     blocks = (
         _block(1, RecordKind.LEDGER, records=10, tombstones=3),
@@ -162,7 +162,7 @@ def test_status_tells_the_newest_manifest_and_what_is_not_in_it(run: Run, servic
     assert any("ledger" in line and "15" in line for line in shown)
 
 
-def test_rewrite_tells_what_it_has_written(run: Run, services: FakeServices) -> None:
+def test_rewrite_tells_what_it_has_written(run: Run, services: FakeCommandServices) -> None:
     """It needs no worker: none may be able to flush."""
     written = FlushResult(manifest=28, records=70, tombstones=2, blocks=3, bytes=900, changes=75, left=1, named=3)
     services.log.records = SimpleNamespace(flusher=SimpleNamespace(rewrite_all_records=lambda: written))  # type: ignore[attr-defined]
@@ -170,7 +170,7 @@ def test_rewrite_tells_what_it_has_written(run: Run, services: FakeServices) -> 
     assert told == {"manifest": 28, "records": 70, "tombstones": 2, "blocks": 3, "bytes": 900, "left": 1}
 
 
-def test_status_of_a_bucket_that_was_emptied_is_refused(run: Run, services: FakeServices) -> None:
+def test_status_of_a_bucket_that_was_emptied_is_refused(run: Run, services: FakeCommandServices) -> None:
     """It would else say that nothing was ever flushed, and that nothing waits."""
     _known(services, manifest=None, number=27)
     error = document(run("records", "status", "--json"), 3)["error"]
@@ -178,14 +178,16 @@ def test_status_of_a_bucket_that_was_emptied_is_refused(run: Run, services: Fake
     assert "expected manifest 27 or a newer one, found none" in error["message"]
 
 
-def test_status_of_a_database_that_is_older_than_its_record_log_is_refused(run: Run, services: FakeServices) -> None:
+def test_status_of_a_database_that_is_older_than_its_record_log_is_refused(
+    run: Run, services: FakeCommandServices
+) -> None:
     """The newest manifest says nothing of what this database holds."""
     facts: dict[str, Any] = {"catalog_id": "c", "epoch": 3, "bundles": 64, "stamp": "later", "flushed_us": _NOW_US}
     _known(services, manifest=Manifest(number=9, ceilings=IdCeilings(), **facts), number=7)
     assert document(run("records", "status", "--json"), 3)["error"]["type"] == "CatalogOutdated"
 
 
-def test_status_before_the_first_flush_says_that_there_is_nothing(run: Run, services: FakeServices) -> None:
+def test_status_before_the_first_flush_says_that_there_is_nothing(run: Run, services: FakeCommandServices) -> None:
     """No manifest is number 0."""
     _known(services, manifest=None)
     told = document(run("records", "status", "--json"))
@@ -279,7 +281,7 @@ def test_raid_of_no_age_is_refused(run: Run, jobs: _Jobs, age: str) -> None:
     assert jobs.asked == []
 
 
-def test_stats_count_tombstones_by_kind(run: Run, services: FakeServices) -> None:
+def test_stats_count_tombstones_by_kind(run: Run, services: FakeCommandServices) -> None:
     """With the candidates of a raid at work, and the age of the oldest."""
     counts = TombstoneCounts(by_kind={"topic": 1, "ledger": 41}, candidates=7, oldest_us=_NOW_US)
     services.log.catalog.tombstones = SimpleNamespace(count_tombstones=lambda: counts)
@@ -292,7 +294,7 @@ def test_stats_count_tombstones_by_kind(run: Run, services: FakeServices) -> Non
     }
 
 
-def test_replicas_are_told_with_state_and_lag(run: Run, services: FakeServices) -> None:
+def test_replicas_are_told_with_state_and_lag(run: Run, services: FakeCommandServices) -> None:
     """A replica to which nothing was shipped is NEW."""
     far = ReplicaStatus(replica="far", state=ReplicaState.BEHIND, manifest=6, newest=9, lag_s=12.5, at_us=_NOW_US)
     new = ReplicaStatus(replica="new", state=None, manifest=0, newest=9, lag_s=None, at_us=None)
@@ -335,7 +337,7 @@ def test_replicas_are_told_with_state_and_lag(run: Run, services: FakeServices) 
     assert all(word in shown for one in told for word in (one["id"], one["what"], one["state"]))
 
 
-def test_replicas_of_a_log_without_any_are_an_empty_list(run: Run, services: FakeServices) -> None:
+def test_replicas_of_a_log_without_any_are_an_empty_list(run: Run, services: FakeCommandServices) -> None:
     """The table says which setting would name some."""
     _known(services, manifest=None)
     assert document(run("records", "replicas", "--json")) == []
@@ -417,26 +419,26 @@ def test_sizing_estimates_bytes_beside_those_of_aerospike(run: Run) -> None:
         assert document(run("tombstones", "sizing", "--records", number, "--json"), 2)["error"]["field"] == "records"
 
 
-def test_operate_says_what_becomes_of_one_ledger(run: Run, services: FakeServices) -> None:
+def test_operate_says_what_becomes_of_one_ledger(run: Run, services: FakeCommandServices) -> None:
     """Copies, subscriptions that are passed over, the generation, and the policy."""
-    run("topic", "create", ORDERS)
+    run("topic", "create", ORDERS_TOPIC)
     words = ("--remove-copy", "ledger", "--remove-copy", "OFFLOADED_LEDGER", "--pass-over", "slow", "--generation", "2")
-    told = document(run("ledger", "operate", ORDERS, "4", *words, "--no-durable-delete", "--json"))
+    told = document(run("ledger", "operate", ORDERS_TOPIC, "4", *words, "--no-durable-delete", "--json"))
     assert told["workflow_id"] == "delete-ledgers/2"
     asked: Any = services.client.asked[-1][1]
     assert (asked.ledger_id, asked.remove) == (4, {CopyKind.LEDGER, CopyKind.OFFLOADED_LEDGER})
     assert (asked.pass_over, asked.generation) == ({"slow"}, 2)
     assert services.client.durable == [False]
-    assert document(run("ledger", "operate", ORDERS, "4", "--json"), 2)["error"]["field"] == "remove-copy"
+    assert document(run("ledger", "operate", ORDERS_TOPIC, "4", "--json"), 2)["error"]["field"] == "remove-copy"
 
 
-def test_operate_tells_in_a_dry_run_whether_the_ledger_would_end(run: Run, services: FakeServices) -> None:
+def test_operate_tells_in_a_dry_run_whether_the_ledger_would_end(run: Run, services: FakeCommandServices) -> None:
     """Nothing is started."""
-    run("topic", "create", ORDERS)
+    run("topic", "create", ORDERS_TOPIC)
     tiered, primary = ("--remove-copy", "OFFLOADED_LEDGER"), ("--remove-copy", "LEDGER")
     dry = ("--dry-run", "--json")
-    stays = document(run("ledger", "operate", ORDERS, "4", *tiered, *dry))
+    stays = document(run("ledger", "operate", ORDERS_TOPIC, "4", *tiered, *dry))
     assert stays == {"dry_run": True, "copies": ["OFFLOADED_LEDGER"], "detached": 0, "ledger_ids": []}
-    ends = document(run("ledger", "operate", ORDERS, "4", *tiered, *primary, *dry))
+    ends = document(run("ledger", "operate", ORDERS_TOPIC, "4", *tiered, *primary, *dry))
     assert ends == {"dry_run": True, "copies": ["LEDGER", "OFFLOADED_LEDGER"], "detached": 1, "ledger_ids": [4]}
     assert services.client.asked == []

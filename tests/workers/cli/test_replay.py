@@ -8,7 +8,7 @@ import pytest
 from logstore.errors import UnknownObject
 from tests.replay.record import HISTORIES, workflow_id_of
 from tests.workers.cli.conftest import Run, document
-from tests.workers.cli.fakes import FakeServices
+from tests.workers.cli.fakes import FakeCommandServices
 from workers.hosting.history_replay import HistoryReplayResult
 
 _TRIM = HISTORIES / "trim-topic" / "v1" / "trim_complete.json"
@@ -24,7 +24,7 @@ def test_replay_of_a_file_needs_no_stack(run: Run) -> None:
 
 @pytest.mark.parametrize(("another_way", "field"), [(True, "nondeterminism"), (False, "failure")])
 def test_replay_that_failed_exits_1_and_says_why(
-    run: Run, services: FakeServices, another_way: bool, field: str
+    run: Run, services: FakeCommandServices, another_way: bool, field: str
 ) -> None:
     """Whether it went another way or broke."""
     done = HistoryReplayResult(
@@ -36,7 +36,7 @@ def test_replay_that_failed_exits_1_and_says_why(
     assert {"nondeterminism", "failure"} & set(told) == {field}
 
 
-def test_replay_without_a_file_reads_the_run_from_temporal(run: Run, services: FakeServices) -> None:
+def test_replay_without_a_file_reads_the_run_from_temporal(run: Run, services: FakeCommandServices) -> None:
     """The newest, or the one that is named."""
     asked: list[Any] = []
 

@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 import pytest
 
 from tests.workers.cli.conftest import Run, document
-from tests.workers.cli.fakes import FakeServices
+from tests.workers.cli.fakes import FakeCommandServices
 from workers.client.schedules import ScheduleSummary, list_recurring_jobs
 from workers.settings import Settings
 from workflows.deletion.job_definitions import DeletionPolicy
@@ -39,7 +39,7 @@ def test_schedule_restart_tells_what_it_ended(run: Run) -> None:
     assert told == {"id": "sexton-trim", "ended": ["sexton-trim-2026-11-20T17:05:00Z"]}
 
 
-def test_schedule_apply_with_an_interval_that_is_none_is_bad_input(run: Run, services: FakeServices) -> None:
+def test_schedule_apply_with_an_interval_that_is_none_is_bad_input(run: Run, services: FakeCommandServices) -> None:
     """Refused, naming the setting, before Temporal is asked."""
     for value in ("-1s", "soon", "31d"):
         services.environ["SEXTON_TRIM_INTERVAL"] = value
@@ -47,7 +47,7 @@ def test_schedule_apply_with_an_interval_that_is_none_is_bad_input(run: Run, ser
 
 
 def test_schedule_list_shows_every_name_whole_on_80_columns(
-    run: Run, services: FakeServices, monkeypatch: pytest.MonkeyPatch
+    run: Run, services: FakeCommandServices, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ids and workflows are what a person types again; times have no year there, and no line breaks."""
     jobs = list_recurring_jobs(Settings(home=services.cwd, replica_buckets="copy"), DeletionPolicy())

@@ -14,9 +14,9 @@ from logstore.reconciliation.bulk_job_inputs_and_results import MIN_SCRUB_RATE, 
 from logstore.reconciliation.finding_files import findings_to_table
 from logstore.reconciliation.findings import Finding, FindingKind, PlanOrScrubResult
 from logstore.validated_names import TopicName
-from tests.fakes.reconciliation import FakeRuns
+from tests.fakes.reconciliation_runs import FakeReconciliationRuns
 from tests.workers.cli.conftest import Run, document
-from tests.workers.cli.fakes import ORDERS, FakeHandle, FakeServices
+from tests.workers.cli.fakes import ORDERS_TOPIC, FakeCommandServices, FakeJobHandle
 from workflows.reconciliation.job_definitions import ScrubLedgersProgress, ScrubLedgersResult
 
 _RUN = "scrub-8c1d5f0e9a3b"
@@ -34,7 +34,7 @@ class _Asked:
         sizes = {name: 9 * count for name, count in counts.items()}
         self.found = PlanOrScrubResult(findings=counts, size_bytes=sizes, ledgers=4, before_us=1, report=str(folder))
         self.started: list[tuple[list[str] | None, dict[str, Any]]] = []
-        self.runs = FakeRuns()
+        self.runs = FakeReconciliationRuns()
         self.runs.open_run(
             _RUN, RunKind.SCRUB, claim=Claim(workflow_id="tests", run_id="", ttl_s=60), summary=dict(_BEGUN)
         )
@@ -47,11 +47,11 @@ class _Asked:
         self.started.append((None if topics is None else [one.name for one in topics], asked))
         progress = ScrubLedgersProgress(run_id=_RUN, pages_done=2, pages=2, objects=20, size_bytes=1_000, findings=1)
         result = ScrubLedgersResult(run_id=_RUN, found=self.found, progress=progress)
-        return FakeHandle(result, id="scrub-ledgers")  # type: ignore[arg-type]
+        return FakeJobHandle(result, id="scrub-ledgers")  # type: ignore[arg-type]
 
 
 @pytest.fixture
-def asked(services: FakeServices, orders: str, tmp_path: Path) -> _Asked:
+def asked(services: FakeCommandServices, orders: str, tmp_path: Path) -> _Asked:
     made = _Asked(tmp_path / "findings")
     services.client.scrub_ledgers = made.scrub  # type: ignore[attr-defined]
     services.log.catalog.reconciliation = made.runs
@@ -71,9 +71,9 @@ def test_scrub_of_every_topic_says_what_it_found(run: Run, asked: _Asked) -> Non
 
 
 def test_scrub_of_a_topic_keeps_the_rate_that_was_asked_for(run: Run, asked: _Asked) -> None:
-    assert run("scrub", ORDERS, "--rate", "200000", "--master", "local[2]", "--reason", "why").exit_code == 0
+    assert run("scrub", ORDERS_TOPIC, "--rate", "200000", "--master", "local[2]", "--reason", "why").exit_code == 0
     ((topics, rest),) = asked.started
-    assert topics == [TopicName.parse_existing(ORDERS).encoded]
+    assert topics == [TopicName.parse_existing(ORDERS_TOPIC).encoded]
     assert (rest["bytes_per_s"], rest["master"], rest["reason"]) == (200_000, "local[2]", "why")
 
 
@@ -84,7 +84,7 @@ def test_scrub_of_a_topic_keeps_the_rate_that_was_asked_for(run: Run, asked: _As
         ["--rate", str(MIN_SCRUB_RATE - 1)],
         ["--rate", "fast"],
         ["not-a-topic"],
-        [ORDERS, ORDERS],
+        [ORDERS_TOPIC, ORDERS_TOPIC],
         ["--master", "h:7077"],
     ],
 )

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from tests.workers.cli.conftest import Run, document
-from tests.workers.cli.fakes import FakeServices
+from tests.workers.cli.fakes import FakeCommandServices
 from workers.cli import progress_bar
 from workers.cli.progress_bar import announce_steps
 from workers.settings import SERVICE_SETTINGS
 
 
-def test_env_exports_survive_the_shell(run: Run, services: FakeServices) -> None:
+def test_env_exports_survive_the_shell(run: Run, services: FakeCommandServices) -> None:
     """A value with quotes and dollars comes out of `eval` as it went in; JSON has the same."""
     told = document(run("env", "--json"))
     words = [shlex.split(line) for line in run("env").stdout.splitlines()]
@@ -44,7 +44,7 @@ _TRUST = {
 }
 
 
-def test_env_exports_files_of_tls_and_who_we_are(run: Run, services: FakeServices) -> None:
+def test_env_exports_files_of_tls_and_who_we_are(run: Run, services: FakeCommandServices) -> None:
     """For other tools by their own names, for Sexton by its own; nothing of it where nothing is given."""
     plain = document(run("env", "--json"))
     assert not {name for name in plain if "TLS" in name or "_CA_" in name or name in _TRUST}
@@ -60,7 +60,7 @@ def test_env_exports_files_of_tls_and_who_we_are(run: Run, services: FakeService
     }
 
 
-def test_env_refuses_an_api_key_that_is_given_twice(run: Run, services: FakeServices, tmp_path: Path) -> None:
+def test_env_refuses_an_api_key_that_is_given_twice(run: Run, services: FakeCommandServices, tmp_path: Path) -> None:
     """As every command that reaches Temporal does, instead of telling one of the two keys."""
     file = tmp_path / "api-key"
     file.write_text("another\n")
@@ -69,7 +69,7 @@ def test_env_refuses_an_api_key_that_is_given_twice(run: Run, services: FakeServ
 
 
 @pytest.mark.parametrize("command", ["status", "doctor"])
-def test_health_one_service_not_ok_exits_4(run: Run, services: FakeServices, command: str) -> None:
+def test_health_one_service_not_ok_exits_4(run: Run, services: FakeCommandServices, command: str) -> None:
     """The exit code tells whether all is well; rows are told either way."""
     services.health = [{"name": "temporal", "ok": True, "detail": "1.32"}]
     assert document(run(command, "--json")) == {"services": services.health}
@@ -78,13 +78,13 @@ def test_health_one_service_not_ok_exits_4(run: Run, services: FakeServices, com
     assert "no answer" in run(command).stdout
 
 
-def test_up_flags_are_passed_on(run: Run, services: FakeServices) -> None:
+def test_up_flags_are_passed_on(run: Run, services: FakeCommandServices) -> None:
     """`--no-worker` and `--free-ports` reach the stack."""
     assert run("up", "--no-worker", "--free-ports").exit_code == 0
     assert services.calls[0][:3] == ("up", True, True)
 
 
-def test_up_without_a_terminal_tells_each_step_in_a_line_as_it_begins(run: Run, services: FakeServices) -> None:
+def test_up_without_a_terminal_tells_each_step_in_a_line_as_it_begins(run: Run, services: FakeCommandServices) -> None:
     """A log of it shows what takes long; the answer stays the one document on stdout."""
     told = run("up", "--json")
     assert document(told)["worker_pids"] == [5]
@@ -122,7 +122,7 @@ def test_down_names_what_was_stopped(run: Run) -> None:
 
 
 def test_demo_interrupted_says_what_became_of_its_own_home(
-    run: Run, services: FakeServices, monkeypatch: pytest.MonkeyPatch
+    run: Run, services: FakeCommandServices, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its Temporal ends with it: nothing goes on there."""
 
@@ -140,7 +140,7 @@ def test_demo_broken_promise_exits_1(run: Run) -> None:
     assert document(run("demo", "--topics", "1", "--json"), 1)["ok"] is False
 
 
-def test_config_show_masks_secrets_and_tells_origins(run: Run, services: FakeServices) -> None:
+def test_config_show_masks_secrets_and_tells_origins(run: Run, services: FakeCommandServices) -> None:
     """Neither key nor the database's password is shown."""
     services.environ["SEXTON_DATABASE_URL"] = "postgresql+psycopg://me:hunter2@host/db"
     result = run("config", "show", "--json")
@@ -155,7 +155,7 @@ def test_config_show_masks_secrets_and_tells_origins(run: Run, services: FakeSer
     assert "hunter2" not in run("config", "show").output
 
 
-def test_worker_run_serves_the_queues_named(run: Run, services: FakeServices) -> None:
+def test_worker_run_serves_the_queues_named(run: Run, services: FakeCommandServices) -> None:
     """Queues and id are passed on; without any, the settings' queue."""
     run("worker", "run", "--queue", "a", "--queue", "b", "--worker-id", "w")
     assert document(run("worker", "run", "--json"))["queues"] == ["sexton"]

@@ -22,7 +22,7 @@ from logstore.errors import StoreUnavailable
 from logstore.ports.catalog import Ledger
 from logstore.positions import LedgerId
 from tests.workers.cli.conftest import Run, document
-from tests.workers.cli.fakes import FakeServices
+from tests.workers.cli.fakes import FakeCommandServices
 from workers.cli.answer_output import Answer, ConvertedRows, SpooledRows, write_answer
 from workers.cli.tables import draw_fields, draw_table
 
@@ -89,7 +89,7 @@ def test_table_leaves_a_name_with_a_time_in_it_as_it_is_and_cuts_the_first_colum
     assert list(draw_table([{"name": name}], width=80))[2].plain == f" {name}"
 
 
-def test_lists_of_every_command_fit_80_columns_and_wide_shows_all(run: Run, services: FakeServices) -> None:
+def test_lists_of_every_command_fit_80_columns_and_wide_shows_all(run: Run, services: FakeCommandServices) -> None:
     """Long names and errors, large numbers; `--wide` in any place."""
     assert run("topic", "create", _LONG).exit_code == 0
     run("topic", "subscribe", _LONG, "s" * 120)
@@ -164,7 +164,7 @@ def test_spooled_rows_are_printed_as_the_same_rows_in_a_list(rows: list[dict[str
 
 @pytest.mark.parametrize("form", ["--json", "--wide"])
 def test_ledgers_without_number_are_listed_in_little_memory(
-    run: Run, services: FakeServices, orders: str, form: str, monkeypatch: pytest.MonkeyPatch
+    run: Run, services: FakeCommandServices, orders: str, form: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Neither the rows nor the document nor the table stand in memory as a whole."""
     (ledger,) = services.log.catalog.ledgers.list_ledgers(7)
@@ -196,7 +196,7 @@ def test_ledgers_without_number_are_listed_in_little_memory(
     assert many - few < 800_000, "2,000 more rows as a list of objects take several times as much"
 
 
-def test_listing_that_fails_halfway_is_one_document(run: Run, services: FakeServices, orders: str) -> None:
+def test_listing_that_fails_halfway_is_one_document(run: Run, services: FakeCommandServices, orders: str) -> None:
     """That of the error: what was read before is not printed."""
     (ledger,) = services.log.catalog.ledgers.list_ledgers(7)
 

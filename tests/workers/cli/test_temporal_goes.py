@@ -14,9 +14,9 @@ import pytest
 from infra.catalog import Database
 from infra.stack import embedded_stack
 from infra.stack.service_port_choice import RequestedPorts
-from tests.migrated import migrate
+from tests.migrated_catalogs import migrate_or_copy_catalog
 from tests.workers.cli.conftest import Run, document
-from tests.workers.cli.fakes import FakeServices
+from tests.workers.cli.fakes import FakeCommandServices
 from workers.client.wait_for_job import JobStopped
 from workers.settings import Settings
 
@@ -31,7 +31,7 @@ def lone() -> Iterator[Settings]:
     where = embedded_stack.start_stack(options)
     settings = Settings(home=home, temporal_address=where.temporal, ui_address=where.ui, ownership="single")
     database = Database(settings.database_url)
-    migrate(database)
+    migrate_or_copy_catalog(database)
     database.close()
     yield settings
     embedded_stack.kill_stack(home)
@@ -61,7 +61,7 @@ def test_temporal_that_goes_away_mid_wait_ends_the_command_with_4_and_one_docume
 
 
 def test_job_that_is_stopped_ends_the_command_with_1_and_one_sentence(
-    run: Run, services: FakeServices, orders: str
+    run: Run, services: FakeCommandServices, orders: str
 ) -> None:
     """No traceback: nothing of ours failed."""
     services.client.result = JobStopped("trim-topic/7 was terminated; what it had detached stays listed")

@@ -7,12 +7,12 @@ import pytest
 
 from logstore.log.services.schemas import MAX_SCHEMA_BYTES
 from tests.workers.cli.conftest import Run, document
-from tests.workers.cli.fakes import FakeServices
+from tests.workers.cli.fakes import FakeCommandServices
 
 _AVRO = b'{"type": "record"}'
 
 
-def test_schema_set_answers_version_and_ledger(run: Run, services: FakeServices, orders: str) -> None:
+def test_schema_set_answers_version_and_ledger(run: Run, services: FakeCommandServices, orders: str) -> None:
     """From a file or from stdin; the content travels as it is."""
     (services.cwd / "orders.avsc").write_bytes(_AVRO)
     made = run("topic", "schema", "set", orders, "--file", str(services.cwd / "orders.avsc"), "--json")
@@ -58,7 +58,7 @@ def test_schema_show_of_what_is_no_text_prints_base64(run: Run, orders: str) -> 
 
 @pytest.mark.parametrize("size", [0, MAX_SCHEMA_BYTES + 1])
 def test_schema_of_a_size_that_is_refused_changes_nothing(
-    run: Run, services: FakeServices, orders: str, size: int
+    run: Run, services: FakeCommandServices, orders: str, size: int
 ) -> None:
     """Bad input names its option and its limit."""
     error = document(run("topic", "schema", "set", orders, "--file", "-", "--json", text=b"x" * size), 2)["error"]
@@ -67,7 +67,7 @@ def test_schema_of_a_size_that_is_refused_changes_nothing(
     assert services.log.contents == []
 
 
-def test_schema_file_that_cannot_be_read_is_bad_input(run: Run, services: FakeServices, orders: str) -> None:
+def test_schema_file_that_cannot_be_read_is_bad_input(run: Run, services: FakeCommandServices, orders: str) -> None:
     """Absent, a folder, a FIFO that nobody writes to, or a device that never ends."""
     os.mkfifo(services.cwd / "fifo")
     for path in (services.cwd / "nowhere", services.cwd, services.cwd / "fifo", "/dev/zero"):

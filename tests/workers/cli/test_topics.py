@@ -12,7 +12,7 @@ from logstore.log.ledgers import Component, LedgerState
 from logstore.ports.catalog import Ledger
 from logstore.positions import LedgerId, Position, TopicId
 from tests.workers.cli.conftest import Run, document
-from tests.workers.cli.fakes import TRACE, FakeResult, FakeServices
+from tests.workers.cli.fakes import FAKE_TRACE_ID, FakeCommandServices, FakeDeletionResult
 from workers.cli.topic.read_and_acknowledge import COLUMNS
 
 
@@ -50,7 +50,7 @@ def test_topic_create_taken_name_is_refused(run: Run, orders: str) -> None:
     assert document(run("topic", "create", orders, "--json"), 3)["error"]["type"] == "AlreadyExists"
 
 
-def test_topic_append_lines_are_appended_in_batches(run: Run, services: FakeServices, orders: str) -> None:
+def test_topic_append_lines_are_appended_in_batches(run: Run, services: FakeCommandServices, orders: str) -> None:
     """`--batch` bounds one append; the answer spans all of them."""
     told = document(run("topic", "append", orders, "--file", "-", "--batch", "2", "--json", text=_lines(5)))
     assert told == {"count": 5, "first": "4:0", "last": "4:4", "duplicates": 0}
@@ -58,7 +58,7 @@ def test_topic_append_lines_are_appended_in_batches(run: Run, services: FakeServ
     assert services.log.closed == 2  # the topic's creation, and this
 
 
-def test_topic_append_bad_last_line_writes_nothing(run: Run, services: FakeServices, orders: str) -> None:
+def test_topic_append_bad_last_line_writes_nothing(run: Run, services: FakeCommandServices, orders: str) -> None:
     """All lines are checked before the first is written."""
     text = _lines(2_500) + '{"payload": 1}\n'
     error = document(run("topic", "append", orders, "--file", "-", "--json", text=text), 2)["error"]
@@ -68,7 +68,7 @@ def test_topic_append_bad_last_line_writes_nothing(run: Run, services: FakeServi
 
 @pytest.mark.parametrize("file", [".", "absent", "/proc/self/mem"])
 def test_topic_append_file_that_cannot_be_read_is_bad_input(
-    run: Run, services: FakeServices, orders: str, file: str
+    run: Run, services: FakeCommandServices, orders: str, file: str
 ) -> None:
     """A folder, no file, and one whose disk fails."""
     error = document(run("topic", "append", orders, "--file", file, "--json"), 2)["error"]
@@ -76,7 +76,7 @@ def test_topic_append_file_that_cannot_be_read_is_bad_input(
     assert services.log.appends == []
 
 
-def test_topic_append_empty_file_counts_zero(run: Run, services: FakeServices, orders: str) -> None:
+def test_topic_append_empty_file_counts_zero(run: Run, services: FakeCommandServices, orders: str) -> None:
     """Nothing to append is no error, and no append."""
     (services.cwd / "none.jsonl").touch()
     told = document(run("topic", "append", orders, "--file", str(services.cwd / "none.jsonl"), "--json"))
@@ -84,7 +84,7 @@ def test_topic_append_empty_file_counts_zero(run: Run, services: FakeServices, o
     assert services.log.appends == []
 
 
-def test_topic_append_producer_travels_with_sequence_ids(run: Run, services: FakeServices, orders: str) -> None:
+def test_topic_append_producer_travels_with_sequence_ids(run: Run, services: FakeCommandServices, orders: str) -> None:
     """Producer and sequence ids reach the log."""
     text = '{"payload_b64": "AP8=", "sequence_id": 3, "key": "k", "properties": {"a": "b"}}\n'
     assert run("topic", "append", orders, "--file", "-", "--producer", "p", text=text).exit_code == 0
@@ -93,14 +93,16 @@ def test_topic_append_producer_travels_with_sequence_ids(run: Run, services: Fak
     assert (produced.producer, entry.sequence_id, entry.payload, entry.properties) == ("p", 3, b"\x00\xff", {"a": "b"})
 
 
-def test_topic_append_store_lost_half_way_says_what_is_written(run: Run, services: FakeServices, orders: str) -> None:
+def test_topic_append_store_lost_half_way_says_what_is_written(
+    run: Run, services: FakeCommandServices, orders: str
+) -> None:
     """Finished in part: exit code 5, with the last line written and the error."""
     services.log.fail_append_at = (1, StoreUnavailable("s3"))
     told = document(run("topic", "append", orders, "--file", "-", "--batch", "2", "--json", text=_lines(5)), 5)
     assert (told["count"], told["written_to_line"], told["error"]["type"]) == (2, 2, "StoreUnavailable")
 
 
-def test_topic_append_store_lost_at_once_is_unreachable(run: Run, services: FakeServices, orders: str) -> None:
+def test_topic_append_store_lost_at_once_is_unreachable(run: Run, services: FakeCommandServices, orders: str) -> None:
     """Nothing written: the plain error."""
     services.log.fail_append_at = (0, StoreUnavailable("s3"))
     assert document(run("topic", "append", orders, "--file", "-", "--json", text=_lines(1)), 4)
@@ -111,7 +113,9 @@ def test_topic_roll_answers_both_ledgers(run: Run, orders: str) -> None:
     assert document(run("topic", "roll", orders, "--json")) == {"closed": 4, "opened": 5}
 
 
-def test_topic_subscribe_read_ack_seek_follow_the_contract(run: Run, services: FakeServices, orders: str) -> None:
+def test_topic_subscribe_read_ack_seek_follow_the_contract(
+    run: Run, services: FakeCommandServices, orders: str
+) -> None:
     """A consumer's way through the command line."""
     run("topic", "append", orders, "--file", "-", text=_lines(3, key="k"))
     made = document(run("topic", "subscribe", orders, "s", "--from", "earliest", "--json"))
@@ -137,7 +141,7 @@ def test_topic_subscribe_read_ack_seek_follow_the_contract(run: Run, services: F
 
 
 def test_topic_ack_of_a_script_that_knows_no_releases_is_refused_and_says_what_to_do(
-    run: Run, services: FakeServices, orders: str, monkeypatch: pytest.MonkeyPatch
+    run: Run, services: FakeCommandServices, orders: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Exit code 3: an abort has given entries back since the script has read."""
 
@@ -163,7 +167,7 @@ def test_topic_ack_of_a_script_that_knows_no_releases_is_refused_and_says_what_t
     ],
 )
 def test_topic_read_shows_what_a_cumulative_acknowledgement_needs(
-    run: Run, services: FakeServices, orders: str, cumulative: tuple[int, Position] | None, shown: str | None
+    run: Run, services: FakeCommandServices, orders: str, cumulative: tuple[int, Position] | None, shown: str | None
 ) -> None:
     """Under the table, once; people need no JSON to acknowledge after an abort."""
     services.log.cumulative = cumulative
@@ -175,7 +179,9 @@ def test_topic_read_shows_what_a_cumulative_acknowledgement_needs(
         assert shown in output.splitlines()[-1] if shown else "topic ack" not in output
 
 
-def test_topic_read_without_subscription_reads_as_a_new_consumer(run: Run, services: FakeServices, orders: str) -> None:
+def test_topic_read_without_subscription_reads_as_a_new_consumer(
+    run: Run, services: FakeCommandServices, orders: str
+) -> None:
     """One of no subscription, who has acknowledged nothing."""
     run("topic", "append", orders, "--file", "-", text=_lines(1))
     assert "p0" in run("topic", "read", orders).stdout
@@ -210,7 +216,7 @@ def test_topic_bad_position_names_its_option(run: Run, orders: str, args: tuple[
     assert document(run("topic", args[0], orders, *args[1:], "--json"), 2)["error"]["field"] == field
 
 
-def test_topic_trim_waits_and_counts(run: Run, services: FakeServices, orders: str) -> None:
+def test_topic_trim_waits_and_counts(run: Run, services: FakeCommandServices, orders: str) -> None:
     """The answer is the workflow's certificate; the reason travels."""
     told = document(run("topic", "trim", orders, "--reason", "why", "--json"))
     assert told == {"workflow_id": "trim-topic/7", "detached": 3, "deleted": 3, "outcomes": {"DELETED": 3}}
@@ -231,7 +237,7 @@ def test_topic_trim_says_where_it_can_be_watched(run: Run, orders: str, option: 
     assert "watch it: http://ui/trim-topic/7/run-1\n" in ended.stderr
 
 
-def test_topic_trim_dry_run_starts_nothing(run: Run, services: FakeServices, orders: str) -> None:
+def test_topic_trim_dry_run_starts_nothing(run: Run, services: FakeCommandServices, orders: str) -> None:
     """What would go is told, and no workflow is started."""
     told = document(run("topic", "trim", orders, "--dry-run", "--json"))
     assert told == {"dry_run": True, "rolled": None, "detached": 2, "ledger_ids": [1, 2], "pending": 1}
@@ -241,7 +247,7 @@ def test_topic_trim_dry_run_starts_nothing(run: Run, services: FakeServices, ord
 
 @pytest.mark.parametrize(("max_entries", "rolled"), [("7", 9), ("8", None)])
 def test_topic_trim_dry_run_counts_the_last_ledger_that_the_trim_would_roll(
-    run: Run, services: FakeServices, orders: str, max_entries: str, rolled: int | None
+    run: Run, services: FakeCommandServices, orders: str, max_entries: str, rolled: int | None
 ) -> None:
     """One that is full by the settings goes with the same trim."""
     services.environ["SEXTON_LEDGER_MAX_ENTRIES"] = max_entries
@@ -252,15 +258,15 @@ def test_topic_trim_dry_run_counts_the_last_ledger_that_the_trim_would_roll(
 
 
 @pytest.mark.parametrize("outcome", ["RETRYING", "DEAD_LETTERED", "STILL_IN_USE"])
-def test_ledger_delete_in_part_exits_5(run: Run, services: FakeServices, orders: str, outcome: str) -> None:
+def test_ledger_delete_in_part_exits_5(run: Run, services: FakeCommandServices, orders: str, outcome: str) -> None:
     """Anything but success is told by the exit code, and by the JSON."""
-    services.client.result = FakeResult({"DELETED": 1, outcome: 1})
+    services.client.result = FakeDeletionResult({"DELETED": 1, outcome: 1})
     told = document(run("ledger", "delete", orders, "4", "5", "--json"), 5)
     outcomes = dict(sorted({"DELETED": 1, outcome: 1}.items()))
-    assert told == {"workflow_id": "delete-ledgers/1", "outcomes": outcomes, "failed": [], "trace_id": TRACE}
+    assert told == {"workflow_id": "delete-ledgers/1", "outcomes": outcomes, "failed": [], "trace_id": FAKE_TRACE_ID}
 
 
-def test_ledger_delete_ids_once_and_force_travel(run: Run, services: FakeServices, orders: str) -> None:
+def test_ledger_delete_ids_once_and_force_travel(run: Run, services: FakeCommandServices, orders: str) -> None:
     """Repeated ids count once; `--force` is passed on, to a dry run too."""
     assert run("ledger", "delete", orders, "5", "4", "5", "--force", "--reason", "r").exit_code == 0
     assert services.client.asked == [(orders, [5, 4], True, "r")]
@@ -272,7 +278,7 @@ def test_ledger_delete_ids_once_and_force_travel(run: Run, services: FakeService
     ("flag", "asked"), [((), None), (("--durable-delete",), True), (("--no-durable-delete",), False)]
 )
 def test_delete_passes_on_what_the_command_says_of_tombstones(
-    run: Run, services: FakeServices, orders: str, flag: tuple[str, ...], asked: bool | None
+    run: Run, services: FakeCommandServices, orders: str, flag: tuple[str, ...], asked: bool | None
 ) -> None:
     """Nothing, where it says nothing: the topic's own setting counts then."""
     assert run("ledger", "delete", orders, "5", *flag).exit_code == 0
@@ -317,7 +323,7 @@ def test_ledger_list_has_the_documented_fields(run: Run, orders: str) -> None:
     assert document(run("ledger", "list", orders, "--component", "delayed_index", "--json")) == []
 
 
-def test_ledger_list_shows_every_component_or_one(run: Run, services: FakeServices, orders: str) -> None:
+def test_ledger_list_shows_every_component_or_one(run: Run, services: FakeCommandServices, orders: str) -> None:
     """Cursor and schema ledgers stand behind those of messages, with the keys that say whose they are."""
     cursor = Ledger(
         ledger_id=LedgerId(9),
@@ -343,7 +349,7 @@ def test_ledger_list_shows_every_component_or_one(run: Run, services: FakeServic
         assert [row["ledger_id"] for row in rows] == ids
 
 
-def test_topic_show_names_a_cursor_ledger_that_is_lost(run: Run, services: FakeServices, orders: str) -> None:
+def test_topic_show_names_a_cursor_ledger_that_is_lost(run: Run, services: FakeCommandServices, orders: str) -> None:
     """What is not known is not counted: there is no backlog to tell, and the ledger is named."""
     run("topic", "subscribe", orders, "s")
     known = services.log.subscribed["s"]
@@ -365,7 +371,7 @@ def test_deletion_commands_show_the_queue(run: Run) -> None:
     )
 
 
-def test_workflow_list_passes_filters_encoded(run: Run, services: FakeServices) -> None:
+def test_workflow_list_passes_filters_encoded(run: Run, services: FakeCommandServices) -> None:
     """Temporal knows encoded names, people decoded ones."""
     name = "persistent://public/default/a b"
     (row,) = document(run("workflow", "list", "--topic", name, "--status", "running", "--json"))
@@ -380,7 +386,7 @@ def test_trim_reason_that_the_audit_log_cannot_hold_is_bad_input(run: Run, reaso
     assert document(result, 2)["error"]["field"] == "reason"
 
 
-def test_append_interrupted_says_once_what_is_written(run: Run, services: FakeServices, orders: str) -> None:
+def test_append_interrupted_says_once_what_is_written(run: Run, services: FakeCommandServices, orders: str) -> None:
     """Ctrl-C in the second batch: one document with count and last position, one sentence, code 130."""
     services.log.fail_append_at = (1, KeyboardInterrupt())
     result = run("topic", "append", orders, "--file", "-", "--batch", "2", "--json", text=_lines(4))

@@ -13,7 +13,7 @@ from infra.telemetry.span_reader import SpanRow, TraceRows
 from infra.telemetry.span_tree import SpanNode, build_span_trees
 from tests.infra.telemetry.span_lines import OTHER, TRACE, call, span, write
 from tests.workers.cli.conftest import Run, document
-from tests.workers.cli.fakes import FakeServices
+from tests.workers.cli.fakes import FakeCommandServices
 from workers.cli.trace.trace_page import render_trace_page
 from workers.cli.trace.trace_tree import LoadedTrace
 
@@ -21,7 +21,7 @@ _W: dict[str, Any] = {"temporalWorkflowID": "trim-topic/7", "temporalRunID": "r1
 
 
 @pytest.fixture
-def traces(services: FakeServices) -> Path:
+def traces(services: FakeCommandServices) -> Path:
     """A command that trims a topic, one chunk of which failed; and somebody who looked at it later."""
     folder = services.cwd / ".sexton" / "traces"
     calls = [call(f"c{at}", "S3.ListObjectsV2", parent="d", at_ms=30 + at, took_ms=2) for at in range(40)]
@@ -83,7 +83,7 @@ def test_trace_says_how_many_of_its_lines_cannot_be_read(run: Run, traces: Path)
     assert document(run("trace", TRACE, "--json"))["unreadable"] == 2
 
 
-def test_trace_into_a_pipe_cuts_no_line_and_says_each_thing_once(run: Run, services: FakeServices) -> None:
+def test_trace_into_a_pipe_cuts_no_line_and_says_each_thing_once(run: Run, services: FakeCommandServices) -> None:
     """An error at the end of a long line is what was looked for; a topic is told by the first span that knows it."""
     topic, why = "persistent://public/default/" + "orders" * 20, "StoreUnavailable: " + "so many words " * 15 + "end"
     below = span("c", "RunActivity:x", parent="b", at_ms=3, error=why, sexton__topic=topic)
@@ -144,7 +144,9 @@ def test_trace_as_a_page_has_room_for_names_on_a_screen_of_400_pixels(run: Run, 
     assert re.search(r"\.text { grid-column: 1 / -1;", narrow)
 
 
-def test_trace_of_machines_whose_clocks_differ_begins_with_its_earliest_span(run: Run, services: FakeServices) -> None:
+def test_trace_of_machines_whose_clocks_differ_begins_with_its_earliest_span(
+    run: Run, services: FakeCommandServices
+) -> None:
     """No offset is negative; and half a character, as a file's name may have, keeps no page from being written."""
     folder, page = services.cwd / ".sexton" / "traces", services.cwd / "page.html"
     late, early = span("a", "sexton topic trim", took_ms=100), span("b", "RunWorkflow:x\udc80", parent="a", at_ms=-50)
@@ -156,7 +158,7 @@ def test_trace_of_machines_whose_clocks_differ_begins_with_its_earliest_span(run
     assert "RunWorkflow:x&#56448;" in page.read_text()
 
 
-def test_trace_of_five_thousand_spans_is_a_page_of_few_lines_that_open(run: Run, services: FakeServices) -> None:
+def test_trace_of_five_thousand_spans_is_a_page_of_few_lines_that_open(run: Run, services: FakeCommandServices) -> None:
     """Equal calls are one closed line, with each of them below it; the way to the one that failed is open."""
     folder, page = services.cwd / ".sexton" / "traces", services.cwd / "page.html"
     calls = [call(f"c{at}", "S3.PutObject", parent="s7", at_ms=at / 10) for at in range(4_000)]
@@ -182,7 +184,7 @@ def test_trace_as_a_page_that_cannot_be_written_is_bad_input(run: Run, tmp_path:
 
 @pytest.mark.parametrize("name", ["trim-topic/70", "0" * 32])
 @pytest.mark.usefixtures("traces")
-def test_trace_of_an_unknown_id_is_bad_input(run: Run, services: FakeServices, name: str) -> None:
+def test_trace_of_an_unknown_id_is_bad_input(run: Run, services: FakeCommandServices, name: str) -> None:
     """Field, expected, found; and where else spans may be, by its address."""
     told = document(run("trace", name, "--json"), 2)["error"]
     assert (told["type"], told["field"]) == ("UnknownObject", "id")

@@ -12,7 +12,7 @@ from logstore.ports.catalog import StoredTransaction
 from logstore.transactions.transaction_ids_and_states import TransactionId
 from tests.logstore.transactions.histories import History, open_history
 from tests.workers.cli.conftest import Run, document
-from tests.workers.cli.fakes import FakeServices
+from tests.workers.cli.fakes import FakeCommandServices
 from workers.cli.txn import make_transaction_document, report_owed_participants_until_cancelled
 from workers.human_readable_values import decode_topic_name
 
@@ -76,7 +76,7 @@ def test_open_transaction_owes_nothing_yet(history: History) -> None:
 
 
 def test_show_names_the_trace_of_the_transaction_and_not_its_own(
-    run: Run, services: FakeServices, history: History
+    run: Run, services: FakeCommandServices, history: History
 ) -> None:
     """Both in JSON and for people: a command that is done adds its own trace only where there is none."""
     context = SpanContext(trace_id=7, span_id=1, is_remote=False, trace_flags=TraceFlags(TraceFlags.SAMPLED))
@@ -95,7 +95,7 @@ def test_begin_with_a_timeout_out_of_bounds_says_the_seconds_in_digits(run: Run)
 
 
 def test_append_in_a_transaction_that_never_was_is_bad_input(
-    run: Run, services: FakeServices, history: History, orders: str
+    run: Run, services: FakeCommandServices, history: History, orders: str
 ) -> None:
     """As `topic ack` and `txn show` answer; nothing is uploaded for it."""
     services.log.catalog.transactions = history.world.catalog.transactions
@@ -105,7 +105,7 @@ def test_append_in_a_transaction_that_never_was_is_bad_input(
 
 
 def test_resolve_of_the_last_participant_wakes_the_broadcast_that_waits(
-    run: Run, services: FakeServices, history: History
+    run: Run, services: FakeCommandServices, history: History
 ) -> None:
     """Else its page said for a minute that the participant is owed."""
     history.take([("begin", 0, 0), ("produce", 0, 0), ("decide", 0, 1)])
@@ -123,7 +123,7 @@ def test_resolve_of_the_last_participant_wakes_the_broadcast_that_waits(
 
 
 def test_show_for_people_has_names_and_errors_whole_on_80_columns(
-    run: Run, services: FakeServices, history: History, monkeypatch: pytest.MonkeyPatch
+    run: Run, services: FakeCommandServices, history: History, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Both stand beneath the row of their participant; nothing is cut, and nothing is wider than the terminal."""
     error = "StoreUnavailable: s3 does not answer. Try again, or look at `sexton status` and at the logs of the worker."

@@ -8,7 +8,7 @@ import pytest
 from logstore.ports.catalog import Topic
 from logstore.validated_names import TopicName
 from tests.workers.cli.conftest import Run, document
-from tests.workers.cli.fakes import ORDERS, FakeHandle, FakeServices
+from tests.workers.cli.fakes import ORDERS_TOPIC, FakeCommandServices, FakeJobHandle
 from workflows.topic_build_types import BuildResult
 
 _COUNTS = {"topics": 3, "switched": 2, "superseded": 0, "empty": 1, "gone": 0, "unreadable": 0}
@@ -21,21 +21,21 @@ class _Asked:
 
     async def build(self, topics: Sequence[Topic] | None, **asked: Any) -> Any:
         self.started.append((None if topics is None else [one.name for one in topics], asked))
-        return FakeHandle(self.result, id="build-transaction-snapshots/snapshots-1")  # type: ignore[arg-type]
+        return FakeJobHandle(self.result, id="build-transaction-snapshots/snapshots-1")  # type: ignore[arg-type]
 
 
 @pytest.fixture
-def asked(services: FakeServices, orders: str) -> _Asked:
+def asked(services: FakeCommandServices, orders: str) -> _Asked:
     made = _Asked()
     services.client.build_transaction_snapshots = made.build  # type: ignore[attr-defined]
     return made
 
 
 def test_snapshot_of_a_topic_says_what_was_built(run: Run, asked: _Asked) -> None:
-    found = document(run("txn", "snapshot", ORDERS, "--reason", "a test", "--json"))
+    found = document(run("txn", "snapshot", ORDERS_TOPIC, "--reason", "a test", "--json"))
     assert {**_COUNTS, "run_id": "snapshots-1"}.items() <= found.items()
     ((topics, rest),) = asked.started
-    assert topics == [TopicName.parse_existing(ORDERS).encoded]
+    assert topics == [TopicName.parse_existing(ORDERS_TOPIC).encoded]
     assert (rest["reason"], rest["master"]) == ("a test", "")
 
 
@@ -45,7 +45,7 @@ def test_snapshots_of_all_topics_go_to_the_cluster_that_was_named(run: Run, aske
     assert (topics, rest["master"]) == (None, "spark://h:7077")
 
 
-@pytest.mark.parametrize("words", [[], [ORDERS, "--all"], ["--all", "--master", "h:7077"], ["not-a-topic"]])
+@pytest.mark.parametrize("words", [[], [ORDERS_TOPIC, "--all"], ["--all", "--master", "h:7077"], ["not-a-topic"]])
 def test_neither_or_both_of_topic_and_all_is_refused(run: Run, asked: _Asked, words: list[str]) -> None:
     """And nothing was started."""
     assert run("txn", "snapshot", *words).exit_code == 2

@@ -11,23 +11,23 @@ from typing import Any
 import pytest
 
 from tests.workers.cli.conftest import Run, document
-from tests.workers.cli.fakes import ORDERS
+from tests.workers.cli.fakes import ORDERS_TOPIC
 from workers.cli.root_command import COMMANDS, import_command
 
 _REFUSED = [
     (("topic", "creat"), "command: expected a command of `sexton topic` (nearest: create), found 'creat'"),
     (("topic", "schema", "lst"), "command: expected a command of `sexton topic schema` (nearest: list), found 'lst'"),
     (("deletion", "list", "--limt", "3"), "option: expected one that `sexton deletion list` has (nearest: --limit)"),
-    (("ledger", "delete", ORDERS, "-1"), "option: expected one that `sexton ledger delete` has, found '-1'"),
+    (("ledger", "delete", ORDERS_TOPIC, "-1"), "option: expected one that `sexton ledger delete` has, found '-1'"),
     (("topic", "show"), "name: expected a value, found nothing"),
-    (("topic", "append", ORDERS), "file: expected a value, found nothing"),
-    (("topic", "show", ORDERS, "more"), "arguments: expected no more than NAME, found 'more'"),
+    (("topic", "append", ORDERS_TOPIC), "file: expected a value, found nothing"),
+    (("topic", "show", ORDERS_TOPIC, "more"), "arguments: expected no more than NAME, found 'more'"),
     (("topic", "list", "--nonsense"), "option: expected one that `sexton topic list` has"),
     (("deletion", "list", "--limit"), "limit: expected a value, found nothing"),
     (("deletion", "list", "--limit", "0"), "limit: expected a whole number from 1 to 1,000,000, found '0'"),
-    (("topic", "read", ORDERS, "--max", "x"), "max: expected a whole number from 1 to 1,000,000, found 'x'"),
+    (("topic", "read", ORDERS_TOPIC, "--max", "x"), "max: expected a whole number from 1 to 1,000,000, found 'x'"),
     (("worker", "deploy", "--build-id", "b", "--ramp", "101"), "ramp: expected a number from 0 to 100, found '101'"),
-    (("topic", "offload", ORDERS, "--ledger", "x"), "ledger: expected a whole number"),
+    (("topic", "offload", ORDERS_TOPIC, "--ledger", "x"), "ledger: expected a whole number"),
     (("deletion", "list", "--state", "GONE"), "state: expected one of PENDING, DELETED, DEAD_LETTERED, found 'GONE'"),
     (("up", "--no-worker=yes"), "no-worker: expected no value: it is a flag, found one"),
     (("--json", "topic"), "command: expected one of create, list, show"),
@@ -130,7 +130,7 @@ def test_refusal_names_every_option_as_it_is_typed(run: Run) -> None:
         (("orphans", "plan", "--older-than", "x"), "older-than"),
         (("tombstones", "raid", "--eligible-age", "x"), "eligible-age"),
         (("tombstones", "sizing", "--records", "1", "--key-bytes", "99999"), "key-bytes"),
-        (("topic", "create", ORDERS, "--retention-bytes", "-1"), "retention-bytes"),
+        (("topic", "create", ORDERS_TOPIC, "--retention-bytes", "-1"), "retention-bytes"),
         (("worker", "run", "--worker-id", "a/b"), "worker-id"),
         (("owners", "list", "--worker", "a/b"), "worker"),
         (("deletion", "redrive"), "id"),

@@ -16,7 +16,7 @@ from logstore.deletion.retention import RetentionPolicy
 from logstore.errors import InvalidInput, ServiceFailed
 from logstore.ports.catalog import Topic, TopicState
 from logstore.positions import LedgerId, TopicId
-from tests.migrated import migrate
+from tests.migrated_catalogs import migrate_or_copy_catalog
 from workers.client import Sexton
 from workers.client.temporal_connection import connect_client
 from workers.settings import Settings
@@ -109,7 +109,7 @@ def test_job_is_started_where_the_object_store_cannot_be_asked(tmp_path: Path, e
 
     settings = Settings(home=tmp_path, s3_endpoint=endpoint)
     database = Database(settings.database_url)
-    migrate(database)
+    migrate_or_copy_catalog(database)
     database.close()
 
     async def describe() -> object:

@@ -16,7 +16,7 @@ from temporalio.service import RPCError
 from temporalio.worker import Worker
 
 from logstore.errors import InvalidInput, ServiceFailed, UnknownObject
-from tests.workflows.house import assert_eventually
+from tests.workflows.workflow_harness import assert_eventually
 from workers.client import Sexton, stuck_scheduled_runs
 from workers.client.schedules import require_readable_schedules
 from workers.client.stuck_scheduled_runs import find_stuck_runs, restart_schedule

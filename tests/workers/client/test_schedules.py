@@ -22,7 +22,7 @@ from temporalio.service import RPCError
 from temporalio.worker import Worker
 
 from logstore.errors import InvalidInput
-from tests.workflows.house import assert_eventually
+from tests.workflows.workflow_harness import assert_eventually
 from workers.client import Sexton
 from workers.client.payload_encryption import encryption_key_name
 from workers.client.schedules import AppliedSchedule, require_readable_schedules

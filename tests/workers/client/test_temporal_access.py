@@ -18,8 +18,8 @@ from temporalio.worker import UnsandboxedWorkflowRunner, Worker
 from infra.stack.embedded_stack import StackAddresses
 from infra.stack.service_lifecycle import find_program
 from logstore.errors import InvalidInput, ServiceFailed
-from tests.tls import HOST, NAME, Authority, TemporalFront
-from tests.workflows.house import assert_eventually
+from tests.tls_servers import HOST, SERVER_NAME, TemporalTlsProxy, TlsCertificateAuthority
+from tests.workflows.workflow_harness import assert_eventually
 from workers.cli.stack_commands import make_environment_for_other_tools
 from workers.client import temporal_credentials
 from workers.client.temporal_connection import connect_client, run_with_client
@@ -31,21 +31,21 @@ _KEY = "key-one"
 
 
 @pytest.fixture(scope="module")
-def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+def authority(tmp_path_factory: pytest.TempPathFactory) -> TlsCertificateAuthority:
     """One CA for all tests of this file."""
-    return Authority(tmp_path_factory.mktemp("ca"))
+    return TlsCertificateAuthority(tmp_path_factory.mktemp("ca"))
 
 
 @pytest.fixture
-def front(servers: StackAddresses, authority: Authority) -> Iterator[TemporalFront]:
+def front(servers: StackAddresses, authority: TlsCertificateAuthority) -> Iterator[TemporalTlsProxy]:
     """The process's server behind mutual TLS, for calls with the key alone."""
-    made = TemporalFront(servers.temporal, authority.server(), clients=authority.ca, api_key=_KEY)
+    made = TemporalTlsProxy(servers.temporal, authority.server(), client_ca=authority.ca, api_key=_KEY)
     yield made
     made.close()
 
 
 @pytest.fixture
-def secured(front: TemporalFront, authority: Authority, tmp_path: Path) -> Settings:
+def secured(front: TemporalTlsProxy, authority: TlsCertificateAuthority, tmp_path: Path) -> Settings:
     """Settings by which it lets us in."""
     pair = authority.pair("client", "worker@sexton.test")
     key = tmp_path / "api-key"
@@ -67,12 +67,12 @@ async def _ask(client: Client) -> int:
 def test_mutual_tls_and_an_api_key_let_us_in(secured: Settings) -> None:
     """By our files, and by a name that the certificate bears in the place of the address's."""
     assert run_with_client(secured, _ask) >= 0
-    assert run_with_client(secured.model_copy(update={"temporal_server_name": NAME}), _ask) >= 0
+    assert run_with_client(secured.model_copy(update={"temporal_server_name": SERVER_NAME}), _ask) >= 0
 
 
-def test_command_of_temporal_is_let_in_by_what_env_exports(secured: Settings, front: TemporalFront) -> None:
+def test_command_of_temporal_is_let_in_by_what_env_exports(secured: Settings, front: TemporalTlsProxy) -> None:
     """It reads addresses, files and key from the variables that `sexton env` prints, and is refused without them."""
-    told = make_environment_for_other_tools(secured.model_copy(update={"temporal_server_name": NAME}))
+    told = make_environment_for_other_tools(secured.model_copy(update={"temporal_server_name": SERVER_NAME}))
     path = {"PATH": os.environ["PATH"], "HOME": str(secured.home)}
 
     def asked(environ: Mapping[str, str]) -> int:
@@ -97,16 +97,16 @@ def _refusal(settings: Settings, **changes: object) -> str:
 
 
 def test_server_that_is_not_trusted_or_does_not_trust_us_is_told_with_the_setting(
-    secured: Settings, authority: Authority, servers: StackAddresses, tmp_path: Path
+    secured: Settings, authority: TlsCertificateAuthority, servers: StackAddresses, tmp_path: Path
 ) -> None:
     """Each fault of TLS and of the key by itself: the sentence names the setting that mends it."""
     (tmp_path / "other").mkdir()
-    other = Authority(tmp_path / "other")
+    other = TlsCertificateAuthority(tmp_path / "other")
     stranger = other.pair("client", "worker@sexton.test")
     foreign = {"temporal_cert_file": str(stranger.cert), "temporal_key_file": str(stranger.key)}
     (tmp_path / "wrong-key").write_text("key-two")
     plain = {name: "" for name in Settings.model_fields if name.startswith("temporal_") and name.endswith("_file")}
-    old = TemporalFront(servers.temporal, authority.pair("expired", HOST, expired=True))
+    old = TemporalTlsProxy(servers.temporal, authority.pair("expired", HOST, expired=True))
     try:
         told = {
             "signed by none of our authorities; check temporal_ca_file": {"temporal_ca_file": str(other.ca)},
@@ -157,7 +157,7 @@ def _close_connections(balancer: socket.socket) -> None:
 
 
 def test_files_that_cannot_be_used_are_refused_before_anything_is_asked(
-    secured: Settings, authority: Authority, front: TemporalFront, tmp_path: Path
+    secured: Settings, authority: TlsCertificateAuthority, front: TemporalTlsProxy, tmp_path: Path
 ) -> None:
     """The setting, the rule and the file; a key without its certificate, and a certificate without its key."""
     text = tmp_path / "text"
@@ -202,7 +202,7 @@ class _Nothing:
 
 
 def test_api_key_that_changes_in_its_file_is_read_again_by_a_worker_that_runs(
-    secured: Settings, front: TemporalFront, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    secured: Settings, front: TemporalTlsProxy, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Both keys are good for a while, then the new one alone; a file that is away, or holds no key, changes nothing."""
     monkeypatch.setattr(temporal_credentials, "_KEY_CHECK_INTERVAL_S", 0.02)

@@ -16,7 +16,7 @@ from logstore.ports.catalog import (
     EndTransactionWrite,
 )
 from logstore.transactions.transaction_ids_and_states import TransactionId, TransactionState
-from tests.workflows.house import assert_eventually
+from tests.workflows.workflow_harness import assert_eventually
 from workers.client.transaction_client import TransactionClient
 
 _COORDINATORS = 4

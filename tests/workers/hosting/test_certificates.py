@@ -8,8 +8,8 @@ import pytest
 from cryptography import x509
 
 from logstore.errors import InvalidInput, ServiceFailed
-from tests.fakes.meter import FakeMeter, series
-from tests.tls import Authority
+from tests.fakes.meter import FakeMeter, metric_series
+from tests.tls_servers import TlsCertificateAuthority
 from workers.hosting.client_certificate_expiry import (
     check_client_certificate_expiry,
     find_client_certificate_files,
@@ -38,7 +38,7 @@ def _until(cert: Path) -> int:
 
 def test_doctor_tells_until_when_each_certificate_is_good(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of Temporal, ZooKeeper and the database; without any there is no such row."""
-    cert = Authority(tmp_path).pair("ours", "ours", left=timedelta(days=365)).cert
+    cert = TlsCertificateAuthority(tmp_path).pair("ours", "ours", remaining=timedelta(days=365)).cert
     settings = _settings(tmp_path, cert)
     names = ("temporal_cert_file", "zookeeper_cert_file", "database_url")
     assert find_client_certificate_files(settings) == dict.fromkeys(names, str(cert))
@@ -66,7 +66,7 @@ def test_certificate_that_should_have_been_renewed_is_told(
     tmp_path: Path, age: timedelta, left: timedelta, due: bool
 ) -> None:
     """A week before its end, or later where its whole life is short."""
-    cert = Authority(tmp_path).pair("ours", "ours", age=age, left=left).cert
+    cert = TlsCertificateAuthority(tmp_path).pair("ours", "ours", age=age, remaining=left).cert
     settings = Settings(home=tmp_path, zookeeper_cert_file=str(cert))
     assert read_client_certificate("zookeeper_cert_file", str(cert)).is_due is due
     if due:
@@ -82,8 +82,10 @@ def test_certificate_that_should_have_been_renewed_is_told(
 
 def test_chain_is_good_until_its_first_end(tmp_path: Path) -> None:
     """An authority between may end before our own certificate does."""
-    authority = Authority(tmp_path)
-    ours, between = (authority.pair(name, name, left=timedelta(days=days)) for name, days in (("a", 90), ("b", 30)))
+    authority = TlsCertificateAuthority(tmp_path)
+    ours, between = (
+        authority.pair(name, name, remaining=timedelta(days=days)) for name, days in (("a", 90), ("b", 30))
+    )
     whole = tmp_path / "chain.pem"
     whole.write_bytes(ours.cert.read_bytes() + between.cert.read_bytes())
     assert int(read_client_certificate("temporal_cert_file", str(whole)).until.timestamp()) == _until(between.cert)
@@ -91,22 +93,25 @@ def test_chain_is_good_until_its_first_end(tmp_path: Path) -> None:
 
 def test_gauge_shows_what_the_process_holds_and_else_what_stands_in_files(tmp_path: Path) -> None:
     """Temporal's is read at the start alone; a file that is away for a moment changes nothing."""
-    authority = Authority(tmp_path)
-    old, new = (authority.pair(name, name, left=timedelta(days=days)).cert for name, days in (("o", 10), ("n", 90)))
+    authority = TlsCertificateAuthority(tmp_path)
+    old, new = (
+        authority.pair(name, name, remaining=timedelta(days=days)).cert for name, days in (("o", 10), ("n", 90))
+    )
     cert = Path(shutil.copy(old, tmp_path / "ours.pem"))
     meter = FakeMeter()
     read = make_gauge_updater(meter, make_client_certificate_sampler(_settings(tmp_path, cert)))
     read()
     assert {
-        meter.values[series(_GAUGE, setting=name)] for name in find_client_certificate_files(_settings(tmp_path, cert))
+        meter.values[metric_series(_GAUGE, setting=name)]
+        for name in find_client_certificate_files(_settings(tmp_path, cert))
     } == {_until(old)}
     shutil.copy(new, cert)
     read()
-    assert meter.values[series(_GAUGE, setting="temporal_cert_file")] == _until(old)
-    assert meter.values[series(_GAUGE, setting="zookeeper_cert_file")] == _until(new)
-    assert meter.values[series(_GAUGE, setting="database_url")] == _until(new)
+    assert meter.values[metric_series(_GAUGE, setting="temporal_cert_file")] == _until(old)
+    assert meter.values[metric_series(_GAUGE, setting="zookeeper_cert_file")] == _until(new)
+    assert meter.values[metric_series(_GAUGE, setting="database_url")] == _until(new)
     cert.unlink()
     read()
-    assert meter.values[series(_GAUGE, setting="database_url")] == _until(new)
+    assert meter.values[metric_series(_GAUGE, setting="database_url")] == _until(new)
     with pytest.raises(InvalidInput, match="zookeeper_cert_file: expected a file that can be read"):
         read_client_certificate("zookeeper_cert_file", str(cert))

@@ -21,9 +21,9 @@ from infra.stack.stack_home import StackHome
 from infra.stack.worker_records import read_live_workers
 from logstore.deletion.retention import RetentionPolicy
 from logstore.validated_names import TopicName
-from tests.faults.real import STOPS_WITHIN_S, eventually
-from tests.ownership.proxy import Proxy
-from tests.servers import settings_on
+from tests.faults.real_world import MAX_STOP_S, wait_until_true
+from tests.ownership.proxy import CuttableProxy
+from tests.servers import create_store_settings
 from workers.assembly.log_store_from_settings import open_log_store
 from workers.client import Sexton, workflow_search
 from workers.client.temporal_connection import connect_client
@@ -35,9 +35,9 @@ Start = Callable[..., subprocess.Popen[bytes]]
 
 
 @pytest.fixture
-def storage(servers: embedded_stack.StackAddresses) -> Iterator[Proxy]:
+def storage(servers: embedded_stack.StackAddresses) -> Iterator[CuttableProxy]:
     """The object store behind a wire that can be cut."""
-    proxy = Proxy(servers.s3.removeprefix("http://"))
+    proxy = CuttableProxy(servers.s3.removeprefix("http://"))
     yield proxy
     proxy.close()
 
@@ -45,11 +45,11 @@ def storage(servers: embedded_stack.StackAddresses) -> Iterator[Proxy]:
 @pytest.fixture
 def settings(servers: embedded_stack.StackAddresses, tmp_path: Path) -> Settings:
     """A log store of this test's own."""
-    return settings_on(servers, tmp_path, metrics_address="off", http_address="127.0.0.1:0")
+    return create_store_settings(servers, tmp_path, metrics_address="off", http_address="127.0.0.1:0")
 
 
 @pytest.fixture
-def start(settings: Settings, storage: Proxy) -> Iterator[Start]:
+def start(settings: Settings, storage: CuttableProxy) -> Iterator[Start]:
     """Starts `sexton worker run` in a process, which reaches storage over the wire; all are killed at the end."""
     running: list[subprocess.Popen[bytes]] = []
 
@@ -81,17 +81,17 @@ def _asked(settings: Settings, worker_id: str, path: str) -> tuple[int, str]:
 
 
 async def _ready(settings: Settings, worker_id: str) -> None:
-    await eventually(lambda: _asked(settings, worker_id, "/readyz")[0] == 200, f"{worker_id} is ready")
+    await wait_until_true(lambda: _asked(settings, worker_id, "/readyz")[0] == 200, f"{worker_id} is ready")
 
 
-async def _flush_in_hand(settings: Settings, storage: Proxy, topic: str) -> WorkflowHandle[Any, Any]:
+async def _flush_in_hand(settings: Settings, storage: CuttableProxy, topic: str) -> WorkflowHandle[Any, Any]:
     """Change the catalog and start a flush of it, whose request to storage hangs."""
     with open_log_store(settings) as log:
         log.catalog.topics.create_topic(TopicName.parse(topic).encoded, RetentionPolicy())
     storage.cut()
     handle = await (await Sexton.connect(settings)).flush_records("a test", "tests")
     # one is of the flush, the other of the look, every few seconds, whether the catalog is still the newest
-    await eventually(lambda: sum(said.startswith(b"GET /") for said in storage.held) >= 2, "its request hangs")
+    await wait_until_true(lambda: sum(said.startswith(b"GET /") for said in storage.held) >= 2, "its request hangs")
     return handle
 
 
@@ -106,7 +106,7 @@ async def _attempts(handle: WorkflowHandle[Any, Any]) -> list[int]:
 
 
 def test_worker_that_drains_is_not_ready_and_ends_what_it_has_in_hand(
-    settings: Settings, storage: Proxy, start: Start
+    settings: Settings, storage: CuttableProxy, start: Start
 ) -> None:
     """Its storage comes back in time: the attempt ends, and then the worker in peace."""
 
@@ -116,12 +116,12 @@ def test_worker_that_drains_is_not_ready_and_ends_what_it_has_in_hand(
         await _ready(settings, "w1")
         handle = await _flush_in_hand(settings, storage, "persistent://a/b/one")
         first.send_signal(signal.SIGTERM)
-        await eventually(lambda: _asked(settings, "w1", "/readyz")[0] == 503, "it is not ready")
+        await wait_until_true(lambda: _asked(settings, "w1", "/readyz")[0] == 503, "it is not ready")
         assert json.loads(_asked(settings, "w1", "/readyz")[1])["phase"] == "draining"
         assert _asked(settings, "w1", "/healthz") == (200, "ok\n")
         assert first.poll() is None
         storage.mend()
-        assert await asyncio.to_thread(first.wait, STOPS_WITHIN_S) == 0
+        assert await asyncio.to_thread(first.wait, MAX_STOP_S) == 0
         start("w2")
         assert (await handle.result()).done.blocks > 0
         assert await _attempts(handle) == [1]
@@ -131,7 +131,7 @@ def test_worker_that_drains_is_not_ready_and_ends_what_it_has_in_hand(
 
 @pytest.mark.all_faults
 def test_worker_that_cannot_end_what_it_has_in_hand_leaves_it_to_another(
-    settings: Settings, storage: Proxy, start: Start
+    settings: Settings, storage: CuttableProxy, start: Start
 ) -> None:
     """Storage stays away for longer than the worker may drain: it ends all the same, and the next one does it."""
 
@@ -141,12 +141,12 @@ def test_worker_that_cannot_end_what_it_has_in_hand_leaves_it_to_another(
         await _ready(settings, "w1")
         handle = await _flush_in_hand(settings, storage, "persistent://a/b/two")
         first.send_signal(signal.SIGTERM)
-        assert await asyncio.to_thread(first.wait, STOPS_WITHIN_S) == 1
+        assert await asyncio.to_thread(first.wait, MAX_STOP_S) == 1
         assert "1 activities did not end" in (settings.home / "w1.log").read_text(encoding="utf-8")
         starting = start("w3", drain_timeout=0)
-        await eventually(lambda: _asked(settings, "w3", "/healthz")[0] == 200, "it starts, and storage hangs")
+        await wait_until_true(lambda: _asked(settings, "w3", "/healthz")[0] == 200, "it starts, and storage hangs")
         starting.send_signal(signal.SIGTERM)
-        assert await asyncio.to_thread(starting.wait, STOPS_WITHIN_S) == 1
+        assert await asyncio.to_thread(starting.wait, MAX_STOP_S) == 1
         storage.mend()
         start("w2")
         assert (await handle.result()).done.blocks > 0

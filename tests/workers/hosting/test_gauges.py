@@ -17,8 +17,8 @@ from logstore.ports.catalog import (
 )
 from logstore.reconciliation.findings import PlanOrScrubResult
 from logstore.transactions.transaction_ids_and_states import TransactionState
-from tests.fakes.meter import FakeMeter, series
-from tests.fakes.reconciliation import FakeRuns
+from tests.fakes.meter import FakeMeter, metric_series
+from tests.fakes.reconciliation_runs import FakeReconciliationRuns
 from workers.hosting.gauges import (
     PeriodicGauges,
     make_gauge_updater,
@@ -46,7 +46,7 @@ class _Catalog:
 
 
 def _shown(meter: FakeMeter) -> list[int]:
-    return [meter.values[series(name)] for name in _NAMES]
+    return [meter.values[metric_series(name)] for name in _NAMES]
 
 
 def test_gauges_show_what_the_catalog_says() -> None:
@@ -57,15 +57,15 @@ def test_gauges_show_what_the_catalog_says() -> None:
     earliest = int(time.time())
     read()
     assert _shown(meter) == [7, 2]
-    assert earliest <= meter.values[series("sexton_deletion_read_timestamp_seconds")] <= time.time()
-    assert meter.values[series("sexton_deletion_oldest_pending_seconds")] == 0, "a catalog that does not say"
+    assert earliest <= meter.values[metric_series("sexton_deletion_read_timestamp_seconds")] <= time.time()
+    assert meter.values[metric_series("sexton_deletion_oldest_pending_seconds")] == 0, "a catalog that does not say"
     catalog.found = UndeletedCopyCounts(estimated_inflight=1, dead_lettered=0, oldest_us=(earliest - 3_600) * 1_000_000)
     read()
-    assert meter.values[series("sexton_deletion_oldest_pending_seconds")] >= 3_600
+    assert meter.values[metric_series("sexton_deletion_oldest_pending_seconds")] >= 3_600
     catalog.found = UndeletedCopyCounts(estimated_inflight=0, dead_lettered=0)
     read()
     assert _shown(meter) == [0, 0]
-    assert meter.values[series("sexton_deletion_oldest_pending_seconds")] == 0
+    assert meter.values[metric_series("sexton_deletion_oldest_pending_seconds")] == 0
 
 
 def test_gauges_keep_their_values_while_the_catalog_is_away_and_say_so_once(caplog: pytest.LogCaptureFixture) -> None:
@@ -73,13 +73,13 @@ def test_gauges_keep_their_values_while_the_catalog_is_away_and_say_so_once(capl
     meter, catalog = FakeMeter(), _Catalog()
     gauges = PeriodicGauges(make_gauge_updater(meter, lambda: sample_deletions(catalog.count_undeleted_copies)))
     gauges.update_gauges_until_outage()
-    read_at = meter.values[series("sexton_deletion_read_timestamp_seconds")] = 1
+    read_at = meter.values[metric_series("sexton_deletion_read_timestamp_seconds")] = 1
     catalog.away = True
     with caplog.at_level(logging.WARNING):
         for _ in range(3):
             gauges.update_gauges_until_outage()
         assert _shown(meter) == [7, 2]
-        assert meter.values[series("sexton_deletion_read_timestamp_seconds")] == read_at
+        assert meter.values[metric_series("sexton_deletion_read_timestamp_seconds")] == read_at
         assert len(caplog.records) == 1
         catalog.away = False
         gauges.update_gauges_until_outage()
@@ -119,7 +119,7 @@ def test_gauge_that_cannot_be_read_harms_no_other(caplog: pytest.LogCaptureFixtu
 )
 def test_loss_stands_until_a_plan_has_looked_at_rows_as_young(plans: list[tuple[int, int]], shown: int) -> None:
     """Oldest first: the cut-off of rows, and what is missing."""
-    meter, runs = FakeMeter(), FakeRuns()
+    meter, runs = FakeMeter(), FakeReconciliationRuns()
     for number, (rows_before_us, missing) in enumerate(plans):
         runs.open_run(f"plan-{number}", RunKind.PLAN, claim=_CLAIM, summary={})
         found = PlanOrScrubResult(
@@ -132,12 +132,12 @@ def test_loss_stands_until_a_plan_has_looked_at_rows_as_young(plans: list[tuple[
         )
         runs.close_run(f"plan-{number}", {"result": asdict(found)})
     make_gauge_updater(meter, lambda: sample_missing_data_of_plans(runs.list_runs))()
-    assert meter.values[series("sexton_reconciliation_missing_data")] == shown
+    assert meter.values[metric_series("sexton_reconciliation_missing_data")] == shown
 
 
 def test_missing_data_is_that_of_the_newest_plan_that_finished() -> None:
     """A plan at work, or one that failed, says nothing; nor does silence say that nothing is missing."""
-    meter, runs = FakeMeter(), FakeRuns()
+    meter, runs = FakeMeter(), FakeReconciliationRuns()
     read, claim = make_gauge_updater(meter, lambda: sample_missing_data_of_plans(runs.list_runs)), _CLAIM
     read()
     assert not meter.values
@@ -147,8 +147,8 @@ def test_missing_data_is_that_of_the_newest_plan_that_finished() -> None:
         runs.close_run(f"plan-{number}", {"result": asdict(found)})
     runs.open_run("plan-2", RunKind.PLAN, claim=claim, summary={})
     read()
-    assert meter.values[series("sexton_reconciliation_missing_data")] == 1
-    assert meter.values[series("sexton_reconciliation_plan_timestamp_seconds")] == runs.now_us // 1_000_000
+    assert meter.values[metric_series("sexton_reconciliation_missing_data")] == 1
+    assert meter.values[metric_series("sexton_reconciliation_plan_timestamp_seconds")] == runs.now_us // 1_000_000
 
 
 def test_transactions_are_counted_by_state_with_the_ages_of_the_oldest(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,11 +169,13 @@ def test_transactions_are_counted_by_state_with_the_ages_of_the_oldest(monkeypat
     for _ in range(2):
         read()
         rows = [
-            meter.values[series("sexton_transactions_unfinished", state=state)]
+            meter.values[metric_series("sexton_transactions_unfinished", state=state)]
             for state in ("OPEN", "COMMITTING", "ABORTING")
         ]
-        ages = [meter.values[series(f"sexton_transactions_oldest_{which}_seconds")] for which in ("open", "decided")]
-        shown.append((rows, ages, meter.values[series("sexton_transactions_hidden_bytes")]))
+        ages = [
+            meter.values[metric_series(f"sexton_transactions_oldest_{which}_seconds")] for which in ("open", "decided")
+        ]
+        shown.append((rows, ages, meter.values[metric_series("sexton_transactions_hidden_bytes")]))
     assert shown == [([3, 0, 1], [90, 7], 12), ([0, 0, 0], [0, 0], 12)]
 
 
@@ -183,4 +185,4 @@ def test_delayed_messages_are_shown_with_their_buckets_and_what_is_in_none() -> 
     counts = CatalogDelayedMessageCounts(buckets=3, messages=700, unsealed=11)
     make_gauge_updater(meter, lambda: sample_delayed_messages(lambda: counts, lambda: 4_096))()
     names = ("buckets", "messages", "unsealed_messages", "memory_bytes")
-    assert [meter.values[series(f"sexton_delayed_{name}")] for name in names] == [3, 700, 11, 4_096]
+    assert [meter.values[metric_series(f"sexton_delayed_{name}")] for name in names] == [3, 700, 11, 4_096]

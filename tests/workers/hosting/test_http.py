@@ -13,7 +13,7 @@ from aiohttp import ClientSession, web
 
 from infra.telemetry.metrics_endpoint import start_metrics_endpoint
 from logstore.errors import InvalidInput
-from tests.faults.real import eventually
+from tests.faults.real_world import wait_until_true
 from workers.hosting.background_tasks import run_in_background
 from workers.hosting.page_server import ConnectionLimits, PageRouter, create_page_router, serve_pages
 from workers.hosting.readiness import Readiness, WorkerPhase
@@ -48,7 +48,7 @@ def test_probes_tell_life_and_readiness_apart() -> None:
 
     async def ask(session: ClientSession, url: str) -> None:
         async with run_in_background(readiness.repeat_checks({"one": well})):
-            await eventually(
+            await wait_until_true(
                 lambda: any(seen.ok for seen in readiness.latest_results_failing_if_stale()), "the first answer"
             )
             await ask_in_each_phase(session, url)
@@ -218,7 +218,7 @@ def test_client_that_does_not_take_its_answer_is_ended() -> None:
             client.sendall(_HEAD.replace(b"healthz", b"long") + b"\r\n")
             assert await asyncio.to_thread(client.recv, 12) == b"HTTP/1.1 200"
             assert held() == before + 2
-            await eventually(lambda: held() == before + 1, "the client's end alone")
+            await wait_until_true(lambda: held() == before + 1, "the client's end alone")
 
     _shown(ask, pages=pages, bounds=ConnectionLimits(response_timeout_s=2))
 
@@ -228,11 +228,11 @@ def test_connections_that_send_nothing_leave_room_for_one_that_asks() -> None:
 
     async def ask(_session: ClientSession, url: str) -> None:
         silent = [await _connected(url) for _ in range(20)]
-        await eventually(lambda: sum(reader.at_eof() for reader, _ in silent) == 16, "four of the silent ones")
+        await wait_until_true(lambda: sum(reader.at_eof() for reader, _ in silent) == 16, "four of the silent ones")
         assert [reader.at_eof() for reader, _ in silent] == [True] * 16 + [False] * 4
         reader, writer = await _connected(url, _HEAD + b"\r\n")
         assert (await asyncio.wait_for(reader.read(), 30)).startswith(b"HTTP/1.1 200 ")
-        await eventually(silent[16][0].at_eof, "the oldest that was left")
+        await wait_until_true(silent[16][0].at_eof, "the oldest that was left")
         for _, one in [*silent, (reader, writer)]:
             one.close()
 
@@ -252,7 +252,7 @@ def test_connection_for_which_there_is_no_room_among_answers_is_refused() -> Non
 
     async def ask(_session: ClientSession, url: str) -> None:
         asked = [await _connected(url, _HEAD.replace(b"healthz", b"slow") + b"\r\n") for _ in range(2)]
-        await eventually(lambda: len(begun) == 2, "both answers to be made")
+        await wait_until_true(lambda: len(begun) == 2, "both answers to be made")
         reader, writer = await _connected(url)
         assert await asyncio.wait_for(reader.read(), 30) == b""
         held.set()

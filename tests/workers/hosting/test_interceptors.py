@@ -12,7 +12,7 @@ from temporalio.testing import ActivityEnvironment
 from temporalio.worker import ActivityInboundInterceptor, ExecuteActivityInput
 
 from logstore.errors import ProgramMissing, ServiceFailed, StoreUnavailable
-from tests.fakes.meter import FakeMeter, series
+from tests.fakes.meter import FakeMeter, metric_series
 from workers.hosting.error_and_subject_interceptors import ActivityErrorAndSubjectInterceptor
 
 
@@ -62,7 +62,7 @@ def test_fault_that_nothing_expects_is_final_from_the_tenth_attempt_on(
         told = _met(KeyError("bucket"), attempt=attempt, meter=meter)
     assert isinstance(told, ApplicationError)
     assert (told.type, told.message, told.non_retryable) == ("UnknownFault", "KeyError: 'bucket'", final)
-    assert meter.values == {series("sexton_unknown_faults_total", activity="deletion.detach"): 1}
+    assert meter.values == {metric_series("sexton_unknown_faults_total", activity="deletion.detach"): 1}
     (line,) = [one for one in caplog.records if one.name == "workers.hosting.error_and_subject_interceptors"]
     assert line.exc_info
     assert line.exc_info[0] is KeyError

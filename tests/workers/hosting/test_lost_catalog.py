@@ -15,8 +15,8 @@ from logstore.ports.catalog import Claim, Topic
 from logstore.positions import LedgerId, Position
 from logstore.reconciliation.findings import Finding, FindingKind
 from spark.warm_session import SparkSettings, WarmSession
-from tests.postgres import Postgres, postgres
-from tests.servers import settings_on
+from tests.postgres import PostgresServer, postgres
+from tests.servers import create_store_settings
 from tests.spark.reconciliation.conftest import planner
 from tests.spark.reconciliation.damage import Damaged
 from tests.workers.hosting.losing import CAUSE, CLAIM, SUBSCRIPTION, Answers, Writers, destroy, flush, phase_two, reach
@@ -37,11 +37,11 @@ _WORK = ("transaction", "roll", "acknowledgement", "trim", "offload", "seal")
 def settings(request: pytest.FixtureRequest, servers: StackAddresses, tmp_path: Path) -> Iterator[Settings]:
     """A log store of this test's own, on either database."""
     if request.param == "sqlite":
-        yield settings_on(servers, tmp_path)
+        yield create_store_settings(servers, tmp_path)
         return
-    server: Postgres = request.getfixturevalue("postgres")
+    server: PostgresServer = request.getfixturevalue("postgres")
     with server.database() as name:
-        yield settings_on(servers, tmp_path, database_url=server.url(name))
+        yield create_store_settings(servers, tmp_path, database_url=server.url(name))
 
 
 def test_all_that_was_answered_is_there_again(settings: Settings, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from logstore.log.entries import NewEntry, ProducedEntries
 from logstore.log.ledger_object_keys import ledger_prefix
 from logstore.ports.catalog import Topic
 from logstore.positions import LedgerId, Position
-from tests.soak.wire import Wire
+from tests.soak.faulty_s3_proxy import FaultyS3Proxy
 from tests.workers.hosting.losing import CLAIM, phase_two
 from tests.workers.hosting.test_rebuilding import command, lose, manifests
 from workers.assembly.log_store_from_settings import open_log_store
@@ -31,9 +31,9 @@ _HIDDEN = {
 
 
 @pytest.fixture
-def wire(settings: Settings) -> Iterator[Wire]:
+def wire(settings: Settings) -> Iterator[FaultyS3Proxy]:
     """To the store."""
-    made = Wire(settings.s3_endpoint.removeprefix("http://"))
+    made = FaultyS3Proxy(settings.s3_endpoint.removeprefix("http://"))
     yield made
     made.close()
 
@@ -80,7 +80,7 @@ _EACH = [pytest.param(name, marks=[] if name in _SOME else pytest.mark.all_fault
 
 @pytest.mark.parametrize("hidden", _EACH)
 def test_rebuild_behind_listings_that_hide_objects_stops_and_goes_on_later(
-    settings: Settings, wire: Wire, hidden: str
+    settings: Settings, wire: FaultyS3Proxy, hidden: str
 ) -> None:
     """Exit 3 while they lie. Once they are honest the same command ends well, and a sweep deletes nothing."""
     topic = _write(settings)
@@ -102,7 +102,7 @@ def test_rebuild_behind_listings_that_hide_objects_stops_and_goes_on_later(
 @pytest.mark.sigkill
 @pytest.mark.parametrize("hidden", [pytest.param(name, marks=pytest.mark.all_faults) for name in _HIDDEN])
 def test_rebuild_behind_a_listing_that_hides_objects_once_ends_well(
-    settings: Settings, wire: Wire, hidden: str
+    settings: Settings, wire: FaultyS3Proxy, hidden: str
 ) -> None:
     """It lists again."""
     topic = _write(settings)

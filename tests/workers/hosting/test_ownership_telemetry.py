@@ -22,12 +22,12 @@ from infra.coordination.zookeeper_session import EnsembleOptions, SessionState, 
 from infra.telemetry import sql_spans, zookeeper_spans
 from logstore.errors import ServiceFailed, StoreUnavailable
 from logstore.ownership import BundleId, Lease
-from tests.fakes.meter import FakeMeter, series
+from tests.fakes.meter import FakeMeter, metric_series
 from tests.infra.coordination.conftest import ensemble, zookeeper
 from tests.infra.coordination.zookeeper import ZooKeeper
 from tests.logstore.eventually import assert_eventually
-from tests.migrated import migrate
-from tests.observed_engines import observed_engines
+from tests.migrated_catalogs import migrate_or_copy_catalog
+from tests.observed_engines import trace_sql_statements
 from workers.hosting import ownership_telemetry
 from workers.hosting.ownership_telemetry import OwnershipTelemetry
 
@@ -47,7 +47,7 @@ class _World:
 
     def metric(self, name: str, **labels: str) -> int | None:
         """Its value, or None where it was never told."""
-        return self.meter.values.get(series(f"sexton_ownership_{name}", **labels))
+        return self.meter.values.get(metric_series(f"sexton_ownership_{name}", **labels))
 
     def state(self) -> str:
         """The one state that is shown."""
@@ -66,7 +66,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[_World]:
     provider.add_span_processor(SimpleSpanProcessor(exporter))
     for module in (ownership_telemetry, sql_spans, zookeeper_spans):
         monkeypatch.setattr(module, "_tracer", provider.get_tracer("test"))
-    with observed_engines():
+    with trace_sql_statements():
         yield _World(exporter)
     provider.shutdown()
 
@@ -173,7 +173,7 @@ def test_worker_that_gives_up_ends_its_recovery_with_the_reason(world: _World) -
 def test_sole_owner_shows_its_bundles_and_no_session(world: _World, tmp_path: Path) -> None:
     """With ownership=single there is none whose state could be shown."""
     database = Database(f"sqlite:///{tmp_path / 'catalog.db'}")
-    migrate(database, bundles=_N)
+    migrate_or_copy_catalog(database, bundles=_N)
     owner = SingleOwner("a", SqlFences(database), world.telemetry)
     owner.start()
     assert (world.metric("bundles"), world.metric("bundles_acquired_total")) == (_N, _N)
@@ -189,7 +189,7 @@ def test_worker_on_a_real_zookeeper_tells_all_of_it(
 ) -> None:
     """Joining, a bundle taken away, a session that expires, the end; with every call of an acquisition in its span."""
     database = Database(f"sqlite:///{tmp_path / 'catalog.db'}")
-    migrate(database, bundles=_N)
+    migrate_or_copy_catalog(database, bundles=_N)
     sessions: list[ZooKeeperSession] = []
 
     def connect(tell: Any) -> ZooKeeperSession:

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from logstore.errors import ServiceFailed
-from tests.faults.real import eventually
+from tests.faults.real_world import wait_until_true
 from workers.client.stuck_scheduled_runs import StuckRun
 from workers.hosting.background_tasks import run_in_background
 from workers.hosting.readiness import FRESH_S, Readiness, WorkerPhase, make_schedules_check, make_threaded_checks
@@ -32,7 +32,7 @@ class Service:
 
 
 async def _until(condition: Callable[[], bool]) -> None:
-    await eventually(condition, "the condition")
+    await wait_until_true(condition, "the condition")
 
 
 def _details(readiness: Readiness) -> dict[str, str]:

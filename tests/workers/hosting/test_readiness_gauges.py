@@ -4,7 +4,7 @@ import asyncio
 import time
 from contextlib import suppress
 
-from tests.fakes.meter import FakeMeter, series
+from tests.fakes.meter import FakeMeter, metric_series
 from workers.hosting.gauges import make_gauge_updater, sample_readiness
 from workers.hosting.readiness import Readiness, WorkerPhase
 
@@ -26,13 +26,13 @@ async def _shown_as_it_is() -> None:
     meter, readiness = FakeMeter(), Readiness(interval_s=0)
     read = make_gauge_updater(meter, lambda: sample_readiness(readiness))
     read()
-    assert meter.values[series("sexton_worker_ready")] == 0
-    assert 0 <= time.time() - meter.values[series("sexton_worker_start_timestamp_seconds")] < 3600
+    assert meter.values[metric_series("sexton_worker_ready")] == 0
+    assert 0 <= time.time() - meter.values[metric_series("sexton_worker_start_timestamp_seconds")] < 3600
     readiness.phase = WorkerPhase.SERVING
     for database, ready in ((_answers, 1), (_is_away, 0)):
         with suppress(TimeoutError):
             async with asyncio.timeout(0.2):
                 await readiness.repeat_checks({"temporal": _answers, "database": database})
         read()
-        shown = [meter.values[series("sexton_worker_check_ok", check=name)] for name in ("temporal", "database")]
-        assert (meter.values[series("sexton_worker_ready")], shown) == (ready, [1, ready])
+        shown = [meter.values[metric_series("sexton_worker_check_ok", check=name)] for name in ("temporal", "database")]
+        assert (meter.values[metric_series("sexton_worker_ready")], shown) == (ready, [1, ready])

@@ -10,9 +10,9 @@ from temporalio.client import Client, WorkflowExecutionStatus, WorkflowHandle
 from logstore.records.rebuild_job import RebuildId
 from logstore.records.services.rebuild_manifests import RebuildManifests
 from logstore.records.services.record_log import RecordLog
-from tests.fakes.objects import FakeObjectStore
+from tests.fakes.object_store import FakeObjectStore
 from tests.servers import CATALOG_ID
-from tests.workflows.house import assert_eventually
+from tests.workflows.workflow_harness import assert_eventually
 from workers.client.job_client import start_job
 from workers.client.temporal_connection import connect_client
 from workers.hosting.background_tasks import release_pins_of_closed_rebuilds

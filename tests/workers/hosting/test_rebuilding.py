@@ -28,11 +28,11 @@ from logstore.records.manifest import Manifest
 from logstore.records.rebuild_job import RebuildId
 from logstore.records.services import absence_proofs
 from logstore.records.services.record_log import Pin, RecordLog
-from tests.postgres import Postgres, postgres
+from tests.postgres import PostgresServer, postgres
 from tests.servers import CATALOG_ID
 from tests.spark.records.lost import dump
 from tests.workers.hosting import few_probes
-from tests.workflows.house import assert_eventually
+from tests.workflows.workflow_harness import assert_eventually
 from workers.assembly.log_store_from_settings import open_log_store
 from workers.client.temporal_connection import connect_client
 from workers.hosting.old_catalog_workers import require_no_workers
@@ -324,7 +324,9 @@ async def _running(settings: Settings) -> list[str]:
 
 
 @pytest.mark.all_faults
-def test_of_two_rebuilds_into_two_databases_one_wins(settings: Settings, postgres: Postgres, tmp_path: Path) -> None:
+def test_of_two_rebuilds_into_two_databases_one_wins(
+    settings: Settings, postgres: PostgresServer, tmp_path: Path
+) -> None:
     """The other one was as far as its load; it is refused, by name, and never is the catalog."""
     topic = write(settings)
     expected, entries = dump(settings.database_url), read(settings, topic)

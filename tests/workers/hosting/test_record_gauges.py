@@ -7,7 +7,7 @@ from logstore.ports.catalog import RecordLogState, TombstoneCounts
 from logstore.records.manifest import IdCeilings
 from logstore.records.services.replica_shipments import ReplicaShipments, ReplicaStatus
 from logstore.records.tombstone_rules import ReplicaState
-from tests.fakes.meter import FakeMeter, series
+from tests.fakes.meter import FakeMeter, metric_series
 from workers.hosting.gauges import make_gauge_updater, sample_record_log, sample_replicas
 
 _NOW_US = 1_000_000_000
@@ -45,10 +45,10 @@ def test_what_is_in_no_block_is_shown_with_the_age_of_the_oldest() -> None:
     for _ in range(2):
         read()
         names = ("outbox", "outbox_oldest_seconds", "manifest", "adopting")
-        tombs = [meter.values[series("sexton_tombstones", kind=kind)] for kind in ("ledger", "topic")]
-        cenotaphs = meter.values[series("sexton_tombstones_cenotaphs")]
-        shown.append(([meter.values[series(f"sexton_records_{name}")] for name in names], tombs, cenotaphs))
-    assert meter.values[series("sexton_records_deletions_waiting")] == 4
+        tombs = [meter.values[metric_series("sexton_tombstones", kind=kind)] for kind in ("ledger", "topic")]
+        cenotaphs = meter.values[metric_series("sexton_tombstones_cenotaphs")]
+        shown.append(([meter.values[metric_series(f"sexton_records_{name}")] for name in names], tombs, cenotaphs))
+    assert meter.values[metric_series("sexton_records_deletions_waiting")] == 4
     assert shown == [([5, 7, 12, 1], [3, 0], 2), ([0, 0, 12, 0], [0, 0], 0)]
 
 
@@ -61,12 +61,16 @@ def test_replicas_are_shown_by_state_with_how_far_each_is_behind() -> None:
     ]
     service = SimpleNamespace(replica_names=("far", "new"), list_replica_statuses=lambda: found)
     make_gauge_updater(meter, lambda: sample_replicas(cast("ReplicaShipments", service)))()
-    states = [meter.values[series("sexton_records_replicas", state=state)] for state in ("NEW", "BEHIND", "STALE")]
+    states = [
+        meter.values[metric_series("sexton_records_replicas", state=state)] for state in ("NEW", "BEHIND", "STALE")
+    ]
     assert states == [1, 1, 0]
-    behind = [meter.values[series("sexton_records_replica_behind_manifests", replica=one)] for one in ("far", "new")]
+    behind = [
+        meter.values[metric_series("sexton_records_replica_behind_manifests", replica=one)] for one in ("far", "new")
+    ]
     assert behind == [3, 12]
-    assert meter.values[series("sexton_records_replica_lag_seconds", replica="far")] == 32
-    assert series("sexton_records_replica_lag_seconds", replica="new") not in meter.values
+    assert meter.values[metric_series("sexton_records_replica_lag_seconds", replica="far")] == 32
+    assert metric_series("sexton_records_replica_lag_seconds", replica="new") not in meter.values
 
 
 def test_without_replicas_the_store_is_not_asked() -> None:

@@ -20,8 +20,8 @@ from logstore.log.ledgers import CopyKind
 from logstore.ports.catalog import UndeletedCopyCounts
 from logstore.positions import LedgerId, TopicId
 from logstore.records.services.replica_shipments import ReplicaStatus
+from tests.activities.activity_world import World
 from tests.activities.conftest import new_world, world  # noqa: F401 - fixtures
-from tests.activities.world import World
 from tests.infra.catalog.test_plans import _plans
 from tests.screenshots import BROWSER, QUIET
 from workers.hosting import status_page

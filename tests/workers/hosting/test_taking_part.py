@@ -15,11 +15,11 @@ from kazoo.security import make_digest_acl
 
 from infra.coordination.zookeeper_session import EnsembleOptions
 from infra.stack import embedded_stack
-from tests.faults.real import STOPS_WITHIN_S
+from tests.faults.real_world import MAX_STOP_S
 from tests.infra.coordination.conftest import ensemble, looker, zookeeper  # noqa: F401 - fixtures
 from tests.infra.coordination.zookeeper import ZooKeeper
 from tests.logstore.eventually import assert_eventually
-from tests.servers import CATALOG_ID, settings_on
+from tests.servers import CATALOG_ID, create_store_settings
 from workers.client import workflow_search
 from workers.client.temporal_connection import connect_client
 from workers.settings import Settings
@@ -34,7 +34,7 @@ _WITHIN_S = 400.0  # on a machine with fifty processes for each of its few proce
 @pytest.fixture
 def settings(servers: embedded_stack.StackAddresses, ensemble: EnsembleOptions, tmp_path: Path) -> Settings:  # noqa: F811
     """A log store of this test's own whose workers own on ZooKeeper."""
-    found = settings_on(
+    found = create_store_settings(
         servers, tmp_path, ownership="zookeeper", zookeeper=ensemble.hosts, session_timeout=2, metrics_address="off"
     )
     asyncio.run(_register(found))
@@ -147,7 +147,7 @@ def test_worker_that_is_told_to_end_before_it_could_join_ends(start: Start, look
     second = start("w1", session_timeout=120)
     assert_eventually(lambda: len(looker.get_children("/sessions")) == 2, within_s=_WITHIN_S)
     second.terminate()
-    code, said = _ended(second, within_s=STOPS_WITHIN_S)
+    code, said = _ended(second, within_s=MAX_STOP_S)
     assert code == 0, said
 
 
@@ -156,7 +156,7 @@ def test_worker_that_drains_gives_up_everything_at_once(start: Start, looker: Ka
     one = start("w1")
     assert_eventually(lambda: _owned(looker) == 64, within_s=_WITHIN_S)
     one.terminate()
-    code, _ = _ended(one, within_s=STOPS_WITHIN_S)
+    code, _ = _ended(one, within_s=MAX_STOP_S)
     assert code == 0
     assert not _alive(looker, "w1")
     assert _owned(looker) == 0

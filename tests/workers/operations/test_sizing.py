@@ -17,11 +17,11 @@ from logstore.ports.object_storage import DeleteReport, ObjectInfo
 from logstore.records.block_files import encode_block
 from logstore.records.manifest import Block, IdCeilings, Manifest
 from logstore.records.record_kinds import RecordKind
-from tests.activities.world import BATCH, World, done, open_world
+from tests.activities.activity_world import BATCH_ID, World, open_activity_world, run_owner_routed_activity
 from tests.architecture.source import ROOT
 from tests.logstore.records.versions import table as versions
 from tests.logstore.records.versions import version
-from tests.migrated import migrate
+from tests.migrated_catalogs import migrate_or_copy_catalog
 from tests.workers.operations.filled import bytes_a_row
 from workers.operations import sizing
 
@@ -44,14 +44,14 @@ def test_rows_take_what_the_calculator_says(kind: str, tmp_path: Path, request: 
 def _database(kind: str, folder: Path, request: pytest.FixtureRequest) -> Iterator[Database]:
     if kind == "sqlite":
         database = Database(f"sqlite:///{folder}/catalog.db")
-        migrate(database)
+        migrate_or_copy_catalog(database)
         yield database
         database.close()
         return
     server = request.getfixturevalue("postgres")
     with server.database() as name:
         database = Database(server.url(name))
-        migrate(database)
+        migrate_or_copy_catalog(database)
         yield database
         database.close()
 
@@ -103,13 +103,13 @@ def test_deletion_makes_as_many_requests_as_the_calculator_says(
     ledgers: int, segments: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One chunk of phase two, on a store in memory whose listings and deletions are counted in pages."""
-    world = open_world(tmp_path)
+    world = open_activity_world(tmp_path)
     with world.opened:
         world.fill(ledgers, segments=segments, acknowledged=False)
         world.detach()
         asked = _count_pages(world, monkeypatch)
-        chunk = ChunkInput(batch_id=BATCH, chunk=IntentRowRange(first=0, last=10**6, rows=ledgers), catalog_epoch=1)
-        assert sum(done(world.deletion.delete_chunk, chunk).outcomes.values()) == ledgers
+        chunk = ChunkInput(batch_id=BATCH_ID, chunk=IntentRowRange(first=0, last=10**6, rows=ledgers), catalog_epoch=1)
+        assert sum(run_owner_routed_activity(world.deletion.delete_chunk, chunk).outcomes.values()) == ledgers
     assert world.outcomes() == {"DELETED": ledgers}
     said = sizing.estimate_deletion_requests(ledgers, segments=segments)
     assert (asked["list"], asked["delete"], asked["get"]) == (said.lists, said.deletes, said.gets)

@@ -33,7 +33,7 @@ from logstore.identity.bucket_markers import PROBE_PREFIX
 from logstore.ownership import BundleId, BundleOwnerNode, WorkerLoad
 from tests.infra.objects.peer import Answer, Request, deleted, fault, listing, scripted
 from tests.logstore.records.world import RecordsWorld
-from tests.migrated import migrate
+from tests.migrated_catalogs import migrate_or_copy_catalog
 from workers.operations import record_log_status
 from workers.operations.record_log_status import check_flushes_as_row, find_flush_failure
 from workers.operations.service_checks import _check_ownership, check_installation, check_services, run_check_as_row
@@ -188,7 +188,7 @@ def test_doctor_says_whether_anybody_takes_part_in_ownership(tmp_path: Path, mon
     """Bundles without an owner are told; that no worker has a session is not well, with what to do."""
     settings = Settings(home=tmp_path, zookeeper="127.0.0.1:1")
     database = Database(settings.database_url)
-    migrate(database, bundles=4)
+    migrate_or_copy_catalog(database, bundles=4)
     SqlFences(database).raise_fences([BundleId(1)], "w")
     database.close()
     live = {"w": LiveWorker(session=7, load=WorkerLoad())}
@@ -333,7 +333,7 @@ def _upgraded(home: Path, **changes: object) -> Settings:
     told = {"home": home, "temporal_address": "127.0.0.1:1", "s3_endpoint": "http://127.0.0.1:1", "ownership": "single"}
     settings = Settings.model_validate(told | changes)
     database = Database(settings.database_url)
-    migrate(database)
+    migrate_or_copy_catalog(database)
     database.close()
     return settings
 

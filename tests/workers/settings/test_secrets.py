@@ -8,7 +8,7 @@ from pydantic import ValidationError
 from infra.coordination.zookeeper_session import EnsembleOptions
 from infra.stack.stack_home import StoreCredentials
 from logstore.identity.bucket_markers import BucketRole
-from tests.tls import Authority
+from tests.tls_servers import TlsCertificateAuthority
 from workers.assembly.log_store_from_settings import executor_bucket_address, executor_catalog_and_bucket_addresses
 from workers.client.temporal_credentials import read_temporal_credentials
 from workers.hosting.bundle_ownership import ensemble_from_settings
@@ -18,7 +18,7 @@ _CANARY = "canary-5f2a"
 
 
 def _settings(home: Path) -> Settings:
-    authority = Authority(home)
+    authority = TlsCertificateAuthority(home)
     ours = authority.pair("ours", "ours")
     return Settings(
         home=home,

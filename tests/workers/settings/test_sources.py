@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from infra.catalog import Database
 from logstore.errors import InvalidInput, ServiceFailed
-from tests.migrated import migrate
+from tests.migrated_catalogs import migrate_or_copy_catalog
 from workers.settings import LoadedSettings, Settings, load_settings
 
 
@@ -77,7 +77,7 @@ def test_settings_home_with_signs_of_a_url_keeps_its_own_catalog(tmp_path: Path,
     """Two homes are two stacks, whatever they are called."""
     settings = load_settings({"home": str(tmp_path / name)}, {}, tmp_path).settings
     database = Database(settings.database_url)
-    migrate(database)
+    migrate_or_copy_catalog(database)
     database.close()
     assert (tmp_path / name / "catalog.db").is_file()
 

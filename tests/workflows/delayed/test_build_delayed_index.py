@@ -9,20 +9,20 @@ from logstore.delayed.index_build_job import BuildDelayedIndexJob
 from logstore.errors import StoreUnavailable
 from logstore.ports.catalog import Claim
 from logstore.positions import TopicId
-from tests.fakes.objects import Fault, FaultKind, Operation
+from tests.fakes.object_store import Fault, FaultKind, StoreOperation
 from tests.logstore.delayed.stored import Stored
 from tests.logstore.eventually import assert_eventually
 from tests.workflows.builds import build, built_of, run_id, topic_to_build
-from tests.workflows.house import House
+from tests.workflows.workflow_harness import WorkflowHarness
 from workflows.delayed.job_definitions import BUILD_DELAYED_INDEX
 
 
 @pytest.fixture
-def topic(house: House) -> Stored:
+def topic(house: WorkflowHarness) -> Stored:
     return topic_to_build(house)
 
 
-async def test_topics_and_limits_reach_the_bulk_job(house: House, topic: Stored) -> None:
+async def test_topics_and_limits_reach_the_bulk_job(house: WorkflowHarness, topic: Stored) -> None:
     """By the run's row and by the settings; it claims in the name of this workflow."""
     async with house.worker():
         handle = await build(house, BUILD_DELAYED_INDEX, topic_ids=[int(topic.topic_id)])
@@ -34,7 +34,7 @@ async def test_topics_and_limits_reach_the_bulk_job(house: House, topic: Stored)
     assert (job.messages, job.buckets, job.workflow_id) == (limits.messages, limits.buckets, handle.id)
 
 
-async def test_old_buckets_are_retired_and_the_claim_is_let_go(house: House, topic: Stored) -> None:
+async def test_old_buckets_are_retired_and_the_claim_is_let_go(house: WorkflowHarness, topic: Stored) -> None:
     """Another workflow may work on the list at once."""
     (old,) = topic.buckets
     claim = Claim(workflow_id=BUILD_DELAYED_INDEX.id(run_id(house, BUILD_DELAYED_INDEX)), run_id="r", ttl_s=60)
@@ -46,7 +46,7 @@ async def test_old_buckets_are_retired_and_the_claim_is_let_go(house: House, top
 
 
 async def test_claims_are_renewed_while_the_bulk_job_works_and_while_topics_are_switched(
-    house: House, topic: Stored, monkeypatch: pytest.MonkeyPatch
+    house: WorkflowHarness, topic: Stored, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With heartbeats: another job finds the list held all the time, and no longer than a minute after a death."""
     monkeypatch.setattr(heartbeats, "_RENEWAL_INTERVAL_S", 0.01)
@@ -60,7 +60,7 @@ async def test_claims_are_renewed_while_the_bulk_job_works_and_while_topics_are_
         renewed.append(workflow_id)
 
     house.world.bulk.meanwhile = lambda _job, _beat: lapse_and_wait()
-    house.world.objects.plan(Fault(operation=Operation.PUT, kind=FaultKind.CALL, action=lapse_and_wait))
+    house.world.objects.plan(Fault(operation=StoreOperation.PUT, kind=FaultKind.CALL, action=lapse_and_wait))
     async with house.worker():
         await (await build(house, BUILD_DELAYED_INDEX)).result()
     assert len(renewed) == 2
@@ -69,7 +69,9 @@ async def test_claims_are_renewed_while_the_bulk_job_works_and_while_topics_are_
     assert job.claim_s <= 60
 
 
-async def test_list_that_changed_stays_and_a_topic_that_has_gone_is_counted(house: House, topic: Stored) -> None:
+async def test_list_that_changed_stays_and_a_topic_that_has_gone_is_counted(
+    house: WorkflowHarness, topic: Stored
+) -> None:
     """A seal came first; neither is a failure, and nothing that was stored in vain is left."""
     one = house.world.bulk.indexes
 
@@ -86,7 +88,9 @@ async def test_list_that_changed_stays_and_a_topic_that_has_gone_is_counted(hous
     assert [bucket.messages for bucket in topic.buckets] == [1, 2]
 
 
-async def test_switch_that_is_lost_between_two_attempts_counts_as_switched(house: House, topic: Stored) -> None:
+async def test_switch_that_is_lost_between_two_attempts_counts_as_switched(
+    house: WorkflowHarness, topic: Stored
+) -> None:
     """Its worker died after the switch: the list is as this build has made it."""
     published = house.world.activities.indexes._publisher.publish_built_index
     failures = [StoreUnavailable("no answer")]

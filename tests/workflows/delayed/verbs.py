@@ -6,7 +6,7 @@ from typing import Any
 from temporalio.client import WorkflowHandle
 from temporalio.common import WorkflowIDConflictPolicy
 
-from tests.workflows.house import House
+from tests.workflows.workflow_harness import WorkflowHarness
 from workflows.delayed.job_definitions import (
     MERGE_BUCKETS,
     SEAL_BUCKETS,
@@ -19,7 +19,7 @@ from workflows.delayed.merge_buckets import MergeBuckets
 from workflows.delayed.seal_buckets import SealBuckets
 
 
-async def seal(house: House, **changes: Any) -> WorkflowHandle[Any, SealBucketsResult]:
+async def seal(house: WorkflowHarness, **changes: Any) -> WorkflowHandle[Any, SealBucketsResult]:
     """Start it, as a schedule would; on the shared server under an id of the house's own."""
     request = SealBucketsInput(actor="tests", reason="a test", **changes)
     key = request.topic_id if request.topic_id is not None else uuid.uuid4().hex
@@ -28,7 +28,7 @@ async def seal(house: House, **changes: Any) -> WorkflowHandle[Any, SealBucketsR
     )
 
 
-async def merge(house: House, **changes: Any) -> WorkflowHandle[Any, MergeBucketsResult]:
+async def merge(house: WorkflowHarness, **changes: Any) -> WorkflowHandle[Any, MergeBucketsResult]:
     """Start or join it; worlds number their topics alike, ids on the shared server tell them apart."""
     topic = house.world.topic
     named = {"topic": topic.name} | changes

@@ -22,8 +22,8 @@ from logstore.errors import InvalidInput, PreconditionFailed, ServiceFailed, Unk
 from logstore.log.ledger_object_keys import ledger_prefix
 from logstore.ports.catalog import Claim
 from logstore.positions import LedgerId
-from tests.fakes.objects import Fault, FaultKind, Operation
-from tests.workflows.house import Activity, Gate, House, assert_eventually, details_of
+from tests.fakes.object_store import Fault, FaultKind, StoreOperation
+from tests.workflows.workflow_harness import Activity, Gate, WorkflowHarness, assert_eventually, query_current_details
 from workers.client.deletion_batches import DeletionBatchControl, release_paused_batch
 from workflows.deletion.delete_ledgers import DeleteLedgers
 from workflows.deletion.job_definitions import DeleteLedgersProgress, DeletionPolicy, SetRateInput
@@ -31,22 +31,22 @@ from workflows.deletion.job_definitions import DeleteLedgersProgress, DeletionPo
 Batch = WorkflowHandle[DeleteLedgers, BatchCertificate]
 
 
-def gate_at(house: House, ledger_id: LedgerId) -> Gate:
+def gate_at(house: WorkflowHarness, ledger_id: LedgerId) -> Gate:
     """Holds the chunk that looks at the ledger."""
     gate, prefix = Gate(), ledger_prefix(ledger_id)
     fault = Fault(
-        operation=Operation.LIST, kind=FaultKind.CALL, matches=lambda found: found == prefix, action=gate.wait
+        operation=StoreOperation.LIST, kind=FaultKind.CALL, matches=lambda found: found == prefix, action=gate.wait
     )
     house.world.objects.plan(fault)
     return gate
 
 
-def held(house: House) -> int:
+def held(house: WorkflowHarness) -> int:
     """How often a paused batch was held."""
     return len(house.attempts("deletion.hold_batch"))
 
 
-async def paused_at(house: House, ledger_id: LedgerId, handle: Batch, gate: Gate) -> None:
+async def paused_at(house: WorkflowHarness, ledger_id: LedgerId, handle: Batch, gate: Gate) -> None:
     """Pause while the ledger's chunk is in hand, and let that end."""
     await assert_eventually(gate.reached.is_set)
     assert (await handle.execute_update(DeleteLedgers.pause)).paused
@@ -56,32 +56,32 @@ async def paused_at(house: House, ledger_id: LedgerId, handle: Batch, gate: Gate
 
 @asynccontextmanager
 async def paused(
-    house: House, count: int, *, while_at: int = 0, instead: Sequence[Activity] = ()
+    house: WorkflowHarness, count: int, *, while_at: int = 0, instead: Sequence[Activity] = ()
 ) -> AsyncIterator[tuple[Batch, list[LedgerId]]]:
     """A batch of so many ledgers, one after another, paused while one of them was in hand; and its ledgers."""
     ledgers = house.world.fill(count)
     house.policy = DeletionPolicy(chunk=1, parallelism=1)
     gate = gate_at(house, ledgers[while_at])
-    async with house.worker(instead=instead):
+    async with house.worker(replacements=instead):
         handle = await house.delete(ledgers)
         await paused_at(house, ledgers[while_at], handle, gate)
         yield handle, ledgers
 
 
-async def test_pause_lets_chunks_in_hand_end_and_starts_no_other(house: House) -> None:
+async def test_pause_lets_chunks_in_hand_end_and_starts_no_other(house: WorkflowHarness) -> None:
     """Nothing of the rest is touched until it is resumed, and then all of it goes."""
     async with paused(house, 4, while_at=1) as (handle, ledgers):
         assert len(house.attempts("deletion.delete_chunk")) == 2
         progress = await handle.query(DeleteLedgers.progress)
         assert (progress.paused, progress.done, progress.left, progress.outcomes) == (True, 2, 2, {"DELETED": 2})
-        assert "**paused**" in await details_of(handle)
+        assert "**paused**" in await query_current_details(handle)
         assert [len(house.world.left_of(one)) for one in ledgers[2:]] == [3, 3]
         resumed = await handle.execute_update(DeleteLedgers.resume)
         assert (resumed.paused, resumed.left) == (False, 2)
         assert (await handle.result()).outcomes == {"DELETED": 4}
 
 
-async def test_pause_keeps_the_batch_claimed_for_as_long_as_it_lasts(house: House) -> None:
+async def test_pause_keeps_the_batch_claimed_for_as_long_as_it_lasts(house: WorkflowHarness) -> None:
     """Held for a quarter of an hour, every ten minutes: no sweep takes its rows (promise 2)."""
     ledgers = house.world.fill(3)
     house.policy = DeletionPolicy(chunk=1, parallelism=2)
@@ -107,12 +107,12 @@ async def test_pause_keeps_the_batch_claimed_for_as_long_as_it_lasts(house: Hous
         assert (await waiting).outcomes == {"DELETED": 3}
 
 
-async def test_pause_outlasts_the_claim_of_a_batch_whose_workers_are_away(house: House) -> None:
+async def test_pause_outlasts_the_claim_of_a_batch_whose_workers_are_away(house: WorkflowHarness) -> None:
     """The catalog knows of it once it is answered: no sweep takes up what says that it is paused (promise 2)."""
     ledgers = house.world.fill(2)
     house.policy = DeletionPolicy(chunk=1, parallelism=1)
     gate = gate_at(house, ledgers[0])
-    async with house.worker(cache=0):
+    async with house.worker(max_cached_workflows=0):
         handle = await house.delete(ledgers)
         await assert_eventually(gate.reached.is_set)
         await handle.execute_update(DeleteLedgers.pause)
@@ -121,13 +121,13 @@ async def test_pause_outlasts_the_claim_of_a_batch_whose_workers_are_away(house:
     thief = Claim(workflow_id="thief", run_id="", ttl_s=60)
     assert house.world.catalog.upkeep.move_abandoned_work_to_batch(batch_id="thief", claim=thief, limit=9).intents == 0
     assert any(one.paused for one in house.world.catalog.deletions.list_intents(None, limit=9))
-    async with house.worker(cache=0):
+    async with house.worker(max_cached_workflows=0):
         await handle.execute_update(DeleteLedgers.resume)
         assert (await handle.result()).outcomes == {"DELETED": 2}
     assert house.world.sql("SELECT paused_us FROM run") == [(None,)]
 
 
-async def test_paused_batch_whose_workflow_was_terminated_goes_on_when_it_is_resumed(house: House) -> None:
+async def test_paused_batch_whose_workflow_was_terminated_goes_on_when_it_is_resumed(house: WorkflowHarness) -> None:
     """Nothing takes it up by itself; told to resume, the next sweep does, whatever is left of its claim."""
     batches = DeletionBatchControl(house.client, partial(release_paused_batch, house.world.catalog.deletions))
     async with paused(house, 2) as (handle, ledgers):
@@ -142,7 +142,7 @@ async def test_paused_batch_whose_workflow_was_terminated_goes_on_when_it_is_res
     assert not any(house.world.left_of(one) for one in ledgers)
 
 
-async def test_pause_and_resume_twice_say_the_same(house: House) -> None:
+async def test_pause_and_resume_twice_say_the_same(house: WorkflowHarness) -> None:
     """An operator who is not sure asks again."""
     async with paused(house, 3) as (handle, _):
         first = await handle.execute_update(DeleteLedgers.pause)
@@ -152,7 +152,9 @@ async def test_pause_and_resume_twice_say_the_same(house: House) -> None:
         assert (await handle.result()).deleted == 3
 
 
-async def test_pause_and_rate_are_carried_into_the_next_run(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_pause_and_rate_are_carried_into_the_next_run(
+    house: WorkflowHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """However long it is paused, its history stays short, and it does not forget what it was told."""
     long = "temporalio.workflow.Info.is_continue_as_new_suggested"
     monkeypatch.setattr(long, lambda info: info.get_current_history_length() > 40)
@@ -179,7 +181,7 @@ async def _is_another_run(handle: Batch, first: str | None) -> bool:
     return (await handle.describe()).run_id != first
 
 
-async def test_pause_cancelled_ends_cancelled_and_keeps_its_rows(house: House) -> None:
+async def test_pause_cancelled_ends_cancelled_and_keeps_its_rows(house: WorkflowHarness) -> None:
     """Cancellation gets through a pause; rows are taken up later (promise 2)."""
     async with paused(house, 2) as (handle, ledgers):
         await handle.cancel()
@@ -189,7 +191,7 @@ async def test_pause_cancelled_ends_cancelled_and_keeps_its_rows(house: House) -
     assert [bool(house.world.left_of(one)) for one in ledgers] == [False, True]
 
 
-async def test_pause_outlasts_the_catalog_being_away(house: House) -> None:
+async def test_pause_outlasts_the_catalog_being_away(house: WorkflowHarness) -> None:
     """The claim cannot be renewed for a while: asked again until it can, and nothing is started meanwhile."""
     failures, real = [1, 2, 3], house.world.upkeep.claim_paused_batch
 
@@ -207,7 +209,7 @@ async def test_pause_outlasts_the_catalog_being_away(house: House) -> None:
         assert (await handle.result()).deleted == 2
 
 
-async def test_sweep_does_not_wait_for_a_batch_that_is_paused(house: House) -> None:
+async def test_sweep_does_not_wait_for_a_batch_that_is_paused(house: WorkflowHarness) -> None:
     """For a while, and then it looks for what else has stalled; the batch goes on by itself."""
     ledgers = house.world.fill(2)
     house.world.detach(batch_id=f"{house.queue}-dead")
@@ -227,7 +229,7 @@ async def test_sweep_does_not_wait_for_a_batch_that_is_paused(house: House) -> N
 
 
 async def test_rate_is_shared_by_the_chunks_and_holds_from_the_next_slice_on(
-    house: House, monkeypatch: pytest.MonkeyPatch
+    house: WorkflowHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Half of it for each of two; a slice is cut short, and the rest of its rows is met under the new rate."""
     ledgers = house.world.fill(6)
@@ -242,18 +244,20 @@ async def test_rate_is_shared_by_the_chunks_and_holds_from_the_next_slice_on(
         gate.wait()
         return real(request)
 
-    async with house.worker(instead=[chunk]):
+    async with house.worker(replacements=[chunk]):
         handle = await house.delete(ledgers)
         await assert_eventually(lambda: len(asked) == 2)
         progress = await handle.execute_update(DeleteLedgers.set_rate, SetRateInput(objects_per_s=1_000_000))
         assert (progress.rate, progress.paused) == (1_000_000, False)
-        assert "at most 1,000,000 objects a second" in await details_of(handle)
+        assert "at most 1,000,000 objects a second" in await query_current_details(handle)
         gate.open()
         assert (await handle.result()).outcomes == {"DELETED": 6}
     assert asked == [(0.0, 3), (0.0, 3)]
 
 
-async def test_rate_cuts_chunks_into_slices_that_miss_no_row(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_rate_cuts_chunks_into_slices_that_miss_no_row(
+    house: WorkflowHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Each row is dealt with once, failing ones alone, and the counts are those of the whole."""
     ledgers = house.world.fill(5)
     house.world.objects.put_if_absent(f"{ledger_prefix(ledgers[2])}theirs.txt", b"theirs", metadata={})
@@ -271,7 +275,7 @@ async def test_rate_cuts_chunks_into_slices_that_miss_no_row(house: House, monke
     limited = asyncio.ensure_future(
         handle.execute_update(DeleteLedgers.set_rate, SetRateInput(objects_per_s=1_000_000))
     )
-    async with house.worker(instead=[chunk]):
+    async with house.worker(replacements=[chunk]):
         await limited
         certificate = await handle.result()
         progress = await handle.query(DeleteLedgers.progress)
@@ -281,7 +285,7 @@ async def test_rate_cuts_chunks_into_slices_that_miss_no_row(house: House, monke
 
 
 async def test_rate_of_a_long_batch_continues_as_new_between_slices(
-    house: House, monkeypatch: pytest.MonkeyPatch
+    house: WorkflowHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Slices make a long history: it is cut, and what is left is met by the next run."""
     ledgers = house.world.fill(5)
@@ -301,7 +305,7 @@ async def test_rate_of_a_long_batch_continues_as_new_between_slices(
 
 
 async def test_rate_of_a_long_batch_of_several_chunks_counts_each_row_once(
-    house: House, monkeypatch: pytest.MonkeyPatch
+    house: WorkflowHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The next run meets chunks that were dealt with in part: what is done of them is neither told nor tried again."""
     ledgers = house.world.fill(24)
@@ -327,7 +331,7 @@ async def test_rate_of_a_long_batch_of_several_chunks_counts_each_row_once(
 
 @pytest.mark.external_service
 @pytest.mark.parametrize("rate", [-1, 1_000_001, 2**40])
-async def test_rate_beyond_its_bounds_is_refused_and_changes_nothing(house: House, rate: int) -> None:
+async def test_rate_beyond_its_bounds_is_refused_and_changes_nothing(house: WorkflowHarness, rate: int) -> None:
     """The message says what is expected, and the history knows nothing of it."""
     ledgers = house.world.fill(1)
     gate = gate_at(house, ledgers[0])
@@ -350,7 +354,7 @@ async def test_rate_beyond_its_bounds_is_refused_and_changes_nothing(house: Hous
 
 
 @pytest.mark.parametrize("payload", ["fast", {"objects_per_s": "fast"}, {"objects_per_s": 1.5}, {}])
-async def test_rate_that_is_no_number_is_refused_and_the_batch_goes_on(house: House, payload: Any) -> None:
+async def test_rate_that_is_no_number_is_refused_and_the_batch_goes_on(house: WorkflowHarness, payload: Any) -> None:
     """Any SDK may have sent it: it neither stops the workflow nor changes it."""
     ledgers = house.world.fill(1)
     gate = gate_at(house, ledgers[0])
@@ -364,7 +368,7 @@ async def test_rate_that_is_no_number_is_refused_and_the_batch_goes_on(house: Ho
         assert (await handle.result()).deleted == 1
 
 
-async def test_control_of_a_workflow_that_is_no_running_batch_is_refused(house: House) -> None:
+async def test_control_of_a_workflow_that_is_no_running_batch_is_refused(house: WorkflowHarness) -> None:
     """Each in one sentence: unknown, of another type, finished; nothing hangs."""
     batches = DeletionBatchControl(house.client)
     (ledger,) = house.world.fill(1)
@@ -383,7 +387,7 @@ async def test_control_of_a_workflow_that_is_no_running_batch_is_refused(house: 
 
 
 @pytest.mark.external_service
-async def test_control_by_the_client_reaches_the_batch(house: House) -> None:
+async def test_control_by_the_client_reaches_the_batch(house: WorkflowHarness) -> None:
     """As the command line asks."""
     ledgers = house.world.fill(2)
     house.policy = DeletionPolicy(chunk=1, parallelism=1)
@@ -402,7 +406,7 @@ async def test_control_by_the_client_reaches_the_batch(house: House) -> None:
 
 
 @pytest.mark.external_service
-async def test_control_without_a_worker_says_so(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_control_without_a_worker_says_so(house: WorkflowHarness, monkeypatch: pytest.MonkeyPatch) -> None:
     """A person who waits is told what to try."""
     monkeypatch.setattr("workers.client.deletion_batches._ANSWER_TIMEOUT", timedelta(milliseconds=300))
     (ledger,) = house.world.fill(1)
@@ -415,7 +419,7 @@ async def test_control_without_a_worker_says_so(house: House, monkeypatch: pytes
 
 @pytest.mark.external_service
 async def test_control_that_the_sdk_asks_for_again_and_again_ends(
-    house: House, monkeypatch: pytest.MonkeyPatch
+    house: WorkflowHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A server answers every 20 s that no worker took the update, which its client then repeats for ever."""
 
@@ -432,7 +436,9 @@ async def test_control_that_the_sdk_asks_for_again_and_again_ends(
 
 
 @pytest.mark.external_service
-async def test_control_that_its_caller_cancels_is_cancelled(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_control_that_its_caller_cancels_is_cancelled(
+    house: WorkflowHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A caller's own time limit, or Ctrl-C, is not told as a worker's silence; the SDK has one error for both."""
     sent, real = asyncio.Event(), WorkflowHandle.execute_update
 
@@ -456,7 +462,9 @@ async def test_control_that_its_caller_cancels_is_cancelled(house: House, monkey
 
 
 @pytest.mark.external_service
-async def test_progress_of_a_batch_whose_worker_is_gone_says_so(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_progress_of_a_batch_whose_worker_is_gone_says_so(
+    house: WorkflowHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """After 29 s the server answers a query that it has seen no poller, as a precondition that failed."""
 
     async def no_poller(*_: object, **__: object) -> None:

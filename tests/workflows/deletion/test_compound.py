@@ -6,20 +6,20 @@ import pytest
 
 from logstore.log.ledgers import CopyKind
 from logstore.positions import LedgerId
-from tests.workflows.house import House
 from tests.workflows.offload.offloading import offload
+from tests.workflows.workflow_harness import WorkflowHarness
 from workflows.deletion.job_definitions import ExplicitDetach
 
 
-async def operated(house: House, ledger_id: LedgerId, *remove: CopyKind, **more: Any) -> Any:
+async def operated(house: WorkflowHarness, ledger_id: LedgerId, *remove: CopyKind, **more: Any) -> Any:
     """The certificate of one operation."""
     asked = ExplicitDetach(ledger_ids=[int(ledger_id)], remove=[one.value for one in remove], **more)
     return await house.done(house.delete(detach=asked))
 
 
-async def test_both_copies_go_and_one_tombstone_is_left(house: House) -> None:
+async def test_both_copies_go_and_one_tombstone_is_left(house: WorkflowHarness) -> None:
     """The tiered one first, while the ledger stays; then the last one, which ends it."""
-    (ledger,) = house.world.fill_readable(1)
+    (ledger,) = house.world.create_readable_ledgers(1)
     async with house.worker():
         await (await offload(house, ledger)).result()
     first = await operated(house, ledger, CopyKind.OFFLOADED_LEDGER)
@@ -38,7 +38,9 @@ async def test_both_copies_go_and_one_tombstone_is_left(house: House) -> None:
         ({"pass_over": ["nobody"]}, "UnknownObject", "nobody"),
     ],
 )
-async def test_operation_that_is_refused_is_a_result(house: House, more: dict[str, Any], kind: str, told: str) -> None:
+async def test_operation_that_is_refused_is_a_result(
+    house: WorkflowHarness, more: dict[str, Any], kind: str, told: str
+) -> None:
     """Nothing changed, and no failure shows in the Web UI."""
     (ledger,) = house.world.fill(1)
     result = await operated(house, ledger, CopyKind.LEDGER, **more)

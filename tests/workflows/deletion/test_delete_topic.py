@@ -10,13 +10,19 @@ from temporalio.client import WorkflowExecutionStatus, WorkflowFailureError
 from activities.deletion.topic_deletion import RemovedTopicTally, RemoveTopicInput
 from logstore.errors import UnknownObject
 from logstore.ports.catalog import TopicState
-from tests.every_topic import every_topic
-from tests.fakes.objects import Fault, FaultKind, Operation
-from tests.workflows.house import Gate, House, assert_eventually, details_of, failure
+from tests.all_topics import list_all_topics
+from tests.fakes.object_store import Fault, FaultKind, StoreOperation
+from tests.workflows.workflow_harness import (
+    Gate,
+    WorkflowHarness,
+    assert_eventually,
+    failure_type_and_message,
+    query_current_details,
+)
 from workflows.deletion.delete_topic import DeleteTopic
 
 
-def topic_rows(house: House) -> list[tuple[Any, ...]]:
+def topic_rows(house: WorkflowHarness) -> list[tuple[Any, ...]]:
     """What the catalog still has of any topic."""
     tables = ("topic", "ledger_list", "ledger", "ledger_copy", "segment", "cursor", "producer_sequence")
     return [row for table in tables for row in house.world.sql(f"SELECT '{table}' FROM {table}")]
@@ -24,17 +30,17 @@ def topic_rows(house: House) -> list[tuple[Any, ...]]:
 
 def deletes(**more: object) -> Fault:
     """A fault of any delete."""
-    return Fault(operation=Operation.DELETE, **more)  # type: ignore[arg-type]
+    return Fault(operation=StoreOperation.DELETE, **more)  # type: ignore[arg-type]
 
 
-async def test_delete_topic_leaves_nothing_of_it(house: House) -> None:
+async def test_delete_topic_leaves_nothing_of_it(house: WorkflowHarness) -> None:
     """Ledgers that subscriptions need and the open last one go too; intents and the audit log stay (promise 2)."""
     ledgers = house.world.fill(3, acknowledged=False)
     house.world.acknowledge(ledgers[0], "slow")
     async with house.worker():
         handle = await house.delete_topic()
         result = await handle.result()
-        shown = await details_of(handle)
+        shown = await query_current_details(handle)
     assert (result.detached, result.deleted, result.outcomes, result.passes) == (4, 4, {"DELETED": 4}, 1)
     assert (result.step, result.objects, result.size_bytes > 0) == ("ended", 12, True)
     assert shown.startswith("**ended** — 4 ledgers detached, 4 copies deleted, 12 objects")
@@ -44,7 +50,7 @@ async def test_delete_topic_leaves_nothing_of_it(house: House) -> None:
     assert acts == ["delete-topic", "detach", "delete-ledgers", "remove-topic"]
 
 
-async def test_delete_topic_without_ledgers_ends_at_once(house: House) -> None:
+async def test_delete_topic_without_ledgers_ends_at_once(house: WorkflowHarness) -> None:
     """No batch for nothing."""
     result = await house.done(house.delete_topic())
     assert (result.outcomes, result.passes) == ({}, 1)
@@ -52,12 +58,12 @@ async def test_delete_topic_without_ledgers_ends_at_once(house: House) -> None:
     assert house.world.sql("SELECT run_id FROM run") == []
 
 
-async def test_delete_topic_does_not_wait_for_a_copy_that_retries(house: House) -> None:
+async def test_delete_topic_does_not_wait_for_a_copy_that_retries(house: WorkflowHarness) -> None:
     """The topic goes while a row is retrying; its dead letter keeps the topic's name (apache/pulsar#26431)."""
     ledgers = house.world.fill(2)
     stuck = ledgers[0]
     prefix = f"ledgers/{stuck % 256:02x}/{stuck:016x}/"
-    fault = deletes(kind=FaultKind.KEY_ERROR, matches=lambda key: key.startswith(prefix), times=1_000)
+    fault = deletes(kind=FaultKind.REPORT_KEY_FAILED, matches=lambda key: key.startswith(prefix), times=1_000)
     house.world.objects.plan(fault)
     async with house.worker():
         result = await (await house.delete_topic()).result()
@@ -69,7 +75,7 @@ async def test_delete_topic_does_not_wait_for_a_copy_that_retries(house: House) 
     assert tuple(letter) == (house.world.topic.name, "DEAD_LETTERED")
 
 
-async def test_delete_topic_tells_of_dead_letters_it_met(house: House) -> None:
+async def test_delete_topic_tells_of_dead_letters_it_met(house: WorkflowHarness) -> None:
     """What a person must look at is in the certificate, although an earlier trim gave it up."""
     ledgers = house.world.fill(2)
     house.world.detach([ledgers[0]])
@@ -86,7 +92,7 @@ async def test_delete_topic_tells_of_dead_letters_it_met(house: House) -> None:
         ({"catalog_epoch": 7}, "StaleCatalog"),
     ],
 )
-async def test_delete_topic_of_another_one_is_refused(house: House, more: dict[str, Any], type_: str) -> None:
+async def test_delete_topic_of_another_one_is_refused(house: WorkflowHarness, more: dict[str, Any], type_: str) -> None:
     """Terminal: an id that bears another name, or of another catalog, changes nothing (promise 3)."""
     ledgers = house.world.fill(1)
     assert (await house.failed(house.delete_topic(**more)))[0] == type_
@@ -94,14 +100,14 @@ async def test_delete_topic_of_another_one_is_refused(house: House, more: dict[s
     assert all(house.world.left_of(one) for one in ledgers)
 
 
-async def test_delete_topic_that_never_was_fails(house: House) -> None:
+async def test_delete_topic_that_never_was_fails(house: WorkflowHarness) -> None:
     """Terminal, and it says so (apache/bookkeeper#3316)."""
     house.world.sql("DELETE FROM topic")
     assert (await house.failed(house.delete_topic()))[0] == "UnknownObject"
 
 
 @pytest.mark.parametrize("how", ["cancel", "terminate"])
-async def test_delete_topic_stopped_midway_goes_on_when_started_again(house: House, how: str) -> None:
+async def test_delete_topic_stopped_midway_goes_on_when_started_again(house: WorkflowHarness, how: str) -> None:
     """The topic stays DELETING, its batch finishes by itself, and the next start ends it (promise 8)."""
     house.world.fill(2)
     gate = Gate()
@@ -123,7 +129,7 @@ async def test_delete_topic_stopped_midway_goes_on_when_started_again(house: Hou
 
 
 @pytest.mark.parametrize("how", ["cancel", "terminate"])
-async def test_delete_topic_whose_batch_is_stopped_removes_the_topic(house: House, how: str) -> None:
+async def test_delete_topic_whose_batch_is_stopped_removes_the_topic(house: WorkflowHarness, how: str) -> None:
     """Rows that nobody works on are listed and swept later; they do not hold up the topic."""
     house.world.fill(2)
     gate = Gate()
@@ -140,7 +146,7 @@ async def test_delete_topic_whose_batch_is_stopped_removes_the_topic(house: Hous
     assert topic_rows(house) == []
 
 
-async def test_delete_topic_started_again_after_its_end_answers_the_same(house: House) -> None:
+async def test_delete_topic_started_again_after_its_end_answers_the_same(house: WorkflowHarness) -> None:
     """Running it twice equals running it once (promise 8), whoever created the name again meanwhile."""
     house.world.fill(2)
     async with house.worker():
@@ -148,11 +154,11 @@ async def test_delete_topic_started_again_after_its_end_answers_the_same(house: 
         again = house.world.catalog.topics.create_topic(house.world.topic.name, house.world.topic.policy)
         second = await (await house.delete_topic()).result()
     assert (second.outcomes, second.objects, second.detached) == (first.outcomes, first.objects, 0)
-    assert every_topic(house.world.catalog.topics) == [again]
+    assert list_all_topics(house.world.catalog.topics) == [again]
 
 
 async def test_delete_topic_goes_back_while_something_is_attached(
-    house: House, monkeypatch: pytest.MonkeyPatch
+    house: WorkflowHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A ledger that is there when the topic is to go is detached first; totals travel over continue-as-new."""
     house.world.fill(1)
@@ -169,7 +175,7 @@ async def test_delete_topic_goes_back_while_something_is_attached(
         return house.topics.remove_topic_and_tally(request)
 
     monkeypatch.setattr("temporalio.workflow.Info.is_continue_as_new_suggested", lambda _info: True)
-    async with house.worker(instead=[remove]):
+    async with house.worker(replacements=[remove]):
         handle = await house.delete_topic()
         result = await handle.result()
         progress = await handle.query(DeleteTopic.progress)
@@ -180,14 +186,14 @@ async def test_delete_topic_goes_back_while_something_is_attached(
     assert (await first.describe()).status is WorkflowExecutionStatus.CONTINUED_AS_NEW
 
 
-async def test_delete_topic_joined_by_a_trim_ends_both(house: House) -> None:
+async def test_delete_topic_joined_by_a_trim_ends_both(house: WorkflowHarness) -> None:
     """A trim that meets the topic while it goes ends: with nothing to do, or because there is no such topic."""
     house.world.fill(3)
     async with house.worker():
         deletion, trim = await house.delete_topic(), await house.trim()
         result = await deletion.result()
         (ended,) = await asyncio.gather(trim.result(), return_exceptions=True)
-    assert not isinstance(ended, WorkflowFailureError) or failure(ended)[0] == UnknownObject.__name__
+    assert not isinstance(ended, WorkflowFailureError) or failure_type_and_message(ended)[0] == UnknownObject.__name__
     assert sum(result.outcomes.values()) == 4, "it tells of each copy, also of one that the trim still had in hand"
     assert set(result.outcomes) <= {"DELETED", "RETRYING"}
     assert topic_rows(house) == []

@@ -10,12 +10,12 @@ from logstore.deletion.intents import DeletionState
 from logstore.errors import PreconditionFailed
 from logstore.log.ledger_object_keys import ledger_prefix
 from logstore.positions import LedgerId
-from tests.workflows.house import House
+from tests.workflows.workflow_harness import WorkflowHarness
 from workers.client import Sexton
 from workers.settings import Settings
 
 
-def sexton(house: House, home: Path) -> Sexton:
+def sexton(house: WorkflowHarness, home: Path) -> Sexton:
     """The client of a program over the house's catalog and queue."""
     url = house.world.catalog.database.engine.url.render_as_string(hide_password=False)
     made = Sexton(house.client, Settings(home=home, database_url=url, task_queue=house.queue))
@@ -23,7 +23,7 @@ def sexton(house: House, home: Path) -> Sexton:
     return made
 
 
-async def dead_letters(house: House, count: int) -> list[LedgerId]:
+async def dead_letters(house: WorkflowHarness, count: int) -> list[LedgerId]:
     """Ledgers that somebody squats in, refused, each with a failed workflow of its own."""
     ledgers = house.world.fill(count)
     for ledger in ledgers:
@@ -35,12 +35,14 @@ async def dead_letters(house: House, count: int) -> list[LedgerId]:
     return ledgers
 
 
-def mend(house: House, *ledgers: LedgerId) -> None:
+def mend(house: WorkflowHarness, *ledgers: LedgerId) -> None:
     """Take away what was in the way."""
     house.world.objects.delete([f"{ledger_prefix(ledger)}theirs.txt" for ledger in ledgers])
 
 
-async def test_redrive_after_storage_was_mended_deletes_and_leaves_no_dead_letter(house: House, tmp_path: Path) -> None:
+async def test_redrive_after_storage_was_mended_deletes_and_leaves_no_dead_letter(
+    house: WorkflowHarness, tmp_path: Path
+) -> None:
     """An exhausted intent can be driven again and then goes (PIP-186, back-off)."""
     async with house.worker():
         ledgers = await dead_letters(house, 3)
@@ -55,7 +57,7 @@ async def test_redrive_after_storage_was_mended_deletes_and_leaves_no_dead_lette
 
 
 @pytest.mark.external_service
-async def test_redrive_of_what_is_not_mended_fails_alone_once_more(house: House, tmp_path: Path) -> None:
+async def test_redrive_of_what_is_not_mended_fails_alone_once_more(house: WorkflowHarness, tmp_path: Path) -> None:
     """The id of a failed `delete-ledger` is free again: the dead letter is seen as failed, and listed."""
     async with house.worker():
         (ledger,) = await dead_letters(house, 1)
@@ -72,7 +74,7 @@ async def test_redrive_of_what_is_not_mended_fails_alone_once_more(house: House,
     assert after.search_attributes["SextonTopic"] == [house.world.topic.name]
 
 
-async def test_redrive_refused_starts_nothing(house: House, tmp_path: Path) -> None:
+async def test_redrive_refused_starts_nothing(house: WorkflowHarness, tmp_path: Path) -> None:
     """All or nothing, before anything changes."""
     async with house.worker():
         (ledger,) = await dead_letters(house, 1)
@@ -84,20 +86,22 @@ async def test_redrive_refused_starts_nothing(house: House, tmp_path: Path) -> N
     assert house.world.catalog.deletions.count_undeleted_copies().dead_lettered == 1
 
 
-async def _gone(house: House) -> list[int]:
+async def _gone(house: WorkflowHarness) -> list[int]:
     """A row that is deleted."""
     ledgers = house.world.fill(1)
     await (await house.delete(ledgers)).result()
     return [one.row_id for one in house.world.catalog.deletions.list_intents(DeletionState.DELETED, limit=9)]
 
 
-async def test_redrive_of_none_starts_nothing(house: House, tmp_path: Path) -> None:
+async def test_redrive_of_none_starts_nothing(house: WorkflowHarness, tmp_path: Path) -> None:
     """No dead letters, no batch."""
     found = await sexton(house, tmp_path).redrive_dead_letters(None)
     assert (found.started, found.handle) == (0, None)
 
 
-async def test_redrive_whose_client_dies_before_the_start_is_finished_by_a_sweep(house: House, tmp_path: Path) -> None:
+async def test_redrive_whose_client_dies_before_the_start_is_finished_by_a_sweep(
+    house: WorkflowHarness, tmp_path: Path
+) -> None:
     """Between the transaction and the start the rows are nobody's, and then the sweep's (promise 8)."""
     async with house.worker():
         ledgers = await dead_letters(house, 2)

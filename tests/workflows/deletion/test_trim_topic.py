@@ -8,25 +8,32 @@ from activities.deletion.inputs_and_results import DetachInput, DetachResult
 from activities.owner_routing import OwnerRoutedAnswer
 from logstore.log.ledger_object_keys import ledger_prefix
 from logstore.positions import LedgerId
-from tests.fakes.objects import Fault, FaultKind, Operation
+from tests.fakes.object_store import Fault, FaultKind, StoreOperation
 from tests.workflows.deletion.test_batch_control import gate_at
-from tests.workflows.house import Gate, House, assert_eventually, details_of, failure, require_documented
+from tests.workflows.workflow_harness import (
+    Gate,
+    WorkflowHarness,
+    assert_eventually,
+    failure_type_and_message,
+    query_current_details,
+    require_documented_error,
+)
 from workflows.deletion.delete_ledgers import DeleteLedgers
 from workflows.deletion.job_definitions import DeletionPolicy, TrimTopicResult
 from workflows.deletion.trim_topic import TrimTopic
 
 
-def listed(house: House) -> list[LedgerId]:
+def listed(house: WorkflowHarness) -> list[LedgerId]:
     return [one.ledger_id for one in house.world.catalog.ledgers.list_ledgers(house.world.topic.topic_id)]
 
 
 def deletes_of(ledger_id: LedgerId, **more: object) -> Fault:
     """A fault of one ledger's deletes."""
     prefix = ledger_prefix(ledger_id)
-    return Fault(operation=Operation.DELETE, matches=lambda key: key.startswith(prefix), **more)  # type: ignore[arg-type]
+    return Fault(operation=StoreOperation.DELETE, matches=lambda key: key.startswith(prefix), **more)  # type: ignore[arg-type]
 
 
-async def test_trim_of_consumed_ledgers_deletes_them(house: House) -> None:
+async def test_trim_of_consumed_ledgers_deletes_them(house: WorkflowHarness) -> None:
     """What retention lets go is out of the list and gone from storage; the last ledger stays (promises 1, 2)."""
     ledgers = house.world.fill(3)
     result = await house.done(house.trim())
@@ -36,7 +43,7 @@ async def test_trim_of_consumed_ledgers_deletes_them(house: House) -> None:
     assert not any(house.world.left_of(one) for one in ledgers)
 
 
-async def test_trim_of_a_topic_that_needs_all_changes_nothing(house: House) -> None:
+async def test_trim_of_a_topic_that_needs_all_changes_nothing(house: WorkflowHarness) -> None:
     """A ledger that a subscription has not acknowledged stays, and all behind it too (apache/pulsar#20898)."""
     ledgers = house.world.fill(3, acknowledged=False)
     house.world.acknowledge(ledgers[0], "fast")
@@ -46,7 +53,7 @@ async def test_trim_of_a_topic_that_needs_all_changes_nothing(house: House) -> N
     assert len(listed(house)) == 4
 
 
-async def test_trim_that_cannot_roll_deletes_all_the_same(house: House) -> None:
+async def test_trim_that_cannot_roll_deletes_all_the_same(house: WorkflowHarness) -> None:
     """A best-effort step does not veto the main one (apache/pulsar#26431)."""
     house.world.fill(2)
     house.roller.failures = 100
@@ -55,17 +62,17 @@ async def test_trim_that_cannot_roll_deletes_all_the_same(house: House) -> None:
     assert house.roller.calls == 3 * result.passes
 
 
-async def test_trim_of_an_unknown_topic_fails(house: House) -> None:
+async def test_trim_of_an_unknown_topic_fails(house: WorkflowHarness) -> None:
     """Terminal: work for a topic that is gone ends and says so (apache/bookkeeper#3316)."""
     house.world.sql("DELETE FROM topic")
     async with house.worker():
         handle = await house.trim()
         with pytest.raises(WorkflowFailureError) as caught:
             await handle.result()
-    assert failure(caught.value)[0] == "UnknownObject"
+    assert failure_type_and_message(caught.value)[0] == "UnknownObject"
 
 
-async def test_trim_fails_as_the_batch_did_that_it_waits_for(house: House) -> None:
+async def test_trim_fails_as_the_batch_did_that_it_waits_for(house: WorkflowHarness) -> None:
     """Its batch was paused and then released, to be taken up by a sweep: the trim says so, as its reference does."""
     ledgers = house.world.fill(2)
     house.policy = DeletionPolicy(chunk=1, parallelism=1)
@@ -79,13 +86,13 @@ async def test_trim_fails_as_the_batch_did_that_it_waits_for(house: House) -> No
         gate.open()
         with pytest.raises(WorkflowFailureError) as caught:
             await handle.result()
-    require_documented(handle.id, caught.value)
-    kind, sentence = failure(caught.value)
+    require_documented_error(handle.id, caught.value)
+    kind, sentence = failure_type_and_message(caught.value)
     assert (kind, "found that it was released" in sentence) == ("ClaimHeld", True)
 
 
 @pytest.mark.parametrize("how", ["cancel", "terminate"])
-async def test_trim_stopped_midway_lets_its_deletion_go_on(house: House, how: str) -> None:
+async def test_trim_stopped_midway_lets_its_deletion_go_on(house: WorkflowHarness, how: str) -> None:
     """Intents are filed, so the abandoned `delete-ledgers` finishes them without its parent (apache/pulsar#13526)."""
     ledgers = house.world.fill(2)
     gate = Gate()
@@ -105,7 +112,7 @@ async def test_trim_stopped_midway_lets_its_deletion_go_on(house: House, how: st
     assert not any(house.world.left_of(one) for one in ledgers)
 
 
-async def test_trim_asked_for_while_it_runs_joins_and_swallows_no_work(house: House) -> None:
+async def test_trim_asked_for_while_it_runs_joins_and_swallows_no_work(house: WorkflowHarness) -> None:
     """Signal-with-start coalesces into the running one, which then passes over the new work (PostHog/posthog#97438)."""
     (old,) = house.world.fill(1)
     gate = Gate()
@@ -121,7 +128,7 @@ async def test_trim_asked_for_while_it_runs_joins_and_swallows_no_work(house: Ho
     assert len(listed(house)) == 1
 
 
-async def test_trim_asked_for_just_before_its_end_passes_once_more(house: House) -> None:
+async def test_trim_asked_for_just_before_its_end_passes_once_more(house: WorkflowHarness) -> None:
     """`again` at the worst moment, while the last empty pass is being answered, is not lost."""
     gate = Gate()
     real = house.world.deletion.detach
@@ -134,7 +141,7 @@ async def test_trim_asked_for_just_before_its_end_passes_once_more(house: House)
             held.pop().wait()  # the answer is known, and work comes up before it is heard
         return answer
 
-    async with house.worker(instead=[detach]):
+    async with house.worker(replacements=[detach]):
         handle = await house.trim()
         await assert_eventually(gate.reached.is_set)
         house.world.fill(2)
@@ -144,7 +151,7 @@ async def test_trim_asked_for_just_before_its_end_passes_once_more(house: House)
     assert (result.deleted, result.passes) == (2, 3)
 
 
-async def test_trim_asked_for_at_any_moment_leaves_no_work_behind(house: House) -> None:
+async def test_trim_asked_for_at_any_moment_leaves_no_work_behind(house: WorkflowHarness) -> None:
     """Whenever `again` comes, also while the last task completes: the work it announced is done."""
     async with house.worker():
         for _ in range(6):
@@ -152,12 +159,12 @@ async def test_trim_asked_for_at_any_moment_leaves_no_work_behind(house: House) 
             house.world.fill(1)
             await house.trim()
             await handle.result()
-            last = house.client.get_workflow_handle(house.trim_id)
+            last = house.client.get_workflow_handle(house.trim_workflow_id)
             await last.result()
             assert len(listed(house)) == 1
 
 
-async def test_trim_continued_as_new_carries_totals(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_trim_continued_as_new_carries_totals(house: WorkflowHarness, monkeypatch: pytest.MonkeyPatch) -> None:
     """What earlier runs did is in the result, and in the query of the last one."""
     house.world.fill(3)
     monkeypatch.setattr("temporalio.workflow.Info.is_continue_as_new_suggested", lambda _info: True)
@@ -172,13 +179,13 @@ async def test_trim_continued_as_new_carries_totals(house: House, monkeypatch: p
 
 
 @pytest.mark.external_service
-async def test_trim_shows_itself_and_its_batch_to_operators(house: House) -> None:
+async def test_trim_shows_itself_and_its_batch_to_operators(house: WorkflowHarness) -> None:
     """Summary, details and search attributes say which topic, which batch and how far."""
     house.world.fill(2)
     async with house.worker():
         handle = await house.trim()
         await handle.result()
-        assert (await details_of(handle)).startswith("2 ledgers detached, 2 copies deleted, 6 objects")
+        assert (await query_current_details(handle)).startswith("2 ledgers detached, 2 copies deleted, 6 objects")
     assert await (await handle.describe()).static_summary() == f"trim {house.world.topic.name}"
     (batch,) = {one.batch_id for one in house.world.catalog.deletions.list_intents(None, limit=9)}
     shown = await house.client.get_workflow_handle(f"delete-ledgers/{batch}").describe()
@@ -188,7 +195,7 @@ async def test_trim_shows_itself_and_its_batch_to_operators(house: House) -> Non
     assert shown.search_attributes["SextonOutcome"] == ["DELETED"]
 
 
-async def test_trim_takes_up_rows_that_nobody_works_on(house: House) -> None:
+async def test_trim_takes_up_rows_that_nobody_works_on(house: WorkflowHarness) -> None:
     """Stalled intents of a terminated batch join the next trim and are deleted (apache/pulsar#13526, #982)."""
     ledgers = house.world.fill(2)
     house.world.detach()

@@ -10,7 +10,7 @@ from temporalio.client import WorkflowHandle
 from activities.offload import DetachPrimariesInput, DetachPrimariesResult, PublishCopyInput
 from logstore.ports.catalog import OffloadStartOutcome
 from logstore.positions import LedgerId
-from tests.workflows.house import House
+from tests.workflows.workflow_harness import WorkflowHarness
 from workflows.offload.job_definitions import (
     OFFLOAD_LEDGER,
     OFFLOAD_TOPIC,
@@ -28,7 +28,7 @@ LedgerHandle = WorkflowHandle[OffloadLedger, OffloadLedgerResult]
 TopicHandle = WorkflowHandle[OffloadTopic, OffloadTopicResult]
 
 
-async def offload(house: House, ledger_id: LedgerId, **policy: Any) -> LedgerHandle:
+async def offload(house: WorkflowHarness, ledger_id: LedgerId, **policy: Any) -> LedgerHandle:
     """Start or join the offload of one ledger."""
     return await house.client.start_workflow(
         OffloadLedger.run,
@@ -38,7 +38,7 @@ async def offload(house: House, ledger_id: LedgerId, **policy: Any) -> LedgerHan
     )
 
 
-async def offload_all(house: House, *asks: OffloadAsk, **more: Any) -> TopicHandle:
+async def offload_all(house: WorkflowHarness, *asks: OffloadAsk, **more: Any) -> TopicHandle:
     """Start or join the offload of the topic; the last ask comes by signal."""
     topic = house.world.topic
     fixed: dict[str, Any] = {"deletion": house.policy}
@@ -52,7 +52,7 @@ async def offload_all(house: House, *asks: OffloadAsk, **more: Any) -> TopicHand
     )
 
 
-def let_uploads_end(house: House) -> None:
+def let_uploads_end(house: WorkflowHarness) -> None:
     """By the catalog's clock, which no server skips."""
     for table in ("ledger_copy", "pending_deletion"):
         house.world.sql(
@@ -60,7 +60,7 @@ def let_uploads_end(house: House) -> None:
         )
 
 
-def losing(house: House, between: Callable[[], None]) -> Callable[[PublishCopyInput], OffloadStartOutcome]:
+def losing(house: WorkflowHarness, between: Callable[[], None]) -> Callable[[PublishCopyInput], OffloadStartOutcome]:
     """Publishing, with something that comes between it and the upload, once."""
     left = [between]
     real = house.world.offload.publish_copy
@@ -74,7 +74,7 @@ def losing(house: House, between: Callable[[], None]) -> Callable[[PublishCopyIn
     return publish
 
 
-def removing_in_pages(house: House, *, limit: int) -> Callable[[DetachPrimariesInput], DetachPrimariesResult]:
+def removing_in_pages(house: WorkflowHarness, *, limit: int) -> Callable[[DetachPrimariesInput], DetachPrimariesResult]:
     """Removal of primary copies by so many, whose first page is done twice: the first time nobody heard of it."""
     real = house.world.offload.prove_and_detach_primaries
     first = [True]
@@ -88,7 +88,7 @@ def removing_in_pages(house: House, *, limit: int) -> Callable[[DetachPrimariesI
     return remove
 
 
-def take_away(house: House) -> None:
+def take_away(house: WorkflowHarness) -> None:
     """Let the trim take an upload for abandoned, while its ledger stays."""
     let_uploads_end(house)
     assert house.world.detach().intents == 1

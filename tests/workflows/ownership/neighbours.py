@@ -6,17 +6,17 @@ from typing import Any
 
 from activities.owner_routing import owner_task_queue
 from logstore.ports.bundle_owners import TopicOwners
-from tests.fakes.owners import FakeOwners, FakeOwnership
-from tests.workflows.house import Activity, House
+from tests.fakes.owners import FakeBundleOwnership, FakeOwners
+from tests.workflows.workflow_harness import Activity, WorkflowHarness
 
 
 class Neighbours:
     """The workers of one house and what each sees of ownership; their names are of this house alone."""
 
-    def __init__(self, house: House) -> None:
+    def __init__(self, house: WorkflowHarness) -> None:
         """Begin with a topic that nobody owns."""
         self.house = house
-        self.ownership = FakeOwnership(house.world.catalog.fences)
+        self.ownership = FakeBundleOwnership(house.world.catalog.fences)
 
     def name(self, letter: str) -> str:
         """The worker id of neighbour `letter`; queues are on one server for all tests."""
@@ -36,7 +36,7 @@ class Neighbours:
 
     def shared(self, letter: str = "s", *, instead: Sequence[Activity] = ()) -> AbstractAsyncContextManager[Any]:
         """A neighbour on the shared queue, with all workflows."""
-        return self.house.worker(instead=self.at(self.sees(letter), instead))
+        return self.house.worker(replacements=self.at(self.sees(letter), instead))
 
     def owner(
         self, letter: str, *, owners: TopicOwners | None = None, instead: Sequence[Activity] = (), without: str = ""
@@ -47,7 +47,7 @@ class Neighbours:
 
     def at(self, owners: TopicOwners, instead: Sequence[Activity] = ()) -> list[Activity]:
         """What a topic's owner serves, at a worker that sees ownership so."""
-        deletion = self.house.world.deletion_at(owners)
+        deletion = self.house.world.deletion_activities_with_owners(owners)
         real: list[Activity] = [
             deletion.detach,
             deletion.delete_chunk,

@@ -9,8 +9,8 @@ from contextlib import asynccontextmanager, suppress
 import pytest
 from temporalio.api.enums.v1 import EventType, TimeoutType
 
-from tests.workflows.house import House
 from tests.workflows.ownership.neighbours import Neighbours
+from tests.workflows.workflow_harness import WorkflowHarness
 from workflows.deletion.job_definitions import DeletionPolicy
 
 _PATIENCE_S = 4
@@ -37,7 +37,7 @@ async def _said(process: asyncio.subprocess.Process, word: str) -> None:
 
 
 @pytest.mark.external_service
-async def test_chunk_of_a_killed_owner_is_done_by_the_next(house: House, street: Neighbours) -> None:
+async def test_chunk_of_a_killed_owner_is_done_by_the_next(house: WorkflowHarness, street: Neighbours) -> None:
     """Its heartbeat ends, and the owner is looked up: a retry would wait on a queue that nobody polls.
 
     Or one that a stopped process polls: its open requests take attempt after attempt, and each costs a heartbeat.

@@ -11,7 +11,7 @@ from temporalio import activity, workflow
 from temporalio.worker import Worker
 
 from activities.owner_routing import owner_task_queue
-from tests.workflows.house import House
+from tests.workflows.workflow_harness import WorkflowHarness
 
 _OWNERS: Final = 120  # past 100 queues, versioned workers stop getting tasks
 
@@ -40,7 +40,7 @@ class Everywhere:
 
 
 @pytest.mark.external_service
-async def test_more_than_a_hundred_owner_queues_are_all_served(house: House) -> None:
+async def test_more_than_a_hundred_owner_queues_are_all_served(house: WorkflowHarness) -> None:
     """Activity-only and unversioned, as every worker of ours polls its own."""
     names = [f"many-{number}-{house.queue}" for number in range(_OWNERS)]
     workers = [Worker(house.client, task_queue=house.queue, workflows=[Everywhere])]

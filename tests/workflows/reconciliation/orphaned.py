@@ -10,7 +10,7 @@ from logstore.log.ledger_object_keys import ledger_prefix, meta_key, segment_key
 from logstore.log.ledgers import CopyKind, LedgerStatement
 from logstore.positions import LedgerId
 from logstore.reconciliation.findings import Finding, FindingKind
-from tests.workflows.house import House
+from tests.workflows.workflow_harness import WorkflowHarness
 from workflows.reconciliation.apply_orphans import ApplyOrphans
 from workflows.reconciliation.job_definitions import (
     APPLY_ORPHANS,
@@ -34,12 +34,12 @@ Scrub = WorkflowHandle[ScrubLedgers, ScrubLedgersResult]
 __all__ = ["intent_key"]
 
 
-def run_id(house: House) -> str:
+def run_id(house: WorkflowHarness) -> str:
     """Of the house's one plan; ids on the shared server tell houses apart."""
     return f"plan-{house.queue}"
 
 
-def orphan_ledgers(house: House, count: int, *, page: int = 2) -> list[LedgerId]:
+def orphan_ledgers(house: WorkflowHarness, count: int, *, page: int = 2) -> list[LedgerId]:
     """So many ledgers of which the catalog lost everything but that it had given their ids out, and a plan's findings.
 
     They are older than any plan's cut-off, and are found so many on a page.
@@ -71,7 +71,7 @@ def orphan(made: LedgerStatement) -> Finding:
     )
 
 
-def orphan_segments(house: House, count: int, *, page: int = 2) -> list[str]:
+def orphan_segments(house: WorkflowHarness, count: int, *, page: int = 2) -> list[str]:
     """So many objects that nobody registered under a ledger that lives; their keys."""
     made = house.world.catalog.ledgers.create_ledger(house.world.topic.topic_id, application="sexton")
     facts, keys = made.to_metadata(), list[str]()
@@ -98,7 +98,7 @@ def orphan_segments(house: House, count: int, *, page: int = 2) -> list[str]:
     return keys
 
 
-async def plan(house: House, **more: Any) -> Plan:
+async def plan(house: WorkflowHarness, **more: Any) -> Plan:
     """Start the house's plan."""
     fixed: dict[str, Any] = {"run_id": run_id(house), "actor": "tests"}
     request = ReconcileOrphansInput(**(fixed | more))
@@ -110,14 +110,14 @@ async def plan(house: House, **more: Any) -> Plan:
     )
 
 
-async def planned(house: House) -> ReconcileOrphansResult:
+async def planned(house: WorkflowHarness) -> ReconcileOrphansResult:
     """The result of a plan, by a worker of its own."""
     house.world.bulk.compared["ledgers"] = max(1, house.world.catalog.reconciliation.count_ledgers(below=2**62))
     async with house.worker():
         return await (await plan(house)).result()
 
 
-async def apply(house: House, **more: Any) -> Apply:
+async def apply(house: WorkflowHarness, **more: Any) -> Apply:
     """Start or join the apply of the house's plan."""
     fixed: dict[str, Any] = {"max_orphan_share": 1.0, "reason": "a test", "policy": house.policy}
     request = ApplyOrphansInput(run_id=run_id(house), actor="tests", **(fixed | more))
@@ -130,7 +130,7 @@ async def apply(house: House, **more: Any) -> Apply:
     )
 
 
-async def scrub(house: House, **more: Any) -> Scrub:
+async def scrub(house: WorkflowHarness, **more: Any) -> Scrub:
     """Start or join the house's scrub."""
     request = ScrubLedgersInput(**({"actor": "tests", "reason": "a test"} | more))
     return await house.client.start_workflow(

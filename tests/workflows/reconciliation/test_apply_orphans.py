@@ -11,9 +11,15 @@ from logstore.errors import InvalidInput, PreconditionFailed
 from logstore.log.ledger_object_keys import ledger_prefix
 from logstore.reconciliation.finding_files import FateFiles
 from logstore.reconciliation.findings import Finding, FindingFate, FindingKind
-from tests.fakes.objects import Fault, FaultKind, Operation
-from tests.workflows.house import Gate, House, assert_eventually, details_of, failure
+from tests.fakes.object_store import Fault, FaultKind, StoreOperation
 from tests.workflows.reconciliation.orphaned import apply, orphan_ledgers, orphan_segments, planned, run_id
+from tests.workflows.workflow_harness import (
+    Gate,
+    WorkflowHarness,
+    assert_eventually,
+    failure_type_and_message,
+    query_current_details,
+)
 from workers.client.deletion_batches import DeletionBatchControl
 from workers.client.wait_for_job import wait_for_result
 from workflows.deletion.job_definitions import DeletionPolicy, SetRateInput
@@ -21,17 +27,19 @@ from workflows.reconciliation.apply_orphans import ApplyOrphans
 from workflows.reconciliation.job_definitions import ApplyOrphansProgress
 
 
-def fates(house: House, page: int = 0) -> list[tuple[FindingFate, str]]:
+def fates(house: WorkflowHarness, page: int = 0) -> list[tuple[FindingFate, str]]:
     """What became of a page."""
     found = FateFiles(house.world.bulk.create_run_folder(run_id(house)) / "fates").read_page(page)
     assert found is not None
     return [(one.fate, one.reason) for _, one in sorted(found.items())]
 
 
-def deletes_at(house: House, key: str) -> Gate:
+def deletes_at(house: WorkflowHarness, key: str) -> Gate:
     """Holds the deletion of a key."""
     gate = Gate()
-    fault = Fault(operation=Operation.DELETE, kind=FaultKind.CALL, matches=lambda found: found == key, action=gate.wait)
+    fault = Fault(
+        operation=StoreOperation.DELETE, kind=FaultKind.CALL, matches=lambda found: found == key, action=gate.wait
+    )
     house.world.objects.plan(fault)
     return gate
 
@@ -40,7 +48,7 @@ def deletes_at(house: House, key: str) -> Gate:
 
 
 @pytest.mark.external_service
-async def test_orphaned_ledgers_go_through_two_phases_page_by_page(house: House) -> None:
+async def test_orphaned_ledgers_go_through_two_phases_page_by_page(house: WorkflowHarness) -> None:
     """Each page is a batch of its own, and nothing of them is left in storage."""
     ledgers = orphan_ledgers(house, 5)
     alive = house.world.fill(1)
@@ -48,7 +56,7 @@ async def test_orphaned_ledgers_go_through_two_phases_page_by_page(house: House)
     async with house.worker():
         handle = await apply(house)
         result = await handle.result()
-        details = await details_of(handle)
+        details = await query_current_details(handle)
     assert (result.done.applied, result.done.skipped, result.done.failed) == ({"orphan_ledger": 5}, {}, 0)
     assert result.done.objects == 15
     assert result.done.size_bytes > 5 * 2 * 100
@@ -61,7 +69,7 @@ async def test_orphaned_ledgers_go_through_two_phases_page_by_page(house: House)
     assert (await handle.describe()).search_attributes["SextonOutcome"] == ["APPLIED"]
 
 
-async def test_single_objects_are_deleted_without_a_batch(house: House) -> None:
+async def test_single_objects_are_deleted_without_a_batch(house: WorkflowHarness) -> None:
     """A page without copies starts no workflow."""
     keys = orphan_segments(house, 3)
     await planned(house)
@@ -72,7 +80,7 @@ async def test_single_objects_are_deleted_without_a_batch(house: House) -> None:
     assert house.attempts("deletion.next_ranges") == []
 
 
-async def test_what_is_only_reported_is_left_alone(house: House) -> None:
+async def test_what_is_only_reported_is_left_alone(house: WorkflowHarness) -> None:
     """Data loss, contradictions and what is somebody else's are for people."""
     house.world.objects.put_if_absent("notes.txt", b"theirs", metadata={})
     for kind in (FindingKind.MISSING_DATA, FindingKind.MISMATCH, FindingKind.FOREIGN):
@@ -85,14 +93,17 @@ async def test_what_is_only_reported_is_left_alone(house: House) -> None:
 
 
 @pytest.mark.external_service
-async def test_ledger_that_storage_keeps_goes_on_alone_and_counts_as_failed(house: House) -> None:
+async def test_ledger_that_storage_keeps_goes_on_alone_and_counts_as_failed(house: WorkflowHarness) -> None:
     """Its neighbours are not held up; the row is listed, and tried again (PIP-186, back-off)."""
     ledgers = orphan_ledgers(house, 2)
     await planned(house)
     prefix = ledger_prefix(ledgers[0])
     house.world.objects.plan(
         Fault(
-            operation=Operation.DELETE, kind=FaultKind.KEY_ERROR, matches=lambda key: key.startswith(prefix), times=99
+            operation=StoreOperation.DELETE,
+            kind=FaultKind.REPORT_KEY_FAILED,
+            matches=lambda key: key.startswith(prefix),
+            times=99,
         )
     )
     async with house.worker():
@@ -107,7 +118,7 @@ async def test_ledger_that_storage_keeps_goes_on_alone_and_counts_as_failed(hous
     assert (await handle.describe()).search_attributes["SextonOutcome"] == ["FAILED_IN_PART"]
 
 
-async def test_ledger_that_came_back_to_life_is_kept(house: House) -> None:
+async def test_ledger_that_came_back_to_life_is_kept(house: WorkflowHarness) -> None:
     """Each finding is looked at again: an object younger than the cut-off keeps the whole ledger."""
     ledgers = orphan_ledgers(house, 2)
     await planned(house)
@@ -123,14 +134,14 @@ async def test_ledger_that_came_back_to_life_is_kept(house: House) -> None:
 # -- refusals
 
 
-async def test_refused_apply_completes_and_changes_nothing(house: House) -> None:
+async def test_refused_apply_completes_and_changes_nothing(house: WorkflowHarness) -> None:
     """The command exits 3 with the sentence, and the Web UI shows no failure."""
     ledgers = orphan_ledgers(house, 2)
     await planned(house)
     async with house.worker():
         handle = await apply(house, max_orphan_share=0.01)
         result = await handle.result()
-        assert "**Refused**, nothing changed" in await details_of(handle)
+        assert "**Refused**, nothing changed" in await query_current_details(handle)
         with pytest.raises(WorkflowFailureError) as caught:
             await wait_for_result(house.client, handle, lambda _: None)
     assert result.refused
@@ -140,7 +151,7 @@ async def test_refused_apply_completes_and_changes_nothing(house: House) -> None
     assert all(len(house.world.left_of(one)) == 3 for one in ledgers)
 
 
-async def test_apply_of_no_plan_is_refused(house: House) -> None:
+async def test_apply_of_no_plan_is_refused(house: WorkflowHarness) -> None:
     """By the name of what was asked for."""
     async with house.worker():
         result = await (await apply(house)).result()
@@ -148,7 +159,7 @@ async def test_apply_of_no_plan_is_refused(house: House) -> None:
     assert result.refused.type == "UnknownObject"
 
 
-async def test_share_can_be_raised_after_a_refusal(house: House) -> None:
+async def test_share_can_be_raised_after_a_refusal(house: WorkflowHarness) -> None:
     """The refused apply has left nothing behind that would be joined."""
     orphan_ledgers(house, 1)
     await planned(house)
@@ -157,24 +168,24 @@ async def test_share_can_be_raised_after_a_refusal(house: House) -> None:
         assert (await (await apply(house)).result()).done.applied == {"orphan_ledger": 1}
 
 
-async def test_catalog_that_was_rebuilt_meanwhile_fails_the_apply(house: House) -> None:
+async def test_catalog_that_was_rebuilt_meanwhile_fails_the_apply(house: WorkflowHarness) -> None:
     """Later than at its beginning something has changed: that is no refusal."""
     keys = orphan_segments(house, 4)
     await planned(house)
     gate = deletes_at(house, keys[0])
-    async with house.held_at(gate, apply(house)) as handle:
+    async with house.run_until_gate(gate, apply(house)) as handle:
         house.world.sql("UPDATE catalog SET epoch = 2")
         gate.open()
         with pytest.raises(WorkflowFailureError) as caught:
             await handle.result()
-    assert failure(caught.value)[0] == "StaleCatalog"
+    assert failure_type_and_message(caught.value)[0] == "StaleCatalog"
     assert keys[3] in house.world.objects.keys
 
 
 # -- again, and elsewhere
 
 
-async def test_plan_that_was_applied_answers_what_it_came_to(house: House) -> None:
+async def test_plan_that_was_applied_answers_what_it_came_to(house: WorkflowHarness) -> None:
     """Applied again it does nothing."""
     orphan_segments(house, 3)
     await planned(house)
@@ -185,24 +196,24 @@ async def test_plan_that_was_applied_answers_what_it_came_to(house: House) -> No
     assert len(house.attempts("reconciliation.delete_objects")) == 2
 
 
-async def test_apply_that_runs_is_joined(house: House) -> None:
+async def test_apply_that_runs_is_joined(house: WorkflowHarness) -> None:
     """Two people who ask for the same plan get one answer."""
     keys = orphan_segments(house, 1)
     await planned(house)
     gate = deletes_at(house, keys[0])
-    async with house.held_at(gate, apply(house)) as first:
+    async with house.run_until_gate(gate, apply(house)) as first:
         second = await apply(house)
         gate.open()
         assert await first.result() == await second.result()
     assert len(house.attempts("reconciliation.begin_apply")) == 1
 
 
-async def test_terminated_apply_goes_on_where_it_was_when_it_is_asked_for_again(house: House) -> None:
+async def test_terminated_apply_goes_on_where_it_was_when_it_is_asked_for_again(house: WorkflowHarness) -> None:
     """What its batch deletes meanwhile counts once, and is waited for."""
     ledgers = orphan_ledgers(house, 4)
     await planned(house)
     gate = deletes_at(house, f"{ledger_prefix(ledgers[0])}00000000.parquet")
-    async with house.held_at(gate, apply(house)) as first:
+    async with house.run_until_gate(gate, apply(house)) as first:
         await first.terminate()
         second = await apply(house)
         await assert_eventually(lambda: len(house.attempts("reconciliation.file_page")) == 2)
@@ -212,14 +223,14 @@ async def test_terminated_apply_goes_on_where_it_was_when_it_is_asked_for_again(
     assert not any(house.world.left_of(one) for one in ledgers)
 
 
-async def test_apply_that_waits_long_for_an_earlier_batch_keeps_its_history_short(house: House) -> None:
+async def test_apply_that_waits_long_for_an_earlier_batch_keeps_its_history_short(house: WorkflowHarness) -> None:
     """An operator has paused that batch, for as long as it may take."""
     house.policy = DeletionPolicy(chunk=1, parallelism=1)
     ledgers = orphan_ledgers(house, 3, page=3)
     await planned(house)
     gate = deletes_at(house, f"{ledger_prefix(ledgers[0])}00000000.parquet")
     batch = f"delete-ledgers/orphans-{run_id(house)}-0"
-    async with house.held_at(gate, apply(house)) as first:
+    async with house.run_until_gate(gate, apply(house)) as first:
         await DeletionBatchControl(house.client).pause(batch)
         await first.terminate()
         gate.open()
@@ -234,24 +245,24 @@ async def test_apply_that_waits_long_for_an_earlier_batch_keeps_its_history_shor
         assert (await second.result()).done.applied == {"orphan_ledger": 3}
 
 
-async def test_apply_whose_worker_is_lost_goes_on_at_another(house: House) -> None:
+async def test_apply_whose_worker_is_lost_goes_on_at_another(house: WorkflowHarness) -> None:
     """Pages that are done stay done."""
     keys = orphan_segments(house, 4)
     await planned(house)
     gate = deletes_at(house, keys[2])
-    handle = await house.left_at(gate, apply(house), cache=0)
-    async with house.worker(cache=0):
+    handle = await house.stop_worker_at_gate(gate, apply(house), cache=0)
+    async with house.worker(max_cached_workflows=0):
         assert (await handle.result()).done.applied == {"orphan_segment": 4}
     pages = house.attempts("reconciliation.record_page")
     assert len(pages) == 2
 
 
-async def test_cancelled_apply_leaves_its_batch_to_itself(house: House) -> None:
+async def test_cancelled_apply_leaves_its_batch_to_itself(house: WorkflowHarness) -> None:
     """The intents are filed: their deletion must not stop with whoever filed them."""
     ledgers = orphan_ledgers(house, 4)
     await planned(house)
     gate = deletes_at(house, f"{ledger_prefix(ledgers[0])}00000000.parquet")
-    async with house.held_at(gate, apply(house)) as handle:
+    async with house.run_until_gate(gate, apply(house)) as handle:
         await handle.cancel()
         with pytest.raises(WorkflowFailureError) as caught:
             await handle.result()
@@ -263,12 +274,12 @@ async def test_cancelled_apply_leaves_its_batch_to_itself(house: House) -> None:
     assert len(house.world.left_of(ledgers[2])) == 3
 
 
-async def test_batch_that_is_stopped_does_not_stop_the_apply(house: House) -> None:
+async def test_batch_that_is_stopped_does_not_stop_the_apply(house: WorkflowHarness) -> None:
     """Its rows stay listed, and a sweep finds them."""
     ledgers = orphan_ledgers(house, 3)
     await planned(house)
     gate = deletes_at(house, f"{ledger_prefix(ledgers[0])}00000000.parquet")
-    async with house.held_at(gate, apply(house)) as handle:
+    async with house.run_until_gate(gate, apply(house)) as handle:
         await house.client.get_workflow_handle(f"delete-ledgers/orphans-{run_id(house)}-0").terminate()
         gate.open()
         done = (await handle.result()).done
@@ -276,7 +287,7 @@ async def test_batch_that_is_stopped_does_not_stop_the_apply(house: House) -> No
     assert not house.world.left_of(ledgers[2])
 
 
-async def test_many_pages_continue_as_new_with_their_sums(house: House) -> None:
+async def test_many_pages_continue_as_new_with_their_sums(house: WorkflowHarness) -> None:
     """One history holds so many pages; the rate goes on with them."""
     orphan_segments(house, 30, page=1)
     await planned(house)
@@ -291,12 +302,12 @@ async def test_many_pages_continue_as_new_with_their_sums(house: House) -> None:
 # -- under an operator's hand
 
 
-async def test_paused_apply_begins_no_page(house: House) -> None:
+async def test_paused_apply_begins_no_page(house: WorkflowHarness) -> None:
     """The one in hand ends; told to go on, the rest goes."""
     keys = orphan_segments(house, 4)
     await planned(house)
     gate = deletes_at(house, keys[0])
-    async with house.held_at(gate, apply(house)) as handle:
+    async with house.run_until_gate(gate, apply(house)) as handle:
         assert (await DeletionBatchControl(house.client).pause(handle.id)).paused
         gate.open()
         await assert_eventually(lambda: len(house.attempts("reconciliation.record_page")) == 1)
@@ -305,7 +316,7 @@ async def test_paused_apply_begins_no_page(house: House) -> None:
             return (await handle.query(ApplyOrphans.progress)).pages_done == 1
 
         await assert_eventually(one_page_is_done)
-        assert "**paused**" in await details_of(handle)
+        assert "**paused**" in await query_current_details(handle)
         progress = await DeletionBatchControl(house.client).progress(handle.id)
         assert isinstance(progress, ApplyOrphansProgress)
         assert (progress.done, progress.left, progress.outcomes["applied"], progress.pages) == (2, 2, 2, 2)
@@ -314,7 +325,7 @@ async def test_paused_apply_begins_no_page(house: House) -> None:
         assert (await handle.result()).done.applied == {"orphan_segment": 4}
 
 
-async def test_pause_before_the_first_task_is_obeyed(house: House) -> None:
+async def test_pause_before_the_first_task_is_obeyed(house: WorkflowHarness) -> None:
     """Nothing is deleted before it is resumed."""
     keys = orphan_segments(house, 2)
     await planned(house)
@@ -329,12 +340,12 @@ async def test_pause_before_the_first_task_is_obeyed(house: House) -> None:
 
 
 @pytest.mark.external_service
-async def test_rate_is_passed_to_batches_and_single_deletes(house: House) -> None:
+async def test_rate_is_passed_to_batches_and_single_deletes(house: WorkflowHarness) -> None:
     """From the next page on."""
     ledgers, keys = orphan_ledgers(house, 2), orphan_segments(house, 2)
     await planned(house)
     gate = deletes_at(house, f"{ledger_prefix(ledgers[0])}00000000.parquet")
-    async with house.held_at(gate, apply(house)) as handle:
+    async with house.run_until_gate(gate, apply(house)) as handle:
         assert (await DeletionBatchControl(house.client).set_rate(handle.id, 100)).rate == 100
         gate.open()
         assert (await handle.result()).done.applied == {"orphan_ledger": 2, "orphan_segment": 2}
@@ -348,7 +359,7 @@ async def test_rate_is_passed_to_batches_and_single_deletes(house: House) -> Non
     assert not set(keys) & set(house.world.objects.keys)
 
 
-async def test_impossible_rate_is_refused(house: House) -> None:
+async def test_impossible_rate_is_refused(house: WorkflowHarness) -> None:
     """Before it is in the history."""
     orphan_segments(house, 1)
     await planned(house)

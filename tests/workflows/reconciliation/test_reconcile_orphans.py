@@ -15,8 +15,14 @@ from logstore.reconciliation.bulk_job_inputs_and_results import (
     VerifyFindingsJob,
 )
 from logstore.reconciliation.findings import FindingKind
-from tests.workflows.house import Gate, House, assert_eventually, details_of, failure
 from tests.workflows.reconciliation.orphaned import orphan_ledgers, plan, run_id
+from tests.workflows.workflow_harness import (
+    Gate,
+    WorkflowHarness,
+    assert_eventually,
+    failure_type_and_message,
+    query_current_details,
+)
 from workers.client.wait_for_job import wait_for_result
 from workflows.reconciliation.reconcile_orphans import ReconcileOrphans
 
@@ -29,24 +35,24 @@ _STEPS = [
 ]
 
 
-def unfinished(house: House) -> bool:
+def unfinished(house: WorkflowHarness) -> bool:
     """Whether there is a run of the plan that nobody may apply."""
     return house.world.catalog.reconciliation.get_run(run_id(house)).finished_us is None
 
 
 @pytest.fixture(autouse=True)
-def _sides(house: House) -> None:
+def _sides(house: WorkflowHarness) -> None:
     house.world.bulk.compared["ledgers"] = 1_000
 
 
 @pytest.mark.external_service
-async def test_plan_goes_its_steps_and_says_what_it_found(house: House) -> None:
+async def test_plan_goes_its_steps_and_says_what_it_found(house: WorkflowHarness) -> None:
     """Storage before the catalog, the comparison judged before it is verified, the summary last."""
     orphan_ledgers(house, 3)
     async with house.worker():
         handle = await plan(house)
         result = await handle.result()
-        details = await details_of(handle)
+        details = await query_current_details(handle)
         progress = await handle.query(ReconcileOrphans.progress)
     assert [one.type for one in house.attempts()] == _STEPS
     assert [type(job) for job in house.world.bulk.ran] == [
@@ -68,7 +74,7 @@ async def test_plan_goes_its_steps_and_says_what_it_found(house: House) -> None:
     assert described.search_attributes["SextonOutcome"] == ["PLANNED"]
 
 
-async def test_plan_without_a_run_id_takes_one(house: House) -> None:
+async def test_plan_without_a_run_id_takes_one(house: WorkflowHarness) -> None:
     """As a scheduled one does: its id in Temporal has a time in the place of a run id."""
     async with house.worker():
         handle = await plan(house, run_id="")
@@ -77,7 +83,7 @@ async def test_plan_without_a_run_id_takes_one(house: House) -> None:
     assert house.world.catalog.reconciliation.get_run(result.run_id).finished_us is not None
 
 
-async def test_bulk_job_that_fails_for_a_while_is_repeated(house: House) -> None:
+async def test_bulk_job_that_fails_for_a_while_is_repeated(house: WorkflowHarness) -> None:
     """A cluster that goes away comes back."""
     failures = [ServiceFailed("spark", "java ended", advice="look"), StoreUnavailable("no answer")]
 
@@ -91,7 +97,7 @@ async def test_bulk_job_that_fails_for_a_while_is_repeated(house: House) -> None
     assert len(house.attempts("reconciliation.run_bulk")) == 6
 
 
-async def test_cluster_that_stays_away_fails_the_plan(house: House) -> None:
+async def test_cluster_that_stays_away_fails_the_plan(house: WorkflowHarness) -> None:
     """After a few attempts, with the sentence of the last one: a person must look."""
 
     def fail(_job: BulkJob, _beat: object) -> None:
@@ -101,11 +107,11 @@ async def test_cluster_that_stays_away_fails_the_plan(house: House) -> None:
     async with house.worker():
         with pytest.raises(WorkflowFailureError) as caught:
             await (await plan(house)).result()
-    assert failure(caught.value) == ("ServiceFailed", "java: none is installed; install Java 17")
+    assert failure_type_and_message(caught.value) == ("ServiceFailed", "java: none is installed; install Java 17")
     assert unfinished(house)
 
 
-async def test_input_that_a_job_finds_to_be_damaged_fails_the_plan_at_once(house: House) -> None:
+async def test_input_that_a_job_finds_to_be_damaged_fails_the_plan_at_once(house: WorkflowHarness) -> None:
     """What asking again cannot mend."""
 
     def fail(_job: BulkJob, _beat: object) -> None:
@@ -115,18 +121,18 @@ async def test_input_that_a_job_finds_to_be_damaged_fails_the_plan_at_once(house
     async with house.worker():
         with pytest.raises(WorkflowFailureError) as caught:
             await (await plan(house)).result()
-    assert failure(caught.value)[0] == "CorruptData"
+    assert failure_type_and_message(caught.value)[0] == "CorruptData"
     assert len(house.attempts("reconciliation.run_bulk")) == 1
 
 
 @pytest.mark.external_service
-async def test_refused_comparison_completes_with_its_sentence(house: House) -> None:
+async def test_refused_comparison_completes_with_its_sentence(house: WorkflowHarness) -> None:
     """No red failure in the Web UI: the command exits 3, and there is no plan to apply (lakeFS#4658)."""
     house.world.bulk.compared["matched"] = 0
     async with house.worker():
         handle = await plan(house)
         result = await handle.result()
-        assert "**Refused**" in await details_of(handle)
+        assert "**Refused**" in await query_current_details(handle)
         with pytest.raises(WorkflowFailureError) as caught:
             await wait_for_result(house.client, handle, lambda _: None)
     assert isinstance(caught.value.cause, ApplicationError)
@@ -138,7 +144,7 @@ async def test_refused_comparison_completes_with_its_sentence(house: House) -> N
     assert (await handle.describe()).search_attributes["SextonOutcome"] == ["REFUSED"]
 
 
-async def test_refused_age_and_refused_bucket_open_no_run(house: House) -> None:
+async def test_refused_age_and_refused_bucket_open_no_run(house: WorkflowHarness) -> None:
     """Nothing is begun."""
     async with house.worker():
         assert (refused := (await (await plan(house, older_than_s=60.0)).result()).refused)
@@ -149,7 +155,7 @@ async def test_refused_age_and_refused_bucket_open_no_run(house: House) -> None:
     assert house.world.catalog.reconciliation.list_runs(RunKind.PLAN, limit=9) == []
 
 
-async def test_cancelled_plan_cancels_its_bulk_job(house: House) -> None:
+async def test_cancelled_plan_cancels_its_bulk_job(house: WorkflowHarness) -> None:
     """No job is left on the cluster, and no summary."""
     gate = Gate()
 
@@ -158,7 +164,7 @@ async def test_cancelled_plan_cancels_its_bulk_job(house: House) -> None:
         beat()  # type: ignore[operator]  # of no arguments
 
     house.world.bulk.meanwhile = wait
-    async with house.held_at(gate, plan(house)) as handle:
+    async with house.run_until_gate(gate, plan(house)) as handle:
         await handle.cancel()
         with pytest.raises(WorkflowFailureError) as caught:
             await handle.result()
@@ -167,7 +173,7 @@ async def test_cancelled_plan_cancels_its_bulk_job(house: House) -> None:
     assert unfinished(house)
 
 
-async def test_plan_whose_worker_is_lost_goes_on_at_another(house: House) -> None:
+async def test_plan_whose_worker_is_lost_goes_on_at_another(house: WorkflowHarness) -> None:
     """What was published is not done again."""
     gate = Gate()
     waits = [lambda: None, lambda: None, gate.wait]
@@ -177,16 +183,16 @@ async def test_plan_whose_worker_is_lost_goes_on_at_another(house: House) -> Non
             waits.pop(0)()
 
     house.world.bulk.meanwhile = wait
-    async with house.worker(cache=0):
+    async with house.worker(max_cached_workflows=0):
         handle = await plan(house)
         await assert_eventually(gate.reached.is_set)
-    async with house.worker(cache=0):
+    async with house.worker(max_cached_workflows=0):
         assert (await handle.result()).found
     names = [job.name for job in house.world.bulk.ran]
     assert (names.count("list-storage"), names.count("read-references")) == (1, 1)
 
 
-async def test_plan_of_the_same_run_is_not_started_twice(house: House) -> None:
+async def test_plan_of_the_same_run_is_not_started_twice(house: WorkflowHarness) -> None:
     """And one that is done says so again."""
     handle: WorkflowHandle[ReconcileOrphans, object] = await plan(house)
     with pytest.raises(WorkflowAlreadyStartedError):
@@ -197,7 +203,7 @@ async def test_plan_of_the_same_run_is_not_started_twice(house: House) -> None:
     assert len(house.world.bulk.ran) == 4
 
 
-async def test_progress_asked_before_the_first_task_is_answered(house: House) -> None:
+async def test_progress_asked_before_the_first_task_is_answered(house: WorkflowHarness) -> None:
     """By the first worker that comes."""
     handle = await plan(house)
     async with house.worker():

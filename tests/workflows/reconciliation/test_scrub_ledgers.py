@@ -14,8 +14,14 @@ from logstore.reconciliation.bulk_job_inputs_and_results import (
     CutScrubIntoPagesJob,
     ScrubPageJob,
 )
-from tests.workflows.house import Gate, House, assert_eventually, details_of, failure
 from tests.workflows.reconciliation.orphaned import corrupt, scrub
+from tests.workflows.workflow_harness import (
+    Gate,
+    WorkflowHarness,
+    assert_eventually,
+    failure_type_and_message,
+    query_current_details,
+)
 from workflows.reconciliation.job_definitions import (
     ScrubLedgersInput,
 )
@@ -29,19 +35,19 @@ _STEPS = [
 ]
 
 
-def pages_read(house: House) -> list[int]:
+def pages_read(house: WorkflowHarness) -> list[int]:
     """Pages whose job ran, in order; one that was published is not read again."""
     return [job.page for job in house.world.bulk.ran if isinstance(job, ScrubPageJob)]
 
 
 @pytest.mark.external_service
-async def test_scrub_goes_its_steps_and_says_what_it_found(house: House) -> None:
+async def test_scrub_goes_its_steps_and_says_what_it_found(house: WorkflowHarness) -> None:
     """Findings of all pages, in one folder."""
     house.world.bulk.damaged = {0: [corrupt(1)], 1: [corrupt(2), corrupt(3)]}
     async with house.worker():
         handle = await scrub(house, bytes_per_s=MIN_SCRUB_RATE)
         result = await handle.result()
-        details = await details_of(handle)
+        details = await query_current_details(handle)
     assert [one.type for one in house.attempts()] == _STEPS
     assert result.found is not None
     assert (result.found.findings["corrupt_data"], result.found.size_bytes["corrupt_data"]) == (3, 300)
@@ -57,7 +63,7 @@ async def test_scrub_goes_its_steps_and_says_what_it_found(house: House) -> None
     assert described.search_attributes["SextonOutcome"] == ["SCRUBBED"]
 
 
-async def test_storage_and_cluster_that_are_away_for_a_while_are_waited_for(house: House) -> None:
+async def test_storage_and_cluster_that_are_away_for_a_while_are_waited_for(house: WorkflowHarness) -> None:
     failures = [ServiceFailed("spark", "java ended", advice="look"), StoreUnavailable("no answer")]
 
     def fail(_job: BulkJob, _beat: object) -> None:
@@ -72,7 +78,7 @@ async def test_storage_and_cluster_that_are_away_for_a_while_are_waited_for(hous
     assert len(house.attempts()) == len(_STEPS) + 2
 
 
-async def test_terminal_fault_fails_the_scrub_at_once(house: House) -> None:
+async def test_terminal_fault_fails_the_scrub_at_once(house: WorkflowHarness) -> None:
     def fail(job: BulkJob, _beat: object) -> None:
         if isinstance(job, ScrubPageJob):
             raise CorruptData("pages.json: expected pages")
@@ -81,13 +87,13 @@ async def test_terminal_fault_fails_the_scrub_at_once(house: House) -> None:
     async with house.worker():
         with pytest.raises(WorkflowFailureError) as caught:
             await (await scrub(house)).result()
-    assert failure(caught.value)[0] == "CorruptData"
+    assert failure_type_and_message(caught.value)[0] == "CorruptData"
     assert len(house.attempts("reconciliation.scrub_page")) == 1
     (run,) = house.world.catalog.reconciliation.list_runs(RunKind.SCRUB, limit=9)
     assert run.finished_us is None
 
 
-async def test_bucket_of_another_catalog_is_refused_before_a_run_is_opened(house: House) -> None:
+async def test_bucket_of_another_catalog_is_refused_before_a_run_is_opened(house: WorkflowHarness) -> None:
     """What another store lacks says nothing of this catalog's data."""
     house.world.tiered.refusal = CatalogMismatch("bucket", expected="ours", found="theirs", advice="look")
     async with house.worker():
@@ -98,7 +104,7 @@ async def test_bucket_of_another_catalog_is_refused_before_a_run_is_opened(house
 
 
 @pytest.mark.external_service
-async def test_cancelled_scrub_ends_its_job_and_the_next_goes_on_where_it_was(house: House) -> None:
+async def test_cancelled_scrub_ends_its_job_and_the_next_goes_on_where_it_was(house: WorkflowHarness) -> None:
     """With the findings of pages that the first one read."""
     house.world.bulk.damaged = {0: [corrupt(1)], 1: [corrupt(2)]}
     gate = Gate()
@@ -109,7 +115,7 @@ async def test_cancelled_scrub_ends_its_job_and_the_next_goes_on_where_it_was(ho
             beat()
 
     house.world.bulk.meanwhile = hold
-    async with house.held_at(gate, scrub(house)) as handle:
+    async with house.run_until_gate(gate, scrub(house)) as handle:
         await handle.cancel()
         with pytest.raises(WorkflowFailureError) as caught:
             await handle.result()
@@ -124,7 +130,7 @@ async def test_cancelled_scrub_ends_its_job_and_the_next_goes_on_where_it_was(ho
     assert result.found.findings["corrupt_data"] == 2
 
 
-async def test_scrub_of_other_topics_begins_its_own_run(house: House) -> None:
+async def test_scrub_of_other_topics_begins_its_own_run(house: WorkflowHarness) -> None:
     """An unfinished one of every topic is left alone."""
 
     def fail(_job: BulkJob, _beat: object) -> None:
@@ -144,7 +150,7 @@ async def test_scrub_of_other_topics_begins_its_own_run(house: House) -> None:
     assert sorted(ended.values()) == [False, True]
 
 
-async def test_finished_scrub_is_not_gone_on_with(house: House) -> None:
+async def test_finished_scrub_is_not_gone_on_with(house: WorkflowHarness) -> None:
     """The next one reads all anew: bits flip later, too."""
     async with house.worker():
         first = await (await scrub(house)).result()
@@ -154,7 +160,7 @@ async def test_finished_scrub_is_not_gone_on_with(house: House) -> None:
 
 
 @pytest.mark.external_service
-async def test_worker_lost_with_an_empty_cache_reads_no_page_twice(house: House) -> None:
+async def test_worker_lost_with_an_empty_cache_reads_no_page_twice(house: WorkflowHarness) -> None:
     gate = Gate()
 
     def hold(job: BulkJob, _beat: object) -> None:
@@ -162,7 +168,7 @@ async def test_worker_lost_with_an_empty_cache_reads_no_page_twice(house: House)
             gate.wait()
 
     house.world.bulk.meanwhile = hold
-    handle = await house.left_at(gate, scrub(house))
+    handle = await house.stop_worker_at_gate(gate, scrub(house))
     house.world.bulk.meanwhile = lambda _job, _beat: None
     async with house.worker():
         result = await handle.result()
@@ -170,10 +176,10 @@ async def test_worker_lost_with_an_empty_cache_reads_no_page_twice(house: House)
     assert pages_read(house).count(0) == 1
 
 
-async def test_second_start_joins_the_scrub_at_work(house: House) -> None:
+async def test_second_start_joins_the_scrub_at_work(house: WorkflowHarness) -> None:
     gate = Gate()
     house.world.bulk.meanwhile = lambda _job, _beat: gate.wait()
-    async with house.held_at(gate, scrub(house)) as handle:
+    async with house.run_until_gate(gate, scrub(house)) as handle:
         again = await scrub(house)
         assert again.first_execution_run_id in {None, handle.first_execution_run_id}
         with pytest.raises(WorkflowAlreadyStartedError):
@@ -186,7 +192,7 @@ async def test_second_start_joins_the_scrub_at_work(house: House) -> None:
 
 
 @pytest.mark.external_service
-async def test_scrub_paused_before_its_first_task_reads_nothing_until_it_is_resumed(house: House) -> None:
+async def test_scrub_paused_before_its_first_task_reads_nothing_until_it_is_resumed(house: WorkflowHarness) -> None:
     """An update waits in the server for a worker."""
     handle = await scrub(house)
     async with house.worker():
@@ -197,7 +203,7 @@ async def test_scrub_paused_before_its_first_task_reads_nothing_until_it_is_resu
         assert (await handle.result()).progress.pages_done == 2
 
 
-async def test_long_scrub_goes_on_in_a_new_run(house: House) -> None:
+async def test_long_scrub_goes_on_in_a_new_run(house: WorkflowHarness) -> None:
     """With what it has counted, and no page twice."""
     house.world.bulk.pages = 150
     house.world.bulk.damaged = {3: [corrupt(1)], 149: [corrupt(2)]}

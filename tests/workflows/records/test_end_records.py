@@ -12,30 +12,30 @@ from activities.records.inputs_and_results import EndRecordsPageInput, EndRecord
 from logstore.deletion.retention import RetentionPolicy
 from logstore.errors import CatalogBusy
 from logstore.positions import LedgerId
-from tests.fakes.objects import Operation
-from tests.workflows.house import Gate, House, assert_eventually, details_of
+from tests.fakes.object_store import StoreOperation
 from tests.workflows.records.verbs import end
+from tests.workflows.workflow_harness import Gate, WorkflowHarness, assert_eventually, query_current_details
 from workflows.records.end_records import EndRecords
 from workflows.records.job_definitions import EndRecordsResult
 
 
-def listed(house: House) -> list[LedgerId]:
+def listed(house: WorkflowHarness) -> list[LedgerId]:
     """The topic's ledgers."""
     return [one.ledger_id for one in house.world.catalog.ledgers.list_ledgers(house.world.topic.topic_id)]
 
 
-def buried(house: House) -> set[int]:
+def buried(house: WorkflowHarness) -> set[int]:
     """Ledgers that left tombstones."""
     return {row.id for row in house.world.sql("SELECT id FROM tombstone WHERE kind = 'ledger'")}
 
 
-async def done(house: House, function: str, **more: Any) -> EndRecordsResult:
+async def done(house: WorkflowHarness, function: str, **more: Any) -> EndRecordsResult:
     """Its result."""
     result: EndRecordsResult = await house.done(end(house, function, **more))
     return result
 
 
-async def test_what_the_function_ends_is_gone_and_leaves_tombstones(house: House) -> None:
+async def test_what_the_function_ends_is_gone_and_leaves_tombstones(house: WorkflowHarness) -> None:
     """Page by page; the others stay, and the audit log says which function it was."""
     ledgers = house.world.fill(5)
     even = [one for one in ledgers if one % 2 == 0]
@@ -50,7 +50,7 @@ async def test_what_the_function_ends_is_gone_and_leaves_tombstones(house: House
     assert {row.reason for row in told} == {"function even: a test"}
 
 
-async def test_dry_run_tells_and_changes_nothing(house: House) -> None:
+async def test_dry_run_tells_and_changes_nothing(house: WorkflowHarness) -> None:
     """The same counts as the run that follows it."""
     house.world.fill(3)
     before, objects = listed(house), house.world.objects.keys
@@ -63,7 +63,7 @@ async def test_dry_run_tells_and_changes_nothing(house: House) -> None:
 
 
 @pytest.mark.parametrize("dry_run", [False, True])
-async def test_what_a_subscription_needs_stays_and_is_named(house: House, dry_run: bool) -> None:
+async def test_what_a_subscription_needs_stays_and_is_named(house: WorkflowHarness, dry_run: bool) -> None:
     """Promise 1: the rules of an explicit delete, for each ledger by itself."""
     ledgers = house.world.fill(3, acknowledged=False)
     house.world.catalog.cursors.create_subscription(house.world.topic.topic_id, "slow", latest=False)
@@ -73,7 +73,7 @@ async def test_what_a_subscription_needs_stays_and_is_named(house: House, dry_ru
     assert listed(house)[:3] == ledgers
 
 
-async def test_topic_with_a_cursor_that_cannot_be_read_keeps_everything(house: House) -> None:
+async def test_topic_with_a_cursor_that_cannot_be_read_keeps_everything(house: WorkflowHarness) -> None:
     """Nobody knows what it needs; the other topics lose nothing by it."""
     topic = house.world.catalog.topics.create_topic("persistent://tenant/namespace/sound", RetentionPolicy())
     house.world.fill(2)
@@ -86,7 +86,7 @@ async def test_topic_with_a_cursor_that_cannot_be_read_keeps_everything(house: H
     assert "torn" in result.because[0]
 
 
-async def test_all_topics_are_gone_through_page_by_page(house: House) -> None:
+async def test_all_topics_are_gone_through_page_by_page(house: WorkflowHarness) -> None:
     """A page that is full within a topic goes on there."""
     worlds = [house.world]
     for name in ("one", "two"):
@@ -100,14 +100,14 @@ async def test_all_topics_are_gone_through_page_by_page(house: House) -> None:
     assert [len(house.world.catalog.ledgers.list_ledgers(world.topic.topic_id)) for world in worlds] == [1, 1, 1]
 
 
-async def test_function_that_fails_ends_nothing_more_and_is_named_with_its_record(house: House) -> None:
+async def test_function_that_fails_ends_nothing_more_and_is_named_with_its_record(house: WorkflowHarness) -> None:
     """What the pages before it have ended is deleted all the same; nothing of its own page ends."""
     ledgers = house.world.fill(6)
     (broken,) = [one for one in ledgers[2:4] if one % 10 == 3]
     async with house.worker():
         handle = await end(house, "broken_at_three")
         result: EndRecordsResult = await handle.result()
-        told = await details_of(handle)
+        told = await query_current_details(handle)
     assert result.stopped
     assert result.stopped.type == "FunctionFailed"
     assert f"ledger {broken} of" in result.stopped.message
@@ -117,7 +117,7 @@ async def test_function_that_fails_ends_nothing_more_and_is_named_with_its_recor
     assert len(house.attempts("records.end_page")) == 2, "it is not asked again: it would answer alike"
 
 
-async def test_function_that_ends_its_process_is_asked_once(house: House) -> None:
+async def test_function_that_ends_its_process_is_asked_once(house: WorkflowHarness) -> None:
     """`sys.exit` is no fault that passes: the job is told of it, and the worker lives."""
     house.world.fill(1)
     result = await done(house, "leaving")
@@ -127,7 +127,7 @@ async def test_function_that_ends_its_process_is_asked_once(house: House) -> Non
     assert len(listed(house)) == 2
 
 
-async def test_function_that_changes_a_record_is_refused_by_name(house: House) -> None:
+async def test_function_that_changes_a_record_is_refused_by_name(house: WorkflowHarness) -> None:
     """Nothing of a record may be changed."""
     house.world.fill(1)
     result = await done(house, "changing")
@@ -146,7 +146,7 @@ async def test_function_that_changes_a_record_is_refused_by_name(house: House) -
     ],
 )
 async def test_what_cannot_be_asked_is_refused_before_anything_starts(
-    house: House, function: str, more: dict[str, Any], kind: str, told: str
+    house: WorkflowHarness, function: str, more: dict[str, Any], kind: str, told: str
 ) -> None:
     """As a result: nothing fails in the Web UI."""
     house.world.fill(1)
@@ -158,7 +158,7 @@ async def test_what_cannot_be_asked_is_refused_before_anything_starts(
     assert len(listed(house)) == 2
 
 
-async def test_catalog_that_adopts_is_refused(house: House) -> None:
+async def test_catalog_that_adopts_is_refused(house: WorkflowHarness) -> None:
     """Its ledgers are not all known yet."""
     house.world.fill(1)
     house.world.sql("UPDATE record_log SET state = 'ADOPTING'")
@@ -167,7 +167,7 @@ async def test_catalog_that_adopts_is_refused(house: House) -> None:
     assert result.refused.type == "CatalogAdopting"
 
 
-async def test_catalog_that_was_rebuilt_meanwhile_ends_the_job_as_stale(house: House) -> None:
+async def test_catalog_that_was_rebuilt_meanwhile_ends_the_job_as_stale(house: WorkflowHarness) -> None:
     """Pages after it are of another catalog."""
     house.world.fill(4)
     gate, real = Gate(), house.world.activities.records.ending.end_page
@@ -179,7 +179,7 @@ async def test_catalog_that_was_rebuilt_meanwhile_ends_the_job_as_stale(house: H
             gate.open()
         return real(request)
 
-    async with house.worker(instead=[end_page]):
+    async with house.worker(replacements=[end_page]):
         result: EndRecordsResult = await (await end(house, "every")).result()
     assert result.stopped
     assert result.stopped.type == "StaleCatalog"
@@ -188,14 +188,14 @@ async def test_catalog_that_was_rebuilt_meanwhile_ends_the_job_as_stale(house: H
 
 
 @pytest.mark.parametrize(("policy", "left"), [("plain", 0), ("durable", 2), (None, 2)])
-async def test_command_says_whether_tombstones_are_left(house: House, policy: str | None, left: int) -> None:
+async def test_command_says_whether_tombstones_are_left(house: WorkflowHarness, policy: str | None, left: int) -> None:
     """Durable by default."""
     house.world.fill(2)
     await done(house, "every", durable_delete=policy)
     assert len(buried(house)) == left
 
 
-async def test_page_whose_answer_was_lost_is_asked_again_and_counted_once(house: House) -> None:
+async def test_page_whose_answer_was_lost_is_asked_again_and_counted_once(house: WorkflowHarness) -> None:
     """The batch is counted from its rows."""
     house.world.fill(2)
     real, lost = house.world.activities.records.ending.end_page, [True]
@@ -207,12 +207,12 @@ async def test_page_whose_answer_was_lost_is_asked_again_and_counted_once(house:
             raise CatalogBusy("planned: the answer is lost")
         return answer
 
-    async with house.worker(instead=[end_page]):
+    async with house.worker(replacements=[end_page]):
         result: EndRecordsResult = await (await end(house, "every")).result()
     assert (result.ended, result.outcomes, result.kept) == (2, {"DELETED": 2}, 0)
 
 
-async def test_what_a_sweep_has_taken_up_meanwhile_is_counted_as_ended(house: House) -> None:
+async def test_what_a_sweep_has_taken_up_meanwhile_is_counted_as_ended(house: WorkflowHarness) -> None:
     """No worker was there for longer than the batch is held; its rows are in another batch by now."""
     house.world.fill(4)
     gate, real = Gate(), house.world.activities.records.ending.end_page
@@ -225,12 +225,12 @@ async def test_what_a_sweep_has_taken_up_meanwhile_is_counted_as_ended(house: Ho
             gate.open()
         return answer
 
-    async with house.worker(instead=[end_page]):
+    async with house.worker(replacements=[end_page]):
         result: EndRecordsResult = await (await end(house, "every")).result()
     assert (result.ended, result.outcomes) == (4, {})
 
 
-async def test_batch_that_is_finished_stops_the_job(house: House) -> None:
+async def test_batch_that_is_finished_stops_the_job(house: WorkflowHarness) -> None:
     """A batch id that was used before: what would be detached into it would be nobody's."""
     house.world.fill(1)
     assert (await done(house, "every")).ended == 1
@@ -241,7 +241,7 @@ async def test_batch_that_is_finished_stops_the_job(house: House) -> None:
     assert len(listed(house)) == 3, "all that there were"
 
 
-async def test_every_page_may_be_a_run_of_its_own(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_every_page_may_be_a_run_of_its_own(house: WorkflowHarness, monkeypatch: pytest.MonkeyPatch) -> None:
     """What was counted, the batch and the place are carried, and the function is looked up once."""
     monkeypatch.setattr("temporalio.workflow.Info.is_continue_as_new_suggested", lambda _info: True)
     house.world.fill(5)
@@ -252,10 +252,10 @@ async def test_every_page_may_be_a_run_of_its_own(house: House, monkeypatch: pyt
 
 
 @pytest.mark.parametrize("how", ["cancel", "terminate"])
-async def test_job_that_is_stopped_lets_its_deletion_go_on(house: House, how: str) -> None:
+async def test_job_that_is_stopped_lets_its_deletion_go_on(house: WorkflowHarness, how: str) -> None:
     """The intents are filed: what was detached is deleted without it."""
     house.world.fill(2)
-    gate = house.gate(Operation.DELETE)
+    gate = house.gate(StoreOperation.DELETE)
     async with house.worker():
         handle = await end(house, "every", batch_id="b")
         await assert_eventually(gate.reached.is_set)
@@ -268,7 +268,7 @@ async def test_job_that_is_stopped_lets_its_deletion_go_on(house: House, how: st
     assert certificate["outcomes"] == {"DELETED": 2}
 
 
-async def test_worker_that_is_lost_between_pages_is_followed_by_another(house: House) -> None:
+async def test_worker_that_is_lost_between_pages_is_followed_by_another(house: WorkflowHarness) -> None:
     """With nothing in its memory."""
     house.world.fill(4)
     gate, real = Gate(), house.world.activities.records.ending.end_page
@@ -282,16 +282,16 @@ async def test_worker_that_is_lost_between_pages_is_followed_by_another(house: H
             gate.wait()
         return answer
 
-    async with house.worker(cache=0, instead=[end_page]):
+    async with house.worker(max_cached_workflows=0, replacements=[end_page]):
         handle = await end(house, "every")
         await assert_eventually(gate.reached.is_set)
     gate.open()
-    async with house.worker(cache=0):
+    async with house.worker(max_cached_workflows=0):
         result: EndRecordsResult = await handle.result()
     assert (result.ended, result.outcomes) == (4, {"DELETED": 4})
 
 
-async def test_second_start_of_a_batch_joins_the_first(house: House) -> None:
+async def test_second_start_of_a_batch_joins_the_first(house: WorkflowHarness) -> None:
     """By its id."""
     house.world.fill(1)
     async with house.worker():
@@ -300,7 +300,7 @@ async def test_second_start_of_a_batch_joins_the_first(house: House) -> None:
     assert results[0] == results[1]
 
 
-def _decided_by(house: House) -> Callable[[int], None]:
+def _decided_by(house: WorkflowHarness) -> Callable[[int], None]:
     def append_copy(ledger_id: int) -> None:
         house.world.sql(
             "INSERT INTO ledger_copy (ledger_id, kind, state, context) VALUES (:one, 'OFFLOADED_LEDGER', 'LIVE', '{}')",
@@ -311,7 +311,7 @@ def _decided_by(house: House) -> Callable[[int], None]:
 
 
 async def test_record_that_changes_after_the_function_saw_it_stays(
-    house: House, monkeypatch: pytest.MonkeyPatch
+    house: WorkflowHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It was decided of another record; the next run asks anew."""
     ledgers = house.world.fill(2)

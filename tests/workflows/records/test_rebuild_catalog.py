@@ -4,12 +4,12 @@ import pytest
 from temporalio.client import WorkflowFailureError, WorkflowHandle
 
 from tests.replay.rebuilding import REBUILD, Answers, activities_of
-from tests.workflows.house import Gate, House, assert_eventually
+from tests.workflows.workflow_harness import Gate, WorkflowHarness, assert_eventually
 from workflows.records.job_definitions import REBUILD_CATALOG, RebuildCatalogInput, RebuildCatalogResult
 from workflows.records.rebuild_catalog import RebuildCatalog
 
 
-async def _started(house: House) -> "WorkflowHandle[RebuildCatalog, RebuildCatalogResult]":
+async def _started(house: WorkflowHarness) -> "WorkflowHandle[RebuildCatalog, RebuildCatalogResult]":
     request = RebuildCatalogInput(rebuild=REBUILD)
     return await house.client.start_workflow(
         REBUILD_CATALOG.name,
@@ -22,7 +22,7 @@ async def _started(house: House) -> "WorkflowHandle[RebuildCatalog, RebuildCatal
 
 @pytest.mark.parametrize("fault", ["", "no_database", "bug"])
 async def test_rebuild_lets_go_of_its_manifest_whether_it_completes_is_refused_or_fails(
-    house: House, fault: str
+    house: WorkflowHarness, fault: str
 ) -> None:
     answers = Answers(fault=fault)
     async with house.serve(house.queue, activities_of(answers), workflows=[RebuildCatalog]):
@@ -36,7 +36,7 @@ async def test_rebuild_lets_go_of_its_manifest_whether_it_completes_is_refused_o
     assert answers.let_go_of == [REBUILD]
 
 
-async def test_rebuild_that_is_cancelled_lets_go_of_its_manifest(house: House) -> None:
+async def test_rebuild_that_is_cancelled_lets_go_of_its_manifest(house: WorkflowHarness) -> None:
     gate = Gate()
     answers = Answers(gate=gate)
     async with house.serve(house.queue, activities_of(answers), workflows=[RebuildCatalog]):

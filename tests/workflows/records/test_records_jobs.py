@@ -10,8 +10,7 @@ from activities.records.inputs_and_results import FlushInput
 from logstore.ports.catalog import Claim
 from logstore.records.job_results import FlushedRecords, ReplicaAwaitedByRaid
 from logstore.records.services.record_log import RecordLog
-from tests.fakes.objects import Operation
-from tests.workflows.house import House, assert_eventually, details_of
+from tests.fakes.object_store import StoreOperation
 from tests.workflows.records.verbs import (
     defragment,
     flush_for_ever,
@@ -22,6 +21,7 @@ from tests.workflows.records.verbs import (
     replicate,
     sweep,
 )
+from tests.workflows.workflow_harness import WorkflowHarness, assert_eventually, query_current_details
 from workflows.records.flush_records import FlushRecords
 from workflows.records.job_definitions import (
     DEFRAGMENT_RECORDS,
@@ -45,22 +45,22 @@ async def _looked(handle: WorkflowHandle[Any, Any], looks: int) -> FlushRecordsR
     return found[-1]
 
 
-async def test_flush_of_now_ends_with_what_it_wrote(house: House) -> None:
+async def test_flush_of_now_ends_with_what_it_wrote(house: WorkflowHarness) -> None:
     """Its details tell records, blocks and the manifest."""
     house.world.fill(2)
     async with house.worker():
         handle = await flush_now(house)
         result = await handle.result()
-        told = await details_of(handle)
+        told = await query_current_details(handle)
     assert (result.done.manifest, result.done.flushes, result.looks, result.refused) == (1, 1, 1, None)
     assert f"{result.done.records:,} records in {result.done.blocks:,} blocks" in told
     assert "the newest is **1**" in told
 
 
-async def test_flush_that_is_joined_flushes_once_more(house: House) -> None:
+async def test_flush_that_is_joined_flushes_once_more(house: WorkflowHarness) -> None:
     """What changed after it had read the catalog is in the next manifest, and not only there one day."""
     house.world.fill(1)
-    gate = gate_at(house, Operation.PUT)
+    gate = gate_at(house, StoreOperation.PUT)
     async with house.worker():
         handle = await flush_now(house)
         await assert_eventually(gate.reached.is_set)
@@ -73,7 +73,7 @@ async def test_flush_that_is_joined_flushes_once_more(house: House) -> None:
     assert house.world.catalog.records.read_state().outbox_changes == 0
 
 
-async def test_flush_for_ever_flushes_each_time_that_it_is_woken(house: House) -> None:
+async def test_flush_for_ever_flushes_each_time_that_it_is_woken(house: WorkflowHarness) -> None:
     """And goes on where another worker takes it up."""
     house.world.fill(1)
     async with house.worker():
@@ -87,7 +87,7 @@ async def test_flush_for_ever_flushes_each_time_that_it_is_woken(house: House) -
     await handle.terminate()
 
 
-async def test_flush_waits_while_another_job_is_at_work_on_the_record_log(house: House) -> None:
+async def test_flush_waits_while_another_job_is_at_work_on_the_record_log(house: WorkflowHarness) -> None:
     """As long as a claim outlives the job that had it, and some seconds more."""
     house.world.fill(1)
     records = house.world.catalog.records
@@ -105,7 +105,9 @@ async def test_flush_waits_while_another_job_is_at_work_on_the_record_log(house:
 
 
 @pytest.mark.parametrize("start", [flush_now, flush_for_ever, defragment, raid])
-async def test_catalog_that_is_older_than_its_record_log_is_refused_as_a_result(house: House, start: Any) -> None:
+async def test_catalog_that_is_older_than_its_record_log_is_refused_as_a_result(
+    house: WorkflowHarness, start: Any
+) -> None:
     """Nothing fails in the Web UI, and the details say why."""
     house.world.fill(1)
     async with house.worker():
@@ -114,12 +116,12 @@ async def test_catalog_that_is_older_than_its_record_log_is_refused_as_a_result(
         house.world.fill(1)
         handle = await start(house)
         result = await handle.result()
-        told = await details_of(handle)
+        told = await query_current_details(handle)
     assert result.refused.type == "CatalogOutdated"
     assert told.startswith("**Refused**")
 
 
-async def test_sweep_starts_the_flush_that_goes_on_for_ever_unless_it_runs(house: House) -> None:
+async def test_sweep_starts_the_flush_that_goes_on_for_ever_unless_it_runs(house: WorkflowHarness) -> None:
     """Whatever had ended it."""
     house.world.fill(1)
     async with house.worker():
@@ -134,7 +136,7 @@ async def test_sweep_starts_the_flush_that_goes_on_for_ever_unless_it_runs(house
 
 @pytest.mark.parametrize(("start", "at_work"), [(raid, RAID_TOMBSTONES.id()), (defragment, DEFRAGMENT_RECORDS.id())])
 async def test_run_of_a_schedule_leaves_the_work_to_the_one_that_is_at_it(
-    house: House, start: Any, at_work: str
+    house: WorkflowHarness, start: Any, at_work: str
 ) -> None:
     """Of each job one run is at work; alone, the run of a schedule tells what its child came to."""
     house.world.fill(1)
@@ -142,7 +144,7 @@ async def test_run_of_a_schedule_leaves_the_work_to_the_one_that_is_at_it(
         await (await flush_now(house)).result()
         house.world.fill(1)
         await (await flush_now(house)).result()
-        gate = gate_at(house, Operation.GET if start is defragment else Operation.PUT)
+        gate = gate_at(house, StoreOperation.GET if start is defragment else StoreOperation.PUT)
         mine = await start(house)
         await assert_eventually(gate.reached.is_set)
         scheduled = await (await start(house, scheduled=True)).result()
@@ -159,7 +161,7 @@ async def test_run_of_a_schedule_leaves_the_work_to_the_one_that_is_at_it(
 
 
 async def test_many_blocks_are_joined_before_their_schedule_is_due(
-    house: House, monkeypatch: pytest.MonkeyPatch
+    house: WorkflowHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each manifest names all of them."""
     named = iter((10, 1_009, 1_010, 1_011))
@@ -169,7 +171,7 @@ async def test_many_blocks_are_joined_before_their_schedule_is_due(
         del request
         return FlushedRecords(manifest=1, named=next(named))
 
-    async with house.worker(instead=[flush]):
+    async with house.worker(replacements=[flush]):
         handle = await flush_for_ever(house)
         await _looked(handle, 1)
         await handle.signal(FlushRecords.wake)
@@ -183,7 +185,7 @@ async def test_many_blocks_are_joined_before_their_schedule_is_due(
     assert len(house.attempts("records.defragment")) == 1
 
 
-async def test_raid_that_a_replica_holds_up_names_it_in_result_and_details(house: House) -> None:
+async def test_raid_that_a_replica_holds_up_names_it_in_result_and_details(house: WorkflowHarness) -> None:
     """The log alone did, which the person who started the raid does not read."""
     row = "'ledger', 5, 1, 1, 'MANAGED_LEDGER', 2, 1, 1"
     house.world.sql(
@@ -195,14 +197,14 @@ async def test_raid_that_a_replica_holds_up_names_it_in_result_and_details(house
         await (await flush_now(house)).result()
         handle = await raid(house, eligible_age_s=0.0)
         result = await handle.result()
-        told = await details_of(handle)
+        told = await query_current_details(handle)
     assert result.done.held_by == [ReplicaAwaitedByRaid(replica="mirror", manifest=0, tombstones=1)]
     assert "replica **mirror** lacks 1 of them: it has applied manifest 0" in told
 
 
-async def test_replicas_are_told_in_the_details(house: House) -> None:
+async def test_replicas_are_told_in_the_details(house: WorkflowHarness) -> None:
     """Without one, the setting is named."""
     async with house.worker():
         handle = await replicate(house)
         assert (await handle.result()).shipped == []
-        assert "replica_buckets" in await details_of(handle)
+        assert "replica_buckets" in await query_current_details(handle)

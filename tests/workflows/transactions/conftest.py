@@ -2,11 +2,11 @@
 
 import pytest
 
-from tests.workflows.house import House
 from tests.workflows.transactions.parties import Parties
+from tests.workflows.workflow_harness import WorkflowHarness
 
 
 @pytest.fixture
-def parties(house: House, monkeypatch: pytest.MonkeyPatch) -> Parties:
+def parties(house: WorkflowHarness, monkeypatch: pytest.MonkeyPatch) -> Parties:
     """Two topics."""
     return Parties(house, monkeypatch)

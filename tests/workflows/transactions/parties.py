@@ -13,7 +13,7 @@ from logstore.log.entries import NewEntry, ProducedEntries
 from logstore.log.services import AppendResult
 from logstore.ports.catalog import BeginTransactionWrite, EndTransactionWrite, Topic
 from logstore.transactions.transaction_ids_and_states import TransactionId, TransactionState
-from tests.workflows.house import House, assert_eventually
+from tests.workflows.workflow_harness import WorkflowHarness, assert_eventually
 from workflows.transactions.broadcast_transaction import BroadcastTransaction
 from workflows.transactions.job_definitions import (
     BROADCAST_TRANSACTION,
@@ -33,7 +33,7 @@ Broadcast = WorkflowHandle[BroadcastTransaction, BroadcastProgress]
 class Parties:
     """Some topics of a house."""
 
-    def __init__(self, house: House, monkeypatch: pytest.MonkeyPatch, count: int = 2) -> None:
+    def __init__(self, house: WorkflowHarness, monkeypatch: pytest.MonkeyPatch, count: int = 2) -> None:
         """Create them; none is away."""
         self.house = house
         self.log = house.world.log
@@ -131,7 +131,7 @@ def broadcast_id(txn: TransactionId) -> str:
     return BROADCAST_TRANSACTION.id(f"{txn.tc_id}-{txn.sequence}")
 
 
-def pauses(house: House, type_: str) -> list[float]:
+def pauses(house: WorkflowHarness, type_: str) -> list[float]:
     """Seconds between one attempt of an activity and the next, by the server's clock."""
     moments = [one.scheduled for one in house.attempts(type_)]
     return [(after - before).total_seconds() for before, after in pairwise(moments)]

@@ -6,15 +6,15 @@ from temporalio import activity
 from activities.transactions.inputs_and_results import BroadcastInput, BroadcastState
 from logstore.ports.catalog import AuditCause
 from logstore.transactions.transaction_ids_and_states import Participant, TransactionId, TransactionState
-from tests.workflows.house import House, details_of
 from tests.workflows.transactions.parties import Parties, owing, pauses
+from tests.workflows.workflow_harness import WorkflowHarness, query_current_details
 from workflows.transactions.broadcast_transaction import BroadcastTransaction
 
 _CAUSE = AuditCause(actor="tests", reason="the topic never comes back", workflow_id="")
 
 
 async def test_broadcast_tries_with_growing_pauses_until_the_participant_is_back(
-    house: House, parties: Parties
+    house: WorkflowHarness, parties: Parties
 ) -> None:
     """Twice as long each time, up to a bound; what was told is not told again."""
     txn = parties.decided()
@@ -30,7 +30,7 @@ async def test_broadcast_tries_with_growing_pauses_until_the_participant_is_back
         calls.append(real(request))
         return calls[-1]
 
-    async with house.worker(instead=[tell]):
+    async with house.worker(replacements=[tell]):
         handle = await parties.broadcast(txn, pause_s=1.0, most_pause_s=10.0)
         result = await handle.result()
     assert [round(pause) for pause in pauses(house, "transactions.tell")] == [1, 2, 4, 8, 10, 10]
@@ -40,7 +40,7 @@ async def test_broadcast_tries_with_growing_pauses_until_the_participant_is_back
     assert stored == [2, 2], "a message and one marker"
 
 
-async def test_retry_signal_ends_the_pause(house: House, parties: Parties) -> None:
+async def test_retry_signal_ends_the_pause(house: WorkflowHarness, parties: Parties) -> None:
     """Long before it is over."""
     txn = parties.decided()
     parties.away.add(parties.topics[1].topic_id)
@@ -52,7 +52,7 @@ async def test_retry_signal_ends_the_pause(house: House, parties: Parties) -> No
         parties.away.clear()
         return told
 
-    async with house.worker(instead=[tell]):
+    async with house.worker(replacements=[tell]):
         handle = await parties.broadcast(txn, pause_s=3_600.0, most_pause_s=3_600.0)
         await handle.signal(BroadcastTransaction.retry)
         await handle.result()
@@ -60,7 +60,7 @@ async def test_retry_signal_ends_the_pause(house: House, parties: Parties) -> No
     assert pause < 60
 
 
-async def test_participant_that_is_resolved_by_hand_ends_it(house: House, parties: Parties) -> None:
+async def test_participant_that_is_resolved_by_hand_ends_it(house: WorkflowHarness, parties: Parties) -> None:
     """The topic stays away."""
     txn = parties.decided(commit=False)
     far = parties.topics[1]
@@ -68,7 +68,7 @@ async def test_participant_that_is_resolved_by_hand_ends_it(house: House, partie
     async with house.worker():
         handle = await parties.broadcast(txn)
         await owing(handle)
-        assert f"{far.name}" in await details_of(handle)
+        assert f"{far.name}" in await query_current_details(handle)
         parties.log.catalog.transactions.settle_untold_participant(txn, Participant(far.topic_id), _CAUSE)
         result = await handle.result()
     assert (result.state, result.owed_count) == ("ABORTED", 0)
@@ -78,7 +78,7 @@ async def test_participant_that_is_resolved_by_hand_ends_it(house: House, partie
 
 @pytest.mark.parametrize("whole", [False, True], ids=["being deleted", "deleted"])
 async def test_participant_that_is_deleted_in_the_middle_counts_as_gone(
-    house: House, parties: Parties, *, whole: bool
+    house: WorkflowHarness, parties: Parties, *, whole: bool
 ) -> None:
     """While it was owed."""
     txn = parties.decided()
@@ -96,7 +96,7 @@ async def test_participant_that_is_deleted_in_the_middle_counts_as_gone(
     assert parties.hows(txn) == ["MARKED", "GONE"]
 
 
-def _remove(house: House, topic_id: int) -> None:
+def _remove(house: WorkflowHarness, topic_id: int) -> None:
     for table in ("segment", "ledger_copy"):
         of = "SELECT l.ledger_id FROM ledger l JOIN ledger_list USING (list_id) WHERE topic_id = :id"
         house.world.sql(f"DELETE FROM {table} WHERE ledger_id IN ({of})", id=topic_id)
@@ -107,7 +107,7 @@ def _remove(house: House, topic_id: int) -> None:
         house.world.sql(f"DELETE FROM {table} WHERE topic_id = :id", id=topic_id)
 
 
-async def test_broadcast_of_what_is_final_answers_its_end(house: House, parties: Parties) -> None:
+async def test_broadcast_of_what_is_final_answers_its_end(house: WorkflowHarness, parties: Parties) -> None:
     """And appends nothing."""
     txn = parties.decided()
     async with house.worker():
@@ -119,7 +119,7 @@ async def test_broadcast_of_what_is_final_answers_its_end(house: House, parties:
 
 
 async def test_broadcast_of_an_open_or_unknown_transaction_fails_and_changes_nothing(
-    house: House, parties: Parties
+    house: WorkflowHarness, parties: Parties
 ) -> None:
     """By name, at once."""
     txn = parties.begin()

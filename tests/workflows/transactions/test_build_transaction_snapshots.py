@@ -6,16 +6,16 @@ from logstore.positions import LedgerId, Position, TopicId
 from logstore.transactions.buffer_serialization import BuildTransactionBuffersJob
 from logstore.transactions.transaction_buffer import TransactionBuffer
 from tests.workflows.builds import BUFFER, buffer_of_topic, build, run_id
-from tests.workflows.house import House
+from tests.workflows.workflow_harness import WorkflowHarness
 from workflows.transactions.job_definitions import BUILD_TRANSACTION_SNAPSHOTS
 
 
 @pytest.fixture(autouse=True)
-def _buffers(house: House) -> None:
+def _buffers(house: WorkflowHarness) -> None:
     buffer_of_topic(house)
 
 
-async def test_topics_that_are_asked_for_reach_the_bulk_job(house: House) -> None:
+async def test_topics_that_are_asked_for_reach_the_bulk_job(house: WorkflowHarness) -> None:
     """By the run's row."""
     topic_id = house.world.topic.topic_id
     async with house.worker():
@@ -25,7 +25,7 @@ async def test_topics_that_are_asked_for_reach_the_bulk_job(house: House) -> Non
     assert result.counts["switched"] == 1
 
 
-async def test_newer_snapshot_stays_and_a_topic_that_has_gone_is_counted(house: House) -> None:
+async def test_newer_snapshot_stays_and_a_topic_that_has_gone_is_counted(house: WorkflowHarness) -> None:
     """Neither is a failure."""
     newer = TransactionBuffer(read_to=Position(LedgerId(2), 0))
     assert house.world.log.buffer_snapshots.replace_snapshot(house.world.topic.topic_id, newer)

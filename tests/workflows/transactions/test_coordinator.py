@@ -7,8 +7,8 @@ from temporalio import activity
 
 from activities.transactions.inputs_and_results import DrainInput, DrainResult
 from logstore.transactions.transaction_ids_and_states import TransactionState
-from tests.workflows.house import Gate, House, assert_eventually, details_of
 from tests.workflows.transactions.parties import TC, Parties, broadcast_id, owing, pauses, worked
+from tests.workflows.workflow_harness import Gate, WorkflowHarness, assert_eventually, query_current_details
 from workflows.transactions.broadcast_transaction import BroadcastTransaction
 from workflows.transactions.job_definitions import BroadcastProgress
 from workflows.transactions.transaction_coordinator import TransactionCoordinator
@@ -16,14 +16,14 @@ from workflows.transactions.transaction_coordinator import TransactionCoordinato
 COMMITTED, ABORTED = TransactionState.COMMITTED, TransactionState.ABORTED
 
 
-async def test_coordinator_tells_what_is_decided_and_then_waits(house: House, parties: Parties) -> None:
+async def test_coordinator_tells_what_is_decided_and_then_waits(house: WorkflowHarness, parties: Parties) -> None:
     """Both verbs, and nothing of one that is open; later it looks at that deadline, which comes soon here."""
     kept, gone, still = parties.decided(), parties.decided(commit=False), parties.begin()
     async with house.worker():
         handle = await parties.coordinator()
         await parties.told(kept, gone)
         progress = await worked(handle)
-        shown = await details_of(handle)
+        shown = await query_current_details(handle)
     assert (parties.state(kept), parties.state(gone), parties.state(still)) == (
         COMMITTED,
         ABORTED,
@@ -46,11 +46,11 @@ def _drain(answers: list[DrainResult], calls: list[int]) -> Callable[[DrainInput
     return drain
 
 
-async def test_coordinator_works_again_at_the_next_deadline(house: House, parties: Parties) -> None:
+async def test_coordinator_works_again_at_the_next_deadline(house: WorkflowHarness, parties: Parties) -> None:
     """By a timer of its own, a little behind the deadline; without one it waits for a signal."""
     answers = [DrainResult(next_deadline_s=120.0), DrainResult(next_deadline_s=7.0), DrainResult()]
     calls: list[int] = []
-    async with house.worker(instead=[_drain(answers, calls)]):
+    async with house.worker(replacements=[_drain(answers, calls)]):
         handle = await parties.coordinator()
         await worked(handle, drains=len(answers))
     first, second = pauses(house, "transactions.drain")
@@ -59,7 +59,9 @@ async def test_coordinator_works_again_at_the_next_deadline(house: House, partie
     assert calls == [TC] * 3
 
 
-async def test_coordinator_aborts_what_has_timed_out_without_being_asked(house: House, parties: Parties) -> None:
+async def test_coordinator_aborts_what_has_timed_out_without_being_asked(
+    house: WorkflowHarness, parties: Parties
+) -> None:
     """Nobody signals after the first drain: its timer is enough (apache/pulsar#19200)."""
     late = parties.begin(timeout_s=0.2)
     async with house.worker():
@@ -70,7 +72,7 @@ async def test_coordinator_aborts_what_has_timed_out_without_being_asked(house: 
     assert parties.seen(parties.topics[0]) == []
 
 
-async def test_signal_during_a_drain_leads_to_another(house: House, parties: Parties) -> None:
+async def test_signal_during_a_drain_leads_to_another(house: WorkflowHarness, parties: Parties) -> None:
     """What was decided after the drain had looked is told though nobody signals again."""
     gate, calls = Gate(), list[DrainResult]()
     real = house.world.activities.coordination.abort_expired_and_broadcast_decided
@@ -83,7 +85,7 @@ async def test_signal_during_a_drain_leads_to_another(house: House, parties: Par
         return calls[-1]
 
     first = parties.decided()
-    async with house.held_at(gate, parties.coordinator(), instead=[drain]) as handle:
+    async with house.run_until_gate(gate, parties.coordinator(), instead=[drain]) as handle:
         second = parties.decided()
         await handle.signal(TransactionCoordinator.wake)
         gate.open()
@@ -91,7 +93,7 @@ async def test_signal_during_a_drain_leads_to_another(house: House, parties: Par
     assert calls[0].finished == 1
 
 
-async def test_drain_that_left_something_is_followed_by_another(house: House, parties: Parties) -> None:
+async def test_drain_that_left_something_is_followed_by_another(house: WorkflowHarness, parties: Parties) -> None:
     """Nobody signals: the answer itself says that there is more."""
     calls: list[int] = []
 
@@ -100,13 +102,13 @@ async def test_drain_that_left_something_is_followed_by_another(house: House, pa
         calls.append(request.tc_id)
         return DrainResult(more=len(calls) < 3)
 
-    async with house.worker(instead=[drain]):
+    async with house.worker(replacements=[drain]):
         handle = await parties.coordinator()
         await worked(handle, drains=3)
     assert len(calls) == 3
 
 
-async def test_coordinator_continues_as_new_without_losing_a_wake_up(house: House, parties: Parties) -> None:
+async def test_coordinator_continues_as_new_without_losing_a_wake_up(house: WorkflowHarness, parties: Parties) -> None:
     """Each transaction is signalled once; histories are long here after 30 tasks."""
     async with house.worker():
         handle = await parties.coordinator()
@@ -122,7 +124,7 @@ async def test_coordinator_continues_as_new_without_losing_a_wake_up(house: Hous
 
 
 async def test_transaction_with_a_participant_that_is_away_goes_to_a_broadcast_of_its_own(
-    house: House, monkeypatch: pytest.MonkeyPatch
+    house: WorkflowHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It holds up no other, and says what is owed, and why (redpanda#3544)."""
     parties = Parties(house, monkeypatch, count=2)
@@ -139,7 +141,7 @@ async def test_transaction_with_a_participant_that_is_away_goes_to_a_broadcast_o
         progress = await owing(alone)
         assert parties.state(stuck) is TransactionState.COMMITTING
         assert (await handle.query(TransactionCoordinator.progress)).owed == [str(stuck)]
-        assert str(stuck) in await details_of(handle)
+        assert str(stuck) in await query_current_details(handle)
         parties.away.clear()
         await alone.signal(BroadcastTransaction.retry)
         result = await alone.result()
@@ -151,13 +153,15 @@ async def test_transaction_with_a_participant_that_is_away_goes_to_a_broadcast_o
     assert parties.seen(far) == [str(stuck)]
 
 
-async def test_broadcast_that_runs_is_neither_started_nor_counted_again(house: House, parties: Parties) -> None:
+async def test_broadcast_that_runs_is_neither_started_nor_counted_again(
+    house: WorkflowHarness, parties: Parties
+) -> None:
     """Answers name what is handed over until its broadcast has begun: they name one twice."""
     txn = parties.decided()
     parties.away.update(topic.topic_id for topic in parties.topics)
     answers = [DrainResult(handed_over=[str(txn)], more=True), DrainResult(handed_over=[str(txn)])]
     calls: list[int] = []
-    async with house.worker(instead=[_drain(answers, calls)]):
+    async with house.worker(replacements=[_drain(answers, calls)]):
         handle = await parties.coordinator()
         progress = await worked(handle, drains=2)
         alone = house.client.get_workflow_handle(broadcast_id(txn))
@@ -168,7 +172,7 @@ async def test_broadcast_that_runs_is_neither_started_nor_counted_again(house: H
     assert (progress.handed_over, progress.owed) == (1, [str(txn)])
 
 
-async def test_drain_waits_where_no_topic_can_be_told(house: House, parties: Parties) -> None:
+async def test_drain_waits_where_no_topic_can_be_told(house: WorkflowHarness, parties: Parties) -> None:
     """All of storage is away: each transaction would else get a workflow of its own."""
     txn = parties.decided()
     parties.away.update(topic.topic_id for topic in parties.topics)

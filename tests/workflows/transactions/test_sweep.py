@@ -3,22 +3,22 @@
 from temporalio.client import WorkflowHandle
 
 from logstore.transactions.transaction_ids_and_states import TransactionState
-from tests.workflows.house import House
 from tests.workflows.transactions.parties import Parties, worked
+from tests.workflows.workflow_harness import WorkflowHarness
 from workflows.transactions.job_definitions import SWEEP_TRANSACTIONS, SweepTransactionsInput, SweepTransactionsResult
 from workflows.transactions.sweep_transactions import SweepTransactions
 
 Sweep = WorkflowHandle[SweepTransactions, SweepTransactionsResult]
 
 
-async def sweep(house: House) -> Sweep:
+async def sweep(house: WorkflowHarness) -> Sweep:
     """Start one."""
     return await house.client.start_workflow(
         SweepTransactions.run, SweepTransactionsInput(), id=SWEEP_TRANSACTIONS.id(), task_queue=house.queue
     )
 
 
-async def test_sweep_starts_coordinators_with_work_and_no_others(house: House, parties: Parties) -> None:
+async def test_sweep_starts_coordinators_with_work_and_no_others(house: WorkflowHarness, parties: Parties) -> None:
     """One has decided transactions, one has expired ones; what is open, told or claimed wakes nobody."""
     decided, late = parties.decided(tc_id=1), parties.begin(tc_id=5, timeout_s=0.001)
     parties.begin(tc_id=7)
@@ -33,7 +33,7 @@ async def test_sweep_starts_coordinators_with_work_and_no_others(house: House, p
     assert parties.state(claimed) is TransactionState.COMMITTING
 
 
-async def test_sweep_wakes_a_coordinator_that_waits(house: House, parties: Parties) -> None:
+async def test_sweep_wakes_a_coordinator_that_waits(house: WorkflowHarness, parties: Parties) -> None:
     """It got no signal of what was decided: the client died."""
     async with house.worker():
         handle = await parties.coordinator()
@@ -44,7 +44,9 @@ async def test_sweep_wakes_a_coordinator_that_waits(house: House, parties: Parti
         await worked(handle, drains=2)
 
 
-async def test_sweep_forgets_what_finished_long_ago_with_its_participants(house: House, parties: Parties) -> None:
+async def test_sweep_forgets_what_finished_long_ago_with_its_participants(
+    house: WorkflowHarness, parties: Parties
+) -> None:
     """And nothing younger, nor anything that is not through."""
     async with house.worker():
         old, young = parties.decided(), parties.decided(commit=False)

@@ -25,8 +25,8 @@ from logstore.log.services.group_commit import GroupCommitter
 from logstore.positions import LedgerId, Position, TopicId
 from tests.contracts.catalog.steps import append, new_topic, roll
 from tests.contracts.catalog.worlds import MemoryWorld, SqlWorld, World
-from tests.fakes.objects import FakeObjectStore, Fault, FaultKind, Operation
-from tests.migrated import migrated
+from tests.fakes.object_store import FakeObjectStore, Fault, FaultKind, StoreOperation
+from tests.migrated_catalogs import create_migrated_sqlite
 
 _LIMITS = (1, 40, 90)
 _NAME = "billing"
@@ -153,8 +153,8 @@ class _Play:
         step = turn.between
         assert step
         if turn.at_write:
-            yield Fault(operation=Operation.PUT, kind=FaultKind.CALL, times=turn.at_write)
-        yield Fault(operation=Operation.PUT, kind=FaultKind.CALL, action=lambda: self.do(step))
+            yield Fault(operation=StoreOperation.PUT, kind=FaultKind.CALL, times=turn.at_write)
+        yield Fault(operation=StoreOperation.PUT, kind=FaultKind.CALL, action=lambda: self.do(step))
 
     def do(self, step: Step) -> None:
         """The step, on the set first: whatever fails behind the commit, the commit counts."""
@@ -221,7 +221,7 @@ def _memory() -> Iterator[World]:
 @contextmanager
 def _sqlite() -> Iterator[World]:
     with tempfile.TemporaryDirectory() as folder:
-        found = SqlWorld(migrated(Path(folder) / "catalog.db"))
+        found = SqlWorld(create_migrated_sqlite(Path(folder) / "catalog.db"))
         yield found
         found.database.close()
 

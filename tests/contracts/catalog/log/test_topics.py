@@ -6,9 +6,9 @@ from logstore.deletion.retention import RetentionPolicy
 from logstore.errors import AlreadyExists, UnknownObject
 from logstore.ports.catalog import Topic, TopicState
 from logstore.positions import TopicId
+from tests.all_topics import list_all_topics
 from tests.contracts.catalog.steps import NAME, acknowledge, filled, new_topic, race
 from tests.contracts.catalog.worlds import SqlWorld, World
-from tests.every_topic import every_topic
 
 
 def test_create_topic_new_name_is_found_by_name_and_id(world: World) -> None:
@@ -28,7 +28,7 @@ def test_create_topic_name_taken_is_refused(world: World) -> None:
     first = new_topic(world)
     with pytest.raises(AlreadyExists, match="topic"):
         new_topic(world)
-    assert every_topic(world.catalog.topics) == [first]
+    assert list_all_topics(world.catalog.topics) == [first]
 
 
 @pytest.mark.postgres
@@ -38,7 +38,7 @@ def test_create_topic_thirty_two_at_once_exactly_one_wins(world: World) -> None:
     winners = [answer for answer in answers if isinstance(answer, Topic)]
     assert len(winners) == 1
     assert {type(answer) for answer in answers} == {Topic, AlreadyExists}
-    assert every_topic(world.catalog.topics) == winners
+    assert list_all_topics(world.catalog.topics) == winners
 
 
 @pytest.mark.postgres
@@ -59,7 +59,7 @@ def test_all_topics_are_ascending_by_name(world: World) -> None:
     ]
     for name in names:
         new_topic(world, name)
-    assert [topic.name for topic in every_topic(world.catalog.topics)] == sorted(names)
+    assert [topic.name for topic in list_all_topics(world.catalog.topics)] == sorted(names)
 
 
 @pytest.mark.postgres

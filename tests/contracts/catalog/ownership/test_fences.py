@@ -13,9 +13,9 @@ from logstore.ownership import BundleId, Lease
 from logstore.ports.catalog import Fence, IntentResult, IntentRowRange
 from logstore.positions import LedgerId
 from logstore.records.tombstone_rules import CompoundOperation
+from tests.all_topics import list_all_topics
 from tests.contracts.catalog.steps import CROWD, filled, new_topic, race
 from tests.contracts.catalog.worlds import CAUSE, World, claim
-from tests.every_topic import every_topic
 
 _ALL: Final = IntentRowRange(first=0, last=2**62, rows=0)
 ONE: Final = BundleId(7)
@@ -39,12 +39,12 @@ def _rows(world: World) -> list[int]:
 
 
 def detach(world: World, lease: Lease | None) -> object:
-    (topic,) = every_topic(world.catalog.topics)
+    (topic,) = list_all_topics(world.catalog.topics)
     return world.phase_one(topic.topic_id, batch_id="next", lease=lease)
 
 
 def operate(world: World, lease: Lease | None) -> object:
-    (topic,) = every_topic(world.catalog.topics)
+    (topic,) = list_all_topics(world.catalog.topics)
     behind = LedgerId(world.catalog.deletions.list_intents_in_range("b", _ALL)[-1].ledger_id + 1)
     operation = CompoundOperation(ledger_id=behind, remove=frozenset({CopyKind.LEDGER}))
     phase_one = world.catalog.phase_one.with_lease(lease)

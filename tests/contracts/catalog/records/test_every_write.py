@@ -20,7 +20,7 @@ from tests.contracts.catalog.records.steps import Key, Version, drawn, flush
 from tests.contracts.catalog.steps import NAME, acknowledge, append, at, filled, new_topic, newborn, roll, segment
 from tests.contracts.catalog.transactions.steps import begin, end, hold, produce, settle
 from tests.contracts.catalog.worlds import CAUSE, SqlWorld, claim
-from tests.every_record import record_everything
+from tests.full_outbox import put_all_records_into_outbox
 
 pytestmark = pytest.mark.postgres
 
@@ -45,7 +45,7 @@ class _Log:
         for key, row in flush(self.world).items():
             assert key not in self.versions or row["version"] > self.versions[key]["version"], key
             self.versions[key] = row
-        self.world.database.write(record_everything)
+        self.world.database.write(put_all_records_into_outbox)
         held, taken = drawn(self.world)
         state = self.world.catalog.records.read_state()
         self.world.catalog.records.settle_manifest(

@@ -22,7 +22,7 @@ from tests.contracts.catalog.delayed.steps import delay
 from tests.contracts.catalog.steps import at, new_topic, roll
 from tests.contracts.catalog.transactions.steps import begin, end, hold, one, produce
 from tests.contracts.catalog.worlds import SqlWorld
-from tests.fakes.objects import FakeObjectStore
+from tests.fakes.object_store import FakeObjectStore
 
 pytestmark = pytest.mark.postgres
 _SUB = "billing"

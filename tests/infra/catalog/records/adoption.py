@@ -13,7 +13,7 @@ from infra.catalog import Database, SqlCatalog
 from logstore.ports.catalog.catalog_rebuild import AdoptionCounts
 from logstore.records.services.upload_adoption import UploadAdopter
 from logstore.transactions.transaction_ids_and_states import MAX_COORDINATORS
-from tests.faults.world import World
+from tests.faults.simulated_world import World
 from workers.assembly.log_store import LogStore
 
 _SHARDS: Final = 16

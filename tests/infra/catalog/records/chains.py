@@ -32,7 +32,7 @@ from logstore.records.services.upload_adoption import UploadAdopter
 from logstore.retrying_clock import Clock
 from spark.published_output import PublishedOutputs
 from spark.records.rebuild_records import rebuild_records
-from tests.faults.world import World
+from tests.faults.simulated_world import World
 
 _METHOD_BY_STEP: Final = {
     "begin": "check_and_pin_manifest",

@@ -31,9 +31,9 @@ from logstore.records.services import upload_adoption
 from logstore.transactions.transaction_buffer import MarkerVerb, TransactionMarker, markers_to_entries
 from logstore.transactions.transaction_ids_and_states import TransactionId, TransactionState
 from tests.contracts.catalog.conftest import emptied
-from tests.faults.world import World
+from tests.faults.simulated_world import World
 from tests.infra.catalog.records.adoption import Losing, LostFile, LostServer
-from tests.migrated import migrated
+from tests.migrated_catalogs import create_migrated_sqlite
 from tests.postgres import postgres
 from tests.workers.hosting.losing import phase_two
 from workers.assembly.log_store import LogStore
@@ -52,7 +52,7 @@ _POSTGRES_IN_THE_LONG_RUN = pytest.param("postgresql", marks=[pytest.mark.extern
 def losing(request: pytest.FixtureRequest, tmp_path: Path) -> Losing:
     """A new catalog."""
     template = tmp_path / "template.db"
-    migrated(template)
+    create_migrated_sqlite(template)
     world = World(tmp_path / "catalog.db", template)
     if request.param == "sqlite":
         return Losing(world, LostFile(world.database))

@@ -18,10 +18,10 @@ from logstore.ports.catalog import BeginTransactionWrite, Claim, EndTransactionW
 from logstore.ports.object_storage import ObjectInfo
 from logstore.positions import LedgerId, Position
 from logstore.retrying_clock import Clock
-from tests.faults.world import FOREVER, World
+from tests.faults.simulated_world import ENDLESS_TIMES, World
 from tests.infra.catalog.records.chains import Chain
-from tests.migrated import migrated
-from tests.postgres import Postgres, postgres
+from tests.migrated_catalogs import create_migrated_sqlite
+from tests.postgres import PostgresServer, postgres
 from workers.assembly.log_store import LogStore
 
 __all__ = ["postgres"]
@@ -63,7 +63,7 @@ def new_database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Cal
     if request.param == "sqlite":
         yield lambda: f"sqlite:///{tmp_path / f'rebuilt-{next(numbers)}' / 'catalog.db'}"
         return
-    server: Postgres = request.getfixturevalue("postgres")
+    server: PostgresServer = request.getfixturevalue("postgres")
     with ExitStack() as made:
         yield lambda: server.url(made.enter_context(server.database()))
 
@@ -72,7 +72,7 @@ def new_database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Cal
 def chain(tmp_path: Path, new_database: Callable[[], str]) -> Chain:
     """A catalog whose last flush is older than its last appends."""
     template = tmp_path / "template.db"
-    migrated(template)
+    create_migrated_sqlite(template)
     return Chain(World(tmp_path / "catalog.db", template), new_database)
 
 
@@ -394,7 +394,7 @@ def _forget_next_ids(chain: Chain) -> None:
     ("flushed", "build", "listings"),
     [
         ("never", "this", 1),
-        ("never", "this", FOREVER),
+        ("never", "this", ENDLESS_TIMES),
         ("never", "an earlier one", 1),
         ("before it", "this", 1),
         ("before it", "an earlier one", 1),
@@ -419,8 +419,8 @@ def test_ledger_born_after_a_rebuild_is_not_lost_behind_listings_that_hide_it(
     unlisted, count = chain.world.store.unlisted, len(chain.manifests())
     chain.before_step["adopt_shards"] = lambda: unlisted.update({hidden: listings})
     url = chain.new_database()
-    if listings == FOREVER:
-        unlisted[hidden] = FOREVER
+    if listings == ENDLESS_TIMES:
+        unlisted[hidden] = ENDLESS_TIMES
         with pytest.raises(PreconditionFailed, match="HEAD finds it, LIST does not"):
             chain.rebuild(url)
         assert len(chain.manifests()) == count + 1, "only the second look asks for it"
@@ -488,7 +488,7 @@ def test_rebuild_that_is_refused_by_what_storage_shows_ends_no_epoch(
         store.delete([key for key, _ in objects])
         store.put_if_absent(segment_key(LedgerId(first + SHARDS), 0), b"of others", metadata={})  # the shard is there
     else:
-        store.unlisted = {ledger_prefix(first): FOREVER}
+        store.unlisted = {ledger_prefix(first): ENDLESS_TIMES}
     with pytest.raises(PreconditionFailed, match="HEAD finds it" if hidden != "for good" else "absent share"):
         chain.rebuild(url)
     assert chain.log().list_manifest_numbers() == numbers

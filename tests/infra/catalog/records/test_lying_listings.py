@@ -10,8 +10,8 @@ from logstore.log.entries import NewEntry, ProducedEntries
 from logstore.log.ledger_object_keys import SHARDS, ledger_prefix, segment_key, shard_prefix
 from logstore.ports.catalog import Topic
 from logstore.positions import LedgerId, Position
-from tests.fakes.objects import Fault, FaultKind, Operation
-from tests.faults.world import FOREVER
+from tests.fakes.object_store import Fault, FaultKind, StoreOperation
+from tests.faults.simulated_world import ENDLESS_TIMES
 from tests.infra.catalog.records.adoption import Losing
 from tests.infra.catalog.records.test_adopting import emptied, losing, postgres
 from workers.assembly.log_store import LogStore
@@ -88,7 +88,7 @@ def test_listings_that_go_on_hiding_objects_stop_the_rebuild(losing: Losing, hid
     before = _write(losing)
     objects = losing.world.store.keys
     losing.lose()
-    _hide(losing, _HIDDEN[hidden], FOREVER)
+    _hide(losing, _HIDDEN[hidden], ENDLESS_TIMES)
     with pytest.raises(PreconditionFailed, match="HEAD finds it, LIST does not") as refused:
         losing.adopt()
     assert "empty" not in str(refused.value)
@@ -186,7 +186,9 @@ def test_bucket_that_is_not_the_catalogs_any_more_proves_no_absence(losing: Losi
         store.delete([MARKER_KEY])
 
     store.plan(
-        Fault(operation=Operation.LIST, kind=FaultKind.CALL, matches=ledger_prefix(LedgerId(0)).__eq__, action=swap)
+        Fault(
+            operation=StoreOperation.LIST, kind=FaultKind.CALL, matches=ledger_prefix(LedgerId(0)).__eq__, action=swap
+        )
     )
     with losing.adopter() as adopter, pytest.raises(CatalogMismatch, match="no marker"):
         adopter.compare_and_stage_shard(0)
@@ -249,7 +251,7 @@ def test_segment_of_a_writer_that_lost_a_race_is_asked_for_by_its_number(
     losing.lose()
     hidden = sorted(set(store.keys) - listed)
     assert len(hidden) > 1
-    _hide(losing, hidden, FOREVER)
+    _hide(losing, hidden, ENDLESS_TIMES)
     with pytest.raises(PreconditionFailed, match="HEAD finds it, LIST does not"):
         losing.adopt()
     store.unlisted.clear()
@@ -259,9 +261,9 @@ def test_segment_of_a_writer_that_lost_a_race_is_asked_for_by_its_number(
 
 
 _ANSWERED = {
-    "an upload": (Operation.GET, segment_key(LedgerId(3), 1)),
-    "an upload of a ledger that no record knows": (Operation.GET, segment_key(LedgerId(5), 0)),
-    "the statement of a ledger that no record knows": (Operation.HEAD, ledger_prefix(LedgerId(5))),
+    "an upload": (StoreOperation.GET, segment_key(LedgerId(3), 1)),
+    "an upload of a ledger that no record knows": (StoreOperation.GET, segment_key(LedgerId(5), 0)),
+    "the statement of a ledger that no record knows": (StoreOperation.HEAD, ledger_prefix(LedgerId(5))),
 }
 
 

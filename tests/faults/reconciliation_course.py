@@ -1,0 +1,174 @@
+"""The way of a reconciliation: what nobody refers to is planned, and removed, while storage misbehaves."""
+
+import sqlite3
+from contextlib import closing
+from functools import partial
+from itertools import count, takewhile
+from typing import Final, Self
+
+from activities.bulk_jobs import catalog_id_file
+from activities.reconciliation.finding_fates import NOT_FILED, page_fate_files
+from logstore.log.ledger_object_keys import ledger_prefix, meta_key, segment_key
+from logstore.log.ledgers import CopyKind, LedgerStatement
+from logstore.offload.tiered_copy import data_key
+from logstore.ports.catalog import RunKind
+from logstore.positions import LedgerId
+from logstore.reconciliation.findings import Finding, FindingKind, plan_result
+from tests.driver.workflow_executions import SimulatedRunStatus
+from tests.fakes.object_store import Fault, FaultKind, StoreOperation
+from tests.faults.main_job_operators import DELETION_POLICY, TEST_CAUSE, MainJobOperators
+from tests.faults.simulated_world import TIERED_BUCKET
+from tests.faults.topic_plans import TopicPlan
+from workflows.reconciliation.apply_orphans import ApplyOrphans
+from workflows.reconciliation.job_definitions import (
+    APPLY_ORPHANS,
+    RECONCILE_ORPHANS,
+    SCRUB_LEDGERS,
+    ApplyOrphansInput,
+    ReconcileOrphansInput,
+    ScrubLedgersInput,
+)
+from workflows.reconciliation.reconcile_orphans import ReconcileOrphans
+from workflows.reconciliation.scrub_ledgers import ScrubLedgers
+
+RECONCILIATION_PLANS: Final = (TopicPlan(name="persistent://shop/main/losing", ledgers=3, acknowledged={"billing": 0}),)
+"""Beside whose ledgers stand objects that nobody registered."""
+
+_ORPHAN_AGE_US: Final = 3 * 86_400 * 1_000_000
+_ORPHAN_NUMBERS: Final = (1_000_007, 1_000_008, 1_000_009)  # of orphaned segments, above whatever a retry draws
+_ABANDONED_UUID: Final = "abandoned"
+
+
+class ReconciliationOperators(MainJobOperators):
+    """Operators who plan and apply."""
+
+    def reconcile(self) -> Self:
+        """Write, lose, plan, apply and scrub; then nothing that was lost is left."""
+        return self.drive(self.write, self.lose, self.plan, self.apply, self.scrub).sweep()
+
+    def again(self) -> Self:
+        """Plan and apply once more: the apply of the same plan does nothing."""
+        self._turn += 1
+        kept_prefixes = ("list", "once", "create", "troubles")
+        self.memory = {name: answer for name, answer in self.memory.items() if name.startswith(kept_prefixes)}
+        return self.drive(self.plan, self.apply, self.scrub)
+
+    def lose(self) -> None:
+        """Let writers die after their uploads, long ago; and let a plan find that."""
+        for plan in self.plans:
+            ledgers = [ledger.ledger_id for ledger in self.memory[f"list {plan.name}"]]
+            topic_id, create = self._topic(plan).topic_id, self._process.catalog.ledgers.create_ledger
+            created = self._client(f"once {plan.name} ledger", partial(create, topic_id, application="sexton"))
+            self._once(f"once {plan.name} lost", partial(self._create_orphans_of_ledger, int(ledgers[0]), created))
+
+    def _create_orphans_of_ledger(self, ledger_id: int, created: LedgerStatement) -> None:
+        world = self.world
+        stored_object = next(listed_object for listed_object in world.store.list(f"ledgers/{ledger_id % 256:02x}/"))
+        head = world.store.head(stored_object.key)
+        assert head
+        statement = LedgerStatement.from_metadata(head[1])
+        for number in _ORPHAN_NUMBERS:
+            key = segment_key(statement.ledger_id, number)
+            world.store.put_if_absent(key, b"lost", metadata=statement.to_metadata())
+            world.bulk.findings.append(_orphan_segment_finding(statement, key))
+        upload = data_key(_ABANDONED_UUID, statement.ledger_id)
+        world.tiered.unfinished.add(upload)
+        world.tiered.begun_us[upload] = 1
+        world.lost.add(upload)
+        world.bulk.findings.append(_orphan_upload_finding(statement, upload))
+        world.bulk.findings.append(_removed_ledger_finding(statement))
+        self._create_orphan_ledger(created)
+        catalog_id_mark = catalog_id_file(world.bulk.create_run_folder("plan-of-nobody"))
+        catalog_id_mark.write_text(self._process.catalog.identities.catalog_id())
+        world.bulk.page = 2
+        world.store.now_us += _ORPHAN_AGE_US
+        refused_key = segment_key(statement.ledger_id, _ORPHAN_NUMBERS[0])
+        refusal = Fault(operation=StoreOperation.DELETE, kind=FaultKind.BEFORE, matches=lambda key: key == refused_key)
+        world.store.plan(refusal)
+
+    def _create_orphan_ledger(self, created: LedgerStatement) -> None:
+        """The catalog has nothing of a ledger but that its id was given out; storage has all of it."""
+        with closing(sqlite3.connect(self.world.database)) as connection:
+            for table in ("ledger_copy", "ledger"):
+                connection.execute(f"DELETE FROM {table} WHERE ledger_id = ?", (created.ledger_id,))
+            connection.commit()
+        for key in (meta_key(created.ledger_id, created.owner), segment_key(created.ledger_id, 0)):
+            self.world.store.put_if_absent(key, b"lost", metadata=created.to_metadata())
+            self.world.lost.add(key)
+        kind, key = FindingKind.ORPHAN_LEDGER, ledger_prefix(created.ledger_id)
+        finding = Finding(
+            kind=kind, ledger_id=created.ledger_id, copy=CopyKind.LEDGER, bucket="warm", key=key, objects=2
+        )
+        self.world.bulk.findings.append(finding)
+
+    def plan(self) -> None:
+        """Plan once in each turn."""
+        run_id = f"plan-{self._turn}"
+        request = ReconcileOrphansInput(run_id=run_id, **TEST_CAUSE)
+        self._start("plan", ReconcileOrphans, request, RECONCILE_ORPHANS.id(run_id))
+        self._work()
+
+    def scrub(self) -> None:
+        """Scrub all topics, in every turn; what is damaged on a page is found once."""
+        finding = Finding(kind=FindingKind.CORRUPT_DATA, ledger_id=LedgerId(1), copy=CopyKind.LEDGER, bucket="warm")
+        self.world.bulk.damaged = {1: [finding]}
+        scrubbed = self._start("scrub", ScrubLedgers, ScrubLedgersInput(**TEST_CAUSE), SCRUB_LEDGERS.id())
+        self._work()
+        assert self.driver.server.executions[scrubbed.workflow_id].status is SimulatedRunStatus.COMPLETED
+        newest, *_ = self._process.catalog.reconciliation.list_runs(RunKind.SCRUB, limit=1)
+        assert plan_result(newest.summary).findings["corrupt_data"] == 1
+
+    def apply(self) -> None:
+        """Apply the first plan, in every turn."""
+        request = ApplyOrphansInput(run_id="plan-1", max_orphan_share=1.0, policy=DELETION_POLICY, **TEST_CAUSE)
+        applied = self._start("apply", ApplyOrphans, request, APPLY_ORPHANS.id("plan-1"))
+        self._work()
+        assert self.driver.server.executions[applied.workflow_id].status is SimulatedRunStatus.COMPLETED
+        remaining_keys = [
+            finding.key
+            for finding in self.world.bulk.findings
+            if finding.key in {*self.world.store.keys, *self.world.tiered.unfinished}
+        ]
+        remaining_keys += sorted(self.world.lost & {*self.world.store.keys})
+        assert not remaining_keys, f"{remaining_keys} were found, and are left"
+        self._require_recorded_fates()
+
+    def _require_recorded_fates(self) -> None:
+        """The record of each page was written behind the deletions, or it would not know what became of objects."""
+        pages = page_fate_files(self.world.bulk.create_run_folder("plan-1"))
+        recorded = takewhile(lambda page: page is not None, map(pages.read_page, count()))
+        fates = [ended for page in recorded if page for ended in page.values()]
+        assert fates or self._turn > 1, "an apply that completed has recorded nothing"
+        unacted_fates = [ended for ended in fates if ended.reason == NOT_FILED]
+        assert not unacted_fates, f"{unacted_fates} were recorded before anything was done about them"
+
+
+def _orphan_segment_finding(statement: LedgerStatement, key: str) -> Finding:
+    return Finding(
+        kind=FindingKind.ORPHAN_SEGMENT,
+        ledger_id=statement.ledger_id,
+        copy=CopyKind.LEDGER,
+        bucket="warm",
+        key=key,
+        topic=statement.owner.topic,
+        objects=1,
+        size_bytes=4,
+    )
+
+
+def _removed_ledger_finding(statement: LedgerStatement) -> Finding:
+    """A ledger that somebody else has removed since."""
+    removed_ledger = LedgerId(statement.ledger_id + 1_000)
+    kind, key = FindingKind.ORPHAN_LEDGER, ledger_prefix(removed_ledger)
+    return Finding(kind=kind, ledger_id=removed_ledger, copy=CopyKind.LEDGER, bucket="warm", key=key, objects=2)
+
+
+def _orphan_upload_finding(statement: LedgerStatement, key: str) -> Finding:
+    return Finding(
+        kind=FindingKind.ORPHAN_OFFLOAD,
+        ledger_id=statement.ledger_id,
+        copy=CopyKind.OFFLOADED_LEDGER,
+        bucket=TIERED_BUCKET,
+        key=key,
+        uuid=_ABANDONED_UUID,
+    )
