@@ -236,7 +236,10 @@ def _iterate_identity_checks(
         own_bucket = make_checked_bucket_opener_by_name(settings, MarkerChecker(identities), fails_fast=True)
         for role, bucket in list_configured_buckets(settings):
             store = own_bucket(role, bucket)
-            yield f"{role.value} bucket {bucket}", partial(lambda store: store.check() is MarkerState.OURS, store)
+            yield (
+                f"{role.value} bucket {bucket}",
+                partial(lambda store: store.require_ours_or_unmarked() is MarkerState.OURS, store),
+            )
     if settings.ownership == "zookeeper" and settings.zookeeper:
 
         def has_own_path() -> bool:
