@@ -1,1 +1,1 @@
-"""What the log is: vocabulary, rules, formats, ports and errors. Pure; of vendors only pyarrow, numpy, pyroaring."""
+"""Rules, formats, ports and errors of the log. The only third-party imports are pyarrow, numpy and pyroaring."""

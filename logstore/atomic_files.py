@@ -19,7 +19,7 @@ def temporary_path(path: Path) -> Path:
 
 @contextmanager
 def replace_atomically(path: Path) -> Iterator[Path]:
-    """Yield a path to write to. It replaces the file at the end of the block. If the block raises, it is removed."""
+    """Yield a temporary path. Its file replaces `path` at the end of the block, or is removed if the block raises."""
     new = temporary_path(path)
     try:
         yield new
@@ -29,7 +29,7 @@ def replace_atomically(path: Path) -> Iterator[Path]:
 
 
 def create_or_read_text(path: Path, text: str) -> str:
-    """Write the file if it does not exist. Return its text, which is the text of the first writer.
+    """Write `text` if the file does not exist. Return the file's text, which is the text of the first writer.
 
     File and folder are synchronized to disk, so other processes can rely on the text after a crash of the machine.
     """
@@ -72,7 +72,7 @@ def open_regular_file(path: Path) -> Iterator[BinaryIO]:
 
 
 def read_regular_file(path: Path, *, max_bytes: int) -> bytes:
-    """Return the content of a regular file. Raise `OSError` also if it is longer than `max_bytes`, inclusive."""
+    """Return the content of a regular file. Raise `OSError` also if the file has more than `max_bytes`."""
     with open_regular_file(path) as file:
         content = file.read(max_bytes + 1)
     if len(content) > max_bytes:

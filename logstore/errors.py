@@ -1,4 +1,4 @@
-"""Errors that Sexton raises on purpose. The base class decides whether a retry can help."""
+"""Errors that Sexton raises on purpose. The base class of an error says whether a retry can help."""
 
 
 class SextonError(Exception):
@@ -42,15 +42,15 @@ class UploadOpen(RetryableError):
 
 
 class UploadTimedOut(RetryableError):
-    """An upload took too long. It sends nothing more, and the next attempt starts from the beginning."""
+    """An upload took too long and was ended. The next attempt starts from the beginning."""
 
 
 class UploadUnproven(RetryableError):
-    """An upload was answered, but storage does not hold its content."""
+    """The store confirmed an upload, but does not have the uploaded object."""
 
 
 class OutcomeUnknown(SextonError):
-    """The effect may have landed. Read the state again before a retry."""
+    """The request may have taken effect. Read the state again before a retry."""
 
 
 class TerminalError(SextonError):
@@ -74,7 +74,7 @@ class UnknownObject(InvalidInput):
 
 
 class PreconditionFailed(TerminalError):
-    """A guard refused the request. Nothing changed."""
+    """A condition of the request does not hold. Nothing changed."""
 
 
 class AlreadyExists(PreconditionFailed):
@@ -82,11 +82,11 @@ class AlreadyExists(PreconditionFailed):
 
 
 class CatalogAdopting(PreconditionFailed):
-    """The catalog refuses writes: it was rebuilt and does not know all of its ledgers yet, or it is a replica."""
+    """The catalog refuses writes, because its rebuild is not complete or because it is a replica database."""
 
 
 class CatalogOutdated(PreconditionFailed):
-    """The database is older than its record log, for example restored from a backup. It must be rebuilt."""
+    """The database is older than its record log, for example restored from a backup. The catalog must be rebuilt."""
 
 
 class CatalogMismatch(PreconditionFailed):
@@ -97,7 +97,7 @@ class CatalogMismatch(PreconditionFailed):
 
 
 class ClaimHeld(PreconditionFailed):
-    """Another workflow works on the object."""
+    """Another workflow has claimed the object."""
 
 
 class LedgerFenced(PreconditionFailed):
@@ -105,11 +105,11 @@ class LedgerFenced(PreconditionFailed):
 
 
 class LedgerStillNeeded(PreconditionFailed):
-    """Something still refers to the ledger."""
+    """The ledger cannot be detached, because it is still needed."""
 
 
 class NotOwner(PreconditionFailed):
-    """The worker does not own the bundle, or not any more. Look the owner up again and send the request there."""
+    """The worker does not own the bundle now. Look the bundle owner up again, and send the request to that worker."""
 
     def __init__(self, bundle: int, *, expected: str, found: str) -> None:
         super().__init__(f"bundle {bundle}: expected {expected}, found {found}; look the owner up again")
@@ -125,7 +125,7 @@ class ProducerFenced(PreconditionFailed):
 
 
 class SequenceHeld(PreconditionFailed):
-    """Another open transaction has entries of the producer with sequence ids. `txn` is written `tc:sequence`."""
+    """Another open transaction has entries with sequence ids of the producer. `txn` has the form `tc:sequence`."""
 
     def __init__(self, producer: str, *, txn: str) -> None:
         super().__init__(
@@ -135,7 +135,7 @@ class SequenceHeld(PreconditionFailed):
 
 
 class SnapshotNeeded(PreconditionFailed):
-    """A part of the cursor's state is in a ledger that the request does not carry. Load the ledger and retry."""
+    """The request lacks the cursor's snapshot. Load the snapshot from the ledger `needed`, and retry."""
 
     def __init__(self, subscription: str, *, needed: int, found: int | None) -> None:
         super().__init__(f"subscription {subscription}: expected the snapshot in ledger {needed}, found {found}")
@@ -147,7 +147,7 @@ class StaleCatalog(PreconditionFailed):
 
 
 class TransactionNotOpen(PreconditionFailed):
-    """The transaction of a write or an acknowledgement is decided. `txn` is written `tc:sequence`."""
+    """The transaction of a write or an acknowledgement is decided. `txn` has the form `tc:sequence`."""
 
     def __init__(self, txn: str, *, doing: str, state: str) -> None:
         super().__init__(f"txn {txn}: {doing}: expected state OPEN, found {state}")
@@ -160,28 +160,28 @@ class TransactionNotOpen(PreconditionFailed):
 
 
 class TransactionEnded(PreconditionFailed):
-    """The transaction was decided otherwise, or timed out before. Nothing changed."""
+    """The transaction has the opposite decision, or has timed out. Nothing changed."""
 
     def __init__(self, txn: str, *, verb: str, state: str) -> None:
         super().__init__(f"txn {txn}: {verb}: expected a transaction that can {verb}, found {state}")
 
 
 class TransactionNotDecided(PreconditionFailed):
-    """The transaction is open, so there is no decision for its participants yet."""
+    """The transaction is open, so its participants cannot be settled yet."""
 
     def __init__(self, txn: str) -> None:
         super().__init__(f"txn {txn}: expected one that is decided, found state OPEN; commit or abort it")
 
 
 class AcknowledgementHeld(PreconditionFailed):
-    """Another transaction holds an acknowledgement of the entry, or the entry is already acknowledged."""
+    """The entry is acknowledged in another open transaction, or is already acknowledged."""
 
     def __init__(self, subscription: str, *, position: str, found: str) -> None:
         super().__init__(f"subscription {subscription}: expected entry {position} to be free, found {found}")
 
 
 class AcknowledgementStale(PreconditionFailed):
-    """Messages were given back after the entry of a cumulative acknowledgement was read, and would be skipped."""
+    """A cumulative acknowledgement could skip messages that were given back since its read, or that are delayed."""
 
     def __init__(self, subscription: str, *, up_to: str, expected: str, found: str, advice: str) -> None:
         about = f"subscription {subscription}: acknowledging everything up to {up_to}"
@@ -197,7 +197,7 @@ class Unsupported(PreconditionFailed):
 
 
 class LookupRefused(TerminalError):
-    """ZooKeeper refuses to name the owner of a topic: its access rights or the path are wrong."""
+    """ZooKeeper refuses to name the bundle owner of a topic, because access rights or the path are wrong."""
 
 
 class MissingData(TerminalError):
@@ -213,7 +213,7 @@ class FunctionFailed(TerminalError):
 
 
 class NoProgress(TerminalError):
-    """Late attempts left the same number of keys. An operator must look."""
+    """Repeated attempts to delete a copy left the same number of keys. An operator must find the cause."""
 
 
 class ServiceFailed(SextonError):
@@ -233,7 +233,7 @@ class ServiceRefused(ServiceFailed):
     """A service refuses every request because of credentials, permissions, bucket, region or clock.
 
     After an operator has fixed the cause, the same request succeeds. `advice` is a phrase for the operator. `code` is
-    the service's code of the refusal. `may_pass` says whether the next attempt may succeed, as with a new token.
+    the service's error code. `may_pass` says whether the next attempt may succeed, for example with a new token.
     """
 
     def __init__(self, service: str, problem: str, *, advice: str, code: str = "", may_pass: bool = False) -> None:

@@ -39,7 +39,7 @@ _lock = threading.Lock()
 
 
 def arm(name: str, action: str, *, nth: int = 1) -> None:
-    """Make the point act at its nth hit. Raise `InvalidInput` if the action is unknown, or `nth` is below 1."""
+    """Make failpoint `name` act at its `nth` hit. Raise `InvalidInput` if the action is unknown or `nth` below 1."""
     if action not in {"kill", "crash", "fail"} or nth < 1:
         raise InvalidInput(ENVIRONMENT_VARIABLE, expected="name=kill|crash|fail[@nth]", found=f"{name}={action}@{nth}")
     with _lock:
@@ -56,7 +56,7 @@ def disarm_all_and_take_hits() -> set[str]:
 
 
 def arm_from_environment(value: str | None) -> None:
-    """Arm the points of `SEXTON_FAILPOINTS`. `None` and "" arm nothing. Raise `InvalidInput` for another form."""
+    """Arm the failpoints in `value`, the text of `SEXTON_FAILPOINTS`. Raise `InvalidInput` if the text is malformed."""
     for part in filter(None, (value or "").split(",")):
         name, _, rest = part.partition("=")
         action, _, nth = rest.partition("@")

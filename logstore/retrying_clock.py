@@ -1,6 +1,6 @@
-"""Clock of this process, replaceable in tests, with the loop that repeats a call that may succeed later.
+"""Clock of this process, replaceable in tests, and the loop that retries failed calls.
 
-ADR 17 names the loops with other rules: `Database.write`, kazoo's `KazooRetry`, and Temporal's `RetryPolicy`.
+ADR 17 lists the loops that retry by other rules: `Database.write`, kazoo's `KazooRetry`, and Temporal's `RetryPolicy`.
 """
 
 import random
@@ -62,7 +62,7 @@ class Clock:
         Args:
             call: Call that is safe to repeat.
             deadline_s: Time of `monotonic_s` before which every pause must end.
-            backoff: Number of attempts, and their pauses.
+            backoff: Number of attempts, and the pauses between them.
             is_retryable: Whether to try again. The default accepts `RetryableError` and `OutcomeUnknown`.
             extra_pause_s: Seconds that the service wants to be added to the pause.
         """

@@ -1,4 +1,4 @@
-"""Names of topics, subscriptions, producers and actors. They are validated once, where they enter.
+"""Names of topics, subscriptions, producers and actors. Each name is validated once, where it enters Sexton.
 
 Topic names are encoded for ids, keywords, object keys and metadata.
 
@@ -38,7 +38,8 @@ class TopicName:
         """Validate the unencoded name of a new topic.
 
         Raises:
-            InvalidInput: The cases of `parse_existing`, or control or direction characters, or a part `.` or `..`.
+            InvalidInput: `parse_existing` refuses the name, the name has control or direction characters, or a part is
+                `.` or `..`.
         """
         name = TopicName.parse_existing(text)
         if _CONTROL_CHARACTERS.search(text):
@@ -85,7 +86,7 @@ class TopicName:
 def encode_topic_prefix(text: str) -> str:
     """Return the prefix of all encoded names whose unencoded names begin with `text`.
 
-    `text` is a part of the scheme `persistent://`, or begins with it. UTF-8 must be able to encode the text.
+    `text` is the beginning of the scheme `persistent://`, or begins with the whole scheme. `text` must be valid UTF-8.
     """
     scheme, rest = text[: len(_PREFIX)], text[len(_PREFIX) :]
     return scheme + quote(rest, safe=f"{_UNQUOTED}/")
@@ -116,7 +117,7 @@ def check_producer_or_actor_name(field: str, name: str) -> str:
 
 
 def check_audit_reason(reason: str) -> str:
-    """Return the valid reason of an act for the audit log. It may be empty.
+    """Return a valid reason for the audit log. A reason may be empty.
 
     Raises:
         InvalidInput: The reason is longer than 2,000 characters, or not printable.

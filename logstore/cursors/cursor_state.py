@@ -1,9 +1,10 @@
-"""State of a cursor: the acknowledgements of one subscription, in its row and in a snapshot.
+"""State of a cursor: the acknowledgements of one subscription, in the cursor's row and in a snapshot.
 
-Single acknowledgements after `mark_delete` are one roaring bitmap per ledger, so many holes stay small.
+Single acknowledgements after `mark_delete` are one roaring bitmap per ledger. Such a bitmap stays small even with many
+gaps.
 
-A row with many acknowledged entries has a snapshot in a cursor ledger. The complete state is the union of the row and
-the snapshot, after the row's mark-delete position. Only the row has the mark-delete position.
+A row with many acknowledged entries has a snapshot in a cursor ledger. The complete state is the row's mark-delete
+position, and all acknowledgements of row and snapshot after this position. A snapshot has no mark-delete position.
 
 Source: Pulsar's managed cursor (mark-delete position and individually deleted messages), and its cursor ledgers.
 """
@@ -20,7 +21,7 @@ from logstore.errors import AcknowledgementStale, CorruptData, InvalidInput, Sna
 from logstore.positions import EARLIEST, LedgerId, Position
 
 RELEASES_PER_EPOCH: Final = 10**12
-"""Most releases of one subscription in one epoch of the catalog. At a thousand a second they last 31 years."""
+"""Maximum releases of one subscription in one epoch of the catalog. 1,000 releases a second reach it after 31 years."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +34,7 @@ class VisibleLedgerSpan:
 
     @property
     def last(self) -> Position:
-        """Last entry, or entry -1 of an empty ledger."""
+        """Position of the last entry, or of entry -1 if the ledger is empty."""
         return Position(self.ledger_id, self.entries - 1)
 
 
@@ -51,10 +52,10 @@ class CursorState:
 
 
 def acknowledge(state: CursorState, positions: Iterable[Position], spans: Sequence[VisibleLedgerSpan]) -> CursorState:
-    """Acknowledge single entries in any order, then advance over contiguous acknowledged entries. Idempotent.
+    """Acknowledge single entries in any order, then advance `mark_delete` over acknowledged entries. Idempotent.
 
-    Entries of unlisted ledgers count as acknowledged. `spans` ascend by id. Raise `InvalidInput` for a position that
-    never had an entry.
+    Entries of unlisted ledgers count as acknowledged. `spans` ascend by ledger id. Raise `InvalidInput` for a position
+    that never had an entry.
     """
     span_by_ledger = {span.ledger_id: span for span in spans}
     acknowledged = dict(state.acknowledged)
@@ -67,7 +68,7 @@ def acknowledge(state: CursorState, positions: Iterable[Position], spans: Sequen
 
 
 def acknowledge_to(state: CursorState, position: Position, spans: Sequence[VisibleLedgerSpan]) -> CursorState:
-    """Acknowledge all entries up to and including `position`. Raise `InvalidInput` if it is after the last entry."""
+    """Acknowledge all entries up to `position`, inclusive. Raise `InvalidInput` if `position` is after the end."""
     _require_not_after_end(position, {span.ledger_id: span for span in spans}, spans, min_entry_id=-1)
     return advance_mark_delete(replace(state, mark_delete=max(state.mark_delete, position)), spans)
 
@@ -75,7 +76,7 @@ def acknowledge_to(state: CursorState, position: Position, spans: Sequence[Visib
 def apply_acknowledgement(
     state: CursorState, positions: Iterable[Position], up_to: Position | None, spans: Sequence[VisibleLedgerSpan]
 ) -> CursorState:
-    """Acknowledge single entries, and then all entries up to `up_to` if it is given."""
+    """Acknowledge `positions`. If `up_to` is given, also acknowledge all entries up to `up_to`, inclusive."""
     acknowledged = acknowledge(state, positions, spans)
     return acknowledged if up_to is None else acknowledge_to(acknowledged, up_to, spans)
 
@@ -91,9 +92,10 @@ def require_current_releases(
     """Refuse a cumulative acknowledgement whose entries were read before the subscription gave entries back.
 
     Entries up to the mark-delete position may be acknowledged again. `current_releases` are the subscription's present
-    releases. `releases_at_read` are the releases when `up_to` was read. `None` counts as 0.
+    releases. `releases_at_read` are the releases when `up_to` was read; if it is `None`, it counts as 0.
 
-    Source: Pulsar's consumer epoch, PIP-84; apache/pulsar#10431 and apache/pulsar#14371 lose messages without it.
+    Source: Pulsar's consumer epoch, PIP-84; apache/pulsar#10431 and apache/pulsar#14371 are losses of messages without
+    this check.
     """
     if up_to is not None and up_to > state.mark_delete and current_releases != (releases_at_read or 0):
         raise AcknowledgementStale(
@@ -109,7 +111,7 @@ def require_current_releases(
 
 
 class DelayedSegmentRange(NamedTuple):
-    """Entries of a segment that has delayed messages."""
+    """All entries of one segment with delayed messages."""
 
     ledger_id: LedgerId
     entries: range
@@ -125,7 +127,7 @@ def require_no_delayed_entries(
 ) -> None:
     """Refuse a cumulative acknowledgement without releases if it covers entries that may have a delivery time.
 
-    Only a reader knows which of these entries it has received, and a reader passes the releases of its read.
+    The catalog does not know which of these entries were received. A reader knows, and passes the releases of its read.
     """
     unacknowledged = unacknowledged_entries(state, spans, up_to)
     for segment in delayed:
@@ -160,8 +162,7 @@ def unacknowledged_entries(
 def first_releases(epoch: int) -> int:
     """Return the releases of a new subscription: 0 in the first epoch, and above all releases of earlier epochs.
 
-    A rebuild begins an epoch. Its rows may be older than the entries that consumers have read, and it aborts open
-    transactions.
+    A rebuild begins an epoch. The rebuild gives entries back if it restores an older cursor or aborts a transaction.
     """
     return (epoch - 1) * RELEASES_PER_EPOCH
 
@@ -176,7 +177,8 @@ def initial_state(spans: Sequence[VisibleLedgerSpan], *, latest: bool) -> Cursor
 def seek(position: Position, spans: Sequence[VisibleLedgerSpan]) -> CursorState:
     """Return a cursor whose next entry is `position`. All earlier acknowledgements are dropped.
 
-    Raise `InvalidInput` if `position` is more than one entry after the end of its ledger, or after the last ledger.
+    Raise `InvalidInput` if the ledger of `position` is after the last listed ledger, or if `position` is more than one
+    entry after the last entry of that ledger.
     """
     before = Position(position.ledger_id, position.entry_id - 1)
     try:
@@ -189,7 +191,7 @@ def seek(position: Position, spans: Sequence[VisibleLedgerSpan]) -> CursorState:
 
 
 def advance_mark_delete(state: CursorState, spans: Sequence[VisibleLedgerSpan]) -> CursorState:
-    """Move `mark_delete` over acknowledged entries and unlisted ledgers, also lost ledgers (apache/pulsar#18620)."""
+    """Move `mark_delete` over acknowledged entries and over unlisted ledgers, even lost ones (apache/pulsar#18620)."""
     mark_delete = state.mark_delete
     for span in spans:
         if span.ledger_id < mark_delete.ledger_id:
@@ -228,7 +230,7 @@ def _done_entries(acknowledged: BitMap | None, span: VisibleLedgerSpan) -> BitMa
 
 
 def _find_first_gap(bits: BitMap | None, start: int, end: int) -> int:
-    """Return the first entry id from `start` that is not in `bits`, at most `end`."""
+    """Return the first entry id, from `start` on, that is not in `bits`. If all ids before `end` are, return `end`."""
     if not bits or start not in bits:
         return start
     before = bits.rank(start - 1) if start else 0
@@ -264,7 +266,7 @@ _BITMAP_HEADER = struct.Struct("<qI")
 
 
 def pack_acknowledged(acknowledged: Mapping[LedgerId, BitMap]) -> bytes:
-    """Return bitmaps as bytes, ascending by ledger: id (int64), length (uint32), portable roaring bitmap."""
+    """Return bitmaps as bytes. For each ledger, ascending: id (int64), byte count (uint32), portable roaring bitmap."""
     parts = []
     for ledger_id in sorted(acknowledged):
         body = acknowledged[ledger_id].serialize()
@@ -296,7 +298,7 @@ AcknowledgedEntries = Mapping[LedgerId, BitMap]
 
 @dataclass(frozen=True, kw_only=True)
 class CursorSnapshot:
-    """Content of a cursor ledger: the acknowledgements when the ledger was written."""
+    """Content of a cursor ledger: the single acknowledgements that the cursor had when the ledger was written."""
 
     ledger_id: LedgerId  # the cursor ledger's own id
     acknowledged: AcknowledgedEntries
@@ -314,7 +316,7 @@ class CursorSnapshot:
 def require_snapshot(
     subscription: str, snapshot: CursorSnapshot | None, *, needed: LedgerId | None
 ) -> CursorSnapshot | None:
-    """Return the snapshot that completes a row, or `None`. Raise `SnapshotNeeded` if `snapshot` is another snapshot."""
+    """Return `snapshot` if its ledger is `needed`, or `None` if none is needed. Otherwise raise `SnapshotNeeded`."""
     if needed is None:
         return None
     ledger_id = None if snapshot is None else snapshot.ledger_id
@@ -328,7 +330,7 @@ def complete_state(row: CursorState, snapshot: CursorSnapshot | None) -> CursorS
 
 
 def add_acknowledged(state: CursorState, entries: AcknowledgedEntries) -> CursorState:
-    """Return the state with more acknowledged entries. `mark_delete` stays, and entries up to it are left out."""
+    """Add the entries after `mark_delete` to the acknowledged entries of the state. `mark_delete` does not change."""
     acknowledged = dict(state.acknowledged)
     added = {ledger_id: entries_after(bits, ledger_id, state.mark_delete) for ledger_id, bits in entries.items()}
     unite_entries(acknowledged, {ledger_id: bits for ledger_id, bits in added.items() if bits})
@@ -336,7 +338,7 @@ def add_acknowledged(state: CursorState, entries: AcknowledgedEntries) -> Cursor
 
 
 def unite_entries(target: dict[LedgerId, BitMap], entries: AcknowledgedEntries) -> None:
-    """Add entries to `target`. Its bitmaps are replaced, never changed in place."""
+    """Add `entries` to `target`. The bitmaps of `target` are replaced, never changed in place."""
     for ledger_id, bits in entries.items():
         target[ledger_id] = target[ledger_id] | bits if ledger_id in target else bits
 

@@ -32,7 +32,7 @@ class BucketRole(StrEnum):
 
     @property
     def is_single(self) -> bool:
-        """Whether a catalog has exactly one bucket of this role for ever."""
+        """Whether a catalog has at most one bucket of this role. Another bucket can never replace this bucket."""
         return self not in {BucketRole.TIERED, BucketRole.REPLICA}
 
     def matches_key(self, key: str) -> bool:
@@ -86,15 +86,16 @@ def compare_marker(
     bucket: NamedBucket,
     marked_buckets: Collection[tuple[BucketRole, str]],
 ) -> MarkerState:
-    """Compare the marker of a bucket with the catalog.
+    """Return the relation of a bucket to the catalog, by the bucket's marker.
 
-    `named_catalog` is the catalog that the marker names. `marked_buckets` are all buckets that this catalog has marked.
+    `named_catalog` is the catalog that the marker names, or `None` without a marker. `marked_buckets` are all buckets
+    that this catalog has marked.
     """
     if named_catalog not in {None, catalog_id}:
         return MarkerState.FOREIGN
     is_marked = (bucket.role, bucket.bucket) in marked_buckets
     is_elsewhere = not is_marked and bucket.role.is_single and any(role is bucket.role for role, _ in marked_buckets)
-    if named_catalog:  # a bucket that was marked for another role also has this marker, but no object of this role
+    if named_catalog:  # a bucket that was marked for another role has the same marker, but no object of this role
         return (
             MarkerState.ELSEWHERE if is_elsewhere and _format_roles(bucket.bucket, marked_buckets) else MarkerState.OURS
         )
@@ -115,7 +116,7 @@ def mismatch_error(
     bucket: NamedBucket,
     marked_buckets: Collection[tuple[BucketRole, str]],
 ) -> CatalogMismatch | None:
-    """Return the error for a bucket in this state, or `None` if the bucket is or may become this catalog's."""
+    """Return the error for a bucket in this state, or `None` for OURS and UNMARKED."""
     expected = f"the marker of catalog {catalog_id}"
     match state:
         case MarkerState.FOREIGN:

@@ -2,7 +2,7 @@
 
 Each worker computes the assignment, and workers with the same view agree. Safety does not depend on this module:
 ZooKeeper lets only one worker create a node, and only writes with the current fence are accepted. With a stale view,
-two workers may try to take the same bundle, or none does for a while.
+two workers may try to take the same bundle, or a bundle may have no bundle owner for a while.
 
 Source: rendezvous hashing (Thaler and Ravishankar 1998), weighted by the logarithmic method (Schindelhauer and
 Schomaker, "Weighted distributed hash tables", 2005): the highest -w / ln(h) is first. PIP-57 (re-own after a session
@@ -22,7 +22,7 @@ from logstore.ownership.bundles_and_leases import BundleId
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerLoad:
-    """Report of a live worker about itself. It may be out of date."""
+    """Load that a live worker has reported, possibly some time ago."""
 
     load: float = 0.0  # present work, 0 or more; a worker with load 1 gets half the share of an idle worker
     bundles: int = 0  # bundles that it owned; only shown to people, because the rules count owner nodes
@@ -53,7 +53,7 @@ class OwnershipView:
 
     @property
     def max_bundles_per_worker(self) -> int:
-        """Five quarters of an even share, rounded up. A worker with as many bundles is full."""
+        """Five quarters of an even share, rounded up. A worker with this number of bundles is full."""
         return math.ceil(5 * self.bundle_count / (4 * max(1, len(self.available_workers))))
 
     @property
@@ -80,7 +80,7 @@ def rank_workers(bundle: BundleId, workers: Mapping[str, WorkerLoad], *, full: C
 
 
 def _hash_to_unit_interval(bundle: BundleId, worker_id: str) -> float:
-    """Return a number between 0 and 1, both exclusive, equal in every process. 52 bits make the half step exact."""
+    """Return a number between 0 and 1, both exclusive, equal in every process. With 52 bits, adding 0.5 is exact."""
     digest = hashlib.blake2b(f"{bundle}/{worker_id}".encode(), digest_size=8).digest()
     return ((int.from_bytes(digest, "big") >> 12) + 0.5) / 2**52
 
@@ -88,14 +88,15 @@ def _hash_to_unit_interval(bundle: BundleId, worker_id: str) -> float:
 def bundles_to_take(
     view: OwnershipView, worker_id: str, *, free_for_s: Mapping[BundleId, float], takeover_grace_s: float
 ) -> list[BundleId]:
-    """Return the free bundles that this worker should take now. Bundles for which it ranks first come first.
+    """Return the free bundles that this worker should take now, ascending by the worker's rank for the bundle.
 
-    The first worker in a bundle's ranking takes the bundle at once. Each next worker takes it one `takeover_grace_s`
-    later, which is longer than a view may be stale. Ranks assume that each first worker has taken its bundles, so all
-    workers stay within the maximum. Only a worker that takes over bundles which other workers did not take may exceed
-    the maximum.
+    The first worker in a bundle's ranking takes the bundle at once. Each next worker waits for one more
+    `takeover_grace_s`, which is longer than a view may be stale.
 
-    A worker takes nothing before it sees itself alive. Bundles absent from `free_for_s` have just become free.
+    The rankings count each free bundle as a bundle of its first worker. First workers therefore stay within
+    `OwnershipView.max_bundles_per_worker`. A worker may exceed this maximum only with bundles that others did not take.
+
+    A worker takes nothing before the view contains the worker. Bundles absent from `free_for_s` have just become free.
     """
     if worker_id not in view.workers:
         return []
@@ -111,14 +112,14 @@ def bundles_to_take(
 
 
 def bundles_to_shed(view: OwnershipView, worker_id: str, *, max_free_bundles: int) -> list[BundleId]:
-    """Return the bundles that this worker should release now. Other workers take them at once. Mostly there are none.
+    """Return the bundles that this worker should release now, mostly none. Other workers take these bundles at once.
 
     1. If a worker has fewer bundles than `OwnershipView.underload_limit`, workers above this limit release bundles for
        which that worker ranks first.
     2. A worker above `OwnershipView.max_bundles_per_worker` releases other bundles, too.
 
-    Each move crosses a limit in one direction, so moves end, and no worker takes back a bundle that it released. At
-    most `max_free_bundles` bundles of all workers are free at a time.
+    A released bundle moves from a worker above a limit to a worker below this limit. So the releases come to an end,
+    and no worker takes back a bundle that it released. At most `max_free_bundles` bundles are free at a time.
     """
     return [
         bundle for bundle in _plan_releases_of_all_workers(view, max_free_bundles) if view.owners[bundle] == worker_id
@@ -126,10 +127,7 @@ def bundles_to_shed(view: OwnershipView, worker_id: str, *, max_free_bundles: in
 
 
 def _plan_releases_of_all_workers(view: OwnershipView, max_free_bundles: int) -> list[BundleId]:
-    """Return the bundles that all workers release, within `max_free_bundles`.
-
-    Workers with the same view compute the same.
-    """
+    """Return the bundles that all workers release. The result depends only on the view and `max_free_bundles`."""
     counts, max_moves = view.count_bundles(), max_free_bundles - len(view.free_bundles)
     owned = sorted(view.owners.items(), key=lambda item: (-counts[item[1]], item[0]))  # owners with most bundles first
     moves: list[BundleId] = []
@@ -185,9 +183,9 @@ def decide_reown(
 ) -> ReownDecision:
     """Decide about a bundle that this worker had or should take.
 
-    The session decides, not the worker's name: a node of an old session vanishes with the session, and all work under
-    it ends. If the answer to a create was lost, this session has a node that the worker has not acquired. The worker
-    then acquires the bundle again, because others may have raised the fence in between.
+    The session of the node decides, not the worker's name, because a node of an old session vanishes with that session.
+    If the answer to a create was lost, the node is of this `session` but `acquired` is not. The worker then acquires
+    the bundle again, because another worker may have raised the fence in between.
 
     A `node` of `None` means that there is no node, never that ZooKeeper did not answer.
     """
@@ -200,7 +198,7 @@ def decide_reown(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReownAttempts:
-    """Attempts that one session has for each bundle. Not thread-safe.
+    """Limits of the attempts of one session, for each bundle. Not thread-safe.
 
     Success restores no attempts, so that a loop of "acquired, lost, acquired, lost" ends.
     """

@@ -2,8 +2,9 @@
 
 The number of bundles is fixed when a catalog is created, so a topic never changes its bundle.
 
-Each bundle has a fence. A bundle owner raises this counter after its node exists in ZooKeeper. Each write under a lease
-requires that the lease's fence equals the counter. So a later owner fences all earlier owners.
+Each bundle has a fence, which is a counter. A bundle owner raises the fence after its node exists in ZooKeeper. Each
+write under a lease requires that the fence still has the lease's counter. So a later bundle owner fences all earlier
+ones.
 
 Source: Pulsar's `NamespaceBundleFactory` (CRC-32 of the topic's name over 0 to 2**32 - 1) and `NamespaceBundle` (form
 of a range; the last range includes its upper end). Fencing tokens: M. Kleppmann, "How to do distributed locking".
@@ -22,7 +23,7 @@ BundleId = NewType("BundleId", int)
 """Number from 0 to N - 1, ascending by hash range."""
 
 MAX_BUNDLES: Final = 16_384
-"""Most bundles of a catalog. Their names fit into one answer of ZooKeeper, which is 1 MiB by default."""
+"""Maximum number of bundles of a catalog. All bundle names fit into one answer of ZooKeeper, by default 1 MiB."""
 
 _HASH_BITS = 32
 _MAX_HASH = 2**_HASH_BITS - 1
@@ -48,9 +49,9 @@ def bundle_name(bundle: BundleId, *, bundle_count: int) -> str:
 
 
 def parse_bundle_name(name: str, *, bundle_count: int) -> BundleId:
-    """Return the bundle whose hash range `bundle_name` wrote for the same number of bundles.
+    """Return the bundle whose `bundle_name` is `name`.
 
-    Raise `InvalidInput` for any other text. A range of another number of bundles is never rounded.
+    Raise `InvalidInput` for any other text, also for the hash range of a bundle of another `bundle_count`.
     """
     try:
         bundle = BundleId(int(name[:10], 16) * check_bundle_count(bundle_count) >> _HASH_BITS)
@@ -70,7 +71,7 @@ _WORKER_ID_FORM = re.compile(r"(?!\.\.?$)[A-Za-z0-9._@-]{1,128}")
 
 
 def check_worker_id(worker_id: str) -> str:
-    """Return a worker id that can name a Temporal task queue and a ZooKeeper node. Refuse any other id."""
+    """Return the worker id, or raise `InvalidInput` if it cannot name a Temporal task queue and a ZooKeeper node."""
     if not _WORKER_ID_FORM.fullmatch(worker_id):
         raise InvalidInput(
             "worker id", expected="1 to 128 of A-Z, a-z, 0-9, dot, @, underscore, hyphen", found=worker_id
@@ -80,7 +81,7 @@ def check_worker_id(worker_id: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lease:
-    """Right to write for a bundle. It is valid until a worker raises the bundle's fence again."""
+    """Right to write for a bundle, valid until a worker raises the bundle's fence again."""
 
     bundle: BundleId
     fence: int  # the counter after this owner has raised it, 1 or more

@@ -1,7 +1,7 @@
-"""Cursor ledgers: a state that is too large for its row is in a ledger until it is small again.
+"""Cursor ledgers. A state that is too large for the cursor's row moves to a ledger, and back when the state is small.
 
-All work here is best effort, because an acknowledgement is already in the row. A failure is logged and leaves a newborn
-ledger, which the topic's trim detaches. A later acknowledgement tries again.
+A failure loses nothing, because every acknowledgement is already in the row. The failure is logged, and a later
+acknowledgement tries again. A newborn ledger may remain, which the topic's trim detaches.
 """
 
 import logging
@@ -26,10 +26,10 @@ from logstore.retrying_clock import Clock
 _LOG: Final = logging.getLogger(__name__)
 
 _CACHE_BYTES: Final = 64 << 20
-"""Most packed bytes of cached snapshots. A larger snapshot is cached alone."""
+"""Maximum size of all cached snapshots, packed. One larger snapshot is cached alone."""
 
 _RETRY_PAUSE_S: Final = 5.0
-"""Pause after a failure, because each failed attempt leaves a newborn ledger."""
+"""Pause after a failed attempt at a cursor, because each failed attempt may leave a newborn ledger."""
 
 _CursorKey = tuple[TopicId, str]  # topic and name of the subscription
 
@@ -37,8 +37,8 @@ _CursorKey = tuple[TopicId, str]  # topic and name of the subscription
 class CursorSnapshots:
     """Cache, reader and writer of cursor snapshots. A snapshot is read once, because ledgers are immutable.
 
-    A state larger than `inline_bytes` moves from the row to a ledger. It moves back at half this size. Only one thread
-    at a time writes a cursor.
+    A state larger than `inline_bytes` moves from the row to a ledger. A state of at most half this size moves back.
+    Only one thread of the process at a time moves the state of a cursor.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class CursorSnapshots:
     def write_or_fold_snapshot_after_acknowledgement(
         self, topic_id: TopicId, name: str, acknowledged: AcknowledgeResult, used_snapshot: CursorSnapshot | None
     ) -> None:
-        """Write or fold the snapshot after an acknowledgement, if its size requires it. Failures are only logged.
+        """Call `write_or_fold_snapshot` after an acknowledgement if the size of the state requires it.
 
         `used_snapshot` is the snapshot with which the acknowledgement was made.
         """
@@ -103,7 +103,7 @@ class CursorSnapshots:
             self.write_or_fold_snapshot(topic_id, name)
 
     def write_or_fold_snapshot(self, topic_id: TopicId, name: str) -> None:
-        """Write or fold the cursor's snapshot if its size requires it. Failures are only logged."""
+        """Move a large state into a new snapshot, or fold a small snapshot into the row. Failures are only logged."""
         key = (topic_id, name)
         if not self._reserve_cursor_unless_pausing(key):
             return

@@ -15,10 +15,10 @@ from logstore.transactions.pending_acks import hide_held
 from logstore.transactions.transaction_ids_and_states import TransactionId
 
 _MAX_SNAPSHOT_CHANGES: Final = 16
-"""Consecutive replacements of the snapshot by other processes after which a call gives up."""
+"""Number of times that other processes may replace the snapshot during one call. Afterwards the call gives up."""
 
 _MAX_REMEMBERED_SUBSCRIPTIONS: Final = 10_000
-"""Subscriptions whose snapshot this process remembers. Each further subscription costs one refused commit."""
+"""Maximum number of subscriptions whose snapshots a process remembers. At this number the process forgets them all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +32,7 @@ class Subscription:
 
 
 class Subscriptions:
-    """Subscriptions of all topics. It is thread-safe."""
+    """Subscriptions of all topics. Thread-safe."""
 
     def __init__(
         self, *, cursors: Cursors, transactions: Transactions, committer: GroupCommitter, snapshots: CursorSnapshots
@@ -43,7 +43,9 @@ class Subscriptions:
         self._snapshot_by_subscription: dict[tuple[TopicId, str], LedgerId] = {}
 
     def subscribe(self, topic_id: TopicId, name: str, *, latest: bool) -> Subscription:
-        """Create the subscription at the first listed entry, or after the last entry. Return an existing one unchanged.
+        """Create the subscription, or return the existing subscription unchanged.
+
+        A new cursor begins before the first listed entry, or with `latest` after the last entry.
 
         Raises:
             UnknownObject: The topic does not exist.
@@ -57,27 +59,28 @@ class Subscriptions:
 
         Raises:
             UnknownObject: The subscription does not exist.
-            MissingData: Its cursor ledger is lost. A seek replaces the state.
-            CorruptData: Its cursor ledger is damaged.
+            MissingData: The cursor ledger is lost. A seek replaces the lost state.
+            CorruptData: The cursor ledger is damaged.
             StoreUnavailable, CatalogBusy: The catalog or storage did not answer.
         """
         return self._load_subscription(topic_id, self._cursors.get_cursor(topic_id, name))
 
     def read_state(self, topic_id: TopicId, name: str) -> CursorState:
-        """Return the state for a consumer. Entries that open transactions hold count as acknowledged."""
+        """Return the state for a consumer. Entries acknowledged in open transactions count as acknowledged."""
         return self.get_for_consumer(topic_id, name).state
 
     def get_for_consumer(self, topic_id: TopicId, name: str) -> Subscription:
-        """Return the subscription with the state of `read_state`. It raises the errors of `get`.
+        """Return the subscription with the state of `read_state`. Raise the errors of `get`.
 
-        Its `releases` includes each release of an entry that the state leaves out.
+        If a transaction aborts and gives back an entry that this state leaves out, `releases` does not count that
+        release. A cumulative acknowledgement with these `releases` is then refused.
         """
         # Held entries are read before the cursor, because a commit moves them to the cursor.
         held_entries = self._transactions.find_held_entries(topic_id, name)
         subscription = self.get(topic_id, name)
         if not held_entries:
             return subscription
-        # The releases are read before the held entries. Otherwise they could count an abort of entries left out here.
+        # These releases were read before the held entries. Later ones could count the abort of an entry left out here.
         releases = subscription.releases
         held_entries = self._transactions.find_held_entries(topic_id, name)
         subscription = self.get(topic_id, name)
@@ -97,20 +100,23 @@ class Subscriptions:
         releases: int | None = None,
         txn: TransactionId | None = None,
     ) -> AcknowledgeResult:
-        """Acknowledge single entries and all entries up to `up_to`. Without either, only advance mark-delete.
+        """Acknowledge `positions` and all entries up to `up_to`. Without both, only advance the mark-delete position.
 
-        With `txn`, the transaction holds the entries until it is decided. Meanwhile no other consumer gets them.
+        With `txn`, the acknowledgement takes effect when the transaction commits. Until the transaction is decided, no
+        other consumer gets the entries.
 
-        `up_to` asserts that all entries before it were received. It needs the `Subscription.releases` of that read.
-        `None` counts as 0, and is refused for messages with a delivery time.
+        With `up_to` the caller states that it has received all entries up to `up_to`. `releases` must be the
+        `Subscription.releases` that the caller got before it read these entries. If `releases` is `None`, it counts as
+        0, and the call is refused if these entries may have a delivery time.
 
         Idempotency: to acknowledge an entry again changes nothing.
 
         Raises:
             UnknownObject: The subscription does not exist.
-            InvalidInput: No reader can have received a position.
+            InvalidInput: No reader can have received the entry of a position.
             TransactionNotOpen: The transaction is decided.
-            AcknowledgementHeld: Another transaction holds an entry. With `txn` also: an entry is acknowledged.
+            AcknowledgementHeld: An entry is acknowledged in another open transaction. With `txn`, also if an entry is
+                already acknowledged.
             AcknowledgementStale: An abort, an expired transaction, a seek or a rebuild of the catalog has given entries
                 back since `up_to` was read. Or `releases` is `None`, and a segment up to `up_to` has delayed messages.
             MissingData, CorruptData: The errors of `get`.
@@ -139,7 +145,7 @@ class Subscriptions:
 
         Raises:
             UnknownObject: The topic or the subscription does not exist.
-            InvalidInput: The position is after the end.
+            InvalidInput: The position is after the end of the log.
             PreconditionFailed: The topic is not ACTIVE.
         """
         return self._load_subscription(topic_id, self._cursors.seek_cursor(topic_id, name, position))
@@ -147,8 +153,9 @@ class Subscriptions:
     def advance_and_fold_cursors_with_snapshots(self, topic_id: TopicId) -> list[SextonError]:
         """Advance each cursor that has a snapshot, and fold small snapshots. Return the errors of single cursors.
 
-        A forced detach considers only rows. So a cursor with a snapshot may stay before entries that it has
-        acknowledged. Without traffic it would stay there for ever, and keep consumed ledgers (apache/pulsar#9136).
+        A forced detach reads only the rows of cursors. Afterwards the mark-delete position may be before entries that
+        the snapshot has as acknowledged. Without new acknowledgements the position would stay there for ever, and the
+        subscription would keep ledgers that it has consumed (apache/pulsar#9136).
         """
         errors = []
         for name in self._cursors.find_cursors_with_snapshot([topic_id]).get(topic_id, []):
@@ -209,7 +216,7 @@ class Subscriptions:
         raise _snapshot_keeps_changing(topic_id, name)
 
     def _require_changed_row(self, topic_id: TopicId, name: str, missed: LedgerId) -> StoredCursor:
-        """Read the row again after its cursor ledger was missing. Raise `MissingData` if the row still names it."""
+        """Read the row again after ledger `missed` was not found. Raise `MissingData` if the row still names it."""
         row = self._cursors.get_cursor(topic_id, name)
         if row.snapshot_ledger == missed:
             problem = f"topic {topic_id}, subscription {name}: cursor ledger {missed} is listed and no copy holds it"

@@ -10,14 +10,14 @@ from logstore.ports.object_storage import ObjectStore
 
 
 class LostCatalogIdentity:
-    """`CatalogIdentity` without a database. Buckets in `marked` are refused if their marker is missing."""
+    """`CatalogIdentity` without a database. A bucket in `marked` is refused if its marker is missing."""
 
     def __init__(self, catalog_id: str, marked: Iterable[tuple[BucketRole, str]] = ()) -> None:
         self._catalog_id, self._marked = catalog_id, frozenset(marked)
 
     @classmethod
     def read_from_bucket(cls, bucket: NamedBucket, store: ObjectStore) -> "LostCatalogIdentity":
-        """Return the catalog whose records are in a bucket.
+        """Return the identity of the catalog whose record log is in a bucket.
 
         Raises:
             CatalogMismatch: The bucket has no readable marker.

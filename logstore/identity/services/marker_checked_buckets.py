@@ -1,7 +1,8 @@
 """Buckets that are used only after their marker was compared with this catalog.
 
-Some buckets also need a check that this database is still the catalog, because another one may have been rebuilt from
-the record log. That check runs before the first use, before each removal, and before other uses after an interval.
+Some buckets also need a check that this database is still the catalog, because another database may have been rebuilt
+from the record log. The check runs before the first use and before each removal. Before any other use, it runs if the
+last check is older than an interval.
 """
 
 import threading
@@ -46,11 +47,11 @@ _FIRST_KEYS: Final = {
 _MAX_MARKER_READS: Final = 3  # reads while GET and HEAD disagree, because a response may be truncated
 _CHECK_INTERVAL_S: Final = 30.0  # between checks of a process that only reads and writes
 MAX_UNANSWERED_S: Final = 60.0
-"""Longest time after the last answered check for which a process still writes. A rebuild waits as long."""
+"""Maximum age of the last answered check of a process that writes. A rebuild waits longer before it reads storage."""
 
 
 class MarkerChecker:
-    """Comparison of bucket markers with a catalog's id. It writes missing markers. Thread-safe."""
+    """Checker of bucket markers against a catalog's id, and writer of missing markers. Thread-safe."""
 
     def __init__(self, identity: CatalogIdentity) -> None:
         self._identity = identity
@@ -63,7 +64,7 @@ class MarkerChecker:
         *,
         now_s: Callable[[], float] = time.monotonic,
     ) -> "MarkerCheckedBucket":
-        """Return the bucket. It is connected, and its marker is compared, before the first use.
+        """Return the bucket. Before the first use, the bucket is connected and its marker is compared.
 
         `connect` is called once. `require_current` raises if the database is no longer the catalog.
         """
@@ -85,11 +86,13 @@ class MarkerChecker:
         return state
 
     def require_or_mark(self, bucket: NamedBucket, store: ObjectStore) -> None:
-        """Require the bucket to be this catalog's. Mark a bucket without a marker if the evidence allows it.
+        """Require that the bucket belongs to this catalog. Mark a bucket that has no marker, if its objects allow this.
 
         Idempotent. The marker is stored before the catalog records it. If several catalogs mark a bucket at once, one
-        succeeds. Raise `CatalogMismatch` also if a bucket without a marker has foreign objects, or lacks all objects of
-        this catalog.
+        of them succeeds.
+
+        A bucket without a marker must have an object of this catalog, or no object if this catalog has certainly stored
+        none. Raise `CatalogMismatch` for any other bucket without a marker.
         """
         if self.require_ours_or_unmarked(bucket, store) is MarkerState.UNMARKED:
             self._mark_with_evidence(bucket, store)
@@ -98,7 +101,7 @@ class MarkerChecker:
                 self._identity.record_marker(bucket.role, bucket.bucket)
 
     def require_marker_now(self, bucket: NamedBucket, store: ObjectStore) -> None:
-        """Read the marker again. Raise `CatalogMismatch` also if it is missing."""
+        """Read the marker again. Raise `CatalogMismatch` also if the marker is missing."""
         owner, catalog_id = _read_named_catalog(store), self._identity.catalog_id()
         state = MarkerState.LOST
         if owner is not None:
@@ -124,10 +127,10 @@ class MarkerChecker:
     def _require_evidence(self, bucket: NamedBucket, store: ObjectStore) -> None:
         """Require an object of this catalog, or no object if the catalog has certainly stored none.
 
-        Source: the statement that every object carries. PIP-186 deletes nothing by name only.
+        The evidence is the statement in an object's metadata. A name alone is no evidence, as in PIP-186.
         """
         expected = self._identity.list_expected_copies(bucket.role, bucket.bucket, limit=_MAX_EVIDENCE_COPIES)
-        # checks all copies, because none may contradict
+        # Each copy is checked, because any copy may raise the error.
         if sum(_has_own_statement(bucket, store, copy) for copy in expected):
             return
         certain = sum(map(_was_certainly_stored, expected))
@@ -139,7 +142,7 @@ class MarkerChecker:
 
 
 class MarkerCheckedBucket:
-    """`OwnedStore` whose marker each process compares once, before the first request."""
+    """`OwnedStore` that compares the bucket's marker with the catalog once in each process, before the first use."""
 
     def __init__(
         self,
@@ -188,7 +191,7 @@ class MarkerCheckedBucket:
             self._answered_s, self._next_check_s = begun_s, begun_s + _CHECK_INTERVAL_S
 
     def _require_current_catalog_if_due(self) -> None:
-        """Check the database after the interval, in one thread. If the record log does not answer, readers continue."""
+        """Check the database if a check is due and no other thread checks. Ignore a record log that does not answer."""
         if (
             self._require_current is None
             or self._now_s() < self._next_check_s
@@ -210,8 +213,8 @@ class MarkerCheckedBucket:
     def _connect_after_recent_check(self) -> ObjectStore:
         """Require that the last answered check is at most `MAX_UNANSWERED_S` old.
 
-        Otherwise, while the record log does not answer, a process of an old catalog could append for ever. Entries that
-        it appends after a rebuild has read storage are lost.
+        Without this limit, a process of a replaced catalog could append for as long as the record log does not answer.
+        A rebuild that has already read storage would lose these entries.
         """
         failed_checks = self._failed_checks
         store = self._connect_for_read()
@@ -279,8 +282,8 @@ class MarkerCheckedBucket:
 def read_marker(store: ObjectStore) -> bytes | None:
     """Return the content of a bucket's marker, or `None`.
 
-    GET and HEAD must agree, because one truncated or missing response would end a job for good. Raise
-    `StoreUnavailable` if they contradict each other.
+    GET and HEAD must agree. A single truncated or missing response would otherwise cause a terminal error. Raise
+    `StoreUnavailable` if GET and HEAD disagree in `_MAX_MARKER_READS` reads.
     """
     contradiction = ""
     for _ in range(_MAX_MARKER_READS):
@@ -301,7 +304,7 @@ def _read_named_catalog(store: ObjectStore) -> str | None:
 
 
 def _has_own_statement(bucket: NamedBucket, store: ObjectStore, copy: InspectedCopy) -> bool:
-    """Return whether the bucket has the copy's statement. Raise `CatalogMismatch` if a LIVE copy has another one."""
+    """Return whether the bucket has the copy's statement. Raise `CatalogMismatch` if a LIVE copy has another."""
     intent, uuid = copy.intent, copy.intent.context.get("uuid")
     keys = (
         (index_key(uuid, intent.ledger_id), data_key(uuid, intent.ledger_id))
@@ -319,7 +322,7 @@ def _has_own_statement(bucket: NamedBucket, store: ObjectStore, copy: InspectedC
 
 
 def _find_key_of_role(role: BucketRole, store: ObjectStore) -> str | None:
-    """Return a key of the role's form. `None`: two listings are empty, and no first key exists."""
+    """Return a key that matches the role. Return `None` if two listings show none and none of `_FIRST_KEYS` exists."""
     for _ in range(_MIN_EMPTY_LISTINGS):
         keys = (item.key for item in islice(store.list(role.prefix), _KEYS_PER_LISTING))
         if matching := next((key for key in keys if role.matches_key(key)), None):
@@ -330,7 +333,8 @@ def _find_key_of_role(role: BucketRole, store: ObjectStore) -> str | None:
 def _was_certainly_stored(copy: InspectedCopy) -> bool:
     """Return whether the copy was certainly stored.
 
-    The creator of a newborn ledger may have died. The objects of a dead letter may belong to another catalog.
+    A newborn ledger does not count, because its creator may have died. A dead letter does not count either, because its
+    objects may belong to another catalog.
     """
     is_pending = copy.state == DeletionState.PENDING.value
     has_objects = copy.intent.segments > 0 and was_published(copy.intent.context)
