@@ -1,1 +1,1 @@
-"""The log: entries, the ledgers that hold them, and how a process appends and reads them."""
+"""Log of a topic: entries, ledgers, the format of segments, and services that append and read entries."""

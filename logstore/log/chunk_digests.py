@@ -1,7 +1,7 @@
 """Digests of the column chunks of a Parquet file, for readers that fetch single columns by ranges.
 
-The digest of a chunk is stored apart from its bytes, because the checksums of pages would accept bytes of another file
-with the same layout.
+The digests are stored outside of the file. The checksums of pages in the file would accept a chunk of another file with
+the same layout.
 """
 
 import base64
@@ -20,9 +20,9 @@ CHUNKS_FIELD: Final = "chunks"
 """Metadata field of a segment with the digests of its column chunks."""
 
 _DIGEST_BYTES: Final = 12
-"""Number of bytes kept of a SHA-256. They suffice against mistakes, and ten digests fit into metadata."""
+"""Number of bytes that are kept of a SHA-256. So many suffice against mistakes, and ten digests fit into metadata."""
 _MAX_GAP_BYTES: Final = 8192
-"""Largest gap between two chunks that are fetched together. Arrow also reads this many bytes to save a request."""
+"""Largest gap between two chunks that one request fetches. Arrow uses the same gap."""
 _DIGEST_CHARACTERS: Final = _DIGEST_BYTES * 4 // 3
 _DIGESTS_FORM: Final = re.compile(rf"(?:[A-Za-z0-9_-]{{{_DIGEST_CHARACTERS}}})+")
 
@@ -55,12 +55,12 @@ def list_column_chunks(footer: "pq.FileMetaData", group: int) -> list[ColumnChun
 
 
 def digest_chunk(content: bytes | bytearray | memoryview) -> str:
-    """Return the digest of a chunk or of a whole row group, which has 16 characters."""
+    """Return the digest of a chunk or of a whole row group. The digest has 16 characters."""
     return base64.urlsafe_b64encode(hashlib.sha256(content).digest()[:_DIGEST_BYTES]).decode()
 
 
 def digest_chunks(read: Callable[[int, int], bytes | memoryview], chunks: Iterable[ColumnChunk]) -> str:
-    """Return the concatenated digests of chunks, which are in file order. `read` gets offset and length."""
+    """Return the digests of `chunks`, concatenated in file order. `read` gets offset and length."""
     return "".join(digest_chunk(read(chunk.start, chunk.size_bytes)) for chunk in chunks)
 
 
@@ -84,9 +84,10 @@ def fetch_verified_chunks(
 ) -> list[tuple[int, bytes]]:
     """Fetch the chunks of some columns. Return parts of the file, each with its offset.
 
-    Adjacent chunks share a request. `read` gets offset and length. `digest_by_chunk` has all chunks that may be read,
-    in file order. Raise `CorruptData` if a chunk has another digest. Do not let Arrow prefetch from the parts, because
-    it would also read the gaps between them.
+    Nearby chunks share a request. `read` gets offset and length. `digest_by_chunk` has all chunks that may be read, in
+    file order. Raise `CorruptData` if the digest of a fetched chunk differs.
+
+    Do not let Arrow prefetch from the parts, because Arrow would also read the gaps between the parts.
     """
     requested_chunks = [chunk for chunk in digest_by_chunk if chunk.column in columns]
     parts: list[tuple[int, bytes]] = []

@@ -1,4 +1,4 @@
-"""Entries to append, and entries that a reader gets."""
+"""Entries that a producer appends, and stored entries that a reader gets."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,7 +9,7 @@ from logstore.transactions.transaction_ids_and_states import TransactionId
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewEntry:
-    """Entry to append. Times are milliseconds since 1970, UTC."""
+    """Entry to append. `deliver_at_ms` is in milliseconds since 1970, UTC."""
 
     payload: bytes
     key: str | None = None
@@ -40,7 +40,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class TransactionMarkerFields:
-    """Transaction and verb of a transaction marker."""
+    """Content of a transaction marker: the transaction, and `verb`, which is how the transaction ended."""
 
     txn: TransactionId
     verb: str

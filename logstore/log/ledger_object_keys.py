@@ -20,7 +20,7 @@ def ledger_prefix(ledger_id: LedgerId) -> str:
 
 
 def meta_key(ledger_id: LedgerId, owner: LedgerOwner) -> str:
-    """Return the key of the ledger's statement. It contains the owner's digest, so a LIST can verify the owner."""
+    """Return the key of the ledger's statement. The key has a digest of the ledger owner, which a LIST can verify."""
     return f"{ledger_prefix(ledger_id)}{owner.digest}.meta.json"
 
 
@@ -30,14 +30,14 @@ def segment_key(ledger_id: LedgerId, number: int) -> str:
 
 
 def ledger_id_from_key(key: str) -> LedgerId | None:
-    """Return the ledger to whose primary copy a key belongs, or `None`."""
+    """Return the ledger if the key belongs to the primary copy of a ledger, or `None`."""
     match = _LEDGER_FORM.match(key)
     ledger_id = LedgerId(int(match["ledger"], 16)) if match else None
     return ledger_id if ledger_id is not None and key.startswith(ledger_prefix(ledger_id)) else None
 
 
 def owner_digest_from_key(key: str) -> str | None:
-    """Return the owner's digest in the key of a `meta.json`, or `None` for any other key."""
+    """Return the digest of the ledger owner from the key of a `meta.json`, or `None` for any other key."""
     match = _META_FORM.fullmatch(key.rpartition("/")[2])
     return match["digest"] if match else None
 

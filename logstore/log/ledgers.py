@@ -1,6 +1,6 @@
-"""Ledgers: their components, states and owners, and the statement by which storage identifies a ledger.
+"""Components, states and owners of ledgers, and the statement by which storage identifies a ledger.
 
-All stored data is in ledgers of some component. So one deletion protocol and one reconciliation cover all data.
+All stored data is in ledgers, so one deletion protocol and one reconciliation cover the data of all components.
 
 Source: PIP-186 (components and ledger types).
 """
@@ -16,7 +16,7 @@ from logstore.positions import LedgerId, TopicId
 
 
 class Component(StrEnum):
-    """Parts of the system that own ledgers. Stored by name."""
+    """Kind of the content of a ledger. The catalog stores the name."""
 
     MANAGED_LEDGER = "MANAGED_LEDGER"  # messages
     MANAGED_CURSOR = "MANAGED_CURSOR"  # acknowledgement state
@@ -26,7 +26,7 @@ class Component(StrEnum):
 
 
 class CopyKind(StrEnum):
-    """Kinds of copies of a ledger: PIP-186's ledger types."""
+    """Kind of a copy of a ledger. The names are the ledger types of PIP-186."""
 
     LEDGER = "LEDGER"  # primary bucket
     OFFLOADED_LEDGER = "OFFLOADED_LEDGER"  # tiered bucket
@@ -81,7 +81,7 @@ class LedgerStatement:
     epoch: int  # epoch of the catalog that created the ledger
 
     def to_json(self) -> bytes:
-        """Return the content of `meta.json`: one flat JSON object, keys sorted."""
+        """Return the content of `meta.json`, which is one flat JSON object with sorted keys."""
         return json.dumps(self.to_metadata(), sort_keys=True, indent=1).encode()
 
     def to_metadata(self) -> dict[str, str]:
@@ -119,7 +119,7 @@ class LedgerStatement:
 
 
 def parse_meta_fields_or_unreadable(content: bytes) -> dict[str, str]:
-    """Return the fields of a `meta.json`. If it is no JSON object, the only field `unreadable` has its first bytes."""
+    """Return the fields of a `meta.json`. For content that is no JSON object, return its beginning as `unreadable`."""
     try:
         fields = json.loads(content)
     except (ValueError, RecursionError):
@@ -130,6 +130,6 @@ def parse_meta_fields_or_unreadable(content: bytes) -> dict[str, str]:
 
 
 def require_named_topic(ledger_id: LedgerId, topic: str, named_topic: str | None) -> None:
-    """Raise `InvalidInput` if the ledger is of another topic than the caller named. `None` accepts any topic."""
+    """Raise `InvalidInput` if `named_topic` is not the ledger's topic. `None` accepts any topic."""
     if named_topic not in {None, topic}:
         raise InvalidInput("topic", expected=f"the topic of ledger {ledger_id}, {topic}", found=named_topic)

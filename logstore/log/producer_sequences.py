@@ -1,7 +1,7 @@
 """Highest sequence ids of producers in a topic, which identify duplicates.
 
-Entries of an open transaction count only for that transaction, because it may still abort. Until the decision, the
-producer cannot append outside of the transaction.
+Sequence ids in an open transaction count only in that transaction, because the transaction may still abort. Until the
+transaction is decided, the producer cannot append sequence ids outside of the transaction.
 
 Source: Pulsar's message deduplication; Kafka, where a transactional producer has one transaction at a time.
 """
@@ -23,11 +23,11 @@ class HighestSequenceIds(NamedTuple):
         return HighestSequenceIds(last, last)
 
     def refuses(self, txn: TransactionId | None) -> bool:
-        """Return whether new entries in `txn`, or in no transaction, are refused because another one is open."""
+        """Return whether another transaction is open, so that entries in `txn` or in no transaction are refused."""
         return self.txn is not None and self.txn != txn
 
     def advance(self, last: int, txn: TransactionId | None) -> "HighestSequenceIds":
-        """Return the sequence after entries up to `last` were stored in `txn`, or in no transaction.
+        """Return the highest ids after entries up to sequence id `last` were stored in `txn`, or in no transaction.
 
         `refuses` must have returned `False` for these entries.
         """

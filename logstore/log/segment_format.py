@@ -1,10 +1,10 @@
 """Parquet format of a segment, and the verified footer of a segment.
 
-Entry ids are not stored. The id of an entry is the `first_entry` of the segment's row plus the entry's offset. So a
-segment can be uploaded before its place is known.
+Entry ids are not stored. The id of an entry is `first_entry` in the segment's row plus the entry's offset in the
+segment. A segment can therefore be uploaded before the ids of its entries are known.
 
 A Parquet footer has no checksum, and Arrow trusts the footer. After one flipped bit, Arrow may read a column at a wrong
-place or end the process. So a footer is compared with its digest before it is parsed.
+place or end the process. The footer is therefore compared with a stored digest before the footer is parsed.
 """
 
 import hashlib
@@ -50,7 +50,7 @@ class FooterDigest:
         return FooterDigest(int(match["size"]), match["sha256"])
 
     def check(self, footer: bytes, *, name: str) -> "pq.FileMetaData":
-        """Return the parsed footer. Raise `CorruptData` if its digest differs."""
+        """Return the parsed footer. Raise `CorruptData` if the footer has another digest."""
         digest = hashlib.sha256(footer).hexdigest()
         if digest != self.sha256:
             raise CorruptData(f"{name}: expected a footer of digest {self.sha256}, found {digest}")
@@ -60,7 +60,7 @@ class FooterDigest:
 
 
 def digest_footer(file: BinaryIO) -> FooterDigest:
-    """Return the digest of the footer of a complete file. Afterwards the file's position is at its end."""
+    """Return the digest of the footer of a complete file. Afterwards the file's offset is the end of the file."""
     file.seek(-_TAIL_BYTES, io.SEEK_END)
     size_bytes = int.from_bytes(file.read(_TAIL_BYTES)[:4], "little") + _TAIL_BYTES
     file.seek(-size_bytes, io.SEEK_END)
@@ -105,10 +105,10 @@ def entry_schema() -> "pa.Schema":
 
 COMPRESSION = "zstd"
 DICTIONARY_COLUMNS = ["producer", "key", "properties.key_value.key", "properties.key_value.value"]
-"""Columns with a dictionary. With a dictionary of payloads, writing a small segment would take twice as long."""
+"""Columns with a dictionary. A dictionary of message payloads would double the time to write a small segment."""
 
 STATISTICS_COLUMNS = ["publish_ms", "deliver_at_ms", "sequence_id", "txn_tc", "txn_seq"]
-"""Columns with minimum and maximum in the file. Statistics of a payload column would repeat whole payloads."""
+"""Columns with minimum and maximum in the file. Statistics of `payload` would repeat message payloads."""
 
 PARQUET_OPTIONS: Final[Mapping[str, Any]] = {
     "compression": COMPRESSION,
@@ -187,8 +187,8 @@ def decode_segment(
         columns: Names from `COLUMNS`.
         name: Name of the object in an error.
         footer: Parsed footer. By default the footer is read first.
-        check_pages: Whether to compare the checksum of each page. Not needed if the whole object was compared.
-        prefetch: Whether to read adjacent columns with one request. Not needed for fetched parts.
+        check_pages: Whether to compare the checksum of each page. Pass `False` if the whole object was compared.
+        prefetch: Whether to read adjacent columns together. Pass `False` if `source` has only fetched parts.
     """
     import pyarrow as pa  # noqa: PLC0415 - start-up time
     import pyarrow.parquet as pq  # noqa: PLC0415 - start-up time

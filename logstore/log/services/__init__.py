@@ -1,7 +1,8 @@
 """Log of a topic: append, roll, read.
 
-Any process may append and read at any time, because SQL transactions make this safe. A process remembers the last
-ledger of a topic and sequence ids of producers. These are hints, which a refused registration corrects.
+Any process may append to and read any topic at any time. SQL transactions make this safe. A process remembers hints:
+the last ledger of a topic, and sequence ids of producers. A wrong hint leads to a refused registration, which corrects
+the hint.
 """
 
 from logstore.log.services.batched_appends import AppendResult

@@ -3,9 +3,10 @@
 Entries exist once their segment is registered. A crash before the registration leaves an object without a row, which
 reconciliation finds.
 
-The first thread that finds a queue idle becomes its leader. The leader stores all queued appends and its own. Then it
-makes the thread at the head of the queue the next leader. There is no waiting time: a batch contains the appends that
-were queued while the previous batch was stored.
+Each topic has a queue of appends. A thread that finds the queue without a leader becomes the leader. The leader stores
+its own append together with all queued appends, as one batch. Then the thread of the next queued append becomes the
+leader. No thread waits to fill a batch: a batch contains the appends that were queued while the previous batch was
+stored.
 """
 
 import threading
@@ -40,7 +41,7 @@ def _encoding_errors() -> tuple[type[Exception], ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AppendResult:
-    """Result of an append. Its entries are contiguous in one ledger, `first` to `last` inclusive."""
+    """Result of an append. The stored entries are contiguous in one ledger, from `first` to `last` inclusive."""
 
     count: int  # number of stored entries
     first: Position | None  # None if all entries were duplicates
@@ -57,7 +58,7 @@ class _TopicAppendContext(NamedTuple):
 class Appender:
     """Writer of batches of appends, each as one segment.
 
-    A batch that is not registered `registration_timeout_s` after its start is given up.
+    The writer gives up a batch that is not registered within `registration_timeout_s`.
     """
 
     def __init__(
@@ -71,9 +72,9 @@ class Appender:
     def append(
         self, topic: Topic, hints: RememberedTopicState, parts: Sequence[ProducedEntries]
     ) -> Sequence[AppendResult | SextonError]:
-        """Store the parts as one segment. Return a result or an error for each part.
+        """Store the parts, one for each producer's append, as one segment. Return a result or an error for each part.
 
-        A part that cannot be encoded gets `InvalidInput`, before anything is written.
+        The result for a part that cannot be encoded is `InvalidInput`. Nothing of this part is written.
 
         Raises:
             UnknownObject, PreconditionFailed: The topic does not exist or is not ACTIVE.
@@ -96,7 +97,7 @@ class Appender:
             try:
                 encoded = self._encode_segment(accepted_parts)
             except _encoding_errors():
-                # Check the other parts again. Entries of a refused part must not count when duplicates are searched.
+                # Check the other parts again, because entries of a refused part must not make other entries duplicates.
                 return self._store_accepted_parts(target, parts, [_find_encoding_error(part) for part in parts])
             try:
                 placed = self._placer.place_segment(
@@ -115,7 +116,7 @@ class Appender:
     def _store_accepted_parts(
         self, target: _TopicAppendContext, parts: Sequence[ProducedEntries], verdicts: Sequence[object]
     ) -> Sequence[AppendResult | SextonError]:
-        """Store the parts whose verdict is not an error. Return results and errors in the order of the parts."""
+        """Store each part whose verdict is not an error. Return a result or an error for each part, in order."""
         accepted_parts = [
             part for part, verdict in zip(parts, verdicts, strict=True) if not isinstance(verdict, SextonError)
         ]
@@ -125,16 +126,17 @@ class Appender:
     def _store_parts_of_open_transactions(
         self, target: _TopicAppendContext, parts: Sequence[ProducedEntries], error: TransactionNotOpen
     ) -> Sequence[AppendResult | SextonError]:
-        """Append without the parts of a decided transaction. No part was stored before."""
+        """Store all parts except those of the decided transaction in `error`. None of the parts was stored before."""
         verdicts = [error.again() if str(part.txn) == error.txn else None for part in parts]
         return self._store_accepted_parts(target, parts, verdicts)
 
     def _drop_duplicates(
         self, topic: Topic, hints: RememberedTopicState, parts: Sequence[ProducedEntries], deadline_s: float
     ) -> list[ProducedEntries | SequenceHeld]:
-        """Drop duplicates that the catalog confirms. A dropped entry is acknowledged without being stored.
+        """Remove the duplicates that the catalog confirms. A removed entry is acknowledged but not stored.
 
-        Hints alone suffice to keep an entry, because the registration checks the entry again.
+        The catalog is not asked about an entry that is new according to the hints, because the registration checks the
+        entry.
         """
         producers = deduplication.producers_with_sequence_ids(parts)
         if producers <= hints.sequences.keys():
@@ -200,7 +202,7 @@ def _to_results(
 
 _MAX_BATCH_ENTRIES: Final = 50_000
 _MAX_BATCH_BYTES: Final = 32 << 20
-"""Limits of a batch. A single larger append is stored as a batch of its own."""
+"""Limits of a batch with several appends. An append that exceeds a limit is stored as a batch of its own."""
 
 AppendAnswer = AppendResult | BaseException
 
@@ -219,8 +221,8 @@ class _QueuedAppend:
 class AppendQueue:
     """Queue of the appends of one topic in this process.
 
-    `store` returns a result or an error for each append. Only one thread calls it at a time. An error that it raises
-    goes to every append of the batch.
+    `store` returns a result or an error for each append. Only one thread at a time calls `store`. If `store` raises,
+    every append of the batch raises the error.
     """
 
     def __init__(self, store: Callable[[Sequence[ProducedEntries]], Sequence[AppendResult | SextonError]]) -> None:
@@ -251,7 +253,7 @@ class AppendQueue:
     def _wait_for_answer(self, waiter: _QueuedAppend) -> None:
         try:
             waiter.woken.wait()
-        except BaseException:  # after an interruption the append must not be stored later, nor its thread become leader
+        except BaseException:  # after an interruption, the append must not be stored and this thread must not lead
             with self._lock:
                 if waiter in self._queue:
                     self._queue.remove(waiter)
@@ -277,7 +279,7 @@ class AppendQueue:
                 waiter.woken.set()
 
     def _take_batch(self) -> list[_QueuedAppend]:
-        """Return the leader's own append, at the head of the queue, and the next appends that fit into the batch."""
+        """Remove and return the head of the queue, which is the leader's own append, and the next appends that fit."""
         batch = [self._queue.popleft()]
         entries, size_bytes = len(batch[0].produced.entries), batch[0].size_bytes
         while self._queue:

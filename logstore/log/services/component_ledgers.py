@@ -1,8 +1,8 @@
-"""Component ledgers, written whole: a statement, one segment, and the transaction that publishes the ledger.
+"""Component ledgers. Each one is written as a whole, with a row, a statement and one segment, and is then published.
 
-The ledger's row is created first. The component's own transaction lists the ledger last, after a HEAD request has shown
-each object. A process that loses a race or dies leaves a newborn ledger, for which the catalog files an intent
-(apache/pulsar#350).
+The row is created first. Each object is then stored, and proved by a HEAD request. The component's transaction adds the
+ledger to its list last. A process that loses a race or dies leaves a newborn ledger, for which the catalog files an
+intent (apache/pulsar#350).
 """
 
 import hashlib
@@ -32,7 +32,7 @@ from logstore.stop_checks import raise_if_stopped
 _Published = TypeVar("_Published")
 
 _MAX_ATTEMPTS: Final = 3
-"""Number of ids to try. After a restore of the catalog, storage may already have several ids in a row."""
+"""Number of ledger ids to try. After a restore of the catalog, storage may already have ledgers with the next ids."""
 
 _LOG: Final = logging.getLogger(__name__)
 
@@ -74,9 +74,9 @@ class _EncodedDraft:
 
 
 class ComponentLedgers:
-    """Writer and reader of component ledgers. It is thread-safe.
+    """Writer and reader of component ledgers. Thread-safe.
 
-    Attempts are repeated for `patience_s` seconds after the start of a write.
+    A write repeats failed attempts until `patience_s` seconds after its start.
     """
 
     def __init__(
@@ -101,8 +101,8 @@ class ComponentLedgers:
     ) -> _Published:
         """Store the draft as a ledger and publish it.
 
-        `publish` is the transaction of the component. It is repeated if its outcome is unknown, so it must be safe to
-        repeat.
+        `publish` is the transaction of the component. A `publish` with an unknown outcome is repeated, so `publish`
+        must be idempotent.
 
         Idempotency: each call makes a new ledger. A crash leaves at most an unlisted row, which the topic's next trim
         detaches.
@@ -119,7 +119,7 @@ class ComponentLedgers:
             return self._clock.retry(lambda: publish(created), deadline_s=deadline_s)
 
     def write_unlisted(self, draft: OneEntryLedgerDraft | ParquetLedgerDraft) -> CreatedLedger:
-        """Store the draft as an unlisted ledger, for a transaction that publishes several.
+        """Store the draft as an unlisted ledger, for a later transaction that publishes several ledgers.
 
         Raise the errors of `write_and_publish`. If the ledger is not published within the registration timeout, it
         counts as abandoned.
@@ -145,10 +145,10 @@ class ComponentLedgers:
         raise CatalogBusy(f"topic {draft.topic_id}: storage holds others of {_MAX_ATTEMPTS} ledger ids in a row")
 
     def read(self, ledger_id: LedgerId) -> bytes | None:
-        """Return the content of a listed ledger, or `None` if its row or its object does not exist.
+        """Return the content of a listed ledger, or `None` if the segment's row or object does not exist.
 
         Raises:
-            CorruptData: The object differs from its row.
+            CorruptData: The segment's object differs from the row.
             StoreUnavailable, CatalogBusy: Storage or catalog did not answer.
         """
         rows = self._ledgers.list_segments(ledger_id)
@@ -174,7 +174,7 @@ class ComponentLedgers:
     def _put_objects_unless_id_taken(
         self, statement: LedgerStatement, segment: _EncodedDraft, deadline_s: float
     ) -> bool:
-        """Store both objects and read them back. Return `False` if storage has another ledger of that id."""
+        """Store statement and segment, and read both back. Return `False` if storage has another ledger of this id."""
         metadata, key = statement.to_metadata(), segment_key(statement.ledger_id, 0)
         own_meta_key, meta = meta_key(statement.ledger_id, statement.owner), statement.to_json()
         expected_metadata, content = metadata | segment.metadata, segment.content

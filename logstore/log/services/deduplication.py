@@ -22,7 +22,7 @@ _NO_SEQUENCE = HighestSequenceIds()
 def require_valid_produced_entries(produced: ProducedEntries) -> None:
     """Raise `InvalidInput` if there are no entries or a sequence id is invalid.
 
-    A sequence id needs a producer, is 0 to 2**63 - 1, and is above the ids before it.
+    Entries with sequence ids need a producer. Sequence ids are 0 to 2**63 - 1 and ascend within `produced`.
     """
     if not produced.entries:
         raise InvalidInput("entries", expected="at least one", found=produced.entries)
@@ -47,9 +47,10 @@ def producers_with_sequence_ids(parts: Iterable[ProducedEntries]) -> set[str]:
 def drop_duplicates(
     parts: Sequence[ProducedEntries], registered: Mapping[str, HighestSequenceIds]
 ) -> list[ProducedEntries | SequenceHeld]:
-    """Return the parts without duplicates, in order. A part may become empty, or is refused as a whole.
+    """Return the parts without duplicates, in order. A part may become empty.
 
-    A part is also compared with earlier parts of its producer.
+    For a part that `HighestSequenceIds.refuses`, return `SequenceHeld`. A part is also compared with earlier parts of
+    the same producer.
     """
     sequence_by_producer = dict(registered)
     return [_drop_duplicates_of_part(part, sequence_by_producer) for part in parts]
@@ -74,7 +75,7 @@ def _drop_duplicates_of_part(
 
 
 def producer_advances(parts: Iterable[ProducedEntries]) -> tuple[ProducerSequenceRange, ...]:
-    """Return the sequence ids that a segment with these parts registers, ascending by producer, then in order."""
+    """Return the sequence ids that a segment with these parts registers, ascending by producer, then by append."""
     ids_by_key: dict[tuple[str, TransactionId | None], list[int]] = {}
     for part in parts:
         if part.producer and any(_has_sequence_id(part)):

@@ -1,4 +1,4 @@
-"""Reader of entries, in order or by position. It fetches a few segments ahead, while ledgers may be trimmed.
+"""Reader of entries, in order or by position. The reader fetches segments ahead, and ledgers may be trimmed meanwhile.
 
 If an object is missing, the reader asks the catalog again:
 
@@ -43,12 +43,12 @@ if TYPE_CHECKING:
 _LOG: Final = logging.getLogger(__name__)
 
 _FIRST_PAGE_LEDGERS: Final = 8
-"""Number of ledgers of the first page, small because a reader may want one entry. Each further page is twice as long.
+"""Number of ledgers in the first page. A reader may need only one entry. Each further page has twice as many ledgers.
 """
 _MAX_PAGE_LEDGERS: Final = 1024
 
 _CACHE_BYTES: Final = 32 << 20
-"""Size of the cache of columns that were read by position, for all readers of a process."""
+"""Size of the cache of `read_visible_entries_at`, which all readers of a process share."""
 
 
 class EntryReader:
@@ -71,7 +71,7 @@ class EntryReader:
         )
 
     def close(self) -> None:
-        """End the threads that read ahead. Running scans end with an error."""
+        """End the threads that fetch segments ahead. Running scans end with an error."""
         self._prefetcher.close()
 
     def scan(
@@ -163,7 +163,7 @@ class EntryReader:
     def _limit_to_frontier(
         self, topic: Topic, read_filter: ReadFilter, at: Position, known_frontier: Frontier | None = None
     ) -> ReadFilter | None:
-        """Return the filter up to the first message of an open transaction, or `None` if no entry is visible."""
+        """Return the filter, limited to entries up to the frontier, or `None` if no entry is visible."""
         marked = at if read_filter.state is None else max(at, read_filter.state.mark_delete)
         frontier = known_frontier or self._transactions.read_frontier(topic.topic_id, from_ledger=marked.ledger_id)
         if frontier.last is None:
@@ -174,7 +174,7 @@ class EntryReader:
     def _iterate_segments(
         self, topic: Topic, read_filter: ReadFilter, at: Position
     ) -> Iterator[tuple[Ledger, Segment]]:
-        """Yield registered segments from `at` on, in order. Their rows are read ledger by ledger."""
+        """Yield registered segments from `at` on, in order. The rows of segments are read ledger by ledger."""
         up_to = read_filter.up_to
         assert up_to is not None  # `_limit_to_frontier` has set it
         first_ledger = (
@@ -197,7 +197,8 @@ class EntryReader:
     def _iterate_ledgers(self, topic: Topic, first: LedgerId, last: LedgerId) -> Iterator[Ledger]:
         """Yield ledgers with ids from `first` to `last`, both inclusive, page by page.
 
-        Raise `SegmentGone` if the last ledger of a page was trimmed meanwhile, and perhaps later ledgers too.
+        Raise `SegmentGone` if the last ledger of a page was trimmed before the next page was read. Ledgers after it may
+        also have been trimmed.
         """
         reached, limit = LedgerId(-1), _FIRST_PAGE_LEDGERS
         page = self._ledgers.list_ledgers(topic.topic_id, from_ledger=first, limit=limit)
@@ -211,7 +212,7 @@ class EntryReader:
                 raise SegmentGone(reached, f"ledger {reached}")
 
     def _require_trimmed(self, topic: Topic, missing: SegmentGone) -> None:
-        """Raise `MissingData` if the ledger is still listed. A trim removes a ledger from the list first."""
+        """Raise `MissingData` if the ledger is still listed. A trim unlists a ledger before its objects are deleted."""
         ledgers = self._ledgers.list_ledgers(topic.topic_id, from_ledger=missing.ledger_id, limit=2)
         listed = [ledger.ledger_id for ledger in ledgers]
         if missing.ledger_id in listed:
@@ -234,10 +235,13 @@ def _select_segments(
 
 
 def _require_no_gap(ledger: Ledger, rows: Sequence[Segment], requested: range) -> None:
-    """Require segments for the requested entries, without a gap, up to the end that the ledger's row states.
+    """Require segments for all requested entries that the ledger has according to the number of entries in its row.
 
-    Segment and end are registered in one transaction. So a missing entry was acknowledged to its producer, and the data
-    is lost (apache/bookkeeper#4812). A ledger without segments was trimmed since it was listed.
+    One transaction registers a segment and raises the ledger's number of entries.
+
+    Raises:
+        MissingData: An entry was acknowledged to its producer and has no segment now (apache/bookkeeper#4812).
+        SegmentGone: The ledger has no segments. It was trimmed since it was listed.
     """
     end = min(requested.stop, ledger.entries)
     if requested.start < end and not rows:
@@ -255,7 +259,7 @@ def _require_no_gap(ledger: Ledger, rows: Sequence[Segment], requested: range) -
 
 
 def _validate_columns(columns: Sequence[str]) -> tuple[str, ...]:
-    """Return the requested columns in file order, with the publish time, which every entry has."""
+    """Return the requested columns in file order, always with `publish_ms`."""
     unknown = sorted(set(columns) - set(READABLE_COLUMNS))
     if unknown:
         raise InvalidInput("columns", expected=f"some of {', '.join(READABLE_COLUMNS)}", found=unknown[0])

@@ -29,7 +29,7 @@ from logstore.ports.catalog import (
 _LOG = logging.getLogger(__name__)
 
 _MAX_UNAVAILABLE_IN_A_ROW: Final = 2
-"""Number of failures in a row after which the catalog counts as unavailable. One failure may concern only its write."""
+"""Number of consecutive failures after which the catalog counts as unavailable. One failure may concern one write."""
 
 
 class _QueuedWrite(NamedTuple):
@@ -39,10 +39,11 @@ class _QueuedWrite(NamedTuple):
 
 
 class GroupCommitter:
-    """Collector of small writes of all threads, which commits them together.
+    """Committer of small writes. It commits the writes of all threads together.
 
-    Close it after use. Its thread is a daemon, so a process that does not close it still ends. `capacity` bounds the
-    waiting writes, and the writes in one transaction. `submit` waits for room for `patience_s` seconds.
+    Close the committer after use. A process also ends without `close`, because the writer thread is a daemon.
+    `capacity` is the maximum number of queued writes, and of writes in one transaction. If the queue is full, `submit`
+    waits for at most `patience_s` seconds.
     """
 
     def __init__(self, commits: GroupCommits, *, capacity: int = 4096, patience_s: float = 30.0) -> None:
@@ -67,7 +68,7 @@ class GroupCommitter:
         """Queue a write. The future gets the result or the error of this write.
 
         Raises:
-            CatalogBusy: There was no room within `patience_s`. The write was not queued.
+            CatalogBusy: The queue was full for `patience_s`. The write was not queued.
             StoreUnavailable: The committer is closed or its thread died. The write was not queued.
         """
         return self._enqueue_when_room(write)
@@ -102,8 +103,8 @@ class GroupCommitter:
         """Commit one write and wait for its result, at most `timeout_s`.
 
         Raises:
-            CatalogBusy: The write was not begun in time, and was removed from the queue.
-            OutcomeUnknown: The time ended while the write was being committed.
+            CatalogBusy: The commit did not begin in time. The write was removed from the queue.
+            OutcomeUnknown: The commit began, but did not end in time.
             SextonError: Error of `GroupCommits.commit_writes`.
         """
         future: Future[Any] = self._enqueue_when_room(write)
@@ -133,7 +134,7 @@ class GroupCommitter:
             self._fail_all_writes(items, death)
 
     def _take_writes_until_closed(self) -> list[_QueuedWrite]:
-        """Wait for writes and return all of them. Return an empty list when the committer is closed and drained."""
+        """Wait for writes and return all of them. Return an empty list if the committer is closed and none is left."""
         with self._changed:
             while True:
                 self._changed.wait_for(lambda: self._waiting or self._refusal)
@@ -152,7 +153,7 @@ class GroupCommitter:
         except OutcomeUnknown as error:
             for item in items:
                 item.future.set_exception(_to_outcome_unknown(error))
-        except Exception as error:  # noqa: BLE001 - a faulty item may raise any error; committed alone, it fails alone
+        except Exception as error:  # noqa: BLE001 - a faulty write may raise any error, and must not fail other writes
             self._commit_one_by_one(items, error)
         else:
             for item, result in zip(items, results, strict=True):

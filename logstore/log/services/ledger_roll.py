@@ -1,7 +1,7 @@
 """Roll: close a topic's last ledger and open the next one.
 
-A new ledger gets its row first, then its statement in storage, and then a place in the list. The transaction that
-refuses the newborn ledger of a lost race files its deletion intent (apache/pulsar#350).
+A new ledger gets its row first, then its statement in storage, and then a place in the list. If another process has
+opened a ledger first, one transaction refuses the newborn ledger and files an intent for it (apache/pulsar#350).
 """
 
 import logging
@@ -19,7 +19,7 @@ from logstore.positions import LedgerId, TopicId
 from logstore.retrying_clock import Clock
 
 _MAX_ATTEMPTS: Final = 5
-"""Maximum number of new ledgers that a trim may remove. A trim removes a newborn ledger only if its roll was very slow.
+"""Maximum number of attempts of one roll. An attempt fails if a trim detaches the newborn ledger of a very slow roll.
 """
 
 _LOG: Final = logging.getLogger(__name__)
@@ -27,14 +27,14 @@ _LOG: Final = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RollPolicy:
-    """Limits of a ledger. The first limit that is reached makes a roll due. A merged batch may exceed it."""
+    """Limits of a ledger. A roll is due when the first limit is reached. The last batch may exceed a limit."""
 
     max_entries: int = 50_000
     max_size_bytes: int = 1 << 30
     max_age_s: float = 4 * 3600
 
     def is_due(self, ledger: Ledger, *, now_us: int) -> bool:
-        """Return whether the next entries belong in another ledger. An empty ledger is never due."""
+        """Return whether the next entries must go into a new ledger. A roll of an empty ledger is never due."""
         return ledger.entries > 0 and (
             ledger.entries >= self.max_entries
             or ledger.size_bytes >= self.max_size_bytes
@@ -49,7 +49,7 @@ class RollResult:
 
 
 class Roller:
-    """Opener of ledgers. Attempts are repeated for `patience_s` seconds after the start of a roll."""
+    """Opener of ledgers. A roll repeats failed attempts until `patience_s` seconds after its start."""
 
     def __init__(
         self, *, ledgers: MessageLedgers, objects: ObjectStore, application: str, clock: Clock, patience_s: float
@@ -80,7 +80,7 @@ class Roller:
         return self._ledgers.last_ledger(topic_id)
 
     def _open_ledger_after(self, topic_id: TopicId, last: Ledger | None) -> LedgerId | None:
-        """Return `None` after a lost race, or if storage has another ledger of the new id."""
+        """Return the opened ledger, or `None` after a lost race or if storage has another ledger of the new id."""
         deadline_s = self._clock.monotonic_s() + self._patience_s
         statement = self._clock.retry(lambda: self._create_row(topic_id), deadline_s=deadline_s)
         after = last.ledger_id if last else None

@@ -1,10 +1,11 @@
-"""Waiting for new entries: waiting readers of a process share one poll of the ends of their topics' logs.
+"""Wait of readers for new entries. One thread polls the ends of logs for all waiting readers of a process.
 
-Entries become visible only when an entry is added to the log: a message, or a transaction marker. So one statement
-reads the ends of all watched logs, less often while nothing changes. A reader that was woken by an invisible entry
-parks again.
+An entry becomes visible only when a message or a transaction marker is added to the log. So it suffices to read the
+ends of all watched logs with one SQL statement, less often while nothing changes. A reader that is woken by a new but
+invisible entry waits again.
 
-If an operator has settled a participant by hand, its topic has no marker. Its readers wait until their timeout.
+If an operator has settled a participant by hand, its topic gets no transaction marker. Readers of this topic wait until
+their timeout.
 
 Source: apache/pulsar#14286, #22944: a cursor beyond maxReadPosition read empty batches in a busy loop.
 """
@@ -23,7 +24,7 @@ _LOG: Final = logging.getLogger(__name__)
 _POLL_PAUSES_S: Final = (0.005, 0.25)  # shortest and longest pause between two polls
 
 _EndByTopic = dict[TopicId, Position]
-"""Last entry by topic, for topics with a ledger. If the last ledger is empty, it is entry -1 of that ledger."""
+"""Last entry by topic, for topics with a ledger. For an empty last ledger, the value is entry -1 of that ledger."""
 
 
 @dataclass(slots=True)
@@ -34,7 +35,7 @@ class _ParkedReader:
 
 
 class LogEndPoller:
-    """Thread that polls the ends of logs while any reader waits. Close it after use."""
+    """Poller of the ends of logs, with a thread while any reader waits. Close the poller after use."""
 
     def __init__(self, ledgers: MessageLedgers) -> None:
         self._ledgers = ledgers
@@ -53,7 +54,7 @@ class LogEndPoller:
         return {ledger.topic_id: ledger.span.last for ledger in self._ledgers.last_ledgers(topic_ids)}
 
     def wait_and_return_end(self, topic_id: TopicId, known_end: Position | None, timeout_s: float) -> Position | None:
-        """Wait until the topic's log has another end, and return the new end. After the timeout, return `known_end`."""
+        """Wait until the end of the log differs from `known_end`. Return the end, or `known_end` after the timeout."""
         reader = _ParkedReader(topic_id, known_end)
         with self._lock:
             if self._closed.is_set():
@@ -98,17 +99,17 @@ class LogEndPoller:
 
 
 class Watch:
-    """One reader's memory of the end of a topic's log. It is not thread-safe."""
+    """Memory of one reader of the end of a topic's log. Not thread-safe."""
 
     def __init__(self, log_end_poller: LogEndPoller, topic_id: TopicId) -> None:
         self._log_end_poller, self._topic_id = log_end_poller, topic_id
         self._end = log_end_poller.read_ends([topic_id]).get(topic_id)
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait until the log has grown since the watch was created or its last wait ended. Return whether it has grown.
+        """Wait until the log has grown since the last `wait` or the creation of the watch. Return whether it has.
 
-        Read first and wait afterwards. An entry that was added in between ends the wait at once. The delivery time of a
-        delayed message wakes no reader. If the catalog does not answer, the wait continues.
+        Read before each `wait`. If an entry was added after the read, `wait` returns at once. The delivery time of a
+        delayed message does not end a `wait`. If the catalog does not answer, the reader continues to wait.
         """
         before, self._end = self._end, self._log_end_poller.wait_and_return_end(self._topic_id, self._end, timeout_s)
         return self._end != before

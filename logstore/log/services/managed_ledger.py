@@ -25,15 +25,15 @@ from logstore.positions import Position, TopicId
 from logstore.retrying_clock import Clock
 
 _MAX_REMEMBERED_TOPICS: Final = 10_000
-"""Number of topics with an append queue. If a topic in use is dropped, its appends share fewer segments for a moment.
+"""Maximum number of topics with an append queue. At this number, idle queues are removed.
 """
 
 
 class ManagedLedger:
-    """Logs of all topics. It is thread-safe, and ends its threads at `close`, but leaves the committer open.
+    """Logs of all topics. Thread-safe. `close` ends the threads of the object, but does not close `committer`.
 
-    `transactions` limit the entries that readers may see. A segment must be registered within
-    `registration_timeout_s` after the start of its append. `tiered` is read if a primary copy is missing or damaged.
+    `transactions` has the frontiers up to which readers may see entries. An append fails if its segment is not
+    registered within `registration_timeout_s`. `tiered` is read if a primary copy is missing or damaged.
     """
 
     def __init__(
@@ -83,10 +83,11 @@ class ManagedLedger:
         )
 
     def append(self, topic: Topic, produced: ProducedEntries) -> AppendResult:
-        """Store all of one producer's entries, or none, contiguously in one ledger.
+        """Store entries of one producer: all of them contiguously in one ledger, or none.
 
         Entries up to the producer's registered sequence id are duplicates: they are acknowledged and not stored again.
-        Entries of a transaction become visible when it commits. Later entries of the topic wait until then.
+        Entries of a transaction become visible when the transaction commits. While it is open, later entries of the
+        topic are not visible either.
 
         Idempotency: a producer with sequence ids may repeat the call. Without sequence ids, entries may be stored
         twice.
@@ -119,7 +120,7 @@ class ManagedLedger:
         return rolled
 
     def roll_if_due(self, topic: Topic) -> bool:
-        """Roll the last ledger if it has reached a limit of the policy. Return whether this call closed a ledger.
+        """Roll the last ledger if it has reached a limit of `policy`. Return whether this call closed a ledger.
 
         Without this call the ledger of an idle topic stays open, and an open ledger is never deleted
         (apache/pulsar#9136). Raise the errors of `roll`.
@@ -130,7 +131,7 @@ class ManagedLedger:
         return self.roll(topic).closed is not None
 
     def select_topics_to_roll(self, topic_ids: Collection[TopicId]) -> frozenset[TopicId]:
-        """Return the topics whose last ledger `roll_if_due` would roll now, with one read."""
+        """Return the topics whose last ledger `roll_if_due` would roll now. This costs one read."""
         now_us = self._clock.now_us()
         return frozenset(
             last_ledger.topic_id
@@ -154,15 +155,17 @@ class ManagedLedger:
 
         Args:
             topic: Topic to read.
-            from_position: First entry, inclusive. If its ledger was trimmed, the next listed entry is the first.
+            from_position: First entry, inclusive. If the ledger was trimmed, the scan begins at the next listed entry.
             columns: Names from `READABLE_COLUMNS`. Other columns are not fetched and are `None`, except `publish_ms`.
-            cursor_state: State of a subscription. Entries that it has acknowledged are skipped, and so are messages
-                before their delivery time.
+            cursor_state: State of a subscription. Acknowledged entries are skipped. Delayed messages that are not due
+                are also skipped.
             up_to: Last entry, inclusive.
-            frontier: Frontier that the caller has just read, for this position or an earlier one.
-            excluded: Entries to skip. It is asked for each segment. A segment without other entries is not fetched.
-            postponer: Receives messages that are not due, and decides which messages are due. With `None`, only
-                `cursor_state` postpones messages.
+            frontier: Frontier that the caller has just read from the ledger of `from_position` or an earlier one. By
+                default the scan reads the frontier.
+            excluded: Entries to skip, asked for before each segment is fetched. A segment with only such entries is not
+                fetched.
+            postponer: Receives messages that are not due, and decides which messages are due. With `None`, delayed
+                messages are skipped only if `cursor_state` is given.
 
         Raises:
             InvalidInput: A column is unknown.
@@ -207,7 +210,7 @@ class ManagedLedger:
         return list(islice(entries, max_entries))
 
     def watch(self, topic: Topic) -> Watch:
-        """Return a watch of a topic's log. Create it before the first read, and let it wait after an empty read.
+        """Return a watch of a topic's log. Create the watch before the first read, and wait only after an empty read.
 
         Example:
             ```python
@@ -224,7 +227,7 @@ class ManagedLedger:
     def reload_last_ledgers(self, is_selected: Callable[[Topic], bool]) -> int:
         """Reload the last ledgers of those remembered topics that `is_selected` selects. Return their number.
 
-        Appends may continue. After an error the hints of these topics are empty.
+        Appends may continue meanwhile. After an error, the remembered last ledgers of these topics are forgotten.
         """
         with self._queues_lock:
             selected = [(topic, hints) for topic, hints in self._hints.values() if is_selected(topic)]
@@ -236,7 +239,7 @@ class ManagedLedger:
         return len(selected)
 
     def close(self) -> None:
-        """End the threads that read ahead, and wake waiting readers. Running appends continue."""
+        """End the threads that fetch segments ahead, and end the waits of readers. Running appends continue."""
         self._log_end_poller.close()
         self._reader.close()
 

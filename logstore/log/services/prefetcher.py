@@ -1,4 +1,4 @@
-"""Threads that fetch items before their reader asks for them. The readers of a process share them."""
+"""Threads that fetch items before a reader asks for the items. All readers of a process share these threads."""
 
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -21,9 +21,10 @@ class Prefetcher:
         self._pool.shutdown(cancel_futures=True)
 
     def fetch_ahead(self, items: Iterator[_Item], fetch: Callable[[_Item], _Value]) -> Iterator[tuple[_Item, _Value]]:
-        """Yield each item with its value, in order. An error of `fetch` is raised when its item would be yielded.
+        """Yield each item with its value, in order. If `fetch` fails for an item, raise the error in its turn.
 
-        The first item is fetched alone, because many readers need no more. Later, up to 2 items are fetched ahead.
+        While the first item is fetched, no other is, because many readers need only one. Later, up to 2 items are
+        fetched ahead.
         """
         pending: deque[tuple[_Item, Future[_Value]]] = deque()
         try:

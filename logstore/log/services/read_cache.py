@@ -1,4 +1,4 @@
-"""Cache of read values, bounded by bytes. The readers of a process share it."""
+"""Cache of values that the readers of a process share, bounded by bytes."""
 
 import threading
 from collections import OrderedDict

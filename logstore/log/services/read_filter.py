@@ -1,7 +1,7 @@
-"""Selection of the entries of a segment that a reader may see, and of the columns to fetch.
+"""Selection of the visible entries of a segment, and of the columns to fetch.
 
-A consumer does not see a message before its delivery time. If all requested entries may be postponed, delivery times
-are fetched first. Payloads are fetched only if an entry is due.
+A consumer gets no message before the delivery time of the message. If all requested entries of a large segment may be
+delayed, delivery times are fetched first. Message payloads are then fetched only if an entry is due.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -28,7 +28,7 @@ READABLE_COLUMNS: Final = ("publish_ms", "deliver_at_ms", "producer", "sequence_
 
 _DELIVERY_COLUMN: Final = "deliver_at_ms"
 _ENTRIES_PER_CHUNK: Final = 1024
-"""Number of entries that are converted together, small so that a reader that stops early wastes little."""
+"""Number of entries that are converted together. With a small number, a reader that stops early wastes little work."""
 _EMPTY_BITMAP: Final = BitMap()
 
 
@@ -36,17 +36,17 @@ class ExcludedEntries(Protocol):
     """Entries that a reader skips, by ledger. Any mapping from ledger to entries implements this protocol."""
 
     def get(self, ledger_id: LedgerId, default: BitMap, /) -> BitMap:
-        """Return the excluded entries of a ledger. Called just before a segment is fetched."""
+        """Return the excluded entries of a ledger. A reader calls this before it fetches a segment of the ledger."""
 
 
 class Postponer(Protocol):
-    """Handler of messages whose delivery time has not come."""
+    """Receiver of delayed messages that a reader skips because they are not due."""
 
     def due_ms(self) -> int:
         """Return the latest delivery time that is due now, inclusive, in milliseconds since 1970."""
 
     def postpone(self, ledger_id: LedgerId, deliver_at_ms_by_entry: Mapping[int, int]) -> None:
-        """Receive skipped messages, as delivery times by entry id. A message may be passed repeatedly."""
+        """Receive the delivery times of skipped messages, by entry id. One message may be received repeatedly."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ class ReadFilter:
     postponer: Postponer | None = None  # None: messages that are not due are also returned
 
     def select_entries(self, segment: Segment, at: Position) -> BitMap:
-        """Return the entry ids of the segment from `at` on that are not excluded, whether due or not."""
+        """Return the entries of the segment from `at` on that pass the filter. Delivery times are ignored."""
         first, end = segment.first_entry, segment.first_entry + segment.entries
         if segment.ledger_id == at.ledger_id:
             first = max(first, at.entry_id)
@@ -114,7 +114,7 @@ class FetchedSegment:
 def fetch_segment(
     fetch: "Fetch", ledger: Ledger, segment: Segment, ids: BitMap, read_filter: ReadFilter
 ) -> FetchedSegment:
-    """Fetch the columns of these entries with `fetch`, a function like `SegmentSource.read`. Raise its errors."""
+    """Fetch the columns of the entries `ids`. `fetch` is like `SegmentSource.read`. Raise the errors of `fetch`."""
     if read_filter.postponer is None or not ids or segment.delayed == 0:
         table = fetch(ledger, segment, read_filter.columns) if ids else None
         return FetchedSegment(segment=segment, ids=ids, table=table, deliver_at_ms_by_entry={})
@@ -134,7 +134,7 @@ def fetch_segment(
 
 
 def _find_messages_not_due(table: "pa.Table", segment: Segment, ids: BitMap, due_ms: int) -> dict[int, int]:
-    """Return delivery times after `due_ms`, by entry id, ascending."""
+    """Return the delivery times that are after `due_ms`, by entry id. Entry ids ascend."""
     import numpy as np  # noqa: PLC0415 - start-up time
 
     times = table.column(_DELIVERY_COLUMN).fill_null(0).to_numpy()

@@ -13,10 +13,10 @@ from logstore.ports.catalog import SchemaVersion, SchemaVersions, Topic
 from logstore.positions import TopicId
 
 MAX_SCHEMA_BYTES: Final = 1 << 20
-"""Largest content of a schema, inclusive."""
+"""Maximum size of the content of a schema, inclusive."""
 
 _MAX_ATTEMPTS: Final = 5
-"""Number of attempts. A trim removes a newborn ledger only if its creator was very slow."""
+"""Maximum number of attempts of one `set`. An attempt fails if a trim detaches the newborn ledger of a slow `set`."""
 
 
 class SchemaRegistry:
@@ -25,9 +25,10 @@ class SchemaRegistry:
         self._component_ledgers = component_ledgers
 
     def set(self, topic: Topic, content: bytes) -> SchemaVersion:
-        """Make the content the newest schema version of the topic, unless it already is. Idempotent.
+        """Make `content` the newest schema version of the topic. Idempotent.
 
-        Only the newest schema version is compared. The content of an older one becomes a new schema version.
+        If the newest schema version has this content, return that schema version. If only an older schema version has
+        this content, create a new schema version.
 
         Raises:
             InvalidInput: The content is empty, or has more than `MAX_SCHEMA_BYTES`. Nothing changed.
@@ -57,7 +58,7 @@ class SchemaRegistry:
 
         Raises:
             UnknownObject: The schema version does not exist.
-            MissingData: The ledger is listed, but no copy holds it.
+            MissingData: The ledger of the schema version is listed, but has no object.
             CorruptData: The content has another digest.
             StoreUnavailable, CatalogBusy: Storage or catalog did not answer.
         """

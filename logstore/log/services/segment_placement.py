@@ -36,9 +36,9 @@ from logstore.positions import LedgerId
 from logstore.retrying_clock import Clock
 
 FIRST_NUMBER_STRIDE: Final = 16
-"""Range of the random number that is added after the first lost race.
+"""Range of the random step to the next segment number after the first lost race.
 
-It doubles with every lost race, so that large uploads succeed among small ones.
+The range doubles with every lost race, so that a large upload succeeds among small uploads of other writers.
 """
 
 _MAX_STRIDE: Final = 1 << 16
@@ -48,7 +48,7 @@ _MAX_PRODUCERS_PER_TOPIC: Final = 10_000  # limit for each topic
 
 @dataclass(slots=True, kw_only=True)
 class RememberedTopicState:
-    """Remembered state of a topic in this process. It may be outdated, and is dropped if the catalog disagrees."""
+    """State of a topic that a process remembers. An outdated state is forgotten when the catalog refuses a write."""
 
     ledger: Ledger | None = None
     has_other_writers: bool = (
@@ -69,7 +69,7 @@ class RememberedTopicState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncodedSegment:
-    """Encoded segment to upload."""
+    """Content of a segment, and the values that its registration needs."""
 
     content: bytes
     entries: int
@@ -82,14 +82,14 @@ class EncodedSegment:
 
 @dataclass(slots=True)
 class AppendUploads:
-    """Successive uploads of one append. All uploads except the last were refused or failed."""
+    """Uploads of one append, one after the other. All uploads except the last were refused or failed."""
 
     append_id: str = field(default_factory=lambda: uuid.uuid4().hex)
     count: int = 0
     highest_tried_number_by_ledger: dict[LedgerId, int] = field(default_factory=dict)  # highest number tried, by ledger
 
     def next_upload_id(self) -> SegmentUploadId:
-        """Return the id of one more upload. A new encoding, a split or a new ledger does not change the append."""
+        """Return the id of the next upload. A new encoding, a split or another ledger does not change `append_id`."""
         self.count += 1
         return SegmentUploadId(self.append_id, self.count)
 
@@ -104,7 +104,7 @@ class PlacedSegment:
 
 @dataclass(slots=True)
 class PlacementAttempts:
-    """Attempts so far to place one segment."""
+    """Failed attempts to place one segment."""
 
     deadline_s: float
     lost_races: int = 0
@@ -112,14 +112,14 @@ class PlacementAttempts:
     fenced_ledgers: set[LedgerId] = field(default_factory=set)
 
     def highest_used_number(self, ledger: Ledger) -> int:
-        """Return the highest number that is used up, or -1."""
+        """Return the highest segment number that is registered or that this append has tried, or -1."""
         return max(ledger.last_segment, self.highest_tried_number_by_ledger.get(ledger.ledger_id, -1))
 
     def has_numbers(self, ledger: Ledger) -> bool:
         return self.highest_used_number(ledger) <= _MAX_NUMBER - _MAX_STRIDE - MAX_CONFIRMATION_GAP
 
     def next_number(self, ledger: Ledger) -> int:
-        """Return the next number. After a lost race, return a random number above the highest lost one."""
+        """Return the next segment number. After a lost race, return a random number above the highest used number."""
         if not self.lost_races or ledger.ledger_id not in self.highest_tried_number_by_ledger:
             return self.highest_used_number(ledger) + 1
         reach = min(FIRST_NUMBER_STRIDE << max(0, self.lost_races - 1), _MAX_STRIDE)
@@ -127,7 +127,7 @@ class PlacementAttempts:
 
 
 _MAX_LOST_RACES: Final = 24
-"""Number of lost races of one segment after which its writer gives up."""
+"""Maximum number of races that one segment may lose. After one more lost race, the writer gives up."""
 
 
 class SegmentPlacer:
@@ -159,11 +159,12 @@ class SegmentPlacer:
         *,
         deadline_s: float,
     ) -> PlacedSegment:
-        """Upload and register the segment. After a lost race try a higher number or another ledger.
+        """Upload and register the segment. After a lost race, try again with a higher number or in another ledger.
 
         Raises:
-            ProducerFenced: A producer's sequence has advanced. Encode again without the new duplicates.
-            TransactionNotOpen: A transaction was decided. Encode again without its entries.
+            ProducerFenced: The catalog has newer sequence ids of a producer. Remove duplicates and encode the segment
+                again.
+            TransactionNotOpen: A transaction was decided. Encode the segment again without entries of the transaction.
             UnknownObject, PreconditionFailed: The topic does not exist or is not ACTIVE.
             StoreUnavailable, CatalogBusy: The segment was not registered, after several attempts.
             OutcomeUnknown: The segment may be registered, or is registered without its confirmation.
@@ -198,9 +199,10 @@ class SegmentPlacer:
         raise CatalogBusy(f"topic {topic.name}: append lost {attempts.lost_races} races to other writers")
 
     def _choose_or_open_ledger(self, topic: Topic, hints: RememberedTopicState, attempts: PlacementAttempts) -> Ledger:
-        """Return the hinted ledger if it accepts segments, otherwise the catalog's last ledger, rolled if necessary.
+        """Return the ledger in `hints` if it accepts segments, otherwise the topic's last ledger, rolled if necessary.
 
-        If other processes append too, the catalog is read first. A read costs less than an upload that is then refused.
+        If other processes also append to the topic, read the catalog instead of `hints`, because a refused upload costs
+        more than a read.
         """
         hint = hints.ledger
         if hint and not hints.has_other_writers and self._accepts_segments(hint, attempts):
@@ -286,7 +288,7 @@ def _build_registration(
 def _hint_after_registration(
     ledger: Ledger, write: RegisterSegmentWrite, registered: RegisterSegmentResult | Segment
 ) -> Ledger | None:
-    """Return the hint for the next append, or `None` if the result has no totals of the ledger."""
+    """Return the ledger as it is after the registration, or `None` if `registered` is a row of an earlier attempt."""
     if isinstance(registered, Segment):
         return None
     return replace(

@@ -1,8 +1,8 @@
 """Reader of one stored segment: the whole object if that is cheaper, otherwise ranges of the requested columns.
 
-A whole object is compared with the digest in its row, ranges with the digests of column chunks in the object's
-metadata. Segments of earlier builds lack the digests of chunks. Checksums of pages do not detect every exchange of two
-of their objects.
+A whole object is compared with the digest in the segment's row. Ranges are compared with the digests of column chunks
+in the object's metadata. A segment of an earlier build has no digests of column chunks. If two such objects were
+exchanged, the checksums of pages may not detect this.
 """
 
 import io
@@ -33,11 +33,11 @@ if TYPE_CHECKING:
 
 
 MAX_WHOLE_READ_BYTES: Final = 128 << 10
-"""Largest segment that is always read whole. A range read needs at least two requests, for footer and columns."""
+"""Maximum size of a segment that is always read whole. A read by ranges needs two requests or more."""
 
 
 class SegmentGone(Exception):
-    """Error: the store has no object of a segment, or the catalog has no row."""
+    """Error: the object or the row of a segment does not exist."""
 
     def __init__(self, ledger_id: LedgerId, what: str) -> None:
         super().__init__(what)
@@ -45,18 +45,18 @@ class SegmentGone(Exception):
 
 
 def describe_damage(topic: str, segment: Segment, error: CorruptData) -> CorruptData:
-    """Return the error for people. It names the unreadable entries and a command that gives advice."""
+    """Return an error that names the unreadable entries and a command that gives advice."""
     entries = f"entries {segment.first_entry} to {segment.first_entry + segment.entries - 1}"
     what = f"{topic}: ledger {segment.ledger_id}, segment {segment.number} ({entries}) is corrupt in every copy"
     return CorruptData(f"{what}: {error}. Run `sexton ledger explain {segment.ledger_id}`: it says what to do")
 
 
 def read_columns(objects: ObjectStore, segment: Segment, columns: Sequence[str]) -> "pa.Table":
-    """Read the named columns of a segment, in entry order. A corrupt answer is read once more.
+    """Read the named columns of a segment, in entry order. If the data is corrupt, read once more.
 
     Raises:
         SegmentGone: The object does not exist.
-        CorruptData: The object is not a segment, or differs from its row.
+        CorruptData: The object is not a segment, or differs from the segment's row.
         StoreUnavailable: The store did not answer.
     """
     return reread_if_corrupt(lambda: _read_columns_once(objects, segment, columns))
@@ -87,7 +87,7 @@ class SegmentFooter:
 def read_columns_by_ranges(
     objects: ObjectStore, segment: Segment, columns: Sequence[str], footer: SegmentFooter | None
 ) -> "pa.Table":
-    """Fetch columns other than the payload. Compare their chunks if the footer has digests.
+    """Fetch columns other than `payload`, and compare their chunks if `footer` has digests.
 
     `footer` is `None` for a segment without a digest, from an earlier build. Raise the errors of `read_columns`.
     """
@@ -119,7 +119,7 @@ def _open_whole_segment(objects: ObjectStore, key: str, segment: Segment) -> Bin
 
 
 def read_footer(objects: ObjectStore, segment: Segment) -> SegmentFooter:
-    """Read the footer of a segment with a digest, and compare it with the digest in the object's metadata.
+    """Read the footer of a segment whose row has a digest. Compare the footer with its digest in the object's metadata.
 
     Raise the errors of `read_columns`.
     """
@@ -152,7 +152,7 @@ def row_group_byte_range(footer: "pq.FileMetaData", number: int) -> tuple[int, i
 
 
 def build_digest_metadata(content: bytes, sha256: str) -> dict[str, str]:
-    """Return the digests for a segment's metadata: of content and footer, and of chunks if ranges may be read."""
+    """Return the digests for a segment's metadata: of content and footer, and for a large segment of column chunks."""
     metadata = {DIGEST_FIELD: sha256, FOOTER_FIELD: str(digest_footer(io.BytesIO(content)))}
     if len(content) <= MAX_WHOLE_READ_BYTES:
         return metadata
@@ -164,15 +164,15 @@ def build_digest_metadata(content: bytes, sha256: str) -> dict[str, str]:
 
 
 def _chunks_without_payload(footer: "pq.FileMetaData") -> list[ColumnChunk]:
-    """Return the chunks of other columns. A reader of payloads fetches the whole object."""
+    """Return the chunks of all columns but `payload`. To read `payload`, a reader fetches the whole object."""
     groups = (list_column_chunks(footer, number) for number in range(footer.num_row_groups))
     return [chunk for group in groups for chunk in group if chunk.column != "payload"]
 
 
 def verify_segment_body(segment: Segment, stored: StoredObject) -> None:
-    """Raise `CorruptData` unless the object is the registered one, by its length and by the digest in row and metadata.
+    """Raise `CorruptData` if the object differs from the segment's row in length or digest.
 
-    Segments of earlier builds have no digest.
+    The digest in the object's metadata must also equal that in the row. Segments of earlier builds have no digest.
     """
     if len(stored.body) != segment.size_bytes:
         raise CorruptData(f"{stored.key}: expected {segment.size_bytes} bytes, found {len(stored.body)}")
@@ -192,7 +192,7 @@ def _verify_metadata_digest(segment: Segment, key: str, metadata: Mapping[str, s
 
 
 def find_segment_problem(objects: ObjectStore, segment: Segment) -> str:
-    """Read a whole segment that has a digest. Return a description of its problem, or "" if there is none.
+    """Read a segment as a whole and verify it. Return a description of the problem, or "" if there is none.
 
     Raise `StoreUnavailable` if the store did not answer.
     """
@@ -212,7 +212,7 @@ def find_segment_problem(objects: ObjectStore, segment: Segment) -> str:
 
 
 class RangeFile(io.RawIOBase):
-    """Read-only file that reads ranges of one object, whose metadata must have the entries of `expected_metadata`."""
+    """Read-only file over ranges of one object. The object's metadata must contain `expected_metadata`."""
 
     def __init__(
         self,
@@ -271,9 +271,9 @@ class RangeFile(io.RawIOBase):
         return self.read(length)
 
     def hold_parts(self, parts: Sequence[tuple[int, bytes]], *, refuse_other_reads: bool) -> None:
-        """Serve reads of these parts, given with their offsets, without requests.
+        """Serve reads from these parts instead of requests. Each part has its offset in the file.
 
-        If `refuse_other_reads`, refuse other reads.
+        With `refuse_other_reads`, a read outside of the parts raises `CorruptData`.
         """
         self._held, self._refuses_other_reads = list(parts), refuse_other_reads
 

@@ -1,11 +1,13 @@
-"""Registration of an uploaded segment: register it, confirm it in storage, or give it up.
+"""Registration of an uploaded segment, its confirmation in storage, and the report of an abandoned upload.
 
 If the catalog is lost, storage must show where a segment was registered (ADR 19).
 
-- If a segment's number follows the last registered number, the segment begins where its metadata says, or it was
-  refused.
-- If a segment skips numbers, other segments may have been registered below it, until its own registration refuses them.
-  So a confirmation is uploaded after such a registration and before the append is answered.
+The metadata of a segment states the part of the ledger that was registered before the upload.
+
+- If the segment's number is the next one, the metadata suffices. The segment begins where the metadata states, or its
+  registration was refused.
+- If the segment skips numbers, segments with lower numbers may have been registered after the upload. So a confirmation
+  is uploaded after such a registration and before the append returns.
 """
 
 import logging
@@ -46,7 +48,7 @@ from logstore.positions import LedgerId
 from logstore.retrying_clock import Clock
 
 _MAX_REPORT_S: Final = 5.0
-"""Maximum time for the report. The caller waits for an error that is already known."""
+"""Maximum time for a report to the catalog. Meanwhile the caller waits for an error that is already known."""
 
 _LOG: Final = logging.getLogger(__name__)
 
@@ -55,9 +57,9 @@ _LOG: Final = logging.getLogger(__name__)
 def report_abandoned_upload(
     ledgers: MessageLedgers, ledger_id: LedgerId, *, epoch: int, clock: Clock
 ) -> Iterator[None]:
-    """Tell the catalog if an upload, or the transaction that registers it, fails within the block. The error is raised.
+    """If the block raises, report to the catalog that an upload to the ledger was abandoned. Raise the block's error.
 
-    A terminal error is not reported, because storage stored nothing, or the catalog itself refused.
+    A terminal error is not reported, because storage has stored nothing or the catalog itself has refused.
     """
     try:
         yield
@@ -73,7 +75,7 @@ def report_abandoned_upload(
 
 
 class SegmentRegistrar:
-    """Registers segments by group commit."""
+    """Registrar of segments, by group commit."""
 
     def __init__(self, *, ledgers: MessageLedgers, committer: GroupCommitter, clock: Clock) -> None:
         self._ledgers = ledgers
@@ -81,13 +83,14 @@ class SegmentRegistrar:
         self._clock = clock
 
     def register_segment(self, write: RegisterSegmentWrite, *, deadline_s: float) -> RegisterSegmentResult | Segment:
-        """Register the segment of an object that only this caller has uploaded.
+        """Register a segment. No other caller may have uploaded an object with this segment number.
 
-        No attempt starts after `deadline_s`, a time of `monotonic_s`. If an earlier attempt has registered the segment,
-        return its row.
+        If an earlier attempt has registered the segment, return the segment's row. No attempt starts after
+        `deadline_s`, a time of `monotonic_s`.
 
         Raises:
-            AlreadyExists, LedgerFenced, ProducerFenced, StaleCatalog, TransactionNotOpen: Refused for good.
+            AlreadyExists, LedgerFenced, ProducerFenced, StaleCatalog, TransactionNotOpen: The registration was refused,
+                and a retry cannot help.
             UnknownObject, PreconditionFailed: The topic does not exist or is not ACTIVE.
             StoreUnavailable, CatalogBusy: The segment was not registered, after several attempts.
             OutcomeUnknown: The segment may be registered, and the catalog does not answer.
@@ -136,14 +139,14 @@ class SegmentRegistrar:
 def upload_confirmation(
     objects: ObjectStore, statement: LedgerStatement, extent: RegisteredLedgerExtent, *, clock: Clock, deadline_s: float
 ) -> None:
-    """Upload a confirmation. A crash before it loses nothing, because the append was not answered.
+    """Upload a confirmation. A crash before the upload loses nothing, because the append has not returned.
 
-    `extent` is the segment's number, and the ledger's entries up to the segment's end. No attempt starts after
-    `deadline_s`, a time of `monotonic_s`.
+    `extent` has the number of the registered segment, and the number of entries of the ledger up to the end of this
+    segment. No attempt starts after `deadline_s`, a time of `monotonic_s`.
 
     Raises:
-        OutcomeUnknown: The segment is registered without a confirmation. If the catalog is lost, its entries may get
-            other positions.
+        OutcomeUnknown: The segment is registered without a confirmation. If the catalog is lost, the segment's entries
+            may get other positions.
     """
     content = encode_segment([], publish_ms=0)
     metadata = (

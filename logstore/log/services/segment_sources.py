@@ -1,6 +1,7 @@
 """Source of segments: the primary copy, or the tiered copy if the primary copy cannot be read.
 
-In a tiered copy each segment is one row group. Each column chunk is compared with its digest in the index.
+In a tiered copy each segment is one row group. Each column chunk is compared with its digest in the copy's index
+object.
 """
 
 import io
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 
 _LOG: Final = logging.getLogger(__name__)
 _MAX_OPEN_COPIES: Final = 4
-"""Number of copies whose footers a scan keeps. It reads ledgers in order, two segments ahead."""
+"""Maximum number of tiered copies that a scan keeps open. A few suffice, because a scan reads ledgers in order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +51,7 @@ class _TieredCopy:
 
 
 class TieredCopyFinder:
-    """Finder and reader of LIVE tiered copies."""
+    """Finder of LIVE tiered copies, and source of their readers."""
 
     def __init__(self, *, offloads: Offloads, buckets: BucketAtLocation) -> None:
         self._offloads = offloads
@@ -64,7 +65,7 @@ class TieredCopyFinder:
 
 
 class TieredCopyScan:
-    """Reader of tiered copies for one scan. It is thread-safe."""
+    """Reader of tiered copies for one scan. Thread-safe."""
 
     def __init__(self, buckets: BucketAtLocation) -> None:
         self._buckets = buckets
@@ -100,7 +101,7 @@ class TieredCopyScan:
 
 
 class SegmentSource:
-    """Source of segments for one scan. It is thread-safe. `topic` is the topic's name in an error."""
+    """Source of segments for one scan. Thread-safe. `topic` is the topic's name in an error."""
 
     def __init__(self, objects: ObjectStore, tiered: TieredCopyFinder | None, *, topic: str) -> None:
         self._objects = objects
@@ -114,7 +115,7 @@ class SegmentSource:
         """Read the named columns of a segment, in entry order. `ledger` may have lost copies since it was listed.
 
         Raises:
-            SegmentGone: No copy in the catalog has the segment now.
+            SegmentGone: The segment is in no copy of the ledger.
             CorruptData: No copy can be read. The message gives advice.
             StoreUnavailable, CatalogBusy: Storage or catalog did not answer.
         """

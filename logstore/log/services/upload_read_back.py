@@ -1,7 +1,8 @@
-"""Reads that do not trust a single answer: of an object that was just uploaded, or of an object that looks corrupt.
+"""Reads that do not trust a single answer: the proof of an upload, and the second read of a corrupt object.
 
-A store, or a cache in front of it, may answer a PUT and store nothing. So an object is read back before a transaction
-or a manifest makes it current. Appends are not read back, because that would double their requests.
+A store, or a cache in front of it, may answer a PUT and store nothing. An object is therefore read back before a
+transaction or a manifest refers to it. Segments of appends are not read back, because this would double the number of
+requests.
 
 Source: apache/pulsar#22839 (an offload that was reported as done and stored nothing).
 """
@@ -16,7 +17,7 @@ Content = TypeVar("Content")
 
 
 def reread_if_corrupt(read: Callable[[], Content]) -> Content:
-    """Read, and repeat the read once if the data is corrupt, because a gateway may have cut off the answer."""
+    """Call `read`. If the data is corrupt, call `read` once more, because a gateway may have cut off the answer."""
     try:
         return read()
     except CorruptData:
@@ -24,7 +25,7 @@ def reread_if_corrupt(read: Callable[[], Content]) -> Content:
 
 
 def put_and_read_back(objects: ObjectStore, key: str, body: bytes, *, metadata: Mapping[str, str]) -> None:
-    """Store an object, then require it with `require_stored_object`. Raise `AlreadyExists` if the key is taken."""
+    """Store an object, then call `require_stored_object`. Raise `AlreadyExists` if the key is taken."""
     objects.put_if_absent(key, body, metadata=metadata)
     require_stored_object(objects, key, size_bytes=len(body), metadata=metadata)
 
@@ -32,7 +33,7 @@ def put_and_read_back(objects: ObjectStore, key: str, body: bytes, *, metadata: 
 def require_stored_object(
     objects: ObjectStore, key: str, *, size_bytes: int, metadata: Mapping[str, str]
 ) -> ObjectInfo:
-    """Require an uploaded object by a HEAD request and return its info. Additional metadata is accepted.
+    """Prove by a HEAD request that an object is stored, and return its info. Additional metadata is accepted.
 
     Raises:
         UploadUnproven: The object is missing, has another length, or lacks an entry of the metadata.
