@@ -20,14 +20,14 @@ class BulkJobRunner(Protocol):
         """Run the job until its output is published. Return its summary.
 
         `on_progress` is called about once a second. If it raises, this attempt is cancelled, and the exception is
-        raised within seconds. A thread that hangs is left behind, and publishes nothing. `master` is the address of the
+        raised within seconds. A thread that hangs is not ended, but publishes nothing. `master` is the address of the
         Spark cluster. The empty text selects the cluster of the settings.
 
         Raises:
             InvalidInput, PreconditionFailed: The job refuses its input, or the cluster does not see the output folder.
                 Nothing is published.
             StoreUnavailable: A store, the database or the cluster did not answer.
-            ServiceFailed: Java or the cluster cannot be reached, or refuses the connection.
+            ServiceFailed: Java cannot start a session, or the cluster cannot be reached or refuses the connection.
         """
 
     def find_published_summary(self, run_id: str, name: str) -> BulkJobSummary | None: ...
@@ -36,6 +36,6 @@ class BulkJobRunner(Protocol):
         """Return the ids of runs that have output or a folder, ascending."""
 
     def create_run_folder(self, run_id: str) -> Path:
-        """Create the run's folder if it is missing, and return it. The folder is beside the output of the jobs."""
+        """Return the run's folder, which is beside the output of the run's jobs. Create a missing folder."""
 
     def remove_run(self, run_id: str) -> None: ...

@@ -44,7 +44,7 @@ class Fence:
 class Fences(Protocol):
     """Fences of bundles. Only the worker that raised a fence last may write under a lease.
 
-    PIP-57 has no fences. There, a bundle owner may act until it notices that its session expired.
+    PIP-57 has no fences. There, a bundle owner may write until it notices that its session has expired.
     """
 
     def count_bundles(self) -> int: ...
@@ -52,12 +52,14 @@ class Fences(Protocol):
     def raise_fences(self, bundles: Collection[BundleId], worker_id: str) -> list[Lease]:
         """Raise the fences of bundles. Return the new leases, ascending by bundle.
 
-        After the commit, writes under earlier leases are refused. The call waits some seconds for a running write. If
-        the write does not end, because its worker may be paused, the result has no lease of this bundle. A lease alone
-        does not make the caller the bundle owner: the caller must hold the bundle's node, and read the node again after
-        this call.
+        After the commit, writes under earlier leases are refused. For each bundle, the call waits some seconds for
+        running writes under the earlier lease. The worker of such a write may be paused. If the write does not end in
+        time, the result has no lease of this bundle.
 
-        Idempotency: not needed. A repeated call invalidates the leases of the first call.
+        A lease alone does not make the caller the bundle owner. The caller must also have the bundle's node in
+        ZooKeeper, and must read the node again after this call.
+
+        Idempotency: none. A repeated call raises the fences again, and the leases of the first call become outdated.
 
         Raises:
             InvalidInput: A bundle is not in this catalog, or the worker has no name.
@@ -69,4 +71,4 @@ class Fences(Protocol):
         """Return the fences of all bundles that were ever acquired, ascending by bundle."""
 
     def require_newest_lease(self, lease: Lease) -> None:
-        """Raise `NotOwner` if the lease is not the newest lease of its bundle now."""
+        """Raise `NotOwner` if the bundle has a newer lease."""

@@ -87,8 +87,8 @@ class ObjectStore(Protocol):
     ) -> bytes | None:
         """Return `length` bytes from `start`, fewer at the object's end, or `None` if the object does not exist.
 
-        Raise `CorruptData` if the object's metadata lacks an entry of `expected_metadata`. The key then holds another
-        object, which a digest of a part could not show.
+        Raise `CorruptData` if the object's metadata lacks an entry of `expected_metadata`. The key then has another
+        object, which the digest of a single part would not reveal.
         """
 
     def head(self, key: str) -> tuple[ObjectInfo, Mapping[str, str]] | None: ...
@@ -160,14 +160,14 @@ class CopyStorage(Protocol):
     def prepare_inspection(self, intents: Sequence[DeletionIntent]) -> Callable[[DeletionIntent], StoredCopy]:
         """Return a function like `inspect_copy` that shares requests between the intents. Call it once for each intent.
 
-        Its result `ABSENT` is proved only after `prove_absence`.
+        A result `ABSENT` is proved only after a call of `prove_absence`.
         """
 
     def prove_absence(self, absent: Sequence[DeletionIntent]) -> Mapping[int, SextonError]:
-        """Prove that `ABSENT` copies do not exist, by a second listing and by the names of their objects.
+        """Prove that `ABSENT` copies do not exist, by a second listing and by reads of single keys.
 
-        At the end each store is checked once, because an empty answer of a wrong store proves nothing. Return the
-        reasons why copies may still exist, by `row_id`. The copy of a row without a reason is proved absent.
+        At the end each bucket's marker is checked once, because an empty answer of a foreign bucket proves nothing.
+        Return the reasons why copies may still exist, by `row_id`. The copy of a row without a reason is proved absent.
         """
 
     def read_statement(self, intent: DeletionIntent) -> Mapping[str, str] | None:

@@ -1,4 +1,4 @@
-"""Ports of the catalog. Every method is one transaction, decided under its own locks.
+"""Ports of the catalog. Every method is one transaction, which locks the rows that decide it.
 
 A method that writes may be called again after a crash or an unknown outcome. Its docstring says why a repetition is
 harmless. Every method may raise `CatalogBusy` (contention) and `StoreUnavailable` (no connection).
@@ -240,7 +240,7 @@ __all__ = [
 
 
 class Catalog(Protocol):
-    """All ports of the catalog. A consumer takes the ports that it needs."""
+    """All ports of the catalog. Each service gets only the ports that it needs."""
 
     @property
     def topics(self) -> Topics: ...

@@ -16,12 +16,13 @@ class CatalogIdentity(Protocol):
     def record_marker(self, role: BucketRole, bucket: str) -> None:
         """Record that the bucket has the marker. From now on the bucket is refused if its marker is missing.
 
-        Idempotency: keyed by role and bucket. The time of the first call stays.
+        Idempotency: keyed by role and bucket. The recorded time is that of the first call.
         """
 
     def list_expected_copies(self, role: BucketRole, bucket: str, *, limit: int) -> Sequence[InspectedCopy]:
         """Return copies that the bucket must have if the bucket belongs to this catalog.
 
-        LIVE copies come first, then detached copies that are not deleted, each newest first. Tiered copies are selected
-        by the bucket in their offload context. For the bucket of the record log the result is empty.
+        LIVE copies come first, then detached copies that are not deleted. Both groups are sorted by age, newest first.
+        A tiered copy is selected if its offload context names the bucket. For the bucket of the record log the result
+        is empty.
         """

@@ -1,8 +1,9 @@
 """Ports of a rebuild: the database into which a lost catalog is loaded, and adoption.
 
-Adoption compares storage with the loaded rows, shard by shard, and stages the differences. Then it settles each topic
-in one transaction. Until `make_catalog_ready` the catalog refuses all other writes with `CatalogAdopting`. A loaded
-ledger that has no place and is not CREATING is in no list.
+Adoption compares storage with the loaded rows, shard by shard, and stages the differences. Then adoption settles each
+topic in one transaction. Until `make_catalog_ready` the catalog refuses all other writes with `CatalogAdopting`.
+
+A loaded ledger without a place is newborn if its state is CREATING. In any other state it has left its list.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -42,7 +43,7 @@ class RebuildDatabase(Protocol):
         """Return the content of the database. This changes nothing.
 
         Raises:
-            PreconditionFailed: The database has rows, and not only rows of an unfinished rebuild.
+            PreconditionFailed: The database has rows that are not of an unfinished rebuild.
             CatalogVersionMismatch: Another build created the database.
             ServiceFailed: The database is no catalog.
             StoreUnavailable: The database does not answer.
@@ -145,11 +146,11 @@ class AdoptionOutcome(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdoptionCounts:
-    """Counts of an adoption. Samples ascend and have at most `MAX_SAMPLE_ITEMS` ids or names."""
+    """Counts and samples of an adoption. A sample has at most `MAX_SAMPLE_ITEMS` ids or names, ascending."""
 
     adopted_ledgers: int = 0
     adopted_segments: int = 0
-    detached: int = 0  # ledgers that nothing names; their objects stay
+    detached: int = 0  # ledgers of outcome DETACHED
     revived: int = 0
     revived_ledgers: tuple[LedgerId, ...] = ()
     missing_data: int = 0
@@ -188,8 +189,8 @@ class CatalogAdoption(Protocol):
     ) -> None:
         """Replace the staged ledgers in a part of a shard (0 to 255). Staged ledgers of settled topics stay.
 
-        The part has the ids above `above`, up to `up_to` inclusive, or up to the end of the shard. `ledgers` are all
-        differences in this part.
+        The part begins after `above` and ends with `up_to`, inclusive. If `up_to` is `None`, the part ends with the
+        shard. `ledgers` are all differences in this part.
         """
 
     def count_absent_ledgers(self) -> AbsentLedgerCounts:
@@ -199,19 +200,22 @@ class CatalogAdoption(Protocol):
         """Return topics with unsettled ledgers, ascending."""
 
     def settle_topic(self, topic_id: TopicId, *, rows_epoch: int) -> None:
-        """Adopt the staged ledgers of a topic in one transaction. The transaction needs a few MB of memory.
+        """Adopt the staged ledgers of a topic in one transaction, with a few MB of memory.
 
-        `logstore.records.adoption_rule` decides which uploads are registered. If uploads of a ledger without a row were
-        registered, the ledger is added to the topic's list. A topic without a record is created. No intent is filed.
-        Objects of all other ledgers without a row, and of removed ledgers, stay until a reconciliation reports them.
+        `logstore.records.adoption_rule` decides which uploads are registered. If that rule registers an upload of a
+        ledger without a row, the ledger is added to the topic's list. If the topic has no row, the topic is created. No
+        intent is filed. Objects of all other ledgers without a row, and of removed ledgers, stay until a reconciliation
+        reports them.
 
-        `rows_epoch` is the epoch of the loaded rows. Uploads of earlier epochs were decided before the flush.
+        `rows_epoch` is the epoch of the loaded rows. Uploads of earlier epochs were registered or refused before the
+        flush.
         """
 
     def settle_remaining_rows(self) -> None:
         """Settle, in all topics, the rows that need no comparison with storage.
 
-        1. Remove ledgers that are in no list, and ledgers with a later intent. File no new intent.
+        1. Remove ledgers that have left their list, and ledgers with an intent of a later generation. File no new
+           intent.
         2. Close all ledgers of a list except the last ledger.
         3. Count entries with a delivery time.
         4. Remove references to ledgers without objects.
@@ -222,7 +226,7 @@ class CatalogAdoption(Protocol):
     def count_outcomes(self) -> AdoptionCounts: ...
 
     def make_catalog_ready(self) -> None:
-        """Make the catalog READY. From then on it accepts all writes."""
+        """Make the catalog READY. From then on the catalog accepts all writes."""
 
 
 MAX_SAMPLE_ITEMS = 100

@@ -38,7 +38,7 @@ class DetachedBatch:
     batch_id: str
     ledgers: int  # taken out of their list
     intents: int  # rows for phase two: new intents, and stalled intents that the batch took over
-    finished: Mapping[str, int] = field(default_factory=dict)  # intents finished before, by outcome
+    finished: Mapping[str, int] = field(default_factory=dict)  # earlier intents that are finished, by outcome
     filed_counts: Sequence[FiledIntentCount] = field(default=(), compare=False)  # filed by this call; repeated: empty
 
 
@@ -62,7 +62,7 @@ class IntentResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IntentTally:
-    """Counts of a batch. They are taken from its rows, so work that ran twice is counted once."""
+    """Counts of a batch, taken from the rows of the batch. Work that ran twice is therefore counted once."""
 
     outcomes: Mapping[str, int]  # rows by outcome; RETRYING means unfinished
     objects: int  # objects whose removal storage confirmed

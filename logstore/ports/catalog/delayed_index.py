@@ -22,8 +22,8 @@ class IndexBucketSwitch:
     """Change of a topic's list of index buckets. The change requires that the list version is `expected`.
 
     - A seal adds index buckets after the last index bucket and moves `sealed_to`.
-    - A merge replaces its sources by one index bucket.
-    - A build replaces all index buckets.
+    - A merge replaces two neighbouring index buckets by one.
+    - The job `build-delayed-index` replaces all index buckets.
     - A drop only removes index buckets.
     """
 
@@ -69,9 +69,9 @@ class DelayedIndex(Protocol):
 
         An index bucket is dropped in three cases:
 
-        1. Its last message has been due for a minute.
+        1. All messages of the index bucket have been due for a minute.
         2. The topic has subscriptions, and all of them have acknowledged the range of the index bucket.
-        3. All ledgers of its range were trimmed.
+        3. All ledgers in the range of the index bucket were trimmed.
         """
 
     def list_droppable_buckets(self, topic_id: TopicId) -> list[LedgerId]:
@@ -101,12 +101,12 @@ class DelayedIndex(Protocol):
     def retire_all_buckets(self, topic_id: TopicId, *, reason: str) -> int:
         """Remove all index buckets from the list and file intents for them. Return the number of removed index buckets.
 
-        The sealed range is reset, so that the log is sealed again. The list version rises, so that running seals and
-        merges fail to switch. These then file intents for the ledgers that they wrote.
+        The sealed range is reset, so that the log is sealed again. The list version rises, so that the switches of
+        running seals and merges are refused. A refused switch files intents for its newborn ledgers.
 
         Raises:
             UnknownObject, PreconditionFailed: The topic does not exist or is not ACTIVE.
         """
 
     def now_ms(self) -> int:
-        """Return the time of the catalog's clock, in milliseconds."""
+        """Return the time of the catalog's clock, in milliseconds since 1970."""

@@ -120,15 +120,15 @@ class AcknowledgeWrite:
     positions: tuple[Position, ...] = ()
     up_to: Position | None = None
     snapshot: CursorSnapshot | None = None  # loaded by the sender, because a transaction reads no object store
-    txn: TransactionId | None = None  # open transaction that holds the acknowledgements until it is decided
+    txn: TransactionId | None = None  # open transaction of the acknowledgements
     releases: int | None = (
-        None  # `StoredCursor.releases` when `up_to` was read; None: 0, and `up_to` may cover no delayed entry
+        None  # `StoredCursor.releases` when `up_to` was read; None: 0, and no delayed messages up to `up_to`
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BeginTransactionWrite:
-    """Write that opens a transaction. A repeated call opens another one, and the first transaction times out."""
+    """Write that opens a transaction. A repeated write opens a second transaction, and the first one times out."""
 
     tc_id: int
     timeout_s: float
@@ -136,7 +136,7 @@ class BeginTransactionWrite:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndTransactionWrite:
-    """Write that decides a transaction. A repeated call with the same decision returns the same result."""
+    """Write that decides a transaction. A repeated write with the same decision returns the same result."""
 
     txn: TransactionId
     commit: bool
@@ -157,7 +157,7 @@ class RegisterSegmentResult:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AcknowledgeResult:
     mark_delete: Position
-    row_bytes: int = field(default=0, compare=False)  # packed acknowledgements beyond `mark_delete` in the row
+    row_bytes: int = field(default=0, compare=False)  # size of the single acknowledgements in the row, packed
     snapshot_ledger: LedgerId | None = field(default=None, compare=False)  # cursor ledger with the rest of the state
 
 
@@ -180,14 +180,14 @@ class GroupCommits(Protocol):
     def commit_writes(self, writes: Sequence[GroupCommitWrite]) -> list[GroupCommitResult]:
         """Commit all writes in one transaction. Return a result or an error for each write, in order.
 
-        A refused write does not affect the other writes. Its error is one of:
+        A refused write does not affect the other writes. The error of a refused write is one of:
 
         - `LedgerFenced`, `ProducerFenced`, `UnknownObject`, `InvalidInput`, `StaleCatalog` or `TransactionNotOpen`.
         - `AlreadyExists`: the segment number is taken.
         - `SnapshotNeeded`: the acknowledgement lacks the cursor's snapshot.
         - `PreconditionFailed`: the topic is not ACTIVE.
         - `TransactionEnded`: the transaction has the opposite decision, or is past its deadline.
-        - `AcknowledgementHeld`: an entry is acknowledged already, or is held by another transaction.
+        - `AcknowledgementHeld`: an entry is acknowledged already, also in another open transaction.
         - `AcknowledgementStale`: entries were given back after `up_to` was read.
 
         If the method raises, no write happened, except after `OutcomeUnknown`.

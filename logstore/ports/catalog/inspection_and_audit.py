@@ -1,4 +1,4 @@
-"""Ports of inspection and audit. People read the results of an inspection. No decision depends on them."""
+"""Ports of inspection and audit. The results of an inspection are for people. No decision of Sexton depends on them."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -71,7 +71,7 @@ class InspectedLedger:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerHistory:
-    """All records about a ledger. After the rows of its deletion were removed, only `decisions` may remain."""
+    """All rows of the catalog about a ledger. For a deleted ledger, only `decisions` remain in the end."""
 
     ledger_id: LedgerId
     live: InspectedLedger | None
@@ -84,7 +84,7 @@ class LedgerHistory:
 
 class LedgerInspection(Protocol):
     def get_ledger_history(self, ledger_id: LedgerId, *, max_decisions: int) -> LedgerHistory:
-        """Return the records about the ledger at one moment, with at most `max_decisions` rows of the audit log.
+        """Return the catalog's rows about the ledger at one moment, with at most `max_decisions` rows of the audit log.
 
         Raise `UnknownObject` if the catalog never created a ledger with this id.
         """
@@ -94,15 +94,15 @@ class LedgerInspection(Protocol):
     ) -> list[AuditEntry]:
         """Return rows of the audit log about a topic or a ledger, newest first.
 
-        `topic` is an encoded name. It selects the rows of all topics that ever had this name, including deleted topics.
+        `topic` is an encoded name, which selects the rows of all topics that ever had this name, also deleted topics.
         """
 
 
 class AuditLogWriter(Protocol):
-    """Destructive acts with actor and reason. The catalog audits its own acts in the transactions that change it."""
+    """Writer of the audit log for acts outside of the catalog. Methods that change the catalog write their own rows."""
 
     def record_act(self, act: str, cause: AuditCause, *, detail: Mapping[str, object]) -> None:
-        """Record an act outside the catalog before the act happens, or the result of the act. `act` is in kebab-case.
+        """Record a destructive act before it happens, or afterwards its result. `act` is in kebab-case.
 
         Not idempotent: a repeated call adds an equal row.
         """

@@ -68,7 +68,7 @@ class MessageLedgers(Protocol):
     def get_topic_totals(self, topic_id: TopicId) -> TopicLedgerTotals: ...
 
     def count_backlogs(self, topic_id: TopicId, states: Sequence[CursorState]) -> list[int]:
-        """Return for each cursor state the number of listed, unacknowledged entries. Each cursor costs a few reads."""
+        """Return for each state the number of unacknowledged entries in listed ledgers. Each state costs some reads."""
 
     def last_ledger(self, topic_id: TopicId) -> Ledger | None: ...
 
@@ -78,7 +78,7 @@ class MessageLedgers(Protocol):
     def create_ledger(self, topic_id: TopicId, *, application: str) -> LedgerStatement:
         """Insert the row of a new ledger, CREATING and unlisted.
 
-        Not idempotent. If the ledger is not attached within `registration_timeout`, the topic's next trim detaches it.
+        Not idempotent. If the ledger is not attached within the registration timeout, a trim of the topic detaches it.
 
         Raises:
             UnknownObject, PreconditionFailed: The topic does not exist or is not ACTIVE.
@@ -87,17 +87,20 @@ class MessageLedgers(Protocol):
     def attach_ledger(self, ledger_id: LedgerId, *, after: LedgerId | None) -> bool:
         """Add a CREATING ledger to the end of its list as OPEN, and close `after`, the list's last ledger.
 
-        The ledger is not attached if the last ledger is not `after` or has a higher id. The same transaction then files
-        the newborn ledger's intent (apache/pulsar#350). Return whether the ledger is listed now, also after a repeated
-        call. Raise `PreconditionFailed` if the topic is not ACTIVE.
+        The ledger is not attached if the last ledger is another than `after`, or if the last ledger's id is higher than
+        `ledger_id`. The same transaction then files an intent for the newborn ledger (apache/pulsar#350). Return
+        whether the ledger is listed now, also after a repeated call. Raise `PreconditionFailed` if the topic is not
+        ACTIVE.
         """
 
     def record_abandoned_upload(self, ledger_id: LedgerId, *, epoch: int) -> None:
         """Record that a process gives up an unregistered upload to the ledger. The upload may still arrive.
 
         If the catalog no longer has the ledger's primary copy, phase two may have missed the upload. The call then
-        reopens the copy's intents, without a workflow. Otherwise nothing changes, because a later deletion lists all
-        objects. Nothing changes either for another epoch, for a dead letter, or without an intent.
+        makes the copy's intents pending and unclaimed again, except dead letters.
+
+        If the catalog still has the primary copy, nothing changes, because the later deletion lists all objects.
+        Nothing changes either if `epoch` is not the catalog's epoch.
 
         Idempotency: each call only makes phase two search for objects once more.
         """
@@ -108,15 +111,15 @@ class MessageLedgers(Protocol):
     def find_segments_of_ranges(
         self, topic_id: TopicId, range_by_ledger: Mapping[LedgerId, range]
     ) -> list[tuple[Ledger, list[Segment]]]:
-        """Return the requested ledgers that are listed, ascending, with the segments of their ranges, in one read."""
+        """Return in one read the requested ledgers that are listed, ascending, with the segments of their ranges."""
 
     def producer_sequences(
         self, topic_id: TopicId, producers: Iterable[str]
-    ) -> dict[str, HighestSequenceIds]: ...  # producers without a sequence are left out
+    ) -> dict[str, HighestSequenceIds]: ...  # only producers with registered sequence ids
 
 
 class LedgersOfAllComponents(Protocol):
-    """Ledgers of all components of a topic. Each component's own port publishes its component ledgers as CLOSED."""
+    """Ledgers of all components of a topic. The port of each component publishes its ledgers as CLOSED."""
 
     def create_component_ledger(
         self, topic_id: TopicId, component: Component, keys: Mapping[str, str], *, application: str
@@ -124,7 +127,7 @@ class LedgersOfAllComponents(Protocol):
         """Insert the row of a new component ledger, CREATING and unlisted.
 
         `keys` identify the ledger owner within the topic, e.g. `{"cursor": "billing"}`. Each ledger owner has its own
-        list, which its first ledger creates.
+        list. The first ledger of a ledger owner creates the list.
 
         Not idempotent. The topic's trim detaches a ledger that is never published.
 

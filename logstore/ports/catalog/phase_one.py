@@ -53,10 +53,11 @@ class PhaseOne(Protocol):
     ) -> list[LedgerId]:
         """Return the ledgers that `detach_ledgers` would detach now. Nothing changes.
 
-        `rolled`, the last ledger of the list, is treated as closed and followed by another ledger.
+        If `rolled` is the last ledger of the list, the preview assumes that this ledger is closed and no longer the
+        last.
 
         Raises:
-            UnknownObject, LedgerStillNeeded: In the same cases as `detach_ledgers`.
+            UnknownObject, LedgerStillNeeded: The errors of `detach_ledgers`.
         """
 
     def detach_ledgers(
@@ -72,10 +73,10 @@ class PhaseOne(Protocol):
     ) -> DetachedBatch:
         """Take ledgers out of their list and file an intent for each copy.
 
-        The call locks the list's row, evaluates the complete rule under this lock, and raises the list version.
+        The call locks the list's row, checks under this lock which ledgers are needed, and raises the list version.
 
         - With ids, either all of these ledgers are detached or none. `force` also detaches ledgers that subscriptions
-          need, and moves the cursors of these subscriptions over the gap.
+          need, and moves the cursors of these subscriptions over the ledgers.
         - With `None`, retention selects the ledgers. Stalled intents of the topic and abandoned newborn ledgers move to
           the batch. If nothing is selected, the call is not recorded, and a repeated call may select ledgers.
 
@@ -101,10 +102,10 @@ class PhaseOne(Protocol):
         cause: AuditCause,
         durable: bool | None = None,
     ) -> DetachChosenResult:
-        """Detach ledgers one by one. A ledger that is needed, or has changed since it was read, stays.
+        """Detach ledgers one by one. Keep each ledger that is needed, or that has changed since `chosen` was read.
 
-        The ledgers are added to a batch of many topics. The call opens the batch, or claims it for `claim.ttl_s` from
-        now.
+        The ledgers are added to a batch of many topics. The call opens the batch, or claims the open batch for
+        `claim.ttl_s` from now.
 
         Idempotency: a repeated call reports detached ledgers as no longer listed.
 
@@ -125,9 +126,9 @@ class PhaseOne(Protocol):
     ) -> DetachedBatch:
         """Apply several changes to one ledger, all or none, and write an audit row.
 
-        A ledger that loses its last copy is detached, as by `detach_ledgers`. The operation may name subscriptions that
-        do not keep the ledger. The cursors of these subscriptions move over the gap. If the ledger stays, the list
-        version and the ledger's generation rise.
+        A ledger that loses its last copy is detached, as by `detach_ledgers`. The operation may name subscriptions
+        whose need of the ledger does not count. The cursors of these subscriptions then move over the detached ledger.
+        If the ledger stays, the list version and the ledger's generation rise.
 
         Raises:
             UnknownObject: The topic or the subscription does not exist, or the ledger is not in the topic's list.
@@ -136,17 +137,20 @@ class PhaseOne(Protocol):
         """
 
     def would_end_ledger(self, topic_id: TopicId, operation: CompoundOperation) -> bool:
-        """Return whether `apply_compound_operation` would remove the ledger's last copy. Raise the same errors."""
+        """Return whether `apply_compound_operation` would remove the ledger's last copy.
+
+        Raise the errors of `apply_compound_operation`.
+        """
 
     def select_detachable_topics(self, topic_ids: Sequence[TopicId]) -> frozenset[TopicId]:
-        """Return the topics in which a detach may select ledgers. Most topics have no such ledger and need no lock."""
+        """Return the topics in which a detach may select ledgers. The other topics, usually most, then need no lock."""
 
     def detach_by_retention_into_batch(
         self, topic_id: TopicId, *, batch_id: str, claim: Claim, cause: AuditCause
     ) -> DetachedBatch:
-        """Detach by retention into a batch of many topics. Open the batch, or claim it for `claim.ttl_s` from now.
+        """Detach by retention into a batch of many topics. Open or claim the batch for `claim.ttl_s` from now.
 
-        The result counts newborn ledgers as ledgers.
+        In the result, `ledgers` includes abandoned newborn ledgers.
 
         Idempotency: keyed by batch and topic; if the batch has intents of the topic, the call only counts them.
 
@@ -156,7 +160,7 @@ class PhaseOne(Protocol):
         """
 
     def count_detached_batch(self, batch_id: str) -> DetachedBatch:
-        """Count the batch from its rows. All counts of an unknown batch are zero."""
+        """Return the counts of a batch, taken from the batch's rows. All counts of an unknown batch are zero."""
 
     def count_topic_contents(self, topic_id: TopicId) -> TopicContentCounts:
         """Count what a deletion of the topic would remove. Raise `UnknownObject` if the topic does not exist."""
@@ -165,7 +169,8 @@ class PhaseOne(Protocol):
         """Set the topic DELETING and write an audit row. Return the catalog's time of this change, in microseconds.
 
         After the commit nothing can be attached to the topic, because an attach requires ACTIVE under a lock. The call
-        does not wait for holders of this lock, which a busy topic always has. `detach_whole_topic` waits for them.
+        does not wait for transactions that have this lock, because a busy topic always has some. `detach_whole_topic`
+        waits for these transactions.
 
         Idempotency: if the topic is DELETING or deleted, return the time of the first call and write no audit row.
 
@@ -179,7 +184,7 @@ class PhaseOne(Protocol):
         """File an intent for each copy of each ledger of the topic, whatever its component and state.
 
         Cursors, schema versions and other rows that name ledgers are removed. Stalled intents of the topic move to the
-        batch. If the topic is removed, nothing is detached.
+        batch. If the topic does not exist any more, nothing is detached.
 
         Raises:
             PreconditionFailed: The topic is not DELETING, or the batch id belongs to another request.
@@ -192,4 +197,4 @@ class PhaseOne(Protocol):
         """
 
     def tally_topic_intents(self, topic_id: TopicId, *, since_us: int) -> IntentTally:
-        """Count the topic's intents that finished since `since_us` or have not succeeded."""
+        """Count all intents of the topic except those whose copy was deleted before `since_us`."""

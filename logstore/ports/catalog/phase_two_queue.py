@@ -40,8 +40,9 @@ class PhaseTwoQueue(Protocol):
     def renew_batch_claim(self, batch_id: str, claim: Claim) -> None:
         """Claim the batch for `claim.ttl_s` from now. A workflow run never shortens its own claim.
 
-        A chunk that still runs in a paused batch therefore keeps the longer claim of the pause. A released batch cannot
-        be claimed again: a late renewal by a dead workflow would hide the batch from sweeps.
+        During a pause the workflow has a long claim on the batch. A chunk that still runs then renews this claim, but
+        does not shorten it. A released batch cannot be claimed again, because a late renewal by a dead workflow would
+        hide the batch from sweeps.
 
         Raises:
             UnknownObject, ClaimHeld: The batch does not exist, is finished, was released, or has another workflow's
@@ -51,7 +52,7 @@ class PhaseTwoQueue(Protocol):
     def pause_batch(self, batch_id: str) -> None:
         """Pause the batch until it is resumed or released. Rows that have a workflow of their own continue.
 
-        No workflow takes rows of a paused batch, even after the batch's claim has lapsed.
+        No other workflow takes over rows of a paused batch, even after the batch's claim has expired.
 
         Idempotency: a second pause keeps the time of the first pause.
 
@@ -60,30 +61,31 @@ class PhaseTwoQueue(Protocol):
         """
 
     def resume_batch(self, batch_id: str) -> None:
-        """End the pause of the batch. Sweeps take its rows if its claim has lapsed.
+        """End the pause of the batch. If the batch's claim has expired, the next sweep takes over the rows.
 
         Raises:
             UnknownObject, PreconditionFailed: The batch does not exist or is finished.
         """
 
     def release_paused_batch(self, batch_id: str) -> bool:
-        """End the claim of a paused batch whose workflow is gone, so that the next sweep takes its rows.
+        """End the claim of a paused batch whose workflow is gone. The next sweep then takes over the rows of the batch.
 
-        Call this only if a person has requested it. Return whether the batch was paused and unfinished. Otherwise
-        nothing changes.
+        Only a person may request this. If the batch is not paused or is finished, nothing changes and the result is
+        `False`.
         """
 
     def record_outcomes(self, results: Sequence[IntentResult], *, holder: str) -> frozenset[int]:
         """Record the outcomes of PENDING rows of the holder. Return the ids of the rows that this call finished.
 
         Other rows do not change. A row that moved to another batch stays unfinished, even if storage confirmed that
-        nothing is left. The creator of a newborn ledger may have stored its `meta.json` since. The new holder therefore
-        asks storage again.
+        nothing is left. The creator of a newborn ledger may have stored `meta.json` since. The other batch therefore
+        checks storage again.
 
         If a row had a workflow of its own, the audit log gets a row `delete-ledger` with the batch's actor and reason.
 
-        `holder` is the workflow that claimed the rows, or the batch of the rows. A batch may also finish rows that it
-        handed over, because two attempts of a chunk can overlap.
+        `holder` is the id of the workflow that has claimed the rows, or of the batch of the rows. With a batch id, the
+        call also finishes rows that the batch has moved to workflows of their own, because two attempts of a chunk can
+        overlap.
         """
 
     def move_to_own_workflows(
@@ -91,8 +93,8 @@ class PhaseTwoQueue(Protocol):
     ) -> frozenset[int]:
         """Move the claims of PENDING rows of the batch to the given workflows. Return the ids of the moved rows.
 
-        The move counts as the first attempt of each row. Rows that an earlier call moved, or that another batch took,
-        do not change.
+        The move counts as the first attempt of each row. Rows that an earlier call moved, or that another batch has
+        taken over, do not change.
         """
 
     def claim_intent(
@@ -108,8 +110,8 @@ class PhaseTwoQueue(Protocol):
     ) -> DeletionIntent:
         """Claim one row. With `counts_attempt`, count an attempt. Return the intent with `referenced` set.
 
-        A finished row is returned unchanged. `topic` is the encoded name that the row must have. The name is not
-        checked for `None` and for damaged rows.
+        A finished row is returned unchanged. `topic` is the encoded name that the row must have. If `topic` is `None`
+        or the row is damaged, the name is not checked.
 
         Raises:
             StaleCatalog, InvalidInput: `epoch` is not the catalog's epoch, or the row has another topic. Nothing
@@ -124,8 +126,8 @@ class PhaseTwoQueue(Protocol):
         """Claim the row for `claim.ttl_s` from now, and store the error of an attempt. A finished row does not change.
 
         `keys_left` is the number of keys that storage kept, or `None` if storage did not answer for all keys. Return
-        the number of consecutive attempts that left `keys_left` keys, including this attempt. Attempts without an
-        answer are ignored. If `keys_left` is `None`, the number is 0.
+        the number of consecutive attempts that left `keys_left` keys, including this attempt. Attempts in which storage
+        did not answer for all keys are ignored. If `keys_left` is `None`, the result is 0.
 
         Raise `ClaimHeld` if another workflow has claimed the row.
         """
@@ -145,9 +147,9 @@ class PhaseTwoQueue(Protocol):
         ledger_id: LedgerId | None = None,
         limit: int,
     ) -> list[DeletionIntent]:
-        """Return intents in the state, newest first, with `paused` set. `None` selects all states.
+        """Return intents in `state`, or in all states if it is `None`, newest first, with `paused` set.
 
-        `topic` is an encoded name. It selects the rows of all topics that ever had this name.
+        `topic` is an encoded name, which selects the rows of all topics that ever had this name.
         """
 
     def list_failed_intents(
@@ -229,6 +231,7 @@ class PhaseTwoQueueUpkeep(Protocol):
 
         Raises:
             InvalidInput: `row_ids` is empty, or has more than 10,000 ids.
-            UnknownObject: Some ids are not ids of dead letters, and no row has any of these ids.
-            PreconditionFailed: Some ids are pending or deleted. The message names each of these ids with its state.
+            UnknownObject: Some ids cannot be redriven, and none of these ids has a row.
+            PreconditionFailed: Some rows cannot be redriven, because they are pending or deleted. The message names
+                each of these rows with its state.
         """

@@ -43,7 +43,7 @@ class OrphanCopy:
 
     number: int  # number of the finding
     copy: CopyKind
-    statement: LedgerStatement  # statement in storage, read just before
+    statement: LedgerStatement  # statement in storage, read right before the call
     context: Mapping[str, str] = field(default_factory=dict)  # offload context of a tiered copy
     size_bytes: int = 0
 
@@ -72,7 +72,7 @@ class FindingsFilingResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FiledCopyRow:
-    """Row of a batch at the time of the call."""
+    """Row of a batch, as it was when `list_filed_copies` read it."""
 
     row_id: int
     ledger_id: LedgerId
@@ -150,15 +150,16 @@ class ReconciliationRuns(Protocol):
     ) -> Mapping[int, str]:
         """Ensure that no writer will ever register these segments, whose objects are about to be deleted.
 
-        An open ledger accepts only segment numbers above its highest number. The call therefore raises the highest
-        number to the number of the segment. A late writer is refused, and uploads again with a higher number. A closed
-        ledger accepts no segments.
+        An open ledger accepts only segment numbers above its highest number. The call raises this highest number to the
+        number of the segment. So a late writer of the segment is refused, and uploads again with a higher number. A
+        closed ledger accepts no segments.
 
         A segment is kept in these cases:
 
         - A row names the segment.
-        - Its ledger is being created, has no primary copy, does not exist, or lacks rows of segments.
-        - Its ledger is open, and its number is more than `MAX_NUMBERS_ABOVE_LAST` above the ledger's highest number.
+        - The segment's ledger is being created, has no primary copy, does not exist, or lacks rows of segments.
+        - The ledger is open, and the segment's number is more than `MAX_NUMBERS_ABOVE_LAST` above the ledger's highest
+          number.
 
         The audit log gets one row, unless all segments are kept. The values of `segment_by_finding` are ledger and
         segment number.

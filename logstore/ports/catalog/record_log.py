@@ -69,7 +69,7 @@ class OutboxChanges(Protocol):
 
     @property
     def unrecordable(self) -> Sequence[UnrecordableRecord]:
-        """Records left out of the batches read so far. For each such record, one id is missing in `outbox_rows`."""
+        """Records left out of the batches read so far. Their newest outbox rows are not in `outbox_rows`."""
 
     def iterate_version_batches(self) -> Iterator[tuple[RecordKind, "pa.RecordBatch"]]:
         """Yield record versions in the schema of their kind, grouped by kind, then ascending by id and sub.
@@ -84,7 +84,7 @@ class RecordOutbox(Protocol):
         """Return the newest known manifest. The cost does not depend on the outbox."""
 
     def read_state(self) -> RecordLogState:
-        """Return the state. The cost grows with the number of outbox rows, because they are counted."""
+        """Return the state of catalog and outbox. The cost grows with the number of outbox rows, which are counted."""
 
     def claim_record_log(self, claim: Claim) -> bool:
         """Claim the record log, or renew the claim. Return `False` if another workflow has the claim.
@@ -123,8 +123,9 @@ class RecordOutbox(Protocol):
         """Commit that a manifest is stored: raise the ceilings and remove the given outbox rows. Idempotent.
 
         All pending stamps are removed, because a writer adds a stamp only after the previous manifest is settled. A
-        ceiling never falls. If `number` is not above the known number, only outbox rows are removed. A page then
-        removes no outbox rows either, because another writer may have flushed these rows together with a newer change.
+        ceiling never falls. If a manifest with this or a higher number is settled already, the call only removes the
+        outbox rows. For the manifest of a page the call then changes nothing, because another writer may have flushed
+        these rows with a newer change.
 
         `outbox_rows` are ids. If `shows_own_moment`, the manifest shows a complete moment of the catalog, and no block
         stays staged. Otherwise `staged_blocks` are the blocks of the page to which the manifest belongs.
@@ -179,8 +180,8 @@ class Tombstones(Protocol):
     ) -> Sequence[Tombstone]:
         """Return a page of the tombstones of a topic's ledgers, ascending by id.
 
-        `component` `None` selects all components. `after` is a ledger id, exclusive. `limit` `None` selects all
-        ledgers.
+        Without `component`, tombstones of all components are returned. `after` is a ledger id, exclusive. Without
+        `limit`, the page has all tombstones.
         """
 
     def count_tombstones(self) -> TombstoneCounts: ...
@@ -188,7 +189,7 @@ class Tombstones(Protocol):
     def mark_raid_candidates(
         self, run_id: str, *, before_us: int, after: TombstonedRecordId | None, limit: int
     ) -> tuple[int, TombstonedRecordId | None]:
-        """Mark the tombstones of a page that were last updated before `before_us` as candidates of the raid.
+        """Mark tombstones of one page as candidates of the raid if their last update was before `before_us`.
 
         Tombstones that are in no block, or have an unfinished or dead-lettered deletion, are not marked. Marks of other
         raids in the page are removed. `after` is the last record of the previous page, by kind and id. Writers may have
@@ -206,14 +207,14 @@ class Tombstones(Protocol):
     def unmark_raid_candidates(self, run_id: str, record_ids: Collection[TombstonedRecordId]) -> None: ...
 
     def remove_raid_candidates(self, run_id: str, *, before_us: int, limit: int) -> int:
-        """Remove a page of candidates and return their number.
+        """Remove up to `limit` candidates of the raid, and return their number.
 
-        Keep candidates that changed since `mark_raid_candidates`.
+        Candidates that changed since `mark_raid_candidates` stay.
         """
 
 
 VersionReader = Callable[[RecordKind], "Iterator[pa.Table]"]
-"""Function that yields the record versions of a kind to apply, by ranges of ids. Each record is in exactly one range.
+"""Function that yields tables with the record versions of one kind. Each table has the records of one range of ids.
 Every call yields the same record versions.
 """
 

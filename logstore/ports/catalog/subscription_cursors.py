@@ -13,7 +13,7 @@ class StoredCursor:
     """Row of a cursor. `Subscriptions` returns the complete state of a cursor that has a snapshot."""
 
     name: str
-    state: CursorState  # if there is a snapshot: only the acknowledgements since then
+    state: CursorState  # with a snapshot: only acknowledgements that are not in the snapshot
     created_us: int
     snapshot_ledger: LedgerId | None = None  # cursor ledger with the earlier acknowledgements; None: no snapshot
     seeks: int = 0  # number of times that a seek replaced the state
@@ -22,7 +22,7 @@ class StoredCursor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CursorSnapshotCondition:
-    """Values that the row of a cursor must still have when its snapshot is changed."""
+    """Values that a cursor's row must still have when the cursor's snapshot is replaced or moved into the row."""
 
     topic_id: TopicId
     subscription: str
@@ -35,7 +35,7 @@ class Cursors(Protocol):
         """Create a subscription, or return the existing subscription unchanged.
 
         The cursor begins before the first listed entry, or with `latest` after the last listed entry. The call locks
-        the topic's list and raises the list version, so a detach decides entirely before or after the call.
+        the topic's list and raises the list version, so a concurrent detach runs entirely before or after the call.
 
         Raises:
             UnknownObject, PreconditionFailed: The topic does not exist or is not ACTIVE.
@@ -53,11 +53,11 @@ class Cursors(Protocol):
     def seek_cursor(self, topic_id: TopicId, name: str, position: Position) -> StoredCursor:
         """Replace the cursor's state, so that `position` is the next entry. Lock the list like `create_subscription`.
 
-        `seeks` and `releases` rise. The same transaction files an intent for the ledger of a snapshot.
+        `seeks` and `releases` rise. If the cursor has a snapshot, the same transaction files an intent for its ledger.
 
         Raises:
             UnknownObject, PreconditionFailed: The topic or the subscription does not exist, or the topic is not ACTIVE.
-            InvalidInput: The position is after the end.
+            InvalidInput: The position is after the end of the log.
         """
 
     def publish_snapshot(
@@ -82,8 +82,8 @@ class Cursors(Protocol):
     def move_snapshot_into_row(
         self, condition: CursorSnapshotCondition, snapshot: CursorSnapshot, *, limit_bytes: int
     ) -> bool:
-        """Move a small snapshot back into the row and file an intent for its ledger. Return whether this call did so.
+        """Move a small snapshot back into the row, and file an intent for the snapshot's ledger.
 
-        Nothing changes if the row differs from `condition`, if the complete state takes more than `limit_bytes`, or if
-        the topic is not ACTIVE.
+        Return whether this call moved the snapshot. Nothing changes if the row differs from `condition`, if the
+        complete state takes more than `limit_bytes`, or if the topic is not ACTIVE.
         """

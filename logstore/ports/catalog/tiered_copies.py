@@ -60,11 +60,11 @@ class Offloads(Protocol):
         copy of an earlier attempt by an intent. While a copy is being written, no detach takes its ledger
         (apache/pulsar#13219).
 
-        `uuid` must be new. The attempt sends nothing after `timeout_s`. `driver_metadata` is driver, bucket, endpoint
-        and region. A deletion finds the copy by this metadata (apache/pulsar#16687). `topic` is the encoded name that
-        the ledger's topic must have.
+        `uuid` identifies this attempt and no other. The attempt sends nothing after `timeout_s`. `driver_metadata` is
+        driver, bucket, endpoint and region. A deletion finds the copy by this metadata (apache/pulsar#16687). `topic`
+        is the encoded name that the ledger's topic must have.
 
-        Idempotency: keyed by `uuid`. A repeated call does not extend the time.
+        Idempotency: keyed by `uuid`. A repeated call does not extend the attempt's time.
 
         Raises:
             InvalidInput: The ledger belongs to another topic. Nothing changed.
@@ -77,16 +77,17 @@ class Offloads(Protocol):
 
         The copy must still belong to the attempt, the ledger must be listed, and its topic must be ACTIVE. `lengths`
         are added to the offload context. If the copy belongs to another attempt, this attempt ends as in
-        `abandon_offload`. The deletion of its uploads need not wait, because storage has answered all requests.
+        `abandon_offload`. Phase two may delete this attempt's uploads at once, because storage has answered all
+        requests.
 
         Idempotency: keyed by `uuid`. The result is the same as long as the copy exists.
         """
 
     def abandon_offload(self, ledger_id: LedgerId, uuid: str) -> None:
-        """File the intent for the attempt's uploads, unless the intent exists. A LIVE copy does not change.
+        """File an intent for the attempt's uploads, unless it is filed already. A LIVE copy does not change.
 
-        The deletion waits for `UPLOAD_GRACE_S`, because a request without an answer may still arrive. An earlier intent
-        that no longer waits may have missed objects. In this case one more intent is filed.
+        Phase two deletes the uploads after `UPLOAD_GRACE_S`, because a request without an answer may still arrive. If
+        an earlier intent of the attempt waits no longer, it may have missed objects. One more intent is then filed.
 
         Idempotency: keyed by `uuid`.
         """
@@ -109,7 +110,7 @@ class Offloads(Protocol):
     ) -> list[LedgerId]:
         """Return closed, listed ledgers with entries and without a LIVE tiered copy, ascending from `after`, exclusive.
 
-        `ledger_ids` is the selection, or `None` for all.
+        If `ledger_ids` is `None`, all ledgers of the topic are considered.
         """
 
     def list_removable_primaries(
@@ -117,8 +118,8 @@ class Offloads(Protocol):
     ) -> list[PublishedTieredCopy]:
         """Return the tiered copies of listed ledgers that have two LIVE copies, ascending by ledger.
 
-        The primary copy may be removed after storage has proved the tiered copy. `ledger_ids` is the selection, or
-        `None` for all. The page begins after `after`.
+        The primary copy may be removed after storage has proved the tiered copy. If `ledger_ids` is `None`, all ledgers
+        of the topic are considered. The page begins after `after`.
         """
 
     def detach_primary_copies(
@@ -138,7 +139,8 @@ class Offloads(Protocol):
         (apache/pulsar#22839). Stalled intents of primary copies move to the batch. Raise `UnknownObject` if the topic
         does not exist.
 
-        `ledger_ids` is the selection, or `None` for all. `claim` is for the workflow that does phase two.
+        If `ledger_ids` is `None`, all ledgers of the topic are considered. `claim` is for the workflow that does phase
+        two.
 
         Idempotency: keyed by `batch_id`. A repeated call returns the first result. A call that changed nothing is not
         recorded.

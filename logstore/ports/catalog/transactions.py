@@ -68,7 +68,7 @@ class FinishedTransaction:
     """Transaction whose participants are all settled."""
 
     txn: TransactionId
-    duration_us: int | None = None  # from the decision to this call; None: it was finished before
+    duration_us: int | None = None  # from the decision to this call; None: an earlier call finished the transaction
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +93,7 @@ class Transactions(Protocol):
     def list_transactions(
         self, *, states: Sequence[TransactionState] = (), after: TransactionId | None = None, limit: int
     ) -> list[StoredTransaction]:
-        """Return transactions in these states, ascending by id. Without states, return all unfinished transactions."""
+        """Return transactions in `states`, ascending by id. With empty `states`, return all unfinished transactions."""
 
     def get_transaction_states(self, txns: Sequence[TransactionId]) -> dict[TransactionId, TransactionState]:
         """Return the states of the transactions that exist, in one SQL statement. Waiting clients poll this method."""
@@ -112,7 +112,7 @@ class Transactions(Protocol):
         """Return the entries that open transactions have acknowledged for the subscription."""
 
     def abort_expired_transactions(self, tc_id: int, *, limit: int) -> int:
-        """Abort open transactions past their deadline, by the catalog's clock, and return their number."""
+        """Abort open transactions whose deadline has passed by the catalog's clock. Return their number."""
 
     def read_coordinator_work(self, tc_id: int) -> CoordinatorWorkStatus: ...
 
@@ -140,7 +140,7 @@ class Transactions(Protocol):
         """Settle participants. Return the given transactions that are final now, ascending.
 
         If all participants of a transaction are settled, COMMITTING becomes COMMITTED and ABORTING becomes ABORTED.
-        Messages of aborted transactions become hidden for good. The rows of the transactions' entries are removed.
+        Messages of aborted transactions become hidden. The rows of the entries of these transactions are removed.
 
         Idempotency: a settled participant does not change, and a final transaction is returned again.
         """
@@ -179,7 +179,7 @@ SNAPSHOT_CHANGES: Final = 1_000
 """Number of settled transactions in a topic that makes the topic's next snapshot due at once."""
 
 SNAPSHOT_AFTER_S: Final = 5.0
-"""Longest time from a topic's first settled transaction until the topic's next snapshot is due, in seconds."""
+"""Seconds from the first transaction settled after a topic's snapshot until the topic's next snapshot is due."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,10 +200,13 @@ class BufferSnapshotReplacement:
 
 class TransactionBufferSnapshots(Protocol):
     def get_snapshot(self, topic_id: TopicId) -> StoredBufferSnapshot:
-        """Return the topic's snapshot. Without a snapshot, and for an unknown topic, all fields have their defaults."""
+        """Return the topic's snapshot. Without a snapshot, or for an unknown topic, all fields have default values."""
 
     def read_buffer(self, topic_id: TopicId) -> TransactionBuffer:
-        """Return the topic's transaction buffer at one moment. Decisions without a transaction marker are included."""
+        """Return the topic's transaction buffer at one moment.
+
+        Decisions that have no transaction marker in the log are included.
+        """
 
     def reserve_due_topics(self, *, limit: int, reserved_for_s: float) -> list[TopicId]:
         """Return topics whose snapshot is due, oldest first, and reserve them for `reserved_for_s`.
@@ -218,8 +221,8 @@ class TransactionBufferSnapshots(Protocol):
     ) -> bool:
         """Make a newborn ledger the topic's snapshot. Return whether the topic has this snapshot now.
 
-        The ledger becomes listed and CLOSED. The same transaction takes the previous snapshot's ledger out of its list
-        and files an intent for it. The switch is refused if the present snapshot is not the expected snapshot or covers
+        The ledger becomes listed and CLOSED. The same transaction unlists the ledger of the previous snapshot and files
+        an intent for that ledger. The switch is refused if the present snapshot is not the expected snapshot or covers
         more entries, or if the topic is not ACTIVE. A refused switch files an intent for the newborn ledger. A repeated
         call returns the same result.
         """
