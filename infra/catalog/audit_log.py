@@ -18,7 +18,7 @@ _MAX_LEDGER_ID: Final = 2**63 - 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditedLedgers:
-    """Ledgers of an audited act: number, lowest and highest id, and the first ids as a sample."""
+    """Summary of the ledgers of an audited act: number, lowest and highest id, and the lowest ids as a sample."""
 
     ledgers: int
     first: int
@@ -27,12 +27,12 @@ class AuditedLedgers:
 
     @classmethod
     def from_ids(cls, ids: Sequence[int]) -> Self:
-        """Summarize ids, of which there is at least one, in ascending order."""
+        """Summarize ids. `ids` ascend and are not empty."""
         return cls(ledgers=len(ids), first=ids[0], last=ids[-1], sample=list(ids[:_MAX_SAMPLE_LEDGERS]))
 
     @classmethod
     def from_query(cls, connection: Connection, ids: ColumnElement[int], *where: ColumnElement[bool]) -> Self | None:
-        """Summarize the ids of matching rows, without damaged ids. SQLite orders texts and bytes after all numbers."""
+        """Summarize the ids of rows that satisfy `where`. Ids that SQLite stores as text or bytes are left out."""
         where = (*where, ids <= _MAX_LEDGER_ID)
         count, first, last = connection.execute(
             select(func.count(ids.distinct()), func.min(ids), func.max(ids)).where(*where)
@@ -66,10 +66,10 @@ def insert_audit_row(
     run_id: str | None = None,
     span: AuditedLedgers | None = None,
 ) -> None:
-    """Insert an audit row in the transaction of the act. The current trace is added as `trace_id`.
+    """Insert an audit row in the transaction of the act. The id of the trace is added to `detail` as `trace_id`.
 
-    A search by ledger uses `ledger` in `detail`, or the first and the last ledger of `span`. If the sample of the span
-    is complete, only its ledgers match.
+    A search by ledger finds the row by `ledger` in `detail`, or by the range of `span`. If the sample of `span` has all
+    ledgers, the search finds the row only by the ids in the sample.
     """
     ledger_id, trace_id = detail.get("ledger"), current_trace_id()
     full_detail = dict(detail) | ({} if span is None else asdict(span))
@@ -90,7 +90,7 @@ def insert_audit_row(
 
 
 def find_first_act_time_us(connection: Connection, act: str, topic_id: TopicId) -> int | None:
-    """Return the time of the first act of this name on the topic, in microseconds, if there was one."""
+    """Return the time of the topic's first act with this name, in microseconds since 1970, or `None`."""
     a = t.audit.c
     query = select(func.min(a.at_us)).where(a.topic_id == topic_id, a.act == act)
     first_us = connection.execute(query).scalar_one_or_none()

@@ -1,7 +1,7 @@
-"""Acknowledgements in a group commit. Cursors are locked by id, changed in order, and written once.
+"""Acknowledgements in a group commit. Cursors are locked in the order of their ids, and each cursor is written once.
 
-A write to a cursor with a snapshot carries the snapshot's bitmaps, so that mark-delete advances without a read of
-storage. The row takes only acknowledgements that are not in the snapshot.
+A write to a cursor with a snapshot includes the content of that snapshot, so that storage is not read here. The
+cursor's row gets only the acknowledgements that the snapshot lacks.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -36,7 +36,7 @@ _Key = tuple[TopicId, str]
 
 
 class TransactionHeldEntries:
-    """Entries of the batch's subscriptions that open transactions hold. Cursors and transactions are locked."""
+    """Held entries: each was acknowledged in an open transaction. The caller has locked cursors and transactions."""
 
     def __init__(
         self,
@@ -90,14 +90,14 @@ class TransactionHeldEntries:
 def apply_acknowledgements(
     connection: Connection, writes: Sequence[AcknowledgeWrite], transactions: Mapping[TransactionId, TransactionState]
 ) -> list[GroupCommitResult]:
-    """Apply acknowledgements in order. A refused acknowledgement leaves its cursor unchanged.
+    """Apply acknowledgements in the order of `writes`. A refused acknowledgement leaves its cursor unchanged.
 
-    Acknowledgements of a transaction are held for the transaction and change no cursor.
+    An acknowledgement with `txn` changes no cursor. The transaction holds the entries until it ends.
     """
     if not writes:
         return []
     rows = lock_cursors(connection, {(write.topic_id, write.subscription) for write in writes})
-    first_ledger_by_topic: dict[TopicId, int] = {}  # all cursors have acknowledged the ledgers before it
+    first_ledger_by_topic: dict[TopicId, int] = {}  # every cursor has acknowledged all ledgers with lower ids
     for (topic_id, _), row in rows.items():
         first_ledger_by_topic[topic_id] = min(first_ledger_by_topic.get(topic_id, row.mark_ledger), row.mark_ledger)
     spans_by_topic = read_visible_spans_by_topic(connection, first_ledger_by_topic)
@@ -108,7 +108,7 @@ def apply_acknowledgements(
     held_entries.store_changes()
     store_cursors(connection, [cursors[key] for key in sorted(cursors) if cursors[key].state != states_before[key]])
     for number, (result, write) in enumerate(zip(results, writes, strict=True)):
-        if isinstance(result, AcknowledgeResult):  # the size is that of the row after the whole batch
+        if isinstance(result, AcknowledgeResult):  # the result reports the size of the row after all writes
             cursor = cursors[write.topic_id, write.subscription]
             results[number] = replace(result, row_bytes=cursor.row_bytes, snapshot_ledger=cursor.snapshot_ledger)
     return results

@@ -1,4 +1,4 @@
-"""Sole reader and writer of `cursor`, and reads of the listed ledgers over which cursors move."""
+"""Sole writer of the table `cursor`, and reader of the listed ledgers over which cursors move."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -27,14 +27,14 @@ def select_cursor(topic_id: TopicId, name: str) -> Any:  # noqa: ANN401 - SQLAlc
 
 
 def read_visible_spans(connection: Connection, topic_id: TopicId, *, from_ledger: int = -1) -> list[VisibleLedgerSpan]:
-    """Return the listed data ledgers from an id on, ascending, without entries that readers may not see yet."""
+    """Return the listed message ledgers from `from_ledger` on, ascending, without entries after the frontier."""
     return read_visible_spans_by_topic(connection, {topic_id: from_ledger})[topic_id]
 
 
 def read_visible_spans_by_topic(
     connection: Connection, first_ledger_by_topic: Mapping[TopicId, int]
 ) -> dict[TopicId, list[VisibleLedgerSpan]]:
-    """Return the visible spans of several topics, each from its own ledger id on."""
+    """Return the result of `read_visible_spans` for each topic, from its ledger in `first_ledger_by_topic` on."""
     lists, ledger = t.ledger_list.c, t.ledger.c
     query = (
         select(lists.topic_id, ledger.ledger_id, ledger.entries)
@@ -72,7 +72,7 @@ def _limit_to_visible_entries(spans: list[VisibleLedgerSpan], buffer: BufferView
 
 
 def read_mark_delete_positions(connection: Connection, topic_id: TopicId) -> dict[str, Position]:
-    """Return the mark-delete position of each subscription, moved over hidden entries that follow it."""
+    """Return the mark-delete position of each subscription, moved past hidden entries directly after the position."""
     c = t.cursor.c
     rows = connection.execute(select(c.name, c.mark_ledger, c.mark_entry).where(c.topic_id == topic_id)).all()
     marks = {row.name: Position(LedgerId(row.mark_ledger), row.mark_entry) for row in rows}
@@ -108,7 +108,7 @@ class LockedCursor:
 
 
 def lock_cursors(connection: Connection, keys: Collection[tuple[TopicId, str]]) -> dict[tuple[TopicId, str], Row[Any]]:
-    """Lock the cursors that exist, ascending by id, so that no two callers deadlock."""
+    """Lock and return the existing cursors, ascending by id, which prevents deadlocks."""
     c = t.cursor.c
     query = select(t.cursor).where(tuple_(c.topic_id, c.name).in_(sorted(keys))).order_by(c.cursor_id)
     return {(TopicId(row.topic_id), row.name): row for row in connection.execute(query.with_for_update())}
@@ -155,15 +155,15 @@ def _columns_from_state(state: CursorState) -> dict[str, Any]:
 
 
 def compile_releases_restart(epoch: int) -> str:
-    """Return the SQL that restarts the releases of all cursors of a rebuilt catalog."""
+    """Return the SQL that sets the releases of all cursors to the first number of an epoch, for a rebuilt catalog."""
     begun = update(t.cursor).values(releases=first_releases(epoch))
     return str(begun.compile(compile_kwargs={"literal_binds": True}))
 
 
 def move_cursors_past_removed_ledgers(connection: Connection, topic_id: TopicId, removed: Collection[LedgerId]) -> None:
-    """Advance cursors and drop acknowledgements in removed ledgers. The ledger list is locked.
+    """Advance cursors past removed ledgers and drop the acknowledgements there. The caller has locked the ledger list.
 
-    Snapshots are not read, so a cursor with a snapshot may stop too early until its next acknowledgement.
+    A cursor with a snapshot may advance too little: the snapshot is not read. The next acknowledgement corrects this.
     """
     if not removed:
         return
@@ -179,12 +179,12 @@ def move_cursors_past_removed_ledgers(connection: Connection, topic_id: TopicId,
 
 
 def forget_cursor_snapshots(connection: Connection, is_lost: Any) -> int:  # noqa: ANN401 - a condition on `snapshot_ledger`
-    """Detach cursors from snapshots that storage has lost. Return the number of cursors. Their rows stay."""
+    """Remove the references of cursors to snapshots that storage has lost. Return the number of changed cursors."""
     return connection.execute(update(t.cursor).where(is_lost).values(snapshot_ledger=None)).rowcount
 
 
 def remove_cursors(connection: Connection, topic_id: TopicId) -> int:
-    """Remove the cursors of a deleted topic, locked in the order of a group commit. Return how many."""
+    """Remove the cursors of a deleted topic, in the lock order of a group commit. Return the number of cursors."""
     mine = t.cursor.c.topic_id == topic_id
     connection.execute(select(t.cursor.c.cursor_id).where(mine).order_by(t.cursor.c.cursor_id).with_for_update()).all()
     return connection.execute(delete(t.cursor).where(mine)).rowcount

@@ -1,6 +1,6 @@
-"""Subscriptions in SQL. A state that is too large for its row is in a ledger until it fits again.
+"""Subscriptions in SQL. A cursor's state that is too large for the cursor's row is stored in a ledger.
 
-Lock order: topic, list of data ledgers if the cursor moves over it, list of the cursor's ledgers, cursor.
+Lock order: topic, list of message ledgers (to subscribe or to seek), list of the cursor's snapshots, cursor.
 """
 
 from collections.abc import Collection
@@ -79,7 +79,7 @@ class SqlCursors(CatalogAdapter):
         rows = self._db.read(lambda connection: connection.execute(query).all())
         return sorted(
             map(stored_cursor_from_row, rows), key=attrgetter("name")
-        )  # here, because a database sorts by its own locale
+        )  # sorted here, because a database sorts by its own locale
 
     @in_read_transaction
     def find_cursors_with_snapshot(

@@ -1,7 +1,7 @@
-"""Sole writer of `delayed_index` and `delayed_bucket`.
+"""Sole writer of `delayed_index` and `delayed_bucket`. Unsealed entries are delayed messages in no index bucket.
 
-Lock order: the row of a list comes after topic, ledger list and ledgers. A change of a list locks its row until the end
-of the SQL transaction.
+Lock order: topic, ledger list, ledgers, row of the bucket list. Each change of a bucket list locks the row until the
+SQL transaction ends.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -28,14 +28,14 @@ from logstore.ports.catalog import Claim
 from logstore.positions import EARLIEST, LedgerId, Position, TopicId
 
 _I, _B = t.delayed_index.c, t.delayed_bucket.c
-_CLAIMS_PER_PAGE: Final = 1_000  # appends to these topics wait meanwhile
+_CLAIMS_PER_PAGE: Final = 1_000  # appends to the topics of a page wait while the page is renewed
 _NEW_ROW: Final = {"version": 0, "sealed_ledger": EARLIEST.ledger_id, "sealed_entry": EARLIEST.entry_id, "unsealed": 0}
 
 
 def add_to_unsealed_counts(connection: Connection, delayed: Mapping[int, int]) -> None:
-    """Add newly registered entries with a delivery time, by topic. The topics are share-locked.
+    """Add the numbers of newly registered delayed messages, by topic. The caller has share-locked the topics.
 
-    Rows are locked in ascending order, after the locks on the ledgers that grew.
+    Rows are locked in ascending order, after the ledgers that got the messages.
     """
     _compile_unsealed_increment(connection.dialect.name).execute(connection, delayed.items())
 
@@ -45,7 +45,7 @@ def _compile_unsealed_increment(dialect: str) -> BulkStatement:
     rows = build_bulk_parameter(dialect, "delayed", {"topic_id": BIG, "entries": BIG})
     new = {name: literal(value) for name, value in _NEW_ROW.items()} | {"unsealed": rows.source.c.entries}
     columns = {"topic_id": rows.source.c.topic_id, **new, "changed_us": DatabaseClock()}
-    values = select(*columns.values()).where(true())  # without WHERE, SQLite takes ON for a join's
+    values = select(*columns.values()).where(true())  # without WHERE, SQLite parses ON CONFLICT as the ON of a join
     put = build_dialect_insert(dialect, t.delayed_index).from_select(list(columns), values)
     counted = {"unsealed": _I.unsealed + put.excluded.unsealed, "changed_us": put.excluded.changed_us}
     return BulkStatement(sql=put.on_conflict_do_update(index_elements=["topic_id"], set_=counted), rows=rows)
@@ -57,7 +57,7 @@ def read_bucket_list(connection: Connection, topic_id: TopicId) -> IndexBucketLi
 
 
 def lock_bucket_list(connection: Connection, topic_id: TopicId) -> IndexBucketList:
-    """Lock the list, and insert its row if it is missing. The topic is share-locked."""
+    """Insert the row of the bucket list if it is missing, and lock it. The caller has share-locked the topic."""
     connection.execute(build_insert_if_absent(connection, t.delayed_index).values(topic_id=topic_id, **_NEW_ROW))
     locked = select(t.delayed_index).where(_I.topic_id == topic_id).with_for_update()
     return _bucket_list_from_row(connection, connection.execute(locked).one())
@@ -90,9 +90,9 @@ def change_bucket_list(
     added: Iterable[IndexBucket],
     sealed_to: Position | None,
 ) -> None:
-    """Change a locked list, raise its list version, and count the entries after `sealed_to` again.
+    """Change a locked list and raise the list version. With `sealed_to`, count the unsealed entries again.
 
-    An append whose entries are not visible here waits for the row, and counts its entries afterwards.
+    A concurrent append waits for the lock of the row, and then adds its own messages to the count.
     """
     connection.execute(delete(t.delayed_bucket).where(is_one_of(connection, _B.ledger_id, removed)))
     rows = [_row_from_bucket(topic_id, bucket) for bucket in added]
@@ -108,7 +108,7 @@ def change_bucket_list(
 def recount_unsealed_entries(connection: Connection, topic_id: TopicId) -> None:
     """Count a topic's unsealed entries again.
 
-    The row is locked after the ledgers and before cursors, as in a group commit.
+    The row of the bucket list is locked after ledgers and before cursors, as in a group commit.
     """
     has_unsealed = (_I.topic_id == topic_id, _I.unsealed > 0)
     row = connection.execute(select(_I.sealed_ledger, _I.sealed_entry).where(*has_unsealed).with_for_update()).first()
@@ -130,7 +130,7 @@ def recount_unsealed_entries_of_all_topics(connection: Connection) -> None:
 
 
 def clear_bucket_lists(connection: Connection, topic_ids: Collection[TopicId]) -> None:
-    """Empty lists and reset their sealed ranges, because storage has lost a snapshot. The log has all messages."""
+    """Empty the bucket lists of topics with a lost snapshot. The caller then counts the unsealed entries again."""
     connection.execute(delete(t.delayed_bucket).where(is_one_of(connection, _B.topic_id, topic_ids)))
     reset = {name: value for name, value in _NEW_ROW.items() if name != "version"} | {"version": _I.version + 1}
     connection.execute(update(t.delayed_index).where(is_one_of(connection, _I.topic_id, topic_ids)).values(reset))
@@ -162,7 +162,7 @@ def claim_bucket_list(connection: Connection, topic_id: TopicId, claim: Claim, *
 
 
 def renew_bucket_list_claims(connection: Connection, claim: Claim, *, after: TopicId, now_us: int) -> list[TopicId]:
-    """Renew a page of a workflow's claims, of topics above `after`. Rows are locked ascending, as appends lock them."""
+    """Renew a page of the workflow's claims on topics above `after`. Rows are locked ascending, as in appends."""
     own = select(_I.topic_id).where(_I.claim_workflow == claim.workflow_id, _I.topic_id > after)
     page = connection.execute(own.order_by(_I.topic_id).limit(_CLAIMS_PER_PAGE).with_for_update()).scalars().all()
     renewed = update(t.delayed_index).where(is_one_of(connection, _I.topic_id, page))

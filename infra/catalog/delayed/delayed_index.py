@@ -1,4 +1,4 @@
-"""Index of delayed messages in SQL. Lock order: topic, list of the topic's snapshots, row of its bucket list."""
+"""Index of delayed messages in SQL. Lock order: topic, ledger list of the index, row of the bucket list."""
 
 from collections.abc import Sequence
 

@@ -28,7 +28,7 @@ _DROP_DELAY_MS: Final = 60_000  # margin after a bucket's last delivery time, be
 
 
 def _match_listed_data_ledgers(topic_id: ColumnElement[int]) -> tuple[ColumnElement[bool], ...]:
-    """Select the topic's listed data ledgers. Their places are their ids, and the places have an index."""
+    """Select the topic's listed message ledgers. Filter by `place`, which equals the ledger's id and has an index."""
     lists = t.ledger_list.c
     return (
         lists.topic_id == topic_id,
@@ -41,7 +41,7 @@ def _match_listed_data_ledgers(topic_id: ColumnElement[int]) -> tuple[ColumnElem
 def count_delayed_entries_after(
     topic_id: ColumnElement[int], ledger: ColumnElement[int], entry: ColumnElement[int]
 ) -> ScalarSelect[int]:
-    """Count delayed entries in segments that begin after a position. Seals end at segment ends."""
+    """Count delayed messages after a position. The position must be the end of a segment, or `EARLIEST`."""
     is_behind = or_(_L.ledger_id > ledger, and_(_L.ledger_id == ledger, _S.first_entry > entry))
     is_in_segment = (*_match_listed_data_ledgers(topic_id), _L.place >= ledger, _S.ledger_id == _L.ledger_id, is_behind)
     return select(func.coalesce(func.sum(_S.delayed), 0)).where(*is_in_segment).scalar_subquery()
@@ -59,7 +59,7 @@ def count_ledgers_after(
 
 
 def count_unsealed_entries(connection: Connection, topic_id: TopicId) -> UnsealedEntryCounts:
-    """Count unsealed entries from segments. The topic's row may still count trimmed entries."""
+    """Count unsealed entries by segments, because the count in the topic's row may include trimmed entries."""
     query = select(_I.sealed_ledger, _I.sealed_entry, _I.changed_us).where(_I.topic_id == topic_id)
     row = connection.execute(query).first()
     ledger, entry = (EARLIEST.ledger_id, EARLIEST.entry_id) if row is None else (row.sealed_ledger, row.sealed_entry)
@@ -72,7 +72,7 @@ def count_unsealed_entries(connection: Connection, topic_id: TopicId) -> Unseale
 
 
 def count_delayed_totals(connection: Connection) -> CatalogDelayedMessageCounts:
-    """Return the totals of all topics, from the counts in their rows."""
+    """Return totals over all topics, from stored counts."""
     sealed = select(func.count(), func.coalesce(func.sum(_B.messages), 0))
     buckets, messages = connection.execute(sealed.select_from(t.delayed_bucket)).one()
     unsealed = connection.execute(select(func.coalesce(func.sum(_I.unsealed), 0))).scalar_one()
@@ -80,14 +80,14 @@ def count_delayed_totals(connection: Connection) -> CatalogDelayedMessageCounts:
 
 
 def find_droppable_buckets(connection: Connection, topic_id: TopicId, *, now_us: int) -> list[LedgerId]:
-    """Return the topic's buckets to drop, ascending by range."""
+    """Return the topic's index buckets that are no longer needed, ascending by range."""
     query = select(_B.ledger_id).where(_B.topic_id == topic_id, _match_droppable_buckets(now_us))
     bucket_ids = connection.execute(query.order_by(_B.first_ledger, _B.first_entry)).scalars()
     return [LedgerId(bucket_id) for bucket_id in bucket_ids]
 
 
 def _match_droppable_buckets(now_us: int) -> ColumnElement[bool]:
-    """Select buckets whose messages are all due, acknowledged by every subscription, or trimmed."""
+    """Select index buckets whose messages are all due, all acknowledged by every subscription, or all trimmed."""
     is_of_topic = _C.topic_id == _B.topic_id
     is_before_end = or_(
         _C.mark_ledger < _B.last_ledger, and_(_C.mark_ledger == _B.last_ledger, _C.mark_entry < _B.last_entry)
@@ -104,7 +104,7 @@ def _match_droppable_buckets(now_us: int) -> ColumnElement[bool]:
 def find_topics_with_index_work(
     connection: Connection, limits: SealAndMergeLimits, *, after: TopicId, limit: int, now_us: int
 ) -> list[TopicId]:
-    """Return unclaimed topics above `after` with work to seal, merge or drop, ascending."""
+    """Return unclaimed topics with ids above `after` whose index needs a seal, a merge or a drop, ascending."""
     is_active = exists().where(t.topic.c.topic_id == _I.topic_id, t.topic.c.state == TopicState.ACTIVE.value)
     is_unclaimed = or_(_I.claim_until_us.is_(None), _I.claim_until_us <= now_us)
     is_of_topic = _B.topic_id == _I.topic_id
@@ -127,9 +127,9 @@ def _match_topics_to_seal(limits: SealAndMergeLimits, now_us: int) -> ColumnElem
 
 
 def build_delayed_and_bucket_topic_queries() -> tuple[Select[Any], Select[Any]]:
-    """Return two queries: topics with delayed messages in their log, and topics with buckets. A topic may be in both.
+    """Return two queries: topics with delayed messages in the log, and topics with index buckets.
 
-    The columns are `topic_id` and `size`, the number of delayed messages in the log.
+    The columns are `topic_id` and `size`. The `size` is the number of delayed messages, or 0 in the second query.
     """
     lists = t.ledger_list.c
     is_delayed = (lists.component == Component.MANAGED_LEDGER.value) & _L.place.is_not(None) & (_S.delayed > 0)

@@ -37,14 +37,14 @@ class TopicListView:
     last: LedgerId
     marks: dict[str, Position]  # mark-delete position by subscription
     now_us: int
-    abandoned_us: int  # a newborn ledger that was created earlier is abandoned
+    abandoned_us: int  # a newborn ledger that was created before this time is abandoned
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgersToDetach:
     ids: Sequence[LedgerId]
     rows: ColumnElement[bool]
-    finished: dict[str, int]  # requested rows that had ended before, by outcome
+    finished: dict[str, int]  # number of earlier intents of requested ledgers, by outcome
 
 
 def select_ledgers_to_detach(
@@ -55,9 +55,10 @@ def select_ledgers_to_detach(
     force: bool,
     ledger_assumed_rolled: LedgerId | None = None,
 ) -> LedgersToDetach:
-    """Return the requested ledgers. `None` selects the ledgers that retention does not keep.
+    """Return the ledgers to detach. Without `requested_ids`, these are the ledgers that retention does not keep.
 
-    `ledger_assumed_rolled` is the last ledger. It counts as closed, with another ledger after it.
+    `force` ignores subscriptions. If the last ledger is `ledger_assumed_rolled`, it counts as closed and as followed by
+    another ledger.
     """
     if requested_ids is None:
         return _select_by_retention(connection, view, ledger_assumed_rolled)
@@ -105,7 +106,7 @@ def _select_by_id(
 def recheck_chosen_ledgers(
     connection: Connection, view: TopicListView, chosen: Sequence[Ledger]
 ) -> tuple[LedgersToDetach, dict[LedgerId, str]]:
-    """Check ledgers that were read earlier. Return the ledgers to detach, and the reason to keep each other ledger."""
+    """Return the `chosen` ledgers that can still be detached, and the reason to keep each of the others."""
     ids = [ledger.ledger_id for ledger in chosen]
     if len(ids) > MAX_IDS_PER_CALL:
         raise InvalidInput("ledgers", expected=f"at most {MAX_IDS_PER_CALL}", found=len(ids))
@@ -136,7 +137,7 @@ def _describe_change_since_read(read: Ledger, now: Ledger | None) -> str:
 def _count_outcomes_of_earlier_detaches(
     connection: Connection, view: TopicListView, ids: list[LedgerId]
 ) -> dict[str, int]:
-    """Count outcomes by name. RETRYING means that a workflow is at work. The caller adopts stalled intents."""
+    """Return the number of earlier intents by outcome, without stalled intents. RETRYING counts unfinished intents."""
     p = t.pending_deletion.c
     is_requested = is_one_of(connection, p.ledger_id, ids)
     stalled = match_stalled_intents(view.now_us).label("stalled")

@@ -1,4 +1,4 @@
-"""Reads of `pending_deletion`, and conversion of its rows to intents, even if they are damaged."""
+"""Reads of the table `pending_deletion`, and conversion of rows to intents. Damaged rows are converted too."""
 
 from collections.abc import Iterable
 from functools import cache
@@ -40,7 +40,7 @@ INTENT_COLUMNS: tuple[ColumnElement[Any], ...] = (
 
 
 def intent_from_row(row: Row[Any]) -> DeletionIntent:
-    """Convert a row of `INTENT_COLUMNS`. A damaged row gets `damage`, because an error would stop the whole chunk."""
+    """Convert a row of `INTENT_COLUMNS`. If the row is damaged, set `damage`: an error would stop the whole chunk."""
     values = row._mapping  # noqa: SLF001 - public by SQLAlchemy's documentation
     damage = _describe_damage(values)
     numbers = {name: number_or_zero(values[name]) for name in _NUMBERS}
@@ -65,7 +65,7 @@ def intent_from_row(row: Row[Any]) -> DeletionIntent:
 
 
 def match_dead_letters() -> ColumnElement[bool]:
-    """Select rows that are neither pending nor deleted, including unknown states. Ranges make the index usable."""
+    """Select rows in all states except PENDING and DELETED, also in unknown states. Ranges of states use the index."""
     state, deleted, pending = t.pending_deletion.c.state, DeletionState.DELETED.value, DeletionState.PENDING.value
     return or_(state < deleted, and_(state > deleted, state < pending), state > pending)
 
@@ -76,7 +76,7 @@ def parse_intent_state(stored: str) -> DeletionState:
 
 
 def parse_outcome(state: str, outcome: str | None) -> Outcome | None:
-    """Parse a stored outcome. Derive an unreadable outcome from the state."""
+    """Parse a stored outcome. If it is unreadable, return the outcome with the state's name, or `None` for PENDING."""
     if state not in set(DeletionState):
         return Outcome.INVALID
     if outcome in set(Outcome):
@@ -85,12 +85,12 @@ def parse_outcome(state: str, outcome: str | None) -> Outcome | None:
 
 
 def parse_owner_keys(text: str) -> dict[str, str]:
-    """Parse the keys of a component. An unreadable text gives no keys."""
+    """Parse the keys of a ledger owner. An unreadable text counts as no keys."""
     return {name: str(value) for name, value in (parse_json_object(text) or {}).items()}
 
 
 def number_or_zero(stored: object) -> int:
-    """Return a stored number, or 0 for another type, which SQLite accepts in a number column."""
+    """Return a stored number. Return 0 for text or bytes, which SQLite accepts in a number column."""
     return stored if isinstance(stored, int) else 0
 
 
@@ -128,7 +128,7 @@ def tally_intents(connection: Connection, *conditions: ColumnElement[bool]) -> I
 def read_next_row_ranges(
     connection: Connection, batch_id: str, *, after: int, rows_per_range: int, limit: int
 ) -> list[IntentRowRange]:
-    """Return the next ranges of unfinished rows of the batch, after row id `after`."""
+    """Return at most `limit` ranges of unfinished, unclaimed rows of the batch, with row ids above `after`."""
     page = connection.execute(_select_rows_spanning_next_unfinished(batch_id, after, rows_per_range * limit)).all()
     rows_of_page = ((row.row_id, number_or_zero(row.segments), bool(row.left)) for row in page)
     return [
@@ -154,7 +154,7 @@ def _select_rows_spanning_next_unfinished(batch_id: str, after: int, max_rows: i
 def select_intents_to_file(
     to_delete: ColumnElement[bool], batch_id: str, now_us: int, cause: AuditCause | None, *, durable: bool = False
 ) -> tuple[list[str], Select[Any]]:
-    """Return the column names of intents, and a query of their values."""
+    """Return the column names of new intents, and a query for one row for each copy that satisfies `to_delete`."""
     columns: dict[str, Any] = {
         "batch_id": literal(batch_id),
         "ledger_id": t.ledger.c.ledger_id,
@@ -193,14 +193,14 @@ _COPIES = (
 
 
 def select_fileable_ledgers(ledgers: ColumnElement[bool]) -> Select[Any]:
-    """Select the ids of ledgers whose copy, list and topic have rows."""
+    """Select the ids of ledgers with a copy, a list and a topic. An intent needs all three."""
     return select(t.ledger.c.ledger_id).select_from(_COPIES).where(ledgers).distinct()
 
 
 def count_filed_intents(
     connection: Connection, batch_id: str, now_us: int, *, topic_id: TopicId | None = None
 ) -> tuple[FiledIntentCount, ...]:
-    """Count the intents that this transaction filed for a batch at `now_us`. Adopted intents are not counted."""
+    """Count the intents that this transaction filed in a batch at `now_us`, without intents that it took over."""
     p = t.pending_deletion.c
     mine = () if topic_id is None else (p.state == DeletionState.PENDING.value, p.topic_id == topic_id)
     query = select(p.component, p.copy, func.count()).where(*mine, p.batch_id == batch_id, p.created_us == now_us)
@@ -217,9 +217,9 @@ _LOCKED_COLUMNS = [_P[name] for name in _NAMES]
 def lock_held_intents(
     connection: Connection, row_ids: Iterable[int], holder: str, *, only_unclaimed: bool = False
 ) -> dict[int, Row[Any]]:
-    """Lock the PENDING rows of a holder, in ascending order: a batch, or the workflow with the claim of a row.
+    """Lock PENDING rows, ascending. `holder` is the id of the rows' batch, or of the workflow that claimed the rows.
 
-    `only_unclaimed` leaves out rows with a workflow of their own.
+    Rows of another holder are left out. `only_unclaimed` also leaves out rows that a workflow of their own has claimed.
     """
     query = _compile_intent_lock(connection.dialect.name, only_unclaimed=only_unclaimed)
     return {row.row_id: row for row in query.execute(connection, ((row_id,) for row_id in row_ids), holder=holder)}

@@ -1,4 +1,4 @@
-"""Sole writer of `pending_deletion`. Lock order: topic, list, ledger, fence, then these rows in ascending order."""
+"""Sole writer of `pending_deletion`. Lock order: topic, list, ledger, fence, then intents in ascending order."""
 
 from collections.abc import Collection, Mapping, Sequence
 from operator import attrgetter
@@ -47,8 +47,8 @@ def replace_ledgers_by_intents(
     """Replace ledger rows by intents, one for each copy. Return the number of intents.
 
     The caller holds the lock of the ledgers' list. `to_delete` is a condition on rows of `ledger`. A trim or a sweep
-    adopts intents with an empty `batch_id`. `cause` is `None` if the ledger's creator gave it up. `durable` ledgers
-    leave tombstones.
+    takes over intents with an empty `batch_id`. Without `cause`, the intents name no actor and no reason. With
+    `durable`, each ledger leaves a tombstone.
     """
     filing = insert(t.pending_deletion).from_select(
         *select_intents_to_file(to_delete, batch_id, now_us, cause, durable=durable)
@@ -68,9 +68,10 @@ def replace_copies_by_intents(
     now_us: int,
     cause: AuditCause | None = None,
 ) -> int:
-    """Replace one copy of listed ledgers by its intent. Return the number of intents. The ledgers stay.
+    """Replace the copies of one kind by intents, in the list `list_id`. Return the number of intents.
 
-    The generation of the ledgers rises. `to_delete` is a condition on rows of `ledger` joined with `ledger_copy`.
+    The ledgers stay, and their generation rises. `to_delete` is a condition on rows of `ledger` joined with
+    `ledger_copy`.
     """
     of_kind = (t.ledger.c.list_id == list_id) & (t.ledger_copy.c.kind == kind.value)
     filing = insert(t.pending_deletion).from_select(
@@ -83,7 +84,7 @@ def replace_copies_by_intents(
 
 
 def _has_intent(kind: CopyKind | None = None) -> ColumnElement[bool]:
-    """Select ledgers whose intent is filed, so that rows inserted since then stay."""
+    """Select ledgers that have an intent of their next generation. Rows that appeared after the filing stay."""
     of_kind = [] if kind is None else [_P.copy == kind.value]
     return exists().where(_P.ledger_id == t.ledger.c.ledger_id, _P.generation == t.ledger.c.generation + 1, *of_kind)
 
@@ -91,9 +92,9 @@ def _has_intent(kind: CopyKind | None = None) -> ColumnElement[bool]:
 def file_next_generation_intent(
     connection: Connection, ended_row: Row[Any], context: Mapping[str, str], now_us: int
 ) -> None:
-    """File a new intent, with a new generation, for the copy of `ended_row`.
+    """File a new intent for the copy of `ended_row`, with the next generation of the ledger.
 
-    The caller has locked that row, and the ledger's list.
+    The caller has locked `ended_row` and the ledger's list.
     """
     of_ledger = select(t.ledger.c.generation).where(t.ledger.c.ledger_id == ended_row.ledger_id)
     filed = select(func.max(_P.generation)).where(_P.ledger_id == ended_row.ledger_id)
@@ -112,10 +113,7 @@ _COPIED_COLUMNS = (
 
 
 def insert_intents(connection: Connection, rows: Sequence[Mapping[str, Any]]) -> set[tuple[int, str, int]]:
-    """File intents.
-
-    Return ledger, copy and generation of each new intent. An intent that another transaction files is skipped.
-    """
+    """File intents. Return ledger, copy and generation of each new intent. Existing intents are skipped."""
     unworked = {"state": _PENDING, "attempts": 0, "objects_deleted": 0, "bytes_deleted": 0}
     filing = build_insert_if_absent(connection, t.pending_deletion).returning(_P.ledger_id, _P.copy, _P.generation)
     filed = connection.execute(filing, [{**row, **unworked} for row in rows]) if rows else ()
@@ -127,9 +125,9 @@ def set_intent_context(connection: Connection, row_id: int, context: Mapping[str
 
 
 def reopen_newborn_intent(connection: Connection, ledger_id: LedgerId) -> None:
-    """Reopen the intent of a newborn ledger whose creator has stored objects after all.
+    """Reopen the intent of a newborn ledger, because the ledger's creator may have stored objects later.
 
-    The row loses its claim, so that a running attempt, which found no objects, cannot end it.
+    The claim is removed, so that a running attempt, which may have found no objects, cannot end the intent.
     """
     _reopen_and_unclaim_intents(connection, _P.ledger_id == ledger_id, _P.segments == 0)
 
@@ -137,9 +135,9 @@ def reopen_newborn_intent(connection: Connection, ledger_id: LedgerId) -> None:
 def reopen_intents_of_late_uploads(connection: Connection, ledger_ids: Collection[LedgerId], *, epoch: int) -> None:
     """Reopen intents of ledgers whose primary copy was deleted while a writer uploaded to it.
 
-    The uploaded objects may exist unregistered. The rows lose their claim, so that a running attempt cannot end them. A
-    ledger with a primary copy is skipped, because its later deletion lists all objects. Under another epoch nothing
-    changes.
+    The uploaded objects may exist without a row. Claims are removed, so that running attempts cannot end the intents. A
+    ledger with a primary copy is skipped, because the later deletion of the copy lists all objects. If the catalog's
+    epoch is not `epoch`, nothing changes.
     """
     is_requested = is_one_of(connection, _P.ledger_id, ledger_ids)
     c = t.ledger_copy.c
@@ -151,9 +149,9 @@ def reopen_intents_of_late_uploads(connection: Connection, ledger_ids: Collectio
 
 
 def _reopen_and_unclaim_intents(connection: Connection, *late: ColumnElement[bool]) -> None:
-    """Make rows except dead letters pending and unclaimed.
+    """Make intents pending and unclaimed. Dead letters stay unchanged.
 
-    `openings` of a finished row rises, because its next `delete-ledger` needs another workflow id.
+    For a finished intent, `openings` rises, because the next `delete-ledger` of the intent needs another workflow id.
     """
     is_reopenable = _P.state.in_((DeletionState.DELETED.value, DeletionState.PENDING.value))
     openings = _P.openings + case((_P.state == DeletionState.DELETED.value, 1), else_=0)
@@ -176,7 +174,10 @@ def take_over_stalled_intents(
     now_us: int,
     copy: CopyKind | None = None,
 ) -> int:
-    """Move the topic's stalled intents into the batch. Return their number. Ledgers and copy limit the intents."""
+    """Move the topic's stalled intents into the batch. `ledger_ids` and `copy` restrict the intents.
+
+    Return the number of moved intents.
+    """
     where = [_P.topic_id == topic_id, match_stalled_intents(now_us)]
     where += [] if ledger_ids is None else [is_one_of(connection, _P.ledger_id, ledger_ids)]
     where += [] if copy is None else [_P.copy == copy.value]
@@ -191,15 +192,15 @@ def move_intents_to_batch(
 ) -> int:
     """Move intents to another batch and clear their claims. Return their number.
 
-    An earlier statement must have locked the rows. On PostgreSQL, a statement that waits for a row lock reads that row
-    again, but reads `run` as it was before the wait. It could take rows that another batch has just adopted.
+    An earlier statement must have locked the rows. On PostgreSQL, an update that waits for a lock then reads the locked
+    row again, but not the table `run`. Such an update could take rows that another batch has just taken over.
     """
     new_values = {"batch_id": batch_id, "openings": _P.openings + added_openings, **NO_CLAIM_COLUMNS}
     return connection.execute(update(t.pending_deletion).where(*rows).values(new_values)).rowcount
 
 
 def claim_intent(connection: Connection, row_id: int, claim: Claim, *, attempts: int, now_us: int) -> Row[Any]:
-    """Claim a locked, pending and unclaimed row, and set its attempts. Return its columns of `INTENT_COLUMNS`."""
+    """Claim a row and set its number of attempts. Return its `INTENT_COLUMNS`. The caller has locked the row."""
     values: dict[str, Any] = build_claim_columns(claim, now_us) | {"attempts": attempts}
     return connection.execute(
         _CLAIM_UPDATE, {"row": row_id} | {f"new_{name}": value for name, value in values.items()}
@@ -207,7 +208,7 @@ def claim_intent(connection: Connection, row_id: int, claim: Claim, *, attempts:
 
 
 def _build_intent_update(*names: str, **more: Any) -> Update:  # noqa: ANN401 - what columns may have
-    """Build the update of one row. Call this at import, because building takes longer than running."""
+    """Build an update of one row. Call this at import, because the update takes longer to build than to run."""
     parameters: dict[str, Any] = {name: bindparam(f"new_{name}") for name in names}
     return update(t.pending_deletion).where(_P.row_id == bindparam("row")).values(**parameters, **more)
 
@@ -218,9 +219,10 @@ _CLAIM_UPDATE = _build_intent_update("attempts", *NO_CLAIM_COLUMNS).returning(*I
 def renew_claim_and_count_stuck_attempts(
     connection: Connection, row_id: int, claim: Claim, *, error: str | None, keys_left: int | None, now_us: int
 ) -> int | None:
-    """Renew the claim of a row, and store the error of its attempt and the number of keys left.
+    """Renew the claim of a row. Store the error and the number of remaining keys of the last attempt.
 
-    Return the number of consecutive attempts with this number of keys, or `None` if the claim is lost or the row ended.
+    Return the number of consecutive attempts that left `keys_left` keys. Return `None` if the claim is lost or the row
+    has ended.
     """
     changes = build_claim_columns(claim, now_us) | ({} if error is None else {"last_error": error})
     if keys_left is not None:
@@ -234,7 +236,7 @@ def renew_claim_and_count_stuck_attempts(
 def end_intents(
     connection: Connection, ended: Sequence[IntentResult], holder: str, *, now_us: int
 ) -> dict[int, Row[Any]]:
-    """End rows that are PENDING and held by the holder. Return the ended rows with their earlier values, by row id."""
+    """End the PENDING rows that `holder` holds. Return these rows by row id, with the values before the change."""
     rows = lock_held_intents(connection, (result.row_id for result in ended), holder)
     results = [result for result in sorted(ended, key=attrgetter("row_id")) if result.row_id in rows]
     if results:
@@ -256,7 +258,7 @@ def end_intents(
 
 _END_UPDATE = _build_intent_update(
     *("state", "outcome", "objects_deleted", "bytes_deleted", "last_error", "finished_us"),
-    attempts=case((_P.attempts == 0, 1), else_=_P.attempts),  # a batch does not count its attempt
+    attempts=case((_P.attempts == 0, 1), else_=_P.attempts),  # the attempt of a batch is not counted before
     **NO_CLAIM_COLUMNS,
 )
 
@@ -269,10 +271,7 @@ def hand_over_intents(
     *,
     until_us: int,
 ) -> frozenset[int]:
-    """Move claims of PENDING rows to workflows of their own, whose ids are in `workflow_id_by_row`.
-
-    Return the moved rows.
-    """
+    """Claim unclaimed PENDING rows of the batch for the workflows in `workflow_id_by_row`. Return the claimed rows."""
     rows = lock_held_intents(connection, workflow_id_by_row, batch_id, only_unclaimed=True)
     statement = (
         update(t.pending_deletion)
@@ -293,7 +292,7 @@ def hand_over_intents(
 
 
 def redrive_dead_letters(connection: Connection, rows: ColumnElement[bool], *, batch_id: str) -> int:
-    """Make locked dead letters pending intents of a batch, without attempts. Return their number."""
+    """Move locked dead letters into a batch, as pending intents with 0 attempts. Return their number."""
     return connection.execute(update(t.pending_deletion).where(rows).values(batch_id=batch_id, **_REDRIVEN)).rowcount
 
 
@@ -309,6 +308,6 @@ _REDRIVEN = {
 
 
 def remove_deleted_intents(connection: Connection, page: Select[Any]) -> int:
-    """Remove a page of DELETED intents by their row ids. Return their number. Intents reopened since then stay."""
+    """Remove the DELETED intents whose row ids `page` selects. Return their number. Reopened intents stay."""
     ids = _P.row_id.in_(select(page.subquery()))
     return connection.execute(delete(t.pending_deletion).where(ids, _P.state == DeletionState.DELETED.value)).rowcount

@@ -34,11 +34,11 @@ class DetachOrder:
     batch_id: str
     claim: Claim
     cause: AuditCause
-    request: str  # fingerprint, by which a repeated call differs from another call with the same batch id
+    request: str  # fingerprint: a call with the same batch id but another fingerprint is refused
     ending: EndingOperation
     force: bool = False
     passed_over: Sequence[str] = ()  # subscriptions that do not keep the ledger
-    durable: bool | None = None  # None: the setting of the topic or the operation
+    durable: bool | None = None  # None: the setting of the topic, or the default of `ending`
     shared: bool = False  # the batch has many topics
 
     def is_durable(self, view: TopicListView, *, newborn: bool = False) -> bool:
@@ -49,9 +49,9 @@ class DetachOrder:
 def detach_ledgers(
     connection: Connection, view: TopicListView, detachable: LedgersToDetach, order: DetachOrder
 ) -> DetachedBatch:
-    """Replace ledgers of the locked list by intents, open or claim the batch, and write an audit row.
+    """Replace ledgers of the locked list by intents, insert or renew the run of the batch, and write an audit row.
 
-    A detach by retention also takes abandoned newborn ledgers and copies of dead uploads.
+    Stalled intents are taken over. A detach by retention also replaces abandoned newborn ledgers and uploads.
     """
     batch_id, now = order.batch_id, view.now_us
     by_retention = order.ledger_ids is None
@@ -105,7 +105,7 @@ def detach_ledgers(
 
 
 def _file_abandoned_newborns(connection: Connection, view: TopicListView, order: DetachOrder) -> int:
-    """Detach newborn ledgers of any component whose creator gave up or died (apache/pulsar#350)."""
+    """Detach newborn ledgers whose creator gave up or died, in lists of any component (apache/pulsar#350)."""
     of_topic = t.ledger_list.c.topic_id == view.topic_id
     is_newborn = match_abandoned_newborns(view.abandoned_us)
     all_lists = select(t.ledger_list.c.list_id).where(of_topic)
@@ -128,7 +128,7 @@ def fingerprint_compound_operation(topic_id: TopicId, operation: CompoundOperati
 def evaluate_compound_operation(
     connection: Connection, full_view: TopicListView, operation: CompoundOperation
 ) -> tuple[TopicListView, EndingOperation | None, LedgersToDetach | None]:
-    """Return the list without the passed-over subscriptions, and the ending and the ledger if the operation ends it."""
+    """Return the view without passed-over subscriptions. Other values are `None` if the operation ends no ledger."""
     if unknown := sorted(operation.pass_over - full_view.marks.keys()):
         raise UnknownObject("subscription", expected=f"a subscription of {full_view.topic}", found=unknown[0])
     listed = filter_listed_ledgers(connection, full_view.topic_id, [operation.ledger_id])
@@ -148,7 +148,7 @@ def evaluate_compound_operation(
 def detach_tiered_copy(
     connection: Connection, view: TopicListView, ledger_id: LedgerId, *, batch_id: str, cause: AuditCause
 ) -> DetachedBatch:
-    """Replace the tiered copy by its intent. The ledger stays and keeps its primary copy."""
+    """Replace the ledger's tiered copy by an intent. The primary copy stays."""
     is_ledger, now = t.ledger.c.ledger_id == ledger_id, view.now_us
     filed = replace_copies_by_intents(
         connection, view.list_id, CopyKind.OFFLOADED_LEDGER, is_ledger, batch_id=batch_id, now_us=now, cause=cause

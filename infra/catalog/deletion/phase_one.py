@@ -1,6 +1,6 @@
-"""Phase one in SQL: one transaction locks the list, evaluates the rule, and replaces ledgers by intents.
+"""Phase one in SQL: one transaction locks the list, selects ledgers, and replaces these ledgers by intents.
 
-So a ledger is always listed or has an intent.
+So a detached ledger has an intent as soon as it is in no list.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -54,7 +54,7 @@ _CHOSEN: Final = "chosen one by one"
 
 
 class SqlPhaseOne(LeaseBoundAdapter):
-    """`PhaseOne` in SQL. A newborn ledger older than the registration timeout counts as abandoned."""
+    """`PhaseOne` in SQL. A newborn ledger older than `registration_timeout_s` counts as abandoned."""
 
     def __init__(self, database: Database, *, registration_timeout_s: float) -> None:
         super().__init__(database)
@@ -203,7 +203,7 @@ class SqlPhaseOne(LeaseBoundAdapter):
         )
         try:
             view = self._read_list_view(connection, topic_id, lock=True)
-        except UnknownObject:  # an earlier call may have detached, and the topic was removed since
+        except UnknownObject:  # an earlier call may have detached the ledgers before the topic was removed
             if (earlier := _count_detached_of_topic(connection, topic_id, batch_id)).intents:
                 return earlier
             raise
@@ -251,7 +251,7 @@ class SqlPhaseOne(LeaseBoundAdapter):
     def _detach_once(
         self, topic_id: TopicId, order: DetachOrder, work: Callable[[Connection, TopicListView], DetachedBatch]
     ) -> DetachedBatch:
-        """Run the work under the locks of list and fence, unless an earlier call with this batch id has run it."""
+        """Run `work` under the locks of list and fence. If an earlier call had this batch id, return its result."""
 
         def detach_unless_done(connection: Connection) -> DetachedBatch:
             lock = partial(self._read_list_view, connection, topic_id, lock=True)
@@ -288,7 +288,7 @@ def _count_detached_of_topic(connection: Connection, topic_id: TopicId, batch_id
 
 
 def _count_detached(connection: Connection, batch_id: str, *rows: ColumnElement[bool]) -> DetachedBatch:
-    """Count intents, and ledgers of newly filed intents. Adopted intents are older than the batch."""
+    """Count all intents, but only the ledgers of intents that are not older than the batch: others were taken over."""
     opened = select(t.run.c.created_us).where(t.run.c.run_id == batch_id).scalar_subquery()
     own = case((_P.created_us >= opened, _P.ledger_id))
     intents, ledgers = connection.execute(select(func.count(), func.count(own.distinct())).where(*rows)).one()

@@ -99,7 +99,7 @@ class SqlPhaseTwoQueue(LeaseBoundAdapter):
             now = self._db.now_us(connection)
             rows = end_intents(connection, results, holder, now_us=now)
             for result in results:
-                # The batch's audit row only counts such a row as RETRYING, so the row gets its own audit row.
+                # The audit row of the batch counts this intent as RETRYING, so the intent gets its own audit row.
                 if result.row_id in rows and rows[result.row_id].claim_workflow == holder:
                     _audit_ended_intent(connection, rows[result.row_id], result, at_us=now)
             return frozenset(rows)
@@ -187,7 +187,7 @@ class SqlPhaseTwoQueue(LeaseBoundAdapter):
 
     def count_undeleted_copies(self) -> UndeletedCopyCounts:
         by_state, deleted = select(_P.state, func.count()).group_by(_P.state), DeletionState.DELETED.value
-        # By two ranges, the index skips the many deleted rows.
+        # Two ranges instead of `!=`, because the index then skips the many deleted rows.
         query = union_all(by_state.where(_P.state < deleted), by_state.where(_P.state > deleted))
         first = select(func.min(_P.row_id)).where(_P.state == _PENDING).scalar_subquery()
         oldest = select(_P.created_us).where(_P.row_id == first)
@@ -237,7 +237,7 @@ class SqlPhaseTwoQueue(LeaseBoundAdapter):
 def _build_intents_with_referenced_flag(connection: Connection, rows: Sequence[Row[Any]]) -> list[DeletionIntent]:
     """Convert rows to intents, and set `referenced`.
 
-    A copy with another uuid does not count, one with an unreadable uuid does.
+    A copy in the catalog counts as a reference if its uuid is that of the intent, or is unreadable.
     """
     intents = [intent_from_row(row) for row in rows]
     copies = _compile_listed_copies(connection.dialect.name).execute(
@@ -286,7 +286,7 @@ def _audit_ended_intent(connection: Connection, row: Row[Any], result: IntentRes
 
 
 def _find_actor_and_reason_of_detach(connection: Connection, row: Row[Any]) -> tuple[str, str]:
-    """Return actor and reason of the detach, or of the batch if the ledger's creator gave it up."""
+    """Return actor and reason of the detach. If the intent names no actor, use the first audit row of the batch."""
     if row.actor:
         return row.actor, row.reason
     of_batch = select(_A.actor, _A.reason).where(_A.run_id == row.batch_id).order_by(_A.audit_id).limit(1)

@@ -42,11 +42,11 @@ from logstore.log.ledgers import LedgerState
 from logstore.ports.catalog import AuditCause, Claim, DetachedBatch, RemovedRowCounts, SweepBacklogCounts
 
 _P, _R, _L = t.pending_deletion.c, t.run.c, t.ledger.c
-_REQUEST = "sweep"  # by it, batches of a sweep differ from batches of a detach
+_REQUEST = "sweep"  # distinguishes batches of a sweep from batches of a detach
 
 
 class SqlPhaseTwoQueueUpkeep(CatalogAdapter):
-    """`Upkeep` in SQL. A newborn ledger older than the registration timeout counts as abandoned."""
+    """`PhaseTwoQueueUpkeep` in SQL. A newborn ledger older than `registration_timeout_s` counts as abandoned."""
 
     def __init__(self, database: Database, *, registration_timeout_s: float) -> None:
         super().__init__(database)
@@ -80,7 +80,7 @@ class SqlPhaseTwoQueueUpkeep(CatalogAdapter):
         newborn_intents, dead_upload_intents = self._file_abandoned_ledgers_and_uploads(
             connection, batch_id, limit, now
         )
-        # The new intents count as stalled until the run exists.
+        # The intents that were just filed count as stalled until the run of this batch exists.
         earlier = _select_stalled_intents(now).where(_P.batch_id != batch_id)
         page = earlier.order_by(_P.row_id).limit(limit).with_for_update(skip_locked=True)
         is_locked = is_one_of(connection, _P.row_id, list(connection.execute(page).scalars()))
@@ -102,7 +102,7 @@ class SqlPhaseTwoQueueUpkeep(CatalogAdapter):
     def _file_abandoned_ledgers_and_uploads(
         self, connection: Connection, batch_id: str, limit: int, now_us: int
     ) -> tuple[int, int]:
-        """Return the number of intents for newborn ledgers and for dead uploads.
+        """File intents for abandoned newborn ledgers and abandoned uploads. Return both numbers of intents.
 
         All topics are locked before all lists.
         """
@@ -214,7 +214,7 @@ def _select_abandoned_newborns(before_us: int) -> Select[Any]:
 
 
 def _select_dead_uploads(now_us: int) -> Select[Any]:
-    """Select list and topic of copies whose upload died. The literal state makes the partial index usable."""
+    """Select list and topic of abandoned uploads. Only a literal state makes the partial index usable."""
     c = t.ledger_copy.c
     source = t.ledger_copy.join(t.ledger, _L.ledger_id == c.ledger_id)
     source = source.join(t.ledger_list, t.ledger_list.c.list_id == _L.list_id)

@@ -1,7 +1,7 @@
-"""Sole writer of `run`: batches of work, each claimed by a workflow until a time by the database's clock.
+"""Sole writer of the table `run`. A workflow claims a run until a certain time by the database's clock.
 
-An intent without a claim of its own is held by the claim of its batch. A pending intent without a live claim is
-stalled, and a later call adopts it. A paused batch is held until it is resumed or released, even if its claim lapses.
+The claim of a batch also covers the intents that have no claim of their own. An unfinished intent without a live claim
+is stalled, and a later call takes it over. A paused batch counts as claimed until it is resumed or released.
 """
 
 import hashlib
@@ -38,7 +38,7 @@ V = TypeVar("V")
 NO_CLAIM_COLUMNS = {"claim_workflow": None, "claim_run": None, "claim_until_us": None}
 
 SEVERAL_TOPICS = TopicId(0)
-"""Topic id of a batch with rows of several topics."""
+"""Topic id of a run that is not about exactly one topic."""
 
 DELETION_RUN_KIND: Final = "delete-ledgers"
 """Kind of the runs that are batches of phase two."""
@@ -47,7 +47,7 @@ EMPTY_SUMMARY: Final[dict[str, Any]] = {"ledgers": 0, "intents": 0, "finished": 
 
 
 def compute_claim_end_us(claim: Claim, now_us: int) -> int:
-    """Return the time at which a claim of now ends, in microseconds."""
+    """Return when a claim that is made at `now_us` ends, in microseconds since 1970."""
     return now_us + int(claim.ttl_s * 1_000_000)
 
 
@@ -60,7 +60,7 @@ def build_claim_columns(claim: Claim, now_us: int) -> dict[str, Any]:
 
 
 def match_held_runs(now_us: int | ColumnElement[int]) -> ColumnElement[bool]:
-    """Select unfinished batches that are claimed or paused."""
+    """Select unfinished runs that have a live claim or are paused."""
     live = or_(func.coalesce(_R.claim_until_us, 0) > now_us, _R.paused_us.is_not(None))
     return and_(_R.finished_us.is_(None), live)
 
@@ -76,7 +76,7 @@ def match_stalled_intents(now_us: int | ColumnElement[int]) -> ColumnElement[boo
 def insert_batch_run(
     connection: Connection, result: DetachedBatch, topic_id: TopicId, claim: Claim, now_us: int, *, request: str
 ) -> None:
-    """Insert the claimed run of a batch. It stores the result of the detach, which a repeated call returns."""
+    """Insert the claimed run of a batch. The run stores `result`, which a repeated detach returns."""
     summary: dict[str, Any] = {"ledgers": result.ledgers, "intents": result.intents, "finished": dict(result.finished)}
     summary["request"] = request
     values = {"run_id": result.batch_id, "kind": DELETION_RUN_KIND, "topic_id": topic_id, "summary": summary}
@@ -86,9 +86,9 @@ def insert_batch_run(
 def insert_run_if_absent(
     connection: Connection, run_id: str, kind: str, summary: Mapping[str, Any], *, claim: Claim, now_us: int
 ) -> bool:
-    """Insert a claimed run without a topic unless the id is taken.
+    """Insert a claimed run without a topic unless `run_id` exists. Return whether the run was inserted.
 
-    Return whether it was inserted. Concurrent inserts wait.
+    A concurrent call with the same id waits for this transaction.
     """
     values = {"run_id": run_id, "kind": kind, "topic_id": SEVERAL_TOPICS, "summary": dict(summary)}
     put = build_insert_if_absent(connection, t.run).values(
@@ -102,13 +102,13 @@ def set_run_summary(connection: Connection, run_id: str, summary: Mapping[str, A
 
 
 def open_or_renew_shared_run(connection: Connection, batch_id: str, claim: Claim, now_us: int, *, request: str) -> None:
-    """Insert the run of a batch of many topics, or renew its claim."""
+    """Insert the run of a batch with many topics. If the run exists, renew its claim."""
     if insert_run_if_absent(
         connection, batch_id, DELETION_RUN_KIND, EMPTY_SUMMARY | {"request": request}, claim=claim, now_us=now_us
     ):
         return
     mine = (_R.run_id == batch_id, _R.claim_workflow == claim.workflow_id, _R.finished_us.is_(None))
-    opened = case((_R.created_us > now_us, now_us), else_=_R.created_us)  # this call may have begun before the insert
+    opened = case((_R.created_us > now_us, now_us), else_=_R.created_us)  # `now_us` may be earlier
     if not connection.execute(
         update(t.run).where(*mine).values(created_us=opened, **build_claim_columns(claim, now_us))
     ).rowcount:
@@ -128,7 +128,7 @@ def find_earlier_detach(connection: Connection, batch_id: str, request: str) -> 
 
 
 def find_earlier_summary(connection: Connection, batch_id: str, request: str) -> dict[str, Any] | None:
-    """Return the summary that an earlier call with this batch id stored in its run, if there was one."""
+    """Return the summary that an earlier call with the same batch id and request stored, or `None`."""
     if not batch_id:
         raise InvalidInput("batch_id", expected="a name never used before", found=batch_id)
     stored = connection.execute(select(_R.summary).where(_R.run_id == batch_id)).scalar_one_or_none()
@@ -141,10 +141,7 @@ def find_earlier_summary(connection: Connection, batch_id: str, request: str) ->
 
 
 def fingerprint_request(request: str, ids: Sequence[int] | None, *, text_if_no_ids: str = "all") -> str:
-    """Return a digest, by which a repeated request is told from another request.
-
-    `text_if_no_ids` replaces `ids` if they are `None`.
-    """
+    """Return a digest of a request. The order of `ids` does not count. `text_if_no_ids` stands for ids of `None`."""
     id_list = text_if_no_ids if ids is None else ",".join(str(number) for number in sorted(set(ids)))
     return hashlib.sha256(f"{request}/{id_list}".encode()).hexdigest()
 
@@ -152,7 +149,7 @@ def fingerprint_request(request: str, ids: Sequence[int] | None, *, text_if_no_i
 def lock_then_find_earlier_detach(
     connection: Connection, batch_id: str, request: str, lock: Callable[[], V]
 ) -> V | DetachedBatch:
-    """Call `lock`. Return the result of an earlier call with this batch id, otherwise the result of `lock`.
+    """Call `lock`. If an earlier call had this batch id, return its `DetachedBatch`, otherwise the result of `lock`.
 
     The earlier result is returned even if the topic no longer exists.
     """
@@ -166,7 +163,7 @@ def lock_then_find_earlier_detach(
 
 
 def renew_or_claim_run(connection: Connection, batch_id: str, claim: Claim, now_us: int) -> None:
-    """Renew the claim of a batch, or claim a batch whose claim lapsed. A workflow run never shortens its own claim."""
+    """Renew the claim of a run, or claim a run whose claim has expired. A workflow run never shortens its own claim."""
     free = or_(_R.claim_workflow == claim.workflow_id, ~match_held_runs(now_us))
     unfinished = (_R.run_id == batch_id, _R.finished_us.is_(None), _R.claim_workflow.is_not(None))
     until, same_run = compute_claim_end_us(claim, now_us), _R.claim_run == claim.run_id
@@ -194,7 +191,7 @@ def finish_run(connection: Connection, batch_id: str, now_us: int) -> TopicId | 
 
 
 def pause_run(connection: Connection, batch_id: str, now_us: int) -> None:
-    """Hold a batch until it is resumed or released. A second pause keeps the time of the first."""
+    """Pause a batch until it is resumed or released. A repeated pause does not change the time of the first pause."""
     released = (_R.run_id == batch_id, _R.claim_workflow.is_(None), _R.finished_us.is_(None))
     if connection.execute(select(_R.run_id).where(*released).with_for_update()).first():
         raise PreconditionFailed(f"batch {batch_id}: expected it claimed by its workflow, found it released")
@@ -202,12 +199,12 @@ def pause_run(connection: Connection, batch_id: str, now_us: int) -> None:
 
 
 def resume_run(connection: Connection, batch_id: str) -> None:
-    """End the pause of a batch. From then on only its claim holds the batch."""
+    """End the pause of a batch. Another workflow can take over the batch as soon as its claim expires."""
     _update_unfinished_run(connection, batch_id, {"paused_us": None})
 
 
 def release_paused_run(connection: Connection, batch_id: str, now_us: int) -> bool:
-    """End the claim of a paused, unfinished batch and resume it. Return whether the batch was paused."""
+    """End the claim and the pause of an unfinished, paused batch. Return whether the batch was paused."""
     paused = (_R.run_id == batch_id, _R.paused_us.is_not(None), _R.finished_us.is_(None))
     lapsed = {
         **NO_CLAIM_COLUMNS,

@@ -1,8 +1,8 @@
 """Deletion of a whole topic in SQL: one transaction for each step, under a lock of the topic's row.
 
-A transaction that attaches something to a topic holds a share lock of that row and requires ACTIVE. After the
-commit of `begin_topic_deletion`, no new transaction attaches anything. `detach_whole_topic` waits for earlier
-transactions, so it finds everything that was ever attached.
+A transaction that adds rows to a topic holds a share lock of the topic's row and requires state ACTIVE. After the
+commit of `begin_topic_deletion`, no new transaction adds rows. `detach_whole_topic` waits for earlier transactions, so
+it finds all rows.
 """
 
 from collections.abc import Callable, Mapping
@@ -40,7 +40,7 @@ _ROWS_WITH_LEDGERS: Final[_Removals] = {
     "transaction_snapshot": remove_buffer_snapshot,
     "delayed_bucket": remove_delayed_index,
 }
-"""Removal by table of rows that name ledgers, in lock order. The detaching transaction removes these rows."""
+"""Functions that remove rows that name ledgers, by table, in lock order. `detach_whole_topic` calls these functions."""
 
 _TOPIC_ROWS: Final[_Removals] = {
     **_ROWS_WITH_LEDGERS,
@@ -48,9 +48,10 @@ _TOPIC_ROWS: Final[_Removals] = {
     "ledger_list": remove_ledger_lists,
     "buffer": remove_topic_buffer,
 }
-"""Removal by table of rows that must not outlive the topic's row.
+"""Functions that remove rows that must not outlive the topic's row, by table.
 
-Add every table with a topic id here or above. Ledgers of its rows must be in a list of the topic.
+Add each new table with a topic id here or to `_ROWS_WITH_LEDGERS`. Ledgers that the rows name must be in a list of the
+topic.
 """
 
 _BEGIN_ACT = "delete-topic"
@@ -59,7 +60,7 @@ _BEGIN_ACT = "delete-topic"
 def begin_deletion_or_get_start_us(
     connection: Connection, database: Database, topic_id: TopicId, name: str, cause: AuditCause
 ) -> int:
-    """Set the topic DELETING. Return the time of the first call, in microseconds."""
+    """Set the topic DELETING. Return the time of the first call, in microseconds since 1970."""
     topic = _lock_topic(connection, topic_id, key_share=True)
     begun_us = find_first_act_time_us(connection, _BEGIN_ACT, topic_id)
     if topic is None and begun_us is None:
@@ -129,7 +130,7 @@ def _detach_topic_ledgers(
 def remove_detached_topic(
     connection: Connection, database: Database, topic_id: TopicId, cause: AuditCause, *, durable: bool | None
 ) -> bool:
-    """Remove the rows of the topic unless a ledger is in its lists. Return whether the topic is gone."""
+    """Remove the topic and its rows, unless its lists still have ledgers. Return whether the topic is removed."""
     topic = _lock_topic(connection, topic_id)
     if topic is None:
         return True
@@ -152,9 +153,9 @@ def remove_detached_topic(
 
 
 def remove_topic_but_objects(connection: Connection, topic_id: TopicId) -> list[LedgerId]:
-    """Remove a topic that an old record version brought back, with all its rows.
+    """Remove a topic that an old record version brought back, and all rows of the topic.
 
-    Return its ledgers. Their objects stay.
+    Return the removed ledgers. The objects of these ledgers stay.
     """
     lists = select(t.ledger_list.c.list_id).where(t.ledger_list.c.topic_id == topic_id)
     inside = t.ledger.c.list_id.in_(lists)
@@ -201,7 +202,7 @@ def tally_intents_of_topic_deletion(connection: Connection, topic_id: TopicId, f
 
 
 def _lock_topic(connection: Connection, topic_id: TopicId, *, key_share: bool = False) -> Row[Any] | None:
-    """Lock the topic's row. With `key_share`, the lock only prevents its removal."""
+    """Lock the topic's row. With `key_share`, the lock does not wait for share locks."""
     query = select(t.topic).where(t.topic.c.topic_id == topic_id)
     return connection.execute(query.with_for_update(key_share=key_share)).first()
 
