@@ -1,6 +1,6 @@
 """Catalog in SQL: the ports of `logstore.ports.catalog` over one database.
 
-The module of a port is imported at its first use, because an import of all costs as much CPU as a command.
+Each port is imported at its first use, because an import of all ports costs as much CPU as a command.
 """
 
 from collections.abc import Iterator
@@ -44,7 +44,7 @@ def _declare_port(
     *settings: str,
     while_adopting: bool = False,
 ) -> Any:  # noqa: ANN401 - the attribute's annotation says it
-    """Declare a port that is built at its first use, with the named settings of the catalog.
+    """Declare a port that is built at its first use. `settings` are attributes of `SqlCatalog` that the port needs.
 
     Only a port with `while_adopting` may write to a rebuilt catalog before adoption is complete.
     """
@@ -58,7 +58,7 @@ def _declare_port(
 
 
 class SqlCatalog:
-    """`Catalog` in SQL, of a checked version.
+    """`Catalog` in SQL. The caller has checked the catalog's version.
 
     A newborn ledger older than `registration_timeout_s` counts as abandoned.
     """

@@ -1,7 +1,7 @@
 """Tables of the catalog. `make tables` generates `infra.catalog.tables`, which queries import, from these classes.
 
-Times are microseconds since 1970 by the database's clock. There are no foreign keys. The rows of ledgers are removed as
-sets under the lock of their list, and a check per row would cost more than the removal.
+Times are microseconds since 1970 by the database's clock. There are no foreign keys, because a check of each removed
+row would cost more than the removal.
 """
 
 from typing import Any
@@ -66,7 +66,7 @@ class LedgerListRow(SQLModel, table=True):
     list_id: int | None = Field(default=None, primary_key=True, sa_type=Big)
     topic_id: int = Field(sa_type=Big)
     component: str
-    owner: str  # the component's keys as canonical JSON
+    owner: str  # keys of the ledger owner as canonical JSON
     version: int = Field(default=0, sa_type=Big)
 
 
@@ -138,7 +138,7 @@ class CursorRow(SQLModel, table=True):
     mark_entry: int = Field(sa_type=Big)
     acknowledged: bytes = Field(default=b"", sa_type=LargeBinary)  # only since the cursor snapshot, if there is one
     snapshot_ledger: int | None = Field(default=None, sa_type=Big)  # ledger of the cursor snapshot
-    seeks: int = Field(default=0, sa_type=Big, sa_column_kwargs={"server_default": "0"})  # number of resets
+    seeks: int = Field(default=0, sa_type=Big, sa_column_kwargs={"server_default": "0"})  # number of seeks
     # Number of times that the subscription has given entries back.
     releases: int = Field(default=0, sa_type=Big, sa_column_kwargs={"server_default": "0"})
     created_us: int = Field(sa_type=Big)
@@ -173,7 +173,7 @@ class ProducerSequenceRow(SQLModel, table=True):
     producer: str = Field(primary_key=True)
     sequence_id: int = Field(sa_type=Big)
     kept_id: int | None = Field(default=None, sa_type=Big)  # last id that counts even if the transaction aborts
-    txn_tc: int | None = None  # coordinator of the transaction of later ids; null: no transaction, all ids count
+    txn_tc: int | None = None  # coordinator of the transaction to which later ids belong; null: all ids count
     txn_seq: int | None = Field(default=None, sa_type=Big)
 
 
@@ -218,11 +218,11 @@ class PendingDeletionRow(SQLModel, table=True):
     bytes_deleted: int = Field(default=0, sa_type=Big)
     created_us: int = Field(sa_type=Big)
     finished_us: int | None = Field(default=None, sa_type=Big)
-    actor: str = Field(default="", sa_column_kwargs={"server_default": text("''")})  # of the detach; empty: unknown
+    actor: str = Field(default="", sa_column_kwargs={"server_default": text("''")})  # detaching actor; empty: unknown
     reason: str = Field(default="", sa_type=Text, sa_column_kwargs={"server_default": text("''")})
     # Number of times that the row was reopened after it ended.
     openings: int = Field(default=0, sa_type=Big, sa_column_kwargs={"server_default": "0"})
-    durable: int = Field(default=0, sa_column_kwargs={"server_default": "0"})  # 1: its ledger has a tombstone
+    durable: int = Field(default=0, sa_column_kwargs={"server_default": "0"})  # 1: the ledger left a tombstone
     trace_id: str | None = Field(  # trace of the last write: of the detach, or of the last attempt
         default=None, sa_column_kwargs={"default": current_trace_id, "onupdate": current_trace_id}
     )
@@ -270,10 +270,10 @@ class DelayedIndexRow(SQLModel, table=True):
     __tablename__ = "delayed_index"
     topic_id: int = Field(primary_key=True, sa_type=Big, sa_column_kwargs={"autoincrement": False})
     version: int = Field(default=0, sa_type=Big)  # list version, for compare-and-set
-    sealed_ledger: int = Field(default=-1, sa_type=Big)  # last covered entry, inclusive
+    sealed_ledger: int = Field(default=-1, sa_type=Big)  # last entry in an index bucket
     sealed_entry: int = Field(default=-1, sa_type=Big)
     unsealed: int = Field(default=0, sa_type=Big)  # number of later entries with a delivery time
-    changed_us: int | None = Field(default=None, sa_type=Big)  # registration of the newest such entry
+    changed_us: int | None = Field(default=None, sa_type=Big)  # registration time of the newest unsealed entry
     claim_workflow: str | None = None
     claim_run: str | None = None
     claim_until_us: int | None = Field(default=None, sa_type=Big)

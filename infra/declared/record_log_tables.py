@@ -9,7 +9,7 @@ from infra.declared.transaction_tables import Big
 
 
 class RecordOutboxRow(SQLModel, table=True):
-    """Change of a record that is in no block yet. Triggers of `infra.catalog.records.outbox_rows` insert these rows."""
+    """Change of a record that is in no block yet. `infra.catalog.records.outbox_rows` describes the triggers."""
 
     __tablename__ = "record_outbox"
     __table_args__ = (
@@ -37,8 +37,8 @@ class TombstoneRow(SQLModel, table=True):
     kind: str = Field(primary_key=True)
     id: int = Field(primary_key=True, sa_type=Big, sa_column_kwargs={"autoincrement": False})
     topic_id: int | None = Field(default=None, sa_type=Big)  # null: unknown, for example after a rebuild
-    list_id: int | None = Field(default=None, sa_type=Big)  # of a ledger
-    component: str | None = None  # of a ledger
+    list_id: int | None = Field(default=None, sa_type=Big)  # list of a ledger; null for a topic
+    component: str | None = None  # component of a ledger; null for a topic
     generation: int = Field(sa_type=Big)
     epoch: int = Field(sa_type=Big)
     at_us: int = Field(sa_type=Big)  # last update; never decreases
@@ -50,8 +50,8 @@ class RecordStagedRow(SQLModel, table=True):
 
     __tablename__ = "record_staged"
     block_id: str = Field(primary_key=True)
-    manifest: int = Field(sa_type=Big)  # number of the manifest of the block's page
-    oldest_us: int | None = Field(default=None, sa_type=Big)  # oldest change that was in no block before that page
+    manifest: int = Field(sa_type=Big)  # number of the manifest that was stored after the block
+    oldest_us: int | None = Field(default=None, sa_type=Big)  # oldest change that was in no block before that manifest
     facts: str = Field(sa_type=Text)  # description of the block for the manifest, as JSON
 
 
@@ -61,10 +61,10 @@ class RecordLogRow(SQLModel, table=True):
     __tablename__ = "record_log"
     id: int = Field(primary_key=True, sa_type=Integer, sa_column_kwargs={"autoincrement": False})
     manifest: int = Field(sa_type=Big)  # number of the newest settled manifest; 0: none
-    stamp: str  # stamp of that manifest
-    pending: dict[str, Any] = Field(default_factory=dict, sa_type=JSON)  # later stamps, each with its time in us
+    stamp: str  # stamp of the newest settled manifest
+    pending: dict[str, Any] = Field(default_factory=dict, sa_type=JSON)  # time of each pending stamp in microseconds
     state: str  # READY, ADOPTING or REPLICA
-    rebuild: str | None = None  # rebuild that loads the catalog; in a replica, the name under which it was seeded
+    rebuild: str | None = None  # id of the unfinished rebuild; in a replica database, the name of the replica
     ledger_ceiling: int = Field(sa_type=Big)  # only lower ids may be given out
     topic_ceiling: int = Field(sa_type=Big)
     transaction_ceiling: int = Field(sa_type=Big)
@@ -83,6 +83,6 @@ class AdoptionRow(SQLModel, table=True):
     topic_id: int = Field(sa_type=Big)
     shard: int = Field(sa_type=Integer)
     standing: str
-    facts: str = Field(sa_type=Text)  # findings in storage, as JSON
-    adoptee: str | None = None  # null: the topic is not settled
+    facts: str = Field(sa_type=Text)  # `LedgerDiscrepancy` as JSON
+    adoptee: str | None = None  # name of the `AdoptionOutcome`; null: the topic is not settled
     segments: int = Field(default=0, sa_type=Big)  # number of adopted segments

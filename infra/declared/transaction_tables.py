@@ -57,7 +57,7 @@ class TransactionParticipantRow(SQLModel, table=True):
     topic_id: int = Field(primary_key=True, sa_type=Big, sa_column_kwargs={"autoincrement": False})
     subscription: str = Field(primary_key=True)  # empty: the topic, for its messages
     topic: str
-    positions: bytes = Field(default=b"", sa_type=LargeBinary)  # acknowledged in the transaction, packed
+    positions: bytes = Field(default=b"", sa_type=LargeBinary)  # entries that the transaction holds, packed
     settled_us: int | None = Field(default=None, sa_type=Big)  # null: not settled
     how: str | None = None  # MARKED, GONE or RESOLVED
     last_error: str | None = Field(default=None, sa_type=Text)

@@ -108,7 +108,7 @@ def open_or_renew_shared_run(connection: Connection, batch_id: str, claim: Claim
     ):
         return
     mine = (_R.run_id == batch_id, _R.claim_workflow == claim.workflow_id, _R.finished_us.is_(None))
-    opened = case((_R.created_us > now_us, now_us), else_=_R.created_us)  # `now_us` may be earlier
+    opened = case((_R.created_us > now_us, now_us), else_=_R.created_us)  # this call may have the earlier time
     if not connection.execute(
         update(t.run).where(*mine).values(created_us=opened, **build_claim_columns(claim, now_us))
     ).rowcount:

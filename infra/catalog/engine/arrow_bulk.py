@@ -63,10 +63,10 @@ class ArrowReader:
         self.dialect = url.get_backend_name()
 
     def batches(self, query: Select[Any]) -> Iterator[pa.RecordBatch]:
-        """Yield the rows in non-empty batches of `build_arrow_schema(query)`, fetched on demand.
+        """Yield the rows in non-empty batches, fetched on demand. The schema is `build_arrow_schema(query)`.
 
-        Text columns of the query must not contain NULL. SQLite types each value separately, and its driver takes the
-        type of a column from the first batch. A text after a batch of NULLs would fail.
+        Text columns of the query must not contain NULL, because SQLite's driver takes the type of a column from the
+        first batch. A text after a batch of NULLs would fail.
 
         Raises:
             StoreUnavailable: The database does not answer, or the connection was lost.
@@ -108,8 +108,8 @@ def open_arrow_reader(database_url: str) -> Iterator[ArrowReader]:
 def open_arrow_writer(database_url: str) -> Iterator["ArrowWriter"]:
     """Open a connection with one transaction, which is committed if the block ends without an error.
 
-    A SQLite file is written without a journal and without waiting for the disk, and is unusable if the block fails. No
-    other process may open it before. Errors are those of `open_arrow_reader`.
+    A SQLite file is written without a journal and without waiting for the disk. If the block fails, the file is
+    unusable. No other process may open the file before the block ends. Errors are those of `open_arrow_reader`.
     """
     url = parse_database_url(database_url)
     with ExitStack() as stack:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from alembic.config import Config
 
 VERSIONS: Final = ("0001",)
-"""The catalog's versions, ascending. The last is this build's. To read them with Alembic would take 0.4 s of CPU."""
+"""The catalog's versions, ascending, up to the version of this build. Alembic would take 0.4 s of CPU to read them."""
 
 DEFAULT_BUNDLES: Final = 64
 _MIGRATION_LOCK_KEY = 0x5E870  # arbitrary key of PostgreSQL's advisory lock around a migration
@@ -114,17 +114,17 @@ _DELETED_SUFFIX: Final = " (deleted)"  # Linux appends it to the path of an open
 
 
 def require_writable_catalog(database: Database) -> None:
-    """Check by a writing transaction without changes that the catalog accepts writes.
+    """Check that the catalog accepts writes, with a writing transaction without changes.
 
     Raises:
         StoreUnavailable: The database does not answer, is read-only, or its disk is full.
-        CatalogBusy: Another transaction blocked it for five seconds.
+        CatalogBusy: Another transaction blocked the check for five seconds.
     """
     database.write(_lock_catalog_row if not database.is_sqlite else lambda _: None, patience_s=_PATIENCE_S)
 
 
 def _lock_catalog_row(connection: Connection) -> None:
-    """Take a lock that blocks no other writer, and that a standby refuses."""
+    """Lock the catalog's row without blocking other writers. A standby server refuses this lock."""
     connection.execute(text("SELECT 1 FROM catalog FOR KEY SHARE"))
 
 

@@ -37,9 +37,9 @@ _RETRY_PAUSE_S = (0.0005, 0.003)
 
 
 class Database:
-    """Database of the catalog. `read` and `write` run a function in one transaction. Construction opens nothing.
+    """Database of the catalog. `read` and `write` run a function in one transaction. The constructor does not connect.
 
-    A thread waits for one of `pool_size` connections. Contention is retried for `patience_s`.
+    If all `pool_size` connections are in use, a call waits for a connection. Contention is retried for `patience_s`.
     """
 
     def __init__(self, url: str, *, pool_size: int = 16, patience_s: float = _DEFAULT_PATIENCE_S) -> None:
@@ -55,7 +55,7 @@ class Database:
         self._guard: Callable[[Connection], None] | None = None
 
     def with_guard(self, guard: Callable[[Connection], None]) -> "Database":
-        """Return the same database with a check at the begin of writing transactions.
+        """Return this database with a check at the begin of each writing transaction.
 
         If `guard` raises, the transaction is refused. After the first guarded commit, `guard` is not called again.
         """
@@ -65,7 +65,7 @@ class Database:
 
     @contextmanager
     def open_read_only(self) -> Iterator["Database"]:
-        """Open the database without any change to it. A usual open would enable SQLite's write-ahead file."""
+        """Open the database without changing it. A usual connection would create SQLite's write-ahead file."""
         if not self.is_sqlite:  # PostgreSQL's reads change nothing
             yield self
             return
@@ -79,7 +79,7 @@ class Database:
         self.engine.dispose()
 
     def read(self, work: Callable[[Connection], T]) -> T:
-        """Run `work` in a read-only transaction. Its first statement takes the snapshot that all statements read."""
+        """Run `work` in a read-only transaction. All statements read one snapshot, which the first statement takes."""
         return self._run_with_retries(self._reader, work, self._patience_s)
 
     @contextmanager
@@ -96,11 +96,11 @@ class Database:
             raise translate_database_error(error, self.engine.url) from error
 
     def write(self, work: Callable[[Connection], T], *, patience_s: float | None = None) -> T:
-        """Run `work` in a writing transaction and commit. Repeat it after busy, deadlock and serialization errors.
+        """Run `work` in a writing transaction and commit. Repeat this after busy, deadlock and serialization errors.
 
-        SQLite uses BEGIN IMMEDIATE, because a deferred transaction that reads first may fail whatever the busy timeout.
-        PostgreSQL uses READ COMMITTED, so that reads after a granted lock see the latest rows. `patience_s`, 0.001 or
-        more, limits retries and PostgreSQL's wait for one lock.
+        SQLite uses BEGIN IMMEDIATE, because a deferred transaction that reads first may fail in spite of a busy
+        timeout. PostgreSQL uses READ COMMITTED, so that a read after a lock sees the latest rows. `patience_s` (at
+        least 0.001) limits the retries and PostgreSQL's wait for each lock.
 
         Raises:
             CatalogBusy: Contention lasted longer than the patience.
@@ -147,7 +147,7 @@ class Database:
 
     @property
     def is_absent(self) -> bool:
-        """Whether the database is a SQLite file that does not exist. A connection would create it."""
+        """Whether the database is a SQLite file that does not exist. A connection would create the file."""
         return self.is_sqlite and not Path(str(self.engine.url.database)).exists()
 
     def create_folder(self) -> None:

@@ -1,8 +1,8 @@
 """Connections to the database of the setting `database_url`.
 
 Python's driver and Arrow's driver each contain a SQLite library. When a process closes any handle of a file, POSIX
-releases all its locks on that file, also those of the other library. Another process could then reset the write-ahead
-file in use. A process therefore opens a file with one library at a time.
+releases all locks of the process on that file, also the locks of the other library. Another process could then reset
+the write-ahead file while it is in use. A process therefore opens a file with only one library at a time.
 
 Source: https://www.sqlite.org/howtocorrupt.html, "multiple copies of SQLite linked into the same application".
 """
@@ -64,10 +64,10 @@ def parse_database_url(url: str) -> URL:
 
 
 def _can_hold_database(path: Path) -> bool:
-    """Return whether SQLite may try to open the path. It refuses folders itself, but reads a FIFO for ever."""
+    """Return whether SQLite may try to open the path. SQLite itself refuses a folder, but reads a FIFO for ever."""
     try:
         return stat.S_IFMT(path.stat().st_mode) in {stat.S_IFREG, stat.S_IFDIR}
-    except OSError:  # SQLite reports it when it opens the file
+    except OSError:  # SQLite reports the problem when it opens the file
         return True
 
 
@@ -83,7 +83,7 @@ _open_counts: Counter[tuple[str, str]] = Counter()
 
 
 def register_sqlite_open(path: str, library: str) -> None:
-    """Count a connection that the library is about to open."""
+    """Count a connection before `library` opens it. Raise `PreconditionFailed` if the other library uses the file."""
     real_path = os.path.realpath(path)
     with _lock:
         if _open_counts[real_path, _OTHER_LIBRARY[library]]:

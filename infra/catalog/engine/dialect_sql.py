@@ -41,14 +41,14 @@ TEXT = Text()
 
 
 class BulkParameter(NamedTuple):
-    """Bulk parameter of a statement. `source` is the table expression of its rows."""
+    """Statement parameter with many rows. `source` is a table expression with these rows."""
 
     source: FromClause
     dialect: str
     columns: tuple[str, ...]
 
     def to_parameters(self, rows: Sequence[Sequence[Any]]) -> dict[str, Any]:
-        """Return the statement's parameters for these rows, whose values are in the order of `columns`."""
+        """Return the statement's parameters for `rows`. The values of each row are in the order of `columns`."""
         if self.dialect == "sqlite":
             return {str(self.source.description): json.dumps(rows)}
         cells = zip(*rows, strict=True) if rows else ((),) * len(self.columns)
@@ -63,7 +63,7 @@ class BulkStatement(NamedTuple):
     rows: BulkParameter
 
     def execute(self, connection: Connection, rows: Iterable[tuple[Any, ...]], **more: object) -> CursorResult[Any]:
-        """Run the statement for the sorted rows, with the other parameters `more`."""
+        """Sort the rows and run the statement for them. `more` has the other parameters."""
         return connection.execute(self.sql, {**self.rows.to_parameters(sorted(rows)), **more})
 
 
@@ -168,7 +168,7 @@ def parse_json_object(text: str) -> dict[str, Any] | None:
 class JsonOrNull(FunctionElement[Any]):
     """JSON column that is NULL if the database cannot parse its value.
 
-    SQLite stores any text. PostgreSQL fails a statement that parses an escape which is not a character.
+    SQLite stores any text. PostgreSQL stores escapes of invalid characters, but fails a statement that parses one.
     """
 
     name = "readable"

@@ -1,4 +1,4 @@
-"""Identities of the catalog and of its buckets in SQL."""
+"""The catalog's id and the markers of the catalog's buckets, in SQL."""
 
 from collections.abc import Iterator, Sequence
 
@@ -71,7 +71,7 @@ def _read_live_copies_in_bucket(
 def _read_detached_copies_in_bucket(
     connection: Connection, kind: CopyKind, bucket: str, limit: int
 ) -> Iterator[InspectedCopy]:
-    """Yield copies of unfinished intents and dead letters, except rows that were damaged by hand."""
+    """Yield the copies of unfinished intents and dead letters, newest first. Damaged rows are left out."""
     query = select(*INTENT_COLUMNS).where(_P.state != DeletionState.DELETED.value, _P.copy == kind.value)
     with connection.execute(query.order_by(_P.row_id.desc()), execution_options={"yield_per": 100}) as rows:
         for row in rows:

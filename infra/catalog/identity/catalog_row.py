@@ -1,4 +1,4 @@
-"""The only row of the table `catalog`. The first migration inserts it."""
+"""The only row of the table `catalog`, which the first migration inserts."""
 
 from typing import Any
 

@@ -31,7 +31,7 @@ REFERRING_COLUMN_BY_COMPONENT: Final[Mapping[str, ColumnElement[Any]]] = {
     Component.TXN_SNAPSHOT.value: t.transaction_snapshot.c.ledger_id,
     Component.DELAYED_INDEX.value: t.delayed_bucket.c.ledger_id,
 }
-"""Column that refers to a ledger in use, for components whose ledgers are used by reference instead of place."""
+"""Column that names the ledgers in use, by component. Message ledgers are in use because of their place instead."""
 
 
 _LEDGERS_PER_PAGE: Final = 1_000  # about a megabyte, read in a hundredth of a second
@@ -86,9 +86,9 @@ class SqlLedgersOfAllComponents(CatalogAdapter):
 
 
 def lock_topic_or_reopen_intent(connection: Connection, topic_id: TopicId, ledger_id: LedgerId) -> Topic | None:
-    """Return the topic under a share lock, or `None` if the topic was deleted.
+    """Share-lock and return the topic. If the topic was deleted, reopen the ledger's intent and return `None`.
 
-    If it was deleted, the intent is reopened, so that storage is searched again for late objects.
+    Phase two then searches storage for late objects again.
     """
     try:
         return read_topic(connection, topic_id, share_lock=True)
@@ -98,10 +98,9 @@ def lock_topic_or_reopen_intent(connection: Connection, topic_id: TopicId, ledge
 
 
 def read_newborn_or_reopen_intent(connection: Connection, ledger_id: LedgerId, list_id: int) -> Row[Any] | None:
-    """Return the row of a ledger to publish, or `None` if the ledger was abandoned. The caller has locked the list.
+    """Return the row of a ledger to publish. If the ledger has no row, reopen its intent and return `None`.
 
-    If the ledger was abandoned, its intent is reopened, so that storage is searched again for late objects. The
-    returned ledger may be published already.
+    The returned ledger may be published already. The caller has locked the list.
     """
     query = select(t.ledger).where(t.ledger.c.ledger_id == ledger_id, t.ledger.c.list_id == list_id)
     row = connection.execute(query).first()
@@ -113,9 +112,9 @@ def read_newborn_or_reopen_intent(connection: Connection, ledger_id: LedgerId, l
 def retire_component_ledger(
     connection: Connection, ledger_id: LedgerId, topic: Topic, *, reason: str, now_us: int
 ) -> None:
-    """Replace a component ledger by an intent without a workflow, and write an audit row.
+    """Replace a component ledger by an intent without a batch, and write an audit row.
 
-    A trim of the topic or a sweep works on the intent.
+    The next trim of the topic or the next sweep takes over the intent.
     """
     durable = is_durable(EndingOperation.UPKEEP, topic_setting=topic.durable_delete)
     replace_ledgers_by_intents(
@@ -141,7 +140,7 @@ class _OwnedList:
 
 
 def _read_lists(connection: Connection, topic_id: TopicId, component: Component | None) -> list[_OwnedList]:
-    """Return the topic's lists, message ledgers first. They are sorted here, because a database sorts by its locale."""
+    """Return the topic's lists, message ledgers first. Python sorts them, because a database sorts by its locale."""
     lists = t.ledger_list.c
     query = select(lists.list_id, lists.component, lists.owner).where(lists.topic_id == topic_id)
     if component is not None:

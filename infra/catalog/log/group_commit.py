@@ -1,8 +1,8 @@
 """Group commit in SQL: many small writes in one transaction of set-based statements.
 
-1. All rows that the writes depend on are locked in the order topics, ledgers, sequences, transactions, cursors. Rows of
+1. All rows that the writes need are locked in the order topics, ledgers, producers, transactions, cursors. Rows of
    one kind are locked in the order of their keys.
-2. Each write is decided under these locks.
+2. Each write is accepted or refused under these locks.
 3. All accepted writes are written. Each refused write gets an error.
 """
 
@@ -84,7 +84,7 @@ def _writes_of_kind(writes: Sequence[GroupCommitWrite], kind: type[W]) -> list[W
 
 
 def _collect_transaction_ids(writes: Sequence[GroupCommitWrite]) -> set[TransactionId]:
-    """Return the transactions that any write depends on. They are locked at once, against deadlocks."""
+    """Return the transactions of all writes. The caller locks them in one statement, which prevents deadlocks."""
     txns: set[TransactionId] = set()
     for write in writes:
         match write:
@@ -107,7 +107,7 @@ class _LockedLedger:
 
 @dataclass(slots=True, kw_only=True)
 class _LockedRowsAndChanges:
-    """Locked rows that the registrations of a batch depend on. Only ACTIVE topics are locked."""
+    """Locked rows for the registrations of one commit, and changes of these rows. Only ACTIVE topics are locked."""
 
     epoch: int
     topics: dict[int, str]
@@ -126,7 +126,7 @@ def _register_segments(
     writes: Sequence[RegisterSegmentWrite],
     transactions: Mapping[TransactionId, TransactionState],
 ) -> list[GroupCommitResult]:
-    """Decide registrations in order. A refused registration changes neither a ledger nor a producer's sequence."""
+    """Register segments in the order of `writes`. A refused write changes neither ledgers nor producers' sequences."""
     results = [_decide_registration(locked, write, transactions) for write in writes]
     if locked.segments:
         rows = [
@@ -147,8 +147,8 @@ def _register_segments(
     store_producer_sequences(connection, locked.advanced)
     if locked.delayed:
         add_to_unsealed_counts(connection, locked.delayed)
-    # An OPEN ledger has its primary copy, so phase two has not searched storage for this ledger. Uploads to other
-    # ledgers may be late.
+    # An OPEN ledger has its primary copy, so phase two has not searched storage for this ledger. An upload to any
+    # other ledger may have come after that search.
     open_ledgers = {ledger_id for ledger_id, ledger in locked.ledgers.items() if ledger.state == LedgerState.OPEN.value}
     late_ledgers = {
         write.ledger_id for write in writes if write.epoch == locked.epoch and write.ledger_id not in open_ledgers
@@ -159,7 +159,7 @@ def _register_segments(
 
 
 def _lock_registration_rows(connection: Connection, writes: Sequence[RegisterSegmentWrite]) -> _LockedRowsAndChanges:
-    """Lock topics, then ledgers, then sequences, each in the order of keys, so that two batches cannot deadlock."""
+    """Lock topics, then ledgers, then sequences, each in the order of keys. So two group commits cannot deadlock."""
     locks = _compile_registration_locks(connection.dialect.name)
     topic_ids = {write.topic_id for write in writes}
     topics = locks.topics.execute(connection, {(topic_id,) for topic_id in topic_ids}).all()
@@ -246,7 +246,7 @@ def _decide_registration(
 def _refuse_unless_transactions_open(
     write: RegisterSegmentWrite, transactions: Mapping[TransactionId, TransactionState]
 ) -> SextonError | None:
-    """Return an error if a transaction is not open. The writer then appends without that transaction."""
+    """Return an error if a transaction of the write is not open. The writer then appends without that transaction."""
     for part in write.transactions:
         state = transactions.get(part.txn)
         if state is None:

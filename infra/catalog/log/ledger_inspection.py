@@ -47,7 +47,7 @@ class SqlLedgerInspection(CatalogAdapter):
         filed = _read_intents(connection, ledger_id, now_us=self._db.now_us(connection))
         live = list(read_live_copies(connection, row)) if row else []
         topics = {intent.intent.topic_id for intent in filed} | ({row.topic_id} if row else set())
-        # If the ledger's topic is not known any more, the whole audit log is read, because only the topic selects rows.
+        # Without a known topic of the ledger, the whole audit log is read, because only the topic selects rows.
         of_topics = _A.topic_id.in_(sorted({*topics, SEVERAL_TOPICS})) if topics else true()
         is_about_ledger = _match_rows_about_ledger(ledger_id, of_topics, filed, live=row is not None)
         return LedgerHistory(
@@ -93,7 +93,7 @@ def _read_intents(connection: Connection, ledger_id: LedgerId, *, now_us: int) -
 
 
 def _find_detached_copies(intents: Iterable[InspectedIntent], live: Iterable[InspectedCopy]) -> Iterator[InspectedCopy]:
-    """Yield copies that only intents describe. If a copy has several intents, the newest intent counts."""
+    """Yield copies that have intents but no row. If a copy has several intents, the newest intent counts."""
     known_copies = {(copy.intent.copy, copy.intent.context.get("uuid")) for copy in live}
     for intent in intents:
         key = (intent.intent.copy, intent.intent.context.get("uuid"))
@@ -105,7 +105,7 @@ def _find_detached_copies(intents: Iterable[InspectedIntent], live: Iterable[Ins
 def _match_rows_about_ledger(
     ledger_id: LedgerId, of_topics: ColumnElement[bool], intents: list[InspectedIntent], *, live: bool
 ) -> ColumnElement[bool]:
-    """Select audit rows about this ledger or its batches. For a removed ledger, also select ranges around its id."""
+    """Select audit rows of the ledger or its batches. Without `live`, also select rows with ranges around its id."""
     is_in_range = and_(of_topics, _A.first_ledger <= ledger_id, _A.last_ledger >= ledger_id)
     if live:
         is_in_range = and_(is_in_range, _A.first_ledger == _A.last_ledger)
@@ -129,7 +129,7 @@ def _is_unrelated(entry: AuditEntry, ledger_id: LedgerId, batch_ids: Container[s
     """Return whether an audit row with a range of ledgers is not about this ledger.
 
     If the sample in the row is complete, the sample decides. Otherwise a row of one topic is about the ledger. A row of
-    several topics is about the ledger only if the row's batch is a batch of the ledger.
+    several topics is about the ledger only if the row's batch is in `batch_ids`.
     """
     sample, count = entry.detail.get("sample"), entry.detail.get("ledgers")
     if isinstance(sample, list) and count == len(sample):
@@ -144,7 +144,7 @@ def _iterate_entries(connection: Connection, where: ColumnElement[bool]) -> Iter
 
 
 def read_live_ledger(connection: Connection, ledger_id: LedgerId) -> Row[Any] | None:
-    """Return the ledger's row, with its ledger owner and the name of the topic, or `None`."""
+    """Return the ledger's row with ledger owner and topic name, or `None` if the ledger has no row."""
     lists, topics = t.ledger_list, t.topic
     source = t.ledger.join(lists, lists.c.list_id == t.ledger.c.list_id).join(
         topics, topics.c.topic_id == lists.c.topic_id
@@ -214,10 +214,10 @@ def _read_references(connection: Connection, row: Row[Any]) -> Iterator[LedgerRe
 
 
 def _read_cursor_references(connection: Connection, row: Row[Any]) -> Iterator[LedgerReference]:
-    """Yield references of subscriptions to the ledger, by name of the subscription.
+    """Yield the references of subscriptions to the ledger, sorted by the name of the subscription.
 
-    A subscription refers to a message ledger until the subscription has acknowledged all entries of the ledger. It also
-    refers to the ledger of its cursor snapshot.
+    A subscription refers to a message ledger until all entries of the ledger are acknowledged. It also refers to the
+    ledger of its cursor snapshot.
     """
     c = t.cursor.c
     inside = and_(c.mark_ledger == row.ledger_id, c.mark_entry < row.entries - 1)

@@ -61,13 +61,13 @@ def read_data_list_id(connection: Connection, topic_id: TopicId, *, lock: bool =
 def lock_component_list(
     connection: Connection, topic_id: TopicId, component: Component, keys: Mapping[str, str]
 ) -> int:
-    """Lock the list of a component. Return its id, or -1 if the component never had a ledger."""
+    """Lock the ledger list of a component. Return the list's id, or -1 if the list does not exist."""
     list_id = connection.execute(select_list_id(topic_id, component, keys).with_for_update()).scalar_one_or_none()
     return -1 if list_id is None else int(list_id)
 
 
 def lock_ledger_lists(connection: Connection, *conditions: ColumnElement[bool]) -> list[int]:
-    """Lock the lists that satisfy the conditions, ascending, which prevents deadlocks. Return the ids."""
+    """Lock the lists that satisfy the conditions, in the order of ids, to prevent deadlocks. Return the ids."""
     locked = select(_LISTS.list_id).where(*conditions).order_by(_LISTS.list_id).with_for_update()
     return list(connection.execute(locked).scalars())
 
@@ -75,8 +75,8 @@ def lock_ledger_lists(connection: Connection, *conditions: ColumnElement[bool]) 
 def ensure_ledger_list(connection: Connection, topic_id: TopicId, component: Component, keys: Mapping[str, str]) -> int:
     """Return the id of a ledger owner's list. Create the list if necessary.
 
-    The caller holds a share lock of the topic, but no lock of the list. If several callers create the list, the unique
-    key decides.
+    The caller holds a share lock of the topic, but no lock of the list. Concurrent callers get the same list, because
+    the key is unique.
     """
     query = select_list_id(topic_id, component, keys)
     list_id = connection.execute(query).scalar_one_or_none()
@@ -98,7 +98,7 @@ def remove_ledger_lists(connection: Connection, topic_id: TopicId) -> int:
 
 
 def insert_newborn_ledger(connection: Connection, owner: LedgerOwner, list_id: int, *, now_us: int) -> LedgerStatement:
-    """Insert a ledger with the next id, CREATING, and its primary copy. The list need not be locked."""
+    """Insert a CREATING ledger with the next id, and its primary copy. The caller need not lock the list."""
     allocated = connection.execute(
         update(t.catalog)
         .where(t.catalog.c.next_ledger_id < select(t.record_log.c.ledger_ceiling).scalar_subquery())
@@ -135,7 +135,7 @@ def _insert_newborn_ledgers(connection: Connection, list_id: int, statements: Se
 def attach_newborn_ledger(
     connection: Connection, list_id: int, ledger_id: LedgerId, *, after: LedgerId | None, now_us: int
 ) -> None:
-    """Put a newborn ledger at the end of the list, OPEN. If ledger `after` is OPEN, close it."""
+    """Add a newborn ledger at the end of the list and open it. If the ledger `after` is OPEN, close that ledger."""
     was_open = (t.ledger.c.ledger_id == after, t.ledger.c.state == LedgerState.OPEN.value)
     connection.execute(update(t.ledger).where(*was_open).values(state=LedgerState.CLOSED.value, closed_us=now_us))
     _add_to_list(connection, list_id, t.ledger.c.ledger_id == ledger_id, state=LedgerState.OPEN.value)
@@ -144,7 +144,7 @@ def attach_newborn_ledger(
 def publish_component_ledger(
     connection: Connection, row: Row[Any], *, size_bytes: int, sha256: str | None, now_us: int
 ) -> None:
-    """Put a newborn component ledger into its list, CLOSED. Insert its only segment, which has one entry."""
+    """Add a newborn component ledger to its list as CLOSED. Insert its only segment, which has one entry."""
     segment = {"ledger_id": row.ledger_id, "number": 0, "first_entry": 0, "entries": 1, "size_bytes": size_bytes}
     connection.execute(insert(t.segment).values(**segment, sha256=sha256, delayed=0))
     totals = {"entries": 1, "size_bytes": size_bytes, "segments": 1, "last_segment": 0}
@@ -153,14 +153,14 @@ def publish_component_ledger(
 
 
 def insert_stored_ledgers(connection: Connection, list_id: int, statements: Sequence[LedgerStatement]) -> None:
-    """Insert message ledgers that only storage has. Each is OPEN and empty, and its place is its id."""
+    """Insert message ledgers that only storage has, as OPEN and empty ledgers of the list."""
     if statements:
         _insert_newborn_ledgers(connection, list_id, statements)
         add_newborns_to_list(connection, list_id, [statement.ledger_id for statement in statements])
 
 
 def add_newborns_to_list(connection: Connection, list_id: int, ledger_ids: Collection[LedgerId]) -> None:
-    """Put newborn message ledgers into the list, OPEN. Use this only if storage shows that the ledgers were opened."""
+    """Add newborn message ledgers to the list as OPEN. Use this only if storage shows that they were opened."""
     if ledger_ids:
         _add_to_list(
             connection, list_id, is_one_of(connection, t.ledger.c.ledger_id, ledger_ids), state=LedgerState.OPEN.value
@@ -176,7 +176,7 @@ def close_followed_ledgers(connection: Connection, *, now_us: int) -> int:
 
 
 def _add_to_list(connection: Connection, list_id: int, is_newborn: ColumnElement[bool], **columns: Any) -> None:  # noqa: ANN401
-    """Put newborn ledgers into the list. The place of a ledger is its id, because ids ascend in a list."""
+    """Add newborn ledgers to the list, and make their copies LIVE. The place of a ledger is its id."""
     copies = update(t.ledger_copy).where(t.ledger_copy.c.ledger_id.in_(select(t.ledger.c.ledger_id).where(is_newborn)))
     connection.execute(update(t.ledger).where(is_newborn).values(place=t.ledger.c.ledger_id, **columns))
     connection.execute(copies.values(state=CopyState.LIVE.value))
@@ -188,7 +188,7 @@ def insert_segments(
 ) -> None:
     """Insert segments and update the ledgers. The caller holds locks of topics and ledgers, but not of lists.
 
-    `segments` are rows of `segment`. A row of `grown_ledger_rows` has a ledger's id and new values of
+    `segments` are rows of the table `segment`. A row of `grown_ledger_rows` has a ledger's id and new values of
     `GROWING_COLUMNS`.
     """
     segment_insert, ledger_update = _compile_segment_insert(connection.dialect.name)
@@ -208,7 +208,7 @@ def _compile_segment_insert(dialect: str) -> tuple[BulkStatement, BulkStatement]
 
 
 def raise_last_segments(connection: Connection, number_by_ledger: Mapping[int, int]) -> None:
-    """Raise the highest segment number of ledgers, which the numbers of later segments must exceed.
+    """Raise `last_segment` of ledgers. Later segments must have higher numbers.
 
     A lower number changes nothing. The caller has locked the ledgers.
     """
@@ -221,7 +221,7 @@ def raise_last_segments(connection: Connection, number_by_ledger: Mapping[int, i
 def insert_writing_copy(
     connection: Connection, list_id: int, ledger_id: LedgerId, kind: CopyKind, context: Mapping[str, str]
 ) -> None:
-    """Insert a copy of a listed ledger, WRITING. The ledger must have no copy of the kind."""
+    """Insert a WRITING copy of a listed ledger. The ledger must have no copy of this kind."""
     connection.execute(insert(t.ledger_copy).values(_copy_row(ledger_id, kind, context)))
     raise_list_version(connection, list_id)
 
@@ -258,8 +258,8 @@ def insert_missing_copies(connection: Connection, topic_id: TopicId) -> None:
 def remove_ledgers(connection: Connection, condition: ColumnElement[bool], *, tombstone_us: int | None = None) -> None:
     """Remove ledgers with their copies and segments, and raise the list versions. The caller has locked the lists.
 
-    Each selected ledger has intents, or is left out by a rebuild. If `tombstone_us` is set, each ledger leaves a
-    tombstone of that time.
+    Each of the ledgers has intents, or a rebuild leaves it out. With `tombstone_us`, each ledger leaves a tombstone of
+    that time.
     """
     if tombstone_us is not None:
         insert_ledger_tombstones(connection, condition, now_us=tombstone_us)
@@ -274,7 +274,7 @@ def remove_ledgers(connection: Connection, condition: ColumnElement[bool], *, to
 
 
 def remove_copies(connection: Connection, list_id: int, kind: CopyKind, condition: ColumnElement[bool]) -> None:
-    """Remove the copies of one kind of the selected ledgers. Raise the generation of these ledgers."""
+    """Remove the copies of one kind from ledgers that satisfy `condition`. Raise the generation of these ledgers."""
     is_in_list = (t.ledger.c.list_id == list_id) & condition
     ids = select(t.ledger.c.ledger_id).where(is_in_list)
     copies = (t.ledger_copy.c.kind == kind.value, t.ledger_copy.c.ledger_id.in_(ids))

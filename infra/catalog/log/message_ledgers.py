@@ -94,7 +94,7 @@ class SqlMessageLedgers(CatalogAdapter):
             topic = None
         if newborn is None or topic is None:
             reopen_newborn_intent(connection, ledger_id)
-            return False  # a trim took the ledger for abandoned, or its topic was deleted
+            return False  # a trim has replaced the ledger by an intent, or its topic was deleted
         read_data_list_id(connection, newborn.topic_id, lock=True)
         current = connection.execute(select(t.ledger).where(t.ledger.c.ledger_id == ledger_id)).first()
         if current is None:
@@ -145,7 +145,7 @@ def read_epoch(connection: Connection) -> int:
 
 
 def require_epoch(connection: Connection, expected: int | None) -> None:
-    """Refuse a request for another epoch of the catalog. `None` is accepted in any epoch."""
+    """Raise `StaleCatalog` if the catalog's epoch is not `expected`. `None` accepts any epoch."""
     epoch = read_epoch(connection) if expected is not None else None
     if epoch != expected:
         raise StaleCatalog(f"catalog epoch: expected {epoch}, found {expected} in the request")
@@ -165,7 +165,7 @@ def _compile_segments_in_ranges(dialect: str) -> BulkStatement:
 
 
 def filter_listed_ledgers(connection: Connection, topic_id: TopicId, ledger_ids: Collection[LedgerId]) -> list[Ledger]:
-    """Return those of the ledgers that are in the topic's list of message ledgers, ascending."""
+    """Return the ledgers that are in the topic's list of message ledgers, ascending."""
     page = _select_listed_ledgers(topic_id).where(is_one_of(connection, t.ledger.c.ledger_id, ledger_ids))
     return _read_listed_ledgers(connection, topic_id, page.order_by(t.ledger.c.ledger_id))
 

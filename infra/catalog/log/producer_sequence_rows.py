@@ -1,8 +1,8 @@
 """Sole writer of producers' sequence ids.
 
-The last ids of a row may belong to a transaction, whose outcome decides whether these ids count. Each read looks up the
-outcome. The outcome is stored in the row only before the transaction is removed. So the end of a transaction needs no
-statement here.
+The last ids of a row may belong to a transaction. These ids count only if the transaction commits. Each read looks up
+the state of the transaction, so that the end of a transaction need not change the row. Before a transaction is removed,
+its result is stored in the row.
 
 Lock order: after topics and ledgers, before transactions. Rows are locked in the order of topic and producer.
 """
@@ -41,7 +41,7 @@ def read_producer_sequences(
 def lock_producer_sequences(
     connection: Connection, keys: Collection[ProducerKey]
 ) -> dict[ProducerKey, HighestSequenceIds]:
-    """Lock the rows of producers. For a producer without a row, the lock of the topic's open ledger is enough."""
+    """Lock and return producers' sequences. For a producer without a row, the lock of the open ledger is enough."""
     rows = _compile_sequence_lock(connection.dialect.name).execute(connection, keys).all() if keys else []
     return _sequences_from_rows(connection, rows)
 
@@ -56,7 +56,7 @@ def _compile_sequence_lock(dialect: str) -> BulkStatement:
 
 
 def _sequences_from_rows(connection: Connection, rows: Collection[Any]) -> dict[ProducerKey, HighestSequenceIds]:
-    """Convert rows. A transaction that is decided meanwhile counts as open, so its producer must ask again."""
+    """Convert rows. A transaction that is decided during this call counts as open, and its producer must ask again."""
     txns = {TransactionId(row.txn_tc, row.txn_seq) for row in rows if row.txn_tc is not None}
     states = read_transaction_states(connection, txns) if txns else {}
     return {
@@ -93,7 +93,7 @@ def _compile_sequence_upsert(dialect: str, more: tuple[str, ...]) -> BulkStateme
     """Return the statement that writes the sequence id and the columns `more`. Other columns become null."""
     type_by_column: dict[str, TypeEngine[Any]] = {"topic_id": BIG, "producer": TEXT, "sequence_id": BIG}
     moved = build_bulk_parameter(dialect, "moved", {**type_by_column, **dict.fromkeys(more, BIG)})
-    # without WHERE, SQLite takes ON for the ON of a join
+    # without WHERE, SQLite parses ON CONFLICT as the ON of a join
     source = select(*(moved.source.c[name] for name in moved.columns)).where(true())
     statement = build_dialect_insert(dialect, t.producer_sequence).from_select(moved.columns, source)
     new = {name: statement.excluded[name] for name in ("sequence_id", *_OF_TRANSACTION)}  # others become null
@@ -103,7 +103,7 @@ def _compile_sequence_upsert(dialect: str, more: tuple[str, ...]) -> BulkStateme
 
 
 def store_outcomes_in_sequences(connection: Connection, state_by_txn: Mapping[TransactionId, TransactionState]) -> None:
-    """Store the outcomes of transactions that the caller removes next. Ids of aborted transactions do not count."""
+    """Apply the states of transactions that the caller removes next. Ids of aborted transactions are dropped."""
     if not state_by_txn:
         return
     row_txn = tuple_(_P.txn_tc, _P.txn_seq)

@@ -21,7 +21,7 @@ TOPIC_QUERY: Final = select(t.topic)
 def insert_topic(
     connection: Connection, name: str, policy: RetentionPolicy, *, durable_delete: bool | None, now_us: int
 ) -> Topic:
-    """Insert an ACTIVE topic with an empty list of ledgers. The unique key decides if several callers use one name."""
+    """Insert an ACTIVE topic with an empty list of message ledgers. Raise `AlreadyExists` if the name is taken."""
     existing_state = connection.execute(select(t.topic.c.state).where(t.topic.c.name == name)).scalar_one_or_none()
     if existing_state:
         raise AlreadyExists(f"topic {name!r}: expected a free name, found a topic that is {existing_state}")
@@ -65,16 +65,16 @@ def insert_topic_found_in_storage(connection: Connection, topic_id: TopicId, nam
 
 
 def add_share_lock(topics: Select[Any]) -> Select[Any]:
-    """Add the share lock that work on topics needs. A deletion may begin meanwhile, but removes rows only later.
+    """Add the share lock for work on topics. It delays the removal of a topic, but not the change to DELETING.
 
-    In PostgreSQL, later share locks overtake a waiting exclusive lock. If a deletion had to wait for share locks before
-    it begins, the deletion of a busy topic would never begin. Source: PostgreSQL's README.tuplock.
+    In PostgreSQL, new share locks overtake a waiting exclusive lock. If the change to DELETING waited for share locks,
+    the deletion of a busy topic would never begin. Source: PostgreSQL's README.tuplock.
     """
     return topics.with_for_update(read=True, key_share=True)
 
 
 def share_lock_and_filter_active_topics(connection: Connection, ids: Iterable[int]) -> set[int]:
-    """Share-lock topics, ascending, so that a deletion of their rows waits. Return the ids of ACTIVE topics."""
+    """Share-lock topics, ascending, so that their removal waits. Return the ids of ACTIVE topics."""
     c = t.topic.c
     locked = add_share_lock(
         select(c.topic_id, c.state).where(is_one_of(connection, c.topic_id, ids)).order_by(c.topic_id)
@@ -83,7 +83,7 @@ def share_lock_and_filter_active_topics(connection: Connection, ids: Iterable[in
 
 
 def read_topic(connection: Connection, topic_id: TopicId, *, share_lock: bool = False) -> Topic:
-    """Return a topic. A share lock makes a deletion of the topic's rows wait."""
+    """Return a topic. With `share_lock`, the removal of the topic waits for this transaction."""
     query = TOPIC_QUERY.where(t.topic.c.topic_id == topic_id)
     row = connection.execute(add_share_lock(query) if share_lock else query).first()
     if row is None:
@@ -94,7 +94,7 @@ def read_topic(connection: Connection, topic_id: TopicId, *, share_lock: bool = 
 def lock_active_topic(connection: Connection, topic_id: TopicId) -> Topic:
     """Share-lock a topic and require that it is ACTIVE.
 
-    A topic in another state is not locked, because its deletion would wait for the lock.
+    A DELETING topic is not locked, because its removal would wait for the lock.
     """
     active = TOPIC_QUERY.where(t.topic.c.topic_id == topic_id, t.topic.c.state == TopicState.ACTIVE.value)
     row = connection.execute(add_share_lock(active)).first()
@@ -105,7 +105,7 @@ def lock_active_topic(connection: Connection, topic_id: TopicId) -> Topic:
 
 
 def mark_topic_deleting(connection: Connection, topic_id: TopicId) -> None:
-    """Set the topic DELETING for good. The caller has a key-share lock of the row."""
+    """Set the topic DELETING, which is final. The caller has locked the row."""
     change = update(t.topic).where(t.topic.c.topic_id == topic_id)
     connection.execute(change.values(state=TopicState.DELETING.value))
 

@@ -23,7 +23,7 @@ _IS_DATA = (_LISTS.component == Component.MANAGED_LEDGER.value) & _L.place.is_no
 
 
 BufferViewByTopic = Mapping[TopicId, BufferView]
-"""Result of `read_buffers`, by topic. It must be read after the topic's ledgers."""
+"""Result of `read_buffers`. Buffers and ledgers must be read in one snapshot."""
 
 
 def read_topic_totals(
@@ -87,7 +87,7 @@ def _count_backlogs_with_transactions(
 def count_cursor_backlogs(
     connection: Connection, topic_id: TopicId, listed: Select[Any], states: Sequence[CursorState]
 ) -> list[int]:
-    """Return the backlog of each state. A state may include the cursor snapshot, which the cursor's row lacks."""
+    """Return the backlog of each state, in entries. A state may include the content of the cursor snapshot."""
     if not states:
         return []
     keys = {(topic_id, str(number)): state for number, state in enumerate(states)}
@@ -113,7 +113,7 @@ def count_topic_backlogs(
     states: Mapping[tuple[TopicId, str], CursorState],
     buffers: BufferViewByTopic,
 ) -> dict[tuple[TopicId, str], int]:
-    """Return the backlogs of all cursors of the topics. `states` are read from rows, without cursor snapshots."""
+    """Return the backlogs of all cursors of the topics. `states` lack the content of cursor snapshots."""
     c = t.cursor.c
     query = (
         select(c.topic_id, c.name, func.sum(_entries_after(c.mark_ledger, c.mark_entry)).label("left"))
@@ -154,7 +154,7 @@ def _subtract_acknowledged(visible_entries: int, state: CursorState, listed: set
 
 
 def read_frontier(connection: Connection, topic_id: TopicId, from_ledger: int) -> Frontier:
-    """Return the frontier of a topic at one moment. The last entry is read before the buffers."""
+    """Return the frontier of a topic. The last entry is read before the buffer, as `read_buffers` requires."""
     end = read_last_position(connection, topic_id)
     view = read_buffers(connection, [topic_id], from_ledger=from_ledger)[topic_id]
     if end is None:
@@ -172,8 +172,8 @@ def read_last_position(
 ) -> Position | None:
     """Return the topic's last entry, or `None`. With `before`, only ledgers with lower ids count.
 
-    With `include_empty`, the last ledger may be empty. The result is then the position before its first entry, and so
-    never moves back.
+    With `include_empty`, an empty last ledger counts. The result is then the position before its first entry. So the
+    result never moves back.
     """
     c, list_id = t.ledger.c, select_list_id(topic_id, Component.MANAGED_LEDGER, {}).scalar_subquery()
     conditions = [c.list_id == list_id, c.place.is_not(None)]

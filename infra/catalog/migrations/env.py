@@ -1,4 +1,4 @@
-"""Alembic's entry: migrations run on the connection, and in the transaction, that `upgrade` hands over."""
+"""Entry point of Alembic. Migrations run on the connection of `migrate_catalog`, in its transaction."""
 
 from alembic import context
 

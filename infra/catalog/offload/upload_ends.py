@@ -1,4 +1,4 @@
-"""Uploads of tiered copies: which uploads have ended, and how their copies leave the catalog."""
+"""End of uploads of tiered copies: selection of abandoned uploads, and intents for their objects."""
 
 from typing import Any
 
@@ -24,9 +24,9 @@ _P = t.pending_deletion
 
 
 def match_abandoned_uploads(now_us: int) -> ColumnElement[bool]:
-    """Select tiered copies whose upload has ended and that will never be published.
+    """Select WRITING tiered copies whose upload deadline passed more than `UPLOAD_GRACE_S` ago.
 
-    Without a valid time, the copy stays.
+    A copy without a readable deadline is not selected.
     """
     c = t.ledger_copy.c
     stored_end = cast(JsonOrNull(c.context)["until_us"].as_string(), Text)
@@ -37,7 +37,7 @@ def match_abandoned_uploads(now_us: int) -> ColumnElement[bool]:
 
 
 def build_ledger_statement(topic: Topic, row: Row[Any]) -> LedgerStatement:
-    """Return the expected statement of a ledger of messages. `row` must include the `component` of its list."""
+    """Return the expected statement of a message ledger. `row` must include the `component` of the ledger's list."""
     owner = LedgerOwner(
         application=row.application,
         component=Component(row.component),
@@ -57,7 +57,7 @@ def read_tiered_copy(connection: Connection, ledger_id: LedgerId) -> Row[Any] | 
 def end_upload_and_file_intent(
     connection: Connection, list_id: int | None, ledger_id: LedgerId, uuid: str, *, until_us: int | None, now_us: int
 ) -> None:
-    """End an attempt like `Offloads.abandon_offload`. The caller holds the lock of the list, if the list still exists.
+    """End an upload attempt as in `Offloads.abandon_offload`. The caller has locked the list if it still exists.
 
     `until_us` is the time of the attempt's last request, or `None` if all requests were answered.
     """
@@ -75,10 +75,10 @@ def end_upload_and_file_intent(
 def _shorten_upload_wait_or_file_intent(
     connection: Connection, ledger_id: LedgerId, uuid: str, until_us: int | None, now_us: int
 ) -> None:
-    """Shorten the wait of the attempt's last intent, or file one more intent.
+    """Shorten the wait of the attempt's last intent. If that intent waits no longer, file one more intent.
 
-    An intent that still waits for the end of the upload will see every object. Another intent may have missed objects.
-    If the last intent has no end time, an earlier call has done this.
+    An intent that still waits for the end of the upload will find every object. An intent that waits no longer may have
+    missed objects. If the last intent has no end time, an earlier call has done this.
     """
     conditions = (_P.c.ledger_id == ledger_id, _P.c.copy == TIERED.value)
     rows = connection.execute(

@@ -1,4 +1,4 @@
-"""Fences of bundles in SQL. Each acquisition raises the fence. Each write under a lease locks and compares it."""
+"""Fences of bundles in SQL. Each acquisition raises the fence. Each write under a lease locks and checks the fence."""
 
 import logging
 import time
@@ -25,8 +25,8 @@ T = TypeVar("T")
 _F = t.bundle_fence.c
 _SELECT: Select[Any] = select(_F.bundle, _F.counter, _F.worker_id, _F.raised_us)
 _MAX_TOTAL_WAIT_S = 4.0  # for all rows that other transactions lock: about half a session timeout
-_MAX_ROW_WAIT_S = 2.0  # for one such row: many times the duration of a write under a lease
-_ROWS_PER_STATEMENT = 1_000  # four parameters each, within the limits of both dialects
+_MAX_ROW_WAIT_S = 2.0  # for one locked row: many times the duration of a write under a lease
+_ROWS_PER_STATEMENT = 1_000  # with four parameters a row, within the limits of both databases
 
 
 class SqlFences(CatalogAdapter):
@@ -58,7 +58,7 @@ class SqlFences(CatalogAdapter):
         return self._upsert_fences(connection, raisable_bundles, worker_id)
 
     def _raise_locked_fences(self, bundles: Sequence[BundleId], worker_id: str) -> list[Lease]:
-        """Wait in the queue of each row's lock, so that busy writers cannot keep this call out."""
+        """Queue for the lock of each row, so that busy writers cannot delay this call for ever."""
         leases: list[Lease] = []
         deadline_s = time.monotonic() + _MAX_TOTAL_WAIT_S
         for bundle in bundles:
@@ -97,7 +97,7 @@ class SqlFences(CatalogAdapter):
 
 
 class LeaseBoundAdapter(CatalogAdapter):
-    """Port that may be bound to a lease. Its writes then require the lease."""
+    """Adapter that may be bound to a lease. The writes of a bound adapter require the lease."""
 
     _lease: Lease | None = None
 
@@ -108,13 +108,13 @@ class LeaseBoundAdapter(CatalogAdapter):
 
 
 def lock_fence_of_lease(connection: Connection, lease: Lease | None) -> None:
-    """Lock the lease's fence, so that no process can raise it until this transaction ends. `None` requires nothing.
+    """Lock the lease's fence, so that no process raises the fence before this transaction ends. `None` locks nothing.
 
     Lock order: after topic, ledger list and ledger; before intents, cursors and runs; and before any write.
 
-    A share lock would exclude a raise, too. But PostgreSQL lets further share locks pass a waiting exclusive lock. So a
-    worker that lost the bundle could keep its successor from raising the fence. An update of the row takes this lock.
-    Source: PostgreSQL's README.tuplock.
+    The lock is the one that an update takes. A share lock would not be enough: PostgreSQL lets new share locks overtake
+    a waiting exclusive lock. So a worker that lost the bundle could keep the next owner from raising the fence. Source:
+    PostgreSQL's README.tuplock.
     """
     if lease is None:
         return

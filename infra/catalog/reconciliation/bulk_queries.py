@@ -25,7 +25,7 @@ _L, _C, _P = t.ledger.c, t.ledger_copy.c, t.pending_deletion.c
 CREATING: Final = 1
 LISTED: Final = 2
 OTHER_APPLICATION: Final = 4
-"""Bits of `flags`. They replace two texts, which in millions of rows would cost as much as all other columns."""
+"""Bits of `flags`. They replace the texts `state` and `application`, which would be as large as all other columns."""
 
 
 def select_ledgers_with_flags(first: int, end: int, own_application: str) -> Select[Any]:
@@ -42,14 +42,14 @@ def select_ledgers_with_flags(first: int, end: int, own_application: str) -> Sel
 
 NUMBER_MODULUS: Final = 4_093
 SIZE_MODULUS: Final = 65_521
-"""Primes that keep the moment of a ledger of some millions of segments within 64 bits."""
+"""Prime moduli, with which the weighted sum of a ledger with millions of segments fits in 64 bits."""
 
 
 def select_weighted_segment_sums(first: int, end: int) -> Select[Any]:
     """Select a weighted sum of segment sizes for each ledger with two or more segments.
 
-    The weights are the squares of segment numbers. A plain sum of sizes does not show that two segments of different
-    lengths changed places, or that one segment has bytes of another.
+    The weights are the squares of segment numbers. Unlike a plain sum, the weighted sum shows that two segments of
+    different sizes were exchanged, or that a segment has bytes of another segment.
     """
     c, one = t.segment.c, literal_column("1", t.Big)
     place = c.number % literal_column(str(NUMBER_MODULUS), t.Big) + one
@@ -59,7 +59,7 @@ def select_weighted_segment_sums(first: int, end: int) -> Select[Any]:
 
 
 def select_ledgers_with_wrong_sums(first: int, end: int) -> Select[Any]:
-    """Select ledgers whose row has other sums than the rows of their segments at the same moment."""
+    """Select ledgers whose totals differ from the sums over their segments, read at the same moment."""
     c, zero = t.segment.c, literal_column("0", t.Big)
     totals = build_segment_sum_aggregates()
     columns = [total.label(name) for name, total in totals.items()]
@@ -70,7 +70,7 @@ def select_ledgers_with_wrong_sums(first: int, end: int) -> Select[Any]:
 
 
 def select_max_segments(first: int, end: int) -> Select[Any]:
-    """Select the highest number of segments in a ledger of a range, or 0 without ledgers."""
+    """Select the number of segments of the ledger with the most segments, or 0 without ledgers."""
     segments = func.coalesce(func.max(_L.segments), literal_column("0", t.Big))
     return select(cast(segments, t.Big).label("segments")).where(*_is_in_range(_L.ledger_id, first, end))
 
@@ -94,10 +94,7 @@ def select_copies(first: int, end: int) -> Select[Any]:
 
 
 def select_referenced_component_ledgers(first: int, end: int) -> Select[Any]:
-    """Select ledgers that a component of `REFERRING_COLUMN_BY_COMPONENT` names, with that component.
-
-    They are in use.
-    """
+    """Select the ledgers that a column of `REFERRING_COLUMN_BY_COMPONENT` names, with the column's component."""
     each = (
         select(key.label("ledger_id"), literal_column(f"'{name}'", Text).label("component")).where(
             *_is_in_range(key, first, end)
@@ -109,7 +106,7 @@ def select_referenced_component_ledgers(first: int, end: int) -> Select[Any]:
 
 
 def select_ledger_lists() -> Select[Any]:
-    """Select lists of ledgers with their topic's encoded name, by `list_id`. `owner` is one JSON object."""
+    """Select ledger lists with the topic's encoded name, ascending by `list_id`. `owner` is a JSON object."""
     c = t.ledger_list.c
     source = t.ledger_list.outerjoin(t.topic, t.topic.c.topic_id == c.topic_id)
     columns = (c.list_id, c.topic_id, c.component, c.owner, cast_to_text_or_empty(t.topic.c.name, "topic"))
@@ -117,7 +114,7 @@ def select_ledger_lists() -> Select[Any]:
 
 
 def select_tiered_copies(first: int, end: int) -> Select[Any]:
-    """Select tiered copies with their context as stored. Columns of a lost ledger row are null."""
+    """Select tiered copies with their context as stored. If the row of the ledger is lost, its columns are null."""
     source = t.ledger_copy.outerjoin(t.ledger, _L.ledger_id == _C.ledger_id)
     columns = (_C.ledger_id, _L.created_us, _C.state, cast_to_text(_C.context), _L.size_bytes)
     is_tiered = (_C.kind == CopyKind.OFFLOADED_LEDGER.value, *_is_in_range(_C.ledger_id, first, end))
@@ -161,9 +158,9 @@ def select_segments(ledger_ids: Collection[int]) -> Select[Any]:
 
 
 def select_unreferenced_ledgers(ledger_ids: Collection[int]) -> Select[Any]:
-    """Select the given ledgers that have a row, are not CREATING and have no reference.
+    """Select the `ledger_ids` that have a row, are not CREATING and have no reference.
 
-    One statement sees a ledger and the rows that name it at one moment. Queries of ranges read table by table, and a
+    This single statement reads ledgers and references at one moment. Queries of ranges read table by table, so that a
     snapshot or a schema may be published in between.
     """
     component = func.coalesce(t.ledger_list.c.component, "")
@@ -182,7 +179,7 @@ def select_stalled_intents(row_ids: Collection[int]) -> Select[Any]:
 
 
 def select_primary_segments_of_topic(topic_id: int) -> Select[Any]:
-    """Select the segments of a topic's listed data ledgers that have a primary copy, in entry order."""
+    """Select the segments of the topic's listed message ledgers that have a primary copy, in the order of entries."""
     c, lists = t.segment.c, t.ledger_list
     source = (
         t.segment.join(t.ledger, _L.ledger_id == c.ledger_id)
@@ -199,7 +196,7 @@ def select_primary_segments_of_topic(topic_id: int) -> Select[Any]:
 
 
 def select_copy_sizes_to_scrub(first: int, end: int, topics: Collection[int]) -> Select[Any]:
-    """Select LIVE copies with their bytes and number of objects (tiered: 1). Empty `topics` selects every topic."""
+    """Select LIVE copies with size and number of objects (1 for a tiered copy). Empty `topics` selects all topics."""
     tiered = _C.kind == CopyKind.OFFLOADED_LEDGER.value
     objects = case((tiered, literal_column("1", t.Big)), else_=_L.segments).label("objects")
     columns = (_L.ledger_id, _L.size_bytes, objects)
@@ -213,7 +210,7 @@ def select_copy_sizes_to_scrub(first: int, end: int, topics: Collection[int]) ->
 
 
 def select_segments_to_scrub(first: int, end: int, topics: Collection[int]) -> Select[Any]:
-    """Select the segments of ledgers with a LIVE primary copy, with their topic, by ledger and number."""
+    """Select the segments of LIVE primary copies with the topic's name, ordered by ledger and number."""
     c, lists = t.segment.c, t.ledger_list.c
     source = (
         t.segment.join(t.ledger, _L.ledger_id == c.ledger_id)
@@ -231,7 +228,7 @@ def select_segments_to_scrub(first: int, end: int, topics: Collection[int]) -> S
 
 
 def select_tiered_copies_to_scrub(first: int, end: int, topics: Collection[int]) -> Select[Any]:
-    """Select LIVE tiered copies with their context as stored, and with their topic."""
+    """Select LIVE tiered copies with their stored context and the topic's name."""
     lists = t.ledger_list.c
     source = (
         t.ledger.join(t.ledger_copy, (_C.ledger_id == _L.ledger_id) & (_C.kind == CopyKind.OFFLOADED_LEDGER.value))
@@ -255,7 +252,7 @@ def _match_live_copies_to_scrub(first: int, end: int, topics: Collection[int]) -
 
 
 def select_active_topic_segment_counts() -> Select[Any]:
-    """Select topics that are not being deleted. `size` is the number of segments of their data ledgers."""
+    """Select ACTIVE topics. `size` is the number of segments of the topic's message ledgers."""
     c, lists = t.topic.c, t.ledger_list
     data = (lists.c.topic_id == c.topic_id) & (lists.c.component == Component.MANAGED_LEDGER.value)
     source = t.topic.outerjoin(lists, data).outerjoin(t.ledger, _L.list_id == lists.c.list_id)
@@ -271,9 +268,9 @@ def _is_among(key: ColumnElement[Any], ids: Collection[int], what: str = "ledger
 
 
 def select_ledger_and_intent_bounds() -> Select[Any]:
-    """Select `first_ledger`, `last_ledger`, `ledgers` (rows), and `first_row` and `last_row` of the intents.
+    """Select `first_ledger`, `last_ledger`, the number of `ledgers`, and `first_row` and `last_row` of the intents.
 
-    In an empty table, the first id is 0 and the last is -1.
+    For an empty table, the first id is 0 and the last id is -1.
     """
 
     def extreme(function: Any, key: ColumnElement[int], empty: str, name: str) -> ColumnElement[Any]:  # noqa: ANN401

@@ -1,6 +1,7 @@
-"""Filing of a page of findings as intents, in one transaction that checks each finding again under locks.
+"""Filing of a page of findings as intents. One transaction checks each finding again under locks.
 
-An orphan that has a row, an intent or a dead letter by now is kept. Lock order: run, topics, lists, intents.
+An orphan is kept if the catalog now has a row, an unfinished intent or a dead letter of the same copy. Lock order: run,
+topics, lists, intents.
 """
 
 import hashlib
@@ -47,7 +48,7 @@ _P, _L = t.pending_deletion.c, t.ledger.c
 
 
 def _fingerprint_findings(findings: FindingsToFile) -> str:
-    """Return a digest of the findings. Another digest shows that another request has used the batch id."""
+    """Return a digest of the findings. If the batch's run has another digest, another request has used the batch id."""
     orphans = sorted(
         (orphan.number, orphan.copy.value, orphan.statement.ledger_id, _upload_uuid(orphan))
         for orphan in findings.orphans
@@ -64,7 +65,7 @@ def file_findings(connection: Connection, page: FindingsFilingRequest, now_us: i
     if summary is None and not insert_run_if_absent(
         connection, page.batch_id, DELETION_RUN_KIND, opened, claim=page.claim, now_us=now_us
     ):
-        summary = find_earlier_summary(connection, page.batch_id, request)  # of the call for which this call waited
+        summary = find_earlier_summary(connection, page.batch_id, request)  # stored by a concurrent call
     if summary is not None:
         reasons = _parse_stored_reasons(summary.pop("kept"))
         return FindingsFilingResult(detached=DetachedBatch(batch_id=page.batch_id, **summary), kept=reasons)
@@ -142,7 +143,7 @@ def _lock_topics_and_lists(connection: Connection, ledger_ids: Iterable[int]) ->
 
 @dataclass(frozen=True, slots=True)
 class _FilingDecision:
-    reasons: Mapping[int, str]  # to keep, by number of the finding
+    reasons: Mapping[int, str]  # reasons to keep a finding, by number of the finding
     generations: Mapping[int, int]  # highest generation of each ledger that has a row or an intent
     with_row: frozenset[int]  # ledgers of orphans that have a row
 
@@ -150,7 +151,7 @@ class _FilingDecision:
 def _decide_what_to_file(
     connection: Connection, findings: FindingsToFile, now_us: int, *, lock: bool
 ) -> _FilingDecision:
-    """Decide which findings to file. With `lock`, this locks intents, after the caller has locked the lists."""
+    """Decide which findings to file. With `lock`, also lock the intents. The caller has locked the lists."""
     decision = _decide_orphans_to_file(connection, findings.orphans, lock=lock)
     reasons = {
         **decision.reasons,
@@ -202,9 +203,9 @@ def _file_orphans(
     reason_by_kept_finding: dict[int, str],
     now_us: int,
 ) -> int:
-    """File each orphan with the next generation of its ledger.
+    """File each orphan with the next generation of its ledger. Return the number of filed orphans.
 
-    Return their number. An orphan filed meanwhile goes to `kept`.
+    An orphan that another transaction filed meanwhile is added to `reason_by_kept_finding`.
     """
     generations, rows = dict(decision.generations), dict[int, dict[str, Any]]()
     for orphan in page.orphans:
@@ -254,7 +255,7 @@ def _describe_unfinished_deletion(orphan: OrphanCopy, intents: Sequence[Any]) ->
 
 
 def _is_row_of_copy(orphan: OrphanCopy, copy: str, context: str) -> bool:
-    """Return whether a row of the ledger is of this copy. An unreadable context may be of any copy."""
+    """Return whether a row with `copy` and `context` may be of the orphan. An unreadable context counts as equal."""
     if copy != orphan.copy.value:
         return False
     fields = parse_offload_context(context)
@@ -331,7 +332,7 @@ def _find_reason_to_keep_ledger(
 def _find_reasons_to_keep_stalled(
     connection: Connection, stalled_rows: Mapping[int, int], now_us: int, *, lock: bool
 ) -> dict[int, str]:
-    """Return why intents must stay. A separate statement locks them, as for `move_intents_to_batch`."""
+    """Return why intents are not stalled. A separate statement locks them, as `move_intents_to_batch` requires."""
     is_asked = is_one_of(connection, _P.row_id, stalled_rows.values())
     if lock:
         connection.execute(select(_P.row_id).where(is_asked).order_by(_P.row_id).with_for_update())

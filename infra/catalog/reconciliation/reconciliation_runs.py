@@ -1,4 +1,4 @@
-"""Runs of reconciliations in the catalog, and the changes of an apply."""
+"""Runs of reconciliations in SQL, and the changes that an apply makes in the catalog."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -44,7 +44,7 @@ from logstore.reconciliation.orphan_doubts_from_rows import SegmentSums, describ
 from logstore.reconciliation.plausibility_guards import reason_to_keep_segment, takes_segments
 
 _P, _R, _L, _S, _C = t.pending_deletion.c, t.run.c, t.ledger.c, t.segment.c, t.ledger_copy.c
-_MAX_AUDITED_KEYS: Final = 10  # in a row of the audit log: a sample
+_MAX_AUDITED_KEYS: Final = 10  # sample of the segments' keys in one audit row
 _IS_RECONCILIATION_RUN = _R.kind.in_([kind.value for kind in RunKind])
 
 
@@ -130,7 +130,7 @@ class SqlReconciliationRuns(CatalogAdapter):
             raise_last_segments(connection, highest_number_by_ledger)
             ids = sorted({ledger_id for ledger_id, _ in passed_segments})
             now_us = self._db.now_us(connection)
-            # Triggers do not record `last_segment`, because a segment's own record has it. Here there is no segment.
+            # Triggers do not record `last_segment`, because the segment's record has it. Here no segment is registered.
             changed = select(literal("ledger"), _L.ledger_id, literal("")).where(
                 is_one_of(connection, _L.ledger_id, ids)
             )
@@ -185,7 +185,7 @@ def _filed_copy_from_row(row: Row[Any]) -> FiledCopyRow:
 
 
 def _read_common_topic(connection: Connection, ids: Sequence[int]) -> dict[str, Any]:
-    """Return id and name of the topic of the ledgers. Ledgers of several topics have no name."""
+    """Return id and name of the ledgers' topic. For several topics, return `SEVERAL_TOPICS` and no name."""
     of_ledgers = t.ledger.join(t.ledger_list, t.ledger_list.c.list_id == _L.list_id)
     ledgers_with_topics = of_ledgers.join(t.topic, t.topic.c.topic_id == t.ledger_list.c.topic_id)
     query = (
@@ -222,7 +222,7 @@ def _find_reasons_to_keep_segments(
     ledgers: Mapping[int, Any],
     passed_over: Mapping[LedgerId, int],
 ) -> dict[int, str]:
-    """Return why segments must be kept. Numbers of a ledger up to `passed_over` count as used."""
+    """Return why segments must be kept, by number of the finding. Segment numbers up to `passed_over` count as used."""
     registered = _filter_registered_segments(connection, sorted(set(segments.values())))
     return {
         number: f"segment {segment[1]} of ledger {segment[0]}: {reason}"

@@ -1,4 +1,4 @@
-"""Rows of the catalog that name ledgers with objects in storage, for plans and applies."""
+"""Rows of the catalog that name given ledgers. Plans and applies compare these rows with objects in storage."""
 
 import json
 from collections import defaultdict
@@ -25,7 +25,7 @@ ReadRows = Callable[[Select[Any]], Iterable[Mapping[str, Any]]]
 def read_rows_naming_ledgers(read: ReadRows, ledger_ids: Collection[int]) -> dict[int, LedgerRows]:
     """Return the rows that name each ledger.
 
-    Copies are read before deletions, so that no copy detached meanwhile is missed.
+    Copies are read before intents, so that a copy that is detached meanwhile is not missed.
     """
     rows_by_ledger: dict[int, LedgerRows] = {}
     all_ids = sorted(set(ledger_ids))
@@ -69,7 +69,7 @@ def _group_by_ledger(rows: Iterable[Mapping[str, Any]]) -> Mapping[int, Sequence
 
 
 def _owner_from_row(row: Mapping[str, Any], row_description: str) -> OwnerInRow | None:
-    """Return the owner that a row states. `None`: the row is damaged, or its list or topic has no row."""
+    """Return the ledger owner that a row states, or `None` if the row is damaged or its list or topic has no row."""
     if not row["topic"]:
         return None
     try:
@@ -93,9 +93,9 @@ def _segment_sums_from_row(row: Mapping[str, Any], prefix: str) -> SegmentSums:
 
 
 def _find_newer_snapshot_ledgers(read: ReadRows, ledgers: Sequence[Mapping[str, Any]]) -> dict[int, LedgerId]:
-    """Return, by ledger, the newer ledger that its cursor or its topic's transaction snapshot names now.
+    """Return for each snapshot ledger the newer ledger that the same cursor or transaction buffer names now, if any.
 
-    A cursor that is younger than the ledger is another cursor of the same name.
+    A cursor that is younger than the ledger is ignored, because it is another cursor of the same name.
     """
     cursors, snapshots = (
         [row for row in ledgers if row["component"] == component.value]
@@ -115,7 +115,7 @@ def _find_newer_snapshot_ledgers(read: ReadRows, ledgers: Sequence[Mapping[str, 
 
 
 def _parse_cursor_name(row: Mapping[str, Any]) -> str:
-    """Return the cursor in the list's keys. The name is empty without a cursor, or if the row is damaged."""
+    """Return the name of the cursor in the keys of a list, or an empty text if there is none."""
     try:
         return str(json.loads(row["keys"]).get("cursor", ""))
     except (ValueError, AttributeError, TypeError):
@@ -133,10 +133,7 @@ def _is_ended_primary_deletion(row: Mapping[str, Any]) -> bool:
 
 
 def _select_ledger_owners_and_sums(ledger_ids: Collection[int]) -> Select[Any]:
-    """Select ledgers with the owner that their lists and topics state.
-
-    Without these rows, texts are empty and numbers 0.
-    """
+    """Select ledgers with ledger owner and sums over segments. Missing texts are empty, and missing numbers are 0."""
     lists, zero = t.ledger_list.c, literal_column("0", t.Big)
     source = t.ledger.outerjoin(t.ledger_list, lists.list_id == _L.list_id)
     source = source.outerjoin(t.topic, t.topic.c.topic_id == lists.topic_id)
@@ -166,7 +163,7 @@ def build_segment_sum_columns() -> list[ColumnElement[int]]:
 
 
 def build_segment_sum_aggregates() -> dict[str, ColumnElement[int]]:
-    """Return aggregates over rows of `segment`, by the column of `ledger` with the same sum."""
+    """Return sums over rows of `segment`, by the name of the column of `ledger` that stores the sum."""
     c = t.segment.c
     totals = {"segments": func.count(), "entries": func.sum(c.entries), "size_bytes": func.sum(c.size_bytes)}
     return {name: cast(total, t.Big) for name, total in totals.items()}
@@ -179,7 +176,7 @@ def _select_cursor_snapshots(topic_ids: Collection[int]) -> Select[Any]:
 
 
 def _select_buffer_snapshots(topic_ids: Collection[int]) -> Select[Any]:
-    """Select the ledgers of transaction snapshots, in the columns of `_select_cursor_snapshots`."""
+    """Select the ledgers of transaction snapshots, with the same columns as `_select_cursor_snapshots`."""
     c, zero = t.transaction_snapshot.c, literal_column("0", t.Big)
     columns = (c.topic_id, literal_column("''", Text).label("cursor"), c.ledger_id.label("newest"))
     return select(*columns, zero.label("since_us")).where(c.topic_id.in_(topic_ids), c.ledger_id.is_not(None))
@@ -197,7 +194,7 @@ def _select_deletions(ledger_ids: Collection[int]) -> Select[Any]:
 
 
 def _select_tables_naming_ledgers(ledger_ids: Collection[int]) -> Select[Any]:
-    """Select ledgers with each other table whose rows name them. Such a row is removed only with the ledger."""
+    """Select ledgers with the names of other tables that have rows about the ledger, as long as the ledger exists."""
     keys = (
         t.segment.c.ledger_id,
         *REFERRING_COLUMN_BY_COMPONENT.values(),

@@ -24,9 +24,9 @@ from logstore.transactions.transaction_ids_and_states import Participant, Transa
 
 
 def lock_decided_before_flush(connection: Connection, txns: Iterable[TransactionId]) -> set[TransactionId]:
-    """Lock the transactions. Return the transactions that were decided before the flush.
+    """Lock the transactions. Return the transactions that were decided before the last flush.
 
-    Decisions by adoption do not count, because their time is after the flush.
+    Transactions that adoption decided are not returned, because the time of these decisions is after the flush.
     """
     flushed_us = _read_flushed_us(connection)
     row_by_txn = lock_transactions(connection, txns)
@@ -38,11 +38,12 @@ def adopt_transactions(
 ) -> None:
     """Store the ranges, markers and transactions of adopted segments. `segments` are in the order of the log.
 
-    A marker decides its transaction. An unknown transaction without a marker becomes open, and its deadline is in the
+    A transaction marker decides its transaction. An unknown transaction is inserted as open, with a deadline in the
     past.
 
-    A marker restores the acknowledgements of its transaction, and a commit marker applies them. For transactions
-    decided before the flush this is skipped: the flushed cursors already include the acknowledgements, or a later seek.
+    A subscription's marker contains acknowledgements. A commit applies these to the cursor. Acknowledgements of a
+    transaction that was decided before the flush are skipped: the flushed cursor already includes them, or a later
+    seek.
     """
     _TransactionAdoption(connection, topic_id, topic_name, segments, now_us).adopt_ranges_and_markers()
 
@@ -85,7 +86,7 @@ class _TransactionAdoption:
         self._decide_marked_transactions()
 
     def _remove_entries_to_register_again(self) -> None:
-        """Remove entries from buffers if the rebuild has skipped their segments, which adoption registers again."""
+        """Remove entries of adopted segments from buffers. A rebuild may have loaded entries without their segments."""
         first_entry_by_ledger: dict[LedgerId, int] = {}
         for segment in self._segments:
             first_entry = first_entry_by_ledger.get(segment.ledger_id, segment.first_entry)

@@ -1,4 +1,4 @@
-"""Sole writer of the table `adoption`: staged differences of ledgers, and the outcomes of these ledgers."""
+"""Sole writer of the table `adoption`: staged differences between ledgers and storage, and the results of adoption."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
@@ -46,7 +46,7 @@ def replace_staged_ledgers(
     above_id: LedgerId,
     up_to_id: LedgerId | None,
 ) -> None:
-    """Replace the unsettled rows of a shard with ids above `above_id`, up to and including `up_to_id`."""
+    """Replace the unsettled rows of a shard with ledger ids above `above_id`, up to `up_to_id` inclusive."""
     part = [_A.shard == shard, _A.ledger_id > above_id, _A.adoptee.is_(None)]
     if up_to_id is not None:
         part.append(_A.ledger_id <= up_to_id)
@@ -72,7 +72,7 @@ def read_unsettled_topic_ids(connection: Connection, *, after: TopicId, limit: i
 
 
 def iterate_staged_ledgers(connection: Connection, topic_id: TopicId) -> Iterator[list[LedgerDiscrepancy]]:
-    """Yield pages of the unsettled ledgers of a topic, ascending. A page has a few MB of data, or one ledger."""
+    """Yield pages of unsettled ledgers, ascending. A ledger above `_MAX_PAGE_CHARACTERS` gets a page of its own."""
     after = -1
     while ids := _read_next_page_ids(connection, topic_id, after):
         facts = select(_A.facts).where(is_one_of(connection, _A.ledger_id, ids)).order_by(_A.ledger_id)
@@ -122,7 +122,7 @@ def store_outcomes_of_unstaged_ledgers(
     *,
     overwrite: bool = False,
 ) -> None:
-    """Save the outcome of ledgers without a staged row. An existing row stays unchanged unless `overwrite`."""
+    """Save the outcome of ledgers without a row in `adoption`. With `overwrite`, existing rows also get the outcome."""
     rows = [
         {
             "ledger_id": ledger_id,

@@ -56,7 +56,7 @@ class SqlCatalogAdoption(CatalogAdapter):
     def read_issued_ids(self, connection: Connection) -> IssuedIdBounds:
         _require_adopting(connection)
         state = read_log_state(connection, now_us=0)
-        ids = state.next_ids  # no id is given out before the catalog is READY
+        ids = state.next_ids  # ceilings of the manifest, because no id is given out before the catalog is READY
         return IssuedIdBounds(epoch=state.epoch, ledger=ids.ledger, topic=ids.topic, transaction=ids.transaction)
 
     @in_read_transaction
@@ -111,7 +111,7 @@ class SqlCatalogAdoption(CatalogAdapter):
 
     @in_write_transaction()
     def settle_remaining_rows(self, connection: Connection) -> None:
-        """Run all steps in one transaction, because each step reads the rows that the earlier steps left."""
+        """Use one transaction, because each change reads the rows that the earlier changes left."""
         if not is_adopting(connection):
             return
         now_us = self._db.now_us(connection)

@@ -88,9 +88,9 @@ class SqlRecordOutbox(CatalogAdapter):
         shows_own_moment: bool = True,
         staged_blocks: Sequence[Block] = (),
     ) -> None:
-        """Settle the manifest, then empty the outbox in several short transactions.
+        """Settle the manifest, then remove `outbox_rows` in several short transactions.
 
-        Rows that a crash leaves in the outbox are flushed again.
+        Rows that remain after a crash are flushed again.
         """
         versions = iter(outbox_rows)
 

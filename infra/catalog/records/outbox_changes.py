@@ -1,7 +1,8 @@
 """Changes since the last flush, read in one transaction as record versions.
 
 One statement reads the rows of one kind. A second statement reads rows of another table if a record consists of several
-rows. If a batch cannot be converted to Arrow, the batch is halved until only the row with the bad value is left out.
+rows. If rows cannot be converted to Arrow, each half is converted separately, until only rows with a bad value are left
+out.
 """
 
 import json
@@ -56,12 +57,12 @@ _PART_TABLES_BY_FIELD: Final[Mapping[RecordKind, Mapping[str, tuple[Table, tuple
     },
     RecordKind.INDEX: {"buckets": (t.delayed_bucket, ("topic_id",))},
 }
-"""Fields with rows of another table as JSON. The rows are without the columns of the record's key."""
+"""Fields that contain rows of another table as JSON, without the columns of the record's key."""
 
 
 class SqlOutboxReader:
     def __init__(self, connection: Connection, *, cursors: bool, page: int | None, at_us: int) -> None:
-        """Read the versions of the outbox rows. The first statement fixes the moment of the transaction."""
+        """Read the `version` of each outbox row to flush. The first statement takes the transaction's snapshot."""
         self._connection, self._at_us = connection, at_us
         self._condition = (
             _match_changes_to_flush(cursors=cursors)
@@ -103,7 +104,7 @@ class SqlOutboxReader:
     def _iterate_convertible_batches(
         self, kind: RecordKind, latest: FromClause, names: Sequence[str], rows: Sequence[Any]
     ) -> Iterator[pa.RecordBatch]:
-        """Yield the rows as one batch, or in smaller batches without the rows that no block can hold."""
+        """Yield the rows as one batch. If this fails, yield smaller batches without the rows that no block can hold."""
         try:
             yield self._build_batch(kind, latest, names, rows)
         except _CONVERSION_ERRORS as error:
@@ -151,9 +152,9 @@ def _describe_unrecordable_row(
 
 
 def _match_changes_to_flush(*, cursors: bool) -> ColumnElement[bool]:
-    """Select all outbox rows. Without `cursors`, leave out cursors that can wait.
+    """Select all outbox rows. Without `cursors`, leave out changes of cursors that can wait for a later flush.
 
-    Cursors cannot wait in two cases:
+    A change of a cursor cannot wait in two cases:
 
     1. A cursor snapshot of the topic has an intent in the outbox. The flush that writes the intent must also write that
        the cursor no longer names the snapshot.
@@ -172,7 +173,7 @@ def _match_changes_to_flush(*, cursors: bool) -> ColumnElement[bool]:
 
 
 def _match_oldest_changes(connection: Connection, page: int, cursors: bool) -> ColumnElement[bool]:
-    """Select the `page` oldest outbox rows. Without `cursors`, leave out cursors, which the end of the flush writes."""
+    """Select the `page` oldest outbox rows. Without `cursors`, leave out cursors, which the flush writes last."""
     is_selected = true() if cursors else _O.kind != RecordKind.CURSOR.value
     first_rows = select(_O.version).where(is_selected).order_by(_O.version).limit(page).subquery("page")
     last = connection.execute(select(func.max(first_rows.c.version))).scalar()
@@ -194,7 +195,7 @@ def _select_latest_changes(kind: RecordKind, condition: ColumnElement[bool]) -> 
 
 
 def _select_record_versions(kind: RecordKind, latest: FromClause, epoch: int, dialect: str) -> Select[Any]:
-    """Select the newest versions of changed records, ascending by id and sub, with the columns of the kind."""
+    """Select the record version of each changed record, ascending by id and sub, with the columns of the kind."""
     source, changed = SOURCES[kind], latest.c
     row = t.metadata.tables[source.table]
     key, has_generation = row.c[source.id], "generation" in row.c

@@ -1,11 +1,11 @@
 """Outbox of the record log: changes of records that no flush has written yet.
 
 Triggers insert a row in the transaction of each change, under the lock of the changed row. When a flush is settled, the
-rows that it has written are removed. Python code inserts rows only for a rewrite of the record log. The outbox's
-`version` only tells changes apart. In blocks, the manifest number replaces this `version` (ADR 15).
+flushed rows are removed. `enqueue_records` inserts rows without a change. The column `version` numbers the changes. In
+blocks, the number of the manifest replaces it (ADR 15).
 
-The removal of a row has no trigger. If the removed record has a tombstone, the tombstone is flushed. The removal of a
-copy raises the ledger's generation, and this change of the ledger has a trigger.
+No trigger records the removal of a row. After a durable deletion, the new tombstone is flushed instead. The removal of
+a copy raises the ledger's generation, and a trigger records this change.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -35,8 +35,8 @@ from logstore.records.record_kinds import RecordKind
 class RecordSource(NamedTuple):
     table: str
     id: str  # column of the record's id
-    sub: str = ""  # column of the record's sub; empty: no sub
-    number: bool = False  # whether the column of the sub is an integer
+    sub: str = ""  # column of the second part of the record's key; empty: the key has one part
+    number: bool = False  # whether the column `sub` is an integer
 
 
 SOURCES: Final[Mapping[RecordKind, RecordSource]] = {
@@ -56,7 +56,7 @@ SOURCES: Final[Mapping[RecordKind, RecordSource]] = {
 
 
 def select_keys_of_all_records() -> Iterator[Select[Any]]:
-    """Yield selects of (kind, id, sub): one for each kind, and one for all tombstones."""
+    """Yield queries for the (kind, id, sub) of all records: one for each kind, and one for all tombstones."""
     for kind, source in SOURCES.items():
         c = t.metadata.tables[source.table].c
         sub = cast(c[source.sub], Text) if source.sub else literal("")
@@ -65,7 +65,7 @@ def select_keys_of_all_records() -> Iterator[Select[Any]]:
 
 
 def match_unflushed_records(kind: str, record_id: ColumnElement[int]) -> ColumnElement[bool]:
-    """Select the deletions, ledgers or topics with a change in the outbox. While blocks are staged, select all."""
+    """Select deletions, ledgers or topics with a change in the outbox. While blocks are staged, select all records."""
     in_outbox = exists().where(t.record_outbox.c.kind == kind, t.record_outbox.c.id == record_id, _INDEXED_KINDS)
     return or_(in_outbox, exists().select_from(t.record_staged))
 

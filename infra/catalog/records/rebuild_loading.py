@@ -36,7 +36,7 @@ _NUMBERED_TABLES: Final[Mapping[str, tuple[str, RecordKind]]] = {
     "cursor": ("cursor_id", RecordKind.CURSOR),
     "pending_deletion": ("row_id", RecordKind.DELETION),
 }
-"""Tables with rows numbered by the database: the numbered column, and the kind of records with these ids."""
+"""Tables whose rows the database numbers: the numbered column, and the kind of the rows' records."""
 
 
 class SqlRebuildDatabase:
@@ -92,7 +92,7 @@ class SqlRebuildDatabase:
         self, load: RebuiltCatalogStart, files: RowFilesFolder, proceed: Callable[[], None]
     ) -> None:
         path = Path(str(self._parsed_url.database))
-        # These are files of attempts that died. If an attempt still runs, it fails without its file and is repeated.
+        # Remove files of attempts that died. An attempt that still runs fails without its file and is repeated.
         for old_file in path.parent.glob(f".{path.name}.{load.rebuild}.*"):
             old_file.unlink(missing_ok=True)
         new = path.with_name(f".{path.name}.{load.rebuild}.{uuid4().hex[:8]}")
@@ -219,7 +219,7 @@ def _build_unrecorded_rows_of_load(load: RebuiltCatalogStart) -> Iterator[tuple[
 def build_unrecorded_rows(
     manifest: Manifest, *, epoch: int, state: str, pending_stamps: str = "{}", rebuild: str | None = None
 ) -> Iterator[tuple[str, pa.Table]]:
-    """Yield the rows that are in no record, by table: catalog, record log and coordinators.
+    """Yield the rows of the tables that have no records: catalog, record log and coordinators.
 
     `pending_stamps` is JSON. `rebuild` is the id of the unfinished rebuild that loaded the catalog, or the name of a
     replica.

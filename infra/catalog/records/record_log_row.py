@@ -1,11 +1,11 @@
 """Sole writer of the table `record_log`, which has one row, and of staged blocks.
 
-A stamp tells this catalog from an older copy of the catalog. A stamp is pending until the next manifest is settled. A
-writer adds a stamp only after the previous manifest is settled. So a pending stamp never belongs to a manifest after
-the next manifest.
+A stamp distinguishes this catalog from an older copy of the catalog. A stamp is pending until the next manifest is
+settled. A writer adds a stamp only after the previous manifest is settled. So a pending stamp belongs to the next
+manifest, or to none.
 
-A rebuilt catalog adopts uploads before any process writes to the catalog. Otherwise a new append could get the position
-of an answered append. Only followers of the record log write to a replica database.
+A rebuilt catalog adopts uploads before any other write. Otherwise a new append could get the position of an append that
+the lost catalog had confirmed. Only followers of the record log write to a replica database.
 """
 
 import json
@@ -171,7 +171,7 @@ def _max_of(column: ColumnElement[int], value: int) -> ColumnElement[int]:
 
 
 def stage_blocks(connection: Connection, number: int, blocks: Sequence[Block]) -> None:
-    """Save blocks for the last manifest of the flush. The caller removes the outbox rows of the page afterwards."""
+    """Save blocks that the last manifest of the flush will name. The caller then removes the flushed outbox rows."""
     if not blocks:
         return
     oldest_us = connection.execute(select(_O.at_us).order_by(_O.version).limit(1)).scalar()
@@ -183,7 +183,7 @@ def stage_blocks(connection: Connection, number: int, blocks: Sequence[Block]) -
 
 
 def unstage_blocks(connection: Connection) -> None:
-    """Remove all staged blocks, because a manifest names the blocks now, or they are not needed."""
+    """Remove all staged blocks: a manifest names them now, or they are not needed."""
     connection.execute(delete(t.record_staged))
 
 

@@ -1,8 +1,8 @@
 """Replica database in SQL. One transaction applies record versions and stores the newest manifest.
 
 Only record versions of later manifests are applied, so they are newer than all rows. Rows are built as in a rebuild,
-with three differences. A tombstone removes rows. A topic may take the name of a plainly deleted topic. Totals of
-ledgers with new segments are computed again.
+with three differences. A tombstone removes rows. A topic may take the name of a topic that was deleted without a
+tombstone. Totals of ledgers with new segments are computed again.
 """
 
 from collections import Counter
@@ -194,7 +194,7 @@ class _RecordVersionsApplication:
         return select_with_parent(live, parent_ids, column)
 
     def _apply_tombstones(self, kind: RecordKind, part: SplitNewestVersions) -> None:
-        """Replace rows by newer tombstones. Remove the tombstones of records that have newer versions with content."""
+        """Replace rows by newer tombstones, and remove the tombstones of records that exist again."""
         if kind not in _PARENT_TABLES:
             return
         is_kind = t.tombstone.c.kind == kind.value
@@ -217,7 +217,7 @@ class _RecordVersionsApplication:
         self._counts.update(removed=replica_rows.delete_rows(self._connection, t.topic.c.topic_id, ids))
 
     def _find_columns_for_tombstones(self, kind: RecordKind, ids: list[int], covered: pa.Table) -> pa.Table:
-        """Return the columns that tombstones copy from deleted records: from rows, or else from `covered`."""
+        """Return the columns that tombstones copy from deleted records. Missing rows are taken from `covered`."""
         if kind is not _K.LEDGER:
             return covered
         rows = replica_rows.read_ledger_columns_for_tombstones(self._connection, ids)

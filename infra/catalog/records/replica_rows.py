@@ -1,6 +1,6 @@
-"""Bulk changes of rows in a replica database. All changes of one application of the record log are in one transaction.
+"""Bulk changes of rows in a replica database, in the transaction that applies record versions.
 
-A replica database refuses the writes of other modules, so only this module may write to all tables.
+This module may write to the tables of other modules, because a replica database refuses the writes of those modules.
 """
 
 import json
@@ -103,10 +103,7 @@ def delete_ledgers(connection: Connection, ids: Iterable[int]) -> int:
 
 
 def delete_rows_of_topics_except_ledgers(connection: Connection, topic_ids: Iterable[int]) -> None:
-    """Delete the rows of deleted topics, except ledgers.
-
-    A ledger is a record of its own. So it stays, without a place, until its own record is removed.
-    """
+    """Delete the rows of deleted topics. Ledgers stay, without a place, until their own records are removed."""
     ids = list(topic_ids)
     for page in _split_ids_into_pages(ids):
         lists = select(t.ledger_list.c.list_id).where(is_one_of(connection, t.ledger_list.c.topic_id, page))
@@ -134,9 +131,9 @@ def delete_transaction_parts(connection: Connection, transactions: pa.Table) -> 
 def find_displaced_ids(
     connection: Connection, table: Table, unique_columns: tuple[str, ...], rows: pa.Table
 ) -> list[int]:
-    """Return the ids of existing rows that have another id than a new row but equal unique columns.
+    """Return the ids of existing rows that have the unique columns of a new row, but another id.
 
-    A plain deletion removed the records of these rows before the newer records were created.
+    The record of such a row was deleted without a tombstone before the newer record was created.
     """
     (key,) = table.primary_key
     types = {name: BIG if pa.types.is_integer(rows.schema.field(name).type) else TEXT for name in unique_columns}

@@ -1,7 +1,7 @@
 """Conversion of record versions to rows of the catalog's tables, as Arrow tables.
 
-A function takes the newest version of each record of one kind, ascending by id, without tombstones. Its result has the
-columns and types that a bulk load needs.
+A function takes the newest record version of each record of one kind, ascending by id, without tombstones. The result
+has the columns and types that a bulk load needs.
 """
 
 import base64
@@ -41,15 +41,14 @@ _TABLES: Final[Mapping[RecordKind, tuple[Table, Mapping[str, str | int]]]] = {
     RecordKind.INDEX: (t.delayed_index, {"topic_id": "id", "version": "list_version", "unsealed": 0}),
     RecordKind.SNAPSHOT: (t.transaction_snapshot, {"topic_id": "id", "changes": 0}),
 }
-"""Table of each kind. The mapping gives the source of a column that has no field of its name: a field or a constant."""
+"""Table of each kind, and the sources of columns without a field of the same name: another field or a constant."""
 
 UNIQUE_COLUMNS: Final[Mapping[RecordKind, tuple[str, ...]]] = {
     RecordKind.TOPIC: ("name",),
     RecordKind.LIST: ("topic_id", "component", "owner"),
     RecordKind.CURSOR: ("topic_id", "name"),
 }
-"""Unique columns of a kind, besides the id. After a plain deletion of a record, a new record may have the same values.
-"""
+"""Unique columns besides the id. Records that were deleted without a tombstone may have the values of newer records."""
 
 
 def cast_to_columns(table: Table, rows: pa.Table) -> pa.Table:
@@ -58,7 +57,7 @@ def cast_to_columns(table: Table, rows: pa.Table) -> pa.Table:
 
 
 def build_table_rows(kind: RecordKind, versions: pa.Table, **computed: Any) -> TableRows:  # noqa: ANN401 - arrays
-    """Return the rows of a kind. A column that is neither a field nor in `computed` is left out."""
+    """Return table and rows of a kind. `computed` has values by column. Columns without a source are left out."""
     table, sources = _TABLES[kind]
     field_names = {name for name, _ in COLUMNS_BY_KIND[kind]}
     columns: dict[str, Any] = {}
@@ -93,9 +92,9 @@ def select_with_parent(versions: pa.Table, parent_ids: Ids, column: str = "id") 
 
 
 def select_newest_by_unique_columns(versions: pa.Table, unique_columns: Iterable[str]) -> pa.Table:
-    """Return the newest row for each combination of values in the unique columns, in the order of `versions`.
+    """Return the newest record version for each combination of unique values, in the order of `versions`.
 
-    An older row belongs to a record that a plain deletion removed before the newer record was created.
+    Other record versions belong to records that were deleted without a tombstone.
     """
     names = list(unique_columns)
     order = [(name, "ascending") for name in names] + [("epoch", "descending"), ("version", "descending")]
@@ -120,9 +119,9 @@ def unpack_listed_ledger_ids(lists: pa.Table) -> Ids:
 
 
 def build_ledger_and_copy_rows(ledgers: pa.Table, segments: pa.Table, listed_ids: Ids) -> Iterator[TableRows]:
-    """Yield rows of ledgers with their totals, then rows of copies. A ledger that no list names gets no place.
+    """Yield rows of ledgers with their totals, then rows of copies. A ledger outside `listed_ids` gets no place.
 
-    `segments` has only segments of these ledgers. `listed_ids` ascend.
+    All `segments` belong to the ledgers. `listed_ids` ascend.
     """
     ids = read_id_column(ledgers)
     totals = _sum_segments(ids, segments)
@@ -194,9 +193,9 @@ def _parse_parts(table: Table, documents: pa.ChunkedArray, keys: pa.Table) -> Ta
 
 
 def build_tombstone_rows(tombstones: pa.Table, covered_versions: pa.Table, kind: RecordKind) -> TableRows:
-    """Return rows of tombstones, with topic, list and component of the record versions that the tombstones cover.
+    """Return rows of tombstones. Topic, list and component come from `covered_versions`, the content before deletion.
 
-    Both tables ascend by id. `covered_versions` has at most one version of each record.
+    Both tables ascend by id. `covered_versions` has at most one record version of each record.
     """
     ids, covered_ids = read_id_column(tombstones), read_id_column(covered_versions)
     is_covered = mask_contained_ids(covered_ids, ids)

@@ -50,7 +50,7 @@ def insert_ledger_tombstones(connection: Connection, condition: ColumnElement[bo
     """Insert a tombstone for each row of `ledger` that satisfies `condition`.
 
     The caller holds the locks of the lists, and removes the ledgers afterwards in the same transaction. The time of an
-    existing tombstone never falls.
+    existing tombstone never decreases.
     """
     ledger, ledger_list = t.ledger.c, t.ledger_list.c
     columns = (literal(_LEDGER), ledger.ledger_id, ledger_list.topic_id, ledger.list_id, ledger_list.component)
@@ -143,7 +143,7 @@ class SqlTombstones(CatalogAdapter):
             connection.execute(mine.values(raid=None))
 
     def remove_raid_candidates(self, run_id: str, *, before_us: int, limit: int) -> int:
-        """Lock the rows of a page first, so that each row is removed once if two raids run at the same time."""
+        """Lock the rows before they are removed. So two raids at the same time count each row only once."""
         ids_by_kind = _group_ids(self._read_page(before_us, limit, _T.raid == run_id))
 
         def remove_page(connection: Connection) -> int:
@@ -167,7 +167,7 @@ class SqlTombstones(CatalogAdapter):
 class _RaidStatements(NamedTuple):
     mark: BulkStatement
     unmark: BulkStatement  # removes marks of any raid from tombstones that must stay
-    lock: BulkStatement  # locks the raid's candidates, before `remove` checks these again
+    lock: BulkStatement  # locks the raid's candidates, before `remove` checks the candidates again
     remove: BulkStatement
     unmark_rest: BulkStatement  # removes the marks of candidates that `remove` did not remove
 
@@ -204,7 +204,7 @@ def _match_removable_tombstones(before_us: ColumnElement[int]) -> ColumnElement[
     """Select tombstones that are old enough, have no change in the outbox, and have no unfinished deletion."""
     finished = DeletionState.DELETED.value
     has_intent = exists().where(_P.ledger_id == _T.id, _P.state != finished)
-    # Two comparisons instead of `!=`: databases use the index on `state` only for these.
+    # Two comparisons instead of `!=`, because `!=` does not use the index on `state`.
     has_topic_intent = [
         exists().where(_P.topic_id == _T.id, unfinished) for unfinished in (_P.state < finished, _P.state > finished)
     ]

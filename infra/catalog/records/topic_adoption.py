@@ -45,7 +45,7 @@ _INCOMPLETE = {StorageDiscrepancy.ABSENT, StorageDiscrepancy.ENDED, StorageDiscr
 
 @dataclass(frozen=True, slots=True)
 class _StatedNameAndLastAttempts:
-    name: str | None  # topic name in the statements of ledgers with uploads; `None`: there is no such ledger
+    name: str | None  # topic name in the statements of ledgers with uploads; `None`: no ledger has uploads
     repeated: Mapping[str, int]
 
 
@@ -118,7 +118,7 @@ def _adopt_page(
 def _find_name_or_restore_topic(
     connection: Connection, topic_id: TopicId, stated_name: str | None, now_us: int
 ) -> str | None:
-    """Return the name of a topic, or `None` if the topic is deleted or DELETING. Insert a lost row of the topic again.
+    """Return the topic's name, or `None` if the topic was deleted or is DELETING. Insert the topic if it was lost.
 
     If two topics have the same name, the topic with the lower id was deleted before the other topic was created.
     """
@@ -264,8 +264,8 @@ def _decide_outcomes_for_missing_objects(
 ) -> dict[LedgerId, AdoptionOutcome]:
     """Return the outcome of each incomplete ledger. The rows of these ledgers stay until the end of adoption.
 
-    If a listed ledger is incomplete, data is lost, or the store hides objects. A deletion is not the cause, because the
-    record log has an intent before the first object is deleted.
+    If a listed ledger is incomplete, data is lost or the store hides objects. A deletion is not the cause, because the
+    record log gets an intent before the first object is deleted.
     """
     if not topic.incomplete_ids:
         return {}

@@ -1,8 +1,8 @@
 """Sole writer of the transaction buffers of topics: the tables `buffer_range` and `buffer_hidden`.
 
-A range is a run of entries of one transaction. The state of the transaction decides whether readers read the range,
-wait before the range, or skip it. When the transaction is settled in the topic, the range is removed, and the entries
-of an aborted transaction become hidden. Hidden entries are a bitmap in one row for each ledger, so a reader needs no
+A range has consecutive entries of one transaction. The state of the transaction decides whether readers read the range,
+wait before the range, or skip it. When the transaction is settled in the topic, the range is removed. The entries of an
+aborted transaction then become hidden. One row for each ledger has a bitmap of the hidden entries, so readers need no
 lookup for each entry.
 
 Source: Pulsar's TopicTransactionBuffer (maxReadPosition, aborted transactions).
@@ -47,8 +47,9 @@ def read_buffers(
 ) -> dict[TopicId, BufferView]:
     """Return the buffers of topics, without hidden entries in ledgers below `from_ledger`.
 
-    The caller must have read the registered entries before. Otherwise entries registered meanwhile would count as
-    committed. Ranges are read before bitmaps, because the settlement of an abort moves entries from ranges to bitmaps.
+    Outside a snapshot, the caller reads the ledgers before the buffers. Otherwise entries that are registered in
+    between would count as committed. Ranges are read before bitmaps, because the settlement of an abort moves entries
+    from ranges to bitmaps.
     """
     buffers = {topic_id: BufferView() for topic_id in topic_ids}
     is_open = _T.state == TransactionState.OPEN.value
@@ -116,7 +117,7 @@ def hide_entries(
 
 
 def remove_entries_from_buffers(connection: Connection, first_entry_by_ledger: Mapping[LedgerId, int]) -> None:
-    """Remove entries from the buffers: in each ledger, all entries from this entry id on."""
+    """Remove the entries of each ledger from the entry id in `first_entry_by_ledger` on."""
     for ledger_id, first_entry in first_entry_by_ledger.items():
         connection.execute(delete(t.buffer_range).where(_B.ledger_id == ledger_id, _B.first_entry >= first_entry))
     rows = connection.execute(select(t.buffer_hidden).where(is_one_of(connection, _H.ledger_id, first_entry_by_ledger)))
@@ -188,12 +189,12 @@ def remove_topic_buffer(connection: Connection, topic_id: TopicId) -> int:
 
 
 def match_unsettled_ledgers(ledger_id: Any) -> Any:  # noqa: ANN401 - a column; an EXISTS
-    """Select ledgers with entries of a transaction that is not settled in the topic."""
+    """Select ledgers with entries of unsettled transactions."""
     return select(_B.ledger_id).where(_B.ledger_id == ledger_id).exists()
 
 
 def build_transaction_id_parameter(dialect: str, columns: Any) -> tuple[BulkParameter, ColumnElement[bool]]:  # noqa: ANN401 - a table's columns
-    """Return a bulk parameter of transaction ids, and the condition that joins it with the rows of a table."""
+    """Return a bulk parameter of transaction ids, and the condition that joins the parameter with a table."""
     ids = build_bulk_parameter(dialect, "asked", {"tc_id": BIG, "sequence": BIG})
     c = ids.source.c
     return ids, and_(columns.tc_id == c.tc_id, columns.sequence == c.sequence)

@@ -85,7 +85,7 @@ class SqlTransactionBufferSnapshots(CatalogAdapter):
 
 
 def _read_buffer(connection: Connection, topic_id: TopicId) -> TransactionBuffer:
-    """Read the buffer of a topic at one moment. An open transaction has no transaction marker up to the last entry."""
+    """Read the buffer of a topic in one snapshot. Transaction markers of `open` transactions come after `read_to`."""
     return TransactionBuffer(
         read_to=read_last_position(connection, topic_id, include_empty=True) or EARLIEST,
         open=read_open_entries(connection, topic_id),
@@ -106,10 +106,7 @@ def read_buffer_snapshot(connection: Connection, topic_id: TopicId, *, lock: boo
 
 
 def add_settled_changes(connection: Connection, changes: Mapping[TopicId, int], *, now_us: int) -> None:
-    """Count settled transactions of topics, and set when the topics' snapshots are due.
-
-    The caller has share-locked the topics.
-    """
+    """Add to the counts of settled transactions, and set when snapshots are due. The topics are share-locked."""
     later = now_us + round(SNAPSHOT_AFTER_S * 1_000_000)
     if changes:
         _compile_change_count(connection.dialect.name).execute(connection, changes.items(), now=now_us, later=later)
@@ -118,7 +115,7 @@ def add_settled_changes(connection: Connection, changes: Mapping[TopicId, int], 
 @cache
 def _compile_change_count(dialect: str) -> BulkStatement:
     settled = build_bulk_parameter(dialect, "settled", {"topic_id": BIG, "changes": BIG})
-    now, later = (cast(bindparam(name), BIG) for name in ("now", "later"))  # PostgreSQL takes uncast numbers for text
+    now, later = (cast(bindparam(name), BIG) for name in ("now", "later"))  # PostgreSQL treats uncast numbers as text
     c = settled.source.c
     new = {
         "topic_id": c.topic_id,
@@ -127,7 +124,7 @@ def _compile_change_count(dialect: str) -> BulkStatement:
         "read_ledger": literal(-1),
         "read_entry": literal(-1),
     }
-    rows = select(*new.values()).where(true())  # without WHERE, SQLite takes ON for the ON of a join
+    rows = select(*new.values()).where(true())  # without WHERE, SQLite parses ON CONFLICT as the ON of a join
     put = build_dialect_insert(dialect, t.transaction_snapshot).from_select(list(new), rows)
     changes = _S.changes + put.excluded.changes
     due = case((changes >= SNAPSHOT_CHANGES, now), (func.coalesce(_S.due_us, later) < later, _S.due_us), else_=later)
@@ -146,7 +143,7 @@ def reserve_due_topics(connection: Connection, *, limit: int, now_us: int, until
 
 
 def store_buffer_snapshot(connection: Connection, switch: BufferSnapshotReplacement, ledger_id: LedgerId) -> None:
-    """Store the topic's snapshot. The caller has locked the list. After later changes the next snapshot stays due."""
+    """Store the topic's snapshot. The caller has locked the list. Later changes keep the next snapshot due."""
     values = {"ledger_id": ledger_id, "read_ledger": switch.read_to.ledger_id, "read_entry": switch.read_to.entry_id}
     put = build_dialect_insert(connection.dialect.name, t.transaction_snapshot)
     put = put.values(topic_id=switch.topic_id, changes=0, **values)

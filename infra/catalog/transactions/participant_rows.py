@@ -65,7 +65,7 @@ def _compile_participant_insert(dialect: str) -> BulkStatement:
     column_types: _ColumnTypes = {"tc_id": BIG, "sequence": BIG, "topic_id": BIG, "subscription": TEXT, "topic": TEXT}
     joined = build_bulk_parameter(dialect, "joined", column_types)
     columns = [joined.source.c[name] for name in column_types]
-    # without WHERE, SQLite takes ON for the ON of a join
+    # without WHERE, SQLite parses ON CONFLICT as the ON of a join
     rows = select(*columns, literal(b"", LargeBinary())).where(true())
     put = build_dialect_insert(dialect, t.transaction_participant).from_select([*column_types, "positions"], rows)
     return BulkStatement(sql=put.on_conflict_do_nothing(), rows=joined)
@@ -74,7 +74,7 @@ def _compile_participant_insert(dialect: str) -> BulkStatement:
 def replace_held_entries(
     connection: Connection, txn: TransactionId, participant: Participant, positions: Mapping[LedgerId, BitMap]
 ) -> None:
-    """Replace the entries of a subscription that a transaction holds. The caller has locked the cursor."""
+    """Replace the entries that a transaction holds for a subscription. The caller has locked the cursor."""
     matching = update(t.transaction_participant).where(*_match_participant(txn, participant))
     connection.execute(matching.values(positions=pack_acknowledged(positions)))
 

@@ -177,7 +177,7 @@ class SqlTransactions(CatalogAdapter):
     def settle_untold_participant(
         self, connection: Connection, txn: TransactionId, participant: Participant, cause: AuditCause
     ) -> StoredTransaction:
-        # The row is not locked here, because a decision is final and ledgers must be locked before the row.
+        # The transaction is not locked here: its decision is final, and ledgers must be locked before transactions.
         transaction = _require_transaction(connection, txn)
         stored = next((stored for stored in transaction.participants if stored.participant == participant), None)
         if stored is None:

@@ -1,8 +1,8 @@
 """Begin and end of transactions in a group commit, and the abort of expired transactions.
 
-One SQL transaction sets the state, which the readers of all topics follow at once. It also turns the entries that
-subscriptions hold into acknowledgements. The later broadcast does not change what readers see. In Pulsar, readers see
-only a part of a transaction until the last participant has been told.
+One SQL transaction sets the state of a transaction, and all readers follow the state at once. For a commit, it also
+acknowledges the entries that the transaction holds. The later broadcast does not change the visible entries. In Pulsar,
+readers see only a part of a transaction until the last participant has been told.
 """
 
 from collections import Counter
@@ -60,10 +60,10 @@ def end_transactions(
     cursors_to_lock_next: Collection[tuple[TopicId, str]],
     now_us: int,
 ) -> list[GroupCommitResult]:
-    """Decide locked transactions, in order. A second request for a transaction gets the first decision.
+    """Decide locked transactions in the order of `writes`. A repeated request gets the first decision.
 
-    `states` is updated. The caller locks `cursors_to_lock_next` afterwards. If this call locks cursors, it also locks
-    these cursors, so that all cursors are locked in one order.
+    `states` is updated. If this call locks cursors, it also locks `cursors_to_lock_next`, which the caller locks
+    afterwards. So all cursors are locked in one order.
     """
     results: list[GroupCommitResult] = []
     new_state_by_txn: dict[TransactionId, TransactionState] = {}
@@ -135,8 +135,8 @@ def apply_decisions_to_cursors(
 ) -> None:
     """Acknowledge the entries that committed transactions held, and count the releases of aborted transactions.
 
-    Each aborted transaction counts one release for each of its cursors. A cursor keeps only entries that still count. A
-    cumulative acknowledgement of a read before the abort is refused.
+    Each aborted transaction adds one release to each of its cursors. Entries up to a mark-delete position are not
+    stored again. A cumulative acknowledgement from a read before the abort is refused.
     """
     committed_keys = {(holder.participant.topic_id, holder.participant.subscription) for holder in committed}
     releases = Counter((holder.participant.topic_id, holder.participant.subscription) for holder in aborted)

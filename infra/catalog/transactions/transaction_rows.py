@@ -1,8 +1,8 @@
-"""Sole reader and writer of coordinators and transactions.
+"""Sole writer of the tables `transaction` and `transaction_coordinator`.
 
 Lock order: transactions come after topics, lists, ledgers and producer sequences, and before coordinators and cursors.
 A SQL transaction locks all the transactions that it needs at once, in the order of ids. Participants are settled before
-their transaction.
+their transaction is finished.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -66,7 +66,7 @@ def take_next_sequences(connection: Connection, tc_id: int, count: int) -> range
 def insert_open_transactions(
     connection: Connection, opened: Sequence[tuple[TransactionId, int]], *, now_us: int
 ) -> None:
-    """Insert open transactions. Each has its timeout in microseconds."""
+    """Insert open transactions. `opened` has each transaction with its timeout in microseconds."""
     rows = [
         {
             "tc_id": txn.tc_id,
@@ -160,7 +160,7 @@ def finish_settled_transactions(
 class _FinishingStatements(NamedTuple):
     """Statements that finish transactions.
 
-    A single statement with a subquery would read participants as of the time before it got its locks.
+    A single statement would read the participants as they were before the statement got its locks.
     """
 
     lock: BulkStatement  # in the order of ids
@@ -252,7 +252,7 @@ def remove_transactions(connection: Connection, finished: Collection[Transaction
 def count_unfinished_by_state(connection: Connection) -> Sequence[Row[Any]]:
     """Return `state`, `rows` and `since` of unfinished transactions.
 
-    `since` is the earliest decision. For the state OPEN it is the earliest begin.
+    `since` is the time of the earliest decision or, for the state OPEN, of the earliest begin.
     """
     since = func.min(func.coalesce(_T.decided_us, _T.created_us)).label("since")
     query = select(_T.state, func.count().label("rows"), since).where(_T.finished_us.is_(None)).group_by(_T.state)

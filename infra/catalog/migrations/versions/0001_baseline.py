@@ -15,8 +15,8 @@ depends_on = None
 _ColumnType = sa.types.TypeEngine[Any] | type[sa.types.TypeEngine[Any]]
 
 _BIG = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
-_BUNDLES = 64  # `upgrade` replaces it in a new catalog
-_FREE_IDS = 1_000_000  # ids of each kind that are free before the first flush
+_BUNDLES = 64  # `migrate_catalog` replaces this number in a new catalog
+_FREE_IDS = 1_000_000  # ceiling of each kind of ids before the first flush
 
 _MICROSECONDS_NOW = {
     "sqlite": "CAST(round((julianday('now') - 2440587.5) * 86400000) AS INTEGER) * 1000",
