@@ -1,6 +1,7 @@
 """Contents of new index buckets: selection of messages from the log, limits, and merge by delivery time.
 
-A merge has one window of each source in memory, never a whole index bucket.
+A source yields the rows of one index bucket in windows, which are sorted `DelayedRows`. A merge has one window of each
+source in memory, never a whole index bucket.
 
 Source: PIP-195 (sealing the last mutable bucket, merging buckets); apache/pulsar#26251, where a merge skipped the first
 segment.
@@ -26,10 +27,10 @@ def merge_sorted_sources(
     from_ms: int | None = None,
     on_skipped: Callable[[DelayedRows], None] = lambda _: None,
 ) -> Iterator[DelayedRows]:
-    """Merge sorted sources into one sorted sequence of windows. No window is empty.
+    """Merge sources, each of which is sorted, into one sorted sequence of windows. No window is empty.
 
     All positions of a source must precede all positions of the next source. Rows that are due before `from_ms` are
-    skipped. `on_skipped` receives all skipped rows before the first window is yielded.
+    skipped. `on_skipped` receives the skipped rows in parts, all of them before the first window is yielded.
     """
     heads = [_SourceHead(source) for source in sources]
     while heads := [head for head in heads if head.load_next_if_empty()]:
@@ -63,10 +64,11 @@ class _SourceHead:
 
 
 def _take_window(heads: Sequence[_SourceHead]) -> DelayedRows:
-    """Take all rows that no unread row can precede: rows that are due up to the earliest end of a head.
+    """Remove from the heads, and return, all rows that no unread row can precede.
 
-    Rows of later heads that are due exactly at this end are not taken. An unread row of the first head with this end
-    may be due at the same time, and precede these rows by position.
+    These rows are due until the cut, which is the earliest of the heads' last delivery times. Later heads keep rows
+    that are due exactly at the cut: the first head that ends there may have unread rows with the same time and lower
+    positions.
     """
     cut_ms = min(head.last_ms for head in heads)
     first = next(number for number, head in enumerate(heads) if head.last_ms == cut_ms)
@@ -78,7 +80,7 @@ def _take_window(heads: Sequence[_SourceHead]) -> DelayedRows:
 
 
 def merge_row_ranges(parts: Sequence[DelayedRows]) -> DelayedRows:
-    """Return the sorted rows of parts that ascend by range. The stable sort keeps the order of positions."""
+    """Return the rows of all parts, sorted. All positions of a part must precede all positions of the next part."""
     if len(parts) == 1:
         return parts[0]
     rows = DelayedRows.concatenate(parts)
@@ -88,10 +90,10 @@ def merge_row_ranges(parts: Sequence[DelayedRows]) -> DelayedRows:
 def select_delayed_rows(
     ledger_id: LedgerId, first_entry: int, table: "pa.Table", *, wanted: range, hidden: BitMap | None, now_ms: int
 ) -> DelayedRows:
-    """Return the messages of a stored segment that are not due at `now_ms`, without hidden entries.
+    """Return the messages of a stored segment that are not due at `now_ms`, without `hidden` entries.
 
-    `table` has the segment's column `deliver_at_ms`, in entry order. `first_entry` is the entry id of the first row.
-    `wanted` is a range of entry ids with step 1.
+    `table` has the segment's column `deliver_at_ms`, in entry order. `first_entry` is the entry id of the table's first
+    row. Entries with ids outside `wanted`, a range with step 1, are left out.
     """
     import numpy as np  # noqa: PLC0415 - start-up time
 
@@ -108,10 +110,10 @@ def select_delayed_rows(
 
 
 def should_seal(limits: SealAndMergeLimits, *, entries: int, ledgers: int, idle_s: float | None) -> bool:
-    """Return whether the unsealed part of a log is to be sealed.
+    """Return whether the unsealed part of a log has reached a limit.
 
-    `entries` counts entries with a delivery time. `ledgers` counts ledgers with unsealed entries of any kind. `idle_s`
-    is the time since the newest entry with a delivery time was written, or `None` if it is not known.
+    `entries` counts unsealed entries with a delivery time. `ledgers` counts ledgers with any unsealed entries. `idle_s`
+    is the time since the newest entry with a delivery time was written, or `None` if this time is not known.
     """
     if not entries:
         return False

@@ -1,14 +1,14 @@
-"""Compressed rows of a loaded segment in memory.
+"""Compressed rows of the index of delayed messages, in memory.
 
-Delivery times rise, and entries that were appended together are often due together. So neighbouring rows differ little.
-A column is encoded in the smaller of two forms:
+Rows ascend by delivery time, and entries that were appended together are often due together. So neighbouring rows
+differ little. A column is encoded in the smaller of two forms:
 
 1. the distance of each value from one base value;
-2. the difference of each value from the previous row, less a base value.
+2. the difference between each value and the previous row's value, as distance from one base difference.
 
-Each number takes 0, 1, 2, 4 or 8 bytes. Numbers that do not fit are stored separately, with their row numbers. If all
-messages have one delay, or delays of whole minutes, each message takes at most 1 byte. A bitmap for each time and
-ledger would take 2 bytes an entry, unless the entries are dense.
+All numbers of a column take the same 0, 1, 2, 4 or 8 bytes. Numbers that do not fit are stored separately, with their
+row numbers. If all messages have the same delay, or delays of whole minutes, a message takes at most 1 byte. One bitmap
+for each delivery time and ledger would take 2 bytes an entry, unless the entries are dense.
 
 Source: frame of reference with patches (Zukowski et al., "Super-Scalar RAM-CPU Cache Compression", 2006).
 """
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from logstore.delayed.delayed_rows import Int64Array
 
 _ROWS_PER_BLOCK: Final = 1_024
-"""Rows of a block. Decoding of differences can begin at each block."""
+"""Rows of a block of a compressed column. Decoding of differences can begin at each block."""
 
 _MAX_SAMPLE_ROWS: Final = 1_024
 _BYTES_PER_PATCH: Final = 12  # an int64 value and a uint32 row number
@@ -40,7 +40,7 @@ class _CompressedColumn:
     base: int
     width: int  # bytes of each number in `packed`
     packed: "npt.NDArray[Any]"
-    patched_rows: "npt.NDArray[np.uint32]"  # rows whose number does not fit, ascending
+    patched_rows: "npt.NDArray[np.uint32]"  # row numbers, ascending, of numbers that do not fit into `width`
     patched_numbers: "Int64Array"
     block_starts: "Int64Array"  # value of each block's first row; empty unless `packed` has differences
 
@@ -116,7 +116,7 @@ class CompressedRows:
 
 
 def _estimate_smallest_packing(numbers: "Int64Array") -> tuple[float, int, int]:
-    """Return the smallest size of a column in bytes, with base and width, judged by a sample."""
+    """Return size in bytes, base and width of the smallest packing of a column. The size is estimated from a sample."""
     sample = numbers[:: len(numbers) // _MAX_SAMPLE_ROWS + 1].copy()
     sample.sort()
     forms = [(8.0 * len(numbers), 0, 8)]

@@ -26,7 +26,7 @@ COLUMNS: Final = ("deliver_at_ms", "ledger_id", "entry_id")
 """Column names, in sort order."""
 
 _MAX_FLAGS_PER_VALUE: Final = 32
-"""Maximum flags of a lookup table for each value that is looked up. Above this size, sorting is faster."""
+"""Maximum size of a lookup table, in flags for each looked-up value. Instead of a larger table, sorting is faster."""
 
 _MAX_VALUES_WITHOUT_TABLE: Final = 16
 """Maximum number of values that are looked up one by one. For more values, a table is faster."""
@@ -61,7 +61,7 @@ class DelayedRows:
 
     @staticmethod
     def from_messages(messages: Iterable[tuple[int, Position]]) -> "DelayedRows":
-        """Return the rows of distinct (delivery time, position) pairs. The pairs may be in any order."""
+        """Return the rows of (delivery time, position) pairs, which may be in any order. No position occurs twice."""
         return DelayedRows.from_tuples(
             (time_ms, position.ledger_id, position.entry_id) for time_ms, position in messages
         )
@@ -75,13 +75,13 @@ class DelayedRows:
 
     @staticmethod
     def from_columns(deliver_at_ms: "Int64Array", ledger_id: "Int64Array", entry_id: "Int64Array") -> "DelayedRows":
-        """Return the sorted rows of three columns. Rows in log order are sorted fastest."""
+        """Return the rows of three columns, sorted. Rows in log order are sorted fastest."""
         unsorted = DelayedRows(deliver_at_ms, ledger_id, entry_id)
         return unsorted.select_rows(unsorted.sorted_row_numbers())
 
     @staticmethod
     def concatenate(parts: Sequence["DelayedRows"]) -> "DelayedRows":
-        """Return the rows of all parts in the order of the parts. Rows of overlapping parts are not sorted."""
+        """Return the rows of all parts, part after part. If parts overlap, the result is not sorted."""
         import numpy as np  # noqa: PLC0415 - start-up time
 
         if len(parts) == 1:
@@ -93,7 +93,7 @@ class DelayedRows:
 
     @staticmethod
     def merge(parts: Sequence["DelayedRows"]) -> "DelayedRows":
-        """Return the sorted rows of all parts. Parts may overlap."""
+        """Return the rows of all parts, sorted. Parts may overlap."""
         rows = DelayedRows.concatenate(parts)
         return rows if len(parts) == 1 else rows.select_rows(rows.sorted_row_numbers())
 
@@ -121,7 +121,7 @@ class DelayedRows:
         return DelayedRows(*(column[start:stop] for column in self.columns()))
 
     def sorted_row_numbers(self) -> "npt.NDArray[np.intp]":
-        """Return the row numbers in sort order. The rows need not be sorted."""
+        """Return the row numbers in the order of `COLUMNS`. The rows may be unsorted."""
         import numpy as np  # noqa: PLC0415 - start-up time
 
         if _is_ascending(self.ledger_id, self.entry_id):
@@ -176,7 +176,7 @@ class DelayedRows:
         return self if keep.all() else DelayedRows(*(column[keep] for column in self.columns()))
 
     def _number_ledgers(self) -> "tuple[list[LedgerId], npt.NDArray[np.intp]]":
-        """Return the distinct ledger ids, ascending, and for each row the index of its ledger in that list."""
+        """Return the distinct ledger ids, ascending, and for each row the index of its ledger id among them."""
         import numpy as np  # noqa: PLC0415 - start-up time
 
         low = int(self.ledger_id.min())

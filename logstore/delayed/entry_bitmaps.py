@@ -12,13 +12,13 @@ Bitmaps = Mapping[LedgerId, BitMap]
 """Entry ids by ledger."""
 
 _BITMAP_OVERHEAD_BYTES: Final = 160
-"""Size of a bitmap with one container, without the entries."""
+"""Size of a roaring bitmap with one container, without the entries."""
 
 _CONTAINER_SIZES: Final = ("n_bytes_array_containers", "n_bytes_run_containers", "n_bytes_bitset_containers")
 
 
 def add_entries(target: dict[LedgerId, BitMap], entries: Bitmaps) -> None:
-    """Add entries to `target` in place. Bitmaps that `target` lacks are copied."""
+    """Add entries to `target` in place. The bitmap of a ledger that `target` lacks is copied."""
     for ledger_id, bits in entries.items():
         if ledger_id in target:
             target[ledger_id] |= bits

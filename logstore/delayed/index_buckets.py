@@ -1,7 +1,7 @@
 """Index buckets of a topic's delayed messages, and the topic's list of index buckets.
 
-No two index buckets cover the same entry. The id of an index bucket is the id of the ledger with its snapshot. The
-snapshot has the messages of the covered range that were not due when it was written. Messages after
+No two index buckets cover the same entry. The id of an index bucket is the id of the ledger that stores its snapshot.
+The snapshot has those messages of the covered range that were not due when the snapshot was written. Messages after
 `IndexBucketList.sealed_to` are only in the log.
 
 Source: PIP-195 (bucket-based delayed message index).
@@ -23,14 +23,14 @@ class IndexBucket:
     first: Position  # first entry of the covered range
     last: Position  # last entry of the covered range, inclusive
     messages: int  # 1 or more
-    segments: int  # number of segments of the snapshot
+    segments: int  # number of snapshot segments
     first_ms: int  # earliest delivery time
     last_ms: int  # latest delivery time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IndexBucketToMerge:
-    """Range and number of messages of one index bucket."""
+    """Index bucket that is to be merged: its id, its number of messages and its range."""
 
     bucket_id: int
     messages: int
@@ -53,7 +53,7 @@ class IndexBucketList:
     def includes_change(
         self, *, expected: int, removed: Collection[LedgerId], added: Collection[LedgerId], sealed_to: Position | None
     ) -> bool:
-        """Return whether this list includes the change of list version `expected`. Later changes are allowed."""
+        """Return whether this list results from a change of list version `expected`, with or without later changes."""
         listed = {bucket.bucket_id for bucket in self.buckets}
         is_sealed = sealed_to is None or self.sealed_to >= sealed_to
         return self.version > expected and is_sealed and listed.issuperset(added) and listed.isdisjoint(removed)
@@ -65,7 +65,7 @@ class IndexBucketList:
         added: Collection[IndexBucket] = (),
         sealed_to: Position | None = None,
     ) -> "IndexBucketList":
-        """Return the list after a change. Without `sealed_to` the sealed range stays.
+        """Return the list after a change. Without `sealed_to`, the end of the sealed range stays.
 
         Raise `InvalidInput` if index buckets overlap, an index bucket is empty, or an index bucket ends after
         `sealed_to`.
@@ -88,10 +88,10 @@ class IndexBucketList:
 class SealAndMergeLimits:
     """Limits at which a log is sealed and index buckets are merged. Raise `InvalidInput` for a limit below 1."""
 
-    messages: int = 50_000  # unsealed messages that trigger a seal
-    ledgers: int = 100  # ledgers with unsealed entries that trigger a seal
-    idle_s: float = 3_600.0  # time without a new delayed message that triggers a seal of any unsealed messages
-    buckets: int = 20  # more index buckets than this trigger merges
+    messages: int = 50_000  # number of unsealed delayed messages that triggers a seal
+    ledgers: int = 100  # number of ledgers with unsealed entries that triggers a seal
+    idle_s: float = 3_600.0  # age of the newest delayed message that triggers a seal, below the other limits, too
+    buckets: int = 20  # number of index buckets above which index buckets are merged
 
     def __post_init__(self) -> None:
         for name in ("messages", "ledgers", "idle_s", "buckets"):
@@ -102,6 +102,6 @@ class SealAndMergeLimits:
 def find_pair_to_merge(
     buckets: Sequence[IndexBucket], *, damaged: Collection[LedgerId] = ()
 ) -> tuple[IndexBucket, IndexBucket] | None:
-    """Return the two undamaged neighbours with the fewest messages, or `None`. `buckets` ascend by range."""
+    """Return the undamaged neighbours with the fewest messages together, or `None`. `buckets` ascend by range."""
     pairs = (pair for pair in pairwise(buckets) if not {bucket.bucket_id for bucket in pair}.intersection(damaged))
     return min(pairs, key=lambda pair: pair[0].messages + pair[1].messages, default=None)

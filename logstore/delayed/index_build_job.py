@@ -1,4 +1,4 @@
-"""Bulk job that builds indexes of delayed messages: its description, its log ranges and its files."""
+"""Bulk job that builds indexes of delayed messages: its description, its ranges of a log, and its output files."""
 
 import json
 import math
@@ -14,20 +14,20 @@ from logstore.positions import LedgerId, Position, TopicId
 MAX_PARTS_PER_JOB: Final = 256
 
 _MAX_MESSAGES_PER_BUCKET: Final = 5_000_000
-"""Maximum messages of an index bucket. A task needs some 300 MB of memory to sort them."""
+"""Maximum messages of an index bucket. To sort so many messages, a task needs some 300 MB of memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildDelayedIndexJob:
     """Job that builds the index buckets of topics from their whole logs.
 
-    The summary counts `topics`, `buckets`, `messages`, `empty`, `gone`, `unreadable` and `parts`.
+    Its `BulkJobSummary` counts `topics` (of them `empty`, `gone` and `unreadable`), `buckets`, `messages` and `parts`.
     """
 
     run_id: str
     topics: tuple[int, ...] = ()  # topic ids; empty: every topic with delayed messages
     messages: int = 50_000  # minimum messages of an index bucket, except the last index bucket
-    buckets: int = 20  # maximum index buckets of a topic, unless they would be too large for a task
+    buckets: int = 20  # maximum index buckets of a topic, unless an index bucket would be too large for a task
     workflow_id: str = ""  # workflow that claims the topics' lists
     workflow_run: str = ""
     claim_s: float = 60.0  # lifetime of a claim that the workflow does not renew
@@ -48,8 +48,9 @@ def split_log_into_bucket_ranges(
     """Cut a log at segment ends into ranges with similar numbers of delayed entries.
 
     `segments` has the first entry, the last entry and the number of delayed entries of each segment, in log order.
-    `total_messages` is the sum of these numbers. A range has at least `min_messages` entries, except the last range.
-    There are at most `max_buckets` ranges, unless a range would have more entries than a task can sort.
+    `total_messages` is the number of delayed entries of all segments. A range has at least `min_messages` delayed
+    entries, except the last range. There are at most `max_buckets` ranges, unless a range would then have more delayed
+    entries than a task can sort.
     """
     min_entries = min(max(min_messages, math.ceil(total_messages / max_buckets)), _MAX_MESSAGES_PER_BUCKET)
     ranges: list[PlannedBucketRange] = []
@@ -73,11 +74,11 @@ class BuiltTopicIndex:
     expected_version: int  # list version of the list that the built index buckets replace
     removed: tuple[LedgerId, ...]  # index buckets of the replaced list
     sealed_to: Position  # last entry that was searched for delayed messages
-    files: tuple[str, ...]  # snapshots, in the order of their ranges
+    files: tuple[str, ...]  # file names of the snapshots, in the order of the covered ranges
 
 
 class BuiltIndexFiles:
-    """Files of a job: snapshots of index buckets, and lists of built indexes in parts."""
+    """Files of a job: snapshots of index buckets, and parts, which are lists of built indexes."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -100,7 +101,7 @@ class BuiltIndexFiles:
             new.write_text(json.dumps(documents), encoding="utf-8")
 
     def read_part(self, part: int) -> list[BuiltTopicIndex]:
-        """Read one list of built indexes. Raise `CorruptData` if the file is missing or damaged."""
+        """Return the built indexes of one part. Raise `CorruptData` if the file is missing or damaged."""
         path = self._part_path(part)
         try:
             return [_parse_built_index(document) for document in json.loads(path.read_text(encoding="utf-8"))]

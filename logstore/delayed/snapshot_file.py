@@ -1,8 +1,8 @@
-"""File of an index bucket's snapshot: Parquet with one row group per segment.
+"""File of an index bucket's snapshot. A snapshot segment is one Parquet row group, and one byte range of the file.
 
-The footer has all positions of the index bucket as bitmaps, and the times and the digest of each segment. Each segment
-is one byte range of the file. Columns are delta-encoded and compressed by zstd, and pages have checksums. The footer
-has no checksum, so its digest is compared before it is parsed (`logstore.log.entries.FooterDigest`).
+The footer has all positions of the index bucket as bitmaps, and the times and the digest of each snapshot segment.
+Columns are delta-encoded and compressed by zstd, and pages have checksums. The footer has no checksum, so readers
+compare its digest (`logstore.log.entries.FooterDigest`) before they parse it.
 
 Source: PIP-195 (bucket snapshots: metadata, then segments by time step). PIP-195 has bitmaps of each segment, which
 take as long to make as the merge itself. Here the bitmaps are of the whole index bucket.
@@ -31,17 +31,17 @@ if TYPE_CHECKING:
     import pyarrow.parquet as pq
 
 STEP_MS: Final = 300_000
-"""Range of delivery times of a segment, unless the segment would have too few or too many rows."""
+"""Range of the delivery times of a snapshot segment. The limits of `SEGMENT_ROWS` come first."""
 
 SEGMENT_ROWS: Final = (10_000, 100_000)
-"""Minimum rows of any segment except the last segment, and maximum rows of any segment."""
+"""Minimum and maximum number of rows of a snapshot segment. Only the last snapshot segment may have fewer rows."""
 
 _MIN_ROWS_PER_BITMAP_UPDATE: Final = 250_000
 """Rows that are added to bitmaps together, because few large updates are faster than many small updates."""
 
 
 class _SegmentDigestingSink:
-    """File-like object that digests each segment as it is written to a binary file."""
+    """Binary file that digests each snapshot segment while writing it."""
 
     closed = False
 
@@ -66,11 +66,11 @@ class _SegmentDigestingSink:
 
 
 class IndexSnapshotWriter:
-    """Writer of one snapshot. The rows of some segments and the bitmaps of all entries are in memory.
+    """Writer of one snapshot. The rows of some snapshot segments and the bitmaps of all entries are in memory.
 
-    `target` is a path, or an open binary file that stays open. The index bucket covers the range from `first` to
-    `last`, inclusive. `entries` are the entries of all rows that will be added. If `entries` is `None`, the writer
-    collects them.
+    `target` is a path, or an open binary file, which the writer does not close. The index bucket covers the range from
+    `first` to `last`, inclusive. `entries` are the entries of all rows that will be added. If `entries` is `None`, the
+    writer collects the entries.
     """
 
     def __init__(
@@ -108,10 +108,10 @@ class IndexSnapshotWriter:
             write_page_checksum=True,
             store_schema=False,
         )
-        self._sink.end_segment()  # Parquet's magic number belongs to no segment
+        self._sink.end_segment()  # Parquet's magic number belongs to no snapshot segment
 
     def add_rows(self, rows: DelayedRows) -> None:
-        """Append rows. Raise `InvalidInput` if the first row is due before the last row that was added."""
+        """Append rows. Raise `InvalidInput` if the first row is due earlier than the last row that was added before."""
         if not len(rows):
             return
         first_ms = int(rows.deliver_at_ms[0])
@@ -142,7 +142,7 @@ class IndexSnapshotWriter:
         if not footer.messages:
             raise InvalidInput("rows", expected="1 or more", found=0)
         try:
-            _ = footer.bitmaps  # checks their number and range
+            _ = footer.bitmaps  # checks number and range of the entries
         except CorruptData as error:
             raise InvalidInput(
                 "rows", expected="positions of the bucket's range, none twice", found=str(error)
@@ -158,7 +158,7 @@ class IndexSnapshotWriter:
             self._own_file.close()
 
     def _write_segments(self, *, is_last: bool) -> None:
-        """Write all full segments, and with `is_last` all rows. Keep the other rows for the next segment."""
+        """Write all full snapshot segments and keep the remaining rows. With `is_last`, write all rows."""
         rows, start = DelayedRows.concatenate(self._pending_parts), 0
         while start < len(rows) and (is_last or len(rows) - start >= self._max_rows):
             end = self._find_segment_end(rows, start)
@@ -190,10 +190,10 @@ class IndexSnapshotWriter:
 def read_segment(
     source: BinaryIO, number: int, *, footer: IndexSnapshotFooter, metadata: "pq.FileMetaData", name: str
 ) -> DelayedRows:
-    """Return the rows of one segment, counted from 0. Only the segment's byte range of `source` is read.
+    """Return the rows of one snapshot segment. Only the snapshot segment's byte range of `source` is read.
 
-    The caller must have compared the digest of `metadata`. Raise `CorruptData` if the rows differ from the footer, or
-    if a page has a wrong checksum.
+    The first `number` is 0. The caller must have compared the digest of `metadata`. Raise `CorruptData` if the rows
+    differ from the footer, or if a page has a wrong checksum.
     """
     rows = DelayedRows.from_table(_read_row_group(source, number, metadata, name), name=f"{name}, segment {number}")
     expected = footer.segments[number]

@@ -1,4 +1,4 @@
-"""Footer of an index bucket's snapshot: covered range, summary of each segment, and bitmaps of all entries.
+"""Footer of an index bucket's snapshot: covered range, summary of each snapshot segment, and bitmaps of all entries.
 
 Source: PIP-195 (metadata of bucket snapshots).
 """
@@ -30,7 +30,7 @@ _BITMAPS_KEY: Final = b"sexton.delayed.bitmaps"
 
 @dataclass(frozen=True, slots=True)
 class IndexSnapshotSegment:
-    """Summary of one segment. Times are milliseconds since 1970, UTC."""
+    """Summary of one snapshot segment. Times are delivery times in milliseconds since 1970, UTC."""
 
     messages: int  # 1 or more
     first_ms: int
@@ -44,7 +44,7 @@ class IndexSnapshotFooter:
     last: Position  # last entry of that range, inclusive
     segments: tuple[IndexSnapshotSegment, ...]  # ascending by time; 1 or more
     compressed_bitmaps: bytes
-    digests: tuple[str, ...]  # digest of each segment's bytes
+    digests: tuple[str, ...]  # digest of the bytes of each snapshot segment
     name: str = "delayed snapshot"  # name of the object in errors
 
     @property
@@ -63,7 +63,7 @@ class IndexSnapshotFooter:
     def bitmaps(self) -> Mapping[LedgerId, BitMap]:
         """Entries of the whole index bucket, by ledger. Callers share the bitmaps and must not change them.
 
-        Raise `CorruptData` if the bitmaps cannot be read, or disagree with the segments or with the covered range.
+        Raise `CorruptData` if the bitmaps cannot be read, or disagree with the snapshot segments or the covered range.
         """
         entries = unpack_acknowledged(_decompress_bitmaps(self.compressed_bitmaps, self.name))
         entry_count = count_entries(entries)
@@ -134,9 +134,9 @@ def footer_to_metadata(footer: IndexSnapshotFooter) -> dict[bytes, bytes]:
 
 
 def compress_bitmaps(bitmaps: Bitmaps) -> bytes:
-    """Pack and compress bitmaps, with the packed length as prefix.
+    """Pack and compress bitmaps. The result begins with the packed length.
 
-    A scattered entry takes two bytes when packed. The high byte varies little, so it compresses well.
+    Packed, a scattered entry takes two bytes. The high byte varies little and compresses well.
     """
     import pyarrow as pa  # noqa: PLC0415 - start-up time
 

@@ -1,11 +1,11 @@
 """Tracker of a topic's delayed messages: waiting messages and due messages.
 
 A tracker is a cache of one process, shared by all subscriptions of the topic. Any process can build a tracker from the
-list of index buckets and the log. For each index bucket the tracker has bitmaps and at most one segment in memory.
-Readers of the log add messages that are in no index bucket.
+list of index buckets and the log. For each index bucket the tracker has bitmaps and at most one snapshot segment in
+memory. Readers of the log add messages that are in no index bucket.
 
-The caller reads storage, because storage may answer late. `find_unopened_buckets` and `bucket_to_read` return the index
-buckets to read. `load_list_and_pop_rewinds` and `load_bucket_segment` take the results.
+Storage may answer late, so the caller reads storage for the tracker. `find_unopened_buckets` and `bucket_to_read`
+return the index buckets to read. `load_list_and_pop_rewinds` and `load_bucket_segment` get what the caller has read.
 
 Contract between tracker and readers of the log:
 
@@ -15,9 +15,10 @@ Contract between tracker and readers of the log:
 
 Readers therefore find each untracked message in the log, and the loss of an index bucket loses no message.
 
-Source: PIP-195 (BucketDelayedDeliveryTracker). The rules prevent these failures of that tracker: apache/pulsar#26251 (a
-merge loses messages), #26230 (a tracked message is never delivered), #22735 (failed recovery hangs the dispatcher),
-#16490 (an index buffer cannot grow), #25076 (a message is counted twice), #26117 (bitmaps keep their capacity).
+Source: PIP-195 (BucketDelayedDeliveryTracker). The rules prevent these failures of Pulsar's tracker:
+apache/pulsar#26251 (a merge loses messages), #26230 (a tracked message is never delivered), #22735 (failed recovery
+hangs the dispatcher), #16490 (an index buffer cannot grow), #25076 (a message is counted twice), #26117 (bitmaps keep
+their capacity).
 """
 
 from collections.abc import Mapping, Sequence
@@ -90,9 +91,9 @@ class Tracker:
     def lost_buckets(self) -> tuple[IndexBucket, ...]:
         """Index buckets that could not be read since the last `load_list_and_pop_rewinds`.
 
-        Check this after `load_list_and_pop_rewinds`, `load_bucket_segment` and `take_due_messages`. If an index bucket
-        is lost, read the list again, and load it if it has changed. If the list has not changed, raise an alarm:
-        readers must find the lost messages in the log.
+        Check this property after `load_list_and_pop_rewinds`, `load_bucket_segment` and `take_due_messages`. If an
+        index bucket is lost, read the list again. Load a changed list. If the list has not changed, raise an alarm,
+        because readers must find the lost messages in the log.
         """
         return tuple(self._lost.values())
 
@@ -145,14 +146,13 @@ class Tracker:
         """Track the messages of exactly the listed index buckets. Return positions from which readers must read again.
 
         At each of these positions is a message that is no longer tracked. An index bucket that cannot be read is lost,
-        and the next call tries to read it again. `opened_sources` is the result of `open_index_buckets`. If it is
-        `None`, this call reads the footers.
+        and the next call tries to read it again. Messages that readers added stay tracked. `opened_sources` is the
+        result of `open_index_buckets`. If it is `None`, this call reads the footers.
 
-        Messages that were taken are not tracked again, with one exception: a build that began before a message was due
-        may list the message after it was taken. Readers drop messages that they know.
+        Taken messages are not tracked again, with one exception. A bulk job that began to build the index before a
+        message was due may list the message after it was taken. Readers drop messages that they already know.
 
-        Raises:
-            StoreUnavailable: Storage did not answer. Nothing has changed.
+        Raise `StoreUnavailable` if storage does not answer. Then nothing has changed.
         """
         sources, lost = dict[LedgerId, IndexBucketSource](), dict[LedgerId, IndexBucket]()
         new_sources = (
@@ -187,10 +187,10 @@ class Tracker:
         return rewinds
 
     def take_due_messages(self, now_ms: int, limit: int) -> DelayedRows:
-        """Take at most `limit` due messages that are in memory, in order. They are no longer tracked.
+        """Return at most `limit` due messages that are in memory, in order, and stop tracking them.
 
-        If the result has fewer than `limit` messages, no more messages are due, or `bucket_to_read` returns an index
-        bucket.
+        If the result has fewer than `limit` messages, either no more messages are due, or `bucket_to_read` returns an
+        index bucket that the caller must read first.
         """
         self._now_ms = now_ms
         parts: list[DelayedRows] = []
@@ -203,7 +203,7 @@ class Tracker:
         return DelayedRows.concatenate(parts)
 
     def bucket_to_read(self, now_ms: int) -> IndexBucketSource | None:
-        """Return the index bucket whose next segment is needed before more due messages can be taken."""
+        """Return the index bucket whose next snapshot segment is needed before more due messages can be taken."""
         unloaded = [
             source
             for source in self._due_sources(now_ms)
@@ -212,10 +212,10 @@ class Tracker:
         return min(unloaded, key=lambda source: source.next_ms or 0, default=None)
 
     def load_bucket_segment(self, source: IndexBucketSource, segment: DelayedRows | None) -> None:
-        """Continue an index bucket with its next segment. An index bucket that is no longer tracked is ignored.
+        """Give an index bucket its next snapshot segment. An index bucket that is no longer tracked is ignored.
 
-        `None` means that the segment cannot be read. The index bucket is then lost, and `pop_rewinds` returns the
-        position from which readers find its messages.
+        `None` means that the snapshot segment cannot be read. The index bucket is then lost, and `pop_rewinds` returns
+        the position from which readers find the index bucket's messages.
         """
         if self._source_by_bucket.get(source.bucket.bucket_id) is not source:
             return
@@ -225,7 +225,7 @@ class Tracker:
             source.load_segment(segment)
 
     def _exclude_taken_and_unite(self, sources: Mapping[LedgerId, IndexBucketSource]) -> dict[LedgerId, BitMap]:
-        """Return the entries to track. New index buckets exclude entries that were taken or are already tracked."""
+        """Return the entries to track. A new source excludes entries that were taken or are in an earlier source."""
         united: dict[LedgerId, BitMap] = {}
         for bucket_id, source in sources.items():
             if bucket_id in self._source_by_bucket:
@@ -270,7 +270,7 @@ class Tracker:
                     self._lose_bucket(source)
 
     def _lose_bucket(self, source: IndexBucketSource) -> None:
-        """Stop tracking an index bucket. Readers find its remaining messages in the log."""
+        """Stop tracking an index bucket. Readers find the remaining messages of the index bucket in the log."""
         remaining = self._remaining_entries(source)
         del self._source_by_bucket[source.bucket.bucket_id]
         self._lost[source.bucket.bucket_id] = source.bucket

@@ -1,4 +1,4 @@
-"""Sources of a tracker's messages: runs of rows in memory, and index buckets with one segment in memory at a time."""
+"""Sources of a tracker's messages: runs of rows in memory, and index buckets, which are loaded segment by segment."""
 
 from collections.abc import Sequence
 from typing import Final, Protocol
@@ -34,7 +34,7 @@ class IndexSnapshotReader(Protocol):
         """
 
     def read_segment(self, bucket: IndexBucket, number: int) -> DelayedRows:
-        """Return the rows of one segment, counted from 0. Raise the errors of `read_footer`."""
+        """Return the rows of one snapshot segment, counted from 0. Raise the errors of `read_footer`."""
 
 
 class DelayedRowSource(Protocol):
@@ -48,7 +48,7 @@ class DelayedRowSource(Protocol):
     def is_loaded(self) -> bool: ...
 
     def peek_due(self, now_ms: int, limit: int) -> tuple[DelayedRows, bool]:
-        """Return at most `limit` due rows in memory, and whether unloaded rows may follow directly."""
+        """Return the first due rows in memory, at most `limit`, and whether an unloaded row may come next."""
 
     def advance(self, count: int) -> None: ...
 
@@ -88,7 +88,7 @@ class SortedRowRun:
 class IndexBucketSource:
     """Messages of an index bucket. The constructor reads the footer and raises the errors of `read_footer`.
 
-    One segment at a time is in memory. A segment is loaded when its first row is due.
+    One snapshot segment at a time is in memory. It is loaded when its first row is due.
     """
 
     def __init__(self, bucket: IndexBucket, snapshots: IndexSnapshotReader) -> None:
@@ -104,7 +104,7 @@ class IndexBucketSource:
 
     @property
     def next_ms(self) -> int | None:
-        """Delivery time of the next row, or earliest delivery time of the next segment if no row is in memory."""
+        """Delivery time of the next row in memory or, without such a row, the earliest in the next snapshot segment."""
         if len(self._run):
             return self._run.next_ms
         return self._segments[self._next_segment].first_ms if self._has_more_segments else None
@@ -123,14 +123,14 @@ class IndexBucketSource:
             self._run = SortedRowRun(DelayedRows.empty())
 
     def read_next_segment(self) -> DelayedRows | None:
-        """Read the next segment without a change of state. Return `None` if the segment is gone or damaged."""
+        """Return the next snapshot segment, or `None` if it is gone or damaged. The source does not change."""
         try:
             return self._snapshots.read_segment(self.bucket, self._next_segment)
         except (IndexSnapshotGone, CorruptData):
             return None
 
     def load_segment(self, segment: DelayedRows) -> None:
-        """Replace the segment in memory by the rows that `read_next_segment` returned."""
+        """Replace the snapshot segment in memory by the rows that `read_next_segment` returned."""
         self._run = SortedRowRun(segment.drop_entries(self.excluded))
         self._next_segment += 1
 
@@ -163,7 +163,7 @@ class MessagesAddedFromLog:
         self._runs = [SortedRowRun(rows) for rows in remaining if len(rows)]
 
     def list_runs(self, now_ms: int | None = None) -> Sequence[DelayedRowSource]:
-        """Return the runs. With `now_ms` the runs contain all messages that are due at that time."""
+        """Return the runs. With `now_ms`, first move loose rows into a run if one of them is due."""
         if now_ms is not None and self._loose_next_ms is not None and self._loose_next_ms <= now_ms:
             self._flush_loose_rows()
         self._runs = [run for run in self._runs if len(run)]
@@ -193,7 +193,7 @@ class MessagesAddedFromLog:
 def take_due_rows(sources: Sequence[DelayedRowSource], now_ms: int, limit: int) -> DelayedRows:
     """Take at most `limit` due rows from all sources, in order. Stop before a row that an unloaded row may precede.
 
-    If the result is empty, the source with the lowest `next_ms` must load its next segment first.
+    If the result is empty, the source with the lowest `next_ms` must load its next snapshot segment first.
     """
     import numpy as np  # noqa: PLC0415 - start-up time
 

@@ -1,10 +1,10 @@
-"""Merge of two neighbouring index buckets into one new index bucket.
+"""Merge of two neighbouring index buckets, the sources, into one new index bucket.
 
-Memory has one segment of each source and the new footer, however large the index buckets are. Only the switch to the
-new index bucket removes the sources from the list. A merge that dies leaves a newborn ledger, which a sweep deletes.
+Memory has one snapshot segment of each source and the new footer, however large the index buckets are. The sources stay
+in the list until the switch. A merge that dies leaves a newborn ledger, which a sweep deletes.
 
 The merge leaves out messages that were due a minute before the merge began, because readers get them from the log.
-Otherwise a topic with one index bucket would keep every message that was ever delayed.
+Otherwise repeated merges into one index bucket would keep every message that was ever delayed.
 
 Source: PIP-195 (merging buckets); apache/pulsar#26251, where a merge loses a segment; apache/pulsar#26241, where small
 bucket limits fail.
@@ -44,12 +44,12 @@ class IndexMergeResult:
     messages: int = 0  # messages in the new index bucket; 0: there is no new index bucket
     passed: int = 0  # due messages that are in no index bucket any more
     damaged: LedgerId | None = None  # listed index bucket whose snapshot cannot be read
-    loads: int = field(default=0, compare=False)  # segments that were read
-    load_s: float = field(default=0.0, compare=False)  # time to read them
+    loads: int = field(default=0, compare=False)  # snapshot segments that were read
+    load_s: float = field(default=0.0, compare=False)  # total time of these reads
 
 
 class _MergeSourceReader:
-    """Reader of source segments. `bucket` is the index bucket that was read last. Read errors belong to it."""
+    """Reader of the sources' rows. `bucket` is the index bucket that was read last, so read errors are about it."""
 
     def __init__(self, snapshots: IndexBucketSnapshots) -> None:
         self._snapshots = snapshots
@@ -68,7 +68,7 @@ class _MergeSourceReader:
 
 
 class Merger:
-    """Merger of index buckets. Thread-safe. A merge needs a file as large as an index bucket in `scratch`."""
+    """Merger of index buckets. Thread-safe. A merge writes a file as large as an index bucket into `scratch`."""
 
     def __init__(self, *, index: DelayedIndex, snapshots: IndexBucketSnapshots, scratch: Path) -> None:
         self._index, self._snapshots, self._scratch = index, snapshots, scratch
@@ -76,12 +76,12 @@ class Merger:
     def merge_pair(
         self, topic_id: TopicId, pair: tuple[LedgerId, LedgerId], *, progress: Callable[[int], None] = lambda _: None
     ) -> IndexMergeResult:
-        """Replace two neighbouring index buckets by one. `pair` has their ids in the order of their ranges.
+        """Replace two neighbouring index buckets by one. `pair` has the ids of the two, in the order of their ranges.
 
-        `progress` receives the number of messages written so far, after each window.
+        `progress` is called repeatedly with the number of messages written so far.
 
         Idempotency: if the two index buckets are not listed any more, nothing changes. If two merges of a pair run at
-        once, one merge switches. The other merge is refused, and an intent is filed for its newborn ledger.
+        once, one merge succeeds. The other merge is refused, and an intent is filed for its newborn ledger.
 
         Raises:
             UnknownObject, PreconditionFailed: The topic does not exist any more, or is not ACTIVE.
@@ -138,7 +138,7 @@ class Merger:
         return IndexMergeResult(switched=True, messages=written_rows, passed=passed)
 
     def _unite_entries(self, sources: tuple[IndexBucket, ...], reader: _MergeSourceReader) -> dict[LedgerId, BitMap]:
-        """Return the entries of all sources, from their footers. This is faster than to collect them from rows."""
+        """Return the entries of all sources. To read them from footers is faster than to collect them from rows."""
         entries: dict[LedgerId, BitMap] = {}
         for bucket in sources:
             reader.bucket = bucket
@@ -149,9 +149,9 @@ class Merger:
 def _remove_skipped_entries(
     entries: dict[LedgerId, BitMap], sources: tuple[IndexBucket, ...], reader: _MergeSourceReader, rows: DelayedRows
 ) -> None:
-    """Remove skipped rows from the entries of all sources.
+    """Remove the skipped `rows` from `entries`, which are the entries of all sources.
 
-    Raise `CorruptData` if a row is not among these entries. `reader.bucket` is then the row's index bucket.
+    Raise `CorruptData` if a row is not in `entries`. `reader.bucket` is then the index bucket that has the row.
     """
     skipped = rows.to_bitmaps()
     if first := first_position(subtract_entries(skipped, entries)):

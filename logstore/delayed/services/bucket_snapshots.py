@@ -1,8 +1,8 @@
-"""Snapshots of index buckets in storage. A snapshot is the only segment of a `DELAYED_INDEX` ledger.
+"""Snapshots of index buckets in storage. The object of a snapshot is the only segment of a `DELAYED_INDEX` ledger.
 
 A reader fetches the footer, and then one snapshot segment at a time, by byte ranges. The object's metadata has a digest
-of the footer, and the footer has a digest of each segment. Footers are cached, because each read of a segment needs the
-footer.
+of the footer, and the footer has a digest of each snapshot segment. Footers are cached, because each read of a snapshot
+segment needs the footer.
 
 Source: PIP-195 (bucket snapshots in ledgers of their own).
 """
@@ -44,7 +44,7 @@ class _CachedFooter:
 
 
 class IndexBucketSnapshots:
-    """Writer and reader of snapshots of index buckets. Thread-safe. Cached footers take about `cache_bytes` at most."""
+    """Writer and reader of snapshots of index buckets. Thread-safe. Cached footers take at most about `cache_bytes`."""
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class IndexBucketSnapshots:
     ) -> bool:
         """Store a complete seekable snapshot file, and publish it as an index bucket. Return the result of `publish`.
 
-        Idempotency: that of `ComponentLedgers.write_and_publish`. `publish` is repeated while its outcome is not known.
+        Idempotency: as `ComponentLedgers.write_and_publish`. `publish` is repeated while its outcome is not known.
 
         Raises:
             UnknownObject, PreconditionFailed: The topic does not exist or is not ACTIVE.
@@ -79,7 +79,7 @@ class IndexBucketSnapshots:
         )
 
     def store_snapshot(self, file: BinaryIO, footer: IndexSnapshotFooter) -> NewIndexBucket:
-        """Store a snapshot file for a switch of several index buckets. Raise the errors of `store_and_publish`."""
+        """Store a snapshot file without publishing it. Raise the errors of `store_and_publish`."""
         return _new_bucket(self._contents.write_unlisted(_draft(file, footer)), footer)
 
     def read_footer(self, bucket: IndexBucket) -> IndexSnapshotFooter:

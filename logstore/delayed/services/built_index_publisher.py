@@ -1,7 +1,7 @@
 """Publication of index buckets that a bulk job has built. One switch replaces all index buckets of a topic.
 
 Index buckets are built for one list version. If a seal or a merge has changed the list since the build, the built index
-buckets are not published, because the list covers at least as much of the log. A publication that dies leaves newborn
+buckets are not published. The changed list covers at least as much of the log. A publication that dies leaves newborn
 ledgers, which a sweep deletes.
 """
 
@@ -29,7 +29,8 @@ class BuiltIndexPublisher:
     def publish_built_index(self, built: BuiltTopicIndex, files: BuiltIndexFiles) -> bool:
         """Store the snapshots of one topic and switch to them. Return `False` if the list has changed since the build.
 
-        Idempotency: if the built index buckets are already the whole list, the result is `True` and nothing is stored.
+        Idempotency: if the list already consists of the built index buckets, nothing is stored and the result is
+        `True`.
 
         Raises:
             CorruptData: A file is no snapshot, or a snapshot of another topic.

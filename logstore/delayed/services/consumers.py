@@ -1,8 +1,8 @@
 """Delivery to consumers: delayed messages when they are due, and all other messages in the order of the log.
 
-A process has one tracker per topic and one dispatcher per subscription. The first consumer creates them, and they are
-dropped with the last consumer. Trackers and dispatchers only read the stored index, so consumers that come and go do
-not change the index (apache/pulsar#19801).
+A process has one tracker per topic and one dispatcher per subscription. The first consumer creates both. When the last
+consumer is closed, both are dropped. Trackers and dispatchers only read the stored index, so consumers that come and go
+do not change the index (apache/pulsar#19801).
 
 Source: PIP-195.
 """
@@ -38,8 +38,7 @@ class Consumer:
 
     Consumers of a subscription in one process share its messages: each message goes to one consumer. Consumers in
     different processes do not know each other. `Subscriptions.acknowledge` acknowledges single messages.
-    `acknowledge_to` acknowledges all messages up to a position. Each of these methods works inside and outside a
-    transaction.
+    `acknowledge_to` acknowledges all messages up to a position. Both methods work inside and outside a transaction.
     """
 
     def __init__(
@@ -62,13 +61,13 @@ class Consumer:
     def receive(self, max_entries: int) -> list[Entry]:
         """Return at most `max_entries` messages that may be delivered now. Do not wait if there are none.
 
-        Due messages of the index come first, by (delivery time, ledger, entry). Then come messages of the log, in its
-        order. No message comes before its delivery time.
+        Due messages of the index come first, by (delivery time, ledger, entry). Then come messages in the order of the
+        log. No message comes before its delivery time.
 
         No consumer of this process receives a message again, unless the message is given back by `nack` or `close`. An
-        acknowledged message comes again only after a seek, or after its transaction is aborted. If
-        `Subscriptions.acknowledge` acknowledged a message in an aborted transaction, give the message back by `nack`.
-        Without `nack` the message comes again only if a consumer called `receive` while the transaction was open.
+        acknowledged message comes again only after a seek, or after an abort of the transaction that acknowledged it.
+        After such an abort, also call `nack` for messages that were acknowledged by `Subscriptions.acknowledge`.
+        Without `nack`, they come again only if a consumer called `receive` while the transaction was open.
 
         Raises:
             InvalidInput: `max_entries` is below 1.
@@ -87,12 +86,12 @@ class Consumer:
     def acknowledge_to(self, position: Position, *, txn: TransactionId | None = None) -> AcknowledgeResult:
         """Acknowledge all messages up to and including a position, if this consumer has received all of them.
 
-        If the transaction is aborted, its messages are received again.
+        If `txn` is aborted, the messages are received again.
 
         Raises:
-            AcknowledgementStale: This consumer has not received an unacknowledged message up to the position since
-                messages were last given back. Acknowledge single messages instead.
-            PreconditionFailed: The consumer is closed, has no subscription, or begins at a position of its own.
+            AcknowledgementStale: An unacknowledged message up to the position has not come to this consumer since the
+                subscription last gave messages back. Acknowledge single messages instead.
+            PreconditionFailed: The consumer is closed, has no subscription, or was created with `from_position`.
             SextonError: Any error of `Subscriptions.acknowledge`.
         """
         with self._lock:
@@ -127,7 +126,7 @@ class Consumer:
     def cumulative_bounds(self) -> tuple[int, Position] | None:
         """Return the releases for a cumulative acknowledgement, and the exclusive upper bound of its position.
 
-        The result is `None` if the consumer has no subscription, or begins at a position of its own.
+        The result is `None` if the consumer has no subscription, or was created with `from_position`.
         """
         if self._subscription is None:
             return None
@@ -139,17 +138,15 @@ class Consumer:
             raise PreconditionFailed(f"topic {self._topic.name}: the consumer is closed")
 
     def nack(self, positions: Sequence[Position]) -> None:
-        """Give messages back. They are delivered again first. Messages that this consumer does not have are ignored."""
+        """Give messages back, to be delivered before all others. Messages that this consumer lacks are ignored."""
         self._dispatcher.give_back(self._holding, positions)
 
     def wait(self, timeout_s: float) -> None:
         """Wait, at most `timeout_s`, until a message comes to the log or becomes due.
 
-        Call `receive` first, and wait only if it returned nothing. The first wait ends at once, because it only records
-        the end of the log. A message that another consumer gives back does not end the wait.
-
-        Raises:
-            StoreUnavailable, CatalogBusy: The catalog did not answer at the first wait.
+        Call `receive` first, and wait only if it returned nothing. The first call returns at once, because it only
+        records the end of the log. A message that another consumer gives back does not end the wait. Raise
+        `StoreUnavailable` or `CatalogBusy` if the catalog does not answer the first call.
         """
         if self._watch is None:
             self._watch = self._create_watch()
@@ -195,7 +192,7 @@ class MessageDelivery:
         alarm: LostBucketAlarm = _ignore_alarm,
     ) -> None:
         self._index, self.snapshots = index, MeasuredSnapshotReader(snapshots)
-        """Snapshot reader of all trackers. It counts and times their reads."""
+        """Snapshot reader that all trackers share. It counts and times all reads."""
         self._managed, self.subscriptions, self._transactions = managed, subscriptions, transactions
         self._clock, self._tolerance_ms = clock or Clock(), tolerance_ms
         self._alarm = alarm
@@ -213,9 +210,9 @@ class MessageDelivery:
     ) -> Consumer:
         """Return a new consumer. Nothing is read before the consumer's first `receive`.
 
-        Acknowledged messages of `subscription` are left out. `None` leaves out no message. A consumer with
-        `from_position` begins there, and shares its messages with no other consumer. All other consumers of a
-        subscription in one process must have the same `columns`. Otherwise the call raises `InvalidInput`.
+        The consumer leaves out messages that `subscription` has acknowledged. Without `subscription` it leaves out
+        none. A consumer with `from_position` begins at this position, and shares its messages with no other consumer.
+        All other consumers of a subscription in one process must have the same `columns`, or `InvalidInput` is raised.
         """
         with self._lock:
             shared = self._get_or_create_tracker(topic)

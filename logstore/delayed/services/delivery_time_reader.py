@@ -47,7 +47,7 @@ class DeliveryTimeReader:
     def read_delayed_rows(
         self, segments: Iterable[tuple[Ledger, Segment]], delayed_filter: WaitingMessageFilter
     ) -> Iterator[tuple[Segment, DelayedRows]]:
-        """Yield each segment with its messages that are not due yet. Segments of trimmed ledgers have no messages."""
+        """Yield each segment with its messages that are not due yet, or without messages if its ledger was trimmed."""
         source = SegmentSource(self._objects, self._tiered, topic=f"topic {delayed_filter.topic_id}")
         prefetcher = Prefetcher()
         try:

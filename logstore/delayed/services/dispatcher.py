@@ -1,16 +1,16 @@
-"""Dispatcher of one subscription in one process. It delivers due messages first, in order, and then the log.
+"""Dispatcher of one subscription in one process. It delivers due messages first, in order, and then the log's messages.
 
 All consumers of the subscription in the process share the dispatcher. Each unacknowledged message of the subscription
 is in one of these states:
 
 1. Tracked: the message is not due. The tracker offers the message when it is due.
 2. In the replay set: the message is due, or was given back, and is delivered next.
-3. Held: one consumer has the message. No other consumer gets the message unless it is given back.
-4. After the position of the log reader. The reader advances only over messages in states 1 to 3. It rewinds when a
-   message leaves its state without being delivered or acknowledged.
+3. Held: one consumer has the message. No other consumer gets the message until this consumer gives it back.
+4. After the position of the log reader. The reader advances only over messages in states 1 to 3. It rewinds to a
+   message that leaves these states without being delivered or acknowledged.
 
-So no message is delivered twice, and no message is skipped. All states are in memory. After a crash the next process
-begins at the mark-delete position, and leaves out acknowledged messages.
+So no two consumers have the same message, and no message is skipped. All states are in memory. After a crash the next
+process begins at the mark-delete position, and leaves out acknowledged messages.
 
 Source: Pulsar's `PersistentDispatcherMultipleConsumers`. Failures that this prevents: apache/pulsar#14327 (an abort
 gives back messages of another transaction), #19801 (disconnecting consumers wipes the index), #6403 (a restarted
@@ -43,19 +43,19 @@ from logstore.ports.catalog import Topic, Transactions
 from logstore.positions import EARLIEST, LedgerId, Position
 
 _MESSAGES_PER_OFFER: Final = 1_000
-"""Maximum messages taken from the tracker at a time. Most of them may be acknowledged already."""
+"""Maximum messages taken from the tracker at once. Most of these messages may be acknowledged already."""
 
 _UNKNOWN: Final = -1
-"""Value of seeks and releases before the subscription is read."""
+"""Value of `_seeks` and `_releases` before the subscription is read."""
 
 
 class ConsumerHolding:
-    """Messages that one consumer has received and not given back: the consumer's holding."""
+    """Holding of a consumer: messages that it has received and has neither acknowledged nor given back."""
 
     def __init__(self) -> None:
         self.entries: dict[LedgerId, BitMap] = {}
         self.stale_entries: dict[LedgerId, BitMap] = {}
-        """Entries that were received before the subscription's last release, and may have been given back."""
+        """Entries that were received before the subscription's last release, which may have given them back."""
 
     def add(self, position: Position) -> None:
         self.entries.setdefault(position.ledger_id, BitMap()).add(position.entry_id)
@@ -72,7 +72,8 @@ class Dispatcher:
     """Dispatcher of one subscription of one topic. It begins at the subscription's mark-delete position.
 
     Threads may share the dispatcher. Lock order: `receiving`, then the tracker's lock. `receiving` is locked while a
-    consumer receives. The tracker's lock guards all sets. `state` is a function that reads the present subscription.
+    consumer receives. The tracker's lock guards the replay set and all holdings. `read_subscription` reads the present
+    subscription.
     """
 
     def __init__(
@@ -96,7 +97,7 @@ class Dispatcher:
         )
 
     def add_due_messages(self, rows: DelayedRows) -> None:
-        """Add messages that became due to the replay set, unless they are known or acknowledged."""
+        """Put messages of the tracker into the replay set, except those that are in it, held or acknowledged."""
         for known in (self._state.acknowledged, self._replay.bits, *(holding.entries for holding in self.holdings)):
             rows = rows.drop_entries(known)
         for deliver_at_ms, position in zip(rows.deliver_at_ms.tolist(), rows.positions(), strict=True):
@@ -110,7 +111,7 @@ class Dispatcher:
         return self._shared.due_ms()
 
     def postpone(self, ledger_id: LedgerId, deliver_at_ms_by_entry: Mapping[int, int]) -> None:
-        """Track messages of the log that are not due. Add messages that are due by now to the replay set."""
+        """Track messages of the log that are not due. Messages that have become due go into the replay set."""
         with self._shared.lock:
             for due in self._shared.track_waiting_and_return_due(ledger_id, deliver_at_ms_by_entry):
                 if not self._is_known(due[1]):
@@ -130,14 +131,14 @@ class Dispatcher:
         return received
 
     def give_back(self, holding: ConsumerHolding, positions: Sequence[Position]) -> None:
-        """Deliver messages again, before all other messages. Messages that are not in the holding are ignored."""
+        """Take messages out of the holding, to be delivered before all others. Ignore messages that are not in it."""
         with self._shared.lock:
             for position in positions:
                 if position.entry_id in holding.entries.get(position.ledger_id, ()):
                     self._take_back(holding, (0, position))
 
     def first_unreceived_position(self, holding: ConsumerHolding) -> Position:
-        """Return the first position that is unacknowledged and not received into the holding since the last release.
+        """Return the first unacknowledged position that this consumer has not received since the last release.
 
         The message at this position is held by another consumer, is not due, was given back, or is not read from the
         log yet.
@@ -160,14 +161,14 @@ class Dispatcher:
         return self._releases
 
     def record_acknowledged(self, holding: ConsumerHolding, position: Position) -> None:
-        """Remove acknowledged messages from the holding. If their transaction is aborted, they are delivered again."""
+        """Remove the messages up to `position`, now acknowledged, from the holding. An abort gives them back."""
         with self._shared.lock:
             acknowledged = dict(self._state.acknowledged)
             unite_entries(acknowledged, holding.remove_up_to(position))
             self._state = CursorState(self._state.mark_delete, acknowledged)
 
     def seconds_until_due(self) -> float:
-        """Return the seconds until the next known message is due, or infinity if no message is known."""
+        """Return the seconds until the next tracked or replayed message is due, or infinity if there is none."""
         with self._shared.lock:
             times = [time for time in (self._replay.next_ms, self._shared.tracker.next_ms()) if time is not None]
             return max(0, min(times) - self._shared.due_ms()) / 1000 if times else inf
@@ -192,12 +193,12 @@ class Dispatcher:
                 return  # the replay set is full, so the other messages are read from the log
 
     def close_scan(self) -> None:
-        """Drop entries that were read ahead. The caller holds `receiving`, or no consumer remains."""
+        """Drop entries that were read ahead. The caller holds `receiving` if any consumer remains."""
         self._reader.close_scan()
 
     @contextmanager
     def _deliver_all_or_none(self, holding: ConsumerHolding) -> Iterator[Callable[[DueMessage], None]]:
-        """Record delivered messages in the holding. Undo this if an error prevents their delivery."""
+        """Yield a function that adds a delivered message to the holding. An error takes all added messages back."""
         delivered: list[DueMessage] = []
 
         def deliver(message: DueMessage) -> None:
@@ -217,7 +218,7 @@ class Dispatcher:
             raise
 
     def _apply_acknowledgements_and_seeks(self, subscription: Subscription) -> None:
-        """Apply acknowledgements. Rewind to entries that a seek or an abort has given back."""
+        """Take over the subscription's acknowledgements. Rewind to entries that a seek or an abort has given back."""
         before, self._state = self._state, subscription.state
         mark_delete, acknowledged = subscription.state.mark_delete, subscription.state.acknowledged
         was_sought, self._seeks = self._seeks not in {_UNKNOWN, subscription.seeks}, subscription.seeks
@@ -284,7 +285,7 @@ class Dispatcher:
                 return wanted
 
     def get(self, ledger_id: LedgerId, _default: BitMap, /) -> BitMap:
-        """Return the entries of a ledger that a reader of the log leaves out now."""
+        """Return the entries of a ledger that the log reader leaves out now: tracked, replayed and held entries."""
         with self._shared.lock:
             held = (holding.entries for holding in self.holdings)
             entry_sets = (self._shared.tracker.tracked_entries(), self._replay.bits, *held)

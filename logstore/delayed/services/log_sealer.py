@@ -1,11 +1,11 @@
 """Seal of a topic: the unsealed part of its log becomes index buckets. Index buckets that no reader needs are dropped.
 
-A seal reads only delivery times, and only segments whose rows count delayed messages. It ends at the end of a segment,
+A seal reads only delivery times, and only segments whose rows count delayed messages. It ends at the last segment end
 before the first message of an open transaction. A seal leaves out hidden entries. It also leaves out due messages,
 because readers get these from the log.
 
-Each new index bucket is one switch of the topic's list. If a seal dies, its earlier switches stay. A stored snapshot
-without a switch is a newborn ledger, which a sweep deletes.
+Each new index bucket takes one switch of the topic's list. If the process dies, completed switches stay. A stored
+snapshot without a switch is a newborn ledger, which a sweep deletes.
 
 Source: PIP-195 (sealing the last mutable bucket); apache/pulsar#26251, where messages are lost with a bucket.
 """
@@ -43,7 +43,7 @@ class SealResult:
     messages: int = 0  # messages in the new index buckets
     dropped: int = 0  # index buckets that no reader needed
     listed: int = 0  # present index buckets of the topic
-    overtaken: bool = False  # another process changed the list meanwhile; the next seal does the rest
+    overtaken: bool = False  # another process changed the list meanwhile; the next seal continues
 
 
 @contextmanager
@@ -53,7 +53,7 @@ def open_temporary_snapshot(
     """Open an unnamed temporary file and a snapshot writer. The file vanishes however the process ends.
 
     The index bucket covers the range from `first` to `last`, inclusive. `entries` are the entries of all rows that will
-    be written, if they are known. The folder is created if it is missing.
+    be written, or `None` if they are not known. The folder is created if it is missing.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryFile(dir=folder) as unnamed:
@@ -74,7 +74,7 @@ class _Seal:
     idle_s: float | None  # time since the newest delayed message came
     force: bool
     draft: IndexBucketDraft | None = None
-    delayed_entries: int = 0  # entries with a delivery time in the draft's range, due or not
+    delayed_entries: int = 0  # entries of the draft's range that have a delivery time, due or not
     result: SealResult = SealResult()
 
     def should_seal(self, limits: SealAndMergeLimits, *, entries: int, ledgers: int) -> bool:
@@ -82,7 +82,7 @@ class _Seal:
 
 
 class Sealer:
-    """Sealer of topics. Thread-safe. A seal needs a file as large as an index bucket in `scratch`."""
+    """Sealer of topics. Thread-safe. A seal writes files as large as an index bucket into `scratch`."""
 
     def __init__(
         self,
@@ -98,11 +98,11 @@ class Sealer:
         self._snapshots, self._limits, self._scratch = snapshots, limits, scratch
 
     def drop_buckets_and_seal(self, topic_id: TopicId, *, force: bool = False) -> SealResult:
-        """Drop index buckets that no reader needs, and seal the log if it is at a limit.
+        """Drop index buckets that no reader needs, and seal the log if it has reached a limit.
 
         With `force` all visible entries are sealed, whatever the limits.
 
-        Idempotency: a sealed part is not sealed again. If two seals run at once, one seal is overtaken.
+        Idempotency: a sealed part is not sealed again. If two seals run at once, one of them ends early (`overtaken`).
 
         Raises:
             MissingData: A listed ledger lacks an object in every copy.
@@ -168,7 +168,7 @@ class Sealer:
             self._switch_to_draft(seal)
 
     def _switch_to_draft(self, seal: _Seal) -> bool:
-        """Store the draft and switch to it. A draft without messages only moves `sealed_to`.
+        """Store the draft and add it to the list. A draft without messages only moves `sealed_to`.
 
         Return `False` if another process has changed the list.
         """

@@ -1,13 +1,13 @@
-"""Tracker of one topic that all its subscriptions in one process share.
+"""Tracker of one topic. All subscriptions of the topic in one process share it.
 
 Messages that become due are offered to every subscription that reads in this process. A later subscription finds these
 messages in the log.
 
-The list of index buckets is read again every ten seconds, and whenever an index bucket cannot be read. If an unreadable
-index bucket is still listed, an alarm is raised. Its messages then come from the log.
+The list of index buckets is read again every ten seconds, and whenever an index bucket cannot be read. If the list
+still has the unreadable index bucket, an alarm is raised. The messages of the index bucket then come from the log.
 
-Catalog and storage may answer late, so they are called without the lock. Meanwhile subscriptions read on. A
-subscription waits only if it needs the same answer.
+Catalog and storage may answer late, so they are called without the lock. Meanwhile subscriptions can receive messages.
+A subscription waits only if it needs the result of the same call.
 
 Source: PIP-195. Failures that this prevents: apache/pulsar#26230 (a tracked message is never delivered), #19801
 (disconnecting consumers wipes the index), #22735 (failed recovery hangs the dispatcher).
@@ -31,7 +31,7 @@ from logstore.retrying_clock import Clock
 _LOG: Final = logging.getLogger(__name__)
 
 _REFRESH_INTERVAL_S: Final = 10.0
-"""Age at which the list of index buckets is read again. A new list only frees the memory of sealed messages."""
+"""Age at which the list of index buckets is read again. A newer list only saves memory, because more is sealed."""
 
 LostBucketAlarm = Callable[[Topic, IndexBucket], None]
 """Callback for a listed index bucket that cannot be read. It is called once for each index bucket."""
@@ -44,9 +44,9 @@ class MeasuredSnapshotReader:
         self._snapshots = snapshots
         self._lock = threading.Lock()
         self.loads = 0
-        """Number of footers and segments that were read."""
+        """Number of footers and snapshot segments that were read."""
         self.load_s = 0.0
-        """Time of all reads in seconds, waits for storage included."""
+        """Total time of all reads, in seconds."""
 
     def read_footer(self, bucket: IndexBucket) -> IndexSnapshotFooter:
         with self._count_and_time_read():
@@ -72,15 +72,15 @@ class SubscriptionReader(Protocol):
         """Deliver due messages. The tracker no longer tracks them."""
 
     def rewind(self, position: Position) -> None:
-        """Read the log again from a position, because messages there are no longer tracked."""
+        """Read the log again from a position, because the tracker no longer tracks some messages from there on."""
 
 
 class SharedTracker:
     """Delayed messages of one topic, loaded by the first `refresh_bucket_list_if_old`.
 
     Callers of `refresh_bucket_list_if_old` and `load_due_segment_and_check_lost` must not hold `lock`. Callers of all
-    other methods must hold `lock`. At most one thread reads the list, and at most one thread reads a segment. Results
-    are stored under `lock`.
+    other methods must hold `lock`. At most one thread reads the list, and at most one thread reads a snapshot segment.
+    Results are stored under `lock`.
     """
 
     def __init__(
@@ -130,11 +130,11 @@ class SharedTracker:
         return len(rows) == limit
 
     def must_read(self) -> bool:
-        """Return whether `load_due_segment_and_check_lost` must read a segment, or the list after a loss."""
+        """Return whether `load_due_segment_and_check_lost` must read a snapshot segment, or the list after a loss."""
         return bool(self._unreported_buckets()) or self.tracker.bucket_to_read(self.due_ms()) is not None
 
     def load_due_segment_and_check_lost(self) -> None:
-        """Read one due segment, unless another thread has. If an index bucket was lost, read the list again.
+        """Read one due snapshot segment, unless another thread has. If an index bucket was lost, read the list again.
 
         After `StoreUnavailable` or `CatalogBusy` the next call tries again.
         """
@@ -149,7 +149,7 @@ class SharedTracker:
         self._reload_list_or_alarm()
 
     def track_waiting_and_return_due(self, ledger_id: LedgerId, later: Mapping[int, int]) -> list[tuple[int, Position]]:
-        """Track messages that are not due. Return the other messages, which are due by now, with their times."""
+        """Track those messages of `later` that are not due. Return delivery times and positions of the others."""
         messages = [(deliver_at_ms, Position(ledger_id, entry_id)) for entry_id, deliver_at_ms in later.items()]
         return [message for message in messages if not self.tracker.track_unless_due(message[1], message[0])]
 
@@ -162,7 +162,7 @@ class SharedTracker:
         return self._refreshed_s is not None and self._clock.monotonic_s() < self._refreshed_s + _REFRESH_INTERVAL_S
 
     def _load_list(self) -> bool:
-        """Read the list, and load it if it differs. Return whether it was loaded. The caller holds `_list_lock`."""
+        """Read the list. If its list version is new, load it and return `True`. The caller holds `_list_lock`."""
         listed = self._index.get_bucket_list(self._topic.topic_id)
         with self.lock:
             if self._refreshed_s is not None and listed.version == self.tracker.bucket_list.version:
@@ -177,7 +177,7 @@ class SharedTracker:
         return [bucket for bucket in self.tracker.lost_buckets if bucket.bucket_id not in self._reported]
 
     def _reload_list_or_alarm(self) -> None:
-        """Read the list again, because lost index buckets may be merged or dropped. Raise alarms if it is unchanged."""
+        """Read the list again, which may no longer have lost index buckets. Raise alarms if it has not changed."""
         with self._list_lock:
             while True:
                 with self.lock:

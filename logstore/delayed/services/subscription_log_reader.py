@@ -1,6 +1,6 @@
 """Replay set of a subscription, and the subscription's reader of the log, which can be rewound.
 
-Source: Pulsar's `MessageRedeliveryController`, which has due messages and messages to deliver again.
+Source: Pulsar's `MessageRedeliveryController`, which has both due messages and messages that were given back.
 """
 
 import heapq
@@ -32,7 +32,7 @@ class ReplaySet:
         self._max_messages = max_messages
         self._heap: list[DueMessage] = []
         self.bits: dict[LedgerId, BitMap] = {}
-        """Entry ids by ledger."""
+        """Entry ids of the messages, by ledger."""
 
     def __len__(self) -> int:
         return len(self._heap)
@@ -110,14 +110,14 @@ class SubscriptionLogReader:
         self._rewind_to = position if self._rewind_to is None else min(self._rewind_to, position)
 
     def begin_pass(self, state: CursorState) -> None:
-        """Leave out acknowledged messages from now on. Let `read_next_entries` look up the end of the log again."""
+        """Leave out messages that `state` acknowledges. Let `read_next_entries` look up the end of the log again."""
         self._state, self._has_scanned = state, False
 
     def read_next_entries(self, limit: int) -> list[Entry] | None:
         """Return the next due messages, at most `limit`, or `None` at the end of the log.
 
-        The end is looked up once after each `begin_pass` and each rewind. The dispatcher may know some of the messages
-        by now. A result with fewer than `limit` messages need not be the last result.
+        The end is looked up once after each `begin_pass` and each rewind. Some of the messages may by now be tracked,
+        held or in the replay set. A result with fewer than `limit` messages does not mean that the end is reached.
         """
         if self._apply_rewind():
             self._has_scanned = False
