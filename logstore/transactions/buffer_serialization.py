@@ -1,4 +1,4 @@
-"""Bytes of a transaction buffer's snapshot, and the bulk job that rebuilds many buffers.
+"""Serialized snapshot of a transaction buffer, and the bulk job that rebuilds many buffers.
 
 A snapshot is one JSON document with packed bitmaps. It is never split into parts.
 
@@ -35,7 +35,7 @@ def pack_buffer(topic_id: TopicId, buffer: TransactionBuffer) -> bytes:
 
 
 def unpack_buffer(content: bytes, topic_id: TopicId) -> TransactionBuffer:
-    """Return the buffer that `pack_buffer` packed. Raise `CorruptData` if it is damaged or of another topic."""
+    """Return the buffer that `pack_buffer` packed. Raise `CorruptData` if `content` is damaged or of another topic."""
     try:
         document = json.loads(content)
         version, found_topic_id = document["version"], document["topic_id"]
@@ -78,19 +78,19 @@ MAX_PARTS_PER_JOB: Final = 256
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildTransactionBuffersJob:
-    """Job that rebuilds the buffers of topics from their whole logs.
+    """Job that rebuilds the buffers of topics from their whole logs. `BufferFiles` reads the output.
 
-    Its summary counts `topics`, `buffers`, `empty`, `gone`, `unreadable` and `parts`. `BufferFiles` reads its output.
+    Its `BulkJobSummary` counts `topics` (of them `empty`, `gone` and `unreadable`), `buffers` and `parts`.
     """
 
     run_id: str
-    topics: tuple[int, ...] = ()  # topic ids; none selects every topic
+    topics: tuple[int, ...] = ()  # topic ids; empty: every topic
 
     name = "build-transaction-snapshots"
 
 
 class BufferFiles:
-    """Files of a job with buffers of topics. Each task writes one part."""
+    """Output files of a job, with the buffers of topics. Each task writes one file, which is a part."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

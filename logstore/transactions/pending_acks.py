@@ -1,6 +1,6 @@
-"""Pending acknowledgements: entries of a subscription that a transaction holds until the transaction is decided.
+"""Pending acknowledgements: entries that an open transaction holds, because it has acknowledged them.
 
-Source: Pulsar's PendingAckHandle. An entry that is acknowledged, or that another transaction holds, is a conflict.
+Source: Pulsar's PendingAckHandle.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -36,14 +36,14 @@ def compute_held_after_acknowledgement(
     positions: Sequence[Position],
     up_to: Position | None,
 ) -> dict[LedgerId, BitMap]:
-    """Return all entries that a transaction holds after it has acknowledged `positions`, and all entries up to `up_to`.
+    """Return all entries that `txn` holds after it acknowledges `positions` and the entries up to `up_to`.
 
-    A transaction may acknowledge an entry that it already holds. `held_by_txn` is of open transactions.
-    `up_to` skips acknowledged entries.
+    `held_by_txn` has the held entries of each open transaction. `txn` may acknowledge an entry again that it holds.
+    Entries up to `up_to` that are already acknowledged are left out.
 
     Raises:
-        InvalidInput: No reader can have received a position.
-        AcknowledgementHeld: An entry is acknowledged, or another open transaction holds it.
+        InvalidInput: A position never had an entry, or `up_to` is after the last entry.
+        AcknowledgementHeld: One of `positions` is already acknowledged, or another open transaction holds an entry.
     """
     acknowledge(state, positions, spans)  # raises `InvalidInput` for a position without an entry
     own = {ledger_id: bits.copy() for ledger_id, bits in held_by_txn.get(txn, {}).items()}
@@ -68,7 +68,7 @@ def _select_unheld_positions(
     own: Positions,
     positions: Sequence[Position],
 ) -> dict[LedgerId, BitMap]:
-    """Return the positions that the transaction does not hold yet. All entries of unlisted ledgers are acknowledged."""
+    """Return the positions that are not in `own`. Entries of ledgers outside `listed` count as acknowledged."""
     newly_held: dict[LedgerId, BitMap] = {}
     for position in positions:
         if position.entry_id in own.get(position.ledger_id, ()):
@@ -87,7 +87,7 @@ def require_entries_not_held(
     positions: Sequence[Position],
     up_to: Position | None,
 ) -> None:
-    """Refuse to acknowledge entries that an open transaction holds. The request itself has no transaction.
+    """Refuse an acknowledgement outside transactions if an open transaction holds one of the entries.
 
     Only the commit of the open transaction may acknowledge these entries. Acknowledged entries may be acknowledged
     again. `AcknowledgementHeld` names the first held entry and the transaction.
@@ -105,7 +105,7 @@ def require_entries_not_held(
 
 
 def hide_held(state: CursorState, held_by_txn: Mapping[TransactionId, Positions]) -> CursorState:
-    """Return the cursor state for consumers. Entries that an open transaction holds count as acknowledged."""
+    """Return the state with all held entries marked as acknowledged, so that consumers do not get them."""
     acknowledged = dict(state.acknowledged)
     for entries in held_by_txn.values():
         unite_entries(acknowledged, entries)

@@ -43,9 +43,9 @@ class TransactionMarker:
 
     txn: TransactionId
     verb: MarkerVerb
-    epoch: int  # of the catalog
+    epoch: int  # epoch of the catalog
     subscription: str = ""  # empty for the topic's messages
-    positions: Mapping[LedgerId, BitMap] = field(default_factory=dict)  # that the transaction acknowledged
+    positions: Mapping[LedgerId, BitMap] = field(default_factory=dict)  # entries that the transaction acknowledged
 
 
 _EPOCH_PROPERTY: Final = "epoch"
@@ -99,7 +99,7 @@ class TransactionBuffer:
 
     @property
     def max_read_position(self) -> Position:
-        """Entry before the first open message. Entry -1 precedes the first entry of a ledger."""
+        """Entry before the first message in `open`, or `read_to`. Entry -1 precedes the first entry of a ledger."""
         firsts = [
             Position(ledger_id, bits.min()) for entries in self.open.values() for ledger_id, bits in entries.items()
         ]
@@ -110,9 +110,9 @@ class TransactionBuffer:
 
 
 class TransactionBufferAccumulator:
-    """Computation of a buffer from the segments of a log, in order. The end of the log is fixed by `spans`.
+    """Computation of a buffer from the segments of a log, in order. `spans` has the ledgers of the log and their ends.
 
-    Entries of the earlier buffer `start` in ledgers outside `spans` are dropped.
+    `start` is an earlier buffer. Its entries in ledgers outside `spans` are dropped.
     """
 
     def __init__(self, start: TransactionBuffer, spans: Sequence[VisibleLedgerSpan]) -> None:
@@ -129,7 +129,7 @@ class TransactionBufferAccumulator:
         return range(first, self._end_by_ledger.get(ledger_id, 0))
 
     def add_segment(self, ledger_id: LedgerId, first_entry: int, table: "pa.Table") -> None:
-        """Read the next segment. Entries that were read before are ignored.
+        """Add the next segment. Entries that were added before are ignored.
 
         `table` has `COLUMNS` of all entries of the segment, in order. Raise `CorruptData` for an unknown verb.
         """
@@ -139,7 +139,7 @@ class TransactionBufferAccumulator:
                 unite_entries(self._open.setdefault(txn, {}), {ledger_id: entries})
                 continue
             unite_entries(self._hidden, {ledger_id: entries})
-            # A subscription's marker ends the transaction, too: no message can follow any marker.
+            # A subscription's marker also ends the transaction: no message of the transaction follows any marker.
             ended = self._open.pop(txn, {})
             if verb_code == _VERB_CODES[MarkerVerb.ABORT.value]:
                 unite_entries(self._hidden, ended)
@@ -155,15 +155,15 @@ def resolve_open_transactions(
     states: Mapping[TransactionId, TransactionState],
     earlier: TransactionBuffer | None = None,
 ) -> TransactionBuffer:
-    """Return the buffer after the catalog was asked about the transactions that have no marker in the log.
+    """Return the buffer with the catalog's decisions about the transactions that have no marker in the log.
 
     1. A transaction that is OPEN in the catalog stays open.
     2. A decided transaction counts as decided, whether or not its marker is in the log.
-    3. The catalog has forgotten a transaction that ended long ago. Its marker was deleted with its ledger by force. Or
-       its marker was never written, because an operator had resolved the topic. Messages of the transaction that the
-       earlier snapshot `earlier` shows as visible were committed. All other messages count as aborted.
+    3. A transaction that is absent from `states` ended long ago. Its marker was deleted with a ledger by force, or was
+       never written because an operator had resolved the topic. A message of the transaction counts as committed if the
+       earlier snapshot `earlier` shows the message as visible, and otherwise as aborted.
 
-    `states` are read after the log. Forgotten transactions are absent.
+    `states` must be read after the log. Transactions that the catalog has forgotten are absent.
     """
     hidden, still_open = dict(buffer.hidden), dict[TransactionId, Entries]()
     for txn, entries in buffer.open.items():

@@ -111,10 +111,10 @@ def check_timeout(timeout_s: float) -> None:
 def decide_transaction_state(
     txn: TransactionId, state: TransactionState, *, commit: bool, expired: bool
 ) -> TransactionState:
-    """Return the state after a request to end a transaction. Only one of a commit and a timeout can succeed.
+    """Return the state after a request to end a transaction. A commit and a timeout cannot both succeed.
 
-    `state` is read under the lock of the row. `expired` means that the deadline has passed by the catalog's clock then.
-    Raise `TransactionEnded` if the opposite was decided before, or a commit comes after the deadline.
+    `state` is read under the lock of the row. `expired` says whether the deadline has passed at this moment, by the
+    catalog's clock. Raise `TransactionEnded` if the opposite was decided before, or a commit comes after the deadline.
     """
     requested = TransactionState.COMMITTING if commit else TransactionState.ABORTING
     if state is TransactionState.OPEN and not (commit and expired):

@@ -1,1 +1,1 @@
-"""What is done with transactions: their broadcast."""
+"""Services that tell participants how a transaction ended, and that store and rebuild transaction buffers."""

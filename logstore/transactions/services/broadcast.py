@@ -1,12 +1,12 @@
-"""Broadcast of decided transactions: markers in the participants' logs, and settled buffers in the catalog.
+"""Broadcast of decided transactions: transaction markers in logs, and settled participants in the catalog.
 
 A broadcast does not change what readers see, because readers follow the state of the transaction's row. A topic gets
 one append with the transaction markers of a whole batch. One SQL transaction then settles the participants of all
 topics. It finishes each transaction whose participants are all settled.
 
-Each step may run twice. A second marker says the same as the first marker, and is hidden, too. Settling a participant
-again changes nothing. If a process dies between two steps, its claims lapse and another process claims the
-transactions.
+The append and the SQL transaction may run twice. A second marker says the same as the first marker, and is hidden, too.
+Settling a participant again changes nothing. If the process dies in between, its claims expire and another process
+claims the transactions.
 
 Source: Pulsar's transaction coordinator, which sends the decision to each partition and subscription separately.
 """
@@ -55,7 +55,7 @@ class BroadcastResult:
     finished: Sequence[FinishedTransaction] = ()
     failures: Mapping[TransactionId, Mapping[Participant, str]] = field(default_factory=dict)
     topics: int = 0  # topics of all participants that were owed
-    topics_away: int = 0  # part of `topics`, for which storage or the catalog did not answer
+    topics_away: int = 0  # those of `topics` for which storage or the catalog did not answer
 
 
 class Broadcaster:
@@ -82,9 +82,9 @@ class Broadcaster:
         self._threads.shutdown()
 
     def broadcast_batch(self, batch: Sequence[StoredTransaction]) -> BroadcastResult:
-        """Tell all participants of a claimed batch that are owed. A topic that fails delays no other topic.
+        """Tell all owed participants of a batch of claimed transactions. A topic that fails delays no other topic.
 
-        If the catalog did not answer, nothing is lost, because the claims lapse.
+        If the catalog does not answer, nothing is lost: the claims expire, and a later broadcast continues.
         """
         owed_by_topic: dict[TopicId, list[_OwedDecision]] = {}
         for txn in batch:

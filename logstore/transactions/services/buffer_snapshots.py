@@ -4,8 +4,8 @@ A snapshot only bounds how much of the log a rebuild reads. Appends and commits 
 missing snapshot loses nothing. A snapshot is stored as a component ledger before one SQL transaction switches the topic
 to it. A writer that dies in between leaves a newborn ledger, which a trim of the topic deletes.
 
-The end of a rebuild is fixed when the rebuild begins. Open transactions neither delay nor stop it (kafka-flow#857). A
-failed rebuild starts again from the beginning (apache/pulsar#14801, #14830).
+The end of a rebuild is fixed when the rebuild begins. Open transactions neither delay nor stop the rebuild
+(kafka-flow#857). A failed rebuild starts again from the beginning (apache/pulsar#14801, #14830).
 
 Source: Pulsar's SnapshotSegmentAbortedTxnProcessor (PIP-196).
 """
@@ -48,7 +48,7 @@ _LEASE_S: Final = 60.0
 
 _TOPICS_PER_PAGE: Final = 16
 _MAX_READ_ATTEMPTS: Final = 5
-"""Most attempts to read a log that is trimmed meanwhile."""
+"""Maximum attempts to read a log. An attempt fails if the log is trimmed meanwhile."""
 
 
 class BufferSnapshots:
@@ -58,7 +58,7 @@ class BufferSnapshots:
         self._snapshots, self._contents = snapshots, contents
 
     def write_snapshots_and_count_due(self) -> int:
-        """Write one page of due snapshots from the buffers in SQL. Return how many topics were due.
+        """Write one page of due snapshots from the buffers in SQL. Return the number of topics that were due.
 
         A failure is logged, and the topic is due again later. Idempotency: two writers of a topic leave one snapshot.
         Raise `StoreUnavailable` or `CatalogBusy` if the catalog did not return the due topics.
@@ -77,7 +77,7 @@ class BufferSnapshots:
 
         Raises:
             UnknownObject, PreconditionFailed: The topic does not exist or is not ACTIVE.
-            StoreUnavailable, CatalogBusy, OutcomeUnknown: Bounded retries were not enough. Repeat the call.
+            StoreUnavailable, CatalogBusy, OutcomeUnknown: All retries failed. Repeat the call.
         """
         current = self._snapshots.get_snapshot(topic_id)
         return current.read_to <= buffer.read_to and self._write_snapshot(topic_id, buffer, current.ledger_id)
@@ -116,8 +116,9 @@ class BufferSnapshots:
 class BufferRebuilder:
     """Builder of buffers from the logs in storage. It is thread-safe.
 
-    A rebuild starts from the topic's snapshot. Without `snapshots`, or with `read_whole_log`, it reads the whole log. A
-    snapshot then only decides about transactions that neither the log nor the catalog knows.
+    A rebuild starts from the topic's snapshot. Without `snapshots`, or with `read_whole_log`, it reads the whole log.
+    With `read_whole_log`, the snapshot only decides transactions that have no marker in the log and no row in the
+    catalog.
     """
 
     def __init__(
@@ -134,7 +135,7 @@ class BufferRebuilder:
         self._objects, self._tiered, self._snapshots, self._read_whole_log = objects, tiered, snapshots, read_whole_log
 
     def rebuild_buffer(self, topic_id: TopicId) -> TransactionBuffer:
-        """Return the topic's buffer up to the entry that is the last one when the call begins.
+        """Return the topic's buffer up to the last entry at the beginning of the call.
 
         Raise `MissingData` or `CorruptData` if no copy of a listed segment can be read.
         """
