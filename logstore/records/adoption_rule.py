@@ -1,30 +1,30 @@
 """Rule of adoption: which uploads without a row become segments, and at which positions.
 
 A rebuilt catalog has the ledgers of the last flush. Storage also has later uploads. Some uploads were registered. Other
-uploads are from writers that lost a race, gave up or died. An answered append must return with the same positions. An
-unanswered append may return. So an upload is left out only if it cannot have been registered. This is certain in each
-of these cases:
+uploads are from writers that lost a race, gave up or died. Entries of an append that returned must come back at the
+same positions. Entries of any other append may come back. So an upload is left out only if it cannot have been
+registered. This is certain in each of these cases:
 
 - The upload has no entries: it is a confirmation.
 - The upload is not the last upload of its append.
 - The upload's epoch is before the catalog's epoch at the loaded flush.
 - The upload names an epoch or a transaction that the catalog had not begun (`IssuedIdBounds`).
 - The upload has entries of a transaction that was decided earlier: at the flush, or by an earlier transaction marker.
-- All entries of the upload are stored already. The sequence ids of its producers show this.
+- All entries of the upload are stored already. The sequence ids of the producers show this.
 
 Positions follow from the extents in uploads (`RegisteredLedgerExtent`). An extent names the last registered segment at
-the time of the upload, and the number of registered entries up to that segment. An upload was answered only in these
-cases:
+the time of the upload, and the number of registered entries up to that segment. The append of an upload can have
+returned only in these cases:
 
-- The upload's number follows the segment that its extent names. If registered, the upload begins at the entry that the
-  extent states.
-- Another upload, such as a confirmation, names the upload.
+- The upload has the next number after the segment in its extent. A registered upload of this kind begins right after
+  the entries of its extent.
+- The extent of another upload, such as a confirmation, names the upload.
 
-So between two extents only the first and the last upload can have been answered. The entries of the registered uploads
-must add up to the difference of the two extents. If several choices of uploads add up, the first choice is taken. It
-contains the first and the last upload if any choice does. Uploads of the other choices are adopted at the end of the
-ledger. After the last extent, the upload with the next number is adopted first. No other upload after the last extent
-was answered.
+So between two extents, only the appends of the first and the last upload can have returned. The entries of the
+registered uploads must add up to the difference between the entries of the two extents. If several choices of uploads
+add up, the first choice is taken. It contains the first and the last upload if any choice does. Uploads of the other
+choices are adopted at the end of the ledger. After the last extent, the upload with the next number is adopted first.
+The append of any later upload did not return.
 
 Source: the rule of an append (registered numbers ascend), read backwards; ADR 19.
 """
@@ -40,11 +40,11 @@ from logstore.positions import LedgerId
 from logstore.transactions.transaction_ids_and_states import TransactionId
 
 _MAX_CHOICES: Final = 256
-"""Largest number of examined choices. With more choices, any upload may be registered."""
+"""Maximum number of examined choices. If there are more, every upload counts as possibly registered."""
 
 
 class UploadedSequences(NamedTuple):
-    """Sequence ids of one producer in an upload, all in one transaction or all in none. Bounds are inclusive."""
+    """Sequence ids of one producer in an upload, all in `txn` or all outside transactions. Bounds are inclusive."""
 
     producer: str
     first: int
@@ -70,7 +70,7 @@ class UploadedMarker(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnregisteredUpload:
-    """Segment in storage without a row. The catalog stores it as JSON by the names of its fields."""
+    """Segment in storage without a row. The catalog stores these fields as JSON, under their names."""
 
     number: int
     entries: int
@@ -117,8 +117,8 @@ class AdoptedSegment:
 def choose_adopted_uploads(ledgers: Sequence[LedgerWithUploads], topic: TopicAtFlush) -> list[AdoptedSegment]:
     """Return the adopted uploads of a topic's ledgers, in the order of the log.
 
-    `ledgers` ascend by ledger id. If a topic's ledgers come in pages, `topic` includes the uploads adopted from earlier
-    pages.
+    `ledgers` ascend by ledger id. If the caller passes a topic's ledgers in pages, `topic` must include the uploads
+    adopted from earlier pages.
     """
     all_uploads = (upload for ledger in ledgers for upload in ledger.uploads)
     last_attempts = dict(topic.last_attempt_by_append) | find_last_attempt_by_append(
@@ -148,9 +148,9 @@ def choose_adopted_uploads(ledgers: Sequence[LedgerWithUploads], topic: TopicAtF
 def find_last_attempt_by_append(
     uploads: Iterable[UnregisteredUpload], known: Mapping[str, int] | None = None
 ) -> dict[str, int]:
-    """Return the number of each append's last upload. Leave out 1, and numbers not above the number in `known`.
+    """Return the number of each append's last upload, if it is above 1 and above the number in `known`.
 
-    An earlier upload of an append was refused, or was uploaded after the append was answered.
+    An earlier upload of an append was refused, or was uploaded after the append had returned.
     """
     last_attempts: dict[str, int] = {}
     for mark in (upload.mark for upload in uploads):
@@ -165,7 +165,7 @@ class _SequencesAndDecisions:
     decided_transactions: set[TransactionId]
 
     def is_open_to(self, upload: UnregisteredUpload) -> bool:
-        """Return whether all transactions of the upload are undecided. Otherwise its registration was refused."""
+        """Return whether all transactions of the upload are undecided. If one is decided, registration was refused."""
         return not any(span.txn in self.decided_transactions for span in upload.transactions)
 
     def has_all_entries(self, upload: UnregisteredUpload) -> bool:
@@ -194,7 +194,7 @@ class _SequencesAndDecisions:
 def _select_consistent_extents(
     ledger: LedgerWithUploads, uploads: Sequence[UnregisteredUpload], epoch: int
 ) -> list[RegisteredLedgerExtent]:
-    """Return the extents of all uploads, ascending. Leave out an extent that contradicts an earlier extent."""
+    """Return the extents of the uploads, ascending, except each extent that contradicts an earlier extent."""
     extents = {upload.behind for upload in uploads if upload.behind and upload.epoch >= epoch}
     consistent: list[RegisteredLedgerExtent] = []
     for extent in sorted(extent for extent in extents if extent.last_segment > ledger.last_segment):
@@ -235,9 +235,9 @@ def _choose_registered(
 ) -> tuple[Sequence[UnregisteredUpload], Sequence[UnregisteredUpload]]:
     """Return the uploads that an extent counts as registered, and the uploads of alternative choices.
 
-    The segment that the extent names is registered, except after a reconciliation that skipped a number, which is rare.
-    The first choice that adds up is taken, lower numbers first. An upload in no choice was never registered. If no
-    choice adds up, all uploads count as registered.
+    The segment that the extent names is registered, except in a rare case: a reconciliation skipped its number. The
+    first choice that adds up is taken, lower numbers first. An upload in no choice was never registered. If no choice
+    adds up, all uploads count as registered.
     """
     named = [upload for upload in between if upload.number == extent.last_segment]
     others = [upload for upload in between if upload.number != extent.last_segment]
@@ -263,7 +263,7 @@ def _accepts(adopted_so_far: _SequencesAndDecisions, uploads: Sequence[Unregiste
 
 
 def _choices_that_add_up(uploads: Sequence[UnregisteredUpload], entries: int) -> Iterator[list[UnregisteredUpload]]:
-    """Yield the subsequences of `uploads` that have `entries` entries in total, lower numbers first."""
+    """Yield the subsequences of `uploads` with `entries` entries in total. Lower numbers come first."""
     if entries < 0:
         return
     sums_from = [1]  # bit n of item i is set if a subset of `uploads[i:]` has n entries

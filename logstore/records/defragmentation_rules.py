@@ -1,8 +1,9 @@
 """Rules of defragmentation: which blocks are rewritten, and which record versions stay.
 
-A record version is live if it is the newest version of its record, and the catalog has the record or its tombstone.
-Older versions of a record may always be dropped. If the catalog has neither, the newest version may be dropped only
-together with all older versions. Otherwise an older version would become the newest.
+A record version is live if it is the newest record version of its record, and the catalog has the record or its
+tombstone. Older record versions may always be dropped. If the catalog has neither record nor tombstone, the newest
+record version may be dropped only together with all older ones. Otherwise an older record version would become the
+newest.
 
 Source: Aerospike's defragmentation (`defrag-lwm-pct`, 50 %).
 """
@@ -23,13 +24,13 @@ if TYPE_CHECKING:
     Mask = npt.NDArray[np.bool_]
 
 SMALL_BLOCK_BYTES: Final = 1 << 20
-"""A block below this size is merged with others, unless it has at least half of `MAX_VERSIONS_PER_BLOCK`."""
+"""A block below this size is merged with other blocks, unless it has at least half of `MAX_VERSIONS_PER_BLOCK`."""
 
 
 @dataclass(frozen=True, slots=True)
 class BlockUsage:
     block: Block
-    # live record versions, and newest versions of removed records that have older versions in other blocks
+    # live record versions, and newest record versions of removed records with older record versions in other blocks
     needed_versions: int
 
 
@@ -47,8 +48,8 @@ def is_small_block(block: Block) -> bool:
 class IdRangeSurvey:
     """Record versions of one kind with ids in one range.
 
-    `versions` has at least `logstore.records.newest_versions.KEY_COLUMNS`. `block_numbers` has the number of each row's
-    block.
+    `versions` has at least `logstore.records.newest_versions.KEY_COLUMNS`. `block_numbers` has the block number of each
+    row.
     """
 
     def __init__(self, versions: "pa.Table", block_numbers: "npt.NDArray[np.intp]") -> None:
@@ -57,13 +58,13 @@ class IdRangeSurvey:
 
     @property
     def newest_rows(self) -> "npt.NDArray[np.intp]":
-        """Newest row of each record, ascending by id and sub."""
+        """Row number of the newest record version of each record, ascending by id and sub."""
         return self._ranked.newest_rows
 
     def count_needed_rows(self, exists: "Mask", blocks: int) -> "npt.NDArray[np.intp]":
         """Return the number of needed rows of each of the `blocks`.
 
-        `exists` says for each row of `newest_rows` whether the catalog has the record.
+        `exists` says for each row of `newest_rows` whether the catalog has the record or its tombstone.
         """
         import numpy as np  # noqa: PLC0415 - start-up time
 
@@ -78,8 +79,8 @@ class IdRangeSurvey:
     def needed_row_mask(self, exists: "Mask", is_rewritten: "Mask") -> "Mask":
         """Return for each row whether its block is rewritten and the row is needed.
 
-        `exists` says for each row of `newest_rows` whether the catalog has the record. `is_rewritten` says for each
-        block whether it is rewritten.
+        `exists` says for each row of `newest_rows` whether the catalog has the record or its tombstone. `is_rewritten`
+        says for each block whether it is rewritten.
         """
         import numpy as np  # noqa: PLC0415 - start-up time
 

@@ -4,7 +4,7 @@ A function that returns its record unchanged keeps the record. A function that r
 other result is refused.
 
 After a crash the function is called again, and must return the same result for the same record. A function that depends
-on the time must use `now_us`. No lock is held during the call. A record that changes after the call stays.
+on the time must use `now_us`. No lock is held during the call. A record that changes between call and deletion stays.
 
 Source: Aerospike's record functions. Such a function may remove its record, under the policy of the call.
 """
@@ -42,18 +42,13 @@ class RecordFunctionRegistry(Protocol):
     """Record functions that an operator has registered, by name."""
 
     def find_function(self, name: str) -> RecordFunction:
-        """Return the function with this name.
-
-        Raises:
-            InvalidInput: No function has this name. The error lists all names.
-        """
+        """Return the function with this name. Raise `InvalidInput`, which lists all names, if there is none."""
 
 
 def should_end_record(name: str, function: RecordFunction, record: LedgerRecord) -> bool:
     """Call the function and return whether the record should be deleted.
 
-    Raises:
-        FunctionFailed: The function raised, or returned neither the record nor `None`.
+    Raise `FunctionFailed` if the function raised, or returned neither the record nor `None`.
     """
     subject = f"function {name}: ledger {record.ledger_id} of {record.topic}"
     try:

@@ -30,7 +30,7 @@ _SUMMED_FLUSH_FIELDS = ("flushes", "records", "tombstones", "blocks", "bytes")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DefragmentedBlocks:
-    """Result of one defragmentation pass over all blocks."""
+    """Result of one defragmentation of all kinds of records, and of the sweep that follows."""
 
     manifest: int = 0  # newest manifest number; 0: none
     rewritten: int = 0  # old blocks
@@ -62,7 +62,7 @@ class RaidedTombstones:
     blocks: int = 0  # blocks read
     versions: int = 0  # record versions in these blocks
     seconds: float = 0.0
-    held_by: list[ReplicaAwaitedByRaid] = field(default_factory=list)  # ascending by name
+    held_by: list[ReplicaAwaitedByRaid] = field(default_factory=list)  # replicas that lack tombstones, by name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,11 +114,11 @@ class RebuildAdoptionResult:
     adopted_segments: int = 0
     detached: int = 0
     revived: int = 0
-    revived_ledgers: list[int] = field(default_factory=list)  # a sample
+    revived_ledgers: list[int] = field(default_factory=list)  # a sample of the ids
     missing_data: int = 0
-    missing_ledgers: list[int] = field(default_factory=list)  # a sample
+    missing_ledgers: list[int] = field(default_factory=list)  # a sample of the ids
     schemas_left_out: int = 0  # schema versions without a ledger
-    schemas_left_out_of: list[str] = field(default_factory=list)  # topics, a sample
+    schemas_left_out_of: list[str] = field(default_factory=list)  # a sample of the topics' names
 
 
 def integer_fields(value: object) -> dict[str, int]:

@@ -3,10 +3,10 @@
 A manifest is stored only if its number is free. Before that, its stamp is committed to the catalog. A catalog that does
 not know the stamp of the newest manifest is outdated, or is another catalog.
 
-A manifest shows a moment: the state of the catalog at one time. A large flush stores one manifest for each page. The
-manifest of a page repeats the blocks of the previous manifest, because a part of a flush is no moment. The last
-manifest of the flush names the blocks of all pages. Replicas ignore manifests that repeat an earlier moment. The first
-manifest of a rebuilt catalog's epoch also repeats a moment (ADR 24).
+A manifest shows a moment: the state of the catalog at one time. A large flush is divided into pages, and stores one
+manifest for each page. The manifest of a page repeats the blocks of the previous manifest, because a part of a flush is
+no moment. The last manifest of the flush names the blocks of all pages. Replicas ignore manifests that repeat an
+earlier moment. The first manifest of a rebuilt catalog's epoch also repeats a moment (ADR 24).
 
 Source: Apache Iceberg's metadata files, of which each is complete.
 """
@@ -33,7 +33,7 @@ ID_HEADROOM: Final = 1_000_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IdCeilings:
-    """Exclusive upper bounds of the ids that may be given out. A rebuilt catalog gives out ids from these bounds on."""
+    """Exclusive upper bounds of the ids that may be given out. In a rebuilt catalog, new ids begin at these bounds."""
 
     ledger: int = ID_HEADROOM
     topic: int = ID_HEADROOM

@@ -1,7 +1,7 @@
-"""Rule of the newest record version: of all versions of a record, the highest `(epoch, version)` counts.
+"""Rule of the newest record version: of a record's versions, the highest `(epoch, version)` counts.
 
-No clock is compared. To bound memory, callers read one range of ids at a time. All versions of a record are in one
-range.
+No clock is compared. To bound memory, callers read one range of ids at a time. All record versions of a record are in
+one range.
 
 Source: Aerospike's conflict resolution by last-update-time. Sexton uses the order of flushes instead (ADR 15).
 """
@@ -32,10 +32,10 @@ _DENSITY_UNIT: Final = 1 << 96
 
 
 def select_newest_versions(versions: "pa.Table | Sequence[pa.Table]") -> "pa.Table":
-    """Return the newest version of each record, ascending by id and sub, including tombstones.
+    """Return the newest record version of each record, ascending by id and sub, including tombstones.
 
-    `versions` has record versions of one kind in any order, with at least `KEY_COLUMNS`. Sorted parts make this faster.
-    If two versions of a record have equal `(epoch, version)`, their content is equal too.
+    `versions` has record versions of one kind in any order, with at least `KEY_COLUMNS`. Sorted parts are faster. If
+    two record versions of a record have equal `(epoch, version)`, their content is equal too.
     """
     import pyarrow as pa  # noqa: PLC0415 - start-up time
 
@@ -45,7 +45,7 @@ def select_newest_versions(versions: "pa.Table | Sequence[pa.Table]") -> "pa.Tab
 
 @dataclass(frozen=True, slots=True)
 class SplitNewestVersions:
-    """Newest versions of the records of one kind. Each table ascends by id and sub."""
+    """Newest record versions of the records of one kind. Each table ascends by id and sub."""
 
     live: "pa.Table"  # newest versions that are no tombstones
     tombstones: "pa.Table"  # newest versions that are tombstones
@@ -53,10 +53,10 @@ class SplitNewestVersions:
 
 
 def split_newest_versions(versions: "pa.Table") -> SplitNewestVersions:
-    """Return the newest version of each record, and the newest content that each tombstone covers.
+    """Return the newest record version of each record, and the newest content that each tombstone covers.
 
-    A tombstone that covers no record version is included. Without the tombstone, adoption could adopt objects of the
-    ledger that are still stored. A replica may also lack the tombstone.
+    The result also has tombstones that cover no record version. Without such a tombstone, adoption could adopt
+    remaining objects of the ledger. A replica may also lack the tombstone.
     """
     import pyarrow as pa  # noqa: PLC0415 - start-up time
     import pyarrow.compute as pc  # noqa: PLC0415
@@ -72,10 +72,10 @@ def split_newest_versions(versions: "pa.Table") -> SplitNewestVersions:
 
 
 def mask_ids_with_content(ids: "Numbers", versions: "pa.Table") -> "Mask":
-    """Return for each id whether `versions` has a version of the record with content.
+    """Return for each id whether `versions` has a record version with content.
 
-    `ids` ascend. `versions` may be in any order. A version with a higher `(epoch, version)` than the tombstone counts
-    too, because the id of a deleted record is never used again.
+    `ids` ascend. `versions` may be in any order. The id of a deleted record is never used again. So content counts even
+    if its `(epoch, version)` is higher than that of the tombstone.
     """
     import numpy as np  # noqa: PLC0415 - start-up time
 
@@ -91,14 +91,14 @@ class VersionsRankedByRecord:
     """Record versions of one kind, ordered by record.
 
     `order` sorts the rows by id and sub. `starts` has the position in `order` of each record's first row. `newest_rows`
-    has the newest row of each record.
+    has the row number of each record's newest record version.
     """
 
     def __init__(self, versions: "pa.Table") -> None:
         import numpy as np  # noqa: PLC0415 - start-up time
 
         keys = _record_keys(versions)
-        self.order = keys.argsort(kind="stable")  # stable, because sorted parts are then merged
+        self.order = keys.argsort(kind="stable")  # a stable sort only merges parts that are sorted
         keys = keys[self.order]
         is_first = np.ones(len(keys), dtype=bool)
         is_first[1:] = keys[1:] != keys[:-1]
@@ -127,13 +127,13 @@ class VersionsRankedByRecord:
         recency = recency[self.order]
         counts = last - self.starts + 1
         hits = np.flatnonzero(recency == np.repeat(np.maximum.reduceat(recency, self.starts), counts))
-        # if several rows of a record have equal ages, the last row counts
+        # If several rows of a record have equal `(epoch, version)`, the last row counts.
         last[np.repeat(np.arange(len(counts)), counts)[hits]] = hits
         return last
 
 
 def _record_keys(versions: "pa.Table") -> "Numbers":
-    """Return one number for each row, ascending by id and sub."""
+    """Return a number for each row. The numbers have the order of `(id, sub)`."""
     import numpy as np  # noqa: PLC0415 - start-up time
 
     ids: Numbers = versions.column("id").to_numpy()
@@ -160,7 +160,7 @@ def _rank_subs(versions: "pa.Table") -> "tuple[Numbers, int]":
 
 
 def _recency_numbers(versions: "pa.Table") -> "Numbers":
-    """Return one number for each row, in the order of `(epoch, version)`."""
+    """Return a number for each row. The numbers have the order of `(epoch, version)`."""
     import numpy as np  # noqa: PLC0415 - start-up time
 
     epochs: Numbers = versions.column("epoch").to_numpy()

@@ -33,7 +33,7 @@ LOAD_ORDER: Final = (
 """Tables that a rebuild fills, in load order."""
 
 SKIPPED_BLOCK_PREFIX: Final = "skipped: "
-"""Start of the name of a fact about an unreadable block. The key of the block follows."""
+"""Prefix of facts in the job's `BulkJobSummary` that name a skipped block. The key of the block follows."""
 
 _ID: Final = re.compile(r"([0-9a-f-]{36})-(\d{1,12})-([0-9a-f]{8})")
 _FILE: Final = re.compile(r"([a-z_]+)-(\d{6})\.arrow")
@@ -43,8 +43,8 @@ _FILE: Final = re.compile(r"([a-z_]+)-(\d{6})\.arrow")
 class RebuildRecordsJob:
     """Bulk job that writes the newest version of every record as rows of the catalog's tables.
 
-    The summary has the number of `records`, of `tombstones` and of rows of each table. Its `version` is the highest
-    record version. The facts name skipped blocks.
+    Its `BulkJobSummary` counts `records`, `tombstones`, `skipped` blocks and the rows of each table. The count
+    `version` is the highest manifest number of a record version. The facts name skipped blocks.
     """
 
     run_id: str
@@ -65,7 +65,7 @@ class RebuildId:
 
     @classmethod
     def for_command(cls, catalog_id: str, manifest: int, *, database_url: str, skip_unreadable: bool) -> "RebuildId":
-        """Return the id, which is equal for every run of a command. The id does not reveal the URL."""
+        """Return the id. All runs of the same command have the same id. The id does not reveal the URL."""
         target = hashlib.sha256(f"{database_url}\n{skip_unreadable}".encode()).hexdigest()[:8]
         return cls(catalog_id, manifest, target)
 
@@ -90,7 +90,7 @@ class RowFilesFolder:
         return self._folder / f"{table}-{part:06d}.arrow"
 
     def part_paths(self, table: str) -> list[Path]:
-        # The glob also matches the parts of tables whose names begin alike.
+        # The glob may also match files that are no parts.
         matches = ((path, _FILE.fullmatch(path.name)) for path in self._folder.glob(f"{table}-*.arrow"))
         return sorted(path for path, match in matches if match and match[1] == table)
 

@@ -40,8 +40,7 @@ def is_durable(
 ) -> bool:
     """Return whether the operation leaves a tombstone. The command's setting overrides the topic's setting.
 
-    Raises:
-        Unsupported: This build does not know the operation.
+    Raise `Unsupported` if this build does not know the operation.
     """
     if ending not in set(EndingOperation):
         names = ", ".join(EndingOperation)
@@ -65,8 +64,7 @@ class DeleteDurability(StrEnum):
 def parse_delete_durability(policy: str | None) -> bool | None:
     """Return whether a request asks for a durable deletion, or `None` if the request has no policy.
 
-    Raises:
-        Unsupported: This build does not know the policy.
+    Raise `Unsupported` if this build does not know the policy.
     """
     if policy is None:
         return None
@@ -77,7 +75,6 @@ def parse_delete_durability(policy: str | None) -> bool | None:
 
 
 def eligible_before_us(now_us: int, eligible_age_s: float) -> int:
-    """Return the time `eligible_age_s` before `now_us`, in microseconds since 1970."""
     if eligible_age_s < 0:
         raise InvalidInput("eligible_age", expected="0 or more seconds", found=eligible_age_s)
     return now_us - round(eligible_age_s * 1_000_000)
@@ -114,7 +111,7 @@ def newest_manifest_applied_everywhere(acknowledgements: Iterable[ReplicaAcknowl
     """Return the newest manifest that all replicas have applied, or `newest` without replicas. Ignore revoked replicas.
 
     Tombstones in later manifests must stay. A replica without such a tombstone would keep the covered record
-    (scylladb#3560). A silent replica must be revoked before it is left out of `acknowledgements`. Otherwise its next
+    (scylladb#3560). Before a silent replica is left out of `acknowledgements`, it must be revoked. Otherwise its next
     acknowledgement would count.
     """
     return min(
@@ -157,8 +154,8 @@ def estimate_tombstone_sizes(
     """Estimate the bytes of tombstones before a raid, in the catalog (index) and in blocks (disk).
 
     The figures of Sexton are measured (`tests/benchmarks/records_speed.py`) with rows that have a topic, a list and a
-    component. They include the id, so `key_bytes` counts for Aerospike only. Aerospike stores 64 bytes and the key in
-    its primary index, and 128 bytes and the key on disk.
+    component. These figures include the id, so `key_bytes` counts for Aerospike only. Aerospike stores 64 bytes and the
+    key in its primary index, and 128 bytes and the key on disk.
     """
     if not 0 <= tombstones < 2**53:
         raise InvalidInput("records", expected="0 to 2**53 - 1", found=tombstones)

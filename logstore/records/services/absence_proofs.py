@@ -5,10 +5,10 @@ HEAD requests look for unlisted objects under keys that are known or can be deri
 1. `meta.json` and all registered segments of a ledger with a row.
 2. The segment that an upload names as the last registered segment.
 3. The segment numbers after the last upload of a ledger that may have new segments.
-4. The first segment of each ledger id after the ids given out before the last flush. Rebuilds skip ids, so these ids
-   may be far above the highest known id. A writer uses a higher segment number only if number 0 is taken.
+4. Segment 0 of ledgers whose ids were given out after the last flush. Rebuilds skip ids, so these ids may be far above
+   the highest known id. A writer uses a higher segment number only if number 0 is taken.
 
-While the old catalog may still append, only item 1 counts, because an append after the listing would prove nothing.
+While the old catalog may still append, only item 1 is used: any other object may be newer than the listing.
 
 If HEAD finds no object, the ledger's prefix is listed once more. Any object found proves the first listing wrong. A
 wrong listing decides nothing.
@@ -40,8 +40,8 @@ numbers.
 """
 
 PROBED_IDS_PER_SHARD: Final = 4
-"""Number of ledger ids of a shard that are probed after the last listed id. In all shards these are 1,024 consecutive
-ids.
+"""Number of ledger ids of a shard that are probed after the last listed id. Together, the shards probe 1,024
+consecutive ids.
 """
 
 
@@ -101,7 +101,7 @@ def possible_unlisted_keys(
 def require_no_unlisted_newer_ledgers(
     objects: ObjectStore, shard: int, first_probed_id: LedgerId, listed: Collection[LedgerId]
 ) -> None:
-    """Raise `UnlistedObjectError` for a ledger of the shard that is neither in the catalog nor listed.
+    """Raise `UnlistedObjectError` if HEAD finds a ledger of the shard that is neither in the catalog nor listed.
 
     `first_probed_id` is the lowest probed id. The catalog has no ledger with this id or a higher id. `listed` are the
     listed ids of ledgers without a row.

@@ -1,8 +1,8 @@
-"""Defragmentation of the record log: mostly unneeded blocks are rewritten, and small blocks are merged.
+"""Defragmentation of the record log: blocks with few needed record versions are rewritten, and small blocks are merged.
 
 Each kind takes two passes over ranges of ids. The first pass counts the needed record versions of each block. The
 second pass writes the needed record versions of the chosen blocks to new blocks. A flush may run at the same time. A
-crash leaves unnamed blocks, which a sweep removes.
+crash leaves blocks that no manifest names. A sweep removes these blocks.
 
 Source: Aerospike's defragmentation; ADR 15.
 """
@@ -43,7 +43,9 @@ if TYPE_CHECKING:
     Mask = npt.NDArray[np.bool_]
 
 _MAX_BLOCK_LEAD_US: Final = 3_600 * 1_000_000
-"""New blocks may be older than the newest manifest by this. Sweeps remove unnamed blocks that are a day older."""
+"""Maximum time by which new blocks may be older than the newest manifest. Sweeps remove unnamed blocks that are a day
+older.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +71,7 @@ class Defragmenter:
 
         Raises:
             CatalogAdopting: The catalog is rebuilt and incomplete.
-            MissingData, CorruptData, Unsupported: A block is unreadable. No block of its kind was changed.
+            MissingData, CorruptData, Unsupported: A block is unreadable. No block of the same kind was changed.
             CatalogOutdated, CatalogMismatch: As `read_settled_head`.
             StoreUnavailable, OutcomeUnknown, CatalogBusy: The defragmentation may be repeated.
         """
@@ -96,7 +98,7 @@ class Defragmenter:
     def _publish_rewrite(
         self, head: RecordLogHead, old: Sequence[Block], new: Sequence[Block], total: DefragmentationResult
     ) -> DefragmentationResult:
-        """Replace old blocks by new blocks. Do nothing if an old block is gone or the new blocks are too old."""
+        """Replace old blocks by new blocks. Do nothing if the head lacks an old block or the new blocks are too old."""
         for _ in range(MAX_PUBLISH_ATTEMPTS):
             manifest = head.manifest
             if manifest is None or not set(old) <= set(manifest.blocks) or not self._are_recent(head, new):
@@ -126,7 +128,7 @@ class Defragmenter:
         return total
 
     def _are_recent(self, head: RecordLogHead, new: Sequence[Block]) -> bool:
-        """Return whether no sweep can have removed the new blocks, by the store's clock."""
+        """Return whether the new blocks are too recent, by the store's clock, for a sweep to have removed them."""
         if not new or head.manifest is None:
             return True
         stored_us, newest_us = self._log.stored_at_us(new[0].key), self._log.stored_at_us(head.manifest.key)

@@ -1,18 +1,18 @@
 """Flushes: the catalog's changes since the last flush are written into blocks and a manifest of the record log.
 
-A manifest shows the catalog at one moment. So its transactions are complete, and it includes every entry that a cursor
-or an index bucket names. A small flush reads all changes at one moment. A large flush works in pages:
+A manifest shows the catalog at one moment. So the manifest has only complete transactions, and every entry that a
+cursor or an index bucket names. A small flush reads all changes at one moment. A large flush works in pages:
 
-1. Each page is read at a moment of its own, and its blocks are staged. A manifest is stored for each page. It names no
-   new block, but its number orders the page's record versions.
+1. Each page is read at a moment of its own, and its blocks are staged. A manifest is stored for each page. This
+   manifest names no new block, but its number orders the page's record versions.
 2. The last page also has every record that changed after an earlier page was read, because the change is in the outbox.
 3. The last manifest names the blocks of all pages and shows the moment of the last page.
 
-So a crash loses one page. A rebuild during a flush gets the catalog of the previous flush. Memory and the time of a
-read transaction do not grow with the outbox.
+So a crash loses the work on at most one page. A rebuild during a flush gets the catalog of the previous flush. Memory
+and the time of a read transaction do not grow with the outbox.
 
-After the manifest is stored, the outbox loses exactly the rows that were read. A change that is flushed twice becomes a
-newer record version with equal content.
+After a manifest is stored, exactly those rows that were read are removed from the outbox. A change that is flushed
+twice becomes a newer record version with equal content.
 
 Source: Aerospike's write blocks; fuzzy checkpoints of databases; ADR 15.
 """
@@ -72,8 +72,8 @@ _SUMMED_FIELDS: Final = ("records", "tombstones", "blocks", "bytes", "changes")
 class Flusher:
     """Flushes of one catalog.
 
-    Several threads and processes may flush at once. For each manifest number exactly one succeeds. The clocks of the
-    catalog and the store may differ by at most `clock_bound_s`. A change of a cursor waits for `cursor_interval_s`,
+    Several threads and processes may flush at once. For each manifest number exactly one flush succeeds. The clocks of
+    the catalog and the store may differ by at most `clock_bound_s`. A change of a cursor waits for `cursor_interval_s`,
     because later changes of the cursor may follow. `page` is the number of changes read at one moment, at least 1.
     """
 
@@ -97,7 +97,7 @@ class Flusher:
         progress: Callable[[int], None] = lambda _: None,
         ends_adoption: bool = False,
     ) -> FlushResult:
-        """Write the outbox to the record log. Raise ceilings that have less than half of their headroom left.
+        """Write the outbox to the record log. Raise ceilings that are close to the next ids (`raise_low_ceilings`).
 
         Idempotency: without changes nothing is written. After a crash, a repeated call writes the interrupted page and
         the later pages. Changes committed meanwhile are in the last page, so the flush always ends.
@@ -108,7 +108,7 @@ class Flusher:
         half.
 
         Raises:
-            CatalogAdopting: The catalog is rebuilt and incomplete, or a replica.
+            CatalogAdopting: The catalog is rebuilt and incomplete, or is a replica database.
             PreconditionFailed: The clocks of catalog and store differ too much. Nothing was published.
             CatalogOutdated, CatalogMismatch, CorruptData, Unsupported: As `read_settled_head`.
             StoreUnavailable, OutcomeUnknown, CatalogBusy: The flush may be repeated.
@@ -168,7 +168,7 @@ class Flusher:
         raise CatalogBusy(_OVERTAKEN_MESSAGE)
 
     def _are_cursors_due(self, state: RecordLogState) -> bool:
-        """Return whether to write changes of cursors. Record versions in staged blocks may need the cursors."""
+        """Return whether to write changes of cursors. Record versions in staged blocks may depend on these changes."""
         if state.staged_blocks:
             return True
         oldest_us = state.oldest_cursor_change_us
@@ -240,7 +240,7 @@ class Flusher:
         return [*blocks, *(writer.store_remaining() if writer else [])]
 
     def _require_clocks_agree(self, blocks: list[Block], at_us: int) -> None:
-        """Compare the catalog's clock with the store's. A new block was stored between `at_us` and now."""
+        """Compare the clocks of catalog and store. One of `blocks` was stored after `at_us`, the time of the read."""
         stored_us = self._log.stored_at_us(blocks[0].key) if blocks else None
         if stored_us is None:
             return
@@ -268,7 +268,7 @@ def _flush_result(manifest: Manifest, blocks: list[Block], changes: int) -> Flus
 
 
 def find_unrecordable(records: RecordOutbox) -> Sequence[UnrecordableRecord]:
-    """Return the records among the oldest changes that no block can hold. This changes nothing.
+    """Return the records that no block can hold, as far as their changes are among the oldest. Change nothing.
 
     The changes of such a record stay in the outbox. So they soon are the oldest changes.
     """
@@ -293,7 +293,10 @@ def _known_manifest_without_blocks(state: RecordLogState) -> Manifest | None:
 
 
 def raise_low_ceilings(ceilings: IdCeilings, next_ids: IdCeilings) -> IdCeilings:
-    """Raise each ceiling to `ID_HEADROOM` above its next id if less than half of `ID_HEADROOM` is left."""
+    """Raise each ceiling that is less than `ID_HEADROOM // 2` above its next id. Leave the other ceilings.
+
+    The new ceiling is `ID_HEADROOM` above the next id.
+    """
 
     def raise_ceiling(ceiling: int, next_id: int) -> int:
         return ceiling if ceiling - next_id >= ID_HEADROOM // 2 else next_id + ID_HEADROOM

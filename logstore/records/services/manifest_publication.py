@@ -8,7 +8,7 @@ The manifest number is the lock:
    other writers start again.
 
 So manifests show moments of the catalog in order. The manifest number is also the `version` of all record versions that
-its flush writes. It orders record versions even if concurrent transactions changed parts of one record.
+the flush writes. The number orders record versions even if concurrent transactions changed parts of one record.
 
 A crash before step 3 leaves a stamp and unnamed blocks, which are harmless. A crash after step 3 leaves a pending
 stamp, which `read_settled_head` settles.
@@ -53,7 +53,7 @@ _RESTORED: Final = (
 )
 
 MAX_PUBLISH_ATTEMPTS: Final = 10
-"""Number of attempts of a writer. In each failed attempt another writer has published."""
+"""Maximum attempts of a writer. Each failed attempt means that another writer has published."""
 
 _MAX_BUFFERED_BYTES: Final = 64 << 20
 
@@ -89,7 +89,7 @@ class RecordLogHead:
 
 
 def read_settled_head(records: RecordOutbox, log: RecordLog) -> RecordLogHead:
-    """Read the catalog's state and the newest manifest. Settle a manifest whose writer died. Idempotent.
+    """Read the catalog's state and the newest manifest. Settle this manifest if its writer died. Idempotent.
 
     The changes in such a manifest stay in the outbox. A later flush writes newer record versions with equal content.
 
@@ -134,8 +134,8 @@ def require_known_manifest(state: KnownManifest, newest: Manifest | None) -> Non
     `state` must be read after `newest`, so that the stamps of live writers are included.
 
     Raises:
-        CatalogMismatch: The manifest belongs to another catalog, or the catalog knows a manifest and the bucket has
-            none.
+        CatalogMismatch: The manifest belongs to another catalog, or the bucket has no manifest although the catalog
+            knows one.
         CatalogOutdated: The catalog does not know the stamp of the manifest.
     """
     if newest is None:
@@ -182,8 +182,9 @@ def publish_manifest(
 
     `head` must be read before the blocks are stored. `blocks` are all blocks that count from now on. For a page of a
     flush, `blocks` are the blocks of the previous moment, and `staged_blocks` are the new blocks. `flushed_us` is the
-    time of the moment that `blocks` show. `next_ids` must be read at this moment or before. The new blocks cover
-    `outbox_rows`. With `ends_flush`, no block stays staged: each staged block is in `blocks`, or is not needed.
+    time of the moment that `blocks` show. `next_ids` must be read at this moment or before. `outbox_rows` are the
+    changes in the new blocks. After a call with `ends_flush`, no block is staged. Staged blocks that are still needed
+    must be in `blocks`.
     """
     manifest = Manifest(
         number=head.number + 1,
@@ -231,7 +232,7 @@ class BlockWriter:
         self.blocks: list[Block] = []  # stored blocks, ascending by ids
 
     def add_versions(self, versions: "pa.Table") -> None:
-        """Add record versions. Over all calls they ascend by id and sub."""
+        """Add record versions. All added record versions together must ascend by id and sub."""
         self._tables.append(versions)
         rows = sum(table.num_rows for table in self._tables)
         if rows >= MAX_VERSIONS_PER_BLOCK or sum(table.nbytes for table in self._tables) >= _MAX_BUFFERED_BYTES:
@@ -254,9 +255,9 @@ class BlockWriter:
 def require_current_catalog(records: RecordOutbox, objects: OwnedStore) -> None:
     """Refuse a database that does not know the newest manifest. `objects` is the bucket of the record log.
 
-    If the catalog knows the newest manifest, this costs one LIST, and one GET of the next number, which LIST may hide.
-    A listing without any manifest proves nothing. A replica database may be behind, because it refuses all other
-    writes.
+    If the catalog knows the newest manifest, this costs one LIST and one GET. The GET looks for the next manifest,
+    which LIST may hide. A listing without any manifest proves nothing. A replica database is not refused, because only
+    its follower can write to it.
 
     Raises:
         CatalogOutdated: The catalog does not know the stamp of the newest manifest.

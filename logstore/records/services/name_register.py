@@ -5,7 +5,7 @@ the entry. A reader requests one number after the other until an object is missi
 removed. A name that is entered again gets a new number. So entries must be rare.
 
 Every call may be repeated. If two writers enter a name at once, the name has two entries, which end together. Each
-entry has the digest of its name, which reveals a truncated response.
+entry has the digest of its name. A truncated response does not match the digest.
 """
 
 from collections.abc import Callable, Iterator
@@ -33,17 +33,16 @@ def put_record_object(objects: ObjectStore, key: str, body: bytes) -> None:
 
 
 class NameRegister:
-    """Names in one folder. `folder` ends with a slash. Thread-safe."""
+    """Register of the names in one folder. `folder` ends with a slash. Thread-safe."""
 
     def __init__(self, objects: ObjectStore, folder: str) -> None:
         self._objects, self._folder = objects, folder
         self._first_active = 0  # all entries with lower numbers have ended
 
     def enter_name(self, name: str) -> None:
-        """Add a name unless it is active.
+        """Add an entry with this name, unless the name has an entry that has not ended.
 
-        Raises:
-            CorruptData: An entry is damaged.
+        Raise `CorruptData` if an entry is damaged.
         """
         number = self._first_active
         for number, entered_name in self._active_entries():  # noqa: B007 - the search continues at the last number
@@ -63,9 +62,9 @@ class NameRegister:
             number += 1
 
     def end_names(self, should_end: Callable[[str], bool]) -> None:
-        """End all entries whose name matches. Raise the errors of `enter_name`.
+        """End all entries for whose name `should_end` returns true. Raise the errors of `enter_name`.
 
-        If no name matches, the register is read again, because a response may lack an entry.
+        If there are none, the register is read a second time, because a response may lack an entry.
         """
         for _ in range(2):
             numbers = [number for number, name in self._active_entries() if should_end(name)]
@@ -76,7 +75,7 @@ class NameRegister:
                 return
 
     def active_names(self) -> frozenset[str]:
-        """Return the names that were entered and have not ended. Raise the errors of `enter_name`."""
+        """Return the names of the entries that have not ended. Raise the errors of `enter_name`."""
         return frozenset(name for _, name in self._active_entries())
 
     def _active_entries(self) -> Iterator[tuple[int, str]]:

@@ -1,8 +1,8 @@
 """Manifests of a rebuild: the loaded manifest, and the first manifest of the new epoch.
 
 The first manifest of the new epoch is stored between load and adoption. If two rebuilds load one manifest, they use the
-same next number, and one rebuild succeeds. The other rebuild never becomes the catalog. Its database stays ADOPTING,
-and nothing is deleted from storage because of it.
+same next number, and one rebuild succeeds. The database of the other rebuild never becomes the catalog. It stays
+ADOPTING, and nothing is deleted from storage because of it.
 
 The first manifest of the new epoch has no row of that epoch. It repeats the loaded moment with the epoch of that
 moment. So another rebuild that begins before the flush at the end of adoption adopts the same uploads.
@@ -58,25 +58,21 @@ class RebuildManifests:
         self._log.end_pin(pin)
 
     def read_manifest(self, number: int) -> Manifest:
-        """Return the manifest with this number.
-
-        Raises:
-            PreconditionFailed: The manifest does not exist.
-        """
+        """Return the manifest with this number. Raise `PreconditionFailed` if it does not exist."""
         manifest = self._log.read_manifest(number)
         if manifest is None:
             raise PreconditionFailed(f"{manifest_key(number)}: expected it in the records bucket, found nothing")
         return manifest
 
     def has_next_manifest(self, number: int) -> bool:
-        """Return whether the next manifest exists. Until then the old catalog is valid, and its workers may run."""
+        """Return whether the next manifest exists. Before it does, the old catalog is valid and its workers may run."""
         return self._log.read_manifest(number + 1) is not None
 
     def renew_pin_and_measure_age_s(self, rebuild: str, base: Manifest, *, now_us: int) -> float:
         """Return a lower bound of the age of the manifest after `base`, by the store's clock alone.
 
-        The pin is renewed, because the time of a new object is the store's current time. If the result is 0 or less,
-        the store has no times, or the manifest is new.
+        The store's time of the renewed pin is the store's current time. A result of 0 or less means that the store has
+        no times, or that the manifest is new.
         """
         renewed_us = self._log.stored_at_us(
             self._log.pin_manifest(rebuild, base.number, now_us + _PIN_DURATION_US, _PIN_PURPOSE)
@@ -90,15 +86,16 @@ class RebuildManifests:
         """Return the epoch of the catalog whose rows a manifest has. Uploads of that epoch may be in no block.
 
         Earlier builds stored the first manifest of an epoch as a moment of its own, with the blocks and the time of the
-        previous manifest. For such a manifest, the previous manifest has the epoch, unless a sweep has removed it.
+        previous manifest. For such a manifest, the epoch is taken from the previous manifest, if no sweep has removed
+        that.
         """
         return self._find_earliest_of_moment(base).rows_epoch
 
     def find_unflushed_id_starts(self, base: Manifest) -> tuple[LedgerId, ...]:
         """Return the first ids of the ranges that may have ledgers younger than the manifest's moment, ascending.
 
-        A rebuild skips ids up to the ceilings, so there may be two ranges. A manifest of an earlier build has no next
-        ids. Then the next ids are taken as `ID_HEADROOM` below the ceilings.
+        A manifest of an earlier build has no next ids. Then one range begins at 0 and another at `ID_HEADROOM` below
+        the ceiling, because a rebuild skips ids up to the ceiling.
         """
         if base.next_ids:
             return (LedgerId(base.next_ids.ledger),)
@@ -120,10 +117,9 @@ class RebuildManifests:
         self._log.unpin(rebuild)
 
     def require_no_foreign_successor(self, records: RecordOutbox, number: int) -> None:
-        """Refuse a loaded database that can no longer become the catalog. `number` is its manifest number.
+        """Refuse a loaded database that can no longer become the catalog. `number` is that of the loaded manifest.
 
-        Raises:
-            PreconditionFailed: The next manifest belongs to another rebuild or to the old catalog.
+        Raise `PreconditionFailed` if the next manifest belongs to another rebuild or to the old catalog.
         """
         state = records.read_state()
         if state.manifest > number:
@@ -141,7 +137,7 @@ class RebuildManifests:
         does not name.
 
         Raises:
-            PreconditionFailed: Another rebuild stored the manifest, or the old catalog still writes.
+            PreconditionFailed: Another rebuild stored the next manifest, or the old catalog still writes.
         """
         state = records.read_state()
         if state.manifest > base.number:

@@ -1,7 +1,7 @@
 """Objects of the record log: manifests, blocks, pins, and acknowledgements of replicas.
 
 Objects are never overwritten. A renewed pin or a newer acknowledgement is a new object, and the old object is deleted
-afterwards. After a crash between the two, the longer pin and the lower acknowledgement count.
+afterwards. After a crash between the two requests, the longer pin and the lower acknowledgement count.
 
 A raid revokes a replica before the raid stops waiting for the replica. No acknowledgement removes the revocation. So a
 replica that lacks a removed tombstone always notices this, even if the replica returns late or clocks are wrong.
@@ -11,8 +11,8 @@ read without a listing. A register entry is added after its object is stored, an
 registered pin counts even if no listing shows it. A registered replica that no listing shows counts as a replica that
 has applied nothing.
 
-HEAD requests look for hidden manifests by number. If a listing hides all manifests, the object `BEGUN_KEY` shows that
-manifests exist. Their numbers cannot be guessed, because sweeps remove the first manifests.
+HEAD requests look for hidden manifests by number. If a listing hides all manifests, no number is known, because sweeps
+remove the first manifests. Then the object `BEGUN_KEY` shows that manifests exist.
 """
 
 import re
@@ -43,7 +43,8 @@ REGISTER_PREFIX: Final = "records/registers/"
 _PIN_NAMES: Final = f"{REGISTER_PREFIX}pins/"
 _REPLICA_NAMES: Final = f"{REGISTER_PREFIX}replicas/"
 _REGISTERED_PURPOSES: Final = frozenset({"rebuild"})
-"""Purposes whose pins are registered, because data is lost without the pin. A job with another purpose starts again."""
+"""Purposes whose pins are registered, because data is lost without the pin. Other jobs start again without their pin.
+"""
 _PIN: Final = re.compile(rf"{PIN_PREFIX}([^/]+)/([^/]+)/(\d{{12}})-(\d{{17,}})")
 _REPLICA: Final = re.compile(rf"{REPLICA_PREFIX}([^/]+)/(\d{{12}})-(\d{{12}})-(\d{{17,}})")
 _REVOKED: Final = "revoked"
@@ -55,10 +56,11 @@ MIN_KEPT_MANIFESTS: Final = 100
 """Number of newest manifests that no sweep removes."""
 
 _MAX_NEWER_MANIFESTS: Final = MIN_KEPT_MANIFESTS // 2
-"""A new pin counts only if there are fewer newer manifests than this. Otherwise a sweep may have missed the pin."""
+"""A new pin counts only if its manifest has fewer newer manifests. Otherwise a sweep may have missed the pin."""
 
 _PROBED_NUMBERS: Final = 10_000
-"""Hidden manifests are looked for up to this distance from a known number: half a day of flushes every 5 s."""
+"""Distance from a known manifest number up to which HEAD looks for hidden manifests: half a day of flushes every 5 s.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +95,7 @@ class RecordLog:
         return [number for number in numbers if number is not None]
 
     def read_newest_manifest(self, from_number: int = 0) -> Manifest | None:
-        """Return the newest manifest, or `None`. Numbers below the known number `from_number` are not listed.
+        """Return the newest manifest, or `None`. Numbers below `from_number`, a number known to exist, are not listed.
 
         Raises:
             CorruptData, Unsupported: The manifest is unreadable, or a newer build wrote it.
@@ -134,7 +136,8 @@ class RecordLog:
         This costs about 100 requests, or one request if the listing shows manifest `from_number` as the newest.
 
         Raises:
-            StoreUnavailable: Two listings lack a newer manifest, or as `read_newest_manifest`.
+            StoreUnavailable: Two listings lack a manifest that HEAD finds, or a reason of `read_newest_manifest`
+                applies.
         """
         newest, hidden = self._newest_and_later(from_number)
         if hidden is not None:
@@ -153,8 +156,8 @@ class RecordLog:
     def _probe_later_manifest_number(self, number: int, *, probed: int = _PROBED_NUMBERS) -> int | None:
         """Return the number of a later manifest that HEAD finds, or `None`.
 
-        Sweeps keep the newest `MIN_KEPT_MANIFESTS` manifests. So HEAD needs to check only the next number, and then
-        numbers at this distance from each other.
+        Sweeps keep the newest `MIN_KEPT_MANIFESTS` manifests. So it is enough to check the next number, and then every
+        `MIN_KEPT_MANIFESTS`th number.
         """
         distances: list[int] = [1, *range(MIN_KEPT_MANIFESTS, probed + 1, MIN_KEPT_MANIFESTS)]
         for distance in distances:
@@ -167,10 +170,7 @@ class RecordLog:
         return self._objects.head(manifest_key(number)) is not None
 
     def read_newest_complete_manifest(self, from_number: int = 0) -> Manifest | None:
-        """Return the newest manifest that shows a moment of its own, or `None`.
-
-        Raise the errors of `read_newest_manifest`.
-        """
+        """Return the newest manifest that shows its own moment, or `None`. Errors are as in `read_newest_manifest`."""
         newest = self.read_newest_manifest(from_number)
         if newest is None or newest.shows is None:
             return newest
@@ -193,15 +193,14 @@ class RecordLog:
     def put_manifest(self, manifest: Manifest) -> None:
         """Store a manifest if its number is free.
 
-        Raises:
-            AlreadyExists: The number is taken. The stamp shows whether an earlier attempt or another writer took it.
+        Raise `AlreadyExists` if it is taken. The stamp shows whether an earlier attempt or another writer took it.
         """
         with effect("records.put_manifest"):
             put_record_object(self._objects, manifest.key, manifest.to_json())
         self._mark_begun()
 
     def _mark_begun(self) -> None:
-        """Store `BEGUN_KEY`. The writer of the first manifest may have died before, or may be an earlier build."""
+        """Store `BEGUN_KEY` if it is absent. An earlier writer may have died before, or may be an earlier build."""
         if self._is_marked:
             return
         if self._objects.head(BEGUN_KEY) is None:
@@ -240,7 +239,7 @@ class RecordLog:
         return reread_if_corrupt(read)
 
     def stored_at_us(self, key: str) -> int | None:
-        """Return when an object was stored, by the store's clock, or `None` if the object or its time is unknown."""
+        """Return the time of an object by the store's clock, or `None` if the object or its time is unknown."""
         head = self._objects.head(key)
         return head[0].modified_us if head else None
 
@@ -263,9 +262,9 @@ class RecordLog:
     ) -> Manifest | None:
         """Pin and return the newest manifest that shows a moment of its own, or `None`.
 
-        Numbers below `from_number` are not listed. A sweep may have listed the pins before this pin was stored. Sweeps
-        keep the newest manifests, and the manifest of the newest moment. So the pin counts only if its manifest is
-        still one of these manifests.
+        Numbers below `from_number` are not listed. A sweep may have listed the pins before this pin was stored. Such a
+        sweep keeps the newest manifests, and the manifest of the newest moment. So the pin counts only if its manifest
+        is still one of these manifests. Otherwise a newer manifest is pinned.
         """
         while (newest := self.read_newest_complete_manifest(from_number)) is not None:
             raise_if_stopped()
@@ -308,9 +307,9 @@ class RecordLog:
     def acknowledge_manifest(self, replica_id: str, manifest: int, epoch: int, at_us: int) -> None:
         """Store that a replica has applied this manifest and all earlier manifests.
 
-        From now on raids wait for the replica until it has been silent for the eligible age. A revocation stays. If the
-        replica is forgotten meanwhile, it stays forgotten. `at_us` is the current time by any clock, and makes the
-        acknowledgement unique.
+        From now on raids wait for the replica until it has not acknowledged for the eligible age. A revocation stays.
+        If the replica is forgotten during this call, it stays forgotten. `at_us` is the current time by any clock, and
+        makes the acknowledgement unique.
         """
         folder = f"{REPLICA_PREFIX}{_quote_name(replica_id)}/"
         key = f"{folder}{manifest:012d}-{epoch:012d}-{at_us:017d}"
@@ -332,7 +331,7 @@ class RecordLog:
     def register_replica(self, replica_id: str, at_us: int) -> None:
         """Register a replica before its seed, as a replica that has applied nothing and is not revoked. Idempotent.
 
-        The seed must read the record log only afterwards, because from then on raids wait for the replica.
+        The seed must not read the record log earlier, because raids wait for the replica only from then on.
         """
         self._entered.discard(replica_id)  # another process may have forgotten the replica
         self.acknowledge_manifest(replica_id, 0, 0, at_us)
@@ -342,8 +341,7 @@ class RecordLog:
     def revoke_replica(self, replica_id: str) -> None:
         """Revoke a replica, so that raids do not wait for it and it must be seeded again.
 
-        The caller must list the replicas again afterwards, because the replica may have been registered again
-        meanwhile.
+        The caller must then list the replicas again, because the replica may have been registered meanwhile.
         """
         with effect("records.revoke"), suppress(AlreadyExists):
             put_record_object(self._objects, self._revocation(replica_id), NO_CONTENT)
@@ -402,11 +400,11 @@ class RecordLog:
         ]
 
     def is_registered(self, replica_id: str) -> bool:
-        """Return whether a replica is registered. No listing is needed."""
+        """Return whether a replica is registered, without a listing."""
         return replica_id in self._replica_names.active_names()
 
     def is_revoked(self, replica_id: str) -> bool:
-        """Return whether a replica is revoked. No listing is needed."""
+        """Return whether a replica is revoked, without a listing."""
         return self._objects.head(self._revocation(replica_id)) is not None
 
     def _delete_others(self, folder: str, key: str) -> None:

@@ -1,9 +1,9 @@
 """Removal of old manifests from the records bucket, and of old blocks that no manifest names.
 
-A writer stores blocks after it has read the newest manifest, or at most an hour before. Then the writer stores a
-manifest that names the blocks, but fails if there is a newer manifest by now. So no writer can still name a block that
-is a day older than the newest manifest. Ages are compared by the store's clock alone. Staged blocks of an unfinished
-flush stay.
+A writer reads the newest manifest. The blocks of the writer are at most an hour older than this manifest. Then the
+writer stores the next manifest, which names the blocks, and fails if this number is taken. So no writer can still name
+a block that is a day older than the newest manifest. Ages are compared by the store's clock alone. Staged blocks of an
+unfinished flush stay.
 
 Manifests are removed before blocks. After a crash a sweep may be repeated.
 

@@ -1,7 +1,7 @@
 """Followers: a follower applies the record log to a replica database.
 
 All record versions after the last applied manifest are applied in one transaction. Then the newest manifest is
-acknowledged in the source bucket. After a crash between the two, the next call acknowledges.
+acknowledged in the source bucket. After a crash between the two, the next call acknowledges the manifest.
 
 The record log lacks tombstones that raids have removed. A replica that missed such a tombstone would keep the covered
 record for ever. So the replica must be seeded in these cases:
@@ -12,15 +12,16 @@ record for ever. So the replica must be seeded in these cases:
 - The database is older than the replica's acknowledgement.
 
 Each seed has a name of its own, which the database stores with the applied manifest. So the acknowledgement of a failed
-seed is not mistaken for this database's acknowledgement. This also holds for a database with the same URL on another
+seed is not mistaken for this database's acknowledgement. Nor is that of a database with the same URL on another
 machine.
 
 The order of reads makes this safe:
 
-- The newest manifest is read before the replica's acknowledgement. If a raid has removed a tombstone before, the
-  acknowledgement shows that the replica is revoked.
+- The newest manifest is read before the replica's acknowledgement. If a raid removed a tombstone before this manifest
+  was stored, the acknowledgement shows that the replica is revoked.
 - A seed registers the replica before it reads the record log.
-- A replica bucket is followed only if raids wait for it. Otherwise its manifest may be older than removed tombstones.
+- A replica bucket is followed only if raids wait for it. Otherwise raids may have removed tombstones that are newer
+  than the bucket's manifest.
 
 Source: Aerospike's XDR. A tombstone that is removed before every replica has seen it lets deleted data return
 (scylladb#3560, scylladb#8970).
@@ -54,7 +55,7 @@ VERSIONS_IN_MEMORY: Final = 100_000
 
 _SEED_PIN_US: Final = 24 * 3_600 * 1_000_000
 _ACKNOWLEDGE_INTERVAL_S: Final = 60.0
-"""Interval of acknowledgements without new manifests. A tenth of the eligible age counts if it is shorter."""
+"""Interval of acknowledgements while there is no new manifest, but at most a tenth of the eligible age."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +67,7 @@ class ReplicaFollowSettings:
 
 
 class ReplicaFollower:
-    """Follower of one replica database. Several processes may follow for one database at once.
+    """Follower of one replica database. Several processes may follow with one database at once.
 
     The replica acknowledges in the record log `source`, and applies the record log `followed`.
     """
@@ -137,7 +138,7 @@ class ReplicaFollower:
         return self._acknowledge(result, newest)
 
     def _forget_seeds(self, *, except_for: Collection[str]) -> None:
-        """Forget revoked names, and names of failed seeds, because raids would wait for failed seeds.
+        """Forget the replica's revoked names and the names of its failed seeds. Raids would wait for failed seeds.
 
         The name of a running seed may be forgotten too. That seed notices this at its end.
         """
@@ -233,7 +234,7 @@ class ReplicaFollower:
             )
 
     def _require_no_missed_tombstones(self, applied: AppliedManifest, newest: Manifest) -> ReplicaAcknowledgement:
-        """Return the replica's acknowledgement. Refuse if the replica may miss removed tombstones."""
+        """Return the replica's acknowledgement. Refuse if the replica may lack tombstones that raids have removed."""
         self._require_same_log(applied, newest)
         acknowledgement = self._find_acknowledgement(applied.replica)
         if acknowledgement is None or not self._has_name(applied.replica):

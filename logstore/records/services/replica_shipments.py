@@ -1,13 +1,13 @@
 """Shipments of blocks and manifests to replica buckets.
 
-A shipment copies missing blocks and reads the copies back. Then it stores a complete manifest, and is acknowledged in
-the source bucket. Raids wait for a replica until it has been silent for the eligible age. Then the replica is STALE.
+A shipment copies missing blocks and reads the copies back. Then it stores the manifest, and is acknowledged in the
+source bucket. Raids wait for a replica until it has not acknowledged for the eligible age. Then the replica is STALE.
 The next shipment registers a STALE replica again, before the shipment chooses a manifest.
 
 Replica databases acknowledge in the source bucket too. The name of a replica database contains a slash. The name of a
 bucket never does.
 
-A promoted replica has a catalog epoch of its own and gets no more shipments.
+A replica bucket is promoted if a catalog is rebuilt from it. It then has a higher epoch and gets no more shipments.
 
 Source: Aerospike's XDR with `replicate_deletes`.
 """
@@ -31,11 +31,11 @@ _PIN_DURATION_S: Final = 24 * 3_600
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaStatus:
-    replica: str  # `bucket`, or `bucket/words` for a database
+    replica: str  # `bucket`, or `bucket/word` for a database
     state: ReplicaState | None  # `None`: nothing was ever shipped to the replica
     manifest: int  # acknowledged manifest number; 0: none
     newest: int  # newest manifest number of the record log
-    lag_s: float | None  # time from the acknowledged moment to the newest; `None`: unknown, a manifest was swept
+    lag_s: float | None  # time from the acknowledged to the newest moment; `None`: a sweep has removed the manifest
     at_us: int | None  # last acknowledgement, by the store's clock
 
 

@@ -1,9 +1,9 @@
 """Flushes that deletions wait for before they delete objects. The threads of a process share these flushes.
 
 The record log must have the tombstone or intent before objects are deleted. Otherwise a rebuilt catalog would list a
-ledger that lacks objects. A thread needs a flush that begins after its request. Waiting threads share this flush and
-its failure. Otherwise, while the record log is unavailable, each thread would wait for the failing flushes of all
-earlier threads.
+ledger that lacks objects. A thread needs a flush that begins after its request. All threads that wait share this flush
+and, if it fails, the failure. So while the record log is unavailable, threads do not wait for one failing flush after
+another.
 """
 
 from collections.abc import Sequence
@@ -30,7 +30,7 @@ class SharedFlushes:
     def flush_deletions(self, ledger_ids: Sequence[int]) -> dict[int, SextonError]:
         """Flush the deletions of these ledgers. Return a `StoreUnavailable` for each ledger that is not flushed.
 
-        If the catalog does not answer, every ledger gets this error.
+        If the catalog does not answer, every ledger is returned.
         """
         unflushed = frozenset(ledger_ids)
         try:

@@ -3,13 +3,13 @@
 A raid has four steps:
 
 1. Mark candidates: tombstones that are old enough, are in a block, and have no unfinished deletion.
-2. Scan all blocks that may have versions of a candidate's record, including blocks that are stored meanwhile.
-3. Keep a candidate if a block has a version of its record with content, or storage has an object of the ledger. Also
-   keep a candidate whose tombstone is in no block, or in a block that a replica has not applied.
+2. Scan all blocks that may have record versions of a candidate's record, including blocks that are stored meanwhile.
+3. Keep a candidate if a block has a record version with content, or storage has an object of the ledger. Also keep a
+   candidate whose tombstone is in no block, or in a block that a replica has not applied.
 4. Remove each other candidate that has not changed since step 1.
 
-A ledger counts as without objects if two listings show no object, and no key that a finished deletion names is
-readable. After a crash, the next raid replaces the remaining marks.
+A ledger has no object if two listings show none, and no key that a finished deletion names is readable. After a crash,
+the next raid replaces the remaining marks.
 
 Source: Aerospike's tomb raider (cenotaphs, eligible age, no older version on disk). Deleted rows returned where a
 tombstone was removed before every copy had seen it (scylladb#3560), or after a restore (scylla-manager#4258).
@@ -112,13 +112,13 @@ class _Scan:
 class Raider:
     """Raids on the tombstones of one catalog.
 
-    A raid needs no lock, because it removes only tombstones with its own marks, and later marks replace earlier marks.
-    Each attempt has marks of its own. Otherwise a late attempt could remove tombstones that the next attempt has marked
-    but not yet scanned.
+    A raid needs no lock. It removes only tombstones with its own marks, and the marks of a later raid replace those of
+    an earlier raid. Each attempt has marks of its own. Otherwise a late attempt could remove tombstones that the next
+    attempt has marked but not yet scanned.
 
     `primary` is the bucket of the primary copies. Tombstones younger than `eligible_age_s` stay. A raid does not wait
-    for a replica that has been silent for `replica_age_s` (default: `eligible_age_s`). `sleep_s` is the pause between
-    blocks, for other users of the store.
+    for a replica without an acknowledgement for `replica_age_s` (default: `eligible_age_s`). `sleep_s` is the pause
+    between blocks, for other users of the store.
     """
 
     def __init__(
@@ -140,13 +140,13 @@ class Raider:
     def raid_tombstones(
         self, run_id: str, *, attempt: int = 1, progress: Callable[[RaidResult], None] = lambda _: None
     ) -> RaidResult:
-        """Mark, scan and remove tombstones. A repeated call starts again.
+        """Mark, scan and remove tombstones. A repeated call starts from the beginning.
 
         `attempt` counts the attempts of raid `run_id` from 1. `progress` is called after each block and each page.
 
         Raises:
             CatalogAdopting: The catalog is rebuilt and incomplete.
-            PreconditionFailed: A rebuild reads the record log. Nothing was removed since the rebuild began.
+            PreconditionFailed: A rebuild reads the record log. Nothing was removed.
             MissingData, CorruptData, Unsupported: A block is unreadable. Nothing was removed.
             CatalogOutdated, CatalogMismatch: As `read_settled_head`.
             StoreUnavailable, CatalogBusy: The raid may be repeated.
@@ -229,7 +229,7 @@ class Raider:
         return bool(unscanned)
 
     def _keep_stored_ledgers(self, scan: _Scan, progress: Callable[[RaidResult], None]) -> None:
-        """Keep tombstones of ledgers with an object. Without its tombstone, such a ledger would count as lost."""
+        """Keep tombstones of ledgers with an object. Without the tombstone, a rebuild could adopt such a ledger."""
         import numpy as np  # noqa: PLC0415 - start-up time
 
         self._primary.require_ownership_now()
@@ -257,7 +257,7 @@ class Raider:
         return {ledger_id for ledger_id in ids if self._has_listed_object(ledger_id)}
 
     def _ledgers_with_known_objects(self, ids: Sequence[int]) -> set[int]:
-        """Return the ledgers of which a known key is readable, or whose list of known keys is damaged."""
+        """Return the ledgers that have an object under a known key, or whose list of known keys is damaged."""
         remembered_keys: list[Iterator[tuple[int, str]]] = []
         remembered, damaged = set[int](), set[int]()
         for intent in self._records.list_finished_deletions(ids):
@@ -276,9 +276,9 @@ class Raider:
         return next(iter(self._primary.list(ledger_prefix(LedgerId(ledger_id)))), None) is not None
 
     def _revoke_stale_and_keep_unapplied(self, scan: _Scan) -> None:
-        """Keep tombstones in manifests that a replica has not applied, and tombstones in no manifest.
+        """Revoke STALE replicas. Keep tombstones that a replica has not applied, and tombstones in no manifest.
 
-        After STALE replicas are revoked, all replicas are read again: a replica may have been registered meanwhile.
+        All replicas are read again after the revocations, because a replica may have been registered meanwhile.
         """
         head = read_settled_head(self._records, self._log)
         age_s, now_us = self._replica_age_s, head.state.now_us

@@ -1,9 +1,11 @@
 """Adoption: a rebuilt catalog gets the ledgers and segments that storage has but no flush contained.
 
-No process may write to the catalog before adoption has ended. So no answered append is lost, and no id is used again.
+No process may write to the catalog before adoption has ended. So no entry of an append that returned is lost, and no id
+is used again.
 
-First, any process compares shards of storage with the catalog, in any order, and stages the differences in the catalog.
-Then each topic is settled in one transaction. A comparison may be repeated. A crash costs at most one transaction.
+First, each shard of storage is compared with the catalog, in any process and order, and the differences are staged in
+the catalog. Then each topic is settled in one transaction. A comparison may be repeated. A crash costs at most one
+transaction.
 
 A listing alone never proves that a ledger is absent (`logstore.records.services.absence_proofs`). If a listing lacks an
 existing object, the shard is listed again. If the object is still not listed, adoption stops before anything is
@@ -92,7 +94,7 @@ class _CountedListing:
 
 
 class UploadAdopter:
-    """Adoption into one catalog. Thread-safe. Several processes may adopt shards.
+    """Adoption into one catalog. Thread-safe. Several processes may adopt at once.
 
     `objects` is the primary bucket, and `buckets` finds tiered buckets by location. Objects of applications other than
     `application` are ignored. `threads` is the number of concurrent requests for single objects, at least 1.
@@ -118,8 +120,8 @@ class UploadAdopter:
         Idempotency: staged ledgers of the shard are replaced. Settled topics stay settled.
 
         `unflushed_from` has the first ids of the ranges in which ledgers may be younger than the loaded rows.
-        `is_growing` says whether the old catalog may still append. Then only objects of existing rows can prove a
-        listing wrong.
+        `is_growing` says whether the old catalog may still append. If so, only objects that a loaded row names can
+        prove a listing wrong.
 
         Raises:
             PreconditionFailed: No adoption is in progress, or listings hide objects that HEAD finds.
@@ -171,11 +173,7 @@ class UploadAdopter:
         return ComparedShard(shard=shard, objects=listing.objects, staged=staged_count)
 
     def require_few_absent_ledgers(self, max_absent_share: float = MAX_ABSENT_SHARE) -> None:
-        """Refuse if the comparisons so far show too large a share of listed ledgers without objects.
-
-        Raises:
-            PreconditionFailed: The share is above `max_absent_share`.
-        """
+        """Raise `PreconditionFailed` if the comparisons so far found too large a share of ledgers without objects."""
         absence = self._adoption.count_absent_ledgers()
         require_small_absent_share(absence.absent_ledgers, absence.total_ledgers, max_absent_share)
 
@@ -192,7 +190,7 @@ class UploadAdopter:
         The flush ends before any process may write to the catalog. So the record log has the adopted uploads, and no
         later rebuild decides about these uploads again.
 
-        Idempotency: a settled topic is not settled again. A READY catalog only reports.
+        Idempotency: a settled topic is not settled again. If the catalog is READY, only the counts are returned.
 
         `rows_epoch` is the epoch of the loaded rows. Uploads of earlier epochs were decided before the flush. `flush`
         writes all changes of the catalog to its record log. `on_progress` gets the number of topics settled since its
@@ -341,8 +339,8 @@ class UploadAdopter:
     ) -> _Difference | None:
         """Return the difference of a ledger without a row, or `None` if the ledger is ignored.
 
-        A ledger is ignored if it has an intent or an unknown owner, or if its id was never given out. An id that was
-        never given out would be above the ids of all later ledgers of the topic. The topic could then never roll again.
+        A ledger is ignored if it has an intent or an unknown owner, or if its id was never given out. Such an id would
+        be above the ids of all later ledgers of the topic. The topic could then never roll again.
         """
         cause = cause_by_ledger[stored.ledger_id]
         statement = self._read_own_statement(stored) if cause is not MissingRowCause.DETACHED else None
