@@ -66,7 +66,7 @@ def insert_audit_row(
     run_id: str | None = None,
     span: AuditedLedgers | None = None,
 ) -> None:
-    """Insert an audit row in the transaction of the act. The id of the trace is added to `detail` as `trace_id`.
+    """Insert an audit row in the transaction of the act. The current trace's id is added to `detail`.
 
     A search by ledger finds the row by `ledger` in `detail`, or by the range of `span`. If the sample of `span` has all
     ledgers, the search finds the row only by the ids in the sample.

@@ -28,7 +28,7 @@ _DROP_DELAY_MS: Final = 60_000  # margin after a bucket's last delivery time, be
 
 
 def _match_listed_data_ledgers(topic_id: ColumnElement[int]) -> tuple[ColumnElement[bool], ...]:
-    """Select the topic's listed message ledgers. Filter by `place`, which equals the ledger's id and has an index."""
+    """Select the topic's listed message ledgers. Callers filter by `place`, which equals the id and has an index."""
     lists = t.ledger_list.c
     return (
         lists.topic_id == topic_id,

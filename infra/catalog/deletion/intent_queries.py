@@ -65,7 +65,7 @@ def intent_from_row(row: Row[Any]) -> DeletionIntent:
 
 
 def match_dead_letters() -> ColumnElement[bool]:
-    """Select rows in all states except PENDING and DELETED, also in unknown states. Ranges of states use the index."""
+    """Select rows in all states but PENDING and DELETED, also in unknown states. Unlike `!=`, ranges use the index."""
     state, deleted, pending = t.pending_deletion.c.state, DeletionState.DELETED.value, DeletionState.PENDING.value
     return or_(state < deleted, and_(state > deleted, state < pending), state > pending)
 
@@ -154,7 +154,7 @@ def _select_rows_spanning_next_unfinished(batch_id: str, after: int, max_rows: i
 def select_intents_to_file(
     to_delete: ColumnElement[bool], batch_id: str, now_us: int, cause: AuditCause | None, *, durable: bool = False
 ) -> tuple[list[str], Select[Any]]:
-    """Return the column names of new intents, and a query for one row for each copy that satisfies `to_delete`."""
+    """Return the column names of new intents, and a query with one row for each copy that satisfies `to_delete`."""
     columns: dict[str, Any] = {
         "batch_id": literal(batch_id),
         "ledger_id": t.ledger.c.ledger_id,

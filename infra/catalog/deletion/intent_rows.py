@@ -68,7 +68,7 @@ def replace_copies_by_intents(
     now_us: int,
     cause: AuditCause | None = None,
 ) -> int:
-    """Replace the copies of one kind by intents, in the list `list_id`. Return the number of intents.
+    """Replace copies of `kind` in the list by intents. Return the number of intents.
 
     The ledgers stay, and their generation rises. `to_delete` is a condition on rows of `ledger` joined with
     `ledger_copy`.
@@ -84,7 +84,7 @@ def replace_copies_by_intents(
 
 
 def _has_intent(kind: CopyKind | None = None) -> ColumnElement[bool]:
-    """Select ledgers that have an intent of their next generation. Rows that appeared after the filing stay."""
+    """Select ledgers that have an intent of their next generation. So callers remove no ledger without an intent."""
     of_kind = [] if kind is None else [_P.copy == kind.value]
     return exists().where(_P.ledger_id == t.ledger.c.ledger_id, _P.generation == t.ledger.c.generation + 1, *of_kind)
 
@@ -174,10 +174,7 @@ def take_over_stalled_intents(
     now_us: int,
     copy: CopyKind | None = None,
 ) -> int:
-    """Move the topic's stalled intents into the batch. `ledger_ids` and `copy` restrict the intents.
-
-    Return the number of moved intents.
-    """
+    """Move stalled intents of the topic into the batch. Return their number. `ledger_ids` and `copy` are filters."""
     where = [_P.topic_id == topic_id, match_stalled_intents(now_us)]
     where += [] if ledger_ids is None else [is_one_of(connection, _P.ledger_id, ledger_ids)]
     where += [] if copy is None else [_P.copy == copy.value]

@@ -1,4 +1,4 @@
-"""Bulk reads and bulk loads of rows as Arrow batches. An Arrow row costs about a tenth of a Python row."""
+"""Bulk reads and bulk loads of rows as Arrow batches, at about a tenth of the cost of Python rows."""
 
 import re
 from collections.abc import Iterator

@@ -114,7 +114,7 @@ _DELETED_SUFFIX: Final = " (deleted)"  # Linux appends it to the path of an open
 
 
 def require_writable_catalog(database: Database) -> None:
-    """Check that the catalog accepts writes, with a writing transaction without changes.
+    """Check that the catalog accepts writes. The check is a writing transaction without changes.
 
     Raises:
         StoreUnavailable: The database does not answer, is read-only, or its disk is full.
@@ -131,7 +131,7 @@ def _lock_catalog_row(connection: Connection) -> None:
 def find_lost_write_ahead_file(database: Database, pids: Collection[int]) -> ServiceFailed | None:
     """Return an error if the SQLite write-ahead file was removed while one of the processes `pids` uses the database.
 
-    Call this before anything opens the database, because an open creates an empty write-ahead file.
+    Call this before anything opens the database, because opening it creates an empty write-ahead file.
     """
     if not database.is_sqlite:
         return None

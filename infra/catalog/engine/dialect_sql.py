@@ -104,7 +104,7 @@ def is_one_of(connection: Connection, column: ColumnElement[Any], ids: Iterable[
 
 
 def build_dialect_insert(dialect: str, table: Any) -> Any:  # noqa: ANN401 - two dialects, one class
-    """Return an insert of the dialect, which supports ON CONFLICT."""
+    """Return the dialect's insert construct, which supports ON CONFLICT."""
     return import_module(f"sqlalchemy.dialects.{dialect}").insert(table)  # imports only the dialect in use
 
 

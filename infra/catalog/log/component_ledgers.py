@@ -31,7 +31,7 @@ REFERRING_COLUMN_BY_COMPONENT: Final[Mapping[str, ColumnElement[Any]]] = {
     Component.TXN_SNAPSHOT.value: t.transaction_snapshot.c.ledger_id,
     Component.DELAYED_INDEX.value: t.delayed_bucket.c.ledger_id,
 }
-"""Column that names the ledgers in use, by component. Message ledgers are in use because of their place instead."""
+"""Column that names the ledgers in use, by component. Message ledgers are in use while they are listed."""
 
 
 _LEDGERS_PER_PAGE: Final = 1_000  # about a megabyte, read in a hundredth of a second

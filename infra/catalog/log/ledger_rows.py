@@ -258,8 +258,8 @@ def insert_missing_copies(connection: Connection, topic_id: TopicId) -> None:
 def remove_ledgers(connection: Connection, condition: ColumnElement[bool], *, tombstone_us: int | None = None) -> None:
     """Remove ledgers with their copies and segments, and raise the list versions. The caller has locked the lists.
 
-    Each of the ledgers has intents, or a rebuild leaves it out. With `tombstone_us`, each ledger leaves a tombstone of
-    that time.
+    The ledgers have intents, or a rebuild leaves them out. With `tombstone_us`, each ledger leaves a tombstone of that
+    time.
     """
     if tombstone_us is not None:
         insert_ledger_tombstones(connection, condition, now_us=tombstone_us)

@@ -165,7 +165,7 @@ def _compile_segments_in_ranges(dialect: str) -> BulkStatement:
 
 
 def filter_listed_ledgers(connection: Connection, topic_id: TopicId, ledger_ids: Collection[LedgerId]) -> list[Ledger]:
-    """Return the ledgers that are in the topic's list of message ledgers, ascending."""
+    """Return the ledgers with these ids that are in the topic's list of message ledgers, ascending."""
     page = _select_listed_ledgers(topic_id).where(is_one_of(connection, t.ledger.c.ledger_id, ledger_ids))
     return _read_listed_ledgers(connection, topic_id, page.order_by(t.ledger.c.ledger_id))
 

@@ -103,7 +103,7 @@ def _compile_sequence_upsert(dialect: str, more: tuple[str, ...]) -> BulkStateme
 
 
 def store_outcomes_in_sequences(connection: Connection, state_by_txn: Mapping[TransactionId, TransactionState]) -> None:
-    """Apply the states of transactions that the caller removes next. Ids of aborted transactions are dropped."""
+    """Store the results of transactions that the caller removes next. Ids of aborted transactions are dropped."""
     if not state_by_txn:
         return
     row_txn = tuple_(_P.txn_tc, _P.txn_seq)

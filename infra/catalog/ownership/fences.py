@@ -123,7 +123,7 @@ def lock_fence_of_lease(connection: Connection, lease: Lease | None) -> None:
 
 
 def _require_same_fence(row: Row[Any] | None, lease: Lease) -> None:
-    """Compare worker and counter for equality, because a catalog restored from a backup repeats counters."""
+    """Require the same worker and an equal counter, because a catalog restored from a backup repeats counters."""
     if row is None or (row.counter, row.worker_id) != (lease.fence, lease.worker_id):
         found_fence = (
             "that no worker ever acquired it" if row is None else f"fence {row.counter} of worker {row.worker_id}"

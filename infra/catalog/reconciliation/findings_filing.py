@@ -255,7 +255,7 @@ def _describe_unfinished_deletion(orphan: OrphanCopy, intents: Sequence[Any]) ->
 
 
 def _is_row_of_copy(orphan: OrphanCopy, copy: str, context: str) -> bool:
-    """Return whether a row with `copy` and `context` may be of the orphan. An unreadable context counts as equal."""
+    """Return whether a row with `copy` and `context` may be the orphan's. An unreadable context counts as equal."""
     if copy != orphan.copy.value:
         return False
     fields = parse_offload_context(context)

@@ -194,7 +194,7 @@ def _select_deletions(ledger_ids: Collection[int]) -> Select[Any]:
 
 
 def _select_tables_naming_ledgers(ledger_ids: Collection[int]) -> Select[Any]:
-    """Select ledgers with the names of other tables that have rows about the ledger, as long as the ledger exists."""
+    """For each ledger, select the other tables with rows that name it. These rows are removed with the ledger."""
     keys = (
         t.segment.c.ledger_id,
         *REFERRING_COLUMN_BY_COMPONENT.values(),

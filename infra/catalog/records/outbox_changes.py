@@ -195,7 +195,7 @@ def _select_latest_changes(kind: RecordKind, condition: ColumnElement[bool]) -> 
 
 
 def _select_record_versions(kind: RecordKind, latest: FromClause, epoch: int, dialect: str) -> Select[Any]:
-    """Select the record version of each changed record, ascending by id and sub, with the columns of the kind."""
+    """Select the record version of each changed record, ascending by key, with the columns of the kind."""
     source, changed = SOURCES[kind], latest.c
     row = t.metadata.tables[source.table]
     key, has_generation = row.c[source.id], "generation" in row.c

@@ -189,7 +189,7 @@ def _drop_indexes_and_triggers_during_load(writer: ArrowWriter) -> Iterator[None
 
 
 def _set_next_row_numbers(writer: ArrowWriter, load: RebuiltCatalogStart) -> None:
-    """Set sequences so that new rows get higher numbers than any that the lost catalog may have given out."""
+    """Set sequences so that new rows get higher numbers than all rows of the lost catalog."""
     blocks = load.manifest.blocks
     last_by_column = {
         ("topic", "topic_id"): load.manifest.ceilings.topic - 1,
