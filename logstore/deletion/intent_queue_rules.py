@@ -14,7 +14,7 @@ _MAX_ROWS_IN_MESSAGE: Final = 10
 
 
 def normalize_ids(field: str, ids: Iterable[Id]) -> list[Id]:
-    """Return the ids, ascending and unique. Raise `InvalidInput` for none, or more than `MAX_IDS_PER_CALL`."""
+    """Return the ids, ascending and unique. Raise `InvalidInput` if there are none or more than `MAX_IDS_PER_CALL`."""
     unique_ids = sorted(set(ids))
     if not 0 < len(unique_ids) <= MAX_IDS_PER_CALL:
         raise InvalidInput(field, expected=f"1 to {MAX_IDS_PER_CALL:,} ids", found=len(unique_ids))
@@ -26,8 +26,8 @@ def require_unclaimed(
 ) -> None:
     """Raise `ClaimHeld` if another workflow works on a row.
 
-    `claim` is the row's own workflow and the end of its claim, by the catalog's clock. The holder of the `batch` counts
-    only for a row without a workflow of its own.
+    `claim` is the workflow to which the row was handed, and the end of that workflow's claim by the catalog's clock.
+    `batch` is the workflow that holds the row's batch. It counts only if the row was handed to no workflow.
     """
     handed_to, until_us = claim
     holder = (handed_to if (until_us or 0) > now_us else None) if handed_to else batch
@@ -36,11 +36,11 @@ def require_unclaimed(
 
 
 def require_dead_letters(row_ids: Sequence[int], state_by_row: Mapping[int, tuple[DeletionState, str]]) -> None:
-    """Require that every row is a dead letter. `row_ids` ascend. `state_by_row` has the state, parsed and as stored.
+    """Require that every row is a dead letter. `row_ids` ascend. `state_by_row` has states, parsed and as stored.
 
     Raises:
-        UnknownObject: Some ids are not dead letters, and none of these ids exists.
-        PreconditionFailed: Some ids are not dead letters, and some of these ids exist. The message names each state.
+        UnknownObject: A row does not exist, and every existing row is a dead letter.
+        PreconditionFailed: A row has another state. The message names up to ten rows with their states.
     """
     wrong = [
         (row_id, state_by_row[row_id][1] if row_id in state_by_row else "unknown")
@@ -57,9 +57,10 @@ def require_dead_letters(row_ids: Sequence[int], state_by_row: Mapping[int, tupl
 
 
 def split_batch_into_ranges(rows: Iterable[tuple[int, int, bool]], max_rows: int) -> Iterator[list[int]]:
-    """Yield ranges of unfinished rows, bounded by rows and by segments. No other row of the batch lies within a range.
+    """Yield ids of rows that the batch still has to process, in ranges of at most `max_rows` rows.
 
-    `rows` are id, number of segments, and whether the batch still has to process the row. Ids ascend.
+    A range also has a bounded number of segments. No processed row of the batch lies within a range. `rows` have, by
+    ascending id: id, number of segments, and whether the batch still has to process the row.
     """
     ids: list[int] = []
     range_segments = 0

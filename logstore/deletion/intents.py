@@ -14,10 +14,10 @@ from logstore.offload.tiered_copy import CopyLocation, find_context_problem
 from logstore.positions import LedgerId, TopicId
 
 STUCK_AFTER_ATTEMPTS: Final = 5
-"""Number of consecutive attempts that left the same number of keys, after which a person must look.
+"""Number of consecutive attempts that may leave the same number of keys. Then the intent becomes a dead letter.
 
-Five attempts, 600 s apart, take 40 minutes. A restart or failover of a store, during which single volumes refuse keys,
-is shorter. The other five of the ten attempts are not made.
+Five attempts at intervals of 600 s take 40 minutes. That is longer than a restart or failover of a store, during which
+single volumes refuse keys. An intent whose attempts make progress has ten attempts.
 """
 
 
@@ -28,7 +28,7 @@ class DeletionState(StrEnum):
 
 
 class Outcome(StrEnum):
-    """Result of phase two for one intent, or its progress."""
+    """Result of phase two for one intent. `RETRYING` is not final."""
 
     DELETED = "DELETED"
     ALREADY_GONE = "ALREADY_GONE"
@@ -64,9 +64,9 @@ class DeletionIntent:
     copy: CopyKind
     generation: int  # of the ledger at the detach
     openings: int = 0  # number of times that a late creator or writer reopened the ended intent
-    durable: bool = False  # its ledger has a tombstone
+    durable: bool = False  # the ledger has a tombstone
     application: str
-    component: str  # as stored; an unknown one makes the intent INVALID
+    component: str  # as stored; an unknown component makes the intent INVALID
     topic_id: TopicId
     topic: str
     keys: Mapping[str, str]
@@ -86,7 +86,7 @@ class DeletionIntent:
     reason: str = ""
     damage: str | None = None  # unreadable column of the row; if set, nothing is deleted
     trace_id: str | None = None  # of the detach, or of the last attempt
-    paused: bool = False  # its batch is paused; set only by a listing
+    paused: bool = False  # the batch is paused; set only in listings
     referenced: bool = False  # a ledger list named this copy when the row was read
 
     @property
@@ -95,7 +95,7 @@ class DeletionIntent:
 
     @property
     def owner(self) -> LedgerOwner:
-        """Ledger owner. Use it only if `find_missing_property` returned `None`."""
+        """Ledger owner. Use this property only if `find_missing_property` returned `None`."""
         return LedgerOwner(
             application=self.application,
             component=Component(self.component),
@@ -117,7 +117,7 @@ class IntentKey:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GuardRefusal:
-    """Refusal of a request by a guard. Nothing changed."""
+    """Refusal of a request by a guard, before any change."""
 
     type: str  # `LedgerStillNeeded` or `UnknownObject`
     message: str
@@ -163,7 +163,7 @@ def find_missing_property(intent: DeletionIntent) -> str | None:
 
 
 def find_ownership_problem(intent: DeletionIntent, key: str, metadata: Mapping[str, str]) -> str | None:
-    """Return why an object is not of the intent's ledger, by its metadata. `None` if it is of that ledger."""
+    """Return why an object with this `metadata` is of another ledger, or `None` if it is of the intent's ledger."""
     try:
         statement = LedgerStatement.from_metadata(metadata)
     except CorruptData as error:
@@ -190,7 +190,7 @@ class StoredCopy:
     meta_keys: tuple[str, ...] = ()  # deleted last
     unseen_meta_keys: int = 0  # number of `meta_keys` that neither LIST nor HEAD shows
     size_bytes: int = 0
-    objects: int = 0  # of any owner
+    objects: int = 0  # number of stored objects, of any owner
     location: CopyLocation | None = None  # of a tiered copy
     uploads: tuple[str, ...] = ()  # keys with parts of an upload that died
     is_incomplete: bool = False  # fewer segments than registered; list again before the deletion of `meta_keys`
@@ -198,7 +198,7 @@ class StoredCopy:
 
 
 def find_refusal(intent: DeletionIntent) -> tuple[Outcome, str] | None:
-    """Return the outcome and the reason if nothing of the intent may be deleted.
+    """Return outcome and reason of the refusal if the intent's copy must not be deleted, otherwise `None`.
 
     A refusal is not retried. Source: PIP-186, second phase, steps 3 and 4.
     """
@@ -214,6 +214,6 @@ def find_refusal(intent: DeletionIntent) -> tuple[Outcome, str] | None:
 
 
 def require_topic(intent: DeletionIntent, topic: str | None) -> None:
-    """Require that the intent is of the topic. Skip the check for `None`, and for intents that may not be deleted."""
+    """Require that the intent is of the topic. Skip the check without `topic`, and for an intent that is refused."""
     if find_refusal(intent) is None:
         require_named_topic(intent.ledger_id, intent.topic, topic)

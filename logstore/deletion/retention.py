@@ -16,7 +16,7 @@ MAX_RETENTION_S = 100 * 366 * 86_400
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetentionPolicy:
-    """Limits of consumed ledgers. A ledger past either limit may be deleted. No limits mean deletion at once."""
+    """Limits for acknowledged ledgers. A ledger past either limit may be deleted. Without limits all may be deleted."""
 
     retention_s: int = 0  # since the ledger was closed; 0: no limit of time
     retention_bytes: int | None = None  # newest bytes to keep; None: no limit of size, 0: keep nothing
@@ -48,11 +48,11 @@ def select_detachable_prefix(
     last: LedgerId,
     now_us: int,
 ) -> Iterator[LedgerFacts]:
-    """Yield ledgers from the head of the list up to the first ledger that must stay.
+    """Yield the ledgers at the head of the list that come before the first ledger that must stay.
 
-    `ledgers` are listed ledgers, ascending by ledger id. Reading stops after the first ledger that must stay. `last` is
-    the last ledger of the list, which always stays. `total_bytes` is the size of all listed ledgers. `now_us` is by the
-    catalog's clock.
+    `ledgers` are the listed ledgers, ascending by id. Reading stops at the first ledger that must stay. `last` is the
+    last ledger of the list, which always stays. `total_bytes` is the size of all listed ledgers. `now_us` is the time
+    of the catalog's clock.
     """
     remaining_bytes = total_bytes
     for ledger in ledgers:
@@ -65,7 +65,7 @@ def select_detachable_prefix(
 
 
 def simulate_roll(ledger: LedgerFacts, now_us: int) -> LedgerFacts:
-    """Return the facts of the ledger after a roll. Return those of a ledger that is not open unchanged."""
+    """Return the facts that an open ledger would have after a roll now. Return facts of other ledgers unchanged."""
     if ledger.state is not LedgerState.OPEN:
         return ledger
     return replace(ledger, state=LedgerState.CLOSED, closed_us=now_us)
@@ -74,7 +74,7 @@ def simulate_roll(ledger: LedgerFacts, now_us: int) -> LedgerFacts:
 def reason_to_keep(
     ledger: LedgerFacts, *, last: LedgerId, mark_delete_by_subscription: Mapping[str, Position]
 ) -> str | None:
-    """Return why the ledger must stay, whatever the retention policy. `None` if nothing needs the ledger."""
+    """Return why the ledger must stay under any retention policy, or `None` if nothing needs the ledger."""
     if ledger.state is not LedgerState.CLOSED:
         return f"it is {ledger.state.value}"
     if ledger.ledger_id == last:
@@ -94,7 +94,7 @@ def reason_to_keep(
 def require_unneeded_ledgers(
     topic: str, ledgers: Iterable[LedgerFacts], *, last: LedgerId, mark_delete_by_subscription: Mapping[str, Position]
 ) -> None:
-    """Raise `LedgerStillNeeded` if a ledger is needed. The message names the first five, and the number of others."""
+    """Raise `LedgerStillNeeded` if a ledger is needed. The message names five, and counts the others."""
     needed = [
         f"ledger {ledger.ledger_id}: {reason}"
         for ledger in ledgers

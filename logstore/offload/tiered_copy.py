@@ -1,10 +1,10 @@
-"""Tiered copy of a ledger: its location, one Parquet file with all entries, and an index that proves the file.
+"""Tiered copy of a ledger: its location, one Parquet file with all entries, and an index with the file's digests.
 
 The offload context states the location. Readers and deletions use this location, not the current settings. A deletion
 at a wrong location would count the copy as deleted (apache/pulsar#16687).
 
-The names of both objects contain the uuid of the attempt that wrote them, so attempts never conflict. Both a write and
-a deletion handle the data first and the index last. So an index proves data that exists, except during a deletion.
+The names of both objects contain the uuid of the attempt that wrote them, so attempts never conflict. The data is
+written and deleted before the index. Except during a deletion, an index therefore proves that its data exists.
 
 Source: Pulsar's tiered storage (`{uuid}-ledger-{id}` and its `-index`).
 """
@@ -111,11 +111,11 @@ def decide_upload_start(
 ) -> UploadStart:
     """Decide how an attempt to offload a ledger begins.
 
-    `tiered` is state and offload context of the tiered copy, if there is one. `read_primary_state` is called only for
-    `ANEW`.
+    `tiered` is state and offload context of the ledger's tiered copy, or `None`. `read_primary_state` returns the state
+    of the primary copy.
 
     Raises:
-        PreconditionFailed: The attempt is new, and the ledger is not CLOSED or has no LIVE primary copy.
+        PreconditionFailed: A new upload would begin, but the ledger is not CLOSED or has no LIVE primary copy.
     """
     if tiered and tiered[0] == CopyState.LIVE:
         return UploadStart.ALREADY
@@ -130,7 +130,7 @@ def decide_upload_start(
 
 
 def upload_requests_end_us(context: Mapping[str, str]) -> int | None:
-    """Return the time, by the catalog's clock, after which no request can arrive. `None` if the upload has ended."""
+    """Return the latest arrival of a request of the upload, by the catalog's clock. `None`: the upload has ended."""
     end_us = context.get(_UPLOAD_END_FIELD)
     if end_us is None:
         return None
@@ -145,9 +145,9 @@ def was_published(context: Mapping[str, str]) -> bool:
 
 
 def context_after_upload(context: Mapping[str, str], until_us: int | None) -> dict[str, str]:
-    """Return the context after the last request of the upload, which was at `until_us`.
+    """Return the offload context after an upload whose last request was at `until_us`, by the catalog's clock.
 
-    `None` means that all requests were answered. An end that was stored before is never delayed.
+    `None` means that all requests were answered. An earlier end that is already stored stays.
     """
     other_fields = {name: value for name, value in context.items() if name != _UPLOAD_END_FIELD}
     if until_us is None:
@@ -160,7 +160,7 @@ def context_after_upload(context: Mapping[str, str], until_us: int | None) -> di
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CopyLengths:
-    """Lengths of a tiered copy's objects. The offload context has them, so that a plan finds truncated objects."""
+    """Lengths of a tiered copy's objects. By these lengths, a plan finds truncated objects."""
 
     data_bytes: int
     index_bytes: int
@@ -205,7 +205,7 @@ class TieredIndex:
 
     @staticmethod
     def from_json(body: bytes, *, name: str) -> "TieredIndex":
-        """Parse the JSON document of the object `name`. Raise `CorruptData` if it is not an index."""
+        """Parse the content of the object `name`. Raise `CorruptData` if the content is not an index."""
         try:
             facts = json.loads(body)
             return TieredIndex(
@@ -224,7 +224,7 @@ class TieredIndex:
 
 
 def write_tiered_data_file(sink: BinaryIO, segments: "Iterable[pa.Table]") -> tuple[RowGroupEntries, ...]:
-    """Write segments, in entry order from entry 0 on, as one file with one row group each. Memory holds one segment."""
+    """Write one file with a row group for each segment. Segments ascend from entry 0. Memory holds one segment."""
     import pyarrow.parquet as pq  # noqa: PLC0415 - start-up time
 
     schema = entry_schema()

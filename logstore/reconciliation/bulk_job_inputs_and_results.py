@@ -1,7 +1,7 @@
-"""Bulk jobs, which the port `BulkJobRunner` runs. Each job of a plan reads the output of the jobs before it.
+"""Bulk jobs that the port `BulkJobRunner` runs. A job of a plan reads the output of the plan's earlier jobs.
 
-Storage is listed before ledgers are read, because a row exists before its objects. Ledgers are read before intents,
-because an intent exists only after the row.
+Storage is listed before ledgers are read, because a ledger's row exists before its objects. Ledgers are read before
+intents, because a ledger's row exists before its intents.
 """
 
 from dataclasses import dataclass, field
@@ -12,10 +12,10 @@ from logstore.records.rebuild_job import RebuildRecordsJob
 from logstore.transactions.buffer_serialization import BuildTransactionBuffersJob
 
 SCRUB_RATE: Final = 32 << 20
-"""Default rate of a scrub, in bytes a second."""
+"""Default rate of a scrub in bytes per second."""
 
 MIN_SCRUB_RATE: Final = 128 << 10
-"""Lowest rate of a scrub, in bytes a second: a page of 8 GiB takes 19 of its 24 hours."""
+"""Lowest rate of a scrub in bytes per second. A page of 8 GiB then takes 19 hours; its timeout is 24 hours."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,9 +47,9 @@ class ReadLedgersAndIntentsJob:
 class CompareStorageWithCatalogJob:
     """Job that compares storage with the catalog, and writes the differences as candidates.
 
-    The summary counts the fields of `rules.CopyOverlap` for primary copies, and for tiered copies with the prefix
-    `tiered_`. `young` counts ledgers whose rows were left out because of their age. `expected` counts ledgers of which
-    a listing must show objects. The fact `ROWS_BEFORE` is the cut-off of rows. An inventory may make it earlier.
+    The summary has these counts: the fields of `CopyOverlap` for primary copies; the same fields with the prefix
+    `tiered_` for tiered copies; `young`, ledgers whose rows were too young; `expected`, ledgers of which a listing must
+    show objects. The fact `ROWS_BEFORE` is the cut-off of rows, which an old inventory makes earlier.
     """
 
     run_id: str
@@ -121,15 +121,15 @@ BulkJob = (
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BulkJobProgress:
     stage: str  # a phrase
-    done: int  # tasks
+    done: int  # finished tasks
     tasks: int
 
 
 ROWS_BEFORE: Final = "rows_before_us"
-"""Name of the fact with the cut-off of rows: microseconds since 1970, by the catalog's clock."""
+"""Key in `BulkJobSummary.facts`: the cut-off of rows, in microseconds since 1970 by the catalog's clock."""
 
 LEFT_OUT: Final = "left out: "
-"""Prefix of fact names. The value of such a fact is a sentence that says why something was not compared."""
+"""Prefix of keys in `BulkJobSummary.facts`. The value is a sentence that says why something was not compared."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,4 +139,4 @@ class BulkJobSummary:
     counts: dict[str, int] = field(default_factory=dict)
     facts: dict[str, str] = field(default_factory=dict)
     folder: str = ""  # of the output
-    files: dict[str, int] = field(default_factory=dict)  # bytes by name
+    files: dict[str, int] = field(default_factory=dict)  # size in bytes by file name

@@ -1,7 +1,7 @@
 """Parquet files of findings and of their fates, read and written page by page in bounded memory.
 
 The job `verify-findings` publishes a folder of findings. A finding's number is its position in this folder. Files are
-ordered by name, and rows as in their file, so every reader computes the same numbers.
+ordered by name, and rows by position in the file. Every reader therefore computes the same numbers.
 """
 
 import json
@@ -73,7 +73,7 @@ def _translate_errors(path: Path) -> Iterator[None]:
 class FindingFiles:
     """Findings of one plan, in a published folder that does not change.
 
-    Every method raises `CorruptData` if a file is damaged, absent, or of another writer.
+    Every method raises `CorruptData` if a file is damaged or absent, or if another program wrote it.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -96,14 +96,14 @@ class FindingFiles:
         return len(self._page_locations)
 
     def read_page(self, number: int) -> dict[int, Finding]:
-        """Return the findings of a page by their numbers. Page numbers begin at 0."""
+        """Return the findings of page `number`, by number of the finding. Page numbers begin at 0."""
         path, group, first = self._page_locations[number]
         with _translate_errors(path):
             rows = pq.ParquetFile(path).read_row_group(group).to_pylist()
             return {first + index: _to_finding(row) for index, row in enumerate(rows)}
 
     def count_findings_and_bytes_by_kind(self) -> dict[FindingKind, tuple[int, int]]:
-        """Return the number of findings and their bytes by kind, including zeros. Reads two columns, page by page."""
+        """Return the number and the bytes of findings by kind, zeros too. Only two columns are read, page by page."""
         totals = dict.fromkeys(FindingKind, (0, 0))
         for path, group, _ in self._page_locations:
             with _translate_errors(path):

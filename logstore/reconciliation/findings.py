@@ -19,17 +19,17 @@ class FindingKind(StrEnum):
     ORPHAN_LEDGER = "orphan_ledger"  # objects of a copy that no row names
     ORPHAN_SEGMENT = "orphan_segment"  # an object of a live ledger that no segment's row names
     ORPHAN_OFFLOAD = "orphan_offload"  # tiered objects, or parts of an upload, that no offload context names
-    UNREFERENCED_LEDGER = "unreferenced_ledger"  # a ledger's row that nothing names and nobody needs
+    UNREFERENCED_LEDGER = "unreferenced_ledger"  # row of a ledger that no other row names and that is not needed
     STALLED_DELETION = "stalled_deletion"  # an unfinished intent that no workflow works on
     MISSING_DATA = "missing_data"  # data loss: a row's objects are absent or too short, or a row is lost
     CORRUPT_DATA = "corrupt_data"  # found by a scrub: bytes that differ from their digest in two reads
     MISMATCH = "mismatch"  # storage contradicts the catalog's row, or keeps objects of a refused deletion
-    CONFIRMATION = "confirmation"  # an upload that says where a segment was registered; deleted with its ledger
+    CONFIRMATION = "confirmation"  # a confirmation object of a ledger; deleted with the ledger
     FOREIGN = "foreign"  # an object whose key cannot be parsed, or of another application
 
     @property
     def is_removable(self) -> bool:
-        """Whether an apply removes findings of this kind. Other kinds are only reported."""
+        """True if an apply removes findings of this kind. Other kinds are only reported."""
         return self in _REMOVABLE_KINDS
 
 
@@ -72,9 +72,9 @@ class FindingFate(StrEnum):
     FAILED = "failed"  # objects remain: the deletion is a dead letter, or is retried
 
 
-MAX_REASONS: Final = 20  # with a count of their own; files have all reasons
+MAX_REASONS: Final = 20  # reasons that a result counts separately; the files have all reasons
 _OTHER_REASONS: Final = "other reasons"
-MAX_FAILURES: Final = 100  # a sample
+MAX_FAILURES: Final = 100  # failures in a result; the files have all failures
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,10 +149,7 @@ def add_apply_counts(left: ApplyCounts, right: ApplyCounts) -> ApplyCounts:
 
 
 def limit_samples(counts: ApplyCounts) -> ApplyCounts:
-    """Keep the first reasons and failures, so that the counts fit into one workflow payload.
-
-    The remaining reasons are counted together.
-    """
+    """Keep the first reasons and failures. Count the other reasons together. The result fits a workflow payload."""
     named = {name: rows for name, rows in counts.skipped.items() if name != _OTHER_REASONS}
     first = dict(islice(named.items(), MAX_REASONS))
     rest = sum(counts.skipped.values()) - sum(first.values())

@@ -3,10 +3,11 @@
 1. An orphan is a copy that no row explains. A row of any table that names the ledger explains its objects. If only the
    row of the copy is lost, the catalog is damaged, and deleting the objects would lose data.
 2. The row of a finished deletion states the owner of the ledger id. Objects of another owner belong to another store.
-3. The ledger's row counts its segments. If fewer rows of segments exist, an object without a row may be such a segment.
-4. The transaction that publishes a ledger also writes the row that names it. The transaction that removes this row also
-   files the ledger's deletion. So a published ledger that nothing names has lost this row. There are two exceptions:
-   another row proves that a newer ledger replaced this ledger, or that nothing was ever registered in it.
+3. The ledger's row counts its segments. If fewer rows of segments exist, rows are lost. An object without a row may
+   then be one of these segments.
+4. The transaction that publishes a ledger also writes the row that names the ledger. The transaction that removes this
+   row also files the ledger's intents. So if no row names a published ledger, this row is lost. There are two
+   exceptions: a newer ledger has replaced this ledger, or no segment was ever registered in this ledger.
 
 A plan and an apply call the same functions with the same rows. Source: ADR 30.
 """
@@ -59,7 +60,7 @@ class LedgerRows:
 
     has_row: bool = False  # in `ledger`
     component: str = ""  # of the ledger's list; empty: the row of the list or of the ledger is lost
-    counted: SegmentSums = SegmentSums()  # as the ledger's row counts them
+    counted: SegmentSums = SegmentSums()  # sums in the ledger's row
     summed: SegmentSums = SegmentSums()  # of the ledger's rows in `segment`, at the same moment
     successor: LedgerId | None = None  # newer ledger, named by the row that would name this ledger
     copies: Sequence[CopyRow] = ()
@@ -77,7 +78,7 @@ class OrphanDoubtFromRows:
 
 
 def doubt_orphan(statement: LedgerStatement, copy: CopyKind, uuid: str, rows: LedgerRows) -> OrphanDoubtFromRows | None:
-    """Return why a stored copy is not an orphan by the catalog's rows, or `None` if it is an orphan.
+    """Return why, by the catalog's rows, a stored copy is not an orphan. Return `None` if the copy is an orphan.
 
     `statement` is the copy's statement in storage. `uuid` is empty for a primary copy.
     """
@@ -119,7 +120,7 @@ def doubt_segment(statement: LedgerStatement, rows: LedgerRows) -> OrphanDoubtFr
 
 
 def doubt_removal_of_unreferenced(rows: LedgerRows) -> OrphanDoubtFromRows | None:
-    """Return why a published ledger that nothing names must stay, or `None` if rows prove that it is not needed."""
+    """Return why a published ledger that no row names must stay, or `None` if rows prove that nothing needs it."""
     if rows.successor is not None:
         return None
     if rows.component == Component.MANAGED_LEDGER and rows.counted == rows.summed == SegmentSums():
@@ -149,7 +150,7 @@ _TABLE_BY_COMPONENT: Final = {
     Component.TXN_SNAPSHOT.value: "transaction_snapshot",
     Component.DELAYED_INDEX.value: "delayed_bucket",
 }
-"""Table whose row names a ledger, by the ledger's component. A data ledger is named by its place in the list."""
+"""Table with the row that names a ledger, by the ledger's component."""
 
 
 def _is_same(copy: CopyKind, uuid: str, row: CopyRow) -> bool:

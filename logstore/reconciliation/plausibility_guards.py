@@ -1,4 +1,4 @@
-"""Guards of a reconciliation: age of objects, plausible counts, share of orphans. A guard refuses before any change.
+"""Guards that refuse a reconciliation before any change: age of objects, plausible counts, share of orphans.
 
 Source: apache/iceberg#4195 (age), treeverse/lakeFS#4658 (no overlap), ClickHouse/ClickHouse#114194 (stale references).
 """
@@ -13,10 +13,10 @@ from logstore.log.ledgers import LedgerState
 from logstore.reconciliation.findings import FindingKind
 
 AGE_FLOOR_S: Final = 3_600
-"""Minimum age of a finding's objects. It exceeds the longest upload, 45 minutes, and its grace."""
+"""Minimum age of a finding's objects. The longest upload takes 45 minutes, and then has `UPLOAD_GRACE_S`."""
 
 MAX_ORPHAN_SHARE: Final = 0.05
-"""Default of the largest share of all ledgers that an apply may remove."""
+"""Default limit of the share of all ledgers that an apply may remove."""
 
 _WEIGHED_KINDS: Final = (FindingKind.ORPHAN_LEDGER, FindingKind.UNREFERENCED_LEDGER, FindingKind.ORPHAN_OFFLOAD)
 """Kinds of findings that count towards the orphan share.
@@ -25,9 +25,10 @@ Tiered copies count, because no other guard notices a catalog that has lost all 
 """
 
 MAX_NUMBERS_ABOVE_LAST: Final = 64
-"""Largest gap above a ledger's highest segment number that lost races explain.
+"""Maximum distance from an open ledger's highest segment number to a segment that an apply may remove.
 
-A segment beyond this gap is not passed over, because phase two would request every number below it by name.
+For a removal, the highest number is raised to that of the removed segment. Phase two later requests every number up to
+the highest by name.
 """
 
 
@@ -45,15 +46,15 @@ class ComparisonCounts:
     """Counts of a comparison."""
 
     objects: int  # listed objects of ledgers
-    ledgers: int  # rows
-    ledgers_counted: int  # rows that existed at the beginning, counted again after they were read
+    ledgers: int  # number of ledgers that were read
+    ledgers_counted: int  # number of ledgers from before the read that still exist after the read
     primary: CopyOverlap
     tiered: CopyOverlap
     expected: int = 0  # ledgers with published primary copies that are old enough to be listed
 
 
 def require_min_age(older_than_s: float, *, unsafe: bool) -> None:
-    """Raise `PreconditionFailed` for an age below the floor, unless `unsafe` allows it. No age may be negative."""
+    """Raise `PreconditionFailed` if the age is below `AGE_FLOOR_S`, unless `unsafe`. A negative age is always refused."""
     if older_than_s < 0:
         raise InvalidInput("older-than", expected="0s or more: no cut-off lies in the future", found=older_than_s)
     if older_than_s < AGE_FLOOR_S and not unsafe:
@@ -65,7 +66,7 @@ def require_min_age(older_than_s: float, *, unsafe: bool) -> None:
 
 
 def require_plausible_counts(counts: ComparisonCounts) -> None:
-    """Refuse a comparison that shows that the listing or the catalog is incomplete or of another store.
+    """Refuse a comparison if the listing or the catalog seems incomplete or seems to belong to another store.
 
     Raises:
         PreconditionFailed: One of these is true.
@@ -109,9 +110,9 @@ def check_fraction(name: str, value: float) -> None:
 
 
 def check_orphan_share(findings: Mapping[str, int], ledgers: int, max_share: float) -> None:
-    """Raise `PreconditionFailed` for a plan that would remove more than a share, 0 to 1, of all ledgers.
+    """Raise `PreconditionFailed` if an apply would remove more than `max_share` (0 to 1) of all ledgers.
 
-    `findings` has counts by kind. `ledgers` are rows of the catalog at the plan.
+    `findings` has the plan's counts by kind. `ledgers` is the number of ledgers in the catalog at the plan.
     """
     check_fraction("max-orphan-share", max_share)
     weighed = {kind.value: findings.get(kind.value, 0) for kind in _WEIGHED_KINDS}
@@ -127,10 +128,9 @@ def check_orphan_share(findings: Mapping[str, int], ledgers: int, max_share: flo
 
 
 def reason_to_keep_segment(state: LedgerState, *, last_segment: int, has_primary_copy: bool, number: int) -> str | None:
-    """Return why a segment without a row must be kept, or `None` if it may be passed over and removed.
+    """Return why a segment without a row must be kept, or `None` if its object may be removed.
 
-    `last_segment` is the highest number that the ledger's writer has used, as far as the catalog knows.
-    `has_primary_copy` says whether the ledger has its primary copy.
+    `last_segment` is the ledger's highest segment number in the catalog. `number` is that of the segment.
     """
     if state is LedgerState.CREATING:
         return "the ledger is being created"

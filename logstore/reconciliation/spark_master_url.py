@@ -38,7 +38,7 @@ def require_spark_master_url(text: str) -> None:
 
 
 def standalone_addresses(master: str) -> list[tuple[str, int]]:
-    """Return host and port of each address of a standalone master. Other forms have none."""
+    """Return host and port of each address of a standalone master. The list is empty for other forms."""
     if not master.startswith(_STANDALONE):
         return []
     matches = map(_ADDRESS.fullmatch, master.removeprefix(_STANDALONE).split(","))

@@ -1,10 +1,10 @@
 """Proof that objects are gone: ledgers that no listing shows, and keys that a store confirmed as deleted.
 
-A listing alone proves nothing (apache/bookkeeper#870). So Sexton requires a second empty listing, and requests by name
-`meta.json` and every segment that may be registered. A request by name is a GET of one byte: after a 404, a HEAD would
-need that GET too, because it has no error body.
+A listing alone proves nothing (apache/bookkeeper#870). Sexton therefore requires a second empty listing. It also
+requests by name `meta.json` and every segment that may be registered. A request by name is a GET of one byte, because
+the 404 of a HEAD has no error body and would have to be followed by a GET.
 
-A store can confirm a deletion and keep the object. So a sample of the confirmed keys is requested by name.
+A store may confirm a deletion but keep the object. Sexton therefore requests a sample of the confirmed keys by name.
 """
 
 import logging
@@ -27,19 +27,20 @@ Question = TypeVar("Question")
 Answer = TypeVar("Answer")
 
 MAX_ASKED_SEGMENTS: Final = 1_000_000
-"""Most segments of one ledger that are requested by name. A ledger has a tenth; the requests take an hour."""
+"""Maximum number of segments of one ledger that are requested by name. Such requests take an hour."""
 
 SAMPLE_KEYS: Final = 4
-"""Number of confirmed keys of one removal that are requested again, for any number of ledgers."""
+"""Number of confirmed keys that one removal requests again, however many ledgers it has."""
 
 _PARALLEL_REQUESTS: Final = 8
 _NAMES_PER_BATCH: Final = 32 * _PARALLEL_REQUESTS
 
 
 def find_absence_doubts(objects: ObjectStore, intents: Sequence[DeletionIntent]) -> dict[int, SextonError]:
-    """Return why ledgers may exist despite an empty listing, by row. Rows without a doubt are proved absent.
+    """Return why copies may exist despite an empty listing, by `row_id`. Copies without a reason are proved absent.
 
-    The first request without an answer stops all others. The remaining rows get its error.
+    After the first failed request, no further request is sent. Rows that are not proved yet get the error of this
+    request.
     """
     doubts = _find_doubts_by_second_listing(objects, intents)
     return doubts | _find_doubts_by_reads(objects, [intent for intent in intents if intent.row_id not in doubts])
@@ -48,10 +49,10 @@ def find_absence_doubts(objects: ObjectStore, intents: Sequence[DeletionIntent])
 def sample_and_find_unconfirmed_keys(
     objects: ObjectStore, report: DeleteReport, keys_by_row: Mapping[int, Sequence[str]]
 ) -> dict[int, UnconfirmedKeys | None]:
-    """Return the keys that do not count as deleted, by row. `None`: all keys of the row count.
+    """Return the keys that do not count as deleted, by row. `None` means that all keys of the row count as deleted.
 
-    Only keys that the report confirms count. If the store still has a key of the sample, no key of the report counts,
-    and each row is retried alone. Raise the errors of `find_undeleted_key_in_sample`.
+    A key counts only if `report` confirms its deletion. If the store still has a key of the sample, no key counts, and
+    each row is retried alone. Raise the errors of `find_undeleted_key_in_sample`.
     """
     unconfirmed_by_row = {row: find_unconfirmed_keys(keys, report) for row, keys in keys_by_row.items()}
     kept_key = find_undeleted_key_in_sample(objects, sorted(report.deleted))
@@ -65,9 +66,10 @@ def sample_and_find_unconfirmed_keys(
 
 
 def find_undeleted_key_in_sample(objects: ObjectStore, deleted_keys: Sequence[str]) -> str | None:
-    """Return a key that the store still has, from a sample of keys whose deletion it confirmed.
+    """Request a sample of `deleted_keys`. Return a key that the store still has, or `None`.
 
-    Keys without an answer are ignored. Raise `SextonError` if the work was stopped, or the store refused the request.
+    A key for which the store gives no answer is ignored. Raise `SextonError` if the work was stopped, or if the store
+    refused a request.
     """
 
     def exists(key: str) -> bool:
@@ -87,7 +89,7 @@ def find_undeleted_key_in_sample(objects: ObjectStore, deleted_keys: Sequence[st
 
 
 def find_ledgers_with_objects(objects: ObjectStore, named_keys: Iterable[tuple[int, str]]) -> set[int]:
-    """Return the ledgers of which a named object exists. `named_keys` has ledger and key, and is read on demand.
+    """Return the ledgers of which an object exists. `named_keys` yields ledger id and key, and is read in batches.
 
     Raise `SextonError` if the store did not answer.
     """
@@ -105,9 +107,9 @@ def find_ledgers_with_objects(objects: ObjectStore, named_keys: Iterable[tuple[i
 
 
 def possible_segment_keys(intent: DeletionIntent) -> Iterator[str]:
-    """Return the keys of all segments that the catalog may have registered. Lost races leave gaps in the numbers.
+    """Return the keys of all segments that may be registered: all numbers up to `last_segment`, as races leave gaps.
 
-    Raise `CorruptData` if the highest segment number is `MAX_ASKED_SEGMENTS` or more, so it is damaged.
+    Raise `CorruptData` if `last_segment` is `MAX_ASKED_SEGMENTS` or more. Only a damaged row has such a number.
     """
     if intent.segments and intent.last_segment >= MAX_ASKED_SEGMENTS:
         expected = f"at most {MAX_ASKED_SEGMENTS:,} segments that no listing shows"
@@ -160,7 +162,7 @@ def _find_doubts_by_reads(objects: ObjectStore, intents: Sequence[DeletionIntent
 def _iterate_keys_and_add_doubts(
     intents: Sequence[DeletionIntent], doubts: dict[int, SextonError]
 ) -> Iterator[tuple[int, str]]:
-    """Yield row and key of each object to request. Add rows with a damaged segment number to `doubts`."""
+    """Yield `row_id` and key of each object to request. Add rows with a damaged segment number to `doubts`."""
     for intent in intents:
         try:
             keys = possible_segment_keys(intent)
@@ -174,7 +176,7 @@ def _iterate_keys_and_add_doubts(
 def _call_in_parallel(
     questions: Sequence[Question], ask: Callable[[Question], Answer]
 ) -> Iterator[tuple[Question, Answer | SextonError]]:
-    """Ask in parallel. After the first error, all remaining questions get that error."""
+    """Yield each question with its answer. After the first error, all remaining questions get this error."""
     errors: list[SextonError] = []
 
     def call_unless_failed(question: Question) -> Answer | SextonError:

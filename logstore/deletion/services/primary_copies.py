@@ -68,8 +68,8 @@ class PrimaryCopyStorage:
         """Judge a ledger by its listing.
 
         - One LIST verifies the ledger owner, because the name of `meta.json` has the owner's digest.
-        - Independent reads prove absence (apache/bookkeeper#870): an empty listing, a HEAD of `meta.json`, a second
-          empty listing, and a HEAD of each segment that may be registered.
+        - Absence is proved if `prove_absence` is set (apache/bookkeeper#870). The proof is a HEAD of `meta.json`, a
+          second empty listing, and a HEAD of each segment that may be registered.
         - Registered segments that the listing lacks are requested by name, and deleted if they exist.
         """
         uploads = self._list_dead_uploads(intent)
@@ -87,7 +87,7 @@ class PrimaryCopyStorage:
         problems = (find_ownership_problem(intent, key, metadata) for key, (_, metadata) in unlisted.items())
         foreign = self._find_foreign_object(intent, items, metas, data) or next(filter(None, problems), None)
         expected = _expected_keys(intent)
-        own_meta = meta_key(intent.ledger_id, intent.owner)  # missing if the listing ended too early
+        own_meta = meta_key(intent.ledger_id, intent.owner)  # not in `metas` if the listing ended too early
         unlisted |= {} if metas or foreign else _head_in_parallel(self._objects, iter([own_meta]))
         return StoredCopy(
             verdict=CopyVerdict.FOREIGN if foreign else CopyVerdict.OWN,
@@ -102,7 +102,7 @@ class PrimaryCopyStorage:
         )
 
     def _list_dead_uploads(self, intent: DeletionIntent) -> tuple[str, ...]:
-        """Only an unpublished index of delayed messages can have dead uploads."""
+        """Return keys of dead uploads. Only an unpublished index of delayed messages can have some."""
         if intent.component != Component.DELAYED_INDEX or intent.segments:
             return ()
         return tuple(upload.key for upload in self._objects.list_open_uploads(ledger_prefix(intent.ledger_id)))
@@ -119,7 +119,7 @@ class PrimaryCopyStorage:
         return StoredCopy(verdict=CopyVerdict.ABSENT)
 
     def _head_unlisted_segments(self, intent: DeletionIntent, listed: frozenset[str]) -> dict[str, _Object]:
-        """Return existing segments that the listing lacks. Lost races leave gaps, so any number may be registered."""
+        """Return existing segments that are not in `listed`. Any number up to `last_segment` may be registered."""
         if intent.segments and intent.last_segment - len(listed) >= MAX_ASKED_SEGMENTS:
             expected = f"at most {MAX_ASKED_SEGMENTS:,} segments that no listing shows"
             raise CorruptData(f"ledger {intent.ledger_id}: expected {expected}, found the number {intent.last_segment}")
@@ -130,11 +130,11 @@ class PrimaryCopyStorage:
     def _find_foreign_object(
         self, intent: DeletionIntent, items: list[ObjectInfo], metas: tuple[str, ...], data: tuple[str, ...]
     ) -> str | None:
-        """Return why an object is not of this ledger. `None` if all objects are of this ledger.
+        """Return why an object belongs to another ledger, or `None` if all objects belong to this ledger.
 
         The name of `meta.json` proves the ledger owner, and a registered number proves a segment. For other objects,
-        the metadata is read. The `meta.json` of a ledger without segments may be of an older ledger with the same id,
-        from before the catalog was replaced. The store then refused the `meta.json` of the newer ledger.
+        the metadata is read. If the ledger has no segments, the metadata of `meta.json` is read too. This object may be
+        left from an older ledger with the same id, from before the catalog was replaced.
         """
         digest = intent.owner.digest
         other_metas = [key for key in metas if owner_digest_from_key(key) != digest]
@@ -199,9 +199,10 @@ class PrimaryCopyStorage:
         return {row: to_removal_result(copies[row], remaining[row] or unconfirmed_meta[row]) for row in copies}
 
     def _list_remaining_segments_if_doubtful(self, copy: StoredCopy, *, is_single: bool) -> UnconfirmedKeys | None:
-        """List the copy again if it is removed alone or its first listing was incomplete. Return its segments.
+        """Return segments that a second listing of the copy still shows, or `None`.
 
-        If that listing fails, `meta.json` of this ledger stays. Other ledgers are not affected.
+        The copy is listed only if it is the only one of the removal, or if its first listing was incomplete. If the
+        second listing fails, `meta.json` of this ledger stays. Other ledgers are not affected.
         """
         if not (copy.is_incomplete or is_single) or not copy.meta_keys:
             return None
@@ -214,7 +215,7 @@ class PrimaryCopyStorage:
 
 
 def _head_in_parallel(objects: ObjectStore, keys: Iterator[str]) -> dict[str, _Object]:
-    """Return the existing objects by key. The first error stops all requests."""
+    """Return the existing objects by key. After the first error no further request is sent."""
     object_by_key: dict[str, _Object] = {}
     first, has_failed = list(islice(keys, 1)), Event()
     if not first:
@@ -241,7 +242,7 @@ def _head_in_parallel(objects: ObjectStore, keys: Iterator[str]) -> dict[str, _O
 
 
 def _expected_keys(intent: DeletionIntent) -> frozenset[str]:
-    """Return the keys of the registered segments, or none if gaps make the numbers unknown."""
+    """Return the keys of the registered segments, or an empty set if gaps make their numbers unknown."""
     if intent.last_segment + 1 != intent.segments:
         return frozenset()
     return frozenset(segment_key(intent.ledger_id, number) for number in range(intent.segments))

@@ -1,7 +1,7 @@
 """Requests that ledgers share: listings of neighbours, and pages of deletes with a confirmation for each key.
 
-Neighbours are listed together if few other ledgers are expected between them. A shared listing returns a ledger only
-if the listing covers all its keys. It then proves as much as a listing of that ledger alone.
+Neighbours are listed together if few other ledgers are expected between them. A shared listing returns a ledger only if
+it covers all keys of the ledger. Its result then proves as much as a listing of the ledger alone.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -14,7 +14,7 @@ from logstore.ports.object_storage import CopyRemovalResult, DeleteReport, Objec
 from logstore.positions import LedgerId
 
 _MAX_KEYS_PER_PAGE: Final = 1_000
-_MAX_FOREIGN_KEYS: Final = 50  # per ledger, of other ledgers; reading more keys costs more than a new request
+_MAX_FOREIGN_KEYS: Final = 50  # of other ledgers, for each listed ledger; more keys cost more than a new request
 
 
 class SharedListings:
@@ -28,14 +28,14 @@ class SharedListings:
         self._listed: dict[LedgerId, list[ObjectInfo]] = {}
 
     def list_with_neighbours(self, ledger_id: LedgerId) -> Sequence[ObjectInfo] | None:
-        """Return the ledger's objects, ascending by key. `None`: the caller must list it alone.
+        """Return the ledger's objects, ascending by key. `None` means that the caller must list the ledger itself.
 
-        Each ledger is returned once. After a failed listing, the result for the neighbours is `None`.
+        The objects of a ledger are returned once. After a failed listing, the neighbours get `None`.
         """
         if group := self._group_by_ledger.get(ledger_id):
             for member in group:
                 del self._group_by_ledger[member]
-            # Expected keys: those of the group, of the ledgers between, and of the ledger that shows the end.
+            # The page holds keys of the group, of the ledgers between, and of the next ledger, which shows the end.
             group_keys = sum(self._expected_keys[member] for member in group)
             other_ledgers = _count_between(group[0], group[-1]) - len(group) + 3
             first_page = max(1, min(_MAX_KEYS_PER_PAGE, group_keys + group_keys * other_ledgers // len(group)))
@@ -44,7 +44,7 @@ class SharedListings:
 
 
 def _group_neighbours(expected_keys: Mapping[LedgerId, int]) -> Iterator[list[LedgerId]]:
-    """Yield groups of ledgers to list together: two or more of one shard, ascending."""
+    """Yield groups of ledgers to list together. A group has two or more ledgers of one shard, ascending."""
     mean_keys = sum(expected_keys.values()) / max(1, len(expected_keys))
     group: list[LedgerId] = []
     for ledger_id in sorted(expected_keys, key=lambda ledger_id: (ledger_id % SHARDS, ledger_id)):
@@ -67,7 +67,7 @@ def _list_neighbours(
 ) -> dict[LedgerId, list[ObjectInfo]]:
     """List from the first ledger to the last. Return the objects of the ledgers that the listing covers.
 
-    The listing ends early after too many keys of other ledgers. So it takes hardly more pages than single listings.
+    After too many keys of other ledgers the listing ends early, because single listings would take fewer pages.
     """
     listed: dict[LedgerId, list[ObjectInfo]] = {}
     remaining = [(ledger_id, ledger_prefix(ledger_id), _key_after(ledger_id)) for ledger_id in reversed(group)]
@@ -97,13 +97,13 @@ def _list_neighbours(
 def _key_after(ledger_id: LedgerId) -> str:
     """Return a text that sorts after every key of the ledger and before any key of the next ledger.
 
-    "1" leaves room for a store that is asked for keys after a slightly smaller text.
+    The last character is "1", because the object store may list from a text whose last character is one lower.
     """
     return ledger_prefix(ledger_id).removesuffix("/") + "1"
 
 
 class UnconfirmedKeys(NamedTuple):
-    keys: int  # 0: unknown, because storage did not answer
+    keys: int  # number of keys; 0: unknown, because storage did not answer
     first: str  # first key and the reason; only the reason if `keys` is 0
     answered: bool = True  # False: storage gave no answer for some of the keys
 
@@ -131,7 +131,7 @@ def find_unconfirmed_keys(keys: Iterable[str], report: DeleteReport) -> Unconfir
 
 
 def find_foreign_bucket_errors_by_row(objects: OwnedStore, absent: Sequence[DeletionIntent]) -> dict[int, SextonError]:
-    """Return an error for each row if the bucket is not the catalog's, because absence then proves nothing."""
+    """Return an error for each row if the bucket belongs to another catalog. Absence then proves nothing."""
     try:
         if absent:
             objects.require_ownership_now()

@@ -28,7 +28,7 @@ from logstore.stop_checks import raise_if_stopped
 
 
 class TieredCopyStorage:
-    """`CopyStorage` over tiered buckets. `now_us` is the catalog's clock, by which uploads end."""
+    """`CopyStorage` over tiered buckets. `now_us` returns the catalog's time, to compare with ends of uploads."""
 
     def __init__(self, buckets: BucketAtLocation, *, now_us: Callable[[], int]) -> None:
         self._buckets = buckets
@@ -99,7 +99,7 @@ class TieredCopyStorage:
 
 
 def _list_dead_uploads(objects: ObjectStore, intent: DeletionIntent, keys: tuple[str, str]) -> tuple[str, ...]:
-    """Return the keys of dead uploads. A published copy has none."""
+    """Return the keys of dead uploads. A published copy has no dead uploads."""
     if upload_requests_end_us(intent.context) is None:
         return ()
     open_keys = {upload.key for upload in objects.list_open_uploads(keys[0])}

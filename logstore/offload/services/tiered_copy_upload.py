@@ -1,11 +1,11 @@
-"""Writer of tiered copies. It builds a copy from a ledger's segments, uploads it and proves that storage has it.
+"""Writer of tiered copies. It builds a copy from segments of a ledger, uploads the copy, and proves the stored copy.
 
-A published copy may be lost later, by a lifecycle rule of the bucket or by a stray delete. So the copy is proved again
+A lifecycle rule of the bucket or a stray delete may remove a published copy later. The copy is therefore proved again
 before the primary copy is deleted.
 
-Each attempt has its own uuid, which the catalog stores before storage gets an object. So a row or a deletion intent
-always names the objects of an attempt that died (apache/pulsar#13526). An attempt succeeds only by evidence of the
-stored objects, not of the sent data (apache/pulsar#22839).
+Each attempt has its own uuid, which the catalog stores before storage gets an object. If the attempt dies, a row or an
+intent therefore names its objects (apache/pulsar#13526). An attempt succeeds only after it has read the stored objects
+back. The sent data proves nothing (apache/pulsar#22839).
 
 Source: Pulsar's tiered storage. Readers never use a copy that was not proved.
 """
@@ -60,9 +60,10 @@ class CopyEvidence:
 
 
 def prove_published(buckets: BucketAtLocation, copy: PublishedTieredCopy) -> CopyEvidence:
-    """Prove that storage has a published copy: index and data of this ledger and attempt, with length and content.
+    """Prove that storage has index and data of a published copy, with the right length and content.
 
-    An unchanged ETag since the publication proves the content. Otherwise all data is read, and its digest is compared.
+    If the data still has the ETag that the index states, the content is proved. Otherwise all data is read, and the
+    digests are compared.
 
     Raises:
         MissingData: The index or the data is not in storage.
@@ -98,7 +99,7 @@ def _prove_published_without_retry(buckets: BucketAtLocation, copy: PublishedTie
 def compute_stored_digest(
     objects: ObjectStore, key: str, size_bytes: int, *, on_part: Callable[[int], None] = lambda _: None
 ) -> str:
-    """Return the SHA-256 of an object, hexadecimal. `on_part` receives the size of each read part, in bytes."""
+    """Read an object and return its SHA-256 in hexadecimal. `on_part` receives the size of each part in bytes."""
     digest, offset = hashlib.sha256(), 0
     while offset < size_bytes and (part := objects.get_range(key, offset, _READ_BACK_PART_BYTES)):
         raise_if_stopped()
@@ -117,10 +118,10 @@ class UploadAttemptResult:
 
 
 class Offloader:
-    """Uploader of tiered copies. It is thread-safe.
+    """Thread-safe uploader of tiered copies.
 
-    `driver_metadata` is the location of new copies, stored in each offload context: `driver` and `bucket`, and if known
-    `endpoint` and `region`. `folder` gets one temporary file as large as a ledger, so it must be on disk.
+    `driver_metadata` is part of each new offload context. It names `driver` and `bucket`, and may name `endpoint` and
+    `region`. `folder` must be on disk, because an upload writes a temporary file as large as the ledger there.
     """
 
     def __init__(
@@ -147,7 +148,7 @@ class Offloader:
     ) -> UploadAttemptResult:
         """Write and prove a tiered copy of the ledger under a new uuid. `Offloads.publish_tiered_copy` makes it LIVE.
 
-        After `timeout_s` nothing more is sent. The ledger's topic must have the encoded name `topic`, if given.
+        After `timeout_s` nothing more is sent. If `topic` is given, it must be the encoded name of the ledger's topic.
 
         Raises:
             UploadTimedOut, UploadUnproven, StoreUnavailable, CatalogBusy, OutcomeUnknown: A new attempt may succeed.
@@ -155,7 +156,7 @@ class Offloader:
             PreconditionFailed: The ledger cannot be offloaded.
             MissingData, CorruptData: The primary copy is incomplete or damaged, or a published copy is not in storage.
         """
-        deadline_s = self._monotonic_s() + timeout_s  # set before the catalog sets the end by its own clock
+        deadline_s = self._monotonic_s() + timeout_s  # computed before the catalog computes the end by its own clock
         begun = self._offloads.begin_offload(
             ledger_id, uuid=uuid, driver_metadata=self._driver_metadata, timeout_s=timeout_s, topic=topic
         )
@@ -279,7 +280,7 @@ def _to_evidence(index: TieredIndex, *, index_bytes: int) -> CopyEvidence:
 def _verify_object_and_get_etag(
     objects: ObjectStore, key: str, metadata: Mapping[str, str], *, size_bytes: int, sha256: str
 ) -> str:
-    """Read an object back. Return its ETag, or the empty text if the store has none."""
+    """Read an object back and compare it with the arguments. Return the object's ETag, or an empty text without one."""
     stored = require_stored_object(objects, key, size_bytes=size_bytes, metadata=metadata)
     digest = compute_stored_digest(objects, key, size_bytes)
     if digest != sha256:

@@ -1,7 +1,7 @@
 """Second look at an orphan in storage, for plans and applies.
 
-Just before a removal, storage must still show exactly what the plan found. If an object has an unknown age or an
-unknown name, or states another owner, all objects are kept.
+Just before a removal, storage must still show exactly what the plan found. If one object has an unknown age or name, or
+states another owner, all objects of the finding are kept.
 
 Source: apache/iceberg#4346 and treeverse/lakeFS#8518 (unknown is kept), apache/amoro#2925 (unknown age is kept).
 """
@@ -27,7 +27,7 @@ from logstore.positions import LedgerId
 from logstore.reconciliation.findings import Finding, FindingKind
 
 NOT_SHOWN: Final = "storage shows none of the objects that the plan listed; plan again"
-"""Reason to delete nothing of a finding, because storage may hide objects that exist."""
+"""Reason to keep a finding whose objects storage does not show. Storage may hide objects that exist."""
 YOUNG: Final = "an object is younger than the plan's cut-off, or of unknown age"
 UNKNOWN_FILE: Final = "there is a file that no writer of ours makes"
 UNSTATED: Final = "storage states no owner"
@@ -38,7 +38,7 @@ OTHER_BUCKET: Final = "it stands in a bucket that the settings do not name"
 ENDED_UPLOAD: Final = "the upload has ended"
 
 ABSENT: Final = frozenset({NOT_SHOWN, ENDED_UPLOAD})
-"""Reasons that report absent objects. They count only if the bucket is proved to be the catalog's."""
+"""Reasons which say that objects are absent. Such a reason counts only if the bucket is proved to be the catalog's."""
 
 _MAX_SEGMENT_GETS: Final = 100  # for one ledger; segment numbers begin at 0, and lost races leave few gaps
 
@@ -66,8 +66,8 @@ class OrphanObjects:
 def inspect_orphan(store: ObjectStore, finding: Finding) -> OrphanObjects:
     """Read the objects of an orphan, for `judge_orphan`.
 
-    Objects are absent only if a second listing and a GET of each known key find nothing, as in phase two. A finding
-    does not list its keys, so a store can still hide some objects. Raise `StoreUnavailable` if answers contradict each
+    Objects count as absent only if a second listing and a GET of each known key find nothing, as in phase two. A store
+    can still hide objects whose keys the finding does not tell. Raise `StoreUnavailable` if answers contradict each
     other.
     """
     if finding.kind is FindingKind.ORPHAN_SEGMENT:
@@ -110,7 +110,7 @@ def _derive_object_keys(finding: Finding) -> Iterator[str]:
 def _read_orphan_copy(store: ObjectStore, finding: Finding) -> OrphanObjects:
     objects = list(store.list(finding.key))
     keys = sorted((stored.key for stored in objects), key=lambda key: (owner_digest_from_key(key) is None, key))
-    # A tiered copy has two objects. A third object is foreign, whatever it states.
+    # A tiered copy has two objects. A third object is foreign, whatever its metadata states.
     max_heads = 1 if finding.kind is FindingKind.ORPHAN_LEDGER else 2
     heads = {key: store.head(key) for key in keys[:max_heads]}
     return OrphanObjects(objects, {key: head[1] for key, head in heads.items() if head})
@@ -133,10 +133,9 @@ def _read_orphan_segment_and_meta(store: ObjectStore, finding: Finding) -> Orpha
 def judge_orphan(
     finding: Finding, orphan: OrphanObjects, *, before_us: int, application: str
 ) -> LedgerStatement | OrphanDoubt:
-    """Return the orphan's statement in storage, or the reason not to remove it.
+    """Return the orphan's statement in storage, or the reason not to remove the orphan.
 
-    `finding` has objects. All objects must be older than `before_us`, by the store's clock. `application` is of this
-    catalog.
+    All objects must be older than `before_us`, by the store's clock, and state `application`.
     """
     if not orphan.objects:
         return OrphanDoubt(NOT_SHOWN, finding.key)
@@ -148,7 +147,7 @@ def judge_orphan(
 
 
 def _find_foreign_object(finding: Finding, keys: Sequence[str]) -> OrphanDoubt | None:
-    """Return a doubt about an object that the writer of the ledger or of the tiered copy never writes."""
+    """Return a doubt about the first object whose key the writer of such a ledger or tiered copy never uses."""
     ledger_id = finding.ledger_id
     if ledger_id is None:
         return OrphanDoubt(UNKNOWN_FILE, finding.key)
@@ -170,7 +169,7 @@ def _find_foreign_object(finding: Finding, keys: Sequence[str]) -> OrphanDoubt |
 def _find_agreed_statement(
     finding: Finding, metadata: Mapping[str, Mapping[str, str]], application: str
 ) -> LedgerStatement | OrphanDoubt:
-    """Return the statement that all objects share. A segment also needs its ledger's `meta.json`."""
+    """Return the statement that all objects share, or a doubt. A segment needs the `meta.json` of its ledger too."""
     agreed: LedgerStatement | None = None
     for key, object_metadata in metadata.items():
         statement = _parse_statement(finding, key, object_metadata, application)
@@ -201,7 +200,7 @@ def _parse_statement(
 
 
 def doubt_upload(store: ObjectStore, key: str, before_us: int) -> OrphanDoubt | None:
-    """Return why the uploads of this key must stay, or `None` if uploads exist and all are old."""
+    """Return why the uploads to this key must stay, or `None` if there are uploads and all began before `before_us`."""
     times_us = _start_times_us(store, key) or _start_times_us(store, key)  # one listing does not prove absence
     if not times_us:
         return OrphanDoubt(ENDED_UPLOAD, key)
@@ -216,7 +215,7 @@ def _start_times_us(store: ObjectStore, key: str) -> list[int | None]:
 class OrphanInspector:
     """Second look at the objects of findings in the catalog's buckets.
 
-    `application` is of this catalog. Each offload context has `driver_metadata`.
+    `application` is the catalog's. `driver_metadata` is part of each offload context.
     """
 
     def __init__(
@@ -226,7 +225,7 @@ class OrphanInspector:
         self._application, self._driver_metadata = application, dict(driver_metadata)
 
     def require_own_buckets(self, *, may_mark: bool = True) -> None:
-        """Raise `CatalogMismatch` unless the primary bucket and the tiered bucket are the catalog's now.
+        """Raise `CatalogMismatch` if the primary bucket or the tiered bucket does not belong to the catalog now.
 
         With `may_mark`, a bucket without a marker may become the catalog's.
         """
@@ -236,7 +235,7 @@ class OrphanInspector:
             store.require_ownership_now()
 
     def inspect_copy(self, number: int, finding: Finding, *, before_us: int) -> OrphanCopy | str:
-        """Return the orphaned copy as storage states it, or the reason to keep it.
+        """Return the orphaned copy as storage states it, or the reason to keep the copy.
 
         `finding` is an `orphan_ledger`, or an `orphan_offload` that has objects. All objects must be older than
         `before_us`, by the store's clock. Raise `StoreUnavailable` if storage did not answer.
@@ -256,7 +255,7 @@ class OrphanInspector:
         )
 
     def inspect_segment(self, finding: Finding, *, before_us: int) -> tuple[LedgerId, int] | str:
-        """Return ledger and number of an orphaned segment, or the reason to keep it."""
+        """Return ledger id and segment number of an orphaned segment, or the reason to keep the segment."""
         judged, _ = self._inspect_and_judge(self._objects, finding, before_us)
         if isinstance(judged, OrphanDoubt):
             return judged.reason
@@ -265,10 +264,10 @@ class OrphanInspector:
         return judged.ledger_id, segment_number_from_key(finding.key) or 0
 
     def inspect_upload(self, finding: Finding, *, before_us: int) -> ObjectStore | str:
-        """Return the bucket of an abandoned upload in parts, or the reason to keep it.
+        """Return the bucket of an abandoned multipart upload, or the reason to keep the upload.
 
-        The catalog is not asked whether a process continues the upload. The row of an upload exists before its first
-        part, and no uuid is used twice.
+        The catalog need not be asked again. A running upload has a row before its first part, and no uuid is used
+        twice.
         """
         if self._is_elsewhere(finding):
             return OTHER_BUCKET
@@ -291,7 +290,7 @@ class OrphanInspector:
 
 
 def is_copy(finding: Finding) -> bool:
-    """Return whether two-phase deletion removes the finding as a whole copy."""
+    """Return whether the finding is a whole copy, which two-phase deletion removes."""
     if finding.kind is FindingKind.ORPHAN_OFFLOAD:
         return finding.objects > 0
     return finding.kind is FindingKind.ORPHAN_LEDGER

@@ -9,7 +9,7 @@ from logstore.reconciliation.findings import PlanOrScrubResult, apply_run_id, pl
 
 
 def require_finished_plan(run: ReconciliationRun) -> PlanOrScrubResult:
-    """Return the result of a plan. Raise `PreconditionFailed` for any other run."""
+    """Return the result of a finished plan. Raise `PreconditionFailed` for any other run."""
     if run.kind is not RunKind.PLAN:
         raise PreconditionFailed(f"run {run.run_id}: expected a plan, found a run of {run.kind.value}")
     if run.finished_us is None:
@@ -18,7 +18,7 @@ def require_finished_plan(run: ReconciliationRun) -> PlanOrScrubResult:
 
 
 def require_finished_plan_or_scrub(run: ReconciliationRun) -> PlanOrScrubResult:
-    """Return the result of a plan or a scrub. Raise `PreconditionFailed` for any other run."""
+    """Return the result of a finished plan or scrub. Raise `PreconditionFailed` for any other run."""
     if run.kind is not RunKind.SCRUB:
         return require_finished_plan(run)
     if run.finished_us is None:
@@ -55,7 +55,7 @@ def require_epoch(runs: ReconciliationRuns, planned_epoch: int, run_id: str) -> 
 
 
 def require_all_findings(files: FindingFiles, plan: PlanOrScrubResult, run_id: str) -> FindingFiles:
-    """Return the files. Raise `PreconditionFailed` if their counts by kind differ from the plan's result."""
+    """Return `files`. Raise `PreconditionFailed` if the counts by kind differ from the plan's result."""
     counts = {kind.value: rows for kind, (rows, _) in files.count_findings_and_bytes_by_kind().items() if rows}
     expected = {kind: rows for kind, rows in plan.findings.items() if rows}  # another build may have other kinds
     if counts != expected:
@@ -64,7 +64,7 @@ def require_all_findings(files: FindingFiles, plan: PlanOrScrubResult, run_id: s
 
 
 def open_finding_files(plan: PlanOrScrubResult, run_id: str) -> FindingFiles:
-    """Open the findings of a plan or a scrub. Raise `PreconditionFailed` if this machine does not see their folder."""
+    """Open the findings of a plan or a scrub. Raise `PreconditionFailed` if this machine does not see the folder."""
     folder = Path(plan.report)
     if not folder.is_dir():
         where = "run this where the folder of bulk output is, the setting bulk_dir"

@@ -1,7 +1,7 @@
 """Check of one stored object by a scrub: the whole object is read and compared with its digest.
 
-A finding means data loss, so an object that differs is read a second time. The object counts only if the catalog still
-names it, because its ledger may be trimmed meanwhile.
+A finding means data loss, so an object that differs is read a second time. The object is reported only if the catalog
+still names it, because its ledger may have been trimmed meanwhile.
 
 Source: the scrubs of ZFS and Ceph.
 """
@@ -34,8 +34,8 @@ class ObjectDamage:
 def find_damage(check: Callable[[], None], is_named: Callable[[], bool]) -> ObjectDamage | None:
     """Return the damage of an object, or `None`.
 
-    `SegmentGone` and `CorruptData` of `check` are damage. Any other error is raised, because it says nothing about the
-    data. `is_named` asks whether the catalog still names the object.
+    `check` raises `SegmentGone` or `CorruptData` for damage. Any other error of `check` is raised here, because it says
+    nothing about the data. `is_named` returns whether the catalog still names the object.
     """
     problem: ObjectDamage | None = None
     for _ in range(2):  # one bad read may be the network's
