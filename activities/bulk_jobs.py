@@ -1,4 +1,4 @@
-"""Execution of bulk jobs by activities, and the marks of their output with the catalog's id."""
+"""Bulk jobs that activities run, and marks with the catalog's id on the output of these jobs."""
 
 from collections.abc import Callable
 from contextvars import copy_context
@@ -14,7 +14,7 @@ from logstore.ports.catalog import CatalogIdentity
 from logstore.reconciliation.bulk_job_inputs_and_results import BulkJob, BulkJobProgress, BulkJobSummary
 
 RUN_CLAIM_S: Final = 86_400.0
-"""Duration of a run's claim. Each step renews it, so that a run is forgotten a day after its last step."""
+"""Duration of a run's claim in seconds. Each step renews the claim. An unclaimed run is removed."""
 
 
 def catalog_id_file(folder: Path) -> Path:
@@ -29,7 +29,7 @@ class OwnedBulkOutput:
         self._bulk, self._identities = bulk, identities
 
     def read_catalog_id_mark(self, run_id: str) -> str | None:
-        """Return the id of the catalog that marked the output of a run, if it is marked."""
+        """Return the id of the catalog that marked the output of a run, or `None`."""
         path = catalog_id_file(self._bulk.create_run_folder(run_id))
         return path.read_text(encoding="utf-8") if path.exists() else None
 
@@ -40,7 +40,7 @@ class OwnedBulkOutput:
     def mark_as_own(self, run_id: str) -> None:
         """Mark the output of the run as this catalog's. `PreconditionFailed` means that another catalog has marked it.
 
-        The run's row must exist, because a marked folder without a run is forgotten.
+        The run's row must exist, because a marked folder without such a row is removed.
         """
         with effect("reconciliation.mark_output"):
             marked_catalog_id = create_or_read_text(
@@ -56,7 +56,7 @@ class OwnedBulkOutput:
             )
 
     def require_published_summary(self, run_id: str, name: str) -> BulkJobSummary:
-        """Return the published summary of a job of the run. Raise `PreconditionFailed` if this worker sees none."""
+        """Return the published summary of a job. Raise `PreconditionFailed` if this worker does not see the summary."""
         summary = self._bulk.find_published_summary(run_id, name)
         if summary is None:
             raise PreconditionFailed(f"run {run_id}: expected {name} to be published; every worker must see its output")
@@ -81,7 +81,7 @@ def run_bulk_job(
     selects the Spark cluster of the settings.
     """
     progress = BulkJobProgress(stage=name, done=0, tasks=0)
-    context = copy_context()  # of the activity, for the thread that reports progress
+    context = copy_context()  # context of the activity, for the thread that calls `on_progress`
 
     def on_progress(new_progress: BulkJobProgress) -> None:
         nonlocal progress

@@ -1,8 +1,8 @@
 """Definition of activities, and their heartbeats to Temporal, which also renew claims.
 
-Temporal's SDK can raise a cancellation in the thread of a synchronous activity at any instruction. In CPython 3.11 it
-may hit a thread that is being started, and then `Thread.start` waits for ever. So activities are defined without such
-exceptions, and check for a cancellation between units of work.
+Temporal's SDK can raise a cancellation in the thread of a synchronous activity at any instruction. If the activity is
+starting another thread, `Thread.start` then waits for ever in CPython 3.11. Activities are therefore defined without
+such exceptions, and check for a cancellation between units of work.
 """
 
 import contextvars
@@ -25,7 +25,7 @@ R = TypeVar("R")
 
 
 def define_activity(*, name: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Define a synchronous activity named `capability.verb`. A cancellation ends it between two units of work."""
+    """Define a synchronous activity named `capability.verb`. A cancellation takes effect between two units of work."""
 
     def define(method: Callable[P, R]) -> Callable[P, R]:
         stoppable = use_stop_check(raise_if_cancelled)(method)
@@ -81,14 +81,14 @@ class _HeartbeatThread:
 
 
 class _HeartbeatScheduler:
-    """Scheduler that starts a thread only if its activity still runs when the first heartbeat is due.
+    """Scheduler that starts a heartbeat thread only if the activity still runs when the first heartbeat is due.
 
-    A thread costs more than a SQL transaction.
+    A short activity then needs no thread, which would cost more than a SQL transaction.
     """
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._waiting: dict[_HeartbeatThread, None] = {}  # not started
+        self._waiting: dict[_HeartbeatThread, None] = {}  # threads that are not started yet
         self._wakes_s = math.inf
         self._thread: threading.Thread | None = None
 
@@ -96,7 +96,7 @@ class _HeartbeatScheduler:
         with self._changed:
             if self._thread is None or not self._thread.is_alive():  # a fork ends the thread
                 thread = threading.Thread(target=self._run_and_start_due_threads, name="beats to come", daemon=True)
-                thread.start()  # before the beater waits, because the start may fail
+                thread.start()  # before `beater` is added, because the start may fail
                 self._thread = thread
             self._waiting[beater] = None
             if beater.due_s < self._wakes_s:
@@ -136,8 +136,8 @@ def _send_heartbeats_meanwhile(beat: Callable[[], None], *, name: str) -> Iterat
 def send_heartbeats(details: Callable[[], Sequence[object]] = tuple) -> Iterator[None]:
     """Send heartbeats with `details` from a separate thread until the block, or the decorated activity, ends.
 
-    Heartbeats go on after a cancellation until the activity has ended its current unit of work. So no other worker
-    starts the activity before. `CancelledError` means that the activity was cancelled before it began.
+    After a cancellation, heartbeats go on until the current unit of work has ended, so that no other worker starts the
+    activity meanwhile. `CancelledError` means that the activity was cancelled before it began.
     """
     raise_if_cancelled()
     with _send_heartbeats_meanwhile(lambda: activity.heartbeat(*details()), name="beating"):
@@ -175,16 +175,17 @@ def send_heartbeats_and_renew(
 def send_heartbeats_during_renewals(
     renew: Callable[[], object], details: Callable[[], Sequence[object]] = tuple
 ) -> Iterator[None]:
-    """Do as `send_heartbeats_and_renew`, for renewals that may take longer than a heartbeat timeout."""
+    """Send heartbeats and renew, even if a renewal takes longer than a heartbeat timeout."""
     with send_heartbeats(details), send_heartbeats_and_renew(renew, details):
         yield
 
 
 class ClaimRenewingHeartbeats:
-    """Heartbeats with counts of the work, and renewals of its claim at most every 15 s.
+    """Heartbeats with counts of examined ledgers and deleted objects, which also renew a claim at most every 15 s.
 
     A throttled request may outlast a heartbeat timeout, and a retry would then run beside the first attempt
-    (dust-tt/dust#4272). So a thread sends heartbeats too, even after a cancellation. The next count raises it.
+    (dust-tt/dust#4272). A thread therefore sends heartbeats too, even after a cancellation. The next counting call
+    raises `CancelledError`.
     """
 
     def __init__(self, renew: Callable[[], object], *, just_claimed: bool = False) -> None:
@@ -197,7 +198,7 @@ class ClaimRenewingHeartbeats:
         self._beating = _send_heartbeats_meanwhile(self._send_and_renew, name="heartbeats")
 
     def __enter__(self) -> Self:
-        """Renew the claim unless it was just taken. `ClaimHeld` means that another workflow is at work."""
+        """Renew the claim unless it was just taken. `ClaimHeld` means that another workflow has the claim."""
         if not self._renewed_s:
             self._renew()
             self._renewed_s = time.monotonic()
@@ -213,7 +214,7 @@ class ClaimRenewingHeartbeats:
         self._raise_if_lost_or_heartbeat()
 
     def count_deleted(self, objects: int) -> None:
-        """Count objects that storage confirmed. Errors are those of `count_examined`."""
+        """Count objects that storage confirmed as deleted. Raise the errors of `count_examined`."""
         self._objects += objects
         self._raise_if_lost_or_heartbeat()
 

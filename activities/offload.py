@@ -16,7 +16,7 @@ from logstore.ports.catalog import MessageLedgers, Offloads, OffloadStartOutcome
 from logstore.positions import LedgerId, TopicId
 from logstore.stop_checks import raise_if_stopped
 
-_SAMPLE = 20  # doubts in a result
+_SAMPLE = 20  # maximum number of doubts in a result
 
 
 class CopyUploader(Protocol):
@@ -66,7 +66,7 @@ class LedgersToOffloadInput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgersToOffload:
-    """Ledgers to offload, ascending. If the input has no `ledger_ids`, the first empty page ends the topic."""
+    """Ledgers to offload, ascending. Without `ledger_ids` in the input, an empty page is the last page of the topic."""
 
     ledger_ids: list[int]  # at most `LedgersToOffloadInput.limit`
     gone: int = 0  # requested ledgers that are in no list of the topic; counted only with `check`
@@ -76,7 +76,7 @@ class LedgersToOffload:
 class DetachPrimariesInput:
     topic_id: int
     batch_id: str
-    batch_workflow_id: str  # workflow that does phase two; it gets the claim
+    batch_workflow_id: str  # workflow of phase two, which gets the claim
     actor: str
     reason: str
     ledger_ids: list[int] | None = None  # at most `limit`; None: all of the topic
@@ -113,7 +113,7 @@ class LedgerOffloadActivities:
     @define_activity(name="offload.upload")
     @send_heartbeats()
     def upload_and_prove_copy(self, request: UploadCopyInput) -> UploadCopyResult:
-        """Write a ledger's tiered copy. Prove by reading it back that storage holds it (apache/pulsar#22839).
+        """Write a ledger's tiered copy, and read it back to prove that storage has it (apache/pulsar#22839).
 
         Idempotency: each attempt has its own uuid. The copy of an earlier attempt gets its deletion intent before this
         attempt begins. Overlapping attempts never use the same object.
@@ -138,7 +138,7 @@ class LedgerOffloadActivities:
     @define_activity(name="offload.publish")
     @send_heartbeats()
     def publish_copy(self, request: PublishCopyInput) -> OffloadStartOutcome:
-        """Publish a proved copy. If another attempt or a deletion came first, leave the copy to deletion.
+        """Publish a proved copy. If another attempt or a deletion came first, the copy is deleted instead.
 
         ALREADY means that the copy is LIVE. GONE means that the ledger is not listed. BEGUN means that a new attempt is
         needed.
@@ -186,8 +186,7 @@ class LedgerOffloadActivities:
         A copy may be lost after its publication, so each copy is proved again (apache/pulsar#22839). A ledger without
         proof keeps its primary copy and does not block other ledgers.
 
-        Idempotency: keyed by `batch_id`. A repeated call returns the first counts, and the `after` from which to look
-        again.
+        Idempotency: keyed by `batch_id`. A repeated call returns the counts of the first call and an unchanged `after`.
         Heartbeat: while it runs.
         Raises: UnknownObject (terminal); CatalogBusy, StoreUnavailable (retry).
         """
@@ -211,14 +210,14 @@ class LedgerOffloadActivities:
         result = DetachPrimariesResult(
             ledgers=detached.ledgers, intents=detached.intents, catalog_epoch=self._ledgers.catalog_epoch()
         )
-        if detached.ledgers and not detached.filed_counts:  # by an earlier call, whose page is not known any more
+        if detached.ledgers and not detached.filed_counts:  # by an earlier call; its page is not known any more
             return replace(result, next_after=request.after)
         last_ledger_id = int(_ledger_id(page[-1])) if len(page) == request.limit else None
         sample = {int(ledger_id): doubt for ledger_id, doubt in list(doubts.items())[:_SAMPLE]}
         return replace(result, unproved=len(doubts), doubts=sample, next_after=last_ledger_id)
 
     def _find_unproved_ledgers(self, page: Sequence[PublishedTieredCopy]) -> dict[LedgerId, str]:
-        """Prove the copies. Return the reason for each ledger without proof, also if storage does not answer."""
+        """Prove the copies. Return an error text for each ledger whose proof failed or got no answer."""
         doubts: dict[LedgerId, str] = {}
         for copy in page:
             raise_if_stopped()

@@ -1,8 +1,8 @@
-"""Choice of the worker for the work of one topic, on the side of activities.
+"""Choice of the worker for an activity on one topic: the part that runs on workers.
 
-The bundle owner does the work under its lease. A worker of the shared queue looks the owner up: it works if it is the
-owner or if there is none, and redirects otherwise. If ZooKeeper does not answer, the work is done without a lease.
-Claims and fences in SQL keep such work correct. Source: Pulsar's topic lookup.
+The bundle owner does the work under its lease. A worker of the shared queue looks up the owner. If another worker is
+the owner, the request is redirected. If no worker is the owner, or if ZooKeeper does not answer, the worker does the
+work without a lease. Claims and fences in SQL keep such work correct. Source: Pulsar's topic lookup.
 """
 
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ def owner_task_queue(worker_id: str) -> str:
 
 
 class Route(StrEnum):
-    """Worker to which an activity is sent, and the lease that it needs there. Stored in histories of workflows."""
+    """Worker for an activity, and the lease that the activity needs. Workflow histories contain the values."""
 
     LOOKUP = "ASK"  # shared queue: look the owner up, and redirect if it is another worker
     OWNER = "OWNER"  # owner's queue: work under the owner's lease, or not at all
@@ -71,7 +71,7 @@ OwnerRoutedAnswer = TypeAliasType(
 def resolve_lease_or_redirect(request: OwnerRoutedInput, owners: TopicOwners) -> Lease | OwnerRedirect | None:
     """Return the lease for the work, `None` for work without a lease, or a redirect to another owner.
 
-    Work without a valid topic name has no owner.
+    A request without a valid topic name has no owner.
 
     Raises:
         NotOwner: The request was sent to this worker as the owner, but it is not the owner.
@@ -97,7 +97,7 @@ def to_completed_work(lease: Lease | None, result: R) -> CompletedWork[R]:
 
 
 def is_valid_topic_name(name: str) -> bool:
-    """Return whether an encoded topic name is valid. Empty and damaged names are not."""
+    """Return whether an encoded topic name is valid. Empty and damaged names are invalid."""
     try:
         TopicName.from_encoded(name)
     except InvalidInput:

@@ -1,4 +1,4 @@
-"""Steps of jobs that build something for many topics by a bulk job. Steps may run twice, and attempts may overlap."""
+"""Steps of jobs that build indexes or snapshots of many topics. Steps may run twice, and attempts may overlap."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -38,13 +38,13 @@ class RunBuildJobInput:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SwitchTopicsPageInput:
     run_id: str
-    page: int  # number of the part
+    page: int  # number of a part of the output
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SwitchCounts:
     switched: int = 0  # topics that use the new build
-    superseded: int = 0  # topics that keep something newer
+    superseded: int = 0  # topics that keep a newer snapshot or list
     gone: int = 0  # topics that no longer exist
 
 
@@ -117,7 +117,7 @@ class TopicBuildSteps:
         return TopicBuildSummary(counts=dict(run.summary[_COUNTS]), left_out=list(run.summary[_LEFT_OUT]), done=True)
 
     def _renew_topic_claims(self) -> None:
-        """Renew claims of the build on its topics. A job with such claims overrides this."""
+        """Renew the build's claims of topics. A subclass whose bulk job claims topics overrides this method."""
 
 
 def _to_topic_build_summary(summary: BulkJobSummary) -> TopicBuildSummary:

@@ -38,9 +38,9 @@ class DelayedIndexBuildActivities(TopicBuildSteps):
     @define_activity(name="delayed.begin_build")
     @send_heartbeats()
     def begin_build(self, request: BeginBuildInput) -> TopicBuildSummary:
-        """Open the run, and store the topics for all later steps.
+        """Open the run, and store the requested topics for the later steps of the build.
 
-        Idempotency: keyed by `run_id`. A second call returns what the first call stored.
+        Idempotency: keyed by `run_id`. The topics of the first call stay. For a finished run, return its summary.
         Raises: PreconditionFailed (terminal); StoreUnavailable, CatalogBusy (retry).
         """
         return self._begin_build(request)
@@ -49,9 +49,9 @@ class DelayedIndexBuildActivities(TopicBuildSteps):
     def build_indexes(self, request: RunBuildJobInput) -> TopicBuildSummary:
         """Run the bulk job until its output is published. The job claims the topics' lists for this workflow.
 
-        Idempotency: keyed by `run_id`. If the output is published, the call returns its summary again.
+        Idempotency: keyed by `run_id`. If the output is published, the call only returns its summary.
         Heartbeat: (stage, tasks done, tasks), every two seconds, with a renewal of the claims. A cancellation cancels
-        the job.
+            the job.
         Raises: PreconditionFailed (terminal); StoreUnavailable, ServiceFailed (retry).
         """
         claim = own_workflow_claim()
@@ -72,10 +72,10 @@ class DelayedIndexBuildActivities(TopicBuildSteps):
     def store_and_switch_indexes(self, request: SwitchTopicsPageInput) -> SwitchCounts:
         """Store the buckets of one page of topics. Switch each topic to its buckets, and release the topic's claim.
 
-        Idempotency: keyed by (run_id, page). A switched topic counts as switched again.
+        Idempotency: keyed by (run_id, page). In a repeated call, a switched topic counts as switched.
         Heartbeat: topics done, every two seconds, with a renewal of the remaining claims.
-        Raises: UnknownObject, PreconditionFailed, CorruptData (terminal); StoreUnavailable, CatalogBusy,
-            OutcomeUnknown (retry).
+        Raises: UnknownObject, PreconditionFailed, CorruptData (terminal); StoreUnavailable, CatalogBusy, OutcomeUnknown
+            (retry).
         """
         files, workflow_id = BuiltIndexFiles(self._published_folder(request.run_id)), own_workflow_claim().workflow_id
 

@@ -9,8 +9,8 @@ from logstore.delayed.index_buckets import IndexBucketToMerge
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IndexWorkTopicsInput:
     after: int  # topic id, exclusive
-    topics: int  # per page
-    limit: int  # pages
+    topics: int  # topics per page
+    limit: int  # maximum number of pages
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +27,7 @@ class SealTopicsInput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SealTopicInput:
-    """Topic to seal, due or not."""
+    """Topic to seal, even if the index needs no work."""
 
     topic_id: int
     topic: str = ""  # encoded name that the topic must have
@@ -41,12 +41,12 @@ class TopicOverBucketLimit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SealTopicsResult:
-    topics: int = 0  # checked
-    buckets: int = 0  # new
+    topics: int = 0  # checked topics
+    buckets: int = 0  # new index buckets
     messages: int = 0  # in new buckets
     dropped: int = 0  # buckets whose messages need no index any more
     held: int = 0  # topics that another job works on
-    overtaken: int = 0  # topics whose list changed meanwhile; they are due again
+    overtaken: int = 0  # topics whose list changed meanwhile; the next run seals them
     failed: int = 0  # skipped topics
     troubles: list[str] = field(default_factory=list)  # a sample of errors
     over_limit: list[TopicOverBucketLimit] = field(default_factory=list)  # topics to merge
@@ -79,7 +79,7 @@ class PairChoice:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MergePairInput:
     topic_id: int
-    bucket_ids: list[int]  # two
+    bucket_ids: list[int]  # two neighbours
     topic: str = ""  # encoded; only shown
 
 
@@ -88,7 +88,7 @@ class MergedPair:
     switched: bool  # False: the list has changed, so choose again
     messages: int = 0  # in the new bucket
     passed: int = 0  # due messages that were left out
-    damaged: int | None = None  # unreadable bucket
+    damaged: int | None = None  # id of an unreadable bucket
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,7 +27,7 @@ def count_seal(result: SealResult) -> None:
 
 
 def count_merge(result: IndexMergeResult, duration_s: float) -> None:
-    """Count a merge: MERGED, OVERTAKEN by another change of the list, or DAMAGED by an unreadable snapshot."""
+    """Count a merge by outcome: MERGED, OVERTAKEN (the list has changed) or DAMAGED (a snapshot is unreadable)."""
     outcome = "MERGED" if result.switched else "OVERTAKEN" if result.damaged is None else "DAMAGED"
     _add_to_counter("sexton_delayed_merges_total", 1, outcome=outcome)
     _add_to_counter("sexton_delayed_merged_messages_total", result.messages)

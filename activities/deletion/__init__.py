@@ -1,1 +1,1 @@
-"""Two-phase deletion, one side effect an activity. Source: PIP-186."""
+"""Activities of two-phase deletion. Each has one side effect. Source: PIP-186."""

@@ -1,4 +1,4 @@
-"""Claims and audit causes of the workflow that an activity runs for."""
+"""Claims and audit causes that name the workflow of an activity."""
 
 from typing import Final, TypedDict
 
@@ -21,7 +21,7 @@ def own_workflow_claim(ttl_s: float = CLAIM_S) -> Claim:
 
 
 def batch_workflow_claim(workflow_id: str) -> Claim:
-    """Return a claim of the workflow that will work on the batch, with Temporal's run id of the calling workflow."""
+    """Return a claim for the workflow of the batch. Temporal's run id in the claim is that of the calling workflow."""
     return Claim(workflow_id=workflow_id, run_id=activity.info().workflow_run_id or "", ttl_s=BATCH_CLAIM_S)
 
 

@@ -1,4 +1,4 @@
-"""Pace of a chunk: removals are cut into parts of about a second, with a wait after each part."""
+"""Pace of a chunk: a removal is split into parts of about a second, and a wait follows each part."""
 
 import math
 import time
@@ -8,13 +8,13 @@ from dataclasses import replace
 from activities.heartbeats import ClaimRenewingHeartbeats
 from logstore.deletion.intents import DeletionIntent, DeletionState, StoredCopy
 
-_SLICE_S = 30.0  # duration of one call, unless one ledger takes longer; then a pause or a new rate takes effect
+_SLICE_S = 30.0  # work of one call, unless one ledger takes longer; pauses and new rates take effect between calls
 _MAX_NAP_S = 1.0  # a cancellation or a lost claim is noticed within this time
 _MAX_KEYS_PER_PART = 1_000  # one page of a store
 
 
 class DeletionPace:
-    """Limit of deleted objects per second. With 0 or less, removals are neither cut nor delayed."""
+    """Limit of deleted objects per second. A rate of 0 or less means no limit."""
 
     def __init__(
         self,
@@ -28,7 +28,7 @@ class DeletionPace:
         self._next_s = 0.0  # when the next part may begin
 
     def limit_intents(self, intents: Sequence[DeletionIntent]) -> Sequence[DeletionIntent]:
-        """Return the first intents, enough for one call. They include a pending intent if there is one."""
+        """Return the first intents, with about 30 s of work. They include a pending intent if there is one."""
         if not self._rate:
             return intents
         remaining_objects, has_pending = self._rate * _SLICE_S, False
@@ -40,7 +40,7 @@ class DeletionPace:
         return intents
 
     def split_copies(self, copies: Mapping[int, StoredCopy]) -> Iterator[dict[int, StoredCopy]]:
-        """Yield parts of the removal, each at most one second of work. The last piece of a copy has its statement."""
+        """Yield parts with at most one second of work each. The last piece of a copy has the copy's statement."""
         if not self._rate:
             yield dict(copies)
             return
@@ -57,7 +57,7 @@ class DeletionPace:
             yield part
 
     def wait_for_rate(self, copies: Mapping[int, StoredCopy], heartbeats: ClaimRenewingHeartbeats) -> None:
-        """Send heartbeats until the removals are within the rate. `ClaimHeld` means that another workflow took over."""
+        """Send heartbeats until the rate allows the next part. `ClaimHeld` means that another workflow took over."""
         if not self._rate:
             return
         now_s = self._clock()

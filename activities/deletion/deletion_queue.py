@@ -49,7 +49,7 @@ class DeletionQueueActivities:
     @define_activity(name="deletion.forget")
     @send_heartbeats()
     def remove_old_intents(self, request: RemoveOldIntentsInput) -> RemovedIntentCounts:
-        """Remove a page of rows that ended long ago, and of batches without rows.
+        """Remove a page of intents that ended long ago, and of batch runs without intents.
 
         Idempotency: a repeated attempt continues with the next page.
         Raises: CatalogBusy, StoreUnavailable (retry).
@@ -63,7 +63,7 @@ class DeletionQueueActivities:
     @define_activity(name="deletion.hold_batch")
     @send_heartbeats()
     def claim_paused_batch(self, request: ClaimPausedBatchInput) -> None:
-        """Claim a paused batch, so that no sweep takes its rows.
+        """Claim a paused batch, so that no sweep takes over the rows of the batch.
 
         Idempotency: the claim ends 15 minutes after the last call; a running chunk never shortens it.
         Raises: ClaimHeld (terminal; the batch was released or is finished); CatalogBusy, StoreUnavailable (retry).

@@ -20,16 +20,19 @@ class DetachInput(OwnerRoutedInput):
     batch_workflow_id: str  # workflow of phase two, which gets the claim
     actor: str
     reason: str
-    catalog_epoch: int | None = None  # if given, it must be the catalog's
+    catalog_epoch: int | None = None  # if given, it must be the catalog's epoch
     ledger_ids: list[int] | None = None  # at most 10,000
     force: bool = False
-    durable_delete: str | None = None  # a `DeletePolicy`; None: the setting of the topic or the operation
+    durable_delete: str | None = None  # a `DeleteDurability`; None: the setting of the topic or the operation
     remove: list[str] = field(default_factory=list)  # kinds of copies that a compound operation removes
     pass_over: list[str] = field(default_factory=list)
     generation: int | None = None
 
     def to_compound_operation(self) -> CompoundOperation:
-        """Return the compound operation. Raise `InvalidInput` unless it has one ledger and known copies, unforced."""
+        """Return the compound operation.
+
+        Raise `InvalidInput` unless it has one ledger and known copies, without `force`.
+        """
         ids = self.ledger_ids or []
         if len(ids) != 1 or self.force:
             raise InvalidInput("ledger_ids", expected="one ledger, not forced, of which copies are removed", found=ids)
@@ -56,8 +59,8 @@ class RowRangesInput:
     batch_id: str
     catalog_epoch: int
     after: int  # row id, exclusive
-    rows: int  # per range
-    limit: int  # ranges
+    rows: int  # rows per range
+    limit: int  # maximum number of ranges
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +85,7 @@ class ChunkResult:
     outcomes: dict[str, int]
     objects: int = 0  # confirmed by storage in this attempt
     size_bytes: int = 0
-    alone: list[IntentKey] = field(default_factory=list)  # at most the chunk's rows
+    alone: list[IntentKey] = field(default_factory=list)  # rows that need a workflow of their own
     topics: list[str] = field(default_factory=list)  # of the rows in `alone`, if the batch has several topics
     next_row: int = 0  # at a limited rate, the first row for the next call; 0: none
 
@@ -96,7 +99,7 @@ class DeleteIntentInput(OwnerRoutedInput):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeleteIntentResult:
-    """Result of one intent."""
+    """Result of phase two for one intent."""
 
     outcome: Outcome
     objects: int = 0

@@ -129,7 +129,7 @@ class LedgerDeletionActivities:
     @define_activity(name="deletion.next_ranges")
     @send_heartbeats()
     def list_ranges_and_renew_claim(self, request: RowRangesInput) -> RowRangesPage:
-        """Return the next ranges of unfinished rows of the batch, and renew its claim.
+        """Return the next ranges of unfinished rows of the batch, and renew the batch's claim.
 
         Idempotency: a repeated call reads the rows again.
         Raises: StoreUnavailable (retry); ClaimHeld (terminal).
@@ -151,7 +151,7 @@ class LedgerDeletionActivities:
 
         Idempotency: keyed by row. A row that ended keeps its outcome, an absent key counts as deleted, and a row that
             was handed over is reported again. A row that fails is handed to a workflow of its own.
-        Heartbeat: counts of examined rows and of confirmed objects, for each ledger and each page.
+        Heartbeat: number of examined ledgers and of confirmed objects, after each ledger and each page of deletes.
         Raises: StoreUnavailable (retry; no row got an answer); ClaimHeld, NotOwner, LookupRefused (terminal).
         """
         lease = resolve_lease_or_redirect(request, self._owners)
@@ -184,7 +184,7 @@ class LedgerDeletionActivities:
     def hand_over_chunk(self, request: ChunkInput) -> OwnerRoutedAnswer[ChunkResult]:
         """Hand every unfinished row of the range to a workflow of its own, after the chunk's last attempt failed.
 
-        A damaged row ends here, because a workflow could only report the damage again.
+        A damaged row becomes a dead letter, because a workflow could only report the damage again.
 
         Idempotency: a row that was handed over keeps its claim and is reported again.
         Raises: StoreUnavailable (retry); NotOwner, LookupRefused (terminal).
@@ -211,10 +211,10 @@ class LedgerDeletionActivities:
         """Run phase two for one intent.
 
         Idempotency: keyed by ledger, copy and generation; a finished row returns its outcome.
-        Heartbeat: counts, for each page.
-        Raises: InvalidInput, ClaimHeld, NotOwner, LookupRefused (terminal); NoProgress (terminal) when storage keeps
-            the same number of keys again and again; other errors are stored in the row and retried after
-            `retry_interval_s`, or after an upload of the copy has ended.
+        Heartbeat: number of examined ledgers and of confirmed objects, after each page of deletes.
+        Raises: InvalidInput, ClaimHeld, NotOwner, LookupRefused (terminal); NoProgress (terminal) when
+            `STUCK_AFTER_ATTEMPTS` attempts have left the same number of keys; other errors are stored in the row and
+            retried after `retry_interval_s`, or after an upload of the copy has ended.
         """
         lease = resolve_lease_or_redirect(request, self._owners)
         if isinstance(lease, OwnerRedirect):
@@ -254,7 +254,7 @@ class LedgerDeletionActivities:
     @define_activity(name="deletion.dead_letter")
     @send_heartbeats()
     def dead_letter_intent(self, request: DeadLetterInput) -> OwnerRoutedAnswer[DeleteIntentResult]:
-        """Turn an exhausted intent into a dead letter with its error.
+        """Turn an intent without remaining attempts into a dead letter with the error of the last attempt.
 
         Idempotency: a row that ended keeps its outcome, which is returned.
         Raises: InvalidInput, ClaimHeld, NotOwner, LookupRefused, UnknownObject (terminal); StoreUnavailable (retry).
@@ -279,9 +279,9 @@ class LedgerDeletionActivities:
     @define_activity(name="deletion.certify")
     @send_heartbeats()
     def close_and_certify_batch(self, request: CertifyInput) -> OwnerRoutedAnswer[BatchCertificate]:
-        """Count the batch from its rows, finish its run and write the audit row.
+        """Count the rows of the batch, close the batch run, and write the audit row.
 
-        Idempotency: repeated work counts once; the run is finished once.
+        Idempotency: counts come from rows, so repeated work counts once. The batch run is closed once.
         Raises: StoreUnavailable (retry); NotOwner, LookupRefused (terminal).
         """
         lease = resolve_lease_or_redirect(request, self._owners)
@@ -318,7 +318,7 @@ def _claim_intent(
 def _store_failure_and_get_error(
     queue: PhaseTwoQueue, intent: DeletionIntent, error: SextonError, retry_interval_s: int
 ) -> Exception:
-    """Store the error and claim the row until a minute after the next attempt begins. Return the error to raise."""
+    """Store the error. Extend the claim to a minute after the next attempt's start. Return the error to raise."""
     after_s = retry_interval_s
     if isinstance(error, UploadOpen):  # nothing can be deleted before the upload ends
         after_s = max(after_s, math.ceil(error.after_s))

@@ -1,7 +1,7 @@
 """Prometheus counters of deletion. Source: PIP-186, "Metrics".
 
-A counter rises after the commit, by the changes of this call, so a repeated activity adds nothing. A counter misses
-changes if a worker dies before it counts, or if a successful commit was reported as failed. Exact numbers are in SQL.
+After a commit, counters rise by the changes of this call. A repeated activity therefore adds nothing. Counters miss
+changes if the worker dies after the commit, or if a successful commit was reported as failed. Exact numbers are in SQL.
 No label names a topic or a ledger. A component that this build does not know has the label `UNKNOWN`.
 """
 

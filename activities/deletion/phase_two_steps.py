@@ -42,8 +42,8 @@ from logstore.records.services.shared_flushes import SharedFlushes
 class IntentExamination:
     """Examined intents. Each intent is in exactly one of the three collections."""
 
-    results: list[IntentResult] = field(default_factory=list)  # no delete is needed or allowed
-    own_copies: dict[int, tuple[DeletionIntent, StoredCopy]] = field(default_factory=dict)  # by row, to be removed
+    results: list[IntentResult] = field(default_factory=list)  # intents whose copies are gone or must stay
+    own_copies: dict[int, tuple[DeletionIntent, StoredCopy]] = field(default_factory=dict)  # to remove, by `row_id`
     error_by_row: dict[int, SextonError] = field(default_factory=dict)  # no answer: the copy stays
 
 
@@ -53,10 +53,10 @@ def flush_and_examine_intents(
     flushes: SharedFlushes,
     heartbeats: ClaimRenewingHeartbeats,
 ) -> IntentExamination:
-    """Compare catalog and storage for each intent. A copy with an error stays.
+    """Flush the deletions to the record log, then compare catalog and storage for each intent.
 
-    First, the deletions are flushed to the record log, even deletions that are not durable. If that fails, the copies
-    stay. Otherwise a rebuild could restore a ledger that lacks some objects, which would look like lost data.
+    Deletions that are not durable are flushed too. If a flush fails, the copy stays. Otherwise a rebuild could restore
+    a ledger whose objects are deleted, which would look like lost data.
     """
     error_by_ledger = flushes.flush_deletions(sorted({intent.ledger_id for intent in intents}))
     examination = IntentExamination(
@@ -132,7 +132,7 @@ def remove_examined_copies(
 def _remove_copies_in_parts(
     storage: CopyStorage, copies: Mapping[int, StoredCopy], heartbeats: ClaimRenewingHeartbeats, pace: DeletionPace
 ) -> tuple[dict[int, CopyRemovalResult], dict[int, SextonError]]:
-    """Remove copies in parts. Later parts skip a row that failed, because its statement must be deleted last."""
+    """Remove copies in parts. Later parts skip rows that failed, because statements must be deleted last."""
     removals: dict[int, CopyRemovalResult] = {}
     error_by_row: dict[int, SextonError] = {}
     for part in pace.split_copies(copies):
@@ -166,7 +166,7 @@ _OUTCOMES_WITHOUT_STORAGE = {Outcome.STILL_IN_USE, Outcome.INVALID}  # decided b
 
 
 def delete_ledger_workflow_id(key: IntentKey) -> str:
-    """Return the id of the workflow that deletes one copy. Each detach and each reopening of a row has another id."""
+    """Return the id of the workflow that deletes one copy. Each detach and each reopening leads to another id."""
     suffix = f"/{key.openings}" if key.openings else ""
     return f"delete-ledger/{key.ledger_id}/{key.copy}/{key.generation}{suffix}"
 
@@ -192,7 +192,7 @@ def format_error(error: SextonError) -> str:
 
 
 def to_retryable_error(error: SextonError, after_s: int) -> ApplicationError:
-    """Return an error that Temporal retries after `after_s` seconds, whatever the class of the given error.
+    """Return an error that Temporal retries after `after_s` seconds, even if `error` is terminal.
 
     `InvalidInput` becomes `CorruptData`, because the row is at fault and not the request.
     """
@@ -201,7 +201,7 @@ def to_retryable_error(error: SextonError, after_s: int) -> ApplicationError:
 
 
 def raise_if_nothing_answered(results: list[IntentResult], errors: dict[int, SextonError]) -> None:
-    """Raise `StoreUnavailable` if no row got an answer. Temporal then retries the whole chunk."""
+    """Raise `StoreUnavailable` if storage answered for no row. Temporal then retries the whole chunk."""
     has_answer = any(result.outcome not in _OUTCOMES_WITHOUT_STORAGE for result in results)
     if errors and not has_answer and all(isinstance(error, _STORE_ERRORS) for error in errors.values()):
         first = next(iter(errors.values()))
@@ -213,7 +213,7 @@ def build_chunk_result(
 ) -> ChunkResult:
     """Count the rows of a chunk by outcome. List the rows that workflows of their own will retry.
 
-    A damaged row gets no workflow, which could only report the damage again. Such a row is a dead letter.
+    A damaged row gets no workflow, because a workflow could only report the damage again. The row is a dead letter.
     """
     outcome_by_row = {result.row_id: result.outcome for result in results}
     outcomes = [outcome_by_row.get(intent.row_id) or intent.outcome or Outcome.RETRYING for intent in intents]

@@ -17,8 +17,8 @@ class TopicDeletionOrder:
     topic: str  # encoded; must be the name of `topic_id`
     actor: str
     reason: str
-    catalog_epoch: int | None = None  # if given, it must be the catalog's
-    durable_delete: str | None = None  # a `DeletePolicy`; None: the topic's setting, or else durable
+    catalog_epoch: int | None = None  # if given, it must be the catalog's epoch
+    durable_delete: str | None = None  # a `DeleteDurability`; None: the topic's setting, or else durable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,9 +56,9 @@ class TopicDeletionActivities:
     @define_activity(name="topic.set_deleting")
     @send_heartbeats()
     def set_topic_deleting(self, request: TopicDeletionOrder) -> TopicDeletingSince:
-        """Set the topic DELETING. Nothing can be attached to it afterwards.
+        """Set the topic DELETING. Afterwards the topic accepts no new ledgers or subscriptions.
 
-        Idempotency: keyed by topic id; a second call returns the first one's time and writes no audit row.
+        Idempotency: keyed by topic id; a second call returns the time of the first call and writes no audit row.
         Raises: UnknownObject, PreconditionFailed, StaleCatalog, Unsupported (terminal); CatalogBusy, StoreUnavailable
             (retry).
         """
@@ -72,7 +72,7 @@ class TopicDeletionActivities:
     @define_activity(name="topic.detach_all")
     @send_heartbeats()
     def detach_all_ledgers(self, request: DetachAllLedgersInput) -> DetachResult:
-        """Replace every ledger of the topic by an intent for each copy, in one SQL transaction.
+        """Take all ledgers of the topic out of their lists and file an intent for each copy, in one SQL transaction.
 
         Idempotency: keyed by `batch_id`; a second call returns the first result.
         Raises: PreconditionFailed, StaleCatalog (terminal); CatalogBusy, StoreUnavailable (retry).
@@ -87,9 +87,9 @@ class TopicDeletionActivities:
     @define_activity(name="topic.remove")
     @send_heartbeats()
     def remove_topic_and_tally(self, request: RemoveTopicInput) -> RemovedTopicTally:
-        """Remove the topic's rows if no ledger is attached to it, and count its copies.
+        """Remove the topic's rows if no list of the topic has a ledger. Count the topic's intents by outcome.
 
-        Idempotency: a topic that is gone is reported as gone; copies are counted from their rows.
+        Idempotency: a removed topic is reported as gone; outcomes are counted from rows.
         Raises: PreconditionFailed, StaleCatalog (terminal); CatalogBusy, StoreUnavailable (retry).
         """
         order = request.order

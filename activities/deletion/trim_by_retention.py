@@ -20,23 +20,23 @@ _LOG = logging.getLogger(__name__)
 
 
 class IdleLedgerRoller(Protocol):
-    """Service that rolls the last ledger of a topic if it is past its age."""
+    """Service that rolls the last ledger of a topic if the ledger has reached its maximum age."""
 
     def select_topics_to_roll(self, topic_ids: Collection[TopicId]) -> frozenset[TopicId]:
         """Return the topics whose last ledger would be rolled now."""
 
     def roll_if_due(self, topic: Topic) -> bool:
-        """Roll the last ledger if it is past its age and not empty. Return whether it was rolled."""
+        """Roll the last ledger if it has entries and has reached its maximum age. Return whether it was rolled."""
 
 
 class CursorAdvancer(Protocol):
-    """Service that advances cursors over contiguous acknowledgements of their complete state."""
+    """Service that advances mark-delete positions over contiguous acknowledgements, also over those in snapshots."""
 
     def select_topics_to_advance(self, topic_ids: Collection[TopicId]) -> frozenset[TopicId]:
-        """Return the topics with cursors to settle."""
+        """Return the topics with cursors to advance."""
 
     def advance_and_fold_cursors_with_snapshots(self, topic_id: TopicId) -> Sequence[SextonError]:
-        """Settle every cursor of the topic. Return one error for each cursor that failed."""
+        """Advance every cursor of the topic. Return one error for each cursor that failed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,12 +54,12 @@ class RetentionPreparation:
     @define_activity(name="retention.roll_idle")
     @send_heartbeats()
     def roll_idle_ledger(self, request: RollIdleLedgerInput) -> bool:
-        """Roll the topic's last ledger if it has entries and is past its age, and settle its cursors.
+        """Roll the topic's last ledger if it has entries and has reached its maximum age. Advance the topic's cursors.
 
-        So consumed ledgers become deletable even without traffic (apache/pulsar#9136). A cursor that cannot be settled
-        is logged, and the trim goes on. A topic that is being deleted does not change.
+        Acknowledged ledgers thus become deletable even without traffic (apache/pulsar#9136). A failed cursor is logged,
+        and the trim goes on. A topic that is being deleted does not change.
 
-        Idempotency: a settled cursor does not move again; after a roll the last ledger is empty and is not rolled.
+        Idempotency: an advanced cursor does not move again. After a roll the last ledger is empty and is not rolled.
         Raises: InvalidInput, UnknownObject (terminal); StoreUnavailable, CatalogBusy (retry).
         """
         require_topic_name_if_known(self._topics, request.topic_id, request.topic)
@@ -72,10 +72,10 @@ class RetentionPreparation:
         return [topic for topic in topics if topic.topic_id in due_ids]
 
     def roll_and_advance_cursors(self, topic: Topic) -> bool:
-        """Roll the topic's idle ledger and settle its cursors. Return whether a ledger was rolled."""
+        """Roll the topic's idle ledger, and advance the topic's cursors. Return whether a ledger was rolled."""
         if topic.state is not TopicState.ACTIVE:
             return False
-        rolled = self._roller.roll_if_due(topic)  # first, because many cursors on slow storage would delay it
+        rolled = self._roller.roll_if_due(topic)  # before the cursors, which may be many and on slow storage
         for error in self._settler.advance_and_fold_cursors_with_snapshots(topic.topic_id):
             _LOG.warning("topic %s: a cursor was not settled: %s", topic.name, error)
         return rolled
@@ -88,13 +88,13 @@ _MAX_TROUBLE_CHARACTERS = 300
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NextTopicPagesInput:
     after: int  # topic id, exclusive
-    topics: int  # per page
-    limit: int  # pages
+    topics: int  # topics per page
+    limit: int  # maximum number of pages
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicIdRange:
-    """ACTIVE topics by id, both ends inclusive."""
+    """Range of ids of ACTIVE topics, both ends inclusive."""
 
     first: int
     last: int
@@ -117,11 +117,11 @@ class TrimPageInput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrimPageResult:
-    topics: int  # visited
+    topics: int  # topics of the page
     failed: int = 0  # topics that were skipped
-    ledgers: int = 0  # detached
-    intents: int = 0  # new intents, and adopted stalled intents
-    troubles: list[str] = field(default_factory=list)  # a sample
+    ledgers: int = 0  # detached ledgers
+    intents: int = 0  # new intents, and stalled intents that were taken over
+    troubles: list[str] = field(default_factory=list)  # sample of errors
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,18 +162,18 @@ class TrimAllTopicsActivities:
     @define_activity(name="trimming.trim_page")
     @send_heartbeats()
     def trim_page(self, request: TrimPageInput) -> TrimPageResult:
-        """Roll idle ledgers, and detach the ledgers that retention does not keep, topic by topic, into the batch.
+        """For each topic of the page, roll an idle ledger, then detach the ledgers that retention does not keep.
 
         A topic that fails is logged, counted and skipped. It does not stop the trim of other topics
-        (YahooArchive/bookkeeper#17). A roll that fails is skipped too (apache/pulsar#26431).
+        (YahooArchive/bookkeeper#17). A failed roll does not stop the trim either (apache/pulsar#26431).
 
         Idempotency: keyed by batch and topic; a topic whose intents are in the batch is only counted.
         Raises: StoreUnavailable, OutcomeUnknown (retry; the catalog does not answer).
         """
         arguments = detach_arguments(request.batch_id, request.batch_workflow_id, request.actor, request.reason)
-        with suppress(UnknownObject):  # no page has opened the batch
+        with suppress(UnknownObject):  # no page has filed intents yet
             self._deletions.renew_batch_claim(request.batch_id, arguments["claim"])
-        page = request.page  # topics may have been deleted since; none was added, because ids only grow
+        page = request.page  # topics of the page may be deleted by now; ids only grow, so none was added
         active_topics = self._topics.list_active_topics(after=TopicId(page.first - 1), limit=page.topics)
         topics = [topic for topic in active_topics if topic.topic_id <= page.last]
         troubles = self._roll_topics_and_describe_failures(topics)

@@ -54,7 +54,7 @@ class ComparisonCounts:
 
 
 def require_min_age(older_than_s: float, *, unsafe: bool) -> None:
-    """Raise `PreconditionFailed` if the age is below `AGE_FLOOR_S`, unless `unsafe`. A negative age is always refused."""
+    """Raise `PreconditionFailed` if the age is below `AGE_FLOOR_S`, unless `unsafe`. Always refuse a negative age."""
     if older_than_s < 0:
         raise InvalidInput("older-than", expected="0s or more: no cut-off lies in the future", found=older_than_s)
     if older_than_s < AGE_FLOOR_S and not unsafe:
