@@ -1,1 +1,1 @@
-"""Activities of workflows. Each has one side effect through ports, and may safely run twice."""
+"""Activities of workflows. Each activity has one side effect through ports, and may safely run twice."""

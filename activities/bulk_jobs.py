@@ -14,7 +14,7 @@ from logstore.ports.catalog import CatalogIdentity
 from logstore.reconciliation.bulk_job_inputs_and_results import BulkJob, BulkJobProgress, BulkJobSummary
 
 RUN_CLAIM_S: Final = 86_400.0
-"""Duration of a run's claim in seconds. Each step renews the claim. An unclaimed run is removed."""
+"""Duration of a run's claim in seconds. Each step renews the claim. Old runs without a claim are removed."""
 
 
 def catalog_id_file(folder: Path) -> Path:

@@ -56,7 +56,7 @@ class TopicDeletionActivities:
     @define_activity(name="topic.set_deleting")
     @send_heartbeats()
     def set_topic_deleting(self, request: TopicDeletionOrder) -> TopicDeletingSince:
-        """Set the topic DELETING. Afterwards the topic accepts no new ledgers or subscriptions.
+        """Set the topic DELETING. Afterwards no ledger can be added to the topic.
 
         Idempotency: keyed by topic id; a second call returns the time of the first call and writes no audit row.
         Raises: UnknownObject, PreconditionFailed, StaleCatalog, Unsupported (terminal); CatalogBusy, StoreUnavailable

@@ -1,7 +1,7 @@
 """Apply of a finished plan, page by page. Each finding is checked again before anything is removed.
 
-Copies and rows get an intent for phase two. Single objects are deleted here. A step may run twice, even long after the
-first time, so each decision is stored before the first effect that would change it.
+Orphaned copies and unneeded rows get intents for phase two. Single objects are deleted by this module. A step may run
+twice, even long after the first time, so each decision is stored before the first effect that would change it.
 """
 
 from dataclasses import asdict
@@ -59,7 +59,7 @@ from logstore.reconciliation.services.run_checks import (
 )
 from logstore.stop_checks import raise_if_stopped
 
-_ROWS_PER_READ: Final = 1_000  # of a batch
+_ROWS_PER_READ: Final = 1_000  # rows of a batch
 
 
 class ApplyOrphansActivities:
@@ -117,10 +117,10 @@ class ApplyOrphansActivities:
     @define_activity(name="reconciliation.file_page")
     @send_heartbeats()
     def recheck_and_file_page(self, request: ApplyPageInput) -> FiledPage:
-        """Check the findings of a page again, first in storage, and file the remaining findings for phase two.
+        """Check the findings of a page again, first in storage. File intents for the findings that remain.
 
-        Idempotency: keyed by `batch_id`. Storage's answers are stored before they are filed. A retry files the stored
-            answers, even if storage has changed.
+        Idempotency: keyed by `batch_id`. The storage result is saved before intents are filed. A retry uses the saved
+            result, even if storage has changed.
         Raises: PreconditionFailed, StaleCatalog, CatalogMismatch (terminal); StoreUnavailable, CatalogBusy (retry).
         """
         require_epoch(self._runs, request.epoch, request.run_id)
@@ -154,15 +154,17 @@ class ApplyOrphansActivities:
 
     @define_activity(name="reconciliation.delete_objects")
     def recheck_and_delete_objects(self, request: ApplyPageInput) -> int:
-        """Delete the page's single objects and abandoned uploads that are still orphans. Return their number.
+        """Delete the page's single objects and abandoned uploads that are still orphans.
+
+        Return the number of deletions.
 
         Idempotency: the decision is stored before the first deletion, and an absent object counts as deleted. The
-            decision stays right: no writer registers a number that was passed over, and no upload continues under a
-            uuid that no row has.
-        Heartbeat: (findings checked, objects confirmed), after each of them and while waiting for storage.
+            decision stays right: no writer can register such a segment any more, and no upload continues under a uuid
+            without a row.
+        Heartbeat: (findings checked, objects confirmed), after each finding and while waiting for storage.
         Raises: StaleCatalog, CatalogMismatch (terminal); StoreUnavailable, CatalogBusy (retry).
         """
-        require_epoch(self._runs, request.epoch, request.run_id)  # a restored catalog may give a number out again
+        require_epoch(self._runs, request.epoch, request.run_id)  # another epoch may reuse a segment number
         return self._objects.delete_page_objects(
             select_single_objects(self._open_published_findings(request.run_id).read_page(request.page)),
             folder=self._bulk.create_run_folder(request.run_id),
@@ -177,7 +179,7 @@ class ApplyOrphansActivities:
     def record_page_fates(self, request: ApplyPageInput) -> ApplyCounts:
         """Store the fate of each finding of the page, and count the fates.
 
-        Idempotency: a repeated call replaces the page's file. The new file follows the rows of that moment.
+        Idempotency: a repeated call replaces the page's file by one with the present outcomes of the rows.
         Raises: StoreUnavailable, CatalogBusy (retry).
         """
         folder, findings = (
@@ -200,9 +202,9 @@ class ApplyOrphansActivities:
     @define_activity(name="reconciliation.conclude_apply")
     @send_heartbeats()
     def conclude_apply(self, request: PlanStepInput) -> ApplyCounts:
-        """Finish the run with the sum of its pages.
+        """Finish the run with the sum of the counts of all pages.
 
-        Idempotency: the first summary stays. Its counts are taken from files, so work that ran twice is counted once.
+        Idempotency: the first summary stays. Counts come from files, so work that ran twice is counted once.
         Raises: PreconditionFailed (terminal); StoreUnavailable, CatalogBusy (retry).
         """
         run = self._runs.get_run(apply_run_id(request.run_id))

@@ -34,7 +34,10 @@ class ApplyPreviewResult:
 
 
 class ApplyPreview:
-    """Preview of an apply. It takes no lock and writes nothing. A bucket without a marker is refused, not marked."""
+    """Preview of an apply, without locks and writes.
+
+    A bucket without a marker is refused, because it is not marked here.
+    """
 
     def __init__(
         self, *, reconciliation: ReconciliationRuns, identities: CatalogIdentity, inspector: OrphanInspector
@@ -44,9 +47,9 @@ class ApplyPreview:
     def preview_apply(
         self, run_id: str, on_progress: Callable[[int, int], None] = lambda _done, _pages: None
     ) -> ApplyPreviewResult:
-        """Check every page as an apply does. Stored decisions of an unfinished apply count.
+        """Check every page as an apply does. The saved decisions of an unfinished apply are used.
 
-        `on_progress` gets the number of pages done and of all pages before each page.
+        Before each page, `on_progress` gets the number of checked pages and the number of all pages.
 
         Raises:
             UnknownObject, PreconditionFailed, StaleCatalog, CatalogMismatch: The apply would refuse the plan.

@@ -25,7 +25,7 @@ from logstore.reconciliation.services.orphan_inspection import ENDED_UPLOAD, Orp
 
 
 class SingleObjectDeletion:
-    """Deletion of a page's single objects. First the catalog ensures that no writer registers these segments."""
+    """Deletion of a page's single objects. First the catalog ensures that no writer will register the segments."""
 
     def __init__(self, *, reconciliation: ReconciliationRuns, inspector: OrphanInspector, objects: ObjectStore) -> None:
         self._catalog, self._inspector, self._objects = reconciliation, inspector, objects
@@ -40,7 +40,7 @@ class SingleObjectDeletion:
         cause: AuditCause,
         objects_per_s: float,
     ) -> int:
-        """Delete the objects that are still orphans, and store each fate. Return the number of confirmed deletions.
+        """Delete objects that are still orphans, and store the fates. Return the number of confirmed deletions.
 
         `StoreUnavailable` means that storage did not answer for every object. A retry deletes the same objects again.
         """

@@ -1,6 +1,6 @@
-"""Fates of a page's findings, in three files of a folder, each of which is replaced atomically.
+"""Fates of a page's findings, in files of three folders. Each file is replaced atomically.
 
-`kept` has the copies that were not filed, and `objects` the single objects. `fates` joins them with the batch's rows.
+`kept` has the copies without an intent. `objects` has the single objects. `fates` joins both with the batch's rows.
 """
 
 import re
@@ -16,7 +16,7 @@ from logstore.reconciliation.findings import ApplyCounts, Finding, FindingFate, 
 from logstore.reconciliation.services.orphan_inspection import is_single_object
 
 NOT_FILED: Final = "nothing was filed for it"
-"""Reason of a finding that the apply left alone because another step failed."""
+"""Reason for a finding that the apply did not reach, because an earlier step failed."""
 
 _TAKEN_OVER: Final = "another batch took its deletion over: look there for how it ends"
 _SUBJECT: Final = re.compile(r"((segment \d+ of )?(ledger|deletion) \d+: )+")
@@ -49,9 +49,9 @@ def join_fates(
 ) -> dict[int, FateOfFinding]:
     """Return the fate of each removable finding of a page, ascending by number.
 
-    `filed_row_count` is the number of rows that were filed; `filed_rows` may lack some of them. A filed row takes
-    precedence over a reason to keep the finding: a late attempt may find nothing in storage. If a finding has neither,
-    a sweep took its row over.
+    `filed_row_count` is the number of rows that were filed. `filed_rows` may lack rows that a sweep took over. A filed
+    row takes precedence over a reason to keep the finding, which a late attempt may have stored after the deletion. A
+    finding without row and reason was taken over by a sweep.
     """
     kept_copies, object_fates = (
         kept_copy_files(folder).read_page(page),
@@ -78,7 +78,7 @@ def join_fates(
 def _group_rows_by_finding(
     findings: Mapping[int, Finding], filed_rows: Sequence[FiledCopyRow]
 ) -> dict[int, list[FiledCopyRow]]:
-    """Group the rows of a batch by their finding. A row of an unreferenced ledger is found by its ledger alone."""
+    """Group the rows of a batch by finding. The finding of an unreferenced ledger gets all rows of this ledger."""
     number_by_key: dict[object, int] = {}
     for number, finding in findings.items():
         number_by_key.setdefault(_finding_key(finding), number)
@@ -100,7 +100,7 @@ def _finding_key(finding: Finding) -> object:
 
 
 def _fate_from_rows(number: int, finding: Finding, rows: Sequence[FiledCopyRow], *, is_complete: bool) -> FateOfFinding:
-    """Return the fate of a finding by its rows. `is_complete` means that no row has left the batch."""
+    """Return the fate of a finding, derived from `rows`. `is_complete` means that no row has left the batch."""
     fate, reason = _worst_fate_of_rows(rows, is_stalled=finding.kind is FindingKind.STALLED_DELETION)
     if fate is FindingFate.DELETED and finding.kind is FindingKind.UNREFERENCED_LEDGER and not is_complete:
         fate, reason = FindingFate.STARTED, _TAKEN_OVER  # the row of the ledger's other copy may have left the batch
@@ -116,7 +116,7 @@ def _fate_from_rows(number: int, finding: Finding, rows: Sequence[FiledCopyRow],
 def _worst_fate_of_rows(rows: Sequence[FiledCopyRow], *, is_stalled: bool) -> tuple[FindingFate, str]:
     """Return the worst fate of the rows.
 
-    A deletion that a workflow of its own retries counts as failed. If it was stalled before, it counts as started.
+    A row that a workflow of its own retries counts as failed. For a stalled deletion it counts as started.
     """
     failed = [row for row in rows if row.outcome is None or not row.outcome.is_success]
     if not failed:

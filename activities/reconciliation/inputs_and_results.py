@@ -86,7 +86,7 @@ class BeginScrubInput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScrubRunId:
-    """Result of `begin_or_continue_scrub`. The run may be an earlier run that was unfinished."""
+    """Id of the scrub that begins, or of an earlier, unfinished scrub that continues."""
 
     run_id: str
 

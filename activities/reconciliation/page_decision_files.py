@@ -1,6 +1,6 @@
-"""Decisions about a page, stored before the first effect that would change them.
+"""Decisions about a page, stored before the first effect that would change a decision.
 
-The first stored decision counts for all attempts, even for attempts that overlap.
+All attempts use the first stored decision, even attempts that overlap.
 """
 
 import json
@@ -14,14 +14,14 @@ from logstore.log.ledgers import CopyKind, LedgerStatement
 from logstore.ports.catalog import OrphanCopy
 
 CopyAnswers = Mapping[int, OrphanCopy | str]
-"""Copy as storage states it, or the reason to keep it, by number of the finding."""
+"""Copy as storage states it, or the reason to keep the copy, by number of the finding."""
 
 ReasonsToKeepObjects = Mapping[int, str]
-"""Reasons to keep objects, by number of the finding. All other objects are to be deleted."""
+"""Reasons to keep single objects, by number of the finding. All other single objects are to be deleted."""
 
 
 def read_copy_answers(folder: Path, page: int) -> CopyAnswers | None:
-    """Return storage's answers about a page's copies at the apply's first look, or `None` if none are stored."""
+    """Return the first answers of storage about a page's copies, or `None` if no answers are stored."""
     decision = _read_decision(_copy_answers_path(folder, page))
     return None if decision is None else _answers_from_json(decision)
 

@@ -1,7 +1,7 @@
 """Steps of a plan: list, read, compare, verify. A plan writes nothing but its own run.
 
-A bulk job publishes its output once. A run's row keeps the first initial values and the first result. So steps may run
-twice, and attempts may overlap.
+A bulk job publishes its output once. A run's row keeps the values and the result that are stored first. Steps may
+therefore run twice, and attempts may overlap.
 """
 
 from collections.abc import Callable, Mapping
@@ -49,7 +49,7 @@ _STEPS: Final = (
 
 
 class PlanOrphansActivities:
-    """Activities of a plan. `store_now_us` is the clock of the object store, which measures the ages of objects."""
+    """Activities of a plan. `store_now_us` returns the time of the object store's clock, for ages of objects."""
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class PlanOrphansActivities:
     @define_activity(name="reconciliation.begin_plan")
     @send_heartbeats()
     def begin_plan_and_remove_old_runs(self, request: BeginPlanInput) -> EarlierPlanResult:
-        """Open the run with the cut-offs of all later steps, if the buckets are the catalog's.
+        """Check that the buckets belong to the catalog. Open the run with the cut-offs of all later steps.
 
         Also remove old runs, and output of this catalog that has no run.
 
@@ -89,7 +89,7 @@ class PlanOrphansActivities:
         return EarlierPlanResult(done=plan_result(run.summary) if run.finished_us is not None else None)
 
     def _make_initial_values(self, request: BeginPlanInput) -> Mapping[str, Any]:
-        """Return the initial values of a run. Each side's ages are measured by its own clock."""
+        """Return the initial values of a run. Objects and rows have cut-offs by different clocks."""
         state, older_us = self._runs.read_catalog_time_and_ids(), round(request.older_than_s * 1_000_000)
         return {
             "actor": request.actor,
@@ -135,7 +135,7 @@ class PlanOrphansActivities:
     @define_activity(name="reconciliation.check_sides")
     @send_heartbeats()
     def require_plausible_comparison(self, request: PlanStepInput) -> None:
-        """Refuse a comparison of implausible sides, before its candidates are verified.
+        """Refuse a comparison with implausible counts, before any candidate is verified.
 
         Idempotency: reads only.
         Raises: PreconditionFailed (terminal); StoreUnavailable, CatalogBusy (retry).
@@ -161,9 +161,9 @@ class PlanOrphansActivities:
     def conclude_plan(self, request: PlanStepInput) -> PlanOrScrubResult:
         """Finish the run with the counts of its findings.
 
-        The buckets must still be the catalog's, because findings may rely on absent objects.
+        The buckets must still belong to the catalog, because findings may rely on absent objects.
 
-        Idempotency: the first result stays. Its counts are taken from published files, which do not change.
+        Idempotency: the first result stays. Counts come from published files, which do not change.
         Raises: PreconditionFailed, CatalogMismatch, CorruptData (terminal); StoreUnavailable, CatalogBusy (retry).
         """
         self._inspector.require_own_buckets()

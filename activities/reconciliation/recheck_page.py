@@ -37,7 +37,7 @@ def select_single_objects(page: Mapping[int, Finding]) -> dict[int, Finding]:
 def inspect_copies(
     inspector: OrphanInspector, page: Mapping[int, Finding], before_us: int
 ) -> dict[int, OrphanCopy | str]:
-    """Return each copy as storage states it, or the reason to keep it."""
+    """Return each copy as storage states it, or the reason to keep the copy, by number of the finding."""
     copies = {number: finding for number, finding in page.items() if is_copy(finding)}
 
     def ask(number: int, finding: Finding) -> OrphanCopy | str:
@@ -56,7 +56,7 @@ def inspect_single_objects(
     before_us: int,
     proceed: Callable[[], None] = raise_if_stopped,
 ) -> SingleObjectAnswers:
-    """Ask storage about segments and uploads, one by one. `proceed` is called before each segment and upload."""
+    """Inspect segments and uploads in storage, one by one. `proceed` is called before each segment and upload."""
     segments, reason_by_number = dict[int, tuple[LedgerId, int]](), dict[int, str]()
     for number, finding in objects.items():
         proceed()

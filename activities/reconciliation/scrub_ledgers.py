@@ -1,7 +1,7 @@
 """Steps of a scrub, which reads every stored object and writes nothing but its own run.
 
-Each page is a bulk job with its own output. So steps may run twice, and a scrub that failed or was cancelled continues
-at the first page without output.
+Each page is a bulk job with its own output. Steps may therefore run twice. A scrub that failed or was cancelled
+continues at the first page without output.
 """
 
 import shutil
@@ -59,7 +59,7 @@ class ScrubLedgersActivities:
     @define_activity(name="reconciliation.begin_scrub")
     @send_heartbeats()
     def begin_or_continue_scrub(self, request: BeginScrubInput) -> ScrubRunId:
-        """Continue the newest unfinished scrub of the same topics, or open a run.
+        """Continue the newest unfinished scrub of the same topics, or open a new run.
 
         Idempotency: keyed by the topics. A second call continues the run that the first call opened.
         Raises: InvalidInput, PreconditionFailed, CatalogMismatch (terminal); StoreUnavailable, CatalogBusy (retry).
@@ -83,7 +83,7 @@ class ScrubLedgersActivities:
         return ScrubRunId(run_id=run_id)
 
     def _can_continue(self, run: ReconciliationRun, summary: dict[str, Any]) -> bool:
-        """Return whether the run is unfinished, of the same topics and catalog, and has lost no output."""
+        """Return whether the run is unfinished, has the topics and the catalog of `summary`, and has lost no output."""
         keys = ("topic_ids", "epoch", "catalog_id")
         if run.finished_us is not None or any(run.summary.get(key) != summary[key] for key in keys):
             return False
@@ -121,7 +121,7 @@ class ScrubLedgersActivities:
 
     @define_activity(name="reconciliation.scrub_page")
     def scrub_page(self, request: ScrubPageInput) -> ScrubCounts:
-        """Read all objects of a page, and compare them with their digests.
+        """Read all objects of a page, and compare digests.
 
         Idempotency: keyed by (`run_id`, `page`). Published output is returned, and nothing is read again.
         Heartbeat: (stage, tasks done, tasks), every two seconds. A cancellation cancels the job.
@@ -140,7 +140,7 @@ class ScrubLedgersActivities:
     @define_activity(name="reconciliation.conclude_scrub")
     @send_heartbeats()
     def conclude_scrub(self, request: ConcludeScrubInput) -> PlanOrScrubResult:
-        """Finish the run with the counts of its findings, after every page was read.
+        """Finish the run with the counts of the findings of all pages.
 
         Idempotency: each file of findings is copied atomically. The first result stays.
         Raises: PreconditionFailed, CatalogMismatch, CorruptData (terminal); StoreUnavailable, CatalogBusy (retry).

@@ -20,7 +20,7 @@ from logstore.records.services.tombstone_raids import Raider, RaidResult
 from logstore.stop_checks import raise_if_stopped
 
 _LOG: Final = logging.getLogger(__name__)
-_MAX_ERROR_CHARACTERS: Final = 300  # of a replica's error
+_MAX_ERROR_CHARACTERS: Final = 300  # maximum length of a replica's error
 
 
 class DefragmentRecordsActivities:
@@ -33,9 +33,8 @@ class DefragmentRecordsActivities:
 
         Flushes may run at the same time.
 
-        Idempotency: a rewritten block is not rewritten again. No manifest names the blocks of an attempt that died, and
-        a
-            sweep removes them a day later.
+        Idempotency: a rewritten block is not rewritten again. If an attempt dies, no manifest names its new blocks. A
+            later call removes these blocks after a day.
         Heartbeat: blocks rewritten and record versions dropped so far, every two seconds.
         Raises: CatalogAdopting, CatalogOutdated, CatalogMismatch, MissingData, CorruptData, Unsupported (terminal);
             StoreUnavailable, CatalogBusy, OutcomeUnknown (retry).
@@ -78,10 +77,10 @@ class RaidTombstonesActivities:
 
     @define_activity(name="records.raid")
     def mark_and_remove_tombstones(self, request: RaidInput) -> RaidedTombstones:
-        """Mark tombstones that are old enough. Remove those that cover no record version in any block.
+        """Mark tombstones that are old enough. Remove marked tombstones of which no block has an older record version.
 
-        Idempotency: keyed by run_id and attempt. A second attempt removes the marks of the first, scans again, and
-            finds fewer candidates.
+        Idempotency: keyed by `run_id` and attempt. A second attempt removes the marks of the first attempt and scans
+            again.
         Heartbeat: candidates, blocks read and tombstones removed, every two seconds.
         Raises: InvalidInput, CatalogAdopting, CatalogOutdated, CatalogMismatch, PreconditionFailed, MissingData,
             CorruptData, Unsupported (terminal); StoreUnavailable, CatalogBusy (retry).
@@ -123,7 +122,7 @@ class ReplicateRecordsActivities:
 
         Idempotency: blocks that a replica bucket has are not copied again. A manifest is stored once.
         Heartbeat: replicas done, every two seconds.
-        Raises: no errors of its own. A cancellation ends it between two blocks.
+        Raises: no error, because results contain the errors. A cancellation takes effect between two blocks.
         """
         del request  # actor and reason are in the workflow's input
         shipments: list[ShippedBlocks] = []

@@ -1,4 +1,4 @@
-"""Deletion of records by a record function. The selected ledgers are detached page by page (phase one)."""
+"""Deletion of ledgers that a record function selects. The ledgers are detached page by page (phase one)."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -35,9 +35,9 @@ from logstore.retrying_clock import Clock
 from logstore.stop_checks import raise_if_stopped
 
 _MAX_TOPICS_PER_PAGE: Final = 100  # each topic costs two reads
-_MAX_NAMED_LEDGERS: Final = 10  # bound of ids and of reasons in the result of a page
+_MAX_NAMED_LEDGERS: Final = 10  # maximum number of ids, and of reasons, in the result of a page
 _MAX_ASKING_S: Final = 600.0
-"""Seconds of function calls in one page. A slow function gets shorter pages, so that no page exceeds its timeout."""
+"""Maximum seconds of function calls in a page. A slow function gets shorter pages, which do not time out."""
 
 
 @dataclass(slots=True)
@@ -89,13 +89,13 @@ class EndRecordsActivities:
     def end_page(self, request: EndRecordsPageInput) -> EndRecordsPageResult:
         """Call the function for each closed ledger of a page, then detach the selected ledgers, topic by topic.
 
-        All calls of a page come before the first detach. If the function fails, no ledger of the page is detached.
+        All calls of a page come before the first detach, so that a failing function detaches no ledger of the page.
         Ledgers that are needed or that changed meanwhile stay. If a cursor of a topic is unreadable, all ledgers of the
         topic stay.
 
-        Idempotency: ledgers that an earlier attempt detached are in the batch and not listed any more. For the other
-            ledgers of the page the function is called again.
-        Heartbeat: while it runs. It also renews the batch, so that no sweep takes up the batch.
+        Idempotency: ledgers that an earlier attempt detached are in the batch, and in no list. For the other ledgers of
+            the page the function is called again.
+        Heartbeat: while the page runs, with renewals of the batch's claim, so that no sweep takes over the batch.
         Raises: InvalidInput, UnknownObject, Unsupported, FunctionFailed, StaleCatalog, CatalogAdopting, ClaimHeld
             (terminal); StoreUnavailable, CatalogBusy, OutcomeUnknown (retry).
         """
@@ -105,7 +105,7 @@ class EndRecordsActivities:
             with send_heartbeats():
                 return self._select_and_detach(request)
         claim = detach_arguments(request.batch_id, request.batch_workflow_id, request.actor, request.reason)["claim"]
-        with suppress(UnknownObject):  # nothing is detached into the batch yet
+        with suppress(UnknownObject):  # no intent is filed in the batch yet
             self._deletions.renew_batch_claim(request.batch_id, claim)
         with send_heartbeats_during_renewals(lambda: self._deletions.renew_batch_claim(request.batch_id, claim)):
             return self._select_and_detach(request)
@@ -134,7 +134,7 @@ class EndRecordsActivities:
         )
 
     def _select_ledgers(self, request: EndRecordsPageInput) -> _PageProgress:
-        """Call the function for at least one ledger, until the page is full or its time is over."""
+        """Call the function for at least one ledger, until the page is full or `_MAX_ASKING_S` is over."""
         function = self._functions.find_function(request.function)
         progress, deadline_s = _PageProgress(), self._clock.monotonic_s() + _MAX_ASKING_S
         for topic in self._list_topics(request):
@@ -167,7 +167,7 @@ class EndRecordsActivities:
     def _detach_or_check_selected(
         self, request: EndRecordsPageInput, topic_id: TopicId, ledgers: Sequence[Ledger]
     ) -> Mapping[LedgerId, str]:
-        """Detach ledgers of a topic. In a dry run only check them. Return why ledgers stay."""
+        """Detach ledgers of a topic, or only check the ledgers in a dry run. Return why ledgers stay."""
         if request.dry_run:
             return self._phase_one.find_reasons_to_keep(topic_id, ledgers)
         chosen = self._phase_one.detach_chosen_ledgers(

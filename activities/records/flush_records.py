@@ -1,6 +1,6 @@
 """Flushes of the record log: changes of the catalog are written into blocks.
 
-Several flushes may run at once. The store accepts one flush for each manifest number. Claims only save work.
+Several flushes may run at once. The store accepts one manifest for each number. Claims only avoid repeated work.
 """
 
 import time
@@ -26,16 +26,16 @@ _MIN_INTERVAL_S: Final = 0.05
 class FlushRecordsActivities:
     def __init__(self, *, records: RecordOutbox, flusher: Flusher, interval_s: float) -> None:
         self._records, self._flusher = records, flusher
-        self._interval_s = max(interval_s, _MIN_INTERVAL_S)  # between two checks for changes
+        self._interval_s = max(interval_s, _MIN_INTERVAL_S)  # seconds between two checks for changes
 
     @define_activity(name="records.flush")
     def flush_record_log(self, request: FlushInput) -> FlushedRecords:
-        """Flush changes once, or repeatedly for `watch_s` until the worker shuts down.
+        """Flush changes once. With `watch_s`, flush repeatedly for this time or until the worker shuts down.
 
         In the result, `held` means that another job has claimed the record log.
 
         Idempotency: flushed changes are not flushed again. A sweep removes the blocks of an attempt that died.
-        Heartbeat: records written so far, every two seconds. It also renews the claim of the record log.
+        Heartbeat: records written so far, every two seconds. Heartbeats also renew the claim of the record log.
         Raises: CatalogAdopting, CatalogOutdated, CatalogMismatch, PreconditionFailed, CorruptData (terminal);
             StoreUnavailable, CatalogBusy, OutcomeUnknown (retry).
         """
@@ -55,7 +55,7 @@ class FlushRecordsActivities:
                 activity.wait_for_worker_shutdown_sync(min(self._interval_s, remaining_s))
 
     def _flush_if_changed(self, *, with_all_cursors: bool, progress: Callable[[], tuple[int]]) -> FlushedRecords:
-        """Flush if there are changes. With `with_all_cursors`, also flush changes of cursors that are not due."""
+        """Flush if there are changes. With `with_all_cursors`, flush cursors too that would be flushed only later."""
         state = self._records.read_state()
         has_changes = (
             bool(state.outbox_changes or state.staged_blocks)
@@ -89,7 +89,7 @@ def _flush_once(flusher: Flusher, *, with_all_cursors: bool) -> FlushedRecords:
 
 @contextmanager
 def _claim_record_log(records: RecordOutbox, progress: Callable[[], tuple[int]]) -> Iterator[bool]:
-    """Hold the claim of the record log during the block. Yield false if another workflow has it."""
+    """Hold the claim of the record log during the block. Yield whether this workflow has the claim."""
     claim = own_workflow_claim()
     if not records.claim_record_log(claim):
         yield False

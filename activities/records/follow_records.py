@@ -1,4 +1,4 @@
-"""Steps of a replica database. The activity runs only in the process of its command."""
+"""Application of the record log to a replica database. The activity runs only in the process of the command."""
 
 import logging
 import time
@@ -26,15 +26,14 @@ _LOG: Final = logging.getLogger(__name__)
 class FollowRecordsActivities:
     def __init__(self, follower: ReplicaFollower, *, interval_s: float) -> None:
         self._follower = follower
-        self._interval_s = max(interval_s, _MIN_INTERVAL_S)  # between two checks for changes
+        self._interval_s = max(interval_s, _MIN_INTERVAL_S)  # seconds between two checks for changes
 
     @define_activity(name="records.follow")
     def follow_record_log(self, request: FollowInput) -> FollowedRecords:
-        """Apply new manifests once, or repeatedly for `watch_s` until the worker shuts down.
+        """Apply new manifests once. With `watch_s`, apply repeatedly for this time or until the worker shuts down.
 
-        Idempotency: applied manifests are not applied again, because the transaction of a step stores its manifest. If
-        an
-            attempt dies after its seed, the next attempt seeds the database again.
+        Idempotency: the transaction that applies a manifest also stores the manifest's number, so a manifest is applied
+            once. If an attempt dies after it has seeded the database, the next attempt seeds again.
         Heartbeat: the applied manifest and the records written so far, every two seconds.
         Raises: PreconditionFailed, CatalogMismatch, CatalogVersionMismatch, MissingData, CorruptData, Unsupported
             (terminal); StoreUnavailable, CatalogBusy, OutcomeUnknown (retry).

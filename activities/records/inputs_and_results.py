@@ -43,7 +43,7 @@ class BeginEndingInput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndingStartMoment:
-    now_us: int  # start by the catalog's clock; every record gets this time
+    now_us: int  # start of the job by the catalog's clock; the function gets this time with every record
     catalog_epoch: int
 
 
@@ -52,7 +52,7 @@ class EndRecordsPageInput:
     function: str
     topic_id: int  # 0: all topics
     after: SelectionPageStart
-    page: int  # ledgers in the page; fewer if they belong to many topics
+    page: int  # maximum number of ledgers in the page
     now_us: int
     catalog_epoch: int
     batch_id: str
@@ -85,7 +85,7 @@ class RebuildStepInput:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PinnedManifestSummary:
     loaded: bool  # an earlier run of the command has loaded the database
-    flushed_us: int  # moment of the lost catalog that the manifest shows
+    flushed_us: int  # time of the flush: the rebuild restores the lost catalog as of this time
     blocks: int
     versions: int
 
@@ -94,7 +94,7 @@ class PinnedManifestSummary:
 class RebuiltRecordCounts:
     records: int
     tombstones: int
-    skipped: list[str] = field(default_factory=list)  # `key: error` of skipped blocks, capped
+    skipped: list[str] = field(default_factory=list)  # `key: error` of the first 20 skipped blocks
     skipped_blocks: int = 0
 
 

@@ -1,4 +1,4 @@
-"""Prometheus counters of the record log. If the worker dies before a call, its counts are lost."""
+"""Prometheus counters of the record log. If the worker dies before it counts, counts are lost."""
 
 from typing import Final
 
@@ -9,13 +9,11 @@ from logstore.records.job_results import DefragmentedBlocks, FlushedRecords, Rai
 RAID_SECONDS: Final = "sexton_tombstones_raid_seconds"
 
 HISTOGRAM_BOUNDS_S: Final = {RAID_SECONDS: (0.1, 0.5, 1.0, 5.0, 15.0, 60.0, 300.0, 1_800.0, 7_200.0, 43_200.0)}
-"""Upper bounds of histogram buckets in seconds, inclusive, by metric. The default bounds of the SDK are in
-milliseconds.
-"""
+"""Upper bounds of histogram buckets in seconds, inclusive, by metric. The SDK's own bounds are for milliseconds."""
 
 
 def count_flush(flushed: FlushedRecords) -> None:
-    """Count a flush. Each flush counts a record that no block can hold again."""
+    """Count a flush. A record that no block can hold is counted in every flush."""
     _add_to_counter("sexton_records_flushes_total", "Manifests that flushes put", flushed.flushes)
     _add_to_counter(
         "sexton_records_flushed_total", "Versions of records that were written into blocks", flushed.records

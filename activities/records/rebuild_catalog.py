@@ -1,4 +1,4 @@
-"""Rebuild of a catalog: one activity for each step. They run only in the process of the command, without a catalog.
+"""Rebuild of a catalog: one activity for each step. The activities run only in the process of the command.
 
 Any step may run twice, and the process may die in any step.
 """
@@ -36,8 +36,8 @@ from logstore.records.services.upload_adoption import UploadAdopter
 from logstore.retrying_clock import Clock
 from logstore.stop_checks import raise_if_stopped
 
-_MAX_NAMED_BLOCKS: Final = 20  # skipped blocks in a result
-_MAX_UPLOAD_S: Final = 5.0  # from the last check of an old catalog's process to the end of its upload
+_MAX_NAMED_BLOCKS: Final = 20  # maximum number of skipped blocks in a result
+_MAX_UPLOAD_S: Final = 5.0  # from the last check by a process of the old catalog to the end of this process's upload
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class RebuildCatalogActivities:
         require_no_workers: Callable[[], None] | None,
         clock: Clock | None = None,
     ) -> None:
-        """Keep the ports.
+        """Store the ports.
 
         Args:
             bulk: Bulk jobs.
@@ -80,7 +80,7 @@ class RebuildCatalogActivities:
     def check_and_pin_manifest(self, request: RebuildStepInput) -> PinnedManifestSummary:
         """Pin the manifest with its blocks. Check that buckets and database fit the rebuild.
 
-        A loaded database is refused if the next manifest exists and is not its own.
+        A loaded database is refused if the next manifest exists and belongs to another rebuild.
 
         Idempotency: the pin is renewed, and nothing else is written.
         Raises: PreconditionFailed, CatalogMismatch, Unsupported, CorruptData (terminal); StoreUnavailable (retry).
@@ -102,8 +102,7 @@ class RebuildCatalogActivities:
         """Run the bulk job until its output is published.
 
         Idempotency: keyed by the rebuild. Published output is returned.
-        Heartbeat: (stage, tasks done, tasks), every two seconds. A cancellation cancels the job and its later Spark
-        jobs.
+        Heartbeat: (stage, tasks done, tasks), every two seconds. A cancellation cancels the job and all its Spark jobs.
         Raises: CorruptData, MissingData, Unsupported (terminal); StoreUnavailable, ServiceFailed (retry).
         """
         rebuild = RebuildId.parse(request.rebuild)
@@ -127,7 +126,7 @@ class RebuildCatalogActivities:
     def load_rows(self, request: RebuildStepInput) -> None:
         """Load the rows into the empty database, in one transaction or one file.
 
-        Idempotency: a database that this rebuild has loaded is not changed. A load that dies leaves nothing.
+        Idempotency: a database that this rebuild has loaded is not changed. A load that dies leaves no rows.
         Raises: PreconditionFailed (terminal); StoreUnavailable, CatalogBusy (retry).
         """
         if self._is_loaded_by_this_rebuild(request):
@@ -150,13 +149,13 @@ class RebuildCatalogActivities:
     def publish_first_manifest(self, request: RebuildStepInput) -> PublishedManifest:
         """Store the manifest of the new epoch, which makes this database the catalog.
 
-        1. Refuse if too many ledgers are without objects. Then the old epoch does not end.
+        1. Refuse if too many ledgers are without objects. The old epoch then goes on.
         2. Refuse if a worker of the old catalog lives. Hours may have passed since the command checked this.
         3. Store the manifest.
-        4. A rebuild that takes over then waits until each process of the old catalog has asked for the newest manifest.
-           Appends that the process answered until then are in storage, and are adopted.
-        5. An attempt that finds its manifest waits for the rest of that time, with or without the option, because an
-           earlier attempt with the option may have died during the wait.
+        4. With `take_over`, wait until each process of the old catalog must have asked for the newest manifest. Appends
+           that these processes answered until then are in storage, and are adopted.
+        5. If an earlier attempt has stored the manifest, wait for the rest of this time even without `take_over`. The
+           earlier attempt may have had `take_over`, and may have died during the wait.
 
         Idempotency: keyed by the stamp of the load. A manifest with this stamp belongs to this rebuild.
         Raises: PreconditionFailed (terminal): too many ledgers are without objects, another rebuild won, or a worker
@@ -189,11 +188,11 @@ class RebuildCatalogActivities:
     def compare_and_stage_shards(self, request: CompareShardsInput) -> ComparedShardCounts:
         """Compare some shards of the primary bucket with the loaded rows, and stage the differences.
 
-        The first comparison, before the manifest of the new epoch, shows whether the rebuild can succeed. The old
-        catalog may still append, so the first comparison checks only objects that the loaded rows name. The second
-        comparison, after the manifest, checks all objects and replaces the staged differences.
+        The first comparison precedes the manifest of the new epoch, and shows whether the rebuild can succeed. It
+        checks only objects that the loaded rows name, because the old catalog may still append. The second comparison
+        follows the manifest. It checks all objects, and replaces the staged differences.
 
-        Idempotency: staged differences of a shard are replaced.
+        Idempotency: a repeated call replaces the staged differences of a shard.
         Heartbeat: shards done, every two seconds.
         Raises: CorruptData, CatalogMismatch (terminal); PreconditionFailed (terminal): a listing lacks an object that
             HEAD finds; StoreUnavailable, CatalogBusy (retry).
@@ -214,14 +213,13 @@ class RebuildCatalogActivities:
 
     @define_activity(name="rebuild.finish_adoption")
     def finish_adoption(self, request: RebuildStepInput) -> RebuildAdoptionResult:
-        """Settle every topic with its staged ledgers, flush the result, and make the catalog READY.
+        """Settle every topic with the ledgers staged for it, flush the result, and make the catalog READY.
 
-        Idempotency: a settled topic is not settled again. Record versions that are flushed twice are equal. A READY
-            catalog only reports.
+        Idempotency: a settled topic is not settled again. Record versions that are flushed twice are equal. For a READY
+            catalog, only the report is returned.
         Heartbeat: topics settled and record versions flushed, every two seconds.
-        Raises: PreconditionFailed, CatalogOutdated (terminal): too many ledgers are without objects, so nothing was
-            settled, or the clocks differ, or another rebuild won; StoreUnavailable, CatalogBusy, OutcomeUnknown
-            (retry).
+        Raises: PreconditionFailed, CatalogOutdated (terminal): too many ledgers are without objects (no topic was
+            settled), the clocks differ, or another rebuild won; StoreUnavailable, CatalogBusy, OutcomeUnknown (retry).
         """
         loaded, base = self._open_loaded(), self._manifests.read_manifest(RebuildId.parse(request.rebuild).manifest)
         settled_topics = flushed_versions = 0

@@ -28,9 +28,9 @@ class TransactionSnapshotBuildActivities(TopicBuildSteps):
     @define_activity(name="transactions.begin_build")
     @send_heartbeats()
     def begin_build(self, request: BeginBuildInput) -> TopicBuildSummary:
-        """Open the run, and store the topics for all later steps.
+        """Open the run, and store the requested topics for the later steps of the build.
 
-        Idempotency: keyed by `run_id`. A second call returns what the first call stored.
+        Idempotency: keyed by `run_id`. The topics of the first call stay. For a finished run, return its summary.
         Raises: PreconditionFailed (terminal); StoreUnavailable, CatalogBusy (retry).
         """
         return self._begin_build(request)
@@ -39,7 +39,7 @@ class TransactionSnapshotBuildActivities(TopicBuildSteps):
     def build_buffers(self, request: RunBuildJobInput) -> TopicBuildSummary:
         """Run the bulk job until its output is published.
 
-        Idempotency: keyed by `run_id`. If the output is published, the call returns its summary again.
+        Idempotency: keyed by `run_id`. If the output is published, the call only returns its summary.
         Heartbeat: (stage, tasks done, tasks), every two seconds. A cancellation cancels the job.
         Raises: PreconditionFailed (terminal); StoreUnavailable, ServiceFailed (retry).
         """
@@ -49,7 +49,7 @@ class TransactionSnapshotBuildActivities(TopicBuildSteps):
 
     @define_activity(name="transactions.switch_snapshots")
     def write_and_switch_snapshots(self, request: SwitchTopicsPageInput) -> SwitchCounts:
-        """Write the buffers of one page as snapshots of their topics.
+        """Write the transaction buffers of one page of topics as snapshots.
 
         Idempotency: keyed by (run_id, page). A repeated call replaces a snapshot with an equal one.
         Heartbeat: topics done, every two seconds.

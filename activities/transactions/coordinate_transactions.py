@@ -1,6 +1,6 @@
 """Activities of coordinators and broadcasts. They claim transactions in SQL and broadcast the decisions.
 
-All may run twice: decisions never change, claims lapse, and a second transaction marker is harmless.
+Activities may run twice: decisions never change, claims expire, and a second transaction marker is harmless.
 """
 
 import threading
@@ -35,9 +35,9 @@ from logstore.transactions.transaction_ids_and_states import (
 
 _MAX_TRANSACTIONS_PER_BATCH: Final = 500
 _MAX_EXPIRED_PER_STATEMENT: Final = 1_000
-_MAX_IDS_PER_RESULT: Final = 100  # of transactions that were handed over; the next result has further ids
-_MIN_POLL_S, _MAX_POLL_S = 0.003, 0.012  # between two polls for work
-# Share of a batch's duration to wait before the next batch, because the clients of a batch decide again together.
+_MAX_IDS_PER_RESULT: Final = 100  # ids of transactions that were handed over; the next result has further ids
+_MIN_POLL_S, _MAX_POLL_S = 0.003, 0.012  # pause between two polls for work
+# Share of a batch's duration to wait before the next batch, whose transactions the same clients decide together.
 _GATHER_RATIO: Final = 0.1
 
 BROADCAST_SECONDS: Final = "sexton_transactions_broadcast_seconds"
@@ -67,11 +67,11 @@ class TransactionCoordinatorActivities:
     def abort_expired_and_broadcast_decided(self, request: DrainInput) -> DrainResult:
         """Abort expired transactions of one coordinator, and broadcast decided transactions of all coordinators.
 
-        The call returns when there has been no work for `linger_s`. By then the next transaction often needs no
-        workflow task. Transactions with a failed participant are handed over to workflows of their own. If every topic
-        failed, none is.
+        The call returns when there has been no work for `linger_s`. A transaction that is decided during this time
+        needs no workflow task. A transaction with a failed participant is handed over to a workflow of its own, unless
+        every topic failed.
 
-        Idempotency: settled participants stay settled. The next attempt claims what this attempt had claimed.
+        Idempotency: settled participants stay settled. The next attempt claims the same transactions again.
         Heartbeat: every two seconds.
         Raises: StoreUnavailable, CatalogBusy (retry).
         """
@@ -118,7 +118,7 @@ class TransactionCoordinatorActivities:
         return len(batch)
 
     def _abort_expired(self, tc_id: int) -> tuple[int, CoordinatorWorkStatus]:
-        """Abort expired transactions that no client has locked. Return their number and the remaining work."""
+        """Abort expired transactions that no client has locked. Return the number of aborts, and the remaining work."""
         total, expired = 0, 1
         while True:
             raise_if_stopped()
@@ -129,7 +129,7 @@ class TransactionCoordinatorActivities:
             total += expired
 
     def _hand_over_failed(self, result: BroadcastResult) -> int:
-        """Hand failed transactions over to workflows of their own. Raise `StoreUnavailable` if no topic answered."""
+        """Hand failed transactions over to workflows of their own. Raise `StoreUnavailable` if all topics failed."""
         if result.failures and result.topics_away == result.topics > 1:
             summary = summarize_failures(next(iter(result.failures.values())))
             raise StoreUnavailable(f"transactions: no topic could be told: {summary}")
@@ -141,7 +141,7 @@ class TransactionCoordinatorActivities:
         return len(claims)
 
     def _read_drain_result(self, tc_id: int, progress: _DrainProgress) -> DrainResult:
-        """Read the result from the catalog. It then includes what a worker handed over before it died."""
+        """Read the result from the catalog, so that it has transactions that an earlier attempt handed over."""
         handed_over = self._transactions.list_handed_over_transactions(limit=_MAX_IDS_PER_RESULT)
         work = self._transactions.read_coordinator_work(tc_id)
         deadline_s = None if work.next_deadline_us is None else (work.next_deadline_us - work.now_us) / 1_000_000
@@ -156,9 +156,9 @@ class TransactionCoordinatorActivities:
     @define_activity(name="transactions.tell")
     @send_heartbeats()
     def tell_owed_participants(self, request: BroadcastInput) -> BroadcastState:
-        """Tell the participants of one transaction that are owed. The result names the participants that failed.
+        """Tell the owed participants of one transaction. The result names the participants that are still owed.
 
-        Idempotency: keyed by `txn`. The state of a finished transaction is returned again.
+        Idempotency: keyed by `txn`. A finished transaction is not told again; its state is returned.
         Raises: UnknownObject, TransactionNotDecided, ClaimHeld (terminal); StoreUnavailable, CatalogBusy (retry).
         """
         txn = TransactionId.parse(request.txn)
@@ -184,7 +184,7 @@ class TransactionCoordinatorActivities:
     @define_activity(name="transactions.forget")
     @send_heartbeats()
     def remove_old_transactions(self, request: RemoveOldTransactionsInput) -> int:
-        """Forget a page of transactions that finished longer ago than the retention. Return their number.
+        """Remove a page of transactions that finished longer ago than the retention. Return the number of removed rows.
 
         Idempotency: each call takes the next page.
         Raises: StoreUnavailable, CatalogBusy (retry).
@@ -214,10 +214,10 @@ def _to_broadcast_state(transaction: StoredTransaction) -> BroadcastState:
 
 
 def _record_broadcast_durations(finished: Iterable[FinishedTransaction]) -> None:
-    """Record the time from the decision of each transaction until its last participant was told.
+    """Record, for each transaction, the time from the decision until the last participant was told.
 
-    Only the call that finished a transaction records it. Transactions without participants are not recorded, nor those
-    whose last participant an operator resolved.
+    Only the call that finished a transaction records the time. Transactions without participants are not recorded, nor
+    transactions whose last participant an operator resolved.
     """
     durations_s = [txn.duration_us / 1_000_000 for txn in finished if txn.duration_us is not None]
     if not durations_s:

@@ -24,7 +24,7 @@ class DrainResult:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BroadcastInput:
     txn: str  # tc:sequence
-    wait_s: float = 0.0  # pause of the workflow after this call; the claim is extended by it
+    wait_s: float = 0.0  # pause of the workflow after this call, added to the claim
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
