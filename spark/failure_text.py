@@ -11,10 +11,10 @@ _TRACEBACK_HEADER: Final = "Traceback (most recent call last)"
 
 
 def summarize_failure(text: str) -> str:
-    """Return one line of at most 1,000 characters; empty for an empty text.
+    """Return one line of at most 1,000 characters, or an empty text for an empty text.
 
-    For a Python error, this is the last line of the traceback. For a Java error, it is the first sentence and the last
-    cause, if any.
+    The line of a Python error is the last line of the traceback. The line of a Java error is the first sentence and, if
+    there are causes, the last cause.
     """
     if _TRACEBACK_HEADER in text:
         frames = text[text.index(_TRACEBACK_HEADER) :].partition("\n SQLSTATE")[0].partition("\n\tat ")[0]
@@ -30,9 +30,9 @@ def summarize_failure(text: str) -> str:
 
 
 def summarize_error(error: BaseException) -> str:
-    """Return one line for an error of Spark or py4j, at least its class name.
+    """Return one line for an error of Spark or py4j: the text, or at least the class name.
 
-    An error of py4j asks Java for its text, so do not chain the error as a cause.
+    Do not chain the error as a cause, because an error of py4j asks Java for the text.
     """
     try:
         text = str(error)

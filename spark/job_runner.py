@@ -1,6 +1,6 @@
 """Bulk jobs on Spark: one job group per attempt, progress once a second, and cancellation of the whole group.
 
-Each attempt has its own thread, because a thread that hangs in Java or in a dead file system ends for no signal.
+Each attempt has its own thread, because no signal ends a thread that hangs in Java or in a dead file system.
 """
 
 import logging
@@ -38,7 +38,7 @@ R = TypeVar("R")
 @dataclass(frozen=True, slots=True)
 class JobContext:
     spark: "SparkSession"
-    folder: Path  # of this attempt, for all output
+    folder: Path  # folder of this attempt, for all output
     shared: SharedFolder  # the same folder, for checks in executors
     get_published_summary: Callable[
         [str], BulkJobSummary
@@ -48,9 +48,9 @@ class JobContext:
     def run_in_executors(self, description: str, tasks: Sequence[T], function: Callable[[T], R]) -> list[R]:
         """Run `function` on each task in executors, in parallel. Return the results in order.
 
-        Tasks are small values that can be pickled. `function` may run twice for a task, even at the same time. Its
-        `SextonError` is raised here unchanged. `PreconditionFailed` means that an executor does not see the folder of
-        the attempt.
+        Tasks are small values that can be pickled. `function` may run twice for a task, even at the same time. A
+        `SextonError` of `function` is raised here unchanged. `PreconditionFailed` means that an executor does not see
+        the folder of the attempt.
         """
         if not tasks:
             return []
@@ -70,7 +70,7 @@ class JobContext:
 
 
 JobMain = Callable[[JobContext, Any], BulkJobSummary]
-"""Main function of a job. It writes output into the attempt's folder and returns the summary."""
+"""Main function of a job, which writes output into the attempt's folder and returns the summary."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ class _TaskError:
     fields: dict[str, Any]
 
     def to_error(self) -> SextonError:
-        error = self.error_class.__new__(self.error_class)  # constructors make the text from other arguments
+        error = self.error_class.__new__(self.error_class)  # the constructor would need other arguments than the text
         Exception.__init__(error, self.text)
         vars(error).update(self.fields)
         return error
@@ -102,9 +102,9 @@ class _ErrorReturningTask:
 
 
 class SparkBulkJobs:
-    """Implementation of `BulkJobs`. It runs one job at a time, because a session for another master ends this session.
+    """`BulkJobRunner` that runs one job at a time, because a session for another master ends the current session.
 
-    `mains` is called once, when the first job runs. A stopped attempt has `stop_timeout_s` to end before it is
+    `mains` is called once, when the first job runs. A stopped attempt that has not ended after `stop_timeout_s` is
     abandoned.
     """
 
@@ -190,11 +190,11 @@ class SparkBulkJobs:
 
 
 class _AttemptStopped(Exception):
-    """Ends the thread of an attempt that was stopped."""
+    """Signal that ends the thread of a stopped attempt."""
 
 
 class _JobAttempt:
-    """Attempt at a job, in its own thread. Cancelling its job group also cancels jobs that are submitted later."""
+    """Attempt at a job, in its own thread. A cancellation of the job group also cancels later jobs."""
 
     def __init__(self, job: BulkJob, body: Callable[["_JobAttempt"], BulkJobSummary]) -> None:
         self.group = f"{job.run_id}/{job.name}/{uuid4().hex[:8]}"
@@ -208,7 +208,7 @@ class _JobAttempt:
     def run_watched(self, on_progress: Callable[[BulkJobProgress], None], stop_timeout_s: float) -> BulkJobSummary:
         """Run the attempt and report its progress about once a second.
 
-        If `on_progress` raises, the attempt is stopped and the error is raised here, at most `stop_timeout_s` later.
+        If `on_progress` raises, stop the attempt, wait at most `stop_timeout_s` for the end, and raise the error.
         """
         threading.Thread(target=self._run_body, name=f"bulk {self._job_name}", daemon=True).start()
         while not self._ended.wait(_POLL_INTERVAL_S):
@@ -227,11 +227,11 @@ class _JobAttempt:
             raise _AttemptStopped
 
     def join_job_group_and_watch(self, spark: "SparkSession") -> None:
-        """Put the jobs of this thread into the attempt's group."""
+        """Put the Spark jobs of this thread into the attempt's group, and watch their progress."""
         spark.sparkContext.setJobGroup(self.group, self._job_name, interruptOnCancel=True)
         self._spark = spark
-        self.require_not_stopped()  # a stop before this moment has cancelled nothing
-        # a separate thread, so that the caller can stop the attempt even if Java does not answer
+        self.require_not_stopped()  # a stop before this line has cancelled no Spark job
+        # A separate thread, so that the caller can stop the attempt even if Java does not answer.
         threading.Thread(target=self._watch_progress, name="bulk-progress", daemon=True).start()
 
     def _run_body(self) -> None:
@@ -261,7 +261,7 @@ class _JobAttempt:
     def _stop_and_wait(self, stop_timeout_s: float) -> None:
         self._stopped.set()
         if self._spark is not None:
-            # a thread, because Java may not answer
+            # A separate thread, because Java may not answer.
             threading.Thread(
                 target=_cancel_group, args=(self._spark, self.group), name="bulk-cancel", daemon=True
             ).start()

@@ -24,7 +24,7 @@ class JobSpanRecorder:
         self._recorded_job_ids: set[int] = set()
 
     def record_ended_jobs(self) -> None:
-        """Make spans of the jobs that ended since the last call, under the current span. Never raises."""
+        """Make spans of the jobs that ended since the last call, under the current span. This method never raises."""
         if not trace.get_current_span().is_recording():
             return
         try:

@@ -3,13 +3,13 @@
     {root}/{run_id}/{job}.json            pointer with the job's summary, created once by a hard link
     {root}/{run_id}/attempts/{job}-{hex}  where one attempt writes
     {root}/{run_id}/outputs/{job}-{hex}   the same folder after the attempt has completed
-    {root}/{run_id}/kept                  files that others keep for the run
+    {root}/{run_id}/kept                  files that activities keep for the run
 
 A complete folder is moved before a pointer names it, so a task that outlives its attempt cannot write to the folder.
 The process may die between any two calls.
 
-Files are not synced to disk, because that would cost as much as computing them. So the pointer has the length of every
-file, and output with a missing file is refused.
+Files are not synced to disk, because that would cost as much as computing them. A file can therefore be lost. The
+pointer has the length of every file, and output with a missing or shorter file is refused.
 """
 
 import json
@@ -30,13 +30,13 @@ _RUN_ID: Final = re.compile(r"[a-z0-9][a-z0-9-]{0,79}")
 
 
 class PublishedOutputs:
-    """Outputs of bulk jobs under one root folder, which every process that runs a job must see."""
+    """Outputs of bulk jobs under one root folder. Every process that runs a job must see this folder."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
 
     def read_summary(self, run_id: str, name: str) -> BulkJobSummary | None:
-        """Return the published summary, or `None` if nothing is published. `CorruptData` means that a file was lost."""
+        """Return the published summary, or `None` without one. Raise `CorruptData` if a file of the output was lost."""
         path = self._pointer_path(run_id, name)
         try:
             summary = BulkJobSummary(**json.loads(path.read_text(encoding="utf-8")))
@@ -58,7 +58,7 @@ class PublishedOutputs:
         return folder
 
     def publish(self, run_id: str, name: str, attempt_folder: Path, summary: BulkJobSummary) -> BulkJobSummary:
-        """Publish the attempt unless another attempt is published. Return the published summary."""
+        """Publish the attempt unless another attempt is published. Return the summary of the published attempt."""
         folder = self._run_folder(run_id) / "outputs" / attempt_folder.name
         folder.parent.mkdir(exist_ok=True)
         attempt_folder.rename(folder)

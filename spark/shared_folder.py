@@ -1,4 +1,4 @@
-"""Check that an executor sees the same attempt folder as its driver. Only some machines may see `bulk_dir`."""
+"""Check that an executor sees the attempt folder of the driver. Some machines may not see `bulk_dir`."""
 
 import os
 import socket
@@ -28,7 +28,7 @@ class SharedFolder:
         return SharedFolder(path, nonce)
 
     def require_visible(self) -> None:
-        """Raise `PreconditionFailed` unless this executor sees the folder and may write there. Success is cached."""
+        """Raise `PreconditionFailed` unless this executor sees the folder and may write there. A success is cached."""
         _require_visible(self)
 
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 _tracer = trace.get_tracer("sexton.spark")
 _LOCAL: Final = "local"
-# On a cluster an idle session must give its cores back, or jobs of other workers would wait for ever.
+# On a cluster, an idle session must release cores. Otherwise jobs of other workers would wait for ever.
 _DYNAMIC_ALLOCATION: Final = {
     "spark.dynamicAllocation.enabled": "true",
     "spark.dynamicAllocation.minExecutors": "0",
@@ -37,7 +37,7 @@ _DYNAMIC_ALLOCATION: Final = {
     "spark.dynamicAllocation.shuffleTracking.timeout": "60s",  # later reads of the shuffle compute it again
 }
 _CONNECT_TIMEOUT_S: Final = 5.0
-_STOPPED_CONTEXT: Final = "stopped SparkContext"  # Spark's words if it loses the master while it makes the session
+_STOPPED_CONTEXT: Final = "stopped SparkContext"  # in Spark's error if the master is lost during the start
 _START_TIMEOUT_S: Final = 300.0  # ten times what a small, busy machine needs
 _POLL_INTERVAL_S: Final = 1.0
 _CLOSE_TIMEOUT_S: Final = 10.0
@@ -46,17 +46,16 @@ _MAX_TASK_ATTEMPTS: Final = 4  # Spark's local mode would try once
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SparkSettings:
-    scratch: Path  # for spills and shuffles; created if absent
+    scratch: Path  # folder for spills and shuffles; created if absent
     master: str = "local[*]"
     driver_memory: str = "1g"
-    extra_properties: dict[str, str] = field(default_factory=dict)  # Spark properties by name; they win
+    extra_properties: dict[str, str] = field(default_factory=dict)  # Spark properties by name; they override all others
 
 
 class WarmSession:
-    """The session of this process, started on first use and shared by its threads.
+    """The Spark session of this process, started on first use and shared by all threads.
 
-    `start_s` and `close_s` limit the waits of `get_or_restart_session` and `close` for another thread that starts a
-    session.
+    If another thread starts a session, `get_or_restart_session` waits at most `start_s`, and `close` at most `close_s`.
     """
 
     def __init__(
@@ -70,12 +69,12 @@ class WarmSession:
     def get_or_restart_session(self, master: str = "", *, proceed: Callable[[], None] = lambda: None) -> "SparkSession":
         """Return a session with the master, or with the master of the settings. Start a new session if necessary.
 
-        `proceed` is called before a session ends or starts, and once a second while another thread starts one. It may
-        raise to give up. Then nothing has changed.
+        `proceed` is called before a session ends or starts, and once a second while another thread starts a session. If
+        `proceed` raises, nothing has changed.
 
         Raises:
             InvalidInput: The master has an unknown form.
-            ServiceFailed: Java is missing or too old, the master cannot be reached, or another thread's start hangs.
+            ServiceFailed: Java is missing or too old, the master cannot be reached, or another thread hangs in a start.
         """
         master = master or self._settings.master
         require_spark_master_url(master)
@@ -89,7 +88,7 @@ class WarmSession:
             return self._session
 
     def close(self) -> None:
-        """End the session and its Java process. A start that hangs in another thread is left alone."""
+        """End the session and the Java process. Do nothing if a start hangs in another thread."""
         if not self._lock.acquire(timeout=self._close_s):
             _log.warning("Spark is not ended: the start of a session with %s hangs", self._started_master)
             return
@@ -144,7 +143,7 @@ def _start_session(settings: SparkSettings) -> "SparkSession":
             session = builder.getOrCreate()
     except (Py4JError, PySparkException, OSError, RuntimeError) as error:
         text = summarize_error(error)  # before Java ends: an error of py4j asks Java for its text
-        _end_java()  # Spark would reuse the context of the failed master for the next one
+        _end_java()  # Spark would reuse the context of the failed master for the next session
         raise _session_error(
             settings.master, "the master does not answer" if _STOPPED_CONTEXT in text else text
         ) from None
@@ -153,7 +152,7 @@ def _start_session(settings: SparkSettings) -> "SparkSession":
 
 
 def _require_master_answers(master: str) -> None:
-    """Connect to a standalone master, which may have several addresses. Spark itself gives up only after a minute."""
+    """Require that an address of a standalone master answers. Spark itself would give up only after a minute."""
     problems = []
     for host, port in standalone_addresses(master):
         try:
@@ -172,7 +171,7 @@ def _session_error(master: str, problem: str) -> ServiceFailed:
 
 
 def _make_properties(settings: SparkSettings) -> dict[str, str]:
-    """Return properties for a small machine. A cluster sets memory and cores of its executors itself."""
+    """Return properties for a small machine. A cluster decides about memory and cores of executors."""
     scratch = str(settings.scratch)
     common = {
         "spark.log.level": "ERROR",
@@ -202,16 +201,16 @@ def _uses_only_loopback(master: str) -> bool:
 
 
 def _set_java_home(java: Path) -> None:
-    """Make Spark's scripts start this Java. They prefer JAVA_HOME, even if it holds no Java."""
+    """Make Spark's scripts start this Java. The scripts prefer JAVA_HOME, even if there is no Java in this folder."""
     home = java.parent.parent
     if (home / "bin" / "java").exists():
         os.environ["JAVA_HOME"] = str(home)
     else:
-        os.environ.pop("JAVA_HOME", None)  # the script of a version manager, which the PATH names
+        os.environ.pop("JAVA_HOME", None)  # `java` is the script of a version manager, which Spark finds by PATH
 
 
 def allow_task_retries(master: str) -> str:
-    """Add the number of attempts to a local master, which else tries a task once: `local[4]` becomes `local[4,4]`."""
+    """Add the number of attempts to a local master: `local[4]` becomes `local[4,4]`. The default is one attempt."""
     threads = master.removeprefix(_LOCAL).removeprefix("[").removesuffix("]")
     if not master.startswith(_LOCAL) or master.startswith("local-cluster") or "," in threads:
         return master
@@ -246,7 +245,7 @@ def _end_java() -> None:
 
 
 def exclude_loaded_objects_from_gc() -> None:
-    """Exclude all objects loaded so far from garbage collection, which Spark's processes run after every task.
+    """Exclude all objects loaded so far from garbage collection. Python processes of Spark collect after every task.
 
     A collection that visits all imported modules takes 60 ms, more than most tasks. Source: pyspark's `daemon.py`.
     """

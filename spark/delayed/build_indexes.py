@@ -1,7 +1,7 @@
 """`build-delayed-index`: build the index buckets of many topics from the delivery times in their logs.
 
-Each topic's log is cut into ranges, one per bucket, and one task reads each range. All ranges of a topic use the same
-frontier and the same time, so the buckets show one moment. Source: PIP-195.
+Each topic's log is cut into ranges, one for each index bucket. Each range is read by one task. All ranges of a topic
+use the same frontier and the same time, so the index buckets show one moment. Source: PIP-195.
 """
 
 from collections import defaultdict
@@ -42,7 +42,7 @@ from spark.sources.topic_logs import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _CutTopicLog:
-    built: BuiltTopicIndex  # its files are not written yet
+    built: BuiltTopicIndex  # index without files, which are not written yet
     now_ms: int
     ranges: tuple[PlannedBucketRange, ...]
 
@@ -91,7 +91,7 @@ def build_indexes(addresses: CatalogAddresses, context: JobContext, job: BuildDe
 def _claim_and_cut_topic_logs(
     addresses: CatalogAddresses, job: BuildDelayedIndexJob, topics: list[int]
 ) -> list[_CutTopicLog | None]:
-    """Plan topics, in an executor. The result has `None` for a topic that is deleted or being deleted."""
+    """Claim topics and cut their logs, in an executor. Return `None` for a topic that is deleted or being deleted."""
     with open_catalog(addresses.database_url) as catalog:
         log = _open_log(addresses, catalog)
         return [_claim_and_cut_topic_log(catalog, log, job, TopicId(topic_id)) for topic_id in topics]

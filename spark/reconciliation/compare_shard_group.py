@@ -1,6 +1,6 @@
 """Comparison of one group of shards, by pure functions of Arrow tables that compute with numpy.
 
-The results are candidates in the schema of findings, which are checked again in storage and catalog.
+The results are candidates: rows in the schema of findings that a later job checks again in storage and catalog.
 """
 
 from collections.abc import Sequence
@@ -46,7 +46,7 @@ _MAX_SEGMENTS_PER_LEDGER: Final = 100_000_000  # a segment's number has eight di
 
 @dataclass(frozen=True, slots=True)
 class GroupComparison:
-    """Result of comparing one group: candidates, overlap of both sides, and counts of items that were not compared."""
+    """Result for one group: candidates, overlaps of storage and catalog, and counts of items that were not compared."""
 
     candidates: pa.Table
     primary: CopyOverlap
@@ -98,7 +98,7 @@ def compare_shard_group(group: ShardGroup, limits: ComparisonLimits) -> GroupCom
 
 
 def find_foreign_objects(table: pa.Table, limits: ComparisonLimits) -> pa.Table:
-    """Return foreign findings for old objects. `table` has objects whose keys are not keys of a ledger."""
+    """Return findings of kind FOREIGN for the old objects of `table`, whose keys are not keys of a ledger."""
     old = table.filter(pc.less(table["modified_us"], limits.before_us))
     columns = {"bucket": old["bucket"], "key": old["key"], "size_bytes": old["size_bytes"]}
     return make_finding_rows(
@@ -133,7 +133,7 @@ def _find_leftover_ledgers(
 def _make_primary_findings(
     kind: FindingKind, ledgers: Ids, keys: Sequence[str], limits: ComparisonLimits, detail: str, **columns: Ids
 ) -> pa.Table:
-    """Return a finding of the primary bucket for each ledger and key. `columns` are further columns."""
+    """Return a finding of the primary bucket for each pair of `ledgers` and `keys`. `columns` are further columns."""
     return make_finding_rows(
         kind,
         len(keys),
@@ -185,7 +185,7 @@ class _StoredPrimaryCopies:
         if not self.has_copy.any():
             return []
         object_row = np.repeat(row_index, stored.objects)
-        # If the catalog does not know a ledger's owner, its statements cannot be checked.
+        # If the catalog does not know a ledger's owner, the statements of the ledger cannot be checked.
         is_checked = np.repeat(self.has_copy & (rows.digest[row_index] != 0), stored.objects)
         is_meta = is_checked & (stored.number == META)
         is_own = is_meta & (stored.digest == rows.digest[object_row])
@@ -214,7 +214,7 @@ class _StoredPrimaryCopies:
         return _make_primary_findings(kind, stored.ledger[selected], keys, self.limits, detail, **columns)
 
     def compare_segments(self, read_segments: ReadSegments, *, skipped: Mask) -> list[pa.Table]:
-        """Compare sums of segments by ledger. If they differ, compare the ledger's segments one by one.
+        """Compare the sums of segments of each ledger. If the sums differ, compare the ledger's segments one by one.
 
         Only lengths are compared, because a listing shows no digest (ADR 29).
         """
@@ -238,7 +238,7 @@ class _StoredPrimaryCopies:
         ids = stored.ids[ledgers]
         named = read_segments(ids)
         objects = np.flatnonzero(np.isin(stored.ledger, ids) & (stored.number != META))
-        # One number for each segment, from the place of its ledger and its own number, ascends in this order.
+        # One number stands for each segment. Numbers ascend by the ledger's index in `ids`, then by segment number.
         stored_numbers = self._combine_place_and_number(
             np.searchsorted(ids, stored.ledger[objects]), stored.number[objects]
         )

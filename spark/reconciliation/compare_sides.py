@@ -1,4 +1,4 @@
-"""`compare-sides`: compare each group of shards in a separate task, which reads all facts of the group from files."""
+"""`compare-sides`: compare storage with the catalog. One task reads the facts of one group of shards from files."""
 
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
@@ -84,7 +84,7 @@ def compare_sides(
 
 
 def _rows_before_us(job: CompareStorageWithCatalogJob, listed: BulkJobSummary) -> int:
-    """Return the job's cut-off of rows, or an hour before the oldest inventory, whose clock may differ, if earlier."""
+    """Return the earlier of the job's cut-off of rows and an hour before the oldest inventory, as clocks may differ."""
     inventory_us = listed.facts.get("inventory_us")
     if not inventory_us:
         return job.rows_before_us
@@ -92,7 +92,7 @@ def _rows_before_us(job: CompareStorageWithCatalogJob, listed: BulkJobSummary) -
 
 
 def _write_candidates_of_group(group: int, *, inputs: _ComparisonInputs) -> dict[str, int]:
-    """Write the candidates of a group into one file. Return the counts of `GroupComparison`. Runs in an executor."""
+    """Write the candidates of a group into one file, in an executor. Return the counts of `GroupComparison`."""
     path = inputs.folder / f"candidates-{group + 1:03d}.parquet"
     if group == _FOREIGN_GROUP:
         batches = read_ungrouped_batches(inputs.listed, "strange")
@@ -138,7 +138,7 @@ def _add_topic_names(candidates: pa.Table, ledgers: pa.Table, inputs: _Compariso
 
 
 def _write_candidate_file(path: Path, tables: Iterable[pa.Table]) -> int:
-    """Write one row group per page of the next job. Return the number of rows. A task may run twice at once."""
+    """Write row groups of `FINDINGS_PER_PAGE` rows. Return the number of rows. Two runs of a task may overlap."""
     rows = 0
     with replace_atomically(path) as new, pq.ParquetWriter(new, FINDING_SCHEMA) as writer:
         for table in filter(len, tables):

@@ -20,9 +20,9 @@ Row = Mapping[str, Any]
 
 
 def compare_tiered_copies(group: ShardGroup, intents: IntentIds, limits: ComparisonLimits) -> list[pa.Table]:
-    """Find tiered objects that no offload context names, and contexts whose objects are absent or have another length.
+    """Find tiered objects without an offload context, and contexts whose objects are absent or have another length.
 
-    An unreadable context of a ledger may name any object of the ledger, so none of these objects is an orphan.
+    An unreadable context may name any tiered object of the ledger, so no tiered object of the ledger is an orphan.
     """
     copies = group.copies
     unreadable = intents.unreadable | set(copies.filter(pc.equal(copies["uuid"], ""))["ledger_id"].to_pylist())
@@ -62,7 +62,7 @@ def compare_tiered_copies(group: ShardGroup, intents: IntentIds, limits: Compari
 
 
 def _make_copy_findings(pairs: Sequence[Row], kind: FindingKind, detail: str) -> pa.Table:
-    """Return one finding for each attempt of an offload. `objects` is 0 if only parts of an upload are left."""
+    """Return one finding for each attempt to offload. `objects` is 0 if only parts of an upload exist."""
     return make_finding_rows(
         kind,
         len(pairs),
@@ -103,9 +103,9 @@ def _find_absent_objects(
 
 
 def _find_changed_lengths(copies: pa.Table, pairs: Sequence[Row], limits: ComparisonLimits) -> Iterator[pa.Table]:
-    """Find objects of live copies whose length differs from the length that the offload context states, if any.
+    """Find objects of LIVE copies with another length than the offload context states. Skip contexts without lengths.
 
-    As in the primary bucket, a longer object counts only if it is old.
+    As in the primary bucket, a longer object is reported only if it is old.
     """
     stored = {
         (pair["ledger_id"], pair["bucket"], pair["uuid"], part): (size, modified_us)
@@ -161,12 +161,12 @@ def _object_key(copy: Row, part: str) -> str:
 
 
 def count_copies_without_lengths(copies: pa.Table, limits: ComparisonLimits) -> int:
-    """Return the number of listed copies without stated lengths. Only the existence of these copies is compared."""
+    """Count listed copies whose contexts state no lengths. Only the existence of such a copy is compared."""
     return sum(copy["data_bytes"] is None for copy in _select_comparable_copies(copies, limits))
 
 
 def count_tiered_overlap(group: ShardGroup, limits: ComparisonLimits) -> CopyOverlap:
-    """Count tiered copies in storage, in the catalog, and in both. Parts of an upload are not a copy."""
+    """Count tiered copies in storage, in the catalog, and in both. Unfinished uploads do not count as copies."""
     objects = group.tiered.filter(pc.not_equal(group.tiered["part"], "upload"))
     stored = set(zip(objects["ledger_id"].to_pylist(), objects["uuid"].to_pylist(), strict=True))
     copies = [copy for copy in group.copies.to_pylist() if copy["uuid"]]

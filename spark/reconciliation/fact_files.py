@@ -1,7 +1,7 @@
 """Files between the jobs of a reconciliation: facts about storage and catalog, split by groups of shards.
 
-A group has all objects and rows of its ledgers, so one task compares them without a shuffle. Files are Arrow IPC named
-`{stem}-{task}-{group}.arrow`. A task that runs twice leaves the same files.
+A fact is an object or a row. A group has all facts of its ledgers, so one task can compare a group without a shuffle.
+Files are Arrow IPC named `{stem}-{task}-{group}.arrow`. A task that runs twice leaves the same files.
 """
 
 from collections.abc import Iterable, Iterator
@@ -21,8 +21,8 @@ YOUNG: Final = 2**62
 OBJECTS: Final = pa.schema(
     [
         ("ledger_id", pa.int64()),
-        ("number", pa.int32()),  # of the segment, or -1: `meta.json`
-        ("digest", pa.uint64()),  # in the name of a `meta.json`, otherwise 0
+        ("number", pa.int32()),  # number of the segment; -1: a `meta.json`
+        ("digest", pa.uint64()),  # owner's digest in the name of a `meta.json`; 0: a segment
         ("size_bytes", pa.int64()),
         ("modified_us", pa.int64()),
     ]
@@ -44,13 +44,13 @@ TIERED_OBJECTS: Final = pa.schema(
 STRANGE: Final = pa.schema(
     [("bucket", pa.string()), ("key", pa.string()), ("size_bytes", pa.int64()), ("modified_us", pa.int64())]
 )
-"""Schema of an object whose key is not a key of a ledger."""
+"""Schema of an object whose key no ledger and no offload writes."""
 
 LEDGERS: Final = pa.schema(
     [
         ("ledger_id", pa.int64()),
         ("list_id", pa.int64()),
-        ("digest", pa.uint64()),  # of the owner; 0: the list or topic has no row, or is damaged
+        ("digest", pa.uint64()),  # digest of the ledger owner; 0: the list or topic has no row, or is damaged
         ("creating", pa.bool_()),
         ("primary", pa.int8()),  # 0: no such copy, 1: WRITING, 2: LIVE
         ("referenced", pa.bool_()),
@@ -58,8 +58,8 @@ LEDGERS: Final = pa.schema(
         ("last_segment", pa.int64()),
         ("size_bytes", pa.int64()),
         ("created_us", pa.int64()),
-        ("differs_from_segments", pa.bool_()),  # whether the row's sums differ from those of its rows of segments
-        ("moment", pa.int64()),  # of the registered segments, see `sides.moment_terms`; -1: at most one segment
+        ("differs_from_segments", pa.bool_()),  # sums in the row differ from sums over the rows of segments
+        ("moment", pa.int64()),  # sum of `weighted_segment_terms` of the rows of segments; -1: at most one segment
     ]
 )
 """Schema of a row of `ledger` with its primary copy."""
@@ -77,7 +77,7 @@ COPIES: Final = pa.schema(
         ("index_bytes", pa.int64()),
     ]
 )
-"""Schema of a tiered copy, as its offload context names it. An unreadable context has an empty uuid."""
+"""Schema of a tiered copy, as the offload context names the copy. The uuid of an unreadable context is empty."""
 
 INTENTS: Final = pa.schema(
     [
@@ -96,12 +96,15 @@ INTENTS: Final = pa.schema(
 
 
 def compute_group_numbers(ledger_ids: npt.NDArray[np.int64], groups: int) -> npt.NDArray[np.int64]:
-    """Return the group of each ledger. `groups` must be a power of two up to 256, so that a group has whole shards."""
+    """Return the group of each ledger. `groups` must be a power of two up to 256, so that groups have whole shards."""
     return (ledger_ids & (SHARDS - 1)) * groups // SHARDS
 
 
 def choose_group_count(ledgers: int) -> int:
-    """Return a number of groups from 4 to 256. Groups have at most half a million ledgers if 256 groups suffice."""
+    """Return a number of groups from 4 to 256.
+
+    With less than 256 groups, a group has at most 500,000 ledgers on average.
+    """
     groups = 4
     while groups < SHARDS and ledgers > groups * 500_000:
         groups *= 2
@@ -109,7 +112,7 @@ def choose_group_count(ledgers: int) -> int:
 
 
 class GroupedFactFiles:
-    """Files of one task, one per group. A file is opened when the first row of its group is written."""
+    """Files of one task, one for each group. A file is opened when the first row of the group is written."""
 
     def __init__(self, folder: Path, stem: str, task: int, schema: pa.Schema, groups: int) -> None:
         self._folder, self._name, self._schema, self._groups = folder, f"{stem}-{task:05d}", schema, groups
@@ -117,7 +120,7 @@ class GroupedFactFiles:
         self.rows = 0
 
     def write(self, batch: pa.RecordBatch) -> None:
-        """Append a batch, split into groups by its column `ledger_id`. The column must have no null."""
+        """Append a batch, split into groups by the column `ledger_id`, which has no null."""
         if not batch.num_rows:
             return
         self.rows += batch.num_rows
@@ -140,7 +143,7 @@ class GroupedFactFiles:
         return self._open[group][1]
 
     def close(self) -> int:
-        """Rename the files to their final names. Return the number of their rows."""
+        """Rename the files to the final names. Return the number of rows in all files."""
         for group, (new, writer) in self._open.items():
             writer.close()
             new.replace(self._path(group))

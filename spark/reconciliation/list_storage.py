@@ -1,4 +1,4 @@
-"""`list-storage`: write every object of every bucket as a fact, from listings or from inventories."""
+"""`list-storage`: write a fact about every object of every bucket, from listings or from inventories."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -157,7 +157,7 @@ def _modified_times(batch: pa.RecordBatch) -> pa.Array:
 
 
 def _split_primary_objects(batch: pa.RecordBatch, bucket: str) -> tuple[pa.RecordBatch, pa.RecordBatch]:
-    """Return the objects of ledgers, and all other objects."""
+    """Return the objects of ledgers in the schema `OBJECTS`, and all other objects in the schema `STRANGE`."""
     parsed = parse_ledger_keys(batch.column("key"))
     columns = [
         pa.array(parsed.ledger_id),
@@ -174,7 +174,7 @@ def _split_primary_objects(batch: pa.RecordBatch, bucket: str) -> tuple[pa.Recor
 
 
 def _split_tiered_objects(batch: pa.RecordBatch, bucket: str) -> tuple[pa.RecordBatch, pa.RecordBatch]:
-    """Return the objects that offloads write, and all other objects."""
+    """Return objects of tiered copies in the schema `TIERED_OBJECTS`, and all other objects in the schema `STRANGE`."""
     parsed = pc.extract_regex(pc.cast(batch.column("key"), pa.string()), _TIERED_KEY)
     mask = pc.is_valid(parsed)
     keys, objects = parsed.filter(mask), batch.filter(mask)
@@ -202,7 +202,7 @@ def _exclude_markers_and_probes(batch: pa.RecordBatch, bucket: str) -> pa.Record
 
 
 def _write_upload_facts(task: _ListingTask, *, folder: Path, groups: int) -> int:
-    """Write unfinished multipart uploads, except for keys that no offload writes. Runs in an executor."""
+    """Write the unfinished multipart uploads of offloads, in an executor."""
     pattern = re.compile(_TIERED_KEY)
     rows = [
         {

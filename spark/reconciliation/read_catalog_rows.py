@@ -74,7 +74,7 @@ def read_ledgers_and_intents(
     context: JobContext,
     job: ReadLedgersAndIntentsJob,  # noqa: ARG001 - every main function of a job takes its job
 ) -> BulkJobSummary:
-    """Run the job on the driver, after storage was listed. Ledgers are read before intents."""
+    """Run the job on the driver. Storage must be listed before, and ledgers are read before intents."""
     groups = context.get_published_summary("list-storage").counts["groups"]
     reader = _CatalogReader(addresses.database_url, context.folder, groups, addresses.application)
     (before,) = context.run_in_executors("look at the catalog and its lists", [reader], _write_list_facts)
@@ -95,10 +95,7 @@ def read_ledgers_and_intents(
 
 
 def read_catalog_bounds(context: JobContext, database_url: str) -> dict[str, int]:
-    """Run `bulk_queries.select_ledger_and_intent_bounds` in an executor.
-
-    In the driver, another library may use the database.
-    """
+    """Read the bounds of ids in an executor, because the driver may use another SQLite library for the same file."""
     (bounds,) = context.run_in_executors("look at the catalog", [database_url], _query_bounds)
     return bounds
 
@@ -130,7 +127,7 @@ def _list_by_id(folder: Path) -> dict[int, dict[str, Any]]:
 
 @lru_cache(maxsize=1_000_000)
 def _compute_owner_digest(folder: Path, list_id: int, application: str) -> int:
-    """Return the owner's digest as a number, or 0 if the list or its topic does not exist or is damaged."""
+    """Return the ledger owner's digest as a number. Return 0 if the row of the list or topic is absent or damaged."""
     row = _list_by_id(folder).get(list_id)
     if row is None or not row["topic"]:
         return 0
@@ -148,13 +145,13 @@ def _compute_owner_digest(folder: Path, list_id: int, application: str) -> int:
 
 
 def _write_ledger_facts(reader: _CatalogReader, ids: _IdRange) -> tuple[int, int]:
-    """Write ledgers with their references and primary copies, and write tiered copies. Return both counts."""
+    """Write facts about ledgers with primary copies, and facts about tiered copies. Return both counts."""
     first, end = ids.first, ids.end
     with open_arrow_reader(reader.url) as connection:
         copies = connection.table(bulk_queries.select_copies(first, end))
         named = connection.table(bulk_queries.select_referenced_component_ledgers(first, end)).to_pylist()
         (max_segments,) = connection.table(bulk_queries.select_max_segments(first, end))["segments"].to_pylist()
-        # A ledger with a single segment needs no moment, because the sums of its row describe the segment.
+        # A ledger with one segment needs no weighted sum, because the sums in the ledger's row describe the segment.
         moments_end = end if max_segments > 1 else first
         moments = connection.table(bulk_queries.select_weighted_segment_sums(first, moments_end))
         wrong_sums = connection.table(bulk_queries.select_ledgers_with_wrong_sums(first, end))
@@ -182,10 +179,10 @@ def _write_ledger_facts(reader: _CatalogReader, ids: _IdRange) -> tuple[int, int
 class _FactsByLedger:
     primary_ids: npt.NDArray[np.int64]  # ledgers with a primary copy, ascending
     is_live: npt.NDArray[np.int64]  # 1 or 0, for each of `primary_ids`
-    named: set[tuple[int, str]]  # ledger and component of ledgers that a row of their component names
+    named: set[tuple[int, str]]  # ledger id and component of ledgers that a row of this component names
     moment_ids: npt.NDArray[np.int64]  # ledgers with two or more segments, ascending
     moments: npt.NDArray[np.int64]  # for each of `moment_ids`
-    differs_from_segments: npt.NDArray[np.int64]  # ledgers whose sums differ from those of their rows of segments
+    differs_from_segments: npt.NDArray[np.int64]  # ledgers whose sums differ from the sums over the rows of segments
 
 
 def _to_ledger_facts(reader: _CatalogReader, joined: _FactsByLedger, ids: _IdRange, rows: pa.RecordBatch) -> pa.Table:
@@ -238,7 +235,7 @@ def _write_intent_facts(reader: _CatalogReader, ids: _IdRange) -> int:
 
 
 def _add_copy_locations(schema: pa.Schema, rows: pa.RecordBatch) -> pa.Table:
-    """Add the columns that the offload context states. An unreadable context states no uuid."""
+    """Add the columns that the offload context states. The uuid of an unreadable context is empty."""
     return pa.Table.from_pylist([_add_copy_location(row) for row in rows.to_pylist()], schema=schema)
 
 

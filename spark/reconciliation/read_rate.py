@@ -1,11 +1,11 @@
-"""Rate of one task of a scrub."""
+"""Limit of the bytes per second that one task of a scrub reads."""
 
 import time
 from collections.abc import Callable
 
 
 class ReadRateLimiter:
-    """Limiter of the bytes that a task reads per second. Time without reads does not raise the rate later."""
+    """Limiter of the bytes that a task reads per second. A pause in reading does not allow a higher rate later."""
 
     def __init__(
         self,
@@ -19,7 +19,7 @@ class ReadRateLimiter:
         self.read_bytes = 0
 
     def wait_after_read(self, size_bytes: int) -> None:
-        """Count bytes that were read, and wait as long as reading them takes at the rate."""
+        """Count bytes that were read, and wait until the next read is within the rate."""
         self.read_bytes += size_bytes
         now = self._clock()
         self._free_at = max(self._free_at, now) + size_bytes / self._bytes_per_s

@@ -1,6 +1,6 @@
 """`cut-scrub` and `scrub-page`: read every stored segment and tiered copy at a bounded rate, and compare digests.
 
-A page is split into lanes, one for each task that can run at once. The lanes share the rate evenly.
+A page is split into lanes, one for each parallel task. The lanes share the rate evenly.
 """
 
 import json
@@ -46,9 +46,9 @@ from spark.sources.store_addresses import CatalogAddresses
 _MAX_PAGE_S: Final = 300  # a page occupies its worker, and a pause takes effect only after the page
 _MAX_PAGE_BYTES: Final = 8 << 30
 _MAX_PAGE_OBJECTS: Final = 20_000
-"""Bounds of a page. They limit the memory of a task, and the work that is repeated after a scrub died.
+"""Bounds of a page, which limit the memory of a task and the work that is repeated after a crash.
 
-A ledger is never split between pages, however large it is.
+A ledger is never split between pages, even if the ledger exceeds the bounds.
 """
 _MAX_LANES: Final = 16
 _PAGES_FILE: Final = "pages.json"
@@ -71,10 +71,10 @@ class _ScrubLane:
     bytes_per_s: float
 
     def is_object_of_lane(self, row: Mapping[str, Any]) -> bool:
-        """Return whether the task reads the object of the row.
+        """Return whether the task of this lane reads the object of the row.
 
-        The row's key decides, not its position, because each task queries the catalog separately and rows may change
-        between the queries. A checksum also spreads ledgers whose ids have equal remainders.
+        The checksum of the row's key decides. The position of the row cannot decide, because each task queries the
+        catalog separately and rows may change between the queries.
         """
         key = f"{row['ledger_id']}/{row.get('number', '')}"
         return crc32(key.encode()) % self.lanes == self.number
@@ -166,7 +166,7 @@ def _scrub_lane(addresses: CatalogAddresses, folder: Path, lane: _ScrubLane) -> 
         with replace_atomically(path) as new, pq.ParquetWriter(new, FINDING_SCHEMA) as writer:
             writer.write_table(findings_to_table(findings), row_group_size=FINDINGS_PER_PAGE)
     else:
-        path.unlink(missing_ok=True)  # of an earlier run of this task, whose findings no longer count
+        path.unlink(missing_ok=True)  # file of an earlier run of this task, whose findings no longer count
     counts.update(findings=len(findings), size_bytes=reader.rate_limiter.read_bytes)
     return counts
 
@@ -186,7 +186,7 @@ class _ObjectReader:
         return _to_finding(damage, row, CopyKind.LEDGER, self._addresses.primary.bucket, key) if damage else None
 
     def find_readable_tiered_store(self, row: Mapping[str, Any]) -> tuple[ObjectStore, str, str] | None:
-        """Return store, bucket and uuid of a tiered copy, or `None` if tasks do not read its bucket."""
+        """Return store, bucket and uuid of a tiered copy, or `None` if tasks cannot read the copy."""
         try:
             uuid, location = parse_uuid_and_location(row["ledger_id"], parse_offload_context_or_empty(row["context"]))
         except CorruptData:  # the context is damaged; a plan reports that

@@ -1,4 +1,4 @@
-"""Storage and catalog rows of a group of shards as numpy arrays, and candidates as Arrow tables."""
+"""Facts about a group of shards as numpy arrays, and candidates as Arrow tables."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ ReadSegments = Callable[[Ids], pa.Table]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardGroup:
-    """Storage and catalog rows of a group of shards, in any order, in the schemas of `fact_files`."""
+    """Facts about a group of shards, in any order, in the schemas of `fact_files`."""
 
     objects: pa.Table
     tiered: pa.Table
@@ -41,24 +41,24 @@ class ShardGroup:
 class ComparisonLimits:
     """Bounds of a comparison. Objects and rows beyond these bounds are left out."""
 
-    before_us: int  # an object counts if it is older, by the store's clock
-    rows_before_us: int  # a row counts if it is older, by the catalog's clock
+    before_us: int  # younger objects, by the store's clock, are left out
+    rows_before_us: int  # younger rows, by the catalog's clock, are left out
     next_ledger_id: int  # no ledger has this id or a higher one
     bucket: str  # primary bucket
-    tiered_buckets: frozenset[str]  # that were listed
-    endpoints: frozenset[str] = frozenset({""})  # of the listed store, as offload contexts name it
+    tiered_buckets: frozenset[str]  # tiered buckets that were listed
+    endpoints: frozenset[str] = frozenset({""})  # endpoints by which offload contexts name the listed store
 
 
 @dataclass(frozen=True, slots=True)
 class StoredLedgerObjects:
     """Objects of the primary bucket, ascending by ledger and number, with sums by ledger."""
 
-    ledger: Ids  # of each object
+    ledger: Ids  # ledger id of each object
     number: npt.NDArray[np.int32]
     digest: npt.NDArray[np.uint64]
     size: Ids
     modified: Ids
-    ids: Ids  # of each ledger
+    ids: Ids  # id of each ledger
     start: npt.NDArray[np.intp]  # index of the ledger's first object
     newest: Ids
     objects: Ids
@@ -66,7 +66,7 @@ class StoredLedgerObjects:
 
     @staticmethod
     def from_table(table: pa.Table) -> "StoredLedgerObjects":
-        """Convert a table in the schema `OBJECTS`, in any order. An object that an inventory repeats counts once."""
+        """Convert a table in the schema `OBJECTS`, in any order. An object that an inventory repeats is used once."""
         names = ("ledger_id", "number", "digest", "size_bytes", "modified_us")
         ledger, number, digest, size, modified = _sort_and_deduplicate_objects(
             *(table[name].to_numpy() for name in names)
@@ -82,7 +82,7 @@ class StoredLedgerObjects:
 
 
 def _sort_and_deduplicate_objects(ledger: Ids, number: Any, digest: Any, size: Ids, modified: Ids) -> tuple[Any, ...]:  # noqa: ANN401
-    """Sort objects. Among objects with equal keys, keep the newest, because it may be too young to be judged."""
+    """Sort objects. Of objects with equal keys keep the newest one, which may be too young for a finding."""
     order = np.lexsort((number, ledger))
     if ((np.diff(ledger[order]) == 0) & (np.diff(number[order]) == 0)).any():  # rare, so the cheap order comes first
         order = np.lexsort((modified, digest, number, ledger))
@@ -117,11 +117,11 @@ class LedgerRowColumns:
 
 @dataclass(frozen=True, slots=True)
 class IntentIds:
-    """Unfinished intents and dead letters."""
+    """Ids in unfinished intents and in dead letters."""
 
     pending: Ids  # ledgers with an intent for the primary copy
     dead: Ids  # ledgers with a dead letter for the primary copy
-    tiered_pending: frozenset[str]  # uuids
+    tiered_pending: frozenset[str]  # uuids of tiered copies with an unfinished intent
     tiered_dead: frozenset[str]
     unreadable: frozenset[int]  # ledgers with an intent for a tiered copy of unknown uuid
 
@@ -141,7 +141,7 @@ class IntentIds:
 
 
 def weighted_segment_terms(number: Ids, size: Ids) -> Ids:
-    """Return the terms that `bulk_queries.select_weighted_segment_sums` sums, by segment number and size."""
+    """Return the term of each segment in the sum of `bulk_queries.select_weighted_segment_sums`."""
     place = number % NUMBER_MODULUS + 1
     terms: Ids = place * place * (size % SIZE_MODULUS)
     return terms
@@ -156,7 +156,7 @@ def find_positions(ascending: Ids, values: Ids) -> tuple[npt.NDArray[np.intp], M
 
 
 def make_finding_rows(kind: FindingKind, rows: int, **columns: Any) -> pa.Table:  # noqa: ANN401 - arrays, lists or one value
-    """Return rows of `FINDING_SCHEMA`. A single value fills its column, and a missing column is empty."""
+    """Return rows of `FINDING_SCHEMA`. A single value fills the whole column. A missing column is empty."""
     empty: dict[str, Any] = {"ledger_id": None, "row_id": None, "newest_us": None, "objects": 0, "size_bytes": 0}
     arrays = []
     for field in FINDING_SCHEMA:

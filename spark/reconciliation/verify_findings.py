@@ -1,7 +1,7 @@
 """`verify-findings`: check each candidate again, first in storage and then in the catalog, and keep the true findings.
 
-An absence counts only if a HEAD finds nothing and the row still names the object. An orphan counts only if storage
-states its owner.
+An absence is reported only if a HEAD finds nothing and the row still names the object. An orphan is reported only if
+storage states an owner.
 """
 
 from collections import Counter
@@ -50,7 +50,7 @@ from logstore.reconciliation.services.orphan_inspection import (
 from spark.job_runner import JobContext
 from spark.sources.store_addresses import CatalogAddresses
 
-_PARALLEL_REQUESTS: Final = 16  # of one task
+_PARALLEL_REQUESTS: Final = 16  # requests of one task
 _PAGES_PER_TASK: Final = 8
 _CONFIRMATION_DETAIL: Final = "it says where a segment was registered, and goes with its ledger"
 
@@ -78,7 +78,7 @@ def verify_findings(addresses: CatalogAddresses, context: JobContext, job: Verif
 def _write_verified_findings(
     task: _VerifyTask, *, candidates: Path, folder: Path, addresses: CatalogAddresses, before_us: int
 ) -> Counter[str]:
-    """Write the findings among some pages of candidates into one file. Runs in an executor, maybe twice at once."""
+    """Write the true findings of some pages of candidates into one file, in an executor. Two runs may overlap."""
     files, counts = FindingFiles(candidates), Counter[str]()
     stores = {address.bucket: address.store() for address in addresses.stores}
     with (
@@ -102,13 +102,13 @@ def verify_candidates(
     before_us: int,
     application: str,
 ) -> list[Finding]:
-    """Return the candidates that are still true, in unchanged order, with storage's statements."""
+    """Return the candidates that are still true, in unchanged order, with the statements in storage."""
     keys_by_ledger = _read_keys_of_missing_ledgers(candidates, catalog)
 
     def recheck_in_storage(candidate: Finding) -> Finding | None:
         if _is_stated_orphan(candidate):
             return _recheck_orphan(candidate, stores[candidate.bucket], before_us, application)
-        if is_single_object(candidate):  # parts of an upload state nothing
+        if is_single_object(candidate):  # an unfinished upload has no statement
             return None if doubt_upload(stores[candidate.bucket], candidate.key, before_us) else candidate
         if candidate.kind is FindingKind.MISSING_DATA and not _is_lost_row(candidate):
             names = keys_by_ledger.get(candidate.ledger_id, ())
@@ -125,7 +125,7 @@ def verify_candidates(
 
 
 def _recheck_orphan(candidate: Finding, store: ObjectStore, before_us: int, application: str) -> Finding | None:
-    """Return an orphan with storage's statement, or `None` if the orphan is absent or young.
+    """Return an orphan with the statement in storage, or `None` if the orphan is absent or young.
 
     The statement may change the finding's kind to foreign or mismatch.
     """
@@ -171,7 +171,7 @@ def _read_keys_of_missing_ledgers(candidates: Sequence[Finding], catalog: ArrowR
 
 
 def _is_still_missing(candidate: Finding, store: ObjectStore, expected_keys: Sequence[str]) -> bool:
-    """Return whether separate reads also find that the data is absent or too short.
+    """Return whether a second read also finds that the data is absent or too short.
 
     For a whole ledger, another listing and a HEAD of each of `expected_keys` must find nothing.
     """
@@ -210,7 +210,7 @@ def _make_row_checks(findings: Sequence[Finding], catalog: ArrowReader) -> dict[
 def _make_missing_data_check(
     findings: Sequence[Finding], catalog: ArrowReader
 ) -> dict[FindingKind, Callable[[Finding], bool]]:
-    """Return a check that the catalog still names missing data. Detached data was rightly deleted."""
+    """Return a check that the catalog still names the missing data. Absent data of a detached ledger is no loss."""
     ledger_ids = sorted(
         {
             finding.ledger_id
@@ -271,7 +271,7 @@ def _judge_lost_rows(finding: Finding, rows: LedgerRows) -> Finding | None:
 
 
 def _judge_unreferenced(finding: Finding, rows: LedgerRows) -> Finding | None:
-    """Return the finding if rows prove that the ledger is not needed, else a finding of lost data."""
+    """Return the finding if rows prove that the ledger is not needed. Otherwise return a finding of lost data."""
     if not rows.has_row:
         return None
     doubt = doubt_removal_of_unreferenced(rows)
@@ -279,7 +279,7 @@ def _judge_unreferenced(finding: Finding, rows: LedgerRows) -> Finding | None:
 
 
 def _judge_orphan(finding: Finding, rows: LedgerRows) -> Finding | None:
-    """Return the orphan, or a finding of damage instead, or `None` if a row names this very copy."""
+    """Return the orphan, a finding of another kind instead, or `None` if a row names this copy."""
     statement = LedgerStatement.from_metadata(finding.statement)
     if finding.kind is FindingKind.ORPHAN_SEGMENT:
         doubt = doubt_segment(statement, rows)
@@ -291,7 +291,7 @@ def _judge_orphan(finding: Finding, rows: LedgerRows) -> Finding | None:
 
 
 def _is_stated_orphan(finding: Finding) -> bool:
-    """Return whether the finding is an orphan with a statement in storage. Parts of an upload have no statement."""
+    """Return whether the finding is an orphan with a statement in storage. Unfinished uploads have no statement."""
     return is_copy(finding) or finding.kind is FindingKind.ORPHAN_SEGMENT
 
 
@@ -300,5 +300,5 @@ def _is_unreferenced(finding: Finding) -> bool:
 
 
 def _is_lost_row(finding: Finding) -> bool:
-    """Return whether a ledger has lost its own row, or rows of its copies or segments."""
+    """Return whether the finding says that the row of a ledger, or rows of copies or segments, are lost."""
     return finding.kind is FindingKind.MISSING_DATA and not finding.copy

@@ -1,8 +1,8 @@
 """`rebuild-records`: write the newest version of every record of a manifest as rows of the catalog's tables.
 
-Topics and lists come first, because other records depend on them. Each task reads the blocks of one range of ids, which
-bounds its memory. One task holds all records of a kind with unique names. If a name was used again after a plain
-deletion, the newer record counts.
+Topics and lists come first, because other records depend on topics and lists. A task reads the blocks of one range of
+ids, so that its memory is bounded. If names of a kind are unique, one task reads all records of the kind. If a name was
+used again after a plain deletion, the newer record counts.
 
 Source: Aerospike's cold start.
 """
@@ -49,7 +49,7 @@ from spark.sources.store_addresses import BucketAddress
 
 _K = RecordKind
 _HIDING_KINDS: Final = frozenset({_K.TRANSACTION, _K.HIDDEN})
-"""Kinds that hide messages from readers. Without them, messages of open and aborted transactions look committed."""
+"""Kinds that hide messages from readers. Without such records, messages of aborted transactions look committed."""
 _KINDS_UNDER_TOPICS: Final = (_K.SCHEMA, _K.PRODUCER, _K.INDEX, _K.SNAPSHOT)
 _MAX_VERSIONS_PER_RANGE: Final = 500_000  # about 300 MB during sorting
 _MAX_SKIPPED_FACTS: Final = 1_000
@@ -59,7 +59,7 @@ _MAX_SKIPPED_FACTS: Final = 1_000
 class _IdRangeWithBlocks:
     """Range of ids, both ends inclusive, with the blocks that may hold record versions of the range."""
 
-    number: int  # number among the ranges of these kinds
+    number: int  # index among the ranges of the same kinds
     ids: tuple[int, int]
     blocks: tuple[Block, ...]
 
@@ -80,7 +80,7 @@ class _RebuildTaskResult:
 def rebuild_records(records: BucketAddress, context: JobContext, job: RebuildRecordsJob) -> BulkJobSummary:
     """Run the job on the driver.
 
-    Unreadable blocks are skipped if the job says so, except blocks that may hide messages and blocks of a newer build.
+    With `skip_unreadable`, unreadable blocks are skipped. Blocks of `_HIDING_KINDS` and of a newer build are not.
     """
     blocks = RebuildManifests(_open_log(records, job)).read_manifest(job.manifest).blocks
     cores = context.spark.sparkContext.defaultParallelism
@@ -160,7 +160,7 @@ class _RecordRebuilder:
         self.result = _RebuildTaskResult()
 
     def rebuild_topics_and_lists(self, task: _RebuildTask) -> None:
-        """Write all topics and lists. Save the ids of topics and of listed ledgers for the second step."""
+        """Write all topics and lists. Save the ids of topics and of listed ledgers for the tasks that follow."""
         topics = self._read_unique_and_write_tombstones(task, _K.TOPIC)
         topic_ids = read_id_column(topics)
         self._write_rows(0, [build_table_rows(_K.TOPIC, topics)])
@@ -201,7 +201,7 @@ class _RecordRebuilder:
     def _read_unique_and_write_tombstones(
         self, task: _RebuildTask, kind: RecordKind, topic_ids: Ids | None = None
     ) -> pa.Table:
-        """Read all records of a kind with unique names, ascending by id. With `topic_ids`, only of these topics."""
+        """Return all records of a kind with unique names, ascending by id. `topic_ids` selects records of topics."""
         tables = [block_schema(kind).empty_table()]
         for id_range in task.ranges:
             if any(block.kind is kind for block in id_range.blocks):
@@ -257,7 +257,7 @@ class _RecordRebuilder:
 
 
 def _save_ids(files: RowFilesFolder, topic_ids: Ids, listed_ledger_ids: Ids) -> None:
-    """Save the ids of topics last, because the existence of that file means that both files exist."""
+    """Save the ids. The file with ids of topics is last, because its existence means that both files exist."""
     for path, ids in ((files.listed_ledgers_path(), listed_ledger_ids), (files.topics_path(), topic_ids)):
         with replace_atomically(path) as new, new.open("wb") as file:
             np.save(file, ids)

@@ -1,6 +1,6 @@
 """Listings of buckets by key ranges: the primary bucket by shard, a tiered bucket by the first character of its keys.
 
-Keys between these ranges are listed too, because their objects are foreign and must be reported.
+Keys outside these ranges are listed too, because foreign objects must be reported.
 """
 
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ from logstore.log.ledger_object_keys import SHARDS, shard_prefix
 from logstore.ports.object_storage import ObjectInfo, ObjectStore
 
 LISTING_SCHEMA: Final = pa.schema([("key", pa.large_string()), ("size_bytes", pa.int64()), ("modified_us", pa.int64())])
-"""Schema of a listed object. `modified_us` is by the store's clock, and null if the store gives no time."""
+"""Schema of a listed object. `modified_us` is a time of the store's clock, or null if the store gives no time."""
 
 _ROWS_PER_BATCH: Final = 50_000
 _HEX: Final = "0123456789abcdef"
@@ -43,11 +43,11 @@ TIERED_RANGES: Final = (
     KeyRange(after="9\U0010ffff", before="a"),
     KeyRange(after="f\U0010ffff"),
 )
-"""Ranges that cover a tiered bucket: uploads by the first character of their uuid, and all other keys."""
+"""Ranges that cover a tiered bucket: one for each hexadecimal digit at the start of a key, and all other keys."""
 
 
 def list_outside_shards(store: ObjectStore) -> tuple[list[KeyRange], list[ObjectInfo]]:
-    """Return folders of the primary bucket that are not shards, and objects that are in no folder."""
+    """Return folders of the primary bucket that are not shards, and objects directly in the root or in `ledgers/`."""
     ranges: list[KeyRange] = []
     objects: list[ObjectInfo] = []
     shards = {shard_prefix(shard) for shard in range(SHARDS)}

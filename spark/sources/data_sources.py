@@ -6,8 +6,8 @@
 | `sexton_ledgers` | a row of `ledger` | `ledger_id` with `=`, `<`, `<=`, `>` and `>=` |
 | `sexton_entries` | an entry of the topic of option `topic_id`, ordered in a partition | columns, by option `columns` |
 
-Executors read rows as Arrow batches. Addresses and credentials are attributes of the classes, not options, because
-Spark's plans show options.
+Executors read rows as Arrow batches. Addresses and credentials are attributes of the classes. They are not options,
+because Spark's plans show options.
 
 Source: Spark's Python Data Source API.
 """
@@ -60,7 +60,7 @@ def register_data_sources(spark: "SparkSession", addresses: CatalogAddresses) ->
 
 @dataclass
 class _Partition(InputPartition):
-    value: Any  # depends on the reader
+    value: Any  # type depends on the reader
 
 
 class ObjectTable(DataSource):
@@ -170,7 +170,7 @@ class _LedgerReader(DataSourceReader):
 
 
 class TopicEntryTable(DataSource):
-    """Entries of one topic with their positions. Only the columns of option `columns` are fetched."""
+    """Entries of one topic with positions. Only the columns of option `columns` are fetched."""
 
     addresses: ClassVar[CatalogAddresses]
 

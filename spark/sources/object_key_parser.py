@@ -1,6 +1,6 @@
-"""Fast parser for millions of keys of the primary bucket, which decodes eight characters at once.
+"""Fast parser for millions of keys of the primary bucket. It decodes eight characters at once.
 
-A key is parsed only if it has exactly the form that `segment_key` and `meta_key` of `logstore.log.ledgers` write.
+A key is parsed only if `segment_key` or `meta_key` of `logstore.log.ledger_object_keys` can write exactly this key.
 """
 
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ META: Final = -1
 _SEGMENT_LENGTH: Final = 44  # ledgers/xx/{16 hex}/{8 digits}.parquet
 _META_LENGTH: Final = 54  # ledgers/xx/{16 hex}/{16 hex}.meta.json
 _ID_OFFSET: Final = 11
-_NAME_OFFSET: Final = 28  # of the part after the ledger id
+_NAME_OFFSET: Final = 28  # offset of the part after the ledger id
 _ONES: Final = np.uint64(0x0101010101010101)
 
 
@@ -28,8 +28,8 @@ class ParsedKeys:
 
     is_canonical: npt.NDArray[np.bool_]
     ledger_id: npt.NDArray[np.int64]
-    number: npt.NDArray[np.int32]  # of the segment, or META
-    digest: Words  # of a `meta.json`; 0 for a segment
+    number: npt.NDArray[np.int32]  # number of the segment, or META
+    digest: Words  # digest in the name of a `meta.json`; 0 for a segment
 
 
 def parse_ledger_keys(keys: pa.Array) -> ParsedKeys:

@@ -1,4 +1,4 @@
-"""Inventory files, which replace a listing: a manifest and its parts in Parquet or CSV, checked before use.
+"""Inventories that replace listings: a manifest and parts in Parquet or CSV. All files are checked before use.
 
 Keys in CSV parts are URL-encoded. The inventory of a versioned bucket also has object versions that are not the latest.
 Source: Amazon S3 Inventory.
@@ -35,7 +35,7 @@ _PARQUET_NAME_BY_CSV_NAME: Final = {
 _PARQUET_FIELD: Final = re.compile(r"(?:required|optional)\s+\w+\s+(\w+)")
 _ROWS_PER_TASK: Final = 1_000_000
 _BYTES_PER_READ: Final = 1 << 24
-_MAX_MANIFEST_BYTES: Final = 64 << 20  # the entry of a part takes 200 bytes, and a part has a million rows
+_MAX_MANIFEST_BYTES: Final = 64 << 20  # each part takes 200 bytes of the manifest and has a million rows
 _MAX_CLOCK_LEAD_US: Final = 60_000_000  # clocks differ, and count whole seconds; the age floor is an hour
 
 
@@ -43,21 +43,21 @@ _MAX_CLOCK_LEAD_US: Final = 60_000_000  # clocks differ, and count whole seconds
 class InventoryTaskPart:
     path: str
     format: str
-    columns: tuple[str, ...]  # of the file, named as in Parquet inventories
-    row_groups: tuple[int, ...] = ()  # of a Parquet part
+    columns: tuple[str, ...]  # columns of the file, named as in Parquet inventories
+    row_groups: tuple[int, ...] = ()  # row groups of a Parquet part
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inventory:
     bucket: str
-    created_us: int  # time at which the store began the inventory, by its clock
+    created_us: int  # start of the inventory, by the store's clock
     format: str
     columns: tuple[str, ...]
     files: tuple[tuple[str, int, str], ...]  # path, size in bytes, MD5 in hex
 
 
 def read_inventory_manifest(path: Path, *, now_us: int) -> Inventory:
-    """Read a manifest and find its parts in nearby folders. `now_us` is the present time by the store's clock.
+    """Read a manifest and find the parts in nearby folders. `now_us` is the present time of the store's clock.
 
     `InvalidInput` means that the manifest is malformed or from the future, lacks a column, or names an absent part.
     """
@@ -94,16 +94,17 @@ def read_inventory_manifest(path: Path, *, now_us: int) -> Inventory:
 
 
 def _parse_schema(file_format: str, schema: str) -> tuple[str, ...]:
-    """Return column names as Parquet inventories spell them. The schema of such an inventory is Parquet's own text."""
+    """Return column names as Parquet inventories spell them. `schema` is a list of names, or Parquet's own text."""
     if file_format == "CSV":
         return tuple(_PARQUET_NAME_BY_CSV_NAME.get(name.strip(), name.strip().lower()) for name in schema.split(","))
     return tuple(_PARQUET_FIELD.findall(schema))
 
 
 def _find_part_path(manifest: Path, key: str) -> str:
-    """Return the path of a part, which is below the manifest's folder or one of the two folders above.
+    """Return the path of a part, which is below the manifest's folder or below one of the two folders above.
 
-    A copied inventory may lack folders of the part's key. Below the upper folders, the copy must have at least one.
+    In a copied inventory, leading folders of `key` may be absent. Below the upper two folders, the last folder of `key`
+    must exist.
     """
     names = key.split("/")
     if any(name in {"", ".", ".."} for name in names):
@@ -143,7 +144,7 @@ def check_part_checksum(file: tuple[str, int, str]) -> int:
 def list_inventory_parts(inventory: Inventory) -> list[InventoryTaskPart]:
     """Return the parts for tasks: whole CSV parts, and Parquet parts of about a million rows.
 
-    `InvalidInput` means that a Parquet part lacks a column, and `CorruptData` that it cannot be read.
+    Raise `InvalidInput` if a Parquet part lacks a column, and `CorruptData` if a part cannot be read.
     """
     parts: list[InventoryTaskPart] = []
     for path, _, _ in inventory.files:
@@ -172,7 +173,7 @@ def list_inventory_parts(inventory: Inventory) -> list[InventoryTaskPart]:
 
 
 def read_part(part: InventoryTaskPart) -> Iterator[pa.RecordBatch]:
-    """Read the latest object versions in a part, in `LISTING_SCHEMA`. Raise `CorruptData` if it is unreadable."""
+    """Yield the latest object versions of a part, in `LISTING_SCHEMA`. Raise `CorruptData` for an unreadable part."""
     columns: list[str] = [name for name in (*_REQUIRED_COLUMNS, *_VERSION_COLUMNS) if name in part.columns]
     try:
         for table in _read_csv(part, columns) if part.format == "CSV" else _read_parquet(part, columns):
@@ -189,7 +190,7 @@ def _read_parquet(part: InventoryTaskPart, columns: list[str]) -> Iterator[pa.Ta
 
 def _read_csv(part: InventoryTaskPart, columns: list[str]) -> Iterator[pa.Table]:
     with pa.input_stream(part.path) as stream:
-        if not stream.read(1):  # an inventory of an empty bucket has such a part, which Arrow refuses
+        if not stream.read(1):  # the part of an empty bucket's inventory is empty, which Arrow refuses
             return
     types = {"key": pa.string(), "size": pa.int64(), "last_modified_date": pa.timestamp("us", tz="UTC")}
     reader = pa_csv.open_csv(

@@ -8,7 +8,7 @@ from infra.objects import S3ObjectStore, create_s3_client
 
 @dataclass(frozen=True, slots=True)
 class BucketAddress:
-    """Address of a bucket. Executors get it within tasks, because Spark shows its options and properties."""
+    """Address of a bucket. Executors get addresses within tasks, because Spark shows options and properties."""
 
     role: str
     bucket: str
@@ -16,10 +16,10 @@ class BucketAddress:
     region: str = ""
     access_key: str = field(default="", repr=False)  # empty: the executor's own environment or role
     secret_key: str = field(default="", repr=False)
-    ca_file: str = ""  # at the same path for every executor; empty: the setting of its environment
+    ca_file: str = ""  # the same path on every executor; empty: the setting of the executor's environment
 
     def store(self) -> S3ObjectStore:
-        """Return the bucket. A process has one client per address."""
+        """Return the bucket. A process has one client for each address."""
         return _connect(self)
 
 
@@ -32,7 +32,7 @@ def _connect(address: BucketAddress) -> S3ObjectStore:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CatalogAddresses:
-    """Addresses of the catalog and its buckets. Executors get them within tasks."""
+    """Addresses of the catalog and its buckets."""
 
     database_url: str = field(repr=False)
     primary: BucketAddress

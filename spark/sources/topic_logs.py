@@ -1,4 +1,4 @@
-"""Topics and stores of their logs, for tasks in executors."""
+"""Access to topics for Spark tasks: topics in order of size, and the buckets with the data of their logs."""
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -27,9 +27,9 @@ T = TypeVar("T")
 def order_topics_by_size(
     database_url: str, size_queries: Callable[[], Iterable[Select[Any]]], topics: Collection[int]
 ) -> list[int]:
-    """Return topics, largest first. Without `topics`, return all topics of the queries. Runs in an executor.
+    """Return `topics`, or without `topics` all topics of the queries, largest first. Call this in an executor.
 
-    The queries have the columns `topic_id` and `size`. The sizes of a topic in several queries are added.
+    The queries return the columns `topic_id` and `size`. Sizes of a topic from several queries are added.
     """
     size_by_topic = Counter[int]()
     with open_arrow_reader(database_url) as connection:
@@ -40,7 +40,7 @@ def order_topics_by_size(
 
 
 def deal_round_robin(items: list[T], count: int) -> list[list[T]]:
-    """Deal the items in turn to `count` lists, or to one list per item if there are fewer items."""
+    """Distribute the items in turn over `count` lists, or over one list for each item if there are fewer items."""
     return [items[first::count] for first in range(min(count, len(items)))]
 
 
@@ -52,13 +52,13 @@ def is_active_topic(catalog: SqlCatalog, topic_id: TopicId) -> bool:
 
 
 def unreadable_topic_facts(error_by_topic: Mapping[TopicId, str]) -> dict[str, str]:
-    """Return facts of a job for the first 20 topics that could not be read."""
+    """Return `BulkJobSummary.facts` about the first 20 topics that could not be read."""
     topic_ids = sorted(error_by_topic)[:_MAX_FACTS]
     return {f"{LEFT_OUT}topic {topic_id}": error_by_topic[topic_id] for topic_id in topic_ids}
 
 
 def open_log_stores(addresses: CatalogAddresses, catalog: SqlCatalog) -> tuple[OwnedStore, TieredCopyFinder]:
-    """Return the primary bucket and the tiered copies. Both refuse a bucket that is not the catalog's."""
+    """Return access to the primary bucket and to tiered copies. A bucket that is not the catalog's is refused."""
     stores = MarkerChecker(catalog.identities)
 
     def open_bucket(address: BucketAddress) -> OwnedStore:
