@@ -1,7 +1,7 @@
 """Checks that buckets and the Temporal namespace belong to the catalog.
 
-A paused schedule marks the catalog of a namespace, because clients cannot change the namespace itself in Temporal
-Cloud. The schedule's memo has the catalog's id.
+The mark of a namespace is a paused schedule with the catalog's id in its memo. In Temporal Cloud, clients cannot change
+the namespace itself.
 """
 
 import logging
@@ -38,11 +38,11 @@ _log = logging.getLogger(__name__)
 
 
 async def mark_namespace_as_own(client: Client, catalog_id: str) -> None:
-    """Mark the namespace as this catalog's if it has no mark. Idempotent."""
+    """Write the catalog's mark into the namespace unless the namespace has a mark. Idempotent."""
     if await compare_namespace_mark(client, catalog_id):
         return
     try:
-        # Not encrypted: the id is no secret, and must stay readable when today's keys are gone.
+        # The id is not encrypted: it is no secret, and must stay readable when today's keys are gone.
         (plain,) = PayloadConverter.default.to_payloads([catalog_id])
         await client.create_schedule(CATALOG_SCHEDULE, _make_mark_schedule(catalog_id), memo={_CATALOG: plain})
     except ScheduleAlreadyRunningError:  # another process was faster
@@ -68,7 +68,7 @@ async def compare_namespace_mark(client: Client, catalog_id: str) -> bool:
 
 
 def _make_mark_schedule(catalog_id: str) -> Schedule:
-    """Return a paused schedule. No worker polls its queue, so a run that a user triggers times out."""
+    """Return a paused schedule. If a user triggers a run, the run times out, because no worker polls its queue."""
     return Schedule(
         action=ScheduleActionStartWorkflow(
             CATALOG_SCHEDULE, id=CATALOG_SCHEDULE, task_queue=CATALOG_SCHEDULE, execution_timeout=timedelta(seconds=1)
@@ -88,7 +88,7 @@ def list_configured_buckets(settings: Settings) -> tuple[tuple[BucketRole, str],
 
 
 def mark_unmarked_buckets(settings: Settings, database: Database) -> dict[str, str]:
-    """Mark each unmarked bucket as the catalog's, if its store answers. Return a phrase about each bucket."""
+    """Write missing markers into buckets whose store answers. Return a phrase about each bucket, by its name."""
     get_bucket = make_checked_bucket_opener_by_name(settings, MarkerChecker(SqlCatalog(database).identities))
     error_by_bucket = {
         bucket: _catch_unanswered_comparison(get_bucket(role, bucket).require_ownership_once)
@@ -110,9 +110,9 @@ def _catch_unanswered_comparison(compare: Callable[[], object]) -> SextonError |
 def mark_or_refuse_primary_and_tiered(
     primary_bucket: OwnedStore, tiered_bucket_at: BucketAtLocation, settings: Settings
 ) -> None:
-    """Compare the primary and tiered buckets with the catalog when a process starts.
+    """Check the markers of the primary and the tiered bucket when a process starts. Write missing markers.
 
-    A bucket that cannot be compared now is compared at its first use.
+    If a store does not answer, the bucket is checked at its first use.
 
     Raises:
         CatalogMismatch: A bucket belongs to another catalog.
@@ -128,12 +128,12 @@ def mark_or_refuse_primary_and_tiered(
 
 
 def refuse_outdated_catalog(settings: Settings, catalog: SqlCatalog) -> None:
-    """Compare the catalog with the newest manifest of its record log. Skip a bucket without a mark.
+    """Compare the catalog with the newest manifest of its record log, unless the records bucket has no marker.
 
     Raises:
         CatalogOutdated: The database is older than its record log.
         CatalogMismatch: The bucket belongs to another catalog.
-        StoreUnavailable, ServiceRefused: The store does not answer or refuses.
+        StoreUnavailable, ServiceRefused: The store does not answer, or refuses the request.
     """
     get_bucket = make_checked_bucket_opener_by_name(settings, MarkerChecker(catalog.identities), fails_fast=True)
     records = get_bucket(BucketRole.RECORDS, settings.records_bucket)
@@ -142,7 +142,7 @@ def refuse_outdated_catalog(settings: Settings, catalog: SqlCatalog) -> None:
 
 
 def refuse_foreign_primary_bucket(settings: Settings, identities: CatalogIdentity) -> None:
-    """Raise `CatalogMismatch` if the primary bucket is another catalog's. A store that does not answer is accepted."""
+    """Raise `CatalogMismatch` if the primary bucket belongs to another catalog. Accept a store that does not answer."""
     if not settings.has_object_store:
         return
     store = make_checked_bucket_opener_by_name(settings, MarkerChecker(identities), fails_fast=True)(

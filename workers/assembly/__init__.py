@@ -1,1 +1,1 @@
-"""Composition root. No other package constructs services, in production and in tests."""
+"""Composition root: the only package that constructs services, in production and in tests."""

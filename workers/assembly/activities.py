@@ -101,12 +101,12 @@ class WorkerActivities:
             getattr(host, name)
             for host in hosts
             for name, method in vars(type(host)).items()
-            if callable(method) and activity._Definition.from_callable(method)  # noqa: SLF001 - no public way
+            if callable(method) and activity._Definition.from_callable(method)  # noqa: SLF001 - the SDK has no public way
         ]
 
 
 def create_activities(log: LogStore, owners: TopicOwners) -> WorkerActivities:
-    """Create the activities of a worker. `owners` finds the owner of a topic."""
+    """Create the activities of a worker. `owners` finds the bundle owner of a topic."""
     catalog = log.catalog
     deletions, ledgers, topics = catalog.deletions, catalog.ledgers, catalog.topics
     planning, applying, scrubbing = _create_reconciliation_activities(log)

@@ -1,4 +1,4 @@
-"""Buckets of the settings. Each bucket is compared with the catalog before its first use."""
+"""Buckets of the settings. The marker of each bucket is compared with the catalog before the bucket's first use."""
 
 from collections.abc import Callable
 from functools import cache, partial
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def uses_embedded_store(settings: Settings) -> bool:
-    """Return whether this home's stack runs the object store. Offload contexts do not name such a store."""
+    """Return whether the stack in the home runs the object store. Offload contexts do not name such a store."""
     return bool(settings.s3_endpoint) and read_stack_record(settings.home).get("s3_endpoint") == settings.s3_endpoint
 
 
@@ -28,13 +28,15 @@ def make_checked_bucket_opener(
     fails_fast: bool = False,
     require_current: Callable[[], None] | None = None,
 ) -> Callable[[BucketRole, CopyLocation], MarkerCheckedBucket]:
-    """Return a function that opens a bucket by role and location, and compares it with the catalog at its first use.
+    """Return a function that opens a bucket by role and location. The bucket's marker is checked at the first use.
 
-    `require_current` is called for primary and tiered buckets. If it raises an error, the bucket is not used.
+    `require_current` must raise an error if the database is no longer the catalog. It protects primary and
+    tiered buckets.
     """
 
     @cache
-    def open_buckets() -> "S3BucketsByLocation":  # many commands use no bucket, and an import of boto3 takes 0.3 s
+    def open_buckets() -> "S3BucketsByLocation":
+        # Buckets are opened late, because many commands use none, and the import of boto3 takes 0.3 s.
         from infra.objects import S3BucketsByLocation  # noqa: PLC0415 - start-up time
 
         home = open_primary_bucket(settings, fails_fast=fails_fast)
@@ -65,7 +67,7 @@ def make_checked_bucket_opener(
 def identify_catalog_by_records_marker(
     settings: Settings,
 ) -> "tuple[LostCatalogIdentity, Callable[[BucketRole, str], tuple[NamedBucket, S3ObjectStore]]]":
-    """Return the catalog that the marker of the records bucket names, and a function that opens buckets unchecked."""
+    """Return the catalog that the marker of the records bucket names, and a function that opens unchecked buckets."""
     from infra.objects import S3BucketsByLocation  # noqa: PLC0415 - start-up time
 
     home = open_primary_bucket(settings)
@@ -82,7 +84,7 @@ def identify_catalog_by_records_marker(
 def make_checked_bucket_opener_by_name(
     settings: Settings, marker_checker: MarkerChecker, *, fails_fast: bool = False
 ) -> Callable[[BucketRole, str], MarkerCheckedBucket]:
-    """Return a function that opens a bucket by role and name, and compares it with the catalog at its first use."""
+    """Return a function that opens a bucket by role and name. The bucket's marker is checked at the first use."""
     get_bucket = make_checked_bucket_opener(settings, marker_checker, fails_fast=fails_fast)
     return lambda role, bucket: get_bucket(role, CopyLocation(bucket))
 
@@ -90,7 +92,7 @@ def make_checked_bucket_opener_by_name(
 def open_primary_bucket(settings: Settings, *, fails_fast: bool = False) -> "S3ObjectStore":
     """Open the primary bucket. An empty endpoint means AWS. Empty keys mean the host's role.
 
-    `fails_fast` sets short timeouts and one attempt. It is for commands whose user waits and can repeat them.
+    `fails_fast` sets short timeouts and one attempt, for commands whose user waits and can run the command again.
     """
     return _open_primary_bucket_at(settings, fails_fast, settings.s3_endpoint, settings.s3_region)
 
@@ -107,7 +109,7 @@ def _open_primary_bucket_at(settings: Settings, fails_fast: bool, endpoint: str,
         ca_file=TlsFilePaths.from_checked_settings(settings, "s3").ca,
         pool_size=2 * settings.activity_threads
         + settings.upload_threads
-        + 8,  # readers prefetch in threads of their own
+        + 8,  # connections for the threads in which readers prefetch
         **timeouts,
     )
     return S3ObjectStore(

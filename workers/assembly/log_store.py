@@ -41,7 +41,7 @@ class LogStorePolicies:
     """Options of the log store. The defaults are those of the settings."""
 
     scratch: Path  # folder in which tiered copies and index buckets are built
-    driver_metadata: Mapping[str, str]  # of new tiered copies: driver, bucket, and perhaps endpoint and region
+    driver_metadata: Mapping[str, str]  # driver's metadata of new tiered copies; endpoint and region may be absent
     application: str = "sexton"
     roll: RollPolicy = field(default_factory=RollPolicy)
     registration_timeout_s: float = 600
@@ -104,7 +104,7 @@ def assemble_log_store(
     bulk: BulkJobRunner,
     clock: Clock | None = None,
 ) -> Iterator[LogStore]:
-    """Assemble the services of a log store, which work while the block runs. Only tests pass a `clock`."""
+    """Assemble the services of a log store, for use inside the block. Only tests pass a `clock`."""
     parts = _SharedParts(
         catalog, stores.primary, stores.tiered, policies, clock or Clock(), GroupCommitter(catalog.commits)
     )

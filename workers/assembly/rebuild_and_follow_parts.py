@@ -1,4 +1,4 @@
-"""Parts of the commands that fill a rebuilt catalog or a replica database from the record log."""
+"""Services for two commands: one rebuilds a catalog from the record log, the other fills a replica database."""
 
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
@@ -40,9 +40,9 @@ class RebuildCommandParts:
 def open_rebuild_parts(
     settings: Settings, buckets: Sequence[tuple[BucketRole, str]], *, require_no_workers: Callable[[], None] | None
 ) -> Iterator[RebuildCommandParts]:
-    """Open a rebuild into `database_url` of the settings.
+    """Open the services for a rebuild into the database in `database_url`.
 
-    `require_no_workers` raises an error while a worker of the old catalog lives. `None` skips this check.
+    `require_no_workers` must raise an error while a worker of the old catalog lives. `None` skips this check.
     """
     lost_catalog, get_bucket = identify_catalog_by_records_marker(settings)
     log = RecordLog(lost_catalog.get_checked_bucket(*get_bucket(BucketRole.RECORDS, settings.records_bucket)))
@@ -59,7 +59,7 @@ def open_rebuild_parts(
                 if bucket.role in {
                     BucketRole.PRIMARY,
                     BucketRole.RECORDS,
-                }:  # other buckets are compared at their first use
+                }:  # markers of other buckets are checked at the first use
                     raise
         return marked
 
@@ -98,7 +98,7 @@ def _open_loaded_catalog(settings: Settings, log: RecordLog, stack: ExitStack) -
 
 
 def _remember_first_result(open_loaded: Callable[[], LoadedCatalogServices]) -> Callable[[], LoadedCatalogServices]:
-    """Return a thread-safe function that calls `open_loaded` until one call succeeds, and then returns its result."""
+    """Return a thread-safe function that returns the first result of `open_loaded`. After an error, it tries again."""
     lock, results = Lock(), list[LoadedCatalogServices]()
 
     def get() -> LoadedCatalogServices:
@@ -120,7 +120,7 @@ class FollowCommandParts:
 
 @contextmanager
 def open_follow_parts(settings: Settings, bucket: str) -> Iterator[FollowCommandParts]:
-    """Open the replica database in `database_url`. It follows `bucket`: the records bucket or a replica bucket."""
+    """Open the replica database in `database_url`, which follows `bucket`: the records bucket or a replica bucket."""
     catalog_identity, get_bucket = identify_catalog_by_records_marker(settings)
     source = RecordLog(catalog_identity.get_checked_bucket(*get_bucket(BucketRole.RECORDS, settings.records_bucket)))
     copied = bucket != settings.records_bucket

@@ -19,7 +19,7 @@ from logstore.retrying_clock import Clock
 
 
 class ImportedRecordFunctions:
-    """Record functions from comma-separated references `module:function`. The settings have checked the references."""
+    """Record functions from comma-separated references `module:function`. The settings have checked their form."""
 
     def __init__(self, references: str) -> None:
         self._references = references

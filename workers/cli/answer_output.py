@@ -1,6 +1,6 @@
 """Answers of commands: one JSON document on stdout, or Rich tables for people. Everything else goes to stderr.
 
-An answer is written when all its rows are known. An error half way is therefore one JSON document, too.
+An answer is written only when all its rows are known. After an error, stdout therefore has only the error's document.
 """
 
 import json
@@ -29,7 +29,7 @@ Row = Mapping[str, object]
 
 
 class SpooledRows:
-    """JSON rows in the order of their addition. Many rows are in a temporary file."""
+    """Rows in the order of insertion, as JSON. Above 4 MiB the rows are in a temporary file."""
 
     def __init__(self) -> None:
         self._file = tempfile.SpooledTemporaryFile(max_size=_IN_MEMORY_BYTES)  # noqa: SIM115 - see `__del__`
@@ -107,7 +107,7 @@ class Answer:
 
 
 def select_columns(rows: Iterable[Mapping[str, Any]], names: str) -> list[dict[str, Any]]:
-    """Return rows with only the named columns, in order. `names` are separated by spaces."""
+    """Return rows with only the named columns, in the order of `names`, which are separated by spaces."""
     return [{name: row[name] for name in names.split()} for row in rows]
 
 
@@ -128,7 +128,7 @@ def write_answer(answer: Answer, *, as_json: bool, wide: bool = False, stdout: T
 
 
 def _iterate_json(document: Document) -> Iterator[str]:
-    """Yield the document as JSON with an indent of 2. Only one spooled row is in memory."""
+    """Yield the document as JSON with an indent of 2. Only one row of `SpooledRows` is in memory at a time."""
     if not isinstance(document, SpooledRows | ConvertedRows) or not document:
         rows = document if isinstance(document, Mapping) else [*document]
         yield json.dumps(rows, indent=2, allow_nan=False) + "\n"
@@ -142,7 +142,7 @@ def _iterate_json(document: Document) -> Iterator[str]:
 
 @contextmanager
 def flush_and_report_lost_output(stdout: TextIO) -> Iterator[None]:
-    """Flush the block's output. A closed pipe silently ends the block. Any other failure raises `AnswerLost`."""
+    """Flush `stdout` after the block. A closed pipe ends the block without error. Other failures raise `AnswerLost`."""
     try:
         try:
             yield
@@ -161,7 +161,7 @@ def flush_and_report_lost_output(stdout: TextIO) -> Iterator[None]:
 
 
 def _discard_output(stdout: TextIO) -> None:
-    """Discard the rest of the buffer. Otherwise Python tries to write it again."""
+    """Discard what is still in the buffer. Otherwise Python tries to write it again at exit."""
     null_descriptor = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null_descriptor, stdout.fileno())
     os.close(null_descriptor)
@@ -204,7 +204,7 @@ _consoles_with_bar: "list[Console]" = []
 
 @contextmanager
 def print_notes_above_bar(console: "Console") -> Iterator[None]:
-    """Print notes through the console that draws a progress bar. Another console would write into the bar."""
+    """During the block, print notes through the progress bar's console. Another console would write into the bar."""
     _consoles_with_bar.append(console)
     try:
         yield
@@ -213,7 +213,7 @@ def print_notes_above_bar(console: "Console") -> Iterator[None]:
 
 
 def print_note(message: str, *, heading: str = "") -> None:
-    """Write a message for people on a line of stderr. Without a terminal this avoids the slow import of Rich."""
+    """Write a message for people on a line of stderr. Rich, which is slow to import, is used only for a terminal."""
     with suppress(OSError):  # a lost note is acceptable, because the exit code also shows an error
         if not sys.stderr.isatty() and "FORCE_COLOR" not in os.environ:
             sys.stderr.write(f"{heading}{escape_unprintable(message)}\n")

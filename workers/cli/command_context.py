@@ -1,4 +1,4 @@
-"""Resources of one command: settings, the catalog, the log and Temporal's client. Each is opened at its first use."""
+"""Resources of one command: settings, catalog, log store and Temporal client. Each is opened at its first use."""
 
 import os
 import time
@@ -120,7 +120,7 @@ class CommandServices:
 
 
 class CommandContext:
-    """Settings and open resources of one command, which are closed when the command ends."""
+    """Settings and open resources of one command. The resources are closed when the command ends."""
 
     def __init__(
         self, services: CommandServices, *, command: str, flags: Mapping[str, object], as_json: bool, wide: bool = False
@@ -150,7 +150,7 @@ class CommandContext:
 
     @cached_property
     def _shared_catalog(self) -> "SqlCatalog":
-        """Catalog of the command and of its client. The client needs no configured store."""
+        """Catalog of the command and of its `Sexton` client. Unlike `catalog`, it needs no configured log store."""
         return self._opened.enter_context(self.services.open_catalog(self.settings))
 
     @cached_property
@@ -174,7 +174,7 @@ class CommandContext:
     ) -> str | None:
         """Record the end of the command in its span. Return the trace's id, or `None` without a trace.
 
-        A failed command without a trace gets a trace now, if its home exists.
+        A command that failed without a trace gets a trace now, if the home in its settings exists.
         """
         if self._span is None and not (code and self._has_home()):
             return None
@@ -185,7 +185,7 @@ class CommandContext:
     def _has_home(self) -> bool:
         try:
             return self.settings.home.is_dir()
-        except SextonError:  # the settings themselves are invalid
+        except SextonError:  # the settings are invalid
             return False
 
     @property

@@ -1,4 +1,4 @@
-"""Registration of functions as commands, with options in any place, one answer and one exit code."""
+"""Registration of functions as commands. The global options may be anywhere in the command line."""
 
 import inspect
 import re
@@ -31,7 +31,7 @@ HomeFlag = Annotated[
 WideFlag = Annotated[bool, typer.Option("--wide", help="Show all of a table, however wide it gets.")]
 
 _EXAMPLE_TOPIC = "persistent://public/default/orders"
-_EXAMPLE_COLUMNS = 78  # the help has a margin of one column on each side of 80
+_EXAMPLE_COLUMNS = 78  # 80 columns less a margin of one column on each side
 _SHELL_WORD = re.compile(r"(?:'[^']*'|\"[^\"]*\"|[^\s'\"])+")
 
 
@@ -49,7 +49,7 @@ class GlobalOptions:
 
 
 class ErrorReportingGroup(GroupWithUsageErrors):
-    """Group that turns every error into an exit code, and with `--json` into a JSON document."""
+    """Group that turns every error into an exit code and, with `--json`, also into a JSON document."""
 
     def main(
         self,
@@ -68,7 +68,7 @@ class ErrorReportingGroup(GroupWithUsageErrors):
             code = super().main(words, prog_name, complete_var, False, windows_expand_args, **extra)
             if code == ExitCode.INTERRUPTED and not isinstance(code, ExitCode):  # from the parser, not from a command
                 code = _report_error(Interrupted(), words)
-        except Exception as error:  # noqa: BLE001 - the edge: every error becomes an exit code here
+        except Exception as error:  # noqa: BLE001 - every error becomes an exit code here
             code = _report_error(error, words)
         sys.exit(int(code) if isinstance(code, int) else 0)
 
@@ -89,7 +89,8 @@ def _report_error(error: Exception, words: Sequence[str]) -> ExitCode:
     if "--json" in (words[: words.index("--")] if "--" in words else words):
         write_answer(Answer(document=failure.to_document()), as_json=True, stdout=sys.stdout)
     print_note(failure.message, heading="error: ")
-    print_trace_note(None if failure.code is ExitCode.USAGE else failure.trace_id)  # bad usage has no spans
+    # A command line that cannot be parsed has no spans.
+    print_trace_note(None if failure.code is ExitCode.USAGE else failure.trace_id)
     if failure.code is ExitCode.UNREACHABLE:
         sys.stderr.write("Try 'sexton status': it asks every service.\n")
     if isinstance(error, UsageError) and error.ctx is not None:
@@ -102,7 +103,7 @@ class CommandGroup(typer.Typer):
 
 
 def create_command_group(name: str, about: str, *, path: str | None = None) -> CommandGroup:
-    """Return an empty group of commands. `path` is the text before their names, by default the group's name."""
+    """Return an empty group of commands. `path` is the text before a command's name in the help, by default `name`."""
     commands = CommandGroup(
         name=name,
         cls=GroupWithUsageErrors,
@@ -123,7 +124,7 @@ def _add_global_options(
 
 
 def get_global_options(ctx: typer.Context) -> GlobalOptions:
-    """Return the options of this run. Tests pass their `CommandServices` as the root context's object."""
+    """Return the options of this command line. Tests pass `CommandServices` as the object of the root context."""
     root = ctx.find_root()
     if not isinstance(root.obj, GlobalOptions):
         root.obj = GlobalOptions(root.obj) if isinstance(root.obj, CommandServices) else GlobalOptions()
@@ -132,9 +133,9 @@ def get_global_options(ctx: typer.Context) -> GlobalOptions:
 
 
 def command(app: CommandGroup, name: str, *examples: str) -> Callable[[Body], Body]:
-    """Register a function of a `CommandContext` as a command. The function's docstring is the help text.
+    """Register a function with a `CommandContext` as first argument as a command. Its docstring is the help text.
 
-    `examples` are words after the command's name, or whole lines. TOPIC stands for a topic's name.
+    An example is the text after the command's name, or a whole line with `sexton`. TOPIC is replaced by a topic's name.
     """
 
     def register(body: Body) -> Body:

@@ -15,7 +15,7 @@ from logstore.errors import (
     StoreUnavailable,
 )
 
-# Attributes that are set on errors for `classify_error`.
+# Attributes of errors, by which `classify_error` gets data about the command.
 _TRACE_ID_ATTRIBUTE = "sexton_trace_id"
 _SPELLINGS_ATTRIBUTE = "sexton_field_by_spelling"
 
@@ -25,7 +25,7 @@ class ExitCode(IntEnum):
     FAILED = 1  # every error without a code in `_CODE_BY_CLASS`
     USAGE = 2  # invalid usage or invalid input
     REFUSED = 3  # refused by a guard or a precondition
-    UNREACHABLE = 4  # a service that cannot be reached or refuses us
+    UNREACHABLE = 4  # a service cannot be reached, or refuses access
     PARTIAL = 5  # finished in part: outcomes other than success, dead letters
     INTERRUPTED = 130
 
@@ -85,7 +85,7 @@ def get_exit_code_of_outcomes(outcomes: Mapping[str, int]) -> ExitCode:
 
 
 def classify_error(error: BaseException) -> CommandFailure:
-    """Classify an error that was raised here, in a workflow or in Temporal's client."""
+    """Classify an error that was raised in this process, in a workflow or in Temporal's client."""
     # A `SextonError` has a better message than its cause.
     failure = (None if isinstance(error, SextonError) else _classify_temporal_error(error)) or _classify_local_error(
         error
@@ -100,7 +100,7 @@ def classify_error(error: BaseException) -> CommandFailure:
 
 
 def set_field_spellings(error: BaseException, field_by_spelling: Mapping[str, str]) -> None:
-    """Make `classify_error` name the error's field as the user types it."""
+    """Make `classify_error` name the error's field as the user types the option or argument."""
     error.__dict__[_SPELLINGS_ATTRIBUTE] = field_by_spelling
 
 
@@ -117,7 +117,7 @@ def _classify_local_error(error: BaseException) -> CommandFailure:
 
 
 def _classify_temporal_error(error: BaseException) -> CommandFailure | None:
-    if "temporalio" not in sys.modules:  # then Temporal's client has raised nothing
+    if "temporalio" not in sys.modules:  # without this import, the error is not from Temporal's client
         return None
     from temporalio.exceptions import ApplicationError  # noqa: PLC0415
     from temporalio.service import RPCError  # noqa: PLC0415

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 Result = TypeVar("Result")
 
-_MAX_FAILURES = 100  # items in `failed`; counts of outcomes include all rows
-_MAX_IDS = 10  # in a suggested command, which must fit into one line
+_MAX_FAILURES = 100  # maximum length of the list `failed`; counts of outcomes include all rows
+_MAX_IDS = 10  # ids in a suggested command, which must fit into one line
 
 
 def announce_run(client: "Sexton", handle: Any) -> dict[str, object]:  # noqa: ANN401 - Temporal's handle, of any result
@@ -54,7 +54,7 @@ async def wait_with_progress(client: "Sexton", handle: Any, activity: str) -> An
 @dataclass(frozen=True, slots=True)
 class CommandLineJob(Generic[Result]):
     start: "Callable[[Sexton], Awaitable[WorkflowHandle[Any, Result]]]"  # starts or joins the job
-    activity: str  # text for people while they wait
+    activity: str  # shown while the user waits
     answer: Callable[[str, Result], Answer]  # takes the workflow's id and its result
     answer_started: Callable[[Mapping[str, object]], Answer] = lambda run: Answer(document=run)  # for `--no-wait`
 
@@ -129,12 +129,12 @@ def answer_partial_failure(document: Mapping[str, object], failures: Sequence[Ma
 
 
 def answer_partial_failure_if_any(document: Mapping[str, object], failures: Sequence[Mapping[str, object]]) -> Answer:
-    """Answer with the document, or with `answer_with_failures` if there are failures."""
+    """Answer with the document. If there are failures, answer as `answer_partial_failure` does."""
     return answer_partial_failure(document, failures) if failures else Answer(document=document)
 
 
 def select_topics(context: CommandContext, name: str | None, *, all_topics: bool) -> "list[Topic] | None":
-    """Return the named topic, or `None` for all topics. Raise `InvalidInput` unless exactly one of the two is given."""
+    """Return the named topic, or `None` for all topics. Raise `InvalidInput` unless exactly one parameter is given."""
     if (name is None) is not all_topics:
         found = "neither" if name is None else f"{name} and --all"
         raise InvalidInput("topic", expected="the name of one topic, or --all", found=found)
@@ -178,6 +178,6 @@ def find_failed_deletions_and_advise(
 
 
 def describe_failure(intent: DeletionIntent) -> str:
-    """Return the last error of a deletion. Without an error, return its outcome or the workflow that works on it."""
+    """Return the intent's last error. Without an error, return its outcome or the workflow that works on the intent."""
     status = intent.outcome.value if intent.outcome else f"{intent.handed_to} is at work on it"
     return intent.last_error or intent.damage or status

@@ -1,4 +1,4 @@
-"""Progress of long work: a bar on a terminal, and for some work lines on stderr without a terminal."""
+"""Progress of commands: a bar on a terminal. Some commands write lines on stderr if there is no terminal."""
 
 import os
 import sys
@@ -54,18 +54,19 @@ class ProgressBar:
 
 @contextmanager
 def show_progress_bar(text: str, *, at_once: bool = False) -> Iterator[ProgressBar]:
-    """Show a bar while the block runs, if stderr is a terminal: after a second, or immediately with `at_once`."""
+    """If stderr is a terminal, show a bar during the block: after a second, or immediately with `at_once`."""
     bar = ProgressBar(text)
     timer = threading.Timer(_BAR_DELAY_S, bar.show)
     timer.daemon = True
     if sys.stderr.isatty():
-        (bar.show if at_once else timer.start)()  # in this thread, so that the block's imports do not delay it
+        # With `at_once`, this thread shows the bar, so that imports in the block do not delay it.
+        (bar.show if at_once else timer.start)()
     try:
         yield bar
     finally:
         timer.cancel()
         if timer.is_alive():
-            timer.join()  # the timer's thread may be drawing its first frame
+            timer.join()  # the timer's thread may be drawing the bar for the first time
         bar.hide()
 
 
@@ -100,7 +101,7 @@ def append_library_stderr_to_file(path: Path) -> Iterator[None]:
 
 @contextmanager
 def announce_steps(text: str) -> Iterator[Callable[[str], None]]:
-    """Announce each step of long work in a bar, or on a line of stderr if there is no terminal."""
+    """Yield a function that shows the text of a step in a bar, or on a line of stderr if there is no terminal."""
     if not sys.stderr.isatty() or os.environ.get("TERM") in _TERMINALS_WITHOUT_BARS:
         print_note(text)
         yield print_note

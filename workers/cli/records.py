@@ -54,7 +54,7 @@ def show_record_log(context: CommandContext) -> Answer:
     newest = context.log.records.log.read_newest_manifest(state.manifest)
     require_known_manifest(
         catalog_records.read_known_manifest(), newest
-    )  # after the manifest, because a flush may publish another
+    )  # the known number is read after `newest`, because a flush may publish another manifest
     blocks = newest.blocks if newest else ()
     rows_by_kind: dict[str, dict[str, Any]] = {}
     for block in blocks:

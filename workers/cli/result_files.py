@@ -1,6 +1,7 @@
 """Files for the results of commands. A failed write leaves the file as it was.
 
-The file behind a link is replaced and keeps its mode. A FIFO or a character device is written to directly.
+If the path is a link, the file behind the link is replaced. A replaced file keeps its mode. FIFOs and character devices
+are written to directly.
 """
 
 import os
@@ -37,7 +38,7 @@ def write_result_file(field: str, name: str | Path, parts: Iterable[str]) -> Pat
 
 
 def check_result_file(field: str, name: str | Path) -> None:
-    """Raise `InvalidInput` if a result cannot be written to the file. Call it before the work."""
+    """Raise `InvalidInput` if a result cannot be written to the file. Call this before the command does its work."""
     try:
         _resolve_target_of_atomic_write(field, str(name), Path(name).absolute())
     except OSError as error:
@@ -45,7 +46,7 @@ def check_result_file(field: str, name: str | Path) -> None:
 
 
 def _resolve_target_of_atomic_write(field: str, name: str, path: Path) -> Path | None:
-    """Return the regular file to replace, behind all links, or `None` for a path that is written to directly."""
+    """Follow links and return the regular file to replace. Return `None` for a path that is written to directly."""
     if not name or not name.isprintable():
         raise InvalidInput(field, expected=_EXPECTED, found=name)
     try:
@@ -63,7 +64,7 @@ def _resolve_target_of_atomic_write(field: str, name: str, path: Path) -> Path |
 
 
 def _is_stdout_or_stderr(status: os.stat_result) -> bool:
-    """Return whether stdout or stderr is redirected to the file. A replaced file would get no more output."""
+    """Return whether stdout or stderr is redirected to the file. Such a file must not be replaced."""
     for descriptor in (1, 2):
         try:
             if os.path.samestat(status, os.fstat(descriptor)):

@@ -1,4 +1,4 @@
-"""Root of the command line. It imports the module of the command that runs, and prepares the process."""
+"""Root of the command line. It prepares the process, and imports only the module of the command that runs."""
 
 import codecs
 import gc
@@ -93,7 +93,7 @@ class LazyRootGroup(ErrorReportingGroup):
 
 @cache
 def import_command(name: str) -> Any:  # noqa: ANN401 - Typer does not export the class of a command
-    """Import the modules of a command in `COMMANDS`, and return the parser's command."""
+    """Import the modules of an entry of `COMMANDS`, and return Typer's object of the command or group."""
     entry = COMMANDS[name]
     for module in entry.other_modules:
         import_module(f"workers.cli.{module}")
@@ -149,11 +149,11 @@ def _root(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print it.")
     ] = False,
 ) -> None:
-    del version  # the option's callback has printed the version
+    del version  # the callback of `--version` has printed the version
     get_global_options(ctx).add(as_json=json, home=home, wide=wide)
 
 
-_GC_THRESHOLD = 50_000  # allocations between collections; with Python's default, imports take an eighth longer
+_GC_THRESHOLD = 50_000  # allocations between garbage collections; with Python's default, imports take an eighth longer
 
 
 def main() -> None:

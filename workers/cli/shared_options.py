@@ -37,7 +37,7 @@ def check_nonnegative_numbers(param: typer.CallbackParam, value: int | list[int]
 
 
 def check_names(param: typer.CallbackParam, names: list[str] | None) -> list[str] | None:
-    """Return the names if the catalog can store them. They need not exist."""
+    """Return `names` if each is a valid name. The named subscriptions need not exist."""
     for name in names or ():
         check_producer_or_actor_name(get_field_name(param), name)
     return names
@@ -66,7 +66,7 @@ def check_function(name: str) -> str:
 
 
 def make_fraction_parser(option: str) -> Callable[[str], float]:
-    """Return a parser for an option with a share from 0 to 1. It refuses percentages."""
+    """Return a parser for an option with a share from 0 to 1. The parser refuses percentages."""
 
     def parse_fraction(text: str) -> float:
         try:
@@ -81,7 +81,7 @@ def make_fraction_parser(option: str) -> Callable[[str], float]:
 
 
 def make_setting_type_check(validator: str) -> Callable[[typer.CallbackParam, Any], Any]:
-    """Return a check of one or several values by a validator of `workers.settings.setting_types`."""
+    """Return a check of an option's values. `validator` names a function of `workers.settings.setting_types`."""
 
     def check_values(param: typer.CallbackParam, values: Any) -> Any:  # noqa: ANN401 - a text, a list of texts, or None
         from workers.settings import setting_types  # noqa: PLC0415 - start-up time
@@ -129,19 +129,19 @@ LedgerFilter = Annotated[
 
 
 def encode_topic(topic: str | None) -> str | None:
-    """Return the encoded name of a topic, which need not exist. Raise `InvalidInput` for an invalid name."""
+    """Return the encoded name of a topic. The topic need not exist. Raise `InvalidInput` for an invalid name."""
     return None if topic is None else TopicName.parse_existing(topic).encoded
 
 
 def cut_rows_with_note(rows: Sequence[_Row], limit: int, order: str) -> Sequence[_Row]:
-    """Return at most `limit` rows. If there are more rows, a note says so. `order` names the rows that come first."""
+    """Return at most `limit` rows. If there are more, a note says so. `order` describes the first rows, as "newest"."""
     if len(rows) > limit:
         print_note(f"there are more: shown are the {order} {limit:,}; --limit shows as many as you say")
     return rows[:limit]
 
 
 def print_empty_list_note(context: CommandContext, subject: str, *, topic: str | None, ledger: int | None) -> None:
-    """Write a note that no row matches the filters, and which of the named objects do not exist."""
+    """Write a note that no row matches the filters. The note says which of `topic` and `ledger` does not exist."""
     filters = [f"{kind} {value}" for kind, value in (("topic", topic), ("ledger", ledger)) if value is not None]
     if not filters:
         return

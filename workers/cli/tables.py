@@ -12,7 +12,7 @@ from rich.text import Span, Text
 from workers.human_readable_values import escape_unprintable, format_table_cell
 
 _GAP = 2
-_MIN_COLUMN_WIDTH = 8  # minimum while other columns can be narrowed
+_MIN_COLUMN_WIDTH = 8  # minimum width, as long as other columns can still be narrowed
 _FIRST_COLUMN_WIDTH = 40
 _INDENT = 4
 _TIME = re.compile(r"([0-9]{4}-[0-9]{2}-[0-9]{2})T([0-9]{2}:[0-9]{2}):[0-9]{2}(?:\.[0-9]+)?Z")
@@ -45,7 +45,7 @@ class _Cell(NamedTuple):
 class _Column:
     name: str
     width: int = 0
-    has_commas: bool = False  # whether all numbers get commas, because one of them has commas
+    has_commas: bool = False  # whether the column has a number with commas; then all its numbers get commas
     is_numeric: bool = True
     is_temporal: bool = True
 
@@ -69,7 +69,7 @@ class _Column:
         if isinstance(value, bool):
             return _Cell("yes", _GOOD) if value else _Cell("no", _BAD)
         if isinstance(value, int):
-            is_id = heading in _ID_HEADINGS or heading.endswith(" id")  # without commas, because users type ids
+            is_id = heading in _ID_HEADINGS or heading.endswith(" id")  # ids have no commas, because users type them
             text = str(value) if is_id else f"{value:,}" if self.has_commas else format_table_cell(value)
         else:
             text = escape_unprintable(format_table_cell(value)).replace("\n", " ")
@@ -79,9 +79,9 @@ class _Column:
 
 
 def draw_table(rows: RereadableRows, *, width: int | None, columns_below: Sequence[str] = ()) -> Iterator[Text]:
-    """Draw rows under their headings. Rows are read three times, and only one row is in memory.
+    """Draw rows under their headings. Rows are read three times, with only one row in memory at a time.
 
-    With `width` `None` nothing is cut. Otherwise values of `columns_below` are on extra lines below their row.
+    If `width` is `None`, no value is cut. Otherwise values of `columns_below` are on extra lines below their row.
     """
     names = [name for name in next(iter(rows)) if width is None or name not in columns_below]
     columns = [_Column(name) for name in names]
@@ -139,7 +139,7 @@ def _narrow_columns(columns: Sequence[_Column], room: int) -> None:
         column.width if column.is_rigid else min(column.width, max(_MIN_COLUMN_WIDTH, cell_len(column.heading)))
         for column in columns
     ]
-    first = min(columns[0].width, _FIRST_COLUMN_WIDTH)  # users type the values of the first column
+    first = min(columns[0].width, _FIRST_COLUMN_WIDTH)  # wide, because users type the values of the first column
     for min_widths in ([max(floors[0], first), *floors[1:]], floors, [1] * len(columns)):
         while sum(column.width for column in columns) > room:
             elastic = [

@@ -157,7 +157,7 @@ def resolve_participant(
     resolved = context.catalog.transactions.settle_untold_participant(
         _parse_transaction_id(transaction), Participant.parse(participant), cause
     )
-    # Even for a final transaction, because its running broadcast waits for the next attempt.
+    # Also wake the broadcast of a final transaction, which otherwise waits for its next attempt.
     context.run_with_client(lambda client: client.broadcast_transaction(resolved.txn))
     return _answer_transaction(resolved)
 

@@ -16,7 +16,7 @@ from workers.cli.exit_codes import set_field_spellings
 
 
 class UsageError(InvalidInput):
-    """Error of a command line that cannot be parsed. `ctx` is the context of the command whose help explains more."""
+    """Error of a command line that cannot be parsed. The message refers to the help of the command in `ctx`."""
 
     def __init__(self, field: str, *, expected: str, found: object, ctx: Any = None) -> None:  # noqa: ANN401
         super().__init__(field, expected=expected, found=found)
@@ -29,7 +29,7 @@ class _UnquotedWord(str):
 
 
 NOTHING: Final = _UnquotedWord("nothing")
-"""Found value of a missing argument."""
+"""Value of `found` in the error of a missing argument."""
 
 
 class CommandWithUsageErrors(TyperCommand):
@@ -42,7 +42,7 @@ class CommandWithUsageErrors(TyperCommand):
         ctx.allow_extra_args = True
         try:
             extra_args = _parse_flush_and_report_lost_output(partial(super().parse_args, ctx, args))
-        except InvalidInput as error:  # of an option's callback
+        except InvalidInput as error:  # raised by the callback of an option
             set_field_spellings(error, get_fields_by_spelling(ctx))
             raise
         if extra_args and not ctx.resilient_parsing:
@@ -53,7 +53,7 @@ class CommandWithUsageErrors(TyperCommand):
 
 
 class GroupWithUsageErrors(TyperGroup):
-    """Group of plain commands. For an unknown command it suggests the nearest name."""
+    """Group whose error for an unknown command suggests the nearest name."""
 
     def get_params(self, ctx: Any) -> list[Any]:  # noqa: ANN401
         return _hide_flag_types(super().get_params(ctx))
@@ -94,7 +94,7 @@ def _is_argument(parameter: Any) -> bool:  # noqa: ANN401 - an argument or an op
 
 
 def to_usage_error(error: typer.TyperException) -> UsageError:
-    """Convert the parser's error. Typer exports only the base class, so the attributes tell these errors apart."""
+    """Convert an error of Typer's parser. Typer exports only the base class, so attributes tell subclasses apart."""
     parameter: Any = getattr(error, "param", None)
     ctx: Any = getattr(error, "ctx", None)
     option = getattr(error, "option_name", None)
@@ -118,14 +118,14 @@ def to_usage_error(error: typer.TyperException) -> UsageError:
 
 
 def get_field_name(parameter: Any) -> str:  # noqa: ANN401
-    """Return an option without its leading dashes, or an argument in lower case as the help prints it."""
+    """Return the name of an option without dashes, or of an argument in lower case."""
     if _is_argument(parameter):
         return str(parameter.display_name_raw).strip("[].").lower()
     return str(max(parameter.opts, key=len)).lstrip("-")
 
 
 def get_fields_by_spelling(ctx: Any) -> dict[str, str]:  # noqa: ANN401
-    """Return the name of each parameter as the user types it, by other spellings that errors may have."""
+    """Return the names of parameters as users type them, by other spellings that errors may contain."""
     fields = [get_field_name(parameter) for parameter in ctx.command.get_params(ctx)]
     return {
         re.sub("[-_]", sign, field): field for field in fields for sign in "-_ " if re.sub("[-_]", sign, field) != field

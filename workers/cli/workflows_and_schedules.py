@@ -97,7 +97,8 @@ def list_workflows(
     for row in rows:
         if row.get("topic"):
             row["topic"] = decode_topic_name(row["topic"])
-    columns = ("workflow_id", "status", "started", "outcome", "topic")  # the id starts with the type
+    # The type has no column, because the workflow id starts with it.
+    columns = ("workflow_id", "status", "started", "outcome", "topic")
     display = [{name: row.get(name) for name in columns} for row in rows]
     return Answer(document=rows, display=display, columns_below=("topic",), empty="no workflows")
 
@@ -207,6 +208,6 @@ def _read_history_file(workflow_id: str, file: Path) -> "WorkflowHistory":
         raise InvalidInput("history", expected=expected, found=f"{file} ({type(error).__name__})") from error
     for event in history.events[:1]:
         recorded_id = event.workflow_execution_started_event_attributes.workflow_id
-        if recorded_id not in {"", workflow_id}:  # old servers do not record the id
+        if recorded_id not in {"", workflow_id}:  # empty: old servers do not record the id
             raise InvalidInput("history", expected=f"one of {workflow_id}", found=f"{file} of {recorded_id}")
     return history

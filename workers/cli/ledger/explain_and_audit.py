@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 _MAX_DECISIONS = 20
 _MAX_COMPARED_BYTES = 64 << 20
-"""Maximum bytes of segments that are read without `--verify`. The limit bounds the time to some seconds."""
+"""Maximum bytes of segments that are read without `--verify`, so that the command takes only some seconds."""
 
 Id = Annotated[
     int,
@@ -123,7 +123,7 @@ def _find_corrupt_segments(
 def _describe_bundle_of_topic(fences: Fences, history: LedgerHistory) -> dict[str, object] | None:
     try:
         topic = TopicName.from_encoded(history.copies[0].intent.topic) if history.copies else None
-    except InvalidInput:  # somebody has damaged the row
+    except InvalidInput:  # a person has damaged the row in the catalog
         topic = None
     if topic is None:
         return None

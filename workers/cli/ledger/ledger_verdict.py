@@ -22,7 +22,7 @@ _MAX_ERROR_LENGTH = 160
 
 @dataclass(frozen=True, slots=True)
 class CorruptSegment:
-    """Segment whose object differs from the registered object."""
+    """Segment whose stored object differs from the size or digest in the catalog."""
 
     number: int
     first_entry: int
@@ -120,7 +120,7 @@ _NEEDS: Final[Mapping[LedgerReferenceKind, str]] = {
     LedgerReferenceKind.DELAYED_INDEX: "listed: it holds the delayed messages of the entries {from} to {to}",
     LedgerReferenceKind.SCHEMA: "listed: it holds version {version} of its topic's schema",
 }
-"""Sentences by kind of reference. A name in braces is a fact of the reference."""
+"""Sentences by kind of reference. A name in braces is replaced by the value in `LedgerReference.facts`."""
 
 
 def _describe_need_for_ledger(live: InspectedLedger, references: Sequence[LedgerReference]) -> str:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 orphans = create_command_group("orphans", "What storage holds and nothing refers to: find it, look at it, remove it.")
 
-_MAX_PATH_CHARS = 900  # of a relative path; the absolute path must fit into a job's input
+_MAX_PATH_CHARS = 900  # maximum for the path as typed, so that the absolute path fits into a job's input
 _RUN_ID = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
 
 
@@ -97,7 +97,7 @@ def _answer_started(run: Mapping[str, object]) -> Answer:
 
 
 def _check_and_absolutize_inventory_path(path: str) -> str:
-    """Return an absolute path, because workers have another working directory. Refuse a URL."""
+    """Return the absolute path, because workers may have another working directory. Refuse a URL."""
     if "://" in path:
         expected = "the path of a manifest.json that the workers can read, its data files beside it, and no URL"
         raise InvalidInput("inventory", expected=expected, found=path)

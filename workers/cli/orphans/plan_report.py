@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 _URGENT_KINDS: Final = (FindingKind.CORRUPT_DATA, FindingKind.MISSING_DATA, FindingKind.MISMATCH)
 _TOPICS_IN_CHART: Final = 20
-_MAX_COUNTED_TOPICS: Final = 10_000  # above this number, the smaller half is dropped
+_MAX_COUNTED_TOPICS: Final = 10_000  # above this number, the half with fewer bytes is dropped
 _DAY_US: Final = 86_400_000_000
-_AGE_GROUPS: Final = (  # name and days
+_AGE_GROUPS: Final = (  # name, and upper bound in days
     ("under a week", 7),
     ("a week to a month", 30),
     ("1 to 3 months", 91),
@@ -49,7 +49,7 @@ class PlanFindingsReport:
     applied: "ReconciliationRun | None"  # the plan's apply, or None
 
     def iterate_rows(self, kind: FindingKind | None) -> Iterator[dict[str, object]]:
-        """Yield findings with their fates: first corrupt, missing and mismatched data, then the rest, by number."""
+        """Yield findings with fates: corrupt, missing and mismatched data, then other kinds. Sort each by number."""
         other_kinds = frozenset(FindingKind).difference(_URGENT_KINDS)
         passes = [*(frozenset({urgent}) for urgent in _URGENT_KINDS), other_kinds]
         for kinds in passes if kind is None else [frozenset({kind})]:
@@ -155,7 +155,7 @@ class _ChartTotals:
 def write_report_page_and_count_findings(
     report: PlanFindingsReport, path: str, *, kind: FindingKind | None, limit: int
 ) -> tuple[Path, int]:
-    """Write the whole page with at most `limit` rows. Return its absolute path and the number of findings."""
+    """Write the report as an HTML page with at most `limit` rows. Return the page's path and the number of findings."""
     sums = _ChartTotals()
     for _, finding in report.files.iterate_findings(kind):
         sums.count_finding(finding, report.result.before_us)

@@ -45,7 +45,7 @@ _DELIVERY_RULE = "an RFC 3339 time with its zone, or a number of milliseconds si
 
 @contextmanager
 def open_rereadable(path: str) -> Iterator[IO[bytes]]:
-    """Open a regular file, or for `-` a copy of stdin, that can be read twice."""
+    """Open a regular file that can be read twice. For `-`, open a copy of stdin."""
     if path == "-":
         with tempfile.SpooledTemporaryFile(max_size=_IN_MEMORY_BYTES) as copy:
             _copy_stdin(copy)
@@ -63,7 +63,7 @@ def _copy_stdin(copy: IO[bytes]) -> None:
     line_bytes, piece = 0, b"-"
     while piece and line_bytes <= MAX_LINE_BYTES + 2:
         with _refuse_unreadable_file("-"):
-            piece = stdin.read1(_PIECE_BYTES)  # `read` would notice Ctrl-C only at the end of the input
+            piece = stdin.read1(_PIECE_BYTES)  # unlike `read1`, `read` would notice Ctrl-C only at the end of the input
         copy.write(piece)
         line_bytes = len(piece) - piece.rfind(b"\n") - 1 + (0 if b"\n" in piece else line_bytes)
     copy.seek(0)
@@ -80,7 +80,7 @@ def _refuse_unreadable_file(path: str) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class LatestDeliveryTime:
-    """Latest delivery time. A later time is probably a mistake in its unit."""
+    """Latest accepted delivery time. A later time is probably a number in a wrong unit."""
 
     limit_s: int
     latest_ms: int  # milliseconds since 1970, inclusive
@@ -101,10 +101,10 @@ def parse_entry_lines(
 ) -> Iterator[tuple[int, NewEntry]]:
     """Yield entries with their line numbers, which start at 1. Blank lines are skipped.
 
-    `with_producer` accepts sequence ids, which must ascend. `limit` bounds the delivery times.
+    With `with_producer`, lines may have sequence ids, which must ascend. `limit` bounds the delivery times.
 
     Raises:
-        InvalidInput: A line is not an entry, with the field `line N: field`, or cannot be read, with the field `file`.
+        InvalidInput: A line is not an entry (`field` is `line N: name`), or cannot be read (`field` is `file`).
     """
     previous_id = -1
     for line_number, raw in _read_bounded_lines(source):
@@ -200,7 +200,7 @@ def _parse_payload(fields: Mapping[str, object], line_number: int) -> bytes:
 
 def _parse_text(value: object) -> str:
     if not isinstance(value, str):
-        raise ValueError("text")  # noqa: TRY004 - the caller makes one refusal of all of these
+        raise ValueError("text")  # noqa: TRY004 - callers catch only `ValueError`
     try:
         value.encode()
     except UnicodeEncodeError:
@@ -224,7 +224,7 @@ def _parse_sequence_id(value: object) -> int:
 def _parse_properties(value: object) -> dict[str, str]:
     rule = "an object whose values are text"
     if not isinstance(value, dict):
-        raise ValueError(rule)  # noqa: TRY004 - as above
+        raise ValueError(rule)  # noqa: TRY004 - callers catch only `ValueError`
     try:
         return {_parse_text(name): _parse_text(item) for name, item in value.items()}
     except ValueError:

@@ -185,7 +185,7 @@ def _make_topic_display_row(row: dict[str, Any]) -> dict[str, object]:
 def _make_subscription_rows(
     context: CommandContext, topic_id: "TopicId", subscriptions: "list[Subscription]"
 ) -> list[dict[str, object]]:
-    """Return rows with backlogs. If part of a state is lost, the row has no backlog and names the lost ledger."""
+    """Return rows with backlogs. If a cursor snapshot is lost, the row has no backlog and names the lost ledger."""
     states = [subscription.state for subscription in subscriptions]
     rows = []
     for subscription, backlog in zip(

@@ -38,7 +38,7 @@ def show_trace(context: CommandContext, name: Id, *, html: Html = None) -> Answe
     from workers.cli.trace.trace_tree import draw_trace_tree  # noqa: PLC0415
 
     loaded_trace = _find_trace(context, name)
-    start_ns = loaded_trace.start_ns  # only once, because it reads all spans
+    start_ns = loaded_trace.start_ns  # read once, because the property goes through all spans
     document: dict[str, Any] = {
         **loaded_trace.summarize(),
         "tree": [tree_to_json(root, start_ns) for root in loaded_trace.roots],
@@ -84,7 +84,7 @@ def _find_trace(context: CommandContext, name: str) -> "LoadedTrace":
 
 
 def _make_unknown_trace_error(context: CommandContext, expected: str, name: str) -> UnknownObject:
-    """Return the error. A collector may have spans whose files were pruned or are on another machine."""
+    """Return the error. It names the collector, which may have spans that no file of this machine has."""
     collector = context.services.find_collector()
     hint = f"; the collector at {collector} gets all spans too: look there" if collector else ""
     expected = f"{expected} in {context.settings.traces_dir}, where files are kept for a time{hint}"

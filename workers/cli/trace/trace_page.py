@@ -17,9 +17,9 @@ from workers.cli.trace.trace_tree import (
 from workers.human_readable_values import format_table_cell
 from workers.pages.html_templates import render_template
 
-_OPEN_DEPTH: Final = 8  # deeper spans are collapsed, except spans that lead to an error
+_OPEN_DEPTH: Final = 8  # deeper spans are collapsed, except spans with an error below them
 _MAX_ROWS: Final = 20_000  # a browser can still scroll through so many rows
-_MAX_EQUAL_SPANS: Final = 1_000  # spans of a group that get their own rows
+_MAX_EQUAL_SPANS: Final = 1_000  # maximum number of equal spans that get rows of their own
 _TICKS: Final = (0, 25, 50, 75, 100)
 _KINDS: Final = {
     "program": "program",
@@ -43,9 +43,9 @@ _PREFIXES_BY_KIND: Final = {
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimelineRow:
     is_end: bool = False
-    is_branch: bool = False  # whether it has rows below it
+    is_branch: bool = False  # whether the row has rows below
     is_open: bool = False
-    has_failure: bool = False  # of its span, or of a span below it
+    has_failure: bool = False  # whether the row's span or a span below has an error
     depth: int = 0
     name: str = ""
     kind: str = ""
@@ -53,11 +53,11 @@ class TimelineRow:
     is_lost: bool = False
     facts: list[tuple[str, str]] = field(default_factory=list)
     remark: str = ""
-    offset: str = ""  # after the start of the trace
+    offset: str = ""  # time after the start of the trace
     time: str = ""
     clock: str = ""
     duration: str = ""
-    left_percent: str = ""  # position of its bar
+    left_percent: str = ""  # position of the row's bar
     width_percent: str = ""
 
 
@@ -118,7 +118,8 @@ class _TimelineRowBuilder:
         children = node.grouped_nodes[:_MAX_EQUAL_SPANS] or node.children
         self.omitted_spans += max(0, len(node.grouped_nodes) - _MAX_EQUAL_SPANS)
         has_failure = id(node) in self._failed_ids
-        has_only_calls = all(child.span.is_call for child in node.children)  # there are often many
+        # Calls are collapsed, because a span often has many of them.
+        has_only_calls = all(child.span.is_call for child in node.children)
         is_closed = bool(node.grouped_nodes) or (not has_failure and (has_only_calls or depth >= _OPEN_DEPTH))
         self.rows.append(self._make_row(node, inherited, depth, is_open=not is_closed, is_branch=bool(children)))
         if children:
@@ -162,7 +163,7 @@ def _find_failed_nodes(root: SpanNode) -> set[int]:
     while pending:
         node = pending.pop()
         nodes.append(node)
-        pending += node.grouped_nodes or node.children  # a group's children belong to one of its spans
+        pending += node.grouped_nodes or node.children  # children of a group belong to one span of the group
     failed_ids: set[int] = set()
     for node in reversed(nodes):  # children before parents
         if node.span.error or any(id(child) in failed_ids for child in node.children):

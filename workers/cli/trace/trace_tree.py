@@ -82,8 +82,8 @@ class LoadedTrace:
 
 
 def draw_trace_tree(loaded_trace: LoadedTrace, wide: bool) -> Group:
-    """Draw the trace's facts, its trees, and related traces. `wide` draws each of several equal spans."""
-    summary, start_ns = loaded_trace.summarize(), loaded_trace.start_ns  # only once, because each reads all spans
+    """Draw a heading, the trees of spans, and related traces. With `wide`, equal spans are not joined in one line."""
+    summary, start_ns = loaded_trace.summarize(), loaded_trace.start_ns  # read once, because both go through all spans
     errors = "error" if summary["errors"] == 1 else "errors"
     duration = format_duration_ns(loaded_trace.end_ns - start_ns)
     head = Text.assemble(
@@ -117,7 +117,7 @@ def _draw_tree(root: SpanNode, start_ns: int) -> Tree:
 
 
 def inherit_attributes(node: SpanNode, inherited: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the attributes that the lines below a span need not repeat: inherited attributes and the span's own."""
+    """Return the attributes that lines below the span need not repeat: `inherited`, and attributes of the span."""
     return {**inherited, **node.span.attributes, "service": node.span.service}
 
 
@@ -142,7 +142,7 @@ def _draw_span(node: SpanNode, start_ns: int, inherited: Mapping[str, Any]) -> T
 
 
 def iterate_labelled_own_attributes(node: SpanNode, inherited: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield label and value of the span's attributes, without inherited attributes."""
+    """Yield label and value of the span's attributes. Skip values that are also in `inherited`."""
     for attribute, label in _LABELS.items():
         value = node.span.attributes.get(attribute)
         if value not in (None, "") and inherited.get(attribute) != value:
@@ -150,7 +150,7 @@ def iterate_labelled_own_attributes(node: SpanNode, inherited: Mapping[str, Any]
 
 
 def format_duration_ns(duration_ns: int) -> str:
-    """Format a duration with three digits, in minutes and seconds, or in hours and minutes."""
+    """Format a duration. Below a minute it has three digits; above, minutes and seconds, or hours and minutes."""
     if duration_ns < 1_000_000_000:
         return f"{duration_ns / 1e6:.3g} ms" if duration_ns < 999_500_000 else "1 s"
     seconds = duration_ns / 1e9
