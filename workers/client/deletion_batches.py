@@ -26,9 +26,9 @@ _APPLY_ORPHANS_TYPE: Final = APPLY_ORPHANS.name
 _NO_ANSWER_STATUSES: Final = {
     RPCStatusCode.DEADLINE_EXCEEDED,
     RPCStatusCode.CANCELLED,
-    RPCStatusCode.FAILED_PRECONDITION,  # of a query: "no poller seen for task queue recently"
+    RPCStatusCode.FAILED_PRECONDITION,  # status of a query without workers: "no poller seen for task queue recently"
 }
-# Types of update failures that mean that the batch has ended. `PreconditionFailed`: the catalog has closed the batch.
+# Types of failures of an update of an ended batch. `PreconditionFailed`: the catalog has closed the batch.
 _BATCH_ENDED_TYPES: Final = {"AcceptedUpdateCompletedWorkflow", "PreconditionFailed"}
 _ANSWER_TIMEOUT: Final = timedelta(seconds=30)  # the worker may be draining or starting
 
@@ -42,9 +42,9 @@ _PROGRESS_CLASS_BY_TYPE: Final[dict[str, type[BatchProgress]]] = {
 
 
 class DeletionBatchControl:
-    """Running batches of a namespace, addressed by workflow id. An `apply-orphans` workflow counts as a batch.
+    """Control of running batches by workflow id. An `apply-orphans` workflow counts as a batch.
 
-    `release` takes a batch id, releases a paused batch that has no workflow, and returns its progress or `None`.
+    `release` ends the pause of a batch that has no workflow, and returns the progress. Otherwise it returns `None`.
 
     Every method may raise:
         UnknownObject: The workflow does not exist.
@@ -63,11 +63,11 @@ class DeletionBatchControl:
         return await _await_worker_answer(workflow_id, query)
 
     async def pause(self, workflow_id: str) -> BatchProgress:
-        """Pause the batch before its next chunk, or an apply before its next page."""
+        """Start no further chunk of the batch, or no further page of an apply, until `resume`."""
         return await self._update(workflow_id, "pause")
 
     async def resume(self, workflow_id: str) -> BatchProgress:
-        """Continue the batch. If its workflow is gone, leave a paused batch to the next sweep."""
+        """Continue the batch. If a paused batch has no workflow, the next sweep continues the batch."""
         try:
             await self._require_running(workflow_id)
         except (PreconditionFailed, UnknownObject):
@@ -78,7 +78,7 @@ class DeletionBatchControl:
         return await self._update(workflow_id, "resume")
 
     async def set_rate(self, workflow_id: str, objects_per_s: int) -> BatchProgress:
-        """Limit the deletion rate from the next slice or page on. 0 means unlimited."""
+        """Limit the deletion rate from the next page of an apply on, or within half a minute. 0 means unlimited."""
         return await self._update(workflow_id, "set_rate", SetRateInput(objects_per_s=objects_per_s))
 
     async def _update(self, workflow_id: str, name: str, *args: object) -> BatchProgress:
@@ -122,7 +122,7 @@ def release_paused_batch(deletions: PhaseTwoQueue, batch_id: str) -> DeleteLedge
 
 
 async def _await_worker_answer(workflow_id: str, request: Awaitable[BatchProgress]) -> BatchProgress:
-    """Return the answer of a worker. After `ServiceFailed` the server may still deliver an update."""
+    """Return the answer of a worker. After `ServiceFailed`, a worker may still get the request and carry it out."""
     requests_before = _count_cancellation_requests()
     try:
         async with asyncio.timeout(_ANSWER_TIMEOUT.total_seconds()):
@@ -132,7 +132,8 @@ async def _await_worker_answer(workflow_id: str, request: Awaitable[BatchProgres
             raise _batch_not_running(workflow_id, "that it ended") from error
         raise
     except (WorkflowUpdateRPCTimeoutOrCancelledError, RPCError, TimeoutError) as error:
-        if _count_cancellation_requests() > requests_before:  # a silent server causes the same error of the SDK
+        # The SDK raises the same error for a cancellation and for a server that does not answer.
+        if _count_cancellation_requests() > requests_before:
             raise asyncio.CancelledError from error
         if isinstance(error, RPCError) and error.status is RPCStatusCode.NOT_FOUND:
             raise _batch_not_running(workflow_id, "that it ended") from error

@@ -9,9 +9,9 @@ from temporalio.api.failure.v1 import Failure
 from temporalio.converter import DefaultFailureConverter, PayloadConverter
 
 MAX_FAILURE_BYTES: Final = 3_000
-"""Three quarters of the server's limit. The rest is for encryption and for the server's additions."""
+"""Three quarters of the server's limit. Encryption and the server's additions need the other quarter."""
 
-_ENCODED_MESSAGE: Final = "Encoded failure"  # text of the SDK's own encoding converter
+_ENCODED_MESSAGE: Final = "Encoded failure"  # the message that the SDK's encoding converter writes
 _MAX_MESSAGE_CHARS: Final = 1_000
 _MAX_CAUSE_CHARS: Final = 200
 _MAX_FRAMES_CHARS: Final = 600
@@ -27,7 +27,7 @@ class ShorteningFailureConverter(DefaultFailureConverter):
 
 
 class EncryptableFailureConverter(DefaultFailureConverter):
-    """Bounded converter that moves messages and stack traces into workflow payloads, which a codec can encrypt."""
+    """Shortening converter that moves messages and stack traces into workflow payloads, which a codec can encrypt."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ class EncryptableFailureConverter(DefaultFailureConverter):
     def to_failure(self, exception: BaseException, payload_converter: PayloadConverter, failure: Failure) -> None:
         self._bounded.to_failure(exception, payload_converter, failure)
         for part in _list_causes(failure):
-            if part.message == _ENCODED_MESSAGE:  # this cause arrived encoded from another process
+            if part.message == _ENCODED_MESSAGE:  # another process has encoded this cause
                 continue
             attributes = {"message": part.message, "stack_trace": part.stack_trace}
             part.encoded_attributes.CopyFrom(payload_converter.to_payloads([attributes])[0])
@@ -44,7 +44,7 @@ class EncryptableFailureConverter(DefaultFailureConverter):
 
 
 def shorten_failure(failure: Failure) -> None:
-    """Shorten a failure above `MAX_FAILURE_BYTES`. Its details stay, so it may still exceed the limit."""
+    """Shorten a failure above `MAX_FAILURE_BYTES`. With large details, which are kept, it still exceeds the limit."""
     if failure.ByteSize() <= MAX_FAILURE_BYTES:
         return
     parts = _list_causes(failure)

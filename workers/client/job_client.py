@@ -1,4 +1,4 @@
-"""Client that starts jobs. Before the first job it checks that namespace and bucket belong to the catalog."""
+"""Client that starts jobs. It first checks that the namespace and the primary bucket belong to the catalog."""
 
 import asyncio
 import shlex
@@ -48,7 +48,7 @@ async def start_job(
         PreconditionFailed: A workflow of another type runs under the job's id.
     """
     workflow_id, checked_run_id = job.id(*key), ""
-    if options.get("start_signal"):  # another workflow type may give the signal another meaning
+    if options.get("start_signal"):  # a workflow of another type may understand the signal differently
         checked_run_id = await _refuse_run_of_other_type(client, workflow_id, job.name)
     handle: Handle[R] = await client.start_workflow(
         job.name,
@@ -67,13 +67,13 @@ async def start_job(
 
 
 def _is_new_run(handle: Handle[R]) -> bool:
-    """Return whether the server reports a new run. Without a report the call may have joined an earlier run."""
+    """Return whether the call certainly started a run. A server that does not say so may have joined an earlier run."""
     response = getattr(handle, "_start_workflow_response", None)  # the SDK has no public access to this response
     return bool(response and response.started)
 
 
 async def _refuse_run_of_other_type(client: Client, workflow_id: str, name: str) -> str:
-    """Return the id of the newest run, or "". Refuse another type, because its result would pass for this job's."""
+    """Return the id of the newest run, or "" without a run. Raise an error if a workflow of another type runs."""
     try:
         description = await client.get_workflow_handle(workflow_id).describe()
     except RPCError as error:
@@ -106,10 +106,10 @@ class JobClient:
         self._is_verified, self._verify_lock = False, asyncio.Lock()
         self._exit_stack, self._catalog_lock = ExitStack(), threading.Lock()
         self._given_catalog, self._cached_catalog = catalog, cast("SqlCatalog | None", None)
-        weakref.finalize(self, self._exit_stack.close)  # for a program that does not call `close`
+        weakref.finalize(self, self._exit_stack.close)  # closes the catalog of a program that does not call `close`
 
     def _open_catalog_once(self) -> SqlCatalog:
-        """Open the catalog at the first call. Blocks, so call it in a thread."""
+        """Open the catalog at the first call. This blocks, so call it in a thread."""
         with self._catalog_lock:
             if self._cached_catalog is None:
                 if self._given_catalog:
@@ -122,15 +122,15 @@ class JobClient:
         return self._open_catalog_once().ledgers.catalog_epoch()
 
     async def mark_namespace_and_get_client(self) -> Client:
-        """Return the client once namespace and primary bucket are compared with the catalog.
+        """Return the client. At the first call, mark the namespace, and check that the primary bucket is not foreign.
 
-        In a foreign namespace a job could join another catalog's job with the same id. A bucket that does not answer is
-        accepted, because workers compare each bucket at its first use.
+        In the namespace of another catalog, a job could join a job of that catalog with the same id. A store that does
+        not answer is accepted, because workers check each bucket at the first use.
 
         Raises:
             CatalogMismatch: The namespace or the bucket belongs to another catalog.
         """
-        async with self._verify_lock:  # so that concurrent first calls compare only once
+        async with self._verify_lock:  # concurrent first calls must compare only once
             if not self._is_verified:
                 await mark_namespace_as_own(self.client, await asyncio.to_thread(self._verified_catalog_id))
                 self._is_verified = True
@@ -179,7 +179,7 @@ class JobClient:
     ) -> Handle[R]:
         """Start a job, or join the run with the same key.
 
-        `key` are the parts of the workflow id after the job's name. The signal is sent even to a running job.
+        `key` has the parts of the workflow id after the job's name. `signal` is also sent to a run that was joined.
         """
         self.require_valid(request)
         return await start_job(
@@ -197,7 +197,7 @@ class JobClient:
     async def start_topic_build_job(
         self, job: JobDefinition[B, BuildResult], topics: Sequence[Topic] | None, request: B
     ) -> Handle[BuildResult]:
-        """Start a build of topics. The method fills in run id, topics and queue of the request."""
+        """Start a build of topics. The method fills in `run_id`, `topic_ids` and `queue` of the request."""
         if topics is not None and not topics:
             raise InvalidInput("topics", expected="at least one, or None for every topic", found=topics)
         run_id = f"{request.runs}-{uuid.uuid4().hex[:12]}"

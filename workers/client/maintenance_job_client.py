@@ -74,7 +74,7 @@ class MaintenanceJobClient(JobClient):
         reason: str = "",
         actor: str = "",
     ) -> Handle[OffloadTopicResult]:
-        """Copy closed ledgers to the tiered bucket: at most `MAX_OFFLOAD_LEDGERS`, or all with `None`.
+        """Copy closed ledgers to the tiered bucket. `ledger_ids` has at most `MAX_OFFLOAD_LEDGERS`; `None` selects all.
 
         With `delete_primary` the job then deletes the primary copy of each selected ledger that has a tiered copy.
         """
@@ -110,13 +110,13 @@ class MaintenanceJobClient(JobClient):
         reason: str = "",
         actor: str = "",
     ) -> Handle[ReconcileOrphansResult]:
-        """Compare storage with the catalog and write down the differences. Changes neither.
+        """Compare storage with the catalog and write findings. The job changes neither storage nor catalog.
 
-        `unsafe_age` accepts an age below the safe minimum, if no process writes. `inventories` are
-        paths of inventory manifests that the workers can read. They replace listings.
+        `unsafe_age` accepts an age below the safe minimum. Use it only while no process writes. `inventories` are paths
+        of inventory manifests that workers can read. Inventories replace listings of the buckets.
 
         Raises:
-            PreconditionFailed: The age is below the safe minimum.
+            PreconditionFailed: `older_than_s` is below the safe minimum.
         """
         plausibility_guards.require_min_age(older_than_s, unsafe=unsafe_age)
         run_id = f"plan-{uuid.uuid4().hex[:12]}"
@@ -160,10 +160,10 @@ class MaintenanceJobClient(JobClient):
         reason: str = "",
         actor: str = "",
     ) -> Handle[ScrubLedgersResult]:
-        """Read every stored segment and tiered copy, and compare their digests. Changes nothing.
+        """Read every stored segment and tiered copy, and compare their digests. The job changes nothing.
 
-        Joins a running scrub of the same topics, or continues an unfinished scrub of them. `topics` are at most 1,000;
-        `None` selects every topic. `bytes_per_s` bounds the read rate of all tasks together.
+        If a scrub of the same topics runs, join it. If such a scrub has stopped before its end, continue it. `topics`
+        has at most 1,000 topics; `None` selects every topic. `bytes_per_s` bounds the read rate of all tasks together.
         """
         ids = [] if topics is None else sorted({int(topic.topic_id) for topic in topics})
         request = ScrubLedgersInput(
@@ -178,7 +178,7 @@ class MaintenanceJobClient(JobClient):
         return await self.start(SCRUB_LEDGERS, request, *scrub_job_key(ids), summary=f"scrub ledgers of {scope}")
 
     async def seal_buckets(self, topic: Topic, reason: str = "", actor: str = "") -> Handle[SealBucketsResult]:
-        """Seal all delayed messages that consumers of a topic may see. Joins a running seal. May start a merge."""
+        """Seal all delayed messages that consumers of a topic may see. Joins a running seal. A merge may follow."""
         request = SealBucketsInput(topic_id=topic.topic_id, topic=topic.name, actor=actor, reason=reason)
         summary = f"seal delayed messages of {topic.name}"
         return await self.start(
@@ -188,7 +188,7 @@ class MaintenanceJobClient(JobClient):
     async def merge_buckets(
         self, topic: Topic, max_buckets: int | None = None, reason: str = "", actor: str = ""
     ) -> Handle[MergeBucketsResult]:
-        """Merge index buckets of a topic down to `max_buckets`, by default the workers' setting. Joins a merge."""
+        """Merge index buckets until `max_buckets` are left, by default the workers' setting. Joins a running merge."""
         request = MergeBucketsInput(
             topic_id=topic.topic_id, topic=topic.name, max_buckets=max_buckets, actor=actor, reason=reason
         )
@@ -205,7 +205,7 @@ class MaintenanceJobClient(JobClient):
         return await self.start_topic_build_job(BUILD_DELAYED_INDEX, topics, request)
 
     async def flush_records(self, reason: str = "", actor: str = "") -> Handle[FlushRecordsResult]:
-        """Flush all changes up to this moment. If a flush of this kind runs, join it and make it flush once more."""
+        """Flush all changes up to this moment. If the same job runs, join the job, which then flushes once more."""
         request = FlushRecordsInput(once=True, queue=self._records_queue, actor=actor, reason=reason)
         return await self.start(FLUSH_RECORDS, request, NOW, summary="flush changed records now", signal="wake")
 
@@ -217,7 +217,7 @@ class MaintenanceJobClient(JobClient):
     async def raid_tombstones(
         self, eligible_age_s: float | None = None, reason: str = "", actor: str = ""
     ) -> Handle[RaidTombstonesResult]:
-        """Remove tombstones that cover nothing and are older than `eligible_age_s`. Joins a running raid."""
+        """Remove tombstones older than `eligible_age_s` that hide no older record version. Joins a running raid."""
         request = RaidTombstonesInput(
             eligible_age_s=eligible_age_s, queue=self._records_queue, actor=actor, reason=reason
         )
@@ -238,9 +238,9 @@ class MaintenanceJobClient(JobClient):
         dry_run: bool = False,
         durable_delete: bool | None = None,
     ) -> Handle[EndRecordsResult]:
-        """End every record for which a function returns `None`. Records that are still needed stay.
+        """Delete every closed ledger for which a record function returns `None`. Ledgers that are still needed stay.
 
-        `function` is a name in the workers' setting `functions`. `None` as topic selects all topics.
+        `function` is a name in the workers' setting `functions`. If `topic` is `None`, all topics are selected.
         """
         request = EndRecordsInput(
             function=function,

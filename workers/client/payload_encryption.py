@@ -1,7 +1,7 @@
 """Encryption of the workflow payloads that Temporal stores: inputs, results, errors and summaries.
 
-AES-256-GCM encrypts a whole payload under the first key of the file. A random nonce precedes the ciphertext. The key's
-name is stored beside the payload and authenticated with it. Unencrypted payloads pass through.
+AES-256-GCM encrypts a whole workflow payload under the first key of the file. A random nonce precedes the ciphertext.
+The key's name is in the metadata, and the encryption authenticates the name. Plain workflow payloads can be read, too.
 
 Source: NIST SP 800-38D; Temporal, "Codec Server" and "Failure Converter".
 """
@@ -41,7 +41,7 @@ _FILE_FORMAT: Final = "lines of a key's name and 32 bytes in base64, each name o
 def read_payload_keys(path: str) -> Mapping[str, bytes]:
     """Return the keys by name, in the order of the file. The result is empty if `path` is empty.
 
-    A line has a key's name and 32 bytes in base64. The first key encrypts and every key decrypts.
+    A line of the file has a key's name and 32 bytes in base64. The first key encrypts, and every key decrypts.
 
     Raises:
         InvalidInput: The file cannot be read, has no key, or has an invalid line. The error does not show the line.
@@ -82,7 +82,7 @@ _NONCE_BYTES: Final = 12
 
 
 class EncryptingCodec(PayloadCodec):
-    """Codec that encrypts with its first key and decrypts with any key. Without keys it refuses encrypted payloads."""
+    """Codec that encrypts with the first key and decrypts with any key. Without keys, it refuses encrypted content."""
 
     def __init__(self, keys: Mapping[str, bytes]) -> None:
         self._ciphers = {name: _make_cipher(key) for name, key in keys.items()}
@@ -118,16 +118,16 @@ class EncryptingCodec(PayloadCodec):
 
 
 _UNREADABLE: Final = b"binary/unreadable-" + os.urandom(16).hex().encode()
-"""Encoding of this process's marks. It is random, so that no workflow payload from outside passes for a mark."""
+"""Encoding of marks of `DeferredErrorCodec`. It is random, so that no workflow payload from outside looks like one."""
 
 _EXPECTED: Final = "expected"
 _FOUND: Final = "found"
 
 
 class DeferredErrorCodec(PayloadCodec):
-    """Codec that decodes an unreadable workflow payload to a mark, which `require_decrypted` refuses later.
+    """Codec that replaces a workflow payload it cannot decrypt by a mark, which `require_decrypted` refuses later.
 
-    The SDK decodes payloads that no code reads, such as the result of a schedule's previous run.
+    A worker needs this, because the SDK also decodes workflow payloads that no code reads.
     """
 
     def __init__(self, strict: EncryptingCodec) -> None:
@@ -149,7 +149,8 @@ class DeferredErrorCodec(PayloadCodec):
 
 def require_decrypted(message: Message) -> None:
     """Raise `InvalidInput` with the missing key if the message has a mark of `DeferredErrorCodec` at any depth."""
-    if _UNREADABLE in message.SerializeToString():  # few messages have a mark, and a search of all fields is slow
+    # This fast test comes first, because few messages have a mark and a search of all fields is slow.
+    if _UNREADABLE in message.SerializeToString():
         _refuse_unreadable_payloads(message)
 
 
@@ -206,7 +207,7 @@ _CONVERTER: Final = PydanticPayloadConverter()
 
 
 class _SharedPayloadConverter(CompositePayloadConverter):
-    """Converters that all workflow runs share, because each converter caches how to read a type."""
+    """Converters that all workflow runs share. Each converter caches how to read a type."""
 
     def __init__(self) -> None:
         super().__init__(*_CONVERTER.converters.values(), _UnreadablePayloadConverter())
@@ -215,13 +216,13 @@ class _SharedPayloadConverter(CompositePayloadConverter):
 PLAIN_DATA_CONVERTER: Final = DataConverter(
     payload_converter_class=_SharedPayloadConverter, failure_converter_class=ShorteningFailureConverter
 )
-"""Data converter without encryption. Values are JSON, which pydantic reads."""
+"""Data converter without encryption. Values are JSON, and pydantic checks their types."""
 
 
 def make_data_converter(key_file: str, *, defers_decryption_errors: bool = False) -> DataConverter:
-    """Return the data converter for workers, commands, programs and replays. With keys it also encrypts failures.
+    """Return the data converter for workers, commands, programs and replays. With keys, failures are encrypted, too.
 
-    `defers_decryption_errors` is for workers of workflows: `InputCheckingRunner` then refuses unreadable payloads.
+    With `defers_decryption_errors`, the workers' `InputCheckingRunner` must refuse unreadable workflow payloads.
     """
     codec = EncryptingCodec(read_payload_keys(key_file))
     converter = replace(
@@ -233,7 +234,7 @@ def make_data_converter(key_file: str, *, defers_decryption_errors: bool = False
 
 
 def get_codec(client: Client) -> EncryptingCodec:
-    """Return the client's codec, which refuses unreadable payloads. Return a codec without keys if there is none."""
+    """Return the client's `EncryptingCodec`. If the client has none, return one without keys."""
     codec = client.data_converter.payload_codec
     if isinstance(codec, DeferredErrorCodec):
         return codec.strict

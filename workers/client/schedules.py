@@ -1,4 +1,4 @@
-"""Recurring jobs as Temporal schedules. After an outage of Temporal, a schedule makes up for at most one missed run."""
+"""Recurring jobs as Temporal schedules. After an outage of Temporal, a schedule starts at most one missed run."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -69,7 +69,7 @@ class RecurringJob:
     request: JobInput
     interval_s: int  # 0: never
     summary: str
-    triggers_immediately: bool = False  # whether the first run starts at once and not after one interval
+    triggers_immediately: bool = False  # whether the first run starts at once, instead of after one interval
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +89,7 @@ class ScheduleSummary:
 
 
 def list_recurring_jobs(settings: Settings, policy: DeletionPolicy) -> Sequence[RecurringJob]:
-    """Return every recurring job of this build. `sexton-records` only keeps the endless flush job running."""
+    """Return every recurring job of this build. That of `sexton-records` only restarts the endless `flush-records`."""
 
     def recurring_job(schedule_id: str, interval_s: int, summary: str, **fields: object) -> RecurringJob:
         job = JOB_BY_SCHEDULE[schedule_id]
@@ -120,7 +120,7 @@ def list_recurring_jobs(settings: Settings, policy: DeletionPolicy) -> Sequence[
 async def apply_schedules(client: Client, settings: Settings, policy: DeletionPolicy) -> list[AppliedSchedule]:
     """Create missing schedules and update changed schedules. Other schedules stay as they are. Idempotent.
 
-    A job with interval 0 gets no schedule, and its existing schedule is paused. A person's pause stays.
+    A job with interval 0 gets no schedule, and an existing schedule is paused. The pause of a person stays.
     """
     jobs = list_recurring_jobs(settings, policy)
     changes = await asyncio.gather(
@@ -134,14 +134,14 @@ async def list_schedules(client: Client) -> list[ScheduleSummary]:
 
 
 async def describe_schedules(client: Client) -> list[ScheduleDescription]:
-    """Return the descriptions of Sexton's schedules in the namespace. Their arguments may be encrypted."""
+    """Return the descriptions of Sexton's schedules in the namespace. Arguments of the jobs may be encrypted."""
     handles = [client.get_schedule_handle(schedule_id) for schedule_id in JOB_BY_SCHEDULE]
     descriptions = await asyncio.gather(*(_describe_schedule(handle) for handle in handles))
     return list(filter(None, descriptions))
 
 
 async def require_readable_schedules(client: Client) -> None:
-    """Raise `InvalidInput` if the client lacks a payload key of a schedule. Workers without the key fail its runs."""
+    """Raise `InvalidInput` if the client lacks the key of an encrypted schedule. A worker needs the key for the job."""
     for description in await describe_schedules(client):
         action = description.schedule.action
         if isinstance(action, ScheduleActionStartWorkflow):
@@ -160,7 +160,7 @@ async def _create_update_or_pause_schedule(
             schedule = _build_schedule(job, task_queue, ScheduleState())
             await client.create_schedule(job.schedule_id, schedule, trigger_immediately=job.triggers_immediately)
             return AppliedSchedule(schedule_id=job.schedule_id, change="created")
-        except ScheduleAlreadyRunningError:  # another process has created it in the meantime
+        except ScheduleAlreadyRunningError:  # another process has created the schedule in the meantime
             description = await handle.describe()
     if await _is_schedule_current(client, description, job, task_queue):
         return AppliedSchedule(schedule_id=job.schedule_id, change="unchanged")
@@ -183,7 +183,7 @@ def _build_schedule(job: RecurringJob, task_queue: str, state: ScheduleState) ->
         action=ScheduleActionStartWorkflow(
             job.job.name,
             job.request,
-            id=job.job.id(),  # the server appends the time
+            id=job.job.id(),  # for each run, the server appends the time
             task_queue=task_queue,
             static_summary=job.summary,
             static_details=job.request.details(),
@@ -203,7 +203,7 @@ def _update_schedule(update: ScheduleUpdateInput, job: RecurringJob, task_queue:
 
 
 def _keep_or_switch_pause(state: ScheduleState, job: RecurringJob) -> ScheduleState:
-    """Pause a schedule that the settings turn off. Resume it if the settings had paused it. Keep a person's pause."""
+    """Pause a schedule that the settings turn off, and resume it when they turn it on. Keep the pause of a person."""
     if not job.interval_s and not state.paused:
         return replace(state, paused=True, note=_OFF_NOTE)
     if job.interval_s and state.paused and state.note == _OFF_NOTE:

@@ -54,7 +54,7 @@ from workflows.deletion.job_definitions import (
 R = TypeVar("R")
 
 _THREAD_RELEASE_S = 0.2  # without this pause 6 of 40 programs aborted, with it none of 120
-_REDRIVE_CLAIM_S = 120.0  # if the batch has not started by then, a sweep takes up its rows
+_REDRIVE_CLAIM_S = 120.0  # if the batch has not started by then, a sweep continues its rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,8 +66,8 @@ class RedriveResult:
 class Sexton(MaintenanceJobClient, TransactionJobClient):
     """Jobs on one Temporal namespace and one catalog.
 
-    Names, ids, actors and reasons that a job would refuse raise `InvalidInput` before the job starts. A refusal of a
-    guard is in the job's result, as `refused`; `wait_for_result` raises it. Parameters of many methods:
+    Names, ids, actors and reasons that a job would refuse raise `InvalidInput` before the job starts. If a guard
+    refuses a request, the job's result has the error in `refused`, and `wait_for_result` raises it. Common parameters:
 
     - `reason`: text for people, which is kept with the effects of the job.
     - `actor`: the person or program that asks.
@@ -112,7 +112,7 @@ class Sexton(MaintenanceJobClient, TransactionJobClient):
         await asyncio.sleep(_THREAD_RELEASE_S)
 
     async def wait_for_result(self, handle: Handle[R], say: Say) -> R:
-        """Wait for the job and return its result. `say` gets progress, and the reason if nothing moves for 10 s.
+        """Wait for the job and return its result. `say` gets messages, also one if the job does not move for 10 s.
 
         Raises:
             JobStopped: The job, or a job that it waited for, was terminated or cancelled.
@@ -122,7 +122,7 @@ class Sexton(MaintenanceJobClient, TransactionJobClient):
         return result
 
     async def trim_topic(self, topic: Topic, reason: str = "", actor: str = "") -> Handle[TrimTopicResult]:
-        """Delete the topic's unneeded ledgers. If a trim of the topic runs, join it and make it pass once more."""
+        """Delete the topic's unneeded ledgers. If a trim of the topic runs, join it. It then runs once more."""
         request = TrimTopicInput(
             topic_id=topic.topic_id, topic=topic.name, actor=actor, reason=reason, policy=self._deletion_policy
         )
@@ -226,7 +226,7 @@ class Sexton(MaintenanceJobClient, TransactionJobClient):
     async def redrive_dead_letters(
         self, row_ids: Sequence[int] | None, reason: str = "", actor: str = ""
     ) -> RedriveResult:
-        """Make dead letters pending again, with attempts from zero: all given rows or none. `None` selects every row.
+        """Make given dead letters pending again, all or none, with attempts from zero. `None` selects all dead letters.
 
         Raises:
             InvalidInput: There are no ids, or more than 10,000.
@@ -235,7 +235,7 @@ class Sexton(MaintenanceJobClient, TransactionJobClient):
         """
         batch_id = f"redrive-{uuid.uuid4().hex[:12]}"
         cause = self.require_valid(AuditCause(actor=actor, reason=reason, workflow_id=DELETE_LEDGERS.id(batch_id)))
-        await self.mark_namespace_and_get_client()  # before any row changes
+        await self.mark_namespace_and_get_client()  # checked before any row changes
         count, epoch = await asyncio.to_thread(self._redrive_and_read_epoch, row_ids, batch_id, cause)
         if not count:
             return RedriveResult(started=0)
@@ -258,7 +258,7 @@ class Sexton(MaintenanceJobClient, TransactionJobClient):
     def _redrive_and_read_epoch(
         self, row_ids: Sequence[int] | None, batch_id: str, cause: AuditCause
     ) -> tuple[int, int]:
-        """Return the number of rows and the catalog's epoch. After an unknown outcome, ask once more by batch id."""
+        """Return the number of rows and the catalog's epoch. After an unknown outcome, repeat the redrive once."""
         claim = Claim(workflow_id=cause.workflow_id, run_id="", ttl_s=_REDRIVE_CLAIM_S)
         catalog = self._open_catalog_once()
         epoch = catalog.ledgers.catalog_epoch()
@@ -282,7 +282,7 @@ class Sexton(MaintenanceJobClient, TransactionJobClient):
     ) -> list[WorkflowSummary]:
         """Return jobs, newest first. `topic` is an encoded name.
 
-        Without `finished_recurring`, completed runs of recurring jobs are left out unless a person started them.
+        Without `finished_recurring`, completed runs that a schedule or a workflow started are left out.
         """
         return await query_workflows(
             self.client, type, status, topic, limit=limit, finished_recurring=finished_recurring

@@ -1,6 +1,6 @@
 """Stuck runs of Sexton's schedules, and the restart of a schedule.
 
-A stuck run blocks its schedule. Endless jobs that such runs restart (`flush-records`, coordinators) are checked, too.
+A stuck run blocks its schedule. Endless jobs that schedules restart are checked, too: `flush-records` and coordinators.
 """
 
 import asyncio
@@ -32,15 +32,15 @@ from workflows.records.job_definitions import FLUSH_RECORDS
 from workflows.transactions.job_definitions import TRANSACTION_COORDINATOR
 
 _MIN_FAILED_TASKS: Final = 3  # a worker fails one or two tasks while it is replaced
-_MIN_FAILED_ATTEMPTS: Final = 10  # of an activity, after about four minutes with the usual pauses
+_MIN_FAILED_ATTEMPTS: Final = 10  # attempts of an activity, reached after about four minutes with the usual pauses
 _MIN_AGE: Final = timedelta(hours=6)  # a sweep or a trim may wait that long for a large deletion
-_MAX_AGE_INTERVALS: Final = 3  # number of runs that an old run has blocked
+_MAX_AGE_INTERVALS: Final = 3  # intervals of the schedule, after which a run is too old
 _MAX_COORDINATORS: Final = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduledOrEndlessRun:
-    """Run that a schedule started, or an endless job that such runs restart."""
+    """Run that a schedule started, or endless job that the schedule restarts."""
 
     schedule_id: str
     workflow_id: str
@@ -82,7 +82,7 @@ async def find_stuck_runs(client: Client) -> list[StuckRun]:
 
 
 async def restart_schedule(client: Client, schedule_id: str) -> list[str]:
-    """End the running jobs that a schedule started and its stuck endless jobs, then start a run.
+    """End the running jobs of a schedule, and its endless jobs if they are stuck. Then start a run.
 
     Return the ids of the ended workflows. A paused schedule starts no run. Idempotent.
 

@@ -24,7 +24,7 @@ from temporalio.api.workflowservice.v1 import (
 from temporalio.client import Client
 from temporalio.service import RPCError, RPCStatusCode
 
-_MAX_POLL_AGE_S: Final = 90.0  # workers poll and report each minute, on a busy machine later
+_MAX_POLL_AGE_S: Final = 90.0  # workers poll and report each minute, but on a busy machine later
 _RPC_TIMEOUT: Final = timedelta(seconds=5)
 _ENDED_STATUSES: Final = {WorkerStatus.WORKER_STATUS_SHUTTING_DOWN, WorkerStatus.WORKER_STATUS_SHUTDOWN}
 _NO_REPORT_STATUSES: Final = {RPCStatusCode.UNIMPLEMENTED, RPCStatusCode.NOT_FOUND, RPCStatusCode.PERMISSION_DENIED}

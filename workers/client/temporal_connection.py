@@ -28,7 +28,7 @@ from workers.settings import Settings
 V = TypeVar("V")
 
 _CONNECT_TIMEOUT_S: Final = 10.0
-_TRACE_HEADER: Final = "_tracer-data"  # the SDK's header name, which workers of every language read
+_TRACE_HEADER: Final = "_tracer-data"  # name of the SDK's header, which SDKs of all languages read
 
 
 async def connect_client(
@@ -36,8 +36,8 @@ async def connect_client(
 ) -> Client:
     """Connect to Temporal with Sexton's data converter and tracing.
 
-    `identity`, `runtime` and `plugins` are a worker's. Plugins trace the worker's calls, so the client adds no spans.
-    The worker must run workflows in `InputCheckingRunner`, which refuses payloads that the client cannot decrypt.
+    Only a worker passes `identity`, `runtime` and `plugins`. As `plugins` trace calls, the client then adds no spans.
+    With `plugins`, unreadable workflow payloads are refused only by `InputCheckingRunner`.
     """
     address = settings.require_address("temporal_address")
     credentials, converter = (
@@ -45,7 +45,7 @@ async def connect_client(
         make_data_converter(settings.payload_key_file, defers_decryption_errors=bool(plugins)),
     )
     try:
-        async with asyncio.timeout(_CONNECT_TIMEOUT_S):  # the SDK waits forever if no peer refuses the connection
+        async with asyncio.timeout(_CONNECT_TIMEOUT_S):  # the SDK waits forever if nobody refuses the connection
             client = await Client.connect(
                 address,
                 namespace=settings.temporal_namespace,
@@ -71,9 +71,9 @@ def run_with_client(settings: Settings, action: Callable[[Client], Awaitable[V]]
 
 
 class CallTracingInterceptor(Interceptor):
-    """Client interceptor that makes a span of each start, query and update, and sends the trace with the call.
+    """Client interceptor that makes a span of each start, query and update, and adds the trace to the call's headers.
 
-    Spans and header are as in the SDK's `OpenTelemetryPlugin`. The plugin's import would double a command's start time.
+    Spans and header are those of the SDK's `OpenTelemetryPlugin`, whose import would double a command's start time.
     """
 
     def intercept_client(self, next: OutboundInterceptor) -> OutboundInterceptor:  # noqa: A002 - Temporal's word

@@ -29,7 +29,7 @@ class TemporalCredentials:
     api_key_file: str
 
     def keep_api_key_current(self, client: Client) -> None:
-        """Give the client each new API key in the file, as long as the client and its event loop live."""
+        """Read the file with the API key every few seconds, and give the client a new key. End with the client."""
         if self.api_key_file:
             task = asyncio.create_task(_reload_api_key_repeatedly(weakref.ref(client), self.api_key_file))
             _key_reload_tasks.add(task)
@@ -74,7 +74,7 @@ async def _reload_api_key_repeatedly(client_ref: "weakref.ref[Client]", path: st
 
 
 _CERTIFICATE_NAME_PATTERN: Final = re.compile(r"[\w.*:-]+(?=[\\\\\"]*\))")
-_TLS_FAULTS: Final = (  # part of an error text of the SDK's core; problem; advice
+_TLS_FAULTS: Final = (  # columns: part of an error text of the SDK's core, problem, advice
     ("UnknownIssuer", "its certificate is signed by none of our authorities", "check temporal_ca_file"),
     ("NotValidForName", "its certificate is for another name: {names}", "check temporal_server_name"),
     ("Expired", "its certificate has expired", "ask its operator for a new one, or set this machine's clock"),

@@ -25,7 +25,7 @@ _FAULT_BY_STATUS = {
 
 
 def explain_server_fault(error: RPCError) -> ServiceFailed | None:
-    """Return the server's fault, or `None` if the server works and refuses this request."""
+    """Return the server's fault. Return `None` if the server works, but refuses this request."""
     problem, advice = _FAULT_BY_STATUS.get(error.status, ("", ""))
     if missing := _find_missing_namespace(error):
         problem = f"there is no namespace {missing}"

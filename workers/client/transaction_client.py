@@ -49,7 +49,7 @@ _WAKE_AGAIN_AFTER_S: Final = 1.0
 """Time without progress after which the client wakes a coordinator again, because a signal may be lost."""
 
 _PAUSE_PER_QUERY_TIME: Final = 3
-"""Minimum pause between two queries, as a multiple of a query's duration. It leaves the processor to the work."""
+"""Minimum pause between queries, as a multiple of a query's duration, so that queries take a quarter of the time."""
 
 _PAUSE_RANGE_S: Final = (0.002, 0.05)  # between two queries of transaction states
 
@@ -57,8 +57,8 @@ _PAUSE_RANGE_S: Final = (0.002, 0.05)  # between two queries of transaction stat
 class TransactionClient:
     """Transactions of one program in one event loop. The catalog decides a transaction at once, without a job.
 
-    New transactions go to the `coordinators` in turn. `wake` starts or signals a coordinator's workflow.
-    Every method may raise `StoreUnavailable` and `CatalogBusy` if the catalog does not answer.
+    New transactions go to the coordinators 0 to `coordinators` - 1 in turn. `wake` starts or signals a workflow. Every
+    method may raise `StoreUnavailable` and `CatalogBusy` if the catalog does not answer.
     """
 
     def __init__(self, log: "LogStore", coordinators: int, wake: Callable[[int], Awaitable[object]]) -> None:
@@ -66,17 +66,17 @@ class TransactionClient:
         self._coordinators = coordinators
         self._turn_counter = count(random.randrange(coordinators))  # noqa: S311 - spreads load
         self._woken_s_by_coordinator: dict[int, float] = {}
-        self._last_service_s = -_COORDINATOR_LINGER_S  # last time at which some coordinator looked for work
+        self._last_service_s = -_COORDINATOR_LINGER_S  # last time at which a coordinator certainly looked for work
         self._wake_task_by_coordinator: dict[int, asyncio.Task[None]] = {}
         self._waiter_by_transaction: dict[TransactionId, tuple[asyncio.Future[TransactionState], float]] = {}
         self._poll_task: asyncio.Task[None] | None = None
 
     async def begin(self, timeout_s: float = 60.0) -> TransactionId:
-        """Open a transaction. It is aborted unless it is decided within `timeout_s`, above 0 and at most a day."""
+        """Open a transaction. It is aborted if `timeout_s`, above 0 and at most a day, passes without a decision."""
         check_timeout(timeout_s)
         write = BeginTransactionWrite(tc_id=next(self._turn_counter) % self._coordinators, timeout_s=timeout_s)
         begun = await asyncio.wrap_future(self._log.committer.submit(write))
-        self._wake_soon(begun.txn.tc_id)  # the coordinator must watch the deadline
+        self._wake_soon(begun.txn.tc_id)  # the coordinator must abort the transaction at its deadline
         return begun.txn
 
     async def append(
@@ -105,12 +105,12 @@ class TransactionClient:
     ) -> AcknowledgeResult:
         """Acknowledge entries at the commit of the transaction. Until then no other consumer receives them.
 
-        `up_to` acknowledges cumulatively and needs the `releases` of its read.
+        `up_to` acknowledges all entries up to this position. It needs the `releases` from the read of that entry.
 
         Raises:
             TransactionNotOpen: The transaction is decided.
             AcknowledgementStale: Entries were given back since `up_to` was read.
-            AcknowledgementHeld: Another transaction holds an entry, or an entry is acknowledged already.
+            AcknowledgementHeld: An entry is already acknowledged, perhaps by another open transaction.
             And the errors of `Subscriptions.acknowledge`.
         """
         acknowledge = self._log.subscriptions.acknowledge
@@ -119,7 +119,7 @@ class TransactionClient:
         )
 
     async def commit(self, txn: TransactionId) -> TransactionState:
-        """Commit the transaction, which makes it visible at once. Then wait until each participant knows the decision.
+        """Commit the transaction. Its effects are visible at once. Then wait until each participant is told.
 
         Raises:
             TransactionEnded: The transaction was aborted or its deadline has passed. None of its changes is visible.
@@ -129,14 +129,14 @@ class TransactionClient:
         return await self._decide_and_wait(txn, commit=True)
 
     async def abort(self, txn: TransactionId) -> TransactionState:
-        """Abort the transaction, then wait until each participant knows the decision. Raises the errors of `commit`."""
+        """Abort the transaction, then wait until each participant is told. Raises the errors of `commit`."""
         return await self._decide_and_wait(txn, commit=False)
 
     async def _decide_and_wait(self, txn: TransactionId, *, commit: bool) -> TransactionState:
         write = EndTransactionWrite(txn=txn, commit=commit)
         try:
             decided = await asyncio.wrap_future(self._log.committer.submit(write))
-        except OutcomeUnknown:  # a repeated decision gets the first answer
+        except OutcomeUnknown:  # a repeated request gets the first decision
             decided = await asyncio.wrap_future(self._log.committer.submit(write))
         if decided.state.is_final:
             return decided.state
@@ -158,7 +158,7 @@ class TransactionClient:
             started_s, awaited = time.monotonic(), list(self._waiter_by_transaction)
             try:
                 states = await asyncio.to_thread(self._log.catalog.transactions.get_transaction_states, awaited)
-            except Exception as error:  # noqa: BLE001 - every waiter raises it
+            except Exception as error:  # noqa: BLE001 - every waiter raises the error
                 self._fail_waiters(error)
                 return
             has_progress, query_s = False, time.monotonic() - started_s
@@ -192,7 +192,7 @@ class TransactionClient:
                 self._wake_soon(txn.tc_id)
 
     def _wake_soon(self, tc_id: int) -> None:
-        """Wake the coordinator in the background. Several requests at about the same time wake it once."""
+        """Wake the coordinator in the background, at most once in `_COORDINATOR_LINGER_S`."""
         last_wake_s = self._woken_s_by_coordinator.get(tc_id, 0.0)
         if tc_id in self._wake_task_by_coordinator or time.monotonic() - last_wake_s < _COORDINATOR_LINGER_S:
             return

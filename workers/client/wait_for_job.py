@@ -37,10 +37,10 @@ from workflows.transactions.job_definitions import BUILD_TRANSACTION_SNAPSHOTS
 Say = Callable[[str], None]
 
 PATIENCE_S: Final = 10.0
-"""Time without progress after which the reason is reported."""
+"""Time without progress after which a message explains why the job does not move."""
 
 _CHECK_INTERVAL_S: Final = 2.0
-_MAX_EVENTS: Final = 20  # the server writes only a few idle events in a row
+_MAX_EVENTS: Final = 20  # newest events that are read, because the server writes only a few idle events in a row
 _IDLE_EVENT_TYPES: Final = {
     EventType.EVENT_TYPE_WORKFLOW_TASK_SCHEDULED,
     EventType.EVENT_TYPE_WORKFLOW_TASK_STARTED,
@@ -48,7 +48,7 @@ _IDLE_EVENT_TYPES: Final = {
     EventType.EVENT_TYPE_WORKFLOW_TASK_FAILED,
     EventType.EVENT_TYPE_ACTIVITY_TASK_TIMED_OUT,
 }
-_MAX_DEPTH: Final = 3  # a trim, its batch, and the `delete-ledger` workflows of the batch
+_MAX_DEPTH: Final = 3  # levels of child workflows, as a trim, its batch, and the `delete-ledger` workflows of the batch
 _MAX_CHILDREN_PER_JOB: Final = 10
 _QUERY_TIMEOUT_S: Final = 2.0
 _EMPTY_REASONS: Final = {
@@ -85,7 +85,7 @@ class _JobSnapshot:
     last_moving_event_id: int  # newest event that shows that the job moves
 
     def progress_fingerprint(self) -> tuple[object, ...]:
-        """Return a value that changes when the job moves. The start or timeout of a task is not a move."""
+        """Return a value that changes when the job moves. The start or timeout of a task does not change the value."""
         heartbeats = [
             (activity.activity_id, str(activity.heartbeat_details)) for activity in self.description.pending_activities
         ]
@@ -106,7 +106,7 @@ async def wait_for_result(
 ) -> Any:  # noqa: ANN401 - the workflow's own result type
     """Wait for the job and return its result. `say` receives progress messages.
 
-    A `WorkflowFailureError` has a cause whose type is the name of Sexton's error.
+    The cause of a `WorkflowFailureError` has the name of Sexton's error as its `type`.
     """
     report = asyncio.create_task(_report_start_and_standstill(client, handle.id, say, patience_s, check_interval_s))
     try:
@@ -132,7 +132,8 @@ def _raise_if_refused(result: Any) -> Any:  # noqa: ANN401 - the workflow's own 
 def _explain_termination(workflow_id: str, error: WorkflowFailureError) -> str | None:
     cause: BaseException | None = error.cause
     stopped_id = workflow_id
-    while isinstance(cause, ChildWorkflowError | ApplicationError):  # a job raises its child's failure
+    # A job fails with the failure of its child workflow.
+    while isinstance(cause, ChildWorkflowError | ApplicationError):
         stopped_id = cause.workflow_id if isinstance(cause, ChildWorkflowError) else stopped_id
         cause = cause.cause
     if not isinstance(cause, TerminatedError | CancelledError):
@@ -166,7 +167,7 @@ async def _report_start_and_standstill(
                     say(text)
                     last_text = text
         except RPCError:
-            pass  # the wait for the result raises this error, too, if it lasts
+            pass  # if Temporal does not recover, the wait for the result raises this error, too
         await asyncio.sleep(check_interval_s)
 
 

@@ -27,11 +27,11 @@ async def explain_waiting_task(
 ) -> str:
     """Return why no worker has taken the waiting task of a job, and what to do.
 
-    `versioning` is the job's build, if it has a build, and whether the job is pinned to it.
+    `versioning` says whether the job has a build, which build, and whether the job is pinned to the build.
     """
     response = await describe_task_queue(client, queue, kind)
     current, pollers = response.versioning_info.current_deployment_version, response.pollers
-    if current.build_id:  # otherwise the queue is unversioned, or no build was current yet
+    if current.build_id:  # without an id, the queue is unversioned, or no build was current yet
         live_builds = {_build_of_poller(poller) for poller in await list_live_pollers(client, queue, kind)}
         is_pinned = versioning.behavior == VersioningBehavior.VERSIONING_BEHAVIOR_PINNED
         build = versioning.deployment_version if is_pinned else current
@@ -73,7 +73,7 @@ def _build_of_poller(poller: PollerInfo) -> _Build:
 
 
 def _list_versioned_builds(pollers: Iterable[PollerInfo]) -> list[_Build]:
-    """Return the builds of the pollers. Return none if a poller is unversioned, because it may take any new task."""
+    """Return the builds of the pollers. If a poller is unversioned, return none, because it may take any new task."""
     modes = {poller.deployment_options.worker_versioning_mode for poller in pollers}
     if modes != {WorkerVersioningMode.WORKER_VERSIONING_MODE_VERSIONED}:
         return []

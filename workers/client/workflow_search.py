@@ -1,4 +1,4 @@
-"""Jobs in Temporal's visibility store, and the search attributes by which it finds them."""
+"""Search of jobs in Temporal's visibility store, and the search attributes of jobs."""
 
 from dataclasses import dataclass
 from datetime import datetime
@@ -42,7 +42,7 @@ async def query_workflows(
 ) -> list[WorkflowSummary]:
     """Return jobs by type, status and encoded topic name, newest first. `None` matches everything.
 
-    Without `finished_recurring`, completed runs of recurring jobs are left out unless a person started them. Open and
+    Without `finished_recurring`, completed runs of recurring jobs are left out if no person started them. Open and
     failed runs stay.
     """
     value_by_field = {"WorkflowType": type_, "ExecutionStatus": status, search_attributes.TOPIC.name: topic}
