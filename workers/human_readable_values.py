@@ -7,7 +7,7 @@ from urllib.parse import unquote
 
 
 def format_table_cell(value: object) -> str:
-    """Format a value for a table: lists and objects on one line, large numbers with commas, nothing as a dash."""
+    """Format a value for a table: lists and objects on one line, large numbers with commas, `None` as a dash."""
     if value is None or value == "":
         return "-"
     if isinstance(value, Mapping):
@@ -23,14 +23,14 @@ def _format_nested(value: object) -> str:
 
 
 def select_fields(source: object, names: str) -> dict[str, object]:
-    """Return the named attributes of an object in order; `names` are separated by spaces. Enum values become text."""
+    """Return named attributes of an object, in the order of `names`, separated by spaces. Enum values become text."""
     value_by_name = {name: getattr(source, name) for name in names.split()}
     return {name: str(value) if isinstance(value, StrEnum) else value for name, value in value_by_name.items()}
 
 
 def escape_unprintable(text: str) -> str:
     """Escape characters that control a terminal, except line breaks. Topic names may have any character."""
-    if text.isprintable():  # fast path for the common case
+    if text.isprintable():  # no escape is needed in most texts, and this test is fast
         return text
     return "".join(char if char.isprintable() or char == "\n" else repr(char)[1:-1] for char in text)
 

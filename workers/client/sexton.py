@@ -59,8 +59,8 @@ _REDRIVE_CLAIM_S = 120.0  # if the batch has not started by then, a sweep contin
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RedriveResult:
-    started: int  # rows
-    handle: Handle[BatchCertificate] | None = None  # None if there are no rows
+    started: int  # number of rows
+    handle: Handle[BatchCertificate] | None = None  # None if no row was a dead letter
 
 
 class Sexton(MaintenanceJobClient, TransactionJobClient):

@@ -25,13 +25,13 @@ from workers.settings import Settings
 
 _PART_COUNT: Final = 3
 MAX_BUCKETS: Final = _PART_COUNT - 1
-"""Maximum number of index buckets of the demo's topic. The last part exceeds this number, so that a merge starts."""
+"""Setting `delayed_buckets` of the demo. One more index bucket is sealed than this maximum, so that a merge starts."""
 
 DEATH_IN_MERGE: Final = f"catalog.switch_buckets.before=kill@{_PART_COUNT + 1}"
 """Failpoint: the worker dies in the merge, after it has stored the merged index bucket and before the switch."""
 
 _SUBSCRIPTION: Final = "reminders"
-# Messages of a part: due within the demo, due after it, not delayed.
+# Messages that are appended between two seals: due during the demo, due later, and not delayed.
 _DUE_COUNT, _LATER_COUNT, _UNDELAYED_COUNT = 20, 5, 5
 _FIRST_DUE_MS, _DUE_SPREAD_MS, _LATER_MS = 5_000, 6_000, 3_600_000
 _MAX_ENTRIES_PER_RECEIVE: Final = 100
@@ -70,7 +70,7 @@ class DelayedTopic:
             raise ServiceFailed("worker-2", "it did not die in the merge of two buckets", advice="read its log")
 
     def replace_consumer(self) -> None:
-        """End the consumer and start a new consumer, which knows only the stored acknowledgements."""
+        """End the consumer and start a new one, which knows nothing but the acknowledgements in the catalog."""
         self._end_consumer()
         self._start_consumer()
 

@@ -56,7 +56,7 @@ _WORKER_ENV = {
     "SEXTON_OWNERSHIP": "zookeeper",
     "SEXTON_SESSION_TIMEOUT": "4s",  # the bundles of a killed worker are free after that time
 }
-_MAX_CHUNKS_BEFORE_DEATH = 6  # the worker dies in the last chunk before it deletes any `meta.json`
+_MAX_CHUNKS_BEFORE_DEATH = 6  # the worker dies in its last chunk, before it deletes any `meta.json`
 _FOREIGN_KEYS = (
     "another-application/ledgers/00/0000000000000000/00000000.parquet",
     "ledgers/ff/00000000000fffff/0123456789abcdef.meta.json",
@@ -77,8 +77,8 @@ class _CatalogAtWorkerDeath:
 def run_demo(settings: Settings, *, topics: int, ledgers: int, keep: bool, on_progress: Say) -> DemoReport:
     """Run the main jobs on a temporary stack, and check every promise from outside.
 
-    The demo takes names and limits from `settings`, and uses its own home, ports and addresses. `topics` is at least 1,
-    and `ledgers` of each topic at least 2. `keep` leaves the stack running.
+    The demo takes names and limits from `settings`, and uses its own home, ports and addresses. `topics` is at least 1.
+    `ledgers` is the number of ledgers of each topic, at least 2. `keep` leaves the stack running.
 
     Raises:
         ServiceFailed: A server or a worker could not be started, the first worker did not die, or the stack could not

@@ -39,17 +39,17 @@ EntryPosition = tuple[int, int]
 @dataclass(slots=True)
 class LostDatabaseEvidence:
     topic: Topic
-    answered_payloads: dict[EntryPosition, bytes] = field(default_factory=dict)  # of appends that succeeded
+    answered_payloads: dict[EntryPosition, bytes] = field(default_factory=dict)  # by position of each successful append
     durably_deleted: list[LedgerId] = field(default_factory=list)
     plainly_deleted: list[LedgerId] = field(default_factory=list)
-    unflushed_entries: int = 0  # appended, but in no flush
-    rebuild_result: dict[str, Any] = field(default_factory=dict)  # JSON of the command
+    unflushed_entries: int = 0  # number of entries that were appended after the last flush
+    rebuild_result: dict[str, Any] = field(default_factory=dict)  # JSON output of `sexton records rebuild`
 
 
 async def lose_and_rebuild_database(
     settings: Settings, end_worker: Callable[[], object], say: Callable[[str], None]
 ) -> LostDatabaseEvidence:
-    """Delete ledgers and flush. Then remove the database while a writer appends, and rebuild it by the command."""
+    """Delete ledgers and flush. Then remove the database while a writer appends, and run `sexton records rebuild`."""
     with open_log_store(settings) as log:
         loss = _write_topic_with_closed_ledgers(log)
     async with await Sexton.connect(settings) as sexton:

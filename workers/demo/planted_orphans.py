@@ -16,7 +16,8 @@ from workers.demo.written_topics import WrittenTopic
 from workers.settings import Settings
 
 _UNUSED_SEGMENT_NUMBER: Final = 7  # above every segment number of the demo
-_CLOCK_RESOLUTION_S: Final = 1.1  # the store rounds times to seconds, and an orphan must be older than the cut-off
+# The store rounds times to seconds. A plan finds only orphans that are older than its start.
+_CLOCK_RESOLUTION_S: Final = 1.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

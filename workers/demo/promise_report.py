@@ -21,7 +21,7 @@ FenceByBundle = Mapping[int, tuple[int, str]]
 _FLIP_POSITIONS = (0.1, 0.5, 0.9)  # as shares of an object's length
 _NO_CHANGE: Final = IntentResult(
     row_id=-1, outcome=Outcome.DELETED
-)  # changes nothing, but needs a valid lease like any write
+)  # a write that changes nothing, but needs a valid lease
 _REFUSED_INTENT = ("DEAD_LETTERED", "METADATA_MISMATCH")
 
 

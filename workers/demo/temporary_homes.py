@@ -1,4 +1,4 @@
-"""Temporary stack home of the demo, which is removed together with its servers."""
+"""Temporary home of the demo's stack. The home and the servers in it are removed together."""
 
 import fcntl
 import os
@@ -21,7 +21,7 @@ _PREFIX: Final = "sexton-demo-"
 _SERVICE_NAME: Final = "demo"
 _LOCK_FILE: Final = "demo.lock"  # a home with this file may be removed once no process has the lock
 _MAX_ATTEMPTS: Final = 20
-_RETRY_PAUSE_S: Final = 0.25  # time for a full or slow disk, or for a process that is just starting
+_RETRY_PAUSE_S: Final = 0.25  # pause until a disk has caught up, or a process has started
 
 
 def make_home() -> Path:
@@ -31,14 +31,15 @@ def make_home() -> Path:
 def mark_home_in_use(home: Path) -> int:
     """Lock the home, so that later demos can remove it once this process is dead. Return the locked descriptor.
 
-    The lock ends only with its process. A start time would prove nothing, because it changes with the clock.
+    The lock ends with this process. A recorded start time would prove nothing, because the clock may be set.
     """
     at_home = StackHome.at(home)
     at_home.create_directories_and_check_space()
     with at_home.translate_disk_errors():
         descriptor, temporary_path = tempfile.mkstemp(dir=home)
         fcntl.flock(descriptor, fcntl.LOCK_EX)
-        Path(temporary_path).rename(home / _LOCK_FILE)  # after the lock: a demo removes a home with an unlocked file
+        # The file is locked before it gets this name, because other demos remove a home with an unlocked file.
+        Path(temporary_path).rename(home / _LOCK_FILE)
     return descriptor
 
 

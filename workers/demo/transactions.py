@@ -21,7 +21,7 @@ from workers.demo.waits_and_interrupts import wait_until
 from workers.settings import Settings
 
 DEATH_IN_BROADCAST: Final = "transactions.append_markers.after=kill@1"
-"""Failpoint: the worker that broadcasts a transaction dies between the markers of the first and the second topic."""
+"""Failpoint: the worker that broadcasts a transaction dies after the transaction marker of the first topic."""
 
 _SOURCE: Final = "billing"
 
@@ -34,8 +34,8 @@ class DecidedTransactions:
     aborted: TransactionId
     topics: list[Topic]
     source: Topic  # topic of which each transaction acknowledges one entry
-    payloads_before: list[list[bytes]]  # by topic, while both transactions were open
-    payloads_decided: list[list[bytes]]  # by topic, after both decisions, during the interrupted broadcast
+    payloads_before: list[list[bytes]]  # message payloads by topic, read while both transactions were open
+    payloads_decided: list[list[bytes]]  # message payloads by topic, read during the interrupted broadcast
 
 
 async def run_transactions(
@@ -92,7 +92,7 @@ def _read_topics(log: LogStore, topics: list[Topic]) -> list[list[bytes]]:
 def check_transactions(
     settings: Settings, store_access: DirectStoreAccess, transactions: DecidedTransactions
 ) -> PromiseResult:
-    """Check that readers saw all of one transaction and nothing of the other, and that each log has both markers."""
+    """Check that readers saw only the committed transaction, and that each log has both transaction markers."""
     ends = {str(transactions.committed): ("COMMITTED", "COMMIT"), str(transactions.aborted): ("ABORTED", "ABORT")}
     problems = [
         f"{topic.name} showed {payloads}"

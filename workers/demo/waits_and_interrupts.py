@@ -27,15 +27,15 @@ async def wait_until(condition: Callable[[], bool], *, within_s: float = WAIT_TI
 
 
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-_MAX_SIGNALS: Final = 3  # the last of these signals ends the clean-up
+_MAX_SIGNALS: Final = 3  # the third signal ends the clean-up
 
 
 class SignalHandler:
     """Handler of SIGINT, SIGTERM and SIGHUP during its block. A signal that the process ignores stays ignored.
 
-    - Inside `interruptible` the first signal raises `KeyboardInterrupt`.
-    - Outside of it, the end of the block raises `KeyboardInterrupt` after a signal.
-    - The third signal raises at once, gives up the clean-up, and names the folder that stays.
+    - Inside `raise_on_first_signal`, the first signal raises `KeyboardInterrupt`.
+    - After a signal elsewhere, the end of the handler's block raises `KeyboardInterrupt`.
+    - The third signal ends the clean-up at once, and a message names the folder that stays.
 
     The exception's message says whether the folder was removed. With `keep` the folder stays.
     """
@@ -46,7 +46,7 @@ class SignalHandler:
         self._signal_count = 0
         self._is_interruptible = False
         self.has_given_up = False
-        """Whether the third signal has arrived, so that the folder stays."""
+        """Whether the third signal has ended the clean-up, so that the folder stays."""
 
     def __enter__(self) -> Self:
         signals = [number for number in _SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
@@ -71,7 +71,7 @@ class SignalHandler:
 
     @contextmanager
     def raise_on_first_signal(self) -> Iterator[None]:
-        """Let the first signal end the block, even a signal that arrived before the block."""
+        """End the block at the first signal. If a signal arrived before the block, end the block at its start."""
         self._is_interruptible = True
         try:
             if self._signal_count:
@@ -96,6 +96,6 @@ class SignalHandler:
 
 
 def _write_stderr(text: str) -> None:
-    """Write past Python's buffers, because a signal may arrive during a buffered write."""
+    """Write without Python's buffers, because a signal may arrive during a buffered write."""
     with suppress(OSError):
         os.write(2, f"{text}\n".encode())

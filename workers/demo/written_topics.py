@@ -1,4 +1,4 @@
-"""Topics that the demo writes and acknowledges, and the ledgers that must then be deleted or stay."""
+"""Topics with entries and acknowledgements of the demo. The acknowledgements decide which ledgers a trim deletes."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -38,7 +38,7 @@ class WrittenTopic:
 
     @property
     def deletable(self) -> list[LedgerId]:
-        """Ledgers to delete without a foreign object. Sexton must refuse to delete the contested ledgers."""
+        """Ledgers in `to_delete` without a foreign object. Sexton must refuse to delete the `contested` ledgers."""
         return [ledger_id for ledger_id in self.to_delete if ledger_id not in self.contested]
 
     @property
@@ -68,7 +68,7 @@ def write_topics(log: LogStore, *, topics: int, ledgers: int, say: Callable[[str
 
 def _write_ledger(log: LogStore, written: WrittenTopic, index: int) -> None:
     if index:
-        log.managed.roll(written.topic)  # not after the last ledger, which stays open
+        log.managed.roll(written.topic)  # there is no roll after the last ledger, which stays open
     for part in range(_SEGMENTS_PER_LEDGER):
         payloads = [f"{written.topic.name} {index} {part} {entry}".encode() for entry in range(_ENTRIES_PER_SEGMENT)]
         new_entries = [NewEntry(payload=payload) for payload in payloads]

@@ -1,1 +1,1 @@
-"""Worker process: its Temporal workers, its part in ownership, and its probes, pages and metrics."""
+"""Worker process: Temporal workers, ownership of bundles, probes, pages and metrics."""

@@ -1,4 +1,4 @@
-"""Background work of a worker: span files, snapshots, pins of rebuilds, and whether its database is still current."""
+"""Background work of a worker: span files, transaction snapshots, pins of rebuilds, and currency of the database."""
 
 import asyncio
 import logging
@@ -37,7 +37,7 @@ async def run_in_background(coroutine: Coroutine[Any, Any, None]) -> AsyncIterat
 
 
 async def prune_span_files_repeatedly(settings: Settings, *, interval_s: float = _PRUNE_INTERVAL_S) -> None:
-    """Prune the home's span files at once and then after each interval, until cancelled. Log errors of the folder."""
+    """Prune the home's span files at once and then after each interval, until cancelled. Log disk errors."""
     limits = {"older_than_s": settings.trace_retention, "max_bytes": settings.trace_max_bytes}
     while True:
         try:
@@ -72,7 +72,7 @@ async def write_due_buffer_snapshots_repeatedly(
             await asyncio.sleep(interval_s)
 
 
-_PINS_INTERVAL_S: Final = 60.0  # a check costs one listing and a few reads
+_PINS_INTERVAL_S: Final = 60.0  # can be frequent, because a check costs one listing and a few reads
 _CLOSED_STATUSES: Final = frozenset(
     {
         WorkflowExecutionStatus.COMPLETED,
@@ -125,10 +125,10 @@ async def watch_catalog_currency(
     interval_s: float,
     require_current: Callable[[RecordOutbox, OwnedStore], None] = require_current_catalog,
 ) -> "AsyncIterator[asyncio.Task[CatalogMismatch | CatalogOutdated]]":
-    """Check while the block runs that no other database was rebuilt from the record log. Yield a task.
+    """During the block, check repeatedly that no other database was rebuilt from the record log. Yield the task.
 
-    The task ends only with the error of a check. Then the worker must end, because it would otherwise do work of the
-    new catalog's jobs on the old database. Buckets refuse the deletes of such a worker in any case.
+    If a check finds a newer catalog, the task ends with the error. The worker must then end. Otherwise it would do the
+    new catalog's jobs on the old database. Buckets refuse the deletes of an outdated worker in any case.
 
     A store that does not answer is asked again after `interval_s`. Tests replace `require_current`.
     """

@@ -1,4 +1,4 @@
-"""Ownership of topics by a worker. It uses ZooKeeper, or covers all topics with `ownership=single`."""
+"""Ownership of bundles by a worker. With `ownership=single`, the worker owns all bundles without ZooKeeper."""
 
 import threading
 from collections.abc import Callable
@@ -21,7 +21,7 @@ from workers.settings.tls_files import TlsFilePaths
 
 
 class WorkerOwnership(TopicOwners, Protocol):
-    """Ownership of one worker. It is started once and stopped once."""
+    """Ownership of bundles by one worker. A worker starts and stops its ownership once."""
 
     stopping: threading.Event
     """Set once the worker owns nothing and will never own anything again."""
@@ -30,7 +30,7 @@ class WorkerOwnership(TopicOwners, Protocol):
     """Error that ended the ownership. The worker then shuts down."""
 
     def start(self) -> None:
-        """Become an owner of bundles. The implementations document their errors."""
+        """Become an owner of bundles. Each implementation documents the errors."""
 
     def stop(self) -> None:
         """Release all bundles at once."""
@@ -40,7 +40,7 @@ class WorkerOwnership(TopicOwners, Protocol):
 
 
 class TopicCacheInvalidator:
-    """Caches of topics in this process. They change when this worker acquires or loses bundles."""
+    """Observer of acquired and lost bundles, which discards this process's cached data about the bundles' topics."""
 
     def __init__(self, log: LogStore) -> None:
         self._log = log
@@ -66,7 +66,7 @@ def create_zookeeper_or_single_ownership(
     *,
     observer: OwnershipObserver | None = None,
 ) -> WorkerOwnership:
-    """Create the ownership that the settings define. `read_load` returns the worker's load, where 1 means full.
+    """Create the ownership that the settings define. `read_load` returns the worker's load. 1 means full.
 
     Raises:
         ServiceFailed: The settings name no ZooKeeper and are not `ownership=single`.

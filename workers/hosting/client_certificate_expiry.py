@@ -1,4 +1,4 @@
-"""Client certificates of this installation, and the times when they expire."""
+"""Client certificates in the settings, and the times when the certificates expire."""
 
 from contextlib import suppress
 from dataclasses import dataclass
@@ -11,12 +11,12 @@ from workers.settings import Settings
 from workers.settings.tls_files import read_tls_certificate_chain
 
 _MIN_REMAINING: Final = timedelta(days=7)
-_LIFETIME_DIVISOR: Final = 4  # for short-lived certificates, which a program renews
+_LIFETIME_DIVISOR: Final = 4  # bound for short-lived certificates, which a program renews
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientCertificate:
-    """Client certificate with its chain. From `since` to `until` all certificates of the chain are valid."""
+    """Client certificate with its chain. All certificates of the chain are valid from `since` to `until`."""
 
     setting: str
     path: str
@@ -55,7 +55,7 @@ def check_client_certificate_expiry(settings: Settings) -> str:
 
     Raises:
         InvalidInput: A certificate cannot be read.
-        ServiceFailed: A certificate has expired or is about to.
+        ServiceFailed: A certificate has expired, or `is_due` is true.
     """
     certificates = [
         read_client_certificate(name, path) for name, path in find_client_certificate_files(settings).items()

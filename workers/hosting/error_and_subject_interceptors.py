@@ -1,4 +1,4 @@
-"""Interceptors of activities and workflows: they translate errors, and add subjects and traces to runs and spans."""
+"""Interceptors of activities and workflows. They translate errors, and show subject and trace in runs and spans."""
 
 import logging
 from collections.abc import Sequence
@@ -43,7 +43,7 @@ from workers.hosting.request_subject import (
 )
 
 FINAL_ERRORS: Final = (TerminalError, ProgramMissing)
-"""Errors that a retry cannot mend."""
+"""Error types after which a retry would fail, too."""
 
 UNKNOWN_FAULT: Final = "UnknownFault"
 """Temporal's error type for a fault that no code expects."""
@@ -55,7 +55,7 @@ _log = logging.getLogger(__name__)
 
 
 class ActivityErrorAndSubjectInterceptor(Interceptor):
-    """Interceptor that translates the errors of each activity, and adds its subject to spans and logs."""
+    """Interceptor that translates an activity's errors, and adds the activity's subject to spans and logs."""
 
     def intercept_activity(self, next: ActivityInboundInterceptor) -> ActivityInboundInterceptor:  # noqa: A002 - its name
         return _ActivityErrorAndSubjectInbound(next)
@@ -84,7 +84,7 @@ class _CountingActivityInbound(ActivityInboundInterceptor):
 
 class _ActivityErrorAndSubjectInbound(ActivityInboundInterceptor):
     async def execute_activity(self, input: ExecuteActivityInput) -> Any:  # noqa: A002, ANN401 - the SDK's signature
-        info, span = activity.info(), trace.get_current_span()  # the span that the tracing interceptor has begun
+        info, span = activity.info(), trace.get_current_span()  # the tracing interceptor has started this span
         names = {"workflow_id": info.workflow_id, "run_id": info.workflow_run_id, "activity": info.activity_type}
         span.set_attribute(ATTEMPT_ATTRIBUTE, info.attempt)
         for value in input.args:
@@ -94,7 +94,7 @@ class _ActivityErrorAndSubjectInbound(ActivityInboundInterceptor):
                 result = await self.next.execute_activity(input)
             except SextonError as error:
                 raise _tag_span_and_add_trace_id(to_application_error(error), span) from error
-            except ApplicationError as error:  # the error defines its own retry
+            except ApplicationError as error:  # the activity has chosen whether this error is retried
                 raise _tag_span_and_add_trace_id(error, span) from error.__cause__
             except FailureError:
                 raise  # an error of Temporal, such as a cancellation
@@ -110,10 +110,10 @@ def _tag_span_and_add_trace_id(error: ApplicationError, span: Span) -> Applicati
 
 
 def _log_and_count_unknown_fault(error: Exception, info: activity.Info) -> ApplicationError:
-    """Count and log a fault that no code expects: a bug, or a vendor's error that no adapter maps.
+    """Log and count a fault that no code expects: a bug, or an error of a service that no adapter translates.
 
-    Some activities retry without end until a service answers. A bug must not be retried without end, so this fault is
-    final from the tenth attempt on. Its rows then become dead letters, or the job fails.
+    Some activities are retried without end until a service answers. A bug must not be retried without end. From the
+    tenth attempt on, this fault is therefore final: rows become dead letters, or the job fails.
     """
     _log.exception("%s: attempt %d met a fault that nothing here expects", info.activity_type, info.attempt)
     faults = activity.metric_meter().create_counter("sexton_unknown_faults_total", _FAULTS_DESCRIPTION)
@@ -123,7 +123,7 @@ def _log_and_count_unknown_fault(error: Exception, info: activity.Info) -> Appli
 
 
 def to_application_error(error: SextonError) -> ApplicationError:
-    """Return the error for Temporal. Its type is the class name. `NotOwner` is benign, because a router expects it."""
+    """Return the error for Temporal, with the class name as type. `NotOwner` is benign, because routers expect it."""
     benign = isinstance(error, NotOwner)
     return ApplicationError(
         str(error),
@@ -169,7 +169,7 @@ class _WorkflowErrorAndSubjectInbound(WorkflowInboundInterceptor):
             failure = add_trace_id_to_details(run_failure_from_step_failure(error), self._trace_id)
             _show_failure_in_details(failure)
             raise failure from error
-        if workflow.get_current_details() == start_details:  # the workflow had nothing to do
+        if workflow.get_current_details() == start_details:  # the workflow has written no details of its own
             workflow.set_current_details(_describe_run("ended", input.args))
         span.set_attributes(subject_span_attributes(result))
         return result
@@ -214,7 +214,7 @@ def run_failure_from_step_failure(error: ActivityError | ChildWorkflowError) -> 
 
 
 def add_trace_id_to_details(error: ApplicationError, trace_id: str | None) -> ApplicationError:
-    """Return the error with the trace id in its details, if they have none. All attempts keep the same message."""
+    """Return the error with the trace id in its details, unless they have one. All attempts keep the same message."""
     if trace_id is None or find_detail(error.details, TRACE_ID) is not None:
         return error
     return ApplicationError(

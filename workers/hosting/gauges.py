@@ -1,6 +1,6 @@
 """Gauges of a worker: the catalog, the record log, its replicas, certificates, and the worker's readiness.
 
-If a source does not answer, its gauges keep their last values. Before its first answer a source has no gauges.
+If a source does not answer, its gauges keep the last values. There are no gauges before a source has answered once.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ from workers.hosting.client_certificate_expiry import find_client_certificate_fi
 from workers.hosting.readiness import Readiness
 from workers.settings import Settings
 
-_READ_AT_START: Final = "temporal_cert_file"  # the process reads this certificate only at its start
+_READ_AT_START: Final = "temporal_cert_file"  # the process reads this certificate only when it starts
 _MAX_PLANS: Final = 100  # number of newest plans that are searched for finished plans
 _CATALOG_INTERVAL_S: Final = 15.0  # the usual interval of Prometheus, so that each scrape sees new values
 _READINESS_INTERVAL_S: Final = 5.0
@@ -118,10 +118,10 @@ def sample_delayed_messages(
 
 
 def sample_missing_data_of_plans(list_runs: Callable[..., Sequence[ReconciliationRun]]) -> Iterator[GaugeSample]:
-    """Yield the gauges of lost data, and of the start of the newest finished plan. Without such a plan yield nothing.
+    """Yield the gauges of lost data and of the newest finished plan's start. Yield nothing if no plan has finished.
 
-    A plan does not compare rows younger than its limit. The losses of an older plan therefore count until a newer plan
-    has compared rows that are as young.
+    A plan compares only rows from before a cut-off time. Lost data that a plan found counts until a newer plan has the
+    same or a later cut-off time.
     """
     finished = [run for run in list_runs(RunKind.PLAN, limit=_MAX_PLANS) if run.finished_us is not None]
     if finished:
@@ -176,8 +176,8 @@ def sample_replicas(replication: ReplicaShipments) -> Iterator[GaugeSample]:
 def make_client_certificate_sampler(settings: Settings) -> Callable[[], Iterator[GaugeSample]]:
     """Return a source for the expiry of each certificate, by setting.
 
-    The process reads the certificate for Temporal only at its start. It reads other certificates for each connection,
-    so that their gauges follow the files. If a file is missing or incomplete, its gauge keeps the last value.
+    The gauge for Temporal has the certificate that the process read at its start. The other gauges follow the files. If
+    a file is missing or incomplete, its gauge keeps the last value.
     """
     files = find_client_certificate_files(settings)
 

@@ -35,8 +35,8 @@ class HistoryReplayResult:
     type: str
     run_id: str
     events: int
-    failure: str | None = None  # `None` if the code of this build repeats the history
-    nondeterministic: bool = False  # the code deviates from the history; if False, the code raised an error
+    failure: str | None = None  # None: the code of this build makes the same decisions
+    nondeterministic: bool = False  # True: the code decides differently; False with a failure: the code raised an error
 
 
 def replay_history(
@@ -97,7 +97,7 @@ def _find_workflow_of_history(history: WorkflowHistory) -> tuple[str, Callable[.
 
 
 class _NonAbortingDebugger(pdb.Pdb):
-    """Python's debugger, in which `quit` lets the replay continue. An aborted replay would look like a failure."""
+    """Python's debugger, but `quit` continues the replay, because an aborted replay would look like a failure."""
 
     def do_quit(self, arg: str) -> bool | None:
         self.clear_all_breaks()
@@ -113,6 +113,6 @@ def _start_debugger_at(function: Callable[..., Any]) -> None:
     problem = debugger.set_break(code.co_filename, code.co_firstlineno, temporary=True, funcname=code.co_name)
     if problem:
         raise InvalidInput("debug", expected="workflows whose source is there", found=problem)
-    debugger.botframe = sys._getframe()  # noqa: SLF001 - as `set_trace` does, which would stop here
+    debugger.botframe = sys._getframe()  # noqa: SLF001 - as in `pdb.set_trace`, which would stop in this function
     debugger.set_continue()
     sys.settrace(debugger.trace_dispatch)

@@ -1,4 +1,4 @@
-"""Search for live workers of a catalog that is about to be rebuilt. A rebuild ends the old catalog."""
+"""Search for live workers of a catalog that is about to be rebuilt. The rebuild ends the old catalog."""
 
 import time
 from typing import Final
@@ -15,7 +15,7 @@ from workers.settings import Settings
 from workflows.input_bounds import bulk_queue, records_queue, transactions_queue, uploads_queue
 from workflows.records.job_definitions import FLUSH_RECORDS
 
-_MAX_HEARTBEAT_AGE_S: Final = 15.0  # activities heartbeat every two seconds, and later on a busy machine
+_MAX_HEARTBEAT_AGE_S: Final = 15.0  # activities heartbeat every two seconds, but on a busy machine later
 _MAX_NAMES_IN_MESSAGE: Final = 5
 
 

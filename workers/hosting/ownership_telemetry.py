@@ -6,7 +6,7 @@ Spans:
 - `ownership.suspended` lasts while the connection is lost.
 - `ownership.acquire` lasts while bundles are acquired.
 
-Other events, such as `session opened`, are added to a running recovery. Without one, each is a span of zero length.
+Other events, such as `session opened`, are events of the recovery's span. Without a recovery, they are empty spans.
 """
 
 import logging
@@ -28,7 +28,7 @@ from logstore.ownership import BundleId, Lease
 
 _Attributes = Mapping[str, str | int | list[int]]
 
-_MAX_NAMED_BUNDLES: Final = 20  # in a span or a log line
+_MAX_NAMED_BUNDLES: Final = 20  # maximum number of bundle numbers in a span or a log line
 
 _log = logging.getLogger(__name__)
 _tracer = trace.get_tracer("sexton.ownership")
@@ -62,7 +62,7 @@ class OwnershipTelemetry(OwnershipObserver):
         self._suspended: Span | None = None
         self._recovery: Span | None = None
         self._lost_at = 0.0
-        self._has_new_session = False  # a session was opened since the loss
+        self._has_new_session = False  # a session was opened after the loss of the previous session
 
     def on_session_opened(self, session: int) -> None:
         self._opened.add(1)

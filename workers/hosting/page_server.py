@@ -1,8 +1,8 @@
 """HTTP server of a worker: probes, metrics, and read-only pages.
 
-Pages may show names of topics, so only people who may see these names may reach the address. On a loopback address, a
-request must name `localhost` or an IP address as its host. Otherwise a web site could read pages through a visitor's
-browser by DNS rebinding. A connection serves one request, because each connection uses a file descriptor.
+Pages may show names of topics. Only people who may see these names may have access to the address. On a loopback
+address, a request must name `localhost` or an IP address as its host. Otherwise a web site could read pages through a
+visitor's browser by DNS rebinding. A connection ends after one request, to free its file descriptor.
 
 Source: Kubernetes, "Liveness, Readiness, and Startup Probes"; OWASP, "DNS rebinding".
 """
@@ -26,9 +26,9 @@ from workers.hosting.readiness import Readiness
 from workers.settings import OFF
 
 _SETTING: Final = "http_address"
-MAX_REQUEST_BYTES: Final = 1024 * 1024  # a request of the codec page has all its workflow payloads
+MAX_REQUEST_BYTES: Final = 1024 * 1024  # the codec server gets all workflow payloads of a page in one request
 _RELAY_TIMEOUT: Final = ClientTimeout(total=10)
-_SHUTDOWN_TIMEOUT_S: Final = 1.0  # for running requests, when the process ends
+_SHUTDOWN_TIMEOUT_S: Final = 1.0  # time for running requests when the process ends
 _HEADERS: Final = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
 
 _log = logging.getLogger(__name__)
@@ -36,7 +36,7 @@ _server_log: Final = logging.getLogger(f"{__name__}.server")
 
 
 def _is_not_about_malformed_request(record: logging.LogRecord) -> bool:
-    """Return False for log records about malformed requests, because clients could fill the log with tracebacks."""
+    """Return False for log records about malformed requests. Otherwise clients could fill the log with tracebacks."""
     error = record.exc_info[1] if record.exc_info else None
     return not isinstance(error, HttpProcessingError | web.RequestPayloadError)
 
@@ -44,13 +44,13 @@ def _is_not_about_malformed_request(record: logging.LogRecord) -> bool:
 _server_log.addFilter(_is_not_about_malformed_request)
 
 RequestHandler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-"""Handler of one request. It runs on the worker's event loop, so it makes blocking calls in a thread."""
+"""Handler of one request, on the worker's event loop. Handlers must make blocking calls in a thread."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConnectionLimits:
-    max_connections: int = 100  # above it, connections without a complete request are closed, the oldest first
-    read_timeout_s: float = 10.0  # from the connection to the end of the request's head, and again for its body
+    max_connections: int = 100  # above it, the oldest connections without a complete request are closed
+    read_timeout_s: float = 10.0  # from the connection to the end of the request's head, and once more for the body
     response_timeout_s: float = 60.0  # from the complete request to the end of the response
 
 
@@ -123,8 +123,8 @@ async def serve_pages(address: str, pages: PageRouter, limits: ConnectionLimits 
         logger=_server_log,
         handle_signals=False,
         shutdown_timeout=_SHUTDOWN_TIMEOUT_S,
-        keepalive_timeout=limits.read_timeout_s,  # also for the first request
-        lingering_time=_SHUTDOWN_TIMEOUT_S,  # to read the rest of a refused request
+        keepalive_timeout=limits.read_timeout_s,  # aiohttp also applies this timeout to the first request
+        lingering_time=_SHUTDOWN_TIMEOUT_S,  # time to read the rest of a refused request
     )
     await runner.setup()
     try:
@@ -140,10 +140,10 @@ async def serve_pages(address: str, pages: PageRouter, limits: ConnectionLimits 
 class _ConnectionLimiter:
     def __init__(self, limits: ConnectionLimits) -> None:
         self._limits = limits
-        self._deadline_by_connection: dict[asyncio.BaseProtocol, asyncio.TimerHandle] = {}  # for complete requests
+        self._deadline_by_connection: dict[asyncio.BaseProtocol, asyncio.TimerHandle] = {}  # after a whole request
 
     def accept_and_close_oldest(self, runner: web.AppRunner) -> asyncio.BaseProtocol:
-        """Return the protocol of a new connection. Close old connections without a complete request to make room."""
+        """Return the protocol of a new connection. Above the limit, close the oldest without a complete request."""
         server = runner.server
         if server is None:
             return _ClosedConnection()
@@ -168,7 +168,7 @@ class _ConnectionLimiter:
             raise web.HTTPRequestTimeout(text="the request was not there in time\n") from None
         except (web.RequestPayloadError, ConnectionError):
             raise web.HTTPBadRequest(text="the request cannot be read\n") from None
-        if request.transport is not None:  # also ends a client that does not read its response
+        if request.transport is not None:  # the timer also ends the connection of a client that does not read
             call_later = asyncio.get_running_loop().call_later
             deadline = call_later(self._limits.response_timeout_s, request.transport.abort)
             self._deadline_by_connection[request.protocol] = deadline

@@ -1,8 +1,8 @@
 """Codec server for Temporal's Web UI: a browser asks this worker to decrypt workflow payloads (`POST /codec/decode`).
 
-1. The page is off unless `codec_origin` names the Web UI. It is served only on loopback addresses and refuses other
-   origins, because everyone who can send a request can read workflow payloads.
-2. The page encrypts nothing, so nobody can start jobs through it.
+1. The endpoint exists only if `codec_origin` names the Web UI. It is served only on loopback addresses and refuses
+   other origins, because everyone who can send a request can read workflow payloads.
+2. The endpoint encrypts nothing, so nobody can start jobs through it.
 
 Source: Temporal, "Codec Server"; WHATWG Fetch, "CORS protocol".
 """
@@ -27,11 +27,11 @@ _PATH: Final = "/codec/decode"
 _ALLOWED_HEADERS: Final = "content-type, x-namespace, authorization"
 _PREFLIGHT_MAX_AGE_S: Final = "600"
 _MAX_PAYLOADS: Final = 10_000
-_MAX_OPENING_BRACKETS: Final = 2 * _MAX_PAYLOADS + 2  # payloads with their metadata, the document and its list
+_MAX_OPENING_BRACKETS: Final = 2 * _MAX_PAYLOADS + 2  # two per workflow payload; one per document and list
 
 
 def add_payload_decode_endpoint(pages: PageRouter, codec: EncryptingCodec, settings: Settings) -> None:
-    """Add the page if `codec_origin` is set. Raise `InvalidInput` if other machines can reach `http_address`."""
+    """Add the endpoint if `codec_origin` is set. Raise `InvalidInput` if other machines can reach `http_address`."""
     if not settings.codec_origin:
         return
     address = settings.http_address
@@ -46,7 +46,7 @@ def add_payload_decode_endpoint(pages: PageRouter, codec: EncryptingCodec, setti
 
 
 def _decrypt_payloads(codec: EncryptingCodec, body: bytes) -> str:
-    if body.count(b"{") + body.count(b"[") > _MAX_OPENING_BRACKETS:  # before the parser builds objects
+    if body.count(b"{") + body.count(b"[") > _MAX_OPENING_BRACKETS:  # checked before the parser builds objects
         raise InvalidInput("payloads", expected=f"at most {_MAX_PAYLOADS:,}", found="more")
     decoded = Payloads(payloads=codec.decrypt(json_format.Parse(body, Payloads()).payloads))
     return json_format.MessageToJson(decoded)

@@ -1,4 +1,4 @@
-"""Readiness of a worker: it polls its queues, and the services that every job needs have answered recently.
+"""Readiness of a worker. A ready worker polls its queues, and the services that every job needs answered recently.
 
 Each service has its own check, so that one hanging service does not hide other faults. ZooKeeper is not checked,
 because a worker without a session still does all work that has no owner.
@@ -51,7 +51,7 @@ class ReadinessCheckResult:
     name: str
     ok: bool
     detail: str  # empty if `ok`
-    required: bool = True  # whether the worker is unready without it
+    required: bool = True  # whether the worker is unready while this check fails
 
     def to_json(self) -> dict[str, object]:
         return {"name": self.name, "ok": self.ok, "detail": self.detail, "required": self.required}
@@ -64,7 +64,7 @@ class Readiness:
         self.phase = WorkerPhase.STARTING
         self.started_s = int(time.time())
         self._interval_s, self._clock = interval_s, clock
-        self._result_by_name: dict[str, tuple[float, ReadinessCheckResult]] = {}  # with the time of the check
+        self._result_by_name: dict[str, tuple[float, ReadinessCheckResult]] = {}  # time and result of the check
 
     @property
     def is_ready(self) -> bool:
@@ -89,8 +89,8 @@ class Readiness:
     ) -> None:
         """Repeat all checks until cancelled.
 
-        `required_checks` are required. `optional_checks` are checks of problems that all workers share. Their failure
-        leaves the worker ready, so that new workers can replace the present workers and solve the problem.
+        If a check of `optional_checks` fails, the worker stays ready. These checks find problems that all workers
+        share. New workers, which may solve the problem, must be able to replace the present workers.
         """
         now_s = self._clock()
         for name in [*required_checks, *optional_checks]:
@@ -106,7 +106,7 @@ class Readiness:
             problem = await _find_problem_of_check(check)
             result = ReadinessCheckResult(name=name, ok=not problem, detail=problem, required=required)
             self._result_by_name[name] = self._clock(), result
-            # A starting worker does not poll yet, which is no fault.
+            # A starting worker does not poll yet. This is no fault.
             if problem and problem != logged_problem and self.phase is not WorkerPhase.STARTING:
                 logged_problem = problem
                 _log.warning("%s, %s: %s", "not ready" if required else "not well", name, problem)
@@ -171,7 +171,7 @@ def make_schedules_check(
     interval_s: float = _SCHEDULES_INTERVAL_S,
     clock: Callable[[], float] = time.monotonic,
 ) -> dict[str, AsyncCheck]:
-    """Return a check, by its name, that no scheduled job is stuck. It asks Temporal at most once per interval."""
+    """Return a check that no scheduled job is stuck, by name. The check asks Temporal at most once per interval."""
     next_check_s, problem = -math.inf, ""
 
     async def check() -> None:

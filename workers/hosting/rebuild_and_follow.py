@@ -1,6 +1,6 @@
-"""Commands that fill a database from the record log. Each command runs the worker of its own job.
+"""Commands that fill a database from the record log. Each command also runs the worker of its job.
 
-If a command is killed and run again, its job continues, because the workflow waits for a worker of its task queue.
+If a command is killed, the workflow waits for a worker. It continues when the command is run again.
 """
 
 import asyncio
@@ -90,7 +90,7 @@ async def run_job_worker(
 
 @contextmanager
 def _silence_activity_log() -> Iterator[None]:
-    """Suppress the SDK's traceback of each failed attempt. The command reports its waits itself."""
+    """Suppress the SDK's traceback of each failed attempt. The command itself reports that the job waits."""
     log = logging.getLogger("temporalio.activity")
     before = log.level
     log.setLevel(logging.ERROR)
@@ -124,7 +124,8 @@ def rebuild_catalog(
         skip_unreadable: Skip blocks that are corrupt or missing, and name them in the result.
         max_absent_share: Largest share of ledgers without objects, 0 to 1.
         master: URL of a Spark cluster. Empty means the setting `spark_master`.
-        take_over: Start even while workers of the old catalog live, and wait until they know that it has ended.
+        take_over: Start although workers of the old catalog live, and wait until they know that the old catalog has
+            ended.
         say: Receives messages about waiting.
         on_progress: Receives the progress about once a second.
 
@@ -150,7 +151,7 @@ def rebuild_catalog(
 
 
 def _require_no_workers_in_thread(settings: Settings) -> None:
-    """Check with a new connection, because activities call this in their threads."""
+    """Call `require_no_workers` with a connection of its own, because activities call this function in threads."""
 
     async def check() -> None:
         await require_no_workers(await connect_client(settings), settings)
@@ -173,7 +174,7 @@ async def _run_rebuild_with_pinned_manifest(
     if not has_newer_manifest and not request.take_over:  # a newer manifest decides which catalog continues
         await require_no_workers(client, settings)
     await _terminate_and_unpin_superseded_rebuilds(client, settings, parts, rebuild, say)
-    if is_new:  # before the workflow starts, so that `--abandon` finds the rebuild if the command dies now
+    if is_new:  # pinned before the workflow starts, so that `--abandon` finds the rebuild if the command dies now
         await asyncio.to_thread(
             parts.manifests.pin_manifest, rebuild, RebuildId.parse(rebuild).manifest, now_us=time.time_ns() // 1_000
         )
@@ -226,7 +227,7 @@ async def _choose_rebuild_id(
 async def _terminate_and_unpin_superseded_rebuilds(
     client: Client, settings: Settings, parts: RebuildCommandParts, rebuild: str, say: Callable[[str], None]
 ) -> None:
-    """End rebuilds of older manifests into the same database. Their pins would let raids wait."""
+    """End rebuilds of older manifests into the same database, because raids would wait for their pins."""
     new = RebuildId.parse(rebuild)
     make_id = partial(RebuildId.for_command, new.catalog_id, new.manifest, database_url=settings.database_url)
     targets = {make_id(skip_unreadable=skip).target for skip in (False, True)}
@@ -234,7 +235,7 @@ async def _terminate_and_unpin_superseded_rebuilds(
         if pinned == new or pinned.catalog_id != new.catalog_id or pinned.target not in targets:
             continue
         handle = client.get_workflow_handle(REBUILD_CATALOG.id(pinned))
-        with suppress(RPCError):  # it has ended, or Temporal has forgotten it
+        with suppress(RPCError):  # the rebuild has ended, or Temporal has forgotten it
             await handle.terminate(reason=f"rebuild {rebuild} has taken its place")
         await asyncio.to_thread(parts.manifests.unpin, str(pinned))
         say(f"rebuild {pinned} was abandoned, and has ended: {rebuild} has taken its place")
@@ -250,7 +251,7 @@ class AbandonRebuildResult:
 
 
 def abandon_rebuild(settings: Settings, rebuild: str) -> AbandonRebuildResult:
-    """End a rebuild that no command continues, and release its manifest. Repeating is harmless.
+    """End a rebuild that no command continues, and unpin its manifest. Idempotent.
 
     A later command with the same database continues where this rebuild stopped.
 
@@ -288,7 +289,7 @@ async def _terminate_and_unpin_rebuild(
             " (Temporal tells of one that was killed for 90 s)"
         )
     if is_running:
-        with suppress(RPCError):  # it has ended meanwhile
+        with suppress(RPCError):  # the workflow has ended in the meantime
             await client.get_workflow_handle(workflow_id).terminate(reason="abandoned by `records rebuild --abandon`")
     await asyncio.to_thread(manifests.unpin, str(rebuild_id))
     return AbandonRebuildResult(rebuild=str(rebuild_id), manifest=rebuild_id.manifest, terminated=is_running)
@@ -318,7 +319,7 @@ async def _report_rebuild_progress(handle: WorkflowHandle[Any, Any], on_progress
 
 _FOLLOW_THREADS: Final = 2
 _WATCH_S: Final = 600.0  # duration of one run of the job
-_EXECUTION_TIMEOUT: Final = timedelta(days=2)  # how long a run waits for its command
+_EXECUTION_TIMEOUT: Final = timedelta(days=2)  # maximum duration of a run, during which it may wait for a command
 
 
 def follow_records(
@@ -371,7 +372,7 @@ async def _run_follow_jobs(
         while True:
             watch_s = _WATCH_S if watch and not seed else 0.0
             request = FollowRecordsInput(replica=parts.replica, seed=seed, watch_s=watch_s)
-            # Each mode has its own id, so that this command joins only a run of its mode.
+            # Each mode has a workflow id of its own, so that this command joins only a run of the same mode.
             key = (parts.replica, *(["seed"] if seed else ["watch"] if watch_s else []))
             summary = f"apply the record log to replica {parts.replica}"
             handle = await start_job(

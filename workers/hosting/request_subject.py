@@ -14,7 +14,7 @@ ROW_RANGE: Final = "sexton.row_range"
 EXIT_CODE: Final = "sexton.exit_code"
 ERROR_TYPE: Final = "error.type"
 TRACE_ID: Final = "trace_id"  # in the details of a failure
-FIELD: Final = "field"  # in the details of a failure: the refused field of the input
+FIELD: Final = "field"  # key in the details of a failure; the value is the refused field of the input
 
 AttributeValue = str | int | Sequence[int]
 

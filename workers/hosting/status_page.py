@@ -1,6 +1,6 @@
 """Read-only pages `/status` and `/status.json`: the state of the store, for people and for programs.
 
-The state may be ten seconds old. It is read at most once in this time, even if many clients ask.
+However many clients ask, the state is read at most once in ten seconds. The pages may be this old.
 """
 
 import asyncio

@@ -33,7 +33,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class WebUiLinks:
-    """Links to jobs in Temporal's Web UI. Without an HTTP address all URLs are empty."""
+    """Links to jobs in Temporal's Web UI. All URLs are empty unless `address` begins with `http://` or `https://`."""
 
     address: str
     namespace: str
@@ -89,7 +89,7 @@ class StoreStatusReader:
         totals: Section = {
             **select_fields(state, "catalog_id epoch"),
             "adopting": state.is_adopting,
-            "next_topic_id": state.next_ids.topic,  # an upper bound, because a rebuilt catalog skips ids
+            "next_topic_id": state.next_ids.topic,  # not the number of topics, because a rebuilt catalog skips ids
             "next_ledger_id": state.next_ids.ledger,
         }
         finished = next((plan for plan in self._newest_plans() if plan.finished_us is not None), None)

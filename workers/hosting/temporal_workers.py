@@ -80,11 +80,11 @@ WORKFLOWS = [
 ]
 
 UNREADABLE_INPUT_ERRORS: tuple[type[BaseException], ...] = (ValidationError, OverflowError)
-"""Errors of unreadable input. They fail the workflow, because retries of its task would never succeed."""
+"""Errors of unreadable input. They end the workflow, because retries of the workflow task would never succeed."""
 
 _STICKY_TIMEOUT = timedelta(seconds=5)  # how long a workflow task waits for a killed worker
 _MAX_RECORD_ACTIVITIES: Final = 6
-"""Maximum of concurrent activities on the record log: a waiting flush, one of each other kind, and a reserve."""
+"""Maximum number of concurrent activities on the record log: one of each kind, and some in reserve."""
 
 
 def make_workflow_runner(client: Client, *, versioned: bool = False) -> InputCheckingRunner:
@@ -107,10 +107,10 @@ class TemporalWorkerSet:
 
         - uploads: an upload takes minutes, and deletions must not wait for it;
         - bulk jobs: one runs at a time, because a bulk job may use the whole machine;
-        - transaction coordinators and record jobs: these activities hold their threads while they wait for work.
+        - transaction coordinators and record jobs: these activities occupy threads while they wait for work.
 
-        The last worker serves the activities of owned topics. It never uses Worker Versioning: versioned workers get no
-        tasks beyond 100 queues, and a roll-out would leave owners without their work.
+        The last worker serves the activities of topics that this process owns. It never uses Worker Versioning:
+        versioned workers get no tasks beyond 100 queues, and during a roll-out, some bundle owners would get no work.
         """
         settings, activities, queue_count = self.settings, self.activities, len(queues)
         versioned = own_build(settings) is not None

@@ -123,7 +123,7 @@ async def _serve_queues(
             forced_exit.start()
             stop.set()
 
-        for number in (signal.SIGTERM, signal.SIGINT):  # until now, these signals end the process at once
+        for number in (signal.SIGTERM, signal.SIGINT):  # before this line, these signals end the process at once
             asyncio.get_running_loop().add_signal_handler(number, handle_signal)
         await asyncio.to_thread(mark_or_refuse_primary_and_tiered, log.objects, log.buckets, settings)
         await mark_namespace_as_own(client, await asyncio.to_thread(log.catalog.identities.catalog_id))
@@ -173,7 +173,7 @@ async def _serve_queues(
 
 @asynccontextmanager
 async def _own_bundles_during_block(owners: WorkerOwnership, stop: asyncio.Event) -> AsyncIterator[asyncio.Task[bool]]:
-    """Own bundles while the block runs. The yielded task ends once the worker will never own a bundle again."""
+    """Own bundles while the block runs. The yielded task ends when the worker can never own a bundle again."""
     await _start_ownership_or_stop(owners, stop)
     try:
         yield asyncio.create_task(asyncio.to_thread(owners.stopping.wait))
@@ -182,7 +182,7 @@ async def _own_bundles_during_block(owners: WorkerOwnership, stop: asyncio.Event
 
 
 async def _start_ownership_or_stop(owners: WorkerOwnership, stop: asyncio.Event) -> None:
-    """Start ownership, or return when `stop` is set. An earlier process with the same worker id can delay the start."""
+    """Start ownership. Return early if `stop` is set, as an earlier process with the worker id can delay the start."""
     starting = asyncio.create_task(asyncio.to_thread(owners.start))
     stopping = asyncio.create_task(stop.wait())
     await asyncio.wait([starting, stopping], return_when=asyncio.FIRST_COMPLETED)
@@ -199,7 +199,7 @@ async def _start_ownership_or_stop(owners: WorkerOwnership, stop: asyncio.Event)
 async def _run_workers_until_first_end(
     ends: Sequence[asyncio.Task[Any]], workers: Sequence[Worker], readiness: Readiness
 ) -> AsyncIterator[None]:
-    """Run the workers until one task of `ends` is done or a worker fails. The block runs before the workers drain."""
+    """Run the workers until a task of `ends` is done or a worker fails. Then run the block, and drain the workers."""
     running = [asyncio.create_task(worker.run()) for worker in workers]
     readiness.phase = WorkerPhase.SERVING
     await asyncio.wait([*ends, *running], return_when=asyncio.FIRST_COMPLETED)
@@ -230,7 +230,7 @@ _LOG_TIMEOUT_S: Final = 1.0
 
 
 class ForcedExitTimer:
-    """Timer that ends the process with code 1 if its drain takes too long. A hanging request cannot be cancelled.
+    """Timer that ends the process with code 1 if a drain takes too long, for example because a request hangs.
 
     An exit is safe at any moment: every effect may be repeated, and Temporal gives the activities to other workers.
     """
@@ -256,6 +256,6 @@ def _log_and_exit_process(running: RunningActivityCounter) -> None:
     try:
         thread = threading.Thread(target=log_activities, daemon=True)
         thread.start()
-        thread.join(_LOG_TIMEOUT_S)  # a log whose reader has stopped can be neither written nor closed
+        thread.join(_LOG_TIMEOUT_S)  # bounded, because a log whose reader has stopped can be neither written nor closed
     finally:
         os._exit(1)

@@ -1,16 +1,16 @@
 """Checks of the input of workflows before workflow code reads it.
 
-Any SDK and any user of `temporal workflow start` can send any input. If workflow code cannot read the input, its task
-fails and is retried without end. Nobody else can then use the workflow's id. These rules prevent that:
+Any SDK and any user of `temporal workflow start` can send any input. If workflow code cannot read the input, the
+workflow task fails and is retried without end. The workflow id is then blocked. These rules prevent that:
 
 1. A run fails at once as `InvalidInput` unless its input is one JSON object of the expected type, within its limits. An
    invalid signal is ignored with a log line. An invalid update is refused.
 2. If this worker cannot decrypt a workflow payload, the workflow task fails, and Temporal gives the task to another
-   worker. For this the worker's client must defer unreadable payloads (`make_data_converter`).
+   worker. The worker's client must defer decryption errors (see `make_data_converter`).
 3. Temporal gives a scheduled run the result and the failure of the previous run. The worker drops both, because no
-   workflow reads them and a worker may lack their key. A worker that encrypts stores no result of a scheduled run.
-4. An earlier build may have started a run with input that this build refuses. A replay continues such a run. A refusal
-   of readable input is recorded like `workflow.patched`, so that a replay of the run refuses the input, too.
+   workflow reads them, and the worker may lack the key. A worker that encrypts stores no result of a scheduled run.
+4. An earlier build may have started a run with input that this build refuses. Such a run continues. A refusal of
+   readable input is recorded with `workflow.patched`, so that a replay of the run refuses the input, too.
 """
 
 import asyncio
@@ -70,7 +70,7 @@ _PARENT_ID_PREFIXES: Final = (
     "replicate-records",
     "end-records",
 )
-"""Prefixes of the ids of jobs that start child workflows. A child knows only the id of its parent."""
+"""Prefixes of workflow ids of jobs that start child workflows. A child knows its parent only by id."""
 
 COMMAND_BY_WORKFLOW: Final[Mapping[str, str]] = {
     REBUILD_CATALOG.name: "sexton records rebuild",
@@ -90,7 +90,7 @@ class InputRefusal:
 
 @workflow.defn(name=_REFUSED, sandboxed=False)
 class RefusedInputRun:
-    """Workflow that runs in place of one whose input is refused."""
+    """Workflow that runs instead of a workflow whose input is refused, and fails with the refusal."""
 
     @workflow.run
     async def run(self, refusal: InputRefusal) -> None:
@@ -104,11 +104,11 @@ class RefusedInputRun:
 class InputCheckingRunner(SandboxedWorkflowRunner):
     """Sandboxed runner that checks the input before the workflow runs.
 
-    Only a versioned worker may report whether runs are pinned. Temporal refuses the tasks of other workers.
+    Only a versioned worker reports whether runs are pinned, because Temporal refuses such reports of other workers.
     """
 
-    versioned: bool = False  # the worker takes part in Worker Versioning
-    encrypts: bool = False  # the worker encrypts payloads
+    versioned: bool = False  # whether the worker uses Worker Versioning
+    encrypts: bool = False  # whether the worker encrypts workflow payloads
     command_by_workflow: Mapping[str, str] = field(default_factory=dict)
     """Commands that serve a workflow type themselves. This runner refuses runs of these types."""
 
@@ -164,7 +164,7 @@ class _InputCheckingInstance(WorkflowInstance):
         completion = self._inner.activate(accepted)
         if completion.HasField("successful"):
             completion.successful.versioning_behavior = self._versioning_behavior
-            if self._drops_result:  # a replay compares the types of commands, not results
+            if self._drops_result:  # safe, because a replay compares the types of commands, not results
                 for command in completion.successful.commands:
                     if command.HasField("complete_workflow_execution"):
                         command.complete_workflow_execution.ClearField("result")
@@ -181,7 +181,7 @@ class _InputCheckingInstance(WorkflowInstance):
             self._refuse_invalid_start(job.initialize_workflow, act)
         elif job.HasField("signal_workflow"):
             return self._accept_or_ignore_signal(job.signal_workflow, act, commands)
-        elif job.HasField("do_update") and job.do_update.run_validator:  # other updates were accepted earlier
+        elif job.HasField("do_update") and job.do_update.run_validator:  # False: the update was accepted earlier
             return self._accept_or_reject_update(job.do_update, commands)
         return True
 

@@ -1,1 +1,1 @@
-"""Actions of an operator: start and stop the stack, ask for its status, deploy builds, see owners."""
+"""Actions of an operator: start and stop the stack, check services, deploy builds, list and unload bundle owners."""

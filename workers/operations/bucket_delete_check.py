@@ -20,9 +20,9 @@ DELETES: Final = "deletes"
 
 
 def check_bucket_deletes(settings: Settings) -> str:
-    """Test deletes in each bucket: put a small object, delete it, and look for it by HEAD and LIST.
+    """Test deletes in each bucket: put a small object, delete the object, and look for it by HEAD and LIST.
 
-    The key is new at each call. A bucket of another catalog gets no object.
+    Each call uses a new key. Buckets of another catalog are not tested.
     """
     if not settings.has_object_store:
         settings.require_address("s3_endpoint")

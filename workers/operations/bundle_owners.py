@@ -17,7 +17,7 @@ from logstore.ports.catalog import AuditCause, AuditLogWriter, Fence, Fences
 from workers.hosting.bundle_ownership import ensemble_from_settings
 from workers.settings import Settings
 
-_MAX_SESSION_TIMEOUT_S: Final = 5.0  # short, because a person waits; workers use their own timeout
+_MAX_SESSION_TIMEOUT_S: Final = 5.0  # short, because a person waits; workers use the setting `session_timeout`
 
 
 class OwnerSessionState(StrEnum):
@@ -63,11 +63,11 @@ class OwnershipOverview:
 
 @contextmanager
 def open_directory(settings: Settings, bundles: int, catalog_id: str) -> Iterator[OwnershipNodes]:
-    """Open the ownership directory in ZooKeeper for reading.
+    """Connect to ZooKeeper, and yield the nodes of bundle owners and workers.
 
     Raises:
         CatalogMismatch: The path belongs to another catalog.
-        ServiceFailed: No ensemble is set, it cannot be reached, or it refuses the connection.
+        ServiceFailed: No ZooKeeper is set, or ZooKeeper cannot be reached or refuses the connection.
     """
     with open_zookeeper_session(settings) as session:
         check_path_belongs_to_catalog(session, catalog_id)
@@ -86,9 +86,9 @@ def open_zookeeper_session(settings: Settings) -> Iterator[ZooKeeperSession]:
 
 
 def read_ownership_overview(fences: Fences, directory: OwnershipNodes | None) -> OwnershipOverview:
-    """Return the owners in ZooKeeper together with the fences of the catalog, which are read last.
+    """Return the bundle owners in ZooKeeper and the fences in the catalog. The fences are read after the owners.
 
-    Without ZooKeeper the worker that acquired a bundle last counts as its owner.
+    If `directory` is `None`, the last worker that acquired a bundle counts as its owner.
     """
     if directory is None:
         fence_by_bundle = {fence.bundle: fence for fence in fences.list_fences()}
@@ -163,7 +163,7 @@ class OwnedBundle:
     name: str
     worker_id: str
     session: int
-    fence: int  # last raised by this owner or an earlier owner
+    fence: int  # counter of the fence, raised by this owner or an earlier owner
 
 
 class BundleUnloader:
@@ -173,7 +173,8 @@ class BundleUnloader:
     def find_owner(self, bundle: BundleId) -> OwnedBundle:
         """Return the bundle with its owner, or raise `PreconditionFailed` if the bundle has no owner."""
         name = bundle_name(bundle, bundle_count=self._fences.count_bundles())
-        fence = self._fences.get_fence(bundle)  # before the node, so that `wait_until_acquired` sees every later raise
+        # The fence is read before the node, so that `wait_until_acquired` notices every later acquisition.
+        fence = self._fences.get_fence(bundle)
         node = self._directory.read_owner_nodes([bundle]).get(bundle)
         if node is None:
             raise PreconditionFailed(f"bundle {name}: expected an owner, found none; nothing was changed")
@@ -186,11 +187,11 @@ class BundleUnloader:
         )
 
     def remove_owner(self, owned: OwnedBundle, cause: AuditCause) -> None:
-        """Remove the owner's node. The audit log gets the attempt before, and the outcome after.
+        """Remove the owner's node. The audit log gets the attempt before the removal, and the outcome afterwards.
 
         Raises:
             PreconditionFailed: The session of the node is not alive, so the node stays.
-            StoreUnavailable, SessionLost: No answer arrived, so the node may be gone. Read the owner again.
+            StoreUnavailable, SessionLost: No answer arrived. The node may be gone or not: read the owner again.
         """
         detail = {
             "bundle": owned.name,
@@ -201,7 +202,7 @@ class BundleUnloader:
         self._audit_log.record_act("unload", cause, detail=detail)
         outcome = "REMOVED"
         if not self._directory.delete_owner_node(owned.bundle, owned.session):
-            # The node may have vanished by itself, or by this call if the first answer was lost.
+            # The node may have vanished with its session. Or this call removed it, but the first answer was lost.
             node = self._directory.read_owner_nodes([owned.bundle]).get(owned.bundle)
             outcome = "KEPT" if node and node.session == owned.session else "GONE"
         self._audit_log.record_act("unloaded", cause, detail={**detail, "outcome": outcome})
@@ -212,7 +213,7 @@ class BundleUnloader:
             )
 
     def wait_until_acquired(self, owned: OwnedBundle, *, within_s: float) -> Fence | None:
-        """Return the fence of the next acquisition by any worker, or `None` if there is none in time."""
+        """Return the fence of the next acquisition by any worker, or `None` if nobody acquires the bundle in time."""
         deadline_s = time.monotonic() + within_s
         while time.monotonic() < deadline_s:
             fence, node = (

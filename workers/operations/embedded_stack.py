@@ -29,10 +29,10 @@ from workers.operations.worker_builds import deploy_unless_current_build_is_serv
 from workers.settings import OFF, Settings
 
 ANY_PORTS = {"SEXTON_METRICS_ADDRESS": "127.0.0.1:0", "SEXTON_HTTP_ADDRESS": "127.0.0.1:0"}
-"""Environment variables of a worker that uses any free ports."""
+"""Environment variables with which a worker uses any free ports."""
 _POLL_TIMEOUT_S = 180.0  # the import of the SDKs takes a minute on a busy machine
-_STOP_MARGIN_S = 15.0  # beyond the drain timeout; a worker ends by itself 10 s after that timeout
-_MAX_HOME_NAME_CHARS = 40  # a worker id has at most 128 characters
+_STOP_MARGIN_S = 15.0  # time beyond `drain_timeout`; a worker exits at the latest 10 s after `drain_timeout`
+_MAX_HOME_NAME_CHARS = 40  # part of a worker id, which has at most 128 characters
 
 Say = Callable[[str], None]
 
@@ -40,7 +40,7 @@ Say = Callable[[str], None]
 def start_stack(
     settings: Settings, *, no_worker: bool, free_ports: bool, on_progress: Say, say: Say
 ) -> dict[str, object]:
-    """Start the stopped services and the worker, and return when all are healthy. An error stops what was started.
+    """Start stopped services and the worker, and return when all are healthy. After an error, stop them again.
 
     Raises:
         ServiceFailed: A service or the worker could not be started.
@@ -56,7 +56,7 @@ def start_stack(
         on_progress("bringing the catalog to this build's version")
         prepare_catalog_and_namespace(settings)
         build = own_build(settings)
-        addresses = settings.environment()  # an address that the settings turn off gets no free port
+        addresses = settings.environment()  # an address that is `off` stays off
         extra_env = {name: address for name, address in ANY_PORTS.items() if free_ports and addresses[name] != OFF}
         extra_env |= {"SEXTON_BUILD_ID": build.build_id} if build else {}
         pids = [] if no_worker else [start_worker(settings, extra_env=extra_env, on_progress=on_progress)]
@@ -69,7 +69,7 @@ def start_stack(
     except BaseException:
         with suppress(ServiceFailed):  # keep the first error
             if earlier_worker is None:
-                worker.kill()  # it has no work to drain
+                worker.kill()  # the worker has no activities to drain
             embedded_stack.stop_started_services(settings.home, stack_addresses.started)
         raise
     return {
@@ -129,7 +129,7 @@ def add_stack_addresses(settings: Settings, stack_addresses: embedded_stack.Stac
 
 
 def upgrade_catalog(settings: Settings) -> dict[str, object]:
-    """Create the catalog's tables or upgrade them to this build, and mark the catalog's buckets."""
+    """Create the catalog's tables, or upgrade existing tables to this build. Write markers into unmarked buckets."""
     database = Database(settings.database_url)
     try:
         migrate_catalog(database, bundles=settings.bundles)
@@ -153,7 +153,7 @@ def prepare_catalog_and_namespace(settings: Settings) -> None:
     """
     upgrade_catalog(settings)
     if settings.has_object_store:
-        # A store that does not answer is accepted, because each worker repeats the comparison.
+        # A store that does not answer is accepted, because each worker checks the buckets when it starts.
         with open_catalog(settings.database_url) as catalog, suppress(StoreUnavailable, ServiceFailed):
             refuse_outdated_catalog(settings, catalog)
 
@@ -172,9 +172,9 @@ def start_worker(
     isolated: bool = False,
     on_progress: Say = lambda _: None,
 ) -> int:
-    """Start a worker process unless it runs, wait until it polls, and return its pid.
+    """Start the worker `name` unless it runs already. Wait until the worker polls, and return its pid.
 
-    An `isolated` worker ignores settings in this process's environment and in files.
+    An `isolated` worker gets only `settings`, and nothing from this process's environment or `sexton.toml`.
 
     Raises:
         ServiceFailed: The worker ended or did not poll in time. The error has the end of its log.

@@ -18,13 +18,13 @@ from workflows.records.job_definitions import FLUSH_RECORDS, FlushRecordsResult
 
 RECORD_LOG: Final = "record log"
 MAX_CHANGE_AGE_S: Final = 300.0
-"""Maximum age of a change that is in no block. An older change is a problem."""
+"""Age above which a change that is in no block is reported as a problem."""
 
 _ADVICE: Final = "`sexton records status`; runbook `flush-records`"
 
 
 def check_flushes_as_row(settings: Settings) -> Mapping[str, object]:
-    """Return the row: age of the oldest unflushed change, failure of flushes, and number of waiting deletions."""
+    """Return the row with the age of the oldest unflushed change. It is not `ok` if flushes fail or the age is high."""
     try:
         with open_catalog(settings.database_url) as catalog:
             problems, detail = _find_outbox_problems_and_detail(catalog.records)
@@ -73,7 +73,7 @@ def _ask_flush_failure(settings: Settings) -> str | None:
 
 
 async def find_flush_failure(client: Client) -> str | None:
-    """Return the last failure of `flush-records` as a sentence, or `None` if it runs well or has never run."""
+    """Return the last failure of `flush-records` as a sentence, or `None` if the job has not failed."""
     handle = client.get_workflow_handle(FLUSH_RECORDS.id(), result_type=FlushRecordsResult)
     try:
         description = await handle.describe()

@@ -64,7 +64,7 @@ def check_services(settings: Settings) -> list[CheckRow]:
         "object store": settings.s3_endpoint or ("AWS" if settings.has_object_store else ""),
         "zookeeper": settings.zookeeper,
     }
-    # This check comes first, because opening the database replaces a lost write-ahead log by an empty file.
+    # This check comes first, because SQLite replaces a lost write-ahead log by an empty file at its first connection.
     lost_log = _check_lost_write_ahead_log(settings)
     unknown = {"ok": False, "detail": "cannot be told"}
     rows: list[Callable[[], CheckRow]] = [
@@ -115,7 +115,7 @@ def _check_temporal(settings: Settings) -> str:
 
 
 def _check_object_store(settings: Settings) -> str:
-    """List each bucket by a signed request. The answer must have the header fields of an object store."""
+    """Send a signed LIST to each bucket. The answer must have the header fields of an object store."""
     if not settings.has_object_store:
         settings.require_address("s3_endpoint")
     names = [bucket for _, bucket in list_configured_buckets(settings)]
@@ -136,7 +136,7 @@ def _check_lost_write_ahead_log(settings: Settings) -> CheckRow | None:
     try:
         database = Database(settings.database_url)
     except SextonError:
-        return None  # the check of the database reports it
+        return None  # the row `database` reports this error
     problem = find_lost_write_ahead_file(database, pids)
     database.close()
     return {"name": "database", "ok": False, "detail": str(problem)} if problem else None
@@ -186,7 +186,7 @@ async def list_polling_workers(
 
 
 def _check_polling_workers(settings: Settings) -> CheckRow:
-    """Return the row of polling workers. Temporal lists dead workers for minutes, so this home's are left out."""
+    """Return the row of polling workers, without dead workers of this home, which Temporal lists for minutes."""
     home = StackHome.at(settings.home)
 
     async def ask(client: Client) -> set[str]:
@@ -196,7 +196,7 @@ def _check_polling_workers(settings: Settings) -> CheckRow:
         names = sorted(run_with_client(settings, ask))
     except SextonError:
         return {"name": WORKER, "ok": False, "detail": "cannot be told while temporal does not answer"}
-    except RPCError as error:  # Temporal answers with a refusal: no such namespace, no permission
+    except RPCError as error:  # Temporal refuses: the namespace does not exist, or permission is missing
         return {"name": WORKER, "ok": False, "detail": f"cannot be told: {_describe_rpc_error(error)}"}
     urls = {
         worker.worker_id: ", ".join(filter(None, (worker.http_url, worker.metrics_url)))
@@ -254,7 +254,7 @@ def _iterate_identity_checks(
         )
 
 
-_MAX_CLOCK_DIFFERENCE_S = 5.0  # S3 refuses 15 minutes; a smaller difference already shows a wrong clock
+_MAX_CLOCK_DIFFERENCE_S = 5.0  # S3 refuses only above 15 minutes, but a clock that is seconds off should be corrected
 
 
 def check_installation(settings: Settings) -> list[CheckRow]:

@@ -39,13 +39,13 @@ ROW_BYTES: Final[Mapping[str, Mapping[str, int]]] = {
         "pending_deletion": 347,
     },
 }
-"""Bytes of a new row with its share of the indexes, by database and table. Updates enlarge PostgreSQL's files."""
+"""Bytes of a new row with its index entries, by database and table. Updates enlarge PostgreSQL's files."""
 
 MANIFEST_BLOCK_BYTES: Final = 270
 """Bytes of one block in a manifest of the record log."""
 
 SEGMENT_RECORD_BYTES: Final = 40
-"""Bytes of a segment in a full block, mostly its digest. Segments are more numerous than all other records."""
+"""Bytes per segment in a full block, mostly for its digest. Most records are segments."""
 
 EVENTS_PER_ACTIVITY: Final = 6
 """Events per activity in a history: three of the activity, and three of the next workflow task."""
@@ -54,7 +54,7 @@ REBUILT_RECORDS_PER_CORE_S: Final = 20_000
 """Records per second that one core finds and loads in a rebuild: 5,000,000 in two minutes on two cores."""
 
 KEYS_PER_PAGE: Final = 1_000
-"""Keys of one LIST and of one DeleteObjects."""
+"""Maximum number of keys in one LIST and in one DeleteObjects."""
 
 _DAY_S: Final = 86_400
 _DEFAULT_POLICY: Final = DeletionPolicy()
@@ -134,7 +134,7 @@ def estimate_deletion_requests(
 ) -> DeletionRequestEstimate:
     """Estimate the requests for a batch of ledgers with `segments` segments each.
 
-    Each ledger needs one LIST, or two if its chunk has no other ledger. Savings by shared LISTs are not counted.
+    Each ledger needs one LIST. A ledger that is alone in its chunk needs two. Savings by shared LISTs are not counted.
     """
     full_chunks, remaining_ledgers = divmod(ledgers, chunk)
     chunk_sizes = [chunk] * full_chunks + [remaining_ledgers] * bool(remaining_ledgers)

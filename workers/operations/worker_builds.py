@@ -35,9 +35,9 @@ _REFUSAL_STATUSES: Final = {RPCStatusCode.NOT_FOUND, RPCStatusCode.FAILED_PRECON
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerBuild:
     build_id: str
-    status: str  # CURRENT, RAMPING, INACTIVE, DRAINING (runs are still pinned to it), DRAINED, CREATED
+    status: str  # CURRENT, RAMPING, INACTIVE, DRAINING (runs are still pinned to the build), DRAINED, CREATED
     ramp_percent: float  # per cent of new runs that start on this build while it ramps, 0 to 100
-    created_us: int  # since 1970
+    created_us: int  # microseconds since 1970
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +46,7 @@ class WorkerDeployment:
 
     name: str
     current: str | None = None  # None: only unversioned workers get new runs
-    ramping: str | None = None  # None with a share above 0: unversioned workers get the share
+    ramping: str | None = None  # if None and `ramp_percent` is above 0, unversioned workers get this share
     ramp_percent: float = 0.0
     builds: tuple[WorkerBuild, ...] = ()
     is_applied: bool = True  # whether every task queue uses this routing
@@ -87,7 +87,7 @@ async def read_worker_deployment(client: Client, name: str) -> WorkerDeployment:
 async def find_unserved_queues(
     client: Client, name: str, build_id: str, *, dead_identities: Collection[str] = ()
 ) -> Sequence[str]:
-    """Return the task queues of a known build that no live worker of the build polls now, ascending."""
+    """Return the task queues that no live worker of the build polls now, ascending. Temporal must know the build."""
     unserved: set[str] = set()
     for queue, kind in await list_queues_of_build(client, name, build_id):
         pollers = await list_live_pollers(client, queue, kind, dead_identities=dead_identities)
@@ -113,10 +113,10 @@ async def deploy_build(
     without_workers: bool = False,
     dead_identities: Collection[str] = (),
 ) -> WorkerDeployment:
-    """Make a build current, or ramp a share of new runs to it. Idempotent.
+    """Make a build current, or start a share of new runs on the build. Idempotent.
 
     `ramp` is a share of new runs in per cent, 0 to 100. 0 ends the build's ramp. `None` makes the build current.
-    `without_workers` accepts a build without polling workers. Its new runs wait until a worker polls.
+    `without_workers` accepts a build without polling workers. New runs then wait until a worker of the build polls.
 
     Raises:
         InvalidInput: The share is out of bounds.
@@ -124,7 +124,7 @@ async def deploy_build(
             no worker polls one of its queues. Or the ramp is refused: the build is current, another build ramps, or the
             ramp has just changed.
     """
-    if ramp is not None and not 0 <= ramp <= _MAX_PERCENT:  # refuses NaN, too
+    if ramp is not None and not 0 <= ramp <= _MAX_PERCENT:  # this form also refuses NaN
         raise InvalidInput("ramp", expected=f"a share of new runs, 0 to {_MAX_PERCENT} per cent", found=ramp)
     before = await read_worker_deployment(client, name)
     _require_known_build(before, build_id)
@@ -139,7 +139,7 @@ async def deploy_build(
             )
             if (
                 await read_worker_deployment(client, name)
-            ).has_ramp:  # read again: another call may have started a ramp
+            ).has_ramp:  # the deployment is read again, because another call may have started a ramp
                 await _set_ramp_percent(client, name, "", 0)
         elif ramp:
             await _set_ramp_percent(client, name, build_id, ramp)
@@ -223,15 +223,15 @@ async def deploy_just_started_build(
     """Deploy a build whose worker has just started to poll. Retry until Temporal knows all queues of the build.
 
     Raises:
-        PreconditionFailed: The build is refused, although Temporal knows all its queues or a minute has passed.
+        PreconditionFailed: `deploy_build` refuses the build even after Temporal knows all its queues, or for a minute.
     """
     deadline_s = time.monotonic() + _REGISTRATION_TIMEOUT_S
     while True:
         is_complete = await _serves_all_current_queues(
             client, name, build_id
-        )  # before the call, because Temporal may learn of more queues meanwhile
+        )  # read before `deploy_build`, because Temporal may learn of more queues in the meantime
         try:
-            # If the build is complete, its workers have just been seen polling.
+            # If `is_complete`, the workers of the build have just been seen polling.
             return await deploy_build(client, name, build_id, ramp=ramp, without_workers=is_complete)
         except PreconditionFailed:
             if is_complete or time.monotonic() > deadline_s:
@@ -242,7 +242,7 @@ async def deploy_just_started_build(
 async def deploy_unless_current_build_is_served(
     client: Client, name: str, build_id: str, *, dead_identities: Collection[str] = ()
 ) -> WorkerDeployment:
-    """Deploy a build whose worker has just started to poll, unless workers of the current build poll."""
+    """Deploy a build whose worker has just started to poll. Change nothing while workers of the current build poll."""
     deployment = await read_worker_deployment(client, name)
     if deployment.current == build_id:
         return deployment
@@ -263,6 +263,6 @@ async def _serves_all_current_queues(client: Client, name: str, build_id: str) -
         has_current_queues = current_queues <= await list_queues_of_build(client, name, build_id)
         return has_current_queues and not await find_unserved_queues(client, name, build_id)
     except RPCError as error:
-        if error.status is RPCStatusCode.NOT_FOUND:  # a build is listed shortly before it can be described
+        if error.status is RPCStatusCode.NOT_FOUND:  # Temporal lists a build shortly before it can describe the build
             return False
         raise

@@ -1,6 +1,6 @@
-"""HTML pages from the templates in this folder, which escape every value.
+"""HTML pages from the templates in this folder. Templates escape every value.
 
-The Content-Security-Policy of a page allows no script and no other resource.
+The Content-Security-Policy of a page allows no scripts, and no resources of other addresses.
 
 Source: W3C, "Content Security Policy Level 3"; Jinja, "Autoescaping".
 """
@@ -24,14 +24,14 @@ def render_template(template: str, **values: Any) -> str:  # noqa: ANN401 - valu
 
 
 def stream_template(template: str, **values: Any) -> Iterator[str]:  # noqa: ANN401 - values depend on the template
-    """Return the page in parts. Rows of an iterator are never in memory together."""
+    """Return the page in parts. If a value is an iterator of rows, only one row is in memory at a time."""
     return iter(
         _create_template_environment().get_template(template).generate(policy=CONTENT_SECURITY_POLICY, **values)
     )
 
 
 @cache
-def _create_template_environment() -> Any:  # noqa: ANN401 - the type's import takes a command 30 ms
+def _create_template_environment() -> Any:  # noqa: ANN401 - the import of the type would slow down commands by 30 ms
     from jinja2 import Environment, FileSystemLoader, StrictUndefined  # noqa: PLC0415
 
     loader = FileSystemLoader(Path(__file__).parent)

@@ -1,7 +1,7 @@
 """Errors that a workflow can meet, found in the code that its methods reach.
 
-Code of other workflows is not included. The errors of an activity come from its docstring. They do not end the run in
-two cases: an update called the activity, or an `except ActivityError` turns the error into a result.
+Code of other workflows is not included. Errors of an activity come from the activity's docstring. They do not end the
+run if an update called the activity, or if an `except ActivityError` turns the error into a result.
 """
 
 import ast
@@ -45,7 +45,7 @@ def collect_reachable_code(workflow: type) -> CodePieces:
 def collect_run_ending_code(workflow: type, *, includes_guarded: bool) -> CodePieces:
     """Return the reachable code whose errors may end the run.
 
-    With `includes_guarded`, include code whose guard refusals become a result. Other errors of such code end the run.
+    With `includes_guarded`, include code of which only guard refusals become a result. Its other errors end the run.
     """
     handlers = _FAILURE_HANDLERS if includes_guarded else _FAILURE_HANDLERS | _REFUSAL_HANDLERS
     return tuple(
@@ -58,16 +58,16 @@ def list_modules(code: CodePieces) -> list[ModuleType]:
 
 
 def find_documented_activity_errors(code: CodePieces, *, only_called: bool = False) -> set[str]:
-    """Return the documented errors of the activities that the code names, or only of those that it calls.
+    """Return the documented errors of activities that the code names. `only_called` skips activities without a call.
 
-    `NotOwner` is left out for routed activities, because the router repeats the call at the new owner.
+    `NotOwner` is left out for routed activities, because the router repeats the call at the new bundle owner.
     """
     names = set[str]()
     for module, piece in code:
         for node in _first_arguments_of_execute_calls(piece) if only_called else ast.walk(piece):
             if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
                 called = getattr(getattr(module, node.value.id, None), node.attr, None)
-                if callable(called) and activity._Definition.from_callable(called):  # noqa: SLF001 - no public way
+                if callable(called) and activity._Definition.from_callable(called):  # noqa: SLF001 - the SDK has no public way
                     names |= _parse_raises(inspect.getdoc(called) or "")
     is_routed = owner_routing in list_modules(code)
     return (names | owner_routing.OWNERSHIP_FAILURES) - {errors.NotOwner.__name__} if is_routed else names
@@ -92,7 +92,7 @@ def find_raised_failure_types(code: CodePieces) -> set[str]:
 
 
 def find_guard_refusals(code: CodePieces) -> set[str]:
-    """Return the types of guard refusals: the `GUARDS` of each module whose `GUARDS` the code contains."""
+    """Return the types of guard refusals, which are in `GUARDS` of a module. `code` must contain this assignment."""
     guarded_modules = {module.__name__ for module, piece in code if "GUARDS" in _assigned_names(piece)}
     return {kind for module in list_modules(code) if module.__name__ in guarded_modules for kind in module.GUARDS}
 

@@ -55,7 +55,7 @@ _FIRST_SETTING_BY_TITLE: Final = {
     "Ports of the embedded stack": "temporal_port",
     "Metrics, probes, traces and logs": "metrics_address",
 }
-_VALUES_BY_KIND: Final = (  # a kind stands before the kind that it narrows
+_VALUES_BY_KIND: Final = (  # a type is before the type that it narrows, because the first match counts
     (setting_types.Interval, "interval"),
     (setting_types.Seconds, "duration"),
     (setting_types.Count, "whole number"),

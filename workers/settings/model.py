@@ -67,23 +67,23 @@ SERVICE_SETTINGS = frozenset({
     "bulk_dir",
     "spark_master",
 })  # fmt: skip
-"""Settings that name services and their credentials. They belong to one home and are wrong for another home."""
+"""Settings that name services and credentials of services. They are valid for one home only."""
 
 
 class Settings(BaseModel):
     """Settings of every part of Sexton. Durations are whole seconds, sizes are bytes.
 
-    Addresses have no defaults, so that a command with another home cannot reach the stack on the usual ports.
+    Addresses have no defaults. Otherwise a command with another home could use the stack on the usual ports.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
     home: Path  # folder of catalog.db, objects, logs, spans and credentials
-    application: Word = "sexton"  # part of every owner digest; must not change once ledgers exist
-    temporal_address: Address = ""  # frontend of Temporal
+    application: Word = "sexton"  # part of the digest of every ledger owner; must not change once ledgers exist
+    temporal_address: Address = ""  # address of Temporal's frontend
     temporal_namespace: Word = "default"  # one namespace serves one catalog
     temporal_tls: Literal["auto", "on", "off"] = "auto"  # auto: on if one of the next six settings is set
-    temporal_ca_file: File = ""  # authorities that may sign the server's certificate; empty: this machine's
+    temporal_ca_file: File = ""  # authorities that may sign the server's certificate; empty: those of this machine
     temporal_server_name: ServerName = ""  # name in the server's certificate, if it is not the address
     temporal_cert_file: File = ""  # client certificate with its chain
     temporal_key_file: File = ""  # private key of the client certificate
@@ -94,7 +94,7 @@ class Settings(BaseModel):
     ui_address: WebAddress = ""  # Temporal's Web UI, for links in messages and pages
     task_queue: Word = "sexton"  # the same for all workers, commands and programs of a catalog
     deployment_name: DeploymentName = ""  # the same for all workers of a task queue; empty: no Worker Versioning
-    build_id: BuildId = ""  # empty: the version and a hash of the installed code
+    build_id: BuildId = ""  # empty: Sexton's version and a digest of the installed code
     activity_threads: Annotated[Count, Field(le=1_024)] = 16  # activities of one worker at the same time
     drain_timeout: Annotated[Seconds, Field(ge=0)] = 30  # time that a stopping worker gives its activities
     database_url: str = Field(default="", repr=False)  # may hold a password; empty: a SQLite file in the home
@@ -103,18 +103,18 @@ class Settings(BaseModel):
     s3_access_key: SecretStr = SecretStr("")  # empty: the usual sources of AWS credentials
     s3_secret_key: SecretStr = SecretStr("")  # secret key of s3_access_key
     s3_ca_file: File = ""  # authorities that may sign the store's certificate; executors must see the file, too
-    primary_bucket: Bucket = "sexton-primary"  # ledgers as they are written
-    tiered_bucket: Bucket = "sexton-tiered"  # offloaded copies of ledgers
+    primary_bucket: Bucket = "sexton-primary"  # primary copies of ledgers
+    tiered_bucket: Bucket = "sexton-tiered"  # tiered copies of ledgers
     records_bucket: Bucket = "sexton-records"  # blocks and manifests of the record log
-    replica_buckets: BucketList = ""  # replicas of the record log, in the same store
+    replica_buckets: BucketList = ""  # replica buckets of the record log, in the same object store
     ownership: Literal["zookeeper", "single"] = (
-        "zookeeper"  # single: one worker, no ZooKeeper; the same for all workers
+        "zookeeper"  # single: one worker owns all bundles, without ZooKeeper; the same for all workers
     )
     zookeeper: Ensemble = ""  # addresses, separated by commas, and an optional path
     zookeeper_auth: SchemeAndCredential = SecretStr("")  # digest:USER:PASSWORD, or sasl:USER:PASSWORD (DIGEST-MD5)
-    zookeeper_acl: Literal["anyone", "creator"] = "anyone"  # creator: only this identity has access to Sexton's nodes
+    zookeeper_acl: Literal["anyone", "creator"] = "anyone"  # creator: only zookeeper_auth has access to Sexton's nodes
     zookeeper_tls: Literal["auto", "on", "off"] = "auto"  # auto: on if one of the next three settings is set
-    zookeeper_ca_file: File = ""  # authorities that may sign the servers' certificates; empty: this machine's
+    zookeeper_ca_file: File = ""  # authorities that may sign the servers' certificates; empty: those of this machine
     zookeeper_cert_file: File = ""  # client certificate with its chain
     zookeeper_key_file: File = ""  # private key of the client certificate
     session_timeout: Annotated[Seconds, Field(ge=1, le=300)] = 10  # silence after which ZooKeeper ends a session
@@ -128,26 +128,26 @@ class Settings(BaseModel):
         10  # attempts to delete a copy; then it is a dead letter
     )
     deletion_retry_interval: Annotated[Seconds, Field(ge=0, le=30 * 86_400)] = (
-        600  # between two attempts to delete a copy
+        600  # time between two attempts to delete a copy
     )
     deletion_chunk: Annotated[Count, Field(le=1_000)] = (
         100  # maximum number of copies that one activity deletes; parallel chunks of a batch share 1,000 at most
     )
     finished_retention: Annotated[Seconds, Field(ge=3_600)] = (
         30 * 86_400
-    )  # time that finished rows stay; dead letters stay forever
+    )  # time for which rows of finished deletions stay; dead letters stay forever
     sweep_interval: Interval = 60  # between sweeps of deletions, transactions and the record log
     transaction_coordinators: Annotated[Count, Field(le=MAX_COORDINATORS)] = (
         16  # number of coordinators; may be raised at any time
     )
     trim_interval: Interval = 300  # between trims of all topics
     delayed_tolerance: Annotated[Seconds, Field(ge=0, le=3_600)] = 0  # time by which a message may be delivered early
-    delayed_limit: Annotated[Seconds, Field(ge=1)] = 3_650 * 86_400  # `topic append` refuses a longer delay
+    delayed_limit: Annotated[Seconds, Field(ge=1)] = 3_650 * 86_400  # longest delay that `topic append` accepts
     delayed_interval: Interval = 60  # between checks for delayed messages to seal
-    delayed_messages: Count = 50_000  # messages behind the last index bucket that make a seal due
-    delayed_ledgers: Count = 100  # ledgers behind the last index bucket that make a seal due
+    delayed_messages: Count = 50_000  # number of messages after the last index bucket at which a seal is due
+    delayed_ledgers: Count = 100  # number of ledgers after the last index bucket at which a seal is due
     delayed_idle: Annotated[Seconds, Field(ge=1)] = 3_600  # time without a new message after which a seal is due
-    delayed_buckets: Count = 20  # index buckets of a topic above which some are merged
+    delayed_buckets: Count = 20  # maximum number of index buckets of a topic; above it, a merge starts
     records_interval: Annotated[Seconds, Field(ge=1, le=3_600)] = 5  # between flushes of changed records
     records_cursor_interval: Annotated[Seconds, Field(ge=1, le=86_400)] = 60  # between flushes of changed cursors
     defragment_interval: Interval = 3_600  # between defragmentations of the record log
@@ -166,9 +166,9 @@ class Settings(BaseModel):
     scrub_rate: Annotated[int, BeforeValidator(refuse_boolean), Field(ge=MIN_SCRUB_RATE, le=1 << 40)] = (
         SCRUB_RATE  # bytes per second that a scrub reads
     )
-    ledger_max_entries: Count = 50_000  # entries of a ledger at which the next one begins
-    ledger_max_bytes: Count = 64 * 1024 * 1024  # bytes of a ledger at which the next one begins
-    ledger_max_age: Annotated[Seconds, Field(ge=1)] = 4 * 3_600  # age at which the next ledger begins
+    ledger_max_entries: Count = 50_000  # number of entries at which a new ledger begins
+    ledger_max_bytes: Count = 64 * 1024 * 1024  # size in bytes at which a new ledger begins
+    ledger_max_age: Annotated[Seconds, Field(ge=1)] = 4 * 3_600  # age of a ledger at which a new ledger begins
     cursor_inline_bytes: Count = 16 * 1024  # packed size above which a cursor's state moves to a ledger
     registration_timeout: Annotated[Seconds, Field(ge=1, le=86_400)] = (
         600  # time after which an append fails if its segment is not registered; a new ledger that is in no
@@ -176,7 +176,7 @@ class Settings(BaseModel):
     )
     offload_timeout: Annotated[Seconds, Field(ge=1, le=86_400)] = 45 * 60  # maximum duration of one upload
     offload_parallelism: Annotated[Count, Field(le=64)] = 2  # ledgers of one topic that are uploaded at the same time
-    bulk_dir: Folder = ""  # empty: a folder in the home. Every worker and every executor of the cluster must see it
+    bulk_dir: Folder = ""  # empty: a folder in the home. Every worker and every executor must see this folder
     spark_master: SparkMaster = "local[*]"  # local[*], or the URL of a cluster
     upload_threads: Annotated[Count, Field(le=64)] = 4  # uploads of one worker at the same time
     temporal_port: Port = 7233  # of the embedded server; 0: any free port
@@ -184,9 +184,11 @@ class Settings(BaseModel):
     s3_port: Port = 8333  # of the embedded store; 0: any free port
     zookeeper_port: Port = 2181  # of the embedded server; 0: any free port
     metrics_address: ListenAddress = (
-        "127.0.0.1:9464"  # Prometheus metrics of each worker; a free port replaces a taken one
+        "127.0.0.1:9464"  # Prometheus metrics of each worker; if the port is taken, a free port is used
     )
-    http_address: ListenAddress = "127.0.0.1:9465"  # probes and pages of each worker; a free port replaces a taken one
+    http_address: ListenAddress = (
+        "127.0.0.1:9465"  # probes and pages of each worker; if the port is taken, a free port is used
+    )
     trace_retention: Annotated[Seconds, Field(ge=3_600)] = (
         7 * 86_400
     )  # time that a span file stays after its last write
@@ -222,7 +224,7 @@ class Settings(BaseModel):
 
     @property
     def has_object_store(self) -> bool:
-        """Whether an object store is configured: an endpoint, or AWS if the database is not the home's default."""
+        """Whether an object store is configured. If `database_url` is set and `s3_endpoint` is not, it is AWS."""
         return bool(self.s3_endpoint) or self.database_url != Settings(home=self.home).database_url
 
     @property
@@ -234,7 +236,7 @@ class Settings(BaseModel):
         return self.home / "traces"
 
     def with_changes(self, **changes: object) -> "Settings":
-        """Return a validated copy with changes. Default values are left out, because some validators refuse them."""
+        """Return a validated copy with changes. Defaults are not validated, because some validators refuse them."""
         return Settings.model_validate(self.model_dump(exclude_defaults=True) | changes)
 
     def without_services(self) -> "Settings":

@@ -8,11 +8,11 @@ from logstore.errors import InvalidInput
 from workers.settings.model import Settings
 
 MAX_FILE_BYTES: Final = 4 * 1024 * 1024
-"""Maximum length of a file that a setting names, inclusive. A bundle of all public authorities is much shorter."""
+"""Maximum length of a file that a setting names, inclusive. Certificates of all public authorities are much shorter."""
 
 
 def read_setting_file(field: str, path: str, rule: str = "a file that can be read") -> bytes:
-    """Return a regular file of at most `MAX_FILE_BYTES`. `rule` says in messages what `field` expects."""
+    """Return the content of a file of at most `MAX_FILE_BYTES`. An error says that `field` expects `rule`."""
     try:
         return read_regular_file(Path(path), max_bytes=MAX_FILE_BYTES)
     except OSError as error:

@@ -36,7 +36,7 @@ def parse_duration(text: str, field: str) -> int:
 
 
 def format_duration(seconds: int) -> str:
-    """Return seconds (0 or more) in the largest unit that divides them. `parse_duration` reads the result."""
+    """Format seconds, 0 or more, in the largest unit that divides the number. `parse_duration` reads the result."""
     if seconds == 0:
         return "0s"
     unit = next(unit for unit, size in _SECONDS_BY_UNIT.items() if seconds % size == 0)
@@ -62,7 +62,7 @@ validate_word = _make_pattern_validator(r"(?!\.\.?$)[A-Za-z0-9._-]{1,64}", f"1 t
 _validate_server_name = _make_pattern_validator(
     r"[A-Za-z0-9]([A-Za-z0-9.:-]{0,251}[A-Za-z0-9])?", "the name or the address of a server, without a port"
 )
-_validate_deployment_name = _make_pattern_validator(  # no dot: Temporal separates the name from the build id by one
+_validate_deployment_name = _make_pattern_validator(  # no dot, because Temporal separates name and build id by a dot
     r"[A-Za-z0-9_/-]{0,128}", "1 to 128 of A-Z, a-z, 0-9, underscore, hyphen, slash"
 )
 _validate_build_id = _make_pattern_validator(  # the rule of Temporal's worker controller
@@ -72,7 +72,7 @@ _validate_build_id = _make_pattern_validator(  # the rule of Temporal's worker c
 
 
 def validate_spark_master(value: str) -> str:
-    """Return the value if it is the address of a Spark master in a supported form. Otherwise raise the rule."""
+    """Return the value if it is the address of a Spark master in a supported form. Otherwise raise `ValueError`."""
     if not is_spark_master_url(value):
         raise ValueError(MASTER_FORMS)
     return value
@@ -127,7 +127,7 @@ def _validate_scheme_and_credential(value: SecretStr) -> SecretStr:
 
 
 OFF: Final = "off"
-"""Address that turns a server off. An empty variable cannot do so, because it counts as absent."""
+"""Address that turns a server off. An empty variable does not turn it off, because empty variables count as absent."""
 
 
 def _validate_listen_address(value: str) -> str:
@@ -176,7 +176,7 @@ Seconds = Annotated[
     PlainSerializer(format_duration, return_type=str, when_used="json"),
     Field(le=MAX_DURATION_S),
 ]
-Interval = Annotated[Seconds, Field(ge=0, le=30 * 86_400)]  # of a recurring job; 0 turns it off
+Interval = Annotated[Seconds, Field(ge=0, le=30 * 86_400)]  # time between runs of a recurring job; 0 turns the job off
 Count = Annotated[int, BeforeValidator(refuse_boolean), Field(ge=1, le=2**63 - 1)]
 Port = Annotated[int, BeforeValidator(refuse_boolean), Field(ge=0, le=65_535)]  # 0: any free port
 Address = Annotated[str, AfterValidator(_validate_address)]

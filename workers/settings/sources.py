@@ -19,22 +19,21 @@ from workers.settings.setting_types import format_duration
 DEFAULT_HOME = ".sexton"
 _SECRETS = frozenset({"s3_access_key", "s3_secret_key", "database_url", "zookeeper_auth", "temporal_api_key"})
 _SECRET_BY_FILE = {f"{name}_file": name for name in _SECRETS if f"{name}_file" not in Settings.model_fields}
-"""Secret settings by the key that names a file with the secret. Keys that are settings themselves are not included,
-because their files are read again later."""
+"""Secret settings by the key of a file with the secret. A key that is a setting is left out: its file is read later."""
 
 _PREFIX = "SEXTON_"
 _OTHER_VARIABLES = frozenset({"SEXTON_CONFIG", "SEXTON_FAILPOINTS", "SEXTON_PROCESS"})
 """Variables that are not settings: path of `sexton.toml`, failpoints of tests, and the mark of a stack's processes."""
 
-_MAX_HOME_CHARS = 1_024  # leaves room for the names of files in the home
+_MAX_HOME_CHARS = 1_024  # paths of files in the home must still be valid
 _Source = Mapping[str, tuple[object, str]]  # value and origin by setting
 
 RecordReader = Callable[[Path], Mapping[str, object]]
-"""Function that returns the values by setting that `up` recorded in a home."""
+"""Function that takes a home and returns the values that `sexton up` recorded, by setting."""
 
 
 def read_stack_record(home: Path) -> Mapping[str, object]:
-    """Return the values by setting that the stack in `home` recorded. The result is empty if no stack was started."""
+    """Return the values that the stack in `home` recorded, by setting. The result is empty if no stack was started."""
     ports = _read_json_file(home / "ports.json")
     credentials = _read_json_file(home / "credentials.json")
     addresses_by_setting = {
@@ -79,9 +78,9 @@ def load_settings(
     *,
     read_record: RecordReader = read_stack_record,
 ) -> LoadedSettings:
-    """Merge all sources. A flag of `None` was not given. An empty variable counts as absent.
+    """Merge all sources. A flag that is `None` and a variable that is empty count as absent.
 
-    `cwd` is the base of relative paths, and the folder of `sexton.toml`. `read_record` reads what `up` recorded.
+    `cwd` is the base of relative paths, and the folder of `sexton.toml`. `read_record` reads the record of a stack.
 
     Raises:
         InvalidInput: A key or a variable is unknown, a value is invalid, or a file cannot be read.
@@ -117,7 +116,7 @@ def _resolve_secret_files(source: _Source, cwd: Path) -> _Source:
 
 
 def _drop_services_of_other_home(environment: _Source, flags: _Source, cwd: Path) -> _Source:
-    """Drop the services that `sexton env` exported if a flag names another home."""
+    """If a flag names another home than the environment, drop the settings of services that `sexton env` exported."""
     if "home" not in flags or "home" not in environment:
         return environment
     flag_home, exported_home = (_resolve_home(*source["home"], cwd).resolve() for source in (flags, environment))

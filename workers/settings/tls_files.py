@@ -1,4 +1,4 @@
-"""Files for TLS that settings name. They are read and checked before any connection."""
+"""Files for TLS that settings name. The files are read and checked before any connection."""
 
 import ssl
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TlsFilePaths:
-    """Paths of authorities, certificate and key; empty if not set."""
+    """Paths of the files with authorities, certificate and key. A path that is not set is empty."""
 
     ca: str = ""
     cert: str = ""
@@ -23,10 +23,10 @@ class TlsFilePaths:
 
     @classmethod
     def from_checked_settings(cls, settings: Settings, service: Literal["temporal", "s3", "zookeeper"]) -> Self:
-        """Return the files of `{service}_ca_file`, `{service}_cert_file` and `{service}_key_file`.
+        """Return the paths in `{service}_ca_file`, `{service}_cert_file` and `{service}_key_file`.
 
         Raises:
-            InvalidInput: A file cannot be read or is invalid now, or only one of certificate and key is set.
+            InvalidInput: A file cannot be read, is invalid, or has expired. Or only one of certificate and key is set.
         """
         settings_by_role = {role: f"{service}_{role}_file" for role in ("ca", "cert", "key")}
         paths = {role: str(getattr(settings, name, "")) for role, name in settings_by_role.items()}
@@ -52,7 +52,7 @@ class TlsFilePaths:
 
 
 def read_tls_certificate_chain(field: str, path: str) -> "list[x509.Certificate]":
-    """Return the certificates of a file, at least one. The first is the certificate of the server or client itself."""
+    """Return the certificates of a file, at least one. The first certificate is that of the server or client."""
     from cryptography import x509  # noqa: PLC0415 - start-up time
 
     content = read_setting_file(field, path)
