@@ -99,11 +99,11 @@ from spark.warm_session import SparkSettings, WarmSession
 def session(master):
     return WarmSession(SparkSettings(scratch=pathlib.Path({str(tmp_path)!r}), master=master, driver_memory="512m"))
 try:
-    session("k8s://https://127.0.0.1:1").get_session()
+    session("k8s://https://127.0.0.1:1").get_or_restart_session()
 except ServiceFailed as error:
     print(error)
 other = session("local[1]")
-print(other.get_session().sparkContext.master)
+print(other.get_or_restart_session().sparkContext.master)
 other.close()
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)

@@ -65,7 +65,7 @@ from spark.warm_session import SparkSettings, WarmSession
 
 scratch, master, more = sys.argv[1:]
 session = WarmSession(SparkSettings(scratch=Path(scratch), master=master, driver_memory="512m", more=json.loads(more)))
-print(session.get_session().range(10).count())
+print(session.get_or_restart_session().range(10).count())
 session.close()
 """
 
