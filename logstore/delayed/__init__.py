@@ -1,1 +1,1 @@
-"""Delayed messages: an index of the messages that are not due, so that readers do not fetch them too early."""
+"""Delayed messages, and an index of those that are not due. With the index, readers do not fetch them too early."""

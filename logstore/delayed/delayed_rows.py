@@ -26,7 +26,7 @@ COLUMNS: Final = ("deliver_at_ms", "ledger_id", "entry_id")
 """Column names, in sort order."""
 
 _MAX_FLAGS_PER_VALUE: Final = 32
-"""Maximum size of a lookup table, in flags for each looked-up value. Instead of a larger table, sorting is faster."""
+"""Maximum size of a lookup table, in flags for each looked-up value. Sorting is faster than a larger table."""
 
 _MAX_VALUES_WITHOUT_TABLE: Final = 16
 """Maximum number of values that are looked up one by one. For more values, a table is faster."""
@@ -121,7 +121,7 @@ class DelayedRows:
         return DelayedRows(*(column[start:stop] for column in self.columns()))
 
     def sorted_row_numbers(self) -> "npt.NDArray[np.intp]":
-        """Return the row numbers in the order of `COLUMNS`. The rows may be unsorted."""
+        """Return the row numbers in the order that sorts the rows by `COLUMNS`. The rows may be unsorted."""
         import numpy as np  # noqa: PLC0415 - start-up time
 
         if _is_ascending(self.ledger_id, self.entry_id):

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     import pyarrow.parquet as pq
 
 STEP_MS: Final = 300_000
-"""Range of the delivery times of a snapshot segment. The limits of `SEGMENT_ROWS` come first."""
+"""Range of the delivery times of a snapshot segment. The limits of `SEGMENT_ROWS` have priority."""
 
 SEGMENT_ROWS: Final = (10_000, 100_000)
 """Minimum and maximum number of rows of a snapshot segment. Only the last snapshot segment may have fewer rows."""
@@ -192,7 +192,7 @@ def read_segment(
 ) -> DelayedRows:
     """Return the rows of one snapshot segment. Only the snapshot segment's byte range of `source` is read.
 
-    The first `number` is 0. The caller must have compared the digest of `metadata`. Raise `CorruptData` if the rows
+    `number` counts from 0. The caller must have compared the digest of `metadata`. Raise `CorruptData` if the rows
     differ from the footer, or if a page has a wrong checksum.
     """
     rows = DelayedRows.from_table(_read_row_group(source, number, metadata, name), name=f"{name}, segment {number}")

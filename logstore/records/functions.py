@@ -6,7 +6,7 @@ other result is refused.
 After a crash the function is called again, and must return the same result for the same record. A function that depends
 on the time must use `now_us`. No lock is held during the call. A record that changes between call and deletion stays.
 
-Source: Aerospike's record functions. Such a function may remove its record, under the policy of the call.
+Source: Aerospike's record functions, which may remove their record.
 """
 
 from collections.abc import Callable

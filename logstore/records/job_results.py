@@ -1,4 +1,4 @@
-"""Results of jobs and activities on the record log. Temporal stores a result by its field names."""
+"""Results of jobs and activities on the record log. Temporal stores the fields under their names."""
 
 from dataclasses import dataclass, field, fields, replace
 

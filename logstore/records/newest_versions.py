@@ -1,4 +1,4 @@
-"""Rule of the newest record version: of a record's versions, the highest `(epoch, version)` counts.
+"""Rule of the newest record version: the record version with the highest `(epoch, version)` of a record counts.
 
 No clock is compared. To bound memory, callers read one range of ids at a time. All record versions of a record are in
 one range.
@@ -34,8 +34,8 @@ _DENSITY_UNIT: Final = 1 << 96
 def select_newest_versions(versions: "pa.Table | Sequence[pa.Table]") -> "pa.Table":
     """Return the newest record version of each record, ascending by id and sub, including tombstones.
 
-    `versions` has record versions of one kind in any order, with at least `KEY_COLUMNS`. Sorted parts are faster. If
-    two record versions of a record have equal `(epoch, version)`, their content is equal too.
+    `versions` has record versions of one kind in any order, with at least `KEY_COLUMNS`. Sorted tables take less time.
+    If two record versions of a record have equal `(epoch, version)`, their content is equal too.
     """
     import pyarrow as pa  # noqa: PLC0415 - start-up time
 

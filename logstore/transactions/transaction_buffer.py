@@ -91,7 +91,7 @@ _VERB_CODES: Final = {None: 0, MarkerVerb.COMMIT.value: 1, MarkerVerb.ABORT.valu
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransactionBuffer:
-    """State of the transactions in a topic's log, up to one entry."""
+    """State of the transactions in a topic's log, up to the entry `read_to`."""
 
     read_to: Position = EARLIEST  # last entry that was read, inclusive; entry -1 of an empty ledger
     hidden: Entries = field(default_factory=dict)  # transaction markers, and messages of aborted transactions
@@ -99,7 +99,7 @@ class TransactionBuffer:
 
     @property
     def max_read_position(self) -> Position:
-        """Entry before the first message in `open`, or `read_to`. Entry -1 precedes the first entry of a ledger."""
+        """Entry before the first message in `open`, or `read_to` without one. Entry -1 is before a ledger's entries."""
         firsts = [
             Position(ledger_id, bits.min()) for entries in self.open.values() for ledger_id, bits in entries.items()
         ]

@@ -36,7 +36,7 @@ def _ignore_alarm(topic: Topic, bucket: IndexBucket) -> None: ...
 class Consumer:
     """Consumer of one subscription, or of all messages of a topic. Close it after use.
 
-    Consumers of a subscription in one process share its messages: each message goes to one consumer. Consumers in
+    Consumers of a subscription in one process share the messages: each message goes to one consumer. Consumers in
     different processes do not know each other. `Subscriptions.acknowledge` acknowledges single messages.
     `acknowledge_to` acknowledges all messages up to a position. Both methods work inside and outside a transaction.
     """
@@ -89,8 +89,8 @@ class Consumer:
         If `txn` is aborted, the messages are received again.
 
         Raises:
-            AcknowledgementStale: An unacknowledged message up to the position has not come to this consumer since the
-                subscription last gave messages back. Acknowledge single messages instead.
+            AcknowledgementStale: Since the subscription's last release, this consumer has not received every
+                unacknowledged message up to the position. Acknowledge single messages instead.
             PreconditionFailed: The consumer is closed, has no subscription, or was created with `from_position`.
             SextonError: Any error of `Subscriptions.acknowledge`.
         """
@@ -138,7 +138,7 @@ class Consumer:
             raise PreconditionFailed(f"topic {self._topic.name}: the consumer is closed")
 
     def nack(self, positions: Sequence[Position]) -> None:
-        """Give messages back, to be delivered before all others. Messages that this consumer lacks are ignored."""
+        """Give messages back, to be delivered before all others. Ignore messages that this consumer does not have."""
         self._dispatcher.give_back(self._holding, positions)
 
     def wait(self, timeout_s: float) -> None:

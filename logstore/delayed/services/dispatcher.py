@@ -12,9 +12,9 @@ is in one of these states:
 So no two consumers have the same message, and no message is skipped. All states are in memory. After a crash the next
 process begins at the mark-delete position, and leaves out acknowledged messages.
 
-Source: Pulsar's `PersistentDispatcherMultipleConsumers`. Failures that this prevents: apache/pulsar#14327 (an abort
-gives back messages of another transaction), #19801 (disconnecting consumers wipes the index), #6403 (a restarted
-consumer gets a message twice), #20638 (a restart delivers acknowledged messages).
+Source: Pulsar's `PersistentDispatcherMultipleConsumers`. Prevented failures: apache/pulsar#14327 (an abort gives back
+messages of another transaction), #19801 (disconnecting consumers wipes the index), #6403 (a restarted consumer gets a
+message twice), #20638 (a restart delivers acknowledged messages).
 """
 
 import threading
@@ -73,7 +73,7 @@ class Dispatcher:
 
     Threads may share the dispatcher. Lock order: `receiving`, then the tracker's lock. `receiving` is locked while a
     consumer receives. The tracker's lock guards the replay set and all holdings. `read_subscription` reads the present
-    subscription.
+    state of the subscription.
     """
 
     def __init__(
@@ -138,10 +138,9 @@ class Dispatcher:
                     self._take_back(holding, (0, position))
 
     def first_unreceived_position(self, holding: ConsumerHolding) -> Position:
-        """Return the first unacknowledged position that this consumer has not received since the last release.
+        """Return the first unacknowledged position that has not come into the holding since the last release.
 
-        The message at this position is held by another consumer, is not due, was given back, or is not read from the
-        log yet.
+        The message at this position is held by another consumer, is not due, was given back, or is not read yet.
         """
         with self._shared.lock:
             mark, acknowledged = self._state.mark_delete, self._state.acknowledged
@@ -161,7 +160,7 @@ class Dispatcher:
         return self._releases
 
     def record_acknowledged(self, holding: ConsumerHolding, position: Position) -> None:
-        """Remove the messages up to `position`, now acknowledged, from the holding. An abort gives them back."""
+        """Remove acknowledged messages up to `position` from the holding. After an abort they are delivered again."""
         with self._shared.lock:
             acknowledged = dict(self._state.acknowledged)
             unite_entries(acknowledged, holding.remove_up_to(position))
@@ -198,7 +197,7 @@ class Dispatcher:
 
     @contextmanager
     def _deliver_all_or_none(self, holding: ConsumerHolding) -> Iterator[Callable[[DueMessage], None]]:
-        """Yield a function that adds a delivered message to the holding. An error takes all added messages back."""
+        """Yield a function that adds a delivered message to the holding. After an error, take added messages back."""
         delivered: list[DueMessage] = []
 
         def deliver(message: DueMessage) -> None:
@@ -256,7 +255,7 @@ class Dispatcher:
                 for message in popped:
                     if message[1] in fetched:
                         deliver(message)
-                    else:  # trimmed, or of an open transaction: the log reader finds out
+                    else:  # the message was trimmed or is in an open transaction, which the log reader handles
                         self.rewind(message[1])
         return received
 

@@ -1,8 +1,8 @@
 """Seal of a topic: the unsealed part of its log becomes index buckets. Index buckets that no reader needs are dropped.
 
-A seal reads only delivery times, and only segments whose rows count delayed messages. It ends at the last segment end
-before the first message of an open transaction. A seal leaves out hidden entries. It also leaves out due messages,
-because readers get these from the log.
+A seal reads only delivery times, and only from segments with delayed messages. It ends at the last segment end before
+the first message of an open transaction. A seal leaves out hidden entries. It also leaves out due messages, because
+readers get these from the log.
 
 Each new index bucket takes one switch of the topic's list. If the process dies, completed switches stay. A stored
 snapshot without a switch is a newborn ledger, which a sweep deletes.

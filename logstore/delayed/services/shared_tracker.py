@@ -1,7 +1,7 @@
 """Tracker of one topic. All subscriptions of the topic in one process share it.
 
-Messages that become due are offered to every subscription that reads in this process. A later subscription finds these
-messages in the log.
+Messages that become due are offered to every subscription that reads in this process. A subscription that begins later
+finds these messages in the log.
 
 The list of index buckets is read again every ten seconds, and whenever an index bucket cannot be read. If the list
 still has the unreadable index bucket, an alarm is raised. The messages of the index bucket then come from the log.
@@ -9,8 +9,8 @@ still has the unreadable index bucket, an alarm is raised. The messages of the i
 Catalog and storage may answer late, so they are called without the lock. Meanwhile subscriptions can receive messages.
 A subscription waits only if it needs the result of the same call.
 
-Source: PIP-195. Failures that this prevents: apache/pulsar#26230 (a tracked message is never delivered), #19801
-(disconnecting consumers wipes the index), #22735 (failed recovery hangs the dispatcher).
+Source: PIP-195. Prevented failures: apache/pulsar#26230 (a tracked message is never delivered), #19801 (disconnecting
+consumers wipes the index), #22735 (failed recovery hangs the dispatcher).
 """
 
 import logging
@@ -31,7 +31,7 @@ from logstore.retrying_clock import Clock
 _LOG: Final = logging.getLogger(__name__)
 
 _REFRESH_INTERVAL_S: Final = 10.0
-"""Age at which the list of index buckets is read again. A newer list only saves memory, because more is sealed."""
+"""Age at which the list of index buckets is read again. A newer list only saves the memory of newly sealed messages."""
 
 LostBucketAlarm = Callable[[Topic, IndexBucket], None]
 """Callback for a listed index bucket that cannot be read. It is called once for each index bucket."""
@@ -177,7 +177,7 @@ class SharedTracker:
         return [bucket for bucket in self.tracker.lost_buckets if bucket.bucket_id not in self._reported]
 
     def _reload_list_or_alarm(self) -> None:
-        """Read the list again, which may no longer have lost index buckets. Raise alarms if it has not changed."""
+        """Read the list again, because lost index buckets may be replaced. If it has not changed, raise alarms."""
         with self._list_lock:
             while True:
                 with self.lock:

@@ -74,7 +74,7 @@ class ReplaySet:
 
 
 class ScanFilter(ExcludedEntries, Postponer, Protocol):
-    """Filter of a scan. It leaves out known messages, and postpones messages that are not due."""
+    """Filter of a scan. It leaves out messages that the dispatcher has, and postpones messages that are not due."""
 
 
 class SubscriptionLogReader:

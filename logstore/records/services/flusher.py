@@ -268,7 +268,7 @@ def _flush_result(manifest: Manifest, blocks: list[Block], changes: int) -> Flus
 
 
 def find_unrecordable(records: RecordOutbox) -> Sequence[UnrecordableRecord]:
-    """Return the records that no block can hold, as far as their changes are among the oldest. Change nothing.
+    """Examine the oldest changes. Return the records that no block can hold. Nothing is changed.
 
     The changes of such a record stay in the outbox. So they soon are the oldest changes.
     """

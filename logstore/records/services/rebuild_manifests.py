@@ -86,8 +86,8 @@ class RebuildManifests:
         """Return the epoch of the catalog whose rows a manifest has. Uploads of that epoch may be in no block.
 
         Earlier builds stored the first manifest of an epoch as a moment of its own, with the blocks and the time of the
-        previous manifest. For such a manifest, the epoch is taken from the previous manifest, if no sweep has removed
-        that.
+        previous manifest. Then the epoch is that of the previous manifest, unless a sweep has removed the previous
+        manifest.
         """
         return self._find_earliest_of_moment(base).rows_epoch
 

@@ -1,7 +1,7 @@
 """Objects of the record log: manifests, blocks, pins, and acknowledgements of replicas.
 
 Objects are never overwritten. A renewed pin or a newer acknowledgement is a new object, and the old object is deleted
-afterwards. After a crash between the two requests, the longer pin and the lower acknowledgement count.
+afterwards. After a crash between the two requests, the pin that ends later and the lower acknowledgement count.
 
 A raid revokes a replica before the raid stops waiting for the replica. No acknowledgement removes the revocation. So a
 replica that lacks a removed tombstone always notices this, even if the replica returns late or clocks are wrong.
@@ -56,7 +56,8 @@ MIN_KEPT_MANIFESTS: Final = 100
 """Number of newest manifests that no sweep removes."""
 
 _MAX_NEWER_MANIFESTS: Final = MIN_KEPT_MANIFESTS // 2
-"""A new pin counts only if its manifest has fewer newer manifests. Otherwise a sweep may have missed the pin."""
+"""A new pin counts only if fewer manifests than this are newer than its manifest. Otherwise a sweep may have missed it.
+"""
 
 _PROBED_NUMBERS: Final = 10_000
 """Distance from a known manifest number up to which HEAD looks for hidden manifests: half a day of flushes every 5 s.
@@ -156,8 +157,8 @@ class RecordLog:
     def _probe_later_manifest_number(self, number: int, *, probed: int = _PROBED_NUMBERS) -> int | None:
         """Return the number of a later manifest that HEAD finds, or `None`.
 
-        Sweeps keep the newest `MIN_KEPT_MANIFESTS` manifests. So it is enough to check the next number, and then every
-        `MIN_KEPT_MANIFESTS`th number.
+        Sweeps keep the newest `MIN_KEPT_MANIFESTS` manifests. So it is enough to check the next number, and then one
+        number in every `MIN_KEPT_MANIFESTS`.
         """
         distances: list[int] = [1, *range(MIN_KEPT_MANIFESTS, probed + 1, MIN_KEPT_MANIFESTS)]
         for distance in distances:

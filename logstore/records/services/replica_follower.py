@@ -1,7 +1,7 @@
 """Followers: a follower applies the record log to a replica database.
 
 All record versions after the last applied manifest are applied in one transaction. Then the newest manifest is
-acknowledged in the source bucket. After a crash between the two, the next call acknowledges the manifest.
+acknowledged in the source bucket. After a crash in between, the next call acknowledges the manifest.
 
 The record log lacks tombstones that raids have removed. A replica that missed such a tombstone would keep the covered
 record for ever. So the replica must be seeded in these cases:
@@ -11,9 +11,9 @@ record for ever. So the replica must be seeded in these cases:
 - The source was rebuilt under another epoch.
 - The database is older than the replica's acknowledgement.
 
-Each seed has a name of its own, which the database stores with the applied manifest. So the acknowledgement of a failed
-seed is not mistaken for this database's acknowledgement. Nor is that of a database with the same URL on another
-machine.
+Each seed has a name of its own, which the database stores with the applied manifest. So no other acknowledgement is
+mistaken for this database's acknowledgement: neither that of a failed seed, nor that of a database with the same URL on
+another machine.
 
 The order of reads makes this safe:
 
@@ -89,7 +89,7 @@ class ReplicaFollower:
 
         Idempotency: without a new manifest only an acknowledgement is written, at intervals.
 
-        `proceed` is called often. If it raises, the transaction is rolled back.
+        `proceed` is called before each read of a block. If it raises, the transaction is rolled back.
 
         Raises:
             PreconditionFailed: The replica must be seeded, or its bucket needs a shipment. Nothing was changed.

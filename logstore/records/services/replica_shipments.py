@@ -4,8 +4,7 @@ A shipment copies missing blocks and reads the copies back. Then it stores the m
 source bucket. Raids wait for a replica until it has not acknowledged for the eligible age. Then the replica is STALE.
 The next shipment registers a STALE replica again, before the shipment chooses a manifest.
 
-Replica databases acknowledge in the source bucket too. The name of a replica database contains a slash. The name of a
-bucket never does.
+Replica databases acknowledge in the source bucket too. Only the name of a replica database contains a slash.
 
 A replica bucket is promoted if a catalog is rebuilt from it. It then has a higher epoch and gets no more shipments.
 

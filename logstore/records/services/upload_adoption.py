@@ -337,7 +337,7 @@ class UploadAdopter:
     def _compare_stranger(
         self, stored: _StoredLedger, cause_by_ledger: Mapping[LedgerId, MissingRowCause], issued: IssuedIdBounds
     ) -> _Difference | None:
-        """Return the difference of a ledger without a row, or `None` if the ledger is ignored.
+        """Return the difference to stage for a ledger without a row, or `None` if the ledger is ignored.
 
         A ledger is ignored if it has an intent or an unknown owner, or if its id was never given out. Such an id would
         be above the ids of all later ledgers of the topic. The topic could then never roll again.
