@@ -1,1 +1,1 @@
-"""Delayed messages, and an index of those that are not due. With the index, readers do not fetch them too early."""
+"""Delayed messages, and an index of waiting messages, so that readers do not fetch a message too early."""

@@ -66,9 +66,9 @@ class _SourceHead:
 def _take_window(heads: Sequence[_SourceHead]) -> DelayedRows:
     """Remove from the heads, and return, all rows that no unread row can precede.
 
-    These rows are due until the cut, which is the earliest of the heads' last delivery times. Unread rows after the
-    first head that ends at the cut may be due at the same time, before the positions of later heads. So later heads
-    keep those rows that are due exactly at the cut.
+    These rows are due until the cut, which is the earliest of the heads' last delivery times. The first head that ends
+    at the cut may be followed by unread rows that are due at the cut. The rows of later heads have higher positions. So
+    later heads keep their rows that are due at the cut.
     """
     cut_ms = min(head.last_ms for head in heads)
     first = next(number for number, head in enumerate(heads) if head.last_ms == cut_ms)

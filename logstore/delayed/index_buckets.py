@@ -67,8 +67,7 @@ class IndexBucketList:
     ) -> "IndexBucketList":
         """Return the list after a change. Without `sealed_to`, the end of the sealed range stays.
 
-        Raise `InvalidInput` if index buckets overlap, an index bucket is empty, or an index bucket ends after
-        `sealed_to`.
+        Raise `InvalidInput` if an index bucket is empty, overlaps another one, or ends after `sealed_to`.
         """
         remaining = [bucket for bucket in self.buckets if bucket.bucket_id not in removed]
         buckets = tuple(sorted([*remaining, *added], key=lambda bucket: bucket.first))

@@ -21,7 +21,7 @@ _MAX_MESSAGES_PER_BUCKET: Final = 5_000_000
 class BuildDelayedIndexJob:
     """Job that builds the index buckets of topics from their whole logs.
 
-    Its `BulkJobSummary` counts `topics` (of them `empty`, `gone` and `unreadable`), `buckets`, `messages` and `parts`.
+    A `BulkJobSummary` counts `topics` (of them `empty`, `gone` and `unreadable`), `buckets`, `messages`, `parts`.
     """
 
     run_id: str

@@ -2,7 +2,7 @@
 
 The footer has all positions of the index bucket as bitmaps, and the times and the digest of each snapshot segment.
 Columns are delta-encoded and compressed by zstd, and pages have checksums. The footer has no checksum, so readers
-compare its digest (`logstore.log.entries.FooterDigest`) before they parse it.
+compare the footer's digest (`logstore.log.entries.FooterDigest`) before they parse the footer.
 
 Source: PIP-195 (bucket snapshots: metadata, then segments by time step). PIP-195 has bitmaps of each segment, which
 take as long to make as the merge itself. Here the bitmaps are of the whole index bucket.

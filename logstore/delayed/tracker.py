@@ -66,7 +66,7 @@ def open_index_buckets(
 class Tracker:
     """View of the delayed messages of one topic.
 
-    It is empty before the first `load_list_and_pop_rewinds`. Not thread-safe.
+    A tracker is empty before the first `load_list_and_pop_rewinds`. Not thread-safe.
     """
 
     def __init__(self, snapshots: IndexSnapshotReader) -> None:
@@ -147,12 +147,12 @@ class Tracker:
 
         At each of these positions is a message that is no longer tracked. An index bucket that cannot be read is lost,
         and the next call tries to read it again. Messages that readers added stay tracked. `opened_sources` is the
-        result of `open_index_buckets`. If it is `None`, this call reads the footers.
+        result of `open_index_buckets`. Without `opened_sources`, this call reads the footers.
 
         Taken messages are not tracked again, with one exception. A bulk job that began to build the index before a
         message was due may list the message after it was taken. Readers drop messages that they already know.
 
-        Raise `StoreUnavailable` if storage does not answer. Then nothing has changed.
+        Raise `StoreUnavailable`, without any change, if storage does not answer.
         """
         sources, lost = dict[LedgerId, IndexBucketSource](), dict[LedgerId, IndexBucket]()
         new_sources = (

@@ -88,7 +88,7 @@ class SortedRowRun:
 class IndexBucketSource:
     """Messages of an index bucket. The constructor reads the footer and raises the errors of `read_footer`.
 
-    One snapshot segment at a time is in memory. It is loaded when its first row is due.
+    One snapshot segment at a time is in memory. A snapshot segment is loaded when its first row is due.
     """
 
     def __init__(self, bucket: IndexBucket, snapshots: IndexSnapshotReader) -> None:

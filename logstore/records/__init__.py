@@ -1,4 +1,4 @@
-"""Record log: all changes of the catalog, in a bucket of its own. A lost catalog is rebuilt from it.
+"""Record log: all changes of the catalog, in a bucket of its own. A lost catalog is rebuilt from the record log.
 
 Source: Aerospike durable deletes and the tomb raider.
 """

@@ -2,8 +2,8 @@
 
 A rebuilt catalog has the ledgers of the last flush. Storage also has later uploads. Some uploads were registered. Other
 uploads are from writers that lost a race, gave up or died. Entries of an append that returned must come back at the
-same positions. Entries of any other append may come back. So an upload is left out only if it cannot have been
-registered. This is certain in each of these cases:
+same positions. Entries of any other append may come back. So an upload is left out only if it was certainly not
+registered, which means in these cases:
 
 - The upload has no entries: it is a confirmation.
 - The upload is not the last upload of its append.
@@ -16,15 +16,15 @@ Positions follow from the extents in uploads (`RegisteredLedgerExtent`). An exte
 the time of the upload, and the number of registered entries up to that segment. The append of an upload can have
 returned only in these cases:
 
-- The upload has the next number after the segment in its extent. A registered upload of this kind begins right after
-  the entries of its extent.
+- The upload has the next number after the segment in its extent. If registered, the upload begins right after the
+  extent.
 - The extent of another upload, such as a confirmation, names the upload.
 
 So between two extents, only the appends of the first and the last upload can have returned. The entries of the
 registered uploads must add up to the difference between the entries of the two extents. If several choices of uploads
-add up, the first choice is taken. It contains the first and the last upload if any choice does. Uploads of the other
-choices are adopted at the end of the ledger. After the last extent, the upload with the next number is adopted first.
-The append of any later upload did not return.
+add up, the first choice is taken. The first choice contains the first and the last upload if any choice does. Uploads
+of the other choices are adopted at the end of the ledger. After the last extent, the upload with the next number is
+adopted first. The append of any later upload did not return.
 
 Source: the rule of an append (registered numbers ascend), read backwards; ADR 19.
 """
@@ -117,8 +117,7 @@ class AdoptedSegment:
 def choose_adopted_uploads(ledgers: Sequence[LedgerWithUploads], topic: TopicAtFlush) -> list[AdoptedSegment]:
     """Return the adopted uploads of a topic's ledgers, in the order of the log.
 
-    `ledgers` ascend by ledger id. If the caller passes a topic's ledgers in pages, `topic` must include the uploads
-    adopted from earlier pages.
+    `ledgers` ascend by ledger id. For later pages of ledgers, `topic` must include the uploads adopted so far.
     """
     all_uploads = (upload for ledger in ledgers for upload in ledger.uploads)
     last_attempts = dict(topic.last_attempt_by_append) | find_last_attempt_by_append(

@@ -2,8 +2,7 @@
 
 A record version is live if it is the newest record version of its record, and the catalog has the record or its
 tombstone. Older record versions may always be dropped. If the catalog has neither record nor tombstone, the newest
-record version may be dropped only together with all older ones. Otherwise an older record version would become the
-newest.
+record version may be dropped only together with all older ones. Otherwise an older one would become the newest.
 
 Source: Aerospike's defragmentation (`defrag-lwm-pct`, 50 %).
 """
@@ -48,8 +47,7 @@ def is_small_block(block: Block) -> bool:
 class IdRangeSurvey:
     """Record versions of one kind with ids in one range.
 
-    `versions` has at least `logstore.records.newest_versions.KEY_COLUMNS`. `block_numbers` has the block number of each
-    row.
+    `versions` has `logstore.records.newest_versions.KEY_COLUMNS`. `block_numbers` has the block number of each row.
     """
 
     def __init__(self, versions: "pa.Table", block_numbers: "npt.NDArray[np.intp]") -> None:

@@ -1,4 +1,4 @@
-"""Record functions of an operator. They decide which records of closed ledgers are deleted.
+"""Record functions of an operator, which decide which records of closed ledgers are deleted.
 
 A function that returns its record unchanged keeps the record. A function that returns `None` deletes the record. Any
 other result is refused.

@@ -1,7 +1,7 @@
 """Manifests: numbered objects that name the blocks of the record log. The newest manifest counts.
 
-A manifest is stored only if its number is free. Before that, its stamp is committed to the catalog. A catalog that does
-not know the stamp of the newest manifest is outdated, or is another catalog.
+A manifest is stored only if its number is free. Before a manifest is stored, its stamp is committed to the catalog. A
+catalog that does not know the stamp of the newest manifest is outdated, or is another catalog.
 
 A manifest shows a moment: the state of the catalog at one time. A large flush is divided into pages, and stores one
 manifest for each page. The manifest of a page repeats the blocks of the previous manifest, because a part of a flush is

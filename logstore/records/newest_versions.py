@@ -1,7 +1,6 @@
 """Rule of the newest record version: the record version with the highest `(epoch, version)` of a record counts.
 
-No clock is compared. To bound memory, callers read one range of ids at a time. All record versions of a record are in
-one range.
+No clock is compared. To bound memory, callers read one range of ids at a time. A record is in one range.
 
 Source: Aerospike's conflict resolution by last-update-time. Sexton uses the order of flushes instead (ADR 15).
 """
@@ -74,8 +73,8 @@ def split_newest_versions(versions: "pa.Table") -> SplitNewestVersions:
 def mask_ids_with_content(ids: "Numbers", versions: "pa.Table") -> "Mask":
     """Return for each id whether `versions` has a record version with content.
 
-    `ids` ascend. `versions` may be in any order. The id of a deleted record is never used again. So content counts even
-    if its `(epoch, version)` is higher than that of the tombstone.
+    `ids` ascend. `versions` may be in any order. The id of a deleted record is never used again. So even content with a
+    higher `(epoch, version)` than the tombstone counts.
     """
     import numpy as np  # noqa: PLC0415 - start-up time
 
@@ -189,8 +188,7 @@ def split_into_id_ranges(
 ) -> list[tuple[int, int]]:
     """Return ascending ranges of ids that cover all blocks without a gap. Both ends of a range are inclusive.
 
-    A range has about `versions_per_range` record versions if each block's record versions are spread evenly over the
-    block's ids.
+    A range has about `versions_per_range` record versions if the ids in each block are spread evenly.
     """
     if not blocks:
         return []

@@ -1,7 +1,7 @@
 """Kinds of records, and the columns of each kind in the record log.
 
-`(kind, id, sub)` identifies a record. A block has record versions of one kind. Its columns are `RECORD_COLUMNS` and the
-columns of the kind. In a tombstone the columns of the kind are null.
+`(kind, id, sub)` identifies a record. A block has record versions of one kind. The columns of the block are
+`RECORD_COLUMNS` and the columns of the kind. In a tombstone the columns of the kind are null.
 
 Source: Aerospike's records; ADR 15.
 """

@@ -111,8 +111,8 @@ def newest_manifest_applied_everywhere(acknowledgements: Iterable[ReplicaAcknowl
     """Return the newest manifest that all replicas have applied, or `newest` without replicas. Ignore revoked replicas.
 
     Tombstones in later manifests must stay. A replica without such a tombstone would keep the covered record
-    (scylladb#3560). Before a silent replica is left out of `acknowledgements`, it must be revoked. Otherwise its next
-    acknowledgement would count.
+    (scylladb#3560). A silent replica must be revoked before the caller leaves it out of `acknowledgements`. Otherwise
+    its next acknowledgement would count.
     """
     return min(
         [newest, *(acknowledgement.manifest for acknowledgement in acknowledgements if not acknowledgement.is_revoked)]

@@ -1,6 +1,6 @@
 """Serialized snapshot of a transaction buffer, and the bulk job that rebuilds many buffers.
 
-A snapshot is one JSON document with packed bitmaps. It is never split into parts.
+A snapshot is one JSON document with packed bitmaps. A snapshot is never split into parts.
 
 Source: Pulsar's TransactionBufferSnapshot. PIP-196 splits snapshots, and a crash can leave a mix of old and new parts.
 """
@@ -80,7 +80,7 @@ MAX_PARTS_PER_JOB: Final = 256
 class BuildTransactionBuffersJob:
     """Job that rebuilds the buffers of topics from their whole logs. `BufferFiles` reads the output.
 
-    Its `BulkJobSummary` counts `topics` (of them `empty`, `gone` and `unreadable`), `buffers` and `parts`.
+    The job's `BulkJobSummary` counts `topics` (of them `empty`, `gone` and `unreadable`), `buffers` and `parts`.
     """
 
     run_id: str

@@ -66,7 +66,7 @@ def markers_to_entries(markers: Sequence[TransactionMarker]) -> ProducedEntries:
 
 
 def parse_marker(txn: TransactionId, verb: str, payload: bytes, properties: Mapping[str, str]) -> TransactionMarker:
-    """Return the transaction marker that an entry contains. Raise `CorruptData` if it contains none."""
+    """Return the transaction marker that an entry contains. Raise `CorruptData` if there is none."""
     try:
         return TransactionMarker(
             txn=txn,
@@ -112,7 +112,7 @@ class TransactionBuffer:
 class TransactionBufferAccumulator:
     """Computation of a buffer from the segments of a log, in order. `spans` has the ledgers of the log and their ends.
 
-    `start` is an earlier buffer. Its entries in ledgers outside `spans` are dropped.
+    `start` is an earlier buffer. Entries of `start` in ledgers outside `spans` are dropped.
     """
 
     def __init__(self, start: TransactionBuffer, spans: Sequence[VisibleLedgerSpan]) -> None:

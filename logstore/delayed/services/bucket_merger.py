@@ -3,8 +3,8 @@
 Memory has one snapshot segment of each source and the new footer, however large the index buckets are. The sources stay
 in the list until the switch. A merge that dies leaves a newborn ledger, which a sweep deletes.
 
-The merge leaves out messages that were due a minute before the merge began, because readers get them from the log.
-Otherwise repeated merges into one index bucket would keep every message that was ever delayed.
+The merge leaves out messages that were due a minute before the merge began, because readers get due messages from the
+log. Otherwise repeated merges into one index bucket would keep every message that was ever delayed.
 
 Source: PIP-195 (merging buckets); apache/pulsar#26251, where a merge loses a segment; apache/pulsar#26241, where small
 bucket limits fail.
@@ -49,7 +49,7 @@ class IndexMergeResult:
 
 
 class _MergeSourceReader:
-    """Reader of the sources' rows. `bucket` is the index bucket that was read last, so read errors are about it."""
+    """Reader of the sources' rows. `bucket` is the index bucket that was read last, and causes any read error."""
 
     def __init__(self, snapshots: IndexBucketSnapshots) -> None:
         self._snapshots = snapshots
@@ -76,7 +76,7 @@ class Merger:
     def merge_pair(
         self, topic_id: TopicId, pair: tuple[LedgerId, LedgerId], *, progress: Callable[[int], None] = lambda _: None
     ) -> IndexMergeResult:
-        """Replace two neighbouring index buckets by one. `pair` has the ids of the two, in the order of their ranges.
+        """Replace two neighbouring index buckets by one. `pair` has the two ids, in the order of the ranges.
 
         `progress` is called repeatedly with the number of messages written so far.
 
@@ -138,7 +138,7 @@ class Merger:
         return IndexMergeResult(switched=True, messages=written_rows, passed=passed)
 
     def _unite_entries(self, sources: tuple[IndexBucket, ...], reader: _MergeSourceReader) -> dict[LedgerId, BitMap]:
-        """Return the entries of all sources. To read them from footers is faster than to collect them from rows."""
+        """Return the entries of all sources. Footers are faster to read than rows."""
         entries: dict[LedgerId, BitMap] = {}
         for bucket in sources:
             reader.bucket = bucket

@@ -27,10 +27,9 @@ class BuiltIndexPublisher:
         self._index, self._snapshots = index, snapshots
 
     def publish_built_index(self, built: BuiltTopicIndex, files: BuiltIndexFiles) -> bool:
-        """Store the snapshots of one topic and switch to them. Return `False` if the list has changed since the build.
+        """Store the built index buckets and switch the list to them. Return `False` if the list has changed meanwhile.
 
-        Idempotency: if the list already consists of the built index buckets, nothing is stored and the result is
-        `True`.
+        Idempotency: if the list already consists of the built index buckets, only `True` is returned.
 
         Raises:
             CorruptData: A file is no snapshot, or a snapshot of another topic.

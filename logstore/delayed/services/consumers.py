@@ -34,11 +34,11 @@ def _ignore_alarm(topic: Topic, bucket: IndexBucket) -> None: ...
 
 
 class Consumer:
-    """Consumer of one subscription, or of all messages of a topic. Close it after use.
+    """Consumer of one subscription, or of all messages of a topic. Close a consumer after use.
 
     Consumers of a subscription in one process share the messages: each message goes to one consumer. Consumers in
     different processes do not know each other. `Subscriptions.acknowledge` acknowledges single messages.
-    `acknowledge_to` acknowledges all messages up to a position. Both methods work inside and outside a transaction.
+    `acknowledge_to` acknowledges all messages up to a position. Both methods work inside and outside transactions.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class Consumer:
         No consumer of this process receives a message again, unless the message is given back by `nack` or `close`. An
         acknowledged message comes again only after a seek, or after an abort of the transaction that acknowledged it.
         After such an abort, also call `nack` for messages that were acknowledged by `Subscriptions.acknowledge`.
-        Without `nack`, they come again only if a consumer called `receive` while the transaction was open.
+        Without `nack`, such a message comes again only if a consumer called `receive` while the transaction was open.
 
         Raises:
             InvalidInput: `max_entries` is below 1.
@@ -144,8 +144,8 @@ class Consumer:
     def wait(self, timeout_s: float) -> None:
         """Wait, at most `timeout_s`, until a message comes to the log or becomes due.
 
-        Call `receive` first, and wait only if it returned nothing. The first call returns at once, because it only
-        records the end of the log. A message that another consumer gives back does not end the wait. Raise
+        Call `receive` first, and wait only if `receive` returned nothing. The first call returns at once, because it
+        only records the end of the log. A message that another consumer gives back does not end the wait. Raise
         `StoreUnavailable` or `CatalogBusy` if the catalog does not answer the first call.
         """
         if self._watch is None:
@@ -210,9 +210,9 @@ class MessageDelivery:
     ) -> Consumer:
         """Return a new consumer. Nothing is read before the consumer's first `receive`.
 
-        The consumer leaves out messages that `subscription` has acknowledged. Without `subscription` it leaves out
-        none. A consumer with `from_position` begins at this position, and shares its messages with no other consumer.
-        All other consumers of a subscription in one process must have the same `columns`, or `InvalidInput` is raised.
+        The consumer leaves out messages that `subscription` has acknowledged. Without `subscription`, the consumer
+        leaves out no message. A consumer with `from_position` begins at this position, and shares its messages with no
+        other consumer. Raise `InvalidInput` if `columns` differ from those of other consumers of the subscription.
         """
         with self._lock:
             shared = self._get_or_create_tracker(topic)
@@ -241,7 +241,7 @@ class MessageDelivery:
         return total
 
     def remove_consumer(self, topic: Topic, dispatcher: Dispatcher, holding: ConsumerHolding) -> None:
-        """Remove a consumer. Drop the dispatcher and the tracker if this was their last consumer."""
+        """Remove a consumer. Drop the dispatcher and the tracker if no other consumer uses them."""
         with self._lock:
             shared = self._trackers[topic.topic_id]
             with shared.lock:

@@ -1,4 +1,4 @@
-"""Dispatcher of one subscription in one process. It delivers due messages first, in order, and then the log's messages.
+"""Dispatcher of one subscription in one process. The dispatcher delivers due messages first, and then the log.
 
 All consumers of the subscription in the process share the dispatcher. Each unacknowledged message of the subscription
 is in one of these states:
@@ -6,8 +6,8 @@ is in one of these states:
 1. Tracked: the message is not due. The tracker offers the message when it is due.
 2. In the replay set: the message is due, or was given back, and is delivered next.
 3. Held: one consumer has the message. No other consumer gets the message until this consumer gives it back.
-4. After the position of the log reader. The reader advances only over messages in states 1 to 3. It rewinds to a
-   message that leaves these states without being delivered or acknowledged.
+4. After the position of the log reader. The reader advances only over messages in states 1 to 3. The reader rewinds to
+   a message that leaves states 1 to 3 and is neither delivered nor acknowledged.
 
 So no two consumers have the same message, and no message is skipped. All states are in memory. After a crash the next
 process begins at the mark-delete position, and leaves out acknowledged messages.
@@ -69,11 +69,11 @@ class ConsumerHolding:
 
 
 class Dispatcher:
-    """Dispatcher of one subscription of one topic. It begins at the subscription's mark-delete position.
+    """Dispatcher of one subscription of one topic. The dispatcher begins at the mark-delete position.
 
     Threads may share the dispatcher. Lock order: `receiving`, then the tracker's lock. `receiving` is locked while a
-    consumer receives. The tracker's lock guards the replay set and all holdings. `read_subscription` reads the present
-    state of the subscription.
+    consumer receives. The tracker's lock guards the replay set and all holdings. `read_subscription` is called for each
+    receive.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class Dispatcher:
         )
 
     def add_due_messages(self, rows: DelayedRows) -> None:
-        """Put messages of the tracker into the replay set, except those that are in it, held or acknowledged."""
+        """Put messages of the tracker into the replay set, except replayed, held and acknowledged messages."""
         for known in (self._state.acknowledged, self._replay.bits, *(holding.entries for holding in self.holdings)):
             rows = rows.drop_entries(known)
         for deliver_at_ms, position in zip(rows.deliver_at_ms.tolist(), rows.positions(), strict=True):
@@ -131,7 +131,7 @@ class Dispatcher:
         return received
 
     def give_back(self, holding: ConsumerHolding, positions: Sequence[Position]) -> None:
-        """Take messages out of the holding, to be delivered before all others. Ignore messages that are not in it."""
+        """Take messages out of the holding, to be delivered before all others. Ignore messages outside the holding."""
         with self._shared.lock:
             for position in positions:
                 if position.entry_id in holding.entries.get(position.ledger_id, ()):

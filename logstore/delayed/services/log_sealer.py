@@ -1,8 +1,8 @@
 """Seal of a topic: the unsealed part of its log becomes index buckets. Index buckets that no reader needs are dropped.
 
-A seal reads only delivery times, and only from segments with delayed messages. It ends at the last segment end before
-the first message of an open transaction. A seal leaves out hidden entries. It also leaves out due messages, because
-readers get these from the log.
+A seal reads only delivery times, and only from segments with delayed messages. A seal ends at the last segment end
+before the first message of an open transaction. A seal leaves out hidden entries. Due messages are left out, too,
+because readers get due messages from the log.
 
 Each new index bucket takes one switch of the topic's list. If the process dies, completed switches stay. A stored
 snapshot without a switch is a newborn ledger, which a sweep deletes.
@@ -102,7 +102,7 @@ class Sealer:
 
         With `force` all visible entries are sealed, whatever the limits.
 
-        Idempotency: a sealed part is not sealed again. If two seals run at once, one of them ends early (`overtaken`).
+        Idempotency: a sealed part is not sealed again. If two seals run at once, one seal is `overtaken`.
 
         Raises:
             MissingData: A listed ledger lacks an object in every copy.
@@ -118,7 +118,7 @@ class Sealer:
         return replace(result, dropped=dropped, listed=len(self._index.get_bucket_list(topic_id).buckets))
 
     def _drop_passed(self, topic_id: TopicId) -> int:
-        """Drop the index buckets that no reader needs. If the list changes meanwhile, the next seal drops them."""
+        """Drop the index buckets that no reader needs. If the list changes meanwhile, the next seal does so."""
         listed = self._index.get_bucket_list(topic_id)
         passed = self._index.list_droppable_buckets(topic_id)
         if not passed:
@@ -168,7 +168,7 @@ class Sealer:
             self._switch_to_draft(seal)
 
     def _switch_to_draft(self, seal: _Seal) -> bool:
-        """Store the draft and add it to the list. A draft without messages only moves `sealed_to`.
+        """Store the draft as an index bucket of the list. A draft without messages only moves `sealed_to`.
 
         Return `False` if another process has changed the list.
         """

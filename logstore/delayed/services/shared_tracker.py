@@ -1,4 +1,4 @@
-"""Tracker of one topic. All subscriptions of the topic in one process share it.
+"""Tracker of one topic, shared by all subscriptions of the topic in one process.
 
 Messages that become due are offered to every subscription that reads in this process. A subscription that begins later
 finds these messages in the log.
@@ -34,11 +34,11 @@ _REFRESH_INTERVAL_S: Final = 10.0
 """Age at which the list of index buckets is read again. A newer list only saves the memory of newly sealed messages."""
 
 LostBucketAlarm = Callable[[Topic, IndexBucket], None]
-"""Callback for a listed index bucket that cannot be read. It is called once for each index bucket."""
+"""Callback for a listed index bucket that cannot be read. The callback is called once for each index bucket."""
 
 
 class MeasuredSnapshotReader:
-    """Snapshot reader that counts and times its reads. Trackers of several topics may share it."""
+    """Snapshot reader that counts and times its reads. Trackers of several topics may share this reader."""
 
     def __init__(self, snapshots: IndexSnapshotReader) -> None:
         self._snapshots = snapshots
@@ -69,7 +69,7 @@ class MeasuredSnapshotReader:
 
 class SubscriptionReader(Protocol):
     def add_due_messages(self, rows: DelayedRows) -> None:
-        """Deliver due messages. The tracker no longer tracks them."""
+        """Deliver due messages, which the tracker no longer tracks."""
 
     def rewind(self, position: Position) -> None:
         """Read the log again from a position, because the tracker no longer tracks some messages from there on."""
@@ -177,7 +177,7 @@ class SharedTracker:
         return [bucket for bucket in self.tracker.lost_buckets if bucket.bucket_id not in self._reported]
 
     def _reload_list_or_alarm(self) -> None:
-        """Read the list again, because lost index buckets may be replaced. If it has not changed, raise alarms."""
+        """Read the list again, because lost index buckets may be replaced. If the list is unchanged, raise alarms."""
         with self._list_lock:
             while True:
                 with self.lock:

@@ -74,11 +74,11 @@ class ReplaySet:
 
 
 class ScanFilter(ExcludedEntries, Postponer, Protocol):
-    """Filter of a scan. It leaves out messages that the dispatcher has, and postpones messages that are not due."""
+    """Filter that leaves out messages that the dispatcher has, and postpones messages that are not due."""
 
 
 class SubscriptionLogReader:
-    """Reader of the log for one subscription. It begins before the log's first entry.
+    """Reader of the log for one subscription. The first read begins before the log's first entry.
 
     One thread at a time may read. Any thread that holds `lock` may rewind.
     """

@@ -1,1 +1,1 @@
-"""Services of the record log. They use the ports of the catalog and of object storage."""
+"""Services of the record log, which use the ports of the catalog and of object storage."""

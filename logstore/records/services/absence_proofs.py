@@ -35,14 +35,10 @@ from logstore.records.adoption_rule import UnregisteredUpload
 from logstore.stop_checks import raise_if_stopped
 
 PROBED_NUMBERS: Final = FIRST_NUMBER_STRIDE
-"""Number of segment numbers that are probed after a ledger's last upload. A writer that lost one race uses one of these
-numbers.
-"""
+"""Segment numbers that are probed after a ledger's last upload. A writer that lost one race uses one of them."""
 
 PROBED_IDS_PER_SHARD: Final = 4
-"""Number of ledger ids of a shard that are probed after the last listed id. Together, the shards probe 1,024
-consecutive ids.
-"""
+"""Number of ids of a shard that are probed after the last listed id. All shards together probe 1,024 ids."""
 
 
 class UnlistedObjectError(Exception):
@@ -62,8 +58,7 @@ def prove_objects_absent(
     """Raise `UnlistedObjectError` if the primary bucket has an unlisted object of the ledger.
 
     `numbers` are the registered segment numbers, and `listed` are the listed segment numbers. `has_statement` says
-    whether a `meta.json` was listed. If `is_growing`, writers may still add segments, so unregistered segments prove
-    nothing.
+    whether a `meta.json` was listed. If `is_growing`, writers may have added unregistered segments since the listing.
     """
     require_no_objects(objects, () if has_statement else (meta_key(ledger_id, owner),))
     require_no_objects(objects, (segment_key(ledger_id, number) for number in numbers if number not in listed))
@@ -88,8 +83,7 @@ def possible_unlisted_keys(
     """Yield keys of segments that may exist although no listing shows them.
 
     `last_segment` is the highest segment number in the catalog, or -1. `listed` are the listed segment numbers.
-    `uploads` are the readable uploads above `last_segment`. Confirmations are ignored, because their numbers are much
-    higher.
+    `uploads` are the readable uploads above `last_segment`. Confirmations, which have much higher numbers, are ignored.
     """
     stated = {upload.behind.last_segment for upload in uploads if upload.behind}
     last = max([last_segment, *(upload.number for upload in uploads if upload.entries)])

@@ -1,7 +1,7 @@
 """Defragmentation of the record log: blocks with few needed record versions are rewritten, and small blocks are merged.
 
-Each kind takes two passes over ranges of ids. The first pass counts the needed record versions of each block. The
-second pass writes the needed record versions of the chosen blocks to new blocks. A flush may run at the same time. A
+Each kind of records is read twice, by ranges of ids. First, the needed record versions of each block are counted.
+Second, the needed record versions of the chosen blocks are written to new blocks. A flush may run at the same time. A
 crash leaves blocks that no manifest names. A sweep removes these blocks.
 
 Source: Aerospike's defragmentation; ADR 15.
@@ -43,9 +43,7 @@ if TYPE_CHECKING:
     Mask = npt.NDArray[np.bool_]
 
 _MAX_BLOCK_LEAD_US: Final = 3_600 * 1_000_000
-"""Maximum time by which new blocks may be older than the newest manifest. Sweeps remove unnamed blocks that are a day
-older.
-"""
+"""New blocks may be older than the newest manifest by this time. Sweeps remove unnamed blocks that are a day older."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

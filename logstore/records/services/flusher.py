@@ -103,9 +103,8 @@ class Flusher:
         the later pages. Changes committed meanwhile are in the last page, so the flush always ends.
 
         `cursors` says whether to write changes of cursors that are not due. `progress` gets the number of record
-        versions written so far. Set `ends_adoption` only if every topic of a rebuilt catalog is settled. An earlier
-        flush would show half an adoption as a moment of the catalog, and a later rebuild would not adopt the other
-        half.
+        versions written so far. Set `ends_adoption` only if every topic of a rebuilt catalog is settled. Otherwise the
+        manifest would show half an adoption, and a later rebuild would not adopt the other half.
 
         Raises:
             CatalogAdopting: The catalog is rebuilt and incomplete, or is a replica database.
@@ -142,8 +141,7 @@ class Flusher:
     def rewrite_all_records(self, *, progress: Callable[[int], None] = lambda _: None) -> FlushResult:
         """Write every record and tombstone into new blocks. The new manifest names only these blocks.
 
-        If the catalog is complete, this repairs a record log with a damaged or lost manifest or block. Older manifests
-        are not read.
+        This repairs a record log that lacks a manifest or block, or has a damaged one. Older manifests are not read.
 
         Idempotency: a repeated call writes all records again. After a crash some records are flushed twice.
 
@@ -270,7 +268,7 @@ def _flush_result(manifest: Manifest, blocks: list[Block], changes: int) -> Flus
 def find_unrecordable(records: RecordOutbox) -> Sequence[UnrecordableRecord]:
     """Examine the oldest changes. Return the records that no block can hold. Nothing is changed.
 
-    The changes of such a record stay in the outbox. So they soon are the oldest changes.
+    The changes of such a record stay in the outbox, and so are soon among the oldest changes.
     """
     with records.read_changes(cursors=True, page=_MAX_CHANGES_EXAMINED) as changes:
         for _ in changes.iterate_version_batches():

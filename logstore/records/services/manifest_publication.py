@@ -134,8 +134,8 @@ def require_known_manifest(state: KnownManifest, newest: Manifest | None) -> Non
     `state` must be read after `newest`, so that the stamps of live writers are included.
 
     Raises:
-        CatalogMismatch: The manifest belongs to another catalog, or the bucket has no manifest although the catalog
-            knows one.
+        CatalogMismatch: The manifest belongs to another catalog, or the bucket lacks the manifest that the catalog
+            knows.
         CatalogOutdated: The catalog does not know the stamp of the manifest.
     """
     if newest is None:
@@ -224,7 +224,7 @@ def _settle_stored_manifest(
 
 
 class BlockWriter:
-    """Writer of blocks of one kind. It buffers record versions until they fill a block."""
+    """Writer of blocks of one kind. The writer buffers record versions until a block is full."""
 
     def __init__(self, log: RecordLog, kind: RecordKind) -> None:
         self._log, self._kind = log, kind

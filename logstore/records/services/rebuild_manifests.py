@@ -1,11 +1,11 @@
 """Manifests of a rebuild: the loaded manifest, and the first manifest of the new epoch.
 
 The first manifest of the new epoch is stored between load and adoption. If two rebuilds load one manifest, they use the
-same next number, and one rebuild succeeds. The database of the other rebuild never becomes the catalog. It stays
-ADOPTING, and nothing is deleted from storage because of it.
+same next number, and one rebuild succeeds. The database of the other rebuild never becomes the catalog. That database
+stays ADOPTING, and deletes nothing from storage.
 
-The first manifest of the new epoch has no row of that epoch. It repeats the loaded moment with the epoch of that
-moment. So another rebuild that begins before the flush at the end of adoption adopts the same uploads.
+The first manifest of the new epoch has no row of that epoch. The manifest repeats the loaded moment with the epoch of
+the loaded moment. So another rebuild that begins before the flush at the end of adoption adopts the same uploads.
 """
 
 from collections.abc import Collection
@@ -58,14 +58,14 @@ class RebuildManifests:
         self._log.end_pin(pin)
 
     def read_manifest(self, number: int) -> Manifest:
-        """Return the manifest with this number. Raise `PreconditionFailed` if it does not exist."""
+        """Return the manifest with this number. Raise `PreconditionFailed` if there is none."""
         manifest = self._log.read_manifest(number)
         if manifest is None:
             raise PreconditionFailed(f"{manifest_key(number)}: expected it in the records bucket, found nothing")
         return manifest
 
     def has_next_manifest(self, number: int) -> bool:
-        """Return whether the next manifest exists. Before it does, the old catalog is valid and its workers may run."""
+        """Return whether the next manifest exists. Without it, the old catalog is valid and its workers may run."""
         return self._log.read_manifest(number + 1) is not None
 
     def renew_pin_and_measure_age_s(self, rebuild: str, base: Manifest, *, now_us: int) -> float:
@@ -86,8 +86,7 @@ class RebuildManifests:
         """Return the epoch of the catalog whose rows a manifest has. Uploads of that epoch may be in no block.
 
         Earlier builds stored the first manifest of an epoch as a moment of its own, with the blocks and the time of the
-        previous manifest. Then the epoch is that of the previous manifest, unless a sweep has removed the previous
-        manifest.
+        previous manifest. Then the previous manifest, if it still exists, has the epoch.
         """
         return self._find_earliest_of_moment(base).rows_epoch
 
@@ -133,8 +132,7 @@ class RebuildManifests:
     def publish_new_epoch(self, records: RecordOutbox, base: Manifest, *, unreadable: Collection[str] = ()) -> int:
         """Store and settle the first manifest of the new epoch, after `base`. Return its number. Idempotent.
 
-        `base` is the manifest of the loaded rows. `unreadable` has the keys of skipped blocks, which the new manifest
-        does not name.
+        `base` is the manifest of the loaded rows. The new manifest leaves out blocks with `unreadable` keys.
 
         Raises:
             PreconditionFailed: Another rebuild stored the next manifest, or the old catalog still writes.

@@ -43,8 +43,7 @@ REGISTER_PREFIX: Final = "records/registers/"
 _PIN_NAMES: Final = f"{REGISTER_PREFIX}pins/"
 _REPLICA_NAMES: Final = f"{REGISTER_PREFIX}replicas/"
 _REGISTERED_PURPOSES: Final = frozenset({"rebuild"})
-"""Purposes whose pins are registered, because data is lost without the pin. Other jobs start again without their pin.
-"""
+"""Purposes whose pins are registered, because data is lost without them. Other jobs start again without their pin."""
 _PIN: Final = re.compile(rf"{PIN_PREFIX}([^/]+)/([^/]+)/(\d{{12}})-(\d{{17,}})")
 _REPLICA: Final = re.compile(rf"{REPLICA_PREFIX}([^/]+)/(\d{{12}})-(\d{{12}})-(\d{{17,}})")
 _REVOKED: Final = "revoked"
@@ -56,8 +55,7 @@ MIN_KEPT_MANIFESTS: Final = 100
 """Number of newest manifests that no sweep removes."""
 
 _MAX_NEWER_MANIFESTS: Final = MIN_KEPT_MANIFESTS // 2
-"""A new pin counts only if fewer manifests than this are newer than its manifest. Otherwise a sweep may have missed it.
-"""
+"""A new pin counts only if fewer manifests than this are newer. Otherwise a sweep may have missed the pin."""
 
 _PROBED_NUMBERS: Final = 10_000
 """Distance from a known manifest number up to which HEAD looks for hidden manifests: half a day of flushes every 5 s.
@@ -100,8 +98,7 @@ class RecordLog:
 
         Raises:
             CorruptData, Unsupported: The manifest is unreadable, or a newer build wrote it.
-            StoreUnavailable: The store did not answer, the manifest was removed meanwhile, or a listing hides
-                manifests.
+            StoreUnavailable: The store did not answer, the manifest was just removed, or a listing hides manifests.
         """
         number = self.find_newest_manifest_number(from_number)
         if number is None:
@@ -137,8 +134,7 @@ class RecordLog:
         This costs about 100 requests, or one request if the listing shows manifest `from_number` as the newest.
 
         Raises:
-            StoreUnavailable: Two listings lack a manifest that HEAD finds, or a reason of `read_newest_manifest`
-                applies.
+            StoreUnavailable: Two listings lack a manifest that HEAD finds. Also as `read_newest_manifest`.
         """
         newest, hidden = self._newest_and_later(from_number)
         if hidden is not None:
@@ -194,7 +190,7 @@ class RecordLog:
     def put_manifest(self, manifest: Manifest) -> None:
         """Store a manifest if its number is free.
 
-        Raise `AlreadyExists` if it is taken. The stamp shows whether an earlier attempt or another writer took it.
+        Raise `AlreadyExists` if the number is taken. The stamp in the stored manifest shows which writer took it.
         """
         with effect("records.put_manifest"):
             put_record_object(self._objects, manifest.key, manifest.to_json())
@@ -351,7 +347,7 @@ class RecordLog:
         return f"{REPLICA_PREFIX}{_quote_name(replica_id)}/{_REVOKED}"
 
     def forget_replica(self, replica_id: str) -> None:
-        """Remove a replica. Its revocation is deleted last, after all acknowledgements."""
+        """Remove a replica. The revocation is deleted last, after all acknowledgements."""
         revocation = self._revocation(replica_id)
         self._replica_names.end_names(lambda name: name == replica_id)
         self._entered.discard(replica_id)
@@ -386,8 +382,7 @@ class RecordLog:
     def list_certain_acknowledgements(self) -> list[ReplicaAcknowledgement]:
         """Return the listed acknowledgements, and one for each other registered replica that is not revoked.
 
-        A replica that no listing shows counts as a replica that has applied nothing and is never stale. So no raid
-        revokes it.
+        The added replicas count as never stale and as having applied nothing, so that no raid revokes them.
         """
         registered = self._replica_names.active_names()
         listed = self.list_lowest_acknowledgements()

@@ -89,7 +89,7 @@ class ReplicaFollower:
 
         Idempotency: without a new manifest only an acknowledgement is written, at intervals.
 
-        `proceed` is called before each read of a block. If it raises, the transaction is rolled back.
+        `proceed` is called before each read of a block. If `proceed` raises, the transaction is rolled back.
 
         Raises:
             PreconditionFailed: The replica must be seeded, or its bucket needs a shipment. Nothing was changed.
@@ -140,7 +140,7 @@ class ReplicaFollower:
     def _forget_seeds(self, *, except_for: Collection[str]) -> None:
         """Forget the replica's revoked names and the names of its failed seeds. Raids would wait for failed seeds.
 
-        The name of a running seed may be forgotten too. That seed notices this at its end.
+        The name of a running seed may be forgotten too. The running seed notices this at its end.
         """
         for acknowledgement in self._source.list_certain_acknowledgements():
             is_dead = acknowledgement.is_revoked or not acknowledgement.manifest

@@ -1,12 +1,12 @@
 """Shipments of blocks and manifests to replica buckets.
 
-A shipment copies missing blocks and reads the copies back. Then it stores the manifest, and is acknowledged in the
-source bucket. Raids wait for a replica until it has not acknowledged for the eligible age. Then the replica is STALE.
-The next shipment registers a STALE replica again, before the shipment chooses a manifest.
+A shipment copies missing blocks and reads the copies back. Then the shipment stores the manifest, and acknowledges the
+manifest in the source bucket. Raids wait for a replica until it has not acknowledged for the eligible age. Then the
+replica is STALE. The next shipment registers a STALE replica again, before the shipment chooses a manifest.
 
 Replica databases acknowledge in the source bucket too. Only the name of a replica database contains a slash.
 
-A replica bucket is promoted if a catalog is rebuilt from it. It then has a higher epoch and gets no more shipments.
+A replica bucket from which a catalog was rebuilt (a promoted replica) gets no more shipments.
 
 Source: Aerospike's XDR with `replicate_deletes`.
 """

@@ -2,8 +2,7 @@
 
 The record log must have the tombstone or intent before objects are deleted. Otherwise a rebuilt catalog would list a
 ledger that lacks objects. A thread needs a flush that begins after its request. All threads that wait share this flush
-and, if it fails, the failure. So while the record log is unavailable, threads do not wait for one failing flush after
-another.
+and, if it fails, the failure. So threads do not wait for one failing flush after another.
 """
 
 from collections.abc import Sequence

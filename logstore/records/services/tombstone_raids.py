@@ -112,9 +112,9 @@ class _Scan:
 class Raider:
     """Raids on the tombstones of one catalog.
 
-    A raid needs no lock. It removes only tombstones that it has marked as candidates, and the marks of a later raid
-    replace those of an earlier raid. Each attempt has marks of its own. Otherwise a late attempt could remove
-    tombstones that the next attempt has marked but not yet scanned.
+    A raid needs no lock. Each raid removes only tombstones with its own marks, and marks of a later raid replace marks
+    of an earlier raid. Each attempt has marks of its own. Otherwise a late attempt could remove tombstones that the
+    next attempt has marked but not yet scanned.
 
     `primary` is the bucket of the primary copies. Tombstones younger than `eligible_age_s` stay. A raid does not wait
     for a replica without an acknowledgement for `replica_age_s` (default: `eligible_age_s`). `sleep_s` is the pause

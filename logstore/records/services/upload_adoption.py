@@ -4,7 +4,7 @@ No process may write to the catalog before adoption has ended. So no entry of an
 is used again.
 
 First, each shard of storage is compared with the catalog, in any process and order, and the differences are staged in
-the catalog. Then each topic is settled in one transaction. A comparison may be repeated. A crash costs at most one
+the catalog. Then each topic is settled in one transaction. A comparison may be repeated. A crash undoes at most one
 transaction.
 
 A listing alone never proves that a ledger is absent (`logstore.records.services.absence_proofs`). If a listing lacks an
@@ -120,8 +120,8 @@ class UploadAdopter:
         Idempotency: staged ledgers of the shard are replaced. Settled topics stay settled.
 
         `unflushed_from` has the first ids of the ranges in which ledgers may be younger than the loaded rows.
-        `is_growing` says whether the old catalog may still append. If so, only objects that a loaded row names can
-        prove a listing wrong.
+        `is_growing` says whether the old catalog may still append. If so, only a listing without registered objects
+        counts as wrong.
 
         Raises:
             PreconditionFailed: No adoption is in progress, or listings hide objects that HEAD finds.
@@ -193,8 +193,7 @@ class UploadAdopter:
         Idempotency: a settled topic is not settled again. If the catalog is READY, only the counts are returned.
 
         `rows_epoch` is the epoch of the loaded rows. Uploads of earlier epochs were decided before the flush. `flush`
-        writes all changes of the catalog to its record log. `on_progress` gets the number of topics settled since its
-        last call.
+        writes all changes of the catalog to its record log. `on_progress` gets the number of newly settled topics.
 
         Raises:
             PreconditionFailed: The share of absent ledgers is above `max_absent_share`. Nothing was settled.

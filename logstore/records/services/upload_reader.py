@@ -1,4 +1,4 @@
-"""Reader of uploads. It derives from an object what registration would have stored in the catalog.
+"""Reader of uploads. The reader derives from an object what registration would have stored.
 
 The metadata and a few columns are read. Message payloads are read only for transaction markers, because the payload of
 a marker has the acknowledged positions.

@@ -2,11 +2,11 @@
 
 A broadcast does not change what readers see, because readers follow the state of the transaction's row. A topic gets
 one append with the transaction markers of a whole batch. One SQL transaction then settles the participants of all
-topics. It finishes each transaction whose participants are all settled.
+topics. The SQL transaction finishes each decided transaction whose participants are all settled.
 
 The append and the SQL transaction may run twice. A second marker says the same as the first marker, and is hidden, too.
-Settling a participant again changes nothing. If the process dies in between, its claims expire and another process
-claims the transactions.
+Settling a participant again changes nothing. If the process dies in between, another process claims the transactions
+later.
 
 Source: Pulsar's transaction coordinator, which sends the decision to each partition and subscription separately.
 """
@@ -59,7 +59,7 @@ class BroadcastResult:
 
 
 class Broadcaster:
-    """Sender of decisions to participants. It is thread-safe. Close it after use.
+    """Sender of decisions to participants. Thread-safe. Close a broadcaster after use.
 
     `advance` moves the mark-delete position of a subscription over contiguous acknowledgements. If `advance` fails, the
     subscription's next acknowledgement moves the position.

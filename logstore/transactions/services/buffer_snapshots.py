@@ -52,7 +52,7 @@ _MAX_READ_ATTEMPTS: Final = 5
 
 
 class BufferSnapshots:
-    """Writer and reader of buffer snapshots. It is thread-safe."""
+    """Writer and reader of buffer snapshots. Thread-safe."""
 
     def __init__(self, *, snapshots: TransactionBufferSnapshots, contents: ComponentLedgers) -> None:
         self._snapshots, self._contents = snapshots, contents
@@ -114,11 +114,10 @@ class BufferSnapshots:
 
 
 class BufferRebuilder:
-    """Builder of buffers from the logs in storage. It is thread-safe.
+    """Builder of buffers from the logs in storage. Thread-safe.
 
-    A rebuild starts from the topic's snapshot. Without `snapshots`, or with `read_whole_log`, it reads the whole log.
-    With `read_whole_log`, the snapshot only decides transactions that have no marker in the log and no row in the
-    catalog.
+    A rebuild starts from the topic's snapshot. Without `snapshots`, or with `read_whole_log`, a rebuild reads the whole
+    log. With `read_whole_log`, the snapshot only decides transactions that neither the log nor the catalog knows.
     """
 
     def __init__(
