@@ -1,6 +1,6 @@
-"""Rule of the newest record version: the record version with the highest `(epoch, version)` of a record counts.
+"""Rule of the newest record version: for each record, the highest `(epoch, version)` counts.
 
-No clock is compared. To bound memory, callers read one range of ids at a time. A record is in one range.
+No clock is compared. To bound memory, callers read one range of ids at a time. All of a record is in one range.
 
 Source: Aerospike's conflict resolution by last-update-time. Sexton uses the order of flushes instead (ADR 15).
 """

@@ -1,8 +1,8 @@
 """Snapshots of index buckets in storage. The object of a snapshot is the only segment of a `DELAYED_INDEX` ledger.
 
 A reader fetches the footer, and then one snapshot segment at a time, by byte ranges. The object's metadata has a digest
-of the footer, and the footer has a digest of each snapshot segment. Footers are cached, because each read of a segment
-needs one.
+of the footer, and the footer has a digest of each snapshot segment. Footers are cached, because each read needs the
+footer.
 
 Source: PIP-195 (bucket snapshots in ledgers of their own).
 """

@@ -27,7 +27,7 @@ class BuiltIndexPublisher:
         self._index, self._snapshots = index, snapshots
 
     def publish_built_index(self, built: BuiltTopicIndex, files: BuiltIndexFiles) -> bool:
-        """Store the built index buckets and switch the list to them. Return `False` if the list has changed meanwhile.
+        """Switch the topic's list to built index buckets. Return `False` if the list has changed since the build.
 
         Idempotency: if the list already consists of the built index buckets, only `True` is returned.
 

@@ -212,7 +212,8 @@ class MessageDelivery:
 
         The consumer leaves out messages that `subscription` has acknowledged. Without `subscription`, the consumer
         leaves out no message. A consumer with `from_position` begins at this position, and shares its messages with no
-        other consumer. Raise `InvalidInput` if `columns` differ from those of other consumers of the subscription.
+        other consumer. Without `from_position`, raise `InvalidInput` if other consumers of the subscription in this
+        process have other `columns`.
         """
         with self._lock:
             shared = self._get_or_create_tracker(topic)

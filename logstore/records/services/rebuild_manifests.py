@@ -2,7 +2,7 @@
 
 The first manifest of the new epoch is stored between load and adoption. If two rebuilds load one manifest, they use the
 same next number, and one rebuild succeeds. The database of the other rebuild never becomes the catalog. That database
-stays ADOPTING, and deletes nothing from storage.
+stays ADOPTING, and no object is deleted because of it.
 
 The first manifest of the new epoch has no row of that epoch. The manifest repeats the loaded moment with the epoch of
 the loaded moment. So another rebuild that begins before the flush at the end of adoption adopts the same uploads.
