@@ -38,8 +38,7 @@ class TopicName:
         """Validate the unencoded name of a new topic.
 
         Raises:
-            InvalidInput: `parse_existing` refuses the name, the name has control or direction characters, or a part is
-                `.` or `..`.
+            InvalidInput: `parse_existing` refuses the name, or it has control characters, or a part is `.` or `..`.
         """
         name = TopicName.parse_existing(text)
         if _CONTROL_CHARACTERS.search(text):

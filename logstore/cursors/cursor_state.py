@@ -1,7 +1,6 @@
 """State of a cursor: the acknowledgements of one subscription, in the cursor's row and in a snapshot.
 
-Single acknowledgements after `mark_delete` are one roaring bitmap per ledger. Such a bitmap stays small even with many
-gaps.
+Single acknowledgements after `mark_delete` are one roaring bitmap per ledger, which stays small even with many gaps.
 
 A row with many acknowledged entries has a snapshot in a cursor ledger. The complete state is the row's mark-delete
 position, and all acknowledgements of row and snapshot after this position. A snapshot has no mark-delete position.
@@ -94,8 +93,7 @@ def require_current_releases(
     Entries up to the mark-delete position may be acknowledged again. `current_releases` are the subscription's present
     releases. `releases_at_read` are the releases when `up_to` was read; if it is `None`, it counts as 0.
 
-    Source: Pulsar's consumer epoch, PIP-84; apache/pulsar#10431 and apache/pulsar#14371 are losses of messages without
-    this check.
+    Source: Pulsar's consumer epoch, PIP-84; without this check, apache/pulsar#10431 and #14371 lose messages.
     """
     if up_to is not None and up_to > state.mark_delete and current_releases != (releases_at_read or 0):
         raise AcknowledgementStale(

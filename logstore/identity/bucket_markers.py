@@ -88,8 +88,7 @@ def compare_marker(
 ) -> MarkerState:
     """Return the relation of a bucket to the catalog, by the bucket's marker.
 
-    `named_catalog` is the catalog that the marker names, or `None` without a marker. `marked_buckets` are all buckets
-    that this catalog has marked.
+    `named_catalog` is the catalog in the marker, `None` without a marker. This catalog has marked the `marked_buckets`.
     """
     if named_catalog not in {None, catalog_id}:
         return MarkerState.FOREIGN

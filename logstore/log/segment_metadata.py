@@ -70,6 +70,6 @@ The distance exceeds the number of segments of a ledger. A confirmation therefor
 
 
 def is_confirmation(number: int, metadata: Mapping[str, str]) -> bool:
-    """Return whether an upload is a confirmation: a confirmation's metadata name a segment far below `number`."""
+    """Return whether an upload is a confirmation: a confirmation's metadata names a segment far below `number`."""
     extent = RegisteredLedgerExtent.parse(metadata.get(EXTENT_FIELD))
     return extent is not None and MIN_CONFIRMATION_GAP <= number - extent.last_segment <= MAX_CONFIRMATION_GAP

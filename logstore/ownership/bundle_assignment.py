@@ -91,10 +91,9 @@ def bundles_to_take(
     """Return the free bundles that this worker should take now, ascending by the worker's rank for the bundle.
 
     The first worker in a bundle's ranking takes the bundle at once. Each next worker waits for one more
-    `takeover_grace_s`, which is longer than a view may be stale.
-
-    The rankings count each free bundle as a bundle of its first worker. First workers therefore stay within
-    `OwnershipView.max_bundles_per_worker`. A worker may exceed this maximum only with bundles that others did not take.
+    `takeover_grace_s`, which is longer than a view may be stale. The rankings count each free bundle as a bundle of its
+    first worker. First workers therefore stay within `OwnershipView.max_bundles_per_worker`. A worker may exceed this
+    maximum only with bundles that others did not take.
 
     A worker takes nothing before the view contains the worker. Bundles absent from `free_for_s` have just become free.
     """

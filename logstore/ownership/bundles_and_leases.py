@@ -2,9 +2,8 @@
 
 The number of bundles is fixed when a catalog is created, so a topic never changes its bundle.
 
-Each bundle has a fence, which is a counter. A bundle owner raises the fence after its node exists in ZooKeeper. Each
-write under a lease requires that the fence still has the lease's counter. So a later bundle owner fences all earlier
-ones.
+Each bundle has a fence, which is a counter. A bundle owner raises the fence after its node exists in ZooKeeper. A write
+under a lease requires that the fence still has the lease's counter, so each bundle owner fences all earlier ones.
 
 Source: Pulsar's `NamespaceBundleFactory` (CRC-32 of the topic's name over 0 to 2**32 - 1) and `NamespaceBundle` (form
 of a range; the last range includes its upper end). Fencing tokens: M. Kleppmann, "How to do distributed locking".
@@ -49,10 +48,7 @@ def bundle_name(bundle: BundleId, *, bundle_count: int) -> str:
 
 
 def parse_bundle_name(name: str, *, bundle_count: int) -> BundleId:
-    """Return the bundle whose `bundle_name` is `name`.
-
-    Raise `InvalidInput` for any other text, also for the hash range of a bundle of another `bundle_count`.
-    """
+    """Return the bundle whose `bundle_name` is `name`. Raise `InvalidInput` if no bundle has this name."""
     try:
         bundle = BundleId(int(name[:10], 16) * check_bundle_count(bundle_count) >> _HASH_BITS)
     except ValueError:

@@ -42,7 +42,7 @@ class Fence:
 
 
 class Fences(Protocol):
-    """Fences of bundles. Only the worker that raised a fence last may write under a lease.
+    """Fences of bundles. After a worker has raised a bundle's fence, only this worker may write for the bundle.
 
     PIP-57 has no fences. There, a bundle owner may write until it notices that its session has expired.
     """
@@ -53,11 +53,9 @@ class Fences(Protocol):
         """Raise the fences of bundles. Return the new leases, ascending by bundle.
 
         After the commit, writes under earlier leases are refused. For each bundle, the call waits some seconds for
-        running writes under the earlier lease. The worker of such a write may be paused. If the write does not end in
-        time, the result has no lease of this bundle.
-
-        A lease alone does not make the caller the bundle owner. The caller must also have the bundle's node in
-        ZooKeeper, and must read the node again after this call.
+        running writes under the earlier lease. If such a write does not end, for example because its worker is paused,
+        the result has no lease of this bundle. A lease alone does not make the caller the bundle owner. The caller must
+        also have the bundle's node in ZooKeeper, and must read the node again after this call.
 
         Idempotency: none. A repeated call raises the fences again, and the leases of the first call become outdated.
 

@@ -140,8 +140,6 @@ BucketAtLocation = Callable[[CopyLocation], OwnedStore]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CopyRemovalResult:
-    """Confirmed result of removing one copy."""
-
     objects: int = 0
     size_bytes: int = 0
     error: str | None = None  # None: nothing is left

@@ -43,9 +43,7 @@ class Subscriptions:
         self._snapshot_by_subscription: dict[tuple[TopicId, str], LedgerId] = {}
 
     def subscribe(self, topic_id: TopicId, name: str, *, latest: bool) -> Subscription:
-        """Create the subscription, or return the existing subscription unchanged.
-
-        A new cursor begins before the first listed entry, or with `latest` after the last entry.
+        """Create the subscription before the first listed entry, or with `latest` after the last entry. Idempotent.
 
         Raises:
             UnknownObject: The topic does not exist.

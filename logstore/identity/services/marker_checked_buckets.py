@@ -1,8 +1,7 @@
 """Buckets that are used only after their marker was compared with this catalog.
 
 Some buckets also need a check that this database is still the catalog, because another database may have been rebuilt
-from the record log. The check runs before the first use and before each removal. Before any other use, it runs if the
-last check is older than an interval.
+from the record log. The check runs before the first use and each removal, and at intervals before other uses.
 """
 
 import threading
@@ -89,10 +88,8 @@ class MarkerChecker:
         """Require that the bucket belongs to this catalog. Mark a bucket that has no marker, if its objects allow this.
 
         Idempotent. The marker is stored before the catalog records it. If several catalogs mark a bucket at once, one
-        of them succeeds.
-
-        A bucket without a marker must have an object of this catalog, or no object if this catalog has certainly stored
-        none. Raise `CatalogMismatch` for any other bucket without a marker.
+        of them succeeds. Raise `CatalogMismatch` also if the bucket has no marker and its objects do not show that it
+        belongs to this catalog.
         """
         if self.require_ours_or_unmarked(bucket, store) is MarkerState.UNMARKED:
             self._mark_with_evidence(bucket, store)
@@ -226,10 +223,7 @@ class MarkerCheckedBucket:
         return self._require_current is not None and self._now_s() - self._answered_s >= MAX_UNANSWERED_S
 
     def _recheck_once_for_waiting_uploads(self, failed_checks_before: int) -> None:
-        """Check the database once for all waiting uploads. The uploads share the result, even a failure.
-
-        `failed_checks_before` is the number of failed checks when the upload began.
-        """
+        """Check the database once for all waiting uploads. If the check fails, all these uploads fail."""
         with self._lock:
             if not self._needs_recent_check():
                 return
@@ -331,11 +325,7 @@ def _find_key_of_role(role: BucketRole, store: ObjectStore) -> str | None:
 
 
 def _was_certainly_stored(copy: InspectedCopy) -> bool:
-    """Return whether the copy was certainly stored.
-
-    A newborn ledger does not count, because its creator may have died. A dead letter does not count either, because its
-    objects may belong to another catalog.
-    """
+    """Return `False` also for newborn ledgers, which may lack objects, and dead letters, which may be foreign."""
     is_pending = copy.state == DeletionState.PENDING.value
     has_objects = copy.intent.segments > 0 and was_published(copy.intent.context)
     return copy.state == CopyState.LIVE.value or (is_pending and has_objects)

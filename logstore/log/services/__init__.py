@@ -1,8 +1,7 @@
 """Log of a topic: append, roll, read.
 
-Any process may append to and read any topic at any time. SQL transactions make this safe. A process remembers hints:
-the last ledger of a topic, and sequence ids of producers. A wrong hint leads to a refused registration, which corrects
-the hint.
+Any process may append to and read any topic at any time. SQL transactions make this safe. A process remembers the last
+ledger of a topic and sequence ids of producers. If such a hint is wrong, a refused registration corrects it.
 """
 
 from logstore.log.services.batched_appends import AppendResult

@@ -3,10 +3,9 @@
 Entries exist once their segment is registered. A crash before the registration leaves an object without a row, which
 reconciliation finds.
 
-Each topic has a queue of appends. A thread that finds the queue without a leader becomes the leader. The leader stores
-its own append together with all queued appends, as one batch. Then the thread of the next queued append becomes the
-leader. No thread waits to fill a batch: a batch contains the appends that were queued while the previous batch was
-stored.
+A thread that finds a topic's queue without a leader becomes the leader. The leader stores its own append and all queued
+appends as one batch. Then the thread of the next queued append becomes the leader. There is no timer: a batch contains
+the appends that were queued while the previous batch was stored.
 """
 
 import threading
@@ -135,8 +134,7 @@ class Appender:
     ) -> list[ProducedEntries | SequenceHeld]:
         """Remove the duplicates that the catalog confirms. A removed entry is acknowledged but not stored.
 
-        The catalog is not asked about an entry that is new according to the hints, because the registration checks the
-        entry.
+        The catalog is not asked if all entries are new by the hints, because the registration checks the entries again.
         """
         producers = deduplication.producers_with_sequence_ids(parts)
         if producers <= hints.sequences.keys():

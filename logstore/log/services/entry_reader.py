@@ -43,8 +43,7 @@ if TYPE_CHECKING:
 _LOG: Final = logging.getLogger(__name__)
 
 _FIRST_PAGE_LEDGERS: Final = 8
-"""Number of ledgers in the first page. A reader may need only one entry. Each further page has twice as many ledgers.
-"""
+"""Number of ledgers in the first page. Each further page has twice as many."""
 _MAX_PAGE_LEDGERS: Final = 1024
 
 _CACHE_BYTES: Final = 32 << 20
@@ -174,7 +173,6 @@ class EntryReader:
     def _iterate_segments(
         self, topic: Topic, read_filter: ReadFilter, at: Position
     ) -> Iterator[tuple[Ledger, Segment]]:
-        """Yield registered segments from `at` on, in order. The rows of segments are read ledger by ledger."""
         up_to = read_filter.up_to
         assert up_to is not None  # `_limit_to_frontier` has set it
         first_ledger = (
@@ -195,11 +193,7 @@ class EntryReader:
         return rows
 
     def _iterate_ledgers(self, topic: Topic, first: LedgerId, last: LedgerId) -> Iterator[Ledger]:
-        """Yield ledgers with ids from `first` to `last`, both inclusive, page by page.
-
-        Raise `SegmentGone` if the last ledger of a page was trimmed before the next page was read. Ledgers after it may
-        also have been trimmed.
-        """
+        """Yield listed ledgers from `first` to `last`, inclusive. Raise `SegmentGone` if one was trimmed meanwhile."""
         reached, limit = LedgerId(-1), _FIRST_PAGE_LEDGERS
         page = self._ledgers.list_ledgers(topic.topic_id, from_ledger=first, limit=limit)
         while page:
@@ -235,13 +229,11 @@ def _select_segments(
 
 
 def _require_no_gap(ledger: Ledger, rows: Sequence[Segment], requested: range) -> None:
-    """Require segments for all requested entries that the ledger has according to the number of entries in its row.
-
-    One transaction registers a segment and raises the ledger's number of entries.
+    """Require a segment for each requested entry up to the number of entries in the ledger's row.
 
     Raises:
-        MissingData: An entry was acknowledged to its producer and has no segment now (apache/bookkeeper#4812).
-        SegmentGone: The ledger has no segments. It was trimmed since it was listed.
+        MissingData: An entry that was acknowledged to its producer has no segment now (apache/bookkeeper#4812).
+        SegmentGone: The ledger has no segments, because it was trimmed since it was listed.
     """
     end = min(requested.stop, ledger.entries)
     if requested.start < end and not rows:

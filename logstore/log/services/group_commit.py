@@ -39,7 +39,7 @@ class _QueuedWrite(NamedTuple):
 
 
 class GroupCommitter:
-    """Committer of small writes. It commits the writes of all threads together.
+    """Committer of the small writes of all threads, in shared transactions.
 
     Close the committer after use. A process also ends without `close`, because the writer thread is a daemon.
     `capacity` is the maximum number of queued writes, and of writes in one transaction. If the queue is full, `submit`

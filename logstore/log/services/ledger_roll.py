@@ -19,8 +19,7 @@ from logstore.positions import LedgerId, TopicId
 from logstore.retrying_clock import Clock
 
 _MAX_ATTEMPTS: Final = 5
-"""Maximum number of attempts of one roll. An attempt fails if a trim detaches the newborn ledger of a very slow roll.
-"""
+"""Maximum number of attempts of one roll. A trim may detach the newborn ledger of a very slow attempt."""
 
 _LOG: Final = logging.getLogger(__name__)
 

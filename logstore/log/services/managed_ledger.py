@@ -25,8 +25,7 @@ from logstore.positions import Position, TopicId
 from logstore.retrying_clock import Clock
 
 _MAX_REMEMBERED_TOPICS: Final = 10_000
-"""Maximum number of topics with an append queue. At this number, idle queues are removed.
-"""
+"""Maximum number of topics with an append queue. At this number, idle queues are removed."""
 
 
 class ManagedLedger:
@@ -96,7 +95,7 @@ class ManagedLedger:
             InvalidInput: There are no entries, sequence ids have no producer or are not ascending, or a segment cannot
                 hold a value. Nothing was written.
             TransactionNotOpen: The transaction is decided or unknown. Nothing was written.
-            SequenceHeld: Another open transaction has entries of the producer with sequence ids. Nothing was written.
+            SequenceHeld: Another open transaction has entries with sequence ids of the producer. Nothing was written.
             UnknownObject, PreconditionFailed: The topic does not exist or is not ACTIVE.
             StoreUnavailable, CatalogBusy: The entries were not stored, after several attempts.
             OutcomeUnknown: The entries may be stored.
@@ -157,13 +156,10 @@ class ManagedLedger:
             topic: Topic to read.
             from_position: First entry, inclusive. If the ledger was trimmed, the scan begins at the next listed entry.
             columns: Names from `READABLE_COLUMNS`. Other columns are not fetched and are `None`, except `publish_ms`.
-            cursor_state: State of a subscription. Acknowledged entries are skipped. Delayed messages that are not due
-                are also skipped.
+            cursor_state: State whose acknowledged entries are skipped. Messages that are not due are also skipped.
             up_to: Last entry, inclusive.
-            frontier: Frontier that the caller has just read from the ledger of `from_position` or an earlier one. By
-                default the scan reads the frontier.
-            excluded: Entries to skip, asked for before each segment is fetched. A segment with only such entries is not
-                fetched.
+            frontier: Frontier that the caller has just read, from the ledger of `from_position` or an earlier ledger.
+            excluded: Entries to skip. A segment is not fetched if all its requested entries are skipped.
             postponer: Receives messages that are not due, and decides which messages are due. With `None`, delayed
                 messages are skipped only if `cursor_state` is given.
 

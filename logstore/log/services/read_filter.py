@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     Fetch = Callable[[Ledger, Segment, Sequence[str]], pa.Table]
 
 READABLE_COLUMNS: Final = ("publish_ms", "deliver_at_ms", "producer", "sequence_id", "key", "payload", "properties")
-"""Columns that a reader may request."""
 
 _DELIVERY_COLUMN: Final = "deliver_at_ms"
 _ENTRIES_PER_CHUNK: Final = 1024
@@ -51,8 +50,6 @@ class Postponer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class DiscardingPostponer:
-    """Postponer that forgets the messages."""
-
     clock: Clock
 
     def due_ms(self) -> int:
@@ -63,8 +60,6 @@ class DiscardingPostponer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadFilter:
-    """Entries and columns that a reader requests."""
-
     columns: tuple[str, ...]
     state: CursorState | None = None
     up_to: Position | None = None

@@ -36,10 +36,7 @@ from logstore.positions import LedgerId
 from logstore.retrying_clock import Clock
 
 FIRST_NUMBER_STRIDE: Final = 16
-"""Range of the random step to the next segment number after the first lost race.
-
-The range doubles with every lost race, so that a large upload succeeds among small uploads of other writers.
-"""
+"""First range of the random step to a higher number. Each lost race doubles it, so that large uploads succeed, too."""
 
 _MAX_STRIDE: Final = 1 << 16
 _MAX_NUMBER: Final = 99_999_999  # eight digits in a key
@@ -69,8 +66,6 @@ class RememberedTopicState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncodedSegment:
-    """Content of a segment, and the values that its registration needs."""
-
     content: bytes
     entries: int
     sha256: str  # of the content, hexadecimal
@@ -96,16 +91,12 @@ class AppendUploads:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacedSegment:
-    """Position of a segment's entries."""
-
     ledger_id: LedgerId
     first_entry: int
 
 
 @dataclass(slots=True)
 class PlacementAttempts:
-    """Failed attempts to place one segment."""
-
     deadline_s: float
     lost_races: int = 0
     highest_tried_number_by_ledger: dict[LedgerId, int] = field(default_factory=dict)  # highest number tried, by ledger

@@ -172,7 +172,7 @@ def _chunks_without_payload(footer: "pq.FileMetaData") -> list[ColumnChunk]:
 def verify_segment_body(segment: Segment, stored: StoredObject) -> None:
     """Raise `CorruptData` if the object differs from the segment's row in length or digest.
 
-    The digest in the object's metadata must also equal that in the row. Segments of earlier builds have no digest.
+    The object's metadata must also have the row's digest. Segments of earlier builds have no digest.
     """
     if len(stored.body) != segment.size_bytes:
         raise CorruptData(f"{stored.key}: expected {segment.size_bytes} bytes, found {len(stored.body)}")
@@ -271,10 +271,7 @@ class RangeFile(io.RawIOBase):
         return self.read(length)
 
     def hold_parts(self, parts: Sequence[tuple[int, bytes]], *, refuse_other_reads: bool) -> None:
-        """Serve reads from these parts instead of requests. Each part has its offset in the file.
-
-        With `refuse_other_reads`, a read outside of the parts raises `CorruptData`.
-        """
+        """Serve reads from `parts`, which have offsets. With `refuse_other_reads`, other reads raise `CorruptData`."""
         self._held, self._refuses_other_reads = list(parts), refuse_other_reads
 
     def _read_held_or_fetch(self, wanted_bytes: int) -> bytes | None:

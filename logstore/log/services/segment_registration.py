@@ -1,8 +1,7 @@
 """Registration of an uploaded segment, its confirmation in storage, and the report of an abandoned upload.
 
-If the catalog is lost, storage must show where a segment was registered (ADR 19).
-
-The metadata of a segment states the part of the ledger that was registered before the upload.
+If the catalog is lost, storage must show where a segment was registered (ADR 19). So the metadata of a segment states
+the part of the ledger that was registered before the upload.
 
 - If the segment's number is the next one, the metadata suffices. The segment begins where the metadata states, or its
   registration was refused.
@@ -75,8 +74,6 @@ def report_abandoned_upload(
 
 
 class SegmentRegistrar:
-    """Registrar of segments, by group commit."""
-
     def __init__(self, *, ledgers: MessageLedgers, committer: GroupCommitter, clock: Clock) -> None:
         self._ledgers = ledgers
         self._committer = committer

@@ -1,7 +1,6 @@
 """Source of segments: the primary copy, or the tiered copy if the primary copy cannot be read.
 
-In a tiered copy each segment is one row group. Each column chunk is compared with its digest in the copy's index
-object.
+In a tiered copy each segment is one row group. Column chunks are compared with digests in the copy's index object.
 """
 
 import io

@@ -1,8 +1,7 @@
 """Reads that do not trust a single answer: the proof of an upload, and the second read of a corrupt object.
 
 A store, or a cache in front of it, may answer a PUT and store nothing. An object is therefore read back before a
-transaction or a manifest refers to it. Segments of appends are not read back, because this would double the number of
-requests.
+transaction or a manifest refers to it. Segments of appends are not read back, because this would double the requests.
 
 Source: apache/pulsar#22839 (an offload that was reported as done and stored nothing).
 """

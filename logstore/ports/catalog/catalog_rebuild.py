@@ -52,10 +52,7 @@ class RebuildDatabase(Protocol):
     def load_rows(self, load: RebuiltCatalogStart, files: RowFilesFolder, proceed: Callable[[], None]) -> None:
         """Load the rows into the empty database. Afterwards the catalog is ADOPTING. Idempotent.
 
-        `proceed` is called often. If `proceed` raises, the load is undone.
-
-        Raises:
-            SextonError: Any error of `read_target`.
+        `proceed` is called often. If `proceed` raises, the load is undone. Raise the errors of `read_target`.
         """
 
     def end_rebuild(self, rebuild: str) -> None: ...
@@ -102,8 +99,6 @@ class LoadedLedger:
 
 
 class MissingRowCause(StrEnum):
-    """Reason why a rebuilt catalog has no row of a ledger."""
-
     UNKNOWN = "UNKNOWN"  # the ledger is younger than the last flush, or never had a row
     DETACHED = "DETACHED"  # the ledger has an intent, finished or not
     TOMBSTONED = "TOMBSTONED"  # the ledger or its topic was deleted durably and never returns
@@ -207,15 +202,14 @@ class CatalogAdoption(Protocol):
         intent is filed. Objects of all other ledgers without a row, and of removed ledgers, stay until a reconciliation
         reports them.
 
-        `rows_epoch` is the epoch of the loaded rows. Uploads of earlier epochs were registered or refused before the
-        flush.
+        `rows_epoch` is the epoch of the loaded rows. Each upload of an earlier epoch was registered or refused before
+        the flush.
         """
 
     def settle_remaining_rows(self) -> None:
         """Settle, in all topics, the rows that need no comparison with storage.
 
-        1. Remove ledgers that have left their list, and ledgers with an intent of a later generation. File no new
-           intent.
+        1. Remove ledgers that have left their list or have an intent of a later generation. File no intent.
         2. Close all ledgers of a list except the last ledger.
         3. Count entries with a delivery time.
         4. Remove references to ledgers without objects.

@@ -17,8 +17,6 @@ class Claim:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditCause:
-    """Actor, reason and workflow of a destructive act, for the audit log."""
-
     actor: str
     reason: str
     workflow_id: str

@@ -53,17 +53,12 @@ class TopicLedgerTotals:
 
 
 class MessageLedgers(Protocol):
-    """Message ledgers of topics, and their segments."""
-
     def catalog_epoch(self) -> int: ...
 
     def list_ledgers(
         self, topic_id: TopicId, *, from_ledger: LedgerId | None = None, limit: int | None = None
     ) -> list[Ledger]:
-        """Return the topic's message ledgers, ascending by id.
-
-        The page begins with `from_ledger`, inclusive, whether or not this ledger is listed.
-        """
+        """Return the topic's message ledgers with ids from `from_ledger` on, inclusive, ascending."""
 
     def get_topic_totals(self, topic_id: TopicId) -> TopicLedgerTotals: ...
 
@@ -87,20 +82,18 @@ class MessageLedgers(Protocol):
     def attach_ledger(self, ledger_id: LedgerId, *, after: LedgerId | None) -> bool:
         """Add a CREATING ledger to the end of its list as OPEN, and close `after`, the list's last ledger.
 
-        The ledger is not attached if the last ledger is another than `after`, or if the last ledger's id is higher than
-        `ledger_id`. The same transaction then files an intent for the newborn ledger (apache/pulsar#350). Return
-        whether the ledger is listed now, also after a repeated call. Raise `PreconditionFailed` if the topic is not
-        ACTIVE.
+        The ledger is not attached if the last ledger is not `after`, or has a higher id than `ledger_id`. The same
+        transaction then files an intent for the newborn ledger (apache/pulsar#350). Return whether the ledger is listed
+        now, also after a repeated call. Raise `PreconditionFailed` if the topic is not ACTIVE.
         """
 
     def record_abandoned_upload(self, ledger_id: LedgerId, *, epoch: int) -> None:
         """Record that a process gives up an unregistered upload to the ledger. The upload may still arrive.
 
         If the catalog no longer has the ledger's primary copy, phase two may have missed the upload. The call then
-        makes the copy's intents pending and unclaimed again, except dead letters.
-
-        If the catalog still has the primary copy, nothing changes, because the later deletion lists all objects.
-        Nothing changes either if `epoch` is not the catalog's epoch.
+        makes the copy's intents pending and unclaimed again, except dead letters. If the catalog still has the primary
+        copy, nothing changes, because the later deletion lists all objects. Nothing changes either if `epoch` is not
+        the catalog's epoch.
 
         Idempotency: each call only makes phase two search for objects once more.
         """

@@ -53,8 +53,7 @@ class PhaseOne(Protocol):
     ) -> list[LedgerId]:
         """Return the ledgers that `detach_ledgers` would detach now. Nothing changes.
 
-        If `rolled` is the last ledger of the list, the preview assumes that this ledger is closed and no longer the
-        last.
+        The preview treats `rolled`, the last ledger of the list, as closed and followed by another ledger.
 
         Raises:
             UnknownObject, LedgerStillNeeded: The errors of `detach_ledgers`.
@@ -137,10 +136,7 @@ class PhaseOne(Protocol):
         """
 
     def would_end_ledger(self, topic_id: TopicId, operation: CompoundOperation) -> bool:
-        """Return whether `apply_compound_operation` would remove the ledger's last copy.
-
-        Raise the errors of `apply_compound_operation`.
-        """
+        """Return whether `apply_compound_operation` would remove the last copy, or raise the error of that method."""
 
     def select_detachable_topics(self, topic_ids: Sequence[TopicId]) -> frozenset[TopicId]:
         """Return the topics in which a detach may select ledgers. The other topics, usually most, then need no lock."""
@@ -168,9 +164,9 @@ class PhaseOne(Protocol):
     def begin_topic_deletion(self, topic_id: TopicId, name: str, cause: AuditCause) -> int:
         """Set the topic DELETING and write an audit row. Return the catalog's time of this change, in microseconds.
 
-        After the commit nothing can be attached to the topic, because an attach requires ACTIVE under a lock. The call
-        does not wait for transactions that have this lock, because a busy topic always has some. `detach_whole_topic`
-        waits for these transactions.
+        After the commit nothing can be attached to the topic, because an attach locks the topic and requires ACTIVE.
+        The call does not wait for transactions that have this lock, because a busy topic always has some.
+        `detach_whole_topic` waits for these transactions.
 
         Idempotency: if the topic is DELETING or deleted, return the time of the first call and write no audit row.
 

@@ -70,8 +70,7 @@ class PhaseTwoQueue(Protocol):
     def release_paused_batch(self, batch_id: str) -> bool:
         """End the claim of a paused batch whose workflow is gone. The next sweep then takes over the rows of the batch.
 
-        Only a person may request this. If the batch is not paused or is finished, nothing changes and the result is
-        `False`.
+        Only a person may request this. If the batch is finished or not paused, change nothing and return `False`.
         """
 
     def record_outcomes(self, results: Sequence[IntentResult], *, holder: str) -> frozenset[int]:
@@ -224,7 +223,7 @@ class PhaseTwoQueueUpkeep(Protocol):
 
         Either all given ids are redriven or none. Attempts are counted from zero again. The last error stays until
         another attempt fails. A row in an unknown state counts as a dead letter. The call writes an audit row. If the
-        caller dies before it starts the batch's workflow, a sweep takes the rows.
+        caller dies before it starts the batch's workflow, a sweep takes over the rows.
 
         Idempotency: keyed by `batch_id`; a repeated call returns the first result. A call without results is not
         recorded.

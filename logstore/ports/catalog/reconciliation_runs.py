@@ -50,8 +50,6 @@ class OrphanCopy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FindingsToFile:
-    """Page of findings to file."""
-
     batch_id: str
     orphans: Sequence[OrphanCopy]
     unreferenced: Mapping[int, LedgerId]  # ledger by number of the finding
@@ -72,8 +70,6 @@ class FindingsFilingResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FiledCopyRow:
-    """Row of a batch, as it was when `list_filed_copies` read it."""
-
     row_id: int
     ledger_id: LedgerId
     copy: CopyKind
@@ -101,10 +97,7 @@ class ReconciliationRuns(Protocol):
         """
 
     def close_run(self, run_id: str, summary: Mapping[str, Any]) -> None:
-        """Finish a run with its result. A repeated call keeps the first result.
-
-        Raise `UnknownObject` if no run has this id.
-        """
+        """Finish a run with its result, or keep an earlier result. Raise `UnknownObject` if no run has this id."""
 
     def get_run(self, run_id: str) -> ReconciliationRun:
         """Return one run. Raise `UnknownObject` if no run has this id."""

@@ -180,8 +180,7 @@ class Tombstones(Protocol):
     ) -> Sequence[Tombstone]:
         """Return a page of the tombstones of a topic's ledgers, ascending by id.
 
-        Without `component`, tombstones of all components are returned. `after` is a ledger id, exclusive. Without
-        `limit`, the page has all tombstones.
+        Without `component`, tombstones of all components are returned. `after` is a ledger id, exclusive.
         """
 
     def count_tombstones(self) -> TombstoneCounts: ...
@@ -207,10 +206,7 @@ class Tombstones(Protocol):
     def unmark_raid_candidates(self, run_id: str, record_ids: Collection[TombstonedRecordId]) -> None: ...
 
     def remove_raid_candidates(self, run_id: str, *, before_us: int, limit: int) -> int:
-        """Remove up to `limit` candidates of the raid, and return their number.
-
-        Candidates that changed since `mark_raid_candidates` stay.
-        """
+        """Remove up to `limit` candidates that have not changed since `mark_raid_candidates`. Return their number."""
 
 
 VersionReader = Callable[[RecordKind], "Iterator[pa.Table]"]
@@ -232,8 +228,6 @@ class AppliedManifest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AppliedChangeCounts:
-    """Counts of the changes of one `apply_versions`."""
-
     records: int = 0  # written rows of records
     tombstones: int = 0
     removed: int = 0  # topics and ledgers that were removed by a tombstone or by a newer topic of the same name
@@ -257,8 +251,9 @@ class ReplicaDatabase(Protocol):
         """Apply record versions and record the manifest as applied, in one transaction.
 
         With `seed`, the database is emptied first and `versions` has all record versions. Otherwise `versions` has the
-        record versions that are newer than the applied manifest. `expected` is the result of `read_applied_manifest`
-        when the record versions were chosen. `replica` is the name of the replica database in its acknowledgements.
+        record versions that are newer than the applied manifest. `expected` is the manifest that
+        `read_applied_manifest` returned before the record versions were chosen. `replica` is the name of the replica
+        database in its acknowledgements.
 
         Raises:
             PreconditionFailed: The database was empty, and now has content but is no replica database.

@@ -57,7 +57,7 @@ class Offloads(Protocol):
         """Assign the ledger's tiered copy to this attempt, for at most `timeout_s` plus `UPLOAD_GRACE_S`.
 
         The ledger must be listed and closed, with a LIVE primary copy. The same transaction replaces an unpublished
-        copy of an earlier attempt by an intent. While a copy is being written, no detach takes its ledger
+        copy of an earlier attempt by an intent. While a copy is being written, its ledger cannot be detached
         (apache/pulsar#13219).
 
         `uuid` identifies this attempt and no other. The attempt sends nothing after `timeout_s`. `driver_metadata` is
@@ -86,8 +86,8 @@ class Offloads(Protocol):
     def abandon_offload(self, ledger_id: LedgerId, uuid: str) -> None:
         """File an intent for the attempt's uploads, unless it is filed already. A LIVE copy does not change.
 
-        Phase two deletes the uploads after `UPLOAD_GRACE_S`, because a request without an answer may still arrive. If
-        an earlier intent of the attempt waits no longer, it may have missed objects. One more intent is then filed.
+        Phase two deletes the uploads after `UPLOAD_GRACE_S`, because a request without an answer may still arrive. An
+        earlier intent that waits no longer may have missed objects. One more intent is then filed.
 
         Idempotency: keyed by `uuid`.
         """
@@ -108,18 +108,14 @@ class Offloads(Protocol):
     def list_offload_candidates(
         self, topic_id: TopicId, ledger_ids: Sequence[LedgerId] | None, *, after: LedgerId, limit: int
     ) -> list[LedgerId]:
-        """Return closed, listed ledgers with entries and without a LIVE tiered copy, ascending from `after`, exclusive.
-
-        If `ledger_ids` is `None`, all ledgers of the topic are considered.
-        """
+        """Return listed, CLOSED ledgers with entries and no LIVE tiered copy, with ids above `after`, ascending."""
 
     def list_removable_primaries(
         self, topic_id: TopicId, ledger_ids: Sequence[LedgerId] | None, *, after: LedgerId, limit: int
     ) -> list[PublishedTieredCopy]:
         """Return the tiered copies of listed ledgers that have two LIVE copies, ascending by ledger.
 
-        The primary copy may be removed after storage has proved the tiered copy. If `ledger_ids` is `None`, all ledgers
-        of the topic are considered. The page begins after `after`.
+        The primary copy may be removed after storage has proved the tiered copy. The page begins after `after`.
         """
 
     def detach_primary_copies(
@@ -139,8 +135,7 @@ class Offloads(Protocol):
         (apache/pulsar#22839). Stalled intents of primary copies move to the batch. Raise `UnknownObject` if the topic
         does not exist.
 
-        If `ledger_ids` is `None`, all ledgers of the topic are considered. `claim` is for the workflow that does phase
-        two.
+        With `ledger_ids`, only these ledgers are considered. `claim` is for the workflow that does phase two.
 
         Idempotency: keyed by `batch_id`. A repeated call returns the first result. A call that changed nothing is not
         recorded.

@@ -203,10 +203,7 @@ class TransactionBufferSnapshots(Protocol):
         """Return the topic's snapshot. Without a snapshot, or for an unknown topic, all fields have default values."""
 
     def read_buffer(self, topic_id: TopicId) -> TransactionBuffer:
-        """Return the topic's transaction buffer at one moment.
-
-        Decisions that have no transaction marker in the log are included.
-        """
+        """Return the topic's transaction buffer at one moment, including decisions without a transaction marker."""
 
     def reserve_due_topics(self, *, limit: int, reserved_for_s: float) -> list[TopicId]:
         """Return topics whose snapshot is due, oldest first, and reserve them for `reserved_for_s`.
