@@ -25,7 +25,7 @@ class WorkerLoad:
     """Load that a live worker has reported, possibly some time ago."""
 
     load: float = 0.0  # present work, 0 or more; a worker with load 1 gets half the share of an idle worker
-    bundles: int = 0  # bundles that it owned; only shown to people, because the rules count owner nodes
+    bundles: int = 0  # bundles that the worker owned; only for people, because the rules count nodes
     room: bool = True  # False while the worker can take no bundle; it then has no share
 
     def __post_init__(self) -> None:
@@ -39,7 +39,7 @@ class OwnershipView:
 
     bundle_count: int  # of the catalog
     workers: Mapping[str, WorkerLoad]  # live workers
-    owners: Mapping[BundleId, str]  # worker in each owner node; the node of a dead worker vanishes soon
+    owners: Mapping[BundleId, str]  # worker in the node of each bundle; the node of a dead worker vanishes soon
 
     @property
     def available_workers(self) -> list[str]:
@@ -204,9 +204,7 @@ class ReownAttempts:
 
     session: int
     creates: int  # attempts for each bundle, 0 or more
-    waits: (
-        int  # looks at a node that is about to vanish; with the pauses they must last longer than the session timeout
-    )
+    waits: int  # reads of a node that will vanish; reads and pauses must last longer than the session timeout
     _spent: Counter[tuple[BundleId, ReownDecision]] = field(default_factory=Counter, init=False, repr=False)
 
     def spend_attempt(self, bundle: BundleId, decision: ReownDecision) -> ReownDecision:

@@ -80,7 +80,7 @@ class Lease:
     """Right to write for a bundle, valid until a worker raises the bundle's fence again."""
 
     bundle: BundleId
-    fence: int  # the counter after this owner has raised it, 1 or more
+    fence: int  # counter after this worker has raised the fence, 1 or more
     worker_id: str
 
     def __str__(self) -> str:

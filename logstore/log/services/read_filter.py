@@ -63,7 +63,7 @@ class ReadFilter:
     columns: tuple[str, ...]
     state: CursorState | None = None
     up_to: Position | None = None
-    hidden: Mapping[LedgerId, BitMap] = field(default_factory=dict)  # markers, and messages of aborted transactions
+    hidden: Mapping[LedgerId, BitMap] = field(default_factory=dict)
     excluded: ExcludedEntries = field(default_factory=dict[LedgerId, BitMap])  # asked for each segment
     postponer: Postponer | None = None  # None: messages that are not due are also returned
 

@@ -81,7 +81,7 @@ class AppendUploads:
 
     append_id: str = field(default_factory=lambda: uuid.uuid4().hex)
     count: int = 0
-    highest_tried_number_by_ledger: dict[LedgerId, int] = field(default_factory=dict)  # highest number tried, by ledger
+    highest_tried_number_by_ledger: dict[LedgerId, int] = field(default_factory=dict)
 
     def next_upload_id(self) -> SegmentUploadId:
         """Return the id of the next upload. A new encoding, a split or another ledger does not change `append_id`."""
@@ -99,7 +99,7 @@ class PlacedSegment:
 class PlacementAttempts:
     deadline_s: float
     lost_races: int = 0
-    highest_tried_number_by_ledger: dict[LedgerId, int] = field(default_factory=dict)  # highest number tried, by ledger
+    highest_tried_number_by_ledger: dict[LedgerId, int] = field(default_factory=dict)
     fenced_ledgers: set[LedgerId] = field(default_factory=set)
 
     def highest_used_number(self, ledger: Ledger) -> int:

@@ -81,7 +81,7 @@ class SegmentFooter:
     """Verified footer of a segment, and digests from the object's metadata."""
 
     parsed: "pq.FileMetaData"
-    digests: Mapping[ColumnChunk, str] | None  # of chunks without payload; None: older than these digests
+    digests: Mapping[ColumnChunk, str] | None  # of chunks without payload; None: segment of an earlier build
 
 
 def read_columns_by_ranges(

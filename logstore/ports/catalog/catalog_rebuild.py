@@ -22,7 +22,7 @@ from logstore.records.rebuild_job import RowFilesFolder
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RebuildTargetContent:
     rebuild: str = ""  # unfinished rebuild that loaded the database; empty: the database is empty
-    state: str = ""  # ADOPTING, or READY if only `end_rebuild` is missing
+    state: str = ""  # ADOPTING, or READY if only `end_rebuild` was not called
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

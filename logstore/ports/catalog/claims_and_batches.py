@@ -37,7 +37,7 @@ class DetachedBatch:
     ledgers: int  # taken out of their list
     intents: int  # rows for phase two: new intents, and stalled intents that the batch took over
     finished: Mapping[str, int] = field(default_factory=dict)  # earlier intents that are finished, by outcome
-    filed_counts: Sequence[FiledIntentCount] = field(default=(), compare=False)  # filed by this call; repeated: empty
+    filed_counts: Sequence[FiledIntentCount] = field(default=(), compare=False)  # filed by this call
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -38,7 +38,7 @@ class RecordLogState(KnownManifest):
     oldest_change_us: int | None  # oldest change in the outbox and the staged blocks
     oldest_cursor_change_us: int | None
     now_us: int
-    staged_blocks: tuple[Block, ...] = ()  # blocks of an unfinished flush; its last manifest names them
+    staged_blocks: tuple[Block, ...] = ()  # blocks of an unfinished flush; the last manifest of the flush names them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
