@@ -20,7 +20,7 @@ from logstore.errors import AcknowledgementStale, CorruptData, InvalidInput, Sna
 from logstore.positions import EARLIEST, LedgerId, Position
 
 RELEASES_PER_EPOCH: Final = 10**12
-"""Maximum releases of one subscription in one epoch of the catalog. 1,000 releases a second reach it after 31 years."""
+"""Maximum releases of one subscription in one epoch of the catalog: 1,000 releases a second for 31 years."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,8 +175,8 @@ def initial_state(spans: Sequence[VisibleLedgerSpan], *, latest: bool) -> Cursor
 def seek(position: Position, spans: Sequence[VisibleLedgerSpan]) -> CursorState:
     """Return a cursor whose next entry is `position`. All earlier acknowledgements are dropped.
 
-    Raise `InvalidInput` if the ledger of `position` is after the last listed ledger, or if `position` is more than one
-    entry after the last entry of that ledger.
+    `position` may be at most one entry after the last entry of its ledger. Raise `InvalidInput` for a later position,
+    and for a position in a ledger after the last listed ledger.
     """
     before = Position(position.ledger_id, position.entry_id - 1)
     try:

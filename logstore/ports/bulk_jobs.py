@@ -17,11 +17,11 @@ class BulkJobRunner(Protocol):
     def run_job(
         self, job: BulkJob, on_progress: Callable[[BulkJobProgress], None], *, master: str = ""
     ) -> BulkJobSummary:
-        """Run the job until its output is published. Return its summary.
+        """Run the job until its output is published. Return the summary of the job.
 
-        `on_progress` is called about once a second. If it raises, this attempt is cancelled, and the exception is
-        raised within seconds. A thread that hangs is not ended, but publishes nothing. `master` is the address of the
-        Spark cluster. The empty text selects the cluster of the settings.
+        `on_progress` is called about once a second. If `on_progress` raises, this attempt is cancelled, and the
+        exception is raised within seconds. A thread that hangs is not ended, but publishes nothing. `master` is the
+        address of the Spark cluster. The empty text selects the cluster of the settings.
 
         Raises:
             InvalidInput, PreconditionFailed: The job refuses its input, or the cluster does not see the output folder.

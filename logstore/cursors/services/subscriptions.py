@@ -214,7 +214,7 @@ class Subscriptions:
         raise _snapshot_keeps_changing(topic_id, name)
 
     def _require_changed_row(self, topic_id: TopicId, name: str, missed: LedgerId) -> StoredCursor:
-        """Read the row again after ledger `missed` was not found. Raise `MissingData` if the row still names it."""
+        """Read the row again. Raise `MissingData` if the row still names `missed`, a ledger that does not exist."""
         row = self._cursors.get_cursor(topic_id, name)
         if row.snapshot_ledger == missed:
             problem = f"topic {topic_id}, subscription {name}: cursor ledger {missed} is listed and no copy holds it"

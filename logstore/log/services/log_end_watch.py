@@ -106,10 +106,11 @@ class Watch:
         self._end = log_end_poller.read_ends([topic_id]).get(topic_id)
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait until the log has grown since the last `wait` or the creation of the watch. Return whether it has.
+        """Wait until the log has grown since the last `wait`, at first since the creation of the watch.
 
-        Read before each `wait`. If an entry was added after the read, `wait` returns at once. The delivery time of a
-        delayed message does not end a `wait`. If the catalog does not answer, the reader continues to wait.
+        Return whether the log has grown. Read before each `wait`. If an entry was added after the read, `wait` returns
+        at once. The delivery time of a delayed message does not end a `wait`. If the catalog does not answer, the
+        reader continues to wait.
         """
         before, self._end = self._end, self._log_end_poller.wait_and_return_end(self._topic_id, self._end, timeout_s)
         return self._end != before

@@ -85,8 +85,8 @@ class ManagedLedger:
         """Store entries of one producer: all of them contiguously in one ledger, or none.
 
         Entries up to the producer's registered sequence id are duplicates: they are acknowledged and not stored again.
-        Entries of a transaction become visible when the transaction commits. While it is open, later entries of the
-        topic are not visible either.
+        Entries of a transaction become visible when the transaction commits. While the transaction is open, later
+        entries of the topic are not visible either.
 
         Idempotency: a producer with sequence ids may repeat the call. Without sequence ids, entries may be stored
         twice.
@@ -166,7 +166,7 @@ class ManagedLedger:
         Raises:
             InvalidInput: A column is unknown.
             MissingData: A listed ledger lacks an object.
-            CorruptData: An object differs from its row.
+            CorruptData: The object of a segment differs from the segment's row.
             StoreUnavailable, CatalogBusy: Storage or catalog did not answer.
         """
         return self._reader.scan(

@@ -36,7 +36,7 @@ from logstore.positions import LedgerId
 from logstore.retrying_clock import Clock
 
 FIRST_NUMBER_STRIDE: Final = 16
-"""First range of the random step to a higher number. Each lost race doubles it, so that large uploads succeed, too."""
+"""Range of the first random step to a higher number. Each lost race doubles the range, so large uploads succeed."""
 
 _MAX_STRIDE: Final = 1 << 16
 _MAX_NUMBER: Final = 99_999_999  # eight digits in a key

@@ -50,7 +50,7 @@ class _TieredCopy:
 
 
 class TieredCopyFinder:
-    """Finder of LIVE tiered copies, and source of their readers."""
+    """Finder of LIVE tiered copies."""
 
     def __init__(self, *, offloads: Offloads, buckets: BucketAtLocation) -> None:
         self._offloads = offloads

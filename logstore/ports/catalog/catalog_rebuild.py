@@ -3,7 +3,7 @@
 Adoption compares storage with the loaded rows, shard by shard, and stages the differences. Then adoption settles each
 topic in one transaction. Until `make_catalog_ready` the catalog refuses all other writes with `CatalogAdopting`.
 
-A loaded ledger without a place is newborn if its state is CREATING. In any other state it has left its list.
+A loaded ledger without a place is newborn if its state is CREATING. In any other state, the ledger has left its list.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence

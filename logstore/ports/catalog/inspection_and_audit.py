@@ -99,7 +99,7 @@ class LedgerInspection(Protocol):
 
 
 class AuditLogWriter(Protocol):
-    """Writer of the audit log for acts outside of the catalog. Methods that change the catalog write their own rows."""
+    """Writer of the audit log for acts outside of the catalog. Methods that change the catalog audit themselves."""
 
     def record_act(self, act: str, cause: AuditCause, *, detail: Mapping[str, object]) -> None:
         """Record a destructive act before it happens, or afterwards its result. `act` is in kebab-case.

@@ -112,7 +112,7 @@ class MessageLedgers(Protocol):
 
 
 class LedgersOfAllComponents(Protocol):
-    """Ledgers of all components of a topic. The port of each component publishes its ledgers as CLOSED."""
+    """Ledgers of all components of a topic. The port of a component publishes its ledgers, as CLOSED."""
 
     def create_component_ledger(
         self, topic_id: TopicId, component: Component, keys: Mapping[str, str], *, application: str

@@ -115,13 +115,14 @@ class ReconciliationRuns(Protocol):
     def file_findings(self, page: FindingsFilingRequest) -> FindingsFilingResult:
         """File a page of findings for phase two in one transaction. Check each finding again under locks.
 
-        1. An orphan is kept if a row explains it (`doubt_orphan`), or if its intent is unfinished or a dead letter. It
-           is also kept if its id was never given out, or if its epoch is higher than the catalog's epoch. For any other
-           orphan an intent of a new generation is filed.
-        2. An unreferenced ledger is kept if it is referenced now, is CREATING, or does not exist. It is also kept if
-           rows that filing needs are lost, or if the row that named the ledger may be lost
+        1. An orphan is kept if a row explains it (`doubt_orphan`), or if its intent is unfinished or a dead letter. An
+           orphan is also kept if its id was never given out, or if its epoch is higher than the catalog's epoch. For
+           any other orphan an intent of a new generation is filed.
+        2. An unreferenced ledger is kept if it is referenced now, is CREATING, or does not exist. The ledger is also
+           kept if rows that filing needs are lost, or if the row that named the ledger may be lost
            (`doubt_removal_of_unreferenced`). Any other unreferenced ledger is detached.
-        3. A stalled deletion is kept if it is no longer stalled. Otherwise its intent moves to the batch.
+        3. A finding of a stalled deletion is kept if the deletion is no longer stalled. Otherwise the intent moves to
+           the batch.
 
         The audit log gets one row.
 
@@ -141,7 +142,7 @@ class ReconciliationRuns(Protocol):
     def pass_over_segments(
         self, segment_by_finding: Mapping[int, tuple[LedgerId, int]], *, cause: AuditCause
     ) -> Mapping[int, str]:
-        """Ensure that no writer will ever register these segments, whose objects are about to be deleted.
+        """Ensure that no writer will ever register the segments of findings, whose objects are about to be deleted.
 
         An open ledger accepts only segment numbers above its highest number. The call raises this highest number to the
         number of the segment. So a late writer of the segment is refused, and uploads again with a higher number. A

@@ -139,7 +139,7 @@ class RecordOutbox(Protocol):
         """
 
     def list_finished_deletions(self, ledger_ids: Collection[int]) -> Sequence[DeletionIntent]:
-        """Return the finished deletions of primary copies, as far as the catalog still has their rows."""
+        """Return the finished deletions of primary copies whose rows are not removed yet."""
 
     def count_unflushed_deletions(self) -> int:
         """Return the number of unfinished deletions whose intent is in no block yet."""
