@@ -60,7 +60,7 @@ def batch_certificate_after_rebuild(batch_id: str, progress: DeleteLedgersProgre
 
 
 def add_rows_ended_elsewhere(certificate: BatchCertificate, progress: DeleteLedgersProgress) -> BatchCertificate:
-    """Add the counts of rows that ended before the batch, and of rows that another batch adopted."""
+    """Add the counts of rows that ended before the batch, and of rows that another batch took over."""
     outcomes = add_counts(certificate.outcomes, progress.finished)
     taken_over_rows = progress.intents - sum(certificate.outcomes.values())
     return replace(
@@ -176,7 +176,7 @@ async def try_await_batch_certificate(
 ) -> BatchCertificate | None:
     """Return the batch certificate. `None` if the batch took longer than `patience_s`, or failed.
 
-    A recurring job needs this limit, because a batch may be paused. Another job adopts the rows of a failed batch.
+    A recurring job needs this limit, because a batch may be paused. Another job takes over the rows of a failed batch.
     """
     ended, _ = await workflow.wait([batch], timeout=patience_s)
     if not ended:

@@ -1,8 +1,8 @@
 """`delete-ledger`: delete one copy of one ledger from storage, or store in its row why that failed.
 
 Destroys the objects of exactly that copy. Invariant: storage and catalog are read again just before the delete.
-To stop it, terminate it: its row stays unfinished and is adopted later. If the outcome is not a success, the workflow
-fails with the outcome as its error type, so that the Failed filter shows the dead letters.
+To stop it, terminate it: its row stays unfinished and is taken over later. If the outcome is not a success, the
+workflow fails with the outcome as its error type, so that the Failed filter shows the dead letters.
 
 1. Delete the copy under a claim, at the bundle owner. Retry every `retry_interval_s`. The batch's attempt counts as the
    first: if only one attempt is allowed, this workflow makes none.

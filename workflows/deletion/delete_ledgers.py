@@ -2,7 +2,7 @@
 
 Destroys the objects of the batch's ledgers. Invariant: rows, claims and outcomes live in SQL, and this workflow only
 drives the work. To stop it for a while, pause it. To stop it for good, terminate it: unfinished rows stay listed, and
-the next sweep, or the topic's next trim, adopts them.
+the next sweep, or the topic's next trim, takes them over.
 
 1. If ledgers are given, detach them (phase one). Otherwise the starter has detached them. A guard's refusal completes
    the batch: nothing changed, and the result has the reason.

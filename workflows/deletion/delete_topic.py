@@ -5,7 +5,7 @@ from storage; the topic's row is removed last. To stop it, cancel or terminate i
 started `delete-ledgers` goes on. A new start continues.
 
 1. Set the topic DELETING. Nothing can be attached to it afterwards.
-2. Detach all its ledgers (phase one) after earlier SQL transactions have ended. Adopt stalled intents of the topic.
+2. Detach all its ledgers (phase one) after earlier SQL transactions have ended. Take over the topic's stalled intents.
 3. Run `delete-ledgers` on the batch (phase two). A failure does not delay the topic: the rows are retried.
 4. Remove cursors, producers, schemas, lists and the topic. If a ledger is still attached, go back to 2.
 

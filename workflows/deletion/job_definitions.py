@@ -109,7 +109,7 @@ class SweepDeletionsResult:
     """Counts of a sweep."""
 
     batches: int = 0
-    intents: int = 0  # adopted stalled intents, and new intents of newborn ledgers
+    intents: int = 0  # stalled intents that were taken over, and new intents of newborn ledgers
     newborn: int = 0  # ledgers that were never attached
     outcomes: dict[str, int] = field(default_factory=dict)  # copies of the batches that ended in time
     deleted: int = 0  # copies of which nothing is left in storage

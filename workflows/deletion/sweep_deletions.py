@@ -2,9 +2,10 @@
 
 Destroys the objects of detached ledgers, and newborn ledgers that were never attached. Forgets finished rows, but no
 dead letters. Invariant: each row is in one batch, which has one workflow. To stop it, cancel or terminate it: started
-batches go on, and the next sweep finds rows that were adopted without a start.
+batches continue. If rows were taken over and their batch was not started, the next sweep takes them over again.
 
-1. Adopt a page of stalled intents and newborn ledgers into a new batch. Repeat from here until none is left.
+1. Take over a page of stalled intents, and file intents for newborn ledgers, in a new batch. Repeat from here
+   until none is left.
 2. Run `delete-ledgers` on the batch. Wait a limited time, because the batch may be paused.
 3. Forget finished rows older than `finished_retention`, page by page.
 

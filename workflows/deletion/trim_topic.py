@@ -5,7 +5,8 @@ prefix of the list, selected under its lock. To stop it, cancel or terminate it:
 
 Repeat until a pass that began after the last `again` detaches nothing:
 1. Roll the last ledger if it is idle and past its age. A failure does not stop the trim.
-2. Detach the ledgers that retention does not keep (phase one), at the bundle owner. Adopt stalled intents of the topic.
+2. Detach the ledgers that retention does not keep (phase one), at the bundle owner. Take over the topic's stalled
+   intents.
 3. Run `delete-ledgers` on the batch (phase two).
 
 Source: PIP-186; Pulsar's retention.
@@ -34,7 +35,7 @@ with workflow.unsafe.imports_passed_through():
     from workflows.owner_routing import OwnerRouter
 
 AWAITED = (DeleteLedgers,)
-"""Workflows whose failure ends this one. Otherwise each pass could adopt the same intents again."""
+"""Workflows whose failure ends this one. Otherwise each pass could take over the same intents again."""
 
 _ROLL = workflow.ActivityConfig(
     start_to_close_timeout=timedelta(minutes=5),  # one small object and three small transactions
