@@ -101,6 +101,6 @@ class SealAndMergeLimits:
 def find_pair_to_merge(
     buckets: Sequence[IndexBucket], *, damaged: Collection[LedgerId] = ()
 ) -> tuple[IndexBucket, IndexBucket] | None:
-    """Return the undamaged neighbours with the fewest messages together, or `None`. `buckets` ascend by range."""
+    """Return two undamaged neighbours with the fewest messages in total, or `None`. `buckets` ascend by range."""
     pairs = (pair for pair in pairwise(buckets) if not {bucket.bucket_id for bucket in pair}.intersection(damaged))
     return min(pairs, key=lambda pair: pair[0].messages + pair[1].messages, default=None)

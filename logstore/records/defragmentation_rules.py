@@ -56,7 +56,7 @@ class IdRangeSurvey:
 
     @property
     def newest_rows(self) -> "npt.NDArray[np.intp]":
-        """Row number of the newest record version of each record, ascending by id and sub."""
+        """Row numbers of the newest record version of each record, ascending by id and sub."""
         return self._ranked.newest_rows
 
     def count_needed_rows(self, exists: "Mask", blocks: int) -> "npt.NDArray[np.intp]":

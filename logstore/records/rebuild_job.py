@@ -44,7 +44,7 @@ class RebuildRecordsJob:
     """Bulk job that writes the newest record version of every record as rows of the catalog's tables.
 
     Its `BulkJobSummary` counts `records`, `tombstones`, `skipped` blocks and the rows of each table. The count
-    `version` is the highest manifest number of a record version. The facts name skipped blocks.
+    `version` is the highest manifest number of a record version. The summary's `facts` name skipped blocks.
     """
 
     run_id: str

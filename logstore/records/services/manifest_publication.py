@@ -53,7 +53,7 @@ _RESTORED: Final = (
 )
 
 MAX_PUBLISH_ATTEMPTS: Final = 10
-"""Maximum attempts of a writer. Each failed attempt means that another writer has published."""
+"""Maximum attempts of a writer to publish. Each failed attempt means that another writer has published."""
 
 _MAX_BUFFERED_BYTES: Final = 64 << 20
 
