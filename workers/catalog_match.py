@@ -1,7 +1,7 @@
 """Checks that buckets and the Temporal namespace belong to the catalog.
 
-The mark of a namespace is a paused schedule with the catalog's id in its memo. In Temporal Cloud, clients cannot change
-the namespace itself.
+The mark of a namespace is a paused schedule with the catalog's id in the memo. Marks in the namespace itself are
+impossible for clients of Temporal Cloud.
 """
 
 import logging
@@ -88,7 +88,7 @@ def list_configured_buckets(settings: Settings) -> tuple[tuple[BucketRole, str],
 
 
 def mark_unmarked_buckets(settings: Settings, database: Database) -> dict[str, str]:
-    """Write missing markers into buckets whose store answers. Return a phrase about each bucket, by its name."""
+    """Write missing markers into buckets whose store answers. Return a phrase per bucket, by bucket name."""
     get_bucket = make_checked_bucket_opener_by_name(settings, MarkerChecker(SqlCatalog(database).identities))
     error_by_bucket = {
         bucket: _catch_unanswered_comparison(get_bucket(role, bucket).require_ownership_once)

@@ -72,7 +72,7 @@ class IndexBucketServices:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogStore:
-    """Log store of one process: the catalog, the buckets, the group committer, and all services."""
+    """Log store of one process: the catalog, the buckets, and all services that use them."""
 
     catalog: Catalog
     objects: OwnedStore  # the primary bucket

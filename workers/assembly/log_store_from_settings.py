@@ -114,7 +114,7 @@ def _policies_from_settings(settings: Settings) -> LogStorePolicies:
 
 @contextmanager
 def open_spark_bulk_jobs(settings: Settings) -> Iterator[BulkJobRunner]:
-    """Open the bulk jobs of a process while the block runs. Java starts with the first job."""
+    """Yield the runner of a process's bulk jobs. Spark's Java process starts with the first bulk job."""
     from spark.job_runner import SparkBulkJobs  # noqa: PLC0415
     from spark.published_output import PublishedOutputs  # noqa: PLC0415 - start-up time
     from spark.warm_session import SparkSettings, WarmSession  # noqa: PLC0415

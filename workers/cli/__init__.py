@@ -1,4 +1,4 @@
-"""Command line `sexton`. Scripts rely on its names, options, JSON fields and exit codes."""
+"""Command line `sexton`. Scripts rely on the names of commands and options, on JSON fields and on exit codes."""
 
 from workers.cli.root_command import app, main
 

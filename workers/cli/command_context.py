@@ -59,7 +59,7 @@ class CommandTraceSpan:
 
 
 class CommandServices:
-    """Functions by which commands open everything outside `workers.cli`. Tests replace them."""
+    """Functions by which commands open everything outside `workers.cli`. Tests replace these functions."""
 
     def load(self, flags: Mapping[str, object]) -> "LoadedSettings":
         """Read all settings. Only this function reads the process's environment and working directory."""

@@ -72,7 +72,7 @@ def show_progress_bar(text: str, *, at_once: bool = False) -> Iterator[ProgressB
 
 @contextmanager
 def append_library_stderr_to_file(path: Path) -> Iterator[None]:
-    """Append what libraries write to descriptor 2 to a file, so that it does not damage a progress bar."""
+    """In the block, append stderr of libraries to a file, because their output would damage a progress bar."""
     if not sys.stderr.isatty():
         yield
         return

@@ -33,7 +33,7 @@ NOTHING: Final = _UnquotedWord("nothing")
 
 
 class CommandWithUsageErrors(TyperCommand):
-    """Command whose help shows no types of flags, and whose errors have the common form."""
+    """Command whose help shows no types of flags. Its errors name an option or argument as the user types it."""
 
     def get_params(self, ctx: Any) -> list[Any]:  # noqa: ANN401 - Typer does not export the class of a context
         return _hide_flag_types(super().get_params(ctx))

@@ -78,7 +78,7 @@ class DeletionBatchControl:
         return await self._update(workflow_id, "resume")
 
     async def set_rate(self, workflow_id: str, objects_per_s: int) -> BatchProgress:
-        """Limit the deletion rate from the next page of an apply on, or within half a minute. 0 means unlimited."""
+        """Limit the deletion rate; 0 is unlimited. A batch follows in half a minute, an apply at its next page."""
         return await self._update(workflow_id, "set_rate", SetRateInput(objects_per_s=objects_per_s))
 
     async def _update(self, workflow_id: str, name: str, *args: object) -> BatchProgress:

@@ -143,7 +143,7 @@ class MaintenanceJobClient(JobClient):
         reason: str = "",
         actor: str = "",
     ) -> Handle[ApplyOrphansResult]:
-        """Remove the findings of a finished plan. Check each finding again first. Joins a running apply of the plan."""
+        """Check the findings of a finished plan again, and act on them. Joins a running apply of the plan."""
         request = ApplyOrphansInput(
             run_id=run_id, actor=actor, reason=reason, max_orphan_share=max_orphan_share, policy=self._deletion_policy
         )
@@ -224,7 +224,7 @@ class MaintenanceJobClient(JobClient):
         return await self.start(RAID_TOMBSTONES, request, summary="raid tombstones that cover nothing")
 
     async def replicate_records(self, reason: str = "", actor: str = "") -> Handle[ReplicateRecordsResult]:
-        """Bring every replica in the workers' settings to the newest manifest. Joins a running job."""
+        """Ship blocks and the newest manifest to the replica buckets in the workers' settings. Joins a running job."""
         request = ReplicateRecordsInput(queue=self._records_queue, actor=actor, reason=reason)
         return await self.start(REPLICATE_RECORDS, request, summary="replicate the record log")
 

@@ -125,9 +125,9 @@ _FOUND: Final = "found"
 
 
 class DeferredErrorCodec(PayloadCodec):
-    """Codec that replaces a workflow payload it cannot decrypt by a mark, which `require_decrypted` refuses later.
+    """Codec that decodes unreadable workflow payloads to marks, which `require_decrypted` refuses later.
 
-    A worker needs this, because the SDK also decodes workflow payloads that no code reads.
+    A worker needs this codec, because the SDK also decodes workflow payloads that no code reads.
     """
 
     def __init__(self, strict: EncryptingCodec) -> None:
@@ -207,7 +207,7 @@ _CONVERTER: Final = PydanticPayloadConverter()
 
 
 class _SharedPayloadConverter(CompositePayloadConverter):
-    """Converters that all workflow runs share. Each converter caches how to read a type."""
+    """Payload converters that all workflow runs share, so that the parser of a type is built only once."""
 
     def __init__(self) -> None:
         super().__init__(*_CONVERTER.converters.values(), _UnreadablePayloadConverter())

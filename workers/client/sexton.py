@@ -164,7 +164,8 @@ class Sexton(MaintenanceJobClient, TransactionJobClient):
     ) -> Handle[BatchCertificate]:
         """Detach and delete the given ledgers. If any of them is still needed, delete none.
 
-        The result's `refused` is `LedgerStillNeeded`, or `UnknownObject` for a missing ledger.
+        If the job deletes nothing, `refused` in its result is `LedgerStillNeeded`, or `UnknownObject` for a missing
+        ledger.
 
         Raises:
             InvalidInput: There are no ids, or more than `MAX_LEDGER_IDS`.
@@ -185,7 +186,7 @@ class Sexton(MaintenanceJobClient, TransactionJobClient):
         *,
         durable_delete: bool | None = None,
     ) -> Handle[BatchCertificate]:
-        """Detach copies of one ledger in one transaction, then delete them. The ledger ends with its last copy."""
+        """Detach copies of one ledger in one transaction, then delete them. If no copy is left, the ledger ends."""
         detach = ExplicitDetach(
             ledger_ids=[int(operation.ledger_id)],
             durable_delete=DeleteDurability.from_flag(durable_delete),
@@ -282,7 +283,7 @@ class Sexton(MaintenanceJobClient, TransactionJobClient):
     ) -> list[WorkflowSummary]:
         """Return jobs, newest first. `topic` is an encoded name.
 
-        Without `finished_recurring`, completed runs that a schedule or a workflow started are left out.
+        Without `finished_recurring`, completed runs of recurring jobs are left out if no person started them.
         """
         return await query_workflows(
             self.client, type, status, topic, limit=limit, finished_recurring=finished_recurring

@@ -29,7 +29,7 @@ class TemporalCredentials:
     api_key_file: str
 
     def keep_api_key_current(self, client: Client) -> None:
-        """Read the file with the API key every few seconds, and give the client a new key. End with the client."""
+        """Read the API key file every few seconds, and give each new key to the client, until the client is gone."""
         if self.api_key_file:
             task = asyncio.create_task(_reload_api_key_repeatedly(weakref.ref(client), self.api_key_file))
             _key_reload_tasks.add(task)

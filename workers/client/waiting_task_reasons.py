@@ -1,4 +1,4 @@
-"""Reasons why a task waits in its queue: no worker polls there, or no worker of the task's build.
+"""Reasons why a task waits in a task queue: no worker polls the queue, or no worker of the task's build does.
 
 Source: Temporal, "Worker Versioning"; `DescribeTaskQueue` of its API.
 """

@@ -1,4 +1,4 @@
-"""`sexton demo`: the main job on a temporary stack, with a worker killed half way, and a check of each promise."""
+"""`sexton demo`: trims and other jobs on a temporary stack, with killed workers, and a check of each promise."""
 
 from workers.demo.demo_steps import run_demo
 from workers.demo.promise_report import DemoReport

@@ -75,7 +75,7 @@ class _CatalogAtWorkerDeath:
 
 
 def run_demo(settings: Settings, *, topics: int, ledgers: int, keep: bool, on_progress: Say) -> DemoReport:
-    """Run the main jobs on a temporary stack, and check every promise from outside.
+    """Run trims and other jobs on a temporary stack, and check every promise without Sexton's code.
 
     The demo takes names and limits from `settings`, and uses its own home, ports and addresses. `topics` is at least 1.
     `ledgers` is the number of ledgers of each topic, at least 2. `keep` leaves the stack running.

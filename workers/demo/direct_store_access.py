@@ -52,7 +52,7 @@ class DirectStoreAccess:
 
     @contextmanager
     def flip_bit(self, key: str, part: float) -> Iterator[None]:
-        """Flip one bit of a stored object during the block. `part` is the bit's place in the object, from 0 to 1."""
+        """Flip one bit of a stored object during the block. `part` is its position, as a share of the length."""
         response = self._s3.get_object(Bucket=self._bucket, Key=key)
         body, metadata = response["Body"].read(), response["Metadata"]
         damaged = bytearray(body)
@@ -143,7 +143,7 @@ class DirectStoreAccess:
         return {row[0]: (row[1], row[2]) for row in rows}
 
     def read_fences(self) -> dict[int, tuple[int, str]]:
-        """Read the number of acquisitions and the last owner of each bundle that was ever acquired, by bundle."""
+        """Read, by bundle, the number of acquisitions and the worker that acquired the bundle last."""
         rows = self._query("SELECT bundle, counter, worker_id FROM bundle_fence")
         return {row[0]: (row[1], row[2]) for row in rows}
 

@@ -1,6 +1,6 @@
 """Promise 5: durable deletes survive the loss of the database.
 
-The rebuilt catalog must have every entry whose append succeeded, even an entry that is in no flush.
+The rebuilt catalog must have every entry whose append succeeded, even an entry that was not flushed.
 """
 
 import json

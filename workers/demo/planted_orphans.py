@@ -1,4 +1,4 @@
-"""Orphans of three kinds: the demo creates them, removes them by plan and apply, and checks the result."""
+"""Orphans of three kinds, which the demo creates and then removes by a plan and an apply."""
 
 import asyncio
 from collections.abc import Sequence

@@ -16,7 +16,7 @@ from workers.demo.written_topics import WrittenTopic
 from workers.human_readable_values import select_fields
 
 FenceByBundle = Mapping[int, tuple[int, str]]
-"""Number of acquisitions and last owner, by bundle."""
+"""Number of acquisitions, and the worker that acquired the bundle last, by bundle."""
 
 _FLIP_POSITIONS = (0.1, 0.5, 0.9)  # as shares of an object's length
 _NO_CHANGE: Final = IntentResult(
@@ -136,7 +136,7 @@ def check_foreign_objects(before: BucketContents, after: BucketContents, planted
 
 
 def check_fences_after_takeover(deletions: PhaseTwoQueue, before: FenceByBundle, after: FenceByBundle) -> PromiseResult:
-    """Check promise 7: leases of the killed worker are refused, and leases of its successor are accepted."""
+    """Check promise 7: leases of the killed worker are refused, and leases of the next bundle owner are accepted."""
     refused = sum(not _is_lease_accepted(deletions, *lease) for lease in before.items())
     accepted = sum(_is_lease_accepted(deletions, *lease) for lease in after.items())
     ok = refused == len(before) > 0 and accepted == len(after)

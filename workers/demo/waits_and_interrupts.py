@@ -1,4 +1,4 @@
-"""Waits of the demo, and its handling of signals."""
+"""Functions with which the demo waits for conditions and handles signals."""
 
 import asyncio
 import os
@@ -34,7 +34,7 @@ class SignalHandler:
     """Handler of SIGINT, SIGTERM and SIGHUP during its block. A signal that the process ignores stays ignored.
 
     - Inside `raise_on_first_signal`, the first signal raises `KeyboardInterrupt`.
-    - After a signal elsewhere, the end of the handler's block raises `KeyboardInterrupt`.
+    - Outside `raise_on_first_signal`, a signal raises `KeyboardInterrupt` at the end of the handler's block.
     - The third signal ends the clean-up at once, and a message names the folder that stays.
 
     The exception's message says whether the folder was removed. With `keep` the folder stays.

@@ -24,7 +24,7 @@ class WorkerOwnership(TopicOwners, Protocol):
     """Ownership of bundles by one worker. A worker starts and stops its ownership once."""
 
     stopping: threading.Event
-    """Set once the worker owns nothing and will never own anything again."""
+    """Event that is set when the worker owns no bundle and can never own a bundle again."""
 
     failure: SextonError | None
     """Error that ended the ownership. The worker then shuts down."""

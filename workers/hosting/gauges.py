@@ -176,8 +176,8 @@ def sample_replicas(replication: ReplicaShipments) -> Iterator[GaugeSample]:
 def make_client_certificate_sampler(settings: Settings) -> Callable[[], Iterator[GaugeSample]]:
     """Return a source for the expiry of each certificate, by setting.
 
-    The gauge for Temporal has the certificate that the process read at its start. The other gauges follow the files. If
-    a file is missing or incomplete, its gauge keeps the last value.
+    The gauge for Temporal shows the certificate that the process read at its start. The other gauges follow the files.
+    If a file is missing or incomplete, its gauge keeps the last value.
     """
     files = find_client_certificate_files(settings)
 

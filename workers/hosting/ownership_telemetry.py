@@ -6,7 +6,7 @@ Spans:
 - `ownership.suspended` lasts while the connection is lost.
 - `ownership.acquire` lasts while bundles are acquired.
 
-Other events, such as `session opened`, are events of the recovery's span. Without a recovery, they are empty spans.
+Other events, such as `session opened`, belong to a recovery's span. Without a recovery they are spans of length 0.
 """
 
 import logging

@@ -1,7 +1,7 @@
-"""Readiness of a worker. A ready worker polls its queues, and the services that every job needs answered recently.
+"""Readiness of a worker. A ready worker polls its queues, and each service that all jobs need has answered recently.
 
 Each service has its own check, so that one hanging service does not hide other faults. ZooKeeper is not checked,
-because a worker without a session still does all work that has no owner.
+because a worker without a session can still work on topics without a bundle owner.
 """
 
 import asyncio
@@ -171,7 +171,7 @@ def make_schedules_check(
     interval_s: float = _SCHEDULES_INTERVAL_S,
     clock: Callable[[], float] = time.monotonic,
 ) -> dict[str, AsyncCheck]:
-    """Return a check that no scheduled job is stuck, by name. The check asks Temporal at most once per interval."""
+    """Return a named check that no scheduled job is stuck. The check asks Temporal at most once per interval."""
     next_check_s, problem = -math.inf, ""
 
     async def check() -> None:

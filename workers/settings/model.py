@@ -224,7 +224,7 @@ class Settings(BaseModel):
 
     @property
     def has_object_store(self) -> bool:
-        """Whether an object store is configured. If `database_url` is set and `s3_endpoint` is not, it is AWS."""
+        """Whether an object store is configured: `s3_endpoint`, or AWS if `database_url` is outside the home."""
         return bool(self.s3_endpoint) or self.database_url != Settings(home=self.home).database_url
 
     @property

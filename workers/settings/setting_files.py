@@ -47,7 +47,7 @@ def read_secret_file(field: str, path: str) -> str:
 
 
 def read_temporal_api_key(settings: Settings) -> str:
-    """Return the API key for Temporal from its setting or its file, or "". Refuse settings with both."""
+    """Return the API key for Temporal from its setting or its file, or "". Raise `InvalidInput` if both are set."""
     key, path = settings.temporal_api_key.get_secret_value(), settings.temporal_api_key_file
     if key and path:
         raise InvalidInput("temporal_api_key_file", expected="it or temporal_api_key, not both", found=path)

@@ -97,7 +97,7 @@ _REBUILD_COMMANDS: Final[Mapping[str, str]] = {
     Component.SCHEMA_STORAGE: "sexton topic schema set {topic} --file FILE",
     Component.MANAGED_CURSOR: "sexton topic seek {topic} SUB --to POSITION",
 }
-"""Commands that replace the ledger of a component."""
+"""Commands that replace a damaged component ledger, by component."""
 
 
 def _advise_on_corrupt_segments(copy: ExaminedCopy, *, has_sound_copy: bool, is_open: bool) -> str:

@@ -1,6 +1,6 @@
 """Report of a finished plan: findings with their fates, as rows or as one HTML file without scripts.
 
-Findings are read once for the charts and once for the table. Only one page of findings is in memory.
+Findings are read once for the charts and once for the table. Only one page of findings is in memory at a time.
 """
 
 from collections import Counter
@@ -49,7 +49,7 @@ class PlanFindingsReport:
     applied: "ReconciliationRun | None"  # the plan's apply, or None
 
     def iterate_rows(self, kind: FindingKind | None) -> Iterator[dict[str, object]]:
-        """Yield findings with fates: corrupt, missing and mismatched data, then other kinds. Sort each by number."""
+        """Yield findings with fates, by number: corrupt data, then missing data, then mismatches, then other kinds."""
         other_kinds = frozenset(FindingKind).difference(_URGENT_KINDS)
         passes = [*(frozenset({urgent}) for urgent in _URGENT_KINDS), other_kinds]
         for kinds in passes if kind is None else [frozenset({kind})]:
