@@ -1,3 +1,3 @@
 """Programs of Sexton and their settings: worker, client, command line, and operations."""
 
-VERSION = "0.1.0"  # a constant, because asking the installed package takes longer than all else that `--version` does
+VERSION = "0.1.0"  # a constant, because a look-up of the installed package would be the slowest part of `--version`

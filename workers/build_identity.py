@@ -12,7 +12,7 @@ from workers import VERSION
 from workers.settings import Settings
 
 _PACKAGES: Final = ("logstore", "activities", "workflows", "infra", "spark", "workers")
-_DIGEST_DIGITS: Final = 12  # hexadecimal, of SHA-256; a collision within a deployment is improbable
+_DIGEST_DIGITS: Final = 12  # hexadecimal digits of SHA-256; a collision within a deployment is improbable
 
 
 def own_build(settings: Settings) -> WorkerDeploymentVersion | None:

@@ -45,7 +45,7 @@ async def mark_namespace_as_own(client: Client, catalog_id: str) -> None:
         # The id is not encrypted: it is no secret, and must stay readable when today's keys are gone.
         (plain,) = PayloadConverter.default.to_payloads([catalog_id])
         await client.create_schedule(CATALOG_SCHEDULE, _make_mark_schedule(catalog_id), memo={_CATALOG: plain})
-    except ScheduleAlreadyRunningError:  # another process was faster
+    except ScheduleAlreadyRunningError:  # another process has created the schedule
         await compare_namespace_mark(client, catalog_id)
 
 

@@ -47,7 +47,7 @@ class LogStorePolicies:
     registration_timeout_s: float = 600
     cursor_inline_bytes: int = 16_384
     bucket_limits: SealAndMergeLimits = field(default_factory=SealAndMergeLimits)
-    delivery_tolerance_ms: int = 0  # how early a message may be delivered
+    delivery_tolerance_ms: int = 0  # time by which a message may be delivered early
     finished_retention_s: float = 30 * _DAY_S
     records: RecordLogPolicies = field(default_factory=RecordLogPolicies)
     new_uuid: Callable[[], str] = lambda: str(uuid4())
@@ -67,7 +67,7 @@ class IndexBucketServices:
     snapshots: IndexBucketSnapshots
     sealer: Sealer
     merger: Merger
-    publisher: BuiltIndexPublisher  # for the results of bulk jobs
+    publisher: BuiltIndexPublisher  # publishes the results of bulk jobs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

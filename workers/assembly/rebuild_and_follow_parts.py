@@ -113,7 +113,7 @@ def _remember_first_result(open_loaded: Callable[[], LoadedCatalogServices]) -> 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FollowCommandParts:
     catalog_id: str
-    replica: str  # prefix of the replica's names
+    replica: str  # first part of the replica's names: followed bucket and a digest of the database's URL
     activities: FollowRecordsActivities
     require_bucket_and_database: Callable[[], None]  # checks the bucket and the database
 

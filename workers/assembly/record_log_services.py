@@ -55,11 +55,11 @@ def _import_record_function(reference: str) -> tuple[str, RecordFunction]:
 class RecordLogPolicies:
     """Options of the record log. The defaults are those of the settings."""
 
-    interval_s: float = 5.0  # between two searches for changes
-    cursor_interval_s: float = 60.0  # between two flushes of cursors
+    interval_s: float = 5.0  # pause between two searches for changes
+    cursor_interval_s: float = 60.0  # time between two flushes of cursors
     clock_bound_s: float = 60.0  # maximum difference to the store's clock; above it nothing is flushed
     eligible_age_s: float = 86_400.0  # younger tombstones stay; a replica that is silent for longer is STALE
-    raider_sleep_s: float = 0.001  # between two blocks that a raid reads
+    raider_sleep_s: float = 0.001  # pause between two blocks that a raid reads
     functions: RecordFunctionRegistry = field(default_factory=lambda: ImportedRecordFunctions(""))
 
 

@@ -46,7 +46,7 @@ class SpooledRows:
                 spooled._file.write(json.dumps(row).encode() + b"\n")
                 spooled._count += 1
         except BaseException:
-            spooled._file.close()  # the error's traceback keeps a reference
+            spooled._file.close()  # closed here, because the error's traceback keeps a reference to `spooled`
             raise
         return spooled
 

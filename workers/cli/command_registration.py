@@ -66,7 +66,8 @@ class ErrorReportingGroup(GroupWithUsageErrors):
             if args is None:
                 _check_encoding(words)
             code = super().main(words, prog_name, complete_var, False, windows_expand_args, **extra)
-            if code == ExitCode.INTERRUPTED and not isinstance(code, ExitCode):  # from the parser, not from a command
+            # The parser returns a plain number. A command returns an `ExitCode`.
+            if code == ExitCode.INTERRUPTED and not isinstance(code, ExitCode):
                 code = _report_error(Interrupted(), words)
         except Exception as error:  # noqa: BLE001 - every error becomes an exit code here
             code = _report_error(error, words)
@@ -161,7 +162,7 @@ def _make_typer_function(body: Callable[..., Answer]) -> Callable[..., None]:
                 trace_id = context.record_command_result(answer.code, arguments)
             except KeyboardInterrupt as interrupt:
                 context.record_command_result(ExitCode.INTERRUPTED, arguments)
-                raise Interrupted(*interrupt.args) from None  # the body's message may say what remains
+                raise Interrupted(*interrupt.args) from None  # the message of the command may say what remains
             except Exception as error:
                 set_field_spellings(error, get_fields_by_spelling(ctx))
                 failure = classify_error(error)

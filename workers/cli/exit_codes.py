@@ -26,7 +26,7 @@ class ExitCode(IntEnum):
     USAGE = 2  # invalid usage or invalid input
     REFUSED = 3  # refused by a guard or a precondition
     UNREACHABLE = 4  # a service cannot be reached, or refuses access
-    PARTIAL = 5  # finished in part: outcomes other than success, dead letters
+    PARTIAL = 5  # finished in part: not every outcome is a success
     INTERRUPTED = 130
 
 

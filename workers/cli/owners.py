@@ -53,7 +53,7 @@ def list_bundle_owners_and_workers(
         raise InvalidInput("unowned", expected="one of --unowned and --worker", found="both")
     topic_bundle = None
     if topic is not None:
-        context.get_topic(topic)  # refuse an unknown topic, because every name belongs to a bundle
+        context.get_topic(topic)  # refuses a topic that does not exist, because every name hashes to a bundle
         topic_bundle = bundle_of_topic(
             TopicName.parse_existing(topic), bundle_count=context.catalog.fences.count_bundles()
         )

@@ -22,7 +22,7 @@ from workers.cli.command_registration import ErrorReportingGroup, HomeFlag, Json
 class LazyCommandEntry:
     about: str  # one line
     module: str
-    group: str = ""  # group of the command in that module; "": the command is itself a group
+    group: str = ""  # name of the group with the command in `module`; "": the command is a group
     other_modules: Sequence[str] = ()  # modules that add commands to the group
 
 
@@ -180,7 +180,7 @@ def _make_closed_streams_fail() -> None:
         try:
             os.fstat(descriptor)
         except OSError:
-            os.open(os.devnull, os.O_RDONLY if descriptor == 1 else os.O_WRONLY)  # takes the lowest free descriptor
+            os.open(os.devnull, os.O_RDONLY if descriptor == 1 else os.O_WRONLY)  # `os.open` takes the lowest free one
     sys.stdin = sys.stdin or os.fdopen(0, encoding="utf-8", closefd=False)
     sys.stdout = sys.stdout or os.fdopen(1, "w", encoding="utf-8", closefd=False)
     sys.stderr = sys.stderr or os.fdopen(2, "w", encoding="utf-8", closefd=False)

@@ -149,5 +149,5 @@ def show_settings(context: CommandContext) -> Answer:
         {"name": name, "value": None if value == "" else value, "origin": origins[name]}
         for name, value in values.items()
     ]
-    display = [{**row, "value": row["value"] and str(row["value"])} for row in rows]  # without thousands separators
+    display = [{**row, "value": row["value"] and str(row["value"])} for row in rows]  # no thousands separators
     return Answer(document=rows, display=display, is_copyable=True)

@@ -156,7 +156,7 @@ def restart_schedule(context: CommandContext, schedule_id: ScheduleId) -> Answer
 
 replays = create_command_group("replays", "Replays.", path="")
 
-_MAX_HISTORY_BYTES = 256 * 1024 * 1024  # Temporal ends a run at 50 MB of history, which is less than this as JSON
+_MAX_HISTORY_BYTES = 256 * 1024 * 1024  # a history has at most 50 MB, which is less than this limit as JSON
 
 JobId = Annotated[str, typer.Argument(metavar="WORKFLOW_ID", help="The job, as `sexton workflow list` shows it.")]
 RunId = Annotated[

@@ -30,7 +30,7 @@ _NO_ANSWER_STATUSES: Final = {
 }
 # Types of failures of an update of an ended batch. `PreconditionFailed`: the catalog has closed the batch.
 _BATCH_ENDED_TYPES: Final = {"AcceptedUpdateCompletedWorkflow", "PreconditionFailed"}
-_ANSWER_TIMEOUT: Final = timedelta(seconds=30)  # the worker may be draining or starting
+_ANSWER_TIMEOUT: Final = timedelta(seconds=30)  # long enough for a worker that is starting or draining
 
 BatchHandle = WorkflowHandle[Any, Any]
 BatchProgress = DeleteLedgersProgress | ApplyOrphansProgress

@@ -67,7 +67,7 @@ class RecurringJob:
     schedule_id: str
     job: JobDefinition[Any, Any]
     request: JobInput
-    interval_s: int  # 0: never
+    interval_s: int  # 0: the job is not scheduled
     summary: str
     triggers_immediately: bool = False  # whether the first run starts at once, instead of after one interval
 

@@ -53,7 +53,7 @@ from workflows.deletion.job_definitions import (
 
 R = TypeVar("R")
 
-_THREAD_RELEASE_S = 0.2  # without this pause 6 of 40 programs aborted, with it none of 120
+_THREAD_RELEASE_S = 0.2  # without this pause, 6 of 40 programs aborted; with the pause, none of 120
 _REDRIVE_CLAIM_S = 120.0  # if the batch has not started by then, a sweep continues its rows
 
 
@@ -164,8 +164,7 @@ class Sexton(MaintenanceJobClient, TransactionJobClient):
     ) -> Handle[BatchCertificate]:
         """Detach and delete the given ledgers. If any of them is still needed, delete none.
 
-        If the job deletes nothing, `refused` in its result is `LedgerStillNeeded`, or `UnknownObject` for a missing
-        ledger.
+        If nothing is deleted, the result's `refused` is `LedgerStillNeeded`, or `UnknownObject` for a missing ledger.
 
         Raises:
             InvalidInput: There are no ids, or more than `MAX_LEDGER_IDS`.

@@ -33,7 +33,7 @@ from workflows.transactions.job_definitions import TRANSACTION_COORDINATOR
 
 _MIN_FAILED_TASKS: Final = 3  # a worker fails one or two tasks while it is replaced
 _MIN_FAILED_ATTEMPTS: Final = 10  # attempts of an activity, reached after about four minutes with the usual pauses
-_MIN_AGE: Final = timedelta(hours=6)  # a sweep or a trim may wait that long for a large deletion
+_MIN_AGE: Final = timedelta(hours=6)  # a sweep or a trim may wait for a large deletion for hours
 _MAX_AGE_INTERVALS: Final = 3  # intervals of the schedule, after which a run is too old
 _MAX_COORDINATORS: Final = 20
 
@@ -101,7 +101,7 @@ async def restart_schedule(client: Client, schedule_id: str) -> list[str]:
         try:
             await handle.terminate(reason=f"sexton schedule restart {schedule_id}")
         except RPCError as error:
-            if error.status is not RPCStatusCode.NOT_FOUND:  # the run has ended in the meantime
+            if error.status is not RPCStatusCode.NOT_FOUND:  # not found: the run has ended in the meantime
                 raise
         else:
             ended.append(run.workflow_id)

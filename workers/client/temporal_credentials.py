@@ -85,7 +85,7 @@ _TLS_FAULTS: Final = (  # columns: part of an error text of the SDK's core, prob
     ("PermissionDenied", "it refuses us", CHECK_API_KEY_ADVICE),
 )
 _CHECK_SERVERS_ADVICE: Final = "it may be away behind a balancer: see whether its servers run. Otherwise "
-_BROKEN_CONNECTION_FAULTS: Final = {  # the key says whether the connection has TLS
+_BROKEN_CONNECTION_FAULTS: Final = {  # key: whether the connection has TLS
     True: ("it ended the connection", _CHECK_SERVERS_ADVICE + "it may want our certificate: temporal_cert_file"),
     False: (
         "it ended the connection",

@@ -51,7 +51,7 @@ _WAKE_AGAIN_AFTER_S: Final = 1.0
 _PAUSE_PER_QUERY_TIME: Final = 3
 """Minimum pause between queries, as a multiple of a query's duration, so that queries take a quarter of the time."""
 
-_PAUSE_RANGE_S: Final = (0.002, 0.05)  # between two queries of transaction states
+_PAUSE_RANGE_S: Final = (0.002, 0.05)  # shortest and longest pause between two queries of transaction states
 
 
 class TransactionClient:

@@ -22,7 +22,7 @@ class WorkflowSummary:
     status: str  # as in Temporal's queries: Running, Completed, …
     started: datetime
     closed: datetime | None
-    topic: str | None  # encoded
+    topic: str | None  # encoded name
     outcome: list[str]
 
 

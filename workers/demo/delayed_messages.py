@@ -41,7 +41,7 @@ _MAX_ENTRIES_PER_RECEIVE: Final = 100
 class ReceivedDelayedMessages:
     topic: Topic
     received: list[tuple[Position, int]] = field(default_factory=list)  # position, and time in milliseconds since 1970
-    ended_ms: int = 0  # end of the last consumer
+    ended_ms: int = 0  # time at which the last consumer ended
 
 
 class DelayedTopic:

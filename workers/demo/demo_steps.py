@@ -54,7 +54,7 @@ _FIRST, _SECOND, _THIRD, _FOURTH, _FIFTH = "worker-1", "worker-2", "worker-3", "
 _WORKER_ENV = {
     **ANY_PORTS,
     "SEXTON_OWNERSHIP": "zookeeper",
-    "SEXTON_SESSION_TIMEOUT": "4s",  # the bundles of a killed worker are free after that time
+    "SEXTON_SESSION_TIMEOUT": "4s",  # after this time, the bundles of a killed worker are free
 }
 _MAX_CHUNKS_BEFORE_DEATH = 6  # the worker dies in its last chunk, before it deletes any `meta.json`
 _FOREIGN_KEYS = (
@@ -75,7 +75,7 @@ class _CatalogAtWorkerDeath:
 
 
 def run_demo(settings: Settings, *, topics: int, ledgers: int, keep: bool, on_progress: Say) -> DemoReport:
-    """Run trims and other jobs on a temporary stack, and check every promise without Sexton's code.
+    """Run trims and other jobs on a temporary stack, and check every promise from outside.
 
     The demo takes names and limits from `settings`, and uses its own home, ports and addresses. `topics` is at least 1.
     `ledgers` is the number of ledgers of each topic, at least 2. `keep` leaves the stack running.

@@ -40,7 +40,7 @@ class PromiseResult:
 class DemoReport:
     promises: Sequence[PromiseResult]
     orphans: PromiseResult
-    damage: PromiseResult  # flipped bits
+    damage: PromiseResult  # result of the check with flipped bits
     counts: dict[str, int]
     ui: str
     home: str

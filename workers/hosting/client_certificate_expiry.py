@@ -39,7 +39,7 @@ class ClientCertificate:
 def find_client_certificate_files(settings: Settings) -> dict[str, str]:
     """Return the paths of certificate files by setting. `database_url` names its file in the parameter `sslcert`."""
     path_by_setting = {name: str(getattr(settings, name)) for name in ("temporal_cert_file", "zookeeper_cert_file")}
-    with suppress(InvalidInput):  # an invalid URL, which the connection reports
+    with suppress(InvalidInput):  # an invalid URL is reported by the connection
         path_by_setting["database_url"] = str(parse_database_url(settings.database_url).query.get("sslcert", ""))
     return {name: path for name, path in path_by_setting.items() if path}
 

@@ -171,7 +171,7 @@ async def _run_rebuild_with_pinned_manifest(
     await mark_namespace_as_own(client, parts.catalog_id)
     rebuild, is_new = await _choose_rebuild_id(client, settings, parts, skip_unreadable=request.skip_unreadable)
     has_newer_manifest = await asyncio.to_thread(parts.manifests.has_next_manifest, RebuildId.parse(rebuild).manifest)
-    if not has_newer_manifest and not request.take_over:  # a newer manifest decides which catalog continues
+    if not has_newer_manifest and not request.take_over:  # a newer manifest has decided which catalog continues
         await require_no_workers(client, settings)
     await _terminate_and_unpin_superseded_rebuilds(client, settings, parts, rebuild, say)
     if is_new:  # pinned before the workflow starts, so that `--abandon` finds the rebuild if the command dies now

@@ -13,7 +13,7 @@ TXN: Final = "sexton.txn"
 ROW_RANGE: Final = "sexton.row_range"
 EXIT_CODE: Final = "sexton.exit_code"
 ERROR_TYPE: Final = "error.type"
-TRACE_ID: Final = "trace_id"  # in the details of a failure
+TRACE_ID: Final = "trace_id"  # key in the details of a failure
 FIELD: Final = "field"  # key in the details of a failure; the value is the refused field of the input
 
 AttributeValue = str | int | Sequence[int]

@@ -20,7 +20,7 @@ from workers.human_readable_values import format_time_to_second
 from workers.pages.html_templates import CONTENT_SECURITY_POLICY, render_template
 
 _MAX_AGE_S: Final = 10.0
-_ANSWER_TIMEOUT_S: Final = 5.0  # for each service
+_ANSWER_TIMEOUT_S: Final = 5.0  # for the answer of each service
 _POLICY: Final = {
     "Content-Security-Policy": f"{CONTENT_SECURITY_POLICY}; frame-ancestors 'none'",
     "Referrer-Policy": "no-referrer",

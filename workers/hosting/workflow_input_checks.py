@@ -85,7 +85,7 @@ _log = logging.getLogger(__name__)
 class InputRefusal:
     field: str
     message: str
-    is_recorded: bool  # an earlier build would have accepted the input
+    is_recorded: bool  # whether an earlier build would have accepted the input
 
 
 @workflow.defn(name=_REFUSED, sandboxed=False)
@@ -144,8 +144,8 @@ class _InputCheckingInstance(WorkflowInstance):
         self._versioning_behavior = (declared or VersioningBehavior.UNSPECIFIED).value
         self._det = det
         self._queue = det.info.task_queue
-        # A foreign job could use such an id, but would gain little: unreadable input of children is refused, too, and
-        # activities check names and ids. Only limits that earlier builds did not know are not applied.
+        # A foreign job could use such an id. It would only evade limits that earlier builds did not know: unreadable
+        # input is refused in any case, and activities check names and ids.
         is_child = det.info.parent is not None and det.info.parent.workflow_id.startswith(_PARENT_ID_PREFIXES)
         self._is_from_workflow = bool(det.info.continued_run_id) or is_child
 

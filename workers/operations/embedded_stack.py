@@ -67,7 +67,7 @@ def start_stack(
                 lambda client: _deploy_build_and_apply_schedules(client, settings, new_build, on_progress, say),
             )
     except BaseException:
-        with suppress(ServiceFailed):  # keep the first error
+        with suppress(ServiceFailed):  # the first error counts
             if earlier_worker is None:
                 worker.kill()  # the worker has no activities to drain
             embedded_stack.stop_started_services(settings.home, stack_addresses.started)

@@ -66,7 +66,7 @@ class PlannedStore:
     """Contents of a planned store. All numbers are at least 1."""
 
     topics: int
-    ledgers: int  # closed and open, of all topics
+    ledgers: int  # closed and open ledgers of all topics
     segments: int = 10  # per ledger
     subscriptions: int = 2  # per topic
     life_days: float = 30.0  # age at which a ledger is deleted
@@ -98,18 +98,18 @@ class PlannedStore:
 class StoreSizeEstimate:
     """Sizes and rates of a planned store. Rates are averages over the day."""
 
-    rows: Mapping[str, int]  # number by large table
+    rows: Mapping[str, int]  # number of rows by large table
     row_bytes: Mapping[str, int]  # by large table, indexes included
     objects: int
     objects_per_shard: int  # the ledgers of a store are spread over 256 shards
-    deleted_per_s: float  # ledgers
-    lists_per_s: float  # requests of deletions
-    deletes_per_s: float  # requests of up to 1,000 keys
-    gets_per_s: float  # requests of deletions, one byte each
-    puts_per_s: float  # of segments and statements
-    plan_lists: int  # requests of one reconciliation that lists the whole bucket
+    deleted_per_s: float  # deleted ledgers
+    lists_per_s: float  # LIST requests of deletions
+    deletes_per_s: float  # DeleteObjects requests of up to 1,000 keys
+    gets_per_s: float  # GET requests of deletions, of one byte each
+    puts_per_s: float  # PUT requests for segments and statements
+    plan_lists: int  # LIST requests of one plan that lists the whole bucket
     events_per_s: float  # in Temporal's histories, for trims and deletions
-    topics_per_s: float  # checked by trims
+    topics_per_s: float  # topics that trims check
     blocks: int  # of the record log, if all are full
     block_bytes: int  # of segments only
     manifest_bytes: int  # of each manifest; every flush writes a new one
@@ -126,7 +126,7 @@ class DeletionRequestEstimate:
 
     lists: int
     deletes: int
-    gets: int  # one byte each, to check a sample of the deleted objects
+    gets: int  # GETs of one byte, which check a sample of the deleted objects
 
 
 def estimate_deletion_requests(

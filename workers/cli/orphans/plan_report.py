@@ -119,7 +119,7 @@ class _ChartBar:
 @dataclass(slots=True)
 class _ChartTotals:
     kinds: Counter[FindingKind] = field(default_factory=Counter)
-    topics: Counter[str] = field(default_factory=Counter)  # bytes
+    topics: Counter[str] = field(default_factory=Counter)  # bytes by topic
     ages: Counter[str] = field(default_factory=Counter)
     has_dropped_topics: bool = False
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from logstore.ports.catalog import Topic
     from logstore.positions import Position
 
-_MAX_BATCH_BYTES = 16 * 1024 * 1024  # a batch of large messages has fewer entries
+_MAX_BATCH_BYTES = 16 * 1024 * 1024  # bounds the number of entries in a batch of large messages
 
 File = Annotated[str, typer.Option("--file", metavar="F", help="JSON lines; - is stdin.")]
 Batch = Annotated[int, typer.Option("--batch", metavar="N", min=1, max=100_000, help="Entries in one append.")]

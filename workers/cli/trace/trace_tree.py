@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from infra.telemetry.span_reader import WorkflowTrace
 
 _MAX_ERROR_LENGTH = 300
-_LABELS: Mapping[str, str] = {  # labels by attribute, in their order in a line
+_LABELS: Mapping[str, str] = {  # labels by attribute, in the order of a line
     "sexton.topic": "topic",
     "sexton.ledger": "ledger",
     "sexton.ledgers": "ledgers",
