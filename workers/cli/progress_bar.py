@@ -101,7 +101,7 @@ def append_library_stderr_to_file(path: Path) -> Iterator[None]:
 
 @contextmanager
 def announce_steps(text: str) -> Iterator[Callable[[str], None]]:
-    """Yield a function that shows the text of a step in a bar, or on a line of stderr if there is no terminal."""
+    """Yield a function that shows a text: in a bar or, if there is no terminal, on a line of stderr."""
     if not sys.stderr.isatty() or os.environ.get("TERM") in _TERMINALS_WITHOUT_BARS:
         print_note(text)
         yield print_note

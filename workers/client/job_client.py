@@ -137,7 +137,7 @@ class JobClient:
         return self.client
 
     def format_web_ui_url(self, workflow_id: str, run_id: str | None) -> str:
-        """Return the URL of the run's page in the Web UI, or "" if no Web UI is set or the run id is unknown."""
+        """Return the URL of the run's page in the Web UI. Return "" without a `run_id` or without a Web UI."""
         settings = self._settings
         if not settings.ui_address or not run_id:
             return ""

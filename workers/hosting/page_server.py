@@ -98,8 +98,8 @@ _LIMITS: Final = ConnectionLimits()
 async def serve_pages(address: str, pages: PageRouter, limits: ConnectionLimits = _LIMITS) -> AsyncIterator[str]:
     """Serve the pages while the block runs. Yield their base URL, or "" if the server is off.
 
-    `address` is `host:port` or `off`. Port 0 means any free port. If the port is taken, a free port is used with a
-    warning, because several workers of one machine share this setting. Pages may be added later.
+    `address` is `host:port` or `off`. Port 0 means any free port. If the port is taken, a warning is logged and a free
+    port is used. Several workers of one machine may share the setting. Pages may be added later.
 
     Raises:
         InvalidInput: The host is not an address of this machine, or this user may not use the port.

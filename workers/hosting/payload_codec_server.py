@@ -1,7 +1,7 @@
 """Codec server for Temporal's Web UI: a browser asks this worker to decrypt workflow payloads (`POST /codec/decode`).
 
 1. The endpoint exists only if `codec_origin` names the Web UI. It is served only on loopback addresses and refuses
-   other origins, because everyone who can send a request can read workflow payloads.
+   other origins. Everyone who can send a request can read workflow payloads.
 2. The endpoint encrypts nothing, so nobody can start jobs through it.
 
 Source: Temporal, "Codec Server"; WHATWG Fetch, "CORS protocol".

@@ -122,7 +122,7 @@ def rebuild_catalog(
     Args:
         settings: Settings of the buckets, of Temporal, and of the new catalog's database.
         skip_unreadable: Skip blocks that are corrupt or missing, and name them in the result.
-        max_absent_share: Largest share of ledgers without objects, 0 to 1.
+        max_absent_share: Largest accepted share of ledgers without objects, 0 to 1.
         master: URL of a Spark cluster. Empty means the setting `spark_master`.
         take_over: Start although workers of the old catalog live, and wait until they know that the old catalog has
             ended.
@@ -132,7 +132,7 @@ def rebuild_catalog(
     Raises:
         PreconditionFailed: The database is not empty, there is no manifest, or workers of the catalog live.
         CatalogMismatch: Buckets and namespace belong to different catalogs.
-        WorkflowFailureError: The job failed, or a guard refused.
+        WorkflowFailureError: The job failed, or a guard refused the request.
         ServiceFailed, StoreUnavailable: Temporal, storage or database do not answer.
     """
     failpoints.arm_from_environment(os.environ.get(failpoints.ENVIRONMENT_VARIABLE))
@@ -343,8 +343,9 @@ def follow_records(
 
     Raises:
         PreconditionFailed: The database has other content, or the replica must be seeded again.
-        CatalogVersionMismatch, CatalogMismatch: The database has another version or belongs to another catalog.
-        WorkflowFailureError: The job failed, or a guard refused.
+        CatalogVersionMismatch, CatalogMismatch: The database has another version of the catalog's tables, or belongs to
+            another catalog.
+        WorkflowFailureError: The job failed, or a guard refused the request.
         ServiceFailed, ServiceRefused, StoreUnavailable: Temporal, storage or database do not answer or refuse.
     """
     failpoints.arm_from_environment(os.environ.get(failpoints.ENVIRONMENT_VARIABLE))

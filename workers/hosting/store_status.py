@@ -77,7 +77,7 @@ class StoreStatusReader:
         return {name: _read_or_error(read) for name, read in self._read_by_section.items()}
 
     def read_replicas(self) -> Section:
-        """Read the section about replicas from the records bucket. After a failure it has only an `error`."""
+        """Read the section about replicas from the records bucket. After a failure the section has only an `error`."""
 
         def to_row(replica: ReplicaStatus) -> Section:
             return {"replica": replica.replica, "state": str(replica.state or "NEW"), "lag_s": replica.lag_s}
