@@ -1,4 +1,4 @@
-"""Definition of activities, and their heartbeats to Temporal, which also renew claims.
+"""Definition of activities, and heartbeats to Temporal, which also renew claims.
 
 Temporal's SDK can raise a cancellation in the thread of a synchronous activity at any instruction. If the activity is
 starting another thread, `Thread.start` then waits for ever in CPython 3.11. Activities are therefore defined without
@@ -35,7 +35,7 @@ def define_activity(*, name: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
 
 
 def raise_if_cancelled() -> None:
-    """Raise `CancelledError` if the activity was cancelled by its workflow, its ending worker, or the server."""
+    """Raise `CancelledError` if the workflow, the server, or the end of the worker has cancelled the activity."""
     if activity.in_activity() and activity.is_cancelled():
         raise CancelledError("Cancelled")
 
@@ -154,7 +154,7 @@ def send_heartbeats_and_renew(
 ) -> Iterator[None]:
     """Send heartbeats as `send_heartbeats` does, and renew a claim that was just taken, at most every 15 s.
 
-    Use this for claims that only avoid repeated work. A renewal that fails does not end the activity.
+    Use this function for claims that only avoid repeated work. A failed renewal does not end the activity.
     """
     raise_if_cancelled()
     renewed_s = time.monotonic()

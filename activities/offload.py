@@ -117,7 +117,7 @@ class LedgerOffloadActivities:
 
         Idempotency: each attempt has its own uuid. The copy of an earlier attempt gets its deletion intent before this
         attempt begins. Overlapping attempts never use the same object.
-        Heartbeat: while it runs.
+        Heartbeat: while the activity runs.
         Raises: InvalidInput, PreconditionFailed, MissingData, CorruptData (terminal); UploadTimedOut, UploadUnproven,
         StoreUnavailable, CatalogBusy, OutcomeUnknown, ServiceRefused (retry).
         """
@@ -181,13 +181,13 @@ class LedgerOffloadActivities:
     @define_activity(name="offload.remove_primaries")
     @send_heartbeats()
     def prove_and_detach_primaries(self, request: DetachPrimariesInput) -> DetachPrimariesResult:
-        """Detach primary copies of ledgers whose LIVE tiered copy is proved now, and file an intent for each.
+        """For each ledger whose LIVE tiered copy is proved now, detach the primary copy and file an intent.
 
         A copy may be lost after its publication, so each copy is proved again (apache/pulsar#22839). A ledger without
         proof keeps its primary copy and does not block other ledgers.
 
-        Idempotency: keyed by `batch_id`. A repeated call returns the counts of the first call and an unchanged `after`.
-        Heartbeat: while it runs.
+        Idempotency: keyed by `batch_id`. A repeated call returns the first counts, and `after` as `next_after`.
+        Heartbeat: while the activity runs.
         Raises: UnknownObject (terminal); CatalogBusy, StoreUnavailable (retry).
         """
         topic_id, requested_ids = TopicId(request.topic_id), _to_ledger_ids(request.ledger_ids)

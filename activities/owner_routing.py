@@ -74,7 +74,7 @@ def resolve_lease_or_redirect(request: OwnerRoutedInput, owners: TopicOwners) ->
     A request without a valid topic name has no owner.
 
     Raises:
-        NotOwner: The request was sent to this worker as the owner, but it is not the owner.
+        NotOwner: The request was sent to this worker as the owner, but this worker is not the owner.
         LookupRefused: ZooKeeper refuses this worker.
     """
     if request.place is Route.ANYWHERE or not is_valid_topic_name(request.topic):

@@ -104,8 +104,7 @@ class _ErrorReturningTask:
 class SparkBulkJobs:
     """`BulkJobRunner` that runs one job at a time, because a session for another master ends the current session.
 
-    `mains` is called once, when the first job runs. A stopped attempt that has not ended after `stop_timeout_s` is
-    abandoned.
+    `mains` is called once, when the first job runs. A stopped attempt is abandoned after `stop_timeout_s`.
     """
 
     def __init__(

@@ -70,7 +70,7 @@ class DelayedIndexBuildActivities(TopicBuildSteps):
 
     @define_activity(name="delayed.switch_indexes")
     def store_and_switch_indexes(self, request: SwitchTopicsPageInput) -> SwitchCounts:
-        """Store the buckets of one page of topics. Switch each topic to its buckets, and release the topic's claim.
+        """Store the index buckets of a page of topics. Switch the list of each topic, and release the topic's claim.
 
         Idempotency: keyed by (run_id, page). In a repeated call, a switched topic counts as switched.
         Heartbeat: topics done, every two seconds, with a renewal of the remaining claims.
@@ -90,7 +90,7 @@ class DelayedIndexBuildActivities(TopicBuildSteps):
     @define_activity(name="delayed.conclude_build")
     @send_heartbeats()
     def conclude_build(self, request: ConcludeBuildInput) -> TopicBuildSummary:
-        """Finish the run with its summary, and delete its output.
+        """Finish the run with the summary, and delete the output of the bulk job.
 
         Idempotency: the first summary stays. Missing output is no error.
         Raises: PreconditionFailed (terminal); StoreUnavailable, CatalogBusy (retry).

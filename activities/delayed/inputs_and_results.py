@@ -15,7 +15,7 @@ class IndexWorkTopicsInput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IndexWorkTopicPages:
-    """Pages of due topics, ascending by id. Empty if no topic is due."""
+    """Pages of topics that need a seal, a drop or a merge, ascending by id."""
 
     pages: list[list[int]]
 
@@ -43,8 +43,8 @@ class TopicOverBucketLimit:
 class SealTopicsResult:
     topics: int = 0  # checked topics
     buckets: int = 0  # new index buckets
-    messages: int = 0  # in new buckets
-    dropped: int = 0  # buckets whose messages need no index any more
+    messages: int = 0  # messages in the new index buckets
+    dropped: int = 0  # index buckets whose messages need no index any more
     held: int = 0  # topics that another job works on
     overtaken: int = 0  # topics whose list changed meanwhile; the next run seals them
     failed: int = 0  # skipped topics
@@ -57,7 +57,7 @@ class ChoosePairInput:
     topic_id: int
     topic: str = ""  # encoded name that the topic must have
     max_buckets: int | None = None  # None: the limit of the settings
-    damaged: list[int] = field(default_factory=list)  # unreadable buckets, not to be chosen
+    damaged: list[int] = field(default_factory=list)  # unreadable index buckets, not to be chosen
 
 
 class ChoiceReason(StrEnum):
@@ -72,7 +72,7 @@ class ChoiceReason(StrEnum):
 class PairChoice:
     chosen: ChoiceReason
     pair: list[IndexBucketToMerge] = field(default_factory=list)  # two neighbours, or none
-    buckets: int = 0  # buckets of the topic
+    buckets: int = 0  # index buckets of the topic
     limit: int = 0
 
 
@@ -86,9 +86,9 @@ class MergePairInput:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MergedPair:
     switched: bool  # False: the list has changed, so choose again
-    messages: int = 0  # in the new bucket
+    messages: int = 0  # messages in the new index bucket
     passed: int = 0  # due messages that were left out
-    damaged: int | None = None  # id of an unreadable bucket
+    damaged: int | None = None  # id of an unreadable index bucket
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

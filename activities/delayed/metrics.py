@@ -1,4 +1,4 @@
-"""Prometheus counters of seals and merges. No label names a topic."""
+"""Prometheus counters of seals and merges of index buckets. No label names a topic."""
 
 from typing import Final
 

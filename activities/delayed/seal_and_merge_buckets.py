@@ -183,7 +183,7 @@ class IndexBucketActivities:
     @define_activity(name="delayed.choose_pair")
     @send_heartbeats()
     def claim_list_and_choose_pair(self, request: ChoosePairInput) -> PairChoice:
-        """Claim a topic's list for this workflow, and choose the next two buckets to merge.
+        """Claim a topic's list for this workflow, and choose the next two index buckets to merge.
 
         Idempotency: reads, and renews the claim.
         Raises: InvalidInput (terminal); StoreUnavailable, CatalogBusy (retry).
@@ -214,7 +214,7 @@ class IndexBucketActivities:
 
     @define_activity(name="delayed.merge_pair")
     def merge_pair(self, request: MergePairInput) -> MergedPair:
-        """Replace two neighbouring buckets by one.
+        """Replace two neighbouring index buckets by one.
 
         Idempotency: keyed by the pair. After the merge the pair is not listed, and a repeated call changes nothing.
         Heartbeat: messages written, every two seconds, with a renewal of the claim.

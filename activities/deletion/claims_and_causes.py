@@ -9,10 +9,10 @@ from activities.deletion.inputs_and_results import DetachResult
 from logstore.ports.catalog import AuditCause, Claim, DetachedBatch
 
 CLAIM_S: Final = 60.0
-"""Duration of a row's claim. Heartbeats renew it."""
+"""Duration of a row's claim in seconds. Heartbeats renew the claim."""
 
 BATCH_CLAIM_S: Final = 120.0
-"""Duration of a batch's claim: 60 s more than the longest wait between attempts of a chunk."""
+"""Duration of a batch's claim in seconds: 60 s more than the longest wait between attempts of a chunk."""
 
 
 def own_workflow_claim(ttl_s: float = CLAIM_S) -> Claim:

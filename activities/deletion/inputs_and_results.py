@@ -29,9 +29,9 @@ class DetachInput(OwnerRoutedInput):
     generation: int | None = None
 
     def to_compound_operation(self) -> CompoundOperation:
-        """Return the compound operation.
+        """Return the compound operation of one ledger.
 
-        Raise `InvalidInput` unless it has one ledger and known copies, without `force`.
+        Raise `InvalidInput` for more ledgers, unknown copies or `force`.
         """
         ids = self.ledger_ids or []
         if len(ids) != 1 or self.force:

@@ -1,4 +1,4 @@
-"""Activities that delete a whole topic. Phase two of its ledgers is in `ledger_deletion`."""
+"""Activities that delete a whole topic. Phase two of the topic's ledgers is in `ledger_deletion`."""
 
 from dataclasses import dataclass, field
 

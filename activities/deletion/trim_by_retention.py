@@ -164,7 +164,7 @@ class TrimAllTopicsActivities:
     def trim_page(self, request: TrimPageInput) -> TrimPageResult:
         """For each topic of the page, roll an idle ledger, then detach the ledgers that retention does not keep.
 
-        A topic that fails is logged, counted and skipped. It does not stop the trim of other topics
+        A topic that fails is logged, counted and skipped, so that other topics are trimmed
         (YahooArchive/bookkeeper#17). A failed roll does not stop the trim either (apache/pulsar#26431).
 
         Idempotency: keyed by batch and topic; a topic whose intents are in the batch is only counted.
@@ -200,7 +200,7 @@ class TrimAllTopicsActivities:
     @define_activity(name="trimming.count_batch")
     @send_heartbeats()
     def count_batch(self, request: CountBatchInput) -> DetachResult:
-        """Count the batch from its rows.
+        """Count the ledgers and intents of the batch.
 
         Idempotency: reads only.
         Raises: StoreUnavailable (retry).

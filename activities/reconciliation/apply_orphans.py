@@ -80,7 +80,7 @@ class ApplyOrphansActivities:
     def begin_apply(self, request: BeginApplyInput) -> ApplyScope:
         """Check that the plan may be applied, and open the run of the apply.
 
-        Idempotency: keyed by the plan's `run_id`. A finished apply returns its counts.
+        Idempotency: keyed by the plan's `run_id`. For a finished apply, return the counts.
         Raises: InvalidInput, UnknownObject, PreconditionFailed, StaleCatalog, CatalogMismatch (terminal);
             StoreUnavailable, CatalogBusy (retry).
         """
@@ -154,9 +154,7 @@ class ApplyOrphansActivities:
 
     @define_activity(name="reconciliation.delete_objects")
     def recheck_and_delete_objects(self, request: ApplyPageInput) -> int:
-        """Delete the page's single objects and abandoned uploads that are still orphans.
-
-        Return the number of deletions.
+        """Delete the page's single objects and uploads that are still orphans. Return the number of deletions.
 
         Idempotency: the decision is stored before the first deletion, and an absent object counts as deleted. The
             decision stays right: no writer can register such a segment any more, and no upload continues under a uuid

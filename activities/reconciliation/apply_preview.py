@@ -34,10 +34,7 @@ class ApplyPreviewResult:
 
 
 class ApplyPreview:
-    """Preview of an apply, without locks and writes.
-
-    A bucket without a marker is refused, because it is not marked here.
-    """
+    """Preview of an apply, which takes no lock and writes nothing, and therefore refuses a bucket without a marker."""
 
     def __init__(
         self, *, reconciliation: ReconciliationRuns, identities: CatalogIdentity, inspector: OrphanInspector

@@ -1,4 +1,4 @@
-"""Inputs and results of the activities of reconciliation. Findings and their fates stay in Parquet files."""
+"""Inputs and results of the activities of reconciliation. Findings and fates stay in Parquet files."""
 
 from dataclasses import dataclass, field
 

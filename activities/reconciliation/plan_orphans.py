@@ -120,8 +120,7 @@ class PlanOrphansActivities:
 
         Idempotency: keyed by (run_id, job). Published output is returned. If attempts overlap, the first complete
             attempt is published.
-        Heartbeat: (stage, tasks done, tasks), every two seconds. A cancellation cancels the job and all Spark jobs
-            that it submits later.
+        Heartbeat: (stage, tasks done, tasks), every two seconds. A cancellation cancels the job and all its Spark jobs.
         Raises: InvalidInput, PreconditionFailed, ProgramMissing (terminal); StoreUnavailable, ServiceFailed (retry).
         """
         summary = run_bulk_job(
@@ -159,7 +158,7 @@ class PlanOrphansActivities:
     @define_activity(name="reconciliation.conclude_plan")
     @send_heartbeats()
     def conclude_plan(self, request: PlanStepInput) -> PlanOrScrubResult:
-        """Finish the run with the counts of its findings.
+        """Finish the run with the counts of findings.
 
         The buckets must still belong to the catalog, because findings may rely on absent objects.
 

@@ -1,4 +1,4 @@
-"""Second look at one page of findings in storage, for an apply or its preview."""
+"""Second look at one page of findings in storage, for an apply or a preview."""
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -94,7 +94,7 @@ def select_findings_to_file(
 
 
 def _run_parallel(calls: Sequence[Callable[[], R]]) -> list[R]:
-    """Run calls in parallel and return their answers in order. After the first error no further call begins."""
+    """Run `calls` in parallel. Return the answers in order. After the first error no further call begins."""
     with ThreadPoolExecutor(_PARALLEL_COPIES, thread_name_prefix="look") as threads:
         futures = [threads.submit(copy_context().run, call) for call in calls]
         try:

@@ -118,7 +118,9 @@ class ReplicateRecordsActivities:
 
     @define_activity(name="records.ship")
     def ship_to_all_replicas(self, request: ShipToReplicasInput) -> list[ShippedBlocks]:
-        """Ship the newest manifest and its blocks to every replica bucket. A failed shipment does not stop the others.
+        """Ship the newest manifest and its blocks to every replica bucket.
+
+        A failed shipment does not stop other shipments.
 
         Idempotency: blocks that a replica bucket has are not copied again. A manifest is stored once.
         Heartbeat: replicas done, every two seconds.

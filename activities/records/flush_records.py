@@ -55,7 +55,7 @@ class FlushRecordsActivities:
                 activity.wait_for_worker_shutdown_sync(min(self._interval_s, remaining_s))
 
     def _flush_if_changed(self, *, with_all_cursors: bool, progress: Callable[[], tuple[int]]) -> FlushedRecords:
-        """Flush if there are changes. With `with_all_cursors`, flush cursors too that would be flushed only later."""
+        """Flush if there are changes. With `with_all_cursors`, also flush changes of cursors that may still wait."""
         state = self._records.read_state()
         has_changes = (
             bool(state.outbox_changes or state.staged_blocks)

@@ -78,7 +78,7 @@ class RebuildCatalogActivities:
     @define_activity(name="rebuild.begin")
     @send_heartbeats()
     def check_and_pin_manifest(self, request: RebuildStepInput) -> PinnedManifestSummary:
-        """Pin the manifest with its blocks. Check that buckets and database fit the rebuild.
+        """Pin the manifest with its blocks. Check the buckets, and that the database is empty or of this rebuild.
 
         A loaded database is refused if the next manifest exists and belongs to another rebuild.
 
@@ -124,9 +124,10 @@ class RebuildCatalogActivities:
     @define_activity(name="rebuild.load_rows")
     @send_heartbeats()
     def load_rows(self, request: RebuildStepInput) -> None:
-        """Load the rows into the empty database, in one transaction or one file.
+        """Load the rows into the empty database, all or nothing.
 
-        Idempotency: a database that this rebuild has loaded is not changed. A load that dies leaves no rows.
+        Idempotency: a database that this rebuild has loaded is not changed. If the process dies, the database stays
+            empty.
         Raises: PreconditionFailed (terminal); StoreUnavailable, CatalogBusy (retry).
         """
         if self._is_loaded_by_this_rebuild(request):

@@ -64,7 +64,7 @@ class TransactionSnapshotBuildActivities(TopicBuildSteps):
     @define_activity(name="transactions.conclude_build")
     @send_heartbeats()
     def conclude_build(self, request: ConcludeBuildInput) -> TopicBuildSummary:
-        """Finish the run with its summary, and delete its output.
+        """Finish the run with the summary, and delete the output of the bulk job.
 
         Idempotency: the first summary stays. Missing output is no error.
         Raises: PreconditionFailed (terminal); StoreUnavailable, CatalogBusy (retry).

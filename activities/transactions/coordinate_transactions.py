@@ -174,7 +174,7 @@ class TransactionCoordinatorActivities:
     @define_activity(name="transactions.busy_coordinators")
     @send_heartbeats()
     def list_coordinators_with_work(self, request: BusyCoordinatorsInput) -> list[int]:
-        """Return the first coordinators with work that no workflow has claimed, ascending.
+        """Return the first coordinators, ascending by id, that have work which no workflow has claimed.
 
         Idempotency: reads only.
         Raises: StoreUnavailable, CatalogBusy (retry).

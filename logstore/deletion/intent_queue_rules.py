@@ -1,4 +1,4 @@
-"""Rules of the queue of phase two, as pure functions of its rows."""
+"""Rules of the queue of phase two, as pure functions of the queue's rows."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final, TypeVar

@@ -11,7 +11,6 @@ from logstore.log.ledgers import LedgerState
 from logstore.positions import LedgerId, Position
 
 MAX_RETENTION_S = 100 * 366 * 86_400
-"""Longest retention, 100 years."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +93,7 @@ def reason_to_keep(
 def require_unneeded_ledgers(
     topic: str, ledgers: Iterable[LedgerFacts], *, last: LedgerId, mark_delete_by_subscription: Mapping[str, Position]
 ) -> None:
-    """Raise `LedgerStillNeeded` if a ledger is needed. The message names five, and counts the others."""
+    """Raise `LedgerStillNeeded` if a ledger is needed. The message names up to five needed ledgers."""
     needed = [
         f"ledger {ledger.ledger_id}: {reason}"
         for ledger in ledgers

@@ -130,7 +130,7 @@ def decide_upload_start(
 
 
 def upload_requests_end_us(context: Mapping[str, str]) -> int | None:
-    """Return the latest arrival of a request of the upload, by the catalog's clock. `None`: the upload has ended."""
+    """Return the latest time of a request of the upload, by the catalog's clock. `None`: the upload has ended."""
     end_us = context.get(_UPLOAD_END_FIELD)
     if end_us is None:
         return None

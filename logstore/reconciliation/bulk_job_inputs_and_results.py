@@ -47,9 +47,9 @@ class ReadLedgersAndIntentsJob:
 class CompareStorageWithCatalogJob:
     """Job that compares storage with the catalog, and writes the differences as candidates.
 
-    The summary has these counts: the fields of `CopyOverlap` for primary copies; the same fields with the prefix
-    `tiered_` for tiered copies; `young`, ledgers whose rows were too young; `expected`, ledgers of which a listing must
-    show objects. The fact `ROWS_BEFORE` is the cut-off of rows, which an old inventory makes earlier.
+    The summary counts the fields of `CopyOverlap` for primary copies, and with the prefix `tiered_` for tiered copies.
+    `young` counts ledgers whose rows were too young. `expected` counts ledgers of which a listing must show objects.
+    The fact `ROWS_BEFORE` is the cut-off of rows, which an old inventory makes earlier.
     """
 
     run_id: str

@@ -1,4 +1,4 @@
-"""Parquet files of findings and of their fates, read and written page by page in bounded memory.
+"""Parquet files of findings and of fates, read and written page by page in bounded memory.
 
 The job `verify-findings` publishes a folder of findings. A finding's number is its position in this folder. Files are
 ordered by name, and rows by position in the file. Every reader therefore computes the same numbers.
@@ -71,7 +71,7 @@ def _translate_errors(path: Path) -> Iterator[None]:
 
 
 class FindingFiles:
-    """Findings of one plan, in a published folder that does not change.
+    """Findings of one plan or scrub, in a folder that does not change.
 
     Every method raises `CorruptData` if a file is damaged or absent, or if another program wrote it.
     """

@@ -14,7 +14,7 @@ from logstore.positions import LedgerId
 
 
 class FindingKind(StrEnum):
-    """Kind of a finding. Stored by name."""
+    """Kind of a finding. Files have the value."""
 
     ORPHAN_LEDGER = "orphan_ledger"  # objects of a copy that no row names
     ORPHAN_SEGMENT = "orphan_segment"  # an object of a live ledger that no segment's row names
@@ -131,7 +131,7 @@ def plan_run_id(run_id: str) -> str:
 
 
 def apply_batch_id(run_id: str, page: int) -> str:
-    """Return the id of the batch that deletes the findings of one page. `run_id` is the plan's."""
+    """Return the id of the batch that deletes the findings of one page. `run_id` is that of the plan."""
     return f"orphans-{run_id}-{page}"
 
 

@@ -13,7 +13,7 @@ from logstore.log.ledgers import LedgerState
 from logstore.reconciliation.findings import FindingKind
 
 AGE_FLOOR_S: Final = 3_600
-"""Minimum age of a finding's objects. The longest upload takes 45 minutes, and then has `UPLOAD_GRACE_S`."""
+"""Minimum age of a finding's objects. An upload takes at most 45 minutes and `UPLOAD_GRACE_S`."""
 
 MAX_ORPHAN_SHARE: Final = 0.05
 """Default limit of the share of all ledgers that an apply may remove."""

@@ -101,10 +101,7 @@ def compute_group_numbers(ledger_ids: npt.NDArray[np.int64], groups: int) -> npt
 
 
 def choose_group_count(ledgers: int) -> int:
-    """Return a number of groups from 4 to 256.
-
-    With less than 256 groups, a group has at most 500,000 ledgers on average.
-    """
+    """Return the lowest power of two from 4 on with at most 500,000 ledgers per group, but not more than 256."""
     groups = 4
     while groups < SHARDS and ledgers > groups * 500_000:
         groups *= 2

@@ -202,7 +202,7 @@ def _exclude_markers_and_probes(batch: pa.RecordBatch, bucket: str) -> pa.Record
 
 
 def _write_upload_facts(task: _ListingTask, *, folder: Path, groups: int) -> int:
-    """Write the unfinished multipart uploads of offloads, in an executor."""
+    """Write facts about the unfinished multipart uploads of offloads, in an executor."""
     pattern = re.compile(_TIERED_KEY)
     rows = [
         {

@@ -80,7 +80,7 @@ class _RebuildTaskResult:
 def rebuild_records(records: BucketAddress, context: JobContext, job: RebuildRecordsJob) -> BulkJobSummary:
     """Run the job on the driver.
 
-    With `skip_unreadable`, unreadable blocks are skipped. Blocks of `_HIDING_KINDS` and of a newer build are not.
+    With `skip_unreadable`, unreadable blocks are skipped. Blocks of `_HIDING_KINDS` and of a newer build never are.
     """
     blocks = RebuildManifests(_open_log(records, job)).read_manifest(job.manifest).blocks
     cores = context.spark.sparkContext.defaultParallelism

@@ -27,7 +27,7 @@ Question = TypeVar("Question")
 Answer = TypeVar("Answer")
 
 MAX_ASKED_SEGMENTS: Final = 1_000_000
-"""Maximum number of segments of one ledger that are requested by name. Such requests take an hour."""
+"""Maximum number of segments of one ledger that are requested by name. A million requests take an hour."""
 
 SAMPLE_KEYS: Final = 4
 """Number of confirmed keys that one removal requests again, however many ledgers it has."""
@@ -39,8 +39,7 @@ _NAMES_PER_BATCH: Final = 32 * _PARALLEL_REQUESTS
 def find_absence_doubts(objects: ObjectStore, intents: Sequence[DeletionIntent]) -> dict[int, SextonError]:
     """Return why copies may exist despite an empty listing, by `row_id`. Copies without a reason are proved absent.
 
-    After the first failed request, no further request is sent. Rows that are not proved yet get the error of this
-    request.
+    After the first failed request, no further request is sent. Rows that are not proved yet get this error.
     """
     doubts = _find_doubts_by_second_listing(objects, intents)
     return doubts | _find_doubts_by_reads(objects, [intent for intent in intents if intent.row_id not in doubts])
@@ -68,8 +67,7 @@ def sample_and_find_unconfirmed_keys(
 def find_undeleted_key_in_sample(objects: ObjectStore, deleted_keys: Sequence[str]) -> str | None:
     """Request a sample of `deleted_keys`. Return a key that the store still has, or `None`.
 
-    A key for which the store gives no answer is ignored. Raise `SextonError` if the work was stopped, or if the store
-    refused a request.
+    Ignore a key for which the store gives no answer. Raise `SextonError` if the work was stopped or a request refused.
     """
 
     def exists(key: str) -> bool:

@@ -102,7 +102,7 @@ class PrimaryCopyStorage:
         )
 
     def _list_dead_uploads(self, intent: DeletionIntent) -> tuple[str, ...]:
-        """Return keys of dead uploads. Only an unpublished index of delayed messages can have some."""
+        """Return keys of dead uploads. Only an unpublished index of delayed messages can have dead uploads."""
         if intent.component != Component.DELAYED_INDEX or intent.segments:
             return ()
         return tuple(upload.key for upload in self._objects.list_open_uploads(ledger_prefix(intent.ledger_id)))
@@ -242,7 +242,7 @@ def _head_in_parallel(objects: ObjectStore, keys: Iterator[str]) -> dict[str, _O
 
 
 def _expected_keys(intent: DeletionIntent) -> frozenset[str]:
-    """Return the keys of the registered segments, or an empty set if gaps make their numbers unknown."""
+    """Return the keys of the registered segments, or an empty set if gaps make the numbers unknown."""
     if intent.last_segment + 1 != intent.segments:
         return frozenset()
     return frozenset(segment_key(intent.ledger_id, number) for number in range(intent.segments))

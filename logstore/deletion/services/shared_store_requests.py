@@ -1,7 +1,7 @@
 """Requests that ledgers share: listings of neighbours, and pages of deletes with a confirmation for each key.
 
 Neighbours are listed together if few other ledgers are expected between them. A shared listing returns a ledger only if
-it covers all keys of the ledger. Its result then proves as much as a listing of the ledger alone.
+it covers all keys of the ledger. The shared listing then proves as much as a listing of this ledger only.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -28,7 +28,7 @@ class SharedListings:
         self._listed: dict[LedgerId, list[ObjectInfo]] = {}
 
     def list_with_neighbours(self, ledger_id: LedgerId) -> Sequence[ObjectInfo] | None:
-        """Return the ledger's objects, ascending by key. `None` means that the caller must list the ledger itself.
+        """Return the ledger's objects, ascending by key. `None` means that the caller must list the ledger separately.
 
         The objects of a ledger are returned once. After a failed listing, the neighbours get `None`.
         """
@@ -143,7 +143,7 @@ def find_foreign_bucket_errors_by_row(objects: OwnedStore, absent: Sequence[Dele
 def to_removal_result(copy: StoredCopy, unconfirmed: UnconfirmedKeys | None) -> CopyRemovalResult:
     """Return the result of one copy's removal.
 
-    A store also confirms absent keys. So only keys that the inspection found count as deleted objects.
+    A store also confirms absent keys. Therefore only keys that the inspection found count as deleted objects.
     """
     if unconfirmed is None:
         seen_meta_keys = max(0, len(copy.meta_keys) - copy.unseen_meta_keys)

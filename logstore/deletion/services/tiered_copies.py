@@ -38,7 +38,7 @@ class TieredCopyStorage:
         return self.inspect_copy  # prefixes of copies have no order, so that no listing is shared
 
     def inspect_copy(self, intent: DeletionIntent) -> StoredCopy:
-        """LIST the copy's prefix and HEAD both keys. Together they prove absence.
+        """LIST the copy's prefix and HEAD both keys. Absence is proved if neither LIST nor HEAD finds an object.
 
         Raises:
             UploadOpen: An upload may still run, and could store deleted objects again.

@@ -62,8 +62,7 @@ class CopyEvidence:
 def prove_published(buckets: BucketAtLocation, copy: PublishedTieredCopy) -> CopyEvidence:
     """Prove that storage has index and data of a published copy, with the right length and content.
 
-    If the data still has the ETag that the index states, the content is proved. Otherwise all data is read, and the
-    digests are compared.
+    An ETag equal to the one in the index proves the content. Otherwise all data is read and digests are compared.
 
     Raises:
         MissingData: The index or the data is not in storage.
@@ -111,7 +110,7 @@ def compute_stored_digest(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UploadAttemptResult:
-    """Result of an attempt. BEGUN means that the copy is stored and proved, but not yet published."""
+    """Result of an attempt to offload. BEGUN means that the copy is stored and proved, but not yet published."""
 
     answer: OffloadStartOutcome
     evidence: CopyEvidence | None = None  # None: the ledger is gone

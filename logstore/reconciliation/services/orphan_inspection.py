@@ -67,8 +67,7 @@ def inspect_orphan(store: ObjectStore, finding: Finding) -> OrphanObjects:
     """Read the objects of an orphan, for `judge_orphan`.
 
     Objects count as absent only if a second listing and a GET of each known key find nothing, as in phase two. A store
-    can still hide objects whose keys the finding does not tell. Raise `StoreUnavailable` if answers contradict each
-    other.
+    can still hide other objects. Raise `StoreUnavailable` if answers contradict each other.
     """
     if finding.kind is FindingKind.ORPHAN_SEGMENT:
         orphan = _read_orphan_segment_and_meta(store, finding)
@@ -147,7 +146,7 @@ def judge_orphan(
 
 
 def _find_foreign_object(finding: Finding, keys: Sequence[str]) -> OrphanDoubt | None:
-    """Return a doubt about the first object whose key the writer of such a ledger or tiered copy never uses."""
+    """Return a doubt about the first object whose key no writer of the ledger or of the tiered copy uses."""
     ledger_id = finding.ledger_id
     if ledger_id is None:
         return OrphanDoubt(UNKNOWN_FILE, finding.key)
@@ -215,7 +214,7 @@ def _start_times_us(store: ObjectStore, key: str) -> list[int | None]:
 class OrphanInspector:
     """Second look at the objects of findings in the catalog's buckets.
 
-    `application` is the catalog's. `driver_metadata` is part of each offload context.
+    `application` is the application of the catalog. `driver_metadata` is part of each offload context.
     """
 
     def __init__(
@@ -266,8 +265,7 @@ class OrphanInspector:
     def inspect_upload(self, finding: Finding, *, before_us: int) -> ObjectStore | str:
         """Return the bucket of an abandoned multipart upload, or the reason to keep the upload.
 
-        The catalog need not be asked again. A running upload has a row before its first part, and no uuid is used
-        twice.
+        No query of the catalog is needed: an upload has a row before its first part, and no uuid is used twice.
         """
         if self._is_elsewhere(finding):
             return OTHER_BUCKET
