@@ -136,8 +136,8 @@ def _send_heartbeats_meanwhile(beat: Callable[[], None], *, name: str) -> Iterat
 def send_heartbeats(details: Callable[[], Sequence[object]] = tuple) -> Iterator[None]:
     """Send heartbeats with `details` from a separate thread until the block, or the decorated activity, ends.
 
-    After a cancellation, heartbeats go on until the current unit of work has ended, so that no other worker starts the
-    activity meanwhile. `CancelledError` means that the activity was cancelled before it began.
+    After a cancellation, heartbeats go on until the current unit of work has ended. No other worker therefore starts
+    the activity meanwhile. `CancelledError` means that the activity was cancelled before it began.
     """
     raise_if_cancelled()
     with _send_heartbeats_meanwhile(lambda: activity.heartbeat(*details()), name="beating"):
@@ -145,7 +145,7 @@ def send_heartbeats(details: Callable[[], Sequence[object]] = tuple) -> Iterator
 
 
 _MIN_BEAT_INTERVAL_S = 0.5
-_RENEWAL_INTERVAL_S = 15.0  # a quarter of a claim, so that three renewals may fail before it lapses
+_RENEWAL_INTERVAL_S = 15.0  # a quarter of a claim, so that three renewals may fail before the claim expires
 
 
 @contextmanager
@@ -164,7 +164,7 @@ def send_heartbeats_and_renew(
         activity.heartbeat(*details())
         if time.monotonic() - renewed_s >= _RENEWAL_INTERVAL_S:
             renewed_s = time.monotonic()
-            with suppress(SextonError):  # without the catalog the claim lapses
+            with suppress(SextonError):  # without the catalog the claim expires
                 renew()
 
     with _send_heartbeats_meanwhile(beat, name="renewing"):

@@ -1,8 +1,8 @@
 """Choice of the worker for an activity on one topic: the part that runs on workers.
 
-The bundle owner does the work under its lease. A worker of the shared queue looks up the owner. If another worker is
-the owner, the request is redirected. If no worker is the owner, or if ZooKeeper does not answer, the worker does the
-work without a lease. Claims and fences in SQL keep such work correct. Source: Pulsar's topic lookup.
+The bundle owner does the work under its lease. A worker of the shared queue looks up the bundle owner. If another
+worker is the bundle owner, the request is redirected. If there is no bundle owner, or if ZooKeeper does not answer, the
+work is done without a lease. Claims and fences in SQL keep such work correct. Source: Pulsar's topic lookup.
 """
 
 from dataclasses import dataclass
@@ -69,12 +69,12 @@ OwnerRoutedAnswer = TypeAliasType(
 
 
 def resolve_lease_or_redirect(request: OwnerRoutedInput, owners: TopicOwners) -> Lease | OwnerRedirect | None:
-    """Return the lease for the work, `None` for work without a lease, or a redirect to another owner.
+    """Return the lease for the work, `None` for work without a lease, or a redirect to the bundle owner.
 
-    A request without a valid topic name has no owner.
+    A request without a valid topic name has no bundle owner.
 
     Raises:
-        NotOwner: The request was sent to this worker as the owner, but this worker is not the owner.
+        NotOwner: The request was sent to this worker as the bundle owner, but this worker is not the bundle owner.
         LookupRefused: ZooKeeper refuses this worker.
     """
     if request.place is Route.ANYWHERE or not is_valid_topic_name(request.topic):

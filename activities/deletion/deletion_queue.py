@@ -73,7 +73,7 @@ class DeletionQueueActivities:
     @define_activity(name="deletion.pause_batch")
     @send_heartbeats()
     def pause_or_resume_batch(self, request: PauseOrResumeBatchInput) -> None:
-        """Store whether the batch is paused. No sweep takes rows of a paused batch.
+        """Store whether the batch is paused. No sweep takes over rows of a paused batch.
 
         Idempotency: a repeated call changes nothing.
         Raises: UnknownObject, PreconditionFailed (terminal); CatalogBusy, StoreUnavailable (retry).

@@ -162,7 +162,7 @@ def _remove_copies_in_parts(
 
 
 _STORE_ERRORS = (StoreUnavailable, ServiceRefused, PreconditionFailed)  # concern the whole store, not one ledger
-_OUTCOMES_WITHOUT_STORAGE = {Outcome.STILL_IN_USE, Outcome.INVALID}  # decided by the catalog alone
+_OUTCOMES_WITHOUT_STORAGE = {Outcome.STILL_IN_USE, Outcome.INVALID}  # outcomes that only the catalog decides
 
 
 def delete_ledger_workflow_id(key: IntentKey) -> str:

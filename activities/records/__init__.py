@@ -1,1 +1,1 @@
-"""Activities of the record log: flushes, defragmentation, raids, replicas, rebuild, and record functions."""
+"""Activities of the record log: flushes, defragmentation, raids, shipments, rebuild, and record functions."""

@@ -20,7 +20,7 @@ from logstore.records.services.tombstone_raids import Raider, RaidResult
 from logstore.stop_checks import raise_if_stopped
 
 _LOG: Final = logging.getLogger(__name__)
-_MAX_ERROR_CHARACTERS: Final = 300  # maximum length of a replica's error
+_MAX_ERROR_CHARACTERS: Final = 300  # maximum length of the error of a replica bucket
 
 
 class DefragmentRecordsActivities:
@@ -123,7 +123,7 @@ class ReplicateRecordsActivities:
         A failed shipment does not stop other shipments.
 
         Idempotency: blocks that a replica bucket has are not copied again. A manifest is stored once.
-        Heartbeat: replicas done, every two seconds.
+        Heartbeat: replica buckets done, every two seconds.
         Raises: no error, because results contain the errors. A cancellation takes effect between two blocks.
         """
         del request  # actor and reason are in the workflow's input

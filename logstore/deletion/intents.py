@@ -34,7 +34,7 @@ class Outcome(StrEnum):
     ALREADY_GONE = "ALREADY_GONE"
     STILL_IN_USE = "STILL_IN_USE"  # the list references this copy
     INVALID = "INVALID"  # an essential property is missing
-    METADATA_MISMATCH = "METADATA_MISMATCH"  # storage states another owner
+    METADATA_MISMATCH = "METADATA_MISMATCH"  # storage states another ledger owner
     STALE_CATALOG = "STALE_CATALOG"  # the request names another catalog epoch; nothing changed
     DEAD_LETTERED = "DEAD_LETTERED"  # attempts exhausted
     RETRYING = "RETRYING"  # a workflow of its own retries the row
@@ -190,7 +190,7 @@ class StoredCopy:
     meta_keys: tuple[str, ...] = ()  # deleted last
     unseen_meta_keys: int = 0  # number of `meta_keys` that neither LIST nor HEAD shows
     size_bytes: int = 0
-    objects: int = 0  # number of stored objects, of any owner
+    objects: int = 0  # number of stored objects, of any ledger owner
     location: CopyLocation | None = None  # of a tiered copy
     uploads: tuple[str, ...] = ()  # keys with parts of an upload that died
     is_incomplete: bool = False  # fewer segments than registered; list again before the deletion of `meta_keys`

@@ -187,7 +187,7 @@ class RowGroupEntries:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TieredIndex:
-    """Index of a tiered copy: owner, length and digest of the data, and the row group of each segment."""
+    """Index of a tiered copy: ledger owner, length and digest of the data, and the row group of each segment."""
 
     statement: LedgerStatement
     uuid: str

@@ -59,7 +59,7 @@ class Finding:
     objects: int = 0
     size_bytes: int = 0
     newest_us: int | None = None  # time of the newest object, by the store's clock
-    statement: Mapping[str, str] = field(default_factory=dict)  # owner that storage states
+    statement: Mapping[str, str] = field(default_factory=dict)  # ledger owner that storage states
     detail: str = ""  # a sentence
 
 
@@ -121,12 +121,12 @@ def _known_fields(kind: type[PlanOrScrubResult] | type[ApplyCounts], result: Map
 
 
 def apply_run_id(run_id: str) -> str:
-    """Return the run id of a plan's apply. A plan has at most one apply."""
+    """Return the id of the apply of plan `run_id`. A plan has at most one apply."""
     return f"apply-{run_id}"
 
 
 def plan_run_id(run_id: str) -> str:
-    """Return the run id of an apply's plan."""
+    """Return the id of the plan of apply `run_id`."""
     return run_id.removeprefix("apply-")
 
 

@@ -2,7 +2,7 @@
 
 1. An orphan is a copy that no row explains. A row of any table that names the ledger explains its objects. If only the
    row of the copy is lost, the catalog is damaged, and deleting the objects would lose data.
-2. The row of a finished deletion states the owner of the ledger id. Objects of another owner belong to another store.
+2. The row of a finished deletion states the ledger owner. Objects of another ledger owner belong to another store.
 3. The ledger's row counts its segments. If fewer rows of segments exist, rows are lost. An object without a row may
    then be one of these segments.
 4. The transaction that publishes a ledger also writes the row that names the ledger. The transaction that removes this
@@ -28,7 +28,7 @@ _UNEXPLAINED: Final = "the ledger lives in tiered storage, and no deletion of it
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnerInRow:
-    """Owner of a ledger id in one row of the catalog."""
+    """Ledger owner that one row of the catalog states for a ledger id."""
 
     digest: str  # of `LedgerOwner`
     topic: str  # encoded

@@ -22,7 +22,7 @@ OBJECTS: Final = pa.schema(
     [
         ("ledger_id", pa.int64()),
         ("number", pa.int32()),  # number of the segment; -1: a `meta.json`
-        ("digest", pa.uint64()),  # owner's digest in the name of a `meta.json`; 0: a segment
+        ("digest", pa.uint64()),  # digest of the ledger owner in the name of a `meta.json`; 0: a segment
         ("size_bytes", pa.int64()),
         ("modified_us", pa.int64()),
     ]

@@ -1,7 +1,7 @@
 """`verify-findings`: check each candidate again, first in storage and then in the catalog, and keep the true findings.
 
 An absence is reported only if a HEAD finds nothing and the row still names the object. An orphan is reported only if
-storage states an owner.
+storage states a ledger owner.
 """
 
 from collections import Counter

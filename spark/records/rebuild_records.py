@@ -1,4 +1,4 @@
-"""`rebuild-records`: write the newest version of every record of a manifest as rows of the catalog's tables.
+"""`rebuild-records`: write the newest record version of each record of a manifest as rows of the catalog's tables.
 
 Topics and lists come first, because other records depend on topics and lists. A task reads the blocks of one range of
 ids, so that its memory is bounded. If names of a kind are unique, one task reads all records of the kind. If a name was
@@ -212,7 +212,7 @@ class _RecordRebuilder:
         return unique
 
     def _read_live_and_write_tombstones(self, kind: RecordKind, id_range: _IdRangeWithBlocks) -> pa.Table:
-        """Return the newest versions of live records in the range, ascending by id. Write the tombstones."""
+        """Return the newest record versions of live records in the range, ascending by id. Write the tombstones."""
         versions = self._read_versions(kind, id_range)
         if not versions.num_rows:
             return versions

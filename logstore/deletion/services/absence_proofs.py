@@ -1,8 +1,8 @@
 """Proof that objects are gone: ledgers that no listing shows, and keys that a store confirmed as deleted.
 
-A listing alone proves nothing (apache/bookkeeper#870). Sexton therefore requires a second empty listing. It also
-requests by name `meta.json` and every segment that may be registered. A request by name is a GET of one byte, because
-the 404 of a HEAD has no error body and would have to be followed by a GET.
+A single listing proves nothing (apache/bookkeeper#870). Sexton therefore requires a second empty listing. It also
+requests by name `meta.json` and every segment that may be registered. A request by name is a GET of one byte. The 404
+of a HEAD has no error body, so a GET would have to follow.
 
 A store may confirm a deletion but keep the object. Sexton therefore requests a sample of the confirmed keys by name.
 """

@@ -67,7 +67,7 @@ class PrimaryCopyStorage:
     ) -> StoredCopy:
         """Judge a ledger by its listing.
 
-        - One LIST verifies the ledger owner, because the name of `meta.json` has the owner's digest.
+        - One LIST verifies the ledger owner, because the name of `meta.json` has the digest of the owner.
         - Absence is proved if `prove_absence` is set (apache/bookkeeper#870). The proof is a HEAD of `meta.json`, a
           second empty listing, and a HEAD of each segment that may be registered.
         - Registered segments that the listing lacks are requested by name, and deleted if they exist.

@@ -1,7 +1,7 @@
 """Second look at an orphan in storage, for plans and applies.
 
 Just before a removal, storage must still show exactly what the plan found. If one object has an unknown age or name, or
-states another owner, all objects of the finding are kept.
+states another ledger owner, all objects of the finding are kept.
 
 Source: apache/iceberg#4346 and treeverse/lakeFS#8518 (unknown is kept), apache/amoro#2925 (unknown age is kept).
 """
