@@ -30,8 +30,7 @@ def make_checked_bucket_opener(
 ) -> Callable[[BucketRole, CopyLocation], MarkerCheckedBucket]:
     """Return a function that opens a bucket by role and location. The bucket's marker is checked at the first use.
 
-    `require_current` must raise an error if the database is no longer the catalog. It protects primary and
-    tiered buckets.
+    `require_current`, for primary and tiered buckets, raises an error if the database is no longer the catalog.
     """
 
     @cache

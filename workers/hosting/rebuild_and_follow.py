@@ -124,8 +124,7 @@ def rebuild_catalog(
         skip_unreadable: Skip blocks that are corrupt or missing, and name them in the result.
         max_absent_share: Largest accepted share of ledgers without objects, 0 to 1.
         master: URL of a Spark cluster. Empty means the setting `spark_master`.
-        take_over: Start although workers of the old catalog live, and wait until they know that the old catalog has
-            ended.
+        take_over: Start although workers of the old catalog live, and wait until they know of the rebuild.
         say: Receives messages about waiting.
         on_progress: Receives the progress about once a second.
 
@@ -343,8 +342,8 @@ def follow_records(
 
     Raises:
         PreconditionFailed: The database has other content, or the replica must be seeded again.
-        CatalogVersionMismatch, CatalogMismatch: The database has another version of the catalog's tables, or belongs to
-            another catalog.
+        CatalogVersionMismatch, CatalogMismatch: The database has another catalog version, or belongs to another
+            catalog.
         WorkflowFailureError: The job failed, or a guard refused the request.
         ServiceFailed, ServiceRefused, StoreUnavailable: Temporal, storage or database do not answer or refuse.
     """

@@ -15,7 +15,6 @@ from workers.human_readable_values import escape_unprintable
 CONTENT_SECURITY_POLICY: Final = (
     "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
 )
-"""Content-Security-Policy of every page."""
 
 
 def render_template(template: str, **values: Any) -> str:  # noqa: ANN401 - values depend on the template
