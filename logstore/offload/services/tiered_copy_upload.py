@@ -62,7 +62,8 @@ class CopyEvidence:
 def prove_published(buckets: BucketAtLocation, copy: PublishedTieredCopy) -> CopyEvidence:
     """Prove that storage has index and data of a published copy, with the right length and content.
 
-    An ETag equal to the one in the index proves the content. Otherwise all data is read and digests are compared.
+    The index has the ETag of the data that was read back after the upload. If the ETag is unchanged, the data was not
+    replaced, and is not read again. Otherwise all data is read, and digests are compared.
 
     Raises:
         MissingData: The index or the data is not in storage.
