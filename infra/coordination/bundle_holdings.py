@@ -1,14 +1,14 @@
 """Acquisition and release of one worker's bundles.
 
-A bundle is acquired in three steps: create the owner node, raise the fence, and read the node again. The worker has a
-lease only if the node then still belongs to its session. So the catalog refuses writes under all older leases (promise
-7), even if the worker or its session ends between two steps.
+A worker acquires a bundle in three steps: it creates the owner node, raises the fence, and reads the owner node again.
+The worker gets a lease only if the owner node still belongs to the worker's session. The catalog then refuses writes
+under all older leases (promise 7), even if the worker or the session ends between two steps.
 
-A worker without the owner node can raise a fence if it was paused between the first two steps, or runs without
-ZooKeeper by mistake. The catalog then refuses the present owner's writes. So each owner compares its leases with the
-fences, and acquires an overtaken bundle again.
+A worker without the owner node can raise a fence if the worker was paused between the first two steps, or runs without
+ZooKeeper by mistake. The catalog then refuses the writes of the present bundle owner. Therefore each bundle owner
+compares its leases with the fences. If a fence was raised after the lease, the bundle owner acquires the bundle again.
 
-A bundle is pending if it is still to be acquired, or if an earlier session owned it.
+A pending bundle is one that the worker still has to acquire or to give up, such as a bundle of an expired session.
 
 Source: PIP-57; apache/pulsar#23011, #14736, #10351.
 """
@@ -40,19 +40,19 @@ from logstore.ports.catalog import Fences
 
 
 class BundleListener(Protocol):
-    """Listener for acquired and lost bundles. Its methods run on the owner's thread and return soon."""
+    """Listener for acquired and lost bundles. Its methods run on the thread of `BundleOwner` and must return soon."""
 
     def on_acquired(self, lease: Lease) -> None:
         """Drop the caches of the bundle's topics, and load them again.
 
-        Other threads get the lease after this returns. The call may be repeated with a later lease.
+        Other threads get the lease only after this method has returned. Each later lease causes another call.
 
         Raises:
             RetryableError: The caches cannot be loaded now. This worker or another worker tries again later.
         """
 
     def on_unloaded(self, bundle: BundleId) -> None:
-        """Stop the work of a bundle that was lost or not acquired, and drop the caches of its topics."""
+        """Stop work on a lost bundle and drop the caches of its topics. Also called after a failed `on_acquired`."""
 
 
 class UnloadReason(StrEnum):
@@ -60,15 +60,15 @@ class UnloadReason(StrEnum):
 
     SHED = "SHED"  # released to a worker with fewer bundles
     STOPPED = "STOPPED"  # the worker ends
-    REMOVED = "REMOVED"  # a person or a program deleted the node while the session lives
-    OVERTAKEN = "OVERTAKEN"  # another worker raised the fence of this worker's bundle, which is acquired again
-    FOREIGN = "FOREIGN"  # after an expiry, the bundle had another owner or no attempt was left
+    REMOVED = "REMOVED"  # a person or a program deleted the owner node while the session was alive
+    OVERTAKEN = "OVERTAKEN"  # another worker raised the fence; this worker acquires the bundle again
+    FOREIGN = "FOREIGN"  # after an expiry, another worker owned the bundle, or no attempt was left
 
 
 class OwnershipObserver:
     """Observer of a worker's ownership, for telemetry.
 
-    An override must return at once, also on kazoo's thread, and not raise.
+    An override must return at once and must not raise. `on_session_state` is called on kazoo's thread.
     """
 
     def on_session_opened(self, session: int) -> None: ...
@@ -76,7 +76,7 @@ class OwnershipObserver:
     def on_session_state(self, state: SessionState) -> None: ...
 
     def on_lease_count(self, lease_count: int) -> None:
-        """Note the number of leases. It is 0 after a session has expired."""
+        """Record the number of leases. After the expiry of a session, the number is 0."""
 
     def trace_acquisition(self, bundles: Collection[BundleId]) -> AbstractContextManager[object]:
         del bundles
@@ -87,18 +87,18 @@ class OwnershipObserver:
     def on_unloaded(self, bundles: Collection[BundleId], reason: UnloadReason) -> None: ...
 
     def on_reconciled(self, pending_bundles: int) -> None:
-        """Note the number of bundles that are still pending after `BundleHoldings.reconcile`."""
+        """Record the number of bundles that are still pending after `BundleHoldings.reconcile`."""
 
     def on_ended(self, failure: SextonError | None) -> None:
-        """Note that this worker will own nothing from now on. `None` means that the worker was asked to stop."""
+        """Record that this worker will own no bundle any more. `failure` is `None` if the worker was asked to stop."""
 
 
 _log = logging.getLogger(__name__)
 
-# Creations of one bundle's node within `_ATTEMPTS_RESET_S` in one session. More mean a loop (apache/pulsar#14736).
+# Within `_ATTEMPTS_RESET_S`, in one session. A higher number would be a sign of a loop (apache/pulsar#14736).
 _MAX_CREATES_PER_BUNDLE: Final = 5
-_ATTEMPTS_RESET_S: Final = 60.0  # a session may last for months: a limit per session would be reached without a loop
-_BUNDLES_PER_MOVE: Final = 50  # to even out the load, one bundle in 50 may be without an owner at a time
+_ATTEMPTS_RESET_S: Final = 60.0  # a session may last for months and would reach a limit without a loop
+_BUNDLES_PER_MOVE: Final = 50  # while load is balanced, one bundle in 50 may be without an owner
 
 
 class BundleHoldings:
@@ -116,12 +116,12 @@ class BundleHoldings:
         self._events = events or OwnershipObserver()
         self.bundle_count = fences.count_bundles()
         self.leases: Mapping[BundleId, Lease] = MappingProxyType({})
-        # Bundles to acquire, and bundles that an earlier session owned.
+        # Value: the acquisition in an earlier session, or None.
         self._pending_bundles: dict[BundleId, BundleAcquisition | None] = {}
-        self._postponed: set[BundleId] = set()  # unsettled bundles whose listener failed at the last `reconcile`
+        self._postponed: set[BundleId] = set()  # pending bundles whose listener failed at the last `reconcile`
         self._is_catalog_unreachable = False  # the last raise of fences failed
-        self._worker_id_by_bundle: dict[BundleId, str] = {}  # owners, as last read
-        self._owner_change = -1  # change counter of the owners, as of that read
+        self._worker_id_by_bundle: dict[BundleId, str] = {}  # bundle owners, as last read
+        self._owner_change = -1  # change counter of the owner nodes at that time
         self._takeover = BundleTakeoverRules(worker_id, takeover)
         self._reset_attempts(session=0, waits=0)
         self._fence_checker = FenceChecker(fences, interval_s=takeover.fence_check_interval_s)
@@ -130,7 +130,7 @@ class BundleHoldings:
 
     @property
     def should_check_soon(self) -> bool:
-        """Whether a bundle waits for an old node to vanish, and not for a service that is away."""
+        """Whether a pending bundle waits only for an old owner node to vanish, not for the catalog or the listener."""
         return not self._is_catalog_unreachable and bool(self._pending_bundles.keys() - self._postponed)
 
     def on_session_expired(self, session: int) -> None:
@@ -138,17 +138,17 @@ class BundleHoldings:
         self._set_leases({})
 
     def begin_session(self, session: int, *, waits: int) -> None:
-        """Begin a session with fresh attempts. `waits` is the maximum number of waits for an old session's node."""
+        """Reset the attempts for a new session. `waits` limits the checks for each node of an old session."""
         self._reset_attempts(session, waits)
         self._owner_change, self._published_load = -1, None
 
     def release_all(self) -> None:
-        """Release all bundles of a worker that stops. ZooKeeper deletes the nodes with the session."""
+        """Release all bundles because the worker stops. ZooKeeper deletes the owner nodes at the end of the session."""
         self._unload_bundles(list(self.leases), UnloadReason.STOPPED)
         self._pending_bundles = {}
 
     def reconcile(self, nodes: WorkerOwnershipNodes, load: float) -> None:
-        """Compare leases with nodes and fences, then acquire and release bundles, and publish the load.
+        """Compare leases with owner nodes and fences, then acquire and release bundles, and publish the load.
 
         The next call repeats a failed step.
         """
@@ -156,7 +156,7 @@ class BundleHoldings:
         if now - self._attempts_reset_at_s >= _ATTEMPTS_RESET_S:
             self._reset_attempts(self._attempts.session, self._attempts.waits)
         view = self._read_view(nodes)
-        # A node that vanished while its session lives was removed on purpose: other workers get their chance first.
+        # An owner node that vanished during its session was removed on purpose. Other workers go first.
         removed = [bundle for bundle in self.leases if view.owners.get(bundle) != self._worker_id]
         self._unload_bundles(removed, UnloadReason.REMOVED)
         self._takeover.leave_to_others(removed, now)
@@ -185,7 +185,7 @@ class BundleHoldings:
             self._published_load = worker_load
 
     def _check_catalog_reachable(self) -> bool:
-        """Return whether the catalog answers. Otherwise new owner nodes would only block other workers."""
+        """Return whether the catalog answers. If it does not, new owner nodes would only block other workers."""
         if self._is_catalog_unreachable:
             try:
                 self._fences.count_bundles()
@@ -210,7 +210,7 @@ class BundleHoldings:
         return OwnershipView(bundle_count=self.bundle_count, workers=workers, owners=self._worker_id_by_bundle)
 
     def _bundles_without_lease(self, view: OwnershipView) -> set[BundleId]:
-        """Return bundles with this worker's node and no lease, left by a lost answer to a create or a delete."""
+        """Return bundles with this worker's owner node but no lease. A lost answer to a request leaves such bundles."""
         return {bundle for bundle, owner in view.owners.items() if owner == self._worker_id} - self.leases.keys()
 
     def _acquire_or_give_up_pending(self, nodes: WorkerOwnershipNodes, now: float) -> None:
@@ -228,7 +228,7 @@ class BundleHoldings:
         foreign = [bundle for bundle, decision in decision_by_bundle.items() if decision is ReownDecision.UNLOAD]
         self._notify_unloaded([bundle for bundle in foreign if self._pending_bundles.pop(bundle)], UnloadReason.FOREIGN)
         own = [bundle for bundle, node in node_by_bundle.items() if node.session == session]
-        # No attempt is left for these bundles: other workers get their chance.
+        # No attempt is left for these bundles, so other workers may take them.
         exhausted = [bundle for bundle in own if decision_by_bundle[bundle] is ReownDecision.UNLOAD]
         self._takeover.leave_to_others(exhausted, now)
         nodes.delete_own_nodes(exhausted)
@@ -242,7 +242,7 @@ class BundleHoldings:
                 self._acquire_bundles(nodes, to_acquire)
 
     def _acquire_bundles(self, nodes: WorkerOwnershipNodes, bundles: Collection[BundleId]) -> None:
-        """Do the three steps. If the catalog does not answer, the next `reconcile` deletes nodes without a lease."""
+        """Create nodes, raise fences, publish leases. If the catalog fails, `reconcile` retries or deletes nodes."""
         created = nodes.create_owner_nodes(bundles)
         try:
             leases = self._fences.raise_fences(created, self._worker_id)
@@ -270,7 +270,7 @@ class BundleHoldings:
         return True
 
     def _shed_surplus_bundles(self, nodes: WorkerOwnershipNodes, view: OwnershipView, now: float) -> None:
-        """Release bundles that workers with less load should have. Drop each lease before its node."""
+        """Release bundles that workers with less load should have. Drop leases before owner nodes are deleted."""
         max_ownerless = max(1, self.bundle_count // _BUNDLES_PER_MOVE)
         releasable = self.leases.keys() - self._takeover.reserved
         shed = [
@@ -296,5 +296,5 @@ class BundleHoldings:
             self._events.on_unloaded(bundles, reason)
 
     def _set_leases(self, leases: dict[BundleId, Lease]) -> None:
-        self.leases = MappingProxyType(leases)  # one assignment, because other threads read it
+        self.leases = MappingProxyType(leases)  # replaced at once, because other threads read `leases`
         self._events.on_lease_count(len(leases))

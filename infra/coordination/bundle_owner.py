@@ -1,8 +1,8 @@
 """Thread that owns bundles for a worker, across the worker's sessions.
 
-- SUSPENDED: the worker returns no lease, but drops none. After a reconnect to the same session, all are valid again.
-- EXPIRED: the worker drops all leases, opens a new session, and acquires each bundle again, or gives it up.
-- All ZooKeeper calls except `find_owner` run on this thread. Listeners only put a message into its queue (kazoo#355).
+- SUSPENDED: `BundleOwner` keeps its leases but returns none. A reconnect to the same session makes them valid again.
+- EXPIRED: `BundleOwner` drops all leases, opens a new session, and acquires or gives up each earlier bundle.
+- All ZooKeeper calls except `find_owner` run on this thread. Listeners only put messages into a queue (kazoo#355).
 
 Source: PIP-57.
 """
@@ -28,7 +28,7 @@ from logstore.retrying_clock import Backoff
 from logstore.validated_names import TopicName
 
 _log = logging.getLogger(__name__)
-_VANISHING_NODE_POLL_S: Final = 0.1  # between checks while the node of an ended session still exists
+_VANISHING_NODE_POLL_S: Final = 0.1  # between checks whether the node of an ended session has vanished
 # Minimum wait for the end of this worker's earlier session. A server's shortest timeout is two ticks, usually 4 s.
 _MIN_REGISTER_WAIT_S: Final = 8.0
 _SESSION_BACKOFF: Final = Backoff(first_s=0.2)  # between attempts to open a session
@@ -45,23 +45,23 @@ class ExpiredPolicy(StrEnum):
 class BundleOwnerOptions:
     expired: ExpiredPolicy = ExpiredPolicy.RECONNECT
     reconnect_attempts: int = 10  # attempts to open a session after an expiry, 1 or more; then the worker shuts down
-    check_interval_s: float = 1.0  # between checks of all bundles, without an event from ZooKeeper
+    check_interval_s: float = 1.0  # between checks of all bundles while ZooKeeper reports no change
     takeover: TakeoverTimes = field(default_factory=TakeoverTimes)
 
 
 @dataclass(frozen=True, slots=True)
 class _SessionMessage:
-    """Message to the thread: a new state of the session with this number. Without a state it only wakes the thread."""
+    """Message to the thread with the new state of a session. A message without a state only wakes the thread."""
 
     session_number: int = -1
     state: SessionState | None = None
 
 
 class BundleOwner:
-    """Ownership of one worker. An instance is started once and stopped once.
+    """Ownership of bundles by one worker. An instance is started once and stopped once.
 
-    `load` returns the current work, 0 or more. A worker with load 1 gets half as many bundles as an idle worker.
-    `failure` is the error that ended the ownership. The worker then shuts down.
+    `load` returns the worker's current load, 0 or more. A worker with load 1 gets half as many bundles as an idle
+    worker. `failure` is the error that ended the ownership. After such an error, the worker shuts down.
     """
 
     def __init__(
@@ -141,7 +141,7 @@ class BundleOwner:
 
     @property
     def _is_connected(self) -> bool:
-        session = self._session  # kazoo's thread sets its state; this owner's thread may not know yet
+        session = self._session  # kazoo's thread sets the state before the owner's thread gets the message
         return session is not None and session.state is SessionState.CONNECTED
 
     def _own_bundles_until_stopped(self) -> None:
@@ -207,7 +207,7 @@ class BundleOwner:
         self._messages.put(message)
 
     def _register_worker(self, nodes: WorkerOwnershipNodes, timeout_s: float) -> None:
-        """Register once an earlier session's node has vanished. A node that stays belongs to another process."""
+        """Register after an earlier session's node has vanished. Raise `WorkerIdTaken` if the node stays."""
         deadline_s = time.monotonic() + max(2 * timeout_s, _MIN_REGISTER_WAIT_S)
         while not nodes.register_worker(WorkerLoad()):
             if self.stopping.wait(_VANISHING_NODE_POLL_S):

@@ -14,15 +14,15 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TakeoverTimes:
-    takeover_grace_s: float = 1.0  # how long each worker in a bundle's ranking waits for the worker before it
-    rest_s: float = 10.0  # how long a worker does not take a bundle again that it has lost
+    takeover_grace_s: float = 1.0  # wait of each worker in a bundle's ranking for the worker before it
+    rest_s: float = 10.0  # after a worker has lost a bundle, until the worker may take the bundle again
     fence_check_interval_s: float = 5.0  # between two checks of the fences
 
 
 class BundleTakeoverRules:
     """Bundles that this worker leaves to other workers for now, and bundles that it must not release yet.
 
-    Times are monotonic.
+    `now` is the time of the monotonic clock in seconds.
     """
 
     def __init__(self, worker_id: str, times: TakeoverTimes) -> None:
@@ -33,14 +33,14 @@ class BundleTakeoverRules:
 
     @property
     def reserved(self) -> frozenset[BundleId]:
-        """Bundles that must not be released, because the worker that ranks first for them may not take them yet."""
+        """Bundles that this worker must not release yet, although another worker ranks first for them."""
         return frozenset(self._reserved_until)
 
     def leave_to_others(self, bundles: Iterable[BundleId], now: float) -> None:
         self._left_until |= dict.fromkeys(bundles, now + self._times.rest_s)
 
     def leave_briefly(self, bundles: Iterable[BundleId], now: float) -> None:
-        """Leave released bundles for `takeover_grace_s` to the worker that should have them. It takes them at once."""
+        """Do not take back released bundles for `takeover_grace_s`. The next worker takes them at once."""
         self._left_until |= dict.fromkeys(bundles, now + self._times.takeover_grace_s)
 
     def find_due_bundles(self, view: OwnershipView, now: float) -> set[BundleId]:
@@ -55,7 +55,8 @@ class BundleTakeoverRules:
     def reserve(self, bundles: Iterable[BundleId], view: OwnershipView, now: float) -> None:
         """Reserve, for `rest_s`, the bundles for which another worker ranks first.
 
-        Without this, such a bundle would be released at once and move back and forth. Source: apache/pulsar#14736.
+        Otherwise this worker would release such a bundle at once, and the bundle would move back and forth. Source:
+        apache/pulsar#14736.
         """
         self._reserved_until = {bundle: until for bundle, until in self._reserved_until.items() if until > now}
         takers = {worker_id: view.workers[worker_id] for worker_id in view.available_workers}
@@ -64,16 +65,16 @@ class BundleTakeoverRules:
 
 
 class FenceChecker:
-    """Periodic comparison of leases with fences. The first is `interval_s` after construction. Not thread-safe."""
+    """Periodic comparison of leases with fences, first `interval_s` after construction. Not thread-safe."""
 
     def __init__(self, fences: Fences, *, interval_s: float) -> None:
         self._fences, self._interval_s = fences, interval_s
         self._checked_at_s = time.monotonic()
 
     def find_overtaken_bundles_if_due(self, leases: Collection[Lease]) -> list[BundleId]:
-        """Return the bundles whose fence was raised again after this worker's lease.
+        """Return the bundles whose fence was raised after this worker acquired its lease.
 
-        Between comparisons, or if the catalog does not answer, return no bundles.
+        Return no bundles before the next comparison is due, or if the catalog does not answer.
         """
         now = time.monotonic()
         if not leases or now - self._checked_at_s < self._interval_s:

@@ -1,13 +1,14 @@
 """Nodes of sessions, workers and owners in ZooKeeper.
 
 ```
-/sessions/{session id}   ephemeral: exists as long as the session; deletes of owner nodes check it
+/sessions/{session id}   ephemeral: checked by each delete of an owner node of the session
 /workers/{worker id}     ephemeral: the worker's load, as JSON; one process per worker id
 /owners/{bundle name}    ephemeral: the worker that owns the bundle, as JSON
 ```
 
-A delete that compares only the version of an owner node could remove the node of a later owner (apache/pulsar#295). So
-each delete is a transaction that also checks the session node of the owner that was read.
+A delete that compares only the version of an owner node could remove the node of a later bundle owner
+(apache/pulsar#295). Therefore each delete is a transaction that also checks the session node of the expected bundle
+owner.
 """
 
 import json
@@ -36,12 +37,12 @@ _FAILED_RESULTS: Final = (BadVersionError, NoNodeError, RolledBackError, Runtime
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiveWorker:
-    session: int  # session that created the node
+    session: int  # session that created the worker's node
     load: WorkerLoad  # as last published
 
 
 class OwnershipNodes:
-    """Ownership of `bundles` bundles in one ensemble. If no worker has ever started, the directory is empty."""
+    """Nodes of sessions, workers and bundle owners in one ensemble. Before the first worker starts, there are none."""
 
     def __init__(self, session: ZooKeeperSession, bundle_count: int) -> None:
         self._session, self._bundle_count = session, bundle_count
@@ -61,12 +62,12 @@ class OwnershipNodes:
         }
 
     def read_owned_bundles(self) -> frozenset[BundleId]:
-        """Return the bundles with an owner node. A node that names no bundle of this catalog is logged once."""
+        """Return the bundles that have an owner node. A node name that is no bundle of this catalog is logged once."""
         names = self._session.run_idempotent("reading owned bundles", lambda client: _list_children(client, OWNERS))
         return frozenset(bundle for bundle in map(self._parse_node_name, names) if bundle is not None)
 
     def read_owner_nodes(self, bundles: Iterable[BundleId] | None = None) -> dict[BundleId, BundleOwnerNode]:
-        """Return the owner nodes of the given bundles, or of all. A bundle without an owner node is absent."""
+        """Return the owner nodes of the given bundles, or of all. Bundles without an owner node are left out."""
         name_by_bundle = {
             bundle: self._node_name(bundle)
             for bundle in sorted(self.read_owned_bundles() if bundles is None else bundles)
@@ -81,7 +82,7 @@ class OwnershipNodes:
         }
 
     def find_owner_node(self, bundle: BundleId, *, patience_s: float) -> BundleOwnerNode | None:
-        """Return the bundle's owner node, or `None` if it has none. Wait at most `patience_s` for an answer."""
+        """Return the bundle's owner node, or `None` if no node exists. Wait at most `patience_s` for an answer."""
         name = self._node_name(bundle)
 
         def read_node(client: KazooClient) -> BundleOwnerNode | None:
@@ -94,7 +95,7 @@ class OwnershipNodes:
         return self._session.run_idempotent("looking an owner up", read_node, patience_s=patience_s)
 
     def delete_owner_node(self, bundle: BundleId, session: int) -> bool:
-        """Delete the bundle's owner node if it belongs to `session`. Return whether this call deleted it."""
+        """Delete the bundle's owner node if it belongs to `session`. Return whether this call deleted the node."""
 
         def delete_node(client: KazooClient) -> bool:
             node = read_children(client, OWNERS, [self._node_name(bundle)]).get(self._node_name(bundle))
@@ -128,14 +129,14 @@ def session_path(session: int) -> str:
 
 
 def read_children(client: KazooClient, parent: str, names: Sequence[str]) -> dict[str, tuple[bytes, ZnodeStat]]:
-    """Return the bodies and stats of the children, read in parallel. Children that do not exist are absent."""
+    """Read the children in parallel. Return body and stat by name. Children that do not exist are left out."""
     pending = {name: client.get_async(f"{parent}/{name}") for name in names}
     node_by_name = {name: wait_for_result_or_none(result, NoNodeError) for name, result in pending.items()}
     return {name: node for name, node in node_by_name.items() if node is not None}
 
 
 def wait_for_result_or_none(result: Any, error: type[Exception]) -> Any:  # noqa: ANN401 - kazoo's asynchronous result
-    """Wait for an asynchronous result. Return `None` if it is an error of the given type."""
+    """Wait for the result of an asynchronous request. Return `None` if the request failed with `error`."""
     try:
         return result.get()
     except error:
@@ -157,7 +158,7 @@ def _list_children(client: KazooClient, path: str) -> list[str]:
 
 
 def _parse_load(body: bytes) -> WorkerLoad:
-    """Return a load of 0 for an unreadable body, which only makes the assignment less even."""
+    """Parse a worker's load. Return load 0 for an unreadable body: the assignment only becomes less even."""
     try:
         fields: Mapping[str, Any] = json.loads(body)
         load, bundles = max(0.0, float(fields["load"])), max(0, int(fields["bundles"]))
@@ -175,7 +176,7 @@ def _parse_owner_node(body: bytes, stat: ZnodeStat) -> BundleOwnerNode:
 
 
 class WorkerOwnershipNodes(OwnershipNodes):
-    """Access of one worker in one session. Construction creates the parent nodes and the session's node."""
+    """Nodes that one session of a worker can change. Construction creates the parent nodes and the session node."""
 
     def __init__(self, session: ZooKeeperSession, worker_id: str, bundle_count: int) -> None:
         super().__init__(session, bundle_count)
@@ -189,9 +190,9 @@ class WorkerOwnershipNodes(OwnershipNodes):
         _create_ephemeral(client, session_path(self._session.id), b"", self._session.id)
 
     def restore_parent_and_session_nodes(self) -> None:
-        """Create the parent nodes and the session's node again if a person has removed them.
+        """Create the parent nodes and the session node again if a person has removed them.
 
-        Without a parent no owner node can be created. A live session without its node counts as ended.
+        Without a parent node, no owner node can be created. A live session without a session node counts as ended.
         """
 
         def restore(client: KazooClient) -> None:
@@ -251,7 +252,7 @@ class WorkerOwnershipNodes(OwnershipNodes):
             self.delete_owner_node(bundle, self._session.id)
 
     def watch_next_ownership_change(self, on_change: Any) -> None:  # noqa: ANN401 - kazoo's watcher
-        """Call `on_change` once, on kazoo's thread, at the next change of the workers or the owners."""
+        """Call `on_change`, on kazoo's thread, after the next creation or removal of a worker node or owner node."""
 
         def set_watches(client: KazooClient) -> None:
             client.get_children(WORKERS, watch=on_change)
@@ -265,7 +266,7 @@ def worker_id_taken_error(worker_id: str) -> WorkerIdTaken:
 
 
 def _create_ephemeral(client: KazooClient, path: str, body: bytes, session: int) -> bool:
-    """Return whether the node, created now or earlier, belongs to the session."""
+    """Create the node unless it exists. Return whether the node belongs to the session."""
     try:
         client.create(path, body, ephemeral=True)
     except NodeExistsError:

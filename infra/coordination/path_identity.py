@@ -4,7 +4,7 @@
 /catalog   persistent: the catalog's id, which the catalog's first worker writes
 ```
 
-Two catalogs on one path would mistake each other's workers for their own.
+If two catalogs used one path, each would assign bundles to the other's workers.
 """
 
 from typing import Final
@@ -19,7 +19,7 @@ CATALOG: Final = "/catalog"
 
 
 def claim_path_for_catalog(session: ZooKeeperSession, catalog_id: str) -> None:
-    """Write the catalog's id to the path if it has none. If several catalogs try at once, one succeeds. Idempotent.
+    """Write the catalog's id to the path unless the path has an id. Of several catalogs, only one succeeds. Idempotent.
 
     Raises:
         CatalogMismatch: The path belongs to another catalog.
@@ -30,7 +30,7 @@ def claim_path_for_catalog(session: ZooKeeperSession, catalog_id: str) -> None:
             client.create(CATALOG, catalog_id.encode())
         except NodeExistsError:
             session.protect_node(client, CATALOG)
-            return _read_catalog_id(client) or catalog_id  # if a person has removed it, the next session writes it
+            return _read_catalog_id(client) or catalog_id  # a person has removed the id: the next session writes it
         return catalog_id
 
     _require_same_catalog(session, session.run_idempotent("claiming the path", write_id), catalog_id)

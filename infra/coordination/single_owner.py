@@ -13,7 +13,7 @@ from logstore.ownership import BundleId, Lease, bundle_of_topic
 from logstore.ports.catalog import Fences
 from logstore.validated_names import TopicName
 
-_MAX_RAISES: Final = 40  # each waits for seconds; all wait longer than PostgreSQL lets a paused transaction live
+_MAX_RAISES: Final = 40  # each waits for seconds; together they outlast PostgreSQL's timeout of a paused transaction
 
 
 class SingleOwner:

@@ -57,7 +57,7 @@ _TLS_CHECK_TIMEOUT_S = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PemFiles:
-    """Paths of PEM files. An empty path is not set. Without `ca`, the authorities of this machine count."""
+    """Paths of PEM files; empty: no file. Without `ca`, the certificate authorities of this machine are trusted."""
 
     ca: str = ""
     cert: str = ""
@@ -65,9 +65,9 @@ class PemFiles:
 
 
 def unreachable_error(hosts: str, tls: PemFiles | None) -> ServiceFailed:
-    """Return the error for an ensemble at `host:port,…/path` without a reachable server.
+    """Return the error for an ensemble without a reachable server. `hosts` is `host:port,…/path`.
 
-    With TLS each server is tried once more, because kazoo reports an untrusted server as unreachable.
+    With TLS, connect to each server once more, because kazoo reports an untrusted server as unreachable.
     """
     addresses = hosts.partition("/")[0].split(",")
     tls_problem = (

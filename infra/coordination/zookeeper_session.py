@@ -1,8 +1,8 @@
 """One ZooKeeper session, from its start to its end. A session that has ended is not opened again.
 
 1. Every wait for an answer is bounded, because kazoo answers some queued calls only after the next connection.
-2. A new session id ends the `ZooKeeperSession`, because kazoo or a server may open another session at a reconnect
-   (ClickHouse#116690). The caller then opens another `ZooKeeperSession` and reads each of its nodes again.
+2. A `ZooKeeperSession` ends when the session id changes: kazoo or a server may open another session at a reconnect
+   (ClickHouse#116690). The caller then opens another `ZooKeeperSession` and reads all nodes again.
 3. Listeners only pass the event to another thread, because a call on kazoo's thread would wait for itself (kazoo#355).
 """
 
@@ -29,7 +29,7 @@ from logstore.errors import ServiceFailed, SessionLost
 
 
 class BoundedWaitHandler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo has no types
-    """Handler of kazoo's threads that waits at most `timeout_s` for each result."""
+    """Handler for kazoo's threads. Each wait for a result takes at most `timeout_s`."""
 
     def __init__(self, timeout_s: float) -> None:
         super().__init__()
@@ -74,8 +74,8 @@ class EnsembleOptions:
     """Address of ZooKeeper and the identity of its client.
 
     Args:
-        hosts: `host:port`, several separated by commas, and optionally the path of all of Sexton's nodes.
-        timeout_s: Session timeout. The server may negotiate another.
+        hosts: One or more `host:port`, separated by commas, and optionally a slash and the path of Sexton's nodes.
+        timeout_s: Requested session timeout. The server may set another timeout.
         auth: Scheme and credential, such as `("digest", "user:password")`. `sasl` means the SASL mechanism DIGEST-MD5.
         protected: Whether only this identity may access the nodes.
         tls: PEM files. `None` means a plain connection.
@@ -91,7 +91,7 @@ class EnsembleOptions:
 class ZooKeeperSession:
     """Open session with ZooKeeper. Construction connects.
 
-    `on_change` is called on kazoo's thread at each change of the state. It must return at once.
+    `on_change` is called on kazoo's thread at each change of `state`. It must return at once.
 
     Raises:
         ServiceFailed: No server answers, the servers refuse the connection, or the path does not exist.
@@ -111,7 +111,7 @@ class ZooKeeperSession:
             self.id = self._read_session_id()
             self._client.add_listener(self._on_kazoo_state)
             self._require_authorized()
-            if self._read_session_id() != self.id:  # it may have ended before the listener was added
+            if self._read_session_id() != self.id:  # the session may have ended before the listener was added
                 raise SessionLost(f"zookeeper: session {self.id:#x} was over as soon as it was opened")  # noqa: TRY301
             if not self.run_idempotent("looking for the path", lambda client: client.exists("/")):
                 raise self.missing_path_error()  # noqa: TRY301 - not created: the ensemble may be another system's
@@ -131,8 +131,8 @@ class ZooKeeperSession:
     def run_idempotent(self, action: str, operation: Callable[[KazooClient], T], *, patience_s: float = math.inf) -> T:
         """Run an operation that may be repeated. Retry it after the loss of a connection.
 
-        `action` is a phrase for messages and spans, such as "reading owners". `patience_s` limits all retries and
-        waits, which last at most the session timeout.
+        `action` is a phrase for messages and spans, such as "reading owners". All retries and waits together last at
+        most `patience_s`, and at most the session timeout.
 
         Raises:
             StoreUnavailable: ZooKeeper did not answer. The operation may have been executed.
@@ -156,14 +156,14 @@ class ZooKeeperSession:
         return result
 
     def protect_node(self, client: KazooClient, path: str) -> None:
-        """Restrict an existing node to this identity if the options say so. Idempotent."""
+        """Restrict an existing node to this identity if `EnsembleOptions.protected` is set. Idempotent."""
         if self._ensemble.protected:
             acls, _ = client.get_acls(path)
             if any(acl.id.scheme == "world" for acl in acls):
                 client.set_acls(path, CREATOR_ALL_ACL)
 
     def close(self) -> None:
-        """End the session. A reachable server deletes its ephemeral nodes at once. Idempotent."""
+        """End the session. A reachable server deletes the session's ephemeral nodes at once. Idempotent."""
         self.state = SessionState.EXPIRED
         self._client.remove_listener(self._on_kazoo_state)
         with self._closing:  # kazoo does not support a stop by two threads at once
@@ -173,8 +173,8 @@ class ZooKeeperSession:
     def reset_last_zxid(self) -> None:
         """Forget the last seen transaction id after a suspension of two session timeouts.
 
-        An ensemble that lost data refuses a client that has seen later transactions, and kazoo would retry forever.
-        Without the id, a server answers whether the session lives.
+        An ensemble that lost data refuses a client with a later transaction id, and kazoo would retry forever. A client
+        without this id learns from the server whether the session is alive.
         """
         if self.state is SessionState.SUSPENDED and time.monotonic() - self._suspended_since_s >= 2 * self.timeout_s:
             self._client.last_zxid = 0
@@ -218,7 +218,7 @@ class ZooKeeperSession:
 
 
 class _IdentityRefusalClient(KazooClient):  # type: ignore[misc]
-    """Client that remembers a refused identity. Kazoo's listeners learn only that the session has ended."""
+    """Client that records a refusal of its identity. Kazoo tells its listeners only that the session has ended."""
 
     refused = False
 

@@ -16,19 +16,19 @@ if TYPE_CHECKING:
     from mypy_boto3_s3.type_defs import ListObjectsV2OutputTypeDef, ListObjectsV2RequestTypeDef
 
 OBJECTS_PER_PAGE = 1_000
-"""Most objects in one response."""
+"""Maximum number of objects in one response."""
 _BY_KEY = operator.attrgetter("key")
 
 
 class BucketListing:
     """Listing of one bucket.
 
-    SeaweedFS (4.48, tested) sorts by path and not by bytes (`x/1` before `x-1`), and a listing after `x` skips the
-    folder `x`. Therefore:
+    SeaweedFS (4.48, tested) sorts by path, not by bytes: `x/1` comes before `x-1`. A listing after the key `x` skips
+    the folder `x`. Therefore:
 
     1. This class sorts each page.
-    2. The sent `StartAfter` is a little lower than the requested key.
-    3. Disorder across pages is an error, because a consumer that merges two sorted streams would lose keys.
+    2. A request sends a `StartAfter` below the requested key.
+    3. Wrong order across pages is an error, because a consumer that merges two sorted streams would lose keys.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class BucketListing:
         self._request: ListObjectsV2RequestTypeDef = {"Bucket": bucket, "Prefix": prefix}
 
     def iterate_objects(self, first_page: int = OBJECTS_PER_PAGE) -> Iterator[ObjectInfo]:
-        """Yield the objects ascending by key. Pages are read on demand. The first has at most `first_page` objects."""
+        """Yield the objects ascending by key. Pages are read on demand, the first with at most `first_page` objects."""
         previous_key = ""
         if first_page < OBJECTS_PER_PAGE:
             self._request["MaxKeys"] = first_page
@@ -56,7 +56,7 @@ class BucketListing:
                 yield from (item for item in objects if item.key > self._start_after)
 
     def list_folder(self) -> Iterator[str | ObjectInfo]:
-        """Yield the objects and folders directly at the prefix, each once."""
+        """Yield the objects and folders directly below the prefix, each once."""
         self._request["Delimiter"] = "/"
         previous_folders: set[str] = set()
         for page in self._read_pages():
@@ -122,7 +122,7 @@ class BucketListing:
 
 
 def lower_start_after_for_path_order(start_after: str, prefix: str) -> str:
-    """Return a key, not above `start_after`, after which a listing is complete even if the store sorts by path.
+    """Return a `StartAfter`, at most `start_after`, that gives a complete listing even if the store sorts by path.
 
     Such a store puts `x/1` before `x-1`, so a listing after `x-1` would miss the keys below `x/`. The result is empty
     if only a listing of the whole prefix is complete.
@@ -139,7 +139,7 @@ def lower_start_after_for_path_order(start_after: str, prefix: str) -> str:
 
 
 def to_microseconds(modified: datetime | None) -> int | None:
-    """Return microseconds since 1970, without the rounding of a float."""
+    """Return the time in microseconds since 1970, exactly."""
     if modified is None:
         return None
     return int(modified.timestamp()) * 1_000_000 + modified.microsecond

@@ -1,4 +1,4 @@
-"""Deletes that are confirmed per key: bulk requests, or single requests if the store does not support bulk."""
+"""Deletes that are confirmed per key: bulk requests, or single requests if the store refuses bulk requests."""
 
 import logging
 import math
@@ -37,14 +37,14 @@ _NO_BULK_CODES = frozenset({
 })  # fmt: skip
 _PERHAPS_NO_BULK_CODES = frozenset({"InvalidArgument", "InvalidDigest", "InvalidRequest", "MalformedXML"})
 _MIN_SINGLE_PERIOD_S, _MAX_SINGLE_PERIOD_S = 10.0, 600.0
-"""Period of single deletes after a refused bulk delete. Each further refusal doubles it, until bulk works again."""
+"""Bounds of the period of single deletes after a refused bulk delete. Each further refusal doubles the period."""
 _UNCONFIRMED_TEXT = "NotConfirmed: the answer names the key under neither Deleted nor Errors"
 
 _ErrorByKey = Mapping[str, tuple[str, str]]
 
 
 class _BulkRefused(Exception):
-    """Refused bulk request, whose keys may be deleted singly. If `is_general`, the store refuses all bulk requests."""
+    """Refusal of one bulk request, or of all if `is_general`. Single requests may delete the keys."""
 
     def __init__(self, problem: str, *, is_general: bool) -> None:
         super().__init__(problem)
@@ -66,17 +66,17 @@ class _BulkRefusalBackoff:
         self.is_proven, self._single_period_s = True, 0.0
 
     def record_refusal(self) -> float:
-        """Record a refused bulk delete whose keys were deleted singly. Return the seconds of single deletes."""
+        """Record that single deletes replaced a refused bulk delete. Return the seconds until the next bulk delete."""
         self._single_period_s = min(_MAX_SINGLE_PERIOD_S, self._single_period_s * 2 or _MIN_SINGLE_PERIOD_S)
         self._retry_at_s = self._clock() + self._single_period_s
         return self._single_period_s
 
 
 class BulkDelete:
-    """Deletes in one bucket. Thread-safe: threads share the rate and the knowledge of bulk support.
+    """Deletes in one bucket. Thread-safe. All threads share the rate, and know whether the store refuses bulk deletes.
 
-    If the store refuses bulk deletes, keys are deleted singly, several times slower, and bulk is tried again after a
-    while.
+    If the store refuses bulk deletes, single requests delete the keys, several times slower. After a while, a bulk
+    delete is tried again.
 
     Source: aws-sdk-java-v2 #5805 and barman #1146.
     """
@@ -94,7 +94,7 @@ class BulkDelete:
             failed={key: f"InvalidKey: expected {problem}" for key, problem in problem_by_key.items()}
         )
         valid_keys = [key for key in distinct_keys if key not in problem_by_key] if problem_by_key else distinct_keys
-        # One key that XML cannot represent would make the request of its whole page invalid.
+        # One key that XML cannot represent would make the request of a whole page invalid.
         single_keys = dict.fromkeys(find_keys_outside_xml(valid_keys))
         try:
             bulk_keys = [key for key in valid_keys if key not in single_keys] if single_keys else valid_keys
@@ -146,7 +146,7 @@ class BulkDelete:
     def _delete_page_in_bulk(
         self, keys: list[str], offset: int, outcomes: DeleteOutcomes, error_by_retry_key: dict[str, str]
     ) -> int:
-        # The page is cut at each attempt, because a throttle may have shortened it.
+        # Taken anew at each attempt, because a throttle may have reduced the keys per request.
         page = keys[offset : offset + self._rate.keys_per_request]
         start_s = self._rate.wait_for_turn(len(page))
         try:
@@ -184,9 +184,9 @@ class BulkDelete:
         return {success.get("Key", "") for success in response.get("Deleted", ())}, errors
 
     def _parse_refusal(self, error: ClientError) -> _BulkRefused | None:
-        """Return the refusal if single deletes may work.
+        """Return the refusal if single deletes may work, otherwise `None`.
 
-        An ambiguous code is general only if no bulk delete has ever succeeded.
+        An ambiguous error code is a general refusal only if no bulk delete has ever succeeded.
         """
         code, status = error_code(error), error_status(error)
         is_certain = code in _NO_BULK_CODES or status in {405, 501}
@@ -198,7 +198,7 @@ class BulkDelete:
 def _record_results(
     page: Iterable[str], deleted: set[str], errors: _ErrorByKey, outcomes: DeleteOutcomes
 ) -> dict[str, str]:
-    """Record each key as deleted or failed. A key that no answer names has failed. Return temporary errors by key."""
+    """Record deleted and failed keys. Keys that the response omits have failed. Return temporary errors by key."""
     error_by_retry_key = {}
     for key in page:
         code, message = errors.get(key, ("", ""))

@@ -1,7 +1,7 @@
 r"""Rules for keys and metadata that every supported store keeps unchanged and distinct.
 
 SeaweedFS (4.48, tested) stores keys as file paths: `a//b` and `a\b` become `a/b`, and a delete of `a//b` removes `a/b`.
-So the delete of such a key could remove an object of another application. Every store refuses these keys here.
+Deleting such a key could remove an object of another application. Sexton therefore refuses these keys for every store.
 """
 
 import re
@@ -44,7 +44,7 @@ def find_violated_rule(key: str) -> str | None:
 
 
 def find_violated_rules(keys: Sequence[str]) -> dict[str, str]:
-    """Return the violated rule by key. The usual page without problems is checked by a few searches over all keys."""
+    """Return the violated rule by key. A page without violations, which is usual, takes only a few searches."""
     joined = "/" + "\0/".join(keys) + "\0"
     if joined.isascii() and joined.count("\0") == len(keys) and not any(map(joined.__contains__, _SUSPECT_PARTS)):
         return {} if max(map(len, keys), default=0) <= MAX_KEY_BYTES else _check_each(keys)
@@ -61,11 +61,11 @@ def find_keys_outside_xml(keys: Sequence[str]) -> list[str]:
 def require_supported_metadata(metadata: Mapping[str, str]) -> None:
     """Refuse metadata that a supported store would change.
 
-    Names consist of lower-case ASCII letters, digits, `-` and `_`. Values are printable ASCII without outer spaces, and
-    not empty (SeaweedFS drops empty values). Names and values together have at most 2,048 bytes.
+    Names consist of lower-case ASCII letters, digits, `-` and `_`. Values are printable ASCII, not empty (SeaweedFS
+    drops empty values), and have no space at either end. Names and values together have at most 2,048 bytes.
 
     Raises:
-        InvalidInput: An entry, or the total size, is not supported.
+        InvalidInput: A name, a value or the total size is not supported.
     """
     for name, value in metadata.items():
         if not _METADATA_NAME.fullmatch(name):

@@ -1,7 +1,7 @@
-"""Fast parser for pages of listings and of bulk deletes. It needs half of botocore's time.
+"""Fast parser for pages of listings and of bulk deletes, which takes half the time of botocore's parser.
 
-The XML parser in C extracts the up to a thousand repeated elements, and botocore parses the rest. A response that does
-not match S3's description is left to botocore, which reports the error.
+The XML parser in C extracts the elements that a response may repeat a thousand times. Botocore parses all other
+elements. Botocore also parses a response that does not match S3's description, and reports the error.
 
 Source: Amazon S3 API Reference, ListObjectsV2 and DeleteObjects, response elements.
 """
@@ -22,7 +22,7 @@ _ReadElement = Callable[[ET.Element, str], dict[str, Any]]
 def use_fast_list_and_delete_parser(client: "S3Client") -> None:
     """Let `client` parse `Contents` and `Deleted` with this parser.
 
-    Listed objects then have only key, size in bytes and time of change. Deleted objects have only their key.
+    Listed objects then have only a key, a size in bytes and a time of change. Deleted objects have only a key.
     """
     client.meta.events.register(
         "before-parse.s3.ListObjectsV2", _build_element_extractor("Contents", _parse_listed_object)

@@ -28,7 +28,7 @@ _MAX_PARTS = 10_000  # Source: S3 User Guide, "Multipart upload limits"; all par
 class MultipartUploads:
     """Multipart uploads to one bucket.
 
-    Thread-safe. `proceed` is called before each request and stops the upload by an error.
+    Thread-safe. `proceed` is called before each request and raises an error to stop the upload.
     """
 
     def __init__(self, client: "S3Client", bucket: str, *, retries: RequestRetries, part_bytes: int) -> None:
@@ -38,7 +38,7 @@ class MultipartUploads:
     def upload_file(self, key: str, file: BinaryIO, metadata: Mapping[str, str], proceed: Callable[[], None]) -> bool:
         """Upload the file unless the key is taken. Return whether this call stored the file.
 
-        `False` does not exclude that an earlier attempt stored the file.
+        After `False`, an earlier attempt may have stored the file.
         """
         upload_id = self._retries.call(lambda: self._begin_upload_once(key, metadata, proceed))
         try:
@@ -55,7 +55,7 @@ class MultipartUploads:
         return False
 
     def abort_upload(self, key: str, upload_id: str) -> None:
-        """Abort the upload. The store refuses later parts and the completion. Idempotent."""
+        """Abort the upload. The store then refuses further parts and the completion. Idempotent."""
         self._retries.call(lambda: self._abort_once(key, upload_id))
 
     def _describe(self, verb: str, key: str) -> str:
@@ -92,9 +92,9 @@ class MultipartUploads:
     def _complete_once(
         self, key: str, upload_id: str, parts: list["CompletedPartTypeDef"], proceed: Callable[[], None]
     ) -> bool:
-        """Return whether this request created the object.
+        """Complete the upload. Return whether this request created the object.
 
-        `NoSuchUpload` means that an earlier attempt has completed the upload, or that it was aborted.
+        `NoSuchUpload` means that an earlier attempt has completed the upload, or that the upload was aborted.
         """
         proceed()
         with translate_s3_errors(self._describe("complete", key)):

@@ -29,11 +29,11 @@ class RequestRetries:
     clock: Clock = field(default_factory=Clock)
 
     def call(self, attempt: Callable[[], T]) -> T:
-        """Call `attempt` until it succeeds. Wait longer between attempts if the store asks to.
+        """Call `attempt` until it succeeds. Wait longer between attempts if the store asks for it.
 
         Raises:
-            StoreUnavailable, ServiceRefused: The error of the last attempt. Other errors, and refusals that cannot
-                pass by themselves, are raised at once.
+            StoreUnavailable, ServiceRefused: The error of the last attempt. Other errors, and refusals that cannot pass
+                by themselves, are raised at once.
         """
         return self.clock.retry(
             attempt,

@@ -1,4 +1,4 @@
-"""Clients of S3 stores, and buckets by the location in an offload context."""
+"""Clients of S3 stores, and access to buckets by the location in an offload context."""
 
 import socket
 from collections.abc import Callable, Iterator
@@ -37,8 +37,8 @@ def create_s3_client(
     """Build a thread-safe client without retries.
 
     Without `endpoint`, the client uses AWS. Without `access_key`, it uses the credentials of the environment or of the
-    host's role. An empty `ca_file` means `AWS_CA_BUNDLE`, or botocore's own authorities. Set `pool_size` to the number
-    of threads.
+    host's role. An empty `ca_file` means `AWS_CA_BUNDLE`, or else botocore's certificate authorities. `pool_size`
+    should be the number of threads.
     """
     core = botocore.session.Session()
     config = Config(
@@ -70,7 +70,8 @@ def create_s3_client(
 def _disable_redirects(client: "S3Client", *, for_all_operations: bool) -> None:
     """Disable redirects of HeadBucket, or of all operations.
 
-    Botocore answers a redirect by HeadBucket, and recurses if that is redirected too. Only AWS has regions.
+    Botocore follows a redirect by sending HeadBucket. A redirect of this HeadBucket would cause a recursion. A store
+    without regions needs no redirects at all.
     """
 
     def mark_as_redirected(model: "OperationModel", context: dict[str, Any], **_: object) -> None:
@@ -81,7 +82,7 @@ def _disable_redirects(client: "S3Client", *, for_all_operations: bool) -> None:
 
 
 def read_store_clock_s(store: S3ObjectStore) -> float:
-    """Return the store's clock in seconds since 1970, from the `Date` header of a signed listing."""
+    """Return the time of the store's clock in seconds since 1970, from the `Date` header of a signed listing."""
     operation = f"ask bucket {store.bucket} for the time"
     with translate_s3_errors(operation):
         response = store.client.list_objects_v2(Bucket=store.bucket, MaxKeys=1)
@@ -99,8 +100,8 @@ _CONNECT_TIMEOUT_S = 1.0
 class S3BucketsByLocation:
     """`BucketAtLocation` of S3 stores, with one client per endpoint and region.
 
-    `home` is any bucket of the configured store. `own_stack` says that this store is the embedded server, whose port
-    may change.
+    `home` is any bucket of the configured store. `own_stack` says whether the configured store is the embedded server,
+    whose port may change.
     """
 
     def __init__(
@@ -114,7 +115,7 @@ class S3BucketsByLocation:
         self._moved_stack_store = cache(lambda location: _StoreAtFormerPort(home, location))
 
     def __call__(self, location: CopyLocation) -> S3ObjectStore:
-        """Return the bucket. This makes no connection. Different spellings of a location give the same object."""
+        """Return the bucket without connecting to it. Different spellings of a location give the same object."""
         if self._has_moved(location.endpoint):
             return self._moved_stack_store(location)
         endpoint, region = location.endpoint or self._home.endpoint, location.region or self._home.region
@@ -123,7 +124,7 @@ class S3BucketsByLocation:
         return self._other_bucket(location.bucket, endpoint.rstrip("/"), region)
 
     def _has_moved(self, endpoint: str) -> bool:
-        """Return whether the endpoint is a former port of this home's server, on which no process listens now."""
+        """Return whether the endpoint is an earlier port of the embedded server: local, and without a listener."""
         if not self._own_stack or not endpoint or _parse_endpoint(endpoint) == _parse_endpoint(self._home.endpoint):
             return False
         host, port = _parse_endpoint(endpoint)[1:3]
@@ -131,14 +132,14 @@ class S3BucketsByLocation:
 
 
 class _StoreAtFormerPort(S3ObjectStore):
-    """Embedded store of this home, for an offload context that names the port of an earlier start."""
+    """Embedded store, for an offload context that names the port of an earlier start."""
 
     def __init__(self, home: S3ObjectStore, location: CopyLocation) -> None:
         super().__init__(home.client, location.bucket, retries=home.retries)
         self._location = location
 
     def list(self, prefix: str, *, start_after: str = "", first_page: int = 1_000) -> Iterator[ObjectInfo]:
-        """Yield the objects. Raise an error if there are none, because this does not prove that the copy is absent."""
+        """Yield the objects. Raise an error if there are none: the copy may still be at the other port."""
         is_empty = True
         for item in super().list(prefix, start_after=start_after, first_page=first_page):
             is_empty = False

@@ -1,7 +1,7 @@
 """Checks that S3's responses come from the store, and translation of failures to errors of Sexton.
 
-A gateway in front of the store may answer 200 without a request to the store. So a success counts only with the marks
-that S3 gives to responses of the operation. A response without them counts as no response.
+A gateway in front of the store may answer 200 without a request to the store. Each successful response of S3 has known
+marks, such as an ETag or a certain XML element. A success without these marks counts as no response.
 
 Source: Amazon S3 API Reference, response elements of each operation.
 """
@@ -66,7 +66,7 @@ _MARKS_BY_OPERATION: Final[Mapping[str, _SuccessMarks]] = {
 
 
 def reject_foreign_responses(client: "S3Client") -> None:
-    """Raise `ForeignResponse` for each success of `client` that lacks the store's marks."""
+    """Make `client` raise `ForeignResponse` for each successful response that lacks the store's marks."""
     client.meta.events.register("before-parse.s3", _require_success_marks)
 
 
@@ -151,7 +151,7 @@ _ADVICE_BY_CODES = (
     (_MOVED_CODES, "set s3_region and s3_endpoint to where the bucket is"),
 )
 _PASSING_REFUSAL_CODES = _EXPIRED_CODES | {"RequestTimeTooSkewed", "TemporaryRedirect", "Redirect"}
-"""Refusals that a newly signed request may avoid, because a token was renewed or the process was paused."""
+"""Refusals after which a newly signed request may succeed, for example because a token was renewed."""
 _PASSING_REFUSAL_STATUSES = frozenset({302, 307, 405, 501})
 _NO_VALID_RESPONSE = (
     BotoConnectionError,
@@ -178,24 +178,24 @@ _CERTIFICATE_PROBLEM = re.compile(r"certificate verify failed: (.+?) \(_ssl|(hos
 
 
 def error_code(error: ClientError) -> str:
-    """Return the store's error code. For a response without a body, as to HEAD, return the HTTP status as text."""
+    """Return the store's error code. If the response has no body, as after HEAD, return the HTTP status as text."""
     return str(error.response.get("Error", {}).get("Code", ""))
 
 
 def error_status(error: ClientError) -> int:
-    """Return the HTTP status, or 0 without a response."""
+    """Return the HTTP status, or 0 if there is no response."""
     return int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
 
 
 def is_throttle(error: BaseException | None) -> bool:
-    """Return whether the store asks to slow down. A `SextonError` is judged by its cause."""
+    """Return whether the store asks to slow down. For a `SextonError`, its cause decides."""
     if isinstance(error, SextonError):
         error = error.__cause__
     return isinstance(error, ClientError) and (error_code(error) in THROTTLE_CODES or error_status(error) in {429, 503})
 
 
 def retry_after_s(error: BaseException | None) -> float:
-    """Return the seconds that the store asks to wait, or 0. A `SextonError` is judged by its cause."""
+    """Return the seconds that the store asks to wait, or 0. For a `SextonError`, its cause decides."""
     if isinstance(error, SextonError):
         error = error.__cause__
     if not isinstance(error, ClientError):
@@ -206,10 +206,10 @@ def retry_after_s(error: BaseException | None) -> float:
 
 @contextmanager
 def translate_s3_errors(operation: str) -> Iterator[None]:
-    """Raise botocore's errors of the block as errors of Sexton. `operation` names operation, bucket and key.
+    """Translate botocore's errors in the block. `operation` is a phrase for messages, such as "get bucket/key".
 
     Raises:
-        StoreUnavailable: The store does not answer, fails, or asks to slow down, or the response is damaged or foreign.
+        StoreUnavailable: The store does not answer, fails, or asks to slow down. Or the response is damaged or foreign.
         InvalidInput: The store does not support the key.
         ServiceRefused: The store refuses the request, for example because a bucket or a permission is missing.
     """

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 class S3ObjectStore:
     """`ObjectStore` over one bucket. Thread-safe.
 
-    Requests are retried within the bounds of `retries` and not by botocore, so that each attempt is visible in spans.
+    `retries` bounds the retries of requests. Botocore retries nothing, so that each attempt has a span.
     """
 
     def __init__(
@@ -138,9 +138,9 @@ class S3ObjectStore:
         return self._holds_object(key, body, metadata)
 
     def _holds_object(self, key: str, body: bytes, metadata: Mapping[str, str]) -> bool:
-        """Return whether a taken key has exactly this object, because an earlier attempt has stored the object."""
+        """Return whether the taken key has exactly this object, which an earlier attempt may have stored."""
         head = self._head_once(key)
-        if head is None:  # deleted meanwhile, or (SeaweedFS) a folder of this name
+        if head is None:  # the object was deleted meanwhile, or (SeaweedFS) a folder has this name
             raise StoreUnavailable(f"{self._describe('put', key)}: refused as taken, yet no object is there")
         info, stored_metadata = head
         if info.size_bytes != len(body) or stored_metadata != metadata:

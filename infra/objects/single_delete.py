@@ -43,7 +43,7 @@ class SingleDelete:
     def delete(self, keys: Sequence[str], outcomes: DeleteOutcomes) -> None:
         """Delete each key by a separate request.
 
-        Keys after a store that stops answering are not requested and get no outcome.
+        If the store stops answering, the remaining keys get no request and no outcome.
         """
         store_failed = Event()
         with ThreadPoolExecutor(min(self._parallelism, len(keys))) as threads:
@@ -56,7 +56,7 @@ class SingleDelete:
             raise errors[0]
 
     def _delete_unless_store_failed(self, store_failed: Event, key: str) -> str | None:
-        """Return the reason if the store refuses this key. Do nothing once `store_failed` is set."""
+        """Return the reason if the store refuses this key. After `store_failed`, raise an error without a request."""
         if store_failed.is_set():
             raise StoreUnavailable(f"delete {self._bucket}/{key}: not asked, the store had stopped answering")
         raise_if_stopped()

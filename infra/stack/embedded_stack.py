@@ -1,4 +1,4 @@
-"""Start, stop, health and addresses of a stack."""
+"""Start, stop, health and addresses of an embedded stack."""
 
 from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
@@ -106,7 +106,7 @@ def stop_stack(home: Path | str) -> list[str]:
 
 
 def stop_started_services(home: Path | str, started: Collection[str]) -> list[str]:
-    """Stop the services in `StackAddresses.started` after a later failure. Return the names of services that ran."""
+    """Undo a start: stop the services in `StackAddresses.started`. Return the names of services that ran."""
     return _end_services_of_home(home, stop_started_service, only=started)
 
 
@@ -116,7 +116,7 @@ def kill_stack(home: Path | str) -> list[str]:
 
 
 def check_stack_health(home: Path | str) -> list[ServiceHealth]:
-    """Return the health of each service of the home's last start. Without a start, all services are unhealthy."""
+    """Return the health of each service of the home's last start. Before a first start, all are unhealthy."""
     stack_home = StackHome.at(home)
     ports = read_last_ports(stack_home)
     credentials = stack_home.read_credentials()

@@ -82,7 +82,7 @@ def _create_logs_and_build_arguments(home: StackHome, ports: ChosenPorts, s3_con
         f"-ip={LOOPBACK}",
         f"-ip.bind={LOOPBACK}",
         f"-dir={home.objects}",
-        # Not 0, which means free disk / 256 MiB: with seven volumes per bucket, 76 GB were full at 43 buckets.
+        # 0 would mean free disk space / 256 MiB. With seven volumes per bucket, 76 GB would allow only 43 buckets.
         "-volume.max=10000",
         "-volume.minFreeSpace=100MiB",
         "-volume.preStopSeconds=0",  # there is no other server to notify; saves 10 s of every stop
@@ -122,7 +122,7 @@ def _build_server_socket_paths(ports: ChosenPorts) -> tuple[Path, ...]:
         ("filer", ports.filer),
         ("s3", ports.s3),
     )
-    return tuple(Path(f"/tmp/seaweedfs-{part}-{number}.sock") for part, number in numbers)  # noqa: S108 - fixed by it
+    return tuple(Path(f"/tmp/seaweedfs-{part}-{number}.sock") for part, number in numbers)  # noqa: S108 - fixed paths
 
 
 def _format_s3_identities(credentials: StoreCredentials) -> str:
@@ -136,7 +136,7 @@ def _format_s3_identities(credentials: StoreCredentials) -> str:
 
 @dataclass(kw_only=True)
 class S3GatewayClient:
-    """Client of the server's S3 gateway, for the health check and the creation of buckets."""
+    """Client of SeaweedFS's S3 gateway, for the health check and the creation of buckets."""
 
     port: int
     credentials: StoreCredentials = field(repr=False)

@@ -21,7 +21,7 @@ from logstore.errors import ServiceFailed
 PROBE_TIMEOUT_S = 3.0  # a healthy server on this machine answers within milliseconds
 _POLL_S = 0.1
 _UNHEALTHY_GRACE_S = 10.0  # a server past its start timeout that stays unhealthy this long is started again
-_ROLLBACK_TIMEOUT_S = 5.0  # a server that has just started holds no data worth a longer stop
+_ROLLBACK_TIMEOUT_S = 5.0  # a server that has just started has no data that a longer stop could save
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +58,7 @@ class EmbeddedService:
 
 
 def find_program(program: str, service: str, package: str) -> Path:
-    """Return the path of a program beside this Python, or else on the PATH."""
+    """Return the path of a program in the directory of this Python, or else on the PATH."""
     beside = Path(sys.executable).parent / program
     path = str(beside) if os.access(beside, os.X_OK) else shutil.which(program)
     if path is None:
@@ -68,7 +68,7 @@ def find_program(program: str, service: str, package: str) -> Path:
 
 
 def build_child_environment(*excluded_prefixes: str) -> dict[str, str]:
-    """Return this process's environment without variables with these prefixes, which the server would read."""
+    """Return the environment for a server: that of this process, without variables with the prefixes."""
     return {name: value for name, value in os.environ.items() if not name.startswith(excluded_prefixes)}
 
 
@@ -102,7 +102,7 @@ def start_services(services: Collection[EmbeddedService], on_progress: Callable[
                 for future in as_completed(futures):
                     on_progress(future.result())
             except BaseException:
-                cancelled.set()  # the pool waits for the other starts, so that they must end early
+                cancelled.set()  # the pool waits for the other starts, which must therefore end early
                 raise
     except BaseException:
         with suppress(ServiceFailed):  # report the first failure
@@ -112,12 +112,12 @@ def start_services(services: Collection[EmbeddedService], on_progress: Callable[
 
 
 def stop_started_service(service: EmbeddedService) -> bool:
-    """Stop a service that has just been started. Return whether its process ran."""
+    """Stop a service that has just been started. Return whether a process ran."""
     return service.process.stop(min(_ROLLBACK_TIMEOUT_S, service.stop_timeout_s))
 
 
 def end_services(services: Collection[EmbeddedService], end: Callable[[EmbeddedService], bool]) -> list[str]:
-    """End the services in parallel and remove leftover sockets. Return the names of services that ran, in order."""
+    """End the services in parallel and remove leftover sockets. Return the names of those that ran, in order."""
     if not services:
         return []
     with ThreadPoolExecutor(len(services)) as pool:
@@ -179,7 +179,7 @@ def _await_health(service: EmbeddedService, cancelled: Event, patience_s: float)
     while True:
         health = service.probe()
         if service.process.find_process() is None:
-            return replace(health, ok=False)  # the probe was answered by a process of another owner
+            return replace(health, ok=False)  # a process that is not this service answered the probe
         if health.ok or time.monotonic() > deadline_s or cancelled.wait(_POLL_S):
             return health
 

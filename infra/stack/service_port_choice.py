@@ -49,7 +49,7 @@ class RequestedPorts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChosenPorts:
-    """All ports of a stack. A port is 0 if the stack does not have its service."""
+    """All ports of a stack. The ports of a service that the stack does not have are 0."""
 
     temporal: int = 0
     ui: int = 0
@@ -96,10 +96,10 @@ def choose_ports(
     """Choose the ports for the next start.
 
     1. A running service keeps its ports.
-    2. While the stack is in use, a service that died keeps its ports, too: its users know no other address.
-    3. Otherwise a port gets its wanted number.
-    4. A port with the wanted number 0 keeps the number of the last start if this is free, because other tools may know
-       the address. Otherwise it gets any free number.
+    2. While the stack is in use, a service that died keeps its ports, too, because its users know no other address.
+    3. Any other port gets its requested number.
+    4. If the requested number is 0, the port keeps its number of the last start, because other tools may know the
+       address. If this number is taken, the port gets any free number.
 
     All chosen ports stay bound until the last port is chosen, so that no two are equal.
     """
@@ -146,7 +146,7 @@ def _try_bind(number: int, bound_sockets: ExitStack) -> bool:
     if not number:
         return False
     probe = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    # The servers set this option, too. Connections of an earlier run in TIME_WAIT then do not matter.
+    # As the servers do. With this option, connections of an earlier run in TIME_WAIT do not block the port.
     probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         probe.bind((LOOPBACK, number))
@@ -159,7 +159,7 @@ def _try_bind(number: int, bound_sockets: ExitStack) -> bool:
 
 
 def _bind_free_ports(bound_sockets: ExitStack, excluded: set[int]) -> Iterator[int]:
-    """Yield free ports below the system's outgoing ports, each bound until `bound_sockets` closes."""
+    """Yield free ports below the system's range of ephemeral ports. Each port is bound until `bound_sockets` closes."""
     ceiling = 32_768
     with suppress(OSError, ValueError):
         ceiling = int(_EPHEMERAL_RANGE.read_text(encoding="ascii").split()[0])

@@ -33,7 +33,7 @@ class ServiceProcess:
         self.log_file = home.logs / f"{name}.log"
 
     def find_process(self) -> psutil.Process | None:
-        """Return the live process that the pid file records. Start time or mark must match, because pids are reused."""
+        """Find the live process of the pid file. Its start time or `SEXTON_PROCESS` must match, as pids are reused."""
         record = self._read_record()
         if record is None:
             return None
@@ -45,7 +45,7 @@ class ServiceProcess:
         return None
 
     def start(self, argv: Sequence[str], *, cwd: Path, env: Mapping[str, str]) -> int:
-        """Start the process in a new session, and write the pid file. Return the previous size of the log in bytes."""
+        """Start the process in a new session, and write the pid file. Return the earlier size of the log in bytes."""
         mark = uuid.uuid4().hex
         with self.home.translate_disk_errors():
             log_start = self._rotate_large_log()
@@ -76,7 +76,7 @@ class ServiceProcess:
         return process is not None
 
     def kill(self) -> bool:
-        """Send SIGKILL, and leave the data as after a power cut. Return whether a process ran."""
+        """Send SIGKILL, which leaves the data as after a power cut. Return whether a process ran."""
         process = self.find_process()
         if process is not None:
             self._kill_tree(process)
@@ -84,10 +84,7 @@ class ServiceProcess:
         return process is not None
 
     def summarize_last_failure_lines(self, start_byte: int = 0) -> str:
-        """Return the last two log lines that name a failure, in at most 400 characters.
-
-        `start_byte` is an offset in bytes.
-        """
+        """Return the last two log lines after `start_byte` that name a failure, in at most 400 characters."""
         try:
             with self.log_file.open("rb") as log:
                 size = log.seek(0, os.SEEK_END)
@@ -138,7 +135,7 @@ class ServiceProcess:
         return 0
 
     def _kill_tree(self, process: psutil.Process) -> None:
-        """Kill the process and its descendants. A worker's Spark starts Java in other process groups."""
+        """Kill the process and its descendants, also in other process groups, such as the Java of a worker's Spark."""
         descendants: list[psutil.Process] = []
         with suppress(psutil.Error):
             descendants = process.children(recursive=True)
@@ -160,7 +157,7 @@ class ServiceProcess:
 
 
 def _is_recorded_process(process: psutil.Process, record: Mapping[str, object]) -> bool:
-    """Compare the start time, then the mark. A change of the system clock moves start times, but not the mark."""
+    """Compare the start time, then the mark in the environment. A change of the system clock moves only start times."""
     if abs(process.create_time() - float(str(record["started"]))) < 0.5:
         return True
     return bool(record.get("mark")) and process.environ().get(_MARK_VARIABLE) == record["mark"]

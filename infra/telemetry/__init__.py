@@ -1,6 +1,6 @@
 """Spans, logs and metrics.
 
-This module does not import OpenTelemetry, because every process imports this module and most trace nothing.
+This module does not import OpenTelemetry, because every process imports this module and most processes trace nothing.
 """
 
 import sys

@@ -56,7 +56,7 @@ def configure_log_stream(*, level: str = "INFO", stream: TextIO | None = None, a
 
 @contextmanager
 def bind_log_fields(**fields: str | int | None) -> Iterator[None]:
-    """Add the fields to every log line of this context, its tasks and its copies, until the block ends."""
+    """Add the fields to every log line of this context, and of tasks that it starts, until the block ends."""
     with bound_contextvars(**fields):
         yield
 

@@ -1,6 +1,6 @@
 """Listening addresses of a process, and the Prometheus endpoint for the metrics of Temporal and Sexton.
 
-Temporal's metrics keep the SDK's default names and units (milliseconds, counters without `_total`), because its
+Temporal's metrics keep the SDK's default names and units (milliseconds, counters without `_total`), because Temporal's
 published dashboards read these names. Sexton's names end with the unit or with `_total`.
 
 Source: temporalio/dashboards, sdk/temporal-core-sdks-otel.json.
@@ -60,8 +60,8 @@ _ACTIVITY_WAIT_BUCKETS_MS: Final = (
     300_000.0,
     1_000_000.0,
 )
-"""Upper bounds for the wait of activities. The SDK has no bound between 10 s and 100 s. Prometheus would interpolate a
-wait of 11 s to 95 s, and raise the alert on waits of a minute."""
+"""Upper bounds of the histogram of activity waits. The SDK has no bound between 10 s and 100 s. Prometheus would show a
+wait of 11 s as 95 s, which raises the alert on waits of a minute."""
 
 _PORT_TAKEN_TEXT = f"os error {errno.EADDRINUSE}"  # in the message of the SDK's core
 _SETTING_NAME = "metrics_address"
@@ -71,7 +71,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetricsEndpoint:
-    """Running endpoint. It lives as long as `runtime`. The process's Temporal client must use this runtime."""
+    """Running endpoint. It lives as long as `runtime`, which the process's Temporal client must use."""
 
     runtime: "Runtime"
     url: str
@@ -80,8 +80,9 @@ class MetricsEndpoint:
 def start_metrics_endpoint(address: str, *, buckets: Mapping[str, Sequence[float]] | None = None) -> MetricsEndpoint:
     """Serve `/metrics` from a new Temporal runtime. A process calls this once, before it creates a client.
 
-    Port 0 means any free port. If the port is taken, a free one is used with a warning, because several workers on one
-    machine have the same setting. `buckets` are inclusive, ascending upper bounds by metric name.
+    Port 0 means any free port. If the port is taken, a free port is used and a warning is logged, because several
+    workers on one machine have the same setting. `buckets` has the ascending, inclusive upper bounds of the histogram
+    of each metric.
 
     Raises:
         InvalidInput: The host is not an address of this machine, or this user may not use the port.

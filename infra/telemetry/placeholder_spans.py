@@ -1,6 +1,6 @@
-"""Placeholders for spans that no file has: spans that still run, and spans of a process that was killed.
+"""Placeholders for spans that are in no file: spans of unfinished work, and spans of a process that was killed.
 
-Children of a missing span show its place, by the ids of their run and the numbers of their attempts.
+The children of a missing span show where the placeholder belongs: they name their workflow run and their attempts.
 """
 
 from collections import defaultdict
@@ -22,7 +22,8 @@ _KILLED_TEXT: Final = "no span: its worker was killed, or lost it"
 def add_placeholder_spans(spans: dict[str, SpanRow]) -> None:
     """Add placeholders to `spans` for missing parents, and for missing attempts between known attempts.
 
-    An activity's placeholder goes below the run that its children name. Others go below the trace's only root.
+    The placeholder of an activity becomes a child of the workflow run that its children name. Any other placeholder
+    becomes a child of the trace's root, if there is only one root.
     """
     lost_parents = _build_placeholder_parents(spans)
     spans.update(lost_parents)
@@ -50,7 +51,7 @@ def _build_placeholder_parents(spans: Mapping[str, SpanRow]) -> dict[str, SpanRo
 
 def _build_placeholder_parent(span_id: str, children: Sequence[SpanRow]) -> SpanRow:
     names = {child.name for child in children}
-    # A child that is the next run of the workflow has another run id.
+    # The workflow's next run may be a child, too. It has another of Temporal's run ids.
     steps = [child for child in children if not child.name.startswith(RUN_WORKFLOW_PREFIX)] or children
     shared_ids = {
         key: values.pop()
@@ -72,7 +73,7 @@ def _run_key(span: SpanRow) -> tuple[Any, Any]:
 
 
 def _build_attempt_gap_placeholders(spans: Mapping[str, SpanRow]) -> Iterator[SpanRow]:
-    """Yield one span per gap in the attempt numbers of an activity, between the attempts before and after the gap."""
+    """Yield one placeholder for each gap in the attempt numbers of an activity. It fills the time of the gap."""
     attempts_by_parent: dict[str, list[SpanRow]] = defaultdict(list)
     for span in spans.values():
         if span.parent_id is not None and span.name.startswith(_RUN_ACTIVITY_PREFIX) and attempt_number(span):
@@ -92,7 +93,7 @@ def _build_attempt_gap_placeholders(spans: Mapping[str, SpanRow]) -> Iterator[Sp
 
 
 def attempt_number(span: SpanRow) -> int:
-    """Return the attempt number of a span of an activity, from 1. Return 0 for other spans."""
+    """Return the attempt number of an activity's span, from 1. Return 0 for any other span."""
     number = span.attributes.get(ATTEMPT_ATTRIBUTE)
     return number if isinstance(number, int) else 0
 

@@ -109,8 +109,9 @@ class _SpanFile:
 def prune_span_files(traces_dir: Path, *, older_than_s: float, max_bytes: int) -> int:
     """Remove span files, the oldest first. Return the number of files that this call removed.
 
-    Files of a live process and files that changed within the last minute stay. Otherwise, at most `max_bytes` in at
-    most 2,000 files stay. Several processes may prune at once.
+    Files that are unchanged for `older_than_s` are removed. More files are removed until at most 2,000 files with at
+    most `max_bytes` remain. Files of a live process, and files changed within the last minute, stay. Several processes
+    may prune at once.
     """
     files = sorted(_list_span_files(traces_dir), key=lambda file: file.changed_s)
     remaining_bytes, remaining_files = sum(file.size_bytes for file in files), len(files)
@@ -129,7 +130,7 @@ def prune_span_files(traces_dir: Path, *, older_than_s: float, max_bytes: int) -
 
 
 def prune_span_files_if_due(traces_dir: Path, *, older_than_s: float, max_bytes: int) -> None:
-    """Prune, unless a process has pruned within the last hour. Ignore errors of the file system."""
+    """Prune unless a process has done so within the last hour. Ignore errors of the file system."""
     mark = traces_dir / _PRUNE_MARK_NAME
     with suppress(OSError):
         try:

@@ -1,6 +1,7 @@
-"""Reader of the span files of all processes of a home, which may be larger than memory.
+"""Reader of the span files of all processes of a home. The files may be larger than memory.
 
-Only lines that contain the wanted id are parsed. Beyond `MAX_SPANS_PER_TRACE` spans, calls to servers are summed.
+Only lines that contain the wanted id are parsed. After `MAX_SPANS_PER_TRACE` spans, equal requests to servers are added
+up.
 """
 
 import json
@@ -19,7 +20,7 @@ _START_PREFIXES = ("StartWorkflow:", "SignalWithStartWorkflow:")
 
 @dataclass(slots=True, kw_only=True)
 class SpanRow:
-    """Span from a file, or the sum of `count` equal spans."""
+    """Span from a file, or the sum of `count` spans with the same parent, name and error."""
 
     span_id: str
     parent_id: str | None
@@ -46,7 +47,7 @@ class TraceRows:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkflowTrace:
-    """Trace that names a workflow. `name` and `start_ns` come from the span with the lowest rank."""
+    """Trace with spans that name a workflow. `name` and `start_ns` are those of the span with the lowest `rank`."""
 
     trace_id: str
     run_id: str | None
@@ -67,7 +68,7 @@ class SpanReader:
         self._traces_dir = traces_dir
 
     def read_trace(self, trace_id: str) -> TraceRows:
-        """Return all spans of a trace; none if it is unknown. `trace_id` has 32 lower-case hexadecimal digits."""
+        """Return all spans of a trace; an unknown trace has none. `trace_id` has 32 lower-case hexadecimal digits."""
         trace, sums = TraceRows(trace_id=trace_id), dict[tuple[str | None, str, str | None], SpanRow]()
         for row in self._read_rows_containing(f'"{trace_id}"'):
             if row is None:
@@ -78,7 +79,7 @@ class SpanReader:
         return trace
 
     def find_workflow_traces(self, workflow_id: str) -> list[WorkflowTrace]:
-        """Return the traces that name the workflow, ascending by rank, then the newest first."""
+        """Return the traces that name the workflow, ascending by `rank`, and the newest first within a rank."""
         trace_by_id: dict[str, WorkflowTrace] = {}
         for row in self._read_rows_containing(json.dumps(workflow_id)):
             attributes = (row or {}).get("attributes") or {}
@@ -124,7 +125,7 @@ def _is_time(value: object) -> bool:
 
 
 def _span_from_row(row: Mapping[str, Any]) -> SpanRow:
-    """Convert a line. If the clock was set back during the span, its duration is 0."""
+    """Convert a parsed line. The duration is 0 if the clock was set back during the span."""
     status, attributes = row.get("status") or {}, row.get("attributes") or {}
     start = row["start_ns"]
     end = max(start, row.get("end_ns") or 0)
@@ -158,7 +159,7 @@ def _add_sum_or_drop_span(
 
 
 def add_up_spans(first: SpanRow, second: SpanRow) -> SpanRow:
-    """Return the sum of two rows. Its id, parent, name and service are those of the first row."""
+    """Return the sum of two rows, with the id, parent, name and service of the first row."""
     return replace(
         first,
         start_ns=min(first.start_ns, second.start_ns),

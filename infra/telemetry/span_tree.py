@@ -35,7 +35,7 @@ class SpanNode:
         return self.span.end_ns - self.span.start_ns
 
     def walk(self) -> "Iterator[SpanNode]":
-        """Yield this node and all below it, parents first."""
+        """Yield this node and all nodes below it, parents first."""
         pending = [self]  # iterative, because nested generators would pass each span through all levels
         while pending:
             node = pending.pop()
@@ -62,7 +62,7 @@ def build_span_trees(rows: TraceRows) -> list[SpanNode]:
 
 
 def _find_tree_parent_ids(spans: Mapping[str, SpanRow]) -> dict[str, str | None]:
-    """Return the parent of each span. A cycle occurs only in damaged files. One of its spans becomes a root."""
+    """Return the parent of each span. If damaged files contain a cycle, one span of the cycle becomes a root."""
     parent_by_id: dict[str, str | None] = {}
     finished: set[str] = set()  # spans whose path to a root is known
     for span_id in spans:
@@ -101,7 +101,7 @@ def _set_and_limit_depths(root: SpanNode) -> None:
 
 
 def group_equal_siblings(node: SpanNode) -> SpanNode:
-    """Return the tree with many equal siblings merged into one node.
+    """Return a copy of the tree in which one node replaces many equal siblings.
 
     Equal siblings have the same name and the same error, and either all or none of them have children.
     """
@@ -130,7 +130,7 @@ def _split_ungrouped_and_groupable_children(node: SpanNode) -> tuple[list[SpanNo
 
 
 def _merge_group(group: list[SpanNode]) -> SpanNode:
-    """Merge the nodes. The children come from the longest node with an error, or else from the longest node."""
+    """Merge the nodes. Keep only the children of the longest node with an error, or else of the longest node."""
     span = group[0].span
     for other in group[1:]:
         span = add_up_spans(span, other.span)

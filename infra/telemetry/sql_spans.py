@@ -25,7 +25,7 @@ _observing = threading.Event()
 def trace_all_sql_statements() -> None:
     """Record a span for each statement of all engines of this process. Idempotent.
 
-    A span never has a parameter or the statement's text, which may contain literals.
+    A span contains neither parameters nor the statement's text, which may contain literals.
     """
     if not _observing.is_set():  # SQLAlchemy's `event.contains` does not find listeners of the class
         _observing.set()
@@ -73,7 +73,7 @@ def _fail_span(context: "ExceptionContext") -> None:
     if span is None or not span.is_recording():  # the error came while rows were read, after the end of the span
         return
     error = context.original_exception
-    if getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY:  # retried after another writer's end
+    if getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY:  # retried after another writer has ended
         span.set_attribute("db.response.status_code", "SQLITE_BUSY")
     else:
         span.set_status(StatusCode.ERROR, type(error).__name__)

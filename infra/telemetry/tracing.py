@@ -28,7 +28,7 @@ _FILE_QUEUE_SPANS = 16_384  # more spans than one page of a batch ends within th
 _FILE_DELAY_MS = 1000  # `sexton trace` shows spans one second after their end
 _random: Final = random.SystemRandom()
 _EXPECTED_ERROR_PREFIXES: Final = ("WorkflowAlreadyStartedError: ",)
-"""Prefixes of the descriptions of expected errors: a job may start another job that already runs."""
+"""Prefixes of the descriptions of expected errors. A job may try to start another job that already runs."""
 
 
 class SystemIdGenerator(IdGenerator):
@@ -45,7 +45,7 @@ class SystemIdGenerator(IdGenerator):
 
 
 class ExpectedErrorFilter(SpanExporter):
-    """Exporter that clears the error status of spans with an expected error, which Temporal's SDK sets.
+    """Exporter that clears the error status which Temporal's SDK sets for expected errors.
 
     Source: PostHog #97438: error spans of expected errors hide real errors.
     """
@@ -85,9 +85,9 @@ def _clear_expected_error(span: ReadableSpan) -> ReadableSpan:
 def create_tracer_provider(service: str, *, traces_dir: Path | None, runs_workflows: bool = False) -> Provider:
     """Build a provider that exports to a file under `traces_dir`, and to the OTLP collector of the environment, if any.
 
-    The resource, the sampler and the limits follow their `OTEL_` variables. The arguments are those of `start_tracing`.
-    With `runs_workflows` the provider is the replay-safe provider of Temporal's `OpenTelemetryPlugin`. Its import takes
-    half a second.
+    Environment variables `OTEL_…` set the resource, the sampler and the limits. The arguments are those of
+    `start_tracing`. With `runs_workflows`, the provider is the replay-safe provider of Temporal's
+    `OpenTelemetryPlugin`, whose import takes half a second.
 
     Source: OpenTelemetry, "OTLP Exporter Configuration" (`OTEL_EXPORTER_OTLP_ENDPOINT` and its variant for traces).
     """
@@ -126,25 +126,25 @@ class Tracing:
     provider: "Provider"
 
     def flush(self, *, timeout_s: float = 5.0) -> bool:
-        """Export all finished spans. Return whether that succeeded in time."""
+        """Export all finished spans. Return whether the export succeeded in time."""
         return self.provider.force_flush(round(timeout_s * 1000))
 
     def shutdown(self) -> None:
-        """Export all finished spans and end. Spans that end later are lost. Idempotent."""
+        """Export all finished spans and end the tracing. Spans that end later are lost. Idempotent."""
         self.provider.shutdown()
 
 
 def start_tracing(service: str, *, traces_dir: Path | None, runs_workflows: bool = False) -> Tracing:
     """Send this process's spans to a file, and to an OTLP collector if the environment names one.
 
-    This sets the process's tracer provider and records a span for every SQL statement. S3 clients record their own
-    spans. A second call in a process returns the first call's tracing, because OpenTelemetry allows one provider per
-    process.
+    The call sets the process's tracer provider, and records a span for every SQL statement from now on. S3 clients
+    record their own spans. A second call in a process returns the tracing of the first call, because OpenTelemetry
+    allows one provider per process.
 
     Args:
         service: `service.name`, also part of the file's name: lower-case letters, digits and `-`.
-        traces_dir: Directory of `{service}-{pid}.jsonl`, mode 0600. `None` means no file. If the directory cannot be
-            written, this is logged and the work continues.
+        traces_dir: Directory of `{service}-{pid}.jsonl`, mode 0600. `None` means no file. If the directory is not
+            writable, a warning is logged and the work continues.
         runs_workflows: Whether this process runs workflows. Such a process must call this before it builds its workers.
     """
     global _started  # noqa: PLW0603 - OpenTelemetry allows one provider per process

@@ -11,9 +11,9 @@ _tracer = trace.get_tracer("sexton.zookeeper")
 
 @contextmanager
 def trace_zookeeper_call_within_trace(action: str) -> Iterator[None]:
-    """Record a child span of the current span for the block, retries included.
+    """Record the block, retries included, as a child span of the current span.
 
-    Without a current span, record nothing. A worker reads ZooKeeper every second, and these reads need no trace.
+    Without a current span, record nothing: a worker reads ZooKeeper every second, and these reads need no trace.
     """
     if not trace.get_current_span().is_recording():
         yield
