@@ -6,7 +6,7 @@ from temporalio import workflow
 from temporalio.common import RetryPolicy
 
 HEARTBEAT_TIMEOUT = timedelta(seconds=10)
-"""Heartbeat timeout of most activities. A worker that was killed is noticed within this time."""
+"""Heartbeat timeout of most activities. The death of a worker is noticed within this time."""
 
 CATALOG = workflow.ActivityConfig(
     start_to_close_timeout=timedelta(minutes=5),  # phase one of 100,000 ledgers, or a page of rows
@@ -17,7 +17,7 @@ CATALOG = workflow.ActivityConfig(
 
 
 def bulk_job_options(queue: str) -> workflow.ActivityConfig:
-    """Return the options of a bulk job on a task queue. If empty, the queue of the workflow."""
+    """Return the options of a bulk job. An empty `queue` means the task queue of the workflow."""
     return workflow.ActivityConfig(
         task_queue=queue or None,
         start_to_close_timeout=timedelta(hours=24),  # a billion objects or segments, some ten thousand a second

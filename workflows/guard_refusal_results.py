@@ -1,4 +1,4 @@
-"""Refusals of guards as results of completed jobs, so that the Web UI shows no failure. Nothing has changed."""
+"""Refusals of guards as results of completed jobs. A refused job has changed nothing, so it is not shown as failed."""
 
 from collections.abc import Collection
 
@@ -15,7 +15,7 @@ def refusal_from_error(error: ActivityError, types: Collection[str]) -> GuardRef
 
 
 def refusal_from_error_or_raise(error: ActivityError, types: Collection[str]) -> GuardRefusal:
-    """Return the refusal. Raise the given error if it has another type."""
+    """Return the refusal if `error` has one of the types. Otherwise raise `error`."""
     refusal = refusal_from_error(error, types)
     if refusal is None:
         raise error

@@ -1,7 +1,7 @@
 """Bounds of the input of jobs. Input beyond the bounds could make a job hang, or do something unintended.
 
-Bounds of policies hold for every run. Other bounds hold only for input from outside, because the input of a run that
-another job started was checked before, perhaps by another build.
+Bounds of policies apply to every run. Other bounds apply only to input from outside. If another job has started a run,
+the input was checked before, perhaps by another build.
 """
 
 import math
@@ -46,13 +46,13 @@ from workflows.transactions.job_definitions import (
 )
 
 MAX_LEDGER_IDS: Final = 10_000
-"""Most ledgers of one explicit delete. Their ids take up to 200 KB of one workflow payload."""
+"""Maximum number of ledgers in one explicit delete. Their ids take up to 200 KB of one workflow payload."""
 
 MAX_OFFLOAD_LEDGERS: Final = 4_000
-"""Most ledgers of one request to offload. Waiting requests share a workflow payload of at most 100 KB."""
+"""Maximum number of ledgers in one request to offload. Waiting requests share 100 KB of one workflow payload."""
 
 MAX_SCRUB_TOPICS: Final = 1_000
-"""Most topics of one scrub, unless it scrubs every topic. SQL statements contain their ids."""
+"""Maximum number of given topics in one scrub. SQL statements contain the ids of these topics."""
 
 _MONTH_S = 30 * 86_400
 _MAX_AGE_S = 100 * 366 * 86_400
@@ -62,7 +62,7 @@ _MAX_PASSED_SUBSCRIPTIONS = 100  # by one operation
 _MAX_PATH_CHARACTERS = 1_000
 _RUN_ID = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")  # part of the names of folders, workflows and batches
 _FUNCTION_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
-_MAX_BATCH_ID_CHARACTERS = 200  # with the workflow's name as prefix, within the 255 of an id in Temporal
+_MAX_BATCH_ID_CHARACTERS = 200  # a workflow id, which also has the workflow's name, may have 255
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ def _number_range_rule(low: int, high: float, *, optional: bool = False) -> Fiel
 
 
 def _rule_from_check(check: Callable[[str], object]) -> FieldRule:
-    """Return the rule of a function that raises `InvalidInput`. Every such function refuses a line break."""
+    """Return a rule that calls `check`. Its phrase is what `check` expects instead of a line break."""
 
     def refuses(value: str) -> str | None:
         try:
@@ -150,7 +150,7 @@ _RULES_BY_TYPE: Final[Mapping[type, Mapping[str, FieldRule]]] = {
     DeletionPolicy: {
         **_RETRY_RULES,
         "parallelism": _number_range_rule(1, 256),
-        "chunk": _number_range_rule(1, 1_000_000),  # a result limits it anyway
+        "chunk": _number_range_rule(1, 1_000_000),  # the size of a result limits it further
         "alone": _number_range_rule(1, 1_500),
     },
     OffloadLimits: {
@@ -227,7 +227,7 @@ _OUTSIDE_RULES_BY_TYPE: Final[Mapping[type, Mapping[str, FieldRule]]] = {
 def check_input_bounds(request: object, *, queue: str, from_outside: bool = True) -> None:
     """Raise `InvalidInput` if a field of a request is out of its bounds.
 
-    `queue` is the task queue of the job. With `from_outside`, the request comes from outside, not from another job.
+    `queue` is the task queue of the job. `from_outside` says that the request does not come from another job.
     """
     for path, parent, name, value in _list_fields(request, ""):
         rules = find_field_rules(type(parent), name, queue=queue, from_outside=from_outside)
@@ -237,7 +237,7 @@ def check_input_bounds(request: object, *, queue: str, from_outside: bool = True
 
 
 def find_field_rules(input_type: type, name: str, *, queue: str, from_outside: bool = True) -> list[FieldRule]:
-    """Return the rules of the field `name` of the type. Other arguments are those of `check_input_bounds`."""
+    """Return the rules of the field `name` of a type. `queue` and `from_outside` are as in `check_input_bounds`."""
     rules = [_RULES_BY_TYPE.get(input_type, {}).get(name)]
     if from_outside:
         rules.append(_OUTSIDE_RULES_BY_TYPE.get(input_type, {}).get(name, _OUTSIDE_RULES.get(name)))
@@ -247,22 +247,22 @@ def find_field_rules(input_type: type, name: str, *, queue: str, from_outside: b
 
 
 def uploads_queue(task_queue: str) -> str:
-    """Return the queue for uploads beside a task queue, on the same workers."""
+    """Return the queue for uploads that belongs to a task queue. The same workers serve it."""
     return f"{task_queue}-uploads"
 
 
 def transactions_queue(task_queue: str) -> str:
-    """Return the queue for coordinators and broadcasts beside a task queue. Each holds a thread while it waits."""
+    """Return the queue for coordinators and broadcasts, of which each occupies a thread while it waits."""
     return f"{task_queue}-transactions"
 
 
 def records_queue(task_queue: str) -> str:
-    """Return the queue for record-log jobs beside a task queue. A flush holds its thread while it waits."""
+    """Return the queue for record log jobs. A flush occupies a thread while it waits."""
     return f"{task_queue}-records"
 
 
 def bulk_queue(task_queue: str) -> str:
-    """Return the queue for bulk jobs beside a task queue. Each worker runs one bulk job at a time."""
+    """Return the queue for bulk jobs. Each worker runs one bulk job at a time."""
     return f"{task_queue}-bulk"
 
 

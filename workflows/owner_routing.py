@@ -1,15 +1,18 @@
 """Choice of the worker for the work of one topic: its bundle owner if possible, otherwise any worker.
 
-1. If a bundle owner is known, send the work to its queue. Go to 2 if it does not start the work in time, sends no
-   heartbeats, or answers `NotOwner`.
-2. Send the work to the shared queue. A worker of that queue looks the owner up. If this worker is the owner, if there
-   is no owner, or if ZooKeeper does not answer, the worker does the work. Otherwise it redirects to the owner: go to 1.
-3. A worker of the shared queue does the work without a lease after two lookups in vain, or after a redirect to an owner
-   that did not take work before. The same follows after minutes of failures of work with unlimited retries, because the
-   catalog may be out of reach only for that owner.
+1. If a bundle owner is known, send the work to the owner's queue. Go to 2 if the owner does not start the work in time,
+   sends no heartbeats, or answers `NotOwner`.
+2. Send the work to the shared queue. A worker of that queue looks up the bundle owner. If this worker is the owner, if
+   there is no owner, or if ZooKeeper does not answer, the worker does the work. Otherwise the worker names the owner:
+   go to 1.
+3. After four sends, or if a lookup names an owner that has failed to take work before, a worker of the shared queue
+   does the work without a lease.
 
-No decision about data depends on this. Claims keep two workers off the same rows, and fences refuse writes of a worker
-that lost the bundle. Attempts are counted separately for each of the at most five sends.
+Work with unlimited retries that fails for minutes at a bundle owner counts as not taken, because the catalog may be out
+of reach only for this worker.
+
+No decision about data depends on the route. Claims keep two workers off the same rows, and fences refuse writes of a
+worker that lost the bundle. The attempts of each of the at most five sends are counted separately.
 
 Source: Pulsar's topic lookup, by which any broker redirects a client to the owner.
 """
@@ -34,14 +37,14 @@ with workflow.unsafe.imports_passed_through():
         owner_task_queue,
     )
 
-_MAX_TURNS: Final = 4  # two lookups and two owners; any worker serves a topic that moves more often
+_MAX_TURNS: Final = 4  # two lookups and two owners; then any worker does the work
 _MAX_ATTEMPTS_AT_OWNER: Final = 8  # of work with unlimited retries; 90 s or more, longer than a failover of a catalog
 _UNKNOWN_ACTIVITY: Final = "NotFoundError"  # error type of the SDK, from an owner of an older build
 _SILENT_WORKER: Final = "TemporalTimeout:Heartbeat"  # error type of the server; a paused process may take more tasks
 _OWNER_TIMEOUTS: Final = {TimeoutType.SCHEDULE_TO_START, TimeoutType.HEARTBEAT}
 
 OWNERSHIP_FAILURES: Final = frozenset({"NotOwner", "LookupRefused"})
-"""Error types that say nothing about the work. The work did not begin, or another worker is now the owner."""
+"""Error types that are not the work's fault. The work did not begin, or another worker is now the bundle owner."""
 
 W = TypeVar("W", bound=OwnerRoutedInput)
 R = TypeVar("R")
@@ -58,7 +61,7 @@ class OwnerRouter:
         self.owner = owner if topic else ""
         self._topic = topic
         self._patience_s = patience_s
-        self._silent_owners: set[str] = set()  # did not take work
+        self._silent_owners: set[str] = set()  # owners that did not take work
 
     async def execute_at_owner(
         self, work: MethodSyncSingleParam[Any, W, OwnerRoutedAnswer[R]], request: W, options: workflow.ActivityConfig
@@ -109,5 +112,5 @@ class OwnerRouter:
             self._silent_owners.add(owner)
         elif failure_type != "NotOwner":
             raise error
-        if self.owner == owner:  # concurrent work may have found another owner
+        if self.owner == owner:  # concurrent work may have found another bundle owner
             self.owner = ""

@@ -1,4 +1,4 @@
-"""Search attributes by which an operator filters workflows. The server registers exactly these."""
+"""Search attributes by which an operator filters workflows. All of them must be registered at the server."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from temporalio.common import SearchAttributeKey, SearchAttributePair, TypedSear
 TOPIC = SearchAttributeKey.for_keyword("SextonTopic")  # encoded name
 LEDGER_ID = SearchAttributeKey.for_int("SextonLedgerId")
 OUTCOME = SearchAttributeKey.for_keyword_list("SextonOutcome")  # every outcome that occurred
-RUN_ID = SearchAttributeKey.for_keyword("SextonRunId")  # batch or plan
+RUN_ID = SearchAttributeKey.for_keyword("SextonRunId")  # batch id or plan's run id
 TRANSACTION = SearchAttributeKey.for_keyword("SextonTransaction")  # tc:sequence
 
 ALL: tuple[SearchAttributeKey[Any], ...] = (TOPIC, LEDGER_ID, OUTCOME, RUN_ID, TRANSACTION)
@@ -20,6 +20,6 @@ def transaction_attributes(txn: str, outcome: str) -> TypedSearchAttributes:
 
 
 def ensure_topic(topic: str) -> None:
-    """Set the topic of this run if its starter has not, for example another SDK. An empty topic sets nothing."""
+    """Set the topic of this run if the starter, such as another SDK, has not set it. Ignore an empty topic."""
     if topic and workflow.info().typed_search_attributes.get(TOPIC) is None:
         workflow.upsert_search_attributes([TOPIC.value_set(topic)])

@@ -14,7 +14,7 @@ class BuildTopicsInput:
     builds: ClassVar[str]  # what the job builds, in few words
     runs: ClassVar[str]  # prefix of the ids of its runs
 
-    run_id: str = ""  # empty: the job takes one
+    run_id: str = ""  # empty: the job creates one
     actor: str = ""
     reason: str = ""
     topic_ids: list[int] = field(default_factory=list)  # empty: every topic with something to build
@@ -39,7 +39,7 @@ class BuildResult:
     """Counts of a build, or its refusal."""
 
     run_id: str
-    counts: dict[str, int] = field(default_factory=dict)  # topics, switched, superseded, empty, gone, unreadable, and
-    # of indexes the buckets and messages that were built
+    counts: dict[str, int] = field(default_factory=dict)  # topics, switched, superseded, empty, gone, unreadable;
+    # a build of indexes also counts its buckets and messages
     left_out: list[str] = field(default_factory=list)  # the first 20 topics that could not be read, with the reason
     refused: GuardRefusal | None = None

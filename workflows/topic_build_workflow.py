@@ -1,8 +1,8 @@
-"""Steps shared by all jobs that build something for many topics. Each job says what it destroys.
+"""Steps shared by all jobs that build something for many topics. Each job's module says what the job destroys.
 
 1. Begin: open a run with the requested topics, or all.
 2. Build: one bulk job reads the logs.
-3. Switch: part by part, switch each topic by a compare-and-set.
+3. Switch: part by part, replace the old data of each topic by the new data, with a compare-and-set.
 4. Conclude: store the counts, and delete the output of the bulk job.
 """
 
@@ -33,7 +33,7 @@ _SWITCH: workflow.ActivityConfig = workflow.ActivityConfig(
 )
 _FILE_COUNTS = frozenset({"parts", "buffers"})
 GUARDS = frozenset({"PreconditionFailed", "InvalidInput"})
-"""Error types of guards. After such an error nothing has changed, and the build is complete."""
+"""Error types of guards, which refuse a build. Nothing has changed then, and the build ends."""
 
 
 class TopicBuildActivities(NamedTuple):
@@ -44,7 +44,7 @@ class TopicBuildActivities(NamedTuple):
 
 
 class TopicBuildWorkflow:
-    """Base class of workflows that build something for many topics. It creates a run id if the request has none."""
+    """Base class of workflows that build something for many topics. It creates a `run_id` if the request has none."""
 
     def __init__(self, request: BuildTopicsInput, steps: TopicBuildActivities) -> None:
         self._request, self._steps = request, steps

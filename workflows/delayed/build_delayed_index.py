@@ -1,11 +1,11 @@
 """`build-delayed-index`: build the index buckets of delayed messages of many topics from their logs.
 
-Destroys the buckets that the new buckets replace, by two-phase deletion. Invariant: a topic has either its old buckets
-or its new buckets, and the log has all messages that are in no bucket. To stop it, cancel it: its bulk job ends, and
-switches that were made stay.
+Destroys the index buckets that new index buckets replace, by two-phase deletion. Invariant: a topic has either its old
+index buckets or its new ones, and the log has all messages that are in no index bucket. To stop it, cancel it. The bulk
+job ends, and topics that were already switched keep their new index buckets.
 
-The steps are those of `TopicBuildWorkflow`. The bulk job reads the delivery times of the logs, one bucket per task. A
-switch compares the list version of the topic's list.
+The steps are those of `TopicBuildWorkflow`. The bulk job reads the delivery times in the logs, one index bucket per
+task. A switch is refused if the list version of the topic's list has changed.
 
 Source: PIP-195, where one reader of the whole log rebuilds a lost index.
 """

@@ -10,10 +10,10 @@ from workflows.job_definition import JobDefinition
 from workflows.topic_build_types import BuildResult, BuildTopicsInput
 
 HELD_RETRY_PAUSE: Final = timedelta(seconds=5)
-"""Pause before the next attempt for a list that another job has claimed."""
+"""Pause between attempts while another job has claimed the topic's list."""
 
 MAX_HELD_RETRIES: Final = 24
-"""Most attempts. All pauses together last longer than the claim of a dead job."""
+"""Maximum number of attempts. All pauses together last longer than the claim of a dead job."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,21 +21,21 @@ class SealBucketsResult:
     """Totals of all topics."""
 
     topics: int = 0  # checked
-    buckets: int = 0  # new
-    messages: int = 0  # in new buckets
-    dropped: int = 0  # buckets whose messages need no index any more
-    held: int = 0  # topics that another job works on
-    overtaken: int = 0  # topics whose list changed meanwhile; they are due again
+    buckets: int = 0  # new index buckets
+    messages: int = 0  # in new index buckets
+    dropped: int = 0  # removed index buckets, whose messages need no index any more
+    held: int = 0  # topics whose list another job had claimed
+    overtaken: int = 0  # topics whose list changed meanwhile; a later run seals them
     failed: int = 0  # skipped topics; the next run finds them again
     troubles: list[str] = field(default_factory=list)  # a sample of errors
-    merging: int = 0  # topics over their limit of buckets, whose merge was started or runs
+    merging: int = 0  # topics over their limit of index buckets; their `merge-buckets` was started or runs already
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SealBucketsInput:
-    """Input of `seal-buckets`. Without `topic_id` it seals every due topic. One topic is sealed whether due or not."""
+    """Input of `seal-buckets`. Without `topic_id`, the job seals every topic that needs it."""
 
-    topic_id: int | None = None  # None: all due topics
+    topic_id: int | None = None  # topic to seal in any case; None: every topic that needs it
     topic: str = ""  # encoded name that the topic must have
     actor: str = ""
     reason: str = ""
@@ -54,8 +54,8 @@ class SealBucketsInput:
 class MergeOutcome(StrEnum):
     """Outcome of the merges of a topic."""
 
-    WITHIN = "WITHIN"  # the topic is within its limit of buckets
-    DAMAGED = "DAMAGED"  # over the limit, and no two neighbours can be read: build the index again
+    WITHIN = "WITHIN"  # the topic is within its limit of index buckets
+    DAMAGED = "DAMAGED"  # over the limit, but no two neighbouring index buckets can be read: build the index again
     HELD = "HELD"  # another job claimed the list for longer than this job waited
     GONE = "GONE"  # the topic is deleted or being deleted
 
@@ -66,12 +66,12 @@ class MergeBucketsResult:
 
     outcome: MergeOutcome | None = None  # None: running
     merges: int = 0
-    messages: int = 0  # written into new buckets by all merges
-    passed: int = 0  # due messages that are in no bucket any more
-    buckets: int = 0  # buckets of the topic at the last check
-    limit: int = 0  # most buckets
+    messages: int = 0  # written into new index buckets by all merges
+    passed: int = 0  # due messages that the merges left out
+    buckets: int = 0  # index buckets of the topic at the last check
+    limit: int = 0  # maximum number of index buckets
     merging: list[IndexBucketToMerge] = field(default_factory=list)  # pair that is being merged
-    damaged: list[int] = field(default_factory=list)  # unreadable buckets
+    damaged: list[int] = field(default_factory=list)  # ids of unreadable index buckets
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +94,7 @@ class MergeBucketsInput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildDelayedIndexInput(BuildTopicsInput):
-    """Input of `build-delayed-index`. Without topics it builds the index of every topic with delayed messages."""
+    """Input of `build-delayed-index`. Without `topic_ids`, every topic with delayed messages gets a new index."""
 
     does = "Builds the buckets of delayed messages of {topics} from their logs, as `sexton delayed build` asks."
     builds = "indexes of delayed messages"

@@ -1,13 +1,14 @@
-"""`seal-buckets`: put unsealed delayed messages into index buckets, for every due topic or for one topic.
+"""`seal-buckets`: put unsealed delayed messages into index buckets, for one topic or for every topic that needs it.
 
-Destroys, by two-phase deletion, snapshots of buckets that are no longer needed. All messages of such a bucket were
-acknowledged by every subscription, or were trimmed, or have been due for a minute. The log has the messages that were
-not trimmed. Invariant: none, because the next run finds what this run misses. To stop it, cancel or terminate it, and
-pause the schedule `sexton-delayed`. Readers then read more of the log to find messages that are in no bucket.
+Destroys snapshots of index buckets that are no longer needed, by two-phase deletion. Every message of such an index
+bucket is trimmed, acknowledged by all subscriptions, or due for at least a minute. Messages that are not trimmed stay
+in the log. Invariant: none, because the next run finds what this run misses. To stop it, cancel or terminate it, and
+pause the schedule `sexton-delayed`. Readers then have to read more of the log to find messages that are in no index
+bucket.
 
-1. With a topic: seal all its entries that consumers may see.
-2. Without a topic: find due topics, page by page, and seal each topic. A failed topic delays no other topic.
-3. For each topic over its limit of buckets, start `merge-buckets`, unless it runs.
+1. If a topic is given, seal all entries of the topic that consumers may see.
+2. Otherwise find the topics that need sealing, page by page, and seal each topic. A failed topic delays no other topic.
+3. For each topic over its limit of index buckets, start `merge-buckets` unless it runs.
 
 Source: PIP-195.
 """

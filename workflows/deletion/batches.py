@@ -1,6 +1,6 @@
-"""Start, progress and certificates of batches of deletions.
+"""Start, progress and batch certificates of `delete-ledgers`.
 
-The child `delete-ledgers` goes on when its parent ends, because filed intents must be deleted in any case.
+A `delete-ledgers` continues when its parent workflow ends, because filed intents must be finished in any case.
 """
 
 from collections.abc import Mapping
@@ -32,7 +32,7 @@ with workflow.unsafe.imports_passed_through():
 T = TypeVar("T", TrimTopicResult, SweepDeletionsResult)
 
 GUARDS = frozenset({LedgerStillNeeded.__name__, UnknownObject.__name__})
-"""Error types of guards. After such an error nothing has changed, and the batch is complete."""
+"""Error types of guards, which refuse phase one. Nothing has changed then, and the batch ends as refused."""
 
 
 def add_counts(left: Mapping[str, int], right: Mapping[str, int]) -> dict[str, int]:
@@ -49,7 +49,7 @@ def add_chunk_result(progress: DeleteLedgersProgress, result: ChunkResult) -> De
 
 
 def batch_certificate_after_rebuild(batch_id: str, progress: DeleteLedgersProgress) -> BatchCertificate:
-    """Return the batch certificate after a rebuild of the catalog, which has rows for the remaining work."""
+    """Return the batch certificate after a rebuild of the catalog. Unfinished intents count as `STALE_CATALOG`."""
     remaining = progress.intents - sum(progress.outcomes.values())
     return BatchCertificate(
         batch_id=batch_id,
@@ -60,7 +60,7 @@ def batch_certificate_after_rebuild(batch_id: str, progress: DeleteLedgersProgre
 
 
 def add_rows_ended_elsewhere(certificate: BatchCertificate, progress: DeleteLedgersProgress) -> BatchCertificate:
-    """Add the counts of rows that ended before the batch, and of rows that another batch took over."""
+    """Add the counts of rows that ended before the batch, and of rows that another batch has taken over."""
     outcomes = add_counts(certificate.outcomes, progress.finished)
     taken_over_rows = progress.intents - sum(certificate.outcomes.values())
     return replace(
@@ -80,7 +80,7 @@ def require_rate_within_bounds(request: SetRateInput) -> None:
 def refusal_batch_certificate(
     batch_id: str, error: ActivityError, *, compound: bool = False
 ) -> BatchCertificate | None:
-    """Return the batch certificate if a guard refused phase one. `None` for any other error.
+    """Return the batch certificate if a guard refused phase one, or `None` after any other error.
 
     For a compound operation, `PreconditionFailed` is a refusal too.
     """
@@ -144,7 +144,7 @@ def add_batch_certificate(before: T, certificate: BatchCertificate) -> T:
 async def start_batch(
     request: DeleteLedgersInput, *, summary: str
 ) -> workflow.ChildWorkflowHandle[Any, BatchCertificate]:
-    """Start `delete-ledgers` on a batch whose rows are claimed for it. The handle returns the certificate."""
+    """Start `delete-ledgers` on a batch. Its rows are claimed already. The handle returns the batch certificate."""
     topic = [SearchAttributePair(search_attributes.TOPIC, request.topic)] if request.topic else []
     run = SearchAttributePair(search_attributes.RUN_ID, request.batch_id)
     return await workflow.start_child_workflow(
@@ -163,10 +163,7 @@ async def start_batch(
 async def run_phase_two(
     request: PhaseTwoRequest, batch_id: str, detached: DetachResult, *, summary: str, patience_s: float | None = None
 ) -> BatchCertificate | None:
-    """Start `delete-ledgers` on a detached batch.
-
-    Return its batch certificate as `try_await_batch_certificate` does.
-    """
+    """Start `delete-ledgers` on a batch. Wait and return as `try_await_batch_certificate` does."""
     started = await start_batch(build_batch_input(request, batch_id, detached), summary=summary)
     return await try_await_batch_certificate(started, patience_s)
 
@@ -174,9 +171,9 @@ async def run_phase_two(
 async def try_await_batch_certificate(
     batch: workflow.ChildWorkflowHandle[Any, BatchCertificate], patience_s: float | None
 ) -> BatchCertificate | None:
-    """Return the batch certificate. `None` if the batch took longer than `patience_s`, or failed.
+    """Return the batch certificate, or `None` if the batch failed or took longer than `patience_s`.
 
-    A recurring job needs this limit, because a batch may be paused. Another job takes over the rows of a failed batch.
+    A scheduled job needs this limit, because a batch may be paused. Another job takes over the rows of a failed batch.
     """
     ended, _ = await workflow.wait([batch], timeout=patience_s)
     if not ended:

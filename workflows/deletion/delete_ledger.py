@@ -1,14 +1,15 @@
-"""`delete-ledger`: delete one copy of one ledger from storage, or store in its row why that failed.
+"""`delete-ledger`: delete one copy of one ledger from storage, or store in the intent why that failed.
 
-Destroys the objects of exactly that copy. Invariant: storage and catalog are read again just before the delete.
-To stop it, terminate it: its row stays unfinished and is taken over later. If the outcome is not a success, the
-workflow fails with the outcome as its error type, so that the Failed filter shows the dead letters.
+Destroys only the objects of this copy. Invariant: storage and catalog are read again just before the delete.
+To stop it, terminate it. The row stays unfinished, and a sweep or a trim takes it over later. If the deletion does not
+succeed, the workflow fails with the outcome as its error type. The Web UI's filter *Failed* therefore shows the dead
+letters.
 
-1. Delete the copy under a claim, at the bundle owner. Retry every `retry_interval_s`. The batch's attempt counts as the
-   first: if only one attempt is allowed, this workflow makes none.
-2. If attempts are exhausted, or storage keeps the same number of keys again and again (`NoProgress`), turn the row into
-   a dead letter with its error.
-3. If a sweep or a trim gave the row to another batch, complete with outcome RETRYING.
+1. Claim the row and delete the copy, at the bundle owner. Retry every `retry_interval_s`. The attempt in the batch
+   counts as the first attempt. If only one attempt is allowed, this workflow makes none.
+2. If no attempt is left, or repeated deletes leave the same number of keys (`NoProgress`), turn the row into a dead
+   letter with the last error.
+3. If a sweep or a trim has given the row to another batch, complete with outcome RETRYING.
 
 Source: PIP-186, second phase; 10 attempts, 600 s apart.
 """
@@ -36,13 +37,13 @@ with workflow.unsafe.imports_passed_through():
     from workflows.owner_routing import OWNERSHIP_FAILURES, OwnerRouter
 
 _STUCK = "NoProgress"  # type of the error that allows no further attempt
-_CLAIM_HELD = "ClaimHeld"  # type of the error for a row that another workflow has
+_CLAIM_HELD = "ClaimHeld"  # type of the error for a row that another workflow has claimed
 _NOT_THE_ROWS_FAULT = OWNERSHIP_FAILURES | {_CLAIM_HELD, "InvalidInput"}  # the row does not become a dead letter
 _FAILED_OUTCOMES = frozenset(
     outcome for outcome in Outcome if not outcome.is_success and outcome is not Outcome.RETRYING
 )
 FAILURES = frozenset({*_FAILED_OUTCOMES, _STUCK, *_NOT_THE_ROWS_FAULT} - {_CLAIM_HELD, "NotOwner"})
-"""Error types of the workflow: outcomes, and errors for a row that does not exist or that no worker may delete."""
+"""Error types of a failed run: outcomes, and errors of a row that does not exist or that no worker may delete."""
 
 
 def _delete_options(request: DeleteLedgerInput) -> workflow.ActivityConfig:
@@ -119,8 +120,8 @@ def _find_error_type(error: ActivityError) -> str | None:
 async def start_delete_ledger(request: DeleteLedgerInput, *, batch_id: str) -> None:
     """Start `delete-ledger` for a row of a batch, unless it already runs.
 
-    The child is abandoned, because its retries may outlast the batch. The workflow id may be used again. A run on an
-    ended row returns its outcome.
+    The child continues after its parent, because its retries may outlast the batch. The workflow id may be used again:
+    a run on a finished row returns the row's outcome.
     """
     key = request.key
     try:

@@ -1,16 +1,16 @@
-"""`delete-ledgers`: end every intent of one batch, or hand it to a `delete-ledger` of its own.
+"""`delete-ledgers`: finish every intent of one batch, or start a `delete-ledger` for an intent that fails.
 
-Destroys the objects of the batch's ledgers. Invariant: rows, claims and outcomes live in SQL, and this workflow only
-drives the work. To stop it for a while, pause it. To stop it for good, terminate it: unfinished rows stay listed, and
-the next sweep, or the topic's next trim, takes them over.
+Destroys the copies that the batch's intents name. Invariant: rows, claims and outcomes are in SQL, and this workflow
+only orders the work. To stop it for a while, pause it. To stop it for good, terminate it. Unfinished rows stay listed.
+The next sweep, or the topic's next trim, takes over these rows.
 
-1. If ledgers are given, detach them (phase one). Otherwise the starter has detached them. A guard's refusal completes
-   the batch: nothing changed, and the result has the reason.
-2. Page by page, delete chunks of rows, `parallelism` at a time, and hand failed rows to children of their own.
-   - While paused, start no chunk. The catalog stores the pause before the operator gets an answer.
-   - At a limited rate, a chunk is processed in slices.
-   - The bundle owner of the topic does the work. For a batch of several topics, any worker does.
-3. Certify: count the batch from its rows, finish its run, write the audit row.
+1. If `detach` is set, detach the given ledgers (phase one). Otherwise the starter has detached the ledgers. If a guard
+   refuses, the batch ends: nothing has changed, and the result has the reason.
+2. Page by page, delete chunks of rows, `parallelism` chunks at a time. Start a `delete-ledger` for each row that fails.
+   - While the batch is paused, start no chunk. The catalog stores the pause before the operator gets an answer.
+   - At a limited rate, process each chunk in slices.
+   - The topic's bundle owner does the work. For a batch of several topics, any worker does it.
+3. Certify: count the batch's rows by outcome, close the batch run, and write the audit row.
 
 Source: PIP-186, second phase.
 """
@@ -88,7 +88,7 @@ class DeleteLedgers:
         self._is_history_long = False
         self._hold_lock = asyncio.Lock()  # only one of the waiting chunks renews the claim
         self._pause_lock = asyncio.Lock()  # the catalog gets pauses and resumes in the order of their arrival
-        self._is_filed = request.detach is None  # until then, the catalog has no batch to pause
+        self._is_filed = request.detach is None  # while False, the catalog has no batch to pause
         self._max_rows = _MAX_CONCURRENT_ROWS if request.topic else _MAX_CONCURRENT_ROWS_OF_MANY_TOPICS
 
     @workflow.run
@@ -128,7 +128,7 @@ class DeleteLedgers:
 
     @workflow.update
     async def pause(self) -> DeleteLedgersProgress:
-        """Pause the batch. No chunk is started, and running chunks end."""
+        """Pause the batch. Running chunks are completed, and no other chunk starts."""
         self._progress = replace(self._progress, paused=True)
         return await self._store_pause(paused=True)
 
@@ -138,7 +138,7 @@ class DeleteLedgers:
         return await self._store_pause(paused=False)
 
     async def _store_pause(self, *, paused: bool) -> DeleteLedgersProgress:
-        """Store the pause in the catalog, where it outlasts the batch's claim while no worker runs."""
+        """Store the pause in the catalog. There it holds even if no worker runs to renew the batch's claim."""
         async with self._pause_lock:
             await workflow.wait_condition(lambda: self._is_filed)
             pause = PauseOrResumeBatchInput(batch_id=self._request.batch_id, paused=paused)
@@ -189,7 +189,7 @@ class DeleteLedgers:
             refusal = refusal_batch_certificate(request.batch_id, error, compound=bool(ledgers.remove))
             if refusal is None:
                 raise
-            self._is_filed = True  # from now on the catalog answers a pause: there is no such batch
+            self._is_filed = True  # a pause may now ask the catalog, which knows no such batch
             return refusal
         self._progress = replace(
             self._progress, detached=result.ledgers, intents=result.intents, finished=result.finished
@@ -198,7 +198,7 @@ class DeleteLedgers:
         return None
 
     async def _read_next_ranges(self) -> RowRangesPage:
-        """Read the next ranges. Divide the remaining rows so that all concurrent chunks end together."""
+        """Read the next ranges of rows. Their size lets all concurrent chunks end at about the same time."""
         request, parallelism = self._request, max(1, self._request.policy.parallelism)
         max_rows = min(request.policy.chunk, max(1, self._max_rows // parallelism))
         remaining_rows = max(0, self._progress.intents - sum(self._progress.outcomes.values()))

@@ -1,13 +1,14 @@
 """`delete-topic`: delete a topic with all its ledgers. Only intents and audit rows remain.
 
-Destroys the topic and its ledgers of all components. Invariant: a ledger has its row or its intent until it is gone
-from storage; the topic's row is removed last. To stop it, cancel or terminate it: the topic stays DELETING, and a
-started `delete-ledgers` goes on. A new start continues.
+Destroys the topic and its ledgers of all components. Invariant: a ledger has its row or an intent until its objects are
+deleted. The topic's row is removed last. To stop it, cancel or terminate it. The topic stays DELETING, and a
+`delete-ledgers` that has started continues. Start the job again to complete the deletion.
 
-1. Set the topic DELETING. Nothing can be attached to it afterwards.
-2. Detach all its ledgers (phase one) after earlier SQL transactions have ended. Take over the topic's stalled intents.
-3. Run `delete-ledgers` on the batch (phase two). A failure does not delay the topic: the rows are retried.
-4. Remove cursors, producers, schemas, lists and the topic. If a ledger is still attached, go back to 2.
+1. Set the topic DELETING. Nothing can be attached to the topic afterwards.
+2. Detach all ledgers of the topic (phase one), after earlier SQL transactions have ended. Take over intents of the
+   topic on which no workflow works.
+3. Run `delete-ledgers` on the batch (phase two). If it fails, continue, because its rows are retried later.
+4. Remove cursors, producers, schemas, lists and the topic. If a ledger is still attached, go back to step 2.
 
 Source: PIP-186.
 """

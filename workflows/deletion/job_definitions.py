@@ -6,7 +6,7 @@ from logstore.deletion.intents import BatchCertificate, IntentKey, Outcome
 from workflows.job_definition import JobDefinition
 
 MAX_OBJECTS_PER_S = 1_000_000
-"""Highest rate of a batch, inclusive. No store is nearly as fast, so that a higher rate is a typing error."""
+"""Highest rate of a batch, inclusive. No store is nearly as fast, so a higher number is a typing error."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,12 +23,12 @@ class DeletionPolicy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeleteLedgerInput:
-    """Intent to delete, and its retries."""
+    """Intent to finish, and the bounds of its retries."""
 
     key: IntentKey
     topic: str  # encoded; for filters, and to find the bundle owner
     catalog_epoch: int
-    max_attempts: int = 10  # includes the batch's own attempt
+    max_attempts: int = 10  # includes the attempt in the batch
     retry_interval_s: int = 600
     owner_patience_s: int = 10  # wait for the topic's bundle owner before another worker gets the work
 
@@ -70,16 +70,16 @@ class DeleteLedgersProgress:
     objects: int = 0
     size_bytes: int = 0
     detached: int = 0  # ledgers
-    finished: dict[str, int] = field(default_factory=dict)  # requested rows that had ended before, by outcome
-    paused: bool = False  # no chunk is started; running chunks end
+    finished: dict[str, int] = field(default_factory=dict)  # requested rows that had ended before the batch, by outcome
+    paused: bool = False  # running chunks are completed, and no other chunk starts
     rate: int = 0  # objects a second for the whole batch; 0: unlimited
-    done: int = 0  # rows that ended, or have a workflow of their own
-    left: int = 0  # rows that were not visited
+    done: int = 0  # rows that ended, or got a `delete-ledger`
+    left: int = 0  # rows that are not done
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SetRateInput:
-    """New rate of a batch."""
+    """New rate of a batch or of an apply."""
 
     objects_per_s: int  # 0 to `MAX_OBJECTS_PER_S`; 0: unlimited
 
@@ -109,14 +109,14 @@ class SweepDeletionsResult:
     """Counts of a sweep."""
 
     batches: int = 0
-    intents: int = 0  # stalled intents that were taken over, and new intents of newborn ledgers
+    intents: int = 0  # intents that the sweep took over, and new intents of newborn ledgers
     newborn: int = 0  # ledgers that were never attached
     outcomes: dict[str, int] = field(default_factory=dict)  # copies of the batches that ended in time
     deleted: int = 0  # copies of which nothing is left in storage
     objects: int = 0  # confirmed by storage
     size_bytes: int = 0
-    uncertified: int = 0  # batches that outlasted `patience_s` or failed; their rows are still taken up
-    forgotten: int = 0  # finished rows
+    uncertified: int = 0  # batches that failed or took longer than `patience_s`; their rows are finished later
+    forgotten: int = 0  # removed finished rows
     forgotten_runs: int = 0
 
 
@@ -127,7 +127,7 @@ class SweepDeletionsInput:
     actor: str = "schedule"
     reason: str = ""
     policy: DeletionPolicy = field(default_factory=DeletionPolicy)
-    patience_s: float = 300.0  # wait for one batch; a paused batch must not delay later stalled work
+    patience_s: float = 300.0  # maximum wait for one batch, so that a paused batch does not delay other batches
     carried: SweepDeletionsResult = field(default_factory=SweepDeletionsResult)
 
     def details(self) -> str:
@@ -136,11 +136,11 @@ class SweepDeletionsInput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeleteTopicResult:
-    """Counts of the topic's copies since its deletion began, taken from their rows."""
+    """Counts of the topic's copies since its deletion began, taken from the rows of the copies' intents."""
 
     step: str = "beginning"  # detaching, deleting, removing, ended
     detached: int = 0  # ledgers
-    outcomes: dict[str, int] = field(default_factory=dict)  # copies; RETRYING: a workflow of their own goes on
+    outcomes: dict[str, int] = field(default_factory=dict)  # copies; RETRYING: a `delete-ledger` works on the copy
     deleted: int = 0  # copies of which nothing is left in storage
     objects: int = 0  # confirmed by storage
     size_bytes: int = 0
@@ -149,13 +149,13 @@ class DeleteTopicResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeleteTopicInput:
-    """Topic, actor and reason."""
+    """Topic to delete, actor and reason."""
 
     topic_id: int
     topic: str  # encoded; must be the name of `topic_id`
     actor: str
     reason: str
-    catalog_epoch: int | None = None  # if given, it must be the catalog's
+    catalog_epoch: int | None = None  # expected epoch of the catalog; None: any
     durable_delete: str | None = None  # a `DeleteDurability`; None: the topic's setting, or else durable
     policy: DeletionPolicy = field(default_factory=DeletionPolicy)
     carried: DeleteTopicResult = field(default_factory=DeleteTopicResult)
@@ -178,7 +178,7 @@ class TrimTopicResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrimTopicInput:
-    """Topic, actor and reason."""
+    """Topic to trim, actor and reason."""
 
     topic_id: int
     topic: str  # encoded; for filters and people
@@ -206,7 +206,7 @@ class TrimTopicsResult:
     deleted: int = 0  # copies of which nothing is left in storage
     objects: int = 0  # confirmed by storage
     size_bytes: int = 0
-    uncertified: bool = False  # phase two outlasted `patience_s` or failed; its rows are still taken up
+    uncertified: bool = False  # phase two failed or took longer than `patience_s`; its rows are finished later
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -216,8 +216,8 @@ class TrimTopicsInput:
     actor: str = "schedule"
     reason: str = ""
     policy: DeletionPolicy = field(default_factory=DeletionPolicy)
-    patience_s: int = 300  # wait for phase two; a paused batch must not delay the trim of all topics
-    page: int = 50  # topics per page; a page ends within its hour even if each topic is contended for a minute
+    patience_s: int = 300  # maximum wait for phase two, so that a paused batch does not delay the next trim
+    page: int = 50  # topics per page; a page takes less than an hour even if each topic waits a minute for locks
     batch_id: str = ""  # empty: the trim creates one
     after: int = 0  # all topics up to this id were visited
     carried: TrimTopicsResult = field(default_factory=TrimTopicsResult)

@@ -1,13 +1,14 @@
-"""`sweep-deletions`: continue deletions of all topics that no workflow works on, and forget old finished rows.
+"""`sweep-deletions`: continue unfinished deletions on which no workflow works, and remove old finished rows.
 
-Destroys the objects of detached ledgers, and newborn ledgers that were never attached. Forgets finished rows, but no
-dead letters. Invariant: each row is in one batch, which has one workflow. To stop it, cancel or terminate it: started
-batches continue. If rows were taken over and their batch was not started, the next sweep takes them over again.
+Destroys the objects of detached ledgers and of abandoned newborn ledgers. Old finished rows are removed, but no dead
+letters. Invariant: each row is in one batch, and each batch has one workflow. To stop it, cancel or terminate it. A
+`delete-ledgers` that has started continues. If rows were taken over and no `delete-ledgers` was started for them, the
+next sweep takes them over again.
 
-1. Take over a page of stalled intents, and file intents for newborn ledgers, in a new batch. Repeat from here
-   until none is left.
-2. Run `delete-ledgers` on the batch. Wait a limited time, because the batch may be paused.
-3. Forget finished rows older than `finished_retention`, page by page.
+1. Move a page of intents on which no workflow works, and a page of abandoned newborn ledgers, into a new batch.
+2. Run `delete-ledgers` on the batch. Wait a limited time, because the batch may be paused. Repeat from step 1 until
+   nothing is left.
+3. Remove finished rows older than `finished_retention`, page by page.
 
 Source: PIP-186, which delivers unacknowledged deletions again; apache/pulsar#350 for newborn ledgers.
 """

@@ -1,12 +1,14 @@
-"""`trim-topic`: delete every ledger of a topic that retention does not keep.
+"""`trim-topic`: delete those ledgers of a topic that neither retention nor a subscription needs.
 
-Destroys ledgers that every subscription has acknowledged and no limit keeps. Invariant: the detached ledgers are a
-prefix of the list, selected under its lock. To stop it, cancel or terminate it: a started `delete-ledgers` goes on.
+Destroys ledgers that every subscription has acknowledged and no limit of retention keeps. Invariant: the detached
+ledgers are a prefix of the list, selected under the list's lock. To stop it, cancel or terminate it. A `delete-ledgers`
+that has started continues.
 
-Repeat until a pass that began after the last `again` detaches nothing:
+Each pass has three steps. The passes end with a pass that detaches nothing, unless the signal `again` arrived
+meanwhile.
+
 1. Roll the last ledger if it is idle and past its age. A failure does not stop the trim.
-2. Detach the ledgers that retention does not keep (phase one), at the bundle owner. Take over the topic's stalled
-   intents.
+2. At the bundle owner, detach these ledgers (phase one). Take over intents of the topic on which no workflow works.
 3. Run `delete-ledgers` on the batch (phase two).
 
 Source: PIP-186; Pulsar's retention.
@@ -35,7 +37,7 @@ with workflow.unsafe.imports_passed_through():
     from workflows.owner_routing import OwnerRouter
 
 AWAITED = (DeleteLedgers,)
-"""Workflows whose failure ends this one. Otherwise each pass could take over the same intents again."""
+"""Workflows whose failure ends this workflow. Otherwise each pass could take over the same intents again."""
 
 _ROLL = workflow.ActivityConfig(
     start_to_close_timeout=timedelta(minutes=5),  # one small object and three small transactions
@@ -104,7 +106,7 @@ class TrimTopic:
             workflow.logger.warning("not rolled, the next trim tries again: %s", error.cause)
 
     def _add_batch_certificate(self, certificate: BatchCertificate) -> None:
-        if certificate.owner:  # the owner may have changed since the detach
+        if certificate.owner:  # the bundle owner may have changed since the detach
             self._router.owner = certificate.owner
         self._result = batches.add_batch_certificate(self._result, certificate)
         workflow.set_current_details(

@@ -1,12 +1,12 @@
-"""`trim-topics`: detach and delete every ledger of any topic that retention does not keep.
+"""`trim-topics`: delete those ledgers of all topics that neither retention nor a subscription needs.
 
-Destroys ledgers that every subscription has acknowledged and no limit keeps. Invariant: the detached ledgers of a topic
-are a prefix of its list, selected under its lock. To stop it, cancel or terminate it. A `delete-ledgers` that has
-started continues. If ledgers were detached and no `delete-ledgers` was started for them, the topic's next trim takes
-over their intents.
+Destroys ledgers that every subscription has acknowledged and no limit of retention keeps. Invariant: the detached
+ledgers of a topic are a prefix of the topic's list, selected under the list's lock. To stop it, cancel or terminate it.
+A `delete-ledgers` that has started continues. If ledgers were detached and no `delete-ledgers` was started for them,
+the topic's next trim takes over their intents.
 
-1. For each page of ACTIVE topics, roll idle ledgers and detach (phase one), all into one batch. A topic or a page that
-   fails is skipped.
+1. For each page of ACTIVE topics, roll idle ledgers and detach unneeded ledgers (phase one). All intents are in one
+   batch. A topic or a page that fails is skipped.
 2. Run `delete-ledgers` on the batch (phase two). Wait a limited time, because the batch may be paused.
 
 Source: PIP-186; Pulsar's retention; YahooArchive/bookkeeper#17, where one bad topic stops all others.

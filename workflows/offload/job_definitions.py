@@ -72,7 +72,7 @@ class OffloadAsk:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OffloadTopicResult:
-    """Result of all asks, in numbers of ledgers."""
+    """Result of all requests, in numbers of ledgers."""
 
     offloaded: int = 0
     already: int = 0  # offloaded by another run in the meantime
@@ -85,20 +85,20 @@ class OffloadTopicResult:
     outcomes: dict[str, int] = field(default_factory=dict)  # deletions of primary copies, by outcome
     unproved: int = 0  # ledgers that keep their primary copy, because storage did not prove their tiered copy
     doubts: dict[int, str] = field(default_factory=dict)  # reason by unproved ledger, at most 20
-    refused: int = 0  # asks that were not done, or not completely
+    refused: int = 0  # requests that were not completed
     refusals: list[str] = field(default_factory=list)  # reasons, at most 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OffloadTopicInput:
-    """Input of `offload-topic`. Further asks arrive by the signal `ask`."""
+    """Input of `offload-topic`. Further requests arrive by the signal `ask`."""
 
     topic_id: int
     topic: str  # encoded; for filters and people
     policy: OffloadLimits = field(default_factory=OffloadLimits)
     deletion: DeletionPolicy = field(default_factory=DeletionPolicy)
     asks: list[OffloadAsk] = field(default_factory=list)
-    after: int = -1  # for the first ask, all ledgers up to this id are done
+    after: int = -1  # for the first of `asks`, all ledgers up to this id are done
     removed_after: int = -1  # like `after`, for the removal of primary copies
     carried: OffloadTopicResult = field(default_factory=OffloadTopicResult)
 

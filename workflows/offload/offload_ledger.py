@@ -1,13 +1,13 @@
-"""`offload-ledger`: give a ledger a tiered copy that was read back, unless the ledger is gone.
+"""`offload-ledger`: write a tiered copy of a ledger, read it back, and publish it.
 
-Destroys no published copy. Deletion removes only the objects of lost attempts, which no reader uses. Invariant: a copy
-is published only after storage has proved all of it. A ledger is not deleted while it is offloaded. To stop it, cancel
-or terminate it. The topic's next trims delete the uploaded objects. After a termination they wait until the time of the
-attempt is over.
+Destroys no published copy. Two-phase deletion removes the objects of attempts that were not published, which no reader
+uses. Invariant: a copy is published only after all its data was read back. A ledger is not deleted during its offload.
+To stop it, cancel or terminate it. One of the topic's next trims deletes the uploaded objects. After a termination, the
+trim waits for the deadline of the upload attempt.
 
-1. Upload the copy under a new uuid and prove it. Every retry is a new attempt.
+1. Upload the copy under a new uuid, and read it back. Every retry is a new attempt.
 2. Publish the copy, unless another attempt or a deletion came first.
-3. If this attempt lost and the ledger is still listed, begin again.
+3. If another attempt came first and the ledger still has no tiered copy, begin again.
 
 Source: Pulsar's tiered storage; apache/pulsar#13219, #22839.
 """

@@ -1,17 +1,17 @@
 """`offload-topic`: give every closed ledger of a topic a tiered copy, and on request remove the primary copies.
 
-Destroys, on request only, primary copies of ledgers whose tiered copy was proved. The ledgers stay listed and readable.
-Invariant: a ledger's only copy is never removed. To stop it, cancel it. Running uploads are abandoned, offloaded
-ledgers stay offloaded, and a started `delete-ledgers` continues.
+Destroys primary copies, only on request, and only if storage has proved the tiered copy. The ledgers stay listed and
+readable. Invariant: a ledger's only copy is never removed. To stop it, cancel it. Running uploads are abandoned,
+offloaded ledgers stay offloaded, and a `delete-ledgers` that has started continues.
 
 For each request, in turn:
 
 1. Page by page, find closed ledgers without a tiered copy.
 2. Run an `offload-ledger` for each ledger, `parallelism` at a time. A failed ledger does not block other ledgers.
-3. If the request says so, page by page: prove the tiered copies, detach the primary copies (phase one), and run
-   `delete-ledgers` on that batch (phase two).
+3. If the request asks for it, remove primary copies, page by page: prove the tiered copies, detach the primary copies
+   (phase one), and run `delete-ledgers` on that batch (phase two).
 
-A request that cannot be done is in the result, and does not block other requests.
+The result names requests that failed. A failed request does not block other requests.
 
 Source: Pulsar's tiered storage; PIP-186.
 """
@@ -52,13 +52,13 @@ with workflow.unsafe.imports_passed_through():
     )
     from workflows.offload.offload_ledger import OffloadLedger
 
-_LEDGERS_PER_PAGE = 50  # ledgers: some 400 events of history, after which the workflow may continue as new
-_LEDGERS_PER_REMOVAL = 500  # ledgers: two requests to storage each, within the timeout even if storage is slow
-# Asks and samples are carried on in one workflow payload, which must stay under 256 KB. From that size on, servers warn
+_LEDGERS_PER_PAGE = 50  # some 400 events of history, after which the workflow may continue as new
+_LEDGERS_PER_REMOVAL = 500  # two requests to storage per ledger, within the timeout even if storage is slow
+# The next run gets requests and samples in one workflow payload. Servers warn from 256 KB on
 # (temporalio/sdk-python#1285).
 _MAX_WAITING_BYTES = 100_000
 _BYTES_PER_ID = 20  # size of one id in JSON, with its comma
-_BYTES_PER_ASK = 100  # size of one ask without its texts and ids
+_BYTES_PER_ASK = 100  # size of one request without its texts and ids
 _MAX_NAMED_PROBLEMS = 20  # problems of each kind that a result names, so that results stay small
 _REMOVAL: workflow.ActivityConfig = {
     **activity_options.CATALOG,
@@ -93,7 +93,7 @@ class OffloadTopic:
 
     @workflow.signal
     def ask(self, ask: OffloadAsk) -> None:
-        """Add an ask for the same topic. If the waiting asks have too many bytes, the new ask is refused."""
+        """Add a request for the same topic. If the waiting requests have too many bytes, the new request is refused."""
         waiting = sum(map(_size_of_ask, self._asks))
         if waiting + _size_of_ask(ask) > _MAX_WAITING_BYTES:
             reason = f"{waiting:,} bytes of asks are waiting, expected at most {_MAX_WAITING_BYTES:,} with this one"

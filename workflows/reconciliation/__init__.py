@@ -1,1 +1,1 @@
-"""Workflows of reconciliation: plans, which change nothing; applies of plans; scrubs."""
+"""Workflows of reconciliation: plans, applies and scrubs."""

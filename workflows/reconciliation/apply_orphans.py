@@ -1,15 +1,15 @@
 """`apply-orphans`: remove the orphans of a finished plan, page by page, after a new check of each finding.
 
-Destroys ledgers, tiered copies, segments and unfinished uploads that nothing refers to. Invariant: nothing is removed
-on the word of the plan alone. The apply asks storage and catalog again. Two-phase deletion, which removes ledgers and
-copies, asks once more. To stop it for a while, pause it. To stop it for good, terminate it. A batch that
-it started continues by itself. If you apply the same plan again, the new apply continues from there.
+Destroys ledgers, tiered copies, segments and unfinished uploads that nothing refers to. Invariant: each finding is
+checked again in storage and catalog before anything is removed. Two-phase deletion, which removes ledgers and copies,
+checks once more. To stop it for a while, pause it. To stop it for good, terminate it. A `delete-ledgers` that has
+started continues. If you apply the same plan again, the new apply continues where the old apply ended.
 
 1. Begin: check that the plan is finished, is of this catalog, and has no more orphans than allowed. If a guard refuses,
    the apply completes with the refusal as its result, and nothing has changed.
-2. For each page: file the findings that are still true (phase one), run `delete-ledgers` on that batch and wait for its
-   batch certificate. Delete single objects, and store the fate of each finding. Pause and rate take effect between
-   pages.
+2. For each page, check the findings again, and file intents for those that are still true (phase one). Run
+   `delete-ledgers` on this batch, and wait for the batch certificate. Delete single objects, and store the fate of each
+   finding. A pause or a new rate takes effect before the next page.
 3. Conclude: store the sum of all pages.
 
 Source: PIP-186 for the two phases; trinodb/trino#13692 for pages.
@@ -52,7 +52,7 @@ with workflow.unsafe.imports_passed_through():
     from workflows.reconciliation.progress_text import add_page_counts, find_guard_refusal, format_apply
 
 _PAGE_OPTIONS: workflow.ActivityConfig = workflow.ActivityConfig(
-    start_to_close_timeout=timedelta(hours=2),  # 1,000 findings, each looked at in storage, or 1,000 deletes at 1/s
+    start_to_close_timeout=timedelta(hours=2),  # 1,000 findings, each checked in storage, or 1,000 deletes at 1/s
     heartbeat_timeout=activity_options.HEARTBEAT_TIMEOUT,
     retry_policy=RetryPolicy(maximum_interval=timedelta(minutes=1)),  # unlimited: waits for storage to come back
 )
@@ -138,7 +138,7 @@ class ApplyOrphans:
         try:
             return await workflow.execute_activity_method(ApplyOrphansActivities.begin_apply, begin, **_PAGE_OPTIONS)
         except ActivityError as error:
-            refusal = None if request.carried.pages_done else find_guard_refusal(error)  # later, something has changed
+            refusal = None if request.carried.pages_done else find_guard_refusal(error)  # pages have changed data
             if refusal is None:
                 raise
             return refusal
@@ -193,7 +193,7 @@ class ApplyOrphans:
             carried=DeleteLedgersProgress(intents=filed.intents, detached=filed.detached, rate=self._progress.rate),
         )
         while True:
-            with suppress(WorkflowAlreadyStartedError):  # a batch of a terminated apply ends by itself
+            with suppress(WorkflowAlreadyStartedError):  # a batch of a terminated apply continues
                 started = await batches.start_batch(request, summary=f"{filed.intents} orphaned copies")
                 break
             await asyncio.sleep(_RETRY_INTERVAL.total_seconds())

@@ -19,7 +19,7 @@ class ReconcileOrphansInput:
     actor: str = "schedule"
     reason: str = ""
     older_than_s: float = 86_400.0  # 0 or more; younger objects and rows are left out
-    unsafe_age: bool = False  # an age below the floor of one hour is allowed
+    unsafe_age: bool = False  # allow an age below one hour
     inventories: list[str] = field(default_factory=list)  # paths of manifests that replace listings
     master: str = ""  # the Spark cluster; empty: that of the workers' settings
     queue: str = ""  # of the bulk jobs; empty: the job's own
@@ -73,7 +73,7 @@ class ApplyOrphansInput:
     run_id: str  # of the plan
     actor: str
     reason: str = ""
-    max_orphan_share: float = 0.05  # of all ledgers, 0 to 1
+    max_orphan_share: float = 0.05  # allowed share of orphans among all ledgers, 0 to 1
     policy: DeletionPolicy = field(default_factory=DeletionPolicy)
     carried: ApplyOrphansProgress = field(default_factory=ApplyOrphansProgress)
 
@@ -139,7 +139,7 @@ class ScrubLedgersResult:
 
 
 def scrub_job_key(topic_ids: Sequence[int]) -> tuple[str, ...]:
-    """Return the key that names these topics in the id of a scrub. The key for every topic is empty."""
+    """Return the key that names these topics in the id of a scrub. An empty key means every topic."""
     ids = ",".join(map(str, sorted(topic_ids)))
     return (ids if ids.isdigit() else hashlib.sha256(ids.encode()).hexdigest()[:16],) if ids else ()
 

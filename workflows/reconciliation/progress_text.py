@@ -34,7 +34,7 @@ _LABEL_BY_COUNT: Final = {
     (CompareStorageWithCatalogJob.name, "young"): "ledgers too young to be judged",
     (CompareStorageWithCatalogJob.name, "candidates"): "differences, each of which is looked at once more",
 }
-"""Labels of the counts of bulk jobs that operators see. The other counts are for guards."""
+"""Labels of those counts of bulk jobs that operators see. All other counts are for guards."""
 
 
 def find_guard_refusal(error: ActivityError) -> GuardRefusal | None:
@@ -67,7 +67,7 @@ def format_plan(progress: ReconcileOrphansProgress, findings: str) -> str:
 
 
 def format_findings(result: PlanOrScrubResult) -> str:
-    """Return the kinds that have findings, and sentences about what was not compared."""
+    """Return the number and size of the findings by kind, and sentences about what was not compared."""
     rows = "".join(
         f"- **{kind.value}** — {result.findings[kind.value]:,}, {result.size_bytes.get(kind.value, 0):,} bytes\n"
         for kind in FindingKind

@@ -1,12 +1,12 @@
-"""`reconcile-orphans`: compare storage with the catalog, and write down the findings.
+"""`reconcile-orphans`: compare storage with the catalog, and report the differences as findings.
 
-Destroys nothing but output and rows of runs older than `finished_retention`. Invariant: a plan has a result only if all
-its steps are completed, and the buckets were the catalog's before and after. If a guard refuses, the workflow completes
-with the refusal as its result. To stop it and its bulk jobs, cancel it.
+Destroys only output and rows of runs older than `finished_retention`. Invariant: a plan has a result only if all its
+steps are completed, and if the buckets belonged to the catalog before and after these steps. If a guard refuses, the
+workflow completes with the refusal as its result. To stop it and its bulk jobs, cancel it.
 
-1. Begin: store the cut-offs of all steps.
-2. List storage, then read the catalog, because a row exists before its objects.
-3. Compare storage with the catalog. Refuse sides that cannot both be right.
+1. Begin: store the cut-off times of all steps.
+2. List storage, then read the catalog, because the row of a ledger exists before the ledger's objects.
+3. Compare storage with the catalog. Refuse the plan if storage and catalog cannot belong together.
 4. Check each candidate again in storage and catalog.
 5. Conclude: store the result last.
 

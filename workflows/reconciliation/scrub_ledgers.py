@@ -1,12 +1,12 @@
 """`scrub-ledgers`: read every stored segment and tiered copy at a bounded rate, and compare digests.
 
-Destroys nothing. Invariant: an object of a finding was read twice, and the catalog still names it. A scrub has a result
-only after every page was read. To stop it, cancel it. If you start it again for the same topics, it continues. A
-pause takes effect between pages.
+Destroys nothing. Invariant: before an object becomes a finding, it was read twice, and the catalog still names the
+object. A scrub has a result only after every page was read. To stop it, cancel it. If you start a scrub of the same
+topics again, the scrub continues. A pause takes effect between pages.
 
 1. Begin: continue an unfinished scrub of the same topics, or open a run.
 2. Cut the ledgers into pages.
-3. Read page after page, each once.
+3. Read each page once, one after the other.
 4. Conclude: store the result last.
 
 Source: the scrubs of ZFS and Ceph, which find a flipped bit before a reader does.

@@ -1,10 +1,10 @@
-"""`defragment-records`: rewrite blocks of the record log that are mostly dead, and merge small blocks.
+"""`defragment-records`: rewrite blocks with few record versions that a rebuild needs, and merge small blocks.
 
 Destroys record versions that no rebuild needs, and blocks that no manifest names. Invariant: a rebuild from the newest
-manifest makes the same catalog before and after. To stop it, cancel or terminate it, and pause the schedule
+manifest gives the same catalog before and after a pass. To stop it, cancel or terminate it, and pause the schedule
 `sexton-defragment`. A pass that ends early has published nothing or everything.
 
-1. In a run of a schedule, run the job as a child under its only id, and return the child's result.
+1. If a schedule started this run, run the job as a child with the id `defragment-records`, and return its result.
 2. Otherwise pass over all blocks, in one activity.
 
 Source: Aerospike's defragmentation of blocks below `defrag-lwm-pct`.

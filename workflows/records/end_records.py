@@ -1,12 +1,12 @@
 """`end-records`: delete the ledgers that a record function selects.
 
-Destroys closed ledgers of messages for which the function returns None and that nothing needs. Invariant: a ledger
-stays if a subscription, a transaction or an offload needs it, or if it changed after the function's call. To stop it,
-cancel or terminate it. Ledgers of finished pages stay detached, and the next sweep or trim deletes them.
+Destroys closed message ledgers for which the function returns `None`. Invariant: a ledger stays if a subscription, a
+transaction or an offload needs it, or if the ledger has changed since the call of the function. To stop it, cancel or
+terminate it. Ledgers of finished pages stay detached, and the next sweep or trim deletes them.
 
 1. Check the function and the topic. After a refusal the job ends, and nothing has changed.
 2. Call the function for each ledger of a page. Detach the selected ledgers into one batch (phase one). Repeat for each
-   page. If the function fails, the job names the record and calls the function no more. A dry run detaches nothing.
+   page. If the function fails, the job names the record and makes no further calls. A dry run detaches nothing.
 3. Run `delete-ledgers` on the batch (phase two), and wait for its end.
 
 Source: Aerospike's scans and queries with record functions; ADR 15.
@@ -39,7 +39,7 @@ with workflow.unsafe.imports_passed_through():
 
 _REFUSALS = (ClaimHeld, FunctionFailed, InvalidInput, StaleCatalog, UnknownObject, Unsupported)
 GUARDS = frozenset({*(error.__name__ for error in _REFUSALS), *record_job_options.GUARDS})
-"""Error types that refuse the job, or stop it at a page."""
+"""Error types that refuse the job at its start, or stop it at a page."""
 _MAX_NAMED_LEDGERS = 20  # bound of ids and of reasons in the result
 
 _PAGE = workflow.ActivityConfig(
@@ -74,7 +74,7 @@ class EndRecords:
 
     @workflow.query
     def progress(self) -> EndRecordsResult:
-        """Counts so far."""
+        """Return the counts so far."""
         return self._result
 
     async def _begin_unless_refused(self) -> bool:

@@ -2,10 +2,12 @@
 
 Destroys nothing. Invariant: a change stays in the outbox until a manifest names a block with it. The outbox is a table,
 so neither a lost signal nor a restart loses a change. The workflow runs as long as the catalog exists. To stop it,
-pause the schedule `sexton-records` and terminate it. Changes and durable deletions wait meanwhile.
+pause the schedule `sexton-records` and terminate the workflow. Changes then stay in the outbox, and durable deletions
+wait.
 
-1. Flush in one activity: repeatedly for a while, or once.
-2. If one flush was requested, end. But flush again if a signal has come, or if another job works on the record log.
+1. Flush in one activity: repeatedly for `watch_s`, or once.
+2. If only one flush was requested, end, or repeat step 1 if a signal has arrived or another job had claimed the record
+   log.
 3. Otherwise start `defragment-records` after many new blocks, unless it runs. Continue with step 1.
 
 Source: Aerospike's write queue to its device; ADR 15.
@@ -36,7 +38,7 @@ with workflow.unsafe.imports_passed_through():
 
 
 _MAX_NEW_BLOCKS = 1_000
-"""Number of blocks that flushes add before a defragmentation starts. Each manifest names all blocks."""
+"""New blocks after which a defragmentation starts. Each manifest names all blocks and would grow without it."""
 
 
 @workflow.defn(name="flush-records", versioning_behavior=VersioningBehavior.AUTO_UPGRADE)
@@ -73,7 +75,7 @@ class FlushRecords:
 
     @workflow.query
     def progress(self) -> FlushRecordsResult:
-        """Counts since the start."""
+        """Return the counts since the start."""
         return self._result
 
     async def _defragment_if_many(self, named_blocks: int) -> None:

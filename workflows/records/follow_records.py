@@ -1,10 +1,12 @@
 """`follow-records`: apply the record log to a replica database, which serves reads.
 
-Destroys only rows of the replica database: rows that tombstones cover, and all rows with `seed`. Invariant: a durably
-deleted record never returns there, and an older record version never replaces a newer one. To stop it, end the command
-that hosts it, or cancel it. Run the command again to continue. Raids wait for an absent replica until it is STALE.
+Destroys only rows of the replica database: rows that tombstones cover, or with `seed` all rows. Invariant: a durably
+deleted record never returns to the replica database, and an older record version never replaces a newer one.
+To stop it, end the command `sexton records follow`, or cancel the workflow. Run the command again to continue. Raids
+wait for a stopped replica until its state is STALE.
 
-1. Apply new manifests in one activity. Each step is one transaction. The step acknowledges its manifest afterwards.
+1. Apply new manifests in one activity. Each step applies the newest manifest in one transaction, and then acknowledges
+   this manifest.
 
 Source: the receiving side of Aerospike's cross-datacenter replication (XDR).
 """

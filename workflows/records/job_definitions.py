@@ -21,12 +21,12 @@ HELD_RETRY_INTERVAL: Final = timedelta(seconds=5)
 """Time between two attempts of a single flush while another job has claimed the record log."""
 
 MAX_HELD_FLUSHES: Final = 24
-"""Attempts of a single flush while another job has claimed the record log. Together they outlast the claim of a dead
-job.
+"""Maximum attempts of a single flush while another job has claimed the record log. All pauses together last longer than
+the claim of a dead job.
 """
 
 NOW: Final = "now"
-"""Key of the single flush that a caller waits for. The repeated flush has the empty key."""
+"""Key in the id of a single flush, for which a caller waits. The id of the repeated flush has no key."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,10 +40,10 @@ class FlushRecordsResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlushRecordsInput:
-    """Input of a flush. A flush runs repeatedly or once."""
+    """Input of `flush-records`, which flushes repeatedly or once."""
 
     once: bool = False  # flush the present changes once, then end
-    # seconds for which one activity looks for changes; 0: the activity flushes once, then a signal is awaited
+    # seconds for which one activity looks for changes; 0: one flush, then the workflow waits for a signal
     watch_s: float = 60.0
     queue: str = ""  # queue of the activities, where a flush may wait; empty: queue of the workflow
     actor: str = ""
@@ -159,7 +159,7 @@ class EndRecordsResult:
     ledger_ids: list[int] = field(default_factory=list)  # sample of the detached ledgers
     because: list[str] = field(default_factory=list)  # sample of reasons why selected ledgers stay
     certificate: BatchCertificate | None = (
-        None  # of phase two; None: no phase two, or it ended early while other jobs continue with its rows
+        None  # batch certificate of phase two; None: no phase two, or it ended early and other jobs finish its rows
     )
     stopped: GuardRefusal | None = None  # why the job stopped after some pages, such as a failed function
     refused: GuardRefusal | None = None  # why nothing was done
@@ -175,7 +175,7 @@ class EndRecordsInput:
     """Record function, its records, and the batch of detached ledgers."""
 
     function: str  # name in the workers' setting `functions`
-    batch_id: str  # batch of the intents; never used before
+    batch_id: str  # id of a new batch, never used before
     topic_id: int = 0  # 0: all topics
     topic: str = ""  # encoded name, which must be the name of `topic_id`
     dry_run: bool = False
@@ -204,7 +204,7 @@ class EndRecordsInput:
 class FollowRecordsInput:
     """Input of the steps of one replica database."""
 
-    replica: str  # followed bucket, a slash, and a word for this replica
+    replica: str  # name of the followed bucket, a slash, and a name for this replica
     seed: bool = False  # empty the database first, and apply everything
     watch_s: float = 0.0  # seconds for which to look for changes; 0: apply once
 
@@ -231,7 +231,7 @@ class RebuildCatalogInput:
     skip_unreadable: bool = False  # skip and name unreadable blocks, except blocks that hide messages
     master: str = ""  # Spark cluster; empty: cluster of the settings
     max_absent_share: float = 0.05  # allowed share of listed ledgers without objects, 0 to 1
-    take_over: bool = False  # processes of the old catalog may be alive: wait until they notice the new epoch
+    take_over: bool = False  # wait until processes of the old catalog, which may be alive, notice the new epoch
 
     def details(self) -> str:
         return (
@@ -261,7 +261,7 @@ class RebuildCatalogResult:
     adopted: RebuildAdoptionResult = field(default_factory=RebuildAdoptionResult)
     skipped: list[str] = field(default_factory=list)
     skipped_blocks: int = 0
-    flushed_us: int = 0  # moment of the loaded rows; later changes return if storage has them
+    flushed_us: int = 0  # time of the loaded rows; later changes return only if storage has them
     begun_us: int = 0
     refused: GuardRefusal | None = None
 

@@ -1,12 +1,13 @@
-"""`raid-tombstones`: remove tombstones that cover no version of their record in any block.
+"""`raid-tombstones`: remove tombstones whose older record versions are in no block any more.
 
-Destroys tombstones. Invariant: a tombstone stays while a block has an older version of its record, while its deletion
-is unfinished, while storage has objects of the ledger, and while a replica that is not STALE lacks the tombstone.
-To stop it, cancel or terminate it, and pause the schedule `sexton-raid`. A raid that ends early has removed only
-tombstones that the next raid would remove. The next raid replaces its marks.
+Destroys tombstones. Invariant: a tombstone stays while a block has an older record version of the same record, while
+the deletion is unfinished, while storage has objects of the ledger, and while a replica that is not STALE lacks the
+tombstone. To stop it, cancel or terminate it, and pause the schedule `sexton-raid`. A raid that ends early has removed
+only tombstones that the next raid would remove. The next raid replaces all marks.
 
-1. In a run of a schedule, run the job as a child under its only id, and return the child's result.
-2. Otherwise mark tombstones, scan every block, and remove tombstones, in one paced activity.
+1. If a schedule started this run, run the job as a child with the id `raid-tombstones`, and return its result.
+2. Otherwise mark tombstones, scan every block, and remove tombstones that are still marked, in one activity of limited
+   speed.
 
 Source: Aerospike's tomb raider, which marks cenotaphs, scans all blocks, and removes the cenotaphs that remain.
 """

@@ -1,17 +1,17 @@
 """`rebuild-catalog`: rebuild a lost catalog from its record log and from storage, in an empty database.
 
-Destroys nothing and files no intents. Invariant: the database becomes the catalog when the manifest of the new epoch is
-stored, and only one such manifest can be stored. The catalog refuses every destructive job until all of storage was
-read. A listing alone never proves that a ledger is absent, and too many absent ledgers end the rebuild. To stop it, end
-the command that hosts it, or cancel it. Run the command again to continue.
+Destroys nothing and files no intents. Invariant: the database becomes the catalog when the first manifest of the new
+epoch is stored, and only one such manifest can be stored. The catalog refuses every destructive job until all of
+storage was read. A listing alone never proves that a ledger is absent, and too many absent ledgers end the rebuild.
+To stop it, end the command `sexton records rebuild`, or cancel the workflow. Run the command again to continue.
 
 1. Pin the newest manifest and its blocks.
 2. Find rows: one bulk job takes the newest version of every record.
-3. Load all rows into the empty database, or none.
+3. Load the rows into the empty database, either all or none.
 4. Compare storage with the rows, shard by shard. If listings lack an object that HEAD finds, or too many ledgers are
    absent, the rebuild ends here and the old epoch continues.
-5. Publish the manifest of the new epoch, which shows the loaded moment. The old epoch has ended.
-6. Adopt: compare again, settle each topic, and flush the result. The catalog is READY.
+5. Publish the first manifest of the new epoch, with the loaded rows. This ends the old epoch.
+6. Adopt: compare again, settle each topic, and flush the result. The catalog is then READY.
 7. Release the pin, also after a failure or a cancellation.
 
 Source: Aerospike's cold start; for the proof of absence apache/bookkeeper#870.
@@ -90,7 +90,7 @@ class RebuildCatalog:
 
     @workflow.query
     def progress(self) -> RebuildCatalogProgress:
-        """Current step and its counts."""
+        """Return the current step and its counts."""
         return self._progress
 
     async def _release_pin(self) -> None:

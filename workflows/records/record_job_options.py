@@ -1,7 +1,8 @@
-"""Activity options of record log jobs, of which each runs at most once at a time.
+"""Activity options of record log jobs. Each of these jobs runs at most once at a time.
 
-The activities have their own queue, because a flush holds a thread while it waits. A schedule appends its time to the
-workflow id. So a scheduled run starts the job as its child, under the id that a person's start uses too.
+The activities have a task queue of their own, because a flush occupies a thread while it waits. A schedule appends its
+time to the workflow id. Therefore a scheduled run starts the job as a child, under the id that a start by a person
+uses, too.
 """
 
 from datetime import timedelta
@@ -16,7 +17,7 @@ with workflow.unsafe.imports_passed_through():
     from workflows.job_definition import JobDefinition, JobInput
 
 GUARDS = ("CatalogAdopting", "CatalogMismatch", "CatalogOutdated", "PreconditionFailed")
-"""Error types that end such a job as refused. Nothing changed, and a person must look."""
+"""Error types that end a record log job as refused. Nothing has changed, and a person must look."""
 
 Q = TypeVar("Q", bound=JobInput)
 R = TypeVar("R")
@@ -43,7 +44,7 @@ def block_pass_options(queue: str) -> workflow.ActivityConfig:
 
 
 async def run_as_only_child(job: JobDefinition[Q, R], request: Q, *, summary: str) -> R | None:
-    """Run the job under its only id, and return its result, or `None` if it runs already."""
+    """Run the job as a child under its only id. Return the result, or `None` if the job runs already."""
     try:
         result: R = await workflow.execute_child_workflow(
             job.name,

@@ -2,9 +2,9 @@
 
 Destroys nothing. Invariant: a replica bucket gets every block before a manifest that names the block. Only blocks that
 were read back are acknowledged. To stop it, cancel or terminate it, and pause the schedule `sexton-replicate`. Raids
-wait for a replica that is behind until it is STALE.
+wait for a replica that lags behind until its state is STALE.
 
-1. In a run of a schedule, run the job as a child under its only id, and return the child's result.
+1. If a schedule started this run, run the job as a child with the id `replicate-records`, and return its result.
 2. Otherwise ship to each replica bucket in turn, in one activity. A failed shipment does not stop the others.
 
 Source: Aerospike's cross-datacenter replication (XDR).

@@ -1,4 +1,4 @@
-"""`broadcast-transaction`: tell each participant of one transaction how it was decided, until all are told.
+"""`broadcast-transaction`: tell each participant of one transaction the decision, until all are told.
 
 Destroys nothing. Invariant: the workflow ends only when no participant is owed. A deleted participant counts as
 settled. An unavailable participant delays no other participant. To stop it, run `sexton txn resolve`, which counts a

@@ -1,13 +1,13 @@
 """`build-transaction-snapshots`: rebuild the transaction buffers of many topics from their logs, and store snapshots.
 
-Destroys snapshots that new snapshots replace, by two-phase deletion. Invariant: a topic has its old snapshot or its new
-one, complete, and a new snapshot never covers fewer entries. To stop it, cancel it: its bulk job ends, and switches
-that were made stay.
+Destroys snapshots that new snapshots replace, by two-phase deletion. Invariant: a topic has either its old snapshot or
+its complete new one. A new snapshot never covers fewer entries. To stop it, cancel it. The bulk job ends, and topics
+that were already switched keep their new snapshots.
 
-The steps are those of `TopicBuildWorkflow`. The bulk job reads three columns of the logs. One task reads the whole log
-of a topic.
+The steps are those of `TopicBuildWorkflow`. The bulk job reads three columns of the logs. Each task reads the whole log
+of one topic.
 
-Source: Pulsar's TransactionBuffer recovery, which runs one topic at a time. A broker restart runs many at once.
+Source: Pulsar's TransactionBuffer recovery, which a restarted broker runs for each of its topics.
 """
 
 from temporalio import workflow

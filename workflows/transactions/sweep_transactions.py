@@ -1,11 +1,11 @@
-"""`sweep-transactions`: wake coordinators whose work no workflow does, and forget old transactions.
+"""`sweep-transactions`: wake coordinators that have work but no working workflow, and remove old transactions.
 
 Destroys rows of transactions that finished longer than `finished_retention` ago. Invariant: none, because the next
 sweep finds what this sweep misses. To stop it, cancel or terminate it.
 
 1. Find coordinators with expired open transactions, or with decided transactions that no workflow has claimed.
 2. Start each coordinator, or wake it if it runs.
-3. Forget finished transactions, page by page.
+3. Remove old finished transactions, page by page.
 
 Source: Pulsar's recovery of the transaction coordinator (apache/pulsar#19200).
 """

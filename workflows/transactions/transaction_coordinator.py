@@ -1,7 +1,7 @@
-"""`transaction-coordinator`: broadcast decided transactions in batches, and abort expired ones of one coordinator.
+"""`transaction-coordinator`: broadcast decided transactions of one coordinator, and abort expired transactions.
 
 Destroys nothing. Invariant: every participant is told. SQL is the queue, so a lost signal or a restart loses no
-transaction. The workflow runs as long as the catalog exists. To stop it, terminate it: the next transaction or
+transaction. The workflow runs as long as the catalog exists. To stop it, terminate it. The next transaction or
 `sweep-transactions` starts it again.
 
 1. Drain: abort expired transactions, and broadcast decided transactions in batches.
@@ -83,7 +83,7 @@ class TransactionCoordinator:
         return self._progress
 
     async def _start_broadcasts(self, drained: DrainResult) -> list[str]:
-        """Start workflows for handed-over transactions. Return the transactions that had no workflow yet."""
+        """Start a `broadcast-transaction` for each handed-over transaction. Return transactions that had none yet."""
         started = list[str]()
         for txn in drained.handed_over:
             request = BroadcastTransactionInput(txn=txn, queue=self._request.queue)
