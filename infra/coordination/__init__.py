@@ -1,1 +1,1 @@
-"""Coordination by ZooKeeper: sessions, live workers, and the owners of bundles."""
+"""Coordination by ZooKeeper: sessions, live workers, and bundle owners."""

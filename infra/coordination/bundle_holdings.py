@@ -56,8 +56,6 @@ class BundleListener(Protocol):
 
 
 class UnloadReason(StrEnum):
-    """Reason why a worker lost or released a bundle."""
-
     SHED = "SHED"  # released to a worker with fewer bundles
     STOPPED = "STOPPED"  # the worker ends
     REMOVED = "REMOVED"  # a person or a program deleted the owner node while the session was alive

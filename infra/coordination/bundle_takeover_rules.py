@@ -55,8 +55,7 @@ class BundleTakeoverRules:
     def reserve(self, bundles: Iterable[BundleId], view: OwnershipView, now: float) -> None:
         """Reserve, for `rest_s`, the bundles for which another worker ranks first.
 
-        Otherwise this worker would release such a bundle at once, and the bundle would move back and forth. Source:
-        apache/pulsar#14736.
+        Otherwise such a bundle would be released at once and move back and forth. Source: apache/pulsar#14736.
         """
         self._reserved_until = {bundle: until for bundle, until in self._reserved_until.items() if until > now}
         takers = {worker_id: view.workers[worker_id] for worker_id in view.available_workers}

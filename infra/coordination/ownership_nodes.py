@@ -1,4 +1,4 @@
-"""Nodes of sessions, workers and owners in ZooKeeper.
+"""Nodes of sessions, workers and bundle owners in ZooKeeper.
 
 ```
 /sessions/{session id}   ephemeral: checked by each delete of an owner node of the session
@@ -7,8 +7,7 @@
 ```
 
 A delete that compares only the version of an owner node could remove the node of a later bundle owner
-(apache/pulsar#295). Therefore each delete is a transaction that also checks the session node of the expected bundle
-owner.
+(apache/pulsar#295). Therefore each delete is a transaction that also checks the session node of the expected owner.
 """
 
 import json
@@ -225,10 +224,7 @@ class WorkerOwnershipNodes(OwnershipNodes):
         return self._session.run_idempotent("looking for changes", lambda client: int(client.get(OWNERS)[1].pzxid))
 
     def create_owner_nodes(self, bundles: Iterable[BundleId]) -> frozenset[BundleId]:
-        """Create the owner nodes that do not exist.
-
-        Return the bundles whose node belongs to this session. Idempotent.
-        """
+        """Create missing owner nodes. Return the bundles whose node belongs to this session. Idempotent."""
         ordered_bundles = sorted(bundles)
         body = json.dumps({"worker_id": self._worker_id}).encode()
 

@@ -17,8 +17,6 @@ _MAX_RAISES: Final = 40  # each waits for seconds; together they outlast Postgre
 
 
 class SingleOwner:
-    """Ownership of all bundles by one worker, without coordination."""
-
     def __init__(self, worker_id: str, fences: Fences, events: OwnershipObserver | None = None) -> None:
         self._worker_id, self._fences, self._events = worker_id, fences, events or OwnershipObserver()
         self._bundle_count = fences.count_bundles()

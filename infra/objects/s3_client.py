@@ -70,8 +70,7 @@ def create_s3_client(
 def _disable_redirects(client: "S3Client", *, for_all_operations: bool) -> None:
     """Disable redirects of HeadBucket, or of all operations.
 
-    Botocore follows a redirect by sending HeadBucket. A redirect of this HeadBucket would cause a recursion. A store
-    without regions needs no redirects at all.
+    Botocore follows a redirect by a HeadBucket, and recurses if this HeadBucket is redirected. Only AWS has regions.
     """
 
     def mark_as_redirected(model: "OperationModel", context: dict[str, Any], **_: object) -> None:

@@ -68,7 +68,7 @@ def find_program(program: str, service: str, package: str) -> Path:
 
 
 def build_child_environment(*excluded_prefixes: str) -> dict[str, str]:
-    """Return the environment for a server: that of this process, without variables with the prefixes."""
+    """Return this process's environment for a server, without the variables that start with a prefix."""
     return {name: value for name, value in os.environ.items() if not name.startswith(excluded_prefixes)}
 
 

@@ -85,7 +85,7 @@ class StackHome:
                 raise
 
     def read_json_if_exists(self, path: Path) -> dict[str, object] | None:
-        """Return the JSON object in a file of this home; `None` if the file does not exist."""
+        """Return the JSON object in a file of this home, or `None` if the file does not exist."""
         try:
             with self.translate_disk_errors():
                 content = json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
@@ -114,7 +114,7 @@ class StackHome:
 
     @contextmanager
     def hold_lock(self) -> Iterator[None]:
-        """Hold the home's lock, which serializes `up` and `down` of the home."""
+        """Hold the home's lock, so that only one `up` or `down` of the home runs at a time."""
         with self.translate_disk_errors():
             handle = os.open(self.root / "lock", os.O_RDWR | os.O_CREAT, 0o600)
         try:

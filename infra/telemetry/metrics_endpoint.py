@@ -78,11 +78,10 @@ class MetricsEndpoint:
 
 
 def start_metrics_endpoint(address: str, *, buckets: Mapping[str, Sequence[float]] | None = None) -> MetricsEndpoint:
-    """Serve `/metrics` from a new Temporal runtime. A process calls this once, before it creates a client.
+    """Serve `/metrics` from a new Temporal runtime. Call once in a process, before it creates a client.
 
     Port 0 means any free port. If the port is taken, a free port is used and a warning is logged, because several
-    workers on one machine have the same setting. `buckets` has the ascending, inclusive upper bounds of the histogram
-    of each metric.
+    workers on one machine have the same setting. `buckets` are ascending, inclusive upper bounds by metric name.
 
     Raises:
         InvalidInput: The host is not an address of this machine, or this user may not use the port.

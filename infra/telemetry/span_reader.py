@@ -1,7 +1,6 @@
 """Reader of the span files of all processes of a home. The files may be larger than memory.
 
-Only lines that contain the wanted id are parsed. After `MAX_SPANS_PER_TRACE` spans, equal requests to servers are added
-up.
+Only lines that contain the wanted id are parsed. After `MAX_SPANS_PER_TRACE` spans, equal server requests are added up.
 """
 
 import json

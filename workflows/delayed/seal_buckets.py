@@ -3,8 +3,7 @@
 Destroys snapshots of index buckets that are no longer needed, by two-phase deletion. Every message of such an index
 bucket is trimmed, acknowledged by all subscriptions, or due for at least a minute. Messages that are not trimmed stay
 in the log. Invariant: none, because the next run finds what this run misses. To stop it, cancel or terminate it, and
-pause the schedule `sexton-delayed`. Readers then have to read more of the log to find messages that are in no index
-bucket.
+pause the schedule `sexton-delayed`. Readers then search more of the log.
 
 1. If a topic is given, seal all entries of the topic that consumers may see.
 2. Otherwise find the topics that need sealing, page by page, and seal each topic. A failed topic delays no other topic.

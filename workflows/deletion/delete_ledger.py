@@ -2,8 +2,7 @@
 
 Destroys only the objects of this copy. Invariant: storage and catalog are read again just before the delete.
 To stop it, terminate it. The row stays unfinished, and a sweep or a trim takes it over later. If the deletion does not
-succeed, the workflow fails with the outcome as its error type. The Web UI's filter *Failed* therefore shows the dead
-letters.
+succeed, the workflow fails with the outcome as its error type. The Web UI shows such a run as *Failed*.
 
 1. Claim the row and delete the copy, at the bundle owner. Retry every `retry_interval_s`. The attempt in the batch
    counts as the first attempt. If only one attempt is allowed, this workflow makes none.

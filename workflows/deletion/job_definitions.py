@@ -17,7 +17,7 @@ class DeletionPolicy:
     chunk: int = 100  # rows in a chunk
     max_attempts: int = 10
     retry_interval_s: int = 600
-    owner_patience_s: int = 10  # wait for the topic's bundle owner before another worker gets the work
+    owner_patience_s: int = 10  # longest wait for the topic's bundle owner, before another worker gets the work
     alone: int = 500  # children after which the run continues as new; the server refuses 2,000 pending children
 
 
@@ -30,7 +30,7 @@ class DeleteLedgerInput:
     catalog_epoch: int
     max_attempts: int = 10  # includes the attempt in the batch
     retry_interval_s: int = 600
-    owner_patience_s: int = 10  # wait for the topic's bundle owner before another worker gets the work
+    owner_patience_s: int = 10  # longest wait for the topic's bundle owner, before another worker gets the work
 
     def details(self) -> str:
         key = self.key
@@ -109,15 +109,15 @@ class SweepDeletionsResult:
     """Counts of a sweep."""
 
     batches: int = 0
-    intents: int = 0  # intents that the sweep took over, and new intents of newborn ledgers
-    newborn: int = 0  # ledgers that were never attached
-    outcomes: dict[str, int] = field(default_factory=dict)  # copies of the batches that ended in time
+    intents: int = 0  # stalled intents that the sweep took over, and new intents of newborn ledgers
+    newborn: int = 0  # abandoned newborn ledgers
+    outcomes: dict[str, int] = field(default_factory=dict)  # copies in batches that ended in time
     deleted: int = 0  # copies of which nothing is left in storage
     objects: int = 0  # confirmed by storage
     size_bytes: int = 0
     uncertified: int = 0  # batches that failed or took longer than `patience_s`; their rows are finished later
     forgotten: int = 0  # removed finished rows
-    forgotten_runs: int = 0
+    forgotten_runs: int = 0  # removed batch runs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

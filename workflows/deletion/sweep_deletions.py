@@ -1,13 +1,12 @@
-"""`sweep-deletions`: continue unfinished deletions on which no workflow works, and remove old finished rows.
+"""`sweep-deletions`: continue the stalled deletions of all topics, and remove old finished rows.
 
-Destroys the objects of detached ledgers and of abandoned newborn ledgers. Old finished rows are removed, but no dead
-letters. Invariant: each row is in one batch, and each batch has one workflow. To stop it, cancel or terminate it. A
+Destroys the objects of detached ledgers and of abandoned newborn ledgers, and old finished rows except dead letters.
+Invariant: each row is in one batch, and each batch has one workflow. To stop it, cancel or terminate it. A
 `delete-ledgers` that has started continues. If rows were taken over and no `delete-ledgers` was started for them, the
 next sweep takes them over again.
 
-1. Move a page of intents on which no workflow works, and a page of abandoned newborn ledgers, into a new batch.
-2. Run `delete-ledgers` on the batch. Wait a limited time, because the batch may be paused. Repeat from step 1 until
-   nothing is left.
+1. Move a page of stalled intents and abandoned newborn ledgers into a new batch. If there are none, go to step 3.
+2. Run `delete-ledgers` on the batch. Wait a limited time, because the batch may be paused. Repeat from step 1.
 3. Remove finished rows older than `finished_retention`, page by page.
 
 Source: PIP-186, which delivers unacknowledged deletions again; apache/pulsar#350 for newborn ledgers.

@@ -4,11 +4,9 @@ Destroys ledgers that every subscription has acknowledged and no limit of retent
 ledgers are a prefix of the list, selected under the list's lock. To stop it, cancel or terminate it. A `delete-ledgers`
 that has started continues.
 
-Each pass has three steps. The passes end with a pass that detaches nothing, unless the signal `again` arrived
-meanwhile.
-
+Repeat these steps until a pass detaches nothing and no signal `again` has arrived during the pass:
 1. Roll the last ledger if it is idle and past its age. A failure does not stop the trim.
-2. At the bundle owner, detach these ledgers (phase one). Take over intents of the topic on which no workflow works.
+2. At the bundle owner, detach these ledgers (phase one). Take over the topic's stalled intents.
 3. Run `delete-ledgers` on the batch (phase two).
 
 Source: PIP-186; Pulsar's retention.

@@ -11,7 +11,7 @@ from workflows.job_definition import JobDefinition
 class OffloadLimits:
     """Limits of offload, from the settings of the starter."""
 
-    timeout_s: int = 45 * 60  # of one upload attempt
+    timeout_s: int = 45 * 60  # timeout of one upload attempt
     attempts: int = 5  # upload attempts before the workflow fails
     parallelism: int = 2  # ledgers of one topic at the same time
     queue: str = ""  # task queue of uploads, so that deletions keep their threads; empty: the queue of the workflow
@@ -47,7 +47,7 @@ class OffloadLedgerResult:
     outcome: OffloadOutcome
     uuid: str = ""
     entries: int = 0
-    size_bytes: int = 0  # of the data object
+    size_bytes: int = 0  # size of the data object
     sha256: str = ""  # SHA-256 of the data object
 
 
@@ -57,7 +57,7 @@ class OffloadLedgerProgress:
 
     step: str  # uploading, publishing, ended
     turn: int = 1  # number of the attempt, from 1
-    size_bytes: int = 0  # of the proved copy
+    size_bytes: int = 0  # size of the proved copy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +79,7 @@ class OffloadTopicResult:
     gone: int = 0  # deleted in the meantime
     running: int = 0  # another workflow still offloads the ledger
     failed: int = 0
-    size_bytes: int = 0  # of uploaded data objects
+    size_bytes: int = 0  # size of the uploaded data objects
     errors: dict[int, str] = field(default_factory=dict)  # reason by failed ledger, at most 20
     removed: int = 0  # ledgers whose primary copy was detached
     outcomes: dict[str, int] = field(default_factory=dict)  # deletions of primary copies, by outcome

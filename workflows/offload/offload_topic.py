@@ -103,6 +103,7 @@ class OffloadTopic:
 
     @workflow.query
     def progress(self) -> OffloadTopicResult:
+        """Return the counts so far."""
         return self._result
 
     def _record_refused_ask(self, reason: str) -> None:

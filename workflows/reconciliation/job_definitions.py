@@ -18,11 +18,11 @@ class ReconcileOrphansInput:
     run_id: str = ""  # empty: the job makes an id, as in a scheduled plan
     actor: str = "schedule"
     reason: str = ""
-    older_than_s: float = 86_400.0  # 0 or more; younger objects and rows are left out
+    older_than_s: float = 86_400.0  # younger objects and rows are left out
     unsafe_age: bool = False  # allow an age below one hour
-    inventories: list[str] = field(default_factory=list)  # paths of manifests that replace listings
-    master: str = ""  # the Spark cluster; empty: that of the workers' settings
-    queue: str = ""  # of the bulk jobs; empty: the job's own
+    inventories: list[str] = field(default_factory=list)  # paths of manifests of S3 inventories, which replace listings
+    master: str = ""  # Spark cluster; empty: the cluster of the workers' settings
+    queue: str = ""  # task queue of the bulk jobs; empty: the job's own
 
     def details(self) -> str:
         return (
@@ -70,7 +70,7 @@ class ApplyOrphansProgress:
 class ApplyOrphansInput:
     """Input of the apply of one plan."""
 
-    run_id: str  # of the plan
+    run_id: str  # plan's run id
     actor: str
     reason: str = ""
     max_orphan_share: float = 0.05  # allowed share of orphans among all ledgers, 0 to 1
@@ -88,7 +88,7 @@ class ApplyOrphansInput:
 class ApplyOrphansResult:
     """Counts of an apply, or the refusal of a guard."""
 
-    run_id: str  # of the plan
+    run_id: str  # plan's run id
     done: ApplyCounts = field(default_factory=ApplyCounts)
     refused: GuardRefusal | None = None
 
@@ -102,7 +102,7 @@ class ScrubLedgersProgress:
     pages: int = 0
     objects: int = 0  # segments and tiered copies that were read
     size_bytes: int = 0  # bytes that were read; damaged objects are read twice
-    all_objects: int = 0  # to be read, as the catalog counted them at the beginning
+    all_objects: int = 0  # segments and tiered copies to read, counted at the beginning
     all_bytes: int = 0
     findings: int = 0
     paused: bool = False  # no further page begins
@@ -115,9 +115,9 @@ class ScrubLedgersInput:
     actor: str = "schedule"
     reason: str = ""
     topic_ids: list[int] = field(default_factory=list)  # empty: every topic
-    bytes_per_s: int = SCRUB_RATE  # of the whole job
-    master: str = ""  # the Spark cluster; empty: that of the workers' settings
-    queue: str = ""  # of the bulk jobs; empty: the job's own
+    bytes_per_s: int = SCRUB_RATE  # for the whole job
+    master: str = ""  # Spark cluster; empty: the cluster of the workers' settings
+    queue: str = ""  # task queue of the bulk jobs; empty: the job's own
     carried: ScrubLedgersProgress = field(default_factory=ScrubLedgersProgress)
 
     def details(self) -> str:

@@ -2,12 +2,10 @@
 
 Destroys nothing. Invariant: a change stays in the outbox until a manifest names a block with it. The outbox is a table,
 so neither a lost signal nor a restart loses a change. The workflow runs as long as the catalog exists. To stop it,
-pause the schedule `sexton-records` and terminate the workflow. Changes then stay in the outbox, and durable deletions
-wait.
+pause the schedule `sexton-records` and terminate the workflow. Changes and durable deletions then wait.
 
 1. Flush in one activity: repeatedly for `watch_s`, or once.
-2. If only one flush was requested, end, or repeat step 1 if a signal has arrived or another job had claimed the record
-   log.
+2. After a single flush, end. First repeat step 1 if a signal has arrived or another job had claimed the record log.
 3. Otherwise start `defragment-records` after many new blocks, unless it runs. Continue with step 1.
 
 Source: Aerospike's write queue to its device; ADR 15.

@@ -43,9 +43,8 @@ class FlushRecordsInput:
     """Input of `flush-records`, which flushes repeatedly or once."""
 
     once: bool = False  # flush the present changes once, then end
-    # seconds for which one activity looks for changes; 0: one flush, then the workflow waits for a signal
-    watch_s: float = 60.0
-    queue: str = ""  # queue of the activities, where a flush may wait; empty: queue of the workflow
+    watch_s: float = 60.0  # seconds for which one activity looks for changes; 0: one flush, then wait for a signal
+    queue: str = ""  # task queue of the activities; empty: the workflow's own task queue
     actor: str = ""
     reason: str = ""
     carried: FlushRecordsResult = field(default_factory=FlushRecordsResult)
@@ -79,8 +78,8 @@ class SweepRecordsResult:
 class DefragmentRecordsInput:
     """Input of one pass over all blocks."""
 
-    scheduled: bool = False  # run the job as a child, under its only id
-    queue: str = ""  # queue of the activity; empty: queue of the workflow
+    scheduled: bool = False  # set by a schedule: run the job as a child under its only id
+    queue: str = ""  # task queue of the activity; empty: the workflow's own task queue
     actor: str = ""
     reason: str = ""
 
@@ -105,8 +104,8 @@ class RaidTombstonesInput:
     """Input of a raid."""
 
     eligible_age_s: float | None = None  # None: age in the workers' settings
-    scheduled: bool = False  # run the job as a child, under its only id
-    queue: str = ""  # queue of the activity; empty: queue of the workflow
+    scheduled: bool = False  # set by a schedule: run the job as a child under its only id
+    queue: str = ""  # task queue of the activity; empty: the workflow's own task queue
     actor: str = ""
     reason: str = ""
 
@@ -131,8 +130,8 @@ class RaidTombstonesResult:
 class ReplicateRecordsInput:
     """Input of one shipment to every replica bucket in the workers' settings."""
 
-    scheduled: bool = False  # run the job as a child, under its only id
-    queue: str = ""  # queue of the activity; empty: queue of the workflow
+    scheduled: bool = False  # set by a schedule: run the job as a child under its only id
+    queue: str = ""  # task queue of the activity; empty: the workflow's own task queue
     actor: str = ""
     reason: str = ""
 
@@ -158,9 +157,7 @@ class EndRecordsResult:
     kept: int = 0  # ledgers that the function selected but that stay
     ledger_ids: list[int] = field(default_factory=list)  # sample of the detached ledgers
     because: list[str] = field(default_factory=list)  # sample of reasons why selected ledgers stay
-    certificate: BatchCertificate | None = (
-        None  # batch certificate of phase two; None: no phase two, or it ended early and other jobs finish its rows
-    )
+    certificate: BatchCertificate | None = None  # None: no phase two, or other jobs finish the rows of phase two
     stopped: GuardRefusal | None = None  # why the job stopped after some pages, such as a failed function
     refused: GuardRefusal | None = None  # why nothing was done
 

@@ -6,8 +6,7 @@ tombstone. To stop it, cancel or terminate it, and pause the schedule `sexton-ra
 only tombstones that the next raid would remove. The next raid replaces all marks.
 
 1. If a schedule started this run, run the job as a child with the id `raid-tombstones`, and return its result.
-2. Otherwise mark tombstones, scan every block, and remove tombstones that are still marked, in one activity of limited
-   speed.
+2. Otherwise mark tombstones, scan every block, and remove tombstones that stay marked, in one paced activity.
 
 Source: Aerospike's tomb raider, which marks cenotaphs, scans all blocks, and removes the cenotaphs that remain.
 """

@@ -1,8 +1,7 @@
 """Activity options of record log jobs. Each of these jobs runs at most once at a time.
 
 The activities have a task queue of their own, because a flush occupies a thread while it waits. A schedule appends its
-time to the workflow id. Therefore a scheduled run starts the job as a child, under the id that a start by a person
-uses, too.
+time to the workflow id. Therefore a scheduled run starts the job as a child, under the id that every start uses.
 """
 
 from datetime import timedelta

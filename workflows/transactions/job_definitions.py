@@ -27,9 +27,9 @@ class CoordinatorInput:
 class CoordinatorProgress:
     """Totals of a coordinator since it was started."""
 
-    finished: int = 0
-    expired: int = 0
-    handed_over: int = 0
+    finished: int = 0  # transactions whose participants were all told
+    expired: int = 0  # transactions that timed out
+    handed_over: int = 0  # transactions that got a `broadcast-transaction`
     drains: int = 0
     owed: list[str] = field(default_factory=list)  # the last 20 transactions that were handed over
 
@@ -39,9 +39,9 @@ class BroadcastTransactionInput:
     """Input of `broadcast-transaction`. `carried` is the progress of an earlier run."""
 
     txn: str  # tc:sequence
-    pause_s: float = 1.0  # before the second attempt; doubles with each attempt
-    most_pause_s: float = 60.0
-    queue: str = ""
+    pause_s: float = 1.0  # pause before the second attempt; doubles with each attempt
+    most_pause_s: float = 60.0  # longest pause
+    queue: str = ""  # task queue of the activity; empty: the workflow's own task queue
     carried: "BroadcastProgress | None" = None
 
     def details(self) -> str:
@@ -56,7 +56,7 @@ class BroadcastProgress:
     """Progress of the broadcast of one transaction."""
 
     state: str = ""
-    settled: int = 0
+    settled: int = 0  # participants
     owed: list[OwedParticipant] = field(default_factory=list)  # the first 20 participants that are owed
     owed_count: int = 0
     attempts: int = 0
