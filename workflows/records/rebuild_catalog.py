@@ -6,7 +6,7 @@ storage was read. A listing alone never proves that a ledger is absent, and too 
 To stop it, end the command `sexton records rebuild`, or cancel the workflow. Run the command again to continue.
 
 1. Pin the newest manifest and its blocks.
-2. Find rows: one bulk job takes the newest version of every record.
+2. Find rows: one bulk job takes the newest record version of every record.
 3. Load the rows into the empty database, either all or none.
 4. Compare storage with the rows, shard by shard. If listings lack an object that HEAD finds, or too many ledgers are
    absent, the rebuild ends here and the old epoch continues.
