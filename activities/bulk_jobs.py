@@ -1,4 +1,4 @@
-"""Bulk jobs that activities run, and marks with the catalog's id on the output of these jobs."""
+"""Bulk jobs in activities: execution of a job, and marks that say to which catalog output belongs."""
 
 from collections.abc import Callable
 from contextvars import copy_context
@@ -38,7 +38,7 @@ class OwnedBulkOutput:
         self._require_own_or_unmarked(run_id, self.read_catalog_id_mark(run_id))
 
     def mark_as_own(self, run_id: str) -> None:
-        """Mark the output of the run as this catalog's. `PreconditionFailed` means that another catalog has marked it.
+        """Mark the output of the run as this catalog's. `PreconditionFailed` means that another catalog was first.
 
         The run's row must exist, because a marked folder without such a row is removed.
         """

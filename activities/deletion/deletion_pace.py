@@ -28,7 +28,7 @@ class DeletionPace:
         self._next_s = 0.0  # when the next part may begin
 
     def limit_intents(self, intents: Sequence[DeletionIntent]) -> Sequence[DeletionIntent]:
-        """Return the first intents, with about 30 s of work. They include a pending intent if there is one."""
+        """Return the first intents with about 30 s of work, including at least one pending intent if there is one."""
         if not self._rate:
             return intents
         remaining_objects, has_pending = self._rate * _SLICE_S, False

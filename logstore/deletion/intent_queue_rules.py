@@ -27,7 +27,7 @@ def require_unclaimed(
     """Raise `ClaimHeld` if another workflow works on a row.
 
     `claim` is the workflow to which the row was handed, and the end of that workflow's claim by the catalog's clock.
-    `batch` is the workflow that holds the row's batch. It counts only if the row was handed to no workflow.
+    `batch` is the workflow that holds the row's batch. `batch` matters only if the row was handed to no workflow.
     """
     handed_to, until_us = claim
     holder = (handed_to if (until_us or 0) > now_us else None) if handed_to else batch

@@ -27,8 +27,8 @@ Tiered copies count, because no other guard notices a catalog that has lost all 
 MAX_NUMBERS_ABOVE_LAST: Final = 64
 """Maximum distance from an open ledger's highest segment number to a segment that an apply may remove.
 
-For a removal, the highest number is raised to that of the removed segment. Phase two later requests every number up to
-the highest by name.
+For a removal, the highest number is raised to the number of the removed segment. Phase two later requests every number
+up to the highest by name.
 """
 
 
@@ -130,7 +130,7 @@ def check_orphan_share(findings: Mapping[str, int], ledgers: int, max_share: flo
 def reason_to_keep_segment(state: LedgerState, *, last_segment: int, has_primary_copy: bool, number: int) -> str | None:
     """Return why a segment without a row must be kept, or `None` if its object may be removed.
 
-    `last_segment` is the ledger's highest segment number in the catalog. `number` is that of the segment.
+    `last_segment` is the ledger's highest segment number in the catalog.
     """
     if state is LedgerState.CREATING:
         return "the ledger is being created"

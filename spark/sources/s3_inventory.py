@@ -59,7 +59,7 @@ class Inventory:
 def read_inventory_manifest(path: Path, *, now_us: int) -> Inventory:
     """Read a manifest and find the parts in nearby folders. `now_us` is the present time of the store's clock.
 
-    `InvalidInput` means that the manifest is malformed or from the future, lacks a column, or names an absent part.
+    `InvalidInput` means that the manifest is malformed, has a future time, lacks a column, or names an absent part.
     """
     try:
         manifest: Mapping[str, Any] = json.loads(read_regular_file(path, max_bytes=_MAX_MANIFEST_BYTES))

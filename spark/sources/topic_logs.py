@@ -58,7 +58,7 @@ def unreadable_topic_facts(error_by_topic: Mapping[TopicId, str]) -> dict[str, s
 
 
 def open_log_stores(addresses: CatalogAddresses, catalog: SqlCatalog) -> tuple[OwnedStore, TieredCopyFinder]:
-    """Return access to the primary bucket and to tiered copies. A bucket that is not the catalog's is refused."""
+    """Return access to the primary bucket and to tiered copies. A bucket of another catalog is refused."""
     stores = MarkerChecker(catalog.identities)
 
     def open_bucket(address: BucketAddress) -> OwnedStore:

@@ -201,8 +201,8 @@ class PrimaryCopyStorage:
     def _list_remaining_segments_if_doubtful(self, copy: StoredCopy, *, is_single: bool) -> UnconfirmedKeys | None:
         """Return segments that a second listing of the copy still shows, or `None`.
 
-        The copy is listed only if it is the only one of the removal, or if its first listing was incomplete. If the
-        second listing fails, `meta.json` of this ledger stays. Other ledgers are not affected.
+        The second listing is made only if the copy is removed separately, or if the first listing was incomplete. If
+        the second listing fails, `meta.json` of this ledger stays. Other ledgers are not affected.
         """
         if not (copy.is_incomplete or is_single) or not copy.meta_keys:
             return None

@@ -38,7 +38,7 @@ OTHER_BUCKET: Final = "it stands in a bucket that the settings do not name"
 ENDED_UPLOAD: Final = "the upload has ended"
 
 ABSENT: Final = frozenset({NOT_SHOWN, ENDED_UPLOAD})
-"""Reasons which say that objects are absent. Such a reason counts only if the bucket is proved to be the catalog's."""
+"""Reasons which say that objects are absent. Such a reason counts only if the bucket is proved to be of the catalog."""
 
 _MAX_SEGMENT_GETS: Final = 100  # for one ledger; segment numbers begin at 0, and lost races leave few gaps
 
@@ -226,7 +226,7 @@ class OrphanInspector:
     def require_own_buckets(self, *, may_mark: bool = True) -> None:
         """Raise `CatalogMismatch` if the primary bucket or the tiered bucket does not belong to the catalog now.
 
-        With `may_mark`, a bucket without a marker may become the catalog's.
+        With `may_mark`, a bucket without a marker may be marked for the catalog.
         """
         for store in (self._objects, self._tiered()):
             if may_mark:

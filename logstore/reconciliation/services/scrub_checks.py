@@ -51,7 +51,7 @@ def find_damage(check: Callable[[], None], is_named: Callable[[], bool]) -> Obje
 
 
 def require_undamaged_segment(objects: ObjectStore, segment: Segment, spend_bytes: SpendBytes) -> None:
-    """Read a whole segment and compare it with its row. If the row has no digest, only the length is compared.
+    """Read a whole segment and compare the segment with the row. If the row has no digest, only the length is compared.
 
     Raise `SegmentGone` or `CorruptData` for damage.
     """
@@ -64,7 +64,7 @@ def require_undamaged_segment(objects: ObjectStore, segment: Segment, spend_byte
 
 
 def require_undamaged_copy(objects: ObjectStore, uuid: str, ledger_id: LedgerId, spend_bytes: SpendBytes) -> None:
-    """Read a tiered copy in parts, and compare it with its index.
+    """Read the data of a tiered copy in parts, and compare length and digest with the index.
 
     Raise `SegmentGone` or `CorruptData` for damage, also if the index belongs to another copy.
     """
