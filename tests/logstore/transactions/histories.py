@@ -29,7 +29,7 @@ class Kept(BufferSnapshots):
 
     buffer: TransactionBuffer | None
 
-    def load_snapshot(self, topic_id: TopicId) -> TransactionBuffer | None:
+    def load_readable_snapshot(self, topic_id: TopicId) -> TransactionBuffer | None:
         return self.buffer
 
 
