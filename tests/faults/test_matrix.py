@@ -241,7 +241,7 @@ def test_workflows_that_are_replayed_and_continued_as_often_as_can_be_keep_every
     name: str, courses: dict[str, JobCourse]
 ) -> None:
     """A worker that remembers no run, and a server that finds every history long."""
-    _survive(courses[name], forgetful=True, long_after=4)
+    _survive(courses[name], forgetful=True, long_history_after=4)
 
 
 @pytest.mark.parametrize("name", COURSE_NAMES)

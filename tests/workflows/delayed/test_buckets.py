@@ -164,7 +164,7 @@ async def test_merge_reads_as_what_it_does(house: WorkflowHarness, topic: Stored
     """Which buckets, how many messages, how far; of a run in the cache, and of one that is replayed for each task."""
     first, second, _, _ = topic.sealed([1], [2, 3], [3, 4, 5], [4, 4])
     gate = house.gate(StoreOperation.PUT)
-    async with house.run_until_gate(gate, merge(house), cache=cache) as handle:
+    async with house.run_until_gate(gate, merge(house), max_cached_workflows=cache) as handle:
         told, at_work = await query_current_details(handle), await handle.query(MergeBuckets.progress)
         gate.open()
         result = await handle.result()

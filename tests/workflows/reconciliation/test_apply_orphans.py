@@ -250,7 +250,7 @@ async def test_apply_whose_worker_is_lost_goes_on_at_another(house: WorkflowHarn
     keys = orphan_segments(house, 4)
     await planned(house)
     gate = deletes_at(house, keys[2])
-    handle = await house.stop_worker_at_gate(gate, apply(house), cache=0)
+    handle = await house.stop_worker_at_gate(gate, apply(house), max_cached_workflows=0)
     async with house.worker(max_cached_workflows=0):
         assert (await handle.result()).done.applied == {"orphan_segment": 4}
     pages = house.attempts("reconciliation.record_page")

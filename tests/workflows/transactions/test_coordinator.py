@@ -85,7 +85,7 @@ async def test_signal_during_a_drain_leads_to_another(house: WorkflowHarness, pa
         return calls[-1]
 
     first = parties.decided()
-    async with house.run_until_gate(gate, parties.coordinator(), instead=[drain]) as handle:
+    async with house.run_until_gate(gate, parties.coordinator(), replacements=[drain]) as handle:
         second = parties.decided()
         await handle.signal(TransactionCoordinator.wake)
         gate.open()
