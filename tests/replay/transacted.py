@@ -127,7 +127,7 @@ async def sweep_running(house: WorkflowHarness) -> Handle:
         gate.wait()
         return real(request)
 
-    return await house.stop_worker_at_gate(gate, _sweep(house), instead=[busy])
+    return await house.stop_worker_at_gate(gate, _sweep(house), replacements=[busy])
 
 
 async def _sweep(house: WorkflowHarness, **more: Any) -> Handle:
