@@ -53,8 +53,8 @@ class CursorState:
 def acknowledge(state: CursorState, positions: Iterable[Position], spans: Sequence[VisibleLedgerSpan]) -> CursorState:
     """Acknowledge single entries in any order, then advance `mark_delete` over acknowledged entries. Idempotent.
 
-    Entries of unlisted ledgers count as acknowledged. `spans` ascend by ledger id. Raise `InvalidInput` for a position
-    that never had an entry.
+    Entries of unlisted ledgers count as acknowledged. `spans` must ascend by ledger id. Raise `InvalidInput` for a
+    position that never had an entry.
     """
     span_by_ledger = {span.ledger_id: span for span in spans}
     acknowledged = dict(state.acknowledged)
@@ -91,9 +91,9 @@ def require_current_releases(
     """Refuse a cumulative acknowledgement whose entries were read before the subscription gave entries back.
 
     Entries up to the mark-delete position may be acknowledged again. `current_releases` are the subscription's present
-    releases. `releases_at_read` are the releases when `up_to` was read; if it is `None`, it counts as 0.
+    releases. `releases_at_read` are the releases when `up_to` was read; `None` means 0.
 
-    Source: Pulsar's consumer epoch, PIP-84; without this check, apache/pulsar#10431 and #14371 lose messages.
+    Source: Pulsar's consumer epoch, PIP-84. Without this check, messages are lost (apache/pulsar#10431, #14371).
     """
     if up_to is not None and up_to > state.mark_delete and current_releases != (releases_at_read or 0):
         raise AcknowledgementStale(
@@ -125,7 +125,7 @@ def require_no_delayed_entries(
 ) -> None:
     """Refuse a cumulative acknowledgement without releases if it covers entries that may have a delivery time.
 
-    The catalog does not know which of these entries were received. A reader knows, and passes the releases of its read.
+    The catalog does not know which of these entries were received. A reader knows, and passes the releases that it saw.
     """
     unacknowledged = unacknowledged_entries(state, spans, up_to)
     for segment in delayed:
@@ -189,7 +189,7 @@ def seek(position: Position, spans: Sequence[VisibleLedgerSpan]) -> CursorState:
 
 
 def advance_mark_delete(state: CursorState, spans: Sequence[VisibleLedgerSpan]) -> CursorState:
-    """Move `mark_delete` over acknowledged entries and over unlisted ledgers, even lost ones (apache/pulsar#18620)."""
+    """Move `mark_delete` over acknowledged entries and unlisted ledgers, also lost ledgers (apache/pulsar#18620)."""
     mark_delete = state.mark_delete
     for span in spans:
         if span.ledger_id < mark_delete.ledger_id:
@@ -228,7 +228,7 @@ def _done_entries(acknowledged: BitMap | None, span: VisibleLedgerSpan) -> BitMa
 
 
 def _find_first_gap(bits: BitMap | None, start: int, end: int) -> int:
-    """Return the first entry id, from `start` on, that is not in `bits`. If all ids before `end` are, return `end`."""
+    """Return the first entry id from `start` on that is not in `bits`, or `end` if `bits` has all ids before `end`."""
     if not bits or start not in bits:
         return start
     before = bits.rank(start - 1) if start else 0

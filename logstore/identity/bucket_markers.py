@@ -88,7 +88,7 @@ def compare_marker(
 ) -> MarkerState:
     """Return the relation of a bucket to the catalog, by the bucket's marker.
 
-    `named_catalog` is the catalog in the marker, `None` without a marker. This catalog has marked the `marked_buckets`.
+    `named_catalog` is the catalog in the marker, `None` without a marker. This catalog has marked `marked_buckets`.
     """
     if named_catalog not in {None, catalog_id}:
         return MarkerState.FOREIGN

@@ -80,8 +80,9 @@ def rank_workers(bundle: BundleId, workers: Mapping[str, WorkerLoad], *, full: C
 
 
 def _hash_to_unit_interval(bundle: BundleId, worker_id: str) -> float:
-    """Return a number between 0 and 1, both exclusive, equal in every process. With 52 bits, adding 0.5 is exact."""
+    """Return a number between 0 and 1, both exclusive, that is equal in every process."""
     digest = hashlib.blake2b(f"{bundle}/{worker_id}".encode(), digest_size=8).digest()
+    # A float represents this number exactly, because only the first 52 bits of the hash are used.
     return ((int.from_bytes(digest, "big") >> 12) + 0.5) / 2**52
 
 
@@ -91,9 +92,9 @@ def bundles_to_take(
     """Return the free bundles that this worker should take now, ascending by the worker's rank for the bundle.
 
     The first worker in a bundle's ranking takes the bundle at once. Each next worker waits for one more
-    `takeover_grace_s`, which is longer than a view may be stale. The rankings count each free bundle as a bundle of its
-    first worker. First workers therefore stay within `OwnershipView.max_bundles_per_worker`. A worker may exceed this
-    maximum only with bundles that others did not take.
+    `takeover_grace_s`, which is longer than a view may be stale. In the ranking of a free bundle, earlier free
+    bundles count as bundles of their first workers. First workers therefore stay within
+    `OwnershipView.max_bundles_per_worker`. A worker may exceed this maximum only with bundles that others did not take.
 
     A worker takes nothing before the view contains the worker. Bundles absent from `free_for_s` have just become free.
     """
@@ -114,7 +115,7 @@ def bundles_to_shed(view: OwnershipView, worker_id: str, *, max_free_bundles: in
     """Return the bundles that this worker should release now, mostly none. Other workers take these bundles at once.
 
     1. If a worker has fewer bundles than `OwnershipView.underload_limit`, workers above this limit release bundles for
-       which that worker ranks first.
+       which the underloaded worker ranks first.
     2. A worker above `OwnershipView.max_bundles_per_worker` releases other bundles, too.
 
     A released bundle moves from a worker above a limit to a worker below this limit. So the releases come to an end,

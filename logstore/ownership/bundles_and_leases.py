@@ -2,8 +2,8 @@
 
 The number of bundles is fixed when a catalog is created, so a topic never changes its bundle.
 
-Each bundle has a fence, which is a counter. A bundle owner raises the fence after its node exists in ZooKeeper. A write
-under a lease requires that the fence still has the lease's counter, so each bundle owner fences all earlier ones.
+Each bundle has a counter, the fence. A bundle owner raises the fence after its node exists in ZooKeeper. A write under
+a lease requires that the fence still has the lease's counter, so each bundle owner fences all earlier bundle owners.
 
 Source: Pulsar's `NamespaceBundleFactory` (CRC-32 of the topic's name over 0 to 2**32 - 1) and `NamespaceBundle` (form
 of a range; the last range includes its upper end). Fencing tokens: M. Kleppmann, "How to do distributed locking".
@@ -19,10 +19,10 @@ from logstore.errors import InvalidInput
 from logstore.validated_names import TopicName
 
 BundleId = NewType("BundleId", int)
-"""Number from 0 to N - 1, ascending by hash range."""
+"""Number of a bundle, counted from 0, in the order of the hash ranges."""
 
 MAX_BUNDLES: Final = 16_384
-"""Maximum number of bundles of a catalog. All bundle names fit into one answer of ZooKeeper, by default 1 MiB."""
+"""Maximum number of bundles of a catalog. Their names fit into one answer of ZooKeeper (by default 1 MiB)."""
 
 _HASH_BITS = 32
 _MAX_HASH = 2**_HASH_BITS - 1

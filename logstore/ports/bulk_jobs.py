@@ -20,13 +20,13 @@ class BulkJobRunner(Protocol):
         """Run the job until its output is published. Return the summary of the job.
 
         `on_progress` is called about once a second. If `on_progress` raises, this attempt is cancelled, and the
-        exception is raised within seconds. A thread that hangs is not ended, but publishes nothing. `master` is the
-        address of the Spark cluster. The empty text selects the cluster of the settings.
+        exception is raised within seconds. A thread of the job that hangs is not ended, but publishes nothing. `master`
+        is the address of the Spark cluster. The empty text selects the cluster of the settings.
 
         Raises:
-            InvalidInput, PreconditionFailed: The job refuses its input, or the cluster does not see the output folder.
-                Nothing is published.
-            StoreUnavailable: A store, the database or the cluster did not answer.
+            InvalidInput: The job refuses its input. Nothing is published.
+            PreconditionFailed: The cluster does not see the output folder. Nothing is published.
+            StoreUnavailable: An object store, the database or the cluster did not answer.
             ServiceFailed: Java cannot start a session, or the cluster cannot be reached or refuses the connection.
         """
 

@@ -28,7 +28,7 @@ class TopicOwners(Protocol):
         """
 
     def get_lease(self, topic: TopicName) -> Lease:
-        """Return this worker's lease of the topic's bundle, without a request. Raise `NotOwner` without a lease."""
+        """Return this worker's lease of the topic's bundle, without a request. Raise `NotOwner` if there is none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -156,9 +156,9 @@ class CopyStorage(Protocol):
         """
 
     def prepare_inspection(self, intents: Sequence[DeletionIntent]) -> Callable[[DeletionIntent], StoredCopy]:
-        """Return a function like `inspect_copy` that shares requests between the intents. Call it once for each intent.
+        """Return a function like `inspect_copy` that shares requests between the intents.
 
-        A result `ABSENT` is proved only after a call of `prove_absence`.
+        Call the function once for each intent. A result `ABSENT` is proved only after a call of `prove_absence`.
         """
 
     def prove_absence(self, absent: Sequence[DeletionIntent]) -> Mapping[int, SextonError]:
@@ -178,10 +178,10 @@ class CopyStorage(Protocol):
     def remove_copies(
         self, copies: Mapping[int, StoredCopy], *, on_progress: Callable[[int], None]
     ) -> Mapping[int, CopyRemovalResult]:
-        """Remove `OWN` copies: data in shared pages, then each ledger's statement. Return the results by `row_id`.
+        """Remove copies with the verdict `OWN`. Return the results by `row_id`.
 
-        Storage confirms each key. `on_progress` receives the number of objects confirmed since the previous
-        `on_progress`.
+        Data is deleted first, with keys of several copies in one request, and statements last. Storage confirms each
+        key. `on_progress` receives the number of objects confirmed since its previous call.
         """
 
 

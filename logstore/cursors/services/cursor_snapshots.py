@@ -26,10 +26,10 @@ from logstore.retrying_clock import Clock
 _LOG: Final = logging.getLogger(__name__)
 
 _CACHE_BYTES: Final = 64 << 20
-"""Maximum size of all cached snapshots, packed. One larger snapshot is cached alone."""
+"""Maximum size of all cached snapshots, packed. A snapshot above this size is cached alone."""
 
 _RETRY_PAUSE_S: Final = 5.0
-"""Pause after a failed attempt at a cursor, because each failed attempt may leave a newborn ledger."""
+"""Pause after a failed attempt to move a cursor's state, because each failure may leave a newborn ledger."""
 
 _CursorKey = tuple[TopicId, str]  # topic and name of the subscription
 

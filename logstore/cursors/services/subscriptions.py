@@ -18,7 +18,7 @@ _MAX_SNAPSHOT_CHANGES: Final = 16
 """Number of times that other processes may replace the snapshot during one call. Afterwards the call gives up."""
 
 _MAX_REMEMBERED_SUBSCRIPTIONS: Final = 10_000
-"""Maximum number of subscriptions whose snapshots a process remembers. At this number the process forgets them all."""
+"""Maximum number of subscriptions whose snapshots a process remembers. At this number it forgets all snapshots."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,15 +70,15 @@ class Subscriptions:
     def get_for_consumer(self, topic_id: TopicId, name: str) -> Subscription:
         """Return the subscription with the state of `read_state`. Raise the errors of `get`.
 
-        If a transaction aborts and gives back an entry that this state leaves out, `releases` does not count that
-        release. A cumulative acknowledgement with these `releases` is then refused.
+        If an open transaction aborts later, it gives its entries back, which raises the subscription's releases. A
+        cumulative acknowledgement with the `releases` of this result is then refused.
         """
         # Held entries are read before the cursor, because a commit moves them to the cursor.
         held_entries = self._transactions.find_held_entries(topic_id, name)
         subscription = self.get(topic_id, name)
         if not held_entries:
             return subscription
-        # These releases were read before the held entries. Later ones could count the abort of an entry left out here.
+        # These releases were read before the held entries. Releases read later could include an abort after this read.
         releases = subscription.releases
         held_entries = self._transactions.find_held_entries(topic_id, name)
         subscription = self.get(topic_id, name)
@@ -104,8 +104,8 @@ class Subscriptions:
         other consumer gets the entries.
 
         With `up_to` the caller states that it has received all entries up to `up_to`. `releases` must be the
-        `Subscription.releases` that the caller got before it read these entries. If `releases` is `None`, it counts as
-        0, and the call is refused if these entries may have a delivery time.
+        `Subscription.releases` that the caller got before it read these entries. `None` means 0 releases, and the call
+        is refused if these entries may have a delivery time.
 
         Idempotency: to acknowledge an entry again changes nothing.
 
@@ -214,7 +214,7 @@ class Subscriptions:
         raise _snapshot_keeps_changing(topic_id, name)
 
     def _require_changed_row(self, topic_id: TopicId, name: str, missed: LedgerId) -> StoredCursor:
-        """Read the row again. Raise `MissingData` if the row still names `missed`, a ledger that does not exist."""
+        """Read the row again. Raise `MissingData` if the row still names the ledger `missed`, which does not exist."""
         row = self._cursors.get_cursor(topic_id, name)
         if row.snapshot_ledger == missed:
             problem = f"topic {topic_id}, subscription {name}: cursor ledger {missed} is listed and no copy holds it"

@@ -21,7 +21,7 @@ class LostCatalogIdentity:
 
         Raises:
             CatalogMismatch: The bucket has no readable marker.
-            StoreUnavailable: The store did not answer, or its answers contradict each other.
+            StoreUnavailable: The object store did not answer, or its answers contradict each other.
         """
         content = read_marker(store)
         if content is None or not is_marker(content):
@@ -48,7 +48,7 @@ class LostCatalogIdentity:
         return MarkerChecker(identity).get_checked_bucket(bucket, lambda: store)
 
     def has_marker(self, bucket: NamedBucket, store: ObjectStore) -> bool:
-        """Return whether a bucket has the catalog's marker. Raise the errors of `require_ours_or_unmarked`."""
+        """Return whether a bucket has the marker. Raise the errors of `MarkerChecker.require_ours_or_unmarked`."""
         return (
             MarkerChecker(LostCatalogIdentity(self._catalog_id)).require_ours_or_unmarked(bucket, store)
             is MarkerState.OURS

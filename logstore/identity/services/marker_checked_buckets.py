@@ -1,7 +1,7 @@
 """Buckets that are used only after their marker was compared with this catalog.
 
-Some buckets also need a check that this database is still the catalog, because another database may have been rebuilt
-from the record log. The check runs before the first use and each removal, and at intervals before other uses.
+Some buckets also need a check that this database is still the catalog, because the catalog may have been rebuilt in
+another database. The check runs before the first use and each removal, and at intervals before other uses.
 """
 
 import threading
@@ -74,8 +74,8 @@ class MarkerChecker:
 
         Raises:
             CatalogMismatch: The bucket belongs to another catalog, or this catalog has marked another bucket.
-            StoreUnavailable: The store did not answer.
-            ServiceRefused: The bucket does not exist, or the permission is missing.
+            StoreUnavailable: The object store did not answer.
+            ServiceRefused: The bucket does not exist, or the permission to read it is missing.
         """
         named_catalog = _read_named_catalog(store)
         catalog_id, marked = self._identity.catalog_id(), self._identity.list_marked_buckets()
@@ -88,8 +88,8 @@ class MarkerChecker:
         """Require that the bucket belongs to this catalog. Mark a bucket that has no marker, if its objects allow this.
 
         Idempotent. The marker is stored before the catalog records it. If several catalogs mark a bucket at once, one
-        of them succeeds. Raise `CatalogMismatch` also if the bucket has no marker and its objects do not show that it
-        belongs to this catalog.
+        of them succeeds. Raise the errors of `require_ours_or_unmarked`, and `CatalogMismatch` if the objects of a
+        bucket without a marker do not show that the bucket belongs to this catalog.
         """
         if self.require_ours_or_unmarked(bucket, store) is MarkerState.UNMARKED:
             self._mark_with_evidence(bucket, store)
@@ -98,7 +98,7 @@ class MarkerChecker:
                 self._identity.record_marker(bucket.role, bucket.bucket)
 
     def require_marker_now(self, bucket: NamedBucket, store: ObjectStore) -> None:
-        """Read the marker again. Raise `CatalogMismatch` also if the marker is missing."""
+        """Read the marker again. Raise `CatalogMismatch` if the marker is missing or names another catalog."""
         owner, catalog_id = _read_named_catalog(store), self._identity.catalog_id()
         state = MarkerState.LOST
         if owner is not None:
@@ -122,9 +122,9 @@ class MarkerChecker:
                 self.require_marker_now(bucket, store)
 
     def _require_evidence(self, bucket: NamedBucket, store: ObjectStore) -> None:
-        """Require an object of this catalog, or no object if the catalog has certainly stored none.
+        """Require an object of this catalog. If the catalog has certainly stored none, require an empty bucket.
 
-        The evidence is the statement in an object's metadata. A name alone is no evidence, as in PIP-186.
+        The evidence is the statement in an object's metadata. A key alone is no evidence, as in PIP-186.
         """
         expected = self._identity.list_expected_copies(bucket.role, bucket.bucket, limit=_MAX_EVIDENCE_COPIES)
         # Each copy is checked, because any copy may raise the error.
@@ -298,7 +298,7 @@ def _read_named_catalog(store: ObjectStore) -> str | None:
 
 
 def _has_own_statement(bucket: NamedBucket, store: ObjectStore, copy: InspectedCopy) -> bool:
-    """Return whether the bucket has the copy's statement. Raise `CatalogMismatch` if a LIVE copy has another."""
+    """Return whether the bucket has the copy's statement. Raise `CatalogMismatch` if a LIVE copy's object differs."""
     intent, uuid = copy.intent, copy.intent.context.get("uuid")
     keys = (
         (index_key(uuid, intent.ledger_id), data_key(uuid, intent.ledger_id))
@@ -316,7 +316,7 @@ def _has_own_statement(bucket: NamedBucket, store: ObjectStore, copy: InspectedC
 
 
 def _find_key_of_role(role: BucketRole, store: ObjectStore) -> str | None:
-    """Return a key that matches the role. Return `None` if two listings show none and none of `_FIRST_KEYS` exists."""
+    """Return a key that matches the role, or `None` if two listings and `_FIRST_KEYS` give no such key."""
     for _ in range(_MIN_EMPTY_LISTINGS):
         keys = (item.key for item in islice(store.list(role.prefix), _KEYS_PER_LISTING))
         if matching := next((key for key in keys if role.matches_key(key)), None):

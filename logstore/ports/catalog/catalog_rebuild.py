@@ -1,7 +1,8 @@
 """Ports of a rebuild: the database into which a lost catalog is loaded, and adoption.
 
-Adoption compares storage with the loaded rows, shard by shard, and stages the differences. Then adoption settles each
-topic in one transaction. Until `make_catalog_ready` the catalog refuses all other writes with `CatalogAdopting`.
+Adoption compares storage with the loaded rows, shard by shard. A ledger whose difference is saved is *staged*. Then
+adoption settles each topic: one transaction adopts the topic's staged ledgers. Until `make_catalog_ready` the catalog
+refuses all other writes with `CatalogAdopting`.
 
 A loaded ledger without a place is newborn if its state is CREATING. In any other state, the ledger has left its list.
 """
@@ -94,7 +95,7 @@ class LoadedLedger:
 
     @property
     def can_have_new_segments(self) -> bool:
-        """Whether segments may have been registered since the flush. A newborn ledger may have been opened since."""
+        """Whether segments may have been registered after the row's flush, as in an open or newborn message ledger."""
         return self.component is Component.MANAGED_LEDGER and self.state is not LedgerState.CLOSED
 
 
@@ -156,7 +157,7 @@ class AdoptionCounts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AbsentLedgerCounts:
-    """Counts of listed ledgers. Ledgers that were deleted before the flush need no objects and are not counted."""
+    """Counts of listed ledgers. Unlisted ledgers need no objects and are not counted."""
 
     absent_ledgers: int = 0  # ledgers without an object in any bucket
     total_ledgers: int = 0  # all listed ledgers, including ledgers that adoption has removed
@@ -189,7 +190,7 @@ class CatalogAdoption(Protocol):
         """
 
     def count_absent_ledgers(self) -> AbsentLedgerCounts:
-        """Count the ledgers staged as ABSENT, settled or not. A READY catalog has no such ledgers."""
+        """Count the ledgers staged as ABSENT, whether settled or not. In a READY catalog all counts are zero."""
 
     def list_unsettled_topics(self, *, after: TopicId, limit: int) -> Sequence[TopicId]:
         """Return topics with unsettled ledgers, ascending."""
@@ -203,7 +204,7 @@ class CatalogAdoption(Protocol):
         reports them.
 
         `rows_epoch` is the epoch of the loaded rows. Each upload of an earlier epoch was registered or refused before
-        the flush.
+        these rows were flushed.
         """
 
     def settle_remaining_rows(self) -> None:

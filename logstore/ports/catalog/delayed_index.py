@@ -52,7 +52,7 @@ class CatalogDelayedMessageCounts:
 
 
 class DelayedIndex(Protocol):
-    """Lists of index buckets. Every change compares and raises the list version."""
+    """Lists of index buckets. Every change checks and raises the list version."""
 
     def get_bucket_list(self, topic_id: TopicId) -> IndexBucketList:
         """Return the topic's list of index buckets. For an unknown topic the list is empty."""
@@ -62,7 +62,7 @@ class DelayedIndex(Protocol):
     def count_delayed_messages(self) -> CatalogDelayedMessageCounts: ...
 
     def find_claim_holder(self, topic_id: TopicId) -> str | None:
-        """Return the id of the workflow that has a live claim on the topic's list."""
+        """Return the id of the workflow that has a live claim on the topic's list of index buckets."""
 
     def list_topics_with_work(self, limits: SealAndMergeLimits, *, after: TopicId, limit: int) -> list[TopicId]:
         """Return unclaimed topics with ids above `after` that need a seal, a merge or a drop, ascending.
@@ -78,7 +78,7 @@ class DelayedIndex(Protocol):
         """Return the topic's index buckets to drop, by the rule of `list_topics_with_work`."""
 
     def claim_bucket_list(self, topic_id: TopicId, claim: Claim) -> bool:
-        """Claim a topic's list, or renew the claim. Return whether the workflow has the claim now.
+        """Claim a topic's list of index buckets, or renew the claim. Return whether the workflow has the claim now.
 
         The claim is refused if another workflow has a live claim, or if the topic does not exist or is not ACTIVE.
         Claims only avoid duplicate work. List versions decide which changes are published.
@@ -93,9 +93,9 @@ class DelayedIndex(Protocol):
         """Change the list in one transaction. Return whether the list has the change now, also after a repeated call.
 
         The newborn ledgers become listed and CLOSED. For each removed ledger an intent is filed. The change is refused
-        if the list version differs, if a removed index bucket is not listed, or if the topic is not ACTIVE. A refused
-        change files intents for the newborn ledgers. If index buckets would overlap or end after `sealed_to`, the
-        method raises `InvalidInput` and changes nothing.
+        if the list version is not `expected`, if a removed index bucket is not listed, or if the topic is not ACTIVE. A
+        refused change files intents for the newborn ledgers. If index buckets would overlap or end after `sealed_to`,
+        the method raises `InvalidInput` and changes nothing.
         """
 
     def retire_all_buckets(self, topic_id: TopicId, *, reason: str) -> int:

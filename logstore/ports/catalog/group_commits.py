@@ -25,7 +25,7 @@ from logstore.transactions.transaction_ids_and_states import TransactionId, Tran
 class ProducerSequenceRange:
     """Sequence ids of one producer in a segment. `first` must be above the producer's last registered id.
 
-    While the producer's transaction is open, only entries of this transaction are registered (`HighestSequenceIds`).
+    While a transaction of the producer is open, the producer's other entries are refused (`HighestSequenceIds`).
     """
 
     producer: str
@@ -190,5 +190,5 @@ class GroupCommits(Protocol):
         - `AcknowledgementHeld`: an entry is acknowledged already, also in another open transaction.
         - `AcknowledgementStale`: entries were given back after `up_to` was read.
 
-        If the method raises, no write happened, except after `OutcomeUnknown`.
+        If the method raises any error except `OutcomeUnknown`, no write happened.
         """

@@ -71,7 +71,7 @@ class InspectedLedger:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerHistory:
-    """All rows of the catalog about a ledger. For a deleted ledger, only `decisions` remain in the end."""
+    """All rows of the catalog about a ledger. After a deletion, only `decisions` remain in the end."""
 
     ledger_id: LedgerId
     live: InspectedLedger | None
@@ -99,7 +99,7 @@ class LedgerInspection(Protocol):
 
 
 class AuditLogWriter(Protocol):
-    """Writer of the audit log for acts outside of the catalog. Methods that change the catalog audit themselves."""
+    """Writer of audit rows for acts outside the catalog. Methods that change the catalog add their own audit rows."""
 
     def record_act(self, act: str, cause: AuditCause, *, detail: Mapping[str, object]) -> None:
         """Record a destructive act before it happens, or afterwards its result. `act` is in kebab-case.

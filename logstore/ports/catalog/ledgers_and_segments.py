@@ -104,7 +104,7 @@ class MessageLedgers(Protocol):
     def find_segments_of_ranges(
         self, topic_id: TopicId, range_by_ledger: Mapping[LedgerId, range]
     ) -> list[tuple[Ledger, list[Segment]]]:
-        """Return in one read the requested ledgers that are listed, ascending, with the segments of their ranges."""
+        """Return in one read the listed ledgers of `range_by_ledger`, ascending, with the segments of their ranges."""
 
     def producer_sequences(
         self, topic_id: TopicId, producers: Iterable[str]
@@ -112,7 +112,7 @@ class MessageLedgers(Protocol):
 
 
 class LedgersOfAllComponents(Protocol):
-    """Ledgers of all components of a topic. The port of a component publishes its ledgers, as CLOSED."""
+    """Ledgers of all components of a topic. Each component's own port publishes the component's ledgers, as CLOSED."""
 
     def create_component_ledger(
         self, topic_id: TopicId, component: Component, keys: Mapping[str, str], *, application: str

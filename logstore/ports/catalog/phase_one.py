@@ -30,7 +30,7 @@ class PhaseOne(Protocol):
     Under an outdated lease, `detach_ledgers` and `apply_compound_operation` raise `NotOwner` and change nothing.
 
     `durable` says whether detached ledgers leave tombstones. `None` selects the topic's setting. If the topic has no
-    setting, deletions leave tombstones and retention does not.
+    setting, only requested deletions leave tombstones, and detaches by retention leave none.
 
     Idempotency: `detach_ledgers`, `apply_compound_operation` and `detach_whole_topic` are keyed by `batch_id`. A
     repeated call returns the first result.
@@ -39,7 +39,7 @@ class PhaseOne(Protocol):
     def with_lease(self, lease: Lease | None) -> Self:
         """Return this port with a lease. With `None`, writes check no fence.
 
-        `detach_ledgers` and `apply_compound_operation` then require that the lease is the newest lease of its bundle.
+        With a lease, `detach_ledgers` and `apply_compound_operation` require that it is the newest lease of its bundle.
         No worker can raise the fence between this check and the commit. All other writes never check a fence.
         """
 
@@ -80,7 +80,7 @@ class PhaseOne(Protocol):
           the batch. If nothing is selected, the call is not recorded, and a repeated call may select ledgers.
 
         Raises:
-            UnknownObject: The topic does not exist, or an id was never in its list.
+            UnknownObject: The topic does not exist, or a ledger was never in the topic's list.
             LedgerStillNeeded: A subscription needs a ledger and `force` is not set, or a ledger is the open last
                 ledger.
         """
@@ -125,8 +125,8 @@ class PhaseOne(Protocol):
     ) -> DetachedBatch:
         """Apply several changes to one ledger, all or none, and write an audit row.
 
-        A ledger that loses its last copy is detached, as by `detach_ledgers`. The operation may name subscriptions
-        whose need of the ledger does not count. The cursors of these subscriptions then move over the detached ledger.
+        A ledger that loses its last copy is detached, as by `detach_ledgers`. The operation may name subscriptions.
+        The ledger is detached even if these subscriptions need it, and their cursors move over the ledger.
         If the ledger stays, the list version and the ledger's generation rise.
 
         Raises:
@@ -136,10 +136,10 @@ class PhaseOne(Protocol):
         """
 
     def would_end_ledger(self, topic_id: TopicId, operation: CompoundOperation) -> bool:
-        """Return whether `apply_compound_operation` would remove the last copy, or raise the error of that method."""
+        """Return whether `apply_compound_operation` would remove the last copy. Raise the errors of that method."""
 
     def select_detachable_topics(self, topic_ids: Sequence[TopicId]) -> frozenset[TopicId]:
-        """Return the topics in which a detach may select ledgers. The other topics, usually most, then need no lock."""
+        """Return the topics in which a detach may find ledgers. The other topics, usually most topics, need no lock."""
 
     def detach_by_retention_into_batch(
         self, topic_id: TopicId, *, batch_id: str, claim: Claim, cause: AuditCause
@@ -171,7 +171,8 @@ class PhaseOne(Protocol):
         Idempotency: if the topic is DELETING or deleted, return the time of the first call and write no audit row.
 
         Raises:
-            UnknownObject, PreconditionFailed: The topic never existed, or has another name.
+            UnknownObject: The topic never existed.
+            PreconditionFailed: The topic has another name.
         """
 
     def detach_whole_topic(
@@ -187,9 +188,10 @@ class PhaseOne(Protocol):
         """
 
     def remove_topic(self, topic_id: TopicId, cause: AuditCause, *, durable: bool | None = None) -> bool:
-        """Remove the topic's rows, so that its name is free. Return `False`, without a change, if a ledger is attached.
+        """Remove the topic's rows, so that its name is free.
 
-        Raise `PreconditionFailed` if the topic is not DELETING.
+        If a list still has a ledger, return `False` and change nothing. Raise `PreconditionFailed` if the topic is not
+        DELETING.
         """
 
     def tally_topic_intents(self, topic_id: TopicId, *, since_us: int) -> IntentTally:

@@ -35,18 +35,18 @@ class PhaseTwoQueue(Protocol):
         """
 
     def list_intents_in_range(self, batch_id: str, row_range: IntentRowRange) -> list[DeletionIntent]:
-        """Return the batch's intents in the range, finished or not, ascending by row id, with `referenced` set."""
+        """Return all intents of the batch in the range, ascending by row id, with a value in `referenced`."""
 
     def renew_batch_claim(self, batch_id: str, claim: Claim) -> None:
         """Claim the batch for `claim.ttl_s` from now. A workflow run never shortens its own claim.
 
-        During a pause the workflow has a long claim on the batch. A chunk that still runs then renews this claim, but
-        does not shorten it. A released batch cannot be claimed again, because a late renewal by a dead workflow would
+        During a pause the workflow has a long claim on the batch. A chunk that still runs may renew this claim, but
+        never shortens it. A released batch cannot be claimed again, because a late renewal by a dead workflow would
         hide the batch from sweeps.
 
         Raises:
-            UnknownObject, ClaimHeld: The batch does not exist, is finished, was released, or has another workflow's
-                claim.
+            UnknownObject: The batch does not exist.
+            ClaimHeld: The batch is finished, was released, or is claimed by another workflow.
         """
 
     def pause_batch(self, batch_id: str) -> None:
@@ -107,7 +107,7 @@ class PhaseTwoQueue(Protocol):
         counts_attempt: bool = True,
         topic: str | None = None,
     ) -> DeletionIntent:
-        """Claim one row. With `counts_attempt`, count an attempt. Return the intent with `referenced` set.
+        """Claim one row. With `counts_attempt`, count an attempt. Return the intent, with a value in `referenced`.
 
         A finished row is returned unchanged. `topic` is the encoded name that the row must have. If `topic` is `None`
         or the row is damaged, the name is not checked.
@@ -146,7 +146,7 @@ class PhaseTwoQueue(Protocol):
         ledger_id: LedgerId | None = None,
         limit: int,
     ) -> list[DeletionIntent]:
-        """Return intents in `state`, or in all states if it is `None`, newest first, with `paused` set.
+        """Return intents in `state`, or in all states if it is `None`, newest first, with a value in `paused`.
 
         `topic` is an encoded name, which selects the rows of all topics that ever had this name.
         """
@@ -230,7 +230,7 @@ class PhaseTwoQueueUpkeep(Protocol):
 
         Raises:
             InvalidInput: `row_ids` is empty, or has more than 10,000 ids.
-            UnknownObject: Some ids cannot be redriven, and none of these ids has a row.
+            UnknownObject: Some ids cannot be redriven, and all of these ids lack a row.
             PreconditionFailed: Some rows cannot be redriven, because they are pending or deleted. The message names
                 each of these rows with its state.
         """

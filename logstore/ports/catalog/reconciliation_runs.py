@@ -19,7 +19,7 @@ class CatalogTimeAndIds:
 
 
 class RunKind(StrEnum):
-    """Kind of a run. The catalog stores the value."""
+    """Kind of a reconciliation run. The catalog stores the value."""
 
     PLAN = "reconcile-orphans"
     APPLY = "apply-orphans"
@@ -89,7 +89,7 @@ class ReconciliationRuns(Protocol):
         """Return the number of ledger rows with ids below `below`."""
 
     def open_run(self, run_id: str, kind: RunKind, *, claim: Claim, summary: Mapping[str, Any]) -> ReconciliationRun:
-        """Insert a claimed run, or renew the claim on an unfinished run. Return the run.
+        """Insert a run with a claim, or renew the claim on an unfinished run. Return the run.
 
         Raises:
             PreconditionFailed: The id belongs to a run of another kind.

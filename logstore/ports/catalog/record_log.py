@@ -72,7 +72,7 @@ class OutboxChanges(Protocol):
         """Records left out of the batches read so far. Their newest outbox rows are not in `outbox_rows`."""
 
     def iterate_version_batches(self) -> Iterator[tuple[RecordKind, "pa.RecordBatch"]]:
-        """Yield record versions in the schema of their kind, grouped by kind, then ascending by id and sub.
+        """Yield record versions in the schema of their kind, grouped by kind, then ascending by `id` and `sub`.
 
         The column `version` has the id of the record's newest outbox row. The flush replaces this id by the manifest
         number. Removed records without a tombstone are left out.
@@ -84,7 +84,7 @@ class RecordOutbox(Protocol):
         """Return the newest known manifest. The cost does not depend on the outbox."""
 
     def read_state(self) -> RecordLogState:
-        """Return the state of catalog and outbox. The cost grows with the number of outbox rows, which are counted."""
+        """Return the state of catalog and outbox. The call counts the outbox rows, so a large outbox costs more."""
 
     def claim_record_log(self, claim: Claim) -> bool:
         """Claim the record log, or renew the claim. Return `False` if another workflow has the claim.
@@ -124,7 +124,7 @@ class RecordOutbox(Protocol):
 
         All pending stamps are removed, because a writer adds a stamp only after the previous manifest is settled. A
         ceiling never falls. If a manifest with this or a higher number is settled already, the call only removes the
-        outbox rows. For the manifest of a page the call then changes nothing, because another writer may have flushed
+        outbox rows. Without `shows_own_moment` the call then changes nothing, because another writer may have flushed
         these rows with a newer change.
 
         `outbox_rows` are ids. If `shows_own_moment`, the manifest shows a complete moment of the catalog, and no block
@@ -145,7 +145,7 @@ class RecordOutbox(Protocol):
         """Return the number of unfinished deletions whose intent is in no block yet."""
 
     def existence_mask(self, kind: RecordKind, keys: "pa.Table") -> "pa.BooleanArray":
-        """Return, for each row of `keys` (columns `id`, `sub`), whether the catalog has the record or its tombstone."""
+        """Return, for each `id` and `sub` in `keys`, whether the catalog has the record or its tombstone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,7 +157,7 @@ class TombstoneCounts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TombstonedRecordId:
-    """Identity of a record with a tombstone. Such records have an empty `sub`."""
+    """Identity of a record with a tombstone. The second part of such a record's identity, `sub`, is always empty."""
 
     kind: RecordKind
     id: int
@@ -188,7 +188,7 @@ class Tombstones(Protocol):
     def mark_raid_candidates(
         self, run_id: str, *, before_us: int, after: TombstonedRecordId | None, limit: int
     ) -> tuple[int, TombstonedRecordId | None]:
-        """Mark tombstones of one page as candidates of the raid if their last update was before `before_us`.
+        """Mark tombstones of one page that were last updated before `before_us` as candidates (cenotaphs) of the raid.
 
         Tombstones that are in no block, or have an unfinished or dead-lettered deletion, are not marked. Marks of other
         raids in the page are removed. `after` is the last record of the previous page, by kind and id. Writers may have

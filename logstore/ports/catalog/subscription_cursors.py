@@ -73,10 +73,10 @@ class Cursors(Protocol):
         The ledger becomes listed and CLOSED. The same transaction files an intent for the previous snapshot's ledger
         (apache/pulsar#982). The row keeps acknowledgements that are newer than the snapshot.
 
-        `condition` is the row from which the snapshot was made. Each acknowledgement in the snapshot was in the cursor
-        when `condition` was read. The snapshot is refused if the row differs from `condition` or does not exist, or if
-        the topic is not ACTIVE. A refused call files an intent for the newborn ledger (apache/pulsar#350). A repeated
-        call returns the same result.
+        `condition` has two values of the row from which the snapshot was made: the ledger of the present snapshot, and
+        the number of seeks. Acknowledgements may be added meanwhile. The snapshot is refused if one of the two values
+        has changed, if the row does not exist, or if the topic is not ACTIVE. A refused call files an intent for the
+        newborn ledger (apache/pulsar#350). A repeated call returns the same result.
         """
 
     def move_snapshot_into_row(
@@ -84,6 +84,6 @@ class Cursors(Protocol):
     ) -> bool:
         """Move a small snapshot back into the row, and file an intent for the snapshot's ledger.
 
-        Return whether this call moved the snapshot. Nothing changes if the row differs from `condition`, if the
+        Return whether this call moved the snapshot. Nothing changes if a value of `condition` has changed, if the
         complete state takes more than `limit_bytes`, or if the topic is not ACTIVE.
         """

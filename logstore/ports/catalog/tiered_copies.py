@@ -54,7 +54,7 @@ class Offloads(Protocol):
         timeout_s: float,
         topic: str | None = None,
     ) -> OffloadStart:
-        """Assign the ledger's tiered copy to this attempt, for at most `timeout_s` plus `UPLOAD_GRACE_S`.
+        """Assign the ledger's tiered copy to this upload attempt, for at most `timeout_s` plus `UPLOAD_GRACE_S`.
 
         The ledger must be listed and closed, with a LIVE primary copy. The same transaction replaces an unpublished
         copy of an earlier attempt by an intent. While a copy is being written, its ledger cannot be detached
@@ -86,8 +86,8 @@ class Offloads(Protocol):
     def abandon_offload(self, ledger_id: LedgerId, uuid: str) -> None:
         """File an intent for the attempt's uploads, unless it is filed already. A LIVE copy does not change.
 
-        Phase two deletes the uploads after `UPLOAD_GRACE_S`, because a request without an answer may still arrive. An
-        earlier intent that waits no longer may have missed objects. One more intent is then filed.
+        Phase two deletes the uploads after `UPLOAD_GRACE_S`, because a request without an answer may still arrive. If
+        an earlier intent no longer waits, it may have missed objects. The call then files one more intent.
 
         Idempotency: keyed by `uuid`.
         """
@@ -131,9 +131,9 @@ class Offloads(Protocol):
         """Detach only the primary copies. The ledgers stay listed and are read from their tiered copies.
 
         One transaction files intents for the primary copies and writes an audit row. The transaction selects a ledger
-        if the uuid of its LIVE tiered copy is in `proved_uuid_by_ledger`. Storage has just proved these tiered copies
-        (apache/pulsar#22839). Stalled intents of primary copies move to the batch. Raise `UnknownObject` if the topic
-        does not exist.
+        if the uuid of its LIVE tiered copy is in `proved_uuid_by_ledger`. The caller must have just proved these tiered
+        copies in storage (apache/pulsar#22839). Stalled intents of primary copies move to the batch. Raise
+        `UnknownObject` if the topic does not exist.
 
         With `ledger_ids`, only these ledgers are considered. `claim` is for the workflow that does phase two.
 

@@ -137,12 +137,12 @@ class Transactions(Protocol):
     def settle_participants(
         self, settlements: Sequence[tuple[TransactionId, Participant, SettlementReason]]
     ) -> list[FinishedTransaction]:
-        """Settle participants. Return the given transactions that are final now, ascending.
+        """Settle participants. Return the given transactions that are finished now, ascending.
 
         If all participants of a transaction are settled, COMMITTING becomes COMMITTED and ABORTING becomes ABORTED.
-        Messages of aborted transactions become hidden. The rows of the entries of these transactions are removed.
+        Messages of aborted transactions become hidden. Rows of the transactions' entries in settled topics are removed.
 
-        Idempotency: a settled participant does not change, and a final transaction is returned again.
+        Idempotency: a settled participant does not change, and a finished transaction is returned again.
         """
 
     def hand_over_to_own_workflows(
@@ -179,7 +179,7 @@ SNAPSHOT_CHANGES: Final = 1_000
 """Number of settled transactions in a topic that makes the topic's next snapshot due at once."""
 
 SNAPSHOT_AFTER_S: Final = 5.0
-"""Seconds from the first transaction settled after a topic's snapshot until the topic's next snapshot is due."""
+"""Seconds until a topic's next snapshot is due, counted from the first settlement after the present snapshot."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,7 +206,7 @@ class TransactionBufferSnapshots(Protocol):
         """Return the topic's transaction buffer at one moment, including decisions without a transaction marker."""
 
     def reserve_due_topics(self, *, limit: int, reserved_for_s: float) -> list[TopicId]:
-        """Return topics whose snapshot is due, oldest first, and reserve them for `reserved_for_s`.
+        """Return topics whose snapshot is due, earliest due time first, and reserve them for `reserved_for_s`.
 
         Other calls do not return reserved topics.
 
@@ -220,6 +220,6 @@ class TransactionBufferSnapshots(Protocol):
 
         The ledger becomes listed and CLOSED. The same transaction unlists the ledger of the previous snapshot and files
         an intent for that ledger. The switch is refused if the present snapshot is not the expected snapshot or covers
-        more entries, or if the topic is not ACTIVE. A refused switch files an intent for the newborn ledger. A repeated
-        call returns the same result.
+        more entries than the new one, or if the topic is not ACTIVE. A refused switch files an intent for the newborn
+        ledger. A repeated call returns the same result.
         """
