@@ -125,9 +125,9 @@ class PhaseOne(Protocol):
     ) -> DetachedBatch:
         """Apply several changes to one ledger, all or none, and write an audit row.
 
-        A ledger that loses its last copy is detached, as by `detach_ledgers`. The operation may name subscriptions.
-        The ledger is detached even if these subscriptions need it, and their cursors move over the ledger.
-        If the ledger stays, the list version and the ledger's generation rise.
+        A ledger that loses its last copy is detached, as by `detach_ledgers`. The operation may name subscriptions
+        that cannot prevent this. The cursors of these subscriptions then move over the detached ledger. If the ledger
+        stays, the list version and the ledger's generation rise.
 
         Raises:
             UnknownObject: The topic or the subscription does not exist, or the ledger is not in the topic's list.

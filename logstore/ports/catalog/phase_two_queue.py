@@ -57,7 +57,8 @@ class PhaseTwoQueue(Protocol):
         Idempotency: a second pause keeps the time of the first pause.
 
         Raises:
-            UnknownObject, PreconditionFailed: The batch does not exist, is finished, or was released.
+            UnknownObject: The batch does not exist.
+            PreconditionFailed: The batch is finished or was released.
         """
 
     def resume_batch(self, batch_id: str) -> None:
@@ -77,8 +78,8 @@ class PhaseTwoQueue(Protocol):
         """Record the outcomes of PENDING rows of the holder. Return the ids of the rows that this call finished.
 
         Other rows do not change. A row that moved to another batch stays unfinished, even if storage confirmed that
-        nothing is left. The creator of a newborn ledger may have stored `meta.json` since. The other batch therefore
-        checks storage again.
+        nothing is left. The creator of a newborn ledger may have stored `meta.json` after this confirmation. So
+        the other batch checks storage again.
 
         If a row had a workflow of its own, the audit log gets a row `delete-ledger` with the batch's actor and reason.
 
@@ -113,8 +114,8 @@ class PhaseTwoQueue(Protocol):
         or the row is damaged, the name is not checked.
 
         Raises:
-            StaleCatalog, InvalidInput: `epoch` is not the catalog's epoch, or the row has another topic. Nothing
-                changed.
+            StaleCatalog: `epoch` is not the catalog's epoch. Nothing changed.
+            InvalidInput: The row has another topic. Nothing changed.
             UnknownObject: The row was never filed, or was removed.
             ClaimHeld: Another workflow has claimed the row.
         """

@@ -51,12 +51,13 @@ class Cursors(Protocol):
         """Return the names of subscriptions with a snapshot, ascending, by topic. Skip topics without a snapshot."""
 
     def seek_cursor(self, topic_id: TopicId, name: str, position: Position) -> StoredCursor:
-        """Replace the cursor's state, so that `position` is the next entry. Lock the list like `create_subscription`.
+        """Replace the cursor's state, so that `position` is the next entry. Lock as in `create_subscription`.
 
         `seeks` and `releases` rise. If the cursor has a snapshot, the same transaction files an intent for its ledger.
 
         Raises:
-            UnknownObject, PreconditionFailed: The topic or the subscription does not exist, or the topic is not ACTIVE.
+            UnknownObject: The topic or the subscription does not exist.
+            PreconditionFailed: The topic is not ACTIVE.
             InvalidInput: The position is after the end of the log.
         """
 

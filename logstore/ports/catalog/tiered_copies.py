@@ -99,7 +99,8 @@ class Offloads(Protocol):
         """Check that the ledgers can be offloaded.
 
         Raises:
-            UnknownObject, PreconditionFailed: A ledger is not in the topic's list of message ledgers, or is not CLOSED.
+            UnknownObject: A ledger is not in the topic's list of message ledgers.
+            PreconditionFailed: A ledger is not CLOSED.
         """
 
     def find_unlisted_ledgers(self, topic_id: TopicId, ledger_ids: Sequence[LedgerId]) -> list[LedgerId]:

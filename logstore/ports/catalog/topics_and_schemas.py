@@ -83,7 +83,7 @@ class Topics(Protocol):
         """
 
     def summarize_topic(self, topic: Topic) -> TopicSummary:
-        """Return the summary of one topic. The summary of a deleted topic has zeros and no subscriptions."""
+        """Return the summary of one topic. For a deleted topic, all totals are zero, and there are no subscriptions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
