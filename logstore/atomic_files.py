@@ -29,7 +29,7 @@ def replace_atomically(path: Path) -> Iterator[Path]:
 
 
 def create_or_read_text(path: Path, text: str) -> str:
-    """Write `text` if the file does not exist. Return the file's text, which is the text of the first writer.
+    """Write `text` if the file does not exist. Return the text of the file, which the first writer wrote.
 
     File and folder are synchronized to disk, so other processes can rely on the text after a crash of the machine.
     """
@@ -72,7 +72,7 @@ def open_regular_file(path: Path) -> Iterator[BinaryIO]:
 
 
 def read_regular_file(path: Path, *, max_bytes: int) -> bytes:
-    """Return the content of a regular file. Raise `OSError` also if the file has more than `max_bytes`."""
+    """Return the content of a regular file. A file with more than `max_bytes` raises `OSError`, too."""
     with open_regular_file(path) as file:
         content = file.read(max_bytes + 1)
     if len(content) > max_bytes:

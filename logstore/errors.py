@@ -26,7 +26,7 @@ class SessionLost(RetryableError):
 
 
 class DeletionIncomplete(RetryableError):
-    """Storage kept some keys of a ledger. If storage did not answer for all keys, `keys_left` is `None`."""
+    """Storage still has keys of a ledger. `keys_left` is `None` if storage did not answer for all keys."""
 
     def __init__(self, message: str, *, keys_left: int | None = None) -> None:
         super().__init__(message)
@@ -58,7 +58,7 @@ class TerminalError(SextonError):
 
 
 class InvalidInput(TerminalError):
-    """Invalid input, refused before anything changed. The message shows at most 120 characters of `found`."""
+    """Invalid input. Nothing changed. The message shows at most 120 characters of `found`."""
 
     def __init__(self, field: str, *, expected: str, found: object) -> None:
         shown = repr(str(found) if hasattr(found, "__fspath__") else found)
@@ -86,7 +86,7 @@ class CatalogAdopting(PreconditionFailed):
 
 
 class CatalogOutdated(PreconditionFailed):
-    """The database is older than its record log, for example restored from a backup. The catalog must be rebuilt."""
+    """The database is older than its record log, for example after a restore from a backup. Rebuild the catalog."""
 
 
 class CatalogMismatch(PreconditionFailed):
@@ -147,7 +147,7 @@ class StaleCatalog(PreconditionFailed):
 
 
 class TransactionNotOpen(PreconditionFailed):
-    """The transaction of a write or an acknowledgement is decided. `txn` has the form `tc:sequence`."""
+    """The transaction of a write or an acknowledgement is not open any more. `txn` has the form `tc:sequence`."""
 
     def __init__(self, txn: str, *, doing: str, state: str) -> None:
         super().__init__(f"txn {txn}: {doing}: expected state OPEN, found {state}")
@@ -155,7 +155,7 @@ class TransactionNotOpen(PreconditionFailed):
         self._doing, self._state = doing, state
 
     def again(self) -> "TransactionNotOpen":
-        """Return a new instance. Threads that raise the same instance would overwrite each other's traceback."""
+        """Return a new instance of the error. Threads that raise one instance would overwrite its traceback."""
         return TransactionNotOpen(self.txn, doing=self._doing, state=self._state)
 
 
@@ -181,7 +181,7 @@ class AcknowledgementHeld(PreconditionFailed):
 
 
 class AcknowledgementStale(PreconditionFailed):
-    """A cumulative acknowledgement could skip messages that were given back since its read, or that are delayed."""
+    """An acknowledgement up to a position could include messages that were given back or are not due."""
 
     def __init__(self, subscription: str, *, up_to: str, expected: str, found: str, advice: str) -> None:
         about = f"subscription {subscription}: acknowledging everything up to {up_to}"
@@ -193,7 +193,7 @@ class CatalogVersionMismatch(PreconditionFailed):
 
 
 class Unsupported(PreconditionFailed):
-    """This back end or this build lacks the capability."""
+    """This back end or this build does not support the request."""
 
 
 class LookupRefused(TerminalError):
@@ -213,7 +213,7 @@ class FunctionFailed(TerminalError):
 
 
 class NoProgress(TerminalError):
-    """Repeated attempts to delete a copy left the same number of keys. An operator must find the cause."""
+    """Several attempts to delete a copy left the same number of keys. An operator must find the cause."""
 
 
 class ServiceFailed(SextonError):

@@ -47,7 +47,7 @@ def arm(name: str, action: str, *, nth: int = 1) -> None:
 
 
 def disarm_all_and_take_hits() -> set[str]:
-    """Disarm every point. Return the names of the points hit since the last call."""
+    """Disarm every failpoint. Return the names of the failpoints that the process has reached since the last call."""
     with _lock:
         _armed_by_point.clear()
         hit_points = set(_hit_points)

@@ -1,6 +1,6 @@
 """Clock of this process, replaceable in tests, and the loop that retries failed calls.
 
-ADR 17 lists the loops that retry by other rules: `Database.write`, kazoo's `KazooRetry`, and Temporal's `RetryPolicy`.
+Three loops retry by other rules (ADR 17): `Database.write`, kazoo's `KazooRetry`, and Temporal's `RetryPolicy`.
 """
 
 import random
@@ -17,7 +17,7 @@ _Result = TypeVar("_Result")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backoff:
-    """Number of attempts and the pauses between them. Pauses double, and half of each is random, to spread callers."""
+    """Number of attempts, and pauses between them. Pauses double. Half of a pause is random, to spread callers."""
 
     attempts: int = 5  # 1 or more, including the first attempt
     first_s: float = 0.1
@@ -29,7 +29,7 @@ class Backoff:
 
 
 _DEFAULT_BACKOFF: Final = Backoff()
-"""0.75 to 1.5 s of pauses in total: enough for a short disturbance, not for an outage."""
+"""Pauses of 0.75 to 1.5 s in total. They suffice for a short disturbance, but not for an outage."""
 
 
 def _is_transient(error: Exception) -> bool:
@@ -57,14 +57,14 @@ class Clock:
         is_retryable: Callable[[Exception], bool] = _is_transient,
         extra_pause_s: Callable[[Exception], float] = lambda _: 0.0,
     ) -> _Result:
-        """Call `call` until it succeeds, within limits, with growing pauses. Raise the error of the last attempt.
+        """Repeat `call` with growing pauses until it succeeds. If a limit is reached, raise the last error.
 
         Args:
             call: Call that is safe to repeat.
             deadline_s: Time of `monotonic_s` before which every pause must end.
             backoff: Number of attempts, and the pauses between them.
             is_retryable: Whether to try again. The default accepts `RetryableError` and `OutcomeUnknown`.
-            extra_pause_s: Seconds that the service wants to be added to the pause.
+            extra_pause_s: Seconds to add to the pause, for example because the service asks for them.
         """
         failures = 0
         while True:

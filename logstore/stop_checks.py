@@ -1,7 +1,7 @@
 """Stop checks between the units of long work.
 
-A unit is at most one request to a store, one part of an object, one ledger or one topic. A thread that runs in a copy
-of the context uses the same check.
+A unit is at most one request to a store, one part of an object, one ledger or one topic. A stop check also applies in a
+thread that runs in a copy of the context.
 """
 
 from collections.abc import Callable, Iterator
@@ -22,5 +22,5 @@ def use_stop_check(check: Callable[[], None]) -> Iterator[None]:
 
 
 def raise_if_stopped() -> None:
-    """Call the stop check, which may raise. The work then ends as if its process had died here."""
+    """Call the stop check. If the check raises, the work ends as if its process had died here."""
     _check.get()()

@@ -38,7 +38,7 @@ class TopicName:
         """Validate the unencoded name of a new topic.
 
         Raises:
-            InvalidInput: `parse_existing` refuses the name, or it has control characters, or a part is `.` or `..`.
+            InvalidInput: `parse_existing` refuses the name, the name has control characters, or a part is `.` or `..`.
         """
         name = TopicName.parse_existing(text)
         if _CONTROL_CHARACTERS.search(text):
@@ -49,7 +49,7 @@ class TopicName:
 
     @staticmethod
     def parse_existing(text: str) -> "TopicName":
-        """Validate the unencoded name of a topic that may exist. Earlier builds accepted more names than `parse`.
+        """Validate the unencoded name of a topic that may exist. Earlier builds accepted names that `parse` refuses.
 
         Raises:
             InvalidInput: The name has a wrong scheme, not three parts, an empty part, a partition number that is not
@@ -85,7 +85,7 @@ class TopicName:
 def encode_topic_prefix(text: str) -> str:
     """Return the prefix of all encoded names whose unencoded names begin with `text`.
 
-    `text` is the beginning of the scheme `persistent://`, or begins with the whole scheme. `text` must be valid UTF-8.
+    `text` must be a prefix of the scheme `persistent://` or begin with this scheme. `text` must be valid UTF-8.
     """
     scheme, rest = text[: len(_PREFIX)], text[len(_PREFIX) :]
     return scheme + quote(rest, safe=f"{_UNQUOTED}/")

@@ -3,7 +3,7 @@
 A source yields the rows of one index bucket in windows, which are sorted `DelayedRows`. A merge has one window of each
 source in memory, never a whole index bucket.
 
-Source: PIP-195 (sealing the last mutable bucket, merging buckets); apache/pulsar#26251, where a merge skipped the first
+Source: PIP-195 (sealing and merging of index buckets); apache/pulsar#26251, where a merge skipped the first snapshot
 segment.
 """
 
@@ -30,7 +30,7 @@ def merge_sorted_sources(
     """Merge sources, each of which is sorted, into one sorted sequence of windows. No window is empty.
 
     All positions of a source must precede all positions of the next source. Rows that are due before `from_ms` are
-    skipped. `on_skipped` receives the skipped rows in parts, all of them before the first window is yielded.
+    skipped. `on_skipped` receives all skipped rows, in one or more calls, before the first window is yielded.
     """
     heads = [_SourceHead(source) for source in sources]
     while heads := [head for head in heads if head.load_next_if_empty()]:
@@ -64,11 +64,11 @@ class _SourceHead:
 
 
 def _take_window(heads: Sequence[_SourceHead]) -> DelayedRows:
-    """Remove from the heads, and return, all rows that no unread row can precede.
+    """Remove and return all rows in memory that no unread row can precede.
 
-    These rows are due until the cut, which is the earliest of the heads' last delivery times. The first head that ends
-    at the cut may be followed by unread rows that are due at the cut. The rows of later heads have higher positions. So
-    later heads keep their rows that are due at the cut.
+    The *cut* is the earliest of the last delivery times of all windows. Rows that are due before the cut are removed.
+    Rows that are due at the cut are removed only from the sources up to the first one whose window ends at the cut. The
+    next window of this source may also begin at the cut, and its rows must precede the rows of later sources.
     """
     cut_ms = min(head.last_ms for head in heads)
     first = next(number for number, head in enumerate(heads) if head.last_ms == cut_ms)
@@ -112,8 +112,9 @@ def select_delayed_rows(
 def should_seal(limits: SealAndMergeLimits, *, entries: int, ledgers: int, idle_s: float | None) -> bool:
     """Return whether the unsealed part of a log has reached a limit.
 
-    `entries` counts unsealed entries with a delivery time. `ledgers` counts ledgers with any unsealed entries. `idle_s`
-    is the time since the newest entry with a delivery time was written, or `None` if this time is not known.
+    `entries` is the number of unsealed entries with a delivery time. `ledgers` is the number of ledgers with unsealed
+    entries of any kind. `idle_s` is the time since the newest entry with a delivery time was written, or `None` if this
+    time is not known.
     """
     if not entries:
         return False

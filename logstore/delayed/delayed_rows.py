@@ -2,7 +2,7 @@
 
 Rows are ordered by delivery time, then by ledger, then by entry. No position occurs twice.
 
-Source: PIP-195, whose priority queue holds the same three numbers.
+Source: PIP-195, whose priority queue has the same three columns.
 """
 
 from array import array
@@ -26,7 +26,7 @@ COLUMNS: Final = ("deliver_at_ms", "ledger_id", "entry_id")
 """Column names, in sort order."""
 
 _MAX_FLAGS_PER_VALUE: Final = 32
-"""Maximum size of a lookup table, in flags for each looked-up value. Sorting is faster than a larger table."""
+"""Maximum size of a lookup table, in flags per value to look up. If the table would be larger, sorting is faster."""
 
 _MAX_VALUES_WITHOUT_TABLE: Final = 16
 """Maximum number of values that are looked up one by one. For more values, a table is faster."""
@@ -61,7 +61,7 @@ class DelayedRows:
 
     @staticmethod
     def from_messages(messages: Iterable[tuple[int, Position]]) -> "DelayedRows":
-        """Return the rows of (delivery time, position) pairs, which may be in any order. No position occurs twice."""
+        """Return the rows of (delivery time, position) pairs in any order. The positions must be distinct."""
         return DelayedRows.from_tuples(
             (time_ms, position.ledger_id, position.entry_id) for time_ms, position in messages
         )
@@ -81,7 +81,7 @@ class DelayedRows:
 
     @staticmethod
     def concatenate(parts: Sequence["DelayedRows"]) -> "DelayedRows":
-        """Return the rows of all parts, part after part. If parts overlap, the result is not sorted."""
+        """Return the rows of all parts, one part after another. If parts overlap, the result is not sorted."""
         import numpy as np  # noqa: PLC0415 - start-up time
 
         if len(parts) == 1:
@@ -143,7 +143,7 @@ class DelayedRows:
         return [Position(LedgerId(ledger_id), entry_id) for ledger_id, entry_id in pairs]
 
     def to_bitmaps(self) -> dict[LedgerId, BitMap]:
-        """Return the entries by ledger, ascending. Raise `OverflowError` if an entry id does not fit into 32 bits."""
+        """Return the entries by ledger. Ledgers ascend. Raise `OverflowError` if an entry id exceeds 32 bits."""
         import numpy as np  # noqa: PLC0415 - start-up time
 
         if not len(self):

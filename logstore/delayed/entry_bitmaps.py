@@ -1,4 +1,4 @@
-"""Sets of entries, as one bitmap of entry ids per ledger."""
+"""Sets of entries. A set has one bitmap of entry ids for each ledger."""
 
 from collections.abc import Mapping
 from typing import Final
@@ -50,7 +50,7 @@ def subtract_entries(entries: Bitmaps, removed: Bitmaps) -> dict[LedgerId, BitMa
 
 
 def select_changed_bitmaps(before: Bitmaps, after: Bitmaps) -> Bitmaps:
-    """Return the bitmaps of `before` that differ in `after`. The bitmaps are not copied."""
+    """Return the bitmaps of `before` that are missing or different in `after`. The bitmaps are not copied."""
     return {ledger_id: bits for ledger_id, bits in before.items() if after.get(ledger_id) != bits}
 
 

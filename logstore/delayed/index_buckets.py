@@ -40,7 +40,7 @@ class IndexBucketToMerge:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IndexBucketList:
-    """A topic's index buckets at one moment, ascending by range."""
+    """Index buckets of a topic at one list version, ascending by range."""
 
     version: int = 0  # list version; every change raises it
     sealed_to: Position = EARLIEST  # last entry that was searched for delayed messages, inclusive
@@ -53,7 +53,7 @@ class IndexBucketList:
     def includes_change(
         self, *, expected: int, removed: Collection[LedgerId], added: Collection[LedgerId], sealed_to: Position | None
     ) -> bool:
-        """Return whether this list results from a change of list version `expected`, with or without later changes."""
+        """Return whether this list contains the given change of list version `expected`. Later changes are accepted."""
         listed = {bucket.bucket_id for bucket in self.buckets}
         is_sealed = sealed_to is None or self.sealed_to >= sealed_to
         return self.version > expected and is_sealed and listed.issuperset(added) and listed.isdisjoint(removed)
@@ -65,7 +65,7 @@ class IndexBucketList:
         added: Collection[IndexBucket] = (),
         sealed_to: Position | None = None,
     ) -> "IndexBucketList":
-        """Return the list after a change. Without `sealed_to`, the end of the sealed range stays.
+        """Return the list after a change. Without `sealed_to`, the sealed range keeps its end.
 
         Raise `InvalidInput` if an index bucket is empty, overlaps another one, or ends after `sealed_to`.
         """
@@ -85,11 +85,11 @@ class IndexBucketList:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SealAndMergeLimits:
-    """Limits at which a log is sealed and index buckets are merged. Raise `InvalidInput` for a limit below 1."""
+    """Limits at which a log is sealed and index buckets are merged. The constructor refuses limits below 1."""
 
     messages: int = 50_000  # number of unsealed delayed messages that triggers a seal
     ledgers: int = 100  # number of ledgers with unsealed entries that triggers a seal
-    idle_s: float = 3_600.0  # age of the newest delayed message that triggers a seal, below the other limits, too
+    idle_s: float = 3_600.0  # age of the newest delayed message that triggers a seal, even if no other limit is reached
     buckets: int = 20  # number of index buckets above which index buckets are merged
 
     def __post_init__(self) -> None:
@@ -101,6 +101,6 @@ class SealAndMergeLimits:
 def find_pair_to_merge(
     buckets: Sequence[IndexBucket], *, damaged: Collection[LedgerId] = ()
 ) -> tuple[IndexBucket, IndexBucket] | None:
-    """Return two undamaged neighbours with the fewest messages in total, or `None`. `buckets` ascend by range."""
+    """Return the two undamaged neighbours with the fewest messages, or `None`. `buckets` must ascend by range."""
     pairs = (pair for pair in pairwise(buckets) if not {bucket.bucket_id for bucket in pair}.intersection(damaged))
     return min(pairs, key=lambda pair: pair[0].messages + pair[1].messages, default=None)

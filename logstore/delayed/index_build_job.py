@@ -1,4 +1,4 @@
-"""Bulk job that builds indexes of delayed messages: its description, its ranges of a log, and its output files."""
+"""Bulk job that builds indexes of delayed messages: input, ranges of a log for each index bucket, and output files."""
 
 import json
 import math
@@ -14,14 +14,15 @@ from logstore.positions import LedgerId, Position, TopicId
 MAX_PARTS_PER_JOB: Final = 256
 
 _MAX_MESSAGES_PER_BUCKET: Final = 5_000_000
-"""Maximum messages of an index bucket. To sort so many messages, a task needs some 300 MB of memory."""
+"""Maximum messages of an index bucket. A task needs about 300 MB of memory to sort this number of messages."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildDelayedIndexJob:
     """Job that builds the index buckets of topics from their whole logs.
 
-    A `BulkJobSummary` counts `topics` (of them `empty`, `gone` and `unreadable`), `buckets`, `messages`, `parts`.
+    The `BulkJobSummary` has the numbers of `topics`, of `empty`, `gone` and `unreadable` topics among them, of
+    `buckets`, of `messages` and of `parts`.
     """
 
     run_id: str
@@ -49,8 +50,8 @@ def split_log_into_bucket_ranges(
 
     `segments` has the first entry, the last entry and the number of delayed entries of each segment, in log order.
     `total_messages` is the number of delayed entries of all segments. A range has at least `min_messages` delayed
-    entries, except the last range. There are at most `max_buckets` ranges, unless a range would then have more delayed
-    entries than a task can sort.
+    entries, except the last range. There are at most `max_buckets` ranges, unless the number of delayed entries in a
+    range would then exceed what a task can sort.
     """
     min_entries = min(max(min_messages, math.ceil(total_messages / max_buckets)), _MAX_MESSAGES_PER_BUCKET)
     ranges: list[PlannedBucketRange] = []
@@ -78,7 +79,7 @@ class BuiltTopicIndex:
 
 
 class BuiltIndexFiles:
-    """Files of a job: snapshots of index buckets, and parts, which are lists of built indexes."""
+    """Output files of a job: snapshots of index buckets, and parts. A part is a list of built indexes."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

@@ -2,10 +2,10 @@
 
 The footer has all positions of the index bucket as bitmaps, and the times and the digest of each snapshot segment.
 Columns are delta-encoded and compressed by zstd, and pages have checksums. The footer has no checksum, so readers
-compare the footer's digest (`logstore.log.entries.FooterDigest`) before they parse the footer.
+compare the footer's digest (`logstore.log.segment_format.FooterDigest`) before they parse the footer.
 
-Source: PIP-195 (bucket snapshots: metadata, then segments by time step). PIP-195 has bitmaps of each segment, which
-take as long to make as the merge itself. Here the bitmaps are of the whole index bucket.
+Source: PIP-195 (bucket snapshots: metadata, then segments by time step). PIP-195 has bitmaps for each segment.
+To make such bitmaps takes as long as the merge itself, so here the bitmaps are for the whole index bucket.
 """
 
 from pathlib import Path
@@ -31,13 +31,13 @@ if TYPE_CHECKING:
     import pyarrow.parquet as pq
 
 STEP_MS: Final = 300_000
-"""Range of the delivery times of a snapshot segment. The limits of `SEGMENT_ROWS` have priority."""
+"""Range of delivery times that a snapshot segment covers, unless `SEGMENT_ROWS` demands a larger or smaller range."""
 
 SEGMENT_ROWS: Final = (10_000, 100_000)
 """Minimum and maximum number of rows of a snapshot segment. Only the last snapshot segment may have fewer rows."""
 
 _MIN_ROWS_PER_BITMAP_UPDATE: Final = 250_000
-"""Rows that are added to bitmaps together, because few large updates are faster than many small updates."""
+"""Minimum rows that are added to bitmaps in one update. Few large updates are faster than many small updates."""
 
 
 class _SegmentDigestingSink:
@@ -66,7 +66,7 @@ class _SegmentDigestingSink:
 
 
 class IndexSnapshotWriter:
-    """Writer of one snapshot. The rows of some snapshot segments and the bitmaps of all entries are in memory.
+    """Writer of one snapshot. Memory has the rows of some snapshot segments, and the bitmaps of all entries.
 
     `target` is a path, or an open binary file, which the writer does not close. The index bucket covers the range from
     `first` to `last`, inclusive. `entries` are the entries of all rows that will be added. If `entries` is `None`, the
@@ -111,7 +111,7 @@ class IndexSnapshotWriter:
         self._sink.end_segment()  # Parquet's magic number belongs to no snapshot segment
 
     def add_rows(self, rows: DelayedRows) -> None:
-        """Append rows. Raise `InvalidInput` if the first row is due earlier than the last row that was added before."""
+        """Append rows. Raise `InvalidInput` if the first row is due before the last row of the previous call."""
         if not len(rows):
             return
         first_ms = int(rows.deliver_at_ms[0])
@@ -152,7 +152,7 @@ class IndexSnapshotWriter:
         return footer
 
     def close_without_footer(self) -> None:
-        """Close the file. Only `close` makes the file a valid snapshot."""
+        """Close the file without making it a valid snapshot."""
         self._file.close()
         if self._own_file is not None:
             self._own_file.close()

@@ -5,7 +5,7 @@ list of index buckets and the log. For each index bucket the tracker has bitmaps
 memory. Readers of the log add messages that are in no index bucket.
 
 Storage may answer late, so the caller reads storage for the tracker. `find_unopened_buckets` and `bucket_to_read`
-return the index buckets to read. `load_list_and_pop_rewinds` and `load_bucket_segment` get what the caller has read.
+return the index buckets to read. `load_list_and_pop_rewinds` and `load_bucket_segment` receive the data.
 
 Contract between tracker and readers of the log:
 
@@ -89,11 +89,11 @@ class Tracker:
 
     @property
     def lost_buckets(self) -> tuple[IndexBucket, ...]:
-        """Index buckets that could not be read since the last `load_list_and_pop_rewinds`.
+        """Index buckets that the last `load_list_and_pop_rewinds`, or a later call, could not read.
 
         Check this property after `load_list_and_pop_rewinds`, `load_bucket_segment` and `take_due_messages`. If an
-        index bucket is lost, read the list again. Load a changed list. If the list has not changed, raise an alarm,
-        because readers must find the lost messages in the log.
+        index bucket is lost, read the list again. If the list has changed, load it. Otherwise raise an alarm, because
+        readers must find the lost messages in the log.
         """
         return tuple(self._lost.values())
 
@@ -109,7 +109,7 @@ class Tracker:
         return rows_bytes + sum(entry_bitmaps.bitmaps_memory_bytes(entries) for entries in entry_sets)
 
     def tracked_entries(self) -> Mapping[LedgerId, BitMap]:
-        """Return a live view of the tracked entries."""
+        """Return a read-only view of the tracked entries, which changes with the tracker."""
         return MappingProxyType(self._tracked)
 
     def contains(self, position: Position) -> bool:
@@ -132,7 +132,7 @@ class Tracker:
         return True
 
     def next_ms(self) -> int | None:
-        """Return a lower bound of the next delivery time, in milliseconds since 1970. `None` if nothing is tracked."""
+        """Return a lower bound of the next delivery time, in ms since 1970, or `None` if nothing is tracked."""
         times = [self._added.next_ms, *(source.next_ms for source in self._source_by_bucket.values())]
         return min((time for time in times if time is not None), default=None)
 
@@ -145,12 +145,13 @@ class Tracker:
     ) -> list[Position]:
         """Track the messages of exactly the listed index buckets. Return positions from which readers must read again.
 
-        At each of these positions is a message that is no longer tracked. An index bucket that cannot be read is lost,
-        and the next call tries to read it again. Messages that readers added stay tracked. `opened_sources` is the
+        The message at each returned position is no longer tracked. An index bucket that cannot be read is lost, and the
+        next call tries to read it again. Messages that readers added stay tracked. `opened_sources` is the
         result of `open_index_buckets`. Without `opened_sources`, this call reads the footers.
 
-        Taken messages are not tracked again, with one exception. A bulk job that began to build the index before a
-        message was due may list the message after it was taken. Readers drop messages that they already know.
+        Messages that `take_due_messages` returned are not tracked again, with one exception. If a bulk job began to
+        build the index before a message was due, the job's index bucket may contain the message after the message
+        was returned. Readers drop messages that they already have.
 
         Raise `StoreUnavailable`, without any change, if storage does not answer.
         """
@@ -203,7 +204,7 @@ class Tracker:
         return DelayedRows.concatenate(parts)
 
     def bucket_to_read(self, now_ms: int) -> IndexBucketSource | None:
-        """Return the index bucket whose next snapshot segment is needed before more due messages can be taken."""
+        """Return the index bucket whose next segment must be loaded before `take_due_messages` returns more."""
         unloaded = [
             source
             for source in self._due_sources(now_ms)
@@ -212,10 +213,10 @@ class Tracker:
         return min(unloaded, key=lambda source: source.next_ms or 0, default=None)
 
     def load_bucket_segment(self, source: IndexBucketSource, segment: DelayedRows | None) -> None:
-        """Give an index bucket its next snapshot segment. An index bucket that is no longer tracked is ignored.
+        """Load the next snapshot segment of an index bucket. Do nothing if the index bucket is no longer tracked.
 
-        `None` means that the snapshot segment cannot be read. The index bucket is then lost, and `pop_rewinds` returns
-        the position from which readers find the index bucket's messages.
+        If `segment` is `None`, the snapshot segment cannot be read, and the index bucket is lost. `pop_rewinds` then
+        returns the position from which readers find the messages of the index bucket in the log.
         """
         if self._source_by_bucket.get(source.bucket.bucket_id) is not source:
             return
@@ -225,7 +226,7 @@ class Tracker:
             source.load_segment(segment)
 
     def _exclude_taken_and_unite(self, sources: Mapping[LedgerId, IndexBucketSource]) -> dict[LedgerId, BitMap]:
-        """Return the entries to track. A new source excludes entries that were taken or are in an earlier source."""
+        """Return the entries to track. Exclude from a new source entries that are taken or in an earlier source."""
         united: dict[LedgerId, BitMap] = {}
         for bucket_id, source in sources.items():
             if bucket_id in self._source_by_bucket:

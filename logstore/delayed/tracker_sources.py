@@ -11,14 +11,14 @@ from logstore.delayed.snapshot_footer import IndexSnapshotFooter
 from logstore.errors import CorruptData
 
 MAX_ROWS_PER_RUN: Final = 100_000
-"""Maximum rows of a run. Memory grows run by run, and no array is ever doubled (apache/pulsar#16490)."""
+"""Maximum rows of a run. Memory grows by one run at a time, because no array is ever doubled (apache/pulsar#16490)."""
 
 _MAX_LOOSE_ROWS: Final = 1_024
 _BYTES_PER_LOOSE_ROW: Final = 200  # approximate size of a tuple of three integers in a list
 
 
 class IndexSnapshotGone(Exception):
-    """Proof that an index bucket has no snapshot: storage has no object, or the catalog has no ledger."""
+    """Error: an index bucket has no snapshot, because storage has no object or the catalog has no ledger."""
 
 
 class IndexSnapshotReader(Protocol):
@@ -38,7 +38,7 @@ class IndexSnapshotReader(Protocol):
 
 
 class DelayedRowSource(Protocol):
-    """Sorted rows that are taken from the front."""
+    """Sorted rows, of which the first ones are taken."""
 
     @property
     def next_ms(self) -> int | None:
@@ -48,7 +48,7 @@ class DelayedRowSource(Protocol):
     def is_loaded(self) -> bool: ...
 
     def peek_due(self, now_ms: int, limit: int) -> tuple[DelayedRows, bool]:
-        """Return the first due rows in memory, at most `limit`, and whether an unloaded row may come next."""
+        """Return at most `limit` due rows in memory, and whether a row that is not in memory may come next."""
 
     def advance(self, count: int) -> None: ...
 
@@ -104,7 +104,7 @@ class IndexBucketSource:
 
     @property
     def next_ms(self) -> int | None:
-        """Delivery time of the next row in memory or, without such a row, the earliest in the next snapshot segment."""
+        """Delivery time of the next row in memory. Without one, the first time in the next snapshot segment."""
         if len(self._run):
             return self._run.next_ms
         return self._segments[self._next_segment].first_ms if self._has_more_segments else None
@@ -179,7 +179,7 @@ class MessagesAddedFromLog:
         return sum(run.memory_bytes for run in self._runs) + len(self._loose_rows) * _BYTES_PER_LOOSE_ROW
 
     def _flush_loose_rows(self) -> None:
-        """Flush loose rows into a run, then merge trailing runs of similar length."""
+        """Sort loose rows into a run, then merge the last runs if they have similar lengths."""
         if self._loose_rows:
             self._runs.append(SortedRowRun(DelayedRows.from_tuples(self._loose_rows)))
             self._loose_rows, self._loose_next_ms = [], None
@@ -191,7 +191,7 @@ class MessagesAddedFromLog:
 
 
 def take_due_rows(sources: Sequence[DelayedRowSource], now_ms: int, limit: int) -> DelayedRows:
-    """Take at most `limit` due rows from all sources, in order. Stop before a row that an unloaded row may precede.
+    """Take at most `limit` due rows from all sources, in order. Stop where a row that is not in memory may come next.
 
     If the result is empty, the source with the lowest `next_ms` must load its next snapshot segment first.
     """

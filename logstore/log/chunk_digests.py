@@ -1,7 +1,7 @@
 """Digests of the column chunks of a Parquet file, for readers that fetch single columns by ranges.
 
-The digests are stored outside of the file. The checksums of pages in the file would accept a chunk of another file with
-the same layout.
+The digests are stored outside of the file. Checksums of pages do not suffice: they would also accept a chunk of
+another file with the same layout.
 """
 
 import base64
@@ -20,16 +20,16 @@ CHUNKS_FIELD: Final = "chunks"
 """Metadata field of a segment with the digests of its column chunks."""
 
 _DIGEST_BYTES: Final = 12
-"""Number of bytes that are kept of a SHA-256. So many suffice against mistakes, and ten digests fit into metadata."""
+"""Number of bytes that are kept of a SHA-256. They suffice to detect mistakes, and ten digests fit into metadata."""
 _MAX_GAP_BYTES: Final = 8192
-"""Largest gap between two chunks that one request fetches. Arrow uses the same gap."""
+"""Maximum gap between two chunks that are fetched by one request. Arrow has the same limit."""
 _DIGEST_CHARACTERS: Final = _DIGEST_BYTES * 4 // 3
 _DIGESTS_FORM: Final = re.compile(rf"(?:[A-Za-z0-9_-]{{{_DIGEST_CHARACTERS}}})+")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ColumnChunk:
-    """Bytes of one leaf column in one row group."""
+    """Range of bytes in a Parquet file, with one leaf column of one row group."""
 
     column: str  # top-level column of the leaf
     start: int
@@ -60,7 +60,7 @@ def digest_chunk(content: bytes | bytearray | memoryview) -> str:
 
 
 def digest_chunks(read: Callable[[int, int], bytes | memoryview], chunks: Iterable[ColumnChunk]) -> str:
-    """Return the digests of `chunks`, concatenated in file order. `read` gets offset and length."""
+    """Return the digests of `chunks`, concatenated. `chunks` must be in file order. `read` gets offset and length."""
     return "".join(digest_chunk(read(chunk.start, chunk.size_bytes)) for chunk in chunks)
 
 
@@ -84,10 +84,10 @@ def fetch_verified_chunks(
 ) -> list[tuple[int, bytes]]:
     """Fetch the chunks of some columns. Return parts of the file, each with its offset.
 
-    Nearby chunks share a request. `read` gets offset and length. `digest_by_chunk` has all chunks that may be read, in
-    file order. Raise `CorruptData` if the digest of a fetched chunk differs.
+    Chunks with a small gap between them are fetched by one request. `read` gets offset and length. `digest_by_chunk`
+    has all chunks that may be read, in file order. Raise `CorruptData` if the digest of a fetched chunk differs.
 
-    Do not let Arrow prefetch from the parts, because Arrow would also read the gaps between the parts.
+    Do not let Arrow prefetch from the returned parts, because Arrow would also read the gaps between the parts.
     """
     requested_chunks = [chunk for chunk in digest_by_chunk if chunk.column in columns]
     parts: list[tuple[int, bytes]] = []

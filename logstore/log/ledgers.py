@@ -1,4 +1,4 @@
-"""Components, states and owners of ledgers, and the statement by which storage identifies a ledger.
+"""Components, states and owners of ledgers, and the statement that identifies a ledger in storage.
 
 All stored data is in ledgers, so one deletion protocol and one reconciliation cover the data of all components.
 
@@ -41,7 +41,7 @@ class LedgerState(StrEnum):
 
 
 class CopyState(StrEnum):
-    """State of a copy: WRITING until storage has proved the copy, then LIVE."""
+    """State of a copy: WRITING until a read from storage has proved the copy, then LIVE."""
 
     WRITING = "WRITING"
     LIVE = "LIVE"
@@ -119,7 +119,7 @@ class LedgerStatement:
 
 
 def parse_meta_fields_or_unreadable(content: bytes) -> dict[str, str]:
-    """Return the fields of a `meta.json`. For content that is no JSON object, return its beginning as `unreadable`."""
+    """Return the fields of a `meta.json`. If `content` is no JSON object, `unreadable` has its beginning."""
     try:
         fields = json.loads(content)
     except (ValueError, RecursionError):

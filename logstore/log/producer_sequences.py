@@ -1,7 +1,7 @@
 """Highest sequence ids of producers in a topic, which identify duplicates.
 
-Sequence ids in an open transaction count only in that transaction, because the transaction may still abort. Until the
-transaction is decided, the producer cannot append sequence ids outside of the transaction.
+Sequence ids of an open transaction identify duplicates only in that transaction, because the transaction may still
+abort. Until the transaction is decided, the producer cannot append sequence ids outside of the transaction.
 
 Source: Pulsar's message deduplication; Kafka, where a transactional producer has one transaction at a time.
 """
@@ -23,7 +23,7 @@ class HighestSequenceIds(NamedTuple):
         return HighestSequenceIds(last, last)
 
     def refuses(self, txn: TransactionId | None) -> bool:
-        """Return whether another transaction is open, so that entries in `txn` or in no transaction are refused."""
+        """Return whether the producer has an open transaction other than `txn`. New sequence ids are then refused."""
         return self.txn is not None and self.txn != txn
 
     def advance(self, last: int, txn: TransactionId | None) -> "HighestSequenceIds":

@@ -4,7 +4,7 @@ Entry ids are not stored. The id of an entry is `first_entry` in the segment's r
 segment. A segment can therefore be uploaded before the ids of its entries are known.
 
 A Parquet footer has no checksum, and Arrow trusts the footer. After one flipped bit, Arrow may read a column at a wrong
-place or end the process. The footer is therefore compared with a stored digest before the footer is parsed.
+place or crash the process. The footer is therefore compared with a stored digest before the footer is parsed.
 """
 
 import hashlib
@@ -108,7 +108,7 @@ DICTIONARY_COLUMNS = ["producer", "key", "properties.key_value.key", "properties
 """Columns with a dictionary. A dictionary of message payloads would double the time to write a small segment."""
 
 STATISTICS_COLUMNS = ["publish_ms", "deliver_at_ms", "sequence_id", "txn_tc", "txn_seq"]
-"""Columns with minimum and maximum in the file. Statistics of `payload` would repeat message payloads."""
+"""Columns whose minimum and maximum are in the file. Statistics of `payload` would repeat message payloads."""
 
 PARQUET_OPTIONS: Final[Mapping[str, Any]] = {
     "compression": COMPRESSION,
@@ -126,7 +126,10 @@ def parquet_errors() -> tuple[type[Exception], ...]:
 
 
 def encode_segment(parts: Sequence[ProducedEntries], *, publish_ms: int) -> bytes:
-    """Encode the parts, in their order, as one segment. Every entry gets the appender's time `publish_ms`."""
+    """Encode the entries of all parts as one segment, part by part in the given order.
+
+    `publish_ms` is the time of the append. All entries get this time.
+    """
     import pyarrow as pa  # noqa: PLC0415 - start-up time
     import pyarrow.parquet as pq  # noqa: PLC0415 - start-up time
 
@@ -187,8 +190,8 @@ def decode_segment(
         columns: Names from `COLUMNS`.
         name: Name of the object in an error.
         footer: Parsed footer. By default the footer is read first.
-        check_pages: Whether to compare the checksum of each page. Pass `False` if the whole object was compared.
-        prefetch: Whether to read adjacent columns together. Pass `False` if `source` has only fetched parts.
+        check_pages: Whether to compare the checksum of each page. Pass `False` if the whole object was verified.
+        prefetch: Whether to read adjacent columns together. Pass `False` if `source` has only parts of the file.
     """
     import pyarrow as pa  # noqa: PLC0415 - start-up time
     import pyarrow.parquet as pq  # noqa: PLC0415 - start-up time

@@ -35,7 +35,7 @@ def pack_buffer(topic_id: TopicId, buffer: TransactionBuffer) -> bytes:
 
 
 def unpack_buffer(content: bytes, topic_id: TopicId) -> TransactionBuffer:
-    """Return the buffer that `pack_buffer` packed. Raise `CorruptData` if `content` is damaged or of another topic."""
+    """Return the buffer that `pack_buffer` packed. Raise `CorruptData` for damage or another topic."""
     try:
         document = json.loads(content)
         version, found_topic_id = document["version"], document["topic_id"]
@@ -80,7 +80,8 @@ MAX_PARTS_PER_JOB: Final = 256
 class BuildTransactionBuffersJob:
     """Job that rebuilds the buffers of topics from their whole logs. `BufferFiles` reads the output.
 
-    The job's `BulkJobSummary` counts `topics` (of them `empty`, `gone` and `unreadable`), `buffers` and `parts`.
+    The `BulkJobSummary` has the numbers of `topics`, of `empty`, `gone` and `unreadable` topics among them, of
+    `buffers` and of `parts`.
     """
 
     run_id: str

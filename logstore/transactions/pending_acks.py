@@ -1,4 +1,4 @@
-"""Pending acknowledgements: entries that an open transaction holds, because it has acknowledged them.
+"""Pending acknowledgements. An open transaction *holds* the entries that it has acknowledged.
 
 Source: Pulsar's PendingAckHandle.
 """
@@ -38,8 +38,8 @@ def compute_held_after_acknowledgement(
 ) -> dict[LedgerId, BitMap]:
     """Return all entries that `txn` holds after it acknowledges `positions` and the entries up to `up_to`.
 
-    `held_by_txn` has the held entries of each open transaction. `txn` may acknowledge an entry again that it holds.
-    Entries up to `up_to` that are already acknowledged are left out.
+    `held_by_txn` has the held entries of each open transaction. `txn` may acknowledge again an entry that it
+    already holds. Entries up to `up_to` that are already acknowledged are left out.
 
     Raises:
         InvalidInput: A position never had an entry, or `up_to` is after the last entry.
@@ -68,7 +68,10 @@ def _select_unheld_positions(
     own: Positions,
     positions: Sequence[Position],
 ) -> dict[LedgerId, BitMap]:
-    """Return the positions that are not in `own`. Entries of ledgers outside `listed` count as acknowledged."""
+    """Return the positions that are not in `own`.
+
+    Raise `AcknowledgementHeld` if one of these positions is acknowledged, or its ledger is not in `listed`.
+    """
     newly_held: dict[LedgerId, BitMap] = {}
     for position in positions:
         if position.entry_id in own.get(position.ledger_id, ()):
@@ -89,8 +92,8 @@ def require_entries_not_held(
 ) -> None:
     """Refuse an acknowledgement outside transactions if an open transaction holds one of the entries.
 
-    Only the commit of the open transaction may acknowledge these entries. Acknowledged entries may be acknowledged
-    again. `AcknowledgementHeld` names the first held entry and the transaction.
+    Raise `AcknowledgementHeld` with the first held entry and the transaction. Only the commit of this transaction may
+    acknowledge the entry. Entries that are already acknowledged may be acknowledged again.
     """
     for txn, entries in held_by_txn.items():
         single = (
@@ -105,7 +108,7 @@ def require_entries_not_held(
 
 
 def hide_held(state: CursorState, held_by_txn: Mapping[TransactionId, Positions]) -> CursorState:
-    """Return the state with all held entries marked as acknowledged, so that consumers do not get them."""
+    """Return the state in which all held entries are acknowledged, so that consumers do not get held entries."""
     acknowledged = dict(state.acknowledged)
     for entries in held_by_txn.values():
         unite_entries(acknowledged, entries)

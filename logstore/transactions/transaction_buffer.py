@@ -99,7 +99,7 @@ class TransactionBuffer:
 
     @property
     def max_read_position(self) -> Position:
-        """Entry before the first message in `open`, or `read_to` without one. Entry -1 is before a ledger's entries."""
+        """Entry before the first message in `open`, otherwise `read_to`. Entry -1 is before a ledger's entries."""
         firsts = [
             Position(ledger_id, bits.min()) for entries in self.open.values() for ledger_id, bits in entries.items()
         ]
@@ -110,7 +110,7 @@ class TransactionBuffer:
 
 
 class TransactionBufferAccumulator:
-    """Computation of a buffer from the segments of a log, in order. `spans` has the ledgers of the log and their ends.
+    """Computation of a buffer from the segments of a log, in order. `spans` has each ledger's number of entries.
 
     `start` is an earlier buffer. Entries of `start` in ledgers outside `spans` are dropped.
     """
@@ -155,15 +155,15 @@ def resolve_open_transactions(
     states: Mapping[TransactionId, TransactionState],
     earlier: TransactionBuffer | None = None,
 ) -> TransactionBuffer:
-    """Return the buffer with the catalog's decisions about the transactions that have no marker in the log.
+    """Decide the open transactions of a buffer by their states in the catalog. Return the new buffer.
 
     1. A transaction that is OPEN in the catalog stays open.
-    2. A decided transaction counts as decided, whether or not its marker is in the log.
-    3. A transaction that is absent from `states` ended long ago. Its marker was deleted with a ledger by force, or was
-       never written because an operator had resolved the topic. A message of the transaction counts as committed if the
-       earlier snapshot `earlier` shows the message as visible, and otherwise as aborted.
+    2. A transaction that is decided in the catalog is decided in the new buffer, even without a marker in the log.
+    3. A transaction that is not in `states` ended long ago, and the catalog has forgotten it. The marker was deleted
+       with a ledger by force, or was never written because an operator had settled the topic by hand. A message of the
+       transaction is visible if it was visible in the snapshot `earlier`. Otherwise the message is hidden.
 
-    `states` must be read after the log. Transactions that the catalog has forgotten are absent.
+    `states` must be read after the log.
     """
     hidden, still_open = dict(buffer.hidden), dict[TransactionId, Entries]()
     for txn, entries in buffer.open.items():
@@ -195,7 +195,7 @@ def _select_ledgers(entries: Entries, ledgers: Collection[LedgerId]) -> dict[Led
 def _iterate_transaction_runs(
     ledger_id: LedgerId, first_entry: int, unread: range, table: "pa.Table"
 ) -> Iterator[tuple[TransactionId, int, BitMap]]:
-    """Yield runs of adjacent entries of one transaction with one verb code."""
+    """Yield runs of adjacent entries that have the same transaction and the same verb code."""
     import numpy as np  # noqa: PLC0415 - start-up time
     import pyarrow.compute as pc  # noqa: PLC0415
 

@@ -23,7 +23,7 @@ _MAX_SEQUENCE: Final = 2**63 - 1
 
 @dataclass(frozen=True, slots=True, order=True)
 class TransactionId:
-    """Id of a transaction. The sequence of a coordinator increases, and no id is issued twice."""
+    """Id of a transaction. Each coordinator issues ascending sequences, and no sequence twice."""
 
     tc_id: int
     sequence: int
@@ -41,7 +41,7 @@ class TransactionId:
 
 
 class TransactionState(StrEnum):
-    """State of a transaction. Only this state decides whether messages and acknowledgements count."""
+    """State of a transaction. Only this state decides whether messages and acknowledgements take effect."""
 
     OPEN = "OPEN"  # readers stop before its messages
     COMMITTING = "COMMITTING"  # readers see its messages; participants are being told
@@ -98,7 +98,7 @@ MAX_ERROR_CHARACTERS: Final = 300
 
 
 def summarize_failures(failures: Mapping[Participant, str]) -> str:
-    """Return one line with the errors of the first participants. Each error is truncated."""
+    """Return one line with the errors of at most `MAX_REPORTED_PARTICIPANTS` participants. Each error is truncated."""
     reported = sorted(failures.items())[:MAX_REPORTED_PARTICIPANTS]
     return "; ".join(f"{participant}: {error[:MAX_ERROR_CHARACTERS]}" for participant, error in reported)
 
@@ -113,8 +113,9 @@ def decide_transaction_state(
 ) -> TransactionState:
     """Return the state after a request to end a transaction. A commit and a timeout cannot both succeed.
 
-    `state` is read under the lock of the row. `expired` says whether the deadline has passed at this moment, by the
-    catalog's clock. Raise `TransactionEnded` if the opposite was decided before, or a commit comes after the deadline.
+    The caller must have read `state` under the lock of the transaction's row. `expired` says whether the deadline has
+    passed, by the catalog's clock. Raise `TransactionEnded` if the opposite was decided before, or if a commit comes
+    after the deadline.
     """
     requested = TransactionState.COMMITTING if commit else TransactionState.ABORTING
     if state is TransactionState.OPEN and not (commit and expired):

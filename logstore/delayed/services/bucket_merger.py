@@ -68,7 +68,7 @@ class _MergeSourceReader:
 
 
 class Merger:
-    """Merger of index buckets. Thread-safe. A merge writes a file as large as an index bucket into `scratch`."""
+    """Merger of index buckets. Thread-safe. A merge needs space for the new snapshot in `scratch`."""
 
     def __init__(self, *, index: DelayedIndex, snapshots: IndexBucketSnapshots, scratch: Path) -> None:
         self._index, self._snapshots, self._scratch = index, snapshots, scratch

@@ -1,8 +1,8 @@
 """Publication of index buckets that a bulk job has built. One switch replaces all index buckets of a topic.
 
 Index buckets are built for one list version. If a seal or a merge has changed the list since the build, the built index
-buckets are not published. The changed list covers at least as much of the log. A publication that dies leaves newborn
-ledgers, which a sweep deletes.
+buckets are not published. Nothing is lost, because the changed list covers at least the same range of the log. A
+publication that dies leaves newborn ledgers, which a sweep deletes.
 """
 
 from collections.abc import Sequence
@@ -29,13 +29,13 @@ class BuiltIndexPublisher:
     def publish_built_index(self, built: BuiltTopicIndex, files: BuiltIndexFiles) -> bool:
         """Switch the topic's list to built index buckets. Return `False` if the list has changed since the build.
 
-        Idempotency: if the list already consists of the built index buckets, only `True` is returned.
+        Idempotency: if the list already consists of the built index buckets, return `True` and change nothing.
 
         Raises:
             CorruptData: A file is no snapshot, or a snapshot of another topic.
             UnknownObject, PreconditionFailed: The topic does not exist any more, or is not ACTIVE.
             StoreUnavailable, CatalogBusy, UploadTimedOut, OutcomeUnknown: Repeat the call. `StoreUnavailable` can also
-                mean that storing took so long that a sweep deleted the first snapshots as abandoned.
+                mean that a sweep deleted snapshots of this call as abandoned, because the call took too long.
         """
         footers = [_read_footer(files.snapshot_path(name), built.topic_id) for name in built.files]
         listed = self._index.get_bucket_list(built.topic_id)

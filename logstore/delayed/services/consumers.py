@@ -1,8 +1,8 @@
 """Delivery to consumers: delayed messages when they are due, and all other messages in the order of the log.
 
 A process has one tracker per topic and one dispatcher per subscription. The first consumer creates both. When the last
-consumer is closed, both are dropped. Trackers and dispatchers only read the stored index, so consumers that come and go
-do not change the index (apache/pulsar#19801).
+consumer is closed, both are dropped. Trackers and dispatchers only read the stored index, so the creation or closing
+of a consumer does not change the index (apache/pulsar#19801).
 
 Source: PIP-195.
 """
@@ -36,9 +36,10 @@ def _ignore_alarm(topic: Topic, bucket: IndexBucket) -> None: ...
 class Consumer:
     """Consumer of one subscription, or of all messages of a topic. Close a consumer after use.
 
-    Consumers of a subscription in one process share the messages: each message goes to one consumer. Consumers in
-    different processes do not know each other. `Subscriptions.acknowledge` acknowledges single messages.
-    `acknowledge_to` acknowledges all messages up to a position. Both methods work inside and outside transactions.
+    Consumers of a subscription in one process share the messages: each message goes to one consumer. A message may go
+    to consumers in several processes, because processes do not coordinate. `Subscriptions.acknowledge` acknowledges
+    single messages. `acknowledge_to` acknowledges all messages up to a position. Both methods work inside and outside
+    transactions.
     """
 
     def __init__(
@@ -59,14 +60,14 @@ class Consumer:
         self._is_closed = False
 
     def receive(self, max_entries: int) -> list[Entry]:
-        """Return at most `max_entries` messages that may be delivered now. Do not wait if there are none.
+        """Return at most `max_entries` messages that may be delivered now. If there are none, return at once.
 
         Due messages of the index come first, by (delivery time, ledger, entry). Then come messages in the order of the
         log. No message comes before its delivery time.
 
         No consumer of this process receives a message again, unless the message is given back by `nack` or `close`. An
         acknowledged message comes again only after a seek, or after an abort of the transaction that acknowledged it.
-        After such an abort, also call `nack` for messages that were acknowledged by `Subscriptions.acknowledge`.
+        After an abort, also call `nack` for messages that the transaction acknowledged by `Subscriptions.acknowledge`.
         Without `nack`, such a message comes again only if a consumer called `receive` while the transaction was open.
 
         Raises:
@@ -86,13 +87,13 @@ class Consumer:
     def acknowledge_to(self, position: Position, *, txn: TransactionId | None = None) -> AcknowledgeResult:
         """Acknowledge all messages up to and including a position, if this consumer has received all of them.
 
-        If `txn` is aborted, the messages are received again.
+        If `txn` is aborted, consumers receive the messages again.
 
         Raises:
             AcknowledgementStale: Since the subscription's last release, this consumer has not received every
                 unacknowledged message up to the position. Acknowledge single messages instead.
             PreconditionFailed: The consumer is closed, has no subscription, or was created with `from_position`.
-            SextonError: Any error of `Subscriptions.acknowledge`.
+            SextonError: `Subscriptions.acknowledge` raised the error.
         """
         with self._lock:
             self._require_open()
@@ -142,10 +143,10 @@ class Consumer:
         self._dispatcher.give_back(self._holding, positions)
 
     def wait(self, timeout_s: float) -> None:
-        """Wait, at most `timeout_s`, until a message comes to the log or becomes due.
+        """Wait until a message is appended to the log or becomes due, but at most `timeout_s` seconds.
 
         Call `receive` first, and wait only if `receive` returned nothing. The first call returns at once, because it
-        only records the end of the log. A message that another consumer gives back does not end the wait. Raise
+        only records the end of the log. The wait does not end when another consumer gives a message back. Raise
         `StoreUnavailable` or `CatalogBusy` if the catalog does not answer the first call.
         """
         if self._watch is None:
@@ -173,9 +174,9 @@ class Consumer:
 
 
 class MessageDelivery:
-    """Consumers of one process. Thread-safe.
+    """Creator of the consumers of one process. Thread-safe.
 
-    `clock` decides which messages are due. Messages may be delivered `tolerance_ms` before their delivery time. `alarm`
+    Messages are due by `clock`. Messages may be delivered `tolerance_ms` before their delivery time. `alarm`
     is called for each listed index bucket that cannot be read.
     """
 

@@ -35,7 +35,7 @@ class DeliveryTimeReader:
     def iterate_segments(
         self, topic_id: TopicId, *, behind: Position, last: Position
     ) -> Iterator[tuple[Ledger, Segment]]:
-        """Yield the segments after `behind` that end at `last` or before, in log order."""
+        """Yield the segments that have entries after `behind` and end at or before `last`, in log order."""
         from_ledger = LedgerId(max(0, behind.ledger_id))
         for ledger in self._ledgers.list_ledgers(topic_id, from_ledger=from_ledger):
             start = behind.entry_id + 1 if ledger.ledger_id == behind.ledger_id else 0
@@ -47,7 +47,7 @@ class DeliveryTimeReader:
     def read_delayed_rows(
         self, segments: Iterable[tuple[Ledger, Segment]], delayed_filter: WaitingMessageFilter
     ) -> Iterator[tuple[Segment, DelayedRows]]:
-        """Yield each segment with its messages that are not due yet, or without messages if its ledger was trimmed."""
+        """Yield each segment with its waiting messages, or without messages if the ledger was trimmed."""
         source = SegmentSource(self._objects, self._tiered, topic=f"topic {delayed_filter.topic_id}")
         prefetcher = Prefetcher()
         try:

@@ -6,11 +6,11 @@ is in one of these states:
 1. Tracked: the message is not due. The tracker offers the message when it is due.
 2. In the replay set: the message is due, or was given back, and is delivered next.
 3. Held: one consumer has the message. No other consumer gets the message until this consumer gives it back.
-4. After the position of the log reader. The reader advances only over messages in states 1 to 3. The reader rewinds to
-   a message that leaves states 1 to 3 and is neither delivered nor acknowledged.
+4. After the position of the log reader. The reader advances only over acknowledged messages and messages
+   in states 1 to 3. If an unacknowledged message leaves states 1 to 3, the reader rewinds to this message.
 
-So no two consumers have the same message, and no message is skipped. All states are in memory. After a crash the next
-process begins at the mark-delete position, and leaves out acknowledged messages.
+So no two consumers have the same message, and no message is skipped. All states are in memory. After a crash, the
+next process begins at the mark-delete position, and leaves out acknowledged messages.
 
 Source: Pulsar's `PersistentDispatcherMultipleConsumers`. Prevented failures: apache/pulsar#14327 (an abort gives back
 messages of another transaction), #19801 (disconnecting consumers wipes the index), #6403 (a restarted consumer gets a
@@ -43,7 +43,7 @@ from logstore.ports.catalog import Topic, Transactions
 from logstore.positions import EARLIEST, LedgerId, Position
 
 _MESSAGES_PER_OFFER: Final = 1_000
-"""Maximum messages taken from the tracker at once. Most of these messages may be acknowledged already."""
+"""Maximum messages taken from the tracker at once. The number is large, because most may be acknowledged already."""
 
 _UNKNOWN: Final = -1
 """Value of `_seeks` and `_releases` before the subscription is read."""
@@ -55,7 +55,7 @@ class ConsumerHolding:
     def __init__(self) -> None:
         self.entries: dict[LedgerId, BitMap] = {}
         self.stale_entries: dict[LedgerId, BitMap] = {}
-        """Entries that were received before the subscription's last release, which may have given them back."""
+        """Entries received before the subscription's last release. This release may have given the entries back."""
 
     def add(self, position: Position) -> None:
         self.entries.setdefault(position.ledger_id, BitMap()).add(position.entry_id)
@@ -72,8 +72,8 @@ class Dispatcher:
     """Dispatcher of one subscription of one topic. The dispatcher begins at the mark-delete position.
 
     Threads may share the dispatcher. Lock order: `receiving`, then the tracker's lock. `receiving` is locked while a
-    consumer receives. The tracker's lock guards the replay set and all holdings. `read_subscription` is called for each
-    receive.
+    consumer receives. The tracker's lock guards the replay set and all holdings. Each `receive_messages` calls
+    `read_subscription`.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class Dispatcher:
         )
 
     def add_due_messages(self, rows: DelayedRows) -> None:
-        """Put messages of the tracker into the replay set, except replayed, held and acknowledged messages."""
+        """Add due messages to the replay set, except messages that are in the set, held or acknowledged."""
         for known in (self._state.acknowledged, self._replay.bits, *(holding.entries for holding in self.holdings)):
             rows = rows.drop_entries(known)
         for deliver_at_ms, position in zip(rows.deliver_at_ms.tolist(), rows.positions(), strict=True):
@@ -138,7 +138,7 @@ class Dispatcher:
                     self._take_back(holding, (0, position))
 
     def first_unreceived_position(self, holding: ConsumerHolding) -> Position:
-        """Return the first unacknowledged position that has not come into the holding since the last release.
+        """Return the first unacknowledged position that this holding has not received since the last release.
 
         The message at this position is held by another consumer, is not due, was given back, or is not read yet.
         """
@@ -160,14 +160,14 @@ class Dispatcher:
         return self._releases
 
     def record_acknowledged(self, holding: ConsumerHolding, position: Position) -> None:
-        """Remove acknowledged messages up to `position` from the holding. After an abort they are delivered again."""
+        """Remove acknowledged messages up to `position`. After an abort, consumers get these messages again."""
         with self._shared.lock:
             acknowledged = dict(self._state.acknowledged)
             unite_entries(acknowledged, holding.remove_up_to(position))
             self._state = CursorState(self._state.mark_delete, acknowledged)
 
     def seconds_until_due(self) -> float:
-        """Return the seconds until the next tracked or replayed message is due, or infinity if there is none."""
+        """Return the seconds until the next tracked or replayed message is due. Without messages, return infinity."""
         with self._shared.lock:
             times = [time for time in (self._replay.next_ms, self._shared.tracker.next_ms()) if time is not None]
             return max(0, min(times) - self._shared.due_ms()) / 1000 if times else inf
@@ -192,12 +192,12 @@ class Dispatcher:
                 return  # the replay set is full, so the other messages are read from the log
 
     def close_scan(self) -> None:
-        """Drop entries that were read ahead. The caller holds `receiving` if any consumer remains."""
+        """Drop entries that were read ahead. While there are consumers, the caller must hold `receiving`."""
         self._reader.close_scan()
 
     @contextmanager
     def _deliver_all_or_none(self, holding: ConsumerHolding) -> Iterator[Callable[[DueMessage], None]]:
-        """Yield a function that adds a delivered message to the holding. After an error, take added messages back."""
+        """Yield a function that adds a message to the holding. If the block raises, take the added messages back."""
         delivered: list[DueMessage] = []
 
         def deliver(message: DueMessage) -> None:
@@ -217,7 +217,7 @@ class Dispatcher:
             raise
 
     def _apply_acknowledgements_and_seeks(self, subscription: Subscription) -> None:
-        """Take over the subscription's acknowledgements. Rewind to entries that a seek or an abort has given back."""
+        """Apply the subscription's acknowledgements. Rewind to entries that a seek or an abort has given back."""
         before, self._state = self._state, subscription.state
         mark_delete, acknowledged = subscription.state.mark_delete, subscription.state.acknowledged
         was_sought, self._seeks = self._seeks not in {_UNKNOWN, subscription.seeks}, subscription.seeks

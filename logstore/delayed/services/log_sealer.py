@@ -1,13 +1,14 @@
 """Seal of a topic: the unsealed part of its log becomes index buckets. Index buckets that no reader needs are dropped.
 
-A seal reads only delivery times, and only from segments with delayed messages. A seal ends at the last segment end
-before the first message of an open transaction. A seal leaves out hidden entries. Due messages are left out, too,
-because readers get due messages from the log.
+A seal reads only delivery times, and only from segments with delayed messages. A seal ends with the last segment
+before the first message of the oldest open transaction. A seal leaves out hidden entries. Due messages are left out,
+too, because readers get due messages from the log.
 
 Each new index bucket takes one switch of the topic's list. If the process dies, completed switches stay. A stored
 snapshot without a switch is a newborn ledger, which a sweep deletes.
 
-Source: PIP-195 (sealing the last mutable bucket); apache/pulsar#26251, where messages are lost with a bucket.
+Source: PIP-195 (sealing the last mutable bucket); apache/pulsar#26251, where the loss of an index bucket loses
+messages.
 """
 
 import tempfile
@@ -50,7 +51,7 @@ class SealResult:
 def open_temporary_snapshot(
     folder: Path, topic_id: TopicId, first: Position, last: Position, *, entries: Bitmaps | None = None
 ) -> Iterator[tuple[BinaryIO, IndexSnapshotWriter]]:
-    """Open an unnamed temporary file and a snapshot writer. The file vanishes however the process ends.
+    """Open an unnamed temporary file and a snapshot writer. The file disappears even if the process is killed.
 
     The index bucket covers the range from `first` to `last`, inclusive. `entries` are the entries of all rows that will
     be written, or `None` if they are not known. The folder is created if it is missing.
@@ -82,7 +83,7 @@ class _Seal:
 
 
 class Sealer:
-    """Sealer of topics. Thread-safe. A seal writes files as large as an index bucket into `scratch`."""
+    """Sealer of topics. Thread-safe. A seal needs space for the snapshot of an index bucket in `scratch`."""
 
     def __init__(
         self,
@@ -100,9 +101,10 @@ class Sealer:
     def drop_buckets_and_seal(self, topic_id: TopicId, *, force: bool = False) -> SealResult:
         """Drop index buckets that no reader needs, and seal the log if it has reached a limit.
 
-        With `force` all visible entries are sealed, whatever the limits.
+        With `force`, seal all visible entries, even if no limit is reached.
 
-        Idempotency: a sealed part is not sealed again. If two seals run at once, one seal is `overtaken`.
+        Idempotency: a sealed part of the log is not sealed again. If two seals run at once, the result of
+        one has `overtaken`.
 
         Raises:
             MissingData: A listed ledger lacks an object in every copy.
@@ -118,7 +120,7 @@ class Sealer:
         return replace(result, dropped=dropped, listed=len(self._index.get_bucket_list(topic_id).buckets))
 
     def _drop_passed(self, topic_id: TopicId) -> int:
-        """Drop the index buckets that no reader needs. If the list changes meanwhile, the next seal does so."""
+        """Drop the index buckets that no reader needs. If the list changes meanwhile, leave this to the next seal."""
         listed = self._index.get_bucket_list(topic_id)
         passed = self._index.list_droppable_buckets(topic_id)
         if not passed:
@@ -144,7 +146,7 @@ class Sealer:
         )
         if not seal.should_seal(self._limits, entries=unsealed.entries, ledgers=unsealed.ledgers):
             return None
-        # Count again without the part behind an open transaction, which cannot be sealed yet.
+        # Count again without the part after an open transaction, because this part cannot be sealed yet.
         entries, ledgers = 0, set[LedgerId]()
         for _, segment in self._unsealed_segments(seal):
             entries += segment.delayed
@@ -168,7 +170,7 @@ class Sealer:
             self._switch_to_draft(seal)
 
     def _switch_to_draft(self, seal: _Seal) -> bool:
-        """Store the draft as an index bucket of the list. A draft without messages only moves `sealed_to`.
+        """Store the draft as an index bucket and add it to the list. A draft without messages only moves `sealed_to`.
 
         Return `False` if another process has changed the list.
         """

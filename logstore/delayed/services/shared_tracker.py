@@ -1,13 +1,13 @@
 """Tracker of one topic, shared by all subscriptions of the topic in one process.
 
-Messages that become due are offered to every subscription that reads in this process. A subscription that begins later
-finds these messages in the log.
+Messages that become due are offered to every subscription that has a reader in this process. Readers that are added
+later find these messages in the log.
 
 The list of index buckets is read again every ten seconds, and whenever an index bucket cannot be read. If the list
-still has the unreadable index bucket, an alarm is raised. The messages of the index bucket then come from the log.
+still has the unreadable index bucket, an alarm is raised, and readers find the messages of the index bucket in the log.
 
 Catalog and storage may answer late, so they are called without the lock. Meanwhile subscriptions can receive messages.
-A subscription waits only if it needs the result of the same call.
+A subscription waits only if it needs the result of the running call.
 
 Source: PIP-195. Prevented failures: apache/pulsar#26230 (a tracked message is never delivered), #19801 (disconnecting
 consumers wipes the index), #22735 (failed recovery hangs the dispatcher).
@@ -31,7 +31,7 @@ from logstore.retrying_clock import Clock
 _LOG: Final = logging.getLogger(__name__)
 
 _REFRESH_INTERVAL_S: Final = 10.0
-"""Age at which the list of index buckets is read again. A newer list only saves the memory of newly sealed messages."""
+"""Age at which the list of index buckets is read again. An old list only costs the memory of newly sealed messages."""
 
 LostBucketAlarm = Callable[[Topic, IndexBucket], None]
 """Callback for a listed index bucket that cannot be read. The callback is called once for each index bucket."""
@@ -69,10 +69,10 @@ class MeasuredSnapshotReader:
 
 class SubscriptionReader(Protocol):
     def add_due_messages(self, rows: DelayedRows) -> None:
-        """Deliver due messages, which the tracker no longer tracks."""
+        """Deliver due messages. The tracker no longer tracks these messages."""
 
     def rewind(self, position: Position) -> None:
-        """Read the log again from a position, because the tracker no longer tracks some messages from there on."""
+        """Read the log again from a position. From there on, the tracker no longer tracks some messages."""
 
 
 class SharedTracker:
@@ -107,7 +107,7 @@ class SharedTracker:
         return self._clock.now_us() // 1000 + self._tolerance_ms
 
     def refresh_bucket_list_if_old(self) -> None:
-        """Load the list of index buckets if it is old. While another thread loads the list, the old list is used.
+        """Load the list of index buckets if it is old. If another thread is reloading an old list, return at once.
 
         After `StoreUnavailable` or `CatalogBusy` the next call tries again.
         """
@@ -122,7 +122,7 @@ class SharedTracker:
             self._list_lock.release()
 
     def offer_due_and_check_more(self, limit: int) -> bool:
-        """Offer at most `limit` due messages in memory to all readers. Return whether there may be more in memory."""
+        """Offer at most `limit` due messages in memory to all readers. Return whether more may be in memory."""
         rows = self.tracker.take_due_messages(self.due_ms(), limit)
         for reader in self.readers:
             reader.add_due_messages(rows)
@@ -130,11 +130,11 @@ class SharedTracker:
         return len(rows) == limit
 
     def must_read(self) -> bool:
-        """Return whether `load_due_segment_and_check_lost` must read a snapshot segment, or the list after a loss."""
+        """Return whether a snapshot segment is due, or an index bucket is lost and no alarm is raised yet."""
         return bool(self._unreported_buckets()) or self.tracker.bucket_to_read(self.due_ms()) is not None
 
     def load_due_segment_and_check_lost(self) -> None:
-        """Read one due snapshot segment, unless another thread has. If an index bucket was lost, read the list again.
+        """Read one due snapshot segment, if there is one. If an index bucket is lost, also read the list again.
 
         After `StoreUnavailable` or `CatalogBusy` the next call tries again.
         """
@@ -149,7 +149,7 @@ class SharedTracker:
         self._reload_list_or_alarm()
 
     def track_waiting_and_return_due(self, ledger_id: LedgerId, later: Mapping[int, int]) -> list[tuple[int, Position]]:
-        """Track those messages of `later` that are not due. Return delivery times and positions of the others."""
+        """Track the messages of `later` that are not due. Return delivery times and positions of the due messages."""
         messages = [(deliver_at_ms, Position(ledger_id, entry_id)) for entry_id, deliver_at_ms in later.items()]
         return [message for message in messages if not self.tracker.track_unless_due(message[1], message[0])]
 
@@ -177,7 +177,7 @@ class SharedTracker:
         return [bucket for bucket in self.tracker.lost_buckets if bucket.bucket_id not in self._reported]
 
     def _reload_list_or_alarm(self) -> None:
-        """Read the list again, because lost index buckets may be replaced. If the list is unchanged, raise alarms."""
+        """Read the list again if index buckets are lost. If it is unchanged, raise an alarm for each of them."""
         with self._list_lock:
             while True:
                 with self.lock:

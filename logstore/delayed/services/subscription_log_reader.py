@@ -1,6 +1,6 @@
 """Replay set of a subscription, and the subscription's reader of the log, which can be rewound.
 
-Source: Pulsar's `MessageRedeliveryController`, which has both due messages and messages that were given back.
+Source: Pulsar's `MessageRedeliveryController`.
 """
 
 import heapq
@@ -19,14 +19,14 @@ from logstore.ports.catalog import Topic, Transactions
 from logstore.positions import EARLIEST, LedgerId, Position
 
 MAX_REPLAY_MESSAGES: Final = 10_000
-"""Maximum messages of a replay set, some 150 bytes each. Further messages are read from the log again."""
+"""Maximum messages of a replay set. A message takes about 150 bytes. Further messages are read from the log again."""
 
 DueMessage = tuple[int, Position]
 """Delivery time and position of a message. The time is in milliseconds since 1970, or 0 if it is not known."""
 
 
 class ReplaySet:
-    """At most `max_messages` distinct messages, by (delivery time, ledger, entry). Not thread-safe."""
+    """Set of at most `max_messages` messages, ordered by (delivery time, ledger, entry). Not thread-safe."""
 
     def __init__(self, max_messages: int = MAX_REPLAY_MESSAGES) -> None:
         self._max_messages = max_messages
@@ -58,7 +58,7 @@ class ReplaySet:
         return True
 
     def pop_due(self, due_ms: int, limit: int) -> list[DueMessage]:
-        """Remove and return the first messages that are due at `due_ms`, inclusive, at most `limit`."""
+        """Remove and return the first messages with times up to `due_ms`, inclusive, at most `limit` messages."""
         popped: list[DueMessage] = []
         while self._heap and self._heap[0][0] <= due_ms and len(popped) < limit:
             due = heapq.heappop(self._heap)
@@ -110,14 +110,14 @@ class SubscriptionLogReader:
         self._rewind_to = position if self._rewind_to is None else min(self._rewind_to, position)
 
     def begin_pass(self, state: CursorState) -> None:
-        """Leave out messages that `state` acknowledges. Let `read_next_entries` look up the end of the log again."""
+        """Leave out messages that `state` acknowledges. The next read looks up the end of the log again."""
         self._state, self._has_scanned = state, False
 
     def read_next_entries(self, limit: int) -> list[Entry] | None:
         """Return the next due messages, at most `limit`, or `None` at the end of the log.
 
-        The end is looked up once after each `begin_pass` and each rewind. Some of the messages may by now be tracked,
-        held or in the replay set. A result with fewer than `limit` messages does not mean that the end is reached.
+        The end is looked up once after each `begin_pass` and each rewind. Returned messages may meanwhile be tracked,
+        held or in the replay set. Only `None` means that the end is reached.
         """
         if self._apply_rewind():
             self._has_scanned = False

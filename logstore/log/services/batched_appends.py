@@ -3,9 +3,9 @@
 Entries exist once their segment is registered. A crash before the registration leaves an object without a row, which
 reconciliation finds.
 
-A thread that finds a topic's queue without a leader becomes the leader. The leader stores its own append and all queued
-appends as one batch. Then the thread of the next queued append becomes the leader. There is no timer: a batch contains
-the appends that were queued while the previous batch was stored.
+If the queue of a topic has no leader, the thread of the next append becomes the leader. The leader stores its own
+append and all queued appends as one batch. Then the thread of the next queued append becomes the leader. There is no
+timer: a batch contains the appends that were queued while the previous batch was stored.
 """
 
 import threading
@@ -57,7 +57,7 @@ class _TopicAppendContext(NamedTuple):
 class Appender:
     """Writer of batches of appends, each as one segment.
 
-    The writer gives up a batch that is not registered within `registration_timeout_s`.
+    A batch that is not registered within `registration_timeout_s` fails.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class Appender:
     ) -> Sequence[AppendResult | SextonError]:
         """Store the parts, one for each producer's append, as one segment. Return a result or an error for each part.
 
-        The result for a part that cannot be encoded is `InvalidInput`. Nothing of this part is written.
+        For a part that cannot be encoded, return `InvalidInput`. Nothing of this part is written.
 
         Raises:
             UnknownObject, PreconditionFailed: The topic does not exist or is not ACTIVE.
@@ -125,16 +125,16 @@ class Appender:
     def _store_parts_of_open_transactions(
         self, target: _TopicAppendContext, parts: Sequence[ProducedEntries], error: TransactionNotOpen
     ) -> Sequence[AppendResult | SextonError]:
-        """Store all parts except those of the decided transaction in `error`. None of the parts was stored before."""
+        """Store all parts except the parts of the transaction in `error`. No part may have been stored before."""
         verdicts = [error.again() if str(part.txn) == error.txn else None for part in parts]
         return self._store_accepted_parts(target, parts, verdicts)
 
     def _drop_duplicates(
         self, topic: Topic, hints: RememberedTopicState, parts: Sequence[ProducedEntries], deadline_s: float
     ) -> list[ProducedEntries | SequenceHeld]:
-        """Remove the duplicates that the catalog confirms. A removed entry is acknowledged but not stored.
+        """Remove the entries that are duplicates by the catalog. A duplicate is acknowledged but not stored.
 
-        The catalog is not asked if all entries are new by the hints, because the registration checks the entries again.
+        If all entries are new by `hints`, do not ask the catalog, because the registration checks the entries again.
         """
         producers = deduplication.producers_with_sequence_ids(parts)
         if producers <= hints.sequences.keys():
@@ -277,7 +277,7 @@ class AppendQueue:
                 waiter.woken.set()
 
     def _take_batch(self) -> list[_QueuedAppend]:
-        """Remove and return the head of the queue, which is the leader's own append, and the next appends that fit."""
+        """Remove and return the first append of the queue, which is the leader's own, and the next appends that fit."""
         batch = [self._queue.popleft()]
         entries, size_bytes = len(batch[0].produced.entries), batch[0].size_bytes
         while self._queue:

@@ -1,8 +1,8 @@
-"""Component ledgers. Each one is written as a whole, with a row, a statement and one segment, and is then published.
+"""Component ledgers. Each is written as a whole (a row, a statement and one segment) and then published.
 
-The row is created first. Each object is then stored, and proved by a HEAD request. The component's transaction adds the
-ledger to its list last. A process that loses a race or dies leaves a newborn ledger, for which the catalog files an
-intent (apache/pulsar#350).
+First the row is created. Then each object is stored, and proved by a HEAD request. To *publish* the ledger, a
+transaction of the component adds it to its list. A process that loses a race or dies leaves a newborn ledger, for which
+the catalog files an intent (apache/pulsar#350).
 """
 
 import hashlib
@@ -76,7 +76,7 @@ class _EncodedDraft:
 class ComponentLedgers:
     """Writer and reader of component ledgers. Thread-safe.
 
-    A write repeats failed attempts until `patience_s` seconds after its start.
+    A write repeats failed attempts for at most `patience_s` seconds.
     """
 
     def __init__(
@@ -101,8 +101,8 @@ class ComponentLedgers:
     ) -> _Published:
         """Store the draft as a ledger and publish it.
 
-        `publish` is the transaction of the component. A `publish` with an unknown outcome is repeated, so `publish`
-        must be idempotent.
+        `publish` commits the component's transaction. `publish` must be idempotent, because it is repeated while its
+        outcome is not known.
 
         Idempotency: each call makes a new ledger. A crash leaves at most an unlisted row, which the topic's next trim
         detaches.
@@ -174,7 +174,7 @@ class ComponentLedgers:
     def _put_objects_unless_id_taken(
         self, statement: LedgerStatement, segment: _EncodedDraft, deadline_s: float
     ) -> bool:
-        """Store statement and segment, and read both back. Return `False` if storage has another ledger of this id."""
+        """Store and prove statement and segment. Return `False` if storage already has another ledger with this id."""
         metadata, key = statement.to_metadata(), segment_key(statement.ledger_id, 0)
         own_meta_key, meta = meta_key(statement.ledger_id, statement.owner), statement.to_json()
         expected_metadata, content = metadata | segment.metadata, segment.content

@@ -1,4 +1,4 @@
-"""Reader of entries, in order or by position. The reader fetches segments ahead, and ledgers may be trimmed meanwhile.
+"""Reader of entries, in order or by position. The reader fetches segments ahead. Ledgers may be trimmed meanwhile.
 
 If an object is missing, the reader asks the catalog again:
 
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 _LOG: Final = logging.getLogger(__name__)
 
 _FIRST_PAGE_LEDGERS: Final = 8
-"""Number of ledgers in the first page. Each further page has twice as many."""
+"""Number of ledgers in the first page. Each further page has twice as many ledgers as the previous page."""
 _MAX_PAGE_LEDGERS: Final = 1024
 
 _CACHE_BYTES: Final = 32 << 20
@@ -162,7 +162,7 @@ class EntryReader:
     def _limit_to_frontier(
         self, topic: Topic, read_filter: ReadFilter, at: Position, known_frontier: Frontier | None = None
     ) -> ReadFilter | None:
-        """Return the filter, limited to entries up to the frontier, or `None` if no entry is visible."""
+        """Return the filter without entries after the frontier, or `None` if no entry is visible."""
         marked = at if read_filter.state is None else max(at, read_filter.state.mark_delete)
         frontier = known_frontier or self._transactions.read_frontier(topic.topic_id, from_ledger=marked.ledger_id)
         if frontier.last is None:
@@ -193,7 +193,7 @@ class EntryReader:
         return rows
 
     def _iterate_ledgers(self, topic: Topic, first: LedgerId, last: LedgerId) -> Iterator[Ledger]:
-        """Yield listed ledgers from `first` to `last`, inclusive. Raise `SegmentGone` if one was trimmed meanwhile."""
+        """Yield listed ledgers from `first` to `last`, inclusive. Raise `SegmentGone` after a trim of a ledger."""
         reached, limit = LedgerId(-1), _FIRST_PAGE_LEDGERS
         page = self._ledgers.list_ledgers(topic.topic_id, from_ledger=first, limit=limit)
         while page:
@@ -232,8 +232,8 @@ def _require_no_gap(ledger: Ledger, rows: Sequence[Segment], requested: range) -
     """Require a segment for each requested entry up to the number of entries in the ledger's row.
 
     Raises:
-        MissingData: An entry that was acknowledged to its producer has no segment now (apache/bookkeeper#4812).
-        SegmentGone: The ledger has no segments, because it was trimmed since it was listed.
+        MissingData: By the ledger's row an entry exists, but no segment has this entry (apache/bookkeeper#4812).
+        SegmentGone: The ledger has no segments, because it was trimmed after the reader listed it.
     """
     end = min(requested.stop, ledger.entries)
     if requested.start < end and not rows:

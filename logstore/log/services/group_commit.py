@@ -29,7 +29,7 @@ from logstore.ports.catalog import (
 _LOG = logging.getLogger(__name__)
 
 _MAX_UNAVAILABLE_IN_A_ROW: Final = 2
-"""Number of consecutive failures after which the catalog counts as unavailable. One failure may concern one write."""
+"""Number of consecutive failures after which the catalog counts as unavailable. One failure may be due to one write."""
 
 
 class _QueuedWrite(NamedTuple):
@@ -41,7 +41,7 @@ class _QueuedWrite(NamedTuple):
 class GroupCommitter:
     """Committer of the small writes of all threads, in shared transactions.
 
-    Close the committer after use. A process also ends without `close`, because the writer thread is a daemon.
+    Close the committer after use. The writer thread is a daemon, so a process can end without `close`.
     `capacity` is the maximum number of queued writes, and of writes in one transaction. If the queue is full, `submit`
     waits for at most `patience_s` seconds.
     """
@@ -134,7 +134,7 @@ class GroupCommitter:
             self._fail_all_writes(items, death)
 
     def _take_writes_until_closed(self) -> list[_QueuedWrite]:
-        """Wait for writes and return all of them. Return an empty list if the committer is closed and none is left."""
+        """Wait for queued writes and return all of them, or an empty list if the committer is closed and idle."""
         with self._changed:
             while True:
                 self._changed.wait_for(lambda: self._waiting or self._refusal)
@@ -166,7 +166,7 @@ class GroupCommitter:
         if len(items) == 1:
             items[0].future.set_exception(error)
             return
-        if isinstance(error, CatalogBusy):  # each write alone would meet the same contention
+        if isinstance(error, CatalogBusy):  # a separate commit of each write would meet the same contention
             for item in items:
                 item.future.set_exception(CatalogBusy(f"group commit: {error}"))
             return
@@ -197,7 +197,7 @@ class GroupCommitter:
 
 
 def _to_outcome_unknown(cause: BaseException) -> OutcomeUnknown:
-    """Return a new error. Threads that raise the same instance would overwrite each other's traceback."""
+    """Return a new error. If two threads raised one instance, they would overwrite its traceback."""
     error = OutcomeUnknown(f"group commit: {cause}")
     error.__cause__ = cause
     return error

@@ -1,7 +1,8 @@
 """Roll: close a topic's last ledger and open the next one.
 
 A new ledger gets its row first, then its statement in storage, and then a place in the list. If another process has
-opened a ledger first, one transaction refuses the newborn ledger and files an intent for it (apache/pulsar#350).
+opened a ledger first, the transaction that would add the newborn ledger to the list files an intent for this ledger
+(apache/pulsar#350).
 """
 
 import logging
@@ -19,14 +20,14 @@ from logstore.positions import LedgerId, TopicId
 from logstore.retrying_clock import Clock
 
 _MAX_ATTEMPTS: Final = 5
-"""Maximum number of attempts of one roll. A trim may detach the newborn ledger of a very slow attempt."""
+"""Maximum number of attempts of one roll. An attempt fails if a trim detaches the newborn ledger before the commit."""
 
 _LOG: Final = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RollPolicy:
-    """Limits of a ledger. A roll is due when the first limit is reached. The last batch may exceed a limit."""
+    """Limits of a ledger. A roll is due when any limit is reached. The last batch may exceed a limit."""
 
     max_entries: int = 50_000
     max_size_bytes: int = 1 << 30
@@ -48,7 +49,7 @@ class RollResult:
 
 
 class Roller:
-    """Opener of ledgers. A roll repeats failed attempts until `patience_s` seconds after its start."""
+    """Opener of ledgers. A roll repeats failed attempts for at most `patience_s` seconds."""
 
     def __init__(
         self, *, ledgers: MessageLedgers, objects: ObjectStore, application: str, clock: Clock, patience_s: float
@@ -79,7 +80,7 @@ class Roller:
         return self._ledgers.last_ledger(topic_id)
 
     def _open_ledger_after(self, topic_id: TopicId, last: Ledger | None) -> LedgerId | None:
-        """Return the opened ledger, or `None` after a lost race or if storage has another ledger of the new id."""
+        """Return the opened ledger, or `None` if another process was faster or storage already has the new id."""
         deadline_s = self._clock.monotonic_s() + self._patience_s
         statement = self._clock.retry(lambda: self._create_row(topic_id), deadline_s=deadline_s)
         after = last.ledger_id if last else None

@@ -1,8 +1,8 @@
 """Wait of readers for new entries. One thread polls the ends of logs for all waiting readers of a process.
 
-An entry becomes visible only when a message or a transaction marker is added to the log. So it suffices to read the
-ends of all watched logs with one SQL statement, less often while nothing changes. A reader that is woken by a new but
-invisible entry waits again.
+An entry becomes visible only when a message or a transaction marker is added to the log. So it suffices to watch the
+ends of logs. One SQL statement reads the ends of all watched logs, less often while no log grows. If a new entry that
+is not visible wakes a reader, the reader waits again.
 
 If an operator has settled a participant by hand, its topic gets no transaction marker. Readers of this topic wait until
 their timeout.
@@ -24,7 +24,7 @@ _LOG: Final = logging.getLogger(__name__)
 _POLL_PAUSES_S: Final = (0.005, 0.25)  # shortest and longest pause between two polls
 
 _EndByTopic = dict[TopicId, Position]
-"""Last entry by topic, for topics with a ledger. For an empty last ledger, the value is entry -1 of that ledger."""
+"""Last entry by topic, for topics with a ledger. If the last ledger is empty, the value is entry -1 of this ledger."""
 
 
 @dataclass(slots=True)
@@ -106,11 +106,11 @@ class Watch:
         self._end = log_end_poller.read_ends([topic_id]).get(topic_id)
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait until the log has grown since the last `wait`, at first since the creation of the watch.
+        """Wait until the log has grown since the last `wait`. The first `wait` compares with the creation of the watch.
 
-        Return whether the log has grown. Read before each `wait`. If an entry was added after the read, `wait` returns
-        at once. The delivery time of a delayed message does not end a `wait`. If the catalog does not answer, the
-        reader continues to wait.
+        Return whether the log has grown. Read the log before each `wait`. If an entry was added after the read, `wait`
+        returns at once. The delivery time of a delayed message does not end a `wait`. If the catalog does not answer,
+        the reader continues to wait.
         """
         before, self._end = self._end, self._log_end_poller.wait_and_return_end(self._topic_id, self._end, timeout_s)
         return self._end != before

@@ -25,14 +25,14 @@ from logstore.positions import Position, TopicId
 from logstore.retrying_clock import Clock
 
 _MAX_REMEMBERED_TOPICS: Final = 10_000
-"""Maximum number of topics with an append queue. At this number, idle queues are removed."""
+"""Maximum number of topics with an append queue. When this number is reached, idle queues are removed."""
 
 
 class ManagedLedger:
     """Logs of all topics. Thread-safe. `close` ends the threads of the object, but does not close `committer`.
 
-    `transactions` has the frontiers up to which readers may see entries. An append fails if its segment is not
-    registered within `registration_timeout_s`. `tiered` is read if a primary copy is missing or damaged.
+    `transactions` returns the frontier of a topic, the last entry that readers may see. An append fails if its segment
+    is not registered within `registration_timeout_s`. `tiered` is read if a primary copy is missing or damaged.
     """
 
     def __init__(
@@ -84,7 +84,8 @@ class ManagedLedger:
     def append(self, topic: Topic, produced: ProducedEntries) -> AppendResult:
         """Store entries of one producer: all of them contiguously in one ledger, or none.
 
-        Entries up to the producer's registered sequence id are duplicates: they are acknowledged and not stored again.
+        Entries with sequence ids up to the producer's highest registered one are duplicates: they are acknowledged and
+        not stored again.
         Entries of a transaction become visible when the transaction commits. While the transaction is open, later
         entries of the topic are not visible either.
 
@@ -130,7 +131,7 @@ class ManagedLedger:
         return self.roll(topic).closed is not None
 
     def select_topics_to_roll(self, topic_ids: Collection[TopicId]) -> frozenset[TopicId]:
-        """Return the topics whose last ledger `roll_if_due` would roll now. This costs one read."""
+        """Return the topics whose last ledger `roll_if_due` would roll now. This takes one read of the catalog."""
         now_us = self._clock.now_us()
         return frozenset(
             last_ledger.topic_id
@@ -158,7 +159,7 @@ class ManagedLedger:
             columns: Names from `READABLE_COLUMNS`. Other columns are not fetched and are `None`, except `publish_ms`.
             cursor_state: State whose acknowledged entries are skipped. Messages that are not due are also skipped.
             up_to: Last entry, inclusive.
-            frontier: Frontier that the caller has just read, from the ledger of `from_position` or an earlier ledger.
+            frontier: Frontier that the caller has just read, with the hidden entries from the first scanned ledger on.
             excluded: Entries to skip. A segment is not fetched if all its requested entries are skipped.
             postponer: Receives messages that are not due, and decides which messages are due. With `None`, delayed
                 messages are skipped only if `cursor_state` is given.
@@ -221,9 +222,9 @@ class ManagedLedger:
         return Watch(self._log_end_poller, topic.topic_id)
 
     def reload_last_ledgers(self, is_selected: Callable[[Topic], bool]) -> int:
-        """Reload the last ledgers of those remembered topics that `is_selected` selects. Return their number.
+        """Reload the last ledgers of remembered topics for which `is_selected` is true. Return the number of topics.
 
-        Appends may continue meanwhile. After an error, the remembered last ledgers of these topics are forgotten.
+        Appends may continue meanwhile. After an error, the last ledgers of these topics are forgotten.
         """
         with self._queues_lock:
             selected = [(topic, hints) for topic, hints in self._hints.values() if is_selected(topic)]
@@ -235,7 +236,7 @@ class ManagedLedger:
         return len(selected)
 
     def close(self) -> None:
-        """End the threads that fetch segments ahead, and end the waits of readers. Running appends continue."""
+        """End the threads that fetch segments ahead, and wake waiting readers. Running appends continue."""
         self._log_end_poller.close()
         self._reader.close()
 

@@ -21,9 +21,9 @@ class Prefetcher:
         self._pool.shutdown(cancel_futures=True)
 
     def fetch_ahead(self, items: Iterator[_Item], fetch: Callable[[_Item], _Value]) -> Iterator[tuple[_Item, _Value]]:
-        """Yield each item with its value, in order. If `fetch` fails for an item, raise at the item's turn.
+        """Yield each item with its value, in order. If `fetch` fails for an item, raise the error instead of this item.
 
-        The first item is fetched alone, because many readers need only one. Then up to 2 items are fetched ahead.
+        The first item is fetched alone, because many readers need only one item. Then up to 2 items are fetched ahead.
         """
         pending: deque[tuple[_Item, Future[_Value]]] = deque()
         try:

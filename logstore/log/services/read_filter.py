@@ -1,7 +1,7 @@
 """Selection of the visible entries of a segment, and of the columns to fetch.
 
-A consumer gets no message before the delivery time of the message. If all requested entries of a large segment may be
-delayed, delivery times are fetched first. Message payloads are then fetched only if an entry is due.
+A consumer gets no message before the delivery time of the message. If a large segment may have no requested entry that
+is due, delivery times are fetched first. Message payloads are then fetched only if an entry is due.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -42,10 +42,10 @@ class Postponer(Protocol):
     """Receiver of delayed messages that a reader skips because they are not due."""
 
     def due_ms(self) -> int:
-        """Return the latest delivery time that is due now, inclusive, in milliseconds since 1970."""
+        """Return the time up to which messages are due now, inclusive, in milliseconds since 1970."""
 
     def postpone(self, ledger_id: LedgerId, deliver_at_ms_by_entry: Mapping[int, int]) -> None:
-        """Receive the delivery times of skipped messages, by entry id. One message may be received repeatedly."""
+        """Receive the delivery times of skipped messages, by entry id. Calls may repeat a message."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,7 +36,7 @@ from logstore.positions import LedgerId
 from logstore.retrying_clock import Clock
 
 FIRST_NUMBER_STRIDE: Final = 16
-"""Range of the first random step to a higher number. Each lost race doubles the range, so large uploads succeed."""
+"""Maximum step to a higher number after one lost race. Each further one doubles the step, so large uploads succeed."""
 
 _MAX_STRIDE: Final = 1 << 16
 _MAX_NUMBER: Final = 99_999_999  # eight digits in a key
@@ -45,7 +45,7 @@ _MAX_PRODUCERS_PER_TOPIC: Final = 10_000  # limit for each topic
 
 @dataclass(slots=True, kw_only=True)
 class RememberedTopicState:
-    """State of a topic that a process remembers. An outdated state is forgotten when the catalog refuses a write."""
+    """State of a topic that a process remembers. When the catalog refuses a write, outdated state is forgotten."""
 
     ledger: Ledger | None = None
     has_other_writers: bool = (
@@ -77,14 +77,14 @@ class EncodedSegment:
 
 @dataclass(slots=True)
 class AppendUploads:
-    """Uploads of one append, one after the other. All uploads except the last were refused or failed."""
+    """Consecutive uploads of one append. All uploads except the last were refused or failed."""
 
     append_id: str = field(default_factory=lambda: uuid.uuid4().hex)
     count: int = 0
     highest_tried_number_by_ledger: dict[LedgerId, int] = field(default_factory=dict)
 
     def next_upload_id(self) -> SegmentUploadId:
-        """Return the id of the next upload. A new encoding, a split or another ledger does not change `append_id`."""
+        """Return the id of the next upload. `append_id` stays, even if content or ledger changes meanwhile."""
         self.count += 1
         return SegmentUploadId(self.append_id, self.count)
 
@@ -190,7 +190,7 @@ class SegmentPlacer:
         raise CatalogBusy(f"topic {topic.name}: append lost {attempts.lost_races} races to other writers")
 
     def _choose_or_open_ledger(self, topic: Topic, hints: RememberedTopicState, attempts: PlacementAttempts) -> Ledger:
-        """Return the ledger in `hints` if it accepts segments, otherwise the topic's last ledger, rolled if necessary.
+        """Return the ledger in `hints` if it accepts segments, otherwise the last ledger, after a roll if due.
 
         If other processes also append to the topic, read the catalog instead of `hints`, because a refused upload costs
         more than a read.
@@ -279,7 +279,7 @@ def _build_registration(
 def _hint_after_registration(
     ledger: Ledger, write: RegisterSegmentWrite, registered: RegisterSegmentResult | Segment
 ) -> Ledger | None:
-    """Return the ledger as it is after the registration, or `None` if `registered` is a row of an earlier attempt."""
+    """Return the ledger after the registration, or `None` if `registered` is the row of an earlier attempt."""
     if isinstance(registered, Segment):
         return None
     return replace(

@@ -45,7 +45,7 @@ class SegmentGone(Exception):
 
 
 def describe_damage(topic: str, segment: Segment, error: CorruptData) -> CorruptData:
-    """Return an error that names the unreadable entries and a command that gives advice."""
+    """Return an error that names the unreadable entries, and the command that tells an operator what to do."""
     entries = f"entries {segment.first_entry} to {segment.first_entry + segment.entries - 1}"
     what = f"{topic}: ledger {segment.ledger_id}, segment {segment.number} ({entries}) is corrupt in every copy"
     return CorruptData(f"{what}: {error}. Run `sexton ledger explain {segment.ledger_id}`: it says what to do")
@@ -87,7 +87,7 @@ class SegmentFooter:
 def read_columns_by_ranges(
     objects: ObjectStore, segment: Segment, columns: Sequence[str], footer: SegmentFooter | None
 ) -> "pa.Table":
-    """Fetch columns other than `payload`, and compare their chunks if `footer` has digests.
+    """Fetch columns other than `payload`. If `footer` has digests, compare the chunks of these columns.
 
     `footer` is `None` for a segment without a digest, from an earlier build. Raise the errors of `read_columns`.
     """
@@ -152,7 +152,7 @@ def row_group_byte_range(footer: "pq.FileMetaData", number: int) -> tuple[int, i
 
 
 def build_digest_metadata(content: bytes, sha256: str) -> dict[str, str]:
-    """Return the digests for a segment's metadata: of content and footer, and for a large segment of column chunks."""
+    """Return a segment's metadata with digests of content and footer, and of column chunks if it is large."""
     metadata = {DIGEST_FIELD: sha256, FOOTER_FIELD: str(digest_footer(io.BytesIO(content)))}
     if len(content) <= MAX_WHOLE_READ_BYTES:
         return metadata
@@ -192,7 +192,7 @@ def _verify_metadata_digest(segment: Segment, key: str, metadata: Mapping[str, s
 
 
 def find_segment_problem(objects: ObjectStore, segment: Segment) -> str:
-    """Read a segment as a whole and verify it. Return a description of the problem, or "" if there is none.
+    """Read and verify a whole segment. Return a description of the problem, or "" if the segment is intact.
 
     Raise `StoreUnavailable` if the store did not answer.
     """
@@ -212,7 +212,7 @@ def find_segment_problem(objects: ObjectStore, segment: Segment) -> str:
 
 
 class RangeFile(io.RawIOBase):
-    """Read-only file over ranges of one object. The object's metadata must contain `expected_metadata`."""
+    """Read-only file that fetches ranges of one object. The object's metadata must contain `expected_metadata`."""
 
     def __init__(
         self,
@@ -252,7 +252,7 @@ class RangeFile(io.RawIOBase):
 
         Raises:
             SegmentGone: The object does not exist.
-            CorruptData: The object is too short, or is another object.
+            CorruptData: The object is too short, or its metadata lacks `expected_metadata`.
         """
         remaining = max(0, self._size - self._offset)
         wanted_bytes = remaining if size is None or size < 0 else min(size, remaining)
@@ -271,7 +271,7 @@ class RangeFile(io.RawIOBase):
         return self.read(length)
 
     def hold_parts(self, parts: Sequence[tuple[int, bytes]], *, refuse_other_reads: bool) -> None:
-        """Serve reads from `parts`, which have offsets. With `refuse_other_reads`, other reads raise `CorruptData`."""
+        """Serve reads from `parts` (offset, content). With `refuse_other_reads`, other reads raise `CorruptData`."""
         self._held, self._refuses_other_reads = list(parts), refuse_other_reads
 
     def _read_held_or_fetch(self, wanted_bytes: int) -> bytes | None:

@@ -3,10 +3,10 @@
 If the catalog is lost, storage must show where a segment was registered (ADR 19). So the metadata of a segment states
 the part of the ledger that was registered before the upload.
 
-- If the segment's number is the next one, the metadata suffices. The segment begins where the metadata states, or its
-  registration was refused.
+- If the segment has the next number, the metadata suffices: if the segment is registered, it begins at the end of the
+  stated part.
 - If the segment skips numbers, segments with lower numbers may have been registered after the upload. So a confirmation
-  is uploaded after such a registration and before the append returns.
+  is uploaded after the registration and before the append returns.
 """
 
 import logging
@@ -47,7 +47,7 @@ from logstore.positions import LedgerId
 from logstore.retrying_clock import Clock
 
 _MAX_REPORT_S: Final = 5.0
-"""Maximum time for a report to the catalog. Meanwhile the caller waits for an error that is already known."""
+"""Maximum time for a report to the catalog. The time is short, because the caller waits for an error that is known."""
 
 _LOG: Final = logging.getLogger(__name__)
 
@@ -58,7 +58,7 @@ def report_abandoned_upload(
 ) -> Iterator[None]:
     """If the block raises, report to the catalog that an upload to the ledger was abandoned. Raise the block's error.
 
-    A terminal error is not reported, because storage has stored nothing or the catalog itself has refused.
+    After a terminal error nothing is reported: either storage has stored nothing, or the catalog itself has refused.
     """
     try:
         yield
@@ -80,7 +80,7 @@ class SegmentRegistrar:
         self._clock = clock
 
     def register_segment(self, write: RegisterSegmentWrite, *, deadline_s: float) -> RegisterSegmentResult | Segment:
-        """Register a segment. No other caller may have uploaded an object with this segment number.
+        """Register a segment. The caller must be the only one that has uploaded an object with this segment number.
 
         If an earlier attempt has registered the segment, return the segment's row. No attempt starts after
         `deadline_s`, a time of `monotonic_s`.
@@ -90,7 +90,7 @@ class SegmentRegistrar:
                 and a retry cannot help.
             UnknownObject, PreconditionFailed: The topic does not exist or is not ACTIVE.
             StoreUnavailable, CatalogBusy: The segment was not registered, after several attempts.
-            OutcomeUnknown: The segment may be registered, and the catalog does not answer.
+            OutcomeUnknown: The catalog does not answer, and the segment may be registered.
         """
         unclear_errors: list[Exception] = []
         try:
@@ -136,7 +136,7 @@ class SegmentRegistrar:
 def upload_confirmation(
     objects: ObjectStore, statement: LedgerStatement, extent: RegisteredLedgerExtent, *, clock: Clock, deadline_s: float
 ) -> None:
-    """Upload a confirmation. A crash before the upload loses nothing, because the append has not returned.
+    """Upload a confirmation. Before the upload a crash loses nothing, because the append has not returned.
 
     `extent` has the number of the registered segment, and the number of entries of the ledger up to the end of this
     segment. No attempt starts after `deadline_s`, a time of `monotonic_s`.

@@ -43,7 +43,7 @@ class _TieredCopy:
     objects: ObjectStore
     key: str
     size_bytes: int
-    groups: dict[RowGroupEntries, int]  # number in the file, by row group
+    groups: dict[RowGroupEntries, int]  # number of the row group in the file, by the row group's entries
     expected_metadata: dict[str, str]
     footer: "pq.FileMetaData"
     chunks: tuple[str, ...]  # digests of column chunks, by row group
@@ -111,11 +111,11 @@ class SegmentSource:
         self._lock = threading.Lock()
 
     def read(self, ledger: Ledger, segment: Segment, columns: Sequence[str]) -> "pa.Table":
-        """Read the named columns of a segment, in entry order. `ledger` may have lost copies since it was listed.
+        """Read the named columns of a segment, in entry order. Copies may have been deleted since the listing.
 
         Raises:
             SegmentGone: The segment is in no copy of the ledger.
-            CorruptData: No copy can be read. The message gives advice.
+            CorruptData: No copy can be read. The message tells an operator what to do.
             StoreUnavailable, CatalogBusy: Storage or catalog did not answer.
         """
         try:

@@ -5,8 +5,8 @@ one append with the transaction markers of a whole batch. One SQL transaction th
 topics. The SQL transaction finishes each decided transaction whose participants are all settled.
 
 The append and the SQL transaction may run twice. A second marker says the same as the first marker, and is hidden, too.
-Settling a participant again changes nothing. If the process dies in between, another process claims the transactions
-later.
+To settle a participant again changes nothing. If the process dies between append and SQL transaction, another process
+claims the transactions later.
 
 Source: Pulsar's transaction coordinator, which sends the decision to each partition and subscription separately.
 """
@@ -38,7 +38,7 @@ from logstore.transactions.transaction_ids_and_states import Participant, Transa
 
 _LOG: Final = logging.getLogger(__name__)
 _MAX_CONCURRENT_TOPICS: Final = 32
-"""Number of threads, which mostly wait for storage."""
+"""Number of threads. The threads mostly wait for storage."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ class Broadcaster:
         self._threads.shutdown()
 
     def broadcast_batch(self, batch: Sequence[StoredTransaction]) -> BroadcastResult:
-        """Tell all owed participants of a batch of claimed transactions. A topic that fails delays no other topic.
+        """Tell all owed participants of a batch of claimed transactions. A failed topic delays no other topic.
 
         If the catalog does not answer, nothing is lost: the claims expire, and a later broadcast continues.
         """

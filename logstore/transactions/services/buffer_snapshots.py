@@ -1,11 +1,11 @@
 """Snapshots of transaction buffers in storage, and the rebuild of a buffer from a snapshot and the log after it.
 
-A snapshot only bounds how much of the log a rebuild reads. Appends and commits do not wait for a snapshot, and a
-missing snapshot loses nothing. A snapshot is stored as a component ledger before one SQL transaction switches the topic
-to it. A writer that dies in between leaves a newborn ledger, which a trim of the topic deletes.
+A snapshot only limits how much of the log a rebuild reads. Appends and commits do not wait for a snapshot, and a
+missing snapshot loses nothing. A snapshot is first stored as a component ledger. Then one SQL transaction makes it
+the topic's snapshot. A writer that dies in between leaves a newborn ledger, which a trim of the topic deletes.
 
-The end of a rebuild is fixed when the rebuild begins. Open transactions neither delay nor stop the rebuild
-(kafka-flow#857). A failed rebuild starts again from the beginning (apache/pulsar#14801, #14830).
+A rebuild reads up to the end that the log had when the rebuild began. Open transactions neither delay nor stop the
+rebuild (kafka-flow#857). A failed rebuild starts again from the beginning (apache/pulsar#14801, #14830).
 
 Source: Pulsar's SnapshotSegmentAbortedTxnProcessor (PIP-196).
 """
@@ -48,7 +48,7 @@ _LEASE_S: Final = 60.0
 
 _TOPICS_PER_PAGE: Final = 16
 _MAX_READ_ATTEMPTS: Final = 5
-"""Maximum attempts to read a log. An attempt fails if the log is trimmed meanwhile."""
+"""Maximum number of attempts to read a log. An attempt fails if the log is trimmed meanwhile."""
 
 
 class BufferSnapshots:
@@ -60,8 +60,10 @@ class BufferSnapshots:
     def write_snapshots_and_count_due(self) -> int:
         """Write one page of due snapshots from the buffers in SQL. Return the number of topics that were due.
 
-        A failure is logged, and the topic is due again later. Idempotency: two writers of a topic leave one snapshot.
-        Raise `StoreUnavailable` or `CatalogBusy` if the catalog did not return the due topics.
+        If the snapshot of a topic fails, the error is logged, and the topic is due again later. Raise
+        `StoreUnavailable` or `CatalogBusy` if the catalog did not return the due topics.
+
+        Idempotency: if two callers write snapshots of a topic, one snapshot stays.
         """
         due = self._snapshots.reserve_due_topics(limit=_TOPICS_PER_PAGE, reserved_for_s=_LEASE_S)
         for topic_id in due:
@@ -73,7 +75,7 @@ class BufferSnapshots:
         return len(due)
 
     def replace_snapshot(self, topic_id: TopicId, buffer: TransactionBuffer) -> bool:
-        """Replace the topic's snapshot, unless it covers more entries than `buffer`. Return whether it was replaced.
+        """Replace the topic's snapshot unless the stored snapshot covers more entries. Return whether it was replaced.
 
         Raises:
             UnknownObject, PreconditionFailed: The topic does not exist or is not ACTIVE.
