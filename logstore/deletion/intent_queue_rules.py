@@ -26,8 +26,8 @@ def require_unclaimed(
 ) -> None:
     """Raise `ClaimHeld` if another workflow works on a row.
 
-    `claim` is the workflow to which the row was handed, and the end of that workflow's claim by the catalog's clock.
-    `batch` is the workflow that holds the row's batch. `batch` matters only if the row was handed to no workflow.
+    `claim` is the workflow to which the row was handed over, and the end of that workflow's claim by the catalog's
+    clock. `batch` is the workflow that holds the row's batch. It is used only if the row was not handed over.
     """
     handed_to, until_us = claim
     holder = (handed_to if (until_us or 0) > now_us else None) if handed_to else batch
@@ -36,11 +36,11 @@ def require_unclaimed(
 
 
 def require_dead_letters(row_ids: Sequence[int], state_by_row: Mapping[int, tuple[DeletionState, str]]) -> None:
-    """Require that every row is a dead letter. `row_ids` ascend. `state_by_row` has states, parsed and as stored.
+    """Require that every row is a dead letter. `row_ids` must ascend. `state_by_row` has states, parsed and raw.
 
     Raises:
         UnknownObject: A row does not exist, and every existing row is a dead letter.
-        PreconditionFailed: A row has another state. The message names up to ten rows with their states.
+        PreconditionFailed: An existing row is no dead letter. The message names up to ten rows with their states.
     """
     wrong = [
         (row_id, state_by_row[row_id][1] if row_id in state_by_row else "unknown")
@@ -59,8 +59,8 @@ def require_dead_letters(row_ids: Sequence[int], state_by_row: Mapping[int, tupl
 def split_batch_into_ranges(rows: Iterable[tuple[int, int, bool]], max_rows: int) -> Iterator[list[int]]:
     """Yield ids of rows that the batch still has to process, in ranges of at most `max_rows` rows.
 
-    A range also has a bounded number of segments. No processed row of the batch lies within a range. `rows` have, by
-    ascending id: id, number of segments, and whether the batch still has to process the row.
+    A range also has a bounded number of segments. No processed row of the batch lies within a range. Each of `rows` is
+    a row's id, its number of segments, and whether the batch still has to process it. The ids must ascend.
     """
     ids: list[int] = []
     range_segments = 0

@@ -14,7 +14,7 @@ from logstore.offload.tiered_copy import CopyLocation, find_context_problem
 from logstore.positions import LedgerId, TopicId
 
 STUCK_AFTER_ATTEMPTS: Final = 5
-"""Number of consecutive attempts that may leave the same number of keys. Then the intent becomes a dead letter.
+"""If this number of consecutive attempts leaves the same number of keys, the intent becomes a dead letter.
 
 Five attempts at intervals of 600 s take 40 minutes. That is longer than a restart or failover of a store, during which
 single volumes refuse keys. An intent whose attempts make progress has ten attempts.
@@ -163,7 +163,7 @@ def find_missing_property(intent: DeletionIntent) -> str | None:
 
 
 def find_ownership_problem(intent: DeletionIntent, key: str, metadata: Mapping[str, str]) -> str | None:
-    """Return why an object with this `metadata` is of another ledger, or `None` if it is of the intent's ledger."""
+    """Return why an object with this `metadata` belongs to another ledger than the intent, or `None` if it does not."""
     try:
         statement = LedgerStatement.from_metadata(metadata)
     except CorruptData as error:
@@ -214,6 +214,6 @@ def find_refusal(intent: DeletionIntent) -> tuple[Outcome, str] | None:
 
 
 def require_topic(intent: DeletionIntent, topic: str | None) -> None:
-    """Require that the intent is of the topic. Skip the check without `topic`, and for an intent that is refused."""
+    """Require that the intent belongs to `topic`. Skip the check if `topic` is `None`, or if the intent is refused."""
     if find_refusal(intent) is None:
         require_named_topic(intent.ledger_id, intent.topic, topic)

@@ -47,11 +47,11 @@ def select_detachable_prefix(
     last: LedgerId,
     now_us: int,
 ) -> Iterator[LedgerFacts]:
-    """Yield the ledgers at the head of the list that come before the first ledger that must stay.
+    """Yield the ledgers of the list that come before the first ledger that must stay.
 
-    `ledgers` are the listed ledgers, ascending by id. Reading stops at the first ledger that must stay. `last` is the
-    last ledger of the list, which always stays. `total_bytes` is the size of all listed ledgers. `now_us` is the time
-    of the catalog's clock.
+    `ledgers` are the listed ledgers. They must ascend by id. Reading stops at the first ledger that must stay. `last`
+    is the last ledger of the list, which always stays. `total_bytes` is the size of all listed ledgers. `now_us` is the
+    time of the catalog's clock.
     """
     remaining_bytes = total_bytes
     for ledger in ledgers:

@@ -1,7 +1,7 @@
 """Tiered copy of a ledger: its location, one Parquet file with all entries, and an index with the file's digests.
 
 The offload context states the location. Readers and deletions use this location, not the current settings. A deletion
-at a wrong location would count the copy as deleted (apache/pulsar#16687).
+at a wrong location would wrongly report the copy as deleted (apache/pulsar#16687).
 
 The names of both objects contain the uuid of the attempt that wrote them, so attempts never conflict. The data is
 written and deleted before the index. Except during a deletion, an index therefore proves that its data exists.
@@ -147,7 +147,7 @@ def was_published(context: Mapping[str, str]) -> bool:
 def context_after_upload(context: Mapping[str, str], until_us: int | None) -> dict[str, str]:
     """Return the offload context after an upload whose last request was at `until_us`, by the catalog's clock.
 
-    `None` means that all requests were answered. An earlier end that is already stored stays.
+    `None` means that all requests were answered. If `context` already has an earlier end, this end stays.
     """
     other_fields = {name: value for name, value in context.items() if name != _UPLOAD_END_FIELD}
     if until_us is None:
@@ -224,7 +224,7 @@ class TieredIndex:
 
 
 def write_tiered_data_file(sink: BinaryIO, segments: "Iterable[pa.Table]") -> tuple[RowGroupEntries, ...]:
-    """Write one file with a row group for each segment. Segments ascend from entry 0. Memory holds one segment."""
+    """Write one row group for each segment. `segments` must ascend from entry 0. One segment is in memory at a time."""
     import pyarrow.parquet as pq  # noqa: PLC0415 - start-up time
 
     schema = entry_schema()

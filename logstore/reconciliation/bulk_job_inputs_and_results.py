@@ -20,9 +20,10 @@ MIN_SCRUB_RATE: Final = 128 << 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListStorageJob:
-    """Job that lists every bucket of the catalog, or reads inventories instead.
+    """Job that lists the objects in every bucket of the catalog.
 
-    The summary counts `objects`, as in `plausibility_guards.ComparisonCounts`.
+    If a bucket has an inventory, the job reads the inventory. The summary counts `objects`, as in
+    `plausibility_guards.ComparisonCounts`.
     """
 
     run_id: str
@@ -45,11 +46,12 @@ class ReadLedgersAndIntentsJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompareStorageWithCatalogJob:
-    """Job that compares storage with the catalog, and writes the differences as candidates.
+    """Job that compares storage with the catalog, and writes each difference as a candidate for a finding.
 
-    The summary counts the fields of `CopyOverlap` for primary copies, and with the prefix `tiered_` for tiered copies.
-    `young` counts ledgers whose rows were too young. `expected` counts ledgers of which a listing must show objects.
-    The fact `ROWS_BEFORE` is the cut-off of rows, which an old inventory makes earlier.
+    The summary has the fields of `CopyOverlap`: without a prefix for primary copies, and with the prefix `tiered_` for
+    tiered copies. `young` counts ledgers whose rows are younger than the cut-off. `expected` counts ledgers of which a
+    listing must show objects. The fact `ROWS_BEFORE` is this cut-off, which is before `rows_before_us` if an inventory
+    is old.
     """
 
     run_id: str
@@ -62,7 +64,7 @@ class CompareStorageWithCatalogJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerifyFindingsJob:
-    """Job that checks each candidate again in storage and catalog. `FindingFiles` reads its output."""
+    """Job that checks each candidate again in storage and catalog. `FindingFiles` reads the job's output."""
 
     run_id: str
     before_us: int
@@ -89,8 +91,8 @@ class CutScrubIntoPagesJob:
 class ScrubPageJob:
     """Job that reads each segment and tiered copy of one page, and compares digests.
 
-    `FindingFiles` reads its output. The summary counts the `objects` and `size_bytes` that were read. `elsewhere`
-    counts tiered copies in buckets that tasks do not read.
+    `FindingFiles` reads the job's output. The summary counts the `objects` and `size_bytes` that were read. `elsewhere`
+    counts tiered copies in buckets that the job cannot read.
     """
 
     run_id: str
@@ -101,7 +103,7 @@ class ScrubPageJob:
 
     @property
     def name(self) -> str:
-        """Name of the page's output. Each page has its own output, so that a scrub can continue."""
+        """Name of the page's output. An interrupted scrub keeps the outputs of finished pages."""
         return f"{self.main}-{self.page:06d}"
 
 
@@ -126,7 +128,7 @@ class BulkJobProgress:
 
 
 ROWS_BEFORE: Final = "rows_before_us"
-"""Key in `BulkJobSummary.facts`: the cut-off of rows, in microseconds since 1970 by the catalog's clock."""
+"""Key in `BulkJobSummary.facts`. Rows after this time are left out. Microseconds since 1970 by the catalog's clock."""
 
 LEFT_OUT: Final = "left out: "
 """Prefix of keys in `BulkJobSummary.facts`. The value is a sentence that says why something was not compared."""

@@ -103,7 +103,7 @@ class FindingFiles:
             return {first + index: _to_finding(row) for index, row in enumerate(rows)}
 
     def count_findings_and_bytes_by_kind(self) -> dict[FindingKind, tuple[int, int]]:
-        """Return the number and the bytes of findings by kind, zeros too. Only two columns are read, page by page."""
+        """Return number and bytes of the findings of every kind, even if zero. Read only two columns, page by page."""
         totals = dict.fromkeys(FindingKind, (0, 0))
         for path, group, _ in self._page_locations:
             with _translate_errors(path):

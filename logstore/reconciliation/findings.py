@@ -14,7 +14,7 @@ from logstore.positions import LedgerId
 
 
 class FindingKind(StrEnum):
-    """Kind of a finding. Files have the value."""
+    """Kind of a finding. Files of findings contain these values."""
 
     ORPHAN_LEDGER = "orphan_ledger"  # objects of a copy that no row names
     ORPHAN_SEGMENT = "orphan_segment"  # an object of a live ledger that no segment's row names
@@ -131,7 +131,7 @@ def plan_run_id(run_id: str) -> str:
 
 
 def apply_batch_id(run_id: str, page: int) -> str:
-    """Return the id of the batch that deletes the findings of one page. `run_id` is that of the plan."""
+    """Return the id of the batch that deletes the findings of one page. `run_id` is the id of the plan."""
     return f"orphans-{run_id}-{page}"
 
 
@@ -149,7 +149,7 @@ def add_apply_counts(left: ApplyCounts, right: ApplyCounts) -> ApplyCounts:
 
 
 def limit_samples(counts: ApplyCounts) -> ApplyCounts:
-    """Keep the first reasons and failures. Count the other reasons together. The result fits a workflow payload."""
+    """Keep the first reasons and failures, so that they fit a workflow payload. Count the other reasons together."""
     named = {name: rows for name, rows in counts.skipped.items() if name != _OTHER_REASONS}
     first = dict(islice(named.items(), MAX_REASONS))
     rest = sum(counts.skipped.values()) - sum(first.values())

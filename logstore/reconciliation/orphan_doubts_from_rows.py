@@ -71,14 +71,12 @@ class LedgerRows:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OrphanDoubtFromRows:
-    """Reason why a stored copy is not an orphan."""
-
     kind: FindingKind | None  # kind to report instead; None: no finding, because a row names this very copy
     reason: str
 
 
 def doubt_orphan(statement: LedgerStatement, copy: CopyKind, uuid: str, rows: LedgerRows) -> OrphanDoubtFromRows | None:
-    """Return why, by the catalog's rows, a stored copy is not an orphan. Return `None` if the copy is an orphan.
+    """Return why a stored copy is not an orphan, judged by the catalog's rows. Return `None` if it is an orphan.
 
     `statement` is the copy's statement in storage. `uuid` is empty for a primary copy.
     """

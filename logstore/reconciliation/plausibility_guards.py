@@ -13,10 +13,10 @@ from logstore.log.ledgers import LedgerState
 from logstore.reconciliation.findings import FindingKind
 
 AGE_FLOOR_S: Final = 3_600
-"""Minimum age of a finding's objects. An upload takes at most 45 minutes and `UPLOAD_GRACE_S`."""
+"""Minimum age of a finding's objects. An upload takes at most 45 minutes plus `UPLOAD_GRACE_S`."""
 
 MAX_ORPHAN_SHARE: Final = 0.05
-"""Default limit of the share of all ledgers that an apply may remove."""
+"""Largest share of all ledgers that an apply removes, unless the operator sets another limit."""
 
 _WEIGHED_KINDS: Final = (FindingKind.ORPHAN_LEDGER, FindingKind.UNREFERENCED_LEDGER, FindingKind.ORPHAN_OFFLOAD)
 """Kinds of findings that count towards the orphan share.
@@ -27,8 +27,8 @@ Tiered copies count, because no other guard notices a catalog that has lost all 
 MAX_NUMBERS_ABOVE_LAST: Final = 64
 """Maximum distance from an open ledger's highest segment number to a segment that an apply may remove.
 
-For a removal, the highest number is raised to the number of the removed segment. Phase two later requests every number
-up to the highest by name.
+For a removal, the highest number is raised to the number of the removed segment. Phase two later requests one object
+for each number up to the highest number.
 """
 
 
@@ -43,8 +43,6 @@ class CopyOverlap:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComparisonCounts:
-    """Counts of a comparison."""
-
     objects: int  # listed objects of ledgers
     ledgers: int  # number of ledgers that were read
     ledgers_counted: int  # number of ledgers from before the read that still exist after the read
@@ -54,7 +52,7 @@ class ComparisonCounts:
 
 
 def require_min_age(older_than_s: float, *, unsafe: bool) -> None:
-    """Raise `PreconditionFailed` if the age is below `AGE_FLOOR_S`, unless `unsafe`. Always refuse a negative age."""
+    """Refuse an age below `AGE_FLOOR_S` (`PreconditionFailed`), unless `unsafe`, and below 0 (`InvalidInput`)."""
     if older_than_s < 0:
         raise InvalidInput("older-than", expected="0s or more: no cut-off lies in the future", found=older_than_s)
     if older_than_s < AGE_FLOOR_S and not unsafe:

@@ -1,9 +1,9 @@
 """Rule of adoption: which uploads without a row become segments, and at which positions.
 
-A rebuilt catalog has the ledgers of the last flush. Storage also has later uploads. Some uploads were registered. Other
-uploads are from writers that lost a race, gave up or died. Entries of an append that returned must come back at the
-same positions. Entries of any other append may come back. So an upload is left out only if it was certainly not
-registered, which means in these cases:
+A rebuilt catalog has the ledgers of the last flush. Storage also has later uploads. Some of these uploads were
+registered. Other uploads are from writers that lost a race, gave up or died. Entries of an append that returned must
+come back at the same positions. Entries of any other append may come back. So an upload is left out only if it was
+certainly not registered, which means in these cases:
 
 - The upload has no entries: it is a confirmation.
 - The upload is not the last upload of its append.
@@ -117,7 +117,7 @@ class AdoptedSegment:
 def choose_adopted_uploads(ledgers: Sequence[LedgerWithUploads], topic: TopicAtFlush) -> list[AdoptedSegment]:
     """Return the adopted uploads of a topic's ledgers, in the order of the log.
 
-    `ledgers` ascend by ledger id. For later pages of ledgers, `topic` must include the uploads adopted so far.
+    `ledgers` must ascend by ledger id. For later pages of ledgers, `topic` must include the uploads adopted so far.
     """
     all_uploads = (upload for ledger in ledgers for upload in ledger.uploads)
     last_attempts = dict(topic.last_attempt_by_append) | find_last_attempt_by_append(
@@ -193,7 +193,7 @@ class _SequencesAndDecisions:
 def _select_consistent_extents(
     ledger: LedgerWithUploads, uploads: Sequence[UnregisteredUpload], epoch: int
 ) -> list[RegisteredLedgerExtent]:
-    """Return the extents of the uploads, ascending, except each extent that contradicts an earlier extent."""
+    """Return the extents of the uploads, ascending. Leave out each extent that contradicts an earlier extent."""
     extents = {upload.behind for upload in uploads if upload.behind and upload.epoch >= epoch}
     consistent: list[RegisteredLedgerExtent] = []
     for extent in sorted(extent for extent in extents if extent.last_segment > ledger.last_segment):
@@ -235,8 +235,8 @@ def _choose_registered(
     """Return the uploads that an extent counts as registered, and the uploads of alternative choices.
 
     The segment that the extent names is registered, except in a rare case: a reconciliation skipped its number. The
-    first choice that adds up is taken, lower numbers first. An upload in no choice was never registered. If no choice
-    adds up, all uploads count as registered.
+    first choice that adds up is taken. Choices with lower segment numbers come first. An upload in no choice was never
+    registered. If no choice adds up, all uploads count as registered.
     """
     named = [upload for upload in between if upload.number == extent.last_segment]
     others = [upload for upload in between if upload.number != extent.last_segment]
@@ -262,7 +262,7 @@ def _accepts(adopted_so_far: _SequencesAndDecisions, uploads: Sequence[Unregiste
 
 
 def _choices_that_add_up(uploads: Sequence[UnregisteredUpload], entries: int) -> Iterator[list[UnregisteredUpload]]:
-    """Yield the subsequences of `uploads` with `entries` entries in total. Lower numbers come first."""
+    """Yield subsequences of `uploads` with `entries` entries in total. Those with lower segment numbers come first."""
     if entries < 0:
         return
     sums_from = [1]  # bit n of item i is set if a subset of `uploads[i:]` has n entries

@@ -1,4 +1,4 @@
-"""Parquet files of blocks. Rows are sorted by id and sub, and the footer has the format number.
+"""Parquet files of blocks. Rows ascend by the columns `id` and `sub`, and the footer has the format number.
 
 An integer column is delta-encoded if the result is smaller than with a dictionary. Row groups are short and have
 statistics of ids, so a reader of a range of ids decodes only a few row groups.
@@ -32,7 +32,7 @@ _FOOTER_KEY: Final = b"sexton.records"
 
 
 def encode_block(kind: RecordKind, versions: "pa.Table") -> bytes:
-    """Return the file of a block. `versions` has at least 1 record version, ascending by id and sub."""
+    """Return the file of a block. `versions` must have at least 1 record version, and must ascend by `id` and `sub`."""
     columns = block_schema(kind)
     if versions.schema.remove_metadata() != columns:
         raise InvalidInput("versions", expected=f"columns of {kind}: {columns.names}", found=versions.schema.names)
@@ -83,7 +83,7 @@ def describe_block(block_id: str, kind: RecordKind, versions: "pa.Table", file: 
 def decode_block(
     block: Block, file: bytes, *, columns: Sequence[str] | None = None, ids: tuple[int, int] | None = None
 ) -> "pa.Table":
-    """Return the record versions of a block, ascending by id and sub.
+    """Return the record versions of a block, ascending by `id` and `sub`.
 
     `columns` are returned in the given order. `ids` are the first and last id to read, both inclusive.
     """

@@ -2,7 +2,8 @@
 
 A record version is live if it is the newest record version of its record, and the catalog has the record or its
 tombstone. Older record versions may always be dropped. If the catalog has neither record nor tombstone, the newest
-record version may be dropped only together with all older ones. Otherwise an older one would become the newest.
+record version may be dropped only together with all older record versions. Otherwise an older record version would
+become the newest.
 
 Source: Aerospike's defragmentation (`defrag-lwm-pct`, 50 %).
 """
@@ -34,7 +35,7 @@ class BlockUsage:
 
 
 def select_blocks_to_rewrite(usages: Sequence[BlockUsage]) -> list[Block]:
-    """Return the blocks of one kind to rewrite together: small blocks, and blocks of which less than half is needed."""
+    """Return the blocks of one kind to rewrite together: small blocks, and blocks in which most rows are not needed."""
     sparse = [usage.block for usage in usages if 2 * usage.needed_versions < usage.block.records]
     small = [usage.block for usage in usages if is_small_block(usage.block) and usage.block not in sparse]
     return [*sparse, *(small if len(small) > 1 or sparse else [])]
@@ -56,7 +57,7 @@ class IdRangeSurvey:
 
     @property
     def newest_rows(self) -> "npt.NDArray[np.intp]":
-        """Row numbers of the newest record version of each record, ascending by id and sub."""
+        """Row number of each record's newest record version, in the order of the columns `id` and `sub`."""
         return self._ranked.newest_rows
 
     def count_needed_rows(self, exists: "Mask", blocks: int) -> "npt.NDArray[np.intp]":

@@ -122,6 +122,5 @@ class RebuildAdoptionResult:
 
 
 def integer_fields(value: object) -> dict[str, int]:
-    """Return the integer fields of a dataclass instance, by name."""
     values = {field.name: getattr(value, field.name) for field in fields(value)}  # type: ignore[arg-type]
     return {name: number for name, number in values.items() if type(number) is int}

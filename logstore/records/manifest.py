@@ -1,14 +1,15 @@
-"""Manifests: numbered objects that name the blocks of the record log. The newest manifest counts.
+"""Manifests: numbered objects that name the blocks of the record log.
 
-A manifest is stored only if its number is free. Before a manifest is stored, its stamp is committed to the catalog. A
-catalog that does not know the stamp of the newest manifest is outdated, or is another catalog.
+The newest manifest replaces all earlier manifests. A manifest is stored only if its number is free. Before a manifest
+is stored, its stamp is committed to the catalog. A catalog that does not know the stamp of the newest manifest is
+outdated, or is another catalog.
 
 A manifest shows a moment: the state of the catalog at one time. A large flush is divided into pages, and stores one
-manifest for each page. The manifest of a page repeats the blocks of the previous manifest, because a part of a flush is
-no moment. The last manifest of the flush names the blocks of all pages. Replicas ignore manifests that repeat an
+manifest for each page. The manifest of a page repeats the blocks of the previous manifest, because a part of a flush
+shows no moment. The last manifest of the flush names the blocks of all pages. Replicas ignore manifests that repeat an
 earlier moment. The first manifest of a rebuilt catalog's epoch also repeats a moment (ADR 24).
 
-Source: Apache Iceberg's metadata files, of which each is complete.
+Source: Apache Iceberg's metadata files, each of which is complete.
 """
 
 import json
@@ -64,7 +65,7 @@ class Block:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """Names of all blocks that count at one moment of the catalog."""
+    """Object that names all blocks of one moment of the catalog."""
 
     number: int  # from 1
     catalog_id: str

@@ -1,6 +1,7 @@
-"""Rule of the newest record version: for each record, the highest `(epoch, version)` counts.
+"""Rule of the newest record version: a record has the content with the highest `(epoch, version)`.
 
-No clock is compared. To bound memory, callers read one range of ids at a time. All of a record is in one range.
+No clock is compared. To bound memory, callers read one range of ids at a time. All record versions of a record are in
+one range.
 
 Source: Aerospike's conflict resolution by last-update-time. Sexton uses the order of flushes instead (ADR 15).
 """
@@ -31,7 +32,7 @@ _DENSITY_UNIT: Final = 1 << 96
 
 
 def select_newest_versions(versions: "pa.Table | Sequence[pa.Table]") -> "pa.Table":
-    """Return the newest record version of each record, ascending by id and sub, including tombstones.
+    """Return the newest record version of each record, including tombstones, ascending by `id` and `sub`.
 
     `versions` has record versions of one kind in any order, with at least `KEY_COLUMNS`. Sorted tables take less time.
     If two record versions of a record have equal `(epoch, version)`, their content is equal too.
@@ -44,7 +45,7 @@ def select_newest_versions(versions: "pa.Table | Sequence[pa.Table]") -> "pa.Tab
 
 @dataclass(frozen=True, slots=True)
 class SplitNewestVersions:
-    """Newest record versions of the records of one kind. Each table ascends by id and sub."""
+    """Newest record versions of the records of one kind. Each table ascends by `id` and `sub`."""
 
     live: "pa.Table"  # newest versions that are no tombstones
     tombstones: "pa.Table"  # newest versions that are tombstones
@@ -55,7 +56,7 @@ def split_newest_versions(versions: "pa.Table") -> SplitNewestVersions:
     """Return the newest record version of each record, and the newest content that each tombstone covers.
 
     The result also has tombstones that cover no record version. Without such a tombstone, adoption could adopt
-    remaining objects of the ledger. A replica may also lack the tombstone.
+    remaining objects of the ledger, and a replica could keep the ledger.
     """
     import pyarrow as pa  # noqa: PLC0415 - start-up time
     import pyarrow.compute as pc  # noqa: PLC0415
@@ -73,8 +74,9 @@ def split_newest_versions(versions: "pa.Table") -> SplitNewestVersions:
 def mask_ids_with_content(ids: "Numbers", versions: "pa.Table") -> "Mask":
     """Return for each id whether `versions` has a record version with content.
 
-    `ids` ascend. `versions` may be in any order. The id of a deleted record is never used again. So even content with a
-    higher `(epoch, version)` than the tombstone counts.
+    `ids` must ascend. `versions` may be in any order. An id is never used again, so content under the id always belongs
+    to the deleted record. The result is therefore true even if this content has a higher `(epoch, version)` than the
+    tombstone.
     """
     import numpy as np  # noqa: PLC0415 - start-up time
 
@@ -89,8 +91,8 @@ def mask_ids_with_content(ids: "Numbers", versions: "pa.Table") -> "Mask":
 class VersionsRankedByRecord:
     """Record versions of one kind, ordered by record.
 
-    `order` sorts the rows by id and sub. `starts` has the position in `order` of each record's first row. `newest_rows`
-    has the row number of each record's newest record version.
+    `order` has the row numbers in the order of the columns `id` and `sub`. `starts` has the position in `order` of each
+    record's first row. `newest_rows` has the row number of each record's newest record version.
     """
 
     def __init__(self, versions: "pa.Table") -> None:
@@ -107,7 +109,7 @@ class VersionsRankedByRecord:
 
     @property
     def record_numbers(self) -> "npt.NDArray[np.intp]":
-        """Number of each row's record. Records are numbered from 0, ascending by id and sub."""
+        """Number of each row's record. Records are numbered from 0, in the order of `id` and `sub`."""
         import numpy as np  # noqa: PLC0415 - start-up time
 
         numbers = np.empty(self._rows, dtype=np.intp)

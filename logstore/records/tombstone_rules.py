@@ -1,4 +1,4 @@
-"""Rules of tombstones: which deletions leave one, when a tombstone may be removed, and how many bytes it needs.
+"""Rules of tombstones: which deletions leave a tombstone, when it may be removed, and how many bytes it needs.
 
 A plain deletion leaves no tombstone, so a rebuild may bring back an older record version.
 
@@ -108,11 +108,11 @@ def decide_replica_state(
 
 
 def newest_manifest_applied_everywhere(acknowledgements: Iterable[ReplicaAcknowledgement], *, newest: int) -> int:
-    """Return the newest manifest that all replicas have applied, or `newest` without replicas. Ignore revoked replicas.
+    """Return the newest manifest that all replicas have applied, or `newest` if there are no replicas.
 
-    Tombstones in later manifests must stay. A replica without such a tombstone would keep the covered record
-    (scylladb#3560). A silent replica must be revoked before the caller leaves it out of `acknowledgements`. Otherwise
-    its next acknowledgement would count.
+    Revoked replicas are ignored. Tombstones in later manifests must stay. A replica without such a tombstone would keep
+    the covered record (scylladb#3560). A silent replica must be revoked before the caller leaves it out of
+    `acknowledgements`. Otherwise its next acknowledgement would be accepted, although it may lack tombstones.
     """
     return min(
         [newest, *(acknowledgement.manifest for acknowledgement in acknowledgements if not acknowledgement.is_revoked)]
@@ -128,7 +128,7 @@ byte each.
 """
 
 BYTES_PER_BLOCK: Final = 3_400
-"""Bytes of a block without record versions."""
+"""Bytes of a block besides its record versions."""
 
 TOMBSTONES_PER_BLOCK: Final = 100_000
 _AEROSPIKE_INDEX_BYTES: Final = 64
@@ -154,8 +154,8 @@ def estimate_tombstone_sizes(
     """Estimate the bytes of tombstones before a raid, in the catalog (index) and in blocks (disk).
 
     The figures of Sexton are measured (`tests/benchmarks/records_speed.py`) with rows that have a topic, a list and a
-    component. These figures include the id, so `key_bytes` counts for Aerospike only. Aerospike stores 64 bytes and the
-    key in its primary index, and 128 bytes and the key on disk.
+    component. These figures include the id, so `key_bytes` is used for Aerospike only. Aerospike stores 64 bytes and
+    the key in its primary index, and 128 bytes and the key on disk.
     """
     if not 0 <= tombstones < 2**53:
         raise InvalidInput("records", expected="0 to 2**53 - 1", found=tombstones)

@@ -30,16 +30,16 @@ MAX_ASKED_SEGMENTS: Final = 1_000_000
 """Maximum number of segments of one ledger that are requested by name. A million requests take an hour."""
 
 SAMPLE_KEYS: Final = 4
-"""Number of confirmed keys that one removal requests again, however many ledgers it has."""
+"""Number of confirmed keys that one removal requests again, whatever its number of ledgers."""
 
 _PARALLEL_REQUESTS: Final = 8
 _NAMES_PER_BATCH: Final = 32 * _PARALLEL_REQUESTS
 
 
 def find_absence_doubts(objects: ObjectStore, intents: Sequence[DeletionIntent]) -> dict[int, SextonError]:
-    """Return why copies may exist despite an empty listing, by `row_id`. Copies without a reason are proved absent.
+    """Return, by `row_id`, why a copy may exist despite an empty listing. Copies without a reason are proved absent.
 
-    After the first failed request, no further request is sent. Rows that are not proved yet get this error.
+    After the first failed request, no further request is sent. Copies that are not proved absent yet get this error.
     """
     doubts = _find_doubts_by_second_listing(objects, intents)
     return doubts | _find_doubts_by_reads(objects, [intent for intent in intents if intent.row_id not in doubts])
@@ -50,8 +50,8 @@ def sample_and_find_unconfirmed_keys(
 ) -> dict[int, UnconfirmedKeys | None]:
     """Return the keys that do not count as deleted, by row. `None` means that all keys of the row count as deleted.
 
-    A key counts only if `report` confirms its deletion. If the store still has a key of the sample, no key counts, and
-    each row is retried alone. Raise the errors of `find_undeleted_key_in_sample`.
+    A key counts as deleted only if `report` confirms its deletion. If the store still has a key of the sample, no key
+    counts as deleted, and each row is retried alone. Raise the errors of `find_undeleted_key_in_sample`.
     """
     unconfirmed_by_row = {row: find_unconfirmed_keys(keys, report) for row, keys in keys_by_row.items()}
     kept_key = find_undeleted_key_in_sample(objects, sorted(report.deleted))

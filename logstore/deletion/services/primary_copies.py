@@ -102,7 +102,7 @@ class PrimaryCopyStorage:
         )
 
     def _list_dead_uploads(self, intent: DeletionIntent) -> tuple[str, ...]:
-        """Return keys of dead uploads. Only an unpublished index of delayed messages can have dead uploads."""
+        """Return keys of unfinished multipart uploads. Only an unpublished index of delayed messages can have them."""
         if intent.component != Component.DELAYED_INDEX or intent.segments:
             return ()
         return tuple(upload.key for upload in self._objects.list_open_uploads(ledger_prefix(intent.ledger_id)))
@@ -133,8 +133,8 @@ class PrimaryCopyStorage:
         """Return why an object belongs to another ledger, or `None` if all objects belong to this ledger.
 
         The name of `meta.json` proves the ledger owner, and a registered number proves a segment. For other objects,
-        the metadata is read. If the ledger has no segments, the metadata of `meta.json` is read too. This object may be
-        left from an older ledger with the same id, from before the catalog was replaced.
+        the metadata is read. If the ledger has no segments, the metadata of `meta.json` is read too. This `meta.json`
+        may be of an older ledger with the same id, from before the catalog was replaced.
         """
         digest = intent.owner.digest
         other_metas = [key for key in metas if owner_digest_from_key(key) != digest]
@@ -242,7 +242,7 @@ def _head_in_parallel(objects: ObjectStore, keys: Iterator[str]) -> dict[str, _O
 
 
 def _expected_keys(intent: DeletionIntent) -> frozenset[str]:
-    """Return the keys of the registered segments, or an empty set if gaps make the numbers unknown."""
+    """Return the keys of the registered segments, or an empty set if segment numbers have gaps and are unknown."""
     if intent.last_segment + 1 != intent.segments:
         return frozenset()
     return frozenset(segment_key(intent.ledger_id, number) for number in range(intent.segments))

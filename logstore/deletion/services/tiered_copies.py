@@ -99,7 +99,7 @@ class TieredCopyStorage:
 
 
 def _list_dead_uploads(objects: ObjectStore, intent: DeletionIntent, keys: tuple[str, str]) -> tuple[str, ...]:
-    """Return the keys of dead uploads. A published copy has no dead uploads."""
+    """Return the keys of unfinished multipart uploads. A published copy has none."""
     if upload_requests_end_us(intent.context) is None:
         return ()
     open_keys = {upload.key for upload in objects.list_open_uploads(keys[0])}

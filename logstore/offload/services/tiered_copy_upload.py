@@ -50,8 +50,6 @@ _LOG: Final = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CopyEvidence:
-    """Evidence that storage has a tiered copy."""
-
     uuid: str
     entries: int
     size_bytes: int  # of the data object
@@ -146,15 +144,17 @@ class Offloader:
     def upload_and_prove(
         self, ledger_id: LedgerId, uuid: str, *, timeout_s: float, topic: str | None = None
     ) -> UploadAttemptResult:
-        """Write and prove a tiered copy of the ledger under a new uuid. `Offloads.publish_tiered_copy` makes it LIVE.
+        """Write and prove a tiered copy of the ledger under a new uuid.
 
-        After `timeout_s` nothing more is sent. If `topic` is given, it must be the encoded name of the ledger's topic.
+        `Offloads.publish_tiered_copy` then makes it LIVE. After `timeout_s` nothing more is sent. If `topic` is given,
+        it must be the encoded name of the ledger's topic.
 
         Raises:
             UploadTimedOut, UploadUnproven, StoreUnavailable, CatalogBusy, OutcomeUnknown: A new attempt may succeed.
             InvalidInput: The ledger belongs to another topic.
             PreconditionFailed: The ledger cannot be offloaded.
-            MissingData, CorruptData: The primary copy is incomplete or damaged, or a published copy is not in storage.
+            MissingData: A segment of the primary copy, or the published tiered copy, is not in storage.
+            CorruptData: The primary copy or the published tiered copy is damaged.
         """
         deadline_s = self._monotonic_s() + timeout_s  # computed before the catalog computes the end by its own clock
         begun = self._offloads.begin_offload(

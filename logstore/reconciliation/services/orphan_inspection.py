@@ -38,15 +38,13 @@ OTHER_BUCKET: Final = "it stands in a bucket that the settings do not name"
 ENDED_UPLOAD: Final = "the upload has ended"
 
 ABSENT: Final = frozenset({NOT_SHOWN, ENDED_UPLOAD})
-"""Reasons which say that objects are absent. Such a reason counts only if the bucket is proved to be of the catalog."""
+"""Reasons which say that objects are absent. They hold only if the bucket provably belongs to the catalog."""
 
 _MAX_SEGMENT_GETS: Final = 100  # for one ledger; segment numbers begin at 0, and lost races leave few gaps
 
 
 @dataclass(frozen=True, slots=True)
 class OrphanDoubt:
-    """Reason not to remove an orphan."""
-
     reason: str  # a constant of this module
     key: str  # of the object with this problem
 
@@ -66,8 +64,8 @@ class OrphanObjects:
 def inspect_orphan(store: ObjectStore, finding: Finding) -> OrphanObjects:
     """Read the objects of an orphan, for `judge_orphan`.
 
-    Objects count as absent only if a second listing and a GET of each known key find nothing, as in phase two. A store
-    can still hide other objects. Raise `StoreUnavailable` if answers contradict each other.
+    Objects count as absent only if a second listing and a GET of each known key find nothing, as in phase two. The
+    store may still hide objects with other keys. Raise `StoreUnavailable` if the store contradicts itself.
     """
     if finding.kind is FindingKind.ORPHAN_SEGMENT:
         orphan = _read_orphan_segment_and_meta(store, finding)
@@ -91,7 +89,7 @@ def _require_orphan_absent(store: ObjectStore, finding: Finding) -> None:
 
 
 def _derive_object_keys(finding: Finding) -> Iterator[str]:
-    """Yield the keys of the plan's objects that can be derived from the finding."""
+    """Yield the keys of objects that can be derived from the finding."""
     ledger_id = finding.ledger_id
     if ledger_id is None:
         return
@@ -134,7 +132,7 @@ def judge_orphan(
 ) -> LedgerStatement | OrphanDoubt:
     """Return the orphan's statement in storage, or the reason not to remove the orphan.
 
-    All objects must be older than `before_us`, by the store's clock, and state `application`.
+    The orphan stays if an object is not older than `before_us`, by the store's clock, or lacks `application`.
     """
     if not orphan.objects:
         return OrphanDoubt(NOT_SHOWN, finding.key)
@@ -168,7 +166,7 @@ def _find_foreign_object(finding: Finding, keys: Sequence[str]) -> OrphanDoubt |
 def _find_agreed_statement(
     finding: Finding, metadata: Mapping[str, Mapping[str, str]], application: str
 ) -> LedgerStatement | OrphanDoubt:
-    """Return the statement that all objects share, or a doubt. A segment needs the `meta.json` of its ledger too."""
+    """Return the statement that all objects share, or a doubt. A segment also needs its ledger's `meta.json`."""
     agreed: LedgerStatement | None = None
     for key, object_metadata in metadata.items():
         statement = _parse_statement(finding, key, object_metadata, application)
@@ -236,8 +234,8 @@ class OrphanInspector:
     def inspect_copy(self, number: int, finding: Finding, *, before_us: int) -> OrphanCopy | str:
         """Return the orphaned copy as storage states it, or the reason to keep the copy.
 
-        `finding` is an `orphan_ledger`, or an `orphan_offload` that has objects. All objects must be older than
-        `before_us`, by the store's clock. Raise `StoreUnavailable` if storage did not answer.
+        `finding` is an `orphan_ledger`, or an `orphan_offload` that has objects. The copy is kept if one of its objects
+        is not older than `before_us`, by the store's clock. Raise `StoreUnavailable` if storage did not answer.
         """
         is_tiered = finding.copy == CopyKind.OFFLOADED_LEDGER
         if is_tiered and self._is_elsewhere(finding):
@@ -265,7 +263,8 @@ class OrphanInspector:
     def inspect_upload(self, finding: Finding, *, before_us: int) -> ObjectStore | str:
         """Return the bucket of an abandoned multipart upload, or the reason to keep the upload.
 
-        No query of the catalog is needed: an upload has a row before its first part, and no uuid is used twice.
+        No query of the catalog is needed. The catalog has a row before an upload has parts, and no uuid is used twice.
+        So an upload without a row never gets a row.
         """
         if self._is_elsewhere(finding):
             return OTHER_BUCKET

@@ -25,8 +25,6 @@ SpendBytes = Callable[[int], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObjectDamage:
-    """Problem of a stored object that the catalog names."""
-
     kind: FindingKind  # MISSING_DATA or CORRUPT_DATA
     detail: str
 
@@ -51,7 +49,7 @@ def find_damage(check: Callable[[], None], is_named: Callable[[], bool]) -> Obje
 
 
 def require_undamaged_segment(objects: ObjectStore, segment: Segment, spend_bytes: SpendBytes) -> None:
-    """Read a whole segment and compare the segment with the row. If the row has no digest, only the length is compared.
+    """Read a whole segment. Compare it with the length and the digest in its row, or only the length without a digest.
 
     Raise `SegmentGone` or `CorruptData` for damage.
     """

@@ -11,7 +11,7 @@ HEAD requests look for unlisted objects under keys that are known or can be deri
 While the old catalog may still append, only item 1 is used: any other object may be newer than the listing.
 
 If HEAD finds no object, the ledger's prefix is listed once more. Any object found proves the first listing wrong. A
-wrong listing decides nothing.
+wrong listing is not used.
 
 Source: the proof of a deletion (`logstore.deletion.services.primary_copies`; apache/bookkeeper#870).
 """
@@ -35,7 +35,7 @@ from logstore.records.adoption_rule import UnregisteredUpload
 from logstore.stop_checks import raise_if_stopped
 
 PROBED_NUMBERS: Final = FIRST_NUMBER_STRIDE
-"""Segment numbers that are probed after a ledger's last upload. A writer that lost one race uses one of them."""
+"""Segment numbers that are probed after a ledger's last upload. After one lost race, a writer uses one of these."""
 
 PROBED_IDS_PER_SHARD: Final = 4
 """Number of ids of a shard that are probed after the last listed id. All shards together probe 1,024 ids."""
@@ -97,8 +97,8 @@ def require_no_unlisted_newer_ledgers(
 ) -> None:
     """Raise `UnlistedObjectError` if HEAD finds a ledger of the shard that is neither in the catalog nor listed.
 
-    `first_probed_id` is the lowest probed id. The catalog has no ledger with this id or a higher id. `listed` are the
-    listed ids of ledgers without a row.
+    `first_probed_id` is the lowest probed id. The catalog must have no ledger with this id or a higher id. `listed` are
+    the listed ids of ledgers without a row.
     """
     ledger_id, misses = LedgerId(first_probed_id + (shard - first_probed_id) % SHARDS), 0
     while misses < PROBED_IDS_PER_SHARD:

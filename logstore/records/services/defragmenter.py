@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     Mask = npt.NDArray[np.bool_]
 
 _MAX_BLOCK_LEAD_US: Final = 3_600 * 1_000_000
-"""New blocks may be older than the newest manifest by this time. Sweeps remove unnamed blocks that are a day older."""
+"""New blocks may be older than the newest manifest by this much. Sweeps remove unnamed blocks that are a day older."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +96,7 @@ class Defragmenter:
     def _publish_rewrite(
         self, head: RecordLogHead, old: Sequence[Block], new: Sequence[Block], total: DefragmentationResult
     ) -> DefragmentationResult:
-        """Replace old blocks by new blocks. Do nothing if the head lacks an old block or the new blocks are too old."""
+        """Replace old blocks by new blocks. Do nothing if an old block is unnamed by now, or new blocks are too old."""
         for _ in range(MAX_PUBLISH_ATTEMPTS):
             manifest = head.manifest
             if manifest is None or not set(old) <= set(manifest.blocks) or not self._are_recent(head, new):

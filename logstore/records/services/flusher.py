@@ -73,8 +73,8 @@ class Flusher:
     """Flushes of one catalog.
 
     Several threads and processes may flush at once. For each manifest number exactly one flush succeeds. The clocks of
-    the catalog and the store may differ by at most `clock_bound_s`. A change of a cursor waits for `cursor_interval_s`,
-    because later changes of the cursor may follow. `page` is the number of changes read at one moment, at least 1.
+    the catalog and the store may differ by at most `clock_bound_s`. Changes of a cursor are flushed after
+    `cursor_interval_s`, because later changes may follow. At one moment, `page` changes are read, at least 1.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class Flusher:
         Idempotency: without changes nothing is written. After a crash, a repeated call writes the interrupted page and
         the later pages. Changes committed meanwhile are in the last page, so the flush always ends.
 
-        `cursors` says whether to write changes of cursors that are not due. `progress` gets the number of record
+        With `cursors`, changes of cursors are written even if they are not due. `progress` gets the number of record
         versions written so far. Set `ends_adoption` only if every topic of a rebuilt catalog is settled. Otherwise the
         manifest would show half an adoption, and a later rebuild would not adopt the other half.
 
@@ -141,7 +141,7 @@ class Flusher:
     def rewrite_all_records(self, *, progress: Callable[[int], None] = lambda _: None) -> FlushResult:
         """Write every record and tombstone into new blocks. The new manifest names only these blocks.
 
-        This repairs a record log that lacks a manifest or block, or has a damaged one. Older manifests are not read.
+        This repairs a record log in which manifests or blocks are absent or damaged. Older manifests are not read.
 
         Idempotency: a repeated call writes all records again. After a crash some records are flushed twice.
 
@@ -166,7 +166,11 @@ class Flusher:
         raise CatalogBusy(_OVERTAKEN_MESSAGE)
 
     def _are_cursors_due(self, state: RecordLogState) -> bool:
-        """Return whether to write changes of cursors. Record versions in staged blocks may depend on these changes."""
+        """Return whether to write changes of cursors now.
+
+        All changes are due if there are staged blocks, because record versions in these blocks may depend on the
+        changes. Otherwise changes are due after the cursor interval.
+        """
         if state.staged_blocks:
             return True
         oldest_us = state.oldest_cursor_change_us
@@ -238,7 +242,7 @@ class Flusher:
         return [*blocks, *(writer.store_remaining() if writer else [])]
 
     def _require_clocks_agree(self, blocks: list[Block], at_us: int) -> None:
-        """Compare the clocks of catalog and store. One of `blocks` was stored after `at_us`, the time of the read."""
+        """Compare the clocks of catalog and store. `blocks` were stored after `at_us`, the time of the read."""
         stored_us = self._log.stored_at_us(blocks[0].key) if blocks else None
         if stored_us is None:
             return

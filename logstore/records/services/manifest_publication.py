@@ -10,8 +10,8 @@ The manifest number is the lock:
 So manifests show moments of the catalog in order. The manifest number is also the `version` of all record versions that
 the flush writes. The number orders record versions even if concurrent transactions changed parts of one record.
 
-A crash before step 3 leaves a stamp and unnamed blocks, which are harmless. A crash after step 3 leaves a pending
-stamp, which `read_settled_head` settles.
+A crash before step 3 leaves a stamp and unnamed blocks, which are harmless. A crash after step 3 leaves a manifest that
+is not settled. `read_settled_head` settles the manifest.
 
 A database that was restored from a backup would give out positions and ids a second time. So a process calls
 `require_current_catalog` before it uses the primary bucket.
@@ -91,13 +91,14 @@ class RecordLogHead:
 def read_settled_head(records: RecordOutbox, log: RecordLog) -> RecordLogHead:
     """Read the catalog's state and the newest manifest. Settle this manifest if its writer died. Idempotent.
 
-    The changes in such a manifest stay in the outbox. A later flush writes newer record versions with equal content.
+    The changes in a manifest that is settled here stay in the outbox. A later flush writes their content again.
 
     Raises:
         CatalogMismatch: The bucket lacks the manifest that the catalog knows, or has a manifest of another catalog.
         CatalogOutdated: The catalog does not know the stamp of the newest manifest.
         CatalogBusy: Other writers published during every attempt.
-        CorruptData, Unsupported: The manifest is unreadable, or a newer build wrote it.
+        CorruptData: The manifest is unreadable.
+        Unsupported: A newer build wrote the manifest.
     """
     for _ in range(MAX_PUBLISH_ATTEMPTS):
         state = records.read_state()
@@ -180,11 +181,11 @@ def publish_manifest(
 ) -> Manifest | None:
     """Store and settle the manifest after `head`. Return `None` if the number of this manifest is taken.
 
-    `head` must be read before the blocks are stored. `blocks` are all blocks that count from now on. For a page of a
+    `head` must be read before the blocks are stored. `blocks` are all blocks that the manifest names. For a page of a
     flush, `blocks` are the blocks of the previous moment, and `staged_blocks` are the new blocks. `flushed_us` is the
     time of the moment that `blocks` show. `next_ids` must be read at this moment or before. `outbox_rows` are the
-    changes in the new blocks. After a call with `ends_flush`, no block is staged. Staged blocks that are still needed
-    must be in `blocks`.
+    changes in the new blocks. With `ends_flush`, no block stays staged, so `blocks` must have all staged blocks that
+    are still needed.
     """
     manifest = Manifest(
         number=head.number + 1,
@@ -232,7 +233,7 @@ class BlockWriter:
         self.blocks: list[Block] = []  # stored blocks, ascending by ids
 
     def add_versions(self, versions: "pa.Table") -> None:
-        """Add record versions. All added record versions together must ascend by id and sub."""
+        """Add record versions. They must ascend by `id` and `sub`, across all calls."""
         self._tables.append(versions)
         rows = sum(table.num_rows for table in self._tables)
         if rows >= MAX_VERSIONS_PER_BLOCK or sum(table.nbytes for table in self._tables) >= _MAX_BUFFERED_BYTES:
@@ -262,7 +263,8 @@ def require_current_catalog(records: RecordOutbox, objects: OwnedStore) -> None:
     Raises:
         CatalogOutdated: The catalog does not know the stamp of the newest manifest.
         CatalogMismatch: The newest manifest belongs to another catalog.
-        CorruptData, Unsupported: The manifest is unreadable, or a newer build wrote it.
+        CorruptData: The manifest is unreadable.
+        Unsupported: A newer build wrote the manifest.
         StoreUnavailable: The store did not answer, or a listing hides manifests that exist.
         ServiceRefused: The store refuses access.
     """

@@ -1,11 +1,11 @@
 """Manifests of a rebuild: the loaded manifest, and the first manifest of the new epoch.
 
-The first manifest of the new epoch is stored between load and adoption. If two rebuilds load one manifest, they use the
-same next number, and one rebuild succeeds. The database of the other rebuild never becomes the catalog. That database
-stays ADOPTING, and no object is deleted because of it.
+The first manifest of the new epoch is stored between load and adoption. If two rebuilds load the same manifest, they
+use the same next number, and one rebuild succeeds. The database of the other rebuild never becomes the catalog. That
+database stays ADOPTING, and no object is deleted because of it.
 
-The first manifest of the new epoch has no row of that epoch. The manifest repeats the loaded moment with the epoch of
-the loaded moment. So another rebuild that begins before the flush at the end of adoption adopts the same uploads.
+The first manifest of the new epoch has no row of that epoch. The manifest repeats the loaded moment, and names the
+epoch of this moment. So another rebuild that begins before the flush at the end of adoption adopts the same uploads.
 """
 
 from collections.abc import Collection
@@ -65,7 +65,7 @@ class RebuildManifests:
         return manifest
 
     def has_next_manifest(self, number: int) -> bool:
-        """Return whether the next manifest exists. Without it, the old catalog is valid and its workers may run."""
+        """Return whether the next manifest exists. If not, the old catalog is valid and its workers may run."""
         return self._log.read_manifest(number + 1) is not None
 
     def renew_pin_and_measure_age_s(self, rebuild: str, base: Manifest, *, now_us: int) -> float:
@@ -83,15 +83,15 @@ class RebuildManifests:
         return (renewed_us - stored_us) / 1_000_000 - _STORE_TIME_STEP_S
 
     def find_rows_epoch(self, base: Manifest) -> int:
-        """Return the epoch of the catalog whose rows a manifest has. Uploads of that epoch may be in no block.
+        """Return the epoch of the catalog whose rows a manifest has. A block may lack rows of uploads of this epoch.
 
         Earlier builds stored the first manifest of an epoch as a moment of its own, with the blocks and the time of the
-        previous manifest. Then the previous manifest, if it still exists, has the epoch.
+        previous manifest. For such a manifest, return the previous manifest's epoch, if that manifest still exists.
         """
         return self._find_earliest_of_moment(base).rows_epoch
 
     def find_unflushed_id_starts(self, base: Manifest) -> tuple[LedgerId, ...]:
-        """Return the first ids of the ranges that may have ledgers younger than the manifest's moment, ascending.
+        """Return, ascending, the first ids of the ranges in which ledgers may be younger than the manifest's moment.
 
         A manifest of an earlier build has no next ids. Then one range begins at 0 and another at `ID_HEADROOM` below
         the ceiling, because a rebuild skips ids up to the ceiling.
@@ -116,7 +116,7 @@ class RebuildManifests:
         self._log.unpin(rebuild)
 
     def require_no_foreign_successor(self, records: RecordOutbox, number: int) -> None:
-        """Refuse a loaded database that can no longer become the catalog. `number` is that of the loaded manifest.
+        """Refuse a loaded database that can no longer become the catalog. The loaded manifest has the number `number`.
 
         Raise `PreconditionFailed` if the next manifest belongs to another rebuild or to the old catalog.
         """
@@ -132,7 +132,7 @@ class RebuildManifests:
     def publish_new_epoch(self, records: RecordOutbox, base: Manifest, *, unreadable: Collection[str] = ()) -> int:
         """Store and settle the first manifest of the new epoch, after `base`. Return its number. Idempotent.
 
-        `base` is the manifest of the loaded rows. The new manifest leaves out blocks with `unreadable` keys.
+        `base` is the manifest of the loaded rows. The new manifest leaves out the blocks with the keys `unreadable`.
 
         Raises:
             PreconditionFailed: Another rebuild stored the next manifest, or the old catalog still writes.

@@ -1,15 +1,16 @@
 """Objects of the record log: manifests, blocks, pins, and acknowledgements of replicas.
 
 Objects are never overwritten. A renewed pin or a newer acknowledgement is a new object, and the old object is deleted
-afterwards. After a crash between the two requests, the pin that ends later and the lower acknowledgement count.
+afterwards. After a crash between the two requests, both objects exist. Then a pin ends at the later time, and the lower
+acknowledgement is used.
 
 A raid revokes a replica before the raid stops waiting for the replica. No acknowledgement removes the revocation. So a
 replica that lacks a removed tombstone always notices this, even if the replica returns late or clocks are wrong.
 
 A listing may hide objects. So the keys of rebuilds' pins and the names of replicas are also in registers, which are
 read without a listing. A register entry is added after its object is stored, and ends before the object is deleted. A
-registered pin counts even if no listing shows it. A registered replica that no listing shows counts as a replica that
-has applied nothing.
+registered pin protects its manifest even if no listing shows the pin. A registered replica that no listing shows counts
+as a replica that has applied nothing.
 
 HEAD requests look for hidden manifests by number. If a listing hides all manifests, no number is known, because sweeps
 remove the first manifests. Then the object `BEGUN_KEY` shows that manifests exist.
@@ -55,7 +56,7 @@ MIN_KEPT_MANIFESTS: Final = 100
 """Number of newest manifests that no sweep removes."""
 
 _MAX_NEWER_MANIFESTS: Final = MIN_KEPT_MANIFESTS // 2
-"""A new pin counts only if fewer manifests than this are newer. Otherwise a sweep may have missed the pin."""
+"""A new pin is safe only if fewer manifests than this are newer. Otherwise a sweep may have missed the pin."""
 
 _PROBED_NUMBERS: Final = 10_000
 """Distance from a known manifest number up to which HEAD looks for hidden manifests: half a day of flushes every 5 s.
@@ -94,10 +95,13 @@ class RecordLog:
         return [number for number in numbers if number is not None]
 
     def read_newest_manifest(self, from_number: int = 0) -> Manifest | None:
-        """Return the newest manifest, or `None`. Numbers below `from_number`, a number known to exist, are not listed.
+        """Return the newest manifest, or `None`.
+
+        `from_number` is the number of an existing manifest, or 0. Lower numbers are not listed.
 
         Raises:
-            CorruptData, Unsupported: The manifest is unreadable, or a newer build wrote it.
+            CorruptData: The manifest is unreadable.
+            Unsupported: A newer build wrote the manifest.
             StoreUnavailable: The store did not answer, the manifest was just removed, or a listing hides manifests.
         """
         number = self.find_newest_manifest_number(from_number)
@@ -190,14 +194,14 @@ class RecordLog:
     def put_manifest(self, manifest: Manifest) -> None:
         """Store a manifest if its number is free.
 
-        Raise `AlreadyExists` if the number is taken. The stamp in the stored manifest shows which writer took it.
+        Raise `AlreadyExists` if the number is taken. The stamp in the stored manifest identifies its writer.
         """
         with effect("records.put_manifest"):
             put_record_object(self._objects, manifest.key, manifest.to_json())
         self._mark_begun()
 
     def _mark_begun(self) -> None:
-        """Store `BEGUN_KEY` if it is absent. An earlier writer may have died before, or may be an earlier build."""
+        """Store `BEGUN_KEY` if it is absent. An earlier writer may have died before this or be an earlier build."""
         if self._is_marked:
             return
         if self._objects.head(BEGUN_KEY) is None:
@@ -206,9 +210,10 @@ class RecordLog:
         self._is_marked = True
 
     def put_blocks(self, kind: RecordKind, versions: "pa.Table") -> Iterator[Block]:
-        """Store record versions, ascending by id and sub, in blocks with random names. Yield each block.
+        """Store record versions in blocks with random names. Yield each block.
 
-        No manifest names the blocks yet. If the process dies, a sweep removes the blocks.
+        `versions` must ascend by `id` and `sub`. No manifest names the blocks yet. If the process dies, a sweep removes
+        the blocks.
         """
         for block_versions, file in encode_blocks(kind, versions):
             raise_if_stopped()
@@ -224,7 +229,8 @@ class RecordLog:
 
         Raises:
             MissingData: The bucket does not have the block.
-            CorruptData, Unsupported: The block differs from the manifest's entry, or a newer build wrote it.
+            CorruptData: The block differs from the manifest's entry.
+            Unsupported: A newer build wrote the block.
         """
 
         def read() -> "pa.Table":
@@ -260,7 +266,7 @@ class RecordLog:
         """Pin and return the newest manifest that shows a moment of its own, or `None`.
 
         Numbers below `from_number` are not listed. A sweep may have listed the pins before this pin was stored. Such a
-        sweep keeps the newest manifests, and the manifest of the newest moment. So the pin counts only if its manifest
+        sweep keeps the newest manifests, and the manifest of the newest moment. So the pin is safe only if its manifest
         is still one of these manifests. Otherwise a newer manifest is pinned.
         """
         while (newest := self.read_newest_complete_manifest(from_number)) is not None:
@@ -328,7 +334,7 @@ class RecordLog:
     def register_replica(self, replica_id: str, at_us: int) -> None:
         """Register a replica before its seed, as a replica that has applied nothing and is not revoked. Idempotent.
 
-        The seed must not read the record log earlier, because raids wait for the replica only from then on.
+        The seed must read the record log only after this call, because only then raids wait for the replica.
         """
         self._entered.discard(replica_id)  # another process may have forgotten the replica
         self.acknowledge_manifest(replica_id, 0, 0, at_us)
@@ -358,7 +364,7 @@ class RecordLog:
     def list_lowest_acknowledgements(self) -> list[ReplicaAcknowledgement]:
         """Return the acknowledgement of each replica, ascending by id.
 
-        If a replica has several acknowledgements, the lowest manifest and the latest time count.
+        If a replica has several acknowledgements, the result has their lowest manifest and their latest time.
         """
         acknowledgements: dict[str, ReplicaAcknowledgement] = {}
         revoked = set[str]()
@@ -382,7 +388,7 @@ class RecordLog:
     def list_certain_acknowledgements(self) -> list[ReplicaAcknowledgement]:
         """Return the listed acknowledgements, and one for each other registered replica that is not revoked.
 
-        The added replicas count as never stale and as having applied nothing, so that no raid revokes them.
+        The added acknowledgements name no manifest and are never stale, so that no raid revokes their replicas.
         """
         registered = self._replica_names.active_names()
         listed = self.list_lowest_acknowledgements()

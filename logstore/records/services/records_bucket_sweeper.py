@@ -27,13 +27,11 @@ MIN_UNNAMED_BLOCK_AGE_US: Final = 86_400 * 1_000_000
 """An unnamed block is removed if it is older than the newest manifest by more than this."""
 
 _PIN_GRACE_US: Final = 600 * 1_000_000
-"""Time for which a pin still counts after its end, because clocks differ."""
+"""Time after the end of a pin in which it still protects its manifest, because clocks differ."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweptRecordObjects:
-    """Number of removed objects."""
-
     manifests: int = 0
     blocks: int = 0
     bytes: int = 0  # size of the removed blocks

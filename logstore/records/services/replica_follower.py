@@ -9,11 +9,10 @@ record for ever. So the replica must be seeded in these cases:
 - A raid has revoked the replica.
 - The replica did not acknowledge for the eligible age.
 - The source was rebuilt under another epoch.
-- The database is older than the replica's acknowledgement.
+- The replica has acknowledged a newer manifest than the database has applied.
 
-Each seed has a name of its own, which the database stores with the applied manifest. So no other acknowledgement is
-mistaken for this database's acknowledgement: neither that of a failed seed, nor that of a database with the same URL on
-another machine.
+Each seed has a name of its own, which the database stores with the applied manifest. So an acknowledgement of a failed
+seed, or of a database with the same URL on another machine, is never taken for an acknowledgement of this database.
 
 The order of reads makes this safe:
 

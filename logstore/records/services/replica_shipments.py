@@ -41,7 +41,7 @@ class ReplicaStatus:
 class ReplicaShipments:
     """Replica buckets of one record log. Thread-safe.
 
-    A replica is STALE after `eligible_age_s` without an acknowledgement. `store_now_us` is the clock of the stores.
+    A replica is STALE after `eligible_age_s` without an acknowledgement. `store_now_us` is the object stores' clock.
     """
 
     def __init__(

@@ -29,7 +29,7 @@ class SharedFlushes:
     def flush_deletions(self, ledger_ids: Sequence[int]) -> dict[int, SextonError]:
         """Flush the deletions of these ledgers. Return a `StoreUnavailable` for each ledger that is not flushed.
 
-        If the catalog does not answer, every ledger is returned.
+        If the catalog does not answer, the result has every ledger.
         """
         unflushed = frozenset(ledger_ids)
         try:

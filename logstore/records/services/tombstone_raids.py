@@ -114,11 +114,11 @@ class Raider:
 
     A raid needs no lock. Each raid removes only tombstones with its own marks, and marks of a later raid replace marks
     of an earlier raid. Each attempt has marks of its own. Otherwise a late attempt could remove tombstones that the
-    next attempt has marked but not yet scanned.
+    next attempt has marked, but for which it has not scanned blocks yet.
 
     `primary` is the bucket of the primary copies. Tombstones younger than `eligible_age_s` stay. A raid does not wait
-    for a replica without an acknowledgement for `replica_age_s` (default: `eligible_age_s`). `sleep_s` is the pause
-    between blocks, for other users of the store.
+    for a replica that has not acknowledged for `replica_age_s` (default: `eligible_age_s`). `sleep_s` is the pause
+    after each block, so that others can use the object store.
     """
 
     def __init__(
@@ -171,7 +171,7 @@ class Raider:
             self._log.unpin(run_id)
 
     def _mark_candidates(self, marks_name: str, before_us: int, progress: Callable[[RaidResult], None]) -> int:
-        """Mark tombstones in small pages, because a page lets other writers wait. Return the number of candidates."""
+        """Mark tombstones in small pages, because other writers wait during a page. Return the number of candidates."""
         marked, last = self._mark_page(marks_name, before_us, None)
         while last is not None:
             raise_if_stopped()
@@ -276,7 +276,7 @@ class Raider:
         return next(iter(self._primary.list(ledger_prefix(LedgerId(ledger_id)))), None) is not None
 
     def _revoke_stale_and_keep_unapplied(self, scan: _Scan) -> None:
-        """Revoke STALE replicas. Keep tombstones that a replica has not applied, and tombstones in no manifest.
+        """Revoke STALE replicas. Keep tombstones that a replica has not applied, and tombstones in no block.
 
         All replicas are read again after the revocations, because a replica may have been registered meanwhile.
         """
@@ -354,7 +354,7 @@ def _paginate(ids: Sequence[int], size: int) -> Iterator[Sequence[int]]:
 
 
 def _pair_ledger_with_deleted_keys(intent: DeletionIntent) -> Iterator[tuple[int, str]]:
-    """Return the ledger's id with each key that the deletion had to remove."""
+    """Return each key that the deletion had to remove, paired with the ledger's id."""
     if damaged_property := intent.damage or find_missing_property(intent):
         raise CorruptData(
             f"ledger {intent.ledger_id}: expected a deletion that can be read, found damaged {damaged_property}"

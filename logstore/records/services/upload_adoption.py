@@ -3,9 +3,9 @@
 No process may write to the catalog before adoption has ended. So no entry of an append that returned is lost, and no id
 is used again.
 
-First, each shard of storage is compared with the catalog, in any process and order, and the differences are staged in
-the catalog. Then each topic is settled in one transaction. A comparison may be repeated. A crash undoes at most one
-transaction.
+First, each shard of storage is compared with the catalog, in any process and order. The differences are staged: stored
+in the catalog, but without effect. Then each topic is settled with its staged differences in one transaction. A
+comparison may be repeated. A crash undoes at most one transaction.
 
 A listing alone never proves that a ledger is absent (`logstore.records.services.absence_proofs`). If a listing lacks an
 existing object, the shard is listed again. If the object is still not listed, adoption stops before anything is
@@ -117,11 +117,11 @@ class UploadAdopter:
     ) -> ComparedShard:
         """Compare the ledgers with id % 256 = `shard` with storage, and stage the differences.
 
-        Idempotency: staged ledgers of the shard are replaced. Settled topics stay settled.
+        Idempotency: ledgers that an earlier call staged for the shard are replaced. Settled topics stay settled.
 
         `unflushed_from` has the first ids of the ranges in which ledgers may be younger than the loaded rows.
-        `is_growing` says whether the old catalog may still append. If so, only a listing without registered objects
-        counts as wrong.
+        `is_growing` says whether the old catalog may still append. If so, a listing is wrong only if it lacks
+        registered objects, because other objects may be newer.
 
         Raises:
             PreconditionFailed: No adoption is in progress, or listings hide objects that HEAD finds.
@@ -185,15 +185,16 @@ class UploadAdopter:
         max_absent_share: float = MAX_ABSENT_SHARE,
         on_progress: Callable[[int], None] | None = None,
     ) -> AdoptionCounts:
-        """Settle every topic and the remaining rows, flush, and make the catalog READY.
+        """Settle every topic, and rows that need no comparison. Then flush, and make the catalog READY.
 
         The flush ends before any process may write to the catalog. So the record log has the adopted uploads, and no
         later rebuild decides about these uploads again.
 
         Idempotency: a settled topic is not settled again. If the catalog is READY, only the counts are returned.
 
-        `rows_epoch` is the epoch of the loaded rows. Uploads of earlier epochs were decided before the flush. `flush`
-        writes all changes of the catalog to its record log. `on_progress` gets the number of newly settled topics.
+        `rows_epoch` is the epoch of the loaded rows. Uploads of earlier epochs were decided before the loaded flush.
+        `flush` writes all changes of the catalog to its record log. `on_progress` gets the number of newly settled
+        topics.
 
         Raises:
             PreconditionFailed: The share of absent ledgers is above `max_absent_share`. Nothing was settled.
