@@ -1,4 +1,4 @@
-"""Bulk jobs in activities: execution of a job, and marks that say to which catalog output belongs."""
+"""Bulk jobs in activities: execution of a job, and marks that name the catalog to which an output belongs."""
 
 from collections.abc import Callable
 from contextvars import copy_context
@@ -38,9 +38,9 @@ class OwnedBulkOutput:
         self._require_own_or_unmarked(run_id, self.read_catalog_id_mark(run_id))
 
     def mark_as_own(self, run_id: str) -> None:
-        """Mark the output of the run as this catalog's. `PreconditionFailed` means that another catalog was first.
+        """Mark the output of the run as this catalog's. Raise `PreconditionFailed` if another catalog has marked it.
 
-        The run's row must exist, because a marked folder without such a row is removed.
+        The row of the run must exist, because the marked folder of a run without a row is removed.
         """
         with effect("reconciliation.mark_output"):
             marked_catalog_id = create_or_read_text(

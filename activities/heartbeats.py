@@ -1,8 +1,8 @@
 """Definition of activities, and heartbeats to Temporal, which also renew claims.
 
 Temporal's SDK can raise a cancellation in the thread of a synchronous activity at any instruction. If the activity is
-starting another thread, `Thread.start` then waits for ever in CPython 3.11. Activities are therefore defined without
-such exceptions, and check for a cancellation between units of work.
+starting another thread, `Thread.start` then waits for ever in CPython 3.11. Activities are therefore defined so
+that the SDK raises nothing in their threads. They check for a cancellation between units of work.
 """
 
 import contextvars
@@ -35,7 +35,7 @@ def define_activity(*, name: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
 
 
 def raise_if_cancelled() -> None:
-    """Raise `CancelledError` if the workflow, the server, or the end of the worker has cancelled the activity."""
+    """Raise `CancelledError` if the workflow, the server, or the worker's shutdown has cancelled the activity."""
     if activity.in_activity() and activity.is_cancelled():
         raise CancelledError("Cancelled")
 
@@ -134,10 +134,10 @@ def _send_heartbeats_meanwhile(beat: Callable[[], None], *, name: str) -> Iterat
 
 @contextmanager
 def send_heartbeats(details: Callable[[], Sequence[object]] = tuple) -> Iterator[None]:
-    """Send heartbeats with `details` from a separate thread until the block, or the decorated activity, ends.
+    """Send heartbeats with `details` from a separate thread until the `with` block, or the decorated activity, ends.
 
-    After a cancellation, heartbeats go on until the current unit of work has ended. No other worker therefore starts
-    the activity meanwhile. `CancelledError` means that the activity was cancelled before it began.
+    After a cancellation, heartbeats go on until the current unit of work has ended, so that no other worker starts the
+    activity meanwhile. `CancelledError` means that the activity was cancelled before it began.
     """
     raise_if_cancelled()
     with _send_heartbeats_meanwhile(lambda: activity.heartbeat(*details()), name="beating"):
@@ -152,9 +152,9 @@ _RENEWAL_INTERVAL_S = 15.0  # a quarter of a claim, so that three renewals may f
 def send_heartbeats_and_renew(
     renew: Callable[[], object], details: Callable[[], Sequence[object]] = tuple
 ) -> Iterator[None]:
-    """Send heartbeats as `send_heartbeats` does, and renew a claim that was just taken, at most every 15 s.
+    """Send heartbeats as `send_heartbeats` does, and renew a claim every 15 s. The caller has just taken the claim.
 
-    Use this function for claims that only avoid repeated work. A failed renewal does not end the activity.
+    Use this function only for claims that avoid repeated work, because a failed renewal does not end the activity.
     """
     raise_if_cancelled()
     renewed_s = time.monotonic()
@@ -175,7 +175,7 @@ def send_heartbeats_and_renew(
 def send_heartbeats_during_renewals(
     renew: Callable[[], object], details: Callable[[], Sequence[object]] = tuple
 ) -> Iterator[None]:
-    """Send heartbeats and renew, even if a renewal takes longer than a heartbeat timeout."""
+    """Send heartbeats and renew the claim, even if a renewal takes longer than a heartbeat timeout."""
     with send_heartbeats(details), send_heartbeats_and_renew(renew, details):
         yield
 
@@ -184,8 +184,8 @@ class ClaimRenewingHeartbeats:
     """Heartbeats with counts of examined ledgers and deleted objects, which also renew a claim at most every 15 s.
 
     A throttled request may outlast a heartbeat timeout, and a retry would then run beside the first attempt
-    (dust-tt/dust#4272). A thread therefore sends heartbeats too, even after a cancellation. The next counting call
-    raises `CancelledError`.
+    (dust-tt/dust#4272). A thread therefore sends heartbeats too, even after a cancellation. The next call of
+    `count_examined` or `count_deleted` raises `CancelledError`.
     """
 
     def __init__(self, renew: Callable[[], object], *, just_claimed: bool = False) -> None:

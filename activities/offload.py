@@ -140,8 +140,7 @@ class LedgerOffloadActivities:
     def publish_copy(self, request: PublishCopyInput) -> OffloadStartOutcome:
         """Publish a proved copy. If another attempt or a deletion came first, the copy is deleted instead.
 
-        ALREADY means that the copy is LIVE. GONE means that the ledger is not listed. BEGUN means that a new attempt is
-        needed.
+        The result is ALREADY if the copy is LIVE, GONE if the ledger is not listed, BEGUN if a new attempt is needed.
 
         Idempotency: keyed by uuid.
         Raises: CatalogBusy, StoreUnavailable (retry).
@@ -163,7 +162,7 @@ class LedgerOffloadActivities:
         """Find the next ledgers of a topic to offload.
 
         Idempotency: reads only.
-        Raises: InvalidInput, PreconditionFailed if `check` finds a ledger that cannot be offloaded (terminal).
+        Raises: InvalidInput (terminal); PreconditionFailed (terminal): `check` found a ledger that cannot be offloaded.
         """
         require_topic_name_if_known(self._topics, request.topic_id, request.topic)
         topic_id, requested_ids = TopicId(request.topic_id), _to_ledger_ids(request.ledger_ids)
@@ -186,7 +185,7 @@ class LedgerOffloadActivities:
         A copy may be lost after its publication, so each copy is proved again (apache/pulsar#22839). A ledger without
         proof keeps its primary copy and does not block other ledgers.
 
-        Idempotency: keyed by `batch_id`. A repeated call returns the first counts, and `after` as `next_after`.
+        Idempotency: keyed by `batch_id`. A repeated call returns the first counts, and `request.after` as `next_after`.
         Heartbeat: while the activity runs.
         Raises: UnknownObject (terminal); CatalogBusy, StoreUnavailable (retry).
         """

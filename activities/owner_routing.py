@@ -28,8 +28,8 @@ def owner_task_queue(worker_id: str) -> str:
 class Route(StrEnum):
     """Worker for an activity, and the lease that the activity needs. Workflow histories contain the values."""
 
-    LOOKUP = "ASK"  # shared queue: look the owner up, and redirect if it is another worker
-    OWNER = "OWNER"  # owner's queue: work under the owner's lease, or not at all
+    LOOKUP = "ASK"  # shared queue: look the bundle owner up, and redirect to another worker
+    OWNER = "OWNER"  # bundle owner's queue: work under the bundle owner's lease, or not at all
     ANYWHERE = "ANYWHERE"  # any worker, without a lease
 
 

@@ -43,7 +43,7 @@ class SwitchTopicsPageInput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SwitchCounts:
-    switched: int = 0  # topics that use the new build
+    switched: int = 0  # topics that use the new index or snapshot
     superseded: int = 0  # topics that keep a newer snapshot or list
     gone: int = 0  # topics that no longer exist
 

@@ -32,7 +32,7 @@ def summarize_failure(text: str) -> str:
 def summarize_error(error: BaseException) -> str:
     """Return one line for an error of Spark or py4j: the text, or at least the class name.
 
-    Do not chain the error as a cause, because an error of py4j asks Java for the text.
+    The caller must not chain `error` as a cause, because an error of py4j asks Java for its text when it is printed.
     """
     try:
         text = str(error)

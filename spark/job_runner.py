@@ -1,6 +1,6 @@
 """Bulk jobs on Spark: one job group per attempt, progress once a second, and cancellation of the whole group.
 
-Each attempt has its own thread, because no signal ends a thread that hangs in Java or in a dead file system.
+Each attempt has its own thread, because nothing ends a thread that hangs in Java or in a dead file system.
 """
 
 import logging
@@ -189,11 +189,11 @@ class SparkBulkJobs:
 
 
 class _AttemptStopped(Exception):
-    """Signal that ends the thread of a stopped attempt."""
+    """Raised in the thread of a stopped attempt to end it."""
 
 
 class _JobAttempt:
-    """Attempt at a job, in its own thread. A cancellation of the job group also cancels later jobs."""
+    """Attempt at a job, in its own thread. A cancellation of the job group also cancels its later Spark jobs."""
 
     def __init__(self, job: BulkJob, body: Callable[["_JobAttempt"], BulkJobSummary]) -> None:
         self.group = f"{job.run_id}/{job.name}/{uuid4().hex[:8]}"

@@ -8,7 +8,7 @@
 A complete folder is moved before a pointer names it, so a task that outlives its attempt cannot write to the folder.
 The process may die between any two calls.
 
-Files are not synced to disk, because that would cost as much as computing them. A file can therefore be lost. The
+Files are not synced to disk, because a sync would cost as much as the computation. A file can therefore be lost. The
 pointer has the length of every file, and output with a missing or shorter file is refused.
 """
 

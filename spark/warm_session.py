@@ -152,7 +152,7 @@ def _start_session(settings: SparkSettings) -> "SparkSession":
 
 
 def _require_master_answers(master: str) -> None:
-    """Require that an address of a standalone master answers. Spark itself would give up only after a minute."""
+    """Raise `ServiceFailed` if no address of a standalone master answers. Spark would give up only after a minute."""
     problems = []
     for host, port in standalone_addresses(master):
         try:
@@ -201,7 +201,7 @@ def _uses_only_loopback(master: str) -> bool:
 
 
 def _set_java_home(java: Path) -> None:
-    """Make Spark's scripts start this Java. The scripts prefer JAVA_HOME, even if there is no Java in this folder."""
+    """Make Spark's scripts start this Java. The scripts prefer JAVA_HOME, even if that folder has no Java."""
     home = java.parent.parent
     if (home / "bin" / "java").exists():
         os.environ["JAVA_HOME"] = str(home)

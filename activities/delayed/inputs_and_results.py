@@ -15,7 +15,7 @@ class IndexWorkTopicsInput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IndexWorkTopicPages:
-    """Pages of topics that need a seal, a drop or a merge, ascending by id."""
+    """Pages of topics whose index needs work, ascending by id."""
 
     pages: list[list[int]]
 
@@ -63,7 +63,7 @@ class ChoosePairInput:
 class ChoiceReason(StrEnum):
     PAIR = "PAIR"
     WITHIN = "WITHIN"  # the topic is within its limit
-    DAMAGED = "DAMAGED"  # the topic is over its limit, and no two neighbours can be read
+    DAMAGED = "DAMAGED"  # the topic is over its limit, and no two neighbouring index buckets can be read
     HELD = "HELD"  # another job has claimed the list
     GONE = "GONE"  # the topic is deleted or being deleted
 
@@ -71,7 +71,7 @@ class ChoiceReason(StrEnum):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairChoice:
     chosen: ChoiceReason
-    pair: list[IndexBucketToMerge] = field(default_factory=list)  # two neighbours, or none
+    pair: list[IndexBucketToMerge] = field(default_factory=list)  # two neighbouring index buckets, or none
     buckets: int = 0  # index buckets of the topic
     limit: int = 0
 
@@ -79,7 +79,7 @@ class PairChoice:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MergePairInput:
     topic_id: int
-    bucket_ids: list[int]  # two neighbours
+    bucket_ids: list[int]  # two neighbouring index buckets
     topic: str = ""  # encoded; only shown
 
 

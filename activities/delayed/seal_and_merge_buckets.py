@@ -1,7 +1,7 @@
 """Activities that seal and merge index buckets.
 
-A change is refused if the list version of the topic's list has changed. If two activities overlap, one of them is
-therefore refused, and its new ledgers are deleted. Claims only avoid repeated work.
+A change of an index is refused if the list version of the topic's list has changed. If two activities overlap, one of
+them is therefore refused, and the ledgers that it has written are deleted. Claims only avoid repeated work.
 """
 
 import logging
@@ -61,7 +61,9 @@ class IndexBucketActivities:
     @define_activity(name="delayed.due_topics")
     @send_heartbeats()
     def list_topics_with_index_work(self, request: IndexWorkTopicsInput) -> IndexWorkTopicPages:
-        """Return pages of topics that need a seal, a drop or a merge and that no job has claimed, ascending by id.
+        """Return pages of topics whose index needs work and that no job has claimed, ascending by id.
+
+        The work is a seal, a merge, or the removal of index buckets that are not needed any more.
 
         Idempotency: reads only.
         Raises: StoreUnavailable, CatalogBusy (retry).
@@ -79,7 +81,7 @@ class IndexBucketActivities:
 
         Idempotency: keyed by each topic's list. Sealed entries are not sealed again.
         Heartbeat: topics done, every two seconds, with a renewal of the topic's claim.
-        Raises: StoreUnavailable, CatalogBusy (retry; a claim could not be taken).
+        Raises: StoreUnavailable, CatalogBusy (retry), if a topic could not be claimed.
         """
         totals = SealTopicsResult()
         for topic_id in request.topic_ids:
@@ -106,7 +108,7 @@ class IndexBucketActivities:
     def _claim_and_seal_topic(
         self, topic_id: TopicId, details: Callable[[], Sequence[object]], *, force: bool
     ) -> SealTopicsResult:
-        """Seal one topic under a claim of its list. Errors are raised only with `force`, otherwise counted."""
+        """Seal one topic under a claim of its list. With `force`, raise errors. Otherwise count them."""
         with self._claim_list(topic_id, details) as is_claimed:
             if not is_claimed:
                 return SealTopicsResult(topics=1, held=1)
@@ -136,7 +138,7 @@ class IndexBucketActivities:
         )
 
     def _has_no_readable_pair(self, topic_id: TopicId) -> bool:
-        """Return whether this process has searched the present list version in vain for two readable neighbours."""
+        """Return whether this process has found no two readable, neighbouring index buckets in the present list."""
         version = self._unreadable_version_by_topic.get(topic_id)
         if version is not None and self._index.get_bucket_list(topic_id).version != version:
             del self._unreadable_version_by_topic[topic_id]
@@ -177,7 +179,7 @@ class IndexBucketActivities:
         self._release_list(topic_id, claim)
 
     def _release_list(self, topic_id: TopicId, claim: Claim) -> None:
-        with suppress(SextonError):  # the claim then expires by itself
+        with suppress(SextonError):  # the claim then expires
             self._index.release_claim(topic_id, claim.workflow_id)
 
     @define_activity(name="delayed.choose_pair")

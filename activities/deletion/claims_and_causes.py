@@ -21,7 +21,7 @@ def own_workflow_claim(ttl_s: float = CLAIM_S) -> Claim:
 
 
 def batch_workflow_claim(workflow_id: str) -> Claim:
-    """Return a claim for the workflow of the batch. Temporal's run id in the claim is that of the calling workflow."""
+    """Return a claim for the workflow of the batch, with Temporal's run id of the workflow that calls this activity."""
     return Claim(workflow_id=workflow_id, run_id=activity.info().workflow_run_id or "", ttl_s=BATCH_CLAIM_S)
 
 
@@ -36,7 +36,7 @@ class DetachArguments(TypedDict):
 
 
 def detach_arguments(batch_id: str, workflow_id: str, actor: str, reason: str) -> DetachArguments:
-    """Build the arguments of phase one. `workflow_id` gets the claim and is named in the audit log."""
+    """Build the arguments of phase one. The workflow `workflow_id` gets the claim, and the audit log names it."""
     cause = AuditCause(actor=actor, reason=reason, workflow_id=workflow_id)
     return DetachArguments(batch_id=batch_id, claim=batch_workflow_claim(workflow_id), cause=cause)
 

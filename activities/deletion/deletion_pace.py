@@ -10,7 +10,7 @@ from logstore.deletion.intents import DeletionIntent, DeletionState, StoredCopy
 
 _SLICE_S = 30.0  # work of one call, unless one ledger takes longer; pauses and new rates take effect between calls
 _MAX_NAP_S = 1.0  # a cancellation or a lost claim is noticed within this time
-_MAX_KEYS_PER_PART = 1_000  # one page of a store
+_MAX_KEYS_PER_PART = 1_000  # one page of an object store
 
 
 class DeletionPace:
@@ -28,7 +28,7 @@ class DeletionPace:
         self._next_s = 0.0  # when the next part may begin
 
     def limit_intents(self, intents: Sequence[DeletionIntent]) -> Sequence[DeletionIntent]:
-        """Return the first intents with about 30 s of work, including at least one pending intent if there is one."""
+        """Return the first intents, with about 30 s of work, but at least up to the first pending intent."""
         if not self._rate:
             return intents
         remaining_objects, has_pending = self._rate * _SLICE_S, False
@@ -57,7 +57,7 @@ class DeletionPace:
             yield part
 
     def wait_for_rate(self, copies: Mapping[int, StoredCopy], heartbeats: ClaimRenewingHeartbeats) -> None:
-        """Send heartbeats until the rate allows the next part. `ClaimHeld` means that another workflow took over."""
+        """Send heartbeats until the rate allows the next part. Raise `ClaimHeld` if another workflow took over."""
         if not self._rate:
             return
         now_s = self._clock()

@@ -31,7 +31,7 @@ class DetachInput(OwnerRoutedInput):
     def to_compound_operation(self) -> CompoundOperation:
         """Return the compound operation of one ledger.
 
-        Raise `InvalidInput` for more ledgers, unknown copies or `force`.
+        Raise `InvalidInput` if the input has no ledger or several, an unknown kind of copy, or `force`.
         """
         ids = self.ledger_ids or []
         if len(ids) != 1 or self.force:
@@ -126,7 +126,7 @@ class CertifyInput(OwnerRoutedInput):
 class TakeOverStalledInput:
     batch_id: str
     batch_workflow_id: str  # workflow of phase two, which gets the claim
-    limit: int  # of stalled intents, and also of newborn ledgers
+    limit: int  # maximum number of stalled intents, and of newborn ledgers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

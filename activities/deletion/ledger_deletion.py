@@ -152,7 +152,7 @@ class LedgerDeletionActivities:
         Idempotency: keyed by row. A row that ended keeps its outcome, an absent key counts as deleted, and a row that
             was handed over is reported again. A row that fails is handed to a workflow of its own.
         Heartbeat: number of examined ledgers and of confirmed objects, after each ledger and each page of deletes.
-        Raises: StoreUnavailable (retry; no row got an answer); ClaimHeld, NotOwner, LookupRefused (terminal).
+        Raises: StoreUnavailable (retry), if storage answered for no row; ClaimHeld, NotOwner, LookupRefused (terminal).
         """
         lease = resolve_lease_or_redirect(request, self._owners)
         if isinstance(lease, OwnerRedirect):
@@ -281,7 +281,7 @@ class LedgerDeletionActivities:
     def close_and_certify_batch(self, request: CertifyInput) -> OwnerRoutedAnswer[BatchCertificate]:
         """Count the rows of the batch, close the batch run, and write the audit row.
 
-        Idempotency: counts come from rows, so repeated work counts once. The batch run is closed once.
+        Idempotency: counts come from rows, so work that ran twice is counted once. The batch run is closed once.
         Raises: StoreUnavailable (retry); NotOwner, LookupRefused (terminal).
         """
         lease = resolve_lease_or_redirect(request, self._owners)

@@ -1,7 +1,9 @@
 """Prometheus counters of deletion. Source: PIP-186, "Metrics".
 
-After a commit, counters rise by the changes of this call. A repeated activity therefore adds nothing. Counters miss
-changes if the worker dies after the commit, or if a successful commit was reported as failed. Exact numbers are in SQL.
+After a commit, a call adds its committed changes. A repeated activity changes nothing, and therefore adds nothing.
+Counters miss changes if the worker dies after the commit, or if a successful commit was reported as failed. Exact
+numbers are in SQL.
+
 No label names a topic or a ledger. A component that this build does not know has the label `UNKNOWN`.
 """
 

@@ -55,8 +55,8 @@ def flush_and_examine_intents(
 ) -> IntentExamination:
     """Flush the deletions to the record log, then compare catalog and storage for each intent.
 
-    Deletions that are not durable are flushed too. If a flush fails, the copy stays. Otherwise a rebuild could restore
-    a ledger whose objects are deleted, which would look like lost data.
+    Deletions that are not durable are flushed too. If a flush fails, the copy stays. Without the flush, a rebuild
+    could restore a ledger whose objects are deleted, which would look like lost data.
     """
     error_by_ledger = flushes.flush_deletions(sorted({intent.ledger_id for intent in intents}))
     examination = IntentExamination(
@@ -116,7 +116,7 @@ def _inspect_copies(
 def remove_examined_copies(
     examination: IntentExamination, storages: StorageByCopyKind, heartbeats: ClaimRenewingHeartbeats, pace: DeletionPace
 ) -> tuple[list[IntentResult], dict[int, SextonError]]:
-    """Remove the catalog's own copies, kind by kind. Return all results, and the error of each row without a result."""
+    """Remove `own_copies`, kind by kind. Return all results, and the error of each row without a result."""
     results, error_by_row = list(examination.results), dict(examination.error_by_row)
     for kind in sorted({intent.copy for intent, _ in examination.own_copies.values()}):
         copies = {row: stored for row, (intent, stored) in examination.own_copies.items() if intent.copy is kind}
@@ -132,7 +132,7 @@ def remove_examined_copies(
 def _remove_copies_in_parts(
     storage: CopyStorage, copies: Mapping[int, StoredCopy], heartbeats: ClaimRenewingHeartbeats, pace: DeletionPace
 ) -> tuple[dict[int, CopyRemovalResult], dict[int, SextonError]]:
-    """Remove copies in parts. Later parts skip rows that failed, because statements must be deleted last."""
+    """Remove copies in parts. After an error, skip the rest of the copy, because a statement must be deleted last."""
     removals: dict[int, CopyRemovalResult] = {}
     error_by_row: dict[int, SextonError] = {}
     for part in pace.split_copies(copies):
@@ -161,12 +161,12 @@ def _remove_copies_in_parts(
     return {row: removal for row, removal in removals.items() if row not in error_by_row}, error_by_row
 
 
-_STORE_ERRORS = (StoreUnavailable, ServiceRefused, PreconditionFailed)  # concern the whole store, not one ledger
+_STORE_ERRORS = (StoreUnavailable, ServiceRefused, PreconditionFailed)  # concern the whole object store
 _OUTCOMES_WITHOUT_STORAGE = {Outcome.STILL_IN_USE, Outcome.INVALID}  # outcomes that only the catalog decides
 
 
 def delete_ledger_workflow_id(key: IntentKey) -> str:
-    """Return the id of the workflow that deletes one copy. Each detach and each reopening leads to another id."""
+    """Return the id of the workflow that deletes one copy. A new detach or a reopened intent has another id."""
     suffix = f"/{key.openings}" if key.openings else ""
     return f"delete-ledger/{key.ledger_id}/{key.copy}/{key.generation}{suffix}"
 
@@ -213,7 +213,7 @@ def build_chunk_result(
 ) -> ChunkResult:
     """Count the rows of a chunk by outcome. List the rows that workflows of their own will retry.
 
-    A damaged row gets no workflow, because a workflow could only report the damage again. The row is a dead letter.
+    A damaged row becomes a dead letter, because a workflow could only report the damage again.
     """
     outcome_by_row = {result.row_id: result.outcome for result in results}
     outcomes = [outcome_by_row.get(intent.row_id) or intent.outcome or Outcome.RETRYING for intent in intents]

@@ -30,7 +30,7 @@ class IdleLedgerRoller(Protocol):
 
 
 class CursorAdvancer(Protocol):
-    """Service that advances mark-delete positions over contiguous acknowledgements, also over those in snapshots."""
+    """Service that advances mark-delete positions over contiguous acknowledgements, also in cursor snapshots."""
 
     def select_topics_to_advance(self, topic_ids: Collection[TopicId]) -> frozenset[TopicId]:
         """Return the topics with cursors to advance."""

@@ -117,7 +117,7 @@ class ApplyOrphansActivities:
     @define_activity(name="reconciliation.file_page")
     @send_heartbeats()
     def recheck_and_file_page(self, request: ApplyPageInput) -> FiledPage:
-        """Check the findings of a page again, first in storage. File intents for the findings that remain.
+        """Check a page's findings again, in storage, then in the catalog. File intents for findings that remain true.
 
         Idempotency: keyed by `batch_id`. The storage result is saved before intents are filed. A retry uses the saved
             result, even if storage has changed.
@@ -157,8 +157,8 @@ class ApplyOrphansActivities:
         """Delete the page's single objects and uploads that are still orphans. Return the number of deletions.
 
         Idempotency: the decision is stored before the first deletion, and an absent object counts as deleted. The
-            decision stays right: no writer can register such a segment any more, and no upload continues under a uuid
-            without a row.
+            decision stays right: no writer can register an orphaned segment any more, and no upload continues if its
+            uuid has no row.
         Heartbeat: (findings checked, objects confirmed), after each finding and while waiting for storage.
         Raises: StaleCatalog, CatalogMismatch (terminal); StoreUnavailable, CatalogBusy (retry).
         """

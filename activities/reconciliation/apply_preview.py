@@ -34,7 +34,7 @@ class ApplyPreviewResult:
 
 
 class ApplyPreview:
-    """Preview of an apply, which takes no lock and writes nothing, and therefore refuses a bucket without a marker."""
+    """Preview of an apply, without locks and writes. It refuses a bucket without a marker, and cannot write one."""
 
     def __init__(
         self, *, reconciliation: ReconciliationRuns, identities: CatalogIdentity, inspector: OrphanInspector

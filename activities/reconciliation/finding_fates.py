@@ -116,7 +116,7 @@ def _fate_from_rows(number: int, finding: Finding, rows: Sequence[FiledCopyRow],
 def _worst_fate_of_rows(rows: Sequence[FiledCopyRow], *, is_stalled: bool) -> tuple[FindingFate, str]:
     """Return the worst fate of the rows.
 
-    A row that a workflow of its own retries counts as failed, or with `is_stalled` as started.
+    A row that was handed over counts as failed, or as started if `is_stalled` is set.
     """
     failed = [row for row in rows if row.outcome is None or not row.outcome.is_success]
     if not failed:

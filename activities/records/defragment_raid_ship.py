@@ -29,7 +29,7 @@ class DefragmentRecordsActivities:
 
     @define_activity(name="records.defragment")
     def defragment_and_remove_old_objects(self, request: DefragmentInput) -> DefragmentedBlocks:
-        """Rewrite blocks of each kind once, then delete old manifests and unnamed blocks.
+        """Defragment the blocks of each kind once. Then delete old manifests, and blocks that no manifest names.
 
         Flushes may run at the same time.
 
@@ -77,11 +77,11 @@ class RaidTombstonesActivities:
 
     @define_activity(name="records.raid")
     def mark_and_remove_tombstones(self, request: RaidInput) -> RaidedTombstones:
-        """Mark tombstones that are old enough. Remove marked tombstones of which no block has an older record version.
+        """Mark tombstones that are old enough. Remove a marked one if no block has an older version of its record.
 
         Idempotency: keyed by `run_id` and attempt. A second attempt removes the marks of the first attempt and scans
             again.
-        Heartbeat: candidates, blocks read and tombstones removed, every two seconds.
+        Heartbeat: marked tombstones, blocks read and tombstones removed, every two seconds.
         Raises: InvalidInput, CatalogAdopting, CatalogOutdated, CatalogMismatch, PreconditionFailed, MissingData,
             CorruptData, Unsupported (terminal); StoreUnavailable, CatalogBusy (retry).
         """

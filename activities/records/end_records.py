@@ -37,7 +37,7 @@ from logstore.stop_checks import raise_if_stopped
 _MAX_TOPICS_PER_PAGE: Final = 100  # each topic costs two reads
 _MAX_NAMED_LEDGERS: Final = 10  # maximum number of ids, and of reasons, in the result of a page
 _MAX_ASKING_S: Final = 600.0
-"""Maximum seconds of function calls in a page. A slow function gets shorter pages, which do not time out."""
+"""Maximum seconds of function calls in a page. A page of a slow function ends early, so that it does not time out."""
 
 
 @dataclass(slots=True)
@@ -69,7 +69,7 @@ class EndRecordsActivities:
     def check_ending_request(self, request: BeginEndingInput) -> EndingStartMoment:
         """Check the function, the topic and the catalog's epoch before anything changes.
 
-        Idempotency: reads only. A later attempt returns a later time.
+        Idempotency: reads only. A repeated call returns a later `now_us`.
         Raises: InvalidInput, UnknownObject, Unsupported, CatalogAdopting, StaleCatalog (terminal); StoreUnavailable,
             CatalogBusy (retry).
         """
@@ -167,7 +167,7 @@ class EndRecordsActivities:
     def _detach_or_check_selected(
         self, request: EndRecordsPageInput, topic_id: TopicId, ledgers: Sequence[Ledger]
     ) -> Mapping[LedgerId, str]:
-        """Detach ledgers of a topic, or only check the ledgers in a dry run. Return why ledgers stay."""
+        """Detach ledgers of a topic. In a dry run, only check them. Return why ledgers stay."""
         if request.dry_run:
             return self._phase_one.find_reasons_to_keep(topic_id, ledgers)
         chosen = self._phase_one.detach_chosen_ledgers(

@@ -1,6 +1,6 @@
 """Flushes of the record log: changes of the catalog are written into blocks.
 
-Several flushes may run at once. The store accepts one manifest for each number. Claims only avoid repeated work.
+Several flushes may run at once. The bucket accepts one manifest for each number. Claims only avoid repeated work.
 """
 
 import time
@@ -55,7 +55,7 @@ class FlushRecordsActivities:
                 activity.wait_for_worker_shutdown_sync(min(self._interval_s, remaining_s))
 
     def _flush_if_changed(self, *, with_all_cursors: bool, progress: Callable[[], tuple[int]]) -> FlushedRecords:
-        """Flush if there are changes. With `with_all_cursors`, also flush changes of cursors that may still wait."""
+        """Flush if there are changes. With `with_all_cursors`, also flush changes of cursors that are not due yet."""
         state = self._records.read_state()
         has_changes = (
             bool(state.outbox_changes or state.staged_blocks)
@@ -89,7 +89,7 @@ def _flush_once(flusher: Flusher, *, with_all_cursors: bool) -> FlushedRecords:
 
 @contextmanager
 def _claim_record_log(records: RecordOutbox, progress: Callable[[], tuple[int]]) -> Iterator[bool]:
-    """Hold the claim of the record log during the block. Yield whether this workflow has the claim."""
+    """Hold the claim of the record log during the `with` block. Yield whether this workflow has the claim."""
     claim = own_workflow_claim()
     if not records.claim_record_log(claim):
         yield False
@@ -98,5 +98,5 @@ def _claim_record_log(records: RecordOutbox, progress: Callable[[], tuple[int]])
         with send_heartbeats_and_renew(lambda: records.claim_record_log(claim), progress):
             yield True
     finally:
-        with suppress(SextonError):  # the claim expires by itself
+        with suppress(SextonError):  # the claim then expires
             records.release_record_log(claim.workflow_id)

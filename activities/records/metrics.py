@@ -1,4 +1,4 @@
-"""Prometheus counters of the record log. If the worker dies before it counts, counts are lost."""
+"""Prometheus counters of the record log. If the worker dies before it counts a change, the counters miss the change."""
 
 from typing import Final
 

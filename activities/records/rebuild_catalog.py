@@ -67,7 +67,7 @@ class RebuildCatalogActivities:
             manifests: Manifests of the record log.
             markers: Returns the configured buckets with the catalog's marker. Refuses buckets of other catalogs.
             open_loaded: Opens the catalog in the target after the load.
-            require_no_workers: Refuses while a worker of the old catalog lives. `None`: the command takes over.
+            require_no_workers: Refuses while a worker of the old catalog lives. `None` if the command takes over.
             clock: Clock of waits.
         """
         self._clock = clock or Clock()
@@ -78,7 +78,7 @@ class RebuildCatalogActivities:
     @define_activity(name="rebuild.begin")
     @send_heartbeats()
     def check_and_pin_manifest(self, request: RebuildStepInput) -> PinnedManifestSummary:
-        """Pin the manifest with its blocks. Check the buckets, and that the database is empty or of this rebuild.
+        """Pin the manifest with its blocks. Check the buckets. Refuse the database of another rebuild.
 
         A loaded database is refused if the next manifest exists and belongs to another rebuild.
 
@@ -187,13 +187,13 @@ class RebuildCatalogActivities:
 
     @define_activity(name="rebuild.adopt_shards")
     def compare_and_stage_shards(self, request: CompareShardsInput) -> ComparedShardCounts:
-        """Compare some shards of the primary bucket with the loaded rows, and stage the differences.
+        """Compare some shards of the primary bucket with the loaded rows, and store the differences for the adoption.
 
         The first comparison precedes the manifest of the new epoch, and shows whether the rebuild can succeed. It
         checks only objects that the loaded rows name, because the old catalog may still append. The second comparison
-        follows the manifest. It checks all objects, and replaces the staged differences.
+        follows the manifest. It checks all objects, and replaces the stored differences.
 
-        Idempotency: a repeated call replaces the staged differences of a shard.
+        Idempotency: a repeated call replaces the stored differences of a shard.
         Heartbeat: shards done, every two seconds.
         Raises: CorruptData, CatalogMismatch (terminal); PreconditionFailed (terminal): a listing lacks an object that
             HEAD finds; StoreUnavailable, CatalogBusy (retry).
@@ -214,13 +214,14 @@ class RebuildCatalogActivities:
 
     @define_activity(name="rebuild.finish_adoption")
     def finish_adoption(self, request: RebuildStepInput) -> RebuildAdoptionResult:
-        """Settle every topic with the ledgers staged for it, flush the result, and make the catalog READY.
+        """Adopt, topic by topic, the ledgers that the comparison of shards found. Flush, and make the catalog READY.
 
         Idempotency: a settled topic is not settled again. Record versions that are flushed twice are equal. For a READY
             catalog, only the report is returned.
         Heartbeat: topics settled and record versions flushed, every two seconds.
-        Raises: PreconditionFailed, CatalogOutdated (terminal): too many ledgers are without objects (no topic was
-            settled), the clocks differ, or another rebuild won; StoreUnavailable, CatalogBusy, OutcomeUnknown (retry).
+        Raises: PreconditionFailed (terminal): too many ledgers have no objects, and no topic is settled; or the clocks
+            of catalog and object store differ. CatalogOutdated (terminal): another rebuild won. StoreUnavailable,
+            CatalogBusy, OutcomeUnknown (retry).
         """
         loaded, base = self._open_loaded(), self._manifests.read_manifest(RebuildId.parse(request.rebuild).manifest)
         settled_topics = flushed_versions = 0

@@ -68,8 +68,8 @@ class TransactionCoordinatorActivities:
         """Abort expired transactions of one coordinator, and broadcast decided transactions of all coordinators.
 
         The call returns when there has been no work for `linger_s`. A transaction that is decided during this time
-        needs no workflow task. A transaction with a failed participant is handed over to a workflow of its own, unless
-        every topic failed.
+        needs no workflow task. A transaction with a failed participant is handed over to a workflow of its own. But if
+        every one of several topics failed, `StoreUnavailable` is raised.
 
         Idempotency: settled participants stay settled. The next attempt claims the same transactions again.
         Heartbeat: every two seconds.
@@ -118,11 +118,11 @@ class TransactionCoordinatorActivities:
         return len(batch)
 
     def _abort_expired(self, tc_id: int) -> tuple[int, CoordinatorWorkStatus]:
-        """Abort expired transactions that no client has locked. Return the number of aborts, and the remaining work."""
+        """Abort expired transactions that no client has locked. Return the number of aborts, and the work left."""
         total, expired = 0, 1
         while True:
             raise_if_stopped()
-            work = self._transactions.read_coordinator_work(tc_id)  # only reads: `expire` would lock rows
+            work = self._transactions.read_coordinator_work(tc_id)  # reads only; aborts would lock rows
             if not expired or work.next_deadline_us is None or work.next_deadline_us > work.now_us:
                 return total, work
             expired = self._transactions.abort_expired_transactions(tc_id, limit=_MAX_EXPIRED_PER_STATEMENT)
@@ -158,7 +158,7 @@ class TransactionCoordinatorActivities:
     def tell_owed_participants(self, request: BroadcastInput) -> BroadcastState:
         """Tell the owed participants of one transaction. The result names the participants that are still owed.
 
-        Idempotency: keyed by `txn`. A finished transaction is not told again; its state is returned.
+        Idempotency: keyed by `txn`. For a finished transaction, nobody is told again, and the state is returned.
         Raises: UnknownObject, TransactionNotDecided, ClaimHeld (terminal); StoreUnavailable, CatalogBusy (retry).
         """
         txn = TransactionId.parse(request.txn)
@@ -216,8 +216,8 @@ def _to_broadcast_state(transaction: StoredTransaction) -> BroadcastState:
 def _record_broadcast_durations(finished: Iterable[FinishedTransaction]) -> None:
     """Record, for each transaction, the time from the decision until the last participant was told.
 
-    Only the call that finished a transaction records the time. Transactions without participants are not recorded, nor
-    transactions whose last participant an operator resolved.
+    Only the call that finished a transaction records the time. Nothing is recorded for a transaction without
+    participants, or for a transaction whose last participant an operator settled.
     """
     durations_s = [txn.duration_us / 1_000_000 for txn in finished if txn.duration_us is not None]
     if not durations_s:

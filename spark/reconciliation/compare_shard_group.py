@@ -46,7 +46,10 @@ _MAX_SEGMENTS_PER_LEDGER: Final = 100_000_000  # a segment's number has eight di
 
 @dataclass(frozen=True, slots=True)
 class GroupComparison:
-    """Result for one group: candidates, overlaps of storage and catalog, and counts of items that were not compared."""
+    """Result of comparing one group of shards: candidates for findings, and counts of what was not compared.
+
+    `primary` and `tiered` count the copies in storage, in the catalog, and in both.
+    """
 
     candidates: pa.Table
     primary: CopyOverlap
@@ -214,7 +217,7 @@ class _StoredPrimaryCopies:
         return _make_primary_findings(kind, stored.ledger[selected], keys, self.limits, detail, **columns)
 
     def compare_segments(self, read_segments: ReadSegments, *, skipped: Mask) -> list[pa.Table]:
-        """Compare the sums of segments of each ledger. If the sums differ, compare the ledger's segments one by one.
+        """Compare the sums over each ledger's segments. If the sums differ, compare the segments one by one.
 
         Only lengths are compared, because a listing shows no digest (ADR 29).
         """

@@ -84,7 +84,7 @@ def compare_sides(
 
 
 def _rows_before_us(job: CompareStorageWithCatalogJob, listed: BulkJobSummary) -> int:
-    """Return the earlier of the job's cut-off of rows and an hour before the oldest inventory, as clocks may differ."""
+    """Return the job's cut-off of rows, but at most the time an hour before the oldest inventory. Clocks may differ."""
     inventory_us = listed.facts.get("inventory_us")
     if not inventory_us:
         return job.rows_before_us

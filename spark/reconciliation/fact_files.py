@@ -44,7 +44,7 @@ TIERED_OBJECTS: Final = pa.schema(
 STRANGE: Final = pa.schema(
     [("bucket", pa.string()), ("key", pa.string()), ("size_bytes", pa.int64()), ("modified_us", pa.int64())]
 )
-"""Schema of an object whose key no ledger and no offload writes."""
+"""Schema of an object whose key is neither a ledger's nor an offload's."""
 
 LEDGERS: Final = pa.schema(
     [

@@ -74,7 +74,7 @@ def read_ledgers_and_intents(
     context: JobContext,
     job: ReadLedgersAndIntentsJob,  # noqa: ARG001 - every main function of a job takes its job
 ) -> BulkJobSummary:
-    """Run the job on the driver. Storage must be listed before, and ledgers are read before intents."""
+    """Run the job on the driver, after `list-storage`. Ledgers are read before intents."""
     groups = context.get_published_summary("list-storage").counts["groups"]
     reader = _CatalogReader(addresses.database_url, context.folder, groups, addresses.application)
     (before,) = context.run_in_executors("look at the catalog and its lists", [reader], _write_list_facts)

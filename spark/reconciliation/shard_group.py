@@ -41,7 +41,7 @@ class ShardGroup:
 class ComparisonLimits:
     """Bounds of a comparison. Objects and rows beyond these bounds are left out."""
 
-    before_us: int  # younger objects, by the store's clock, are left out
+    before_us: int  # younger objects, by the object store's clock, are left out
     rows_before_us: int  # younger rows, by the catalog's clock, are left out
     next_ledger_id: int  # no ledger has this id or a higher one
     bucket: str  # primary bucket

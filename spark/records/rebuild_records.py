@@ -2,7 +2,7 @@
 
 Topics and lists come first, because other records depend on topics and lists. A task reads the blocks of one range of
 ids, so that its memory is bounded. If names of a kind are unique, one task reads all records of the kind. If a name was
-used again after a plain deletion, the newer record counts.
+used again after a deletion that was not durable, the newer record is written.
 
 Source: Aerospike's cold start.
 """
@@ -80,7 +80,7 @@ class _RebuildTaskResult:
 def rebuild_records(records: BucketAddress, context: JobContext, job: RebuildRecordsJob) -> BulkJobSummary:
     """Run the job on the driver.
 
-    With `skip_unreadable`, unreadable blocks are skipped. Blocks of `_HIDING_KINDS` and of a newer build never are.
+    With `skip_unreadable`, unreadable blocks are skipped, except blocks of `_HIDING_KINDS` or of a newer build.
     """
     blocks = RebuildManifests(_open_log(records, job)).read_manifest(job.manifest).blocks
     cores = context.spark.sparkContext.defaultParallelism

@@ -14,7 +14,7 @@ from logstore.log.ledger_object_keys import SHARDS, shard_prefix
 from logstore.ports.object_storage import ObjectInfo, ObjectStore
 
 LISTING_SCHEMA: Final = pa.schema([("key", pa.large_string()), ("size_bytes", pa.int64()), ("modified_us", pa.int64())])
-"""Schema of a listed object. `modified_us` is a time of the store's clock, or null if the store gives no time."""
+"""Schema of a listed object. `modified_us` is by the object store's clock, or null if the store gives no time."""
 
 _ROWS_PER_BATCH: Final = 50_000
 _HEX: Final = "0123456789abcdef"
@@ -22,7 +22,7 @@ _HEX: Final = "0123456789abcdef"
 
 @dataclass(frozen=True, slots=True)
 class KeyRange:
-    """Keys that begin with `prefix` and are between `after` and `before`, both exclusive. Empty means no bound."""
+    """Keys that begin with `prefix`, between `after` and `before`, both exclusive. Empty values set no bound."""
 
     prefix: str = ""
     after: str = ""

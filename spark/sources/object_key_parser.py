@@ -13,7 +13,7 @@ import pyarrow as pa
 Words = npt.NDArray[np.uint64]
 
 META: Final = -1
-"""Number of a `meta.json`, which is not a segment."""
+"""Value in place of a segment number, for a `meta.json`."""
 
 _SEGMENT_LENGTH: Final = 44  # ledgers/xx/{16 hex}/{8 digits}.parquet
 _META_LENGTH: Final = 54  # ledgers/xx/{16 hex}/{16 hex}.meta.json

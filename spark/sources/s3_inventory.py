@@ -50,14 +50,14 @@ class InventoryTaskPart:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inventory:
     bucket: str
-    created_us: int  # start of the inventory, by the store's clock
+    created_us: int  # start of the inventory, by the object store's clock
     format: str
     columns: tuple[str, ...]
     files: tuple[tuple[str, int, str], ...]  # path, size in bytes, MD5 in hex
 
 
 def read_inventory_manifest(path: Path, *, now_us: int) -> Inventory:
-    """Read a manifest and find the parts in nearby folders. `now_us` is the present time of the store's clock.
+    """Read a manifest and find the parts in nearby folders. `now_us` is the present time of the object store's clock.
 
     `InvalidInput` means that the manifest is malformed, has a future time, lacks a column, or names an absent part.
     """
@@ -103,7 +103,7 @@ def _parse_schema(file_format: str, schema: str) -> tuple[str, ...]:
 def _find_part_path(manifest: Path, key: str) -> str:
     """Return the path of a part, which is below the manifest's folder or below one of the two folders above.
 
-    In a copied inventory, leading folders of `key` may be absent. Below the upper two folders, the last folder of `key`
+    In a copied inventory, leading folders of `key` may be absent. In the two folders above, the last folder of `key`
     must exist.
     """
     names = key.split("/")

@@ -27,7 +27,7 @@ T = TypeVar("T")
 def order_topics_by_size(
     database_url: str, size_queries: Callable[[], Iterable[Select[Any]]], topics: Collection[int]
 ) -> list[int]:
-    """Return `topics`, or without `topics` all topics of the queries, largest first. Call this in an executor.
+    """Return `topics`, or if there are none, all topics of the queries, largest first. Call this in an executor.
 
     The queries return the columns `topic_id` and `size`. Sizes of a topic from several queries are added.
     """
