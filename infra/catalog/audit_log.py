@@ -27,7 +27,7 @@ class AuditedLedgers:
 
     @classmethod
     def from_ids(cls, ids: Sequence[int]) -> Self:
-        """Summarize ids. `ids` ascend and are not empty."""
+        """Summarize ids. `ids` must ascend and must not be empty."""
         return cls(ledgers=len(ids), first=ids[0], last=ids[-1], sample=list(ids[:_MAX_SAMPLE_LEDGERS]))
 
     @classmethod
@@ -68,8 +68,8 @@ def insert_audit_row(
 ) -> None:
     """Insert an audit row in the transaction of the act. The current trace's id is added to `detail`.
 
-    A search by ledger finds the row by `ledger` in `detail`, or by the range of `span`. If the sample of `span` has all
-    ledgers, the search finds the row only by the ids in the sample.
+    A search for a ledger finds the row by `ledger` in `detail`, or by the range of `span`. If the sample of `span` has
+    all ledgers, the search finds the row only by the ids in the sample.
     """
     ledger_id, trace_id = detail.get("ledger"), current_trace_id()
     full_detail = dict(detail) | ({} if span is None else asdict(span))

@@ -45,7 +45,7 @@ class BundleFenceRow(SQLModel, table=True):
 
 
 class TopicRow(SQLModel, table=True):
-    """Topic. A name that is created again gets another id."""
+    """Topic. If a name is used again, the new topic gets another id."""
 
     __tablename__ = "topic"
     __table_args__ = {"sqlite_autoincrement": True}
@@ -172,8 +172,8 @@ class ProducerSequenceRow(SQLModel, table=True):
     topic_id: int = Field(primary_key=True, sa_type=Big, sa_column_kwargs={"autoincrement": False})
     producer: str = Field(primary_key=True)
     sequence_id: int = Field(sa_type=Big)
-    kept_id: int | None = Field(default=None, sa_type=Big)  # last id that counts even if the transaction aborts
-    txn_tc: int | None = None  # coordinator of the transaction to which later ids belong; null: all ids count
+    kept_id: int | None = Field(default=None, sa_type=Big)  # last id that stays valid if the transaction aborts
+    txn_tc: int | None = None  # coordinator of the transaction to which later ids belong; null: all ids are valid
     txn_seq: int | None = Field(default=None, sa_type=Big)
 
 
@@ -186,7 +186,7 @@ class PendingDeletionRow(SQLModel, table=True):
         Index("pending_deletion_by_batch", "batch_id", "row_id"),
         Index("pending_deletion_by_state", "state", "topic_id"),
         Index("pending_deletion_by_end", "state", "finished_us"),
-        {"sqlite_autoincrement": True},  # readers page by row id, so that an id must not be used again
+        {"sqlite_autoincrement": True},  # readers page by row id, so an id is never used again
     )
     row_id: int | None = Field(default=None, primary_key=True, sa_type=Big)
     batch_id: str

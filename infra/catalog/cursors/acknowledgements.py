@@ -36,7 +36,7 @@ _Key = tuple[TopicId, str]
 
 
 class TransactionHeldEntries:
-    """Held entries: each was acknowledged in an open transaction. The caller has locked cursors and transactions."""
+    """Entries that open transactions have acknowledged. The caller has locked the cursors and the transactions."""
 
     def __init__(
         self,

@@ -1,7 +1,7 @@
 """Sole writer of `delayed_index` and `delayed_bucket`. Unsealed entries are delayed messages in no index bucket.
 
-Lock order: topic, ledger list, ledgers, row of the bucket list. Each change of a bucket list locks the row until the
-SQL transaction ends.
+Lock order: topic, ledger list, ledgers, row of the list of index buckets, cursors. Each change of a list of index
+buckets locks the row until the SQL transaction ends.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -57,7 +57,7 @@ def read_bucket_list(connection: Connection, topic_id: TopicId) -> IndexBucketLi
 
 
 def lock_bucket_list(connection: Connection, topic_id: TopicId) -> IndexBucketList:
-    """Insert the row of the bucket list if it is missing, and lock it. The caller has share-locked the topic."""
+    """Lock the row of a list of index buckets. Insert it if it is missing. The caller has share-locked the topic."""
     connection.execute(build_insert_if_absent(connection, t.delayed_index).values(topic_id=topic_id, **_NEW_ROW))
     locked = select(t.delayed_index).where(_I.topic_id == topic_id).with_for_update()
     return _bucket_list_from_row(connection, connection.execute(locked).one())
@@ -106,10 +106,7 @@ def change_bucket_list(
 
 
 def recount_unsealed_entries(connection: Connection, topic_id: TopicId) -> None:
-    """Count a topic's unsealed entries again.
-
-    The row of the bucket list is locked after ledgers and before cursors, as in a group commit.
-    """
+    """Count a topic's unsealed entries again. The row of the list of index buckets is locked."""
     has_unsealed = (_I.topic_id == topic_id, _I.unsealed > 0)
     row = connection.execute(select(_I.sealed_ledger, _I.sealed_entry).where(*has_unsealed).with_for_update()).first()
     if row is not None:
@@ -130,7 +127,7 @@ def recount_unsealed_entries_of_all_topics(connection: Connection) -> None:
 
 
 def clear_bucket_lists(connection: Connection, topic_ids: Collection[TopicId]) -> None:
-    """Empty the bucket lists of topics with a lost snapshot. The caller then counts the unsealed entries again."""
+    """Empty the lists of index buckets of topics. The caller then counts the unsealed entries again."""
     connection.execute(delete(t.delayed_bucket).where(is_one_of(connection, _B.topic_id, topic_ids)))
     reset = {name: value for name, value in _NEW_ROW.items() if name != "version"} | {"version": _I.version + 1}
     connection.execute(update(t.delayed_index).where(is_one_of(connection, _I.topic_id, topic_ids)).values(reset))
@@ -162,7 +159,7 @@ def claim_bucket_list(connection: Connection, topic_id: TopicId, claim: Claim, *
 
 
 def renew_bucket_list_claims(connection: Connection, claim: Claim, *, after: TopicId, now_us: int) -> list[TopicId]:
-    """Renew a page of the workflow's claims on topics above `after`. Rows are locked ascending, as in appends."""
+    """Renew and return a page of topics above `after` that the workflow has claimed. Rows are locked ascending."""
     own = select(_I.topic_id).where(_I.claim_workflow == claim.workflow_id, _I.topic_id > after)
     page = connection.execute(own.order_by(_I.topic_id).limit(_CLAIMS_PER_PAGE).with_for_update()).scalars().all()
     renewed = update(t.delayed_index).where(is_one_of(connection, _I.topic_id, page))

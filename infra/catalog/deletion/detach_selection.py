@@ -57,8 +57,8 @@ def select_ledgers_to_detach(
 ) -> LedgersToDetach:
     """Return the ledgers to detach. Without `requested_ids`, these are the ledgers that retention does not keep.
 
-    `force` ignores subscriptions. If the last ledger is `ledger_assumed_rolled`, it counts as closed and as followed by
-    another ledger.
+    With `force`, subscriptions keep no ledger. If the topic's last ledger is `ledger_assumed_rolled`, it is treated as
+    closed and followed by another ledger.
     """
     if requested_ids is None:
         return _select_by_retention(connection, view, ledger_assumed_rolled)
@@ -137,7 +137,7 @@ def _describe_change_since_read(read: Ledger, now: Ledger | None) -> str:
 def _count_outcomes_of_earlier_detaches(
     connection: Connection, view: TopicListView, ids: list[LedgerId]
 ) -> dict[str, int]:
-    """Return the number of earlier intents by outcome, without stalled intents. RETRYING counts unfinished intents."""
+    """Return numbers of earlier intents by outcome. Unfinished intents are RETRYING. Stalled intents are left out."""
     p = t.pending_deletion.c
     is_requested = is_one_of(connection, p.ledger_id, ids)
     stalled = match_stalled_intents(view.now_us).label("stalled")

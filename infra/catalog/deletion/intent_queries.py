@@ -36,11 +36,11 @@ INTENT_COLUMNS: tuple[ColumnElement[Any], ...] = (
     *(column for column in t.pending_deletion.c if column.name != "context"),
     cast_to_text(t.pending_deletion.c.context),
 )
-"""Columns that `intent_from_row` reads. The context is cast to text, because invalid JSON would fail the query."""
+"""Columns that `intent_from_row` reads. The offload context is read as text, so that invalid JSON fails no query."""
 
 
 def intent_from_row(row: Row[Any]) -> DeletionIntent:
-    """Convert a row of `INTENT_COLUMNS`. If the row is damaged, set `damage`: an error would stop the whole chunk."""
+    """Convert a row of `INTENT_COLUMNS`. A damaged row gets `damage`, because an error would stop the whole chunk."""
     values = row._mapping  # noqa: SLF001 - public by SQLAlchemy's documentation
     damage = _describe_damage(values)
     numbers = {name: number_or_zero(values[name]) for name in _NUMBERS}
@@ -65,13 +65,13 @@ def intent_from_row(row: Row[Any]) -> DeletionIntent:
 
 
 def match_dead_letters() -> ColumnElement[bool]:
-    """Select rows in all states but PENDING and DELETED, also in unknown states. Unlike `!=`, ranges use the index."""
+    """Select rows of all states but PENDING and DELETED, also unknown states. Ranges use the index; `!=` would not."""
     state, deleted, pending = t.pending_deletion.c.state, DeletionState.DELETED.value, DeletionState.PENDING.value
     return or_(state < deleted, and_(state > deleted, state < pending), state > pending)
 
 
 def parse_intent_state(stored: str) -> DeletionState:
-    """Parse a stored state. An unknown state counts as a dead letter."""
+    """Parse a stored state. An unknown state is parsed as DEAD_LETTERED."""
     return DeletionState(stored) if stored in set(DeletionState) else DeletionState.DEAD_LETTERED
 
 
@@ -85,7 +85,7 @@ def parse_outcome(state: str, outcome: str | None) -> Outcome | None:
 
 
 def parse_owner_keys(text: str) -> dict[str, str]:
-    """Parse the keys of a ledger owner. An unreadable text counts as no keys."""
+    """Parse the keys of a ledger owner. An unreadable text has no keys."""
     return {name: str(value) for name, value in (parse_json_object(text) or {}).items()}
 
 
@@ -200,7 +200,7 @@ def select_fileable_ledgers(ledgers: ColumnElement[bool]) -> Select[Any]:
 def count_filed_intents(
     connection: Connection, batch_id: str, now_us: int, *, topic_id: TopicId | None = None
 ) -> tuple[FiledIntentCount, ...]:
-    """Count the intents that this transaction filed in a batch at `now_us`, without intents that it took over."""
+    """Count the intents that this transaction filed in a batch at `now_us`. Intents taken over are left out."""
     p = t.pending_deletion.c
     mine = () if topic_id is None else (p.state == DeletionState.PENDING.value, p.topic_id == topic_id)
     query = select(p.component, p.copy, func.count()).where(*mine, p.batch_id == batch_id, p.created_us == now_us)
@@ -219,7 +219,7 @@ def lock_held_intents(
 ) -> dict[int, Row[Any]]:
     """Lock PENDING rows, ascending. `holder` is the id of the rows' batch, or of the workflow that claimed the rows.
 
-    Rows of another holder are left out. `only_unclaimed` also leaves out rows that a workflow of their own has claimed.
+    Rows of another holder are left out. With `only_unclaimed`, rows with a claim are left out, too.
     """
     query = _compile_intent_lock(connection.dialect.name, only_unclaimed=only_unclaimed)
     return {row.row_id: row for row in query.execute(connection, ((row_id,) for row_id in row_ids), holder=holder)}

@@ -125,7 +125,7 @@ def set_intent_context(connection: Connection, row_id: int, context: Mapping[str
 
 
 def reopen_newborn_intent(connection: Connection, ledger_id: LedgerId) -> None:
-    """Reopen the intent of a newborn ledger, because the ledger's creator may have stored objects later.
+    """Reopen the intent of a newborn ledger, because objects may have been stored after phase two searched.
 
     The claim is removed, so that a running attempt, which may have found no objects, cannot end the intent.
     """
@@ -135,8 +135,8 @@ def reopen_newborn_intent(connection: Connection, ledger_id: LedgerId) -> None:
 def reopen_intents_of_late_uploads(connection: Connection, ledger_ids: Collection[LedgerId], *, epoch: int) -> None:
     """Reopen intents of ledgers whose primary copy was deleted while a writer uploaded to it.
 
-    The uploaded objects may exist without a row. Claims are removed, so that running attempts cannot end the intents. A
-    ledger with a primary copy is skipped, because the later deletion of the copy lists all objects. If the catalog's
+    Perhaps no row names the uploaded objects. Claims are removed, so that running attempts cannot end the intents. A
+    ledger that still has a primary copy is skipped: the deletion of this copy will find the objects. If the catalog's
     epoch is not `epoch`, nothing changes.
     """
     is_requested = is_one_of(connection, _P.ledger_id, ledger_ids)
@@ -189,8 +189,8 @@ def move_intents_to_batch(
 ) -> int:
     """Move intents to another batch and clear their claims. Return their number.
 
-    An earlier statement must have locked the rows. On PostgreSQL, an update that waits for a lock then reads the locked
-    row again, but not the table `run`. Such an update could take rows that another batch has just taken over.
+    An earlier statement must have locked the rows. Otherwise an update could take rows that another batch has just
+    taken over: after a wait for a lock, PostgreSQL reads the locked row again, but not the table `run`.
     """
     new_values = {"batch_id": batch_id, "openings": _P.openings + added_openings, **NO_CLAIM_COLUMNS}
     return connection.execute(update(t.pending_deletion).where(*rows).values(new_values)).rowcount
@@ -218,8 +218,8 @@ def renew_claim_and_count_stuck_attempts(
 ) -> int | None:
     """Renew the claim of a row. Store the error and the number of remaining keys of the last attempt.
 
-    Return the number of consecutive attempts that left `keys_left` keys. Return `None` if the claim is lost or the row
-    has ended.
+    Return the number of consecutive attempts that left `keys_left` keys. Return `None` if the claim is lost or the
+    intent has ended.
     """
     changes = build_claim_columns(claim, now_us) | ({} if error is None else {"last_error": error})
     if keys_left is not None:

@@ -51,7 +51,7 @@ def detach_ledgers(
 ) -> DetachedBatch:
     """Replace ledgers of the locked list by intents, insert or renew the run of the batch, and write an audit row.
 
-    Stalled intents are taken over. A detach by retention also replaces abandoned newborn ledgers and uploads.
+    Stalled intents are taken over. A detach by retention also files intents for abandoned newborn ledgers and uploads.
     """
     batch_id, now = order.batch_id, view.now_us
     by_retention = order.ledger_ids is None
@@ -128,7 +128,7 @@ def fingerprint_compound_operation(topic_id: TopicId, operation: CompoundOperati
 def evaluate_compound_operation(
     connection: Connection, full_view: TopicListView, operation: CompoundOperation
 ) -> tuple[TopicListView, EndingOperation | None, LedgersToDetach | None]:
-    """Return the view without passed-over subscriptions. Other values are `None` if the operation ends no ledger."""
+    """Return the view without passed-over subscriptions. The other two values are `None` if a copy remains."""
     if unknown := sorted(operation.pass_over - full_view.marks.keys()):
         raise UnknownObject("subscription", expected=f"a subscription of {full_view.topic}", found=unknown[0])
     listed = filter_listed_ledgers(connection, full_view.topic_id, [operation.ledger_id])

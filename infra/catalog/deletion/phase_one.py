@@ -288,7 +288,7 @@ def _count_detached_of_topic(connection: Connection, topic_id: TopicId, batch_id
 
 
 def _count_detached(connection: Connection, batch_id: str, *rows: ColumnElement[bool]) -> DetachedBatch:
-    """Count all intents, but only the ledgers of intents that the batch filed. Older intents were taken over."""
+    """Count all intents, but only ledgers of intents that the batch filed, not of intents that it took over."""
     opened = select(t.run.c.created_us).where(t.run.c.run_id == batch_id).scalar_subquery()
     own = case((_P.created_us >= opened, _P.ledger_id))
     intents, ledgers = connection.execute(select(func.count(), func.count(own.distinct())).where(*rows)).one()

@@ -102,7 +102,7 @@ class SqlPhaseTwoQueueUpkeep(CatalogAdapter):
     def _file_abandoned_ledgers_and_uploads(
         self, connection: Connection, batch_id: str, limit: int, now_us: int
     ) -> tuple[int, int]:
-        """File intents for abandoned newborn ledgers and abandoned uploads. Return both numbers of intents.
+        """File intents for abandoned newborn ledgers and abandoned uploads. Return the number of each kind.
 
         All topics are locked before all lists.
         """
@@ -214,7 +214,7 @@ def _select_abandoned_newborns(before_us: int) -> Select[Any]:
 
 
 def _select_dead_uploads(now_us: int) -> Select[Any]:
-    """Select list and topic of abandoned uploads. Only a literal state makes the partial index usable."""
+    """Select list and topic of abandoned uploads. The state is a literal, as the partial index requires."""
     c = t.ledger_copy.c
     source = t.ledger_copy.join(t.ledger, _L.ledger_id == c.ledger_id)
     source = source.join(t.ledger_list, t.ledger_list.c.list_id == _L.list_id)

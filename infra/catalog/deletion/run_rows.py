@@ -1,7 +1,8 @@
 """Sole writer of the table `run`. A workflow claims a run until a certain time by the database's clock.
 
-The claim of a batch also covers the intents that have no claim of their own. An unfinished intent without a live claim
-is stalled, and a later call takes it over. A paused batch counts as claimed until it is resumed or released.
+The claim of a batch also covers the intents that have no claim of their own. An unfinished intent that no live claim
+covers is stalled, and another batch takes it over. A paused batch is treated as claimed until it is resumed or
+released.
 """
 
 import hashlib
@@ -38,7 +39,7 @@ V = TypeVar("V")
 NO_CLAIM_COLUMNS = {"claim_workflow": None, "claim_run": None, "claim_until_us": None}
 
 SEVERAL_TOPICS = TopicId(0)
-"""Topic id of a run that is not about exactly one topic."""
+"""Topic id of a run about several topics or none."""
 
 DELETION_RUN_KIND: Final = "delete-ledgers"
 """Kind of the runs that are batches of phase two."""
@@ -141,7 +142,7 @@ def find_earlier_summary(connection: Connection, batch_id: str, request: str) ->
 
 
 def fingerprint_request(request: str, ids: Sequence[int] | None, *, text_if_no_ids: str = "all") -> str:
-    """Return a digest of a request. The order of `ids` does not count. `text_if_no_ids` stands for ids of `None`."""
+    """Return a digest of a request. The order of `ids` has no effect. For `None`, `text_if_no_ids` is used."""
     id_list = text_if_no_ids if ids is None else ",".join(str(number) for number in sorted(set(ids)))
     return hashlib.sha256(f"{request}/{id_list}".encode()).hexdigest()
 
@@ -184,7 +185,7 @@ def _renewal_error(connection: Connection, batch_id: str, claim: Claim) -> Sexto
 
 
 def finish_run(connection: Connection, batch_id: str, now_us: int) -> TopicId | None:
-    """Finish a batch. Return its topic, or `None` if the batch was finished before or does not exist."""
+    """Finish a batch. Return the topic of its run, or `None` if the batch was finished before or does not exist."""
     first = update(t.run).where(_R.run_id == batch_id, _R.finished_us.is_(None))
     row = connection.execute(first.values(finished_us=now_us, **NO_CLAIM_COLUMNS).returning(_R.topic_id)).first()
     return None if row is None else TopicId(row.topic_id)

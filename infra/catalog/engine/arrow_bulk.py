@@ -70,8 +70,8 @@ class ArrowReader:
 
         Raises:
             StoreUnavailable: The database does not answer, or the connection was lost.
-            CatalogBusy: Another transaction is in the way.
-            CorruptData: A value does not match its column.
+            CatalogBusy: Another transaction holds a lock.
+            CorruptData: A stored value does not have the type of its column.
             ServiceFailed: The file is not a database.
         """
         schema = build_arrow_schema(query)
@@ -93,7 +93,7 @@ def open_arrow_reader(database_url: str) -> Iterator[ArrowReader]:
 
     Raises:
         InvalidInput: The URL names neither SQLite nor PostgreSQL.
-        PreconditionFailed: This process has the SQLite file open as a `Database`. Two libraries would damage the file.
+        PreconditionFailed: This process has the SQLite file open as a `Database`. Two SQLite libraries would damage it.
         StoreUnavailable: The database does not answer, or the file does not exist.
         ServiceFailed: The file is not a database.
     """

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from alembic.config import Config
 
 VERSIONS: Final = ("0001",)
-"""The catalog's versions, ascending, up to the version of this build. Alembic would take 0.4 s of CPU to read them."""
+"""The catalog's versions, ascending, up to the version of this build. Alembic would need 0.4 s of CPU to find them."""
 
 DEFAULT_BUNDLES: Final = 64
 _MIGRATION_LOCK_KEY = 0x5E870  # arbitrary key of PostgreSQL's advisory lock around a migration

@@ -39,7 +39,8 @@ _RETRY_PAUSE_S = (0.0005, 0.003)
 class Database:
     """Database of the catalog. `read` and `write` run a function in one transaction. The constructor does not connect.
 
-    If all `pool_size` connections are in use, a call waits for a connection. Contention is retried for `patience_s`.
+    If all `pool_size` connections are in use, a call waits for a connection. Contended work is repeated for at most
+    `patience_s`.
     """
 
     def __init__(self, url: str, *, pool_size: int = 16, patience_s: float = _DEFAULT_PATIENCE_S) -> None:
@@ -55,9 +56,9 @@ class Database:
         self._guard: Callable[[Connection], None] | None = None
 
     def with_guard(self, guard: Callable[[Connection], None]) -> "Database":
-        """Return this database with a check at the begin of each writing transaction.
+        """Return this database with a check at the begin of writing transactions.
 
-        If `guard` raises, the transaction is refused. After the first guarded commit, `guard` is not called again.
+        If `guard` raises, the transaction is refused. After the first commit, `guard` is not called again.
         """
         database = copy(self)
         database._guard = guard  # noqa: SLF001 - an instance of this class

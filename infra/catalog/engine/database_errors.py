@@ -43,7 +43,7 @@ def may_be_committed(error: DBAPIError) -> bool:
 
 
 def translate_database_error(error: DBAPIError, url: URL) -> Exception:
-    """Return an error of Sexton for a fault of the environment. Return a bug unchanged."""
+    """Return an error of Sexton for a fault of the environment. An error that is a bug is returned unchanged."""
     if isinstance(error.orig, sqlite3.Error):
         return _translate_sqlite_error(error, url)
     if _is_psycopg_error(error, "DataError"):

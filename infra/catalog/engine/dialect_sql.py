@@ -146,12 +146,12 @@ def cast_to_text_or_empty(column: ColumnElement[str | None], name: str) -> Colum
 
 
 def parse_offload_context_or_empty(text: str) -> dict[str, str]:
-    """Parse a context. A damaged context counts as empty."""
+    """Parse an offload context. A damaged context becomes an empty one."""
     return parse_offload_context(text) or {}
 
 
 def parse_offload_context(text: str) -> dict[str, str] | None:
-    """Parse a context. Return `None` unless the text is a JSON object with texts as values."""
+    """Parse an offload context. Return `None` unless the text is a JSON object with texts as values."""
     context = parse_json_object(text)
     return context if context is not None and all(isinstance(value, str) for value in context.values()) else None
 
@@ -168,7 +168,7 @@ def parse_json_object(text: str) -> dict[str, Any] | None:
 class JsonOrNull(FunctionElement[Any]):
     """JSON column that is NULL if the database cannot parse its value.
 
-    SQLite stores any text. PostgreSQL stores escapes of invalid characters, but fails a statement that parses one.
+    SQLite stores any text. PostgreSQL stores escapes of invalid characters, but a statement that parses one fails.
     """
 
     name = "readable"

@@ -246,7 +246,7 @@ def _decide_registration(
 def _refuse_unless_transactions_open(
     write: RegisterSegmentWrite, transactions: Mapping[TransactionId, TransactionState]
 ) -> SextonError | None:
-    """Return an error if a transaction of the write is not open. The writer then appends without that transaction."""
+    """Return an error if a transaction of the write is not open. The writer then appends without this transaction."""
     for part in write.transactions:
         state = transactions.get(part.txn)
         if state is None:

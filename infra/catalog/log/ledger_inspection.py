@@ -93,7 +93,7 @@ def _read_intents(connection: Connection, ledger_id: LedgerId, *, now_us: int) -
 
 
 def _find_detached_copies(intents: Iterable[InspectedIntent], live: Iterable[InspectedCopy]) -> Iterator[InspectedCopy]:
-    """Yield copies that have intents but no row. If a copy has several intents, the newest intent counts."""
+    """Yield copies that have intents but no row. If a copy has several intents, only the newest is used."""
     known_copies = {(copy.intent.copy, copy.intent.context.get("uuid")) for copy in live}
     for intent in intents:
         key = (intent.intent.copy, intent.intent.context.get("uuid"))
@@ -105,7 +105,7 @@ def _find_detached_copies(intents: Iterable[InspectedIntent], live: Iterable[Ins
 def _match_rows_about_ledger(
     ledger_id: LedgerId, of_topics: ColumnElement[bool], intents: list[InspectedIntent], *, live: bool
 ) -> ColumnElement[bool]:
-    """Select audit rows of the ledger or its batches. Without `live`, also select rows with ranges around its id."""
+    """Select audit rows of the ledger or its batches. Without `live`, also select rows whose range has the ledger."""
     is_in_range = and_(of_topics, _A.first_ledger <= ledger_id, _A.last_ledger >= ledger_id)
     if live:
         is_in_range = and_(is_in_range, _A.first_ledger == _A.last_ledger)

@@ -208,7 +208,7 @@ def _compile_segment_insert(dialect: str) -> tuple[BulkStatement, BulkStatement]
 
 
 def raise_last_segments(connection: Connection, number_by_ledger: Mapping[int, int]) -> None:
-    """Raise `last_segment` of ledgers. Later segments must have higher numbers.
+    """Raise `last_segment` of ledgers, so that later segments get higher numbers.
 
     A lower number changes nothing. The caller has locked the ledgers.
     """
@@ -258,7 +258,7 @@ def insert_missing_copies(connection: Connection, topic_id: TopicId) -> None:
 def remove_ledgers(connection: Connection, condition: ColumnElement[bool], *, tombstone_us: int | None = None) -> None:
     """Remove ledgers with their copies and segments, and raise the list versions. The caller has locked the lists.
 
-    The ledgers have intents, or a rebuild leaves them out. With `tombstone_us`, each ledger leaves a tombstone of that
+    Each ledger has an intent, or a rebuild leaves it out. With `tombstone_us`, each ledger leaves a tombstone of that
     time.
     """
     if tombstone_us is not None:

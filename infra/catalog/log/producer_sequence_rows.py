@@ -1,8 +1,8 @@
 """Sole writer of producers' sequence ids.
 
-The last ids of a row may belong to a transaction. These ids count only if the transaction commits. Each read looks up
-the state of the transaction, so that the end of a transaction need not change the row. Before a transaction is removed,
-its result is stored in the row.
+The last ids of a row may belong to a transaction. These ids are valid only if the transaction commits. Each read looks
+up the state of the transaction, so that the end of a transaction need not change the row. Before a transaction is
+removed, its result is stored in the row.
 
 Lock order: after topics and ledgers, before transactions. Rows are locked in the order of topic and producer.
 """
@@ -56,7 +56,7 @@ def _compile_sequence_lock(dialect: str) -> BulkStatement:
 
 
 def _sequences_from_rows(connection: Connection, rows: Collection[Any]) -> dict[ProducerKey, HighestSequenceIds]:
-    """Convert rows. A transaction that is decided during this call counts as open, and its producer must ask again."""
+    """Convert rows. A transaction that is decided during this call is treated as open. Its producer must ask again."""
     txns = {TransactionId(row.txn_tc, row.txn_seq) for row in rows if row.txn_tc is not None}
     states = read_transaction_states(connection, txns) if txns else {}
     return {

@@ -170,10 +170,10 @@ def read_frontier(connection: Connection, topic_id: TopicId, from_ledger: int) -
 def read_last_position(
     connection: Connection, topic_id: TopicId, *, before: LedgerId | None = None, include_empty: bool = False
 ) -> Position | None:
-    """Return the topic's last entry, or `None`. With `before`, only ledgers with lower ids count.
+    """Return the topic's last entry, or `None`. With `before`, only ledgers with lower ids are read.
 
-    With `include_empty`, an empty last ledger counts. The result is then the position before its first entry. So the
-    result never moves back.
+    With `include_empty`, the result is in the last ledger even if this ledger is empty: the position before its first
+    entry. So the result never moves back.
     """
     c, list_id = t.ledger.c, select_list_id(topic_id, Component.MANAGED_LEDGER, {}).scalar_subquery()
     conditions = [c.list_id == list_id, c.place.is_not(None)]

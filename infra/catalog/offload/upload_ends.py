@@ -75,10 +75,10 @@ def end_upload_and_file_intent(
 def _shorten_upload_wait_or_file_intent(
     connection: Connection, ledger_id: LedgerId, uuid: str, until_us: int | None, now_us: int
 ) -> None:
-    """Shorten the wait of the attempt's last intent. If that intent waits no longer, file one more intent.
+    """Shorten the wait of the upload attempt's last intent. If that intent no longer waits, file one more intent.
 
-    An intent that still waits for the end of the upload will find every object. An intent that waits no longer may have
-    missed objects. If the last intent has no end time, an earlier call has done this.
+    An intent that still waits for the end of the upload will find every object. An intent that no longer waits may have
+    missed objects. If the last intent has no end time, nothing changes, because an earlier call has ended the upload.
     """
     conditions = (_P.c.ledger_id == ledger_id, _P.c.copy == TIERED.value)
     rows = connection.execute(

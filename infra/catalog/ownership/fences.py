@@ -112,9 +112,10 @@ def lock_fence_of_lease(connection: Connection, lease: Lease | None) -> None:
 
     Lock order: after topic, ledger list and ledger; before intents, cursors and runs; and before any write.
 
-    The lock is the one that an update takes. A share lock would not be enough: PostgreSQL lets new share locks overtake
-    a waiting exclusive lock. So a worker that lost the bundle could keep the next owner from raising the fence. Source:
-    PostgreSQL's README.tuplock.
+    The lock is as strong as the lock of an update. A share lock would not be enough: PostgreSQL lets new share locks
+    overtake a waiting exclusive lock. So a worker that lost the bundle could keep the next bundle owner from raising
+    the fence.
+    Source: PostgreSQL's README.tuplock.
     """
     if lease is None:
         return
@@ -123,7 +124,7 @@ def lock_fence_of_lease(connection: Connection, lease: Lease | None) -> None:
 
 
 def _require_same_fence(row: Row[Any] | None, lease: Lease) -> None:
-    """Require the same worker and an equal counter, because a catalog restored from a backup repeats counters."""
+    """Require an equal counter and the same worker, because a catalog restored from a backup repeats counters."""
     if row is None or (row.counter, row.worker_id) != (lease.fence, lease.worker_id):
         found_fence = (
             "that no worker ever acquired it" if row is None else f"fence {row.counter} of worker {row.worker_id}"

@@ -1,7 +1,7 @@
 """SELECT statements of bulk jobs, for `open_arrow_reader`. Most of them select a range of a key.
 
 A range includes `first` and excludes `end`. Rows ascend by the key. A column is a 64-bit integer or a text. A missing
-text is empty. Queries of ids raise `InvalidInput` for more than `MAX_LEDGERS_PER_QUERY` ids.
+text is empty. Queries by ids raise `InvalidInput` for more than `MAX_LEDGERS_PER_QUERY` ids.
 """
 
 from collections.abc import Collection
@@ -29,7 +29,7 @@ OTHER_APPLICATION: Final = 4
 
 
 def select_ledgers_with_flags(first: int, end: int, own_application: str) -> Select[Any]:
-    """Select ledgers of a range. `flags` encodes state, place, and whether the ledger is of another application."""
+    """Select ledgers of a range. `flags` says whether a ledger is CREATING, listed, and of another application."""
     flags = (
         _to_flag(_L.state == LedgerState.CREATING.value)
         + _to_flag(_L.place.is_not(None)) * literal_column(str(LISTED), t.Big)
@@ -59,7 +59,7 @@ def select_weighted_segment_sums(first: int, end: int) -> Select[Any]:
 
 
 def select_ledgers_with_wrong_sums(first: int, end: int) -> Select[Any]:
-    """Select ledgers whose totals differ from the sums over their segments, read at the same moment."""
+    """Select ledgers whose totals differ from the sums over their segments. One statement reads totals and segments."""
     c, zero = t.segment.c, literal_column("0", t.Big)
     totals = build_segment_sum_aggregates()
     columns = [total.label(name) for name, total in totals.items()]
@@ -70,7 +70,7 @@ def select_ledgers_with_wrong_sums(first: int, end: int) -> Select[Any]:
 
 
 def select_max_segments(first: int, end: int) -> Select[Any]:
-    """Select the number of segments of the ledger with the most segments, or 0 without ledgers."""
+    """Select the number of segments of the ledger with the most segments, or 0 if there is no ledger."""
     segments = func.coalesce(func.max(_L.segments), literal_column("0", t.Big))
     return select(cast(segments, t.Big).label("segments")).where(*_is_in_range(_L.ledger_id, first, end))
 
@@ -160,7 +160,7 @@ def select_segments(ledger_ids: Collection[int]) -> Select[Any]:
 def select_unreferenced_ledgers(ledger_ids: Collection[int]) -> Select[Any]:
     """Select the `ledger_ids` that have a row, are not CREATING and have no reference.
 
-    This single statement reads ledgers and references at one moment. Queries of ranges read table by table, so that a
+    This single statement reads ledgers and references at one time. Queries of ranges read table by table, and a
     snapshot or a schema may be published in between.
     """
     component = func.coalesce(t.ledger_list.c.component, "")

@@ -26,7 +26,7 @@ from logstore.transactions.transaction_ids_and_states import Participant, Transa
 def lock_decided_before_flush(connection: Connection, txns: Iterable[TransactionId]) -> set[TransactionId]:
     """Lock the transactions. Return the transactions that were decided before the last flush.
 
-    Transactions that adoption decided are not returned, because the time of these decisions is after the flush.
+    Transactions that adoption decided are not returned, because they have a later time.
     """
     flushed_us = _read_flushed_us(connection)
     row_by_txn = lock_transactions(connection, txns)
@@ -36,14 +36,14 @@ def lock_decided_before_flush(connection: Connection, txns: Iterable[Transaction
 def adopt_transactions(
     connection: Connection, topic_id: TopicId, topic_name: str, segments: Sequence[AdoptedSegment], *, now_us: int
 ) -> None:
-    """Store the ranges, markers and transactions of adopted segments. `segments` are in the order of the log.
+    """Store the ranges, markers and transactions of adopted segments. `segments` must be in the order of the log.
 
     A transaction marker decides its transaction. An unknown transaction is inserted as open, with a deadline in the
     past.
 
-    A subscription's marker contains acknowledgements. A commit applies these to the cursor. Acknowledgements of a
-    transaction that was decided before the flush are skipped: the flushed cursor already includes them, or a later
-    seek.
+    A subscription's marker contains acknowledgements. The marker of a commit applies them to the cursor.
+    Acknowledgements of a transaction that was decided before the last flush are skipped, because the flushed cursor
+    already includes them, or a later seek.
     """
     _TransactionAdoption(connection, topic_id, topic_name, segments, now_us).adopt_ranges_and_markers()
 

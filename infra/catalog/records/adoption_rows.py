@@ -1,4 +1,4 @@
-"""Sole writer of the table `adoption`: staged differences between ledgers and storage, and the results of adoption."""
+"""Sole writer of `adoption`: ledgers that wait for adoption (*staged* ledgers), and the outcomes of adoption."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
@@ -46,7 +46,7 @@ def replace_staged_ledgers(
     above_id: LedgerId,
     up_to_id: LedgerId | None,
 ) -> None:
-    """Replace the unsettled rows of a shard with ledger ids above `above_id`, up to `up_to_id` inclusive."""
+    """Replace the staged ledgers of a shard with ids above `above_id`, up to `up_to_id` inclusive."""
     part = [_A.shard == shard, _A.ledger_id > above_id, _A.adoptee.is_(None)]
     if up_to_id is not None:
         part.append(_A.ledger_id <= up_to_id)
@@ -72,7 +72,7 @@ def read_unsettled_topic_ids(connection: Connection, *, after: TopicId, limit: i
 
 
 def iterate_staged_ledgers(connection: Connection, topic_id: TopicId) -> Iterator[list[LedgerDiscrepancy]]:
-    """Yield pages of unsettled ledgers, ascending. A ledger above `_MAX_PAGE_CHARACTERS` gets a page of its own."""
+    """Yield pages of staged ledgers, ascending. A ledger above `_MAX_PAGE_CHARACTERS` gets a page of its own."""
     after = -1
     while ids := _read_next_page_ids(connection, topic_id, after):
         facts = select(_A.facts).where(is_one_of(connection, _A.ledger_id, ids)).order_by(_A.ledger_id)
@@ -154,7 +154,7 @@ def count_absent_ledgers(connection: Connection) -> int:
 
 
 def count_removed_ledgers(connection: Connection) -> int:
-    """Count the ledgers whose rows adoption has removed. Ledgers that were deleted before the flush do not count."""
+    """Count ledgers whose rows adoption has removed, except ENDED ledgers, which were deleted before the rebuild."""
     had_row = _A.standing.not_in([StorageDiscrepancy.STRANGER.value, StorageDiscrepancy.ENDED.value])
     is_settled = (_A.adoptee.is_not(None), _A.adoptee != AdoptionOutcome.LEFT_OUT.value)
     is_removed = ~exists().where(t.ledger.c.ledger_id == _A.ledger_id)

@@ -56,7 +56,7 @@ SOURCES: Final[Mapping[RecordKind, RecordSource]] = {
 
 
 def select_keys_of_all_records() -> Iterator[Select[Any]]:
-    """Yield queries for the (kind, id, sub) of all records: one for each kind, and one for all tombstones."""
+    """Yield a query for each kind, and one for tombstones. They select (kind, id, second part of the id) of records."""
     for kind, source in SOURCES.items():
         c = t.metadata.tables[source.table].c
         sub = cast(c[source.sub], Text) if source.sub else literal("")
@@ -65,7 +65,7 @@ def select_keys_of_all_records() -> Iterator[Select[Any]]:
 
 
 def match_unflushed_records(kind: str, record_id: ColumnElement[int]) -> ColumnElement[bool]:
-    """Select deletions, ledgers or topics with a change in the outbox. While blocks are staged, select all records."""
+    """Select deletions, ledgers or topics with a change in the outbox. While blocks are staged, select all of them."""
     in_outbox = exists().where(t.record_outbox.c.kind == kind, t.record_outbox.c.id == record_id, _INDEXED_KINDS)
     return or_(in_outbox, exists().select_from(t.record_staged))
 

@@ -5,7 +5,7 @@ settled. A writer adds a stamp only after the previous manifest is settled. So a
 manifest, or to none.
 
 A rebuilt catalog adopts uploads before any other write. Otherwise a new append could get the position of an append that
-the lost catalog had confirmed. Only followers of the record log write to a replica database.
+the lost catalog had confirmed. Only a `ReplicaFollower` writes to a replica database.
 """
 
 import json
@@ -123,7 +123,7 @@ def _read_next_topic_id(connection: Connection) -> int:
 
 
 def claim_record_log(connection: Connection, claim: Claim, *, now_us: int) -> bool:
-    """Take or renew the claim unless another workflow has a live claim. Return whether the caller has the claim."""
+    """Claim the record log or renew the claim. Return `False` if another workflow has a live claim."""
     read_log_row(connection)
     free = or_(_L.claim_workflow == claim.workflow_id, func.coalesce(_L.claim_until_us, 0) <= now_us)
     return bool(

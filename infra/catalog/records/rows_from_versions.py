@@ -1,6 +1,7 @@
 """Conversion of record versions to rows of the catalog's tables, as Arrow tables.
 
-A function takes the newest record version of each record of one kind, ascending by id, without tombstones. The result
+Functions take the newest record version of each record of one kind. Record versions must ascend by id, and must not
+be tombstones. The result
 has the columns and types that a bulk load needs.
 """
 
@@ -121,7 +122,7 @@ def unpack_listed_ledger_ids(lists: pa.Table) -> Ids:
 def build_ledger_and_copy_rows(ledgers: pa.Table, segments: pa.Table, listed_ids: Ids) -> Iterator[TableRows]:
     """Yield rows of ledgers with their totals, then rows of copies. A ledger outside `listed_ids` gets no place.
 
-    All `segments` belong to the ledgers. `listed_ids` ascend.
+    All `segments` must belong to `ledgers`. `listed_ids` must ascend.
     """
     ids = read_id_column(ledgers)
     totals = _sum_segments(ids, segments)
@@ -195,7 +196,7 @@ def _parse_parts(table: Table, documents: pa.ChunkedArray, keys: pa.Table) -> Ta
 def build_tombstone_rows(tombstones: pa.Table, covered_versions: pa.Table, kind: RecordKind) -> TableRows:
     """Return rows of tombstones. Topic, list and component come from `covered_versions`, the content before deletion.
 
-    Both tables ascend by id. `covered_versions` has at most one record version of each record.
+    Both tables must ascend by id. `covered_versions` must have at most one record version of each record.
     """
     ids, covered_ids = read_id_column(tombstones), read_id_column(covered_versions)
     is_covered = mask_contained_ids(covered_ids, ids)

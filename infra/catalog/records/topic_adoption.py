@@ -62,7 +62,7 @@ class _TopicInAdoption:
 
 
 def adopt_staged_ledgers(connection: Connection, topic_id: TopicId, *, rows_epoch: int, now_us: int) -> None:
-    """Settle the staged ledgers of a topic, page by page. Without staged ledgers nothing changes."""
+    """Adopt the staged ledgers of a topic, page by page. Without staged ledgers, nothing changes."""
     summary = _find_stated_name_and_last_attempts(connection, topic_id)
     if summary is None:
         return
@@ -264,8 +264,8 @@ def _decide_outcomes_for_missing_objects(
 ) -> dict[LedgerId, AdoptionOutcome]:
     """Return the outcome of each incomplete ledger. The rows of these ledgers stay until the end of adoption.
 
-    If a listed ledger is incomplete, data is lost or the store hides objects. A deletion is not the cause, because the
-    record log gets an intent before the first object is deleted.
+    If a listed ledger is incomplete, data is lost or the object store hides objects. A deletion is not the cause,
+    because the record log gets an intent before the first object is deleted.
     """
     if not topic.incomplete_ids:
         return {}

@@ -85,7 +85,7 @@ class SqlTransactionBufferSnapshots(CatalogAdapter):
 
 
 def _read_buffer(connection: Connection, topic_id: TopicId) -> TransactionBuffer:
-    """Read the buffer of a topic in one snapshot. Transaction markers of `open` transactions come after `read_to`."""
+    """Read the buffer of a topic in one snapshot. Markers of `open` transactions will come after `read_to`."""
     return TransactionBuffer(
         read_to=read_last_position(connection, topic_id, include_empty=True) or EARLIEST,
         open=read_open_entries(connection, topic_id),
@@ -106,7 +106,7 @@ def read_buffer_snapshot(connection: Connection, topic_id: TopicId, *, lock: boo
 
 
 def add_settled_changes(connection: Connection, changes: Mapping[TopicId, int], *, now_us: int) -> None:
-    """Add to the counts of settled transactions, and set when snapshots are due. The topics are share-locked."""
+    """Add to topics' counts of settled transactions, and set when snapshots are due. The topics are share-locked."""
     later = now_us + round(SNAPSHOT_AFTER_S * 1_000_000)
     if changes:
         _compile_change_count(connection.dialect.name).execute(connection, changes.items(), now=now_us, later=later)
@@ -143,7 +143,10 @@ def reserve_due_topics(connection: Connection, *, limit: int, now_us: int, until
 
 
 def store_buffer_snapshot(connection: Connection, switch: BufferSnapshotReplacement, ledger_id: LedgerId) -> None:
-    """Store the topic's snapshot. The caller has locked the list. Later changes keep the next snapshot due."""
+    """Store the topic's snapshot. The caller has locked the list.
+
+    If transactions were settled since the snapshot began, the next snapshot stays due.
+    """
     values = {"ledger_id": ledger_id, "read_ledger": switch.read_to.ledger_id, "read_entry": switch.read_to.entry_id}
     put = build_dialect_insert(connection.dialect.name, t.transaction_snapshot)
     put = put.values(topic_id=switch.topic_id, changes=0, **values)

@@ -1,8 +1,8 @@
 """Begin and end of transactions in a group commit, and the abort of expired transactions.
 
-One SQL transaction sets the state of a transaction, and all readers follow the state at once. For a commit, it also
-acknowledges the entries that the transaction holds. The later broadcast does not change the visible entries. In Pulsar,
-readers see only a part of a transaction until the last participant has been told.
+One SQL transaction sets the state of a transaction, and all readers follow the state at once. For a commit, the
+SQL transaction also acknowledges the entries that the transaction holds. The later broadcast does not change the
+visible entries. In Pulsar, readers see only a part of a transaction until the last participant has been told.
 """
 
 from collections import Counter

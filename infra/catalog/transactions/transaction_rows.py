@@ -160,7 +160,7 @@ def finish_settled_transactions(
 class _FinishingStatements(NamedTuple):
     """Statements that finish transactions.
 
-    A single statement would read the participants as they were before the statement got its locks.
+    They are separate, because a single statement would read participants as they were before it got its locks.
     """
 
     lock: BulkStatement  # in the order of ids
