@@ -75,7 +75,7 @@ class RecordLogRow(SQLModel, table=True):
 
 
 class AdoptionRow(SQLModel, table=True):
-    """Ledger whose content in storage differs from the rebuilt catalog, and its adoption."""
+    """Ledger whose content in storage differs from the rebuilt catalog, and the outcome of its adoption."""
 
     __tablename__ = "adoption"
     __table_args__ = (Index("adoption_by_topic", "topic_id", "ledger_id"),)

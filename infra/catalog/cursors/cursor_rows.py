@@ -163,8 +163,7 @@ def compile_releases_restart(epoch: int) -> str:
 def move_cursors_past_removed_ledgers(connection: Connection, topic_id: TopicId, removed: Collection[LedgerId]) -> None:
     """Advance cursors past `removed` and drop acknowledgements in these ledgers. The caller has locked the list.
 
-    A cursor with a snapshot may advance too little, because the snapshot is not read here. The next acknowledgement
-    corrects this.
+    A snapshot is not read, so that its cursor may advance too little. The next acknowledgement corrects this.
     """
     if not removed:
         return

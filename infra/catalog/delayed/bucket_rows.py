@@ -57,7 +57,7 @@ def read_bucket_list(connection: Connection, topic_id: TopicId) -> IndexBucketLi
 
 
 def lock_bucket_list(connection: Connection, topic_id: TopicId) -> IndexBucketList:
-    """Lock the row of a list of index buckets. Insert it if it is missing. The caller has share-locked the topic."""
+    """Lock the row of a list of index buckets. Insert a missing row. The caller has share-locked the topic."""
     connection.execute(build_insert_if_absent(connection, t.delayed_index).values(topic_id=topic_id, **_NEW_ROW))
     locked = select(t.delayed_index).where(_I.topic_id == topic_id).with_for_update()
     return _bucket_list_from_row(connection, connection.execute(locked).one())
@@ -106,7 +106,7 @@ def change_bucket_list(
 
 
 def recount_unsealed_entries(connection: Connection, topic_id: TopicId) -> None:
-    """Count a topic's unsealed entries again. The row of the list of index buckets is locked."""
+    """Count a topic's unsealed entries again. Lock the row of the list of index buckets."""
     has_unsealed = (_I.topic_id == topic_id, _I.unsealed > 0)
     row = connection.execute(select(_I.sealed_ledger, _I.sealed_entry).where(*has_unsealed).with_for_update()).first()
     if row is not None:

@@ -1,4 +1,4 @@
-"""Index of delayed messages in SQL. Lock order: topic, ledger list of the index, row of the list of buckets."""
+"""Index of delayed messages in SQL. Lock order: topic, ledger list of the index, row of the list of index buckets."""
 
 from collections.abc import Sequence
 

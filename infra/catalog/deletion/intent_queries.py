@@ -200,7 +200,7 @@ def select_fileable_ledgers(ledgers: ColumnElement[bool]) -> Select[Any]:
 def count_filed_intents(
     connection: Connection, batch_id: str, now_us: int, *, topic_id: TopicId | None = None
 ) -> tuple[FiledIntentCount, ...]:
-    """Count the intents that this transaction filed in a batch at `now_us`. Intents taken over are left out."""
+    """Count the intents that this transaction filed in a batch at `now_us`. Taken over intents are left out."""
     p = t.pending_deletion.c
     mine = () if topic_id is None else (p.state == DeletionState.PENDING.value, p.topic_id == topic_id)
     query = select(p.component, p.copy, func.count()).where(*mine, p.batch_id == batch_id, p.created_us == now_us)

@@ -255,7 +255,7 @@ def end_intents(
 
 _END_UPDATE = _build_intent_update(
     *("state", "outcome", "objects_deleted", "bytes_deleted", "last_error", "finished_us"),
-    attempts=case((_P.attempts == 0, 1), else_=_P.attempts),  # the attempt of a batch is not counted before
+    attempts=case((_P.attempts == 0, 1), else_=_P.attempts),  # an attempt by a batch is only counted here
     **NO_CLAIM_COLUMNS,
 )
 

@@ -237,7 +237,7 @@ class SqlPhaseTwoQueue(LeaseBoundAdapter):
 def _build_intents_with_referenced_flag(connection: Connection, rows: Sequence[Row[Any]]) -> list[DeletionIntent]:
     """Convert rows to intents, and set `referenced`.
 
-    A copy in the catalog counts as a reference if its uuid is the intent's uuid or is unreadable.
+    An intent is referenced if the catalog has the copy, with the intent's uuid or with an unreadable uuid.
     """
     intents = [intent_from_row(row) for row in rows]
     copies = _compile_listed_copies(connection.dialect.name).execute(

@@ -102,7 +102,7 @@ class SqlPhaseTwoQueueUpkeep(CatalogAdapter):
     def _file_abandoned_ledgers_and_uploads(
         self, connection: Connection, batch_id: str, limit: int, now_us: int
     ) -> tuple[int, int]:
-        """File intents for abandoned newborn ledgers and abandoned uploads. Return the number of each kind.
+        """File intents for abandoned newborn ledgers and abandoned uploads. Return the two numbers of intents.
 
         All topics are locked before all lists.
         """

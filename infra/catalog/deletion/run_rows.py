@@ -1,8 +1,7 @@
 """Sole writer of the table `run`. A workflow claims a run until a certain time by the database's clock.
 
 The claim of a batch also covers the intents that have no claim of their own. An unfinished intent that no live claim
-covers is stalled, and another batch takes it over. A paused batch is treated as claimed until it is resumed or
-released.
+covers is stalled, and another batch takes it over. A paused batch is treated as claimed.
 """
 
 import hashlib
@@ -185,7 +184,7 @@ def _renewal_error(connection: Connection, batch_id: str, claim: Claim) -> Sexto
 
 
 def finish_run(connection: Connection, batch_id: str, now_us: int) -> TopicId | None:
-    """Finish a batch. Return the topic of its run, or `None` if the batch was finished before or does not exist."""
+    """Finish a batch. Return the batch's topic, or `None` if the batch does not exist or was finished before."""
     first = update(t.run).where(_R.run_id == batch_id, _R.finished_us.is_(None))
     row = connection.execute(first.values(finished_us=now_us, **NO_CLAIM_COLUMNS).returning(_R.topic_id)).first()
     return None if row is None else TopicId(row.topic_id)

@@ -39,8 +39,7 @@ _RETRY_PAUSE_S = (0.0005, 0.003)
 class Database:
     """Database of the catalog. `read` and `write` run a function in one transaction. The constructor does not connect.
 
-    If all `pool_size` connections are in use, a call waits for a connection. Contended work is repeated for at most
-    `patience_s`.
+    A call waits while all `pool_size` connections are in use. Contended work is repeated for at most `patience_s`.
     """
 
     def __init__(self, url: str, *, pool_size: int = 16, patience_s: float = _DEFAULT_PATIENCE_S) -> None:

@@ -47,7 +47,7 @@ class SqlLedgerInspection(CatalogAdapter):
         filed = _read_intents(connection, ledger_id, now_us=self._db.now_us(connection))
         live = list(read_live_copies(connection, row)) if row else []
         topics = {intent.intent.topic_id for intent in filed} | ({row.topic_id} if row else set())
-        # Without a known topic of the ledger, the whole audit log is read, because only the topic selects rows.
+        # If the ledger's topic is unknown, the whole audit log is read, because no index finds rows by ledger.
         of_topics = _A.topic_id.in_(sorted({*topics, SEVERAL_TOPICS})) if topics else true()
         is_about_ledger = _match_rows_about_ledger(ledger_id, of_topics, filed, live=row is not None)
         return LedgerHistory(

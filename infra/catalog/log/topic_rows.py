@@ -54,7 +54,7 @@ def insert_topic(
 
 
 def insert_topic_found_in_storage(connection: Connection, topic_id: TopicId, name: str, *, now_us: int) -> None:
-    """Insert an ACTIVE topic that only storage has. `name` must be free.
+    """Insert an ACTIVE topic that only storage has. `name` must not be taken.
 
     The topic keeps all entries until an operator sets limits.
     """

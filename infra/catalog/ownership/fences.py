@@ -112,9 +112,8 @@ def lock_fence_of_lease(connection: Connection, lease: Lease | None) -> None:
 
     Lock order: after topic, ledger list and ledger; before intents, cursors and runs; and before any write.
 
-    The lock is as strong as the lock of an update. A share lock would not be enough: PostgreSQL lets new share locks
-    overtake a waiting exclusive lock. So a worker that lost the bundle could keep the next bundle owner from raising
-    the fence.
+    The lock is exclusive. With share locks, a worker that lost the bundle could keep the next bundle owner from raising
+    the fence, because in PostgreSQL new share locks overtake a waiting exclusive lock.
     Source: PostgreSQL's README.tuplock.
     """
     if lease is None:

@@ -255,7 +255,7 @@ def _describe_unfinished_deletion(orphan: OrphanCopy, intents: Sequence[Any]) ->
 
 
 def _is_row_of_copy(orphan: OrphanCopy, copy: str, context: str) -> bool:
-    """Return whether a row with `copy` and `context` may be about the orphan. An unreadable context may be any."""
+    """Return whether a row with `copy` and `context` may be about the orphan. An unreadable context matches."""
     if copy != orphan.copy.value:
         return False
     fields = parse_offload_context(context)
@@ -332,10 +332,7 @@ def _find_reason_to_keep_ledger(
 def _find_reasons_to_keep_stalled(
     connection: Connection, stalled_rows: Mapping[int, int], now_us: int, *, lock: bool
 ) -> dict[int, str]:
-    """Return why intents are not stalled.
-
-    A separate statement locks the intents, as `move_intents_to_batch` requires.
-    """
+    """Return why intents are not stalled. `lock` locks them in a separate statement, for `move_intents_to_batch`."""
     is_asked = is_one_of(connection, _P.row_id, stalled_rows.values())
     if lock:
         connection.execute(select(_P.row_id).where(is_asked).order_by(_P.row_id).with_for_update())

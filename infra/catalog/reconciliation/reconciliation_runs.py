@@ -130,7 +130,7 @@ class SqlReconciliationRuns(CatalogAdapter):
             raise_last_segments(connection, highest_number_by_ledger)
             ids = sorted({ledger_id for ledger_id, _ in passed_segments})
             now_us = self._db.now_us(connection)
-            # Triggers do not record `last_segment`, because the segment's record has it. Here no segment is registered.
+            # No trigger records `last_segment`, because the record of a new segment has it. Here, no segment is new.
             changed = select(literal("ledger"), _L.ledger_id, literal("")).where(
                 is_one_of(connection, _L.ledger_id, ids)
             )

@@ -26,7 +26,7 @@ from logstore.transactions.transaction_ids_and_states import Participant, Transa
 def lock_decided_before_flush(connection: Connection, txns: Iterable[TransactionId]) -> set[TransactionId]:
     """Lock the transactions. Return the transactions that were decided before the last flush.
 
-    Transactions that adoption decided are not returned, because they have a later time.
+    Transactions that adoption decided are not returned, because these decisions are later than the flush.
     """
     flushed_us = _read_flushed_us(connection)
     row_by_txn = lock_transactions(connection, txns)
@@ -86,7 +86,7 @@ class _TransactionAdoption:
         self._decide_marked_transactions()
 
     def _remove_entries_to_register_again(self) -> None:
-        """Remove entries of adopted segments from buffers. A rebuild may have loaded entries without their segments."""
+        """Remove entries of adopted segments from buffers. A rebuild may have loaded them without the segments."""
         first_entry_by_ledger: dict[LedgerId, int] = {}
         for segment in self._segments:
             first_entry = first_entry_by_ledger.get(segment.ledger_id, segment.first_entry)

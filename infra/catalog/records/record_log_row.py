@@ -5,7 +5,7 @@ settled. A writer adds a stamp only after the previous manifest is settled. So a
 manifest, or to none.
 
 A rebuilt catalog adopts uploads before any other write. Otherwise a new append could get the position of an append that
-the lost catalog had confirmed. Only a `ReplicaFollower` writes to a replica database.
+the lost catalog had committed. Only a `ReplicaFollower` writes to a replica database.
 """
 
 import json

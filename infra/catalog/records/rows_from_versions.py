@@ -1,8 +1,7 @@
 """Conversion of record versions to rows of the catalog's tables, as Arrow tables.
 
-Functions take the newest record version of each record of one kind. Record versions must ascend by id, and must not
-be tombstones. The result
-has the columns and types that a bulk load needs.
+Functions require the newest record version of each record of one kind, ascending by id, without tombstones. Results
+have the columns and types that a bulk load needs.
 """
 
 import base64
