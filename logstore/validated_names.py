@@ -12,7 +12,7 @@ from urllib.parse import quote, unquote
 from logstore.errors import InvalidInput
 
 _PREFIX = "persistent://"
-_UNQUOTED = "._~=:-"  # also letters and digits; all other characters are percent-encoded
+_UNQUOTED = "._~=:-"  # stay, as do letters and digits; all other characters are percent-encoded
 _CONTROL_CHARACTERS = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 """Control characters, line and paragraph separators, and characters that override the direction of text."""
 _DOT_FOLDERS = frozenset({".", ".."})
@@ -92,7 +92,7 @@ def encode_topic_prefix(text: str) -> str:
 
 
 def check_subscription_name(name: str) -> str:
-    """Return a valid name of a subscription.
+    """Return `name` if it is a valid name of a subscription.
 
     Raises:
         InvalidInput: The name is empty, longer than 120 characters, `.` or `..`, or has a space or a character outside
@@ -105,7 +105,7 @@ def check_subscription_name(name: str) -> str:
 
 
 def check_producer_or_actor_name(field: str, name: str) -> str:
-    """Return a valid name of a producer or of an actor.
+    """Return `name` if it is a valid name of a producer or of an actor.
 
     Raises:
         InvalidInput: The name is empty, longer than 200 characters, not printable, `.` or `..`.
@@ -116,7 +116,7 @@ def check_producer_or_actor_name(field: str, name: str) -> str:
 
 
 def check_audit_reason(reason: str) -> str:
-    """Return a valid reason for the audit log. A reason may be empty.
+    """Return `reason` if it is valid for the audit log. A reason may be empty.
 
     Raises:
         InvalidInput: The reason is longer than 2,000 characters, or not printable.

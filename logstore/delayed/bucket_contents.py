@@ -112,9 +112,8 @@ def select_delayed_rows(
 def should_seal(limits: SealAndMergeLimits, *, entries: int, ledgers: int, idle_s: float | None) -> bool:
     """Return whether the unsealed part of a log has reached a limit.
 
-    `entries` is the number of unsealed entries with a delivery time. `ledgers` is the number of ledgers with unsealed
-    entries of any kind. `idle_s` is the time since the newest entry with a delivery time was written, or `None` if this
-    time is not known.
+    `entries` counts unsealed entries with a delivery time. `ledgers` counts ledgers with any unsealed entries. `idle_s`
+    is the time since the newest entry with a delivery time was written, or `None` if this time is not known.
     """
     if not entries:
         return False

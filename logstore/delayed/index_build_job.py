@@ -21,8 +21,7 @@ _MAX_MESSAGES_PER_BUCKET: Final = 5_000_000
 class BuildDelayedIndexJob:
     """Job that builds the index buckets of topics from their whole logs.
 
-    The `BulkJobSummary` has the numbers of `topics`, of `empty`, `gone` and `unreadable` topics among them, of
-    `buckets`, of `messages` and of `parts`.
+    The `BulkJobSummary` counts `topics` (`empty`, `gone` and `unreadable` among them), `buckets`, `messages`, `parts`.
     """
 
     run_id: str

@@ -15,7 +15,7 @@ class HighestSequenceIds(NamedTuple):
     """Highest sequence ids of a producer in a topic, inclusive. -1 means none."""
 
     committed: int = -1
-    last: int = -1  # `committed`, or highest id stored in `txn`
+    last: int = -1  # highest id stored in `txn`; without an open transaction, the same as `committed`
     txn: TransactionId | None = None  # open transaction
 
     @staticmethod

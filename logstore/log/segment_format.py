@@ -126,10 +126,7 @@ def parquet_errors() -> tuple[type[Exception], ...]:
 
 
 def encode_segment(parts: Sequence[ProducedEntries], *, publish_ms: int) -> bytes:
-    """Encode the entries of all parts as one segment, part by part in the given order.
-
-    `publish_ms` is the time of the append. All entries get this time.
-    """
+    """Encode the entries of all parts, in order, as one segment. All entries get the append's time `publish_ms`."""
     import pyarrow as pa  # noqa: PLC0415 - start-up time
     import pyarrow.parquet as pq  # noqa: PLC0415 - start-up time
 

@@ -80,8 +80,7 @@ MAX_PARTS_PER_JOB: Final = 256
 class BuildTransactionBuffersJob:
     """Job that rebuilds the buffers of topics from their whole logs. `BufferFiles` reads the output.
 
-    The `BulkJobSummary` has the numbers of `topics`, of `empty`, `gone` and `unreadable` topics among them, of
-    `buffers` and of `parts`.
+    The `BulkJobSummary` counts `topics` (`empty`, `gone` and `unreadable` among them), `buffers` and `parts`.
     """
 
     run_id: str

@@ -68,10 +68,7 @@ def _select_unheld_positions(
     own: Positions,
     positions: Sequence[Position],
 ) -> dict[LedgerId, BitMap]:
-    """Return the positions that are not in `own`.
-
-    Raise `AcknowledgementHeld` if one of these positions is acknowledged, or its ledger is not in `listed`.
-    """
+    """Return positions outside `own`. Raise `AcknowledgementHeld` for an acknowledged entry or an unlisted ledger."""
     newly_held: dict[LedgerId, BitMap] = {}
     for position in positions:
         if position.entry_id in own.get(position.ledger_id, ()):

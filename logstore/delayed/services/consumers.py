@@ -125,7 +125,7 @@ class Consumer:
         return releases
 
     def cumulative_bounds(self) -> tuple[int, Position] | None:
-        """Return the releases for a cumulative acknowledgement, and the exclusive upper bound of its position.
+        """Return the releases for a cumulative acknowledgement, and the exclusive upper bound of the position.
 
         The result is `None` if the consumer has no subscription, or was created with `from_position`.
         """

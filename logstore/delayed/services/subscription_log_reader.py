@@ -32,7 +32,6 @@ class ReplaySet:
         self._max_messages = max_messages
         self._heap: list[DueMessage] = []
         self.bits: dict[LedgerId, BitMap] = {}
-        """Entry ids of the messages, by ledger."""
 
     def __len__(self) -> int:
         return len(self._heap)

@@ -71,7 +71,7 @@ class Appender:
     def append(
         self, topic: Topic, hints: RememberedTopicState, parts: Sequence[ProducedEntries]
     ) -> Sequence[AppendResult | SextonError]:
-        """Store the parts, one for each producer's append, as one segment. Return a result or an error for each part.
+        """Store all parts as one segment. A part is one append of one producer. Return a result or an error per part.
 
         For a part that cannot be encoded, return `InvalidInput`. Nothing of this part is written.
 

@@ -129,7 +129,6 @@ def fetch_segment(
 
 
 def _find_messages_not_due(table: "pa.Table", segment: Segment, ids: BitMap, due_ms: int) -> dict[int, int]:
-    """Return the delivery times that are after `due_ms`, by entry id. Entry ids ascend."""
     import numpy as np  # noqa: PLC0415 - start-up time
 
     times = table.column(_DELIVERY_COLUMN).fill_null(0).to_numpy()

@@ -1,4 +1,4 @@
-"""Placement of a segment: choose ledger and number, upload and register it, while other writers append too."""
+"""Placement of a segment: choose ledger and number, then upload and register the segment, while others append too."""
 
 import random
 import uuid
@@ -40,7 +40,7 @@ FIRST_NUMBER_STRIDE: Final = 16
 
 _MAX_STRIDE: Final = 1 << 16
 _MAX_NUMBER: Final = 99_999_999  # eight digits in a key
-_MAX_PRODUCERS_PER_TOPIC: Final = 10_000  # limit for each topic
+_MAX_PRODUCERS_PER_TOPIC: Final = 10_000  # whose sequence ids a process remembers
 
 
 @dataclass(slots=True, kw_only=True)

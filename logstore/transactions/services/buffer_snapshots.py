@@ -44,7 +44,7 @@ from logstore.transactions.transaction_buffer import (
 _LOG: Final = logging.getLogger(__name__)
 
 _LEASE_S: Final = 60.0
-"""Time after which a topic is due again if its snapshot failed or its writer died."""
+"""Time after which a topic is due again if the writer of the topic's snapshot failed or died."""
 
 _TOPICS_PER_PAGE: Final = 16
 _MAX_READ_ATTEMPTS: Final = 5
@@ -61,9 +61,8 @@ class BufferSnapshots:
         """Write one page of due snapshots from the buffers in SQL. Return the number of topics that were due.
 
         If the snapshot of a topic fails, the error is logged, and the topic is due again later. Raise
-        `StoreUnavailable` or `CatalogBusy` if the catalog did not return the due topics.
-
-        Idempotency: if two callers write snapshots of a topic, one snapshot stays.
+        `StoreUnavailable` or `CatalogBusy` if the catalog did not return the due topics. Idempotency: if two callers
+        write snapshots of a topic, one snapshot stays.
         """
         due = self._snapshots.reserve_due_topics(limit=_TOPICS_PER_PAGE, reserved_for_s=_LEASE_S)
         for topic_id in due:
