@@ -77,7 +77,7 @@ class RaidTombstonesActivities:
 
     @define_activity(name="records.raid")
     def mark_and_remove_tombstones(self, request: RaidInput) -> RaidedTombstones:
-        """Mark tombstones that are old enough. Remove a marked one if no block has an older version of its record.
+        """Mark tombstones that are old enough. Remove a marked one if no block has an older record version.
 
         Idempotency: keyed by `run_id` and attempt. A second attempt removes the marks of the first attempt and scans
             again.

@@ -78,9 +78,10 @@ class RebuildCatalogActivities:
     @define_activity(name="rebuild.begin")
     @send_heartbeats()
     def check_and_pin_manifest(self, request: RebuildStepInput) -> PinnedManifestSummary:
-        """Pin the manifest with its blocks. Check the buckets. Refuse the database of another rebuild.
+        """Pin the manifest with its blocks. Check the buckets and the database.
 
-        A loaded database is refused if the next manifest exists and belongs to another rebuild.
+        The database must be empty, or loaded by this rebuild. A loaded database is refused if the next manifest exists
+        and belongs to another rebuild.
 
         Idempotency: the pin is renewed, and nothing else is written.
         Raises: PreconditionFailed, CatalogMismatch, Unsupported, CorruptData (terminal); StoreUnavailable (retry).
