@@ -1,1 +1,1 @@
-"""Durable jobs: what happens, in what order, after what failure."""
+"""Durable jobs. A workflow decides the order of a job's steps, and what follows a failure."""

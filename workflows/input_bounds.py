@@ -81,7 +81,7 @@ def _number_range_rule(low: int, high: float, *, optional: bool = False) -> Fiel
 
 
 def _rule_from_check(check: Callable[[str], object]) -> FieldRule:
-    """Return a rule that calls `check`. Its phrase is what `check` expects instead of a line break."""
+    """Return a rule that calls `check`. The rule's phrase is the `expected` of the error for a line break."""
 
     def refuses(value: str) -> str | None:
         try:
@@ -252,7 +252,7 @@ def uploads_queue(task_queue: str) -> str:
 
 
 def transactions_queue(task_queue: str) -> str:
-    """Return the queue for coordinators and broadcasts, of which each occupies a thread while it waits."""
+    """Return the queue for coordinators and broadcasts. Each of them occupies a thread while it waits."""
     return f"{task_queue}-transactions"
 
 

@@ -29,6 +29,7 @@ class JobDefinition(Generic[Q, R]):
     def id(self, *key: object) -> str:
         """Return the workflow id, `{name}/{key}`. At most one workflow per id runs at a time.
 
-        A schedule appends its time to the id of a job without a key. It skips a run while an earlier run is running.
+        A schedule appends its time to the id of a job without a key. The schedule skips a run while an earlier run is
+        running.
         """
         return "/".join([self.name, *map(str, key)])

@@ -5,11 +5,11 @@
 2. Send the work to the shared queue. A worker of that queue looks up the bundle owner. The worker does the work if it
    is the owner, if there is no owner, or if ZooKeeper does not answer. Otherwise it names the owner: go to 1.
 3. After four sends, or if a lookup names an owner that has failed to take work before, a worker of the shared queue
-   does the work without a lease. Work with unlimited retries counts as not taken if it fails for minutes at the owner,
-   because the catalog may be out of reach only for that worker.
+   does the work without a lease. Work with unlimited retries goes to another worker if it fails for minutes at the
+   owner, because the catalog may be out of reach only for that worker.
 
 No decision about data depends on the route. Claims keep two workers off the same rows, and fences refuse writes of a
-worker that lost the bundle. The attempts of each of the at most five sends are counted separately.
+worker that lost the bundle. The work is sent at most five times. The attempts of each send are counted separately.
 
 Source: Pulsar's topic lookup, by which any broker redirects a client to the owner.
 """

@@ -8,7 +8,7 @@ from logstore.deletion.intents import GuardRefusal
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildTopicsInput:
-    """Input of a build. Each job has a subclass."""
+    """Input of a topic build. Each job has a subclass."""
 
     does: ClassVar[str]  # description of the job with the placeholder {topics}, and the command that starts it
     builds: ClassVar[str]  # what the job builds, in few words
@@ -27,7 +27,7 @@ class BuildTopicsInput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildProgress:
-    """Progress of a build."""
+    """Progress of a topic build."""
 
     run_id: str
     step: str  # beginning, building, switching, concluding, ended
@@ -36,10 +36,10 @@ class BuildProgress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildResult:
-    """Counts of a build, or its refusal."""
+    """Counts of a topic build, or its refusal."""
 
     run_id: str
-    counts: dict[str, int] = field(default_factory=dict)  # topics, switched, superseded, empty, gone, unreadable;
-    # a build of indexes also counts its buckets and messages
+    counts: dict[str, int] = field(default_factory=dict)  # number by name: topics, switched, superseded, empty,
+    # gone, unreadable; of `build-delayed-index` also index buckets and messages
     left_out: list[str] = field(default_factory=list)  # the first 20 topics that could not be read, with the reason
     refused: GuardRefusal | None = None

@@ -1,8 +1,8 @@
 """Steps shared by all jobs that build something for many topics. Each job's module says what the job destroys.
 
-1. Begin: open a run with the requested topics, or all.
+1. Begin: open a run with the requested topics, or with all topics.
 2. Build: one bulk job reads the logs.
-3. Switch: part by part, replace the old data of each topic by the new data, with a compare-and-set.
+3. Switch: page by page, replace the old data of each topic by the new data, with a compare-and-set.
 4. Conclude: store the counts, and delete the output of the bulk job.
 """
 
@@ -33,7 +33,7 @@ _SWITCH: workflow.ActivityConfig = workflow.ActivityConfig(
 )
 _FILE_COUNTS = frozenset({"parts", "buffers"})
 GUARDS = frozenset({"PreconditionFailed", "InvalidInput"})
-"""Error types of guards, which refuse a build. Nothing has changed then, and the build ends."""
+"""Error types of guards, which refuse a topic build. Nothing has changed then, and the job ends."""
 
 
 class TopicBuildActivities(NamedTuple):
@@ -53,7 +53,7 @@ class TopicBuildWorkflow:
 
     @workflow.query
     def progress(self) -> BuildProgress:
-        """Return the step and the counts."""
+        """Return the present step, and the number of topics by result."""
         return self._progress
 
     async def run_build(self) -> BuildResult:

@@ -1,8 +1,8 @@
 """Acquisition and release of one worker's bundles.
 
 A worker acquires a bundle in three steps: it creates the owner node, raises the fence, and reads the owner node again.
-The worker gets a lease only if the owner node still belongs to the worker's session. The catalog then refuses writes
-under all older leases (promise 7), even if the worker or the session ends between two steps.
+The worker gets a lease only if the owner node still belongs to the worker's session. Once the fence is raised, the
+catalog refuses writes under all older leases (promise 7), even if the worker or the session ends before the third step.
 
 A worker without the owner node can raise a fence if the worker was paused between the first two steps, or runs without
 ZooKeeper by mistake. The catalog then refuses the writes of the present bundle owner. Therefore each bundle owner
@@ -45,7 +45,7 @@ class BundleListener(Protocol):
     def on_acquired(self, lease: Lease) -> None:
         """Drop the caches of the bundle's topics, and load them again.
 
-        Other threads get the lease only after this method has returned. Each later lease causes another call.
+        Other threads get the lease only after this method has returned. Called again for each later lease.
 
         Raises:
             RetryableError: The caches cannot be loaded now. This worker or another worker tries again later.
@@ -136,7 +136,7 @@ class BundleHoldings:
         self._set_leases({})
 
     def begin_session(self, session: int, *, waits: int) -> None:
-        """Reset the attempts for a new session. `waits` limits the checks for each node of an old session."""
+        """Reset the attempts to acquire bundles. `waits` limits the checks for each owner node of an old session."""
         self._reset_attempts(session, waits)
         self._owner_change, self._published_load = -1, None
 
@@ -208,7 +208,7 @@ class BundleHoldings:
         return OwnershipView(bundle_count=self.bundle_count, workers=workers, owners=self._worker_id_by_bundle)
 
     def _bundles_without_lease(self, view: OwnershipView) -> set[BundleId]:
-        """Return bundles with this worker's owner node but no lease. A lost answer to a request leaves such bundles."""
+        """Return bundles with this worker's owner node but no lease. The cause is a lost answer to a request."""
         return {bundle for bundle, owner in view.owners.items() if owner == self._worker_id} - self.leases.keys()
 
     def _acquire_or_give_up_pending(self, nodes: WorkerOwnershipNodes, now: float) -> None:
@@ -240,7 +240,7 @@ class BundleHoldings:
                 self._acquire_bundles(nodes, to_acquire)
 
     def _acquire_bundles(self, nodes: WorkerOwnershipNodes, bundles: Collection[BundleId]) -> None:
-        """Create nodes, raise fences, publish leases. If the catalog fails, `reconcile` retries or deletes nodes."""
+        """Create owner nodes, raise fences, publish leases. After a failure, `reconcile` retries or deletes nodes."""
         created = nodes.create_owner_nodes(bundles)
         try:
             leases = self._fences.raise_fences(created, self._worker_id)

@@ -1,4 +1,4 @@
-"""Rules for taking free bundles, for leaving bundles to other workers, and for detecting overtaken fences."""
+"""Rules for taking free bundles, leaving bundles to other workers, and detecting leases older than their fence."""
 
 import logging
 import time
@@ -40,7 +40,7 @@ class BundleTakeoverRules:
         self._left_until |= dict.fromkeys(bundles, now + self._times.rest_s)
 
     def leave_briefly(self, bundles: Iterable[BundleId], now: float) -> None:
-        """Do not take back released bundles for `takeover_grace_s`. The next worker takes them at once."""
+        """Leave released bundles to the next worker for `takeover_grace_s`. That worker takes them at once."""
         self._left_until |= dict.fromkeys(bundles, now + self._times.takeover_grace_s)
 
     def find_due_bundles(self, view: OwnershipView, now: float) -> set[BundleId]:
@@ -53,7 +53,7 @@ class BundleTakeoverRules:
         return set(due) - self._left_until.keys()
 
     def reserve(self, bundles: Iterable[BundleId], view: OwnershipView, now: float) -> None:
-        """Reserve, for `rest_s`, the bundles for which another worker ranks first.
+        """Do not release, for `rest_s`, those of `bundles` for which another worker ranks first.
 
         Otherwise such a bundle would be released at once and move back and forth. Source: apache/pulsar#14736.
         """

@@ -6,7 +6,7 @@
 /owners/{bundle name}    ephemeral: the worker that owns the bundle, as JSON
 ```
 
-A delete that compares only the version of an owner node could remove the node of a later bundle owner
+A delete that compares only ZooKeeper's version number of an owner node could remove the node of a later bundle owner
 (apache/pulsar#295). Therefore each delete is a transaction that also checks the session node of the expected owner.
 """
 
@@ -41,7 +41,7 @@ class LiveWorker:
 
 
 class OwnershipNodes:
-    """Nodes of sessions, workers and bundle owners in one ensemble. Before the first worker starts, there are none."""
+    """Nodes of sessions, workers and bundle owners in one ensemble. The first worker creates the first nodes."""
 
     def __init__(self, session: ZooKeeperSession, bundle_count: int) -> None:
         self._session, self._bundle_count = session, bundle_count

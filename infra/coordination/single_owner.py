@@ -1,4 +1,4 @@
-"""Ownership without ZooKeeper: a setting declares a single worker the owner of all bundles.
+"""Ownership without ZooKeeper: a setting declares a single worker the bundle owner of all bundles.
 
 The worker raises every fence when it starts. If a second worker is started by mistake, it raises all fences again, and
 the catalog refuses writes under the first worker's leases.

@@ -171,10 +171,10 @@ class ZooKeeperSession:
             self._client.close()
 
     def reset_last_zxid(self) -> None:
-        """Forget the last seen transaction id after a suspension of two session timeouts.
+        """Forget ZooKeeper's last transaction id (zxid) after a suspension of two session timeouts.
 
-        An ensemble that lost data refuses a client with a later transaction id, and kazoo would retry forever. A client
-        without this id learns from the server whether the session is alive.
+        An ensemble that lost data refuses a client with a higher zxid, and kazoo would retry forever. A client without
+        a zxid learns from the server whether the session is alive.
         """
         if self.state is SessionState.SUSPENDED and time.monotonic() - self._suspended_since_s >= 2 * self.timeout_s:
             self._client.last_zxid = 0

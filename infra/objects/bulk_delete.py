@@ -44,7 +44,7 @@ _ErrorByKey = Mapping[str, tuple[str, str]]
 
 
 class _BulkRefused(Exception):
-    """Refusal of one bulk request, or of all if `is_general`. Single requests may delete the keys."""
+    """Refusal of one bulk request, or of all if `is_general`. Single requests may still succeed."""
 
     def __init__(self, problem: str, *, is_general: bool) -> None:
         super().__init__(problem)
@@ -73,7 +73,7 @@ class _BulkRefusalBackoff:
 
 
 class BulkDelete:
-    """Deletes in one bucket. Thread-safe. All threads share the rate, and know whether the store refuses bulk deletes.
+    """Deletes in one bucket. Thread-safe. All threads share one rate, and stop bulk deletes together.
 
     If the store refuses bulk deletes, single requests delete the keys, several times slower. After a while, a bulk
     delete is tried again.

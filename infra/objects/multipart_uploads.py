@@ -38,7 +38,7 @@ class MultipartUploads:
     def upload_file(self, key: str, file: BinaryIO, metadata: Mapping[str, str], proceed: Callable[[], None]) -> bool:
         """Upload the file unless the key is taken. Return whether this call stored the file.
 
-        After `False`, an earlier attempt may have stored the file.
+        `False` means that the key is taken. An earlier attempt may have stored this file under the key.
         """
         upload_id = self._retries.call(lambda: self._begin_upload_once(key, metadata, proceed))
         try:

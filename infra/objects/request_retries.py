@@ -32,8 +32,8 @@ class RequestRetries:
         """Call `attempt` until it succeeds. Wait longer between attempts if the store asks for it.
 
         Raises:
-            StoreUnavailable, ServiceRefused: The error of the last attempt. Other errors, and refusals that cannot pass
-                by themselves, are raised at once.
+            StoreUnavailable, ServiceRefused: The error of the last attempt. Other errors, and refusals that will not
+                pass, are raised at once.
         """
         return self.clock.retry(
             attempt,
@@ -54,8 +54,8 @@ def _should_retry(error: Exception) -> bool:
 class DeleteRate:
     """Adaptive limits for deletes: keys per request, and keys per second. Thread-safe.
 
-    Both limits grow additively, and are cut multiplicatively if the store throttles. Of several throttled threads only
-    the first one cuts: a request that started before the last cut has no effect.
+    Both limits grow additively, and are cut multiplicatively if the store throttles. If several threads are throttled,
+    only the first one cuts the limits: a throttled request has no effect if it started before the last cut.
 
     Source: Apache Iceberg #7127: a request with 1,000 keys counts as 1,000 writes, and so does its retry.
     """

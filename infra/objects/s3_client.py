@@ -70,7 +70,8 @@ def create_s3_client(
 def _disable_redirects(client: "S3Client", *, for_all_operations: bool) -> None:
     """Disable redirects of HeadBucket, or of all operations.
 
-    Botocore follows a redirect by a HeadBucket, and recurses if this HeadBucket is redirected. Only AWS has regions.
+    Botocore follows a redirect by a HeadBucket, and recurses if this HeadBucket is redirected, too. Only AWS needs
+    redirects, because only AWS has regions.
     """
 
     def mark_as_redirected(model: "OperationModel", context: dict[str, Any], **_: object) -> None:

@@ -209,7 +209,8 @@ def translate_s3_errors(operation: str) -> Iterator[None]:
     """Translate botocore's errors in the block. `operation` is a phrase for messages, such as "get bucket/key".
 
     Raises:
-        StoreUnavailable: The store does not answer, fails, or asks to slow down. Or the response is damaged or foreign.
+        StoreUnavailable: The store does not answer, fails, or asks to slow down. Or the response is damaged, or not
+            from the store.
         InvalidInput: The store does not support the key.
         ServiceRefused: The store refuses the request, for example because a bucket or a permission is missing.
     """

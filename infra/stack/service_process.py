@@ -157,7 +157,7 @@ class ServiceProcess:
 
 
 def _is_recorded_process(process: psutil.Process, record: Mapping[str, object]) -> bool:
-    """Compare the start time, then the mark in the environment. A change of the system clock moves only start times."""
+    """Compare the start time, then the mark in the environment. A change of the system clock keeps the mark."""
     if abs(process.create_time() - float(str(record["started"]))) < 0.5:
         return True
     return bool(record.get("mark")) and process.environ().get(_MARK_VARIABLE) == record["mark"]

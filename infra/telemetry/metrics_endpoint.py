@@ -60,8 +60,8 @@ _ACTIVITY_WAIT_BUCKETS_MS: Final = (
     300_000.0,
     1_000_000.0,
 )
-"""Upper bounds of the histogram of activity waits. The SDK has no bound between 10 s and 100 s. Prometheus would show a
-wait of 11 s as 95 s, which raises the alert on waits of a minute."""
+"""Upper bounds of the histogram of activity waits. The SDK's own histogram has no bound between 10 s and 100 s.
+Prometheus would show a wait of 11 s as 95 s, which raises the alert on waits of a minute."""
 
 _PORT_TAKEN_TEXT = f"os error {errno.EADDRINUSE}"  # in the message of the SDK's core
 _SETTING_NAME = "metrics_address"
@@ -81,7 +81,8 @@ def start_metrics_endpoint(address: str, *, buckets: Mapping[str, Sequence[float
     """Serve `/metrics` from a new Temporal runtime. Call once in a process, before it creates a client.
 
     Port 0 means any free port. If the port is taken, a free port is used and a warning is logged, because several
-    workers on one machine have the same setting. `buckets` are ascending, inclusive upper bounds by metric name.
+    workers on one machine have the same setting. `buckets` has the upper bounds of each histogram by metric name,
+    ascending and inclusive.
 
     Raises:
         InvalidInput: The host is not an address of this machine, or this user may not use the port.

@@ -73,7 +73,7 @@ def _run_key(span: SpanRow) -> tuple[Any, Any]:
 
 
 def _build_attempt_gap_placeholders(spans: Mapping[str, SpanRow]) -> Iterator[SpanRow]:
-    """Yield one placeholder for each gap in the attempt numbers of an activity. It fills the time of the gap."""
+    """Yield one placeholder for each gap in the attempt numbers of an activity, as long as the gap."""
     attempts_by_parent: dict[str, list[SpanRow]] = defaultdict(list)
     for span in spans.values():
         if span.parent_id is not None and span.name.startswith(_RUN_ACTIVITY_PREFIX) and attempt_number(span):

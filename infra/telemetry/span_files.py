@@ -109,8 +109,9 @@ class _SpanFile:
 def prune_span_files(traces_dir: Path, *, older_than_s: float, max_bytes: int) -> int:
     """Remove span files, the oldest first. Return the number of files that this call removed.
 
-    Remove files unchanged for `older_than_s`, then more files until at most 2,000 files with `max_bytes` remain. Keep
-    files of a live process, and files changed within the last minute. Several processes may prune at once.
+    Remove files unchanged for `older_than_s`, then more files until at most 2,000 files with at most `max_bytes` in
+    total remain. Keep files of a live process, and files changed within the last minute. Several processes may prune at
+    once.
     """
     files = sorted(_list_span_files(traces_dir), key=lambda file: file.changed_s)
     remaining_bytes, remaining_files = sum(file.size_bytes for file in files), len(files)

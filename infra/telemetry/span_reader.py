@@ -1,6 +1,7 @@
 """Reader of the span files of all processes of a home. The files may be larger than memory.
 
-Only lines that contain the wanted id are parsed. After `MAX_SPANS_PER_TRACE` spans, equal server requests are added up.
+Only lines that contain the wanted id are parsed. After `MAX_SPANS_PER_TRACE` spans, equal server requests are added up
+in one row.
 """
 
 import json

@@ -28,7 +28,7 @@ _FILE_QUEUE_SPANS = 16_384  # more spans than one page of a batch ends within th
 _FILE_DELAY_MS = 1000  # `sexton trace` shows spans one second after their end
 _random: Final = random.SystemRandom()
 _EXPECTED_ERROR_PREFIXES: Final = ("WorkflowAlreadyStartedError: ",)
-"""Prefixes of the descriptions of expected errors. A job may try to start another job that already runs."""
+"""Prefixes of the descriptions of expected errors, such as the start of a job that already runs."""
 
 
 class SystemIdGenerator(IdGenerator):

@@ -16,7 +16,7 @@ class FlushedRecords:
     left: int = 0  # changes that were in no block when the last flush ended
     named: int = 0  # blocks in the newest manifest; 0: this manifest was not read
     held: bool = False  # another job claimed the record log until this job gave up
-    refused: int = 0  # records that no block can hold; their changes stay in the outbox
+    refused: int = 0  # records with a value that does not fit into a block; their changes stay in the outbox
     refusal: str = ""  # why one of these records was refused
 
     def plus(self, later: "FlushedRecords") -> "FlushedRecords":
@@ -56,7 +56,7 @@ class ReplicaAwaitedByRaid:
 class RaidedTombstones:
     """Result of a raid."""
 
-    candidates: int = 0
+    candidates: int = 0  # tombstones that were old enough
     kept: int = 0
     removed: int = 0
     blocks: int = 0  # blocks read

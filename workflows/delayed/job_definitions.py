@@ -10,7 +10,7 @@ from workflows.job_definition import JobDefinition
 from workflows.topic_build_types import BuildResult, BuildTopicsInput
 
 HELD_RETRY_PAUSE: Final = timedelta(seconds=5)
-"""Pause between attempts while another job has claimed the topic's list."""
+"""Pause between attempts while another job has claimed the topic's list of index buckets."""
 
 MAX_HELD_RETRIES: Final = 24
 """Maximum number of attempts. All pauses together last longer than the claim of a dead job."""
@@ -18,14 +18,14 @@ MAX_HELD_RETRIES: Final = 24
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SealBucketsResult:
-    """Totals of all topics."""
+    """Numbers of topics, index buckets and messages."""
 
     topics: int = 0  # checked
     buckets: int = 0  # new index buckets
     messages: int = 0  # in new index buckets
     dropped: int = 0  # removed index buckets, whose messages need no index any more
-    held: int = 0  # topics whose list another job had claimed
-    overtaken: int = 0  # topics whose list changed meanwhile; a later run seals them
+    held: int = 0  # topics whose list of index buckets another job had claimed
+    overtaken: int = 0  # topics whose list of index buckets changed meanwhile; a later run seals them
     failed: int = 0  # skipped topics; the next run finds them again
     troubles: list[str] = field(default_factory=list)  # a sample of errors
     merging: int = 0  # topics over their limit of index buckets; their `merge-buckets` was started or runs already
@@ -56,7 +56,7 @@ class MergeOutcome(StrEnum):
 
     WITHIN = "WITHIN"  # the topic is within its limit of index buckets
     DAMAGED = "DAMAGED"  # over the limit, but no two neighbouring index buckets can be read: build the index again
-    HELD = "HELD"  # another job claimed the list for longer than this job waited
+    HELD = "HELD"  # another job claimed the list of index buckets for longer than this job waited
     GONE = "GONE"  # the topic is deleted or being deleted
 
 

@@ -1,12 +1,13 @@
 """`merge-buckets`: merge a topic's index buckets of delayed messages until the topic is within its limit.
 
-Destroys the snapshots of merged index buckets, by two-phase deletion, after the new index bucket is in the list.
+Destroys the snapshots of merged index buckets, by two-phase deletion, after the new index bucket is in the topic's
+list.
 Invariant: no delayed message is lost. A merge leaves out only messages that have been due for a minute. Readers find
 such messages in the log. To stop it, cancel or terminate it. The running merge leaves at most one ledger that is in no
 list. A sweep removes this ledger. The next `seal-buckets` starts the topic's merges again.
 
-1. Claim the topic's list. End if the topic is within its limit. Otherwise choose the two neighbouring index buckets
-   with the fewest messages.
+1. Claim the topic's list of index buckets. End if the topic is within its limit. Otherwise choose the two neighbouring
+   index buckets with the fewest messages.
 2. Merge the two index buckets. An index bucket that cannot be read is not chosen again. Repeat from step 1.
 3. Release the claim.
 
@@ -70,7 +71,7 @@ class MergeBuckets:
 
     @workflow.query
     def progress(self) -> MergeBucketsResult:
-        """Return the totals so far, and the pair of index buckets that is being merged."""
+        """Return the number of merges so far, and the pair of index buckets that is being merged."""
         return self._result
 
     async def _claim_list_and_choose_pair(self) -> PairChoice:

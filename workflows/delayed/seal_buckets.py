@@ -76,7 +76,7 @@ class SealBuckets:
 
     @workflow.query
     def progress(self) -> SealBucketsResult:
-        """Return the totals so far."""
+        """Return the numbers of checked topics and of new index buckets so far."""
         return self._result
 
     async def _seal_due_topics(self) -> None:

@@ -119,8 +119,8 @@ def _find_error_type(error: ActivityError) -> str | None:
 async def start_delete_ledger(request: DeleteLedgerInput, *, batch_id: str) -> None:
     """Start `delete-ledger` for a row of a batch, unless it already runs.
 
-    The child continues after its parent, because its retries may outlast the batch. The workflow id may be used again:
-    a run on a finished row returns the row's outcome.
+    The child continues after its parent ends, because its retries may outlast the batch. The workflow id may be used
+    again: a run on a finished row returns the row's outcome.
     """
     key = request.key
     try:

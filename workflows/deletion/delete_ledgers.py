@@ -1,8 +1,8 @@
 """`delete-ledgers`: finish every intent of one batch, or start a `delete-ledger` for an intent that fails.
 
 Destroys the copies that the batch's intents name. Invariant: rows, claims and outcomes are in SQL, and this workflow
-only orders the work. To stop it for a while, pause it. To stop it for good, terminate it. Unfinished rows stay listed.
-The next sweep, or the topic's next trim, takes over these rows.
+only decides the order of the work. To stop it for a while, pause it. To stop it for good, terminate it. Unfinished rows
+stay in SQL. The next sweep, or the topic's next trim, takes over these rows.
 
 1. If `detach` is set, detach the given ledgers (phase one). Otherwise the starter has detached the ledgers. If a guard
    refuses, the batch ends: nothing has changed, and the result has the reason.
@@ -138,7 +138,7 @@ class DeleteLedgers:
         return await self._store_pause(paused=False)
 
     async def _store_pause(self, *, paused: bool) -> DeleteLedgersProgress:
-        """Store the pause in the catalog. There it holds even if no worker runs to renew the batch's claim."""
+        """Store the pause in the catalog. The pause then lasts even if no worker renews the batch's claim."""
         async with self._pause_lock:
             await workflow.wait_condition(lambda: self._is_filed)
             pause = PauseOrResumeBatchInput(batch_id=self._request.batch_id, paused=paused)
@@ -149,7 +149,7 @@ class DeleteLedgers:
 
     @workflow.update
     def set_rate(self, request: SetRateInput) -> DeleteLedgersProgress:
-        """Limit the rate from the next slice on. A chunk that began without a limit ends without a limit."""
+        """Limit the rate from the next part of a chunk on. A chunk that began without a limit ends without a limit."""
         return self._show_progress(replace(self._progress, rate=request.objects_per_s))
 
     @set_rate.validator

@@ -64,7 +64,7 @@ class DeleteTopic:
 
     @workflow.query
     def progress(self) -> DeleteTopicResult:
-        """Return the step and the counts."""
+        """Return the present step, and the number of the topic's copies by outcome."""
         return self._result
 
     def _make_order(self) -> TopicDeletionOrder:

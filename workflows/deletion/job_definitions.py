@@ -54,7 +54,7 @@ class ExplicitDetach:
 
     ledger_ids: list[int]  # 1 to 10,000
     force: bool = False
-    durable_delete: str | None = None  # a `DeleteDurability`; None: the topic's setting, or else durable
+    durable_delete: str | None = None  # a `DeleteDurability`; None: the topic's setting; without one: durable
     remove: list[str] = field(default_factory=list)  # kinds of copies to remove; empty: delete the ledger
     pass_over: list[str] = field(default_factory=list)  # subscriptions that do not keep the ledger
     generation: int | None = None  # required generation of the ledger; None: any
@@ -106,7 +106,7 @@ class DeleteLedgersInput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepDeletionsResult:
-    """Counts of a sweep."""
+    """Numbers of rows, copies and objects of one sweep."""
 
     batches: int = 0
     intents: int = 0  # stalled intents that the sweep took over, and new intents of newborn ledgers
@@ -156,7 +156,7 @@ class DeleteTopicInput:
     actor: str
     reason: str
     catalog_epoch: int | None = None  # expected epoch of the catalog; None: any
-    durable_delete: str | None = None  # a `DeleteDurability`; None: the topic's setting, or else durable
+    durable_delete: str | None = None  # a `DeleteDurability`; None: the topic's setting; without one: durable
     policy: DeletionPolicy = field(default_factory=DeletionPolicy)
     carried: DeleteTopicResult = field(default_factory=DeleteTopicResult)
 
@@ -166,7 +166,7 @@ class DeleteTopicInput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrimTopicResult:
-    """Counts of all passes."""
+    """Numbers of ledgers, copies and objects of all passes."""
 
     detached: int = 0  # ledgers
     outcomes: dict[str, int] = field(default_factory=dict)  # copies
@@ -196,7 +196,7 @@ class TrimTopicInput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrimTopicsResult:
-    """Counts of all topics."""
+    """Numbers of ledgers, copies and objects of all topics."""
 
     topics: int = 0  # visited
     failed: int = 0  # topics that were skipped; the next trim visits them again

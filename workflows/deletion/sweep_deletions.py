@@ -50,7 +50,7 @@ class SweepDeletions:
 
     @workflow.query
     def progress(self) -> SweepDeletionsResult:
-        """Return the counts of the sweep."""
+        """Return the numbers of intents taken over, copies deleted and rows removed so far."""
         return self._result
 
     def _continue_if_long(self) -> None:

@@ -1,12 +1,12 @@
 """`trim-topic`: delete those ledgers of a topic that neither retention nor a subscription needs.
 
 Destroys ledgers that every subscription has acknowledged and no limit of retention keeps. Invariant: the detached
-ledgers are a prefix of the list, selected under the list's lock. To stop it, cancel or terminate it. A `delete-ledgers`
-that has started continues.
+ledgers are a prefix of the topic's list, selected under the list's lock. To stop it, cancel or terminate it. A
+`delete-ledgers` that has started continues.
 
 Repeat these steps until a pass detaches nothing and no signal `again` has arrived during the pass:
 1. Roll the last ledger if it is idle and past its age. A failure does not stop the trim.
-2. At the bundle owner, detach these ledgers (phase one). Take over the topic's stalled intents.
+2. At the bundle owner, detach the unneeded ledgers (phase one). Take over the topic's stalled intents.
 3. Run `delete-ledgers` on the batch (phase two).
 
 Source: PIP-186; Pulsar's retention.
@@ -35,7 +35,7 @@ with workflow.unsafe.imports_passed_through():
     from workflows.owner_routing import OwnerRouter
 
 AWAITED = (DeleteLedgers,)
-"""Workflows whose failure ends this workflow. Otherwise each pass could take over the same intents again."""
+"""Workflows whose failure ends this workflow. Otherwise the passes could take over the same intents forever."""
 
 _ROLL = workflow.ActivityConfig(
     start_to_close_timeout=timedelta(minutes=5),  # one small object and three small transactions
@@ -89,7 +89,7 @@ class TrimTopic:
 
     @workflow.query
     def progress(self) -> TrimTopicResult:
-        """Return the counts of all passes."""
+        """Return the numbers of ledgers detached and of copies deleted by all passes so far."""
         return self._result
 
     async def _roll_idle_ledger(self) -> None:

@@ -82,7 +82,7 @@ class TrimTopics:
 
     @workflow.query
     def progress(self) -> TrimTopicsResult:
-        """Return the counts of the trim."""
+        """Return the numbers of topics visited, ledgers detached and copies deleted so far."""
         return self._result
 
     async def _roll_and_detach_page(self, page: TopicIdRange) -> None:

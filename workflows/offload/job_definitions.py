@@ -42,7 +42,7 @@ class OffloadLedgerInput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OffloadLedgerResult:
-    """Outcome of offloading one ledger, and the proved content of storage."""
+    """Outcome of offloading one ledger, and the copy that storage has proved."""
 
     outcome: OffloadOutcome
     uuid: str = ""
@@ -97,9 +97,9 @@ class OffloadTopicInput:
     topic: str  # encoded; for filters and people
     policy: OffloadLimits = field(default_factory=OffloadLimits)
     deletion: DeletionPolicy = field(default_factory=DeletionPolicy)
-    asks: list[OffloadAsk] = field(default_factory=list)
-    after: int = -1  # for the first of `asks`, all ledgers up to this id are done
-    removed_after: int = -1  # like `after`, for the removal of primary copies
+    asks: list[OffloadAsk] = field(default_factory=list)  # unfinished requests, in order
+    after: int = -1  # the first request in `asks` is done for all ledgers up to this id
+    removed_after: int = -1  # the same for the removal of primary copies
     carried: OffloadTopicResult = field(default_factory=OffloadTopicResult)
 
     def details(self) -> str:

@@ -1,9 +1,9 @@
 """`offload-ledger`: write a tiered copy of a ledger, read it back, and publish it.
 
-Destroys no published copy. Two-phase deletion removes the objects of attempts that were not published, which no reader
-uses. Invariant: a copy is published only after all its data was read back. A ledger is not deleted during its offload.
-To stop it, cancel or terminate it. One of the topic's next trims deletes the uploaded objects. After a termination, the
-trim waits for the deadline of the upload attempt.
+Destroys no published copy. Two-phase deletion removes the objects of unpublished attempts. No reader uses these
+objects. Invariant: a copy is published only after all its data was read back. A ledger is not deleted during its
+offload. To stop it, cancel or terminate it. One of the topic's next trims deletes the uploaded objects. After a
+termination, the trim waits for the deadline of the upload attempt.
 
 1. Upload the copy under a new uuid, and read it back. Every retry is a new attempt.
 2. Publish the copy, unless another attempt or a deletion came first.

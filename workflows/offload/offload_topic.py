@@ -1,15 +1,15 @@
 """`offload-topic`: give every closed ledger of a topic a tiered copy, and on request remove the primary copies.
 
-Destroys primary copies, only on request, and only if storage has proved the tiered copy. The ledgers stay listed and
-readable. Invariant: a ledger's only copy is never removed. To stop it, cancel it. Running uploads are abandoned,
-offloaded ledgers stay offloaded, and a `delete-ledgers` that has started continues.
+Destroys primary copies, only on request, and only if storage has proved the tiered copy. The ledgers stay in the
+topic's list and readable. Invariant: a ledger's only copy is never removed. To stop it, cancel it. Running uploads are
+abandoned, offloaded ledgers stay offloaded, and a `delete-ledgers` that has started continues.
 
 For each request, in turn:
 
 1. Page by page, find closed ledgers without a tiered copy.
 2. Run an `offload-ledger` for each ledger, `parallelism` at a time. A failed ledger does not block other ledgers.
-3. If the request asks for it, remove primary copies, page by page: prove the tiered copies, detach the primary copies
-   (phase one), and run `delete-ledgers` on that batch (phase two).
+3. If the request has `delete_primary`, remove primary copies, page by page: prove the tiered copies, detach the primary
+   copies (phase one), and run `delete-ledgers` on that batch (phase two).
 
 The result names requests that failed. A failed request does not block other requests.
 
@@ -103,7 +103,7 @@ class OffloadTopic:
 
     @workflow.query
     def progress(self) -> OffloadTopicResult:
-        """Return the counts so far."""
+        """Return the numbers of ledgers by result so far."""
         return self._result
 
     def _record_refused_ask(self, reason: str) -> None:

@@ -10,7 +10,7 @@ started continues. If you apply the same plan again, the new apply continues whe
 2. For each page, check the findings again, and file intents for those that are still true (phase one). Run
    `delete-ledgers` on this batch, and wait for the batch certificate. Delete single objects, and store the fate of each
    finding. A pause or a new rate takes effect before the next page.
-3. Conclude: store the sum of all pages.
+3. Conclude: store the sum of the results of all pages.
 
 Source: PIP-186 for the two phases; trinodb/trino#13692 for pages.
 """

@@ -68,7 +68,7 @@ class ApplyOrphansProgress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApplyOrphansInput:
-    """Input of the apply of one plan."""
+    """Input of `apply-orphans` for one plan."""
 
     run_id: str  # plan's run id
     actor: str

@@ -1,13 +1,14 @@
 """`reconcile-orphans`: compare storage with the catalog, and report the differences as findings.
 
-Destroys only output and rows of runs older than `finished_retention`. Invariant: a plan has a result only if all its
-steps are completed, and if the buckets belonged to the catalog before and after these steps. If a guard refuses, the
-workflow completes with the refusal as its result. To stop it and its bulk jobs, cancel it.
+Destroys only rows and output of plans, applies and scrubs that began more than `finished_retention` ago. Invariant: a
+plan has a result only if all its steps are completed, and if the buckets belonged to the catalog before and after these
+steps. If a guard refuses, the workflow completes with the refusal as its result. To stop it and its bulk jobs, cancel
+it.
 
-1. Begin: store the cut-off times of all steps.
+1. Begin: store the cut-off times. All steps leave out younger objects and rows.
 2. List storage, then read the catalog, because the row of a ledger exists before the ledger's objects.
 3. Compare storage with the catalog. Refuse the plan if storage and catalog cannot belong together.
-4. Check each candidate again in storage and catalog.
+4. Check each difference again in storage and catalog.
 5. Conclude: store the result last.
 
 Source: orphan removals of iceberg and lakeFS, and their failures (apache/iceberg#4195, treeverse/lakeFS#4658,
@@ -77,7 +78,7 @@ class ReconcileOrphans:
 
     @workflow.query
     def progress(self) -> ReconcileOrphansProgress:
-        """Return the step and the counts of the plan."""
+        """Return the present step, and the counts of each completed bulk job."""
         return self._progress
 
     async def _run_plan_steps(self) -> PlanOrScrubResult:

@@ -1,6 +1,6 @@
 """`scrub-ledgers`: read every stored segment and tiered copy at a bounded rate, and compare digests.
 
-Destroys nothing. Invariant: before an object becomes a finding, it was read twice, and the catalog still names the
+Destroys nothing. Invariant: an object becomes a finding only after two reads, and only if the catalog still names the
 object. A scrub has a result only after every page was read. To stop it, cancel it. If you start a scrub of the same
 topics again, the scrub continues. A pause takes effect between pages.
 

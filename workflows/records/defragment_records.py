@@ -1,4 +1,4 @@
-"""`defragment-records`: rewrite blocks with few record versions that a rebuild needs, and merge small blocks.
+"""`defragment-records`: rewrite blocks of which a rebuild needs little, and merge small blocks.
 
 Destroys record versions that no rebuild needs, and blocks that no manifest names. Invariant: a rebuild from the newest
 manifest gives the same catalog before and after a pass. To stop it, cancel or terminate it, and pause the schedule

@@ -74,7 +74,7 @@ class EndRecords:
 
     @workflow.query
     def progress(self) -> EndRecordsResult:
-        """Return the counts so far."""
+        """Return the numbers of ledgers examined, detached and kept so far."""
         return self._result
 
     async def _begin_unless_refused(self) -> bool:

@@ -1,11 +1,13 @@
 """`flush-records`: write changes of the catalog into blocks of the record log within seconds.
 
-Destroys nothing. Invariant: a change stays in the outbox until a manifest names a block with it. The outbox is a table,
-so neither a lost signal nor a restart loses a change. The workflow runs as long as the catalog exists. To stop it,
-pause the schedule `sexton-records` and terminate the workflow. Changes and durable deletions then wait.
+Destroys nothing. Invariant: a change stays in the outbox until a manifest names a block that contains the change. The
+outbox is a table, so neither a lost signal nor a restart loses a change. The workflow runs as long as the catalog
+exists. To stop it, pause the schedule `sexton-records` and terminate the workflow. Changes and durable deletions then
+wait until the workflow runs again.
 
 1. Flush in one activity: repeatedly for `watch_s`, or once.
-2. After a single flush, end. First repeat step 1 if a signal has arrived or another job had claimed the record log.
+2. After a single flush, end, unless a signal has arrived or another job had claimed the record log. In these cases,
+   repeat step 1.
 3. Otherwise start `defragment-records` after many new blocks, unless it runs. Continue with step 1.
 
 Source: Aerospike's write queue to its device; ADR 15.
@@ -36,7 +38,7 @@ with workflow.unsafe.imports_passed_through():
 
 
 _MAX_NEW_BLOCKS = 1_000
-"""New blocks after which a defragmentation starts. Each manifest names all blocks and would grow without it."""
+"""New blocks after which a defragmentation starts. Otherwise manifests would grow, as each names all blocks."""
 
 
 @workflow.defn(name="flush-records", versioning_behavior=VersioningBehavior.AUTO_UPGRADE)
@@ -73,7 +75,7 @@ class FlushRecords:
 
     @workflow.query
     def progress(self) -> FlushRecordsResult:
-        """Return the counts since the start."""
+        """Return the sum of all flushes since the workflow was started."""
         return self._result
 
     async def _defragment_if_many(self, named_blocks: int) -> None:

@@ -78,7 +78,7 @@ class SweepRecordsResult:
 class DefragmentRecordsInput:
     """Input of one pass over all blocks."""
 
-    scheduled: bool = False  # set by a schedule: run the job as a child under its only id
+    scheduled: bool = False  # set by a schedule: run the job as a child under the id without a time
     queue: str = ""  # task queue of the activity; empty: the workflow's own task queue
     actor: str = ""
     reason: str = ""
@@ -104,7 +104,7 @@ class RaidTombstonesInput:
     """Input of a raid."""
 
     eligible_age_s: float | None = None  # None: age in the workers' settings
-    scheduled: bool = False  # set by a schedule: run the job as a child under its only id
+    scheduled: bool = False  # set by a schedule: run the job as a child under the id without a time
     queue: str = ""  # task queue of the activity; empty: the workflow's own task queue
     actor: str = ""
     reason: str = ""
@@ -130,7 +130,7 @@ class RaidTombstonesResult:
 class ReplicateRecordsInput:
     """Input of one shipment to every replica bucket in the workers' settings."""
 
-    scheduled: bool = False  # set by a schedule: run the job as a child under its only id
+    scheduled: bool = False  # set by a schedule: run the job as a child under the id without a time
     queue: str = ""  # task queue of the activity; empty: the workflow's own task queue
     actor: str = ""
     reason: str = ""
@@ -157,7 +157,7 @@ class EndRecordsResult:
     kept: int = 0  # ledgers that the function selected but that stay
     ledger_ids: list[int] = field(default_factory=list)  # sample of the detached ledgers
     because: list[str] = field(default_factory=list)  # sample of reasons why selected ledgers stay
-    certificate: BatchCertificate | None = None  # None: no phase two, or other jobs finish the rows of phase two
+    certificate: BatchCertificate | None = None  # None: nothing was detached, or other jobs finish the batch
     stopped: GuardRefusal | None = None  # why the job stopped after some pages, such as a failed function
     refused: GuardRefusal | None = None  # why nothing was done
 
@@ -176,7 +176,7 @@ class EndRecordsInput:
     topic_id: int = 0  # 0: all topics
     topic: str = ""  # encoded name, which must be the name of `topic_id`
     dry_run: bool = False
-    durable_delete: str | None = None  # a `DeleteDurability`; None: setting of the topic, or else durable
+    durable_delete: str | None = None  # a `DeleteDurability`; None: the topic's setting; without one: durable
     catalog_epoch: int | None = None  # expected epoch of the catalog; None: any
     actor: str = ""
     reason: str = ""
@@ -199,7 +199,7 @@ class EndRecordsInput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FollowRecordsInput:
-    """Input of the steps of one replica database."""
+    """Input of `follow-records` for one replica database."""
 
     replica: str  # name of the followed bucket, a slash, and a name for this replica
     seed: bool = False  # empty the database first, and apply everything

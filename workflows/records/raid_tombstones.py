@@ -3,7 +3,7 @@
 Destroys tombstones. Invariant: a tombstone stays while a block has an older record version of the same record, while
 the deletion is unfinished, while storage has objects of the ledger, and while a replica that is not STALE lacks the
 tombstone. To stop it, cancel or terminate it, and pause the schedule `sexton-raid`. A raid that ends early has removed
-only tombstones that the next raid would remove. The next raid replaces all marks.
+only tombstones that the next raid would also remove. The next raid marks all tombstones anew.
 
 1. If a schedule started this run, run the job as a child with the id `raid-tombstones`, and return its result.
 2. Otherwise mark tombstones, scan every block, and remove tombstones that stay marked, in one paced activity.

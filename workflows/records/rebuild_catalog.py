@@ -90,7 +90,7 @@ class RebuildCatalog:
 
     @workflow.query
     def progress(self) -> RebuildCatalogProgress:
-        """Return the current step and its counts."""
+        """Return the present step, and the numbers of shards, record versions and records."""
         return self._progress
 
     async def _release_pin(self) -> None:

@@ -43,7 +43,7 @@ def block_pass_options(queue: str) -> workflow.ActivityConfig:
 
 
 async def run_as_only_child(job: JobDefinition[Q, R], request: Q, *, summary: str) -> R | None:
-    """Run the job as a child under its only id. Return the result, or `None` if the job runs already."""
+    """Run the job as a child under its id without a time. Return the result, or `None` if the job runs already."""
     try:
         result: R = await workflow.execute_child_workflow(
             job.name,

@@ -5,7 +5,7 @@ were read back are acknowledged. To stop it, cancel or terminate it, and pause t
 wait for a replica that lags behind until its state is STALE.
 
 1. If a schedule started this run, run the job as a child with the id `replicate-records`, and return its result.
-2. Otherwise ship to each replica bucket in turn, in one activity. A failed shipment does not stop the others.
+2. Otherwise ship to each replica bucket in turn, in one activity. A failed shipment does not stop the other shipments.
 
 Source: Aerospike's cross-datacenter replication (XDR).
 """

@@ -1,8 +1,8 @@
 """`build-transaction-snapshots`: rebuild the transaction buffers of many topics from their logs, and store snapshots.
 
 Destroys snapshots that new snapshots replace, by two-phase deletion. Invariant: a topic has either its old snapshot or
-its complete new one. A new snapshot never covers fewer entries. To stop it, cancel it. The bulk job ends, and topics
-that were already switched keep their new snapshots.
+its complete new one. A new snapshot never covers fewer entries than the old one. To stop it, cancel it. The bulk job
+ends, and topics that were already switched keep their new snapshots.
 
 The steps are those of `TopicBuildWorkflow`. The bulk job reads three columns of the logs. Each task reads the whole log
 of one topic.

@@ -25,13 +25,13 @@ class CoordinatorInput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoordinatorProgress:
-    """Totals of a coordinator since it was started."""
+    """Transactions of a coordinator by result, since the coordinator was started."""
 
     finished: int = 0  # transactions whose participants were all told
     expired: int = 0  # transactions that timed out
-    handed_over: int = 0  # transactions that got a `broadcast-transaction`
-    drains: int = 0
-    owed: list[str] = field(default_factory=list)  # the last 20 transactions that were handed over
+    handed_over: int = 0  # transactions with a failed participant; each got a `broadcast-transaction`
+    drains: int = 0  # passes over the transactions
+    owed: list[str] = field(default_factory=list)  # ids of the last 20 of these transactions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,8 +78,8 @@ class SweepTransactionsInput:
 class SweepTransactionsResult:
     """Counts of woken coordinators and forgotten transactions."""
 
-    woken: int = 0
-    forgotten: int = 0
+    woken: int = 0  # coordinators
+    forgotten: int = 0  # removed transactions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""`sweep-transactions`: wake coordinators that have work but no working workflow, and remove old transactions.
+"""`sweep-transactions`: wake coordinators that have expired or unclaimed transactions, and remove old transactions.
 
 Destroys rows of transactions that finished longer than `finished_retention` ago. Invariant: none, because the next
 sweep finds what this sweep misses. To stop it, cancel or terminate it.

@@ -1,8 +1,8 @@
 """`transaction-coordinator`: broadcast decided transactions of one coordinator, and abort expired transactions.
 
-Destroys nothing. Invariant: every participant is told. SQL is the queue, so a lost signal or a restart loses no
-transaction. The workflow runs as long as the catalog exists. To stop it, terminate it. The next transaction or
-`sweep-transactions` starts it again.
+Destroys nothing. Invariant: every participant is told. The queue is a table in SQL, so neither a lost signal nor a
+restart loses a transaction. The workflow runs as long as the catalog exists. To stop it, terminate it. The next
+transaction or `sweep-transactions` starts it again.
 
 1. Drain: abort expired transactions, and broadcast decided transactions in batches.
 2. Start a `broadcast-transaction` for each transaction with a participant that failed.
@@ -74,12 +74,12 @@ class TransactionCoordinator:
 
     @workflow.signal
     def wake(self) -> None:
-        """Drain again, because a transaction was begun or decided."""
+        """Look at the transactions again, because one was begun or decided."""
         self._woken = True
 
     @workflow.query
     def progress(self) -> CoordinatorProgress:
-        """Return the totals since the coordinator was started."""
+        """Return the numbers of transactions by result since the coordinator was started."""
         return self._progress
 
     async def _start_broadcasts(self, drained: DrainResult) -> list[str]:
