@@ -1,7 +1,7 @@
 """Checks that buckets and the Temporal namespace belong to the catalog.
 
-The mark of a namespace is a paused schedule with the catalog's id in the memo. Marks in the namespace itself are
-impossible for clients of Temporal Cloud.
+The mark of a namespace is a paused schedule with the catalog's id in its memo, because clients of Temporal Cloud
+cannot change a namespace.
 """
 
 import logging
@@ -68,7 +68,7 @@ async def compare_namespace_mark(client: Client, catalog_id: str) -> bool:
 
 
 def _make_mark_schedule(catalog_id: str) -> Schedule:
-    """Return a paused schedule. If a user triggers a run, the run times out, because no worker polls its queue."""
+    """Return a paused schedule. If a user triggers it, its run times out, because no worker polls the run's queue."""
     return Schedule(
         action=ScheduleActionStartWorkflow(
             CATALOG_SCHEDULE, id=CATALOG_SCHEDULE, task_queue=CATALOG_SCHEDULE, execution_timeout=timedelta(seconds=1)
@@ -88,7 +88,7 @@ def list_configured_buckets(settings: Settings) -> tuple[tuple[BucketRole, str],
 
 
 def mark_unmarked_buckets(settings: Settings, database: Database) -> dict[str, str]:
-    """Write missing markers into buckets whose store answers. Return a phrase per bucket, by bucket name."""
+    """Write missing markers into the buckets of the settings. Return the results as phrases, by bucket name."""
     get_bucket = make_checked_bucket_opener_by_name(settings, MarkerChecker(SqlCatalog(database).identities))
     error_by_bucket = {
         bucket: _catch_unanswered_comparison(get_bucket(role, bucket).require_ownership_once)
@@ -112,12 +112,12 @@ def mark_or_refuse_primary_and_tiered(
 ) -> None:
     """Check the markers of the primary and the tiered bucket when a process starts. Write missing markers.
 
-    If a store does not answer, the bucket is checked at its first use.
+    If the object store of a bucket does not answer, the bucket is checked at its first use.
 
     Raises:
         CatalogMismatch: A bucket belongs to another catalog.
         CatalogOutdated: The database is older than its record log.
-        ServiceRefused: The store refuses the primary bucket: it is missing, or permissions or keys are wrong.
+        ServiceRefused: The primary bucket is missing, or the object store refuses permissions or keys.
     """
     for store in (primary_bucket, tiered_bucket_at(CopyLocation(settings.tiered_bucket))):
         error = _catch_unanswered_comparison(store.require_ownership_once)
@@ -132,8 +132,9 @@ def refuse_outdated_catalog(settings: Settings, catalog: SqlCatalog) -> None:
 
     Raises:
         CatalogOutdated: The database is older than its record log.
-        CatalogMismatch: The bucket belongs to another catalog.
-        StoreUnavailable, ServiceRefused: The store does not answer, or refuses the request.
+        CatalogMismatch: The records bucket belongs to another catalog.
+        StoreUnavailable: The object store does not answer.
+        ServiceRefused: The object store refuses the request.
     """
     get_bucket = make_checked_bucket_opener_by_name(settings, MarkerChecker(catalog.identities), fails_fast=True)
     records = get_bucket(BucketRole.RECORDS, settings.records_bucket)
@@ -142,7 +143,7 @@ def refuse_outdated_catalog(settings: Settings, catalog: SqlCatalog) -> None:
 
 
 def refuse_foreign_primary_bucket(settings: Settings, identities: CatalogIdentity) -> None:
-    """Raise `CatalogMismatch` if the primary bucket belongs to another catalog. Accept a store that does not answer."""
+    """Raise `CatalogMismatch` if the primary bucket belongs to another catalog. An unanswered check is no error."""
     if not settings.has_object_store:
         return
     store = make_checked_bucket_opener_by_name(settings, MarkerChecker(identities), fails_fast=True)(

@@ -23,7 +23,7 @@ def _format_nested(value: object) -> str:
 
 
 def select_fields(source: object, names: str) -> dict[str, object]:
-    """Return named attributes of an object, in the order of `names`, separated by spaces. Enum values become text."""
+    """Return the attributes `names`, in this order. Spaces separate the names. Enum values become text."""
     value_by_name = {name: getattr(source, name) for name in names.split()}
     return {name: str(value) if isinstance(value, StrEnum) else value for name, value in value_by_name.items()}
 

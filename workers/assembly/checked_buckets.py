@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def uses_embedded_store(settings: Settings) -> bool:
-    """Return whether the stack in the home runs the object store. Offload contexts do not name such a store."""
+    """Return whether the stack in the home runs the object store. Offload contexts do not name an embedded store."""
     return bool(settings.s3_endpoint) and read_stack_record(settings.home).get("s3_endpoint") == settings.s3_endpoint
 
 
@@ -30,7 +30,7 @@ def make_checked_bucket_opener(
 ) -> Callable[[BucketRole, CopyLocation], MarkerCheckedBucket]:
     """Return a function that opens a bucket by role and location. The bucket's marker is checked at the first use.
 
-    `require_current`, for primary and tiered buckets, raises an error if the database is no longer the catalog.
+    `require_current` raises an error if the database is no longer the catalog. Other roles are not checked by it.
     """
 
     @cache
@@ -89,7 +89,7 @@ def make_checked_bucket_opener_by_name(
 
 
 def open_primary_bucket(settings: Settings, *, fails_fast: bool = False) -> "S3ObjectStore":
-    """Open the primary bucket. An empty endpoint means AWS. Empty keys mean the host's role.
+    """Open the primary bucket. Without an endpoint it is at AWS, without keys AWS's usual credentials apply.
 
     `fails_fast` sets short timeouts and one attempt, for commands whose user waits and can run the command again.
     """

@@ -19,7 +19,7 @@ from logstore.retrying_clock import Clock
 
 
 class ImportedRecordFunctions:
-    """Record functions from comma-separated references `module:function`. The settings have checked their form."""
+    """Record functions from comma-separated references `module:function`. The settings have checked the form."""
 
     def __init__(self, references: str) -> None:
         self._references = references
@@ -57,7 +57,7 @@ class RecordLogPolicies:
 
     interval_s: float = 5.0  # pause between two searches for changes
     cursor_interval_s: float = 60.0  # time between two flushes of cursors
-    clock_bound_s: float = 60.0  # maximum difference to the store's clock; above it nothing is flushed
+    clock_bound_s: float = 60.0  # maximum difference between the clocks of catalog and object store
     eligible_age_s: float = 86_400.0  # younger tombstones stay; a replica that is silent for longer is STALE
     raider_sleep_s: float = 0.001  # pause between two blocks that a raid reads
     functions: RecordFunctionRegistry = field(default_factory=lambda: ImportedRecordFunctions(""))

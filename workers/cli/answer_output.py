@@ -99,7 +99,7 @@ class Answer:
         return self.display
 
     def with_trace_id(self, trace_id: str | None) -> "Answer":
-        """Return the answer with the trace's id in its document, unless the document is a list or has a trace's id."""
+        """Return the answer with the trace's id in its document, unless the document is a list or already has one."""
         if trace_id is None or not isinstance(self.document, Mapping):
             return self
         document = {**self.document, "trace_id": self.document.get("trace_id") or trace_id}
@@ -107,7 +107,7 @@ class Answer:
 
 
 def select_columns(rows: Iterable[Mapping[str, Any]], names: str) -> list[dict[str, Any]]:
-    """Return rows with only the named columns, in the order of `names`, which are separated by spaces."""
+    """Return the rows with only the columns `names`, in this order. Spaces separate the names."""
     return [{name: row[name] for name in names.split()} for row in rows]
 
 
@@ -161,7 +161,7 @@ def flush_and_report_lost_output(stdout: TextIO) -> Iterator[None]:
 
 
 def _discard_output(stdout: TextIO) -> None:
-    """Discard what is still in the buffer. Otherwise Python tries to write it again at exit."""
+    """Discard the buffered output. Otherwise Python tries to write this output again at exit."""
     null_descriptor = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null_descriptor, stdout.fileno())
     os.close(null_descriptor)
@@ -204,7 +204,7 @@ _consoles_with_bar: "list[Console]" = []
 
 @contextmanager
 def print_notes_above_bar(console: "Console") -> Iterator[None]:
-    """During the block, print notes through the progress bar's console. Another console would write into the bar."""
+    """Print the block's notes through the progress bar's console. Output of another console would damage the bar."""
     _consoles_with_bar.append(console)
     try:
         yield

@@ -125,7 +125,7 @@ def _add_global_options(
 
 
 def get_global_options(ctx: typer.Context) -> GlobalOptions:
-    """Return the options of this command line. Tests pass `CommandServices` as the object of the root context."""
+    """Return the global options of the command line. Tests pass `CommandServices` as the root context's object."""
     root = ctx.find_root()
     if not isinstance(root.obj, GlobalOptions):
         root.obj = GlobalOptions(root.obj) if isinstance(root.obj, CommandServices) else GlobalOptions()
@@ -134,9 +134,9 @@ def get_global_options(ctx: typer.Context) -> GlobalOptions:
 
 
 def command(app: CommandGroup, name: str, *examples: str) -> Callable[[Body], Body]:
-    """Register a function with a `CommandContext` as first argument as a command. Its docstring is the help text.
+    """Register a command. Its function takes a `CommandContext` first, and the docstring is the help text.
 
-    An example is the text after the command's name, or a whole line with `sexton`. TOPIC is replaced by a topic's name.
+    An example is the text after the command's name, or a whole line with `sexton`. A topic's name replaces TOPIC.
     """
 
     def register(body: Body) -> Body:

@@ -65,7 +65,7 @@ class CommandFailure:
 
 
 def find_error_class(name: str) -> type[SextonError] | None:
-    """Return the subclass of `SextonError` with that name. In Temporal an error has only the name of its class."""
+    """Return the subclass of `SextonError` with this name, because Temporal stores only the name of the class."""
     return next((kind for kind in _iterate_subclasses(SextonError) if kind.__name__ == name), None)
 
 
@@ -100,7 +100,7 @@ def classify_error(error: BaseException) -> CommandFailure:
 
 
 def set_field_spellings(error: BaseException, field_by_spelling: Mapping[str, str]) -> None:
-    """Make `classify_error` name the error's field as the user types the option or argument."""
+    """Make `classify_error` name the error's field by the option or argument that the user types."""
     error.__dict__[_SPELLINGS_ATTRIBUTE] = field_by_spelling
 
 

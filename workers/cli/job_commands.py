@@ -66,7 +66,7 @@ Body = TypeVar("Body", bound=Callable[..., JobOrAnswer])
 
 
 def job_command(app: CommandGroup, name: str, *examples: str) -> Callable[[Body], Body]:
-    """Register a function that returns a job as a command with `--wait/--no-wait`. Arguments are as for `command`."""
+    """Register a command with `--wait/--no-wait`, whose function returns a job. Arguments are as for `command`."""
 
     def register(body: Body) -> Body:
         def run(context: CommandContext, *, wait: bool, **arguments: object) -> Answer:
@@ -105,7 +105,7 @@ def answer_deletion_outcomes(
     batch_id: str | None = None,
     ledger_ids: Sequence[LedgerId] | None = None,
 ) -> Answer:
-    """Answer with the outcomes of a deletion. Failures of the given topic, batch or ledgers are added."""
+    """Answer with the outcomes of a deletion, and with the failures of the given topic, batch or ledgers."""
     document = {**document, "outcomes": sort_counts(outcomes)}
     if get_exit_code_of_outcomes(outcomes) is ExitCode.DONE:
         return Answer(document=document)

@@ -1,6 +1,6 @@
 """Files for the results of commands. A failed write leaves the file as it was.
 
-If the path is a link, the file behind the link is replaced. A replaced file keeps its mode. FIFOs and character devices
+If the path is a link, the target of the link is replaced. A replaced file keeps its mode. FIFOs and character devices
 are written to directly.
 """
 

@@ -37,7 +37,7 @@ def check_nonnegative_numbers(param: typer.CallbackParam, value: int | list[int]
 
 
 def check_names(param: typer.CallbackParam, names: list[str] | None) -> list[str] | None:
-    """Return `names` if each is a valid name. The named subscriptions need not exist."""
+    """Return `names` of subscriptions if each is a valid name. The subscriptions need not exist."""
     for name in names or ():
         check_producer_or_actor_name(get_field_name(param), name)
     return names
@@ -134,7 +134,7 @@ def encode_topic(topic: str | None) -> str | None:
 
 
 def cut_rows_with_note(rows: Sequence[_Row], limit: int, order: str) -> Sequence[_Row]:
-    """Return at most `limit` rows. If there are more, a note says so. `order` describes the first rows, as "newest"."""
+    """Return at most `limit` rows. If there are more, a note says which were kept: `order`, as "newest"."""
     if len(rows) > limit:
         print_note(f"there are more: shown are the {order} {limit:,}; --limit shows as many as you say")
     return rows[:limit]

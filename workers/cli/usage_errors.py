@@ -1,4 +1,4 @@
-"""Errors of the command line's parser in the form of all invalid input: field, expected, found."""
+"""Conversion of errors of the command line's parser into `InvalidInput`: field, expected, found."""
 
 import re
 import sys

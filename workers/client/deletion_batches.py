@@ -44,7 +44,7 @@ _PROGRESS_CLASS_BY_TYPE: Final[dict[str, type[BatchProgress]]] = {
 class DeletionBatchControl:
     """Control of running batches by workflow id. An `apply-orphans` workflow counts as a batch.
 
-    `release` ends the pause of a batch that has no workflow, and returns the progress. Otherwise it returns `None`.
+    `release` ends the pause of a batch without a workflow, and returns its progress, or `None` for other batches.
 
     Every method may raise:
         UnknownObject: The workflow does not exist.
@@ -78,7 +78,7 @@ class DeletionBatchControl:
         return await self._update(workflow_id, "resume")
 
     async def set_rate(self, workflow_id: str, objects_per_s: int) -> BatchProgress:
-        """Limit the deletion rate; 0 is unlimited. A batch follows in half a minute, an apply at its next page."""
+        """Limit the deletion rate; 0 is unlimited. A batch obeys in half a minute, an apply from its next page on."""
         return await self._update(workflow_id, "set_rate", SetRateInput(objects_per_s=objects_per_s))
 
     async def _update(self, workflow_id: str, name: str, *args: object) -> BatchProgress:
@@ -122,7 +122,7 @@ def release_paused_batch(deletions: PhaseTwoQueue, batch_id: str) -> DeleteLedge
 
 
 async def _await_worker_answer(workflow_id: str, request: Awaitable[BatchProgress]) -> BatchProgress:
-    """Return the answer of a worker. After `ServiceFailed`, a worker may still get the request and carry it out."""
+    """Return the answer of a worker. After `ServiceFailed`, a worker may still carry out the request."""
     requests_before = _count_cancellation_requests()
     try:
         async with asyncio.timeout(_ANSWER_TIMEOUT.total_seconds()):

@@ -44,7 +44,7 @@ class EncryptableFailureConverter(DefaultFailureConverter):
 
 
 def shorten_failure(failure: Failure) -> None:
-    """Shorten a failure above `MAX_FAILURE_BYTES`. With large details, which are kept, it still exceeds the limit."""
+    """Shorten a failure above `MAX_FAILURE_BYTES`. Details are kept, so the result may exceed the limit."""
     if failure.ByteSize() <= MAX_FAILURE_BYTES:
         return
     parts = _list_causes(failure)

@@ -67,7 +67,7 @@ async def start_job(
 
 
 def _is_new_run(handle: Handle[R]) -> bool:
-    """Return whether the call certainly started a run. A server that does not say so may have joined an earlier run."""
+    """Return whether the call certainly started a run. If the server does not say so, it may have joined a run."""
     response = getattr(handle, "_start_workflow_response", None)  # the SDK has no public access to this response
     return bool(response and response.started)
 
@@ -98,7 +98,7 @@ def run_id_search_attribute(run_id: str) -> SearchAttributePair[Any]:
 
 
 class JobClient:
-    """Client that starts jobs of one catalog and its store in one Temporal namespace."""
+    """Client that starts jobs of one store in one Temporal namespace."""
 
     def __init__(self, client: Client, settings: Settings, catalog: Callable[[], SqlCatalog] | None = None) -> None:
         self.client = client
@@ -124,8 +124,8 @@ class JobClient:
     async def mark_namespace_and_get_client(self) -> Client:
         """Return the client. At the first call, mark the namespace, and check that the primary bucket is not foreign.
 
-        In the namespace of another catalog, a job could join a job of that catalog with the same id. A store that does
-        not answer is accepted, because workers check each bucket at the first use.
+        In the namespace of another catalog, a job could join a job of that catalog with the same id. An object
+        store that does not answer is no error, because workers check each bucket at the first use.
 
         Raises:
             CatalogMismatch: The namespace or the bucket belongs to another catalog.

@@ -205,19 +205,19 @@ class MaintenanceJobClient(JobClient):
         return await self.start_topic_build_job(BUILD_DELAYED_INDEX, topics, request)
 
     async def flush_records(self, reason: str = "", actor: str = "") -> Handle[FlushRecordsResult]:
-        """Flush all changes up to this moment. If the same job runs, join the job, which then flushes once more."""
+        """Flush all changes made until now. If the job is already running, join it. It then flushes once more."""
         request = FlushRecordsInput(once=True, queue=self._records_queue, actor=actor, reason=reason)
         return await self.start(FLUSH_RECORDS, request, NOW, summary="flush changed records now", signal="wake")
 
     async def defragment_records(self, reason: str = "", actor: str = "") -> Handle[DefragmentRecordsResult]:
-        """Rewrite mostly dead blocks, join small blocks, and remove blocks of no manifest. Joins a running job."""
+        """Rewrite mostly dead blocks, join small blocks, and remove unnamed blocks. Joins a running job."""
         request = DefragmentRecordsInput(queue=self._records_queue, actor=actor, reason=reason)
         return await self.start(DEFRAGMENT_RECORDS, request, summary="defragment the record log")
 
     async def raid_tombstones(
         self, eligible_age_s: float | None = None, reason: str = "", actor: str = ""
     ) -> Handle[RaidTombstonesResult]:
-        """Remove tombstones older than `eligible_age_s` that hide no older record version. Joins a running raid."""
+        """Remove tombstones above `eligible_age_s` whose older record versions are in no block. Joins a run."""
         request = RaidTombstonesInput(
             eligible_age_s=eligible_age_s, queue=self._records_queue, actor=actor, reason=reason
         )

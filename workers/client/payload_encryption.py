@@ -118,7 +118,7 @@ class EncryptingCodec(PayloadCodec):
 
 
 _UNREADABLE: Final = b"binary/unreadable-" + os.urandom(16).hex().encode()
-"""Encoding of marks of `DeferredErrorCodec`. It is random, so that no workflow payload from outside looks like one."""
+"""Encoding of marks of `DeferredErrorCodec`. It is random, so no workflow payload from outside looks like a mark."""
 
 _EXPECTED: Final = "expected"
 _FOUND: Final = "found"
@@ -148,7 +148,7 @@ class DeferredErrorCodec(PayloadCodec):
 
 
 def require_decrypted(message: Message) -> None:
-    """Raise `InvalidInput` with the missing key if the message has a mark of `DeferredErrorCodec` at any depth."""
+    """Raise `InvalidInput` and name the missing key if the message has a mark of `DeferredErrorCodec` at any depth."""
     # This fast test comes first, because few messages have a mark and a search of all fields is slow.
     if _UNREADABLE in message.SerializeToString():
         _refuse_unreadable_payloads(message)
@@ -234,7 +234,7 @@ def make_data_converter(key_file: str, *, defers_decryption_errors: bool = False
 
 
 def get_codec(client: Client) -> EncryptingCodec:
-    """Return the client's `EncryptingCodec`. If the client has none, return one without keys."""
+    """Return the client's `EncryptingCodec`. If the client has no codec, return a codec without keys."""
     codec = client.data_converter.payload_codec
     if isinstance(codec, DeferredErrorCodec):
         return codec.strict

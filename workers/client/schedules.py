@@ -120,7 +120,7 @@ def list_recurring_jobs(settings: Settings, policy: DeletionPolicy) -> Sequence[
 async def apply_schedules(client: Client, settings: Settings, policy: DeletionPolicy) -> list[AppliedSchedule]:
     """Create missing schedules and update changed schedules. Other schedules stay as they are. Idempotent.
 
-    A job with interval 0 gets no schedule, and an existing schedule is paused. The pause of a person stays.
+    A job with interval 0 gets no schedule, and an existing schedule is paused. A pause by a person stays.
     """
     jobs = list_recurring_jobs(settings, policy)
     changes = await asyncio.gather(
@@ -203,7 +203,7 @@ def _update_schedule(update: ScheduleUpdateInput, job: RecurringJob, task_queue:
 
 
 def _keep_or_switch_pause(state: ScheduleState, job: RecurringJob) -> ScheduleState:
-    """Pause a schedule that the settings turn off, and resume it when they turn it on. Keep the pause of a person."""
+    """Pause a schedule that the settings turn off, and resume it when they turn it on. Keep a pause by a person."""
     if not job.interval_s and not state.paused:
         return replace(state, paused=True, note=_OFF_NOTE)
     if job.interval_s and state.paused and state.note == _OFF_NOTE:

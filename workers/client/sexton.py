@@ -91,7 +91,7 @@ class Sexton(MaintenanceJobClient, TransactionJobClient):
         """Connect to Temporal.
 
         Raises:
-            InvalidInput: A file of payload keys or certificates cannot be used.
+            InvalidInput: A file with payload keys or TLS certificates cannot be used.
             ServiceFailed: No address is set, no Temporal server answers, or client and server do not trust each other.
         """
         return Sexton(await connect_client(settings), settings, catalog)
@@ -122,7 +122,7 @@ class Sexton(MaintenanceJobClient, TransactionJobClient):
         return result
 
     async def trim_topic(self, topic: Topic, reason: str = "", actor: str = "") -> Handle[TrimTopicResult]:
-        """Delete the topic's unneeded ledgers. If a trim of the topic runs, join it. It then runs once more."""
+        """Delete the topic's unneeded ledgers. If a trim of the topic runs, join it, so that it runs once more."""
         request = TrimTopicInput(
             topic_id=topic.topic_id, topic=topic.name, actor=actor, reason=reason, policy=self._deletion_policy
         )
@@ -185,7 +185,7 @@ class Sexton(MaintenanceJobClient, TransactionJobClient):
         *,
         durable_delete: bool | None = None,
     ) -> Handle[BatchCertificate]:
-        """Detach copies of one ledger in one transaction, then delete them. If no copy is left, the ledger ends."""
+        """Detach copies of one ledger in one transaction, then delete them. Without copies, the ledger is detached."""
         detach = ExplicitDetach(
             ledger_ids=[int(operation.ledger_id)],
             durable_delete=DeleteDurability.from_flag(durable_delete),
@@ -258,7 +258,7 @@ class Sexton(MaintenanceJobClient, TransactionJobClient):
     def _redrive_and_read_epoch(
         self, row_ids: Sequence[int] | None, batch_id: str, cause: AuditCause
     ) -> tuple[int, int]:
-        """Return the number of rows and the catalog's epoch. After an unknown outcome, repeat the redrive once."""
+        """Redrive dead letters. Return their number and the catalog's epoch. Repeat once if the outcome is unknown."""
         claim = Claim(workflow_id=cause.workflow_id, run_id="", ttl_s=_REDRIVE_CLAIM_S)
         catalog = self._open_catalog_once()
         epoch = catalog.ledgers.catalog_epoch()

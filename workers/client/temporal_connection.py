@@ -36,7 +36,7 @@ async def connect_client(
 ) -> Client:
     """Connect to Temporal with Sexton's data converter and tracing.
 
-    Only a worker passes `identity`, `runtime` and `plugins`. As `plugins` trace calls, the client then adds no spans.
+    Only a worker passes `identity`, `runtime` and `plugins`. The client then adds no spans, because `plugins` do so.
     With `plugins`, unreadable workflow payloads are refused only by `InputCheckingRunner`.
     """
     address = settings.require_address("temporal_address")

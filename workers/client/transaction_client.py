@@ -43,13 +43,13 @@ if TYPE_CHECKING:
     from workers.assembly.log_store import LogStore
 
 _COORDINATOR_LINGER_S: Final = 0.5
-"""Minimum time for which a coordinator looks for more work by itself, after it was woken or has sent a decision."""
+"""Minimum time for which a coordinator keeps looking for work after it was woken or has sent a decision."""
 
 _WAKE_AGAIN_AFTER_S: Final = 1.0
 """Time without progress after which the client wakes a coordinator again, because a signal may be lost."""
 
 _PAUSE_PER_QUERY_TIME: Final = 3
-"""Minimum pause between queries, as a multiple of a query's duration, so that queries take a quarter of the time."""
+"""Minimum pause between queries, as a multiple of a query's duration: queries take at most a quarter of the time."""
 
 _PAUSE_RANGE_S: Final = (0.002, 0.05)  # shortest and longest pause between two queries of transaction states
 
@@ -57,8 +57,8 @@ _PAUSE_RANGE_S: Final = (0.002, 0.05)  # shortest and longest pause between two 
 class TransactionClient:
     """Transactions of one program in one event loop. The catalog decides a transaction at once, without a job.
 
-    New transactions go to the coordinators 0 to `coordinators` - 1 in turn. `wake` starts or signals a workflow. Every
-    method may raise `StoreUnavailable` and `CatalogBusy` if the catalog does not answer.
+    New transactions go to the coordinators 0 to `coordinators` - 1 in turn. `wake` starts or signals a coordinator's
+    workflow. Every method may raise `StoreUnavailable` and `CatalogBusy` if the catalog does not answer.
     """
 
     def __init__(self, log: "LogStore", coordinators: int, wake: Callable[[int], Awaitable[object]]) -> None:
@@ -105,7 +105,7 @@ class TransactionClient:
     ) -> AcknowledgeResult:
         """Acknowledge entries at the commit of the transaction. Until then no other consumer receives them.
 
-        `up_to` acknowledges all entries up to this position. It needs the `releases` from the read of that entry.
+        `up_to` acknowledges all entries up to this position. `releases` is then the number from the entry's read.
 
         Raises:
             TransactionNotOpen: The transaction is decided.

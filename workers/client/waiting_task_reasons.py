@@ -1,4 +1,4 @@
-"""Reasons why a task waits in a task queue: no worker polls the queue, or no worker of the task's build does.
+"""Reasons why a task waits in a task queue: no worker, or no worker of the task's build, polls the queue.
 
 Source: Temporal, "Worker Versioning"; `DescribeTaskQueue` of its API.
 """
@@ -73,7 +73,7 @@ def _build_of_poller(poller: PollerInfo) -> _Build:
 
 
 def _list_versioned_builds(pollers: Iterable[PollerInfo]) -> list[_Build]:
-    """Return the builds of the pollers. If a poller is unversioned, return none, because it may take any new task."""
+    """Return the builds of the pollers, or no build if a poller is unversioned, because it may take any new task."""
     modes = {poller.deployment_options.worker_versioning_mode for poller in pollers}
     if modes != {WorkerVersioningMode.WORKER_VERSIONING_MODE_VERSIONED}:
         return []

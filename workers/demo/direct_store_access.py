@@ -52,7 +52,7 @@ class DirectStoreAccess:
 
     @contextmanager
     def flip_bit(self, key: str, part: float) -> Iterator[None]:
-        """Flip one bit of a stored object during the block. `part` is its position, as a share of the length."""
+        """Flip one bit of a stored object during the block. `part` is the bit's position as a share of the length."""
         response = self._s3.get_object(Bucket=self._bucket, Key=key)
         body, metadata = response["Body"].read(), response["Metadata"]
         damaged = bytearray(body)
@@ -85,7 +85,7 @@ class DirectStoreAccess:
         return markers_by_txn
 
     def read_delivery_times_ms(self, topic_id: int) -> dict[tuple[int, int], int | None]:
-        """Read the delivery time of each entry in milliseconds since 1970, by ledger and entry. `None`: at once."""
+        """Read each entry's delivery time in milliseconds since 1970, by ledger and entry. `None` means at once."""
         entries = self._read_entries(topic_id, "deliver_at_ms")
         return {position: row["deliver_at_ms"] for position, row in entries.items()}
 

@@ -16,7 +16,7 @@ from workers.demo.written_topics import WrittenTopic
 from workers.settings import Settings
 
 _UNUSED_SEGMENT_NUMBER: Final = 7  # above every segment number of the demo
-# The store rounds times to seconds. A plan finds only orphans that are older than its start.
+# The object store rounds times to seconds. A plan finds only orphans that are older than its start.
 _CLOCK_RESOLUTION_S: Final = 1.1
 
 

@@ -35,9 +35,9 @@ class SignalHandler:
 
     - Inside `raise_on_first_signal`, the first signal raises `KeyboardInterrupt`.
     - Outside `raise_on_first_signal`, a signal raises `KeyboardInterrupt` at the end of the handler's block.
-    - The third signal ends the clean-up at once, and a message names the folder that stays.
+    - The third signal ends the clean-up at once, and a message names the home that stays.
 
-    The exception's message says whether the folder was removed. With `keep` the folder stays.
+    The exception's message says whether the home was removed. With `keep` the home stays.
     """
 
     def __init__(self, *, keep: bool = False) -> None:
@@ -46,7 +46,7 @@ class SignalHandler:
         self._signal_count = 0
         self._is_interruptible = False
         self.has_given_up = False
-        """Whether the third signal has ended the clean-up, so that the folder stays."""
+        """Whether the third signal has ended the clean-up, so that the home stays."""
 
     def __enter__(self) -> Self:
         signals = [number for number in _SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]

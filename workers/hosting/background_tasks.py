@@ -1,4 +1,4 @@
-"""Background work of a worker: span files, transaction snapshots, pins of rebuilds, and currency of the database."""
+"""Background work of a worker: span files, transaction snapshots, pins of rebuilds, and checks for a newer catalog."""
 
 import asyncio
 import logging
@@ -58,7 +58,7 @@ async def write_due_buffer_snapshots_repeatedly(
 ) -> None:
     """Write due snapshots of transaction buffers until cancelled. Log an outage of the catalog once.
 
-    `write_due_snapshots` writes a page of snapshots and returns the number of due snapshots.
+    `write_due_snapshots` writes a page of snapshots, and returns how many were due.
     """
     has_logged = False
     while True:
@@ -100,7 +100,7 @@ async def release_pins_of_closed_rebuilds(client: Client, manifests: RebuildMani
 
     Raises:
         RPCError: Temporal does not answer.
-        StoreUnavailable: The store does not answer.
+        StoreUnavailable: The object store does not answer.
     """
     for pin in await asyncio.to_thread(manifests.list_pins):
         if await _is_rebuild_certainly_closed(client, REBUILD_CATALOG.id(pin.pin_id)):
@@ -128,9 +128,9 @@ async def watch_catalog_currency(
     """During the block, check repeatedly that no other database was rebuilt from the record log. Yield the task.
 
     If a check finds a newer catalog, the task ends with the error. The worker must then end. Otherwise it would do the
-    new catalog's jobs on the old database. Buckets refuse the deletes of an outdated worker in any case.
+    new catalog's jobs on the old database. Deletes of an outdated worker are refused in any case.
 
-    A store that does not answer is asked again after `interval_s`. Tests replace `require_current`.
+    An object store that does not answer is asked again after `interval_s`. Tests replace `require_current`.
     """
     check = partial(require_current, log.catalog.records, log.record_objects)
     watch = asyncio.create_task(_wait_until_catalog_is_outdated(check, interval_s))

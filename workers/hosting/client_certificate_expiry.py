@@ -1,4 +1,4 @@
-"""Client certificates in the settings, and the times when the certificates expire."""
+"""TLS certificates of clients in the settings, and the times when the certificates expire."""
 
 from contextlib import suppress
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ _LIFETIME_DIVISOR: Final = 4  # bound for short-lived certificates, which a prog
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientCertificate:
-    """Client certificate with its chain. All certificates of the chain are valid from `since` to `until`."""
+    """TLS certificate of a client, with its chain. All certificates of the chain are valid from `since` to `until`."""
 
     setting: str
     path: str
@@ -37,7 +37,7 @@ class ClientCertificate:
 
 
 def find_client_certificate_files(settings: Settings) -> dict[str, str]:
-    """Return the paths of certificate files by setting. `database_url` names its file in the parameter `sslcert`."""
+    """Return the paths of TLS certificates by setting. `database_url` names its file in the parameter `sslcert`."""
     path_by_setting = {name: str(getattr(settings, name)) for name in ("temporal_cert_file", "zookeeper_cert_file")}
     with suppress(InvalidInput):  # an invalid URL is reported by the connection
         path_by_setting["database_url"] = str(parse_database_url(settings.database_url).query.get("sslcert", ""))
@@ -51,7 +51,7 @@ def read_client_certificate(setting: str, path: str) -> ClientCertificate:
 
 
 def check_client_certificate_expiry(settings: Settings) -> str:
-    """Return a line with the expiry of each certificate.
+    """Return a line with the expiry of each TLS certificate.
 
     Raises:
         InvalidInput: A certificate cannot be read.

@@ -137,7 +137,7 @@ def to_application_error(error: SextonError) -> ApplicationError:
 class WorkflowErrorAndSubjectInterceptor(Interceptor):
     """Interceptor that shows the subject, the failure and the trace of each run in Temporal's Web UI.
 
-    Summaries and *Current Details* are not commands. A history without them therefore replays.
+    Summaries and *Current Details* are not commands, so a history without them replays, too.
     """
 
     def workflow_interceptor_class(self, input: WorkflowInterceptorClassInput) -> type[WorkflowInboundInterceptor]:  # noqa: A002 - its name
@@ -214,7 +214,7 @@ def run_failure_from_step_failure(error: ActivityError | ChildWorkflowError) -> 
 
 
 def add_trace_id_to_details(error: ApplicationError, trace_id: str | None) -> ApplicationError:
-    """Return the error with the trace id in its details, unless they have one. All attempts keep the same message."""
+    """Return the error with the trace id in its details, unless they have one. All attempts have the same message."""
     if trace_id is None or find_detail(error.details, TRACE_ID) is not None:
         return error
     return ApplicationError(

@@ -1,6 +1,6 @@
-"""Gauges of a worker: the catalog, the record log, its replicas, certificates, and the worker's readiness.
+"""Gauges of a worker: the catalog, the record log, its replicas, TLS certificates, and the worker's readiness.
 
-If a source does not answer, its gauges keep the last values. There are no gauges before a source has answered once.
+If a source does not answer, its gauges keep the last values. Before its first answer, a source has no gauges.
 """
 
 import asyncio
@@ -120,8 +120,8 @@ def sample_delayed_messages(
 def sample_missing_data_of_plans(list_runs: Callable[..., Sequence[ReconciliationRun]]) -> Iterator[GaugeSample]:
     """Yield the gauges of lost data and of the newest finished plan's start. Yield nothing if no plan has finished.
 
-    A plan compares only rows from before a cut-off time. Lost data that a plan found counts until a newer plan has the
-    same or a later cut-off time.
+    A plan compares only rows from before a cut-off time. Lost data of a plan stays in the gauge until a newer plan
+    has the same or a later cut-off time.
     """
     finished = [run for run in list_runs(RunKind.PLAN, limit=_MAX_PLANS) if run.finished_us is not None]
     if finished:
@@ -174,9 +174,9 @@ def sample_replicas(replication: ReplicaShipments) -> Iterator[GaugeSample]:
 
 
 def make_client_certificate_sampler(settings: Settings) -> Callable[[], Iterator[GaugeSample]]:
-    """Return a source for the expiry of each certificate, by setting.
+    """Return a source for the expiry of each TLS certificate, by setting.
 
-    The gauge for Temporal shows the certificate that the process read at its start. The other gauges follow the files.
+    Temporal's gauge shows the TLS certificate that the process read at its start. The other gauges follow the files.
     If a file is missing or incomplete, its gauge keeps the last value.
     """
     files = find_client_certificate_files(settings)
@@ -230,7 +230,7 @@ class PeriodicGauges:
             await asyncio.sleep(_CATALOG_INTERVAL_S)
 
     def update_gauges_until_outage(self) -> None:
-        """Update all gauges once. Log a failure only once until all updates succeed again."""
+        """Update all gauges. After a logged failure, log no other until all updates have succeeded."""
         has_failed = False
         for update in self._updaters:
             try:

@@ -20,7 +20,7 @@ _MAX_NAMES_IN_MESSAGE: Final = 5
 
 
 async def require_no_workers(client: Client, settings: Settings) -> None:
-    """Raise `PreconditionFailed` if a worker of the catalog runs in this home, polls a task queue, or flushes."""
+    """Raise `PreconditionFailed` if a worker of the catalog runs in this home, polls a queue, or flushes records."""
     names = sorted(await _find_live_workers_of_catalog(client, settings))
     if names:
         listed_names = ", ".join(names[:_MAX_NAMES_IN_MESSAGE])

@@ -2,11 +2,11 @@
 
 Spans:
 
-- `ownership.recovery` lasts from the loss of a session until no bundle is pending.
+- `ownership.recovery` lasts from the loss of a session until no acquisition of a bundle is pending.
 - `ownership.suspended` lasts while the connection is lost.
 - `ownership.acquire` lasts while bundles are acquired.
 
-Other events, such as `session opened`, belong to a recovery's span. Without a recovery they are spans of length 0.
+Other events, such as `session opened`, are part of the span of a recovery, or spans of length 0 without a recovery.
 """
 
 import logging

@@ -68,7 +68,7 @@ class Readiness:
 
     @property
     def is_ready(self) -> bool:
-        """Whether the worker serves and each required check succeeded recently. False before the first check."""
+        """Whether the worker is SERVING and each required check succeeded recently. False before the first check."""
         results = self.latest_results_failing_if_stale()
         return (
             self.phase is WorkerPhase.SERVING and bool(results) and all(check.ok for check in results if check.required)
@@ -171,7 +171,7 @@ def make_schedules_check(
     interval_s: float = _SCHEDULES_INTERVAL_S,
     clock: Callable[[], float] = time.monotonic,
 ) -> dict[str, AsyncCheck]:
-    """Return a named check that no scheduled job is stuck. The check asks Temporal at most once per interval."""
+    """Return a check, by name, that fails while a scheduled job is stuck. It asks Temporal once per interval."""
     next_check_s, problem = -math.inf, ""
 
     async def check() -> None:

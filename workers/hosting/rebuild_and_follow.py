@@ -132,7 +132,8 @@ def rebuild_catalog(
         PreconditionFailed: The database is not empty, there is no manifest, or workers of the catalog live.
         CatalogMismatch: Buckets and namespace belong to different catalogs.
         WorkflowFailureError: The job failed, or a guard refused the request.
-        ServiceFailed, StoreUnavailable: Temporal, storage or database do not answer.
+        ServiceFailed: Temporal does not answer.
+        StoreUnavailable: The object store or the database does not answer.
     """
     failpoints.arm_from_environment(os.environ.get(failpoints.ENVIRONMENT_VARIABLE))
     require_stopped = None if take_over else partial(_require_no_workers_in_thread, settings)
@@ -256,10 +257,11 @@ def abandon_rebuild(settings: Settings, rebuild: str) -> AbandonRebuildResult:
 
     Raises:
         InvalidInput: `rebuild` is not an id of a rebuild.
-        UnknownObject: No such rebuild pins a manifest or runs.
+        UnknownObject: The rebuild neither pins a manifest nor runs.
         PreconditionFailed: A command is working on the rebuild.
         CatalogMismatch: Buckets and namespace belong to different catalogs.
-        ServiceFailed, StoreUnavailable: Temporal or storage do not answer.
+        ServiceFailed: Temporal does not answer.
+        StoreUnavailable: The object store does not answer.
     """
     rebuild_id = RebuildId.parse(rebuild)
     catalog_identity, get_bucket = identify_catalog_by_records_marker(settings)
@@ -330,7 +332,7 @@ def follow_records(
     say: Callable[[str], None],
     on_progress: Callable[[FollowedRecords], None],
 ) -> FollowedRecords:
-    """Apply the record log to the replica database in `database_url`. Return the totals.
+    """Apply the record log to the replica database in `database_url`. Return the totals of all runs.
 
     Args:
         settings: Settings of the buckets, of Temporal, and of the replica database.
@@ -342,10 +344,11 @@ def follow_records(
 
     Raises:
         PreconditionFailed: The database has other content, or the replica must be seeded again.
-        CatalogVersionMismatch, CatalogMismatch: The database has another catalog version, or belongs to another
-            catalog.
+        CatalogVersionMismatch: The database has the tables of another build.
+        CatalogMismatch: The database belongs to another catalog.
         WorkflowFailureError: The job failed, or a guard refused the request.
-        ServiceFailed, ServiceRefused, StoreUnavailable: Temporal, storage or database do not answer or refuse.
+        ServiceFailed: Temporal does not answer, or a service refuses the request.
+        StoreUnavailable: The object store or the database does not answer.
     """
     failpoints.arm_from_environment(os.environ.get(failpoints.ENVIRONMENT_VARIABLE))
     with open_follow_parts(settings, bucket) as parts:

@@ -1,6 +1,6 @@
 """Read-only pages `/status` and `/status.json`: the state of the store, for people and for programs.
 
-However many clients ask, the state is read at most once in ten seconds. The pages may be this old.
+The state is read at most once in ten seconds, for all clients together. A page may therefore be ten seconds old.
 """
 
 import asyncio

@@ -73,7 +73,8 @@ async def run_worker(settings: Settings, queues: Sequence[str], worker_id: str |
     Raises:
         InvalidInput: The worker id, a queue, an address, a certificate file or a key file is invalid; a record function
             cannot be imported; or a schedule is encrypted with an unknown key.
-        ServiceFailed: The settings name no services, or ZooKeeper does not answer or refuses this worker.
+        ServiceFailed: A service has no address and no stack was started in the home, or Temporal or ZooKeeper does not
+            answer, or ZooKeeper refuses this worker.
         PreconditionFailed: The namespace lacks search attributes.
         WorkerIdTaken: Another live process has this worker id.
         CatalogMismatch: A bucket, the namespace or ZooKeeper's path belongs to another catalog.
@@ -182,7 +183,7 @@ async def _own_bundles_during_block(owners: WorkerOwnership, stop: asyncio.Event
 
 
 async def _start_ownership_or_stop(owners: WorkerOwnership, stop: asyncio.Event) -> None:
-    """Start ownership. Return early if `stop` is set, as an earlier process with the worker id can delay the start."""
+    """Start ownership, which an earlier process with the worker id can delay. Return early if `stop` is set."""
     starting = asyncio.create_task(asyncio.to_thread(owners.start))
     stopping = asyncio.create_task(stop.wait())
     await asyncio.wait([starting, stopping], return_when=asyncio.FIRST_COMPLETED)

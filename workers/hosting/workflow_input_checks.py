@@ -104,7 +104,7 @@ class RefusedInputRun:
 class InputCheckingRunner(SandboxedWorkflowRunner):
     """Sandboxed runner that checks the input before the workflow runs.
 
-    Only a versioned worker reports whether runs are pinned, because Temporal refuses such reports of other workers.
+    Only with Worker Versioning does a worker report that runs are pinned. Temporal refuses it from other workers.
     """
 
     versioned: bool = False  # whether the worker uses Worker Versioning
@@ -277,7 +277,7 @@ def _check_payloads(
 ) -> None:
     """Refuse workflow payloads that are too few, too many, unreadable, or out of bounds.
 
-    Input from `outside` must have the JSON type of each field, and no unknown fields.
+    With `outside`, a value of another JSON type and an unknown field are refused, too.
     """
     if len(payloads) != len(types):
         count = f"{len(payloads)} values" if payloads else "nothing"

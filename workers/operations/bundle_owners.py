@@ -66,7 +66,7 @@ def open_directory(settings: Settings, bundles: int, catalog_id: str) -> Iterato
     """Connect to ZooKeeper, and yield the nodes of bundle owners and workers.
 
     Raises:
-        CatalogMismatch: The path belongs to another catalog.
+        CatalogMismatch: ZooKeeper's path belongs to another catalog.
         ServiceFailed: No ZooKeeper is set, or ZooKeeper cannot be reached or refuses the connection.
     """
     with open_zookeeper_session(settings) as session:
@@ -191,7 +191,7 @@ class BundleUnloader:
 
         Raises:
             PreconditionFailed: The session of the node is not alive, so the node stays.
-            StoreUnavailable, SessionLost: No answer arrived. The node may be gone or not: read the owner again.
+            StoreUnavailable, SessionLost: No answer arrived, so the node may be gone. Read the owner again.
         """
         detail = {
             "bundle": owned.name,

@@ -40,7 +40,7 @@ Say = Callable[[str], None]
 def start_stack(
     settings: Settings, *, no_worker: bool, free_ports: bool, on_progress: Say, say: Say
 ) -> dict[str, object]:
-    """Start stopped services and the worker, and return when all are healthy. After an error, stop them again.
+    """Start stopped services and the worker, and return when all are healthy. After an error, stop these again.
 
     Raises:
         ServiceFailed: A service or the worker could not be started.
@@ -177,7 +177,7 @@ def start_worker(
     An `isolated` worker gets only `settings`, and nothing from this process's environment or `sexton.toml`.
 
     Raises:
-        ServiceFailed: The worker ended or did not poll in time. The error has the end of its log.
+        ServiceFailed: The worker ended or did not poll in time. The error has the end of the worker's log.
     """
     process = ServiceProcess(name, StackHome.at(settings.home))
     running = process.find_process()

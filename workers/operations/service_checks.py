@@ -186,7 +186,7 @@ async def list_polling_workers(
 
 
 def _check_polling_workers(settings: Settings) -> CheckRow:
-    """Return the row of polling workers, without dead workers of this home, which Temporal lists for minutes."""
+    """Return the row of polling workers, without this home's dead workers, which Temporal still lists for minutes."""
     home = StackHome.at(settings.home)
 
     async def ask(client: Client) -> set[str]:

@@ -42,10 +42,9 @@ ROW_BYTES: Final[Mapping[str, Mapping[str, int]]] = {
 """Bytes of a new row with its index entries, by database and table. Updates enlarge PostgreSQL's files."""
 
 MANIFEST_BLOCK_BYTES: Final = 270
-"""Bytes of one block in a manifest of the record log."""
 
 SEGMENT_RECORD_BYTES: Final = 40
-"""Bytes per segment in a full block, mostly for its digest. Most records are segments."""
+"""Bytes per segment in a full block, mostly for the segment's digest. Most records are segments."""
 
 EVENTS_PER_ACTIVITY: Final = 6
 """Events per activity in a history: three of the activity, and three of the next workflow task."""
@@ -134,7 +133,7 @@ def estimate_deletion_requests(
 ) -> DeletionRequestEstimate:
     """Estimate the requests for a batch of ledgers with `segments` segments each.
 
-    Each ledger needs one LIST. A ledger that is alone in its chunk needs two. Savings by shared LISTs are not counted.
+    A ledger needs a LIST for each page of keys, and one more if it is alone in its chunk. Shared LISTs are ignored.
     """
     full_chunks, remaining_ledgers = divmod(ledgers, chunk)
     chunk_sizes = [chunk] * full_chunks + [remaining_ledgers] * bool(remaining_ledgers)

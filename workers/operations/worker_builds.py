@@ -223,7 +223,7 @@ async def deploy_just_started_build(
     """Deploy a build whose worker has just started to poll. Retry until Temporal knows all queues of the build.
 
     Raises:
-        PreconditionFailed: `deploy_build` refuses the build, and Temporal knows all its queues or a minute has passed.
+        PreconditionFailed: `deploy_build` refuses the build for a minute, or although Temporal knows all its queues.
     """
     deadline_s = time.monotonic() + _REGISTRATION_TIMEOUT_S
     while True:

@@ -1,1 +1,1 @@
-"""Reference of the workflows, generated from the code for programs that do not import it."""
+"""Reference pages of workflows and settings, generated from the code."""

@@ -32,7 +32,6 @@ _FAILURE_HANDLERS: Final = frozenset({"_record_refused_ask"})
 """Functions that turn any failure into a text of the result."""
 
 CodePieces = tuple[tuple[ModuleType, ast.AST], ...]
-"""Pieces of code, each with its module."""
 
 
 @cache
@@ -45,7 +44,7 @@ def collect_reachable_code(workflow: type) -> CodePieces:
 def collect_run_ending_code(workflow: type, *, includes_guarded: bool) -> CodePieces:
     """Return the reachable code whose errors may end the run.
 
-    With `includes_guarded`, include code of which only guard refusals become a result. Its other errors end the run.
+    With `includes_guarded`, add code of which guard refusals become a result but all other errors end the run.
     """
     handlers = _FAILURE_HANDLERS if includes_guarded else _FAILURE_HANDLERS | _REFUSAL_HANDLERS
     return tuple(

@@ -82,11 +82,11 @@ class Settings(BaseModel):
     application: Word = "sexton"  # part of the digest of every ledger owner; must not change once ledgers exist
     temporal_address: Address = ""  # address of Temporal's frontend
     temporal_namespace: Word = "default"  # one namespace serves one catalog
-    temporal_tls: Literal["auto", "on", "off"] = "auto"  # auto: on if one of the next six settings is set
-    temporal_ca_file: File = ""  # authorities that may sign the server's certificate; empty: those of this machine
-    temporal_server_name: ServerName = ""  # name in the server's certificate, if it is not the address
-    temporal_cert_file: File = ""  # client certificate with its chain
-    temporal_key_file: File = ""  # private key of the client certificate
+    temporal_tls: Literal["auto", "on", "off"] = "auto"  # auto: TLS if one of the next six settings is set
+    temporal_ca_file: File = ""  # authorities for the server's TLS certificate; empty: this machine's authorities
+    temporal_server_name: ServerName = ""  # name in the server's TLS certificate, if not the address
+    temporal_cert_file: File = ""  # TLS certificate of the client, with its chain
+    temporal_key_file: File = ""  # private key of the client's TLS certificate
     temporal_api_key: SecretStr = SecretStr("")  # sent with each call, never without TLS
     temporal_api_key_file: File = ""  # read again every few seconds, so that the key can change
     payload_key_file: File = ""  # keys that encrypt workflow payloads; empty: no encryption
@@ -95,14 +95,14 @@ class Settings(BaseModel):
     task_queue: Word = "sexton"  # the same for all workers, commands and programs of a catalog
     deployment_name: DeploymentName = ""  # the same for all workers of a task queue; empty: no Worker Versioning
     build_id: BuildId = ""  # empty: Sexton's version and a digest of the installed code
-    activity_threads: Annotated[Count, Field(le=1_024)] = 16  # activities of one worker at the same time
-    drain_timeout: Annotated[Seconds, Field(ge=0)] = 30  # time that a stopping worker gives its activities
+    activity_threads: Annotated[Count, Field(le=1_024)] = 16  # activities that a worker runs at the same time
+    drain_timeout: Annotated[Seconds, Field(ge=0)] = 30  # time that a stopping worker leaves to its activities
     database_url: str = Field(default="", repr=False)  # may hold a password; empty: a SQLite file in the home
-    s3_endpoint: WebAddress = ""  # empty: Amazon S3, if database_url is outside the home
+    s3_endpoint: WebAddress = ""  # empty: Amazon S3 if database_url is outside the home, otherwise no object store
     s3_region: Word = "us-east-1"  # region of the buckets
     s3_access_key: SecretStr = SecretStr("")  # empty: the usual sources of AWS credentials
     s3_secret_key: SecretStr = SecretStr("")  # secret key of s3_access_key
-    s3_ca_file: File = ""  # authorities that may sign the store's certificate; executors must see the file, too
+    s3_ca_file: File = ""  # authorities for the object store's TLS certificate; Spark's executors must see it, too
     primary_bucket: Bucket = "sexton-primary"  # primary copies of ledgers
     tiered_bucket: Bucket = "sexton-tiered"  # tiered copies of ledgers
     records_bucket: Bucket = "sexton-records"  # blocks and manifests of the record log
@@ -113,25 +113,25 @@ class Settings(BaseModel):
     zookeeper: Ensemble = ""  # addresses, separated by commas, and an optional path
     zookeeper_auth: SchemeAndCredential = SecretStr("")  # digest:USER:PASSWORD, or sasl:USER:PASSWORD (DIGEST-MD5)
     zookeeper_acl: Literal["anyone", "creator"] = "anyone"  # creator: only zookeeper_auth has access to Sexton's nodes
-    zookeeper_tls: Literal["auto", "on", "off"] = "auto"  # auto: on if one of the next three settings is set
-    zookeeper_ca_file: File = ""  # authorities that may sign the servers' certificates; empty: those of this machine
-    zookeeper_cert_file: File = ""  # client certificate with its chain
-    zookeeper_key_file: File = ""  # private key of the client certificate
+    zookeeper_tls: Literal["auto", "on", "off"] = "auto"  # auto: TLS if one of the next three settings is set
+    zookeeper_ca_file: File = ""  # authorities for the servers' TLS certificates; empty: this machine's authorities
+    zookeeper_cert_file: File = ""  # TLS certificate of the client, with its chain
+    zookeeper_key_file: File = ""  # private key of the client's TLS certificate
     session_timeout: Annotated[Seconds, Field(ge=1, le=300)] = 10  # silence after which ZooKeeper ends a session
     session_expired_policy: Literal["reconnect", "shutdown"] = "reconnect"  # shutdown: the worker ends with exit code 4
     session_reconnect_attempts: Count = (
-        10  # attempts to open a session after a loss, up to 5 s apart; then the worker ends
+        10  # attempts to open a session after a loss, at most 5 s apart; after the last one the worker ends
     )
-    bundles: Annotated[Count, Field(le=MAX_BUNDLES)] = 64  # fixed when the catalog is created
+    bundles: Annotated[Count, Field(le=MAX_BUNDLES)] = 64  # number of bundles, fixed when the catalog is created
     deletion_parallelism: Annotated[Count, Field(le=256)] = 4  # chunks of one batch that are deleted at the same time
     deletion_max_attempts: Annotated[Count, Field(le=1_000_000)] = (
-        10  # attempts to delete a copy; then it is a dead letter
+        10  # attempts to delete a copy; after the last one its intent is a dead letter
     )
     deletion_retry_interval: Annotated[Seconds, Field(ge=0, le=30 * 86_400)] = (
         600  # time between two attempts to delete a copy
     )
     deletion_chunk: Annotated[Count, Field(le=1_000)] = (
-        100  # maximum number of copies that one activity deletes; parallel chunks of a batch share 1,000 at most
+        100  # maximum number of copies that one activity deletes, at most 1,000 for all parallel chunks of a batch
     )
     finished_retention: Annotated[Seconds, Field(ge=3_600)] = (
         30 * 86_400
@@ -151,7 +151,7 @@ class Settings(BaseModel):
     records_interval: Annotated[Seconds, Field(ge=1, le=3_600)] = 5  # between flushes of changed records
     records_cursor_interval: Annotated[Seconds, Field(ge=1, le=86_400)] = 60  # between flushes of changed cursors
     defragment_interval: Interval = 3_600  # between defragmentations of the record log
-    replicate_interval: Interval = 60  # between shipments to the replicas
+    replicate_interval: Interval = 60  # between shipments to the replica buckets
     raid_interval: Interval = 86_400  # between raids, which remove tombstones that nothing needs
     eligible_age: Annotated[Seconds, Field(ge=0)] = 86_400  # minimum age of a tombstone that a raid may remove
     tomb_raider_sleep: Annotated[int, BeforeValidator(refuse_boolean), Field(ge=0, le=60_000)] = (
@@ -159,10 +159,10 @@ class Settings(BaseModel):
     )
     functions: FunctionList = ""  # functions that `records end` may name; workers import them
     clock_bound: Annotated[Seconds, Field(ge=1, le=3_600)] = (
-        60  # maximum difference between a writer's clock and the store's clock
+        60  # maximum difference between the clocks of catalog and object store; above it, nothing is flushed
     )
     plan_interval: Interval = 86_400  # between reconciliation plans, which change nothing
-    scrub_interval: Interval = 0  # between scrubs, which read all of storage and compare digests
+    scrub_interval: Interval = 0  # between scrubs, which read every segment and tiered copy and compare digests
     scrub_rate: Annotated[int, BeforeValidator(refuse_boolean), Field(ge=MIN_SCRUB_RATE, le=1 << 40)] = (
         SCRUB_RATE  # bytes per second that a scrub reads
     )
@@ -176,12 +176,12 @@ class Settings(BaseModel):
     )
     offload_timeout: Annotated[Seconds, Field(ge=1, le=86_400)] = 45 * 60  # maximum duration of one upload
     offload_parallelism: Annotated[Count, Field(le=64)] = 2  # ledgers of one topic that are uploaded at the same time
-    bulk_dir: Folder = ""  # empty: a folder in the home. Every worker and every executor must see this folder
+    bulk_dir: Folder = ""  # empty: a folder in the home. Every worker and every Spark executor must see this folder
     spark_master: SparkMaster = "local[*]"  # local[*], or the URL of a cluster
-    upload_threads: Annotated[Count, Field(le=64)] = 4  # uploads of one worker at the same time
+    upload_threads: Annotated[Count, Field(le=64)] = 4  # uploads that a worker runs at the same time
     temporal_port: Port = 7233  # of the embedded server; 0: any free port
     ui_port: Port = 8233  # of the embedded Web UI; 0: any free port
-    s3_port: Port = 8333  # of the embedded store; 0: any free port
+    s3_port: Port = 8333  # of the embedded object store; 0: any free port
     zookeeper_port: Port = 2181  # of the embedded server; 0: any free port
     metrics_address: ListenAddress = (
         "127.0.0.1:9464"  # Prometheus metrics of each worker; if the port is taken, a free port is used

@@ -8,7 +8,7 @@ from logstore.errors import InvalidInput
 from workers.settings.model import Settings
 
 MAX_FILE_BYTES: Final = 4 * 1024 * 1024
-"""Maximum length of a file that a setting names, inclusive. Certificates of all public authorities are much shorter."""
+"""Maximum length of a setting's file, inclusive. All TLS certificates of public authorities are much shorter."""
 
 
 def read_setting_file(field: str, path: str, rule: str = "a file that can be read") -> bytes:

@@ -19,7 +19,7 @@ from workers.settings.setting_types import format_duration
 DEFAULT_HOME = ".sexton"
 _SECRETS = frozenset({"s3_access_key", "s3_secret_key", "database_url", "zookeeper_auth", "temporal_api_key"})
 _SECRET_BY_FILE = {f"{name}_file": name for name in _SECRETS if f"{name}_file" not in Settings.model_fields}
-"""Secret settings by the key of a file with the secret. A key that is a setting is left out: its file is read later."""
+"""Secret settings by the key of a file with the secret, except `temporal_api_key_file`, which is itself a setting."""
 
 _PREFIX = "SEXTON_"
 _OTHER_VARIABLES = frozenset({"SEXTON_CONFIG", "SEXTON_FAILPOINTS", "SEXTON_PROCESS"})
@@ -116,7 +116,7 @@ def _resolve_secret_files(source: _Source, cwd: Path) -> _Source:
 
 
 def _drop_services_of_other_home(environment: _Source, flags: _Source, cwd: Path) -> _Source:
-    """If a flag names another home than the environment, drop the settings of services that `sexton env` exported."""
+    """If a flag names another home, drop the services in the environment, which `sexton env` exported."""
     if "home" not in flags or "home" not in environment:
         return environment
     flag_home, exported_home = (_resolve_home(*source["home"], cwd).resolve() for source in (flags, environment))

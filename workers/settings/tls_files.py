@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TlsFilePaths:
-    """Paths of the files with authorities, certificate and key. A path that is not set is empty."""
+    """Paths of the files with authorities, TLS certificate and key. A path that is not set is empty."""
 
     ca: str = ""
     cert: str = ""
@@ -52,7 +52,7 @@ class TlsFilePaths:
 
 
 def read_tls_certificate_chain(field: str, path: str) -> "list[x509.Certificate]":
-    """Return the certificates of a file, at least one. The first certificate is that of the server or client."""
+    """Return the TLS certificates of a file, at least one. The first is that of the server or client."""
     from cryptography import x509  # noqa: PLC0415 - start-up time
 
     content = read_setting_file(field, path)

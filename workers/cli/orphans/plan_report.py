@@ -49,7 +49,7 @@ class PlanFindingsReport:
     applied: "ReconciliationRun | None"  # the plan's apply, or None
 
     def iterate_rows(self, kind: FindingKind | None) -> Iterator[dict[str, object]]:
-        """Yield findings with fates, by number: corrupt data, then missing data, then mismatches, then other kinds."""
+        """Yield findings with fates: first corrupt data, then missing data, then mismatches, then other kinds."""
         other_kinds = frozenset(FindingKind).difference(_URGENT_KINDS)
         passes = [*(frozenset({urgent}) for urgent in _URGENT_KINDS), other_kinds]
         for kinds in passes if kind is None else [frozenset({kind})]:

@@ -84,7 +84,7 @@ def _find_trace(context: CommandContext, name: str) -> "LoadedTrace":
 
 
 def _make_unknown_trace_error(context: CommandContext, expected: str, name: str) -> UnknownObject:
-    """Return the error. It names the collector, which may have spans that no file of this machine has."""
+    """Return the error of an unknown id. It names the collector, which may have spans of other machines."""
     collector = context.services.find_collector()
     hint = f"; the collector at {collector} gets all spans too: look there" if collector else ""
     expected = f"{expected} in {context.settings.traces_dir}, where files are kept for a time{hint}"

@@ -150,7 +150,7 @@ def iterate_labelled_own_attributes(node: SpanNode, inherited: Mapping[str, Any]
 
 
 def format_duration_ns(duration_ns: int) -> str:
-    """Format a duration. Below a minute it has three digits; above, minutes and seconds, or hours and minutes."""
+    """Format a duration: below a minute with three digits, otherwise in minutes and seconds, or hours and minutes."""
     if duration_ns < 1_000_000_000:
         return f"{duration_ns / 1e6:.3g} ms" if duration_ns < 999_500_000 else "1 s"
     seconds = duration_ns / 1e9
