@@ -30,7 +30,7 @@ def make_checked_bucket_opener(
 ) -> Callable[[BucketRole, CopyLocation], MarkerCheckedBucket]:
     """Return a function that opens a bucket by role and location. The bucket's marker is checked at the first use.
 
-    `require_current` raises an error if the database is no longer the catalog. Other roles are not checked by it.
+    Primary and tiered buckets call `require_current`, which raises an error if the database is not the catalog now.
     """
 
     @cache
@@ -89,7 +89,7 @@ def make_checked_bucket_opener_by_name(
 
 
 def open_primary_bucket(settings: Settings, *, fails_fast: bool = False) -> "S3ObjectStore":
-    """Open the primary bucket. Without an endpoint it is at AWS, without keys AWS's usual credentials apply.
+    """Open the primary bucket. An empty endpoint means AWS. Empty keys mean the usual AWS credentials.
 
     `fails_fast` sets short timeouts and one attempt, for commands whose user waits and can run the command again.
     """

@@ -67,7 +67,7 @@ async def start_job(
 
 
 def _is_new_run(handle: Handle[R]) -> bool:
-    """Return whether the call certainly started a run. If the server does not say so, it may have joined a run."""
+    """Return whether the server says that the call started a run. Otherwise the call may have joined a run."""
     response = getattr(handle, "_start_workflow_response", None)  # the SDK has no public access to this response
     return bool(response and response.started)
 

@@ -210,14 +210,14 @@ class MaintenanceJobClient(JobClient):
         return await self.start(FLUSH_RECORDS, request, NOW, summary="flush changed records now", signal="wake")
 
     async def defragment_records(self, reason: str = "", actor: str = "") -> Handle[DefragmentRecordsResult]:
-        """Rewrite mostly dead blocks, join small blocks, and remove unnamed blocks. Joins a running job."""
+        """Rewrite mostly dead blocks, join small blocks, and remove blocks that no manifest names. Joins a run."""
         request = DefragmentRecordsInput(queue=self._records_queue, actor=actor, reason=reason)
         return await self.start(DEFRAGMENT_RECORDS, request, summary="defragment the record log")
 
     async def raid_tombstones(
         self, eligible_age_s: float | None = None, reason: str = "", actor: str = ""
     ) -> Handle[RaidTombstonesResult]:
-        """Remove tombstones above `eligible_age_s` whose older record versions are in no block. Joins a run."""
+        """Remove old tombstones whose older record versions are in no block. Joins a running raid."""
         request = RaidTombstonesInput(
             eligible_age_s=eligible_age_s, queue=self._records_queue, actor=actor, reason=reason
         )
