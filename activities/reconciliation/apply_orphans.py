@@ -147,7 +147,7 @@ class ApplyOrphansActivities:
         filing = self._runs.file_findings(filing_request)
         deletion_metrics.count_filed_intents(filing.detached.filed_counts)
         reasons = {number: answer for number, answer in answers.items() if isinstance(answer, str)} | dict(filing.kept)
-        kept_findings = [finding_fates.kept_finding(number, reason) for number, reason in sorted(reasons.items())]
+        kept_findings = [finding_fates.kept_fate(number, reason) for number, reason in sorted(reasons.items())]
         with effect("reconciliation.keep_copies"):
             finding_fates.kept_copy_files(folder).write_page(request.page, kept_findings)
         return FiledPage(intents=filing.detached.intents, detached=filing.detached.ledgers, objects=objects)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from activities.reconciliation.finding_fates import count_fates, kept_finding
+from activities.reconciliation.finding_fates import count_fates, kept_fate
 from activities.reconciliation.page_decision_files import read_copy_answers, read_keep_reasons
 from activities.reconciliation.recheck_page import (
     has_rows_to_file,
@@ -71,7 +71,7 @@ class ApplyPreview:
                 **self._find_objects_to_keep(findings, folder, page, plan.before_us, passed_over),
             }
             fates = {
-                number: kept_finding(number, reason_by_kept_number[number])
+                number: kept_fate(number, reason_by_kept_number[number])
                 if number in reason_by_kept_number
                 else FateOfFinding(number=number, fate=FindingFate.STARTED)
                 for number in findings

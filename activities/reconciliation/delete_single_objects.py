@@ -55,7 +55,7 @@ class SingleObjectDeletion:
             applied = self._delete_segments(to_delete, objects_per_s, heartbeats)
             applied |= self._abort_uploads(to_delete, before_us, heartbeats)
             kept_findings = [
-                finding_fates.kept_finding(number, reason) for number, reason in sorted(reason_by_kept_number.items())
+                finding_fates.kept_fate(number, reason) for number, reason in sorted(reason_by_kept_number.items())
             ]
             with effect("reconciliation.keep_objects"):
                 finding_fates.single_object_fate_files(folder).write_page(page, [*kept_findings, *applied.values()])
@@ -115,7 +115,7 @@ class SingleObjectDeletion:
             if answer == ENDED_UPLOAD:
                 applied[number] = _deleted_fate(number, finding, objects=0)
             elif isinstance(answer, str):
-                applied[number] = finding_fates.kept_finding(number, answer)
+                applied[number] = finding_fates.kept_fate(number, answer)
             else:
                 applied[number] = _failed_fate(number, "parts of the upload are left")
         return applied

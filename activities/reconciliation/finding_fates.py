@@ -23,7 +23,7 @@ _SUBJECT: Final = re.compile(r"((segment \d+ of )?(ledger|deletion) \d+: )+")
 _MAX_REASON_CHARS: Final = 200
 
 
-def kept_finding(number: int, reason: str) -> FateOfFinding:
+def kept_fate(number: int, reason: str) -> FateOfFinding:
     return FateOfFinding(number=number, fate=FindingFate.KEPT, reason=reason)
 
 
@@ -60,7 +60,7 @@ def join_fates(
     rows_by_finding, is_complete = _group_rows_by_finding(findings, filed_rows), len(filed_rows) >= filed_row_count
     applied: dict[int, FateOfFinding] = {}
     for number, finding in sorted(findings.items()):
-        not_filed = kept_finding(number, NOT_FILED)
+        not_filed = kept_fate(number, NOT_FILED)
         if not finding.kind.is_removable:
             continue
         if is_single_object(finding):

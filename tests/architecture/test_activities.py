@@ -9,12 +9,13 @@ from temporalio import activity
 from activities.deletion.ledger_deletion import LedgerDeletionActivities
 from tests.architecture.source import FOLDERS, Function, Module, decorator, modules, named
 
-_ACTIVITIES = [
-    pytest.param(module, node, id=f"{module.where}:{node.name}")
+_FUNCTIONS = [
+    (module, node)
     for module in modules("activities")
     for node in module.functions
     if decorator(node, "define_activity")
 ]
+_ACTIVITIES = [pytest.param(module, node, id=f"{module.where}:{node.name}") for module, node in _FUNCTIONS]
 
 
 def test_activities_are_found() -> None:
@@ -56,8 +57,7 @@ def test_activity_has_an_explicit_name_and_one_argument(module: Module, activity
 
 def test_no_two_activities_have_one_name() -> None:
     """A worker would serve only one of them."""
-    functions = [function for module in modules("activities") for function in module.functions]
-    names = [named(call) for function in functions if (call := decorator(function, "define_activity"))]
+    names = [named(call) for _, node in _FUNCTIONS if (call := decorator(node, "define_activity"))]
     assert len(names) == len(_ACTIVITIES) == len(set(names))
 
 

@@ -132,9 +132,10 @@ async def _kill_worker_in_job(
     expects_all_messages: bool,
     within_s: float = MAX_WAIT_S,
 ) -> None:
-    """A worker meets its failpoint in the job. Right after it, each message is held once.
+    """Let a worker meet its failpoint in the job, and another worker finish the job.
 
-    With `expects_all_messages` every message is held, otherwise a part of them.
+    Right after a kill, the index buckets hold each pending message once, or without `expects_all_messages` some of the
+    pending messages once.
     """
     first_worker = await asyncio.to_thread(WorkerProcess, world, "worker-1", str(interruption))
     if interruption.action == "kill":

@@ -195,7 +195,9 @@ class WorkflowHarness:
         self, *, max_cached_workflows: int = 100, replacements: Sequence[Activity] = ()
     ) -> AbstractAsyncContextManager[Any]:
         """Every workflow and activity of this build; `replacements` stands for activities of the same names."""
-        return self.serve(self.queue, self.activities(replacements), workflows=WORKFLOWS, cache=max_cached_workflows)
+        return self.serve(
+            self.queue, self.activities(replacements), workflows=WORKFLOWS, max_cached_workflows=max_cached_workflows
+        )
 
     def build(self, build_id: str, *, replacements: Sequence[Activity] = ()) -> Worker:
         """The same as one build of a deployment that is named as the queue; on a real server alone."""
@@ -213,7 +215,12 @@ class WorkflowHarness:
         )
 
     def serve(
-        self, queue: str, activities: Sequence[Activity], *, workflows: Sequence[type] = (), cache: int = 100
+        self,
+        queue: str,
+        activities: Sequence[Activity],
+        *,
+        workflows: Sequence[type] = (),
+        max_cached_workflows: int = 100,
     ) -> AbstractAsyncContextManager[Any]:
         """Make a worker of one queue; with workflows of commands alone one as the command hosts it."""
         workflow_names = {workflow._Definition.must_from_class(workflow_class).name for workflow_class in workflows}
@@ -226,7 +233,7 @@ class WorkflowHarness:
             activity_executor=self._threads,
             workflow_runner=InputCheckingRunner() if is_hosted_by_command else make_workflow_runner(self.client),
             workflow_failure_exception_types=UNREADABLE_INPUT_ERRORS,
-            max_cached_workflows=cache,
+            max_cached_workflows=max_cached_workflows,
             max_heartbeat_throttle_interval=timedelta(milliseconds=50),
             graceful_shutdown_timeout=timedelta(0),
             interceptors=[self.notebook, WorkflowErrorAndSubjectInterceptor(), ActivityErrorAndSubjectInterceptor()],
@@ -476,10 +483,15 @@ class InProcessWorkflowHarness(WorkflowHarness):
         super().__init__(cast("Client", SimulatedClient(self.server)), world, queue=TASK_QUEUE, first_ledger=1000)
 
     def serve(
-        self, queue: str, activities: Sequence[Activity], *, workflows: Sequence[type] = (), cache: int = 100
+        self,
+        queue: str,
+        activities: Sequence[Activity],
+        *,
+        workflows: Sequence[type] = (),
+        max_cached_workflows: int = 100,
     ) -> AbstractAsyncContextManager[Any]:
-        """See `House`; every worker serves all workflows."""
-        del workflows, cache
+        """Every worker serves all workflows."""
+        del workflows, max_cached_workflows
         return ServedWorker(self.server, queue, activities, self._threads)
 
     def attempts(self, type_: str = "") -> list[RecordedAttempt]:

@@ -169,10 +169,11 @@ def test_a_snapshot_that_is_gone_or_damaged_is_told_of_and_its_messages_come_fro
 def test_taken_message_of_a_lost_bucket_is_not_tracked_again_when_the_bucket_can_be_read() -> None:
     """Readers found it in the log while the bucket was lost."""
     topic = _Topic()
-    bucket = topic.stored(_ONE, made(20, [1]))
+    rows = made(20, [1])
+    bucket = topic.stored(_ONE, rows)
     topic.snapshots.errors[_ONE] = CorruptData("damaged")
     topic.tracker.load_list_and_pop_rewinds(topic.get_bucket_list(bucket))
-    (position, *_) = made(20, [1]).positions()
+    (position, *_) = rows.positions()
     assert topic.tracker.track_unless_due(position, START_MS)
     assert take_due(topic.tracker, START_MS, 1).positions() == [position]
     topic.tracker.load_list_and_pop_rewinds(topic.get_bucket_list(bucket))

@@ -13,13 +13,13 @@ def check_deliveries(evidence: Evidence) -> Iterator[str]:
     due = {name: dict(_delivery_times(name, evidence.ops)) for name in (*PLAIN_TOPICS, *DELAYED_TOPICS)}
     received: dict[str, set[EntryPosition]] = defaultdict(set)
     for delivery in evidence.received:
-        for received_ledger, received_entry in delivery["positions"]:
+        for ledger_id, entry_id in delivery["positions"]:
+            position = (ledger_id, entry_id)
             if delivery["subscription"] == CONSUMING_SUBSCRIPTION:
-                received[delivery["topic"]].add((received_ledger, received_entry))
-            time_ms = due[delivery["topic"]].get((received_ledger, received_entry))
+                received[delivery["topic"]].add(position)
+            time_ms = due[delivery["topic"]].get(position)
             if time_ms is not None and time_ms > _clock_ms(evidence, delivery):
                 early_ms = time_ms - _clock_ms(evidence, delivery)
-                position = (received_ledger, received_entry)
                 yield f"{delivery['topic']}: {position} was received {early_ms:.0f} ms before its time"
     for name in (*PLAIN_TOPICS, *DELAYED_TOPICS):
         for position, time_ms in sorted(due[name].items()):

@@ -56,13 +56,13 @@ async def paused_at(house: WorkflowHarness, ledger_id: LedgerId, handle: Batch, 
 
 @asynccontextmanager
 async def paused(
-    house: WorkflowHarness, count: int, *, while_at: int = 0, instead: Sequence[Activity] = ()
+    house: WorkflowHarness, count: int, *, while_at: int = 0, replacements: Sequence[Activity] = ()
 ) -> AsyncIterator[tuple[Batch, list[LedgerId]]]:
     """A batch of so many ledgers, one after another, paused while one of them was in hand; and its ledgers."""
     ledgers = house.world.fill(count)
     house.policy = DeletionPolicy(chunk=1, parallelism=1)
     gate = gate_at(house, ledgers[while_at])
-    async with house.worker(replacements=instead):
+    async with house.worker(replacements=replacements):
         handle = await house.delete(ledgers)
         await paused_at(house, ledgers[while_at], handle, gate)
         yield handle, ledgers
@@ -202,7 +202,7 @@ async def test_pause_outlasts_the_catalog_being_away(house: WorkflowHarness) -> 
             raise ApplicationError("catalog is away", type="StoreUnavailable")
         real(request)
 
-    async with paused(house, 2, instead=[claim_paused_batch]) as (handle, _):
+    async with paused(house, 2, replacements=[claim_paused_batch]) as (handle, _):
         await assert_eventually(lambda: held(house) >= 4)
         assert len(house.attempts("deletion.delete_chunk")) == 1
         await handle.execute_update(DeleteLedgers.resume)

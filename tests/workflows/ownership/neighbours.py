@@ -34,18 +34,23 @@ class Neighbours:
         """Ownership as a neighbour sees it."""
         return FakeOwners(self.ownership, self.name(letter))
 
-    def shared(self, letter: str = "s", *, instead: Sequence[Activity] = ()) -> AbstractAsyncContextManager[Any]:
+    def shared(self, letter: str = "s", *, replacements: Sequence[Activity] = ()) -> AbstractAsyncContextManager[Any]:
         """A neighbour on the shared queue, with all workflows."""
-        return self.house.worker(replacements=self.at(self.sees(letter), instead))
+        return self.house.worker(replacements=self.at(self.sees(letter), replacements))
 
     def owner(
-        self, letter: str, *, owners: TopicOwners | None = None, instead: Sequence[Activity] = (), without: str = ""
+        self,
+        letter: str,
+        *,
+        owners: TopicOwners | None = None,
+        replacements: Sequence[Activity] = (),
+        without: str = "",
     ) -> AbstractAsyncContextManager[Any]:
         """A neighbour on its owner queue, with activities alone."""
-        activities = [one for one in self.at(owners or self.sees(letter), instead) if one.__name__ != without]
+        activities = [one for one in self.at(owners or self.sees(letter), replacements) if one.__name__ != without]
         return self.house.serve(self.queue(letter), activities)
 
-    def at(self, owners: TopicOwners, instead: Sequence[Activity] = ()) -> list[Activity]:
+    def at(self, owners: TopicOwners, replacements: Sequence[Activity] = ()) -> list[Activity]:
         """What a topic's owner serves, at a worker that sees ownership so."""
         deletion = self.house.world.deletion_activities_with_owners(owners)
         real: list[Activity] = [
@@ -56,8 +61,8 @@ class Neighbours:
             deletion.dead_letter_intent,
             deletion.close_and_certify_batch,
         ]
-        replaced = {one.__name__ for one in instead}
-        return [one for one in real if one.__name__ not in replaced] + list(instead)
+        replaced = {one.__name__ for one in replacements}
+        return [one for one in real if one.__name__ not in replaced] + list(replacements)
 
     def visits(self, type_: str) -> list[str]:
         """Where attempts of an activity ran, in order: `shared`, or the letter of the owner."""

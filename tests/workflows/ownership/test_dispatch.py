@@ -348,7 +348,7 @@ async def test_batch_of_an_overtaken_lease_is_not_handed_over(house: WorkflowHar
     def delete_chunk(request: ChunkInput) -> ChunkResult:
         raise NotOwner(0, expected="a", found="b")
 
-    async with street.shared(instead=[delete_chunk]):
+    async with street.shared(replacements=[delete_chunk]):
         handle = await house.delete(ledgers)
         with pytest.raises(WorkflowFailureError) as caught:
             await handle.result()
@@ -365,7 +365,7 @@ async def test_one_of_an_overtaken_lease_is_not_buried(house: WorkflowHarness, s
     def claim_and_delete_copy(request: DeleteIntentInput) -> DeleteIntentResult:
         raise NotOwner(0, expected="a", found="b")
 
-    async with street.shared(instead=[claim_and_delete_copy]):
+    async with street.shared(replacements=[claim_and_delete_copy]):
         handle = await house.claim_and_delete_copy(key)
         with pytest.raises(WorkflowFailureError) as caught:
             await handle.result()
@@ -398,7 +398,7 @@ async def test_trim_whose_owner_alone_has_lost_the_catalog_is_done_by_anybody(
 
     house.world.fill(2)
     street.moves_in("a")
-    async with street.shared(), street.owner("a", instead=[detach]):
+    async with street.shared(), street.owner("a", replacements=[detach]):
         async with asyncio.timeout(30):
             result = await (await house.trim()).result()
     assert result.deleted == 2

@@ -203,23 +203,22 @@ class Chain:
         def run(step: str, dies_at: str) -> RebuildAdoptionResult:
             adopted = RebuildAdoptionResult()
             for name, method in _METHOD_BY_STEP.items():
-                if name in {"look", "adopt_shards"} and database.read_target().state == "READY":
+                looks = method == "compare_and_stage_shards"
+                if looks and database.read_target().state == "READY":
                     continue  # the workflow is behind it
                 self.before_step.get(name, lambda: None)()
                 if name == step:
                     arm(dies_at, "crash")
-                looks = name in {"look", "adopt_shards"}
                 activity: Any = getattr(activities, method)
-                parts = [
-                    CompareShardsInput(first=shard, end=shard + 1, is_growing=name == "look")
-                    for shard in self._shards()
-                ]
-                for given in parts if looks else [request]:
+                for given in self._shard_inputs(is_growing=name == "look") if looks else [request]:
                     done = ActivityEnvironment().run(activity, given)
                 adopted = done if name == "finish_adoption" else adopted
             return adopted
 
         return run
+
+    def _shard_inputs(self, *, is_growing: bool) -> list[CompareShardsInput]:
+        return [CompareShardsInput(first=shard, end=shard + 1, is_growing=is_growing) for shard in self._shards()]
 
     def _shards(self) -> list[int]:
         """Return the shards that hold objects. All 256 would take a second."""
