@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck
 from hypothesis import settings as hypothesis_settings
+from temporalio.worker._workflow import _WorkflowWorker
 
 from infra.stack import embedded_stack
 from logstore import failpoints
@@ -68,9 +69,21 @@ def pytest_configure(config: pytest.Config) -> None:
     share_compiled_statements()
     share_s3_service_descriptions()
     validate_each_workflow_once()
+    _allow_workflow_tasks_a_minute()
     run_folder.create_or_receive_run_folder(config)
     config.addinivalue_line("markers", "all_faults: only with --all-faults")
     config.addinivalue_line("markers", "where_allowed: needs rights that not every machine gives")
+
+
+def _allow_workflow_tasks_a_minute() -> None:
+    """Keep the deadlock detector of workers, whose limit is 2 s of wall-clock time, from reporting a busy machine."""
+    init = _WorkflowWorker.__init__
+
+    def init_with_longer_limit(self: _WorkflowWorker, **options: Any) -> None:
+        init(self, **options)
+        self._deadlock_timeout_seconds = 60
+
+    _WorkflowWorker.__init__ = init_with_longer_limit  # type: ignore[method-assign]
 
 
 @pytest.hookimpl(optionalhook=True)
