@@ -14,7 +14,7 @@ from logstore.reconciliation.bulk_job_inputs_and_results import (
     ScrubPageJob,
     VerifyFindingsJob,
 )
-from logstore.records.rebuild_job import RebuildRecordsJob
+from logstore.records.rebuild_job import WriteCatalogRowsJob
 from logstore.transactions.buffer_serialization import BuildTransactionBuffersJob
 from spark.delayed.build_indexes import build_indexes
 from spark.job_runner import JobContext, JobMain
@@ -23,7 +23,7 @@ from spark.reconciliation.list_storage import list_storage
 from spark.reconciliation.read_catalog_rows import read_ledgers_and_intents
 from spark.reconciliation.scrub_ledgers import cut_scrub, scrub_page
 from spark.reconciliation.verify_findings import verify_findings
-from spark.records.rebuild_records import rebuild_records
+from spark.records.write_catalog_rows import write_catalog_rows
 from spark.sources.store_addresses import BucketAddress, CatalogAddresses
 from spark.transactions.rebuild_transaction_buffers import rebuild_transaction_buffers
 
@@ -43,4 +43,4 @@ def catalog_job_mains(addresses: CatalogAddresses) -> Mapping[str, JobMain]:
 
 
 def record_log_job_mains(records: BucketAddress) -> Mapping[str, JobMain]:
-    return {RebuildRecordsJob.name: partial(rebuild_records, records)}
+    return {WriteCatalogRowsJob.name: partial(write_catalog_rows, records)}

@@ -4,17 +4,17 @@ from collections.abc import Collection
 
 from temporalio.exceptions import ActivityError, ApplicationError
 
-from logstore.deletion.intents import GuardRefusal
+from logstore.deletion.intents import RequestRefusal
 
 
-def refusal_from_error(error: ActivityError, types: Collection[str]) -> GuardRefusal | None:
+def refusal_from_error(error: ActivityError, types: Collection[str]) -> RequestRefusal | None:
     cause = error.cause
     if not isinstance(cause, ApplicationError) or cause.type is None or cause.type not in types:
         return None
-    return GuardRefusal(type=cause.type, message=cause.message, details=list(cause.details))
+    return RequestRefusal(type=cause.type, message=cause.message, details=list(cause.details))
 
 
-def refusal_from_error_or_raise(error: ActivityError, types: Collection[str]) -> GuardRefusal:
+def refusal_from_error_or_raise(error: ActivityError, types: Collection[str]) -> RequestRefusal:
     """Return the refusal if `error` has one of the types. Otherwise raise `error`."""
     refusal = refusal_from_error(error, types)
     if refusal is None:
@@ -22,5 +22,5 @@ def refusal_from_error_or_raise(error: ActivityError, types: Collection[str]) ->
     return refusal
 
 
-def format_refusal(refusal: GuardRefusal) -> str:
+def format_refusal(refusal: RequestRefusal) -> str:
     return f"**Refused**, nothing changed: {refusal.message} ({refusal.type})"

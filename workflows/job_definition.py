@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 
-class JobInput(Protocol):
+class DescribedJobInput(Protocol):
     def details(self) -> str:
         """Describe the job and the command that shows its progress, for the workflow's *static details*."""
 
 
-Q = TypeVar("Q", bound=JobInput)
+Q = TypeVar("Q", bound=DescribedJobInput)
 R = TypeVar("R")
 
 

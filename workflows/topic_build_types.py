@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from logstore.deletion.intents import GuardRefusal
+from logstore.deletion.intents import RequestRefusal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,4 +42,4 @@ class BuildResult:
     counts: dict[str, int] = field(default_factory=dict)  # number by name: topics, switched, superseded, empty,
     # gone, unreadable; of `build-delayed-index` also index buckets and messages
     left_out: list[str] = field(default_factory=list)  # the first 20 topics that could not be read, with the reason
-    refused: GuardRefusal | None = None
+    refused: RequestRefusal | None = None

@@ -10,10 +10,10 @@ from activities.deletion.claims_and_causes import detach_arguments
 from activities.heartbeats import define_activity, send_heartbeats, send_heartbeats_during_renewals
 from activities.owner_routing import require_topic_name_if_known
 from activities.records.inputs_and_results import (
-    BeginEndingInput,
-    EndingStartMoment,
+    CheckEndRecordsInput,
     EndRecordsPageInput,
     EndRecordsPageResult,
+    EndRecordsStart,
 )
 from logstore.errors import CatalogAdopting, CorruptData, StaleCatalog, UnknownObject
 from logstore.log.ledgers import LedgerState
@@ -66,7 +66,7 @@ class EndRecordsActivities:
 
     @define_activity(name="records.begin_ending")
     @send_heartbeats()
-    def check_ending_request(self, request: BeginEndingInput) -> EndingStartMoment:
+    def check_ending_request(self, request: CheckEndRecordsInput) -> EndRecordsStart:
         """Check the function, the topic and the catalog's epoch before anything changes.
 
         Idempotency: reads only. A repeated call returns a later `now_us`.
@@ -83,7 +83,7 @@ class EndRecordsActivities:
             raise CatalogAdopting("catalog: expected one that is complete, found one that is rebuilt and adopts")
         if request.catalog_epoch not in {None, state.epoch}:
             raise StaleCatalog(f"end records: expected catalog epoch {state.epoch}, found {request.catalog_epoch}")
-        return EndingStartMoment(now_us=state.now_us, catalog_epoch=state.epoch)
+        return EndRecordsStart(now_us=state.now_us, catalog_epoch=state.epoch)
 
     @define_activity(name="records.end_page")
     def end_page(self, request: EndRecordsPageInput) -> EndRecordsPageResult:

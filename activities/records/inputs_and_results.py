@@ -33,7 +33,7 @@ class ShipToReplicasInput:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BeginEndingInput:
+class CheckEndRecordsInput:
     function: str
     topic_id: int = 0  # 0: all topics
     topic: str = ""  # encoded name, which must be the name of `topic_id`
@@ -42,7 +42,7 @@ class BeginEndingInput:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EndingStartMoment:
+class EndRecordsStart:
     now_us: int  # start of the job by the catalog's clock; the function gets this time with every record
     catalog_epoch: int
 

@@ -29,7 +29,7 @@ from logstore.ports.catalog.catalog_rebuild import RebuildDatabase, RebuiltCatal
 from logstore.ports.catalog.record_log import RecordOutbox
 from logstore.reconciliation.bulk_job_inputs_and_results import BulkJobSummary
 from logstore.records.job_results import RebuildAdoptionResult
-from logstore.records.rebuild_job import SKIPPED_BLOCK_PREFIX, RebuildId, RebuildRecordsJob, RowFilesFolder
+from logstore.records.rebuild_job import SKIPPED_BLOCK_PREFIX, RebuildId, RowFilesFolder, WriteCatalogRowsJob
 from logstore.records.services.flusher import Flusher
 from logstore.records.services.rebuild_manifests import RebuildManifests
 from logstore.records.services.upload_adoption import UploadAdopter
@@ -107,7 +107,7 @@ class RebuildCatalogActivities:
         Raises: CorruptData, MissingData, Unsupported (terminal); StoreUnavailable, ServiceFailed (retry).
         """
         rebuild = RebuildId.parse(request.rebuild)
-        job = RebuildRecordsJob(
+        job = WriteCatalogRowsJob(
             run_id=_bulk_run_id(request),
             catalog_id=rebuild.catalog_id,
             manifest=rebuild.manifest,
@@ -274,7 +274,7 @@ class RebuildCatalogActivities:
         return rebuild == request.rebuild
 
     def _read_published_summary(self, request: RebuildStepInput) -> BulkJobSummary:
-        job = RebuildRecordsJob.name
+        job = WriteCatalogRowsJob.name
         summary = self._bulk.find_published_summary(_bulk_run_id(request), job)
         if summary is None:
             raise PreconditionFailed(f"rebuild {request.rebuild}: expected {job} to be published, found nothing")

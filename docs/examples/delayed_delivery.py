@@ -32,7 +32,7 @@ def send_and_await_reminders(delays_s: list[float]) -> None:
             for delay in delays_s
         ]
         if reminders:
-            log.managed.append(topic, ProducedEntries(entries=reminders))
+            log.topic_logs.append(topic, ProducedEntries(entries=reminders))
         with log.delivery.create_consumer(topic, SUBSCRIPTION) as consumer:
             while True:
                 entries = consumer.receive(max_entries=100)

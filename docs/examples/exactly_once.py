@@ -32,10 +32,10 @@ async def ship_and_invoice_paid_entries() -> None:
         )
         async with await Sexton.connect(settings) as sexton:
             transactions = sexton.transactions(log)
-            watch = log.managed.watch(paid)
+            watch = log.topic_logs.watch(paid)
             while True:
                 state = log.subscriptions.read_state(paid.topic_id, SUBSCRIPTION)
-                entries = log.managed.read(paid, max_entries=2, cursor_state=state)
+                entries = log.topic_logs.read(paid, max_entries=2, cursor_state=state)
                 if not entries:
                     if not log.catalog.ledgers.count_backlogs(paid.topic_id, [state])[0]:
                         held = log.catalog.transactions.find_held_entries(paid.topic_id, SUBSCRIPTION)

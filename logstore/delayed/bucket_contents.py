@@ -32,7 +32,7 @@ def merge_sorted_sources(
     All positions of a source must precede all positions of the next source. Rows that are due before `from_ms` are
     skipped. `on_skipped` receives all skipped rows, in one or more calls, before the first window is yielded.
     """
-    heads = [_SourceHead(source) for source in sources]
+    heads = [_SourceWindow(source) for source in sources]
     while heads := [head for head in heads if head.load_next_if_empty()]:
         window = _take_window(heads)
         skipped_rows = 0 if from_ms is None else window.count_due(from_ms - 1)
@@ -42,7 +42,7 @@ def merge_sorted_sources(
             yield window.slice(skipped_rows)
 
 
-class _SourceHead:
+class _SourceWindow:
     def __init__(self, source: Iterator[DelayedRows]) -> None:
         self._source, self.rows = source, DelayedRows.empty()
 
@@ -63,7 +63,7 @@ class _SourceHead:
         return taken
 
 
-def _take_window(heads: Sequence[_SourceHead]) -> DelayedRows:
+def _take_window(heads: Sequence[_SourceWindow]) -> DelayedRows:
     """Remove and return all rows in memory that no unread row can precede.
 
     The *cut* is the earliest of the last delivery times of all windows. Rows that are due before the cut are removed.

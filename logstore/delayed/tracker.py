@@ -37,7 +37,7 @@ from logstore.delayed.tracker_sources import (
     IndexBucketSource,
     IndexSnapshotGone,
     IndexSnapshotReader,
-    MessagesAddedFromLog,
+    LogMessageSource,
     take_due_rows,
 )
 from logstore.errors import CorruptData
@@ -73,7 +73,7 @@ class Tracker:
         self._segments = snapshots
         self._bucket_list = IndexBucketList()
         self._source_by_bucket: dict[LedgerId, IndexBucketSource] = {}
-        self._added = MessagesAddedFromLog()
+        self._added = LogMessageSource()
         self._tracked: dict[LedgerId, BitMap] = {}
         self._added_bits: dict[LedgerId, BitMap] = {}  # tracked entries that are in no index bucket
         self._taken: dict[

@@ -143,7 +143,7 @@ class IndexBucketSource:
         return self._next_segment < len(self._segments)
 
 
-class MessagesAddedFromLog:
+class LogMessageSource:
     """Messages that readers found in the log, in runs of bounded length."""
 
     def __init__(self) -> None:

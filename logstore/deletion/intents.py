@@ -116,7 +116,7 @@ class IntentKey:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GuardRefusal:
+class RequestRefusal:
     """Refusal of a request by a guard, before any change."""
 
     type: str  # `LedgerStillNeeded` or `UnknownObject`
@@ -133,7 +133,7 @@ class BatchCertificate:
     objects: int
     size_bytes: int
     owner: str = ""  # worker that owned the topic's bundle when the batch ended; empty: unknown
-    refused: GuardRefusal | None = None  # if set, nothing was detached and there are no outcomes
+    refused: RequestRefusal | None = None  # if set, nothing was detached and there are no outcomes
 
     @property
     def deleted(self) -> int:

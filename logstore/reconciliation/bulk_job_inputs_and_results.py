@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from logstore.delayed.index_build_job import BuildDelayedIndexJob
-from logstore.records.rebuild_job import RebuildRecordsJob
+from logstore.records.rebuild_job import WriteCatalogRowsJob
 from logstore.transactions.buffer_serialization import BuildTransactionBuffersJob
 
 SCRUB_RATE: Final = 32 << 20
@@ -116,7 +116,7 @@ BulkJob = (
     | ScrubPageJob
     | BuildTransactionBuffersJob
     | BuildDelayedIndexJob
-    | RebuildRecordsJob
+    | WriteCatalogRowsJob
 )
 
 

@@ -40,7 +40,7 @@ _FILE: Final = re.compile(r"([a-z_]+)-(\d{6})\.arrow")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RebuildRecordsJob:
+class WriteCatalogRowsJob:
     """Bulk job that writes the newest record version of every record as rows of the catalog's tables.
 
     Its `BulkJobSummary` counts `records`, `tombstones`, `skipped` blocks and the rows of each table. The count

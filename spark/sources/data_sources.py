@@ -205,7 +205,7 @@ class _EntryReader(DataSourceReader):
 
     def partitions(self) -> list[InputPartition]:
         with open_arrow_reader(self._addresses.database_url) as connection:
-            rows = connection.table(bulk_queries.select_primary_segments_of_topic(self._topic_id)).to_pylist()
+            rows = connection.table(bulk_queries.select_message_segments_in_entry_order(self._topic_id)).to_pylist()
         starts = range(0, len(rows), _SEGMENTS_PER_PARTITION)
         return [_Partition(rows[start : start + starts.step]) for start in starts] or [_Partition([])]
 

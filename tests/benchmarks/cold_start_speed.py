@@ -32,7 +32,7 @@ from infra.catalog.records.rebuild_loading import SqlRebuildDatabase
 from logstore.identity.bucket_markers import BucketRole
 from logstore.ports.catalog.catalog_rebuild import RebuiltCatalogStart
 from logstore.records.manifest import Block, IdCeilings, Manifest
-from logstore.records.rebuild_job import RebuildId, RebuildRecordsJob, RowFilesFolder
+from logstore.records.rebuild_job import RebuildId, RowFilesFolder, WriteCatalogRowsJob
 from logstore.records.record_kinds import RecordKind, block_schema
 from logstore.records.services.record_log import RecordLog
 from spark.job_mains import record_log_job_mains
@@ -84,7 +84,7 @@ def _seconds(found: dict[str, float]) -> float:
 
 def _ours(jobs: SparkBulkJobs, manifest: Manifest, folder: Path, run_id: str) -> dict[str, float]:
     url = f"sqlite:///{folder}/{run_id}.db"
-    job = RebuildRecordsJob(run_id=run_id, catalog_id=manifest.catalog_id, manifest=manifest.number)
+    job = WriteCatalogRowsJob(run_id=run_id, catalog_id=manifest.catalog_id, manifest=manifest.number)
     began = time.perf_counter()
     done = jobs.run_job(job, lambda progress: None)
     found = time.perf_counter()

@@ -44,7 +44,7 @@ def recovery(on: Stage, pending: int, tell: Callable[[str], None]) -> dict[str, 
         raise RuntimeError(f"expected {pending} messages to be sealed, found {sealed.messages}")
     first = sorted(_first(on, topic) for _ in range(_ROUNDS))[_ROUNDS // 2]
     began = time.perf_counter()
-    count = sum(1 for _ in on.log.managed.scan(topic))
+    count = sum(1 for _ in on.log.topic_logs.scan(topic))
     whole = time.perf_counter() - began
     if count != pending:
         raise RuntimeError(f"expected {pending} entries, found {count}")
@@ -154,7 +154,7 @@ def _produced(on: Stage, name: str, count: int, payload: int, tell: Callable[[st
     topic = on.log.catalog.topics.create_topic(f"persistent://bench/delayed/{name}", RetentionPolicy())
     began, now_ms = time.perf_counter(), on.log.catalog.delayed.now_ms() + 600_000
     for entries in _segments(count, payload, now_ms):
-        on.log.managed.append(topic, ProducedEntries(entries=entries))
+        on.log.topic_logs.append(topic, ProducedEntries(entries=entries))
     tell(f"{name}: {count:,} messages appended in {time.perf_counter() - began:.0f} s")
     return topic
 

@@ -128,10 +128,12 @@ def reads(on: Stage) -> dict[str, Any]:
     odd, even = _topics(on, "reads", 2)
     for _ in range(_ABORTED // _PART):
         txns = _begun(on, _PART)
-        queue = on.log.managed._get_append_queue(odd)
+        queue = on.log.topic_logs._get_append_queue(odd)
         queue._store([*(_one(txn) for txn in txns), *(_one(None) for _ in txns)])
         _end(on, txns, commit=False)
-        on.log.managed.append(even, ProducedEntries(entries=[NewEntry(payload=b"x" * 100) for _ in range(2 * _PART)]))
+        on.log.topic_logs.append(
+            even, ProducedEntries(entries=[NewEntry(payload=b"x" * 100) for _ in range(2 * _PART)])
+        )
     _told(on)
     rounds = [(_scan(on, odd, _ABORTED), _scan(on, even, 2 * _ABORTED)) for _ in range(5)]
     one, two = (statistics.median(each) for each in zip(*rounds, strict=True))
@@ -145,7 +147,7 @@ def _one(txn: TransactionId | None) -> ProducedEntries:
 
 def _scan(on: Stage, topic: Topic, expected: int) -> float:
     began = time.perf_counter()
-    count = sum(1 for _ in on.log.managed.scan(topic))
+    count = sum(1 for _ in on.log.topic_logs.scan(topic))
     if count != expected:
         raise RuntimeError(f"expected {expected} entries, found {count}")
     return time.perf_counter() - began
@@ -181,7 +183,7 @@ def _produced(on: Stage, topics: Sequence[Topic], count: int, participants: int)
     for at, topic in enumerate(topics):
         mine = [txn for number, txn in enumerate(txns) if (at - number) % len(topics) < participants]
         for part in _parts(mine):
-            on.log.managed._get_append_queue(topic)._store([_one(txn) for txn in part])
+            on.log.topic_logs._get_append_queue(topic)._store([_one(txn) for txn in part])
     return txns
 
 

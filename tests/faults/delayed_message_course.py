@@ -92,7 +92,7 @@ class DelayedMessageOperators(MainJobOperators):
             self._say(_MERGED, number)
             if number == 1:
                 topic = self._topic(_MERGED)
-                self._client("roll", lambda: self._process.managed.roll(topic))  # noqa: B023 - called here
+                self._client("roll", lambda: self._process.topic_logs.roll(topic))  # noqa: B023 - called here
             self._seal_merged_topic(number)
 
     def _let_bucket_pass_and_drop(self) -> None:
@@ -123,7 +123,7 @@ class DelayedMessageOperators(MainJobOperators):
         """What a bulk job makes of the topic: one bucket."""
         topic = self._topic(_CLEARED)
         listed = self._process.catalog.delayed.get_bucket_list(topic.topic_id)
-        entries = list(self._process.managed.scan(topic))
+        entries = list(self._process.topic_logs.scan(topic))
         first_position, last_position = entries[0].position, entries[-1].position
         rows = [(one.deliver_at_ms, one.position) for one in entries if one.deliver_at_ms is not None]
         writer = IndexSnapshotWriter(files.snapshot_path("one.parquet"), topic.topic_id, first_position, last_position)
@@ -198,7 +198,7 @@ class DelayedMessageOperators(MainJobOperators):
     def _find_unindexed_messages(self, plan: TopicPlan) -> Iterator[str]:
         """Messages that the list covers and that are not in exactly one bucket, with their own time."""
         sealed_to = self._process.catalog.delayed.get_bucket_list(self._topic(plan).topic_id).sealed_to
-        stored = {(entry.deliver_at_ms, entry.position) for entry in self._process.managed.scan(self._topic(plan))}
+        stored = {(entry.deliver_at_ms, entry.position) for entry in self._process.topic_logs.scan(self._topic(plan))}
         expected = Counter(message for message in stored if message[0] is not None and message[1] <= sealed_to)
         bucket_messages = self._held(plan)
         if bucket_messages != expected:

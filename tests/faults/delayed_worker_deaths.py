@@ -58,7 +58,7 @@ def _write_delayed_messages(world: RealWorld) -> tuple[Topic, BucketMessages]:
         pending: BucketMessages = Counter()
         for number in range(_BUCKET_COUNT):
             entry = NewEntry(payload=b"later", deliver_at_ms=_DUE_MS - number)
-            appended = log.managed.append(topic, ProducedEntries(entries=[entry]))
+            appended = log.topic_logs.append(topic, ProducedEntries(entries=[entry]))
             assert appended.first
             pending[(_DUE_MS - number, appended.first)] += 1
         return topic, pending

@@ -255,7 +255,7 @@ def _check_readable_entries(world: RealWorld, plans: tuple[TopicPlan, ...]) -> N
     with open_log_store(world.settings) as log:
         for plan in plans:
             topic = log.catalog.topics.get_topic(plan.name)
-            payloads = [entry.payload for entry in log.managed.scan(topic)]
+            payloads = [entry.payload for entry in log.topic_logs.scan(topic)]
             assert payloads == [expected_payload(plan.name, number) for number in range(plan.expected.written)]
 
 

@@ -39,7 +39,7 @@ def _go_on(stop: threading.Event, act: Callable[[], object]) -> int:
 
 
 def _append(process: LogStore, topic: Topic) -> object:
-    return process.managed.append(topic, ProducedEntries(entries=[NewEntry(payload=b"x")]))
+    return process.topic_logs.append(topic, ProducedEntries(entries=[NewEntry(payload=b"x")]))
 
 
 def _create_again(process: LogStore) -> object:
@@ -59,7 +59,7 @@ def test_topic_deleted_under_everybody_leaves_nothing_of_it(
         cursors = process.catalog.cursors
         acts: list[Callable[[], object]] = [
             *[partial(_append, process, topic)] * _WRITERS,
-            lambda: process.managed.roll(topic),
+            lambda: process.topic_logs.roll(topic),
             lambda: cursors.create_subscription(topic.topic_id, "late", latest=True),
             partial(_create_again, process),
         ]

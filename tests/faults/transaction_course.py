@@ -141,7 +141,7 @@ class TransactionOperators(MainJobOperators):
             self._say(plan, "resolved", txn=self._begin("resolved"))
         self._say(_LEFT, "late", txn=self._begin("late", _SHORT_S))  # until it times out, what is behind it waits
         self._end_transaction("paid", commit=True)
-        self._client("roll", lambda: self._process.managed.roll(self._topic(_LEFT)))
+        self._client("roll", lambda: self._process.topic_logs.roll(self._topic(_LEFT)))
         self._end_transaction("aborted", commit=False)
         self._end_transaction("late", commit=True, refused=True)
         self._end_transaction("resolved", commit=True)
@@ -361,4 +361,4 @@ class TransactionOperators(MainJobOperators):
 
     def _read_payloads(self, plan: TopicPlan) -> Iterator[str]:
         topic: Topic = self.memory[f"create {plan.name}"]
-        return ((entry.payload or b"").decode() for entry in self._process.managed.scan(topic))
+        return ((entry.payload or b"").decode() for entry in self._process.topic_logs.scan(topic))

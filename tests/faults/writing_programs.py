@@ -159,7 +159,7 @@ class WritingPrograms(Generic[SiteT]):
             with closing(sqlite3.connect(self.world.database, timeout=30)) as connection, connection:
                 round_up_next_id = "UPDATE catalog SET next_ledger_id = (next_ledger_id + :last) / :shards * :shards"
                 connection.execute(round_up_next_id, {"last": SHARDS - 1, "shards": SHARDS})
-        return self._process.managed.roll(topic)
+        return self._process.topic_logs.roll(topic)
 
     def _acknowledge_and_seek(self, plan: TopicPlan, topic: Topic) -> None:
         listed = self._client(f"list {plan.name}", lambda: self._process.catalog.ledgers.list_ledgers(topic.topic_id))
@@ -213,7 +213,7 @@ class WritingPrograms(Generic[SiteT]):
         return self._process.subscriptions.subscribe(topic.topic_id, name, latest=False)
 
     def _append(self, topic: Topic, produced: ProducedEntries) -> object:
-        return self._process.managed.append(topic, produced)
+        return self._process.topic_logs.append(topic, produced)
 
     def _acknowledge_entries(self, topic: Topic, name: str, **request: Any) -> object:
         return self._process.subscriptions.acknowledge(topic.topic_id, name, **request)

@@ -108,7 +108,7 @@ class ClientJobs:
     async def _roll(self) -> None:
         topic = await asyncio.to_thread(self._topic, PLAIN_TOPICS + LIST_TOPICS + DELAYED_TOPICS)
         with self._ops.record_operation("roll", topic=topic.name):
-            await asyncio.to_thread(self._log.managed.roll, topic)
+            await asyncio.to_thread(self._log.topic_logs.roll, topic)
 
     async def _trim(self) -> None:
         topic = await asyncio.to_thread(self._topic, PLAIN_TOPICS + DELAYED_TOPICS)

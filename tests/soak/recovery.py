@@ -26,7 +26,7 @@ def read_topics(settings: Settings, names: Sequence[str]) -> EntriesByTopic:
         return {
             topic.topic_id: [
                 ((entry.position.ledger_id, entry.position.entry_id), (entry.payload or b"").decode())
-                for entry in log.managed.scan(topic)
+                for entry in log.topic_logs.scan(topic)
             ]
             for topic in topics
         }
@@ -62,7 +62,7 @@ def append_entries_without_flush(ground: Ground, ops: OperationJournal) -> None:
             payloads = [f"unflushed {name} {number}" for number in range(3)]
             with ops.record_operation("append", topic=name, payloads=payloads) as answer:
                 entries = [NewEntry(payload=payload.encode()) for payload in payloads]
-                appended = log.managed.append(log.catalog.topics.get_topic(name), ProducedEntries(entries=entries))
+                appended = log.topic_logs.append(log.catalog.topics.get_topic(name), ProducedEntries(entries=entries))
                 assert appended.first
                 answer |= {"first": (appended.first.ledger_id, appended.first.entry_id), "duplicates": 0}
 

@@ -115,7 +115,7 @@ class Client:
         with self._journal.record_operation(
             "append", topic=name, payloads=payloads, **delivery_times, **options
         ) as answer:
-            appended = self._log.managed.append(
+            appended = self._log.topic_logs.append(
                 self._topics[name], ProducedEntries(entries=entries, producer=options.get("producer"))
             )
             answer |= {"first": _position_pair(appended.first), "duplicates": appended.duplicates}
@@ -192,7 +192,9 @@ class Client:
                 )
                 began = time.time()
                 entries = list(
-                    self._log.managed.scan(self._topics[name], from_position=begins, columns=("publish_ms", "payload"))
+                    self._log.topic_logs.scan(
+                        self._topics[name], from_position=begins, columns=("publish_ms", "payload")
+                    )
                 )
                 elements = [
                     [*(_position_pair(entry.position) or ()), (entry.payload or b"").decode()] for entry in entries

@@ -19,9 +19,9 @@ def receive_and_acknowledge(
     log: LogStore, consumer: Consumer, topic: Topic, subscription: str, ops: OperationJournal
 ) -> list[Position]:
     """Receive and acknowledge; what was received and not acknowledged comes again, here or elsewhere."""
-    before_us = log.managed._clock.now_us()
+    before_us = log.topic_logs._clock.now_us()
     positions = [entry.position for entry in consumer.receive(_MAX_ENTRIES_PER_RECEIVE)]
-    clock_us = max(before_us, log.managed._clock.now_us())
+    clock_us = max(before_us, log.topic_logs._clock.now_us())
     if not positions:
         consumer.wait(0.3)
         return []

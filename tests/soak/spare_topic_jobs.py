@@ -102,14 +102,14 @@ class SpareTopicJobs:
             for number in range(_CLOSED_LEDGERS):
                 payload = f"{name} {number}"
                 entry = NewEntry(payload=payload.encode(), deliver_at_ms=number or None)
-                first_position = self._log.managed.append(topic, ProducedEntries(entries=[entry])).first
+                first_position = self._log.topic_logs.append(topic, ProducedEntries(entries=[entry])).first
                 assert first_position
                 entries.append((first_position.ledger_id, first_position.entry_id, payload))
                 if number < consumed_count:
                     self._log.subscriptions.acknowledge(
                         topic.topic_id, CONSUMING_SUBSCRIPTION, positions=(first_position,)
                     )
-                self._log.managed.roll(topic)
+                self._log.topic_logs.roll(topic)
             return topic
 
         with self._ops.record_operation(

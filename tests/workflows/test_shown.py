@@ -54,7 +54,7 @@ from activities.reconciliation.inputs_and_results import (
     ScrubPageInput,
 )
 from activities.records.inputs_and_results import (
-    BeginEndingInput,
+    CheckEndRecordsInput,
     DefragmentInput,
     EndRecordsPageInput,
     FlushInput,
@@ -172,7 +172,7 @@ SUMMARIES: dict[str, tuple[Any, str]] = {
     "records.defragment": (DefragmentInput(reason="a test"), ""),
     "records.raid": (RaidInput(run_id="raid-1", eligible_age_s=60), "older than 60 s, run raid-1"),
     "records.begin_ending": (
-        BeginEndingInput(function="expired", topic_id=1, topic=_TOPIC),
+        CheckEndRecordsInput(function="expired", topic_id=1, topic=_TOPIC),
         f"function expired, {_TOPIC}",
     ),
     "records.end_page": (

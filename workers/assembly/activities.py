@@ -110,7 +110,7 @@ def create_activities(log: LogStore, owners: TopicOwners) -> WorkerActivities:
     catalog = log.catalog
     deletions, ledgers, topics = catalog.deletions, catalog.ledgers, catalog.topics
     planning, applying, scrubbing = _create_reconciliation_activities(log)
-    retention = RetentionPreparation(topics=topics, roller=log.managed, settler=log.subscriptions)
+    retention = RetentionPreparation(topics=topics, roller=log.topic_logs, settler=log.subscriptions)
     return WorkerActivities(
         deletion=LedgerDeletionActivities(
             phase_one=catalog.phase_one,

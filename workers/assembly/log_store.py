@@ -19,7 +19,7 @@ from logstore.delayed.services.log_sealer import Sealer
 from logstore.deletion.services.primary_copies import PrimaryCopyStorage
 from logstore.deletion.services.tiered_copies import TieredCopyStorage
 from logstore.log.ledgers import CopyKind
-from logstore.log.services import ManagedLedger, RollPolicy
+from logstore.log.services import RollPolicy, TopicLogs
 from logstore.log.services.component_ledgers import ComponentLedgers
 from logstore.log.services.group_commit import GroupCommitter
 from logstore.log.services.schemas import SchemaRegistry
@@ -81,7 +81,7 @@ class LogStore:
     storages: StorageByCopyKind  # by kind of copy
     policies: LogStorePolicies
     committer: GroupCommitter
-    managed: ManagedLedger
+    topic_logs: TopicLogs
     subscriptions: Subscriptions
     schemas: SchemaRegistry
     offloader: Offloader
@@ -116,17 +116,17 @@ def assemble_log_store(
         patience_s=policies.registration_timeout_s,
         clock=parts.clock,
     )
-    managed, subscriptions = _create_managed_ledger(parts), _create_subscriptions(parts, contents)
+    topic_logs, subscriptions = _create_topic_logs(parts), _create_subscriptions(parts, contents)
     buffer_snapshots = BufferSnapshots(snapshots=catalog.transaction_snapshots, contents=contents)
     delayed = _create_index_bucket_services(parts, contents)
     broadcasts = Broadcaster(
         transactions=catalog.transactions,
         topics=catalog.topics,
-        managed=managed,
+        topic_logs=topic_logs,
         epoch=catalog.ledgers.catalog_epoch,
         advance=subscriptions.acknowledge,
     )
-    with closing(parts.committer), closing(managed), closing(broadcasts):
+    with closing(parts.committer), closing(topic_logs), closing(broadcasts):
         yield LogStore(
             catalog=catalog,
             objects=parts.objects,
@@ -138,7 +138,7 @@ def assemble_log_store(
             },
             policies=policies,
             committer=parts.committer,
-            managed=managed,
+            topic_logs=topic_logs,
             subscriptions=subscriptions,
             schemas=SchemaRegistry(schemas=catalog.schemas, component_ledgers=contents),
             offloader=Offloader(
@@ -163,7 +163,7 @@ def assemble_log_store(
             delivery=MessageDelivery(
                 index=catalog.delayed,
                 snapshots=delayed.snapshots,
-                managed=managed,
+                topic_logs=topic_logs,
                 subscriptions=subscriptions,
                 transactions=catalog.transactions,
                 clock=parts.clock,
@@ -197,8 +197,8 @@ class _SharedParts:
         return TieredCopyFinder(offloads=self.catalog.offloads, buckets=self.buckets)
 
 
-def _create_managed_ledger(parts: _SharedParts) -> ManagedLedger:
-    return ManagedLedger(
+def _create_topic_logs(parts: _SharedParts) -> TopicLogs:
+    return TopicLogs(
         ledgers=parts.catalog.ledgers,
         transactions=parts.catalog.transactions,
         objects=parts.objects,

@@ -22,11 +22,11 @@ from workers.catalog_match import mark_namespace_as_own, refuse_foreign_primary_
 from workers.settings import Settings
 from workflows import input_bounds, search_attributes
 from workflows.deletion.job_definitions import DeletionPolicy
-from workflows.job_definition import JobDefinition, JobInput
+from workflows.job_definition import DescribedJobInput, JobDefinition
 from workflows.offload.job_definitions import OffloadLimits
 from workflows.topic_build_types import BuildResult, BuildTopicsInput
 
-Q = TypeVar("Q", bound=JobInput)
+Q = TypeVar("Q", bound=DescribedJobInput)
 B = TypeVar("B", bound=BuildTopicsInput)
 R = TypeVar("R")
 V = TypeVar("V")

@@ -30,7 +30,7 @@ from workers.settings import Settings
 from workflows.delayed.job_definitions import SEAL_BUCKETS
 from workflows.deletion.job_definitions import SWEEP_DELETIONS, TRIM_TOPICS, DeletionPolicy
 from workflows.input_bounds import bulk_queue, records_queue, transactions_queue
-from workflows.job_definition import JobDefinition, JobInput
+from workflows.job_definition import DescribedJobInput, JobDefinition
 from workflows.reconciliation.job_definitions import RECONCILE_ORPHANS, SCRUB_LEDGERS
 from workflows.records.job_definitions import DEFRAGMENT_RECORDS, RAID_TOMBSTONES, REPLICATE_RECORDS, SWEEP_RECORDS
 from workflows.transactions.job_definitions import SWEEP_TRANSACTIONS
@@ -66,7 +66,7 @@ _MIN_CATCHUP_WINDOW: Final = timedelta(seconds=10)  # the server's minimum
 class RecurringJob:
     schedule_id: str
     job: JobDefinition[Any, Any]
-    request: JobInput
+    request: DescribedJobInput
     interval_s: int  # 0: the job is not scheduled
     summary: str
     triggers_immediately: bool = False  # whether the first run starts at once, instead of after one interval

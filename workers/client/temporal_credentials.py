@@ -13,7 +13,7 @@ from temporalio.service import TLSConfig
 from logstore.errors import InvalidInput, ServiceFailed
 from workers.client.temporal_faults import CHECK_API_KEY_ADVICE
 from workers.settings import Settings, read_secret_file, read_temporal_api_key
-from workers.settings.setting_files import read_setting_file
+from workers.settings.files_named_by_settings import read_setting_file
 from workers.settings.tls_files import TlsFilePaths
 
 _log = logging.getLogger(__name__)

@@ -86,12 +86,12 @@ class TransactionClient:
 
         Raises:
             TransactionNotOpen: The transaction is decided.
-            And the errors of `ManagedLedger.append`.
+            And the errors of `TopicLogs.append`.
         """
         from logstore.log.entries import ProducedEntries  # noqa: PLC0415 - start-up time
 
         produced = ProducedEntries(entries=entries, producer=producer, txn=txn)
-        return await asyncio.to_thread(self._log.managed.append, topic, produced)
+        return await asyncio.to_thread(self._log.topic_logs.append, topic, produced)
 
     async def acknowledge(
         self,

@@ -24,7 +24,7 @@ from temporalio.client import Client, WorkflowFailureError, WorkflowHandle
 from temporalio.exceptions import ApplicationError, CancelledError, ChildWorkflowError, TerminatedError
 from temporalio.service import RPCError
 
-from logstore.deletion.intents import GuardRefusal
+from logstore.deletion.intents import RequestRefusal
 from logstore.errors import SextonError
 from workers.client.waiting_task_reasons import explain_waiting_task
 from workflows.delayed.job_definitions import BUILD_DELAYED_INDEX
@@ -123,7 +123,7 @@ async def wait_for_result(
 
 def _raise_if_refused(result: Any) -> Any:  # noqa: ANN401 - the workflow's own result type
     refusal = getattr(result, "refused", None)
-    if isinstance(refusal, GuardRefusal):
+    if isinstance(refusal, RequestRefusal):
         cause = ApplicationError(refusal.message, *refusal.details, type=refusal.type, non_retryable=True)
         raise WorkflowFailureError(cause=cause)
     return result

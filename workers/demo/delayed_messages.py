@@ -94,7 +94,7 @@ class DelayedTopic:
         times = [*due_times, *([None] * _UNDELAYED_COUNT), *later_times]
         entries = [NewEntry(payload=b"%d" % part, deliver_at_ms=time_ms) for time_ms in times]
         with open_log_store(self._settings) as log:
-            log.managed.append(self.received_messages.topic, ProducedEntries(entries=entries))
+            log.topic_logs.append(self.received_messages.topic, ProducedEntries(entries=entries))
 
     def _start_consumer(self) -> None:
         self._ended = threading.Event()

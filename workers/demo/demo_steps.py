@@ -146,7 +146,7 @@ def _run_all_steps(settings: Settings, topics: int, ledgers: int, say: Say) -> D
     with open_log_store(settings) as log:
         takeover = check_fences_after_takeover(log.catalog.deletions, death.fences, fences)
         say("flipping bits of a stored segment")
-        damage = check_flipped_bits(store_access, log.managed, written[0])
+        damage = check_flipped_bits(store_access, log.topic_logs, written[0])
     promises = [
         check_needed_ledgers(store_access, before, after, written),
         check_deleted_ledgers(store_access, before, after, written),

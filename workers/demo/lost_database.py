@@ -107,9 +107,9 @@ def _write_topic_with_closed_ledgers(log: LogStore) -> LostDatabaseEvidence:
     log.subscriptions.subscribe(loss.topic.topic_id, _SUBSCRIPTION, latest=False)
     for number in range(_CLOSED_LEDGERS):
         last = _append_entry(log, loss, b"ledger %d" % number)
-        log.managed.roll(loss.topic)
+        log.topic_logs.roll(loss.topic)
         (loss.durably_deleted if number < _CLOSED_LEDGERS // 2 else loss.plainly_deleted).append(LedgerId(last[0]))
-    result = log.managed.append(loss.topic, ProducedEntries(entries=[NewEntry(payload=b"behind")]))
+    result = log.topic_logs.append(loss.topic, ProducedEntries(entries=[NewEntry(payload=b"behind")]))
     if result.first is not None:
         loss.answered_payloads[int(result.first.ledger_id), result.first.entry_id] = b"behind"
         log.subscriptions.acknowledge(loss.topic.topic_id, _SUBSCRIPTION, up_to=result.first)
@@ -117,7 +117,7 @@ def _write_topic_with_closed_ledgers(log: LogStore) -> LostDatabaseEvidence:
 
 
 def _append_entry(log: LogStore, loss: LostDatabaseEvidence, payload: bytes) -> EntryPosition:
-    result = log.managed.append(loss.topic, ProducedEntries(entries=[NewEntry(payload=payload)]))
+    result = log.topic_logs.append(loss.topic, ProducedEntries(entries=[NewEntry(payload=payload)]))
     if result.first is None:
         raise ServiceFailed("demo", "an append was taken for a duplicate", advice="run it again")
     position = (int(result.first.ledger_id), result.first.entry_id)

@@ -7,7 +7,7 @@ from typing import Final, Self
 
 from logstore.deletion.intents import Outcome
 from logstore.errors import CorruptData, NotOwner
-from logstore.log.services import ManagedLedger
+from logstore.log.services import TopicLogs
 from logstore.ownership import BundleId, Lease
 from logstore.ports.catalog import IntentResult, PhaseTwoQueue
 from logstore.positions import LedgerId, Position
@@ -166,7 +166,7 @@ def check_crash_recovery(*, finished: int, unfinished: int, repeat_is_harmless: 
     return PromiseResult(promise="8 survives kill -9, twice is once", ok=ok, seen=evidence)
 
 
-def check_flipped_bits(store_access: DirectStoreAccess, log: ManagedLedger, written: WrittenTopic) -> PromiseResult:
+def check_flipped_bits(store_access: DirectStoreAccess, log: TopicLogs, written: WrittenTopic) -> PromiseResult:
     """Check that a read of a segment with a flipped bit fails or returns the written entries."""
     ledger_id = written.needed[0]
     key = next(key for key in store_access.list_objects().keys_of_ledger(ledger_id) if key.endswith(".parquet"))
@@ -186,7 +186,7 @@ def check_flipped_bits(store_access: DirectStoreAccess, log: ManagedLedger, writ
     return PromiseResult(promise="a flipped bit is never read", ok=not problem and refused_count > 0, seen=text)
 
 
-def _read_payloads(log: ManagedLedger, written: WrittenTopic, ledger_id: LedgerId) -> list[bytes]:
+def _read_payloads(log: TopicLogs, written: WrittenTopic, ledger_id: LedgerId) -> list[bytes]:
     entry_count = len(written.payloads[ledger_id])
     entries = log.scan(written.topic, from_position=Position(ledger_id, 0))
     return [entry.payload or b"" for entry in islice(entries, entry_count)]

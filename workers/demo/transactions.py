@@ -47,7 +47,7 @@ async def run_transactions(
             source, *topics = [
                 await asyncio.to_thread(_create_topic_with_subscription, log, name) for name in ("paid", "a", "b", "c")
             ]
-            first = log.managed.append(
+            first = log.topic_logs.append(
                 source, ProducedEntries(entries=[NewEntry(payload=b"1"), NewEntry(payload=b"2")])
             )
             committed, aborted = await transactions.begin(), await transactions.begin()
@@ -86,7 +86,7 @@ def _create_topic_with_subscription(log: LogStore, name: str) -> Topic:
 
 
 def _read_topics(log: LogStore, topics: list[Topic]) -> list[list[bytes]]:
-    return [[entry.payload or b"" for entry in log.managed.scan(topic)] for topic in topics]
+    return [[entry.payload or b"" for entry in log.topic_logs.scan(topic)] for topic in topics]
 
 
 def check_transactions(
@@ -102,7 +102,7 @@ def check_transactions(
     with open_log_store(settings) as log:
         payloads_after = _read_topics(log, transactions.topics)
         state = log.subscriptions.read_state(transactions.source.topic_id, _SOURCE)
-        unread = [entry.position for entry in log.managed.scan(transactions.source, cursor_state=state)]
+        unread = [entry.position for entry in log.topic_logs.scan(transactions.source, cursor_state=state)]
     for payloads_by_topic in (transactions.payloads_decided, payloads_after):
         problems += [
             f"{topic.name} showed {payloads}"

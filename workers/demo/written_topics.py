@@ -68,11 +68,11 @@ def write_topics(log: LogStore, *, topics: int, ledgers: int, say: Callable[[str
 
 def _write_ledger(log: LogStore, written: WrittenTopic, index: int) -> None:
     if index:
-        log.managed.roll(written.topic)  # there is no roll after the last ledger, which stays open
+        log.topic_logs.roll(written.topic)  # there is no roll after the last ledger, which stays open
     for part in range(_SEGMENTS_PER_LEDGER):
         payloads = [f"{written.topic.name} {index} {part} {entry}".encode() for entry in range(_ENTRIES_PER_SEGMENT)]
         new_entries = [NewEntry(payload=payload) for payload in payloads]
-        result = log.managed.append(written.topic, ProducedEntries(entries=new_entries))
+        result = log.topic_logs.append(written.topic, ProducedEntries(entries=new_entries))
         if result.first is not None:  # None only for a duplicate, which needs a producer
             written.payloads.setdefault(result.first.ledger_id, []).extend(payloads)
 

@@ -49,7 +49,7 @@ class TopicCacheInvalidator:
     def on_acquired(self, lease: Lease) -> None:
         self._log.subscriptions.forget()
         parse_name, bundles = TopicName.from_encoded, self._bundles
-        self._log.managed.reload_last_ledgers(
+        self._log.topic_logs.reload_last_ledgers(
             lambda topic: bundle_of_topic(parse_name(topic.name), bundle_count=bundles) == lease.bundle
         )
 

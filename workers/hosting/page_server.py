@@ -87,7 +87,7 @@ def create_page_router(readiness: Readiness, metrics_url: str) -> PageRouter:
     pages.add("/healthz", report_health)
     pages.add("/readyz", report_readiness)
     if metrics_url:
-        pages.add("/metrics", _make_relay_page(metrics_url))
+        pages.add("/metrics", _make_forwarding_handler(metrics_url))
     return pages
 
 
@@ -224,8 +224,8 @@ async def _refuse_host_names_except_localhost(request: web.Request, handler: Req
     return await handler(request)
 
 
-def _make_relay_page(url: str) -> RequestHandler:
-    async def page(_: web.Request) -> web.StreamResponse:
+def _make_forwarding_handler(url: str) -> RequestHandler:
+    async def forward_to_url(_: web.Request) -> web.StreamResponse:
         try:
             async with ClientSession(timeout=_RELAY_TIMEOUT) as session, session.get(url) as response:
                 body = await response.read()
@@ -233,4 +233,4 @@ def _make_relay_page(url: str) -> RequestHandler:
             raise web.HTTPBadGateway(text=f"the metrics of this process do not answer: {error}\n") from error
         return web.Response(body=body, headers={"Content-Type": response.headers["Content-Type"]})
 
-    return page
+    return forward_to_url

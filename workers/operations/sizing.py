@@ -128,19 +128,21 @@ class DeletionRequestEstimate:
     gets: int  # GETs of one byte, which check a sample of the deleted objects
 
 
-def estimate_deletion_requests(
-    ledgers: int, *, segments: int, chunk: int = _DEFAULT_POLICY.chunk
+def estimate_s3_requests_of_deletion(
+    ledgers: int, *, segments_per_ledger: int, chunk: int = _DEFAULT_POLICY.chunk
 ) -> DeletionRequestEstimate:
-    """Estimate the requests for a batch of ledgers with `segments` segments each.
+    """Estimate the requests for a batch of ledgers with `segments_per_ledger` segments each.
 
     A ledger needs a LIST for each page of keys, and one more if it is alone in its chunk. Shared LISTs are ignored.
     """
     full_chunks, remaining_ledgers = divmod(ledgers, chunk)
     chunk_sizes = [chunk] * full_chunks + [remaining_ledgers] * bool(remaining_ledgers)
     return DeletionRequestEstimate(
-        lists=ledgers * ceil((segments + 1) / KEYS_PER_PAGE) + chunk_sizes.count(1),
-        gets=sum(min(SAMPLE_KEYS, size * segments) + min(SAMPLE_KEYS, size) for size in chunk_sizes),
-        deletes=sum(ceil(size * segments / KEYS_PER_PAGE) + ceil(size / KEYS_PER_PAGE) for size in chunk_sizes),
+        lists=ledgers * ceil((segments_per_ledger + 1) / KEYS_PER_PAGE) + chunk_sizes.count(1),
+        gets=sum(min(SAMPLE_KEYS, size * segments_per_ledger) + min(SAMPLE_KEYS, size) for size in chunk_sizes),
+        deletes=sum(
+            ceil(size * segments_per_ledger / KEYS_PER_PAGE) + ceil(size / KEYS_PER_PAGE) for size in chunk_sizes
+        ),
     )
 
 
@@ -156,7 +158,7 @@ def estimate_store_size(plan: PlannedStore) -> StoreSizeEstimate:
         "pending_deletion": ceil(deleted_per_s * _DAY_S * plan.finished_days),
     }
     objects, bytes_per_row = plan.ledgers * (plan.segments + 1), ROW_BYTES[plan.database]
-    requests = estimate_deletion_requests(_DEFAULT_POLICY.chunk, segments=plan.segments)
+    requests = estimate_s3_requests_of_deletion(_DEFAULT_POLICY.chunk, segments_per_ledger=plan.segments)
     records = sum(count for table, count in rows.items() if table != "ledger_copy")
     blocks = ceil(records / MAX_VERSIONS_PER_BLOCK)
     topics_per_s = plan.topics / plan.trim_interval_s

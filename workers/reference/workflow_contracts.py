@@ -12,7 +12,7 @@ from temporalio.workflow import _Definition
 
 from activities.deletion.phase_two_steps import delete_ledger_workflow_id
 from logstore import errors
-from logstore.deletion.intents import GuardRefusal, IntentKey
+from logstore.deletion.intents import IntentKey, RequestRefusal
 from workers.hosting.error_and_subject_interceptors import FINAL_ERRORS
 from workers.hosting.temporal_workers import WORKFLOWS
 from workers.reference import reachable_errors
@@ -96,7 +96,7 @@ def _build_contract(workflow: type) -> WorkflowContract:
         reachable_errors.find_guard_refusals(code),
     )
     takes, gives = (definition.arg_types or [type(None)])[0], definition.ret_type or type(None)
-    has_refusal = GuardRefusal in get_args(get_type_hints(gives).get("refused"))
+    has_refusal = RequestRefusal in get_args(get_type_hints(gives).get("refused"))
     refused = (guard_refusals & raised or guard_refusals) if has_refusal else set()
     fails = getattr(module, "FAILURES", _list_errors_that_end_run(workflow, refused))
     awaited_fails = [name for child in getattr(module, "AWAITED", ()) for name in _build_contract(child).fails]

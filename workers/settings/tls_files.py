@@ -6,8 +6,8 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Literal, Self
 
 from logstore.errors import InvalidInput
+from workers.settings.files_named_by_settings import read_setting_file
 from workers.settings.model import Settings
-from workers.settings.setting_files import read_setting_file
 
 if TYPE_CHECKING:
     from cryptography import x509

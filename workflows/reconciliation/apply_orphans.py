@@ -33,7 +33,7 @@ with workflow.unsafe.imports_passed_through():
         FiledPage,
         PlanStepInput,
     )
-    from logstore.deletion.intents import GuardRefusal
+    from logstore.deletion.intents import RequestRefusal
     from logstore.reconciliation.findings import ApplyCounts, apply_batch_id
     from workflows import activity_options, guard_refusal_results, search_attributes
     from workflows.deletion import batches
@@ -71,7 +71,7 @@ class ApplyOrphans:
     async def run(self, request: ApplyOrphansInput) -> ApplyOrphansResult:
         workflow.upsert_search_attributes([search_attributes.RUN_ID.value_set(request.run_id)])
         begun = await self._begin_apply()
-        if isinstance(begun, GuardRefusal):
+        if isinstance(begun, RequestRefusal):
             await workflow.wait_condition(workflow.all_handlers_finished)
             workflow.upsert_search_attributes([search_attributes.OUTCOME.value_set(["REFUSED"])])
             workflow.set_current_details(guard_refusal_results.format_refusal(begun))
@@ -127,7 +127,7 @@ class ApplyOrphans:
         self._step = step
         workflow.set_current_details(format_apply(self._progress, step))
 
-    async def _begin_apply(self) -> ApplyScope | GuardRefusal:
+    async def _begin_apply(self) -> ApplyScope | RequestRefusal:
         request = self._request
         begin = BeginApplyInput(
             run_id=request.run_id,

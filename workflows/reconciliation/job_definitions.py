@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from logstore.deletion.intents import GuardRefusal
+from logstore.deletion.intents import RequestRefusal
 from logstore.reconciliation.bulk_job_inputs_and_results import SCRUB_RATE
 from logstore.reconciliation.findings import ApplyCounts, PlanOrScrubResult
 from workflows.deletion.job_definitions import DeletionPolicy
@@ -46,7 +46,7 @@ class ReconcileOrphansResult:
 
     run_id: str
     found: PlanOrScrubResult | None = None
-    refused: GuardRefusal | None = None
+    refused: RequestRefusal | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +90,7 @@ class ApplyOrphansResult:
 
     run_id: str  # plan's run id
     done: ApplyCounts = field(default_factory=ApplyCounts)
-    refused: GuardRefusal | None = None
+    refused: RequestRefusal | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,7 +135,7 @@ class ScrubLedgersResult:
     run_id: str
     found: PlanOrScrubResult | None = None
     progress: ScrubLedgersProgress = field(default_factory=ScrubLedgersProgress)
-    refused: GuardRefusal | None = None
+    refused: RequestRefusal | None = None
 
 
 def scrub_job_key(topic_ids: Sequence[int]) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ from typing import Final
 from temporalio.exceptions import ActivityError
 
 from logstore import errors
-from logstore.deletion.intents import GuardRefusal
+from logstore.deletion.intents import RequestRefusal
 from logstore.reconciliation.bulk_job_inputs_and_results import (
     CompareStorageWithCatalogJob,
     ListStorageJob,
@@ -37,7 +37,7 @@ _LABEL_BY_COUNT: Final = {
 """Labels of those counts of bulk jobs that operators see. All other counts are for guards."""
 
 
-def find_guard_refusal(error: ActivityError) -> GuardRefusal | None:
+def find_guard_refusal(error: ActivityError) -> RequestRefusal | None:
     return refusal_from_error(error, GUARDS)
 
 

@@ -24,10 +24,10 @@ with workflow.unsafe.imports_passed_through():
     from activities.deletion.trim_by_retention import CountBatchInput, TrimAllTopicsActivities
     from activities.records.end_records import EndRecordsActivities
     from activities.records.inputs_and_results import (
-        BeginEndingInput,
-        EndingStartMoment,
+        CheckEndRecordsInput,
         EndRecordsPageInput,
         EndRecordsPageResult,
+        EndRecordsStart,
     )
     from logstore.errors import ClaimHeld, FunctionFailed, InvalidInput, StaleCatalog, UnknownObject, Unsupported
     from logstore.records.job_results import SelectionPageStart
@@ -81,7 +81,7 @@ class EndRecords:
         request = self._request
         if request.now_us:
             return True
-        begin_input = BeginEndingInput(
+        begin_input = CheckEndRecordsInput(
             function=request.function,
             topic_id=request.topic_id,
             topic=request.topic,
@@ -89,7 +89,7 @@ class EndRecords:
             catalog_epoch=request.catalog_epoch,
         )
         try:
-            begun: EndingStartMoment = await workflow.execute_activity_method(
+            begun: EndRecordsStart = await workflow.execute_activity_method(
                 EndRecordsActivities.check_ending_request, begin_input, **activity_options.CATALOG
             )
         except ActivityError as error:

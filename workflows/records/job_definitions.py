@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Final
 
-from logstore.deletion.intents import BatchCertificate, GuardRefusal
+from logstore.deletion.intents import BatchCertificate, RequestRefusal
 from logstore.records.job_results import (
     DefragmentedBlocks,
     FlushedRecords,
@@ -35,7 +35,7 @@ class FlushRecordsResult:
 
     done: FlushedRecords = field(default_factory=FlushedRecords)
     looks: int = 0  # number of completed activities
-    refused: GuardRefusal | None = None
+    refused: RequestRefusal | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +96,7 @@ class DefragmentRecordsResult:
 
     done: DefragmentedBlocks = field(default_factory=DefragmentedBlocks)
     joined: bool = False  # another run was active, and this run did nothing
-    refused: GuardRefusal | None = None
+    refused: RequestRefusal | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,7 +123,7 @@ class RaidTombstonesResult:
     run_id: str = ""
     done: RaidedTombstones = field(default_factory=RaidedTombstones)
     joined: bool = False  # another raid was active, and this run did nothing
-    refused: GuardRefusal | None = None
+    refused: RequestRefusal | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,7 +145,7 @@ class ReplicateRecordsResult:
 
     shipped: list[ShippedBlocks] = field(default_factory=list)
     joined: bool = False  # another run was active, and this run did nothing
-    refused: GuardRefusal | None = None
+    refused: RequestRefusal | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,8 +158,8 @@ class EndRecordsResult:
     ledger_ids: list[int] = field(default_factory=list)  # sample of the detached ledgers
     because: list[str] = field(default_factory=list)  # sample of reasons why selected ledgers stay
     certificate: BatchCertificate | None = None  # None: nothing was detached, or other jobs finish the batch
-    stopped: GuardRefusal | None = None  # why the job stopped after some pages, such as a failed function
-    refused: GuardRefusal | None = None  # why nothing was done
+    stopped: RequestRefusal | None = None  # why the job stopped after some pages, such as a failed function
+    refused: RequestRefusal | None = None  # why nothing was done
 
     @property
     def outcomes(self) -> dict[str, int]:
@@ -217,7 +217,7 @@ class FollowRecordsResult:
     """Counts of applied records, or the refusal."""
 
     done: FollowedRecords = field(default_factory=lambda: FollowedRecords(replica=""))
-    refused: GuardRefusal | None = None
+    refused: RequestRefusal | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -260,7 +260,7 @@ class RebuildCatalogResult:
     skipped_blocks: int = 0
     flushed_us: int = 0  # time of the loaded rows; later changes return only if storage has them
     begun_us: int = 0
-    refused: GuardRefusal | None = None
+    refused: RequestRefusal | None = None
 
 
 FLUSH_RECORDS = JobDefinition("flush-records", FlushRecordsInput, FlushRecordsResult, keys=("", NOW))

@@ -13,12 +13,12 @@ from temporalio.exceptions import WorkflowAlreadyStartedError
 
 with workflow.unsafe.imports_passed_through():
     from workflows import activity_options
-    from workflows.job_definition import JobDefinition, JobInput
+    from workflows.job_definition import DescribedJobInput, JobDefinition
 
 GUARDS = ("CatalogAdopting", "CatalogMismatch", "CatalogOutdated", "PreconditionFailed")
 """Error types that end a record log job as refused. Nothing has changed, and a person must look."""
 
-Q = TypeVar("Q", bound=JobInput)
+Q = TypeVar("Q", bound=DescribedJobInput)
 R = TypeVar("R")
 
 

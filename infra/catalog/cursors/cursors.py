@@ -30,10 +30,10 @@ from infra.catalog.log.ledger_rows import (
     lock_component_list,
     publish_component_ledger,
     raise_list_version,
-    read_data_list_id,
+    read_message_list_id,
 )
 from infra.catalog.log.message_ledgers import read_epoch
-from infra.catalog.log.topic_rows import lock_active_topic, read_topic
+from infra.catalog.log.topic_rows import read_topic, share_lock_active_topic
 from logstore.cursors.cursor_state import (
     CursorSnapshot,
     advance_mark_delete,
@@ -55,8 +55,8 @@ class SqlCursors(CatalogAdapter):
     def create_subscription(
         self, connection: Connection, topic_id: TopicId, name: str, *, latest: bool
     ) -> StoredCursor:
-        lock_active_topic(connection, topic_id)
-        list_id = read_data_list_id(connection, topic_id, lock=True)
+        share_lock_active_topic(connection, topic_id)
+        list_id = read_message_list_id(connection, topic_id, lock=True)
         existing = connection.execute(select_cursor(topic_id, name)).first()
         if existing:
             return stored_cursor_from_row(existing)
@@ -147,8 +147,8 @@ class SqlCursors(CatalogAdapter):
 
 
 def _seek_cursor(connection: Connection, topic_id: TopicId, name: str, position: Position, now_us: int) -> StoredCursor:
-    topic = lock_active_topic(connection, topic_id)
-    list_id = read_data_list_id(connection, topic_id, lock=True)
+    topic = share_lock_active_topic(connection, topic_id)
+    list_id = read_message_list_id(connection, topic_id, lock=True)
     _lock_cursor_list(connection, topic_id, name)
     cursor = LockedCursor.from_row(
         _require_cursor_row(connection, select_cursor(topic_id, name).with_for_update(), name)

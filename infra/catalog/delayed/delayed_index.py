@@ -25,7 +25,7 @@ from infra.catalog.engine.database import CatalogAdapter, in_write_transaction
 from infra.catalog.engine.dialect_sql import is_one_of
 from infra.catalog.log.component_ledgers import read_newborn_or_reopen_intent, retire_component_ledger
 from infra.catalog.log.ledger_rows import lock_component_list, publish_component_ledger
-from infra.catalog.log.topic_rows import lock_active_topic, read_topic
+from infra.catalog.log.topic_rows import read_topic, share_lock_active_topic
 from logstore.delayed.index_buckets import IndexBucketList, SealAndMergeLimits
 from logstore.errors import PreconditionFailed, UnknownObject
 from logstore.log.ledgers import Component
@@ -66,7 +66,7 @@ class SqlDelayedIndex(CatalogAdapter):
     @in_write_transaction("catalog.claim_buckets")
     def claim_bucket_list(self, connection: Connection, topic_id: TopicId, claim: Claim) -> bool:
         try:
-            lock_active_topic(connection, topic_id)
+            share_lock_active_topic(connection, topic_id)
         except (UnknownObject, PreconditionFailed):
             return False
         return claim_bucket_list(connection, topic_id, claim, now_us=self._db.now_us(connection))
@@ -126,7 +126,7 @@ class SqlDelayedIndex(CatalogAdapter):
 
     @in_write_transaction("catalog.clear_buckets")
     def retire_all_buckets(self, connection: Connection, topic_id: TopicId, *, reason: str) -> int:
-        topic = lock_active_topic(connection, topic_id)
+        topic = share_lock_active_topic(connection, topic_id)
         lock_component_list(connection, topic_id, Component.DELAYED_INDEX, {})
         removed = [bucket.bucket_id for bucket in lock_bucket_list(connection, topic_id).buckets]
         change_bucket_list(connection, topic_id, removed=removed, added=(), sealed_to=EARLIEST)

@@ -27,7 +27,7 @@ _I, _B, _L, _S, _C = t.delayed_index.c, t.delayed_bucket.c, t.ledger.c, t.segmen
 _DROP_DELAY_MS: Final = 60_000  # margin after a bucket's last delivery time, because clocks differ
 
 
-def _match_listed_data_ledgers(topic_id: ColumnElement[int]) -> tuple[ColumnElement[bool], ...]:
+def _match_listed_message_ledgers(topic_id: ColumnElement[int]) -> tuple[ColumnElement[bool], ...]:
     """Select the topic's listed message ledgers. Callers filter by `place`, which equals the id and has an index."""
     lists = t.ledger_list.c
     return (
@@ -43,7 +43,12 @@ def count_delayed_entries_after(
 ) -> ScalarSelect[int]:
     """Count delayed messages after a position. The position must be the end of a segment, or `EARLIEST`."""
     is_behind = or_(_L.ledger_id > ledger, and_(_L.ledger_id == ledger, _S.first_entry > entry))
-    is_in_segment = (*_match_listed_data_ledgers(topic_id), _L.place >= ledger, _S.ledger_id == _L.ledger_id, is_behind)
+    is_in_segment = (
+        *_match_listed_message_ledgers(topic_id),
+        _L.place >= ledger,
+        _S.ledger_id == _L.ledger_id,
+        is_behind,
+    )
     return select(func.coalesce(func.sum(_S.delayed), 0)).where(*is_in_segment).scalar_subquery()
 
 
@@ -53,7 +58,7 @@ def count_ledgers_after(
     is_behind = or_(and_(_L.ledger_id > ledger, _L.entries > 0), and_(_L.ledger_id == ledger, _L.entries - 1 > entry))
     return (
         select(func.count(_L.ledger_id))
-        .where(*_match_listed_data_ledgers(topic_id), _L.place >= ledger, is_behind)
+        .where(*_match_listed_message_ledgers(topic_id), _L.place >= ledger, is_behind)
         .scalar_subquery()
     )
 
@@ -97,7 +102,7 @@ def _match_droppable_buckets(now_us: int) -> ColumnElement[bool]:
     return or_(
         _B.last_ms <= now_us // 1000 - _DROP_DELAY_MS,
         is_acknowledged,
-        ~exists().where(*_match_listed_data_ledgers(_B.topic_id), is_in_range),
+        ~exists().where(*_match_listed_message_ledgers(_B.topic_id), is_in_range),
     )
 
 

@@ -29,7 +29,7 @@ from infra.catalog.deletion.run_rows import (
 )
 from infra.catalog.engine.database import Database, in_read_transaction, in_write_transaction
 from infra.catalog.engine.dialect_sql import is_one_of
-from infra.catalog.log.ledger_rows import read_data_list_id, read_last_ledger_id
+from infra.catalog.log.ledger_rows import read_last_ledger_id, read_message_list_id
 from infra.catalog.log.topic_rows import read_topic
 from infra.catalog.ownership.fences import LeaseBoundAdapter, lock_fence_of_lease
 from logstore.deletion.intents import DeletionState
@@ -63,7 +63,7 @@ class SqlPhaseOne(LeaseBoundAdapter):
     def preview_detach(
         self,
         topic_id: TopicId,
-        ledger_ids: Sequence[LedgerId] | None,
+        requested_ids: Sequence[LedgerId] | None,
         *,
         force: bool,
         rolled: LedgerId | None = None,
@@ -71,7 +71,7 @@ class SqlPhaseOne(LeaseBoundAdapter):
         def read(connection: Connection) -> list[LedgerId]:
             view = self._read_list_view(connection, topic_id, lock=False)
             return list(
-                select_ledgers_to_detach(connection, view, ledger_ids, force=force, ledger_assumed_rolled=rolled).ids
+                select_ledgers_to_detach(connection, view, requested_ids, force=force, ledger_assumed_rolled=rolled).ids
             )
 
         return self._db.read(read)
@@ -79,7 +79,7 @@ class SqlPhaseOne(LeaseBoundAdapter):
     def detach_ledgers(
         self,
         topic_id: TopicId,
-        ledger_ids: Sequence[LedgerId] | None,
+        requested_ids: Sequence[LedgerId] | None,
         *,
         force: bool,
         batch_id: str,
@@ -89,19 +89,19 @@ class SqlPhaseOne(LeaseBoundAdapter):
     ) -> DetachedBatch:
         suffix = "" if durable is None else f"/durable {durable}"
         order = DetachOrder(
-            ledger_ids=ledger_ids,
+            ledger_ids=requested_ids,
             force=force,
             batch_id=batch_id,
             claim=claim,
             cause=cause,
-            request=fingerprint_request(f"{topic_id}/{force}{suffix}", ledger_ids, text_if_no_ids="retention"),
-            ending=EndingOperation.RETENTION if ledger_ids is None else EndingOperation.DELETE,
+            request=fingerprint_request(f"{topic_id}/{force}{suffix}", requested_ids, text_if_no_ids="retention"),
+            ending=EndingOperation.RETENTION if requested_ids is None else EndingOperation.DELETE,
             durable=durable,
         )
 
         def work(connection: Connection, view: TopicListView) -> DetachedBatch:
             return detach_ledgers(
-                connection, view, select_ledgers_to_detach(connection, view, ledger_ids, force=force), order
+                connection, view, select_ledgers_to_detach(connection, view, requested_ids, force=force), order
             )
 
         with effect("catalog.detach"):
@@ -265,7 +265,7 @@ class SqlPhaseOne(LeaseBoundAdapter):
 
     def _read_list_view(self, connection: Connection, topic_id: TopicId, *, lock: bool) -> TopicListView:
         topic = read_topic(connection, topic_id, share_lock=lock)
-        list_id = read_data_list_id(connection, topic_id, lock=lock)
+        list_id = read_message_list_id(connection, topic_id, lock=lock)
         marks = read_mark_delete_positions(connection, topic_id)
         last = read_last_ledger_id(connection, list_id)
         now = self._db.now_us(connection)

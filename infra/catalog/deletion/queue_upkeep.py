@@ -59,7 +59,7 @@ class SqlPhaseTwoQueueUpkeep(CatalogAdapter):
             queries = (
                 _select_stalled_intents(now),
                 _select_abandoned_newborns(now - self._newborn_us),
-                _select_dead_uploads(now),
+                _select_abandoned_uploads(now),
             )
             is_idle = not any(_has_rows(connection, query) for query in queries)
             return earlier_detach or (DetachedBatch(batch_id=batch_id, ledgers=0, intents=0) if is_idle else None)
@@ -108,7 +108,7 @@ class SqlPhaseTwoQueueUpkeep(CatalogAdapter):
         """
         page = _select_abandoned_newborns(now_us - self._newborn_us).order_by(_L.ledger_id).limit(limit)
         newborn_rows = connection.execute(page).all()
-        upload_rows = connection.execute(_select_dead_uploads(now_us).limit(limit)).all()
+        upload_rows = connection.execute(_select_abandoned_uploads(now_us).limit(limit)).all()
         rows = [*newborn_rows, *upload_rows]
         if not rows:
             return 0, 0
@@ -130,7 +130,7 @@ class SqlPhaseTwoQueueUpkeep(CatalogAdapter):
         return SweepBacklogCounts(
             stalled=_count_rows(connection, _select_stalled_intents(now)),
             newborn=_count_rows(connection, _select_abandoned_newborns(now - self._newborn_us)),
-            uploads=_count_rows(connection, _select_dead_uploads(now)),
+            uploads=_count_rows(connection, _select_abandoned_uploads(now)),
             rows=_count_rows(connection, _select_old_deleted_intents(now, before)),
             runs=_count_rows(connection, _select_old_empty_runs(before)),
         )
@@ -213,7 +213,7 @@ def _select_abandoned_newborns(before_us: int) -> Select[Any]:
     return select(*columns).select_from(source).where(match_abandoned_newborns(before_us))
 
 
-def _select_dead_uploads(now_us: int) -> Select[Any]:
+def _select_abandoned_uploads(now_us: int) -> Select[Any]:
     """Select list and topic of abandoned uploads. The state is a literal, as the partial index requires."""
     c = t.ledger_copy.c
     source = t.ledger_copy.join(t.ledger, _L.ledger_id == c.ledger_id)

@@ -165,7 +165,7 @@ def parse_json_object(text: str) -> dict[str, Any] | None:
     return value if isinstance(value, dict) else None
 
 
-class JsonOrNull(FunctionElement[Any]):
+class ParsableJsonOrNull(FunctionElement[Any]):
     """JSON column that is NULL if the database cannot parse its value.
 
     SQLite stores any text. PostgreSQL stores escapes of invalid characters, but a statement that parses one fails.
@@ -176,13 +176,13 @@ class JsonOrNull(FunctionElement[Any]):
     inherit_cache = True
 
 
-@compiles(JsonOrNull)
-def _compile_postgresql_readable(element: JsonOrNull, compiler: SQLCompiler, **options: Any) -> str:  # noqa: ANN401 - SQLAlchemy's
+@compiles(ParsableJsonOrNull)
+def _compile_postgresql_readable(element: ParsableJsonOrNull, compiler: SQLCompiler, **options: Any) -> str:  # noqa: ANN401 - SQLAlchemy's
     column = compiler.process(element.clauses, **options)
     return rf"CASE WHEN CAST({column} AS TEXT) !~* '\\u(0000|d[89a-f])' THEN {column} END"
 
 
-@compiles(JsonOrNull, "sqlite")
-def _compile_sqlite_readable(element: JsonOrNull, compiler: SQLCompiler, **options: Any) -> str:  # noqa: ANN401 - SQLAlchemy's
+@compiles(ParsableJsonOrNull, "sqlite")
+def _compile_sqlite_readable(element: ParsableJsonOrNull, compiler: SQLCompiler, **options: Any) -> str:  # noqa: ANN401 - SQLAlchemy's
     column = compiler.process(element.clauses, **options)
     return f"CASE WHEN json_valid({column}) THEN {column} END"

@@ -7,7 +7,7 @@ from sqlalchemy import Connection, select
 from infra.catalog import tables as t
 from infra.catalog.deletion.intent_queries import INTENT_COLUMNS, intent_from_row
 from infra.catalog.engine.database import CatalogAdapter, Database, in_write_transaction
-from infra.catalog.engine.dialect_sql import JsonOrNull, build_insert_if_absent
+from infra.catalog.engine.dialect_sql import ParsableJsonOrNull, build_insert_if_absent
 from infra.catalog.identity.catalog_row import read_catalog_row
 from infra.catalog.log.ledger_inspection import read_live_copies, read_live_ledger
 from logstore.deletion.intents import DeletionState, find_missing_property
@@ -60,7 +60,7 @@ def _read_live_copies_in_bucket(
     connection: Connection, kind: CopyKind, bucket: str, limit: int
 ) -> Iterator[InspectedCopy]:
     is_in_bucket = (
-        (JsonOrNull(_C.context)["bucket"].as_string() == bucket,) if kind is CopyKind.OFFLOADED_LEDGER else ()
+        (ParsableJsonOrNull(_C.context)["bucket"].as_string() == bucket,) if kind is CopyKind.OFFLOADED_LEDGER else ()
     )
     query = select(_C.ledger_id).where(_C.kind == kind.value, _C.state == CopyState.LIVE.value, *is_in_bucket)
     for ledger_id in connection.execute(query.order_by(_C.ledger_id.desc()).limit(limit)).scalars().all():

@@ -18,7 +18,7 @@ from infra.catalog.log.ledger_rows import (
     insert_newborn_ledger,
     ledger_from_row,
 )
-from infra.catalog.log.topic_rows import lock_active_topic, read_topic
+from infra.catalog.log.topic_rows import read_topic, share_lock_active_topic
 from logstore.errors import UnknownObject
 from logstore.log.ledgers import Component, CopyKind, CopyState, LedgerOwner, LedgerStatement
 from logstore.ports.catalog import AuditCause, Ledger, Topic
@@ -49,7 +49,7 @@ class SqlLedgersOfAllComponents(CatalogAdapter):
         *,
         application: str,
     ) -> LedgerStatement:
-        topic = lock_active_topic(connection, topic_id)
+        topic = share_lock_active_topic(connection, topic_id)
         owner = LedgerOwner(
             application=application, component=component, topic_id=topic_id, topic=topic.name, keys=dict(keys)
         )

@@ -20,11 +20,11 @@ from infra.catalog.log.ledger_rows import (
     attach_newborn_ledger,
     insert_newborn_ledger,
     ledger_from_row,
-    read_data_list_id,
     read_last_ledger_id,
+    read_message_list_id,
 )
 from infra.catalog.log.producer_sequence_rows import read_producer_sequences
-from infra.catalog.log.topic_rows import lock_active_topic
+from infra.catalog.log.topic_rows import share_lock_active_topic
 from infra.catalog.log.totals_and_backlogs import count_cursor_backlogs, read_topic_totals
 from infra.catalog.transactions.buffer_rows import read_buffers
 from logstore.cursors.cursor_state import CursorState
@@ -76,11 +76,11 @@ class SqlMessageLedgers(CatalogAdapter):
 
     @in_write_transaction("catalog.create_ledger")
     def create_ledger(self, connection: Connection, topic_id: TopicId, *, application: str) -> LedgerStatement:
-        topic = lock_active_topic(connection, topic_id)
+        topic = share_lock_active_topic(connection, topic_id)
         component = Component.MANAGED_LEDGER
         owner = LedgerOwner(application=application, component=component, topic_id=topic_id, topic=topic.name, keys={})
         return insert_newborn_ledger(
-            connection, owner, read_data_list_id(connection, topic_id), now_us=self._db.now_us(connection)
+            connection, owner, read_message_list_id(connection, topic_id), now_us=self._db.now_us(connection)
         )
 
     @in_write_transaction("catalog.attach")
@@ -89,13 +89,13 @@ class SqlMessageLedgers(CatalogAdapter):
         query = select(t.ledger, t.ledger_list.c.topic_id).select_from(source)
         newborn = connection.execute(query.where(t.ledger.c.ledger_id == ledger_id)).first()
         try:
-            topic = newborn and lock_active_topic(connection, newborn.topic_id)
+            topic = newborn and share_lock_active_topic(connection, newborn.topic_id)
         except UnknownObject:  # the topic was deleted meanwhile
             topic = None
         if newborn is None or topic is None:
             reopen_newborn_intent(connection, ledger_id)
             return False  # a trim has replaced the ledger by an intent, or its topic was deleted
-        read_data_list_id(connection, newborn.topic_id, lock=True)
+        read_message_list_id(connection, newborn.topic_id, lock=True)
         current = connection.execute(select(t.ledger).where(t.ledger.c.ledger_id == ledger_id)).first()
         if current is None:
             reopen_newborn_intent(connection, ledger_id)

@@ -91,7 +91,7 @@ def read_topic(connection: Connection, topic_id: TopicId, *, share_lock: bool = 
     return topic_from_row(row)
 
 
-def lock_active_topic(connection: Connection, topic_id: TopicId) -> Topic:
+def share_lock_active_topic(connection: Connection, topic_id: TopicId) -> Topic:
     """Share-lock a topic and require that it is ACTIVE.
 
     A DELETING topic is not locked, because its removal would wait for the lock.

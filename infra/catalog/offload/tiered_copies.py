@@ -13,8 +13,8 @@ from infra.catalog.deletion.intent_rows import replace_copies_by_intents, take_o
 from infra.catalog.deletion.run_rows import fingerprint_request, insert_batch_run, lock_then_find_earlier_detach
 from infra.catalog.engine.database import CatalogAdapter, in_read_transaction, in_write_transaction
 from infra.catalog.engine.dialect_sql import cast_to_text, is_one_of, parse_offload_context_or_empty
-from infra.catalog.log.ledger_rows import insert_writing_copy, publish_copy, read_data_list_id
-from infra.catalog.log.topic_rows import lock_active_topic, read_topic
+from infra.catalog.log.ledger_rows import insert_writing_copy, publish_copy, read_message_list_id
+from infra.catalog.log.topic_rows import read_topic, share_lock_active_topic
 from infra.catalog.offload.upload_ends import (
     TIERED,
     build_ledger_statement,
@@ -63,11 +63,11 @@ class SqlOffloads(CatalogAdapter):
         row = _read_listed_ledger(connection, ledger_id)
         if row is None:
             return _GONE
-        owner = lock_active_topic(connection, row.topic_id)
+        owner = share_lock_active_topic(connection, row.topic_id)
         require_named_topic(ledger_id, owner.name, topic)
         if row.component != Component.MANAGED_LEDGER.value:
             raise Unsupported(f"ledger {ledger_id}: expected a ledger of messages, found one of {row.component}")
-        list_id = read_data_list_id(connection, row.topic_id, lock=True)
+        list_id = read_message_list_id(connection, row.topic_id, lock=True)
         row = _read_listed_ledger(connection, ledger_id)
         if row is None:
             return _GONE
@@ -168,7 +168,7 @@ class SqlOffloads(CatalogAdapter):
     ) -> Sequence[Any]:
         ledger = t.ledger.c
         is_requested = [] if ledger_ids is None else [is_one_of(connection, ledger.ledger_id, ledger_ids)]
-        is_listed = (ledger.list_id == read_data_list_id(connection, topic_id), ledger.place.is_not(None))
+        is_listed = (ledger.list_id == read_message_list_id(connection, topic_id), ledger.place.is_not(None))
         query = select(ledger.ledger_id, ledger.state).where(*is_listed, *is_requested, *conditions)
         return connection.execute(query.order_by(ledger.ledger_id).limit(limit)).all()
 
@@ -183,7 +183,7 @@ class SqlOffloads(CatalogAdapter):
         limit: int,
     ) -> list[PublishedTieredCopy]:
         topic = read_topic(connection, topic_id)
-        condition = _match_removable_primaries(connection, read_data_list_id(connection, topic_id), ledger_ids)
+        condition = _match_removable_primaries(connection, read_message_list_id(connection, topic_id), ledger_ids)
         rows = connection.execute(
             _select_ledgers_with_tiered_copy(condition & (t.ledger.c.ledger_id > after)).limit(limit)
         ).all()
@@ -211,7 +211,9 @@ class SqlOffloads(CatalogAdapter):
         request = fingerprint_request(f"primaries/{topic_id}", ledger_ids)
 
         def lock() -> tuple[Topic, int]:
-            return read_topic(connection, topic_id, share_lock=True), read_data_list_id(connection, topic_id, lock=True)
+            return read_topic(connection, topic_id, share_lock=True), read_message_list_id(
+                connection, topic_id, lock=True
+            )
 
         locked = lock_then_find_earlier_detach(connection, batch_id, request, lock)
         if isinstance(locked, DetachedBatch):
@@ -260,7 +262,7 @@ def _lock_topic_and_list(connection: Connection, ledger_id: LedgerId) -> tuple[i
     row = _read_listed_ledger(connection, ledger_id)
     try:
         topic = read_topic(connection, row.topic_id, share_lock=True) if row else None
-        list_id = read_data_list_id(connection, topic.topic_id, lock=True) if topic else None
+        list_id = read_message_list_id(connection, topic.topic_id, lock=True) if topic else None
     except UnknownObject:
         return None, None
     if topic is None or _read_listed_ledger(connection, ledger_id) is None:

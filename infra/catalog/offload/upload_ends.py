@@ -11,7 +11,7 @@ from infra.catalog.deletion.intent_rows import (
     replace_copies_by_intents,
     set_intent_context,
 )
-from infra.catalog.engine.dialect_sql import JsonOrNull, cast_to_text, parse_offload_context_or_empty
+from infra.catalog.engine.dialect_sql import ParsableJsonOrNull, cast_to_text, parse_offload_context_or_empty
 from infra.catalog.log.ledger_rows import set_copy_context
 from logstore.deletion.intents import DeletionState
 from logstore.log.ledgers import Component, CopyKind, CopyState, LedgerOwner, LedgerStatement
@@ -29,7 +29,7 @@ def match_abandoned_uploads(now_us: int) -> ColumnElement[bool]:
     A copy without a readable deadline is not selected.
     """
     c = t.ledger_copy.c
-    stored_end = cast(JsonOrNull(c.context)["until_us"].as_string(), Text)
+    stored_end = cast(ParsableJsonOrNull(c.context)["until_us"].as_string(), Text)
     is_number = func.length(stored_end).between(1, 18) & (func.ltrim(stored_end, "0123456789") == "")
     end_us = case((is_number, cast(stored_end, t.Big)), else_=now_us)
     has_ended = end_us + UPLOAD_GRACE_S * 1_000_000 <= now_us

@@ -178,7 +178,7 @@ def select_stalled_intents(row_ids: Collection[int]) -> Select[Any]:
     return select(_P.row_id).where(_is_among(_P.row_id, row_ids, "row ids"), match_stalled_intents(now))
 
 
-def select_primary_segments_of_topic(topic_id: int) -> Select[Any]:
+def select_message_segments_in_entry_order(topic_id: int) -> Select[Any]:
     """Select the segments of the topic's listed message ledgers that have a primary copy, in the order of entries."""
     c, lists = t.segment.c, t.ledger_list
     source = (

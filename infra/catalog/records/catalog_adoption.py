@@ -7,8 +7,7 @@ from typing import Any, Final
 from sqlalchemy import ColumnElement, Connection, and_, exists, func, or_, select
 
 from infra.catalog import tables as t
-from infra.catalog.cursors.cursor_rows import forget_cursor_snapshots as drop_cursors_snapshots
-from infra.catalog.cursors.cursor_rows import move_cursors_past_removed_ledgers
+from infra.catalog.cursors.cursor_rows import forget_cursor_snapshots, move_cursors_past_removed_ledgers
 from infra.catalog.delayed.bucket_rows import clear_bucket_lists, recount_unsealed_entries_of_all_topics
 from infra.catalog.deletion.intent_queries import parse_owner_keys
 from infra.catalog.deletion.intent_rows import move_intents_to_batch
@@ -217,7 +216,7 @@ def _is_listed(column: ColumnElement[Any]) -> ColumnElement[bool]:
 
 def _forget_lost_snapshots(connection: Connection) -> None:
     """Remove references to lost snapshots. Cursors, buffers and delayed indexes work without these snapshots."""
-    drop_cursors_snapshots(connection, _match_lost_references(t.cursor.c.snapshot_ledger))
+    forget_cursor_snapshots(connection, _match_lost_references(t.cursor.c.snapshot_ledger))
     forget_buffer_snapshots(connection, _match_lost_references(t.transaction_snapshot.c.ledger_id))
     bucket = t.delayed_bucket.c
     topic_ids = connection.execute(

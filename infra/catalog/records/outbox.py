@@ -42,7 +42,7 @@ from logstore.stop_checks import raise_if_stopped
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from infra.catalog.records.outbox_changes import SqlOutboxReader
+    from infra.catalog.records.outbox_reader import SqlOutboxReader
 
 _L, _P, _S = t.ledger.c, t.pending_deletion.c, t.tombstone.c
 _KEYS_PER_STATEMENT = 50_000
@@ -68,7 +68,7 @@ class SqlRecordOutbox(CatalogAdapter):
 
     @contextmanager
     def read_changes(self, *, cursors: bool, page: int | None = None) -> "Iterator[SqlOutboxReader]":
-        from infra.catalog.records.outbox_changes import SqlOutboxReader  # noqa: PLC0415 - its pyarrow costs start-up time
+        from infra.catalog.records.outbox_reader import SqlOutboxReader  # noqa: PLC0415 - its pyarrow costs start-up time
 
         with self._db.open_snapshot() as connection:
             yield SqlOutboxReader(connection, cursors=cursors, page=page, at_us=self._db.now_us(connection))

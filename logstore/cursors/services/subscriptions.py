@@ -130,7 +130,7 @@ class Subscriptions:
             try:
                 answer = self._committer.commit_write(replace(request, snapshot=snapshot))
             except SnapshotNeeded as refused:
-                snapshot = self._load_snapshot_named_by_row(topic_id, name, LedgerId(refused.needed))
+                snapshot = self._load_snapshot_or_successor(topic_id, name, LedgerId(refused.needed))
             else:
                 if answer.snapshot_ledger is None:
                     self._snapshot_by_subscription.pop((topic_id, name), None)
@@ -199,10 +199,8 @@ class Subscriptions:
         """Forget the snapshots of all subscriptions. The next commit of each subscription is refused once."""
         self._snapshot_by_subscription.clear()
 
-    def _load_snapshot_named_by_row(
-        self, topic_id: TopicId, name: str, named_before: LedgerId
-    ) -> CursorSnapshot | None:
-        ledger_id: LedgerId | None = named_before
+    def _load_snapshot_or_successor(self, topic_id: TopicId, name: str, first: LedgerId) -> CursorSnapshot | None:
+        ledger_id: LedgerId | None = first
         for _ in range(_MAX_SNAPSHOT_CHANGES):
             if ledger_id is None:
                 return None

@@ -22,7 +22,7 @@ from logstore.delayed.services.shared_tracker import LostBucketAlarm, MeasuredSn
 from logstore.delayed.tracker import IndexSnapshotReader
 from logstore.errors import AcknowledgementStale, InvalidInput, PreconditionFailed
 from logstore.log.entries import Entry
-from logstore.log.services import READABLE_COLUMNS, ManagedLedger
+from logstore.log.services import READABLE_COLUMNS, TopicLogs
 from logstore.log.services.log_end_watch import Watch
 from logstore.ports.catalog import AcknowledgeResult, DelayedIndex, Topic, Transactions
 from logstore.positions import EARLIEST, Position, TopicId
@@ -185,7 +185,7 @@ class MessageDelivery:
         *,
         index: DelayedIndex,
         snapshots: IndexSnapshotReader,
-        managed: ManagedLedger,
+        topic_logs: TopicLogs,
         subscriptions: Subscriptions,
         transactions: Transactions,
         clock: Clock | None = None,
@@ -194,7 +194,7 @@ class MessageDelivery:
     ) -> None:
         self._index, self.snapshots = index, MeasuredSnapshotReader(snapshots)
         """Snapshot reader that all trackers share. It counts and times all reads."""
-        self._managed, self.subscriptions, self._transactions = managed, subscriptions, transactions
+        self._topic_logs, self.subscriptions, self._transactions = topic_logs, subscriptions, transactions
         self._clock, self._tolerance_ms = clock or Clock(), tolerance_ms
         self._alarm = alarm
         self._lock = threading.Lock()
@@ -230,7 +230,7 @@ class MessageDelivery:
                 dispatcher = self._create_dispatcher(topic, shared, subscription, from_position, columns)
                 cursor = None
             with shared.lock:
-                create_watch = partial(self._managed.watch, topic)
+                create_watch = partial(self._topic_logs.watch, topic)
                 return Consumer(self, topic, dispatcher, dispatcher.add_consumer(), create_watch, subscription=cursor)
 
     @property
@@ -291,7 +291,7 @@ class MessageDelivery:
             topic,
             shared,
             read_subscription=read_subscription,
-            managed=self._managed,
+            topic_logs=self._topic_logs,
             transactions=self._transactions,
             columns=columns,
         )

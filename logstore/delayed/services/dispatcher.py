@@ -38,7 +38,7 @@ from logstore.delayed.services.subscription_log_reader import (
 )
 from logstore.errors import SextonError
 from logstore.log.entries import Entry
-from logstore.log.services import ManagedLedger
+from logstore.log.services import TopicLogs
 from logstore.ports.catalog import Topic, Transactions
 from logstore.positions import EARLIEST, LedgerId, Position
 
@@ -82,7 +82,7 @@ class Dispatcher:
         shared: SharedTracker,
         *,
         read_subscription: Callable[[], Subscription],
-        managed: ManagedLedger,
+        topic_logs: TopicLogs,
         transactions: Transactions,
         columns: Sequence[str],
     ) -> None:
@@ -91,9 +91,9 @@ class Dispatcher:
         self._topic, self._shared, self._read_subscription = topic, shared, read_subscription
         self._state, self._seeks, self._releases = CursorState(EARLIEST), _UNKNOWN, _UNKNOWN
         self._replay = ReplaySet()
-        self.columns, self._managed = columns, managed
+        self.columns, self._topic_logs = columns, topic_logs
         self._reader = SubscriptionLogReader(
-            topic, self, lock=shared.lock, managed=managed, transactions=transactions, columns=columns
+            topic, self, lock=shared.lock, topic_logs=topic_logs, transactions=transactions, columns=columns
         )
 
     def add_due_messages(self, rows: DelayedRows) -> None:
@@ -241,7 +241,7 @@ class Dispatcher:
         received: list[Entry] = []
         while len(received) < limit and (popped := self._refill_replay_set_and_pop(limit - len(received))):
             try:
-                entries = self._managed.read_visible_entries_at(
+                entries = self._topic_logs.read_visible_entries_at(
                     self._topic, [position for _, position in popped], columns=self.columns
                 )
             except SextonError:

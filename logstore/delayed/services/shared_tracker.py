@@ -146,7 +146,7 @@ class SharedTracker:
                 with self.lock:
                     self.tracker.load_bucket_segment(source, segment)
                     self._rewind(self.tracker.pop_rewinds())
-        self._reload_list_or_alarm()
+        self._reload_list_for_lost_buckets()
 
     def track_waiting_and_return_due(self, ledger_id: LedgerId, later: Mapping[int, int]) -> list[tuple[int, Position]]:
         """Track the messages of `later` that are not due. Return delivery times and positions of the due messages."""
@@ -176,7 +176,7 @@ class SharedTracker:
     def _unreported_buckets(self) -> list[IndexBucket]:
         return [bucket for bucket in self.tracker.lost_buckets if bucket.bucket_id not in self._reported]
 
-    def _reload_list_or_alarm(self) -> None:
+    def _reload_list_for_lost_buckets(self) -> None:
         """Read the list again if index buckets are lost. If it is unchanged, raise an alarm for each of them."""
         with self._list_lock:
             while True:

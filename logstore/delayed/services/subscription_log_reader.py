@@ -13,7 +13,7 @@ from pyroaring import BitMap
 
 from logstore.cursors.cursor_state import CursorState
 from logstore.log.entries import Entry
-from logstore.log.services import ManagedLedger
+from logstore.log.services import TopicLogs
 from logstore.log.services.read_filter import ExcludedEntries, Postponer
 from logstore.ports.catalog import Topic, Transactions
 from logstore.positions import EARLIEST, LedgerId, Position
@@ -88,12 +88,12 @@ class SubscriptionLogReader:
         scan_filter: ScanFilter,
         *,
         lock: AbstractContextManager[Any],
-        managed: ManagedLedger,
+        topic_logs: TopicLogs,
         transactions: Transactions,
         columns: Sequence[str],
     ) -> None:
         self._topic, self._filter, self._lock = topic, scan_filter, lock
-        self._managed, self._transactions, self._columns = managed, transactions, columns
+        self._topic_logs, self._transactions, self._columns = topic_logs, transactions, columns
         self._next, self._rewind_to = EARLIEST, cast("Position | None", None)
         self._state = CursorState(EARLIEST)
         self._has_scanned = False
@@ -154,7 +154,7 @@ class SubscriptionLogReader:
         if frontier.last is None or frontier.last < start:
             return False
         self._scan_end = frontier.last
-        scan = self._managed.scan(
+        scan = self._topic_logs.scan(
             self._topic,
             from_position=start,
             columns=self._columns,

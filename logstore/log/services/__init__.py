@@ -7,8 +7,8 @@ the process reads them again.
 
 from logstore.log.services.batched_appends import AppendResult
 from logstore.log.services.ledger_roll import RollPolicy, RollResult
-from logstore.log.services.managed_ledger import ManagedLedger
 from logstore.log.services.read_filter import READABLE_COLUMNS
+from logstore.log.services.topic_logs import TopicLogs
 from logstore.retrying_clock import Clock
 
-__all__ = ["READABLE_COLUMNS", "AppendResult", "Clock", "ManagedLedger", "RollPolicy", "RollResult"]
+__all__ = ["READABLE_COLUMNS", "AppendResult", "Clock", "RollPolicy", "RollResult", "TopicLogs"]

@@ -16,7 +16,7 @@ from logstore.ports.catalog.catalog_rebuild import (
     LoadedLedger,
     MissingRowCause,
 )
-from logstore.ports.catalog.claims_and_batches import (
+from logstore.ports.catalog.claims_and_deletion_results import (
     AuditCause,
     Claim,
     DetachedBatch,

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from logstore.delayed.index_buckets import IndexBucket, IndexBucketList, SealAndMergeLimits
-from logstore.ports.catalog.claims_and_batches import Claim
+from logstore.ports.catalog.claims_and_deletion_results import Claim
 from logstore.positions import LedgerId, Position, TopicId
 
 

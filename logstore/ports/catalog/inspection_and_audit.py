@@ -7,7 +7,7 @@ from typing import Protocol
 
 from logstore.deletion.intents import DeletionIntent
 from logstore.log.ledgers import LedgerState
-from logstore.ports.catalog.claims_and_batches import AuditCause
+from logstore.ports.catalog.claims_and_deletion_results import AuditCause
 from logstore.ports.catalog.record_log import Tombstone
 from logstore.positions import LedgerId
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Protocol, Self
 
 from logstore.ownership import Lease
-from logstore.ports.catalog.claims_and_batches import AuditCause, Claim, DetachedBatch, IntentTally
+from logstore.ports.catalog.claims_and_deletion_results import AuditCause, Claim, DetachedBatch, IntentTally
 from logstore.ports.catalog.ledgers_and_segments import Ledger
 from logstore.positions import LedgerId, TopicId
 from logstore.records.tombstone_rules import CompoundOperation
@@ -46,7 +46,7 @@ class PhaseOne(Protocol):
     def preview_detach(
         self,
         topic_id: TopicId,
-        ledger_ids: Sequence[LedgerId] | None,
+        requested_ids: Sequence[LedgerId] | None,
         *,
         force: bool,
         rolled: LedgerId | None = None,
@@ -62,7 +62,7 @@ class PhaseOne(Protocol):
     def detach_ledgers(
         self,
         topic_id: TopicId,
-        ledger_ids: Sequence[LedgerId] | None,
+        requested_ids: Sequence[LedgerId] | None,
         *,
         force: bool,
         batch_id: str,

@@ -7,7 +7,7 @@ from typing import Protocol, Self
 from logstore.deletion.intents import DeletionIntent, DeletionState
 from logstore.log.ledgers import CopyKind
 from logstore.ownership import Lease
-from logstore.ports.catalog.claims_and_batches import (
+from logstore.ports.catalog.claims_and_deletion_results import (
     AuditCause,
     Claim,
     DetachedBatch,

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from logstore.deletion.intents import Outcome
 from logstore.log.ledgers import CopyKind, LedgerStatement
-from logstore.ports.catalog.claims_and_batches import AuditCause, Claim, DetachedBatch
+from logstore.ports.catalog.claims_and_deletion_results import AuditCause, Claim, DetachedBatch
 from logstore.positions import LedgerId
 
 

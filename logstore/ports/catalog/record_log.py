@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from logstore.deletion.intents import DeletionIntent
-from logstore.ports.catalog.claims_and_batches import Claim
+from logstore.ports.catalog.claims_and_deletion_results import Claim
 from logstore.records.manifest import Block, IdCeilings, Manifest
 from logstore.records.record_kinds import RecordKind
 

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from logstore.log.ledgers import LedgerStatement
 from logstore.offload.tiered_copy import CopyLengths
-from logstore.ports.catalog.claims_and_batches import AuditCause, Claim, DetachedBatch
+from logstore.ports.catalog.claims_and_deletion_results import AuditCause, Claim, DetachedBatch
 from logstore.positions import LedgerId, TopicId
 
 

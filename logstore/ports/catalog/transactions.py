@@ -7,7 +7,7 @@ from typing import Final, Protocol
 
 from pyroaring import BitMap
 
-from logstore.ports.catalog.claims_and_batches import AuditCause, Claim
+from logstore.ports.catalog.claims_and_deletion_results import AuditCause, Claim
 from logstore.positions import EARLIEST, LedgerId, Position, TopicId
 from logstore.transactions.transaction_buffer import TransactionBuffer
 from logstore.transactions.transaction_ids_and_states import Participant, TransactionId, TransactionState

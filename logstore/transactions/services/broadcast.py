@@ -21,7 +21,7 @@ from typing import Final
 from logstore.deletion.retention import RetentionPolicy
 from logstore.errors import PreconditionFailed, SextonError, StaleCatalog, TerminalError, UnknownObject
 from logstore.failpoints import effect
-from logstore.log.services import ManagedLedger
+from logstore.log.services import TopicLogs
 from logstore.ports.catalog import (
     FinishedTransaction,
     SettlementReason,
@@ -70,11 +70,11 @@ class Broadcaster:
         *,
         transactions: Transactions,
         topics: Topics,
-        managed: ManagedLedger,
+        topic_logs: TopicLogs,
         epoch: Callable[[], int],
         advance: Callable[[TopicId, str], object],
     ) -> None:
-        self._transactions, self._topics, self._managed = transactions, topics, managed
+        self._transactions, self._topics, self._topic_logs = transactions, topics, topic_logs
         self._epoch, self._advance = epoch, advance
         self._threads = ThreadPoolExecutor(_MAX_CONCURRENT_TOPICS, thread_name_prefix="broadcast")
 
@@ -140,7 +140,7 @@ class Broadcaster:
         topic = Topic(topic_id=topic_id, name=name, state=TopicState.ACTIVE, policy=RetentionPolicy(), created_us=0)
         try:
             with effect("transactions.append_markers"):
-                self._managed.append(topic, markers_to_entries(markers))
+                self._topic_logs.append(topic, markers_to_entries(markers))
         except (UnknownObject, PreconditionFailed) as error:
             # Only a topic that is not active is gone. Any other refusal is an error.
             if isinstance(error, StaleCatalog) or self._is_active(topic_id):

@@ -55,7 +55,7 @@ def _another(topic: Stored, name: str, *hours: int) -> Topic:
     """One more topic of the same world, with so many delayed messages."""
     made = topic.world.catalog.topics.create_topic(f"persistent://tenant/namespace/{name}", RetentionPolicy())
     entries = [NewEntry(payload=b"x", deliver_at_ms=topic.now_ms + hour * HOUR_MS) for hour in hours]
-    topic.world.log.managed.append(made, ProducedEntries(entries=entries))
+    topic.world.log.topic_logs.append(made, ProducedEntries(entries=entries))
     return made
 
 

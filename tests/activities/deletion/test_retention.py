@@ -10,7 +10,7 @@ from logstore.log.services import RollPolicy
 from logstore.ports.catalog import Topic
 from logstore.positions import TopicId
 from tests.activities.activity_world import World, run
-from tests.managed_ledgers import open_managed_ledger
+from tests.open_topic_logs import open_topic_logs
 
 
 class CountingRoller:
@@ -46,8 +46,8 @@ class CountingSettler:
 def test_roll_of_an_idle_ledger_past_its_age_closes_it_once(world: World) -> None:
     """An idle topic's last ledger becomes deletable without traffic; twice rolls once (apache/pulsar#9136)."""
     world.fill(0)
-    with open_managed_ledger(world.catalog, world.objects, policy=RollPolicy(max_age_s=0)) as managed:
-        retention = RetentionPreparation(topics=world.catalog.topics, roller=managed, settler=CountingSettler())
+    with open_topic_logs(world.catalog, world.objects, policy=RollPolicy(max_age_s=0)) as topic_logs:
+        retention = RetentionPreparation(topics=world.catalog.topics, roller=topic_logs, settler=CountingSettler())
         request = RollIdleLedgerInput(topic_id=world.topic.topic_id)
         assert [run(retention.roll_idle_ledger, request), run(retention.roll_idle_ledger, request)] == [True, False]
     assert len(world.catalog.ledgers.list_ledgers(world.topic.topic_id)) == 2

@@ -84,7 +84,7 @@ def _failing(history: History, monkeypatch: pytest.MonkeyPatch) -> TransactionId
     def fail(*_: object) -> None:
         raise CorruptData("damaged")
 
-    monkeypatch.setattr(history.world.log.managed, "append", fail)
+    monkeypatch.setattr(history.world.log.topic_logs, "append", fail)
     return history.decided[-1]
 
 
@@ -109,13 +109,13 @@ def test_transaction_whose_topics_all_fail_is_handed_over_unless_storage_is_away
     other = world.catalog.topics.create_topic("persistent://tenant/namespace/other", world.topic.policy)
     history.take([("begin", 0, 0), ("produce", 0, 0)])
     (txn,) = history.open
-    log.managed.append(other, ProducedEntries(entries=[NewEntry(payload=b"x")], txn=txn))
+    log.topic_logs.append(other, ProducedEntries(entries=[NewEntry(payload=b"x")], txn=txn))
     history.take([("decide", 0, 1)])
 
     def fail(*_: object) -> None:
         raise error
 
-    monkeypatch.setattr(log.managed, "append", fail)
+    monkeypatch.setattr(log.topic_logs, "append", fail)
     if isinstance(error, StoreUnavailable):
         with pytest.raises(StoreUnavailable, match="no topic could be told"):
             _drain(history, log.broadcasts)
@@ -135,16 +135,16 @@ def test_error_that_nobody_expected_is_told_of_one_topic_and_holds_up_no_other(
     other = world.catalog.topics.create_topic("persistent://tenant/namespace/other", world.topic.policy)
     history.take([("begin", 0, 0), ("begin", 0, 0), ("produce", 0, 0)])
     well, bad = history.open
-    log.managed.append(other, ProducedEntries(entries=[NewEntry(payload=b"x")], txn=bad))
+    log.topic_logs.append(other, ProducedEntries(entries=[NewEntry(payload=b"x")], txn=bad))
     history.take([("decide", 0, 1), ("decide", 0, 1)])
-    real = log.managed.append
+    real = log.topic_logs.append
 
     def append(topic: Topic, produced: ProducedEntries) -> AppendResult:
         if topic.topic_id == other.topic_id:
             raise ZeroDivisionError("a defect")
         return real(topic, produced)
 
-    monkeypatch.setattr(log.managed, "append", append)
+    monkeypatch.setattr(log.topic_logs, "append", append)
     answer = _drain(history, log.broadcasts)
     assert (answer.finished, answer.handed_over) == (1, [str(bad)])
     assert world.catalog.transactions.get_transaction_states([well])[well] is TransactionState.COMMITTED

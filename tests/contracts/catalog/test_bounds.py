@@ -24,7 +24,7 @@ from tests.contracts.catalog.steps import acknowledge as acknowledged
 from tests.contracts.catalog.steps import append, filled, new_topic, roll
 from tests.contracts.catalog.worlds import MemoryWorld, SqlWorld, World
 from tests.fakes.object_store import FakeObjectStore
-from tests.managed_ledgers import open_managed_ledger
+from tests.open_topic_logs import open_topic_logs
 
 _MANY = 40
 
@@ -120,8 +120,10 @@ def test_preparing_a_page_of_topics_asks_for_all_of_them_at_once(sqlite_world: S
     topics = [new_topic(sqlite_world, f"persistent://a/b/t{number}") for number in range(12)]
     for topic in topics:
         filled(sqlite_world, topic.topic_id, 2)
-    with open_managed_ledger(sqlite_world.catalog, FakeObjectStore()) as managed:
-        idle = RetentionPreparation(topics=sqlite_world.catalog.topics, roller=managed, settler=_Settles(sqlite_world))
+    with open_topic_logs(sqlite_world.catalog, FakeObjectStore()) as topic_logs:
+        idle = RetentionPreparation(
+            topics=sqlite_world.catalog.topics, roller=topic_logs, settler=_Settles(sqlite_world)
+        )
         asked = []
         for some in (topics[:2], topics):
             with counted(sqlite_world.database) as read:
@@ -143,28 +145,28 @@ def test_topics_that_are_due_are_those_that_would_roll(world: World) -> None:
     assert {one.topic_id: one for one in found} == {
         topic_id: last for topic_id in ids if (last := world.catalog.ledgers.last_ledger(topic_id))
     }
-    with open_managed_ledger(
+    with open_topic_logs(
         world.catalog, FakeObjectStore(), policy=RollPolicy(max_entries=5, max_age_s=10**12)
-    ) as managed:
-        assert managed.select_topics_to_roll(ids) == {old.topic_id}
+    ) as topic_logs:
+        assert topic_logs.select_topics_to_roll(ids) == {old.topic_id}
 
 
 def test_reading_one_entry_looks_up_few_ledgers(sqlite_world: SqlWorld) -> None:
     """However long the list is, and wherever in it the reader begins."""
     topic = new_topic(sqlite_world)
-    with open_managed_ledger(sqlite_world.catalog, FakeObjectStore(), policy=RollPolicy(max_entries=1)) as managed:
-        appended = [managed.append(topic, _entry(number)).last for number in range(_MANY)]
+    with open_topic_logs(sqlite_world.catalog, FakeObjectStore(), policy=RollPolicy(max_entries=1)) as topic_logs:
+        appended = [topic_logs.append(topic, _entry(number)).last for number in range(_MANY)]
         written = [one for one in appended if one is not None]
         for at in (None, written[0], written[_MANY // 2]):
             with counted(sqlite_world.database) as read:
-                (entry,) = managed.read(topic, max_entries=1, from_position=at)
+                (entry,) = topic_logs.read(topic, max_entries=1, from_position=at)
             assert entry.position == (at or written[0])
             assert read.rows < _MANY // 2
         with counted(sqlite_world.database) as read:
-            (entry,) = managed.read(topic, max_entries=1, cursor_state=CursorState(written[-3]))
+            (entry,) = topic_logs.read(topic, max_entries=1, cursor_state=CursorState(written[-3]))
         assert entry.position == written[-2]
         assert read.rows < _MANY // 2
-        assert [one.position for one in managed.scan(topic)] == written
+        assert [one.position for one in topic_logs.scan(topic)] == written
 
 
 def _entry(number: int) -> ProducedEntries:

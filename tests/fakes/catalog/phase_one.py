@@ -31,18 +31,18 @@ class FakePhaseOne(FakeBatchRuns):
     def preview_detach(
         self,
         topic_id: TopicId,
-        ledger_ids: Sequence[LedgerId] | None,
+        requested_ids: Sequence[LedgerId] | None,
         *,
         force: bool,
         rolled: LedgerId | None = None,
     ) -> list[LedgerId]:
         with self._catalog.lock:
-            return self._select_ledgers_to_detach(topic_id, ledger_ids, force=force, rolled=rolled)[0]
+            return self._select_ledgers_to_detach(topic_id, requested_ids, force=force, rolled=rolled)[0]
 
     def detach_ledgers(
         self,
         topic_id: TopicId,
-        ledger_ids: Sequence[LedgerId] | None,
+        requested_ids: Sequence[LedgerId] | None,
         *,
         force: bool,
         batch_id: str,
@@ -50,15 +50,15 @@ class FakePhaseOne(FakeBatchRuns):
         cause: AuditCause,
         durable: bool | None = None,
     ) -> DetachedBatch:
-        request = (topic_id, None if ledger_ids is None else frozenset(ledger_ids), force, durable)
+        request = (topic_id, None if requested_ids is None else frozenset(requested_ids), force, durable)
         with effect("catalog.detach"), self._catalog.lock:
             earlier = self.earlier(batch_id, request)
             if earlier:
                 return earlier.detached
-            detached = self._detach_and_file(topic_id, ledger_ids, batch_id, cause, force=force, durable=durable)
+            detached = self._detach_and_file(topic_id, requested_ids, batch_id, cause, force=force, durable=durable)
             return (
                 self.open_batch(detached, claim, request, topic_id)
-                if detached.intents or ledger_ids is not None
+                if detached.intents or requested_ids is not None
                 else detached
             )
 

@@ -187,7 +187,7 @@ class ModelActions:
                     self.wake()
                 case Interlude.ROLLED:
                     for topic in self.topics.values():
-                        self.house.process(worker).managed.roll(topic)
+                        self.house.process(worker).topic_logs.roll(topic)
         except (SimulatedCrash, RetryableError, OutcomeUnknown, TerminalError):
             self.house.bury(worker)
             self.workflows.driver.lose_worker()

@@ -99,7 +99,7 @@ class ModelProcess:
     def __init__(self, exit_stack: ExitStack, log: LogStore) -> None:
         """Take the log of the process, and what ends it."""
         self._ended = exit_stack
-        self.committer, self.managed = log.committer, log.managed
+        self.committer, self.topic_logs = log.committer, log.topic_logs
         self.subscriptions, self.schemas = log.subscriptions, log.schemas
         self.worker = ActivityWorker(create_activities(log, UnownedTopics()).all())
 

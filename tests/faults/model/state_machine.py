@@ -117,11 +117,11 @@ class StoreStateMachine(ModelJudge, RuleBasedStateMachine):
         numbers = self.unanswered[topic] or list(range(first_number, first_number + count))
         new_entries = [NewEntry(payload=str(number).encode(), sequence_id=number) for number in numbers]
         produced = ProducedEntries(entries=new_entries, producer="writer")
-        end, _ = self.call(program, lambda process: process.managed.append(self.topics[topic], produced))
+        end, _ = self.call(program, lambda process: process.topic_logs.append(self.topics[topic], produced))
         self.unanswered[topic] = numbers if end is CallEnd.UNSURE else []
         self.answered[topic] |= set(numbers) if end is CallEnd.ANSWERED else set()
         if rolls:
-            self.call(program, lambda process: process.managed.roll(self.topics[topic]))
+            self.call(program, lambda process: process.topic_logs.roll(self.topics[topic]))
 
     @rule(topic=topics, program=programs)
     def oversleep(self, topic: str, program: str) -> None:
@@ -134,7 +134,7 @@ class StoreStateMachine(ModelJudge, RuleBasedStateMachine):
         """Close the last ledger and open another; perhaps so slowly that its newborn is taken for abandoned."""
         if sleeps:
             self.plan(InterludePlace.PUT, Interlude.TRIMMED)
-        self.call(program, lambda process: process.managed.roll(self.topics[topic]))
+        self.call(program, lambda process: process.topic_logs.roll(self.topics[topic]))
 
     @rule(topic=topics, program=programs, late=st.booleans())
     def fall_asleep(self, topic: str, program: str, late: bool) -> None:
@@ -156,7 +156,7 @@ class StoreStateMachine(ModelJudge, RuleBasedStateMachine):
     def read(self, topic: str, program: str) -> None:
         """Read everything there is."""
         end, sequence_ids = self.call(
-            program, lambda process: [entry.sequence_id for entry in process.managed.scan(self.topics[topic])]
+            program, lambda process: [entry.sequence_id for entry in process.topic_logs.scan(self.topics[topic])]
         )
         listed = [number for number, _ in self.list_numbers_with_ledger(topic)]
         self.wrong += (

@@ -182,12 +182,12 @@ class WatchedPhaseOne(FakePhaseOne):
                     ]
 
     def detach_ledgers(
-        self, topic_id: TopicId, ledger_ids: Sequence[LedgerId] | None, *, force: bool, batch_id: str, **options: Any
+        self, topic_id: TopicId, requested_ids: Sequence[LedgerId] | None, *, force: bool, batch_id: str, **options: Any
     ) -> DetachedBatch:
         is_repeated = batch_id in self._catalog.runs
-        judge = partial(_find_wrong_detach, requested_ids=ledger_ids, force=force, repeated=is_repeated)
+        judge = partial(_find_wrong_detach, requested_ids=requested_ids, force=force, repeated=is_repeated)
         with self._judge_detach(topic_id, f"detach {batch_id}", judge):
-            return super().detach_ledgers(topic_id, ledger_ids, force=force, batch_id=batch_id, **options)
+            return super().detach_ledgers(topic_id, requested_ids, force=force, batch_id=batch_id, **options)
 
     def detach_by_retention_into_batch(self, topic_id: TopicId, *, batch_id: str, **options: Any) -> DetachedBatch:
         repeated = self._count_batch_intents(batch_id, topic_id).intents > 0

@@ -122,7 +122,7 @@ class _Run:
 
     def elements(self, key: str) -> list[str]:
         """The list now."""
-        return [(entry.payload or b"").decode() for entry in self.log.managed.scan(self.topics[key])]
+        return [(entry.payload or b"").decode() for entry in self.log.topic_logs.scan(self.topics[key])]
 
 
 @pytest.mark.external_service

@@ -32,16 +32,16 @@ def test_append_in_a_decided_transaction_is_refused_alone(model: TransactionStat
     model.log.committer.commit_write(EndTransactionWrite(txn=txn, commit=True))
     topic = model.topics["a"]
     parts = [_part("first"), _part("late", txn=txn), _part("late too", txn=txn), _part("last")]
-    first, late, too, last = model.log.managed._appender.append(topic, RememberedTopicState(), parts)
+    first, late, too, last = model.log.topic_logs._appender.append(topic, RememberedTopicState(), parts)
     assert isinstance(first, AppendResult)
     assert isinstance(last, AppendResult)
     assert isinstance(late, TransactionNotOpen)
     assert isinstance(too, TransactionNotOpen)
     assert late is not too, "each caller raises its own"
     assert str(late) == f"txn {txn}: append: expected state OPEN, found COMMITTED"
-    assert [entry.payload for entry in model.log.managed.scan(topic)][-2:] == [b"first", b"last"]
+    assert [entry.payload for entry in model.log.topic_logs.scan(topic)][-2:] == [b"first", b"last"]
     with pytest.raises(TransactionNotOpen):
-        model.log.managed.append(topic, _part("later", txn=txn))
+        model.log.topic_logs.append(topic, _part("later", txn=txn))
 
 
 @pytest.mark.parametrize("verb", MarkerVerb)

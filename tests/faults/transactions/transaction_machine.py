@@ -166,7 +166,7 @@ class TransactionStateMachine(RuleBasedStateMachine):
         produced = ProducedEntries(entries=entries, txn=self.ids[transaction] if transaction else None)
         refused = transaction is not None and self.serial.fates[transaction] is not TransactionFate.OPEN
         try:
-            self._try_call(lambda: self.log.managed.append(self.topics[name], produced))
+            self._try_call(lambda: self.log.topic_logs.append(self.topics[name], produced))
         except TransactionNotOpen:
             assert refused
         stored_texts = {item.text for item in items} & set(self._stored(name))
@@ -201,7 +201,7 @@ class TransactionStateMachine(RuleBasedStateMachine):
         subscription = SUBSCRIPTIONS_BY_TOPIC[name][sub % len(SUBSCRIPTIONS_BY_TOPIC[name])]
         topic_id = self.topics[name].topic_id
         read = self.log.subscriptions.get_for_consumer(topic_id, subscription)
-        entries = self.log.managed.read(self.topics[name], max_entries=count, cursor_state=read.state)
+        entries = self.log.topic_logs.read(self.topics[name], max_entries=count, cursor_state=read.state)
         positions = {(entry.payload or b"").decode(): entry.position for entry in entries}
         serial_releases = self.serial.logs[name].subs[subscription].releases
         page = ReadPage(
@@ -407,14 +407,14 @@ class TransactionStateMachine(RuleBasedStateMachine):
         if name:
             marked_transaction = self.ids[transaction] if transaction and txn % 3 else TransactionId(3, txn)
             marker = TransactionMarker(txn=marked_transaction, verb=verb, epoch=epoch, subscription=sub)
-            self._try_call(lambda: self.log.managed.append(self.topics[name], markers_to_entries([marker])))
+            self._try_call(lambda: self.log.topic_logs.append(self.topics[name], markers_to_entries([marker])))
 
     @rule(topic=_pick)
     def roll(self, topic: int) -> None:
         """A new ledger."""
         name = self._topic(topic)
         if name:
-            self._try_call(lambda: self.log.managed.roll(self.topics[name]))
+            self._try_call(lambda: self.log.topic_logs.roll(self.topics[name]))
 
     @rule(topic=_pick)
     def trim(self, topic: int) -> None:
@@ -519,13 +519,13 @@ class TransactionStateMachine(RuleBasedStateMachine):
         """All topics in one go: of each transaction all or nothing, in order, and nothing of one that was aborted."""
         for name, log in self.serial.logs.items():
             topic = self.topics[name]
-            visible_texts = [(entry.payload or b"").decode() for entry in self.log.managed.scan(topic)]
+            visible_texts = [(entry.payload or b"").decode() for entry in self.log.topic_logs.scan(topic)]
             assert visible_texts == self.serial.visible(name), (
                 f"{name}: expected {self.serial.visible(name)}, found {visible_texts}"
             )
             for sub in log.subs:
                 state = self.log.subscriptions.read_state(topic.topic_id, sub)
-                entries = self.log.managed.scan(topic, cursor_state=state)
+                entries = self.log.topic_logs.scan(topic, cursor_state=state)
                 visible_texts = [(entry.payload or b"").decode() for entry in entries]
                 deliverable_texts = self.serial.deliverable(name, sub)
                 assert visible_texts == deliverable_texts, (
@@ -558,7 +558,7 @@ class TransactionStateMachine(RuleBasedStateMachine):
                     releases = self.log.subscriptions.get(topic_id, sub).releases
                     self.log.subscriptions.acknowledge(topic_id, sub, up_to=last_position, releases=releases)
                     serial_subscription.acknowledged |= set(position_by_text)
-            self.log.managed.roll(self.topics[name])
+            self.log.topic_logs.roll(self.topics[name])
             self._trim_topic(name)
             assert not log.items, f"{name}: {log.items} are consumed and stay"
 
@@ -632,7 +632,7 @@ class TransactionStateMachine(RuleBasedStateMachine):
 
     def _position_by_visible_text(self, name: str) -> dict[str, Position]:
         """Of what readers see."""
-        entries = self.log.managed.scan(self.topics[name])
+        entries = self.log.topic_logs.scan(self.topics[name])
         return {(entry.payload or b"").decode(): entry.position for entry in entries}
 
     def _acknowledged(self, name: str, sub: str, position_by_text: dict[str, Position]) -> set[str]:

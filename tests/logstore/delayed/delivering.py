@@ -16,7 +16,7 @@ from logstore.delayed.services.consumers import MessageDelivery
 from logstore.deletion.retention import RetentionPolicy
 from logstore.log.entries import NewEntry, ProducedEntries
 from logstore.log.ledger_object_keys import segment_key
-from logstore.log.services import Clock, ManagedLedger, RollPolicy
+from logstore.log.services import Clock, RollPolicy, TopicLogs
 from logstore.log.services.component_ledgers import ComponentLedgers
 from logstore.log.services.group_commit import GroupCommitter
 from logstore.ports.catalog import DelayedIndex, Topic
@@ -33,7 +33,7 @@ class Process:
     """What one process has."""
 
     delivery: MessageDelivery
-    managed: ManagedLedger
+    topic_logs: TopicLogs
     subscriptions: Subscriptions
 
 
@@ -67,8 +67,8 @@ class World:
         given: Any = {"ledgers": self.catalog.ledgers, "objects": self.objects, "application": "sexton", "clock": clock}
         policy = RollPolicy(max_entries=self.ledger_entries, max_size_bytes=10**15, max_age_s=10**9)
         transactions = self.catalog.transactions
-        managed = ManagedLedger(**given, transactions=transactions, committer=committer, policy=policy)
-        self.opened.enter_context(closing(managed))
+        topic_logs = TopicLogs(**given, transactions=transactions, committer=committer, policy=policy)
+        self.opened.enter_context(closing(topic_logs))
         contents = ComponentLedgers(**given, components=self.catalog.components)
         states = CursorSnapshots(
             cursors=self.catalog.cursors,
@@ -83,14 +83,14 @@ class World:
         delivery = MessageDelivery(
             index=cast("DelayedIndex", self),
             snapshots=self.snapshots,
-            managed=managed,
+            topic_logs=topic_logs,
             subscriptions=subscriptions,
             transactions=transactions,
             clock=clock,
             tolerance_ms=tolerance_ms,
             alarm=lambda topic, bucket: self.alarms.append(bucket.bucket_id),
         )
-        return Process(delivery=delivery, managed=managed, subscriptions=subscriptions)
+        return Process(delivery=delivery, topic_logs=topic_logs, subscriptions=subscriptions)
 
     @property
     def now_ms(self) -> int:
@@ -112,7 +112,7 @@ class World:
         """One segment of messages; delays are milliseconds from now."""
         times = [None if delay is None else self.now_ms + delay for delay in delays]
         entries = [NewEntry(payload=payload, deliver_at_ms=time) for time in times]
-        result = self._writer.managed.append(self.topic, ProducedEntries(entries=entries))
+        result = self._writer.topic_logs.append(self.topic, ProducedEntries(entries=entries))
         assert result.first
         first = result.first
         made = {Position(first.ledger_id, first.entry_id + at): time for at, time in enumerate(times)}

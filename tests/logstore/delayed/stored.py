@@ -53,14 +53,14 @@ class Stored:
         """One segment with an entry for each: due in so many hours, before now if negative, or not delayed."""
         times = [None if one is None else self.now_ms + one * HOUR_MS for one in hours]
         entries = [NewEntry(payload=b"x", deliver_at_ms=one) for one in times]
-        found = self.world.log.managed.append(self.world.topic, ProducedEntries(entries=entries, txn=txn))
+        found = self.world.log.topic_logs.append(self.world.topic, ProducedEntries(entries=entries, txn=txn))
         assert found.first
         assert found.last
         return [replace(found.first, entry_id=at) for at in range(found.first.entry_id, found.last.entry_id + 1)]
 
     def roll(self) -> None:
         """Let the next segments go into another ledger."""
-        self.world.log.managed.roll(self.world.topic)
+        self.world.log.topic_logs.roll(self.world.topic)
 
     def sealed(self, *segments: Sequence[int]) -> tuple[IndexBucket, ...]:
         """One bucket for each of the segments."""

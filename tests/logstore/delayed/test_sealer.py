@@ -283,7 +283,7 @@ def test_limits_of_a_seal_are_messages_ledgers_or_nothing_new(tmp_path: Path) ->
 def test_large_segment_is_read_by_its_column_of_delivery_times(topic: Stored) -> None:
     """Payloads of messages that are not due are fetched by nobody."""
     entry = NewEntry(payload=random.Random(1).randbytes(1 << 20), deliver_at_ms=topic.now_ms + HOUR_MS)
-    topic.world.log.managed.append(topic.world.topic, ProducedEntries(entries=[entry]))
+    topic.world.log.topic_logs.append(topic.world.topic, ProducedEntries(entries=[entry]))
     begun = len(topic.world.objects.calls)
     assert topic.sealer.drop_buckets_and_seal(topic.topic_id, force=True).messages == 1
     assert StoreOperation.GET not in {operation for operation, _ in topic.world.objects.calls[begun:]}
@@ -294,7 +294,7 @@ def test_times_of_any_size_are_sealed_merged_and_waited_for(topic: Stored) -> No
     later, ends = topic.now_ms + 5 * HOUR_MS, (2**63 - 2, 2**63 - 1)
     times = [*reversed(ends), -(2**63), -1, 0, later]
     entries = [NewEntry(payload=b"x", deliver_at_ms=one) for one in times]
-    topic.world.log.managed.append(topic.world.topic, ProducedEntries(entries=entries))
+    topic.world.log.topic_logs.append(topic.world.topic, ProducedEntries(entries=entries))
     topic.sealer.drop_buckets_and_seal(topic.topic_id, force=True)
     topic.sealed([5, 6])
     assert topic.merger.merge_pair(topic.topic_id, tuple(one.bucket_id for one in topic.buckets)).switched  # type: ignore[arg-type]

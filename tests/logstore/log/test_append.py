@@ -6,7 +6,7 @@ from logstore.errors import InvalidInput, PreconditionFailed, UnknownObject
 from logstore.log.entries import NewEntry, ProducedEntries
 from logstore.log.ledger_object_keys import meta_key, segment_key
 from logstore.log.ledgers import LedgerStatement
-from logstore.log.services import AppendResult, ManagedLedger
+from logstore.log.services import AppendResult, TopicLogs
 from logstore.ports.catalog import TopicState
 from logstore.positions import LedgerId, Position
 from tests.logstore.builders import OWNER
@@ -139,7 +139,7 @@ def test_append_of_bad_input_is_refused_before_anything_is_written(
     assert world.catalog.ledger_rows == {}
 
 
-def _append(process: ManagedLedger, world: World) -> None:
+def _append(process: TopicLogs, world: World) -> None:
     process.append(world.topic, plain(b"x"))
 
 

@@ -126,7 +126,7 @@ def _read_all(history: History, watch: Watch, wanted: int) -> Callable[[], list[
     def consume() -> list[list[bytes]]:
         found: list[list[bytes]] = []
         while sum(map(len, found)) < wanted:
-            entries = history.world.log.managed.read(history.world.topic, max_entries=100)
+            entries = history.world.log.topic_logs.read(history.world.topic, max_entries=100)
             found.append([entry.payload or b"" for entry in entries])
             if len(entries) < wanted:
                 watch.wait(60.0)
@@ -143,10 +143,10 @@ def test_reader_behind_an_open_transaction_is_parked_until_it_ends(tmp_path: Pat
     history = open_history(tmp_path)
     log = history.world.log
     history.take([("begin", 0, 0), ("produce", 0, 1)])
-    consumer: Future[list[list[bytes]]] = pool.submit(_read_all(history, log.managed.watch(history.world.topic), 2))
-    _parked(log.managed._log_end_poller, 1)
+    consumer: Future[list[list[bytes]]] = pool.submit(_read_all(history, log.topic_logs.watch(history.world.topic), 2))
+    _parked(log.topic_logs._log_end_poller, 1)
     history.take([("decide", 0, 0), ("settle", 0, 1)])
-    _parked(log.managed._log_end_poller, 1)
+    _parked(log.topic_logs._log_end_poller, 1)
     history.take([("begin", 0, 0), ("produce", 0, 1)])
     assert not consumer.done()
     history.take([("decide", 0, 1), ("settle", 0, 1)])

@@ -9,7 +9,7 @@ from logstore.errors import OutcomeUnknown, RetryableError, SextonError, StoreUn
 from logstore.failpoints import SimulatedCrash, arm, disarm_all_and_take_hits
 from logstore.log.entries import ProducedEntries
 from logstore.log.ledger_object_keys import owner_digest_from_key
-from logstore.log.services import AppendResult, ManagedLedger, RollPolicy
+from logstore.log.services import AppendResult, RollPolicy, TopicLogs
 from logstore.positions import Position
 from tests.fakes.catalog import Misfortune, Moment
 from tests.fakes.object_store import Fault, FaultKind, StoreOperation
@@ -104,7 +104,7 @@ def test_crash_of_the_committing_thread_fails_the_append_and_repeats_safely(worl
 class _Producer:
     """Sends ascending ids, repeating each batch until it is answered, as a client would."""
 
-    def __init__(self, world: World, name: str, processes: list[ManagedLedger], seed: int) -> None:
+    def __init__(self, world: World, name: str, processes: list[TopicLogs], seed: int) -> None:
         self._world = world
         self._name = name
         self._processes = processes

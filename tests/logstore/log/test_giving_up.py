@@ -9,7 +9,7 @@ import pytest
 from logstore.deletion.intents import DeletionState, Outcome
 from logstore.errors import CatalogBusy, OutcomeUnknown, PreconditionFailed, SextonError, StoreUnavailable
 from logstore.failpoints import SimulatedCrash, arm
-from logstore.log.services import ManagedLedger
+from logstore.log.services import TopicLogs
 from logstore.ports.catalog import TopicState
 from logstore.positions import LedgerId
 from tests.fakes.catalog import Misfortune, Moment
@@ -19,7 +19,7 @@ from tests.logstore.log.world import World, once, plain
 _GONE = LedgerId(0)
 
 
-def _with_hint(world: World) -> ManagedLedger:
+def _with_hint(world: World) -> TopicLogs:
     """A process that remembers ledger 0 as open; another one has rolled since."""
     process, other = world.process(), world.process()
     process.append(world.topic, plain(b"warm"))

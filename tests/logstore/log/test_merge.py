@@ -9,7 +9,7 @@ import pytest
 from logstore.errors import InvalidInput, OutcomeUnknown, SextonError, StoreUnavailable
 from logstore.failpoints import SimulatedCrash
 from logstore.log.entries import NewEntry, ProducedEntries
-from logstore.log.services import AppendResult, ManagedLedger
+from logstore.log.services import AppendResult, TopicLogs
 from logstore.log.services.batched_appends import AppendQueue
 from tests.fakes.object_store import Fault, FaultKind, StoreOperation
 from tests.logstore.eventually import assert_eventually
@@ -22,12 +22,12 @@ def threads() -> Iterator[ThreadPoolExecutor]:
         yield pool
 
 
-def _queued(process: ManagedLedger, world: World) -> int:
+def _queued(process: TopicLogs, world: World) -> int:
     return len(process._get_append_queue(world.topic)._queue)
 
 
 def _behind_a_slow_one(
-    world: World, threads: ThreadPoolExecutor, process: ManagedLedger, appends: Sequence[ProducedEntries]
+    world: World, threads: ThreadPoolExecutor, process: TopicLogs, appends: Sequence[ProducedEntries]
 ) -> list["Future[AppendResult]"]:
     """Append all of them, in order, while an earlier upload is under way; they queue and go together."""
     slow = threading.Event()

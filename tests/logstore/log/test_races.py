@@ -20,7 +20,7 @@ from logstore.log.entries import ProducedEntries
 from logstore.log.ledger_object_keys import segment_key, segment_number_from_key
 from logstore.log.ledgers import LedgerState
 from logstore.log.segment_metadata import EXTENT_FIELD, UPLOAD_ID_FIELD
-from logstore.log.services import ManagedLedger
+from logstore.log.services import TopicLogs
 from logstore.log.services.segment_placement import PlacementAttempts
 from logstore.ports.catalog import (
     GroupCommitResult,
@@ -38,7 +38,7 @@ from tests.logstore.log.world import World, numbered, once, plain
 _FIRST_SEGMENT = segment_key(LedgerId(0), 1)
 
 
-def _warm(world: World) -> ManagedLedger:
+def _warm(world: World) -> TopicLogs:
     """A process that has appended once: ledger 0, segment 0."""
     process = world.process()
     process.append(world.topic, plain(b"warm"))
@@ -143,7 +143,7 @@ def _confirmed(world: World) -> list[str]:
     return [metadata[EXTENT_FIELD] for _, metadata in filter(None, seen) if UPLOAD_ID_FIELD not in metadata]
 
 
-def _losing(world: World) -> ManagedLedger:
+def _losing(world: World) -> TopicLogs:
     """A process whose next append meets the upload of another one."""
     one, two = _warm(world), _warm(world)
     one.append(world.topic, plain(b"one"))

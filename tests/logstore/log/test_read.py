@@ -15,7 +15,7 @@ from logstore.errors import CorruptData, InvalidInput, MissingData, StoreUnavail
 from logstore.log.entries import NewEntry, ProducedEntries
 from logstore.log.ledger_object_keys import segment_key
 from logstore.log.segment_format import encode_segment
-from logstore.log.services import ManagedLedger, RollPolicy
+from logstore.log.services import RollPolicy, TopicLogs
 from logstore.ports.catalog import Ledger, Segment
 from logstore.positions import LedgerId, Position, TopicId
 from tests.fakes.object_store import Fault, FaultKind, StoreOperation
@@ -26,7 +26,7 @@ def _at(ledger_id: int, entry_id: int) -> Position:
     return Position(LedgerId(ledger_id), entry_id)
 
 
-def _filled(world: World, *, ledgers: int = 3, segments: int = 2, entries: int = 2) -> ManagedLedger:
+def _filled(world: World, *, ledgers: int = 3, segments: int = 2, entries: int = 2) -> TopicLogs:
     """Payloads are positions: `ledgers` full of `segments` of `entries` each."""
     process = world.process(RollPolicy(max_entries=segments * entries))
     for ledger in range(ledgers):
@@ -119,7 +119,7 @@ def test_read_columns_not_asked_for_are_absent(world: World) -> None:
     )
 
 
-def _large(world: World) -> ManagedLedger:
+def _large(world: World) -> TopicLogs:
     noise = random.Random(1)
     process = world.process()
     process.append(world.topic, plain(*[noise.randbytes(10_000) for _ in range(100)]))

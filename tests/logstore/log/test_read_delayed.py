@@ -14,7 +14,7 @@ from logstore.cursors.cursor_state import CursorState
 from logstore.errors import InvalidInput, MissingData, StoreUnavailable
 from logstore.log.entries import NewEntry, ProducedEntries
 from logstore.log.ledger_object_keys import segment_key
-from logstore.log.services import ManagedLedger, RollPolicy
+from logstore.log.services import RollPolicy, TopicLogs
 from logstore.log.services.read_cache import ReadCache
 from logstore.ports.catalog import Frontier, Segment
 from logstore.positions import LedgerId, Position, TopicId
@@ -33,7 +33,7 @@ def _now_ms(world: World) -> int:
     return world.catalog.now_us // 1000
 
 
-def _append(world: World, process: ManagedLedger, delays: Sequence[int | None], *, size: int = 5) -> None:
+def _append(world: World, process: TopicLogs, delays: Sequence[int | None], *, size: int = 5) -> None:
     """One segment; a delay counts from now, in milliseconds."""
     noise, now_ms = random.Random(1), _now_ms(world)
     made = [

@@ -5,7 +5,7 @@ import pytest
 from logstore.errors import CatalogBusy, PreconditionFailed
 from logstore.log.ledger_object_keys import meta_key, segment_key
 from logstore.log.ledgers import LedgerState
-from logstore.log.services import ManagedLedger, RollPolicy, RollResult
+from logstore.log.services import RollPolicy, RollResult, TopicLogs
 from logstore.ports.catalog import TopicState
 from logstore.positions import LedgerId, Position
 from tests.fakes.object_store import Fault, FaultKind, StoreOperation
@@ -13,7 +13,7 @@ from tests.logstore.builders import OWNER
 from tests.logstore.log.world import World, once, plain
 
 
-def _fill(process: ManagedLedger, world: World, appends: int, payload: bytes = b"x") -> list[int]:
+def _fill(process: TopicLogs, world: World, appends: int, payload: bytes = b"x") -> list[int]:
     """Ledger ids that the appends went to."""
     places = [process.append(world.topic, plain(payload)).first for _ in range(appends)]
     return [place.ledger_id for place in places if place]

@@ -6,17 +6,17 @@ from logstore.log.entries import NewEntry, ProducedEntries
 from logstore.log.ledger_object_keys import ledger_prefix, owner_digest_from_key
 from logstore.log.ledgers import LedgerStatement
 from tests.logstore.component_world import NAME, World, at
-from tests.managed_ledgers import open_managed_ledger
+from tests.open_topic_logs import open_topic_logs
 
 
 def _written() -> World:
     """A world in which every path that creates an object has been taken."""
     world = World()
     topic = world.topic
-    with open_managed_ledger(world.catalog, world.objects, clock=world.clock()) as managed:
+    with open_topic_logs(world.catalog, world.objects, clock=world.clock()) as topic_logs:
         for _ in range(3):
-            managed.append(topic, ProducedEntries(entries=[NewEntry(payload=b"x") for _ in range(4)]))
-            managed.roll(topic)
+            topic_logs.append(topic, ProducedEntries(entries=[NewEntry(payload=b"x") for _ in range(4)]))
+            topic_logs.roll(topic)
     world.registry().set(topic, b"schema")
     subscriptions = world.process(inline_bytes=40)
     subscriptions.subscribe(topic.topic_id, NAME, latest=False)

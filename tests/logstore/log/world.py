@@ -9,7 +9,7 @@ from typing import Any, Self
 from logstore.deletion.retention import RetentionPolicy
 from logstore.log.entries import Entry, NewEntry, ProducedEntries
 from logstore.log.ledger_object_keys import segment_key
-from logstore.log.services import Clock, ManagedLedger, RollPolicy
+from logstore.log.services import Clock, RollPolicy, TopicLogs
 from logstore.log.services.group_commit import GroupCommitter
 from logstore.ports.catalog import Topic
 from logstore.ports.object_storage import ObjectStore
@@ -33,15 +33,13 @@ class World:
     def __post_init__(self) -> None:
         self.topic = self.catalog.topics.create_topic(TOPIC, RetentionPolicy())
 
-    def process(
-        self, policy: RollPolicy = NEVER, *, objects: ObjectStore | None = None, **options: Any
-    ) -> ManagedLedger:
+    def process(self, policy: RollPolicy = NEVER, *, objects: ObjectStore | None = None, **options: Any) -> TopicLogs:
         """Another process, with a writer and hints of its own."""
         committer = self._processes.enter_context(closing(GroupCommitter(self.catalog.commits)))
         clock = Clock(now_us=lambda: self.catalog.now_us, monotonic_s=self._monotonic_s, sleep=self._sleep)
         return self._processes.enter_context(
             closing(
-                ManagedLedger(
+                TopicLogs(
                     ledgers=self.catalog.ledgers,
                     transactions=self.catalog.transactions,
                     objects=objects or self.objects,
@@ -54,11 +52,11 @@ class World:
             )
         )
 
-    def payloads(self, process: ManagedLedger | None = None) -> list[bytes]:
+    def payloads(self, process: TopicLogs | None = None) -> list[bytes]:
         """Everything in the topic, in order, as a process that knows nothing reads it."""
         return [entry.payload or b"" for entry in self.entries(process)]
 
-    def entries(self, process: ManagedLedger | None = None) -> list[Entry]:
+    def entries(self, process: TopicLogs | None = None) -> list[Entry]:
         """The same with positions."""
         return list((process or self.process()).scan(self.topic))
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from logstore.deletion.intents import DeletionIntent
 from logstore.log.ledgers import CopyKind
-from logstore.log.services import ManagedLedger, RollPolicy
+from logstore.log.services import RollPolicy, TopicLogs
 from logstore.log.services.segment_sources import TieredCopyFinder
 from logstore.offload.services.tiered_copy_upload import CopyEvidence, Offloader, UploadAttemptResult
 from logstore.offload.tiered_copy import CopyLocation, data_key, index_key
@@ -32,7 +32,7 @@ class Offloading:
         assert location == CopyLocation("cold")
         return self.tiered
 
-    def process(self, *, entries: int = 4) -> ManagedLedger:
+    def process(self, *, entries: int = 4) -> TopicLogs:
         """One that rolls after so many entries and reads every copy."""
         segments = TieredCopyFinder(offloads=self.world.catalog.offloads, buckets=self.bucket)
         return self.world.process(RollPolicy(max_entries=entries), tiered=segments)

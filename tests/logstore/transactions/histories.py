@@ -57,7 +57,7 @@ class History:
         """In a transaction, or in none."""
         txn = self._of([*self.open, None], which)  # type: ignore[list-item]
         entries = [NewEntry(payload=b"x" * 40)] * (1 + count % 4)
-        self.world.log.managed.append(self.world.topic, ProducedEntries(entries=entries, txn=txn))
+        self.world.log.topic_logs.append(self.world.topic, ProducedEntries(entries=entries, txn=txn))
 
     def acknowledge(self, which: int, _: int) -> None:
         txn, end = (
@@ -65,7 +65,7 @@ class History:
             self.world.catalog.transactions.read_frontier(self.world.topic.topic_id).last,
         )
         if txn and end:
-            seen = self.world.log.managed.read(self.world.topic, max_entries=1)
+            seen = self.world.log.topic_logs.read(self.world.topic, max_entries=1)
             with suppress(AcknowledgementHeld):
                 self.world.log.subscriptions.acknowledge(
                     self.world.topic.topic_id, SUBSCRIPTION, positions=[one.position for one in seen], txn=txn
@@ -104,7 +104,7 @@ class History:
             self.world.catalog.transactions.settle_untold_participant(txn, owed[0].participant, cause)
 
     def roll(self, _: int, __: int) -> None:
-        self.world.log.managed.roll(self.world.topic)
+        self.world.log.topic_logs.roll(self.world.topic)
 
     def delete(self, _: int, count: int) -> None:
         """The first ledger leaves the topic, if nothing of a transaction that is not settled is in it."""
@@ -141,7 +141,7 @@ class History:
 def open_history(folder: Path) -> History:
     """A topic with one subscription, which retains nothing."""
     world = open_activity_world(folder)
-    world.log.managed.roll(world.topic)
+    world.log.topic_logs.roll(world.topic)
     world.log.subscriptions.subscribe(world.topic.topic_id, SUBSCRIPTION, latest=False)
     return History(world)
 

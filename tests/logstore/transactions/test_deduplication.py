@@ -34,12 +34,12 @@ def _part(txn: TransactionId | None, *ids: int, producer: str = "p") -> Produced
 
 
 def _say(history: History, txn: TransactionId | None, *ids: int) -> tuple[int, int]:
-    found = history.world.log.managed.append(history.world.topic, _part(txn, *ids))
+    found = history.world.log.topic_logs.append(history.world.topic, _part(txn, *ids))
     return found.count, found.duplicates
 
 
 def _seen(history: History) -> list[str]:
-    return [(entry.payload or b"").decode() for entry in history.world.log.managed.scan(history.world.topic)]
+    return [(entry.payload or b"").decode() for entry in history.world.log.topic_logs.scan(history.world.topic)]
 
 
 def _forget(history: History) -> None:
@@ -103,7 +103,7 @@ def test_what_is_refused_disturbs_no_other_append_of_its_batch(history: History)
         _part(second, 1, producer="q"),
         _part(None, 5),
     ]
-    answers: Sequence[AppendResult | SextonError] = history.world.log.managed._appender.append(
+    answers: Sequence[AppendResult | SextonError] = history.world.log.topic_logs._appender.append(
         history.world.topic, RememberedTopicState(), parts
     )
     told = [(one.count, one.duplicates) if isinstance(one, AppendResult) else type(one) for one in answers]

@@ -189,7 +189,7 @@ def test_messages_of_an_open_transaction_may_be_offloaded(history: History, *, c
     assert remove_primaries(world) == 1
     run_owner_routed_activity(world.deletion.delete_chunk, make_chunk_input())
     assert world.left_of(ledger_id) == []
-    read = partial(world.log.managed.read, world.topic, max_entries=9)
+    read = partial(world.log.topic_logs.read, world.topic, max_entries=9)
     assert len(read()) == 1
     history.take([("decide", 0, int(commit)), ("settle", 0, 1)])
     assert len(read()) == (3 if commit else 1)

@@ -45,7 +45,7 @@ def _append(log: LogStore, topic: Topic, *hours: int | None, txn: TransactionId 
     """One segment with an entry for each: due in so many hours, past if negative, or not delayed."""
     now_ms = log.catalog.delayed.now_ms()
     times = [None if one is None else now_ms + one * _HOUR_MS for one in hours]
-    found = log.managed.append(
+    found = log.topic_logs.append(
         topic, ProducedEntries(entries=[NewEntry(payload=b"x", deliver_at_ms=one) for one in times], txn=txn)
     )
     assert found.first
@@ -96,7 +96,7 @@ def test_indexes_of_all_topics_hold_what_seals_would_have_put_there(log: LogStor
     _append(log, _topic(log, "plain"), None, None)
     wanted = [*_append(log, topic, 5, None, 3, -1), *_append(log, topic, 9, 8)]
     wanted = [wanted[at] for at in (0, 2, 4, 5)]
-    log.managed.roll(topic)
+    log.topic_logs.roll(topic)
     aborted = _txn(log)
     _append(log, topic, 7, 7, txn=aborted)
     log.committer.submit(EndTransactionWrite(txn=aborted, commit=False)).result()

@@ -81,10 +81,10 @@ class Damaged:
         found: list[LedgerId] = []
         for number in range(ledgers):
             if number:
-                self.log.managed.roll(topic)
+                self.log.topic_logs.roll(topic)
             for part in range(2):
                 entries = [NewEntry(payload=f"{name} {number} {part}".encode())]
-                done = self.log.managed.append(topic, ProducedEntries(entries=entries))
+                done = self.log.topic_logs.append(topic, ProducedEntries(entries=entries))
             assert done.first
             found.append(done.first.ledger_id)
         self.healthy += found

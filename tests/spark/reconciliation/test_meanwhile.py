@@ -38,10 +38,10 @@ class _Others:
 
     def _append(self) -> None:
         topic: Topic = self._written
-        managed = self._store.log.managed
-        managed.append(topic, ProducedEntries(entries=[NewEntry(payload=b"more")]))
-        managed.roll(topic)
-        managed.append(topic, ProducedEntries(entries=[NewEntry(payload=b"and more")]))
+        topic_logs = self._store.log.topic_logs
+        topic_logs.append(topic, ProducedEntries(entries=[NewEntry(payload=b"more")]))
+        topic_logs.roll(topic)
+        topic_logs.append(topic, ProducedEntries(entries=[NewEntry(payload=b"and more")]))
 
     def _detach(self, ledger_id: LedgerId) -> None:
         batch_id = f"trim-{ledger_id}"

@@ -25,10 +25,10 @@ from logstore.ports.catalog.catalog_rebuild import RebuiltCatalogStart
 from logstore.ports.catalog.record_log import RecordOutbox
 from logstore.reconciliation.bulk_job_inputs_and_results import BulkJobSummary
 from logstore.records.manifest import IdCeilings, Manifest
-from logstore.records.rebuild_job import LOAD_ORDER, RebuildId, RebuildRecordsJob, RowFilesFolder
+from logstore.records.rebuild_job import LOAD_ORDER, RebuildId, RowFilesFolder, WriteCatalogRowsJob
 from logstore.records.record_kinds import RecordKind
 from logstore.records.services.record_log import RecordLog
-from spark.records.rebuild_records import rebuild_records
+from spark.records.write_catalog_rows import write_catalog_rows
 from tests.fakes.object_store import FakeObjectStore
 from tests.full_outbox import put_all_records_into_outbox
 from tests.migrated_catalogs import migrate_or_copy_catalog
@@ -143,10 +143,10 @@ class LostWorld:
         """One manifest more, with what has changed."""
         return flush_all(self.records, self.log, ceiling=ceiling)
 
-    def job(self, *, skip_unreadable: bool = False) -> RebuildRecordsJob:
+    def job(self, *, skip_unreadable: bool = False) -> WriteCatalogRowsJob:
         newest = self.log.read_newest_manifest()
         assert newest
-        return RebuildRecordsJob(
+        return WriteCatalogRowsJob(
             run_id="rebuild", catalog_id=CATALOG_ID, manifest=newest.number, skip_unreadable=skip_unreadable
         )
 
@@ -159,7 +159,7 @@ class LostWorld:
             run_in_executors=lambda _what, tasks, work: [work(task) for task in tasks],
         )
         address: Any = SimpleNamespace(role="records", bucket="records", endpoint="", store=lambda: self.objects)
-        return rebuild_records(address, run, self.job(skip_unreadable=skip_unreadable))
+        return write_catalog_rows(address, run, self.job(skip_unreadable=skip_unreadable))
 
     def load_of(self, url: str, summary: BulkJobSummary) -> RebuiltCatalogStart:
         manifest = self.log.read_newest_manifest()

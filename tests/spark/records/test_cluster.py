@@ -11,7 +11,7 @@ from infra.catalog import Database
 from infra.catalog.records.outbox import SqlRecordOutbox
 from infra.catalog.records.rebuild_loading import SqlRebuildDatabase
 from logstore.identity.bucket_markers import BucketRole
-from logstore.records.rebuild_job import RebuildRecordsJob, RowFilesFolder
+from logstore.records.rebuild_job import RowFilesFolder, WriteCatalogRowsJob
 from logstore.records.services.record_log import RecordLog
 from spark.job_mains import record_log_job_mains
 from spark.job_runner import SparkBulkJobs
@@ -34,7 +34,7 @@ def test_rebuild_on_a_standalone_cluster_is_exact(settings: Settings, warm: Warm
     with open_log_store(settings) as log:
         manifest = flush_all(SqlRecordOutbox(database), RecordLog(log.record_objects), ceiling=1_000_000)
     database.close()
-    job = RebuildRecordsJob(run_id="rebuild", catalog_id=CATALOG_ID, manifest=manifest.number)
+    job = WriteCatalogRowsJob(run_id="rebuild", catalog_id=CATALOG_ID, manifest=manifest.number)
     mains = record_log_job_mains(executor_bucket_address(settings, BucketRole.RECORDS, settings.records_bucket))
     with standalone(tmp_path) as master:
         cluster = SparkSettings(

@@ -54,7 +54,7 @@ def test_entries_are_those_that_a_reader_sees(store: Damaged, spark: SparkSessio
     topic = store.topics[0]
     source = spark.read.format("sexton_entries").option("topic_id", topic.topic_id).option("columns", "payload")
     found = [(row.ledger_id, row.entry_id, bytes(row.payload)) for row in source.load().collect()]
-    read = [(one.position.ledger_id, one.position.entry_id, one.payload) for one in store.log.managed.scan(topic)]
+    read = [(one.position.ledger_id, one.position.entry_id, one.payload) for one in store.log.topic_logs.scan(topic)]
     assert sorted(found) == read
     assert len(read) == 6
 

@@ -38,7 +38,7 @@ def _topic(log: LogStore, name: str) -> Topic:
 
 
 def _append(log: LogStore, topic: Topic, txn: TransactionId | None = None) -> None:
-    log.managed.append(topic, ProducedEntries(entries=[NewEntry(payload=b"x")] * 2, txn=txn))
+    log.topic_logs.append(topic, ProducedEntries(entries=[NewEntry(payload=b"x")] * 2, txn=txn))
 
 
 def _ended(log: LogStore, topic: Topic, *, commit: bool | None) -> None:
@@ -71,7 +71,7 @@ def test_buffers_of_all_topics_are_those_of_sql(
     for topic in topics:
         _append(log, topic)
         _ended(log, topic, commit=False)
-        log.managed.roll(topic)
+        log.topic_logs.roll(topic)
         _ended(log, topic, commit=True)
         _ended(log, topic, commit=None)
     _append(log, _topic(log, "plain"))

@@ -43,7 +43,7 @@ def _append(log: LogStore, topic: Topic, *hours: int | None) -> None:
         NewEntry(payload=b"%d" % (hour or 0) + _NOISE, deliver_at_ms=None if hour is None else now_ms + hour * _HOUR_MS)
         for hour in hours
     ]
-    log.managed.append(topic, ProducedEntries(entries=made))
+    log.topic_logs.append(topic, ProducedEntries(entries=made))
 
 
 def _consumer(log: LogStore, topic: Topic, *, hours: int) -> Consumer:
@@ -52,7 +52,7 @@ def _consumer(log: LogStore, topic: Topic, *, hours: int) -> Consumer:
     delivery = MessageDelivery(
         index=log.catalog.delayed,
         snapshots=log.delayed.snapshots,
-        managed=log.managed,
+        topic_logs=log.topic_logs,
         subscriptions=log.subscriptions,
         transactions=log.catalog.transactions,
         clock=Clock(now_us=lambda: now_us),

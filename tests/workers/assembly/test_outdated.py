@@ -80,19 +80,19 @@ def test_database_that_was_restored_is_refused_before_anything_is_appended(setti
     path, copy = settings.database_url.removeprefix("sqlite:///"), tmp_path / "backup.db"
     with open_log_store(settings) as log:
         topic = log.catalog.topics.create_topic(_NAME, RetentionPolicy())
-        log.managed.append(topic, _ENTRY)
+        log.topic_logs.append(topic, _ENTRY)
         assert _flush(log) == 1
         with closing(sqlite3.connect(path)) as now, closing(sqlite3.connect(copy)) as kept:
             now.backup(kept)
-        log.managed.append(topic, _ENTRY)
+        log.topic_logs.append(topic, _ENTRY)
         assert _flush(log) == 2
     with open_log_store(settings) as log:
-        log.managed.append(topic, _ENTRY)
+        log.topic_logs.append(topic, _ENTRY)
     _restore(copy, settings)
     with open_log_store(settings) as log:
         for _ in range(2):
             with pytest.raises(CatalogOutdated, match="000000000002"):
-                log.managed.append(topic, _ENTRY)
+                log.topic_logs.append(topic, _ENTRY)
         with pytest.raises(CatalogOutdated, match="000000000002"):
             mark_or_refuse_primary_and_tiered(log.objects, log.buckets, settings)
         assert [one.number for one in log.catalog.ledgers.list_segments(LedgerId(0))] == [0]
@@ -107,15 +107,15 @@ def test_database_that_knows_the_newest_manifest_as_begun_is_used(settings: Sett
             _flush(log)
         disarm_all_and_take_hits()
     with open_log_store(settings) as log:
-        assert log.managed.append(topic, _ENTRY).count == 1
+        assert log.topic_logs.append(topic, _ENTRY).count == 1
 
 
 def test_process_that_lives_on_with_the_old_database_destroys_nothing(settings: Settings, tmp_path: Path) -> None:
     """It has used its buckets already, and has intents of its own: refused at the flush and at each removal."""
     with open_log_store(settings) as log:
         topic = log.catalog.topics.create_topic(_NAME, RetentionPolicy())
-        log.managed.append(topic, _ENTRY)
-        log.managed.roll(topic)
+        log.topic_logs.append(topic, _ENTRY)
+        log.topic_logs.roll(topic)
         _flush(log)
         other = _copied(settings, tmp_path / "rebuilt.db")
         claim, cause = Claim(workflow_id="w", run_id="r", ttl_s=60), AuditCause(actor="a", reason="r", workflow_id="w")
@@ -138,7 +138,7 @@ def test_process_that_lives_on_with_the_old_database_destroys_nothing(settings: 
                 call()
             assert name
     with open_log_store(other) as rebuilt:
-        assert [one.payload for one in rebuilt.managed.scan(topic)] == [b"one"]
+        assert [one.payload for one in rebuilt.topic_logs.scan(topic)] == [b"one"]
 
 
 def _refusal(settings: Settings, *words: str) -> tuple[int, dict[str, str]]:
@@ -170,15 +170,15 @@ def test_restored_database_on_postgresql_is_refused_too(
         settings = create_store_settings(servers, tmp_path, database_url=postgres.url(name))
         with open_log_store(settings) as log:
             topic = log.catalog.topics.create_topic(_NAME, RetentionPolicy())
-            log.managed.append(topic, _ENTRY)
+            log.topic_logs.append(topic, _ENTRY)
             assert _flush(log) == 1
         with postgres.database(template=name) as backup:
             with open_log_store(settings) as log:
-                log.managed.append(topic, _ENTRY)
+                log.topic_logs.append(topic, _ENTRY)
                 assert _flush(log) == 2
             restored = settings.model_copy(update={"database_url": postgres.url(backup)})
             with open_log_store(restored) as log, pytest.raises(CatalogOutdated, match="000000000002"):
-                log.managed.append(topic, _ENTRY)
+                log.topic_logs.append(topic, _ENTRY)
             asyncio.run(_register(restored))
             code, error = _refusal(restored, "worker", "run")
             assert (code, error["type"]) == (3, "CatalogOutdated")

@@ -38,9 +38,9 @@ def topic(log: LogStore) -> Topic:
     made = log.catalog.topics.create_topic("persistent://a/b/cold", RetentionPolicy())
     for half in range(2):
         entries = [NewEntry(payload=b"%d %d " % (half, at) + _BYTES, key=f"k{at}") for at in range(5)]
-        log.managed.append(made, ProducedEntries(entries=entries))
-    log.managed.roll(made)
-    log.managed.append(made, ProducedEntries(entries=[NewEntry(payload=b"open")]))
+        log.topic_logs.append(made, ProducedEntries(entries=entries))
+    log.topic_logs.roll(made)
+    log.topic_logs.append(made, ProducedEntries(entries=[NewEntry(payload=b"open")]))
     return made
 
 
@@ -73,20 +73,20 @@ def remove_primary(log: LogStore, topic: Topic) -> None:
 
 def test_offloaded_ledger_is_read_alike_from_either_copy(log: LogStore, topic: Topic) -> None:
     """Entries, positions, keys and times: a reader cannot tell that the primary copy is gone."""
-    before = list(log.managed.scan(topic))
+    before = list(log.topic_logs.scan(topic))
     ledger = offload(log, topic)
     remove_primary(log, topic)
     assert list(log.objects.list(ledger_prefix(ledger))) == []
-    assert list(log.managed.scan(topic)) == before
-    few = list(log.managed.scan(topic, columns=["key"]))
+    assert list(log.topic_logs.scan(topic)) == before
+    few = list(log.topic_logs.scan(topic, columns=["key"]))
     assert [entry.key for entry in few] == [entry.key for entry in before]
 
 
 def test_reader_under_way_goes_over_to_the_tiered_copy(log: LogStore, topic: Topic) -> None:
     """An object that vanishes between two entries: no entry is lost, none comes twice."""
-    before = list(log.managed.scan(topic))
+    before = list(log.topic_logs.scan(topic))
     ledger = offload(log, topic)
-    scan = log.managed.scan(topic)
+    scan = log.topic_logs.scan(topic)
     found = [next(scan)]
     log.objects.delete([segment_key(ledger, number) for number in range(2)])
     assert found + list(scan) == before
@@ -100,7 +100,7 @@ def test_tiered_pair_is_deleted_by_what_the_context_says(log: LogStore, topic: T
     remove_primary(log, topic)
     assert bucket.delete([data_key(_UUID, ledger), index_key(_UUID, ledger)]).failed == {}
     with pytest.raises(MissingData, match="no copy holds it"):
-        list(log.managed.scan(topic))
+        list(log.topic_logs.scan(topic))
     log.catalog.phase_one.detach_ledgers(
         topic.topic_id,
         [ledger],
@@ -109,7 +109,7 @@ def test_tiered_pair_is_deleted_by_what_the_context_says(log: LogStore, topic: T
         claim=Claim(workflow_id="w", run_id="", ttl_s=60),
         cause=AuditCause(actor="tests", reason="a test", workflow_id="w"),
     )
-    assert [entry.payload for entry in log.managed.scan(topic)] == [b"open"]
+    assert [entry.payload for entry in log.topic_logs.scan(topic)] == [b"open"]
     assert [found.key for found in bucket.list("")] == ["another-applications", MARKER_KEY]
 
 

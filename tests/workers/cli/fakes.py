@@ -70,7 +70,7 @@ class FakeLogStore:
         self.failures_fault: Exception | None = None
         self.reads: list[Mapping[str, object]] = []
         self.cumulative: tuple[int, Position] | None = (3, Position(LedgerId(4), 1))
-        self.managed = SimpleNamespace(append=self._append, roll=self._roll)
+        self.topic_logs = SimpleNamespace(append=self._append, roll=self._roll)
         self.delivery = SimpleNamespace(create_consumer=self._create_consumer)
         self.index = FakeDelayedIndex()
         self.delayed = SimpleNamespace(snapshots=self.index.snapshots)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from logstore.deletion.intents import BatchCertificate, GuardRefusal
+from logstore.deletion.intents import BatchCertificate, RequestRefusal
 from logstore.log.ledgers import CopyKind
 from logstore.ports.catalog import RecordLogState, TombstoneCounts, UnrecordableRecord
 from logstore.records.job_results import (
@@ -380,7 +380,7 @@ def test_end_wants_one_topic_or_all(run: Run, jobs: _Jobs, words: tuple[str, ...
 
 def test_function_that_failed_ends_in_part_and_names_its_ledger(run: Run, jobs: _Jobs) -> None:
     """What pages before it have ended is told too."""
-    why = GuardRefusal(type="FunctionFailed", message="function expired: ledger 7 of t: KeyError")
+    why = RequestRefusal(type="FunctionFailed", message="function expired: ledger 7 of t: KeyError")
     jobs.results["end"] = EndRecordsResult(records=2, ended=2, certificate=_DONE, stopped=why)
     told = document(run("records", "end", "--all", "--function", "expired", "--json"), 5)
     assert told["failed"] == [{"id": "end-records/expired-1", "error": why.message}]
@@ -404,7 +404,7 @@ def test_without_waiting_ids_are_told_at_once(run: Run, jobs: _Jobs, words: tupl
 
 def test_refusals_have_their_own_field_in_the_result() -> None:
     """By that name the client raises what a guard refused."""
-    refusal = GuardRefusal(type="CatalogAdopting", message="not yet")
+    refusal = RequestRefusal(type="CatalogAdopting", message="not yet")
     kinds = (FlushRecordsResult, DefragmentRecordsResult, RaidTombstonesResult, ReplicateRecordsResult)
     for kind in (*kinds, EndRecordsResult):
         assert kind(refused=refusal).refused == refusal

@@ -135,7 +135,7 @@ class Writers:
                         return
 
     def _append(self, log: LogStore, topic: Topic, produced: ProducedEntries) -> None:
-        self._answers.stored(topic, produced, log.managed.append(topic, produced))
+        self._answers.stored(topic, produced, log.topic_logs.append(topic, produced))
 
     def _plain(self, log: LogStore, number: int, turn: int, dice: random.Random) -> None:
         late = _FAR_MS if turn % 7 == 0 else None
@@ -164,7 +164,7 @@ class Writers:
 
     def _rolls(self, log: LogStore, number: int, turn: int, dice: random.Random) -> None:
         self._pause(20)
-        rolled = log.managed.roll(dice.choice([*self._topics, self._consumed]))
+        rolled = log.topic_logs.roll(dice.choice([*self._topics, self._consumed]))
         self._answers.opened = max(self._answers.opened, rolled.opened)
         self._answers.did("roll")
 
@@ -183,7 +183,7 @@ class Writers:
     def _trims(self, log: LogStore, number: int, turn: int, dice: random.Random) -> None:
         """What is consumed is detached, and its objects go."""
         self._pause(20)
-        log.managed.roll(self._consumed)
+        log.topic_logs.roll(self._consumed)
         batch = f"trim-{turn}"
         log.catalog.phase_one.detach_ledgers(
             self._consumed.topic_id, None, force=False, batch_id=batch, claim=CLAIM, cause=CAUSE

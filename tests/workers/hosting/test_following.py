@@ -62,7 +62,7 @@ def test_command_that_is_killed_goes_on_when_it_is_run_again(
     replica = settings.model_copy(update={"database_url": url})
     assert read(replica, topic) == read(settings, topic)
     with open_log_store(replica) as log, pytest.raises(CatalogAdopting, match="REPLICA"):
-        log.managed.roll(topic)
+        log.topic_logs.roll(topic)
     with open_log_store(settings) as log:
         (word,) = RecordLog(log.record_objects).list_lowest_acknowledgements()
         newest = RecordLog(log.record_objects).read_newest_manifest()

@@ -131,7 +131,7 @@ def _settle(log: LogStore) -> None:
 
 def _audit(log: LogStore, topics: list[Topic], consumed: Topic, answers: Answers) -> None:
     for topic in [*topics, consumed]:
-        entries = list(log.managed.scan(topic))
+        entries = list(log.topic_logs.scan(topic))
         found = {one.position: one.payload for one in entries}
         mine = {at: payload for (topic_id, at), payload in answers.entries.items() if topic_id == topic.topic_id}
         inside = {at: payload for (topic_id, at), payload in answers.inside.items() if topic_id == topic.topic_id}
@@ -190,9 +190,9 @@ def _remove(store: Damaged, finding: Finding) -> None:
 
 def _go_on(log: LogStore, topics: list[Topic], answers: Answers) -> None:
     """Ids are new ones, and duplicates are told."""
-    assert all(log.managed.roll(topic).opened > answers.opened for topic in topics)
+    assert all(log.topic_logs.roll(topic).opened > answers.opened for topic in topics)
     assert LedgerId(answers.opened) < log.catalog.records.read_state().next_ids.ledger
     known = max(int(one.split()[1]) for one in answers.entries.values() if one.startswith(b"2 "))
     entries = [NewEntry(payload=b"again", sequence_id=one) for one in range(1, known + 1)]
-    again = log.managed.append(topics[0], ProducedEntries(entries=entries, producer="p"))
+    again = log.topic_logs.append(topics[0], ProducedEntries(entries=entries, producer="p"))
     assert (again.count, again.duplicates) == (0, known)

@@ -47,17 +47,17 @@ def _write(settings: Settings) -> Topic:
                 log.records.flusher.flush(cursors=True)
             for part in range(2):
                 entries = [NewEntry(payload=b"%d %d" % (number, part))]
-                log.managed.append(topic, ProducedEntries(entries=entries))
+                log.topic_logs.append(topic, ProducedEntries(entries=entries))
                 if number == 3 and not part:
                     log.records.flusher.flush(cursors=True)
             if number < 4:
-                log.managed.roll(topic)
+                log.topic_logs.roll(topic)
     return topic
 
 
 def _read(settings: Settings, topic: Topic) -> dict[Position, bytes]:
     with open_log_store(settings) as log:
-        return {entry.position: entry.payload or b"" for entry in log.managed.scan(topic)}
+        return {entry.position: entry.payload or b"" for entry in log.topic_logs.scan(topic)}
 
 
 def _objects(settings: Settings) -> list[str]:

@@ -94,16 +94,18 @@ def write(settings: Settings) -> Topic:
         topic = log.catalog.topics.create_topic(NAME, RetentionPolicy())
         log.subscriptions.subscribe(topic.topic_id, "sub", latest=False)
         for part in range(4):
-            log.managed.append(topic, ProducedEntries(entries=[NewEntry(payload=b"%d" % part), NewEntry(payload=b"x")]))
+            log.topic_logs.append(
+                topic, ProducedEntries(entries=[NewEntry(payload=b"%d" % part), NewEntry(payload=b"x")])
+            )
             if part < 2:
-                log.managed.roll(topic)
+                log.topic_logs.roll(topic)
                 log.records.flusher.flush(cursors=True)
     return topic
 
 
 def read(settings: Settings, topic: Topic) -> list[bytes]:
     with open_log_store(settings) as log:
-        return [entry.payload or b"" for entry in log.managed.scan(topic)]
+        return [entry.payload or b"" for entry in log.topic_logs.scan(topic)]
 
 
 def lose(settings: Settings) -> None:

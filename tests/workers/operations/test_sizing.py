@@ -111,7 +111,7 @@ def test_deletion_makes_as_many_requests_as_the_calculator_says(
         chunk = ChunkInput(batch_id=BATCH_ID, chunk=IntentRowRange(first=0, last=10**6, rows=ledgers), catalog_epoch=1)
         assert sum(run_owner_routed_activity(world.deletion.delete_chunk, chunk).outcomes.values()) == ledgers
     assert world.outcomes() == {"DELETED": ledgers}
-    said = sizing.estimate_deletion_requests(ledgers, segments=segments)
+    said = sizing.estimate_s3_requests_of_deletion(ledgers, segments_per_ledger=segments)
     assert (asked["list"], asked["delete"], asked["get"]) == (said.lists, said.deletes, said.gets)
 
 

@@ -28,7 +28,7 @@ from infra.coordination.ownership_nodes import LiveWorker
 from infra.stack.service_port_choice import ChosenPorts, write_ports
 from infra.stack.stack_home import StackHome
 from infra.stack.worker_records import WorkerRecord, keep_worker_record
-from logstore.deletion.intents import GuardRefusal
+from logstore.deletion.intents import RequestRefusal
 from logstore.identity.bucket_markers import PROBE_PREFIX
 from logstore.ownership import BundleId, BundleOwnerNode, WorkerLoad
 from tests.infra.objects.peer import Answer, Request, deleted, fault, listing, scripted
@@ -388,7 +388,7 @@ _SLOW = Failure(message="503 SlowDown")
         (
             _Described(
                 WorkflowExecutionStatus.COMPLETED,
-                refused=GuardRefusal(type="CatalogOutdated", message="the database is older"),
+                refused=RequestRefusal(type="CatalogOutdated", message="the database is older"),
             ),
             "flushes are refused: CatalogOutdated: the database is older",
         ),

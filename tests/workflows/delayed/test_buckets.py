@@ -49,7 +49,7 @@ def _others(topic: Stored, count: int, *hours: int) -> list[TopicId]:
     for at in range(count):
         made = topic.world.catalog.topics.create_topic(f"persistent://tenant/namespace/other-{at}", RetentionPolicy())
         entries = [NewEntry(payload=b"x", deliver_at_ms=topic.now_ms + hour * HOUR_MS) for hour in hours]
-        topic.world.log.managed.append(made, ProducedEntries(entries=entries))
+        topic.world.log.topic_logs.append(made, ProducedEntries(entries=entries))
         found.append(made.topic_id)
     return found
 

@@ -4,7 +4,7 @@ import pytest
 from temporalio.client import WorkflowExecutionStatus, WorkflowFailureError, WorkflowHandle
 from temporalio.exceptions import ApplicationError, CancelledError, WorkflowAlreadyStartedError
 
-from logstore.deletion.intents import GuardRefusal
+from logstore.deletion.intents import RequestRefusal
 from logstore.errors import CatalogMismatch, CorruptData, ServiceFailed, StoreUnavailable
 from logstore.ports.catalog import RunKind
 from logstore.reconciliation.bulk_job_inputs_and_results import (
@@ -137,7 +137,7 @@ async def test_refused_comparison_completes_with_its_sentence(house: WorkflowHar
             await wait_for_result(house.client, handle, lambda _: None)
     assert isinstance(caught.value.cause, ApplicationError)
     assert caught.value.cause.type == "PreconditionFailed"
-    assert isinstance(result.refused, GuardRefusal)
+    assert isinstance(result.refused, RequestRefusal)
     assert result.found is None
     assert "verify-findings" not in [job.name for job in house.world.bulk.ran]
     assert unfinished(house)

@@ -40,20 +40,20 @@ class Parties:
         create = house.world.catalog.topics.create_topic
         self.topics = [create(f"persistent://tenant/namespace/party-{n}", RetentionPolicy()) for n in range(count)]
         self.away: set[int] = set()  # ids of topics that take no append
-        real = self.log.managed.append
+        real = self.log.topic_logs.append
 
         def append(topic: Topic, produced: ProducedEntries) -> AppendResult:
             if topic.topic_id in self.away:
                 raise StoreUnavailable("planned: the topic is away")
             return real(topic, produced)
 
-        monkeypatch.setattr(self.log.managed, "append", append)
+        monkeypatch.setattr(self.log.topic_logs, "append", append)
 
     def begin(self, *, tc_id: int = TC, timeout_s: float = 60.0) -> TransactionId:
         """An open transaction with one message on every topic."""
         txn = self.log.committer.commit_write(BeginTransactionWrite(tc_id=tc_id, timeout_s=timeout_s)).txn
         for topic in self.topics:
-            self.log.managed.append(topic, ProducedEntries(entries=[NewEntry(payload=str(txn).encode())], txn=txn))
+            self.log.topic_logs.append(topic, ProducedEntries(entries=[NewEntry(payload=str(txn).encode())], txn=txn))
         return txn
 
     def end(self, txn: TransactionId, *, commit: bool = True) -> TransactionId:
@@ -75,7 +75,7 @@ class Parties:
 
     def seen(self, topic: Topic) -> list[str]:
         """What readers see."""
-        return [(entry.payload or b"").decode() for entry in self.log.managed.scan(topic)]
+        return [(entry.payload or b"").decode() for entry in self.log.topic_logs.scan(topic)]
 
     def hows(self, txn: TransactionId) -> Sequence[str | None]:
         """How each participant came to count as told, by topic id."""

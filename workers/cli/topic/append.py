@@ -120,7 +120,7 @@ def _append_batches(
     try:
         for last_line_number, entries in lines.iterate_batches():
             produced = ProducedEntries(entries=entries, producer=lines.producer, txn=txn)
-            result = context.log.managed.append(topic, produced)
+            result = context.log.topic_logs.append(topic, produced)
             progress.count += result.count
             progress.duplicates += result.duplicates
             progress.first, progress.last = progress.first or result.first, result.last or progress.last

@@ -121,7 +121,7 @@ def show_topic(context: CommandContext, name: TopicArgument) -> Answer:
 @command(topic, "roll", "TOPIC")
 def roll_last_ledger(context: CommandContext, name: TopicArgument) -> Answer:
     """Close the topic's current ledger and open a new one."""
-    rolled = context.log.managed.roll(context.get_topic(name))
+    rolled = context.log.topic_logs.roll(context.get_topic(name))
     return Answer(document={"closed": rolled.closed, "opened": rolled.opened})
 
 

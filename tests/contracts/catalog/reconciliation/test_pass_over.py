@@ -15,7 +15,7 @@ from tests.contracts.catalog.sql_world import SqlWorld
 from tests.contracts.catalog.steps import append, filled, listed, new_topic, newborn, race, roll, segment
 from tests.contracts.catalog.worlds import World
 from tests.fakes.object_store import FakeObjectStore, Fault, FaultKind, StoreOperation
-from tests.managed_ledgers import open_managed_ledger
+from tests.open_topic_logs import open_topic_logs
 
 pytestmark = pytest.mark.postgres
 
@@ -162,7 +162,7 @@ def test_writer_that_wakes_late_uploads_again_under_a_later_number(world: World)
     """Its object lands after it was passed over: it is refused, and its entries are in the log once all the same."""
     topic, objects = new_topic(world), FakeObjectStore()
     patient = RollPolicy(max_age_s=10**9)  # the fake's clock stands still, and this machine's does not
-    with open_managed_ledger(world.catalog, objects, policy=patient) as log:
+    with open_topic_logs(world.catalog, objects, policy=patient) as log:
         log.append(topic, _entries("first"))
         (ledger,) = listed(world, topic.topic_id)
         late = segment_key(ledger, 1)

@@ -24,14 +24,14 @@ from logstore.positions import Position
 from logstore.reconciliation.bulk_job_inputs_and_results import BulkJobSummary
 from logstore.records.job_results import RebuildAdoptionResult
 from logstore.records.manifest import Manifest
-from logstore.records.rebuild_job import RebuildId, RebuildRecordsJob
+from logstore.records.rebuild_job import RebuildId, WriteCatalogRowsJob
 from logstore.records.services.flusher import Flusher
 from logstore.records.services.rebuild_manifests import RebuildManifests
 from logstore.records.services.record_log import RecordLog
 from logstore.records.services.upload_adoption import UploadAdopter
 from logstore.retrying_clock import Clock
 from spark.published_output import PublishedOutputs
-from spark.records.rebuild_records import rebuild_records
+from spark.records.write_catalog_rows import write_catalog_rows
 from tests.faults.simulated_world import World
 
 _METHOD_BY_STEP: Final = {
@@ -55,7 +55,7 @@ class InlineBulk:
         self._publication, self._world = PublishedOutputs(root), world
 
     def run_job(
-        self, job: RebuildRecordsJob, on_progress: Callable[[Any], None], *, master: str = ""
+        self, job: WriteCatalogRowsJob, on_progress: Callable[[Any], None], *, master: str = ""
     ) -> BulkJobSummary:
         """See the port."""
         done = self.find_published_summary(job.run_id, job.name)
@@ -68,7 +68,7 @@ class InlineBulk:
             run_in_executors=lambda _what, tasks, work: [work(task) for task in tasks],
         )
         address: Any = SimpleNamespace(role="records", bucket="records", endpoint="", store=lambda: self._world.records)
-        return self._publication.publish(job.run_id, job.name, folder, rebuild_records(address, run, job))
+        return self._publication.publish(job.run_id, job.name, folder, write_catalog_rows(address, run, job))
 
     def find_published_summary(self, run_id: str, name: str) -> BulkJobSummary | None:
         """See the port."""
@@ -143,14 +143,14 @@ class Chain:
     def append_by(self, log: Any, topic: Topic, *payloads: str) -> None:
         """Append, and remember what was answered."""
         entries = [NewEntry(payload=one.encode()) for one in payloads]
-        first = log.managed.append(topic, ProducedEntries(entries=entries)).first
+        first = log.topic_logs.append(topic, ProducedEntries(entries=entries)).first
         assert first is not None
         self.answered |= {Position(first.ledger_id, first.entry_id + at): one for at, one in enumerate(payloads)}
 
     def read(self, topic: Topic) -> Mapping[Position, str]:
         """What the newest database says."""
         with self.process() as log:
-            return {one.position: (one.payload or b"").decode() for one in log.managed.scan(topic)}
+            return {one.position: (one.payload or b"").decode() for one in log.topic_logs.scan(topic)}
 
     def open_ledgers(self, topic: Topic) -> int:
         """Ledgers of the topic that take segments."""

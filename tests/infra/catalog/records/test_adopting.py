@@ -77,7 +77,7 @@ def _topic(log: LogStore, name: str = _NAME) -> Topic:
 
 
 def _read(log: LogStore, topic: Topic) -> dict[Position, str]:
-    return {one.position: (one.payload or b"").decode() for one in log.managed.scan(topic)}
+    return {one.position: (one.payload or b"").decode() for one in log.topic_logs.scan(topic)}
 
 
 def _sweep(log: LogStore) -> None:
@@ -92,13 +92,13 @@ def test_what_was_appended_since_the_flush_comes_back_where_it_was(losing: Losin
     """In the ledger that was open, in ledgers that nobody had heard of, and in a topic that nobody had."""
     with losing.process() as log:
         topic = _topic(log)
-        log.managed.append(topic, _plain("flushed"))
+        log.topic_logs.append(topic, _plain("flushed"))
         losing.flush()
-        log.managed.append(topic, _plain("tail", "tail too"))
-        log.managed.roll(topic)
-        log.managed.append(topic, _plain("in a new ledger"))
+        log.topic_logs.append(topic, _plain("tail", "tail too"))
+        log.topic_logs.roll(topic)
+        log.topic_logs.append(topic, _plain("in a new ledger"))
         young = _topic(log, "persistent://shop/main/young")
-        log.managed.append(young, _plain("in a new topic"))
+        log.topic_logs.append(young, _plain("in a new topic"))
         before = {one.name: _read(log, one) for one in (topic, young)}
         given_out = max(position.ledger_id for found in before.values() for position in found)
     losing.lose()
@@ -107,10 +107,10 @@ def test_what_was_appended_since_the_flush_comes_back_where_it_was(losing: Losin
     with losing.process() as log:
         after = {name: _read(log, log.catalog.topics.get_topic(name)) for name in before}
         assert after == before
-        result = log.managed.append(log.catalog.topics.get_topic(_NAME), _plain("goes on"))
+        result = log.topic_logs.append(log.catalog.topics.get_topic(_NAME), _plain("goes on"))
         assert result.first is not None
         assert result.first > max(before[_NAME])
-        assert log.managed.roll(topic).opened > given_out, "no id is given out twice"
+        assert log.topic_logs.roll(topic).opened > given_out, "no id is given out twice"
 
 
 def _committed(log: LogStore, *writes: BeginTransactionWrite | EndTransactionWrite) -> list[object]:
@@ -162,9 +162,9 @@ def test_messages_of_an_open_transaction_stay_hidden_where_a_block_of_their_rows
     with losing.process() as log:
         topic = _topic(log)
         open_txn = _begin(log)
-        log.managed.append(topic, _plain("first"))
-        log.managed.append(topic, _inside(open_txn, "open"))
-        log.managed.append(topic, _plain("last"))
+        log.topic_logs.append(topic, _plain("first"))
+        log.topic_logs.append(topic, _inside(open_txn, "open"))
+        log.topic_logs.append(topic, _plain("last"))
         losing.flush()
     losing.lose(*lost_rows)
     losing.adopt()
@@ -181,15 +181,15 @@ def test_transactions_of_the_tail_are_as_their_markers_say(losing: Losing) -> No
         left, right = _topic(log), _topic(log, "persistent://shop/main/right")
         log.subscriptions.subscribe(left.topic_id, "s", latest=False)
         early = _begin(log)
-        log.managed.append(left, _plain("an ordinary one"))
-        log.managed.append(left, _inside(early, "early 1"))
+        log.topic_logs.append(left, _plain("an ordinary one"))
+        log.topic_logs.append(left, _inside(early, "early 1"))
         losing.flush()
-        log.managed.roll(left)
+        log.topic_logs.roll(left)
         unknown, aborted, left_open = (_begin(log) for _ in range(3))
-        log.managed.append(right, _inside(early, "early 2"))
+        log.topic_logs.append(right, _inside(early, "early 2"))
         for txn in (unknown, aborted, left_open):
-            log.managed.append(left, _inside(txn, f"left {txn}"))
-            log.managed.append(right, _inside(txn, f"right {txn}"))
+            log.topic_logs.append(left, _inside(txn, f"left {txn}"))
+            log.topic_logs.append(right, _inside(txn, f"right {txn}"))
         log.subscriptions.acknowledge(left.topic_id, "s", positions=[Position(LedgerId(0), 0)], txn=unknown)
         _end(log, early, commit=True)
         _end(log, unknown, commit=True)
@@ -222,9 +222,9 @@ def test_marker_of_a_forgotten_transaction_that_is_written_late_repeats_its_outc
     with losing.process() as log:
         topic = _topic(log)
         log.subscriptions.subscribe(topic.topic_id, "s", latest=False)
-        log.managed.append(topic, _plain("an ordinary one"))
+        log.topic_logs.append(topic, _plain("an ordinary one"))
         txn = _begin(log)
-        log.managed.append(topic, _inside(txn, "of the transaction"))
+        log.topic_logs.append(topic, _inside(txn, "of the transaction"))
         first = Position(LedgerId(0), 0)
         log.subscriptions.acknowledge(topic.topic_id, "s", positions=[first], txn=txn)
         _end(log, txn, commit=commit)
@@ -238,7 +238,7 @@ def test_marker_of_a_forgotten_transaction_that_is_written_late_repeats_its_outc
             subscription="s",
             positions={first.ledger_id: BitMap([first.entry_id])},
         )
-        log.managed.append(topic, markers_to_entries([late]))
+        log.topic_logs.append(topic, markers_to_entries([late]))
     losing.lose()
     losing.adopt()
     with losing.process() as log:
@@ -255,14 +255,14 @@ def test_duplicates_of_a_producer_are_told_after_the_loss_too(losing: Losing) ->
     """Sequence ids follow the segments that were adopted."""
     with losing.process() as log:
         topic = _topic(log)
-        log.managed.append(topic, _numbered(1, 2))
+        log.topic_logs.append(topic, _numbered(1, 2))
         losing.flush()
-        log.managed.append(topic, _numbered(3, 4))
+        log.topic_logs.append(topic, _numbered(3, 4))
         before = _read(log, topic)
     losing.lose()
     losing.adopt()
     with losing.process() as log:
-        again = log.managed.append(topic, _numbered(2, 3, 4, 5))
+        again = log.topic_logs.append(topic, _numbered(2, 3, 4, 5))
         assert (again.count, again.duplicates) == (1, 3)
         assert {at: one for at, one in _read(log, topic).items() if at in before} == before
 
@@ -272,9 +272,9 @@ def test_delayed_messages_of_the_tail_are_counted(losing: Losing) -> None:
     late = ProducedEntries(entries=[NewEntry(payload=b"later", deliver_at_ms=4_000_000_000_000)] * 3)
     with losing.process() as log:
         topic = _topic(log)
-        log.managed.append(topic, late)
+        log.topic_logs.append(topic, late)
         losing.flush()
-        log.managed.append(topic, late)
+        log.topic_logs.append(topic, late)
     losing.lose()
     losing.adopt()
     with losing.process() as log:
@@ -286,10 +286,10 @@ def test_upload_that_was_never_registered_stays_away(losing: Losing) -> None:
     """A loser whose append went on under a later number."""
     with losing.process() as log:
         topic = _topic(log)
-        log.managed.append(topic, _plain("first"))
+        log.topic_logs.append(topic, _plain("first"))
         losing.flush()
-        log.managed.append(topic, _plain("second"))
-        log.managed.append(topic, _plain("third"))
+        log.topic_logs.append(topic, _plain("second"))
+        log.topic_logs.append(topic, _plain("third"))
         before = _read(log, topic)
         second = losing.world.store.get(segment_key(LedgerId(0), 1))
         assert second is not None
@@ -310,7 +310,7 @@ def _dies_with_an_upload(losing: Losing, topic: Topic, *payloads: str) -> None:
         arm("append.register.before", "crash")
         try:
             with pytest.raises(SimulatedCrash):
-                dying.managed.append(topic, _plain(*payloads))
+                dying.topic_logs.append(topic, _plain(*payloads))
         finally:
             disarm_all_and_take_hits()
 
@@ -325,19 +325,19 @@ def test_append_that_overtook_an_upload_right_before_the_loss_stays_where_it_was
         left, right = _topic(log), _topic(log, "persistent://shop/main/right")
         log.subscriptions.subscribe(left.topic_id, "s", latest=False)
         for topic in (left, right):
-            log.managed.append(topic, _plain("flushed"))
+            log.topic_logs.append(topic, _plain("flushed"))
         losing.flush()
         txn = _begin(log)
         _dies_with_an_upload(losing, left, "of the dead", "of the dead too")
-        told = log.managed.append(left, _plain("told")).first
+        told = log.topic_logs.append(left, _plain("told")).first
         assert told is not None
-        log.managed.roll(left)
+        log.topic_logs.roll(left)
         _dies_with_an_upload(losing, right, "of the dead")
-        log.managed.append(right, _inside(txn, "inside"))
+        log.topic_logs.append(right, _inside(txn, "inside"))
         log.subscriptions.acknowledge(left.topic_id, "s", positions=[told], txn=txn)
         _end(log, txn, commit=True)
         _dies_with_an_upload(losing, right, "of the dead")
-        log.managed.append(right, late)
+        log.topic_logs.append(right, late)
         before = {topic.topic_id: _read(log, topic) for topic in (left, right)}
         assert "inside" in before[right.topic_id].values()
     losing.lose()
@@ -357,14 +357,14 @@ def test_append_that_was_uploaded_to_two_ledgers_comes_back_once(losing: Losing)
     """One was refused, for its ledger was closed meanwhile; another holds what a producer had stored before."""
     with losing.process() as log, losing.process() as other:
         topic = _topic(log)
-        other.managed.append(topic, _plain("flushed"))
+        other.topic_logs.append(topic, _plain("flushed"))
         losing.flush()
-        log.managed.roll(topic)
-        other.managed.append(topic, _plain("went on"))
-        stored = other.managed.append(topic, _numbered(1)).first
+        log.topic_logs.roll(topic)
+        other.topic_logs.append(topic, _plain("went on"))
+        stored = other.topic_logs.append(topic, _numbered(1)).first
         assert stored is not None
-        log.managed.roll(topic)
-        last = log.managed.append(topic, _plain("last")).first
+        log.topic_logs.roll(topic)
+        last = log.topic_logs.append(topic, _plain("last")).first
         assert last is not None
         before = _read(log, topic)
         number = log.catalog.ledgers.list_segments(stored.ledger_id)[-1].number
@@ -383,7 +383,7 @@ def test_second_look_at_a_shard_replaces_what_the_first_one_found(losing: Losing
     with losing.process() as log:
         topic = _topic(log)
         losing.flush()
-        log.managed.append(topic, _plain("in ledger 0"))
+        log.topic_logs.append(topic, _plain("in ledger 0"))
     losing.lose()
     with losing.adopter() as adopter:
         assert adopter.compare_and_stage_shard(0).staged == 1
@@ -399,9 +399,9 @@ def test_ledger_at_the_head_without_objects_is_missing_data_until_they_return(lo
     with losing.process() as log:
         topic = _topic(log)
         log.subscriptions.subscribe(topic.topic_id, "s", latest=False)
-        log.managed.append(topic, _plain("lost"))
-        log.managed.roll(topic)
-        log.managed.append(topic, _plain("stays"))
+        log.topic_logs.append(topic, _plain("lost"))
+        log.topic_logs.roll(topic)
+        log.topic_logs.append(topic, _plain("stays"))
         losing.flush()
         cursor = log.catalog.cursors.get_cursor(topic.topic_id, "s").state
     store, key = losing.world.store, segment_key(LedgerId(0), 0)
@@ -424,8 +424,8 @@ def test_ledger_in_the_middle_without_objects_is_reported_and_kept(losing: Losin
     with losing.process() as log:
         topic = _topic(log)
         for payload in ("first", "lost", "last"):
-            log.managed.append(topic, _plain(payload))
-            log.managed.roll(topic)
+            log.topic_logs.append(topic, _plain(payload))
+            log.topic_logs.roll(topic)
         losing.flush()
     losing.world.store.delete([segment_key(LedgerId(1), 0)])
     losing.lose()
@@ -441,7 +441,7 @@ def test_ledger_that_was_not_flushed_and_lacks_a_part_is_reported_and_kept(losin
         topic = _topic(log)
         losing.flush()
         for payload in ("lost", "there", "last"):
-            log.managed.append(topic, _plain(payload))
+            log.topic_logs.append(topic, _plain(payload))
     losing.world.store.delete([segment_key(LedgerId(0), 0)])
     losing.lose()
     report = losing.adopt()
@@ -460,9 +460,9 @@ def test_cursor_goes_over_a_ledger_that_is_detached_again(losing: Losing, way: s
     with losing.process() as log:
         topic = _topic(log)
         log.subscriptions.subscribe(topic.topic_id, "s", latest=False)
-        log.managed.append(topic, _plain("gone", "gone too"))
-        log.managed.roll(topic)
-        log.managed.append(topic, _plain("stays", "stays too"))
+        log.topic_logs.append(topic, _plain("gone", "gone too"))
+        log.topic_logs.roll(topic)
+        log.topic_logs.append(topic, _plain("stays", "stays too"))
         log.subscriptions.acknowledge(topic.topic_id, "s", positions=[Position(LedgerId(1), 0)])
         assert log.catalog.cursors.get_cursor(topic.topic_id, "s").state.mark_delete < Position(LedgerId(0), 0)
         losing.flush()
@@ -479,9 +479,9 @@ def test_ledger_that_its_list_does_not_name_is_detached_again(losing: Losing) ->
     """The loader gives it no place. Its row leaves; its objects stay, and no intent waits for a sweep."""
     with losing.process() as log:
         topic = _topic(log)
-        log.managed.append(topic, _plain("came back"))
-        log.managed.roll(topic)
-        log.managed.append(topic, _plain("stays"))
+        log.topic_logs.append(topic, _plain("came back"))
+        log.topic_logs.roll(topic)
+        log.topic_logs.append(topic, _plain("stays"))
         losing.flush()
     losing.lose("UPDATE ledger SET place = NULL WHERE ledger_id = 0")
     objects = losing.world.store.keys
@@ -497,8 +497,8 @@ def test_ledger_that_was_deleted_durably_never_returns(losing: Losing) -> None:
     """Objects without a row, and a tombstone: no ledger (scylladb#3560, scylla-manager#4258). Its objects stay."""
     with losing.process() as log:
         topic = _topic(log)
-        log.managed.append(topic, _plain("deleted"))
-        log.managed.roll(topic)
+        log.topic_logs.append(topic, _plain("deleted"))
+        log.topic_logs.roll(topic)
         losing.flush()
     buried = "INSERT INTO tombstone (kind, id, generation, epoch, at_us) VALUES ('ledger', 0, 1, 1, 1)"
     losing.lose(*(f"DELETE FROM {table} WHERE ledger_id = 0" for table in ("ledger", "ledger_copy", "segment")), buried)
@@ -516,7 +516,7 @@ def test_topic_that_was_deleted_durably_never_returns(losing: Losing) -> None:
     with losing.process() as log:
         losing.flush()
         topic = _topic(log)
-        log.managed.append(topic, _plain("deleted"))
+        log.topic_logs.append(topic, _plain("deleted"))
     buried = f"INSERT INTO tombstone (kind, id, generation, epoch, at_us) VALUES ('topic', {topic.topic_id}, 1, 1, 1)"
     losing.lose(buried)
     report = losing.adopt()
@@ -529,14 +529,14 @@ def test_name_that_was_used_again_is_of_the_later_topic(losing: Losing) -> None:
     """The earlier one had gone when the later one was made; its record came back."""
     with losing.process() as log:
         first = _topic(log)
-        log.managed.append(first, _plain("of the first"))
+        log.topic_logs.append(first, _plain("of the first"))
         losing.flush()
         log.catalog.phase_one.begin_topic_deletion(first.topic_id, _NAME, cause=_CAUSE)
         claim = Claim(workflow_id="w", run_id="r", ttl_s=60)
         log.catalog.phase_one.detach_whole_topic(first.topic_id, batch_id="b", claim=claim, cause=_CAUSE)
         assert log.catalog.phase_one.remove_topic(first.topic_id, cause=_CAUSE)
         second = _topic(log)
-        log.managed.append(second, _plain("of the second"))
+        log.topic_logs.append(second, _plain("of the second"))
     losing.lose()
     objects = losing.world.store.keys
     report = losing.adopt()
@@ -605,7 +605,7 @@ def test_objects_of_another_application_are_left_alone(losing: Losing) -> None:
     with losing.process() as log:
         losing.flush()
         topic = _topic(log)
-        log.managed.append(topic, _plain("of another"))
+        log.topic_logs.append(topic, _plain("of another"))
     losing.lose()
     with losing.adopter("another") as adopter:
         assert adopter.compare_and_stage_shard(0).staged == 0
@@ -629,7 +629,7 @@ def test_ledger_whose_id_was_never_given_out_is_left_alone(losing: Losing, beyon
     with losing.process() as log:
         topic = _topic(log)
         losing.flush()
-        log.managed.append(topic, _plain("ours"))
+        log.topic_logs.append(topic, _plain("ours"))
         ceiling = log.catalog.records.read_state().ceilings.ledger
         before = _read(log, topic)
     _copied(losing, LedgerId(0), LedgerId(ceiling - 1))
@@ -643,7 +643,7 @@ def test_ledger_whose_id_was_never_given_out_is_left_alone(losing: Losing, beyon
     assert (report.adopted_ledgers, report.detached) == (2, 0)
     with losing.process() as log:
         assert _read(log, topic) == before | {Position(LedgerId(ceiling - 1), 0): "ours"}
-        assert log.managed.roll(topic).opened >= ceiling
+        assert log.topic_logs.roll(topic).opened >= ceiling
         assert log.catalog.deletions.count_undeleted_copies().estimated_inflight == 0
     assert set(stored) <= set(losing.world.store.keys)
 
@@ -652,7 +652,7 @@ def test_ledger_of_a_topic_whose_id_was_never_given_out_is_left_alone(losing: Lo
     """The topic would get ids of its own from then on."""
     with losing.process() as log:
         topic = _topic(log)
-        log.managed.append(topic, _plain("ours"))
+        log.topic_logs.append(topic, _plain("ours"))
         losing.flush()
         ceiling = log.catalog.records.read_state().ceilings.topic
     for at, topic_id in enumerate((ceiling, 2**70, -1)):
@@ -672,10 +672,10 @@ def test_upload_of_an_epoch_or_a_transaction_that_never_began_is_left_out(losing
     with losing.process() as log:
         topic = _topic(log)
         losing.flush()
-        log.managed.append(topic, _plain("ours"))
+        log.topic_logs.append(topic, _plain("ours"))
         before = _read(log, topic)
         epoch = log.catalog.ledgers.catalog_epoch()
-        log.managed.append(topic, _inside(_begin(log), "inside"))
+        log.topic_logs.append(topic, _inside(_begin(log), "inside"))
     plain, inside = (losing.world.store.get(segment_key(LedgerId(0), number)) for number in (0, 1))
     assert plain is not None
     assert inside is not None
@@ -700,10 +700,10 @@ def test_adoption_that_dies_anywhere_is_done_by_the_next(losing: Losing, effect:
     """Each shard and each topic may be done twice; what is reported is the same."""
     with losing.process() as log:
         topic, other = _topic(log), _topic(log, "persistent://shop/main/other")
-        log.managed.append(topic, _plain("flushed"))
+        log.topic_logs.append(topic, _plain("flushed"))
         losing.flush()
         for one in (topic, other):
-            log.managed.append(one, _plain("tail"))
+            log.topic_logs.append(one, _plain("tail"))
         before = [_read(log, one) for one in (topic, other)]
     losing.lose()
     arm(f"{effect}.{moment}", "crash")
@@ -737,7 +737,7 @@ def test_nothing_is_written_to_a_catalog_before_it_is_complete(losing: Losing) -
     """Not by any port but those that complete it; afterwards everything is, in the same process too."""
     with losing.process() as log:
         topic = _topic(log)
-        log.managed.append(topic, _plain("flushed"))
+        log.topic_logs.append(topic, _plain("flushed"))
         losing.flush()
     buried = "INSERT INTO tombstone (kind, id, generation, epoch, at_us) VALUES ('ledger', 999, 1, 1, 0)"
     losing.lose(buried, "DELETE FROM record_outbox")
@@ -753,8 +753,8 @@ def test_nothing_is_written_to_a_catalog_before_it_is_complete(losing: Losing) -
             cause=_CAUSE,
         )
         refused: dict[str, Callable[[], object]] = {
-            "append": lambda: log.managed.append(topic, _plain("too early")),
-            "roll": lambda: log.managed.roll(topic),
+            "append": lambda: log.topic_logs.append(topic, _plain("too early")),
+            "roll": lambda: log.topic_logs.roll(topic),
             "begin": lambda: _begin(log),
             "subscribe": lambda: log.subscriptions.subscribe(topic.topic_id, "s", latest=False),
             "delete topic": lambda: log.catalog.phase_one.begin_topic_deletion(topic.topic_id, _NAME, cause=_CAUSE),
@@ -769,14 +769,14 @@ def test_nothing_is_written_to_a_catalog_before_it_is_complete(losing: Losing) -
             assert name
         assert list(_read(log, topic).values()) == ["flushed"], "what is known can be read"
         losing.adopt()
-        log.managed.append(topic, _plain("now"))
+        log.topic_logs.append(topic, _plain("now"))
 
 
 def test_subscription_that_is_made_again_after_a_rebuild_refuses_what_was_read_before(losing: Losing) -> None:
     """The lost catalog had one of that name, whose transaction held what a consumer read past."""
     with losing.process() as log:
         topic = _topic(log)
-        log.managed.append(topic, _plain(*"abcde"))
+        log.topic_logs.append(topic, _plain(*"abcde"))
         losing.flush()
         before = log.subscriptions.subscribe(topic.topic_id, "s", latest=False)
     losing.lose()

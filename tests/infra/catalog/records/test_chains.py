@@ -93,7 +93,7 @@ def _begun(chain: Chain) -> Topic:
     chain.flush()
     chain.append(topic, "tail", "tail too")
     with chain.process() as log:
-        log.managed.roll(topic)
+        log.topic_logs.roll(topic)
     chain.append(topic, "in a new ledger")
     return topic
 
@@ -224,11 +224,11 @@ def test_old_catalog_that_still_appends_moves_nothing_of_the_new_one(chain: Chai
         chain.append_by(old, topic, "before the rebuild")
         _rebuilt(chain)
         assert chain.read(topic) == chain.answered
-        old.managed.append(topic, _plain("by the old catalog"))
+        old.topic_logs.append(topic, _plain("by the old catalog"))
         with pytest.raises(CatalogOutdated):
             old.records.flusher.flush()
         chain.append(topic, "by the new one")
-        old.managed.append(topic, _plain("by the old one again"))
+        old.topic_logs.append(topic, _plain("by the old one again"))
         chain.append(topic, "and by the new one")
     _rebuilt(chain)
     assert chain.read(topic) == chain.answered
@@ -348,7 +348,7 @@ def test_random_chain_of_rebuilds_loses_no_answered_append(chain: Chain, seed: i
                 chain.flush()
             case "roll":
                 with chain.process() as log:
-                    log.managed.roll(topic)
+                    log.topic_logs.roll(topic)
             case _:
                 chain.page = chance.choice([2, 500_000])
                 url = chain.new_database()

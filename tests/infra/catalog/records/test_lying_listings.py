@@ -23,12 +23,12 @@ _ALL = "ledgers/"
 
 
 def _append(log: LogStore, topic: Topic, payload: str) -> None:
-    log.managed.append(topic, ProducedEntries(entries=[NewEntry(payload=payload.encode())]))
+    log.topic_logs.append(topic, ProducedEntries(entries=[NewEntry(payload=payload.encode())]))
 
 
 def _read(log: LogStore, name: str = _NAME) -> dict[Position, str]:
     topic = log.catalog.topics.get_topic(name)
-    return {one.position: (one.payload or b"").decode() for one in log.managed.scan(topic)}
+    return {one.position: (one.payload or b"").decode() for one in log.topic_logs.scan(topic)}
 
 
 def _write(losing: Losing) -> dict[Position, str]:
@@ -37,12 +37,12 @@ def _write(losing: Losing) -> dict[Position, str]:
         topic = log.catalog.topics.create_topic(_NAME, RetentionPolicy())
         for payload in ("first", "second", "third"):
             _append(log, topic, payload)
-            log.managed.roll(topic)
+            log.topic_logs.roll(topic)
         log.schemas.set(topic, b"schema")
         _append(log, topic, "open at the flush")
         losing.flush()
         _append(log, topic, "behind the flush")
-        log.managed.roll(topic)
+        log.topic_logs.roll(topic)
         _append(log, topic, "in a ledger that no record knows")
         return _read(log)
 
@@ -138,7 +138,7 @@ def test_rebuild_that_died_behind_a_topic_weighs_all_absent_ledgers_again(losing
     with losing.process() as log:
         other = log.catalog.topics.create_topic("persistent://shop/main/other", RetentionPolicy())
         _append(log, other, "of the other")
-        log.managed.roll(other)
+        log.topic_logs.roll(other)
     losing.flush()
     losing.lose()
     _lose_objects(losing, 0, 6)

@@ -40,7 +40,7 @@ from logstore.identity.services.lost_catalog_identity import LostCatalogIdentity
 from logstore.reconciliation.bulk_job_inputs_and_results import BulkJobSummary
 from logstore.records.manifest import Block
 from logstore.records.newest_versions import overlapping_blocks, split_into_id_ranges, split_newest_versions
-from logstore.records.rebuild_job import SKIPPED_BLOCK_PREFIX, RebuildRecordsJob, RowFilesFolder
+from logstore.records.rebuild_job import SKIPPED_BLOCK_PREFIX, RowFilesFolder, WriteCatalogRowsJob
 from logstore.records.record_kinds import PARENT_BY_KIND, TOMBSTONED_KINDS, RecordKind, block_schema
 from logstore.records.services.rebuild_manifests import RebuildManifests
 from logstore.records.services.record_log import RecordLog
@@ -65,7 +65,7 @@ class _IdRangeWithBlocks:
 
 
 @dataclass(frozen=True, slots=True)
-class _RebuildTask:
+class _WriteTask:
     kinds: tuple[RecordKind, ...]
     ranges: tuple[_IdRangeWithBlocks, ...]
 
@@ -77,7 +77,7 @@ class _RebuildTaskResult:
     error_by_block: dict[str, str] = field(default_factory=dict)  # errors of skipped blocks, by key
 
 
-def rebuild_records(records: BucketAddress, context: JobContext, job: RebuildRecordsJob) -> BulkJobSummary:
+def write_catalog_rows(records: BucketAddress, context: JobContext, job: WriteCatalogRowsJob) -> BulkJobSummary:
     """Run the job on the driver.
 
     With `skip_unreadable`, unreadable blocks are skipped, except blocks of `_HIDING_KINDS` or of a newer build.
@@ -94,7 +94,7 @@ def rebuild_records(records: BucketAddress, context: JobContext, job: RebuildRec
     if not RowFilesFolder(context.folder).topics_path().exists():  # no topics and no lists
         _save_ids(RowFilesFolder(context.folder), np.zeros(0, np.int64), np.zeros(0, np.int64))
     ledger_ranges = _split_into_id_ranges(blocks, _K.LEDGER, _K.SEGMENT, _K.HIDDEN, min_ranges=cores)
-    tasks = [_RebuildTask((_K.LEDGER,), (id_range,)) for id_range in ledger_ranges]
+    tasks = [_WriteTask((_K.LEDGER,), (id_range,)) for id_range in ledger_ranges]
     tasks += [_task_of_all_ids(blocks, _K.CURSOR)]
     tasks += [task for kind in _KINDS_UNDER_TOPICS for task in _tasks_by_range(blocks, kind)]
     results += context.run_in_executors("find ledgers and segments", [task for task in tasks if task.ranges], run_task)
@@ -114,12 +114,12 @@ def _split_into_id_ranges(blocks: Iterable[Block], *kinds: RecordKind, min_range
     ]
 
 
-def _task_of_all_ids(blocks: Iterable[Block], *kinds: RecordKind) -> _RebuildTask:
-    return _RebuildTask(kinds, tuple(id_range for kind in kinds for id_range in _split_into_id_ranges(blocks, kind)))
+def _task_of_all_ids(blocks: Iterable[Block], *kinds: RecordKind) -> _WriteTask:
+    return _WriteTask(kinds, tuple(id_range for kind in kinds for id_range in _split_into_id_ranges(blocks, kind)))
 
 
-def _tasks_by_range(blocks: Iterable[Block], kind: RecordKind) -> list[_RebuildTask]:
-    return [_RebuildTask((kind,), (id_range,)) for id_range in _split_into_id_ranges(blocks, kind)]
+def _tasks_by_range(blocks: Iterable[Block], kind: RecordKind) -> list[_WriteTask]:
+    return [_WriteTask((kind,), (id_range,)) for id_range in _split_into_id_ranges(blocks, kind)]
 
 
 def _summarize_task_results(results: list[_RebuildTaskResult]) -> BulkJobSummary:
@@ -133,33 +133,33 @@ def _summarize_task_results(results: list[_RebuildTaskResult]) -> BulkJobSummary
     return BulkJobSummary(counts=dict(counts), facts=facts)
 
 
-def _open_log(records: BucketAddress, job: RebuildRecordsJob) -> RecordLog:
+def _open_log(records: BucketAddress, job: WriteCatalogRowsJob) -> RecordLog:
     bucket = NamedBucket(role=BucketRole(records.role), bucket=records.bucket, address=records.endpoint)
     return RecordLog(LostCatalogIdentity(job.catalog_id).get_checked_bucket(bucket, records.store()))
 
 
 def _run_rebuild_task(
-    records: BucketAddress, folder: Path, job: RebuildRecordsJob, task: _RebuildTask
+    records: BucketAddress, folder: Path, job: WriteCatalogRowsJob, task: _WriteTask
 ) -> _RebuildTaskResult:
     """Run one task in an executor. A task may run twice, even at the same time."""
-    rebuilder = _RecordRebuilder(_open_log(records, job), RowFilesFolder(folder), skip_unreadable=job.skip_unreadable)
+    rebuilder = _CatalogRowWriter(_open_log(records, job), RowFilesFolder(folder), skip_unreadable=job.skip_unreadable)
     if task.kinds[0] is _K.TOPIC:
-        rebuilder.rebuild_topics_and_lists(task)
+        rebuilder.write_topic_and_list_rows(task)
     elif task.kinds[0] is _K.CURSOR:
-        rebuilder.rebuild_cursors(task)
+        rebuilder.write_cursor_rows(task)
     elif task.kinds[0] is _K.LEDGER:
-        rebuilder.rebuild_ledgers(task)
+        rebuilder.write_ledger_rows(task)
     else:
-        rebuilder.rebuild_kind_in_range(task)
+        rebuilder.write_rows_of_kind_in_range(task)
     return rebuilder.result
 
 
-class _RecordRebuilder:
+class _CatalogRowWriter:
     def __init__(self, log: RecordLog, files: RowFilesFolder, *, skip_unreadable: bool) -> None:
         self._log, self._files, self._skip_unreadable = log, files, skip_unreadable
         self.result = _RebuildTaskResult()
 
-    def rebuild_topics_and_lists(self, task: _RebuildTask) -> None:
+    def write_topic_and_list_rows(self, task: _WriteTask) -> None:
         """Write all topics and lists. Save the ids of topics and of listed ledgers for the tasks that follow."""
         topics = self._read_unique_and_write_tombstones(task, _K.TOPIC)
         topic_ids = read_id_column(topics)
@@ -168,11 +168,11 @@ class _RecordRebuilder:
         self._write_rows(0, [build_table_rows(_K.LIST, lists)])
         _save_ids(self._files, topic_ids, unpack_listed_ledger_ids(lists))
 
-    def rebuild_cursors(self, task: _RebuildTask) -> None:
+    def write_cursor_rows(self, task: _WriteTask) -> None:
         cursors = self._read_unique_and_write_tombstones(task, _K.CURSOR, np.load(self._files.topics_path()))
         self._write_rows(0, [build_table_rows(_K.CURSOR, cursors)])
 
-    def rebuild_ledgers(self, task: _RebuildTask) -> None:
+    def write_ledger_rows(self, task: _WriteTask) -> None:
         (id_range,) = task.ranges
         ledgers = self._read_live_and_write_tombstones(_K.LEDGER, id_range)
         ledger_ids, all_listed = read_id_column(ledgers), np.load(self._files.listed_ledgers_path(), mmap_mode="r")
@@ -185,7 +185,7 @@ class _RecordRebuilder:
         self._write_rows(id_range.number, [build_table_rows(_K.HIDDEN, hidden)])
         self._count_records(ledgers, segments, hidden)
 
-    def rebuild_kind_in_range(self, task: _RebuildTask) -> None:
+    def write_rows_of_kind_in_range(self, task: _WriteTask) -> None:
         (kind,), (id_range,) = task.kinds, task.ranges
         live = self._read_live_and_write_tombstones(kind, id_range)
         if PARENT_BY_KIND.get(kind) is _K.TOPIC:
@@ -199,7 +199,7 @@ class _RecordRebuilder:
             self._write_rows(id_range.number, [build_table_rows(kind, live)])
 
     def _read_unique_and_write_tombstones(
-        self, task: _RebuildTask, kind: RecordKind, topic_ids: Ids | None = None
+        self, task: _WriteTask, kind: RecordKind, topic_ids: Ids | None = None
     ) -> pa.Table:
         """Return all records of a kind with unique names, ascending by id. `topic_ids` selects records of topics."""
         tables = [block_schema(kind).empty_table()]

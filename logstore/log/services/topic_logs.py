@@ -28,7 +28,7 @@ _MAX_REMEMBERED_TOPICS: Final = 10_000
 """Maximum number of topics with an append queue. When this number is reached, idle queues are removed."""
 
 
-class ManagedLedger:
+class TopicLogs:
     """Logs of all topics. Thread-safe. `close` ends the threads of the object, but does not close `committer`.
 
     `transactions` returns the frontier of a topic, the last entry that readers may see. An append fails if its segment
@@ -211,10 +211,10 @@ class ManagedLedger:
 
         Example:
             ```python
-            watch = managed.watch(topic)
+            watch = topic_logs.watch(topic)
             while True:
                 state = subscriptions.read_state(topic.topic_id, name)
-                entries = managed.read(topic, max_entries=100, cursor_state=state)
+                entries = topic_logs.read(topic, max_entries=100, cursor_state=state)
                 if not entries:
                     watch.wait(timeout_s=30)
             ```
