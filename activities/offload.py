@@ -165,7 +165,7 @@ class LedgerOffloadActivities:
         Raises: InvalidInput (terminal); PreconditionFailed (terminal): `check` found a ledger that cannot be offloaded.
         """
         require_topic_name_if_known(self._topics, request.topic_id, request.topic)
-        topic_id, requested_ids = TopicId(request.topic_id), _to_ledger_ids(request.ledger_ids)
+        topic_id, requested_ids = TopicId(request.topic_id), _parse_ledger_ids(request.ledger_ids)
         missing_ids = (
             self._offloads.find_unlisted_ledgers(topic_id, requested_ids)
             if request.check and requested_ids is not None
@@ -189,7 +189,7 @@ class LedgerOffloadActivities:
         Heartbeat: while the activity runs.
         Raises: UnknownObject (terminal); CatalogBusy, StoreUnavailable (retry).
         """
-        topic_id, requested_ids = TopicId(request.topic_id), _to_ledger_ids(request.ledger_ids)
+        topic_id, requested_ids = TopicId(request.topic_id), _parse_ledger_ids(request.ledger_ids)
         try:
             page = self._offloads.list_removable_primaries(
                 topic_id, requested_ids, after=LedgerId(request.after), limit=request.limit
@@ -231,5 +231,5 @@ def _ledger_id(copy: PublishedTieredCopy) -> LedgerId:
     return copy.statement.ledger_id
 
 
-def _to_ledger_ids(ledger_ids: list[int] | None) -> list[LedgerId] | None:
+def _parse_ledger_ids(ledger_ids: list[int] | None) -> list[LedgerId] | None:
     return None if ledger_ids is None else [LedgerId(ledger_id) for ledger_id in ledger_ids]

@@ -159,7 +159,7 @@ class DelayedRows:
         ends = keys.searchsorted(np.arange(1, len(ledger_ids) + 1) * span).tolist()
         for number, (ledger_id, start, end) in enumerate(zip(ledger_ids, [0, *ends], ends, strict=False)):
             entry_ids = keys[start:end] - (number * span - low)
-            bitmap_by_ledger[ledger_id] = _to_bitmap(entry_ids.astype(np.uint32))
+            bitmap_by_ledger[ledger_id] = _build_bitmap(entry_ids.astype(np.uint32))
         return bitmap_by_ledger
 
     def drop_entries(self, entries: Mapping[LedgerId, BitMap]) -> "DelayedRows":
@@ -207,7 +207,7 @@ def _sorted_distinct(keys: "Int64Array", end: int) -> "Int64Array":
     return np.flatnonzero(flags)
 
 
-def _to_bitmap(ascending: "npt.NDArray[np.uint32]") -> BitMap:
+def _build_bitmap(ascending: "npt.NDArray[np.uint32]") -> BitMap:
     bits = BitMap(array("I", ascending.tobytes()))  # from a numpy array, BitMap would convert each number separately
     bits.run_optimize()
     return bits

@@ -136,7 +136,8 @@ def footer_to_metadata(footer: IndexSnapshotFooter) -> dict[bytes, bytes]:
 def compress_bitmaps(bitmaps: Bitmaps) -> bytes:
     """Pack and compress bitmaps. The result begins with the packed length.
 
-    A packed entry whose neighbours are not in the set takes two bytes. The high byte varies little and compresses well.
+    An entry id that does not adjoin another id of its bitmap is packed into two bytes. The high byte varies little and
+    compresses well.
     """
     import pyarrow as pa  # noqa: PLC0415 - start-up time
 

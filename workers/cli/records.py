@@ -124,7 +124,7 @@ def rewrite_record_log(context: CommandContext) -> Answer:
 
 @job_command(records, "defragment", "", "--json")
 def defragment_record_log(context: CommandContext, *, reason: Reason = "") -> JobOrAnswer:
-    """Rewrite blocks that are mostly dead, join small ones, and delete what no manifest names any more.
+    """Rewrite blocks that contain few live records, join small blocks, and delete blocks that no manifest names.
 
     Workers do so by themselves, every `defragment_interval`. A block that a raid or a rebuild reads stays.
     """

@@ -210,7 +210,10 @@ class MaintenanceJobClient(JobClient):
         return await self.start(FLUSH_RECORDS, request, NOW, summary="flush changed records now", signal="wake")
 
     async def defragment_records(self, reason: str = "", actor: str = "") -> Handle[DefragmentRecordsResult]:
-        """Rewrite mostly dead blocks, join small blocks, and remove blocks that no manifest names. Joins a run."""
+        """Rewrite blocks with few live records, join small blocks, and remove blocks that no manifest names.
+
+        Joins a running job.
+        """
         request = DefragmentRecordsInput(queue=self._records_queue, actor=actor, reason=reason)
         return await self.start(DEFRAGMENT_RECORDS, request, summary="defragment the record log")
 

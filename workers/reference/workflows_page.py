@@ -33,8 +33,9 @@ This page is for programs in any language that start Sexton's jobs. `make refere
 - **Invalid signals and updates**: an invalid signal is ignored, with a warning in the worker's log. The sender of an
   invalid update gets an error.
 - **Names** of topics are encoded, at most 200 characters, as search attributes in the Web UI show them.
-- **Errors**: the type of the outermost failure. It is one of those that the job's steps document. Every workflow may
-  also end with `UnknownFault` (a bug, after ten attempts), `TimeoutError`, `TerminatedError` and `CancelledError`.
+- **Errors**: the type of the outermost failure. It is one of the errors that the job's activities list. Every
+  workflow may also end with `UnknownFault` (a bug, after ten attempts), `TimeoutError`, `TerminatedError` and
+  `CancelledError`.
   Every workflow that changes something may end with one of these errors:
   - `CatalogAdopting`: the catalog is being rebuilt, or is a replica database.
   - `CatalogMismatch`: a bucket belongs to another catalog.

@@ -96,7 +96,7 @@ class MergeBucketsInput:
 class BuildDelayedIndexInput(BuildTopicsInput):
     """Input of `build-delayed-index`. Without `topic_ids`, every topic with delayed messages gets a new index."""
 
-    does = "Builds the buckets of delayed messages of {topics} from their logs, as `sexton delayed build` asks."
+    does = "Builds the buckets of delayed messages of {topics} from their logs, as requested by `sexton delayed build`."
     builds = "indexes of delayed messages"
     runs = "indexes"
 

@@ -5,10 +5,11 @@ outbox is a table, so neither a lost signal nor a restart loses a change. The wo
 exists. To stop it, pause the schedule `sexton-records` and terminate the workflow. Changes and durable deletions then
 wait until the workflow runs again.
 
-1. Flush in one activity: repeatedly for `watch_s`, or once.
-2. After a single flush, end, unless a signal has arrived or another job had claimed the record log. In these cases,
+1. Flush in one activity: repeatedly for `watch_s`, or once if `watch_s` is 0.
+2. After a single flush, end, unless a signal has arrived or another job had claimed the record log. In these two cases,
    repeat step 1.
-3. Otherwise start `defragment-records` after many new blocks, unless it runs. Continue with step 1.
+3. After repeated flushes with many new blocks, start `defragment-records`, unless that workflow runs already. Continue
+   with step 1.
 
 Source: Aerospike's write queue to its device; ADR 15.
 """

@@ -85,8 +85,8 @@ class DefragmentRecordsInput:
 
     def details(self) -> str:
         return (
-            "Rewrites blocks of the record log that are mostly dead, joins small ones, and removes what no manifest"
-            " names any more; `sexton records status` shows blocks and bytes."
+            "Rewrites blocks of the record log that contain few live records, joins small blocks, and removes blocks"
+            " that no manifest names; `sexton records status` shows blocks and bytes."
         )
 
 

@@ -18,8 +18,8 @@ class CoordinatorInput:
 
     def details(self) -> str:
         return (
-            f"Tells the participants of decided transactions of coordinator {self.tc_id}, and aborts what times out. "
-            "`sexton txn list` shows them."
+            f"Tells the participants of decided transactions of coordinator {self.tc_id}, and aborts expired"
+            " transactions. `sexton txn list` shows them."
         )
 
 
@@ -71,7 +71,10 @@ class SweepTransactionsInput:
     queue: str = ""  # task queue of the coordinators that the sweep starts
 
     def details(self) -> str:
-        return "Wakes coordinators with work that no workflow does. `sexton txn list` shows unfinished transactions."
+        return (
+            "Starts the workflow of each coordinator that has work and no running workflow."
+            " `sexton txn list` shows unfinished transactions."
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +89,7 @@ class SweepTransactionsResult:
 class BuildTransactionSnapshotsInput(BuildTopicsInput):
     """Input of `build-transaction-snapshots`."""
 
-    does = "Rebuilds the transaction buffers of {topics} from their logs, and keeps them as `sexton txn snapshot` asks."
+    does = "Rebuilds the transaction buffers of {topics} from their logs, as requested by `sexton txn snapshot`."
     builds = "transaction snapshots"
     runs = "snapshots"
 

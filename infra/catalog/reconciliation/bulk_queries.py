@@ -31,9 +31,9 @@ OTHER_APPLICATION: Final = 4
 def select_ledgers_with_flags(first: int, end: int, own_application: str) -> Select[Any]:
     """Select ledgers of a range. `flags` says whether a ledger is CREATING, listed, and of another application."""
     flags = (
-        _to_flag(_L.state == LedgerState.CREATING.value)
-        + _to_flag(_L.place.is_not(None)) * literal_column(str(LISTED), t.Big)
-        + _to_flag(_L.application != own_application) * literal_column(str(OTHER_APPLICATION), t.Big)
+        _cast_to_flag(_L.state == LedgerState.CREATING.value)
+        + _cast_to_flag(_L.place.is_not(None)) * literal_column(str(LISTED), t.Big)
+        + _cast_to_flag(_L.application != own_application) * literal_column(str(OTHER_APPLICATION), t.Big)
     )
     columns = (_L.ledger_id, _L.list_id, _L.segments, _L.last_segment, _L.size_bytes, _L.created_us)
     within = _is_in_range(_L.ledger_id, first, end)
@@ -86,7 +86,7 @@ TIERED: Final = 2
 
 
 def select_copies(first: int, end: int) -> Select[Any]:
-    flags = _to_flag(_C.state == CopyState.LIVE.value) + _to_flag(
+    flags = _cast_to_flag(_C.state == CopyState.LIVE.value) + _cast_to_flag(
         _C.kind == CopyKind.OFFLOADED_LEDGER.value
     ) * literal_column(str(TIERED), t.Big)
     within = _is_in_range(_C.ledger_id, first, end)
@@ -136,7 +136,7 @@ def select_undeleted_intents(first_row: int, end_row: int) -> Select[Any]:
             cast_to_text(_P.context),
             _P.topic,
             _P.size_bytes,
-            _to_flag(match_stalled_intents(now)).label("stalled"),
+            _cast_to_flag(match_stalled_intents(now)).label("stalled"),
             _P.created_us,
         )
         .where(_P.state != DeletionState.DELETED.value, *_is_in_range(_P.row_id, first_row, end_row))
@@ -289,6 +289,6 @@ def _is_in_range(key: ColumnElement[Any], first: int, end: int) -> tuple[ColumnE
     return key >= first, key < end
 
 
-def _to_flag(condition: ColumnElement[bool]) -> ColumnElement[int]:
+def _cast_to_flag(condition: ColumnElement[bool]) -> ColumnElement[int]:
     one, zero = literal_column("1", t.Big), literal_column("0", t.Big)
     return case((condition, one), else_=zero)

@@ -36,14 +36,16 @@ def lock_decided_before_flush(connection: Connection, txns: Iterable[Transaction
 def adopt_transactions(
     connection: Connection, topic_id: TopicId, topic_name: str, segments: Sequence[AdoptedSegment], *, now_us: int
 ) -> None:
-    """Store the ranges, markers and transactions of adopted segments. `segments` must be in the order of the log.
+    """Store the transactions of adopted segments, their ranges of entries and their markers.
+
+    `segments` must be in the order of the log.
 
     A transaction marker decides its transaction. An unknown transaction is inserted as open, with a deadline in the
     past.
 
     A subscription's marker contains acknowledgements. The marker of a commit applies them to the cursor.
-    Acknowledgements of a transaction that was decided before the last flush are skipped, because the flushed cursor
-    already includes them, or a later seek.
+    Acknowledgements of a transaction that was decided before the last flush are skipped: the flushed cursor already
+    includes them, or a later seek has replaced them.
     """
     _TransactionAdoption(connection, topic_id, topic_name, segments, now_us).adopt_ranges_and_markers()
 

@@ -286,9 +286,11 @@ def _read_part_rows(
     rows = select(*columns).join_from(table, latest, and_(*same_key)).where(changed.id.between(first, last))
     parts: dict[tuple[int, str], list[dict[str, Any]]] = defaultdict(list)
     for record_id, sub, *values in connection.execute(rows.order_by(*table.primary_key)):
-        parts[record_id, sub].append({name: _to_json(value) for name, value in zip(names, values, strict=True)})
+        parts[record_id, sub].append(
+            {name: _format_value_as_json(value) for name, value in zip(names, values, strict=True)}
+        )
     return parts
 
 
-def _to_json(value: object) -> object:
+def _format_value_as_json(value: object) -> object:
     return b64encode(value).decode() if isinstance(value, bytes) else value

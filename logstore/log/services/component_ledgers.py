@@ -174,7 +174,10 @@ class ComponentLedgers:
     def _put_objects_unless_id_taken(
         self, statement: LedgerStatement, segment: _EncodedDraft, deadline_s: float
     ) -> bool:
-        """Store and prove statement and segment. Return `False` if storage already has another ledger with this id."""
+        """Store the statement and the segment, and check that storage has both.
+
+        Return `False` if storage already has another ledger with this id.
+        """
         metadata, key = statement.to_metadata(), segment_key(statement.ledger_id, 0)
         own_meta_key, meta = meta_key(statement.ledger_id, statement.owner), statement.to_json()
         expected_metadata, content = metadata | segment.metadata, segment.content

@@ -152,7 +152,7 @@ class GroupCommitter:
                 raise OutcomeUnknown(f"group commit: {len(results)} answers to {len(items)} writes")  # noqa: TRY301
         except OutcomeUnknown as error:
             for item in items:
-                item.future.set_exception(_to_outcome_unknown(error))
+                item.future.set_exception(_make_outcome_unknown_error(error))
         except Exception as error:  # noqa: BLE001 - a faulty write may raise any error, and must not fail other writes
             self._commit_one_by_one(items, error)
         else:
@@ -190,13 +190,13 @@ class GroupCommitter:
             self._changed.notify_all()
         for item in items:
             if not item.future.done():
-                item.future.set_exception(death if not isinstance(death, Exception) else _to_outcome_unknown(death))
+                item.future.set_exception(_make_outcome_unknown_error(death) if isinstance(death, Exception) else death)
         for item in waiting:
             if item.future.set_running_or_notify_cancel():
                 item.future.set_exception(StoreUnavailable(f"group commit: not tried: {self._refusal}"))
 
 
-def _to_outcome_unknown(cause: BaseException) -> OutcomeUnknown:
+def _make_outcome_unknown_error(cause: BaseException) -> OutcomeUnknown:
     """Return a new error. If two threads raised one instance, they would overwrite its traceback."""
     error = OutcomeUnknown(f"group commit: {cause}")
     error.__cause__ = cause
