@@ -23,13 +23,10 @@ def catalog_id_file(folder: Path) -> Path:
 
 
 class OwnedBulkOutput:
-    """Output of bulk jobs, marked with the id of the catalog."""
-
     def __init__(self, *, bulk: BulkJobRunner, identities: CatalogIdentity) -> None:
         self._bulk, self._identities = bulk, identities
 
     def read_catalog_id_mark(self, run_id: str) -> str | None:
-        """Return the id of the catalog that marked the output of a run, or `None`."""
         path = catalog_id_file(self._bulk.create_run_folder(run_id))
         return path.read_text(encoding="utf-8") if path.exists() else None
 

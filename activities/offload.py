@@ -22,11 +22,9 @@ _SAMPLE = 20  # maximum number of doubts in a result
 class CopyUploader(Protocol):
     def upload_and_prove(
         self, ledger_id: LedgerId, uuid: str, *, timeout_s: float, topic: str | None
-    ) -> UploadAttemptResult:
-        """Upload one ledger under a new uuid."""
+    ) -> UploadAttemptResult: ...
 
-    def prove(self, copy: PublishedTieredCopy) -> CopyEvidence:
-        """Prove now that storage has a published copy."""
+    def prove(self, copy: PublishedTieredCopy) -> CopyEvidence: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

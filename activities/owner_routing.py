@@ -35,8 +35,6 @@ class Route(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnerRoutedInput:
-    """Base class of requests that a bundle owner may serve."""
-
     topic: str = ""  # encoded; empty: no topic or several topics, so any worker
     place: Route = Route.ANYWHERE
     owner_patience_s: int = 10  # limit of a lookup, 1 or more

@@ -62,8 +62,6 @@ class TopicBuildSummary:
 
 
 class TopicBuildSteps:
-    """Base class of the activities of a build. `job` is the name of the bulk job."""
-
     def __init__(
         self, *, kind: RunKind, job: str, runs: ReconciliationRuns, identities: CatalogIdentity, bulk: BulkJobRunner
     ) -> None:

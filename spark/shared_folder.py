@@ -22,7 +22,6 @@ class SharedFolder:
 
     @staticmethod
     def mark_with_nonce(path: Path) -> "SharedFolder":
-        """Write a new nonce file into an existing folder."""
         nonce = uuid4().hex
         (path / _NONCE_FILE).write_text(nonce, encoding="utf-8")
         return SharedFolder(path, nonce)

@@ -36,7 +36,6 @@ def escape_unprintable(text: str) -> str:
 
 
 def decode_topic_name(encoded: str) -> str:
-    """Return the topic name that people and commands use."""
     return unquote(encoded)
 
 

@@ -15,7 +15,6 @@ def refusal_from_error(error: ActivityError, types: Collection[str]) -> RequestR
 
 
 def refusal_from_error_or_raise(error: ActivityError, types: Collection[str]) -> RequestRefusal:
-    """Return the refusal if `error` has one of the types. Otherwise raise `error`."""
     refusal = refusal_from_error(error, types)
     if refusal is None:
         raise error

@@ -237,7 +237,6 @@ def check_input_bounds(request: object, *, queue: str, from_outside: bool = True
 
 
 def find_field_rules(input_type: type, name: str, *, queue: str, from_outside: bool = True) -> list[FieldRule]:
-    """Return the rules of the field `name` of a type. `queue` and `from_outside` are as in `check_input_bounds`."""
     rules = [_RULES_BY_TYPE.get(input_type, {}).get(name)]
     if from_outside:
         rules.append(_OUTSIDE_RULES_BY_TYPE.get(input_type, {}).get(name, _OUTSIDE_RULES.get(name)))

@@ -63,7 +63,6 @@ class OwnerRouter:
     async def execute_at_owner(
         self, work: MethodSyncSingleParam[Any, W, OwnerRoutedAnswer[R]], request: W, options: workflow.ActivityConfig
     ) -> R:
-        """Run the activity at the bundle owner, or else at any worker. Return its result."""
         routed = replace(request, topic=self._topic, owner_patience_s=self._patience_s)
         for _ in range(_MAX_TURNS if self._topic else 0):
             owner = self.owner

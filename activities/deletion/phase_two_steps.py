@@ -211,10 +211,7 @@ def raise_if_nothing_answered(results: list[IntentResult], errors: dict[int, Sex
 def build_chunk_result(
     intents: Sequence[DeletionIntent], results: list[IntentResult], *, with_topic_names: bool = False
 ) -> ChunkResult:
-    """Count the rows of a chunk by outcome. List the rows that workflows of their own will retry.
-
-    A damaged row becomes a dead letter, because a workflow could only report the damage again.
-    """
+    """Count the rows of a chunk by outcome. List the rows that workflows of their own will retry."""
     outcome_by_row = {result.row_id: result.outcome for result in results}
     outcomes = [outcome_by_row.get(intent.row_id) or intent.outcome or Outcome.RETRYING for intent in intents]
     alone = [

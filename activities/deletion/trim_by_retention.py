@@ -22,8 +22,7 @@ _LOG = logging.getLogger(__name__)
 class IdleLedgerRoller(Protocol):
     """Service that rolls the last ledger of a topic if the ledger has reached its maximum age."""
 
-    def select_topics_to_roll(self, topic_ids: Collection[TopicId]) -> frozenset[TopicId]:
-        """Return the topics whose last ledger would be rolled now."""
+    def select_topics_to_roll(self, topic_ids: Collection[TopicId]) -> frozenset[TopicId]: ...
 
     def roll_if_due(self, topic: Topic) -> bool:
         """Roll the last ledger if it has entries and has reached its maximum age. Return whether it was rolled."""
@@ -32,8 +31,7 @@ class IdleLedgerRoller(Protocol):
 class CursorAdvancer(Protocol):
     """Service that advances mark-delete positions over contiguous acknowledgements, also in cursor snapshots."""
 
-    def select_topics_to_advance(self, topic_ids: Collection[TopicId]) -> frozenset[TopicId]:
-        """Return the topics with cursors to advance."""
+    def select_topics_to_advance(self, topic_ids: Collection[TopicId]) -> frozenset[TopicId]: ...
 
     def advance_and_fold_cursors_with_snapshots(self, topic_id: TopicId) -> Sequence[SextonError]:
         """Advance every cursor of the topic. Return one error for each cursor that failed."""

@@ -86,8 +86,6 @@ class BeginScrubInput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScrubRunId:
-    """Id of the scrub that begins, or of an earlier, unfinished scrub that continues."""
-
     run_id: str
 
 

@@ -37,7 +37,6 @@ def select_single_objects(page: Mapping[int, Finding]) -> dict[int, Finding]:
 def inspect_copies(
     inspector: OrphanInspector, page: Mapping[int, Finding], before_us: int
 ) -> dict[int, OrphanCopy | str]:
-    """Return each copy as storage states it, or the reason to keep the copy, by number of the finding."""
     copies = {number: finding for number, finding in page.items() if is_copy(finding)}
 
     def ask(number: int, finding: Finding) -> OrphanCopy | str:

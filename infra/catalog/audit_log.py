@@ -90,7 +90,6 @@ def insert_audit_row(
 
 
 def find_first_act_time_us(connection: Connection, act: str, topic_id: TopicId) -> int | None:
-    """Return the time of the topic's first act with this name, in microseconds since 1970, or `None`."""
     a = t.audit.c
     query = select(func.min(a.at_us)).where(a.topic_id == topic_id, a.act == act)
     first_us = connection.execute(query).scalar_one_or_none()

@@ -66,7 +66,6 @@ class OwnershipNodes:
         return frozenset(bundle for bundle in map(self._parse_node_name, names) if bundle is not None)
 
     def read_owner_nodes(self, bundles: Iterable[BundleId] | None = None) -> dict[BundleId, BundleOwnerNode]:
-        """Return the owner nodes of the given bundles, or of all. Bundles without an owner node are left out."""
         name_by_bundle = {
             bundle: self._node_name(bundle)
             for bundle in sorted(self.read_owned_bundles() if bundles is None else bundles)
@@ -81,7 +80,6 @@ class OwnershipNodes:
         }
 
     def find_owner_node(self, bundle: BundleId, *, patience_s: float) -> BundleOwnerNode | None:
-        """Return the bundle's owner node, or `None` if no node exists. Wait at most `patience_s` for an answer."""
         name = self._node_name(bundle)
 
         def read_node(client: KazooClient) -> BundleOwnerNode | None:
@@ -135,7 +133,6 @@ def read_children(client: KazooClient, parent: str, names: Sequence[str]) -> dic
 
 
 def wait_for_result_or_none(result: Any, error: type[Exception]) -> Any:  # noqa: ANN401 - kazoo's asynchronous result
-    """Wait for the result of an asynchronous request. Return `None` if the request failed with `error`."""
     try:
         return result.get()
     except error:

@@ -24,7 +24,6 @@ metadata = MetaData()
 
 
 def render_tables(declared: MetaData) -> str:
-    """Return the formatted source text of `infra.catalog.tables`."""
     return "\n".join([_MODULE_HEAD.rstrip("\n"), *(_render_table(table) for table in declared.tables.values())]) + "\n"
 
 

@@ -96,8 +96,6 @@ class LedgerRow(SQLModel, table=True):
 
 
 class LedgerCopyRow(SQLModel, table=True):
-    """Primary or tiered copy of a ledger."""
-
     __tablename__ = "ledger_copy"
     __table_args__ = (
         Index(
@@ -127,8 +125,6 @@ class SegmentRow(SQLModel, table=True):
 
 
 class CursorRow(SQLModel, table=True):
-    """Subscription with its acknowledgements."""
-
     __tablename__ = "cursor"
     __table_args__ = (UniqueConstraint("topic_id", "name"),)
     cursor_id: int | None = Field(default=None, primary_key=True, sa_type=Big)
@@ -145,8 +141,6 @@ class CursorRow(SQLModel, table=True):
 
 
 class SchemaVersionRow(SQLModel, table=True):
-    """Schema version of a topic, with the ledger of its content."""
-
     __tablename__ = "schema_version"
     topic_id: int = Field(primary_key=True, sa_type=Big, sa_column_kwargs={"autoincrement": False})
     version: int = Field(primary_key=True, sa_type=Big, sa_column_kwargs={"autoincrement": False})  # from 0
@@ -157,8 +151,6 @@ class SchemaVersionRow(SQLModel, table=True):
 
 
 class ProducerSequenceRow(SQLModel, table=True):
-    """Last registered sequence id of a producer on a topic."""
-
     __tablename__ = "producer_sequence"
     __table_args__ = (
         Index(
@@ -246,8 +238,6 @@ class RunRow(SQLModel, table=True):
 
 
 class AuditRow(SQLModel, table=True):
-    """Destructive act with its actor, reason, workflow and outcome."""
-
     __tablename__ = "audit"
     __table_args__ = (Index("audit_by_topic", "topic_id", "audit_id"), Index("audit_by_run", "run_id"))
     audit_id: int | None = Field(default=None, primary_key=True, sa_type=Big)

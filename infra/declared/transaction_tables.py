@@ -9,8 +9,6 @@ Big = BigInteger().with_variant(Integer, "sqlite")  # SQLite generates ids only 
 
 
 class TransactionCoordinatorRow(SQLModel, table=True):
-    """Next sequence number of one coordinator's transactions."""
-
     __tablename__ = "transaction_coordinator"
     tc_id: int = Field(primary_key=True, sa_type=Integer, sa_column_kwargs={"autoincrement": False})
     next_sequence: int = Field(default=0, sa_type=Big)
@@ -90,8 +88,6 @@ class BufferHiddenRow(SQLModel, table=True):
 
 
 class TransactionSnapshotRow(SQLModel, table=True):
-    """Ledger with the snapshot of a topic's transaction buffer, and the time of the next snapshot."""
-
     __tablename__ = "transaction_snapshot"
     __table_args__ = (
         Index("transaction_snapshot_by_ledger", "ledger_id"),

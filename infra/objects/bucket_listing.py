@@ -40,7 +40,6 @@ class BucketListing:
         self._request: ListObjectsV2RequestTypeDef = {"Bucket": bucket, "Prefix": prefix}
 
     def iterate_objects(self, first_page: int = OBJECTS_PER_PAGE) -> Iterator[ObjectInfo]:
-        """Yield the objects ascending by key. Pages are read on demand, the first with at most `first_page` objects."""
         previous_key = ""
         if first_page < OBJECTS_PER_PAGE:
             self._request["MaxKeys"] = first_page
@@ -56,7 +55,6 @@ class BucketListing:
                 yield from (item for item in objects if item.key > self._start_after)
 
     def list_folder(self) -> Iterator[str | ObjectInfo]:
-        """Yield the objects and folders directly below the prefix, each once."""
         self._request["Delimiter"] = "/"
         previous_folders: set[str] = set()
         for page in self._read_pages():
@@ -124,8 +122,7 @@ class BucketListing:
 def lower_start_after_for_path_order(start_after: str, prefix: str) -> str:
     """Return a `StartAfter`, at most `start_after`, that gives a complete listing even if the store sorts by path.
 
-    Such a store puts `x/1` before `x-1`, so a listing after `x-1` would miss the keys below `x/`. The result is empty
-    if only a listing of the whole prefix is complete.
+    The result is empty if only a listing of the whole prefix is complete.
     """
     if start_after <= prefix:
         return ""

@@ -37,7 +37,6 @@ def require_writable_key(key: str) -> None:
 
 
 def find_violated_rule(key: str) -> str | None:
-    """Return the rule that forbids to write or delete the key, or `None` if the key is allowed."""
     if _AMBIGUOUS.search(key):
         return "no backslash, and no part between slashes that is empty, `.` or `..`"
     return _find_violated_limit(key)

@@ -22,8 +22,6 @@ _FIRST_CUT_WINDOW_S = 0.1  # the first throttle sets the rate to one request in 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestRetries:
-    """Bounds of the attempts at one request."""
-
     backoff: Backoff = field(default_factory=lambda: Backoff(attempts=6))
     give_up_after_s: float = 120.0  # after the first attempt; no new attempt begins later
     clock: Clock = field(default_factory=Clock)

@@ -136,8 +136,6 @@ def _format_s3_identities(credentials: StoreCredentials) -> str:
 
 @dataclass(kw_only=True)
 class S3GatewayClient:
-    """Client of SeaweedFS's S3 gateway, for the health check and the creation of buckets."""
-
     port: int
     credentials: StoreCredentials = field(repr=False)
 

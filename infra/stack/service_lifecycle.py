@@ -42,8 +42,6 @@ class ServerCommand:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmbeddedService:
-    """Definition of one server: its command, health check and timeouts."""
-
     process: ServiceProcess
     command: Callable[[], ServerCommand]  # finds the program and writes its configuration; may raise `ServiceFailed`
     probe: Callable[[], ServiceHealth]  # makes a real request and never raises
@@ -68,7 +66,6 @@ def find_program(program: str, service: str, package: str) -> Path:
 
 
 def build_child_environment(*excluded_prefixes: str) -> dict[str, str]:
-    """Return this process's environment for a server, without the variables that start with a prefix."""
     return {name: value for name, value in os.environ.items() if not name.startswith(excluded_prefixes)}
 
 
@@ -86,10 +83,7 @@ def query_local_port(port: int, request: bytes = b"") -> bytes:
 
 
 def start_services(services: Collection[EmbeddedService], on_progress: Callable[[str], None]) -> tuple[str, ...]:
-    """Start the unhealthy services in parallel, and wait until all are healthy. Return the names of started services.
-
-    After an error, the services that this call started are stopped again. `on_progress` runs on the caller's thread.
-    """
+    """Start the unhealthy services in parallel, and wait until all are healthy."""
     cancelled = Event()
     started: list[EmbeddedService] = []
     absent_names = [service.name for service in services if service.process.find_process() is None]
@@ -112,7 +106,6 @@ def start_services(services: Collection[EmbeddedService], on_progress: Callable[
 
 
 def stop_started_service(service: EmbeddedService) -> bool:
-    """Stop a service that has just been started. Return whether a process ran."""
     return service.process.stop(min(_ROLLBACK_TIMEOUT_S, service.stop_timeout_s))
 
 

@@ -73,7 +73,6 @@ class ChosenPorts:
 
 
 def read_last_ports(home: StackHome) -> ChosenPorts | None:
-    """Return the ports of the home's last start, or `None` if the home was never started."""
     stored = home.read_json_if_exists(home.ports_file)
     if stored is None:
         return None

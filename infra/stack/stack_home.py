@@ -85,7 +85,6 @@ class StackHome:
                 raise
 
     def read_json_if_exists(self, path: Path) -> dict[str, object] | None:
-        """Return the JSON object in a file of this home, or `None` if the file does not exist."""
         try:
             with self.translate_disk_errors():
                 content = json.loads(path.read_text(encoding="utf-8")) if path.exists() else None

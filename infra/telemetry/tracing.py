@@ -121,8 +121,6 @@ _started: "Tracing | None" = None  # OpenTelemetry allows one provider per proce
 
 @dataclass(frozen=True, slots=True)
 class Tracing:
-    """Running tracing of this process."""
-
     provider: "Provider"
 
     def flush(self, *, timeout_s: float = 5.0) -> bool:

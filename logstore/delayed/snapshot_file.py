@@ -152,7 +152,6 @@ class IndexSnapshotWriter:
         return footer
 
     def close_without_footer(self) -> None:
-        """Close the file without making it a valid snapshot."""
         self._file.close()
         if self._own_file is not None:
             self._own_file.close()

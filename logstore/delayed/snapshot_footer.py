@@ -121,7 +121,6 @@ def check_segment_digest(footer: IndexSnapshotFooter, number: int, content: byte
 
 
 def footer_to_metadata(footer: IndexSnapshotFooter) -> dict[bytes, bytes]:
-    """Return the key-value metadata from which `parse_snapshot_footer` reads the footer."""
     summary = {
         "version": _FORMAT_VERSION,
         "topic_id": int(footer.topic_id),

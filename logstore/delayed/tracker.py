@@ -4,8 +4,7 @@ A tracker is a cache of one process, shared by all subscriptions of the topic. A
 list of index buckets and the log. For each index bucket the tracker has bitmaps and at most one snapshot segment in
 memory. Readers of the log add messages that are in no index bucket.
 
-Storage may answer late, so the caller reads storage for the tracker. `find_unopened_buckets` and `bucket_to_read`
-return the index buckets to read. `load_list_and_pop_rewinds` and `load_bucket_segment` receive the data.
+Storage may answer late, so the caller reads storage for the tracker.
 
 Contract between tracker and readers of the log:
 

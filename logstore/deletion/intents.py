@@ -183,8 +183,6 @@ class CopyVerdict(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredCopy:
-    """Result of an inspection: the state of a copy in storage."""
-
     verdict: CopyVerdict
     data_keys: tuple[str, ...] = ()  # deleted first
     meta_keys: tuple[str, ...] = ()  # deleted last

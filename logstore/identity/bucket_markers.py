@@ -70,8 +70,6 @@ class NamedBucket:
 
 
 class MarkerState(StrEnum):
-    """Relation of a bucket to this catalog."""
-
     OURS = "OURS"  # the marker names this catalog
     FOREIGN = "FOREIGN"  # the marker names another catalog
     LOST = "LOST"  # this catalog has marked the bucket, and the marker is missing

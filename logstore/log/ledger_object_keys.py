@@ -30,7 +30,6 @@ def segment_key(ledger_id: LedgerId, number: int) -> str:
 
 
 def ledger_id_from_key(key: str) -> LedgerId | None:
-    """Return the ledger if the key belongs to the primary copy of a ledger, or `None`."""
     match = _LEDGER_FORM.match(key)
     ledger_id = LedgerId(int(match["ledger"], 16)) if match else None
     return ledger_id if ledger_id is not None and key.startswith(ledger_prefix(ledger_id)) else None

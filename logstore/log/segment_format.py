@@ -33,8 +33,6 @@ _DIGEST_FORM: Final = re.compile(r"(?P<size>[1-9][0-9]{0,8})-(?P<sha256>[0-9a-f]
 
 @dataclass(frozen=True, slots=True)
 class FooterDigest:
-    """Length and SHA-256 of a Parquet footer."""
-
     size_bytes: int  # from the end of the file, including the length field and the magic number
     sha256: str  # hexadecimal
 

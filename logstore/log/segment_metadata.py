@@ -56,7 +56,6 @@ class RegisteredLedgerExtent(NamedTuple):
 
     @staticmethod
     def parse(text: str | None) -> "RegisteredLedgerExtent | None":
-        """Parse the text form of an extent. Return `None` for any other text."""
         match = _EXTENT_FORM.fullmatch(text or "")
         return RegisteredLedgerExtent(int(match["segment"]), int(match["entries"])) if match else None
 

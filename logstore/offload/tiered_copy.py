@@ -36,8 +36,6 @@ _FORM_BY_FIELD: Final = {
 
 @dataclass(frozen=True, slots=True, order=True)
 class CopyLocation:
-    """Bucket of a tiered copy, and the object store of the bucket."""
-
     bucket: str
     endpoint: str = ""  # URL; empty: the store of the settings
     region: str = ""  # empty: the region of the settings
@@ -187,8 +185,6 @@ class RowGroupEntries:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TieredIndex:
-    """Index of a tiered copy: ledger owner, length and digest of the data, and the row group of each segment."""
-
     statement: LedgerStatement
     uuid: str
     entries: int

@@ -156,8 +156,6 @@ def _find_full_workers(view: OwnershipView, counts: Mapping[str, int]) -> set[st
 
 
 class ReownDecision(StrEnum):
-    """Decision about one bundle after a reconnect."""
-
     KEEP = "KEEP"  # node and acquisition belong to this session: the lease is valid
     WAIT = "WAIT"  # this worker's node of an old session will vanish soon: do no work, and look again
     UNLOAD = "UNLOAD"  # another worker's bundle: stop its work, forget the acquisition, and delete no node

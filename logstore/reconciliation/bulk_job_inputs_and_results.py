@@ -136,8 +136,6 @@ LEFT_OUT: Final = "left out: "
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BulkJobSummary:
-    """Summary that a job published with its output."""
-
     counts: dict[str, int] = field(default_factory=dict)
     facts: dict[str, str] = field(default_factory=dict)
     folder: str = ""  # of the output

@@ -116,7 +116,6 @@ class FindingFiles:
         return totals
 
     def iterate_findings(self, kind: FindingKind | None = None) -> Iterator[tuple[int, Finding]]:
-        """Yield each finding with its number, page by page. `kind` selects findings of one kind."""
         for page in range(self.pages):
             for number, finding in self.read_page(page).items():
                 if kind in {None, finding.kind}:
@@ -159,7 +158,6 @@ class FateFiles:
             pq.write_table(pa.Table.from_pylist(rows, schema=FATE_SCHEMA), new)
 
     def read_page(self, page: int) -> dict[int, FateOfFinding] | None:
-        """Return the fates of a page by number of the finding, or `None` if the page has no file."""
         path = self._path(page)
         if not path.exists():
             return None

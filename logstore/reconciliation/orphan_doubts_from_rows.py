@@ -38,8 +38,6 @@ class OwnerInRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CopyRow:
-    """Row of `ledger_copy`."""
-
     kind: str
     uuid: str | None  # of a tiered copy; None: unknown, because the offload context is unreadable
     is_live: bool
@@ -47,8 +45,6 @@ class CopyRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SegmentSums:
-    """Number of a ledger's segments, with the sums of their entries and bytes."""
-
     segments: int = 0
     entries: int = 0
     size_bytes: int = 0
@@ -106,7 +102,6 @@ def doubt_owner(statement: LedgerStatement, rows: LedgerRows) -> OrphanDoubtFrom
 
 
 def doubt_segment(statement: LedgerStatement, rows: LedgerRows) -> OrphanDoubtFromRows | None:
-    """Return why a segment without a row is not an orphan, or `None` if it is an orphan."""
     if doubt := doubt_owner(statement, rows):
         return doubt
     reason = describe_lost_segments(rows.counted, rows.summed)

@@ -107,8 +107,6 @@ class TopicAtFlush:
 
 @dataclass(frozen=True, slots=True)
 class AdoptedSegment:
-    """Adopted upload, with the number of its first entry in the ledger."""
-
     ledger_id: LedgerId
     first_entry: int
     upload: UnregisteredUpload

@@ -78,8 +78,7 @@ class IdRangeSurvey:
     def needed_row_mask(self, exists: "Mask", is_rewritten: "Mask") -> "Mask":
         """Return for each row whether its block is rewritten and the row is needed.
 
-        `exists` says for each row of `newest_rows` whether the catalog has the record or its tombstone. `is_rewritten`
-        says for each block whether it is rewritten.
+        `is_rewritten` says for each block whether it is rewritten.
         """
         import numpy as np  # noqa: PLC0415 - start-up time
 

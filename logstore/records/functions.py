@@ -39,8 +39,6 @@ RecordFunction = Callable[[LedgerRecord], LedgerRecord | None]
 
 
 class RecordFunctionRegistry(Protocol):
-    """Record functions that an operator has registered, by name."""
-
     def find_function(self, name: str) -> RecordFunction:
         """Return the function with this name. Raise `InvalidInput`, which lists all names, if there is none."""
 

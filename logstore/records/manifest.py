@@ -134,6 +134,5 @@ def manifest_key(number: int) -> str:
 
 
 def parse_manifest_number(key: str) -> int | None:
-    """Return the number in a manifest's key, or `None` for any other key."""
     match = _KEY.fullmatch(key)
     return int(match[1]) if match else None

@@ -138,8 +138,6 @@ _MAX_KEY_BYTES: Final = 1 << 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TombstoneSizeComparison:
-    """Estimated bytes of tombstones in Sexton and in Aerospike."""
-
     tombstones: int
     key_bytes: int
     index_bytes: int  # in the catalog

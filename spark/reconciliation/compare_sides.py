@@ -148,7 +148,6 @@ def _write_candidate_file(path: Path, tables: Iterable[pa.Table]) -> int:
 
 
 def read_segments(url: str, ledger_ids: Ids) -> pa.Table:
-    """Return the segments of these ledgers that have a row in the catalog."""
     size = bulk_queries.MAX_LEDGERS_PER_QUERY
     with open_arrow_reader(url) as connection:
         tables = [

@@ -19,7 +19,6 @@ class ReadRateLimiter:
         self.read_bytes = 0
 
     def wait_after_read(self, size_bytes: int) -> None:
-        """Count bytes that were read, and wait until the next read is within the rate."""
         self.read_bytes += size_bytes
         now = self._clock()
         self._free_at = max(self._free_at, now) + size_bytes / self._bytes_per_s

@@ -117,8 +117,6 @@ class LedgerRowColumns:
 
 @dataclass(frozen=True, slots=True)
 class IntentIds:
-    """Ids in unfinished intents and in dead letters."""
-
     pending: Ids  # ledgers with an intent for the primary copy
     dead: Ids  # ledgers with a dead letter for the primary copy
     tiered_pending: frozenset[str]  # uuids of tiered copies with an unfinished intent

@@ -32,8 +32,6 @@ def _connect(address: BucketAddress) -> S3ObjectStore:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CatalogAddresses:
-    """Addresses of the catalog and its buckets."""
-
     database_url: str = field(repr=False)
     primary: BucketAddress
     tiered: tuple[BucketAddress, ...]  # every bucket with this catalog's marker, at the configured store

@@ -106,7 +106,6 @@ class WorkerActivities:
 
 
 def create_activities(log: LogStore, owners: TopicOwners) -> WorkerActivities:
-    """Create the activities of a worker. `owners` finds the bundle owner of a topic."""
     catalog = log.catalog
     deletions, ledgers, topics = catalog.deletions, catalog.ledgers, catalog.topics
     planning, applying, scrubbing = _create_reconciliation_activities(log)

@@ -83,7 +83,6 @@ def identify_catalog_by_records_marker(
 def make_checked_bucket_opener_by_name(
     settings: Settings, marker_checker: MarkerChecker, *, fails_fast: bool = False
 ) -> Callable[[BucketRole, str], MarkerCheckedBucket]:
-    """Return a function that opens a bucket by role and name. The bucket's marker is checked at the first use."""
     get_bucket = make_checked_bucket_opener(settings, marker_checker, fails_fast=fails_fast)
     return lambda role, bucket: get_bucket(role, CopyLocation(bucket))
 

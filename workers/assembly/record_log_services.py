@@ -53,8 +53,6 @@ def _import_record_function(reference: str) -> tuple[str, RecordFunction]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordLogPolicies:
-    """Options of the record log. The defaults are those of the settings."""
-
     interval_s: float = 5.0  # pause between two searches for changes
     cursor_interval_s: float = 60.0  # time between two flushes of cursors
     clock_bound_s: float = 60.0  # maximum difference between the clocks of catalog and object store
@@ -83,7 +81,6 @@ def create_record_log_services(
     clock: Clock,
     store_now_us: Callable[[], int],
 ) -> RecordLogServices:
-    """Create the services of the record log in the bucket `records_bucket`. `replicas` are replica buckets by name."""
     log = RecordLog(records_bucket)
 
     def create_raider(eligible_age_s: float | None) -> Raider:

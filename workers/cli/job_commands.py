@@ -105,7 +105,6 @@ def answer_deletion_outcomes(
     batch_id: str | None = None,
     ledger_ids: Sequence[LedgerId] | None = None,
 ) -> Answer:
-    """Answer with the outcomes of a deletion, and with the failures of the given topic, batch or ledgers."""
     document = {**document, "outcomes": sort_counts(outcomes)}
     if get_exit_code_of_outcomes(outcomes) is ExitCode.DONE:
         return Answer(document=document)
@@ -129,7 +128,6 @@ def answer_partial_failure(document: Mapping[str, object], failures: Sequence[Ma
 
 
 def answer_partial_failure_if_any(document: Mapping[str, object], failures: Sequence[Mapping[str, object]]) -> Answer:
-    """Answer with the document. If there are failures, answer as `answer_partial_failure` does."""
     return answer_partial_failure(document, failures) if failures else Answer(document=document)
 
 
@@ -142,7 +140,6 @@ def select_topics(context: CommandContext, name: str | None, *, all_topics: bool
 
 
 def answer_topic_builds(workflow_id: str, result: "BuildResult") -> Answer:
-    """Answer with the counts of a build, and with the topics that could not be read."""
     document = {"workflow_id": workflow_id, "run_id": result.run_id, **sort_counts(result.counts)}
     if not result.counts.get("unreadable"):
         return Answer(document=document)

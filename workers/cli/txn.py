@@ -124,7 +124,6 @@ async def report_owed_participants_until_cancelled(
     *,
     interval_s: float = _REPORT_INTERVAL_S,
 ) -> None:
-    """Report until cancelled how many participants of a decided transaction are owed, and why."""
     import asyncio  # noqa: PLC0415 - start-up time
 
     status = ""

@@ -98,8 +98,6 @@ def run_id_search_attribute(run_id: str) -> SearchAttributePair[Any]:
 
 
 class JobClient:
-    """Client that starts jobs of one store in one Temporal namespace."""
-
     def __init__(self, client: Client, settings: Settings, catalog: Callable[[], SqlCatalog] | None = None) -> None:
         self.client = client
         self._settings = settings

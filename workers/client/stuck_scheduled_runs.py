@@ -40,8 +40,6 @@ _MAX_COORDINATORS: Final = 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduledOrEndlessRun:
-    """Run that a schedule started, or endless job that the schedule restarts."""
-
     schedule_id: str
     workflow_id: str
     expected_type: str

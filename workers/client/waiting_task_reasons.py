@@ -25,10 +25,7 @@ async def explain_waiting_task(
     queue: str,
     kind: TaskQueueType.ValueType,
 ) -> str:
-    """Return why no worker has taken the waiting task of a job, and what to do.
-
-    `versioning` says whether the job has a build, which build, and whether the job is pinned to the build.
-    """
+    """Return why no worker has taken the waiting task of a job, and what to do."""
     response = await describe_task_queue(client, queue, kind)
     current, pollers = response.versioning_info.current_deployment_version, response.pollers
     if current.build_id:  # without an id, the queue is unversioned, or no build was current yet

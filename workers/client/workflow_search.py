@@ -40,11 +40,7 @@ async def query_workflows(
     limit: int,
     finished_recurring: bool = True,
 ) -> list[WorkflowSummary]:
-    """Return jobs by type, status and encoded topic name, newest first. `None` matches everything.
-
-    Without `finished_recurring`, completed runs of recurring jobs are left out if no person started them. Open and
-    failed runs stay.
-    """
+    """Return jobs by type, status and encoded topic name, newest first. `None` matches everything."""
     value_by_field = {"WorkflowType": type_, "ExecutionStatus": status, search_attributes.TOPIC.name: topic}
     conditions = []
     for field, value in value_by_field.items():

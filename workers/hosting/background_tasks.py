@@ -56,10 +56,7 @@ _SNAPSHOTS_INTERVAL_S: Final = 1.0  # a fifth of the time after which a snapshot
 async def write_due_buffer_snapshots_repeatedly(
     write_due_snapshots: Callable[[], int], *, interval_s: float = _SNAPSHOTS_INTERVAL_S
 ) -> None:
-    """Write due snapshots of transaction buffers until cancelled. Log an outage of the catalog once.
-
-    `write_due_snapshots` writes a page of snapshots, and returns how many were due.
-    """
+    """Write due snapshots of transaction buffers until cancelled. Log an outage of the catalog once."""
     has_logged = False
     while True:
         try:

@@ -200,7 +200,6 @@ def _show_failure_in_details(error: ApplicationError) -> None:
 
 
 def run_failure_from_step_failure(error: ActivityError | ChildWorkflowError) -> ApplicationError:
-    """Convert the failure of an activity or a child workflow to the failure of the run."""
     cause: BaseException | None = error
     source = ""
     while isinstance(cause, ActivityError | ChildWorkflowError):

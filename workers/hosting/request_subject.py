@@ -160,6 +160,5 @@ def _iterate_page_parts(request: object) -> Iterator[str]:
 
 
 def find_detail(details: Sequence[object], name: str) -> str | None:
-    """Return the first value with this name in the details of a failure, or `None`."""
     values = (detail[name] for detail in details if isinstance(detail, Mapping) and name in detail)
     return next((str(value) for value in values), None)

@@ -103,8 +103,6 @@ def format_batch(batch: DeleteLedgersProgress | BatchCertificate) -> str:
 
 
 class PhaseTwoRequest(Protocol):
-    """Fields of a job's input that phase two needs."""
-
     @property
     def actor(self) -> str: ...
     @property
@@ -163,7 +161,6 @@ async def start_batch(
 async def run_phase_two(
     request: PhaseTwoRequest, batch_id: str, detached: DetachResult, *, summary: str, patience_s: float | None = None
 ) -> BatchCertificate | None:
-    """Start `delete-ledgers` on a batch. Wait and return as `try_await_batch_certificate` does."""
     started = await start_batch(build_batch_input(request, batch_id, detached), summary=summary)
     return await try_await_batch_certificate(started, patience_s)
 

@@ -34,7 +34,6 @@ def read_visible_spans(connection: Connection, topic_id: TopicId, *, from_ledger
 def read_visible_spans_by_topic(
     connection: Connection, first_ledger_by_topic: Mapping[TopicId, int]
 ) -> dict[TopicId, list[VisibleLedgerSpan]]:
-    """Return the result of `read_visible_spans` for each topic, from its ledger in `first_ledger_by_topic` on."""
     lists, ledger = t.ledger_list.c, t.ledger.c
     query = (
         select(lists.topic_id, ledger.ledger_id, ledger.entries)

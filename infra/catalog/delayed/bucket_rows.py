@@ -149,7 +149,6 @@ def _row_from_bucket(topic_id: TopicId, bucket: IndexBucket) -> dict[str, int]:
 
 
 def claim_bucket_list(connection: Connection, topic_id: TopicId, claim: Claim, *, now_us: int) -> bool:
-    """Claim a topic's list or renew the claim. Return `False` if another workflow has a live claim."""
     connection.execute(build_insert_if_absent(connection, t.delayed_index).values(topic_id=topic_id, **_NEW_ROW))
     is_claimed = and_(
         _I.claim_workflow.is_not(None), _I.claim_workflow != claim.workflow_id, _I.claim_until_us > now_us

@@ -92,7 +92,6 @@ def find_droppable_buckets(connection: Connection, topic_id: TopicId, *, now_us:
 
 
 def _match_droppable_buckets(now_us: int) -> ColumnElement[bool]:
-    """Select index buckets whose messages are all due, all acknowledged by every subscription, or all trimmed."""
     is_of_topic = _C.topic_id == _B.topic_id
     is_before_end = or_(
         _C.mark_ledger < _B.last_ledger, and_(_C.mark_ledger == _B.last_ledger, _C.mark_entry < _B.last_entry)
@@ -109,7 +108,6 @@ def _match_droppable_buckets(now_us: int) -> ColumnElement[bool]:
 def find_topics_with_index_work(
     connection: Connection, limits: SealAndMergeLimits, *, after: TopicId, limit: int, now_us: int
 ) -> list[TopicId]:
-    """Return unclaimed topics with ids above `after` whose index needs a seal, a merge or a drop, ascending."""
     is_active = exists().where(t.topic.c.topic_id == _I.topic_id, t.topic.c.state == TopicState.ACTIVE.value)
     is_unclaimed = or_(_I.claim_until_us.is_(None), _I.claim_until_us <= now_us)
     is_of_topic = _B.topic_id == _I.topic_id

@@ -55,11 +55,7 @@ def select_ledgers_to_detach(
     force: bool,
     ledger_assumed_rolled: LedgerId | None = None,
 ) -> LedgersToDetach:
-    """Return the ledgers to detach. Without `requested_ids`, these are the ledgers that retention does not keep.
-
-    With `force`, subscriptions keep no ledger. If the topic's last ledger is `ledger_assumed_rolled`, it is treated as
-    closed and followed by another ledger.
-    """
+    """Return the ledgers to detach. Without `requested_ids`, these are the ledgers that retention does not keep."""
     if requested_ids is None:
         return _select_by_retention(connection, view, ledger_assumed_rolled)
     return _select_by_id(connection, view, requested_ids, force=force)

@@ -135,9 +135,7 @@ def reopen_newborn_intent(connection: Connection, ledger_id: LedgerId) -> None:
 def reopen_intents_of_late_uploads(connection: Connection, ledger_ids: Collection[LedgerId], *, epoch: int) -> None:
     """Reopen intents of ledgers whose primary copy was deleted while a writer uploaded to it.
 
-    Perhaps no row names the uploaded objects. Claims are removed, so that running attempts cannot end the intents. A
-    ledger that still has a primary copy is skipped: the deletion of this copy will find the objects. If the catalog's
-    epoch is not `epoch`, nothing changes.
+    Claims are removed, so that running attempts cannot end the intents.
     """
     is_requested = is_one_of(connection, _P.ledger_id, ledger_ids)
     c = t.ledger_copy.c
@@ -174,7 +172,6 @@ def take_over_stalled_intents(
     now_us: int,
     copy: CopyKind | None = None,
 ) -> int:
-    """Move stalled intents of the topic into the batch. Return their number. `ledger_ids` and `copy` are filters."""
     where = [_P.topic_id == topic_id, match_stalled_intents(now_us)]
     where += [] if ledger_ids is None else [is_one_of(connection, _P.ledger_id, ledger_ids)]
     where += [] if copy is None else [_P.copy == copy.value]
@@ -268,7 +265,6 @@ def hand_over_intents(
     *,
     until_us: int,
 ) -> frozenset[int]:
-    """Claim unclaimed PENDING rows of the batch for the workflows in `workflow_id_by_row`. Return the claimed rows."""
     rows = lock_held_intents(connection, workflow_id_by_row, batch_id, only_unclaimed=True)
     statement = (
         update(t.pending_deletion)

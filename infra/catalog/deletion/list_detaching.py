@@ -148,7 +148,6 @@ def evaluate_compound_operation(
 def detach_tiered_copy(
     connection: Connection, view: TopicListView, ledger_id: LedgerId, *, batch_id: str, cause: AuditCause
 ) -> DetachedBatch:
-    """Replace the ledger's tiered copy by an intent. The primary copy stays."""
     is_ledger, now = t.ledger.c.ledger_id == ledger_id, view.now_us
     filed = replace_copies_by_intents(
         connection, view.list_id, CopyKind.OFFLOADED_LEDGER, is_ledger, batch_id=batch_id, now_us=now, cause=cause

@@ -54,8 +54,6 @@ _CHOSEN: Final = "chosen one by one"
 
 
 class SqlPhaseOne(LeaseBoundAdapter):
-    """`PhaseOne` in SQL. A newborn ledger older than `registration_timeout_s` counts as abandoned."""
-
     def __init__(self, database: Database, *, registration_timeout_s: float) -> None:
         super().__init__(database)
         self._newborn_us = int(registration_timeout_s * 1_000_000)

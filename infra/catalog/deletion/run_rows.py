@@ -47,7 +47,6 @@ EMPTY_SUMMARY: Final[dict[str, Any]] = {"ledgers": 0, "intents": 0, "finished": 
 
 
 def compute_claim_end_us(claim: Claim, now_us: int) -> int:
-    """Return when a claim that is made at `now_us` ends, in microseconds since 1970."""
     return now_us + int(claim.ttl_s * 1_000_000)
 
 
@@ -66,7 +65,6 @@ def match_held_runs(now_us: int | ColumnElement[int]) -> ColumnElement[bool]:
 
 
 def match_stalled_intents(now_us: int | ColumnElement[int]) -> ColumnElement[bool]:
-    """Select unfinished intents that no workflow works on."""
     p = t.pending_deletion.c
     batch_lives = exists().where(_R.run_id == p.batch_id, match_held_runs(now_us))
     own_dead = and_(p.claim_workflow.is_not(None), p.claim_until_us <= now_us)
@@ -102,7 +100,6 @@ def set_run_summary(connection: Connection, run_id: str, summary: Mapping[str, A
 
 
 def open_or_renew_shared_run(connection: Connection, batch_id: str, claim: Claim, now_us: int, *, request: str) -> None:
-    """Insert the run of a batch with many topics. If the run exists, renew its claim."""
     if insert_run_if_absent(
         connection, batch_id, DELETION_RUN_KIND, EMPTY_SUMMARY | {"request": request}, claim=claim, now_us=now_us
     ):
@@ -128,7 +125,6 @@ def find_earlier_detach(connection: Connection, batch_id: str, request: str) -> 
 
 
 def find_earlier_summary(connection: Connection, batch_id: str, request: str) -> dict[str, Any] | None:
-    """Return the summary that an earlier call with the same batch id and request stored, or `None`."""
     if not batch_id:
         raise InvalidInput("batch_id", expected="a name never used before", found=batch_id)
     stored = connection.execute(select(_R.summary).where(_R.run_id == batch_id)).scalar_one_or_none()
@@ -163,7 +159,6 @@ def lock_then_find_earlier_detach(
 
 
 def renew_or_claim_run(connection: Connection, batch_id: str, claim: Claim, now_us: int) -> None:
-    """Renew the claim of a run, or claim a run whose claim has expired. A workflow run never shortens its own claim."""
     free = or_(_R.claim_workflow == claim.workflow_id, ~match_held_runs(now_us))
     unfinished = (_R.run_id == batch_id, _R.finished_us.is_(None), _R.claim_workflow.is_not(None))
     until, same_run = compute_claim_end_us(claim, now_us), _R.claim_run == claim.run_id
@@ -191,7 +186,6 @@ def finish_run(connection: Connection, batch_id: str, now_us: int) -> TopicId | 
 
 
 def pause_run(connection: Connection, batch_id: str, now_us: int) -> None:
-    """Pause a batch until it is resumed or released. A repeated pause does not change the time of the first pause."""
     released = (_R.run_id == batch_id, _R.claim_workflow.is_(None), _R.finished_us.is_(None))
     if connection.execute(select(_R.run_id).where(*released).with_for_update()).first():
         raise PreconditionFailed(f"batch {batch_id}: expected it claimed by its workflow, found it released")
@@ -199,12 +193,10 @@ def pause_run(connection: Connection, batch_id: str, now_us: int) -> None:
 
 
 def resume_run(connection: Connection, batch_id: str) -> None:
-    """End the pause of a batch. Another workflow can take over the batch as soon as its claim expires."""
     _update_unfinished_run(connection, batch_id, {"paused_us": None})
 
 
 def release_paused_run(connection: Connection, batch_id: str, now_us: int) -> bool:
-    """End the claim and the pause of an unfinished, paused batch. Return whether the batch was paused."""
     paused = (_R.run_id == batch_id, _R.paused_us.is_not(None), _R.finished_us.is_(None))
     lapsed = {
         **NO_CLAIM_COLUMNS,

@@ -1,8 +1,6 @@
 """Deletion of a whole topic in SQL: one transaction for each step, under a lock of the topic's row.
 
-A transaction that adds rows to a topic holds a share lock of the topic's row and requires state ACTIVE. After the
-commit of `begin_topic_deletion`, no new transaction adds rows. `detach_whole_topic` waits for earlier transactions, so
-it finds all rows.
+A transaction that adds rows to a topic holds a share lock of the topic's row and requires state ACTIVE.
 """
 
 from collections.abc import Callable, Mapping
@@ -60,7 +58,6 @@ _BEGIN_ACT = "delete-topic"
 def begin_deletion_or_get_start_us(
     connection: Connection, database: Database, topic_id: TopicId, name: str, cause: AuditCause
 ) -> int:
-    """Set the topic DELETING. Return the time of the first call, in microseconds since 1970."""
     topic = _lock_topic(connection, topic_id, key_share=True)
     begun_us = find_first_act_time_us(connection, _BEGIN_ACT, topic_id)
     if topic is None and begun_us is None:
@@ -130,7 +127,6 @@ def _detach_topic_ledgers(
 def remove_detached_topic(
     connection: Connection, database: Database, topic_id: TopicId, cause: AuditCause, *, durable: bool | None
 ) -> bool:
-    """Remove the topic and its rows, unless its lists still have ledgers. Return whether the topic is removed."""
     topic = _lock_topic(connection, topic_id)
     if topic is None:
         return True
@@ -190,7 +186,6 @@ def count_topic_contents(connection: Connection, topic_id: TopicId) -> TopicCont
 
 
 def tally_intents_of_topic_deletion(connection: Connection, topic_id: TopicId, finished_since_us: int) -> IntentTally:
-    """Count the topic's intents that are unfinished, or that ended at `finished_since_us` or later."""
     p = t.pending_deletion.c
     deleted = DeletionState.DELETED.value
     unfinished = p.state != deleted  # includes states that this build does not know

@@ -151,7 +151,6 @@ class Database:
         return self.is_sqlite and not Path(str(self.engine.url.database)).exists()
 
     def create_folder(self) -> None:
-        """Create the folder of a SQLite file."""
         if not self.is_sqlite:
             return
         try:

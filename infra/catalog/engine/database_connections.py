@@ -143,7 +143,6 @@ def create_read_only_sqlite_engine(url: URL) -> Engine:
 
 
 def _create_engine_excluding_arrow_sqlite(url: URL, connect: Callable[[], sqlite3.Connection], **pool: Any) -> Engine:  # noqa: ANN401 - SQLAlchemy's
-    """Build an engine whose connections exclude Arrow's library from the file."""
     path = str(url.database)
 
     def creator() -> sqlite3.Connection:

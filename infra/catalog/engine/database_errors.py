@@ -74,7 +74,6 @@ def format_driver_message(error: DBAPIError) -> str:
 
 
 def describe_unopened_file(url: URL, *, must_exist: bool = False) -> str:
-    """Describe why a SQLite file cannot be opened."""
     obstacle = _describe_open_obstacle(url, must_exist=must_exist)
     return f"database: {url.database} cannot be opened: {obstacle}; {URL_ADVICE}"
 

@@ -141,12 +141,10 @@ def cast_to_text(context: ColumnElement[Any], name: str = "context") -> ColumnEl
 
 
 def cast_to_text_or_empty(column: ColumnElement[str | None], name: str) -> ColumnElement[str]:
-    """Cast the column to text, labelled `name`. NULL becomes the empty text."""
     return cast(func.coalesce(column, literal_column("''")), Text).label(name)
 
 
 def parse_offload_context_or_empty(text: str) -> dict[str, str]:
-    """Parse an offload context. A damaged context becomes an empty one."""
     return parse_offload_context(text) or {}
 
 
@@ -157,7 +155,6 @@ def parse_offload_context(text: str) -> dict[str, str] | None:
 
 
 def parse_json_object(text: str) -> dict[str, Any] | None:
-    """Parse a JSON object. Return `None` for any other text."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):

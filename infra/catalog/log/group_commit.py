@@ -186,7 +186,6 @@ def _lock_registration_rows(connection: Connection, writes: Sequence[RegisterSeg
 def _add_to_buffers(
     connection: Connection, locked: _LockedRowsAndChanges, writes: Sequence[tuple[RegisterSegmentWrite, int]]
 ) -> None:
-    """Add transactional entries and transaction markers of registered segments to the buffers of their topics."""
     if not writes:
         return
     ranges, hidden, participants = [], dict[LedgerId, BitMap](), set()
@@ -246,7 +245,6 @@ def _decide_registration(
 def _refuse_unless_transactions_open(
     write: RegisterSegmentWrite, transactions: Mapping[TransactionId, TransactionState]
 ) -> SextonError | None:
-    """Return an error if a transaction of the write is not open. The writer then appends without this transaction."""
     for part in write.transactions:
         state = transactions.get(part.txn)
         if state is None:

@@ -50,7 +50,6 @@ def select_list_id(topic_id: TopicId, component: Component, keys: Mapping[str, s
 
 
 def read_message_list_id(connection: Connection, topic_id: TopicId, *, lock: bool = False) -> int:
-    """Return the id of the topic's list of message ledgers. With `lock`, lock the list."""
     query = select_list_id(topic_id, Component.MANAGED_LEDGER, {})
     list_id = connection.execute(query.with_for_update() if lock else query).scalar_one_or_none()
     if list_id is None:

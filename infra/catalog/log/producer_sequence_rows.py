@@ -32,7 +32,6 @@ _OF_TRANSACTION: Final = ("kept_id", "txn_tc", "txn_seq")
 def read_producer_sequences(
     connection: Connection, topic_id: TopicId, producers: Iterable[str]
 ) -> dict[str, HighestSequenceIds]:
-    """Return the sequence of each producer that has a row."""
     query = select(*_COLUMNS).where(_P.topic_id == topic_id, _P.producer.in_(sorted(producers)))
     sequences = _sequences_from_rows(connection, connection.execute(query).all())
     return {producer: sequence for (_, producer), sequence in sequences.items()}

@@ -79,7 +79,6 @@ def remove_schema_versions(connection: Connection, topic_id: TopicId) -> int:
 
 
 def remove_schema_versions_where(connection: Connection, condition: ColumnElement[bool]) -> dict[LedgerId, TopicId]:
-    """Remove schema versions. Return the topic of each removed schema version, by the ledger of its content."""
     rows = connection.execute(delete(t.schema_version).where(condition).returning(_V.ledger_id, _V.topic_id))
     return {LedgerId(row.ledger_id): TopicId(row.topic_id) for row in rows}
 

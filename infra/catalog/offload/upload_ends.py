@@ -77,8 +77,7 @@ def _shorten_upload_wait_or_file_intent(
 ) -> None:
     """Shorten the wait of the upload attempt's last intent. If that intent no longer waits, file one more intent.
 
-    An intent that still waits for the end of the upload will find every object. An intent that no longer waits may have
-    missed objects. If the last intent has no end time, nothing changes, because an earlier call has ended the upload.
+    If the last intent has no end time, nothing changes, because an earlier call has ended the upload.
     """
     conditions = (_P.c.ledger_id == ledger_id, _P.c.copy == TIERED.value)
     rows = connection.execute(

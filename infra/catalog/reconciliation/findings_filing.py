@@ -58,7 +58,6 @@ def _fingerprint_findings(findings: FindingsToFile) -> str:
 
 
 def file_findings(connection: Connection, page: FindingsFilingRequest, now_us: int) -> FindingsFilingResult:
-    """File the findings that `_decide_what_to_file` has no reason to keep. A repeated call returns the first result."""
     request = _fingerprint_findings(page)
     opened = EMPTY_SUMMARY | {"kept": {}, "request": request}
     summary = find_earlier_summary(connection, page.batch_id, request)
@@ -73,7 +72,6 @@ def file_findings(connection: Connection, page: FindingsFilingRequest, now_us: i
 
 
 def preview_filing(connection: Connection, findings: FindingsToFile, now_us: int) -> dict[int, str]:
-    """Return the reasons for which `file_findings` would keep findings. Takes no lock."""
     summary = find_earlier_summary(connection, findings.batch_id, _fingerprint_findings(findings))
     if summary is not None:
         return _parse_stored_reasons(summary["kept"])

@@ -46,7 +46,6 @@ def replace_staged_ledgers(
     above_id: LedgerId,
     up_to_id: LedgerId | None,
 ) -> None:
-    """Replace the staged ledgers of a shard with ids above `above_id`, up to `up_to_id` inclusive."""
     part = [_A.shard == shard, _A.ledger_id > above_id, _A.adoptee.is_(None)]
     if up_to_id is not None:
         part.append(_A.ledger_id <= up_to_id)
@@ -98,7 +97,6 @@ def store_outcomes_and_clear_staged_data(
     outcome_by_ledger: Mapping[LedgerId, AdoptionOutcome],
     segments_by_ledger: Mapping[LedgerId, int],
 ) -> None:
-    """Save the outcome and the number of adopted segments of staged ledgers. Drop the staged data of these ledgers."""
     rows = [
         (ledger_id, outcome.value, segments_by_ledger.get(ledger_id, 0))
         for ledger_id, outcome in outcome_by_ledger.items()
@@ -122,7 +120,6 @@ def store_outcomes_of_unstaged_ledgers(
     *,
     overwrite: bool = False,
 ) -> None:
-    """Save the outcome of ledgers without a row in `adoption`. With `overwrite`, existing rows also get the outcome."""
     rows = [
         {
             "ledger_id": ledger_id,
@@ -148,7 +145,6 @@ def count_ledgers_by_outcome(connection: Connection) -> dict[AdoptionOutcome, tu
 
 
 def count_absent_ledgers(connection: Connection) -> int:
-    """Count the ledgers that were staged as ABSENT, whether settled or not."""
     query = select(func.count()).select_from(t.adoption).where(_A.standing == StorageDiscrepancy.ABSENT.value)
     return connection.execute(query).scalar_one()
 

@@ -83,7 +83,6 @@ def read_known_manifest(connection: Connection) -> KnownManifest:
 
 
 def read_log_state(connection: Connection, *, now_us: int) -> RecordLogState:
-    """Return the state of the record log. The outbox rows are counted, which takes time."""
     row = read_log_row(connection)
     catalog = read_catalog_row(connection)
     next_ids = IdCeilings(
@@ -123,7 +122,6 @@ def _read_next_topic_id(connection: Connection) -> int:
 
 
 def claim_record_log(connection: Connection, claim: Claim, *, now_us: int) -> bool:
-    """Claim the record log or renew the claim. Return `False` if another workflow has a live claim."""
     read_log_row(connection)
     free = or_(_L.claim_workflow == claim.workflow_id, func.coalesce(_L.claim_until_us, 0) <= now_us)
     return bool(
@@ -156,7 +154,6 @@ def is_manifest_settled(connection: Connection, number: int) -> bool:
 def store_manifest_and_raise_ceilings(
     connection: Connection, *, number: int, stamp: str, ceilings: IdCeilings, now_us: int
 ) -> None:
-    """Store a manifest as the newest, and remove all pending stamps. Ceilings never fall."""
     raised = {
         "ledger_ceiling": _max_of(_L.ledger_ceiling, ceilings.ledger),
         "topic_ceiling": _max_of(_L.topic_ceiling, ceilings.topic),

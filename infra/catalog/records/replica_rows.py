@@ -50,7 +50,6 @@ _TABLES_OF_TRANSACTION: Final = (t.transaction_participant, t.buffer_range)
 
 
 def upsert_rows(connection: Connection, table: Table, rows: pa.Table) -> None:
-    """Insert rows. If a row with the same key exists, set the given columns."""
     insertion = build_dialect_insert(connection.dialect.name, table)
     keys = [column.name for column in table.primary_key]
     changes = {name: insertion.excluded[name] for name in rows.column_names if name not in keys}

@@ -62,7 +62,6 @@ class _TopicInAdoption:
 
 
 def adopt_staged_ledgers(connection: Connection, topic_id: TopicId, *, rows_epoch: int, now_us: int) -> None:
-    """Adopt the staged ledgers of a topic, page by page. Without staged ledgers, nothing changes."""
     summary = _find_stated_name_and_last_attempts(connection, topic_id)
     if summary is None:
         return

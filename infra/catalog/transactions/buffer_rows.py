@@ -117,7 +117,6 @@ def hide_entries(
 
 
 def remove_entries_from_buffers(connection: Connection, first_entry_by_ledger: Mapping[LedgerId, int]) -> None:
-    """Remove the entries of each ledger from the entry id in `first_entry_by_ledger` on."""
     for ledger_id, first_entry in first_entry_by_ledger.items():
         connection.execute(delete(t.buffer_range).where(_B.ledger_id == ledger_id, _B.first_entry >= first_entry))
     rows = connection.execute(select(t.buffer_hidden).where(is_one_of(connection, _H.ledger_id, first_entry_by_ledger)))
@@ -189,7 +188,6 @@ def remove_topic_buffer(connection: Connection, topic_id: TopicId) -> int:
 
 
 def match_unsettled_ledgers(ledger_id: Any) -> Any:  # noqa: ANN401 - a column; an EXISTS
-    """Select ledgers with entries of unsettled transactions."""
     return select(_B.ledger_id).where(_B.ledger_id == ledger_id).exists()
 
 

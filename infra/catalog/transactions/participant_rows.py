@@ -134,7 +134,6 @@ def read_participants(
 def find_participating_txns_and_holders(
     connection: Connection, txns: Collection[TransactionId]
 ) -> tuple[set[TransactionId], list[tuple[TransactionId, StoredParticipant]]]:
-    """Return the transactions that have participants, and the participants that hold entries."""
     statements, pairs = _compile_participant_queries(connection.dialect.name), transaction_id_rows(txns)
     counts = statements.holder_counts.execute(connection, pairs).all()
     rows = statements.holders.execute(connection, pairs) if any(row.holding for row in counts) else ()

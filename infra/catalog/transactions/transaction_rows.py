@@ -206,7 +206,6 @@ def match_unclaimed_transactions(now_us: Any) -> ColumnElement[bool]:  # noqa: A
 def claim_transaction(
     connection: Connection, txn: TransactionId, claim: Mapping[str, Any], *, workflow_id: str, now_us: int
 ) -> bool:
-    """Claim a transaction unless another workflow has a live claim. Return whether the caller has the claim."""
     can_claim = or_(match_unclaimed_transactions(now_us), _T.claim_workflow == workflow_id)
     claimed = update(t.transaction).where(*match_transaction(txn), can_claim).values(**claim)
     return bool(connection.execute(claimed).rowcount)

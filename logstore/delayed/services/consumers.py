@@ -38,8 +38,7 @@ class Consumer:
 
     Consumers of a subscription in one process share the messages: each message goes to one consumer. A message may go
     to consumers in several processes, because processes do not coordinate. `Subscriptions.acknowledge` acknowledges
-    single messages. `acknowledge_to` acknowledges all messages up to a position. Both methods work inside and outside
-    transactions.
+    single messages.
     """
 
     def __init__(

@@ -131,7 +131,6 @@ class Dispatcher:
         return received
 
     def give_back(self, holding: ConsumerHolding, positions: Sequence[Position]) -> None:
-        """Take messages out of the holding, to be delivered before all others. Ignore messages outside the holding."""
         with self._shared.lock:
             for position in positions:
                 if position.entry_id in holding.entries.get(position.ledger_id, ()):

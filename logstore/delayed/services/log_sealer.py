@@ -53,8 +53,7 @@ def open_temporary_snapshot(
 ) -> Iterator[tuple[BinaryIO, IndexSnapshotWriter]]:
     """Open an unnamed temporary file and a snapshot writer. The file disappears even if the process is killed.
 
-    The index bucket covers the range from `first` to `last`, inclusive. `entries` are the entries of all rows that will
-    be written, or `None` if they are not known. The folder is created if it is missing.
+    The folder is created if it is missing.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryFile(dir=folder) as unnamed:

@@ -149,7 +149,6 @@ class SharedTracker:
         self._reload_list_for_lost_buckets()
 
     def track_waiting_and_return_due(self, ledger_id: LedgerId, later: Mapping[int, int]) -> list[tuple[int, Position]]:
-        """Track the messages of `later` that are not due. Return delivery times and positions of the due messages."""
         messages = [(deliver_at_ms, Position(ledger_id, entry_id)) for entry_id, deliver_at_ms in later.items()]
         return [message for message in messages if not self.tracker.track_unless_due(message[1], message[0])]
 

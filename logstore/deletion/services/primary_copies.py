@@ -44,8 +44,6 @@ _Object = tuple[ObjectInfo, Mapping[str, str]]
 
 
 class PrimaryCopyStorage:
-    """`CopyStorage` over the primary bucket."""
-
     def __init__(self, objects: OwnedStore) -> None:
         self._objects = objects
 

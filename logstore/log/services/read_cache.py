@@ -23,7 +23,6 @@ class ReadCache(Generic[K, V]):
         return sum(self._size_of(value) for value in list(self._values.values()))
 
     def get_or_fetch(self, key: K, fetch: Callable[[], V]) -> V:
-        """Return the value of a key, from the cache or from `fetch`. Errors of `fetch` are raised."""
         with self._lock:
             if key in self._values:
                 self._values.move_to_end(key)

@@ -50,8 +50,6 @@ class _TieredCopy:
 
 
 class TieredCopyFinder:
-    """Finder of LIVE tiered copies."""
-
     def __init__(self, *, offloads: Offloads, buckets: BucketAtLocation) -> None:
         self._offloads = offloads
         self._buckets = buckets

@@ -80,8 +80,6 @@ class IssuedIdBounds:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedLedger:
-    """Loaded row of a ledger, for a comparison with storage."""
-
     ledger_id: LedgerId
     topic_id: TopicId
     component: Component
@@ -174,8 +172,7 @@ class CatalogAdoption(Protocol):
     def list_loaded_ledgers(self, shard: int, *, after: LedgerId, limit: int) -> Sequence[LoadedLedger]:
         """Return loaded ledgers with id % 256 = `shard` and an id above `after`, ascending."""
 
-    def find_missing_row_causes(self, ledger_ids: Collection[LedgerId]) -> Mapping[LedgerId, MissingRowCause]:
-        """Return for each ledger without a row why the row is missing."""
+    def find_missing_row_causes(self, ledger_ids: Collection[LedgerId]) -> Mapping[LedgerId, MissingRowCause]: ...
 
     def highest_ledger_id(self) -> LedgerId:
         """Return the highest id of a ledger, an intent or a tombstone, or -1. Ids above the ceiling are ignored."""
@@ -220,8 +217,7 @@ class CatalogAdoption(Protocol):
 
     def count_outcomes(self) -> AdoptionCounts: ...
 
-    def make_catalog_ready(self) -> None:
-        """Make the catalog READY. From then on the catalog accepts all writes."""
+    def make_catalog_ready(self) -> None: ...
 
 
 MAX_SAMPLE_ITEMS = 100

@@ -19,13 +19,7 @@ class NewIndexBucket:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IndexBucketSwitch:
-    """Change of a topic's list of index buckets. The change requires that the list version is `expected`.
-
-    - A seal adds index buckets after the last index bucket and moves `sealed_to`.
-    - A merge replaces two neighbouring index buckets by one.
-    - The job `build-delayed-index` replaces all index buckets.
-    - A drop only removes index buckets.
-    """
+    """Change of a topic's list of index buckets. The change requires that the list version is `expected`."""
 
     topic_id: TopicId
     expected: int  # list version
@@ -84,8 +78,7 @@ class DelayedIndex(Protocol):
         Claims only avoid duplicate work. List versions decide which changes are published.
         """
 
-    def renew_claims(self, claim: Claim) -> int:
-        """Renew all claims of the workflow. Return the number of renewed claims."""
+    def renew_claims(self, claim: Claim) -> int: ...
 
     def release_claim(self, topic_id: TopicId, workflow_id: str) -> None: ...
 

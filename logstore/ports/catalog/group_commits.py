@@ -113,8 +113,6 @@ class RegisterSegmentWrite:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AcknowledgeWrite:
-    """Write that acknowledges single positions, or all entries up to a position, for a subscription."""
-
     topic_id: TopicId
     subscription: str
     positions: tuple[Position, ...] = ()
@@ -147,8 +145,6 @@ GroupCommitWrite = RegisterSegmentWrite | AcknowledgeWrite | BeginTransactionWri
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RegisterSegmentResult:
-    """Number of the segment's first entry, and the new totals of the segment's ledger."""
-
     first_entry: int
     ledger_entries: int
     ledger_size_bytes: int

@@ -40,9 +40,8 @@ class PhaseTwoQueue(Protocol):
     def renew_batch_claim(self, batch_id: str, claim: Claim) -> None:
         """Claim the batch for `claim.ttl_s` from now. A workflow run never shortens its own claim.
 
-        During a pause the workflow has a long claim on the batch. A chunk that still runs may renew this claim, but
-        never shortens it. A released batch cannot be claimed again, because a late renewal by a dead workflow would
-        hide the batch from sweeps.
+        During a pause the workflow has a long claim on the batch. A released batch cannot be claimed again, because a
+        late renewal by a dead workflow would hide the batch from sweeps.
 
         Raises:
             UnknownObject: The batch does not exist.

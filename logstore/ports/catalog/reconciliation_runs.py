@@ -85,8 +85,7 @@ class ReconciliationRuns(Protocol):
 
     def read_catalog_time_and_ids(self) -> CatalogTimeAndIds: ...
 
-    def count_ledgers(self, *, below: int) -> int:
-        """Return the number of ledger rows with ids below `below`."""
+    def count_ledgers(self, *, below: int) -> int: ...
 
     def open_run(self, run_id: str, kind: RunKind, *, claim: Claim, summary: Mapping[str, Any]) -> ReconciliationRun:
         """Insert a run with a claim, or renew the claim on an unfinished run. Return the run.

@@ -88,8 +88,6 @@ class Topics(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchemaVersion:
-    """Schema version of a topic. The ledger `ledger_id` has the content."""
-
     version: int  # from 0, without gaps
     ledger_id: LedgerId
     digest: str  # SHA-256 of the content, hexadecimal

@@ -108,8 +108,7 @@ class Transactions(Protocol):
 
     def find_held_entries(
         self, topic_id: TopicId, subscription: str
-    ) -> Mapping[TransactionId, Mapping[LedgerId, BitMap]]:
-        """Return the entries that open transactions have acknowledged for the subscription."""
+    ) -> Mapping[TransactionId, Mapping[LedgerId, BitMap]]: ...
 
     def abort_expired_transactions(self, tc_id: int, *, limit: int) -> int:
         """Abort open transactions whose deadline has passed by the catalog's clock. Return their number."""
@@ -171,8 +170,7 @@ class Transactions(Protocol):
             TransactionNotDecided: The transaction is open.
         """
 
-    def remove_finished_transactions(self, *, older_than_s: float, limit: int) -> int:
-        """Remove transactions that finished longer ago than `older_than_s`, and return their number."""
+    def remove_finished_transactions(self, *, older_than_s: float, limit: int) -> int: ...
 
 
 SNAPSHOT_CHANGES: Final = 1_000

@@ -51,8 +51,6 @@ class OrphanDoubt:
 
 @dataclass(frozen=True, slots=True)
 class OrphanObjects:
-    """Objects of an orphan, as storage shows them."""
-
     objects: Sequence[ObjectInfo]
     metadata: Mapping[str, Mapping[str, str]]  # by key, of objects whose statements count
 
@@ -89,7 +87,6 @@ def _require_orphan_absent(store: ObjectStore, finding: Finding) -> None:
 
 
 def _derive_object_keys(finding: Finding) -> Iterator[str]:
-    """Yield the keys of objects that can be derived from the finding."""
     ledger_id = finding.ledger_id
     if ledger_id is None:
         return
