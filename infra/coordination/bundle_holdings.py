@@ -6,7 +6,7 @@ catalog refuses writes under all older leases (promise 7), even if the worker or
 
 A worker without the owner node can raise a fence if the worker was paused between the first two steps, or runs without
 ZooKeeper by mistake. The catalog then refuses the writes of the present bundle owner. Therefore each bundle owner
-compares its leases with the fences. If a fence was raised after the lease, the bundle owner acquires the bundle again.
+compares its leases with the fences. If a fence is higher than the lease, the bundle owner acquires the bundle again.
 
 A pending bundle is one that the worker still has to acquire or to give up, such as a bundle of an expired session.
 
@@ -43,12 +43,12 @@ class BundleListener(Protocol):
     """Listener for acquired and lost bundles. Its methods run on the thread of `BundleOwner` and must return soon."""
 
     def on_acquired(self, lease: Lease) -> None:
-        """Drop the caches of the bundle's topics, and load them again.
+        """Drop the caches of the bundle's topics, and load them again. Called for each lease of the bundle.
 
-        Other threads get the lease only after this method has returned. Called again for each later lease.
+        Other threads get the lease only after this method has returned.
 
         Raises:
-            RetryableError: The caches cannot be loaded now. This worker or another worker tries again later.
+            RetryableError: The caches cannot be loaded now. This worker or another worker acquires the bundle later.
         """
 
     def on_unloaded(self, bundle: BundleId) -> None:
@@ -136,7 +136,7 @@ class BundleHoldings:
         self._set_leases({})
 
     def begin_session(self, session: int, *, waits: int) -> None:
-        """Reset the attempts to acquire bundles. `waits` limits the checks for each owner node of an old session."""
+        """Reset the attempts to acquire bundles. `waits` limits the checks of each owner node of an old session."""
         self._reset_attempts(session, waits)
         self._owner_change, self._published_load = -1, None
 
@@ -183,7 +183,7 @@ class BundleHoldings:
             self._published_load = worker_load
 
     def _check_catalog_reachable(self) -> bool:
-        """Return whether the catalog answers. If it does not, new owner nodes would only block other workers."""
+        """Return whether the catalog answers. Without the catalog, new owner nodes would only block other workers."""
         if self._is_catalog_unreachable:
             try:
                 self._fences.count_bundles()
@@ -208,7 +208,7 @@ class BundleHoldings:
         return OwnershipView(bundle_count=self.bundle_count, workers=workers, owners=self._worker_id_by_bundle)
 
     def _bundles_without_lease(self, view: OwnershipView) -> set[BundleId]:
-        """Return bundles with this worker's owner node but no lease. The cause is a lost answer to a request."""
+        """Return bundles that have this worker's owner node but no lease."""
         return {bundle for bundle, owner in view.owners.items() if owner == self._worker_id} - self.leases.keys()
 
     def _acquire_or_give_up_pending(self, nodes: WorkerOwnershipNodes, now: float) -> None:
@@ -240,7 +240,7 @@ class BundleHoldings:
                 self._acquire_bundles(nodes, to_acquire)
 
     def _acquire_bundles(self, nodes: WorkerOwnershipNodes, bundles: Collection[BundleId]) -> None:
-        """Create owner nodes, raise fences, publish leases. After a failure, `reconcile` retries or deletes nodes."""
+        """Create owner nodes, raise fences, publish leases. The next `reconcile` continues after a failure."""
         created = nodes.create_owner_nodes(bundles)
         try:
             leases = self._fences.raise_fences(created, self._worker_id)
@@ -268,7 +268,7 @@ class BundleHoldings:
         return True
 
     def _shed_surplus_bundles(self, nodes: WorkerOwnershipNodes, view: OwnershipView, now: float) -> None:
-        """Release bundles that workers with less load should have. Drop leases before owner nodes are deleted."""
+        """Release bundles that less loaded workers should have: drop the leases, then delete the owner nodes."""
         max_ownerless = max(1, self.bundle_count // _BUNDLES_PER_MOVE)
         releasable = self.leases.keys() - self._takeover.reserved
         shed = [

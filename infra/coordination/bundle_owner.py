@@ -1,8 +1,8 @@
 """Thread that owns bundles for a worker, across the worker's sessions.
 
-- SUSPENDED: `BundleOwner` keeps its leases but returns none. A reconnect to the same session makes them valid again.
-- EXPIRED: `BundleOwner` drops all leases, opens a new session, and acquires or gives up each earlier bundle.
-- All ZooKeeper calls except `find_owner` run on this thread. Listeners only put messages into a queue (kazoo#355).
+- SUSPENDED: `BundleOwner` keeps its leases, but returns no lease before it has reconnected to the same session.
+- EXPIRED: `BundleOwner` drops all leases, opens a new session, and acquires or gives up each bundle of the old session.
+- All ZooKeeper calls except `find_owner` run on this thread. Kazoo's thread only fills a queue (kazoo#355).
 
 Source: PIP-57.
 """
@@ -61,7 +61,7 @@ class BundleOwner:
     """Ownership of bundles by one worker. An instance is started once and stopped once.
 
     `load` returns the worker's current load, 0 or more. A worker with load 1 gets half as many bundles as an idle
-    worker. `failure` is the error that ended the ownership. After such an error, the worker shuts down.
+    worker. `failure` is the error that ended the ownership. The worker shuts down after this error.
     """
 
     def __init__(
@@ -207,7 +207,7 @@ class BundleOwner:
         self._messages.put(message)
 
     def _register_worker(self, nodes: WorkerOwnershipNodes, timeout_s: float) -> None:
-        """Register after an earlier session's node has vanished. Raise `WorkerIdTaken` if the node stays."""
+        """Register once the worker's node of an earlier session has vanished. If it stays, raise `WorkerIdTaken`."""
         deadline_s = time.monotonic() + max(2 * timeout_s, _MIN_REGISTER_WAIT_S)
         while not nodes.register_worker(WorkerLoad()):
             if self.stopping.wait(_VANISHING_NODE_POLL_S):

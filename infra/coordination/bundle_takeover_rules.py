@@ -40,7 +40,7 @@ class BundleTakeoverRules:
         self._left_until |= dict.fromkeys(bundles, now + self._times.rest_s)
 
     def leave_briefly(self, bundles: Iterable[BundleId], now: float) -> None:
-        """Leave released bundles to the next worker for `takeover_grace_s`. That worker takes them at once."""
+        """Leave released bundles, for `takeover_grace_s`, to the workers that rank first. These take them at once."""
         self._left_until |= dict.fromkeys(bundles, now + self._times.takeover_grace_s)
 
     def find_due_bundles(self, view: OwnershipView, now: float) -> set[BundleId]:
@@ -53,9 +53,9 @@ class BundleTakeoverRules:
         return set(due) - self._left_until.keys()
 
     def reserve(self, bundles: Iterable[BundleId], view: OwnershipView, now: float) -> None:
-        """Do not release, for `rest_s`, those of `bundles` for which another worker ranks first.
+        """Reserve, for `rest_s`, each of `bundles` for which another worker ranks first.
 
-        Otherwise such a bundle would be released at once and move back and forth. Source: apache/pulsar#14736.
+        Without a reservation, this worker would release the bundle at once. Source: apache/pulsar#14736.
         """
         self._reserved_until = {bundle: until for bundle, until in self._reserved_until.items() if until > now}
         takers = {worker_id: view.workers[worker_id] for worker_id in view.available_workers}
@@ -64,7 +64,7 @@ class BundleTakeoverRules:
 
 
 class FenceChecker:
-    """Periodic comparison of leases with fences, first `interval_s` after construction. Not thread-safe."""
+    """Comparison of leases with fences every `interval_s`. Not thread-safe."""
 
     def __init__(self, fences: Fences, *, interval_s: float) -> None:
         self._fences, self._interval_s = fences, interval_s
@@ -73,7 +73,7 @@ class FenceChecker:
     def find_overtaken_bundles_if_due(self, leases: Collection[Lease]) -> list[BundleId]:
         """Return the bundles whose fence was raised after this worker acquired its lease.
 
-        Return no bundles before the next comparison is due, or if the catalog does not answer.
+        The result is empty if no comparison is due yet, or if the catalog does not answer.
         """
         now = time.monotonic()
         if not leases or now - self._checked_at_s < self._interval_s:

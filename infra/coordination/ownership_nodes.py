@@ -41,7 +41,7 @@ class LiveWorker:
 
 
 class OwnershipNodes:
-    """Nodes of sessions, workers and bundle owners in one ensemble. The first worker creates the first nodes."""
+    """Nodes of sessions, workers and bundle owners in one ensemble."""
 
     def __init__(self, session: ZooKeeperSession, bundle_count: int) -> None:
         self._session, self._bundle_count = session, bundle_count
@@ -126,7 +126,7 @@ def session_path(session: int) -> str:
 
 
 def read_children(client: KazooClient, parent: str, names: Sequence[str]) -> dict[str, tuple[bytes, ZnodeStat]]:
-    """Read the children in parallel. Return body and stat by name. Children that do not exist are left out."""
+    """Read the children in parallel. Return body and stat of each existing child, by name."""
     pending = {name: client.get_async(f"{parent}/{name}") for name in names}
     node_by_name = {name: wait_for_result_or_none(result, NoNodeError) for name, result in pending.items()}
     return {name: node for name, node in node_by_name.items() if node is not None}
@@ -154,7 +154,7 @@ def _list_children(client: KazooClient, path: str) -> list[str]:
 
 
 def _parse_load(body: bytes) -> WorkerLoad:
-    """Parse a worker's load. Return load 0 for an unreadable body: the assignment only becomes less even."""
+    """Parse a worker's load. Return load 0 for an unreadable body, which only makes the assignment less even."""
     try:
         fields: Mapping[str, Any] = json.loads(body)
         load, bundles = max(0.0, float(fields["load"])), max(0, int(fields["bundles"]))
@@ -188,7 +188,7 @@ class WorkerOwnershipNodes(OwnershipNodes):
     def restore_parent_and_session_nodes(self) -> None:
         """Create the parent nodes and the session node again if a person has removed them.
 
-        Without a parent node, no owner node can be created. A live session without a session node counts as ended.
+        Without a parent node, no owner node can be created. Without a session node, no owner node can be deleted.
         """
 
         def restore(client: KazooClient) -> None:

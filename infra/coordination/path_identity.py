@@ -4,7 +4,7 @@
 /catalog   persistent: the catalog's id, which the catalog's first worker writes
 ```
 
-If two catalogs used one path, each would assign bundles to the other's workers.
+If two catalogs used one path, bundles of one catalog would be assigned to workers of the other catalog.
 """
 
 from typing import Final
@@ -19,7 +19,7 @@ CATALOG: Final = "/catalog"
 
 
 def claim_path_for_catalog(session: ZooKeeperSession, catalog_id: str) -> None:
-    """Write the catalog's id to the path unless the path has an id. Of several catalogs, only one succeeds. Idempotent.
+    """Write the catalog's id to the path unless the path has an id. At most one catalog succeeds. Idempotent.
 
     Raises:
         CatalogMismatch: The path belongs to another catalog.

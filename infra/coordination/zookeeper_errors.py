@@ -57,7 +57,7 @@ _TLS_CHECK_TIMEOUT_S = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PemFiles:
-    """Paths of PEM files; empty: no file. Without `ca`, the certificate authorities of this machine are trusted."""
+    """Paths of PEM files, or empty texts. Without `ca`, the certificate authorities of this machine are trusted."""
 
     ca: str = ""
     cert: str = ""

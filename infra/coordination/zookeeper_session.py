@@ -2,8 +2,8 @@
 
 1. Every wait for an answer is bounded, because kazoo answers some queued calls only after the next connection.
 2. A `ZooKeeperSession` ends when the session id changes: kazoo or a server may open another session at a reconnect
-   (ClickHouse#116690). The caller then opens another `ZooKeeperSession` and reads all nodes again.
-3. Listeners only pass the event to another thread, because a call on kazoo's thread would wait for itself (kazoo#355).
+   (ClickHouse#116690). The process then has to open another `ZooKeeperSession` and read all nodes again.
+3. Listeners of kazoo only pass events on, because a call on kazoo's thread would wait for itself (kazoo#355).
 """
 
 import logging
@@ -76,7 +76,7 @@ class EnsembleOptions:
     Args:
         hosts: One or more `host:port`, separated by commas, and optionally a slash and the path of Sexton's nodes.
         timeout_s: Requested session timeout. The server may set another timeout.
-        auth: Scheme and credential, such as `("digest", "user:password")`. `sasl` means the SASL mechanism DIGEST-MD5.
+        auth: Scheme and credential, such as `("digest", "user:password")`. Scheme `sasl` means SASL DIGEST-MD5.
         protected: Whether only this identity may access the nodes.
         tls: PEM files. `None` means a plain connection.
     """

@@ -9,7 +9,7 @@ from infra.declared.transaction_tables import Big
 
 
 class RecordOutboxRow(SQLModel, table=True):
-    """Change of a record that is in no block yet. `infra.catalog.records.outbox_rows` describes the triggers."""
+    """Change of a record that is in no block yet. Triggers on the catalog's tables insert most of these rows."""
 
     __tablename__ = "record_outbox"
     __table_args__ = (

@@ -44,7 +44,7 @@ _ErrorByKey = Mapping[str, tuple[str, str]]
 
 
 class _BulkRefused(Exception):
-    """Refusal of one bulk request, or of all if `is_general`. Single requests may still succeed."""
+    """Refusal of one bulk request, or of all bulk requests if `is_general`. Single requests may still succeed."""
 
     def __init__(self, problem: str, *, is_general: bool) -> None:
         super().__init__(problem)
@@ -73,10 +73,10 @@ class _BulkRefusalBackoff:
 
 
 class BulkDelete:
-    """Deletes in one bucket. Thread-safe. All threads share one rate, and stop bulk deletes together.
+    """Deletes in one bucket. All threads share one rate and one memory of refusals. Thread-safe.
 
-    If the store refuses bulk deletes, single requests delete the keys, several times slower. After a while, a bulk
-    delete is tried again.
+    If the store refuses bulk deletes, single requests delete the keys, several times slower. After at least 10 s, a
+    bulk delete is tried again.
 
     Source: aws-sdk-java-v2 #5805 and barman #1146.
     """

@@ -1,7 +1,7 @@
 r"""Rules for keys and metadata that every supported store keeps unchanged and distinct.
 
 SeaweedFS (4.48, tested) stores keys as file paths: `a//b` and `a\b` become `a/b`, and a delete of `a//b` removes `a/b`.
-Deleting such a key could remove an object of another application. Sexton therefore refuses these keys for every store.
+A delete of `a//b` could therefore remove an object of another application. Sexton refuses such keys for every store.
 """
 
 import re
@@ -43,7 +43,7 @@ def find_violated_rule(key: str) -> str | None:
 
 
 def find_violated_rules(keys: Sequence[str]) -> dict[str, str]:
-    """Return the violated rule by key. A page without violations, which is usual, takes only a few searches."""
+    """Return the violated rule by key. Keys that violate no rule are left out."""
     joined = "/" + "\0/".join(keys) + "\0"
     if joined.isascii() and joined.count("\0") == len(keys) and not any(map(joined.__contains__, _SUSPECT_PARTS)):
         return {} if max(map(len, keys), default=0) <= MAX_KEY_BYTES else _check_each(keys)

@@ -70,8 +70,8 @@ def create_s3_client(
 def _disable_redirects(client: "S3Client", *, for_all_operations: bool) -> None:
     """Disable redirects of HeadBucket, or of all operations.
 
-    Botocore follows a redirect by a HeadBucket, and recurses if this HeadBucket is redirected, too. Only AWS needs
-    redirects, because only AWS has regions.
+    After a redirect, botocore sends a HeadBucket to find the region. If this HeadBucket is redirected too, botocore
+    would send HeadBuckets for ever. Only AWS needs redirects, because only AWS has regions.
     """
 
     def mark_as_redirected(model: "OperationModel", context: dict[str, Any], **_: object) -> None:
@@ -132,14 +132,14 @@ class S3BucketsByLocation:
 
 
 class _StoreAtFormerPort(S3ObjectStore):
-    """Embedded store, for an offload context that names the port of an earlier start."""
+    """Bucket of the embedded store whose offload context names the port of an earlier start."""
 
     def __init__(self, home: S3ObjectStore, location: CopyLocation) -> None:
         super().__init__(home.client, location.bucket, retries=home.retries)
         self._location = location
 
     def list(self, prefix: str, *, start_after: str = "", first_page: int = 1_000) -> Iterator[ObjectInfo]:
-        """Yield the objects. Raise an error if there are none: the copy may still be at the other port."""
+        """Yield the objects. If there are none, raise an error: a store at the former port may have them."""
         is_empty = True
         for item in super().list(prefix, start_after=start_after, first_page=first_page):
             is_empty = False

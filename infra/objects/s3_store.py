@@ -138,7 +138,7 @@ class S3ObjectStore:
         return self._holds_object(key, body, metadata)
 
     def _holds_object(self, key: str, body: bytes, metadata: Mapping[str, str]) -> bool:
-        """Return whether the taken key has exactly this object, which an earlier attempt may have stored."""
+        """Return whether the key has exactly this body and metadata. An earlier attempt may have stored the object."""
         head = self._head_once(key)
         if head is None:  # the object was deleted meanwhile, or (SeaweedFS) a folder has this name
             raise StoreUnavailable(f"{self._describe('put', key)}: refused as taken, yet no object is there")

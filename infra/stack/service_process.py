@@ -33,7 +33,7 @@ class ServiceProcess:
         self.log_file = home.logs / f"{name}.log"
 
     def find_process(self) -> psutil.Process | None:
-        """Find the live process of the pid file. Its start time or `SEXTON_PROCESS` must match, as pids are reused."""
+        """Return the live process of the pid file. A process that only has the same pid is ignored."""
         record = self._read_record()
         if record is None:
             return None
@@ -45,7 +45,7 @@ class ServiceProcess:
         return None
 
     def start(self, argv: Sequence[str], *, cwd: Path, env: Mapping[str, str]) -> int:
-        """Start the process in a new session, and write the pid file. Return the earlier size of the log in bytes."""
+        """Start the process in a new session, and write the pid file. Return the log's earlier size in bytes."""
         mark = uuid.uuid4().hex
         with self.home.translate_disk_errors():
             log_start = self._rotate_large_log()
@@ -157,7 +157,7 @@ class ServiceProcess:
 
 
 def _is_recorded_process(process: psutil.Process, record: Mapping[str, object]) -> bool:
-    """Compare the start time, then the mark in the environment. A change of the system clock keeps the mark."""
+    """Return whether start time or mark is as recorded. The start time differs after a change of the system clock."""
     if abs(process.create_time() - float(str(record["started"]))) < 0.5:
         return True
     return bool(record.get("mark")) and process.environ().get(_MARK_VARIABLE) == record["mark"]

@@ -56,7 +56,7 @@ def configure_log_stream(*, level: str = "INFO", stream: TextIO | None = None, a
 
 @contextmanager
 def bind_log_fields(**fields: str | int | None) -> Iterator[None]:
-    """Add the fields to every log line of this context, and of tasks that it starts, until the block ends."""
+    """Until the block ends, add the fields to every log line of this context and of tasks that it starts."""
     with bound_contextvars(**fields):
         yield
 

@@ -60,8 +60,8 @@ _ACTIVITY_WAIT_BUCKETS_MS: Final = (
     300_000.0,
     1_000_000.0,
 )
-"""Upper bounds of the histogram of activity waits. The SDK's own histogram has no bound between 10 s and 100 s.
-Prometheus would show a wait of 11 s as 95 s, which raises the alert on waits of a minute."""
+"""Upper bounds of the histogram of activity waits. The SDK's own histogram has no bound between 10 s and 100 s: there,
+Prometheus would show a wait of 11 s as 95 s, and the alert on waits of a minute would fire."""
 
 _PORT_TAKEN_TEXT = f"os error {errno.EADDRINUSE}"  # in the message of the SDK's core
 _SETTING_NAME = "metrics_address"

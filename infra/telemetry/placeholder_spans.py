@@ -1,6 +1,6 @@
 """Placeholders for spans that are in no file: spans of unfinished work, and spans of a process that was killed.
 
-The children of a missing span show where the placeholder belongs: they name their workflow run and their attempts.
+The children of a missing span show the place of its placeholder, because they name workflow run and attempt.
 """
 
 from collections import defaultdict
@@ -73,7 +73,7 @@ def _run_key(span: SpanRow) -> tuple[Any, Any]:
 
 
 def _build_attempt_gap_placeholders(spans: Mapping[str, SpanRow]) -> Iterator[SpanRow]:
-    """Yield one placeholder for each gap in the attempt numbers of an activity, as long as the gap."""
+    """Yield one placeholder for each gap in an activity's attempt numbers. It fills the time between two attempts."""
     attempts_by_parent: dict[str, list[SpanRow]] = defaultdict(list)
     for span in spans.values():
         if span.parent_id is not None and span.name.startswith(_RUN_ACTIVITY_PREFIX) and attempt_number(span):

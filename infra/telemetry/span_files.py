@@ -110,8 +110,8 @@ def prune_span_files(traces_dir: Path, *, older_than_s: float, max_bytes: int) -
     """Remove span files, the oldest first. Return the number of files that this call removed.
 
     Remove files unchanged for `older_than_s`, then more files until at most 2,000 files with at most `max_bytes` in
-    total remain. Keep files of a live process, and files changed within the last minute. Several processes may prune at
-    once.
+    total remain. Keep files to which live processes write, and files changed within the last minute. Several processes
+    may prune at once.
     """
     files = sorted(_list_span_files(traces_dir), key=lambda file: file.changed_s)
     remaining_bytes, remaining_files = sum(file.size_bytes for file in files), len(files)
@@ -130,7 +130,7 @@ def prune_span_files(traces_dir: Path, *, older_than_s: float, max_bytes: int) -
 
 
 def prune_span_files_if_due(traces_dir: Path, *, older_than_s: float, max_bytes: int) -> None:
-    """Prune unless a process has done so within the last hour. Ignore errors of the file system."""
+    """Call `prune_span_files`, at most once an hour among all processes. Ignore errors of the file system."""
     mark = traces_dir / _PRUNE_MARK_NAME
     with suppress(OSError):
         try:

@@ -68,7 +68,7 @@ class SpanReader:
         self._traces_dir = traces_dir
 
     def read_trace(self, trace_id: str) -> TraceRows:
-        """Return all spans of a trace; an unknown trace has none. `trace_id` has 32 lower-case hexadecimal digits."""
+        """Return the spans of a trace. An unknown trace has none. `trace_id` has 32 lower-case hexadecimal digits."""
         trace, sums = TraceRows(trace_id=trace_id), dict[tuple[str | None, str, str | None], SpanRow]()
         for row in self._read_rows_containing(f'"{trace_id}"'):
             if row is None:

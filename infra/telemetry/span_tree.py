@@ -118,7 +118,7 @@ def group_equal_siblings(node: SpanNode) -> SpanNode:
 
 
 def _split_ungrouped_and_groupable_children(node: SpanNode) -> tuple[list[SpanNode], list[SpanNode]]:
-    """Return the children that are never grouped (the first and last attempts at an activity), and the others."""
+    """Return children that are never grouped (the first and last attempts at an activity), and all other children."""
     if not node.span.name.startswith(START_ACTIVITY_PREFIX):
         return [], node.children
     attempts = sorted(
@@ -150,12 +150,12 @@ def describe_missing_or_merged_children(node: SpanNode) -> str:
 
 
 def count_errors(nodes: Iterable[SpanNode]) -> int:
-    """Return the number of spans with an error in the trees. Each span of a group counts."""
+    """Return the number of spans with an error in the trees. Each span of a group counts separately."""
     return sum(node.span.count for root in nodes for node in root.walk() if node.span.error)
 
 
 def tree_to_json(node: SpanNode, origin_ns: int) -> dict[str, Any]:
-    """Return the tree as JSON. Times are in milliseconds, starts relative to `origin_ns`."""
+    """Return the tree as JSON. Times are in milliseconds. Starts are relative to `origin_ns`."""
     span = node.span
     sums = {"count": span.count, "total_ms": _to_ms(span.total_ns), "longest_ms": _to_ms(span.longest_ns)}
     return {
