@@ -19,7 +19,7 @@ def temporary_path(path: Path) -> Path:
 
 @contextmanager
 def replace_atomically(path: Path) -> Iterator[Path]:
-    """Yield a temporary path. Its file replaces `path` at the end of the block, or is removed if the block raises."""
+    """Yield a temporary path. Its file replaces `path` after the block. If the block raises, the file is removed."""
     new = temporary_path(path)
     try:
         yield new
@@ -72,7 +72,7 @@ def open_regular_file(path: Path) -> Iterator[BinaryIO]:
 
 
 def read_regular_file(path: Path, *, max_bytes: int) -> bytes:
-    """Return the content of a regular file. A file with more than `max_bytes` raises `OSError`, too."""
+    """Return the content of a regular file. Raise `OSError` if it has more than `max_bytes`."""
     with open_regular_file(path) as file:
         content = file.read(max_bytes + 1)
     if len(content) > max_bytes:

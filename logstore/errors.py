@@ -22,7 +22,7 @@ class IdsExhausted(RetryableError):
 
 
 class SessionLost(RetryableError):
-    """A session of ZooKeeper ended, and its ephemeral nodes are gone. Open a new session and read each bundle again."""
+    """A session of ZooKeeper ended, and its ephemeral nodes are gone. Open a new session and read the nodes again."""
 
 
 class DeletionIncomplete(RetryableError):
@@ -125,7 +125,7 @@ class ProducerFenced(PreconditionFailed):
 
 
 class SequenceHeld(PreconditionFailed):
-    """Another open transaction has entries with sequence ids of the producer. `txn` has the form `tc:sequence`."""
+    """Another open transaction has the producer's last entries. `txn` has the form `tc:sequence`."""
 
     def __init__(self, producer: str, *, txn: str) -> None:
         super().__init__(

@@ -3,8 +3,8 @@
 `with effect("detach.commit"):` has three points:
 
 - `detach.commit.before`: the effect has not happened.
-- `detach.commit.after`: the effect has happened, and the process dies.
-- `detach.commit.reported_failed`: the effect has happened, and the caller gets an error.
+- `detach.commit.after`, for `kill` and `crash`: the effect has happened.
+- `detach.commit.reported_failed`, for `fail`: the effect has happened, but the caller gets an error.
 
 `SEXTON_FAILPOINTS=name=action[@nth],…` arms the points of a process. Actions are `kill` (SIGKILL of this process),
 `crash` (raises `SimulatedCrash`) and `fail` (raises `StoreUnavailable`).

@@ -57,7 +57,7 @@ class Clock:
         is_retryable: Callable[[Exception], bool] = _is_transient,
         extra_pause_s: Callable[[Exception], float] = lambda _: 0.0,
     ) -> _Result:
-        """Repeat `call` with growing pauses until it succeeds. If a limit is reached, raise the last error.
+        """Repeat `call` with growing pauses until it succeeds. If attempts or time run out, raise the last error.
 
         Args:
             call: Call that is safe to repeat.

@@ -53,8 +53,8 @@ class CursorState:
 def acknowledge(state: CursorState, positions: Iterable[Position], spans: Sequence[VisibleLedgerSpan]) -> CursorState:
     """Acknowledge single entries in any order, then advance `mark_delete` over acknowledged entries. Idempotent.
 
-    Entries of unlisted ledgers count as acknowledged. `spans` must ascend by ledger id. Raise `InvalidInput` for a
-    position that never had an entry.
+    Positions in unlisted ledgers are ignored. `spans` must ascend by ledger id. Raise `InvalidInput` for a position
+    after the end of its ledger or of the log.
     """
     span_by_ledger = {span.ledger_id: span for span in spans}
     acknowledged = dict(state.acknowledged)
@@ -88,10 +88,10 @@ def require_current_releases(
     current_releases: int,
     releases_at_read: int | None,
 ) -> None:
-    """Refuse a cumulative acknowledgement whose entries were read before the subscription gave entries back.
+    """Refuse an acknowledgement up to `up_to` if the subscription has given entries back since `up_to` was read.
 
-    Entries up to the mark-delete position may be acknowledged again. `current_releases` are the subscription's present
-    releases. `releases_at_read` are the releases when `up_to` was read; `None` means 0.
+    An `up_to` that is not after the mark-delete position is always accepted. `current_releases` are the subscription's
+    present releases. `releases_at_read` are the releases when `up_to` was read; `None` means 0.
 
     Source: Pulsar's consumer epoch, PIP-84. Without this check, messages are lost (apache/pulsar#10431, #14371).
     """
@@ -109,7 +109,7 @@ def require_current_releases(
 
 
 class DelayedSegmentRange(NamedTuple):
-    """All entries of one segment with delayed messages."""
+    """Ids of all entries of one segment that has delayed messages."""
 
     ledger_id: LedgerId
     entries: range
@@ -123,9 +123,9 @@ def require_no_delayed_entries(
     up_to: Position,
     delayed: Iterable[DelayedSegmentRange],
 ) -> None:
-    """Refuse a cumulative acknowledgement without releases if it covers entries that may have a delivery time.
+    """Refuse an acknowledgement up to `up_to` without releases if it covers entries that may have a delivery time.
 
-    The catalog does not know which of these entries were received. A reader knows, and passes the releases that it saw.
+    The catalog does not know whether the reader has these entries. A reader that has them passes releases.
     """
     unacknowledged = unacknowledged_entries(state, spans, up_to)
     for segment in delayed:
@@ -158,7 +158,7 @@ def unacknowledged_entries(
 
 
 def first_releases(epoch: int) -> int:
-    """Return the releases of a new subscription: 0 in the first epoch, and above all releases of earlier epochs.
+    """Return the releases of a new subscription. They are above all releases of earlier epochs (0 in the first epoch).
 
     A rebuild begins an epoch. The rebuild gives entries back if it restores an older cursor or aborts a transaction.
     """
@@ -189,7 +189,7 @@ def seek(position: Position, spans: Sequence[VisibleLedgerSpan]) -> CursorState:
 
 
 def advance_mark_delete(state: CursorState, spans: Sequence[VisibleLedgerSpan]) -> CursorState:
-    """Move `mark_delete` over acknowledged entries and unlisted ledgers, also lost ledgers (apache/pulsar#18620)."""
+    """Move `mark_delete` over acknowledged or hidden entries, and over ledgers not in `spans` (apache/pulsar#18620)."""
     mark_delete = state.mark_delete
     for span in spans:
         if span.ledger_id < mark_delete.ledger_id:
@@ -328,7 +328,7 @@ def complete_state(row: CursorState, snapshot: CursorSnapshot | None) -> CursorS
 
 
 def add_acknowledged(state: CursorState, entries: AcknowledgedEntries) -> CursorState:
-    """Add the entries after `mark_delete` to the acknowledged entries of the state. `mark_delete` does not change."""
+    """Add those of `entries` after `mark_delete` to the acknowledged entries. `mark_delete` does not change."""
     acknowledged = dict(state.acknowledged)
     added = {ledger_id: entries_after(bits, ledger_id, state.mark_delete) for ledger_id, bits in entries.items()}
     unite_entries(acknowledged, {ledger_id: bits for ledger_id, bits in added.items() if bits})
@@ -342,7 +342,7 @@ def unite_entries(target: dict[LedgerId, BitMap], entries: AcknowledgedEntries) 
 
 
 def state_without_snapshot(state: CursorState, snapshot: CursorSnapshot | None) -> CursorState:
-    """Return the part of a complete state that is not in the snapshot. The row must store this part."""
+    """Return the part of a complete state that is not in the snapshot. The cursor's row must store this part."""
     if snapshot is None:
         return state
     stored = snapshot.acknowledged

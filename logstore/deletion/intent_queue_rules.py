@@ -27,7 +27,7 @@ def require_unclaimed(
     """Raise `ClaimHeld` if another workflow works on a row.
 
     `claim` is the workflow to which the row was handed over, and the end of that workflow's claim by the catalog's
-    clock. `batch` is the workflow that holds the row's batch. It is used only if the row was not handed over.
+    clock. `batch` is the workflow that holds the row's batch. `batch` is used only if the row was not handed over.
     """
     handed_to, until_us = claim
     holder = (handed_to if (until_us or 0) > now_us else None) if handed_to else batch
@@ -36,7 +36,7 @@ def require_unclaimed(
 
 
 def require_dead_letters(row_ids: Sequence[int], state_by_row: Mapping[int, tuple[DeletionState, str]]) -> None:
-    """Require that every row is a dead letter. `row_ids` must ascend. `state_by_row` has states, parsed and raw.
+    """Require that every row is a dead letter. `row_ids` must ascend. `state_by_row` has parsed and stored states.
 
     Raises:
         UnknownObject: A row does not exist, and every existing row is a dead letter.

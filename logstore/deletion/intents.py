@@ -163,7 +163,7 @@ def find_missing_property(intent: DeletionIntent) -> str | None:
 
 
 def find_ownership_problem(intent: DeletionIntent, key: str, metadata: Mapping[str, str]) -> str | None:
-    """Return why an object with this `metadata` belongs to another ledger than the intent, or `None` if it does not."""
+    """Return why the object `key` does not belong to the intent's ledger, by its `metadata`, or `None` if it does."""
     try:
         statement = LedgerStatement.from_metadata(metadata)
     except CorruptData as error:
@@ -212,6 +212,6 @@ def find_refusal(intent: DeletionIntent) -> tuple[Outcome, str] | None:
 
 
 def require_topic(intent: DeletionIntent, topic: str | None) -> None:
-    """Require that the intent belongs to `topic`. Skip the check if `topic` is `None`, or if the intent is refused."""
+    """Require that the intent belongs to `topic`. Skip the check without `topic`, or if `find_refusal` has a reason."""
     if find_refusal(intent) is None:
         require_named_topic(intent.ledger_id, intent.topic, topic)

@@ -15,7 +15,7 @@ MAX_RETENTION_S = 100 * 366 * 86_400
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetentionPolicy:
-    """Limits for acknowledged ledgers. A ledger past either limit may be deleted. Without limits all may be deleted."""
+    """Limits for acknowledged ledgers. A ledger past one limit may be deleted. Without limits, all may be deleted."""
 
     retention_s: int = 0  # since the ledger was closed; 0: no limit of time
     retention_bytes: int | None = None  # newest bytes to keep; None: no limit of size, 0: keep nothing
@@ -64,7 +64,7 @@ def select_detachable_prefix(
 
 
 def simulate_roll(ledger: LedgerFacts, now_us: int) -> LedgerFacts:
-    """Return the facts that an open ledger would have after a roll now. Return facts of other ledgers unchanged."""
+    """Return the facts of an open ledger after a roll now. If the ledger is not open, return its facts unchanged."""
     if ledger.state is not LedgerState.OPEN:
         return ledger
     return replace(ledger, state=LedgerState.CLOSED, closed_us=now_us)

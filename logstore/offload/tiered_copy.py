@@ -73,7 +73,7 @@ def find_context_problem(context: Mapping[str, str]) -> str | None:
 
 
 UPLOAD_GRACE_S = 120
-"""Seconds after the end of an upload within which its last request may still arrive.
+"""Seconds for which a request of an upload may still be on its way after the upload has ended.
 
 One request may take 5 s to connect, the time to send one part, and 60 s until its answer.
 """
@@ -128,7 +128,7 @@ def decide_upload_start(
 
 
 def upload_requests_end_us(context: Mapping[str, str]) -> int | None:
-    """Return the latest time of a request of the upload, by the catalog's clock. `None`: the upload has ended."""
+    """Return until when requests of the upload may arrive, by the catalog's clock. `None`: all were answered."""
     end_us = context.get(_UPLOAD_END_FIELD)
     if end_us is None:
         return None
@@ -145,7 +145,7 @@ def was_published(context: Mapping[str, str]) -> bool:
 def context_after_upload(context: Mapping[str, str], until_us: int | None) -> dict[str, str]:
     """Return the offload context after an upload whose last request was at `until_us`, by the catalog's clock.
 
-    `None` means that all requests were answered. If `context` already has an earlier end, this end stays.
+    `None` means that all requests were answered. If `context` already has an earlier time, the earlier time stays.
     """
     other_fields = {name: value for name, value in context.items() if name != _UPLOAD_END_FIELD}
     if until_us is None:

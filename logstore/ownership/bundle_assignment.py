@@ -91,9 +91,9 @@ def bundles_to_take(
 ) -> list[BundleId]:
     """Return the free bundles that this worker should take now, ascending by the worker's rank for the bundle.
 
-    The first worker in a bundle's ranking takes the bundle at once. Each next worker waits for one more
-    `takeover_grace_s`, which is longer than a view may be stale. In the ranking of a free bundle, earlier free
-    bundles count as bundles of their first workers. First workers therefore stay within
+    The first worker in a bundle's ranking takes the bundle at once. The worker of rank n, counted from 0, waits for n
+    times `takeover_grace_s`, which is longer than a view may be stale. The free bundles are distributed one after the
+    other, and each counts as a bundle of the first worker in its ranking. First workers therefore stay within
     `OwnershipView.max_bundles_per_worker`. A worker may exceed this maximum only with bundles that others did not take.
 
     A worker takes nothing before the view contains the worker. Bundles absent from `free_for_s` have just become free.

@@ -59,7 +59,7 @@ def parse_bundle_name(name: str, *, bundle_count: int) -> BundleId:
 
 
 def _lowest_hash(bundle: int, bundle_count: int) -> int:
-    """Return the lowest hash of a bundle, rounded up. For the number after the last bundle it is 2**32."""
+    """Return the lowest hash of a bundle, rounded up. For `bundle_count`, return 2**32."""
     return -((-bundle << _HASH_BITS) // bundle_count)
 
 

@@ -22,7 +22,7 @@ MIN_SCRUB_RATE: Final = 128 << 10
 class ListStorageJob:
     """Job that lists the objects in every bucket of the catalog.
 
-    If a bucket has an inventory, the job reads the inventory. The summary counts `objects`, as in
+    If a bucket has an inventory, the job reads the inventory. The summary has the count `objects` of
     `plausibility_guards.ComparisonCounts`.
     """
 
@@ -36,7 +36,7 @@ class ListStorageJob:
 class ReadLedgersAndIntentsJob:
     """Job that reads ledgers with their copies, then unfinished intents and dead letters.
 
-    The summary counts `ledgers`, as in `plausibility_guards.ComparisonCounts`.
+    The summary has the count `ledgers` of `plausibility_guards.ComparisonCounts`.
     """
 
     run_id: str
@@ -49,9 +49,9 @@ class CompareStorageWithCatalogJob:
     """Job that compares storage with the catalog, and writes each difference as a candidate for a finding.
 
     The summary has the fields of `CopyOverlap`: without a prefix for primary copies, and with the prefix `tiered_` for
-    tiered copies. `young` counts ledgers whose rows are younger than the cut-off. `expected` counts ledgers of which a
-    listing must show objects. The fact `ROWS_BEFORE` is this cut-off, which is before `rows_before_us` if an inventory
-    is old.
+    tiered copies. The fact `ROWS_BEFORE` is the cut-off: `rows_before_us`, or an earlier time if an inventory is old.
+    `young` counts ledgers whose rows are younger than the cut-off. `expected` counts ledgers of which a listing must
+    show objects.
     """
 
     run_id: str
@@ -128,7 +128,7 @@ class BulkJobProgress:
 
 
 ROWS_BEFORE: Final = "rows_before_us"
-"""Key in `BulkJobSummary.facts`. Rows after this time are left out. Microseconds since 1970 by the catalog's clock."""
+"""Key in `BulkJobSummary.facts`. The value is the cut-off of rows: microseconds since 1970 by the catalog's clock."""
 
 LEFT_OUT: Final = "left out: "
 """Prefix of keys in `BulkJobSummary.facts`. The value is a sentence that says why something was not compared."""

@@ -81,7 +81,7 @@ class FindingFiles:
 
     @cached_property
     def _page_locations(self) -> list[tuple[Path, int, int]]:
-        """Pages in order: file, row group, and number of the first finding."""
+        """For each page, in order: file, row group, and number of the first finding."""
         groups, number = [], 0
         for path in sorted(self._folder.glob("*.parquet")):
             with _translate_errors(path):
@@ -96,14 +96,14 @@ class FindingFiles:
         return len(self._page_locations)
 
     def read_page(self, number: int) -> dict[int, Finding]:
-        """Return the findings of page `number`, by number of the finding. Page numbers begin at 0."""
+        """Return each finding of page `number` by the number of the finding. Page numbers begin at 0."""
         path, group, first = self._page_locations[number]
         with _translate_errors(path):
             rows = pq.ParquetFile(path).read_row_group(group).to_pylist()
             return {first + index: _to_finding(row) for index, row in enumerate(rows)}
 
     def count_findings_and_bytes_by_kind(self) -> dict[FindingKind, tuple[int, int]]:
-        """Return number and bytes of the findings of every kind, even if zero. Read only two columns, page by page."""
+        """Return number and bytes of the findings by kind. Kinds without findings have zeros. Read only two columns."""
         totals = dict.fromkeys(FindingKind, (0, 0))
         for path, group, _ in self._page_locations:
             with _translate_errors(path):

@@ -149,7 +149,7 @@ def add_apply_counts(left: ApplyCounts, right: ApplyCounts) -> ApplyCounts:
 
 
 def limit_samples(counts: ApplyCounts) -> ApplyCounts:
-    """Keep the first reasons and failures, so that they fit a workflow payload. Count the other reasons together."""
+    """Keep the first failures and the first reasons, to fit a workflow payload. Add up further reasons in one count."""
     named = {name: rows for name, rows in counts.skipped.items() if name != _OTHER_REASONS}
     first = dict(islice(named.items(), MAX_REASONS))
     rest = sum(counts.skipped.values()) - sum(first.values())

@@ -72,7 +72,7 @@ class OrphanDoubtFromRows:
 
 
 def doubt_orphan(statement: LedgerStatement, copy: CopyKind, uuid: str, rows: LedgerRows) -> OrphanDoubtFromRows | None:
-    """Return why a stored copy is not an orphan, judged by the catalog's rows. Return `None` if it is an orphan.
+    """Return why a stored copy is not an orphan, judged by the catalog's rows. Return `None` if the copy is an orphan.
 
     `statement` is the copy's statement in storage. `uuid` is empty for a primary copy.
     """

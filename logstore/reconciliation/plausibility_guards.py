@@ -16,7 +16,7 @@ AGE_FLOOR_S: Final = 3_600
 """Minimum age of a finding's objects. An upload takes at most 45 minutes plus `UPLOAD_GRACE_S`."""
 
 MAX_ORPHAN_SHARE: Final = 0.05
-"""Largest share of all ledgers that an apply removes, unless the operator sets another limit."""
+"""Largest share of all ledgers that an apply removes. An operator may set another limit."""
 
 _WEIGHED_KINDS: Final = (FindingKind.ORPHAN_LEDGER, FindingKind.UNREFERENCED_LEDGER, FindingKind.ORPHAN_OFFLOAD)
 """Kinds of findings that count towards the orphan share.
@@ -52,7 +52,7 @@ class ComparisonCounts:
 
 
 def require_min_age(older_than_s: float, *, unsafe: bool) -> None:
-    """Refuse an age below `AGE_FLOOR_S` (`PreconditionFailed`), unless `unsafe`, and below 0 (`InvalidInput`)."""
+    """Raise `InvalidInput` for an age below 0, and `PreconditionFailed` below `AGE_FLOOR_S` without `unsafe`."""
     if older_than_s < 0:
         raise InvalidInput("older-than", expected="0s or more: no cut-off lies in the future", found=older_than_s)
     if older_than_s < AGE_FLOOR_S and not unsafe:

@@ -2,7 +2,7 @@
 
 A snapshot is one JSON document with packed bitmaps. A snapshot is never split into parts.
 
-Source: Pulsar's TransactionBufferSnapshot. PIP-196 splits snapshots, and a crash can leave a mix of old and new parts.
+Source: Pulsar's TransactionBufferSnapshot. PIP-196 splits snapshots, so a crash can leave a mix of old and new parts.
 """
 
 import json
@@ -35,7 +35,7 @@ def pack_buffer(topic_id: TopicId, buffer: TransactionBuffer) -> bytes:
 
 
 def unpack_buffer(content: bytes, topic_id: TopicId) -> TransactionBuffer:
-    """Return the buffer that `pack_buffer` packed. Raise `CorruptData` for damage or another topic."""
+    """Return the buffer that `pack_buffer` packed. Raise `CorruptData` if it is damaged or of another topic."""
     try:
         document = json.loads(content)
         version, found_topic_id = document["version"], document["topic_id"]
@@ -80,7 +80,7 @@ MAX_PARTS_PER_JOB: Final = 256
 class BuildTransactionBuffersJob:
     """Job that rebuilds the buffers of topics from their whole logs. `BufferFiles` reads the output.
 
-    The `BulkJobSummary` counts `topics` (`empty`, `gone` and `unreadable` among them), `buffers` and `parts`.
+    The `BulkJobSummary` counts `topics` (of these: `empty`, `gone` and `unreadable`), `buffers` and `parts`.
     """
 
     run_id: str

@@ -99,7 +99,7 @@ class TransactionBuffer:
 
     @property
     def max_read_position(self) -> Position:
-        """Entry before the first message in `open`, otherwise `read_to`. Entry -1 is before a ledger's entries."""
+        """Entry before the first message in `open`, or `read_to` if `open` is empty. May be entry -1 of a ledger."""
         firsts = [
             Position(ledger_id, bits.min()) for entries in self.open.values() for ledger_id, bits in entries.items()
         ]

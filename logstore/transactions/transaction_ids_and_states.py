@@ -23,7 +23,7 @@ _MAX_SEQUENCE: Final = 2**63 - 1
 
 @dataclass(frozen=True, slots=True, order=True)
 class TransactionId:
-    """Id of a transaction. Each coordinator issues ascending sequences, and no sequence twice."""
+    """Id of a transaction. Each coordinator issues ascending sequence numbers, and no number twice."""
 
     tc_id: int
     sequence: int

@@ -1,7 +1,7 @@
 """Cursor ledgers. A state that is too large for the cursor's row moves to a ledger, and back when the state is small.
 
-A failure loses nothing, because every acknowledgement is already in the row. The failure is logged, and a later
-acknowledgement tries again. A newborn ledger may remain, which the topic's trim detaches.
+A failed move loses nothing, because the earlier row and snapshot stay. The failure is logged, and a later
+acknowledgement moves the state. The failed move may leave a newborn ledger, which the topic's trim detaches.
 """
 
 import logging

@@ -1,4 +1,4 @@
-"""Subscriptions with their complete state, which is the state in the catalog's row and the cursor snapshot."""
+"""Subscriptions with their complete state, which is in the row of the cursor and in the cursor snapshot."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
@@ -15,10 +15,10 @@ from logstore.transactions.pending_acks import hide_held
 from logstore.transactions.transaction_ids_and_states import TransactionId
 
 _MAX_SNAPSHOT_CHANGES: Final = 16
-"""Number of times that other processes may replace the snapshot during one call. Afterwards the call gives up."""
+"""Number of times that other processes may replace a snapshot during one call before the call gives up."""
 
 _MAX_REMEMBERED_SUBSCRIPTIONS: Final = 10_000
-"""Maximum number of subscriptions whose snapshots a process remembers. At this number it forgets all snapshots."""
+"""Maximum number of subscriptions whose snapshots a process remembers. At this number, the process forgets all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,14 +64,14 @@ class Subscriptions:
         return self._load_subscription(topic_id, self._cursors.get_cursor(topic_id, name))
 
     def read_state(self, topic_id: TopicId, name: str) -> CursorState:
-        """Return the state for a consumer. Entries acknowledged in open transactions count as acknowledged."""
+        """Return the state for a consumer. The state includes the acknowledgements of open transactions."""
         return self.get_for_consumer(topic_id, name).state
 
     def get_for_consumer(self, topic_id: TopicId, name: str) -> Subscription:
         """Return the subscription with the state of `read_state`. Raise the errors of `get`.
 
-        If an open transaction aborts later, it gives its entries back, which raises the subscription's releases. A
-        cumulative acknowledgement with the `releases` of this result is then refused.
+        If an open transaction aborts later, it gives its entries back, which raises the subscription's releases. An
+        acknowledgement up to a position with the `releases` of this result is then refused.
         """
         # Held entries are read before the cursor, because a commit moves them to the cursor.
         held_entries = self._transactions.find_held_entries(topic_id, name)
@@ -85,7 +85,7 @@ class Subscriptions:
         return replace(subscription, state=hide_held(subscription.state, held_entries), releases=releases)
 
     def all(self, topic_id: TopicId) -> list[Subscription]:
-        """Return the topic's subscriptions, ascending by name. A lost cursor ledger is reported in `lost_snapshot`."""
+        """Return the topic's subscriptions, ascending by name. `lost_snapshot` names a cursor ledger that is lost."""
         return [self._load_subscription_or_loss(topic_id, row) for row in self._cursors.list_cursors(topic_id)]
 
     def acknowledge(
@@ -98,10 +98,10 @@ class Subscriptions:
         releases: int | None = None,
         txn: TransactionId | None = None,
     ) -> AcknowledgeResult:
-        """Acknowledge `positions` and all entries up to `up_to`. Without both, only advance the mark-delete position.
+        """Acknowledge `positions` and all entries up to `up_to`. With neither, only advance the mark-delete position.
 
         With `txn`, the acknowledgement takes effect when the transaction commits. Until the transaction is decided, no
-        other consumer gets the entries.
+        consumer gets the entries again.
 
         With `up_to` the caller states that it has received all entries up to `up_to`. `releases` must be the
         `Subscription.releases` that the caller got before it read these entries. `None` means 0 releases, and the call
@@ -151,9 +151,9 @@ class Subscriptions:
     def advance_and_fold_cursors_with_snapshots(self, topic_id: TopicId) -> list[SextonError]:
         """Advance each cursor that has a snapshot, and fold small snapshots. Return the errors of single cursors.
 
-        A forced detach reads only the rows of cursors. Afterwards the mark-delete position may be before entries that
-        the snapshot has as acknowledged. Without new acknowledgements the position would stay there for ever, and the
-        subscription would keep ledgers that it has consumed (apache/pulsar#9136).
+        A forced detach reads only the rows of cursors. The first entries after the new mark-delete position may be
+        acknowledged in the snapshot. Without new acknowledgements this position would never advance, and ledgers whose
+        entries are all acknowledged would be kept (apache/pulsar#9136).
         """
         errors = []
         for name in self._cursors.find_cursors_with_snapshot([topic_id]).get(topic_id, []):
@@ -196,7 +196,7 @@ class Subscriptions:
         raise _snapshot_keeps_changing(topic_id, row.name)
 
     def forget(self) -> None:
-        """Forget the snapshots of all subscriptions. The next commit of each subscription is refused once."""
+        """Forget the snapshots of all subscriptions. The next acknowledgements look the snapshots up again."""
         self._snapshot_by_subscription.clear()
 
     def _load_snapshot_or_successor(self, topic_id: TopicId, name: str, first: LedgerId) -> CursorSnapshot | None:

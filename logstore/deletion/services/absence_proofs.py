@@ -1,8 +1,8 @@
 """Proof that objects are gone: ledgers that no listing shows, and keys that a store confirmed as deleted.
 
-A single listing proves nothing (apache/bookkeeper#870). Sexton therefore requires a second empty listing. It also
-requests by name `meta.json` and every segment that may be registered. A request by name is a GET of one byte. The 404
-of a HEAD has no error body, so a GET would have to follow.
+A single listing proves nothing (apache/bookkeeper#870). Sexton therefore requires a second empty listing. Sexton also
+requests by name `meta.json` and every segment that may be registered. A request by name is a GET of one byte. A HEAD
+does not suffice, because its 404 has no error code.
 
 A store may confirm a deletion but keep the object. Sexton therefore requests a sample of the confirmed keys by name.
 """
@@ -39,7 +39,7 @@ _NAMES_PER_BATCH: Final = 32 * _PARALLEL_REQUESTS
 def find_absence_doubts(objects: ObjectStore, intents: Sequence[DeletionIntent]) -> dict[int, SextonError]:
     """Return, by `row_id`, why a copy may exist despite an empty listing. Copies without a reason are proved absent.
 
-    After the first failed request, no further request is sent. Copies that are not proved absent yet get this error.
+    After the first failed request, no further request is sent. Copies that are not proved absent yet get its error.
     """
     doubts = _find_doubts_by_second_listing(objects, intents)
     return doubts | _find_doubts_by_reads(objects, [intent for intent in intents if intent.row_id not in doubts])
@@ -105,7 +105,7 @@ def find_ledgers_with_objects(objects: ObjectStore, named_keys: Iterable[tuple[i
 
 
 def possible_segment_keys(intent: DeletionIntent) -> Iterator[str]:
-    """Return the keys of all segments that may be registered: all numbers up to `last_segment`, as races leave gaps.
+    """Return the keys of all numbers up to `last_segment`. Each may be registered, because races leave gaps.
 
     Raise `CorruptData` if `last_segment` is `MAX_ASKED_SEGMENTS` or more. Only a damaged row has such a number.
     """

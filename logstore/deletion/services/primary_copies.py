@@ -68,7 +68,7 @@ class PrimaryCopyStorage:
         - One LIST verifies the ledger owner, because the name of `meta.json` has the digest of the owner.
         - Absence is proved if `prove_absence` is set (apache/bookkeeper#870). The proof is a HEAD of `meta.json`, a
           second empty listing, and a HEAD of each segment that may be registered.
-        - Registered segments that the listing lacks are requested by name, and deleted if they exist.
+        - Segments that the listing lacks are requested by name. The result includes those that exist.
         """
         uploads = self._list_dead_uploads(intent)
         items = list({item.key: item for item in listing}.values())
@@ -130,9 +130,9 @@ class PrimaryCopyStorage:
     ) -> str | None:
         """Return why an object belongs to another ledger, or `None` if all objects belong to this ledger.
 
-        The name of `meta.json` proves the ledger owner, and a registered number proves a segment. For other objects,
-        the metadata is read. If the ledger has no segments, the metadata of `meta.json` is read too. This `meta.json`
-        may be of an older ledger with the same id, from before the catalog was replaced.
+        The name of `meta.json` proves the ledger owner. The name of a segment with a registered number proves the
+        segment. The metadata of other objects is read. If the ledger has no segments, the metadata of `meta.json` is
+        read, too. This `meta.json` may be of an older ledger with the same id, from before the catalog was replaced.
         """
         digest = intent.owner.digest
         other_metas = [key for key in metas if owner_digest_from_key(key) != digest]
@@ -158,7 +158,7 @@ class PrimaryCopyStorage:
         return doubts | find_foreign_bucket_errors_by_row(self._objects, proved)
 
     def read_statement(self, intent: DeletionIntent) -> Mapping[str, str] | None:
-        """Prefer the ledger's own `meta.json`, then another `meta.json`, then the metadata of the first object."""
+        """Read the ledger's own `meta.json`, or else another `meta.json`, or else the metadata of the first object."""
         own_meta = meta_key(intent.ledger_id, intent.owner)
         listed_keys = [item.key for item in self._objects.list(ledger_prefix(intent.ledger_id))]
         metas = sorted((key for key in listed_keys if owner_digest_from_key(key)), key=lambda key: key != own_meta)
@@ -199,8 +199,8 @@ class PrimaryCopyStorage:
     def _list_remaining_segments_if_doubtful(self, copy: StoredCopy, *, is_single: bool) -> UnconfirmedKeys | None:
         """Return segments that a second listing of the copy still shows, or `None`.
 
-        The second listing is made only if the copy is removed separately, or if the first listing was incomplete. If
-        the second listing fails, `meta.json` of this ledger stays. Other ledgers are not affected.
+        The second listing is made only if `is_single` is set, or if the first listing was incomplete. If the second
+        listing fails, `meta.json` of this ledger stays. Other ledgers are not affected.
         """
         if not (copy.is_incomplete or is_single) or not copy.meta_keys:
             return None
@@ -240,7 +240,7 @@ def _head_in_parallel(objects: ObjectStore, keys: Iterator[str]) -> dict[str, _O
 
 
 def _expected_keys(intent: DeletionIntent) -> frozenset[str]:
-    """Return the keys of the registered segments, or an empty set if segment numbers have gaps and are unknown."""
+    """Return the keys of registered segments. If segment numbers have gaps, they are unknown, and the set is empty."""
     if intent.last_segment + 1 != intent.segments:
         return frozenset()
     return frozenset(segment_key(intent.ledger_id, number) for number in range(intent.segments))

@@ -30,7 +30,7 @@ class SharedListings:
     def list_with_neighbours(self, ledger_id: LedgerId) -> Sequence[ObjectInfo] | None:
         """Return the ledger's objects, ascending by key. `None` means that the caller must list the ledger separately.
 
-        The objects of a ledger are returned once. After a failed listing, the neighbours get `None`.
+        The objects of a ledger are returned once. After a failed listing, calls for the neighbours return `None`.
         """
         if group := self._group_by_ledger.get(ledger_id):
             for member in group:
@@ -131,7 +131,7 @@ def find_unconfirmed_keys(keys: Iterable[str], report: DeleteReport) -> Unconfir
 
 
 def find_foreign_bucket_errors_by_row(objects: OwnedStore, absent: Sequence[DeletionIntent]) -> dict[int, SextonError]:
-    """Return an error for each row if the bucket belongs to another catalog. Absence then proves nothing."""
+    """Return an error for each row if the bucket belongs to another catalog. An empty listing then proves nothing."""
     try:
         if absent:
             objects.require_ownership_now()
@@ -143,7 +143,7 @@ def find_foreign_bucket_errors_by_row(objects: OwnedStore, absent: Sequence[Dele
 def to_removal_result(copy: StoredCopy, unconfirmed: UnconfirmedKeys | None) -> CopyRemovalResult:
     """Return the result of one copy's removal.
 
-    A store also confirms absent keys. Therefore only keys that the inspection found count as deleted objects.
+    A store also confirms absent keys. The result therefore counts only objects that the inspection found.
     """
     if unconfirmed is None:
         seen_meta_keys = max(0, len(copy.meta_keys) - copy.unseen_meta_keys)

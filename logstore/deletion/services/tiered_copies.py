@@ -38,7 +38,7 @@ class TieredCopyStorage:
         return self.inspect_copy  # prefixes of copies have no order, so that no listing is shared
 
     def inspect_copy(self, intent: DeletionIntent) -> StoredCopy:
-        """LIST the copy's prefix and HEAD both keys. Absence is proved if neither LIST nor HEAD finds an object.
+        """LIST the copy's prefix, and HEAD the data and the index. The copy is absent if LIST and HEAD find no object.
 
         Raises:
             UploadOpen: An upload may still run, and could store deleted objects again.
@@ -71,7 +71,7 @@ class TieredCopyStorage:
         return doubts
 
     def read_statement(self, intent: DeletionIntent) -> Mapping[str, str] | None:
-        """Prefer the statement in the index, then the metadata of the data object."""
+        """Read the statement in the index, or else the metadata of the data object."""
         uuid, location = parse_uuid_and_location(intent.ledger_id, intent.context)
         objects = self._buckets(location)
         stored = objects.get(index_key(uuid, intent.ledger_id))
@@ -99,7 +99,7 @@ class TieredCopyStorage:
 
 
 def _list_dead_uploads(objects: ObjectStore, intent: DeletionIntent, keys: tuple[str, str]) -> tuple[str, ...]:
-    """Return the keys of unfinished multipart uploads. A published copy has none."""
+    """Return the keys of unfinished multipart uploads. If the copy was published, there are none."""
     if upload_requests_end_us(intent.context) is None:
         return ()
     open_keys = {upload.key for upload in objects.list_open_uploads(keys[0])}

@@ -43,7 +43,7 @@ class LostCatalogIdentity:
         return []
 
     def get_checked_bucket(self, bucket: NamedBucket, store: ObjectStore) -> MarkerCheckedBucket:
-        """Return a bucket that must have the marker. The marker is compared before the first use."""
+        """Return a bucket that must have the marker of this catalog. The marker is read before the first use."""
         identity = LostCatalogIdentity(self._catalog_id, [*self._marked, (bucket.role, bucket.bucket)])
         return MarkerChecker(identity).get_checked_bucket(bucket, lambda: store)
 

@@ -42,11 +42,11 @@ _FIRST_KEYS: Final = {
     # a sweep removes the manifest, and an earlier build stored no BEGUN_KEY
     BucketRole.RECORDS: (BEGUN_KEY, manifest_key(1)),
 }
-"""Keys that a catalog writes first, by role."""
+"""Keys that a catalog writes first, by role of the bucket."""
 _MAX_MARKER_READS: Final = 3  # reads while GET and HEAD disagree, because a response may be truncated
 _CHECK_INTERVAL_S: Final = 30.0  # between checks of a process that only reads and writes
 MAX_UNANSWERED_S: Final = 60.0
-"""Maximum age of the last answered check of a process that writes. A rebuild waits longer before it reads storage."""
+"""Maximum age of the last answered database check at an upload. A rebuild waits longer before it reads storage."""
 
 
 class MarkerChecker:
@@ -63,14 +63,14 @@ class MarkerChecker:
         *,
         now_s: Callable[[], float] = time.monotonic,
     ) -> "MarkerCheckedBucket":
-        """Return the bucket. Before the first use, the bucket is connected and its marker is compared.
+        """Return the bucket. Its first use connects it, and compares its marker with this catalog.
 
         `connect` is called once. `require_current` raises if the database is no longer the catalog.
         """
         return MarkerCheckedBucket(self, bucket, connect, require_current, now_s)
 
     def require_ours_or_unmarked(self, bucket: NamedBucket, store: ObjectStore) -> MarkerState:
-        """Return the state of the bucket's marker. This changes nothing.
+        """Return the state of the bucket's marker. Change nothing.
 
         Raises:
             CatalogMismatch: The bucket belongs to another catalog, or this catalog has marked another bucket.
@@ -124,7 +124,7 @@ class MarkerChecker:
     def _require_evidence(self, bucket: NamedBucket, store: ObjectStore) -> None:
         """Require an object of this catalog. If the catalog has certainly stored none, require an empty bucket.
 
-        The evidence is the statement in an object's metadata. A key alone is no evidence, as in PIP-186.
+        The evidence is the statement in an object's metadata. A key alone is no evidence.
         """
         expected = self._identity.list_expected_copies(bucket.role, bucket.bucket, limit=_MAX_EVIDENCE_COPIES)
         # Each copy is checked, because any copy may raise the error.
@@ -167,7 +167,7 @@ class MarkerCheckedBucket:
         self._check_if_first_use()
 
     def _check_if_first_use(self) -> bool:
-        """Return whether this call compared the marker and the database."""
+        """Return whether this call checked the marker and the database."""
         if not self._is_checked:
             with self._lock:
                 if not self._is_checked:
@@ -298,7 +298,7 @@ def _read_named_catalog(store: ObjectStore) -> str | None:
 
 
 def _has_own_statement(bucket: NamedBucket, store: ObjectStore, copy: InspectedCopy) -> bool:
-    """Return whether the bucket has the copy's statement. Raise `CatalogMismatch` if a LIVE copy's object differs."""
+    """Return whether an object states the copy's ledger. If a LIVE copy's object does not, raise `CatalogMismatch`."""
     intent, uuid = copy.intent, copy.intent.context.get("uuid")
     keys = (
         (index_key(uuid, intent.ledger_id), data_key(uuid, intent.ledger_id))
@@ -325,7 +325,7 @@ def _find_key_of_role(role: BucketRole, store: ObjectStore) -> str | None:
 
 
 def _was_certainly_stored(copy: InspectedCopy) -> bool:
-    """Return `False` also for newborn ledgers, which may lack objects, and dead letters, which may be foreign."""
+    """Return whether this catalog certainly stored the copy. It is unknown for newborn ledgers and dead letters."""
     is_pending = copy.state == DeletionState.PENDING.value
     has_objects = copy.intent.segments > 0 and was_published(copy.intent.context)
     return copy.state == CopyState.LIVE.value or (is_pending and has_objects)

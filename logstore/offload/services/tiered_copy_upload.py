@@ -146,8 +146,8 @@ class Offloader:
     ) -> UploadAttemptResult:
         """Write and prove a tiered copy of the ledger under a new uuid.
 
-        `Offloads.publish_tiered_copy` then makes it LIVE. After `timeout_s` nothing more is sent. If `topic` is given,
-        it must be the encoded name of the ledger's topic.
+        `Offloads.publish_tiered_copy` then makes the copy LIVE. After `timeout_s` the call sends no request. If `topic`
+        is given, it must be the encoded name of the ledger's topic.
 
         Raises:
             UploadTimedOut, UploadUnproven, StoreUnavailable, CatalogBusy, OutcomeUnknown: A new attempt may succeed.
@@ -280,7 +280,7 @@ def _to_evidence(index: TieredIndex, *, index_bytes: int) -> CopyEvidence:
 def _verify_object_and_get_etag(
     objects: ObjectStore, key: str, metadata: Mapping[str, str], *, size_bytes: int, sha256: str
 ) -> str:
-    """Read an object back and compare it with the arguments. Return the object's ETag, or an empty text without one."""
+    """Read an object back and compare it with the arguments. Return the ETag, or "" if there is none."""
     stored = require_stored_object(objects, key, size_bytes=size_bytes, metadata=metadata)
     digest = compute_stored_digest(objects, key, size_bytes)
     if digest != sha256:

@@ -62,8 +62,8 @@ class OrphanObjects:
 def inspect_orphan(store: ObjectStore, finding: Finding) -> OrphanObjects:
     """Read the objects of an orphan, for `judge_orphan`.
 
-    Objects count as absent only if a second listing and a GET of each known key find nothing, as in phase two. The
-    store may still hide objects with other keys. Raise `StoreUnavailable` if the store contradicts itself.
+    Objects are taken for absent only if a second listing and a GET of each known key find nothing. The store may still
+    hide objects with other keys. Raise `StoreUnavailable` if the store contradicts itself.
     """
     if finding.kind is FindingKind.ORPHAN_SEGMENT:
         orphan = _read_orphan_segment_and_meta(store, finding)
@@ -129,7 +129,7 @@ def judge_orphan(
 ) -> LedgerStatement | OrphanDoubt:
     """Return the orphan's statement in storage, or the reason not to remove the orphan.
 
-    The orphan stays if an object is not older than `before_us`, by the store's clock, or lacks `application`.
+    The orphan stays if an object is not older than `before_us`, by the store's clock, or does not state `application`.
     """
     if not orphan.objects:
         return OrphanDoubt(NOT_SHOWN, finding.key)

@@ -49,7 +49,7 @@ def find_damage(check: Callable[[], None], is_named: Callable[[], bool]) -> Obje
 
 
 def require_undamaged_segment(objects: ObjectStore, segment: Segment, spend_bytes: SpendBytes) -> None:
-    """Read a whole segment. Compare it with the length and the digest in its row, or only the length without a digest.
+    """Read a whole segment, and compare length and digest with the segment's row. Some rows have no digest.
 
     Raise `SegmentGone` or `CorruptData` for damage.
     """

@@ -44,7 +44,7 @@ from logstore.transactions.transaction_buffer import (
 _LOG: Final = logging.getLogger(__name__)
 
 _LEASE_S: Final = 60.0
-"""Time after which a topic is due again if the writer of the topic's snapshot failed or died."""
+"""Time after which another attempt may write a topic's snapshot if the earlier attempt failed or died."""
 
 _TOPICS_PER_PAGE: Final = 16
 _MAX_READ_ATTEMPTS: Final = 5
@@ -74,7 +74,7 @@ class BufferSnapshots:
         return len(due)
 
     def replace_snapshot(self, topic_id: TopicId, buffer: TransactionBuffer) -> bool:
-        """Replace the topic's snapshot unless the stored snapshot covers more entries. Return whether it was replaced.
+        """Replace the topic's snapshot if it does not cover more entries than `buffer`. Return whether it was replaced.
 
         Raises:
             UnknownObject, PreconditionFailed: The topic does not exist or is not ACTIVE.
