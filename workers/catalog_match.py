@@ -88,7 +88,7 @@ def list_configured_buckets(settings: Settings) -> tuple[tuple[BucketRole, str],
 
 
 def mark_unmarked_buckets(settings: Settings, database: Database) -> dict[str, str]:
-    """Write missing markers into the buckets of the settings. Return the results as phrases, by bucket name."""
+    """Write missing markers into the buckets of the settings. Return by bucket name whether the bucket has a marker."""
     get_bucket = make_checked_bucket_opener_by_name(settings, MarkerChecker(SqlCatalog(database).identities))
     error_by_bucket = {
         bucket: _catch_unanswered_comparison(get_bucket(role, bucket).require_ownership_once)
@@ -117,7 +117,7 @@ def mark_or_refuse_primary_and_tiered(
     Raises:
         CatalogMismatch: A bucket belongs to another catalog.
         CatalogOutdated: The database is older than its record log.
-        ServiceRefused: The primary bucket is missing, or the object store refuses permissions or keys.
+        ServiceRefused: The primary bucket is missing, or the object store denies access to it.
     """
     for store in (primary_bucket, tiered_bucket_at(CopyLocation(settings.tiered_bucket))):
         error = _catch_unanswered_comparison(store.require_ownership_once)
@@ -143,7 +143,7 @@ def refuse_outdated_catalog(settings: Settings, catalog: SqlCatalog) -> None:
 
 
 def refuse_foreign_primary_bucket(settings: Settings, identities: CatalogIdentity) -> None:
-    """Raise `CatalogMismatch` if the primary bucket belongs to another catalog. An unanswered check is no error."""
+    """Raise `CatalogMismatch` if the primary bucket belongs to another catalog. Accept a bucket without an answer."""
     if not settings.has_object_store:
         return
     store = make_checked_bucket_opener_by_name(settings, MarkerChecker(identities), fails_fast=True)(

@@ -30,7 +30,7 @@ def make_checked_bucket_opener(
 ) -> Callable[[BucketRole, CopyLocation], MarkerCheckedBucket]:
     """Return a function that opens a bucket by role and location. The bucket's marker is checked at the first use.
 
-    Primary and tiered buckets call `require_current`, which raises an error if the database is not the catalog now.
+    `require_current` raises an error if the database is not the catalog now. Only primary and tiered buckets call it.
     """
 
     @cache
@@ -66,7 +66,7 @@ def make_checked_bucket_opener(
 def identify_catalog_by_records_marker(
     settings: Settings,
 ) -> "tuple[LostCatalogIdentity, Callable[[BucketRole, str], tuple[NamedBucket, S3ObjectStore]]]":
-    """Return the catalog that the marker of the records bucket names, and a function that opens unchecked buckets."""
+    """Return the catalog in the marker of the records bucket, and a function that opens buckets without a check."""
     from infra.objects import S3BucketsByLocation  # noqa: PLC0415 - start-up time
 
     home = open_primary_bucket(settings)

@@ -98,7 +98,7 @@ def _open_loaded_catalog(settings: Settings, log: RecordLog, stack: ExitStack) -
 
 
 def _remember_first_result(open_loaded: Callable[[], LoadedCatalogServices]) -> Callable[[], LoadedCatalogServices]:
-    """Return a thread-safe function that returns the first result of `open_loaded`. After an error, it tries again."""
+    """Return a thread-safe function that calls `open_loaded` until a call succeeds, and then returns that result."""
     lock, results = Lock(), list[LoadedCatalogServices]()
 
     def get() -> LoadedCatalogServices:

@@ -99,7 +99,7 @@ class Answer:
         return self.display
 
     def with_trace_id(self, trace_id: str | None) -> "Answer":
-        """Return the answer with the trace's id in its document, unless the document is a list or already has one."""
+        """Return the answer with `trace_id` in its document. A list, or a document with a trace id, stays as it is."""
         if trace_id is None or not isinstance(self.document, Mapping):
             return self
         document = {**self.document, "trace_id": self.document.get("trace_id") or trace_id}
@@ -204,7 +204,7 @@ _consoles_with_bar: "list[Console]" = []
 
 @contextmanager
 def print_notes_above_bar(console: "Console") -> Iterator[None]:
-    """Print the block's notes through the progress bar's console. Output of another console would damage the bar."""
+    """During the block, print notes through the bar's console. Output of another console would damage the bar."""
     _consoles_with_bar.append(console)
     try:
         yield

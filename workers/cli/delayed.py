@@ -38,10 +38,10 @@ MaxBuckets = Annotated[
 
 @command(delayed, "status", "TOPIC", "TOPIC --json")
 def show_index_buckets(context: CommandContext, name: TopicArgument) -> Answer:
-    """Show a topic's buckets, what no bucket has yet, and the memory that a consumer's process needs for them.
+    """Show a topic's index buckets, the memory that a consumer needs for them, and messages in no index bucket.
 
-    SEALED: in storage. MERGING: two of them become one. DAMAGED: in the list, and its snapshot cannot be read. OPEN:
-    behind the last bucket, in the log alone.
+    SEALED: stored. MERGING: a running merge replaces it and a neighbour by one index bucket. DAMAGED: its snapshot
+    cannot be read. OPEN: messages after the last index bucket, which are only in the log.
     """
     from logstore.delayed.tracker import Tracker  # noqa: PLC0415 - start-up time
 
@@ -111,9 +111,10 @@ def _find_merging_buckets(
 
 @job_command(delayed, "seal", "TOPIC", "TOPIC --no-wait")
 def seal_delayed_messages(context: CommandContext, name: TopicArgument, *, reason: Reason = "") -> JobOrAnswer:
-    """Put a topic's delayed messages into buckets, as far as consumers may see the log; also drop buckets that passed.
+    """Write a topic's delayed messages into index buckets. Remove index buckets that no reader needs any more.
 
-    Workers do so by themselves when there are enough messages, or when none came for a while.
+    The seal ends before the first message of the oldest open transaction. Workers seal by themselves if there are
+    enough messages, or if no message came for a while.
     """
     topic = context.get_topic(name)
 
@@ -135,9 +136,9 @@ def seal_delayed_messages(context: CommandContext, name: TopicArgument, *, reaso
 def merge_index_buckets(
     context: CommandContext, name: TopicArgument, *, max_buckets: MaxBuckets = None, reason: Reason = ""
 ) -> JobOrAnswer:
-    """Merge a topic's buckets two by two: those neighbours first that have the fewest messages.
+    """Merge neighbouring index buckets of a topic, two at a time. The pair with the fewest messages is first.
 
-    Messages that have been due for a minute are left out; they are in the log, which delivers them.
+    Messages that have been due for a minute are left out, because readers get them from the log.
     """
     topic = context.get_topic(name)
     buckets = len(context.catalog.delayed.get_bucket_list(topic.topic_id).buckets)
@@ -170,9 +171,9 @@ def build_delayed_index(
     master: Master = None,
     reason: Reason = "",
 ) -> JobOrAnswer:
-    """Build the buckets of a topic, or of all, from the delivery times in the log, in the place of those before.
+    """Build new index buckets of one topic or of all topics from the log, and replace the existing index buckets.
 
-    Workers seal and merge by themselves; this reads whole logs, and mends buckets that are damaged.
+    Workers seal and merge by themselves. This command reads whole logs, and repairs damaged index buckets.
     """
     topics = select_topics(context, name, all_topics=all_topics)
     context.require_store()
@@ -187,9 +188,9 @@ def build_delayed_index(
 def clear_delayed_index(
     context: CommandContext, name: TopicArgument, *, reason: Reason = "", dry_run: DryRun = False
 ) -> Answer:
-    """Throw all buckets of a topic away. No message is lost: they are in the log, and come from there when due.
+    """Delete all index buckets of a topic. No message is lost, because readers get due messages from the log.
 
-    The next seal looks through the log from its beginning. What a seal or a merge writes meanwhile is deleted, too.
+    The next seal reads the log from its beginning. Index buckets that a running seal or merge writes are deleted, too.
     """
     topic = context.get_topic(name)
     index = context.catalog.delayed

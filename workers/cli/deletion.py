@@ -47,7 +47,7 @@ Limit = Annotated[int, typer.Option("--limit", min=1, max=1_000_000, help="The m
 
 @command(deletion, "inflight", "--json")
 def count_inflight_deletions(context: CommandContext) -> Answer:
-    """Count deletions not yet confirmed and dead letters; only both at zero mean that all is deleted."""
+    """Count unconfirmed deletions and dead letters. If both counts are 0, everything is deleted."""
     counts = context.catalog.deletions.count_undeleted_copies()
     return Answer(document=select_fields(counts, "estimated_inflight dead_lettered"))
 
@@ -95,19 +95,19 @@ _MAX_RATE = 1_000_000
 
 @command(deletion, "pause", f"{_EXAMPLE_ID}")
 def pause_batch(context: CommandContext, workflow_id: WorkflowId) -> Answer:
-    """Let a batch delete no more for now: chunks (of an apply: pages) in hand end, none is started."""
+    """Start no further chunk of a batch, or no further page of an apply. Running chunks and pages are completed."""
     return _control_batch_and_answer_progress(context, workflow_id, lambda batches: batches.pause(workflow_id))
 
 
 @command(deletion, "resume", f"{_EXAMPLE_ID}")
 def resume_batch(context: CommandContext, workflow_id: WorkflowId) -> Answer:
-    """Resume a paused batch. The rest of one whose workflow is gone is taken up by the next sweep."""
+    """Resume a paused batch. If the batch has no workflow any more, the next sweep continues the batch."""
     return _control_batch_and_answer_progress(context, workflow_id, lambda batches: batches.resume(workflow_id))
 
 
 @command(deletion, "rate", f"{_EXAMPLE_ID} 50", f"{_EXAMPLE_ID} 0", f"{_EXAMPLE_ID} --json")
 def show_or_limit_batch_rate(context: CommandContext, workflow_id: WorkflowId, objects_per_s: Rate = None) -> Answer:
-    """Limit how many objects a second a batch deletes, from its next slice on; without N, show the limit."""
+    """Limit how many objects a batch deletes per second. Without N, show the limit."""
     if objects_per_s is None:
         return _control_batch_and_answer_progress(context, workflow_id, lambda batches: batches.progress(workflow_id))
     if not 0 <= objects_per_s <= _MAX_RATE:
@@ -142,7 +142,7 @@ def redrive_dead_letters(
     dry_run: DryRun = False,
     wait: Wait = True,
 ) -> Answer:
-    """Try dead letters again, as if they had never been tried. All or none of the ids given."""
+    """Make all given dead letters pending again, or none of them. Their attempts are counted from zero."""
     if all == bool(ids):
         raise InvalidInput("id", expected="ids of deletions or --all, one of the two", found=ids or [])
     row_ids = None if all else ids
@@ -168,7 +168,7 @@ def redrive_dead_letters(
 
 @job_command(deletion, "sweep", "", "--dry-run", "--no-wait --json")
 def sweep_deletions(context: CommandContext, *, reason: Reason = "", dry_run: DryRun = False) -> JobOrAnswer:
-    """Take up deletions that no workflow works on, and forget those that ended long ago; a schedule does so too."""
+    """Continue deletions that no workflow works on, and remove old finished rows. A schedule does this, too."""
     if dry_run:
         due = context.catalog.upkeep.count_sweep_backlog(older_than_s=context.settings.finished_retention)
         return Answer(document={"dry_run": True, **asdict(due)})

@@ -100,7 +100,7 @@ def classify_error(error: BaseException) -> CommandFailure:
 
 
 def set_field_spellings(error: BaseException, field_by_spelling: Mapping[str, str]) -> None:
-    """Make `classify_error` name the error's field by the option or argument that the user types."""
+    """Make `classify_error` name the error's field as the user types it, as an option or an argument."""
     error.__dict__[_SPELLINGS_ATTRIBUTE] = field_by_spelling
 
 

@@ -66,7 +66,7 @@ Body = TypeVar("Body", bound=Callable[..., JobOrAnswer])
 
 
 def job_command(app: CommandGroup, name: str, *examples: str) -> Callable[[Body], Body]:
-    """Register a command with `--wait/--no-wait`, whose function returns a job. Arguments are as for `command`."""
+    """Register a command whose function returns a job. The command gets the option `--wait/--no-wait`."""
 
     def register(body: Body) -> Body:
         def run(context: CommandContext, *, wait: bool, **arguments: object) -> Answer:

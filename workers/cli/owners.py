@@ -39,13 +39,12 @@ def list_bundle_owners_and_workers(
 ) -> Answer:
     """List bundles of topics with owner and fence, then workers with a live session and their load.
 
-    The fence counts how often a bundle was acquired, by the worker in fenced_by last; what an earlier owner writes
-    under its lease is refused. Session state: ALIVE, UNLISTED (the owner is starting or ending), GONE (its node is
-    about to vanish). Looking changes nothing.
+    The fence counts how often a bundle was acquired. `fenced_by` names the worker that acquired the bundle last. Writes
+    with an earlier owner's lease are refused. Session state: ALIVE, UNLISTED (the owner is starting or ending), GONE
+    (the owner's session has ended). The command changes nothing.
 
-    Load is work in hand as each worker told last: 0 is idle, at 1 nothing more fits. A worker without room takes no
-    bundle, because its catalog is away. With the setting ownership=single there are no sessions, and the worker that
-    acquired a bundle last owns it.
+    A worker publishes its load: 0 is idle, 1 is full. A worker that cannot reach the catalog acquires no bundle. With
+    the setting ownership=single there are no sessions. The worker that acquired a bundle last then counts as its owner.
     """
     from workers.operations.bundle_owners import read_ownership_overview  # noqa: PLC0415 - start-up time
 
@@ -152,11 +151,11 @@ WaitForOwner = Annotated[
 def unload_bundle(
     context: CommandContext, bundle: Bundle, *, reason: Reason = "", dry_run: DryRun = False, wait: WaitForOwner = True
 ) -> Answer:
-    """Take a bundle away from its owner, which lets go and leaves it to others for a while.
+    """Take a bundle away from its owner, so that another worker can acquire the bundle.
 
-    Work in hand of its topics ends or is refused, and goes on at the next owner: another worker, or the same one if it
-    is alone, some ten seconds later. Nothing is deleted but the owner's node, and only while it is of the session that
-    was read. Exit code 3 if no worker owns it, 5 if no worker took it within a minute.
+    Running work on the bundle's topics ends or is refused, and the next owner continues it. If there is no other
+    worker, the same worker acquires the bundle again after some ten seconds. Only the owner's node in ZooKeeper is
+    deleted. Exit code 3: the bundle has no owner. Exit code 5: no worker acquired the bundle within a minute.
     """
     from workers.operations.bundle_owners import BundleUnloader  # noqa: PLC0415 - start-up time
 

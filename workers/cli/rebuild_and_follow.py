@@ -91,14 +91,15 @@ def rebuild_catalog(
     take_over: TakeOver = False,
     abandon: Abandon = None,
 ) -> Answer:
-    """Rebuild a lost catalog from its record log, and take in what storage holds beyond the last flush.
+    """Rebuild a lost catalog from its record log, and adopt what storage has beyond the last flush.
 
-    No other worker is needed, and none of the old database may live. Ended at any moment and run again, it goes on.
-    What changed after the last flush, and left no trace in storage, is lost: `unflushed_window` says since when.
+    No other worker is needed. Without --take-over, no worker of the old database may live. An interrupted rebuild
+    continues if you run the command again. A change after the last flush is lost if it left no trace in storage.
+    `unflushed_window` is the time from the last flush to the start of the rebuild.
 
-    Nothing is deleted: objects that no record names stay, and `orphans plan` reports them. Listings that lack what HEAD
-    finds, and too many ledgers without objects, end the command before anything is settled. Run again, it goes on,
-    unless the old catalog has flushed since: then give another `--into`.
+    Nothing is deleted. Objects that no record names stay, and `orphans plan` reports them. The rebuild is refused if a
+    listing lacks an object that HEAD finds, or if too many ledgers have no objects. A later run continues this rebuild.
+    If the old catalog has flushed in between, give another `--into`.
     """
     if abandon is not None:
         if into is not None:
@@ -193,10 +194,10 @@ Watch = Annotated[bool, typer.Option("--watch", help="Go on until the command is
 def follow_record_log(
     context: CommandContext, *, into: IntoReplica, bucket: From = None, seed: Seed = False, watch: Watch = False
 ) -> Answer:
-    """Apply the record log to a database of its own, which serves reads and refuses writes: a replica.
+    """Apply the record log to a replica: a database of its own, which serves reads and refuses writes.
 
-    An empty database is seeded. Later runs apply what is new; ended at any moment and run again, the command goes on. A
-    replica that raids did not wait for (STALE), or whose source was rebuilt, is refused until it is seeded again.
+    An empty database is seeded. A later run applies what is new, also after an interruption. If raids did not wait for
+    the replica (STALE), or if the catalog was rebuilt, the replica is refused until it is seeded again.
     """
     settings = context.settings.model_copy(update={"database_url": into})
     _require_service_addresses(settings)

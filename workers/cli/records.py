@@ -40,11 +40,12 @@ _HELD = "another job was at work on the record log, and took longer than this on
 
 @command(records, "status", "", "--json")
 def show_record_log(context: CommandContext) -> Answer:
-    """Show the newest manifest, what it names, and what has changed since and is in no block yet.
+    """Show the newest manifest and its blocks, and the changes of the catalog that are in no block yet.
 
-    `oldest_change_s` says for how long a change has waited: what is lost if the database is lost now. A bucket without
-    the manifest that the catalog knows, and a database that is older than its record log, are refused. `refused` are
-    records with a value that no block can hold: flushes leave them out, and `refused_records` says what to mend.
+    `oldest_change_s` is the age of the oldest of these changes, which are lost if the database is lost now. The command
+    is refused if the bucket lacks the manifest that the catalog knows, or if the database is older than its record log.
+    `refused` counts records with a value that no block can store. Flushes leave them out, and `refused_records` says
+    what to repair.
     """
     from logstore.records.services.flusher import find_unrecordable  # noqa: PLC0415 - start-up time
     from logstore.records.services.manifest_publication import require_known_manifest  # noqa: PLC0415 - start-up time
@@ -91,9 +92,9 @@ def show_record_log(context: CommandContext) -> Answer:
 
 @job_command(records, "flush", "", "--no-wait --json")
 def flush_record_log(context: CommandContext, *, reason: Reason = "") -> JobOrAnswer:
-    """Write what has changed in the catalog until now into blocks of the record log.
+    """Write all changes of the catalog until now into blocks of the record log.
 
-    Workers do so by themselves, every `records_interval`. A durable delete waits for it, and asks for it itself.
+    Workers flush by themselves, every `records_interval`. A durable delete starts a flush and waits for it.
     """
     context.require_store()
 
@@ -112,10 +113,10 @@ def _answer_counts(workflow_id: str, result: object, error: str | None) -> Answe
 
 @command(records, "rewrite", "", "--json")
 def rewrite_record_log(context: CommandContext) -> Answer:
-    """Write the whole catalog into the record log anew, for a log of which a manifest or a block is damaged or gone.
+    """Write the whole catalog into new blocks, to replace a record log with a damaged or missing manifest or block.
 
-    Nothing that the log holds is read, and all of it is let go. The database must be the catalog's: with one that is
-    older than its record log it is refused. It may be repeated, and goes on while workers do.
+    Old blocks are not read, and the new manifest does not name them. A database that is older than its record log is
+    refused. You may repeat the command, and workers may run meanwhile.
     """
     context.require_store()
     rewritten = context.log.records.flusher.rewrite_all_records()
@@ -126,7 +127,7 @@ def rewrite_record_log(context: CommandContext) -> Answer:
 def defragment_record_log(context: CommandContext, *, reason: Reason = "") -> JobOrAnswer:
     """Rewrite blocks that contain few live records, join small blocks, and delete blocks that no manifest names.
 
-    Workers do so by themselves, every `defragment_interval`. A block that a raid or a rebuild reads stays.
+    Workers defragment by themselves, every `defragment_interval`. Blocks that a raid or a rebuild reads stay.
     """
     context.require_store()
 
@@ -150,10 +151,10 @@ def end_records(
     reason: Reason = "",
     dry_run: DryRun = False,
 ) -> JobOrAnswer:
-    """Ask a function of your own of every closed ledger, and delete those for which it answers None.
+    """Call a record function for each closed ledger, and delete the ledgers for which it returns None.
 
-    The workers' setting `functions` names the functions. A ledger that something still needs stays. Where the function
-    fails nothing more ends.
+    The workers' setting `functions` names the functions. A ledger that something still needs stays. If the function
+    fails, it is not called again, and no more ledgers are deleted.
     """
     topics = select_topics(context, name, all_topics=all_topics)
     context.require_store()
@@ -178,11 +179,11 @@ def end_records(
 
 @command(records, "replicas", "", "--json")
 def list_replicas(context: CommandContext) -> Answer:
-    """Show each replica of the record log, what it has, and how far it is behind.
+    """Show each replica of the record log, its newest manifest, and how far it is behind.
 
-    CURRENT: it has the newest manifest. BEHIND: the tomb raider waits for it. STALE: silent for longer than
-    `eligible_age`; nothing waits for it, and it must not serve before it was shipped to again. NEW: nothing was shipped
-    to it yet.
+    CURRENT: it has the newest manifest. BEHIND: it lacks manifests, and raids wait for it. STALE: it was silent for
+    longer than `eligible_age`. Raids do not wait for it, and it must serve no reads until it is shipped to or seeded
+    again. NEW: nothing was shipped to it yet.
     """
     rows = [
         {
@@ -203,9 +204,9 @@ def list_replicas(context: CommandContext) -> Answer:
 
 @job_command(records, "replicate", "", "--json")
 def replicate_record_log(context: CommandContext, *, reason: Reason = "") -> JobOrAnswer:
-    """Copy new blocks and the newest manifest into every replica's bucket, as the workers' settings name them.
+    """Ship new blocks and the newest manifest to each replica bucket in the workers' settings.
 
-    Workers do so by themselves, every `replicate_interval`.
+    Workers ship by themselves, every `replicate_interval`.
     """
     context.require_store()
     activity = "replicating the record log"

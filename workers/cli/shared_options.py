@@ -134,7 +134,7 @@ def encode_topic(topic: str | None) -> str | None:
 
 
 def cut_rows_with_note(rows: Sequence[_Row], limit: int, order: str) -> Sequence[_Row]:
-    """Return at most `limit` rows. If there are more, a note says which were kept: `order`, as "newest"."""
+    """Return at most `limit` rows. If rows are cut, a note names the kept rows by `order`, for example "newest"."""
     if len(rows) > limit:
         print_note(f"there are more: shown are the {order} {limit:,}; --limit shows as many as you say")
     return rows[:limit]

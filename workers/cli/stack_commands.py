@@ -39,9 +39,9 @@ FreePorts = Annotated[bool, typer.Option("--free-ports", help="Take any free por
 def start_stack_in_background(
     context: CommandContext, *, no_worker: NoWorker = False, free_ports: FreePorts = False
 ) -> Answer:
-    """Start Temporal, S3, ZooKeeper, the database and a worker; return when all is healthy.
+    """Start Temporal, S3, ZooKeeper, the database and a worker. Return when all are healthy.
 
-    A service that runs already is left alone.
+    Services that already run are left alone.
     """
     with announce_steps("starting the stack") as announce:
         addresses = context.services.up(
@@ -60,7 +60,7 @@ def stop_stack(context: CommandContext) -> Answer:
 
 @command(stack, "env", 'eval "$(sexton env)"', "--json")
 def print_environment(context: CommandContext) -> Answer:
-    """Print shell exports, so that `temporal`, `aws` and `sqlite3` reach this stack; secrets are among them."""
+    """Print shell exports, so that `temporal`, `aws` and `sqlite3` reach this stack. The exports contain secrets."""
     context.require_store()
     variables = make_environment_for_other_tools(context.settings)
     lines = [f"export {name}={shlex.quote(value)}\n" for name, value in variables.items()]
@@ -92,14 +92,14 @@ def make_environment_for_other_tools(settings: Settings) -> Mapping[str, str]:
 
 @command(stack, "status", "--json")
 def show_service_status(context: CommandContext) -> Answer:
-    """Tell whether each service answers; exits with 4 if one does not."""
+    """Tell whether each service answers. If a service does not answer, the exit code is 4."""
     with show_progress_bar("asking the services"):
         return _answer_checks(context.services.status(context.settings))
 
 
 @command(stack, "doctor", "")
 def examine_installation(context: CommandContext) -> Answer:
-    """Check services, Java, versions, buckets, deletes, clock and search attributes; exits with 4 if one is not ok."""
+    """Check services, Java, versions, buckets, deletes, clock and search attributes. Exit code 4: a check failed."""
     with show_progress_bar("examining"):
         return _answer_checks(context.services.doctor(context.settings))
 
@@ -117,7 +117,7 @@ Keep = Annotated[bool, typer.Option("--keep", help="Leave the stack running.")]
 
 @command(stack, "demo", "", "--topics 5 --ledgers 40 --keep")
 def run_demo(context: CommandContext, *, topics: Topics = 3, ledgers: DemoLedgers = 20, keep: Keep = False) -> Answer:
-    """Run the main job on a throw-away stack, kill a worker half way, and show what each promise did."""
+    """Run the main job on a throw-away stack, kill a worker half way, and show whether each promise was kept."""
     with announce_steps("starting a throw-away stack") as announce:
         report = context.services.demo(
             context.settings, topics=topics, ledgers=ledgers, keep=keep, on_progress=announce
@@ -130,7 +130,7 @@ catalog = create_command_group("catalog", "The SQL catalog.")
 
 @command(catalog, "upgrade", "", "--json")
 def upgrade_catalog(context: CommandContext) -> Answer:
-    """Create the catalog's tables, or bring them to this build's version; repeating it is harmless."""
+    """Create the catalog's tables, or upgrade them to this build. You may repeat the command."""
     return Answer(document=context.services.upgrade(context.settings))
 
 
@@ -139,7 +139,7 @@ config = create_command_group("config", "Settings and where they come from.")
 
 @command(config, "show", "", "SEXTON_DELETION_CHUNK=50 sexton config show --json")
 def show_settings(context: CommandContext) -> Answer:
-    """Show each setting's value and origin; secrets are masked."""
+    """Show each setting's value and origin. Secrets are masked."""
     from infra.catalog.engine.database_connections import mask_passwords  # noqa: PLC0415 - start-up time
 
     values = context.settings.model_dump(mode="json")

@@ -37,7 +37,7 @@ KeyBytes = Annotated[
 
 @command(tombstones, "stats", "", "--json")
 def count_tombstones(context: CommandContext) -> Answer:
-    """Count tombstones by what they stand for, and those that a raid at work has marked: its candidates, cenotaphs."""
+    """Count tombstones by kind of record, and cenotaphs: tombstones that a raid has marked for removal."""
     counts = context.catalog.tombstones.count_tombstones()
     document: dict[str, object] = {
         "tombstones": sum(counts.by_kind.values()),
@@ -50,10 +50,10 @@ def count_tombstones(context: CommandContext) -> Answer:
 
 @job_command(tombstones, "raid", "", "--eligible-age 12h --json")
 def raid_tombstones(context: CommandContext, *, eligible_age: EligibleAge = None, reason: Reason = "") -> JobOrAnswer:
-    """Remove tombstones that are old enough and cover no older version of their record in any block.
+    """Remove tombstones that are old enough, and whose older record versions are in no block.
 
-    Workers do so by themselves, every `raid_interval`. One stays while its deletion is unfinished, while storage holds
-    objects of it, and while a replica that is not STALE lacks it. `held_by` names such replicas.
+    Workers raid by themselves, every `raid_interval`. A tombstone stays while its deletion is unfinished, while storage
+    has objects of its ledger, and while a replica that is not STALE lacks it. `held_by` names these replicas.
     """
     age_s = None if eligible_age is None else parse_duration(eligible_age, "eligible-age")
     context.require_store()
@@ -82,7 +82,8 @@ def raid_tombstones(context: CommandContext, *, eligible_age: EligibleAge = None
 def estimate_tombstone_bytes(context: CommandContext, *, records: Records, key_bytes: KeyBytes = 8) -> Answer:
     """Estimate the bytes of tombstones: in the catalog with its indexes, and in defragmented blocks.
 
-    Beside it, what they take in Aerospike: 64 bytes and the key of each in memory, 128 bytes and the key on disk.
+    For comparison, Aerospike would need 64 bytes and the key in memory for each tombstone, and 128 bytes and the key on
+    disk. The answer has these sums.
     """
     from dataclasses import asdict  # noqa: PLC0415 - start-up time
 

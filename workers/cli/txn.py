@@ -64,7 +64,7 @@ def _parse_transaction_id(text: str) -> "TransactionId":
 
 @command(txn, "begin", "", "--timeout 10m --json")
 def begin_transaction(context: CommandContext, *, timeout: Timeout = "60s") -> Answer:
-    """Open a transaction; use its id with `topic append --txn` and `topic ack --txn`."""
+    """Open a transaction. Use its id with `topic append --txn` and `topic ack --txn`."""
     from logstore.transactions.transaction_ids_and_states import check_timeout  # noqa: PLC0415 - start-up time
 
     timeout_s = parse_duration(timeout, "timeout")
@@ -82,13 +82,13 @@ def begin_transaction(context: CommandContext, *, timeout: Timeout = "60s") -> A
 
 @command(txn, "commit", "3:17")
 def commit_transaction(context: CommandContext, transaction: Txn) -> Answer:
-    """Make all of a transaction visible at once, and wait until every participant has it."""
+    """Make all changes of a transaction visible at once, and wait until every participant is told."""
     return _commit_or_abort(context, transaction, commit=True)
 
 
 @command(txn, "abort", "3:17")
 def abort_transaction(context: CommandContext, transaction: Txn) -> Answer:
-    """Let nothing of a transaction be visible, and wait until every participant has it."""
+    """Discard all changes of a transaction, and wait until every participant is told."""
     return _commit_or_abort(context, transaction, commit=False)
 
 
@@ -147,7 +147,7 @@ async def report_owed_participants_until_cancelled(
 def resolve_participant(
     context: CommandContext, transaction: Txn, *, participant: ParticipantOption, reason: Reason = ""
 ) -> Answer:
-    """Count a participant of a decided transaction as told, by hand: its log will not tell how it ended."""
+    """Settle a participant of a decided transaction by hand. Its log then gets no transaction marker."""
     from logstore.ports.catalog import AuditCause  # noqa: PLC0415 - start-up time
     from logstore.transactions.transaction_ids_and_states import Participant  # noqa: PLC0415 - start-up time
 
@@ -163,7 +163,7 @@ def resolve_participant(
 
 @command(txn, "list", "", "--state COMMITTING --json")
 def list_transactions(context: CommandContext, *, state: OfState = None, limit: Limit = 100) -> Answer:
-    """List transactions that are not over, or those of one state."""
+    """List unfinished transactions, or the transactions of one state."""
     from logstore.transactions.transaction_ids_and_states import TransactionState  # noqa: PLC0415 - start-up time
 
     states = [] if state is None else [TransactionState(state)]
@@ -190,9 +190,9 @@ def build_transaction_snapshots(
     master: Master = None,
     reason: Reason = "",
 ) -> JobOrAnswer:
-    """Rebuild what is open and what is aborted from the log of a topic, or of all, and keep it as a snapshot.
+    """Rebuild the transaction buffers of one topic or of all topics from the log, and store them as snapshots.
 
-    Workers write snapshots by themselves after changes; this reads whole logs, and mends a snapshot that is damaged.
+    Workers write snapshots by themselves after changes. This command reads whole logs, and repairs damaged snapshots.
     """
     topics = select_topics(context, name, all_topics=all_topics)
     context.require_store()

@@ -125,7 +125,7 @@ def get_field_name(parameter: Any) -> str:  # noqa: ANN401
 
 
 def get_fields_by_spelling(ctx: Any) -> dict[str, str]:  # noqa: ANN401
-    """Return the names of parameters as users type them, by other spellings that errors may contain."""
+    """Return the names of parameters as users type them. The keys are other spellings that errors may contain."""
     fields = [get_field_name(parameter) for parameter in ctx.command.get_params(ctx)]
     return {
         re.sub("[-_]", sign, field): field for field in fields for sign in "-_ " if re.sub("[-_]", sign, field) != field

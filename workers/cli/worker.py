@@ -25,7 +25,7 @@ WorkerId = Annotated[
 
 @command(worker, "run", "", "sexton worker run --queue sexton --worker-id w1")
 def run_worker(context: CommandContext, *, queue: Queues = None, worker_id: WorkerId = None) -> Answer:
-    """Serve task queues in the foreground until SIGTERM, which drains: work in hand ends, none is taken."""
+    """Serve task queues in the foreground. After SIGTERM, finish running work, take no new work, and exit."""
     context.settings.require_address("temporal_address")
     queues = list(dict.fromkeys(queue or [context.settings.task_queue]))
     import asyncio  # noqa: PLC0415 - start-up time
@@ -45,12 +45,12 @@ Ramp = Annotated[float | None, typer.Option("--ramp", metavar="PERCENT", min=0, 
 def deploy_build(
     context: CommandContext, *, build_id: BuildId, ramp: Ramp = None, without_workers: WithoutWorkers = False
 ) -> Answer:
-    """Make a build current in Worker Versioning, or let a share of new runs begin on it.
+    """Make a build current in Worker Versioning, or start a share of new runs on it.
 
-    A build that becomes current ends every ramp, so to roll back is to deploy the earlier build. Pinned runs end on the
-    build that they began on, whose workers must go on until it is DRAINED; the others move at their next step. Workers
-    take part where the setting deployment_name is set. A build of which no worker polls each of its task queues now is
-    refused. Repeating it is harmless.
+    A build that becomes current ends every ramp. To roll back, deploy the earlier build. A pinned run ends on the build
+    on which it began, so the workers of this build must run until it is DRAINED. Other runs move to the new build at
+    their next step. Workers take part if the setting deployment_name is set. A build is refused if no worker polls one
+    of its task queues now. You may repeat the command.
     """
     from infra.stack.stack_home import StackHome  # noqa: PLC0415 - start-up time
     from infra.stack.worker_records import find_crashed_worker_ids  # noqa: PLC0415
@@ -72,10 +72,10 @@ def deploy_build(
 
 @command(worker, "builds", "", "--json")
 def list_builds(context: CommandContext) -> Answer:
-    """List the builds of the deployment, newest first, and the build that this installation is.
+    """List the builds of the deployment, newest first, and the build of this installation.
 
-    Status: CURRENT and RAMPING get new runs; DRAINING has runs that are pinned to it, so its workers must go on;
-    DRAINED has none any more; INACTIVE has served, and got no run yet. Looking changes nothing.
+    Status: CURRENT and RAMPING get new runs. DRAINING has unfinished pinned runs, so its workers must continue. DRAINED
+    has no pinned runs any more. INACTIVE has had workers, but no run yet. The command changes nothing.
     """
     from workers.build_identity import own_build  # noqa: PLC0415
     from workers.client.temporal_connection import run_with_client  # noqa: PLC0415 - start-up time

@@ -81,7 +81,7 @@ def list_workflows(
 ) -> Answer:
     """List jobs, newest first.
 
-    Completed runs of recurring jobs are left out unless a person started them; --all or --type shows them. `sexton
+    Completed runs of recurring jobs are left out unless a person started them. --all and --type show them. `sexton
     schedule list` says when each recurring job ran last. Temporal keeps closed runs for the retention of its namespace.
     """
     encoded, finished_recurring = encode_topic(topic), all_runs or type is not None
@@ -131,9 +131,9 @@ def list_schedules(context: CommandContext) -> Answer:
 
 @command(schedule, "apply", "", "SEXTON_TRIM_INTERVAL=1h sexton schedule apply")
 def apply_schedules(context: CommandContext) -> Answer:
-    """Create or update the recurring jobs as the settings say; all other schedules are left alone.
+    """Create or update the schedules of recurring jobs as the settings say. Other schedules stay as they are.
 
-    An interval of 0s leaves a job out, or pauses it. A schedule that was paused by hand stays paused.
+    A job with an interval of 0s gets no schedule, and an existing schedule is paused. A pause by a person stays.
     """
     schedules = context.run_with_client(lambda client: client.apply_schedules())
     rows = [{"id": schedule.schedule_id, "change": schedule.change} for schedule in schedules]
@@ -145,10 +145,10 @@ ScheduleId = Annotated[str, typer.Argument(metavar="SCHEDULE_ID", help="As `sext
 
 @command(schedule, "restart", "sexton-records")
 def restart_schedule(context: CommandContext, schedule_id: ScheduleId) -> Answer:
-    """End the runs of a recurring job that are at work, and start it anew: for one that `sexton doctor` calls stuck.
+    """Restart a recurring job that `sexton doctor` calls stuck: end its running workflows, and start a new run.
 
-    Jobs that it keeps going, `flush-records` and coordinators, end too where they are stuck. No work is lost: each run
-    finds in the catalog what is left to do. A schedule that is paused starts nothing.
+    Endless jobs of the schedule (`flush-records` and coordinators) are ended only if they are stuck. No work is lost,
+    because each run finds in the catalog what is left to do. A paused schedule starts no run.
     """
     ended_runs = context.run_with_client(lambda client: client.restart_schedule(schedule_id))
     return Answer(document={"id": schedule_id, "ended": ended_runs})
@@ -173,10 +173,10 @@ Debug = Annotated[bool, typer.Option("--debug", help="Stop in Python's debugger 
 def replay_job(
     context: CommandContext, workflow_id: JobId, *, history: From = None, run_id: RunId = None, debug: Debug = False
 ) -> Answer:
-    """Replay a job's history against the workflows of this build: do they go the way that is recorded?
+    """Replay a job's history against the workflows of this build. Report the first different decision.
 
-    Nothing is done again: the answers of activities are those in the history. A job that a new build would not go on
-    with says so here, with the event where the ways part. Without `--history` it is read from Temporal.
+    No activity runs again: the replay takes the results from the history. The report names the event where this build
+    decides differently from the history. Without `--history`, the history is read from Temporal.
     """
     if history is not None and run_id is not None:
         raise InvalidInput("run-id", expected="none with --history, because a file is of one run", found=run_id)

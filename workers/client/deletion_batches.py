@@ -44,13 +44,11 @@ _PROGRESS_CLASS_BY_TYPE: Final[dict[str, type[BatchProgress]]] = {
 class DeletionBatchControl:
     """Control of running batches by workflow id. An `apply-orphans` workflow counts as a batch.
 
-    `release` ends the pause of a batch without a workflow, and returns its progress, or `None` for other batches.
+    `release` takes the id of a paused batch without a workflow, ends the pause, and returns the batch's progress. For
+    any other batch, it changes nothing and returns `None`.
 
-    Every method may raise:
-        UnknownObject: The workflow does not exist.
-        InvalidInput: The workflow is not a batch of deletions.
-        PreconditionFailed: The batch is not running.
-        ServiceFailed: No worker answered in 30 s.
+    Every method may raise: UnknownObject: The workflow does not exist. InvalidInput: The workflow is not a batch of
+    deletions. PreconditionFailed: The batch is not running. ServiceFailed: No worker answered in 30 s.
     """
 
     def __init__(self, client: Client, release: ReleasePausedBatch = lambda _: None) -> None:

@@ -188,7 +188,7 @@ class MaintenanceJobClient(JobClient):
     async def merge_buckets(
         self, topic: Topic, max_buckets: int | None = None, reason: str = "", actor: str = ""
     ) -> Handle[MergeBucketsResult]:
-        """Merge index buckets until `max_buckets` are left, by default the workers' setting. Joins a running merge."""
+        """Merge index buckets until `max_buckets` are left, or as many as the setting allows. Joins a running merge."""
         request = MergeBucketsInput(
             topic_id=topic.topic_id, topic=topic.name, max_buckets=max_buckets, actor=actor, reason=reason
         )
@@ -205,7 +205,7 @@ class MaintenanceJobClient(JobClient):
         return await self.start_topic_build_job(BUILD_DELAYED_INDEX, topics, request)
 
     async def flush_records(self, reason: str = "", actor: str = "") -> Handle[FlushRecordsResult]:
-        """Flush all changes made until now. If the job is already running, join it. It then flushes once more."""
+        """Flush all changes made until now. If the job is already running, join it, so that it flushes once more."""
         request = FlushRecordsInput(once=True, queue=self._records_queue, actor=actor, reason=reason)
         return await self.start(FLUSH_RECORDS, request, NOW, summary="flush changed records now", signal="wake")
 

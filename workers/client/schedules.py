@@ -203,7 +203,7 @@ def _update_schedule(update: ScheduleUpdateInput, job: RecurringJob, task_queue:
 
 
 def _keep_or_switch_pause(state: ScheduleState, job: RecurringJob) -> ScheduleState:
-    """Pause a schedule that the settings turn off, and resume it when they turn it on. Keep a pause by a person."""
+    """Pause the schedule if the settings turn the job off, and resume it otherwise. Keep a pause by a person."""
     if not job.interval_s and not state.paused:
         return replace(state, paused=True, note=_OFF_NOTE)
     if job.interval_s and state.paused and state.note == _OFF_NOTE:

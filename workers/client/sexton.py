@@ -112,7 +112,7 @@ class Sexton(MaintenanceJobClient, TransactionJobClient):
         await asyncio.sleep(_THREAD_RELEASE_S)
 
     async def wait_for_result(self, handle: Handle[R], say: Say) -> R:
-        """Wait for the job and return its result. `say` gets messages, also one if the job does not move for 10 s.
+        """Wait for the job and return its result. `say` gets messages, for example if the job does not move for 10 s.
 
         Raises:
             JobStopped: The job, or a job that it waited for, was terminated or cancelled.
@@ -185,7 +185,7 @@ class Sexton(MaintenanceJobClient, TransactionJobClient):
         *,
         durable_delete: bool | None = None,
     ) -> Handle[BatchCertificate]:
-        """Detach copies of one ledger in one transaction, then delete them. Without copies, the ledger is detached."""
+        """Detach copies of one ledger, then delete them. If no copy is left, the transaction detaches the ledger."""
         detach = ExplicitDetach(
             ledger_ids=[int(operation.ledger_id)],
             durable_delete=DeleteDurability.from_flag(durable_delete),

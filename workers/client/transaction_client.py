@@ -105,7 +105,8 @@ class TransactionClient:
     ) -> AcknowledgeResult:
         """Acknowledge entries at the commit of the transaction. Until then no other consumer receives them.
 
-        `up_to` acknowledges all entries up to this position. `releases` is then the number from the entry's read.
+        `up_to` selects all entries up to this position. It requires the `releases` from before the caller read these
+        entries.
 
         Raises:
             TransactionNotOpen: The transaction is decided.
@@ -123,7 +124,7 @@ class TransactionClient:
 
         Raises:
             TransactionEnded: The transaction was aborted or its deadline has passed. None of its changes is visible.
-            UnknownObject: The transaction does not exist, or was forgotten.
+            UnknownObject: The transaction never existed, or its row was removed.
             OutcomeUnknown, StoreUnavailable, CatalogBusy: The outcome is not known. Call again.
         """
         return await self._decide_and_wait(txn, commit=True)

@@ -70,7 +70,7 @@ def _build_of_poller(poller: PollerInfo) -> _Build:
 
 
 def _list_versioned_builds(pollers: Iterable[PollerInfo]) -> list[_Build]:
-    """Return the builds of the pollers, or no build if a poller is unversioned, because it may take any new task."""
+    """Return the builds of the pollers. An unversioned poller may take any new task, so the result is then empty."""
     modes = {poller.deployment_options.worker_versioning_mode for poller in pollers}
     if modes != {WorkerVersioningMode.WORKER_VERSIONING_MODE_VERSIONED}:
         return []

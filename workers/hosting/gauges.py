@@ -230,7 +230,7 @@ class PeriodicGauges:
             await asyncio.sleep(_CATALOG_INTERVAL_S)
 
     def update_gauges_until_outage(self) -> None:
-        """Update all gauges. After a logged failure, log no other until all updates have succeeded."""
+        """Update all gauges, or stop at an outage. Log one failure, and no other until all updates succeed again."""
         has_failed = False
         for update in self._updaters:
             try:

@@ -99,7 +99,7 @@ async def serve_pages(address: str, pages: PageRouter, limits: ConnectionLimits 
     """Serve the pages while the block runs. Yield their base URL, or "" if the server is off.
 
     `address` is `host:port` or `off`. Port 0 means any free port. If the port is taken, a warning is logged and a free
-    port is used. Several workers of one machine may share the setting. `pages` may grow meanwhile.
+    port is used, so several workers of one machine may share the setting. Pages may be added during the block.
 
     Raises:
         InvalidInput: The host is not an address of this machine, or this user may not use the port.
@@ -143,7 +143,7 @@ class _ConnectionLimiter:
         self._deadline_by_connection: dict[asyncio.BaseProtocol, asyncio.TimerHandle] = {}  # after a whole request
 
     def accept_and_close_oldest(self, runner: web.AppRunner) -> asyncio.BaseProtocol:
-        """Return the protocol of a new connection. Above the limit, close the oldest without a whole request."""
+        """Return the protocol of a new connection. Above the limit, close the oldest unless its request is complete."""
         server = runner.server
         if server is None:
             return _ClosedConnection()

@@ -1,6 +1,6 @@
 """Commands that fill a database from the record log. Each command also runs the worker of its job.
 
-If a command is killed, the workflow waits for a worker. It continues when the command is run again.
+If a command is killed, its workflow waits for a worker. The workflow continues when the command is run again.
 """
 
 import asyncio

@@ -109,8 +109,8 @@ class TemporalWorkerSet:
         - bulk jobs: one runs at a time, because a bulk job may use the whole machine;
         - transaction coordinators and record jobs: these activities occupy threads while they wait for work.
 
-        The last worker serves the activities of topics that this process owns. It never uses Worker Versioning, because
-        workers of a build get tasks of at most 100 queues, and in a roll-out some bundle owners would get no work.
+        One more worker serves the queue of this process as a bundle owner, without Worker Versioning. A build can have
+        at most 100 queues. With more bundle owners, a roll-out would leave some owners without work.
         """
         settings, activities, queue_count = self.settings, self.activities, len(queues)
         versioned = own_build(settings) is not None

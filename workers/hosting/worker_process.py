@@ -73,8 +73,8 @@ async def run_worker(settings: Settings, queues: Sequence[str], worker_id: str |
     Raises:
         InvalidInput: The worker id, a queue, an address, a certificate file or a key file is invalid; a record function
             cannot be imported; or a schedule is encrypted with an unknown key.
-        ServiceFailed: A service has no address and no stack was started in the home, or Temporal or ZooKeeper does not
-            answer, or ZooKeeper refuses this worker.
+        ServiceFailed: A service has no address, and no stack was started in the home. Or Temporal or ZooKeeper does not
+            answer. Or ZooKeeper refuses this worker.
         PreconditionFailed: The namespace lacks search attributes.
         WorkerIdTaken: Another live process has this worker id.
         CatalogMismatch: A bucket, the namespace or ZooKeeper's path belongs to another catalog.

@@ -104,7 +104,7 @@ class RefusedInputRun:
 class InputCheckingRunner(SandboxedWorkflowRunner):
     """Sandboxed runner that checks the input before the workflow runs.
 
-    Only with Worker Versioning does a worker report that runs are pinned. Temporal refuses it from other workers.
+    With Worker Versioning, a worker reports that runs are pinned. Temporal refuses this report from other workers.
     """
 
     versioned: bool = False  # whether the worker uses Worker Versioning
@@ -277,7 +277,7 @@ def _check_payloads(
 ) -> None:
     """Refuse workflow payloads that are too few, too many, unreadable, or out of bounds.
 
-    With `outside`, a value of another JSON type and an unknown field are refused, too.
+    With `outside`, which means input from outside Sexton, refuse unknown fields and values of another JSON type, too.
     """
     if len(payloads) != len(types):
         count = f"{len(payloads)} values" if payloads else "nothing"

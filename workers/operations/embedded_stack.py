@@ -40,7 +40,7 @@ Say = Callable[[str], None]
 def start_stack(
     settings: Settings, *, no_worker: bool, free_ports: bool, on_progress: Say, say: Say
 ) -> dict[str, object]:
-    """Start stopped services and the worker, and return when all are healthy. After an error, stop these again.
+    """Start services and a worker that do not run yet, and wait until all are healthy. After an error, stop them again.
 
     Raises:
         ServiceFailed: A service or the worker could not be started.

@@ -24,7 +24,7 @@ _ADVICE: Final = "`sexton records status`; runbook `flush-records`"
 
 
 def check_flushes_as_row(settings: Settings) -> Mapping[str, object]:
-    """Return a row with the age of the oldest unflushed change, `ok` if flushes succeed and the age is low."""
+    """Return a row with the age of the oldest unflushed change. `ok` means that flushes succeed and the age is low."""
     try:
         with open_catalog(settings.database_url) as catalog:
             problems, detail = _find_outbox_problems_and_detail(catalog.records)

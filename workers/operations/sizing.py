@@ -133,7 +133,7 @@ def estimate_s3_requests_of_deletion(
 ) -> DeletionRequestEstimate:
     """Estimate the requests for a batch of ledgers with `segments_per_ledger` segments each.
 
-    A ledger needs a LIST for each page of keys, and one more if it is alone in its chunk. Shared LISTs are ignored.
+    A ledger needs a LIST for each page of keys. The only ledger of a chunk needs one more. Shared LISTs are ignored.
     """
     full_chunks, remaining_ledgers = divmod(ledgers, chunk)
     chunk_sizes = [chunk] * full_chunks + [remaining_ledgers] * bool(remaining_ledgers)

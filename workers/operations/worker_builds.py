@@ -120,9 +120,9 @@ async def deploy_build(
 
     Raises:
         InvalidInput: The share is out of bounds.
-        PreconditionFailed: Temporal does not know the build, the build serves fewer queues than the current build, or
-            no worker polls one of its queues. Or the ramp is refused: the build is current, another build ramps, or the
-            ramp has just changed.
+        PreconditionFailed: Temporal does not know the build. Or the build serves fewer queues than the current build,
+            or no worker polls one of its queues. Or the ramp is refused: the build is current, another build ramps, or
+            the ramp has just changed.
     """
     if ramp is not None and not 0 <= ramp <= _MAX_PERCENT:  # this form also refuses NaN
         raise InvalidInput("ramp", expected=f"a share of new runs, 0 to {_MAX_PERCENT} per cent", found=ramp)
@@ -223,7 +223,8 @@ async def deploy_just_started_build(
     """Deploy a build whose worker has just started to poll. Retry until Temporal knows all queues of the build.
 
     Raises:
-        PreconditionFailed: `deploy_build` refuses the build for a minute, or although Temporal knows all its queues.
+        PreconditionFailed: Temporal knows all queues, but `deploy_build` refuses the build. Or this takes over a
+            minute.
     """
     deadline_s = time.monotonic() + _REGISTRATION_TIMEOUT_S
     while True:

@@ -1,7 +1,7 @@
 """Errors that a workflow can meet, found in the code that its methods reach.
 
-Code of other workflows is not included. Errors of an activity come from the activity's docstring. They do not end the
-run if an update called the activity, or if an `except ActivityError` turns the error into a result.
+Code of other workflows is not included. Errors of an activity come from the activity's docstring. An activity's error
+does not end the run if an update called the activity, or if `except ActivityError` turns it into a result.
 """
 
 import ast
@@ -44,7 +44,7 @@ def collect_reachable_code(workflow: type) -> CodePieces:
 def collect_run_ending_code(workflow: type, *, includes_guarded: bool) -> CodePieces:
     """Return the reachable code whose errors may end the run.
 
-    With `includes_guarded`, add code of which guard refusals become a result but all other errors end the run.
+    With `includes_guarded`, add code whose guard refusals become results. All other errors of this code end the run.
     """
     handlers = _FAILURE_HANDLERS if includes_guarded else _FAILURE_HANDLERS | _REFUSAL_HANDLERS
     return tuple(

@@ -26,7 +26,7 @@ def parse_duration(text: str, field: str) -> int:
     """Return the seconds of a duration: a whole number with one unit, 0 to 36,500 days inclusive.
 
     Raises:
-        InvalidInput: The text is not such a duration. The error names the setting `field`.
+        InvalidInput: The text is no duration, or is out of bounds. The error names the setting `field`.
     """
     match = _DURATION_PATTERN.fullmatch(text.strip()) if text.isascii() else None
     seconds = int(match["count"]) * _SECONDS_BY_UNIT[match["unit"]] if match else -1

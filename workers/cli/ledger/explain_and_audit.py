@@ -56,10 +56,10 @@ Verify = Annotated[
 
 @command(ledger, "explain", "12", "12 --json", "12 --verify")
 def explain_ledger(context: CommandContext, ledger_id: Id, *, verify_all_segments: Verify = False) -> Answer:
-    """Tell everything known of one ledger: what needs it, where its copies are, and decisions on it.
+    """Show everything known about one ledger: what needs it, where its copies are, and decisions about it.
 
-    It may be listed, on its way out, or long gone. Storage is asked as well; when it is down, that is said. Segments
-    in use are read and compared with their digests: one that is corrupt is named.
+    The ledger may be listed, detached or deleted. If storage does not answer, the output says so. Segments of a live
+    primary copy are read and compared with their digests. Corrupt segments are named.
     """
     history = context.catalog.inspection.get_ledger_history(LedgerId(ledger_id), max_decisions=_MAX_DECISIONS)
     segments = context.catalog.ledgers.list_segments(history.ledger_id)

@@ -57,7 +57,7 @@ Force = Annotated[bool, typer.Option("--force", help="Delete what subscriptions 
 def list_ledgers(
     context: CommandContext, name: TopicArgument, *, component: OfComponent = None, with_tombstones: Tombstones = False
 ) -> Answer:
-    """List a topic's ledgers: those of messages in order, then those of cursors and schemas."""
+    """List a topic's ledgers: message ledgers in the order of their list, then component ledgers."""
     topic = context.get_topic(name)
 
     def iterate_rows() -> Iterator[dict[str, object]]:
@@ -122,9 +122,9 @@ def delete_ledgers(
     reason: Reason = "",
     dry_run: DryRun = False,
 ) -> JobOrAnswer:
-    """Delete ledgers in two phases: out of the list in one transaction, then from storage, confirmed.
+    """Delete ledgers in two phases: one transaction takes them out of the list, then their objects are deleted.
 
-    A ledger that something still needs is refused without --force, one that is open always.
+    Without --force, a ledger that something still needs is refused. An open ledger is always refused.
     """
     topic, ledger_ids = context.get_topic(name), [LedgerId(ledger_id) for ledger_id in dict.fromkeys(ids)]
     if dry_run:
@@ -167,9 +167,9 @@ def remove_ledger_copies(
     reason: Reason = "",
     dry_run: DryRun = False,
 ) -> JobOrAnswer:
-    """Take copies of one ledger away in one transaction; once none is left the ledger ends.
+    """Remove copies of one ledger in one transaction. If no copy is left, the ledger is deleted.
 
-    All of it happens, or it is refused and nothing does.
+    If the operation is refused, nothing changes.
     """
     topic = context.get_topic(name)
     operation = CompoundOperation(

@@ -69,7 +69,7 @@ def plan_orphans(
     inventory: Inventory = None,
     master: Master = None,
 ) -> JobOrAnswer:
-    """Compare what storage holds with what the catalog says. Changes neither; `orphans apply` does."""
+    """Compare storage with the catalog, and write findings for `orphans apply`. Storage and catalog do not change."""
     age_s = parse_duration(older_than, "older-than")
     plausibility_guards.require_min_age(age_s, unsafe=unsafe_age)
     context.require_store()
@@ -176,7 +176,7 @@ def apply_orphans(
     reason: Reason = "",
     dry_run: DryRun = False,
 ) -> JobOrAnswer:
-    """Remove what a plan found, after another look at each finding. The same plan applied again is joined."""
+    """Check the findings of a plan again, and remove the orphans. If the plan's apply is running, join it."""
     plan_run = context.catalog.reconciliation.get_run(run_id)
     if dry_run:
         return _preview_apply(context, plan_run, max_orphan_share)

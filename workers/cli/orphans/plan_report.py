@@ -155,7 +155,7 @@ class _ChartTotals:
 def write_report_page_and_count_findings(
     report: PlanFindingsReport, path: str, *, kind: FindingKind | None, limit: int
 ) -> tuple[Path, int]:
-    """Write the report as an HTML page with at most `limit` rows. Return the page's path and the number of findings."""
+    """Write an HTML page with at most `limit` findings. Return the page's path and the number of all findings."""
     sums = _ChartTotals()
     for _, finding in report.files.iterate_findings(kind):
         sums.count_finding(finding, report.result.before_us)

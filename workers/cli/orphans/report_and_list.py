@@ -30,7 +30,7 @@ Html = Annotated[
 def report_findings(
     context: CommandContext, run_id: RunId, *, kind: Kind = None, limit: Limit = 1_000, html: Html = None
 ) -> Answer:
-    """Show what a plan found and, once it was applied, what became of each finding."""
+    """Show the findings of a plan and, after an apply, the fate of each finding."""
     plan_report = _open_findings_report(context.catalog.reconciliation, run_id)
     if html is not None:
         return _write_html(plan_report, kind, limit, html)
@@ -84,7 +84,7 @@ MaxRuns = Annotated[int, typer.Option("--limit", min=1, max=10_000, help="The mo
 
 @command(orphans, "list", "", "--limit 5 --json")
 def list_reconciliation_runs(context: CommandContext, *, limit: MaxRuns = 20) -> Answer:
-    """List plans, applies and scrubs, newest first, by the run id that `report` and `apply` take."""
+    """List plans, applies and scrubs, newest first, with the run ids for `report` and `apply`."""
     from logstore.ports.catalog import RunKind  # noqa: PLC0415 - start-up time
 
     runs = context.catalog.reconciliation

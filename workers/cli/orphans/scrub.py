@@ -45,9 +45,9 @@ def scrub_ledgers(
     master: Master = None,
     reason: Reason = "",
 ) -> JobOrAnswer:
-    """Read every stored segment and tiered copy, and compare their digests. Changes nothing.
+    """Read every stored segment and tiered copy, and compare their digests. The job changes nothing.
 
-    A scrub that was cancelled or that failed goes on where it was, once the same topics are scrubbed again.
+    If a scrub was cancelled or has failed, a scrub of the same topics continues it.
     """
     topics = [context.get_topic(name) for name in names or ()]
     if len({topic.topic_id for topic in topics}) < len(topics):

@@ -61,9 +61,8 @@ def append_json_lines(
 ) -> Answer:
     """Append JSON lines: key, payload or payload_b64, deliver_at, sequence_id, properties.
 
-    With deliver_at, an RFC 3339 time or milliseconds since 1970, an entry is delivered at that time, or at once if it
-    has passed. Every line is checked first: a bad one stops the command before anything is written. With --txn nobody
-    sees the entries until the transaction commits.
+    deliver_at is the time of delivery: an RFC 3339 time, or milliseconds since 1970. A time in the past means at once.
+    All lines are checked before the first entry is written. An entry with --txn is visible only after the commit.
     """
     from logstore.transactions.transaction_ids_and_states import TransactionId  # noqa: PLC0415 - start-up time
     from workers.cli.topic.json_lines import LatestDeliveryTime, open_rereadable, parse_entry_lines  # noqa: PLC0415

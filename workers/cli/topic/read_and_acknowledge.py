@@ -51,8 +51,8 @@ def read_entries(
 ) -> Answer:
     """Read entries that a consumer may see now, without acknowledging them.
 
-    Messages of buckets (`sexton delayed status`) whose time has come are first, in the order of their times; then the
-    log, as far as it is due: delayed messages that are in no bucket yet stand at their places there.
+    Due messages of index buckets (`sexton delayed status`) are first, ordered by delivery time. Then the log is read in
+    its order, with the due messages that are in no index bucket.
     """
     position = None if start is None else Position.parse(start, field="from")
     if subscription is not None:
@@ -124,11 +124,10 @@ def acknowledge_entries(
     releases: Releases = None,
     txn: Transaction = None,
 ) -> Answer:
-    """Acknowledge single entries, or everything up to one; with --txn when the transaction commits, or never.
+    """Acknowledge single entries, or all entries up to one. With --txn, they are acknowledged at the commit.
 
-    `--to` vouches for all entries before it. After an aborted transaction or a seek, and past delayed messages, it is
-    refused without the releases that `topic read --subscription S` prints. If it prints none, or null in JSON,
-    acknowledge by --position.
+    After an aborted transaction or a seek, and if delayed messages precede the entry, `--to` requires --releases.
+    `topic read --subscription S` prints this number. If it prints none, or null in JSON, acknowledge by --position.
     """
     from logstore.transactions.transaction_ids_and_states import TransactionId  # noqa: PLC0415 - start-up time
 
@@ -152,7 +151,7 @@ def acknowledge_entries(
 
 @command(topic, "seek", "TOPIC billing --to 4:0")
 def seek_subscription(context: CommandContext, name: TopicArgument, sub: SubscriptionArgument, *, to: SeekTo) -> Answer:
-    """Set a subscription so that the entry is its next one; what it acknowledged is forgotten."""
+    """Make an entry the next one that a subscription gets. The subscription's acknowledgements are forgotten."""
     check_subscription_name(sub)
     position = Position.parse(to, field="to")
     subscription = context.log.subscriptions.seek(context.get_topic(name).topic_id, sub, position)

@@ -40,8 +40,8 @@ def trim_topic(
 ) -> JobOrAnswer:
     """Delete ledgers that every subscription has consumed and that retention does not keep.
 
-    First it rolls the last ledger if that is full or past its age. It also takes up copies that earlier jobs took out
-    of the catalog and left in storage: --dry-run counts those that are not gone yet as pending.
+    The job first rolls the last ledger if this ledger is full or past its age. It also continues unfinished deletions
+    of the topic that no workflow works on. --dry-run counts all unfinished deletions of the topic as pending.
     """
     topic = context.get_topic(name)
     if dry_run:
@@ -78,8 +78,8 @@ def delete_topic(
 ) -> JobOrAnswer:
     """Delete a topic with its subscriptions, schemas, delayed messages and every ledger, needed or not.
 
-    Transactions that have part in it go on without it. A deletion that runs is joined, one that was
-    stopped goes on. Its name can be created again once it is gone.
+    Transactions in which the topic takes part continue without it. A running deletion is joined, and a stopped deletion
+    is continued. After the deletion, you can create a topic of the same name.
     """
     topic = context.get_topic(name)
     if dry_run:
@@ -122,7 +122,7 @@ def offload_topic(
     reason: Reason = "",
     dry_run: DryRun = False,
 ) -> JobOrAnswer:
-    """Copy closed ledgers to the tiered bucket, checked by reading them back; they stay readable all along."""
+    """Copy closed ledgers to the tiered bucket, and check the copies by reading them. Ledgers stay readable."""
     topic = context.get_topic(name)
     ledger_ids = [LedgerId(ledger_id) for ledger_id in dict.fromkeys(ledger)] if ledger else None
     offloads = context.catalog.offloads

@@ -76,7 +76,7 @@ def create_topic(
     retention_bytes: RetentionBytes = None,
     durable_delete: DurableDelete = None,
 ) -> Answer:
-    """Create a topic; its consumed ledgers are deleted when a limit is reached, at once if there is none."""
+    """Create a topic. Trims delete its consumed ledgers: those past a limit, or all of them if no limit is set."""
     from logstore.deletion.retention import RetentionPolicy  # noqa: PLC0415 - start-up time
     from workers.settings import parse_duration  # noqa: PLC0415
 
@@ -137,7 +137,7 @@ From = Annotated[SubscriptionStart, typer.Option("--from", help="Begin at the fi
 def create_subscription(
     context: CommandContext, name: TopicArgument, sub: SubscriptionArgument, *, start: From = SubscriptionStart.LATEST
 ) -> Answer:
-    """Create a subscription; one that exists is shown as it is."""
+    """Create a subscription. An existing subscription is shown and stays as it is."""
     check_subscription_name(sub)
     topic_id = context.get_topic(name).topic_id
     subscription = context.log.subscriptions.subscribe(topic_id, sub, latest=start is SubscriptionStart.LATEST)
@@ -219,9 +219,9 @@ Version = Annotated[
 
 @command(schema, "set", "TOPIC --file orders.avsc")
 def set_schema(context: CommandContext, name: TopicArgument, *, file: File) -> Answer:
-    """Make a file's content the newest version of the topic's schema.
+    """Make a file's content the newest schema of the topic. The answer has the number of the schema version.
 
-    Where it is that already, the version is told and nothing happens.
+    If the content already is the newest schema, nothing changes.
     """
     content = _read_schema_file(file)
     version = context.log.schemas.set(context.get_topic(name), content)
@@ -230,14 +230,14 @@ def set_schema(context: CommandContext, name: TopicArgument, *, file: File) -> A
 
 @command(schema, "list", "TOPIC --json")
 def list_schemas(context: CommandContext, name: TopicArgument) -> Answer:
-    """List the versions of a topic's schema, oldest first."""
+    """List the schema versions of a topic, oldest first."""
     versions = context.log.schemas.all(context.get_topic(name).topic_id)
     return Answer(document=[_make_schema_row(version) for version in versions], empty="no schema")
 
 
 @command(schema, "show", "TOPIC > orders.avsc", "TOPIC --version 0")
 def show_schema(context: CommandContext, name: TopicArgument, *, version: Version = None) -> Answer:
-    """Print the content of a version, compared with its digest; with --json as base64."""
+    """Print the content of a schema version, checked against its digest. With --json it is base64."""
     read_version, content = context.log.schemas.read(context.get_topic(name), version)
     content_b64 = base64.b64encode(content).decode()
     try:

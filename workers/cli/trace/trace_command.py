@@ -31,8 +31,8 @@ Html = Annotated[
 def show_trace(context: CommandContext, name: Id, *, html: Html = None) -> Answer:
     """Draw the spans of a trace as a tree: what called what, when, for how long, with what error.
 
-    A trace joins the command, the workflows that it started, their activities and every S3, SQL and ZooKeeper call.
-    Equal spans beside each other are one line (how many, how long in all, how long the longest), but with `--wide`.
+    A trace contains the command, the workflows that it started, their activities, and every S3, SQL and ZooKeeper call.
+    Equal spans next to each other are one line, with their number, total and longest duration, except with `--wide`.
     """
     from infra.telemetry.span_tree import tree_to_json  # noqa: PLC0415 - start-up time
     from workers.cli.trace.trace_tree import draw_trace_tree  # noqa: PLC0415
