@@ -88,7 +88,7 @@ def list_configured_buckets(settings: Settings) -> tuple[tuple[BucketRole, str],
 
 
 def mark_unmarked_buckets(settings: Settings, database: Database) -> dict[str, str]:
-    """Write missing markers into the buckets of the settings. Return by bucket name whether the bucket has a marker."""
+    """Write missing markers into the configured buckets. Return "marked" or the problem, by bucket name."""
     get_bucket = make_checked_bucket_opener_by_name(settings, MarkerChecker(SqlCatalog(database).identities))
     error_by_bucket = {
         bucket: _catch_unanswered_comparison(get_bucket(role, bucket).require_ownership_once)
@@ -143,7 +143,7 @@ def refuse_outdated_catalog(settings: Settings, catalog: SqlCatalog) -> None:
 
 
 def refuse_foreign_primary_bucket(settings: Settings, identities: CatalogIdentity) -> None:
-    """Raise `CatalogMismatch` if the primary bucket belongs to another catalog. Accept a bucket without an answer."""
+    """Raise `CatalogMismatch` if the primary bucket belongs to another catalog. Only log other errors of the check."""
     if not settings.has_object_store:
         return
     store = make_checked_bucket_opener_by_name(settings, MarkerChecker(identities), fails_fast=True)(

@@ -30,7 +30,7 @@ def make_checked_bucket_opener(
 ) -> Callable[[BucketRole, CopyLocation], MarkerCheckedBucket]:
     """Return a function that opens a bucket by role and location. The bucket's marker is checked at the first use.
 
-    `require_current` raises an error if the database is not the catalog now. Only primary and tiered buckets call it.
+    For primary and tiered buckets, `require_current` is called, too. It raises if the database is not the catalog now.
     """
 
     @cache

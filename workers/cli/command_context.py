@@ -174,7 +174,7 @@ class CommandContext:
     ) -> str | None:
         """Record the end of the command in its span. Return the trace's id, or `None` without a trace.
 
-        If `code` is not 0, a command without a trace gets one now. This requires that the home in the settings exists.
+        If `code` is not 0 and the home exists, a command without a trace gets a trace now.
         """
         if self._span is None and not (code and self._has_home()):
             return None

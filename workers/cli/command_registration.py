@@ -136,8 +136,7 @@ def get_global_options(ctx: typer.Context) -> GlobalOptions:
 def command(app: CommandGroup, name: str, *examples: str) -> Callable[[Body], Body]:
     """Register a command. Its function takes a `CommandContext` first, and the docstring is the help text.
 
-    An example is the text after the command's name, or a whole line with `sexton`. The help shows TOPIC as a topic's
-    name.
+    An example is the text after the command's name, or a whole line with `sexton`. TOPIC becomes a topic's name.
     """
 
     def register(body: Body) -> Body:

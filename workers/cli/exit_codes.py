@@ -65,7 +65,7 @@ class CommandFailure:
 
 
 def find_error_class(name: str) -> type[SextonError] | None:
-    """Return the subclass of `SextonError` with this name, because Temporal stores only the name of the class."""
+    """Return the subclass of `SextonError` with this name. Temporal stores only the name of an error's class."""
     return next((kind for kind in _iterate_subclasses(SextonError) if kind.__name__ == name), None)
 
 

@@ -153,7 +153,7 @@ def unload_bundle(
 ) -> Answer:
     """Take a bundle away from its owner, so that another worker can acquire the bundle.
 
-    Running work on the bundle's topics ends or is refused, and the next owner continues it. If there is no other
+    Running work on the bundle's topics ends or is refused, and the next owner continues this work. If there is no other
     worker, the same worker acquires the bundle again after some ten seconds. Only the owner's node in ZooKeeper is
     deleted. Exit code 3: the bundle has no owner. Exit code 5: no worker acquired the bundle within a minute.
     """

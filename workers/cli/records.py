@@ -113,7 +113,7 @@ def _answer_counts(workflow_id: str, result: object, error: str | None) -> Answe
 
 @command(records, "rewrite", "", "--json")
 def rewrite_record_log(context: CommandContext) -> Answer:
-    """Write the whole catalog into new blocks, to replace a record log with a damaged or missing manifest or block.
+    """Write the whole catalog into new blocks. Use this if a manifest or block of the record log is damaged or missing.
 
     Old blocks are not read, and the new manifest does not name them. A database that is older than its record log is
     refused. You may repeat the command, and workers may run meanwhile.
@@ -151,7 +151,7 @@ def end_records(
     reason: Reason = "",
     dry_run: DryRun = False,
 ) -> JobOrAnswer:
-    """Call a record function for each closed ledger, and delete the ledgers for which it returns None.
+    """Call a record function for each closed ledger, and delete the ledgers for which the function returns None.
 
     The workers' setting `functions` names the functions. A ledger that something still needs stays. If the function
     fails, it is not called again, and no more ledgers are deleted.
@@ -181,8 +181,8 @@ def end_records(
 def list_replicas(context: CommandContext) -> Answer:
     """Show each replica of the record log, its newest manifest, and how far it is behind.
 
-    CURRENT: it has the newest manifest. BEHIND: it lacks manifests, and raids wait for it. STALE: it was silent for
-    longer than `eligible_age`. Raids do not wait for it, and it must serve no reads until it is shipped to or seeded
+    CURRENT: has the newest manifest. BEHIND: lacks manifests, and raids wait for it. STALE: was silent for longer than
+    `eligible_age`. Raids do not wait for a STALE replica, and it must serve no reads until it is shipped to or seeded
     again. NEW: nothing was shipped to it yet.
     """
     rows = [

@@ -37,7 +37,7 @@ def check_nonnegative_numbers(param: typer.CallbackParam, value: int | list[int]
 
 
 def check_names(param: typer.CallbackParam, names: list[str] | None) -> list[str] | None:
-    """Return `names` of subscriptions if each is a valid name. The subscriptions need not exist."""
+    """Return `names` if all are valid names of subscriptions. The subscriptions need not exist."""
     for name in names or ():
         check_producer_or_actor_name(get_field_name(param), name)
     return names

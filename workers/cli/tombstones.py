@@ -53,7 +53,8 @@ def raid_tombstones(context: CommandContext, *, eligible_age: EligibleAge = None
     """Remove tombstones that are old enough, and whose older record versions are in no block.
 
     Workers raid by themselves, every `raid_interval`. A tombstone stays while its deletion is unfinished, while storage
-    has objects of its ledger, and while a replica that is not STALE lacks it. `held_by` names these replicas.
+    has objects of its ledger, and while a replica that is not STALE lacks the tombstone. `held_by` names these
+    replicas.
     """
     age_s = None if eligible_age is None else parse_duration(eligible_age, "eligible-age")
     context.require_store()

@@ -147,7 +147,7 @@ async def report_owed_participants_until_cancelled(
 def resolve_participant(
     context: CommandContext, transaction: Txn, *, participant: ParticipantOption, reason: Reason = ""
 ) -> Answer:
-    """Settle a participant of a decided transaction by hand. Its log then gets no transaction marker."""
+    """Settle a participant of a decided transaction by hand. The participant's log gets no transaction marker."""
     from logstore.ports.catalog import AuditCause  # noqa: PLC0415 - start-up time
     from logstore.transactions.transaction_ids_and_states import Participant  # noqa: PLC0415 - start-up time
 

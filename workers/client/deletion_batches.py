@@ -47,8 +47,11 @@ class DeletionBatchControl:
     `release` takes the id of a paused batch without a workflow, ends the pause, and returns the batch's progress. For
     any other batch, it changes nothing and returns `None`.
 
-    Every method may raise: UnknownObject: The workflow does not exist. InvalidInput: The workflow is not a batch of
-    deletions. PreconditionFailed: The batch is not running. ServiceFailed: No worker answered in 30 s.
+    Every method may raise:
+        UnknownObject: The workflow does not exist.
+        InvalidInput: The workflow is not a batch of deletions.
+        PreconditionFailed: The batch is not running.
+        ServiceFailed: No worker answered in 30 s.
     """
 
     def __init__(self, client: Client, release: ReleasePausedBatch = lambda _: None) -> None:

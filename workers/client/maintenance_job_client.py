@@ -178,7 +178,7 @@ class MaintenanceJobClient(JobClient):
         return await self.start(SCRUB_LEDGERS, request, *scrub_job_key(ids), summary=f"scrub ledgers of {scope}")
 
     async def seal_buckets(self, topic: Topic, reason: str = "", actor: str = "") -> Handle[SealBucketsResult]:
-        """Seal all delayed messages that consumers of a topic may see. Joins a running seal. A merge may follow."""
+        """Seal delayed messages up to the oldest open transaction. Joins a running seal. A merge may follow."""
         request = SealBucketsInput(topic_id=topic.topic_id, topic=topic.name, actor=actor, reason=reason)
         summary = f"seal delayed messages of {topic.name}"
         return await self.start(
@@ -188,7 +188,7 @@ class MaintenanceJobClient(JobClient):
     async def merge_buckets(
         self, topic: Topic, max_buckets: int | None = None, reason: str = "", actor: str = ""
     ) -> Handle[MergeBucketsResult]:
-        """Merge index buckets until `max_buckets` are left, or as many as the setting allows. Joins a running merge."""
+        """Merge index buckets down to `max_buckets`. `None` means the workers' setting. Joins a running merge."""
         request = MergeBucketsInput(
             topic_id=topic.topic_id, topic=topic.name, max_buckets=max_buckets, actor=actor, reason=reason
         )

@@ -89,7 +89,7 @@ class ScheduleSummary:
 
 
 def list_recurring_jobs(settings: Settings, policy: DeletionPolicy) -> Sequence[RecurringJob]:
-    """Return every recurring job of this build. `sexton-records` only restarts the endless job `flush-records`."""
+    """Return every recurring job of this build. The job `sexton-records` only restarts the endless `flush-records`."""
 
     def recurring_job(schedule_id: str, interval_s: int, summary: str, **fields: object) -> RecurringJob:
         job = JOB_BY_SCHEDULE[schedule_id]

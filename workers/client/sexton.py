@@ -122,7 +122,7 @@ class Sexton(MaintenanceJobClient, TransactionJobClient):
         return result
 
     async def trim_topic(self, topic: Topic, reason: str = "", actor: str = "") -> Handle[TrimTopicResult]:
-        """Delete the topic's unneeded ledgers. If a trim of the topic runs, join it, so that it runs once more."""
+        """Delete the topic's unneeded ledgers. A running trim of the topic is joined, and makes one more pass."""
         request = TrimTopicInput(
             topic_id=topic.topic_id, topic=topic.name, actor=actor, reason=reason, policy=self._deletion_policy
         )

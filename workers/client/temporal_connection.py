@@ -36,8 +36,8 @@ async def connect_client(
 ) -> Client:
     """Connect to Temporal with Sexton's data converter and tracing.
 
-    Only a worker passes `identity`, `runtime` and `plugins`. The client then adds no spans, because `plugins` do so.
-    With `plugins`, unreadable workflow payloads are refused only by `InputCheckingRunner`.
+    Only a worker passes `identity`, `runtime` and `plugins`. The plugins add the spans, so the client adds none. With
+    `plugins`, only `InputCheckingRunner` refuses unreadable workflow payloads.
     """
     address = settings.require_address("temporal_address")
     credentials, converter = (
@@ -73,8 +73,7 @@ def run_with_client(settings: Settings, action: Callable[[Client], Awaitable[V]]
 class CallTracingInterceptor(Interceptor):
     """Client interceptor that makes a span of each start, query and update, and adds the trace to the call's headers.
 
-    It makes the same spans and headers as the SDK's `OpenTelemetryPlugin`, but loads faster. An import of the plugin
-    would double a command's start time.
+    Its spans and headers are as with the SDK's `OpenTelemetryPlugin`, whose import would double a command's start time.
     """
 
     def intercept_client(self, next: OutboundInterceptor) -> OutboundInterceptor:  # noqa: A002 - Temporal's word

@@ -105,7 +105,7 @@ class TransactionClient:
     ) -> AcknowledgeResult:
         """Acknowledge entries at the commit of the transaction. Until then no other consumer receives them.
 
-        `up_to` selects all entries up to this position. It requires the `releases` from before the caller read these
+        `up_to` selects all entries up to this position. It requires the `releases` from before the read of these
         entries.
 
         Raises:

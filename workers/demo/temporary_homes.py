@@ -31,7 +31,7 @@ def make_home() -> Path:
 def mark_home_in_use(home: Path) -> int:
     """Lock the home, so that later demos can remove it once this process is dead. Return the locked descriptor.
 
-    The system ends the lock with this process. The start time of a process would prove nothing: clocks may be set.
+    The lock proves that this process lives. A recorded start time would prove nothing, because clocks may be set.
     """
     at_home = StackHome.at(home)
     at_home.create_directories_and_check_space()

@@ -122,10 +122,10 @@ async def watch_catalog_currency(
     interval_s: float,
     require_current: Callable[[RecordOutbox, OwnedStore], None] = require_current_catalog,
 ) -> "AsyncIterator[asyncio.Task[CatalogMismatch | CatalogOutdated]]":
-    """During the block, check repeatedly that no other database was rebuilt from the record log. Yield the task.
+    """During the block, check in a task that no other database was rebuilt from the record log. Yield the task.
 
-    If a check finds a newer catalog, the task ends with the error. The worker must then end. Otherwise it would do the
-    new catalog's jobs on the old database. Deletes of an outdated worker are refused in any case.
+    If a check finds a newer catalog, the task ends with the error. The worker must then end. Otherwise the worker would
+    do the new catalog's jobs on the old database. Deletes of an outdated worker are refused in any case.
 
     An object store that does not answer is asked again after `interval_s`. Tests replace `require_current`.
     """

@@ -33,7 +33,7 @@ class WorkerOwnership(TopicOwners, Protocol):
         """Become an owner of bundles. Each implementation documents the errors."""
 
     def stop(self) -> None:
-        """Release all bundles at once."""
+        """Release all bundles without delay."""
 
     def leases(self) -> list[Lease]:
         """Return the leases under which this worker may write now."""

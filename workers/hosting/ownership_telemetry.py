@@ -6,7 +6,7 @@ Spans:
 - `ownership.suspended` lasts while the connection is lost.
 - `ownership.acquire` lasts while bundles are acquired.
 
-Other events, such as `session opened`, are part of the span of a recovery, or spans of length 0 without a recovery.
+During a recovery, other events, such as `session opened`, are in its span. Otherwise they are spans of length 0.
 """
 
 import logging

@@ -143,7 +143,7 @@ class _ConnectionLimiter:
         self._deadline_by_connection: dict[asyncio.BaseProtocol, asyncio.TimerHandle] = {}  # after a whole request
 
     def accept_and_close_oldest(self, runner: web.AppRunner) -> asyncio.BaseProtocol:
-        """Return the protocol of a new connection. Above the limit, close the oldest unless its request is complete."""
+        """Return the protocol of a new connection. Above the limit, close the oldest with an incomplete request."""
         server = runner.server
         if server is None:
             return _ClosedConnection()

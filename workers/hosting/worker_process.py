@@ -183,7 +183,7 @@ async def _own_bundles_during_block(owners: WorkerOwnership, stop: asyncio.Event
 
 
 async def _start_ownership_or_stop(owners: WorkerOwnership, stop: asyncio.Event) -> None:
-    """Start ownership, which an earlier process with the worker id can delay. Return early if `stop` is set."""
+    """Start ownership. An earlier process with this worker id may delay the start. Return early if `stop` is set."""
     starting = asyncio.create_task(asyncio.to_thread(owners.start))
     stopping = asyncio.create_task(stop.wait())
     await asyncio.wait([starting, stopping], return_when=asyncio.FIRST_COMPLETED)

@@ -220,7 +220,7 @@ async def _wait_until_polling(settings: Settings, identity: str, process: Servic
 
 
 def stop_stack(settings: Settings) -> list[str]:
-    """Stop the workers of the home, which drain first, then its services. Return the names of the stopped processes."""
+    """Stop the home's workers, which drain first, then the home's services. Return the names of the processes."""
     home = StackHome.at(settings.home)
     workers = sorted(path.stem for path in home.pids.glob(f"{WORKER}*.json"))
     stopped = [name for name in workers if ServiceProcess(name, home).stop(settings.drain_timeout + _STOP_MARGIN_S)]

@@ -223,8 +223,7 @@ async def deploy_just_started_build(
     """Deploy a build whose worker has just started to poll. Retry until Temporal knows all queues of the build.
 
     Raises:
-        PreconditionFailed: Temporal knows all queues, but `deploy_build` refuses the build. Or this takes over a
-            minute.
+        PreconditionFailed: `deploy_build` refuses the build when Temporal knows all its queues, or for a minute.
     """
     deadline_s = time.monotonic() + _REGISTRATION_TIMEOUT_S
     while True:

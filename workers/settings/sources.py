@@ -19,7 +19,7 @@ from workers.settings.setting_types import format_duration
 DEFAULT_HOME = ".sexton"
 _SECRETS = frozenset({"s3_access_key", "s3_secret_key", "database_url", "zookeeper_auth", "temporal_api_key"})
 _SECRET_BY_FILE = {f"{name}_file": name for name in _SECRETS if f"{name}_file" not in Settings.model_fields}
-"""Secret settings by the key of a file with the secret, except `temporal_api_key_file`, which is itself a setting."""
+"""Secret settings by the key that names a file with the secret. Keys that are settings themselves are left out."""
 
 _PREFIX = "SEXTON_"
 _OTHER_VARIABLES = frozenset({"SEXTON_CONFIG", "SEXTON_FAILPOINTS", "SEXTON_PROCESS"})

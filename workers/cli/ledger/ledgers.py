@@ -167,10 +167,7 @@ def remove_ledger_copies(
     reason: Reason = "",
     dry_run: DryRun = False,
 ) -> JobOrAnswer:
-    """Remove copies of one ledger in one transaction. If no copy is left, the ledger is deleted.
-
-    If the operation is refused, nothing changes.
-    """
+    """Remove all given copies of one ledger, or none of them. If no copy is left, the ledger is deleted."""
     topic = context.get_topic(name)
     operation = CompoundOperation(
         ledger_id=LedgerId(ledger_id),

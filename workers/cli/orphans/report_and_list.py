@@ -1,4 +1,4 @@
-"""`orphans report`: findings of a plan as rows or as a page. `orphans list`: all runs."""
+"""`orphans report`: findings of a plan as rows or as a page. `orphans list`: plans, applies and scrubs."""
 
 from collections.abc import Mapping
 from itertools import islice

@@ -124,10 +124,10 @@ def acknowledge_entries(
     releases: Releases = None,
     txn: Transaction = None,
 ) -> Answer:
-    """Acknowledge single entries, or all entries up to one. With --txn, they are acknowledged at the commit.
+    """Acknowledge single entries, or all entries up to one. With --txn, the commit acknowledges these entries.
 
-    After an aborted transaction or a seek, and if delayed messages precede the entry, `--to` requires --releases.
-    `topic read --subscription S` prints this number. If it prints none, or null in JSON, acknowledge by --position.
+    After an aborted transaction or a seek, and if delayed messages precede the entry, `--to` requires a number in
+    --releases. `topic read --subscription S` prints this number. Without a number, acknowledge by --position.
     """
     from logstore.transactions.transaction_ids_and_states import TransactionId  # noqa: PLC0415 - start-up time
 

@@ -237,7 +237,7 @@ def list_schemas(context: CommandContext, name: TopicArgument) -> Answer:
 
 @command(schema, "show", "TOPIC > orders.avsc", "TOPIC --version 0")
 def show_schema(context: CommandContext, name: TopicArgument, *, version: Version = None) -> Answer:
-    """Print the content of a schema version, checked against its digest. With --json it is base64."""
+    """Print the content of a schema version, checked against its digest. With --json the content is base64."""
     read_version, content = context.log.schemas.read(context.get_topic(name), version)
     content_b64 = base64.b64encode(content).decode()
     try:
