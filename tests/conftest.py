@@ -24,6 +24,9 @@ from tests.shared_preparations import (
 from workers.settings import Settings
 
 _LONGEST_MODULES = (
+    "faults/model/test_model.py",
+    "faults/transactions/test_machine.py",
+    "logstore/delayed/test_tracker_machine.py",
     "e2e/test_session.py",
     "faults/test_sigkill.py",
     "spark/",

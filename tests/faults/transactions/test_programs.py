@@ -85,3 +85,16 @@ def test_what_was_read_past_an_aborted_transaction_is_read_again(
     model.acknowledge_what_was_read(page=0, which=2, txn=None, says_releases=True)
     model.readers_see_what_the_model_says()
     assert model.serial.deliverable("a", "s") == []
+
+
+def test_what_a_seek_passed_is_no_conflict_for_a_cumulative_acknowledgement(model: TransactionStateMachine) -> None:
+    """A transaction still holds it, and it is acknowledged; found by the machine, whose rule expected a conflict."""
+    model.acknowledge(topic=0, sub=0, which=0, count=1, up_to=False, txn=0)
+    model.seek(topic=0, sub=0, which=1)
+    model.acknowledge(topic=0, sub=0, which=2, count=1, up_to=True, txn=1)
+    assert model.serial.logs["a"].subs["s"].held == {"0:0": {"a0"}, "1:0": {"a1", "a2"}}
+    model.readers_see_what_the_model_says()
+    model.end(txn=0, commit=False)
+    model.end(txn=1, commit=True)
+    model.settle()
+    assert model.serial.deliverable("a", "s") == []

@@ -273,7 +273,8 @@ class TransactionStateMachine(RuleBasedStateMachine):
         )
         if transaction:
             held_by_itself = serial_subscription.held.get(transaction, set())
-            held_by_others |= set() if up_to else serial_subscription.acknowledged
+        if transaction and not up_to:
+            held_by_others |= serial_subscription.acknowledged
         else:
             held_by_others -= serial_subscription.acknowledged
         conflict = bool(wanted_texts & (held_by_others - held_by_itself))
