@@ -104,7 +104,7 @@ class _ErrorReturningTask:
 class SparkBulkJobs:
     """`BulkJobRunner` that runs one job at a time, because a session for another master ends the current session.
 
-    `mains` is called once, when the first job runs. A stopped attempt is abandoned after `stop_timeout_s`.
+    `mains` is called once, when the first job runs. A call waits at most `stop_timeout_s` for a stopped attempt.
     """
 
     def __init__(
@@ -193,7 +193,7 @@ class _AttemptStopped(Exception):
 
 
 class _JobAttempt:
-    """Attempt at a job, in its own thread. A cancellation of the job group also cancels its later Spark jobs."""
+    """Attempt at a job, in its own thread. After a stop, Spark also cancels jobs that the attempt starts later."""
 
     def __init__(self, job: BulkJob, body: Callable[["_JobAttempt"], BulkJobSummary]) -> None:
         self.group = f"{job.run_id}/{job.name}/{uuid4().hex[:8]}"

@@ -36,7 +36,7 @@ class PublishedOutputs:
         self._root = root
 
     def read_summary(self, run_id: str, name: str) -> BulkJobSummary | None:
-        """Return the published summary, or `None` without one. Raise `CorruptData` if a file of the output was lost."""
+        """Return the summary, or `None` if no attempt is published. Raise `CorruptData` if an output file is lost."""
         path = self._pointer_path(run_id, name)
         try:
             summary = BulkJobSummary(**json.loads(path.read_text(encoding="utf-8")))

@@ -1,4 +1,4 @@
-"""Check that an executor sees the attempt folder of the driver. Some machines may not see `bulk_dir`."""
+"""Check that an executor sees the driver's attempt folder. Some machines may not see the folder `bulk_dir`."""
 
 import os
 import socket

@@ -1,7 +1,7 @@
 """`build-delayed-index`: build the index buckets of many topics from the delivery times in their logs.
 
-Each topic's log is cut into ranges, one for each index bucket. Each range is read by one task. All ranges of a topic
-use the same frontier and the same time, so that the index buckets agree. Source: PIP-195.
+Each topic's log up to the frontier is cut into ranges, one for each index bucket. Each range is read by one task. All
+ranges of a topic use the same time to decide which messages are due. Source: PIP-195.
 """
 
 from collections import defaultdict

@@ -1,6 +1,6 @@
 """Comparison of one group of shards, by pure functions of Arrow tables that compute with numpy.
 
-The results are candidates: rows in the schema of findings that a later job checks again in storage and catalog.
+The results are candidates, in the schema of findings. `verify-findings` checks each candidate again.
 """
 
 from collections.abc import Sequence
@@ -46,7 +46,7 @@ _MAX_SEGMENTS_PER_LEDGER: Final = 100_000_000  # a segment's number has eight di
 
 @dataclass(frozen=True, slots=True)
 class GroupComparison:
-    """Result of comparing one group of shards: candidates for findings, and counts of what was not compared.
+    """Result of the comparison of one group of shards: candidates for findings, and counts of copies and ledgers.
 
     `primary` and `tiered` count the copies in storage, in the catalog, and in both.
     """
@@ -101,7 +101,7 @@ def compare_shard_group(group: ShardGroup, limits: ComparisonLimits) -> GroupCom
 
 
 def find_foreign_objects(table: pa.Table, limits: ComparisonLimits) -> pa.Table:
-    """Return findings of kind FOREIGN for the old objects of `table`, whose keys are not keys of a ledger."""
+    """Return a finding FOREIGN for each old object of `table`. No key in `table` can be a key of a ledger."""
     old = table.filter(pc.less(table["modified_us"], limits.before_us))
     columns = {"bucket": old["bucket"], "key": old["key"], "size_bytes": old["size_bytes"]}
     return make_finding_rows(
@@ -117,7 +117,7 @@ def find_foreign_objects(table: pa.Table, limits: ComparisonLimits) -> pa.Table:
 def _find_leftover_ledgers(
     stored: StoredLedgerObjects, without_copy: Mask, is_damaged: Mask, intents: IntentIds, limits: ComparisonLimits
 ) -> pa.Table:
-    """Find ledgers that have objects but no primary copy in the catalog. Damaged ledgers are not orphans."""
+    """Find ledgers that have objects but no primary copy in the catalog. Ledgers in `is_damaged` are not orphans."""
     old = without_copy & (stored.newest < limits.before_us) & ~np.isin(stored.ids, intents.pending)
     dead = old & np.isin(stored.ids, intents.dead)
     future = old & ~dead & (stored.ids >= limits.next_ledger_id)

@@ -84,7 +84,7 @@ def compare_sides(
 
 
 def _rows_before_us(job: CompareStorageWithCatalogJob, listed: BulkJobSummary) -> int:
-    """Return the job's cut-off of rows, but at most the time an hour before the oldest inventory. Clocks may differ."""
+    """Return the earlier of `job.rows_before_us` and an hour before the oldest inventory, because clocks may differ."""
     inventory_us = listed.facts.get("inventory_us")
     if not inventory_us:
         return job.rows_before_us
@@ -92,7 +92,7 @@ def _rows_before_us(job: CompareStorageWithCatalogJob, listed: BulkJobSummary) -
 
 
 def _write_candidates_of_group(group: int, *, inputs: _ComparisonInputs) -> dict[str, int]:
-    """Write the candidates of a group into one file, in an executor. Return the counts of `GroupComparison`."""
+    """Write the candidates of a group into one file, in an executor. Return counts by name."""
     path = inputs.folder / f"candidates-{group + 1:03d}.parquet"
     if group == _FOREIGN_GROUP:
         batches = read_ungrouped_batches(inputs.listed, "strange")

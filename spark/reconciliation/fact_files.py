@@ -1,7 +1,7 @@
-"""Files between the jobs of a reconciliation: facts about storage and catalog, split by groups of shards.
+"""Files that pass facts about storage and catalog from one job of a reconciliation to later jobs.
 
-A fact is an object or a row. A group has all facts of its ledgers, so one task can compare a group without a shuffle.
-Files are Arrow IPC named `{stem}-{task}-{group}.arrow`. A task that runs twice leaves the same files.
+A fact is an object or a row. Facts are split by groups of shards, so that one task can compare a group alone. Files
+are Arrow IPC named `{stem}-{task}-{group}.arrow`. A task that runs twice leaves the same files.
 """
 
 from collections.abc import Iterable, Iterator

@@ -145,7 +145,7 @@ def _compute_owner_digest(folder: Path, list_id: int, application: str) -> int:
 
 
 def _write_ledger_facts(reader: _CatalogReader, ids: _IdRange) -> tuple[int, int]:
-    """Write facts about ledgers with primary copies, and facts about tiered copies. Return both counts."""
+    """Write facts about ledgers and their primary copies, and facts about tiered copies. Return the two counts."""
     first, end = ids.first, ids.end
     with open_arrow_reader(reader.url) as connection:
         copies = connection.table(bulk_queries.select_copies(first, end))

@@ -82,7 +82,7 @@ class StoredLedgerObjects:
 
 
 def _sort_and_deduplicate_objects(ledger: Ids, number: Any, digest: Any, size: Ids, modified: Ids) -> tuple[Any, ...]:  # noqa: ANN401
-    """Sort objects. Of objects with equal keys keep the newest one, which may be too young for a finding."""
+    """Sort objects. If several objects have the same key, keep only the newest one."""
     order = np.lexsort((number, ledger))
     if ((np.diff(ledger[order]) == 0) & (np.diff(number[order]) == 0)).any():  # rare, so the cheap order comes first
         order = np.lexsort((modified, digest, number, ledger))
@@ -146,7 +146,7 @@ def weighted_segment_terms(number: Ids, size: Ids) -> Ids:
 
 
 def find_positions(ascending: Ids, values: Ids) -> tuple[npt.NDArray[np.intp], Mask]:
-    """Return the position of each value in `ascending`, and whether the value is there."""
+    """Return the index of each value in `ascending`, and whether `ascending` contains the value."""
     if not len(ascending):
         return np.zeros(len(values), np.intp), np.zeros(len(values), np.bool_)
     positions = np.minimum(np.searchsorted(ascending, values), len(ascending) - 1)

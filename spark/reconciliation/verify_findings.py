@@ -78,7 +78,7 @@ def verify_findings(addresses: CatalogAddresses, context: JobContext, job: Verif
 def _write_verified_findings(
     task: _VerifyTask, *, candidates: Path, folder: Path, addresses: CatalogAddresses, before_us: int
 ) -> Counter[str]:
-    """Write the true findings of some pages of candidates into one file, in an executor. Two runs may overlap."""
+    """Write the true findings of some pages of candidates into one file, in an executor. A task may run twice."""
     files, counts = FindingFiles(candidates), Counter[str]()
     stores = {address.bucket: address.store() for address in addresses.stores}
     with (
@@ -127,7 +127,7 @@ def verify_candidates(
 def _recheck_orphan(candidate: Finding, store: ObjectStore, before_us: int, application: str) -> Finding | None:
     """Return an orphan with the statement in storage, or `None` if the orphan is absent or young.
 
-    The statement may change the finding's kind to foreign or mismatch.
+    The statement may change the finding's kind to FOREIGN, MISMATCH or CONFIRMATION.
     """
     orphan = inspect_orphan(store, candidate)
     judged = judge_orphan(candidate, orphan, before_us=before_us, application=application)
@@ -271,7 +271,7 @@ def _judge_lost_rows(finding: Finding, rows: LedgerRows) -> Finding | None:
 
 
 def _judge_unreferenced(finding: Finding, rows: LedgerRows) -> Finding | None:
-    """Return the finding if rows prove that the ledger is not needed. Otherwise return a finding of lost data."""
+    """Return the finding, a finding of lost data instead, or `None` if the ledger has no row any more."""
     if not rows.has_row:
         return None
     doubt = doubt_removal_of_unreferenced(rows)

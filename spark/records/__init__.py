@@ -1,1 +1,1 @@
-"""Bulk job over the record log that rebuilds a lost catalog."""
+"""Bulk job that writes the rows of a rebuilt catalog from the record log."""

@@ -22,7 +22,7 @@ _HEX: Final = "0123456789abcdef"
 
 @dataclass(frozen=True, slots=True)
 class KeyRange:
-    """Keys that begin with `prefix`, between `after` and `before`, both exclusive. Empty values set no bound."""
+    """Keys that begin with `prefix`, are above `after` and are below `before`. An empty text sets no bound."""
 
     prefix: str = ""
     after: str = ""

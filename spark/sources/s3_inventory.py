@@ -101,10 +101,10 @@ def _parse_schema(file_format: str, schema: str) -> tuple[str, ...]:
 
 
 def _find_part_path(manifest: Path, key: str) -> str:
-    """Return the path of a part, which is below the manifest's folder or below one of the two folders above.
+    """Return the path of a part. Parts are below the manifest's folder, or below that folder's parent or grandparent.
 
-    In a copied inventory, leading folders of `key` may be absent. In the two folders above, the last folder of `key`
-    must exist.
+    In a copied inventory, leading folders of `key` may be absent. Below the parent and the grandparent, the last folder
+    of `key` must exist.
     """
     names = key.split("/")
     if any(name in {"", ".", ".."} for name in names):

@@ -27,7 +27,7 @@ T = TypeVar("T")
 def order_topics_by_size(
     database_url: str, size_queries: Callable[[], Iterable[Select[Any]]], topics: Collection[int]
 ) -> list[int]:
-    """Return `topics`, or if there are none, all topics of the queries, largest first. Call this in an executor.
+    """Return `topics`, largest first. If `topics` is empty, return all topics of the queries. Call this in an executor.
 
     The queries return the columns `topic_id` and `size`. Sizes of a topic from several queries are added.
     """
@@ -40,7 +40,7 @@ def order_topics_by_size(
 
 
 def deal_round_robin(items: list[T], count: int) -> list[list[T]]:
-    """Distribute the items in turn over `count` lists, or over one list for each item if there are fewer items."""
+    """Distribute the items in turn over `count` lists. If there are fewer items, each item gets its own list."""
     return [items[first::count] for first in range(min(count, len(items)))]
 
 

@@ -1,7 +1,7 @@
 """Acknowledgements in a group commit. Cursors are locked in the order of their ids, and each cursor is written once.
 
-A write to a cursor with a snapshot includes the content of that snapshot, so that storage is not read here. The
-cursor's row gets only the acknowledgements that the snapshot lacks.
+If a cursor has a snapshot, each `AcknowledgeWrite` to the cursor contains the content of the snapshot. This module
+therefore reads no storage. The cursor's row gets only the acknowledgements that the snapshot lacks.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

@@ -107,7 +107,7 @@ class LockedCursor:
 
 
 def lock_cursors(connection: Connection, keys: Collection[tuple[TopicId, str]]) -> dict[tuple[TopicId, str], Row[Any]]:
-    """Lock and return the existing cursors, ascending by id, which prevents deadlocks."""
+    """Lock and return the cursors that exist. Rows are locked in the order of cursor ids, to prevent deadlocks."""
     c = t.cursor.c
     query = select(t.cursor).where(tuple_(c.topic_id, c.name).in_(sorted(keys))).order_by(c.cursor_id)
     return {(TopicId(row.topic_id), row.name): row for row in connection.execute(query.with_for_update())}
@@ -154,7 +154,7 @@ def _columns_from_state(state: CursorState) -> dict[str, Any]:
 
 
 def compile_releases_restart(epoch: int) -> str:
-    """Return the SQL that sets the releases of all cursors to the first number of an epoch, for a rebuilt catalog."""
+    """Return the SQL that sets the releases of all cursors of a rebuilt catalog to `first_releases(epoch)`."""
     begun = update(t.cursor).values(releases=first_releases(epoch))
     return str(begun.compile(compile_kwargs={"literal_binds": True}))
 
@@ -162,7 +162,7 @@ def compile_releases_restart(epoch: int) -> str:
 def move_cursors_past_removed_ledgers(connection: Connection, topic_id: TopicId, removed: Collection[LedgerId]) -> None:
     """Advance cursors past `removed` and drop acknowledgements in these ledgers. The caller has locked the list.
 
-    A snapshot is not read, so that its cursor may advance too little. The next acknowledgement corrects this.
+    Snapshots are not read. A cursor with a snapshot may therefore advance too little until its next acknowledgement.
     """
     if not removed:
         return
@@ -183,7 +183,7 @@ def forget_cursor_snapshots(connection: Connection, is_lost: Any) -> int:  # noq
 
 
 def remove_cursors(connection: Connection, topic_id: TopicId) -> int:
-    """Remove the cursors of a deleted topic, in the lock order of a group commit. Return the number of cursors."""
+    """Lock the cursors of a deleted topic in the order of ids, then remove them. Return the number of cursors."""
     mine = t.cursor.c.topic_id == topic_id
     connection.execute(select(t.cursor.c.cursor_id).where(mine).order_by(t.cursor.c.cursor_id).with_for_update()).all()
     return connection.execute(delete(t.cursor).where(mine)).rowcount

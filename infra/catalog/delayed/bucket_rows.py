@@ -33,7 +33,7 @@ _NEW_ROW: Final = {"version": 0, "sealed_ledger": EARLIEST.ledger_id, "sealed_en
 
 
 def add_to_unsealed_counts(connection: Connection, delayed: Mapping[int, int]) -> None:
-    """Add the numbers of newly registered delayed messages, by topic. The caller has share-locked the topics.
+    """Add newly registered delayed messages to the topics' counts. The caller has share-locked the topics.
 
     Rows are locked in ascending order, after the ledgers that got the messages.
     """
@@ -158,7 +158,7 @@ def claim_bucket_list(connection: Connection, topic_id: TopicId, claim: Claim, *
 
 
 def renew_bucket_list_claims(connection: Connection, claim: Claim, *, after: TopicId, now_us: int) -> list[TopicId]:
-    """Renew and return a page of topics above `after` that the workflow has claimed. Rows are locked ascending."""
+    """Renew the claims of the workflow on a page of topics above `after`. Return the topics, ascending."""
     own = select(_I.topic_id).where(_I.claim_workflow == claim.workflow_id, _I.topic_id > after)
     page = connection.execute(own.order_by(_I.topic_id).limit(_CLAIMS_PER_PAGE).with_for_update()).scalars().all()
     renewed = update(t.delayed_index).where(is_one_of(connection, _I.topic_id, page))

@@ -64,7 +64,7 @@ def count_ledgers_after(
 
 
 def count_unsealed_entries(connection: Connection, topic_id: TopicId) -> UnsealedEntryCounts:
-    """Count unsealed entries by segments, because the count in the topic's row may include trimmed entries."""
+    """Count unsealed entries from the rows of segments, not from the stored count."""
     query = select(_I.sealed_ledger, _I.sealed_entry, _I.changed_us).where(_I.topic_id == topic_id)
     row = connection.execute(query).first()
     ledger, entry = (EARLIEST.ledger_id, EARLIEST.entry_id) if row is None else (row.sealed_ledger, row.sealed_entry)

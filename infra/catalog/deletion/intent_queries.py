@@ -40,7 +40,7 @@ INTENT_COLUMNS: tuple[ColumnElement[Any], ...] = (
 
 
 def intent_from_row(row: Row[Any]) -> DeletionIntent:
-    """Convert a row of `INTENT_COLUMNS`. A damaged row gets `damage`, because an error would stop the whole chunk."""
+    """Convert a row of `INTENT_COLUMNS`. For a damaged row, set `damage`: an error would stop the whole chunk."""
     values = row._mapping  # noqa: SLF001 - public by SQLAlchemy's documentation
     damage = _describe_damage(values)
     numbers = {name: number_or_zero(values[name]) for name in _NUMBERS}
@@ -65,7 +65,7 @@ def intent_from_row(row: Row[Any]) -> DeletionIntent:
 
 
 def match_dead_letters() -> ColumnElement[bool]:
-    """Select rows of all states but PENDING and DELETED, also unknown states. Ranges use the index; `!=` would not."""
+    """Select rows in all states except PENDING and DELETED. Ranges of states use the index, but `!=` would not."""
     state, deleted, pending = t.pending_deletion.c.state, DeletionState.DELETED.value, DeletionState.PENDING.value
     return or_(state < deleted, and_(state > deleted, state < pending), state > pending)
 
@@ -76,7 +76,10 @@ def parse_intent_state(stored: str) -> DeletionState:
 
 
 def parse_outcome(state: str, outcome: str | None) -> Outcome | None:
-    """Parse a stored outcome. If it is unreadable, return the outcome with the state's name, or `None` for PENDING."""
+    """Parse a stored outcome. If the outcome of a PENDING row is unreadable, return `None`.
+
+    For other unreadable outcomes, return the outcome that has the name of the state.
+    """
     if state not in set(DeletionState):
         return Outcome.INVALID
     if outcome in set(Outcome):
@@ -200,7 +203,7 @@ def select_fileable_ledgers(ledgers: ColumnElement[bool]) -> Select[Any]:
 def count_filed_intents(
     connection: Connection, batch_id: str, now_us: int, *, topic_id: TopicId | None = None
 ) -> tuple[FiledIntentCount, ...]:
-    """Count the intents that this transaction filed in a batch at `now_us`. Taken over intents are left out."""
+    """Count the intents that this transaction filed in a batch at `now_us`, without intents that were taken over."""
     p = t.pending_deletion.c
     mine = () if topic_id is None else (p.state == DeletionState.PENDING.value, p.topic_id == topic_id)
     query = select(p.component, p.copy, func.count()).where(*mine, p.batch_id == batch_id, p.created_us == now_us)

@@ -46,8 +46,8 @@ def replace_ledgers_by_intents(
 ) -> int:
     """Replace ledger rows by intents, one for each copy. Return the number of intents.
 
-    The caller holds the lock of the ledgers' list. `to_delete` is a condition on rows of `ledger`. A trim or a sweep
-    takes over intents with an empty `batch_id`. Without `cause`, the intents name no actor and no reason. With
+    The caller holds the lock of the ledgers' list. `to_delete` is a condition on rows of `ledger`. If `batch_id` is
+    empty, a trim or a sweep takes over the intents. Without `cause`, the intents name no actor and no reason. With
     `durable`, each ledger leaves a tombstone.
     """
     filing = insert(t.pending_deletion).from_select(
@@ -84,7 +84,7 @@ def replace_copies_by_intents(
 
 
 def _has_intent(kind: CopyKind | None = None) -> ColumnElement[bool]:
-    """Select ledgers that have an intent of their next generation. So callers remove no ledger without an intent."""
+    """Select ledgers that have an intent of their next generation. Callers remove only such ledgers or copies."""
     of_kind = [] if kind is None else [_P.copy == kind.value]
     return exists().where(_P.ledger_id == t.ledger.c.ledger_id, _P.generation == t.ledger.c.generation + 1, *of_kind)
 
@@ -125,9 +125,9 @@ def set_intent_context(connection: Connection, row_id: int, context: Mapping[str
 
 
 def reopen_newborn_intent(connection: Connection, ledger_id: LedgerId) -> None:
-    """Reopen the intent of a newborn ledger, because objects may have been stored after phase two searched.
+    """Reopen the intent of a newborn ledger. Objects may have been stored after phase two searched storage.
 
-    The claim is removed, so that a running attempt, which may have found no objects, cannot end the intent.
+    The claim is removed, so that a running attempt cannot end the intent. The attempt may have found no objects.
     """
     _reopen_and_unclaim_intents(connection, _P.ledger_id == ledger_id, _P.segments == 0)
 
@@ -184,17 +184,17 @@ def take_over_stalled_intents(
 def move_intents_to_batch(
     connection: Connection, *rows: ColumnElement[bool], batch_id: str, added_openings: int = 0
 ) -> int:
-    """Move intents to another batch and clear their claims. Return their number.
+    """Move intents to another batch and clear their claims. Return the number of intents.
 
-    An earlier statement must have locked the rows. Otherwise an update could take rows that another batch has just
-    taken over: after a wait for a lock, PostgreSQL reads the locked row again, but not the table `run`.
+    An earlier statement must have locked the rows. Otherwise this update could move rows that another batch has just
+    taken over. After a wait for a row's lock, PostgreSQL reads the row again, but does not read the table `run` again.
     """
     new_values = {"batch_id": batch_id, "openings": _P.openings + added_openings, **NO_CLAIM_COLUMNS}
     return connection.execute(update(t.pending_deletion).where(*rows).values(new_values)).rowcount
 
 
 def claim_intent(connection: Connection, row_id: int, claim: Claim, *, attempts: int, now_us: int) -> Row[Any]:
-    """Claim a row and set its number of attempts. Return its `INTENT_COLUMNS`. The caller has locked the row."""
+    """Claim a locked row and set its number of attempts. Return the `INTENT_COLUMNS` of the row."""
     values: dict[str, Any] = build_claim_columns(claim, now_us) | {"attempts": attempts}
     return connection.execute(
         _CLAIM_UPDATE, {"row": row_id} | {f"new_{name}": value for name, value in values.items()}
@@ -285,7 +285,7 @@ def hand_over_intents(
 
 
 def redrive_dead_letters(connection: Connection, rows: ColumnElement[bool], *, batch_id: str) -> int:
-    """Move locked dead letters into a batch, as pending intents with 0 attempts. Return their number."""
+    """Make locked dead letters pending intents of a batch, with 0 attempts. Return the number of intents."""
     return connection.execute(update(t.pending_deletion).where(rows).values(batch_id=batch_id, **_REDRIVEN)).rowcount
 
 
@@ -301,6 +301,6 @@ _REDRIVEN = {
 
 
 def remove_deleted_intents(connection: Connection, page: Select[Any]) -> int:
-    """Remove the DELETED intents whose row ids `page` selects. Return their number. Reopened intents stay."""
+    """Remove the intents whose row ids `page` selects, if they are still DELETED. Return the number of removed rows."""
     ids = _P.row_id.in_(select(page.subquery()))
     return connection.execute(delete(t.pending_deletion).where(ids, _P.state == DeletionState.DELETED.value)).rowcount

@@ -105,7 +105,7 @@ def detach_ledgers(
 
 
 def _file_abandoned_newborns(connection: Connection, view: TopicListView, order: DetachOrder) -> int:
-    """Detach newborn ledgers whose creator gave up or died, in lists of any component (apache/pulsar#350)."""
+    """File intents for the topic's abandoned newborn ledgers, of any component (apache/pulsar#350)."""
     of_topic = t.ledger_list.c.topic_id == view.topic_id
     is_newborn = match_abandoned_newborns(view.abandoned_us)
     all_lists = select(t.ledger_list.c.list_id).where(of_topic)
@@ -128,7 +128,10 @@ def fingerprint_compound_operation(topic_id: TopicId, operation: CompoundOperati
 def evaluate_compound_operation(
     connection: Connection, full_view: TopicListView, operation: CompoundOperation
 ) -> tuple[TopicListView, EndingOperation | None, LedgersToDetach | None]:
-    """Return the view without passed-over subscriptions. The other two values are `None` if a copy remains."""
+    """Return the view without passed-over subscriptions, the operation that ends the ledger, and the ledger to detach.
+
+    If a copy of the ledger remains, the operation and the ledger are `None`.
+    """
     if unknown := sorted(operation.pass_over - full_view.marks.keys()):
         raise UnknownObject("subscription", expected=f"a subscription of {full_view.topic}", found=unknown[0])
     listed = filter_listed_ledgers(connection, full_view.topic_id, [operation.ledger_id])

@@ -249,7 +249,7 @@ class SqlPhaseOne(LeaseBoundAdapter):
     def _detach_once(
         self, topic_id: TopicId, order: DetachOrder, work: Callable[[Connection, TopicListView], DetachedBatch]
     ) -> DetachedBatch:
-        """Run `work` under the locks of list and fence. If an earlier call had this batch id, return its result."""
+        """Run `work` under the locks of list and fence. Return the result of an earlier call that had this batch id."""
 
         def detach_unless_done(connection: Connection) -> DetachedBatch:
             lock = partial(self._read_list_view, connection, topic_id, lock=True)
@@ -286,7 +286,7 @@ def _count_detached_of_topic(connection: Connection, topic_id: TopicId, batch_id
 
 
 def _count_detached(connection: Connection, batch_id: str, *rows: ColumnElement[bool]) -> DetachedBatch:
-    """Count all intents, but only ledgers of intents that the batch filed, not of intents that it took over."""
+    """Count the intents, and the ledgers of those intents that the batch itself filed instead of taking over."""
     opened = select(t.run.c.created_us).where(t.run.c.run_id == batch_id).scalar_subquery()
     own = case((_P.created_us >= opened, _P.ledger_id))
     intents, ledgers = connection.execute(select(func.count(), func.count(own.distinct())).where(*rows)).one()

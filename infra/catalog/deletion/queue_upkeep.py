@@ -100,9 +100,9 @@ class SqlPhaseTwoQueueUpkeep(CatalogAdapter):
     def _file_abandoned_ledgers_and_uploads(
         self, connection: Connection, batch_id: str, limit: int, now_us: int
     ) -> tuple[int, int]:
-        """File intents for abandoned newborn ledgers and abandoned uploads. Return the two numbers of intents.
+        """File intents for abandoned newborn ledgers and for abandoned uploads. Return the two numbers of intents.
 
-        All topics are locked before all lists.
+        All topics are locked before the first list.
         """
         page = _select_abandoned_newborns(now_us - self._newborn_us).order_by(_L.ledger_id).limit(limit)
         newborn_rows = connection.execute(page).all()
@@ -212,7 +212,7 @@ def _select_abandoned_newborns(before_us: int) -> Select[Any]:
 
 
 def _select_abandoned_uploads(now_us: int) -> Select[Any]:
-    """Select list and topic of abandoned uploads. The state is a literal, as the partial index requires."""
+    """Select list and topic of abandoned uploads. The partial index is used only if the state is a literal."""
     c = t.ledger_copy.c
     source = t.ledger_copy.join(t.ledger, _L.ledger_id == c.ledger_id)
     source = source.join(t.ledger_list, t.ledger_list.c.list_id == _L.list_id)

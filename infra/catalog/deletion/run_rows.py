@@ -38,7 +38,7 @@ V = TypeVar("V")
 NO_CLAIM_COLUMNS = {"claim_workflow": None, "claim_run": None, "claim_until_us": None}
 
 SEVERAL_TOPICS = TopicId(0)
-"""Topic id of a run about several topics or none."""
+"""Topic id in the row of a run that is about several topics or about no topic."""
 
 DELETION_RUN_KIND: Final = "delete-ledgers"
 """Kind of the runs that are batches of phase two."""
@@ -84,9 +84,9 @@ def insert_batch_run(
 def insert_run_if_absent(
     connection: Connection, run_id: str, kind: str, summary: Mapping[str, Any], *, claim: Claim, now_us: int
 ) -> bool:
-    """Insert a claimed run without a topic unless `run_id` exists. Return whether the run was inserted.
+    """If no run has the id `run_id`, insert a claimed run with the topic id `SEVERAL_TOPICS`.
 
-    A concurrent call with the same id waits for this transaction.
+    Return whether the run was inserted. A concurrent call with the same id waits for this transaction.
     """
     values = {"run_id": run_id, "kind": kind, "topic_id": SEVERAL_TOPICS, "summary": dict(summary)}
     put = build_insert_if_absent(connection, t.run).values(

@@ -93,7 +93,7 @@ def open_arrow_reader(database_url: str) -> Iterator[ArrowReader]:
 
     Raises:
         InvalidInput: The URL names neither SQLite nor PostgreSQL.
-        PreconditionFailed: This process has the SQLite file open as a `Database`. Two SQLite libraries would damage it.
+        PreconditionFailed: This process has the file open as a `Database`. Two SQLite libraries would damage the file.
         StoreUnavailable: The database does not answer, or the file does not exist.
         ServiceFailed: The file is not a database.
     """

@@ -129,9 +129,9 @@ def _lock_catalog_row(connection: Connection) -> None:
 
 
 def find_lost_write_ahead_file(database: Database, pids: Collection[int]) -> ServiceFailed | None:
-    """Return an error if the SQLite write-ahead file was removed while one of the processes `pids` uses the database.
+    """Return an error if SQLite's write-ahead file was removed too early. `pids` are processes that use the database.
 
-    Call this before anything opens the database, because opening it creates an empty write-ahead file.
+    Call this before anything opens the database, because an open creates an empty write-ahead file.
     """
     if not database.is_sqlite:
         return None

@@ -55,9 +55,9 @@ class Database:
         self._guard: Callable[[Connection], None] | None = None
 
     def with_guard(self, guard: Callable[[Connection], None]) -> "Database":
-        """Return this database with a check at the begin of writing transactions.
+        """Return a copy of this database that calls `guard` at the begin of each writing transaction.
 
-        If `guard` raises, the transaction is refused. After the first commit, `guard` is not called again.
+        If `guard` raises, the transaction is refused. After its first commit, the copy does not call `guard` again.
         """
         database = copy(self)
         database._guard = guard  # noqa: SLF001 - an instance of this class
@@ -96,7 +96,7 @@ class Database:
             raise translate_database_error(error, self.engine.url) from error
 
     def write(self, work: Callable[[Connection], T], *, patience_s: float | None = None) -> T:
-        """Run `work` in a writing transaction and commit. Repeat this after busy, deadlock and serialization errors.
+        """Run `work` in a writing transaction. Repeat the transaction after busy, deadlock and serialization errors.
 
         SQLite uses BEGIN IMMEDIATE, because a deferred transaction that reads first may fail in spite of a busy
         timeout. PostgreSQL uses READ COMMITTED, so that a read after a lock sees the latest rows. `patience_s` (at

@@ -83,7 +83,7 @@ _open_counts: Counter[tuple[str, str]] = Counter()
 
 
 def register_sqlite_open(path: str, library: str) -> None:
-    """Count a connection before `library` opens it. Raise `PreconditionFailed` if the other library uses the file."""
+    """Count a connection before `library` opens it. Raise `PreconditionFailed` if another library has the file open."""
     real_path = os.path.realpath(path)
     with _lock:
         if _open_counts[real_path, _OTHER_LIBRARY[library]]:

@@ -119,7 +119,7 @@ def _array(kind: TypeEngine[Any]) -> TypeEngine[Any]:
 
 
 class DatabaseClock(FunctionElement[int]):
-    """Microseconds since 1970 by the database's clock. SQLite's clock has milliseconds."""
+    """Microseconds since 1970 by the database's clock. SQLite's clock counts only milliseconds."""
 
     type = BigInteger()
     inherit_cache = True
@@ -165,7 +165,7 @@ def parse_json_object(text: str) -> dict[str, Any] | None:
 class ParsableJsonOrNull(FunctionElement[Any]):
     """JSON column that is NULL if the database cannot parse its value.
 
-    SQLite stores any text. PostgreSQL stores escapes of invalid characters, but a statement that parses one fails.
+    SQLite stores any text. PostgreSQL stores escapes of invalid characters, but fails to parse such an escape.
     """
 
     name = "readable"

@@ -159,7 +159,7 @@ def _register_segments(
 
 
 def _lock_registration_rows(connection: Connection, writes: Sequence[RegisterSegmentWrite]) -> _LockedRowsAndChanges:
-    """Lock topics, then ledgers, then sequences, each in the order of keys. So two group commits cannot deadlock."""
+    """Lock topics, ledgers, then producers' sequences, in the order of keys. So two group commits cannot deadlock."""
     locks = _compile_registration_locks(connection.dialect.name)
     topic_ids = {write.topic_id for write in writes}
     topics = locks.topics.execute(connection, {(topic_id,) for topic_id in topic_ids}).all()

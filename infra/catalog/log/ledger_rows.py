@@ -75,7 +75,7 @@ def ensure_ledger_list(connection: Connection, topic_id: TopicId, component: Com
     """Return the id of a ledger owner's list. Create the list if necessary.
 
     The caller holds a share lock of the topic, but no lock of the list. Concurrent callers get the same list, because
-    the key is unique.
+    the database has only one list with the same topic, component and keys.
     """
     query = select_list_id(topic_id, component, keys)
     list_id = connection.execute(query).scalar_one_or_none()
@@ -257,8 +257,8 @@ def insert_missing_copies(connection: Connection, topic_id: TopicId) -> None:
 def remove_ledgers(connection: Connection, condition: ColumnElement[bool], *, tombstone_us: int | None = None) -> None:
     """Remove ledgers with their copies and segments, and raise the list versions. The caller has locked the lists.
 
-    Each ledger has an intent, or a rebuild leaves it out. With `tombstone_us`, each ledger leaves a tombstone of that
-    time.
+    The caller has filed intents for the ledgers, or leaves the ledgers out of a rebuilt catalog. With `tombstone_us`,
+    each ledger leaves a tombstone of that time.
     """
     if tombstone_us is not None:
         insert_ledger_tombstones(connection, condition, now_us=tombstone_us)

@@ -1,8 +1,8 @@
 """Sole writer of producers' sequence ids.
 
-The last ids of a row may belong to a transaction. These ids are valid only if the transaction commits. Each read looks
-up the state of the transaction, so that the end of a transaction need not change the row. Before a transaction is
-removed, its result is stored in the row.
+The last sequence id of a row may belong to a transaction. The id is valid only if the transaction commits. Each read
+looks up the state of the transaction, so that the end of a transaction need not change the row. Before a transaction is
+removed, the valid sequence id is stored in the row.
 
 Lock order: after topics and ledgers, before transactions. Rows are locked in the order of topic and producer.
 """
@@ -55,7 +55,7 @@ def _compile_sequence_lock(dialect: str) -> BulkStatement:
 
 
 def _sequences_from_rows(connection: Connection, rows: Collection[Any]) -> dict[ProducerKey, HighestSequenceIds]:
-    """Convert rows. A transaction that is decided during this call is treated as open. Its producer must ask again."""
+    """Convert rows. A transaction that is decided during this call may still count as open. Callers then ask again."""
     txns = {TransactionId(row.txn_tc, row.txn_seq) for row in rows if row.txn_tc is not None}
     states = read_transaction_states(connection, txns) if txns else {}
     return {
@@ -102,7 +102,10 @@ def _compile_sequence_upsert(dialect: str, more: tuple[str, ...]) -> BulkStateme
 
 
 def store_outcomes_in_sequences(connection: Connection, state_by_txn: Mapping[TransactionId, TransactionState]) -> None:
-    """Store the results of transactions that the caller removes next. Ids of aborted transactions are dropped."""
+    """Drop the sequence ids of aborted transactions, and keep the ids of committed transactions.
+
+    The caller removes the transactions afterwards.
+    """
     if not state_by_txn:
         return
     row_txn = tuple_(_P.txn_tc, _P.txn_seq)

@@ -172,8 +172,8 @@ def read_last_position(
 ) -> Position | None:
     """Return the topic's last entry, or `None`. With `before`, only ledgers with lower ids are read.
 
-    With `include_empty`, the result is in the last ledger even if this ledger is empty: the position before its first
-    entry. So the result never moves back.
+    With `include_empty`, the result is in the last ledger even if this ledger is empty. The result is then the position
+    before the first entry. So later calls never return a lower position.
     """
     c, list_id = t.ledger.c, select_list_id(topic_id, Component.MANAGED_LEDGER, {}).scalar_subquery()
     conditions = [c.list_id == list_id, c.place.is_not(None)]

@@ -258,7 +258,7 @@ def _read_listed_ledger(connection: Connection, ledger_id: LedgerId) -> Row[Any]
 
 
 def _lock_topic_and_list(connection: Connection, ledger_id: LedgerId) -> tuple[int | None, TopicState | None]:
-    """Lock topic and list of a listed ledger, in this order. Return list id and topic state, or `None` for both."""
+    """Lock topic, then list. Return list id and topic state. For an unlisted ledger, both are `None`."""
     row = _read_listed_ledger(connection, ledger_id)
     try:
         topic = read_topic(connection, row.topic_id, share_lock=True) if row else None

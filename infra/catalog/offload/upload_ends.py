@@ -57,7 +57,7 @@ def read_tiered_copy(connection: Connection, ledger_id: LedgerId) -> Row[Any] | 
 def end_upload_and_file_intent(
     connection: Connection, list_id: int | None, ledger_id: LedgerId, uuid: str, *, until_us: int | None, now_us: int
 ) -> None:
-    """End an upload attempt as in `Offloads.abandon_offload`. The caller has locked the list if it still exists.
+    """End an upload attempt by the rules of `Offloads.abandon_offload`. If the list exists, the caller has locked it.
 
     `until_us` is the time of the attempt's last request, or `None` if all requests were answered.
     """

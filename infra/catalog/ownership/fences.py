@@ -34,10 +34,10 @@ class SqlFences(CatalogAdapter):
         return self._db.read(_read_bundle_count)
 
     def raise_fences(self, bundles: Collection[BundleId], worker_id: str) -> list[Lease]:
-        """Insert or increment counters in one statement, so that two workers never get the same number.
+        """Insert or increment each counter by an upsert, so that two workers never get the same number.
 
-        Rows are locked ascending. Rows that a writer has locked come last, so that a paused writer delays only its own
-        bundle.
+        Rows are locked ascending. Rows that a writer has locked are raised last, so that a paused writer delays only
+        its own bundle.
         """
         if not bundles:
             return []

@@ -48,8 +48,8 @@ SIZE_MODULUS: Final = 65_521
 def select_weighted_segment_sums(first: int, end: int) -> Select[Any]:
     """Select a weighted sum of segment sizes for each ledger with two or more segments.
 
-    The weights are the squares of segment numbers. Unlike a plain sum, the weighted sum shows that two segments of
-    different sizes were exchanged, or that a segment has bytes of another segment.
+    The weight of a segment depends on the segment's number. Unlike a plain sum, the weighted sum shows that two
+    segments of different sizes were exchanged, or that a segment has bytes of another segment.
     """
     c, one = t.segment.c, literal_column("1", t.Big)
     place = c.number % literal_column(str(NUMBER_MODULUS), t.Big) + one
@@ -160,8 +160,8 @@ def select_segments(ledger_ids: Collection[int]) -> Select[Any]:
 def select_unreferenced_ledgers(ledger_ids: Collection[int]) -> Select[Any]:
     """Select the `ledger_ids` that have a row, are not CREATING and have no reference.
 
-    This single statement reads ledgers and references at one time. Queries of ranges read table by table, and a
-    snapshot or a schema may be published in between.
+    One statement reads ledgers and references at the same time. The queries of ranges read one table after the other,
+    and a snapshot or a schema may be published between two of them.
     """
     component = func.coalesce(t.ledger_list.c.component, "")
     references = [

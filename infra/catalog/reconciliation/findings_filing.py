@@ -1,6 +1,6 @@
 """Filing of a page of findings as intents. One transaction checks each finding again under locks.
 
-An orphan is kept if the catalog now has a row, an unfinished intent or a dead letter of the same copy. Lock order: run,
+An orphan is not filed if the catalog now has a row, an unfinished intent or a dead letter of its copy. Lock order: run,
 topics, lists, intents.
 """
 
@@ -330,7 +330,7 @@ def _find_reason_to_keep_ledger(
 def _find_reasons_to_keep_stalled(
     connection: Connection, stalled_rows: Mapping[int, int], now_us: int, *, lock: bool
 ) -> dict[int, str]:
-    """Return why intents are not stalled. `lock` locks them in a separate statement, for `move_intents_to_batch`."""
+    """Return, by number of the finding, why an intent is not stalled. With `lock`, first lock the intents."""
     is_asked = is_one_of(connection, _P.row_id, stalled_rows.values())
     if lock:
         connection.execute(select(_P.row_id).where(is_asked).order_by(_P.row_id).with_for_update())

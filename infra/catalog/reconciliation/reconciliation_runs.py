@@ -222,7 +222,7 @@ def _find_reasons_to_keep_segments(
     ledgers: Mapping[int, Any],
     passed_over: Mapping[LedgerId, int],
 ) -> dict[int, str]:
-    """Return why segments must be kept, by number of the finding. `passed_over` has the last used number by ledger."""
+    """Return, by number of the finding, why a segment is kept. `passed_over` has the last segment number by ledger."""
     registered = _filter_registered_segments(connection, sorted(set(segments.values())))
     return {
         number: f"segment {segment[1]} of ledger {segment[0]}: {reason}"

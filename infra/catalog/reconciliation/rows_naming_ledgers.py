@@ -69,7 +69,7 @@ def _group_by_ledger(rows: Iterable[Mapping[str, Any]]) -> Mapping[int, Sequence
 
 
 def _owner_from_row(row: Mapping[str, Any], row_description: str) -> OwnerInRow | None:
-    """Return the ledger owner that a row states, or `None` if the row is damaged or its list or topic has no row."""
+    """Return the ledger owner that a row states. Return `None` for a damaged row, and for a lost list or topic."""
     if not row["topic"]:
         return None
     try:
@@ -194,7 +194,7 @@ def _select_deletions(ledger_ids: Collection[int]) -> Select[Any]:
 
 
 def _select_tables_naming_ledgers(ledger_ids: Collection[int]) -> Select[Any]:
-    """For each ledger, select the other tables with rows that name it. These rows are removed with the ledger."""
+    """Select the tables that name each ledger, except `ledger`, `ledger_copy` and `pending_deletion`."""
     keys = (
         t.segment.c.ledger_id,
         *REFERRING_COLUMN_BY_COMPONENT.values(),

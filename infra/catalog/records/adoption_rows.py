@@ -71,7 +71,7 @@ def read_unsettled_topic_ids(connection: Connection, *, after: TopicId, limit: i
 
 
 def iterate_staged_ledgers(connection: Connection, topic_id: TopicId) -> Iterator[list[LedgerDiscrepancy]]:
-    """Yield pages of staged ledgers, ascending. A ledger above `_MAX_PAGE_CHARACTERS` gets a page of its own."""
+    """Yield pages of ledgers that wait for adoption, ascending. A ledger with long facts gets a page of its own."""
     after = -1
     while ids := _read_next_page_ids(connection, topic_id, after):
         facts = select(_A.facts).where(is_one_of(connection, _A.ledger_id, ids)).order_by(_A.ledger_id)
@@ -150,7 +150,10 @@ def count_absent_ledgers(connection: Connection) -> int:
 
 
 def count_removed_ledgers(connection: Connection) -> int:
-    """Count ledgers whose rows adoption has removed, except ENDED ledgers, which were deleted before the rebuild."""
+    """Count ledgers whose rows adoption has removed.
+
+    ENDED ledgers do not count, because they were deleted before the rebuild. LEFT_OUT ledgers do not count, either.
+    """
     had_row = _A.standing.not_in([StorageDiscrepancy.STRANGER.value, StorageDiscrepancy.ENDED.value])
     is_settled = (_A.adoptee.is_not(None), _A.adoptee != AdoptionOutcome.LEFT_OUT.value)
     is_removed = ~exists().where(t.ledger.c.ledger_id == _A.ledger_id)

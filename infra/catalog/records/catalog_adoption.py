@@ -188,7 +188,7 @@ def _read_loaded_ledgers(connection: Connection, shard: int, after: LedgerId, li
 
 
 def _remove_unlisted_or_detached_ledgers(connection: Connection) -> None:
-    """Remove ledgers that have no list, lost their place, or have a later intent. Objects stay in storage."""
+    """Remove ledgers that lost list or place, or have an intent of a higher generation. Objects stay in storage."""
     is_superseded = exists().where(_P.ledger_id == _L.ledger_id, _P.generation > _L.generation)
     is_unlisted = and_(_L.place.is_(None), _L.state != LedgerState.CREATING.value)
     query = select(_L.ledger_id, t.ledger_list.c.topic_id)

@@ -2,7 +2,7 @@
 
 Triggers insert a row in the transaction of each change, under the lock of the changed row. When a flush is settled, the
 flushed rows are removed. `enqueue_records` inserts rows without a change. The column `version` numbers the changes. In
-blocks, the number of the manifest replaces it (ADR 15).
+blocks, the column of this name has the number of the manifest (ADR 15).
 
 No trigger records the removal of a row. After a durable deletion, the new tombstone is flushed instead. The removal of
 a copy raises the ledger's generation, and a trigger records this change.
@@ -56,7 +56,7 @@ SOURCES: Final[Mapping[RecordKind, RecordSource]] = {
 
 
 def select_keys_of_all_records() -> Iterator[Select[Any]]:
-    """Yield a query for each kind, and one for tombstones. They select (kind, id, second part of the id) of records."""
+    """Yield a query for each kind, and one for tombstones. A query selects (kind, id, second part of id) of records."""
     for kind, source in SOURCES.items():
         c = t.metadata.tables[source.table].c
         sub = cast(c[source.sub], Text) if source.sub else literal("")
@@ -65,7 +65,10 @@ def select_keys_of_all_records() -> Iterator[Select[Any]]:
 
 
 def match_unflushed_records(kind: str, record_id: ColumnElement[int]) -> ColumnElement[bool]:
-    """Select deletions, ledgers or topics with a change in the outbox. While blocks are staged, select all of them."""
+    """Select records of `kind` that have a change in the outbox. While any block is staged, select all records.
+
+    `kind` must be in `_INDEXED_KINDS`.
+    """
     in_outbox = exists().where(t.record_outbox.c.kind == kind, t.record_outbox.c.id == record_id, _INDEXED_KINDS)
     return or_(in_outbox, exists().select_from(t.record_staged))
 

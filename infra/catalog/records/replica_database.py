@@ -134,9 +134,9 @@ class _RecordVersionsApplication:
         return AppliedChangeCounts(**self._counts)
 
     def _apply_uniquely_named_records(self, kind: RecordKind, versions: VersionReader) -> pa.Table:
-        """Apply all records of a kind with unique columns. Return the records with a row, which fit in memory.
+        """Apply all records of a kind with unique columns. Return the record versions that got a row.
 
-        If two records have equal unique columns, only the newer record gets a row.
+        The record versions must fit in memory. If two records have equal unique columns, only the newer one gets a row.
         """
         parts = [split_newest_versions(part) for part in versions(kind)]
         for part in parts:
@@ -217,7 +217,7 @@ class _RecordVersionsApplication:
         self._counts.update(removed=replica_rows.delete_rows(self._connection, t.topic.c.topic_id, ids))
 
     def _find_columns_for_tombstones(self, kind: RecordKind, ids: list[int], covered: pa.Table) -> pa.Table:
-        """Return the columns that tombstones copy from deleted records. For a missing row, read `covered`."""
+        """Return the columns that tombstones copy: from rows of ledgers, or from the record versions in `covered`."""
         if kind is not _K.LEDGER:
             return covered
         rows = replica_rows.read_ledger_columns_for_tombstones(self._connection, ids)

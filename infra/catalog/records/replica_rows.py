@@ -130,7 +130,7 @@ def delete_transaction_parts(connection: Connection, transactions: pa.Table) -> 
 def find_displaced_ids(
     connection: Connection, table: Table, unique_columns: tuple[str, ...], rows: pa.Table
 ) -> list[int]:
-    """Return the ids of existing rows that have the unique columns of a new row, but another id.
+    """Return the ids of existing rows that have the same values in the unique columns as a new row, but another id.
 
     The record of such a row was deleted without a tombstone before the newer record was created.
     """

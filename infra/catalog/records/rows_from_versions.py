@@ -41,14 +41,14 @@ _TABLES: Final[Mapping[RecordKind, tuple[Table, Mapping[str, str | int]]]] = {
     RecordKind.INDEX: (t.delayed_index, {"topic_id": "id", "version": "list_version", "unsealed": 0}),
     RecordKind.SNAPSHOT: (t.transaction_snapshot, {"topic_id": "id", "changes": 0}),
 }
-"""Table of each kind, and the sources of columns without a field of the same name: another field or a constant."""
+"""For each kind, the table, and the source of each column that has no field of its name: a field or a constant."""
 
 UNIQUE_COLUMNS: Final[Mapping[RecordKind, tuple[str, ...]]] = {
     RecordKind.TOPIC: ("name",),
     RecordKind.LIST: ("topic_id", "component", "owner"),
     RecordKind.CURSOR: ("topic_id", "name"),
 }
-"""Unique columns besides the id. Records that were deleted without a tombstone may have the values of newer records."""
+"""Unique columns besides the id. A record that was deleted without a tombstone may have the values of a newer one."""
 
 
 def cast_to_columns(table: Table, rows: pa.Table) -> pa.Table:
@@ -94,7 +94,7 @@ def select_with_parent(versions: pa.Table, parent_ids: Ids, column: str = "id") 
 def select_newest_by_unique_columns(versions: pa.Table, unique_columns: Iterable[str]) -> pa.Table:
     """Return the newest record version for each combination of unique values, in the order of `versions`.
 
-    Other record versions belong to records that were deleted without a tombstone.
+    The record versions that are left out belong to records that were deleted without a tombstone.
     """
     names = list(unique_columns)
     order = [(name, "ascending") for name in names] + [("epoch", "descending"), ("version", "descending")]
@@ -193,7 +193,7 @@ def _parse_parts(table: Table, documents: pa.ChunkedArray, keys: pa.Table) -> Ta
 
 
 def build_tombstone_rows(tombstones: pa.Table, covered_versions: pa.Table, kind: RecordKind) -> TableRows:
-    """Return rows of tombstones. Topic, list and component come from `covered_versions`, the content before deletion.
+    """Return rows of tombstones. Topic, list and component come from `covered_versions`, from before the deletion.
 
     Both tables must ascend by id. `covered_versions` must have at most one record version of each record.
     """

@@ -174,7 +174,7 @@ class _RaidStatements(NamedTuple):
 
 @cache
 def _compile_raid_statements(dialect: str) -> _RaidStatements:
-    """Compile once, because compilation takes longer than execution, and SQLite has one writer at a time."""
+    """Compile once, because compilation takes longer than execution. Other writers of SQLite wait meanwhile."""
     page = build_bulk_parameter(dialect, "page", {"id": BIG})
     in_page = and_(_T.kind == bindparam("of_kind"), _T.id.in_(select(page.source.c.id)))
     mine, removable = (

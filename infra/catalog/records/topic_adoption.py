@@ -1,4 +1,7 @@
-"""Adoption of all staged ledgers of a topic in one transaction. No other process writes, so the topic is not locked."""
+"""Adoption, in one transaction, of all ledgers of a topic that wait for adoption (*staged* ledgers).
+
+The topic is not locked, because no other process writes to the catalog.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -261,9 +264,9 @@ def _store_adopted_segments_and_sequences(
 def _decide_outcomes_for_missing_objects(
     connection: Connection, topic: _TopicInAdoption
 ) -> dict[LedgerId, AdoptionOutcome]:
-    """Return the outcome of each incomplete ledger. The rows of these ledgers stay until the end of adoption.
+    """Return the outcome of each ledger that lacks objects. The rows of these ledgers stay until the end of adoption.
 
-    If a listed ledger is incomplete, data is lost or the object store hides objects. A deletion is not the cause,
+    If a listed ledger lacks objects, data is lost or the object store hides objects. A deletion is not the cause,
     because the record log gets an intent before the first object is deleted.
     """
     if not topic.incomplete_ids:

@@ -47,8 +47,8 @@ def read_buffers(
 ) -> dict[TopicId, BufferView]:
     """Return the buffers of topics, without hidden entries in ledgers below `from_ledger`.
 
-    Outside a snapshot, the caller must read the ledgers before the buffers. Otherwise entries that are registered in
-    between would seem committed. Ranges are read before bitmaps, because the settlement of an abort moves entries
+    Outside a snapshot, the caller must read the ledgers before the buffers. Otherwise, entries registered between the
+    two reads would seem committed. Ranges are read before bitmaps, because the settlement of an abort moves entries
     from ranges to bitmaps.
     """
     buffers = {topic_id: BufferView() for topic_id in topic_ids}

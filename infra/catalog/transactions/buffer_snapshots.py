@@ -85,7 +85,7 @@ class SqlTransactionBufferSnapshots(CatalogAdapter):
 
 
 def _read_buffer(connection: Connection, topic_id: TopicId) -> TransactionBuffer:
-    """Read the buffer of a topic in one snapshot. Markers of `open` transactions will come after `read_to`."""
+    """Read the buffer of a topic. A transaction in the field `open` gets its transaction marker after `read_to`."""
     return TransactionBuffer(
         read_to=read_last_position(connection, topic_id, include_empty=True) or EARLIEST,
         open=read_open_entries(connection, topic_id),
@@ -106,7 +106,7 @@ def read_buffer_snapshot(connection: Connection, topic_id: TopicId, *, lock: boo
 
 
 def add_settled_changes(connection: Connection, changes: Mapping[TopicId, int], *, now_us: int) -> None:
-    """Add to topics' counts of settled transactions, and set when snapshots are due. The topics are share-locked."""
+    """Add `changes` to the counts of settled transactions, and set when snapshots are due. Topics are share-locked."""
     later = now_us + round(SNAPSHOT_AFTER_S * 1_000_000)
     if changes:
         _compile_change_count(connection.dialect.name).execute(connection, changes.items(), now=now_us, later=later)
@@ -155,7 +155,7 @@ def store_buffer_snapshot(connection: Connection, switch: BufferSnapshotReplacem
 
 
 def forget_buffer_snapshots(connection: Connection, is_lost: ColumnElement[bool]) -> int:
-    """Remove references to snapshots. `is_lost` is a condition on `ledger_id`. Return the number of snapshots."""
+    """Remove references to lost snapshots. `is_lost` is a condition on `ledger_id`. Return the number of references."""
     values = {"ledger_id": None, "read_ledger": -1, "read_entry": -1}
     return connection.execute(update(t.transaction_snapshot).where(is_lost).values(values)).rowcount
 

@@ -62,8 +62,8 @@ def end_transactions(
 ) -> list[GroupCommitResult]:
     """Decide locked transactions in the order of `writes`. A repeated request gets the first decision.
 
-    `states` is updated. If this call locks cursors, it also locks `cursors_to_lock_next`, which the caller locks
-    afterwards. So all cursors are locked in one order.
+    `states` is updated. If this call locks cursors, it also locks `cursors_to_lock_next`, the cursors that the caller
+    changes afterwards. So all cursors are locked in one order.
     """
     results: list[GroupCommitResult] = []
     new_state_by_txn: dict[TransactionId, TransactionState] = {}
@@ -136,7 +136,7 @@ def apply_decisions_to_cursors(
     """Acknowledge the entries that committed transactions held, and count the releases of aborted transactions.
 
     Each aborted transaction adds one release to each of its cursors. Entries up to a mark-delete position are not
-    stored again. A cumulative acknowledgement from a read before the abort is refused.
+    stored again.
     """
     committed_keys = {(holder.participant.topic_id, holder.participant.subscription) for holder in committed}
     releases = Counter((holder.participant.topic_id, holder.participant.subscription) for holder in aborted)

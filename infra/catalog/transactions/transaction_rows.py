@@ -160,7 +160,7 @@ def finish_settled_transactions(
 class _FinishingStatements(NamedTuple):
     """Statements that finish transactions.
 
-    They are separate, because a single statement would read participants as they were before it got its locks.
+    There are two statements, because a single statement would read the participants before it gets its locks.
     """
 
     lock: BulkStatement  # in the order of ids
