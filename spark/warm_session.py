@@ -1,4 +1,4 @@
-"""The one Spark session of a process, which stays warm while the process lives."""
+"""The one Spark session of a process, which is kept between bulk jobs."""
 
 import gc
 import logging

@@ -136,7 +136,6 @@ def _find_leftover_ledgers(
 def _make_primary_findings(
     kind: FindingKind, ledgers: Ids, keys: Sequence[str], limits: ComparisonLimits, detail: str, **columns: Ids
 ) -> pa.Table:
-    """Return a finding of the primary bucket for each pair of `ledgers` and `keys`. `columns` are further columns."""
     return make_finding_rows(
         kind,
         len(keys),

@@ -4,7 +4,7 @@
 |---|---|---|
 | `sexton_objects` | an object of a bucket, as a listing shows it | `bucket = …` |
 | `sexton_ledgers` | a row of `ledger` | `ledger_id` with `=`, `<`, `<=`, `>` and `>=` |
-| `sexton_entries` | an entry of the topic of option `topic_id`, ordered in a partition | columns, by option `columns` |
+| `sexton_entries` | an entry of one topic (option `topic_id`), ordered in a partition | columns, by option `columns` |
 
 Executors read rows as Arrow batches. Addresses and credentials are attributes of the classes. They are not options,
 because Spark's plans show options.

@@ -94,7 +94,7 @@ def read_inventory_manifest(path: Path, *, now_us: int) -> Inventory:
 
 
 def _parse_schema(file_format: str, schema: str) -> tuple[str, ...]:
-    """Return column names as Parquet inventories spell them. `schema` is a list of names, or Parquet's own text."""
+    """Return column names in Parquet's spelling. `schema` is a list of names (CSV), or Parquet's text of a schema."""
     if file_format == "CSV":
         return tuple(_PARQUET_NAME_BY_CSV_NAME.get(name.strip(), name.strip().lower()) for name in schema.split(","))
     return tuple(_PARQUET_FIELD.findall(schema))

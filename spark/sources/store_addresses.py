@@ -19,7 +19,7 @@ class BucketAddress:
     ca_file: str = ""  # the same path on every executor; empty: the setting of the executor's environment
 
     def store(self) -> S3ObjectStore:
-        """Return the bucket. A process has one client for each address."""
+        """Return the object store of the bucket. A process has one client for each address."""
         return _connect(self)
 
 

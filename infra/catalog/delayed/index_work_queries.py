@@ -85,7 +85,7 @@ def count_delayed_totals(connection: Connection) -> CatalogDelayedMessageCounts:
 
 
 def find_droppable_buckets(connection: Connection, topic_id: TopicId, *, now_us: int) -> list[LedgerId]:
-    """Return the topic's index buckets that are no longer needed, ascending by range."""
+    """Return the topic's index buckets whose messages are all due, acknowledged or trimmed, ascending by range."""
     query = select(_B.ledger_id).where(_B.topic_id == topic_id, _match_droppable_buckets(now_us))
     bucket_ids = connection.execute(query.order_by(_B.first_ledger, _B.first_entry)).scalars()
     return [LedgerId(bucket_id) for bucket_id in bucket_ids]

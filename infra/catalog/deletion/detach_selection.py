@@ -133,7 +133,7 @@ def _describe_change_since_read(read: Ledger, now: Ledger | None) -> str:
 def _count_outcomes_of_earlier_detaches(
     connection: Connection, view: TopicListView, ids: list[LedgerId]
 ) -> dict[str, int]:
-    """Return numbers of earlier intents by outcome. Unfinished intents are RETRYING. Stalled intents are left out."""
+    """Return numbers of earlier intents by outcome. Stalled intents do not count. Unfinished intents are RETRYING."""
     p = t.pending_deletion.c
     is_requested = is_one_of(connection, p.ledger_id, ids)
     stalled = match_stalled_intents(view.now_us).label("stalled")

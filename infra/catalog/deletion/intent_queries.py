@@ -76,10 +76,7 @@ def parse_intent_state(stored: str) -> DeletionState:
 
 
 def parse_outcome(state: str, outcome: str | None) -> Outcome | None:
-    """Parse a stored outcome. If the outcome of a PENDING row is unreadable, return `None`.
-
-    For other unreadable outcomes, return the outcome that has the name of the state.
-    """
+    """Parse an outcome. An unreadable one becomes `None` in state PENDING, else the outcome with the state's name."""
     if state not in set(DeletionState):
         return Outcome.INVALID
     if outcome in set(Outcome):

@@ -51,7 +51,8 @@ def detach_ledgers(
 ) -> DetachedBatch:
     """Replace ledgers of the locked list by intents, insert or renew the run of the batch, and write an audit row.
 
-    Stalled intents are taken over. A detach by retention also files intents for abandoned newborn ledgers and uploads.
+    The batch takes over stalled intents. A detach by retention also files intents for abandoned newborn ledgers and
+    for abandoned uploads.
     """
     batch_id, now = order.batch_id, view.now_us
     by_retention = order.ledger_ids is None

@@ -1,4 +1,4 @@
-"""Upkeep of the deletion queue in SQL: take over stalled work, remove old rows, redrive dead letters.
+"""Upkeep of the deletion queue in SQL: take over abandoned work, remove old rows, redrive dead letters.
 
 `move_abandoned_work_to_batch` and `remove_finished_rows` first read in a read-only transaction, because most calls find
 nothing and must be cheap.

@@ -41,7 +41,7 @@ SEVERAL_TOPICS = TopicId(0)
 """Topic id in the row of a run that is about several topics or about no topic."""
 
 DELETION_RUN_KIND: Final = "delete-ledgers"
-"""Kind of the runs that are batches of phase two."""
+"""Value of the column `kind` in the runs of batches of phase two."""
 
 EMPTY_SUMMARY: Final[dict[str, Any]] = {"ledgers": 0, "intents": 0, "finished": {}}
 
@@ -145,9 +145,9 @@ def fingerprint_request(request: str, ids: Sequence[int] | None, *, text_if_no_i
 def lock_then_find_earlier_detach(
     connection: Connection, batch_id: str, request: str, lock: Callable[[], V]
 ) -> V | DetachedBatch:
-    """Call `lock`. If an earlier call had this batch id, return its `DetachedBatch`, otherwise the result of `lock`.
+    """Call `lock`. Return the `DetachedBatch` of an earlier detach with this batch id, or else the result of `lock`.
 
-    The earlier result is returned even if the topic no longer exists.
+    The earlier `DetachedBatch` is returned even if the topic no longer exists.
     """
     try:
         locked = lock()

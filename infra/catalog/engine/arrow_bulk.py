@@ -34,14 +34,14 @@ _DISK_FAILURE_TEXT: Final = re.compile(r"^IO: |I/O error|unable to open|Failed t
 
 
 def compile_sql(query: Select[Any], dialect: str) -> str:
-    """Compile the statement for `sqlite` or `postgresql`, with literals instead of parameters."""
+    """Compile `query` for `sqlite` or `postgresql`, with literals instead of parameters."""
     # Other parameter styles would double each "%".
     sql_dialect = import_module(f"sqlalchemy.dialects.{dialect}").dialect(paramstyle="named")
     return str(query.compile(dialect=sql_dialect, compile_kwargs={"literal_binds": True}))
 
 
 def build_arrow_schema(query: Select[Any]) -> pa.Schema:
-    """Return the Arrow schema of the statement's rows. All columns are 64-bit integers or texts."""
+    """Return the Arrow schema of the rows of `query`. All columns are 64-bit integers or texts."""
     types = ((name, column.type) for name, column in query.selected_columns.items())
     return pa.schema([(name, pa.int64() if isinstance(kind, Integer) else pa.string()) for name, kind in types])
 

@@ -38,7 +38,7 @@ def is_contention(error: DBAPIError) -> bool:
 
 
 def may_be_committed(error: DBAPIError) -> bool:
-    """Return whether a COMMIT that failed with this error may be durable nevertheless."""
+    """Return whether the transaction may be committed although its COMMIT failed with this error."""
     return error.connection_invalidated or _sqlite_code(error) == sqlite3.SQLITE_IOERR
 
 

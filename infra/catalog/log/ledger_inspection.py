@@ -105,7 +105,7 @@ def _find_detached_copies(intents: Iterable[InspectedIntent], live: Iterable[Ins
 def _match_rows_about_ledger(
     ledger_id: LedgerId, of_topics: ColumnElement[bool], intents: list[InspectedIntent], *, live: bool
 ) -> ColumnElement[bool]:
-    """Select audit rows of the ledger or its batches. Without `live`, also select rows whose range has the ledger."""
+    """Select audit rows of the ledger or its batches. If not `live`, also select rows whose range has the ledger."""
     is_in_range = and_(of_topics, _A.first_ledger <= ledger_id, _A.last_ledger >= ledger_id)
     if live:
         is_in_range = and_(is_in_range, _A.first_ledger == _A.last_ledger)

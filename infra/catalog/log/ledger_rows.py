@@ -245,7 +245,7 @@ def set_copy_context(
 
 
 def insert_missing_copies(connection: Connection, topic_id: TopicId) -> None:
-    """Insert a primary copy for each ledger without a copy, so that phase two searches storage for the ledger."""
+    """Insert a primary copy for each ledger without a copy, so that phase two searches for objects of the ledger."""
     lists = select(_LISTS.list_id).where(_LISTS.topic_id == topic_id)
     has_no_copy = t.ledger.c.list_id.in_(lists), ~exists().where(t.ledger_copy.c.ledger_id == t.ledger.c.ledger_id)
     columns = {"kind": literal(CopyKind.LEDGER.value), "state": literal(CopyState.WRITING.value)}

@@ -102,10 +102,7 @@ def _compile_sequence_upsert(dialect: str, more: tuple[str, ...]) -> BulkStateme
 
 
 def store_outcomes_in_sequences(connection: Connection, state_by_txn: Mapping[TransactionId, TransactionState]) -> None:
-    """Drop the sequence ids of aborted transactions, and keep the ids of committed transactions.
-
-    The caller removes the transactions afterwards.
-    """
+    """Drop the sequence ids of aborted transactions, and keep the ids of committed transactions."""
     if not state_by_txn:
         return
     row_txn = tuple_(_P.txn_tc, _P.txn_seq)

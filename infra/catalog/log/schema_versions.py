@@ -40,7 +40,7 @@ class SqlSchemaVersions(CatalogAdapter):
         size_bytes: int,
         sha256: str | None = None,
     ) -> SchemaVersion | None:
-        """Raise a refusal only after the commit, because the transaction files the intent of the newborn ledger."""
+        """Raise the error of a refusal after the commit, because the transaction files the newborn ledger's intent."""
 
         def publish_or_file_intent(connection: Connection) -> SchemaVersion | PreconditionFailed | None:
             topic = lock_topic_or_reopen_intent(connection, topic_id, ledger_id)

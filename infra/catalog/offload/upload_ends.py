@@ -75,9 +75,9 @@ def end_upload_and_file_intent(
 def _shorten_upload_wait_or_file_intent(
     connection: Connection, ledger_id: LedgerId, uuid: str, until_us: int | None, now_us: int
 ) -> None:
-    """Shorten the wait of the upload attempt's last intent. If that intent no longer waits, file one more intent.
+    """Shorten the time that phase two waits for the upload attempt. If the time is over, file one more intent.
 
-    If the last intent has no end time, nothing changes, because an earlier call has ended the upload.
+    If the attempt's last intent has no end time, nothing changes, because an earlier call has ended the upload.
     """
     conditions = (_P.c.ledger_id == ledger_id, _P.c.copy == TIERED.value)
     rows = connection.execute(

@@ -25,7 +25,7 @@ _L, _C, _P = t.ledger.c, t.ledger_copy.c, t.pending_deletion.c
 CREATING: Final = 1
 LISTED: Final = 2
 OTHER_APPLICATION: Final = 4
-"""Bits of `flags`. They replace the texts `state` and `application`, which would be as large as all other columns."""
+"""Bits of `flags`. They replace the texts `state` and `application`, which would be as large as all others together."""
 
 
 def select_ledgers_with_flags(first: int, end: int, own_application: str) -> Select[Any]:

@@ -160,11 +160,7 @@ def _decide_what_to_file(
 
 
 def _decide_orphans_to_file(connection: Connection, orphans: Sequence[OrphanCopy], *, lock: bool) -> _FilingDecision:
-    """Decide which orphans to file.
-
-    The next ledger id is read before the rows, and copies before intents, so that concurrent changes are not
-    overlooked.
-    """
+    """Read the next ledger id before rows, and copies before intents, so that no concurrent change is overlooked."""
     catalog = read_catalog_row(connection)
     ids = {orphan.statement.ledger_id for orphan in orphans}
     rows_by_ledger = read_rows_naming_ledgers(lambda query: map(dict, connection.execute(query).mappings()), ids)

@@ -23,10 +23,7 @@ ReadRows = Callable[[Select[Any]], Iterable[Mapping[str, Any]]]
 
 
 def read_rows_naming_ledgers(read: ReadRows, ledger_ids: Collection[int]) -> dict[int, LedgerRows]:
-    """Return the rows that name each ledger.
-
-    Copies are read before intents, so that a copy that is detached meanwhile is not missed.
-    """
+    """Return rows by ledger. Copies are read before intents, so that a copy that is detached meanwhile is not missed."""
     rows_by_ledger: dict[int, LedgerRows] = {}
     all_ids = sorted(set(ledger_ids))
     for start in range(0, len(all_ids), _MAX_LEDGERS_PER_QUERY):
@@ -93,7 +90,7 @@ def _segment_sums_from_row(row: Mapping[str, Any], prefix: str) -> SegmentSums:
 
 
 def _find_newer_snapshot_ledgers(read: ReadRows, ledgers: Sequence[Mapping[str, Any]]) -> dict[int, LedgerId]:
-    """Return for each snapshot ledger the newer ledger that the same cursor or transaction buffer names now, if any.
+    """Return, by snapshot ledger, the newer ledger that its cursor or transaction buffer names now, if any.
 
     A cursor that is younger than the ledger is ignored, because it is another cursor of the same name.
     """

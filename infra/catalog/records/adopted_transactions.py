@@ -36,9 +36,7 @@ def lock_decided_before_flush(connection: Connection, txns: Iterable[Transaction
 def adopt_transactions(
     connection: Connection, topic_id: TopicId, topic_name: str, segments: Sequence[AdoptedSegment], *, now_us: int
 ) -> None:
-    """Store the transactions of adopted segments, their ranges of entries and their markers.
-
-    `segments` must be in the order of the log.
+    """Store the transactions, ranges of entries and transaction markers of `segments`, which follow the log's order.
 
     A transaction marker decides its transaction. An unknown transaction is inserted as open, with a deadline in the
     past.

@@ -150,10 +150,7 @@ def count_absent_ledgers(connection: Connection) -> int:
 
 
 def count_removed_ledgers(connection: Connection) -> int:
-    """Count ledgers whose rows adoption has removed.
-
-    ENDED ledgers do not count, because they were deleted before the rebuild. LEFT_OUT ledgers do not count, either.
-    """
+    """Count ledgers whose rows adoption has removed. ENDED ledgers and LEFT_OUT ledgers do not count."""
     had_row = _A.standing.not_in([StorageDiscrepancy.STRANGER.value, StorageDiscrepancy.ENDED.value])
     is_settled = (_A.adoptee.is_not(None), _A.adoptee != AdoptionOutcome.LEFT_OUT.value)
     is_removed = ~exists().where(t.ledger.c.ledger_id == _A.ledger_id)

@@ -158,8 +158,8 @@ def _match_changes_to_flush(*, cursors: bool) -> ColumnElement[bool]:
 
     1. A cursor snapshot of the topic has an intent in the outbox. The flush that writes the intent must also write that
        the cursor no longer names the snapshot.
-    2. A transaction with acknowledgements of the subscription has changed. Otherwise a rebuild would undo half of a
-       commit.
+    2. A transaction with acknowledgements of the subscription has changed. If the cursor's change waited, a rebuild
+       would undo half of a commit.
     """
     if cursors:
         return true()
@@ -173,7 +173,7 @@ def _match_changes_to_flush(*, cursors: bool) -> ColumnElement[bool]:
 
 
 def _match_oldest_changes(connection: Connection, page: int, cursors: bool) -> ColumnElement[bool]:
-    """Select the `page` oldest outbox rows. Without `cursors`, leave out cursors, which the flush writes last."""
+    """Select the `page` oldest outbox rows. Without `cursors`, leave out changes of cursors."""
     is_selected = true() if cursors else _O.kind != RecordKind.CURSOR.value
     first_rows = select(_O.version).where(is_selected).order_by(_O.version).limit(page).subquery("page")
     last = connection.execute(select(func.max(first_rows.c.version))).scalar()

@@ -65,10 +65,7 @@ def select_keys_of_all_records() -> Iterator[Select[Any]]:
 
 
 def match_unflushed_records(kind: str, record_id: ColumnElement[int]) -> ColumnElement[bool]:
-    """Select records of `kind` that have a change in the outbox. While any block is staged, select all records.
-
-    `kind` must be in `_INDEXED_KINDS`.
-    """
+    """Select records of an indexed kind with a change in the outbox. While a block is staged, select all records."""
     in_outbox = exists().where(t.record_outbox.c.kind == kind, t.record_outbox.c.id == record_id, _INDEXED_KINDS)
     return or_(in_outbox, exists().select_from(t.record_staged))
 

@@ -1,7 +1,7 @@
 """Load of a rebuilt catalog in SQL: a bulk load into an empty database, complete or not at all.
 
-On PostgreSQL the load is one transaction that locks the tables. On SQLite the load writes a new file. The file gets the
-target's name after it is synced to disk. Triggers are disabled, and indexes are built afterwards.
+On PostgreSQL the load is one transaction that locks the tables. On SQLite the load writes a new file. The file gets its
+final name after it is synced to disk. Triggers are disabled, and indexes are built afterwards.
 """
 
 import os

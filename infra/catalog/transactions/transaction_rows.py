@@ -99,7 +99,7 @@ def lock_transactions(connection: Connection, txns: Iterable[TransactionId]) -> 
 def store_decided_states(
     connection: Connection, states: Mapping[TransactionId, TransactionState], *, now_us: int, timed_out: bool
 ) -> None:
-    """Store the decided states of locked transactions. A transaction with a final state is finished."""
+    """Store the decided states of locked transactions. A transaction with a final state also gets `finished_us`."""
     rows = [(txn.tc_id, txn.sequence, state.value, now_us if state.is_final else None) for txn, state in states.items()]
     trace = current_trace_id()  # stored now, because the broadcast has one trace for many transactions
     _compile_state_update(connection.dialect.name).execute(
