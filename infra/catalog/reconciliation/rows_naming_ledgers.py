@@ -23,7 +23,7 @@ ReadRows = Callable[[Select[Any]], Iterable[Mapping[str, Any]]]
 
 
 def read_rows_naming_ledgers(read: ReadRows, ledger_ids: Collection[int]) -> dict[int, LedgerRows]:
-    """Return rows by ledger. Copies are read before intents, so that a copy that is detached meanwhile is not missed."""
+    """Return rows by ledger. Copies are read before intents, so that no copy that is detached meanwhile is missed."""
     rows_by_ledger: dict[int, LedgerRows] = {}
     all_ids = sorted(set(ledger_ids))
     for start in range(0, len(all_ids), _MAX_LEDGERS_PER_QUERY):
