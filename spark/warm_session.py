@@ -201,7 +201,7 @@ def _uses_only_loopback(master: str) -> bool:
 
 
 def _set_java_home(java: Path) -> None:
-    """Make Spark's scripts start this Java. The scripts prefer JAVA_HOME, even if that folder has no Java."""
+    """Make Spark's scripts start this Java. The scripts prefer JAVA_HOME, even if it names a folder without Java."""
     home = java.parent.parent
     if (home / "bin" / "java").exists():
         os.environ["JAVA_HOME"] = str(home)

@@ -101,7 +101,7 @@ def compare_shard_group(group: ShardGroup, limits: ComparisonLimits) -> GroupCom
 
 
 def find_foreign_objects(table: pa.Table, limits: ComparisonLimits) -> pa.Table:
-    """Return a finding FOREIGN for each old object of `table`. No key in `table` can be a key of a ledger."""
+    """Return a FOREIGN finding for each old object of `table`. No key in `table` can be a key of a ledger."""
     old = table.filter(pc.less(table["modified_us"], limits.before_us))
     columns = {"bucket": old["bucket"], "key": old["key"], "size_bytes": old["size_bytes"]}
     return make_finding_rows(

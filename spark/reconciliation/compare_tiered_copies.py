@@ -22,7 +22,7 @@ Row = Mapping[str, Any]
 def compare_tiered_copies(group: ShardGroup, intents: IntentIds, limits: ComparisonLimits) -> list[pa.Table]:
     """Find tiered objects without an offload context, and contexts whose objects are absent or have another length.
 
-    An unreadable context may name any tiered object of the ledger, so no tiered object of the ledger is an orphan.
+    If a ledger has an unreadable context, no tiered object of the ledger is an orphan, because the context may name it.
     """
     copies = group.copies
     unreadable = intents.unreadable | set(copies.filter(pc.equal(copies["uuid"], ""))["ledger_id"].to_pylist())
@@ -105,7 +105,7 @@ def _find_absent_objects(
 def _find_changed_lengths(copies: pa.Table, pairs: Sequence[Row], limits: ComparisonLimits) -> Iterator[pa.Table]:
     """Find objects of LIVE copies with another length than the offload context states. Skip contexts without lengths.
 
-    As in the primary bucket, a longer object is reported only if it is old.
+    A longer object is reported only if it is old.
     """
     stored = {
         (pair["ledger_id"], pair["bucket"], pair["uuid"], part): (size, modified_us)

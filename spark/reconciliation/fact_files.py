@@ -1,7 +1,7 @@
 """Files that pass facts about storage and catalog from one job of a reconciliation to later jobs.
 
-A fact is an object or a row. Facts are split by groups of shards, so that one task can compare a group alone. Files
-are Arrow IPC named `{stem}-{task}-{group}.arrow`. A task that runs twice leaves the same files.
+A fact is an object or a row. Facts are split by groups of shards, so that one task can compare one group. Files are
+in Arrow's IPC format, and are named `{stem}-{task}-{group}.arrow`. A task that runs twice leaves the same files.
 """
 
 from collections.abc import Iterable, Iterator

@@ -201,7 +201,7 @@ class _CatalogRowWriter:
     def _read_unique_and_write_tombstones(
         self, task: _WriteTask, kind: RecordKind, topic_ids: Ids | None = None
     ) -> pa.Table:
-        """Return all records of a kind with unique names, ascending by id. `topic_ids` selects records of topics."""
+        """Return the records of a kind with unique names, ascending by id. With `topic_ids`, only of these topics."""
         tables = [block_schema(kind).empty_table()]
         for id_range in task.ranges:
             if any(block.kind is kind for block in id_range.blocks):

@@ -1,8 +1,8 @@
 """Changes since the last flush, read in one transaction as record versions.
 
 One statement reads the rows of one kind. A second statement reads rows of another table if a record consists of several
-rows. If rows cannot be converted to Arrow, each half is converted separately, until only rows with a bad value are left
-out.
+rows. If rows cannot be converted to Arrow, each half of the rows is converted separately, until only rows with a bad
+value are left out.
 """
 
 import json

@@ -1,8 +1,8 @@
 """Outbox of the record log: changes of records that no flush has written yet.
 
 Triggers insert a row in the transaction of each change, under the lock of the changed row. When a flush is settled, the
-flushed rows are removed. `enqueue_records` inserts rows without a change. The column `version` numbers the changes. In
-blocks, the column of this name has the number of the manifest (ADR 15).
+flushed rows are removed. `enqueue_records` inserts rows for unchanged records. The column `version` numbers the
+changes. In blocks, the column `version` has the number of the manifest (ADR 15).
 
 No trigger records the removal of a row. After a durable deletion, the new tombstone is flushed instead. The removal of
 a copy raises the ledger's generation, and a trigger records this change.
@@ -84,7 +84,7 @@ def enqueue_records(connection: Connection, keys: Select[Any], *, at_us: int) ->
 
 
 def remove_outbox_rows(connection: Connection, versions: Sequence[int]) -> None:
-    """Remove the outbox rows with these versions. Versions without a gap are removed as a range."""
+    """Remove the outbox rows whose column `version` is in `versions`. Numbers without a gap are removed as a range."""
     if not versions:
         return
     version, first, last = t.record_outbox.c.version, min(versions), max(versions)

@@ -144,7 +144,7 @@ def add_pending_stamp(connection: Connection, stamp: str, *, now_us: int) -> Non
 
 
 def is_manifest_settled(connection: Connection, number: int) -> bool:
-    """Lock the row. Return whether the manifest with this number or a newer manifest is settled."""
+    """Lock the row of `record_log`. Return whether the manifest with this number or a newer manifest is settled."""
     manifest = connection.execute(select(_L.manifest).with_for_update()).scalar()
     if manifest is None:
         raise lost_row_error(t.record_log.name)

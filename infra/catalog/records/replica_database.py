@@ -1,8 +1,8 @@
 """Replica database in SQL. One transaction applies record versions and stores the newest manifest.
 
-Only record versions of manifests that were not applied yet are applied, so they are newer than all rows. Rows are built
-as in a rebuild, with three differences. A tombstone removes rows. A topic may take the name of a topic that was deleted
-without a tombstone. Totals of ledgers with new segments are computed again.
+The record versions come only from manifests that were not applied before, so they are newer than all rows. Rows are
+built as in a rebuild, with three differences. A tombstone removes rows. A topic may take the name of a topic that was
+deleted without a tombstone. Totals of ledgers with new segments are computed again.
 """
 
 from collections import Counter
