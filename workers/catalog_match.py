@@ -1,7 +1,7 @@
 """Checks that buckets and the Temporal namespace belong to the catalog.
 
-The mark of a namespace is a paused schedule with the catalog's id in its memo, because clients of Temporal Cloud
-cannot change a namespace.
+A namespace is marked by a paused schedule with the catalog's id in its memo. The namespace itself cannot have the mark,
+because clients of Temporal Cloud cannot change a namespace.
 """
 
 import logging
@@ -128,7 +128,7 @@ def mark_or_refuse_primary_and_tiered(
 
 
 def refuse_outdated_catalog(settings: Settings, catalog: SqlCatalog) -> None:
-    """Compare the catalog with the newest manifest of its record log, unless the records bucket has no marker.
+    """Compare the catalog with the newest manifest of its record log. Skip a records bucket without a marker.
 
     Raises:
         CatalogOutdated: The database is older than its record log.

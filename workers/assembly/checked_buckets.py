@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def uses_embedded_store(settings: Settings) -> bool:
-    """Return whether the stack in the home runs the object store. Offload contexts do not name an embedded store."""
+    """Return whether the home's stack runs the object store. If it does, offload contexts contain no endpoint."""
     return bool(settings.s3_endpoint) and read_stack_record(settings.home).get("s3_endpoint") == settings.s3_endpoint
 
 

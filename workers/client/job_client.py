@@ -67,7 +67,7 @@ async def start_job(
 
 
 def _is_new_run(handle: Handle[R]) -> bool:
-    """Return whether the server says that it started this run. If not, the call may have joined an earlier run."""
+    """Return whether the server says that the call started this run. If not, the call may have joined the run."""
     response = getattr(handle, "_start_workflow_response", None)  # the SDK has no public access to this response
     return bool(response and response.started)
 

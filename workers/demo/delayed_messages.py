@@ -25,7 +25,7 @@ from workers.settings import Settings
 
 _PART_COUNT: Final = 3
 MAX_BUCKETS: Final = _PART_COUNT - 1
-"""Setting `delayed_buckets` of the demo. One more index bucket is sealed than this maximum, so that a merge starts."""
+"""Setting `delayed_buckets` of the demo. The demo seals one index bucket more, so that a merge starts."""
 
 DEATH_IN_MERGE: Final = f"catalog.switch_buckets.before=kill@{_PART_COUNT + 1}"
 """Failpoint: the worker dies in the merge, after it has stored the merged index bucket and before the switch."""

@@ -38,7 +38,7 @@ class WrittenTopic:
 
     @property
     def deletable(self) -> list[LedgerId]:
-        """Ledgers in `to_delete` without a foreign object. Sexton must refuse to delete the `contested` ledgers."""
+        """Ledgers in `to_delete` without a foreign object. Sexton must refuse to delete the other ledgers."""
         return [ledger_id for ledger_id in self.to_delete if ledger_id not in self.contested]
 
     @property

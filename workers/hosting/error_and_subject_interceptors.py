@@ -137,7 +137,7 @@ def to_application_error(error: SextonError) -> ApplicationError:
 class WorkflowErrorAndSubjectInterceptor(Interceptor):
     """Interceptor that shows the subject, the failure and the trace of each run in Temporal's Web UI.
 
-    Summaries and *Current Details* are not commands, so a history without them replays, too.
+    Summaries and *Current Details* are not commands of a history. A history without them therefore replays, too.
     """
 
     def workflow_interceptor_class(self, input: WorkflowInterceptorClassInput) -> type[WorkflowInboundInterceptor]:  # noqa: A002 - its name

@@ -3,7 +3,7 @@
 Any SDK and any user of `temporal workflow start` can send any input. If workflow code cannot read the input, the
 workflow task fails and is retried without end. The workflow id is then blocked. These rules prevent that:
 
-1. A run fails at once as `InvalidInput` unless its input is one JSON object of the expected type, within its limits. An
+1. If the input is not one JSON object of the expected type and within its limits, the run fails as `InvalidInput`. An
    invalid signal is ignored with a log line. An invalid update is refused.
 2. If this worker cannot decrypt a workflow payload, the workflow task fails, and Temporal gives the task to another
    worker. The worker's client must defer decryption errors (see `make_data_converter`).

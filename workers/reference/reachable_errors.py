@@ -57,7 +57,7 @@ def list_modules(code: CodePieces) -> list[ModuleType]:
 
 
 def find_documented_activity_errors(code: CodePieces, *, only_called: bool = False) -> set[str]:
-    """Return the documented errors of activities that the code names. `only_called` skips activities without a call.
+    """Return the documented errors of activities in `code`. `only_called` skips activities that `code` does not call.
 
     `NotOwner` is left out for routed activities, because the router repeats the call at the new bundle owner.
     """
@@ -91,7 +91,7 @@ def find_raised_failure_types(code: CodePieces) -> set[str]:
 
 
 def find_guard_refusals(code: CodePieces) -> set[str]:
-    """Return the types of guard refusals, which are in `GUARDS` of a module. `code` must contain this assignment."""
+    """Return the error types in `GUARDS` of each module whose assignment to `GUARDS` is in `code`."""
     guarded_modules = {module.__name__ for module, piece in code if "GUARDS" in _assigned_names(piece)}
     return {kind for module in list_modules(code) if module.__name__ in guarded_modules for kind in module.GUARDS}
 
