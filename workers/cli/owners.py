@@ -44,7 +44,7 @@ def list_bundle_owners_and_workers(
     (the owner's session has ended). The command changes nothing.
 
     A worker publishes its load: 0 is idle, 1 is full. A worker that cannot reach the catalog acquires no bundle. With
-    the setting ownership=single there are no sessions. The worker that acquired a bundle last then counts as its owner.
+    the setting ownership=single there are no sessions, and the last worker that acquired a bundle counts as its owner.
     """
     from workers.operations.bundle_owners import read_ownership_overview  # noqa: PLC0415 - start-up time
 

@@ -194,7 +194,7 @@ Watch = Annotated[bool, typer.Option("--watch", help="Go on until the command is
 def follow_record_log(
     context: CommandContext, *, into: IntoReplica, bucket: From = None, seed: Seed = False, watch: Watch = False
 ) -> Answer:
-    """Apply the record log to a replica: a database of its own, which serves reads and refuses writes.
+    """Apply the record log to a replica: a separate database, which serves reads and refuses writes.
 
     An empty database is seeded. A later run applies what is new, also after an interruption. If raids did not wait for
     the replica (STALE), or if the catalog was rebuilt, the replica is refused until it is seeded again.

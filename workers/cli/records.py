@@ -44,8 +44,8 @@ def show_record_log(context: CommandContext) -> Answer:
 
     `oldest_change_s` is the age of the oldest of these changes, which are lost if the database is lost now. The command
     is refused if the bucket lacks the manifest that the catalog knows, or if the database is older than its record log.
-    `refused` counts records with a value that no block can store. Flushes leave them out, and `refused_records` says
-    what to repair.
+    `refused` counts records with a value that no block can store. Flushes leave these records out, and
+    `refused_records` says what to repair.
     """
     from logstore.records.services.flusher import find_unrecordable  # noqa: PLC0415 - start-up time
     from logstore.records.services.manifest_publication import require_known_manifest  # noqa: PLC0415 - start-up time

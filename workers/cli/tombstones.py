@@ -83,8 +83,7 @@ def raid_tombstones(context: CommandContext, *, eligible_age: EligibleAge = None
 def estimate_tombstone_bytes(context: CommandContext, *, records: Records, key_bytes: KeyBytes = 8) -> Answer:
     """Estimate the bytes of tombstones: in the catalog with its indexes, and in defragmented blocks.
 
-    For comparison, Aerospike would need 64 bytes and the key in memory for each tombstone, and 128 bytes and the key on
-    disk. The answer has these sums.
+    For comparison, Aerospike needs 64 bytes and the key of each in memory, and 128 bytes and the key on disk.
     """
     from dataclasses import asdict  # noqa: PLC0415 - start-up time
 

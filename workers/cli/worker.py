@@ -48,9 +48,9 @@ def deploy_build(
     """Make a build current in Worker Versioning, or start a share of new runs on it.
 
     A build that becomes current ends every ramp. To roll back, deploy the earlier build. A pinned run ends on the build
-    on which it began, so the workers of this build must run until it is DRAINED. Other runs move to the new build at
-    their next step. Workers take part if the setting deployment_name is set. A build is refused if no worker polls one
-    of its task queues now. You may repeat the command.
+    on which it began, so the workers of this build must run until it is DRAINED. Unpinned runs move to the current
+    build at their next step. Workers take part if the setting deployment_name is set. A build is refused if no worker
+    polls one of its task queues now. You may repeat the command.
     """
     from infra.stack.stack_home import StackHome  # noqa: PLC0415 - start-up time
     from infra.stack.worker_records import find_crashed_worker_ids  # noqa: PLC0415

@@ -85,7 +85,7 @@ async def restart_schedule(client: Client, schedule_id: str) -> list[str]:
     Return the ids of the ended workflows. A paused schedule starts no run. Idempotent.
 
     Raises:
-        UnknownObject: The namespace has no such schedule of Sexton.
+        UnknownObject: Sexton has no schedule with this id in the namespace.
     """
     schedules = {schedule.id: schedule for schedule in await describe_schedules(client)}
     if schedule_id not in schedules:

@@ -103,9 +103,9 @@ class TransactionClient:
         up_to: Position | None = None,
         releases: int | None = None,
     ) -> AcknowledgeResult:
-        """Acknowledge entries at the commit of the transaction. Until then no other consumer receives them.
+        """Acknowledge entries at the commit of the transaction. Until then no other consumer receives these entries.
 
-        `up_to` selects all entries up to this position. It requires the `releases` from before the read of these
+        `up_to` selects all entries up to this position, and requires the `releases` from before the read of these
         entries.
 
         Raises:

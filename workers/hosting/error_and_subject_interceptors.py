@@ -213,7 +213,7 @@ def run_failure_from_step_failure(error: ActivityError | ChildWorkflowError) -> 
 
 
 def add_trace_id_to_details(error: ApplicationError, trace_id: str | None) -> ApplicationError:
-    """Return the error with the trace id in its details, unless they have one. The message does not change."""
+    """Return the error with a trace id in its details. An existing trace id stays, and the message does not change."""
     if trace_id is None or find_detail(error.details, TRACE_ID) is not None:
         return error
     return ApplicationError(

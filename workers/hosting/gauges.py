@@ -216,8 +216,7 @@ def _age_s(since_us: int | None, now_us: int) -> int:
 class PeriodicGauges:
     """Periodic update of gauges.
 
-    If the catalog does not answer, an update ends early. An unexpected fault of one source does not affect other
-    sources.
+    If the catalog does not answer, an update ends early. Unexpected faults of a source do not affect other sources.
     """
 
     def __init__(self, *updaters: Callable[[], None]) -> None:

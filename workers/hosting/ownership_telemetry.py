@@ -6,7 +6,7 @@ Spans:
 - `ownership.suspended` lasts while the connection is lost.
 - `ownership.acquire` lasts while bundles are acquired.
 
-During a recovery, other events, such as `session opened`, are in its span. Otherwise they are spans of length 0.
+Another event, such as `session opened`, is in the span of a running recovery. Otherwise it is a span of length 0.
 """
 
 import logging

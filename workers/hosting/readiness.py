@@ -1,4 +1,4 @@
-"""Readiness of a worker. A worker is ready if it polls its queues, and all services that every job needs answer.
+"""Readiness of a worker. A worker is ready if it polls its queues and all required services answer.
 
 Each service has its own check, so that one hanging service does not hide other faults. ZooKeeper is not checked,
 because a worker without a session can still work on topics without a bundle owner.
