@@ -1,4 +1,4 @@
-"""Position of an entry: a ledger and the entry's number in that ledger, like Pulsar's `Position`."""
+"""Position of an entry: a ledger and the entry's number in that ledger. Source: Pulsar's `Position`."""
 
 import re
 from dataclasses import dataclass

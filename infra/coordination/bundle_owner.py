@@ -1,7 +1,7 @@
 """Thread that owns bundles for a worker, across the worker's sessions.
 
-- SUSPENDED: `BundleOwner` keeps its leases, but returns no lease before it has reconnected to the same session.
-- EXPIRED: `BundleOwner` drops all leases, opens a new session, and acquires or gives up each bundle of the old session.
+- Session SUSPENDED: `BundleOwner` keeps its leases, but returns no lease until it has reconnected to the session.
+- Session EXPIRED: `BundleOwner` drops all leases, opens a new session, and acquires or gives up its old bundles.
 - All ZooKeeper calls except `find_owner` run on this thread. Kazoo's thread only fills a queue (kazoo#355).
 
 Source: PIP-57.

@@ -40,7 +40,7 @@ class BundleTakeoverRules:
         self._left_until |= dict.fromkeys(bundles, now + self._times.rest_s)
 
     def leave_briefly(self, bundles: Iterable[BundleId], now: float) -> None:
-        """Leave released bundles, for `takeover_grace_s`, to the workers that rank first. These take them at once."""
+        """Leave each released bundle, for `takeover_grace_s`, to the worker that ranks first and takes it at once."""
         self._left_until |= dict.fromkeys(bundles, now + self._times.takeover_grace_s)
 
     def find_due_bundles(self, view: OwnershipView, now: float) -> set[BundleId]:

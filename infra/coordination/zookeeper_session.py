@@ -71,7 +71,7 @@ class SessionState(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnsembleOptions:
-    """Address of ZooKeeper and the identity of its client.
+    """Address of ZooKeeper, and identity of the client.
 
     Args:
         hosts: One or more `host:port`, separated by commas, and optionally a slash and the path of Sexton's nodes.
@@ -91,7 +91,7 @@ class EnsembleOptions:
 class ZooKeeperSession:
     """Open session with ZooKeeper. Construction connects.
 
-    `on_change` is called on kazoo's thread at each change of `state`. It must return at once.
+    `on_change` is called on kazoo's thread at each change of `state`, and must return at once.
 
     Raises:
         ServiceFailed: No server answers, the servers refuse the connection, or the path does not exist.

@@ -62,7 +62,7 @@ class TransactionParticipantRow(SQLModel, table=True):
 
 
 class BufferRangeRow(SQLModel, table=True):
-    """Consecutive entries of one transaction in a ledger. The row stays until the ledger's topic is settled."""
+    """Consecutive entries of one transaction in a ledger. The row stays until the ledger's topic is told."""
 
     __tablename__ = "buffer_range"
     __table_args__ = (

@@ -28,7 +28,7 @@ class BucketListing:
 
     1. This class sorts each page.
     2. A request sends a `StartAfter` below the requested key.
-    3. Wrong order across pages is an error, because a merge of two sorted streams would lose keys.
+    3. A page that begins before the end of the last page is an error, because callers rely on the order.
     """
 
     def __init__(

@@ -80,7 +80,7 @@ class DeleteRate:
         return self._keys_per_request
 
     def wait_for_turn(self, key_count: int) -> float:
-        """Wait until a request with `key_count` keys may start. Return the start for `record_throttle`."""
+        """Wait until a request with `key_count` keys may start. Return the start time for `record_throttle`."""
         with self._lock:
             now_s = self._clock()
             start_s = max(now_s, self._next_start_s)

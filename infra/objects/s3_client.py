@@ -115,7 +115,7 @@ class S3BucketsByLocation:
         self._moved_stack_store = cache(lambda location: _StoreAtFormerPort(home, location))
 
     def __call__(self, location: CopyLocation) -> S3ObjectStore:
-        """Return the bucket without connecting to it. Different spellings of a location give the same object."""
+        """Return the bucket without connecting to it. Two spellings of one location give the same instance."""
         if self._has_moved(location.endpoint):
             return self._moved_stack_store(location)
         endpoint, region = location.endpoint or self._home.endpoint, location.region or self._home.region
@@ -132,7 +132,7 @@ class S3BucketsByLocation:
 
 
 class _StoreAtFormerPort(S3ObjectStore):
-    """Bucket of the embedded store whose offload context names the port of an earlier start."""
+    """Bucket of the embedded store, for an offload context with the port of an earlier start."""
 
     def __init__(self, home: S3ObjectStore, location: CopyLocation) -> None:
         super().__init__(home.client, location.bucket, retries=home.retries)

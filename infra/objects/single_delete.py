@@ -56,10 +56,7 @@ class SingleDelete:
             raise errors[0]
 
     def _delete_unless_store_failed(self, store_failed: Event, key: str) -> str | None:
-        """Return the reason if the store refuses this key.
-
-        If `store_failed` is set, raise an error and request nothing.
-        """
+        """Return the reason if the store refuses this key. If `store_failed` is set, raise an error at once."""
         if store_failed.is_set():
             raise StoreUnavailable(f"delete {self._bucket}/{key}: not asked, the store had stopped answering")
         raise_if_stopped()

@@ -110,7 +110,7 @@ def stop_started_service(service: EmbeddedService) -> bool:
 
 
 def end_services(services: Collection[EmbeddedService], end: Callable[[EmbeddedService], bool]) -> list[str]:
-    """End the services in parallel and remove leftover sockets. Return the names of those that ran."""
+    """End the services in parallel and remove leftover sockets. Return the names of services that ran."""
     if not services:
         return []
     with ThreadPoolExecutor(len(services)) as pool:

@@ -45,7 +45,7 @@ class ServiceProcess:
         return None
 
     def start(self, argv: Sequence[str], *, cwd: Path, env: Mapping[str, str]) -> int:
-        """Start the process in a new session, and write the pid file. Return the log's earlier size in bytes."""
+        """Start the process in a new POSIX session, and write the pid file. Return the log's earlier size in bytes."""
         mark = uuid.uuid4().hex
         with self.home.translate_disk_errors():
             log_start = self._rotate_large_log()

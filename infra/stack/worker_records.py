@@ -64,7 +64,7 @@ def read_live_workers(home: StackHome) -> list[WorkerRecord]:
 
 
 def find_crashed_worker_ids(home: StackHome) -> set[str]:
-    """Return the ids of recorded workers that do not run. Ids that a running worker uses are left out."""
+    """Return the worker ids of records whose process does not run, without the ids of running workers."""
     records = _read_records(home)
     live_ids = {record.worker_id for record in records if _is_alive(record)}
     return {record.worker_id for record in records} - live_ids

@@ -30,7 +30,7 @@ def configure_log_stream(*, level: str = "INFO", stream: TextIO | None = None, a
 
     A JSON line has `timestamp` (UTC, ISO 8601), `level`, `logger`, `event` and the fields of `bind_log_fields`. Within
     a span it also has `trace_id` and `span_id`. Libraries that log their requests stay at WARNING, because their lower
-    levels show headers and parameters. Without `as_json`, lines are JSON unless the stream is a terminal.
+    levels show headers and parameters. If `as_json` is `None`, lines are text on a terminal and otherwise JSON.
     """
     target = stream or sys.stderr
     to_json = not target.isatty() if as_json is None else as_json

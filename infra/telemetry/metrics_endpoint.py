@@ -78,7 +78,7 @@ class MetricsEndpoint:
 
 
 def start_metrics_endpoint(address: str, *, buckets: Mapping[str, Sequence[float]] | None = None) -> MetricsEndpoint:
-    """Serve `/metrics` from a new Temporal runtime. Call once in a process, before it creates a client.
+    """Serve `/metrics` from a new Temporal runtime. Call once in a process, before the process creates a client.
 
     Port 0 means any free port. If the port is taken, a free port is used and a warning is logged, because several
     workers on one machine have the same setting. `buckets` has the upper bounds of each histogram by metric name,

@@ -73,7 +73,7 @@ def _run_key(span: SpanRow) -> tuple[Any, Any]:
 
 
 def _build_attempt_gap_placeholders(spans: Mapping[str, SpanRow]) -> Iterator[SpanRow]:
-    """Yield one placeholder for each gap in an activity's attempt numbers. It fills the time between two attempts."""
+    """Yield one placeholder for each gap in an activity's attempt numbers, with start and end of the gap."""
     attempts_by_parent: dict[str, list[SpanRow]] = defaultdict(list)
     for span in spans.values():
         if span.parent_id is not None and span.name.startswith(_RUN_ACTIVITY_PREFIX) and attempt_number(span):

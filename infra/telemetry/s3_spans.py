@@ -19,7 +19,7 @@ _EXPECTED_STATUSES = frozenset({304, 404, 409, 412, 416})  # no failures: an abs
 def trace_s3_calls(client: "S3Client") -> None:
     """Record a span for each call of `client`, never with the content of an object.
 
-    A span has no error if its key is absent or exists already. Without a tracer provider the cost is negligible.
+    An absent key, or a key that is taken, is no error in a span. Without a tracer provider, the cost is negligible.
 
     Source: PostHog #97438: error spans of expected errors hide real errors.
     """

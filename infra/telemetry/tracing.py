@@ -143,7 +143,7 @@ def start_tracing(service: str, *, traces_dir: Path | None, runs_workflows: bool
         service: `service.name`, also part of the file's name: lower-case letters, digits and `-`.
         traces_dir: Directory of `{service}-{pid}.jsonl`, mode 0600. `None` means no file. If the directory is not
             writable, a warning is logged and the work continues.
-        runs_workflows: Whether this process runs workflows. Such a process must call this before it builds its workers.
+        runs_workflows: Whether this process runs workflows. If so, call this before the workers are built.
     """
     global _started  # noqa: PLW0603 - OpenTelemetry allows one provider per process
     from infra.telemetry.sql_spans import trace_all_sql_statements  # noqa: PLC0415 - start-up time

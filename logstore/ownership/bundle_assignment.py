@@ -182,8 +182,8 @@ def decide_reown(
     """Decide about a bundle that this worker had or should take.
 
     The session of the node decides, not the worker's name, because a node of an old session vanishes with that session.
-    If the answer to a create was lost, the node is of this `session` but `acquired` is not. The worker then acquires
-    the bundle again, because another worker may have raised the fence in between.
+    If the answer to a create was lost, the node belongs to `session`, but `acquired` does not. The worker then acquires
+    the bundle again, because another worker may have raised the fence meanwhile.
 
     A `node` of `None` means that there is no node, never that ZooKeeper did not answer.
     """

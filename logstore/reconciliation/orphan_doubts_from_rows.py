@@ -5,9 +5,9 @@
 2. The row of a finished deletion states the ledger owner. Objects of another ledger owner belong to another store.
 3. The ledger's row counts its segments. If fewer rows of segments exist, rows are lost. An object without a row may
    then be one of these segments.
-4. The transaction that publishes a ledger also writes the row that names the ledger. The transaction that removes this
-   row also files the ledger's intents. So if no row names a published ledger, this row is lost. There are two
-   exceptions: a newer ledger has replaced this ledger, or no segment was ever registered in this ledger.
+4. The SQL transaction that publishes a ledger also writes the row that names the ledger. The SQL transaction that
+   removes this row also files the ledger's intents. So if no row names a published ledger, this row is lost. There are
+   two exceptions: a newer ledger has replaced this ledger, or no segment was ever registered in this ledger.
 
 A plan and an apply call the same functions with the same rows. Source: ADR 30.
 """

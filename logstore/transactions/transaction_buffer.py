@@ -53,7 +53,7 @@ _SUBSCRIPTION_PROPERTY: Final = "subscription"
 
 
 def markers_to_entries(markers: Sequence[TransactionMarker]) -> ProducedEntries:
-    """Return an append with one entry per transaction marker, in the same order."""
+    """Return entries of an append: one entry for each of `markers`, in the order of `markers`."""
     entries = []
     for marker in markers:
         properties = {_EPOCH_PROPERTY: str(marker.epoch)}
@@ -99,7 +99,7 @@ class TransactionBuffer:
 
     @property
     def max_read_position(self) -> Position:
-        """Entry before the first message in `open`, or `read_to` if `open` is empty. May be entry -1 of a ledger."""
+        """Entry before the first message in `open`, or `read_to` if `open` is empty. The result may be entry -1."""
         firsts = [
             Position(ledger_id, bits.min()) for entries in self.open.values() for ledger_id, bits in entries.items()
         ]

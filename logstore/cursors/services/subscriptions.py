@@ -18,7 +18,7 @@ _MAX_SNAPSHOT_CHANGES: Final = 16
 """Number of times that other processes may replace a snapshot during one call before the call gives up."""
 
 _MAX_REMEMBERED_SUBSCRIPTIONS: Final = 10_000
-"""Maximum number of subscriptions whose snapshots a process remembers. At this number, the process forgets all."""
+"""Maximum number of subscriptions whose snapshots a process remembers. The process then forgets all snapshots."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,8 +70,8 @@ class Subscriptions:
     def get_for_consumer(self, topic_id: TopicId, name: str) -> Subscription:
         """Return the subscription with the state of `read_state`. Raise the errors of `get`.
 
-        If an open transaction aborts later, it gives its entries back, which raises the subscription's releases. An
-        acknowledgement up to a position with the `releases` of this result is then refused.
+        If an open transaction aborts later, the entries that it acknowledged are given back, which raises the releases.
+        An acknowledgement up to a position with the `releases` of this result is then refused.
         """
         # Held entries are read before the cursor, because a commit moves them to the cursor.
         held_entries = self._transactions.find_held_entries(topic_id, name)
@@ -151,9 +151,9 @@ class Subscriptions:
     def advance_and_fold_cursors_with_snapshots(self, topic_id: TopicId) -> list[SextonError]:
         """Advance each cursor that has a snapshot, and fold small snapshots. Return the errors of single cursors.
 
-        A forced detach reads only the rows of cursors. The first entries after the new mark-delete position may be
-        acknowledged in the snapshot. Without new acknowledgements this position would never advance, and ledgers whose
-        entries are all acknowledged would be kept (apache/pulsar#9136).
+        A forced detach moves mark-delete positions without reading snapshots. The first entries after the new position
+        may be acknowledged in the snapshot. Without new acknowledgements, this position would never advance, and
+        ledgers whose entries are all acknowledged would be kept (apache/pulsar#9136).
         """
         errors = []
         for name in self._cursors.find_cursors_with_snapshot([topic_id]).get(topic_id, []):

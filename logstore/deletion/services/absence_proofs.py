@@ -1,4 +1,4 @@
-"""Proof that objects are gone: ledgers that no listing shows, and keys that a store confirmed as deleted.
+"""Proof that objects are gone: objects of ledgers that no listing shows, and objects whose deletion is confirmed.
 
 A single listing proves nothing (apache/bookkeeper#870). Sexton therefore requires a second empty listing. Sexton also
 requests by name `meta.json` and every segment that may be registered. A request by name is a GET of one byte. A HEAD
@@ -30,7 +30,7 @@ MAX_ASKED_SEGMENTS: Final = 1_000_000
 """Maximum number of segments of one ledger that are requested by name. A million requests take an hour."""
 
 SAMPLE_KEYS: Final = 4
-"""Number of confirmed keys that one removal requests again, whatever its number of ledgers."""
+"""Number of confirmed keys that one removal requests by name. The number does not depend on the number of ledgers."""
 
 _PARALLEL_REQUESTS: Final = 8
 _NAMES_PER_BATCH: Final = 32 * _PARALLEL_REQUESTS
@@ -39,7 +39,7 @@ _NAMES_PER_BATCH: Final = 32 * _PARALLEL_REQUESTS
 def find_absence_doubts(objects: ObjectStore, intents: Sequence[DeletionIntent]) -> dict[int, SextonError]:
     """Return, by `row_id`, why a copy may exist despite an empty listing. Copies without a reason are proved absent.
 
-    After the first failed request, no further request is sent. Copies that are not proved absent yet get its error.
+    After an error of a request, no further request is sent. Copies that are not proved absent yet get this error.
     """
     doubts = _find_doubts_by_second_listing(objects, intents)
     return doubts | _find_doubts_by_reads(objects, [intent for intent in intents if intent.row_id not in doubts])
@@ -48,10 +48,10 @@ def find_absence_doubts(objects: ObjectStore, intents: Sequence[DeletionIntent])
 def sample_and_find_unconfirmed_keys(
     objects: ObjectStore, report: DeleteReport, keys_by_row: Mapping[int, Sequence[str]]
 ) -> dict[int, UnconfirmedKeys | None]:
-    """Return the keys that do not count as deleted, by row. `None` means that all keys of the row count as deleted.
+    """Return the unconfirmed keys by row. `None` means that all keys of the row are confirmed as deleted.
 
-    A key counts as deleted only if `report` confirms its deletion. If the store still has a key of the sample, no key
-    counts as deleted, and each row is retried alone. Raise the errors of `find_undeleted_key_in_sample`.
+    A key is confirmed only if `report` confirms its deletion. If the store still has a key of the sample, no key is
+    confirmed, and each row is retried alone. Raise the errors of `find_undeleted_key_in_sample`.
     """
     unconfirmed_by_row = {row: find_unconfirmed_keys(keys, report) for row, keys in keys_by_row.items()}
     kept_key = find_undeleted_key_in_sample(objects, sorted(report.deleted))
@@ -105,7 +105,7 @@ def find_ledgers_with_objects(objects: ObjectStore, named_keys: Iterable[tuple[i
 
 
 def possible_segment_keys(intent: DeletionIntent) -> Iterator[str]:
-    """Return the keys of all numbers up to `last_segment`. Each may be registered, because races leave gaps.
+    """Return the segment keys of all numbers up to `last_segment`. Each may be registered, because races leave gaps.
 
     Raise `CorruptData` if `last_segment` is `MAX_ASKED_SEGMENTS` or more. Only a damaged row has such a number.
     """

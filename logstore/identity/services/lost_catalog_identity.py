@@ -48,7 +48,7 @@ class LostCatalogIdentity:
         return MarkerChecker(identity).get_checked_bucket(bucket, lambda: store)
 
     def has_marker(self, bucket: NamedBucket, store: ObjectStore) -> bool:
-        """Return whether a bucket has the marker. Raise the errors of `MarkerChecker.require_ours_or_unmarked`."""
+        """Return whether the bucket is marked. Raise the errors of `MarkerChecker.require_ours_or_unmarked`."""
         return (
             MarkerChecker(LostCatalogIdentity(self._catalog_id)).require_ours_or_unmarked(bucket, store)
             is MarkerState.OURS

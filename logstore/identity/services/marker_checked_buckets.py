@@ -1,7 +1,7 @@
 """Buckets that are used only after their marker was compared with this catalog.
 
-Some buckets also need a check that this database is still the catalog, because the catalog may have been rebuilt in
-another database. The check runs before the first use and each removal, and at intervals before other uses.
+Some buckets also need a check by the record log that this database is still the catalog, because the catalog may have
+been rebuilt in another database. The check runs before the first use, before each removal, and at intervals.
 """
 
 import threading
@@ -325,7 +325,7 @@ def _find_key_of_role(role: BucketRole, store: ObjectStore) -> str | None:
 
 
 def _was_certainly_stored(copy: InspectedCopy) -> bool:
-    """Return whether this catalog certainly stored the copy. It is unknown for newborn ledgers and dead letters."""
+    """Return whether this catalog certainly stored the copy. Newborn ledgers and dead letters are not certain."""
     is_pending = copy.state == DeletionState.PENDING.value
     has_objects = copy.intent.segments > 0 and was_published(copy.intent.context)
     return copy.state == CopyState.LIVE.value or (is_pending and has_objects)

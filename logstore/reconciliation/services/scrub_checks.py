@@ -49,9 +49,9 @@ def find_damage(check: Callable[[], None], is_named: Callable[[], bool]) -> Obje
 
 
 def require_undamaged_segment(objects: ObjectStore, segment: Segment, spend_bytes: SpendBytes) -> None:
-    """Read a whole segment, and compare length and digest with the segment's row. Some rows have no digest.
+    """Read a whole segment, and compare length and digest with the segment's row.
 
-    Raise `SegmentGone` or `CorruptData` for damage.
+    If the row has no digest, compare only the length. Raise `SegmentGone` or `CorruptData` for damage.
     """
     key = segment_key(segment.ledger_id, segment.number)
     stored = objects.get(key)
