@@ -1,7 +1,7 @@
 """Thread that owns bundles for a worker, across the worker's sessions.
 
 - Session SUSPENDED: `BundleOwner` keeps its leases, but returns no lease until it has reconnected to the session.
-- Session EXPIRED: `BundleOwner` drops all leases, opens a new session, and acquires or gives up its old bundles.
+- Session EXPIRED: `BundleOwner` drops all leases. With `RECONNECT`, it opens a session and acquires the bundles again.
 - All ZooKeeper calls except `find_owner` run on this thread. Kazoo's thread only fills a queue (kazoo#355).
 
 Source: PIP-57.

@@ -84,7 +84,7 @@ class ServiceProcess:
         return process is not None
 
     def summarize_last_failure_lines(self, start_byte: int = 0) -> str:
-        """Return the last two log lines after `start_byte` that name a failure, in at most 400 characters."""
+        """Return the last two log lines after `start_byte`, preferably of failures, in at most 400 characters."""
         try:
             with self.log_file.open("rb") as log:
                 size = log.seek(0, os.SEEK_END)

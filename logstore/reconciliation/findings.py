@@ -67,7 +67,7 @@ class FindingFate(StrEnum):
     """Result of an apply for one finding."""
 
     DELETED = "deleted"  # storage confirms the deletion
-    STARTED = "started"  # another workflow deletes it
+    STARTED = "started"  # another workflow deletes the objects
     KEPT = "kept"  # nothing was deleted: the finding is no longer true, or not safe to remove
     FAILED = "failed"  # objects remain: the deletion is a dead letter, or is retried
 

@@ -110,7 +110,7 @@ def check_fraction(name: str, value: float) -> None:
 def check_orphan_share(findings: Mapping[str, int], ledgers: int, max_share: float) -> None:
     """Raise `PreconditionFailed` if an apply would remove more than `max_share` (0 to 1) of all ledgers.
 
-    `findings` has the plan's counts by kind. `ledgers` is the number of ledgers in the catalog at the plan.
+    `findings` has counts by kind. All ledgers are the catalog's `ledgers` at the plan, plus the orphans.
     """
     check_fraction("max-orphan-share", max_share)
     weighed = {kind.value: findings.get(kind.value, 0) for kind in _WEIGHED_KINDS}

@@ -27,7 +27,7 @@ class Subscription:
     state: CursorState
     created_us: int
     seeks: int = 0  # how often a seek replaced the state
-    releases: int = 0  # to pass with a cumulative acknowledgement of entries read with this state
+    releases: int = 0  # to pass with `up_to`, for entries that were read with this state
     lost_snapshot: LedgerId | None = None  # lost cursor ledger: the state lacks its acknowledgements
 
 
