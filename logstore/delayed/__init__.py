@@ -1,1 +1,1 @@
-"""Delayed messages, and an index of waiting messages, so that readers do not fetch a message too early."""
+"""Delayed messages, and the index that lists waiting messages by delivery time."""

@@ -1,7 +1,7 @@
-"""Contents of new index buckets: selection of messages from the log, limits, and merge by delivery time.
+"""Contents of new index buckets: messages selected from the log, limits that trigger a seal, and merge of rows.
 
-A source yields the rows of one index bucket in windows, which are sorted `DelayedRows`. A merge has one window of each
-source in memory, never a whole index bucket.
+Each source of a merge yields the rows of one index bucket in windows, which are sorted `DelayedRows`. Memory has one
+window of each source, never a whole index bucket.
 
 Source: PIP-195 (sealing and merging of index buckets); apache/pulsar#26251, where a merge skipped the first snapshot
 segment.
@@ -27,7 +27,7 @@ def merge_sorted_sources(
     from_ms: int | None = None,
     on_skipped: Callable[[DelayedRows], None] = lambda _: None,
 ) -> Iterator[DelayedRows]:
-    """Merge sources, each of which is sorted, into one sorted sequence of windows. No window is empty.
+    """Merge sorted sources into one sorted sequence of windows. No window is empty.
 
     All positions of a source must precede all positions of the next source. Rows that are due before `from_ms` are
     skipped. `on_skipped` receives all skipped rows, in one or more calls, before the first window is yielded.
@@ -66,9 +66,9 @@ class _SourceWindow:
 def _take_window(heads: Sequence[_SourceWindow]) -> DelayedRows:
     """Remove and return all rows in memory that no unread row can precede.
 
-    The *cut* is the earliest of the last delivery times of all windows. Rows that are due before the cut are removed.
-    Rows that are due at the cut are removed only from the sources up to the first one whose window ends at the cut. The
-    next window of this source may also begin at the cut, and its rows must precede the rows of later sources.
+    Each window ends at its last delivery time. The *cut* is the earliest of these ends. Rows that are due before the
+    cut are removed. Rows that are due at the cut are removed up to and including the first source whose window ends at
+    the cut. Unread rows of this source may also be due at the cut, and must precede the rows of later sources.
     """
     cut_ms = min(head.last_ms for head in heads)
     first = next(number for number, head in enumerate(heads) if head.last_ms == cut_ms)
@@ -90,7 +90,7 @@ def merge_row_ranges(parts: Sequence[DelayedRows]) -> DelayedRows:
 def select_delayed_rows(
     ledger_id: LedgerId, first_entry: int, table: "pa.Table", *, wanted: range, hidden: BitMap | None, now_ms: int
 ) -> DelayedRows:
-    """Return the messages of a stored segment that are not due at `now_ms`, without `hidden` entries.
+    """Return those messages of a stored segment that are not due at `now_ms`. Leave out `hidden` entries.
 
     `table` has the segment's column `deliver_at_ms`, in entry order. `first_entry` is the entry id of the table's first
     row. Entries with ids outside `wanted`, a range with step 1, are left out.
@@ -110,10 +110,10 @@ def select_delayed_rows(
 
 
 def should_seal(limits: SealAndMergeLimits, *, entries: int, ledgers: int, idle_s: float | None) -> bool:
-    """Return whether the unsealed part of a log has reached a limit.
+    """Return whether the unsealed part of a log has reached one of `limits`.
 
-    `entries` counts unsealed entries with a delivery time. `ledgers` counts ledgers with any unsealed entries. `idle_s`
-    is the time since the newest entry with a delivery time was written, or `None` if this time is not known.
+    `entries` is the number of unsealed entries with a delivery time. `ledgers` is the number of ledgers with unsealed
+    entries of any kind. `idle_s` is the age of the newest entry with a delivery time, or `None` if unknown.
     """
     if not entries:
         return False
@@ -122,7 +122,7 @@ def should_seal(limits: SealAndMergeLimits, *, entries: int, ledgers: int, idle_
 
 @dataclass
 class IndexBucketDraft:
-    """Index bucket that is being filled. Segments of the log are added in order."""
+    """Index bucket that is being filled. Segments are added in the order of the log."""
 
     first: Position  # first entry of the covered range
     last: Position | None = None  # last entry of the covered range; None before the first `add_segment`
@@ -138,7 +138,7 @@ class IndexBucketDraft:
             self.messages += len(rows)
 
     def is_full(self, limits: SealAndMergeLimits) -> bool:
-        """Return whether the draft has reached a limit. A draft without messages is never full."""
+        """Return whether the draft has reached one of `limits`. A draft without messages is never full."""
         return self.messages >= limits.messages or (bool(self.messages) and len(self.ledgers) >= limits.ledgers)
 
     def merge_rows(self) -> DelayedRows:

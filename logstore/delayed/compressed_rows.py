@@ -1,14 +1,14 @@
 """Rows of the index of delayed messages, compressed in memory.
 
-Rows ascend by delivery time, and entries that were appended together are often due together. So neighbouring rows
-differ little. A column is encoded in the smaller of two forms:
+Rows ascend by delivery time, and entries that were appended together are often due together. So a row differs little
+from the previous row. A column is encoded in the smaller of two forms:
 
 1. for each row, the value minus a base value of the column;
 2. for each row, the difference to the previous row's value, minus a base difference of the column.
 
-All numbers of a column have the same width: 0, 1, 2, 4 or 8 bytes. Numbers that do not fit are stored separately,
-with their row numbers. If all messages have the same delay, or delays of whole minutes, a message takes at most 1 byte.
-One bitmap for each delivery time and ledger would take 2 bytes an entry, unless the entries have adjacent ids.
+All numbers of a column have the same width: 0, 1, 2, 4 or 8 bytes. Numbers that do not fit into this width are stored
+separately, with their row numbers. If all messages have the same delay, or delays of whole minutes, a message takes at
+most 1 byte. In a bitmap, an entry takes 2 bytes if its id is not adjacent to the id of another entry.
 
 Source: frame of reference with patches (Zukowski et al., "Super-Scalar RAM-CPU Cache Compression", 2006).
 """
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from logstore.delayed.delayed_rows import Int64Array
 
 _ROWS_PER_BLOCK: Final = 1_024
-"""Number of rows in a block of a compressed column. A reader can decode differences from the start of any block."""
+"""Number of rows in a block of a compressed column. Decoding can begin at the first row of any block."""
 
 _MAX_SAMPLE_ROWS: Final = 1_024
 _BYTES_PER_PATCH: Final = 12  # an int64 value and a uint32 row number
@@ -116,7 +116,7 @@ class CompressedRows:
 
 
 def _estimate_smallest_packing(numbers: "Int64Array") -> tuple[float, int, int]:
-    """Return estimated size in bytes, base and width of the smallest packing, from a sample of the numbers."""
+    """Estimate the smallest packing from a sample of `numbers`. Return its size in bytes, its base and its width."""
     sample = numbers[:: len(numbers) // _MAX_SAMPLE_ROWS + 1].copy()
     sample.sort()
     forms = [(8.0 * len(numbers), 0, 8)]

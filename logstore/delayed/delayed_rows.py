@@ -29,7 +29,7 @@ _MAX_FLAGS_PER_VALUE: Final = 32
 """Maximum size of a lookup table, in flags per value to look up. If the table would be larger, sorting is faster."""
 
 _MAX_VALUES_WITHOUT_TABLE: Final = 16
-"""Maximum number of values that are looked up one by one. For more values, a table is faster."""
+"""Maximum number of values that are looked up one by one. For more values, a table or a sort is faster."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -61,7 +61,7 @@ class DelayedRows:
 
     @staticmethod
     def from_messages(messages: Iterable[tuple[int, Position]]) -> "DelayedRows":
-        """Return the rows of (delivery time, position) pairs in any order. The positions must be distinct."""
+        """Return the rows of (delivery time, position) pairs, sorted. The positions must be distinct."""
         return DelayedRows.from_tuples(
             (time_ms, position.ledger_id, position.entry_id) for time_ms, position in messages
         )
@@ -75,7 +75,7 @@ class DelayedRows:
 
     @staticmethod
     def from_columns(deliver_at_ms: "Int64Array", ledger_id: "Int64Array", entry_id: "Int64Array") -> "DelayedRows":
-        """Return the rows of three columns, sorted. Rows in log order are sorted fastest."""
+        """Return the rows of three columns, sorted. Columns in log order are sorted fastest."""
         unsorted = DelayedRows(deliver_at_ms, ledger_id, entry_id)
         return unsorted.select_rows(unsorted.sorted_row_numbers())
 
@@ -176,7 +176,7 @@ class DelayedRows:
         return self if keep.all() else DelayedRows(*(column[keep] for column in self.columns()))
 
     def _number_ledgers(self) -> "tuple[list[LedgerId], npt.NDArray[np.intp]]":
-        """Return the distinct ledger ids, ascending, and for each row the index of its ledger id among them."""
+        """Return a list of distinct ledger ids, ascending, and for each row the index of its ledger id in the list."""
         import numpy as np  # noqa: PLC0415 - start-up time
 
         low = int(self.ledger_id.min())

@@ -27,7 +27,7 @@ def add_entries(target: dict[LedgerId, BitMap], entries: Bitmaps) -> None:
 
 
 def remove_entries(target: dict[LedgerId, BitMap], entries: Bitmaps) -> None:
-    """Remove entries from `target` in place, and free their memory."""
+    """Remove entries from `target` in place, and free the memory that they took."""
     for ledger_id, bits in entries.items():
         if ledger_id not in target:
             continue

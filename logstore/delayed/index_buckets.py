@@ -53,7 +53,7 @@ class IndexBucketList:
     def includes_change(
         self, *, expected: int, removed: Collection[LedgerId], added: Collection[LedgerId], sealed_to: Position | None
     ) -> bool:
-        """Return whether this list contains the given change of list version `expected`. Later changes are accepted."""
+        """Return whether this list has the given change of list version `expected`, and possibly later changes."""
         listed = {bucket.bucket_id for bucket in self.buckets}
         is_sealed = sealed_to is None or self.sealed_to >= sealed_to
         return self.version > expected and is_sealed and listed.issuperset(added) and listed.isdisjoint(removed)
@@ -67,7 +67,7 @@ class IndexBucketList:
     ) -> "IndexBucketList":
         """Return the list after a change. Without `sealed_to`, the sealed range keeps its end.
 
-        Raise `InvalidInput` if an index bucket is empty, overlaps another one, or ends after `sealed_to`.
+        Raise `InvalidInput` if an index bucket is empty, overlaps another one, or ends after the sealed range.
         """
         remaining = [bucket for bucket in self.buckets if bucket.bucket_id not in removed]
         buckets = tuple(sorted([*remaining, *added], key=lambda bucket: bucket.first))
@@ -101,6 +101,6 @@ class SealAndMergeLimits:
 def find_pair_to_merge(
     buckets: Sequence[IndexBucket], *, damaged: Collection[LedgerId] = ()
 ) -> tuple[IndexBucket, IndexBucket] | None:
-    """Return the two undamaged neighbours with the fewest messages, or `None`. `buckets` must ascend by range."""
+    """Return the two adjacent, undamaged index buckets with the fewest messages. `buckets` must ascend by range."""
     pairs = (pair for pair in pairwise(buckets) if not {bucket.bucket_id for bucket in pair}.intersection(damaged))
     return min(pairs, key=lambda pair: pair[0].messages + pair[1].messages, default=None)

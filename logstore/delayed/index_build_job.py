@@ -1,4 +1,4 @@
-"""Bulk job that builds indexes of delayed messages: input, ranges of a log for each index bucket, and output files."""
+"""Bulk job that builds indexes of delayed messages: input, range of the log for each index bucket, and output files."""
 
 import json
 import math
@@ -21,7 +21,7 @@ _MAX_MESSAGES_PER_BUCKET: Final = 5_000_000
 class BuildDelayedIndexJob:
     """Job that builds the index buckets of topics from their whole logs.
 
-    The `BulkJobSummary` counts `topics` (`empty`, `gone` and `unreadable` among them), `buckets`, `messages`, `parts`.
+    Counts in the summary: `topics`, `buckets`, `messages`, `parts`, and `empty`, `gone` and `unreadable` topics.
     """
 
     run_id: str
@@ -48,9 +48,9 @@ def split_log_into_bucket_ranges(
     """Cut a log at segment ends into ranges with similar numbers of delayed entries.
 
     `segments` has the first entry, the last entry and the number of delayed entries of each segment, in log order.
-    `total_messages` is the number of delayed entries of all segments. A range has at least `min_messages` delayed
-    entries, except the last range. There are at most `max_buckets` ranges, unless the number of delayed entries in a
-    range would then exceed what a task can sort.
+    `total_messages` is the number of delayed entries of all segments. Every range except the last one has at least
+    `min_messages` delayed entries. There are at most `max_buckets` ranges, or more if a range would be too large for a
+    task.
     """
     min_entries = min(max(min_messages, math.ceil(total_messages / max_buckets)), _MAX_MESSAGES_PER_BUCKET)
     ranges: list[PlannedBucketRange] = []
@@ -78,7 +78,7 @@ class BuiltTopicIndex:
 
 
 class BuiltIndexFiles:
-    """Output files of a job: snapshots of index buckets, and parts. A part is a list of built indexes."""
+    """Output files of a job: snapshots of index buckets, and parts. A part has the built indexes of several topics."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

@@ -2,7 +2,7 @@
 
 The footer has all positions of the index bucket as bitmaps, and the times and the digest of each snapshot segment.
 Columns are delta-encoded and compressed by zstd, and pages have checksums. The footer has no checksum, so readers
-compare the footer's digest (`logstore.log.segment_format.FooterDigest`) before they parse the footer.
+check the footer's digest (`logstore.log.segment_format.FooterDigest`) before they parse the footer.
 
 Source: PIP-195 (bucket snapshots: metadata, then segments by time step). PIP-195 has bitmaps for each segment.
 To make such bitmaps takes as long as the merge itself, so here the bitmaps are for the whole index bucket.
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     import pyarrow.parquet as pq
 
 STEP_MS: Final = 300_000
-"""Range of delivery times that a snapshot segment covers, unless `SEGMENT_ROWS` demands a larger or smaller range."""
+"""Range of delivery times in a snapshot segment. To satisfy `SEGMENT_ROWS`, the range may be larger or smaller."""
 
 SEGMENT_ROWS: Final = (10_000, 100_000)
 """Minimum and maximum number of rows of a snapshot segment. Only the last snapshot segment may have fewer rows."""
@@ -124,7 +124,7 @@ class IndexSnapshotWriter:
             self._write_segments(is_last=False)
 
     def close(self) -> IndexSnapshotFooter:
-        """Write the remaining rows and the footer, and close the file.
+        """Write the remaining rows and the footer. Close the file if `target` is a path.
 
         Raise `InvalidInput` if there are no rows, or if a position is outside the index bucket's range or occurs twice.
         """
@@ -191,7 +191,7 @@ def read_segment(
 ) -> DelayedRows:
     """Return the rows of one snapshot segment. Only the snapshot segment's byte range of `source` is read.
 
-    `number` counts from 0. The caller must have compared the digest of `metadata`. Raise `CorruptData` if the rows
+    `number` counts from 0. The caller must have checked the digest of `metadata`. Raise `CorruptData` if the rows
     differ from the footer, or if a page has a wrong checksum.
     """
     rows = DelayedRows.from_table(_read_row_group(source, number, metadata, name), name=f"{name}, segment {number}")

@@ -81,7 +81,7 @@ class IndexSnapshotFooter:
 
 
 def parse_snapshot_footer(metadata: "pq.FileMetaData", name: str) -> IndexSnapshotFooter:
-    """Return the content of a snapshot's footer. The caller must have compared the digest of the Parquet metadata.
+    """Return the content of a snapshot's footer. The caller must have checked the digest of `metadata`.
 
     Raise `CorruptData` if the file is no snapshot, has an unknown format, or contradicts itself.
     """
@@ -133,7 +133,7 @@ def footer_to_metadata(footer: IndexSnapshotFooter) -> dict[bytes, bytes]:
 
 
 def compress_bitmaps(bitmaps: Bitmaps) -> bytes:
-    """Pack and compress bitmaps. The result begins with the packed length.
+    """Pack and compress bitmaps. The result begins with the length of the packed, uncompressed bitmaps.
 
     An entry id that does not adjoin another id of its bitmap is packed into two bytes. The high byte varies little and
     compresses well.

@@ -4,7 +4,7 @@ A tracker is a cache of one process, shared by all subscriptions of the topic. A
 list of index buckets and the log. For each index bucket the tracker has bitmaps and at most one snapshot segment in
 memory. Readers of the log add messages that are in no index bucket.
 
-Storage may answer late, so the caller reads storage for the tracker.
+Storage may answer late, so the caller can read storage first, and then pass the result to the tracker.
 
 Contract between tracker and readers of the log:
 
@@ -142,15 +142,14 @@ class Tracker:
     def load_list_and_pop_rewinds(
         self, bucket_list: IndexBucketList, opened_sources: Mapping[LedgerId, IndexBucketSource | None] | None = None
     ) -> list[Position]:
-        """Track the messages of exactly the listed index buckets. Return positions from which readers must read again.
+        """Replace the tracked index buckets by the listed ones. Return positions where readers must reread the log.
 
         The message at each returned position is no longer tracked. An index bucket that cannot be read is lost, and the
-        next call tries to read it again. Messages that readers added stay tracked. `opened_sources` is the
-        result of `open_index_buckets`. Without `opened_sources`, this call reads the footers.
+        next call of this method tries to read it again. Messages that readers added stay tracked. `opened_sources` is
+        the result of `open_index_buckets`. Without `opened_sources`, this call reads the footers.
 
-        Messages that `take_due_messages` returned are not tracked again, with one exception. If a bulk job began to
-        build the index before a message was due, the job's index bucket may contain the message after the message
-        was returned. Readers drop messages that they already have.
+        Messages that `take_due_messages` returned are usually not tracked again. Exception: if a bulk job began before
+        a message was due, an index bucket of this job may have the message. Readers drop messages that they have.
 
         Raise `StoreUnavailable`, without any change, if storage does not answer.
         """
@@ -189,8 +188,8 @@ class Tracker:
     def take_due_messages(self, now_ms: int, limit: int) -> DelayedRows:
         """Return at most `limit` due messages that are in memory, in order, and stop tracking them.
 
-        If the result has fewer than `limit` messages, either no more messages are due, or `bucket_to_read` returns an
-        index bucket that the caller must read first.
+        If the result has fewer than `limit` messages, either no more messages are due, or the caller must first load
+        the next snapshot segment of `bucket_to_read`.
         """
         self._now_ms = now_ms
         parts: list[DelayedRows] = []
@@ -203,7 +202,7 @@ class Tracker:
         return DelayedRows.concatenate(parts)
 
     def bucket_to_read(self, now_ms: int) -> IndexBucketSource | None:
-        """Return the index bucket whose next segment must be loaded before `take_due_messages` returns more."""
+        """Return the index bucket of the snapshot segment to load before `take_due_messages` can return more rows."""
         unloaded = [
             source
             for source in self._due_sources(now_ms)
@@ -214,8 +213,8 @@ class Tracker:
     def load_bucket_segment(self, source: IndexBucketSource, segment: DelayedRows | None) -> None:
         """Load the next snapshot segment of an index bucket. Do nothing if the index bucket is no longer tracked.
 
-        If `segment` is `None`, the snapshot segment cannot be read, and the index bucket is lost. `pop_rewinds` then
-        returns the position from which readers find the messages of the index bucket in the log.
+        `None` as `segment` says that the snapshot segment cannot be read. The index bucket is then lost, and
+        `pop_rewinds` returns the position from which readers find its messages in the log.
         """
         if self._source_by_bucket.get(source.bucket.bucket_id) is not source:
             return
@@ -225,7 +224,7 @@ class Tracker:
             source.load_segment(segment)
 
     def _exclude_taken_and_unite(self, sources: Mapping[LedgerId, IndexBucketSource]) -> dict[LedgerId, BitMap]:
-        """Return the entries to track. Exclude from a new source entries that are taken or in an earlier source."""
+        """Return the entries to track. Exclude taken entries, and entries of earlier sources, from each new source."""
         united: dict[LedgerId, BitMap] = {}
         for bucket_id, source in sources.items():
             if bucket_id in self._source_by_bucket:

@@ -11,7 +11,7 @@ from logstore.delayed.snapshot_footer import IndexSnapshotFooter
 from logstore.errors import CorruptData
 
 MAX_ROWS_PER_RUN: Final = 100_000
-"""Maximum rows of a run. Memory grows by one run at a time, because no array is ever doubled (apache/pulsar#16490)."""
+"""Maximum rows of a run. Memory grows by one run at a time, and no array is ever doubled (apache/pulsar#16490)."""
 
 _MAX_LOOSE_ROWS: Final = 1_024
 _BYTES_PER_LOOSE_ROW: Final = 200  # approximate size of a tuple of three integers in a list
@@ -34,11 +34,11 @@ class IndexSnapshotReader(Protocol):
         """
 
     def read_segment(self, bucket: IndexBucket, number: int) -> DelayedRows:
-        """Return the rows of one snapshot segment, counted from 0. Raise the errors of `read_footer`."""
+        """Return the rows of one snapshot segment. `number` counts from 0. Raise the errors of `read_footer`."""
 
 
 class DelayedRowSource(Protocol):
-    """Sorted rows, of which the first ones are taken."""
+    """Source of sorted rows, which are taken from the beginning."""
 
     @property
     def next_ms(self) -> int | None:
@@ -48,7 +48,7 @@ class DelayedRowSource(Protocol):
     def is_loaded(self) -> bool: ...
 
     def peek_due(self, now_ms: int, limit: int) -> tuple[DelayedRows, bool]:
-        """Return at most `limit` due rows in memory, and whether a row that is not in memory may come next."""
+        """Return at most `limit` due rows that are in memory. Also return whether the row after them must be loaded."""
 
     def advance(self, count: int) -> None: ...
 
@@ -104,7 +104,7 @@ class IndexBucketSource:
 
     @property
     def next_ms(self) -> int | None:
-        """Delivery time of the next row in memory. Without one, the first time in the next snapshot segment."""
+        """Delivery time of the next row in memory. If no row is in memory, first time of the next snapshot segment."""
         if len(self._run):
             return self._run.next_ms
         return self._segments[self._next_segment].first_ms if self._has_more_segments else None
@@ -163,7 +163,7 @@ class LogMessageSource:
         self._runs = [SortedRowRun(rows) for rows in remaining if len(rows)]
 
     def list_runs(self, now_ms: int | None = None) -> Sequence[DelayedRowSource]:
-        """Return the runs. With `now_ms`, first move loose rows into a run if one of them is due."""
+        """Return the runs. First move loose rows (rows in no run) into a run if a loose row is due at `now_ms`."""
         if now_ms is not None and self._loose_next_ms is not None and self._loose_next_ms <= now_ms:
             self._flush_loose_rows()
         self._runs = [run for run in self._runs if len(run)]
@@ -191,9 +191,9 @@ class LogMessageSource:
 
 
 def take_due_rows(sources: Sequence[DelayedRowSource], now_ms: int, limit: int) -> DelayedRows:
-    """Take at most `limit` due rows from all sources, in order. Stop where a row that is not in memory may come next.
+    """Take at most `limit` due rows from all sources, in order. Stop if the next row may be one that is not in memory.
 
-    If the result is empty, the source with the lowest `next_ms` must load its next snapshot segment first.
+    If rows are due but the result is empty, the source with the lowest `next_ms` must load its next snapshot segment.
     """
     import numpy as np  # noqa: PLC0415 - start-up time
 

@@ -1,4 +1,4 @@
-"""Port of bulk jobs, which run on a cluster. A bulk job is published completely or not at all."""
+"""Port of bulk jobs, which run on a cluster. The output of a job is published completely or not at all."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -10,8 +10,8 @@ from logstore.reconciliation.bulk_job_inputs_and_results import BulkJob, BulkJob
 class BulkJobRunner(Protocol):
     """Runner of bulk jobs. Each pair of run id and job name has one output.
 
-    Idempotency: any call may be repeated. A published job is not run again. Attempts may overlap, because each attempt
-    has its own folder. The first complete attempt is published, and later attempts are discarded.
+    Idempotency: any call may be repeated. A job with published output does not run again. Attempts may overlap, because
+    each attempt has its own folder. The first complete attempt is published, and later attempts are discarded.
     """
 
     def run_job(
@@ -36,6 +36,6 @@ class BulkJobRunner(Protocol):
         """Return the ids of runs that have output or a folder, ascending."""
 
     def create_run_folder(self, run_id: str) -> Path:
-        """Return the run's folder, which is beside the output of the run's jobs. Create a missing folder."""
+        """Return the run's folder, which is beside the output of the run's jobs. Create the folder if it is missing."""
 
     def remove_run(self, run_id: str) -> None: ...

@@ -44,7 +44,7 @@ class Fence:
 class Fences(Protocol):
     """Fences of bundles. After a worker has raised a bundle's fence, only this worker may write for the bundle.
 
-    PIP-57 has no fences. There, a bundle owner may write until it notices that its session has expired.
+    In PIP-57, which has no fences, a bundle owner may write until it notices that its session has expired.
     """
 
     def count_bundles(self) -> int: ...

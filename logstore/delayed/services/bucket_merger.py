@@ -33,7 +33,7 @@ from logstore.positions import LedgerId, TopicId
 
 _AUDIT_REASON: Final = "merged into a larger bucket"
 _PASSED_MS: Final = 60_000
-"""Margin for clocks. A message that has been due this long by the catalog's clock is due by every process's clock."""
+"""Time after which a message that is due by the catalog's clock is also due by the clock of every process."""
 
 _LOG: Final = logging.getLogger(__name__)
 
@@ -68,7 +68,7 @@ class _MergeSourceReader:
 
 
 class Merger:
-    """Merger of index buckets. Thread-safe. A merge needs space for the new snapshot in `scratch`."""
+    """Merger of index buckets. Thread-safe. A merge needs space for a snapshot in the folder `scratch`."""
 
     def __init__(self, *, index: DelayedIndex, snapshots: IndexBucketSnapshots, scratch: Path) -> None:
         self._index, self._snapshots, self._scratch = index, snapshots, scratch
@@ -76,7 +76,7 @@ class Merger:
     def merge_pair(
         self, topic_id: TopicId, pair: tuple[LedgerId, LedgerId], *, progress: Callable[[int], None] = lambda _: None
     ) -> IndexMergeResult:
-        """Replace two neighbouring index buckets by one. `pair` has the two ids, in the order of the ranges.
+        """Replace two neighbouring index buckets by one. `pair` has the ids of these index buckets, in log order.
 
         `progress` is called repeatedly with the number of messages written so far.
 
@@ -138,7 +138,7 @@ class Merger:
         return IndexMergeResult(switched=True, messages=written_rows, passed=passed)
 
     def _unite_entries(self, sources: tuple[IndexBucket, ...], reader: _MergeSourceReader) -> dict[LedgerId, BitMap]:
-        """Return the entries of all sources. Footers are faster to read than rows."""
+        """Return the entries of all sources. Read them from the footers, which is faster than to read rows."""
         entries: dict[LedgerId, BitMap] = {}
         for bucket in sources:
             reader.bucket = bucket
@@ -151,7 +151,7 @@ def _remove_skipped_entries(
 ) -> None:
     """Remove the skipped `rows` from `entries`, which are the entries of all sources.
 
-    Raise `CorruptData` if a row is not in `entries`. `reader.bucket` is then the index bucket that has the row.
+    If a row is not in `entries`, set `reader.bucket` to the index bucket with this row, and raise `CorruptData`.
     """
     skipped = rows.to_bitmaps()
     if first := first_position(subtract_entries(skipped, entries)):

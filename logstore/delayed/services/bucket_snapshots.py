@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     import pyarrow.parquet as pq
 
 _FOOTER_CACHE_BYTES: Final = 64 << 20
-"""Maximum size of cached footers. So many bytes suffice for some ten million messages."""
+"""Maximum size of cached footers. This is enough for the footers of some ten million messages."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,8 +68,8 @@ class IndexBucketSnapshots:
     ) -> bool:
         """Store a complete seekable snapshot file, and publish it as an index bucket. Return the result of `publish`.
 
-        Idempotency: each call makes a new ledger. `publish` is repeated while its outcome is not known, so `publish`
-        must be idempotent.
+        Idempotency: none, because each call makes a new ledger. `publish` must be idempotent, because `publish` is
+        called again if its outcome is not known.
 
         Raises:
             UnknownObject, PreconditionFailed: The topic does not exist or is not ACTIVE.

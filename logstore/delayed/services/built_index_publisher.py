@@ -1,7 +1,7 @@
 """Publication of index buckets that a bulk job has built. One switch replaces all index buckets of a topic.
 
-Index buckets are built for one list version. If a seal or a merge has changed the list since the build, the built index
-buckets are not published. Nothing is lost, because the changed list covers at least the same range of the log. A
+Index buckets are built for one list version. If a seal or a merge has changed the list since the build began, the built
+index buckets are not published. Nothing is lost, because the changed list covers at least the same range of the log. A
 publication that dies leaves newborn ledgers, which a sweep deletes.
 """
 
@@ -27,7 +27,7 @@ class BuiltIndexPublisher:
         self._index, self._snapshots = index, snapshots
 
     def publish_built_index(self, built: BuiltTopicIndex, files: BuiltIndexFiles) -> bool:
-        """Switch the topic's list to built index buckets. Return `False` if the list has changed since the build.
+        """Switch the topic's list to built index buckets. Return `False` if the list has changed since the build began.
 
         Idempotency: if the list already consists of the built index buckets, return `True` and change nothing.
 

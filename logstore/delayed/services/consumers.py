@@ -1,8 +1,8 @@
 """Delivery to consumers: delayed messages when they are due, and all other messages in the order of the log.
 
-A process has one tracker per topic and one dispatcher per subscription. The first consumer creates both. When the last
-consumer is closed, both are dropped. Trackers and dispatchers only read the stored index, so the creation or closing
-of a consumer does not change the index (apache/pulsar#19801).
+A process has a tracker for each topic with open consumers, and a dispatcher for each subscription with open consumers.
+Trackers and dispatchers only read the stored index, so the creation or closing of a consumer does not change the index
+(apache/pulsar#19801).
 
 Source: PIP-195.
 """
@@ -37,8 +37,8 @@ class Consumer:
     """Consumer of one subscription, or of all messages of a topic. Close a consumer after use.
 
     Consumers of a subscription in one process share the messages: each message goes to one consumer. A message may go
-    to consumers in several processes, because processes do not coordinate. `Subscriptions.acknowledge` acknowledges
-    single messages.
+    to consumers in several processes, because processes do not coordinate. To acknowledge single messages, call
+    `Subscriptions.acknowledge`.
     """
 
     def __init__(
@@ -59,13 +59,13 @@ class Consumer:
         self._is_closed = False
 
     def receive(self, max_entries: int) -> list[Entry]:
-        """Return at most `max_entries` messages that may be delivered now. If there are none, return at once.
+        """Return at most `max_entries` messages that may be delivered now. Do not wait for messages.
 
-        Due messages of the index come first, by (delivery time, ledger, entry). Then come messages in the order of the
-        log. No message comes before its delivery time.
+        Messages that were given back come first. Due messages of the index follow, by (delivery time, ledger, entry).
+        Then come messages in the order of the log. No message comes before its delivery time.
 
-        No consumer of this process receives a message again, unless the message is given back by `nack` or `close`. An
-        acknowledged message comes again only after a seek, or after an abort of the transaction that acknowledged it.
+        A consumer of this process receives a message again only in three cases: `nack` or `close` has given the message
+        back, a seek has moved the subscription back, or the transaction that acknowledged the message was aborted.
         After an abort, also call `nack` for messages that the transaction acknowledged by `Subscriptions.acknowledge`.
         Without `nack`, such a message comes again only if a consumer called `receive` while the transaction was open.
 
@@ -84,7 +84,7 @@ class Consumer:
                 return self._dispatcher.receive_messages(self._holding, max_entries)
 
     def acknowledge_to(self, position: Position, *, txn: TransactionId | None = None) -> AcknowledgeResult:
-        """Acknowledge all messages up to and including a position, if this consumer has received all of them.
+        """Acknowledge all messages up to `position`, inclusive.
 
         If `txn` is aborted, consumers receive the messages again.
 
@@ -124,7 +124,7 @@ class Consumer:
         return releases
 
     def cumulative_bounds(self) -> tuple[int, Position] | None:
-        """Return the releases for a cumulative acknowledgement, and the exclusive upper bound of the position.
+        """Return the subscription's number of releases, and the first position that `acknowledge_to` would refuse.
 
         The result is `None` if the consumer has no subscription, or was created with `from_position`.
         """
@@ -138,15 +138,15 @@ class Consumer:
             raise PreconditionFailed(f"topic {self._topic.name}: the consumer is closed")
 
     def nack(self, positions: Sequence[Position]) -> None:
-        """Give messages back, to be delivered before all others. Ignore messages that this consumer does not have."""
+        """Give messages back, so that consumers get them first. Ignore positions that this consumer does not hold."""
         self._dispatcher.give_back(self._holding, positions)
 
     def wait(self, timeout_s: float) -> None:
         """Wait until a message is appended to the log or becomes due, but at most `timeout_s` seconds.
 
-        Call `receive` first, and wait only if `receive` returned nothing. The first call returns at once, because it
+        Call `receive` first, and wait only if `receive` returned nothing. The first `wait` returns at once, because it
         only records the end of the log. The wait does not end when another consumer gives a message back. Raise
-        `StoreUnavailable` or `CatalogBusy` if the catalog does not answer the first call.
+        `StoreUnavailable` or `CatalogBusy` if the catalog does not answer the first `wait`.
         """
         if self._watch is None:
             self._watch = self._create_watch()
@@ -154,7 +154,7 @@ class Consumer:
             self._watch.wait(min(timeout_s, self._dispatcher.seconds_until_due()))
 
     def close(self) -> None:
-        """Give back all messages that were received and not acknowledged. Idempotent.
+        """Give back all messages that this consumer has received and not acknowledged. Idempotent.
 
         The call waits for a running `receive` of this consumer, but not for other consumers.
         """
@@ -175,8 +175,8 @@ class Consumer:
 class MessageDelivery:
     """Creator of the consumers of one process. Thread-safe.
 
-    Messages are due by `clock`. Messages may be delivered `tolerance_ms` before their delivery time. `alarm`
-    is called for each listed index bucket that cannot be read.
+    Messages are due by `clock`. Messages may be delivered up to `tolerance_ms` before their delivery time.
+    `alarm` is called for each listed index bucket that cannot be read.
     """
 
     def __init__(
@@ -242,7 +242,7 @@ class MessageDelivery:
         return total
 
     def remove_consumer(self, topic: Topic, dispatcher: Dispatcher, holding: ConsumerHolding) -> None:
-        """Remove a consumer. Drop the dispatcher and the tracker if no other consumer uses them."""
+        """Remove a consumer. Drop `dispatcher` after its last consumer, and the tracker after its last dispatcher."""
         with self._lock:
             shared = self._trackers[topic.topic_id]
             with shared.lock:

@@ -1,9 +1,9 @@
-"""Dispatcher of one subscription in one process. The dispatcher delivers due messages first, and then the log.
+"""Dispatcher of one subscription in one process. It delivers due messages first, and then messages of the log.
 
 All consumers of the subscription in the process share the dispatcher. Each unacknowledged message of the subscription
 is in one of these states:
 
-1. Tracked: the message is not due. The tracker offers the message when it is due.
+1. Tracked: the message is not due. The tracker offers the message when the message is due.
 2. In the replay set: the message is due, or was given back, and is delivered next.
 3. Held: one consumer has the message. No other consumer gets the message until this consumer gives it back.
 4. After the position of the log reader. The reader advances only over acknowledged messages and messages
@@ -43,14 +43,14 @@ from logstore.ports.catalog import Topic, Transactions
 from logstore.positions import EARLIEST, LedgerId, Position
 
 _MESSAGES_PER_OFFER: Final = 1_000
-"""Maximum messages taken from the tracker at once. The number is large, because most may be acknowledged already."""
+"""Maximum messages taken from the tracker at once. It is large, because most messages may be acknowledged."""
 
 _UNKNOWN: Final = -1
 """Value of `_seeks` and `_releases` before the subscription is read."""
 
 
 class ConsumerHolding:
-    """Holding of a consumer: messages that it has received and has neither acknowledged nor given back."""
+    """Holding of a consumer: messages that the consumer has received and neither acknowledged nor given back."""
 
     def __init__(self) -> None:
         self.entries: dict[LedgerId, BitMap] = {}
@@ -97,7 +97,7 @@ class Dispatcher:
         )
 
     def add_due_messages(self, rows: DelayedRows) -> None:
-        """Add due messages to the replay set, except messages that are in the set, held or acknowledged."""
+        """Add due messages to the replay set, except messages that are already in this set, held or acknowledged."""
         for known in (self._state.acknowledged, self._replay.bits, *(holding.entries for holding in self.holdings)):
             rows = rows.drop_entries(known)
         for deliver_at_ms, position in zip(rows.deliver_at_ms.tolist(), rows.positions(), strict=True):
@@ -137,9 +137,10 @@ class Dispatcher:
                     self._take_back(holding, (0, position))
 
     def first_unreceived_position(self, holding: ConsumerHolding) -> Position:
-        """Return the first unacknowledged position that this holding has not received since the last release.
+        """Return the first unacknowledged position that the consumer has not received since the last release.
 
-        The message at this position is held by another consumer, is not due, was given back, or is not read yet.
+        The message at this position was received before the subscription's last release, is held by another consumer,
+        is not due, was given back, or is not read yet.
         """
         with self._shared.lock:
             mark, acknowledged = self._state.mark_delete, self._state.acknowledged
@@ -159,14 +160,14 @@ class Dispatcher:
         return self._releases
 
     def record_acknowledged(self, holding: ConsumerHolding, position: Position) -> None:
-        """Remove acknowledged messages up to `position`. After an abort, consumers get these messages again."""
+        """Treat messages up to `position` as acknowledged, and remove them from `holding`. An abort gives them back."""
         with self._shared.lock:
             acknowledged = dict(self._state.acknowledged)
             unite_entries(acknowledged, holding.remove_up_to(position))
             self._state = CursorState(self._state.mark_delete, acknowledged)
 
     def seconds_until_due(self) -> float:
-        """Return the seconds until the next tracked or replayed message is due. Without messages, return infinity."""
+        """Return the seconds until a message of the tracker or the replay set is due. Without any, return infinity."""
         with self._shared.lock:
             times = [time for time in (self._replay.next_ms, self._shared.tracker.next_ms()) if time is not None]
             return max(0, min(times) - self._shared.due_ms()) / 1000 if times else inf
@@ -196,7 +197,7 @@ class Dispatcher:
 
     @contextmanager
     def _deliver_all_or_none(self, holding: ConsumerHolding) -> Iterator[Callable[[DueMessage], None]]:
-        """Yield a function that adds a message to the holding. If the block raises, take the added messages back."""
+        """Yield a function that adds a message to the holding. If the `with` block raises, remove these messages."""
         delivered: list[DueMessage] = []
 
         def deliver(message: DueMessage) -> None:
@@ -283,7 +284,7 @@ class Dispatcher:
                 return wanted
 
     def get(self, ledger_id: LedgerId, _default: BitMap, /) -> BitMap:
-        """Return the entries of a ledger that the log reader leaves out now: tracked, replayed and held entries."""
+        """Return the entries of a ledger that the log reader leaves out now: tracked, held, and in the replay set."""
         with self._shared.lock:
             held = (holding.entries for holding in self.holdings)
             entry_sets = (self._shared.tracker.tracked_entries(), self._replay.bits, *held)

@@ -82,7 +82,7 @@ class _Seal:
 
 
 class Sealer:
-    """Sealer of topics. Thread-safe. A seal needs space for the snapshot of an index bucket in `scratch`."""
+    """Sealer of topics. Thread-safe. A seal needs space for a snapshot in the folder `scratch`."""
 
     def __init__(
         self,
@@ -119,7 +119,7 @@ class Sealer:
         return replace(result, dropped=dropped, listed=len(self._index.get_bucket_list(topic_id).buckets))
 
     def _drop_passed(self, topic_id: TopicId) -> int:
-        """Drop the index buckets that no reader needs. If the list changes meanwhile, leave this to the next seal."""
+        """Drop the index buckets that no reader needs. If the list changes meanwhile, drop none and return 0."""
         listed = self._index.get_bucket_list(topic_id)
         passed = self._index.list_droppable_buckets(topic_id)
         if not passed:

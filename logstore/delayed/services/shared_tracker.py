@@ -6,8 +6,8 @@ later find these messages in the log.
 The list of index buckets is read again every ten seconds, and whenever an index bucket cannot be read. If the list
 still has the unreadable index bucket, an alarm is raised, and readers find the messages of the index bucket in the log.
 
-Catalog and storage may answer late, so they are called without the lock. Meanwhile subscriptions can receive messages.
-A subscription waits only if it needs the result of the running call.
+Catalog and storage may answer late, so they are called without `SharedTracker.lock`, and subscriptions can receive
+messages during a call. A subscription waits only if it needs the result of this call.
 
 Source: PIP-195. Prevented failures: apache/pulsar#26230 (a tracked message is never delivered), #19801 (disconnecting
 consumers wipes the index), #22735 (failed recovery hangs the dispatcher).
@@ -31,7 +31,7 @@ from logstore.retrying_clock import Clock
 _LOG: Final = logging.getLogger(__name__)
 
 _REFRESH_INTERVAL_S: Final = 10.0
-"""Age at which the list of index buckets is read again. An old list only costs the memory of newly sealed messages."""
+"""Age at which the list of index buckets is read again. Until then, newly sealed messages stay in memory."""
 
 LostBucketAlarm = Callable[[Topic, IndexBucket], None]
 """Callback for a listed index bucket that cannot be read. The callback is called once for each index bucket."""
@@ -72,15 +72,15 @@ class SubscriptionReader(Protocol):
         """Deliver due messages. The tracker no longer tracks these messages."""
 
     def rewind(self, position: Position) -> None:
-        """Read the log again from a position. From there on, the tracker no longer tracks some messages."""
+        """Read the log again from a position. Some messages from this position on are no longer tracked."""
 
 
 class SharedTracker:
     """Delayed messages of one topic, loaded by the first `refresh_bucket_list_if_old`.
 
     Callers of `refresh_bucket_list_if_old` and `load_due_segment_and_check_lost` must not hold `lock`. Callers of all
-    other methods must hold `lock`. At most one thread reads the list, and at most one thread reads a snapshot segment.
-    Results are stored under `lock`.
+    other methods must hold `lock`. At any time, at most one thread reads the list, and at most one thread reads a
+    snapshot segment. Results are stored under `lock`.
     """
 
     def __init__(
@@ -122,7 +122,7 @@ class SharedTracker:
             self._list_lock.release()
 
     def offer_due_and_check_more(self, limit: int) -> bool:
-        """Offer at most `limit` due messages in memory to all readers. Return whether memory may have more of them."""
+        """Offer at most `limit` due messages in memory to all readers. Return whether more may be in memory."""
         rows = self.tracker.take_due_messages(self.due_ms(), limit)
         for reader in self.readers:
             reader.add_due_messages(rows)
@@ -130,11 +130,11 @@ class SharedTracker:
         return len(rows) == limit
 
     def must_read(self) -> bool:
-        """Return whether a snapshot segment is due, or an index bucket is lost and no alarm is raised yet."""
+        """Return whether a snapshot segment with due messages must be loaded, or a lost index bucket had no alarm."""
         return bool(self._unreported_buckets()) or self.tracker.bucket_to_read(self.due_ms()) is not None
 
     def load_due_segment_and_check_lost(self) -> None:
-        """Read one due snapshot segment, if there is one. If an index bucket is lost, also read the list again.
+        """Load a snapshot segment with due messages, if one must be loaded. Reload the list if index buckets are lost.
 
         After `StoreUnavailable` or `CatalogBusy` the next call tries again.
         """
@@ -161,7 +161,7 @@ class SharedTracker:
         return self._refreshed_s is not None and self._clock.monotonic_s() < self._refreshed_s + _REFRESH_INTERVAL_S
 
     def _load_list(self) -> bool:
-        """Read the list. If its list version is new, load it and return `True`. The caller holds `_list_lock`."""
+        """Read the list. If the list version is new, load the list and return `True`. The caller holds `_list_lock`."""
         listed = self._index.get_bucket_list(self._topic.topic_id)
         with self.lock:
             if self._refreshed_s is not None and listed.version == self.tracker.bucket_list.version:
@@ -176,7 +176,7 @@ class SharedTracker:
         return [bucket for bucket in self.tracker.lost_buckets if bucket.bucket_id not in self._reported]
 
     def _reload_list_for_lost_buckets(self) -> None:
-        """Read the list again if index buckets are lost. If it is unchanged, raise an alarm for each of them."""
+        """If lost index buckets had no alarm yet, read the list again. If the list is unchanged, raise their alarms."""
         with self._list_lock:
             while True:
                 with self.lock:

@@ -57,7 +57,7 @@ class ReplaySet:
         return True
 
     def pop_due(self, due_ms: int, limit: int) -> list[DueMessage]:
-        """Remove and return the first messages with times up to `due_ms`, inclusive, at most `limit` messages."""
+        """Remove and return at most `limit` messages with times up to `due_ms`, inclusive, earliest first."""
         popped: list[DueMessage] = []
         while self._heap and self._heap[0][0] <= due_ms and len(popped) < limit:
             due = heapq.heappop(self._heap)
@@ -73,11 +73,11 @@ class ReplaySet:
 
 
 class ScanFilter(ExcludedEntries, Postponer, Protocol):
-    """Filter that leaves out messages that the dispatcher has, and postpones messages that are not due."""
+    """Filter that leaves out tracked, replayed and held messages, and postpones messages that are not due."""
 
 
 class SubscriptionLogReader:
-    """Reader of the log for one subscription. The first read begins before the log's first entry.
+    """Reader of the log for one subscription. The first read begins after the mark-delete position.
 
     One thread at a time may read. Any thread that holds `lock` may rewind.
     """
@@ -113,10 +113,10 @@ class SubscriptionLogReader:
         self._state, self._has_scanned = state, False
 
     def read_next_entries(self, limit: int) -> list[Entry] | None:
-        """Return the next due messages, at most `limit`, or `None` at the end of the log.
+        """Return the next messages that may be delivered, at most `limit`, or `None` at the end of the log.
 
-        The end is looked up once after each `begin_pass` and each rewind. Returned messages may meanwhile be tracked,
-        held or in the replay set. Only `None` means that the end is reached.
+        The end is looked up once after each `begin_pass` and each rewind. An empty list does not mean that the end is
+        reached. Returned messages may meanwhile be tracked, held or in the replay set.
         """
         if self._apply_rewind():
             self._has_scanned = False

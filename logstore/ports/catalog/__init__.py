@@ -1,4 +1,4 @@
-"""Ports of the catalog. Every method is one transaction, which locks the rows on which its result depends.
+"""Ports of the catalog. Most methods are one transaction, which locks the rows on which its result depends.
 
 A method that writes may be called again after a crash or an unknown outcome. Its docstring says why a repetition is
 harmless. Every method may raise `CatalogBusy` (contention) and `StoreUnavailable` (no connection).

@@ -1,8 +1,8 @@
 """Ports of a rebuild: the database into which a lost catalog is loaded, and adoption.
 
-Adoption compares storage with the loaded rows, shard by shard. A ledger whose difference is saved is *staged*. Then
-adoption settles each topic: one transaction adopts the topic's staged ledgers. Until `make_catalog_ready` the catalog
-refuses all other writes with `CatalogAdopting`.
+Adoption compares storage with the loaded rows, shard by shard, and saves a difference for each ledger that differs.
+Then adoption settles each topic: one transaction adopts the topic's ledgers with saved differences. Until
+`make_catalog_ready` the catalog refuses all other writes with `CatalogAdopting`.
 
 A loaded ledger without a place is newborn if its state is CREATING. In any other state, the ledger has left its list.
 """
@@ -44,7 +44,7 @@ class RebuildDatabase(Protocol):
         """Return the content of the database. This changes nothing.
 
         Raises:
-            PreconditionFailed: The database has rows that are not of an unfinished rebuild.
+            PreconditionFailed: The database has rows that no unfinished rebuild has loaded.
             CatalogVersionMismatch: Another build created the database.
             ServiceFailed: The database is no catalog.
             StoreUnavailable: The database does not answer.
@@ -93,7 +93,7 @@ class LoadedLedger:
 
     @property
     def can_have_new_segments(self) -> bool:
-        """Whether segments may have been registered after the row's flush, as in an open or newborn message ledger."""
+        """Whether segments may have been registered after the row's flush. False for closed and component ledgers."""
         return self.component is Component.MANAGED_LEDGER and self.state is not LedgerState.CLOSED
 
 
@@ -127,7 +127,7 @@ class LedgerDiscrepancy:
 
 
 class AdoptionOutcome(StrEnum):
-    """Result of the adoption of one staged ledger. The catalog stores the name of the result."""
+    """Result of the adoption of one ledger with a saved difference. The catalog stores the name of the result."""
 
     ADOPTED = "ADOPTED"  # the ledger and its segments have rows now
     EXTENDED = "EXTENDED"  # segments were added
@@ -180,25 +180,24 @@ class CatalogAdoption(Protocol):
     def save_ledger_discrepancies(
         self, shard: int, ledgers: Sequence[LedgerDiscrepancy], *, above: LedgerId, up_to: LedgerId | None = None
     ) -> None:
-        """Replace the staged ledgers in a part of a shard (0 to 255). Staged ledgers of settled topics stay.
+        """Replace the saved differences in a part of a shard (0 to 255). Differences of settled topics stay.
 
         The part begins after `above` and ends with `up_to`, inclusive. If `up_to` is `None`, the part ends with the
         shard. `ledgers` are all differences in this part.
         """
 
     def count_absent_ledgers(self) -> AbsentLedgerCounts:
-        """Count the ledgers staged as ABSENT, whether settled or not. In a READY catalog all counts are zero."""
+        """Count listed ledgers, and those with the saved difference ABSENT. In a READY catalog all counts are zero."""
 
     def list_unsettled_topics(self, *, after: TopicId, limit: int) -> Sequence[TopicId]:
-        """Return topics with unsettled ledgers, ascending."""
+        """Return topics with saved differences that are not settled, ascending."""
 
     def settle_topic(self, topic_id: TopicId, *, rows_epoch: int) -> None:
-        """Adopt the staged ledgers of a topic in one transaction, with a few MB of memory.
+        """Adopt the topic's ledgers with saved differences, in one transaction. The call takes a few MB of memory.
 
         `logstore.records.adoption_rule` decides which uploads are registered. If that rule registers an upload of a
         ledger without a row, the ledger is added to the topic's list. If the topic has no row, the topic is created. No
-        intent is filed. Objects of all other ledgers without a row, and of removed ledgers, stay until a reconciliation
-        reports them.
+        intent is filed. Objects of ledgers that have no row after the call stay until a reconciliation reports them.
 
         `rows_epoch` is the epoch of the loaded rows. Each upload of an earlier epoch was registered or refused before
         these rows were flushed.

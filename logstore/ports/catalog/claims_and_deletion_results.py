@@ -31,7 +31,7 @@ class FiledIntentCount:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DetachedBatch:
-    """Result of phase one. A repeated call with the same batch id returns the same result."""
+    """Result of phase one. If a call is repeated with the same batch id, its result is the same."""
 
     batch_id: str
     ledgers: int  # taken out of their list

@@ -85,10 +85,10 @@ class DelayedIndex(Protocol):
     def switch_buckets(self, switch: IndexBucketSwitch) -> bool:
         """Change the list in one transaction. Return whether the list has the change now, also after a repeated call.
 
-        The newborn ledgers become listed and CLOSED. For each removed ledger an intent is filed. The change is refused
-        if the list version is not `expected`, if a removed index bucket is not listed, or if the topic is not ACTIVE. A
-        refused change files intents for the newborn ledgers. If index buckets would overlap or end after `sealed_to`,
-        the method raises `InvalidInput` and changes nothing.
+        The ledgers of added index buckets become listed and CLOSED. For each removed ledger an intent is filed. The
+        change is refused if the list version is not `expected`, if a removed index bucket is not listed, or if the
+        topic is not ACTIVE. A refused change files intents for the ledgers of added index buckets. If index buckets
+        would overlap or end after the sealed range, the method raises `InvalidInput` and changes nothing.
         """
 
     def retire_all_buckets(self, topic_id: TopicId, *, reason: str) -> int:

@@ -25,7 +25,7 @@ from logstore.transactions.transaction_ids_and_states import TransactionId, Tran
 class ProducerSequenceRange:
     """Sequence ids of one producer in a segment. `first` must be above the producer's last registered id.
 
-    While a transaction of the producer is open, the producer's other entries are refused (`HighestSequenceIds`).
+    While a transaction of the producer is open, only entries of this transaction are accepted.
     """
 
     producer: str
@@ -76,8 +76,7 @@ class RegisterSegmentWrite:
         """Return the error of the first condition that the locked rows violate, or `None`.
 
         Conditions on transactions are checked later. `topic_state` is the state of the topic, or `None` if the topic
-        does not exist. `ledger` is `None` if the ledger is not listed. `sequences` has the topic's known producers, by
-        name.
+        does not exist. `ledger` is `None` if the ledger is not listed. `sequences` has the topic's producers by name.
         """
         if self.epoch != catalog_epoch:
             return StaleCatalog(f"append: expected catalog epoch {catalog_epoch}, found {self.epoch}")
@@ -183,7 +182,7 @@ class GroupCommits(Protocol):
         - `SnapshotNeeded`: the acknowledgement lacks the cursor's snapshot.
         - `PreconditionFailed`: the topic is not ACTIVE.
         - `TransactionEnded`: the transaction has the opposite decision, or is past its deadline.
-        - `AcknowledgementHeld`: an entry is acknowledged already, also in another open transaction.
+        - `AcknowledgementHeld`: another open transaction (with `txn` also: the cursor) has acknowledged an entry.
         - `AcknowledgementStale`: entries were given back after `up_to` was read.
 
         If the method raises any error except `OutcomeUnknown`, no write happened.

@@ -71,7 +71,7 @@ class InspectedLedger:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerHistory:
-    """All rows of the catalog about a ledger. After a deletion, only `decisions` remain in the end."""
+    """All rows of the catalog about a ledger. After a deletion, all rows except `decisions` are removed later."""
 
     ledger_id: LedgerId
     live: InspectedLedger | None
@@ -102,7 +102,7 @@ class AuditLogWriter(Protocol):
     """Writer of audit rows for acts outside the catalog. Methods that change the catalog add their own audit rows."""
 
     def record_act(self, act: str, cause: AuditCause, *, detail: Mapping[str, object]) -> None:
-        """Record a destructive act before it happens, or afterwards its result. `act` is in kebab-case.
+        """Record a destructive act before it happens, or record its result afterwards. `act` is in kebab-case.
 
         Not idempotent: a repeated call adds an equal row.
         """

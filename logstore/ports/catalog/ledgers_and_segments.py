@@ -104,7 +104,7 @@ class MessageLedgers(Protocol):
     def find_segments_of_ranges(
         self, topic_id: TopicId, range_by_ledger: Mapping[LedgerId, range]
     ) -> list[tuple[Ledger, list[Segment]]]:
-        """Return in one read the listed ledgers of `range_by_ledger`, ascending, with the segments of their ranges."""
+        """Return, in one read, the listed ledgers of the ranges, ascending, each with the segments in its range."""
 
     def producer_sequences(
         self, topic_id: TopicId, producers: Iterable[str]

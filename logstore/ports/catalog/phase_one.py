@@ -39,8 +39,8 @@ class PhaseOne(Protocol):
     def with_lease(self, lease: Lease | None) -> Self:
         """Return this port with a lease. With `None`, writes check no fence.
 
-        With a lease, `detach_ledgers` and `apply_compound_operation` require that it is the newest lease of its bundle.
-        No worker can raise the fence between this check and the commit. All other writes never check a fence.
+        With a lease, `detach_ledgers` and `apply_compound_operation` require that the lease is the newest of its
+        bundle. No worker can raise the fence between this check and the commit. Other writes never check a fence.
         """
 
     def preview_detach(
@@ -126,8 +126,8 @@ class PhaseOne(Protocol):
         """Apply several changes to one ledger, all or none, and write an audit row.
 
         A ledger that loses its last copy is detached, as by `detach_ledgers`. The operation may name subscriptions
-        that cannot prevent this. The cursors of these subscriptions then move over the detached ledger. If the ledger
-        stays, the list version and the ledger's generation rise.
+        that cannot prevent the detach. The cursors of these subscriptions then move over the detached ledger. If the
+        ledger stays listed, the list version and the ledger's generation rise.
 
         Raises:
             UnknownObject: The topic or the subscription does not exist, or the ledger is not in the topic's list.
@@ -139,7 +139,7 @@ class PhaseOne(Protocol):
         """Return whether `apply_compound_operation` would remove the last copy. Raise the errors of that method."""
 
     def select_detachable_topics(self, topic_ids: Sequence[TopicId]) -> frozenset[TopicId]:
-        """Return the topics in which a detach may find ledgers. The other topics, usually most topics, need no lock."""
+        """Return the topics that may have ledgers to detach. The call takes no lock, and usually selects few topics."""
 
     def detach_by_retention_into_batch(
         self, topic_id: TopicId, *, batch_id: str, claim: Claim, cause: AuditCause
@@ -165,8 +165,8 @@ class PhaseOne(Protocol):
         """Set the topic DELETING and write an audit row. Return the catalog's time of this change, in microseconds.
 
         After the commit nothing can be attached to the topic, because an attach locks the topic and requires ACTIVE.
-        The call does not wait for transactions that have this lock, because a busy topic always has some.
-        `detach_whole_topic` waits for these transactions.
+        The call does not wait for transactions that have this lock, because a busy topic always has such
+        transactions. `detach_whole_topic` waits for these transactions.
 
         Idempotency: if the topic is DELETING or deleted, return the time of the first call and write no audit row.
 

@@ -29,13 +29,13 @@ class PhaseTwoQueue(Protocol):
         """
 
     def list_unfinished_ranges(self, batch_id: str, *, after: int, rows: int, limit: int) -> list[IntentRowRange]:
-        """Return up to `limit` ranges of about `rows` unfinished intents of the batch, after row id `after`.
+        """Return up to `limit` ranges of unfinished intents of the batch, with row ids above `after`.
 
-        A range contains no finished intent, and no intent that has a workflow of its own.
+        A range has at most `rows` intents. No intent in a range is finished or has a workflow of its own.
         """
 
     def list_intents_in_range(self, batch_id: str, row_range: IntentRowRange) -> list[DeletionIntent]:
-        """Return all intents of the batch in the range, ascending by row id, with a value in `referenced`."""
+        """Return all intents of the batch in the range, ascending by row id. Fill in `referenced`."""
 
     def renew_batch_claim(self, batch_id: str, claim: Claim) -> None:
         """Claim the batch for `claim.ttl_s` from now. A workflow run never shortens its own claim.
@@ -107,7 +107,7 @@ class PhaseTwoQueue(Protocol):
         counts_attempt: bool = True,
         topic: str | None = None,
     ) -> DeletionIntent:
-        """Claim one row. With `counts_attempt`, count an attempt. Return the intent, with a value in `referenced`.
+        """Claim one row. With `counts_attempt`, count an attempt. Return the intent, with `referenced` filled in.
 
         A finished row is returned unchanged. `topic` is the encoded name that the row must have. If `topic` is `None`
         or the row is damaged, the name is not checked.
@@ -146,7 +146,7 @@ class PhaseTwoQueue(Protocol):
         ledger_id: LedgerId | None = None,
         limit: int,
     ) -> list[DeletionIntent]:
-        """Return intents in `state`, or in all states if it is `None`, newest first, with a value in `paused`.
+        """Return intents in `state`, newest first. `None` selects all states. Fill in `paused`.
 
         `topic` is an encoded name, which selects the rows of all topics that ever had this name.
         """
@@ -188,12 +188,11 @@ class PhaseTwoQueueUpkeep(Protocol):
     """
 
     def move_abandoned_work_to_batch(self, *, batch_id: str, claim: Claim, limit: int) -> DetachedBatch:
-        """Move up to `limit` stalled intents, and up to `limit` newborn ledgers, of any topic into a new batch.
+        """Move up to `limit` stalled intents of any topic into a new batch. File intents for abandoned work.
 
-        - An intent is stalled if it is unfinished and has no live claim.
-        - Newborn ledgers that are older than the registration timeout are replaced by intents.
-        - Unfinished tiered copies whose upload deadline has passed, of up to `limit` topics, are replaced by intents.
-          The ledgers of these copies stay.
+        In this batch, intents replace up to `limit` newborn ledgers that are older than the registration timeout. They
+        also replace unfinished tiered copies whose upload deadline has passed, of up to `limit` topics. The ledgers of
+        these copies stay.
 
         `claim` is for the workflow that does phase two. If two calls run at once, each row goes to exactly one batch.
 
@@ -205,7 +204,7 @@ class PhaseTwoQueueUpkeep(Protocol):
         """Count the rows that `move_abandoned_work_to_batch` or `remove_finished_rows` would move or remove now."""
 
     def remove_finished_rows(self, *, older_than_s: float, limit: int, cause: AuditCause) -> RemovedRowCounts:
-        """Remove up to `limit` DELETED rows that finished more than `older_than_s` ago, and as many empty batches.
+        """Remove up to `limit` rows that were DELETED over `older_than_s` ago, and up to `limit` empty batches.
 
         Dead letters stay. Rows of a batch whose workflow is running also stay, because the batch certificate counts
         these rows. Later queries about a removed row return UNKNOWN. A call that removes rows writes an audit row.
@@ -230,7 +229,6 @@ class PhaseTwoQueueUpkeep(Protocol):
 
         Raises:
             InvalidInput: `row_ids` is empty, or has more than 10,000 ids.
-            UnknownObject: Some ids cannot be redriven, and all of these ids lack a row.
-            PreconditionFailed: Some rows cannot be redriven, because they are pending or deleted. The message names
-                each of these rows with its state.
+            UnknownObject: Some rows do not exist, and all other given rows are dead letters.
+            PreconditionFailed: A row is pending or deleted. The message names up to ten wrong rows with their states.
         """

@@ -108,7 +108,7 @@ class ReconciliationRuns(Protocol):
         """Remove old runs on which no workflow works. Return the ids of the removed runs.
 
         The newest finished plan stays. A plan with an unfinished apply also stays. The caller then removes the output
-        of the runs. If the caller dies first, the next plan removes the remaining files.
+        of the removed runs. If the caller dies first, the next plan removes the remaining files.
         """
 
     def file_findings(self, page: FindingsFilingRequest) -> FindingsFilingResult:
@@ -132,10 +132,10 @@ class ReconciliationRuns(Protocol):
         """
 
     def preview_filing(self, findings: FindingsToFile) -> Mapping[int, str]:
-        """Return the reasons for which `file_findings` would keep findings now, by number. Take no lock.
+        """Return why `file_findings` would keep findings now, by number of the finding. Take no lock.
 
-        If the batch is already filed, return the reasons of that `file_findings` call. Raise `PreconditionFailed` if
-        the batch id belongs to another request.
+        If the batch is already filed, return the reasons of the earlier `file_findings` call. Raise
+        `PreconditionFailed` if the batch id belongs to another request.
         """
 
     def pass_over_segments(
@@ -168,7 +168,7 @@ class ReconciliationRuns(Protocol):
     ) -> Mapping[int, str]:
         """Return the result that `pass_over_segments` would have now. Take no lock.
 
-        `passed_over` has, for each ledger, the highest segment number that earlier calls would have passed over.
+        `passed_over` has, by ledger, the highest segment number among the segments that earlier previews passed over.
         """
 
     def list_filed_copies(self, batch_id: str, *, after: int, limit: int) -> list[FiledCopyRow]:

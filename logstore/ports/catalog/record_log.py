@@ -65,14 +65,14 @@ class OutboxChanges(Protocol):
 
     @property
     def outbox_rows(self) -> Collection[int]:
-        """Ids of the outbox rows in the batches. The collection is complete when all batches have been read."""
+        """Ids of the outbox rows that `iterate_version_batches` has processed so far."""
 
     @property
     def unrecordable(self) -> Sequence[UnrecordableRecord]:
-        """Records left out of the batches read so far. Their newest outbox rows are not in `outbox_rows`."""
+        """Records that `iterate_version_batches` left out so far. Their newest outbox rows are not in `outbox_rows`."""
 
     def iterate_version_batches(self) -> Iterator[tuple[RecordKind, "pa.RecordBatch"]]:
-        """Yield record versions in the schema of their kind, grouped by kind, then ascending by `id` and `sub`.
+        """Yield record versions in the schema of their kind, grouped by kind. Within a kind, `id` and `sub` ascend.
 
         The column `version` has the id of the record's newest outbox row. The flush replaces this id by the manifest
         number. Removed records without a tombstone are left out.
@@ -81,7 +81,7 @@ class OutboxChanges(Protocol):
 
 class RecordOutbox(Protocol):
     def read_known_manifest(self) -> KnownManifest:
-        """Return the newest known manifest. The cost does not depend on the outbox."""
+        """Return the newest known manifest. The cost does not depend on the size of the outbox."""
 
     def read_state(self) -> RecordLogState:
         """Return the state of catalog and outbox. The call counts the outbox rows, so a large outbox costs more."""
@@ -101,10 +101,10 @@ class RecordOutbox(Protocol):
         """
 
     def read_changes(self, *, cursors: bool, page: int | None = None) -> AbstractContextManager[OutboxChanges]:
-        """Open a transaction that reads the changes. The transaction ends with the `with` block.
+        """Open a transaction that reads changes in the outbox. The transaction ends with the `with` block.
 
-        `cursors` includes changes of cursors. `page` is the approximate number of outbox rows, oldest first. `None`
-        selects all outbox rows.
+        `cursors` includes changes of cursors. `page` is the approximate number of outbox rows to read, oldest
+        first. `None` selects all outbox rows.
         """
 
     def requeue_all_records(self) -> None:
@@ -123,9 +123,11 @@ class RecordOutbox(Protocol):
         """Commit that a manifest is stored: raise the ceilings and remove the given outbox rows. Idempotent.
 
         All pending stamps are removed, because a writer adds a stamp only after the previous manifest is settled. A
-        ceiling never falls. If a manifest with this or a higher number is settled already, the call only removes the
-        outbox rows. Without `shows_own_moment` the call then changes nothing, because another writer may have flushed
-        these rows with a newer change.
+        ceiling never falls.
+
+        A manifest with this or a higher number may already be settled. With `shows_own_moment`, the call then only
+        removes the outbox rows. Without `shows_own_moment`, the call changes nothing, because another writer may have
+        flushed a newer change of these rows.
 
         `outbox_rows` are ids. If `shows_own_moment`, the manifest shows a complete moment of the catalog, and no block
         stays staged. Otherwise `staged_blocks` are the blocks of the page to which the manifest belongs.

@@ -51,9 +51,10 @@ class Cursors(Protocol):
         """Return the names of subscriptions with a snapshot, ascending, by topic. Skip topics without a snapshot."""
 
     def seek_cursor(self, topic_id: TopicId, name: str, position: Position) -> StoredCursor:
-        """Replace the cursor's state, so that `position` is the next entry. Lock as in `create_subscription`.
+        """Replace the cursor's state, so that `position` is the next entry.
 
-        `seeks` and `releases` rise. If the cursor has a snapshot, the same transaction files an intent for its ledger.
+        `seeks`, `releases` and the list version of the topic's locked list rise. If the cursor has a snapshot, the same
+        transaction files an intent for the snapshot's ledger.
 
         Raises:
             UnknownObject: The topic or the subscription does not exist.
@@ -85,6 +86,6 @@ class Cursors(Protocol):
     ) -> bool:
         """Move a small snapshot back into the row, and file an intent for the snapshot's ledger.
 
-        Return whether this call moved the snapshot. Nothing changes if a value of `condition` has changed, if the
+        Return whether this call moved the snapshot. Nothing changes if the row differs from `condition`, if the
         complete state takes more than `limit_bytes`, or if the topic is not ACTIVE.
         """

@@ -60,7 +60,7 @@ class Offloads(Protocol):
         copy of an earlier attempt by an intent. While a copy is being written, its ledger cannot be detached
         (apache/pulsar#13219).
 
-        `uuid` identifies this attempt and no other. The attempt sends nothing after `timeout_s`. `driver_metadata` is
+        `uuid` identifies only this attempt. The attempt must send nothing after `timeout_s`. `driver_metadata` is
         driver, bucket, endpoint and region. A deletion finds the copy by this metadata (apache/pulsar#16687). `topic`
         is the encoded name that the ledger's topic must have.
 
@@ -75,10 +75,9 @@ class Offloads(Protocol):
     def publish_tiered_copy(self, ledger_id: LedgerId, uuid: str, *, lengths: CopyLengths | None = None) -> bool:
         """Make the attempt's copy LIVE, and return whether the copy is LIVE now.
 
-        The copy must still belong to the attempt, the ledger must be listed, and its topic must be ACTIVE. `lengths`
-        are added to the offload context. If the copy belongs to another attempt, this attempt ends as in
-        `abandon_offload`. Phase two may delete this attempt's uploads at once, because storage has answered all
-        requests.
+        The copy must still belong to the attempt, the ledger must be listed, and its topic must be ACTIVE. Otherwise
+        the call files an intent for the attempt's uploads. Phase two may delete these uploads at once, because storage
+        has answered all requests. `lengths` are added to the offload context.
 
         Idempotency: keyed by `uuid`. The result is the same as long as the copy exists.
         """
@@ -87,7 +86,7 @@ class Offloads(Protocol):
         """File an intent for the attempt's uploads, unless it is filed already. A LIVE copy does not change.
 
         Phase two deletes the uploads after `UPLOAD_GRACE_S`, because a request without an answer may still arrive. If
-        an earlier intent no longer waits, it may have missed objects. The call then files one more intent.
+        phase two may have worked on an earlier intent and missed objects, the call files one more intent.
 
         Idempotency: keyed by `uuid`.
         """
@@ -116,7 +115,7 @@ class Offloads(Protocol):
     ) -> list[PublishedTieredCopy]:
         """Return the tiered copies of listed ledgers that have two LIVE copies, ascending by ledger.
 
-        The primary copy may be removed after storage has proved the tiered copy. The page begins after `after`.
+        The primary copy may be removed after the tiered copy was checked in storage. The ledger ids are above `after`.
         """
 
     def detach_primary_copies(
@@ -132,7 +131,7 @@ class Offloads(Protocol):
         """Detach only the primary copies. The ledgers stay listed and are read from their tiered copies.
 
         One transaction files intents for the primary copies and writes an audit row. The transaction selects a ledger
-        if the uuid of its LIVE tiered copy is in `proved_uuid_by_ledger`. The caller must have just proved these tiered
+        if the uuid of its LIVE tiered copy is in `proved_uuid_by_ledger`. The caller must have just checked these
         copies in storage (apache/pulsar#22839). Stalled intents of primary copies move to the batch. Raise
         `UnknownObject` if the topic does not exist.
 

@@ -113,9 +113,9 @@ class SchemaVersions(Protocol):
         """Publish a newborn schema ledger as the next schema version. The ledger becomes listed and CLOSED.
 
         If the newest schema version has the same digest, the method returns this schema version and files an intent for
-        the newborn ledger. If the topic is not ACTIVE, the method files this intent and raises `PreconditionFailed`. A
-        repeated call returns the same schema version. The method returns `None` if the newborn ledger was detached
-        meanwhile, alone or with its topic. The caller then writes another ledger.
+        the newborn ledger. Otherwise, if the topic is not ACTIVE, the method also files an intent and raises
+        `PreconditionFailed`. A repeated call returns the same schema version. The method returns `None` if the newborn
+        ledger was detached meanwhile. The caller then writes another ledger.
 
         `digest` and `content_bytes` describe the content. `size_bytes` and `sha256` describe the segment's object.
         Digests are SHA-256, hexadecimal.

@@ -101,7 +101,7 @@ class Transactions(Protocol):
     def count_unfinished_transactions(self) -> UnfinishedTransactionCounts: ...
 
     def read_frontier(self, topic_id: TopicId, *, from_ledger: int = -1) -> Frontier:
-        """Return the visible part of a topic at one moment, without hidden entries of ledgers before `from_ledger`.
+        """Return the visible part of a topic at one moment. `hidden` has no entries of ledgers before `from_ledger`.
 
         In an unknown topic no entry is visible.
         """
@@ -189,7 +189,7 @@ class StoredBufferSnapshot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BufferSnapshotReplacement:
-    """Switch of a topic's snapshot to a newborn ledger. The switch requires that the present snapshot is `expected`."""
+    """Replacement of a topic's snapshot by a newborn ledger. The ledger of the present snapshot must be `expected`."""
 
     topic_id: TopicId
     expected: LedgerId | None
@@ -201,7 +201,7 @@ class TransactionBufferSnapshots(Protocol):
         """Return the topic's snapshot. Without a snapshot, or for an unknown topic, all fields have default values."""
 
     def read_buffer(self, topic_id: TopicId) -> TransactionBuffer:
-        """Return the topic's transaction buffer at one moment, including decisions without a transaction marker."""
+        """Return the topic's transaction buffer at one moment, as if every decision had its transaction marker."""
 
     def reserve_due_topics(self, *, limit: int, reserved_for_s: float) -> list[TopicId]:
         """Return topics whose snapshot is due, earliest due time first, and reserve them for `reserved_for_s`.
@@ -217,7 +217,7 @@ class TransactionBufferSnapshots(Protocol):
         """Make a newborn ledger the topic's snapshot. Return whether the topic has this snapshot now.
 
         The ledger becomes listed and CLOSED. The same transaction unlists the ledger of the previous snapshot and files
-        an intent for that ledger. The switch is refused if the present snapshot is not the expected snapshot or covers
-        more entries than the new one, or if the topic is not ACTIVE. A refused switch files an intent for the newborn
+        an intent for that ledger. The call is refused if the present snapshot is not the expected snapshot or covers
+        more entries than the new one, or if the topic is not ACTIVE. A refused call files an intent for the newborn
         ledger. A repeated call returns the same result.
         """
