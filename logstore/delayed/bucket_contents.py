@@ -66,9 +66,10 @@ class _SourceWindow:
 def _take_window(heads: Sequence[_SourceWindow]) -> DelayedRows:
     """Remove and return all rows in memory that no unread row can precede.
 
-    Each window ends at its last delivery time. The *cut* is the earliest of these ends. Rows that are due before the
-    cut are removed. Rows that are due at the cut are removed up to and including the first source whose window ends at
-    the cut. Unread rows of this source may also be due at the cut, and must precede the rows of later sources.
+    Each window ends at its last delivery time. The *cut* is the earliest of these ends. From all sources, rows that are
+    due before the cut are taken. From the first source whose window ends at the cut, and from the sources before it,
+    rows that are due at the cut are also taken. Later sources keep such rows, because unread rows of the first source
+    may be due at the cut.
     """
     cut_ms = min(head.last_ms for head in heads)
     first = next(number for number, head in enumerate(heads) if head.last_ms == cut_ms)

@@ -8,7 +8,7 @@ from the previous row. A column is encoded in the smaller of two forms:
 
 All numbers of a column have the same width: 0, 1, 2, 4 or 8 bytes. Numbers that do not fit into this width are stored
 separately, with their row numbers. If all messages have the same delay, or delays of whole minutes, a message takes at
-most 1 byte. In a bitmap, an entry takes 2 bytes if its id is not adjacent to the id of another entry.
+most 1 byte. Bitmaps would need 2 bytes for each entry whose id is not adjacent to the id of another entry.
 
 Source: frame of reference with patches (Zukowski et al., "Super-Scalar RAM-CPU Cache Compression", 2006).
 """

@@ -26,7 +26,7 @@ COLUMNS: Final = ("deliver_at_ms", "ledger_id", "entry_id")
 """Column names, in sort order."""
 
 _MAX_FLAGS_PER_VALUE: Final = 32
-"""Maximum size of a lookup table, in flags per value to look up. If the table would be larger, sorting is faster."""
+"""Maximum number of flags in a lookup table, for each value to look up. Sorting is faster than a larger table."""
 
 _MAX_VALUES_WITHOUT_TABLE: Final = 16
 """Maximum number of values that are looked up one by one. For more values, a table or a sort is faster."""

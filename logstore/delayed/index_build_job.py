@@ -49,8 +49,7 @@ def split_log_into_bucket_ranges(
 
     `segments` has the first entry, the last entry and the number of delayed entries of each segment, in log order.
     `total_messages` is the number of delayed entries of all segments. Every range except the last one has at least
-    `min_messages` delayed entries. There are at most `max_buckets` ranges, or more if a range would be too large for a
-    task.
+    `min_messages` delayed entries. `max_buckets` is exceeded only if a range would be too large for a task.
     """
     min_entries = min(max(min_messages, math.ceil(total_messages / max_buckets)), _MAX_MESSAGES_PER_BUCKET)
     ranges: list[PlannedBucketRange] = []

@@ -5,7 +5,7 @@ Columns are delta-encoded and compressed by zstd, and pages have checksums. The 
 check the footer's digest (`logstore.log.segment_format.FooterDigest`) before they parse the footer.
 
 Source: PIP-195 (bucket snapshots: metadata, then segments by time step). PIP-195 has bitmaps for each segment.
-To make such bitmaps takes as long as the merge itself, so here the bitmaps are for the whole index bucket.
+Making such bitmaps would take as long as the merge itself, so here the bitmaps are for the whole index bucket.
 """
 
 from pathlib import Path

@@ -163,7 +163,7 @@ class LogMessageSource:
         self._runs = [SortedRowRun(rows) for rows in remaining if len(rows)]
 
     def list_runs(self, now_ms: int | None = None) -> Sequence[DelayedRowSource]:
-        """Return the runs. First move loose rows (rows in no run) into a run if a loose row is due at `now_ms`."""
+        """If a loose row (a row in no run) is due at `now_ms`, move all loose rows into a run. Return the runs."""
         if now_ms is not None and self._loose_next_ms is not None and self._loose_next_ms <= now_ms:
             self._flush_loose_rows()
         self._runs = [run for run in self._runs if len(run)]

@@ -20,7 +20,7 @@ class BulkJobRunner(Protocol):
         """Run the job until its output is published. Return the summary of the job.
 
         `on_progress` is called about once a second. If `on_progress` raises, this attempt is cancelled, and the
-        exception is raised within seconds. A thread of the job that hangs is not ended, but publishes nothing. `master`
+        exception is raised within seconds. A hanging thread of the job is not ended, but publishes nothing. `master`
         is the address of the Spark cluster. The empty text selects the cluster of the settings.
 
         Raises:

@@ -4,7 +4,7 @@ Memory has one snapshot segment of each source and the new footer, however large
 in the list until the switch. A merge that dies leaves a newborn ledger, which a sweep deletes.
 
 The merge leaves out messages that were due a minute before the merge began, because readers get due messages from the
-log. Otherwise repeated merges into one index bucket would keep every message that was ever delayed.
+log. Without this rule, repeated merges would never drop a message.
 
 Source: PIP-195 (merging buckets); apache/pulsar#26251, where a merge loses a segment; apache/pulsar#26241, where small
 bucket limits fail.

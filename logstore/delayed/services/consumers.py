@@ -66,7 +66,7 @@ class Consumer:
 
         A consumer of this process receives a message again only in three cases: `nack` or `close` has given the message
         back, a seek has moved the subscription back, or the transaction that acknowledged the message was aborted.
-        After an abort, also call `nack` for messages that the transaction acknowledged by `Subscriptions.acknowledge`.
+        After an abort, call `nack` for messages that the transaction acknowledged by `Subscriptions.acknowledge`.
         Without `nack`, such a message comes again only if a consumer called `receive` while the transaction was open.
 
         Raises:

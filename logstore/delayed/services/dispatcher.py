@@ -137,7 +137,7 @@ class Dispatcher:
                     self._take_back(holding, (0, position))
 
     def first_unreceived_position(self, holding: ConsumerHolding) -> Position:
-        """Return the first unacknowledged position that the consumer has not received since the last release.
+        """Return the first unacknowledged position not received by the consumer of `holding` since the last release.
 
         The message at this position was received before the subscription's last release, is held by another consumer,
         is not due, was given back, or is not read yet.
@@ -197,7 +197,7 @@ class Dispatcher:
 
     @contextmanager
     def _deliver_all_or_none(self, holding: ConsumerHolding) -> Iterator[Callable[[DueMessage], None]]:
-        """Yield a function that adds a message to the holding. If the `with` block raises, remove these messages."""
+        """Yield a function that adds messages to the holding. If the `with` block raises, take these messages back."""
         delivered: list[DueMessage] = []
 
         def deliver(message: DueMessage) -> None:

@@ -122,7 +122,7 @@ class SharedTracker:
             self._list_lock.release()
 
     def offer_due_and_check_more(self, limit: int) -> bool:
-        """Offer at most `limit` due messages in memory to all readers. Return whether more may be in memory."""
+        """Offer up to `limit` due messages to all readers. Return whether more due messages may be in memory."""
         rows = self.tracker.take_due_messages(self.due_ms(), limit)
         for reader in self.readers:
             reader.add_due_messages(rows)

@@ -73,7 +73,7 @@ class ReplaySet:
 
 
 class ScanFilter(ExcludedEntries, Postponer, Protocol):
-    """Filter that leaves out tracked, replayed and held messages, and postpones messages that are not due."""
+    """Filter that leaves out messages that are tracked, held or in the replay set, and postpones waiting messages."""
 
 
 class SubscriptionLogReader:

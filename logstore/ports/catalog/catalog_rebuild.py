@@ -115,7 +115,7 @@ class StorageDiscrepancy(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerDiscrepancy:
-    """Difference between the objects of one ledger and the catalog. Stored as JSON with these field names."""
+    """Difference between the objects of one ledger and the catalog. Stored as JSON with the names of its fields."""
 
     ledger_id: LedgerId
     topic_id: TopicId
@@ -210,7 +210,7 @@ class CatalogAdoption(Protocol):
         2. Close all ledgers of a list except the last ledger.
         3. Count entries with a delivery time.
         4. Remove references to ledgers without objects.
-        5. Remove schema versions without a ledger, because they could be neither read nor set again.
+        5. Remove schema versions without a ledger, because such schema versions can be neither read nor set again.
         6. Set the catalog's epoch in unfinished intents.
         """
 

@@ -182,7 +182,8 @@ class GroupCommits(Protocol):
         - `SnapshotNeeded`: the acknowledgement lacks the cursor's snapshot.
         - `PreconditionFailed`: the topic is not ACTIVE.
         - `TransactionEnded`: the transaction has the opposite decision, or is past its deadline.
-        - `AcknowledgementHeld`: another open transaction (with `txn` also: the cursor) has acknowledged an entry.
+        - `AcknowledgementHeld`: another open transaction has acknowledged an entry, or a write with `txn` names a
+          position that is already acknowledged.
         - `AcknowledgementStale`: entries were given back after `up_to` was read.
 
         If the method raises any error except `OutcomeUnknown`, no write happened.

@@ -71,7 +71,7 @@ class InspectedLedger:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerHistory:
-    """All rows of the catalog about a ledger. After a deletion, all rows except `decisions` are removed later."""
+    """All rows of the catalog about a ledger. Some time after a deletion, only `decisions` are left."""
 
     ledger_id: LedgerId
     live: InspectedLedger | None

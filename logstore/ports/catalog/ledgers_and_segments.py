@@ -82,9 +82,9 @@ class MessageLedgers(Protocol):
     def attach_ledger(self, ledger_id: LedgerId, *, after: LedgerId | None) -> bool:
         """Add a CREATING ledger to the end of its list as OPEN, and close `after`, the list's last ledger.
 
-        The ledger is not attached if the last ledger is not `after`, or has a higher id than `ledger_id`. The same
-        transaction then files an intent for the newborn ledger (apache/pulsar#350). Return whether the ledger is listed
-        now, also after a repeated call. Raise `PreconditionFailed` if the topic is not ACTIVE.
+        The ledger is not attached if the last ledger is not `after`, or has a higher id than `ledger_id`. Instead, an
+        intent is filed for the newborn ledger in the same transaction (apache/pulsar#350). Return whether the ledger is
+        listed now, also after a repeated call. Raise `PreconditionFailed` if the topic is not ACTIVE.
         """
 
     def record_abandoned_upload(self, ledger_id: LedgerId, *, epoch: int) -> None:
@@ -92,7 +92,7 @@ class MessageLedgers(Protocol):
 
         If the catalog no longer has the ledger's primary copy, phase two may have missed the upload. The call then
         makes the copy's intents pending and unclaimed again, except dead letters. If the catalog still has the primary
-        copy, nothing changes, because the later deletion lists all objects. Nothing changes either if `epoch` is not
+        copy, nothing changes, because a later deletion lists all objects. Nothing changes either if `epoch` is not
         the catalog's epoch.
 
         Idempotency: each call only makes phase two search for objects once more.
@@ -104,7 +104,7 @@ class MessageLedgers(Protocol):
     def find_segments_of_ranges(
         self, topic_id: TopicId, range_by_ledger: Mapping[LedgerId, range]
     ) -> list[tuple[Ledger, list[Segment]]]:
-        """Return, in one read, the listed ledgers of the ranges, ascending, each with the segments in its range."""
+        """Return in one read those of the ledgers that are listed, ascending, each with the segments in its range."""
 
     def producer_sequences(
         self, topic_id: TopicId, producers: Iterable[str]
@@ -112,7 +112,7 @@ class MessageLedgers(Protocol):
 
 
 class LedgersOfAllComponents(Protocol):
-    """Ledgers of all components of a topic. Each component's own port publishes the component's ledgers, as CLOSED."""
+    """Ledgers of all components of a topic. Ports of the single components publish these ledgers, as CLOSED."""
 
     def create_component_ledger(
         self, topic_id: TopicId, component: Component, keys: Mapping[str, str], *, application: str

@@ -74,8 +74,8 @@ class PhaseOne(Protocol):
 
         The call locks the list's row, checks under this lock which ledgers are needed, and raises the list version.
 
-        - With ids, either all of these ledgers are detached or none. `force` also detaches ledgers that subscriptions
-          need, and moves the cursors of these subscriptions over the ledgers.
+        - With `requested_ids`, either all of these ledgers are detached or none. `force` also detaches ledgers that
+          subscriptions need, and moves the cursors of these subscriptions over the ledgers.
         - With `None`, retention selects the ledgers. Stalled intents of the topic and abandoned newborn ledgers move to
           the batch. If nothing is selected, the call is not recorded, and a repeated call may select ledgers.
 
@@ -125,9 +125,9 @@ class PhaseOne(Protocol):
     ) -> DetachedBatch:
         """Apply several changes to one ledger, all or none, and write an audit row.
 
-        A ledger that loses its last copy is detached, as by `detach_ledgers`. The operation may name subscriptions
-        that cannot prevent the detach. The cursors of these subscriptions then move over the detached ledger. If the
-        ledger stays listed, the list version and the ledger's generation rise.
+        A ledger that loses its last copy is detached. The operation may name subscriptions that cannot prevent the
+        detach. The cursors of these subscriptions then move over the detached ledger. If the ledger stays listed, the
+        list version and the ledger's generation rise.
 
         Raises:
             UnknownObject: The topic or the subscription does not exist, or the ledger is not in the topic's list.
@@ -136,7 +136,7 @@ class PhaseOne(Protocol):
         """
 
     def would_end_ledger(self, topic_id: TopicId, operation: CompoundOperation) -> bool:
-        """Return whether `apply_compound_operation` would remove the last copy. Raise the errors of that method."""
+        """Return whether `apply_compound_operation` would detach the ledger. Raise the errors of that method."""
 
     def select_detachable_topics(self, topic_ids: Sequence[TopicId]) -> frozenset[TopicId]:
         """Return the topics that may have ledgers to detach. The call takes no lock, and usually selects few topics."""

@@ -40,8 +40,8 @@ class PhaseTwoQueue(Protocol):
     def renew_batch_claim(self, batch_id: str, claim: Claim) -> None:
         """Claim the batch for `claim.ttl_s` from now. A workflow run never shortens its own claim.
 
-        During a pause the workflow has a long claim on the batch. A released batch cannot be claimed again, because a
-        late renewal by a dead workflow would hide the batch from sweeps.
+        Claims are long while a batch is paused. A released batch cannot be claimed again, because a late renewal by a
+        dead workflow would hide the batch from sweeps.
 
         Raises:
             UnknownObject: The batch does not exist.
@@ -70,7 +70,7 @@ class PhaseTwoQueue(Protocol):
     def release_paused_batch(self, batch_id: str) -> bool:
         """End the claim of a paused batch whose workflow is gone. The next sweep then takes over the rows of the batch.
 
-        Only a person may request this. If the batch is finished or not paused, change nothing and return `False`.
+        Only a person may request a release. If the batch is finished or not paused, change nothing and return `False`.
         """
 
     def record_outcomes(self, results: Sequence[IntentResult], *, holder: str) -> frozenset[int]:
@@ -188,7 +188,7 @@ class PhaseTwoQueueUpkeep(Protocol):
     """
 
     def move_abandoned_work_to_batch(self, *, batch_id: str, claim: Claim, limit: int) -> DetachedBatch:
-        """Move up to `limit` stalled intents of any topic into a new batch. File intents for abandoned work.
+        """Move up to `limit` stalled intents into a new batch. Add intents for abandoned ledgers and uploads.
 
         In this batch, intents replace up to `limit` newborn ledgers that are older than the registration timeout. They
         also replace unfinished tiered copies whose upload deadline has passed, of up to `limit` topics. The ledgers of

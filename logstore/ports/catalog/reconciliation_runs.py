@@ -96,7 +96,7 @@ class ReconciliationRuns(Protocol):
         """
 
     def close_run(self, run_id: str, summary: Mapping[str, Any]) -> None:
-        """Finish a run with its result, or keep an earlier result. Raise `UnknownObject` if no run has this id."""
+        """Finish a run and store `summary`. A finished run does not change. Raise `UnknownObject` for an unknown id."""
 
     def get_run(self, run_id: str) -> ReconciliationRun:
         """Return one run. Raise `UnknownObject` if no run has this id."""
@@ -141,7 +141,7 @@ class ReconciliationRuns(Protocol):
     def pass_over_segments(
         self, segment_by_finding: Mapping[int, tuple[LedgerId, int]], *, cause: AuditCause
     ) -> Mapping[int, str]:
-        """Ensure that no writer will ever register the segments of findings, whose objects are about to be deleted.
+        """Ensure that no writer will ever register the given segments. Their objects are about to be deleted.
 
         An open ledger accepts only segment numbers above its highest number. The call raises this highest number to the
         number of the segment. So a late writer of the segment is refused, and uploads again with a higher number. A
@@ -150,7 +150,7 @@ class ReconciliationRuns(Protocol):
         A segment is kept in these cases:
 
         - A row names the segment.
-        - The segment's ledger is being created, has no primary copy, does not exist, or lacks rows of segments.
+        - The segment's ledger is being created, has no primary copy, does not exist, or has lost rows of segments.
         - The ledger is open, and the segment's number is more than `MAX_NUMBERS_ABOVE_LAST` above the ledger's highest
           number.
 

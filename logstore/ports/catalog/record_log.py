@@ -103,7 +103,7 @@ class RecordOutbox(Protocol):
     def read_changes(self, *, cursors: bool, page: int | None = None) -> AbstractContextManager[OutboxChanges]:
         """Open a transaction that reads changes in the outbox. The transaction ends with the `with` block.
 
-        `cursors` includes changes of cursors. `page` is the approximate number of outbox rows to read, oldest
+        With `cursors`, changes of cursors are included. `page` is the approximate number of outbox rows to read, oldest
         first. `None` selects all outbox rows.
         """
 
@@ -141,7 +141,7 @@ class RecordOutbox(Protocol):
         """
 
     def list_finished_deletions(self, ledger_ids: Collection[int]) -> Sequence[DeletionIntent]:
-        """Return the finished deletions of primary copies whose rows are not removed yet."""
+        """Return those finished intents of primary copies whose rows still exist."""
 
     def count_unflushed_deletions(self) -> int:
         """Return the number of unfinished deletions whose intent is in no block yet."""
@@ -190,7 +190,7 @@ class Tombstones(Protocol):
     def mark_raid_candidates(
         self, run_id: str, *, before_us: int, after: TombstonedRecordId | None, limit: int
     ) -> tuple[int, TombstonedRecordId | None]:
-        """Mark tombstones of one page that were last updated before `before_us` as candidates (cenotaphs) of the raid.
+        """In one page, mark tombstones last updated before `before_us` as candidates of the raid (cenotaphs).
 
         Tombstones that are in no block, or have an unfinished or dead-lettered deletion, are not marked. Marks of other
         raids in the page are removed. `after` is the last record of the previous page, by kind and id. Writers may have

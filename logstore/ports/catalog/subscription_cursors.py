@@ -53,8 +53,8 @@ class Cursors(Protocol):
     def seek_cursor(self, topic_id: TopicId, name: str, position: Position) -> StoredCursor:
         """Replace the cursor's state, so that `position` is the next entry.
 
-        `seeks`, `releases` and the list version of the topic's locked list rise. If the cursor has a snapshot, the same
-        transaction files an intent for the snapshot's ledger.
+        `seeks` and `releases` rise. The call locks the topic's list and raises the list version. If the cursor has a
+        snapshot, the same transaction files an intent for the snapshot's ledger.
 
         Raises:
             UnknownObject: The topic or the subscription does not exist.

@@ -139,7 +139,8 @@ class Transactions(Protocol):
         """Settle participants. Return the given transactions that are finished now, ascending.
 
         If all participants of a transaction are settled, COMMITTING becomes COMMITTED and ABORTING becomes ABORTED.
-        Messages of aborted transactions become hidden. Rows of the transactions' entries in settled topics are removed.
+        Messages of aborted transactions become hidden. If a topic is settled, the rows of the transaction's entries in
+        this topic are removed.
 
         Idempotency: a settled participant does not change, and a finished transaction is returned again.
         """
@@ -174,7 +175,7 @@ class Transactions(Protocol):
 
 
 SNAPSHOT_CHANGES: Final = 1_000
-"""Number of settled transactions in a topic that makes the topic's next snapshot due at once."""
+"""Number of transactions settled in a topic after which the topic's next snapshot is due at once."""
 
 SNAPSHOT_AFTER_S: Final = 5.0
 """Seconds until a topic's next snapshot is due, counted from the first settlement after the present snapshot."""
