@@ -22,7 +22,7 @@ Row = Mapping[str, Any]
 def compare_tiered_copies(group: ShardGroup, intents: IntentIds, limits: ComparisonLimits) -> list[pa.Table]:
     """Find tiered objects without an offload context, and contexts whose objects are absent or have another length.
 
-    If a ledger has an unreadable context, no tiered object of the ledger is an orphan, because the context may name it.
+    An unreadable context of a ledger may name any tiered object of the ledger. None of them is then an orphan.
     """
     copies = group.copies
     unreadable = intents.unreadable | set(copies.filter(pc.equal(copies["uuid"], ""))["ledger_id"].to_pylist())

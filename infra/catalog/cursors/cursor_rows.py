@@ -71,7 +71,7 @@ def _limit_to_visible_entries(spans: list[VisibleLedgerSpan], buffer: BufferView
 
 
 def read_mark_delete_positions(connection: Connection, topic_id: TopicId) -> dict[str, Position]:
-    """Return each subscription's mark-delete position, moved past the hidden entries that follow directly."""
+    """Return each subscription's mark-delete position, moved past the hidden entries that directly follow."""
     c = t.cursor.c
     rows = connection.execute(select(c.name, c.mark_ledger, c.mark_entry).where(c.topic_id == topic_id)).all()
     marks = {row.name: Position(LedgerId(row.mark_ledger), row.mark_entry) for row in rows}

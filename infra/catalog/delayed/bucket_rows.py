@@ -158,7 +158,7 @@ def claim_bucket_list(connection: Connection, topic_id: TopicId, claim: Claim, *
 
 
 def renew_bucket_list_claims(connection: Connection, claim: Claim, *, after: TopicId, now_us: int) -> list[TopicId]:
-    """Renew the claims of the workflow on a page of topics above `after`. Return the topics, ascending."""
+    """Renew the claims of the workflow in `claim` on a page of topics above `after`. Return the topics, ascending."""
     own = select(_I.topic_id).where(_I.claim_workflow == claim.workflow_id, _I.topic_id > after)
     page = connection.execute(own.order_by(_I.topic_id).limit(_CLAIMS_PER_PAGE).with_for_update()).scalars().all()
     renewed = update(t.delayed_index).where(is_one_of(connection, _I.topic_id, page))

@@ -76,7 +76,10 @@ def parse_intent_state(stored: str) -> DeletionState:
 
 
 def parse_outcome(state: str, outcome: str | None) -> Outcome | None:
-    """Parse an outcome. An unreadable one becomes `None` in state PENDING, else the outcome with the state's name."""
+    """Parse an outcome. In an unknown state, return INVALID.
+
+    An unreadable outcome becomes `None` in state PENDING, and the outcome with the state's name in other states.
+    """
     if state not in set(DeletionState):
         return Outcome.INVALID
     if outcome in set(Outcome):

@@ -84,7 +84,7 @@ def replace_copies_by_intents(
 
 
 def _has_intent(kind: CopyKind | None = None) -> ColumnElement[bool]:
-    """Select ledgers that have an intent of their next generation. Callers remove only such ledgers or copies."""
+    """Select ledgers that have an intent of their next generation. Callers remove only such ledgers or their copies."""
     of_kind = [] if kind is None else [_P.copy == kind.value]
     return exists().where(_P.ledger_id == t.ledger.c.ledger_id, _P.generation == t.ledger.c.generation + 1, *of_kind)
 
@@ -285,7 +285,7 @@ def hand_over_intents(
 
 
 def redrive_dead_letters(connection: Connection, rows: ColumnElement[bool], *, batch_id: str) -> int:
-    """Make locked dead letters pending intents of a batch, with 0 attempts. Return the number of intents."""
+    """Turn locked dead letters into pending intents of a batch, with 0 attempts. Return the number of intents."""
     return connection.execute(update(t.pending_deletion).where(rows).values(batch_id=batch_id, **_REDRIVEN)).rowcount
 
 

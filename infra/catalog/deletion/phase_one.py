@@ -249,7 +249,7 @@ class SqlPhaseOne(LeaseBoundAdapter):
     def _detach_once(
         self, topic_id: TopicId, order: DetachOrder, work: Callable[[Connection, TopicListView], DetachedBatch]
     ) -> DetachedBatch:
-        """Run `work` under the locks of list and fence. Return the result of an earlier call that had this batch id."""
+        """Run `work` once for a batch id, under the locks of list and fence. Later calls return the first result."""
 
         def detach_unless_done(connection: Connection) -> DetachedBatch:
             lock = partial(self._read_list_view, connection, topic_id, lock=True)

@@ -137,7 +137,7 @@ def find_earlier_summary(connection: Connection, batch_id: str, request: str) ->
 
 
 def fingerprint_request(request: str, ids: Sequence[int] | None, *, text_if_no_ids: str = "all") -> str:
-    """Return a digest of a request. The order of `ids` has no effect. For `None`, `text_if_no_ids` is used."""
+    """Return a digest of a request. The order of `ids` has no effect. Without `ids`, use `text_if_no_ids`."""
     id_list = text_if_no_ids if ids is None else ",".join(str(number) for number in sorted(set(ids)))
     return hashlib.sha256(f"{request}/{id_list}".encode()).hexdigest()
 

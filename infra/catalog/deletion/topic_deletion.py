@@ -38,7 +38,7 @@ _ROWS_WITH_LEDGERS: Final[_Removals] = {
     "transaction_snapshot": remove_buffer_snapshot,
     "delayed_bucket": remove_delayed_index,
 }
-"""Functions that remove rows that name ledgers, by table, in lock order. `detach_whole_topic` calls these functions."""
+"""Functions that remove a topic's rows with ledger ids, by table, in lock order. `detach_whole_topic` calls them."""
 
 _TOPIC_ROWS: Final[_Removals] = {
     **_ROWS_WITH_LEDGERS,
@@ -46,7 +46,7 @@ _TOPIC_ROWS: Final[_Removals] = {
     "ledger_list": remove_ledger_lists,
     "buffer": remove_topic_buffer,
 }
-"""Functions that remove rows that must not outlive the topic's row, by table.
+"""Functions that remove a topic's rows, by table. These rows must not outlive the row in the table `topic`.
 
 Add each new table with a topic id here or to `_ROWS_WITH_LEDGERS`. Ledgers that the rows name must be in a list of the
 topic.

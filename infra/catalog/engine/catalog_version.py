@@ -129,7 +129,7 @@ def _lock_catalog_row(connection: Connection) -> None:
 
 
 def find_lost_write_ahead_file(database: Database, pids: Collection[int]) -> ServiceFailed | None:
-    """Return an error if SQLite's write-ahead file was removed too early. `pids` are processes that use the database.
+    """Return an error if SQLite's write-ahead file was removed during its use. `pids` are processes that may use it.
 
     Call this before anything opens the database, because an open creates an empty write-ahead file.
     """

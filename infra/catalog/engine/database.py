@@ -57,7 +57,7 @@ class Database:
     def with_guard(self, guard: Callable[[Connection], None]) -> "Database":
         """Return a copy of this database that calls `guard` at the begin of each writing transaction.
 
-        If `guard` raises, the transaction is refused. After its first commit, the copy does not call `guard` again.
+        If `guard` raises, the transaction is refused. After the copy's first commit, `guard` is not called again.
         """
         database = copy(self)
         database._guard = guard  # noqa: SLF001 - an instance of this class

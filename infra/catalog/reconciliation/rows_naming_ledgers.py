@@ -23,7 +23,7 @@ ReadRows = Callable[[Select[Any]], Iterable[Mapping[str, Any]]]
 
 
 def read_rows_naming_ledgers(read: ReadRows, ledger_ids: Collection[int]) -> dict[int, LedgerRows]:
-    """Return rows by ledger. Copies are read before intents, so that no copy that is detached meanwhile is missed."""
+    """Return rows by ledger. Copies are read before intents, so that a copy that is detached meanwhile is found."""
     rows_by_ledger: dict[int, LedgerRows] = {}
     all_ids = sorted(set(ledger_ids))
     for start in range(0, len(all_ids), _MAX_LEDGERS_PER_QUERY):
@@ -191,7 +191,7 @@ def _select_deletions(ledger_ids: Collection[int]) -> Select[Any]:
 
 
 def _select_tables_naming_ledgers(ledger_ids: Collection[int]) -> Select[Any]:
-    """Select the tables that name each ledger, except `ledger`, `ledger_copy` and `pending_deletion`."""
+    """Select, for each ledger, the referring tables, except `ledger`, `ledger_copy` and `pending_deletion`."""
     keys = (
         t.segment.c.ledger_id,
         *REFERRING_COLUMN_BY_COMPONENT.values(),

@@ -158,7 +158,7 @@ class SqlTombstones(CatalogAdapter):
         return self._db.write(remove_page) if ids_by_kind else 0
 
     def _read_page(self, before_us: int, limit: int, *conditions: ColumnElement[bool]) -> Sequence[Row[Any]]:
-        """Return tombstones, ascending by kind and id. The column `removable` says whether a raid may remove one."""
+        """Return tombstones, ascending by kind and id. The column `removable` says whether a raid may remove it."""
         removable = _match_removable_tombstones(literal(before_us)).label("removable")
         rows = select(_T.kind, _T.id, _T.raid, removable).where(*conditions).order_by(_T.kind, _T.id).limit(limit)
         return self._db.read(lambda connection: connection.execute(rows).all())
