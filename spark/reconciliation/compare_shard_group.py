@@ -187,7 +187,7 @@ class _StoredPrimaryCopies:
         if not self.has_copy.any():
             return []
         object_row = np.repeat(row_index, stored.objects)
-        # If the catalog does not know a ledger's owner, the statements of the ledger cannot be checked.
+        # If the catalog does not know the ledger owner, the statements of the ledger cannot be checked.
         is_checked = np.repeat(self.has_copy & (rows.digest[row_index] != 0), stored.objects)
         is_meta = is_checked & (stored.number == META)
         is_own = is_meta & (stored.digest == rows.digest[object_row])

@@ -73,7 +73,7 @@ class _WriteTask:
 @dataclass(slots=True)
 class _RebuildTaskResult:
     counts: Counter[str] = field(default_factory=Counter)
-    version: int = 0  # highest record version that was read
+    version: int = 0  # highest manifest number of a record version that was read
     error_by_block: dict[str, str] = field(default_factory=dict)  # errors of skipped blocks, by key
 
 
@@ -102,7 +102,7 @@ def write_catalog_rows(records: BucketAddress, context: JobContext, job: WriteCa
 
 
 def _split_into_id_ranges(blocks: Iterable[Block], *kinds: RecordKind, min_ranges: int = 1) -> list[_IdRangeWithBlocks]:
-    """Split the ids of the kinds into at least `min_ranges` ranges with about equal numbers of record versions."""
+    """Split ids into ranges with about equal numbers of record versions. If possible, make `min_ranges` or more."""
     blocks_of_kinds = [block for block in blocks if block.kind in kinds]
     versions_per_range = math.ceil(sum(block.records for block in blocks_of_kinds) / min_ranges)
     id_ranges = split_into_id_ranges(

@@ -36,7 +36,7 @@ def lock_decided_before_flush(connection: Connection, txns: Iterable[Transaction
 def adopt_transactions(
     connection: Connection, topic_id: TopicId, topic_name: str, segments: Sequence[AdoptedSegment], *, now_us: int
 ) -> None:
-    """Store the transactions, ranges of entries and transaction markers of `segments`, which follow the log's order.
+    """Store the transactions, ranges and transaction markers of `segments`, which must be in the order of the log.
 
     A transaction marker decides its transaction. An unknown transaction is inserted as open, with a deadline in the
     past.
