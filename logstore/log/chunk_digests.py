@@ -1,7 +1,7 @@
 """Digests of the column chunks of a Parquet file, for readers that fetch single columns by ranges.
 
-The digests are stored outside of the file. Checksums of pages do not suffice: they would also accept a chunk of
-another file with the same layout.
+The digests are stored outside of the file. The page checksums of Parquet do not suffice, because a chunk of another
+file with the same layout would pass them.
 """
 
 import base64
@@ -20,7 +20,7 @@ CHUNKS_FIELD: Final = "chunks"
 """Metadata field of a segment with the digests of its column chunks."""
 
 _DIGEST_BYTES: Final = 12
-"""Number of bytes that are kept of a SHA-256. They suffice to detect mistakes, and ten digests fit into metadata."""
+"""Number of bytes of a SHA-256 in a digest. The metadata of an object has room for ten such digests."""
 _MAX_GAP_BYTES: Final = 8192
 """Maximum gap between two chunks that are fetched by one request. Arrow has the same limit."""
 _DIGEST_CHARACTERS: Final = _DIGEST_BYTES * 4 // 3
@@ -82,10 +82,10 @@ def fetch_verified_chunks(
     *,
     name: str,
 ) -> list[tuple[int, bytes]]:
-    """Fetch the chunks of some columns. Return parts of the file, each with its offset.
+    """Fetch the chunks of `columns`. Return parts of the file, each with its offset.
 
-    Chunks with a small gap between them are fetched by one request. `read` gets offset and length. `digest_by_chunk`
-    has all chunks that may be read, in file order. Raise `CorruptData` if the digest of a fetched chunk differs.
+    Chunks with a small gap between them are fetched by one request. `read` gets offset and length. `digest_by_chunk` is
+    in file order. Raise `CorruptData` if a fetched chunk does not match its digest.
 
     Do not let Arrow prefetch from the returned parts, because Arrow would also read the gaps between the parts.
     """

@@ -40,7 +40,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class TransactionMarkerFields:
-    """Content of a transaction marker: the transaction, and `verb`, which is how the transaction ended."""
+    """Content of a transaction marker: the transaction, and how the transaction ended."""
 
     txn: TransactionId
     verb: str

@@ -20,7 +20,7 @@ def ledger_prefix(ledger_id: LedgerId) -> str:
 
 
 def meta_key(ledger_id: LedgerId, owner: LedgerOwner) -> str:
-    """Return the key of the ledger's statement. The key has a digest, so a LIST suffices to verify the ledger owner."""
+    """Return the key of the ledger's statement. The key has the ledger owner's digest, which a LIST shows."""
     return f"{ledger_prefix(ledger_id)}{owner.digest}.meta.json"
 
 

@@ -1,6 +1,6 @@
-"""Components, states and owners of ledgers, and the statement that identifies a ledger in storage.
+"""Components and states of ledgers, ledger owners, and the statement that identifies a ledger in storage.
 
-All stored data is in ledgers, so one deletion protocol and one reconciliation cover the data of all components.
+All components store their data in ledgers. One deletion protocol and one reconciliation therefore cover all components.
 
 Source: PIP-186 (components and ledger types).
 """
@@ -16,7 +16,7 @@ from logstore.positions import LedgerId, TopicId
 
 
 class Component(StrEnum):
-    """Kind of the content of a ledger. The catalog stores the name."""
+    """Kind of the content of a ledger. The catalog stores the name of the enum member."""
 
     MANAGED_LEDGER = "MANAGED_LEDGER"  # messages
     MANAGED_CURSOR = "MANAGED_CURSOR"  # acknowledgement state
@@ -41,7 +41,7 @@ class LedgerState(StrEnum):
 
 
 class CopyState(StrEnum):
-    """State of a copy: WRITING until a read from storage has proved the copy, then LIVE."""
+    """State of a copy: WRITING until a read has proved that storage has the copy, then LIVE."""
 
     WRITING = "WRITING"
     LIVE = "LIVE"
@@ -49,7 +49,7 @@ class CopyState(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerOwner:
-    """Owner of a ledger: application, component, topic, and the keys that identify the owner within the topic."""
+    """Ledger owner: application, component, topic, and the names that identify the ledger owner within the topic."""
 
     application: str
     component: Component
@@ -73,7 +73,7 @@ class LedgerOwner:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerStatement:
-    """Identity of a ledger in storage. It is the content of `meta.json`, and metadata of every object."""
+    """Identity of a ledger in storage. It is the content of `meta.json`, and is in the metadata of each object."""
 
     owner: LedgerOwner
     ledger_id: LedgerId
@@ -119,7 +119,7 @@ class LedgerStatement:
 
 
 def parse_meta_fields_or_unreadable(content: bytes) -> dict[str, str]:
-    """Return the fields of a `meta.json`. If `content` is no JSON object, `unreadable` has its beginning."""
+    """Return the fields of a `meta.json`. For other content, return its beginning under the name `unreadable`."""
     try:
         fields = json.loads(content)
     except (ValueError, RecursionError):

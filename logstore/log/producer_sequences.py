@@ -1,7 +1,7 @@
 """Highest sequence ids of producers in a topic, which identify duplicates.
 
-Sequence ids of an open transaction identify duplicates only in that transaction, because the transaction may still
-abort. Until the transaction is decided, the producer cannot append sequence ids outside of the transaction.
+Sequence ids that were stored in an open transaction identify duplicates only in that transaction, because it may still
+abort. Until the transaction is decided, the producer cannot append new sequence ids outside of the transaction.
 
 Source: Pulsar's message deduplication; Kafka, where a transactional producer has one transaction at a time.
 """
@@ -12,7 +12,7 @@ from logstore.transactions.transaction_ids_and_states import TransactionId
 
 
 class HighestSequenceIds(NamedTuple):
-    """Highest sequence ids of a producer in a topic, inclusive. -1 means none."""
+    """Highest sequence ids of a producer in a topic. -1: the producer has stored no sequence id."""
 
     committed: int = -1
     last: int = -1  # highest id stored in `txn`; without an open transaction, the same as `committed`
@@ -23,13 +23,13 @@ class HighestSequenceIds(NamedTuple):
         return HighestSequenceIds(last, last)
 
     def refuses(self, txn: TransactionId | None) -> bool:
-        """Return whether the producer has an open transaction other than `txn`. New sequence ids are then refused."""
+        """Return whether new sequence ids in `txn` are refused, because the producer has another open transaction."""
         return self.txn is not None and self.txn != txn
 
     def advance(self, last: int, txn: TransactionId | None) -> "HighestSequenceIds":
         """Return the highest ids after entries up to sequence id `last` were stored in `txn`, or in no transaction.
 
-        `refuses` must have returned `False` for these entries.
+        `refuses(txn)` must be `False`.
         """
         return (
             HighestSequenceIds.without_transaction(last)

@@ -124,7 +124,7 @@ def parquet_errors() -> tuple[type[Exception], ...]:
 
 
 def encode_segment(parts: Sequence[ProducedEntries], *, publish_ms: int) -> bytes:
-    """Encode the entries of all parts, in order, as one segment. All entries get the append's time `publish_ms`."""
+    """Encode the entries of all parts, in order, as one segment. All entries get the publish time `publish_ms`."""
     import pyarrow as pa  # noqa: PLC0415 - start-up time
     import pyarrow.parquet as pq  # noqa: PLC0415 - start-up time
 
@@ -178,12 +178,12 @@ def decode_segment(
 ) -> "pa.Table":
     """Read the named columns of a segment, in entry order.
 
-    Raise `CorruptData` if the object is not a Parquet file, lacks a column, or has a page with a wrong checksum.
+    Raise `CorruptData` if `source` is not a Parquet file, lacks a column, or has a page with a wrong checksum.
 
     Args:
-        source: A seekable binary file. Only the parts with these columns are read.
+        source: A seekable binary file. Only the parts with the named columns are read.
         columns: Names from `COLUMNS`.
-        name: Name of the object in an error.
+        name: Name of `source` for error messages.
         footer: Parsed footer. By default the footer is read first.
         check_pages: Whether to compare the checksum of each page. Pass `False` if the whole object was verified.
         prefetch: Whether to read adjacent columns together. Pass `False` if `source` has only parts of the file.

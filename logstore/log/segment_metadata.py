@@ -1,9 +1,9 @@
 """Metadata of segments and confirmations, by which storage identifies each upload.
 
-A writer that loses a race uploads the same entries again with a higher number. If the catalog is lost, storage must
-show which upload was registered. The metadata of each upload therefore names the append, and the extent of the
-ledger before the upload. A *confirmation* is an upload without entries that states the registered extent and is never
-registered itself.
+If another writer was faster, a writer uploads its entries again with a higher segment number. If the catalog is lost,
+storage must show which upload was registered. The metadata of each upload therefore names the append, and the extent
+of the ledger before the upload. A *confirmation* is an upload without entries. It states the registered extent, and is
+never registered.
 """
 
 import hashlib
@@ -30,7 +30,7 @@ _EXTENT_FORM: Final = re.compile(r"(?P<segment>-1|[0-9]{1,8}):(?P<entries>[0-9]{
 
 
 class SegmentUploadId(NamedTuple):
-    """Unique id of an upload: id of the append, and number. Only the last upload of an append can be registered."""
+    """Id of an upload: the append's id, and the upload's number. Only an append's last upload can be registered."""
 
     append_id: str  # 32 hexadecimal digits
     number: int  # from 1, in order of upload
@@ -46,7 +46,7 @@ class SegmentUploadId(NamedTuple):
 
 
 class RegisteredLedgerExtent(NamedTuple):
-    """Part of a ledger that was registered when an upload began. Later registrations only add to this part."""
+    """Part of a ledger that was registered at one time. Later registrations only add to this part."""
 
     last_segment: int  # highest registered segment number, -1: none; later registrations have higher numbers
     entries: int  # entries of all registered segments
@@ -64,11 +64,11 @@ MIN_CONFIRMATION_GAP: Final = (1 << 16) + 1
 MAX_CONFIRMATION_GAP: Final = 2 << 16
 """Smallest and largest distance from a segment's number to the number of its confirmation, both inclusive.
 
-The smallest distance exceeds the number of segments of a ledger. So a confirmation never takes a segment's number.
+The smallest distance exceeds the number of segments of any ledger. So a confirmation never takes a segment's number.
 """
 
 
 def is_confirmation(number: int, metadata: Mapping[str, str]) -> bool:
-    """Return whether an upload is a confirmation. The extent of a confirmation names a segment far below `number`."""
+    """Return whether an upload is a confirmation: the segment number in its extent is far below `number`."""
     extent = RegisteredLedgerExtent.parse(metadata.get(EXTENT_FIELD))
     return extent is not None and MIN_CONFIRMATION_GAP <= number - extent.last_segment <= MAX_CONFIRMATION_GAP

@@ -6,7 +6,7 @@ from logstore.errors import PreconditionFailed
 from logstore.reconciliation.plausibility_guards import MAX_ORPHAN_SHARE, check_fraction, round_up_share
 
 MAX_ABSENT_SHARE: Final = MAX_ORPHAN_SHARE
-"""Default limit of the share of listed ledgers that have no objects."""
+"""Default maximum share of listed ledgers that have no objects."""
 
 
 def require_small_absent_share(absent: int, ledgers: int, max_share: float) -> None:

@@ -9,7 +9,7 @@ certainly not registered, which means in these cases:
 - The upload is not the last upload of its append.
 - The upload's epoch is before the catalog's epoch at the loaded flush.
 - The upload names an epoch or a transaction that the catalog had not begun (`IssuedIdBounds`).
-- The upload has entries of a transaction that was decided earlier: at the flush, or by an earlier transaction marker.
+- The upload has entries of a transaction that was decided before the flush, or by an earlier transaction marker.
 - All entries of the upload are stored already. The sequence ids of the producers show this.
 
 Positions follow from the extents in uploads (`RegisteredLedgerExtent`). An extent names the last registered segment at
@@ -22,11 +22,11 @@ returned only in these cases:
 
 So between two extents, only the appends of the first and the last upload can have returned. The entries of the
 registered uploads must add up to the difference between the entries of the two extents. If several choices of uploads
-add up, the first choice is taken. The first choice contains the first and the last upload if any choice does. Uploads
-of the other choices are adopted at the end of the ledger. After the last extent, the upload with the next number is
-adopted first. The append of any later upload did not return.
+add up, the choice with the lowest segment numbers is taken. This choice contains the first and the last upload if any
+choice does. Uploads that are only in other choices are adopted at the end of the ledger. After the last extent, the
+upload with the next number is adopted first. Appends of uploads with higher numbers did not return.
 
-Source: the rule of an append (registered numbers ascend), read backwards; ADR 19.
+Source: ADR 19.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -115,7 +115,8 @@ class AdoptedSegment:
 def choose_adopted_uploads(ledgers: Sequence[LedgerWithUploads], topic: TopicAtFlush) -> list[AdoptedSegment]:
     """Return the adopted uploads of a topic's ledgers, in the order of the log.
 
-    `ledgers` must ascend by ledger id. For later pages of ledgers, `topic` must include the uploads adopted so far.
+    `ledgers` must ascend by ledger id. If the ledgers of a topic are passed in several calls, the `topic` of each call
+    must include the uploads that earlier calls adopted.
     """
     all_uploads = (upload for ledger in ledgers for upload in ledger.uploads)
     last_attempts = dict(topic.last_attempt_by_append) | find_last_attempt_by_append(
@@ -145,10 +146,7 @@ def choose_adopted_uploads(ledgers: Sequence[LedgerWithUploads], topic: TopicAtF
 def find_last_attempt_by_append(
     uploads: Iterable[UnregisteredUpload], known: Mapping[str, int] | None = None
 ) -> dict[str, int]:
-    """Return the number of each append's last upload, if it is above 1 and above the number in `known`.
-
-    An earlier upload of an append was refused, or was uploaded after the append had returned.
-    """
+    """Return the number of each append's last upload, if this number is above 1 and above the number in `known`."""
     last_attempts: dict[str, int] = {}
     for mark in (upload.mark for upload in uploads):
         if mark and mark.number > max(last_attempts.get(mark.append_id, 1), (known or {}).get(mark.append_id, 1)):
@@ -162,7 +160,7 @@ class _SequencesAndDecisions:
     decided_transactions: set[TransactionId]
 
     def is_open_to(self, upload: UnregisteredUpload) -> bool:
-        """Return whether all transactions of the upload are undecided. If one is decided, registration was refused."""
+        """Return whether no transaction of the upload is decided. After a decision, the catalog refuses the upload."""
         return not any(span.txn in self.decided_transactions for span in upload.transactions)
 
     def has_all_entries(self, upload: UnregisteredUpload) -> bool:
@@ -232,9 +230,10 @@ def _choose_registered(
 ) -> tuple[Sequence[UnregisteredUpload], Sequence[UnregisteredUpload]]:
     """Return the uploads that an extent counts as registered, and the uploads of alternative choices.
 
-    The segment that the extent names is registered, except in a rare case: a reconciliation skipped its number. The
-    first choice that adds up is taken. Choices with lower segment numbers come first. An upload in no choice was never
-    registered. If no choice adds up, all uploads count as registered.
+    The segment that the extent names is registered, except for a rare segment number that a reconciliation skipped.
+    Choices that contradict sequence ids or decided transactions are avoided. Of the other choices, the choice with the
+    lowest segment numbers is taken. An upload in no choice was never registered. If no choice adds up, all uploads are
+    taken.
     """
     named = [upload for upload in between if upload.number == extent.last_segment]
     others = [upload for upload in between if upload.number != extent.last_segment]
@@ -260,7 +259,7 @@ def _accepts(adopted_so_far: _SequencesAndDecisions, uploads: Sequence[Unregiste
 
 
 def _choices_that_add_up(uploads: Sequence[UnregisteredUpload], entries: int) -> Iterator[list[UnregisteredUpload]]:
-    """Yield subsequences of `uploads` with `entries` entries in total. Those with lower segment numbers come first."""
+    """Yield subsequences of `uploads` with `entries` entries in total, those with lower segment numbers first."""
     if entries < 0:
         return
     sums_from = [1]  # bit n of item i is set if a subset of `uploads[i:]` has n entries

@@ -32,7 +32,7 @@ _FOOTER_KEY: Final = b"sexton.records"
 
 
 def encode_block(kind: RecordKind, versions: "pa.Table") -> bytes:
-    """Return the file of a block. `versions` must have at least 1 record version, and must ascend by `id` and `sub`."""
+    """Return the Parquet file of a block. `versions` has at least 1 record version, and ascends by `id` and `sub`."""
     columns = block_schema(kind)
     if versions.schema.remove_metadata() != columns:
         raise InvalidInput("versions", expected=f"columns of {kind}: {columns.names}", found=versions.schema.names)

@@ -1,9 +1,9 @@
 """Rules of defragmentation: which blocks are rewritten, and which record versions stay.
 
-A record version is live if it is the newest record version of its record, and the catalog has the record or its
-tombstone. Older record versions may always be dropped. If the catalog has neither record nor tombstone, the newest
-record version may be dropped only together with all older record versions. Otherwise an older record version would
-become the newest.
+Only the newest record version of a record can be needed. The newest record version is needed in two cases:
+
+- The catalog has the record or its tombstone.
+- An older record version of the record stays in another block. Without the newest one, the older one would count.
 
 Source: Aerospike's defragmentation (`defrag-lwm-pct`, 50 %).
 """
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     Mask = npt.NDArray[np.bool_]
 
 SMALL_BLOCK_BYTES: Final = 1 << 20
-"""A block below this size is merged with other blocks, unless it has at least half of `MAX_VERSIONS_PER_BLOCK`."""
+"""Small blocks are below this size, and have fewer record versions than half of `MAX_VERSIONS_PER_BLOCK`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ def is_small_block(block: Block) -> bool:
 class IdRangeSurvey:
     """Record versions of one kind with ids in one range.
 
-    `versions` has `logstore.records.newest_versions.KEY_COLUMNS`. `block_numbers` has the block number of each row.
+    `versions` has `logstore.records.newest_versions.KEY_COLUMNS`. `block_numbers` has the index of each row's block.
     """
 
     def __init__(self, versions: "pa.Table", block_numbers: "npt.NDArray[np.intp]") -> None:
@@ -61,7 +61,7 @@ class IdRangeSurvey:
         return self._ranked.newest_rows
 
     def count_needed_rows(self, exists: "Mask", blocks: int) -> "npt.NDArray[np.intp]":
-        """Return the number of needed rows of each of the `blocks`.
+        """Return the number of needed rows of each block. `blocks` is the number of blocks.
 
         `exists` says for each row of `newest_rows` whether the catalog has the record or its tombstone.
         """

@@ -30,7 +30,7 @@ _SUMMED_FLUSH_FIELDS = ("flushes", "records", "tombstones", "blocks", "bytes")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DefragmentedBlocks:
-    """Result of one defragmentation of all kinds of records, and of the sweep that follows."""
+    """Result of one defragmentation of all kinds of records, and of the `RecordsBucketSweeper` that runs afterwards."""
 
     manifest: int = 0  # newest manifest number; 0: none
     rewritten: int = 0  # old blocks
@@ -100,7 +100,7 @@ _SUMMED_STEP_FIELDS = ("steps", "seeded", "records", "tombstones", "removed")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SelectionPageStart:
-    """First ledger of a page of a selection. If the ledger does not exist, the page starts at the next ledger."""
+    """First ledger of a page of selected ledgers. If the ledger does not exist, the page starts at the next ledger."""
 
     topic_id: int = 0
     ledger_id: int = 0

@@ -1,7 +1,7 @@
 """Rule of the newest record version: a record has the content with the highest `(epoch, version)`.
 
-No clock is compared. To bound memory, callers read one range of ids at a time. All record versions of a record are in
-one range.
+No clock is compared. To bound memory, callers read one range of ids at a time. All record versions of a record have the
+same id, and so are in one range.
 
 Source: Aerospike's conflict resolution by last-update-time. Sexton uses the order of flushes instead (ADR 15).
 """
@@ -55,8 +55,8 @@ class SplitNewestVersions:
 def split_newest_versions(versions: "pa.Table") -> SplitNewestVersions:
     """Return the newest record version of each record, and the newest content that each tombstone covers.
 
-    The result also has tombstones that cover no record version. Without such a tombstone, adoption could adopt
-    remaining objects of the ledger, and a replica could keep the ledger.
+    The result also has tombstones that cover no record version in `versions`. Without such a tombstone, adoption could
+    adopt remaining objects of the ledger, and a replica could keep the ledger.
     """
     import pyarrow as pa  # noqa: PLC0415 - start-up time
     import pyarrow.compute as pc  # noqa: PLC0415
@@ -74,9 +74,9 @@ def split_newest_versions(versions: "pa.Table") -> SplitNewestVersions:
 def mask_ids_with_content(ids: "Numbers", versions: "pa.Table") -> "Mask":
     """Return for each id whether `versions` has a record version with content.
 
-    `ids` must ascend. `versions` may be in any order. An id is never used again, so content under the id always belongs
-    to the deleted record. The result is therefore true even if this content has a higher `(epoch, version)` than the
-    tombstone.
+    `ids` are ids of tombstones, ascending. `versions` may be in any order. An id is never used again, so content with
+    the id always belongs to the deleted record. The result is therefore true even if this content has a higher
+    `(epoch, version)` than the tombstone.
     """
     import numpy as np  # noqa: PLC0415 - start-up time
 

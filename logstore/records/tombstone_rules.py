@@ -1,6 +1,6 @@
 """Rules of tombstones: which deletions leave a tombstone, when it may be removed, and how many bytes it needs.
 
-A plain deletion leaves no tombstone, so a rebuild may bring back an older record version.
+A deletion that is not durable leaves no tombstone. A rebuild may then bring back an older record version.
 
 Source: Aerospike durable deletes (each operation has a policy), tomb raider (eligible age), capacity planning, and
 `operate` (several operations on one record under one lock).
@@ -111,8 +111,8 @@ def newest_manifest_applied_everywhere(acknowledgements: Iterable[ReplicaAcknowl
     """Return the newest manifest that all replicas have applied, or `newest` if there are no replicas.
 
     Revoked replicas are ignored. Tombstones in later manifests must stay. A replica without such a tombstone would keep
-    the covered record (scylladb#3560). A silent replica must be revoked before the caller leaves it out of
-    `acknowledgements`. Otherwise its next acknowledgement would be accepted, although it may lack tombstones.
+    the covered record (scylladb#3560). The caller must revoke a replica before the caller leaves the replica out of
+    `acknowledgements`. Otherwise the replica could acknowledge later, although it may lack tombstones.
     """
     return min(
         [newest, *(acknowledgement.manifest for acknowledgement in acknowledgements if not acknowledgement.is_revoked)]
@@ -123,9 +123,7 @@ ROW_BYTES_BY_DATABASE: Final = {"sqlite": 83, "postgresql": 148}
 """Bytes of a tombstone in the catalog, including indexes."""
 
 BYTES_PER_VERSION: Final = 7
-"""Bytes of a tombstone in a defragmented block if ids and times are random. Tombstones of one batch need less than 1
-byte each.
-"""
+"""Bytes of a tombstone in a defragmented block if ids and times are random. In one batch, it needs less than 1 byte."""
 
 BYTES_PER_BLOCK: Final = 3_400
 """Bytes of a block besides its record versions."""
@@ -149,7 +147,7 @@ class TombstoneSizeComparison:
 def estimate_tombstone_sizes(
     tombstones: int, *, key_bytes: int = 8, database: str = "postgresql"
 ) -> TombstoneSizeComparison:
-    """Estimate the bytes of tombstones before a raid, in the catalog (index) and in blocks (disk).
+    """Estimate the bytes of tombstones that no raid has removed: in the catalog (index), and in blocks (disk).
 
     The figures of Sexton are measured (`tests/benchmarks/records_speed.py`) with rows that have a topic, a list and a
     component. These figures include the id, so `key_bytes` is used for Aerospike only. Aerospike stores 64 bytes and

@@ -1,8 +1,8 @@
 """Log of a topic: append, roll, read.
 
 Any process may append to and read any topic at any time. SQL transactions make this safe. A process remembers the last
-ledger of a topic and sequence ids of producers. If they are outdated, the catalog refuses the next registration, and
-the process reads them again.
+ledger of a topic and sequence ids of producers. If these values are outdated, the catalog refuses the next
+registration, and the process reads these values again.
 """
 
 from logstore.log.services.batched_appends import AppendResult

@@ -4,8 +4,8 @@ Entries exist once their segment is registered. A crash before the registration 
 reconciliation finds.
 
 If the queue of a topic has no leader, the thread of the next append becomes the leader. The leader stores its own
-append and all queued appends as one batch. Then the thread of the next queued append becomes the leader. There is no
-timer: a batch contains the appends that were queued while the previous batch was stored.
+append and all queued appends as one batch. Then the thread of the first append that was queued meanwhile becomes the
+leader. There is no timer: a batch contains the appends that were queued while the previous batch was stored.
 """
 
 import threading
@@ -55,7 +55,7 @@ class _TopicAppendContext(NamedTuple):
 
 
 class Appender:
-    """Writer of batches of appends, each as one segment.
+    """Writer of appends. Each batch of appends is stored as one segment.
 
     A batch that is not registered within `registration_timeout_s` fails.
     """
@@ -73,7 +73,7 @@ class Appender:
     ) -> Sequence[AppendResult | SextonError]:
         """Store all parts as one segment. A part is one append of one producer. Return a result or an error per part.
 
-        For a part that cannot be encoded, return `InvalidInput`. Nothing of this part is written.
+        The result for a part that cannot be encoded is `InvalidInput`. Nothing of this part is written.
 
         Raises:
             UnknownObject, PreconditionFailed: The topic does not exist or is not ACTIVE.
@@ -125,16 +125,16 @@ class Appender:
     def _store_parts_of_open_transactions(
         self, target: _TopicAppendContext, parts: Sequence[ProducedEntries], error: TransactionNotOpen
     ) -> Sequence[AppendResult | SextonError]:
-        """Store all parts except the parts of the transaction in `error`. No part may have been stored before."""
+        """Store all parts except the parts of the transaction in `error`. None of `parts` is stored yet."""
         verdicts = [error.again() if str(part.txn) == error.txn else None for part in parts]
         return self._store_accepted_parts(target, parts, verdicts)
 
     def _drop_duplicates(
         self, topic: Topic, hints: RememberedTopicState, parts: Sequence[ProducedEntries], deadline_s: float
     ) -> list[ProducedEntries | SequenceHeld]:
-        """Remove the entries that are duplicates by the catalog. A duplicate is acknowledged but not stored.
+        """Remove duplicates, by sequence ids in `hints` or in the catalog. A duplicate is acknowledged but not stored.
 
-        If all entries are new by `hints`, do not ask the catalog, because the registration checks the entries again.
+        If all entries are new according to `hints`, the catalog is not read. The registration checks the entries again.
         """
         producers = deduplication.producers_with_sequence_ids(parts)
         if producers <= hints.sequences.keys():
@@ -277,7 +277,7 @@ class AppendQueue:
                 waiter.woken.set()
 
     def _take_batch(self) -> list[_QueuedAppend]:
-        """Remove and return the first append of the queue, which is the leader's own, and the next appends that fit."""
+        """Remove the next batch from the queue and return it. The first append of the batch is the leader's own."""
         batch = [self._queue.popleft()]
         entries, size_bytes = len(batch[0].produced.entries), batch[0].size_bytes
         while self._queue:

@@ -1,8 +1,8 @@
 """Component ledgers. Each is written as a whole (a row, a statement and one segment) and then published.
 
-First the row is created. Then each object is stored, and proved by a HEAD request. To *publish* the ledger, a
-transaction of the component adds it to its list. A process that loses a race or dies leaves a newborn ledger, for which
-the catalog files an intent (apache/pulsar#350).
+First the row is created. Then each object is stored, and proved by a HEAD request. To *publish* a ledger means to add
+the ledger to a list, in a transaction of the component. A process that loses a race or dies leaves a newborn ledger.
+The catalog files an intent for the newborn ledger (apache/pulsar#350).
 """
 
 import hashlib
@@ -32,7 +32,7 @@ from logstore.stop_checks import raise_if_stopped
 _Published = TypeVar("_Published")
 
 _MAX_ATTEMPTS: Final = 3
-"""Number of ledger ids to try. After a restore of the catalog, storage may already have ledgers with the next ids."""
+"""Maximum number of ledger ids to try. If the catalog was restored, storage may already have ledgers with these ids."""
 
 _LOG: Final = logging.getLogger(__name__)
 
@@ -148,7 +148,7 @@ class ComponentLedgers:
         """Return the content of a listed ledger, or `None` if the segment's row or object does not exist.
 
         Raises:
-            CorruptData: The segment's object differs from the row.
+            CorruptData: The segment's object differs from the segment's row.
             StoreUnavailable, CatalogBusy: Storage or catalog did not answer.
         """
         rows = self._ledgers.list_segments(ledger_id)
@@ -176,7 +176,7 @@ class ComponentLedgers:
     ) -> bool:
         """Store the statement and the segment, and check that storage has both.
 
-        Return `False` if storage already has another ledger with this id.
+        Return `False` if storage already has another ledger with the ledger id of `statement`.
         """
         metadata, key = statement.to_metadata(), segment_key(statement.ledger_id, 0)
         own_meta_key, meta = meta_key(statement.ledger_id, statement.owner), statement.to_json()

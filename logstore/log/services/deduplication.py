@@ -49,8 +49,8 @@ def drop_duplicates(
 ) -> list[ProducedEntries | SequenceHeld]:
     """Return the parts without duplicates, in order. A part may become empty.
 
-    A part with new sequence ids that `HighestSequenceIds.refuses` becomes `SequenceHeld`. A part is also compared with
-    earlier parts of the same producer.
+    A part with new sequence ids is replaced by a `SequenceHeld` if another transaction of its producer is open. A part
+    is also compared with earlier parts of the same producer.
     """
     sequence_by_producer = dict(registered)
     return [_drop_duplicates_of_part(part, sequence_by_producer) for part in parts]
@@ -75,7 +75,7 @@ def _drop_duplicates_of_part(
 
 
 def producer_advances(parts: Iterable[ProducedEntries]) -> tuple[ProducerSequenceRange, ...]:
-    """Return the sequence ids that a segment with these parts registers, ordered by producer, then by append."""
+    """Return the ranges of sequence ids that a segment with these parts registers, ordered by producer."""
     ids_by_key: dict[tuple[str, TransactionId | None], list[int]] = {}
     for part in parts:
         if part.producer and any(_has_sequence_id(part)):

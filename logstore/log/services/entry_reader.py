@@ -1,11 +1,11 @@
 """Reader of entries, in order or by position. The reader fetches segments ahead. Ledgers may be trimmed meanwhile.
 
-If an object is missing, the reader asks the catalog again:
+If the primary copy lacks an object, the reader uses the tiered copy. If no copy has the segment, the reader asks the
+catalog whether the ledger is still listed:
 
-- If the ledger is no longer listed, the reader continues at the next listed entry and logs a warning. A missing ledger
+- If the ledger is no longer listed, the reader continues at the next listed ledger and logs a warning. A missing ledger
   never blocks a reader, and a skip is never silent (apache/pulsar#18620).
-- If the ledger is listed, the reader uses the tiered copy.
-- If no copy has the object, data is lost, and the reader raises `MissingData`.
+- If the ledger is still listed, data is lost, and the reader raises `MissingData`.
 """
 
 import logging
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 _LOG: Final = logging.getLogger(__name__)
 
 _FIRST_PAGE_LEDGERS: Final = 8
-"""Number of ledgers in the first page. Each further page has twice as many ledgers as the previous page."""
+"""Number of ledgers in the first page of a scan. Each later page has twice as many ledgers as the previous page."""
 _MAX_PAGE_LEDGERS: Final = 1024
 
 _CACHE_BYTES: Final = 32 << 20
@@ -162,7 +162,7 @@ class EntryReader:
     def _limit_to_frontier(
         self, topic: Topic, read_filter: ReadFilter, at: Position, known_frontier: Frontier | None = None
     ) -> ReadFilter | None:
-        """Return the filter without entries after the frontier, or `None` if no entry is visible."""
+        """Limit `read_filter` to entries up to the frontier. Return `None` if the topic has no visible entry."""
         marked = at if read_filter.state is None else max(at, read_filter.state.mark_delete)
         frontier = known_frontier or self._transactions.read_frontier(topic.topic_id, from_ledger=marked.ledger_id)
         if frontier.last is None:
@@ -193,7 +193,7 @@ class EntryReader:
         return rows
 
     def _iterate_ledgers(self, topic: Topic, first: LedgerId, last: LedgerId) -> Iterator[Ledger]:
-        """Yield listed ledgers from `first` to `last`, inclusive. Raise `SegmentGone` after a trim of a ledger."""
+        """Yield listed ledgers, `first` to `last` inclusive. Raise `SegmentGone` if a ledger is trimmed meanwhile."""
         reached, limit = LedgerId(-1), _FIRST_PAGE_LEDGERS
         page = self._ledgers.list_ledgers(topic.topic_id, from_ledger=first, limit=limit)
         while page:
@@ -206,7 +206,7 @@ class EntryReader:
                 raise SegmentGone(reached, f"ledger {reached}")
 
     def _require_trimmed(self, topic: Topic, missing: SegmentGone) -> None:
-        """Raise `MissingData` if the ledger is still listed. A trim unlists a ledger before its objects are deleted."""
+        """Raise `MissingData` if the ledger is still listed. A trim unlists a ledger before it deletes the objects."""
         ledgers = self._ledgers.list_ledgers(topic.topic_id, from_ledger=missing.ledger_id, limit=2)
         listed = [ledger.ledger_id for ledger in ledgers]
         if missing.ledger_id in listed:
@@ -232,7 +232,7 @@ def _require_no_gap(ledger: Ledger, rows: Sequence[Segment], requested: range) -
     """Require a segment for each requested entry up to the number of entries in the ledger's row.
 
     Raises:
-        MissingData: By the ledger's row an entry exists, but no segment has this entry (apache/bookkeeper#4812).
+        MissingData: The ledger's row counts an entry that no segment has (apache/bookkeeper#4812).
         SegmentGone: The ledger has no segments, because it was trimmed after the reader listed it.
     """
     end = min(requested.stop, ledger.entries)

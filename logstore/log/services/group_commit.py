@@ -29,7 +29,7 @@ from logstore.ports.catalog import (
 _LOG = logging.getLogger(__name__)
 
 _MAX_UNAVAILABLE_IN_A_ROW: Final = 2
-"""Number of consecutive failures after which the catalog counts as unavailable. One failure may be due to one write."""
+"""Number of consecutive failures after which the catalog counts as unavailable. One failure may be a write's fault."""
 
 
 class _QueuedWrite(NamedTuple):
@@ -41,7 +41,7 @@ class _QueuedWrite(NamedTuple):
 class GroupCommitter:
     """Committer of the small writes of all threads, in shared transactions.
 
-    Close the committer after use. The writer thread is a daemon, so a process can end without `close`.
+    Close the committer after use. A process can end without `close`, because the writer thread is a daemon.
     `capacity` is the maximum number of queued writes, and of writes in one transaction. If the queue is full, `submit`
     waits for at most `patience_s` seconds.
     """
@@ -65,7 +65,7 @@ class GroupCommitter:
     @overload
     def submit(self, write: EndTransactionWrite) -> "Future[EndTransactionResult]": ...
     def submit(self, write: GroupCommitWrite) -> "Future[Any]":
-        """Queue a write. The future gets the result or the error of this write.
+        """Queue a write. The returned future gets the result or the error of the write.
 
         Raises:
             CatalogBusy: The queue was full for `patience_s`. The write was not queued.
@@ -105,7 +105,7 @@ class GroupCommitter:
         Raises:
             CatalogBusy: The commit did not begin in time. The write was removed from the queue.
             OutcomeUnknown: The commit began, but did not end in time.
-            SextonError: Error of `GroupCommits.commit_writes`.
+            SextonError: Errors of `GroupCommits.commit_writes`.
         """
         future: Future[Any] = self._enqueue_when_room(write)
         try:

@@ -1,7 +1,7 @@
 """Roll: close a topic's last ledger and open the next one.
 
 A new ledger gets its row first, then its statement in storage, and then a place in the list. If another process has
-opened a ledger first, the transaction that would add the newborn ledger to the list files an intent for this ledger
+opened a ledger first, the newborn ledger gets no place. The same transaction files an intent for the newborn ledger
 (apache/pulsar#350).
 """
 
@@ -27,7 +27,7 @@ _LOG: Final = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RollPolicy:
-    """Limits of a ledger. A roll is due when any limit is reached. The last batch may exceed a limit."""
+    """Limits of a ledger. A roll is due when any limit is reached. The last segment may exceed a limit."""
 
     max_entries: int = 50_000
     max_size_bytes: int = 1 << 30
@@ -75,7 +75,7 @@ class Roller:
         raise CatalogBusy(f"topic {topic_id}: {_MAX_ATTEMPTS} new ledgers were taken away before they joined its list")
 
     def open_next_ledger(self, topic_id: TopicId, last: Ledger | None) -> Ledger | None:
-        """Try to open a ledger after `last`. Return the list's last ledger, whichever process opened it."""
+        """Try to open a ledger after `last`. Return the topic's last ledger, whichever process opened it."""
         self._open_ledger_after(topic_id, last)
         return self._ledgers.last_ledger(topic_id)
 

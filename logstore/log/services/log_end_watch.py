@@ -1,4 +1,4 @@
-"""Wait of readers for new entries. One thread polls the ends of logs for all waiting readers of a process.
+"""Watches, with which readers wait for new entries. One thread polls the ends of logs for all readers of a process.
 
 An entry becomes visible only when a message or a transaction marker is added to the log. So it suffices to watch the
 ends of logs. One SQL statement reads the ends of all watched logs, less often while no log grows. If a new entry that
@@ -24,7 +24,7 @@ _LOG: Final = logging.getLogger(__name__)
 _POLL_PAUSES_S: Final = (0.005, 0.25)  # shortest and longest pause between two polls
 
 _EndByTopic = dict[TopicId, Position]
-"""Last entry by topic, for topics with a ledger. If the last ledger is empty, the value is entry -1 of this ledger."""
+"""Position of the last entry, by topic, for topics with a ledger. In an empty last ledger it is entry -1."""
 
 
 @dataclass(slots=True)
@@ -99,14 +99,14 @@ class LogEndPoller:
 
 
 class Watch:
-    """Memory of one reader of the end of a topic's log. Not thread-safe."""
+    """One reader's memory of the end of a topic's log. Not thread-safe."""
 
     def __init__(self, log_end_poller: LogEndPoller, topic_id: TopicId) -> None:
         self._log_end_poller, self._topic_id = log_end_poller, topic_id
         self._end = log_end_poller.read_ends([topic_id]).get(topic_id)
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait until the log has grown since the last `wait`. The first `wait` compares with the creation of the watch.
+        """Wait until the log has grown since the last `wait`, or since the watch was created.
 
         Return whether the log has grown. Read the log before each `wait`. If an entry was added after the read, `wait`
         returns at once. The delivery time of a delayed message does not end a `wait`. If the catalog does not answer,

@@ -13,7 +13,7 @@ class ReadCache(Generic[K, V]):
     """Thread-safe cache of the most recently used values. The value of a key must never change."""
 
     def __init__(self, max_bytes: int, size_of: Callable[[V], int], *, min_values: int = 0) -> None:
-        """Keep at most `max_bytes` bytes, as measured by `size_of`, but always the last `min_values` used values."""
+        """Keep at most `max_bytes`, measured by `size_of`. The `min_values` most recently used values always stay."""
         self._max_bytes, self._size_of, self._min_values = max_bytes, size_of, min_values
         self._values: OrderedDict[K, V] = OrderedDict()  # the most recently used value is at the end
         self._lock = threading.Lock()

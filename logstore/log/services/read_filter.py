@@ -1,7 +1,7 @@
 """Selection of the visible entries of a segment, and of the columns to fetch.
 
-A consumer gets no message before the delivery time of the message. If a large segment may have no requested entry that
-is due, delivery times are fetched first. Message payloads are then fetched only if an entry is due.
+A consumer gets no message before the delivery time of the message. The requested entries of a large segment may all be
+delayed messages. In this case, delivery times are fetched first, and message payloads only if an entry is due.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -45,7 +45,7 @@ class Postponer(Protocol):
         """Return the time up to which messages are due now, inclusive, in milliseconds since 1970."""
 
     def postpone(self, ledger_id: LedgerId, deliver_at_ms_by_entry: Mapping[int, int]) -> None:
-        """Receive the delivery times of skipped messages, by entry id. Calls may repeat a message."""
+        """Receive the delivery times of skipped messages, by entry id. A message may be received several times."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +109,7 @@ class FetchedSegment:
 def fetch_segment(
     fetch: "Fetch", ledger: Ledger, segment: Segment, ids: BitMap, read_filter: ReadFilter
 ) -> FetchedSegment:
-    """Fetch the columns of the entries `ids`. `fetch` is like `SegmentSource.read`. Raise the errors of `fetch`."""
+    """Fetch the columns of the entries `ids`. `fetch` has the parameters of `SegmentSource.read`."""
     if read_filter.postponer is None or not ids or segment.delayed == 0:
         table = fetch(ledger, segment, read_filter.columns) if ids else None
         return FetchedSegment(segment=segment, ids=ids, table=table, deliver_at_ms_by_entry={})

@@ -59,7 +59,7 @@ class SchemaRegistry:
         Raises:
             UnknownObject: The schema version does not exist.
             MissingData: The ledger of the schema version is listed, but has no object.
-            CorruptData: The content has another digest.
+            CorruptData: The content does not match the digest in the catalog.
             StoreUnavailable, CatalogBusy: Storage or catalog did not answer.
         """
         versions = self._schemas.list_schema_versions(topic.topic_id)

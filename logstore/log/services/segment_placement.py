@@ -36,7 +36,7 @@ from logstore.positions import LedgerId
 from logstore.retrying_clock import Clock
 
 FIRST_NUMBER_STRIDE: Final = 16
-"""Maximum step to a higher number after one lost race. Each further one doubles the step, so large uploads succeed."""
+"""Maximum step to a higher segment number after one lost race. The maximum doubles with each further lost race."""
 
 _MAX_STRIDE: Final = 1 << 16
 _MAX_NUMBER: Final = 99_999_999  # eight digits in a key
@@ -84,7 +84,7 @@ class AppendUploads:
     highest_tried_number_by_ledger: dict[LedgerId, int] = field(default_factory=dict)
 
     def next_upload_id(self) -> SegmentUploadId:
-        """Return the id of the next upload. `append_id` stays, even if content or ledger changes meanwhile."""
+        """Return the id of the next upload. All uploads have the same `append_id`, even in different ledgers."""
         self.count += 1
         return SegmentUploadId(self.append_id, self.count)
 
@@ -190,7 +190,7 @@ class SegmentPlacer:
         raise CatalogBusy(f"topic {topic.name}: append lost {attempts.lost_races} races to other writers")
 
     def _choose_or_open_ledger(self, topic: Topic, hints: RememberedTopicState, attempts: PlacementAttempts) -> Ledger:
-        """Return the ledger in `hints` if it accepts segments, otherwise the last ledger, after a roll if due.
+        """Return the ledger in `hints` if it accepts segments. Otherwise roll if due, and return the last ledger.
 
         If other processes also append to the topic, read the catalog instead of `hints`, because a refused upload costs
         more than a read.

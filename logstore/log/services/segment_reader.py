@@ -1,8 +1,8 @@
 """Reader of one stored segment: the whole object if that is cheaper, otherwise ranges of the requested columns.
 
 A whole object is compared with the digest in the segment's row. Ranges are compared with the digests of column chunks
-in the object's metadata. A segment of an earlier build has no digests of column chunks. If two such objects were
-exchanged, the checksums of pages may not detect this.
+in the object's metadata. A segment of an earlier build has no digests of column chunks. If the objects of two such
+segments were exchanged, the page checksums may not show this.
 """
 
 import io
@@ -45,7 +45,7 @@ class SegmentGone(Exception):
 
 
 def describe_damage(topic: str, segment: Segment, error: CorruptData) -> CorruptData:
-    """Return an error that names the unreadable entries, and the command that tells an operator what to do."""
+    """Return an error that names the unreadable entries, and a command that explains what to do."""
     entries = f"entries {segment.first_entry} to {segment.first_entry + segment.entries - 1}"
     what = f"{topic}: ledger {segment.ledger_id}, segment {segment.number} ({entries}) is corrupt in every copy"
     return CorruptData(f"{what}: {error}. Run `sexton ledger explain {segment.ledger_id}`: it says what to do")
@@ -87,9 +87,9 @@ class SegmentFooter:
 def read_columns_by_ranges(
     objects: ObjectStore, segment: Segment, columns: Sequence[str], footer: SegmentFooter | None
 ) -> "pa.Table":
-    """Fetch columns other than `payload`. If `footer` has digests, compare the chunks of these columns.
+    """Fetch columns other than `payload`. Compare the fetched chunks with the digests in `footer`, if any.
 
-    `footer` is `None` for a segment without a digest, from an earlier build. Raise the errors of `read_columns`.
+    `footer` is `None` for a segment of an earlier build without a digest. Raise the errors of `read_columns`.
     """
     key, file = segment_key(segment.ledger_id, segment.number), open_range_file(objects, segment)
     if footer is None:
@@ -152,7 +152,7 @@ def row_group_byte_range(footer: "pq.FileMetaData", number: int) -> tuple[int, i
 
 
 def build_digest_metadata(content: bytes, sha256: str) -> dict[str, str]:
-    """Return a segment's metadata with digests of content and footer, and of column chunks if it is large."""
+    """Return metadata with the digests of content and footer. A large segment also has digests of column chunks."""
     metadata = {DIGEST_FIELD: sha256, FOOTER_FIELD: str(digest_footer(io.BytesIO(content)))}
     if len(content) <= MAX_WHOLE_READ_BYTES:
         return metadata
@@ -248,7 +248,7 @@ class RangeFile(io.RawIOBase):
         return self._offset
 
     def read(self, size: int | None = -1) -> bytes:
-        """Read bytes from the current offset, like `io.RawIOBase`.
+        """Read at most `size` bytes from the current offset. `None` or -1: read to the end of the object.
 
         Raises:
             SegmentGone: The object does not exist.

@@ -3,8 +3,8 @@
 If the catalog is lost, storage must show where a segment was registered (ADR 19). So the metadata of a segment states
 the part of the ledger that was registered before the upload.
 
-- If the segment has the next number, the metadata suffices: if the segment is registered, it begins at the end of the
-  stated part.
+- If the segment has the next number after this part, the metadata suffices: a registered segment begins at the end of
+  this part.
 - If the segment skips numbers, segments with lower numbers may have been registered after the upload. So a confirmation
   is uploaded after the registration and before the append returns.
 """
@@ -47,7 +47,7 @@ from logstore.positions import LedgerId
 from logstore.retrying_clock import Clock
 
 _MAX_REPORT_S: Final = 5.0
-"""Maximum time for a report to the catalog. The time is short, because the caller waits for an error that is known."""
+"""Maximum time for a report to the catalog. The time is short, because the report delays the caller's error."""
 
 _LOG: Final = logging.getLogger(__name__)
 
@@ -56,7 +56,7 @@ _LOG: Final = logging.getLogger(__name__)
 def report_abandoned_upload(
     ledgers: MessageLedgers, ledger_id: LedgerId, *, epoch: int, clock: Clock
 ) -> Iterator[None]:
-    """If the block raises, report to the catalog that an upload to the ledger was abandoned. Raise the block's error.
+    """If the `with` block raises, report to the catalog that an upload to the ledger was abandoned. Raise the error.
 
     After a terminal error nothing is reported: either storage has stored nothing, or the catalog itself has refused.
     """
@@ -82,8 +82,8 @@ class SegmentRegistrar:
     def register_segment(self, write: RegisterSegmentWrite, *, deadline_s: float) -> RegisterSegmentResult | Segment:
         """Register a segment. The caller must be the only one that has uploaded an object with this segment number.
 
-        If an earlier attempt has registered the segment, return the segment's row. No attempt starts after
-        `deadline_s`, a time of `monotonic_s`.
+        If an earlier attempt has registered the segment, return the segment's row. No attempt starts after the
+        monotonic time `deadline_s`.
 
         Raises:
             AlreadyExists, LedgerFenced, ProducerFenced, StaleCatalog, TransactionNotOpen: The registration was refused,
@@ -136,10 +136,10 @@ class SegmentRegistrar:
 def upload_confirmation(
     objects: ObjectStore, statement: LedgerStatement, extent: RegisteredLedgerExtent, *, clock: Clock, deadline_s: float
 ) -> None:
-    """Upload a confirmation. Before the upload a crash loses nothing, because the append has not returned.
+    """Upload a confirmation. A crash before the upload loses nothing, because the append has not returned yet.
 
     `extent` has the number of the registered segment, and the number of entries of the ledger up to the end of this
-    segment. No attempt starts after `deadline_s`, a time of `monotonic_s`.
+    segment. No attempt starts after the monotonic time `deadline_s`.
 
     Raises:
         OutcomeUnknown: The segment is registered without a confirmation. If the catalog is lost, the segment's entries

@@ -109,7 +109,7 @@ class SegmentSource:
         self._lock = threading.Lock()
 
     def read(self, ledger: Ledger, segment: Segment, columns: Sequence[str]) -> "pa.Table":
-        """Read the named columns of a segment, in entry order. Copies may have been deleted since the listing.
+        """Read the named columns of a segment, in entry order. Copies may have been deleted since `ledger` was read.
 
         Raises:
             SegmentGone: The segment is in no copy of the ledger.

@@ -84,8 +84,8 @@ class TopicLogs:
     def append(self, topic: Topic, produced: ProducedEntries) -> AppendResult:
         """Store entries of one producer: all of them contiguously in one ledger, or none.
 
-        Entries with sequence ids up to the producer's highest registered one are duplicates: they are acknowledged and
-        not stored again.
+        Entries with sequence ids up to the producer's highest registered sequence id are duplicates. Duplicates are
+        acknowledged and not stored again.
         Entries of a transaction become visible when the transaction commits. While the transaction is open, later
         entries of the topic are not visible either.
 
@@ -155,9 +155,9 @@ class TopicLogs:
 
         Args:
             topic: Topic to read.
-            from_position: First entry, inclusive. If the ledger was trimmed, the scan begins at the next listed entry.
+            from_position: First entry, inclusive. If the ledger was trimmed, the scan begins at the next listed ledger.
             columns: Names from `READABLE_COLUMNS`. Other columns are not fetched and are `None`, except `publish_ms`.
-            cursor_state: State whose acknowledged entries are skipped. Messages that are not due are also skipped.
+            cursor_state: State whose acknowledged entries are skipped. With it, messages that are not due are skipped.
             up_to: Last entry, inclusive.
             frontier: Frontier that the caller has just read, with the hidden entries from the first scanned ledger on.
             excluded: Entries to skip. A segment is not fetched if all its requested entries are skipped.
@@ -200,7 +200,7 @@ class TopicLogs:
         cursor_state: CursorState | None = None,
         up_to: Position | None = None,
     ) -> list[Entry]:
-        """Return at most `max_entries` entries of `scan`. Raise `InvalidInput` also if `max_entries` is below 1."""
+        """Return at most `max_entries` entries of `scan`. `max_entries` is at least 1. Raise the errors of `scan`."""
         if max_entries < 1:
             raise InvalidInput("max_entries", expected="1 or more", found=max_entries)
         entries = self.scan(topic, from_position=from_position, columns=columns, cursor_state=cursor_state, up_to=up_to)
@@ -224,7 +224,7 @@ class TopicLogs:
     def reload_last_ledgers(self, is_selected: Callable[[Topic], bool]) -> int:
         """Reload the last ledgers of remembered topics for which `is_selected` is true. Return the number of topics.
 
-        Appends may continue meanwhile. After an error, the last ledgers of these topics are forgotten.
+        Appends may continue meanwhile. After an error, the last ledgers that were not reloaded are forgotten.
         """
         with self._queues_lock:
             selected = [(topic, hints) for topic, hints in self._hints.values() if is_selected(topic)]

@@ -1,4 +1,4 @@
-"""Repeated requests, because one answer may be wrong: the proof of an upload, and a second read of corrupt data.
+"""Second requests, because one answer of a store may be wrong: proof of an upload, and another read of corrupt data.
 
 A store, or a cache in front of it, may answer a PUT and store nothing. An object is therefore read back before a
 transaction or a manifest refers to it. Segments of appends are not read back, because this would double the requests.
@@ -16,7 +16,7 @@ Content = TypeVar("Content")
 
 
 def reread_if_corrupt(read: Callable[[], Content]) -> Content:
-    """Call `read`. If the data is corrupt, call `read` once more. A gateway may have cut off the answer."""
+    """Call `read`. If the data is corrupt, call `read` once more. A gateway may have cut off the first answer."""
     try:
         return read()
     except CorruptData:

@@ -8,12 +8,12 @@ HEAD requests look for unlisted objects under keys that are known or can be deri
 4. Segment 0 of ledgers whose ids were given out after the last flush. Rebuilds skip ids, so these ids may be far above
    the highest known id. A writer uses a higher segment number only if number 0 is taken.
 
-While the old catalog may still append, only item 1 is used: any other object may be newer than the listing.
+While workers of the old catalog may still append, only item 1 is used: other objects may be newer than the listing.
 
-If HEAD finds no object, the ledger's prefix is listed once more. Any object found proves the first listing wrong. A
-wrong listing is not used.
+If HEAD finds no object, the ledger's prefix is listed once more. An unlisted object that HEAD or the second listing
+finds proves the first listing wrong. A wrong listing is not used.
 
-Source: the proof of a deletion (`logstore.deletion.services.primary_copies`; apache/bookkeeper#870).
+Source: `logstore.deletion.services.primary_copies`; apache/bookkeeper#870.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -35,7 +35,7 @@ from logstore.records.adoption_rule import UnregisteredUpload
 from logstore.stop_checks import raise_if_stopped
 
 PROBED_NUMBERS: Final = FIRST_NUMBER_STRIDE
-"""Segment numbers that are probed after a ledger's last upload. After one lost race, a writer uses one of these."""
+"""Segment numbers probed after a ledger's last upload. After one lost race, a writer uses one of these numbers."""
 
 PROBED_IDS_PER_SHARD: Final = 4
 """Number of ids of a shard that are probed after the last listed id. All shards together probe 1,024 ids."""

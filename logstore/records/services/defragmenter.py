@@ -2,7 +2,7 @@
 
 Each kind of records is read twice, by ranges of ids. First, the needed record versions of each block are counted.
 Second, the needed record versions of the chosen blocks are written to new blocks. A flush may run at the same time. A
-crash leaves blocks that no manifest names. A sweep removes these blocks.
+crash leaves blocks that no manifest names. `RecordsBucketSweeper` removes these blocks.
 
 Source: Aerospike's defragmentation; ADR 15.
 """
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     Mask = npt.NDArray[np.bool_]
 
 _MAX_BLOCK_LEAD_US: Final = 3_600 * 1_000_000
-"""New blocks may be older than the newest manifest by this much. Sweeps remove unnamed blocks that are a day older."""
+"""Maximum time by which new blocks may be older than the newest manifest. Unnamed blocks are removed after a day."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +70,7 @@ class Defragmenter:
         Raises:
             CatalogAdopting: The catalog is rebuilt and incomplete.
             MissingData, CorruptData, Unsupported: A block is unreadable. No block of the same kind was changed.
-            CatalogOutdated, CatalogMismatch: As `read_settled_head`.
+            CatalogOutdated, CatalogMismatch: Errors of `read_settled_head`.
             StoreUnavailable, OutcomeUnknown, CatalogBusy: The defragmentation may be repeated.
         """
         total = DefragmentationResult()
@@ -96,7 +96,7 @@ class Defragmenter:
     def _publish_rewrite(
         self, head: RecordLogHead, old: Sequence[Block], new: Sequence[Block], total: DefragmentationResult
     ) -> DefragmentationResult:
-        """Replace old blocks by new blocks. Do nothing if an old block is unnamed by now, or new blocks are too old."""
+        """Replace old blocks by new blocks, unless the newest manifest lacks an old block or new blocks are too old."""
         for _ in range(MAX_PUBLISH_ATTEMPTS):
             manifest = head.manifest
             if manifest is None or not set(old) <= set(manifest.blocks) or not self._are_recent(head, new):
@@ -126,7 +126,7 @@ class Defragmenter:
         return total
 
     def _are_recent(self, head: RecordLogHead, new: Sequence[Block]) -> bool:
-        """Return whether the new blocks are too recent, by the store's clock, for a sweep to have removed them."""
+        """Return whether `RecordsBucketSweeper` cannot have removed the new blocks, because they are recent enough."""
         if not new or head.manifest is None:
             return True
         stored_us, newest_us = self._log.stored_at_us(new[0].key), self._log.stored_at_us(head.manifest.key)

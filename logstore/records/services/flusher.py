@@ -1,7 +1,8 @@
 """Flushes: the catalog's changes since the last flush are written into blocks and a manifest of the record log.
 
-A manifest shows the catalog at one moment. So the manifest has only complete transactions, and every entry that a
-cursor or an index bucket names. A small flush reads all changes at one moment. A large flush works in pages:
+A manifest shows the catalog at one moment. So its blocks have only complete transactions, and have the segment of every
+entry that a cursor or an index bucket names. A small flush reads all changes at one moment. A large flush works
+in pages:
 
 1. Each page is read at a moment of its own, and its blocks are staged. A manifest is stored for each page. This
    manifest names no new block, but its number orders the page's record versions.
@@ -74,7 +75,7 @@ class Flusher:
 
     Several threads and processes may flush at once. For each manifest number exactly one flush succeeds. The clocks of
     the catalog and the store may differ by at most `clock_bound_s`. Changes of a cursor are flushed after
-    `cursor_interval_s`, because later changes may follow. At one moment, `page` changes are read, at least 1.
+    `cursor_interval_s`, because later changes may follow. `page` is the number of changes in a page, at least 1.
     """
 
     def __init__(
@@ -109,7 +110,7 @@ class Flusher:
         Raises:
             CatalogAdopting: The catalog is rebuilt and incomplete, or is a replica database.
             PreconditionFailed: The clocks of catalog and store differ too much. Nothing was published.
-            CatalogOutdated, CatalogMismatch, CorruptData, Unsupported: As `read_settled_head`.
+            CatalogOutdated, CatalogMismatch, CorruptData, Unsupported: Errors of `read_settled_head`.
             StoreUnavailable, OutcomeUnknown, CatalogBusy: The flush may be repeated.
         """
         total, remaining_pages, lost_races = FlushResult(manifest=0), -1, 0
@@ -149,7 +150,7 @@ class Flusher:
             CatalogAdopting: The catalog is rebuilt and incomplete: it lacks records of the record log.
             CatalogOutdated: The catalog does not know the newest manifest, so it lacks records.
             CorruptData, Unsupported: The newest manifest is unreadable.
-            PreconditionFailed, StoreUnavailable, OutcomeUnknown, CatalogBusy: As `flush`.
+            PreconditionFailed, StoreUnavailable, OutcomeUnknown, CatalogBusy: Errors of `flush`.
         """
         for _ in range(MAX_PUBLISH_ATTEMPTS):
             raise_if_stopped()
@@ -168,8 +169,8 @@ class Flusher:
     def _are_cursors_due(self, state: RecordLogState) -> bool:
         """Return whether to write changes of cursors now.
 
-        All changes are due if there are staged blocks, because record versions in these blocks may depend on the
-        changes. Otherwise changes are due after the cursor interval.
+        If there are staged blocks, changes of cursors are due, because record versions in these blocks may depend on
+        the changes. Otherwise changes of cursors are due after the cursor interval.
         """
         if state.staged_blocks:
             return True
@@ -242,7 +243,7 @@ class Flusher:
         return [*blocks, *(writer.store_remaining() if writer else [])]
 
     def _require_clocks_agree(self, blocks: list[Block], at_us: int) -> None:
-        """Compare the clocks of catalog and store. `blocks` were stored after `at_us`, the time of the read."""
+        """Compare the clocks of catalog and store. `blocks` were stored after the catalog's time `at_us`."""
         stored_us = self._log.stored_at_us(blocks[0].key) if blocks else None
         if stored_us is None:
             return

@@ -8,7 +8,7 @@ The manifest number is the lock:
    other writers start again.
 
 So manifests show moments of the catalog in order. The manifest number is also the `version` of all record versions that
-the flush writes. The number orders record versions even if concurrent transactions changed parts of one record.
+the flush writes, and orders the record versions of a record.
 
 A crash before step 3 leaves a stamp and unnamed blocks, which are harmless. A crash after step 3 leaves a manifest that
 is not settled. `read_settled_head` settles the manifest.
@@ -233,7 +233,7 @@ class BlockWriter:
         self.blocks: list[Block] = []  # stored blocks, ascending by ids
 
     def add_versions(self, versions: "pa.Table") -> None:
-        """Add record versions. They must ascend by `id` and `sub`, across all calls."""
+        """Add record versions. The record versions of all calls together must ascend by `id` and `sub`."""
         self._tables.append(versions)
         rows = sum(table.num_rows for table in self._tables)
         if rows >= MAX_VERSIONS_PER_BLOCK or sum(table.nbytes for table in self._tables) >= _MAX_BUFFERED_BYTES:
@@ -257,8 +257,7 @@ def require_current_catalog(records: RecordOutbox, objects: OwnedStore) -> None:
     """Refuse a database that does not know the newest manifest. `objects` is the bucket of the record log.
 
     If the catalog knows the newest manifest, this costs one LIST and one GET. The GET looks for the next manifest,
-    which LIST may hide. A listing without any manifest proves nothing. A replica database is not refused, because only
-    its follower can write to it.
+    which LIST may hide. A replica database is not refused, because only its follower can write to it.
 
     Raises:
         CatalogOutdated: The catalog does not know the stamp of the newest manifest.

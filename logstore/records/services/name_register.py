@@ -2,7 +2,7 @@
 
 Entries are numbered without a gap. The content of the object `{folder}{n:06d}` is the name of entry n. The object
 `{folder}{n:06d}-ended` says that the entry has ended. A reader requests entries in order until none is found. Entries
-are never overwritten or removed. A name that is entered again gets a new number. So entries must be rare.
+are never overwritten or removed, so names should be entered rarely. A name that is entered again gets a new number.
 
 Every call may be repeated. If two writers enter a name at once, the name has two entries, which end together. Each
 entry has the digest of its name. A truncated response does not match the digest.
@@ -62,9 +62,9 @@ class NameRegister:
             number += 1
 
     def end_names(self, should_end: Callable[[str], bool]) -> None:
-        """End all entries for whose name `should_end` returns true. Raise the errors of `enter_name`.
+        """End the active entries for whose name `should_end` returns true. Raise the errors of `enter_name`.
 
-        If there are no such entries, the register is read a second time, because a response may lack an entry.
+        If no entry is found, the register is read a second time, because one response may lack an entry.
         """
         for _ in range(2):
             numbers = [number for number, name in self._active_entries() if should_end(name)]

@@ -34,7 +34,7 @@ class RebuildManifests:
 
         Raises:
             PreconditionFailed: The bucket has no manifest, because no flush has ever ended.
-            CorruptData, Unsupported, StoreUnavailable: As `RecordLog.read_certain_newest_manifest`.
+            CorruptData, Unsupported, StoreUnavailable: Errors of `RecordLog.read_certain_newest_manifest`.
         """
         newest = self._log.read_certain_newest_manifest()
         if newest is None:
@@ -65,7 +65,7 @@ class RebuildManifests:
         return manifest
 
     def has_next_manifest(self, number: int) -> bool:
-        """Return whether the next manifest exists. If not, the old catalog is valid and its workers may run."""
+        """Return whether manifest `number` + 1 exists. If not, the old catalog is valid, and its workers may run."""
         return self._log.read_manifest(number + 1) is not None
 
     def renew_pin_and_measure_age_s(self, rebuild: str, base: Manifest, *, now_us: int) -> float:
@@ -83,7 +83,7 @@ class RebuildManifests:
         return (renewed_us - stored_us) / 1_000_000 - _STORE_TIME_STEP_S
 
     def find_rows_epoch(self, base: Manifest) -> int:
-        """Return the epoch of the catalog whose rows a manifest has. A block may lack rows of uploads of this epoch.
+        """Return the epoch of the rows in the blocks of `base`. Uploads of this epoch may have no rows in the blocks.
 
         Earlier builds stored the first manifest of an epoch as a moment of its own, with the blocks and the time of the
         previous manifest. For such a manifest, return the previous manifest's epoch, if that manifest still exists.
@@ -93,8 +93,8 @@ class RebuildManifests:
     def find_unflushed_id_starts(self, base: Manifest) -> tuple[LedgerId, ...]:
         """Return, ascending, the first ids of the ranges in which ledgers may be younger than the manifest's moment.
 
-        A manifest of an earlier build has no next ids. Then one range begins at 0 and another at `ID_HEADROOM` below
-        the ceiling, because a rebuild skips ids up to the ceiling.
+        A manifest of an earlier build has no next ids. For such a manifest, one range begins at 0, and another begins
+        at `ID_HEADROOM` below the ceiling, because a rebuild skips ids up to the ceiling.
         """
         if base.next_ids:
             return (LedgerId(base.next_ids.ledger),)
@@ -116,7 +116,7 @@ class RebuildManifests:
         self._log.unpin(rebuild)
 
     def require_no_foreign_successor(self, records: RecordOutbox, number: int) -> None:
-        """Refuse a loaded database that can no longer become the catalog. The loaded manifest has the number `number`.
+        """Refuse a database that can no longer become the catalog. The manifest of its rows has the number `number`.
 
         Raise `PreconditionFailed` if the next manifest belongs to another rebuild or to the old catalog.
         """

@@ -1,8 +1,8 @@
 """Objects of the record log: manifests, blocks, pins, and acknowledgements of replicas.
 
 Objects are never overwritten. A renewed pin or a newer acknowledgement is a new object, and the old object is deleted
-afterwards. After a crash between the two requests, both objects exist. Then a pin ends at the later time, and the lower
-acknowledgement is used.
+afterwards. After a crash between the two requests, both objects exist. In this case, the pin ends at the later time,
+and the acknowledgement of the lower manifest counts.
 
 A raid revokes a replica before the raid stops waiting for the replica. No acknowledgement removes the revocation. So a
 replica that lacks a removed tombstone always notices this, even if the replica returns late or clocks are wrong.
@@ -12,8 +12,8 @@ read without a listing. A register entry is added after its object is stored, an
 registered pin protects its manifest even if no listing shows the pin. A registered replica that no listing shows counts
 as a replica that has applied nothing.
 
-HEAD requests look for hidden manifests by number. If a listing hides all manifests, no number is known, because sweeps
-remove the first manifests. Then the object `BEGUN_KEY` shows that manifests exist.
+HEAD requests look for hidden manifests by number. If a listing hides all manifests, no number is known, because
+`RecordsBucketSweeper` removes the first manifests. Then the object `BEGUN_KEY` shows that manifests exist.
 """
 
 import re
@@ -44,7 +44,7 @@ REGISTER_PREFIX: Final = "records/registers/"
 _PIN_NAMES: Final = f"{REGISTER_PREFIX}pins/"
 _REPLICA_NAMES: Final = f"{REGISTER_PREFIX}replicas/"
 _REGISTERED_PURPOSES: Final = frozenset({"rebuild"})
-"""Purposes whose pins are registered, because data is lost without them. Other jobs start again without their pin."""
+"""Purposes whose pins are registered. A job with another purpose can start again if a listing hides its pin."""
 _PIN: Final = re.compile(rf"{PIN_PREFIX}([^/]+)/([^/]+)/(\d{{12}})-(\d{{17,}})")
 _REPLICA: Final = re.compile(rf"{REPLICA_PREFIX}([^/]+)/(\d{{12}})-(\d{{12}})-(\d{{17,}})")
 _REVOKED: Final = "revoked"
@@ -53,10 +53,10 @@ NEVER_STALE_US: Final = 2**62
 """Acknowledgement time of a registered replica that no listing shows. The real time is unknown."""
 
 MIN_KEPT_MANIFESTS: Final = 100
-"""Number of newest manifests that no sweep removes."""
+"""Number of newest manifests that `RecordsBucketSweeper` never removes."""
 
 _MAX_NEWER_MANIFESTS: Final = MIN_KEPT_MANIFESTS // 2
-"""A new pin is safe only if fewer manifests than this are newer. Otherwise a sweep may have missed the pin."""
+"""A new pin is safe only if fewer manifests than this are newer than the pinned manifest."""
 
 _PROBED_NUMBERS: Final = 10_000
 """Distance from a known manifest number up to which HEAD looks for hidden manifests: half a day of flushes every 5 s.
@@ -65,7 +65,7 @@ _PROBED_NUMBERS: Final = 10_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pin:
-    """Protection of a manifest and its blocks from sweeps while a job reads them."""
+    """Protection of a manifest and its blocks from removal while a job reads the blocks."""
 
     pin_id: str  # id of the workflow that reads the manifest
     purpose: str  # one word, such as `raid` or `rebuild`
@@ -138,7 +138,8 @@ class RecordLog:
         This costs about 100 requests, or one request if the listing shows manifest `from_number` as the newest.
 
         Raises:
-            StoreUnavailable: Two listings lack a manifest that HEAD finds. Also as `read_newest_manifest`.
+            StoreUnavailable: Two listings lack a manifest that HEAD finds.
+            SextonError: Errors of `read_newest_manifest`.
         """
         newest, hidden = self._newest_and_later(from_number)
         if hidden is not None:
@@ -157,8 +158,8 @@ class RecordLog:
     def _probe_later_manifest_number(self, number: int, *, probed: int = _PROBED_NUMBERS) -> int | None:
         """Return the number of a later manifest that HEAD finds, or `None`.
 
-        Sweeps keep the newest `MIN_KEPT_MANIFESTS` manifests. So it is enough to check the next number, and then one
-        number in every `MIN_KEPT_MANIFESTS`.
+        The newest `MIN_KEPT_MANIFESTS` manifests are never removed. So it is enough to check the next number, and then
+        one number in every `MIN_KEPT_MANIFESTS`.
         """
         distances: list[int] = [1, *range(MIN_KEPT_MANIFESTS, probed + 1, MIN_KEPT_MANIFESTS)]
         for distance in distances:
@@ -171,7 +172,7 @@ class RecordLog:
         return self._objects.head(manifest_key(number)) is not None
 
     def read_newest_complete_manifest(self, from_number: int = 0) -> Manifest | None:
-        """Return the newest manifest that shows its own moment, or `None`. Errors are as in `read_newest_manifest`."""
+        """Return the newest manifest with its own moment, or `None`. Raise the errors of `read_newest_manifest`."""
         newest = self.read_newest_manifest(from_number)
         if newest is None or newest.shows is None:
             return newest
@@ -201,7 +202,7 @@ class RecordLog:
         self._mark_begun()
 
     def _mark_begun(self) -> None:
-        """Store `BEGUN_KEY` if it is absent. An earlier writer may have died before this or be an earlier build."""
+        """Store `BEGUN_KEY` if it is absent. Earlier builds, and writers that died, did not store it."""
         if self._is_marked:
             return
         if self._objects.head(BEGUN_KEY) is None:
@@ -212,8 +213,8 @@ class RecordLog:
     def put_blocks(self, kind: RecordKind, versions: "pa.Table") -> Iterator[Block]:
         """Store record versions in blocks with random names. Yield each block.
 
-        `versions` must ascend by `id` and `sub`. No manifest names the blocks yet. If the process dies, a sweep removes
-        the blocks.
+        `versions` must ascend by `id` and `sub`. No manifest names the blocks yet. If the process dies,
+        `RecordsBucketSweeper` removes the blocks.
         """
         for block_versions, file in encode_blocks(kind, versions):
             raise_if_stopped()
@@ -225,11 +226,11 @@ class RecordLog:
     def read_block(
         self, block: Block, columns: Sequence[str] | None = None, ids: tuple[int, int] | None = None
     ) -> "pa.Table":
-        """Return the record versions of a block, as `logstore.records.block_files.decode_block` does.
+        """Read a block, and return the result of `logstore.records.block_files.decode_block`.
 
         Raises:
             MissingData: The bucket does not have the block.
-            CorruptData: The block differs from the manifest's entry.
+            CorruptData: The object differs from the description `block`.
             Unsupported: A newer build wrote the block.
         """
 
@@ -242,12 +243,12 @@ class RecordLog:
         return reread_if_corrupt(read)
 
     def stored_at_us(self, key: str) -> int | None:
-        """Return the time of an object by the store's clock, or `None` if the object or its time is unknown."""
+        """Return when an object was stored, by the store's clock. Return `None` if this time is unknown."""
         head = self._objects.head(key)
         return head[0].modified_us if head else None
 
     def pin_manifest(self, pin_id: str, manifest: int, until_us: int, purpose: str) -> str:
-        """Pin a manifest until a time, or renew the pin. `purpose` is one word. Return the key of the pin."""
+        """Pin a manifest until `until_us`, or renew the pin. `purpose` is one word. Return the key of the pin."""
         if not purpose.isalpha():
             raise InvalidInput("pin", expected="one word", found=purpose)
         folder = f"{PIN_PREFIX}{purpose}/{_quote_name(pin_id)}/"
@@ -265,9 +266,9 @@ class RecordLog:
     ) -> Manifest | None:
         """Pin and return the newest manifest that shows a moment of its own, or `None`.
 
-        Numbers below `from_number` are not listed. A sweep may have listed the pins before this pin was stored. Such a
-        sweep keeps the newest manifests, and the manifest of the newest moment. So the pin is safe only if its manifest
-        is still one of these manifests. Otherwise a newer manifest is pinned.
+        Numbers below `from_number` are not listed. A `RecordsBucketSweeper` that listed the pins before this pin was
+        stored keeps the newest manifests, and the manifest of the newest moment. So the pin is safe only if its
+        manifest is one of these manifests. Otherwise a newer manifest is pinned.
         """
         while (newest := self.read_newest_complete_manifest(from_number)) is not None:
             raise_if_stopped()
@@ -334,7 +335,7 @@ class RecordLog:
     def register_replica(self, replica_id: str, at_us: int) -> None:
         """Register a replica before its seed, as a replica that has applied nothing and is not revoked. Idempotent.
 
-        The seed must read the record log only after this call, because only then raids wait for the replica.
+        The seed must read the record log only after this call, because raids do not wait for an unregistered replica.
         """
         self._entered.discard(replica_id)  # another process may have forgotten the replica
         self.acknowledge_manifest(replica_id, 0, 0, at_us)
@@ -386,7 +387,7 @@ class RecordLog:
         return [replace(acknowledgements[name], is_revoked=name in revoked) for name in sorted(acknowledgements)]
 
     def list_certain_acknowledgements(self) -> list[ReplicaAcknowledgement]:
-        """Return the listed acknowledgements, and one for each other registered replica that is not revoked.
+        """Return the listed acknowledgements. Add one for each unlisted, registered replica that is not revoked.
 
         The added acknowledgements name no manifest and are never stale, so that no raid revokes their replicas.
         """

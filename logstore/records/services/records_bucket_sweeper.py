@@ -5,10 +5,10 @@ writer stores the next manifest, which names the blocks, and fails if this numbe
 a block that is a day older than the newest manifest. Ages are compared by the store's clock alone. Staged blocks of an
 unfinished flush stay.
 
-Manifests are removed before blocks. After a crash a sweep may be repeated.
+Manifests are removed before blocks. After a crash the removal may be repeated.
 
 Source: Apache Iceberg (expire snapshots, remove orphan files). Iceberg deleted files of a writer that still ran
-(iceberg#4194). A decision by two clocks left half-deleted snapshots (icechunk#2310).
+(iceberg#4194). In Icechunk, a decision by two clocks left half-deleted snapshots (icechunk#2310).
 """
 
 from collections.abc import Callable, Collection, Iterable
@@ -27,7 +27,7 @@ MIN_UNNAMED_BLOCK_AGE_US: Final = 86_400 * 1_000_000
 """An unnamed block is removed if it is older than the newest manifest by more than this."""
 
 _PIN_GRACE_US: Final = 600 * 1_000_000
-"""Time after the end of a pin in which it still protects its manifest, because clocks differ."""
+"""Time for which a pin still protects its manifest after the end of the pin, because clocks differ."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +52,7 @@ class RecordsBucketSweeper:
         Raises:
             CatalogMismatch: The bucket belongs to another catalog.
             CorruptData, Unsupported: A manifest is unreadable. No block was removed.
-            StoreUnavailable: The sweep may be repeated.
+            StoreUnavailable: The call may be repeated.
         """
         self._log.require_ownership_now()
         newest = self._log.read_newest_manifest()

@@ -1,7 +1,7 @@
 """Followers: a follower applies the record log to a replica database.
 
 All record versions after the last applied manifest are applied in one transaction. Then the newest manifest is
-acknowledged in the source bucket. After a crash in between, the next call acknowledges the manifest.
+acknowledged in the source bucket. After a crash between these steps, the next call acknowledges the manifest.
 
 The record log lacks tombstones that raids have removed. A replica that missed such a tombstone would keep the covered
 record for ever. So the replica must be seeded in these cases:
@@ -14,10 +14,10 @@ record for ever. So the replica must be seeded in these cases:
 Each seed has a name of its own, which the database stores with the applied manifest. So an acknowledgement of a failed
 seed, or of a database with the same URL on another machine, is never taken for an acknowledgement of this database.
 
-The order of reads makes this safe:
+The order of reads ensures that no follower misses a tombstone:
 
-- The newest manifest is read before the replica's acknowledgement. If a raid removed a tombstone before this manifest
-  was stored, the acknowledgement shows that the replica is revoked.
+- The newest manifest is read before the replica's acknowledgement. If a raid removed a tombstone that the replica lacks
+  before this manifest was stored, the replica is found to be revoked.
 - A seed registers the replica before it reads the record log.
 - A replica bucket is followed only if raids wait for it. Otherwise raids may have removed tombstones that are newer
   than the bucket's manifest.
@@ -54,7 +54,7 @@ VERSIONS_IN_MEMORY: Final = 100_000
 
 _SEED_PIN_US: Final = 24 * 3_600 * 1_000_000
 _ACKNOWLEDGE_INTERVAL_S: Final = 60.0
-"""Interval of acknowledgements while there is no new manifest, but at most a tenth of the eligible age."""
+"""Interval of acknowledgements while there is no new manifest. A tenth of the eligible age is used if it is shorter."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +66,7 @@ class ReplicaFollowSettings:
 
 
 class ReplicaFollower:
-    """Follower of one replica database. Several processes may follow with one database at once.
+    """Follower of one replica database. Several processes may write to one replica database at once.
 
     The replica acknowledges in the record log `source`, and applies the record log `followed`.
     """
@@ -91,7 +91,7 @@ class ReplicaFollower:
         `proceed` is called before each read of a block. If `proceed` raises, the transaction is rolled back.
 
         Raises:
-            PreconditionFailed: The replica must be seeded, or its bucket needs a shipment. Nothing was changed.
+            PreconditionFailed: The replica must be seeded, or the followed bucket needs a shipment. Nothing changed.
             CatalogMismatch: The database or the bucket belongs to another catalog.
             MissingData, CorruptData, Unsupported: A block is unreadable. Nothing was changed.
             CatalogBusy, OutcomeUnknown, StoreUnavailable: The call may be repeated.
@@ -209,7 +209,7 @@ class ReplicaFollower:
         }
 
     def _require_raids_await_bucket(self, acknowledgement_by_replica: dict[str, ReplicaAcknowledgement]) -> None:
-        """Refuse a followed replica bucket if raids do not wait for it."""
+        """Refuse a followed replica bucket if raids do not wait for this bucket."""
         acknowledgement = acknowledgement_by_replica.get(self._follow.bucket)
         if self._follow.follows_replica_bucket and (
             acknowledgement is None
@@ -251,7 +251,7 @@ class ReplicaFollower:
         return acknowledgement
 
     def _find_acknowledgement(self, replica_id: str) -> ReplicaAcknowledgement | None:
-        """Return the acknowledgement of a replica. Before a refusal, list twice, because a listing may hide objects."""
+        """Return the acknowledgement of a replica. If it is absent or STALE, list again: a listing may hide objects."""
         acknowledgement = self._acknowledgements().get(replica_id)
         if acknowledgement is None or self._is_stale(acknowledgement):
             acknowledgement = self._acknowledgements().get(replica_id)

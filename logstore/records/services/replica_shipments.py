@@ -1,8 +1,8 @@
 """Shipments of blocks and manifests to replica buckets.
 
 A shipment copies missing blocks and reads the copies back. Then the shipment stores the manifest, and acknowledges the
-manifest in the source bucket. Raids wait for a replica until it has not acknowledged for the eligible age. Then the
-replica is STALE. The next shipment registers a STALE replica again, before the shipment chooses a manifest.
+manifest in the source bucket. A replica that has not acknowledged for the eligible age is STALE, and raids do not
+wait for it. The next shipment registers a STALE replica again, before the shipment chooses a manifest.
 
 Replica databases acknowledge in the source bucket too. Only the name of a replica database contains a slash.
 

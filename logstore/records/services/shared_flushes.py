@@ -1,8 +1,8 @@
 """Flushes that deletions wait for before they delete objects. The threads of a process share these flushes.
 
 The record log must have the tombstone or intent before objects are deleted. Otherwise a rebuilt catalog would list a
-ledger that lacks objects. A thread needs a flush that begins after its request. All threads that wait share this flush
-and, if it fails, the failure. So threads do not wait for one failing flush after another.
+ledger that lacks objects. A thread needs a flush that begins after its request. All waiting threads share this flush
+and its failure. So threads do not wait for one failing flush after another.
 """
 
 from collections.abc import Sequence

@@ -4,15 +4,15 @@ A raid has four steps:
 
 1. Mark candidates: tombstones that are old enough, are in a block, and have no unfinished deletion.
 2. Scan all blocks that may have record versions of a candidate's record, including blocks that are stored meanwhile.
-3. Keep a candidate if a block has a record version with content, or storage has an object of the ledger. Also keep a
-   candidate whose tombstone is in no block, or in a block that a replica has not applied.
+3. Keep a candidate if a block has content of its record, or storage has an object of its ledger. Also keep a candidate
+   whose tombstone is in no scanned block, or in a block that a replica has not applied.
 4. Remove each other candidate that has not changed since step 1.
 
 A ledger has no object if two listings show none, and no key that a finished deletion names is readable. After a crash,
 the next raid replaces the remaining marks.
 
-Source: Aerospike's tomb raider (cenotaphs, eligible age, no older version on disk). Deleted rows returned where a
-tombstone was removed before every copy had seen it (scylladb#3560), or after a restore (scylla-manager#4258).
+Source: Aerospike's tomb raider (cenotaphs, eligible age, no older version on disk). In ScyllaDB, deleted rows returned
+after a tombstone was removed too early (scylladb#3560), or after a restore (scylla-manager#4258).
 """
 
 import logging
@@ -114,7 +114,7 @@ class Raider:
 
     A raid needs no lock. Each raid removes only tombstones with its own marks, and marks of a later raid replace marks
     of an earlier raid. Each attempt has marks of its own. Otherwise a late attempt could remove tombstones that the
-    next attempt has marked, but for which it has not scanned blocks yet.
+    next attempt has marked, but has not compared with the blocks yet.
 
     `primary` is the bucket of the primary copies. Tombstones younger than `eligible_age_s` stay. A raid does not wait
     for a replica that has not acknowledged for `replica_age_s` (default: `eligible_age_s`). `sleep_s` is the pause
@@ -148,7 +148,7 @@ class Raider:
             CatalogAdopting: The catalog is rebuilt and incomplete.
             PreconditionFailed: A rebuild reads the record log. Nothing was removed.
             MissingData, CorruptData, Unsupported: A block is unreadable. Nothing was removed.
-            CatalogOutdated, CatalogMismatch: As `read_settled_head`.
+            CatalogOutdated, CatalogMismatch: Errors of `read_settled_head`.
             StoreUnavailable, CatalogBusy: The raid may be repeated.
         """
         state = read_settled_head(self._records, self._log).state
@@ -229,7 +229,7 @@ class Raider:
         return bool(unscanned)
 
     def _keep_stored_ledgers(self, scan: _Scan, progress: Callable[[RaidResult], None]) -> None:
-        """Keep tombstones of ledgers with an object. Without the tombstone, a rebuild could adopt such a ledger."""
+        """Keep tombstones of ledgers with an object. Without its tombstone, a rebuild could adopt such a ledger."""
         import numpy as np  # noqa: PLC0415 - start-up time
 
         self._primary.require_ownership_now()

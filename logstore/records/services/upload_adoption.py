@@ -3,9 +3,9 @@
 No process may write to the catalog before adoption has ended. So no entry of an append that returned is lost, and no id
 is used again.
 
-First, each shard of storage is compared with the catalog, in any process and order. The differences are staged: stored
-in the catalog, but without effect. Then each topic is settled with its staged differences in one transaction. A
-comparison may be repeated. A crash undoes at most one transaction.
+First, each shard of storage is compared with the catalog, in any process and order. The differences are saved in the
+catalog, without effect. Then each topic is settled: one transaction applies the topic's saved differences to its rows.
+A comparison may be repeated. A crash undoes at most one transaction.
 
 A listing alone never proves that a ledger is absent (`logstore.records.services.absence_proofs`). If a listing lacks an
 existing object, the shard is listed again. If the object is still not listed, adoption stops before anything is
@@ -115,13 +115,13 @@ class UploadAdopter:
     def compare_and_stage_shard(
         self, shard: int, *, unflushed_from: Sequence[LedgerId] = (LedgerId(0),), is_growing: bool = False
     ) -> ComparedShard:
-        """Compare the ledgers with id % 256 = `shard` with storage, and stage the differences.
+        """Compare the ledgers with id % 256 = `shard` with storage, and save the differences in the catalog.
 
-        Idempotency: ledgers that an earlier call staged for the shard are replaced. Settled topics stay settled.
+        Idempotency: the shard's differences from an earlier call are replaced. Settled topics stay settled.
 
         `unflushed_from` has the first ids of the ranges in which ledgers may be younger than the loaded rows.
-        `is_growing` says whether the old catalog may still append. If so, a listing is wrong only if it lacks
-        registered objects, because other objects may be newer.
+        `is_growing` says whether workers of the old catalog may still append. Then a listing is wrong only if it lacks
+        registered objects, because other objects may be newer than the listing.
 
         Raises:
             PreconditionFailed: No adoption is in progress, or listings hide objects that HEAD finds.
@@ -185,7 +185,7 @@ class UploadAdopter:
         max_absent_share: float = MAX_ABSENT_SHARE,
         on_progress: Callable[[int], None] | None = None,
     ) -> AdoptionCounts:
-        """Settle every topic, and rows that need no comparison. Then flush, and make the catalog READY.
+        """Settle all topics, and the rows that need no comparison with storage. Then flush, and make the catalog READY.
 
         The flush ends before any process may write to the catalog. So the record log has the adopted uploads, and no
         later rebuild decides about these uploads again.
@@ -337,10 +337,10 @@ class UploadAdopter:
     def _compare_stranger(
         self, stored: _StoredLedger, cause_by_ledger: Mapping[LedgerId, MissingRowCause], issued: IssuedIdBounds
     ) -> _Difference | None:
-        """Return the difference to stage for a ledger without a row, or `None` if the ledger is ignored.
+        """Return the difference to save for a ledger without a row, or `None` if the ledger is ignored.
 
-        A ledger is ignored if it has an intent or an unknown owner, or if its id was never given out. Such an id would
-        be above the ids of all later ledgers of the topic. The topic could then never roll again.
+        A ledger is ignored if it has an intent or an unknown ledger owner, or if its id was never given out. An adopted
+        ledger with such an id would have the highest id of its topic. The topic could then never roll again.
         """
         cause = cause_by_ledger[stored.ledger_id]
         statement = self._read_own_statement(stored) if cause is not MissingRowCause.DETACHED else None
@@ -402,7 +402,7 @@ def _group_by_ledger(items: Iterable[ObjectInfo]) -> Iterator[_StoredLedger]:
 
 
 def _join(rows: Iterator[LoadedLedger], stored_ledgers: Iterator[_StoredLedger]) -> Iterator[_LedgerPair]:
-    """Pair two ascending sequences by ledger id. Either side of a pair may be `None`."""
+    """Pair two sequences that ascend by ledger id. A ledger that is in only one sequence is paired with `None`."""
     row, stored = next(rows, None), next(stored_ledgers, None)
     while row or stored:
         takes_row = row is not None and (stored is None or row.ledger_id <= stored.ledger_id)

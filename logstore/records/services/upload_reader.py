@@ -1,7 +1,7 @@
 """Reader of uploads. The reader derives from an object what registration would have stored.
 
-The metadata and a few columns are read. Message payloads are read only for transaction markers, because the payload of
-a marker has the acknowledged positions.
+The metadata and a few columns are read. Message payloads are read only if there are transaction markers, because the
+message payload of a transaction marker has the acknowledged positions.
 """
 
 import base64
