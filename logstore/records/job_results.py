@@ -30,7 +30,7 @@ _SUMMED_FLUSH_FIELDS = ("flushes", "records", "tombstones", "blocks", "bytes")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DefragmentedBlocks:
-    """Result of one defragmentation of all kinds of records, and of the `RecordsBucketSweeper` that runs afterwards."""
+    """Result of one defragmentation of all kinds of records, and of the later removal of old manifests and blocks."""
 
     manifest: int = 0  # newest manifest number; 0: none
     rewritten: int = 0  # old blocks
