@@ -132,7 +132,7 @@ def answer_partial_failure_if_any(document: Mapping[str, object], failures: Sequ
 
 
 def select_topics(context: CommandContext, name: str | None, *, all_topics: bool) -> "list[Topic] | None":
-    """Return the named topic, or `None` for all topics. Raise `InvalidInput` unless exactly one parameter is given."""
+    """Return the topic `name`, or `None` for `all_topics`. Raise `InvalidInput` unless exactly one of them is given."""
     if (name is None) is not all_topics:
         found = "neither" if name is None else f"{name} and --all"
         raise InvalidInput("topic", expected="the name of one topic, or --all", found=found)

@@ -185,7 +185,7 @@ class Sexton(MaintenanceJobClient, TransactionJobClient):
         *,
         durable_delete: bool | None = None,
     ) -> Handle[BatchCertificate]:
-        """Detach copies of one ledger, then delete them. If no copy is left, the transaction detaches the ledger."""
+        """Detach copies of one ledger in one transaction, then delete them. A ledger without copies is detached."""
         detach = ExplicitDetach(
             ledger_ids=[int(operation.ledger_id)],
             durable_delete=DeleteDurability.from_flag(durable_delete),

@@ -258,7 +258,7 @@ _MAX_CLOCK_DIFFERENCE_S = 5.0  # S3 refuses only above 15 minutes, but a clock t
 
 
 def check_installation(settings: Settings) -> list[CheckRow]:
-    """Return the rows of `status`, then rows about machine, schedules, bundle owners, and deletes in each bucket."""
+    """Return the rows of `status`, then one row for each further check of this machine and of the services."""
     checks: dict[str, Callable[[Settings], str]] = {
         "java": lambda _: f"Java {find_java().version}",
         "search attributes": _check_search_attributes,

@@ -224,7 +224,7 @@ class Settings(BaseModel):
 
     @property
     def has_object_store(self) -> bool:
-        """Whether an object store is configured: `s3_endpoint`, or AWS if `database_url` is outside the home."""
+        """Whether an object store is configured: `s3_endpoint`, or AWS if `database_url` is not the home's database."""
         return bool(self.s3_endpoint) or self.database_url != Settings(home=self.home).database_url
 
     @property

@@ -104,7 +104,7 @@ def parse_entry_lines(
     With `with_producer`, lines may have sequence ids, which must ascend. `limit` bounds the delivery times.
 
     Raises:
-        InvalidInput: A line is not an entry (`field` is `line N: name`), or cannot be read (`field` is `file`).
+        InvalidInput: A line is not an entry (`field` begins with `line N`), or cannot be read (`field` is `file`).
     """
     previous_id = -1
     for line_number, raw in _read_bounded_lines(source):
