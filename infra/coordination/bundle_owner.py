@@ -51,7 +51,7 @@ class BundleOwnerOptions:
 
 @dataclass(frozen=True, slots=True)
 class _SessionMessage:
-    """Message to the thread with the new state of a session. A message without a state only wakes the thread."""
+    """Message to the owner's thread: the new state of a session. A message without a state only wakes the thread."""
 
     session_number: int = -1
     state: SessionState | None = None

@@ -22,7 +22,7 @@ class TakeoverTimes:
 class BundleTakeoverRules:
     """Bundles that this worker leaves to other workers for now, and bundles that it must not release yet.
 
-    `now` is the time of the monotonic clock in seconds.
+    In each method, `now` is the time of the monotonic clock in seconds.
     """
 
     def __init__(self, worker_id: str, times: TakeoverTimes) -> None:

@@ -120,7 +120,7 @@ class BucketListing:
 
 
 def lower_start_after_for_path_order(start_after: str, prefix: str) -> str:
-    """Return a `StartAfter`, at most `start_after`, that gives a complete listing even if the store sorts by path.
+    """Return a `StartAfter`, not above `start_after`, for a complete listing even if the store sorts by path.
 
     The result is empty if only a listing of the whole prefix is complete.
     """

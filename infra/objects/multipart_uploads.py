@@ -26,10 +26,7 @@ _MAX_PARTS = 10_000  # Source: S3 User Guide, "Multipart upload limits"; all par
 
 
 class MultipartUploads:
-    """Multipart uploads to one bucket.
-
-    Thread-safe. `proceed` is called before each request and raises an error to stop the upload.
-    """
+    """Multipart uploads to one bucket. Thread-safe."""
 
     def __init__(self, client: "S3Client", bucket: str, *, retries: RequestRetries, part_bytes: int) -> None:
         self._client, self._bucket = client, bucket
@@ -38,7 +35,8 @@ class MultipartUploads:
     def upload_file(self, key: str, file: BinaryIO, metadata: Mapping[str, str], proceed: Callable[[], None]) -> bool:
         """Upload the file unless the key is taken. Return whether this call stored the file.
 
-        `False` means that the key is taken. An earlier attempt may have stored this file under the key.
+        `False` means that the key is taken. An earlier attempt may have stored this file under the key. `proceed` is
+        called before each request, and raises an error to stop the upload.
         """
         upload_id = self._retries.call(lambda: self._begin_upload_once(key, metadata, proceed))
         try:

@@ -1,4 +1,4 @@
-"""Two-phase deletion: intents, outcomes, and the decision whether an intent may be deleted.
+"""Two-phase deletion: intents, outcomes, and the decision whether the copy of an intent may be deleted.
 
 Source: PIP-186, which calls an intent PendingDeleteLedgerInfo.
 """

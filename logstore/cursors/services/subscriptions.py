@@ -149,7 +149,7 @@ class Subscriptions:
         return self._load_subscription(topic_id, self._cursors.seek_cursor(topic_id, name, position))
 
     def advance_and_fold_cursors_with_snapshots(self, topic_id: TopicId) -> list[SextonError]:
-        """Advance each cursor that has a snapshot, and fold small snapshots. Return the errors of single cursors.
+        """Advance each cursor that has a snapshot, and fold small snapshots. Return the errors of cursors that failed.
 
         A forced detach moves mark-delete positions without reading snapshots. The first entries after the new position
         may be acknowledged in the snapshot. Without new acknowledgements, this position would never advance, and
