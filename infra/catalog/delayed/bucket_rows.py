@@ -1,7 +1,7 @@
 """Sole writer of `delayed_index` and `delayed_bucket`. Unsealed entries are delayed messages in no index bucket.
 
 Lock order: topic, ledger list, ledgers, row of the list of index buckets, cursors. Each change of a list of index
-buckets locks the row until the SQL transaction ends.
+buckets locks the list's row until the SQL transaction ends.
 """
 
 from collections.abc import Collection, Iterable, Mapping

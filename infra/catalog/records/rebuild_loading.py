@@ -36,7 +36,7 @@ _NUMBERED_TABLES: Final[Mapping[str, tuple[str, RecordKind]]] = {
     "cursor": ("cursor_id", RecordKind.CURSOR),
     "pending_deletion": ("row_id", RecordKind.DELETION),
 }
-"""Tables whose rows the database numbers: the numbered column, and the kind of the rows' records."""
+"""For each table whose rows the database numbers: the numbered column, and the kind of the rows' records."""
 
 
 class SqlRebuildDatabase:
@@ -81,7 +81,7 @@ class SqlRebuildDatabase:
             database.write(lambda connection: mark_rebuild_complete(connection, rebuild))
 
     def _require_no_loaded_rows(self, writer: ArrowWriter, load: RebuiltCatalogStart) -> None:
-        """Check again under the locks. If two loads run at once, the second load finds the rows of the first load."""
+        """Check again that no rows are loaded, now under the locks, because another load may have ended meanwhile."""
         ((rebuild, manifest),) = writer.execute("SELECT rebuild, manifest FROM record_log")
         if rebuild or manifest:
             raise self._not_empty_error(

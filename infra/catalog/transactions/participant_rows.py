@@ -105,7 +105,7 @@ def read_held_entries(
 
 @cache
 def _compile_held_entries_query(dialect: str) -> BulkStatement:
-    """Use the index of unfinished transactions, because a subscription may have many finished transactions."""
+    """Let the query use the index of unfinished transactions. A subscription may have many finished transactions."""
     subscriptions = build_bulk_parameter(dialect, "asked", {"topic_id": BIG, "subscription": TEXT})
     c = subscriptions.source.c
     is_requested = and_(_P.topic_id == c.topic_id, _P.subscription == c.subscription)

@@ -135,8 +135,8 @@ def apply_decisions_to_cursors(
 ) -> None:
     """Acknowledge the entries that committed transactions held, and count the releases of aborted transactions.
 
-    Each aborted transaction adds one release to each of its cursors. Entries up to a mark-delete position are not
-    stored again.
+    Each aborted transaction adds one release to each of its cursors. Entries up to a cursor's
+    mark-delete position are acknowledged already, and are not stored.
     """
     committed_keys = {(holder.participant.topic_id, holder.participant.subscription) for holder in committed}
     releases = Counter((holder.participant.topic_id, holder.participant.subscription) for holder in aborted)
