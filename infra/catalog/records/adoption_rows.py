@@ -71,7 +71,7 @@ def read_unsettled_topic_ids(connection: Connection, *, after: TopicId, limit: i
 
 
 def iterate_staged_ledgers(connection: Connection, topic_id: TopicId) -> Iterator[list[LedgerDiscrepancy]]:
-    """Yield pages of ledgers that wait for adoption, ascending. A ledger with long facts gets a page of its own."""
+    """Yield pages of ledgers to adopt, ascending. Only a page of one ledger may exceed `_MAX_PAGE_CHARACTERS`."""
     after = -1
     while ids := _read_next_page_ids(connection, topic_id, after):
         facts = select(_A.facts).where(is_one_of(connection, _A.ledger_id, ids)).order_by(_A.ledger_id)
