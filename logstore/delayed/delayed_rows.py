@@ -34,7 +34,7 @@ _MAX_VALUES_WITHOUT_TABLE: Final = 16
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DelayedRows:
-    """Delayed messages, sorted by `COLUMNS`. The arrays are immutable int64 arrays of the same length.
+    """Delayed messages, sorted by `COLUMNS`. Each column is an immutable int64 array.
 
     Times are milliseconds since 1970, UTC.
     """

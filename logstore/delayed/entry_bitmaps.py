@@ -18,7 +18,7 @@ _CONTAINER_SIZES: Final = ("n_bytes_array_containers", "n_bytes_run_containers",
 
 
 def add_entries(target: dict[LedgerId, BitMap], entries: Bitmaps) -> None:
-    """Add entries to `target` in place. The bitmap of a ledger that `target` lacks is copied."""
+    """Add entries to `target` in place. If `target` lacks a ledger, the bitmap of the ledger is copied."""
     for ledger_id, bits in entries.items():
         if ledger_id in target:
             target[ledger_id] |= bits

@@ -49,7 +49,7 @@ class IndexMergeResult:
 
 
 class _MergeSourceReader:
-    """Reader of the sources' rows. `bucket` is the index bucket that was read last, even if the read failed."""
+    """Reader of the rows of index buckets. `bucket` is the index bucket that was read last, even if the read failed."""
 
     def __init__(self, snapshots: IndexBucketSnapshots) -> None:
         self._snapshots = snapshots

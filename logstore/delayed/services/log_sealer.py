@@ -102,8 +102,8 @@ class Sealer:
 
         With `force`, seal all visible entries, even if no limit is reached.
 
-        Idempotency: a sealed part of the log is not sealed again. If two seals run at once, the result of
-        one has `overtaken`.
+        Idempotency: a sealed part of the log is not sealed again. If two seals run at once, `overtaken` is
+        set in the result of one seal.
 
         Raises:
             MissingData: A listed ledger lacks an object in every copy.

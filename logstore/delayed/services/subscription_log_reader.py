@@ -109,7 +109,7 @@ class SubscriptionLogReader:
         self._rewind_to = position if self._rewind_to is None else min(self._rewind_to, position)
 
     def begin_pass(self, state: CursorState) -> None:
-        """Leave out messages that `state` acknowledges. The next read looks up the end of the log again."""
+        """From now on leave out messages that `state` acknowledges. The next read looks up the end of the log again."""
         self._state, self._has_scanned = state, False
 
     def read_next_entries(self, limit: int) -> list[Entry] | None:

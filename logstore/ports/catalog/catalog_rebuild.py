@@ -175,7 +175,7 @@ class CatalogAdoption(Protocol):
     def find_missing_row_causes(self, ledger_ids: Collection[LedgerId]) -> Mapping[LedgerId, MissingRowCause]: ...
 
     def highest_ledger_id(self) -> LedgerId:
-        """Return the highest id of a ledger, an intent or a tombstone, or -1. Ids above the ceiling are ignored."""
+        """Return the highest ledger id of all ledgers, intents and tombstones, or -1. Ignore ids above the ceiling."""
 
     def save_ledger_discrepancies(
         self, shard: int, ledgers: Sequence[LedgerDiscrepancy], *, above: LedgerId, up_to: LedgerId | None = None

@@ -71,7 +71,7 @@ class MessageLedgers(Protocol):
         """Return the last ledger of each topic, in one read. Topics with an empty list are left out."""
 
     def create_ledger(self, topic_id: TopicId, *, application: str) -> LedgerStatement:
-        """Insert the row of a new ledger, CREATING and unlisted.
+        """Insert the row of a new, unlisted ledger in state CREATING.
 
         Not idempotent. If the ledger is not attached within the registration timeout, a trim of the topic detaches it.
 
@@ -117,7 +117,7 @@ class LedgersOfAllComponents(Protocol):
     def create_component_ledger(
         self, topic_id: TopicId, component: Component, keys: Mapping[str, str], *, application: str
     ) -> LedgerStatement:
-        """Insert the row of a new component ledger, CREATING and unlisted.
+        """Insert the row of a new, unlisted component ledger in state CREATING.
 
         `keys` identify the ledger owner within the topic, e.g. `{"cursor": "billing"}`. Each ledger owner has its own
         list. The first ledger of a ledger owner creates the list.

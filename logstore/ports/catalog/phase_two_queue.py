@@ -83,8 +83,7 @@ class PhaseTwoQueue(Protocol):
         If a row had a workflow of its own, the audit log gets a row `delete-ledger` with the batch's actor and reason.
 
         `holder` is the id of the workflow that has claimed the rows, or of the batch of the rows. With a batch id, the
-        call also finishes rows that the batch has moved to workflows of their own, because two attempts of a chunk can
-        overlap.
+        call also finishes rows that an overlapping attempt of the chunk has moved to workflows of their own.
         """
 
     def move_to_own_workflows(

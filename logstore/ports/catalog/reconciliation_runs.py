@@ -172,4 +172,4 @@ class ReconciliationRuns(Protocol):
         """
 
     def list_filed_copies(self, batch_id: str, *, after: int, limit: int) -> list[FiledCopyRow]:
-        """Return rows of a batch above the row id `after`, ascending. Rows that a sweep moved are not included."""
+        """Return the rows of a batch with row ids above `after`, ascending. Leave out rows that a sweep moved away."""

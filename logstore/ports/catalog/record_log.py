@@ -136,8 +136,8 @@ class RecordOutbox(Protocol):
     def find_unflushed_ledgers(self, ledger_ids: Sequence[int]) -> frozenset[int]:
         """Return the ledgers whose tombstone, intent or change of copies is in no block yet.
 
-        The objects of these ledgers must not be deleted. While blocks are staged, all ledgers with a tombstone or an
-        intent are returned.
+        The objects of these ledgers must not be deleted. While blocks are staged, all given ledgers with a tombstone
+        or an intent are returned.
         """
 
     def list_finished_deletions(self, ledger_ids: Collection[int]) -> Sequence[DeletionIntent]:
