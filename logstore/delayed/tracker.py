@@ -91,8 +91,8 @@ class Tracker:
         """Index buckets that the last `load_list_and_pop_rewinds`, or a later call, could not read.
 
         Check this property after `load_list_and_pop_rewinds`, `load_bucket_segment` and `take_due_messages`. If an
-        index bucket is lost, read the list again. If the list has changed, load it. Otherwise raise an alarm, because
-        readers must find the lost messages in the log.
+        index bucket is lost, read the list again. If the list has changed, load the new list. Otherwise raise an
+        alarm, because readers must find the lost messages in the log.
         """
         return tuple(self._lost.values())
 

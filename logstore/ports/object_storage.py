@@ -63,7 +63,7 @@ class ObjectStore(Protocol):
     def put_file_if_absent(
         self, key: str, file: BinaryIO, *, metadata: Mapping[str, str], require_may_proceed: Callable[[], None]
     ) -> None:
-        """Store a seekable file like `put_if_absent`. A large file is sent in parts and appears as a whole.
+        """Store a seekable file by the rule of `put_if_absent`. A large file is sent in parts and appears as a whole.
 
         `require_may_proceed` is called before every request that sends data, including retries. If
         `require_may_proceed` raises, the upload ends. A failed upload is aborted if the store answers. If the process
@@ -150,13 +150,13 @@ class CopyStorage(Protocol):
     """Storage of one kind of copies of ledgers."""
 
     def inspect_copy(self, intent: DeletionIntent) -> StoredCopy:
-        """Return the stored objects of the copy and the ledger owner that they state.
+        """Return the stored objects of the copy, and the ledger owner that these objects state.
 
         Raise `StoreUnavailable` if storage does not answer, or contradicts itself.
         """
 
     def prepare_inspection(self, intents: Sequence[DeletionIntent]) -> Callable[[DeletionIntent], StoredCopy]:
-        """Return a function like `inspect_copy` that shares requests between the intents.
+        """Return a function that has the result of `inspect_copy`, but shares requests between the intents.
 
         Call the function once for each intent. A result `ABSENT` is proved only after a call of `prove_absence`.
         """

@@ -104,7 +104,7 @@ class MessageLedgers(Protocol):
     def find_segments_of_ranges(
         self, topic_id: TopicId, range_by_ledger: Mapping[LedgerId, range]
     ) -> list[tuple[Ledger, list[Segment]]]:
-        """Return in one read those of the ledgers that are listed, ascending, each with the segments in its range."""
+        """Return, in one read, the given ledgers that are listed, ascending, each with the segments in its range."""
 
     def producer_sequences(
         self, topic_id: TopicId, producers: Iterable[str]

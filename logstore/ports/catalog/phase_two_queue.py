@@ -51,7 +51,7 @@ class PhaseTwoQueue(Protocol):
     def pause_batch(self, batch_id: str) -> None:
         """Pause the batch until it is resumed or released. Rows that have a workflow of their own continue.
 
-        No other workflow takes over rows of a paused batch, even after the batch's claim has expired.
+        No workflow takes over rows of a paused batch, even after the batch's claim has expired.
 
         Idempotency: a second pause keeps the time of the first pause.
 
