@@ -1,1 +1,1 @@
-"""Activities of workflows. Each activity has one side effect through ports, and may safely run twice."""
+"""Activities of workflows: the steps with side effects. Each activity may safely run twice."""

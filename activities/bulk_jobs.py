@@ -1,4 +1,4 @@
-"""Bulk jobs in activities: execution of a job, and marks that name the catalog to which an output belongs."""
+"""Bulk jobs in activities. A mark in the folder of a run names the catalog to which the run's output belongs."""
 
 from collections.abc import Callable
 from contextvars import copy_context
@@ -14,11 +14,11 @@ from logstore.ports.catalog import CatalogIdentity
 from logstore.reconciliation.bulk_job_inputs_and_results import BulkJob, BulkJobProgress, BulkJobSummary
 
 RUN_CLAIM_S: Final = 86_400.0
-"""Duration of a run's claim in seconds. Each step renews the claim. Old runs without a claim are removed."""
+"""Duration in seconds of the claim of a plan, an apply or a topic build. Old runs without a live claim are removed."""
 
 
 def catalog_id_file(folder: Path) -> Path:
-    """Return the file with the catalog id in a run's folder. Several catalogs may share a `bulk_dir`."""
+    """Return the file with the catalog's id in the folder of a run. Several catalogs may share one `bulk_dir`."""
     return folder / "catalog"
 
 
@@ -35,9 +35,9 @@ class OwnedBulkOutput:
         self._require_own_or_unmarked(run_id, self.read_catalog_id_mark(run_id))
 
     def mark_as_own(self, run_id: str) -> None:
-        """Mark the output of the run as this catalog's. Raise `PreconditionFailed` if another catalog has marked it.
+        """Mark the run's output with this catalog's id. Raise `PreconditionFailed` if the output has another id.
 
-        The row of the run must exist, because the marked folder of a run without a row is removed.
+        The row of the run must exist, because each new plan removes the marked folders of runs without a row.
         """
         with effect("reconciliation.mark_output"):
             marked_catalog_id = create_or_read_text(
@@ -53,7 +53,7 @@ class OwnedBulkOutput:
             )
 
     def require_published_summary(self, run_id: str, name: str) -> BulkJobSummary:
-        """Return the published summary of a job. Raise `PreconditionFailed` if this worker does not see the summary."""
+        """Return the published summary of job `name`. Raise `PreconditionFailed` if this worker sees no summary."""
         summary = self._bulk.find_published_summary(run_id, name)
         if summary is None:
             raise PreconditionFailed(f"run {run_id}: expected {name} to be published; every worker must see its output")
@@ -74,8 +74,8 @@ def run_bulk_job(
 ) -> BulkJobSummary:
     """Run a job until its output is published. Heartbeats carry the progress, and a cancellation ends the job.
 
-    `create_job` is called while heartbeats are sent. Heartbeats call `renew_claims` every 15 s. An empty `master`
-    selects the Spark cluster of the settings.
+    Heartbeats are also sent while `create_job` runs. `renew_claims` is called every 15 s. An empty `master` selects
+    the Spark cluster of the settings.
     """
     progress = BulkJobProgress(stage=name, done=0, tasks=0)
     context = copy_context()  # context of the activity, for the thread that calls `on_progress`

@@ -1,8 +1,8 @@
-"""Definition of activities, and heartbeats to Temporal, which also renew claims.
+"""Definition of activities, and heartbeats to Temporal. Heartbeats can also renew claims.
 
-Temporal's SDK can raise a cancellation in the thread of a synchronous activity at any instruction. If the activity is
-starting another thread, `Thread.start` then waits for ever in CPython 3.11. Activities are therefore defined so
-that the SDK raises nothing in their threads. They check for a cancellation between units of work.
+Temporal's SDK can raise a cancellation in the thread of a synchronous activity at any instruction. In CPython 3.11,
+`Thread.start` waits for ever if a cancellation is raised in it. Activities are therefore defined so that the SDK raises
+nothing in their threads. An activity checks for a cancellation between two units of work.
 """
 
 import contextvars
@@ -83,7 +83,7 @@ class _HeartbeatThread:
 class _HeartbeatScheduler:
     """Scheduler that starts a heartbeat thread only if the activity still runs when the first heartbeat is due.
 
-    A short activity then needs no thread, which would cost more than a SQL transaction.
+    A short activity therefore starts no heartbeat thread. The start of a thread costs more than a SQL transaction.
     """
 
     def __init__(self) -> None:
@@ -137,7 +137,7 @@ def send_heartbeats(details: Callable[[], Sequence[object]] = tuple) -> Iterator
     """Send heartbeats with `details` from a separate thread until the `with` block, or the decorated activity, ends.
 
     After a cancellation, heartbeats go on until the current unit of work has ended, so that no other worker starts the
-    activity meanwhile. `CancelledError` means that the activity was cancelled before it began.
+    activity meanwhile. Raise `CancelledError` if the activity is already cancelled when this function is called.
     """
     raise_if_cancelled()
     with _send_heartbeats_meanwhile(lambda: activity.heartbeat(*details()), name="beating"):
@@ -152,9 +152,9 @@ _RENEWAL_INTERVAL_S = 15.0  # a quarter of a claim, so that three renewals may f
 def send_heartbeats_and_renew(
     renew: Callable[[], object], details: Callable[[], Sequence[object]] = tuple
 ) -> Iterator[None]:
-    """Send heartbeats as `send_heartbeats` does, and renew a claim every 15 s. The caller has just taken the claim.
+    """Send heartbeats as `send_heartbeats` does, and renew a claim every 15 s. The caller must just have taken it.
 
-    Use this function only for claims that avoid repeated work, because a failed renewal does not end the activity.
+    A failed renewal does not end the activity. Use this function only for claims that merely avoid repeated work.
     """
     raise_if_cancelled()
     renewed_s = time.monotonic()
@@ -175,17 +175,17 @@ def send_heartbeats_and_renew(
 def send_heartbeats_during_renewals(
     renew: Callable[[], object], details: Callable[[], Sequence[object]] = tuple
 ) -> Iterator[None]:
-    """Send heartbeats and renew the claim, even if a renewal takes longer than a heartbeat timeout."""
+    """Renew a claim every 15 s. Send heartbeats even while a renewal takes longer than the heartbeat timeout."""
     with send_heartbeats(details), send_heartbeats_and_renew(renew, details):
         yield
 
 
 class ClaimRenewingHeartbeats:
-    """Heartbeats with counts of examined ledgers and deleted objects, which also renew a claim at most every 15 s.
+    """Heartbeats with counts of examined ledgers and deleted objects. A claim is renewed at most every 15 s.
 
-    A throttled request may outlast a heartbeat timeout, and a retry would then run beside the first attempt
-    (dust-tt/dust#4272). A thread therefore sends heartbeats too, even after a cancellation. The next call of
-    `count_examined` or `count_deleted` raises `CancelledError`.
+    A throttled request may outlast the heartbeat timeout, and a retry would then run beside the first attempt
+    (dust-tt/dust#4272). A thread therefore sends heartbeats too. After a cancellation, this thread goes on, and the
+    next call of `count_examined` or `count_deleted` raises `CancelledError`.
     """
 
     def __init__(self, renew: Callable[[], object], *, just_claimed: bool = False) -> None:
@@ -198,7 +198,7 @@ class ClaimRenewingHeartbeats:
         self._beating = _send_heartbeats_meanwhile(self._send_and_renew, name="heartbeats")
 
     def __enter__(self) -> Self:
-        """Renew the claim unless it was just taken. `ClaimHeld` means that another workflow has the claim."""
+        """Renew the claim unless the caller has just taken it. Raise `ClaimHeld` if another workflow has the claim."""
         if not self._renewed_s:
             self._renew()
             self._renewed_s = time.monotonic()
@@ -209,7 +209,7 @@ class ClaimRenewingHeartbeats:
         self._beating.__exit__(None, None, None)
 
     def count_examined(self) -> None:
-        """Count one examined ledger. Raise `ClaimHeld` if another workflow took over, or `CancelledError`."""
+        """Count one examined ledger. Raise `CancelledError`, or `ClaimHeld` if another workflow has the claim now."""
         self._examined += 1
         self._raise_if_lost_or_heartbeat()
 

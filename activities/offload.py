@@ -64,7 +64,7 @@ class LedgersToOffloadInput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgersToOffload:
-    """Ledgers to offload, ascending. Without `ledger_ids` in the input, an empty page is the last page of the topic."""
+    """Ledgers to offload, ascending. If the input names no ledgers, an empty result ends the topic's pages."""
 
     ledger_ids: list[int]  # at most `LedgersToOffloadInput.limit`
     gone: int = 0  # requested ledgers that are in no list of the topic; counted only with `check`
@@ -113,8 +113,8 @@ class LedgerOffloadActivities:
     def upload_and_prove_copy(self, request: UploadCopyInput) -> UploadCopyResult:
         """Write a ledger's tiered copy, and read it back to prove that storage has it (apache/pulsar#22839).
 
-        Idempotency: each attempt has its own uuid. The copy of an earlier attempt gets its deletion intent before this
-        attempt begins. Overlapping attempts never use the same object.
+        Idempotency: each attempt has its own uuid. An attempt begins with an intent for the unpublished copy of the
+        earlier attempt. Overlapping attempts never write the same object.
         Heartbeat: while the activity runs.
         Raises: InvalidInput, PreconditionFailed, MissingData, CorruptData (terminal); UploadTimedOut, UploadUnproven,
         StoreUnavailable, CatalogBusy, OutcomeUnknown, ServiceRefused (retry).
@@ -138,7 +138,7 @@ class LedgerOffloadActivities:
     def publish_copy(self, request: PublishCopyInput) -> OffloadStartOutcome:
         """Publish a proved copy. If another attempt or a deletion came first, the copy is deleted instead.
 
-        The result is ALREADY if the copy is LIVE, GONE if the ledger is not listed, BEGUN if a new attempt is needed.
+        The result is ALREADY if the copy is LIVE, GONE if no list has the ledger, or BEGUN if a new attempt is needed.
 
         Idempotency: keyed by uuid.
         Raises: CatalogBusy, StoreUnavailable (retry).
@@ -160,7 +160,7 @@ class LedgerOffloadActivities:
         """Find the next ledgers of a topic to offload.
 
         Idempotency: reads only.
-        Raises: InvalidInput (terminal); PreconditionFailed (terminal): `check` found a ledger that cannot be offloaded.
+        Raises: InvalidInput (terminal); PreconditionFailed (terminal): with `check`, a ledger cannot be offloaded.
         """
         require_topic_name_if_known(self._topics, request.topic_id, request.topic)
         topic_id, requested_ids = TopicId(request.topic_id), _parse_ledger_ids(request.ledger_ids)
@@ -180,10 +180,11 @@ class LedgerOffloadActivities:
     def prove_and_detach_primaries(self, request: DetachPrimariesInput) -> DetachPrimariesResult:
         """For each ledger whose LIVE tiered copy is proved now, detach the primary copy and file an intent.
 
-        A copy may be lost after its publication, so each copy is proved again (apache/pulsar#22839). A ledger without
-        proof keeps its primary copy and does not block other ledgers.
+        A tiered copy may be lost after its publication, so it is proved again (apache/pulsar#22839). A ledger whose
+        tiered copy is not proved keeps its primary copy and does not block other ledgers.
 
-        Idempotency: keyed by `batch_id`. A repeated call returns the first counts, and `request.after` as `next_after`.
+        Idempotency: keyed by `batch_id`. A repeated call returns the counts of the first call. Its `next_after` is
+        `request.after`.
         Heartbeat: while the activity runs.
         Raises: UnknownObject (terminal); CatalogBusy, StoreUnavailable (retry).
         """
@@ -214,7 +215,7 @@ class LedgerOffloadActivities:
         return replace(result, unproved=len(doubts), doubts=sample, next_after=last_ledger_id)
 
     def _find_unproved_ledgers(self, page: Sequence[PublishedTieredCopy]) -> dict[LedgerId, str]:
-        """Prove the copies. Return an error text for each ledger whose proof failed or got no answer."""
+        """Prove each tiered copy of `page`. Return an error text for each ledger whose tiered copy is not proved."""
         doubts: dict[LedgerId, str] = {}
         for copy in page:
             raise_if_stopped()

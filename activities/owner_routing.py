@@ -1,8 +1,8 @@
-"""Choice of the worker for an activity on one topic: the part that runs on workers.
+"""Choice of the worker for an activity on one topic: the part that runs in the activity.
 
 The bundle owner does the work under its lease. A worker of the shared queue looks up the bundle owner. If another
 worker is the bundle owner, the request is redirected. If there is no bundle owner, or if ZooKeeper does not answer, the
-work is done without a lease. Claims and fences in SQL keep such work correct. Source: Pulsar's topic lookup.
+work is done without a lease. Claims and fences in SQL prevent wrong changes. Source: Pulsar's topic lookup.
 """
 
 from dataclasses import dataclass
@@ -26,9 +26,9 @@ def owner_task_queue(worker_id: str) -> str:
 
 
 class Route(StrEnum):
-    """Worker for an activity, and the lease that the activity needs. Workflow histories contain the values."""
+    """Worker for an activity, and the lease that the activity needs. The values are in workflow histories."""
 
-    LOOKUP = "ASK"  # shared queue: look the bundle owner up, and redirect to another worker
+    LOOKUP = "ASK"  # shared queue: look up the bundle owner; redirect if it is another worker
     OWNER = "OWNER"  # bundle owner's queue: work under the bundle owner's lease, or not at all
     ANYWHERE = "ANYWHERE"  # any worker, without a lease
 
@@ -69,7 +69,7 @@ OwnerRoutedAnswer = TypeAliasType(
 def resolve_lease_or_redirect(request: OwnerRoutedInput, owners: TopicOwners) -> Lease | OwnerRedirect | None:
     """Return the lease for the work, `None` for work without a lease, or a redirect to the bundle owner.
 
-    A request without a valid topic name has no bundle owner.
+    For a request without a valid topic name, return `None`.
 
     Raises:
         NotOwner: The request was sent to this worker as the bundle owner, but this worker is not the bundle owner.

@@ -47,11 +47,11 @@ class DelayedIndexBuildActivities(TopicBuildSteps):
 
     @define_activity(name="delayed.build_indexes")
     def build_indexes(self, request: RunBuildJobInput) -> TopicBuildSummary:
-        """Run the bulk job until its output is published. The job claims the topics' lists for this workflow.
+        """Run the bulk job until its output is published. The job claims each topic's list of index buckets.
 
-        Idempotency: keyed by `run_id`. If the output is published, the call only returns its summary.
-        Heartbeat: (stage, tasks done, tasks), every two seconds, with a renewal of the claims. A cancellation cancels
-            the job.
+        Idempotency: keyed by `run_id`. If the output is published already, only the summary is returned.
+        Heartbeat: (stage, tasks done, tasks), every two seconds. Claims are renewed every 15 s. A cancellation cancels
+            the bulk job.
         Raises: PreconditionFailed (terminal); StoreUnavailable, ServiceFailed (retry).
         """
         claim = own_workflow_claim()
@@ -70,10 +70,10 @@ class DelayedIndexBuildActivities(TopicBuildSteps):
 
     @define_activity(name="delayed.switch_indexes")
     def store_and_switch_indexes(self, request: SwitchTopicsPageInput) -> SwitchCounts:
-        """Store the index buckets of a page of topics. Switch the list of each topic, and release the topic's claim.
+        """Store the built index buckets of a page of topics. Switch each topic's list, and release the list's claim.
 
-        Idempotency: keyed by (run_id, page). In a repeated call, a switched topic counts as switched.
-        Heartbeat: topics done, every two seconds, with a renewal of the remaining claims.
+        Idempotency: keyed by (run_id, page). A topic that an earlier attempt has switched counts as switched.
+        Heartbeat: topics done, every two seconds. The remaining claims are renewed every 15 s.
         Raises: UnknownObject, PreconditionFailed, CorruptData (terminal); StoreUnavailable, CatalogBusy, OutcomeUnknown
             (retry).
         """
@@ -90,9 +90,9 @@ class DelayedIndexBuildActivities(TopicBuildSteps):
     @define_activity(name="delayed.conclude_build")
     @send_heartbeats()
     def conclude_build(self, request: ConcludeBuildInput) -> TopicBuildSummary:
-        """Finish the run with the summary, and delete the output of the bulk job.
+        """Store the counts, finish the run, and delete the output of the bulk job.
 
-        Idempotency: the first summary stays. Missing output is no error.
+        Idempotency: the counts of the first call stay. For a finished run, missing output is no error.
         Raises: PreconditionFailed (terminal); StoreUnavailable, CatalogBusy (retry).
         """
         return self._conclude_build(request)

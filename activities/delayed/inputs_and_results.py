@@ -80,7 +80,7 @@ class PairChoice:
 class MergePairInput:
     topic_id: int
     bucket_ids: list[int]  # two neighbouring index buckets
-    topic: str = ""  # encoded; only shown
+    topic: str = ""  # encoded; only for display
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,4 +94,4 @@ class MergedPair:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReleaseListInput:
     topic_id: int
-    topic: str = ""  # encoded; only shown
+    topic: str = ""  # encoded; only for display

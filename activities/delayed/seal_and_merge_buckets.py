@@ -1,7 +1,7 @@
 """Activities that seal and merge index buckets.
 
-A change of an index is refused if the list version of the topic's list has changed. If two activities overlap, one of
-them is therefore refused, and the ledgers that it has written are deleted. Claims only avoid repeated work.
+A change of an index is refused if the list version of the topic's list has changed. If two changes overlap, one of the
+changes is therefore refused, and its new ledgers are deleted. Claims only avoid repeated work.
 """
 
 import logging
@@ -77,11 +77,11 @@ class IndexBucketActivities:
 
     @define_activity(name="delayed.seal_topics")
     def drop_and_seal_topics(self, request: SealTopicsInput) -> SealTopicsResult:
-        """Drop unneeded index buckets and seal, topic by topic. A failed topic is logged, counted and skipped.
+        """For each topic, drop unneeded index buckets, then seal. A failed topic is logged, counted and skipped.
 
-        Idempotency: keyed by each topic's list. Sealed entries are not sealed again.
-        Heartbeat: topics done, every two seconds, with a renewal of the topic's claim.
-        Raises: StoreUnavailable, CatalogBusy (retry), if a topic could not be claimed.
+        Idempotency: sealed entries are not sealed again.
+        Heartbeat: topics done, every two seconds. The claim on the topic's list is renewed every 15 s.
+        Raises: StoreUnavailable, CatalogBusy (retry), if claiming a list fails with this error.
         """
         totals = SealTopicsResult()
         for topic_id in request.topic_ids:
@@ -92,10 +92,10 @@ class IndexBucketActivities:
 
     @define_activity(name="delayed.seal_topic")
     def seal_whole_topic(self, request: SealTopicInput) -> SealTopicsResult:
-        """Seal all entries of one topic that consumers may see.
+        """Seal one topic up to the last entry that consumers may see, even if the index needs no work.
 
-        Idempotency: keyed by the topic's list.
-        Heartbeat: every two seconds, with a renewal of the claim.
+        Idempotency: sealed entries are not sealed again.
+        Heartbeat: every two seconds. The claim on the topic's list is renewed every 15 s.
         Raises: InvalidInput, UnknownObject, PreconditionFailed, MissingData, CorruptData (terminal); StoreUnavailable,
             CatalogBusy, OutcomeUnknown (retry).
         """
@@ -108,7 +108,7 @@ class IndexBucketActivities:
     def _claim_and_seal_topic(
         self, topic_id: TopicId, details: Callable[[], Sequence[object]], *, force: bool
     ) -> SealTopicsResult:
-        """Seal one topic under a claim of its list. With `force`, raise errors. Otherwise count them."""
+        """Seal one topic under a claim on the topic's list. With `force`, raise errors instead of counting them."""
         with self._claim_list(topic_id, details) as is_claimed:
             if not is_claimed:
                 return SealTopicsResult(topics=1, held=1)
@@ -138,7 +138,7 @@ class IndexBucketActivities:
         )
 
     def _has_no_readable_pair(self, topic_id: TopicId) -> bool:
-        """Return whether this process has found no two readable, neighbouring index buckets in the present list."""
+        """Return whether, as far as this process knows, the present list has no two readable neighbours."""
         version = self._unreadable_version_by_topic.get(topic_id)
         if version is not None and self._index.get_bucket_list(topic_id).version != version:
             del self._unreadable_version_by_topic[topic_id]
@@ -187,7 +187,7 @@ class IndexBucketActivities:
     def claim_list_and_choose_pair(self, request: ChoosePairInput) -> PairChoice:
         """Claim a topic's list for this workflow, and choose the next two index buckets to merge.
 
-        Idempotency: reads, and renews the claim.
+        Idempotency: a repeated call renews the claim and reads the list again.
         Raises: InvalidInput (terminal); StoreUnavailable, CatalogBusy (retry).
         """
         require_topic_name_if_known(self._topics, request.topic_id, request.topic)
@@ -219,7 +219,7 @@ class IndexBucketActivities:
         """Replace two neighbouring index buckets by one.
 
         Idempotency: keyed by the pair. After the merge the pair is not listed, and a repeated call changes nothing.
-        Heartbeat: messages written, every two seconds, with a renewal of the claim.
+        Heartbeat: messages written, every two seconds. The claim on the topic's list is renewed every 15 s.
         Raises: StoreUnavailable, CatalogBusy, OutcomeUnknown (retry).
         """
         topic_id, claim, begun_s = TopicId(request.topic_id), own_workflow_claim(), time.monotonic()
@@ -244,7 +244,7 @@ class IndexBucketActivities:
     @define_activity(name="delayed.let_go")
     @send_heartbeats()
     def release_bucket_list(self, request: ReleaseListInput) -> None:
-        """Release this workflow's claim of a topic's list.
+        """Release this workflow's claim on a topic's list.
 
         Idempotency: without a claim the call changes nothing.
         Raises: StoreUnavailable, CatalogBusy (retry).

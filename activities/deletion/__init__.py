@@ -1,1 +1,1 @@
-"""Activities of two-phase deletion, each with one side effect. Source: PIP-186."""
+"""Activities of two-phase deletion. Source: PIP-186."""

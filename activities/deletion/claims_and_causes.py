@@ -21,7 +21,7 @@ def own_workflow_claim(ttl_s: float = CLAIM_S) -> Claim:
 
 
 def batch_workflow_claim(workflow_id: str) -> Claim:
-    """Return a claim for the workflow of the batch, with Temporal's run id of the workflow that calls this activity."""
+    """Return a claim for the batch's workflow `workflow_id`, with Temporal's run id of the calling workflow."""
     return Claim(workflow_id=workflow_id, run_id=activity.info().workflow_run_id or "", ttl_s=BATCH_CLAIM_S)
 
 
@@ -36,13 +36,13 @@ class DetachArguments(TypedDict):
 
 
 def detach_arguments(batch_id: str, workflow_id: str, actor: str, reason: str) -> DetachArguments:
-    """Build the arguments of phase one. The workflow `workflow_id` gets the claim, and the audit log names it."""
+    """Build the arguments of phase one. The workflow `workflow_id` gets the claim and is named in the audit log."""
     cause = AuditCause(actor=actor, reason=reason, workflow_id=workflow_id)
     return DetachArguments(batch_id=batch_id, claim=batch_workflow_claim(workflow_id), cause=cause)
 
 
 def count_and_summarize_detach(batch: DetachedBatch, catalog_epoch: int) -> DetachResult:
-    """Add the filed intents to the Prometheus counter. Return the activity's result."""
+    """Add the batch's filed intents to the Prometheus counter. Return the result of the detach."""
     metrics.count_filed_intents(batch.filed_counts)
     return DetachResult(
         ledgers=batch.ledgers, intents=batch.intents, catalog_epoch=catalog_epoch, finished=dict(batch.finished)

@@ -1,4 +1,4 @@
-"""Pace of a chunk: a removal is split into parts of about a second, and a wait follows each part."""
+"""Pace of deletions. A removal is split into small parts, with waits between the parts."""
 
 import math
 import time
@@ -28,7 +28,7 @@ class DeletionPace:
         self._next_s = 0.0  # when the next part may begin
 
     def limit_intents(self, intents: Sequence[DeletionIntent]) -> Sequence[DeletionIntent]:
-        """Return the first intents, with about 30 s of work, but at least up to the first pending intent."""
+        """Return as many of the first intents as take about 30 s. The first PENDING intent is always among them."""
         if not self._rate:
             return intents
         remaining_objects, has_pending = self._rate * _SLICE_S, False
@@ -40,7 +40,7 @@ class DeletionPace:
         return intents
 
     def split_copies(self, copies: Mapping[int, StoredCopy]) -> Iterator[dict[int, StoredCopy]]:
-        """Yield parts with at most one second of work each. The last piece of a copy has the copy's statement."""
+        """Yield parts with about one second of work each. If a copy is cut, the last piece has the copy's statement."""
         if not self._rate:
             yield dict(copies)
             return
@@ -57,7 +57,7 @@ class DeletionPace:
             yield part
 
     def wait_for_rate(self, copies: Mapping[int, StoredCopy], heartbeats: ClaimRenewingHeartbeats) -> None:
-        """Send heartbeats until the rate allows the next part. Raise `ClaimHeld` if another workflow took over."""
+        """Wait as long as the rate demands for `copies`, and send heartbeats. Raise the errors of `count_deleted`."""
         if not self._rate:
             return
         now_s = self._clock()
@@ -72,7 +72,7 @@ def _count_keys(copy: StoredCopy) -> int:
 
 
 def _split_copy(copy: StoredCopy, max_keys: int) -> Iterator[StoredCopy]:
-    """Cut a copy into pieces, data first. Only the last piece has the statement and the size."""
+    """Cut a copy into pieces, data objects first. Only the last piece has the statement and the copy's size."""
     data = copy.data_keys
     while len(data) + len(copy.meta_keys) > max_keys and data:
         yield replace(copy, data_keys=data[:max_keys], meta_keys=(), size_bytes=0, is_incomplete=False)

@@ -49,7 +49,7 @@ class DeletionQueueActivities:
     @define_activity(name="deletion.forget")
     @send_heartbeats()
     def remove_old_intents(self, request: RemoveOldIntentsInput) -> RemovedIntentCounts:
-        """Remove a page of intents that ended long ago, and of batch runs without intents.
+        """Remove a page of old DELETED intents, and a page of batch runs without intents.
 
         Idempotency: a repeated attempt continues with the next page.
         Raises: CatalogBusy, StoreUnavailable (retry).
@@ -65,8 +65,9 @@ class DeletionQueueActivities:
     def claim_paused_batch(self, request: ClaimPausedBatchInput) -> None:
         """Claim a paused batch, so that no sweep takes over the rows of the batch.
 
-        Idempotency: the claim ends 15 minutes after the last call; a running chunk never shortens it.
-        Raises: ClaimHeld (terminal; the batch was released or is finished); CatalogBusy, StoreUnavailable (retry).
+        Idempotency: the claim ends 15 minutes after the last call. A running chunk never shortens the claim.
+        Raises: ClaimHeld (terminal): the batch was released, is finished, or has another claim; CatalogBusy,
+            StoreUnavailable (retry).
         """
         self._deletions.renew_batch_claim(request.batch_id, own_workflow_claim(_PAUSED_CLAIM_S))
 

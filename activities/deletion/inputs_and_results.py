@@ -1,4 +1,4 @@
-"""Inputs and results of the deletion activities. Rows stay in SQL, so that no list grows with the size of a batch."""
+"""Inputs and results of the deletion activities. The rows of a batch stay in SQL, because a batch may be large."""
 
 from dataclasses import dataclass, field
 
@@ -29,9 +29,9 @@ class DetachInput(OwnerRoutedInput):
     generation: int | None = None
 
     def to_compound_operation(self) -> CompoundOperation:
-        """Return the compound operation of one ledger.
+        """Return the compound operation on one ledger.
 
-        Raise `InvalidInput` if the input has no ledger or several, an unknown kind of copy, or `force`.
+        Raise `InvalidInput` unless the input has exactly one ledger, only known kinds of copies, and no `force`.
         """
         ids = self.ledger_ids or []
         if len(ids) != 1 or self.force:

@@ -145,13 +145,14 @@ class LedgerDeletionActivities:
 
     @define_activity(name="deletion.delete_chunk")
     def delete_chunk(self, request: ChunkInput) -> OwnerRoutedAnswer[ChunkResult]:
-        """Run phase two for a range of rows. The rows share listings, pages of deletes and transactions.
+        """Run phase two for a range of rows. One listing, one page of deletes and one transaction may serve many rows.
 
-        At a limited rate, the call processes only the first rows and returns the id of the next row.
+        A row that fails is handed over to a workflow of its own. At a limited rate, the call processes only the first
+        rows and returns the id of the first remaining row.
 
         Idempotency: keyed by row. A row that ended keeps its outcome, an absent key counts as deleted, and a row that
-            was handed over is reported again. A row that fails is handed to a workflow of its own.
-        Heartbeat: number of examined ledgers and of confirmed objects, after each ledger and each page of deletes.
+            was handed over is reported again.
+        Heartbeat: numbers of examined ledgers and of deleted objects, after each ledger and each page of deletes.
         Raises: StoreUnavailable (retry), if storage answered for no row; ClaimHeld, NotOwner, LookupRefused (terminal).
         """
         lease = resolve_lease_or_redirect(request, self._owners)
@@ -182,9 +183,9 @@ class LedgerDeletionActivities:
     @define_activity(name="deletion.hand_over_chunk")
     @send_heartbeats()
     def hand_over_chunk(self, request: ChunkInput) -> OwnerRoutedAnswer[ChunkResult]:
-        """Hand every unfinished row of the range to a workflow of its own, after the chunk's last attempt failed.
+        """Hand over every unfinished row of the range to a workflow of its own, because the last attempt has failed.
 
-        A damaged row becomes a dead letter, because a workflow could only report the damage again.
+        A damaged row becomes a dead letter, because another attempt would find the same damage.
 
         Idempotency: a row that was handed over keeps its claim and is reported again.
         Raises: StoreUnavailable (retry); NotOwner, LookupRefused (terminal).
@@ -210,11 +211,11 @@ class LedgerDeletionActivities:
     def claim_and_delete_copy(self, request: DeleteIntentInput) -> OwnerRoutedAnswer[DeleteIntentResult]:
         """Run phase two for one intent.
 
-        Idempotency: keyed by ledger, copy and generation; a finished row returns its outcome.
-        Heartbeat: number of examined ledgers and of confirmed objects, after each page of deletes.
+        Idempotency: keyed by ledger, copy and generation. For a finished row, the row's outcome is returned.
+        Heartbeat: numbers of examined ledgers and of deleted objects, after each page of deletes.
         Raises: InvalidInput, ClaimHeld, NotOwner, LookupRefused (terminal); NoProgress (terminal) when
-            `STUCK_AFTER_ATTEMPTS` attempts have left the same number of keys; other errors are stored in the row and
-            retried after `retry_interval_s`, or after an upload of the copy has ended.
+            `STUCK_AFTER_ATTEMPTS` attempts have left the same number of keys. Other errors are retried after
+            `retry_interval_s`, but not before the end of an unfinished upload of the copy.
         """
         lease = resolve_lease_or_redirect(request, self._owners)
         if isinstance(lease, OwnerRedirect):

@@ -1,6 +1,6 @@
 """Prometheus counters of deletion. Source: PIP-186, "Metrics".
 
-After a commit, a call adds its committed changes. A repeated activity changes nothing, and therefore adds nothing.
+The caller counts the changes of a transaction after its commit. A repeated activity changes and counts nothing.
 Counters miss changes if the worker dies after the commit, or if a successful commit was reported as failed. Exact
 numbers are in SQL.
 
@@ -67,7 +67,7 @@ def count_ended_intents(
 
 
 def count_closed_batch(tally: IntentTally) -> None:
-    """Count a batch if this call closed it. The outcome is COMPLETE if no copy is left, otherwise PARTIAL."""
+    """Count the batch if `tally.closed` is set. The outcome is COMPLETE if no copy is left, otherwise PARTIAL."""
     if tally.closed:
         is_complete = all(Outcome(name).is_success for name in tally.outcomes)
         _add_to_counter("sexton_deletion_batches_total", {(("outcome", "COMPLETE" if is_complete else "PARTIAL"),): 1})

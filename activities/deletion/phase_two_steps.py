@@ -56,7 +56,7 @@ def flush_and_examine_intents(
     """Flush the deletions to the record log, then compare catalog and storage for each intent.
 
     Deletions that are not durable are flushed too. If a flush fails, the copy stays. Without the flush, a rebuild
-    could restore a ledger whose objects are deleted, which would look like lost data.
+    could restore a ledger whose objects are deleted. The data of this ledger would seem to be lost.
     """
     error_by_ledger = flushes.flush_deletions(sorted({intent.ledger_id for intent in intents}))
     examination = IntentExamination(
@@ -116,7 +116,7 @@ def _inspect_copies(
 def remove_examined_copies(
     examination: IntentExamination, storages: StorageByCopyKind, heartbeats: ClaimRenewingHeartbeats, pace: DeletionPace
 ) -> tuple[list[IntentResult], dict[int, SextonError]]:
-    """Remove `own_copies`, kind by kind. Return all results, and the error of each row without a result."""
+    """Remove `examination.own_copies`. Return all results, and by row id the error of each row without a result."""
     results, error_by_row = list(examination.results), dict(examination.error_by_row)
     for kind in sorted({intent.copy for intent, _ in examination.own_copies.values()}):
         copies = {row: stored for row, (intent, stored) in examination.own_copies.items() if intent.copy is kind}
@@ -132,7 +132,7 @@ def remove_examined_copies(
 def _remove_copies_in_parts(
     storage: CopyStorage, copies: Mapping[int, StoredCopy], heartbeats: ClaimRenewingHeartbeats, pace: DeletionPace
 ) -> tuple[dict[int, CopyRemovalResult], dict[int, SextonError]]:
-    """Remove copies in parts. After an error, skip the rest of the copy, because a statement must be deleted last."""
+    """Remove copies in parts. If a part fails, keep the rest of the copy: the copy's statement is deleted last."""
     removals: dict[int, CopyRemovalResult] = {}
     error_by_row: dict[int, SextonError] = {}
     for part in pace.split_copies(copies):
@@ -166,7 +166,7 @@ _OUTCOMES_WITHOUT_STORAGE = {Outcome.STILL_IN_USE, Outcome.INVALID}  # outcomes 
 
 
 def delete_ledger_workflow_id(key: IntentKey) -> str:
-    """Return the id of the workflow that deletes one copy. A new detach or a reopened intent has another id."""
+    """Return the id of the workflow that deletes one copy. A new detach or a reopened intent gets another workflow."""
     suffix = f"/{key.openings}" if key.openings else ""
     return f"delete-ledger/{key.ledger_id}/{key.copy}/{key.generation}{suffix}"
 
@@ -194,7 +194,7 @@ def format_error(error: SextonError) -> str:
 def to_retryable_error(error: SextonError, after_s: int) -> ApplicationError:
     """Return an error that Temporal retries after `after_s` seconds, even if `error` is terminal.
 
-    `InvalidInput` becomes `CorruptData`, because the row is at fault and not the request.
+    `InvalidInput` becomes `CorruptData`, because the fault is in the row, not in the request.
     """
     kind = CorruptData if isinstance(error, InvalidInput) else type(error)
     return ApplicationError(str(error), type=kind.__name__, next_retry_delay=timedelta(seconds=after_s))

@@ -29,7 +29,7 @@ class IdleLedgerRoller(Protocol):
 
 
 class CursorAdvancer(Protocol):
-    """Service that advances mark-delete positions over contiguous acknowledgements, also in cursor snapshots."""
+    """Service that moves mark-delete positions forward over contiguous acknowledgements."""
 
     def select_topics_to_advance(self, topic_ids: Collection[TopicId]) -> frozenset[TopicId]: ...
 
@@ -54,8 +54,8 @@ class RetentionPreparation:
     def roll_idle_ledger(self, request: RollIdleLedgerInput) -> bool:
         """Roll the topic's last ledger if it has entries and has reached its maximum age. Advance the topic's cursors.
 
-        Acknowledged ledgers thus become deletable even without traffic (apache/pulsar#9136). A failed cursor is logged,
-        and the trim goes on. A topic that is being deleted does not change.
+        Acknowledged ledgers thus become deletable even without traffic (apache/pulsar#9136). A cursor that fails is
+        logged, and the trim goes on. A topic that is being deleted does not change.
 
         Idempotency: an advanced cursor does not move again. After a roll the last ledger is empty and is not rolled.
         Raises: InvalidInput, UnknownObject (terminal); StoreUnavailable, CatalogBusy (retry).
@@ -64,7 +64,7 @@ class RetentionPreparation:
         return self.roll_and_advance_cursors(self._topics.get_topic_by_id(TopicId(request.topic_id)))
 
     def select_topics_to_prepare(self, topics: Sequence[Topic]) -> list[Topic]:
-        """Return the topics that `roll_and_advance_cursors` would change. A few reads serve all topics."""
+        """Return the topics that `roll_and_advance_cursors` would change. All topics together need only a few reads."""
         ids = [topic.topic_id for topic in topics]
         due_ids = self._roller.select_topics_to_roll(ids) | self._settler.select_topics_to_advance(ids)
         return [topic for topic in topics if topic.topic_id in due_ids]

@@ -1,1 +1,1 @@
-"""Activities of reconciliation: plans, which change nothing; applies, which check each finding again; scrubs."""
+"""Activities of plans, applies and scrubs."""

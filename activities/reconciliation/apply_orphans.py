@@ -1,7 +1,7 @@
 """Apply of a finished plan, page by page. Each finding is checked again before anything is removed.
 
-Orphaned copies and unneeded rows get intents for phase two. Single objects are deleted by this module. A step may run
-twice, even long after the first time, so each decision is stored before the first effect that would change it.
+Orphaned copies, unreferenced ledgers and stalled deletions are filed for phase two. Single objects are deleted without
+intents. A step may run twice, even after a long time. Each decision is therefore stored before its first effect.
 """
 
 from dataclasses import asdict
@@ -117,7 +117,7 @@ class ApplyOrphansActivities:
     @define_activity(name="reconciliation.file_page")
     @send_heartbeats()
     def recheck_and_file_page(self, request: ApplyPageInput) -> FiledPage:
-        """Check a page's findings again, in storage, then in the catalog. File intents for findings that remain true.
+        """Check a page's findings again, in storage, then in the catalog. File intents for those that are still true.
 
         Idempotency: keyed by `batch_id`. The storage result is saved before intents are filed. A retry uses the saved
             result, even if storage has changed.
@@ -157,9 +157,9 @@ class ApplyOrphansActivities:
         """Delete the page's single objects and uploads that are still orphans. Return the number of deletions.
 
         Idempotency: the decision is stored before the first deletion, and an absent object counts as deleted. The
-            decision stays right: no writer can register an orphaned segment any more, and no upload continues if its
-            uuid has no row.
-        Heartbeat: (findings checked, objects confirmed), after each finding and while waiting for storage.
+            decision stays right: no writer can register an orphaned segment any more, and an upload whose uuid has no
+            row does not continue.
+        Heartbeat: (findings checked, objects deleted), after each finding and while waiting for storage.
         Raises: StaleCatalog, CatalogMismatch (terminal); StoreUnavailable, CatalogBusy (retry).
         """
         require_epoch(self._runs, request.epoch, request.run_id)  # another epoch may reuse a segment number
@@ -177,7 +177,7 @@ class ApplyOrphansActivities:
     def record_page_fates(self, request: ApplyPageInput) -> ApplyCounts:
         """Store the fate of each finding of the page, and count the fates.
 
-        Idempotency: a repeated call replaces the page's file by one with the present outcomes of the rows.
+        Idempotency: a repeated call replaces the page's file of fates, with the present outcomes of the batch's rows.
         Raises: StoreUnavailable, CatalogBusy (retry).
         """
         folder, findings = (
@@ -202,7 +202,7 @@ class ApplyOrphansActivities:
     def conclude_apply(self, request: PlanStepInput) -> ApplyCounts:
         """Finish the run with the sum of the counts of all pages.
 
-        Idempotency: the first summary stays. Counts come from files, so work that ran twice is counted once.
+        Idempotency: the result of the first call stays. Counts come from files, so work that ran twice is counted once.
         Raises: PreconditionFailed (terminal); StoreUnavailable, CatalogBusy (retry).
         """
         run = self._runs.get_run(apply_run_id(request.run_id))

@@ -1,4 +1,4 @@
-"""Preview of an apply: the same checks and decisions page by page, without any effect."""
+"""Preview of an apply: the checks and decisions of an apply, page by page, without any effect."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -34,7 +34,7 @@ class ApplyPreviewResult:
 
 
 class ApplyPreview:
-    """Preview of an apply, without locks and writes. It refuses a bucket without a marker, and cannot write one."""
+    """Preview of an apply, without locks and writes. A bucket without a marker is refused, not marked."""
 
     def __init__(
         self, *, reconciliation: ReconciliationRuns, identities: CatalogIdentity, inspector: OrphanInspector
@@ -44,7 +44,7 @@ class ApplyPreview:
     def preview_apply(
         self, run_id: str, on_progress: Callable[[int, int], None] = lambda _done, _pages: None
     ) -> ApplyPreviewResult:
-        """Check every page as an apply does. The saved decisions of an unfinished apply are used.
+        """Check every page as an apply does. If an apply of the plan is unfinished, use the decisions that it has saved.
 
         Before each page, `on_progress` gets the number of checked pages and the number of all pages.
 

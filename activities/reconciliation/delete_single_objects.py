@@ -25,7 +25,7 @@ from logstore.reconciliation.services.orphan_inspection import ENDED_UPLOAD, Orp
 
 
 class SingleObjectDeletion:
-    """Deletion of a page's single objects. First the catalog ensures that no writer will register the segments."""
+    """Deletion of a page's single objects. The catalog first ensures that no writer will register deleted segments."""
 
     def __init__(self, *, reconciliation: ReconciliationRuns, inspector: OrphanInspector, objects: ObjectStore) -> None:
         self._catalog, self._inspector, self._objects = reconciliation, inspector, objects
@@ -42,7 +42,7 @@ class SingleObjectDeletion:
     ) -> int:
         """Delete objects that are still orphans, and store the fates. Return the number of confirmed deletions.
 
-        `StoreUnavailable` means that storage did not answer for every object. A retry deletes the same objects again.
+        Raise `StoreUnavailable` if storage gave no answer about an object. A retry deletes the same objects again.
         """
         with ClaimRenewingHeartbeats(lambda: None) as heartbeats:
             self._inspector.require_own_buckets()

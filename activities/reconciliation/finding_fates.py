@@ -1,6 +1,7 @@
 """Fates of a page's findings, in files of three folders. Each file is replaced atomically.
 
-`kept` has the copies without an intent. `objects` has the single objects. `fates` joins both with the batch's rows.
+The folder `kept` has fates of copies without an intent. The folder `objects` has fates of single objects. The folder
+`fates` has the fates of all findings, also from the rows of the batch.
 """
 
 import re
@@ -49,9 +50,9 @@ def join_fates(
 ) -> dict[int, FateOfFinding]:
     """Return the fate of each removable finding of a page, ascending by number.
 
-    `filed_row_count` is the number of rows that were filed. `filed_rows` may lack rows that a sweep took over. A filed
-    row takes precedence over a reason to keep the finding, which a late attempt may have stored after the deletion. A
-    finding without row and reason was taken over by a sweep.
+    `filed_row_count` is the number of rows that were filed. `filed_rows` may lack rows that a sweep took over. If a
+    finding has a filed row and also a reason to keep it, the row counts: a late attempt may have stored the reason
+    after the deletion. If a finding has neither, a sweep has taken over the finding's row.
     """
     kept_copies, object_fates = (
         kept_copy_files(folder).read_page(page),
@@ -116,7 +117,7 @@ def _fate_from_rows(number: int, finding: Finding, rows: Sequence[FiledCopyRow],
 def _worst_fate_of_rows(rows: Sequence[FiledCopyRow], *, is_stalled: bool) -> tuple[FindingFate, str]:
     """Return the worst fate of the rows.
 
-    A row that was handed over counts as failed, or as started if `is_stalled` is set.
+    A row that was handed over has the fate FAILED, or STARTED if `is_stalled` is set.
     """
     failed = [row for row in rows if row.outcome is None or not row.outcome.is_success]
     if not failed:

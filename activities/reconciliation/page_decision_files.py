@@ -1,6 +1,6 @@
-"""Decisions about a page, stored before the first effect that would change a decision.
+"""Decisions about a page of findings. Each decision is stored before its first effect.
 
-All attempts use the first stored decision, even attempts that overlap.
+All attempts use the decision that was stored first, even if attempts overlap.
 """
 
 import json
@@ -14,14 +14,14 @@ from logstore.log.ledgers import CopyKind, LedgerStatement
 from logstore.ports.catalog import OrphanCopy
 
 CopyAnswers = Mapping[int, OrphanCopy | str]
-"""Copy as storage states it, or the reason to keep the copy, by number of the finding."""
+"""Answers of storage by number of the finding: the copy to delete, or the reason to keep the copy."""
 
 ReasonsToKeepObjects = Mapping[int, str]
 """Reasons to keep single objects, by number of the finding. All other single objects are to be deleted."""
 
 
 def read_copy_answers(folder: Path, page: int) -> CopyAnswers | None:
-    """Return the first answers of storage about a page's copies, or `None` if no answers are stored."""
+    """Return the stored answers of storage about a page's copies, or `None` if no answers are stored."""
     decision = _read_decision(_copy_answers_path(folder, page))
     return None if decision is None else _answers_from_json(decision)
 
@@ -34,7 +34,7 @@ def store_first_copy_answers(folder: Path, page: int, answers: CopyAnswers) -> C
 
 
 def read_keep_reasons(folder: Path, page: int) -> ReasonsToKeepObjects | None:
-    """Return why single objects of a page must be kept, or `None` if no decision is stored."""
+    """Return the stored reasons to keep single objects of a page, or `None` if no decision is stored."""
     decision = _read_decision(_kept_objects_path(folder, page))
     return None if decision is None else _reasons_from_json(decision)
 

@@ -1,4 +1,4 @@
-"""Steps of a plan: list, read, compare, verify. A plan writes nothing but its own run.
+"""Steps of a plan: list, read, compare, verify. A plan changes only rows and output of runs.
 
 A bulk job publishes its output once. A run's row keeps the values and the result that are stored first. Steps may
 therefore run twice, and attempts may overlap.
@@ -89,7 +89,7 @@ class PlanOrphansActivities:
         return EarlierPlanResult(done=plan_result(run.summary) if run.finished_us is not None else None)
 
     def _make_initial_values(self, request: BeginPlanInput) -> Mapping[str, Any]:
-        """Return the initial values of a run. Objects and rows have cut-offs by different clocks."""
+        """Return the initial values of a run. The two cut-offs, for objects and for rows, are by different clocks."""
         state, older_us = self._runs.read_catalog_time_and_ids(), round(request.older_than_s * 1_000_000)
         return {
             "actor": request.actor,
@@ -118,9 +118,9 @@ class PlanOrphansActivities:
     def run_plan_bulk_job(self, request: BulkJobInput) -> BulkJobResult:
         """Run one bulk job until its output is published.
 
-        Idempotency: keyed by (run_id, job). Published output is returned. If attempts overlap, the first complete
-            attempt is published.
-        Heartbeat: (stage, tasks done, tasks), every two seconds. A cancellation cancels the job and all its Spark jobs.
+        Idempotency: keyed by (run_id, job). If the output is published already, only its counts are returned. If
+            attempts overlap, the output of the first complete attempt is published.
+        Heartbeat: (stage, tasks done, tasks), every two seconds. A cancellation cancels the bulk job.
         Raises: InvalidInput, PreconditionFailed, ProgramMissing (terminal); StoreUnavailable, ServiceFailed (retry).
         """
         summary = run_bulk_job(
@@ -134,7 +134,7 @@ class PlanOrphansActivities:
     @define_activity(name="reconciliation.check_sides")
     @send_heartbeats()
     def require_plausible_comparison(self, request: PlanStepInput) -> None:
-        """Refuse a comparison with implausible counts, before any candidate is verified.
+        """Refuse a comparison with implausible counts, before the differences are verified.
 
         Idempotency: reads only.
         Raises: PreconditionFailed (terminal); StoreUnavailable, CatalogBusy (retry).
@@ -160,9 +160,9 @@ class PlanOrphansActivities:
     def conclude_plan(self, request: PlanStepInput) -> PlanOrScrubResult:
         """Finish the run with the counts of findings.
 
-        The buckets must still belong to the catalog, because findings may rely on absent objects.
+        Check again that the buckets belong to the catalog, because objects are absent from any other bucket.
 
-        Idempotency: the first result stays. Counts come from published files, which do not change.
+        Idempotency: the result of the first call stays. Counts come from published files, which do not change.
         Raises: PreconditionFailed, CatalogMismatch, CorruptData (terminal); StoreUnavailable, CatalogBusy (retry).
         """
         self._inspector.require_own_buckets()

@@ -1,4 +1,4 @@
-"""Second look at one page of findings in storage, for an apply or a preview."""
+"""Second check of one page of findings in storage, for an apply or a preview."""
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -20,7 +20,7 @@ R = TypeVar("R")
 
 @dataclass(frozen=True, slots=True)
 class SingleObjectAnswers:
-    """Single objects of a page as storage shows them, by number of the finding."""
+    """Answers of storage about the single objects of a page, by number of the finding."""
 
     segments: Mapping[int, tuple[LedgerId, int]]  # orphaned segments
     kept: Mapping[int, str]  # reasons to keep objects; uploads that may be aborted are in neither mapping
@@ -93,7 +93,7 @@ def select_findings_to_file(
 
 
 def _run_parallel(calls: Sequence[Callable[[], R]]) -> list[R]:
-    """Run `calls` in parallel. Return the answers in order. After the first error no further call begins."""
+    """Run `calls` in parallel. Return the results in this order. After the first error, no further call begins."""
     with ThreadPoolExecutor(_PARALLEL_COPIES, thread_name_prefix="look") as threads:
         futures = [threads.submit(copy_context().run, call) for call in calls]
         try:

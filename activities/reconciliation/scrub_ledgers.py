@@ -1,7 +1,7 @@
-"""Steps of a scrub, which reads every stored object and writes nothing but its own run.
+"""Steps of a scrub. A scrub reads every stored object and writes only its own run.
 
-Each page is a bulk job with its own output. Steps may therefore run twice. A scrub that failed or was cancelled
-continues at the first page without output.
+Each page is a bulk job with its own output. Steps may therefore run twice. A new scrub of the same topics continues a
+scrub that failed or was cancelled, at the first page without output.
 """
 
 import shutil
@@ -100,7 +100,7 @@ class ScrubLedgersActivities:
     def cut_scrub_into_pages(self, request: CutScrubInput) -> ScrubCounts:
         """Cut the ledgers of the scrub into pages.
 
-        Idempotency: keyed by `run_id`. Published output is returned.
+        Idempotency: keyed by `run_id`. If the output is published already, only its counts are returned.
         Heartbeat: (stage, tasks done, tasks), every two seconds.
         Raises: InvalidInput, PreconditionFailed, ProgramMissing (terminal); StoreUnavailable, ServiceFailed (retry).
         """
@@ -123,8 +123,8 @@ class ScrubLedgersActivities:
     def scrub_page(self, request: ScrubPageInput) -> ScrubCounts:
         """Read all objects of a page, and compare digests.
 
-        Idempotency: keyed by (`run_id`, `page`). Published output is returned, and nothing is read again.
-        Heartbeat: (stage, tasks done, tasks), every two seconds. A cancellation cancels the job.
+        Idempotency: keyed by (`run_id`, `page`). If the output is published already, only its counts are returned.
+        Heartbeat: (stage, tasks done, tasks), every two seconds. A cancellation cancels the bulk job.
         Raises: PreconditionFailed, CatalogMismatch, ProgramMissing (terminal); StoreUnavailable, ServiceFailed (retry).
         """
 
@@ -142,7 +142,7 @@ class ScrubLedgersActivities:
     def conclude_scrub(self, request: ConcludeScrubInput) -> PlanOrScrubResult:
         """Finish the run with the counts of the findings of all pages.
 
-        Idempotency: each file of findings is copied atomically. The first result stays.
+        Idempotency: each file of findings is copied atomically. The result of the first call stays.
         Raises: PreconditionFailed, CatalogMismatch, CorruptData (terminal); StoreUnavailable, CatalogBusy (retry).
         """
         self._inspector.require_own_buckets()

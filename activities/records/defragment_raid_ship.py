@@ -34,7 +34,7 @@ class DefragmentRecordsActivities:
         Flushes may run at the same time.
 
         Idempotency: a rewritten block is not rewritten again. If an attempt dies, no manifest names its new blocks. A
-            later call removes these blocks after a day.
+            call that is at least a day later removes these blocks.
         Heartbeat: blocks rewritten and record versions dropped so far, every two seconds.
         Raises: CatalogAdopting, CatalogOutdated, CatalogMismatch, MissingData, CorruptData, Unsupported (terminal);
             StoreUnavailable, CatalogBusy, OutcomeUnknown (retry).
@@ -77,11 +77,11 @@ class RaidTombstonesActivities:
 
     @define_activity(name="records.raid")
     def mark_and_remove_tombstones(self, request: RaidInput) -> RaidedTombstones:
-        """Mark tombstones that are old enough. Remove a marked one if no block has an older record version.
+        """Mark tombstones that are old enough. Remove the marked tombstones that are no longer needed.
 
-        Idempotency: keyed by `run_id` and attempt. A second attempt removes the marks of the first attempt and scans
-            again.
-        Heartbeat: marked tombstones, blocks read and tombstones removed, every two seconds.
+        Idempotency: keyed by `run_id` and attempt. A second attempt removes the marks of the first attempt, and begins
+            from the start.
+        Heartbeat: numbers of marked tombstones, read blocks and removed tombstones, every two seconds.
         Raises: InvalidInput, CatalogAdopting, CatalogOutdated, CatalogMismatch, PreconditionFailed, MissingData,
             CorruptData, Unsupported (terminal); StoreUnavailable, CatalogBusy (retry).
         """
@@ -122,9 +122,9 @@ class ReplicateRecordsActivities:
 
         A failed shipment does not stop other shipments.
 
-        Idempotency: blocks that a replica bucket has are not copied again. A manifest is stored once.
+        Idempotency: blocks that are already in a replica bucket are not copied again. A manifest is stored once.
         Heartbeat: replica buckets done, every two seconds.
-        Raises: no error, because results contain the errors. A cancellation takes effect between two blocks.
+        Raises: nothing. The results contain the errors.
         """
         del request  # actor and reason are in the workflow's input
         shipments: list[ShippedBlocks] = []

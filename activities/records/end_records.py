@@ -37,7 +37,7 @@ from logstore.stop_checks import raise_if_stopped
 _MAX_TOPICS_PER_PAGE: Final = 100  # each topic costs two reads
 _MAX_NAMED_LEDGERS: Final = 10  # maximum number of ids, and of reasons, in the result of a page
 _MAX_ASKING_S: Final = 600.0
-"""Maximum seconds of function calls in a page. A page of a slow function ends early, so that it does not time out."""
+"""Maximum seconds of function calls in a page. With a slow function, a page ends early instead of timing out."""
 
 
 @dataclass(slots=True)
@@ -89,12 +89,12 @@ class EndRecordsActivities:
     def end_page(self, request: EndRecordsPageInput) -> EndRecordsPageResult:
         """Call the function for each closed ledger of a page, then detach the selected ledgers, topic by topic.
 
-        All calls of a page come before the first detach, so that a failing function detaches no ledger of the page.
-        Ledgers that are needed or that changed meanwhile stay. If a cursor of a topic is unreadable, all ledgers of the
-        topic stay.
+        All calls of a page come before the first detach. If a call fails, no ledger of the page is detached. Selected
+        ledgers stay if they are needed or have changed meanwhile. If a cursor of a topic is unreadable, all ledgers of
+        the topic stay.
 
-        Idempotency: ledgers that an earlier attempt detached are in the batch, and in no list. For the other ledgers of
-            the page the function is called again.
+        Idempotency: ledgers that an earlier attempt detached are in the batch, and in no list. For the page's remaining
+            ledgers, the function is called again.
         Heartbeat: while the page runs, with renewals of the batch's claim, so that no sweep takes over the batch.
         Raises: InvalidInput, UnknownObject, Unsupported, FunctionFailed, StaleCatalog, CatalogAdopting, ClaimHeld
             (terminal); StoreUnavailable, CatalogBusy, OutcomeUnknown (retry).
@@ -134,7 +134,7 @@ class EndRecordsActivities:
         )
 
     def _select_ledgers(self, request: EndRecordsPageInput) -> _PageProgress:
-        """Call the function for at least one ledger, until the page is full or `_MAX_ASKING_S` is over."""
+        """Read ledgers and call the function until the page is full, or until `_MAX_ASKING_S` is over."""
         function = self._functions.find_function(request.function)
         progress, deadline_s = _PageProgress(), self._clock.monotonic_s() + _MAX_ASKING_S
         for topic in self._list_topics(request):
@@ -167,7 +167,7 @@ class EndRecordsActivities:
     def _detach_or_check_selected(
         self, request: EndRecordsPageInput, topic_id: TopicId, ledgers: Sequence[Ledger]
     ) -> Mapping[LedgerId, str]:
-        """Detach ledgers of a topic. In a dry run, only check them. Return why ledgers stay."""
+        """Detach the selected ledgers of a topic, or only check them in a dry run. Return why ledgers stay."""
         if request.dry_run:
             return self._phase_one.find_reasons_to_keep(topic_id, ledgers)
         chosen = self._phase_one.detach_chosen_ledgers(

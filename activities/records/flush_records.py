@@ -1,6 +1,6 @@
 """Flushes of the record log: changes of the catalog are written into blocks.
 
-Several flushes may run at once. The bucket accepts one manifest for each number. Claims only avoid repeated work.
+Several flushes may run at once, because only one of them can store the next manifest. Claims only avoid repeated work.
 """
 
 import time
@@ -34,7 +34,7 @@ class FlushRecordsActivities:
 
         In the result, `held` means that another job has claimed the record log.
 
-        Idempotency: flushed changes are not flushed again. A sweep removes the blocks of an attempt that died.
+        Idempotency: flushed changes are not flushed again. A defragmentation removes the blocks of an attempt that died.
         Heartbeat: records written so far, every two seconds. Heartbeats also renew the claim of the record log.
         Raises: CatalogAdopting, CatalogOutdated, CatalogMismatch, PreconditionFailed, CorruptData (terminal);
             StoreUnavailable, CatalogBusy, OutcomeUnknown (retry).
@@ -55,7 +55,7 @@ class FlushRecordsActivities:
                 activity.wait_for_worker_shutdown_sync(min(self._interval_s, remaining_s))
 
     def _flush_if_changed(self, *, with_all_cursors: bool, progress: Callable[[], tuple[int]]) -> FlushedRecords:
-        """Flush if there are changes. With `with_all_cursors`, also flush changes of cursors that are not due yet."""
+        """Flush if there are changes. With `with_all_cursors`, also flush changes of cursors that could still wait."""
         state = self._records.read_state()
         has_changes = (
             bool(state.outbox_changes or state.staged_blocks)
@@ -89,7 +89,7 @@ def _flush_once(flusher: Flusher, *, with_all_cursors: bool) -> FlushedRecords:
 
 @contextmanager
 def _claim_record_log(records: RecordOutbox, progress: Callable[[], tuple[int]]) -> Iterator[bool]:
-    """Hold the claim of the record log during the `with` block. Yield whether this workflow has the claim."""
+    """Claim the record log during the `with` block. Yield whether this workflow has the claim."""
     claim = own_workflow_claim()
     if not records.claim_record_log(claim):
         yield False

@@ -1,4 +1,4 @@
-"""Application of the record log to a replica database. The activity runs only in the process of the command."""
+"""Application of the record log to a replica database. The activity runs only in `sexton records follow`."""
 
 import logging
 import time
@@ -34,7 +34,7 @@ class FollowRecordsActivities:
 
         Idempotency: the transaction that applies a manifest also stores the manifest's number, so a manifest is applied
             once. If an attempt dies after it has seeded the database, the next attempt seeds again.
-        Heartbeat: the applied manifest and the records written so far, every two seconds.
+        Heartbeat: number of the applied manifest, and number of records written so far, every two seconds.
         Raises: PreconditionFailed, CatalogMismatch, CatalogVersionMismatch, MissingData, CorruptData, Unsupported
             (terminal); StoreUnavailable, CatalogBusy, OutcomeUnknown (retry).
         """

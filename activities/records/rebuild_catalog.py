@@ -1,4 +1,4 @@
-"""Rebuild of a catalog: one activity for each step. The activities run only in the process of the command.
+"""Rebuild of a catalog: one activity for each step. The activities run only in the command `sexton records rebuild`.
 
 Any step may run twice, and the process may die in any step.
 """
@@ -65,10 +65,10 @@ class RebuildCatalogActivities:
             bulk: Bulk jobs.
             database: Target of the rebuild.
             manifests: Manifests of the record log.
-            markers: Returns the configured buckets with the catalog's marker. Refuses buckets of other catalogs.
+            markers: Returns role and name of each configured bucket that has the catalog's marker.
             open_loaded: Opens the catalog in the target after the load.
-            require_no_workers: Refuses while a worker of the old catalog lives. `None` if the command takes over.
-            clock: Clock of waits.
+            require_no_workers: Raises if a worker of the old catalog lives. `None` if the rebuild takes over anyway.
+            clock: Clock for pauses.
         """
         self._clock = clock or Clock()
         self._bulk, self._database, self._manifests = bulk, database, manifests
@@ -78,10 +78,10 @@ class RebuildCatalogActivities:
     @define_activity(name="rebuild.begin")
     @send_heartbeats()
     def check_and_pin_manifest(self, request: RebuildStepInput) -> PinnedManifestSummary:
-        """Pin the manifest with its blocks. Check the buckets and the database.
+        """Pin the manifest of the rebuild and its blocks. Check the buckets and the database.
 
-        The database must be empty, or loaded by this rebuild. A loaded database is refused if the next manifest exists
-        and belongs to another rebuild.
+        The database must be empty, or loaded by this rebuild. A loaded database is refused if the manifest after the
+        pinned manifest belongs to another rebuild or to the old catalog.
 
         Idempotency: the pin is renewed, and nothing else is written.
         Raises: PreconditionFailed, CatalogMismatch, Unsupported, CorruptData (terminal); StoreUnavailable (retry).
@@ -100,10 +100,10 @@ class RebuildCatalogActivities:
 
     @define_activity(name="rebuild.find_rows")
     def write_row_files(self, request: RebuildStepInput) -> RebuiltRecordCounts:
-        """Run the bulk job until its output is published.
+        """Run the bulk job that writes the catalog's rows into files.
 
-        Idempotency: keyed by the rebuild. Published output is returned.
-        Heartbeat: (stage, tasks done, tasks), every two seconds. A cancellation cancels the job and all its Spark jobs.
+        Idempotency: keyed by the rebuild. If the output is published already, only its counts are returned.
+        Heartbeat: (stage, tasks done, tasks), every two seconds. A cancellation cancels the bulk job.
         Raises: CorruptData, MissingData, Unsupported (terminal); StoreUnavailable, ServiceFailed (retry).
         """
         rebuild = RebuildId.parse(request.rebuild)
@@ -154,10 +154,10 @@ class RebuildCatalogActivities:
         1. Refuse if too many ledgers are without objects. The old epoch then goes on.
         2. Refuse if a worker of the old catalog lives. Hours may have passed since the command checked this.
         3. Store the manifest.
-        4. With `take_over`, wait until each process of the old catalog must have asked for the newest manifest. Appends
-           that these processes answered until then are in storage, and are adopted.
-        5. If an earlier attempt has stored the manifest, wait for the rest of this time even without `take_over`. The
-           earlier attempt may have had `take_over`, and may have died during the wait.
+        4. With `take_over`, wait for the longest time that a process of the old catalog may work without asking for the
+           newest manifest. Appends that are answered in this time are in storage. The next steps adopt these appends.
+        5. If an earlier attempt has stored the manifest, wait until the same time after the manifest has passed, even
+           without `take_over`. The earlier attempt may have died during its wait.
 
         Idempotency: keyed by the stamp of the load. A manifest with this stamp belongs to this rebuild.
         Raises: PreconditionFailed (terminal): too many ledgers are without objects, another rebuild won, or a worker
@@ -190,9 +190,9 @@ class RebuildCatalogActivities:
     def compare_and_stage_shards(self, request: CompareShardsInput) -> ComparedShardCounts:
         """Compare some shards of the primary bucket with the loaded rows, and store the differences for the adoption.
 
-        The first comparison precedes the manifest of the new epoch, and shows whether the rebuild can succeed. It
-        checks only objects that the loaded rows name, because the old catalog may still append. The second comparison
-        follows the manifest. It checks all objects, and replaces the stored differences.
+        Each shard is compared twice. The first comparison is made before the manifest of the new epoch is stored. It shows
+        whether the rebuild can succeed, and checks only objects that the loaded rows name, because the old catalog may
+        still append. The second comparison is made after the manifest is stored. It checks all objects.
 
         Idempotency: a repeated call replaces the stored differences of a shard.
         Heartbeat: shards done, every two seconds.

@@ -39,8 +39,8 @@ class TransactionSnapshotBuildActivities(TopicBuildSteps):
     def build_buffers(self, request: RunBuildJobInput) -> TopicBuildSummary:
         """Run the bulk job until its output is published.
 
-        Idempotency: keyed by `run_id`. If the output is published, the call only returns its summary.
-        Heartbeat: (stage, tasks done, tasks), every two seconds. A cancellation cancels the job.
+        Idempotency: keyed by `run_id`. If the output is published already, only the summary is returned.
+        Heartbeat: (stage, tasks done, tasks), every two seconds. A cancellation cancels the bulk job.
         Raises: PreconditionFailed (terminal); StoreUnavailable, ServiceFailed (retry).
         """
         return self._run_build_job(
@@ -64,9 +64,9 @@ class TransactionSnapshotBuildActivities(TopicBuildSteps):
     @define_activity(name="transactions.conclude_build")
     @send_heartbeats()
     def conclude_build(self, request: ConcludeBuildInput) -> TopicBuildSummary:
-        """Finish the run with the summary, and delete the output of the bulk job.
+        """Store the counts, finish the run, and delete the output of the bulk job.
 
-        Idempotency: the first summary stays. Missing output is no error.
+        Idempotency: the counts of the first call stay. For a finished run, missing output is no error.
         Raises: PreconditionFailed (terminal); StoreUnavailable, CatalogBusy (retry).
         """
         return self._conclude_build(request)

@@ -67,9 +67,9 @@ class TransactionCoordinatorActivities:
     def abort_expired_and_broadcast_decided(self, request: DrainInput) -> DrainResult:
         """Abort expired transactions of one coordinator, and broadcast decided transactions of all coordinators.
 
-        The call returns when there has been no work for `linger_s`. A transaction that is decided during this time
-        needs no workflow task. A transaction with a failed participant is handed over to a workflow of its own. But if
-        every one of several topics failed, `StoreUnavailable` is raised.
+        The call returns after `linger_s` without work, or after `most_s`. A transaction that is decided before the call
+        returns needs no further workflow task. A transaction with a failed participant is handed over to a workflow of
+        its own. If a batch has several topics and all of them fail, raise `StoreUnavailable` instead.
 
         Idempotency: settled participants stay settled. The next attempt claims the same transactions again.
         Heartbeat: every two seconds.
@@ -118,7 +118,7 @@ class TransactionCoordinatorActivities:
         return len(batch)
 
     def _abort_expired(self, tc_id: int) -> tuple[int, CoordinatorWorkStatus]:
-        """Abort expired transactions that no client has locked. Return the number of aborts, and the work left."""
+        """Abort expired transactions that no client has locked. Return the number of aborts, and the remaining work."""
         total, expired = 0, 1
         while True:
             raise_if_stopped()
@@ -129,7 +129,7 @@ class TransactionCoordinatorActivities:
             total += expired
 
     def _hand_over_failed(self, result: BroadcastResult) -> int:
-        """Hand failed transactions over to workflows of their own. Raise `StoreUnavailable` if all topics failed."""
+        """Hand failed transactions over to workflows of their own. Raise `StoreUnavailable` if several topics all failed."""
         if result.failures and result.topics_away == result.topics > 1:
             summary = summarize_failures(next(iter(result.failures.values())))
             raise StoreUnavailable(f"transactions: no topic could be told: {summary}")
@@ -141,7 +141,7 @@ class TransactionCoordinatorActivities:
         return len(claims)
 
     def _read_drain_result(self, tc_id: int, progress: _DrainProgress) -> DrainResult:
-        """Read the result from the catalog, so that it has transactions that an earlier attempt handed over."""
+        """Build the result. The catalog also has transactions that an earlier attempt has handed over."""
         handed_over = self._transactions.list_handed_over_transactions(limit=_MAX_IDS_PER_RESULT)
         work = self._transactions.read_coordinator_work(tc_id)
         deadline_s = None if work.next_deadline_us is None else (work.next_deadline_us - work.now_us) / 1_000_000
@@ -158,7 +158,7 @@ class TransactionCoordinatorActivities:
     def tell_owed_participants(self, request: BroadcastInput) -> BroadcastState:
         """Tell the owed participants of one transaction. The result names the participants that are still owed.
 
-        Idempotency: keyed by `txn`. For a finished transaction, nobody is told again, and the state is returned.
+        Idempotency: keyed by `txn`. For a finished transaction, only the state is returned.
         Raises: UnknownObject, TransactionNotDecided, ClaimHeld (terminal); StoreUnavailable, CatalogBusy (retry).
         """
         txn = TransactionId.parse(request.txn)
@@ -174,7 +174,7 @@ class TransactionCoordinatorActivities:
     @define_activity(name="transactions.busy_coordinators")
     @send_heartbeats()
     def list_coordinators_with_work(self, request: BusyCoordinatorsInput) -> list[int]:
-        """Return the first coordinators, ascending by id, that have work which no workflow has claimed.
+        """Return the ids of at most `limit` coordinators with unclaimed work, ascending.
 
         Idempotency: reads only.
         Raises: StoreUnavailable, CatalogBusy (retry).
