@@ -35,7 +35,7 @@ class OwnedBulkOutput:
         self._require_own_or_unmarked(run_id, self.read_catalog_id_mark(run_id))
 
     def mark_as_own(self, run_id: str) -> None:
-        """Mark the run's output with this catalog's id. Raise `PreconditionFailed` if the output has another id.
+        """Mark the output with this catalog's id. Raise `PreconditionFailed` if the output has another catalog's id.
 
         The row of the run must exist, because each new plan removes the marked folders of runs without a row.
         """

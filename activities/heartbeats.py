@@ -152,7 +152,7 @@ _RENEWAL_INTERVAL_S = 15.0  # a quarter of a claim, so that three renewals may f
 def send_heartbeats_and_renew(
     renew: Callable[[], object], details: Callable[[], Sequence[object]] = tuple
 ) -> Iterator[None]:
-    """Send heartbeats as `send_heartbeats` does, and renew a claim every 15 s. The caller must just have taken it.
+    """Send heartbeats as `send_heartbeats` does. Renew a claim, which the caller has just taken, every 15 s.
 
     A failed renewal does not end the activity. Use this function only for claims that merely avoid repeated work.
     """

@@ -64,7 +64,7 @@ class LedgersToOffloadInput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgersToOffload:
-    """Ledgers to offload, ascending. If the input names no ledgers, an empty result ends the topic's pages."""
+    """Ledgers to offload, ascending. If the input names no ledgers, a topic's last page is empty."""
 
     ledger_ids: list[int]  # at most `LedgersToOffloadInput.limit`
     gone: int = 0  # requested ledgers that are in no list of the topic; counted only with `check`
@@ -113,7 +113,7 @@ class LedgerOffloadActivities:
     def upload_and_prove_copy(self, request: UploadCopyInput) -> UploadCopyResult:
         """Write a ledger's tiered copy, and read it back to prove that storage has it (apache/pulsar#22839).
 
-        Idempotency: each attempt has its own uuid. An attempt begins with an intent for the unpublished copy of the
+        Idempotency: each attempt has its own uuid. Each attempt first files an intent for an unpublished copy of an
         earlier attempt. Overlapping attempts never write the same object.
         Heartbeat: while the activity runs.
         Raises: InvalidInput, PreconditionFailed, MissingData, CorruptData (terminal); UploadTimedOut, UploadUnproven,
@@ -183,8 +183,8 @@ class LedgerOffloadActivities:
         A tiered copy may be lost after its publication, so it is proved again (apache/pulsar#22839). A ledger whose
         tiered copy is not proved keeps its primary copy and does not block other ledgers.
 
-        Idempotency: keyed by `batch_id`. A repeated call returns the counts of the first call. Its `next_after` is
-        `request.after`.
+        Idempotency: keyed by `batch_id`. A repeated call returns the counts of the first call, and `request.after` as
+        `next_after`.
         Heartbeat: while the activity runs.
         Raises: UnknownObject (terminal); CatalogBusy, StoreUnavailable (retry).
         """

@@ -1,7 +1,7 @@
 """Bounds of the input of jobs. Input beyond the bounds could make a job hang, or do something unintended.
 
-Bounds of policies apply to every run. Other bounds apply only to input from outside. If another job has started a run,
-the input was checked before, perhaps by another build.
+Bounds of policies apply to every run. Other bounds apply only to input that does not come from another job. Input from
+another job was checked before, perhaps by another build.
 """
 
 import math
@@ -81,7 +81,7 @@ def _number_range_rule(low: int, high: float, *, optional: bool = False) -> Fiel
 
 
 def _rule_from_check(check: Callable[[str], object]) -> FieldRule:
-    """Return a rule that calls `check`. The rule's phrase is the `expected` of the error for a line break."""
+    """Return a rule that calls `check`. The rule's phrase comes from the error of `check` for a line break."""
 
     def refuses(value: str) -> str | None:
         try:
@@ -227,7 +227,7 @@ _OUTSIDE_RULES_BY_TYPE: Final[Mapping[type, Mapping[str, FieldRule]]] = {
 def check_input_bounds(request: object, *, queue: str, from_outside: bool = True) -> None:
     """Raise `InvalidInput` if a field of a request is out of its bounds.
 
-    `queue` is the task queue of the job. `from_outside` says that the request does not come from another job.
+    `queue` is the task queue of the job. `from_outside` means that the request does not come from another job.
     """
     for path, parent, name, value in _list_fields(request, ""):
         rules = find_field_rules(type(parent), name, queue=queue, from_outside=from_outside)
@@ -246,17 +246,17 @@ def find_field_rules(input_type: type, name: str, *, queue: str, from_outside: b
 
 
 def uploads_queue(task_queue: str) -> str:
-    """Return the queue for uploads that belongs to a task queue. The same workers serve it."""
+    """Return the queue for uploads that belongs to `task_queue`. The workers of `task_queue` also serve this queue."""
     return f"{task_queue}-uploads"
 
 
 def transactions_queue(task_queue: str) -> str:
-    """Return the queue for coordinators and broadcasts. Each of them occupies a thread while it waits."""
+    """Return the queue for coordinators and broadcasts. A coordinator occupies a thread while it waits for work."""
     return f"{task_queue}-transactions"
 
 
 def records_queue(task_queue: str) -> str:
-    """Return the queue for record log jobs. A flush occupies a thread while it waits."""
+    """Return the queue for record log jobs. A repeated flush occupies a thread while it waits for changes."""
     return f"{task_queue}-records"
 
 

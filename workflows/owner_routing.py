@@ -1,17 +1,17 @@
 """Choice of the worker for the work of one topic: its bundle owner if possible, otherwise any worker.
 
-1. If a bundle owner is known, send the work to the owner's queue. Go to 2 if the owner does not start the work in time,
-   sends no heartbeats, or answers `NotOwner`.
-2. Send the work to the shared queue. A worker of that queue looks up the bundle owner. The worker does the work if it
-   is the owner, if there is no owner, or if ZooKeeper does not answer. Otherwise it names the owner: go to 1.
-3. After four sends, or if a lookup names an owner that has failed to take work before, a worker of the shared queue
-   does the work without a lease. Work with unlimited retries goes to another worker if it fails for minutes at the
-   owner, because the catalog may be out of reach only for that worker.
+1. If a bundle owner is known, send the work to the bundle owner's queue. Go to step 2 if the bundle owner does not
+   start the work in time, sends no heartbeats, or answers `NotOwner`. Work with unlimited retries also goes to step 2
+   if it fails for minutes, because the catalog may be out of reach only for this bundle owner.
+2. Send the work to the shared queue. A worker of that queue looks up the bundle owner. If another worker is the bundle
+   owner, go to step 1. Otherwise, or if ZooKeeper does not answer, the worker of the shared queue does the work.
+3. After four sends, or if a lookup names a bundle owner that has timed out or failed before, a worker of the shared
+   queue does the work without a lease.
 
 No decision about data depends on the route. Claims keep two workers off the same rows, and fences refuse writes of a
 worker that lost the bundle. The work is sent at most five times. The attempts of each send are counted separately.
 
-Source: Pulsar's topic lookup, by which any broker redirects a client to the owner.
+Source: Pulsar's topic lookup, in which any broker redirects a client to the broker that owns the topic.
 """
 
 from dataclasses import replace
@@ -41,7 +41,7 @@ _SILENT_WORKER: Final = "TemporalTimeout:Heartbeat"  # error type of the server;
 _OWNER_TIMEOUTS: Final = {TimeoutType.SCHEDULE_TO_START, TimeoutType.HEARTBEAT}
 
 OWNERSHIP_FAILURES: Final = frozenset({"NotOwner", "LookupRefused"})
-"""Error types that are not the work's fault. The work did not begin, or another worker is now the bundle owner."""
+"""Error types that do not come from the work itself: the bundle owner has changed, or ZooKeeper refuses a worker."""
 
 W = TypeVar("W", bound=OwnerRoutedInput)
 R = TypeVar("R")
@@ -51,7 +51,7 @@ class OwnerRouter:
     """Router of one topic's activities in one workflow run.
 
     Without a topic, any worker gets the work. `owner` is the presumed bundle owner, or empty. `patience_s` limits the
-    wait until an owner starts work.
+    wait until a bundle owner starts work.
     """
 
     def __init__(self, topic: str, *, patience_s: int, owner: str = "") -> None:
@@ -98,7 +98,7 @@ class OwnerRouter:
         }
 
     def _forget_owner_or_raise(self, owner: str, error: ActivityError, options: workflow.ActivityConfig) -> None:
-        """Forget an owner that lost the bundle, did not finish work, or failed too often. Raise any other failure."""
+        """Forget a bundle owner that lost the bundle, timed out, or failed too often. Raise any other failure."""
         cause = error.cause
         has_timed_out = owner and isinstance(cause, TimedOut) and cause.type in _OWNER_TIMEOUTS
         failure_type = cause.type if isinstance(cause, ApplicationError) else None

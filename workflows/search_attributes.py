@@ -20,6 +20,6 @@ def transaction_attributes(txn: str, outcome: str) -> TypedSearchAttributes:
 
 
 def ensure_topic(topic: str) -> None:
-    """Set the topic of this run if the starter, such as another SDK, has not set it. Ignore an empty topic."""
+    """Set the attribute `TOPIC` of this run if the starter has not set `TOPIC`. Ignore an empty `topic`."""
     if topic and workflow.info().typed_search_attributes.get(TOPIC) is None:
         workflow.upsert_search_attributes([TOPIC.value_set(topic)])

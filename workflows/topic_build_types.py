@@ -12,9 +12,9 @@ class BuildTopicsInput:
 
     does: ClassVar[str]  # description of the job with the placeholder {topics}, and the command that starts it
     builds: ClassVar[str]  # what the job builds, in few words
-    runs: ClassVar[str]  # prefix of the ids of its runs
+    runs: ClassVar[str]  # prefix of the run ids that the job makes
 
-    run_id: str = ""  # empty: the job takes one
+    run_id: str = ""  # empty: the job makes an id
     actor: str = ""
     reason: str = ""
     topic_ids: list[int] = field(default_factory=list)  # empty: every topic with something to build

@@ -33,7 +33,7 @@ _SWITCH: workflow.ActivityConfig = workflow.ActivityConfig(
 )
 _FILE_COUNTS = frozenset({"parts", "buffers"})
 GUARDS = frozenset({"PreconditionFailed", "InvalidInput"})
-"""Error types of guards, which refuse a topic build. Nothing has changed then, and the job ends."""
+"""Error types that end a topic build as refused."""
 
 
 class TopicBuildActivities(NamedTuple):

@@ -77,11 +77,11 @@ class IndexBucketActivities:
 
     @define_activity(name="delayed.seal_topics")
     def drop_and_seal_topics(self, request: SealTopicsInput) -> SealTopicsResult:
-        """For each topic, drop unneeded index buckets, then seal. A failed topic is logged, counted and skipped.
+        """For each topic, drop unneeded index buckets, then seal the topic. A topic that fails is counted and skipped.
 
         Idempotency: sealed entries are not sealed again.
         Heartbeat: topics done, every two seconds. The claim on the topic's list is renewed every 15 s.
-        Raises: StoreUnavailable, CatalogBusy (retry), if claiming a list fails with this error.
+        Raises: StoreUnavailable, CatalogBusy (retry), if the catalog does not answer the claim on a list.
         """
         totals = SealTopicsResult()
         for topic_id in request.topic_ids:
@@ -138,7 +138,7 @@ class IndexBucketActivities:
         )
 
     def _has_no_readable_pair(self, topic_id: TopicId) -> bool:
-        """Return whether, as far as this process knows, the present list has no two readable neighbours."""
+        """Return whether, as this process knows, no two neighbouring index buckets of the present list can be read."""
         version = self._unreadable_version_by_topic.get(topic_id)
         if version is not None and self._index.get_bucket_list(topic_id).version != version:
             del self._unreadable_version_by_topic[topic_id]

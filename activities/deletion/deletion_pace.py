@@ -28,7 +28,7 @@ class DeletionPace:
         self._next_s = 0.0  # when the next part may begin
 
     def limit_intents(self, intents: Sequence[DeletionIntent]) -> Sequence[DeletionIntent]:
-        """Return as many of the first intents as take about 30 s. The first PENDING intent is always among them."""
+        """Return as many of the first intents as take about 30 s, but at least up to the first PENDING intent."""
         if not self._rate:
             return intents
         remaining_objects, has_pending = self._rate * _SLICE_S, False
@@ -57,7 +57,7 @@ class DeletionPace:
             yield part
 
     def wait_for_rate(self, copies: Mapping[int, StoredCopy], heartbeats: ClaimRenewingHeartbeats) -> None:
-        """Wait as long as the rate demands for `copies`, and send heartbeats. Raise the errors of `count_deleted`."""
+        """Wait as long as the rate demands for `copies`. Raise `ClaimHeld` if another workflow has the claim now."""
         if not self._rate:
             return
         now_s = self._clock()

@@ -66,8 +66,8 @@ class DeletionQueueActivities:
         """Claim a paused batch, so that no sweep takes over the rows of the batch.
 
         Idempotency: the claim ends 15 minutes after the last call. A running chunk never shortens the claim.
-        Raises: ClaimHeld (terminal): the batch was released, is finished, or has another claim; CatalogBusy,
-            StoreUnavailable (retry).
+        Raises: ClaimHeld (terminal): the batch was released, is finished, or has another workflow's claim;
+            CatalogBusy, StoreUnavailable (retry).
         """
         self._deletions.renew_batch_claim(request.batch_id, own_workflow_claim(_PAUSED_CLAIM_S))
 

@@ -99,8 +99,6 @@ class DeleteIntentInput(OwnerRoutedInput):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeleteIntentResult:
-    """Result of phase two for one intent."""
-
     outcome: Outcome
     objects: int = 0
     size_bytes: int = 0

@@ -116,7 +116,7 @@ def _inspect_copies(
 def remove_examined_copies(
     examination: IntentExamination, storages: StorageByCopyKind, heartbeats: ClaimRenewingHeartbeats, pace: DeletionPace
 ) -> tuple[list[IntentResult], dict[int, SextonError]]:
-    """Remove `examination.own_copies`. Return all results, and by row id the error of each row without a result."""
+    """Remove `examination.own_copies`. Return all results, and the error of each row without a result, by row id."""
     results, error_by_row = list(examination.results), dict(examination.error_by_row)
     for kind in sorted({intent.copy for intent, _ in examination.own_copies.values()}):
         copies = {row: stored for row, (intent, stored) in examination.own_copies.items() if intent.copy is kind}

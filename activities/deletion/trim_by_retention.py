@@ -20,8 +20,6 @@ _LOG = logging.getLogger(__name__)
 
 
 class IdleLedgerRoller(Protocol):
-    """Service that rolls the last ledger of a topic if the ledger has reached its maximum age."""
-
     def select_topics_to_roll(self, topic_ids: Collection[TopicId]) -> frozenset[TopicId]: ...
 
     def roll_if_due(self, topic: Topic) -> bool:

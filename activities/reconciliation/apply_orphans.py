@@ -117,7 +117,7 @@ class ApplyOrphansActivities:
     @define_activity(name="reconciliation.file_page")
     @send_heartbeats()
     def recheck_and_file_page(self, request: ApplyPageInput) -> FiledPage:
-        """Check a page's findings again, in storage, then in the catalog. File intents for those that are still true.
+        """Check a page's findings again, in storage, then in the catalog. File intents for findings that remain true.
 
         Idempotency: keyed by `batch_id`. The storage result is saved before intents are filed. A retry uses the saved
             result, even if storage has changed.

@@ -44,7 +44,7 @@ class ApplyPreview:
     def preview_apply(
         self, run_id: str, on_progress: Callable[[int, int], None] = lambda _done, _pages: None
     ) -> ApplyPreviewResult:
-        """Check every page as an apply does. If an apply of the plan is unfinished, use the decisions that it has saved.
+        """Check every page as an apply does. If an apply of the plan is unfinished, use its saved decisions.
 
         Before each page, `on_progress` gets the number of checked pages and the number of all pages.
 

@@ -1,7 +1,7 @@
 """Fates of a page's findings, in files of three folders. Each file is replaced atomically.
 
 The folder `kept` has fates of copies without an intent. The folder `objects` has fates of single objects. The folder
-`fates` has the fates of all findings, also from the rows of the batch.
+`fates` has the fates of all findings: from these two folders, and from the rows of the batch.
 """
 
 import re

@@ -89,7 +89,7 @@ class PlanOrphansActivities:
         return EarlierPlanResult(done=plan_result(run.summary) if run.finished_us is not None else None)
 
     def _make_initial_values(self, request: BeginPlanInput) -> Mapping[str, Any]:
-        """Return the initial values of a run. The two cut-offs, for objects and for rows, are by different clocks."""
+        """Return the initial values of a run. The cut-offs for objects and for rows are by different clocks."""
         state, older_us = self._runs.read_catalog_time_and_ids(), round(request.older_than_s * 1_000_000)
         return {
             "actor": request.actor,
@@ -160,7 +160,7 @@ class PlanOrphansActivities:
     def conclude_plan(self, request: PlanStepInput) -> PlanOrScrubResult:
         """Finish the run with the counts of findings.
 
-        Check again that the buckets belong to the catalog, because objects are absent from any other bucket.
+        Check again that the buckets belong to the catalog, because any other bucket lacks the catalog's objects.
 
         Idempotency: the result of the first call stays. Counts come from published files, which do not change.
         Raises: PreconditionFailed, CatalogMismatch, CorruptData (terminal); StoreUnavailable, CatalogBusy (retry).

@@ -93,7 +93,7 @@ def select_findings_to_file(
 
 
 def _run_parallel(calls: Sequence[Callable[[], R]]) -> list[R]:
-    """Run `calls` in parallel. Return the results in this order. After the first error, no further call begins."""
+    """Run `calls` in parallel. Return the results in the order of `calls`. No call begins after the first error."""
     with ThreadPoolExecutor(_PARALLEL_COPIES, thread_name_prefix="look") as threads:
         futures = [threads.submit(copy_context().run, call) for call in calls]
         try:

@@ -34,7 +34,7 @@ class FlushRecordsActivities:
 
         In the result, `held` means that another job has claimed the record log.
 
-        Idempotency: flushed changes are not flushed again. A defragmentation removes the blocks of an attempt that died.
+        Idempotency: flushed changes are not flushed again. `defragment-records` removes blocks of dead attempts.
         Heartbeat: records written so far, every two seconds. Heartbeats also renew the claim of the record log.
         Raises: CatalogAdopting, CatalogOutdated, CatalogMismatch, PreconditionFailed, CorruptData (terminal);
             StoreUnavailable, CatalogBusy, OutcomeUnknown (retry).

@@ -61,14 +61,9 @@ class RebuildCatalogActivities:
     ) -> None:
         """Store the ports.
 
-        Args:
-            bulk: Bulk jobs.
-            database: Target of the rebuild.
-            manifests: Manifests of the record log.
-            markers: Returns role and name of each configured bucket that has the catalog's marker.
-            open_loaded: Opens the catalog in the target after the load.
-            require_no_workers: Raises if a worker of the old catalog lives. `None` if the rebuild takes over anyway.
-            clock: Clock for pauses.
+        `markers` returns role and name of each configured bucket that has the catalog's marker. `open_loaded` opens the
+        loaded catalog. `require_no_workers` raises an error if a worker of the old catalog lives. It is `None` if the
+        rebuild takes over anyway.
         """
         self._clock = clock or Clock()
         self._bulk, self._database, self._manifests = bulk, database, manifests
@@ -156,8 +151,8 @@ class RebuildCatalogActivities:
         3. Store the manifest.
         4. With `take_over`, wait for the longest time that a process of the old catalog may work without asking for the
            newest manifest. Appends that are answered in this time are in storage. The next steps adopt these appends.
-        5. If an earlier attempt has stored the manifest, wait until the same time after the manifest has passed, even
-           without `take_over`. The earlier attempt may have died during its wait.
+        5. If an earlier attempt has stored the manifest, finish the wait of step 4, even without `take_over`. The
+           earlier attempt may have died during this wait.
 
         Idempotency: keyed by the stamp of the load. A manifest with this stamp belongs to this rebuild.
         Raises: PreconditionFailed (terminal): too many ledgers are without objects, another rebuild won, or a worker
@@ -190,9 +185,9 @@ class RebuildCatalogActivities:
     def compare_and_stage_shards(self, request: CompareShardsInput) -> ComparedShardCounts:
         """Compare some shards of the primary bucket with the loaded rows, and store the differences for the adoption.
 
-        Each shard is compared twice. The first comparison is made before the manifest of the new epoch is stored. It shows
-        whether the rebuild can succeed, and checks only objects that the loaded rows name, because the old catalog may
-        still append. The second comparison is made after the manifest is stored. It checks all objects.
+        Each shard is compared twice. The first comparison precedes the manifest of the new epoch. It shows whether
+        the rebuild can succeed, and checks only objects that the loaded rows name, because the old catalog may
+        still append. The second comparison follows the manifest. It checks all objects.
 
         Idempotency: a repeated call replaces the stored differences of a shard.
         Heartbeat: shards done, every two seconds.

@@ -129,7 +129,7 @@ class TransactionCoordinatorActivities:
             total += expired
 
     def _hand_over_failed(self, result: BroadcastResult) -> int:
-        """Hand failed transactions over to workflows of their own. Raise `StoreUnavailable` if several topics all failed."""
+        """Hand failed transactions over to workflows of their own. Raise `StoreUnavailable` if all topics failed."""
         if result.failures and result.topics_away == result.topics > 1:
             summary = summarize_failures(next(iter(result.failures.values())))
             raise StoreUnavailable(f"transactions: no topic could be told: {summary}")
@@ -141,7 +141,7 @@ class TransactionCoordinatorActivities:
         return len(claims)
 
     def _read_drain_result(self, tc_id: int, progress: _DrainProgress) -> DrainResult:
-        """Build the result. The catalog also has transactions that an earlier attempt has handed over."""
+        """Build the result. It includes transactions that an earlier attempt has handed over."""
         handed_over = self._transactions.list_handed_over_transactions(limit=_MAX_IDS_PER_RESULT)
         work = self._transactions.read_coordinator_work(tc_id)
         deadline_s = None if work.next_deadline_us is None else (work.next_deadline_us - work.now_us) / 1_000_000

@@ -4,8 +4,8 @@ Destroys the index buckets that new index buckets replace, by two-phase deletion
 index buckets or its new ones, and the log has all messages that are in no index bucket. To stop it, cancel it. The bulk
 job ends, and topics that were already switched keep their new index buckets.
 
-The steps are those of `TopicBuildWorkflow`. The bulk job reads the delivery times in the logs, one index bucket per
-task. A switch is refused if the list version of the topic's list has changed.
+The steps are those of `TopicBuildWorkflow`. The bulk job reads the delivery times in the logs. Each of its tasks builds
+one index bucket. A switch is refused if the list version of the topic's list has changed.
 
 Source: PIP-195, where one reader of the whole log rebuilds a lost index.
 """

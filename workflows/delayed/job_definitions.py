@@ -13,7 +13,7 @@ HELD_RETRY_PAUSE: Final = timedelta(seconds=5)
 """Pause between attempts while another job has claimed the topic's list of index buckets."""
 
 MAX_HELD_RETRIES: Final = 24
-"""Maximum number of attempts. All pauses together last longer than the claim of a dead job."""
+"""Maximum number of attempts while the list is claimed. All pauses together last longer than a dead job's claim."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,9 +33,9 @@ class SealBucketsResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SealBucketsInput:
-    """Input of `seal-buckets`. Without `topic_id`, the job seals every topic that needs it."""
+    """Input of `seal-buckets`. Without `topic_id`, the job seals every topic that needs a seal."""
 
-    topic_id: int | None = None  # topic to seal in any case; None: every topic that needs it
+    topic_id: int | None = None  # topic to seal in any case; None: every topic that needs a seal
     topic: str = ""  # encoded name that the topic must have
     actor: str = ""
     reason: str = ""

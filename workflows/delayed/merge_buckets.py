@@ -3,11 +3,11 @@
 Destroys the snapshots of merged index buckets, by two-phase deletion, after the new index bucket is in the topic's
 list.
 Invariant: no delayed message is lost. A merge leaves out only messages that have been due for a minute. Readers find
-such messages in the log. To stop it, cancel or terminate it. The running merge leaves at most one ledger that is in no
+these messages in the log. To stop it, cancel or terminate it. The running merge leaves at most one ledger that is in no
 list. A sweep removes this ledger. The next `seal-buckets` starts the topic's merges again.
 
-1. Claim the topic's list of index buckets. End if the topic is within its limit. Otherwise choose the two neighbouring
-   index buckets with the fewest messages.
+1. Claim the topic's list of index buckets. If the topic is over its limit, choose the two neighbouring index buckets
+   with the fewest messages. Otherwise go to step 3.
 2. Merge the two index buckets. An index bucket that cannot be read is not chosen again. Repeat from step 1.
 3. Release the claim.
 

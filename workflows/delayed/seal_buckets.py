@@ -1,13 +1,13 @@
-"""`seal-buckets`: put unsealed delayed messages into index buckets, for one topic or for every topic that needs it.
+"""`seal-buckets`: put unsealed delayed messages into index buckets, for one topic or for all topics that need a seal.
 
-Destroys snapshots of index buckets that are no longer needed, by two-phase deletion. Every message of such an index
-bucket is trimmed, acknowledged by all subscriptions, or due for at least a minute. Messages that are not trimmed stay
-in the log. Invariant: none, because the next run finds what this run misses. To stop it, cancel or terminate it, and
-pause the schedule `sexton-delayed`. Readers then search more of the log.
+Destroys snapshots of index buckets that are no longer needed, by two-phase deletion. An index bucket is needed until
+each of its messages is trimmed, acknowledged by all subscriptions, or due for at least a minute. Messages that are not
+trimmed stay in the log. Invariant: none, because the next run finds what this run misses. To stop it, cancel or
+terminate it, and pause the schedule `sexton-delayed`. Readers then search more of the log.
 
-1. If a topic is given, seal all entries of the topic that consumers may see.
+1. If a topic is given, seal the topic up to the last entry that consumers may see.
 2. Otherwise find the topics that need sealing, page by page, and seal each topic. A failed topic delays no other topic.
-3. For each topic over its limit of index buckets, start `merge-buckets` unless it runs.
+3. For each topic over its limit of index buckets, start `merge-buckets` unless the topic's `merge-buckets` runs.
 
 Source: PIP-195.
 """

@@ -32,7 +32,7 @@ with workflow.unsafe.imports_passed_through():
 T = TypeVar("T", TrimTopicResult, SweepDeletionsResult)
 
 GUARDS = frozenset({LedgerStillNeeded.__name__, UnknownObject.__name__})
-"""Error types of guards, which refuse phase one. Nothing has changed then, and the batch ends as refused."""
+"""Error types of guards, which refuse phase one. After a refusal nothing has changed, and the batch ends."""
 
 
 def add_counts(left: Mapping[str, int], right: Mapping[str, int]) -> dict[str, int]:
@@ -60,7 +60,7 @@ def batch_certificate_after_rebuild(batch_id: str, progress: DeleteLedgersProgre
 
 
 def add_rows_ended_elsewhere(certificate: BatchCertificate, progress: DeleteLedgersProgress) -> BatchCertificate:
-    """Add the counts of rows that ended before the batch, and of rows that another batch has taken over."""
+    """Add to the certificate the rows that ended before the batch, and the rows that another batch has taken over."""
     outcomes = add_counts(certificate.outcomes, progress.finished)
     taken_over_rows = progress.intents - sum(certificate.outcomes.values())
     return replace(
@@ -142,7 +142,7 @@ def add_batch_certificate(before: T, certificate: BatchCertificate) -> T:
 async def start_batch(
     request: DeleteLedgersInput, *, summary: str
 ) -> workflow.ChildWorkflowHandle[Any, BatchCertificate]:
-    """Start `delete-ledgers` on a batch. Its rows are claimed already. The handle returns the batch certificate."""
+    """Start `delete-ledgers` on a batch whose rows are claimed already. The child's result is the batch certificate."""
     topic = [SearchAttributePair(search_attributes.TOPIC, request.topic)] if request.topic else []
     run = SearchAttributePair(search_attributes.RUN_ID, request.batch_id)
     return await workflow.start_child_workflow(
@@ -170,7 +170,7 @@ async def try_await_batch_certificate(
 ) -> BatchCertificate | None:
     """Return the batch certificate, or `None` if the batch failed or took longer than `patience_s`.
 
-    A scheduled job needs this limit, because a batch may be paused. Another job takes over the rows of a failed batch.
+    A scheduled job passes `patience_s`, because a batch may be paused. A sweep takes over the rows of a failed batch.
     """
     ended, _ = await workflow.wait([batch], timeout=patience_s)
     if not ended:

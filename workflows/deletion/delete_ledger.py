@@ -1,11 +1,11 @@
 """`delete-ledger`: delete one copy of one ledger from storage, or store in the intent why that failed.
 
 Destroys only the objects of this copy. Invariant: storage and catalog are read again just before the delete.
-To stop it, terminate it. The row stays unfinished, and a sweep or a trim takes it over later. If the deletion does not
-succeed, the workflow fails with the outcome as its error type. The Web UI shows such a run as *Failed*.
+To stop it, terminate it. The intent stays unfinished, and a sweep or a trim takes over the intent later. If the
+deletion does not succeed, the workflow fails with the outcome as its error type. The Web UI shows this run as *Failed*.
 
-1. Claim the row and delete the copy, at the bundle owner. Retry every `retry_interval_s`. The attempt in the batch
-   counts as the first attempt. If only one attempt is allowed, this workflow makes none.
+1. Claim the row and delete the copy, at the bundle owner. Retry every `retry_interval_s`. The batch's workflow has
+   made the first attempt. If only one attempt is allowed, this workflow makes no attempt.
 2. If no attempt is left, or repeated deletes leave the same number of keys (`NoProgress`), turn the row into a dead
    letter with the last error.
 3. If a sweep or a trim has given the row to another batch, complete with outcome RETRYING.
@@ -86,7 +86,7 @@ class DeleteLedger:
 
     @workflow.query
     def progress(self) -> DeleteLedgerProgress:
-        """Return the step and the outcome."""
+        """Return the current step, and the outcome if the workflow has ended."""
         return self._progress
 
     async def _delete_or_dead_letter(self, request: DeleteLedgerInput) -> DeleteIntentResult:

@@ -5,11 +5,11 @@ only decides the order of the work. To stop it for a while, pause it. To stop it
 stay in SQL. The next sweep, or the topic's next trim, takes over these rows.
 
 1. If `detach` is set, detach the given ledgers (phase one). Otherwise the starter has detached the ledgers. If a guard
-   refuses, the batch ends: nothing has changed, and the result has the reason.
+   refuses phase one, the batch ends. Nothing has changed then, and the result has the reason.
 2. Page by page, delete chunks of rows, `parallelism` chunks at a time. Start a `delete-ledger` for each row that fails.
    - While the batch is paused, start no chunk. The catalog stores the pause before the operator gets an answer.
-   - At a limited rate, process each chunk in slices.
-   - The topic's bundle owner does the work. For a batch of several topics, any worker does it.
+   - At a limited rate, process each chunk by several activities, one after the other.
+   - If the batch has one topic, the topic's bundle owner does the work. Otherwise any worker does the work.
 3. Certify: count the batch's rows by outcome, close the batch run, and write the audit row.
 
 Source: PIP-186, second phase.
@@ -138,7 +138,7 @@ class DeleteLedgers:
         return await self._store_pause(paused=False)
 
     async def _store_pause(self, *, paused: bool) -> DeleteLedgersProgress:
-        """Store the pause in the catalog. The pause then lasts even if no worker renews the batch's claim."""
+        """Store in the catalog whether the batch is paused. A stored pause lasts even if the batch's claim expires."""
         async with self._pause_lock:
             await workflow.wait_condition(lambda: self._is_filed)
             pause = PauseOrResumeBatchInput(batch_id=self._request.batch_id, paused=paused)
@@ -149,7 +149,7 @@ class DeleteLedgers:
 
     @workflow.update
     def set_rate(self, request: SetRateInput) -> DeleteLedgersProgress:
-        """Limit the rate from the next part of a chunk on. A chunk that began without a limit ends without a limit."""
+        """Set the limit for the rate of deletions. Running activities keep the old limit."""
         return self._show_progress(replace(self._progress, rate=request.objects_per_s))
 
     @set_rate.validator
@@ -198,7 +198,7 @@ class DeleteLedgers:
         return None
 
     async def _read_next_ranges(self) -> RowRangesPage:
-        """Read the next ranges of rows. Their size lets all concurrent chunks end at about the same time."""
+        """Read the next ranges of rows. Their size lets concurrent chunks end at about the same time."""
         request, parallelism = self._request, max(1, self._request.policy.parallelism)
         max_rows = min(request.policy.chunk, max(1, self._max_rows // parallelism))
         remaining_rows = max(0, self._progress.intents - sum(self._progress.outcomes.values()))

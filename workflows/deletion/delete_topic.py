@@ -4,11 +4,10 @@ Destroys the topic and its ledgers of all components. Invariant: a ledger has it
 deleted. The topic's row is removed last. To stop it, cancel or terminate it. The topic stays DELETING, and a
 `delete-ledgers` that has started continues. Start the job again to complete the deletion.
 
-1. Set the topic DELETING. Nothing can be attached to the topic afterwards.
-2. After earlier SQL transactions have ended, detach all ledgers of the topic (phase one). Take over the topic's stalled
-   intents.
+1. Set the topic DELETING. No ledger can be added to the topic afterwards.
+2. Detach all ledgers of the topic (phase one). Take over the topic's stalled intents.
 3. Run `delete-ledgers` on the batch (phase two). If it fails, continue, because its rows are retried later.
-4. Remove cursors, producers, schemas, lists and the topic. If a ledger is still attached, go back to step 2.
+4. Remove cursors, producers, schemas, lists and the topic. If a list still has a ledger, go back to step 2.
 
 Source: PIP-186.
 """

@@ -11,7 +11,7 @@ MAX_OBJECTS_PER_S = 1_000_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeletionPolicy:
-    """Policy of phase two. A job gets it from the settings of its starter."""
+    """Policy of phase two, from the settings of the program that starts the job."""
 
     parallelism: int = 4  # chunks at once
     chunk: int = 100  # rows in a chunk
@@ -62,7 +62,7 @@ class ExplicitDetach:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeleteLedgersProgress:
-    """Progress of a batch, in rows and confirmed objects."""
+    """Progress of a batch: rows by outcome, and objects that storage confirmed as deleted."""
 
     intents: int = 0
     after: int = 0  # all rows up to this id were visited
@@ -86,7 +86,7 @@ class SetRateInput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeleteLedgersInput:
-    """Batch to delete. If `detach` is set, the workflow does phase one too."""
+    """Batch for phase two. If `detach` is set, the workflow does phase one first."""
 
     batch_id: str
     topic_id: int
@@ -97,7 +97,7 @@ class DeleteLedgersInput:
     policy: DeletionPolicy = field(default_factory=DeletionPolicy)
     detach: ExplicitDetach | None = None
     carried: DeleteLedgersProgress = field(default_factory=DeleteLedgersProgress)
-    owner: str = ""  # worker that detached the ledgers as bundle owner; empty: the workflow looks it up
+    owner: str = ""  # bundle owner that detached the ledgers; empty: the workflow looks up the bundle owner
 
     def details(self) -> str:
         whose = f"`{self.topic}`" if self.topic else "several topics"
@@ -136,7 +136,7 @@ class SweepDeletionsInput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeleteTopicResult:
-    """Counts of the topic's copies since its deletion began, taken from the rows of the copies' intents."""
+    """Numbers of ledgers, copies and objects since the deletion of the topic began."""
 
     step: str = "beginning"  # detaching, deleting, removing, ended
     detached: int = 0  # ledgers

@@ -2,8 +2,8 @@
 
 Destroys the objects of detached ledgers and of abandoned newborn ledgers, and old finished rows except dead letters.
 Invariant: each row is in one batch, and each batch has one workflow. To stop it, cancel or terminate it. A
-`delete-ledgers` that has started continues. If rows were taken over and no `delete-ledgers` was started for them, the
-next sweep takes them over again.
+`delete-ledgers` that has started continues. If rows were taken over and no `delete-ledgers` was started for these
+rows, the next sweep takes over the rows again.
 
 1. Move a page of stalled intents and abandoned newborn ledgers into a new batch. If there are none, go to step 3.
 2. Run `delete-ledgers` on the batch. Wait a limited time, because the batch may be paused. Repeat from step 1.

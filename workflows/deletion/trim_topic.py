@@ -5,7 +5,7 @@ ledgers are a prefix of the topic's list, selected under the list's lock. To sto
 `delete-ledgers` that has started continues.
 
 Repeat these steps until a pass detaches nothing and no signal `again` has arrived during the pass:
-1. Roll the last ledger if it is idle and past its age. A failure does not stop the trim.
+1. Roll the last ledger if it has entries and has reached its maximum age. A failure does not stop the trim.
 2. At the bundle owner, detach the unneeded ledgers (phase one). Take over the topic's stalled intents.
 3. Run `delete-ledgers` on the batch (phase two).
 

@@ -2,8 +2,8 @@
 
 Destroys ledgers that every subscription has acknowledged and no limit of retention keeps. Invariant: the detached
 ledgers of a topic are a prefix of the topic's list, selected under the list's lock. To stop it, cancel or terminate it.
-A `delete-ledgers` that has started continues. If ledgers were detached and no `delete-ledgers` was started for them,
-the topic's next trim takes over their intents.
+A `delete-ledgers` that has started continues. If ledgers were detached and no `delete-ledgers` was started, the next
+trim of each topic takes over the topic's intents.
 
 1. For each page of ACTIVE topics, roll idle ledgers and detach unneeded ledgers (phase one). All intents are in one
    batch. A topic or a page that fails is skipped.

@@ -99,7 +99,7 @@ class OffloadTopicInput:
     deletion: DeletionPolicy = field(default_factory=DeletionPolicy)
     asks: list[OffloadAsk] = field(default_factory=list)  # unfinished requests, in order
     after: int = -1  # the first request in `asks` is done for all ledgers up to this id
-    removed_after: int = -1  # the same for the removal of primary copies
+    removed_after: int = -1  # the first request has removed primary copies of all ledgers up to this id
     carried: OffloadTopicResult = field(default_factory=OffloadTopicResult)
 
     def details(self) -> str:

@@ -7,7 +7,7 @@ started continues. If you apply the same plan again, the new apply continues whe
 
 1. Begin: check that the plan is finished, is of this catalog, and has no more orphans than allowed. If a guard refuses,
    the apply completes with the refusal as its result, and nothing has changed.
-2. For each page, check the findings again, and file intents for those that are still true (phase one). Run
+2. For each page, check the findings again. File a batch of intents for findings that are still true (phase one). Run
    `delete-ledgers` on this batch, and wait for the batch certificate. Delete single objects, and store the fate of each
    finding. A pause or a new rate takes effect before the next page.
 3. Conclude: store the sum of the results of all pages.
@@ -181,7 +181,7 @@ class ApplyOrphans:
         self._progress = add_page_counts(self._progress, counts)
 
     async def _run_phase_two(self, batch_id: str, filed: FiledPage, epoch: int) -> None:
-        """Run the page's batch and wait for its batch certificate. Failed rows are retried alone, after the batch."""
+        """Run `delete-ledgers` on the page's batch, and wait for its end. Retries of failed rows are not awaited."""
         request = DeleteLedgersInput(
             batch_id=batch_id,
             topic_id=0,

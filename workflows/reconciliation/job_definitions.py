@@ -56,7 +56,7 @@ class ApplyOrphansProgress:
     pages_done: int = 0
     pages: int = 0
     intents: int = 0  # findings of the plan
-    outcomes: dict[str, int] = field(default_factory=dict)  # findings that were applied, skipped, failed
+    outcomes: dict[str, int] = field(default_factory=dict)  # findings by result: applied, skipped, failed
     objects: int = 0  # confirmed as deleted
     size_bytes: int = 0
     paused: bool = False  # no further page begins
@@ -110,7 +110,7 @@ class ScrubLedgersProgress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScrubLedgersInput:
-    """Input of a scrub. An unfinished scrub of the same topics continues."""
+    """Input of a scrub. If a scrub of the same topics is unfinished, this job continues that scrub."""
 
     actor: str = "schedule"
     reason: str = ""

@@ -1,8 +1,8 @@
-"""`defragment-records`: rewrite blocks of which a rebuild needs little, and merge small blocks.
+"""`defragment-records`: rewrite blocks of which a rebuild needs only a small part, and merge small blocks.
 
 Destroys record versions that no rebuild needs, and blocks that no manifest names. Invariant: a rebuild from the newest
 manifest gives the same catalog before and after a pass. To stop it, cancel or terminate it, and pause the schedule
-`sexton-defragment`. A pass that ends early has published nothing or everything.
+`sexton-defragment`. A pass that ends early has published either all of its new blocks or none.
 
 1. If a schedule started this run, run the job as a child with the id `defragment-records`, and return its result.
 2. Otherwise pass over all blocks, in one activity.

@@ -5,8 +5,8 @@ transaction or an offload needs it, or if the ledger has changed since the call 
 terminate it. Ledgers of finished pages stay detached, and the next sweep or trim deletes them.
 
 1. Check the function and the topic. After a refusal the job ends, and nothing has changed.
-2. Call the function for each ledger of a page. Detach the selected ledgers into one batch (phase one). Repeat for each
-   page. If the function fails, the job names the record and makes no further calls. A dry run detaches nothing.
+2. For each page of ledgers, call the function for each closed ledger, then detach the selected ledgers into one batch
+   (phase one). If the function fails, name the record and go to step 3. A dry run detaches nothing.
 3. Run `delete-ledgers` on the batch (phase two), and wait for its end.
 
 Source: Aerospike's scans and queries with record functions; ADR 15.
@@ -128,7 +128,7 @@ class EndRecords:
         return page
 
     async def _delete_batch_of_all_pages(self) -> None:
-        """Run phase two. Count detached ledgers by their rows, because the result of an activity may have been lost."""
+        """Run phase two. Count detached ledgers from the batch's rows, because an activity's result may be lost."""
         request = self._request
         count_input = CountBatchInput(batch_id=request.batch_id)
         detached: DetachResult = await workflow.execute_activity_method(

@@ -1,15 +1,14 @@
 """`flush-records`: write changes of the catalog into blocks of the record log within seconds.
 
 Destroys nothing. Invariant: a change stays in the outbox until a manifest names a block that contains the change. The
-outbox is a table, so neither a lost signal nor a restart loses a change. The workflow runs as long as the catalog
-exists. To stop it, pause the schedule `sexton-records` and terminate the workflow. Changes and durable deletions then
-wait until the workflow runs again.
+outbox is a table, so neither a lost signal nor a restart loses a change. Unless `once` is set, the workflow runs as
+long as the catalog exists. To stop it, pause the schedule `sexton-records` and terminate the workflow. Changes and
+durable deletions then wait until the workflow runs again.
 
-1. Flush in one activity: repeatedly for `watch_s`, or once if `watch_s` is 0.
-2. After a single flush, end, unless a signal has arrived or another job had claimed the record log. In these two cases,
-   repeat step 1.
-3. After repeated flushes with many new blocks, start `defragment-records`, unless that workflow runs already. Continue
-   with step 1.
+1. Flush in one activity: one time if `once` is set or `watch_s` is 0, otherwise repeatedly for `watch_s` seconds.
+2. If `once` is set, end. But repeat step 1 if a signal has arrived or another job had claimed the record log.
+3. If there are many new blocks, start `defragment-records` unless that workflow runs. If `watch_s` is 0, wait for a
+   signal. Repeat from step 1.
 
 Source: Aerospike's write queue to its device; ADR 15.
 """
@@ -39,7 +38,7 @@ with workflow.unsafe.imports_passed_through():
 
 
 _MAX_NEW_BLOCKS = 1_000
-"""New blocks after which a defragmentation starts. Otherwise manifests would grow, as each names all blocks."""
+"""Number of new blocks after which a defragmentation starts. Each manifest names all blocks, so manifests grow."""
 
 
 @workflow.defn(name="flush-records", versioning_behavior=VersioningBehavior.AUTO_UPGRADE)

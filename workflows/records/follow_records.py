@@ -1,11 +1,11 @@
 """`follow-records`: apply the record log to a replica database, which serves reads.
 
-Destroys only rows of the replica database: rows that tombstones cover, or with `seed` all rows. Invariant: a durably
+Destroys only rows of the replica database: rows of deleted records, or with `seed` all rows. Invariant: a durably
 deleted record never returns to the replica database, and an older record version never replaces a newer one.
 To stop it, end the command `sexton records follow`, or cancel the workflow. Run the command again to continue. Raids
 wait for the replica until it is STALE.
 
-1. Apply new manifests in one activity. Each step applies the newest manifest in one transaction and acknowledges it.
+1. Apply new manifests in one activity. Each transaction applies the newest manifest.
 
 Source: the receiving side of Aerospike's cross-datacenter replication (XDR).
 """

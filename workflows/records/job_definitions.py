@@ -26,7 +26,7 @@ the claim of a dead job.
 """
 
 NOW: Final = "now"
-"""Key in the id of a single flush, for which a caller waits. The id of the repeated flush has no key."""
+"""Key in the workflow id of a flush with `once`. The workflow id of the repeated flush has no key."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,7 +141,7 @@ class ReplicateRecordsInput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicateRecordsResult:
-    """Shipment of each replica, or the refusal."""
+    """Shipment to each replica bucket, or the refusal."""
 
     shipped: list[ShippedBlocks] = field(default_factory=list)
     joined: bool = False  # another run was active, and this run did nothing
@@ -169,7 +169,7 @@ class EndRecordsResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndRecordsInput:
-    """Record function, its records, and the batch of detached ledgers."""
+    """Input of `end-records`: the record function, the topics, and the batch of detached ledgers."""
 
     function: str  # name in the workers' setting `functions`
     batch_id: str  # id of a new batch, never used before

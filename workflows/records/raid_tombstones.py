@@ -1,7 +1,7 @@
 """`raid-tombstones`: remove tombstones whose older record versions are in no block any more.
 
-Destroys tombstones. Invariant: a tombstone stays while a block has an older record version of the same record, while
-the deletion is unfinished, while storage has objects of the ledger, and while a replica that is not STALE lacks the
+Destroys tombstones. Invariant: a tombstone stays while the deletion is unfinished, while a block has an older record
+version of the record, while storage has objects of the ledger, or while a replica that is not STALE lacks the
 tombstone. To stop it, cancel or terminate it, and pause the schedule `sexton-raid`. A raid that ends early has removed
 only tombstones that the next raid would also remove. The next raid marks all tombstones anew.
 

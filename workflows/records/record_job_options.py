@@ -1,7 +1,7 @@
 """Activity options of record log jobs. Each of these jobs runs at most once at a time.
 
-The activities have a task queue of their own, because a flush occupies a thread while it waits. A schedule appends its
-time to the workflow id. Therefore a scheduled run starts the job as a child, under the id that every start uses.
+The activities have a task queue of their own, because a flush occupies a thread while it waits. A schedule appends the
+time of the start to the workflow id. A scheduled run therefore starts the job as a child under the id without a time.
 """
 
 from datetime import timedelta
@@ -16,7 +16,7 @@ with workflow.unsafe.imports_passed_through():
     from workflows.job_definition import DescribedJobInput, JobDefinition
 
 GUARDS = ("CatalogAdopting", "CatalogMismatch", "CatalogOutdated", "PreconditionFailed")
-"""Error types that end a record log job as refused. Nothing has changed, and a person must look."""
+"""Error types that end a record log job as refused. A person must look at the cause."""
 
 Q = TypeVar("Q", bound=DescribedJobInput)
 R = TypeVar("R")

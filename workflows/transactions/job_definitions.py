@@ -30,8 +30,8 @@ class CoordinatorProgress:
     finished: int = 0  # transactions whose participants were all told
     expired: int = 0  # transactions that timed out
     handed_over: int = 0  # transactions with a failed participant; each got a `broadcast-transaction`
-    drains: int = 0  # passes over the transactions
-    owed: list[str] = field(default_factory=list)  # ids of the last 20 of these transactions
+    drains: int = 0  # completed drain activities
+    owed: list[str] = field(default_factory=list)  # ids of the last 20 transactions that were handed over
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +79,7 @@ class SweepTransactionsInput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepTransactionsResult:
-    """Counts of woken coordinators and forgotten transactions."""
+    """Numbers of coordinators that were started or woken, and of removed transactions."""
 
     woken: int = 0  # coordinators
     forgotten: int = 0  # removed transactions

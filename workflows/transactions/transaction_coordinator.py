@@ -74,7 +74,7 @@ class TransactionCoordinator:
 
     @workflow.signal
     def wake(self) -> None:
-        """Look at the transactions again, because one was begun or decided."""
+        """Look for work again, because a transaction was begun or decided."""
         self._woken = True
 
     @workflow.query
@@ -83,7 +83,7 @@ class TransactionCoordinator:
         return self._progress
 
     async def _start_broadcasts(self, drained: DrainResult) -> list[str]:
-        """Start a `broadcast-transaction` for each handed-over transaction. Return transactions that had none yet."""
+        """Start a `broadcast-transaction` for each handed-over transaction that has none. Return these transactions."""
         started = list[str]()
         for txn in drained.handed_over:
             request = BroadcastTransactionInput(txn=txn, queue=self._request.queue)
