@@ -14,7 +14,7 @@ class BuildTopicsInput:
     builds: ClassVar[str]  # what the job builds, in few words
     runs: ClassVar[str]  # prefix of the run ids that the job makes
 
-    run_id: str = ""  # empty: the job makes an id
+    run_id: str = ""  # empty: the job takes one
     actor: str = ""
     reason: str = ""
     topic_ids: list[int] = field(default_factory=list)  # empty: every topic with something to build

@@ -183,7 +183,7 @@ class LedgerDeletionActivities:
     @define_activity(name="deletion.hand_over_chunk")
     @send_heartbeats()
     def hand_over_chunk(self, request: ChunkInput) -> OwnerRoutedAnswer[ChunkResult]:
-        """Hand over every unfinished row of the range to a workflow of its own. The chunk's last attempt has failed.
+        """Hand over every unfinished row of the range to a workflow of its own, after the chunk's last attempt failed.
 
         A damaged row becomes a dead letter, because another attempt would find the same damage.
 

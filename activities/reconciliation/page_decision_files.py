@@ -14,7 +14,7 @@ from logstore.log.ledgers import CopyKind, LedgerStatement
 from logstore.ports.catalog import OrphanCopy
 
 CopyAnswers = Mapping[int, OrphanCopy | str]
-"""Answers of storage by number of the finding: the copy to delete, or the reason to keep the copy."""
+"""Answers of storage, by number of the finding. An answer is the copy to delete, or the reason to keep the copy."""
 
 ReasonsToKeepObjects = Mapping[int, str]
 """Reasons to keep single objects, by number of the finding. All other single objects are to be deleted."""
