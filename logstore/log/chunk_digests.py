@@ -20,7 +20,7 @@ CHUNKS_FIELD: Final = "chunks"
 """Metadata field of a segment with the digests of its column chunks."""
 
 _DIGEST_BYTES: Final = 12
-"""Number of bytes of a SHA-256 in a digest. The metadata of an object has room for ten such digests."""
+"""Number of bytes of a SHA-256 in a digest. Digests of all columns of a segment fit into object metadata."""
 _MAX_GAP_BYTES: Final = 8192
 """Maximum gap between two chunks that are fetched by one request. Arrow has the same limit."""
 _DIGEST_CHARACTERS: Final = _DIGEST_BYTES * 4 // 3

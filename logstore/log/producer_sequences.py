@@ -27,7 +27,7 @@ class HighestSequenceIds(NamedTuple):
         return self.txn is not None and self.txn != txn
 
     def advance(self, last: int, txn: TransactionId | None) -> "HighestSequenceIds":
-        """Return the highest ids after entries up to sequence id `last` were stored in `txn`, or in no transaction.
+        """Return the highest ids after entries up to sequence id `last` were stored in `txn`. `None`: no transaction.
 
         `refuses(txn)` must be `False`.
         """

@@ -44,7 +44,7 @@ _MAX_CHOICES: Final = 256
 
 
 class UploadedSequences(NamedTuple):
-    """Sequence ids of one producer in an upload, all in `txn` or all outside transactions. Bounds are inclusive."""
+    """Range of sequence ids of one producer in an upload, all in one transaction or all outside of transactions."""
 
     producer: str
     first: int

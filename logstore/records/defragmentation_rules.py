@@ -30,8 +30,7 @@ SMALL_BLOCK_BYTES: Final = 1 << 20
 @dataclass(frozen=True, slots=True)
 class BlockUsage:
     block: Block
-    # live record versions, and newest record versions of removed records with older record versions in other blocks
-    needed_versions: int
+    needed_versions: int  # record versions of the block that are needed
 
 
 def select_blocks_to_rewrite(usages: Sequence[BlockUsage]) -> list[Block]:

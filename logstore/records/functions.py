@@ -4,7 +4,8 @@ A function that returns its record unchanged keeps the record. A function that r
 other result is refused.
 
 After a crash the function is called again, and must return the same result for the same record. A function that depends
-on the time must use `now_us`. No lock is held during the call. A record that changes between call and deletion stays.
+on the time must use `LedgerRecord.now_us`. No lock is held during the call. A record that changes between call and
+deletion stays.
 
 Source: Aerospike's record functions, which may remove their record.
 """

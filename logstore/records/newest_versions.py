@@ -47,9 +47,9 @@ def select_newest_versions(versions: "pa.Table | Sequence[pa.Table]") -> "pa.Tab
 class SplitNewestVersions:
     """Newest record versions of the records of one kind. Each table ascends by `id` and `sub`."""
 
-    live: "pa.Table"  # newest versions that are no tombstones
-    tombstones: "pa.Table"  # newest versions that are tombstones
-    covered: "pa.Table"  # for each record in `tombstones`: its newest version with content, if any
+    live: "pa.Table"  # newest record versions that are no tombstones
+    tombstones: "pa.Table"  # newest record versions that are tombstones
+    covered: "pa.Table"  # newest record version with content, if any, of each record in `tombstones`
 
 
 def split_newest_versions(versions: "pa.Table") -> SplitNewestVersions:

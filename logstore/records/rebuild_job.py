@@ -33,7 +33,7 @@ LOAD_ORDER: Final = (
 """Tables that a rebuild fills, in load order."""
 
 SKIPPED_BLOCK_PREFIX: Final = "skipped: "
-"""Prefix of facts in the job's `BulkJobSummary` that name a skipped block. The key of the block follows."""
+"""Prefix of facts in the job's `BulkJobSummary` that name a skipped block. The block's key follows the prefix."""
 
 _ID: Final = re.compile(r"([0-9a-f-]{36})-(\d{1,12})-([0-9a-f]{8})")
 _FILE: Final = re.compile(r"([a-z_]+)-(\d{6})\.arrow")

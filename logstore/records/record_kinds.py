@@ -52,7 +52,7 @@ COLUMNS_BY_KIND: Final[Mapping[RecordKind, tuple[tuple[str, str], ...]]] = {
         ("state", "string"),
         ("retention_s", "int64"),
         ("retention_bytes", "int64"),  # null: no limit
-        ("durable_delete", "int64"),  # 1: durable; 0: plain; null: the operation decides
+        ("durable_delete", "int64"),  # 1: durable; 0: not durable; null: the operation decides
         ("created_us", "int64"),
     ),
     RecordKind.LIST: (

@@ -149,9 +149,9 @@ def estimate_tombstone_sizes(
 ) -> TombstoneSizeComparison:
     """Estimate the bytes of tombstones that no raid has removed: in the catalog (index), and in blocks (disk).
 
-    The figures of Sexton are measured (`tests/benchmarks/records_speed.py`) with rows that have a topic, a list and a
-    component. These figures include the id, so `key_bytes` is used for Aerospike only. Aerospike stores 64 bytes and
-    the key in its primary index, and 128 bytes and the key on disk.
+    The figures of Sexton are measured (`tests/benchmarks/records_speed.py`). The measured tombstones have a topic, a
+    list and a component. These figures include the id, so `key_bytes` is used for Aerospike only. Aerospike stores 64
+    bytes and the key in its primary index, and 128 bytes and the key on disk.
     """
     if not 0 <= tombstones < 2**53:
         raise InvalidInput("records", expected="0 to 2**53 - 1", found=tombstones)

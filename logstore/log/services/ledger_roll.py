@@ -1,8 +1,7 @@
 """Roll: close a topic's last ledger and open the next one.
 
 A new ledger gets its row first, then its statement in storage, and then a place in the list. If another process has
-opened a ledger first, the newborn ledger gets no place. The same transaction files an intent for the newborn ledger
-(apache/pulsar#350).
+opened a ledger first, the newborn ledger gets an intent instead of a place (apache/pulsar#350).
 """
 
 import logging

@@ -35,7 +35,7 @@ class _ParkedReader:
 
 
 class LogEndPoller:
-    """Poller of the ends of logs, with a thread while any reader waits. Close the poller after use."""
+    """Poller of the ends of logs. A thread polls while any reader waits. Close the poller after use."""
 
     def __init__(self, ledgers: MessageLedgers) -> None:
         self._ledgers = ledgers

@@ -150,7 +150,7 @@ class SegmentPlacer:
         *,
         deadline_s: float,
     ) -> PlacedSegment:
-        """Upload and register the segment. After a lost race, try again with a higher number or in another ledger.
+        """Upload and register the segment. If another writer is faster, use a higher number or another ledger.
 
         Raises:
             ProducerFenced: The catalog has newer sequence ids of a producer. Remove duplicates and encode the segment
@@ -279,7 +279,7 @@ def _build_registration(
 def _hint_after_registration(
     ledger: Ledger, write: RegisterSegmentWrite, registered: RegisterSegmentResult | Segment
 ) -> Ledger | None:
-    """Return the ledger after the registration, or `None` if `registered` is the row of an earlier attempt."""
+    """Return `ledger` with the registered segment, or `None` if `registered` is the row of an earlier attempt."""
     if isinstance(registered, Segment):
         return None
     return replace(

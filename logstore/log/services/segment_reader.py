@@ -78,7 +78,7 @@ def _read_columns_once(objects: ObjectStore, segment: Segment, columns: Sequence
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SegmentFooter:
-    """Verified footer of a segment, and digests from the object's metadata."""
+    """Verified footer of a segment, and the digests of column chunks from the object's metadata."""
 
     parsed: "pq.FileMetaData"
     digests: Mapping[ColumnChunk, str] | None  # of chunks without payload; None: segment of an earlier build

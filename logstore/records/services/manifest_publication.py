@@ -91,7 +91,7 @@ class RecordLogHead:
 def read_settled_head(records: RecordOutbox, log: RecordLog) -> RecordLogHead:
     """Read the catalog's state and the newest manifest. Settle this manifest if its writer died. Idempotent.
 
-    The changes in a manifest that is settled here stay in the outbox. A later flush writes their content again.
+    If this call settles a manifest, the manifest's changes stay in the outbox. A later flush writes them again.
 
     Raises:
         CatalogMismatch: The bucket lacks the manifest that the catalog knows, or has a manifest of another catalog.

@@ -93,8 +93,8 @@ class RebuildManifests:
     def find_unflushed_id_starts(self, base: Manifest) -> tuple[LedgerId, ...]:
         """Return, ascending, the first ids of the ranges in which ledgers may be younger than the manifest's moment.
 
-        A manifest of an earlier build has no next ids. For such a manifest, one range begins at 0, and another begins
-        at `ID_HEADROOM` below the ceiling, because a rebuild skips ids up to the ceiling.
+        A manifest of an earlier build has no next ids. For such a manifest, the ranges begin at 0 and at `ID_HEADROOM`
+        below the ceiling. The second range is needed because a rebuild skips ids up to the ceiling.
         """
         if base.next_ids:
             return (LedgerId(base.next_ids.ledger),)

@@ -34,7 +34,7 @@ class ReplicaStatus:
     state: ReplicaState | None  # `None`: nothing was ever shipped to the replica
     manifest: int  # acknowledged manifest number; 0: none
     newest: int  # newest manifest number of the record log
-    lag_s: float | None  # time from the acknowledged to the newest moment; `None`: a sweep has removed the manifest
+    lag_s: float | None  # time from the acknowledged to the newest moment; `None`: that manifest was removed
     at_us: int | None  # last acknowledgement, by the store's clock
 
 
