@@ -1,0 +1,184 @@
+"""Metadata of a BookKeeper ledger: the value of its znode, in one of three versions.
+
+Source: BookKeeper's `LedgerMetadataSerDe`, and Pulsar's `LedgerMetadataUtils` for the custom metadata.
+"""
+
+import io
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Final
+
+from google.protobuf import proto, text_format
+from google.protobuf.message import DecodeError
+
+from logstore.pulsar import ledger_references
+from logstore.pulsar.protos import ledger_metadata_pb2 as messages
+from logstore.pulsar.unreadable_metadata import UnreadableMetadata
+from logstore.pulsar.znode_names import MANAGED_LEDGER_DOMAIN, encode_name
+
+APPLICATION: Final = "pulsar"
+
+_HEADER: Final = re.compile(rb"BookieMetadataFormatVersion\t(\d+)\n")
+_IN_RECOVERY: Final = -102  # "last entry" of a ledger in recovery, in version 1
+_NO_ENTRY: Final = -1
+
+
+class LedgerState(StrEnum):
+    OPEN = "OPEN"
+    IN_RECOVERY = "IN_RECOVERY"
+    CLOSED = "CLOSED"
+
+
+@dataclass(frozen=True, slots=True)
+class EnsembleSegment:
+    """Range of entries that one set of bookies stores. It ends where the next segment begins."""
+
+    first_entry: int
+    bookie_ids: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LedgerMetadata:
+    """Contents of a ledger's znode."""
+
+    state: LedgerState
+    size_bytes: int  # 0 for a ledger that is not closed
+    last_entry: int  # -1 for an empty ledger and for one that is not closed
+    segments: tuple[EnsembleSegment, ...]
+    digest: str = ""  # name of the type; "" in version 1
+    password: bytes = field(default=b"", repr=False)
+    custom: Mapping[str, bytes] = field(default_factory=dict)
+
+    @property
+    def bookie_ids(self) -> frozenset[str]:
+        return frozenset(bookie_id for segment in self.segments for bookie_id in segment.bookie_ids)
+
+
+class PulsarComponent(StrEnum):
+    """Part of a broker that creates ledgers. The values are those of the custom metadata."""
+
+    MANAGED_LEDGER = "managed-ledger"  # messages, or acknowledgement state of a cursor
+    COMPACTED_LEDGER = "compacted-ledger"
+    SCHEMA = "schema"
+    DELAYED_INDEX_BUCKET = "delayed-index-bucket"
+
+
+@dataclass(frozen=True, slots=True)
+class StatedOwner:
+    """Owner that a ledger's custom metadata states."""
+
+    component: PulsarComponent
+    path: str  # znode that should refer to the ledger, relative to the chroot of the cluster
+
+
+def parse_ledger_metadata(data: bytes) -> LedgerMetadata:
+    """Parse the value of a ledger's znode. Unknown fields of the message are ignored: no field refers to a ledger.
+
+    Raises:
+        UnreadableMetadata: The value is empty or damaged, or has another version than 1, 2 and 3.
+    """
+    header = _HEADER.match(data)
+    if not header:
+        raise UnreadableMetadata(f"ledger metadata: expected a header with a version, found {data[:40]!r}")
+    body = data[header.end() :]
+    match int(header[1]):
+        case 1:
+            return _parse_version_1(body)
+        case 2:
+            return _from_message(_parse_text_message(body))
+        case 3:
+            return _from_message(_parse_binary_message(body))
+    raise UnreadableMetadata(f"ledger metadata: expected version 1, 2 or 3, found {int(header[1])}")
+
+
+def find_stated_owner(metadata: LedgerMetadata) -> StatedOwner | None:
+    """Return the owner, or `None` if the ledger is of another application or component, or its owner is not complete.
+
+    Names of topics and cursors are encoded in the metadata of managed ledgers, and not encoded in that of buckets and
+    compacted ledgers.
+    """
+    custom = metadata.custom
+    try:
+        if custom.get("application", b"").decode() != APPLICATION:
+            return None
+        component = PulsarComponent(custom.get("component", b"").decode())
+        match component:
+            case PulsarComponent.MANAGED_LEDGER:
+                name, cursor = custom["pulsar/managed-ledger"].decode(), custom.get("pulsar/cursor", b"").decode()
+                path = f"managed-ledgers/{name}/{cursor}" if cursor else f"managed-ledgers/{name}"
+            case PulsarComponent.COMPACTED_LEDGER:
+                topic = custom["pulsar/compactedTopic"].decode()
+                path = f"managed-ledgers/{_managed_ledger_of_topic(topic)}/{ledger_references.COMPACTION_CURSOR}"
+            case PulsarComponent.SCHEMA:
+                path = f"schemas/{custom['pulsar/schemaId'].decode()}"
+            case PulsarComponent.DELAYED_INDEX_BUCKET:
+                topic, cursor = (custom[f"pulsar/delayedIndex{name}"].decode() for name in ("Topic", "Cursor"))
+                path = f"managed-ledgers/{_managed_ledger_of_topic(topic)}/{encode_name(cursor)}"
+    except (KeyError, ValueError):  # a missing key, a component that is not known, bytes that are no text
+        return None
+    return StatedOwner(component, path)
+
+
+def _managed_ledger_of_topic(topic: str) -> str:
+    """Return the managed ledger's name of a topic such as `persistent://tenant/namespace/topic`."""
+    domain, separator, name = topic.partition("://")
+    *namespace, local = name.split("/", maxsplit=2)
+    if domain != MANAGED_LEDGER_DOMAIN or not separator or len(namespace) != 2:
+        raise ValueError(topic)
+    return "/".join([*namespace, domain, encode_name(local)])
+
+
+def _parse_version_1(body: bytes) -> LedgerMetadata:
+    """Parse lines: write quorum, ensemble size, length; then segments; at last, unless the ledger is open, its end."""
+    try:
+        _, _, length, *lines = body.decode("ascii").splitlines()
+        rows = [line.split("\t") for line in lines if line]
+        closed = bool(rows) and rows[-1][1:] == ["CLOSED"]
+        end = int(rows.pop()[0]) if closed else _NO_ENTRY
+        segments = tuple(EnsembleSegment(int(first), tuple(bookies)) for first, *bookies in rows)
+        size = int(length)
+    except ValueError as error:
+        raise UnreadableMetadata(f"ledger metadata of version 1: {error}") from None
+    if not segments or not all(segment.bookie_ids for segment in segments):
+        raise UnreadableMetadata("ledger metadata of version 1: expected segments with bookies")
+    if not closed:
+        return LedgerMetadata(state=LedgerState.OPEN, size_bytes=0, last_entry=_NO_ENTRY, segments=segments)
+    if end == _IN_RECOVERY:
+        return LedgerMetadata(state=LedgerState.IN_RECOVERY, size_bytes=0, last_entry=_NO_ENTRY, segments=segments)
+    return LedgerMetadata(state=LedgerState.CLOSED, size_bytes=size, last_entry=end, segments=segments)
+
+
+def _parse_text_message(body: bytes) -> messages.LedgerMetadata:
+    try:
+        return text_format.Parse(body, messages.LedgerMetadata(), allow_unknown_field=True)
+    except (text_format.ParseError, UnicodeDecodeError) as error:
+        raise UnreadableMetadata(f"ledger metadata of version 2: {error}") from None
+
+
+def _parse_binary_message(body: bytes) -> messages.LedgerMetadata:
+    stream = io.BytesIO(body)
+    try:
+        message: messages.LedgerMetadata | None = proto.parse_length_prefixed(messages.LedgerMetadata, stream)
+    except (DecodeError, ValueError) as error:
+        raise UnreadableMetadata(f"ledger metadata of version 3: {error}") from None
+    if message is None or stream.read(1):
+        raise UnreadableMetadata("ledger metadata of version 3: expected one message, and nothing behind it")
+    return message
+
+
+def _from_message(message: messages.LedgerMetadata) -> LedgerMetadata:
+    if not message.IsInitialized() or not message.segment:
+        raise UnreadableMetadata("ledger metadata: a required field or the first segment is missing")
+    state = LedgerState(messages.LedgerMetadata.State.Name(message.state))
+    is_closed = state is LedgerState.CLOSED
+    return LedgerMetadata(
+        state=state,
+        size_bytes=message.length if is_closed else 0,
+        last_entry=message.lastEntryId if is_closed and message.HasField("lastEntryId") else _NO_ENTRY,
+        segments=tuple(EnsembleSegment(each.firstEntryId, tuple(each.ensembleMember)) for each in message.segment),
+        digest=messages.LedgerMetadata.DigestType.Name(message.digestType) if message.HasField("digestType") else "",
+        password=message.password,
+        custom={each.key: each.value for each in message.customMetadata},
+    )

@@ -1,0 +1,159 @@
+"""References to ledgers, one function for each kind of znode and entry that may contain one.
+
+The functions return what a value refers to; an unreferenced ledger is one that no value of the whole cluster refers to.
+A damaged value, or one with an unknown field, raises `UnreadableMetadata`.
+
+Source: Pulsar's `MetaStoreImpl`, `BookkeeperSchemaStorage` and `Compactor`, PIP-195, and BookKeeper's DistributedLog.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Final
+from uuid import UUID
+
+from logstore.pulsar.metadata_values import parse_message, unpack_frame
+from logstore.pulsar.protos.managed_ledger_pb2 import (
+    CursorPosition,
+    LongProperty,
+    ManagedCursorInfo,
+    ManagedLedgerInfo,
+    OffloadContext,
+    OffloadSegment,
+)
+from logstore.pulsar.protos.schema_locator_pb2 import SchemaLocator
+from logstore.pulsar.unreadable_metadata import UnreadableMetadata
+
+COMPACTION_CURSOR: Final = "__compaction"
+SHADOW_SOURCE_PROPERTY: Final = "PULSAR.SHADOW_SOURCE"
+COMPACTED_LEDGER_PROPERTY: Final = "CompactedTopicLedger"
+BUCKET_PROPERTY_PREFIX: Final = "#pulsar.internal.delayed.bucket_"
+
+_LOG_SEGMENT_VERSION: Final = 5  # newest version of DistributedLog's segments; the ledger's field is the same since 1
+_MAX_ID: Final = (1 << 63) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class OffloadAttempt:
+    """Tiered objects that a managed ledger names, complete or not."""
+
+    ledger_id: int
+    uuid: UUID
+    complete: bool
+    bookkeeper_deleted: bool  # the ledger on the bookies was given up
+    bucket: str  # "" if the metadata does not say
+
+
+@dataclass(frozen=True, slots=True)
+class ManagedLedgerReferences:
+    """Ledgers and tiered objects of a managed ledger."""
+
+    ledger_ids: tuple[int, ...]  # in the order of the log
+    offloads: tuple[OffloadAttempt, ...] = ()
+    shadow_source: str = ""  # if set, the ledgers belong to that topic, and this one only lists them
+
+    @property
+    def ledgers_given_up(self) -> frozenset[int]:
+        """Listed ledgers that need not exist on bookies."""
+        return frozenset(each.ledger_id for each in self.offloads if each.complete and each.bookkeeper_deleted)
+
+
+@dataclass(frozen=True, slots=True)
+class CursorReferences:
+    """Ledgers of a cursor. If there is a cursor ledger, its last entry replaces `compacted_ledger_id`."""
+
+    cursor_ledger_id: int | None
+    bucket_ledger_ids: tuple[int, ...] = ()  # of the buckets of delayed messages
+    compacted_ledger_id: int | None = None
+
+
+def find_managed_ledger_references(data: bytes) -> ManagedLedgerReferences:
+    """Read the znode of a managed ledger. The empty value of a topic that was never loaded has no references."""
+    info = parse_message(ManagedLedgerInfo, unpack_frame(data))
+    sources = [each.value for each in info.properties if each.key == SHADOW_SOURCE_PROPERTY]
+    return ManagedLedgerReferences(
+        ledger_ids=tuple(_require_ledger_id(each.ledger_id) for each in info.ledgers),
+        offloads=tuple(
+            attempt
+            for each in info.ledgers
+            if each.HasField("offload_context")
+            for attempt in _list_offload_attempts(each.ledger_id, each.offload_context)
+        ),
+        shadow_source=sources[0] if sources else "",
+    )
+
+
+def find_cursor_references(data: bytes) -> CursorReferences:
+    """Read the znode of a cursor."""
+    info = parse_message(ManagedCursorInfo, unpack_frame(data))
+    buckets = [each for each in info.cursor_properties if each.name.startswith(BUCKET_PROPERTY_PREFIX)]
+    return CursorReferences(
+        cursor_ledger_id=None if info.cursor_ledger_id == -1 else _require_ledger_id(info.cursor_ledger_id),
+        bucket_ledger_ids=tuple(_parse_decimal_id(each.value, each.name) for each in buckets),
+        compacted_ledger_id=_find_compacted_ledger(info.properties),
+    )
+
+
+def find_cursor_ledger_references(entry: bytes) -> int | None:
+    """Return the compacted ledger that the last entry of a `__compaction` cursor's ledger names, if it names one."""
+    return _find_compacted_ledger(parse_message(CursorPosition, entry).properties)
+
+
+def find_schema_references(data: bytes) -> tuple[int, ...]:
+    """Return the ledgers of all versions of a schema, ascending."""
+    locator = parse_message(SchemaLocator, data)
+    positions = [each.position for each in (locator.newest, *locator.index)]
+    return tuple(sorted({_require_ledger_id(position.ledger_id) for position in positions}))
+
+
+def find_log_segment_reference(data: bytes) -> int:
+    """Return the ledger of a segment of a DistributedLog log: the second of the fields that semicolons separate."""
+    fields = data.decode("ascii", errors="replace").split(";")
+    try:
+        version = int(fields[0]) & 0xFF
+    except ValueError:
+        raise UnreadableMetadata(f"log segment: expected a number as its first field, found {fields[0]!r}") from None
+    if not 1 <= version <= _LOG_SEGMENT_VERSION or len(fields) < 2:
+        expected = f"expected version 1 to {_LOG_SEGMENT_VERSION} and a ledger"
+        raise UnreadableMetadata(f"log segment: {expected}, found version {version} in {len(fields)} fields")
+    return _parse_decimal_id(fields[1], "log segment")
+
+
+def find_log_allocation_reference(data: bytes) -> int | None:
+    """Return the ledger that a DistributedLog log has allocated and not used yet, or `None` for an empty value."""
+    return _parse_decimal_id(data.decode("ascii", errors="replace"), "log allocation") if data else None
+
+
+def _list_offload_attempts(ledger_id: int, context: OffloadContext) -> Iterator[OffloadAttempt]:
+    """Yield the attempt of the context, and those of its segments, which a streaming offload writes."""
+    attempts: list[OffloadContext | OffloadSegment] = [context, *context.segments]
+    for each in attempts:
+        if not each.HasField("uid_msb"):
+            continue
+        bucket = next((pair.value for pair in each.driver.properties if pair.key == "bucket"), "")
+        yield OffloadAttempt(
+            ledger_id=ledger_id,
+            uuid=UUID(int=(each.uid_msb % (1 << 64)) << 64 | each.uid_lsb % (1 << 64)),
+            complete=each.complete,
+            bookkeeper_deleted=context.bookkeeper_deleted,
+            bucket=bucket,
+        )
+
+
+def _find_compacted_ledger(properties: Iterable[LongProperty]) -> int | None:
+    ids = {each.value for each in properties if each.name == COMPACTED_LEDGER_PROPERTY}
+    if len(ids) > 1:
+        raise UnreadableMetadata(f"cursor: expected one property {COMPACTED_LEDGER_PROPERTY}, found {len(ids)}")
+    ledger_id = next(iter(ids), -1)
+    return None if ledger_id == -1 else _require_ledger_id(ledger_id)
+
+
+def _parse_decimal_id(text: str, source: str) -> int:
+    if not (text.isascii() and text.isdecimal()):
+        raise UnreadableMetadata(f"{source}: expected the decimal id of a ledger, found {text!r}")
+    return _require_ledger_id(int(text))
+
+
+def _require_ledger_id(ledger_id: int) -> int:
+    if not 0 <= ledger_id <= _MAX_ID:
+        raise UnreadableMetadata(f"expected the id of a ledger, found {ledger_id}")
+    return ledger_id

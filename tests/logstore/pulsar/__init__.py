@@ -1,0 +1,1 @@
+"""Tests of the formats of Pulsar and BookKeeper, and of the rules about ledgers of a cluster."""
