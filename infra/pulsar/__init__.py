@@ -1,0 +1,1 @@
+"""Access to a Pulsar cluster: ZooKeeper, bookies, the admin API and the bucket of offloads."""

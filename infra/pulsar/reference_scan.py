@@ -1,0 +1,211 @@
+"""Scan of all references to ledgers that the metadata of a cluster contains.
+
+Each walk yields references, and problems where something cannot be read. A scan with a problem is incomplete. A znode
+that vanishes during the walk refers to nothing any more.
+
+Source: the table of references in Pulsar's metadata, checked on a running cluster.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import islice
+from typing import Final
+
+from infra.pulsar.znode_reads import ZnodeReader
+from logstore.pulsar.ledger_references import (
+    COMPACTION_CURSOR,
+    ManagedLedgerReferences,
+    OffloadAttempt,
+    find_cursor_references,
+    find_log_allocation_reference,
+    find_log_segment_reference,
+    find_managed_ledger_references,
+    find_schema_references,
+)
+from logstore.pulsar.unreadable_metadata import UnreadableMetadata
+from logstore.pulsar.znode_names import parse_managed_ledger_path
+
+MANAGED_LEDGERS: Final = "managed-ledgers"
+SCHEMAS: Final = "schemas"
+LOG_ROOTS: Final = ("pulsar/functions", "pulsar/packages", "stream/storage", "stream/segments")
+"""Roots of DistributedLog's logs: packages of functions, package management, and the table service."""
+
+_LOG_MARK: Final = "<default>"  # child of a log that has its segments
+_LOG_SEGMENT_PREFIXES: Final = ("inprogress_", "logrecs_")
+_ALLOCATION_POOL: Final = ".allocation_pool"
+_TOPICS_PER_BATCH: Final = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class FoundReference:
+    """Reference to a ledger. `path` is relative to the chroot of the cluster."""
+
+    ledger_id: int
+    path: str
+    source: str  # field, such as `ledgers` or `cursor_ledger_id`
+    owns: bool = True  # False: a shadow topic lists the ledger of another topic
+
+
+@dataclass(frozen=True, slots=True)
+class FoundOffload:
+    """Tiered objects that a managed ledger names."""
+
+    managed_ledger: str
+    attempt: OffloadAttempt
+
+
+@dataclass(frozen=True, slots=True)
+class FoundCompactionCursor:
+    """Compaction cursor whose state, with the compacted ledger, is in the last entry of a cursor ledger."""
+
+    path: str
+    cursor_ledger_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class FoundManagedLedger:
+    """Managed ledger of a scan."""
+
+    name: str
+    ledgers: int
+    shadow_source: str = ""
+    given_up_ids: frozenset[int] = field(default_factory=frozenset)  # listed ledgers that need not exist
+
+
+@dataclass(frozen=True, slots=True)
+class ScanProblem:
+    """Something that a scan could not read."""
+
+    path: str
+    reason: str  # a sentence
+
+
+FoundFact = FoundReference | FoundOffload | FoundCompactionCursor | FoundManagedLedger | ScanProblem
+
+
+def scan_managed_ledgers(reader: ZnodeReader) -> Iterator[FoundFact]:
+    """Yield what managed ledgers and their cursors refer to. A cluster without the root yields a problem."""
+    parents = [MANAGED_LEDGERS]
+    while parents:
+        path = parents.pop()
+        ((_, names),) = reader.list_children([path])
+        if names is None and path == MANAGED_LEDGERS:
+            yield ScanProblem(path, "expected the managed ledgers of a cluster, found no such znode")
+        topics: list[str] = []
+        for child in [f"{path}/{name}" for name in names or ()]:
+            try:
+                parsed = parse_managed_ledger_path(child[len(MANAGED_LEDGERS) + 1 :])
+            except UnreadableMetadata as error:
+                yield ScanProblem(child, str(error))
+                continue
+            (parents if parsed is None else topics).append(child)
+        remaining = iter(topics)
+        while batch := list(islice(remaining, _TOPICS_PER_BATCH)):
+            yield from _scan_topics(reader, batch)
+
+
+def scan_schemas(reader: ZnodeReader) -> Iterator[FoundFact]:
+    """Yield what schemas refer to: `schemas/tenant/namespace/topic`. A cluster without schemas has no such root."""
+    for tenant in _list_paths(reader, [SCHEMAS]):
+        topics = list(_list_paths(reader, list(_list_paths(reader, [tenant]))))
+        for path, znode in reader.read(topics):
+            if znode is None:
+                continue
+            yield from _facts_or_problem(path, partial(_schema_facts, path, znode.data))
+            if znode.children:
+                yield ScanProblem(path, f"expected a schema without children, found {znode.children}")
+
+
+def scan_logs(reader: ZnodeReader, roots: Sequence[str] = LOG_ROOTS) -> Iterator[FoundFact]:
+    """Yield what the logs of DistributedLog refer to. Logs nest to any depth; other znodes are folders of logs."""
+    folders = list(roots)
+    while folders:
+        batch, folders = folders[-_TOPICS_PER_BATCH:], folders[:-_TOPICS_PER_BATCH]
+        for folder, names in list(reader.list_children(batch)):
+            for name in names or ():
+                path = f"{folder}/{name}"
+                if name == _LOG_MARK:
+                    yield from _scan_log(reader, path)
+                elif name == _ALLOCATION_POOL:
+                    yield from _scan_allocations(reader, list(_list_paths(reader, [path])))
+                else:
+                    folders.append(path)
+
+
+def _scan_topics(reader: ZnodeReader, topics: Sequence[str]) -> Iterator[FoundFact]:
+    for path, znode in reader.read(topics):
+        if znode is not None:
+            yield from _facts_or_problem(path, partial(_managed_ledger_facts, path, znode.data))
+    cursors = list(_list_paths(reader, topics))
+    for path, znode in reader.read(cursors):
+        if znode is not None:
+            yield from _facts_or_problem(path, partial(_cursor_facts, path, znode.data))
+            if znode.children:
+                yield ScanProblem(path, f"expected a cursor without children, found {znode.children}")
+
+
+def _scan_log(reader: ZnodeReader, log: str) -> Iterator[FoundFact]:
+    yield from _scan_allocations(reader, [f"{log}/allocation"])
+    segments = f"{log}/ledgers"
+    for path, znode in reader.read(list(_list_paths(reader, [segments]))):
+        if znode is None:
+            continue
+        if path.removeprefix(f"{segments}/").startswith(_LOG_SEGMENT_PREFIXES):
+            yield from _facts_or_problem(path, partial(_log_segment_facts, path, znode.data))
+        else:
+            yield ScanProblem(path, "expected a segment of a log")
+
+
+def _scan_allocations(reader: ZnodeReader, paths: Sequence[str]) -> Iterator[FoundFact]:
+    for path, znode in reader.read(paths):
+        if znode is not None:
+            yield from _facts_or_problem(path, partial(_log_allocation_facts, path, znode.data))
+
+
+def _list_paths(reader: ZnodeReader, parents: Sequence[str]) -> Iterator[str]:
+    for parent, names in reader.list_children(parents):
+        for name in names or ():
+            yield f"{parent}/{name}"
+
+
+def _facts_or_problem(path: str, find_facts: Callable[[], list[FoundFact]]) -> Iterator[FoundFact]:
+    try:
+        yield from find_facts()
+    except UnreadableMetadata as error:
+        yield ScanProblem(path, str(error))
+
+
+def _managed_ledger_facts(path: str, data: bytes) -> list[FoundFact]:
+    found: ManagedLedgerReferences = find_managed_ledger_references(data)
+    name, owns = path.removeprefix(f"{MANAGED_LEDGERS}/"), not found.shadow_source
+    return [
+        FoundManagedLedger(name, len(found.ledger_ids), found.shadow_source, found.ledgers_given_up),
+        *(FoundReference(ledger_id, path, "ledgers", owns) for ledger_id in found.ledger_ids),
+        *(FoundOffload(name, attempt) for attempt in found.offloads),
+    ]
+
+
+def _cursor_facts(path: str, data: bytes) -> list[FoundFact]:
+    found = find_cursor_references(data)
+    facts: list[FoundFact] = [FoundReference(each, path, "cursor_properties") for each in found.bucket_ledger_ids]
+    if found.cursor_ledger_id is not None:
+        facts.append(FoundReference(found.cursor_ledger_id, path, "cursor_ledger_id"))
+        if path.endswith(f"/{COMPACTION_CURSOR}"):
+            facts.append(FoundCompactionCursor(path, found.cursor_ledger_id))
+    elif found.compacted_ledger_id is not None:
+        facts.append(FoundReference(found.compacted_ledger_id, path, "compacted_ledger"))
+    return facts
+
+
+def _schema_facts(path: str, data: bytes) -> list[FoundFact]:
+    return [FoundReference(ledger_id, path, "versions") for ledger_id in find_schema_references(data)]
+
+
+def _log_segment_facts(path: str, data: bytes) -> list[FoundFact]:
+    return [FoundReference(find_log_segment_reference(data), path, "log_segment")]
+
+
+def _log_allocation_facts(path: str, data: bytes) -> list[FoundFact]:
+    ledger_id = find_log_allocation_reference(data)
+    return [] if ledger_id is None else [FoundReference(ledger_id, path, "log_allocation")]

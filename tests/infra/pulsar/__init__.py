@@ -1,0 +1,1 @@
+"""Tests of the access to a Pulsar cluster."""

@@ -1,0 +1,206 @@
+"""Scans of a cluster's znodes on a real ZooKeeper: everything is found, and what cannot be read is told."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from uuid import UUID
+
+import pytest
+from kazoo.client import KazooClient
+
+from infra.pulsar.ledger_scan import list_ledger_folders, scan_ledgers
+from infra.pulsar.reference_scan import (
+    FoundCompactionCursor,
+    FoundFact,
+    FoundManagedLedger,
+    FoundOffload,
+    FoundReference,
+    ScanProblem,
+    scan_logs,
+    scan_managed_ledgers,
+    scan_schemas,
+)
+from infra.pulsar.znode_reads import Znode, ZnodeReader
+from logstore.pulsar.ledger_references import OffloadAttempt
+from logstore.pulsar.unreadable_metadata import UnreadableMetadata
+from logstore.pulsar.znode_names import format_ledger_path
+from tests.logstore.pulsar import wire
+
+pytestmark = pytest.mark.external_service
+
+_TOPIC = "managed-ledgers/public/default/persistent/orders"
+_UUID = UUID("f0000000-0000-4000-8000-00000000000f")
+
+
+def write(cluster: KazooClient, values: Mapping[str, bytes]) -> None:
+    for path, value in values.items():
+        cluster.create(f"/{path}", value, makepath=True)
+
+
+def write_ledgers(cluster: KazooClient, *ledger_ids: int) -> None:
+    write(cluster, {f"ledgers/{format_ledger_path(each)}": wire.ledger_metadata() for each in ledger_ids})
+
+
+def test_every_ledger_is_found_in_both_layouts_of_paths(cluster: KazooClient, reader: ZnodeReader) -> None:
+    ids = [0, 9_999, 10_000, 123_456_789, 2_147_483_646, 2_147_483_647, (1 << 63) - 1]
+    write_ledgers(cluster, *ids)
+    write(cluster, {"ledgers/available/bk0": b"", "ledgers/idgen/ID-1": b"", "ledgers/LAYOUT": b"2\n"})
+    folders = list_ledger_folders(reader, "ledgers")
+    found = list(scan_ledgers(reader, "ledgers", folders))
+    assert sorted(each.ledger_id for each in found) == ids
+    assert all(each.metadata and not each.problem for each in found)
+    assert {each.path for each in found} == {format_ledger_path(each) for each in ids}
+
+
+def test_a_ledger_that_cannot_be_read_is_told(cluster: KazooClient, reader: ZnodeReader) -> None:
+    """apache/pulsar#13480: a ledger's znode with no data."""
+    write(cluster, {f"ledgers/{format_ledger_path(7)}": b""})
+    (found,) = scan_ledgers(reader, "ledgers", ["00"])
+    assert found.metadata is None
+    assert "version" in found.problem
+
+
+@pytest.mark.parametrize("stray", ["ledgers/00/0000/X0001", "ledgers/00/0000/0001"])
+def test_a_child_that_is_no_ledger_ends_the_scan(cluster: KazooClient, reader: ZnodeReader, stray: str) -> None:
+    write_ledgers(cluster, 1)
+    write(cluster, {stray: b""})
+    with pytest.raises(UnreadableMetadata):
+        list(scan_ledgers(reader, "ledgers", ["00"]))
+
+
+def test_a_flat_layout_and_an_absent_root_are_refused(cluster: KazooClient, reader: ZnodeReader) -> None:
+    with pytest.raises(UnreadableMetadata, match="no such znode"):
+        list_ledger_folders(reader, "ledgers")
+    write(cluster, {"ledgers/L0000000007": wire.ledger_metadata()})
+    with pytest.raises(UnreadableMetadata, match="flat"):
+        list_ledger_folders(reader, "ledgers")
+
+
+def test_topics_cursors_buckets_and_offloads_are_found(cluster: KazooClient, reader: ZnodeReader) -> None:
+    context = wire.offload_context(_UUID, complete=True, bookkeeper_deleted=True)
+    write(
+        cluster,
+        {
+            _TOPIC: wire.managed_ledger([4, 5], offloads={4: context}),
+            f"{_TOPIC}/billing": wire.cursor(6, buckets={"1_2": "7"}),
+            f"{_TOPIC}/__compaction": wire.cursor(8, compacted=99),
+            "managed-ledgers/public/default/persistent/never-loaded": b"",
+            "managed-ledgers/public/default/persistent/closed": wire.managed_ledger([]),
+            "managed-ledgers/public/default/persistent/closed/__compaction": wire.cursor(-1, compacted=10),
+            "managed-ledgers/old/east/ns/persistent/v1": wire.managed_ledger([11]),
+            "managed-ledgers/public/default/persistent/shadow": wire.managed_ledger([4], shadow="persistent://a/b/c"),
+        },
+    )
+    facts = set(scan_managed_ledgers(reader))
+    closed, shadow = (f"managed-ledgers/public/default/persistent/{name}" for name in ("closed", "shadow"))
+    assert {fact for fact in facts if not isinstance(fact, FoundManagedLedger)} == {
+        FoundReference(4, _TOPIC, "ledgers"),
+        FoundReference(5, _TOPIC, "ledgers"),
+        FoundOffload("public/default/persistent/orders", OffloadAttempt(4, _UUID, True, True, "tiered")),
+        FoundReference(6, f"{_TOPIC}/billing", "cursor_ledger_id"),
+        FoundReference(7, f"{_TOPIC}/billing", "cursor_properties"),
+        FoundReference(8, f"{_TOPIC}/__compaction", "cursor_ledger_id"),
+        FoundCompactionCursor(f"{_TOPIC}/__compaction", 8),
+        FoundReference(10, f"{closed}/__compaction", "compacted_ledger"),
+        FoundReference(11, "managed-ledgers/old/east/ns/persistent/v1", "ledgers"),
+        FoundReference(4, shadow, "ledgers", owns=False),
+    }
+    assert FoundManagedLedger("public/default/persistent/orders", 2, "", frozenset({4})) in facts
+    assert FoundManagedLedger("public/default/persistent/never-loaded", 0) in facts
+    assert FoundManagedLedger("public/default/persistent/shadow", 1, "persistent://a/b/c") in facts
+
+
+def test_schemas_are_found(cluster: KazooClient, reader: ZnodeReader) -> None:
+    write(
+        cluster,
+        {"schemas/public/default/orders": wire.schema_locator([3, 9]), "schemas/t/ns/a%2Fb": wire.schema_locator([4])},
+    )
+    assert set(scan_schemas(reader)) == {
+        FoundReference(3, "schemas/public/default/orders", "versions"),
+        FoundReference(9, "schemas/public/default/orders", "versions"),
+        FoundReference(4, "schemas/t/ns/a%2Fb", "versions"),
+    }
+
+
+def test_logs_are_found_at_any_depth(cluster: KazooClient, reader: ZnodeReader) -> None:
+    package = "pulsar/packages/function/t/ns/p/v1"
+    write(
+        cluster,
+        {
+            "pulsar/functions/t/ns/f/<default>/ledgers/logrecs_000000000000000001": b"5;21;1",
+            "pulsar/functions/t/ns/f/<default>/lock": b"someone",
+            f"{package}/<default>/ledgers/inprogress_000000000000000001": b"5;22;1",
+            f"{package}/<default>/allocation": b"23",
+            f"{package}/meta/<default>/ledgers/logrecs_000000000000000001": b"5;24;1",
+            f"{package}/meta/<default>/allocation": b"",
+            "stream/storage/.allocation_pool/one": b"25",
+        },
+    )
+    found = {fact.ledger_id for fact in scan_logs(reader) if isinstance(fact, FoundReference)}
+    assert found == {21, 22, 23, 24, 25}
+
+
+def test_a_cluster_without_schemas_and_logs_has_none_of_their_references(reader: ZnodeReader) -> None:
+    assert not list(scan_schemas(reader))
+    assert not list(scan_logs(reader))
+    assert [type(fact) for fact in scan_managed_ledgers(reader)] == [ScanProblem]
+
+
+_UNREADABLE = {
+    "managed ledger": {_TOPIC: wire.managed_ledger([4])[:-1]},
+    "cursor": {f"{_TOPIC}/billing": b"\xff"},
+    "cursor with children": {f"{_TOPIC}/billing": wire.cursor(-1), f"{_TOPIC}/billing/deeper": b""},
+    "domain": {"managed-ledgers/t/ns/segment/a": b""},
+    "schema": {"schemas/t/ns/a": b"\xff"},
+    "schema with children": {"schemas/t/ns/a": wire.schema_locator([1]), "schemas/t/ns/a/deeper": b""},
+    "segment": {"pulsar/functions/a/<default>/ledgers/logrecs_1": b"6;1"},
+    "segment's name": {"pulsar/functions/a/<default>/ledgers/other": b"5;1"},
+    "allocation": {"pulsar/functions/a/<default>/allocation": b"x"},
+}
+
+
+@pytest.mark.parametrize("values", _UNREADABLE.values(), ids=_UNREADABLE.keys())
+def test_what_cannot_be_read_is_a_problem(
+    cluster: KazooClient, reader: ZnodeReader, values: Mapping[str, bytes]
+) -> None:
+    cluster.ensure_path("/managed-ledgers")
+    write(cluster, values)
+    facts: list[FoundFact] = [*scan_managed_ledgers(reader), *scan_schemas(reader), *scan_logs(reader)]
+    (problem,) = (fact for fact in facts if isinstance(fact, ScanProblem))
+    assert any(problem.path.startswith(path.rsplit("/", 1)[0]) for path in values)
+    assert problem.reason
+
+
+def test_a_znode_that_vanishes_between_list_and_read_is_left_out(cluster: KazooClient, reader: ZnodeReader) -> None:
+    write_ledgers(cluster, 1, 2, 3)
+    write(cluster, {_TOPIC: wire.managed_ledger([1])})
+
+    class Vanishing(ZnodeReader):
+        def read(self, paths: Sequence[str]) -> Iterator[tuple[str, Znode | None]]:
+            for path in paths:
+                if path.endswith(("L0002", "orders")):
+                    cluster.delete(f"/{path}")
+            return super().read(paths)
+
+    vanishing = Vanishing(reader._session, reads_per_s=1_000)
+    assert [each.ledger_id for each in scan_ledgers(vanishing, "ledgers", ["00"])] == [1, 3]
+    assert not list(scan_managed_ledgers(vanishing))
+
+
+def test_reads_keep_order_and_tell_what_does_not_exist(cluster: KazooClient, reader: ZnodeReader) -> None:
+    write(cluster, {"a": b"1", "b/c": b"2"})
+    cluster.set("/a", b"3")
+    reader.sync()
+    found = dict(reader.read(["b", "absent", "a"]))
+    assert list(found) == ["b", "absent", "a"]
+    assert found["absent"] is None
+    assert isinstance(found["a"], Znode)
+    assert (found["a"].data, found["a"].version, found["b"] and found["b"].children) == (b"3", 1, 1)
+    assert dict(reader.list_children(["b", "absent"])) == {"b": ["c"], "absent": None}
+
+
+def test_reads_keep_to_their_rate(cluster: KazooClient, reader: ZnodeReader) -> None:
+    """4,500 reads at 1,000 a second are three batches; the second begins 2 s after the first, the third at 4 s."""
+    slept: list[float] = []
+    slow = ZnodeReader(reader._session, reads_per_s=1_000, clock=lambda: sum(slept), sleep=slept.append)
+    write(cluster, {"a": b""})
+    assert len(list(slow.read(["a"] * 4_500))) == 4_500
+    assert slept == [2.0, 2.0]
