@@ -47,6 +47,7 @@ class LedgerMetadata:
     size_bytes: int  # 0 for a ledger that is not closed
     last_entry: int  # -1 for an empty ledger and for one that is not closed
     segments: tuple[EnsembleSegment, ...]
+    ack_quorum: int  # bookies that have stored an entry before its writer is answered
     digest: str = ""  # name of the type; "" in version 1
     password: bytes = field(default=b"", repr=False)
     custom: Mapping[str, bytes] = field(default_factory=dict)
@@ -133,21 +134,21 @@ def _managed_ledger_of_topic(topic: str) -> str:
 def _parse_version_1(body: bytes) -> LedgerMetadata:
     """Parse lines: write quorum, ensemble size, length; then segments; at last, unless the ledger is open, its end."""
     try:
-        _, _, length, *lines = body.decode("ascii").splitlines()
+        quorum, _, length, *lines = body.decode("ascii").splitlines()
         rows = [line.split("\t") for line in lines if line]
         closed = bool(rows) and rows[-1][1:] == ["CLOSED"]
         end = int(rows.pop()[0]) if closed else _NO_ENTRY
         segments = tuple(EnsembleSegment(int(first), tuple(bookies)) for first, *bookies in rows)
-        size = int(length)
+        size, ack_quorum = int(length), int(quorum)
     except ValueError as error:
         raise UnreadableMetadata(f"ledger metadata of version 1: {error}") from None
     if not segments or not all(segment.bookie_ids for segment in segments):
         raise UnreadableMetadata("ledger metadata of version 1: expected segments with bookies")
-    if not closed:
-        return LedgerMetadata(state=LedgerState.OPEN, size_bytes=0, last_entry=_NO_ENTRY, segments=segments)
-    if end == _IN_RECOVERY:
-        return LedgerMetadata(state=LedgerState.IN_RECOVERY, size_bytes=0, last_entry=_NO_ENTRY, segments=segments)
-    return LedgerMetadata(state=LedgerState.CLOSED, size_bytes=size, last_entry=end, segments=segments)
+    if not closed or end == _IN_RECOVERY:
+        state, size, end = LedgerState.IN_RECOVERY if closed else LedgerState.OPEN, 0, _NO_ENTRY
+    else:
+        state = LedgerState.CLOSED
+    return LedgerMetadata(state=state, size_bytes=size, last_entry=end, segments=segments, ack_quorum=ack_quorum)
 
 
 def _parse_text_message(body: bytes) -> messages.LedgerMetadata:
@@ -178,6 +179,7 @@ def _from_message(message: messages.LedgerMetadata) -> LedgerMetadata:
         size_bytes=message.length if is_closed else 0,
         last_entry=message.lastEntryId if is_closed and message.HasField("lastEntryId") else _NO_ENTRY,
         segments=tuple(EnsembleSegment(each.firstEntryId, tuple(each.ensembleMember)) for each in message.segment),
+        ack_quorum=message.ackQuorumSize if message.HasField("ackQuorumSize") else message.quorumSize,
         digest=messages.LedgerMetadata.DigestType.Name(message.digestType) if message.HasField("digestType") else "",
         password=message.password,
         custom={each.key: each.value for each in message.customMetadata},

@@ -24,6 +24,7 @@ def test_version_3_is_read() -> None:
         size_bytes=100,
         last_entry=9,
         segments=(EnsembleSegment(0, ("bk0", "bk1")),),
+        ack_quorum=1,
         digest="CRC32C",
         password=b"",
         custom={key: value.encode() for key, value in _OWNED.items()},
@@ -64,6 +65,7 @@ def test_version_1_is_read(end: str, state: LedgerState, size: int, last: int) -
     metadata = parse_ledger_metadata(b"BookieMetadataFormatVersion\t1\n" + body.encode())
     assert (metadata.state, metadata.size_bytes, metadata.last_entry) == (state, size, last)
     assert metadata.segments[1] == EnsembleSegment(4, ("bk2:3181",))
+    assert metadata.ack_quorum == 2
     assert find_stated_owner(metadata) is None
 
 
