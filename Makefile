@@ -10,7 +10,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 unexport PYTHONDONTWRITEBYTECODE # each of the processes that tests start would compile the whole project anew
 CODE := logstore activities workflows infra spark workers tests
 
-.PHONY: help setup lock tables reference fmt lint types imports check test test-replay test-external faults faults-in-parts soak wheel wheel-demo bench screenshots demo up down clean
+.PHONY: help setup lock protos tables reference fmt lint types imports check test test-replay test-external faults faults-in-parts soak wheel wheel-demo bench screenshots demo up down clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-16s %s\n", $$1, $$2}'
@@ -33,6 +33,9 @@ lock: ## Resolve dependencies again (needs uv)
 		requirements-build.in -o requirements-build.lock
 	uv pip compile -q --universal --python-version 3.11 --all-extras --generate-hashes --no-header --no-annotate \
 		pyproject.toml -o requirements.lock
+
+protos: setup ## Generate the messages of Pulsar and BookKeeper from their .proto files
+	$(BIN)/python -m grpc_tools.protoc -I . --python_out=. --pyi_out=. logstore/pulsar/protos/*.proto
 
 tables: setup ## Write the tables that queries import from their declared classes
 	$(BIN)/python -m infra.declared > .tables.py
