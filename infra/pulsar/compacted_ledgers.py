@@ -1,0 +1,50 @@
+"""Look-up of the compacted ledger of a topic whose compaction cursor has a ledger.
+
+Source: Pulsar's `Compactor`: the id is a property of the cursor's position, so its newest value is in the last entry of
+the cursor ledger.
+"""
+
+from typing import Final
+
+from infra.pulsar.bookie_reads import BookieDirectory, read_last_entry
+from infra.pulsar.reference_scan import FoundCompactionCursor, FoundFact, FoundReference, ScanProblem
+from infra.pulsar.znode_reads import ZnodeReader
+from logstore.errors import StoreUnavailable
+from logstore.pulsar.ledger_metadata import parse_ledger_metadata
+from logstore.pulsar.ledger_references import CursorReferences, find_cursor_ledger_references, find_cursor_references
+from logstore.pulsar.unreadable_metadata import UnreadableMetadata
+from logstore.pulsar.znode_names import format_ledger_path
+
+_MAX_SWITCHES: Final = 3
+"""Times that the broker may switch to another cursor ledger during a look-up."""
+
+
+def find_compacted_ledger(
+    reader: ZnodeReader, directory: BookieDirectory, ledgers_root: str, cursor: FoundCompactionCursor
+) -> list[FoundFact]:
+    """Return the reference to the compacted ledger, nothing if there is none, or a problem.
+
+    A broker may switch to another cursor ledger, or store the state in the cursor's znode, and then delete the cursor
+    ledger. If the ledger is absent, the cursor's znode is read again.
+    """
+    found: CursorReferences | None = CursorReferences(cursor.cursor_ledger_id)
+    for _ in range(_MAX_SWITCHES):
+        if found is None:
+            return []
+        if found.cursor_ledger_id is None:
+            return _make_facts(cursor.path, found.compacted_ledger_id)
+        ledger_id = found.cursor_ledger_id
+        try:
+            ((_, znode),) = reader.read([f"{ledgers_root}/{format_ledger_path(ledger_id)}"])
+            if znode is not None:
+                entry = read_last_entry(ledger_id, parse_ledger_metadata(znode.data), directory.find_address)
+                return _make_facts(cursor.path, find_cursor_ledger_references(entry.payload) if entry else None)
+            ((_, cursor_znode),) = reader.read([cursor.path])
+            found = None if cursor_znode is None else find_cursor_references(cursor_znode.data)
+        except (StoreUnavailable, UnreadableMetadata) as error:
+            return [ScanProblem(cursor.path, f"the cursor ledger {ledger_id} cannot be read: {error}")]
+    return [ScanProblem(cursor.path, f"its cursor ledger was replaced {_MAX_SWITCHES} times during the scan")]
+
+
+def _make_facts(path: str, ledger_id: int | None) -> list[FoundFact]:
+    return [] if ledger_id is None else [FoundReference(ledger_id, path, "compacted_ledger")]

@@ -1,0 +1,86 @@
+"""The compacted ledger of a topic is in the last entry of its cursor ledger, which a broker may replace at any time."""
+
+from collections.abc import Iterator
+
+import pytest
+from kazoo.client import KazooClient
+
+from infra.pulsar.bookie_reads import BookieDirectory
+from infra.pulsar.compacted_ledgers import find_compacted_ledger
+from infra.pulsar.reference_scan import FoundCompactionCursor, FoundFact, FoundReference, ScanProblem
+from infra.pulsar.znode_reads import ZnodeReader
+from logstore.pulsar.znode_names import format_ledger_path
+from tests.infra.pulsar.fake_bookie import FakeBookie, answer_with, answer_with_code, run_bookie, seal_entry
+from tests.logstore.pulsar import wire
+
+pytestmark = pytest.mark.external_service
+
+_CURSOR = "managed-ledgers/t/ns/persistent/a/__compaction"
+
+
+@pytest.fixture
+def bookie() -> Iterator[FakeBookie]:
+    with run_bookie(answer_with(seal_entry(8, 5, wire.cursor_position(compacted=31)))) as bookie:
+        yield bookie
+
+
+def write_cursor_ledger(cluster: KazooClient, bookie: FakeBookie, ledger_id: int) -> None:
+    ids = [f"127.0.0.1:{bookie.address.port}"]
+    cluster.create(
+        f"/ledgers/{format_ledger_path(ledger_id)}", wire.ledger_metadata(state=1, bookies=ids), makepath=True
+    )
+
+
+def find(reader: ZnodeReader, cursor_ledger_id: int) -> list[FoundFact]:
+    cursor = FoundCompactionCursor(_CURSOR, cursor_ledger_id)
+    return find_compacted_ledger(reader, BookieDirectory(reader, "ledgers"), "ledgers", cursor)
+
+
+def test_the_last_entry_names_it(cluster: KazooClient, reader: ZnodeReader, bookie: FakeBookie) -> None:
+    write_cursor_ledger(cluster, bookie, 8)
+    assert find(reader, 8) == [FoundReference(31, _CURSOR, "compacted_ledger")]
+
+
+def test_a_cursor_without_entries_names_none(cluster: KazooClient, reader: ZnodeReader, bookie: FakeBookie) -> None:
+    bookie.answer = answer_with_code(1)
+    write_cursor_ledger(cluster, bookie, 8)
+    assert find(reader, 8) == []
+
+
+def test_a_replaced_cursor_ledger_is_followed(cluster: KazooClient, reader: ZnodeReader, bookie: FakeBookie) -> None:
+    cluster.create(f"/{_CURSOR}", wire.cursor(8), makepath=True)
+    write_cursor_ledger(cluster, bookie, 8)
+    assert find(reader, 7) == [FoundReference(31, _CURSOR, "compacted_ledger")]
+
+
+def test_a_cursor_that_was_closed_names_it_in_its_znode(cluster: KazooClient, reader: ZnodeReader) -> None:
+    cluster.create(f"/{_CURSOR}", wire.cursor(-1, compacted=32), makepath=True)
+    assert find(reader, 7) == [FoundReference(32, _CURSOR, "compacted_ledger")]
+
+
+def test_a_topic_that_was_deleted_meanwhile_names_none(reader: ZnodeReader) -> None:
+    assert find(reader, 7) == []
+
+
+def test_a_cursor_ledger_that_stays_away_is_a_problem(cluster: KazooClient, reader: ZnodeReader) -> None:
+    cluster.create(f"/{_CURSOR}", wire.cursor(7), makepath=True)
+    (problem,) = find(reader, 7)
+    assert isinstance(problem, ScanProblem)
+
+
+@pytest.mark.parametrize("payload", [b"\xff", wire.cursor_position(compacted=31)[:-1]])
+def test_an_entry_that_cannot_be_read_is_a_problem(
+    cluster: KazooClient, reader: ZnodeReader, bookie: FakeBookie, payload: bytes
+) -> None:
+    bookie.answer = answer_with(seal_entry(8, 5, payload))
+    write_cursor_ledger(cluster, bookie, 8)
+    (problem,) = find(reader, 8)
+    assert isinstance(problem, ScanProblem)
+    assert "ledger 8" in problem.reason
+
+
+def test_a_bookie_that_is_away_is_a_problem(cluster: KazooClient, reader: ZnodeReader, bookie: FakeBookie) -> None:
+    write_cursor_ledger(cluster, bookie, 8)
+    bookie.answer = answer_with_code(101)
+    (problem,) = find(reader, 8)
+    assert isinstance(problem, ScanProblem)
