@@ -3,18 +3,25 @@
 Source: BookKeeper's hierarchical ledger managers; PulsarLedgerManager has the same layout.
 """
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from infra.pulsar.znode_reads import Znode, ZnodeReader
 from logstore.pulsar.ledger_metadata import LedgerMetadata, parse_ledger_metadata
 from logstore.pulsar.unreadable_metadata import UnreadableMetadata
 from logstore.pulsar.znode_names import is_ledger_folder, parse_ledger_path
 
+_REPLICATION_LOCK: Final = re.compile(r"urL(\d+)", re.ASCII)
+
 
 @dataclass(frozen=True, slots=True)
 class FoundLedger:
-    """Ledger of a scan. `problem` says why its metadata cannot be read; `metadata` is then `None`."""
+    """Ledger of a scan. Its metadata is `None` if it cannot be read.
+
+    `problem` then says why. An empty znode has no problem: there is nothing to read (apache/pulsar#13480).
+    """
 
     ledger_id: int
     path: str  # below the ledgers' root
@@ -23,47 +30,51 @@ class FoundLedger:
     problem: str = ""
 
 
-def list_ledger_folders(reader: ZnodeReader, root: str) -> list[str]:
-    """Return the folders of the first level, such as `00` and `000`, which together have all ledgers."""
+def list_leaf_folders(reader: ZnodeReader, root: str) -> list[str]:
+    """Return the folders that contain ledgers, such as `ledgers/00/0012`. Each has at most 10,000 ledgers.
+
+    Raises:
+        UnreadableMetadata: The root does not exist, or has another layout than the hierarchical ones.
+    """
     ((_, names),) = reader.list_children([root])
     if names is None:
         raise UnreadableMetadata(f"/{root}: expected the ledgers of a cluster, found no such znode")
     flat = next((name for name in names if name.startswith("L") and name[1:].isdigit()), None)
     if flat:
         raise UnreadableMetadata(f'/{root}: expected the hierarchical layout, found a ledger of the flat one, "{flat}"')
-    return [name for name in names if is_ledger_folder(name)]
+    leaf_folders: list[str] = []
+    for digits, depth in ((2, 1), (3, 3)):  # levels of folders below the first one, for short and long ids
+        folders = [f"{root}/{name}" for name in names if is_ledger_folder(name) and len(name) == digits]
+        for _ in range(depth):
+            listed = reader.list_children(folders)
+            folders = [f"{folder}/{name}" for folder, children in listed for name in children or ()]
+        leaf_folders += folders
+    return leaf_folders
 
 
-def scan_ledgers(reader: ZnodeReader, root: str, folders: Sequence[str]) -> Iterator[FoundLedger]:
-    """Yield the ledgers below folders of the first level. A ledger that vanishes during the scan is left out.
+def scan_leaf_folders(reader: ZnodeReader, root: str, leaf_folders: Sequence[str]) -> Iterator[FoundLedger]:
+    """Yield the ledgers of some folders. A ledger that vanishes during the scan is left out.
 
     Raises:
-        UnreadableMetadata: A folder has a child that is neither a folder nor a ledger.
+        UnreadableMetadata: A folder has a child that is no ledger.
     """
-    for folder in folders:
-        depth = 1 if len(folder) == 2 else 3  # folders below the first level
-        for leaf_folder in _list_leaf_folders(reader, f"{root}/{folder}", depth):
-            yield from _scan_leaf_folder(reader, root, leaf_folder)
+    for folder, names in reader.list_children(leaf_folders):
+        paths = [f"{folder}/{name}" for name in names or ()]
+        id_by_path = {path: parse_ledger_path(path[len(root) + 1 :]) for path in paths}
+        for path, znode in reader.read(paths):
+            if znode is not None:
+                yield _parse_ledger(id_by_path[path], path[len(root) + 1 :], znode)
 
 
-def _list_leaf_folders(reader: ZnodeReader, folder: str, depth: int) -> Iterator[str]:
-    ((_, names),) = reader.list_children([folder])
-    for name in names or ():
-        path = f"{folder}/{name}"
-        if depth == 1:
-            yield path
-        else:
-            yield from _list_leaf_folders(reader, path, depth - 1)
+def _parse_ledger(ledger_id: int, path: str, znode: Znode) -> FoundLedger:
+    try:
+        return FoundLedger(ledger_id, path, znode, parse_ledger_metadata(znode.data))
+    except UnreadableMetadata as error:
+        return FoundLedger(ledger_id, path, znode, None, str(error) if znode.data else "")
 
 
-def _scan_leaf_folder(reader: ZnodeReader, root: str, folder: str) -> Iterator[FoundLedger]:
-    ((_, names),) = reader.list_children([folder])
-    id_by_path = {f"{folder}/{name}": parse_ledger_path(f"{folder}/{name}"[len(root) + 1 :]) for name in names or ()}
-    for path, znode in reader.read(list(id_by_path)):
-        if znode is None:
-            continue
-        try:
-            metadata, problem = parse_ledger_metadata(znode.data), ""
-        except UnreadableMetadata as error:
-            metadata, problem = None, str(error)
-        yield FoundLedger(id_by_path[path], path[len(root) + 1 :], znode, metadata, problem)
+def list_locked_ledgers(reader: ZnodeReader, root: str) -> list[int]:
+    """Return the ledgers that replication workers have locked, ascending."""
+    ((_, names),) = reader.list_children([f"{root}/underreplication/locks"])
+    matches = [_REPLICATION_LOCK.fullmatch(name) for name in names or ()]
+    return sorted(int(match[1]) for match in matches if match)

@@ -7,9 +7,8 @@ Source: the table of references in Pulsar's metadata, checked on a running clust
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
-from itertools import islice
 from typing import Final
 
 from infra.pulsar.znode_reads import ZnodeReader
@@ -45,6 +44,7 @@ class FoundReference:
     path: str
     source: str  # field, such as `ledgers` or `cursor_ledger_id`
     owns: bool = True  # False: a shadow topic lists the ledger of another topic
+    may_dangle: bool = False  # nothing is lost if the ledger is absent
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,6 @@ class FoundManagedLedger:
     name: str
     ledgers: int
     shadow_source: str = ""
-    given_up_ids: frozenset[int] = field(default_factory=frozenset)  # listed ledgers that need not exist
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,30 +83,39 @@ class ScanProblem:
 FoundFact = FoundReference | FoundOffload | FoundCompactionCursor | FoundManagedLedger | ScanProblem
 
 
-def scan_managed_ledgers(reader: ZnodeReader) -> Iterator[FoundFact]:
-    """Yield what managed ledgers and their cursors refer to. A cluster without the root yields a problem."""
-    parents = [MANAGED_LEDGERS]
-    while parents:
-        path = parents.pop()
-        ((_, names),) = reader.list_children([path])
-        if names is None and path == MANAGED_LEDGERS:
-            yield ScanProblem(path, "expected the managed ledgers of a cluster, found no such znode")
+def list_namespaces(reader: ZnodeReader) -> list[str] | None:
+    """Return the parents at the second level of managed ledgers, or `None` for a cluster without managed ledgers."""
+    ((_, tenants),) = reader.list_children([MANAGED_LEDGERS])
+    if tenants is None:
+        return None
+    return list(_list_paths(reader, [f"{MANAGED_LEDGERS}/{tenant}" for tenant in tenants]))
+
+
+def scan_managed_ledgers(reader: ZnodeReader, parents: Sequence[str]) -> Iterator[FoundFact]:
+    """Yield what managed ledgers and their cursors below `parents` refer to. See `list_namespaces`."""
+    remaining = list(parents)
+    while remaining:
+        path = remaining.pop()
         topics: list[str] = []
-        for child in [f"{path}/{name}" for name in names or ()]:
+        for child in _list_paths(reader, [path]):
             try:
                 parsed = parse_managed_ledger_path(child[len(MANAGED_LEDGERS) + 1 :])
             except UnreadableMetadata as error:
                 yield ScanProblem(child, str(error))
                 continue
-            (parents if parsed is None else topics).append(child)
-        remaining = iter(topics)
-        while batch := list(islice(remaining, _TOPICS_PER_BATCH)):
-            yield from _scan_topics(reader, batch)
+            (remaining if parsed is None else topics).append(child)
+        for start in range(0, len(topics), _TOPICS_PER_BATCH):
+            yield from _scan_topics(reader, topics[start : start + _TOPICS_PER_BATCH])
 
 
-def scan_schemas(reader: ZnodeReader) -> Iterator[FoundFact]:
-    """Yield what schemas refer to: `schemas/tenant/namespace/topic`. A cluster without schemas has no such root."""
-    for tenant in _list_paths(reader, [SCHEMAS]):
+def list_schema_tenants(reader: ZnodeReader) -> list[str]:
+    """Return the parents at the first level of schemas. A cluster may have none."""
+    return list(_list_paths(reader, [SCHEMAS]))
+
+
+def scan_schemas(reader: ZnodeReader, tenants: Sequence[str]) -> Iterator[FoundFact]:
+    """Yield what schemas of tenants refer to: `schemas/tenant/namespace/topic`. See `list_schema_tenants`."""
+    for tenant in tenants:
         topics = list(_list_paths(reader, list(_list_paths(reader, [tenant]))))
         for path, znode in reader.read(topics):
             if znode is None:
@@ -177,11 +185,13 @@ def _facts_or_problem(path: str, find_facts: Callable[[], list[FoundFact]]) -> I
 
 
 def _managed_ledger_facts(path: str, data: bytes) -> list[FoundFact]:
+    """Return the facts of a managed ledger. Pulsar drops a missing last ledger from the list and goes on."""
     found: ManagedLedgerReferences = find_managed_ledger_references(data)
     name, owns = path.removeprefix(f"{MANAGED_LEDGERS}/"), not found.shadow_source
+    dangling = found.ledgers_given_up | set(found.ledger_ids[-1:]) if owns else set(found.ledger_ids)
     return [
-        FoundManagedLedger(name, len(found.ledger_ids), found.shadow_source, found.ledgers_given_up),
-        *(FoundReference(ledger_id, path, "ledgers", owns) for ledger_id in found.ledger_ids),
+        FoundManagedLedger(name, len(found.ledger_ids), found.shadow_source),
+        *(FoundReference(each, path, "ledgers", owns, each in dangling) for each in found.ledger_ids),
         *(FoundOffload(name, attempt) for attempt in found.offloads),
     ]
 

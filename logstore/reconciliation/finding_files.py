@@ -5,7 +5,7 @@ ordered by name, and rows by position in the file. Every reader therefore comput
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 from logstore.atomic_files import replace_atomically
 from logstore.errors import CorruptData
 from logstore.positions import LedgerId
-from logstore.reconciliation.findings import Finding, FindingFate, FindingKind
+from logstore.reconciliation.findings import STORE_KINDS, Finding, FindingFate, FindingKind
 
 FINDING_SCHEMA: Final = pa.schema(
     [
@@ -102,9 +102,11 @@ class FindingFiles:
             rows = pq.ParquetFile(path).read_row_group(group).to_pylist()
             return {first + index: _to_finding(row) for index, row in enumerate(rows)}
 
-    def count_findings_and_bytes_by_kind(self) -> dict[FindingKind, tuple[int, int]]:
-        """Return number and bytes of the findings by kind. Kinds without findings have zeros. Read only two columns."""
-        totals = dict.fromkeys(FindingKind, (0, 0))
+    def count_findings_and_bytes_by_kind(
+        self, kinds: Iterable[FindingKind] = STORE_KINDS
+    ) -> dict[FindingKind, tuple[int, int]]:
+        """Return number and bytes of the findings by kind. `kinds` without findings have zeros. Read two columns."""
+        totals = dict.fromkeys(kinds, (0, 0))
         for path, group, _ in self._page_locations:
             with _translate_errors(path):
                 table = pq.ParquetFile(path).read_row_group(group, columns=["kind", "size_bytes"])

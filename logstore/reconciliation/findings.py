@@ -26,12 +26,27 @@ class FindingKind(StrEnum):
     MISMATCH = "mismatch"  # storage contradicts the catalog's row, or keeps objects of a refused deletion
     CONFIRMATION = "confirmation"  # a confirmation object of a ledger; deleted with the ledger
     FOREIGN = "foreign"  # an object whose key cannot be parsed, or of another application
+    ORPHAN_MANAGED_LEDGER = "orphan_managed_ledger"  # of a cluster: a managed ledger whose topic is gone
+    ABANDONED_UPLOAD = "abandoned_upload"  # of a cluster: an unfinished upload of an offload
+    DANGLING_REFERENCE = "dangling_reference"  # of a cluster: a reference to a ledger that does not exist
+    UNATTRIBUTED_LEDGER = "unattributed_ledger"  # of a cluster: a ledger without references and without a known owner
+    HAZARD = "hazard"  # of a cluster: a state that makes deletions dangerous, such as a shadow topic
 
     @property
     def is_removable(self) -> bool:
         """True if an apply removes findings of this kind. Other kinds are only reported."""
         return self in _REMOVABLE_KINDS
 
+
+STORE_KINDS: Final = tuple(FindingKind)[: tuple(FindingKind).index(FindingKind.ORPHAN_MANAGED_LEDGER)]
+"""Kinds of findings about Sexton's own store."""
+
+CLUSTER_KINDS: Final = (
+    FindingKind.ORPHAN_LEDGER,
+    FindingKind.ORPHAN_OFFLOAD,
+    *tuple(FindingKind)[len(STORE_KINDS) :],
+)
+"""Kinds of findings about a Pulsar cluster."""
 
 _REMOVABLE_KINDS = frozenset(
     {

@@ -26,7 +26,7 @@ from logstore.ports.object_storage import ObjectStore
 from logstore.positions import LedgerId
 from logstore.reconciliation.bulk_job_inputs_and_results import BulkJobSummary, VerifyFindingsJob
 from logstore.reconciliation.finding_files import FINDING_SCHEMA, FINDINGS_PER_PAGE, FindingFiles, findings_to_table
-from logstore.reconciliation.findings import Finding, FindingKind
+from logstore.reconciliation.findings import STORE_KINDS, Finding, FindingKind
 from logstore.reconciliation.orphan_doubts_from_rows import (
     LedgerRows,
     describe_lost_ledger,
@@ -71,7 +71,7 @@ def verify_findings(addresses: CatalogAddresses, context: JobContext, job: Verif
     )
     counts_by_task = context.run_in_executors("ask storage and catalog again", tasks, verify)
     return BulkJobSummary(
-        counts={kind.value: sum(counts[kind.value] for counts in counts_by_task) for kind in FindingKind}
+        counts={kind.value: sum(counts[kind.value] for counts in counts_by_task) for kind in STORE_KINDS}
     )
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from logstore.reconciliation.findings import FindingKind
+from logstore.reconciliation.findings import STORE_KINDS, FindingKind
 from workers.cli.answer_output import Answer, print_note
 from workers.cli.command_context import CommandContext
 from workers.cli.command_registration import command
@@ -121,7 +121,7 @@ def _count_findings_of_run(run: "ReconciliationRun", *, is_apply: bool) -> dict[
 
     if not is_apply:
         findings = plan_result(run.summary).findings
-        return {kind.value: findings.get(kind.value, 0) for kind in FindingKind}
+        return {kind.value: findings.get(kind.value, 0) for kind in STORE_KINDS}
     counts = apply_counts(run.summary)
     return {"applied": sum(counts.applied.values()), "kept": sum(counts.skipped.values()), "failed": counts.failed}
 

@@ -1,0 +1,40 @@
+"""Bulk jobs of a plan for a Pulsar cluster."""
+
+from dataclasses import dataclass
+from typing import Final
+
+PROBLEM: Final = "problem: "
+"""Prefix of keys in `BulkJobSummary.facts` of a scan. The rest is a path, and the value says what cannot be read."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScanClusterJob:
+    """Job that writes facts about every ledger of a cluster, and then about every reference to a ledger.
+
+    The summary counts `ledgers`, `references`, `managed_ledgers`, `offloads`, `problems` and `groups` of files. A scan
+    with problems is incomplete. The fact `PROBLEM` names problems.
+    """
+
+    run_id: str
+    number: int  # 1 or 2: a plan compares two scans
+
+    main = "scan-cluster"
+
+    @property
+    def name(self) -> str:
+        return f"{self.main}-{self.number}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompareScansJob:
+    """Job that compares two scans, and writes candidates for findings. `FindingFiles` reads the job's output.
+
+    The summary counts candidates by kind, `transient` ledgers without references in one scan only, and `harmless`
+    references to absent ledgers.
+    """
+
+    run_id: str
+    now_ms: int  # by the clock of ZooKeeper's server, after the second scan
+    older_than_s: float | None = None  # one age floor for all ledgers; `None`: the floors of `AgeFloors`
+
+    name = "compare-scans"

@@ -1,0 +1,1 @@
+"""Bulk jobs of a plan for a Pulsar cluster."""

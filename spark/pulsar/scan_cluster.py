@@ -1,0 +1,194 @@
+"""`scan-cluster`: write facts about every ledger of a Pulsar cluster, then about every reference to a ledger.
+
+Ledgers come first. A ledger that is born later is in no fact. The reference of a ledger that was there exists when
+references are read, unless the ledger is young.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import pyarrow as pa
+
+from infra.pulsar.bookie_reads import BookieDirectory
+from infra.pulsar.cluster_access import PulsarCluster
+from infra.pulsar.compacted_ledgers import find_compacted_ledger
+from infra.pulsar.ledger_scan import list_leaf_folders, list_locked_ledgers, scan_leaf_folders
+from infra.pulsar.reference_scan import (
+    FoundCompactionCursor,
+    FoundFact,
+    FoundManagedLedger,
+    FoundOffload,
+    FoundReference,
+    ScanProblem,
+    list_namespaces,
+    list_schema_tenants,
+    scan_logs,
+    scan_managed_ledgers,
+    scan_schemas,
+)
+from infra.pulsar.znode_reads import ZnodeReader
+from logstore.errors import PreconditionFailed
+from logstore.pulsar.plan_jobs import PROBLEM, ScanClusterJob
+from logstore.reconciliation.bulk_job_inputs_and_results import BulkJobSummary
+from spark.job_runner import JobContext
+from spark.pulsar import cluster_facts
+from spark.reconciliation.fact_files import choose_group_count, write_ungrouped_facts
+
+_TASKS_PER_CORE: Final = 4  # enough to even out tasks of different lengths
+_LEDGERS_PER_FOLDER: Final = 10_000  # at most, in a folder of the last level
+_MAX_REASONS: Final = 100  # problems in the summary; the files have all of them
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class _LedgerTask:
+    number: int
+    folders: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _ReferenceTask:
+    number: int
+    namespaces: tuple[str, ...] = ()
+    schema_tenants: tuple[str, ...] = ()
+    has_logs: bool = False
+
+    def scan(self, reader: ZnodeReader) -> Iterator[FoundFact]:
+        yield from scan_managed_ledgers(reader, self.namespaces)
+        yield from scan_schemas(reader, self.schema_tenants)
+        if self.has_logs:
+            yield from scan_logs(reader)
+
+
+@dataclass(frozen=True, slots=True)
+class _ScanTarget:
+    cluster: PulsarCluster
+    folder: Path
+    groups: int
+
+    def open_rows(self, stem: str, task: int, schema: pa.Schema) -> cluster_facts.GroupedRows:
+        return cluster_facts.GroupedRows(self.folder, stem, task, schema, self.groups)
+
+    def write_rows(self, stem: str, task: int, rows: Iterable[dict[str, Any]], schema: pa.Schema) -> None:
+        batch = pa.RecordBatch.from_pylist(list(rows), schema=schema)
+        write_ungrouped_facts(self.folder, stem, task, [batch], schema)
+
+
+@dataclass(frozen=True, slots=True)
+class _ScanCounts:
+    """Rows that one task wrote, by their kind, and some of its problems."""
+
+    rows: Counter[str] = field(default_factory=Counter)
+    problems: tuple[ScanProblem, ...] = ()
+
+
+def scan_cluster(cluster: PulsarCluster, context: JobContext, job: ScanClusterJob) -> BulkJobSummary:
+    """Scan in executors. Each task has a session of its own. A problem makes the scan incomplete, and does not end it.
+
+    Raises:
+        UnreadableMetadata: The layout of the ledgers is unknown.
+        PreconditionFailed: The cluster has no managed ledgers in ZooKeeper.
+        StoreUnavailable: ZooKeeper does not answer.
+    """
+    parallel_tasks = context.spark.sparkContext.defaultParallelism * _TASKS_PER_CORE
+    with cluster.open_reader() as reader:
+        leaf_folders = list_leaf_folders(reader, cluster.ledgers_root)
+    target = _ScanTarget(cluster, context.folder, _choose_groups(context, job, len(leaf_folders)))
+    ledger_tasks = [_LedgerTask(number, part) for number, part in enumerate(_split(leaf_folders, parallel_tasks))]
+    results = context.run_in_executors("scan ledgers", ledger_tasks, partial(_write_ledger_facts, target=target))
+    with cluster.open_reader() as reader:
+        locked = [{"ledger_id": each} for each in list_locked_ledgers(reader, cluster.ledgers_root)]
+        reference_tasks = _make_reference_tasks(reader, parallel_tasks)
+    results += context.run_in_executors(
+        "scan references", reference_tasks, partial(_write_reference_facts, target=target)
+    )
+    target.write_rows("locks", 0, locked, cluster_facts.LOCKS)
+    rows = sum((result.rows for result in results), Counter[str]())
+    problems = [problem for result in results for problem in result.problems]
+    names = ("ledgers", "references", "managed_ledgers", "offloads", "problems")
+    return BulkJobSummary(
+        counts={"groups": target.groups} | {name: rows[name] for name in names},
+        facts={f"{PROBLEM}{problem.path}": problem.reason for problem in problems[:_MAX_REASONS]},
+    )
+
+
+def _choose_groups(context: JobContext, job: ScanClusterJob, leaf_folders: int) -> int:
+    """Return the number of groups of files. It is the same in both scans, so that their groups can be compared."""
+    if job.number == 1:
+        return choose_group_count(leaf_folders * _LEDGERS_PER_FOLDER)
+    return context.get_published_summary(replace(job, number=1).name).counts["groups"]
+
+
+def _make_reference_tasks(reader: ZnodeReader, parallel_tasks: int) -> list[_ReferenceTask]:
+    namespaces = list_namespaces(reader)
+    if namespaces is None:
+        raise PreconditionFailed("/managed-ledgers: expected the metadata of a Pulsar cluster, found no such znode")
+    tasks = [_ReferenceTask(0, has_logs=True)]
+    tasks += [_ReferenceTask(0, namespaces=part) for part in _split(namespaces, parallel_tasks)]
+    tasks += [_ReferenceTask(0, schema_tenants=part) for part in _split(list_schema_tenants(reader), parallel_tasks)]
+    return [
+        _ReferenceTask(number, task.namespaces, task.schema_tenants, task.has_logs) for number, task in enumerate(tasks)
+    ]
+
+
+def _split(items: Sequence[T], parts: int) -> list[tuple[T, ...]]:
+    """Split into at most `parts` tuples of nearly the same length, none of them empty."""
+    ends = [len(items) * number // parts for number in range(parts + 1)]
+    return [tuple(items[start:end]) for start, end in pairwise(ends) if end > start]
+
+
+def _write_ledger_facts(task: _LedgerTask, *, target: _ScanTarget) -> _ScanCounts:
+    """Write the ledgers of some folders, in an executor. Two runs of a task may overlap."""
+    rows = target.open_rows("ledgers", task.number, cluster_facts.LEDGERS)
+    problems: list[ScanProblem] = []
+    root = target.cluster.ledgers_root
+    with target.cluster.open_reader() as reader:
+        for found in scan_leaf_folders(reader, root, task.folders):
+            rows.add(cluster_facts.make_ledger_row(found))
+            if found.problem:
+                problems.append(ScanProblem(f"{root}/{found.path}", found.problem))
+    target.write_rows("ledger_problems", task.number, map(asdict, problems), cluster_facts.PROBLEMS)
+    return _ScanCounts(Counter(ledgers=rows.close(), problems=len(problems)), tuple(problems[:_MAX_REASONS]))
+
+
+def _write_reference_facts(task: _ReferenceTask, *, target: _ScanTarget) -> _ScanCounts:
+    """Write what some parents refer to, in an executor. Two runs of a task may overlap."""
+    references = target.open_rows("references", task.number, cluster_facts.REFERENCES)
+    offloads = target.open_rows("offloads", task.number, cluster_facts.OFFLOADS)
+    managed_ledgers: list[dict[str, Any]] = []
+    problems: list[ScanProblem] = []
+    with target.cluster.open_reader() as reader:
+        for fact in _resolve_compaction_cursors(reader, target.cluster.ledgers_root, task.scan(reader)):
+            match fact:
+                case FoundReference():
+                    references.add(asdict(fact))
+                case FoundOffload():
+                    offloads.add(cluster_facts.make_offload_row(fact))
+                case FoundManagedLedger():
+                    managed_ledgers.append(asdict(fact))
+                case ScanProblem():
+                    problems.append(fact)
+    target.write_rows("managed_ledgers", task.number, managed_ledgers, cluster_facts.MANAGED_LEDGERS)
+    target.write_rows("reference_problems", task.number, map(asdict, problems), cluster_facts.PROBLEMS)
+    rows = Counter(
+        references=references.close(),
+        offloads=offloads.close(),
+        managed_ledgers=len(managed_ledgers),
+        problems=len(problems),
+    )
+    return _ScanCounts(rows, tuple(problems[:_MAX_REASONS]))
+
+
+def _resolve_compaction_cursors(reader: ZnodeReader, root: str, facts: Iterator[FoundFact]) -> Iterator[FoundFact]:
+    directory = BookieDirectory(reader, root)
+    for fact in facts:
+        if isinstance(fact, FoundCompactionCursor):
+            yield from find_compacted_ledger(reader, directory, root, fact)
+        else:
+            yield fact

@@ -1,0 +1,1 @@
+"""Tests of the bulk jobs of a plan for a Pulsar cluster."""

@@ -1,0 +1,157 @@
+"""Comparison of two scans: what is unreferenced in both is a candidate, and what is referenced in the end is none."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from logstore.pulsar.ledger_verdicts import AgeFloors
+from logstore.reconciliation.findings import FindingKind
+from spark.pulsar.cluster_facts import LEDGERS, REFERENCES
+from spark.pulsar.compare_scans import ScanComparison, ScanGroup, compare_scan_groups
+
+_NOW_MS = 1_000 * 86_400_000
+_TOPIC = "managed-ledgers/t/ns/persistent/a"
+
+
+def ledger(ledger_id: int, **changes: Any) -> dict[str, Any]:
+    row = {
+        "ledger_id": ledger_id,
+        "version": 1,
+        "czxid": 1_000 + ledger_id,
+        "created_ms": _NOW_MS - 10 * 86_400_000,
+        "state": "CLOSED",
+        "size_bytes": 500,
+        "application": "pulsar",
+        "component": "managed-ledger",
+        "owner": _TOPIC,
+    }
+    return row | changes
+
+
+def reference(ledger_id: int, *, may_dangle: bool = False) -> dict[str, Any]:
+    return {"ledger_id": ledger_id, "path": _TOPIC, "source": "ledgers", "owns": True, "may_dangle": may_dangle}
+
+
+def scan(ledgers: Sequence[dict[str, Any]], references: Sequence[dict[str, Any]] = ()) -> ScanGroup:
+    return ScanGroup(
+        pa.Table.from_pylist(list(ledgers), schema=LEDGERS), pa.Table.from_pylist(list(references), schema=REFERENCES)
+    )
+
+
+def compare(first: ScanGroup, second: ScanGroup, locked: Sequence[int] = ()) -> ScanComparison:
+    return compare_scan_groups(
+        first, second, np.array(locked, np.int64), root="ledgers", now_ms=_NOW_MS, floors=AgeFloors()
+    )
+
+
+def orphans(comparison: ScanComparison) -> list[int | None]:
+    return [found.ledger_id for found in comparison.findings if found.kind is FindingKind.ORPHAN_LEDGER]
+
+
+def test_a_ledger_that_neither_scan_refers_to_is_a_candidate() -> None:
+    both = scan([ledger(3), ledger(1), ledger(2)], [reference(2)])
+    comparison = compare(both, both)
+    assert orphans(comparison) == [1, 3]
+    found = comparison.findings[0]
+    assert (found.key, found.size_bytes, found.statement["owner"]) == ("/ledgers/00/0000/L0001", 500, _TOPIC)
+    assert (found.statement["version"], found.statement["czxid"]) == ("1", "1001")
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_reference_in_either_scan_keeps_the_ledger(number: int) -> None:
+    first, second = (scan([ledger(1)], [reference(1)] if number == each else []) for each in (0, 1))
+    comparison = compare(first, second)
+    assert not comparison.findings
+    assert comparison.counts["transient"] == 0
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_ledger_in_one_scan_only_is_counted_as_transient(number: int) -> None:
+    first, second = (scan([ledger(1)] if number == each else []) for each in (0, 1))
+    comparison = compare(first, second)
+    assert (comparison.findings, comparison.counts["transient"]) == ([], 1)
+
+
+@pytest.mark.parametrize(
+    ("change", "verdict"),
+    [
+        ({"version": 2}, "changed"),
+        ({"czxid": 7}, "changed"),
+        ({"created_ms": _NOW_MS - 3_000_000}, "young"),
+        ({"state": "OPEN", "created_ms": _NOW_MS - 7_200_000}, "young"),
+    ],
+)
+def test_a_ledger_that_is_young_or_changed_is_counted_only(change: dict[str, Any], verdict: str) -> None:
+    comparison = compare(scan([ledger(1)]), scan([ledger(1, **change)]))
+    assert (comparison.findings, comparison.counts[verdict]) == ([], 1)
+
+
+def test_a_locked_ledger_is_counted_only() -> None:
+    comparison = compare(scan([ledger(1), ledger(2)]), scan([ledger(1), ledger(2)]), locked=[2])
+    assert (orphans(comparison), comparison.counts["replicated"]) == ([1], 1)
+
+
+def test_a_ledger_of_an_unknown_owner_is_reported_and_no_candidate() -> None:
+    foreign = ledger(1, component="", owner="", application="bk-stream-storage-service")
+    unreadable = ledger(2, component="", owner="", application="", state="")
+    both = scan([foreign, unreadable])
+    comparison = compare(both, both)
+    assert [found.kind for found in comparison.findings] == [FindingKind.UNATTRIBUTED_LEDGER] * 2
+    assert comparison.findings[0].statement["application"] == "bk-stream-storage-service"
+
+
+def test_a_reference_to_nothing_is_told_unless_it_is_harmless() -> None:
+    both = scan([ledger(1)], [reference(1), reference(2), reference(3, may_dangle=True)])
+    comparison = compare(both, both)
+    (found,) = comparison.findings
+    assert (found.kind, found.ledger_id, found.key) == (FindingKind.DANGLING_REFERENCE, 2, f"/{_TOPIC}")
+    assert comparison.counts["harmless"] == 1
+    assert not compare(scan([], []), both).counts["dangling"], "a reference of one scan only may be one of a moment"
+
+
+_EVENTS = st.lists(st.tuples(st.sampled_from(["create", "attach", "detach", "delete", "leak"]), st.integers(0, 9)))
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(_EVENTS, min_size=4, max_size=4))
+def test_churn_makes_no_candidate_of_what_is_referenced_in_the_end(pieces: list[list[tuple[str, int]]]) -> None:
+    """A ledger exists before its reference, and loses the reference before it goes; each scan reads ledgers first.
+
+    Whatever happens before, between and after the two reads of each scan, a candidate is not referenced at the end, and
+    what was leaked before the first scan is a candidate.
+    """
+    existing, referenced, leaked = set[int](), set[int](), set[int]()
+    ids = iter(range(1, 1_000))
+    by_slot: dict[int, int] = {}
+
+    def play(events: list[tuple[str, int]]) -> None:
+        for verb, slot in events:
+            ledger_id = by_slot.get(slot)
+            if verb == "create" and ledger_id is None:
+                by_slot[slot] = next(ids)
+                existing.add(by_slot[slot])
+            elif verb == "attach" and ledger_id in existing - leaked:
+                referenced.add(ledger_id)
+            elif verb == "detach" and ledger_id in referenced:
+                referenced.discard(ledger_id)
+                leaked.add(ledger_id)  # a crash before the deletion, unless that follows
+            elif verb == "delete" and ledger_id in leaked:
+                existing.discard(ledger_id)
+                leaked.discard(ledger_id)
+                del by_slot[slot]
+
+    scans, leaked_before = [], set[int]()
+    for number in (0, 1):
+        play(pieces[2 * number])
+        leaked_before = leaked_before if number else set(leaked)
+        seen = [ledger(each) for each in sorted(existing)]
+        play(pieces[2 * number + 1])
+        scans.append(scan(seen, [reference(each) for each in sorted(referenced)]))
+    candidates = set(orphans(compare(scans[0], scans[1])))
+    assert not candidates & referenced
+    assert leaked_before & existing <= candidates
