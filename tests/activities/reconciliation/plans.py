@@ -30,7 +30,7 @@ from logstore.reconciliation.bulk_job_inputs_and_results import (
     VerifyFindingsJob,
 )
 from logstore.reconciliation.finding_files import FINDINGS_PER_PAGE
-from logstore.reconciliation.findings import ApplyCounts, Finding, FindingKind, PlanOrScrubResult
+from logstore.reconciliation.findings import STORE_KINDS, ApplyCounts, Finding, FindingKind, PlanOrScrubResult
 from logstore.reconciliation.services.orphan_inspection import OrphanInspector
 from tests.activities.activity_world import run
 from tests.fakes.bulk_jobs import FakeBulkJobs
@@ -246,4 +246,4 @@ class Plans:
 
 def kinds(found: Sequence[str]) -> dict[str, int]:
     """Zeros for every kind but these."""
-    return {kind.value: found.count(kind.value) for kind in FindingKind}
+    return {kind.value: found.count(kind.value) for kind in STORE_KINDS}

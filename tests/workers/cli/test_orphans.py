@@ -15,7 +15,14 @@ from logstore.errors import PreconditionFailed
 from logstore.ports.catalog import Claim, RunKind
 from logstore.positions import LedgerId
 from logstore.reconciliation.finding_files import FateFiles, FateOfFinding, FindingFiles, findings_to_table
-from logstore.reconciliation.findings import ApplyCounts, Finding, FindingFate, FindingKind, PlanOrScrubResult
+from logstore.reconciliation.findings import (
+    STORE_KINDS,
+    ApplyCounts,
+    Finding,
+    FindingFate,
+    FindingKind,
+    PlanOrScrubResult,
+)
 from tests.fakes.reconciliation_runs import FakeReconciliationRuns
 from tests.workers.cli.conftest import Run, document
 from tests.workers.cli.fakes import FakeCommandServices, FakeJobHandle
@@ -26,7 +33,7 @@ RUN = "plan-8c1d5f0e9a3b"
 CLAIM = Claim(workflow_id="tests", run_id="", ttl_s=60)
 BEGUN = {"actor": "ann", "reason": "a test"}
 CUT_OFF_US = 1_763_800_000_000_000
-ZEROS = dict.fromkeys((kind.value for kind in FindingKind), 0)
+ZEROS = dict.fromkeys((kind.value for kind in STORE_KINDS), 0)
 FINDINGS = [
     Finding(
         kind=FindingKind.ORPHAN_LEDGER,

@@ -12,7 +12,7 @@ from logstore.ports.catalog import Claim, RunKind, Topic
 from logstore.positions import LedgerId
 from logstore.reconciliation.bulk_job_inputs_and_results import MIN_SCRUB_RATE, SCRUB_RATE
 from logstore.reconciliation.finding_files import findings_to_table
-from logstore.reconciliation.findings import Finding, FindingKind, PlanOrScrubResult
+from logstore.reconciliation.findings import STORE_KINDS, Finding, FindingKind, PlanOrScrubResult
 from logstore.validated_names import TopicName
 from tests.fakes.reconciliation_runs import FakeReconciliationRuns
 from tests.workers.cli.conftest import Run, document
@@ -30,7 +30,7 @@ class _Asked:
             kind=FindingKind.CORRUPT_DATA, ledger_id=LedgerId(7), copy="LEDGER", bucket="warm", key="k", size_bytes=9
         )
         pq.write_table(findings_to_table([finding]), folder / "page-0.parquet")
-        counts = {kind.value: int(kind is FindingKind.CORRUPT_DATA) for kind in FindingKind}
+        counts = {kind.value: int(kind is FindingKind.CORRUPT_DATA) for kind in STORE_KINDS}
         sizes = {name: 9 * count for name, count in counts.items()}
         self.found = PlanOrScrubResult(findings=counts, size_bytes=sizes, ledgers=4, before_us=1, report=str(folder))
         self.started: list[tuple[list[str] | None, dict[str, Any]]] = []

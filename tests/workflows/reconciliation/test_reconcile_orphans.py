@@ -14,7 +14,7 @@ from logstore.reconciliation.bulk_job_inputs_and_results import (
     ReadLedgersAndIntentsJob,
     VerifyFindingsJob,
 )
-from logstore.reconciliation.findings import FindingKind
+from logstore.reconciliation.findings import STORE_KINDS
 from tests.workflows.reconciliation.orphaned import orphan_ledgers, plan, run_id
 from tests.workflows.workflow_harness import (
     Gate,
@@ -63,7 +63,7 @@ async def test_plan_goes_its_steps_and_says_what_it_found(house: WorkflowHarness
     ]
     assert result.found
     assert (result.found.findings["orphan_ledger"], result.found.size_bytes["orphan_ledger"]) == (3, 900)
-    assert set(result.found.findings) == {kind.value for kind in FindingKind}
+    assert set(result.found.findings) == {kind.value for kind in STORE_KINDS}
     assert "- **orphan_ledger** — 3, 900 bytes\n" in details
     assert "- 1,000 ledgers in the catalog\n" in details
     assert not any(word in details for word in ("matched", "tiered_named", "foreign")), "counters, and kinds of zero"

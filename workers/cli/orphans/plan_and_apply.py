@@ -11,7 +11,7 @@ import typer
 
 from logstore.errors import InvalidInput, PreconditionFailed
 from logstore.reconciliation import plausibility_guards
-from logstore.reconciliation.findings import FindingKind
+from logstore.reconciliation.findings import STORE_KINDS, FindingKind
 from workers.cli.answer_output import Answer, print_note
 from workers.cli.command_context import CommandContext
 from workers.cli.command_registration import create_command_group
@@ -114,8 +114,8 @@ def _check_and_absolutize_inventory_path(path: str) -> str:
 def _answer_plan(workflow_id: str, result: "ReconcileOrphansResult") -> Answer:
     plan_result = result.found
     assert plan_result is not None, "a refusal was raised"
-    counts = {kind.value: int(plan_result.findings.get(kind.value, 0)) for kind in FindingKind}
-    sizes = {kind.value: int(plan_result.size_bytes.get(kind.value, 0)) for kind in FindingKind}
+    counts = {kind.value: int(plan_result.findings.get(kind.value, 0)) for kind in STORE_KINDS}
+    sizes = {kind.value: int(plan_result.size_bytes.get(kind.value, 0)) for kind in STORE_KINDS}
     for sentence in plan_result.left_out:
         print_note(f"not compared: {sentence}")
     if counts[FindingKind.MISSING_DATA.value]:

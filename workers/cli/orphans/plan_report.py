@@ -10,7 +10,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from logstore.reconciliation.findings import FindingKind
+from logstore.reconciliation.findings import STORE_KINDS, FindingKind
 from workers.cli.result_files import write_result_file
 from workers.human_readable_values import decode_topic_name, format_time_to_second, select_fields
 from workers.pages.html_templates import stream_template
@@ -64,7 +64,7 @@ class PlanFindingsReport:
                     yield _row_from_finding(number, finding, fates.get(number))
 
     def summarize_plan(self) -> dict[str, str]:
-        counts = [(kind.value, self.result.findings.get(kind.value, 0)) for kind in (*_URGENT_KINDS, *FindingKind)]
+        counts = [(kind.value, self.result.findings.get(kind.value, 0)) for kind in (*_URGENT_KINDS, *STORE_KINDS)]
         findings = ", ".join(f"{rows:,} {name}" for name, rows in dict(counts).items() if rows)
         young = f", {self.result.young:,} of them too young to be judged" if self.result.young else ""
         return {
@@ -135,7 +135,7 @@ class _ChartTotals:
     def make_charts(self, kind: FindingKind | None) -> dict[str, list[_ChartBar]]:
         kinds = [
             _ChartBar(bar.value, self.kinds[bar], f"{self.kinds[bar]:,}", bar is FindingKind.MISSING_DATA)
-            for bar in (FindingKind if kind is None else [kind])
+            for bar in (STORE_KINDS if kind is None else [kind])
         ]
         topics = [
             _ChartBar(decode_topic_name(name) or "of no known topic", size, _format_bytes(size))
