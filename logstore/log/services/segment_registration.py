@@ -58,7 +58,7 @@ def report_abandoned_upload(
 ) -> Iterator[None]:
     """If the `with` block raises, report to the catalog that an upload to the ledger was abandoned. Raise the error.
 
-    After a terminal error nothing is reported: either storage has stored nothing, or the catalog itself has refused.
+    After a terminal error nothing is reported: storage has stored nothing, or the catalog has refused the upload.
     """
     try:
         yield

@@ -311,9 +311,9 @@ class RecordLog:
     def acknowledge_manifest(self, replica_id: str, manifest: int, epoch: int, at_us: int) -> None:
         """Store that a replica has applied this manifest and all earlier manifests.
 
-        From now on raids wait for the replica until it has not acknowledged for the eligible age. A revocation stays.
-        If the replica is forgotten during this call, it stays forgotten. `at_us` is the current time by any clock, and
-        makes the acknowledgement unique.
+        From now on, raids wait for the replica while its newest acknowledgement is younger than the eligible age. A
+        revocation stays. If the replica is forgotten during this call, it stays forgotten. `at_us` is the current time
+        by any clock, and makes the acknowledgement unique.
         """
         folder = f"{REPLICA_PREFIX}{_quote_name(replica_id)}/"
         key = f"{folder}{manifest:012d}-{epoch:012d}-{at_us:017d}"

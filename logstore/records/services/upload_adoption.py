@@ -57,7 +57,7 @@ _LEDGERS_PER_PAGE: Final = 200
 _MAX_OBJECTS_PER_PAGE: Final = 20_000  # about 20 MB of memory; a page of a single ledger may have more
 _TOPICS_PER_PAGE: Final = 100
 _MAX_WRONG_LISTINGS: Final = 3
-"""Adoption stops after this number of listings of a shard that HEAD has proved wrong."""
+"""Maximum number of wrong listings of one shard. Adoption stops after this number."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,13 +115,13 @@ class UploadAdopter:
     def compare_and_stage_shard(
         self, shard: int, *, unflushed_from: Sequence[LedgerId] = (LedgerId(0),), is_growing: bool = False
     ) -> ComparedShard:
-        """Compare the ledgers with id % 256 = `shard` with storage, and save the differences in the catalog.
+        """Compare the ledgers of a shard (id % 256 = `shard`) with storage. Save the differences in the catalog.
 
         Idempotency: the shard's differences from an earlier call are replaced. Settled topics stay settled.
 
         `unflushed_from` has the first ids of the ranges in which ledgers may be younger than the loaded rows.
-        `is_growing` says whether workers of the old catalog may still append. Then a listing is wrong only if it lacks
-        registered objects, because other objects may be newer than the listing.
+        `is_growing` says whether workers of the old catalog may still append. If so, a listing is wrong only if it
+        lacks registered objects, because other objects may be newer than the listing.
 
         Raises:
             PreconditionFailed: No adoption is in progress, or listings hide objects that HEAD finds.
@@ -192,9 +192,8 @@ class UploadAdopter:
 
         Idempotency: a settled topic is not settled again. If the catalog is READY, only the counts are returned.
 
-        `rows_epoch` is the epoch of the loaded rows. Uploads of earlier epochs were decided before the loaded flush.
-        `flush` writes all changes of the catalog to its record log. `on_progress` gets the number of newly settled
-        topics.
+        `rows_epoch` is the epoch of the loaded rows. Uploads of earlier epochs are not adopted. `flush` writes all
+        changes of the catalog to its record log. `on_progress` gets the number of newly settled topics.
 
         Raises:
             PreconditionFailed: The share of absent ledgers is above `max_absent_share`. Nothing was settled.
