@@ -5,7 +5,7 @@ To stop it, terminate it. The intent stays unfinished, and a sweep or a trim tak
 deletion does not succeed, the workflow fails with the outcome as its error type. The Web UI shows this run as *Failed*.
 
 1. Claim the row and delete the copy, at the bundle owner. Retry every `retry_interval_s`. The batch's workflow has
-   made the first attempt. If only one attempt is allowed, this workflow makes no attempt.
+   made the first attempt. If `max_attempts` is 1, this workflow makes no attempt.
 2. If no attempt is left, or repeated deletes leave the same number of keys (`NoProgress`), turn the row into a dead
    letter with the last error.
 3. If a sweep or a trim has given the row to another batch, complete with outcome RETRYING.

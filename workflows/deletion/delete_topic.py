@@ -6,7 +6,7 @@ deleted. The topic's row is removed last. To stop it, cancel or terminate it. Th
 
 1. Set the topic DELETING. No ledger can be added to the topic afterwards.
 2. Detach all ledgers of the topic (phase one). Take over the topic's stalled intents.
-3. Run `delete-ledgers` on the batch (phase two). If it fails, continue, because its rows are retried later.
+3. Run `delete-ledgers` on the batch (phase two). If `delete-ledgers` fails, continue: its rows are retried later.
 4. Remove cursors, producers, schemas, lists and the topic. If a list still has a ledger, go back to step 2.
 
 Source: PIP-186.

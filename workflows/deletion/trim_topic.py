@@ -35,7 +35,7 @@ with workflow.unsafe.imports_passed_through():
     from workflows.owner_routing import OwnerRouter
 
 AWAITED = (DeleteLedgers,)
-"""Workflows whose failure ends this workflow. Otherwise the passes could take over the same intents forever."""
+"""Workflows whose failure ends `trim-topic`. Without this rule, each pass could take over the same intents again."""
 
 _ROLL = workflow.ActivityConfig(
     start_to_close_timeout=timedelta(minutes=5),  # one small object and three small transactions

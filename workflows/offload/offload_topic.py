@@ -9,7 +9,7 @@ For each request, in turn:
 1. Page by page, find closed ledgers without a tiered copy.
 2. Run an `offload-ledger` for each ledger, `parallelism` at a time. A failed ledger does not block other ledgers.
 3. If the request has `delete_primary`, remove primary copies, page by page: prove the tiered copies, detach the primary
-   copies (phase one), and run `delete-ledgers` on that batch (phase two).
+   copies of a page as one batch (phase one), and run `delete-ledgers` on this batch (phase two).
 
 The result names requests that failed. A failed request does not block other requests.
 

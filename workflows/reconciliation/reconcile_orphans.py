@@ -5,7 +5,7 @@ plan has a result only if all its steps are completed, and if the buckets belong
 steps. If a guard refuses, the workflow completes with the refusal as its result. To stop it and its bulk jobs, cancel
 it.
 
-1. Begin: store the cut-off times. All steps leave out younger objects and rows.
+1. Begin: store the cut-off times. All steps leave out objects and rows that are younger than the cut-off times.
 2. List storage, then read the catalog, because the row of a ledger exists before the ledger's objects.
 3. Compare storage with the catalog. Refuse the plan if storage and catalog cannot belong together.
 4. Check each difference again in storage and catalog.

@@ -6,7 +6,7 @@ long as the catalog exists. To stop it, pause the schedule `sexton-records` and 
 durable deletions then wait until the workflow runs again.
 
 1. Flush in one activity: one time if `once` is set or `watch_s` is 0, otherwise repeatedly for `watch_s` seconds.
-2. If `once` is set, end. But repeat step 1 if a signal has arrived or another job had claimed the record log.
+2. If `once` is set, repeat step 1 if a signal has arrived or another job had claimed the record log; otherwise end.
 3. If there are many new blocks, start `defragment-records` unless that workflow runs. If `watch_s` is 0, wait for a
    signal. Repeat from step 1.
 

@@ -18,12 +18,10 @@ from workflows.deletion.job_definitions import DeletionPolicy
 from workflows.job_definition import JobDefinition
 
 HELD_RETRY_INTERVAL: Final = timedelta(seconds=5)
-"""Time between two attempts of a single flush while another job has claimed the record log."""
+"""Time between two attempts of a flush with `once` while another job has claimed the record log."""
 
 MAX_HELD_FLUSHES: Final = 24
-"""Maximum attempts of a single flush while another job has claimed the record log. All pauses together last longer than
-the claim of a dead job.
-"""
+"""Maximum number of attempts of a flush with `once`. All pauses together last longer than the claim of a dead job."""
 
 NOW: Final = "now"
 """Key in the workflow id of a flush with `once`. The workflow id of the repeated flush has no key."""

@@ -5,8 +5,8 @@ settled. An unavailable participant delays no other participant. To stop it, run
 participant as settled. If the workflow is terminated, the transaction's coordinator starts it again.
 
 1. Tell the participants that are owed.
-2. If some participants are still owed, pause, then repeat step 1. Each pause is twice as long as the previous one. The
-   signal `retry` ends the pause.
+2. If some participants are still owed, pause, then repeat step 1. The pauses double up to `most_pause_s`. The signal
+   `retry` ends a pause.
 
 Source: Pulsar's transaction coordinator; redpanda#3544 for participants that never answer.
 """

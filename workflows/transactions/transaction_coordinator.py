@@ -1,4 +1,4 @@
-"""`transaction-coordinator`: broadcast decided transactions of one coordinator, and abort expired transactions.
+"""`transaction-coordinator`: abort expired transactions of one coordinator, and broadcast decided transactions.
 
 Destroys nothing. Invariant: every participant is told. The queue is a table in SQL, so neither a lost signal nor a
 restart loses a transaction. The workflow runs as long as the catalog exists. To stop it, terminate it. The next
