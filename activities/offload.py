@@ -208,7 +208,7 @@ class LedgerOffloadActivities:
         result = DetachPrimariesResult(
             ledgers=detached.ledgers, intents=detached.intents, catalog_epoch=self._ledgers.catalog_epoch()
         )
-        if detached.ledgers and not detached.filed_counts:  # by an earlier call; its page is not known any more
+        if detached.ledgers and not detached.filed_counts:  # detached by an earlier call, with an unknown page
             return replace(result, next_after=request.after)
         last_ledger_id = int(_ledger_id(page[-1])) if len(page) == request.limit else None
         sample = {int(ledger_id): doubt for ledger_id, doubt in list(doubts.items())[:_SAMPLE]}

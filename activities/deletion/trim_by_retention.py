@@ -27,12 +27,12 @@ class IdleLedgerRoller(Protocol):
 
 
 class CursorAdvancer(Protocol):
-    """Service that moves mark-delete positions forward over contiguous acknowledgements."""
+    """Service that moves mark-delete positions forward over acknowledgements in cursor snapshots."""
 
     def select_topics_to_advance(self, topic_ids: Collection[TopicId]) -> frozenset[TopicId]: ...
 
     def advance_and_fold_cursors_with_snapshots(self, topic_id: TopicId) -> Sequence[SextonError]:
-        """Advance every cursor of the topic. Return one error for each cursor that failed."""
+        """Advance each cursor that has a snapshot, and fold small snapshots. Return the error of each failed cursor."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,10 +50,10 @@ class RetentionPreparation:
     @define_activity(name="retention.roll_idle")
     @send_heartbeats()
     def roll_idle_ledger(self, request: RollIdleLedgerInput) -> bool:
-        """Roll the topic's last ledger if it has entries and has reached its maximum age. Advance the topic's cursors.
+        """Roll the topic's last ledger if it has entries and has reached its maximum age.
 
-        Acknowledged ledgers thus become deletable even without traffic (apache/pulsar#9136). A cursor that fails is
-        logged, and the trim goes on. A topic that is being deleted does not change.
+        Also advance cursors that have a snapshot. Acknowledged ledgers thus become deletable even without traffic
+        (apache/pulsar#9136). A cursor that fails is logged. A topic that is being deleted does not change.
 
         Idempotency: an advanced cursor does not move again. After a roll the last ledger is empty and is not rolled.
         Raises: InvalidInput, UnknownObject (terminal); StoreUnavailable, CatalogBusy (retry).
@@ -68,7 +68,7 @@ class RetentionPreparation:
         return [topic for topic in topics if topic.topic_id in due_ids]
 
     def roll_and_advance_cursors(self, topic: Topic) -> bool:
-        """Roll the topic's idle ledger, and advance the topic's cursors. Return whether a ledger was rolled."""
+        """Roll the topic's idle ledger, and advance cursors with a snapshot. Return whether a ledger was rolled."""
         if topic.state is not TopicState.ACTIVE:
             return False
         rolled = self._roller.roll_if_due(topic)  # before the cursors, which may be many and on slow storage

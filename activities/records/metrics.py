@@ -9,11 +9,11 @@ from logstore.records.job_results import DefragmentedBlocks, FlushedRecords, Rai
 RAID_SECONDS: Final = "sexton_tombstones_raid_seconds"
 
 HISTOGRAM_BOUNDS_S: Final = {RAID_SECONDS: (0.1, 0.5, 1.0, 5.0, 15.0, 60.0, 300.0, 1_800.0, 7_200.0, 43_200.0)}
-"""Upper bounds of histogram buckets in seconds, inclusive, by metric. The SDK's own bounds are for milliseconds."""
+"""Upper bounds of histogram buckets by metric, in seconds, inclusive. Temporal's default bounds are in milliseconds."""
 
 
 def count_flush(flushed: FlushedRecords) -> None:
-    """Count a flush. A record that no block can hold is counted in every flush."""
+    """Count a flush. A record that no block can hold is counted as refused in each flush."""
     _add_to_counter("sexton_records_flushes_total", "Manifests that flushes put", flushed.flushes)
     _add_to_counter(
         "sexton_records_flushed_total", "Versions of records that were written into blocks", flushed.records

@@ -45,7 +45,7 @@ BROADCAST_SECONDS: Final = "sexton_transactions_broadcast_seconds"
 HISTOGRAM_BOUNDS_S: Final[Mapping[str, Sequence[float]]] = {
     BROADCAST_SECONDS: (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 60.0, 600.0)
 }
-"""Upper bounds of each metric's histogram buckets in seconds, inclusive. The SDK's own bounds are for milliseconds."""
+"""Upper bounds of histogram buckets by metric, in seconds, inclusive. Temporal's default bounds are in milliseconds."""
 
 
 @dataclass(slots=True)

@@ -42,7 +42,7 @@ _FAILED_OUTCOMES = frozenset(
     outcome for outcome in Outcome if not outcome.is_success and outcome is not Outcome.RETRYING
 )
 FAILURES = frozenset({*_FAILED_OUTCOMES, _STUCK, *_NOT_THE_ROWS_FAULT} - {_CLAIM_HELD, "NotOwner"})
-"""Error types of a failed run: outcomes, and errors of a row that does not exist or that no worker may delete."""
+"""Error types of a failed run: outcomes, `NoProgress`, and errors that are not the row's fault."""
 
 
 def _delete_options(request: DeleteLedgerInput) -> workflow.ActivityConfig:

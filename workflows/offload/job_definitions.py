@@ -62,7 +62,7 @@ class OffloadLedgerProgress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OffloadAsk:
-    """Request to offload ledgers of the topic, and perhaps to remove their primary copies."""
+    """Request to offload ledgers of the topic, and with `delete_primary` to remove the ledgers' primary copies."""
 
     actor: str
     reason: str
@@ -72,7 +72,7 @@ class OffloadAsk:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OffloadTopicResult:
-    """Result of all requests, in numbers of ledgers."""
+    """Numbers of ledgers by result, for all requests."""
 
     offloaded: int = 0
     already: int = 0  # offloaded by another run in the meantime

@@ -139,7 +139,7 @@ class ScrubLedgersResult:
 
 
 def scrub_job_key(topic_ids: Sequence[int]) -> tuple[str, ...]:
-    """Return the key that names these topics in the id of a scrub. An empty key means every topic."""
+    """Return the key that names the topics in the workflow id of a scrub. An empty key means every topic."""
     ids = ",".join(map(str, sorted(topic_ids)))
     return (ids if ids.isdigit() else hashlib.sha256(ids.encode()).hexdigest()[:16],) if ids else ()
 

@@ -5,7 +5,7 @@ Destroys nothing. Invariant: none. If a sweep fails, the next sweep does the sam
 
 1. Start `flush-records` unless it runs.
 
-Source: Temporal's schedules, which append their time to workflow ids. A sweep starts the workflow under a fixed id.
+Source: Temporal's schedules, which append the start time to workflow ids. A sweep starts the workflow under a fixed id.
 """
 
 from contextlib import suppress
