@@ -23,10 +23,8 @@ from logstore.pulsar.ledger_references import (
     find_schema_references,
 )
 from logstore.pulsar.unreadable_metadata import UnreadableMetadata
-from logstore.pulsar.znode_names import parse_managed_ledger_path
+from logstore.pulsar.znode_names import MANAGED_LEDGERS, SCHEMAS, parse_managed_ledger_path
 
-MANAGED_LEDGERS: Final = "managed-ledgers"
-SCHEMAS: Final = "schemas"
 LOG_ROOTS: Final = ("pulsar/functions", "pulsar/packages", "stream/storage", "stream/segments")
 """Roots of DistributedLog's logs: packages of functions, package management, and the table service."""
 
@@ -120,7 +118,7 @@ def scan_schemas(reader: ZnodeReader, tenants: Sequence[str]) -> Iterator[FoundF
         for path, znode in reader.read(topics):
             if znode is None:
                 continue
-            yield from _facts_or_problem(path, partial(_schema_facts, path, znode.data))
+            yield from _facts_or_problem(path, partial(find_facts_of_schema, path, znode.data))
             if znode.children:
                 yield ScanProblem(path, f"expected a schema without children, found {znode.children}")
 
@@ -144,11 +142,11 @@ def scan_logs(reader: ZnodeReader, roots: Sequence[str] = LOG_ROOTS) -> Iterator
 def _scan_topics(reader: ZnodeReader, topics: Sequence[str]) -> Iterator[FoundFact]:
     for path, znode in reader.read(topics):
         if znode is not None:
-            yield from _facts_or_problem(path, partial(_managed_ledger_facts, path, znode.data))
+            yield from _facts_or_problem(path, partial(find_facts_of_managed_ledger, path, znode.data))
     cursors = list(_list_paths(reader, topics))
     for path, znode in reader.read(cursors):
         if znode is not None:
-            yield from _facts_or_problem(path, partial(_cursor_facts, path, znode.data))
+            yield from _facts_or_problem(path, partial(find_facts_of_cursor, path, znode.data))
             if znode.children:
                 yield ScanProblem(path, f"expected a cursor without children, found {znode.children}")
 
@@ -184,7 +182,7 @@ def _facts_or_problem(path: str, find_facts: Callable[[], list[FoundFact]]) -> I
         yield ScanProblem(path, str(error))
 
 
-def _managed_ledger_facts(path: str, data: bytes) -> list[FoundFact]:
+def find_facts_of_managed_ledger(path: str, data: bytes) -> list[FoundFact]:
     """Return the facts of a managed ledger. Pulsar drops a missing last ledger from the list and goes on."""
     found: ManagedLedgerReferences = find_managed_ledger_references(data)
     name, owns = path.removeprefix(f"{MANAGED_LEDGERS}/"), not found.shadow_source
@@ -196,7 +194,8 @@ def _managed_ledger_facts(path: str, data: bytes) -> list[FoundFact]:
     ]
 
 
-def _cursor_facts(path: str, data: bytes) -> list[FoundFact]:
+def find_facts_of_cursor(path: str, data: bytes) -> list[FoundFact]:
+    """Return the facts of a cursor. The state of a compaction cursor with a ledger has to be read from its ledger."""
     found = find_cursor_references(data)
     facts: list[FoundFact] = [FoundReference(each, path, "cursor_properties") for each in found.bucket_ledger_ids]
     if found.cursor_ledger_id is not None:
@@ -208,7 +207,7 @@ def _cursor_facts(path: str, data: bytes) -> list[FoundFact]:
     return facts
 
 
-def _schema_facts(path: str, data: bytes) -> list[FoundFact]:
+def find_facts_of_schema(path: str, data: bytes) -> list[FoundFact]:
     return [FoundReference(ledger_id, path, "versions") for ledger_id in find_schema_references(data)]
 
 

@@ -16,7 +16,14 @@ from google.protobuf.message import DecodeError
 from logstore.pulsar import ledger_references
 from logstore.pulsar.protos import ledger_metadata_pb2 as messages
 from logstore.pulsar.unreadable_metadata import UnreadableMetadata
-from logstore.pulsar.znode_names import MANAGED_LEDGER_DOMAIN, encode_name
+from logstore.pulsar.znode_names import (
+    MANAGED_LEDGER_DOMAIN,
+    MANAGED_LEDGERS,
+    SCHEMAS,
+    CursorPath,
+    encode_name,
+    parse_managed_ledger_path,
+)
 
 APPLICATION: Final = "pulsar"
 
@@ -73,6 +80,11 @@ class StatedOwner:
     component: PulsarComponent
     path: str  # znode that should refer to the ledger, relative to the chroot of the cluster
 
+    @property
+    def is_cursor(self) -> bool:
+        """Whether the path is that of a cursor, for a path of managed ledgers."""
+        return isinstance(parse_managed_ledger_path(self.path.removeprefix(f"{MANAGED_LEDGERS}/")), CursorPath)
+
 
 def parse_ledger_metadata(data: bytes) -> LedgerMetadata:
     """Parse the value of a ledger's znode. Unknown fields of the message are ignored: no field refers to a ledger.
@@ -108,15 +120,15 @@ def find_stated_owner(metadata: LedgerMetadata) -> StatedOwner | None:
         match component:
             case PulsarComponent.MANAGED_LEDGER:
                 name, cursor = custom["pulsar/managed-ledger"].decode(), custom.get("pulsar/cursor", b"").decode()
-                path = f"managed-ledgers/{name}/{cursor}" if cursor else f"managed-ledgers/{name}"
+                path = f"{MANAGED_LEDGERS}/{name}/{cursor}" if cursor else f"{MANAGED_LEDGERS}/{name}"
             case PulsarComponent.COMPACTED_LEDGER:
                 topic = custom["pulsar/compactedTopic"].decode()
-                path = f"managed-ledgers/{_managed_ledger_of_topic(topic)}/{ledger_references.COMPACTION_CURSOR}"
+                path = f"{MANAGED_LEDGERS}/{_managed_ledger_of_topic(topic)}/{ledger_references.COMPACTION_CURSOR}"
             case PulsarComponent.SCHEMA:
-                path = f"schemas/{custom['pulsar/schemaId'].decode()}"
+                path = f"{SCHEMAS}/{custom['pulsar/schemaId'].decode()}"
             case PulsarComponent.DELAYED_INDEX_BUCKET:
                 topic, cursor = (custom[f"pulsar/delayedIndex{name}"].decode() for name in ("Topic", "Cursor"))
-                path = f"managed-ledgers/{_managed_ledger_of_topic(topic)}/{encode_name(cursor)}"
+                path = f"{MANAGED_LEDGERS}/{_managed_ledger_of_topic(topic)}/{encode_name(cursor)}"
     except (KeyError, ValueError):  # a missing key, a component that is not known, bytes that are no text
         return None
     return StatedOwner(component, path)

@@ -10,6 +10,8 @@ from urllib.parse import quote_plus, unquote_plus
 
 from logstore.pulsar.unreadable_metadata import UnreadableMetadata
 
+MANAGED_LEDGERS: Final = "managed-ledgers"
+SCHEMAS: Final = "schemas"
 MANAGED_LEDGER_DOMAIN: Final = "persistent"
 
 _FIRST_LONG_ID: Final = (1 << 31) - 1  # first id that has 19 digits in its path
