@@ -94,6 +94,11 @@ _LOOKUP_REASONS: Final[Mapping[OwnerLookup, str]] = {
 }
 
 
+def describe_lookup(lookup: OwnerLookup) -> str:
+    """Return a clause about the owner of a ledger, such as "its owner does not exist"."""
+    return _LOOKUP_REASONS[lookup]
+
+
 def judge_unreferenced_ledger(
     first: ScannedLedger | None,
     second: ScannedLedger | None,

@@ -38,3 +38,15 @@ class CompareScansJob:
     older_than_s: float | None = None  # one age floor for all ledgers; `None`: the floors of `AgeFloors`
 
     name = "compare-scans"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerifyClusterJob:
+    """Job that looks the owners of candidates up by name. `FindingFiles` reads the job's output.
+
+    The summary counts findings by kind, and `dropped` candidates that are no longer true.
+    """
+
+    run_id: str
+
+    name = "verify-cluster"

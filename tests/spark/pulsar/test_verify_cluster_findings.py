@@ -1,0 +1,87 @@
+"""A candidate stays a finding if its ledger is unchanged and its owner, looked up by name, does not list it."""
+
+from typing import Any
+
+import pytest
+from kazoo.client import KazooClient
+
+from infra.pulsar.znode_reads import ZnodeReader
+from logstore.positions import LedgerId
+from logstore.pulsar.znode_names import format_ledger_path
+from logstore.reconciliation.findings import Finding, FindingKind
+from spark.pulsar.verify_cluster_findings import verify_cluster_candidates
+from tests.infra.pulsar.conftest import cluster, ensemble, reader, zookeeper
+from tests.logstore.pulsar import wire
+
+__all__ = ["cluster", "ensemble", "reader", "zookeeper"]
+
+pytestmark = pytest.mark.external_service
+
+_TOPIC = "managed-ledgers/t/ns/persistent/a"
+
+
+def write_candidate(cluster: KazooClient, ledger_id: int, **changes: Any) -> Finding:
+    """Write a ledger, and return the candidate that two scans of it make."""
+    path = f"/ledgers/{format_ledger_path(ledger_id)}"
+    _, stat = cluster.create(path, wire.ledger_metadata(), makepath=True, include_data=True)
+    statement = {
+        "version": str(stat.version),
+        "czxid": str(stat.czxid),
+        "component": "managed-ledger",
+        "owner": _TOPIC,
+    } | changes.pop("statement", {})
+    fields: dict[str, Any] = {"kind": FindingKind.ORPHAN_LEDGER, "key": path, "statement": statement} | changes
+    return Finding(ledger_id=LedgerId(ledger_id), **fields)
+
+
+def test_an_orphan_of_an_absent_owner_is_confirmed(cluster: KazooClient, reader: ZnodeReader) -> None:
+    candidate = write_candidate(cluster, 7)
+    (found,) = verify_cluster_candidates(reader, "ledgers", [candidate])
+    assert found.kind is FindingKind.ORPHAN_LEDGER
+    assert (found.statement["verdict"], found.statement["confirmed"]) == ("absent", "true")
+    assert found.detail == "nothing refers to it, and its owner does not exist"
+
+
+def test_an_owner_that_lists_other_ledgers_leaves_an_orphan(cluster: KazooClient, reader: ZnodeReader) -> None:
+    candidate = write_candidate(cluster, 7)
+    cluster.create(f"/{_TOPIC}", wire.managed_ledger([8]), makepath=True)
+    (found,) = verify_cluster_candidates(reader, "ledgers", [candidate])
+    assert found.statement["verdict"] == "not_listing"
+
+
+def test_an_owner_that_lists_it_now_ends_the_candidate(cluster: KazooClient, reader: ZnodeReader) -> None:
+    candidate = write_candidate(cluster, 7)
+    cluster.create(f"/{_TOPIC}", wire.managed_ledger([7]), makepath=True)
+    assert verify_cluster_candidates(reader, "ledgers", [candidate]) == []
+
+
+def test_an_unreadable_owner_makes_it_unattributed(cluster: KazooClient, reader: ZnodeReader) -> None:
+    candidate = write_candidate(cluster, 7)
+    cluster.create(f"/{_TOPIC}", b"\xff", makepath=True)
+    (found,) = verify_cluster_candidates(reader, "ledgers", [candidate])
+    assert (found.kind, found.statement["verdict"]) == (FindingKind.UNATTRIBUTED_LEDGER, "unreadable")
+
+
+@pytest.mark.parametrize("kind", [FindingKind.ORPHAN_LEDGER, FindingKind.UNATTRIBUTED_LEDGER])
+def test_a_ledger_that_changed_or_vanished_ends_the_candidate(
+    cluster: KazooClient, reader: ZnodeReader, kind: FindingKind
+) -> None:
+    changed, vanished = (write_candidate(cluster, each, kind=kind) for each in (7, 8))
+    cluster.set(changed.key, wire.ledger_metadata(last_entry=3))
+    cluster.delete(vanished.key)
+    assert verify_cluster_candidates(reader, "ledgers", [changed, vanished]) == []
+
+
+def test_a_compacted_ledger_of_a_living_topic_is_not_confirmed(cluster: KazooClient, reader: ZnodeReader) -> None:
+    owner = {"component": "compacted-ledger", "owner": f"{_TOPIC}/__compaction"}
+    candidate = write_candidate(cluster, 7, statement=owner)
+    (absent,) = verify_cluster_candidates(reader, "ledgers", [candidate])
+    cluster.create(f"/{_TOPIC}/__compaction", wire.cursor(-1, compacted=9), makepath=True)
+    (living,) = verify_cluster_candidates(reader, "ledgers", [candidate])
+    assert (absent.statement["confirmed"], living.statement["confirmed"]) == ("true", "false")
+
+
+def test_other_findings_stay_as_they_are(cluster: KazooClient, reader: ZnodeReader) -> None:
+    unattributed = write_candidate(cluster, 7, kind=FindingKind.UNATTRIBUTED_LEDGER)
+    dangling = Finding(kind=FindingKind.DANGLING_REFERENCE, ledger_id=LedgerId(9), key=f"/{_TOPIC}")
+    assert verify_cluster_candidates(reader, "ledgers", [unattributed, dangling]) == [unattributed, dangling]
