@@ -4,7 +4,9 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
+from infra.pulsar.cluster_access import PulsarCluster
 from logstore.delayed.index_build_job import BuildDelayedIndexJob
+from logstore.pulsar.plan_jobs import CompareScansJob, ScanClusterJob, VerifyClusterJob
 from logstore.reconciliation.bulk_job_inputs_and_results import (
     BulkJobSummary,
     CompareStorageWithCatalogJob,
@@ -18,6 +20,9 @@ from logstore.records.rebuild_job import WriteCatalogRowsJob
 from logstore.transactions.buffer_serialization import BuildTransactionBuffersJob
 from spark.delayed.build_indexes import build_indexes
 from spark.job_runner import JobContext, JobMain
+from spark.pulsar.compare_scans import compare_scans
+from spark.pulsar.scan_cluster import scan_cluster
+from spark.pulsar.verify_cluster_findings import verify_cluster_findings
 from spark.reconciliation.compare_sides import compare_sides
 from spark.reconciliation.list_storage import list_storage
 from spark.reconciliation.read_catalog_rows import read_ledgers_and_intents
@@ -44,3 +49,12 @@ def catalog_job_mains(addresses: CatalogAddresses) -> Mapping[str, JobMain]:
 
 def record_log_job_mains(records: BucketAddress) -> Mapping[str, JobMain]:
     return {WriteCatalogRowsJob.name: partial(write_catalog_rows, records)}
+
+
+def cluster_job_mains(cluster: PulsarCluster) -> Mapping[str, JobMain]:
+    mains: dict[str, Callable[[PulsarCluster, JobContext, Any], BulkJobSummary]] = {
+        ScanClusterJob.main: scan_cluster,
+        CompareScansJob.name: compare_scans,
+        VerifyClusterJob.name: verify_cluster_findings,
+    }
+    return {name: partial(main, cluster) for name, main in mains.items()}

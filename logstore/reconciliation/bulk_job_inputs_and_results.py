@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from logstore.delayed.index_build_job import BuildDelayedIndexJob
+from logstore.pulsar.plan_jobs import CompareScansJob, ScanClusterJob, VerifyClusterJob
 from logstore.records.rebuild_job import WriteCatalogRowsJob
 from logstore.transactions.buffer_serialization import BuildTransactionBuffersJob
 
@@ -117,6 +118,9 @@ BulkJob = (
     | BuildTransactionBuffersJob
     | BuildDelayedIndexJob
     | WriteCatalogRowsJob
+    | ScanClusterJob
+    | CompareScansJob
+    | VerifyClusterJob
 )
 
 

@@ -1,0 +1,151 @@
+"""The jobs of a plan on a real ZooKeeper, with a ledger of each kind of reference and of orphan."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from kazoo.client import KazooClient
+
+from infra.coordination.zookeeper_session import EnsembleOptions
+from infra.pulsar.cluster_access import PulsarCluster
+from logstore.errors import PreconditionFailed
+from logstore.pulsar.plan_jobs import PROBLEM, CompareScansJob, ScanClusterJob, VerifyClusterJob
+from logstore.pulsar.znode_names import format_ledger_path
+from logstore.reconciliation.bulk_job_inputs_and_results import BulkJobSummary
+from logstore.reconciliation.finding_files import FindingFiles
+from logstore.reconciliation.findings import Finding, FindingKind
+from spark.job_mains import cluster_job_mains
+from spark.job_runner import SparkBulkJobs
+from spark.published_output import PublishedOutputs
+from spark.warm_session import WarmSession
+from tests.infra.pulsar.conftest import cluster, ensemble, zookeeper
+from tests.infra.pulsar.fake_bookie import answer_with, run_bookie, seal_entry
+from tests.logstore.pulsar import wire
+
+__all__ = ["cluster", "ensemble", "zookeeper"]
+
+pytestmark = pytest.mark.external_service
+
+_TOPIC = "t/ns/persistent/a"
+_YEAR_MS = 365 * 86_400_000
+
+
+def custom(component: str, **keys: str) -> dict[str, str | bytes]:
+    return {"application": "pulsar", "component": component} | {f"pulsar/{name}": value for name, value in keys.items()}
+
+
+_MESSAGES = custom("managed-ledger", **{"managed-ledger": _TOPIC})
+_CURSOR = custom("managed-ledger", **{"managed-ledger": _TOPIC, "cursor": "billing"})
+_BUCKET = custom("delayed-index-bucket", delayedIndexTopic="persistent://t/ns/a", delayedIndexCursor="billing")
+_COMPACTED = custom("compacted-ledger", compactedTopic="persistent://t/ns/a")
+_SCHEMA = custom("schema", schemaId="t/ns/a")
+_GONE = custom("managed-ledger", **{"managed-ledger": "t/ns/persistent/gone"})
+
+_LIVE: dict[int, dict[str, str | bytes]] = {
+    1: _MESSAGES, 2: _MESSAGES, 3: _CURSOR, 4: _BUCKET, 5: custom("managed-ledger", **{"managed-ledger": _TOPIC}),
+    6: _COMPACTED, 7: _SCHEMA, 8: {}, 2_147_483_647: _MESSAGES,
+}  # fmt: skip
+_ORPHANS: dict[int, dict[str, str | bytes]] = {
+    101: _MESSAGES, 102: _GONE, 103: _CURSOR, 104: _BUCKET, 105: _COMPACTED, 106: _SCHEMA, 2_147_483_650: _GONE,
+}  # fmt: skip
+_UNATTRIBUTED: dict[int, dict[str, str | bytes]] = {201: {}, 202: {"application": "bk-stream-storage-service"}}
+
+
+@contextmanager
+def filled(cluster: KazooClient) -> Iterator[None]:
+    """Ledgers and references, and a bookie with the state of the compaction cursor as long as the block runs."""
+    with run_bookie(answer_with(seal_entry(5, 3, wire.cursor_position(compacted=6)))) as bookie:
+        bookies = [f"127.0.0.1:{bookie.address.port}"]
+        for ledger_id, keys in (_LIVE | _ORPHANS | _UNATTRIBUTED).items():
+            state = 1 if ledger_id == 5 else 3
+            write(cluster, f"ledgers/{format_ledger_path(ledger_id)}",
+                  wire.ledger_metadata(state=state, custom=keys, bookies=bookies))  # fmt: skip
+        write(cluster, f"managed-ledgers/{_TOPIC}", wire.managed_ledger([1, 300, 2_147_483_647, 2]))
+        write(cluster, f"managed-ledgers/{_TOPIC}/billing", wire.cursor(3, buckets={"1_2": "4"}))
+        write(cluster, f"managed-ledgers/{_TOPIC}/__compaction", wire.cursor(5, compacted=105))
+        write(cluster, "schemas/t/ns/a", wire.schema_locator([7]))
+        write(cluster, "pulsar/functions/f/<default>/ledgers/logrecs_1", b"5;8;1")
+        yield
+
+
+def write(cluster: KazooClient, path: str, value: bytes) -> None:
+    cluster.create(f"/{path}", value, makepath=True)
+
+
+@pytest.fixture
+def plan(warm: WarmSession, ensemble: EnsembleOptions, tmp_path: Path) -> Callable[..., dict[str, BulkJobSummary]]:
+    """Run the jobs of one plan; between the scans something may happen."""
+    access = PulsarCluster(zookeeper=ensemble.hosts, session_timeout_s=10)
+
+    def run(between: Callable[[], None] = lambda: None) -> dict[str, BulkJobSummary]:
+        jobs = SparkBulkJobs(warm, PublishedOutputs(tmp_path / "bulk"), lambda: cluster_job_mains(access))
+        summaries = {}
+        with access.open_reader() as reader:
+            ((_, root),) = reader.read(["ledgers"])
+        now_ms = (root.created_ms if root else 0) + _YEAR_MS
+        for job in (
+            ScanClusterJob(run_id="run", number=1),
+            ScanClusterJob(run_id="run", number=2),
+            CompareScansJob(run_id="run", now_ms=now_ms),
+            VerifyClusterJob(run_id="run"),
+        ):
+            summaries[job.name] = jobs.run_job(job, lambda _: None)
+            if job.name == "scan-cluster-1":
+                between()
+        return summaries
+
+    return run
+
+
+def findings_of(summaries: Mapping[str, BulkJobSummary]) -> list[Finding]:
+    return [each for _, each in FindingFiles(Path(summaries["verify-cluster"].folder)).iterate_findings()]
+
+
+def ids_of(findings: list[Finding], kind: FindingKind) -> set[int | None]:
+    return {found.ledger_id for found in findings if found.kind is kind}
+
+
+def test_every_planted_orphan_is_found_and_nothing_else(
+    cluster: KazooClient, plan: Callable[..., dict[str, BulkJobSummary]]
+) -> None:
+    """Between the scans a topic is deleted, one is made, and a ledger that was an orphan gets its reference."""
+
+    def happen() -> None:
+        write(cluster, f"ledgers/{format_ledger_path(301)}", wire.ledger_metadata(custom=_MESSAGES))
+        cluster.set(f"/managed-ledgers/{_TOPIC}", wire.managed_ledger([1, 300, 2_147_483_647, 2, 301]))
+        cluster.set("/schemas/t/ns/a", wire.schema_locator([7, 106]))
+
+    with filled(cluster):
+        summaries = plan(happen)
+    scanned = summaries["scan-cluster-1"].counts
+    assert (scanned["ledgers"], scanned["managed_ledgers"], scanned["problems"]) == (18, 1, 0)
+    findings = findings_of(summaries)
+    assert ids_of(findings, FindingKind.ORPHAN_LEDGER) == set(_ORPHANS) - {106}
+    assert ids_of(findings, FindingKind.UNATTRIBUTED_LEDGER) == set(_UNATTRIBUTED)
+    assert ids_of(findings, FindingKind.DANGLING_REFERENCE) == {300}
+    verdicts = {int(found.ledger_id or 0): found.statement.get("verdict") for found in findings}
+    assert (verdicts[101], verdicts[102]) == ("not_listing", "absent")
+    assert len(findings) == sum(summaries["verify-cluster"].counts.values())
+
+
+def test_what_cannot_be_read_is_counted_and_named(
+    cluster: KazooClient, plan: Callable[..., dict[str, BulkJobSummary]]
+) -> None:
+    """A plan with it is incomplete: the bookie with the compaction cursor is away, a schema is damaged."""
+    with filled(cluster):
+        cluster.set("/schemas/t/ns/a", b"\xff")
+    scanned = plan()["scan-cluster-2"]
+    assert scanned.counts["problems"] == 2
+    assert set(scanned.facts) == {
+        f"{PROBLEM}schemas/t/ns/a",
+        f"{PROBLEM}managed-ledgers/{_TOPIC}/__compaction",
+    }
+
+
+def test_a_chroot_without_a_cluster_is_refused(
+    cluster: KazooClient, plan: Callable[..., dict[str, BulkJobSummary]]
+) -> None:
+    cluster.create("/ledgers")
+    with pytest.raises(PreconditionFailed, match="managed-ledgers"):
+        plan()
