@@ -32,7 +32,7 @@ _YEAR_MS = 365 * 86_400_000
 
 
 def custom(component: str, **keys: str) -> dict[str, str | bytes]:
-    return {"application": "pulsar", "component": component} | {f"pulsar/{name}": value for name, value in keys.items()}
+    return {"application": "pulsar", "component": component, **{f"pulsar/{name}": each for name, each in keys.items()}}
 
 
 _MESSAGES = custom("managed-ledger", **{"managed-ledger": _TOPIC})
