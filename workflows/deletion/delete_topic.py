@@ -5,7 +5,8 @@ deleted. The topic's row is removed last. To stop it, cancel or terminate it. Th
 `delete-ledgers` that has started continues. Start the job again to complete the deletion.
 
 1. Set the topic DELETING. No ledger can be added to the topic afterwards.
-2. Detach all ledgers of the topic (phase one). Take over the topic's stalled intents.
+2. Detach all ledgers of the topic (phase one), and take over the topic's stalled intents. The lock of the topic waits
+   until every SQL transaction that writes to the topic has ended.
 3. Run `delete-ledgers` on the batch (phase two). If `delete-ledgers` fails, continue: its rows are retried later.
 4. Remove cursors, producers, schemas, lists and the topic. If a list still has a ledger, go back to step 2.
 
