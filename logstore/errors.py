@@ -135,7 +135,7 @@ class SequenceHeld(PreconditionFailed):
 
 
 class SnapshotNeeded(PreconditionFailed):
-    """The request lacks the cursor's snapshot. Load the snapshot from the ledger `needed`, and retry."""
+    """The request came without the cursor's newest snapshot. Load it from the ledger `needed`, and retry."""
 
     def __init__(self, subscription: str, *, needed: int, found: int | None) -> None:
         super().__init__(f"subscription {subscription}: expected the snapshot in ledger {needed}, found {found}")

@@ -134,7 +134,7 @@ class EndRecordsActivities:
         )
 
     def _select_ledgers(self, request: EndRecordsPageInput) -> _PageProgress:
-        """Read ledgers and call the function until the page is full, or until `_MAX_ASKING_S` is over."""
+        """Call the record function for each closed ledger, until the page is full or `_MAX_ASKING_S` is over."""
         function = self._functions.find_function(request.function)
         progress, deadline_s = _PageProgress(), self._clock.monotonic_s() + _MAX_ASKING_S
         for topic in self._list_topics(request):

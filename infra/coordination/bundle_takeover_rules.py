@@ -53,7 +53,7 @@ class BundleTakeoverRules:
         return set(due) - self._left_until.keys()
 
     def reserve(self, bundles: Iterable[BundleId], view: OwnershipView, now: float) -> None:
-        """Reserve, for `rest_s`, each of `bundles` for which another worker ranks first.
+        """Keep each of `bundles` for which another worker ranks first: do not release it for `rest_s` seconds.
 
         Without a reservation, this worker would release the bundle at once. Source: apache/pulsar#14736.
         """

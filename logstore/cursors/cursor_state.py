@@ -109,7 +109,7 @@ def require_current_releases(
 
 
 class DelayedSegmentRange(NamedTuple):
-    """Ids of all entries of one segment that has delayed messages."""
+    """Ids of all entries of one segment of the log. At least one of these entries is a delayed message."""
 
     ledger_id: LedgerId
     entries: range

@@ -258,6 +258,7 @@ class Tracker:
         return [source for source in sources if source.next_ms is not None and source.next_ms <= now_ms]
 
     def _mark_taken_and_check_buckets(self, rows: DelayedRows) -> None:
+        """Stop tracking taken rows. Lose each index bucket that has no more rows although entries of it remain."""
         entries = rows.to_bitmaps()
         entry_bitmaps.remove_entries(self._tracked, entries)
         entry_bitmaps.remove_entries(self._added_bits, entries)

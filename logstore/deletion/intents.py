@@ -212,6 +212,6 @@ def find_refusal(intent: DeletionIntent) -> tuple[Outcome, str] | None:
 
 
 def require_topic(intent: DeletionIntent, topic: str | None) -> None:
-    """Require that the intent belongs to `topic`. Skip the check without `topic`, or if `find_refusal` has a reason."""
+    """Require that the intent belongs to `topic`. Check nothing if `topic` is `None` or `find_refusal` refuses it."""
     if find_refusal(intent) is None:
         require_named_topic(intent.ledger_id, intent.topic, topic)

@@ -41,7 +41,7 @@ _FILE: Final = re.compile(r"([a-z_]+)-(\d{6})\.arrow")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriteCatalogRowsJob:
-    """Bulk job that writes the newest record version of every record as rows of the catalog's tables.
+    """Bulk job that writes files with rows of the catalog's tables, from the newest record version of every record.
 
     Its `BulkJobSummary` counts `records`, `tombstones`, `skipped` blocks and the rows of each table. The count
     `version` is the highest manifest number of a record version. The summary's `facts` name skipped blocks.

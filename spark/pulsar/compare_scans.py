@@ -1,7 +1,7 @@
-"""`compare-scans`: compare two scans of a cluster. One task reads the facts of one group of ledger ids.
+"""`compare-scans`: write as candidates the ledgers to which neither of two scans of a Pulsar cluster has a reference.
 
-A ledger is a candidate if neither scan has a reference to it, and both scans have it unchanged. A later job looks up
-the owner.
+`judge_unreferenced_ledger` leaves out some of these, such as changed ledgers. A later job looks up the owner. A harmful
+reference of both scans to an absent ledger is a candidate, too. One task reads the facts of one group of ledger ids.
 """
 
 from collections import Counter

@@ -62,7 +62,7 @@ def compare_tiered_copies(group: ShardGroup, intents: IntentIds, limits: Compari
 
 
 def _make_copy_findings(pairs: Sequence[Row], kind: FindingKind, detail: str) -> pa.Table:
-    """Return one finding for each attempt to offload. `objects` is 0 if only parts of an upload exist."""
+    """Return one finding for each attempt to offload. Its column `objects` does not count unfinished uploads."""
     return make_finding_rows(
         kind,
         len(pairs),

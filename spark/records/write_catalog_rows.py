@@ -1,10 +1,8 @@
-"""`rebuild-records`: write the newest record version of each record of a manifest as rows of the catalog's tables.
+"""`rebuild-records`: write files of table rows, from the newest record versions in a manifest. A later step loads them.
 
 Topics and lists come first, because other records depend on topics and lists. A task reads the blocks of one range of
 ids, so that its memory is bounded. If names of a kind are unique, one task reads all records of the kind. If a name was
 used again after a deletion that was not durable, the newer record is written.
-
-Source: Aerospike's cold start.
 """
 
 import math
@@ -78,10 +76,7 @@ class _RebuildTaskResult:
 
 
 def write_catalog_rows(records: BucketAddress, context: JobContext, job: WriteCatalogRowsJob) -> BulkJobSummary:
-    """Run the job on the driver.
-
-    With `skip_unreadable`, unreadable blocks are skipped, except blocks of `_HIDING_KINDS` or of a newer build.
-    """
+    """Run the job on the driver. `skip_unreadable` does not skip blocks of `_HIDING_KINDS` or of a newer build."""
     blocks = RebuildManifests(_open_log(records, job)).read_manifest(job.manifest).blocks
     cores = context.spark.sparkContext.defaultParallelism
     run_task = partial(_run_rebuild_task, records, context.folder, job)

@@ -86,6 +86,7 @@ class WorkerActivities:
         return [self.coordination.abort_expired_and_broadcast_decided, self.coordination.tell_owed_participants]
 
     def list_record_log_activities(self) -> Sequence[Callable[..., Any]]:
+        """Return the activities of the records queue. Other activities on the record log run in other queues."""
         records = self.records
         return [
             records.flushing.flush_record_log,

@@ -1,4 +1,4 @@
-"""Interceptors of activities and workflows. They translate errors, and show subject and trace in runs and spans."""
+"""Interceptors of activities and workflows. They translate errors, and show topic and ledgers in runs and spans."""
 
 import logging
 from collections.abc import Sequence
@@ -55,7 +55,7 @@ _log = logging.getLogger(__name__)
 
 
 class ActivityErrorAndSubjectInterceptor(Interceptor):
-    """Interceptor that translates an activity's errors, and adds the activity's subject to spans and logs."""
+    """Interceptor that translates an activity's errors, and adds topic, ledgers and so on of its input to its span."""
 
     def intercept_activity(self, next: ActivityInboundInterceptor) -> ActivityInboundInterceptor:  # noqa: A002 - its name
         return _ActivityErrorAndSubjectInbound(next)
@@ -135,7 +135,7 @@ def to_application_error(error: SextonError) -> ApplicationError:
 
 
 class WorkflowErrorAndSubjectInterceptor(Interceptor):
-    """Interceptor that shows the subject, the failure and the trace of each run in Temporal's Web UI.
+    """Interceptor that shows topic, ledgers, failure and trace of each run in Temporal's Web UI.
 
     Summaries and *Current Details* are not commands of a history. A history without them therefore replays, too.
     """

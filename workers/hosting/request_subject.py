@@ -1,4 +1,4 @@
-"""Subject of a request, as attributes of spans and as a summary in Temporal's Web UI."""
+"""Topic, ledgers, batch and so on of a request: as span attributes, and as a summary in Temporal's Web UI."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from enum import Enum

@@ -109,8 +109,8 @@ class TemporalWorkerSet:
         - bulk jobs: one runs at a time, because a bulk job may use the whole machine;
         - transaction coordinators and record jobs: these activities occupy threads while they wait for work.
 
-        One more worker serves the queue of this process as a bundle owner, without Worker Versioning. A build can have
-        at most 100 queues. With more bundle owners, a roll-out would leave some owners without work.
+        One more worker serves the queue of this process as a bundle owner, without Worker Versioning. If versioned,
+        each such queue would count towards the 100 queues of a build, and further bundle owners would get no work.
         """
         settings, activities, queue_count = self.settings, self.activities, len(queues)
         versioned = own_build(settings) is not None

@@ -120,6 +120,8 @@ class _HandledTryRemover(ast.NodeTransformer):
 
 
 class _ReachableCodeWalk:
+    """Collector of the code that a workflow class uses, directly or through other code. `pieces` is the result."""
+
     def __init__(self, module: ModuleType, name: str, remover: _HandledTryRemover | None = None) -> None:
         self._remover = remover
         self.pieces: list[tuple[ModuleType, ast.AST]] = []

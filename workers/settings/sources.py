@@ -80,11 +80,12 @@ def load_settings(
 ) -> LoadedSettings:
     """Merge all sources. A flag that is `None` and a variable that is empty count as absent.
 
-    `cwd` is the base of relative paths, and the folder of `sexton.toml`. `read_record` reads the record of a stack.
+    `cwd` is the base of relative paths, and the folder of `sexton.toml`. `read_record` gets the home, and
+    returns the values that `sexton up` recorded there.
 
     Raises:
         InvalidInput: A key or a variable is unknown, a value is invalid, or a file cannot be read.
-        ServiceFailed: A record of the home is damaged.
+        ServiceFailed: A file that `sexton up` stored in the home is damaged or unreadable.
     """
     file_source = _read_config_file(environ, cwd)
     given_flags = {name: value for name, value in flags.items() if value is not None}

@@ -1,4 +1,4 @@
-"""Placement of a segment: choose ledger and number, then upload and register the segment, while others append too."""
+"""Upload and registration of a segment in a topic's last ledger, under a number that no concurrent writer takes."""
 
 import random
 import uuid

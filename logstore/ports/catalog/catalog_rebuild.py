@@ -204,7 +204,7 @@ class CatalogAdoption(Protocol):
         """
 
     def settle_remaining_rows(self) -> None:
-        """Settle, in all topics, the rows that need no comparison with storage.
+        """Correct, in all topics, the rows that need no comparison with storage.
 
         1. Remove ledgers that have left their list or have an intent of a later generation. File no intent.
         2. Close all ledgers of a list except the last ledger.

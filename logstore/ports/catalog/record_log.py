@@ -147,7 +147,7 @@ class RecordOutbox(Protocol):
         """Return the number of unfinished deletions whose intent is in no block yet."""
 
     def existence_mask(self, kind: RecordKind, keys: "pa.Table") -> "pa.BooleanArray":
-        """Return, for each `id` and `sub` in `keys`, whether the catalog has the record or its tombstone."""
+        """Return, for each identity (`id`, `sub`) in `keys`, whether the catalog has the record or its tombstone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -73,6 +73,8 @@ class FinishedTransaction:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoordinatorWorkStatus:
+    """Work that waits for a coordinator: decided transactions without a workflow, and the next deadline."""
+
     has_unclaimed: bool  # whether a decided transaction of any coordinator has no workflow
     next_deadline_us: int | None  # earliest deadline of the coordinator's open transactions
     now_us: int

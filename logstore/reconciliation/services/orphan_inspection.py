@@ -207,7 +207,7 @@ def _start_times_us(store: ObjectStore, key: str) -> list[int | None]:
 
 
 class OrphanInspector:
-    """Second look at the objects of findings in the catalog's buckets.
+    """Second look at the objects of one finding: they are still orphans, or there is a reason to keep them.
 
     `application` is the application of the catalog. `driver_metadata` is part of each offload context.
     """

@@ -5,8 +5,8 @@ HEAD requests look for unlisted objects under keys that are known or can be deri
 1. `meta.json` and all registered segments of a ledger with a row.
 2. The segment that an upload names as the last registered segment.
 3. The segment numbers after the last upload of a ledger that may have new segments.
-4. Segment 0 of ledgers whose ids were given out after the last flush. Rebuilds skip ids, so these ids may be far above
-   the highest known id. A writer uses a higher segment number only if number 0 is taken.
+4. Segment 0 of ledgers whose ids were given out after the last flush. Every rebuild leaves a gap in the ids. The ids
+   after the gap may be far above the highest known id. A writer uses a higher segment number only if 0 is taken.
 
 While workers of the old catalog may still append, only item 1 is used: other objects may be newer than the listing.
 

@@ -185,7 +185,7 @@ class UploadAdopter:
         max_absent_share: float = MAX_ABSENT_SHARE,
         on_progress: Callable[[int], None] | None = None,
     ) -> AdoptionCounts:
-        """Settle all topics, and the rows that need no comparison with storage. Then flush, and make the catalog READY.
+        """Settle all topics. Correct the other rows (`settle_remaining_rows`), flush, and make the catalog READY.
 
         The flush ends before any process may write to the catalog. So the record log has the adopted uploads, and no
         later rebuild decides about these uploads again.
