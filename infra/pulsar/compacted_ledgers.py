@@ -4,6 +4,7 @@ Source: Pulsar's `Compactor`: the id is a property of the cursor's position, so 
 the cursor ledger.
 """
 
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 from infra.pulsar.bookie_reads import BookieDirectory, read_last_entry
@@ -44,6 +45,17 @@ def find_compacted_ledger(
         except (StoreUnavailable, UnreadableMetadata) as error:
             return [ScanProblem(cursor.path, f"the cursor ledger {ledger_id} cannot be read: {error}")]
     return [ScanProblem(cursor.path, f"its cursor ledger was replaced {_MAX_SWITCHES} times during the scan")]
+
+
+def resolve_compaction_cursors(
+    reader: ZnodeReader, directory: BookieDirectory, ledgers_root: str, facts: Iterable[FoundFact]
+) -> Iterator[FoundFact]:
+    """Yield `facts` with the reference to a compacted ledger, or a problem, instead of each compaction cursor."""
+    for fact in facts:
+        if isinstance(fact, FoundCompactionCursor):
+            yield from find_compacted_ledger(reader, directory, ledgers_root, fact)
+        else:
+            yield fact
 
 
 def _make_facts(path: str, ledger_id: int | None) -> list[FoundFact]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from infra.pulsar.znode_reads import Znode, ZnodeReader
-from logstore.pulsar.ledger_metadata import LedgerMetadata, parse_ledger_metadata
+from logstore.pulsar.ledger_metadata import LedgerMetadata, LedgerState, parse_ledger_metadata
 from logstore.pulsar.unreadable_metadata import UnreadableMetadata
 from logstore.pulsar.znode_names import is_ledger_folder, parse_ledger_path
 
@@ -28,6 +28,11 @@ class FoundLedger:
     znode: Znode
     metadata: LedgerMetadata | None
     problem: str = ""
+
+    @property
+    def state(self) -> LedgerState:
+        """State of the ledger. A ledger whose metadata cannot be read counts as open."""
+        return self.metadata.state if self.metadata else LedgerState.OPEN
 
 
 def list_leaf_folders(reader: ZnodeReader, root: str) -> list[str]:
@@ -63,10 +68,10 @@ def scan_leaf_folders(reader: ZnodeReader, root: str, leaf_folders: Sequence[str
         id_by_path = {path: parse_ledger_path(path[len(root) + 1 :]) for path in paths}
         for path, znode in reader.read(paths):
             if znode is not None:
-                yield _parse_ledger(id_by_path[path], path[len(root) + 1 :], znode)
+                yield parse_ledger(id_by_path[path], path[len(root) + 1 :], znode)
 
 
-def _parse_ledger(ledger_id: int, path: str, znode: Znode) -> FoundLedger:
+def parse_ledger(ledger_id: int, path: str, znode: Znode) -> FoundLedger:
     try:
         return FoundLedger(ledger_id, path, znode, parse_ledger_metadata(znode.data))
     except UnreadableMetadata as error:

@@ -16,10 +16,9 @@ import pyarrow as pa
 
 from infra.pulsar.bookie_reads import BookieDirectory
 from infra.pulsar.cluster_access import PulsarCluster
-from infra.pulsar.compacted_ledgers import find_compacted_ledger
+from infra.pulsar.compacted_ledgers import resolve_compaction_cursors
 from infra.pulsar.ledger_scan import list_leaf_folders, list_locked_ledgers, scan_leaf_folders
 from infra.pulsar.reference_scan import (
-    FoundCompactionCursor,
     FoundFact,
     FoundManagedLedger,
     FoundOffload,
@@ -163,8 +162,10 @@ def _write_reference_facts(task: _ReferenceTask, *, target: _ScanTarget) -> _Sca
     offloads = target.open_rows("offloads", task.number, cluster_facts.OFFLOADS)
     managed_ledgers: list[dict[str, Any]] = []
     problems: list[ScanProblem] = []
+    root = target.cluster.ledgers_root
     with target.cluster.open_reader() as reader:
-        for fact in _resolve_compaction_cursors(reader, target.cluster.ledgers_root, task.scan(reader)):
+        directory = BookieDirectory(reader, root)
+        for fact in resolve_compaction_cursors(reader, directory, root, task.scan(reader)):
             match fact:
                 case FoundReference():
                     references.add(asdict(fact))
@@ -183,12 +184,3 @@ def _write_reference_facts(task: _ReferenceTask, *, target: _ScanTarget) -> _Sca
         problems=len(problems),
     )
     return _ScanCounts(rows, tuple(problems[:_MAX_REASONS]))
-
-
-def _resolve_compaction_cursors(reader: ZnodeReader, root: str, facts: Iterator[FoundFact]) -> Iterator[FoundFact]:
-    directory = BookieDirectory(reader, root)
-    for fact in facts:
-        if isinstance(fact, FoundCompactionCursor):
-            yield from find_compacted_ledger(reader, directory, root, fact)
-        else:
-            yield fact

@@ -1,0 +1,91 @@
+"""Explanation of one ledger: whose it is, what refers to it, where its data are, and what a plan would say of it."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from infra.pulsar.bookie_reads import BookieDirectory
+from infra.pulsar.compacted_ledgers import resolve_compaction_cursors
+from infra.pulsar.ledger_scan import FoundLedger, parse_ledger
+from infra.pulsar.owner_lookup import OwnerDirectory
+from infra.pulsar.reference_scan import (
+    FoundFact,
+    FoundReference,
+    ScanProblem,
+    list_namespaces,
+    list_schema_tenants,
+    scan_logs,
+    scan_managed_ledgers,
+    scan_schemas,
+)
+from infra.pulsar.znode_reads import ZnodeReader
+from logstore.errors import UnknownObject
+from logstore.pulsar.ledger_metadata import StatedOwner, find_stated_owner
+from logstore.pulsar.ledger_verdicts import AgeFloors, OwnerLookup, ScannedLedger, judge_unreferenced_ledger
+from logstore.pulsar.znode_names import format_ledger_path
+
+REFERENCED = "referenced"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LedgerExplanation:
+    """Facts about one ledger, and the verdict of a single scan. A plan confirms a verdict by a second scan."""
+
+    ledger: FoundLedger
+    owner: StatedOwner | None
+    references: tuple[FoundReference, ...]
+    verdict: str  # `REFERENCED`, or a `LedgerVerdict`
+    reason: str  # a sentence
+    problems: tuple[ScanProblem, ...] = ()  # what could not be read, and may refer to the ledger
+
+
+def explain_ledger(reader: ZnodeReader, ledgers_root: str, ledger_id: int, *, now_ms: int) -> LedgerExplanation:
+    """Read the ledger, and then every reference of the cluster. `now_ms` is the time by ZooKeeper's clock.
+
+    Raises:
+        UnknownObject: The cluster has no such ledger.
+    """
+    path = format_ledger_path(ledger_id)
+    ((_, znode),) = reader.read([f"{ledgers_root}/{path}"])
+    if znode is None:
+        raise UnknownObject("ledger_id", expected="a ledger of the cluster", found=ledger_id)
+    ledger = parse_ledger(ledger_id, path, znode)
+    owner = find_stated_owner(ledger.metadata) if ledger.metadata else None
+    facts = list(_scan_for(reader, ledgers_root, ledger_id))
+    references = tuple(fact for fact in facts if isinstance(fact, FoundReference))
+    problems = tuple(fact for fact in facts if isinstance(fact, ScanProblem))
+    if references:
+        reason = f"/{references[0].path} refers to it"
+        return LedgerExplanation(
+            ledger=ledger, owner=owner, references=references, verdict=REFERENCED, reason=reason, problems=problems
+        )
+    lookup = OwnerDirectory(reader, ledgers_root).look_up(ledger_id, owner) if owner else OwnerLookup.ABSENT
+    scanned = ScannedLedger(
+        ledger_id=ledger_id,
+        version=znode.version,
+        czxid=znode.czxid,
+        created_ms=znode.created_ms,
+        state=ledger.state,
+        owner=owner,
+    )
+    judgement = judge_unreferenced_ledger(scanned, scanned, lookup, now_ms=now_ms, floors=AgeFloors())
+    return LedgerExplanation(
+        ledger=ledger,
+        owner=owner,
+        references=(),
+        verdict=judgement.verdict.value,
+        reason=judgement.reason,
+        problems=problems,
+    )
+
+
+def _scan_for(reader: ZnodeReader, ledgers_root: str, ledger_id: int) -> Iterator[FoundFact]:
+    """Yield the references to the ledger, and all problems."""
+    directory = BookieDirectory(reader, ledgers_root)
+    for facts in (
+        scan_managed_ledgers(reader, list_namespaces(reader) or ()),
+        scan_schemas(reader, list_schema_tenants(reader)),
+        scan_logs(reader),
+    ):
+        for fact in resolve_compaction_cursors(reader, directory, ledgers_root, facts):
+            if isinstance(fact, ScanProblem) or (isinstance(fact, FoundReference) and fact.ledger_id == ledger_id):
+                yield fact
