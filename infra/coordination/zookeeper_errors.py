@@ -26,10 +26,10 @@ _ACCESS_DENIED: Final = (AuthFailedError, InvalidACLError, NoAuthError)
 
 
 @contextmanager
-def translate_kazoo_errors(action: str, address: str) -> Iterator[None]:
+def translate_kazoo_errors(action: str, address: str, setting: str) -> Iterator[None]:
     """Translate kazoo's errors in the block into errors of Sexton.
 
-    `action` is a phrase for messages, such as "reading owners".
+    `action` is a phrase for messages, such as "reading owners". `setting` names the setting of the address.
 
     Raises:
         StoreUnavailable: ZooKeeper did not answer in time. The request may have been executed.
@@ -44,7 +44,7 @@ def translate_kazoo_errors(action: str, address: str) -> Iterator[None]:
         raise ServiceFailed(
             ZOOKEEPER,
             f"{address} refuses us while {action} ({type(error).__name__})",
-            advice="grant this worker's identity all rights on that path, or mend the setting `zookeeper_auth`",
+            advice=f"grant this worker's identity all rights on that path, or mend the setting `{setting}_auth`",
         ) from error
     except (KazooException, KazooTimeoutError) as error:  # no connection, or no answer in time
         raise StoreUnavailable(
@@ -64,8 +64,10 @@ class PemFiles:
     key: str = ""
 
 
-def unreachable_error(hosts: str, tls: PemFiles | None) -> ServiceFailed:
+def unreachable_error(hosts: str, tls: PemFiles | None, setting: str) -> ServiceFailed:
     """Return the error for an ensemble without a reachable server. `hosts` is `host:port,…/path`.
+
+    `setting` names the setting of the address.
 
     With TLS, connect to each server once more, because kazoo reports an untrusted server as unreachable.
     """
@@ -74,9 +76,10 @@ def unreachable_error(hosts: str, tls: PemFiles | None) -> ServiceFailed:
         next(filter(None, (_find_tls_problem_of_server(address, tls) for address in addresses)), "") if tls else ""
     )
     if tls_problem:
-        advice = "check the settings `zookeeper_ca_file`, `zookeeper_cert_file` and `zookeeper_key_file`"
+        advice = f"check the settings `{setting}_ca_file`, `{setting}_cert_file` and `{setting}_key_file`"
         return ServiceFailed(ZOOKEEPER, f"no trusted connection to {hosts}: {tls_problem}", advice=advice)
-    advice = "start it (`sexton up` starts an embedded one) or mend the setting `zookeeper`"
+    start = "start it (`sexton up` starts an embedded one)" if setting == ZOOKEEPER else "start it"
+    advice = f"{start} or mend the setting `{setting}`"
     return ServiceFailed(ZOOKEEPER, f"cannot be reached at {hosts}", advice=advice)
 
 

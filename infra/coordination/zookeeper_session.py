@@ -79,6 +79,7 @@ class EnsembleOptions:
         auth: Scheme and credential, such as `("digest", "user:password")`. Scheme `sasl` means SASL DIGEST-MD5.
         protected: Whether only this identity may access the nodes.
         tls: PEM files. `None` means a plain connection.
+        setting: Name of the setting of the address, for messages. The settings of identity and TLS begin with it.
     """
 
     hosts: str
@@ -86,6 +87,7 @@ class EnsembleOptions:
     auth: tuple[str, str] | None = field(default=None, repr=False)
     protected: bool = False
     tls: PemFiles | None = None
+    setting: str = ZOOKEEPER
 
 
 class ZooKeeperSession:
@@ -107,7 +109,7 @@ class ZooKeeperSession:
         try:
             if not self._client.start_async().wait(timeout=ensemble.timeout_s):
                 self._require_authorized()
-                raise unreachable_error(ensemble.hosts, ensemble.tls)  # noqa: TRY301 - the handler closes the client
+                raise unreachable_error(ensemble.hosts, ensemble.tls, ensemble.setting)  # noqa: TRY301 - the handler closes the client
             self.id = self._read_session_id()
             self._client.add_listener(self._on_kazoo_state)
             self._require_authorized()
@@ -145,7 +147,7 @@ class ZooKeeperSession:
         try:
             with (
                 trace_zookeeper_call_within_trace(action),
-                translate_kazoo_errors(action, self.address),
+                translate_kazoo_errors(action, self.address, self._ensemble.setting),
                 self._client.handler.limit_wait(wait_s),
             ):
                 result: T = retry(self._run_if_connected, operation)
@@ -187,7 +189,8 @@ class ZooKeeperSession:
 
     def _require_authorized(self) -> None:
         if self._client.refused:
-            advice = "check the password in the setting `zookeeper_auth`, and that the servers know this user"
+            setting = self._ensemble.setting
+            advice = f"check the password in the setting `{setting}_auth`, and that the servers know this user"
             raise ServiceFailed(ZOOKEEPER, f"{self.address} refuses our identity", advice=advice)
 
     def _require_alive(self, action: str) -> None:
@@ -213,7 +216,7 @@ class ZooKeeperSession:
         return ServiceFailed(
             ZOOKEEPER,
             f"the path {self._client.chroot} of {self._ensemble.hosts} does not exist",
-            advice="create it, or mend the setting `zookeeper`",
+            advice=f"create it, or mend the setting `{self._ensemble.setting}`",
         )
 
 

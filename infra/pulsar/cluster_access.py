@@ -30,7 +30,13 @@ class PulsarCluster:
         Raises:
             ServiceFailed: No server answers, or the servers refuse the identity.
         """
-        options = EnsembleOptions(hosts=self.zookeeper, timeout_s=self.session_timeout_s, auth=self.auth, tls=self.tls)
+        options = EnsembleOptions(
+            hosts=self.zookeeper,
+            timeout_s=self.session_timeout_s,
+            auth=self.auth,
+            tls=self.tls,
+            setting="pulsar_zookeeper",
+        )
         with closing(ZooKeeperSession(options, lambda _: None)) as session:
             reader = ZnodeReader(session, reads_per_s=self.reads_per_s)
             reader.sync()

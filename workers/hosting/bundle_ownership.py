@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Callable
-from typing import Protocol
+from typing import Literal, Protocol
 
 from infra.coordination.bundle_holdings import OwnershipObserver
 from infra.coordination.bundle_owner import BundleOwner, BundleOwnerOptions, ExpiredPolicy
@@ -95,16 +95,29 @@ def create_zookeeper_or_single_ownership(
 
 
 def ensemble_from_settings(settings: Settings) -> EnsembleOptions:
-    scheme, _, credential = settings.zookeeper_auth.get_secret_value().partition(":")
-    if settings.zookeeper_acl == "creator" and not credential:
+    auth, tls = identity_and_tls_from_settings(settings, "zookeeper")
+    if settings.zookeeper_acl == "creator" and not auth:
         raise InvalidInput("zookeeper_acl", expected="anyone, because there is no zookeeper_auth", found="creator")
-    files = TlsFilePaths.from_checked_settings(settings, "zookeeper")
-    if files and settings.zookeeper_tls == "off":
-        raise InvalidInput("zookeeper_tls", expected="on, because there are files of TLS", found="off")
     return EnsembleOptions(
         hosts=settings.require_address("zookeeper"),
         timeout_s=float(settings.session_timeout),
-        auth=(scheme, credential) if credential else None,
+        auth=auth,
         protected=settings.zookeeper_acl == "creator",
-        tls=PemFiles(ca=files.ca, cert=files.cert, key=files.key) if files or settings.zookeeper_tls == "on" else None,
+        tls=tls,
     )
+
+
+def identity_and_tls_from_settings(
+    settings: Settings, prefix: Literal["zookeeper", "pulsar_zookeeper"]
+) -> tuple[tuple[str, str] | None, PemFiles | None]:
+    """Return scheme and credential, and the files of TLS, from the settings that begin with `prefix`.
+
+    Raises:
+        InvalidInput: A file of TLS is invalid, or there are files although TLS is off.
+    """
+    scheme, _, credential = getattr(settings, f"{prefix}_auth").get_secret_value().partition(":")
+    files, tls = TlsFilePaths.from_checked_settings(settings, prefix), getattr(settings, f"{prefix}_tls")
+    if files and tls == "off":
+        raise InvalidInput(f"{prefix}_tls", expected="on, because there are files of TLS", found="off")
+    pem_files = PemFiles(ca=files.ca, cert=files.cert, key=files.key) if files or tls == "on" else None
+    return ((scheme, credential) if credential else None), pem_files

@@ -30,7 +30,8 @@ A setting comes from the first of these places that has it:
 nearest name. In Kubernetes, set `enableServiceLinks: false` if a service is called `sexton…`. Otherwise Kubernetes sets
 variables with that prefix.
 
-- **Secrets**: a file can hold `database_url`, `s3_access_key`, `s3_secret_key`, `zookeeper_auth` or `temporal_api_key`.
+- **Secrets**: a file can hold `database_url`, `s3_access_key`, `s3_secret_key`, `zookeeper_auth`,
+  `pulsar_zookeeper_auth` or `temporal_api_key`.
   Append `_file` to the name and give the path: `SEXTON_S3_SECRET_KEY_FILE=/run/secrets/s3`.
 - **Durations** are a whole number and a unit: `90s`, `15m`, `24h`, `3d`.
 - **Intervals** are durations between two runs of a schedule. `0s` turns the schedule off. Run `sexton schedule apply`

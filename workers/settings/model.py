@@ -31,6 +31,7 @@ from workers.settings.setting_types import (
     SparkMaster,
     WebAddress,
     Word,
+    ZnodePath,
     refuse_boolean,
     to_upper,
 )
@@ -64,6 +65,13 @@ SERVICE_SETTINGS = frozenset({
     "zookeeper_ca_file",
     "zookeeper_cert_file",
     "zookeeper_key_file",
+    "pulsar_zookeeper",
+    "pulsar_zookeeper_auth",
+    "pulsar_zookeeper_tls",
+    "pulsar_zookeeper_ca_file",
+    "pulsar_zookeeper_cert_file",
+    "pulsar_zookeeper_key_file",
+    "pulsar_ledgers_root",
     "bulk_dir",
     "spark_master",
 })  # fmt: skip
@@ -117,6 +125,13 @@ class Settings(BaseModel):
     zookeeper_ca_file: File = ""  # authorities for the servers' TLS certificates; empty: this machine's authorities
     zookeeper_cert_file: File = ""  # TLS certificate of the client, with its chain
     zookeeper_key_file: File = ""  # private key of the client's TLS certificate
+    pulsar_zookeeper: Ensemble = ""  # ZooKeeper of a Pulsar cluster: addresses, separated by commas, and optional path
+    pulsar_zookeeper_auth: SchemeAndCredential = SecretStr("")  # as zookeeper_auth; needs the right to read
+    pulsar_zookeeper_tls: Literal["auto", "on", "off"] = "auto"  # auto: TLS if one of the next three settings is set
+    pulsar_zookeeper_ca_file: File = ""  # authorities for the servers' TLS certificates; Spark's executors need it, too
+    pulsar_zookeeper_cert_file: File = ""  # TLS certificate of the client, with its chain
+    pulsar_zookeeper_key_file: File = ""  # private key of the client's TLS certificate
+    pulsar_ledgers_root: ZnodePath = "/ledgers"  # path of BookKeeper's ledgers, below the path in pulsar_zookeeper
     session_timeout: Annotated[Seconds, Field(ge=1, le=300)] = 10  # silence after which ZooKeeper ends a session
     session_expired_policy: Literal["reconnect", "shutdown"] = "reconnect"  # shutdown: the worker ends with exit code 4
     session_reconnect_attempts: Count = (

@@ -120,6 +120,12 @@ def _validate_ensemble(value: str) -> str:
     return value
 
 
+def _validate_znode_path(value: str) -> str:
+    if not _ZOOKEEPER_PATH_PATTERN.fullmatch(value):
+        raise ValueError("a path of ZooKeeper, as /ledgers")
+    return value
+
+
 def _validate_scheme_and_credential(value: SecretStr) -> SecretStr:
     if value.get_secret_value() and not _IDENTITY_PATTERN.fullmatch(value.get_secret_value()):
         raise ValueError("scheme:credential, as in digest:user:password or sasl:user:password")
@@ -188,6 +194,7 @@ Bucket = Annotated[str, AfterValidator(validate_bucket_name)]
 BucketList = Annotated[str, AfterValidator(_validate_bucket_list)]  # separated by commas
 FunctionList = Annotated[str, AfterValidator(_validate_function_list)]  # separated by commas
 Word = Annotated[str, AfterValidator(validate_word)]
+ZnodePath = Annotated[str, AfterValidator(_validate_znode_path)]
 ServerName = Annotated[str, AfterValidator(_validate_server_name)]
 DeploymentName = Annotated[str, AfterValidator(_validate_deployment_name)]
 BuildId = Annotated[str, AfterValidator(_validate_build_id)]

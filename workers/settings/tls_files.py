@@ -22,7 +22,9 @@ class TlsFilePaths:
     key: str = ""
 
     @classmethod
-    def from_checked_settings(cls, settings: Settings, service: Literal["temporal", "s3", "zookeeper"]) -> Self:
+    def from_checked_settings(
+        cls, settings: Settings, service: Literal["temporal", "s3", "zookeeper", "pulsar_zookeeper"]
+    ) -> Self:
         """Return the paths in `{service}_ca_file`, `{service}_cert_file` and `{service}_key_file`.
 
         Raises:
