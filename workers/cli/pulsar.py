@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 
 pulsar = create_command_group("pulsar", "A Pulsar cluster: ledgers that nothing refers to.")
 
-_LedgerId = Annotated[int, typer.Argument(metavar="LEDGER_ID", min=0, help="Id of a BookKeeper ledger.")]
+_LedgerId = Annotated[
+    int, typer.Argument(metavar="LEDGER_ID", min=0, max=(1 << 63) - 1, help="Id of a BookKeeper ledger.")
+]
 _MAX_REFERENCES_SHOWN: Final = 20
 
 

@@ -22,6 +22,7 @@ _VALID: Final = {
     "TOPIC": ORDERS_TOPIC,
     "SUB": "billing",
     "ID": "4",
+    "LEDGER_ID": "4",
     "ID...": "4",
     "WORKFLOW_ID": "delete-ledgers/b",
     "SCHEDULE_ID": "sexton-records",
