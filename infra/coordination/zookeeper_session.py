@@ -216,7 +216,9 @@ class ZooKeeperSession:
         return ServiceFailed(
             ZOOKEEPER,
             f"the path {self._client.chroot} of {self._ensemble.hosts} does not exist",
-            advice=f"create it, or mend the setting `{self._ensemble.setting}`",
+            advice=f"create it, or mend the setting `{ZOOKEEPER}`"
+            if self._ensemble.setting == ZOOKEEPER
+            else f"mend the setting `{self._ensemble.setting}`",
         )
 
 

@@ -67,41 +67,41 @@ def read_last_entry(
     find_address: Callable[[str], BookieAddress | None],
     *,
     timeout_s: float = _TIMEOUT_S,
-) -> BookieEntry | None:
-    """Return the last entry of a ledger, or `None` if the ledger is empty.
+) -> BookieEntry:
+    """Return the last entry of a ledger that has entries.
 
     All bookies of the last segment are asked, because a bookie has only some of the entries if the write quorum is
-    smaller than the ensemble. Fewer bookies than the acknowledgement quorum may fail to answer: the others then have
-    every entry whose writer was answered.
+    smaller than the ensemble. Fewer bookies than the acknowledgement quorum may fail to answer, or not have the ledger:
+    the others then have every entry whose writer was answered.
 
     Raises:
-        StoreUnavailable: Too few bookies answer, or the last entry of a closed ledger was not found.
+        StoreUnavailable: Too few bookies answer, or the entry that they have cannot be the last one: the ledger is
+            closed and has a later one, or its last segment begins after it.
         UnreadableMetadata: An entry is damaged, or its type of digest is unknown.
     """
-    entries, failures = [], []
+    entries: list[BookieEntry] = []
+    failures: list[str] = []
     for bookie_id in metadata.segments[-1].bookie_ids:
         address = find_address(bookie_id)
         try:
             if address is None:
                 raise StoreUnavailable("it is not registered")  # noqa: TRY301 - one place collects failures
-            entry = _read_from_bookie(address, ledger_id, metadata, timeout_s)
+            entries.append(_read_from_bookie(address, ledger_id, metadata, timeout_s))
         except (StoreUnavailable, OSError) as error:
             failures.append(f"bookie {bookie_id}: {error}")
-        else:
-            entries.append(entry)
-    if len(failures) >= metadata.ack_quorum:
+    if not entries or len(failures) >= metadata.ack_quorum:
         raise StoreUnavailable(f"ledger {ledger_id}: too few bookies answer: {'; '.join(failures)}")
-    newest = max(filter(None, entries), key=lambda entry: entry.entry_id, default=None)
-    newest_id = newest.entry_id if newest else LAST_ENTRY
-    if metadata.last_entry > newest_id:
-        missing = f"entry {metadata.last_entry} was not found, the newest is {newest_id}"
+    newest = max(entries, key=lambda entry: entry.entry_id)
+    last_known = max(metadata.last_entry, metadata.segments[-1].first_entry - 1)
+    if newest.entry_id < last_known:
+        missing = f"expected entry {last_known} or a later one, found entry {newest.entry_id}"
         raise StoreUnavailable("; ".join([f"ledger {ledger_id}: {missing}", *failures]))
     return newest
 
 
 def _read_from_bookie(
     address: BookieAddress, ledger_id: int, metadata: LedgerMetadata, timeout_s: float
-) -> BookieEntry | None:
+) -> BookieEntry:
     with socket.create_connection((address.host, address.port), timeout=timeout_s) as connection:
         request = struct.pack(">iqq", _READ_HEADER, ledger_id, LAST_ENTRY)
         connection.sendall(struct.pack(">I", len(request)) + request)
@@ -111,7 +111,7 @@ def _read_from_bookie(
         response = _receive(connection, length)
     _, code, answered_id, _ = _RESPONSE.unpack_from(response)
     if code in {_NO_LEDGER, _NO_ENTRY}:
-        return None
+        raise StoreUnavailable("it has no entry of the ledger")
     if code != _OK or answered_id != ledger_id:
         raise StoreUnavailable(f"it answered with code {code} for ledger {answered_id}")
     return _open_envelope(ledger_id, metadata.digest, response[_RESPONSE.size :])

@@ -86,8 +86,8 @@ def _describe_layout(reader: ZnodeReader, ledgers_root: str) -> str:
 def _describe_managed_ledgers(reader: ZnodeReader, ledgers_root: str) -> str:
     del ledgers_root
     ((_, tenants),) = reader.list_children([MANAGED_LEDGERS])
-    if tenants is None:
-        raise UnreadableMetadata(f"/{MANAGED_LEDGERS}: expected the metadata of a Pulsar cluster, found no such znode")
+    if not tenants:
+        raise UnreadableMetadata(f"/{MANAGED_LEDGERS}: expected the tenants of a Pulsar cluster, found none")
     return f"{len(tenants):,} tenants"
 
 

@@ -12,7 +12,7 @@ from infra.pulsar.reference_scan import FoundCompactionCursor, FoundFact, FoundR
 from infra.pulsar.znode_reads import ZnodeReader
 from logstore.errors import StoreUnavailable
 from logstore.pulsar.ledger_metadata import parse_ledger_metadata
-from logstore.pulsar.ledger_references import CursorReferences, find_cursor_ledger_references, find_cursor_references
+from logstore.pulsar.ledger_references import find_cursor_ledger_references, find_cursor_references
 from logstore.pulsar.unreadable_metadata import UnreadableMetadata
 from logstore.pulsar.znode_names import format_ledger_path
 
@@ -26,25 +26,46 @@ def find_compacted_ledger(
     """Return the reference to the compacted ledger, nothing if there is none, or a problem.
 
     A broker may switch to another cursor ledger, or store the state in the cursor's znode, and then delete the cursor
-    ledger. If the ledger is absent, the cursor's znode is read again.
+    ledger. The cursor's znode is therefore read after the entry, and if it names another ledger, the look-up begins
+    again. A cursor ledger always has an entry: the broker writes it before it names the ledger in the znode.
     """
-    found: CursorReferences | None = CursorReferences(cursor.cursor_ledger_id)
+    ledger_id = cursor.cursor_ledger_id
     for _ in range(_MAX_SWITCHES):
-        if found is None:
-            return []
-        if found.cursor_ledger_id is None:
-            return _make_facts(cursor.path, found.compacted_ledger_id)
-        ledger_id = found.cursor_ledger_id
         try:
-            ((_, znode),) = reader.read([f"{ledgers_root}/{format_ledger_path(ledger_id)}"])
-            if znode is not None:
-                entry = read_last_entry(ledger_id, parse_ledger_metadata(znode.data), directory.find_address)
-                return _make_facts(cursor.path, find_cursor_ledger_references(entry.payload) if entry else None)
-            ((_, cursor_znode),) = reader.read([cursor.path])
-            found = None if cursor_znode is None else find_cursor_references(cursor_znode.data)
-        except (StoreUnavailable, UnreadableMetadata) as error:
-            return [ScanProblem(cursor.path, f"the cursor ledger {ledger_id} cannot be read: {error}")]
+            facts = _make_facts(cursor.path, _read_compacted_id(reader, directory, ledgers_root, ledger_id))
+        except UnreadableMetadata as error:
+            facts = [ScanProblem(cursor.path, f"the cursor ledger {ledger_id} cannot be read: {error}")]
+        ((_, znode),) = reader.read([cursor.path])
+        if znode is None:
+            return []
+        try:
+            current = find_cursor_references(znode.data)
+        except UnreadableMetadata as error:
+            return [ScanProblem(cursor.path, str(error))]
+        if current.cursor_ledger_id is None:
+            return _make_facts(cursor.path, current.compacted_ledger_id)
+        if current.cursor_ledger_id == ledger_id:
+            return facts
+        ledger_id = current.cursor_ledger_id
     return [ScanProblem(cursor.path, f"its cursor ledger was replaced {_MAX_SWITCHES} times during the scan")]
+
+
+def _read_compacted_id(
+    reader: ZnodeReader, directory: BookieDirectory, ledgers_root: str, ledger_id: int
+) -> int | None:
+    """Return the id in the last entry of a cursor ledger.
+
+    Raises:
+        UnreadableMetadata: The ledger is absent, its bookies do not answer, or its entry cannot be parsed.
+    """
+    ((_, znode),) = reader.read([f"{ledgers_root}/{format_ledger_path(ledger_id)}"])
+    if znode is None:
+        raise UnreadableMetadata("it does not exist")
+    try:
+        entry = read_last_entry(ledger_id, parse_ledger_metadata(znode.data), directory.find_address)
+    except StoreUnavailable as error:
+        raise UnreadableMetadata(str(error)) from None
+    return find_cursor_ledger_references(entry.payload)
 
 
 def resolve_compaction_cursors(

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from infra.pulsar.bookie_reads import BookieDirectory
 from infra.pulsar.compacted_ledgers import resolve_compaction_cursors
-from infra.pulsar.ledger_scan import FoundLedger, parse_ledger
+from infra.pulsar.ledger_scan import FoundLedger, list_locked_ledgers, parse_ledger
 from infra.pulsar.owner_lookup import OwnerDirectory
 from infra.pulsar.reference_scan import (
     FoundFact,
@@ -13,15 +13,19 @@ from infra.pulsar.reference_scan import (
     ScanProblem,
     list_namespaces,
     list_schema_tenants,
-    scan_logs,
-    scan_managed_ledgers,
-    scan_schemas,
+    scan_references,
 )
 from infra.pulsar.znode_reads import ZnodeReader
 from logstore.errors import UnknownObject
 from logstore.pulsar.ledger_metadata import StatedOwner, find_stated_owner
-from logstore.pulsar.ledger_verdicts import AgeFloors, OwnerLookup, ScannedLedger, judge_unreferenced_ledger
-from logstore.pulsar.znode_names import format_ledger_path
+from logstore.pulsar.ledger_verdicts import (
+    AgeFloors,
+    LedgerVerdict,
+    OwnerLookup,
+    ScannedLedger,
+    judge_unreferenced_ledger,
+)
+from logstore.pulsar.znode_names import MANAGED_LEDGERS, format_ledger_path
 
 REFERENCED = "referenced"
 
@@ -39,7 +43,9 @@ class LedgerExplanation:
 
 
 def explain_ledger(reader: ZnodeReader, ledgers_root: str, ledger_id: int, *, now_ms: int) -> LedgerExplanation:
-    """Read the ledger, and then every reference of the cluster. `now_ms` is the time by ZooKeeper's clock.
+    """Read the ledger, and then every reference of the cluster. `now_ms` is the present time.
+
+    If anything cannot be read, a ledger without a known reference is doubtful.
 
     Raises:
         UnknownObject: The cluster has no such ledger.
@@ -54,38 +60,35 @@ def explain_ledger(reader: ZnodeReader, ledgers_root: str, ledger_id: int, *, no
     references = tuple(fact for fact in facts if isinstance(fact, FoundReference))
     problems = tuple(fact for fact in facts if isinstance(fact, ScanProblem))
     if references:
-        reason = f"/{references[0].path} refers to it"
-        return LedgerExplanation(
-            ledger=ledger, owner=owner, references=references, verdict=REFERENCED, reason=reason, problems=problems
+        verdict, reason = REFERENCED, f"/{references[0].path} refers to it"
+    elif problems:
+        verdict = LedgerVerdict.DOUBTFUL.value
+        reason = f"{len(problems):,} values that may refer to it cannot be read, such as /{problems[0].path}"
+    else:
+        lookup = OwnerDirectory(reader, ledgers_root).look_up(ledger_id, owner) if owner else OwnerLookup.ABSENT
+        scanned = ScannedLedger(
+            ledger_id=ledger_id,
+            version=znode.version,
+            czxid=znode.czxid,
+            modified_ms=znode.modified_ms,
+            state=ledger.state,
+            owner=owner,
+            replication_lock=ledger_id in list_locked_ledgers(reader, ledgers_root),
         )
-    lookup = OwnerDirectory(reader, ledgers_root).look_up(ledger_id, owner) if owner else OwnerLookup.ABSENT
-    scanned = ScannedLedger(
-        ledger_id=ledger_id,
-        version=znode.version,
-        czxid=znode.czxid,
-        created_ms=znode.created_ms,
-        state=ledger.state,
-        owner=owner,
-    )
-    judgement = judge_unreferenced_ledger(scanned, scanned, lookup, now_ms=now_ms, floors=AgeFloors())
+        judgement = judge_unreferenced_ledger(scanned, scanned, lookup, now_ms=now_ms, floors=AgeFloors())
+        verdict, reason = judgement.verdict.value, judgement.reason
     return LedgerExplanation(
-        ledger=ledger,
-        owner=owner,
-        references=(),
-        verdict=judgement.verdict.value,
-        reason=judgement.reason,
-        problems=problems,
+        ledger=ledger, owner=owner, references=references, verdict=verdict, reason=reason, problems=problems
     )
 
 
 def _scan_for(reader: ZnodeReader, ledgers_root: str, ledger_id: int) -> Iterator[FoundFact]:
     """Yield the references to the ledger, and all problems."""
     directory = BookieDirectory(reader, ledgers_root)
-    for facts in (
-        scan_managed_ledgers(reader, list_namespaces(reader) or ()),
-        scan_schemas(reader, list_schema_tenants(reader)),
-        scan_logs(reader),
-    ):
-        for fact in resolve_compaction_cursors(reader, directory, ledgers_root, facts):
-            if isinstance(fact, ScanProblem) or (isinstance(fact, FoundReference) and fact.ledger_id == ledger_id):
-                yield fact
+    namespaces = list_namespaces(reader)
+    if not namespaces:
+        yield ScanProblem(MANAGED_LEDGERS, "expected the namespaces of a Pulsar cluster, found none")
+    facts = scan_references(reader, namespaces or (), list_schema_tenants(reader), has_logs=True)
+    for fact in resolve_compaction_cursors(reader, directory, ledgers_root, facts):
+        if isinstance(fact, ScanProblem) or (isinstance(fact, FoundReference) and fact.ledger_id == ledger_id):
+            yield fact

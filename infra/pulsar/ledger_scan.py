@@ -35,6 +35,14 @@ class FoundLedger:
         return self.metadata.state if self.metadata else LedgerState.OPEN
 
 
+@dataclass(frozen=True, slots=True)
+class StrayZnode:
+    """Child of a folder of ledgers that is no ledger."""
+
+    path: str
+    reason: str  # a sentence
+
+
 def list_leaf_folders(reader: ZnodeReader, root: str) -> list[str]:
     """Return the folders that contain ledgers, such as `ledgers/00/0012`. Each has at most 10,000 ledgers.
 
@@ -57,16 +65,18 @@ def list_leaf_folders(reader: ZnodeReader, root: str) -> list[str]:
     return leaf_folders
 
 
-def scan_leaf_folders(reader: ZnodeReader, root: str, leaf_folders: Sequence[str]) -> Iterator[FoundLedger]:
-    """Yield the ledgers of some folders. A ledger that vanishes during the scan is left out.
-
-    Raises:
-        UnreadableMetadata: A folder has a child that is no ledger.
-    """
+def scan_leaf_folders(
+    reader: ZnodeReader, root: str, leaf_folders: Sequence[str]
+) -> Iterator[FoundLedger | StrayZnode]:
+    """Yield the ledgers of some folders, and children that are none. A ledger that vanishes meanwhile is left out."""
     for folder, names in reader.list_children(leaf_folders):
-        paths = [f"{folder}/{name}" for name in names or ()]
-        id_by_path = {path: parse_ledger_path(path[len(root) + 1 :]) for path in paths}
-        for path, znode in reader.read(paths):
+        id_by_path: dict[str, int] = {}
+        for path in [f"{folder}/{name}" for name in names or ()]:
+            try:
+                id_by_path[path] = parse_ledger_path(path[len(root) + 1 :])
+            except UnreadableMetadata as error:
+                yield StrayZnode(path, str(error))
+        for path, znode in reader.read(list(id_by_path)):
             if znode is not None:
                 yield parse_ledger(id_by_path[path], path[len(root) + 1 :], znode)
 

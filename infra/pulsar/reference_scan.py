@@ -81,6 +81,16 @@ class ScanProblem:
 FoundFact = FoundReference | FoundOffload | FoundCompactionCursor | FoundManagedLedger | ScanProblem
 
 
+def scan_references(
+    reader: ZnodeReader, namespaces: Sequence[str], schema_tenants: Sequence[str], *, has_logs: bool
+) -> Iterator[FoundFact]:
+    """Yield what these parts of the metadata refer to, and with `has_logs` also what logs refer to."""
+    yield from scan_managed_ledgers(reader, namespaces)
+    yield from scan_schemas(reader, schema_tenants)
+    if has_logs:
+        yield from scan_logs(reader)
+
+
 def list_namespaces(reader: ZnodeReader) -> list[str] | None:
     """Return the parents at the second level of managed ledgers, or `None` for a cluster without managed ledgers."""
     ((_, tenants),) = reader.list_children([MANAGED_LEDGERS])
@@ -94,6 +104,9 @@ def scan_managed_ledgers(reader: ZnodeReader, parents: Sequence[str]) -> Iterato
     remaining = list(parents)
     while remaining:
         path = remaining.pop()
+        ((_, parent),) = reader.read([path])
+        if parent is not None and parent.data:
+            yield ScanProblem(path, "expected a parent of managed ledgers without data")
         topics: list[str] = []
         for child in _list_paths(reader, [path]):
             try:

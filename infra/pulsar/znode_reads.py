@@ -105,4 +105,4 @@ def _wait_for_answer(result: Any, convert: Callable[[Any], T]) -> T | None:  # n
 
 def _to_znode(answer: Any) -> Znode:  # noqa: ANN401
     data, stat = answer
-    return Znode(data, stat.version, stat.czxid, stat.ctime, stat.mtime, stat.numChildren)
+    return Znode(data or b"", stat.version, stat.czxid, stat.ctime, stat.mtime, stat.numChildren)

@@ -117,30 +117,49 @@ def find_stated_owner(metadata: LedgerMetadata) -> StatedOwner | None:
         if custom.get("application", b"").decode() != APPLICATION:
             return None
         component = PulsarComponent(custom.get("component", b"").decode())
-        match component:
-            case PulsarComponent.MANAGED_LEDGER:
-                name, cursor = custom["pulsar/managed-ledger"].decode(), custom.get("pulsar/cursor", b"").decode()
-                path = f"{MANAGED_LEDGERS}/{name}/{cursor}" if cursor else f"{MANAGED_LEDGERS}/{name}"
-            case PulsarComponent.COMPACTED_LEDGER:
-                topic = custom["pulsar/compactedTopic"].decode()
-                path = f"{MANAGED_LEDGERS}/{_managed_ledger_of_topic(topic)}/{ledger_references.COMPACTION_CURSOR}"
-            case PulsarComponent.SCHEMA:
-                path = f"{SCHEMAS}/{custom['pulsar/schemaId'].decode()}"
-            case PulsarComponent.DELAYED_INDEX_BUCKET:
-                topic, cursor = (custom[f"pulsar/delayedIndex{name}"].decode() for name in ("Topic", "Cursor"))
-                path = f"{MANAGED_LEDGERS}/{_managed_ledger_of_topic(topic)}/{encode_name(cursor)}"
-    except (KeyError, ValueError):  # a missing key, a component that is not known, bytes that are no text
-        return None
-    return StatedOwner(component, path)
+        return StatedOwner(component, _owner_path(component, custom))
+    except (KeyError, ValueError, UnreadableMetadata):
+        return None  # a missing key, a component that is not known, bytes that are no text, a name that is no name
+
+
+def _owner_path(component: PulsarComponent, custom: Mapping[str, bytes]) -> str:
+    """Return the path of the owner's znode. Raise an error if the names cannot be those of the component's owner."""
+    match component:
+        case PulsarComponent.MANAGED_LEDGER:
+            name, cursor = custom["pulsar/managed-ledger"].decode(), custom.get("pulsar/cursor", b"").decode()
+        case PulsarComponent.COMPACTED_LEDGER:
+            name = _managed_ledger_of_topic(custom["pulsar/compactedTopic"].decode())
+            cursor = ledger_references.COMPACTION_CURSOR
+        case PulsarComponent.DELAYED_INDEX_BUCKET:
+            name = _managed_ledger_of_topic(custom["pulsar/delayedIndexTopic"].decode())
+            cursor = encode_name(custom["pulsar/delayedIndexCursor"].decode())
+        case PulsarComponent.SCHEMA:
+            return f"{SCHEMAS}/{_require_parts(custom['pulsar/schemaId'].decode(), 3)}"
+    path = f"{name}/{cursor}" if "pulsar/cursor" in custom or component is not PulsarComponent.MANAGED_LEDGER else name
+    parsed = parse_managed_ledger_path(_require_parts(path))
+    if parsed != (CursorPath(name, cursor) if path != name else name):
+        raise ValueError(path)
+    return f"{MANAGED_LEDGERS}/{path}"
 
 
 def _managed_ledger_of_topic(topic: str) -> str:
-    """Return the managed ledger's name of a topic such as `persistent://tenant/namespace/topic`."""
+    """Return the managed ledger's name of a topic such as `persistent://tenant/namespace/topic`.
+
+    A topic of Pulsar 1 has a cluster between tenant and namespace. A local name has no slash.
+    """
     domain, separator, name = topic.partition("://")
-    *namespace, local = name.split("/", maxsplit=2)
-    if domain != MANAGED_LEDGER_DOMAIN or not separator or len(namespace) != 2:
+    *namespace, local = name.split("/")
+    if domain != MANAGED_LEDGER_DOMAIN or not separator or len(namespace) not in {2, 3}:
         raise ValueError(topic)
     return "/".join([*namespace, domain, encode_name(local)])
+
+
+def _require_parts(path: str, count: int | None = None) -> str:
+    """Return the path if each of its parts is the name of a znode, and it has `count` parts."""
+    parts = path.split("/")
+    if not all(parts) or {".", ".."} & set(parts) or (count is not None and len(parts) != count):
+        raise ValueError(path)
+    return path
 
 
 def _parse_version_1(body: bytes) -> LedgerMetadata:

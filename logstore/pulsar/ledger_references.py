@@ -26,7 +26,8 @@ from logstore.pulsar.unreadable_metadata import UnreadableMetadata
 COMPACTION_CURSOR: Final = "__compaction"
 SHADOW_SOURCE_PROPERTY: Final = "PULSAR.SHADOW_SOURCE"
 COMPACTED_LEDGER_PROPERTY: Final = "CompactedTopicLedger"
-BUCKET_PROPERTY_PREFIX: Final = "#pulsar.internal.delayed.bucket_"
+INTERNAL_PROPERTY_PREFIX: Final = "#pulsar.internal."
+BUCKET_PROPERTY_PREFIX: Final = f"{INTERNAL_PROPERTY_PREFIX}delayed.bucket_"
 
 _LOG_SEGMENT_VERSION: Final = 5  # newest version of DistributedLog's segments; the ledger's field is the same since 1
 _MAX_ID: Final = (1 << 63) - 1
@@ -83,9 +84,13 @@ def find_managed_ledger_references(data: bytes) -> ManagedLedgerReferences:
 
 
 def find_cursor_references(data: bytes) -> CursorReferences:
-    """Read the znode of a cursor."""
+    """Read the znode of a cursor. An internal property that is not known may refer to a ledger."""
     info = parse_message(ManagedCursorInfo, unpack_frame(data))
-    buckets = [each for each in info.cursor_properties if each.name.startswith(BUCKET_PROPERTY_PREFIX)]
+    internal = [each for each in info.cursor_properties if each.name.startswith(INTERNAL_PROPERTY_PREFIX)]
+    buckets = [each for each in internal if each.name.startswith(BUCKET_PROPERTY_PREFIX)]
+    if len(buckets) < len(internal):
+        unknown = sorted({each.name for each in internal} - {each.name for each in buckets})
+        raise UnreadableMetadata(f"cursor: expected no internal properties but buckets, found {', '.join(unknown)}")
     return CursorReferences(
         cursor_ledger_id=None if info.cursor_ledger_id == -1 else _require_ledger_id(info.cursor_ledger_id),
         bucket_ledger_ids=tuple(_parse_decimal_id(each.value, each.name) for each in buckets),

@@ -52,7 +52,7 @@ class ScannedLedger:
     ledger_id: int
     version: int  # data version of the znode
     czxid: int  # transaction that created the znode: differs if the ledger was deleted and created again
-    created_ms: int
+    modified_ms: int  # of the znode: creation, close, or a change of bookies
     state: LedgerState
     owner: StatedOwner | None
     replication_lock: bool = False
@@ -60,7 +60,7 @@ class ScannedLedger:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgeFloors:
-    """Ages below which a ledger without references is not an orphan, in seconds."""
+    """Ages below which a ledger without references is not an orphan, in seconds. Age counts from the last change."""
 
     closed_s: float = MIN_AGE_S
     compacted_s: float = MIN_COMPACTED_AGE_S
@@ -68,9 +68,10 @@ class AgeFloors:
 
     @classmethod
     def for_all_states(cls, age_s: float, *, unsafe: bool) -> "AgeFloors":
-        """Return one floor for all ledgers. Below `MIN_AGE_S` it needs `unsafe`."""
-        if age_s < MIN_AGE_S and not unsafe:
-            raise InvalidInput("older_than", expected=f"at least {MIN_AGE_S:.0f} s, or --unsafe-age", found=age_s)
+        """Return one floor for all ledgers. A floor below the default of a state needs `unsafe`."""
+        if age_s < MIN_OPEN_AGE_S and not unsafe:
+            expected = f"at least {MIN_OPEN_AGE_S:.0f} s, or --unsafe-age"
+            raise InvalidInput("older_than", expected=expected, found=age_s)
         return cls(closed_s=age_s, compacted_s=age_s, open_s=age_s)
 
     def floor_s(self, ledger: ScannedLedger) -> float:
@@ -97,6 +98,17 @@ _LOOKUP_REASONS: Final[Mapping[OwnerLookup, str]] = {
 def describe_lookup(lookup: OwnerLookup) -> str:
     """Return a clause about the owner of a ledger, such as "its owner does not exist"."""
     return _LOOKUP_REASONS[lookup]
+
+
+def is_confirmed_without_broker(owner: StatedOwner, lookup: OwnerLookup) -> bool:
+    """Return whether no broker can know a reference that its metadata does not show.
+
+    A broker has a new compacted ledger in memory for up to a minute, and an index bucket whose reference it failed to
+    store until the topic is unloaded.
+    """
+    if owner.component is PulsarComponent.COMPACTED_LEDGER:
+        return False
+    return lookup is OwnerLookup.ABSENT or owner.component is not PulsarComponent.DELAYED_INDEX_BUCKET
 
 
 def judge_unreferenced_ledger(
@@ -128,8 +140,8 @@ def _find_doubt(ledger: ScannedLedger, now_ms: int, floors: AgeFloors) -> Ledger
         return LedgerJudgement(LedgerVerdict.REPLICATED, "a bookie is replicating it")
     if ledger.owner is None:
         return LedgerJudgement(LedgerVerdict.UNATTRIBUTED, "its metadata does not say whose it is")
-    age_s, floor_s = (now_ms - ledger.created_ms) / 1_000, floors.floor_s(ledger)
+    age_s, floor_s = (now_ms - ledger.modified_ms) / 1_000, floors.floor_s(ledger)
     if age_s < floor_s:
-        reason = f"it is {age_s:,.0f} s old; a ledger of its state and component must be {floor_s:,.0f} s old"
+        reason = f"it changed {age_s:,.0f} s ago; a ledger of its state and component must rest {floor_s:,.0f} s"
         return LedgerJudgement(LedgerVerdict.YOUNG, reason)
     return None

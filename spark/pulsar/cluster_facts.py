@@ -21,6 +21,7 @@ LEDGERS: Final = pa.schema(
         ("version", pa.int32()),
         ("czxid", pa.int64()),
         ("created_ms", pa.int64()),
+        ("modified_ms", pa.int64()),
         ("state", pa.string()),  # "": the metadata cannot be read
         ("size_bytes", pa.int64()),
         ("application", pa.string()),
@@ -90,6 +91,7 @@ def make_ledger_row(found: FoundLedger) -> dict[str, Any]:
         "version": znode.version,
         "czxid": znode.czxid,
         "created_ms": znode.created_ms,
+        "modified_ms": znode.modified_ms,
         "state": metadata.state.value if metadata else "",
         "size_bytes": metadata.size_bytes if metadata else 0,
         "application": application.decode(errors="replace"),

@@ -144,7 +144,7 @@ def _make_scanned_ledger(row: Mapping[str, Any], *, locked: bool = False) -> Sca
         ledger_id=row["ledger_id"],
         version=row["version"],
         czxid=row["czxid"],
-        created_ms=row["created_ms"],
+        modified_ms=row["modified_ms"],
         state=LedgerState(row["state"]) if row["state"] != UNREADABLE_STATE else LedgerState.OPEN,
         owner=owner,
         replication_lock=locked,
@@ -169,7 +169,7 @@ def _make_ledger_finding(
         key=f"/{root}/{format_ledger_path(ledger.ledger_id)}",
         objects=1,
         size_bytes=row["size_bytes"],
-        newest_us=ledger.created_ms * 1_000,
+        newest_us=row["created_ms"] * 1_000,
         statement=statement,
         detail=judgement.reason,
     )

@@ -5,7 +5,7 @@ references are read, unless the ledger is young.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from itertools import pairwise
@@ -17,18 +17,15 @@ import pyarrow as pa
 from infra.pulsar.bookie_reads import BookieDirectory
 from infra.pulsar.cluster_access import PulsarCluster
 from infra.pulsar.compacted_ledgers import resolve_compaction_cursors
-from infra.pulsar.ledger_scan import list_leaf_folders, list_locked_ledgers, scan_leaf_folders
+from infra.pulsar.ledger_scan import StrayZnode, list_leaf_folders, list_locked_ledgers, scan_leaf_folders
 from infra.pulsar.reference_scan import (
-    FoundFact,
     FoundManagedLedger,
     FoundOffload,
     FoundReference,
     ScanProblem,
     list_namespaces,
     list_schema_tenants,
-    scan_logs,
-    scan_managed_ledgers,
-    scan_schemas,
+    scan_references,
 )
 from infra.pulsar.znode_reads import ZnodeReader
 from logstore.errors import PreconditionFailed
@@ -58,12 +55,6 @@ class _ReferenceTask:
     schema_tenants: tuple[str, ...] = ()
     has_logs: bool = False
 
-    def scan(self, reader: ZnodeReader) -> Iterator[FoundFact]:
-        yield from scan_managed_ledgers(reader, self.namespaces)
-        yield from scan_schemas(reader, self.schema_tenants)
-        if self.has_logs:
-            yield from scan_logs(reader)
-
 
 @dataclass(frozen=True, slots=True)
 class _ScanTarget:
@@ -92,7 +83,7 @@ def scan_cluster(cluster: PulsarCluster, context: JobContext, job: ScanClusterJo
 
     Raises:
         UnreadableMetadata: The layout of the ledgers is unknown.
-        PreconditionFailed: The cluster has no managed ledgers in ZooKeeper.
+        PreconditionFailed: The cluster has no namespaces with managed ledgers in ZooKeeper.
         StoreUnavailable: ZooKeeper does not answer.
     """
     parallel_tasks = context.spark.sparkContext.defaultParallelism * _TASKS_PER_CORE
@@ -126,8 +117,8 @@ def _choose_groups(context: JobContext, job: ScanClusterJob, leaf_folders: int) 
 
 def _make_reference_tasks(reader: ZnodeReader, parallel_tasks: int) -> list[_ReferenceTask]:
     namespaces = list_namespaces(reader)
-    if namespaces is None:
-        raise PreconditionFailed("/managed-ledgers: expected the metadata of a Pulsar cluster, found no such znode")
+    if not namespaces:  # every ledger would be without references
+        raise PreconditionFailed("/managed-ledgers: expected the namespaces of a Pulsar cluster, found none")
     tasks = [_ReferenceTask(0, has_logs=True)]
     tasks += [_ReferenceTask(0, namespaces=part) for part in _split(namespaces, parallel_tasks)]
     tasks += [_ReferenceTask(0, schema_tenants=part) for part in _split(list_schema_tenants(reader), parallel_tasks)]
@@ -149,6 +140,9 @@ def _write_ledger_facts(task: _LedgerTask, *, target: _ScanTarget) -> _ScanCount
     root = target.cluster.ledgers_root
     with target.cluster.open_reader() as reader:
         for found in scan_leaf_folders(reader, root, task.folders):
+            if isinstance(found, StrayZnode):
+                problems.append(ScanProblem(found.path, found.reason))
+                continue
             rows.add(cluster_facts.make_ledger_row(found))
             if found.problem:
                 problems.append(ScanProblem(f"{root}/{found.path}", found.problem))
@@ -165,7 +159,8 @@ def _write_reference_facts(task: _ReferenceTask, *, target: _ScanTarget) -> _Sca
     root = target.cluster.ledgers_root
     with target.cluster.open_reader() as reader:
         directory = BookieDirectory(reader, root)
-        for fact in resolve_compaction_cursors(reader, directory, root, task.scan(reader)):
+        facts = scan_references(reader, task.namespaces, task.schema_tenants, has_logs=task.has_logs)
+        for fact in resolve_compaction_cursors(reader, directory, root, facts):
             match fact:
                 case FoundReference():
                     references.add(asdict(fact))

@@ -1,7 +1,6 @@
 """`verify-cluster`: look the owner of each candidate up by name, and keep the candidates that are still true.
 
-Nothing but ZooKeeper and bookies is asked. Without the admin API, a compacted ledger of a topic that exists is not
-confirmed: the broker may have a newer compacted ledger in memory than in the cursor (for at most a minute).
+Nothing but ZooKeeper and bookies is asked. What only a broker may know stays unconfirmed.
 """
 
 from collections import Counter
@@ -18,7 +17,7 @@ from infra.pulsar.owner_lookup import OwnerDirectory
 from infra.pulsar.znode_reads import Znode, ZnodeReader
 from logstore.atomic_files import replace_atomically
 from logstore.pulsar.ledger_metadata import PulsarComponent, StatedOwner
-from logstore.pulsar.ledger_verdicts import OwnerLookup, describe_lookup
+from logstore.pulsar.ledger_verdicts import OwnerLookup, describe_lookup, is_confirmed_without_broker
 from logstore.pulsar.plan_jobs import CompareScansJob, VerifyClusterJob
 from logstore.reconciliation.bulk_job_inputs_and_results import BulkJobSummary
 from logstore.reconciliation.finding_files import FINDING_SCHEMA, FINDINGS_PER_PAGE, FindingFiles, findings_to_table
@@ -94,8 +93,7 @@ def _verify_candidate(candidate: Finding, znode: Znode | None, owners: OwnerDire
     lookup = owners.look_up(candidate.ledger_id or 0, owner)
     if lookup is OwnerLookup.LISTING:
         return None
-    is_compacted = owner.component is PulsarComponent.COMPACTED_LEDGER
-    is_confirmed = lookup is OwnerLookup.ABSENT or not is_compacted
+    is_confirmed = lookup is not OwnerLookup.UNREADABLE and is_confirmed_without_broker(owner, lookup)
     statement = {VERDICT: lookup.value, CONFIRMED: str(is_confirmed).lower()}
     return replace(
         candidate,

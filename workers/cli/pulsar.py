@@ -45,12 +45,15 @@ def explain(context: CommandContext, ledger_id: _LedgerId) -> Answer:
     """Explain a ledger: its owner, every znode that refers to it, its bookies, its age, and a verdict with a reason.
 
     The verdict is `referenced`, `orphan`, `young`, `replicated`, `unattributed` (its owner is unknown) or `doubtful`
-    (its owner cannot be read). It is that of one look at all references. Do not delete the ledger because of it: a
-    reference may be on its way. The command changes nothing.
+    (something cannot be read that may refer to it). It is that of one look at all references of one cluster. Do not
+    delete the ledger because of it: a reference may be on its way. The command changes nothing.
     """
     explanation = context.services.explain_pulsar_ledger(context.settings, ledger_id, now_ms=round(time.time() * 1_000))
     document = _make_document(explanation)
-    shown = [f"/{each.path} ({each.source})" for each in explanation.references[:_MAX_REFERENCES_SHOWN]]
+    references = explanation.references
+    shown = [f"/{each.path} ({each.source})" for each in references[:_MAX_REFERENCES_SHOWN]]
+    if len(references) > _MAX_REFERENCES_SHOWN:
+        shown.append(f"and {len(references) - _MAX_REFERENCES_SHOWN:,} more")
     facts = {
         "ledger": ledger_id,
         "owner": document["owner"] and document["owner"]["path"],
@@ -59,7 +62,9 @@ def explain(context: CommandContext, ledger_id: _LedgerId) -> Answer:
         "verdict": explanation.verdict,
         "reason": explanation.reason,
     }
-    return Answer(document=document, display=[{"fact": name, "value": value} for name, value in facts.items()])
+    problems = Answer(document=document["problems"], empty="everything that may refer to a ledger was read")
+    display = [{"fact": name, "value": value} for name, value in facts.items()]
+    return Answer(document=document, display=display, sections=(problems,))
 
 
 def _make_document(explanation: "LedgerExplanation") -> dict[str, Any]:

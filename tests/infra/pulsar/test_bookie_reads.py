@@ -18,18 +18,20 @@ from tests.logstore.pulsar.wire import encode_message
 _CLOSED = BookieAddress("127.0.0.1", 1)  # a port that nobody listens on
 
 
-def metadata_of(bookies: int, *, ack_quorum: int = 1, last_entry: int = -1, digest: str = "CRC32C") -> LedgerMetadata:
+def metadata_of(
+    bookies: int, *, ack_quorum: int = 1, last_entry: int = -1, digest: str = "CRC32C", first: int = 0
+) -> LedgerMetadata:
     return LedgerMetadata(
         state=LedgerState.OPEN if last_entry < 0 else LedgerState.CLOSED,
         size_bytes=0,
         last_entry=last_entry,
-        segments=(EnsembleSegment(0, ("gone",)), EnsembleSegment(5, tuple(f"bk{each}" for each in range(bookies)))),
+        segments=(EnsembleSegment(0, ("gone",)), EnsembleSegment(first, tuple(f"bk{each}" for each in range(bookies)))),
         ack_quorum=ack_quorum,
         digest=digest,
     )
 
 
-def read(answers: Sequence[Answer | None], metadata: LedgerMetadata) -> BookieEntry | None:
+def read(answers: Sequence[Answer | None], metadata: LedgerMetadata) -> BookieEntry:
     """Read ledger 7 from bookies that answer so; `None` is a bookie that nobody reaches."""
     with ExitStack() as stack:
         bookies = [answer and stack.enter_context(run_bookie(answer)) for answer in answers]
@@ -52,8 +54,22 @@ def test_the_newest_entry_of_all_members_counts() -> None:
 
 
 @pytest.mark.parametrize("code", [1, 2])
-def test_a_ledger_without_entries_has_no_last_entry(code: int) -> None:
-    assert read([answer_with_code(code)], metadata_of(1)) is None
+def test_a_bookie_without_the_ledger_has_not_answered(code: int) -> None:
+    """A bookie that lost its disk answers so. The others may have every entry, or too few may be left to say so."""
+    with pytest.raises(StoreUnavailable, match="no entry of the ledger"):
+        read([answer_with_code(code)], metadata_of(1))
+    answers = [answer_with_code(code), answer_with(seal_entry(7, 9, b"x"))]
+    assert read(answers, metadata_of(2, ack_quorum=2)) == BookieEntry(9, b"x")
+    with pytest.raises(StoreUnavailable, match="too few"):
+        read([*answers, None], metadata_of(3, ack_quorum=2))
+
+
+def test_an_entry_before_the_last_segment_is_not_the_last_one() -> None:
+    """After a change of bookies without another entry, the newest entry is on bookies of an earlier segment."""
+    answers = [answer_with(seal_entry(7, 9, b"x"))]
+    assert read(answers, metadata_of(1, first=10)) == BookieEntry(9, b"x")
+    with pytest.raises(StoreUnavailable, match="expected entry 10 or a later one"):
+        read(answers, metadata_of(1, first=11))
 
 
 def test_a_member_may_be_away_if_another_one_must_have_every_entry() -> None:
@@ -68,8 +84,6 @@ def test_the_last_entry_of_a_closed_ledger_must_be_found() -> None:
     assert read(answers, metadata_of(2, ack_quorum=2, last_entry=9)) == BookieEntry(9, b"x")
     with pytest.raises(StoreUnavailable, match="entry 10"):
         read(answers, metadata_of(2, ack_quorum=2, last_entry=10))
-    with pytest.raises(StoreUnavailable, match="entry 0"):
-        read([answer_with_code(1)], metadata_of(1, last_entry=0))
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ def write_cluster(cluster: KazooClient, *, layout: bytes = _HIERARCHICAL) -> Non
         "ledgers/available/bk0": wire.encode_message((6, rpc)),
         "ledgers/available/readonly/bk1": wire.encode_message((6, rpc)),
         f"ledgers/{format_ledger_path(7)}": wire.ledger_metadata(),
-        "managed-ledgers/public": b"",
+        "managed-ledgers/public/default/persistent/orders": b"",
         "admin/clusters/east": b"{}",
         "admin/clusters/global": b"{}",
     }.items():

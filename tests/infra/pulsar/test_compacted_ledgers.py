@@ -37,14 +37,28 @@ def find(reader: ZnodeReader, cursor_ledger_id: int) -> list[FoundFact]:
 
 
 def test_the_last_entry_names_it(cluster: KazooClient, reader: ZnodeReader, bookie: FakeBookie) -> None:
+    cluster.create(f"/{_CURSOR}", wire.cursor(8), makepath=True)
     write_cursor_ledger(cluster, bookie, 8)
     assert find(reader, 8) == [FoundReference(31, _CURSOR, "compacted_ledger")]
 
 
-def test_a_cursor_without_entries_names_none(cluster: KazooClient, reader: ZnodeReader, bookie: FakeBookie) -> None:
+def test_a_cursor_ledger_without_entries_is_a_problem(
+    cluster: KazooClient, reader: ZnodeReader, bookie: FakeBookie
+) -> None:
+    """The broker writes an entry before it names the ledger: whoever has none has lost it."""
+    cluster.create(f"/{_CURSOR}", wire.cursor(8), makepath=True)
     bookie.answer = answer_with_code(1)
     write_cursor_ledger(cluster, bookie, 8)
-    assert find(reader, 8) == []
+    (problem,) = find(reader, 8)
+    assert isinstance(problem, ScanProblem)
+
+
+def test_an_old_cursor_ledger_that_still_exists_is_not_believed(
+    cluster: KazooClient, reader: ZnodeReader, bookie: FakeBookie
+) -> None:
+    cluster.create(f"/{_CURSOR}", wire.cursor(-1, compacted=32), makepath=True)
+    write_cursor_ledger(cluster, bookie, 8)
+    assert find(reader, 8) == [FoundReference(32, _CURSOR, "compacted_ledger")]
 
 
 def test_a_replaced_cursor_ledger_is_followed(cluster: KazooClient, reader: ZnodeReader, bookie: FakeBookie) -> None:
@@ -72,6 +86,7 @@ def test_a_cursor_ledger_that_stays_away_is_a_problem(cluster: KazooClient, read
 def test_an_entry_that_cannot_be_read_is_a_problem(
     cluster: KazooClient, reader: ZnodeReader, bookie: FakeBookie, payload: bytes
 ) -> None:
+    cluster.create(f"/{_CURSOR}", wire.cursor(8), makepath=True)
     bookie.answer = answer_with(seal_entry(8, 5, payload))
     write_cursor_ledger(cluster, bookie, 8)
     (problem,) = find(reader, 8)
@@ -80,6 +95,7 @@ def test_an_entry_that_cannot_be_read_is_a_problem(
 
 
 def test_a_bookie_that_is_away_is_a_problem(cluster: KazooClient, reader: ZnodeReader, bookie: FakeBookie) -> None:
+    cluster.create(f"/{_CURSOR}", wire.cursor(8), makepath=True)
     write_cursor_ledger(cluster, bookie, 8)
     bookie.answer = answer_with_code(101)
     (problem,) = find(reader, 8)

@@ -16,6 +16,7 @@ pytestmark = pytest.mark.external_service
 _NAME = "t/ns/persistent/a"
 _TOPIC = f"managed-ledgers/{_NAME}"
 _OWNED = {"application": "pulsar", "component": "managed-ledger", "pulsar/managed-ledger": _NAME}
+_OTHER = "managed-ledgers/t/ns/persistent/never-loaded"
 _LATER_MS = 4_000_000_000_000
 
 
@@ -40,16 +41,37 @@ def test_every_reference_is_named(cluster: KazooClient, reader: ZnodeReader) -> 
 
 
 def test_an_orphan_is_explained(cluster: KazooClient, reader: ZnodeReader) -> None:
+    cluster.create(f"/{_OTHER}", b"", makepath=True)
     told = explain(cluster, reader, custom=_OWNED)
     assert (told.verdict, told.reason) == ("orphan", "nothing refers to it, and its owner does not exist")
 
 
 def test_a_young_ledger_is_explained(cluster: KazooClient, reader: ZnodeReader) -> None:
+    cluster.create(f"/{_OTHER}", b"", makepath=True)
     told = explain(cluster, reader, custom=_OWNED, now_ms=0)
     assert told.verdict == "young"
 
 
+def test_a_replicated_ledger_is_explained(cluster: KazooClient, reader: ZnodeReader) -> None:
+    cluster.create(f"/{_OTHER}", b"", makepath=True)
+    cluster.create("/ledgers/underreplication/locks/urL0000000007", b"", makepath=True)
+    assert explain(cluster, reader, custom=_OWNED).verdict == "replicated"
+
+
+@pytest.mark.parametrize("path", ["managed-ledgers/t/ns/persistent/other", "schemas/t/ns/other"])
+def test_anything_unreadable_leaves_a_doubt(cluster: KazooClient, reader: ZnodeReader, path: str) -> None:
+    cluster.create(f"/{_OTHER}", b"", makepath=True)
+    cluster.create(f"/{path}", b"\xff", makepath=True)
+    told = explain(cluster, reader, custom=_OWNED)
+    assert (told.verdict, [problem.path for problem in told.problems]) == ("doubtful", [path])
+
+
+def test_a_cluster_without_managed_ledgers_leaves_a_doubt(cluster: KazooClient, reader: ZnodeReader) -> None:
+    assert explain(cluster, reader, custom=_OWNED).verdict == "doubtful"
+
+
 def test_a_ledger_of_another_application_is_explained(cluster: KazooClient, reader: ZnodeReader) -> None:
+    cluster.create(f"/{_OTHER}", b"", makepath=True)
     told = explain(cluster, reader, custom={"application": "bk-stream-storage-service"})
     assert (told.owner, told.verdict) == (None, "unattributed")
 

@@ -6,7 +6,7 @@ from uuid import UUID
 import pytest
 from kazoo.client import KazooClient
 
-from infra.pulsar.ledger_scan import FoundLedger, list_leaf_folders, scan_leaf_folders
+from infra.pulsar.ledger_scan import FoundLedger, StrayZnode, list_leaf_folders, scan_leaf_folders
 from infra.pulsar.reference_scan import (
     FoundCompactionCursor,
     FoundFact,
@@ -41,8 +41,12 @@ def write_ledgers(cluster: KazooClient, *ledger_ids: int) -> None:
     write(cluster, {f"ledgers/{format_ledger_path(each)}": wire.ledger_metadata() for each in ledger_ids})
 
 
-def all_ledgers(reader: ZnodeReader) -> Iterator[FoundLedger]:
+def all_found(reader: ZnodeReader) -> Iterator[FoundLedger | StrayZnode]:
     return scan_leaf_folders(reader, "ledgers", list_leaf_folders(reader, "ledgers"))
+
+
+def all_ledgers(reader: ZnodeReader) -> Iterator[FoundLedger]:
+    return (found for found in all_found(reader) if isinstance(found, FoundLedger))
 
 
 def all_managed_ledgers(reader: ZnodeReader) -> Iterator[FoundFact]:
@@ -72,11 +76,12 @@ def test_a_ledger_that_cannot_be_read_is_told(cluster: KazooClient, reader: Znod
 
 
 @pytest.mark.parametrize("stray", ["ledgers/00/0000/X0001", "ledgers/00/0000/0001"])
-def test_a_child_that_is_no_ledger_ends_the_scan(cluster: KazooClient, reader: ZnodeReader, stray: str) -> None:
+def test_a_child_that_is_no_ledger_is_told(cluster: KazooClient, reader: ZnodeReader, stray: str) -> None:
     write_ledgers(cluster, 1)
     write(cluster, {stray: b""})
-    with pytest.raises(UnreadableMetadata):
-        list(all_ledgers(reader))
+    found, ledger = all_found(reader)
+    assert isinstance(found, StrayZnode)
+    assert (found.path, isinstance(ledger, FoundLedger)) == (stray, True)
 
 
 def test_a_flat_layout_and_an_absent_root_are_refused(cluster: KazooClient, reader: ZnodeReader) -> None:
@@ -162,6 +167,7 @@ _UNREADABLE = {
     "managed ledger": {_TOPIC: wire.managed_ledger([4])[:-1]},
     "cursor": {f"{_TOPIC}/billing": b"\xff"},
     "cursor with children": {f"{_TOPIC}/billing": wire.cursor(-1), f"{_TOPIC}/billing/deeper": b""},
+    "parent with data": {"managed-ledgers/t/ns/topic": b"\x0a\x02\x08\x01"},
     "domain": {"managed-ledgers/t/ns/segment/a": b""},
     "schema": {"schemas/t/ns/a": b"\xff"},
     "schema with children": {"schemas/t/ns/a": wire.schema_locator([1]), "schemas/t/ns/a/deeper": b""},

@@ -112,6 +112,14 @@ def test_each_component_states_its_owner() -> None:
         assert owner == StatedOwner(PulsarComponent(component), path)
 
 
+def test_a_topic_of_pulsar_1_has_a_cluster_in_its_name() -> None:
+    custom = {"application": "pulsar", "component": "compacted-ledger"}
+    metadata = ledger_metadata(custom=custom | {"pulsar/compactedTopic": "persistent://t/east/ns/a"})
+    owner = find_stated_owner(parse_ledger_metadata(metadata))
+    path = "managed-ledgers/t/east/ns/persistent/a/__compaction"
+    assert owner == StatedOwner(PulsarComponent.COMPACTED_LEDGER, path)
+
+
 @pytest.mark.parametrize(
     "custom",
     [
@@ -127,6 +135,11 @@ def test_each_component_states_its_owner() -> None:
         {"application": "pulsar", "component": "compacted-ledger", "pulsar/compactedTopic": "persistent://t/a"},
         {"application": "pulsar", "component": "delayed-index-bucket", "pulsar/delayedIndexBucketKey": "1_2"},
         {"application": "pulsar", "component": b"\xff"},
+        {"application": "pulsar", "component": "managed-ledger", "pulsar/managed-ledger": ""},
+        {"application": "pulsar", "component": "managed-ledger", "pulsar/managed-ledger": "t/ns"},
+        {"application": "pulsar", "component": "managed-ledger", "pulsar/managed-ledger": "t/ns/persistent/.."},
+        {"application": "pulsar", "component": "managed-ledger", "pulsar/managed-ledger": "t/ns/persistent/a/sub"},
+        {"application": "pulsar", "component": "schema", "pulsar/schemaId": "t/ns"},
     ],
 )
 def test_a_ledger_whose_owner_is_not_fully_stated_has_none(custom: dict[str, str | bytes]) -> None:

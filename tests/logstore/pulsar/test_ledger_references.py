@@ -165,6 +165,11 @@ _UNREADABLE: list[Any] = [
         cursor(-1, compacted=1) + encode_message((5, pair("CompactedTopicLedger", 2))),
         id="two compacted ledgers",
     ),
+    pytest.param(
+        find_cursor_references,
+        cursor(-1) + encode_message((8, pair("#pulsar.internal.delayed.index2_1", "5"))),
+        id="unknown internal property",
+    ),
     pytest.param(find_cursor_ledger_references, b"", id="position, empty"),
     pytest.param(find_cursor_ledger_references, cursor_position(compacted=4)[:-1], id="position, cut"),
     pytest.param(find_schema_references, b"", id="schema, empty"),

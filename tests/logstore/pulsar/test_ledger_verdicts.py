@@ -12,6 +12,7 @@ from logstore.pulsar.ledger_verdicts import (
     LedgerVerdict,
     OwnerLookup,
     ScannedLedger,
+    is_confirmed_without_broker,
     judge_unreferenced_ledger,
 )
 
@@ -21,7 +22,7 @@ _OLD = ScannedLedger(
     ledger_id=7,
     version=3,
     czxid=900,
-    created_ms=_NOW_MS - 2 * _DAY_MS,
+    modified_ms=_NOW_MS - 2 * _DAY_MS,
     state=LedgerState.CLOSED,
     owner=StatedOwner(PulsarComponent.MANAGED_LEDGER, "managed-ledgers/t/ns/persistent/a"),
 )
@@ -80,19 +81,36 @@ def test_a_ledger_without_a_known_owner_is_kept() -> None:
     ],
 )
 def test_each_state_and_component_has_a_floor_of_age(state: LedgerState, owner: StatedOwner, floor_s: int) -> None:
-    exact = replace(_OLD, state=state, owner=owner, created_ms=_NOW_MS - floor_s * 1_000)
-    younger = replace(exact, created_ms=exact.created_ms + 1)
+    exact = replace(_OLD, state=state, owner=owner, modified_ms=_NOW_MS - floor_s * 1_000)
+    younger = replace(exact, modified_ms=exact.modified_ms + 1)
     assert judge(exact, exact) is LedgerVerdict.ORPHAN
     assert judge(younger, younger) is LedgerVerdict.YOUNG
 
 
 def test_one_floor_may_replace_all() -> None:
-    floors = AgeFloors.for_all_states(7_200, unsafe=False)
-    open_ledger = replace(_OLD, state=LedgerState.OPEN, created_ms=_NOW_MS - 7_200_000)
+    floors = AgeFloors.for_all_states(7_200, unsafe=True)
+    open_ledger = replace(_OLD, state=LedgerState.OPEN, modified_ms=_NOW_MS - 7_200_000)
     assert judge(open_ledger, open_ledger, floors=floors) is LedgerVerdict.ORPHAN
 
 
 def test_a_low_floor_needs_a_word() -> None:
     with pytest.raises(InvalidInput, match="older_than"):
-        AgeFloors.for_all_states(3_599, unsafe=False)
+        AgeFloors.for_all_states(86_399, unsafe=False)
     assert AgeFloors.for_all_states(0, unsafe=True).open_s == 0
+    assert AgeFloors.for_all_states(86_400, unsafe=False).compacted_s == 86_400
+
+
+@pytest.mark.parametrize(
+    ("component", "lookup", "confirmed"),
+    [
+        (PulsarComponent.MANAGED_LEDGER, OwnerLookup.NOT_LISTING, True),
+        (PulsarComponent.SCHEMA, OwnerLookup.ABSENT, True),
+        (PulsarComponent.COMPACTED_LEDGER, OwnerLookup.ABSENT, False),
+        (PulsarComponent.DELAYED_INDEX_BUCKET, OwnerLookup.ABSENT, True),
+        (PulsarComponent.DELAYED_INDEX_BUCKET, OwnerLookup.NOT_LISTING, False),
+    ],
+)
+def test_what_a_broker_may_know_alone_is_not_confirmed(
+    component: PulsarComponent, lookup: OwnerLookup, confirmed: bool
+) -> None:
+    assert is_confirmed_without_broker(StatedOwner(component, "any"), lookup) is confirmed

@@ -23,7 +23,8 @@ def ledger(ledger_id: int, **changes: Any) -> dict[str, Any]:
         "ledger_id": ledger_id,
         "version": 1,
         "czxid": 1_000 + ledger_id,
-        "created_ms": _NOW_MS - 10 * 86_400_000,
+        "created_ms": _NOW_MS - 20 * 86_400_000,
+        "modified_ms": _NOW_MS - 10 * 86_400_000,
         "state": "CLOSED",
         "size_bytes": 500,
         "application": "pulsar",
@@ -82,8 +83,8 @@ def test_a_ledger_in_one_scan_only_is_counted_as_transient(number: int) -> None:
     [
         ({"version": 2}, "changed"),
         ({"czxid": 7}, "changed"),
-        ({"created_ms": _NOW_MS - 3_000_000}, "young"),
-        ({"state": "OPEN", "created_ms": _NOW_MS - 7_200_000}, "young"),
+        ({"modified_ms": _NOW_MS - 3_000_000}, "young"),
+        ({"state": "OPEN", "modified_ms": _NOW_MS - 7_200_000}, "young"),
     ],
 )
 def test_a_ledger_that_is_young_or_changed_is_counted_only(change: dict[str, Any], verdict: str) -> None:

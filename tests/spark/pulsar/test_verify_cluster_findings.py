@@ -72,13 +72,13 @@ def test_a_ledger_that_changed_or_vanished_ends_the_candidate(
     assert verify_cluster_candidates(reader, "ledgers", [changed, vanished]) == []
 
 
-def test_a_compacted_ledger_of_a_living_topic_is_not_confirmed(cluster: KazooClient, reader: ZnodeReader) -> None:
+def test_a_compacted_ledger_is_not_confirmed(cluster: KazooClient, reader: ZnodeReader) -> None:
     owner = {"component": "compacted-ledger", "owner": f"{_TOPIC}/__compaction"}
     candidate = write_candidate(cluster, 7, statement=owner)
     (absent,) = verify_cluster_candidates(reader, "ledgers", [candidate])
     cluster.create(f"/{_TOPIC}/__compaction", wire.cursor(-1, compacted=9), makepath=True)
     (living,) = verify_cluster_candidates(reader, "ledgers", [candidate])
-    assert (absent.statement["confirmed"], living.statement["confirmed"]) == ("true", "false")
+    assert (absent.statement["confirmed"], living.statement["confirmed"]) == ("false", "false")
 
 
 def test_other_findings_stay_as_they_are(cluster: KazooClient, reader: ZnodeReader) -> None:
