@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from infra.pulsar.znode_reads import Znode, ZnodeReader
-from logstore.pulsar.ledger_metadata import LedgerMetadata, LedgerState, parse_ledger_metadata
+from logstore.pulsar.ledger_metadata import BookKeeperLedgerState, LedgerMetadata, parse_ledger_metadata
 from logstore.pulsar.unreadable_metadata import UnreadableMetadata
 from logstore.pulsar.znode_names import is_ledger_folder, parse_ledger_path
 
@@ -30,9 +30,9 @@ class FoundLedger:
     problem: str = ""
 
     @property
-    def state(self) -> LedgerState:
+    def state(self) -> BookKeeperLedgerState:
         """State of the ledger. A ledger whose metadata cannot be read counts as open."""
-        return self.metadata.state if self.metadata else LedgerState.OPEN
+        return self.metadata.state if self.metadata else BookKeeperLedgerState.OPEN
 
 
 @dataclass(frozen=True, slots=True)

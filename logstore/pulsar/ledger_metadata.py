@@ -32,7 +32,7 @@ _IN_RECOVERY: Final = -102  # "last entry" of a ledger in recovery, in version 1
 _NO_ENTRY: Final = -1
 
 
-class LedgerState(StrEnum):
+class BookKeeperLedgerState(StrEnum):
     OPEN = "OPEN"
     IN_RECOVERY = "IN_RECOVERY"
     CLOSED = "CLOSED"
@@ -50,7 +50,7 @@ class EnsembleSegment:
 class LedgerMetadata:
     """Contents of a ledger's znode."""
 
-    state: LedgerState
+    state: BookKeeperLedgerState
     size_bytes: int  # 0 for a ledger that is not closed
     last_entry: int  # -1 for an empty ledger and for one that is not closed
     segments: tuple[EnsembleSegment, ...]
@@ -176,9 +176,9 @@ def _parse_version_1(body: bytes) -> LedgerMetadata:
     if not segments or not all(segment.bookie_ids for segment in segments):
         raise UnreadableMetadata("ledger metadata of version 1: expected segments with bookies")
     if not closed or end == _IN_RECOVERY:
-        state, size, end = LedgerState.IN_RECOVERY if closed else LedgerState.OPEN, 0, _NO_ENTRY
+        state, size, end = BookKeeperLedgerState.IN_RECOVERY if closed else BookKeeperLedgerState.OPEN, 0, _NO_ENTRY
     else:
-        state = LedgerState.CLOSED
+        state = BookKeeperLedgerState.CLOSED
     return LedgerMetadata(state=state, size_bytes=size, last_entry=end, segments=segments, ack_quorum=ack_quorum)
 
 
@@ -203,8 +203,8 @@ def _parse_binary_message(body: bytes) -> messages.LedgerMetadata:
 def _from_message(message: messages.LedgerMetadata) -> LedgerMetadata:
     if not message.IsInitialized() or not message.segment:
         raise UnreadableMetadata("ledger metadata: a required field or the first segment is missing")
-    state = LedgerState(messages.LedgerMetadata.State.Name(message.state))
-    is_closed = state is LedgerState.CLOSED
+    state = BookKeeperLedgerState(messages.LedgerMetadata.State.Name(message.state))
+    is_closed = state is BookKeeperLedgerState.CLOSED
     return LedgerMetadata(
         state=state,
         size_bytes=message.length if is_closed else 0,

@@ -13,7 +13,7 @@ from enum import StrEnum
 from typing import Final
 
 from logstore.errors import InvalidInput
-from logstore.pulsar.ledger_metadata import LedgerState, PulsarComponent, StatedOwner
+from logstore.pulsar.ledger_metadata import BookKeeperLedgerState, PulsarComponent, StatedOwner
 
 MIN_AGE_S: Final = 3_600.0
 """Age of a closed ledger. Its reference is written within seconds, or a few retries of 60 s."""
@@ -53,7 +53,7 @@ class ScannedLedger:
     version: int  # data version of the znode
     czxid: int  # transaction that created the znode: differs if the ledger was deleted and created again
     modified_ms: int  # of the znode: creation, close, or a change of bookies
-    state: LedgerState
+    state: BookKeeperLedgerState
     owner: StatedOwner | None
     replication_lock: bool = False
 
@@ -75,7 +75,7 @@ class AgeFloors:
         return cls(closed_s=age_s, compacted_s=age_s, open_s=age_s)
 
     def floor_s(self, ledger: ScannedLedger) -> float:
-        if ledger.state is not LedgerState.CLOSED:
+        if ledger.state is not BookKeeperLedgerState.CLOSED:
             return self.open_s
         is_compacted = ledger.owner is not None and ledger.owner.component is PulsarComponent.COMPACTED_LEDGER
         return self.compacted_s if is_compacted else self.closed_s

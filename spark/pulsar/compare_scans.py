@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 from infra.pulsar.cluster_access import PulsarCluster
 from logstore.atomic_files import replace_atomically
 from logstore.positions import LedgerId
-from logstore.pulsar.ledger_metadata import LedgerState, PulsarComponent, StatedOwner
+from logstore.pulsar.ledger_metadata import BookKeeperLedgerState, PulsarComponent, StatedOwner
 from logstore.pulsar.ledger_verdicts import (
     AgeFloors,
     LedgerJudgement,
@@ -145,7 +145,7 @@ def _make_scanned_ledger(row: Mapping[str, Any], *, locked: bool = False) -> Sca
         version=row["version"],
         czxid=row["czxid"],
         modified_ms=row["modified_ms"],
-        state=LedgerState(row["state"]) if row["state"] != UNREADABLE_STATE else LedgerState.OPEN,
+        state=BookKeeperLedgerState(row["state"]) if row["state"] != UNREADABLE_STATE else BookKeeperLedgerState.OPEN,
         owner=owner,
         replication_lock=locked,
     )

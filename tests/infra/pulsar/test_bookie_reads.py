@@ -10,7 +10,7 @@ from kazoo.client import KazooClient
 from infra.pulsar.bookie_reads import BookieAddress, BookieDirectory, BookieEntry, read_last_entry
 from infra.pulsar.znode_reads import ZnodeReader
 from logstore.errors import StoreUnavailable
-from logstore.pulsar.ledger_metadata import EnsembleSegment, LedgerMetadata, LedgerState
+from logstore.pulsar.ledger_metadata import BookKeeperLedgerState, EnsembleSegment, LedgerMetadata
 from logstore.pulsar.unreadable_metadata import UnreadableMetadata
 from tests.infra.pulsar.fake_bookie import Answer, answer_with, answer_with_code, run_bookie, seal_entry
 from tests.logstore.pulsar.wire import encode_message
@@ -22,7 +22,7 @@ def metadata_of(
     bookies: int, *, ack_quorum: int = 1, last_entry: int = -1, digest: str = "CRC32C", first: int = 0
 ) -> LedgerMetadata:
     return LedgerMetadata(
-        state=LedgerState.OPEN if last_entry < 0 else LedgerState.CLOSED,
+        state=BookKeeperLedgerState.OPEN if last_entry < 0 else BookKeeperLedgerState.CLOSED,
         size_bytes=0,
         last_entry=last_entry,
         segments=(EnsembleSegment(0, ("gone",)), EnsembleSegment(first, tuple(f"bk{each}" for each in range(bookies)))),

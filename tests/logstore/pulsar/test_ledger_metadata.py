@@ -3,9 +3,9 @@
 import pytest
 
 from logstore.pulsar.ledger_metadata import (
+    BookKeeperLedgerState,
     EnsembleSegment,
     LedgerMetadata,
-    LedgerState,
     PulsarComponent,
     StatedOwner,
     find_stated_owner,
@@ -20,7 +20,7 @@ _OWNED = {"application": "pulsar", "component": "managed-ledger", "pulsar/manage
 def test_version_3_is_read() -> None:
     metadata = parse_ledger_metadata(ledger_metadata(custom=_OWNED, bookies=["bk0", "bk1"]))
     assert metadata == LedgerMetadata(
-        state=LedgerState.CLOSED,
+        state=BookKeeperLedgerState.CLOSED,
         size_bytes=100,
         last_entry=9,
         segments=(EnsembleSegment(0, ("bk0", "bk1")),),
@@ -32,8 +32,8 @@ def test_version_3_is_read() -> None:
     assert metadata.bookie_ids == {"bk0", "bk1"}
 
 
-@pytest.mark.parametrize(("number", "state"), [(1, LedgerState.OPEN), (2, LedgerState.IN_RECOVERY)])
-def test_a_ledger_that_is_not_closed_has_no_known_end(number: int, state: LedgerState) -> None:
+@pytest.mark.parametrize(("number", "state"), [(1, BookKeeperLedgerState.OPEN), (2, BookKeeperLedgerState.IN_RECOVERY)])
+def test_a_ledger_that_is_not_closed_has_no_known_end(number: int, state: BookKeeperLedgerState) -> None:
     metadata = parse_ledger_metadata(ledger_metadata(state=number, length=55))
     assert (metadata.state, metadata.size_bytes, metadata.last_entry) == (state, 0, -1)
 
@@ -47,7 +47,7 @@ def test_version_2_is_read() -> None:
         'customMetadata {\n  key: "application"\n  value: "pulsar"\n}\n'
     )  # fmt: skip
     metadata = parse_ledger_metadata(b"BookieMetadataFormatVersion\t2\n" + text.encode())
-    assert (metadata.state, metadata.size_bytes, metadata.last_entry) == (LedgerState.CLOSED, 700, 6)
+    assert (metadata.state, metadata.size_bytes, metadata.last_entry) == (BookKeeperLedgerState.CLOSED, 700, 6)
     assert metadata.segments == (EnsembleSegment(0, ("bk0:3181", "bk1:3181")), EnsembleSegment(4, ("bk2:3181",)))
     assert metadata.custom == {"application": b"pulsar"}
 
@@ -55,12 +55,12 @@ def test_version_2_is_read() -> None:
 @pytest.mark.parametrize(
     ("end", "state", "size", "last"),
     [
-        ("6\tCLOSED\n", LedgerState.CLOSED, 700, 6),
-        ("-102\tCLOSED\n", LedgerState.IN_RECOVERY, 0, -1),
-        ("", LedgerState.OPEN, 0, -1),
+        ("6\tCLOSED\n", BookKeeperLedgerState.CLOSED, 700, 6),
+        ("-102\tCLOSED\n", BookKeeperLedgerState.IN_RECOVERY, 0, -1),
+        ("", BookKeeperLedgerState.OPEN, 0, -1),
     ],
 )
-def test_version_1_is_read(end: str, state: LedgerState, size: int, last: int) -> None:
+def test_version_1_is_read(end: str, state: BookKeeperLedgerState, size: int, last: int) -> None:
     body = f"2\n3\n700\n0\tbk0:3181\tbk1:3181\n4\tbk2:3181\n{end}"
     metadata = parse_ledger_metadata(b"BookieMetadataFormatVersion\t1\n" + body.encode())
     assert (metadata.state, metadata.size_bytes, metadata.last_entry) == (state, size, last)

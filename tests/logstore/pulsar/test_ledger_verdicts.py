@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from logstore.errors import InvalidInput
-from logstore.pulsar.ledger_metadata import LedgerState, PulsarComponent, StatedOwner
+from logstore.pulsar.ledger_metadata import BookKeeperLedgerState, PulsarComponent, StatedOwner
 from logstore.pulsar.ledger_verdicts import (
     AgeFloors,
     LedgerVerdict,
@@ -23,7 +23,7 @@ _OLD = ScannedLedger(
     version=3,
     czxid=900,
     modified_ms=_NOW_MS - 2 * _DAY_MS,
-    state=LedgerState.CLOSED,
+    state=BookKeeperLedgerState.CLOSED,
     owner=StatedOwner(PulsarComponent.MANAGED_LEDGER, "managed-ledgers/t/ns/persistent/a"),
 )
 _COMPACTED = StatedOwner(PulsarComponent.COMPACTED_LEDGER, "managed-ledgers/t/ns/persistent/a/__compaction")
@@ -73,14 +73,16 @@ def test_a_ledger_without_a_known_owner_is_kept() -> None:
 @pytest.mark.parametrize(
     ("state", "owner", "floor_s"),
     [
-        (LedgerState.CLOSED, _OLD.owner, 3_600),
-        (LedgerState.CLOSED, _COMPACTED, 7_200),
-        (LedgerState.OPEN, _OLD.owner, 86_400),
-        (LedgerState.IN_RECOVERY, _OLD.owner, 86_400),
-        (LedgerState.OPEN, _COMPACTED, 86_400),
+        (BookKeeperLedgerState.CLOSED, _OLD.owner, 3_600),
+        (BookKeeperLedgerState.CLOSED, _COMPACTED, 7_200),
+        (BookKeeperLedgerState.OPEN, _OLD.owner, 86_400),
+        (BookKeeperLedgerState.IN_RECOVERY, _OLD.owner, 86_400),
+        (BookKeeperLedgerState.OPEN, _COMPACTED, 86_400),
     ],
 )
-def test_each_state_and_component_has_a_floor_of_age(state: LedgerState, owner: StatedOwner, floor_s: int) -> None:
+def test_each_state_and_component_has_a_floor_of_age(
+    state: BookKeeperLedgerState, owner: StatedOwner, floor_s: int
+) -> None:
     exact = replace(_OLD, state=state, owner=owner, modified_ms=_NOW_MS - floor_s * 1_000)
     younger = replace(exact, modified_ms=exact.modified_ms + 1)
     assert judge(exact, exact) is LedgerVerdict.ORPHAN
@@ -89,7 +91,7 @@ def test_each_state_and_component_has_a_floor_of_age(state: LedgerState, owner: 
 
 def test_one_floor_may_replace_all() -> None:
     floors = AgeFloors.for_all_states(7_200, unsafe=True)
-    open_ledger = replace(_OLD, state=LedgerState.OPEN, modified_ms=_NOW_MS - 7_200_000)
+    open_ledger = replace(_OLD, state=BookKeeperLedgerState.OPEN, modified_ms=_NOW_MS - 7_200_000)
     assert judge(open_ledger, open_ledger, floors=floors) is LedgerVerdict.ORPHAN
 
 
