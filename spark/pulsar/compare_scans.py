@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 
 from infra.pulsar.cluster_access import PulsarCluster
 from logstore.atomic_files import replace_atomically
+from logstore.errors import PreconditionFailed
 from logstore.positions import LedgerId
 from logstore.pulsar.ledger_metadata import BookKeeperLedgerState, PulsarComponent, StatedOwner
 from logstore.pulsar.ledger_verdicts import (
@@ -42,6 +43,7 @@ from spark.reconciliation.shard_group import find_positions
 Ids = npt.NDArray[np.int64]
 
 UNREADABLE_STATE: Final = ""
+ROWS: Final = "rows of "  # prefix of counts of the rows that were read, which are not published
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +77,24 @@ def compare_scans(cluster: PulsarCluster, context: JobContext, job: CompareScans
         now_ms=job.now_ms,
         floors=floors,
     )
-    counts = context.run_in_executors("compare scans", list(range(first.counts["groups"])), compare)
-    return BulkJobSummary(counts=dict(sum(counts, Counter[str]())))
+    totals = sum(
+        context.run_in_executors("compare scans", list(range(first.counts["groups"])), compare), Counter[str]()
+    )
+    require_all_rows(totals, (first, second))
+    return BulkJobSummary(counts={name: count for name, count in totals.items() if not name.startswith(ROWS)})
+
+
+def require_all_rows(totals: Mapping[str, int], scans: tuple[BulkJobSummary, BulkJobSummary]) -> None:
+    """Refuse files that have other numbers of rows than the scans counted. A missing row would make an orphan.
+
+    Raises:
+        PreconditionFailed: An executor does not see all files, or a late attempt of a task has replaced some.
+    """
+    for number, scan in enumerate(scans, start=1):
+        for kind in ("ledgers", "references"):
+            found, expected = totals.get(f"{ROWS}{kind} {number}", 0), scan.counts[kind]
+            if found != expected:
+                raise PreconditionFailed(f"scan {number}: expected {expected:,} {kind} in its files, found {found:,}")
 
 
 def _write_candidates_of_group(
@@ -92,7 +110,12 @@ def _write_candidates_of_group(
     ):
         if comparison.findings:
             writer.write_table(findings_to_table(comparison.findings), row_group_size=FINDINGS_PER_PAGE)
-    return comparison.counts
+    rows = {
+        f"{ROWS}{kind} {number}": len(getattr(scan, kind))
+        for number, scan in enumerate((first, second), start=1)
+        for kind in ("ledgers", "references")
+    }
+    return comparison.counts + Counter(rows)
 
 
 def compare_scan_groups(
@@ -177,9 +200,8 @@ def _make_ledger_finding(
 
 def _find_dangling(first: pa.Table, second: pa.Table, existing: Ids) -> tuple[list[Finding], int]:
     """Return references of both scans to ledgers that neither scan has, and the number of harmless ones."""
-    both = second.filter(pc.is_in(second["ledger_id"], first["ledger_id"]))
-    absent = ~np.isin(both["ledger_id"].to_numpy(), existing)
-    dangling = both.filter(pa.array(absent))
+    absent = [table.filter(pa.array(~np.isin(_ids(table), existing))) for table in (first, second)]
+    dangling = absent[1].join(absent[0], ["ledger_id", "path", "source"], join_type="left semi")
     harmful = dangling.filter(pc.invert(dangling["may_dangle"]))
     findings = [
         Finding(

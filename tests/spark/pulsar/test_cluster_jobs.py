@@ -109,7 +109,7 @@ def ids_of(findings: list[Finding], kind: FindingKind) -> set[int | None]:
 def test_every_planted_orphan_is_found_and_nothing_else(
     cluster: KazooClient, plan: Callable[..., dict[str, BulkJobSummary]]
 ) -> None:
-    """Between the scans a topic is deleted, one is made, and a ledger that was an orphan gets its reference."""
+    """Between the scans a ledger is made with its reference, and another one that had none gets its reference."""
 
     def happen() -> None:
         write(cluster, f"ledgers/{format_ledger_path(301)}", wire.ledger_metadata(custom=_MESSAGES))

@@ -9,10 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from logstore.errors import PreconditionFailed
 from logstore.pulsar.ledger_verdicts import AgeFloors
+from logstore.reconciliation.bulk_job_inputs_and_results import BulkJobSummary
 from logstore.reconciliation.findings import FindingKind
 from spark.pulsar.cluster_facts import LEDGERS, REFERENCES
-from spark.pulsar.compare_scans import ScanComparison, ScanGroup, compare_scan_groups
+from spark.pulsar.compare_scans import ROWS, ScanComparison, ScanGroup, compare_scan_groups, require_all_rows
 
 _NOW_MS = 1_000 * 86_400_000
 _TOPIC = "managed-ledgers/t/ns/persistent/a"
@@ -113,6 +115,19 @@ def test_a_reference_to_nothing_is_told_unless_it_is_harmless() -> None:
     assert (found.kind, found.ledger_id, found.key) == (FindingKind.DANGLING_REFERENCE, 2, f"/{_TOPIC}")
     assert comparison.counts["harmless"] == 1
     assert not compare(scan([], []), both).counts["dangling"], "a reference of one scan only may be one of a moment"
+    elsewhere = scan([ledger(1)], [reference(1), reference(2) | {"path": "schemas/t/ns/a"}])
+    assert not compare(elsewhere, both).counts["dangling"], "and so may the same ledger in another znode"
+
+
+@pytest.mark.parametrize("kind", ["ledgers", "references"])
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_file_with_other_rows_than_were_counted_is_refused(kind: str, number: int) -> None:
+    """A late attempt of a task replaced it, or an executor does not see it: references would be missing."""
+    scans = (BulkJobSummary(counts={"ledgers": 9, "references": 7}),) * 2
+    rows = {f"{ROWS}{name} {each}": count for name, count in scans[0].counts.items() for each in (1, 2)}
+    require_all_rows(rows, scans)
+    with pytest.raises(PreconditionFailed, match=f"scan {number}: expected . {kind}"):
+        require_all_rows(rows | {f"{ROWS}{kind} {number}": 6}, scans)
 
 
 _EVENTS = st.lists(st.tuples(st.sampled_from(["create", "attach", "detach", "delete", "leak"]), st.integers(0, 9)))
@@ -123,8 +138,8 @@ _EVENTS = st.lists(st.tuples(st.sampled_from(["create", "attach", "detach", "del
 def test_churn_makes_no_candidate_of_what_is_referenced_in_the_end(pieces: list[list[tuple[str, int]]]) -> None:
     """A ledger exists before its reference, and loses the reference before it goes; each scan reads ledgers first.
 
-    Whatever happens before, between and after the two reads of each scan, a candidate is not referenced at the end, and
-    what was leaked before the first scan is a candidate.
+    Whatever happens before each of the four reads, a candidate is not referenced at the last of them, and what was
+    leaked before the first one is a candidate.
     """
     existing, referenced, leaked = set[int](), set[int](), set[int]()
     ids = iter(range(1, 1_000))
