@@ -26,5 +26,5 @@ def test_no_durably_deleted_ledger_returns_and_no_live_one_is_lost() -> None:
 def test_no_durably_deleted_ledger_returns_however_long(part: int) -> None:
     """The same with other programs at every run, and longer ones; a failure prints its program."""
     run_state_machine(
-        Durability, random.SystemRandom().getrandbits(64), examples=60, steps=50 + part * 20, **SLOW_STEP_SETTINGS
+        Durability, random.SystemRandom().getrandbits(64), examples=25, steps=50 + part * 20, **SLOW_STEP_SETTINGS
     )
