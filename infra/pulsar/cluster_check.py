@@ -34,7 +34,7 @@ class ClusterCheck:
 
     @property
     def ok(self) -> bool:
-        return all(each.ok for each in self.capabilities)
+        return all(capability.ok for capability in self.capabilities)
 
 
 def check_cluster(reader: ZnodeReader, ledgers_root: str) -> ClusterCheck:

@@ -8,7 +8,8 @@ from collections.abc import Iterable, Iterator
 from typing import Final
 
 from infra.pulsar.bookie_reads import BookieDirectory, read_last_entry
-from infra.pulsar.reference_scan import FoundCompactionCursor, FoundFact, FoundReference, ScanProblem
+from infra.pulsar.reference_scan import FoundCompactionCursor, FoundFact, FoundReference
+from infra.pulsar.scan_problem import ScanProblem
 from infra.pulsar.znode_reads import ZnodeReader
 from logstore.errors import StoreUnavailable
 from logstore.pulsar.ledger_metadata import parse_ledger_metadata

@@ -10,11 +10,11 @@ from infra.pulsar.owner_lookup import OwnerDirectory
 from infra.pulsar.reference_scan import (
     FoundFact,
     FoundReference,
-    ScanProblem,
     list_namespaces,
     list_schema_tenants,
     scan_references,
 )
+from infra.pulsar.scan_problem import ScanProblem
 from infra.pulsar.znode_reads import ZnodeReader
 from logstore.errors import UnknownObject
 from logstore.pulsar.ledger_metadata import StatedOwner, find_stated_owner

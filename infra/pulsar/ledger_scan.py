@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from infra.pulsar.scan_problem import ScanProblem
 from infra.pulsar.znode_reads import Znode, ZnodeReader
 from logstore.pulsar.ledger_metadata import BookKeeperLedgerState, LedgerMetadata, parse_ledger_metadata
 from logstore.pulsar.unreadable_metadata import UnreadableMetadata
@@ -35,14 +36,6 @@ class FoundLedger:
         return self.metadata.state if self.metadata else BookKeeperLedgerState.OPEN
 
 
-@dataclass(frozen=True, slots=True)
-class StrayZnode:
-    """Child of a folder of ledgers that is no ledger."""
-
-    path: str
-    reason: str  # a sentence
-
-
 def list_leaf_folders(reader: ZnodeReader, root: str) -> list[str]:
     """Return the folders that contain ledgers, such as `ledgers/00/0012`. Each has at most 10,000 ledgers.
 
@@ -67,7 +60,7 @@ def list_leaf_folders(reader: ZnodeReader, root: str) -> list[str]:
 
 def scan_leaf_folders(
     reader: ZnodeReader, root: str, leaf_folders: Sequence[str]
-) -> Iterator[FoundLedger | StrayZnode]:
+) -> Iterator[FoundLedger | ScanProblem]:
     """Yield the ledgers of some folders, and children that are none. A ledger that vanishes meanwhile is left out."""
     for folder, names in reader.list_children(leaf_folders):
         id_by_path: dict[str, int] = {}
@@ -75,7 +68,7 @@ def scan_leaf_folders(
             try:
                 id_by_path[path] = parse_ledger_path(path[len(root) + 1 :])
             except UnreadableMetadata as error:
-                yield StrayZnode(path, str(error))
+                yield ScanProblem(path, str(error))
         for path, znode in reader.read(list(id_by_path)):
             if znode is not None:
                 yield parse_ledger(id_by_path[path], path[len(root) + 1 :], znode)

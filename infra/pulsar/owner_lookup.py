@@ -6,11 +6,11 @@ from infra.pulsar.reference_scan import (
     FoundCompactionCursor,
     FoundFact,
     FoundReference,
-    ScanProblem,
     find_facts_of_cursor,
     find_facts_of_managed_ledger,
     find_facts_of_schema,
 )
+from infra.pulsar.scan_problem import ScanProblem
 from infra.pulsar.znode_reads import ZnodeReader
 from logstore.pulsar.ledger_metadata import PulsarComponent, StatedOwner
 from logstore.pulsar.ledger_verdicts import OwnerLookup

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
+from infra.pulsar.scan_problem import ScanProblem
 from infra.pulsar.znode_reads import ZnodeReader
 from logstore.pulsar.ledger_references import (
     COMPACTION_CURSOR,
@@ -68,14 +69,6 @@ class FoundManagedLedger:
     name: str
     ledgers: int
     shadow_source: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class ScanProblem:
-    """Something that a scan could not read."""
-
-    path: str
-    reason: str  # a sentence
 
 
 FoundFact = FoundReference | FoundOffload | FoundCompactionCursor | FoundManagedLedger | ScanProblem
@@ -197,26 +190,31 @@ def _facts_or_problem(path: str, find_facts: Callable[[], list[FoundFact]]) -> I
 
 def find_facts_of_managed_ledger(path: str, data: bytes) -> list[FoundFact]:
     """Return the facts of a managed ledger. Pulsar drops a missing last ledger from the list and goes on."""
-    found: ManagedLedgerReferences = find_managed_ledger_references(data)
-    name, owns = path.removeprefix(f"{MANAGED_LEDGERS}/"), not found.shadow_source
-    dangling = found.ledgers_given_up | set(found.ledger_ids[-1:]) if owns else set(found.ledger_ids)
+    references: ManagedLedgerReferences = find_managed_ledger_references(data)
+    name, owns = path.removeprefix(f"{MANAGED_LEDGERS}/"), not references.shadow_source
+    may_dangle = references.ledgers_given_up | set(references.ledger_ids[-1:]) if owns else set(references.ledger_ids)
     return [
-        FoundManagedLedger(name, len(found.ledger_ids), found.shadow_source),
-        *(FoundReference(each, path, "ledgers", owns, each in dangling) for each in found.ledger_ids),
-        *(FoundOffload(name, attempt) for attempt in found.offloads),
+        FoundManagedLedger(name, len(references.ledger_ids), references.shadow_source),
+        *(
+            FoundReference(ledger_id, path, "ledgers", owns, ledger_id in may_dangle)
+            for ledger_id in references.ledger_ids
+        ),
+        *(FoundOffload(name, attempt) for attempt in references.offloads),
     ]
 
 
 def find_facts_of_cursor(path: str, data: bytes) -> list[FoundFact]:
     """Return the facts of a cursor. The state of a compaction cursor with a ledger has to be read from its ledger."""
-    found = find_cursor_references(data)
-    facts: list[FoundFact] = [FoundReference(each, path, "cursor_properties") for each in found.bucket_ledger_ids]
-    if found.cursor_ledger_id is not None:
-        facts.append(FoundReference(found.cursor_ledger_id, path, "cursor_ledger_id"))
+    references = find_cursor_references(data)
+    facts: list[FoundFact] = [
+        FoundReference(ledger_id, path, "cursor_properties") for ledger_id in references.bucket_ledger_ids
+    ]
+    if references.cursor_ledger_id is not None:
+        facts.append(FoundReference(references.cursor_ledger_id, path, "cursor_ledger_id"))
         if path.endswith(f"/{COMPACTION_CURSOR}"):
-            facts.append(FoundCompactionCursor(path, found.cursor_ledger_id))
-    elif found.compacted_ledger_id is not None:
-        facts.append(FoundReference(found.compacted_ledger_id, path, "compacted_ledger"))
+            facts.append(FoundCompactionCursor(path, references.cursor_ledger_id))
+    elif references.compacted_ledger_id is not None:
+        facts.append(FoundReference(references.compacted_ledger_id, path, "compacted_ledger"))
     return facts
 
 

@@ -12,6 +12,7 @@ from typing import Any, Final, TypeVar
 from kazoo.client import KazooClient
 from kazoo.exceptions import NoNodeError
 
+from infra.coordination.ownership_nodes import wait_for_result_or_none
 from infra.coordination.zookeeper_session import ZooKeeperSession
 from logstore.stop_checks import raise_if_stopped
 
@@ -77,7 +78,8 @@ class ZnodeReader:
 
             def read_batch(client: KazooClient, batch: list[str] = batch) -> list[T | None]:
                 pending = [request(client, f"/{path}") for path in batch]
-                return [_wait_for_answer(result, convert) for result in pending]
+                answers = [wait_for_result_or_none(result, NoNodeError) for result in pending]
+                return [None if answer is None else convert(answer) for answer in answers]
 
             yield from zip(batch, self._session.run_idempotent(action, read_batch), strict=True)
 
@@ -94,13 +96,6 @@ def _request_data(client: KazooClient, path: str) -> Any:  # noqa: ANN401 - kazo
 
 def _request_children(client: KazooClient, path: str) -> Any:  # noqa: ANN401 - kazoo's asynchronous result
     return client.get_children_async(path)
-
-
-def _wait_for_answer(result: Any, convert: Callable[[Any], T]) -> T | None:  # noqa: ANN401
-    try:
-        return convert(result.get())
-    except NoNodeError:
-        return None
 
 
 def _to_znode(answer: Any) -> Znode:  # noqa: ANN401

@@ -209,9 +209,11 @@ def _from_message(message: messages.LedgerMetadata) -> LedgerMetadata:
         state=state,
         size_bytes=message.length if is_closed else 0,
         last_entry=message.lastEntryId if is_closed and message.HasField("lastEntryId") else _NO_ENTRY,
-        segments=tuple(EnsembleSegment(each.firstEntryId, tuple(each.ensembleMember)) for each in message.segment),
+        segments=tuple(
+            EnsembleSegment(segment.firstEntryId, tuple(segment.ensembleMember)) for segment in message.segment
+        ),
         ack_quorum=message.ackQuorumSize if message.HasField("ackQuorumSize") else message.quorumSize,
         digest=messages.LedgerMetadata.DigestType.Name(message.digestType) if message.HasField("digestType") else "",
         password=message.password,
-        custom={each.key: each.value for each in message.customMetadata},
+        custom={pair.key: pair.value for pair in message.customMetadata},
     )

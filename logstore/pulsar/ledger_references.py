@@ -55,7 +55,9 @@ class ManagedLedgerReferences:
     @property
     def ledgers_given_up(self) -> frozenset[int]:
         """Listed ledgers that need not exist on bookies."""
-        return frozenset(each.ledger_id for each in self.offloads if each.complete and each.bookkeeper_deleted)
+        return frozenset(
+            offload.ledger_id for offload in self.offloads if offload.complete and offload.bookkeeper_deleted
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,14 +72,14 @@ class CursorReferences:
 def find_managed_ledger_references(data: bytes) -> ManagedLedgerReferences:
     """Read the znode of a managed ledger. The empty value of a topic that was never loaded has no references."""
     info = parse_message(ManagedLedgerInfo, unpack_frame(data))
-    sources = [each.value for each in info.properties if each.key == SHADOW_SOURCE_PROPERTY]
+    sources = [pair.value for pair in info.properties if pair.key == SHADOW_SOURCE_PROPERTY]
     return ManagedLedgerReferences(
-        ledger_ids=tuple(_require_ledger_id(each.ledger_id) for each in info.ledgers),
+        ledger_ids=tuple(_require_ledger_id(ledger.ledger_id) for ledger in info.ledgers),
         offloads=tuple(
             attempt
-            for each in info.ledgers
-            if each.HasField("offload_context")
-            for attempt in _list_offload_attempts(each.ledger_id, each.offload_context)
+            for ledger in info.ledgers
+            if ledger.HasField("offload_context")
+            for attempt in _list_offload_attempts(ledger.ledger_id, ledger.offload_context)
         ),
         shadow_source=sources[0] if sources else "",
     )
@@ -86,14 +88,14 @@ def find_managed_ledger_references(data: bytes) -> ManagedLedgerReferences:
 def find_cursor_references(data: bytes) -> CursorReferences:
     """Read the znode of a cursor. An internal property that is not known may refer to a ledger."""
     info = parse_message(ManagedCursorInfo, unpack_frame(data))
-    internal = [each for each in info.cursor_properties if each.name.startswith(INTERNAL_PROPERTY_PREFIX)]
-    buckets = [each for each in internal if each.name.startswith(BUCKET_PROPERTY_PREFIX)]
+    internal = [pair for pair in info.cursor_properties if pair.name.startswith(INTERNAL_PROPERTY_PREFIX)]
+    buckets = [pair for pair in internal if pair.name.startswith(BUCKET_PROPERTY_PREFIX)]
     if len(buckets) < len(internal):
-        unknown = sorted({each.name for each in internal} - {each.name for each in buckets})
+        unknown = sorted({pair.name for pair in internal} - {pair.name for pair in buckets})
         raise UnreadableMetadata(f"cursor: expected no internal properties but buckets, found {', '.join(unknown)}")
     return CursorReferences(
         cursor_ledger_id=None if info.cursor_ledger_id == -1 else _require_ledger_id(info.cursor_ledger_id),
-        bucket_ledger_ids=tuple(_parse_decimal_id(each.value, each.name) for each in buckets),
+        bucket_ledger_ids=tuple(_parse_decimal_id(pair.value, pair.name) for pair in buckets),
         compacted_ledger_id=_find_compacted_ledger(info.properties),
     )
 
@@ -106,7 +108,7 @@ def find_cursor_ledger_references(entry: bytes) -> int | None:
 def find_schema_references(data: bytes) -> tuple[int, ...]:
     """Return the ledgers of all versions of a schema, ascending."""
     locator = parse_message(SchemaLocator, data)
-    positions = [each.position for each in (locator.newest, *locator.index)]
+    positions = [entry.position for entry in (locator.newest, *locator.index)]
     return tuple(sorted({_require_ledger_id(position.ledger_id) for position in positions}))
 
 
@@ -145,7 +147,7 @@ def _list_offload_attempts(ledger_id: int, context: OffloadContext) -> Iterator[
 
 
 def _find_compacted_ledger(properties: Iterable[LongProperty]) -> int | None:
-    ids = {each.value for each in properties if each.name == COMPACTED_LEDGER_PROPERTY}
+    ids = {pair.value for pair in properties if pair.name == COMPACTED_LEDGER_PROPERTY}
     if len(ids) > 1:
         raise UnreadableMetadata(f"cursor: expected one property {COMPACTED_LEDGER_PROPERTY}, found {len(ids)}")
     ledger_id = next(iter(ids), -1)

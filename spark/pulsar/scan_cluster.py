@@ -17,16 +17,16 @@ import pyarrow as pa
 from infra.pulsar.bookie_reads import BookieDirectory
 from infra.pulsar.cluster_access import PulsarCluster
 from infra.pulsar.compacted_ledgers import resolve_compaction_cursors
-from infra.pulsar.ledger_scan import StrayZnode, list_leaf_folders, list_locked_ledgers, scan_leaf_folders
+from infra.pulsar.ledger_scan import list_leaf_folders, list_locked_ledgers, scan_leaf_folders
 from infra.pulsar.reference_scan import (
     FoundManagedLedger,
     FoundOffload,
     FoundReference,
-    ScanProblem,
     list_namespaces,
     list_schema_tenants,
     scan_references,
 )
+from infra.pulsar.scan_problem import ScanProblem
 from infra.pulsar.znode_reads import ZnodeReader
 from logstore.errors import PreconditionFailed
 from logstore.pulsar.plan_jobs import PROBLEM, ScanClusterJob
@@ -93,7 +93,7 @@ def scan_cluster(cluster: PulsarCluster, context: JobContext, job: ScanClusterJo
     ledger_tasks = [_LedgerTask(number, part) for number, part in enumerate(_split(leaf_folders, parallel_tasks))]
     results = context.run_in_executors("scan ledgers", ledger_tasks, partial(_write_ledger_facts, target=target))
     with cluster.open_reader() as reader:
-        locked = [{"ledger_id": each} for each in list_locked_ledgers(reader, cluster.ledgers_root)]
+        locked = [{"ledger_id": ledger_id} for ledger_id in list_locked_ledgers(reader, cluster.ledgers_root)]
         reference_tasks = _make_reference_tasks(reader, parallel_tasks)
     results += context.run_in_executors(
         "scan references", reference_tasks, partial(_write_reference_facts, target=target)
@@ -122,9 +122,7 @@ def _make_reference_tasks(reader: ZnodeReader, parallel_tasks: int) -> list[_Ref
     tasks = [_ReferenceTask(0, has_logs=True)]
     tasks += [_ReferenceTask(0, namespaces=part) for part in _split(namespaces, parallel_tasks)]
     tasks += [_ReferenceTask(0, schema_tenants=part) for part in _split(list_schema_tenants(reader), parallel_tasks)]
-    return [
-        _ReferenceTask(number, task.namespaces, task.schema_tenants, task.has_logs) for number, task in enumerate(tasks)
-    ]
+    return [replace(task, number=number) for number, task in enumerate(tasks)]
 
 
 def _split(items: Sequence[T], parts: int) -> list[tuple[T, ...]]:
@@ -140,8 +138,8 @@ def _write_ledger_facts(task: _LedgerTask, *, target: _ScanTarget) -> _ScanCount
     root = target.cluster.ledgers_root
     with target.cluster.open_reader() as reader:
         for found in scan_leaf_folders(reader, root, task.folders):
-            if isinstance(found, StrayZnode):
-                problems.append(ScanProblem(found.path, found.reason))
+            if isinstance(found, ScanProblem):
+                problems.append(found)
                 continue
             rows.add(cluster_facts.make_ledger_row(found))
             if found.problem:

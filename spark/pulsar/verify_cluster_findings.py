@@ -84,8 +84,8 @@ def verify_cluster_candidates(reader: ZnodeReader, ledgers_root: str, candidates
 def _verify_candidate(candidate: Finding, znode: Znode | None, owners: OwnerDirectory) -> Finding | None:
     if candidate.kind not in {FindingKind.ORPHAN_LEDGER, FindingKind.UNATTRIBUTED_LEDGER}:
         return candidate
-    seen = candidate.statement["version"], candidate.statement["czxid"]
-    if znode is None or (str(znode.version), str(znode.czxid)) != seen:
+    scanned = candidate.statement["version"], candidate.statement["czxid"]
+    if znode is None or (str(znode.version), str(znode.czxid)) != scanned:
         return None
     if candidate.kind is FindingKind.UNATTRIBUTED_LEDGER:
         return candidate

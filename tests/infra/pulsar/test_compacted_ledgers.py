@@ -7,7 +7,8 @@ from kazoo.client import KazooClient
 
 from infra.pulsar.bookie_reads import BookieDirectory
 from infra.pulsar.compacted_ledgers import find_compacted_ledger
-from infra.pulsar.reference_scan import FoundCompactionCursor, FoundFact, FoundReference, ScanProblem
+from infra.pulsar.reference_scan import FoundCompactionCursor, FoundFact, FoundReference
+from infra.pulsar.scan_problem import ScanProblem
 from infra.pulsar.znode_reads import ZnodeReader
 from logstore.pulsar.znode_names import format_ledger_path
 from tests.infra.pulsar.fake_bookie import FakeBookie, answer_with, answer_with_code, run_bookie, seal_entry

@@ -1,5 +1,7 @@
 """An explanation names the owner, every reference, and the verdict with its reason."""
 
+from collections.abc import Mapping
+
 import pytest
 from kazoo.client import KazooClient
 
@@ -21,9 +23,9 @@ _LATER_MS = 4_000_000_000_000
 
 
 def explain(
-    cluster: KazooClient, reader: ZnodeReader, *, now_ms: int = _LATER_MS, **metadata: object
+    cluster: KazooClient, reader: ZnodeReader, *, custom: Mapping[str, str], now_ms: int = _LATER_MS
 ) -> LedgerExplanation:
-    cluster.create(f"/ledgers/{format_ledger_path(7)}", wire.ledger_metadata(**metadata), makepath=True)  # type: ignore[arg-type]
+    cluster.create(f"/ledgers/{format_ledger_path(7)}", wire.ledger_metadata(custom=custom), makepath=True)
     return explain_ledger(reader, "ledgers", 7, now_ms=now_ms)
 
 

@@ -6,20 +6,20 @@ from uuid import UUID
 import pytest
 from kazoo.client import KazooClient
 
-from infra.pulsar.ledger_scan import FoundLedger, StrayZnode, list_leaf_folders, scan_leaf_folders
+from infra.pulsar.ledger_scan import FoundLedger, list_leaf_folders, scan_leaf_folders
 from infra.pulsar.reference_scan import (
     FoundCompactionCursor,
     FoundFact,
     FoundManagedLedger,
     FoundOffload,
     FoundReference,
-    ScanProblem,
     list_namespaces,
     list_schema_tenants,
     scan_logs,
     scan_managed_ledgers,
     scan_schemas,
 )
+from infra.pulsar.scan_problem import ScanProblem
 from infra.pulsar.znode_reads import Znode, ZnodeReader
 from logstore.pulsar.ledger_references import OffloadAttempt
 from logstore.pulsar.unreadable_metadata import UnreadableMetadata
@@ -41,7 +41,7 @@ def write_ledgers(cluster: KazooClient, *ledger_ids: int) -> None:
     write(cluster, {f"ledgers/{format_ledger_path(each)}": wire.ledger_metadata() for each in ledger_ids})
 
 
-def all_found(reader: ZnodeReader) -> Iterator[FoundLedger | StrayZnode]:
+def all_found(reader: ZnodeReader) -> Iterator[FoundLedger | ScanProblem]:
     return scan_leaf_folders(reader, "ledgers", list_leaf_folders(reader, "ledgers"))
 
 
@@ -80,7 +80,7 @@ def test_a_child_that_is_no_ledger_is_told(cluster: KazooClient, reader: ZnodeRe
     write_ledgers(cluster, 1)
     write(cluster, {stray: b""})
     found, ledger = all_found(reader)
-    assert isinstance(found, StrayZnode)
+    assert isinstance(found, ScanProblem)
     assert (found.path, isinstance(ledger, FoundLedger)) == (stray, True)
 
 
