@@ -116,8 +116,8 @@ class CommandServices:
     abandon_rebuild = _import_on_call("workers.hosting.rebuild_and_follow", "abandon_rebuild")
     replay = _import_on_call("workers.hosting.history_replay", "replay_history")
     follow = _import_on_call("workers.hosting.rebuild_and_follow", "follow_records")
-    check_pulsar_cluster = _import_on_call("workers.operations.pulsar_clusters", "check_pulsar_cluster")
-    explain_pulsar_ledger = _import_on_call("workers.operations.pulsar_clusters", "explain_pulsar_ledger")
+    check_pulsar_cluster = _import_on_call("workers.assembly.pulsar_cluster", "check_pulsar_cluster")
+    explain_pulsar_ledger = _import_on_call("workers.assembly.pulsar_cluster", "explain_pulsar_ledger")
     run_worker = _import_on_call("workers.hosting.worker_process", "run_worker")
 
 

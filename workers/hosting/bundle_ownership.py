@@ -2,13 +2,12 @@
 
 import threading
 from collections.abc import Callable
-from typing import Literal, Protocol
+from typing import Protocol
 
 from infra.coordination.bundle_holdings import OwnershipObserver
 from infra.coordination.bundle_owner import BundleOwner, BundleOwnerOptions, ExpiredPolicy
 from infra.coordination.path_identity import claim_path_for_catalog
 from infra.coordination.single_owner import SingleOwner
-from infra.coordination.zookeeper_errors import PemFiles
 from infra.coordination.zookeeper_session import EnsembleOptions, SessionState, ZooKeeperSession
 from logstore.errors import InvalidInput, SextonError
 from logstore.ownership import BundleId, Lease, bundle_of_topic
@@ -16,8 +15,8 @@ from logstore.ports.bundle_owners import TopicOwners
 from logstore.ports.catalog import Fences
 from logstore.validated_names import TopicName
 from workers.assembly.log_store import LogStore
+from workers.assembly.zookeeper_credentials import identity_and_tls_from_settings
 from workers.settings import Settings
-from workers.settings.tls_files import TlsFilePaths
 
 
 class WorkerOwnership(TopicOwners, Protocol):
@@ -105,19 +104,3 @@ def ensemble_from_settings(settings: Settings) -> EnsembleOptions:
         protected=settings.zookeeper_acl == "creator",
         tls=tls,
     )
-
-
-def identity_and_tls_from_settings(
-    settings: Settings, prefix: Literal["zookeeper", "pulsar_zookeeper"]
-) -> tuple[tuple[str, str] | None, PemFiles | None]:
-    """Return scheme and credential, and the files of TLS, from the settings that begin with `prefix`.
-
-    Raises:
-        InvalidInput: A file of TLS is invalid, or there are files although TLS is off.
-    """
-    scheme, _, credential = getattr(settings, f"{prefix}_auth").get_secret_value().partition(":")
-    files, tls = TlsFilePaths.from_checked_settings(settings, prefix), getattr(settings, f"{prefix}_tls")
-    if files and tls == "off":
-        raise InvalidInput(f"{prefix}_tls", expected="on, because there are files of TLS", found="off")
-    pem_files = PemFiles(ca=files.ca, cert=files.cert, key=files.key) if files or tls == "on" else None
-    return ((scheme, credential) if credential else None), pem_files

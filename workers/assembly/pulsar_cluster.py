@@ -4,7 +4,7 @@ from infra.pulsar.cluster_access import PulsarCluster
 from infra.pulsar.cluster_check import ClusterCheck, check_cluster
 from infra.pulsar.ledger_explanation import LedgerExplanation, explain_ledger
 from logstore.errors import InvalidInput
-from workers.hosting.bundle_ownership import identity_and_tls_from_settings
+from workers.assembly.zookeeper_credentials import identity_and_tls_from_settings
 from workers.settings import Settings
 
 SESSION_TIMEOUT_S = 10.0  # a person waits
