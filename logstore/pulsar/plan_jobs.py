@@ -3,8 +3,23 @@
 from dataclasses import dataclass
 from typing import Final
 
+NO_OFFLOAD_BUCKET: Final = "objects of offloads: the setting pulsar_offload_bucket is empty"
+"""Sentence of a plan without a bucket of offloads, about what it left out."""
+
 PROBLEM: Final = "problem: "
 """Prefix of keys in `BulkJobSummary.facts` of a scan. The rest is a path, and the value says what cannot be read."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListOffloadsJob:
+    """Job that lists the objects and the unfinished uploads of the offload bucket, before the first scan.
+
+    The summary counts `objects` and `uploads` of offloads, `foreign` objects and uploads, and `groups` of files.
+    """
+
+    run_id: str
+
+    name = "list-offloads"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +53,21 @@ class CompareScansJob:
     older_than_s: float | None = None  # one age floor for all ledgers; `None`: the floors of `AgeFloors`
 
     name = "compare-scans"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompareOffloadsJob:
+    """Job that compares the listing of offloads with two scans, and writes candidates. `FindingFiles` reads the output.
+
+    A candidate is an old object or upload that no scan refers to, or a complete offload without its objects. The
+    summary counts candidates by kind, and `young`, `elsewhere` (offloads in other buckets) and `foreign`. Facts that
+    begin with `LEFT_OUT` say what was not compared.
+    """
+
+    run_id: str
+    older_than_s: float | None = None  # age of objects and uploads; `None`: `MIN_OFFLOAD_AGE_S`
+
+    name = "compare-offloads"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,13 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from logstore.delayed.index_build_job import BuildDelayedIndexJob
-from logstore.pulsar.plan_jobs import CompareScansJob, ScanClusterJob, VerifyClusterJob
+from logstore.pulsar.plan_jobs import (
+    CompareOffloadsJob,
+    CompareScansJob,
+    ListOffloadsJob,
+    ScanClusterJob,
+    VerifyClusterJob,
+)
 from logstore.records.rebuild_job import WriteCatalogRowsJob
 from logstore.transactions.buffer_serialization import BuildTransactionBuffersJob
 
@@ -118,8 +124,10 @@ BulkJob = (
     | BuildTransactionBuffersJob
     | BuildDelayedIndexJob
     | WriteCatalogRowsJob
+    | ListOffloadsJob
     | ScanClusterJob
     | CompareScansJob
+    | CompareOffloadsJob
     | VerifyClusterJob
 )
 

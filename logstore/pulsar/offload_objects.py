@@ -1,0 +1,141 @@
+"""Objects of offloads in S3, and verdicts on those that no managed ledger names.
+
+An object without a reference is an orphan only if its own metadata name this cluster and a managed ledger. All other
+objects are foreign and never touched.
+
+Source: Pulsar's offloader for blob stores, `DataBlockUtils` and `BlobStoreManagedLedgerOffloader`. A broker writes the
+uuid of an offload into the managed ledger before the upload, and uses a new one if it tries again.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from logstore.pulsar.ledger_verdicts import OwnerLookup, describe_lookup
+from logstore.pulsar.unreadable_metadata import UnreadableMetadata
+from logstore.pulsar.znode_names import parse_managed_ledger_path
+
+MIN_OFFLOAD_AGE_S: Final = 86_400.0
+"""Age of an object or an upload without a reference. An offload takes hours at most."""
+
+OFFLOAD_KEY: Final = (
+    r"^(?P<uuid>[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12})"
+    r"-ledger-(?P<ledger>0|[1-9][0-9]{0,17})(?P<index>-index)?$"
+)
+"""Pattern of the keys that an offload of one ledger writes.
+
+A streaming offload writes `<uuid>` and `<uuid>-index`, which name no ledger, and have no managed ledger in their
+metadata. These keys are foreign.
+"""
+
+CLUSTER_FIELD: Final = "pulsarclustername"
+MANAGED_LEDGER_FIELD: Final = "managedledgername"
+ROLE_FIELD: Final = "role"
+
+_KEY: Final = re.compile(OFFLOAD_KEY)
+
+
+class OffloadRole(StrEnum):
+    """Role of an object of an offload. The values are those of the object's metadata."""
+
+    DATA = "data"
+    INDEX = "index"
+
+
+@dataclass(frozen=True, slots=True)
+class OffloadKey:
+    """Key of an object, which names one attempt to offload a ledger."""
+
+    uuid: str
+    ledger_id: int
+    role: OffloadRole = OffloadRole.DATA
+
+    def __str__(self) -> str:
+        return f"{self.uuid}-ledger-{self.ledger_id}{'-index' if self.role is OffloadRole.INDEX else ''}"
+
+
+def parse_offload_key(key: str) -> OffloadKey | None:
+    """Return the attempt that a key names, or `None` for a foreign key."""
+    match = _KEY.fullmatch(key)
+    if not match:
+        return None
+    return OffloadKey(match["uuid"], int(match["ledger"]), OffloadRole.INDEX if match["index"] else OffloadRole.DATA)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OffloadObject:
+    """Object of an offload, with its user metadata. Times are by the clock of the object store."""
+
+    key: OffloadKey
+    size_bytes: int
+    modified_us: int | None
+    metadata: Mapping[str, str]
+
+
+class OffloadVerdict(StrEnum):
+    """Verdict on the objects of an offload that no scan refers to."""
+
+    ORPHAN = "orphan"
+    ABSENT = "absent"
+    CHANGED = "changed"  # since the listing, or the time of the last change is not known
+    FOREIGN = "foreign"  # not provably of this cluster
+    REFERENCED = "referenced"
+    DOUBTFUL = "doubtful"  # the managed ledger cannot be read
+
+
+@dataclass(frozen=True, slots=True)
+class OffloadJudgement:
+    verdict: OffloadVerdict
+    reason: str  # a clause
+
+
+def find_stated_managed_ledger(objects: Sequence[OffloadObject], cluster: str) -> str | OffloadJudgement:
+    """Return the managed ledger that every object of the attempt states, or why the objects are foreign.
+
+    The role, the managed ledger and the cluster must be in the metadata of each object.
+    """
+    names: set[str] = set()
+    for each in objects:
+        stated = {name.lower(): value for name, value in each.metadata.items()}
+        for field, expected in ((ROLE_FIELD, each.key.role.value), (CLUSTER_FIELD, cluster)):
+            if not expected or stated.get(field) != expected:
+                reason = f'{each.key}: metadata {field}: expected "{expected}", found "{stated.get(field, "")}"'
+                return OffloadJudgement(OffloadVerdict.FOREIGN, reason)
+        names.add(stated.get(MANAGED_LEDGER_FIELD, ""))
+    name = min(names, default="")
+    if len(names) != 1 or not _is_managed_ledger_name(name):
+        reason = f"expected one managed ledger in the metadata of the objects, found {sorted(names)}"
+        return OffloadJudgement(OffloadVerdict.FOREIGN, reason)
+    return name
+
+
+def judge_unreferenced_offload(
+    objects: Sequence[OffloadObject], lookup: OwnerLookup, *, listed_bytes: int, listed_us: int
+) -> OffloadJudgement:
+    """Judge the objects of an attempt that neither scan refers to, and whose metadata name this cluster.
+
+    `lookup` says whether the managed ledger names the uuid now. `listed_bytes` and `listed_us` are the size and the
+    time of the newest object in the listing before the first scan.
+    """
+    if any(each.modified_us is None or each.modified_us > listed_us for each in objects):
+        return OffloadJudgement(OffloadVerdict.CHANGED, "an object was written after the listing, or has no time")
+    if sum(each.size_bytes for each in objects) != listed_bytes:
+        return OffloadJudgement(OffloadVerdict.CHANGED, "its objects have another size than in the listing")
+    match lookup:
+        case OwnerLookup.LISTING:
+            return OffloadJudgement(OffloadVerdict.REFERENCED, describe_lookup(lookup))
+        case OwnerLookup.UNREADABLE:
+            return OffloadJudgement(OffloadVerdict.DOUBTFUL, describe_lookup(lookup))
+    return OffloadJudgement(OffloadVerdict.ORPHAN, f"nothing refers to it, and {describe_lookup(lookup)}")
+
+
+def _is_managed_ledger_name(name: str) -> bool:
+    parts = name.split("/")
+    if not all(parts) or {".", ".."} & set(parts):
+        return False
+    try:
+        return parse_managed_ledger_path(name) == name
+    except UnreadableMetadata:
+        return False
