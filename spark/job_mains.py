@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
+from infra.objects.bucket_address import BucketAddress
 from infra.pulsar.cluster_access import PulsarCluster
 from logstore.delayed.index_build_job import BuildDelayedIndexJob
 from logstore.pulsar.plan_jobs import CompareScansJob, ScanClusterJob, VerifyClusterJob
@@ -29,7 +30,7 @@ from spark.reconciliation.read_catalog_rows import read_ledgers_and_intents
 from spark.reconciliation.scrub_ledgers import cut_scrub, scrub_page
 from spark.reconciliation.verify_findings import verify_findings
 from spark.records.write_catalog_rows import write_catalog_rows
-from spark.sources.store_addresses import BucketAddress, CatalogAddresses
+from spark.sources.store_addresses import CatalogAddresses
 from spark.transactions.rebuild_transaction_buffers import rebuild_transaction_buffers
 
 

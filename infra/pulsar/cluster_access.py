@@ -1,15 +1,15 @@
 """Addresses of a Pulsar cluster, and sessions for reads of its ZooKeeper."""
 
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass, field
 
 from infra.coordination.zookeeper_errors import PemFiles
 from infra.coordination.zookeeper_session import EnsembleOptions, ZooKeeperSession
+from infra.objects.bucket_address import BucketAddress
+from infra.pulsar.broker_admin import BrokerAdminAddress
 from infra.pulsar.znode_reads import ZnodeReader
-
-READS_PER_S = 20_000
-"""Default limit of reads a second. One server answers some 5,000 asynchronous reads of one client a second."""
+from logstore.pulsar.read_rates import READS_PER_S
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,27 +17,38 @@ class PulsarCluster:
     """Addresses of one cluster. Executors get them within tasks."""
 
     zookeeper: str  # one or more `host:port`, and optionally a slash and the chroot
+    configuration_store: str = ""  # in the same form; empty: `zookeeper`
     ledgers_root: str = "ledgers"  # without a slash at its ends
-    auth: tuple[str, str] | None = field(default=None, repr=False)
+    auth: tuple[str, str] | None = field(default=None, repr=False)  # of both ensembles, as `tls`
     tls: PemFiles | None = None
     session_timeout_s: float = 30.0
-    reads_per_s: float = READS_PER_S  # of one session
+    reads_per_s: float = READS_PER_S  # of all sessions that read at the same time
+    admin: BrokerAdminAddress | None = None
+    offloads: BucketAddress | None = None
+    shared_clusters: tuple[str, ...] = ()  # names of further clusters with the same BookKeeper
 
-    @contextmanager
-    def open_reader(self) -> Iterator[ZnodeReader]:
+    def open_reader(self, *, parallel_sessions: int = 1) -> AbstractContextManager[ZnodeReader]:
         """Open a session that ends with the block. Its first reads show all that was committed before.
+
+        Each of `parallel_sessions` that read at the same time has an equal share of `reads_per_s`.
 
         Raises:
             ServiceFailed: No server answers, or the servers refuse the identity.
         """
+        return self._open(self.zookeeper, "pulsar_zookeeper", parallel_sessions)
+
+    def open_configuration_reader(self) -> AbstractContextManager[ZnodeReader]:
+        """Open a session with the configuration store, as `open_reader` does."""
+        if not self.configuration_store:
+            return self.open_reader()
+        return self._open(self.configuration_store, "pulsar_configuration_store", 1)
+
+    @contextmanager
+    def _open(self, ensemble: str, setting: str, parallel_sessions: int) -> Iterator[ZnodeReader]:
         options = EnsembleOptions(
-            hosts=self.zookeeper,
-            timeout_s=self.session_timeout_s,
-            auth=self.auth,
-            tls=self.tls,
-            setting="pulsar_zookeeper",
+            hosts=ensemble, timeout_s=self.session_timeout_s, auth=self.auth, tls=self.tls, setting=setting
         )
         with closing(ZooKeeperSession(options, lambda _: None)) as session:
-            reader = ZnodeReader(session, reads_per_s=self.reads_per_s)
+            reader = ZnodeReader(session, reads_per_s=self.reads_per_s / parallel_sessions)
             reader.sync()
             yield reader

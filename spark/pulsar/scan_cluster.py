@@ -6,6 +6,7 @@ references are read, unless the ledger is young.
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from itertools import pairwise
@@ -61,6 +62,10 @@ class _ScanTarget:
     cluster: PulsarCluster
     folder: Path
     groups: int
+    parallel_tasks: int  # at most, at the same time
+
+    def open_reader(self) -> AbstractContextManager[ZnodeReader]:
+        return self.cluster.open_reader(parallel_sessions=self.parallel_tasks)
 
     def open_rows(self, stem: str, task: int, schema: pa.Schema) -> cluster_facts.GroupedRows:
         return cluster_facts.GroupedRows(self.folder, stem, task, schema, self.groups)
@@ -86,15 +91,16 @@ def scan_cluster(cluster: PulsarCluster, context: JobContext, job: ScanClusterJo
         PreconditionFailed: The cluster has no namespaces with managed ledgers in ZooKeeper.
         StoreUnavailable: ZooKeeper does not answer.
     """
-    parallel_tasks = context.spark.sparkContext.defaultParallelism * _TASKS_PER_CORE
+    cores = context.spark.sparkContext.defaultParallelism
+    parts = cores * _TASKS_PER_CORE
     with cluster.open_reader() as reader:
         leaf_folders = list_leaf_folders(reader, cluster.ledgers_root)
-    target = _ScanTarget(cluster, context.folder, _choose_groups(context, job, len(leaf_folders)))
-    ledger_tasks = [_LedgerTask(number, part) for number, part in enumerate(_split(leaf_folders, parallel_tasks))]
+    target = _ScanTarget(cluster, context.folder, _choose_groups(context, job, len(leaf_folders)), cores)
+    ledger_tasks = [_LedgerTask(number, part) for number, part in enumerate(_split(leaf_folders, parts))]
     results = context.run_in_executors("scan ledgers", ledger_tasks, partial(_write_ledger_facts, target=target))
     with cluster.open_reader() as reader:
         locked = [{"ledger_id": ledger_id} for ledger_id in list_locked_ledgers(reader, cluster.ledgers_root)]
-        reference_tasks = _make_reference_tasks(reader, parallel_tasks)
+        reference_tasks = _make_reference_tasks(reader, parts)
     results += context.run_in_executors(
         "scan references", reference_tasks, partial(_write_reference_facts, target=target)
     )
@@ -115,13 +121,13 @@ def _choose_groups(context: JobContext, job: ScanClusterJob, leaf_folders: int) 
     return context.get_published_summary(replace(job, number=1).name).counts["groups"]
 
 
-def _make_reference_tasks(reader: ZnodeReader, parallel_tasks: int) -> list[_ReferenceTask]:
+def _make_reference_tasks(reader: ZnodeReader, parts: int) -> list[_ReferenceTask]:
     namespaces = list_namespaces(reader)
     if not namespaces:  # every ledger would be without references
         raise PreconditionFailed("/managed-ledgers: expected the namespaces of a Pulsar cluster, found none")
     tasks = [_ReferenceTask(0, has_logs=True)]
-    tasks += [_ReferenceTask(0, namespaces=part) for part in _split(namespaces, parallel_tasks)]
-    tasks += [_ReferenceTask(0, schema_tenants=part) for part in _split(list_schema_tenants(reader), parallel_tasks)]
+    tasks += [_ReferenceTask(0, namespaces=part) for part in _split(namespaces, parts)]
+    tasks += [_ReferenceTask(0, schema_tenants=part) for part in _split(list_schema_tenants(reader), parts)]
     return [replace(task, number=number) for number, task in enumerate(tasks)]
 
 
@@ -136,7 +142,7 @@ def _write_ledger_facts(task: _LedgerTask, *, target: _ScanTarget) -> _ScanCount
     rows = target.open_rows("ledgers", task.number, cluster_facts.LEDGERS)
     problems: list[ScanProblem] = []
     root = target.cluster.ledgers_root
-    with target.cluster.open_reader() as reader:
+    with target.open_reader() as reader:
         for found in scan_leaf_folders(reader, root, task.folders):
             if isinstance(found, ScanProblem):
                 problems.append(found)
@@ -155,7 +161,7 @@ def _write_reference_facts(task: _ReferenceTask, *, target: _ScanTarget) -> _Sca
     managed_ledgers: list[dict[str, Any]] = []
     problems: list[ScanProblem] = []
     root = target.cluster.ledgers_root
-    with target.cluster.open_reader() as reader:
+    with target.open_reader() as reader:
         directory = BookieDirectory(reader, root)
         facts = scan_references(reader, task.namespaces, task.schema_tenants, has_logs=task.has_logs)
         for fact in resolve_compaction_cursors(reader, directory, root, facts):

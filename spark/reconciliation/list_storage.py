@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from infra.objects import read_store_clock_s
+from infra.objects.bucket_address import BucketAddress
 from logstore.errors import InvalidInput
 from logstore.identity.bucket_markers import MARKER_KEY, PROBE_PREFIX
 from logstore.log.ledger_object_keys import SHARDS
@@ -42,7 +43,7 @@ from spark.sources.s3_inventory import (
     read_inventory_manifest,
     read_part,
 )
-from spark.sources.store_addresses import BucketAddress, CatalogAddresses
+from spark.sources.store_addresses import CatalogAddresses
 
 _TASKS_PER_CORE: Final = 4  # enough to even out tasks of different lengths; each task costs some 20 ms
 _TIERED_KEY: Final = (

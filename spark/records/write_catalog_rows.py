@@ -31,6 +31,7 @@ from infra.catalog.records.rows_from_versions import (
     select_with_parent,
     unpack_listed_ledger_ids,
 )
+from infra.objects.bucket_address import BucketAddress
 from logstore.atomic_files import replace_atomically
 from logstore.errors import CorruptData, MissingData
 from logstore.identity.bucket_markers import BucketRole, NamedBucket
@@ -43,7 +44,6 @@ from logstore.records.record_kinds import PARENT_BY_KIND, TOMBSTONED_KINDS, Reco
 from logstore.records.services.rebuild_manifests import RebuildManifests
 from logstore.records.services.record_log import RecordLog
 from spark.job_runner import JobContext
-from spark.sources.store_addresses import BucketAddress
 
 _K = RecordKind
 _HIDING_KINDS: Final = frozenset({_K.TRANSACTION, _K.HIDDEN})

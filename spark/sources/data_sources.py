@@ -33,6 +33,7 @@ from pyspark.sql.types import StructType
 
 from infra.catalog.engine.arrow_bulk import build_arrow_schema, open_arrow_reader
 from infra.catalog.reconciliation import bulk_queries
+from infra.objects.bucket_address import BucketAddress
 from logstore.errors import InvalidInput
 from logstore.log.ledger_object_keys import SHARDS
 from logstore.log.segment_format import entry_schema
@@ -40,7 +41,7 @@ from logstore.log.services.segment_reader import read_columns
 from logstore.ports.catalog import Segment
 from logstore.positions import LedgerId
 from spark.sources.bucket_listings import LISTING_SCHEMA, TIERED_RANGES, shard_key_range, to_record_batches
-from spark.sources.store_addresses import BucketAddress, CatalogAddresses
+from spark.sources.store_addresses import CatalogAddresses
 from spark.warm_session import exclude_loaded_objects_from_gc
 
 if TYPE_CHECKING:

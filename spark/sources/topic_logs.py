@@ -8,6 +8,7 @@ from sqlalchemy import Select
 
 from infra.catalog import SqlCatalog
 from infra.catalog.engine.arrow_bulk import open_arrow_reader
+from infra.objects.bucket_address import BucketAddress
 from logstore.errors import UnknownObject, Unsupported
 from logstore.identity.bucket_markers import BucketRole, NamedBucket
 from logstore.identity.services.marker_checked_buckets import MarkerChecker
@@ -17,7 +18,7 @@ from logstore.ports.catalog import TopicState
 from logstore.ports.object_storage import OwnedStore
 from logstore.positions import TopicId
 from logstore.reconciliation.bulk_job_inputs_and_results import LEFT_OUT
-from spark.sources.store_addresses import BucketAddress, CatalogAddresses
+from spark.sources.store_addresses import CatalogAddresses
 
 TASKS_PER_CORE: Final = 4  # enough to even out tasks of different lengths
 _MAX_FACTS: Final = 20

@@ -29,6 +29,7 @@ import pyarrow.parquet as pq
 
 from infra.catalog.engine.catalog_version import migrate_catalog
 from infra.catalog.engine.database import Database
+from infra.objects.bucket_address import BucketAddress
 from logstore.log.ledgers import Component, LedgerOwner
 from logstore.positions import TopicId
 from logstore.reconciliation.bulk_job_inputs_and_results import (
@@ -43,7 +44,7 @@ from spark.published_output import PublishedOutputs
 from spark.reconciliation.compare_sides import compare_sides
 from spark.reconciliation.list_storage import list_storage
 from spark.reconciliation.read_catalog_rows import read_ledgers_and_intents
-from spark.sources.store_addresses import BucketAddress, CatalogAddresses
+from spark.sources.store_addresses import CatalogAddresses
 from spark.warm_session import SparkSettings, WarmSession
 from tests.benchmarks.stage import Stage, make_ledgers, stage
 from workers.assembly.log_store_from_settings import executor_catalog_and_bucket_addresses

@@ -12,8 +12,9 @@ from pathlib import Path
 import psutil
 import pyspark
 
+from infra.objects.bucket_address import BucketAddress
 from infra.stack.java_search import find_java
-from spark.sources.store_addresses import BucketAddress, CatalogAddresses
+from spark.sources.store_addresses import CatalogAddresses
 from tests.logstore.eventually import assert_eventually
 
 _SPARK_CLASS = Path(str(pyspark.__file__)).parent / "bin" / "spark-class"

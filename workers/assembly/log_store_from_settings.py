@@ -20,8 +20,9 @@ from workers.assembly.record_log_services import ImportedRecordFunctions, Record
 from workers.settings import Settings
 
 if TYPE_CHECKING:
+    from infra.objects.bucket_address import BucketAddress
     from spark.job_runner import JobMain
-    from spark.sources.store_addresses import BucketAddress, CatalogAddresses
+    from spark.sources.store_addresses import CatalogAddresses
 
 
 @contextmanager
@@ -133,7 +134,7 @@ def open_spark_bulk_jobs(settings: Settings) -> Iterator[BulkJobRunner]:
 
 
 def executor_bucket_address(settings: Settings, role: BucketRole, bucket: str) -> "BucketAddress":
-    from spark.sources.store_addresses import BucketAddress  # noqa: PLC0415 - start-up time
+    from infra.objects.bucket_address import BucketAddress  # noqa: PLC0415 - start-up time
 
     keys = settings.s3_access_key.get_secret_value(), settings.s3_secret_key.get_secret_value()
     return BucketAddress(role.value, bucket, settings.s3_endpoint, settings.s3_region, *keys, settings.s3_ca_file)

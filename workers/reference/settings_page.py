@@ -31,7 +31,7 @@ nearest name. In Kubernetes, set `enableServiceLinks: false` if a service is cal
 variables with that prefix.
 
 - **Secrets**: a file can hold `database_url`, `s3_access_key`, `s3_secret_key`, `zookeeper_auth`,
-  `pulsar_zookeeper_auth` or `temporal_api_key`.
+  `pulsar_zookeeper_auth`, `pulsar_offload_access_key`, `pulsar_offload_secret_key` or `temporal_api_key`.
   Append `_file` to the name and give the path: `SEXTON_S3_SECRET_KEY_FILE=/run/secrets/s3`.
 - **Durations** are a whole number and a unit: `90s`, `15m`, `24h`, `3d`.
 - **Intervals** are durations between two runs of a schedule. `0s` turns the schedule off. Run `sexton schedule apply`
@@ -47,6 +47,7 @@ _FIRST_SETTING_BY_TITLE: Final = {
     "Database": "database_url",
     "Object store": "s3_endpoint",
     "Ownership and ZooKeeper": "ownership",
+    "Pulsar cluster": "pulsar_zookeeper",
     "Deletion and trims": "deletion_parallelism",
     "Delayed messages": "delayed_tolerance",
     "Record log": "records_interval",
@@ -68,6 +69,7 @@ _VALUES_BY_KIND: Final = (  # a type is before the type that it narrows, because
     (setting_types.WebAddress, "URL"),
     (setting_types.Bucket, "bucket name"),
     (setting_types.BucketList, "bucket names, separated by commas"),
+    (setting_types.PulsarClusterList, "names, separated by commas"),
     (setting_types.FunctionList, "module:function, separated by commas"),
     (setting_types.Word, "name"),
     (setting_types.ServerName, "host name"),

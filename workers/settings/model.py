@@ -9,6 +9,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, m
 
 from logstore.errors import ServiceFailed
 from logstore.ownership import MAX_BUNDLES
+from logstore.pulsar.read_rates import MIN_READS_PER_S, READS_PER_S
 from logstore.reconciliation.bulk_job_inputs_and_results import MIN_SCRUB_RATE, SCRUB_RATE
 from logstore.transactions.transaction_ids_and_states import MAX_COORDINATORS
 from workers.settings.setting_types import (
@@ -25,6 +26,7 @@ from workers.settings.setting_types import (
     Interval,
     ListenAddress,
     Port,
+    PulsarClusterList,
     SchemeAndCredential,
     Seconds,
     ServerName,
@@ -71,7 +73,18 @@ SERVICE_SETTINGS = frozenset({
     "pulsar_zookeeper_ca_file",
     "pulsar_zookeeper_cert_file",
     "pulsar_zookeeper_key_file",
+    "pulsar_configuration_store",
     "pulsar_ledgers_root",
+    "pulsar_shared_clusters",
+    "pulsar_admin_url",
+    "pulsar_admin_token_file",
+    "pulsar_admin_ca_file",
+    "pulsar_offload_bucket",
+    "pulsar_offload_endpoint",
+    "pulsar_offload_region",
+    "pulsar_offload_access_key",
+    "pulsar_offload_secret_key",
+    "pulsar_offload_ca_file",
     "bulk_dir",
     "spark_master",
 })  # fmt: skip
@@ -125,19 +138,33 @@ class Settings(BaseModel):
     zookeeper_ca_file: File = ""  # authorities for the servers' TLS certificates; empty: this machine's authorities
     zookeeper_cert_file: File = ""  # TLS certificate of the client, with its chain
     zookeeper_key_file: File = ""  # private key of the client's TLS certificate
-    pulsar_zookeeper: Ensemble = ""  # ZooKeeper of a Pulsar cluster: addresses, separated by commas, and optional path
-    pulsar_zookeeper_auth: SchemeAndCredential = SecretStr("")  # as zookeeper_auth; needs the right to read
-    pulsar_zookeeper_tls: Literal["auto", "on", "off"] = "auto"  # auto: TLS if one of the next three settings is set
-    pulsar_zookeeper_ca_file: File = ""  # authorities for the servers' TLS certificates; Spark's executors need it, too
-    pulsar_zookeeper_cert_file: File = ""  # TLS certificate of the client, with its chain
-    pulsar_zookeeper_key_file: File = ""  # private key of the client's TLS certificate
-    pulsar_ledgers_root: ZnodePath = "/ledgers"  # path of BookKeeper's ledgers, below the path in pulsar_zookeeper
     session_timeout: Annotated[Seconds, Field(ge=1, le=300)] = 10  # silence after which ZooKeeper ends a session
     session_expired_policy: Literal["reconnect", "shutdown"] = "reconnect"  # shutdown: the worker ends with exit code 4
     session_reconnect_attempts: Count = (
         10  # attempts to open a session after a loss, at most 5 s apart; after the last one the worker ends
     )
     bundles: Annotated[Count, Field(le=MAX_BUNDLES)] = 64  # number of bundles, fixed when the catalog is created
+    pulsar_zookeeper: Ensemble = ""  # ZooKeeper of a Pulsar cluster: addresses, separated by commas, and optional path
+    pulsar_zookeeper_auth: SchemeAndCredential = SecretStr("")  # as zookeeper_auth; needs the right to read
+    pulsar_zookeeper_tls: Literal["auto", "on", "off"] = "auto"  # auto: TLS if one of the next three settings is set
+    pulsar_zookeeper_ca_file: File = ""  # authorities for the servers' TLS certificates; Spark's executors need it, too
+    pulsar_zookeeper_cert_file: File = ""  # TLS certificate of the client, with its chain
+    pulsar_zookeeper_key_file: File = ""  # private key of the client's TLS certificate
+    pulsar_configuration_store: Ensemble = ""  # ZooKeeper of tenants, namespaces and clusters; empty: pulsar_zookeeper
+    pulsar_ledgers_root: ZnodePath = "/ledgers"  # path of BookKeeper's ledgers, below the path in pulsar_zookeeper
+    pulsar_shared_clusters: PulsarClusterList = ""  # names of further Pulsar clusters that use the same BookKeeper
+    pulsar_reads_per_s: Annotated[Count, Field(ge=MIN_READS_PER_S, le=1_000_000)] = (
+        READS_PER_S  # reads a second on pulsar_zookeeper, of all executors of a plan together
+    )
+    pulsar_admin_url: WebAddress = ""  # admin REST API of a broker or proxy; empty: compacted ledgers stay unconfirmed
+    pulsar_admin_token_file: File = ""  # token for pulsar_admin_url, read for each request; executors need it, too
+    pulsar_admin_ca_file: File = ""  # authorities for the brokers' TLS certificates; executors need it, too
+    pulsar_offload_bucket: Bucket = ""  # bucket of offloaded ledgers; empty: none, or not to be checked
+    pulsar_offload_endpoint: WebAddress = ""  # empty: Amazon S3
+    pulsar_offload_region: Word = "us-east-1"  # region of pulsar_offload_bucket
+    pulsar_offload_access_key: SecretStr = SecretStr("")  # empty: the usual sources of AWS credentials
+    pulsar_offload_secret_key: SecretStr = SecretStr("")  # secret key of pulsar_offload_access_key
+    pulsar_offload_ca_file: File = ""  # authorities for the bucket's TLS certificate; executors need it, too
     deletion_parallelism: Annotated[Count, Field(le=256)] = 4  # chunks of one batch that are deleted at the same time
     deletion_max_attempts: Annotated[Count, Field(le=1_000_000)] = (
         10  # attempts to delete a copy; after the last one its intent is a dead letter
@@ -245,6 +272,11 @@ class Settings(BaseModel):
     @property
     def replicas(self) -> tuple[str, ...]:
         return tuple(filter(None, self.replica_buckets.split(",")))
+
+    @property
+    def pulsar_cluster_names(self) -> tuple[str, ...]:
+        """Names in `pulsar_shared_clusters`."""
+        return tuple(filter(None, self.pulsar_shared_clusters.split(",")))
 
     @property
     def traces_dir(self) -> Path:

@@ -58,6 +58,9 @@ _NAME_CHARACTERS: Final = "of A-Z, a-z, 0-9, dot, underscore, hyphen"
 validate_bucket_name = _make_pattern_validator(
     r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]", "a bucket name: 3 to 63 of a-z, 0-9, dot and hyphen"
 )
+_validate_pulsar_cluster_name = _make_pattern_validator(  # Pulsar's own rule for names
+    r"(?!\.\.?$)[A-Za-z0-9_=:.-]{1,255}", "names of Pulsar clusters, separated by commas"
+)
 validate_word = _make_pattern_validator(r"(?!\.\.?$)[A-Za-z0-9._-]{1,64}", f"1 to 64 {_NAME_CHARACTERS}, not . or ..")
 _validate_server_name = _make_pattern_validator(
     r"[A-Za-z0-9]([A-Za-z0-9.:-]{0,251}[A-Za-z0-9])?", "the name or the address of a server, without a port"
@@ -151,10 +154,13 @@ def _validate_web_address(value: str) -> str:
     return value
 
 
-def _validate_bucket_list(value: str) -> str:
-    if not value:
-        return ""
-    return ",".join(map(validate_bucket_name, dict.fromkeys(value.replace(" ", "").split(","))))
+def _make_list_validator(validate_item: Callable[[str], str]) -> Callable[[str], str]:
+    """Return a validator of items that commas separate. It removes spaces and repeated items."""
+
+    def validate(value: str) -> str:
+        return ",".join(map(validate_item, dict.fromkeys(value.replace(" ", "").split(",")))) if value else ""
+
+    return validate
 
 
 def _validate_function_list(value: str) -> str:
@@ -191,7 +197,10 @@ SchemeAndCredential = Annotated[SecretStr, AfterValidator(_validate_scheme_and_c
 ListenAddress = Annotated[str, AfterValidator(_validate_listen_address)]  # port 0: any free port
 WebAddress = Annotated[str, AfterValidator(_validate_web_address)]
 Bucket = Annotated[str, AfterValidator(validate_bucket_name)]
-BucketList = Annotated[str, AfterValidator(_validate_bucket_list)]  # separated by commas
+BucketList = Annotated[str, AfterValidator(_make_list_validator(validate_bucket_name))]  # separated by commas
+PulsarClusterList = Annotated[
+    str, AfterValidator(_make_list_validator(_validate_pulsar_cluster_name))
+]  # separated by commas
 FunctionList = Annotated[str, AfterValidator(_validate_function_list)]  # separated by commas
 Word = Annotated[str, AfterValidator(validate_word)]
 ZnodePath = Annotated[str, AfterValidator(_validate_znode_path)]

@@ -18,7 +18,16 @@ from workers.settings.setting_types import format_duration
 
 DEFAULT_HOME = ".sexton"
 _SECRETS = frozenset(
-    {"s3_access_key", "s3_secret_key", "database_url", "zookeeper_auth", "pulsar_zookeeper_auth", "temporal_api_key"}
+    {
+        "s3_access_key",
+        "s3_secret_key",
+        "database_url",
+        "zookeeper_auth",
+        "pulsar_zookeeper_auth",
+        "pulsar_offload_access_key",
+        "pulsar_offload_secret_key",
+        "temporal_api_key",
+    }
 )
 _SECRET_BY_FILE = {f"{name}_file": name for name in _SECRETS if f"{name}_file" not in Settings.model_fields}
 """Secret settings by the key that names a file with the secret. Keys that are settings themselves are left out."""

@@ -23,7 +23,9 @@ class TlsFilePaths:
 
     @classmethod
     def from_checked_settings(
-        cls, settings: Settings, service: Literal["temporal", "s3", "zookeeper", "pulsar_zookeeper"]
+        cls,
+        settings: Settings,
+        service: Literal["temporal", "s3", "zookeeper", "pulsar_zookeeper", "pulsar_admin", "pulsar_offload"],
     ) -> Self:
         """Return the paths in `{service}_ca_file`, `{service}_cert_file` and `{service}_key_file`.
 

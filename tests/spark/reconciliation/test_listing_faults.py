@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from infra.objects.bucket_address import BucketAddress
 from logstore.errors import ServiceRefused, SextonError, StoreUnavailable, Unsupported
 from logstore.log.ledger_object_keys import ledger_prefix, segment_key
 from logstore.ports.object_storage import ObjectInfo
@@ -16,7 +17,7 @@ from logstore.reconciliation.findings import FindingKind
 from spark.job_mains import catalog_job_mains
 from spark.job_runner import SparkBulkJobs
 from spark.published_output import PublishedOutputs
-from spark.sources.store_addresses import BucketAddress, CatalogAddresses
+from spark.sources.store_addresses import CatalogAddresses
 from spark.warm_session import WarmSession
 from tests.infra.objects.peer import Answer, Request, fault, listing, scripted
 from tests.migrated_catalogs import create_migrated_sqlite

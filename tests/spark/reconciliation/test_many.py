@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from infra.objects.bucket_address import BucketAddress
 from logstore.reconciliation.bulk_job_inputs_and_results import (
     BulkJobSummary,
     CompareStorageWithCatalogJob,
@@ -21,7 +22,7 @@ from spark.job_mains import catalog_job_mains
 from spark.job_runner import JobContext, SparkBulkJobs
 from spark.published_output import PublishedOutputs
 from spark.reconciliation.fact_files import STRANGE, write_ungrouped_facts
-from spark.sources.store_addresses import BucketAddress, CatalogAddresses
+from spark.sources.store_addresses import CatalogAddresses
 from spark.warm_session import WarmSession
 from tests.migrated_catalogs import create_migrated_sqlite
 

@@ -10,6 +10,7 @@ from infra.stack.stack_home import StoreCredentials
 from logstore.identity.bucket_markers import BucketRole
 from tests.tls_servers import TlsCertificateAuthority
 from workers.assembly.log_store_from_settings import executor_bucket_address, executor_catalog_and_bucket_addresses
+from workers.assembly.pulsar_cluster import pulsar_cluster_from_settings
 from workers.client.temporal_credentials import read_temporal_credentials
 from workers.hosting.bundle_ownership import ensemble_from_settings
 from workers.settings import LoadedSettings, Settings
@@ -28,6 +29,11 @@ def _settings(home: Path) -> Settings:
         s3_secret_key=_CANARY,
         zookeeper="h:1",
         zookeeper_auth=f"sasl:u:{_CANARY}",
+        pulsar_zookeeper="h:1",
+        pulsar_zookeeper_auth=f"sasl:u:{_CANARY}",
+        pulsar_offload_bucket="offloads",
+        pulsar_offload_access_key=_CANARY,
+        pulsar_offload_secret_key=_CANARY,
         temporal_api_key=_CANARY,
         temporal_cert_file=str(ours.cert),
         temporal_key_file=str(ours.key),
@@ -47,6 +53,7 @@ def test_value_that_holds_a_secret_does_not_show_it(tmp_path: Path) -> None:
         EnsembleOptions(hosts="h:1", auth=("digest", _CANARY)),
         executor_bucket_address(settings, BucketRole.PRIMARY, "bucket"),
         executor_catalog_and_bucket_addresses(settings),
+        pulsar_cluster_from_settings(settings),
         StoreCredentials(access_key="key", secret_key=_CANARY),
     ]
     key = Path(settings.temporal_key_file).read_text().splitlines()[1]
@@ -57,7 +64,13 @@ def test_value_that_holds_a_secret_does_not_show_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("database_url", [_CANARY]), ("s3_secret_key", [_CANARY]), ("zookeeper_auth", _CANARY)]
+    ("name", "value"),
+    [
+        ("database_url", [_CANARY]),
+        ("s3_secret_key", [_CANARY]),
+        ("zookeeper_auth", _CANARY),
+        ("pulsar_offload_secret_key", [_CANARY]),
+    ],
 )
 def test_setting_that_is_refused_is_not_shown_by_the_refusal(tmp_path: Path, name: str, value: object) -> None:
     """Also where a program makes settings itself, and prints what it is told."""

@@ -114,6 +114,16 @@ def test_replica_buckets_are_a_list_of_names(tmp_path: Path) -> None:
         _load(tmp_path, environ={"SEXTON_REPLICA_BUCKETS": "far-1,,far-2"})
 
 
+def test_shared_clusters_are_a_list_of_names(tmp_path: Path) -> None:
+    assert _load(tmp_path).settings.pulsar_cluster_names == ()
+    loaded = _load(tmp_path, environ={"SEXTON_PULSAR_SHARED_CLUSTERS": "west, eu=1:a.b,west"}).settings
+    assert loaded.pulsar_cluster_names == ("west", "eu=1:a.b")
+    assert loaded.without_services().pulsar_cluster_names == ()
+    for refused in ("west,", "a/b", "..", "é"):
+        with pytest.raises(InvalidInput, match="pulsar_shared_clusters: expected names of Pulsar clusters"):
+            _load(tmp_path, environ={"SEXTON_PULSAR_SHARED_CLUSTERS": refused})
+
+
 def test_functions_are_a_list_of_references(tmp_path: Path) -> None:
     """Separated by commas; two functions of one name could not be told apart."""
     assert _load(tmp_path).settings.functions == ""
@@ -157,7 +167,14 @@ def test_load_settings_variables_of_others_are_left_alone(tmp_path: Path) -> Non
     assert set(_load(tmp_path, environ=environ).origins.values()) == {"default"}
 
 
-_FREE = {"database_url", "s3_access_key", "s3_secret_key", "temporal_api_key"}  # any text, as far as settings go
+_FREE = {  # any text, as far as settings go
+    "database_url",
+    "s3_access_key",
+    "s3_secret_key",
+    "temporal_api_key",
+    "pulsar_offload_access_key",
+    "pulsar_offload_secret_key",
+}
 _TEXTS = ["\x1b[2J", "a\u202eb", "x" * 5_000]
 _OF_TOML = ["true", "1.5", "[1]", "{a = 1}", "2026-11-20", "-1", str(2**63 - 1) + "0"]
 
