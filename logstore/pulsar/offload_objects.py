@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from logstore.pulsar.ledger_verdicts import OwnerLookup, describe_lookup
 from logstore.pulsar.unreadable_metadata import UnreadableMetadata
 from logstore.pulsar.znode_names import parse_managed_ledger_path
 
@@ -77,12 +76,25 @@ class OffloadObject:
 class OffloadVerdict(StrEnum):
     """Verdict on the objects of an offload that no scan refers to."""
 
-    ORPHAN = "orphan"
-    ABSENT = "absent"
+    OBJECTS_ABSENT = "objects_absent"
     CHANGED = "changed"  # since the listing, or the time of the last change is not known
     FOREIGN = "foreign"  # not provably of this cluster
     REFERENCED = "referenced"
-    DOUBTFUL = "doubtful"  # the managed ledger cannot be read
+    OWNER_UNREADABLE = "owner_unreadable"
+    OWNER_ABSENT = "owner_absent"
+    OWNER_NOT_LISTING = "owner_not_listing"
+
+    @property
+    def is_orphan(self) -> bool:
+        return self in {OffloadVerdict.OWNER_ABSENT, OffloadVerdict.OWNER_NOT_LISTING}
+
+
+@dataclass(frozen=True, slots=True)
+class ManagedLedgerLookup:
+    """What the znode of a managed ledger says now, looked up by the name in the metadata of objects."""
+
+    exists: bool
+    uuids: frozenset[str] | None = frozenset()  # of its offloads; `None`: the znode cannot be read
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,23 +124,27 @@ def find_stated_managed_ledger(objects: Sequence[OffloadObject], cluster: str) -
 
 
 def judge_unreferenced_offload(
-    objects: Sequence[OffloadObject], lookup: OwnerLookup, *, listed_bytes: int, listed_us: int
+    objects: Sequence[OffloadObject], managed_ledger: ManagedLedgerLookup, *, listed_bytes: int, listed_us: int
 ) -> OffloadJudgement:
-    """Judge the objects of an attempt that neither scan refers to, and whose metadata name this cluster.
+    """Judge the objects of one attempt that neither scan refers to, and whose metadata name this cluster.
 
-    `lookup` says whether the managed ledger names the uuid now. `listed_bytes` and `listed_us` are the size and the
-    time of the newest object in the listing before the first scan.
+    `listed_bytes` and `listed_us` are the size of the objects and the time of the newest one in the listing before the
+    first scan.
     """
+    if not objects:
+        return OffloadJudgement(OffloadVerdict.OBJECTS_ABSENT, "its objects do not exist any more")
     if any(each.modified_us is None or each.modified_us > listed_us for each in objects):
         return OffloadJudgement(OffloadVerdict.CHANGED, "an object was written after the listing, or has no time")
     if sum(each.size_bytes for each in objects) != listed_bytes:
         return OffloadJudgement(OffloadVerdict.CHANGED, "its objects have another size than in the listing")
-    match lookup:
-        case OwnerLookup.LISTING:
-            return OffloadJudgement(OffloadVerdict.REFERENCED, describe_lookup(lookup))
-        case OwnerLookup.UNREADABLE:
-            return OffloadJudgement(OffloadVerdict.DOUBTFUL, describe_lookup(lookup))
-    return OffloadJudgement(OffloadVerdict.ORPHAN, f"nothing refers to it, and {describe_lookup(lookup)}")
+    if managed_ledger.uuids is None:
+        return OffloadJudgement(OffloadVerdict.OWNER_UNREADABLE, "its managed ledger cannot be read")
+    if objects[0].key.uuid in managed_ledger.uuids:
+        return OffloadJudgement(OffloadVerdict.REFERENCED, "its managed ledger refers to it now")
+    if managed_ledger.exists:
+        reason = "nothing refers to it, and its managed ledger exists and has another offload or none"
+        return OffloadJudgement(OffloadVerdict.OWNER_NOT_LISTING, reason)
+    return OffloadJudgement(OffloadVerdict.OWNER_ABSENT, "nothing refers to it, and its managed ledger does not exist")
 
 
 def _is_managed_ledger_name(name: str) -> bool:

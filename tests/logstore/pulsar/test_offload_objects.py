@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from logstore.pulsar.ledger_verdicts import OwnerLookup
 from logstore.pulsar.offload_objects import (
+    ManagedLedgerLookup,
     OffloadJudgement,
     OffloadKey,
     OffloadObject,
@@ -73,28 +73,38 @@ def test_any_other_key_is_foreign(key: str) -> None:
     assert parse_offload_key(key) is None
 
 
-@pytest.mark.parametrize("lookup", [OwnerLookup.ABSENT, OwnerLookup.NOT_LISTING])
-def test_objects_of_this_cluster_that_their_managed_ledger_does_not_name_are_an_orphan(lookup: OwnerLookup) -> None:
-    pair = [offload_object(), offload_object(OffloadRole.INDEX, size_bytes=20, modified_us=2_000)]
-    assert find_stated_managed_ledger(pair, "here") == _TOPIC
-    judgement = judge_unreferenced_offload(pair, lookup, listed_bytes=120, listed_us=2_000)
-    assert judgement.verdict is OffloadVerdict.ORPHAN
+_ABSENT = ManagedLedgerLookup(exists=False)
+_RETRIED = ManagedLedgerLookup(exists=True, uuids=frozenset({"0" * 8 + _UUID[8:]}))
 
 
 @pytest.mark.parametrize(
-    ("lookup", "verdict"),
-    [(OwnerLookup.LISTING, OffloadVerdict.REFERENCED), (OwnerLookup.UNREADABLE, OffloadVerdict.DOUBTFUL)],
+    ("managed_ledger", "verdict"),
+    [
+        (_ABSENT, OffloadVerdict.OWNER_ABSENT),
+        (_RETRIED, OffloadVerdict.OWNER_NOT_LISTING),
+        (ManagedLedgerLookup(exists=True, uuids=frozenset({_UUID})), OffloadVerdict.REFERENCED),
+        (ManagedLedgerLookup(exists=True, uuids=None), OffloadVerdict.OWNER_UNREADABLE),
+    ],
 )
-def test_the_managed_ledger_has_the_last_word(lookup: OwnerLookup, verdict: OffloadVerdict) -> None:
-    judgement = judge_unreferenced_offload([offload_object()], lookup, listed_bytes=100, listed_us=1_000)
+def test_the_managed_ledger_has_the_last_word_on_objects_of_this_cluster(
+    managed_ledger: ManagedLedgerLookup, verdict: OffloadVerdict
+) -> None:
+    pair = [offload_object(), offload_object(OffloadRole.INDEX, size_bytes=20, modified_us=2_000)]
+    assert find_stated_managed_ledger(pair, "here") == _TOPIC
+    judgement = judge_unreferenced_offload(pair, managed_ledger, listed_bytes=120, listed_us=2_000)
     assert judgement.verdict is verdict
+    assert verdict.is_orphan is (managed_ledger in {_ABSENT, _RETRIED})
 
 
 @pytest.mark.parametrize("change", [{"modified_us": 1_001}, {"modified_us": None}, {"size_bytes": 99}])
 def test_objects_that_differ_from_the_listing_are_no_orphan(change: dict[str, Any]) -> None:
-    changed = offload_object(**change)
-    judgement = judge_unreferenced_offload([changed], OwnerLookup.ABSENT, listed_bytes=100, listed_us=1_000)
+    judgement = judge_unreferenced_offload([offload_object(**change)], _ABSENT, listed_bytes=100, listed_us=1_000)
     assert judgement.verdict is OffloadVerdict.CHANGED
+
+
+def test_objects_that_are_gone_are_no_orphan() -> None:
+    judgement = judge_unreferenced_offload([], _ABSENT, listed_bytes=0, listed_us=1_000)
+    assert judgement.verdict is OffloadVerdict.OBJECTS_ABSENT
 
 
 @pytest.mark.parametrize(
