@@ -131,12 +131,9 @@ def judge_unreferenced_offload(
     `listed_bytes` and `listed_us` are the size of the objects and the time of the newest one in the listing before the
     first scan.
     """
-    if not objects:
-        return OffloadJudgement(OffloadVerdict.OBJECTS_ABSENT, "its objects do not exist any more")
-    if any(each.modified_us is None or each.modified_us > listed_us for each in objects):
-        return OffloadJudgement(OffloadVerdict.CHANGED, "an object was written after the listing, or has no time")
-    if sum(each.size_bytes for each in objects) != listed_bytes:
-        return OffloadJudgement(OffloadVerdict.CHANGED, "its objects have another size than in the listing")
+    change = _find_change(objects, listed_bytes, listed_us)
+    if change:
+        return change
     if managed_ledger.uuids is None:
         return OffloadJudgement(OffloadVerdict.OWNER_UNREADABLE, "its managed ledger cannot be read")
     if objects[0].key.uuid in managed_ledger.uuids:
@@ -145,6 +142,16 @@ def judge_unreferenced_offload(
         reason = "nothing refers to it, and its managed ledger exists and has another offload or none"
         return OffloadJudgement(OffloadVerdict.OWNER_NOT_LISTING, reason)
     return OffloadJudgement(OffloadVerdict.OWNER_ABSENT, "nothing refers to it, and its managed ledger does not exist")
+
+
+def _find_change(objects: Sequence[OffloadObject], listed_bytes: int, listed_us: int) -> OffloadJudgement | None:
+    if not objects:
+        return OffloadJudgement(OffloadVerdict.OBJECTS_ABSENT, "its objects do not exist any more")
+    if any(each.modified_us is None or each.modified_us > listed_us for each in objects):
+        return OffloadJudgement(OffloadVerdict.CHANGED, "an object was written after the listing, or has no time")
+    if sum(each.size_bytes for each in objects) != listed_bytes:
+        return OffloadJudgement(OffloadVerdict.CHANGED, "its objects have another size than in the listing")
+    return None
 
 
 def _is_managed_ledger_name(name: str) -> bool:
