@@ -8,9 +8,11 @@ PARTS ?= 24
 SECONDS ?= 600
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 unexport PYTHONDONTWRITEBYTECODE # each of the processes that tests start would compile the whole project anew
+PULSAR_CLIENT := .pulsar-client
+WITH_PULSAR_CLIENT := PYTHONPATH=$(PULSAR_CLIENT)
 CODE := logstore activities workflows infra spark workers tests
 
-.PHONY: help setup lock protos tables reference fmt lint types imports check test test-replay test-external faults faults-in-parts soak wheel wheel-demo bench screenshots demo up down clean
+.PHONY: help setup lock protos tables reference fmt lint types imports check test test-replay test-external faults faults-in-parts soak wheel wheel-demo bench screenshots demo up down pulsar-up pulsar-down clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-16s %s\n", $$1, $$2}'
@@ -33,6 +35,8 @@ lock: ## Resolve dependencies again (needs uv)
 		requirements-build.in -o requirements-build.lock
 	uv pip compile -q --universal --python-version 3.11 --all-extras --generate-hashes --no-header --no-annotate \
 		pyproject.toml -o requirements.lock
+	uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-header --no-annotate \
+		tests/pulsar_cluster/requirements.in -o tests/pulsar_cluster/requirements.lock
 
 protos: setup ## Generate the messages of Pulsar and BookKeeper from their .proto files
 	$(BIN)/python -m grpc_tools.protoc -I . --python_out=. --pyi_out=. logstore/pulsar/protos/*.proto
@@ -114,6 +118,17 @@ up: setup ## Start the embedded stack and a worker
 down: ## Stop what `make up` started
 	$(BIN)/sexton down
 
+pulsar-up: setup ## Start a real Pulsar cluster: ZooKeeper, bookie, broker, S3 (needs Java 17; Maven once, 260 MB)
+	$(BIN)/python -m tests.pulsar_cluster up
+
+pulsar-down: setup ## Stop what `make pulsar-up` started; the data stay in .pulsar
+	$(BIN)/python -m tests.pulsar_cluster down
+
+$(PULSAR_CLIENT)/.installed: $(STAMP) tests/pulsar_cluster/requirements.lock
+	rm -rf $(PULSAR_CLIENT)
+	$(BIN)/python -m pip install --quiet --require-hashes --target $(PULSAR_CLIENT) -r tests/pulsar_cluster/requirements.lock
+	@touch $@
+
 clean: ## Remove caches and the virtual environment
-	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis .pulsar-client
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

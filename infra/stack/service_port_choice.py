@@ -118,7 +118,7 @@ def choose_ports(
         for name in open_names:
             if number := wanted_number_by_name.get(name):
                 chosen[name] = _bind_requested_port(name, number, bound_sockets, chosen)
-        free_numbers = _bind_free_ports(bound_sockets, set(chosen.values()))
+        free_numbers = bind_free_ports(bound_sockets, set(chosen.values()))
         for name in open_names:
             if not wanted_number_by_name.get(name):
                 number = earlier_number_by_name[name]
@@ -157,7 +157,7 @@ def _try_bind(number: int, bound_sockets: ExitStack) -> bool:
     return True
 
 
-def _bind_free_ports(bound_sockets: ExitStack, excluded: set[int]) -> Iterator[int]:
+def bind_free_ports(bound_sockets: ExitStack, excluded: set[int]) -> Iterator[int]:
     """Yield free ports below the system's range of ephemeral ports. Each port is bound until `bound_sockets` closes."""
     ceiling = 32_768
     with suppress(OSError, ValueError):

@@ -1,0 +1,271 @@
+"""Processes of the cluster: ZooKeeper and a bookie in one, the broker in another, and SeaweedFS for offloads.
+
+The broker has a process of its own, so that it can be killed alone. Everything is in one home, and nothing listens on
+another address than the loopback.
+"""
+
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Collection
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from infra.stack import embedded_stack
+from infra.stack.service_lifecycle import (
+    EmbeddedService,
+    ServerCommand,
+    ServiceHealth,
+    build_child_environment,
+    query_local_port,
+    start_services,
+)
+from infra.stack.service_port_choice import LOOPBACK, SEAWEEDFS, RequestedPorts, bind_free_ports
+from infra.stack.service_process import ServiceProcess
+from infra.stack.stack_home import StackHome
+from tests.pulsar_cluster.distribution import VERSION, prepare_distribution
+
+OFFLOAD_BUCKET: Final = "pulsar-offload"
+CLUSTER_NAME: Final = "standalone"  # Pulsar's name for every cluster of this kind
+STORE, BROKER = "pulsar-store", "pulsar-broker"
+
+_PORTS_FILE: Final = "pulsar-ports.json"
+_CONFIG_FILE: Final = "pulsar.conf"
+_START_TIMEOUT_S: Final = 240.0  # 10 s on an idle machine
+_STOP_TIMEOUT_S: Final = 20.0
+_ADMIN_TIMEOUT_S: Final = 120.0  # a busy machine
+
+_MEMORY_BY_SERVICE: Final = {
+    STORE: "-Xms64m -Xmx256m -XX:MaxDirectMemorySize=256m",
+    BROKER: "-Xms128m -Xmx512m -XX:MaxDirectMemorySize=384m",
+}
+_CONFIG: Final = {
+    # Small ledgers, and references that are written soon.
+    "managedLedgerMaxEntriesPerLedger": "10",
+    "managedLedgerMinLedgerRolloverTimeMinutes": "0",
+    "managedLedgerCursorMaxEntriesPerLedger": "5",
+    "managedLedgerCursorPositionFlushSeconds": "1",
+    "managedLedgerDefaultMarkDeleteRateLimit": "0",
+    "gcWaitTime": "10000",
+    # Everything that creates ledgers.
+    "transactionCoordinatorEnabled": "true",
+    "systemTopicEnabled": "true",
+    "topicLevelPoliciesEnabled": "true",
+    "enablePackagesManagement": "true",
+    "delayedDeliveryTrackerFactoryClassName": "org.apache.pulsar.broker.delayed.BucketDelayedDeliveryTrackerFactory",
+    "delayedDeliveryMinIndexCountPerBucket": "5",
+    "delayedDeliveryMaxTimeStepPerBucketSnapshotSegmentSeconds": "1",
+    "managedLedgerOffloadDriver": "S3",  # `aws-s3` would ask Amazon for the location of the bucket
+    "managedLedgerOffloadBucket": OFFLOAD_BUCKET,
+    # Nothing that happens by itself.
+    "brokerDeleteInactiveTopicsEnabled": "false",
+    "loadBalancerEnabled": "false",
+    # A small process that nobody else reaches.
+    "bindAddress": LOOPBACK,
+    "metadataStoreSessionTimeoutMillis": "10000",
+    "numIOThreads": "2",
+    "numHttpServerThreads": "8",
+    "numOrderedExecutorThreads": "2",
+    "numExecutorThreadPoolSize": "2",
+    "numCacheExecutorThreadPoolSize": "2",
+    "managedLedgerCacheSizeMB": "16",
+    "dbStorage_writeCacheMaxSizeMb": "16",
+    "dbStorage_readAheadCacheMaxSizeMb": "16",
+    "dbStorage_rocksDB_blockCacheSize": "8388608",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PulsarPorts:
+    zookeeper: int
+    bookie: int
+    stream_storage: int
+    broker: int
+    admin: int
+
+
+class RealCluster:
+    """Pulsar cluster in one home. The home stays where it is: a bookie starts empty if its folder was moved."""
+
+    def __init__(self, home: Path, on_progress: Callable[[str], None] = lambda _: None) -> None:
+        self.home = StackHome.at(home)
+        self._say = on_progress
+
+    def start(self, *, broker_zookeeper_port: int = 0) -> None:
+        """Start what does not run yet, and wait until all answer.
+
+        `broker_zookeeper_port` is the port at which the broker finds ZooKeeper, if there is something between them.
+        """
+        self.distribution = prepare_distribution(self._say)
+        self.home.create_directories_and_check_space()
+        self.storage = embedded_stack.start_stack(
+            embedded_stack.StackOptions(
+                home=self.home.root,
+                ports=RequestedPorts.any_free(),
+                services=(SEAWEEDFS,),
+                buckets=(OFFLOAD_BUCKET,),
+            ),
+            on_progress=self._say,
+        )
+        self._write_config()
+        start_services([self._define_store()], self._say)
+        self.start_broker(zookeeper_port=broker_zookeeper_port)
+        self.home.write_file(self.environment_file, self.format_environment())
+        self.request_admin(
+            "PUT", "persistent/public/default/first", expected_errors=(409,)
+        )  # a cluster without topics cannot be planned
+
+    def start_broker(self, *, zookeeper_port: int = 0) -> None:
+        start_services([self._define_broker(zookeeper_port or self.ports.zookeeper)], self._say)
+
+    def kill_broker(self) -> None:
+        ServiceProcess(BROKER, self.home).kill()
+
+    def stop(self) -> list[str]:
+        """Stop everything, the broker first. Return the names of the processes that ran."""
+        if not self.home.pids.exists():
+            return []
+        names = [name for name in (BROKER, STORE) if ServiceProcess(name, self.home).stop(_STOP_TIMEOUT_S)]
+        return names + embedded_stack.stop_stack(self.home.root)
+
+    def kill(self) -> None:
+        """Kill everything, and leave the data as after a power cut."""
+        with ExitStack() as kills:
+            kills.callback(embedded_stack.kill_stack, self.home.root)
+            for name in (BROKER, STORE):
+                kills.callback(ServiceProcess(name, self.home).kill)
+
+    @property
+    def ports(self) -> PulsarPorts:
+        """Ports of this home, chosen at the first use."""
+        stored = self.home.read_json_if_exists(self.home.root / _PORTS_FILE)
+        if stored is None:
+            with ExitStack() as bound:
+                free = bind_free_ports(bound, set())
+                stored = {name: next(free) for name in PulsarPorts.__dataclass_fields__}
+            self.home.write_file(self.home.root / _PORTS_FILE, json.dumps(stored))
+        return PulsarPorts(**{name: int(str(number)) for name, number in stored.items()})
+
+    @property
+    def environment_file(self) -> Path:
+        return self.home.root / "pulsar.env"
+
+    @property
+    def admin_url(self) -> str:
+        return f"http://{LOOPBACK}:{self.ports.admin}"
+
+    @property
+    def service_url(self) -> str:
+        return f"pulsar://{LOOPBACK}:{self.ports.broker}"
+
+    @property
+    def zookeeper(self) -> str:
+        return f"{LOOPBACK}:{self.ports.zookeeper}"
+
+    def format_environment(self) -> str:
+        """Return lines for a shell, with the settings that name this cluster."""
+        settings = {"PULSAR_ZOOKEEPER": self.zookeeper}
+        return "".join(f"export SEXTON_{name}={value}\n" for name, value in settings.items())
+
+    def request_admin(
+        self, method: str, path: str, body: object = None, *, expected_errors: Collection[int] = ()
+    ) -> Any:
+        """Send a request to the admin API, below `/admin/v2` unless the path begins with a slash. Return its JSON.
+
+        An expected error has the answer `None`.
+        """
+        url = f"{self.admin_url}{path}" if path.startswith("/") else f"{self.admin_url}/admin/v2/{path}"
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(url, data=data, method=method, headers={"Content-Type": "application/json"})  # noqa: S310
+        try:
+            with urllib.request.urlopen(request, timeout=_ADMIN_TIMEOUT_S) as response:  # noqa: S310
+                content = response.read()
+        except urllib.error.HTTPError as error:
+            if error.code in expected_errors:
+                return None
+            raise RuntimeError(f"{method} {url}: {error.code} {error.read()[:300]!r}") from error
+        return json.loads(content) if content else None
+
+    def run_tool(self, *argv: str) -> "ServerCommand":
+        """Return the command of a program in the distribution's folder `bin`, on this cluster."""
+        return ServerCommand(
+            argv=(str(self.distribution / "bin" / argv[0]), *argv[1:]),
+            cwd=self.home.scratch,
+            env=self._environment("-Xmx128m"),
+        )
+
+    def _write_config(self) -> None:
+        ports = self.ports
+        config = _CONFIG | {
+            "brokerServicePort": str(ports.broker),
+            "webServicePort": str(ports.admin),
+            "managedLedgerOffloadServiceEndpoint": self.storage.s3,
+            "managedLedgerOffloadRegion": self.storage.region,
+            "offloadersDirectory": str(self.distribution / "offloaders"),
+            "narExtractionDirectory": str(self.home.scratch),
+        }
+        defaults = (self.distribution / "conf" / "standalone.conf").read_text(encoding="utf-8")
+        lines = [line for line in defaults.splitlines() if line.partition("=")[0] not in config]
+        changed = [f"{name}={value}" for name, value in config.items()]
+        self.home.write_file(self.home.root / _CONFIG_FILE, "\n".join([*lines, *changed, ""]))
+
+    def _define_store(self) -> EmbeddedService:
+        ports, data = self.ports, self.home.root / "pulsar"
+        argv = (
+            *("--no-broker", "--num-bookies", "1"),
+            *("--zookeeper-port", str(ports.zookeeper), "--zookeeper-dir", str(data / "zookeeper")),
+            *("--bookkeeper-port", str(ports.bookie), "--bookkeeper-dir", str(data / "bookie")),
+            *("--stream-storage-port", str(ports.stream_storage)),
+        )
+        return self._define_service(STORE, argv, self._probe_store)
+
+    def _define_broker(self, zookeeper_port: int) -> EmbeddedService:
+        return self._define_service(
+            BROKER, ("--only-broker", "--zookeeper-port", str(zookeeper_port), "-nfw"), self._probe_broker
+        )
+
+    def _define_service(self, name: str, argv: tuple[str, ...], probe: Callable[[], ServiceHealth]) -> EmbeddedService:
+        command = ServerCommand(
+            argv=(str(self.distribution / "bin" / "pulsar"), "standalone", "-a", LOOPBACK, *argv),
+            cwd=self.home.root,
+            env=self._environment(_MEMORY_BY_SERVICE[name]),
+        )
+        return EmbeddedService(
+            process=ServiceProcess(name, self.home),
+            command=lambda: command,
+            probe=probe,
+            start_timeout_s=_START_TIMEOUT_S,
+            stop_timeout_s=_STOP_TIMEOUT_S,
+        )
+
+    def _environment(self, memory: str) -> dict[str, str]:
+        return build_child_environment("PULSAR_", "BOOKIE_", "BK_", "OPTS", "AWS_") | {
+            "PULSAR_STANDALONE_USE_ZOOKEEPER": "1",
+            "PULSAR_STANDALONE_CONF": str(self.home.root / _CONFIG_FILE),
+            "PULSAR_LOG_DIR": str(self.home.logs),
+            "PULSAR_LOG_APPENDER": "Console",
+            "PULSAR_GC": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1",  # other collectors touch the whole heap at once
+            "PULSAR_GC_LOG": " ",
+            "PULSAR_MEM": memory,
+            "ACCESS_KEY_ID": self.storage.access_key,  # for the driver `S3`
+            "ACCESS_KEY_SECRET": self.storage.secret_key,
+        }
+
+    def _probe_store(self) -> ServiceHealth:
+        try:
+            is_ok = query_local_port(self.ports.zookeeper, b"ruok") == b"imok"
+            query_local_port(self.ports.bookie)
+        except OSError as fault:
+            return ServiceHealth(name=STORE, ok=False, detail=f"ZooKeeper or the bookie does not answer: {fault}")
+        return ServiceHealth(name=STORE, ok=is_ok, detail=f"ZooKeeper on {self.zookeeper}")
+
+    def _probe_broker(self) -> ServiceHealth:
+        """Ask for namespaces: the broker calls itself ready before it has created them."""
+        try:
+            with urllib.request.urlopen(f"{self.admin_url}/admin/v2/namespaces/public", timeout=3) as response:  # noqa: S310
+                response.read()
+        except OSError as fault:
+            return ServiceHealth(name=BROKER, ok=False, detail=f"{self.admin_url} does not answer: {fault}")
+        return ServiceHealth(name=BROKER, ok=True, detail=f"Pulsar {VERSION} on {self.service_url}")
