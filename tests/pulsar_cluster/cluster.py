@@ -165,9 +165,20 @@ class RealCluster:
         return f"{LOOPBACK}:{self.ports.zookeeper}"
 
     def format_environment(self) -> str:
-        """Return lines for a shell, with the settings that name this cluster."""
-        settings = {"PULSAR_ZOOKEEPER": self.zookeeper}
-        return "".join(f"export SEXTON_{name}={value}\n" for name, value in settings.items())
+        """Return `settings` as lines for a shell."""
+        return "".join(f"export {name}={value}\n" for name, value in self.settings().items())
+
+    def settings(self) -> dict[str, str]:
+        """Return the settings of Sexton that name this cluster, as environment variables."""
+        return {
+            "SEXTON_PULSAR_ZOOKEEPER": self.zookeeper,
+            "SEXTON_PULSAR_ADMIN_URL": self.admin_url,
+            "SEXTON_PULSAR_OFFLOAD_BUCKET": OFFLOAD_BUCKET,
+            "SEXTON_PULSAR_OFFLOAD_ENDPOINT": self.storage.s3,
+            "SEXTON_PULSAR_OFFLOAD_REGION": self.storage.region,
+            "SEXTON_PULSAR_OFFLOAD_ACCESS_KEY": self.storage.access_key,
+            "SEXTON_PULSAR_OFFLOAD_SECRET_KEY": self.storage.secret_key,
+        }
 
     def request_admin(
         self, method: str, path: str, body: object = None, *, expected_errors: Collection[int] = ()
