@@ -57,13 +57,17 @@ class TerminalError(SextonError):
     """Error after which a retry cannot help."""
 
 
+def shorten_text(text: str) -> str:
+    """Return at most 120 characters of the text, for a message."""
+    return text if len(text) <= 120 else f"{text[:117]}..."
+
+
 class InvalidInput(TerminalError):
     """Invalid input. Nothing changed. The message shows at most 120 characters of `found`."""
 
     def __init__(self, field: str, *, expected: str, found: object) -> None:
         shown = repr(str(found) if hasattr(found, "__fspath__") else found)
-        shown = shown if len(shown) <= 120 else f"{shown[:117]}..."
-        super().__init__(f"{field}: expected {expected}, found {shown}")
+        super().__init__(f"{field}: expected {expected}, found {shorten_text(shown)}")
         self.field = field
         self.expected = expected
         self.found = found

@@ -121,11 +121,12 @@ def _open_envelope(ledger_id: int, digest: str, envelope: bytes) -> BookieEntry:
     """Check the digest of an entry, and return its payload."""
     size = {"CRC32": 8, "CRC32C": 4, "DUMMY": 0}.get(digest)
     if size is None:
-        expected = "expected a digest of the type CRC32, CRC32C or DUMMY"
-        raise UnreadableMetadata(f'ledger {ledger_id}: {expected}, found "{digest}"')
+        expected = "a digest of the type CRC32, CRC32C or DUMMY"
+        raise UnreadableMetadata(f"ledger {ledger_id}", expected=expected, found=repr(digest))
     start = _ENVELOPE.size + size
     if len(envelope) < start:
-        raise UnreadableMetadata(f"ledger {ledger_id}: an entry of {len(envelope)} bytes is cut off")
+        expected = f"an entry of {start} bytes or more"
+        raise UnreadableMetadata(f"ledger {ledger_id}", expected=expected, found=f"{len(envelope)} bytes")
     stated_ledger, entry_id, _, _ = _ENVELOPE.unpack_from(envelope)
     payload = envelope[start:]
     covered = envelope[: _ENVELOPE.size] + payload
@@ -135,7 +136,9 @@ def _open_envelope(ledger_id: int, digest: str, envelope: bytes) -> BookieEntry:
         "DUMMY": bytes,
     }[digest]()
     if stated_ledger != ledger_id or computed != envelope[_ENVELOPE.size : start]:
-        raise UnreadableMetadata(f"ledger {ledger_id}: entry {entry_id} differs from its digest")
+        subject = f"ledger {ledger_id}, entry {entry_id}"
+        stated = envelope[_ENVELOPE.size : start].hex()
+        raise UnreadableMetadata(subject, expected=f"the digest {computed.hex()}", found=stated)
     return BookieEntry(entry_id, payload)
 
 

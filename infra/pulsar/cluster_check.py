@@ -78,8 +78,7 @@ def _describe_layout(reader: ZnodeReader, ledgers_root: str) -> str:
     text = layout.data.decode(errors="replace")
     factory = text.partition("\n")[2].partition(":")[0].rpartition(".")[2]
     if factory not in _LEDGER_MANAGERS:
-        expected = f"expected {' or '.join(_LEDGER_MANAGERS)}"
-        raise UnreadableMetadata(f"/{ledgers_root}/LAYOUT: {expected}, found {text!r}")
+        raise UnreadableMetadata(f"/{ledgers_root}/LAYOUT", expected=" or ".join(_LEDGER_MANAGERS), found=repr(text))
     return f"{factory}, {len(folders):,} folders of ledgers"
 
 
@@ -87,7 +86,7 @@ def _describe_managed_ledgers(reader: ZnodeReader, ledgers_root: str) -> str:
     del ledgers_root
     ((_, tenants),) = reader.list_children([MANAGED_LEDGERS])
     if not tenants:
-        raise UnreadableMetadata(f"/{MANAGED_LEDGERS}: expected the tenants of a Pulsar cluster, found none")
+        raise UnreadableMetadata(f"/{MANAGED_LEDGERS}", expected="the tenants of a Pulsar cluster", found="none")
     return f"{len(tenants):,} tenants"
 
 
@@ -99,5 +98,5 @@ def _describe_bookies(reader: ZnodeReader, ledgers_root: str) -> str:
     without_address = [bookie_id for bookie_id in bookie_ids if directory.find_address(bookie_id) is None]
     if not bookie_ids or without_address:
         found = f"none for {', '.join(without_address)}" if without_address else "no bookie"
-        raise UnreadableMetadata(f"/{available}: expected bookies with addresses, found {found}")
+        raise UnreadableMetadata(f"/{available}", expected="bookies with addresses", found=found)
     return f"{len(bookie_ids):,} bookies, {len(listed[read_only] or []):,} of them read-only"

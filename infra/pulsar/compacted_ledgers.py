@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from typing import Final
 
 from infra.pulsar.bookie_reads import BookieDirectory, read_last_entry
-from infra.pulsar.reference_scan import FoundCompactionCursor, FoundFact, FoundReference
+from infra.pulsar.scan_facts import CompactionCursor, LedgerReference, ScanFact
 from infra.pulsar.scan_problem import ScanProblem
 from infra.pulsar.znode_reads import ZnodeReader
 from logstore.errors import StoreUnavailable
@@ -22,8 +22,8 @@ _MAX_SWITCHES: Final = 3
 
 
 def find_compacted_ledger(
-    reader: ZnodeReader, directory: BookieDirectory, ledgers_root: str, cursor: FoundCompactionCursor
-) -> list[FoundFact]:
+    reader: ZnodeReader, directory: BookieDirectory, ledgers_root: str, cursor: CompactionCursor
+) -> list[ScanFact]:
     """Return the reference to the compacted ledger, nothing if there is none, or a problem.
 
     A broker may switch to another cursor ledger, or store the state in the cursor's znode, and then delete the cursor
@@ -61,24 +61,24 @@ def _read_compacted_id(
     """
     ((_, znode),) = reader.read([f"{ledgers_root}/{format_ledger_path(ledger_id)}"])
     if znode is None:
-        raise UnreadableMetadata("it does not exist")
+        raise UnreadableMetadata("ledger", expected="an existing one", found="no such znode")
     try:
         entry = read_last_entry(ledger_id, parse_ledger_metadata(znode.data), directory.find_address)
     except StoreUnavailable as error:
-        raise UnreadableMetadata(str(error)) from None
+        raise UnreadableMetadata("ledger", expected="its last entry", found=str(error)) from None
     return find_cursor_ledger_references(entry.payload)
 
 
 def resolve_compaction_cursors(
-    reader: ZnodeReader, directory: BookieDirectory, ledgers_root: str, facts: Iterable[FoundFact]
-) -> Iterator[FoundFact]:
+    reader: ZnodeReader, directory: BookieDirectory, ledgers_root: str, facts: Iterable[ScanFact]
+) -> Iterator[ScanFact]:
     """Yield `facts` with the reference to a compacted ledger, or a problem, instead of each compaction cursor."""
     for fact in facts:
-        if isinstance(fact, FoundCompactionCursor):
+        if isinstance(fact, CompactionCursor):
             yield from find_compacted_ledger(reader, directory, ledgers_root, fact)
         else:
             yield fact
 
 
-def _make_facts(path: str, ledger_id: int | None) -> list[FoundFact]:
-    return [] if ledger_id is None else [FoundReference(ledger_id, path, "compacted_ledger")]
+def _make_facts(path: str, ledger_id: int | None) -> list[ScanFact]:
+    return [] if ledger_id is None else [LedgerReference(ledger_id, path, "compacted_ledger")]

@@ -5,15 +5,10 @@ from dataclasses import dataclass
 
 from infra.pulsar.bookie_reads import BookieDirectory
 from infra.pulsar.compacted_ledgers import resolve_compaction_cursors
-from infra.pulsar.ledger_scan import FoundLedger, list_locked_ledgers, parse_ledger
+from infra.pulsar.ledger_scan import LedgerZnode, list_locked_ledgers, parse_ledger
 from infra.pulsar.owner_lookup import OwnerDirectory
-from infra.pulsar.reference_scan import (
-    FoundFact,
-    FoundReference,
-    list_namespaces,
-    list_schema_tenants,
-    scan_references,
-)
+from infra.pulsar.reference_scan import list_namespaces, list_schema_tenants, scan_references
+from infra.pulsar.scan_facts import LedgerReference, ScanFact
 from infra.pulsar.scan_problem import ScanProblem
 from infra.pulsar.znode_reads import ZnodeReader
 from logstore.errors import UnknownObject
@@ -34,9 +29,9 @@ REFERENCED = "referenced"
 class LedgerExplanation:
     """Facts about one ledger, and the verdict of a single scan. A plan confirms a verdict by a second scan."""
 
-    ledger: FoundLedger
+    ledger: LedgerZnode
     owner: StatedOwner | None
-    references: tuple[FoundReference, ...]
+    references: tuple[LedgerReference, ...]
     verdict: str  # `REFERENCED`, or a `LedgerVerdict`
     reason: str  # a sentence
     problems: tuple[ScanProblem, ...] = ()  # what could not be read, and may refer to the ledger
@@ -57,7 +52,7 @@ def explain_ledger(reader: ZnodeReader, ledgers_root: str, ledger_id: int, *, no
     ledger = parse_ledger(ledger_id, path, znode)
     owner = find_stated_owner(ledger.metadata) if ledger.metadata else None
     facts = list(_scan_for(reader, ledgers_root, ledger_id))
-    references = tuple(fact for fact in facts if isinstance(fact, FoundReference))
+    references = tuple(fact for fact in facts if isinstance(fact, LedgerReference))
     problems = tuple(fact for fact in facts if isinstance(fact, ScanProblem))
     if references:
         verdict, reason = REFERENCED, f"/{references[0].path} refers to it"
@@ -82,13 +77,13 @@ def explain_ledger(reader: ZnodeReader, ledgers_root: str, ledger_id: int, *, no
     )
 
 
-def _scan_for(reader: ZnodeReader, ledgers_root: str, ledger_id: int) -> Iterator[FoundFact]:
+def _scan_for(reader: ZnodeReader, ledgers_root: str, ledger_id: int) -> Iterator[ScanFact]:
     """Yield the references to the ledger, and all problems."""
     directory = BookieDirectory(reader, ledgers_root)
     namespaces = list_namespaces(reader)
     if not namespaces:
         yield ScanProblem(MANAGED_LEDGERS, "expected the namespaces of a Pulsar cluster, found none")
-    facts = scan_references(reader, namespaces or (), list_schema_tenants(reader), has_logs=True)
+    facts = scan_references(reader, namespaces, list_schema_tenants(reader), has_logs=True)
     for fact in resolve_compaction_cursors(reader, directory, ledgers_root, facts):
-        if isinstance(fact, ScanProblem) or (isinstance(fact, FoundReference) and fact.ledger_id == ledger_id):
+        if isinstance(fact, ScanProblem) or (isinstance(fact, LedgerReference) and fact.ledger_id == ledger_id):
             yield fact

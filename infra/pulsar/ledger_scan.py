@@ -18,7 +18,7 @@ _REPLICATION_LOCK: Final = re.compile(r"urL(\d+)", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
-class FoundLedger:
+class LedgerZnode:
     """Ledger of a scan. Its metadata is `None` if it cannot be read.
 
     `problem` then says why. An empty znode has no problem: there is nothing to read (apache/pulsar#13480).
@@ -44,10 +44,12 @@ def list_leaf_folders(reader: ZnodeReader, root: str) -> list[str]:
     """
     ((_, names),) = reader.list_children([root])
     if names is None:
-        raise UnreadableMetadata(f"/{root}: expected the ledgers of a cluster, found no such znode")
+        raise UnreadableMetadata(f"/{root}", expected="the ledgers of a cluster", found="no such znode")
     flat = next((name for name in names if name.startswith("L") and name[1:].isdigit()), None)
     if flat:
-        raise UnreadableMetadata(f'/{root}: expected the hierarchical layout, found a ledger of the flat one, "{flat}"')
+        raise UnreadableMetadata(
+            f"/{root}", expected="the hierarchical layout", found=f"{flat}, a ledger of the flat one"
+        )
     leaf_folders: list[str] = []
     for digits, depth in ((2, 1), (3, 3)):  # levels of folders below the first one, for short and long ids
         folders = [f"{root}/{name}" for name in names if is_ledger_folder(name) and len(name) == digits]
@@ -60,7 +62,7 @@ def list_leaf_folders(reader: ZnodeReader, root: str) -> list[str]:
 
 def scan_leaf_folders(
     reader: ZnodeReader, root: str, leaf_folders: Sequence[str]
-) -> Iterator[FoundLedger | ScanProblem]:
+) -> Iterator[LedgerZnode | ScanProblem]:
     """Yield the ledgers of some folders, and children that are none. A ledger that vanishes meanwhile is left out."""
     for folder, names in reader.list_children(leaf_folders):
         id_by_path: dict[str, int] = {}
@@ -74,11 +76,11 @@ def scan_leaf_folders(
                 yield parse_ledger(id_by_path[path], path[len(root) + 1 :], znode)
 
 
-def parse_ledger(ledger_id: int, path: str, znode: Znode) -> FoundLedger:
+def parse_ledger(ledger_id: int, path: str, znode: Znode) -> LedgerZnode:
     try:
-        return FoundLedger(ledger_id, path, znode, parse_ledger_metadata(znode.data))
+        return LedgerZnode(ledger_id, path, znode, parse_ledger_metadata(znode.data))
     except UnreadableMetadata as error:
-        return FoundLedger(ledger_id, path, znode, None, str(error) if znode.data else "")
+        return LedgerZnode(ledger_id, path, znode, None, str(error) if znode.data else "")
 
 
 def list_locked_ledgers(reader: ZnodeReader, root: str) -> list[int]:

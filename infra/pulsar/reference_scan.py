@@ -6,226 +6,150 @@ that vanishes during the walk refers to nothing any more.
 Source: the table of references in Pulsar's metadata, checked on a running cluster.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
+from itertools import islice
 from typing import Final
 
+from infra.pulsar.log_scan import scan_logs
+from infra.pulsar.scan_facts import (
+    CompactionCursor,
+    LedgerReference,
+    OffloadReference,
+    ScanFact,
+    ScannedManagedLedger,
+    catch_unreadable,
+)
 from infra.pulsar.scan_problem import ScanProblem
 from infra.pulsar.znode_reads import ZnodeReader
 from logstore.pulsar.ledger_references import (
     COMPACTION_CURSOR,
     ManagedLedgerReferences,
-    OffloadAttempt,
     find_cursor_references,
-    find_log_allocation_reference,
-    find_log_segment_reference,
     find_managed_ledger_references,
     find_schema_references,
 )
 from logstore.pulsar.unreadable_metadata import UnreadableMetadata
 from logstore.pulsar.znode_names import MANAGED_LEDGERS, SCHEMAS, parse_managed_ledger_path
 
-LOG_ROOTS: Final = ("pulsar/functions", "pulsar/packages", "stream/storage", "stream/segments")
-"""Roots of DistributedLog's logs: packages of functions, package management, and the table service."""
-
-_LOG_MARK: Final = "<default>"  # child of a log that has its segments
-_LOG_SEGMENT_PREFIXES: Final = ("inprogress_", "logrecs_")
-_ALLOCATION_POOL: Final = ".allocation_pool"
 _TOPICS_PER_BATCH: Final = 1_000
-
-
-@dataclass(frozen=True, slots=True)
-class FoundReference:
-    """Reference to a ledger. `path` is relative to the chroot of the cluster."""
-
-    ledger_id: int
-    path: str
-    source: str  # field, such as `ledgers` or `cursor_ledger_id`
-    owns: bool = True  # False: a shadow topic lists the ledger of another topic
-    may_dangle: bool = False  # nothing is lost if the ledger is absent
-
-
-@dataclass(frozen=True, slots=True)
-class FoundOffload:
-    """Tiered objects that a managed ledger names."""
-
-    managed_ledger: str
-    attempt: OffloadAttempt
-
-
-@dataclass(frozen=True, slots=True)
-class FoundCompactionCursor:
-    """Compaction cursor whose state, with the compacted ledger, is in the last entry of a cursor ledger."""
-
-    path: str
-    cursor_ledger_id: int
-
-
-@dataclass(frozen=True, slots=True)
-class FoundManagedLedger:
-    """Managed ledger of a scan."""
-
-    name: str
-    ledgers: int
-    shadow_source: str = ""
-
-
-FoundFact = FoundReference | FoundOffload | FoundCompactionCursor | FoundManagedLedger | ScanProblem
 
 
 def scan_references(
     reader: ZnodeReader, namespaces: Sequence[str], schema_tenants: Sequence[str], *, has_logs: bool
-) -> Iterator[FoundFact]:
+) -> Iterator[ScanFact]:
     """Yield what these parts of the metadata refer to, and with `has_logs` also what logs refer to."""
     yield from scan_managed_ledgers(reader, namespaces)
-    yield from scan_schemas(reader, schema_tenants)
+    yield from scan_schemas(reader, list_schemas(reader, schema_tenants))
     if has_logs:
         yield from scan_logs(reader)
 
 
-def list_namespaces(reader: ZnodeReader) -> list[str] | None:
-    """Return the parents at the second level of managed ledgers, or `None` for a cluster without managed ledgers."""
+def list_namespaces(reader: ZnodeReader) -> list[str]:
+    """Return the parents at the second level of managed ledgers. A root without tenants, or no root, has none."""
     ((_, tenants),) = reader.list_children([MANAGED_LEDGERS])
-    if tenants is None:
-        return None
-    return list(_list_paths(reader, [f"{MANAGED_LEDGERS}/{tenant}" for tenant in tenants]))
+    return list(reader.list_paths([f"{MANAGED_LEDGERS}/{tenant}" for tenant in tenants or ()]))
 
 
-def scan_managed_ledgers(reader: ZnodeReader, parents: Sequence[str]) -> Iterator[FoundFact]:
-    """Yield what managed ledgers and their cursors below `parents` refer to. See `list_namespaces`."""
-    remaining = list(parents)
+def list_topics(reader: ZnodeReader, namespaces: Iterable[str]) -> Iterator[str | ScanProblem]:
+    """Yield the paths of the managed ledgers below parents at any level, and problems. See `list_namespaces`.
+
+    A namespace may have 1,000,000 topics. Memory holds the names in one parent.
+    """
+    remaining = list(namespaces)
     while remaining:
         path = remaining.pop()
         ((_, parent),) = reader.read([path])
         if parent is not None and parent.data:
             yield ScanProblem(path, "expected a parent of managed ledgers without data")
-        topics: list[str] = []
-        for child in _list_paths(reader, [path]):
+        for child in reader.list_paths([path]):
             try:
                 parsed = parse_managed_ledger_path(child[len(MANAGED_LEDGERS) + 1 :])
             except UnreadableMetadata as error:
                 yield ScanProblem(child, str(error))
                 continue
-            (remaining if parsed is None else topics).append(child)
-        for start in range(0, len(topics), _TOPICS_PER_BATCH):
-            yield from _scan_topics(reader, topics[start : start + _TOPICS_PER_BATCH])
+            if parsed is None:
+                remaining.append(child)
+            else:
+                yield child
+
+
+def scan_managed_ledgers(reader: ZnodeReader, namespaces: Iterable[str]) -> Iterator[ScanFact]:
+    """Yield what managed ledgers and their cursors below `namespaces` refer to."""
+    topics = list_topics(reader, namespaces)
+    while batch := list(islice(topics, _TOPICS_PER_BATCH)):
+        yield from (item for item in batch if isinstance(item, ScanProblem))
+        yield from scan_topics(reader, [item for item in batch if isinstance(item, str)])
+
+
+def scan_topics(reader: ZnodeReader, topics: Iterable[str]) -> Iterator[ScanFact]:
+    """Yield what some managed ledgers and their cursors refer to. See `list_topics`. Memory holds one batch."""
+    remaining = iter(topics)
+    while batch := list(islice(remaining, _TOPICS_PER_BATCH)):
+        with_cursors: list[str] = []
+        for path, znode in reader.read(batch):
+            if znode is not None:
+                yield from catch_unreadable(path, partial(find_facts_of_managed_ledger, path, znode.data))
+                if znode.children:
+                    with_cursors.append(path)
+        for path, znode in reader.read(reader.list_paths(with_cursors)):
+            if znode is not None:
+                yield from catch_unreadable(path, partial(find_facts_of_cursor, path, znode.data))
+                if znode.children:
+                    yield ScanProblem(path, f"expected a cursor without children, found {znode.children}")
 
 
 def list_schema_tenants(reader: ZnodeReader) -> list[str]:
     """Return the parents at the first level of schemas. A cluster may have none."""
-    return list(_list_paths(reader, [SCHEMAS]))
+    return list(reader.list_paths([SCHEMAS]))
 
 
-def scan_schemas(reader: ZnodeReader, tenants: Sequence[str]) -> Iterator[FoundFact]:
-    """Yield what schemas of tenants refer to: `schemas/tenant/namespace/topic`. See `list_schema_tenants`."""
+def list_schemas(reader: ZnodeReader, tenants: Iterable[str]) -> Iterator[str]:
+    """Yield the paths of the schemas of tenants: `schemas/tenant/namespace/topic`. See `list_schema_tenants`."""
     for tenant in tenants:
-        topics = list(_list_paths(reader, list(_list_paths(reader, [tenant]))))
-        for path, znode in reader.read(topics):
-            if znode is None:
-                continue
-            yield from _facts_or_problem(path, partial(find_facts_of_schema, path, znode.data))
-            if znode.children:
-                yield ScanProblem(path, f"expected a schema without children, found {znode.children}")
+        yield from reader.list_paths(reader.list_paths([tenant]))
 
 
-def scan_logs(reader: ZnodeReader, roots: Sequence[str] = LOG_ROOTS) -> Iterator[FoundFact]:
-    """Yield what the logs of DistributedLog refer to. Logs nest to any depth; other znodes are folders of logs."""
-    folders = list(roots)
-    while folders:
-        batch, folders = folders[-_TOPICS_PER_BATCH:], folders[:-_TOPICS_PER_BATCH]
-        for folder, names in list(reader.list_children(batch)):
-            for name in names or ():
-                path = f"{folder}/{name}"
-                if name == _LOG_MARK:
-                    yield from _scan_log(reader, path)
-                elif name == _ALLOCATION_POOL:
-                    yield from _scan_allocations(reader, list(_list_paths(reader, [path])))
-                else:
-                    folders.append(path)
-
-
-def _scan_topics(reader: ZnodeReader, topics: Sequence[str]) -> Iterator[FoundFact]:
-    for path, znode in reader.read(topics):
-        if znode is not None:
-            yield from _facts_or_problem(path, partial(find_facts_of_managed_ledger, path, znode.data))
-    cursors = list(_list_paths(reader, topics))
-    for path, znode in reader.read(cursors):
-        if znode is not None:
-            yield from _facts_or_problem(path, partial(find_facts_of_cursor, path, znode.data))
-            if znode.children:
-                yield ScanProblem(path, f"expected a cursor without children, found {znode.children}")
-
-
-def _scan_log(reader: ZnodeReader, log: str) -> Iterator[FoundFact]:
-    yield from _scan_allocations(reader, [f"{log}/allocation"])
-    segments = f"{log}/ledgers"
-    for path, znode in reader.read(list(_list_paths(reader, [segments]))):
+def scan_schemas(reader: ZnodeReader, schemas: Iterable[str]) -> Iterator[ScanFact]:
+    """Yield what some schemas refer to. See `list_schemas`."""
+    for path, znode in reader.read(schemas):
         if znode is None:
             continue
-        if path.removeprefix(f"{segments}/").startswith(_LOG_SEGMENT_PREFIXES):
-            yield from _facts_or_problem(path, partial(_log_segment_facts, path, znode.data))
-        else:
-            yield ScanProblem(path, "expected a segment of a log")
+        yield from catch_unreadable(path, partial(find_facts_of_schema, path, znode.data))
+        if znode.children:
+            yield ScanProblem(path, f"expected a schema without children, found {znode.children}")
 
 
-def _scan_allocations(reader: ZnodeReader, paths: Sequence[str]) -> Iterator[FoundFact]:
-    for path, znode in reader.read(paths):
-        if znode is not None:
-            yield from _facts_or_problem(path, partial(_log_allocation_facts, path, znode.data))
-
-
-def _list_paths(reader: ZnodeReader, parents: Sequence[str]) -> Iterator[str]:
-    for parent, names in reader.list_children(parents):
-        for name in names or ():
-            yield f"{parent}/{name}"
-
-
-def _facts_or_problem(path: str, find_facts: Callable[[], list[FoundFact]]) -> Iterator[FoundFact]:
-    try:
-        yield from find_facts()
-    except UnreadableMetadata as error:
-        yield ScanProblem(path, str(error))
-
-
-def find_facts_of_managed_ledger(path: str, data: bytes) -> list[FoundFact]:
+def find_facts_of_managed_ledger(path: str, data: bytes) -> list[ScanFact]:
     """Return the facts of a managed ledger. Pulsar drops a missing last ledger from the list and goes on."""
     references: ManagedLedgerReferences = find_managed_ledger_references(data)
-    name, owns = path.removeprefix(f"{MANAGED_LEDGERS}/"), not references.shadow_source
-    may_dangle = references.ledgers_given_up | set(references.ledger_ids[-1:]) if owns else set(references.ledger_ids)
+    name, is_owner = path.removeprefix(f"{MANAGED_LEDGERS}/"), not references.shadow_source
+    last = set(references.ledger_ids[-1:])
+    can_be_absent = references.ledgers_given_up | last if is_owner else set(references.ledger_ids)
     return [
-        FoundManagedLedger(name, len(references.ledger_ids), references.shadow_source),
+        ScannedManagedLedger(name, len(references.ledger_ids), references.shadow_source),
         *(
-            FoundReference(ledger_id, path, "ledgers", owns, ledger_id in may_dangle)
+            LedgerReference(ledger_id, path, "ledgers", is_owner, ledger_id in can_be_absent)
             for ledger_id in references.ledger_ids
         ),
-        *(FoundOffload(name, attempt) for attempt in references.offloads),
+        *(OffloadReference(name, attempt) for attempt in references.offloads),
     ]
 
 
-def find_facts_of_cursor(path: str, data: bytes) -> list[FoundFact]:
+def find_facts_of_cursor(path: str, data: bytes) -> list[ScanFact]:
     """Return the facts of a cursor. The state of a compaction cursor with a ledger has to be read from its ledger."""
     references = find_cursor_references(data)
-    facts: list[FoundFact] = [
-        FoundReference(ledger_id, path, "cursor_properties") for ledger_id in references.bucket_ledger_ids
+    facts: list[ScanFact] = [
+        LedgerReference(ledger_id, path, "cursor_properties") for ledger_id in references.index_bucket_ledger_ids
     ]
     if references.cursor_ledger_id is not None:
-        facts.append(FoundReference(references.cursor_ledger_id, path, "cursor_ledger_id"))
+        facts.append(LedgerReference(references.cursor_ledger_id, path, "cursor_ledger_id"))
         if path.endswith(f"/{COMPACTION_CURSOR}"):
-            facts.append(FoundCompactionCursor(path, references.cursor_ledger_id))
+            facts.append(CompactionCursor(path, references.cursor_ledger_id))
     elif references.compacted_ledger_id is not None:
-        facts.append(FoundReference(references.compacted_ledger_id, path, "compacted_ledger"))
+        facts.append(LedgerReference(references.compacted_ledger_id, path, "compacted_ledger"))
     return facts
 
 
-def find_facts_of_schema(path: str, data: bytes) -> list[FoundFact]:
-    return [FoundReference(ledger_id, path, "versions") for ledger_id in find_schema_references(data)]
-
-
-def _log_segment_facts(path: str, data: bytes) -> list[FoundFact]:
-    return [FoundReference(find_log_segment_reference(data), path, "log_segment")]
-
-
-def _log_allocation_facts(path: str, data: bytes) -> list[FoundFact]:
-    ledger_id = find_log_allocation_reference(data)
-    return [] if ledger_id is None else [FoundReference(ledger_id, path, "log_allocation")]
+def find_facts_of_schema(path: str, data: bytes) -> list[ScanFact]:
+    return [LedgerReference(ledger_id, path, "versions") for ledger_id in find_schema_references(data)]

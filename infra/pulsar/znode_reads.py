@@ -4,7 +4,7 @@ Source: the rates of asynchronous reads and serial reads of one ZooKeeper, which
 """
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Final, TypeVar
@@ -56,20 +56,26 @@ class ZnodeReader:
         """Wait until the connected server knows all that the ensemble had committed before the call."""
         self._session.run_idempotent("waiting for the newest state", lambda client: client.sync("/"))
 
-    def read(self, paths: Sequence[str]) -> Iterator[tuple[str, Znode | None]]:
+    def read(self, paths: Iterable[str]) -> Iterator[tuple[str, Znode | None]]:
         """Yield path and znode, in the order of `paths`, or `None` for a znode that does not exist."""
         return self._read_in_batches("reading znodes", _request_data, _to_znode, paths)
 
-    def list_children(self, paths: Sequence[str]) -> Iterator[tuple[str, list[str] | None]]:
+    def list_children(self, paths: Iterable[str]) -> Iterator[tuple[str, list[str] | None]]:
         """Yield path and names of children, ascending, or `None` for a znode that does not exist."""
         return self._read_in_batches("listing znodes", _request_children, sorted, paths)
+
+    def list_paths(self, parents: Iterable[str]) -> Iterator[str]:
+        """Yield the paths of all children, ascending for each parent. A znode that does not exist has none."""
+        for parent, names in self.list_children(parents):
+            for name in names or ():
+                yield f"{parent}/{name}"
 
     def _read_in_batches(
         self,
         action: str,
         request: Callable[[KazooClient, str], Any],
         convert: Callable[[Any], T],
-        paths: Sequence[str],
+        paths: Iterable[str],
     ) -> Iterator[tuple[str, T | None]]:
         remaining = iter(paths)
         while batch := list(islice(remaining, PATHS_PER_BATCH)):

@@ -30,6 +30,8 @@ APPLICATION: Final = "pulsar"
 _HEADER: Final = re.compile(rb"BookieMetadataFormatVersion\t(\d+)\n")
 _IN_RECOVERY: Final = -102  # "last entry" of a ledger in recovery, in version 1
 _NO_ENTRY: Final = -1
+_VERSION_1: Final = "ledger metadata of version 1"
+_VERSION_3: Final = "ledger metadata of version 3"
 
 
 class BookKeeperLedgerState(StrEnum):
@@ -94,7 +96,7 @@ def parse_ledger_metadata(data: bytes) -> LedgerMetadata:
     """
     header = _HEADER.match(data)
     if not header:
-        raise UnreadableMetadata(f"ledger metadata: expected a header with a version, found {data[:40]!r}")
+        raise UnreadableMetadata("ledger metadata", expected="a header with a version", found=data[:40])
     body = data[header.end() :]
     match int(header[1]):
         case 1:
@@ -103,7 +105,7 @@ def parse_ledger_metadata(data: bytes) -> LedgerMetadata:
             return _from_message(_parse_text_message(body))
         case 3:
             return _from_message(_parse_binary_message(body))
-    raise UnreadableMetadata(f"ledger metadata: expected version 1, 2 or 3, found {int(header[1])}")
+    raise UnreadableMetadata("ledger metadata", expected="version 1, 2 or 3", found=int(header[1]))
 
 
 def find_stated_owner(metadata: LedgerMetadata) -> StatedOwner | None:
@@ -172,9 +174,9 @@ def _parse_version_1(body: bytes) -> LedgerMetadata:
         segments = tuple(EnsembleSegment(int(first), tuple(bookies)) for first, *bookies in rows)
         size, ack_quorum = int(length), int(quorum)
     except ValueError as error:
-        raise UnreadableMetadata(f"ledger metadata of version 1: {error}") from None
+        raise UnreadableMetadata(_VERSION_1, expected="lines with numbers", found=str(error)) from None
     if not segments or not all(segment.bookie_ids for segment in segments):
-        raise UnreadableMetadata("ledger metadata of version 1: expected segments with bookies")
+        raise UnreadableMetadata(_VERSION_1, expected="segments with bookies", found=f"{len(lines)} lines")
     if not closed or end == _IN_RECOVERY:
         state, size, end = BookKeeperLedgerState.IN_RECOVERY if closed else BookKeeperLedgerState.OPEN, 0, _NO_ENTRY
     else:
@@ -186,7 +188,7 @@ def _parse_text_message(body: bytes) -> messages.LedgerMetadata:
     try:
         return text_format.Parse(body, messages.LedgerMetadata(), allow_unknown_field=True)
     except (text_format.ParseError, UnicodeDecodeError) as error:
-        raise UnreadableMetadata(f"ledger metadata of version 2: {error}") from None
+        raise UnreadableMetadata("ledger metadata of version 2", expected="a text message", found=str(error)) from None
 
 
 def _parse_binary_message(body: bytes) -> messages.LedgerMetadata:
@@ -194,15 +196,15 @@ def _parse_binary_message(body: bytes) -> messages.LedgerMetadata:
     try:
         message: messages.LedgerMetadata | None = proto.parse_length_prefixed(messages.LedgerMetadata, stream)
     except (DecodeError, ValueError) as error:
-        raise UnreadableMetadata(f"ledger metadata of version 3: {error}") from None
+        raise UnreadableMetadata(_VERSION_3, expected="a message", found=str(error)) from None
     if message is None or stream.read(1):
-        raise UnreadableMetadata("ledger metadata of version 3: expected one message, and nothing behind it")
+        raise UnreadableMetadata(_VERSION_3, expected="exactly one message", found=f"{len(body)} bytes")
     return message
 
 
 def _from_message(message: messages.LedgerMetadata) -> LedgerMetadata:
     if not message.IsInitialized() or not message.segment:
-        raise UnreadableMetadata("ledger metadata: a required field or the first segment is missing")
+        raise UnreadableMetadata("ledger metadata", expected="the required fields and a segment", found="a missing one")
     state = BookKeeperLedgerState(messages.LedgerMetadata.State.Name(message.state))
     is_closed = state is BookKeeperLedgerState.CLOSED
     return LedgerMetadata(

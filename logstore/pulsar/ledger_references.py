@@ -27,7 +27,7 @@ COMPACTION_CURSOR: Final = "__compaction"
 SHADOW_SOURCE_PROPERTY: Final = "PULSAR.SHADOW_SOURCE"
 COMPACTED_LEDGER_PROPERTY: Final = "CompactedTopicLedger"
 INTERNAL_PROPERTY_PREFIX: Final = "#pulsar.internal."
-BUCKET_PROPERTY_PREFIX: Final = f"{INTERNAL_PROPERTY_PREFIX}delayed.bucket_"
+INDEX_BUCKET_PROPERTY_PREFIX: Final = f"{INTERNAL_PROPERTY_PREFIX}delayed.bucket_"
 
 _LOG_SEGMENT_VERSION: Final = 5  # newest version of DistributedLog's segments; the ledger's field is the same since 1
 _MAX_ID: Final = (1 << 63) - 1
@@ -65,7 +65,7 @@ class CursorReferences:
     """Ledgers of a cursor. If there is a cursor ledger, its last entry replaces `compacted_ledger_id`."""
 
     cursor_ledger_id: int | None
-    bucket_ledger_ids: tuple[int, ...] = ()  # of the buckets of delayed messages
+    index_bucket_ledger_ids: tuple[int, ...] = ()  # of the buckets of delayed messages
     compacted_ledger_id: int | None = None
 
 
@@ -89,13 +89,13 @@ def find_cursor_references(data: bytes) -> CursorReferences:
     """Read the znode of a cursor. An internal property that is not known may refer to a ledger."""
     info = parse_message(ManagedCursorInfo, unpack_frame(data))
     internal = [pair for pair in info.cursor_properties if pair.name.startswith(INTERNAL_PROPERTY_PREFIX)]
-    buckets = [pair for pair in internal if pair.name.startswith(BUCKET_PROPERTY_PREFIX)]
+    buckets = [pair for pair in internal if pair.name.startswith(INDEX_BUCKET_PROPERTY_PREFIX)]
     if len(buckets) < len(internal):
         unknown = sorted({pair.name for pair in internal} - {pair.name for pair in buckets})
-        raise UnreadableMetadata(f"cursor: expected no internal properties but buckets, found {', '.join(unknown)}")
+        raise UnreadableMetadata("cursor", expected="no internal properties but buckets", found=", ".join(unknown))
     return CursorReferences(
         cursor_ledger_id=None if info.cursor_ledger_id == -1 else _require_ledger_id(info.cursor_ledger_id),
-        bucket_ledger_ids=tuple(_parse_decimal_id(pair.value, pair.name) for pair in buckets),
+        index_bucket_ledger_ids=tuple(_parse_decimal_id(pair.value, pair.name) for pair in buckets),
         compacted_ledger_id=_find_compacted_ledger(info.properties),
     )
 
@@ -118,10 +118,10 @@ def find_log_segment_reference(data: bytes) -> int:
     try:
         version = int(fields[0]) & 0xFF
     except ValueError:
-        raise UnreadableMetadata(f"log segment: expected a number as its first field, found {fields[0]!r}") from None
+        raise UnreadableMetadata("log segment", expected="a number as its first field", found=data) from None
     if not 1 <= version <= _LOG_SEGMENT_VERSION or len(fields) < 2:
-        expected = f"expected version 1 to {_LOG_SEGMENT_VERSION} and a ledger"
-        raise UnreadableMetadata(f"log segment: {expected}, found version {version} in {len(fields)} fields")
+        expected = f"version 1 to {_LOG_SEGMENT_VERSION} and a ledger"
+        raise UnreadableMetadata("log segment", expected=expected, found=data)
     return _parse_decimal_id(fields[1], "log segment")
 
 
@@ -149,18 +149,18 @@ def _list_offload_attempts(ledger_id: int, context: OffloadContext) -> Iterator[
 def _find_compacted_ledger(properties: Iterable[LongProperty]) -> int | None:
     ids = {pair.value for pair in properties if pair.name == COMPACTED_LEDGER_PROPERTY}
     if len(ids) > 1:
-        raise UnreadableMetadata(f"cursor: expected one property {COMPACTED_LEDGER_PROPERTY}, found {len(ids)}")
+        raise UnreadableMetadata("cursor", expected=f"one property {COMPACTED_LEDGER_PROPERTY}", found=sorted(ids))
     ledger_id = next(iter(ids), -1)
     return None if ledger_id == -1 else _require_ledger_id(ledger_id)
 
 
 def _parse_decimal_id(text: str, source: str) -> int:
     if not (text.isascii() and text.isdecimal()):
-        raise UnreadableMetadata(f"{source}: expected the decimal id of a ledger, found {text!r}")
+        raise UnreadableMetadata(source, expected="the decimal id of a ledger", found=repr(text))
     return _require_ledger_id(int(text))
 
 
 def _require_ledger_id(ledger_id: int) -> int:
     if not 0 <= ledger_id <= _MAX_ID:
-        raise UnreadableMetadata(f"expected the id of a ledger, found {ledger_id}")
+        raise UnreadableMetadata("reference", expected=f"the id of a ledger, 0 to {_MAX_ID}", found=ledger_id)
     return ledger_id

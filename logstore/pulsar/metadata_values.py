@@ -15,6 +15,7 @@ from logstore.pulsar.unreadable_metadata import UnreadableMetadata
 MAX_VALUE_BYTES: Final = 64 << 20
 """Maximum length of an uncompressed value. A znode is at most 10 MiB in a cluster as Pulsar configures it."""
 
+_COMPRESSED: Final = "compressed value"
 _FRAME_MAGIC: Final = b"\x47\x78"
 _CODEC_BY_TYPE: Final = {
     CompressionHeader.LZ4: "lz4_raw",
@@ -36,9 +37,9 @@ def parse_message(kind: type[M], data: bytes) -> M:
     try:
         message.ParseFromString(data)
     except DecodeError as error:
-        raise UnreadableMetadata(f"expected a message {kind.__name__}: {error}") from None
+        raise UnreadableMetadata("value", expected=f"a message {kind.__name__}", found=str(error)) from None
     if not message.IsInitialized():
-        raise UnreadableMetadata(f"message {kind.__name__}: a required field is missing")
+        raise UnreadableMetadata(f"message {kind.__name__}", expected="all required fields", found="a missing one")
     _refuse_unknown_fields(message)
     return message
 
@@ -47,7 +48,8 @@ def _refuse_unknown_fields(message: Message) -> None:
     unknown = UnknownFieldSet(message)
     if len(unknown):
         numbers = ", ".join(sorted({str(unknown[index].field_number) for index in range(len(unknown))}))
-        raise UnreadableMetadata(f"message {type(message).DESCRIPTOR.name}: unknown fields {numbers}")
+        subject = f"message {type(message).DESCRIPTOR.name}"
+        raise UnreadableMetadata(subject, expected="no unknown fields", found=f"the fields {numbers}")
     for descriptor, value in message.ListFields():
         if descriptor.message_type is None or descriptor.message_type.GetOptions().map_entry:
             continue
@@ -68,16 +70,15 @@ def unpack_frame(data: bytes) -> bytes:
         return data
     header_end = 6 + int.from_bytes(data[2:6], "big")
     if len(data) < header_end:
-        expected = f"expected a header of {header_end} bytes"
-        raise UnreadableMetadata(f"compressed value: {expected}, found {len(data)} bytes")
+        raise UnreadableMetadata(_COMPRESSED, expected=f"a header of {header_end} bytes", found=f"{len(data)} bytes")
     header = parse_message(CompressionHeader, data[6:header_end])
     if not 0 <= header.uncompressed_size <= MAX_VALUE_BYTES:
-        limits = f"a length of 0 to {MAX_VALUE_BYTES}"
-        raise UnreadableMetadata(f"compressed value: expected {limits}, found {header.uncompressed_size}")
+        limits = f"a length of 0 to {MAX_VALUE_BYTES} bytes"
+        raise UnreadableMetadata(_COMPRESSED, expected=limits, found=header.uncompressed_size)
     message = _decompress(header, data[header_end:])
     if len(message) != header.uncompressed_size:
-        expected = f"expected {header.uncompressed_size} bytes"
-        raise UnreadableMetadata(f"compressed value: {expected} after decompression, found {len(message)}")
+        expected = f"{header.uncompressed_size} bytes after decompression"
+        raise UnreadableMetadata(_COMPRESSED, expected=expected, found=len(message))
     return message
 
 
@@ -93,4 +94,5 @@ def _decompress(header: CompressionHeader, data: bytes) -> bytes:
                 return zlib.decompressobj().decompress(data, size + 1)
         return bytes(pa.decompress(data, size, _CODEC_BY_TYPE[header.compression_type], asbytes=True))
     except (zlib.error, OSError, ValueError) as error:
-        raise UnreadableMetadata(f"compressed value: {error}") from None
+        codec = CompressionHeader.CompressionType.Name(header.compression_type)
+        raise UnreadableMetadata(_COMPRESSED, expected=f"a value of codec {codec}", found=str(error)) from None

@@ -35,9 +35,9 @@ def decode_name(encoded: str) -> str:
     try:
         name = unquote_plus(encoded, errors="strict")
     except UnicodeDecodeError:
-        raise UnreadableMetadata(f'expected an URL-encoded name, found "{encoded}"') from None
+        raise UnreadableMetadata("name", expected="an URL-encoded name", found=repr(encoded)) from None
     if encode_name(name) != encoded:
-        raise UnreadableMetadata(f'expected an URL-encoded name, found "{encoded}"')
+        raise UnreadableMetadata("name", expected="an URL-encoded name", found=repr(encoded))
     return name
 
 
@@ -64,7 +64,7 @@ def parse_managed_ledger_path(path: str) -> str | CursorPath | None:
     if domain is None:
         if len(parts) <= 3:
             return None
-        raise UnreadableMetadata(f'managed ledger "{path}": expected the domain {MANAGED_LEDGER_DOMAIN}')
+        raise UnreadableMetadata("managed ledger", expected=f"the domain {MANAGED_LEDGER_DOMAIN}", found=repr(path))
     match len(parts) - domain:
         case 1:
             return None
@@ -72,7 +72,7 @@ def parse_managed_ledger_path(path: str) -> str | CursorPath | None:
             return path
         case 3:
             return CursorPath("/".join(parts[:-1]), parts[-1])
-    raise UnreadableMetadata(f'managed ledger "{path}": expected a managed ledger or one of its cursors')
+    raise UnreadableMetadata("managed ledger", expected="a managed ledger or one of its cursors", found=repr(path))
 
 
 def format_ledger_path(ledger_id: int) -> str:
@@ -93,7 +93,7 @@ def parse_ledger_path(path: str) -> int:
     match = _SHORT_ID_PATH.fullmatch(path) or _LONG_ID_PATH.fullmatch(path)
     ledger_id = int("".join(match.groups())) if match else -1
     if not 0 <= ledger_id <= _MAX_ID or format_ledger_path(ledger_id) != path:
-        raise UnreadableMetadata(f'ledger "{path}": expected a path of the hierarchical layout')
+        raise UnreadableMetadata("ledger", expected="a path of the hierarchical layout", found=repr(path))
     return ledger_id
 
 

@@ -10,8 +10,8 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from infra.pulsar.ledger_scan import FoundLedger
-from infra.pulsar.reference_scan import FoundOffload
+from infra.pulsar.ledger_scan import LedgerZnode
+from infra.pulsar.scan_facts import OffloadReference
 from logstore.pulsar.ledger_metadata import find_stated_owner
 from spark.reconciliation.fact_files import GroupedFactFiles
 
@@ -35,8 +35,8 @@ REFERENCES: Final = pa.schema(
         ("ledger_id", pa.int64()),
         ("path", pa.string()),
         ("source", pa.string()),
-        ("owns", pa.bool_()),
-        ("may_dangle", pa.bool_()),  # the ledger may be absent, and nothing is lost
+        ("is_owner", pa.bool_()),
+        ("can_be_absent", pa.bool_()),  # the ledger may be absent, and nothing is lost
     ]
 )
 
@@ -82,7 +82,7 @@ class GroupedRows:
         self._rows = []
 
 
-def make_ledger_row(found: FoundLedger) -> dict[str, Any]:
+def make_ledger_row(found: LedgerZnode) -> dict[str, Any]:
     metadata, znode = found.metadata, found.znode
     owner = find_stated_owner(metadata) if metadata else None
     application = metadata.custom.get("application", b"") if metadata else b""
@@ -100,7 +100,7 @@ def make_ledger_row(found: FoundLedger) -> dict[str, Any]:
     }
 
 
-def make_offload_row(found: FoundOffload) -> dict[str, Any]:
+def make_offload_row(found: OffloadReference) -> dict[str, Any]:
     attempt = found.attempt
     return {
         "ledger_id": attempt.ledger_id,

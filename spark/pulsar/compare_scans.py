@@ -202,7 +202,7 @@ def _find_dangling(first: pa.Table, second: pa.Table, existing: Ids) -> tuple[li
     """Return references of both scans to ledgers that neither scan has, and the number of harmless ones."""
     absent = [table.filter(pa.array(~np.isin(_ids(table), existing))) for table in (first, second)]
     dangling = absent[1].join(absent[0], ["ledger_id", "path", "source"], join_type="left semi")
-    harmful = dangling.filter(pc.invert(dangling["may_dangle"]))
+    harmful = dangling.filter(pc.invert(dangling["can_be_absent"]))
     findings = [
         Finding(
             kind=FindingKind.DANGLING_REFERENCE,

@@ -19,14 +19,8 @@ from infra.pulsar.bookie_reads import BookieDirectory
 from infra.pulsar.cluster_access import PulsarCluster
 from infra.pulsar.compacted_ledgers import resolve_compaction_cursors
 from infra.pulsar.ledger_scan import list_leaf_folders, list_locked_ledgers, scan_leaf_folders
-from infra.pulsar.reference_scan import (
-    FoundManagedLedger,
-    FoundOffload,
-    FoundReference,
-    list_namespaces,
-    list_schema_tenants,
-    scan_references,
-)
+from infra.pulsar.reference_scan import list_namespaces, list_schema_tenants, scan_references
+from infra.pulsar.scan_facts import LedgerReference, OffloadReference, ScannedManagedLedger
 from infra.pulsar.scan_problem import ScanProblem
 from infra.pulsar.znode_reads import ZnodeReader
 from logstore.errors import PreconditionFailed
@@ -166,11 +160,11 @@ def _write_reference_facts(task: _ReferenceTask, *, target: _ScanTarget) -> _Sca
         facts = scan_references(reader, task.namespaces, task.schema_tenants, has_logs=task.has_logs)
         for fact in resolve_compaction_cursors(reader, directory, root, facts):
             match fact:
-                case FoundReference():
+                case LedgerReference():
                     references.add(asdict(fact))
-                case FoundOffload():
+                case OffloadReference():
                     offloads.add(cluster_facts.make_offload_row(fact))
-                case FoundManagedLedger():
+                case ScannedManagedLedger():
                     managed_ledgers.append(asdict(fact))
                 case ScanProblem():
                     problems.append(fact)

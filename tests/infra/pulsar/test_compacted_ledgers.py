@@ -7,7 +7,7 @@ from kazoo.client import KazooClient
 
 from infra.pulsar.bookie_reads import BookieDirectory
 from infra.pulsar.compacted_ledgers import find_compacted_ledger
-from infra.pulsar.reference_scan import FoundCompactionCursor, FoundFact, FoundReference
+from infra.pulsar.scan_facts import CompactionCursor, LedgerReference, ScanFact
 from infra.pulsar.scan_problem import ScanProblem
 from infra.pulsar.znode_reads import ZnodeReader
 from logstore.pulsar.znode_names import format_ledger_path
@@ -32,15 +32,15 @@ def write_cursor_ledger(cluster: KazooClient, bookie: FakeBookie, ledger_id: int
     )
 
 
-def find(reader: ZnodeReader, cursor_ledger_id: int) -> list[FoundFact]:
-    cursor = FoundCompactionCursor(_CURSOR, cursor_ledger_id)
+def find(reader: ZnodeReader, cursor_ledger_id: int) -> list[ScanFact]:
+    cursor = CompactionCursor(_CURSOR, cursor_ledger_id)
     return find_compacted_ledger(reader, BookieDirectory(reader, "ledgers"), "ledgers", cursor)
 
 
 def test_the_last_entry_names_it(cluster: KazooClient, reader: ZnodeReader, bookie: FakeBookie) -> None:
     cluster.create(f"/{_CURSOR}", wire.cursor(8), makepath=True)
     write_cursor_ledger(cluster, bookie, 8)
-    assert find(reader, 8) == [FoundReference(31, _CURSOR, "compacted_ledger")]
+    assert find(reader, 8) == [LedgerReference(31, _CURSOR, "compacted_ledger")]
 
 
 def test_a_cursor_ledger_without_entries_is_a_problem(
@@ -59,18 +59,18 @@ def test_an_old_cursor_ledger_that_still_exists_is_not_believed(
 ) -> None:
     cluster.create(f"/{_CURSOR}", wire.cursor(-1, compacted=32), makepath=True)
     write_cursor_ledger(cluster, bookie, 8)
-    assert find(reader, 8) == [FoundReference(32, _CURSOR, "compacted_ledger")]
+    assert find(reader, 8) == [LedgerReference(32, _CURSOR, "compacted_ledger")]
 
 
 def test_a_replaced_cursor_ledger_is_followed(cluster: KazooClient, reader: ZnodeReader, bookie: FakeBookie) -> None:
     cluster.create(f"/{_CURSOR}", wire.cursor(8), makepath=True)
     write_cursor_ledger(cluster, bookie, 8)
-    assert find(reader, 7) == [FoundReference(31, _CURSOR, "compacted_ledger")]
+    assert find(reader, 7) == [LedgerReference(31, _CURSOR, "compacted_ledger")]
 
 
 def test_a_cursor_that_was_closed_names_it_in_its_znode(cluster: KazooClient, reader: ZnodeReader) -> None:
     cluster.create(f"/{_CURSOR}", wire.cursor(-1, compacted=32), makepath=True)
-    assert find(reader, 7) == [FoundReference(32, _CURSOR, "compacted_ledger")]
+    assert find(reader, 7) == [LedgerReference(32, _CURSOR, "compacted_ledger")]
 
 
 def test_a_topic_that_was_deleted_meanwhile_names_none(reader: ZnodeReader) -> None:

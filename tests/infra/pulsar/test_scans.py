@@ -1,24 +1,21 @@
 """Scans of a cluster's znodes on a real ZooKeeper: everything is found, and what cannot be read is told."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from uuid import UUID
 
 import pytest
 from kazoo.client import KazooClient
 
-from infra.pulsar.ledger_scan import FoundLedger, list_leaf_folders, scan_leaf_folders
+from infra.pulsar.ledger_scan import LedgerZnode, list_leaf_folders, scan_leaf_folders
+from infra.pulsar.log_scan import scan_logs
 from infra.pulsar.reference_scan import (
-    FoundCompactionCursor,
-    FoundFact,
-    FoundManagedLedger,
-    FoundOffload,
-    FoundReference,
     list_namespaces,
     list_schema_tenants,
-    scan_logs,
+    list_schemas,
     scan_managed_ledgers,
     scan_schemas,
 )
+from infra.pulsar.scan_facts import CompactionCursor, LedgerReference, OffloadReference, ScanFact, ScannedManagedLedger
 from infra.pulsar.scan_problem import ScanProblem
 from infra.pulsar.znode_reads import Znode, ZnodeReader
 from logstore.pulsar.ledger_references import OffloadAttempt
@@ -41,20 +38,20 @@ def write_ledgers(cluster: KazooClient, *ledger_ids: int) -> None:
     write(cluster, {f"ledgers/{format_ledger_path(each)}": wire.ledger_metadata() for each in ledger_ids})
 
 
-def all_found(reader: ZnodeReader) -> Iterator[FoundLedger | ScanProblem]:
+def all_found(reader: ZnodeReader) -> Iterator[LedgerZnode | ScanProblem]:
     return scan_leaf_folders(reader, "ledgers", list_leaf_folders(reader, "ledgers"))
 
 
-def all_ledgers(reader: ZnodeReader) -> Iterator[FoundLedger]:
-    return (found for found in all_found(reader) if isinstance(found, FoundLedger))
+def all_ledgers(reader: ZnodeReader) -> Iterator[LedgerZnode]:
+    return (found for found in all_found(reader) if isinstance(found, LedgerZnode))
 
 
-def all_managed_ledgers(reader: ZnodeReader) -> Iterator[FoundFact]:
-    return scan_managed_ledgers(reader, list_namespaces(reader) or [])
+def all_managed_ledgers(reader: ZnodeReader) -> Iterator[ScanFact]:
+    return scan_managed_ledgers(reader, list_namespaces(reader))
 
 
-def all_schemas(reader: ZnodeReader) -> Iterator[FoundFact]:
-    return scan_schemas(reader, list_schema_tenants(reader))
+def all_schemas(reader: ZnodeReader) -> Iterator[ScanFact]:
+    return scan_schemas(reader, list_schemas(reader, list_schema_tenants(reader)))
 
 
 def test_every_ledger_is_found_in_both_layouts_of_paths(cluster: KazooClient, reader: ZnodeReader) -> None:
@@ -81,7 +78,7 @@ def test_a_child_that_is_no_ledger_is_told(cluster: KazooClient, reader: ZnodeRe
     write(cluster, {stray: b""})
     found, ledger = all_found(reader)
     assert isinstance(found, ScanProblem)
-    assert (found.path, isinstance(ledger, FoundLedger)) == (stray, True)
+    assert (found.path, isinstance(ledger, LedgerZnode)) == (stray, True)
 
 
 def test_a_flat_layout_and_an_absent_root_are_refused(cluster: KazooClient, reader: ZnodeReader) -> None:
@@ -109,22 +106,22 @@ def test_topics_cursors_buckets_and_offloads_are_found(cluster: KazooClient, rea
     )
     facts = set(all_managed_ledgers(reader))
     closed, shadow = (f"managed-ledgers/public/default/persistent/{name}" for name in ("closed", "shadow"))
-    assert {fact for fact in facts if not isinstance(fact, FoundManagedLedger)} == {
-        FoundReference(3, _TOPIC, "ledgers"),
-        FoundReference(4, _TOPIC, "ledgers", may_dangle=True),
-        FoundReference(5, _TOPIC, "ledgers", may_dangle=True),
-        FoundOffload("public/default/persistent/orders", OffloadAttempt(4, _UUID, True, True, "tiered")),
-        FoundReference(6, f"{_TOPIC}/billing", "cursor_ledger_id"),
-        FoundReference(7, f"{_TOPIC}/billing", "cursor_properties"),
-        FoundReference(8, f"{_TOPIC}/__compaction", "cursor_ledger_id"),
-        FoundCompactionCursor(f"{_TOPIC}/__compaction", 8),
-        FoundReference(10, f"{closed}/__compaction", "compacted_ledger"),
-        FoundReference(11, "managed-ledgers/old/east/ns/persistent/v1", "ledgers", may_dangle=True),
-        FoundReference(4, shadow, "ledgers", owns=False, may_dangle=True),
+    assert {fact for fact in facts if not isinstance(fact, ScannedManagedLedger)} == {
+        LedgerReference(3, _TOPIC, "ledgers"),
+        LedgerReference(4, _TOPIC, "ledgers", can_be_absent=True),
+        LedgerReference(5, _TOPIC, "ledgers", can_be_absent=True),
+        OffloadReference("public/default/persistent/orders", OffloadAttempt(4, _UUID, True, True, "tiered")),
+        LedgerReference(6, f"{_TOPIC}/billing", "cursor_ledger_id"),
+        LedgerReference(7, f"{_TOPIC}/billing", "cursor_properties"),
+        LedgerReference(8, f"{_TOPIC}/__compaction", "cursor_ledger_id"),
+        CompactionCursor(f"{_TOPIC}/__compaction", 8),
+        LedgerReference(10, f"{closed}/__compaction", "compacted_ledger"),
+        LedgerReference(11, "managed-ledgers/old/east/ns/persistent/v1", "ledgers", can_be_absent=True),
+        LedgerReference(4, shadow, "ledgers", is_owner=False, can_be_absent=True),
     }
-    assert FoundManagedLedger("public/default/persistent/orders", 3) in facts
-    assert FoundManagedLedger("public/default/persistent/never-loaded", 0) in facts
-    assert FoundManagedLedger("public/default/persistent/shadow", 1, "persistent://a/b/c") in facts
+    assert ScannedManagedLedger("public/default/persistent/orders", 3) in facts
+    assert ScannedManagedLedger("public/default/persistent/never-loaded", 0) in facts
+    assert ScannedManagedLedger("public/default/persistent/shadow", 1, "persistent://a/b/c") in facts
 
 
 def test_schemas_are_found(cluster: KazooClient, reader: ZnodeReader) -> None:
@@ -133,9 +130,9 @@ def test_schemas_are_found(cluster: KazooClient, reader: ZnodeReader) -> None:
         {"schemas/public/default/orders": wire.schema_locator([3, 9]), "schemas/t/ns/a%2Fb": wire.schema_locator([4])},
     )
     assert set(all_schemas(reader)) == {
-        FoundReference(3, "schemas/public/default/orders", "versions"),
-        FoundReference(9, "schemas/public/default/orders", "versions"),
-        FoundReference(4, "schemas/t/ns/a%2Fb", "versions"),
+        LedgerReference(3, "schemas/public/default/orders", "versions"),
+        LedgerReference(9, "schemas/public/default/orders", "versions"),
+        LedgerReference(4, "schemas/t/ns/a%2Fb", "versions"),
     }
 
 
@@ -150,17 +147,18 @@ def test_logs_are_found_at_any_depth(cluster: KazooClient, reader: ZnodeReader) 
             f"{package}/<default>/allocation": b"23",
             f"{package}/meta/<default>/ledgers/logrecs_000000000000000001": b"5;24;1",
             f"{package}/meta/<default>/allocation": b"",
-            "stream/storage/.allocation_pool/one": b"25",
+            "stream/storage/.allocation_pool/pool-1/A0000000000": b"25",
+            "stream/storage/.allocation_pool/pool-1/A0000000001": b"",
         },
     )
-    found = {fact.ledger_id for fact in scan_logs(reader) if isinstance(fact, FoundReference)}
+    found = {fact.ledger_id for fact in scan_logs(reader) if isinstance(fact, LedgerReference)}
     assert found == {21, 22, 23, 24, 25}
 
 
 def test_a_cluster_without_schemas_and_logs_has_none_of_their_references(reader: ZnodeReader) -> None:
     assert not list(all_schemas(reader))
     assert not list(scan_logs(reader))
-    assert list_namespaces(reader) is None
+    assert list_namespaces(reader) == []
 
 
 _UNREADABLE = {
@@ -183,7 +181,7 @@ def test_what_cannot_be_read_is_a_problem(
 ) -> None:
     cluster.ensure_path("/managed-ledgers")
     write(cluster, values)
-    facts: list[FoundFact] = [*all_managed_ledgers(reader), *all_schemas(reader), *scan_logs(reader)]
+    facts: list[ScanFact] = [*all_managed_ledgers(reader), *all_schemas(reader), *scan_logs(reader)]
     (problem,) = (fact for fact in facts if isinstance(fact, ScanProblem))
     assert any(problem.path.startswith(path.rsplit("/", 1)[0]) for path in values)
     assert problem.reason
@@ -194,7 +192,8 @@ def test_a_znode_that_vanishes_between_list_and_read_is_left_out(cluster: KazooC
     write(cluster, {_TOPIC: wire.managed_ledger([1])})
 
     class Vanishing(ZnodeReader):
-        def read(self, paths: Sequence[str]) -> Iterator[tuple[str, Znode | None]]:
+        def read(self, paths: Iterable[str]) -> Iterator[tuple[str, Znode | None]]:
+            paths = list(paths)
             for path in paths:
                 if path.endswith(("L0002", "orders")):
                     cluster.delete(f"/{path}")

@@ -36,8 +36,14 @@ def ledger(ledger_id: int, **changes: Any) -> dict[str, Any]:
     return row | changes
 
 
-def reference(ledger_id: int, *, may_dangle: bool = False) -> dict[str, Any]:
-    return {"ledger_id": ledger_id, "path": _TOPIC, "source": "ledgers", "owns": True, "may_dangle": may_dangle}
+def reference(ledger_id: int, *, can_be_absent: bool = False) -> dict[str, Any]:
+    return {
+        "ledger_id": ledger_id,
+        "path": _TOPIC,
+        "source": "ledgers",
+        "is_owner": True,
+        "can_be_absent": can_be_absent,
+    }
 
 
 def scan(ledgers: Sequence[dict[str, Any]], references: Sequence[dict[str, Any]] = ()) -> ScanGroup:
@@ -109,7 +115,7 @@ def test_a_ledger_of_an_unknown_owner_is_reported_and_no_candidate() -> None:
 
 
 def test_a_reference_to_nothing_is_told_unless_it_is_harmless() -> None:
-    both = scan([ledger(1)], [reference(1), reference(2), reference(3, may_dangle=True)])
+    both = scan([ledger(1)], [reference(1), reference(2), reference(3, can_be_absent=True)])
     comparison = compare(both, both)
     (found,) = comparison.findings
     assert (found.kind, found.ledger_id, found.key) == (FindingKind.DANGLING_REFERENCE, 2, f"/{_TOPIC}")

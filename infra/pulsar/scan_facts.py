@@ -1,0 +1,55 @@
+"""Facts that a scan of references yields."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from infra.pulsar.scan_problem import ScanProblem
+from logstore.pulsar.ledger_references import OffloadAttempt
+from logstore.pulsar.unreadable_metadata import UnreadableMetadata
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerReference:
+    """Reference to a ledger. `path` is relative to the chroot of the cluster."""
+
+    ledger_id: int
+    path: str
+    source: str  # field, such as `ledgers` or `cursor_ledger_id`
+    is_owner: bool = True  # False: a shadow topic lists the ledger of another topic
+    can_be_absent: bool = False  # nothing is lost if the ledger is absent
+
+
+@dataclass(frozen=True, slots=True)
+class OffloadReference:
+    """Tiered objects that a managed ledger names."""
+
+    managed_ledger: str
+    attempt: OffloadAttempt
+
+
+@dataclass(frozen=True, slots=True)
+class CompactionCursor:
+    """Compaction cursor whose state, with the compacted ledger, is in the last entry of a cursor ledger."""
+
+    path: str
+    cursor_ledger_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class ScannedManagedLedger:
+    """Managed ledger of a scan."""
+
+    name: str
+    ledgers: int
+    shadow_source: str = ""
+
+
+ScanFact = LedgerReference | OffloadReference | CompactionCursor | ScannedManagedLedger | ScanProblem
+
+
+def catch_unreadable(path: str, find_facts: Callable[[], list[ScanFact]]) -> Iterator[ScanFact]:
+    """Yield the facts of a znode, or a problem if its value cannot be read."""
+    try:
+        yield from find_facts()
+    except UnreadableMetadata as error:
+        yield ScanProblem(path, str(error))
