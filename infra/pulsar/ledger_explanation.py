@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from infra.pulsar.bookie_reads import BookieDirectory
+from infra.pulsar.cluster_clock import read_cluster_clock_ms
 from infra.pulsar.compacted_ledgers import resolve_compaction_cursors
 from infra.pulsar.ledger_scan import LedgerZnode, list_locked_ledgers, parse_ledger
 from infra.pulsar.owner_lookup import OwnerDirectory
@@ -15,14 +16,13 @@ from logstore.errors import UnknownObject
 from logstore.pulsar.ledger_metadata import StatedOwner, find_stated_owner
 from logstore.pulsar.ledger_verdicts import (
     AgeFloors,
+    LedgerJudgement,
     LedgerVerdict,
-    OwnerLookup,
     ScannedLedger,
-    judge_unreferenced_ledger,
+    judge_owner_lookup,
+    judge_two_scans,
 )
 from logstore.pulsar.znode_names import MANAGED_LEDGERS, format_ledger_path
-
-REFERENCED = "referenced"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,13 +32,13 @@ class LedgerExplanation:
     ledger: LedgerZnode
     owner: StatedOwner | None
     references: tuple[LedgerReference, ...]
-    verdict: str  # `REFERENCED`, or a `LedgerVerdict`
+    verdict: LedgerVerdict
     reason: str  # a sentence
     problems: tuple[ScanProblem, ...] = ()  # what could not be read, and may refer to the ledger
 
 
-def explain_ledger(reader: ZnodeReader, ledgers_root: str, ledger_id: int, *, now_ms: int) -> LedgerExplanation:
-    """Read the ledger, and then every reference of the cluster. `now_ms` is the present time.
+def explain_ledger(reader: ZnodeReader, owners: OwnerDirectory, ledgers_root: str, ledger_id: int) -> LedgerExplanation:
+    """Read the ledger, and then every reference of the cluster.
 
     If anything cannot be read, a ledger without a known reference is doubtful.
 
@@ -55,12 +55,11 @@ def explain_ledger(reader: ZnodeReader, ledgers_root: str, ledger_id: int, *, no
     references = tuple(fact for fact in facts if isinstance(fact, LedgerReference))
     problems = tuple(fact for fact in facts if isinstance(fact, ScanProblem))
     if references:
-        verdict, reason = REFERENCED, f"/{references[0].path} refers to it"
+        verdict, reason = LedgerVerdict.REFERENCED, f"/{references[0].path} refers to it"
     elif problems:
-        verdict = LedgerVerdict.DOUBTFUL.value
+        verdict = LedgerVerdict.DOUBTFUL
         reason = f"{len(problems):,} values that may refer to it cannot be read, such as /{problems[0].path}"
     else:
-        lookup = OwnerDirectory(reader, ledgers_root).look_up(ledger_id, owner) if owner else OwnerLookup.ABSENT
         scanned = ScannedLedger(
             ledger_id=ledger_id,
             version=znode.version,
@@ -70,11 +69,19 @@ def explain_ledger(reader: ZnodeReader, ledgers_root: str, ledger_id: int, *, no
             owner=owner,
             replication_lock=ledger_id in list_locked_ledgers(reader, ledgers_root),
         )
-        judgement = judge_unreferenced_ledger(scanned, scanned, lookup, now_ms=now_ms, floors=AgeFloors())
-        verdict, reason = judgement.verdict.value, judgement.reason
+        judgement = _judge_unreferenced_ledger(scanned, owners, now_ms=read_cluster_clock_ms(reader))
+        verdict, reason = judgement.verdict, f"nothing refers to it, and {judgement.reason}"
     return LedgerExplanation(
         ledger=ledger, owner=owner, references=references, verdict=verdict, reason=reason, problems=problems
     )
+
+
+def _judge_unreferenced_ledger(ledger: ScannedLedger, owners: OwnerDirectory, *, now_ms: int) -> LedgerJudgement:
+    """Judge as a plan does whose two scans are the same one."""
+    judgement = judge_two_scans(ledger, ledger, now_ms=now_ms, floors=AgeFloors())
+    if judgement.verdict is not LedgerVerdict.UNREFERENCED or ledger.owner is None:
+        return judgement
+    return judge_owner_lookup(ledger.owner, owners.look_up({ledger.ledger_id: ledger.owner})[ledger.ledger_id])
 
 
 def _scan_for(reader: ZnodeReader, ledgers_root: str, ledger_id: int) -> Iterator[ScanFact]:

@@ -1,45 +1,102 @@
-"""Look-up of a ledger's stated owner by name: whether the owner exists, and whether it refers to the ledger now."""
+"""Look-up of ledgers' stated owners by name: whether an owner exists, and to which ledgers it refers now."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Final
 
 from infra.pulsar.bookie_reads import BookieDirectory
-from infra.pulsar.compacted_ledgers import find_compacted_ledger
+from infra.pulsar.cluster_access import PulsarCluster
+from infra.pulsar.compacted_ledgers import resolve_compaction_cursors
 from infra.pulsar.reference_scan import find_facts_of_cursor, find_facts_of_managed_ledger, find_facts_of_schema
-from infra.pulsar.scan_facts import CompactionCursor, LedgerReference, ScanFact
+from infra.pulsar.scan_facts import LedgerReference, ScanFact
 from infra.pulsar.scan_problem import ScanProblem
-from infra.pulsar.znode_reads import ZnodeReader
+from infra.pulsar.znode_reads import Znode, ZnodeReader
 from logstore.pulsar.ledger_metadata import PulsarComponent, StatedOwner
 from logstore.pulsar.ledger_verdicts import OwnerLookup
 from logstore.pulsar.unreadable_metadata import UnreadableMetadata
 
+POLICIES: Final = "admin/policies"
+
 
 class OwnerDirectory:
-    """Owners of ledgers in ZooKeeper. A look-up reads what the owner refers to now."""
+    """Owners of ledgers in the metadata of a cluster.
 
-    def __init__(self, reader: ZnodeReader, ledgers_root: str) -> None:
-        self._reader, self._root = reader, ledgers_root
+    `configuration` reads the configuration store, which may be the same ZooKeeper. `shared_clusters` are the names of
+    further clusters on the same BookKeeper.
+    """
+
+    def __init__(
+        self,
+        reader: ZnodeReader,
+        ledgers_root: str,
+        *,
+        configuration: ZnodeReader,
+        shared_clusters: tuple[str, ...] = (),
+    ) -> None:
+        self._reader, self._configuration, self._root = reader, configuration, ledgers_root
+        self._shared_clusters = shared_clusters
         self._bookies = BookieDirectory(reader, ledgers_root)
 
-    def look_up(self, ledger_id: int, owner: StatedOwner) -> OwnerLookup:
-        """Return what the owner's znode says about the ledger. A shadow topic's list is no proof of ownership."""
-        ((_, znode),) = self._reader.read([owner.path])
-        if znode is None:
-            return OwnerLookup.ABSENT
-        try:
-            facts = self._find_facts(owner, znode.data)
-        except UnreadableMetadata:
-            return OwnerLookup.UNREADABLE
-        if any(isinstance(fact, ScanProblem) for fact in facts):
-            return OwnerLookup.UNREADABLE
-        references = [fact for fact in facts if isinstance(fact, LedgerReference)]
-        is_listed = any(reference.ledger_id == ledger_id for reference in references)
-        return OwnerLookup.LISTING if is_listed else OwnerLookup.NOT_LISTING
+    def look_up(self, owner_by_ledger_id: Mapping[int, StatedOwner]) -> dict[int, OwnerLookup]:
+        """Return what the owners say about the ledgers. Each owner is read once, in batches.
 
-    def _find_facts(self, owner: StatedOwner, data: bytes) -> list[ScanFact]:
-        match owner.component:
-            case PulsarComponent.SCHEMA:
-                return find_facts_of_schema(owner.path, data)
-            case PulsarComponent.MANAGED_LEDGER if not owner.is_cursor:
-                return find_facts_of_managed_ledger(owner.path, data)
-        facts = find_facts_of_cursor(owner.path, data)
-        for cursor in [fact for fact in facts if isinstance(fact, CompactionCursor)]:
-            facts += find_compacted_ledger(self._reader, self._bookies, self._root, cursor)
-        return facts
+        A shadow topic's list counts as a reference.
+        """
+        ledger_ids_by_owner: dict[StatedOwner, list[int]] = {}
+        for ledger_id, owner in owner_by_ledger_id.items():
+            ledger_ids_by_owner.setdefault(owner, []).append(ledger_id)
+        known_tenants = self._find_known_tenants({owner.tenant for owner in ledger_ids_by_owner})
+        lookups: dict[int, OwnerLookup] = {}
+        znodes = self._reader.read([owner.path for owner in ledger_ids_by_owner])
+        for (owner, ledger_ids), (_, znode) in zip(ledger_ids_by_owner.items(), znodes, strict=True):
+            references = self._find_references(owner, znode)
+            for ledger_id in ledger_ids:
+                if references is None:
+                    lookups[ledger_id] = OwnerLookup.UNREADABLE
+                elif ledger_id in references:
+                    lookups[ledger_id] = OwnerLookup.LISTING
+                elif self._shared_clusters:
+                    lookups[ledger_id] = OwnerLookup.SHARED_BOOKKEEPER
+                elif owner.tenant not in known_tenants:
+                    lookups[ledger_id] = OwnerLookup.UNKNOWN_TENANT
+                else:
+                    lookups[ledger_id] = OwnerLookup.ABSENT if znode is None else OwnerLookup.NOT_LISTING
+        return lookups
+
+    def _find_known_tenants(self, tenants: Iterable[str]) -> set[str]:
+        paths = [f"{POLICIES}/{tenant}" for tenant in sorted(tenants)]
+        policies = dict(self._configuration.read(paths))
+        policies.update(self._reader.read([path for path, znode in policies.items() if znode is None]))
+        return {path.removeprefix(f"{POLICIES}/") for path, znode in policies.items() if znode is not None}
+
+    def _find_references(self, owner: StatedOwner, znode: Znode | None) -> frozenset[int] | None:
+        """Return the ledgers to which the owner refers, or `None` if its value cannot be read."""
+        if znode is None:
+            return frozenset()
+        try:
+            facts = list(
+                resolve_compaction_cursors(self._reader, self._bookies, self._root, _find_facts(owner, znode.data))
+            )
+        except UnreadableMetadata:
+            return None
+        if any(isinstance(fact, ScanProblem) for fact in facts):
+            return None
+        return frozenset(fact.ledger_id for fact in facts if isinstance(fact, LedgerReference))
+
+
+@contextmanager
+def open_owner_directory(cluster: PulsarCluster, reader: ZnodeReader) -> Iterator[OwnerDirectory]:
+    """Open a session with the configuration store that ends with the block. `reader` is a session with the cluster."""
+    with cluster.open_configuration_reader() as configuration:
+        yield OwnerDirectory(
+            reader, cluster.ledgers_root, configuration=configuration, shared_clusters=cluster.shared_clusters
+        )
+
+
+def _find_facts(owner: StatedOwner, data: bytes) -> list[ScanFact]:
+    match owner.component:
+        case PulsarComponent.SCHEMA:
+            return find_facts_of_schema(owner.path, data)
+        case PulsarComponent.MANAGED_LEDGER if not owner.is_cursor:
+            return find_facts_of_managed_ledger(owner.path, data)
+    return find_facts_of_cursor(owner.path, data)

@@ -51,6 +51,7 @@ class ZnodeReader:
     ) -> None:
         self._session, self._reads_per_s, self._clock, self._sleep = session, reads_per_s, clock, sleep
         self._free_at = clock()
+        self.newest_change_ms = 0  # of all znodes that were read, by the clock of ZooKeeper's server
 
     def sync(self) -> None:
         """Wait until the connected server knows all that the ensemble had committed before the call."""
@@ -58,7 +59,10 @@ class ZnodeReader:
 
     def read(self, paths: Iterable[str]) -> Iterator[tuple[str, Znode | None]]:
         """Yield path and znode, in the order of `paths`, or `None` for a znode that does not exist."""
-        return self._read_in_batches("reading znodes", _request_data, _to_znode, paths)
+        for path, znode in self._read_in_batches("reading znodes", _request_data, _to_znode, paths):
+            if znode is not None:
+                self.newest_change_ms = max(self.newest_change_ms, znode.modified_ms)
+            yield path, znode
 
     def list_children(self, paths: Iterable[str]) -> Iterator[tuple[str, list[str] | None]]:
         """Yield path and names of children, ascending, or `None` for a znode that does not exist."""

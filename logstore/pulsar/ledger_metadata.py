@@ -83,6 +83,10 @@ class StatedOwner:
     path: str  # znode that should refer to the ledger, relative to the chroot of the cluster
 
     @property
+    def tenant(self) -> str:
+        return self.path.split("/")[1]
+
+    @property
     def is_cursor(self) -> bool:
         """Whether the path is that of a cursor, for a path of managed ledgers."""
         return isinstance(parse_managed_ledger_path(self.path.removeprefix(f"{MANAGED_LEDGERS}/")), CursorPath)

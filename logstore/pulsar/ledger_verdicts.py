@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from logstore.errors import InvalidInput
 from logstore.pulsar.ledger_metadata import BookKeeperLedgerState, PulsarComponent, StatedOwner
+from logstore.reconciliation.plausibility_guards import require_min_age
 
 MIN_AGE_S: Final = 3_600.0
 """Age of a closed ledger. Its reference is written within seconds, or a few retries of 60 s."""
@@ -25,24 +25,40 @@ MIN_OPEN_AGE_S: Final = 86_400.0
 """Age of a ledger that is not closed. A broker may still write it."""
 
 
+class LedgerVerdict(StrEnum):
+    """Verdict on one ledger of a cluster."""
+
+    REFERENCED = "referenced"  # a value of the cluster names the ledger, or its owner lists it now
+    DOUBTFUL = "doubtful"  # values that may refer to the ledger cannot be read
+    CHANGED = "changed"  # between two scans
+    YOUNG = "young"
+    REPLICATED = "replicated"  # a replication worker holds its lock
+    UNREFERENCED = "unreferenced"  # in two scans. Its owner is not looked up yet
+    OWNER_ABSENT = "owner_absent"
+    OWNER_NOT_LISTING = "owner_not_listing"
+    OWNER_UNSTATED = "owner_unstated"
+    OWNER_UNREADABLE = "owner_unreadable"
+    OWNER_FOREIGN = "owner_foreign"  # it may belong to another cluster on the same BookKeeper
+
+    @property
+    def is_orphan(self) -> bool:
+        return self in {LedgerVerdict.OWNER_ABSENT, LedgerVerdict.OWNER_NOT_LISTING}
+
+    @property
+    def is_unattributed(self) -> bool:
+        """Whether nothing refers to the ledger, and its owner is not known for sure."""
+        return self in {LedgerVerdict.OWNER_UNSTATED, LedgerVerdict.OWNER_UNREADABLE, LedgerVerdict.OWNER_FOREIGN}
+
+
 class OwnerLookup(StrEnum):
-    """What the znode of a stated owner says about a ledger."""
+    """What the metadata of a cluster says about a ledger's stated owner, looked up by name."""
 
     ABSENT = "absent"
     NOT_LISTING = "not_listing"
     LISTING = "listing"
     UNREADABLE = "unreadable"
-
-
-class LedgerVerdict(StrEnum):
-    """Verdict on a ledger without references."""
-
-    ORPHAN = "orphan"
-    YOUNG = "young"
-    CHANGED = "changed"  # between the two scans, or present in one of them only
-    REPLICATED = "replicated"  # a replication worker holds its lock
-    UNATTRIBUTED = "unattributed"  # its owner is not known
-    DOUBTFUL = "doubtful"  # its owner cannot be read, or lists it now
+    UNKNOWN_TENANT = "unknown_tenant"  # does not list the ledger, and the cluster has no such tenant
+    SHARED_BOOKKEEPER = "shared_bookkeeper"  # does not list the ledger, which may be another cluster's
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,10 +84,13 @@ class AgeFloors:
 
     @classmethod
     def for_all_states(cls, age_s: float, *, unsafe: bool) -> "AgeFloors":
-        """Return one floor for all ledgers. A floor below the default of a state needs `unsafe`."""
-        if age_s < MIN_OPEN_AGE_S and not unsafe:
-            expected = f"at least {MIN_OPEN_AGE_S:.0f} s, or --unsafe-age"
-            raise InvalidInput("older_than", expected=expected, found=age_s)
+        """Return one floor for all ledgers. A floor below the default of a state needs `unsafe`.
+
+        Raises:
+            InvalidInput: The age is below 0.
+            PreconditionFailed: The age is below `MIN_OPEN_AGE_S`.
+        """
+        require_min_age(age_s, floor_s=MIN_OPEN_AGE_S, reason="a broker may still write a ledger", unsafe=unsafe)
         return cls(closed_s=age_s, compacted_s=age_s, open_s=age_s)
 
     def floor_s(self, ledger: ScannedLedger) -> float:
@@ -84,23 +103,51 @@ class AgeFloors:
 @dataclass(frozen=True, slots=True)
 class LedgerJudgement:
     verdict: LedgerVerdict
-    reason: str  # a sentence
+    reason: str  # a clause
+    is_confirmed: bool = False  # no broker can know a reference that its metadata does not show
 
 
-_LOOKUP_REASONS: Final[Mapping[OwnerLookup, str]] = {
-    OwnerLookup.ABSENT: "its owner does not exist",
-    OwnerLookup.NOT_LISTING: "its owner exists and does not refer to it",
-    OwnerLookup.LISTING: "its owner refers to it now",
-    OwnerLookup.UNREADABLE: "its owner cannot be read",
+def judge_two_scans(first: ScannedLedger, second: ScannedLedger, *, now_ms: int, floors: AgeFloors) -> LedgerJudgement:
+    """Judge a ledger that both scans show, and to which neither of them has a reference.
+
+    `now_ms` is the time of the second scan by the clock of ZooKeeper's server, or an earlier time.
+    """
+    if (first.version, first.czxid) != (second.version, second.czxid):
+        return LedgerJudgement(LedgerVerdict.CHANGED, "its metadata changed between two scans")
+    if second.replication_lock:
+        return LedgerJudgement(LedgerVerdict.REPLICATED, "a bookie is replicating it")
+    age_s, floor_s = max(now_ms - second.modified_ms, 0) / 1_000, floors.floor_s(second)
+    if age_s < floor_s:
+        reason = f"it changed {age_s:,.0f} s ago; a ledger of its state and component must rest {floor_s:,.0f} s"
+        return LedgerJudgement(LedgerVerdict.YOUNG, reason)
+    if second.owner is None:
+        return LedgerJudgement(LedgerVerdict.OWNER_UNSTATED, "its metadata does not name an owner in Pulsar")
+    return LedgerJudgement(LedgerVerdict.UNREFERENCED, "its owner has to be looked up")
+
+
+_VERDICT_AND_REASON_BY_LOOKUP: Final[Mapping[OwnerLookup, tuple[LedgerVerdict, str]]] = {
+    OwnerLookup.ABSENT: (LedgerVerdict.OWNER_ABSENT, "its owner does not exist"),
+    OwnerLookup.NOT_LISTING: (LedgerVerdict.OWNER_NOT_LISTING, "its owner exists and does not refer to it"),
+    OwnerLookup.LISTING: (LedgerVerdict.REFERENCED, "its owner refers to it now"),
+    OwnerLookup.UNREADABLE: (LedgerVerdict.OWNER_UNREADABLE, "its owner cannot be read"),
+    OwnerLookup.UNKNOWN_TENANT: (
+        LedgerVerdict.OWNER_FOREIGN,
+        "this cluster has no tenant of its owner's name; it may belong to another cluster",
+    ),
+    OwnerLookup.SHARED_BOOKKEEPER: (
+        LedgerVerdict.OWNER_FOREIGN,
+        "other clusters use the same BookKeeper; it may belong to one of them",
+    ),
 }
 
 
-def describe_lookup(lookup: OwnerLookup) -> str:
-    """Return a clause about the owner of a ledger, such as "its owner does not exist"."""
-    return _LOOKUP_REASONS[lookup]
+def judge_owner_lookup(owner: StatedOwner, lookup: OwnerLookup) -> LedgerJudgement:
+    """Judge a ledger whose verdict was `UNREFERENCED` by what its owner says now."""
+    verdict, reason = _VERDICT_AND_REASON_BY_LOOKUP[lookup]
+    return LedgerJudgement(verdict, reason, verdict.is_orphan and _is_confirmed_without_broker(owner, lookup))
 
 
-def is_confirmed_without_broker(owner: StatedOwner, lookup: OwnerLookup) -> bool:
+def _is_confirmed_without_broker(owner: StatedOwner, lookup: OwnerLookup) -> bool:
     """Return whether no broker can know a reference that its metadata does not show.
 
     A broker has a new compacted ledger in memory for up to a minute, and an index bucket whose reference it failed to
@@ -109,39 +156,3 @@ def is_confirmed_without_broker(owner: StatedOwner, lookup: OwnerLookup) -> bool
     if owner.component is PulsarComponent.COMPACTED_LEDGER:
         return False
     return lookup is OwnerLookup.ABSENT or owner.component is not PulsarComponent.DELAYED_INDEX_BUCKET
-
-
-def judge_unreferenced_ledger(
-    first: ScannedLedger | None,
-    second: ScannedLedger | None,
-    lookup: OwnerLookup,
-    *,
-    now_ms: int,
-    floors: AgeFloors,
-) -> LedgerJudgement:
-    """Judge a ledger that nothing referred to in either scan. `None` means that a scan did not show the ledger.
-
-    `lookup` is the owner's znode after the second scan, and `now_ms` the time by the clock of ZooKeeper's server.
-    """
-    if first is None or second is None:
-        return LedgerJudgement(LedgerVerdict.CHANGED, "it was there in one of two scans")
-    if (first.version, first.czxid) != (second.version, second.czxid):
-        return LedgerJudgement(LedgerVerdict.CHANGED, "its metadata changed between two scans")
-    doubt = _find_doubt(second, now_ms, floors)
-    if doubt:
-        return doubt
-    if lookup in {OwnerLookup.LISTING, OwnerLookup.UNREADABLE}:
-        return LedgerJudgement(LedgerVerdict.DOUBTFUL, _LOOKUP_REASONS[lookup])
-    return LedgerJudgement(LedgerVerdict.ORPHAN, f"nothing refers to it, and {_LOOKUP_REASONS[lookup]}")
-
-
-def _find_doubt(ledger: ScannedLedger, now_ms: int, floors: AgeFloors) -> LedgerJudgement | None:
-    if ledger.replication_lock:
-        return LedgerJudgement(LedgerVerdict.REPLICATED, "a bookie is replicating it")
-    if ledger.owner is None:
-        return LedgerJudgement(LedgerVerdict.UNATTRIBUTED, "its metadata does not say whose it is")
-    age_s, floor_s = (now_ms - ledger.modified_ms) / 1_000, floors.floor_s(ledger)
-    if age_s < floor_s:
-        reason = f"it changed {age_s:,.0f} s ago; a ledger of its state and component must rest {floor_s:,.0f} s"
-        return LedgerJudgement(LedgerVerdict.YOUNG, reason)
-    return None

@@ -10,6 +10,13 @@ PROBLEM: Final = "problem: "
 """Prefix of keys in `BulkJobSummary.facts` of a scan. The rest is a path, and the value says what cannot be read."""
 
 
+IDENTITY: Final = "identity"
+"""Key in the facts of a scan: the identity of the cluster, which is the same at the scan's begin and end."""
+
+LEDGERS_ROOT: Final = "ledgers_root"
+"""Key in the facts of a scan: the path of the ledgers, without a slash at its ends."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListOffloadsJob:
     """Job that lists the objects and the unfinished uploads of the offload bucket, before the first scan.
@@ -28,6 +35,11 @@ class ScanClusterJob:
 
     The summary counts `ledgers`, `references`, `managed_ledgers`, `offloads`, `problems` and `groups` of files. A scan
     with problems is incomplete. The fact `PROBLEM` names problems.
+
+    Times are milliseconds since 1970. `begun_ms` and `ended_ms` are by the worker's clock: ZooKeeper shows its clock
+    to writers only. `cluster_ms` is a time that ZooKeeper's clock had reached when the scan ended: that of the newest
+    change that the scan saw, but not a time in the worker's future. A ledger is at least as old as it seems to be at
+    `cluster_ms`.
     """
 
     run_id: str
@@ -44,12 +56,13 @@ class ScanClusterJob:
 class CompareScansJob:
     """Job that compares two scans, and writes candidates for findings. `FindingFiles` reads the job's output.
 
-    The summary counts candidates by kind, `transient` ledgers without references in one scan only, and `harmless`
-    references to absent ledgers.
+    The job refuses scans that are closer than `between_s`, and scans of clusters with other identities. The summary
+    counts candidates by kind, ledgers without references by `LedgerVerdict`, `transient` ledgers without references in
+    one scan only, `harmless` references to absent ledgers, and `problems` of both scans.
     """
 
     run_id: str
-    now_ms: int  # by the clock of ZooKeeper's server, after the second scan
+    between_s: float  # shortest time from the end of the first scan to the begin of the second one
     older_than_s: float | None = None  # one age floor for all ledgers; `None`: the floors of `AgeFloors`
 
     name = "compare-scans"
@@ -74,7 +87,8 @@ class CompareOffloadsJob:
 class VerifyClusterJob:
     """Job that looks the owners of candidates up by name. `FindingFiles` reads the job's output.
 
-    The summary counts findings by kind, and `dropped` candidates that are no longer true.
+    The summary counts findings by kind, `dropped` candidates that are no longer true, and `problems` of the scans. If
+    there are problems, no orphan is confirmed.
     """
 
     run_id: str

@@ -38,13 +38,28 @@ class FindingKind(StrEnum):
         return self in _REMOVABLE_KINDS
 
 
-STORE_KINDS: Final = tuple(FindingKind)[: tuple(FindingKind).index(FindingKind.ORPHAN_MANAGED_LEDGER)]
+STORE_KINDS: Final = (
+    FindingKind.ORPHAN_LEDGER,
+    FindingKind.ORPHAN_SEGMENT,
+    FindingKind.ORPHAN_OFFLOAD,
+    FindingKind.UNREFERENCED_LEDGER,
+    FindingKind.STALLED_DELETION,
+    FindingKind.MISSING_DATA,
+    FindingKind.CORRUPT_DATA,
+    FindingKind.MISMATCH,
+    FindingKind.CONFIRMATION,
+    FindingKind.FOREIGN,
+)
 """Kinds of findings about Sexton's own store."""
 
 CLUSTER_KINDS: Final = (
     FindingKind.ORPHAN_LEDGER,
+    FindingKind.ORPHAN_MANAGED_LEDGER,
     FindingKind.ORPHAN_OFFLOAD,
-    *tuple(FindingKind)[len(STORE_KINDS) :],
+    FindingKind.ABANDONED_UPLOAD,
+    FindingKind.DANGLING_REFERENCE,
+    FindingKind.UNATTRIBUTED_LEDGER,
+    FindingKind.HAZARD,
 )
 """Kinds of findings about a Pulsar cluster."""
 
@@ -61,20 +76,20 @@ _REMOVABLE_KINDS = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One difference between storage and catalog."""
+    """One difference between storage and catalog, or between the ledgers and the references of a Pulsar cluster."""
 
     kind: FindingKind
     ledger_id: LedgerId | None = None  # None: the finding is not about a ledger
-    copy: str = ""  # `CopyKind` of the objects; "" for a row of the catalog
-    bucket: str = ""  # "" for a row of the catalog
-    key: str = ""  # key of the object or of a tiered copy's data, or prefix of a ledger
+    copy: str = ""  # `CopyKind` of the objects; "" for a row of the catalog, and in a cluster
+    bucket: str = ""  # "" for a row of the catalog, and for a znode
+    key: str = ""  # key of the object or of a tiered copy's data, or prefix of a ledger; path of a znode in a cluster
     uuid: str = ""  # of a tiered copy
     row_id: int | None = None  # of the intent in `pending_deletion`, if any
     topic: str = ""  # encoded; "" if unknown
-    objects: int = 0
+    objects: int = 0  # in a cluster: ledgers, or what a hazard counts
     size_bytes: int = 0
-    newest_us: int | None = None  # time of the newest object, by the store's clock
-    statement: Mapping[str, str] = field(default_factory=dict)  # ledger owner that storage states
+    newest_us: int | None = None  # time of the newest object, by the store's clock; of a znode, by ZooKeeper's clock
+    statement: Mapping[str, str] = field(default_factory=dict)  # ledger owner that storage states; in a cluster: facts
     detail: str = ""  # a sentence
 
 

@@ -51,15 +51,22 @@ class ComparisonCounts:
     expected: int = 0  # ledgers with published primary copies that are old enough to be listed
 
 
-def require_min_age(older_than_s: float, *, unsafe: bool) -> None:
-    """Raise `InvalidInput` for an age below 0, and `PreconditionFailed` below `AGE_FLOOR_S` without `unsafe`."""
+_UPLOADS: Final = "an upload may take 45 minutes, and what it writes would look like an orphan"
+
+
+def require_min_age(older_than_s: float, *, unsafe: bool, floor_s: float = AGE_FLOOR_S, reason: str = _UPLOADS) -> None:
+    """Refuse an age below `floor_s`, unless it is `unsafe`. `reason` is a clause of the message.
+
+    Raises:
+        InvalidInput: The age is below 0.
+        PreconditionFailed: The age is below the floor.
+    """
     if older_than_s < 0:
         raise InvalidInput("older-than", expected="0s or more: no cut-off lies in the future", found=older_than_s)
-    if older_than_s < AGE_FLOOR_S and not unsafe:
+    if older_than_s < floor_s and not unsafe:
         raise PreconditionFailed(
-            f"older-than: expected {_format_age(AGE_FLOOR_S)} or more, found {_format_age(older_than_s)}; an upload may"
-            " take 45 minutes, and what it writes would look like an orphan; --unsafe-age allows it where no process"
-            " writes"
+            f"older-than: expected {_format_age(floor_s)} or more, found {_format_age(older_than_s)}; {reason};"
+            " --unsafe-age allows it where no process writes"
         )
 
 

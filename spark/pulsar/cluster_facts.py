@@ -40,6 +40,9 @@ REFERENCES: Final = pa.schema(
     ]
 )
 
+LOG_SOURCES: Final = ("log_segment", "log_allocation")
+"""Values of `source` for references of DistributedLog's logs."""
+
 MANAGED_LEDGERS: Final = pa.schema([("name", pa.string()), ("ledgers", pa.int64()), ("shadow_source", pa.string())])
 
 OFFLOADS: Final = pa.schema(

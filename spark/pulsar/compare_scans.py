@@ -1,12 +1,12 @@
 """`compare-scans`: write as candidates the ledgers to which neither of two scans of a Pulsar cluster has a reference.
 
-`judge_unreferenced_ledger` leaves out some of these, such as changed ledgers. A later job looks up the owner. A harmful
+`judge_two_scans` leaves out some of these, such as changed ledgers. A later job looks up the owners. A harmful
 reference of both scans to an absent ledger is a candidate, too. One task reads the facts of one group of ledger ids.
 """
 
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -21,29 +21,28 @@ from infra.pulsar.cluster_access import PulsarCluster
 from logstore.atomic_files import replace_atomically
 from logstore.errors import PreconditionFailed
 from logstore.positions import LedgerId
-from logstore.pulsar.ledger_metadata import BookKeeperLedgerState, PulsarComponent, StatedOwner
+from logstore.pulsar.cluster_findings import CONFIRMED, VERDICT, Hazard, make_hazard
+from logstore.pulsar.ledger_metadata import APPLICATION, BookKeeperLedgerState, PulsarComponent, StatedOwner
 from logstore.pulsar.ledger_verdicts import (
     AgeFloors,
     LedgerJudgement,
     LedgerVerdict,
-    OwnerLookup,
     ScannedLedger,
-    judge_unreferenced_ledger,
+    judge_two_scans,
 )
-from logstore.pulsar.plan_jobs import CompareScansJob, ScanClusterJob
+from logstore.pulsar.plan_jobs import IDENTITY, LEDGERS_ROOT, CompareScansJob, ScanClusterJob
 from logstore.pulsar.znode_names import format_ledger_path
 from logstore.reconciliation.bulk_job_inputs_and_results import BulkJobSummary
 from logstore.reconciliation.finding_files import FINDING_SCHEMA, FINDINGS_PER_PAGE, findings_to_table
 from logstore.reconciliation.findings import Finding, FindingKind
 from spark.job_runner import JobContext
-from spark.pulsar.cluster_facts import LEDGERS, LOCKS, REFERENCES
+from spark.pulsar.cluster_facts import LEDGERS, LOCKS, LOG_SOURCES, REFERENCES
 from spark.reconciliation.fact_files import read_facts
 from spark.reconciliation.shard_group import find_positions
 
 Ids = npt.NDArray[np.int64]
 
 UNREADABLE_STATE: Final = ""
-ROWS: Final = "rows of "  # prefix of counts of the rows that were read, which are not published
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,32 +58,81 @@ class ScanGroup:
 
 
 @dataclass(frozen=True, slots=True)
+class HazardCount:
+    ledgers: int = 0
+    size_bytes: int = 0
+
+
+HazardName = tuple[Hazard, str]
+"""A hazard, and the name of an application, or ""."""
+
+
+@dataclass(frozen=True, slots=True)
 class ScanComparison:
     findings: list[Finding]
     counts: Counter[str]
+    hazards: Mapping[HazardName, HazardCount] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class _GroupResult:
+    """Result of one task. `rows` are the numbers of rows that it read, by kind and scan."""
+
+    counts: Counter[str]
+    rows: Counter[tuple[str, int]]
+    hazards: Mapping[HazardName, HazardCount]
 
 
 def compare_scans(cluster: PulsarCluster, context: JobContext, job: CompareScansJob) -> BulkJobSummary:
+    """Write candidates. Problems of the scans are counted: the comparison goes on, and its plan is incomplete.
+
+    Raises:
+        PreconditionFailed: The scans cannot be compared, or their files are not those that they wrote.
+    """
     first, second = (
         context.get_published_summary(ScanClusterJob(run_id=job.run_id, number=number).name) for number in (1, 2)
     )
+    require_comparable_scans(first, second, between_s=job.between_s, ledgers_root=cluster.ledgers_root)
     floors = AgeFloors() if job.older_than_s is None else AgeFloors.for_all_states(job.older_than_s, unsafe=True)
     compare = partial(
         _write_candidates_of_group,
         scans=(Path(first.folder), Path(second.folder)),
         folder=context.folder,
         root=cluster.ledgers_root,
-        now_ms=job.now_ms,
+        now_ms=second.counts["cluster_ms"],
         floors=floors,
     )
-    totals = sum(
-        context.run_in_executors("compare scans", list(range(first.counts["groups"])), compare), Counter[str]()
-    )
-    require_all_rows(totals, (first, second))
-    return BulkJobSummary(counts={name: count for name, count in totals.items() if not name.startswith(ROWS)})
+    results = context.run_in_executors("compare scans", list(range(first.counts["groups"])), compare)
+    require_all_rows(sum((result.rows for result in results), Counter()), (first, second))
+    hazards = _make_hazards(results)
+    _write_candidates(context.folder / "candidates-hazards.parquet", hazards)
+    counts = sum((result.counts for result in results), Counter[str]())
+    counts += Counter(finding.kind.value for finding in hazards)
+    return BulkJobSummary(counts=counts | {"problems": first.counts["problems"] + second.counts["problems"]})
 
 
-def require_all_rows(totals: Mapping[str, int], scans: tuple[BulkJobSummary, BulkJobSummary]) -> None:
+def require_comparable_scans(
+    first: BulkJobSummary, second: BulkJobSummary, *, between_s: float, ledgers_root: str
+) -> None:
+    """Refuse scans of other clusters, and scans that are too close. A ledger may be without its reference in between.
+
+    Raises:
+        PreconditionFailed: See above.
+    """
+    for number, scan in enumerate((first, second), start=1):
+        if scan.facts[LEDGERS_ROOT] != ledgers_root:
+            expected = f'expected a scan of the ledgers below "/{ledgers_root}"'
+            raise PreconditionFailed(f'scan {number}: {expected}, found "/{scan.facts[LEDGERS_ROOT]}"; plan again')
+    if first.facts[IDENTITY] != second.facts[IDENTITY]:
+        expected = f"expected the cluster {first.facts[IDENTITY]} of scan 1"
+        raise PreconditionFailed(f"scan 2: {expected}, found {second.facts[IDENTITY]}; plan again")
+    gap_s = (second.counts["begun_ms"] - first.counts["ended_ms"]) / 1_000
+    if gap_s < between_s:
+        expected = f"expected {between_s:,.0f} s or more between the scans"
+        raise PreconditionFailed(f"scan 2: {expected}, found {gap_s:,.0f} s; plan again")
+
+
+def require_all_rows(rows: Mapping[tuple[str, int], int], scans: tuple[BulkJobSummary, BulkJobSummary]) -> None:
     """Refuse files that have other numbers of rows than the scans counted. A missing row would make an orphan.
 
     Raises:
@@ -92,30 +140,31 @@ def require_all_rows(totals: Mapping[str, int], scans: tuple[BulkJobSummary, Bul
     """
     for number, scan in enumerate(scans, start=1):
         for kind in ("ledgers", "references"):
-            found, expected = totals.get(f"{ROWS}{kind} {number}", 0), scan.counts[kind]
+            found, expected = rows.get((kind, number), 0), scan.counts[kind]
             if found != expected:
                 raise PreconditionFailed(f"scan {number}: expected {expected:,} {kind} in its files, found {found:,}")
 
 
 def _write_candidates_of_group(
     group: int, *, scans: tuple[Path, Path], folder: Path, root: str, now_ms: int, floors: AgeFloors
-) -> Counter[str]:
+) -> _GroupResult:
     """Write the candidates of a group into one file, in an executor. Two runs of a task may overlap."""
     first, second = (ScanGroup.read(scan, group) for scan in scans)
     locked = _ids(read_facts(scans[1], "locks", None, LOCKS))
     comparison = compare_scan_groups(first, second, locked, root=root, now_ms=now_ms, floors=floors)
-    with (
-        replace_atomically(folder / f"candidates-{group:03d}.parquet") as new,
-        pq.ParquetWriter(new, FINDING_SCHEMA) as writer,
-    ):
-        if comparison.findings:
-            writer.write_table(findings_to_table(comparison.findings), row_group_size=FINDINGS_PER_PAGE)
+    _write_candidates(folder / f"candidates-{group:03d}.parquet", comparison.findings)
     rows = {
-        f"{ROWS}{kind} {number}": len(getattr(scan, kind))
+        (kind, number): len(getattr(scan, kind))
         for number, scan in enumerate((first, second), start=1)
         for kind in ("ledgers", "references")
     }
-    return comparison.counts + Counter(rows)
+    return _GroupResult(comparison.counts, Counter(rows), comparison.hazards)
+
+
+def _write_candidates(path: Path, findings: list[Finding]) -> None:
+    with replace_atomically(path) as new, pq.ParquetWriter(new, FINDING_SCHEMA) as writer:
+        if findings:
+            writer.write_table(findings_to_table(findings), row_group_size=FINDINGS_PER_PAGE)
 
 
 def compare_scan_groups(
@@ -123,7 +172,7 @@ def compare_scan_groups(
 ) -> ScanComparison:
     """Return candidates: orphan ledgers whose owners are not looked up yet, unattributed ledgers, dangling references.
 
-    `root` is the path of the ledgers, and `now_ms` the time by the clock of ZooKeeper's server.
+    `root` is the path of the ledgers. `now_ms` is as in `judge_two_scans`.
     """
     tables = [scan.ledgers.sort_by("ledger_id") for scan in (first, second)]
     ids_before, ids_after = (_ids(table) for table in tables)
@@ -140,13 +189,15 @@ def compare_scan_groups(
     is_locked = np.isin(in_both, locked).tolist()
     for row_before, row, is_row_locked in zip(rows_before, rows_after, is_locked, strict=True):
         before, after = _make_scanned_ledger(row_before), _make_scanned_ledger(row, locked=is_row_locked)
-        judgement = judge_unreferenced_ledger(before, after, OwnerLookup.ABSENT, now_ms=now_ms, floors=floors)
+        judgement = judge_two_scans(before, after, now_ms=now_ms, floors=floors)
         counts[judgement.verdict.value] += 1
-        if judgement.verdict in {LedgerVerdict.ORPHAN, LedgerVerdict.UNATTRIBUTED}:
-            findings.append(_make_ledger_finding(row, after, judgement, root))
+        if judgement.verdict is LedgerVerdict.UNREFERENCED or judgement.verdict.is_unattributed:
+            findings.append(_make_ledger_finding(row, judgement, root))
     dangling, harmless = _find_dangling(first.references, second.references, np.union1d(ids_before, ids_after))
-    counts.update(harmless=harmless, dangling=len(dangling))
-    return ScanComparison(findings + dangling, counts)
+    findings += dangling
+    counts.update(harmless=harmless)
+    counts.update(finding.kind.value for finding in findings)
+    return ScanComparison(findings, counts, _count_hazards(tables[1], second.references))
 
 
 def _ids(table: pa.Table) -> Ids:
@@ -174,26 +225,17 @@ def _make_scanned_ledger(row: Mapping[str, Any], *, locked: bool = False) -> Sca
     )
 
 
-def _make_ledger_finding(
-    row: Mapping[str, Any], ledger: ScannedLedger, judgement: LedgerJudgement, root: str
-) -> Finding:
-    is_orphan = judgement.verdict is LedgerVerdict.ORPHAN
-    statement = {
-        "version": str(ledger.version),
-        "czxid": str(ledger.czxid),
-        "state": row["state"],
-        "application": row["application"],
-        "component": row["component"],
-        "owner": row["owner"],
-    }
+def _make_ledger_finding(row: Mapping[str, Any], judgement: LedgerJudgement, root: str) -> Finding:
+    is_unattributed = judgement.verdict.is_unattributed
+    statement = {name: str(row[name]) for name in ("version", "czxid", "state", "application", "component", "owner")}
     return Finding(
-        kind=FindingKind.ORPHAN_LEDGER if is_orphan else FindingKind.UNATTRIBUTED_LEDGER,
-        ledger_id=LedgerId(ledger.ledger_id),
-        key=f"/{root}/{format_ledger_path(ledger.ledger_id)}",
+        kind=FindingKind.UNATTRIBUTED_LEDGER if is_unattributed else FindingKind.ORPHAN_LEDGER,
+        ledger_id=LedgerId(row["ledger_id"]),
+        key=f"/{root}/{format_ledger_path(row['ledger_id'])}",
         objects=1,
         size_bytes=row["size_bytes"],
-        newest_us=row["created_ms"] * 1_000,
-        statement=statement,
+        newest_us=row["modified_ms"] * 1_000,
+        statement=statement | {VERDICT: judgement.verdict.value, CONFIRMED: "false"},
         detail=judgement.reason,
     )
 
@@ -214,3 +256,32 @@ def _find_dangling(first: pa.Table, second: pa.Table, existing: Ids) -> tuple[li
         for row in harmful.to_pylist()
     ]
     return findings, len(dangling) - len(harmful)
+
+
+def _count_hazards(ledgers: pa.Table, references: pa.Table) -> dict[HazardName, HazardCount]:
+    """Count ledgers without metadata of Pulsar, by hazard. `ledgers` has the rows of one group of ids."""
+    has_application = pc.not_equal(ledgers["application"], "")
+    foreign = ledgers.filter(pc.and_(has_application, pc.not_equal(ledgers["application"], APPLICATION)))
+    sums = foreign.group_by("application").aggregate([("size_bytes", "count"), ("size_bytes", "sum")])
+    hazards = {
+        (Hazard.FOREIGN_APPLICATION, row["application"]): HazardCount(row["size_bytes_count"], row["size_bytes_sum"])
+        for row in sums.to_pylist()
+    }
+    log_ids = _ids(references.filter(pc.is_in(references["source"], pa.array(LOG_SOURCES))))
+    of_logs = ledgers.filter(pc.and_(pc.invert(has_application), pa.array(np.isin(_ids(ledgers), log_ids))))
+    if of_logs.num_rows:
+        hazards[Hazard.LOG_LEDGERS, ""] = HazardCount(of_logs.num_rows, pc.sum(of_logs["size_bytes"]).as_py())
+    return hazards
+
+
+def _make_hazards(results: Sequence[_GroupResult]) -> list[Finding]:
+    """Return one finding for each hazard, and for each foreign application."""
+    totals: dict[HazardName, HazardCount] = {}
+    for result in results:
+        for name, count in result.hazards.items():
+            total = totals.get(name, HazardCount())
+            totals[name] = HazardCount(total.ledgers + count.ledgers, total.size_bytes + count.size_bytes)
+    return [
+        make_hazard(hazard, count.ledgers, [application] if application else [], size_bytes=count.size_bytes)
+        for (hazard, application), count in sorted(totals.items())
+    ]

@@ -5,7 +5,7 @@ references are read, unless the ledger is young.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -17,6 +17,8 @@ import pyarrow as pa
 
 from infra.pulsar.bookie_reads import BookieDirectory
 from infra.pulsar.cluster_access import PulsarCluster
+from infra.pulsar.cluster_check import read_cluster_identity
+from infra.pulsar.cluster_clock import read_cluster_clock_ms, read_worker_clock_ms
 from infra.pulsar.compacted_ledgers import resolve_compaction_cursors
 from infra.pulsar.ledger_scan import list_leaf_folders, list_locked_ledgers, scan_leaf_folders
 from infra.pulsar.reference_scan import list_namespaces, list_schema_tenants, scan_references
@@ -24,7 +26,7 @@ from infra.pulsar.scan_facts import LedgerReference, OffloadReference, ScannedMa
 from infra.pulsar.scan_problem import ScanProblem
 from infra.pulsar.znode_reads import ZnodeReader
 from logstore.errors import PreconditionFailed
-from logstore.pulsar.plan_jobs import PROBLEM, ScanClusterJob
+from logstore.pulsar.plan_jobs import IDENTITY, LEDGERS_ROOT, PROBLEM, ScanClusterJob
 from logstore.reconciliation.bulk_job_inputs_and_results import BulkJobSummary
 from spark.job_runner import JobContext
 from spark.pulsar import cluster_facts
@@ -75,6 +77,7 @@ class _ScanCounts:
 
     rows: Counter[str] = field(default_factory=Counter)
     problems: tuple[ScanProblem, ...] = ()
+    newest_change_ms: int = 0  # by the clock of ZooKeeper's server
 
 
 def scan_cluster(cluster: PulsarCluster, context: JobContext, job: ScanClusterJob) -> BulkJobSummary:
@@ -82,29 +85,59 @@ def scan_cluster(cluster: PulsarCluster, context: JobContext, job: ScanClusterJo
 
     Raises:
         UnreadableMetadata: The layout of the ledgers is unknown.
-        PreconditionFailed: The cluster has no namespaces with managed ledgers in ZooKeeper.
+        PreconditionFailed: The cluster has no namespaces with managed ledgers in ZooKeeper, or is another one at the
+            end of the scan.
         StoreUnavailable: ZooKeeper does not answer.
     """
+    begun_ms, root = read_worker_clock_ms(), cluster.ledgers_root
     cores = context.spark.sparkContext.defaultParallelism
     parts = cores * _TASKS_PER_CORE
     with cluster.open_reader() as reader:
-        leaf_folders = list_leaf_folders(reader, cluster.ledgers_root)
+        identity = read_cluster_identity(reader, root)
+        leaf_folders = list_leaf_folders(reader, root)
     target = _ScanTarget(cluster, context.folder, _choose_groups(context, job, len(leaf_folders)), cores)
     ledger_tasks = [_LedgerTask(number, part) for number, part in enumerate(_split(leaf_folders, parts))]
     results = context.run_in_executors("scan ledgers", ledger_tasks, partial(_write_ledger_facts, target=target))
     with cluster.open_reader() as reader:
-        locked = [{"ledger_id": ledger_id} for ledger_id in list_locked_ledgers(reader, cluster.ledgers_root)]
+        locked = [{"ledger_id": ledger_id} for ledger_id in list_locked_ledgers(reader, root)]
         reference_tasks = _make_reference_tasks(reader, parts)
     results += context.run_in_executors(
         "scan references", reference_tasks, partial(_write_reference_facts, target=target)
     )
     target.write_rows("locks", 0, locked, cluster_facts.LOCKS)
+    with cluster.open_reader() as reader:
+        _require_identity(reader, root, identity)
+        newest_change_ms = max(result.newest_change_ms for result in results)
+        cluster_ms = read_cluster_clock_ms(reader, newest_change_ms=newest_change_ms)
+    times = {"begun_ms": begun_ms, "ended_ms": read_worker_clock_ms(), "cluster_ms": cluster_ms}
+    return _summarize_scan([*results, _count_shared_clusters(cluster)], target, identity, times)
+
+
+def _require_identity(reader: ZnodeReader, ledgers_root: str, identity: str) -> None:
+    found = read_cluster_identity(reader, ledgers_root)
+    if found != identity:
+        raise PreconditionFailed(
+            f"cluster: expected {identity}, as at the begin of the scan, found {found}; plan again"
+        )
+
+
+def _count_shared_clusters(cluster: PulsarCluster) -> _ScanCounts:
+    """Return a problem for each further cluster on the same BookKeeper."""
+    reason = "expected its references to ledgers of the same BookKeeper, which this scan does not read"
+    problems = tuple(ScanProblem(f"cluster {name}", reason) for name in cluster.shared_clusters)
+    return _ScanCounts(Counter(problems=len(problems)), problems)
+
+
+def _summarize_scan(
+    results: Sequence[_ScanCounts], target: _ScanTarget, identity: str, times: Mapping[str, int]
+) -> BulkJobSummary:
     rows = sum((result.rows for result in results), Counter[str]())
     problems = [problem for result in results for problem in result.problems]
     names = ("ledgers", "references", "managed_ledgers", "offloads", "problems")
     return BulkJobSummary(
-        counts={"groups": target.groups} | {name: rows[name] for name in names},
-        facts={f"{PROBLEM}{problem.path}": problem.reason for problem in problems[:_MAX_REASONS]},
+        counts={"groups": target.groups, **times, **{name: rows[name] for name in names}},
+        facts={IDENTITY: identity, LEDGERS_ROOT: target.cluster.ledgers_root}
+        | {f"{PROBLEM}{problem.path}": problem.reason for problem in problems[:_MAX_REASONS]},
     )
 
 
@@ -145,7 +178,8 @@ def _write_ledger_facts(task: _LedgerTask, *, target: _ScanTarget) -> _ScanCount
             if found.problem:
                 problems.append(ScanProblem(f"{root}/{found.path}", found.problem))
     target.write_rows("ledger_problems", task.number, map(asdict, problems), cluster_facts.PROBLEMS)
-    return _ScanCounts(Counter(ledgers=rows.close(), problems=len(problems)), tuple(problems[:_MAX_REASONS]))
+    counts = Counter(ledgers=rows.close(), problems=len(problems))
+    return _ScanCounts(counts, tuple(problems[:_MAX_REASONS]), reader.newest_change_ms)
 
 
 def _write_reference_facts(task: _ReferenceTask, *, target: _ScanTarget) -> _ScanCounts:
@@ -176,4 +210,4 @@ def _write_reference_facts(task: _ReferenceTask, *, target: _ScanTarget) -> _Sca
         managed_ledgers=len(managed_ledgers),
         problems=len(problems),
     )
-    return _ScanCounts(rows, tuple(problems[:_MAX_REASONS]))
+    return _ScanCounts(rows, tuple(problems[:_MAX_REASONS]), reader.newest_change_ms)

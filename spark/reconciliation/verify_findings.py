@@ -4,28 +4,24 @@ An absence is reported only if a HEAD finds nothing and the row still names the 
 storage states a ledger owner.
 """
 
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Final
-
-import pyarrow.parquet as pq
 
 from infra.catalog.engine.arrow_bulk import ArrowReader, open_arrow_reader
 from infra.catalog.engine.dialect_sql import parse_offload_context_or_empty
 from infra.catalog.reconciliation import bulk_queries
 from infra.catalog.reconciliation.rows_naming_ledgers import read_rows_naming_ledgers
-from logstore.atomic_files import replace_atomically
 from logstore.log.ledger_object_keys import ledger_prefix, owner_digest_from_key, segment_key, segment_number_from_key
 from logstore.log.ledgers import CopyKind, LedgerStatement
 from logstore.log.segment_metadata import is_confirmation
 from logstore.ports.object_storage import ObjectStore
 from logstore.positions import LedgerId
 from logstore.reconciliation.bulk_job_inputs_and_results import BulkJobSummary, VerifyFindingsJob
-from logstore.reconciliation.finding_files import FINDING_SCHEMA, FINDINGS_PER_PAGE, FindingFiles, findings_to_table
 from logstore.reconciliation.findings import STORE_KINDS, Finding, FindingKind
 from logstore.reconciliation.orphan_doubts_from_rows import (
     LedgerRows,
@@ -48,51 +44,31 @@ from logstore.reconciliation.services.orphan_inspection import (
     judge_orphan,
 )
 from spark.job_runner import JobContext
+from spark.reconciliation.candidate_verification import Verifier, verify_candidate_pages
 from spark.sources.store_addresses import CatalogAddresses
 
 _PARALLEL_REQUESTS: Final = 16  # requests of one task
-_PAGES_PER_TASK: Final = 8
 _CONFIRMATION_DETAIL: Final = "it says where a segment was registered, and goes with its ledger"
-
-
-@dataclass(frozen=True, slots=True)
-class _VerifyTask:
-    number: int
-    pages: tuple[int, ...]
 
 
 def verify_findings(addresses: CatalogAddresses, context: JobContext, job: VerifyFindingsJob) -> BulkJobSummary:
     folder = Path(context.get_published_summary("compare-sides").folder)
-    pages = range(FindingFiles(folder).pages)
-    starts = range(0, len(pages), _PAGES_PER_TASK)
-    tasks = [_VerifyTask(number, tuple(pages[start : start + _PAGES_PER_TASK])) for number, start in enumerate(starts)]
-    verify = partial(
-        _write_verified_findings, candidates=folder, folder=context.folder, addresses=addresses, before_us=job.before_us
-    )
-    counts_by_task = context.run_in_executors("ask storage and catalog again", tasks, verify)
-    return BulkJobSummary(
-        counts={kind.value: sum(counts[kind.value] for counts in counts_by_task) for kind in STORE_KINDS}
-    )
+    open_verifier = partial(_open_verifier, addresses=addresses, before_us=job.before_us)
+    counts = verify_candidate_pages(context, "ask storage and catalog again", [folder], open_verifier)
+    return BulkJobSummary(counts={kind.value: counts[kind.value] for kind in STORE_KINDS})
 
 
-def _write_verified_findings(
-    task: _VerifyTask, *, candidates: Path, folder: Path, addresses: CatalogAddresses, before_us: int
-) -> Counter[str]:
-    """Write the true findings of some pages of candidates into one file, in an executor. A task may run twice."""
-    files, counts = FindingFiles(candidates), Counter[str]()
+@contextmanager
+def _open_verifier(*, addresses: CatalogAddresses, before_us: int) -> Iterator[Verifier]:
     stores = {address.bucket: address.store() for address in addresses.stores}
-    with (
-        replace_atomically(folder / f"findings-{task.number:06d}.parquet") as new,
-        pq.ParquetWriter(new, FINDING_SCHEMA) as writer,
-        open_arrow_reader(addresses.database_url) as catalog,
-    ):
-        for page in task.pages:
-            page_candidates = list(files.read_page(page).values())
-            findings = verify_candidates(page_candidates, stores, catalog, before_us, addresses.application)
-            counts.update(finding.kind.value for finding in findings)
-            if findings:
-                writer.write_table(findings_to_table(findings), row_group_size=FINDINGS_PER_PAGE)
-    return counts
+    with open_arrow_reader(addresses.database_url) as catalog:
+        yield partial(
+            verify_candidates,
+            stores=stores,
+            catalog=catalog,
+            before_us=before_us,
+            application=addresses.application,
+        )
 
 
 def verify_candidates(

@@ -5,6 +5,7 @@ from infra.pulsar.broker_admin import BrokerAdminAddress
 from infra.pulsar.cluster_access import PulsarCluster
 from infra.pulsar.cluster_check import ClusterCheck, check_cluster
 from infra.pulsar.ledger_explanation import LedgerExplanation, explain_ledger
+from infra.pulsar.owner_lookup import open_owner_directory
 from logstore.errors import InvalidInput
 from workers.assembly.zookeeper_credentials import identity_and_tls_from_settings
 from workers.settings import Settings, read_secret_file
@@ -69,7 +70,7 @@ def check_pulsar_cluster(settings: Settings) -> ClusterCheck:
         return check_cluster(reader, cluster.ledgers_root)
 
 
-def explain_pulsar_ledger(settings: Settings, ledger_id: int, *, now_ms: int) -> LedgerExplanation:
+def explain_pulsar_ledger(settings: Settings, ledger_id: int) -> LedgerExplanation:
     cluster = pulsar_cluster_from_settings(settings)
-    with cluster.open_reader() as reader:
-        return explain_ledger(reader, cluster.ledgers_root, ledger_id, now_ms=now_ms)
+    with cluster.open_reader() as reader, open_owner_directory(cluster, reader) as owners:
+        return explain_ledger(reader, owners, cluster.ledgers_root, ledger_id)

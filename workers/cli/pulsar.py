@@ -1,6 +1,5 @@
 """Group `pulsar`: a real Pulsar cluster with BookKeeper. The commands of this group only read."""
 
-import time
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
@@ -44,11 +43,13 @@ def check(context: CommandContext) -> Answer:
 def explain(context: CommandContext, ledger_id: _LedgerId) -> Answer:
     """Explain a ledger: its owner, every znode that refers to it, its bookies, its age, and a verdict with a reason.
 
-    The verdict is `referenced`, `orphan`, `young`, `replicated`, `unattributed` (its owner is unknown) or `doubtful`
-    (something cannot be read that may refer to it). It is that of one look at all references of one cluster. Do not
-    delete the ledger because of it: a reference may be on its way. The command changes nothing.
+    The verdict on a ledger with a reference is `referenced`. Without one it is `young`, `replicated` or `doubtful`
+    (something cannot be read that may refer to it), or it says what is wrong with the owner: `owner_absent`,
+    `owner_not_listing`, `owner_unstated`, `owner_unreadable` or `owner_foreign`. It is that of one look at all
+    references of one cluster. Do not delete the ledger because of it: a reference may be on its way. The command
+    changes nothing.
     """
-    explanation = context.services.explain_pulsar_ledger(context.settings, ledger_id, now_ms=round(time.time() * 1_000))
+    explanation = context.services.explain_pulsar_ledger(context.settings, ledger_id)
     document = _make_document(explanation)
     references = explanation.references
     shown = [f"/{each.path} ({each.source})" for each in references[:_MAX_REFERENCES_SHOWN]]
@@ -59,7 +60,7 @@ def explain(context: CommandContext, ledger_id: _LedgerId) -> Answer:
         "owner": document["owner"] and document["owner"]["path"],
         "references": "\n".join(shown) or None,
         **(document["metadata"] or {}),
-        "verdict": explanation.verdict,
+        "verdict": explanation.verdict.value,
         "reason": explanation.reason,
     }
     problems = Answer(document=document["problems"], empty="everything that may refer to a ledger was read")
@@ -82,7 +83,7 @@ def _make_document(explanation: "LedgerExplanation") -> dict[str, Any]:
         else None,
         "owner": {"component": owner.component.value, "path": f"/{owner.path}"} if owner else None,
         "references": [{"path": f"/{each.path}", "field": each.source} for each in explanation.references],
-        "verdict": explanation.verdict,
+        "verdict": explanation.verdict.value,
         "reason": explanation.reason,
         "problems": [{"path": f"/{each.path}", "reason": each.reason} for each in explanation.problems],
     }

@@ -1,11 +1,12 @@
 """An explanation names the owner, every reference, and the verdict with its reason."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import pytest
 from kazoo.client import KazooClient
 
 from infra.pulsar.ledger_explanation import LedgerExplanation, explain_ledger
+from infra.pulsar.owner_lookup import OwnerDirectory
 from infra.pulsar.scan_facts import LedgerReference
 from infra.pulsar.znode_reads import ZnodeReader
 from logstore.errors import UnknownObject
@@ -19,14 +20,26 @@ _NAME = "t/ns/persistent/a"
 _TOPIC = f"managed-ledgers/{_NAME}"
 _OWNED = {"application": "pulsar", "component": "managed-ledger", "pulsar/managed-ledger": _NAME}
 _OTHER = "managed-ledgers/t/ns/persistent/never-loaded"
-_LATER_MS = 4_000_000_000_000
+_DAY_MS = 86_400_000
 
 
-def explain(
-    cluster: KazooClient, reader: ZnodeReader, *, custom: Mapping[str, str], now_ms: int = _LATER_MS
-) -> LedgerExplanation:
+@pytest.fixture
+def ages(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Let a time pass on the clocks of ZooKeeper and of this machine."""
+
+    def pass_time(passed_ms: int) -> None:
+        def read_clock_ms(reader: ZnodeReader) -> int:
+            return reader.newest_change_ms + passed_ms
+
+        monkeypatch.setattr("infra.pulsar.ledger_explanation.read_cluster_clock_ms", read_clock_ms)
+
+    return pass_time
+
+
+def explain(cluster: KazooClient, reader: ZnodeReader, *, custom: Mapping[str, str]) -> LedgerExplanation:
     cluster.create(f"/ledgers/{format_ledger_path(7)}", wire.ledger_metadata(custom=custom), makepath=True)
-    return explain_ledger(reader, "ledgers", 7, now_ms=now_ms)
+    cluster.create("/admin/policies/t", b"{}", makepath=True)
+    return explain_ledger(reader, OwnerDirectory(reader, "ledgers", configuration=reader), "ledgers", 7)
 
 
 def test_every_reference_is_named(cluster: KazooClient, reader: ZnodeReader) -> None:
@@ -42,16 +55,18 @@ def test_every_reference_is_named(cluster: KazooClient, reader: ZnodeReader) -> 
     assert (told.verdict, told.problems) == ("referenced", ())
 
 
-def test_an_orphan_is_explained(cluster: KazooClient, reader: ZnodeReader) -> None:
+def test_an_orphan_is_explained(cluster: KazooClient, reader: ZnodeReader, ages: Callable[[int], None]) -> None:
+    ages(_DAY_MS)
     cluster.create(f"/{_OTHER}", b"", makepath=True)
     told = explain(cluster, reader, custom=_OWNED)
-    assert (told.verdict, told.reason) == ("orphan", "nothing refers to it, and its owner does not exist")
+    assert (told.verdict, told.reason) == ("owner_absent", "nothing refers to it, and its owner does not exist")
 
 
 def test_a_young_ledger_is_explained(cluster: KazooClient, reader: ZnodeReader) -> None:
     cluster.create(f"/{_OTHER}", b"", makepath=True)
-    told = explain(cluster, reader, custom=_OWNED, now_ms=0)
+    told = explain(cluster, reader, custom=_OWNED)
     assert told.verdict == "young"
+    assert told.reason.startswith("nothing refers to it, and it changed 0 s ago")
 
 
 def test_a_replicated_ledger_is_explained(cluster: KazooClient, reader: ZnodeReader) -> None:
@@ -72,10 +87,13 @@ def test_a_cluster_without_managed_ledgers_leaves_a_doubt(cluster: KazooClient, 
     assert explain(cluster, reader, custom=_OWNED).verdict == "doubtful"
 
 
-def test_a_ledger_of_another_application_is_explained(cluster: KazooClient, reader: ZnodeReader) -> None:
+def test_a_ledger_of_another_application_is_explained(
+    cluster: KazooClient, reader: ZnodeReader, ages: Callable[[int], None]
+) -> None:
+    ages(_DAY_MS)
     cluster.create(f"/{_OTHER}", b"", makepath=True)
     told = explain(cluster, reader, custom={"application": "bk-stream-storage-service"})
-    assert (told.owner, told.verdict) == (None, "unattributed")
+    assert (told.owner, told.verdict) == (None, "owner_unstated")
 
 
 def test_what_cannot_be_read_is_named(cluster: KazooClient, reader: ZnodeReader) -> None:
@@ -87,4 +105,4 @@ def test_what_cannot_be_read_is_named(cluster: KazooClient, reader: ZnodeReader)
 
 def test_an_unknown_ledger_is_refused(reader: ZnodeReader) -> None:
     with pytest.raises(UnknownObject, match="ledger_id"):
-        explain_ledger(reader, "ledgers", 7, now_ms=_LATER_MS)
+        explain_ledger(reader, OwnerDirectory(reader, "ledgers", configuration=reader), "ledgers", 7)

@@ -5,15 +5,15 @@ from typing import Any
 
 import pytest
 
-from logstore.errors import InvalidInput
+from logstore.errors import InvalidInput, PreconditionFailed
 from logstore.pulsar.ledger_metadata import BookKeeperLedgerState, PulsarComponent, StatedOwner
 from logstore.pulsar.ledger_verdicts import (
     AgeFloors,
     LedgerVerdict,
     OwnerLookup,
     ScannedLedger,
-    is_confirmed_without_broker,
-    judge_unreferenced_ledger,
+    judge_owner_lookup,
+    judge_two_scans,
 )
 
 _DAY_MS = 86_400_000
@@ -29,25 +29,34 @@ _OLD = ScannedLedger(
 _COMPACTED = StatedOwner(PulsarComponent.COMPACTED_LEDGER, "managed-ledgers/t/ns/persistent/a/__compaction")
 
 
-def judge(
-    first: ScannedLedger | None = _OLD,
-    second: ScannedLedger | None = _OLD,
-    lookup: OwnerLookup = OwnerLookup.ABSENT,
-    floors: AgeFloors | None = None,
-) -> LedgerVerdict:
-    return judge_unreferenced_ledger(first, second, lookup, now_ms=_NOW_MS, floors=floors or AgeFloors()).verdict
+_OWNER = StatedOwner(PulsarComponent.MANAGED_LEDGER, "managed-ledgers/t/ns/persistent/a")
 
 
-@pytest.mark.parametrize("lookup", [OwnerLookup.ABSENT, OwnerLookup.NOT_LISTING])
-def test_an_old_unchanged_ledger_whose_owner_does_not_list_it_is_an_orphan(lookup: OwnerLookup) -> None:
-    judgement = judge_unreferenced_ledger(_OLD, _OLD, lookup, now_ms=_NOW_MS, floors=AgeFloors())
-    assert judgement.verdict is LedgerVerdict.ORPHAN
-    assert "owner" in judgement.reason
+def judge(first: ScannedLedger = _OLD, second: ScannedLedger = _OLD, floors: AgeFloors | None = None) -> LedgerVerdict:
+    return judge_two_scans(first, second, now_ms=_NOW_MS, floors=floors or AgeFloors()).verdict
 
 
-@pytest.mark.parametrize("lookup", [OwnerLookup.LISTING, OwnerLookup.UNREADABLE])
-def test_an_owner_that_lists_it_or_cannot_be_read_keeps_it(lookup: OwnerLookup) -> None:
-    assert judge(lookup=lookup) is LedgerVerdict.DOUBTFUL
+def test_the_owner_of_an_old_unchanged_ledger_is_looked_up() -> None:
+    assert judge() is LedgerVerdict.UNREFERENCED
+
+
+@pytest.mark.parametrize(
+    ("lookup", "verdict", "is_orphan", "is_unattributed"),
+    [
+        (OwnerLookup.ABSENT, LedgerVerdict.OWNER_ABSENT, True, False),
+        (OwnerLookup.NOT_LISTING, LedgerVerdict.OWNER_NOT_LISTING, True, False),
+        (OwnerLookup.LISTING, LedgerVerdict.REFERENCED, False, False),
+        (OwnerLookup.UNREADABLE, LedgerVerdict.OWNER_UNREADABLE, False, True),
+        (OwnerLookup.UNKNOWN_TENANT, LedgerVerdict.OWNER_FOREIGN, False, True),
+        (OwnerLookup.SHARED_BOOKKEEPER, LedgerVerdict.OWNER_FOREIGN, False, True),
+    ],
+)
+def test_only_an_owner_that_is_known_and_does_not_list_it_makes_an_orphan(
+    lookup: OwnerLookup, verdict: LedgerVerdict, is_orphan: bool, is_unattributed: bool
+) -> None:
+    judgement = judge_owner_lookup(_OWNER, lookup)
+    assert (judgement.verdict, judgement.is_confirmed) == (verdict, is_orphan)
+    assert (judgement.verdict.is_orphan, judgement.verdict.is_unattributed) == (is_orphan, is_unattributed)
 
 
 @pytest.mark.parametrize("change", [{"version": 4}, {"czxid": 901}])
@@ -55,25 +64,21 @@ def test_a_ledger_that_changed_between_the_scans_is_kept(change: dict[str, Any])
     assert judge(second=replace(_OLD, **change)) is LedgerVerdict.CHANGED
 
 
-def test_a_ledger_that_one_scan_did_not_show_is_kept() -> None:
-    assert judge(first=None) is LedgerVerdict.CHANGED
-    assert judge(second=None) is LedgerVerdict.CHANGED
-
-
 def test_a_ledger_under_replication_is_kept() -> None:
-    locked = replace(_OLD, replication_lock=True)
-    assert judge(second=locked) is LedgerVerdict.REPLICATED
+    assert judge(second=replace(_OLD, replication_lock=True)) is LedgerVerdict.REPLICATED
 
 
 def test_a_ledger_without_a_known_owner_is_kept() -> None:
     anonymous = replace(_OLD, owner=None)
-    assert judge(anonymous, anonymous) is LedgerVerdict.UNATTRIBUTED
+    assert judge(anonymous, anonymous) is LedgerVerdict.OWNER_UNSTATED
+    assert LedgerVerdict.OWNER_UNSTATED.is_unattributed
 
 
 @pytest.mark.parametrize(
     ("state", "owner", "floor_s"),
     [
         (BookKeeperLedgerState.CLOSED, _OLD.owner, 3_600),
+        (BookKeeperLedgerState.CLOSED, None, 3_600),
         (BookKeeperLedgerState.CLOSED, _COMPACTED, 7_200),
         (BookKeeperLedgerState.OPEN, _OLD.owner, 86_400),
         (BookKeeperLedgerState.IN_RECOVERY, _OLD.owner, 86_400),
@@ -81,29 +86,39 @@ def test_a_ledger_without_a_known_owner_is_kept() -> None:
     ],
 )
 def test_each_state_and_component_has_a_floor_of_age(
-    state: BookKeeperLedgerState, owner: StatedOwner, floor_s: int
+    state: BookKeeperLedgerState, owner: StatedOwner | None, floor_s: int
 ) -> None:
     exact = replace(_OLD, state=state, owner=owner, modified_ms=_NOW_MS - floor_s * 1_000)
     younger = replace(exact, modified_ms=exact.modified_ms + 1)
-    assert judge(exact, exact) is LedgerVerdict.ORPHAN
+    assert judge(exact, exact) is (LedgerVerdict.UNREFERENCED if owner else LedgerVerdict.OWNER_UNSTATED)
     assert judge(younger, younger) is LedgerVerdict.YOUNG
+
+
+def test_a_ledger_of_the_future_is_young() -> None:
+    """The time of the newest known change is behind ZooKeeper's clock."""
+    future = replace(_OLD, modified_ms=_NOW_MS + 60_000)
+    judgement = judge_two_scans(future, future, now_ms=_NOW_MS, floors=AgeFloors())
+    assert judgement.verdict is LedgerVerdict.YOUNG
+    assert judgement.reason.startswith("it changed 0 s ago")
 
 
 def test_one_floor_may_replace_all() -> None:
     floors = AgeFloors.for_all_states(7_200, unsafe=True)
     open_ledger = replace(_OLD, state=BookKeeperLedgerState.OPEN, modified_ms=_NOW_MS - 7_200_000)
-    assert judge(open_ledger, open_ledger, floors=floors) is LedgerVerdict.ORPHAN
+    assert judge(open_ledger, open_ledger, floors) is LedgerVerdict.UNREFERENCED
 
 
 def test_a_low_floor_needs_a_word() -> None:
-    with pytest.raises(InvalidInput, match="older_than"):
+    with pytest.raises(PreconditionFailed, match="older-than"):
         AgeFloors.for_all_states(86_399, unsafe=False)
+    with pytest.raises(InvalidInput, match="older-than"):
+        AgeFloors.for_all_states(-1, unsafe=True)
     assert AgeFloors.for_all_states(0, unsafe=True).open_s == 0
     assert AgeFloors.for_all_states(86_400, unsafe=False).compacted_s == 86_400
 
 
 @pytest.mark.parametrize(
-    ("component", "lookup", "confirmed"),
+    ("component", "lookup", "is_confirmed"),
     [
         (PulsarComponent.MANAGED_LEDGER, OwnerLookup.NOT_LISTING, True),
         (PulsarComponent.SCHEMA, OwnerLookup.ABSENT, True),
@@ -113,6 +128,6 @@ def test_a_low_floor_needs_a_word() -> None:
     ],
 )
 def test_what_a_broker_may_know_alone_is_not_confirmed(
-    component: PulsarComponent, lookup: OwnerLookup, confirmed: bool
+    component: PulsarComponent, lookup: OwnerLookup, is_confirmed: bool
 ) -> None:
-    assert is_confirmed_without_broker(StatedOwner(component, "any"), lookup) is confirmed
+    assert judge_owner_lookup(StatedOwner(component, "any"), lookup).is_confirmed is is_confirmed

@@ -3,12 +3,14 @@
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from kazoo.client import KazooClient
 
 from infra.coordination.zookeeper_session import EnsembleOptions
 from infra.pulsar.cluster_access import PulsarCluster
+from infra.pulsar.cluster_check import read_cluster_identity
 from logstore.errors import PreconditionFailed
 from logstore.pulsar.plan_jobs import PROBLEM, CompareScansJob, ScanClusterJob, VerifyClusterJob
 from logstore.pulsar.znode_names import format_ledger_path
@@ -28,7 +30,6 @@ __all__ = ["cluster", "ensemble", "zookeeper"]
 pytestmark = pytest.mark.external_service
 
 _TOPIC = "t/ns/persistent/a"
-_YEAR_MS = 365 * 86_400_000
 
 
 def custom(component: str, **keys: str) -> dict[str, str | bytes]:
@@ -65,6 +66,7 @@ def filled(cluster: KazooClient) -> Iterator[None]:
         write(cluster, f"managed-ledgers/{_TOPIC}/billing", wire.cursor(3, buckets={"1_2": "4"}))
         write(cluster, f"managed-ledgers/{_TOPIC}/__compaction", wire.cursor(5, compacted=105))
         write(cluster, "schemas/t/ns/a", wire.schema_locator([7]))
+        write(cluster, "admin/policies/t", b"{}")
         write(cluster, "pulsar/functions/f/<default>/ledgers/logrecs_1", b"5;8;1")
         yield
 
@@ -76,18 +78,17 @@ def write(cluster: KazooClient, path: str, value: bytes) -> None:
 @pytest.fixture
 def plan(warm: WarmSession, ensemble: EnsembleOptions, tmp_path: Path) -> Callable[..., dict[str, BulkJobSummary]]:
     """Run the jobs of one plan; between the scans something may happen."""
-    access = PulsarCluster(zookeeper=ensemble.hosts, session_timeout_s=10)
 
-    def run(between: Callable[[], None] = lambda: None) -> dict[str, BulkJobSummary]:
-        jobs = SparkBulkJobs(warm, PublishedOutputs(tmp_path / "bulk"), lambda: cluster_job_mains(access))
+    def run(
+        between: Callable[[], None] = lambda: None, *, between_s: float = 0, **access: Any
+    ) -> dict[str, BulkJobSummary]:
+        address = PulsarCluster(zookeeper=ensemble.hosts, session_timeout_s=10, **access)
+        jobs = SparkBulkJobs(warm, PublishedOutputs(tmp_path / "bulk"), lambda: cluster_job_mains(address))
         summaries = {}
-        with access.open_reader() as reader:
-            ((_, root),) = reader.read(["ledgers"])
-        now_ms = (root.created_ms if root else 0) + _YEAR_MS
         for job in (
             ScanClusterJob(run_id="run", number=1),
             ScanClusterJob(run_id="run", number=2),
-            CompareScansJob(run_id="run", now_ms=now_ms),
+            CompareScansJob(run_id="run", between_s=between_s, older_than_s=0),
             VerifyClusterJob(run_id="run"),
         ):
             summaries[job.name] = jobs.run_job(job, lambda _: None)
@@ -125,8 +126,57 @@ def test_every_planted_orphan_is_found_and_nothing_else(
     assert ids_of(findings, FindingKind.UNATTRIBUTED_LEDGER) == set(_UNATTRIBUTED)
     assert ids_of(findings, FindingKind.DANGLING_REFERENCE) == {300}
     verdicts = {int(found.ledger_id or 0): found.statement.get("verdict") for found in findings}
-    assert (verdicts[101], verdicts[102]) == ("not_listing", "absent")
+    assert (verdicts[101], verdicts[102]) == ("owner_not_listing", "owner_absent")
     assert len(findings) == sum(summaries["verify-cluster"].counts.values())
+    hazards = {found.key: (found.objects, found.statement.get("names")) for found in findings if found.kind == "hazard"}
+    assert hazards == {"foreign_application": (1, "bk-stream-storage-service"), "log_ledgers": (1, None)}
+    assert {found.statement["confirmed"] for found in findings if found.ledger_id in {101, 102}} == {"true"}
+
+
+def test_times_and_identity_of_a_scan(
+    cluster: KazooClient, plan: Callable[..., dict[str, BulkJobSummary]], ensemble: EnsembleOptions
+) -> None:
+    """The cluster's time is that of its newest change; here, a broker writes its load report at the end."""
+    with filled(cluster):
+        write(cluster, "loadbalance/brokers/broker:8080", b"{}")
+        summaries = plan()
+    _, stat = cluster.get("/loadbalance/brokers/broker:8080")
+    first, second = (summaries[f"scan-cluster-{number}"] for number in (1, 2))
+    assert first.counts["cluster_ms"] == stat.last_modified * 1_000
+    assert first.counts["begun_ms"] < first.counts["ended_ms"] <= second.counts["begun_ms"]
+    assert first.facts["identity"] == second.facts["identity"]
+    with PulsarCluster(zookeeper=ensemble.hosts).open_reader() as reader:
+        assert first.facts["identity"] == read_cluster_identity(reader, "ledgers")
+
+
+def test_scans_that_are_too_close_are_refused(
+    cluster: KazooClient, plan: Callable[..., dict[str, BulkJobSummary]]
+) -> None:
+    with filled(cluster), pytest.raises(PreconditionFailed, match="expected 600 s or more between the scans"):
+        plan(between_s=600)
+
+
+def test_a_cluster_that_was_made_again_between_the_scans_is_refused(
+    cluster: KazooClient, plan: Callable[..., dict[str, BulkJobSummary]]
+) -> None:
+    def make_again() -> None:
+        cluster.delete("/managed-ledgers", recursive=True)
+        write(cluster, f"managed-ledgers/{_TOPIC}", wire.managed_ledger([1]))
+
+    with filled(cluster), pytest.raises(PreconditionFailed, match="scan 2: expected the cluster"):
+        plan(make_again)
+
+
+def test_a_shared_bookkeeper_leaves_no_orphan(
+    cluster: KazooClient, plan: Callable[..., dict[str, BulkJobSummary]]
+) -> None:
+    with filled(cluster):
+        summaries = plan(shared_clusters=("east",))
+    assert summaries["compare-scans"].counts["problems"] == 2
+    assert f"{PROBLEM}cluster east" in summaries["scan-cluster-1"].facts
+    findings = findings_of(summaries)
+    assert not ids_of(findings, FindingKind.ORPHAN_LEDGER)
+    assert ids_of(findings, FindingKind.UNATTRIBUTED_LEDGER) == set(_ORPHANS) | set(_UNATTRIBUTED)
 
 
 def test_what_cannot_be_read_is_counted_and_named(
@@ -135,9 +185,13 @@ def test_what_cannot_be_read_is_counted_and_named(
     """A plan with it is incomplete: the bookie with the compaction cursor is away, a schema is damaged."""
     with filled(cluster):
         cluster.set("/schemas/t/ns/a", b"\xff")
-    scanned = plan()["scan-cluster-2"]
+    summaries = plan()
+    orphans = [found for found in findings_of(summaries) if found.kind is FindingKind.ORPHAN_LEDGER]
+    assert {found.statement["confirmed"] for found in orphans} == {"false"}
+    assert summaries["verify-cluster"].counts["problems"] == 4, "two of each scan"
+    scanned = summaries["scan-cluster-2"]
     assert scanned.counts["problems"] == 2
-    assert set(scanned.facts) == {
+    assert {name for name in scanned.facts if name.startswith(PROBLEM)} == {
         f"{PROBLEM}schemas/t/ns/a",
         f"{PROBLEM}managed-ledgers/{_TOPIC}/__compaction",
     }

@@ -10,11 +10,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from logstore.errors import PreconditionFailed
+from logstore.pulsar.cluster_findings import Hazard
 from logstore.pulsar.ledger_verdicts import AgeFloors
 from logstore.reconciliation.bulk_job_inputs_and_results import BulkJobSummary
 from logstore.reconciliation.findings import FindingKind
 from spark.pulsar.cluster_facts import LEDGERS, REFERENCES
-from spark.pulsar.compare_scans import ROWS, ScanComparison, ScanGroup, compare_scan_groups, require_all_rows
+from spark.pulsar.compare_scans import (
+    HazardCount,
+    ScanComparison,
+    ScanGroup,
+    compare_scan_groups,
+    require_all_rows,
+    require_comparable_scans,
+)
 
 _NOW_MS = 1_000 * 86_400_000
 _TOPIC = "managed-ledgers/t/ns/persistent/a"
@@ -120,9 +128,25 @@ def test_a_reference_to_nothing_is_told_unless_it_is_harmless() -> None:
     (found,) = comparison.findings
     assert (found.kind, found.ledger_id, found.key) == (FindingKind.DANGLING_REFERENCE, 2, f"/{_TOPIC}")
     assert comparison.counts["harmless"] == 1
-    assert not compare(scan([], []), both).counts["dangling"], "a reference of one scan only may be one of a moment"
+    assert not compare(scan([], []), both).counts["dangling_reference"], (
+        "a reference of one scan only may be one of a moment"
+    )
     elsewhere = scan([ledger(1)], [reference(1), reference(2) | {"path": "schemas/t/ns/a"}])
-    assert not compare(elsewhere, both).counts["dangling"], "and so may the same ledger in another znode"
+    assert not compare(elsewhere, both).counts["dangling_reference"], "and so may the same ledger in another znode"
+
+
+def test_ledgers_of_others_are_hazards() -> None:
+    """Each application is counted, and so are ledgers of logs. Those of a topic without metadata are usual."""
+    others = [
+        ledger(number, application=name, component="", owner="")
+        for number, name in enumerate(("table", "", "", "table", "pulsar"), start=1)
+    ]
+    log = reference(2) | {"path": "pulsar/functions/a/<default>/ledgers/logrecs_1", "source": "log_segment"}
+    both = scan([*others, ledger(6)], [log, reference(3), reference(6)])
+    assert compare(both, both).hazards == {
+        (Hazard.FOREIGN_APPLICATION, "table"): HazardCount(2, 1_000),
+        (Hazard.LOG_LEDGERS, ""): HazardCount(1, 500),
+    }
 
 
 @pytest.mark.parametrize("kind", ["ledgers", "references"])
@@ -130,10 +154,31 @@ def test_a_reference_to_nothing_is_told_unless_it_is_harmless() -> None:
 def test_a_file_with_other_rows_than_were_counted_is_refused(kind: str, number: int) -> None:
     """A late attempt of a task replaced it, or an executor does not see it: references would be missing."""
     scans = (BulkJobSummary(counts={"ledgers": 9, "references": 7}),) * 2
-    rows = {f"{ROWS}{name} {each}": count for name, count in scans[0].counts.items() for each in (1, 2)}
+    rows = {(name, each): count for name, count in scans[0].counts.items() for each in (1, 2)}
     require_all_rows(rows, scans)
     with pytest.raises(PreconditionFailed, match=f"scan {number}: expected . {kind}"):
-        require_all_rows(rows | {f"{ROWS}{kind} {number}": 6}, scans)
+        require_all_rows(rows | {(kind, number): 6}, scans)
+
+
+def summary(begun_s: int, ended_s: int, *, identity: str = "a/1/2", root: str = "ledgers") -> BulkJobSummary:
+    counts = {"begun_ms": begun_s * 1_000, "ended_ms": ended_s * 1_000}
+    return BulkJobSummary(counts=counts, facts={"identity": identity, "ledgers_root": root})
+
+
+@pytest.mark.parametrize(
+    ("second", "words"),
+    [
+        (summary(699, 800), "between the scans, found 599 s"),
+        (summary(50, 800), "between the scans, found -50 s"),
+        (summary(700, 800, identity="a/1/3"), "scan 2: expected the cluster a/1/2 of scan 1, found a/1/3"),
+        (summary(700, 800, root="other"), 'scan 2: expected a scan of the ledgers below "/ledgers"'),
+    ],
+)
+def test_scans_that_cannot_be_compared_are_refused(second: BulkJobSummary, words: str) -> None:
+    first = summary(0, 100)
+    require_comparable_scans(first, summary(700, 800), between_s=600, ledgers_root="ledgers")
+    with pytest.raises(PreconditionFailed, match=words):
+        require_comparable_scans(first, second, between_s=600, ledgers_root="ledgers")
 
 
 _EVENTS = st.lists(st.tuples(st.sampled_from(["create", "attach", "detach", "delete", "leak"]), st.integers(0, 9)))

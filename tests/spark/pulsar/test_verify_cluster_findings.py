@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 from kazoo.client import KazooClient
 
+from infra.pulsar.owner_lookup import OwnerDirectory
 from infra.pulsar.znode_reads import ZnodeReader
 from logstore.positions import LedgerId
 from logstore.pulsar.znode_names import format_ledger_path
@@ -34,54 +35,77 @@ def write_candidate(cluster: KazooClient, ledger_id: int, **changes: Any) -> Fin
     return Finding(ledger_id=LedgerId(ledger_id), **fields)
 
 
-def test_an_orphan_of_an_absent_owner_is_confirmed(cluster: KazooClient, reader: ZnodeReader) -> None:
+@pytest.fixture
+def owners(cluster: KazooClient, reader: ZnodeReader) -> OwnerDirectory:
+    cluster.create("/admin/policies/t", b"{}", makepath=True)
+    return OwnerDirectory(reader, "ledgers", configuration=reader)
+
+
+def test_an_orphan_of_an_absent_owner_is_confirmed(
+    cluster: KazooClient, reader: ZnodeReader, owners: OwnerDirectory
+) -> None:
     candidate = write_candidate(cluster, 7)
-    (found,) = verify_cluster_candidates(reader, "ledgers", [candidate])
+    (found,) = verify_cluster_candidates(reader, owners, [candidate])
     assert found.kind is FindingKind.ORPHAN_LEDGER
-    assert (found.statement["verdict"], found.statement["confirmed"]) == ("absent", "true")
+    assert (found.statement["verdict"], found.statement["confirmed"]) == ("owner_absent", "true")
     assert found.detail == "nothing refers to it, and its owner does not exist"
 
 
-def test_an_owner_that_lists_other_ledgers_leaves_an_orphan(cluster: KazooClient, reader: ZnodeReader) -> None:
+def test_an_owner_that_lists_other_ledgers_leaves_an_orphan(
+    cluster: KazooClient, reader: ZnodeReader, owners: OwnerDirectory
+) -> None:
     candidate = write_candidate(cluster, 7)
     cluster.create(f"/{_TOPIC}", wire.managed_ledger([8]), makepath=True)
-    (found,) = verify_cluster_candidates(reader, "ledgers", [candidate])
-    assert found.statement["verdict"] == "not_listing"
+    (found,) = verify_cluster_candidates(reader, owners, [candidate])
+    assert found.statement["verdict"] == "owner_not_listing"
 
 
-def test_an_owner_that_lists_it_now_ends_the_candidate(cluster: KazooClient, reader: ZnodeReader) -> None:
+def test_an_owner_that_lists_it_now_ends_the_candidate(
+    cluster: KazooClient, reader: ZnodeReader, owners: OwnerDirectory
+) -> None:
     candidate = write_candidate(cluster, 7)
     cluster.create(f"/{_TOPIC}", wire.managed_ledger([7]), makepath=True)
-    assert verify_cluster_candidates(reader, "ledgers", [candidate]) == []
+    assert verify_cluster_candidates(reader, owners, [candidate]) == []
 
 
-def test_an_unreadable_owner_makes_it_unattributed(cluster: KazooClient, reader: ZnodeReader) -> None:
+def test_an_unreadable_owner_makes_it_unattributed(
+    cluster: KazooClient, reader: ZnodeReader, owners: OwnerDirectory
+) -> None:
     candidate = write_candidate(cluster, 7)
     cluster.create(f"/{_TOPIC}", b"\xff", makepath=True)
-    (found,) = verify_cluster_candidates(reader, "ledgers", [candidate])
-    assert (found.kind, found.statement["verdict"]) == (FindingKind.UNATTRIBUTED_LEDGER, "unreadable")
+    (found,) = verify_cluster_candidates(reader, owners, [candidate])
+    assert (found.kind, found.statement["verdict"]) == (FindingKind.UNATTRIBUTED_LEDGER, "owner_unreadable")
 
 
 @pytest.mark.parametrize("kind", [FindingKind.ORPHAN_LEDGER, FindingKind.UNATTRIBUTED_LEDGER])
 def test_a_ledger_that_changed_or_vanished_ends_the_candidate(
-    cluster: KazooClient, reader: ZnodeReader, kind: FindingKind
+    cluster: KazooClient, reader: ZnodeReader, owners: OwnerDirectory, kind: FindingKind
 ) -> None:
     changed, vanished = (write_candidate(cluster, each, kind=kind) for each in (7, 8))
     cluster.set(changed.key, wire.ledger_metadata(last_entry=3))
     cluster.delete(vanished.key)
-    assert verify_cluster_candidates(reader, "ledgers", [changed, vanished]) == []
+    assert verify_cluster_candidates(reader, owners, [changed, vanished]) == []
 
 
-def test_a_compacted_ledger_is_not_confirmed(cluster: KazooClient, reader: ZnodeReader) -> None:
+def test_a_compacted_ledger_is_not_confirmed(cluster: KazooClient, reader: ZnodeReader, owners: OwnerDirectory) -> None:
     owner = {"component": "compacted-ledger", "owner": f"{_TOPIC}/__compaction"}
     candidate = write_candidate(cluster, 7, statement=owner)
-    (absent,) = verify_cluster_candidates(reader, "ledgers", [candidate])
+    (absent,) = verify_cluster_candidates(reader, owners, [candidate])
     cluster.create(f"/{_TOPIC}/__compaction", wire.cursor(-1, compacted=9), makepath=True)
-    (living,) = verify_cluster_candidates(reader, "ledgers", [candidate])
+    (living,) = verify_cluster_candidates(reader, owners, [candidate])
     assert (absent.statement["confirmed"], living.statement["confirmed"]) == ("false", "false")
 
 
-def test_other_findings_stay_as_they_are(cluster: KazooClient, reader: ZnodeReader) -> None:
+def test_other_findings_stay_as_they_are(cluster: KazooClient, reader: ZnodeReader, owners: OwnerDirectory) -> None:
     unattributed = write_candidate(cluster, 7, kind=FindingKind.UNATTRIBUTED_LEDGER)
     dangling = Finding(kind=FindingKind.DANGLING_REFERENCE, ledger_id=LedgerId(9), key=f"/{_TOPIC}")
-    assert verify_cluster_candidates(reader, "ledgers", [unattributed, dangling]) == [unattributed, dangling]
+    assert verify_cluster_candidates(reader, owners, [unattributed, dangling]) == [unattributed, dangling]
+
+
+def test_an_owner_of_an_unknown_tenant_makes_it_unattributed(
+    cluster: KazooClient, reader: ZnodeReader, owners: OwnerDirectory
+) -> None:
+    candidate = write_candidate(cluster, 7, statement={"owner": "managed-ledgers/other/ns/persistent/a"})
+    (found,) = verify_cluster_candidates(reader, owners, [candidate])
+    assert (found.kind, found.statement["verdict"]) == (FindingKind.UNATTRIBUTED_LEDGER, "owner_foreign")
+    assert (found.statement["confirmed"], "tenant" in found.detail) == ("false", True)

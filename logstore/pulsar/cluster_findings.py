@@ -1,0 +1,48 @@
+"""Findings about a Pulsar cluster: what their statements say."""
+
+from collections.abc import Sequence
+from enum import StrEnum
+from typing import Final
+
+from logstore.reconciliation.findings import Finding, FindingKind
+
+VERDICT: Final = "verdict"
+"""Key in the statement of a ledger. The value is a `LedgerVerdict`."""
+
+CONFIRMED: Final = "confirmed"
+"""Key in the statement of an orphan: whether everything that may refer to it was read, "true" or "false"."""
+
+MAX_NAMES: Final = 20
+"""Names in a hazard. Its count has all of them."""
+
+
+class Hazard(StrEnum):
+    """State of a cluster that makes deletions dangerous. The key of a finding of this kind."""
+
+    SHADOW_TOPICS = "shadow_topics"
+    LOG_LEDGERS = "log_ledgers"
+    FOREIGN_APPLICATION = "foreign_application"
+    SHARED_BOOKKEEPER = "shared_bookkeeper"
+
+
+_DETAILS: Final = {
+    Hazard.SHADOW_TOPICS: "these topics list ledgers of other topics; the deletion of such a topic deletes its source's"
+    " ledgers",
+    Hazard.LOG_LEDGERS: "logs of functions, packages or the table service use ledgers without an owner; a tool that"
+    " does not read these logs takes them for orphans",
+    Hazard.FOREIGN_APPLICATION: "another application has ledgers in the same BookKeeper; ask it before you delete any",
+    Hazard.SHARED_BOOKKEEPER: "further clusters use the same BookKeeper; nothing shows which of the ledgers are theirs",
+}
+
+
+def make_hazard(hazard: Hazard, count: int, names: Sequence[str] = (), *, size_bytes: int = 0) -> Finding:
+    """Return one finding for all cases of a hazard. `count` is the number of topics, ledgers or clusters."""
+    shown = list(names[:MAX_NAMES]) + (["..."] if len(names) > MAX_NAMES else [])
+    return Finding(
+        kind=FindingKind.HAZARD,
+        key=hazard.value,
+        objects=count,
+        size_bytes=size_bytes,
+        statement={"names": ", ".join(shown)} if shown else {},
+        detail=_DETAILS[hazard],
+    )
