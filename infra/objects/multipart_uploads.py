@@ -4,6 +4,7 @@ import io
 import logging
 import math
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, BinaryIO
 
@@ -17,12 +18,24 @@ from logstore.ports.object_storage import OpenUpload
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
-    from mypy_boto3_s3.type_defs import CompletedPartTypeDef, ListMultipartUploadsOutputTypeDef
+    from mypy_boto3_s3.type_defs import (
+        CompletedPartTypeDef,
+        ListMultipartUploadsOutputTypeDef,
+        ListPartsOutputTypeDef,
+    )
 
 _log = logging.getLogger(__name__)
 
 PART_BYTES = 16 << 20
 _MAX_PARTS = 10_000  # Source: S3 User Guide, "Multipart upload limits"; all parts but the last have at least 5 MiB
+
+
+@dataclass(frozen=True, slots=True)
+class StoredParts:
+    """Parts of an unfinished upload. An upload without parts has neither bytes nor a time."""
+
+    size_bytes: int
+    newest_us: int | None  # `None` also if the store does not say when it got a part
 
 
 class MultipartUploads:
@@ -142,3 +155,38 @@ class MultipartUploads:
             return self._client.list_multipart_uploads(
                 Bucket=self._bucket, Prefix=prefix, KeyMarker=key_marker, UploadIdMarker=upload_marker
             )
+
+    def read_parts(self, key: str, upload_id: str) -> StoredParts | None:
+        """Return size and time of the parts that the store has, or `None` if the upload has ended."""
+        sizes: list[int] = []
+        times_us: list[int | None] = []
+        marker = 0
+        while True:
+            page = self._retries.call(partial(self._list_parts_page, key, upload_id, marker))
+            if page is None:
+                return None
+            for part in page.get("Parts", ()):
+                sizes.append(part["Size"])
+                times_us.append(to_microseconds(part.get("LastModified")))
+            if not page.get("IsTruncated"):
+                break
+            next_marker = int(page.get("NextPartNumberMarker", 0))
+            if next_marker <= marker:
+                raise StoreUnavailable(
+                    f"{self._describe('list parts of', key)}: truncated, yet names no way to its rest"
+                )
+            marker = next_marker
+        known_times_us = [time_us for time_us in times_us if time_us is not None]
+        has_all_times = len(known_times_us) == len(times_us)
+        return StoredParts(sum(sizes), max(known_times_us, default=None) if has_all_times else None)
+
+    def _list_parts_page(self, key: str, upload_id: str, marker: int) -> "ListPartsOutputTypeDef | None":
+        with translate_s3_errors(self._describe("list parts of", key)):
+            try:
+                return self._client.list_parts(
+                    Bucket=self._bucket, Key=key, UploadId=upload_id, PartNumberMarker=marker
+                )
+            except ClientError as error:
+                if error_code(error) != "NoSuchUpload":
+                    raise
+                return None

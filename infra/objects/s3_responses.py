@@ -62,6 +62,7 @@ _MARKS_BY_OPERATION: Final[Mapping[str, _SuccessMarks]] = {
     "CompleteMultipartUpload": _SuccessMarks(body_element=b"ETag"),
     "AbortMultipartUpload": _EMPTY,
     "ListMultipartUploads": _SuccessMarks(body_element=b"ListMultipartUploadsResult"),
+    "ListParts": _SuccessMarks(body_element=b"ListPartsResult"),
 }
 
 

@@ -44,12 +44,17 @@ def check_cluster(reader: ZnodeReader, ledgers_root: str) -> ClusterCheck:
         ("managed_ledgers", _describe_managed_ledgers),
         ("bookies", _describe_bookies),
     )
-    ((_, names),) = reader.list_children([_CLUSTERS])
     return ClusterCheck(
-        cluster=", ".join(name for name in names or () if name != _GLOBAL),
+        cluster=", ".join(list_cluster_names(reader)),
         identity=read_cluster_identity(reader, ledgers_root),
         capabilities=tuple(_make_capability(name, describe, reader, ledgers_root) for name, describe in checks),
     )
+
+
+def list_cluster_names(reader: ZnodeReader) -> list[str]:
+    """Return the clusters that a configuration store knows, ascending: this cluster, and those it replicates with."""
+    ((_, names),) = reader.list_children([_CLUSTERS])
+    return [name for name in names or () if name != _GLOBAL]
 
 
 def read_cluster_identity(reader: ZnodeReader, ledgers_root: str) -> str:

@@ -42,6 +42,7 @@ class OffloadAttempt:
     complete: bool
     bookkeeper_deleted: bool  # the ledger on the bookies was given up
     bucket: str  # "" if the metadata does not say
+    is_segment: bool = False  # of a streaming offload, whose keys name no ledger
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +144,7 @@ def _list_offload_attempts(ledger_id: int, context: OffloadContext) -> Iterator[
             complete=each.complete,
             bookkeeper_deleted=context.bookkeeper_deleted,
             bucket=bucket,
+            is_segment=each is not context,
         )
 
 

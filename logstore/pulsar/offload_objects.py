@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
+from logstore.pulsar.ledger_references import ManagedLedgerReferences
 from logstore.pulsar.unreadable_metadata import UnreadableMetadata
 from logstore.pulsar.znode_names import parse_managed_ledger_path
 
@@ -74,27 +75,40 @@ class OffloadObject:
 
 
 class OffloadVerdict(StrEnum):
-    """Verdict on the objects of an offload that no scan refers to."""
+    """Verdict on an attempt to offload a ledger."""
 
     OBJECTS_ABSENT = "objects_absent"
-    CHANGED = "changed"  # since the listing, or the time of the last change is not known
+    CHANGED = "changed"  # since the listing or the scans, or the time of the last change is not known
     FOREIGN = "foreign"  # not provably of this cluster
     REFERENCED = "referenced"
+    OWNER_UNSTATED = "owner_unstated"  # of an upload: an unfinished upload has no metadata
     OWNER_UNREADABLE = "owner_unreadable"
     OWNER_ABSENT = "owner_absent"
     OWNER_NOT_LISTING = "owner_not_listing"
+    OBJECTS_PRESENT = "objects_present"  # of an offload whose objects were not listed
+    DATA_LOST = "data_lost"  # neither the store nor a bookie has the data
+    DATA_ENDANGERED = "data_endangered"  # only bookies have the data, and Pulsar will delete them
 
     @property
-    def is_orphan(self) -> bool:
-        return self in {OffloadVerdict.OWNER_ABSENT, OffloadVerdict.OWNER_NOT_LISTING}
+    def is_finding(self) -> bool:
+        return self in {
+            OffloadVerdict.OWNER_UNSTATED,
+            OffloadVerdict.OWNER_ABSENT,
+            OffloadVerdict.OWNER_NOT_LISTING,
+            OffloadVerdict.DATA_LOST,
+            OffloadVerdict.DATA_ENDANGERED,
+        }
 
 
 @dataclass(frozen=True, slots=True)
 class ManagedLedgerLookup:
-    """What the znode of a managed ledger says now, looked up by the name in the metadata of objects."""
+    """What the znode of a managed ledger says now, looked up by name."""
 
     exists: bool
-    uuids: frozenset[str] | None = frozenset()  # of its offloads; `None`: the znode cannot be read
+    references: ManagedLedgerReferences | None  # `None`: the znode cannot be read
+
+    def names_uuid(self, uuid: str) -> bool:
+        return self.references is not None and any(str(each.uuid) == uuid for each in self.references.offloads)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,11 +117,16 @@ class OffloadJudgement:
     reason: str  # a clause
 
 
+_UNREADABLE: Final = OffloadJudgement(OffloadVerdict.OWNER_UNREADABLE, "its managed ledger cannot be read")
+
+
 def find_stated_managed_ledger(objects: Sequence[OffloadObject], cluster: str) -> str | OffloadJudgement:
-    """Return the managed ledger that every object of the attempt states, or why the objects are foreign.
+    """Return the managed ledger that every object of the attempt states, or why there is none.
 
     The role, the managed ledger and the cluster must be in the metadata of each object.
     """
+    if not objects:
+        return OffloadJudgement(OffloadVerdict.OBJECTS_ABSENT, "its objects do not exist any more")
     names: set[str] = set()
     for each in objects:
         stated = {name.lower(): value for name, value in each.metadata.items()}
@@ -134,9 +153,54 @@ def judge_unreferenced_offload(
     change = _find_change(objects, listed_bytes, listed_us)
     if change:
         return change
-    if managed_ledger.uuids is None:
-        return OffloadJudgement(OffloadVerdict.OWNER_UNREADABLE, "its managed ledger cannot be read")
-    if objects[0].key.uuid in managed_ledger.uuids:
+    return _judge_lookup(objects[0].key.uuid, managed_ledger)
+
+
+def judge_unreferenced_upload(
+    uuid: str, changed_us: Sequence[int | None], managed_ledger: ManagedLedgerLookup | None, *, before_us: int
+) -> OffloadJudgement:
+    """Judge the unfinished uploads of one attempt that neither scan refers to.
+
+    `changed_us` has the time of the last change of each upload. `managed_ledger` is one that has offloaded the same
+    ledger, if any. An upload with a part that is not older than `before_us` may go on.
+    """
+    if not changed_us:
+        return OffloadJudgement(OffloadVerdict.OBJECTS_ABSENT, "the upload has ended")
+    if any(time_us is None or time_us >= before_us for time_us in changed_us):
+        return OffloadJudgement(OffloadVerdict.CHANGED, "the upload has a young part, or a part without a time")
+    if managed_ledger is None:
+        reason = "nothing refers to it. An upload has no metadata: it may belong to another cluster"
+        return OffloadJudgement(OffloadVerdict.OWNER_UNSTATED, reason)
+    return _judge_lookup(uuid, managed_ledger)
+
+
+def judge_missing_objects(
+    key: OffloadKey, stored: Sequence[OffloadObject], managed_ledger: ManagedLedgerLookup
+) -> OffloadJudgement:
+    """Judge a complete offload some of whose objects were not listed. `stored` has those that the store has now.
+
+    A reader needs both objects. A shadow topic only repeats the offloads of its source.
+    """
+    missing = sorted(role.value for role in set(OffloadRole) - {each.key.role for each in stored})
+    if not missing:
+        return OffloadJudgement(OffloadVerdict.OBJECTS_PRESENT, "the store has both objects")
+    references = managed_ledger.references
+    if references is None:
+        return _UNREADABLE
+    attempts = [each for each in references.offloads if (each.ledger_id, str(each.uuid)) == (key.ledger_id, key.uuid)]
+    if references.shadow_source or not attempts or not attempts[0].complete:
+        return OffloadJudgement(OffloadVerdict.CHANGED, "its managed ledger has no such offload any more")
+    absence = f"the offload is complete, and the store has no {' and no '.join(missing)} object"
+    if attempts[0].bookkeeper_deleted:
+        return OffloadJudgement(OffloadVerdict.DATA_LOST, f"{absence}. The bookies have no copy: the data are lost")
+    reason = f"{absence}. Pulsar still has the ledger on bookies, and will delete it: copy its data first"
+    return OffloadJudgement(OffloadVerdict.DATA_ENDANGERED, reason)
+
+
+def _judge_lookup(uuid: str, managed_ledger: ManagedLedgerLookup) -> OffloadJudgement:
+    if managed_ledger.references is None:
+        return _UNREADABLE
+    if managed_ledger.names_uuid(uuid):
         return OffloadJudgement(OffloadVerdict.REFERENCED, "its managed ledger refers to it now")
     if managed_ledger.exists:
         reason = "nothing refers to it, and its managed ledger exists and has another offload or none"
@@ -145,8 +209,6 @@ def judge_unreferenced_offload(
 
 
 def _find_change(objects: Sequence[OffloadObject], listed_bytes: int, listed_us: int) -> OffloadJudgement | None:
-    if not objects:
-        return OffloadJudgement(OffloadVerdict.OBJECTS_ABSENT, "its objects do not exist any more")
     if any(each.modified_us is None or each.modified_us > listed_us for each in objects):
         return OffloadJudgement(OffloadVerdict.CHANGED, "an object was written after the listing, or has no time")
     if sum(each.size_bytes for each in objects) != listed_bytes:

@@ -6,6 +6,15 @@ from typing import Final
 NO_OFFLOAD_BUCKET: Final = "objects of offloads: the setting pulsar_offload_bucket is empty"
 """Sentence of a plan without a bucket of offloads, about what it left out."""
 
+LISTED: Final = "listed_us"
+"""Key in the facts of `list-offloads`: time of the bucket's store before the listing, in microseconds since 1970."""
+
+OFFLOADS_BEFORE: Final = "offloads_before_us"
+"""Key in the facts of `compare-offloads`: younger objects and uploads, by the store's clock, are no candidates."""
+
+OFFLOAD_CLUSTER: Final = "offload_cluster"
+"""Key in the facts of `compare-offloads`: name of the cluster in the metadata of its objects. Empty: not known."""
+
 PROBLEM: Final = "problem: "
 """Prefix of keys in `BulkJobSummary.facts` of a scan. The rest is a path, and the value says what cannot be read."""
 
@@ -21,7 +30,8 @@ LEDGERS_ROOT: Final = "ledgers_root"
 class ListOffloadsJob:
     """Job that lists the objects and the unfinished uploads of the offload bucket, before the first scan.
 
-    The summary counts `objects` and `uploads` of offloads, `foreign` objects and uploads, and `groups` of files.
+    The summary counts `objects` and `uploads` of offloads, `foreign` objects, and `groups` of files. It has the fact
+    `LISTED`.
     """
 
     run_id: str
@@ -73,8 +83,8 @@ class CompareOffloadsJob:
     """Job that compares the listing of offloads with two scans, and writes candidates. `FindingFiles` reads the output.
 
     A candidate is an old object or upload that no scan refers to, or a complete offload without its objects. The
-    summary counts candidates by kind, and `young`, `elsewhere` (offloads in other buckets) and `foreign`. Facts that
-    begin with `LEFT_OUT` say what was not compared.
+    summary counts candidates by kind, and `young` attempts, and offloads `elsewhere`, in another bucket. It has the
+    facts `OFFLOADS_BEFORE` and `OFFLOAD_CLUSTER`. Facts that begin with `LEFT_OUT` say what was not compared.
     """
 
     run_id: str

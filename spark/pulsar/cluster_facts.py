@@ -13,7 +13,7 @@ import pyarrow as pa
 from infra.pulsar.ledger_scan import LedgerZnode
 from infra.pulsar.scan_facts import OffloadReference
 from logstore.pulsar.ledger_metadata import find_stated_owner
-from spark.reconciliation.fact_files import GroupedFactFiles
+from spark.reconciliation.fact_files import GroupedFactFiles, choose_group_count
 
 LEDGERS: Final = pa.schema(
     [
@@ -51,7 +51,9 @@ OFFLOADS: Final = pa.schema(
         ("managed_ledger", pa.string()),
         ("uuid", pa.string()),
         ("complete", pa.bool_()),
+        ("bookkeeper_deleted", pa.bool_()),  # the ledger on the bookies was given up
         ("bucket", pa.string()),
+        ("is_segment", pa.bool_()),  # of a streaming offload, whose keys name no ledger
     ]
 )
 
@@ -61,6 +63,12 @@ LOCKS: Final = pa.schema([("ledger_id", pa.int64())])
 PROBLEMS: Final = pa.schema([("path", pa.string()), ("reason", pa.string())])
 
 _ROWS_PER_BATCH: Final = 20_000
+_LEDGERS_PER_FOLDER: Final = 10_000  # at most, in a folder of the last level
+
+
+def choose_group_count_of_cluster(leaf_folders: int) -> int:
+    """Return the number of groups of files, by the number of folders with ledgers."""
+    return choose_group_count(leaf_folders * _LEDGERS_PER_FOLDER)
 
 
 class GroupedRows:
@@ -110,5 +118,7 @@ def make_offload_row(found: OffloadReference) -> dict[str, Any]:
         "managed_ledger": found.managed_ledger,
         "uuid": str(attempt.uuid),
         "complete": attempt.complete,
+        "bookkeeper_deleted": attempt.bookkeeper_deleted,
         "bucket": attempt.bucket,
+        "is_segment": attempt.is_segment,
     }

@@ -30,10 +30,9 @@ from logstore.pulsar.plan_jobs import IDENTITY, LEDGERS_ROOT, PROBLEM, ScanClust
 from logstore.reconciliation.bulk_job_inputs_and_results import BulkJobSummary
 from spark.job_runner import JobContext
 from spark.pulsar import cluster_facts
-from spark.reconciliation.fact_files import choose_group_count, write_ungrouped_facts
+from spark.reconciliation.fact_files import write_ungrouped_facts
 
 _TASKS_PER_CORE: Final = 4  # enough to even out tasks of different lengths
-_LEDGERS_PER_FOLDER: Final = 10_000  # at most, in a folder of the last level
 _MAX_REASONS: Final = 100  # problems in the summary; the files have all of them
 
 T = TypeVar("T")
@@ -144,7 +143,7 @@ def _summarize_scan(
 def _choose_groups(context: JobContext, job: ScanClusterJob, leaf_folders: int) -> int:
     """Return the number of groups of files. It is the same in both scans, so that their groups can be compared."""
     if job.number == 1:
-        return choose_group_count(leaf_folders * _LEDGERS_PER_FOLDER)
+        return cluster_facts.choose_group_count_of_cluster(leaf_folders)
     return context.get_published_summary(replace(job, number=1).name).counts["groups"]
 
 

@@ -1,6 +1,5 @@
 """`list-storage`: write a fact about every object of every bucket, from listings or from inventories."""
 
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -21,12 +20,12 @@ from spark.reconciliation.fact_files import (
     OBJECTS,
     STRANGE,
     TIERED_OBJECTS,
-    YOUNG,
     GroupedFactFiles,
     choose_group_count,
     write_ungrouped_facts,
 )
 from spark.reconciliation.read_catalog_rows import read_catalog_bounds
+from spark.reconciliation.tiered_object_facts import iterate_upload_facts, replace_unknown_times, split_tiered_objects
 from spark.sources.bucket_listings import (
     TIERED_RANGES,
     KeyRange,
@@ -153,10 +152,6 @@ def _write_object_facts(task: _ListingTask, *, folder: Path, groups: int, primar
     return _ListedObjectCounts(files.close(), write_ungrouped_facts(folder, "strange", task.number, strange, STRANGE))
 
 
-def _modified_times(batch: pa.RecordBatch) -> pa.Array:
-    return pc.fill_null(batch.column("modified_us"), YOUNG)
-
-
 def _split_primary_objects(batch: pa.RecordBatch, bucket: str) -> tuple[pa.RecordBatch, pa.RecordBatch]:
     """Return the objects of ledgers in the schema `OBJECTS`, and all other objects in the schema `STRANGE`."""
     parsed = parse_ledger_keys(batch.column("key"))
@@ -165,7 +160,7 @@ def _split_primary_objects(batch: pa.RecordBatch, bucket: str) -> tuple[pa.Recor
         pa.array(parsed.number),
         pa.array(parsed.digest),
         batch.column("size_bytes"),
-        _modified_times(batch),
+        replace_unknown_times(batch),
     ]
     objects = pa.record_batch(columns, schema=OBJECTS)
     if parsed.is_canonical.all():
@@ -176,21 +171,8 @@ def _split_primary_objects(batch: pa.RecordBatch, bucket: str) -> tuple[pa.Recor
 
 def _split_tiered_objects(batch: pa.RecordBatch, bucket: str) -> tuple[pa.RecordBatch, pa.RecordBatch]:
     """Return objects of tiered copies in the schema `TIERED_OBJECTS`, and all other objects in the schema `STRANGE`."""
-    parsed = pc.extract_regex(pc.cast(batch.column("key"), pa.string()), _TIERED_KEY)
-    mask = pc.is_valid(parsed)
-    keys, objects = parsed.filter(mask), batch.filter(mask)
-    part = pc.if_else(pc.equal(pc.struct_field(keys, "index"), ""), "data", "index")
-    columns = [
-        pc.cast(pc.struct_field(keys, "ledger"), pa.int64()),
-        pa.repeat(pa.scalar(bucket, pa.string()), len(keys)),
-        pc.struct_field(keys, "uuid"),
-        part,
-        objects.column("size_bytes"),
-        _modified_times(objects),
-    ]
-    return pa.record_batch(columns, schema=TIERED_OBJECTS), _exclude_markers_and_probes(
-        batch.filter(pc.invert(mask)), bucket
-    )
+    objects, others = split_tiered_objects(batch, bucket, _TIERED_KEY)
+    return objects, _exclude_markers_and_probes(others, bucket)
 
 
 def _exclude_markers_and_probes(batch: pa.RecordBatch, bucket: str) -> pa.RecordBatch:
@@ -199,25 +181,13 @@ def _exclude_markers_and_probes(batch: pa.RecordBatch, bucket: str) -> pa.Record
     batch = batch.filter(pc.invert(is_own))
     keys = pc.cast(batch.column("key"), pa.string())
     buckets = pa.repeat(pa.scalar(bucket, pa.string()), batch.num_rows)
-    return pa.record_batch([buckets, keys, batch.column("size_bytes"), _modified_times(batch)], schema=STRANGE)
+    return pa.record_batch([buckets, keys, batch.column("size_bytes"), replace_unknown_times(batch)], schema=STRANGE)
 
 
 def _write_upload_facts(task: _ListingTask, *, folder: Path, groups: int) -> int:
     """Write facts about the unfinished multipart uploads of offloads, in an executor."""
-    pattern = re.compile(_TIERED_KEY)
-    rows = [
-        {
-            "ledger_id": int(key["ledger"]),
-            "bucket": task.address.bucket,
-            "uuid": key["uuid"],
-            "part": "upload",
-            "size_bytes": 0,
-            "modified_us": YOUNG if upload.started_us is None else upload.started_us,
-        }
-        for upload in task.address.store().list_open_uploads("")
-        if (key := pattern.fullmatch(upload.key))
-    ]
     files = GroupedFactFiles(folder, "tiered", task.number, TIERED_OBJECTS, groups)
-    for batch in pa.Table.from_pylist(rows, schema=TIERED_OBJECTS).to_batches():
+    uploads = task.address.store().list_open_uploads("")
+    for batch in iterate_upload_facts(uploads, task.address.bucket, _TIERED_KEY):
         files.write(batch)
     return files.close()

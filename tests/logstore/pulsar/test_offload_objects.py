@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from logstore.pulsar.ledger_references import ManagedLedgerReferences, OffloadAttempt
 from logstore.pulsar.offload_objects import (
     ManagedLedgerLookup,
     OffloadJudgement,
@@ -15,7 +16,9 @@ from logstore.pulsar.offload_objects import (
     OffloadRole,
     OffloadVerdict,
     find_stated_managed_ledger,
+    judge_missing_objects,
     judge_unreferenced_offload,
+    judge_unreferenced_upload,
     parse_offload_key,
 )
 
@@ -73,8 +76,18 @@ def test_any_other_key_is_foreign(key: str) -> None:
     assert parse_offload_key(key) is None
 
 
-_ABSENT = ManagedLedgerLookup(exists=False)
-_RETRIED = ManagedLedgerLookup(exists=True, uuids=frozenset({"0" * 8 + _UUID[8:]}))
+_ABSENT = ManagedLedgerLookup(exists=False, references=ManagedLedgerReferences(()))
+
+
+def naming(*uuids: str, shadow_source: str = "", **changes: Any) -> ManagedLedgerLookup:
+    """A managed ledger that exists, with offloads of ledger 7."""
+    values: dict[str, Any] = {"complete": True, "bookkeeper_deleted": False, "bucket": "tiered"}
+    offloads = tuple(OffloadAttempt(7, UUID(uuid), **(values | changes)) for uuid in uuids)
+    return ManagedLedgerLookup(exists=True, references=ManagedLedgerReferences((7,), offloads, shadow_source))
+
+
+_RETRIED = naming("0" * 8 + _UUID[8:])
+_DAMAGED = ManagedLedgerLookup(exists=True, references=None)
 
 
 @pytest.mark.parametrize(
@@ -82,8 +95,9 @@ _RETRIED = ManagedLedgerLookup(exists=True, uuids=frozenset({"0" * 8 + _UUID[8:]
     [
         (_ABSENT, OffloadVerdict.OWNER_ABSENT),
         (_RETRIED, OffloadVerdict.OWNER_NOT_LISTING),
-        (ManagedLedgerLookup(exists=True, uuids=frozenset({_UUID})), OffloadVerdict.REFERENCED),
-        (ManagedLedgerLookup(exists=True, uuids=None), OffloadVerdict.OWNER_UNREADABLE),
+        (naming(_UUID), OffloadVerdict.REFERENCED),
+        (naming(_UUID, complete=False), OffloadVerdict.REFERENCED),
+        (_DAMAGED, OffloadVerdict.OWNER_UNREADABLE),
     ],
 )
 def test_the_managed_ledger_has_the_last_word_on_objects_of_this_cluster(
@@ -93,7 +107,7 @@ def test_the_managed_ledger_has_the_last_word_on_objects_of_this_cluster(
     assert find_stated_managed_ledger(pair, "here") == _TOPIC
     judgement = judge_unreferenced_offload(pair, managed_ledger, listed_bytes=120, listed_us=2_000)
     assert judgement.verdict is verdict
-    assert verdict.is_orphan is (managed_ledger in {_ABSENT, _RETRIED})
+    assert verdict.is_finding is (managed_ledger in (_ABSENT, _RETRIED))
 
 
 @pytest.mark.parametrize("change", [{"modified_us": 1_001}, {"modified_us": None}, {"size_bytes": 99}])
@@ -103,8 +117,50 @@ def test_objects_that_differ_from_the_listing_are_no_orphan(change: dict[str, An
 
 
 def test_objects_that_are_gone_are_no_orphan() -> None:
-    judgement = judge_unreferenced_offload([], _ABSENT, listed_bytes=0, listed_us=1_000)
+    judgement = find_stated_managed_ledger([], "here")
+    assert isinstance(judgement, OffloadJudgement)
     assert judgement.verdict is OffloadVerdict.OBJECTS_ABSENT
+
+
+@pytest.mark.parametrize(
+    ("changed_us", "managed_ledger", "verdict"),
+    [
+        ([999, 5], None, OffloadVerdict.OWNER_UNSTATED),
+        ([999], _RETRIED, OffloadVerdict.OWNER_NOT_LISTING),
+        ([999], _ABSENT, OffloadVerdict.OWNER_ABSENT),
+        ([999], naming(_UUID, complete=False), OffloadVerdict.REFERENCED),
+        ([999], _DAMAGED, OffloadVerdict.OWNER_UNREADABLE),
+        ([999, 1_000], None, OffloadVerdict.CHANGED),
+        ([999, None], None, OffloadVerdict.CHANGED),
+        ([], None, OffloadVerdict.OBJECTS_ABSENT),
+    ],
+)
+def test_an_upload_is_abandoned_if_every_part_is_old_and_nothing_names_it(
+    changed_us: list[int | None], managed_ledger: ManagedLedgerLookup | None, verdict: OffloadVerdict
+) -> None:
+    assert judge_unreferenced_upload(_UUID, changed_us, managed_ledger, before_us=1_000).verdict is verdict
+
+
+@pytest.mark.parametrize(
+    ("roles", "managed_ledger", "verdict"),
+    [
+        ([], naming(_UUID, bookkeeper_deleted=True), OffloadVerdict.DATA_LOST),
+        ([OffloadRole.DATA], naming(_UUID, bookkeeper_deleted=True), OffloadVerdict.DATA_LOST),
+        ([OffloadRole.INDEX], naming(_UUID), OffloadVerdict.DATA_ENDANGERED),
+        (list(OffloadRole), naming(_UUID, bookkeeper_deleted=True), OffloadVerdict.OBJECTS_PRESENT),
+        ([], naming(_UUID, complete=False), OffloadVerdict.CHANGED),
+        ([], naming(_UUID, shadow_source="persistent://t/ns/a"), OffloadVerdict.CHANGED),
+        ([], _RETRIED, OffloadVerdict.CHANGED),
+        ([], _ABSENT, OffloadVerdict.CHANGED),
+        ([], _DAMAGED, OffloadVerdict.OWNER_UNREADABLE),
+    ],
+)
+def test_data_are_lost_if_a_complete_offload_lacks_an_object(
+    roles: list[OffloadRole], managed_ledger: ManagedLedgerLookup, verdict: OffloadVerdict
+) -> None:
+    stored = [offload_object(role) for role in roles]
+    judgement = judge_missing_objects(OffloadKey(_UUID, 7), stored, managed_ledger)
+    assert judgement.verdict is verdict
 
 
 @pytest.mark.parametrize(
@@ -122,7 +178,6 @@ def test_objects_that_are_gone_are_no_orphan() -> None:
         [stating(managedledgername="t/ns/persistent/a/cursor")],
         [stating(), stating(OffloadRole.INDEX, managedledgername="t/ns/persistent/other")],
         [stating(), stating(OffloadRole.INDEX, pulsarclustername="there")],
-        [],
     ],
 )
 def test_objects_that_do_not_all_state_this_cluster_and_one_managed_ledger_are_foreign(
