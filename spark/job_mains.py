@@ -7,7 +7,13 @@ from typing import Any
 from infra.objects.bucket_address import BucketAddress
 from infra.pulsar.cluster_access import PulsarCluster
 from logstore.delayed.index_build_job import BuildDelayedIndexJob
-from logstore.pulsar.plan_jobs import CompareScansJob, ScanClusterJob, VerifyClusterJob
+from logstore.pulsar.plan_jobs import (
+    CompareOffloadsJob,
+    CompareScansJob,
+    ListOffloadsJob,
+    ScanClusterJob,
+    VerifyClusterJob,
+)
 from logstore.reconciliation.bulk_job_inputs_and_results import (
     BulkJobSummary,
     CompareStorageWithCatalogJob,
@@ -21,7 +27,9 @@ from logstore.records.rebuild_job import WriteCatalogRowsJob
 from logstore.transactions.buffer_serialization import BuildTransactionBuffersJob
 from spark.delayed.build_indexes import build_indexes
 from spark.job_runner import JobContext, JobMain
+from spark.pulsar.compare_offloads import compare_offloads
 from spark.pulsar.compare_scans import compare_scans
+from spark.pulsar.list_offloads import list_offloads
 from spark.pulsar.scan_cluster import scan_cluster
 from spark.pulsar.verify_cluster_findings import verify_cluster_findings
 from spark.reconciliation.compare_sides import compare_sides
@@ -54,8 +62,10 @@ def record_log_job_mains(records: BucketAddress) -> Mapping[str, JobMain]:
 
 def cluster_job_mains(cluster: PulsarCluster) -> Mapping[str, JobMain]:
     mains: dict[str, Callable[[PulsarCluster, JobContext, Any], BulkJobSummary]] = {
+        ListOffloadsJob.name: list_offloads,
         ScanClusterJob.main: scan_cluster,
         CompareScansJob.name: compare_scans,
+        CompareOffloadsJob.name: compare_offloads,
         VerifyClusterJob.name: verify_cluster_findings,
     }
     return {name: partial(main, cluster) for name, main in mains.items()}

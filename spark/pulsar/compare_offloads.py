@@ -5,7 +5,7 @@ the objects. One task reads the facts of one group of ledger ids.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain, islice
@@ -43,7 +43,7 @@ from spark.reconciliation.tiered_object_facts import UPLOAD
 
 _OFFLOAD_CONTEXT: Final = "offload_context"  # field of a managed ledger
 _MAX_SAMPLED_OFFLOADS: Final = 50
-_ROWS: Final = "rows of "  # prefix of counts of the rows that were read, which are not published
+ROWS: Final = "rows of "  # prefix of counts of the rows that were read, which are not published
 
 UuidsInUse = Callable[[Sequence[str]], set[str]]
 """Function that returns those uuids that any offload of either scan has, of whatever ledger."""
@@ -83,16 +83,25 @@ def compare_offloads(cluster: PulsarCluster, context: JobContext, job: CompareOf
         before_us=before_us,
     )
     totals = sum(context.run_in_executors("compare offloads", list(range(groups)), compare), Counter[str]())
-    expected = (listing.counts["objects"] + listing.counts["uploads"], *(scan.counts["offloads"] for scan in scans))
-    for number, rows in enumerate(expected):
-        if totals[f"{_ROWS}{number}"] != rows:  # a missing row would make an orphan
-            found = totals[f"{_ROWS}{number}"]
-            raise PreconditionFailed(f"offloads: expected {rows:,} rows in files of a scan or listing, found {found:,}")
+    require_all_rows(totals, listing, scans)
     if totals["elsewhere"]:
         facts[f"{LEFT_OUT}elsewhere"] = f"{totals['elsewhere']:,} offloads in other buckets than {store.bucket}"
     return BulkJobSummary(
-        counts={count: number for count, number in totals.items() if not count.startswith(_ROWS)}, facts=facts
+        counts={count: number for count, number in totals.items() if not count.startswith(ROWS)}, facts=facts
     )
+
+
+def require_all_rows(totals: Mapping[str, int], listing: BulkJobSummary, scans: Sequence[BulkJobSummary]) -> None:
+    """Refuse files that have other numbers of rows than their jobs counted. A missing row would make an orphan.
+
+    Raises:
+        PreconditionFailed: An executor does not see all files, or a late attempt of a task has replaced some.
+    """
+    expected = (listing.counts["objects"] + listing.counts["uploads"], *(scan.counts["offloads"] for scan in scans))
+    for number, rows in enumerate(expected):
+        found = totals.get(f"{ROWS}{number}", 0)
+        if found != rows:
+            raise PreconditionFailed(f"offloads: expected {rows:,} rows in files of a scan or listing, found {found:,}")
 
 
 def _find_cluster_name(cluster: PulsarCluster, store: OffloadStore, scan: Path, offloads: int) -> tuple[str, str]:
@@ -148,7 +157,7 @@ def _write_candidates_of_group(
             summaries, (OFFLOADED_OBJECTS, "offloads", "offloads"), (TIERED_OBJECTS, OFFLOADS, OFFLOADS), strict=True
         )
     ]
-    counts = Counter({f"{_ROWS}{number}": len(table) for number, table in enumerate(tables)})
+    counts = Counter({f"{ROWS}{number}": len(table) for number, table in enumerate(tables)})
     find_uuids = partial(_find_uuids_in_use, scans=(folders[1], folders[2]))
     candidates = find_candidates(OffloadGroup(*tables), bucket, before_us, find_uuids, counts)
     with (

@@ -7,9 +7,12 @@ import pytest
 from kazoo.client import KazooClient
 
 from infra.coordination.zookeeper_session import EnsembleOptions, ZooKeeperSession
+from infra.pulsar.offload_store import OffloadStore, open_offload_store
 from infra.pulsar.znode_reads import ZnodeReader
+from infra.stack.embedded_stack import StackAddresses
 from tests.infra.coordination.conftest import ensemble, zookeeper
 from tests.infra.coordination.zookeeper import ZooKeeper
+from tests.infra.pulsar.offloads import create_offload_bucket
 
 __all__ = ["ensemble", "zookeeper"]
 
@@ -25,3 +28,9 @@ def cluster(zookeeper: ZooKeeper, ensemble: EnsembleOptions) -> Iterator[KazooCl
 def reader(ensemble: EnsembleOptions) -> Iterator[ZnodeReader]:
     with closing(ZooKeeperSession(ensemble, lambda _: None)) as session:
         yield ZnodeReader(session, reads_per_s=1_000_000)
+
+
+@pytest.fixture
+def offloads(servers: StackAddresses) -> OffloadStore:
+    """An empty bucket of the test's own on the run's SeaweedFS."""
+    return open_offload_store(create_offload_bucket(servers))
