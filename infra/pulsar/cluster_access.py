@@ -10,6 +10,7 @@ from infra.objects.bucket_address import BucketAddress
 from infra.pulsar.broker_admin import BrokerAdminAddress
 from infra.pulsar.znode_reads import ZnodeReader
 from logstore.pulsar.read_rates import READS_PER_S
+from logstore.rate_limiter import RateLimiter
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +50,6 @@ class PulsarCluster:
             hosts=ensemble, timeout_s=self.session_timeout_s, auth=self.auth, tls=self.tls, setting=setting
         )
         with closing(ZooKeeperSession(options, lambda _: None)) as session:
-            reader = ZnodeReader(session, reads_per_s=self.reads_per_s / parallel_sessions)
+            reader = ZnodeReader(session, RateLimiter(self.reads_per_s / parallel_sessions))
             reader.sync()
             yield reader

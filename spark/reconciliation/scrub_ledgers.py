@@ -25,6 +25,7 @@ from logstore.offload.tiered_copy import data_key, parse_uuid_and_location
 from logstore.ports.catalog import Segment
 from logstore.ports.object_storage import ObjectStore
 from logstore.positions import LedgerId
+from logstore.rate_limiter import RateLimiter
 from logstore.reconciliation.bulk_job_inputs_and_results import (
     LEFT_OUT,
     BulkJobSummary,
@@ -40,7 +41,6 @@ from logstore.reconciliation.services.scrub_checks import (
     require_undamaged_segment,
 )
 from spark.job_runner import JobContext
-from spark.reconciliation.read_rate import ReadRateLimiter
 from spark.sources.store_addresses import CatalogAddresses
 
 _MAX_PAGE_S: Final = 300  # a page occupies its worker, and a pause takes effect only after the page
@@ -150,7 +150,7 @@ def _scrub_lane(addresses: CatalogAddresses, folder: Path, lane: _ScrubLane) -> 
         copies = catalog.table(
             bulk_queries.select_tiered_copies_to_scrub(page.first, page.end, page.topics)
         ).to_pylist()
-    reader = _ObjectReader(addresses, ReadRateLimiter(lane.bytes_per_s))
+    reader = _ObjectReader(addresses, RateLimiter(lane.bytes_per_s))
     answers: list[Finding | None] = []
     for row in filter(lane.is_object_of_lane, segments):
         counts["objects"] += 1
@@ -167,19 +167,19 @@ def _scrub_lane(addresses: CatalogAddresses, folder: Path, lane: _ScrubLane) -> 
             writer.write_table(findings_to_table(findings), row_group_size=FINDINGS_PER_PAGE)
     else:
         path.unlink(missing_ok=True)  # file of an earlier run of this task, whose findings no longer count
-    counts.update(findings=len(findings), size_bytes=reader.rate_limiter.read_bytes)
+    counts.update(findings=len(findings), size_bytes=reader.rate_limiter.used_units)
     return counts
 
 
 class _ObjectReader:
-    def __init__(self, addresses: CatalogAddresses, rate_limiter: ReadRateLimiter) -> None:
+    def __init__(self, addresses: CatalogAddresses, rate_limiter: RateLimiter) -> None:
         self._addresses, self.rate_limiter = addresses, rate_limiter
 
     def check_segment(self, row: Mapping[str, Any]) -> Finding | None:
         segment = _to_segment(row)
         store = self._addresses.primary.store()
         damage = find_damage(
-            partial(require_undamaged_segment, store, segment, self.rate_limiter.wait_after_read),
+            partial(require_undamaged_segment, store, segment, self.rate_limiter.wait_after_use),
             partial(self._is_segment_named, segment),
         )
         key = segment_key(segment.ledger_id, segment.number)
@@ -198,7 +198,7 @@ class _ObjectReader:
 
     def check_copy(self, row: Mapping[str, Any], store: ObjectStore, bucket: str, uuid: str) -> Finding | None:
         ledger_id = LedgerId(row["ledger_id"])
-        check = partial(require_undamaged_copy, store, uuid, ledger_id, self.rate_limiter.wait_after_read)
+        check = partial(require_undamaged_copy, store, uuid, ledger_id, self.rate_limiter.wait_after_use)
         damage = find_damage(check, partial(self._is_copy_named, ledger_id, uuid))
         key = data_key(uuid, ledger_id)
         return _to_finding(damage, row, CopyKind.OFFLOADED_LEDGER, bucket, key, uuid=uuid) if damage else None

@@ -10,6 +10,7 @@ from infra.coordination.zookeeper_session import EnsembleOptions, ZooKeeperSessi
 from infra.pulsar.offload_store import OffloadStore, open_offload_store
 from infra.pulsar.znode_reads import ZnodeReader
 from infra.stack.embedded_stack import StackAddresses
+from logstore.rate_limiter import RateLimiter
 from tests.infra.coordination.conftest import ensemble, zookeeper
 from tests.infra.coordination.zookeeper import ZooKeeper
 from tests.infra.pulsar.offloads import create_offload_bucket
@@ -27,7 +28,7 @@ def cluster(zookeeper: ZooKeeper, ensemble: EnsembleOptions) -> Iterator[KazooCl
 @pytest.fixture
 def reader(ensemble: EnsembleOptions) -> Iterator[ZnodeReader]:
     with closing(ZooKeeperSession(ensemble, lambda _: None)) as session:
-        yield ZnodeReader(session, reads_per_s=1_000_000)
+        yield ZnodeReader(session, RateLimiter(1_000_000))
 
 
 @pytest.fixture

@@ -34,4 +34,4 @@ def test_parallel_sessions_share_the_rate_of_reads(ensemble: EnsembleOptions, cl
     access = PulsarCluster(zookeeper=ensemble.hosts, reads_per_s=1_000)
     for sessions, rate in ((1, 1_000), (4, 250)):
         with access.open_reader(parallel_sessions=sessions) as reader:
-            assert reader._reads_per_s == rate
+            assert reader._limiter.units_per_s == rate

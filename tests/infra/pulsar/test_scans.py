@@ -21,6 +21,7 @@ from infra.pulsar.znode_reads import Znode, ZnodeReader
 from logstore.pulsar.ledger_references import OffloadAttempt
 from logstore.pulsar.unreadable_metadata import UnreadableMetadata
 from logstore.pulsar.znode_names import format_ledger_path
+from logstore.rate_limiter import RateLimiter
 from tests.logstore.pulsar import wire
 
 pytestmark = pytest.mark.external_service
@@ -199,7 +200,7 @@ def test_a_znode_that_vanishes_between_list_and_read_is_left_out(cluster: KazooC
                     cluster.delete(f"/{path}")
             return super().read(paths)
 
-    vanishing = Vanishing(reader._session, reads_per_s=1_000)
+    vanishing = Vanishing(reader._session, RateLimiter(1_000_000))
     assert [each.ledger_id for each in all_ledgers(vanishing)] == [1, 3]
     assert not list(all_managed_ledgers(vanishing))
 
@@ -217,9 +218,12 @@ def test_reads_keep_order_and_tell_what_does_not_exist(cluster: KazooClient, rea
 
 
 def test_reads_keep_to_their_rate(cluster: KazooClient, reader: ZnodeReader) -> None:
-    """4,500 reads at 1,000 a second are three batches; the second begins 2 s after the first, the third at 4 s."""
-    slept: list[float] = []
-    slow = ZnodeReader(reader._session, reads_per_s=1_000, clock=lambda: sum(slept), sleep=slept.append)
-    write(cluster, {"a": b""})
-    assert len(list(slow.read(["a"] * 4_500))) == 4_500
-    assert slept == [2.0, 2.0]
+    now = [0.0]
+
+    def sleep(seconds: float) -> None:
+        now[0] += seconds
+
+    limiter = RateLimiter(1_000, clock=lambda: now[0], sleep=sleep)
+    write(cluster, {"a": b"", "b": b""})
+    assert len(list(ZnodeReader(reader._session, limiter).read(["a", "b", "c"] * 1_500))) == 4_500
+    assert now[0] == pytest.approx(4.5)

@@ -13,6 +13,7 @@ import pytest
 from logstore.log.ledger_object_keys import segment_key
 from logstore.offload.tiered_copy import data_key
 from logstore.positions import LedgerId
+from logstore.rate_limiter import RateLimiter
 from logstore.reconciliation.bulk_job_inputs_and_results import BulkJobSummary, CutScrubIntoPagesJob, ScrubPageJob
 from logstore.reconciliation.finding_files import FindingFiles
 from logstore.reconciliation.findings import Finding, FindingKind
@@ -20,7 +21,6 @@ from spark.job_mains import catalog_job_mains
 from spark.job_runner import SparkBulkJobs
 from spark.published_output import PublishedOutputs
 from spark.reconciliation import scrub_ledgers
-from spark.reconciliation.read_rate import ReadRateLimiter
 from spark.sources.store_addresses import CatalogAddresses
 from spark.warm_session import WarmSession
 from tests.spark.reconciliation.conftest import Plan
@@ -29,22 +29,6 @@ from workers.assembly.log_store_from_settings import executor_catalog_and_bucket
 
 _K = FindingKind
 Scrub = Callable[..., list[Finding]]
-
-
-def test_pace_waits_for_what_was_read_and_saves_nothing_up() -> None:
-    now, slept = [100.0], list[float]()
-
-    def sleep(seconds: float) -> None:
-        slept.append(seconds)
-        now[0] += seconds
-
-    pace = ReadRateLimiter(100, clock=lambda: now[0], sleep=sleep)
-    pace.wait_after_read(50)
-    now[0] += 10  # nothing was read meanwhile
-    pace.wait_after_read(200)
-    pace.wait_after_read(100)
-    assert slept == [0.5, 2.0, 1.0]
-    assert pace.read_bytes == 350
 
 
 @pytest.fixture
@@ -211,7 +195,7 @@ def test_rows_that_go_between_the_reads_of_two_lanes_hide_no_object(
             return pa.Table.from_pylist(rows)
 
     class Reader:
-        rate_limiter = ReadRateLimiter(1)
+        rate_limiter = RateLimiter(1)
 
         def __init__(self, *_: object) -> None: ...
 
@@ -252,7 +236,7 @@ def test_findings_of_a_task_that_ran_twice_are_those_of_its_last_run(
     damaged = {3, 5}
 
     class Reader:
-        rate_limiter = ReadRateLimiter(1)
+        rate_limiter = RateLimiter(1)
 
         def __init__(self, *_: object) -> None: ...
 

@@ -1,0 +1,25 @@
+"""Limit of what one task uses per second, such as bytes that it reads, or requests."""
+
+import time
+from collections.abc import Callable
+
+
+class RateLimiter:
+    """Limiter of the units that a task uses per second. A pause does not allow a higher rate later."""
+
+    def __init__(
+        self,
+        units_per_s: float,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self.units_per_s, self._clock, self._sleep = units_per_s, clock, sleep
+        self._free_at = clock()
+        self.used_units = 0
+
+    def wait_after_use(self, units: int) -> None:
+        self.used_units += units
+        now = self._clock()
+        self._free_at = max(self._free_at, now) + units / self.units_per_s
+        self._sleep(self._free_at - now)
