@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 from kazoo.client import KazooClient
 from kazoo.exceptions import NoNodeError
@@ -16,15 +16,6 @@ from infra.coordination.ownership_nodes import wait_for_result_or_none
 from infra.coordination.zookeeper_session import ZooKeeperSession
 from logstore.rate_limiter import RateLimiter
 from logstore.stop_checks import raise_if_stopped
-
-PATHS_PER_BATCH: Final = 100
-"""Requests that are sent together. A batch is short, so that ZooKeeper gets requests at an even rate."""
-
-_BATCHES_AHEAD: Final = 10
-"""Batches that wait for their answers while the caller handles the answers of an earlier one."""
-
-_LISTS_PER_BATCH: Final = 20
-"""A folder of ledgers has 10,000 names, so that memory holds at most 400,000 names of ledgers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,16 +49,14 @@ class ZnodeReader:
 
     def read(self, paths: Iterable[str]) -> Iterator[tuple[str, Znode | None]]:
         """Yield path and znode, in the order of `paths`, or `None` for a znode that does not exist."""
-        for path, znode in self._read_in_batches(
-            "reading znodes", _request_data, _to_znode, paths, PATHS_PER_BATCH, _BATCHES_AHEAD
-        ):
+        for path, znode in self._read_in_batches(_GET, paths):
             if znode is not None:
                 self.newest_change_ms = max(self.newest_change_ms, znode.modified_ms)
             yield path, znode
 
     def list_children(self, paths: Iterable[str]) -> Iterator[tuple[str, list[str] | None]]:
         """Yield path and names of children, ascending, or `None` for a znode that does not exist."""
-        return self._read_in_batches("listing znodes", _request_children, sorted, paths, _LISTS_PER_BATCH, 1)
+        return self._read_in_batches(_LIST, paths)
 
     def list_paths(self, parents: Iterable[str]) -> Iterator[str]:
         """Yield the paths of all children, ascending for each parent. A znode that does not exist has none."""
@@ -75,40 +64,32 @@ class ZnodeReader:
             for name in names or ():
                 yield f"{parent}/{name}"
 
-    def _read_in_batches(
-        self,
-        action: str,
-        request: Callable[[KazooClient, str], Any],
-        convert: Callable[[Any], T],
-        paths: Iterable[str],
-        paths_per_batch: int,
-        batches_ahead: int,
-    ) -> Iterator[tuple[str, T | None]]:
+    def _read_in_batches(self, request: "_Request[T]", paths: Iterable[str]) -> Iterator[tuple[str, T | None]]:
         remaining = iter(paths)
         sent = deque[_SentBatch]()
-        while batch := list(islice(remaining, paths_per_batch)):
+        while batch := list(islice(remaining, request.paths_per_batch)):
             raise_if_stopped()
-            sent.append(self._send(action, request, batch))
-            if len(sent) > batches_ahead:
-                yield from self._receive(action, convert, sent.popleft())
+            sent.append(self._send(request, batch))
+            if len(sent) > request.batches_ahead:
+                yield from self._receive(request, sent.popleft())
         while sent:
-            yield from self._receive(action, convert, sent.popleft())
+            yield from self._receive(request, sent.popleft())
 
-    def _send(self, action: str, request: Callable[[KazooClient, str], Any], paths: list[str]) -> "_SentBatch":
+    def _send(self, request: "_Request[T]", paths: list[str]) -> "_SentBatch":
         def send(client: KazooClient) -> list[Any]:
             self._limiter.wait_after_use(len(paths))
-            return [request(client, f"/{path}") for path in paths]
+            return [request.send(client, f"/{path}") for path in paths]
 
-        return _SentBatch(paths, self._session.run_idempotent(action, send), send)
+        return _SentBatch(paths, self._session.run_idempotent(request.action, send), send)
 
-    def _receive(self, action: str, convert: Callable[[Any], T], batch: "_SentBatch") -> Iterator[tuple[str, T | None]]:
+    def _receive(self, request: "_Request[T]", batch: "_SentBatch") -> Iterator[tuple[str, T | None]]:
         def receive(client: KazooClient) -> list[Any]:
             results, batch.results = batch.results or batch.send(client), []  # sent again if the connection was lost
             return [wait_for_result_or_none(result, NoNodeError) for result in results]
 
-        answers = self._session.run_idempotent(action, receive)
+        answers = self._session.run_idempotent(request.action, receive)
         for path, answer in zip(batch.paths, answers, strict=True):
-            yield path, None if answer is None else convert(answer)
+            yield path, None if answer is None else request.convert(answer)
 
 
 @dataclass(slots=True)
@@ -118,14 +99,27 @@ class _SentBatch:
     send: Callable[[KazooClient], list[Any]]
 
 
-def _request_data(client: KazooClient, path: str) -> Any:  # noqa: ANN401 - kazoo's asynchronous result
-    return client.get_async(path)
-
-
-def _request_children(client: KazooClient, path: str) -> Any:  # noqa: ANN401 - kazoo's asynchronous result
-    return client.get_children_async(path)
+@dataclass(frozen=True, slots=True)
+class _Request(Generic[T]):
+    action: str  # for messages
+    send: Callable[[KazooClient, str], Any]  # returns kazoo's asynchronous result
+    convert: Callable[[Any], T]
+    paths_per_batch: int  # short, so that ZooKeeper gets requests at an even rate
+    batches_ahead: int  # that wait for their answers while the caller handles those of an earlier batch
 
 
 def _to_znode(answer: Any) -> Znode:  # noqa: ANN401
     data, stat = answer
     return Znode(data or b"", stat.version, stat.czxid, stat.ctime, stat.mtime, stat.numChildren)
+
+
+_GET: Final = _Request(
+    "reading znodes", lambda client, path: client.get_async(path), _to_znode, paths_per_batch=100, batches_ahead=10
+)
+_LIST: Final[_Request[list[str]]] = _Request(
+    "listing znodes",
+    lambda client, path: client.get_children_async(path),
+    sorted,
+    paths_per_batch=20,  # folders of 10,000 ledgers each
+    batches_ahead=1,
+)

@@ -13,6 +13,7 @@ from infra.pulsar.znode_reads import Znode, ZnodeReader
 from logstore.pulsar.ledger_metadata import PulsarComponent, StatedOwner
 from logstore.pulsar.ledger_verdicts import OwnerLookup
 from logstore.pulsar.znode_names import format_ledger_path
+from logstore.rate_limiter import RateLimiter
 from tests.infra.coordination.zookeeper import ZooKeeper
 from tests.infra.pulsar.fake_bookie import answer_with, run_bookie, seal_entry
 from tests.logstore.pulsar import wire
@@ -80,7 +81,7 @@ def test_each_owner_is_read_once(cluster: KazooClient, reader: ZnodeReader, owne
             return super().read(read)
 
     cluster.create(f"/{_TOPIC}", wire.managed_ledger([1, 2]), makepath=True)
-    counting = Counting(reader._session, reads_per_s=1_000_000)
+    counting = Counting(reader._session, RateLimiter(1_000_000))
     directory = OwnerDirectory(counting, "ledgers", configuration=counting)
     topics = [StatedOwner(PulsarComponent.MANAGED_LEDGER, f"{_TOPIC[:-1]}{name}") for name in "ab"]
     lookups = directory.look_up({ledger_id: topics[ledger_id % 2] for ledger_id in range(1_000)})
@@ -109,7 +110,7 @@ def test_tenants_of_the_configuration_store_are_known(
         store.create("/admin/policies/t", b"{}", makepath=True)
     options = EnsembleOptions(hosts=hosts)
     with closing(ZooKeeperSession(options, lambda _: None)) as session:
-        configuration = ZnodeReader(session, reads_per_s=1_000)
+        configuration = ZnodeReader(session, RateLimiter(1_000))
         owners = OwnerDirectory(reader, "ledgers", configuration=configuration)
         assert look_up(owners, 7, owner) is OwnerLookup.ABSENT
         assert look_up(OwnerDirectory(reader, "ledgers", configuration=reader), 7, owner) is OwnerLookup.UNKNOWN_TENANT
