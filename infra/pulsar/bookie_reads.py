@@ -1,4 +1,4 @@
-"""Read of a ledger's last entry from bookies, without fencing: a read changes nothing, and a writer notices nothing.
+"""Read of a ledger's entries from bookies, without fencing: a read changes nothing, and a writer notices nothing.
 
 Source: version 2 of BookKeeper's bookie protocol, and `DigestManager` for the envelope of an entry.
 """
@@ -6,7 +6,7 @@ Source: version 2 of BookKeeper's bookie protocol, and `DigestManager` for the e
 import socket
 import struct
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
@@ -79,16 +79,10 @@ def read_last_entry(
             closed and has a later one, or its last segment begins after it.
         UnreadableMetadata: An entry is damaged, or its type of digest is unknown.
     """
-    entries: list[BookieEntry] = []
-    failures: list[str] = []
-    for bookie_id in metadata.segments[-1].bookie_ids:
-        address = find_address(bookie_id)
-        try:
-            if address is None:
-                raise StoreUnavailable("it is not registered")  # noqa: TRY301 - one place collects failures
-            entries.append(_read_from_bookie(address, ledger_id, metadata, timeout_s))
-        except (StoreUnavailable, OSError) as error:
-            failures.append(f"bookie {bookie_id}: {error}")
+    bookie_ids = metadata.segments[-1].bookie_ids
+    answers = list(_ask_bookies(bookie_ids, ledger_id, LAST_ENTRY, metadata, find_address, timeout_s))
+    entries = [answer for answer in answers if isinstance(answer, BookieEntry)]
+    failures = [answer for answer in answers if isinstance(answer, str)]
     if not entries or len(failures) >= metadata.ack_quorum:
         raise StoreUnavailable(f"ledger {ledger_id}: too few bookies answer: {'; '.join(failures)}")
     newest = max(entries, key=lambda entry: entry.entry_id)
@@ -99,11 +93,52 @@ def read_last_entry(
     return newest
 
 
+def read_first_entry(
+    ledger_id: int,
+    metadata: LedgerMetadata,
+    find_address: Callable[[str], BookieAddress | None],
+    *,
+    timeout_s: float = _TIMEOUT_S,
+) -> BookieEntry:
+    """Return entry 0 of a ledger, from the first bookie of the first segment that has it.
+
+    Raises:
+        StoreUnavailable: No bookie answers, or none has the entry.
+        UnreadableMetadata: The entry is damaged, or its type of digest is unknown.
+    """
+    failures: list[str] = []
+    bookie_ids = metadata.segments[0].bookie_ids
+    for answer in _ask_bookies(bookie_ids, ledger_id, 0, metadata, find_address, timeout_s):
+        if isinstance(answer, BookieEntry) and answer.entry_id == 0:
+            return answer
+        failures.append(answer if isinstance(answer, str) else f"a bookie answered with entry {answer.entry_id}")
+    raise StoreUnavailable(f"ledger {ledger_id}: no bookie has entry 0: {'; '.join(failures)}")
+
+
+def _ask_bookies(
+    bookie_ids: Iterable[str],
+    ledger_id: int,
+    entry_id: int,
+    metadata: LedgerMetadata,
+    find_address: Callable[[str], BookieAddress | None],
+    timeout_s: float,
+) -> Iterator[BookieEntry | str]:
+    """Yield the entry of each bookie, or why there is none."""
+    for bookie_id in bookie_ids:
+        address = find_address(bookie_id)
+        try:
+            if address is None:
+                raise StoreUnavailable("it is not registered")  # noqa: TRY301 - one place describes failures
+            yield _read_from_bookie(address, ledger_id, entry_id, metadata, timeout_s)
+        except (StoreUnavailable, OSError) as error:
+            yield f"bookie {bookie_id}: {error}"
+
+
 def _read_from_bookie(
-    address: BookieAddress, ledger_id: int, metadata: LedgerMetadata, timeout_s: float
+    address: BookieAddress, ledger_id: int, entry_id: int, metadata: LedgerMetadata, timeout_s: float
 ) -> BookieEntry:
     with socket.create_connection((address.host, address.port), timeout=timeout_s) as connection:
-        request = struct.pack(">iqq", _READ_HEADER, ledger_id, LAST_ENTRY)
+        request = struct.pack(">iqq", _READ_HEADER, ledger_id, entry_id)
         connection.sendall(struct.pack(">I", len(request)) + request)
         (length,) = struct.unpack(">I", _receive(connection, 4))
         if not _RESPONSE.size <= length <= _MAX_RESPONSE_BYTES:

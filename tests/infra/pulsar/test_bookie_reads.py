@@ -1,13 +1,14 @@
-"""Reads of last entries over sockets: without fencing, from enough bookies, and with their digest checked."""
+"""Reads of entries over sockets: without fencing, from enough bookies, and with their digest checked."""
 
 import struct
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 
 import pytest
 from kazoo.client import KazooClient
 
-from infra.pulsar.bookie_reads import BookieAddress, BookieDirectory, BookieEntry, read_last_entry
+from infra.pulsar.bookie_reads import BookieAddress, BookieDirectory, BookieEntry, read_first_entry, read_last_entry
 from infra.pulsar.znode_reads import ZnodeReader
 from logstore.errors import StoreUnavailable
 from logstore.pulsar.ledger_metadata import BookKeeperLedgerState, EnsembleSegment, LedgerMetadata
@@ -114,6 +115,25 @@ def test_a_bookie_that_answers_anything_else_has_not_answered(answer: Answer) ->
 def test_a_damaged_entry_is_refused(envelope: bytes, digest: str) -> None:
     with pytest.raises(UnreadableMetadata):
         read([answer_with(envelope)], metadata_of(1, digest=digest))
+
+
+def test_the_first_entry_is_read_from_any_member_of_the_first_segment_that_has_it() -> None:
+    """With a write quorum below the ensemble size, not every member has entry 0."""
+    answers = [answer_with_code(2), answer_with(seal_entry(7, 3, b"3")), answer_with(seal_entry(7, 0, b"first"))]
+    metadata = metadata_of(3, last_entry=3)
+    members = EnsembleSegment(0, ("gone", "bk0", "bk1", "bk2"))
+    metadata = replace(metadata, segments=(members, EnsembleSegment(2, ("later",))))
+    with ExitStack() as stack:
+        bookies = [stack.enter_context(run_bookie(answer)) for answer in answers]
+        addresses = {f"bk{each}": bookie.address for each, bookie in enumerate(bookies)}
+        assert read_first_entry(7, metadata, addresses.get, timeout_s=5) == BookieEntry(0, b"first")
+        for bookie in bookies:
+            assert bookie.requests == [struct.pack(">iqq", 0x02020000, 7, 0)], "no flag: a read that fences has one"
+        del addresses["bk2"]
+        with pytest.raises(
+            StoreUnavailable, match="no bookie has entry 0: bookie gone: it is not registered; .*entry 3"
+        ):
+            read_first_entry(7, metadata, addresses.get, timeout_s=5)
 
 
 @pytest.mark.external_service
