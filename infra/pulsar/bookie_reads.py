@@ -45,6 +45,14 @@ class BookieEntry:
     payload: bytes
 
 
+@dataclass(frozen=True, slots=True)
+class _EntryRequest:
+    ledger_id: int
+    entry_id: int
+    digest: str  # name of the type
+    timeout_s: float
+
+
 class BookieDirectory:
     """Addresses of bookies by their ids, from ZooKeeper."""
 
@@ -79,8 +87,8 @@ def read_last_entry(
             closed and has a later one, or its last segment begins after it.
         UnreadableMetadata: An entry is damaged, or its type of digest is unknown.
     """
-    bookie_ids = metadata.segments[-1].bookie_ids
-    answers = list(_ask_bookies(bookie_ids, ledger_id, LAST_ENTRY, metadata, find_address, timeout_s))
+    request = _EntryRequest(ledger_id, LAST_ENTRY, metadata.digest, timeout_s)
+    answers = list(_ask_bookies(metadata.segments[-1].bookie_ids, find_address, request))
     entries = [answer for answer in answers if isinstance(answer, BookieEntry)]
     failures = [answer for answer in answers if isinstance(answer, str)]
     if not entries or len(failures) >= metadata.ack_quorum:
@@ -107,8 +115,8 @@ def read_first_entry(
         UnreadableMetadata: The entry is damaged, or its type of digest is unknown.
     """
     failures: list[str] = []
-    bookie_ids = metadata.segments[0].bookie_ids
-    for answer in _ask_bookies(bookie_ids, ledger_id, 0, metadata, find_address, timeout_s):
+    request = _EntryRequest(ledger_id, 0, metadata.digest, timeout_s)
+    for answer in _ask_bookies(metadata.segments[0].bookie_ids, find_address, request):
         if isinstance(answer, BookieEntry) and answer.entry_id == 0:
             return answer
         failures.append(answer if isinstance(answer, str) else f"a bookie answered with entry {answer.entry_id}")
@@ -116,12 +124,7 @@ def read_first_entry(
 
 
 def _ask_bookies(
-    bookie_ids: Iterable[str],
-    ledger_id: int,
-    entry_id: int,
-    metadata: LedgerMetadata,
-    find_address: Callable[[str], BookieAddress | None],
-    timeout_s: float,
+    bookie_ids: Iterable[str], find_address: Callable[[str], BookieAddress | None], request: _EntryRequest
 ) -> Iterator[BookieEntry | str]:
     """Yield the entry of each bookie, or why there is none."""
     for bookie_id in bookie_ids:
@@ -129,17 +132,16 @@ def _ask_bookies(
         try:
             if address is None:
                 raise StoreUnavailable("it is not registered")  # noqa: TRY301 - one place describes failures
-            yield _read_from_bookie(address, ledger_id, entry_id, metadata, timeout_s)
+            yield _read_from_bookie(address, request)
         except (StoreUnavailable, OSError) as error:
             yield f"bookie {bookie_id}: {error}"
 
 
-def _read_from_bookie(
-    address: BookieAddress, ledger_id: int, entry_id: int, metadata: LedgerMetadata, timeout_s: float
-) -> BookieEntry:
-    with socket.create_connection((address.host, address.port), timeout=timeout_s) as connection:
-        request = struct.pack(">iqq", _READ_HEADER, ledger_id, entry_id)
-        connection.sendall(struct.pack(">I", len(request)) + request)
+def _read_from_bookie(address: BookieAddress, request: _EntryRequest) -> BookieEntry:
+    ledger_id = request.ledger_id
+    with socket.create_connection((address.host, address.port), timeout=request.timeout_s) as connection:
+        message = struct.pack(">iqq", _READ_HEADER, ledger_id, request.entry_id)
+        connection.sendall(struct.pack(">I", len(message)) + message)
         (length,) = struct.unpack(">I", _receive(connection, 4))
         if not _RESPONSE.size <= length <= _MAX_RESPONSE_BYTES:
             raise StoreUnavailable(f"expected a response of {_RESPONSE.size} bytes or more, found {length}")
@@ -149,7 +151,7 @@ def _read_from_bookie(
         raise StoreUnavailable("it has no entry of the ledger")
     if code != _OK or answered_id != ledger_id:
         raise StoreUnavailable(f"it answered with code {code} for ledger {answered_id}")
-    return _open_envelope(ledger_id, metadata.digest, response[_RESPONSE.size :])
+    return _open_envelope(ledger_id, request.digest, response[_RESPONSE.size :])
 
 
 def _open_envelope(ledger_id: int, digest: str, envelope: bytes) -> BookieEntry:

@@ -131,7 +131,7 @@ def test_the_first_entry_is_read_from_any_member_of_the_first_segment_that_has_i
             assert bookie.requests == [struct.pack(">iqq", 0x02020000, 7, 0)], "no flag: a read that fences has one"
         del addresses["bk2"]
         with pytest.raises(
-            StoreUnavailable, match="no bookie has entry 0: bookie gone: it is not registered; .*entry 3"
+            StoreUnavailable, match=r"no bookie has entry 0: bookie gone: it is not registered; .*entry 3"
         ):
             read_first_entry(7, metadata, addresses.get, timeout_s=5)
 
