@@ -1,10 +1,14 @@
 """Looks at a Pulsar cluster for commands. Everything is read only."""
 
+from urllib.parse import urlsplit
+
 from infra.objects.bucket_address import BucketAddress
-from infra.pulsar.broker_admin import BrokerAdminAddress
+from infra.pulsar.broker_admin import BrokerAdmin, BrokerAdminAddress
+from infra.pulsar.broker_registrations import list_registered_brokers
 from infra.pulsar.cluster_access import PulsarCluster
 from infra.pulsar.cluster_check import ClusterCheck, check_cluster
 from infra.pulsar.ledger_explanation import LedgerExplanation, explain_ledger
+from infra.pulsar.open_transactions import TransactionReport, read_open_transactions
 from infra.pulsar.owner_lookup import open_owner_directory
 from logstore.errors import InvalidInput
 from workers.assembly.zookeeper_credentials import identity_and_tls_from_settings
@@ -46,6 +50,10 @@ def _admin_address_from_settings(settings: Settings) -> BrokerAdminAddress | Non
     ca_file = TlsFilePaths.from_checked_settings(settings, "pulsar_admin").ca
     if not settings.pulsar_admin_url:
         return None
+    parts = urlsplit(settings.pulsar_admin_url)
+    if parts.username is not None or parts.query or parts.fragment:
+        expected = "a URL without user, query and fragment; a token belongs into pulsar_admin_token_file"
+        raise InvalidInput("pulsar_admin_url", expected=expected, found="(hidden)")
     return BrokerAdminAddress(url=settings.pulsar_admin_url, token_file=token_file, ca_file=ca_file)
 
 
@@ -68,6 +76,16 @@ def check_pulsar_cluster(settings: Settings) -> ClusterCheck:
     cluster = pulsar_cluster_from_settings(settings)
     with cluster.open_reader() as reader:
         return check_cluster(reader, cluster.ledgers_root)
+
+
+def read_pulsar_transactions(settings: Settings) -> TransactionReport:
+    cluster = pulsar_cluster_from_settings(settings)
+    if cluster.admin is None:
+        expected = "the admin API of a broker or proxy, as http://broker:8080"
+        raise InvalidInput("pulsar_admin_url", expected=expected, found="nothing")
+    with cluster.open_reader() as reader:
+        admin = BrokerAdmin(cluster.admin, list_registered_brokers(reader))
+        return read_open_transactions(admin, reader)
 
 
 def explain_pulsar_ledger(settings: Settings, ledger_id: int) -> LedgerExplanation:

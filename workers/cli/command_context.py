@@ -117,6 +117,7 @@ class CommandServices:
     replay = _import_on_call("workers.hosting.history_replay", "replay_history")
     follow = _import_on_call("workers.hosting.rebuild_and_follow", "follow_records")
     check_pulsar_cluster = _import_on_call("workers.assembly.pulsar_cluster", "check_pulsar_cluster")
+    read_pulsar_transactions = _import_on_call("workers.assembly.pulsar_cluster", "read_pulsar_transactions")
     explain_pulsar_ledger = _import_on_call("workers.assembly.pulsar_cluster", "explain_pulsar_ledger")
     run_worker = _import_on_call("workers.hosting.worker_process", "run_worker")
 

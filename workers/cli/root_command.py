@@ -72,7 +72,9 @@ COMMANDS = {
     "schedule": LazyCommandEntry(
         "Jobs that recur: sweep, trim, plan, and those of records.", "workflows_and_schedules"
     ),
-    "pulsar": LazyCommandEntry("A Pulsar cluster: ledgers that nothing refers to.", "pulsar"),
+    "pulsar": LazyCommandEntry(
+        "A Pulsar cluster: ledgers that nothing refers to.", "pulsar", other_modules=("pulsar_transactions",)
+    ),
     "owners": LazyCommandEntry("Which worker does the background work of which topics.", "owners"),
 }
 

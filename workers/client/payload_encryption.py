@@ -25,8 +25,8 @@ from temporalio.converter import (
 )
 
 from logstore.errors import InvalidInput
+from logstore.setting_files import read_setting_text_file
 from workers.client.failure_size_limit import EncryptableFailureConverter, ShorteningFailureConverter
-from workers.settings.files_named_by_settings import read_setting_text_file
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM

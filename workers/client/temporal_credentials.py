@@ -11,9 +11,9 @@ from temporalio.client import Client
 from temporalio.service import TLSConfig
 
 from logstore.errors import InvalidInput, ServiceFailed
+from logstore.setting_files import read_setting_file
 from workers.client.temporal_faults import CHECK_API_KEY_ADVICE
 from workers.settings import Settings, read_secret_file, read_temporal_api_key
-from workers.settings.files_named_by_settings import read_setting_file
 from workers.settings.tls_files import TlsFilePaths
 
 _log = logging.getLogger(__name__)

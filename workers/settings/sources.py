@@ -12,7 +12,7 @@ from pydantic import PlainSerializer, ValidationError
 
 from logstore.atomic_files import read_regular_file
 from logstore.errors import InvalidInput, ServiceFailed
-from workers.settings.files_named_by_settings import MAX_FILE_BYTES, read_secret_file
+from logstore.setting_files import MAX_FILE_BYTES, read_secret_file
 from workers.settings.model import SERVICE_SETTINGS, Settings
 from workers.settings.setting_types import format_duration
 

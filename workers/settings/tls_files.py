@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Literal, Self
 
 from logstore.errors import InvalidInput
-from workers.settings.files_named_by_settings import read_setting_file
+from logstore.setting_files import read_setting_file
 from workers.settings.model import Settings
 
 if TYPE_CHECKING:

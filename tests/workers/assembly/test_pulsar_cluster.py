@@ -70,3 +70,10 @@ def test_a_file_that_cannot_be_read_is_refused_before_any_request(tmp_path: Path
 def test_the_rate_of_reads_has_bounds(tmp_path: Path, reads: int) -> None:
     with pytest.raises(ValueError, match="pulsar_reads_per_s"):
         _cluster(tmp_path, pulsar_reads_per_s=reads)
+
+
+@pytest.mark.parametrize("url", ["http://user:canary@broker", "http://broker?token=canary", "http://broker#canary"])
+def test_an_admin_url_with_a_secret_is_refused_without_showing_it(tmp_path: Path, url: str) -> None:
+    with pytest.raises(InvalidInput, match="pulsar_admin_url: expected a URL without user") as refused:
+        _cluster(tmp_path, pulsar_admin_url=url)
+    assert "canary" not in str(refused.value)

@@ -1,0 +1,1 @@
+"""Answers of a real broker, and the programs that record them."""

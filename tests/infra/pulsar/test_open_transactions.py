@@ -1,0 +1,207 @@
+"""Open transactions from the answers that a real broker gave, and from broken ones."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from kazoo.client import KazooClient
+
+from infra.pulsar import open_transactions
+from infra.pulsar.broker_admin import AdminRequestFailed, BrokerAdmin, BrokerAdminAddress
+from infra.pulsar.open_transactions import (
+    NOTHING,
+    OpenTransaction,
+    TransactionParticipant,
+    TransactionReport,
+    read_open_transactions,
+)
+from infra.pulsar.znode_reads import ZnodeReader
+from tests.infra.pulsar.fake_admin import RECORDED, FakeAdmin, serve_admin
+
+pytestmark = pytest.mark.external_service
+
+_API = "/admin/v3/transactions"
+_SLOW = f"{_API}/slowTransactions/-1?coordinatorId=0"
+_STATISTICS = f"{_API}/coordinatorStats?coordinatorId=0"
+_PLACED, _RAW = "persistent://acme/orders/placed", "persistent://acme/orders/raw"
+
+
+@pytest.fixture
+def server() -> Iterator[FakeAdmin]:
+    with serve_admin(RECORDED["loaded"]) as admin:
+        yield admin
+
+
+def _read(server: FakeAdmin, reader: ZnodeReader, *, timeout_s: float = 0.5) -> TransactionReport:
+    admin = BrokerAdmin(BrokerAdminAddress(url=server.url), timeout_s=timeout_s, sleep=lambda _: None)
+    return read_open_transactions(admin, reader)
+
+
+def _transaction(sequence: int, *, state: str = "OPEN", **changes: Any) -> dict[str, Any]:
+    return {
+        "txnId": f"(0,{sequence})",
+        "status": state,
+        "openTimestamp": 1_000 + sequence,
+        "timeoutAt": 60_000,
+        "producedPartitions": {},
+        "ackedPartitions": {},
+        **changes,
+    }
+
+
+def test_transactions_of_a_real_cluster_show_participants_and_who_waits(server: FakeAdmin, reader: ZnodeReader) -> None:
+    report = _read(server, reader)
+    assert report.problems == ()
+    first, second, third = report.transactions
+    assert [each.id for each in report.transactions] == ["0:0", "0:1", "0:2"]
+    assert (first.state, first.timeout_ms, first.opened_ms) == ("OPEN", 36_000_000, 1_795_778_230_633)
+    end = "commit or abort"
+    waiting = ("billing", "search")
+    assert first.participants == (
+        TransactionParticipant(topic=_PLACED, subscription=None, owes=end, position="5:1", waiting=waiting),
+        TransactionParticipant(topic=_RAW, subscription="importer", owes=end),
+    )
+    assert second.participants == (
+        TransactionParticipant(topic=_PLACED, subscription=None, owes=end, position="5:4", waiting=waiting),
+        TransactionParticipant(topic=_RAW, subscription="audit", owes=end, position="10:1"),
+        TransactionParticipant(topic="persistent://acme/orders/shipped", subscription=None, owes=end, position="13:0"),
+    )
+    assert third.participants == (
+        TransactionParticipant(topic=_PLACED, subscription="billing", owes=end, position="5:0"),
+    )
+
+
+def test_a_topic_that_is_not_loaded_hides_no_other_transaction(server: FakeAdmin, reader: ZnodeReader) -> None:
+    """A real broker then answers nothing to the question for all transactions."""
+    server.answers = dict(RECORDED["unloaded"])
+    report = _read(server, reader)
+    assert [(each.id, each.state) for each in report.transactions] == [("0:1", None), ("0:0", "OPEN"), ("0:2", "OPEN")]
+    assert report.transactions[1].participants[0].waiting == ("billing", "search")
+    (problem,) = report.problems
+    assert problem.startswith("transaction 0:1: its participants cannot be asked")
+    assert "java.util.concurrent.TimeoutException" in problem
+
+
+def test_a_coordinator_that_no_client_has_used_has_no_transactions(
+    server: FakeAdmin, reader: ZnodeReader, cluster: KazooClient
+) -> None:
+    server.answers[f"{_API}/coordinators"] = [{"id": 7}]
+    assert _read(server, reader) == TransactionReport((), ())
+    cluster.create("/managed-ledgers/pulsar/system/persistent/__transaction_log_7", b"", makepath=True)
+    report = _read(server, reader)
+    assert report.transactions == ()
+    assert report.problems[0].startswith("coordinator 7: expected it to be loaded, because it has a log, found it not")
+
+
+def test_one_coordinator_that_fails_hides_no_other(server: FakeAdmin, reader: ZnodeReader) -> None:
+    server.answers[f"{_API}/coordinators"] = [{"id": 0}, {"id": 1}]
+    server.answers[f"{_API}/slowTransactions/-1?coordinatorId=1"] = (500, "")
+    server.answers[f"{_API}/coordinatorStats?coordinatorId=1"] = (500, '{"reason":"broken"}')
+    report = _read(server, reader)
+    assert [each.id for each in report.transactions] == ["0:0", "0:1", "0:2"]
+    (problem,) = report.problems
+    assert problem.startswith("coordinator 1: ")
+    assert "found status 500 (broken)" in problem
+
+
+@pytest.mark.parametrize("answer", [(500, ""), (401, ""), (503, ""), (200, "<html>"), {"id": 0}, [{"id": "0"}], [7]])
+def test_without_the_list_of_coordinators_the_reading_fails(
+    server: FakeAdmin, reader: ZnodeReader, answer: object
+) -> None:
+    server.answers[f"{_API}/coordinators"] = answer
+    with pytest.raises(AdminRequestFailed, match="/admin/v3/transactions/coordinators"):
+        _read(server, reader)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"status": "COMMITTED"},
+        {"status": None},
+        {"txnId": "0:1"},
+        {"openTimestamp": "now"},
+        {"producedPartitions": None},
+        {"producedPartitions": {_PLACED: []}},
+        {"producedPartitions": {_PLACED: {"startPosition": 7}}},
+        {"ackedPartitions": {_PLACED: {"billing": None}}},
+    ],
+)
+def test_an_answer_with_another_form_is_a_problem(
+    server: FakeAdmin, reader: ZnodeReader, change: dict[str, Any]
+) -> None:
+    server.answers[_SLOW] = {"(0,1)": _transaction(1, **change)}
+    server.answers[_STATISTICS] = {"lowWaterMark": 0, "leastSigBits": 1, "ongoingTxnSize": 1}
+    server.answers[f"{_API}/transactionMetadata/0/1"] = _transaction(1, **change)
+    report = _read(server, reader)
+    assert report.transactions == ()
+    assert len(report.problems) == 1
+
+
+def test_what_a_participant_owes_depends_on_the_state(server: FakeAdmin, reader: ZnodeReader) -> None:
+    produced = {_PLACED: {"startPosition": None, "aborted": False}}
+    acknowledged: dict[str, Any] = {_RAW: {"importer": {}, "audit": {}}}
+    server.answers[_SLOW] = {
+        "(0,1)": _transaction(1, state="COMMITTING", producedPartitions=produced, ackedPartitions=acknowledged),
+        "(0,2)": _transaction(2, state="ABORTING", producedPartitions={_PLACED: {"startPosition": "5:1"}}),
+    }
+    committing, aborting = _read(server, reader).transactions
+    owes = {(each.topic, each.subscription): each.owes for each in committing.participants}
+    assert owes == {(_PLACED, None): NOTHING, (_RAW, "importer"): "commit", (_RAW, "audit"): NOTHING}
+    assert [each.owes for each in aborting.participants] == ["abort"]
+
+
+def test_subscriptions_that_still_have_messages_to_read_do_not_wait(server: FakeAdmin, reader: ZnodeReader) -> None:
+    path = "/admin/v2/persistent/acme/orders/placed/internalStats"
+    statistics = json.loads(RECORDED["loaded"][path][1])
+    statistics["cursors"]["billing"]["readPosition"] = "5:0"
+    statistics["cursors"]["__compaction"] = statistics["cursors"]["pulsar.dedup"] = {"readPosition": "5:5"}
+    server.answers[path] = statistics
+    assert _read(server, reader).transactions[0].participants[0].waiting == ("search",)
+    statistics["lastConfirmedEntry"] = "5:0"
+    assert _read(server, reader).transactions[0].participants[0].waiting == ()
+
+
+@pytest.mark.parametrize(
+    ("path", "answer"),
+    [
+        (f"{_API}/transactionBufferStats/acme/orders/placed", (404, '{"reason":"Topic not found"}')),
+        (f"{_API}/transactionBufferStats/acme/orders/placed", {"maxReadPosition": "later"}),
+        (f"{_API}/pendingAckStats/acme/orders/raw/importer", (500, "")),
+        ("/admin/v2/persistent/acme/orders/placed/internalStats", {"lastConfirmedEntry": "5:4"}),
+    ],
+)
+def test_a_participant_that_cannot_be_asked_is_a_problem(
+    server: FakeAdmin, reader: ZnodeReader, path: str, answer: object
+) -> None:
+    server.answers[path] = answer
+    report = _read(server, reader)
+    assert len(report.transactions) == 3
+    (problem,) = report.problems
+    assert path in problem
+
+
+def test_the_search_one_by_one_has_bounds(
+    server: FakeAdmin, reader: ZnodeReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.answers[_SLOW] = (500, "")
+    server.answers[_STATISTICS] = {"lowWaterMark": 99, "leastSigBits": 1_000_000, "ongoingTxnSize": 9}
+    not_found = (404, '{"reason":"no such transaction"}')
+    server.answers |= {f"{_API}/transactionMetadata/0/{sequence}": not_found for sequence in range(100, 120)}
+    server.answers |= {f"{_API}/transactionMetadata/0/{sequence}": (500, "") for sequence in range(102, 112)}
+    report = _read(server, reader)
+    assert [each.sequence for each in report.transactions] == [102, 103, 104, 105, 106]
+    assert report.problems[0] == "coordinator 0: 4 of 9 transactions were not read"
+    server.answers |= {f"{_API}/transactionMetadata/0/{sequence}": not_found for sequence in range(102, 112)}
+    monkeypatch.setattr(open_transactions, "_MAX_IDS", 10)
+    assert _read(server, reader).problems == ("coordinator 0: 9 of 9 transactions were not read",)
+    assert server.count(f"{_API}/transactionMetadata/0/110") == 0
+
+
+def test_only_so_many_participants_are_asked(
+    server: FakeAdmin, reader: ZnodeReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(open_transactions, "_MAX_PARTICIPANTS", 1)
+    report = _read(server, reader)
+    assert report.problems == ("2 of 3 participants were not asked for details",)
+    assert isinstance(report.transactions[0], OpenTransaction)

@@ -1,0 +1,103 @@
+"""Command `pulsar transactions`."""
+
+import time
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from workers.cli.answer_output import Answer
+from workers.cli.command_context import CommandContext
+from workers.cli.command_registration import command
+from workers.cli.exit_codes import ExitCode
+from workers.cli.progress_bar import show_progress_bar
+from workers.cli.pulsar import pulsar
+from workers.human_readable_values import format_time_to_second, select_fields
+from workers.settings import format_duration, parse_duration
+
+if TYPE_CHECKING:
+    from infra.pulsar.open_transactions import OpenTransaction, TransactionParticipant
+
+_OlderThan = Annotated[str, typer.Option("--older-than", metavar="AGE", help="Leave out what is younger: 15m, 2h.")]
+_UNITS_S: Final = (86_400, 3_600, 60)
+
+
+@command(pulsar, "transactions", "", "--older-than 1h", "--json")
+def list_transactions(context: CommandContext, *, older_than: _OlderThan = "0s") -> Answer:
+    """List the open transactions of the cluster, oldest first, with their participants and who waits for them.
+
+    A topic does not deliver messages behind the first message of an open transaction. Subscriptions that have come so
+    far wait. A participant owes its part until the transaction commits or aborts. The setting pulsar_admin_url is
+    needed. If a coordinator or participant cannot be read, the exit code is 4. The command changes nothing.
+    """
+    min_age_s = parse_duration(older_than, "older-than")
+    with show_progress_bar("asking coordinators of transactions"):
+        report = context.services.read_pulsar_transactions(context.settings)
+    now_s = time.time()
+    rows = [
+        _make_row(transaction, now_s)
+        for transaction in report.transactions
+        if transaction.opened_ms is None or now_s - transaction.opened_ms / 1_000 >= min_age_s
+    ]
+    problems = "".join(f"not read: {problem}\n" for problem in report.problems)
+    return Answer(
+        document={"transactions": rows, "problems": list(report.problems)},
+        display=[_make_display_row(row) for row in rows],
+        columns_below=("messages", "acknowledgements"),
+        empty="no open transactions",
+        sections=(Answer(document={}, text=problems),) if problems else (),
+        code=ExitCode.UNREACHABLE if problems else ExitCode.DONE,
+    )
+
+
+def _make_row(transaction: "OpenTransaction", now_s: float) -> dict[str, Any]:
+    opened_ms, timeout_ms = transaction.opened_ms, transaction.timeout_ms
+    return {
+        "txn": transaction.id,
+        "coordinator": transaction.coordinator,
+        "state": transaction.state,
+        "opened": None if opened_ms is None else format_time_to_second(opened_ms * 1_000),
+        "age_s": None if opened_ms is None else max(0, round(now_s - opened_ms / 1_000)),
+        "timeout_s": None if timeout_ms is None else timeout_ms / 1_000,
+        "participants": [_make_participant_row(participant) for participant in transaction.participants],
+        "problem": transaction.problem or None,
+    }
+
+
+def _make_participant_row(participant: "TransactionParticipant") -> dict[str, Any]:
+    return select_fields(participant, "topic subscription owes position") | {"waiting": list(participant.waiting)}
+
+
+def _make_display_row(row: dict[str, Any]) -> dict[str, Any]:
+    topics, subscriptions = (
+        [each for each in row["participants"] if (each["subscription"] is None) is is_topic]
+        for is_topic in (True, False)
+    )
+    return {
+        "txn": row["txn"],
+        "state": row["state"] or "not readable",
+        "opened": row["opened"],
+        "age": None if row["age_s"] is None else _format_age(row["age_s"]),
+        "timeout": None if row["timeout_s"] is None else _format_age(round(row["timeout_s"])),
+        "waiting": len({(each["topic"], name) for each in topics for name in each["waiting"]}),
+        "messages": "\n".join(map(_describe_messages, topics)),
+        "acknowledgements": "\n".join(map(_describe_acknowledgements, subscriptions)),
+    }
+
+
+def _describe_messages(participant: dict[str, Any]) -> str:
+    if participant["position"] is None:
+        return f"{participant['topic']}: owes {participant['owes']}"
+    waiting = f"; waiting: {', '.join(participant['waiting'])}" if participant["waiting"] else ""
+    return f"{participant['topic']}: messages from {participant['position']} on, owes {participant['owes']}{waiting}"
+
+
+def _describe_acknowledgements(participant: dict[str, Any]) -> str:
+    extent = f"up to {participant['position']}" if participant["position"] else "single ones"
+    subject = f"{participant['topic']}, subscription {participant['subscription']}"
+    return f"{subject}: acknowledgements ({extent}), owes {participant['owes']}"
+
+
+def _format_age(seconds: int) -> str:
+    """Format a duration in its largest unit, rounded down: 90 minutes are `1h`."""
+    size = next((size for size in _UNITS_S if seconds >= size), 1)
+    return format_duration(seconds // size * size)
