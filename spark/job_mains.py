@@ -61,6 +61,11 @@ def record_log_job_mains(records: BucketAddress) -> Mapping[str, JobMain]:
 
 
 def cluster_job_mains(cluster: PulsarCluster) -> Mapping[str, JobMain]:
+    return lazy_cluster_job_mains(lambda: cluster)
+
+
+def lazy_cluster_job_mains(find_cluster: Callable[[], PulsarCluster]) -> Mapping[str, JobMain]:
+    """Return mains that find their cluster when they run, so that other jobs need no cluster."""
     mains: dict[str, Callable[[PulsarCluster, JobContext, Any], BulkJobSummary]] = {
         ListOffloadsJob.name: list_offloads,
         ScanClusterJob.main: scan_cluster,
@@ -68,4 +73,12 @@ def cluster_job_mains(cluster: PulsarCluster) -> Mapping[str, JobMain]:
         CompareOffloadsJob.name: compare_offloads,
         VerifyClusterJob.name: verify_cluster_findings,
     }
-    return {name: partial(main, cluster) for name, main in mains.items()}
+
+    def run(
+        main: Callable[[PulsarCluster, JobContext, Any], BulkJobSummary],
+        context: JobContext,
+        job: Any,  # noqa: ANN401
+    ) -> BulkJobSummary:
+        return main(find_cluster(), context, job)
+
+    return {name: partial(run, main) for name, main in mains.items()}

@@ -29,6 +29,7 @@ from workflows.deletion.job_definitions import (
     TrimTopicsInput,
 )
 from workflows.offload.job_definitions import OffloadAsk, OffloadLimits
+from workflows.pulsar.job_definitions import PlanPulsarInput
 from workflows.reconciliation.job_definitions import ReconcileOrphansInput, ScrubLedgersInput, ScrubLedgersProgress
 from workflows.records.job_definitions import (
     DefragmentRecordsInput,
@@ -54,7 +55,8 @@ MAX_OFFLOAD_LEDGERS: Final = 4_000
 MAX_SCRUB_TOPICS: Final = 1_000
 """Maximum number of given topics in one scrub. SQL statements contain the ids of these topics."""
 
-_MONTH_S = 30 * 86_400
+_DAY_S = 86_400
+_MONTH_S = 30 * _DAY_S
 _MAX_AGE_S = 100 * 366 * 86_400
 _MAX_INT = 2**63 - 1  # of a column of the catalog
 _MAX_INVENTORIES = 16
@@ -203,6 +205,11 @@ _OUTSIDE_RULES_BY_TYPE: Final[Mapping[type, Mapping[str, FieldRule]]] = {
     },
     TrimTopicsInput: {"batch_id": _allow_empty(_OUTSIDE_RULES["batch_id"])},
     ReconcileOrphansInput: {"run_id": _allow_empty(_RUN)},
+    PlanPulsarInput: {
+        "run_id": _allow_empty(_RUN),
+        "older_than_s": _number_range_rule(0, _MAX_AGE_S, optional=True),
+        "between_s": _number_range_rule(0, _DAY_S),
+    },
     ScrubLedgersInput: {"topic_ids": _allow_empty(_id_list_rule(MAX_SCRUB_TOPICS))},
     ScrubLedgersProgress: {"run_id": _allow_empty(_RUN)},
     BuildTransactionSnapshotsInput: {
@@ -268,6 +275,7 @@ def bulk_queue(task_queue: str) -> str:
 _QUEUE_BY_TYPE: Final[Mapping[type, Callable[[str], str]]] = {
     OffloadLimits: uploads_queue,
     ReconcileOrphansInput: bulk_queue,
+    PlanPulsarInput: bulk_queue,
     ScrubLedgersInput: bulk_queue,
     BuildTransactionSnapshotsInput: bulk_queue,
     BuildDelayedIndexInput: bulk_queue,

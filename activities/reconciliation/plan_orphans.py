@@ -1,18 +1,9 @@
-"""Steps of a plan: list, read, compare, verify. A plan changes only rows and output of runs.
-
-A bulk job publishes its output once. A run's row keeps the values and the result that are stored first. Steps may
-therefore run twice, and attempts may overlap.
-"""
+"""Steps of a plan of the own store: list, read, compare, verify. A plan changes only rows and output of runs."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
-from temporalio import activity
-
-from activities.bulk_jobs import RUN_CLAIM_S, OwnedBulkOutput, run_bulk_job
-from activities.deletion.claims_and_causes import own_workflow_claim
 from activities.heartbeats import define_activity, send_heartbeats
 from activities.reconciliation.inputs_and_results import (
     BeginPlanInput,
@@ -21,12 +12,12 @@ from activities.reconciliation.inputs_and_results import (
     EarlierPlanResult,
     PlanStepInput,
 )
-from logstore.errors import InvalidInput, UnknownObject
+from activities.reconciliation.plan_runs import PlanRuns, describe_left_out, find_result
+from logstore.errors import InvalidInput
 from logstore.ports.bulk_jobs import BulkJobRunner
 from logstore.ports.catalog import CatalogIdentity, ReconciliationRun, ReconciliationRuns, RunKind
 from logstore.reconciliation import plausibility_guards
 from logstore.reconciliation.bulk_job_inputs_and_results import (
-    LEFT_OUT,
     ROWS_BEFORE,
     BulkJob,
     CompareStorageWithCatalogJob,
@@ -35,11 +26,9 @@ from logstore.reconciliation.bulk_job_inputs_and_results import (
     VerifyFindingsJob,
 )
 from logstore.reconciliation.finding_files import FindingFiles
-from logstore.reconciliation.findings import RESULT, PlanOrScrubResult, plan_result
+from logstore.reconciliation.findings import PlanOrScrubResult
 from logstore.reconciliation.services.orphan_inspection import OrphanInspector
-from logstore.stop_checks import raise_if_stopped
 
-_RUNS_PER_FORGET: Final = 100
 _STEPS: Final = (
     ListStorageJob.name,
     ReadLedgersAndIntentsJob.name,
@@ -61,9 +50,16 @@ class PlanOrphansActivities:
         store_now_us: Callable[[], int],
         finished_retention_s: float,
     ) -> None:
-        self._runs, self._identities, self._inspector, self._bulk = reconciliation, identities, inspector, bulk
-        self._output = OwnedBulkOutput(bulk=bulk, identities=identities)
-        self._store_now_us, self._retention_s = store_now_us, finished_retention_s
+        self._runs, self._identities, self._inspector = reconciliation, identities, inspector
+        self._store_now_us = store_now_us
+        self._plans = PlanRuns(
+            RunKind.PLAN,
+            reconciliation=reconciliation,
+            identities=identities,
+            bulk=bulk,
+            finished_retention_s=finished_retention_s,
+            findings_counter="sexton_reconciliation_findings_total",
+        )
 
     @define_activity(name="reconciliation.begin_plan")
     @send_heartbeats()
@@ -77,16 +73,8 @@ class PlanOrphansActivities:
         """
         plausibility_guards.require_min_age(request.older_than_s, unsafe=request.unsafe_age)
         self._inspector.require_own_buckets()
-        self._output.require_not_of_other_catalog(request.run_id)
-        run = self._runs.open_run(
-            request.run_id,
-            RunKind.PLAN,
-            claim=own_workflow_claim(RUN_CLAIM_S),
-            summary=self._make_initial_values(request),
-        )
-        self._output.mark_as_own(request.run_id)
-        self._forget_old_runs_and_output()
-        return EarlierPlanResult(done=plan_result(run.summary) if run.finished_us is not None else None)
+        run = self._plans.open_run_and_forget_old_runs(request.run_id, lambda: self._make_initial_values(request))
+        return EarlierPlanResult(done=find_result(run))
 
     def _make_initial_values(self, request: BeginPlanInput) -> Mapping[str, Any]:
         """Return the initial values of a run. The cut-offs for objects and for rows are by different clocks."""
@@ -102,18 +90,6 @@ class PlanOrphansActivities:
             "inventories": list(request.inventories),
         }
 
-    def _forget_old_runs_and_output(self) -> None:
-        while self._runs.remove_old_runs(older_than_s=self._retention_s, limit=_RUNS_PER_FORGET):
-            raise_if_stopped()
-        own = self._identities.catalog_id()
-        for run_id in self._bulk.list_run_ids():
-            raise_if_stopped()
-            try:
-                self._runs.get_run(run_id)
-            except UnknownObject:
-                if self._output.read_catalog_id_mark(run_id) == own:
-                    self._output.remove_run_output(run_id)
-
     @define_activity(name="reconciliation.run_bulk")
     def run_plan_bulk_job(self, request: BulkJobInput) -> BulkJobResult:
         """Run one bulk job until its output is published.
@@ -123,13 +99,7 @@ class PlanOrphansActivities:
         Heartbeat: (stage, tasks done, tasks), every two seconds. A cancellation cancels the bulk job.
         Raises: InvalidInput, PreconditionFailed, ProgramMissing (terminal); StoreUnavailable, ServiceFailed (retry).
         """
-        summary = run_bulk_job(
-            self._bulk,
-            request.job,
-            lambda: _make_bulk_job(request, self._renew_claim_and_read_summary(request.run_id)),
-            master=request.master,
-        )
-        return BulkJobResult(counts=dict(summary.counts))
+        return self._plans.run_bulk_job(request, lambda values: _make_bulk_job(request, values))
 
     @define_activity(name="reconciliation.check_sides")
     @send_heartbeats()
@@ -141,7 +111,7 @@ class PlanOrphansActivities:
         """
         summary = self._runs.get_run(request.run_id).summary
         listed, read, compared = (
-            self._output.require_published_summary(request.run_id, name).counts
+            self._plans.output.require_published_summary(request.run_id, name).counts
             for name in (ListStorageJob.name, ReadLedgersAndIntentsJob.name, CompareStorageWithCatalogJob.name)
         )
         plausibility_guards.require_plausible_counts(
@@ -166,19 +136,12 @@ class PlanOrphansActivities:
         Raises: PreconditionFailed, CatalogMismatch, CorruptData (terminal); StoreUnavailable, CatalogBusy (retry).
         """
         self._inspector.require_own_buckets()
-        run = self._runs.get_run(request.run_id)
-        if run.finished_us is None:
-            result = self._make_plan_result(run)
-            self._runs.close_run(request.run_id, {**run.summary, RESULT: asdict(result)})
-            _count_findings_in_metric(result.findings)
-            run = self._runs.get_run(request.run_id)
-        return plan_result(run.summary)
+        return self._plans.close_run(request.run_id, self._make_plan_result)
 
     def _make_plan_result(self, run: ReconciliationRun) -> PlanOrScrubResult:
-        published = {name: self._output.require_published_summary(run.run_id, name) for name in _STEPS}
+        published = {name: self._plans.output.require_published_summary(run.run_id, name) for name in _STEPS}
         folder = published[VerifyFindingsJob.name].folder
         totals = FindingFiles(Path(folder)).count_findings_and_bytes_by_kind()
-        facts = [fact for summary in published.values() for fact in summary.facts.items()]
         compared = published[CompareStorageWithCatalogJob.name]
         return PlanOrScrubResult(
             findings={kind.value: rows for kind, (rows, _) in totals.items()},
@@ -188,16 +151,8 @@ class PlanOrphansActivities:
             report=folder,
             rows_before_us=int(compared.facts.get(ROWS_BEFORE, run.summary["rows_before_us"])),
             young=compared.counts["young"],
-            left_out=[
-                f"{name.removeprefix(LEFT_OUT)}: {reason}"
-                for name, reason in sorted(set(facts))
-                if name.startswith(LEFT_OUT)
-            ],
+            left_out=describe_left_out(published.values()),
         )
-
-    def _renew_claim_and_read_summary(self, run_id: str) -> Mapping[str, Any]:
-        summary = self._runs.get_run(run_id).summary
-        return self._runs.open_run(run_id, RunKind.PLAN, claim=own_workflow_claim(RUN_CLAIM_S), summary=summary).summary
 
 
 def _make_bulk_job(request: BulkJobInput, summary: Mapping[str, Any]) -> BulkJob:
@@ -223,12 +178,3 @@ def _to_overlap(compared: Mapping[str, int], kind: str) -> plausibility_guards.C
     return plausibility_guards.CopyOverlap(
         stored=compared[f"{kind}stored"], named=compared[f"{kind}named"], matched=compared[f"{kind}matched"]
     )
-
-
-def _count_findings_in_metric(findings: Mapping[str, int]) -> None:
-    counter = activity.metric_meter().create_counter(
-        "sexton_reconciliation_findings_total", "Findings of finished plans; the same one counts in every plan"
-    )
-    for kind, rows in findings.items():
-        if rows:
-            counter.add(rows, {"kind": kind})

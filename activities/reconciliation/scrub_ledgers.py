@@ -23,13 +23,13 @@ from activities.reconciliation.inputs_and_results import (
     ScrubPageInput,
     ScrubRunId,
 )
+from activities.reconciliation.plan_runs import describe_left_out
 from logstore.atomic_files import replace_atomically
 from logstore.errors import CorruptData
 from logstore.failpoints import effect
 from logstore.ports.bulk_jobs import BulkJobRunner
 from logstore.ports.catalog import CatalogIdentity, ReconciliationRun, ReconciliationRuns, RunKind
 from logstore.reconciliation.bulk_job_inputs_and_results import (
-    LEFT_OUT,
     BulkJobSummary,
     CutScrubIntoPagesJob,
     ScrubPageJob,
@@ -157,11 +157,7 @@ class ScrubLedgersActivities:
                 summary = self._output.require_published_summary(
                     request.run_id, _make_page_job(request.run_id, page).name
                 )
-                left_out |= {
-                    f"{fact.removeprefix(LEFT_OUT)}: {reason}"
-                    for fact, reason in summary.facts.items()
-                    if fact.startswith(LEFT_OUT)
-                }
+                left_out |= set(describe_left_out([summary]))
                 with effect("reconciliation.keep_findings"):
                     _copy_findings(Path(summary.folder), folder, page)
             result = self._make_scrub_result(run, folder, sorted(left_out))

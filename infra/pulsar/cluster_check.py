@@ -1,40 +1,18 @@
 """Check of what a plan needs of a cluster, and the cluster's identity."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Final
 
 from infra.pulsar.bookie_reads import BookieDirectory
 from infra.pulsar.ledger_scan import list_leaf_folders
 from infra.pulsar.znode_reads import ZnodeReader
+from logstore.pulsar.cluster_check import ClusterCapability, ClusterCheck
 from logstore.pulsar.unreadable_metadata import UnreadableMetadata
 from logstore.pulsar.znode_names import MANAGED_LEDGERS
 
 _LEDGER_MANAGERS: Final = ("HierarchicalLedgerManagerFactory", "LongHierarchicalLedgerManagerFactory")
 _CLUSTERS: Final = "admin/clusters"
 _GLOBAL: Final = "global"  # entry of the list of clusters that is none
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClusterCapability:
-    """Something that a plan needs of a cluster."""
-
-    name: str
-    ok: bool
-    detail: str  # a sentence
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClusterCheck:
-    """Result of a check. Two checks with one `identity` saw one cluster, created once."""
-
-    cluster: str  # names, separated by commas; "" if the metadata names none
-    identity: str
-    capabilities: tuple[ClusterCapability, ...]
-
-    @property
-    def ok(self) -> bool:
-        return all(capability.ok for capability in self.capabilities)
 
 
 def check_cluster(reader: ZnodeReader, ledgers_root: str) -> ClusterCheck:

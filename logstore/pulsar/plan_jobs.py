@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Final
 
+from logstore.reconciliation.plausibility_guards import require_min_age
+
 NO_OFFLOAD_BUCKET: Final = "objects of offloads: the setting pulsar_offload_bucket is empty"
 """Sentence of a plan without a bucket of offloads, about what it left out."""
 
@@ -16,7 +18,26 @@ OFFLOAD_CLUSTER: Final = "offload_cluster"
 """Key in the facts of `compare-offloads`: name of the cluster in the metadata of its objects. Empty: not known."""
 
 PROBLEM: Final = "problem: "
-"""Prefix of keys in `BulkJobSummary.facts` of a scan. The rest is a path, and the value says what cannot be read."""
+"""Prefix of keys in `BulkJobSummary.facts`. The rest is a path, and the value says what cannot be read.
+
+A problem of any job makes the plan incomplete.
+"""
+
+BEGUN_MS: Final = "begun_ms"
+ENDED_MS: Final = "ended_ms"
+"""Counts of a scan: milliseconds since 1970 before its first and after its last read, by the worker's clock."""
+
+MIN_BETWEEN_SCANS_S: Final = 600.0
+"""Least time from the end of the first scan to the begin of the second.
+
+It is more than twice the interval in which a broker stores the state of its cursors.
+"""
+
+
+def require_time_between_scans(between_s: float, *, unsafe: bool) -> None:
+    """Raise `PreconditionFailed` if the time between the scans is too short. `unsafe` allows any time from 0 on."""
+    reason = "a broker may not have stored its cursors"
+    require_min_age(between_s, unsafe=unsafe, floor_s=MIN_BETWEEN_SCANS_S, reason=reason, option="between")
 
 
 IDENTITY: Final = "identity"
@@ -104,3 +125,24 @@ class VerifyClusterJob:
     run_id: str
 
     name = "verify-cluster"
+
+
+FIRST_SCAN: Final = ScanClusterJob(run_id="", number=1).name
+SECOND_SCAN: Final = ScanClusterJob(run_id="", number=2).name
+
+ClusterPlanJob = ListOffloadsJob | ScanClusterJob | CompareScansJob | CompareOffloadsJob | VerifyClusterJob
+
+
+def make_plan_jobs(
+    run_id: str, *, has_offload_bucket: bool, between_s: float, older_than_s: float | None
+) -> tuple[ClusterPlanJob, ...]:
+    """Return the jobs of a plan, in order. The plan waits `between_s` before the second scan."""
+    jobs = (
+        ListOffloadsJob(run_id=run_id),
+        ScanClusterJob(run_id=run_id, number=1),
+        ScanClusterJob(run_id=run_id, number=2),
+        CompareScansJob(run_id=run_id, between_s=between_s, older_than_s=older_than_s),
+        CompareOffloadsJob(run_id=run_id, older_than_s=older_than_s),
+        VerifyClusterJob(run_id=run_id),
+    )
+    return tuple(job for job in jobs if has_offload_bucket or not isinstance(job, ListOffloadsJob | CompareOffloadsJob))

@@ -54,7 +54,14 @@ class ComparisonCounts:
 _UPLOADS: Final = "an upload may take 45 minutes, and what it writes would look like an orphan"
 
 
-def require_min_age(older_than_s: float, *, unsafe: bool, floor_s: float = AGE_FLOOR_S, reason: str = _UPLOADS) -> None:
+def require_min_age(
+    older_than_s: float,
+    *,
+    unsafe: bool,
+    floor_s: float = AGE_FLOOR_S,
+    reason: str = _UPLOADS,
+    option: str = "older-than",
+) -> None:
     """Refuse an age below `floor_s`, unless it is `unsafe`. `reason` is a clause of the message.
 
     Raises:
@@ -62,10 +69,10 @@ def require_min_age(older_than_s: float, *, unsafe: bool, floor_s: float = AGE_F
         PreconditionFailed: The age is below the floor.
     """
     if older_than_s < 0:
-        raise InvalidInput("older-than", expected="0s or more: no cut-off lies in the future", found=older_than_s)
+        raise InvalidInput(option, expected="0s or more: no cut-off lies in the future", found=older_than_s)
     if older_than_s < floor_s and not unsafe:
         raise PreconditionFailed(
-            f"older-than: expected {_format_age(floor_s)} or more, found {_format_age(older_than_s)}; {reason};"
+            f"{option}: expected {_format_age(floor_s)} or more, found {_format_age(older_than_s)}; {reason};"
             " --unsafe-age allows it where no process writes"
         )
 

@@ -40,6 +40,7 @@ from tests.ending_functions import ENDING_FUNCTION_REFERENCES
 from tests.fakes.bulk_jobs import FakeBulkJobs
 from tests.fakes.object_store import FakeObjectStore
 from tests.fakes.owners import UnownedTopics
+from tests.fakes.pulsar_cluster import FakePulsarCluster
 from tests.migrated_catalogs import migrate_or_copy_catalog
 from workers.assembly.activities import WorkerActivities, create_activities
 from workers.assembly.log_store import LogStore, LogStoreBuckets, LogStorePolicies, assemble_log_store
@@ -87,6 +88,7 @@ class World:
     tiered: KeyHidingObjectStore
     record_objects: FakeObjectStore
     bulk: FakeBulkJobs
+    cluster: FakePulsarCluster
     opened: ExitStack  # what the log needs to be closed
 
     @property
@@ -238,7 +240,7 @@ def open_activity_world(folder: Path) -> World:
         KeyHidingObjectStore(),
         FakeObjectStore(now_us=time.time_ns() // 1_000),
     )
-    bulk = FakeBulkJobs(folder / "bulk")
+    bulk, cluster = FakeBulkJobs(folder / "bulk"), FakePulsarCluster()
     opened = ExitStack()
     log = opened.enter_context(
         assemble_log_store(
@@ -258,6 +260,7 @@ def open_activity_world(folder: Path) -> World:
                 ),
             ),
             bulk=bulk,
+            cluster=cluster,
         )
     )
     return World(
@@ -269,6 +272,7 @@ def open_activity_world(folder: Path) -> World:
         tiered=tiered,
         record_objects=record_objects,
         bulk=bulk,
+        cluster=cluster,
         opened=opened,
     )
 

@@ -14,6 +14,7 @@ from workflows.delayed import job_definitions as delayed
 from workflows.deletion import job_definitions as deletion
 from workflows.job_definition import JobDefinition
 from workflows.offload import job_definitions as offload
+from workflows.pulsar import job_definitions as pulsar
 from workflows.reconciliation import job_definitions as reconciliation
 from workflows.records import job_definitions as records
 from workflows.transactions import job_definitions as transactions
@@ -121,6 +122,7 @@ def test_jobs_are_what_workflows_take_and_answer() -> None:
             *vars(delayed).values(),
             *vars(offload).values(),
             *vars(reconciliation).values(),
+            *vars(pulsar).values(),
             *vars(records).values(),
             *vars(transactions).values(),
         ]

@@ -8,6 +8,7 @@ import pyarrow.parquet as pq
 
 from logstore.delayed.index_build_job import BuildDelayedIndexJob, BuiltIndexFiles, BuiltTopicIndex
 from logstore.positions import TopicId
+from logstore.pulsar.plan_jobs import BEGUN_MS, ENDED_MS, IDENTITY, CompareScansJob, ScanClusterJob, VerifyClusterJob
 from logstore.reconciliation.bulk_job_inputs_and_results import (
     BulkJob,
     BulkJobProgress,
@@ -24,6 +25,7 @@ from logstore.reconciliation.findings import Finding
 from logstore.transactions.buffer_serialization import BufferFiles, BuildTransactionBuffersJob
 from logstore.transactions.transaction_buffer import TransactionBuffer
 from spark.published_output import PublishedOutputs
+from tests.fakes import pulsar_cluster
 
 COMPARISON_COUNTS = {
     "objects": 10,
@@ -57,6 +59,8 @@ class FakeBulkJobs:
         self.indexes: Callable[[BuiltIndexFiles], list[BuiltTopicIndex]] = lambda _files: []  # writes snapshots
         self.facts: dict[str, str] = {}  # of each of these jobs
         self.pages = 2  # of a scrub
+        self.scanned = {"ledgers": 18, "references": 11, "problems": 0}  # what each scan of a cluster counts
+        self.scan_facts: dict[int, dict[str, str]] = {}  # of a scan of a cluster, by its number
         self.damaged: dict[int, list[Finding]] = {}  # what a scrub finds, by page
         self.ran: list[BulkJob] = []  # one that was published before does not run again
         self.masters: list[str] = []
@@ -104,9 +108,20 @@ class FakeBulkJobs:
                 pq.write_table(findings_to_table(damaged_findings), folder / "findings-0.parquet")
             counts = {"objects": 10, "size_bytes": 500, "findings": len(damaged_findings), "elsewhere": 0}
             summary = BulkJobSummary(counts=counts, facts=dict(self.facts))
-        if isinstance(job, VerifyFindingsJob):
+        if isinstance(job, ScanClusterJob):
+            summary = self._summarize_scan(job.number)
+        if isinstance(job, CompareScansJob):
+            summary = BulkJobSummary(counts={"young": 2, "transient": 1})
+        if isinstance(job, VerifyFindingsJob | VerifyClusterJob):
             pq.write_table(findings_to_table(self.findings), folder / "part-0.parquet", row_group_size=self.page)
         return folder, summary
+
+    def _summarize_scan(self, number: int) -> BulkJobSummary:
+        begun_ms = 1_763_800_000_000 + 700_000 * number
+        return BulkJobSummary(
+            counts={**self.scanned, BEGUN_MS: begun_ms, ENDED_MS: begun_ms + 1_000},
+            facts={IDENTITY: pulsar_cluster.IDENTITY, **self.scan_facts.get(number, {})},
+        )
 
     def _write_buffers(self, folder: Path, job: BuildTransactionBuffersJob) -> BulkJobSummary:
         """A part for each topic."""

@@ -24,6 +24,7 @@ from tests.ending_functions import ENDING_FUNCTION_REFERENCES
 from tests.fakes.bulk_jobs import FakeBulkJobs
 from tests.fakes.object_store import FakeObjectStore as Store
 from tests.fakes.object_store import Fault, FaultKind, StoreOperation
+from tests.fakes.pulsar_cluster import FakePulsarCluster
 from tests.faults.auditor import Observation, look
 from tests.faults.topic_plans import BUCKET_LIMITS, CURSOR_INLINE_BYTES, FOREIGN_OBJECTS, StorageTrouble
 from workers.assembly.log_store import LogStore, LogStoreBuckets, LogStorePolicies, assemble_log_store
@@ -228,6 +229,7 @@ class World:
                 stores=stores,
                 policies=policies,
                 bulk=self.bulk,
+                cluster=FakePulsarCluster(),
                 clock=clock,
             ) as log:
                 yield replace(log, storages={**log.storages, CopyKind.OFFLOADED_LEDGER.value: delayed_tiered_storage})

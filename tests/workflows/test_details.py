@@ -20,6 +20,7 @@ from workflows.deletion.job_definitions import (
     TrimTopicsInput,
 )
 from workflows.offload.job_definitions import OffloadLedgerInput, OffloadTopicInput
+from workflows.pulsar.job_definitions import PlanPulsarInput
 from workflows.reconciliation.job_definitions import ApplyOrphansInput, ReconcileOrphansInput
 from workflows.records.job_definitions import (
     DefragmentRecordsInput,
@@ -49,6 +50,8 @@ _REQUESTS = (
     ReconcileOrphansInput(run_id="plan-1"),
     ReconcileOrphansInput(),
     ApplyOrphansInput(run_id="plan-1", **_BY),
+    PlanPulsarInput(run_id="pulsar-1"),
+    PlanPulsarInput(),
     CoordinatorInput(tc_id=3),
     BroadcastTransactionInput(txn="3:17"),
     SweepTransactionsInput(**_BY),

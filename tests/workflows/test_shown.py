@@ -320,6 +320,7 @@ async def test_current_details_say_something_from_the_first_task_on(house: Workf
         "reconcile-orphans": "plan-1",
         "apply-orphans": "plan-1",
         "scrub-ledgers": "beginning",
+        "plan-pulsar": "pulsar-1",
         "transaction-coordinator": "coordinator 3",
         "broadcast-transaction": "transaction 3:17",
         "sweep-transactions": type_,

@@ -268,6 +268,7 @@ class WorkflowHarness:
             trimming.trim_page,
             trimming.count_batch,
             *self._reconciliation_activities(),
+            *self._cluster_plan_activities(),
             *self._coordination_activities(),
             *self._snapshot_build_activities(),
             *self._delayed_index_activities(),
@@ -340,6 +341,14 @@ class WorkflowHarness:
             applying.recheck_and_delete_objects,
             applying.record_page_fates,
             applying.conclude_apply,
+        ]
+
+    def _cluster_plan_activities(self) -> list[Activity]:
+        planning = self.world.activities.cluster_planning
+        return [
+            planning.check_cluster_and_begin_plan,
+            planning.run_cluster_plan_bulk_job,
+            planning.conclude_cluster_plan,
         ]
 
     def _coordination_activities(self) -> list[Activity]:

@@ -13,6 +13,7 @@ from activities.deletion.ledger_deletion import LedgerDeletionActivities
 from activities.deletion.topic_deletion import TopicDeletionActivities
 from activities.deletion.trim_by_retention import RetentionPreparation, TrimAllTopicsActivities
 from activities.offload import LedgerOffloadActivities
+from activities.pulsar.plan_cluster import PlanClusterActivities
 from activities.reconciliation.apply_orphans import ApplyOrphansActivities
 from activities.reconciliation.apply_preview import ApplyPreview
 from activities.reconciliation.delete_single_objects import SingleObjectDeletion
@@ -53,6 +54,7 @@ class WorkerActivities:
     planning: PlanOrphansActivities
     applying: ApplyOrphansActivities
     scrubbing: ScrubLedgersActivities
+    cluster_planning: PlanClusterActivities
     coordination: TransactionCoordinatorActivities
     building: TransactionSnapshotBuildActivities
     delayed: IndexBucketActivities
@@ -76,6 +78,7 @@ class WorkerActivities:
     def list_bulk_activities(self) -> Sequence[Callable[..., Any]]:
         return [
             self.planning.run_plan_bulk_job,
+            self.cluster_planning.run_cluster_plan_bulk_job,
             self.building.build_buffers,
             self.indexes.build_indexes,
             self.scrubbing.cut_scrub_into_pages,
@@ -142,6 +145,13 @@ def create_activities(log: LogStore, owners: TopicOwners) -> WorkerActivities:
         planning=planning,
         applying=applying,
         scrubbing=scrubbing,
+        cluster_planning=PlanClusterActivities(
+            reconciliation=catalog.reconciliation,
+            identities=catalog.identities,
+            cluster=log.cluster,
+            bulk=log.bulk,
+            finished_retention_s=log.policies.finished_retention_s,
+        ),
         coordination=TransactionCoordinatorActivities(
             transactions=catalog.transactions,
             broadcasts=log.broadcasts,

@@ -28,6 +28,7 @@ from logstore.offload.services.tiered_copy_upload import Offloader
 from logstore.ports.bulk_jobs import BulkJobRunner
 from logstore.ports.catalog import Catalog
 from logstore.ports.object_storage import BucketAtLocation, OwnedStore, StorageByCopyKind
+from logstore.ports.pulsar_cluster import PulsarClusterAccess
 from logstore.retrying_clock import Clock
 from logstore.transactions.services.broadcast import Broadcaster
 from logstore.transactions.services.buffer_snapshots import BufferRebuilder, BufferSnapshots
@@ -92,6 +93,7 @@ class LogStore:
     delivery: MessageDelivery
     records: RecordLogServices
     bulk: BulkJobRunner
+    cluster: PulsarClusterAccess
     store_now_us: Callable[[], int]  # the object store's clock, in microseconds since 1970
 
 
@@ -102,6 +104,7 @@ def assemble_log_store(
     stores: LogStoreBuckets,
     policies: LogStorePolicies,
     bulk: BulkJobRunner,
+    cluster: PulsarClusterAccess,
     clock: Clock | None = None,
 ) -> Iterator[LogStore]:
     """Assemble the services of a log store, for use inside the block. Only tests pass a `clock`."""
@@ -179,6 +182,7 @@ def assemble_log_store(
                 store_now_us=stores.now_us,
             ),
             bulk=bulk,
+            cluster=cluster,
             store_now_us=stores.now_us,
         )
 

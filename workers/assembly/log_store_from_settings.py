@@ -2,9 +2,10 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from infra.catalog import SqlCatalog, open_catalog
 from logstore.delayed.index_buckets import SealAndMergeLimits
@@ -16,13 +17,17 @@ from logstore.ports.bulk_jobs import BulkJobRunner
 from logstore.records.services.manifest_publication import require_current_catalog
 from workers.assembly.checked_buckets import make_checked_bucket_opener, open_primary_bucket, uses_embedded_store
 from workers.assembly.log_store import LogStore, LogStoreBuckets, LogStorePolicies, assemble_log_store
+from workers.assembly.pulsar_cluster_access import PulsarClusterOfSettings
 from workers.assembly.record_log_services import ImportedRecordFunctions, RecordLogPolicies
 from workers.settings import Settings
 
 if TYPE_CHECKING:
     from infra.objects.bucket_address import BucketAddress
+    from infra.pulsar.cluster_access import PulsarCluster
     from spark.job_runner import JobMain
     from spark.sources.store_addresses import CatalogAddresses
+
+_SCAN_SESSION_TIMEOUT_S: Final = 30.0  # longer than an election of a leader
 
 
 @contextmanager
@@ -59,6 +64,7 @@ def open_log_store_on_catalog(catalog: SqlCatalog, settings: Settings) -> Iterat
             ),
             policies=_policies_from_settings(settings),
             bulk=bulk,
+            cluster=PulsarClusterOfSettings(settings),
         ) as log,
     ):
         yield log
@@ -121,16 +127,30 @@ def open_spark_bulk_jobs(settings: Settings) -> Iterator[BulkJobRunner]:
     from spark.warm_session import SparkSettings, WarmSession  # noqa: PLC0415
 
     def mains() -> Mapping[str, "JobMain"]:
-        from spark.job_mains import catalog_job_mains, record_log_job_mains  # noqa: PLC0415
+        from spark.job_mains import (  # noqa: PLC0415
+            catalog_job_mains,
+            lazy_cluster_job_mains,
+            record_log_job_mains,
+        )
 
         records = executor_bucket_address(settings, BucketRole.RECORDS, settings.records_bucket)
-        return {**catalog_job_mains(executor_catalog_and_bucket_addresses(settings)), **record_log_job_mains(records)}
+        return {
+            **catalog_job_mains(executor_catalog_and_bucket_addresses(settings)),
+            **record_log_job_mains(records),
+            **lazy_cluster_job_mains(partial(_find_cluster_for_jobs, settings)),
+        }
 
     session = WarmSession(SparkSettings(scratch=settings.home / "tmp" / "spark", master=settings.spark_master))
     try:
         yield SparkBulkJobs(session, PublishedOutputs(Path(settings.bulk_dir)), mains)
     finally:
         session.close()
+
+
+def _find_cluster_for_jobs(settings: Settings) -> "PulsarCluster":
+    from workers.assembly.pulsar_cluster import pulsar_cluster_from_settings  # noqa: PLC0415 - start-up time
+
+    return replace(pulsar_cluster_from_settings(settings), session_timeout_s=_SCAN_SESSION_TIMEOUT_S)
 
 
 def executor_bucket_address(settings: Settings, role: BucketRole, bucket: str) -> "BucketAddress":

@@ -6,11 +6,12 @@ from infra.objects.bucket_address import BucketAddress
 from infra.pulsar.broker_admin import BrokerAdmin, BrokerAdminAddress
 from infra.pulsar.broker_registrations import list_registered_brokers
 from infra.pulsar.cluster_access import PulsarCluster
-from infra.pulsar.cluster_check import ClusterCheck, check_cluster
+from infra.pulsar.cluster_check import check_cluster, read_cluster_identity
 from infra.pulsar.ledger_explanation import LedgerExplanation, explain_ledger
 from infra.pulsar.open_transactions import TransactionReport, read_open_transactions
 from infra.pulsar.owner_lookup import open_owner_directory
 from logstore.errors import InvalidInput
+from logstore.pulsar.cluster_check import ClusterCheck
 from workers.assembly.zookeeper_credentials import identity_and_tls_from_settings
 from workers.settings import Settings, read_secret_file
 from workers.settings.tls_files import TlsFilePaths
@@ -86,6 +87,12 @@ def read_pulsar_transactions(settings: Settings) -> TransactionReport:
     with cluster.open_reader() as reader:
         admin = BrokerAdmin(cluster.admin, list_registered_brokers(reader))
         return read_open_transactions(admin, reader)
+
+
+def read_pulsar_cluster_identity(settings: Settings) -> str:
+    cluster = pulsar_cluster_from_settings(settings)
+    with cluster.open_reader() as reader:
+        return read_cluster_identity(reader, cluster.ledgers_root)
 
 
 def explain_pulsar_ledger(settings: Settings, ledger_id: int) -> LedgerExplanation:

@@ -4,14 +4,22 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from workers.cli.answer_output import Answer
+from logstore.pulsar.ledger_verdicts import AgeFloors
+from logstore.pulsar.plan_jobs import require_time_between_scans
+from logstore.reconciliation.findings import CLUSTER_KINDS
+from workers.cli.answer_output import Answer, print_note
 from workers.cli.command_context import CommandContext
 from workers.cli.command_registration import command, create_command_group
 from workers.cli.exit_codes import ExitCode
+from workers.cli.job_commands import CommandLineJob, JobOrAnswer, job_command
+from workers.cli.orphans.plan_and_apply import answer_started_plan, make_plan_answer
+from workers.cli.shared_options import Master
 from workers.human_readable_values import format_time_to_second, select_fields
+from workers.settings import parse_duration
 
 if TYPE_CHECKING:
     from infra.pulsar.ledger_explanation import LedgerExplanation
+    from workflows.pulsar.job_definitions import PlanPulsarResult
 
 pulsar = create_command_group("pulsar", "A Pulsar cluster: ledgers that nothing refers to.")
 
@@ -37,6 +45,77 @@ def check(context: CommandContext) -> Answer:
         sections=(Answer(document={}, text=f"cluster {result.cluster or '(no name)'}, identity {result.identity}\n"),),
         code=ExitCode.DONE if result.ok else ExitCode.UNREACHABLE,
     )
+
+
+_OlderThan = Annotated[
+    str | None,
+    typer.Option(
+        "--older-than",
+        metavar="AGE",
+        help="Leave out younger ledgers; 24h or more. By default 1h, 2h for compacted ledgers, 24h for open ones.",
+        show_default=False,
+    ),
+]
+_Between = Annotated[
+    str, typer.Option("--between", metavar="DURATION", help="Time between the two scans; 10m or more, at most 24h.")
+]
+_UnsafeAge = Annotated[
+    bool,
+    typer.Option("--unsafe-age", help="Allow shorter times. Only if no broker, function worker or bookie runs."),
+]
+
+
+@job_command(pulsar, "plan", "", "--older-than 3d --json", "--between 30m --no-wait")
+def plan(
+    context: CommandContext,
+    *,
+    older_than: _OlderThan = None,
+    between: _Between = "10m",
+    unsafe_age: _UnsafeAge = False,
+    master: Master = None,
+) -> JobOrAnswer:
+    """Scan the cluster in the setting pulsar_zookeeper twice, and write findings. The cluster does not change.
+
+    If something cannot be read, the plan is incomplete: its findings are shown, and it can never be applied.
+    """
+    older_than_s = None if older_than is None else parse_duration(older_than, "older-than")
+    between_s = parse_duration(between, "between")
+    require_time_between_scans(between_s, unsafe=unsafe_age)
+    if older_than_s is not None:
+        AgeFloors.for_all_states(older_than_s, unsafe=unsafe_age)
+    context.services.require_pulsar_cluster(context.settings)
+    return CommandLineJob(
+        lambda client: client.plan_pulsar(
+            older_than_s=older_than_s,
+            between_s=between_s,
+            unsafe_age=unsafe_age,
+            master=master or "",
+            actor=context.actor,
+        ),
+        "planning",
+        _answer_plan,
+        answer_started=answer_started_plan,
+    )
+
+
+def _answer_plan(workflow_id: str, result: "PlanPulsarResult") -> Answer:
+    plan_result = result.found
+    assert plan_result is not None, "a refusal was raised"
+    for reason in plan_result.incomplete:
+        print_note(f"incomplete: {reason}")
+    facts = {
+        "complete": not plan_result.incomplete,
+        "incomplete": list(plan_result.incomplete),
+        "scanned": {"ledgers": plan_result.ledgers, "references": plan_result.references},
+        "workflow_id": workflow_id,
+    }
+    display = {
+        "ledgers of the cluster": plan_result.ledgers,
+        "references": plan_result.references,
+        "too young to be judged": plan_result.young,
+        "complete": "no, so that it can never be applied" if plan_result.incomplete else "yes",
+    }
+    return make_plan_answer(result.run_id, plan_result, CLUSTER_KINDS, facts=facts, display=display)
 
 
 @command(pulsar, "explain", "1234", "1234 --json")

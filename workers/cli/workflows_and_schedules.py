@@ -53,6 +53,7 @@ class WorkflowType(StrEnum):
     RECONCILE_ORPHANS = "reconcile-orphans"
     SCRUB_LEDGERS = "scrub-ledgers"
     APPLY_ORPHANS = "apply-orphans"
+    PLAN_PULSAR = "plan-pulsar"
     END_RECORDS = "end-records"
     FLUSH_RECORDS = "flush-records"
     DEFRAGMENT_RECORDS = "defragment-records"

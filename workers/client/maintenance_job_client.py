@@ -8,6 +8,8 @@ from temporalio.common import SearchAttributePair
 
 from logstore.ports.catalog import Topic
 from logstore.positions import LedgerId
+from logstore.pulsar.ledger_verdicts import AgeFloors
+from logstore.pulsar.plan_jobs import MIN_BETWEEN_SCANS_S, require_time_between_scans
 from logstore.reconciliation import plausibility_guards
 from logstore.reconciliation.bulk_job_inputs_and_results import SCRUB_RATE
 from logstore.records.tombstone_rules import DeleteDurability
@@ -32,6 +34,7 @@ from workflows.offload.job_definitions import (
     OffloadTopicInput,
     OffloadTopicResult,
 )
+from workflows.pulsar.job_definitions import PLAN_PULSAR, PlanPulsarInput, PlanPulsarResult
 from workflows.reconciliation.job_definitions import (
     APPLY_ORPHANS,
     RECONCILE_ORPHANS,
@@ -133,6 +136,43 @@ class MaintenanceJobClient(JobClient):
         summary = "compare storage with the catalog"
         return await self.start(
             RECONCILE_ORPHANS, request, run_id, summary=summary, attributes=[run_id_search_attribute(run_id)]
+        )
+
+    async def plan_pulsar(
+        self,
+        *,
+        older_than_s: float | None = None,
+        between_s: float = MIN_BETWEEN_SCANS_S,
+        unsafe_age: bool = False,
+        master: str = "",
+        reason: str = "",
+        actor: str = "",
+    ) -> Handle[PlanPulsarResult]:
+        """Scan the Pulsar cluster of the workers' settings twice, and write findings. The job changes nothing there.
+
+        `older_than_s` replaces the age floors of all states of a ledger. `between_s` is the time between the scans.
+        `unsafe_age` accepts values below the safe minimum.
+
+        Raises:
+            PreconditionFailed: `older_than_s` or `between_s` is below the safe minimum.
+        """
+        require_time_between_scans(between_s, unsafe=unsafe_age)
+        if older_than_s is not None:
+            AgeFloors.for_all_states(older_than_s, unsafe=unsafe_age)
+        run_id = f"pulsar-{uuid.uuid4().hex[:12]}"
+        request = PlanPulsarInput(
+            run_id=run_id,
+            actor=actor,
+            reason=reason,
+            older_than_s=older_than_s,
+            between_s=between_s,
+            unsafe_age=unsafe_age,
+            master=master,
+            queue=input_bounds.bulk_queue(self._settings.task_queue),
+        )
+        summary = "compare two scans of the Pulsar cluster"
+        return await self.start(
+            PLAN_PULSAR, request, run_id, summary=summary, attributes=[run_id_search_attribute(run_id)]
         )
 
     async def apply_orphans(

@@ -31,6 +31,7 @@ from workflows.delayed.job_definitions import SEAL_BUCKETS
 from workflows.deletion.job_definitions import SWEEP_DELETIONS, TRIM_TOPICS, DeletionPolicy
 from workflows.input_bounds import bulk_queue, records_queue, transactions_queue
 from workflows.job_definition import DescribedJobInput, JobDefinition
+from workflows.pulsar.job_definitions import PLAN_PULSAR
 from workflows.reconciliation.job_definitions import RECONCILE_ORPHANS, SCRUB_LEDGERS
 from workflows.records.job_definitions import DEFRAGMENT_RECORDS, RAID_TOMBSTONES, REPLICATE_RECORDS, SWEEP_RECORDS
 from workflows.transactions.job_definitions import SWEEP_TRANSACTIONS
@@ -40,6 +41,7 @@ _TRIM: Final = "sexton-trim"
 _PLAN: Final = "sexton-plan"
 TRANSACTIONS_SCHEDULE: Final = "sexton-transactions"
 _SCRUB: Final = "sexton-scrub"
+_PULSAR: Final = "sexton-pulsar"
 _DELAYED: Final = "sexton-delayed"
 RECORDS_SCHEDULE: Final = "sexton-records"
 _DEFRAGMENT: Final = "sexton-defragment"
@@ -50,6 +52,7 @@ JOB_BY_SCHEDULE: Final[Mapping[str, JobDefinition[Any, Any]]] = {
     _TRIM: TRIM_TOPICS,
     _PLAN: RECONCILE_ORPHANS,
     _SCRUB: SCRUB_LEDGERS,
+    _PULSAR: PLAN_PULSAR,
     TRANSACTIONS_SCHEDULE: SWEEP_TRANSACTIONS,
     _DELAYED: SEAL_BUCKETS,
     RECORDS_SCHEDULE: SWEEP_RECORDS,
@@ -102,12 +105,14 @@ def list_recurring_jobs(settings: Settings, policy: DeletionPolicy) -> Sequence[
     scrub_fields = {"bytes_per_s": settings.scrub_rate, "queue": bulk}
     sweep_s, defragment_s = settings.sweep_interval, settings.defragment_interval
     replicate_s = settings.replicate_interval if settings.replicas else 0
+    pulsar_s = settings.pulsar_plan_interval if settings.pulsar_zookeeper else 0
     wake, flush = "wake coordinators with work that nobody does", "see that changed records are flushed"
     return (
         recurring_job(_SWEEP, sweep_s, "sweep deletions that nobody works on", policy=policy),
         recurring_job(_TRIM, settings.trim_interval, "trim all topics", policy=policy),
         recurring_job(_PLAN, settings.plan_interval, "compare storage with the catalog", queue=bulk),
         recurring_job(_SCRUB, settings.scrub_interval, "compare digests", **scrub_fields),
+        recurring_job(_PULSAR, pulsar_s, "compare two scans of the Pulsar cluster", queue=bulk),
         recurring_job(TRANSACTIONS_SCHEDULE, sweep_s, wake, queue=transactions),
         recurring_job(_DELAYED, settings.delayed_interval, "seal delayed messages of all topics"),
         replace(recurring_job(RECORDS_SCHEDULE, sweep_s, flush, queue=records), triggers_immediately=True),

@@ -30,6 +30,7 @@ from workers.client.waiting_task_reasons import explain_waiting_task
 from workflows.delayed.job_definitions import BUILD_DELAYED_INDEX
 from workflows.deletion.job_definitions import DELETE_LEDGERS
 from workflows.offload.job_definitions import OFFLOAD_TOPIC
+from workflows.pulsar.job_definitions import PLAN_PULSAR
 from workflows.reconciliation.job_definitions import APPLY_ORPHANS, RECONCILE_ORPHANS, SCRUB_LEDGERS
 from workflows.records.job_definitions import DEFRAGMENT_RECORDS, FLUSH_RECORDS, RAID_TOMBSTONES, REPLICATE_RECORDS
 from workflows.transactions.job_definitions import BUILD_TRANSACTION_SNAPSHOTS
@@ -57,6 +58,7 @@ _EMPTY_REASONS: Final = {
 _ADVICE_AFTER_STOP_BY_TYPE: Final = {
     OFFLOAD_TOPIC.name: "what was copied stays copied; ask for the rest again",
     RECONCILE_ORPHANS.name: "it has changed nothing; plan again",
+    PLAN_PULSAR.name: "it has changed nothing; plan again",
     BUILD_TRANSACTION_SNAPSHOTS.name: "snapshots that it has switched to stay; ask for the rest again",
     BUILD_DELAYED_INDEX.name: "buckets that it has switched to stay; ask for the rest again",
     FLUSH_RECORDS.name: "what it had flushed stays flushed; ask for the rest again",
@@ -68,7 +70,9 @@ _ADVICE_AFTER_STOP_BY_TYPE: Final = {
 }
 _PAUSABLE_TYPES: Final = {DELETE_LEDGERS.name, APPLY_ORPHANS.name, SCRUB_LEDGERS.name}
 _STARTS_SPARK: Final = ", a worker's first one starts Spark"
-_NOTE_BY_ACTIVITY: Final = dict.fromkeys(("reconciliation.run_bulk", "reconciliation.cut_scrub"), _STARTS_SPARK)
+_NOTE_BY_ACTIVITY: Final = dict.fromkeys(
+    ("reconciliation.run_bulk", "reconciliation.cut_scrub", "pulsar.run_bulk"), _STARTS_SPARK
+)
 _SWEEP_ADVICE: Final = "what it had detached stays listed, and the next sweep takes it up (`sexton deletion sweep`)"
 
 

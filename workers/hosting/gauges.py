@@ -24,7 +24,7 @@ from logstore.ports.catalog import (
     UndeletedCopyCounts,
     UnfinishedTransactionCounts,
 )
-from logstore.reconciliation.findings import FindingKind, plan_result
+from logstore.reconciliation.findings import CLUSTER_KINDS, FindingKind, plan_result
 from logstore.records.services.replica_shipments import ReplicaShipments
 from logstore.records.tombstone_rules import ReplicaState
 from logstore.transactions.transaction_ids_and_states import TransactionState
@@ -135,6 +135,25 @@ def sample_missing_data_of_plans(list_runs: Callable[..., Sequence[Reconciliatio
         yield GaugeSample("sexton_reconciliation_missing_data", missing, description)
         started_s, description = finished[0].created_us // 1_000_000, "When the newest plan that finished began"
         yield GaugeSample("sexton_reconciliation_plan_timestamp_seconds", started_s, description, "s")
+
+
+def sample_cluster_plan(list_runs: Callable[..., Sequence[ReconciliationRun]]) -> Iterator[GaugeSample]:
+    """Yield the gauges of the newest finished plan of a Pulsar cluster. Yield nothing if no plan has finished."""
+    newest = next(
+        (run for run in list_runs(RunKind.CLUSTER_PLAN, limit=_MAX_PLANS) if run.finished_us is not None), None
+    )
+    if newest is None:
+        return
+    plan = plan_result(newest.summary)
+    for kind in CLUSTER_KINDS:
+        labels, count = {"kind": kind.value}, plan.findings.get(kind.value, 0)
+        yield GaugeSample("sexton_pulsar_findings", count, "Findings of the newest plan that finished", labels=labels)
+        size = plan.size_bytes.get(kind.value, 0)
+        yield GaugeSample("sexton_pulsar_finding_bytes", size, "Bytes of these findings", "By", labels)
+    description = "1 if the newest plan that finished has read everything that may refer to a ledger"
+    yield GaugeSample("sexton_pulsar_plan_complete", int(not plan.incomplete), description)
+    started_s, description = newest.created_us // 1_000_000, "When the newest plan that finished began"
+    yield GaugeSample("sexton_pulsar_plan_timestamp_seconds", started_s, description, "s")
 
 
 def sample_record_log(
@@ -255,6 +274,7 @@ def make_periodic_gauges(meter: MetricMeter, log: LogStore, settings: Settings) 
         make_client_certificate_sampler(settings),
         partial(sample_deletions, catalog.deletions.count_undeleted_copies),
         partial(sample_missing_data_of_plans, catalog.reconciliation.list_runs),
+        partial(sample_cluster_plan, catalog.reconciliation.list_runs),
         partial(sample_transactions, catalog.transactions.count_unfinished_transactions),
         partial(
             sample_delayed_messages, catalog.delayed.count_delayed_messages, lambda: log.delayed.snapshots.memory_bytes

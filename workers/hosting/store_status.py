@@ -18,6 +18,8 @@ from logstore.transactions.transaction_ids_and_states import TransactionState
 from workers.human_readable_values import decode_topic_name, format_time_to_second, select_fields
 from workflows.delayed.job_definitions import MERGE_BUCKETS, SEAL_BUCKETS
 from workflows.deletion.job_definitions import DELETE_LEDGERS, SWEEP_DELETIONS
+from workflows.job_definition import JobDefinition
+from workflows.pulsar.job_definitions import PLAN_PULSAR
 from workflows.reconciliation.job_definitions import RECONCILE_ORPHANS
 from workflows.records.job_definitions import FLUSH_RECORDS, RAID_TOMBSTONES
 from workflows.transactions.job_definitions import TRANSACTION_COORDINATOR
@@ -65,7 +67,8 @@ class StoreStatusReader:
             "delayed": self._read_delayed,
             "records": self._read_record_log_and_tombstones,
             "owners": self._count_bundles_by_worker,
-            "plans": lambda: {"newest": [self._format_plan(plan) for plan in self._newest_plans()]},
+            "plans": lambda: {"newest": [self._format_plan(plan, RECONCILE_ORPHANS) for plan in self._newest_plans()]},
+            "cluster_plans": self._read_cluster_plans,
         }
 
     @property
@@ -196,7 +199,22 @@ class StoreStatusReader:
     def _newest_plans(self) -> Sequence[ReconciliationRun]:
         return self._catalog.reconciliation.list_runs(RunKind.PLAN, limit=MAX_ROWS_PER_LIST)
 
-    def _format_plan(self, run: ReconciliationRun) -> Section:
+    def _read_cluster_plans(self) -> Section:
+        runs = self._catalog.reconciliation.list_runs(RunKind.CLUSTER_PLAN, limit=MAX_ROWS_PER_LIST)
+
+        def format_run(run: ReconciliationRun) -> Section:
+            is_finished = run.finished_us is not None
+            incomplete = plan_result(run.summary).incomplete if is_finished else []
+            return {
+                **self._format_plan(run, PLAN_PULSAR),
+                "cluster": run.summary["cluster"] or run.summary["identity"],
+                "complete": not incomplete if is_finished else None,
+                "incomplete": incomplete,
+            }
+
+        return {"newest": [format_run(run) for run in runs]}
+
+    def _format_plan(self, run: ReconciliationRun, job: JobDefinition[Any, Any]) -> Section:
         result = None if run.finished_us is None else plan_result(run.summary)
         return {
             "run_id": run.run_id,
@@ -204,7 +222,7 @@ class StoreStatusReader:
             "finished": None if run.finished_us is None else format_time_to_second(run.finished_us),
             "ledgers": None if result is None else result.ledgers,
             "findings": {} if result is None else {kind: count for kind, count in result.findings.items() if count},
-            **self._ui.link_job(RECONCILE_ORPHANS.id(run.run_id)),
+            **self._ui.link_job(job.id(run.run_id)),
         }
 
 

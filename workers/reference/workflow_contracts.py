@@ -21,6 +21,7 @@ from workflows.delayed import job_definitions as delayed
 from workflows.deletion import job_definitions as deletion
 from workflows.job_definition import JobDefinition
 from workflows.offload import job_definitions as offload
+from workflows.pulsar import job_definitions as pulsar
 from workflows.reconciliation import job_definitions as reconciliation
 from workflows.records import job_definitions as records
 from workflows.transactions import job_definitions as transactions
@@ -84,7 +85,7 @@ def list_contract_fields(kind: type) -> list[ContractField]:
 
 
 def list_jobs_by_name() -> dict[str, JobDefinition[Any, Any]]:
-    modules = (deletion, delayed, offload, reconciliation, records, transactions)
+    modules = (deletion, delayed, offload, pulsar, reconciliation, records, transactions)
     return {job.name: job for module in modules for job in vars(module).values() if isinstance(job, JobDefinition)}
 
 

@@ -165,6 +165,7 @@ class Settings(BaseModel):
     pulsar_offload_access_key: SecretStr = SecretStr("")  # empty: the usual sources of AWS credentials
     pulsar_offload_secret_key: SecretStr = SecretStr("")  # secret key of pulsar_offload_access_key
     pulsar_offload_ca_file: File = ""  # authorities for the bucket's TLS certificate; executors need it, too
+    pulsar_plan_interval: Interval = 86_400  # between plans for the Pulsar cluster, which change nothing
     deletion_parallelism: Annotated[Count, Field(le=256)] = 4  # chunks of one batch that are deleted at the same time
     deletion_max_attempts: Annotated[Count, Field(le=1_000_000)] = (
         10  # attempts to delete a copy; after the last one its intent is a dead letter

@@ -32,7 +32,7 @@ class ReconcileOrphansInput:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReconcileOrphansProgress:
+class PlanProgress:
     """Progress of a plan."""
 
     run_id: str

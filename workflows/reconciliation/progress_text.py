@@ -8,6 +8,7 @@ from temporalio.exceptions import ActivityError
 
 from logstore import errors
 from logstore.deletion.intents import RequestRefusal
+from logstore.pulsar.plan_jobs import FIRST_SCAN, SECOND_SCAN, CompareScansJob
 from logstore.reconciliation.bulk_job_inputs_and_results import (
     CompareStorageWithCatalogJob,
     ListStorageJob,
@@ -17,7 +18,7 @@ from logstore.reconciliation.findings import ApplyCounts, FindingKind, PlanOrScr
 from workflows.guard_refusal_results import refusal_from_error
 from workflows.reconciliation.job_definitions import (
     ApplyOrphansProgress,
-    ReconcileOrphansProgress,
+    PlanProgress,
     ScrubLedgersProgress,
 )
 
@@ -33,6 +34,13 @@ _LABEL_BY_COUNT: Final = {
     (ReadLedgersAndIntentsJob.name, "ledgers"): "ledgers in the catalog",
     (CompareStorageWithCatalogJob.name, "young"): "ledgers too young to be judged",
     (CompareStorageWithCatalogJob.name, "candidates"): "differences, each of which is looked at once more",
+    (FIRST_SCAN, "ledgers"): "ledgers in the first scan",
+    (FIRST_SCAN, "references"): "references to ledgers in the first scan",
+    (FIRST_SCAN, "problems"): "values that the first scan could not read",
+    (SECOND_SCAN, "ledgers"): "ledgers in the second scan",
+    (SECOND_SCAN, "references"): "references to ledgers in the second scan",
+    (SECOND_SCAN, "problems"): "values that the second scan could not read",
+    (CompareScansJob.name, "young"): "ledgers without references that are too young to be judged",
 }
 """Labels of those counts of bulk jobs that operators see. All other counts are for guards."""
 
@@ -57,7 +65,7 @@ def add_page_counts(progress: ApplyOrphansProgress, counts: ApplyCounts) -> Appl
     )
 
 
-def format_plan(progress: ReconcileOrphansProgress, findings: str) -> str:
+def format_plan(progress: PlanProgress, findings: str) -> str:
     counts = "".join(
         f"- {progress.counts[job][name]:,} {label}\n"
         for (job, name), label in _LABEL_BY_COUNT.items()
@@ -67,13 +75,15 @@ def format_plan(progress: ReconcileOrphansProgress, findings: str) -> str:
 
 
 def format_findings(result: PlanOrScrubResult) -> str:
-    """Return the number and size of the findings by kind, and sentences about what was not compared."""
+    """Return the number and size of the findings by kind, and sentences about what was not compared or not read."""
     rows = "".join(
         f"- **{kind.value}** — {result.findings[kind.value]:,}, {result.size_bytes.get(kind.value, 0):,} bytes\n"
         for kind in FindingKind
         if result.findings.get(kind.value)
     )
-    return (rows or "- nothing found\n") + "".join(f"- not compared: {sentence}\n" for sentence in result.left_out)
+    sentences = [f"not compared: {sentence}" for sentence in result.left_out]
+    sentences += [f"**incomplete**: {reason}" for reason in result.incomplete]
+    return (rows or "- nothing found\n") + "".join(f"- {sentence}\n" for sentence in sentences)
 
 
 def format_scrub(progress: ScrubLedgersProgress, step: str, findings: str = "") -> str:

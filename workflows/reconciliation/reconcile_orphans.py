@@ -40,8 +40,8 @@ with workflow.unsafe.imports_passed_through():
     from logstore.reconciliation.findings import PlanOrScrubResult
     from workflows import activity_options, guard_refusal_results, search_attributes
     from workflows.reconciliation.job_definitions import (
+        PlanProgress,
         ReconcileOrphansInput,
-        ReconcileOrphansProgress,
         ReconcileOrphansResult,
     )
     from workflows.reconciliation.progress_text import find_guard_refusal, format_findings, format_plan
@@ -58,7 +58,7 @@ class ReconcileOrphans:
     def __init__(self, request: ReconcileOrphansInput) -> None:
         self._request = request
         self._run_id = request.run_id or f"plan-{workflow.uuid4().hex[:12]}"
-        self._progress = ReconcileOrphansProgress(run_id=self._run_id, step="beginning")
+        self._progress = PlanProgress(run_id=self._run_id, step="beginning")
 
     @workflow.run
     async def run(self, request: ReconcileOrphansInput) -> ReconcileOrphansResult:  # noqa: ARG002 - taken by `__init__`
@@ -77,7 +77,7 @@ class ReconcileOrphans:
         return ReconcileOrphansResult(run_id=self._run_id, found=result)
 
     @workflow.query
-    def progress(self) -> ReconcileOrphansProgress:
+    def progress(self) -> PlanProgress:
         """Return the present step, and the counts of each completed bulk job."""
         return self._progress
 
@@ -119,8 +119,8 @@ class ReconcileOrphans:
             PlanOrphansActivities.run_plan_bulk_job, job_input, **config
         )
         counts = {**self._progress.counts, job: job_result.counts}
-        self._progress = ReconcileOrphansProgress(run_id=self._run_id, step=job, counts=counts)
+        self._progress = PlanProgress(run_id=self._run_id, step=job, counts=counts)
 
     def _set_step(self, step: str, findings: str = "") -> None:
-        self._progress = ReconcileOrphansProgress(run_id=self._run_id, step=step, counts=self._progress.counts)
+        self._progress = PlanProgress(run_id=self._run_id, step=step, counts=self._progress.counts)
         workflow.set_current_details(format_plan(self._progress, findings))

@@ -88,11 +88,10 @@ class SqlReconciliationRuns(CatalogAdapter):
     @in_write_transaction("catalog.forget_runs")
     def remove_old_runs(self, connection: Connection, *, older_than_s: float, limit: int) -> list[str]:
         now = self._db.now_us(connection)
-        finished_plans = select(_R.run_id).where(_R.kind == RunKind.PLAN.value, _R.finished_us.is_not(None))
-        newest = connection.execute(finished_plans.order_by(_R.created_us.desc(), _R.run_id.desc()).limit(1)).scalar()
+        newest_plans = [_read_newest_finished(connection, kind) for kind in (RunKind.PLAN, RunKind.CLUSTER_PLAN)]
         old = and_(_R.created_us < now - int(older_than_s * 1_000_000), ~match_held_runs(now))
         unfinished_applies = select(_R.run_id).where(_R.kind == RunKind.APPLY.value, _R.finished_us.is_(None), ~old)
-        needed_run_ids = {newest or "", *map(plan_run_id, connection.execute(unfinished_applies).scalars())}
+        needed_run_ids = {*newest_plans, *map(plan_run_id, connection.execute(unfinished_applies).scalars())}
         page = (
             select(_R.run_id)
             .where(_IS_RECONCILIATION_RUN, old, _R.run_id.not_in(needed_run_ids))
@@ -157,6 +156,12 @@ class SqlReconciliationRuns(CatalogAdapter):
             select(*INTENT_COLUMNS).where(_P.batch_id == batch_id, _P.row_id > after).order_by(_P.row_id).limit(limit)
         )
         return self._db.read(lambda connection: [_filed_copy_from_row(row) for row in connection.execute(query)])
+
+
+def _read_newest_finished(connection: Connection, kind: RunKind) -> str:
+    """Return the run id, or "" if no run of this kind has finished."""
+    finished = select(_R.run_id).where(_R.kind == kind.value, _R.finished_us.is_not(None))
+    return connection.execute(finished.order_by(_R.created_us.desc(), _R.run_id.desc()).limit(1)).scalar() or ""
 
 
 def _require_run(connection: Connection, run_id: str) -> Row[Any]:

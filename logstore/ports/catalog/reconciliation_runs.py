@@ -26,6 +26,7 @@ class RunKind(StrEnum):
     SNAPSHOTS = "build-transaction-snapshots"
     INDEXES = "build-delayed-index"
     SCRUB = "scrub-ledgers"
+    CLUSTER_PLAN = "plan-pulsar"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,8 +108,9 @@ class ReconciliationRuns(Protocol):
     def remove_old_runs(self, *, older_than_s: float, limit: int) -> list[str]:
         """Remove old runs on which no workflow works. Return the ids of the removed runs.
 
-        The newest finished plan stays. A plan with an unfinished apply also stays. The caller then removes the output
-        of the removed runs. If the caller dies first, the next plan removes the remaining files.
+        The newest finished plan of the own store stays, and that of a Pulsar cluster. A plan with an unfinished apply
+        also stays. The caller then removes the output of the removed runs. If the caller dies first, the next plan
+        removes the remaining files.
         """
 
     def file_findings(self, page: FindingsFilingRequest) -> FindingsFilingResult:

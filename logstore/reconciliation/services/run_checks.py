@@ -9,20 +9,41 @@ from logstore.reconciliation.findings import PlanOrScrubResult, apply_run_id, pl
 
 
 def require_finished_plan(run: ReconciliationRun) -> PlanOrScrubResult:
-    """Return the result of a finished plan. Raise `PreconditionFailed` for any other run."""
+    """Return the result of a finished plan of the own store, which may be applied.
+
+    Raises:
+        PreconditionFailed: The run is unfinished, of another kind, or a plan of a Pulsar cluster.
+    """
+    require_no_cluster_plan(run)
     if run.kind is not RunKind.PLAN:
         raise PreconditionFailed(f"run {run.run_id}: expected a plan, found a run of {run.kind.value}")
-    if run.finished_us is None:
-        raise PreconditionFailed(f"plan {run.run_id}: expected one that finished, found no summary; plan again")
-    return plan_result(run.summary)
+    return _require_finished(run, "plan")
+
+
+def require_no_cluster_plan(run: ReconciliationRun) -> None:
+    """Raise `PreconditionFailed` if the run is a plan of a Pulsar cluster, which only reports."""
+    if run.kind is RunKind.CLUSTER_PLAN:
+        incomplete = plan_result(run.summary).incomplete if run.finished_us is not None else []
+        found = f"an incomplete plan of a Pulsar cluster ({incomplete[0]})" if incomplete else "one of a Pulsar cluster"
+        raise PreconditionFailed(
+            f"plan {run.run_id}: expected a plan of Sexton's own store, found {found}."
+            f" Nothing is deleted in a cluster. Read it: sexton orphans report {run.run_id}"
+        )
 
 
 def require_finished_plan_or_scrub(run: ReconciliationRun) -> PlanOrScrubResult:
-    """Return the result of a finished plan or scrub. Raise `PreconditionFailed` for any other run."""
-    if run.kind is not RunKind.SCRUB:
-        return require_finished_plan(run)
+    """Return the result of a finished run that has findings. Raise `PreconditionFailed` for any other run."""
+    match run.kind:
+        case RunKind.SCRUB:
+            return _require_finished(run, "scrub")
+        case RunKind.CLUSTER_PLAN:
+            return _require_finished(run, "plan")
+    return require_finished_plan(run)
+
+
+def _require_finished(run: ReconciliationRun, name: str) -> PlanOrScrubResult:
     if run.finished_us is None:
-        raise PreconditionFailed(f"scrub {run.run_id}: expected one that finished, found no summary; scrub again")
+        raise PreconditionFailed(f"{name} {run.run_id}: expected one that finished, found no summary; {name} again")
     return plan_result(run.summary)
 
 

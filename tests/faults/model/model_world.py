@@ -18,6 +18,7 @@ from tests.fakes.bulk_jobs import FakeBulkJobs
 from tests.fakes.catalog import FakeCatalog
 from tests.fakes.object_store import FakeObjectStore, Fault, StoreOperation, _HeldObject
 from tests.fakes.owners import UnownedTopics
+from tests.fakes.pulsar_cluster import FakePulsarCluster
 from tests.faults.model.watched_catalog import WatchedDeletions, WatchedLedgers, WatchedPhaseOne
 from tests.faults.simulated_world import LyingStore
 from workers.assembly.activities import create_activities
@@ -170,6 +171,7 @@ class ModelWorld:
                 new_uuid=lambda: next(self._uuids),
             ),
             bulk=FakeBulkJobs(Path(self._folder.name) / "bulk"),
+            cluster=FakePulsarCluster(),
             clock=self._clock,
         )
         return ModelProcess(exit_stack, exit_stack.enter_context(log))

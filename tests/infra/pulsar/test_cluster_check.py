@@ -3,8 +3,9 @@
 import pytest
 from kazoo.client import KazooClient
 
-from infra.pulsar.cluster_check import ClusterCheck, check_cluster
+from infra.pulsar.cluster_check import check_cluster
 from infra.pulsar.znode_reads import ZnodeReader
+from logstore.pulsar.cluster_check import ClusterCheck
 from logstore.pulsar.znode_names import format_ledger_path
 from tests.logstore.pulsar import wire
 

@@ -1,7 +1,7 @@
 """`orphans plan` and `orphans apply`: compare storage with the catalog, and remove orphans or preview their removal."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -24,6 +24,7 @@ from workers.settings import parse_duration
 
 if TYPE_CHECKING:
     from logstore.ports.catalog import ReconciliationRun, ReconciliationRuns
+    from logstore.reconciliation.findings import PlanOrScrubResult
     from workflows.reconciliation.job_definitions import ApplyOrphansResult, ReconcileOrphansResult
 
 
@@ -85,11 +86,11 @@ def plan_orphans(
         ),
         "planning",
         _answer_plan,
-        answer_started=_answer_started,
+        answer_started=answer_started_plan,
     )
 
 
-def _answer_started(run: Mapping[str, object]) -> Answer:
+def answer_started_plan(run: Mapping[str, object]) -> Answer:
     plan_id = str(run["workflow_id"]).partition("/")[2]
     print_note(f"once it has ended: sexton orphans report {plan_id}")
     display = {"plan": plan_id, "workflow": run["workflow_id"], "Temporal's run": run["run_id"]}
@@ -114,35 +115,45 @@ def _check_and_absolutize_inventory_path(path: str) -> str:
 def _answer_plan(workflow_id: str, result: "ReconcileOrphansResult") -> Answer:
     plan_result = result.found
     assert plan_result is not None, "a refusal was raised"
-    counts = {kind.value: int(plan_result.findings.get(kind.value, 0)) for kind in STORE_KINDS}
-    sizes = {kind.value: int(plan_result.size_bytes.get(kind.value, 0)) for kind in STORE_KINDS}
     for sentence in plan_result.left_out:
         print_note(f"not compared: {sentence}")
-    if counts[FindingKind.MISSING_DATA.value]:
+    if plan_result.findings.get(FindingKind.MISSING_DATA.value):
         print_note(f"data is missing: sexton orphans report {result.run_id} --kind {FindingKind.MISSING_DATA.value}")
-    print_note(f"look at it: sexton orphans report {result.run_id}")
-    document: dict[str, object] = {
-        "run_id": result.run_id,
-        "findings": counts,
-        "bytes": sizes,
-        "report": plan_result.report,
-        "ledgers": plan_result.ledgers,
-        "young_ledgers": plan_result.young,
-        "before": format_time_to_second(plan_result.before_us),
-        "rows_before": format_time_to_second(plan_result.rows_before_us),
-        "left_out": list(plan_result.left_out),
-        "workflow_id": workflow_id,
-    }
     since = format_time_to_second(plan_result.rows_before_us)
+    facts = {"rows_before": since, "left_out": list(plan_result.left_out), "workflow_id": workflow_id}
     display = {
-        "plan": result.run_id,
         "ledgers of the catalog": plan_result.ledgers,
         "too young to be judged": f"{plan_result.young:,} of them, created since {since}"
         if plan_result.young
         else "none of them",
         "objects judged": f"those written before {format_time_to_second(plan_result.before_us)}",
     }
-    return Answer(document=document, display=display, sections=[make_findings_table(counts, sizes)])
+    return make_plan_answer(result.run_id, plan_result, STORE_KINDS, facts=facts, display=display)
+
+
+def make_plan_answer(
+    run_id: str,
+    result: "PlanOrScrubResult",
+    kinds: Sequence[FindingKind],
+    *,
+    facts: Mapping[str, object],
+    display: Mapping[str, object],
+) -> Answer:
+    """Return the answer of a finished plan, with a table of its findings. `facts` are added to the document."""
+    counts = {kind.value: int(result.findings.get(kind.value, 0)) for kind in kinds}
+    sizes = {kind.value: int(result.size_bytes.get(kind.value, 0)) for kind in kinds}
+    print_note(f"look at it: sexton orphans report {run_id}")
+    document: dict[str, object] = {
+        "run_id": run_id,
+        "findings": counts,
+        "bytes": sizes,
+        "report": result.report,
+        "ledgers": result.ledgers,
+        "young_ledgers": result.young,
+        "before": format_time_to_second(result.before_us),
+        **facts,
+    }
+    return Answer(document=document, display={"plan": run_id, **display}, sections=[make_findings_table(counts, sizes)])
 
 
 def make_findings_table(counts: Mapping[str, int], sizes: Mapping[str, int]) -> Answer:
@@ -177,7 +188,10 @@ def apply_orphans(
     dry_run: DryRun = False,
 ) -> JobOrAnswer:
     """Check the findings of a plan again, and remove the orphans. If the plan's apply is running, join it."""
+    from logstore.reconciliation.services.run_checks import require_no_cluster_plan  # noqa: PLC0415 - start-up time
+
     plan_run = context.catalog.reconciliation.get_run(run_id)
+    require_no_cluster_plan(plan_run)
     if dry_run:
         return _preview_apply(context, plan_run, max_orphan_share)
     applied_at = _find_apply_time(context.catalog.reconciliation, run_id)
@@ -190,7 +204,7 @@ def apply_orphans(
         ),
         "applying",
         partial(_answer_apply, is_repeated=bool(applied_at)),
-        answer_started=_answer_started,
+        answer_started=answer_started_plan,
     )
 
 

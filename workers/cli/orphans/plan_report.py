@@ -10,7 +10,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from logstore.reconciliation.findings import STORE_KINDS, FindingKind
+from logstore.reconciliation.findings import CLUSTER_KINDS, STORE_KINDS, FindingKind
 from workers.cli.result_files import write_result_file
 from workers.human_readable_values import decode_topic_name, format_time_to_second, select_fields
 from workers.pages.html_templates import stream_template
@@ -33,6 +33,9 @@ _AGE_GROUPS: Final = (  # name, and upper bound in days
 _OLDER: Final = "over a year"
 _UNKNOWN: Final = "unknown"
 _COLUMNS: Final = ("id", "kind", "topic", "ledger_id", "where", "objects", "size_bytes", "newest", "detail")
+_CLUSTER_COLUMNS: Final = (
+    *("id", "kind", "ledger_id", "where", "owner", "verdict", "confirmed", "size_bytes", "newest", "detail"),
+)
 _FATE_COLUMNS: Final = ("what became of it",)
 _FIELDS_BY_COLUMN: Final = {
     "where": ("bucket", "key"),
@@ -48,6 +51,20 @@ class PlanFindingsReport:
     files: "FindingFiles"
     applied: "ReconciliationRun | None"  # the plan's apply, or None
 
+    @property
+    def is_of_cluster(self) -> bool:
+        from logstore.ports.catalog import RunKind  # noqa: PLC0415 - start-up time
+
+        return self.plan.kind is RunKind.CLUSTER_PLAN
+
+    @property
+    def kinds(self) -> tuple[FindingKind, ...]:
+        return CLUSTER_KINDS if self.is_of_cluster else STORE_KINDS
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return (*(_CLUSTER_COLUMNS if self.is_of_cluster else _COLUMNS), *(_FATE_COLUMNS if self.applied else ()))
+
     def iterate_rows(self, kind: FindingKind | None) -> Iterator[dict[str, object]]:
         """Yield findings with fates: first corrupt data, then missing data, then mismatches, then other kinds."""
         other_kinds = frozenset(FindingKind).difference(_URGENT_KINDS)
@@ -61,19 +78,30 @@ class PlanFindingsReport:
             fates = self._read_fates(page)
             for number, finding in self.files.read_page(page).items():
                 if finding.kind in kinds:
-                    yield _row_from_finding(number, finding, fates.get(number))
+                    row = _row_from_finding(number, finding, fates.get(number))
+                    yield {**row, **_make_cluster_fields(finding)} if self.is_of_cluster else row
 
     def summarize_plan(self) -> dict[str, str]:
-        counts = [(kind.value, self.result.findings.get(kind.value, 0)) for kind in (*_URGENT_KINDS, *STORE_KINDS)]
+        counts = [(kind.value, self.result.findings.get(kind.value, 0)) for kind in (*_URGENT_KINDS, *self.kinds)]
         findings = ", ".join(f"{rows:,} {name}" for name, rows in dict(counts).items() if rows)
         young = f", {self.result.young:,} of them too young to be judged" if self.result.young else ""
         return {
             "plan": self.plan.run_id,
             "made": _describe_run(self.plan),
             "ledgers": f"{self.result.ledgers:,}{young}",
-            "objects": f"written before {format_time_to_second(self.result.before_us)}",
+            **self._summarize_scope(),
             "findings": findings or "none",
             "applied": "not yet" if self.applied is None else _describe_run(self.applied),
+        }
+
+    def _summarize_scope(self) -> dict[str, str]:
+        before = format_time_to_second(self.result.before_us)
+        if not self.is_of_cluster:
+            return {"objects": f"written before {before}"}
+        return {
+            "cluster": str(self.plan.summary["cluster"] or self.plan.summary["identity"]),
+            "references": f"{self.result.references:,}, second scan at {before}",
+            "complete": "\n".join(["no", *self.result.incomplete]) if self.result.incomplete else "yes",
         }
 
     def _read_fates(self, page: int) -> "dict[int, FateOfFinding]":
@@ -104,6 +132,18 @@ def _row_from_finding(number: int, finding: "Finding", applied: "FateOfFinding |
     }
 
 
+def _make_cluster_fields(finding: "Finding") -> dict[str, object]:
+    statement = finding.statement
+    version, owner = statement.get("version"), statement.get("owner")
+    return {
+        "path": None if finding.bucket else finding.key,
+        "version": None if version is None else int(version),
+        "owner": f"/{owner}" if owner else None,
+        "verdict": statement.get("verdict"),
+        "confirmed": {"true": True, "false": False}.get(statement.get("confirmed", "")),
+    }
+
+
 @dataclass(frozen=True, slots=True)
 class _ChartBar:
     name: str
@@ -118,8 +158,9 @@ class _ChartBar:
 
 @dataclass(slots=True)
 class _ChartTotals:
+    is_of_cluster: bool = False
     kinds: Counter[FindingKind] = field(default_factory=Counter)
-    topics: Counter[str] = field(default_factory=Counter)  # bytes by topic
+    topics: Counter[str] = field(default_factory=Counter)  # bytes by topic, or by owner in a cluster
     ages: Counter[str] = field(default_factory=Counter)
     has_dropped_topics: bool = False
 
@@ -127,25 +168,27 @@ class _ChartTotals:
         self.kinds[finding.kind] += 1
         self.ages[_find_age_group(finding.newest_us, before_us)] += 1
         if finding.size_bytes and finding.kind is not FindingKind.MISSING_DATA:  # missing data has no bytes in storage
-            self.topics[finding.topic] += finding.size_bytes
+            topic = f"/{finding.statement.get('owner', '')}" if self.is_of_cluster else decode_topic_name(finding.topic)
+            self.topics[topic] += finding.size_bytes
             if len(self.topics) > _MAX_COUNTED_TOPICS:
                 self.topics = Counter(dict(self.topics.most_common(_MAX_COUNTED_TOPICS // 2)))
                 self.has_dropped_topics = True
 
     def make_charts(self, kind: FindingKind | None) -> dict[str, list[_ChartBar]]:
+        subject = "owner" if self.is_of_cluster else "topic"
         kinds = [
             _ChartBar(bar.value, self.kinds[bar], f"{self.kinds[bar]:,}", bar is FindingKind.MISSING_DATA)
-            for bar in (STORE_KINDS if kind is None else [kind])
+            for bar in ((CLUSTER_KINDS if self.is_of_cluster else STORE_KINDS) if kind is None else [kind])
         ]
         topics = [
-            _ChartBar(decode_topic_name(name) or "of no known topic", size, _format_bytes(size))
+            _ChartBar(name.removesuffix("/") or f"of no known {subject}", size, _format_bytes(size))
             for name, size in self.topics.most_common(_TOPICS_IN_CHART)
         ]
         about = ", about: there are very many topics" if self.has_dropped_topics else ""
         ages = [*(name for name, _ in _AGE_GROUPS), _OLDER, _UNKNOWN]
         return {
             "Findings by kind": kinds,
-            f"Bytes in storage by topic, the first {_TOPICS_IN_CHART}{about}": topics,
+            f"Bytes in storage by {subject}, the first {_TOPICS_IN_CHART}{about}": topics,
             "Ages of the newest object at the plan": [
                 _ChartBar(age, self.ages[age], f"{self.ages[age]:,}") for age in ages
             ],
@@ -156,16 +199,17 @@ def write_report_page_and_count_findings(
     report: PlanFindingsReport, path: str, *, kind: FindingKind | None, limit: int
 ) -> tuple[Path, int]:
     """Write an HTML page with at most `limit` findings. Return the page's path and the number of all findings."""
-    sums = _ChartTotals()
+    sums = _ChartTotals(report.is_of_cluster)
     for _, finding in report.files.iterate_findings(kind):
         sums.count_finding(finding, report.result.before_us)
-    columns, rows = (*_COLUMNS, *(_FATE_COLUMNS if report.applied else ())), sum(sums.kinds.values())
+    columns, rows = report.columns, sum(sums.kinds.values())
     parts = stream_template(
         "orphans.html",
         title=f"What the plan {report.plan.run_id} found",
         lost=sums.kinds[FindingKind.MISSING_DATA],
         summary=report.summarize_plan(),
         left_out=report.result.left_out,
+        incomplete=report.result.incomplete,
         charts=sums.make_charts(kind),
         columns=columns,
         shown=min(rows, limit),
@@ -177,7 +221,9 @@ def write_report_page_and_count_findings(
 
 def _iterate_cells(row: Mapping[str, object], columns: tuple[str, ...]) -> Iterator[str | list[str]]:
     for name in columns:
-        if isinstance(row.get(name), int):
+        if isinstance(row.get(name), bool):
+            yield ["yes" if row[name] else "no"]
+        elif isinstance(row.get(name), int):
             yield str(row[name]) if name in {"id", "ledger_id"} else f"{row[name]:,}"
         else:
             values = [row[field_name] for field_name in _FIELDS_BY_COLUMN.get(name, (name,))]

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from logstore.reconciliation.findings import STORE_KINDS, FindingKind
+from logstore.reconciliation.findings import CLUSTER_KINDS, STORE_KINDS, FindingKind
 from workers.cli.answer_output import Answer, print_note
 from workers.cli.command_context import CommandContext
 from workers.cli.command_registration import command
@@ -16,7 +16,7 @@ from workers.cli.result_files import check_result_file
 from workers.human_readable_values import format_time_to_second
 
 if TYPE_CHECKING:
-    from logstore.ports.catalog import ReconciliationRun, ReconciliationRuns
+    from logstore.ports.catalog import ReconciliationRun, ReconciliationRuns, RunKind
 
 
 Kind = Annotated[FindingKind | None, typer.Option("--kind", case_sensitive=False, help="Only findings of this kind.")]
@@ -84,12 +84,12 @@ MaxRuns = Annotated[int, typer.Option("--limit", min=1, max=10_000, help="The mo
 
 @command(orphans, "list", "", "--limit 5 --json")
 def list_reconciliation_runs(context: CommandContext, *, limit: MaxRuns = 20) -> Answer:
-    """List plans, applies and scrubs, newest first, with the run ids for `report` and `apply`."""
-    from logstore.ports.catalog import RunKind  # noqa: PLC0415 - start-up time
+    """List plans, applies and scrubs, newest first, with the run ids for `report` and `apply`.
 
+    A plan of a Pulsar cluster has the kind `cluster-plan`.
+    """
     runs = context.catalog.reconciliation
-    kinds = (RunKind.PLAN, RunKind.APPLY, RunKind.SCRUB)
-    candidates = [run for kind in kinds for run in runs.list_runs(kind, limit=limit)]
+    candidates = [run for kind in _kind_labels() for run in runs.list_runs(kind, limit=limit)]
     newest = sorted(candidates, key=lambda run: run.created_us, reverse=True)[:limit]
     rows = [_make_run_row(run) for run in newest]
     columns = ("run_id", "kind", "state", "begun")
@@ -101,31 +101,46 @@ def list_reconciliation_runs(context: CommandContext, *, limit: MaxRuns = 20) ->
 
 def _make_run_row(run: "ReconciliationRun") -> dict[str, object]:
     from logstore.ports.catalog import RunKind  # noqa: PLC0415 - start-up time
-    from logstore.reconciliation.findings import plan_run_id  # noqa: PLC0415
+    from logstore.reconciliation.findings import plan_result, plan_run_id  # noqa: PLC0415
 
     is_apply = run.kind is RunKind.APPLY
     return {
         "run_id": plan_run_id(run.run_id) if is_apply else run.run_id,
-        "kind": {RunKind.PLAN: "plan", RunKind.APPLY: "apply"}.get(run.kind, "scrub"),
+        "kind": _kind_labels()[run.kind],
         "state": "unfinished" if run.finished_us is None else "finished",
         "begun": format_time_to_second(run.created_us),
         "finished": None if run.finished_us is None else format_time_to_second(run.finished_us),
         "actor": run.summary["actor"],
         "reason": run.summary["reason"],
+        "complete": None if is_apply or run.finished_us is None else not plan_result(run.summary).incomplete,
         "counts": _count_findings_of_run(run, is_apply=is_apply) if run.finished_us is not None else {},
     }
 
 
+def _kind_labels() -> "dict[RunKind, str]":
+    from logstore.ports.catalog import RunKind  # noqa: PLC0415 - start-up time
+
+    return {
+        RunKind.PLAN: "plan",
+        RunKind.APPLY: "apply",
+        RunKind.SCRUB: "scrub",
+        RunKind.CLUSTER_PLAN: "cluster-plan",
+    }
+
+
 def _count_findings_of_run(run: "ReconciliationRun", *, is_apply: bool) -> dict[str, int]:
-    from logstore.reconciliation.findings import apply_counts, plan_result  # noqa: PLC0415 - start-up time
+    from logstore.ports.catalog import RunKind  # noqa: PLC0415 - start-up time
+    from logstore.reconciliation.findings import apply_counts, plan_result  # noqa: PLC0415
 
     if not is_apply:
         findings = plan_result(run.summary).findings
-        return {kind.value: findings.get(kind.value, 0) for kind in STORE_KINDS}
+        kinds = CLUSTER_KINDS if run.kind is RunKind.CLUSTER_PLAN else STORE_KINDS
+        return {kind.value: findings.get(kind.value, 0) for kind in kinds}
     counts = apply_counts(run.summary)
     return {"applied": sum(counts.applied.values()), "kept": sum(counts.skipped.values()), "failed": counts.failed}
 
 
 def _format_counts(row: Mapping[str, Any]) -> str:
     counts = ", ".join(f"{count:,} {name}" for name, count in row["counts"].items() if count)
-    return counts or ("at work, refused or failed" if row["finished"] is None else "nothing found")
+    phrase = counts or ("at work, refused or failed" if row["finished"] is None else "nothing found")
+    return f"incomplete: {phrase}" if row["complete"] is False else phrase

@@ -1,0 +1,1 @@
+"""Activities of jobs on a Pulsar cluster."""

@@ -1,0 +1,165 @@
+"""`pulsar plan`, and `orphans list`, `report` and `apply` on a plan of a cluster."""
+
+from dataclasses import asdict, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from logstore.ports.catalog import Claim, RunKind
+from logstore.positions import LedgerId
+from logstore.reconciliation.finding_files import FindingFiles, findings_to_table
+from logstore.reconciliation.findings import CLUSTER_KINDS, Finding, FindingKind, PlanOrScrubResult
+from tests.fakes.reconciliation_runs import FakeReconciliationRuns
+from tests.workers.cli.conftest import Run, document
+from tests.workers.cli.fakes import FakeCommandServices, FakeJobHandle
+from tests.workflows.pulsar.cluster_plans import orphan_ledger
+from workflows.pulsar.job_definitions import PlanPulsarResult
+
+_RUN = "pulsar-8c1d5f0e9a3b"
+_SCANNED_US = 1_763_800_000_000_000
+_REASON = "/schemas/t/ns/a: a field is unknown"
+_FINDINGS = [
+    orphan_ledger(7),
+    Finding(kind=FindingKind.ORPHAN_OFFLOAD, ledger_id=LedgerId(8), bucket="cold", key="0a-ledger-8", size_bytes=5),
+    Finding(kind=FindingKind.DANGLING_REFERENCE, ledger_id=LedgerId(9), key="/managed-ledgers/t/ns/persistent/a"),
+]
+
+
+class PlannedCluster:
+    """What the command asked of the client, and a finished plan of a cluster in the catalog."""
+
+    def __init__(self, folder: Path) -> None:
+        self.started: list[dict[str, Any]] = []
+        self.runs, self._output = FakeReconciliationRuns(), folder / _RUN / "output"
+        self._output.mkdir(parents=True)
+        pq.write_table(findings_to_table(_FINDINGS), self._output / "part-0.parquet")
+        totals = FindingFiles(self._output).count_findings_and_bytes_by_kind(CLUSTER_KINDS)
+        self.result = PlanOrScrubResult(
+            findings={kind.value: rows for kind, (rows, _) in totals.items()},
+            size_bytes={kind.value: size for kind, (_, size) in totals.items()},
+            ledgers=18,
+            references=11,
+            young=2,
+            before_us=_SCANNED_US,
+            report=str(self._output),
+        )
+        self._store()
+
+    def make_incomplete(self) -> None:
+        self.result = replace(self.result, incomplete=[_REASON])
+        self._store()
+
+    def _store(self) -> None:
+        begun = {"actor": "ann", "reason": "", "cluster": "east", "identity": "5f0a/1/2"}
+        self.runs = FakeReconciliationRuns()
+        self.runs.open_run(
+            _RUN, RunKind.CLUSTER_PLAN, claim=Claim(workflow_id="tests", run_id="", ttl_s=60), summary=begun
+        )
+        self.runs.close_run(_RUN, {**begun, "result": asdict(self.result)})
+
+    async def plan_pulsar(self, **asked: Any) -> Any:
+        self.started.append(asked)
+        result = PlanPulsarResult(run_id=_RUN, found=self.result)
+        return FakeJobHandle(result, id=f"plan-pulsar/{_RUN}")  # type: ignore[arg-type]
+
+    async def apply_orphans(self, run_id: str, **_: Any) -> Any:
+        raise AssertionError(f"an apply of {run_id} was started")
+
+
+@pytest.fixture
+def planned(services: FakeCommandServices, tmp_path: Path) -> PlannedCluster:
+    planned = PlannedCluster(tmp_path)
+    services.environ["SEXTON_PULSAR_ZOOKEEPER"] = "127.0.0.1:1"
+    services.client.plan_pulsar = planned.plan_pulsar  # type: ignore[attr-defined]
+    services.client.apply_orphans = planned.apply_orphans  # type: ignore[method-assign]
+    services.log.catalog = SimpleNamespace(reconciliation=planned.runs)
+    return planned
+
+
+@pytest.fixture
+def incomplete(planned: PlannedCluster, services: FakeCommandServices) -> PlannedCluster:
+    planned.make_incomplete()
+    services.log.catalog = SimpleNamespace(reconciliation=planned.runs)
+    return planned
+
+
+def test_plan_answers_findings_and_what_was_scanned(run: Run, planned: PlannedCluster) -> None:
+    answer = document(run("pulsar", "plan", "--json"))
+    zeros = dict.fromkeys((kind.value for kind in CLUSTER_KINDS), 0)
+    found = {"orphan_ledger": 1, "orphan_offload": 1, "dangling_reference": 1}
+    assert (answer["run_id"], answer["findings"]) == (_RUN, zeros | found)
+    assert answer["bytes"] == zeros | {"orphan_ledger": 300, "orphan_offload": 5}
+    assert (answer["complete"], answer["incomplete"]) == (True, [])
+    assert answer["scanned"] == {"ledgers": 18, "references": 11}
+    assert answer["workflow_id"] == f"plan-pulsar/{_RUN}"
+    (asked,) = planned.started
+    assert (asked["older_than_s"], asked["between_s"], asked["unsafe_age"]) == (None, 600.0, False)
+
+
+def test_incomplete_plan_says_why_and_is_no_failure(run: Run, incomplete: PlannedCluster) -> None:
+    told = run("pulsar", "plan", "--json")
+    assert (document(told)["complete"], document(told)["incomplete"]) == (False, [_REASON])
+    assert f"incomplete: {_REASON}" in told.stderr
+    assert "no, so that it can never be applied" in run("pulsar", "plan").stdout
+
+
+@pytest.mark.parametrize("option", [("--between", "9m"), ("--older-than", "23h")])
+def test_times_below_the_floors_need_unsafe_age(option: tuple[str, str], run: Run, planned: PlannedCluster) -> None:
+    message = document(run("pulsar", "plan", *option, "--json"), 3)["error"]["message"]
+    assert message.startswith(f"{option[0].removeprefix('--')}: expected")
+    assert planned.started == []
+    document(run("pulsar", "plan", *option, "--unsafe-age", "--json"))
+    assert planned.started[0]["unsafe_age"] is True
+
+
+def test_without_a_cluster_the_setting_is_named(
+    run: Run, planned: PlannedCluster, services: FakeCommandServices
+) -> None:
+    del services.environ["SEXTON_PULSAR_ZOOKEEPER"]
+    assert document(run("pulsar", "plan", "--json"), 2)["error"]["field"] == "pulsar_zookeeper"
+    assert planned.started == []
+
+
+def test_report_shows_ledgers_with_their_owners(run: Run, planned: PlannedCluster) -> None:
+    rows = document(run("orphans", "report", _RUN, "--json"))
+    names = ("ledger_id", "path", "version", "owner", "verdict", "confirmed")
+    assert [tuple(row[name] for name in names) for row in rows] == [
+        (7, "/ledgers/00/0000/L0007", 0, "/managed-ledgers/t/ns/persistent/gone", "absent", True),
+        (8, None, None, None, None, None),
+        (9, "/managed-ledgers/t/ns/persistent/a", None, None, None, None),
+    ]
+    told = run("orphans", "report", _RUN).stdout
+    assert "1 orphan_ledger, 1 orphan_offload, 1 dangling_reference" in told
+    assert "11, second scan at 2025-11-22T08:26:40Z" in told
+
+
+def test_page_shows_owners_and_why_a_plan_is_incomplete(run: Run, incomplete: PlannedCluster, tmp_path: Path) -> None:
+    page = tmp_path / "cluster.html"
+    assert run("orphans", "report", _RUN, "--html", str(page)).exit_code == 0
+    text = page.read_text(encoding="utf-8")
+    assert f"Incomplete: {_REASON}" in text
+    assert "Bytes in storage by owner" in text
+    assert "<title>/managed-ledgers/t/ns/persistent/gone: 300 B</title>" in text
+    assert "<td>absent</td><td>yes</td>" in text.replace("\n", "")
+
+
+def test_list_names_plans_of_clusters(run: Run, incomplete: PlannedCluster) -> None:
+    (row,) = document(run("orphans", "list", "--json"))
+    assert (row["run_id"], row["kind"], row["complete"]) == (_RUN, "cluster-plan", False)
+    assert row["counts"]["dangling_reference"] == 1
+    assert "incomplete: 1 orphan_ledger" in run("orphans", "list").stdout
+
+
+@pytest.mark.parametrize("arguments", [(), ("--dry-run",)])
+def test_apply_of_a_plan_of_a_cluster_is_refused(arguments: tuple[str, ...], run: Run, planned: PlannedCluster) -> None:
+    """No workflow is started."""
+    message = document(run("orphans", "apply", _RUN, *arguments, "--json"), 3)["error"]["message"]
+    assert message.startswith(f"plan {_RUN}: expected a plan of Sexton's own store, found one of a Pulsar cluster.")
+
+
+def test_apply_of_an_incomplete_plan_is_refused_with_the_reason(run: Run, incomplete: PlannedCluster) -> None:
+    message = document(run("orphans", "apply", _RUN, "--json"), 3)["error"]["message"]
+    assert f"found an incomplete plan of a Pulsar cluster ({_REASON})" in message

@@ -1,0 +1,1 @@
+"""Workflows of jobs on a Pulsar cluster."""

@@ -1,0 +1,39 @@
+"""Input and result of the workflows for a Pulsar cluster, and their names and ids."""
+
+from dataclasses import dataclass
+
+from logstore.deletion.intents import RequestRefusal
+from logstore.reconciliation.findings import PlanOrScrubResult
+from workflows.job_definition import JobDefinition
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanPulsarInput:
+    """Input of a plan for a Pulsar cluster."""
+
+    run_id: str = ""  # empty: the job makes an id, as in a scheduled plan
+    actor: str = "schedule"
+    reason: str = ""
+    older_than_s: float | None = None  # younger ledgers are left out; null: a floor for each state of a ledger
+    between_s: float = 600.0  # least time from the end of the first scan to the begin of the second
+    unsafe_age: bool = False  # allow ages below the floors, and less than 600 s between the scans
+    master: str = ""  # Spark cluster; empty: the cluster of the workers' settings
+    queue: str = ""  # task queue of the bulk jobs; empty: the job's own
+
+    def details(self) -> str:
+        return (
+            "Reads the metadata of the Pulsar cluster twice and compares both scans, and changes nothing; "
+            f"`sexton orphans report {self.run_id or 'RUN_ID'}` shows what it found."
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanPulsarResult:
+    """Result of a plan, or the refusal of a guard."""
+
+    run_id: str
+    found: PlanOrScrubResult | None = None
+    refused: RequestRefusal | None = None
+
+
+PLAN_PULSAR = JobDefinition("plan-pulsar", PlanPulsarInput, PlanPulsarResult, keys=("{run_id}",))
