@@ -17,11 +17,11 @@ from logstore.pulsar import ledger_references
 from logstore.pulsar.protos import ledger_metadata_pb2 as messages
 from logstore.pulsar.unreadable_metadata import UnreadableMetadata
 from logstore.pulsar.znode_names import (
-    MANAGED_LEDGER_DOMAIN,
     MANAGED_LEDGERS,
     SCHEMAS,
     CursorPath,
     encode_name,
+    managed_ledger_from_topic,
     parse_managed_ledger_path,
 )
 
@@ -134,10 +134,10 @@ def _owner_path(component: PulsarComponent, custom: Mapping[str, bytes]) -> str:
         case PulsarComponent.MANAGED_LEDGER:
             name, cursor = custom["pulsar/managed-ledger"].decode(), custom.get("pulsar/cursor", b"").decode()
         case PulsarComponent.COMPACTED_LEDGER:
-            name = _managed_ledger_of_topic(custom["pulsar/compactedTopic"].decode())
+            name = managed_ledger_from_topic(custom["pulsar/compactedTopic"].decode())
             cursor = ledger_references.COMPACTION_CURSOR
         case PulsarComponent.DELAYED_INDEX_BUCKET:
-            name = _managed_ledger_of_topic(custom["pulsar/delayedIndexTopic"].decode())
+            name = managed_ledger_from_topic(custom["pulsar/delayedIndexTopic"].decode())
             cursor = encode_name(custom["pulsar/delayedIndexCursor"].decode())
         case PulsarComponent.SCHEMA:
             return f"{SCHEMAS}/{_require_parts(custom['pulsar/schemaId'].decode(), 3)}"
@@ -146,18 +146,6 @@ def _owner_path(component: PulsarComponent, custom: Mapping[str, bytes]) -> str:
     if parsed != (CursorPath(name, cursor) if path != name else name):
         raise ValueError(path)
     return f"{MANAGED_LEDGERS}/{path}"
-
-
-def _managed_ledger_of_topic(topic: str) -> str:
-    """Return the managed ledger's name of a topic such as `persistent://tenant/namespace/topic`.
-
-    A topic of Pulsar 1 has a cluster between tenant and namespace. A local name has no slash.
-    """
-    domain, separator, name = topic.partition("://")
-    *namespace, local = name.split("/")
-    if domain != MANAGED_LEDGER_DOMAIN or not separator or len(namespace) not in {2, 3}:
-        raise ValueError(topic)
-    return "/".join([*namespace, domain, encode_name(local)])
 
 
 def _require_parts(path: str, count: int | None = None) -> str:

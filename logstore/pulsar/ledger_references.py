@@ -96,7 +96,7 @@ def find_cursor_references(data: bytes) -> CursorReferences:
         raise UnreadableMetadata("cursor", expected="no internal properties but buckets", found=", ".join(unknown))
     return CursorReferences(
         cursor_ledger_id=None if info.cursor_ledger_id == -1 else _require_ledger_id(info.cursor_ledger_id),
-        index_bucket_ledger_ids=tuple(_parse_decimal_id(pair.value, pair.name) for pair in buckets),
+        index_bucket_ledger_ids=tuple(parse_decimal_id(pair.value, pair.name) for pair in buckets),
         compacted_ledger_id=_find_compacted_ledger(info.properties),
     )
 
@@ -123,12 +123,12 @@ def find_log_segment_reference(data: bytes) -> int:
     if not 1 <= version <= _LOG_SEGMENT_VERSION or len(fields) < 2:
         expected = f"version 1 to {_LOG_SEGMENT_VERSION} and a ledger"
         raise UnreadableMetadata("log segment", expected=expected, found=data)
-    return _parse_decimal_id(fields[1], "log segment")
+    return parse_decimal_id(fields[1], "log segment")
 
 
 def find_log_allocation_reference(data: bytes) -> int | None:
     """Return the ledger that a DistributedLog log has allocated and not used yet, or `None` for an empty value."""
-    return _parse_decimal_id(data.decode("ascii", errors="replace"), "log allocation") if data else None
+    return parse_decimal_id(data.decode("ascii", errors="replace"), "log allocation") if data else None
 
 
 def _list_offload_attempts(ledger_id: int, context: OffloadContext) -> Iterator[OffloadAttempt]:
@@ -156,7 +156,8 @@ def _find_compacted_ledger(properties: Iterable[LongProperty]) -> int | None:
     return None if ledger_id == -1 else _require_ledger_id(ledger_id)
 
 
-def _parse_decimal_id(text: str, source: str) -> int:
+def parse_decimal_id(text: str, source: str) -> int:
+    """Return the ledger id that a value consists of. `source` names the value in errors."""
     if not (text.isascii() and text.isdecimal()):
         raise UnreadableMetadata(source, expected="the decimal id of a ledger", found=repr(text))
     return _require_ledger_id(int(text))

@@ -75,6 +75,31 @@ def parse_managed_ledger_path(path: str) -> str | CursorPath | None:
     raise UnreadableMetadata("managed ledger", expected="a managed ledger or one of its cursors", found=repr(path))
 
 
+def managed_ledger_from_topic(topic: str) -> str:
+    """Return the managed ledger's name of a topic such as `persistent://tenant/namespace/topic`.
+
+    A topic of Pulsar 1 has a cluster between tenant and namespace. A local name has no slash.
+
+    Raises:
+        ValueError: The topic is not persistent, or its name has another number of parts.
+    """
+    domain, separator, name = topic.partition("://")
+    *namespace, local = name.split("/")
+    if domain != MANAGED_LEDGER_DOMAIN or not separator or len(namespace) not in {2, 3}:
+        raise ValueError(topic)
+    return "/".join([*namespace, domain, encode_name(local)])
+
+
+def topic_from_managed_ledger(name: str) -> str:
+    """Return the topic of a managed ledger: the inverse of `managed_ledger_from_topic`.
+
+    Raises:
+        UnreadableMetadata: The last part of the name is not encoded as a topic's name.
+    """
+    *namespace, domain, local = name.split("/")
+    return f"{domain}://{'/'.join([*namespace, decode_name(local)])}"
+
+
 def format_ledger_path(ledger_id: int) -> str:
     """Return the path of a ledger below `/ledgers`. Ids from 2³¹ - 1 on have 19 digits in their path, others 10."""
     if ledger_id < _FIRST_LONG_ID:

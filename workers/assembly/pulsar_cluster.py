@@ -1,5 +1,6 @@
 """Looks at a Pulsar cluster for commands. Everything is read only."""
 
+from collections.abc import Iterator
 from urllib.parse import urlsplit
 
 from infra.objects.bucket_address import BucketAddress
@@ -7,11 +8,19 @@ from infra.pulsar.broker_admin import BrokerAdmin, BrokerAdminAddress
 from infra.pulsar.broker_registrations import list_registered_brokers
 from infra.pulsar.cluster_access import PulsarCluster
 from infra.pulsar.cluster_check import check_cluster, read_cluster_identity
+from infra.pulsar.index_bucket_scan import (
+    ScannedIndexBucket,
+    list_partitions,
+    scan_all_index_buckets,
+    scan_index_buckets,
+)
 from infra.pulsar.ledger_explanation import LedgerExplanation, explain_ledger
 from infra.pulsar.open_transactions import TransactionReport, read_open_transactions
 from infra.pulsar.owner_lookup import open_owner_directory
+from infra.pulsar.scan_problem import ScanProblem
 from logstore.errors import InvalidInput
 from logstore.pulsar.cluster_check import ClusterCheck
+from logstore.pulsar.delayed_buckets import parse_topic_argument
 from workers.assembly.zookeeper_credentials import identity_and_tls_from_settings
 from workers.settings import Settings, read_secret_file
 from workers.settings.tls_files import TlsFilePaths
@@ -99,3 +108,18 @@ def explain_pulsar_ledger(settings: Settings, ledger_id: int) -> LedgerExplanati
     cluster = pulsar_cluster_from_settings(settings)
     with cluster.open_reader() as reader, open_owner_directory(cluster, reader) as owners:
         return explain_ledger(reader, owners, cluster.ledgers_root, ledger_id)
+
+
+def scan_pulsar_index_buckets(settings: Settings, topic: str | None) -> Iterator[ScannedIndexBucket | ScanProblem]:
+    """Yield the index buckets of a topic and its partitions, or those of all topics.
+
+    Raises:
+        InvalidInput: The text is no topic's name, or the cluster has no such topic.
+    """
+    managed_ledger = None if topic is None else parse_topic_argument(topic)
+    cluster = pulsar_cluster_from_settings(settings)
+    with cluster.open_reader() as reader:
+        if managed_ledger is None:
+            yield from scan_all_index_buckets(reader, cluster.ledgers_root)
+        else:
+            yield from scan_index_buckets(reader, cluster.ledgers_root, list_partitions(reader, managed_ledger))

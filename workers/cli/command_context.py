@@ -120,6 +120,7 @@ class CommandServices:
     read_pulsar_transactions = _import_on_call("workers.assembly.pulsar_cluster", "read_pulsar_transactions")
     explain_pulsar_ledger = _import_on_call("workers.assembly.pulsar_cluster", "explain_pulsar_ledger")
     require_pulsar_cluster = _import_on_call("workers.assembly.pulsar_cluster", "pulsar_cluster_from_settings")
+    scan_pulsar_index_buckets = _import_on_call("workers.assembly.pulsar_cluster", "scan_pulsar_index_buckets")
     run_worker = _import_on_call("workers.hosting.worker_process", "run_worker")
 
 

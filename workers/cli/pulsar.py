@@ -1,5 +1,8 @@
 """Group `pulsar`: a real Pulsar cluster with BookKeeper. The commands of this group only read."""
 
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
@@ -7,18 +10,20 @@ import typer
 from logstore.pulsar.ledger_verdicts import AgeFloors
 from logstore.pulsar.plan_jobs import require_time_between_scans
 from logstore.reconciliation.findings import CLUSTER_KINDS
-from workers.cli.answer_output import Answer, print_note
+from workers.cli.answer_output import Answer, ConvertedRows, Row, SpooledRows, print_note
 from workers.cli.command_context import CommandContext
 from workers.cli.command_registration import command, create_command_group
 from workers.cli.exit_codes import ExitCode
 from workers.cli.job_commands import CommandLineJob, JobOrAnswer, job_command
 from workers.cli.orphans.plan_and_apply import answer_started_plan, make_plan_answer
 from workers.cli.shared_options import Master
-from workers.human_readable_values import format_time_to_second, select_fields
+from workers.human_readable_values import format_time_to_microsecond, format_time_to_second, select_fields
 from workers.settings import parse_duration
 
 if TYPE_CHECKING:
+    from infra.pulsar.index_bucket_scan import ScannedIndexBucket
     from infra.pulsar.ledger_explanation import LedgerExplanation
+    from infra.pulsar.scan_problem import ScanProblem
     from workflows.pulsar.job_definitions import PlanPulsarResult
 
 pulsar = create_command_group("pulsar", "A Pulsar cluster: ledgers that nothing refers to.")
@@ -26,7 +31,17 @@ pulsar = create_command_group("pulsar", "A Pulsar cluster: ledgers that nothing 
 _LedgerId = Annotated[
     int, typer.Argument(metavar="LEDGER_ID", min=0, max=(1 << 63) - 1, help="Id of a BookKeeper ledger.")
 ]
+_DelayedTopic = Annotated[
+    str | None,
+    typer.Argument(metavar="TOPIC", help="tenant/namespace/topic, also with persistent://. Partitions are included."),
+]
 _MAX_REFERENCES_SHOWN: Final = 20
+_NO_BUCKET: Final = {
+    **dict.fromkeys(("first_ledger", "last_ledger", "ledger_id")),
+    "state": "unreadable",
+    **dict.fromkeys(("messages", "segments", "size_bytes", "next_due")),
+}
+"""Values of a row about something that cannot be read, and may have buckets."""
 
 
 @command(pulsar, "check", "", "--json")
@@ -145,6 +160,72 @@ def explain(context: CommandContext, ledger_id: _LedgerId) -> Answer:
     problems = Answer(document=document["problems"], empty="everything that may refer to a ledger was read")
     display = [{"fact": name, "value": value} for name, value in facts.items()]
     return Answer(document=document, display=display, sections=(problems,))
+
+
+@command(pulsar, "delayed", "", "public/default/orders --json")
+def list_delayed_buckets(context: CommandContext, topic: _DelayedTopic = None) -> Answer:
+    """List the index buckets of delayed messages that subscriptions have, of one topic or of all topics.
+
+    Only brokers with the bucket-based tracker of delayed messages write buckets. stored: a bookie has the bucket.
+    dangling: its ledger does not exist, and the subscription's delayed delivery is slow until the bucket is removed.
+    unreadable: no bookie answers, or the bucket is damaged. The count of messages includes those that were delivered
+    since. The next due time is in the past if messages wait for a consumer. The command changes nothing.
+    """
+    counts = Counter[str]()
+    now_ms = round(time.time() * 1_000)
+
+    def iterate_rows() -> Iterator[Row]:
+        for item in context.services.scan_pulsar_index_buckets(context.settings, topic):
+            row = _make_bucket_row(item, now_ms)
+            counts[row["state"]] += 1
+            yield row
+
+    rows = SpooledRows.from_rows(iterate_rows())
+    summary = ", ".join(f"{number:,} {state}" for state, number in sorted(counts.items())) or "none"
+    return Answer(
+        document=rows,
+        display=ConvertedRows(rows, _make_bucket_display),
+        columns_below=("topic", "problem"),
+        empty="no subscription has index buckets",
+        sections=(Answer(document={}, text=f"index buckets: {summary}\n"),),
+    )
+
+
+def _make_bucket_row(item: "ScannedIndexBucket | ScanProblem", now_ms: int) -> dict[str, Any]:
+    """Make a row of a bucket, or one without a bucket of a subscription or a parent that cannot be read."""
+    from infra.pulsar.scan_problem import ScanProblem  # noqa: PLC0415 - start-up time
+    from logstore.pulsar.delayed_buckets import find_next_due_ms, name_topic_and_subscription  # noqa: PLC0415
+
+    if isinstance(item, ScanProblem):
+        topic, subscription = name_topic_and_subscription(item.path)
+        return {"topic": topic, "subscription": subscription, **_NO_BUCKET, "problem": item.reason}
+    topic, subscription = name_topic_and_subscription(item.cursor)
+    is_stored = item.state == "stored"
+    next_due_ms = find_next_due_ms(item.segments, now_ms)
+    return {
+        "topic": topic,
+        "subscription": subscription,
+        **select_fields(item.reference, "first_ledger last_ledger ledger_id"),
+        "state": item.state.value,
+        "messages": sum(segment.messages for segment in item.segments) if is_stored else None,
+        "segments": len(item.segments) if is_stored else None,
+        "size_bytes": item.size_bytes,
+        "next_due": None if next_due_ms is None else format_time_to_microsecond(next_due_ms * 1_000),
+        "problem": item.problem,
+    }
+
+
+def _make_bucket_display(row: Mapping[str, Any]) -> Row:
+    first, last = row["first_ledger"], row["last_ledger"]
+    return {
+        "subscription": row["subscription"],
+        "ledgers": first if first == last else f"{first} to {last}",
+        "ledger": row["ledger_id"],
+        "state": row["state"],
+        "messages": row["messages"],
+        "bytes": row["size_bytes"],
+        **{name: row[name] for name in ("next_due", "topic", "problem")},
+    }
 
 
 def _make_document(explanation: "LedgerExplanation") -> dict[str, Any]:

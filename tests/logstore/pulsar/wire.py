@@ -1,5 +1,6 @@
 """Bytes as a Pulsar cluster writes them, made here without the messages that Sexton parses them with."""
 
+import struct
 from collections.abc import Mapping, Sequence
 from uuid import UUID
 
@@ -95,3 +96,23 @@ def ledger_metadata(
         *((11, encode_message((1, key), (2, value))) for key, value in (custom or {}).items()),
     )  # fmt: skip
     return b"BookieMetadataFormatVersion\t3\n" + encode_varint(len(body)) + body
+
+
+def entry_bitmap(entry_ids: Sequence[int]) -> bytes:
+    """Encode a RoaringBitmap of ids below 65,536 in the portable format: one container, which is an array."""
+    header = struct.pack("<IIHHI", 12_346, 1, 0, len(entry_ids) - 1, 16)
+    return header + struct.pack(f"<{len(entry_ids)}H", *sorted(entry_ids))
+
+
+def index_bucket(*segments: tuple[Mapping[int, Sequence[int]], int, int]) -> bytes:
+    """Encode `SnapshotMetadata`: for each segment its entries by ledger, and its first and last due time."""
+    return encode_message(
+        *(
+            (1, encode_message(*((1, _map_entry(*each)) for each in entries.items()), (2, last_ms), (3, first_ms)))
+            for entries, first_ms, last_ms in segments
+        )
+    )
+
+
+def _map_entry(ledger_id: int, entry_ids: Sequence[int]) -> bytes:
+    return encode_message((1, ledger_id), (2, entry_bitmap(entry_ids)))
