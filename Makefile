@@ -12,7 +12,7 @@ PULSAR_CLIENT := .pulsar-client
 WITH_PULSAR_CLIENT := PYTHONPATH=$(PULSAR_CLIENT)
 CODE := logstore activities workflows infra spark workers tests
 
-.PHONY: help setup lock protos tables reference fmt lint types imports check test test-replay test-external faults faults-in-parts soak wheel wheel-demo bench screenshots demo up down pulsar-up pulsar-down clean
+.PHONY: help setup lock protos tables reference fmt lint types imports check test test-replay test-external faults faults-in-parts soak wheel wheel-demo bench screenshots demo up down pulsar-up pulsar-down pulsar-demo test-pulsar clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-16s %s\n", $$1, $$2}'
@@ -123,6 +123,12 @@ pulsar-up: setup ## Start a real Pulsar cluster: ZooKeeper, bookie, broker, S3 (
 
 pulsar-down: setup ## Stop what `make pulsar-up` started; the data stay in .pulsar
 	$(BIN)/python -m tests.pulsar_cluster down
+
+pulsar-demo: $(PULSAR_CLIENT)/.installed ## Fill and damage a throw-away Pulsar cluster, plan beside traffic, compare with the truth
+	$(WITH_PULSAR_CLIENT) $(BIN)/python -m tests.pulsar_cluster demo $(if $(KEEP),--keep)
+
+test-pulsar: $(PULSAR_CLIENT)/.installed ## Test plans on a real Pulsar cluster (needs Java 17; not part of CI)
+	$(WITH_PULSAR_CLIENT) $(BIN)/pytest tests/pulsar_cluster
 
 $(PULSAR_CLIENT)/.installed: $(STAMP) tests/pulsar_cluster/requirements.lock
 	rm -rf $(PULSAR_CLIENT)

@@ -1,36 +1,60 @@
-"""`python -m tests.pulsar_cluster up|down`: a real Pulsar cluster on this machine."""
+"""`python -m tests.pulsar_cluster`: a real Pulsar cluster on this machine, and the demo of plans on one."""
 
 import argparse
 import sys
+import tempfile
 from pathlib import Path
 from typing import Final
 
 from logstore.errors import SextonError
 from tests.pulsar_cluster.cluster import RealCluster
+from workers.demo.temporary_homes import kill_processes_and_remove_home
 
 HOME: Final = Path(".pulsar")
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.pulsar_cluster", description=__doc__)
-    parser.add_argument("action", choices=["up", "down"])
-    parser.add_argument("--home", type=Path, default=HOME, help="folder of the data, logs and ports; default .pulsar")
+    parser.add_argument("action", choices=["up", "down", "demo"])
+    parser.add_argument("--home", type=Path, default=HOME, help="folder of the data, logs and ports of up and down")
+    parser.add_argument("--keep", action="store_true", help="leave the cluster of the demo running")
     arguments = parser.parse_args()
-    cluster = RealCluster(arguments.home, _say)
     try:
         match arguments.action:
             case "up":
-                cluster.start()
-                _print(
-                    f"{cluster.format_environment()}\n# These lines are also in {cluster.environment_file}. Then try:"
-                )
-                _print("sexton pulsar check\n")
+                _start(RealCluster(arguments.home, _say))
             case "down":
-                _print(f"stopped {', '.join(cluster.stop()) or 'nothing'}\n")
+                _print(f"stopped {', '.join(RealCluster(arguments.home).stop()) or 'nothing'}")
+            case "demo":
+                return _run_demo(keep=arguments.keep)
     except SextonError as error:
         _say(f"error: {error}")
         return 1
     return 0
+
+
+def _start(cluster: RealCluster) -> None:
+    cluster.start()
+    _print(cluster.format_environment())
+    _print(f"# These lines are also in {cluster.environment_file}. Then try: sexton pulsar check")
+
+
+def _run_demo(*, keep: bool) -> int:
+    from tests.pulsar_cluster.demo import run_demo  # noqa: PLC0415 - needs Pulsar's client
+
+    home = Path(tempfile.mkdtemp(prefix="sexton-pulsar-"))
+    try:
+        report = run_demo(home, _say)
+        _print(report.format_text())
+    finally:
+        cluster = RealCluster(home)
+        if keep:
+            _say(f"{home} stays; `python -m tests.pulsar_cluster down --home {home}` stops what runs in it")
+        else:
+            _say("stopping what was started")
+            cluster.kill()
+            kill_processes_and_remove_home(home)
+    return 0 if report.ok else 1
 
 
 def _say(sentence: str) -> None:

@@ -11,10 +11,12 @@ from collections.abc import Callable, Collection
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, Self
 
+from infra.objects import create_s3_client
 from infra.stack import embedded_stack
 from infra.stack.service_lifecycle import (
+    PROBE_TIMEOUT_S,
     EmbeddedService,
     ServerCommand,
     ServiceHealth,
@@ -26,6 +28,9 @@ from infra.stack.service_port_choice import LOOPBACK, SEAWEEDFS, RequestedPorts,
 from infra.stack.service_process import ServiceProcess
 from infra.stack.stack_home import StackHome
 from tests.pulsar_cluster.distribution import VERSION, prepare_distribution
+
+if TYPE_CHECKING:
+    from mypy_boto3_s3 import S3Client
 
 OFFLOAD_BUCKET: Final = "pulsar-offload"
 CLUSTER_NAME: Final = "standalone"  # Pulsar's name for every cluster of this kind
@@ -53,6 +58,7 @@ _CONFIG: Final = {
     "transactionCoordinatorEnabled": "true",
     "systemTopicEnabled": "true",
     "topicLevelPoliciesEnabled": "true",
+    "schemaCompatibilityStrategy": "ALWAYS_COMPATIBLE",
     "enablePackagesManagement": "true",
     "delayedDeliveryTrackerFactoryClassName": "org.apache.pulsar.broker.delayed.BucketDelayedDeliveryTrackerFactory",
     "delayedDeliveryMinIndexCountPerBucket": "5",
@@ -117,6 +123,14 @@ class RealCluster:
             "PUT", "persistent/public/default/first", expected_errors=(409,)
         )  # a cluster without topics cannot be planned
 
+    @classmethod
+    def attach(cls, home: Path) -> Self:
+        """Return the cluster of a home that was started before."""
+        cluster = cls(home)
+        cluster.distribution = prepare_distribution(lambda _: None)
+        cluster.storage = embedded_stack.read_stack_addresses(home)
+        return cluster
+
     def start_broker(self, *, zookeeper_port: int = 0) -> None:
         start_services([self._define_broker(zookeeper_port or self.ports.zookeeper)], self._say)
 
@@ -144,6 +158,7 @@ class RealCluster:
         if stored is None:
             with ExitStack() as bound:
                 free = bind_free_ports(bound, set())
+                self.home.create_directories_and_check_space()
                 stored = {name: next(free) for name in PulsarPorts.__dataclass_fields__}
             self.home.write_file(self.home.root / _PORTS_FILE, json.dumps(stored))
         return PulsarPorts(**{name: int(str(number)) for name, number in stored.items()})
@@ -181,7 +196,13 @@ class RealCluster:
         }
 
     def request_admin(
-        self, method: str, path: str, body: object = None, *, expected_errors: Collection[int] = ()
+        self,
+        method: str,
+        path: str,
+        body: object = None,
+        *,
+        expected_errors: Collection[int] = (),
+        timeout_s: float = _ADMIN_TIMEOUT_S,
     ) -> Any:
         """Send a request to the admin API, below `/admin/v2` unless the path begins with a slash. Return its JSON.
 
@@ -191,7 +212,7 @@ class RealCluster:
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(url, data=data, method=method, headers={"Content-Type": "application/json"})  # noqa: S310
         try:
-            with urllib.request.urlopen(request, timeout=_ADMIN_TIMEOUT_S) as response:  # noqa: S310
+            with urllib.request.urlopen(request, timeout=timeout_s) as response:  # noqa: S310
                 content = response.read()
         except urllib.error.HTTPError as error:
             if error.code in expected_errors:
@@ -199,7 +220,10 @@ class RealCluster:
             raise RuntimeError(f"{method} {url}: {error.code} {error.read()[:300]!r}") from error
         return json.loads(content) if content else None
 
-    def run_tool(self, *argv: str) -> "ServerCommand":
+    def open_s3(self) -> "S3Client":
+        return create_s3_client(self.storage.s3, self.storage.region, self.storage.access_key, self.storage.secret_key)
+
+    def define_tool(self, *argv: str) -> "ServerCommand":
         """Return the command of a program in the distribution's folder `bin`, on this cluster."""
         return ServerCommand(
             argv=(str(self.distribution / "bin" / argv[0]), *argv[1:]),
@@ -273,10 +297,9 @@ class RealCluster:
         return ServiceHealth(name=STORE, ok=is_ok, detail=f"ZooKeeper on {self.zookeeper}")
 
     def _probe_broker(self) -> ServiceHealth:
-        """Ask for namespaces: the broker calls itself ready before it has created them."""
+        """Ask for the default namespace: the broker calls itself ready before it has created it."""
         try:
-            with urllib.request.urlopen(f"{self.admin_url}/admin/v2/namespaces/public", timeout=3) as response:  # noqa: S310
-                response.read()
-        except OSError as fault:
+            self.request_admin("GET", "namespaces/public/default", timeout_s=PROBE_TIMEOUT_S)
+        except (OSError, RuntimeError) as fault:
             return ServiceHealth(name=BROKER, ok=False, detail=f"{self.admin_url} does not answer: {fault}")
         return ServiceHealth(name=BROKER, ok=True, detail=f"Pulsar {VERSION} on {self.service_url}")

@@ -1,0 +1,163 @@
+"""Damage to the cluster: the broker is killed at exact writes, and things are deleted and planted as people do it."""
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+from uuid import UUID
+
+import pulsar
+
+from tests.pulsar_cluster.cluster import OFFLOAD_BUCKET, RealCluster
+from tests.pulsar_cluster.filling import NAMESPACE, PENDING_TOPIC, ClusterFiller
+from tests.pulsar_cluster.ledger_list import LedgerList, ledger_path
+from tests.pulsar_cluster.truth import TruthKeeper
+from tests.pulsar_cluster.waits import wait_until
+from tests.pulsar_cluster.zookeeper_relay import DELETE, SET, ZnodeWrite, ZooKeeperRelay
+
+_TRAP_TIMEOUT_S: Final = 120.0
+_MANAGED_LEDGERS: Final = f"/managed-ledgers/{NAMESPACE}/persistent"
+UPLOAD_KEY: Final = f"{UUID(int=1)}-ledger-1"
+_FIRST_PLANTED_ID: Final = 1_000_000
+
+
+@dataclass(kw_only=True)
+class ClusterDamager:
+    """Damage of one cluster whose broker reaches ZooKeeper through `relay`.
+
+    `orphans_by_step` has the ledgers that each step left without a reference. `dangling` has ledgers that are deleted
+    although something refers to them.
+    """
+
+    cluster: RealCluster
+    relay: ZooKeeperRelay
+    filler: ClusterFiller
+    ledgers: LedgerList
+    truth: TruthKeeper
+    say: Callable[[str], None]
+    orphans_by_step: dict[str, set[int]] = field(default_factory=dict)
+    dangling: set[int] = field(default_factory=set)
+
+    def run_step(self, step: str, act: Callable[[], object]) -> None:
+        self.say(step)
+        act()
+        self.orphans_by_step[step] = self.truth.attribute(step)
+
+    def kill_broker_at_trim(self) -> None:
+        """The new list without the old ledgers is stored. Neither the ledgers nor their objects in S3 are deleted."""
+        self.filler.fill_offloaded_topic("trimmed")
+        messages = [each["ledgerId"] for each in self._ask("trimmed")["ledgers"]]
+        self._kill_broker(_deletes_one_of(messages), lambda: self.filler.acknowledge("trimmed", "archive", 35))
+
+    def kill_broker_at_unsubscribe(self) -> None:
+        """The cursor's znode is gone, and its ledger is not."""
+        self.filler.subscribe("left", "gone")
+        self.filler.write("left", 12)
+        self.filler.acknowledge("left", "gone", 7)
+        wait_until(lambda: self._ask("left")["cursors"]["gone"]["cursorLedger"] >= 0, "a cursor with a ledger")
+        cursor_ledger = self._ask("left")["cursors"]["gone"]["cursorLedger"]
+        self._kill_broker(
+            _deletes_one_of([cursor_ledger]), lambda: self.filler.admin("DELETE", "left/subscription/gone")
+        )
+
+    def kill_broker_at_roll_over(self) -> None:
+        """The next ledger of the topic exists, and its list does not have it."""
+        self.filler.subscribe("rolled", "reader")
+        self.filler.write("rolled", 5)
+        path = f"{_MANAGED_LEDGERS}/rolled"
+        self._kill_broker(
+            lambda write: (write.kind, write.path) == (SET, path), lambda: self.filler.write("rolled", 10)
+        )
+
+    def kill_broker_in_compaction(self) -> None:
+        """The compacted ledger is being written."""
+        self.filler.subscribe("squeezed", "reader")
+        self.filler.write("squeezed", 25)
+        self._kill_broker(
+            lambda write: write.kind == SET and b"compacted-ledger" in write.data,
+            lambda: self.filler.admin("PUT", "squeezed/compaction"),
+        )
+
+    def kill_broker_after_compaction(self) -> None:
+        """The new compacted ledger counts, and the former one is not deleted."""
+        self.filler.compact("squeezed")
+        former = self._ask("squeezed")["compactedLedger"]["ledgerId"]
+        self.filler.write("squeezed", 15)
+        self._kill_broker(_deletes_one_of([former]), lambda: self.filler.admin("PUT", "squeezed/compaction"))
+
+    def kill_broker_at_bucket(self) -> None:
+        """The ledger of an index bucket is complete, and the cursor does not name it."""
+        path = f"{_MANAGED_LEDGERS}/postponed/later"
+        self._kill_broker(
+            lambda write: write.path == path and b"delayed.bucket_" in write.data,
+            lambda: self.filler.fill_delayed_topic("postponed", "later"),
+        )
+
+    def kill_broker_at_offload(self) -> None:
+        """A ledger's objects are in S3, and the topic says that the offload is not complete."""
+        self.filler.subscribe("frozen", "archive")
+        self.filler.write("frozen", 25)
+        changes = 0
+
+        def completes_offload(write: ZnodeWrite) -> bool:
+            nonlocal changes
+            changes += (write.kind, write.path) == (SET, f"{_MANAGED_LEDGERS}/frozen")
+            return changes == 2
+
+        self._kill_broker(completes_offload, lambda: self.filler.offload("frozen"))
+
+    def delete_topic_with_pending_acknowledgements(self) -> None:
+        """The managed ledger of the pending acknowledgements stays, with a list that looks alive."""
+        self.filler.admin("DELETE", f"{PENDING_TOPIC}?force=true")
+
+    def delete_package(self) -> None:
+        """Pulsar leaves both ledgers of a deleted package. They have no metadata."""
+        before = self.ledgers.list_ids()
+        self.filler.upload_package("dropped")
+        self.truth.keep(self.ledgers.list_ids() - before, "package dropped")
+        self.filler.delete_package("dropped")
+        self.truth.kept = {each: holder for each, holder in self.truth.kept.items() if holder != "package dropped"}
+
+    def plant_ledgers(self) -> None:
+        """Ledgers that look like Pulsar's appear, two of other applications, and an upload to S3 that nobody ends."""
+        first = self._ask("orders")["ledgers"][0]["ledgerId"]
+        for offset in range(3):
+            self.ledgers.plant_copy(first, _FIRST_PLANTED_ID + offset)
+        self.ledgers.plant_copy(first, _FIRST_PLANTED_ID + 3, application="others")
+        quorums = ("-ensemble", "1", "-writeQuorum", "1", "-ackQuorum", "1")
+        self.ledgers.run_shell("simpletest", *quorums, "-numEntries", "5")
+        self.cluster.open_s3().create_multipart_upload(Bucket=OFFLOAD_BUCKET, Key=UPLOAD_KEY)
+
+    def delete_referenced_ledgers(self) -> None:
+        """Two ledgers are deleted by hand: one with messages, and one with an index bucket."""
+        self.filler.subscribe("holed", "reader")
+        self.filler.write("holed", 25)
+        messages = self._ask("holed")["ledgers"][1]["ledgerId"]
+        self.dangling = {messages, min(self.ledgers.list_buckets("delayed", "later"))}
+        for ledger_id in self.dangling:
+            self.ledgers.delete(ledger_id)
+
+    def _ask(self, topic: str) -> Any:
+        return self.filler.admin("GET", f"{topic}/internalStats")
+
+    def _kill_broker(self, is_fatal: Callable[[ZnodeWrite], bool], act: Callable[[], object]) -> None:
+        """Do what leads to a write, kill the broker before ZooKeeper gets this write, and start the broker again."""
+        self.relay.set_trap(is_fatal, self.cluster.kill_broker)
+        thread = threading.Thread(target=_act_until_broker_is_gone, args=(act,), daemon=True)
+        thread.start()
+        self.relay.wait_for_trap(_TRAP_TIMEOUT_S)
+        self.cluster.start_broker(zookeeper_port=self.relay.port)
+        thread.join(_TRAP_TIMEOUT_S)
+
+
+def _act_until_broker_is_gone(act: Callable[[], object]) -> None:
+    try:
+        act()
+    except (OSError, RuntimeError, TimeoutError, pulsar.PulsarException):
+        return  # of the killed broker
+
+
+def _deletes_one_of(ledger_ids: Sequence[int]) -> Callable[[ZnodeWrite], bool]:
+    """Return the test whether a write deletes one of some ledgers. Other ledgers come and go at any time."""
+    paths = {ledger_path(each) for each in ledger_ids}
+    return lambda write: write.kind == DELETE and write.path in paths

@@ -1,0 +1,148 @@
+"""Demo: a real cluster is filled and damaged, Sexton plans beside traffic, and the plan is compared with the truth."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from logstore.reconciliation.findings import FindingKind
+from tests.e2e.shell import Shell
+from tests.pulsar_cluster.damage import UPLOAD_KEY
+from tests.pulsar_cluster.scenario import PENDING_ACK_STEP, TRIM_STEP, DamagedCluster, run_damaged_cluster
+from tests.pulsar_cluster.traffic import Traffic
+from workers.demo.promise_report import PromiseResult
+
+Say = Callable[[str], None]
+
+_OLDER_THAN: Final = "1s"
+_BETWEEN: Final = "10s"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterDemoReport:
+    promises: Sequence[PromiseResult]
+    explanations: Sequence[tuple[str, str, str]]  # step that left a ledger, the ledger, Sexton's reason
+    seconds: float
+
+    @property
+    def ok(self) -> bool:
+        return all(promise.ok for promise in self.promises)
+
+    def format_text(self) -> str:
+        """Return lines for people: each promise, then an example of what each step of the damage left."""
+        lines = [f"{'kept' if row.ok else 'BROKEN':7} {row.promise}: {row.seen}" for row in self.promises]
+        lines += ["", "What the damage left, one ledger a step, as Sexton explains it:"]
+        lines += [f"  {step}: ledger {ledger_id}: {reason}" for step, ledger_id, reason in self.explanations]
+        return "\n".join([*lines, "", f"{self.seconds:.0f} s"])
+
+
+def run_demo(home: Path, say: Say) -> ClusterDemoReport:
+    """Run the demo in a home. All processes run on at the end."""
+    started_s = time.monotonic()
+    with run_damaged_cluster(home, say) as damaged:
+        sexton = Shell(home, SEXTON_HOME=str(home), **damaged.cluster.settings())
+        say("starting Sexton")
+        sexton.json("up", "--free-ports")
+        before = read_versions(damaged)
+        say("planning beside traffic")
+        with Traffic(damaged.cluster) as traffic:
+            check = sexton.json("pulsar", "check")
+            plan = sexton.json("pulsar", "plan", "--older-than", _OLDER_THAN, "--between", _BETWEEN, "--unsafe-age")
+        findings = list_findings(sexton, plan["run_id"])
+        explanations = [
+            (step, str(ledger_id), sexton.json("pulsar", "explain", str(ledger_id))["reason"])
+            for step, ledger_ids in damaged.orphans_by_step.items()
+            for ledger_id in sorted(ledger_ids)[:1]
+        ]
+        return ClusterDemoReport(
+            promises=[
+                check_completeness(check, plan),
+                *check_findings(findings, damaged),
+                check_nothing_changed(before, read_versions(damaged), traffic),
+            ],
+            explanations=explanations,
+            seconds=time.monotonic() - started_s,
+        )
+
+
+def list_findings(sexton: Shell, run_id: str) -> list[Mapping[str, Any]]:
+    findings: list[Mapping[str, Any]] = sexton.json("orphans", "report", run_id)
+    return findings
+
+
+def read_versions(damaged: DamagedCluster) -> dict[int, int]:
+    """Return the version of the znode of each ledger in the truth."""
+    return damaged.ledgers.read_versions(damaged.truth)
+
+
+def check_completeness(check: Mapping[str, Any], plan: Mapping[str, Any]) -> PromiseResult:
+    problems = [f"check: {each['detail']}" for each in check["capabilities"] if not each["ok"]]
+    problems += plan["incomplete"]
+    scanned = plan["scanned"]
+    evidence = f"{scanned['ledgers']} ledgers and {scanned['references']} references read, twice"
+    return PromiseResult.from_problems("everything that may refer to a ledger was read", problems, evidence)
+
+
+def check_findings(findings: Sequence[Mapping[str, Any]], damaged: DamagedCluster) -> list[PromiseResult]:
+    """Compare the findings with the truth, one kind after the other."""
+    truth = damaged.truth.values()
+    orphans = {each.ledger_id for each in truth if each.is_orphan}
+    found = ids_of_kind(findings, FindingKind.ORPHAN_LEDGER)
+    false_orphans = [f"ledger {each}: {describe_truth(damaged, each)}" for each in sorted(found - orphans)]
+    missed = [f"ledger {each}: {damaged.truth[each].why}" for each in sorted(orphans - found)]
+    return [
+        PromiseResult.from_problems("no ledger in use is called an orphan", false_orphans, f"{len(found)} orphans"),
+        PromiseResult.from_problems("no orphan is missed", missed, f"{len(orphans)} ledgers left by the damage"),
+        _compare_ids(
+            "a ledger of unknown origin is only reported",
+            ids_of_kind(findings, FindingKind.UNATTRIBUTED_LEDGER),
+            {each.ledger_id for each in truth if each.is_unattributed},
+        ),
+        _compare_ids(
+            "a reference to a deleted ledger is reported",
+            ids_of_kind(findings, FindingKind.DANGLING_REFERENCE),
+            damaged.dangling,
+        ),
+        _compare_ids(
+            "objects of a dead offload are found",
+            ids_of_kind(findings, FindingKind.ORPHAN_OFFLOAD),
+            damaged.orphans_by_step[TRIM_STEP],
+        ),
+        _check_keys("an upload that nobody ends is found", findings, FindingKind.ABANDONED_UPLOAD, UPLOAD_KEY),
+        _check_keys(
+            f"the managed ledger is found that stays when {PENDING_ACK_STEP}",
+            findings,
+            FindingKind.ORPHAN_MANAGED_LEDGER,
+            "__transaction_pending_ack",
+        ),
+    ]
+
+
+def check_nothing_changed(before: Mapping[int, int], after: Mapping[int, int], traffic: Traffic) -> PromiseResult:
+    problems = [f"ledger {each} was changed" for each in before if before[each] != after.get(each)]
+    problems += traffic.errors
+    problems += [] if traffic.received == traffic.sent else [f"{traffic.sent} sent, {traffic.received} received"]
+    evidence = f"{len(before)} ledgers unchanged; {traffic.sent} messages sent and received without an error"
+    return PromiseResult.from_problems("Sexton changed nothing", problems, evidence)
+
+
+def ids_of_kind(findings: Sequence[Mapping[str, Any]], kind: FindingKind) -> set[int]:
+    return {int(each["ledger_id"]) for each in findings if each["kind"] == kind.value and each["ledger_id"] is not None}
+
+
+def describe_truth(damaged: DamagedCluster, ledger_id: int) -> str:
+    ledger = damaged.truth.get(ledger_id)
+    return ledger.why if ledger else "it was created by the traffic"
+
+
+def _compare_ids(promise: str, found: set[int], expected: set[int] | frozenset[int]) -> PromiseResult:
+    problems = [f"ledger {each} is not reported" for each in sorted(expected - found)]
+    problems += [f"ledger {each} is reported and should not be" for each in sorted(found - expected)]
+    return PromiseResult.from_problems(promise, problems, f"{len(expected)} of {len(expected)} reported")
+
+
+def _check_keys(promise: str, findings: Sequence[Mapping[str, Any]], kind: FindingKind, part: str) -> PromiseResult:
+    keys = [str(each["key"]) for each in findings if each["kind"] == kind.value]
+    problems = [] if len(keys) == 1 and part in keys[0] else [f"expected one key with {part}, found {keys}"]
+    return PromiseResult.from_problems(promise, problems, ", ".join(keys))

@@ -1,0 +1,65 @@
+"""Traffic beside a plan: a producer and a consumer on a topic whose ledgers roll over and are trimmed all the time."""
+
+import threading
+import time
+from types import TracebackType
+from typing import Any, Final, Self
+
+import pulsar
+
+from tests.pulsar_cluster.cluster import RealCluster
+from tests.pulsar_cluster.filling import open_client, topic_url
+
+TOPIC: Final = "traffic"
+
+_PAUSE_S: Final = 0.02
+_RECEIVE_TIMEOUT_MS: Final = 60_000
+
+
+class Traffic:
+    """Producer and consumer that run until the end of the block."""
+
+    def __init__(self, cluster: RealCluster) -> None:
+        self._cluster = cluster
+        self._ends = threading.Event()
+        self.sent = 0
+        self.received = 0
+        self.errors: list[str] = []
+
+    def __enter__(self) -> Self:
+        self._client = open_client(self._cluster)
+        consumer = self._client.subscribe(topic_url(TOPIC), "drain", consumer_type=pulsar.ConsumerType.Shared)
+        producer = self._client.create_producer(topic_url(TOPIC), batching_enabled=False)
+        self._threads = [
+            threading.Thread(target=self._run, args=(step, peer), daemon=True)
+            for step, peer in ((self._send, producer), (self._receive, consumer))
+        ]
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._ends.set()
+        for thread in self._threads:
+            thread.join()
+        self._client.close()
+
+    def _run(self, step: Any, peer: Any) -> None:
+        try:
+            while step(peer):
+                pass
+        except pulsar.PulsarException as error:
+            self.errors.append(str(error))
+
+    def _send(self, producer: Any) -> bool:
+        producer.send(b"traffic")
+        self.sent += 1
+        time.sleep(_PAUSE_S)
+        return not self._ends.is_set()
+
+    def _receive(self, consumer: Any) -> bool:
+        consumer.acknowledge(consumer.receive(_RECEIVE_TIMEOUT_MS))
+        self.received += 1
+        return not (self._ends.is_set() and self.received >= self.sent)
