@@ -47,7 +47,7 @@ class ClusterDamager:
         """The new list without the old ledgers is stored. Neither the ledgers nor their objects in S3 are deleted."""
         self.filler.fill_offloaded_topic("trimmed")
         messages = [each["ledgerId"] for each in self._ask("trimmed")["ledgers"]]
-        self._kill_broker(_deletes_one_of(messages), lambda: self.filler.acknowledge("trimmed", "archive", 35))
+        self._kill_broker(_deletes_one_of(messages), lambda client: client.acknowledge("trimmed", "archive", 35))
 
     def kill_broker_at_unsubscribe(self) -> None:
         """The cursor's znode is gone, and its ledger is not."""
@@ -57,7 +57,7 @@ class ClusterDamager:
         wait_until(lambda: self._ask("left")["cursors"]["gone"]["cursorLedger"] >= 0, "a cursor with a ledger")
         cursor_ledger = self._ask("left")["cursors"]["gone"]["cursorLedger"]
         self._kill_broker(
-            _deletes_one_of([cursor_ledger]), lambda: self.filler.admin("DELETE", "left/subscription/gone")
+            _deletes_one_of([cursor_ledger]), lambda client: client.admin("DELETE", "left/subscription/gone")
         )
 
     def kill_broker_at_roll_over(self) -> None:
@@ -66,7 +66,7 @@ class ClusterDamager:
         self.filler.write("rolled", 5)
         path = f"{_MANAGED_LEDGERS}/rolled"
         self._kill_broker(
-            lambda write: (write.kind, write.path) == (SET, path), lambda: self.filler.write("rolled", 10)
+            lambda write: (write.kind, write.path) == (SET, path), lambda client: client.write("rolled", 10)
         )
 
     def kill_broker_in_compaction(self) -> None:
@@ -75,7 +75,7 @@ class ClusterDamager:
         self.filler.write("squeezed", 25)
         self._kill_broker(
             lambda write: write.kind == SET and b"compacted-ledger" in write.data,
-            lambda: self.filler.admin("PUT", "squeezed/compaction"),
+            lambda client: client.admin("PUT", "squeezed/compaction"),
         )
 
     def kill_broker_after_compaction(self) -> None:
@@ -83,14 +83,14 @@ class ClusterDamager:
         self.filler.compact("squeezed")
         former = self._ask("squeezed")["compactedLedger"]["ledgerId"]
         self.filler.write("squeezed", 15)
-        self._kill_broker(_deletes_one_of([former]), lambda: self.filler.admin("PUT", "squeezed/compaction"))
+        self._kill_broker(_deletes_one_of([former]), lambda client: client.admin("PUT", "squeezed/compaction"))
 
     def kill_broker_at_bucket(self) -> None:
         """The ledger of an index bucket is complete, and the cursor does not name it."""
         path = f"{_MANAGED_LEDGERS}/postponed/later"
         self._kill_broker(
             lambda write: write.path == path and b"delayed.bucket_" in write.data,
-            lambda: self.filler.fill_delayed_topic("postponed", "later"),
+            lambda client: client.fill_delayed_topic("postponed", "later"),
         )
 
     def kill_broker_at_offload(self) -> None:
@@ -104,7 +104,7 @@ class ClusterDamager:
             changes += (write.kind, write.path) == (SET, f"{_MANAGED_LEDGERS}/frozen")
             return changes == 2
 
-        self._kill_broker(completes_offload, lambda: self.filler.offload("frozen"))
+        self._kill_broker(completes_offload, lambda client: client.offload("frozen"), is_last=True)
 
     def delete_topic_with_pending_acknowledgements(self) -> None:
         """The managed ledger of the pending acknowledgements stays, with a list that looks alive."""
@@ -140,19 +140,27 @@ class ClusterDamager:
     def _ask(self, topic: str) -> Any:
         return self.filler.admin("GET", f"{topic}/internalStats")
 
-    def _kill_broker(self, is_fatal: Callable[[ZnodeWrite], bool], act: Callable[[], object]) -> None:
-        """Do what leads to a write, kill the broker before ZooKeeper gets this write, and start the broker again."""
+    def _kill_broker(
+        self, is_fatal: Callable[[ZnodeWrite], bool], act: Callable[[ClusterFiller], object], *, is_last: bool = False
+    ) -> None:
+        """Do what leads to a write, kill the broker before ZooKeeper gets this write, and start the broker again.
+
+        The clients of `act` end with the broker. They would otherwise go on later, when other steps run.
+        After the last time, the broker needs no relay, which ends with this process.
+        """
+        client = ClusterFiller(self.cluster, self.ledgers)
         self.relay.set_trap(is_fatal, self.cluster.kill_broker)
-        thread = threading.Thread(target=_act_until_broker_is_gone, args=(act,), daemon=True)
+        thread = threading.Thread(target=_act_until_broker_is_gone, args=(act, client), daemon=True)
         thread.start()
         self.relay.wait_for_trap(_TRAP_TIMEOUT_S)
-        self.cluster.start_broker(zookeeper_port=self.relay.port)
+        client.shut_down()
         thread.join(_TRAP_TIMEOUT_S)
+        self.cluster.start_broker(zookeeper_port=0 if is_last else self.relay.port)
 
 
-def _act_until_broker_is_gone(act: Callable[[], object]) -> None:
+def _act_until_broker_is_gone(act: Callable[[ClusterFiller], object], client: ClusterFiller) -> None:
     try:
-        act()
+        act(client)
     except (OSError, RuntimeError, TimeoutError, pulsar.PulsarException):
         return  # of the killed broker
 

@@ -40,9 +40,15 @@ class ClusterFiller:
     def __init__(self, cluster: RealCluster, ledgers: LedgerList) -> None:
         self.cluster, self.ledgers = cluster, ledgers
         self._client = open_client(cluster)
+        self._is_shut_down = False
 
     def close(self) -> None:
         self._client.close()
+
+    def shut_down(self) -> None:
+        """Give up all that is under way."""
+        self._is_shut_down = True
+        self._client.shutdown()
 
     def write(self, topic: str, messages: int, *, key_count: int = 5, delay_s: float = 0) -> None:
         """Write messages one after the other, so that ledgers roll over in between."""
@@ -87,7 +93,9 @@ class ClusterFiller:
         """Write messages that are due in an hour, until several index buckets of the subscription are sealed."""
         consumer = self._consumer(topic, subscription)  # the dispatcher with the buckets exists while it is connected
         self.write(topic, 45, delay_s=3_600)
-        wait_until(lambda: len(self.ledgers.list_buckets(topic, subscription)) >= 2, "two index buckets")
+        wait_until(
+            lambda: self._is_shut_down or len(self.ledgers.list_buckets(topic, subscription)) >= 2, "two index buckets"
+        )
         consumer.close()
 
     def fill_deduplicated_topic(self) -> None:

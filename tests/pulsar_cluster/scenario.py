@@ -17,7 +17,7 @@ TRUTH_FILE: Final = "truth.jsonl"
 TRIM_STEP: Final = "the broker is killed at a trim"
 PENDING_ACK_STEP: Final = "a topic with pending acknowledgements is deleted by force"
 
-_FILL_STEP: Final = "the cluster is filled"
+_FILL_STEP: Final = "the first topics register their schemas"
 _SCHEMA_STEP: Final = "partitions register a schema at the same time"
 
 
@@ -61,7 +61,7 @@ def run_damaged_cluster(home: Path, say: Callable[[str], None]) -> Iterator[Dama
 
 
 def fill_cluster(filler: ClusterFiller, truth: TruthKeeper) -> None:
-    """Create everything that refers to ledgers, and nothing that leaks any."""
+    """Create everything that refers to ledgers. Only system topics of a fresh cluster leak ledgers, with schemas."""
     filler.subscribe("a-b:c~d", "s 1")
     filler.write("a-b:c~d", 12)
     filler.fill_compacted_topic("orders")
