@@ -9,7 +9,7 @@ from uuid import UUID
 import pulsar
 
 from tests.pulsar_cluster.cluster import OFFLOAD_BUCKET, RealCluster
-from tests.pulsar_cluster.filling import NAMESPACE, PENDING_TOPIC, ClusterFiller
+from tests.pulsar_cluster.filling import NAMESPACE, PENDING_SUBSCRIPTION, PENDING_TOPIC, ClusterFiller
 from tests.pulsar_cluster.ledger_list import LedgerList, ledger_path
 from tests.pulsar_cluster.truth import TruthKeeper
 from tests.pulsar_cluster.waits import wait_until
@@ -107,7 +107,13 @@ class ClusterDamager:
         self._kill_broker(completes_offload, lambda client: client.offload("frozen"), is_last=True)
 
     def delete_topic_with_pending_acknowledgements(self) -> None:
-        """The managed ledger of the pending acknowledgements stays, with a list that looks alive."""
+        """The managed ledger of pending acknowledgements that no broker has loaded stays. Its ledgers look alive."""
+        path = f"/admin/v3/transactions/pendingAckInternalStats/{NAMESPACE}/{PENDING_TOPIC}/{PENDING_SUBSCRIPTION}"
+        self.filler.admin("PUT", f"{PENDING_TOPIC}/unload")
+        log = self.cluster.request_admin("GET", path)["pendingAckLogStats"]
+        messages = {each["ledgerId"] for each in log["managedLedgerInternalStats"]["ledgers"]}
+        self.truth.keep(messages, f"managed ledger {log['managedLedgerName']} without a topic")
+        self.filler.admin("PUT", f"{PENDING_TOPIC}/unload")
         self.filler.admin("DELETE", f"{PENDING_TOPIC}?force=true")
 
     def delete_package(self) -> None:
@@ -119,13 +125,11 @@ class ClusterDamager:
         self.truth.kept = {each: holder for each, holder in self.truth.kept.items() if holder != "package dropped"}
 
     def plant_ledgers(self) -> None:
-        """Ledgers that look like Pulsar's appear, two of other applications, and an upload to S3 that nobody ends."""
+        """Ledgers that look like Pulsar's appear, one of another application, and an upload that nobody ends."""
         first = self._ask("orders")["ledgers"][0]["ledgerId"]
         for offset in range(3):
             self.ledgers.plant_copy(first, _FIRST_PLANTED_ID + offset)
         self.ledgers.plant_copy(first, _FIRST_PLANTED_ID + 3, application="others")
-        quorums = ("-ensemble", "1", "-writeQuorum", "1", "-ackQuorum", "1")
-        self.ledgers.run_shell("simpletest", *quorums, "-numEntries", "5")
         self.cluster.open_s3().create_multipart_upload(Bucket=OFFLOAD_BUCKET, Key=UPLOAD_KEY)
 
     def delete_referenced_ledgers(self) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from logstore.reconciliation.findings import FindingKind
-from tests.e2e.shell import Shell
+from tests.e2e.shell import Inside, Shell
 from tests.pulsar_cluster.damage import UPLOAD_KEY
 from tests.pulsar_cluster.scenario import PENDING_ACK_STEP, TRIM_STEP, DamagedCluster, run_damaged_cluster
 from tests.pulsar_cluster.traffic import Traffic
@@ -22,7 +22,7 @@ _BETWEEN: Final = "10s"
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterDemoReport:
     promises: Sequence[PromiseResult]
-    explanations: Sequence[tuple[str, str, str]]  # step that left a ledger, the ledger, Sexton's reason
+    explanations: Sequence[str]  # one ledger a step of the damage, as Sexton explains it
     seconds: float
 
     @property
@@ -33,7 +33,7 @@ class ClusterDemoReport:
         """Return lines for people: each promise, then an example of what each step of the damage left."""
         lines = [f"{'kept' if row.ok else 'BROKEN':7} {row.promise}: {row.seen}" for row in self.promises]
         lines += ["", "What the damage left, one ledger a step, as Sexton explains it:"]
-        lines += [f"  {step}: ledger {ledger_id}: {reason}" for step, ledger_id, reason in self.explanations]
+        lines += [f"  {explanation}" for explanation in self.explanations]
         return "\n".join([*lines, "", f"{self.seconds:.0f} s"])
 
 
@@ -41,7 +41,7 @@ def run_demo(home: Path, say: Say) -> ClusterDemoReport:
     """Run the demo in a home. All processes run on at the end."""
     started_s = time.monotonic()
     with run_damaged_cluster(home, say) as damaged:
-        sexton = Shell(home, SEXTON_HOME=str(home), **damaged.cluster.settings())
+        sexton = Inside(home, SEXTON_HOME=str(home), **damaged.cluster.settings())
         say("starting Sexton")
         sexton.json("up", "--free-ports")
         before = read_versions(damaged)
@@ -50,10 +50,11 @@ def run_demo(home: Path, say: Say) -> ClusterDemoReport:
             check = sexton.json("pulsar", "check")
             plan = sexton.json("pulsar", "plan", "--older-than", _OLDER_THAN, "--between", _BETWEEN, "--unsafe-age")
         findings = list_findings(sexton, plan["run_id"])
+        detail_by_ledger = {each["ledger_id"]: each["detail"] for each in findings}
         explanations = [
-            (step, str(ledger_id), sexton.json("pulsar", "explain", str(ledger_id))["reason"])
+            explain_example(sexton, step, min(ledger_ids), detail_by_ledger)
             for step, ledger_ids in damaged.orphans_by_step.items()
-            for ledger_id in sorted(ledger_ids)[:1]
+            if ledger_ids
         ]
         return ClusterDemoReport(
             promises=[
@@ -69,6 +70,13 @@ def run_demo(home: Path, say: Say) -> ClusterDemoReport:
 def list_findings(sexton: Shell, run_id: str) -> list[Mapping[str, Any]]:
     findings: list[Mapping[str, Any]] = sexton.json("orphans", "report", run_id)
     return findings
+
+
+def explain_example(sexton: Shell, step: str, ledger_id: int, detail_by_ledger: Mapping[int, str]) -> str:
+    """Return a line with the owner by `sexton pulsar explain`, and the reason of the plan."""
+    owner = sexton.json("pulsar", "explain", str(ledger_id))["owner"]
+    whose = f"{owner['component']} of {owner['path']}" if owner else "no known owner"
+    return f"{step}: ledger {ledger_id}, {whose}: {detail_by_ledger.get(ledger_id, 'not in the plan')}"
 
 
 def read_versions(damaged: DamagedCluster) -> dict[int, int]:
