@@ -4,7 +4,7 @@ Source: BookKeeper's hierarchical ledger managers; PulsarLedgerManager has the s
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -60,20 +60,25 @@ def list_leaf_folders(reader: ZnodeReader, root: str) -> list[str]:
     return leaf_folders
 
 
+def count_ledgers(reader: ZnodeReader, leaf_folders: Iterable[str]) -> int:
+    """Return the number of ledgers in some folders."""
+    return sum(znode.children for _, znode in reader.read(leaf_folders) if znode is not None)
+
+
 def scan_leaf_folders(
-    reader: ZnodeReader, root: str, leaf_folders: Sequence[str]
+    reader: ZnodeReader, root: str, leaf_folders: Iterable[str]
 ) -> Iterator[LedgerZnode | ScanProblem]:
     """Yield the ledgers of some folders, and children that are none. A ledger that vanishes meanwhile is left out."""
-    for folder, names in reader.list_children(leaf_folders):
-        id_by_path: dict[str, int] = {}
-        for path in [f"{folder}/{name}" for name in names or ()]:
-            try:
-                id_by_path[path] = parse_ledger_path(path[len(root) + 1 :])
-            except UnreadableMetadata as error:
-                yield ScanProblem(path, str(error))
-        for path, znode in reader.read(list(id_by_path)):
-            if znode is not None:
-                yield parse_ledger(id_by_path[path], path[len(root) + 1 :], znode)
+    for path, znode in reader.read(reader.list_paths(leaf_folders)):
+        if znode is None:
+            continue
+        ledger_path = path[len(root) + 1 :]
+        try:
+            ledger_id = parse_ledger_path(ledger_path)
+        except UnreadableMetadata as error:
+            yield ScanProblem(path, str(error))
+            continue
+        yield parse_ledger(ledger_id, ledger_path, znode)
 
 
 def parse_ledger(ledger_id: int, path: str, znode: Znode) -> LedgerZnode:

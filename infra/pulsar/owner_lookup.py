@@ -1,12 +1,12 @@
 """Look-up of ledgers' stated owners by name: whether an owner exists, and to which ledgers it refers now."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Final
 
 from infra.pulsar.bookie_reads import BookieDirectory
 from infra.pulsar.cluster_access import PulsarCluster
 from infra.pulsar.compacted_ledgers import resolve_compaction_cursors
+from infra.pulsar.policy_directory import PolicyDirectory
 from infra.pulsar.reference_scan import find_facts_of_cursor, find_facts_of_managed_ledger, find_facts_of_schema
 from infra.pulsar.scan_facts import LedgerReference, ScanFact
 from infra.pulsar.scan_problem import ScanProblem
@@ -15,14 +15,11 @@ from logstore.pulsar.ledger_metadata import PulsarComponent, StatedOwner
 from logstore.pulsar.ledger_verdicts import OwnerLookup
 from logstore.pulsar.unreadable_metadata import UnreadableMetadata
 
-POLICIES: Final = "admin/policies"
-
 
 class OwnerDirectory:
     """Owners of ledgers in the metadata of a cluster.
 
-    `configuration` reads the configuration store, which may be the same ZooKeeper. `shared_clusters` are the names of
-    further clusters on the same BookKeeper.
+    `shared_clusters` are the names of further clusters on the same BookKeeper.
     """
 
     def __init__(
@@ -30,10 +27,10 @@ class OwnerDirectory:
         reader: ZnodeReader,
         ledgers_root: str,
         *,
-        configuration: ZnodeReader,
+        policies: PolicyDirectory,
         shared_clusters: tuple[str, ...] = (),
     ) -> None:
-        self._reader, self._configuration, self._root = reader, configuration, ledgers_root
+        self._reader, self._root, self.policies = reader, ledgers_root, policies
         self._shared_clusters = shared_clusters
         self._bookies = BookieDirectory(reader, ledgers_root)
 
@@ -45,7 +42,7 @@ class OwnerDirectory:
         ledger_ids_by_owner: dict[StatedOwner, list[int]] = {}
         for ledger_id, owner in owner_by_ledger_id.items():
             ledger_ids_by_owner.setdefault(owner, []).append(ledger_id)
-        known_tenants = self._find_known_tenants({owner.tenant for owner in ledger_ids_by_owner})
+        known_tenants = self.policies.find_known(owner.tenant for owner in ledger_ids_by_owner)
         lookups: dict[int, OwnerLookup] = {}
         znodes = self._reader.read([owner.path for owner in ledger_ids_by_owner])
         for (owner, ledger_ids), (_, znode) in zip(ledger_ids_by_owner.items(), znodes, strict=True):
@@ -63,20 +60,12 @@ class OwnerDirectory:
                     lookups[ledger_id] = OwnerLookup.ABSENT if znode is None else OwnerLookup.NOT_LISTING
         return lookups
 
-    def _find_known_tenants(self, tenants: Iterable[str]) -> set[str]:
-        paths = [f"{POLICIES}/{tenant}" for tenant in sorted(tenants)]
-        policies = dict(self._configuration.read(paths))
-        policies.update(self._reader.read([path for path, znode in policies.items() if znode is None]))
-        return {path.removeprefix(f"{POLICIES}/") for path, znode in policies.items() if znode is not None}
-
     def _find_references(self, owner: StatedOwner, znode: Znode | None) -> frozenset[int] | None:
         """Return the ledgers to which the owner refers, or `None` if its value cannot be read."""
         if znode is None:
             return frozenset()
         try:
-            facts = list(
-                resolve_compaction_cursors(self._reader, self._bookies, self._root, _find_facts(owner, znode.data))
-            )
+            facts = list(resolve_compaction_cursors(self._reader, self._bookies, self._root, _find_facts(owner, znode)))
         except UnreadableMetadata:
             return None
         if any(isinstance(fact, ScanProblem) for fact in facts):
@@ -88,15 +77,14 @@ class OwnerDirectory:
 def open_owner_directory(cluster: PulsarCluster, reader: ZnodeReader) -> Iterator[OwnerDirectory]:
     """Open a session with the configuration store that ends with the block. `reader` is a session with the cluster."""
     with cluster.open_configuration_reader() as configuration:
-        yield OwnerDirectory(
-            reader, cluster.ledgers_root, configuration=configuration, shared_clusters=cluster.shared_clusters
-        )
+        policies = PolicyDirectory(reader, configuration=configuration)
+        yield OwnerDirectory(reader, cluster.ledgers_root, policies=policies, shared_clusters=cluster.shared_clusters)
 
 
-def _find_facts(owner: StatedOwner, data: bytes) -> list[ScanFact]:
+def _find_facts(owner: StatedOwner, znode: Znode) -> list[ScanFact]:
     match owner.component:
         case PulsarComponent.SCHEMA:
-            return find_facts_of_schema(owner.path, data)
+            return find_facts_of_schema(owner.path, znode.data)
         case PulsarComponent.MANAGED_LEDGER if not owner.is_cursor:
-            return find_facts_of_managed_ledger(owner.path, data)
-    return find_facts_of_cursor(owner.path, data)
+            return find_facts_of_managed_ledger(owner.path, znode)
+    return find_facts_of_cursor(owner.path, znode.data)

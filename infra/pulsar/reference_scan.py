@@ -21,7 +21,7 @@ from infra.pulsar.scan_facts import (
     catch_unreadable,
 )
 from infra.pulsar.scan_problem import ScanProblem
-from infra.pulsar.znode_reads import ZnodeReader
+from infra.pulsar.znode_reads import Znode, ZnodeReader
 from logstore.pulsar.ledger_references import (
     COMPACTION_CURSOR,
     ManagedLedgerReferences,
@@ -89,7 +89,7 @@ def scan_topics(reader: ZnodeReader, topics: Iterable[str]) -> Iterator[ScanFact
         with_cursors: list[str] = []
         for path, znode in reader.read(batch):
             if znode is not None:
-                yield from catch_unreadable(path, partial(find_facts_of_managed_ledger, path, znode.data))
+                yield from catch_unreadable(path, partial(find_facts_of_managed_ledger, path, znode))
                 if znode.children:
                     with_cursors.append(path)
         for path, znode in reader.read(reader.list_paths(with_cursors)):
@@ -120,14 +120,21 @@ def scan_schemas(reader: ZnodeReader, schemas: Iterable[str]) -> Iterator[ScanFa
             yield ScanProblem(path, f"expected a schema without children, found {znode.children}")
 
 
-def find_facts_of_managed_ledger(path: str, data: bytes) -> list[ScanFact]:
+def find_facts_of_managed_ledger(path: str, znode: Znode) -> list[ScanFact]:
     """Return the facts of a managed ledger. Pulsar drops a missing last ledger from the list and goes on."""
-    references: ManagedLedgerReferences = find_managed_ledger_references(data)
+    references: ManagedLedgerReferences = find_managed_ledger_references(znode.data)
     name, is_owner = path.removeprefix(f"{MANAGED_LEDGERS}/"), not references.shadow_source
     last = set(references.ledger_ids[-1:])
     can_be_absent = references.ledgers_given_up | last if is_owner else set(references.ledger_ids)
     return [
-        ScannedManagedLedger(name, len(references.ledger_ids), references.shadow_source),
+        ScannedManagedLedger(
+            name,
+            len(references.ledger_ids),
+            version=znode.version,
+            czxid=znode.czxid,
+            modified_ms=znode.modified_ms,
+            shadow_source=references.shadow_source,
+        ),
         *(
             LedgerReference(ledger_id, path, "ledgers", is_owner, ledger_id in can_be_absent)
             for ledger_id in references.ledger_ids

@@ -37,10 +37,13 @@ class CompactionCursor:
 
 @dataclass(frozen=True, slots=True)
 class ScannedManagedLedger:
-    """Managed ledger of a scan."""
+    """Managed ledger of a scan, with the state of its znode."""
 
     name: str
     ledgers: int
+    version: int
+    czxid: int
+    modified_ms: int
     shadow_source: str = ""
 
 

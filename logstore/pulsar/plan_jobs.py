@@ -60,17 +60,26 @@ class ListOffloadsJob:
     name = "list-offloads"
 
 
+BEGUN_MS: Final = "begun_ms"
+"""Key in the counts of a scan: the time before its first read, in milliseconds since 1970, by the worker's clock."""
+
+ENDED_MS: Final = "ended_ms"
+"""Key in the counts of a scan: the time after its last read, by the worker's clock."""
+
+CLUSTER_MS: Final = "cluster_ms"
+"""Key in the counts of a scan: a time that ZooKeeper's clock had reached when the scan ended.
+
+ZooKeeper shows its clock to writers only. The time is that of the newest change that the scan saw, but not a time in
+the worker's future. A ledger is at least as old as it seems to be at this time.
+"""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScanClusterJob:
     """Job that writes facts about every ledger of a cluster, and then about every reference to a ledger.
 
     The summary counts `ledgers`, `references`, `managed_ledgers`, `offloads`, `problems` and `groups` of files. A scan
-    with problems is incomplete. The fact `PROBLEM` names problems.
-
-    Times are milliseconds since 1970. `begun_ms` and `ended_ms` are by the worker's clock: ZooKeeper shows its clock
-    to writers only. `cluster_ms` is a time that ZooKeeper's clock had reached when the scan ended: that of the newest
-    change that the scan saw, but not a time in the worker's future. A ledger is at least as old as it seems to be at
-    `cluster_ms`.
+    with problems is incomplete. The fact `PROBLEM` names problems. Times are `BEGUN_MS`, `ENDED_MS` and `CLUSTER_MS`.
     """
 
     run_id: str

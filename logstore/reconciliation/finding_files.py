@@ -145,6 +145,13 @@ def findings_to_table(findings: Sequence[Finding]) -> pa.Table:
     return pa.Table.from_pylist(rows, schema=FINDING_SCHEMA)
 
 
+def write_finding_file(path: Path, pages: Iterable[Sequence[Finding]]) -> None:
+    """Replace a file atomically. `pages` may be longer than `FINDINGS_PER_PAGE`: they are cut."""
+    with replace_atomically(path) as new, pq.ParquetWriter(new, FINDING_SCHEMA) as writer:
+        for page in filter(None, pages):
+            writer.write_table(findings_to_table(page), row_group_size=FINDINGS_PER_PAGE)
+
+
 class FateFiles:
     def __init__(self, folder: Path) -> None:
         self._folder = folder

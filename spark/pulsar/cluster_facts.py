@@ -5,6 +5,7 @@ compares a group of both scans.
 """
 
 from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -12,8 +13,9 @@ import pyarrow as pa
 
 from infra.pulsar.ledger_scan import LedgerZnode
 from infra.pulsar.scan_facts import OffloadReference
+from infra.pulsar.scan_problem import ScanProblem
 from logstore.pulsar.ledger_metadata import find_stated_owner
-from spark.reconciliation.fact_files import GroupedFactFiles, choose_group_count
+from spark.reconciliation.fact_files import GroupedFactFiles, UngroupedFactFile
 
 LEDGERS: Final = pa.schema(
     [
@@ -43,7 +45,20 @@ REFERENCES: Final = pa.schema(
 LOG_SOURCES: Final = ("log_segment", "log_allocation")
 """Values of `source` for references of DistributedLog's logs."""
 
-MANAGED_LEDGERS: Final = pa.schema([("name", pa.string()), ("ledgers", pa.int64()), ("shadow_source", pa.string())])
+MANAGED_LEDGER_FILES: Final = "managed_ledgers"
+"""Stem of the files with the schema `MANAGED_LEDGERS`."""
+
+MANAGED_LEDGERS: Final = pa.schema(
+    [
+        ("name", pa.string()),
+        ("ledgers", pa.int64()),
+        ("version", pa.int32()),
+        ("czxid", pa.int64()),
+        ("modified_ms", pa.int64()),
+        ("shadow_source", pa.string()),
+        ("verdict", pa.string()),  # `ManagedLedgerVerdict`; "": the managed ledger is no orphan
+    ]
+)
 
 OFFLOADS: Final = pa.schema(
     [
@@ -62,20 +77,17 @@ LOCKS: Final = pa.schema([("ledger_id", pa.int64())])
 
 PROBLEMS: Final = pa.schema([("path", pa.string()), ("reason", pa.string())])
 
+MAX_REASONS: Final = 100
+"""Problems in a summary. The files have all of them."""
+
 _ROWS_PER_BATCH: Final = 20_000
-_LEDGERS_PER_FOLDER: Final = 10_000  # at most, in a folder of the last level
 
 
-def choose_group_count_of_cluster(leaf_folders: int) -> int:
-    """Return the number of groups of files, by the number of folders with ledgers."""
-    return choose_group_count(leaf_folders * _LEDGERS_PER_FOLDER)
+class FactRows:
+    """Writer of the rows of one task. Memory holds one batch."""
 
-
-class GroupedRows:
-    """Writer of the rows of one task, split into groups by ledger id. Memory holds one batch."""
-
-    def __init__(self, folder: Path, stem: str, task: int, schema: pa.Schema, groups: int) -> None:
-        self._files, self._schema = GroupedFactFiles(folder, stem, task, schema, groups), schema
+    def __init__(self, file: GroupedFactFiles | UngroupedFactFile, schema: pa.Schema) -> None:
+        self._file, self._schema = file, schema
         self._rows: list[Mapping[str, Any]] = []
 
     def add(self, row: Mapping[str, Any]) -> None:
@@ -86,11 +98,41 @@ class GroupedRows:
     def close(self) -> int:
         """Give the files their final names. Return the number of rows."""
         self._write_batch()
-        return self._files.close()
+        return self._file.close()
 
     def _write_batch(self) -> None:
-        self._files.write(pa.RecordBatch.from_pylist(self._rows, schema=self._schema))
+        self._file.write(pa.RecordBatch.from_pylist(self._rows, schema=self._schema))
         self._rows = []
+
+
+@dataclass(frozen=True, slots=True)
+class FactFolder:
+    """Folder of the facts of one scan. `groups` is the number of groups of ledger ids."""
+
+    path: Path
+    groups: int
+
+    def open_grouped_rows(self, stem: str, task: int, schema: pa.Schema) -> FactRows:
+        return FactRows(GroupedFactFiles(self.path, stem, task, schema, self.groups), schema)
+
+    def open_rows(self, stem: str, task: int, schema: pa.Schema) -> FactRows:
+        return FactRows(UngroupedFactFile(self.path, stem, task, schema), schema)
+
+
+class ProblemRows:
+    """Writer of the problems of one task. `first` has some of them, for a summary."""
+
+    def __init__(self, folder: FactFolder, stem: str, task: int) -> None:
+        self._rows = folder.open_rows(stem, task, PROBLEMS)
+        self.first: list[ScanProblem] = []
+
+    def add(self, problem: ScanProblem) -> None:
+        self._rows.add(asdict(problem))
+        if len(self.first) < MAX_REASONS:
+            self.first.append(problem)
+
+    def close(self) -> int:
+        return self._rows.close()
 
 
 def make_ledger_row(found: LedgerZnode) -> dict[str, Any]:

@@ -15,10 +15,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from infra.pulsar.cluster_access import PulsarCluster
-from logstore.atomic_files import replace_atomically
 from logstore.errors import PreconditionFailed
 from logstore.positions import LedgerId
 from logstore.pulsar.cluster_findings import CONFIRMED, VERDICT, Hazard, make_hazard
@@ -30,13 +28,22 @@ from logstore.pulsar.ledger_verdicts import (
     ScannedLedger,
     judge_two_scans,
 )
-from logstore.pulsar.plan_jobs import IDENTITY, LEDGERS_ROOT, CompareScansJob, ScanClusterJob
+from logstore.pulsar.plan_jobs import (
+    BEGUN_MS,
+    CLUSTER_MS,
+    ENDED_MS,
+    IDENTITY,
+    LEDGERS_ROOT,
+    CompareScansJob,
+    ScanClusterJob,
+)
 from logstore.pulsar.znode_names import format_ledger_path
 from logstore.reconciliation.bulk_job_inputs_and_results import BulkJobSummary
-from logstore.reconciliation.finding_files import FINDING_SCHEMA, FINDINGS_PER_PAGE, findings_to_table
+from logstore.reconciliation.finding_files import write_finding_file
 from logstore.reconciliation.findings import Finding, FindingKind
 from spark.job_runner import JobContext
 from spark.pulsar.cluster_facts import LEDGERS, LOCKS, LOG_SOURCES, REFERENCES
+from spark.pulsar.compare_managed_ledgers import ManagedLedgerComparison, write_orphan_managed_ledgers
 from spark.reconciliation.fact_files import read_facts
 from spark.reconciliation.shard_group import find_positions
 
@@ -99,15 +106,25 @@ def compare_scans(cluster: PulsarCluster, context: JobContext, job: CompareScans
         scans=(Path(first.folder), Path(second.folder)),
         folder=context.folder,
         root=cluster.ledgers_root,
-        now_ms=second.counts["cluster_ms"],
+        now_ms=second.counts[CLUSTER_MS],
         floors=floors,
     )
     results = context.run_in_executors("compare scans", list(range(first.counts["groups"])), compare)
     require_all_rows(sum((result.rows for result in results), Counter()), (first, second))
-    hazards = _make_hazards(results)
-    _write_candidates(context.folder / "candidates-hazards.parquet", hazards)
+    write_orphans = partial(
+        write_orphan_managed_ledgers,
+        scans=(Path(first.folder), Path(second.folder)),
+        folder=context.folder,
+        now_ms=second.counts[CLUSTER_MS],
+        floor_s=floors.open_s,
+    )
+    file_names = ["candidates-managed-ledgers.parquet"]
+    (managed_ledgers,) = context.run_in_executors("compare managed ledgers", file_names, write_orphans)
+    hazards = _make_hazards(cluster, results, managed_ledgers)
+    write_finding_file(context.folder / "candidates-hazards.parquet", [hazards])
     counts = sum((result.counts for result in results), Counter[str]())
     counts += Counter(finding.kind.value for finding in hazards)
+    counts[FindingKind.ORPHAN_MANAGED_LEDGER.value] = managed_ledgers.orphans
     return BulkJobSummary(counts=counts | {"problems": first.counts["problems"] + second.counts["problems"]})
 
 
@@ -126,7 +143,7 @@ def require_comparable_scans(
     if first.facts[IDENTITY] != second.facts[IDENTITY]:
         expected = f"expected the cluster {first.facts[IDENTITY]} of scan 1"
         raise PreconditionFailed(f"scan 2: {expected}, found {second.facts[IDENTITY]}; plan again")
-    gap_s = (second.counts["begun_ms"] - first.counts["ended_ms"]) / 1_000
+    gap_s = (second.counts[BEGUN_MS] - first.counts[ENDED_MS]) / 1_000
     if gap_s < between_s:
         expected = f"expected {between_s:,.0f} s or more between the scans"
         raise PreconditionFailed(f"scan 2: {expected}, found {gap_s:,.0f} s; plan again")
@@ -152,19 +169,13 @@ def _write_candidates_of_group(
     first, second = (ScanGroup.read(scan, group) for scan in scans)
     locked = _ids(read_facts(scans[1], "locks", None, LOCKS))
     comparison = compare_scan_groups(first, second, locked, root=root, now_ms=now_ms, floors=floors)
-    _write_candidates(folder / f"candidates-{group:03d}.parquet", comparison.findings)
+    write_finding_file(folder / f"candidates-{group:03d}.parquet", [comparison.findings])
     rows = {
         (kind, number): len(getattr(scan, kind))
         for number, scan in enumerate((first, second), start=1)
         for kind in ("ledgers", "references")
     }
     return _GroupResult(comparison.counts, Counter(rows), comparison.hazards)
-
-
-def _write_candidates(path: Path, findings: list[Finding]) -> None:
-    with replace_atomically(path) as new, pq.ParquetWriter(new, FINDING_SCHEMA) as writer:
-        if findings:
-            writer.write_table(findings_to_table(findings), row_group_size=FINDINGS_PER_PAGE)
 
 
 def compare_scan_groups(
@@ -274,14 +285,21 @@ def _count_hazards(ledgers: pa.Table, references: pa.Table) -> dict[HazardName, 
     return hazards
 
 
-def _make_hazards(results: Sequence[_GroupResult]) -> list[Finding]:
+def _make_hazards(
+    cluster: PulsarCluster, results: Sequence[_GroupResult], managed_ledgers: ManagedLedgerComparison
+) -> list[Finding]:
     """Return one finding for each hazard, and for each foreign application."""
     totals: dict[HazardName, HazardCount] = {}
     for result in results:
         for name, count in result.hazards.items():
             total = totals.get(name, HazardCount())
             totals[name] = HazardCount(total.ledgers + count.ledgers, total.size_bytes + count.size_bytes)
-    return [
+    hazards = [
         make_hazard(hazard, count.ledgers, [application] if application else [], size_bytes=count.size_bytes)
         for (hazard, application), count in sorted(totals.items())
     ]
+    if managed_ledgers.shadow_topics:
+        hazards.append(make_hazard(Hazard.SHADOW_TOPICS, managed_ledgers.shadow_topics, managed_ledgers.shadow_names))
+    if cluster.shared_clusters:
+        hazards.append(make_hazard(Hazard.SHARED_BOOKKEEPER, len(cluster.shared_clusters), cluster.shared_clusters))
+    return hazards

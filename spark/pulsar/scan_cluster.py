@@ -5,35 +5,36 @@ references are read, unless the ledger is young.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from itertools import pairwise
-from pathlib import Path
-from typing import Any, Final, TypeVar
-
-import pyarrow as pa
+from typing import Final, TypeVar
 
 from infra.pulsar.bookie_reads import BookieDirectory
 from infra.pulsar.cluster_access import PulsarCluster
 from infra.pulsar.cluster_check import read_cluster_identity
 from infra.pulsar.cluster_clock import read_cluster_clock_ms, read_worker_clock_ms
 from infra.pulsar.compacted_ledgers import resolve_compaction_cursors
-from infra.pulsar.ledger_scan import list_leaf_folders, list_locked_ledgers, scan_leaf_folders
-from infra.pulsar.reference_scan import list_namespaces, list_schema_tenants, scan_references
-from infra.pulsar.scan_facts import LedgerReference, OffloadReference, ScannedManagedLedger
+from infra.pulsar.ledger_scan import count_ledgers, list_leaf_folders, list_locked_ledgers, scan_leaf_folders
+from infra.pulsar.log_scan import scan_logs
+from infra.pulsar.policy_directory import PolicyDirectory
+from infra.pulsar.reference_scan import list_namespaces, scan_schemas, scan_topics
+from infra.pulsar.scan_facts import LedgerReference, OffloadReference, ScanFact, ScannedManagedLedger
 from infra.pulsar.scan_problem import ScanProblem
 from infra.pulsar.znode_reads import ZnodeReader
 from logstore.errors import PreconditionFailed
-from logstore.pulsar.plan_jobs import IDENTITY, LEDGERS_ROOT, PROBLEM, ScanClusterJob
+from logstore.pulsar.plan_jobs import BEGUN_MS, CLUSTER_MS, ENDED_MS, IDENTITY, LEDGERS_ROOT, PROBLEM, ScanClusterJob
+from logstore.pulsar.znode_names import MANAGED_LEDGERS
 from logstore.reconciliation.bulk_job_inputs_and_results import BulkJobSummary
 from spark.job_runner import JobContext
-from spark.pulsar import cluster_facts
-from spark.reconciliation.fact_files import write_ungrouped_facts
+from spark.pulsar import cluster_facts, scan_slices
+from spark.pulsar.cluster_facts import MANAGED_LEDGER_FILES, MAX_REASONS, FactFolder, ProblemRows
+from spark.reconciliation.fact_files import choose_group_count
 
 _TASKS_PER_CORE: Final = 4  # enough to even out tasks of different lengths
-_MAX_REASONS: Final = 100  # problems in the summary; the files have all of them
+_LOGS: Final = "logs"
 
 T = TypeVar("T")
 
@@ -47,31 +48,22 @@ class _LedgerTask:
 @dataclass(frozen=True, slots=True)
 class _ReferenceTask:
     number: int
-    namespaces: tuple[str, ...] = ()
-    schema_tenants: tuple[str, ...] = ()
-    has_logs: bool = False
+    stem: str  # `scan_slices.TOPICS`, `scan_slices.SCHEMAS` or `_LOGS`
+    slice_number: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class _ScanTarget:
     cluster: PulsarCluster
-    folder: Path
-    groups: int
+    folder: FactFolder
     parallel_tasks: int  # at most, at the same time
 
     def open_reader(self) -> AbstractContextManager[ZnodeReader]:
         return self.cluster.open_reader(parallel_sessions=self.parallel_tasks)
 
-    def open_rows(self, stem: str, task: int, schema: pa.Schema) -> cluster_facts.GroupedRows:
-        return cluster_facts.GroupedRows(self.folder, stem, task, schema, self.groups)
-
-    def write_rows(self, stem: str, task: int, rows: Iterable[dict[str, Any]], schema: pa.Schema) -> None:
-        batch = pa.RecordBatch.from_pylist(list(rows), schema=schema)
-        write_ungrouped_facts(self.folder, stem, task, [batch], schema)
-
 
 @dataclass(frozen=True, slots=True)
-class _ScanCounts:
+class _TaskResult:
     """Rows that one task wrote, by their kind, and some of its problems."""
 
     rows: Counter[str] = field(default_factory=Counter)
@@ -90,26 +82,54 @@ def scan_cluster(cluster: PulsarCluster, context: JobContext, job: ScanClusterJo
     """
     begun_ms, root = read_worker_clock_ms(), cluster.ledgers_root
     cores = context.spark.sparkContext.defaultParallelism
-    parts = cores * _TASKS_PER_CORE
     with cluster.open_reader() as reader:
         identity = read_cluster_identity(reader, root)
         leaf_folders = list_leaf_folders(reader, root)
-    target = _ScanTarget(cluster, context.folder, _choose_groups(context, job, len(leaf_folders)), cores)
-    ledger_tasks = [_LedgerTask(number, part) for number, part in enumerate(_split(leaf_folders, parts))]
+        groups = _choose_groups(context, job, partial(count_ledgers, reader, leaf_folders))
+    target = _ScanTarget(cluster, FactFolder(context.folder, groups), cores)
+    parts = _split(leaf_folders, cores * _TASKS_PER_CORE)
+    ledger_tasks = [_LedgerTask(number, part) for number, part in enumerate(parts)]
     results = context.run_in_executors("scan ledgers", ledger_tasks, partial(_write_ledger_facts, target=target))
-    with cluster.open_reader() as reader:
-        locked = [{"ledger_id": ledger_id} for ledger_id in list_locked_ledgers(reader, root)]
-        reference_tasks = _make_reference_tasks(reader, parts)
-    results += context.run_in_executors(
-        "scan references", reference_tasks, partial(_write_reference_facts, target=target)
-    )
-    target.write_rows("locks", 0, locked, cluster_facts.LOCKS)
+    slices, reference_tasks = _write_slices(target)
+    results += [
+        slices,
+        *context.run_in_executors("scan references", reference_tasks, partial(_write_reference_facts, target=target)),
+    ]
     with cluster.open_reader() as reader:
         _require_identity(reader, root, identity)
         newest_change_ms = max(result.newest_change_ms for result in results)
         cluster_ms = read_cluster_clock_ms(reader, newest_change_ms=newest_change_ms)
-    times = {"begun_ms": begun_ms, "ended_ms": read_worker_clock_ms(), "cluster_ms": cluster_ms}
+    times = {BEGUN_MS: begun_ms, ENDED_MS: read_worker_clock_ms(), CLUSTER_MS: cluster_ms}
     return _summarize_scan([*results, _count_shared_clusters(cluster)], target, identity, times)
+
+
+def _choose_groups(context: JobContext, job: ScanClusterJob, count: Callable[[], int]) -> int:
+    """Return the number of groups of files. It is the same in both scans, so that their groups can be compared."""
+    if job.number == 1:
+        return choose_group_count(count())
+    return context.get_published_summary(replace(job, number=1).name).counts["groups"]
+
+
+def _write_slices(target: _ScanTarget) -> tuple[_TaskResult, list[_ReferenceTask]]:
+    """Write locks, and slices of topics and schemas, in the driver. Return a task for each slice."""
+    cluster, folder = target.cluster, target.folder
+    problems = ProblemRows(folder, "slice_problems", 0)
+    with cluster.open_reader() as reader, cluster.open_configuration_reader() as configuration:
+        locks = folder.open_rows("locks", 0, cluster_facts.LOCKS)
+        for ledger_id in list_locked_ledgers(reader, cluster.ledgers_root):
+            locks.add({"ledger_id": ledger_id})
+        locks.close()
+        namespaces = list_namespaces(reader)
+        if not namespaces:  # every ledger would be without references
+            raise PreconditionFailed("/managed-ledgers: expected the namespaces of a Pulsar cluster, found none")
+        policies = PolicyDirectory(reader, configuration=configuration)
+        topic_slices = scan_slices.write_topic_slices(folder, reader, policies, namespaces, problems)
+        schema_slices = scan_slices.write_schema_slices(folder, reader)
+        newest_change_ms = reader.newest_change_ms
+    slices = [(_LOGS, 0), *((scan_slices.TOPICS, number) for number in range(topic_slices))]
+    slices += [(scan_slices.SCHEMAS, number) for number in range(schema_slices)]
+    tasks = [_ReferenceTask(number, *part) for number, part in enumerate(slices)]
+    return _TaskResult(Counter(problems=problems.close()), tuple(problems.first), newest_change_ms), tasks
 
 
 def _require_identity(reader: ZnodeReader, ledgers_root: str, identity: str) -> None:
@@ -120,41 +140,24 @@ def _require_identity(reader: ZnodeReader, ledgers_root: str, identity: str) -> 
         )
 
 
-def _count_shared_clusters(cluster: PulsarCluster) -> _ScanCounts:
+def _count_shared_clusters(cluster: PulsarCluster) -> _TaskResult:
     """Return a problem for each further cluster on the same BookKeeper."""
     reason = "expected its references to ledgers of the same BookKeeper, which this scan does not read"
     problems = tuple(ScanProblem(f"cluster {name}", reason) for name in cluster.shared_clusters)
-    return _ScanCounts(Counter(problems=len(problems)), problems)
+    return _TaskResult(Counter(problems=len(problems)), problems)
 
 
 def _summarize_scan(
-    results: Sequence[_ScanCounts], target: _ScanTarget, identity: str, times: Mapping[str, int]
+    results: Sequence[_TaskResult], target: _ScanTarget, identity: str, times: Mapping[str, int]
 ) -> BulkJobSummary:
     rows = sum((result.rows for result in results), Counter[str]())
     problems = [problem for result in results for problem in result.problems]
     names = ("ledgers", "references", "managed_ledgers", "offloads", "problems")
     return BulkJobSummary(
-        counts={"groups": target.groups, **times, **{name: rows[name] for name in names}},
+        counts={"groups": target.folder.groups, **times, **{name: rows[name] for name in names}},
         facts={IDENTITY: identity, LEDGERS_ROOT: target.cluster.ledgers_root}
-        | {f"{PROBLEM}{problem.path}": problem.reason for problem in problems[:_MAX_REASONS]},
+        | {f"{PROBLEM}{problem.path}": problem.reason for problem in problems[:MAX_REASONS]},
     )
-
-
-def _choose_groups(context: JobContext, job: ScanClusterJob, leaf_folders: int) -> int:
-    """Return the number of groups of files. It is the same in both scans, so that their groups can be compared."""
-    if job.number == 1:
-        return cluster_facts.choose_group_count_of_cluster(leaf_folders)
-    return context.get_published_summary(replace(job, number=1).name).counts["groups"]
-
-
-def _make_reference_tasks(reader: ZnodeReader, parts: int) -> list[_ReferenceTask]:
-    namespaces = list_namespaces(reader)
-    if not namespaces:  # every ledger would be without references
-        raise PreconditionFailed("/managed-ledgers: expected the namespaces of a Pulsar cluster, found none")
-    tasks = [_ReferenceTask(0, has_logs=True)]
-    tasks += [_ReferenceTask(0, namespaces=part) for part in _split(namespaces, parts)]
-    tasks += [_ReferenceTask(0, schema_tenants=part) for part in _split(list_schema_tenants(reader), parts)]
-    return [replace(task, number=number) for number, task in enumerate(tasks)]
 
 
 def _split(items: Sequence[T], parts: int) -> list[tuple[T, ...]]:
@@ -163,50 +166,69 @@ def _split(items: Sequence[T], parts: int) -> list[tuple[T, ...]]:
     return [tuple(items[start:end]) for start, end in pairwise(ends) if end > start]
 
 
-def _write_ledger_facts(task: _LedgerTask, *, target: _ScanTarget) -> _ScanCounts:
+def _write_ledger_facts(task: _LedgerTask, *, target: _ScanTarget) -> _TaskResult:
     """Write the ledgers of some folders, in an executor. Two runs of a task may overlap."""
-    rows = target.open_rows("ledgers", task.number, cluster_facts.LEDGERS)
-    problems: list[ScanProblem] = []
+    rows = target.folder.open_grouped_rows("ledgers", task.number, cluster_facts.LEDGERS)
+    problems = ProblemRows(target.folder, "ledger_problems", task.number)
     root = target.cluster.ledgers_root
     with target.open_reader() as reader:
         for found in scan_leaf_folders(reader, root, task.folders):
             if isinstance(found, ScanProblem):
-                problems.append(found)
+                problems.add(found)
                 continue
             rows.add(cluster_facts.make_ledger_row(found))
             if found.problem:
-                problems.append(ScanProblem(f"{root}/{found.path}", found.problem))
-    target.write_rows("ledger_problems", task.number, map(asdict, problems), cluster_facts.PROBLEMS)
-    counts = Counter(ledgers=rows.close(), problems=len(problems))
-    return _ScanCounts(counts, tuple(problems[:_MAX_REASONS]), reader.newest_change_ms)
+                problems.add(ScanProblem(f"{root}/{found.path}", found.problem))
+    counts = Counter(ledgers=rows.close(), problems=problems.close())
+    return _TaskResult(counts, tuple(problems.first), reader.newest_change_ms)
 
 
-def _write_reference_facts(task: _ReferenceTask, *, target: _ScanTarget) -> _ScanCounts:
-    """Write what some parents refer to, in an executor. Two runs of a task may overlap."""
-    references = target.open_rows("references", task.number, cluster_facts.REFERENCES)
-    offloads = target.open_rows("offloads", task.number, cluster_facts.OFFLOADS)
-    managed_ledgers: list[dict[str, Any]] = []
-    problems: list[ScanProblem] = []
-    root = target.cluster.ledgers_root
+def _write_reference_facts(task: _ReferenceTask, *, target: _ScanTarget) -> _TaskResult:
+    """Write what one slice refers to, in an executor. Two runs of a task may overlap."""
+    writer = _ReferenceWriter(target.folder, task.number)
     with target.open_reader() as reader:
-        directory = BookieDirectory(reader, root)
-        facts = scan_references(reader, task.namespaces, task.schema_tenants, has_logs=task.has_logs)
-        for fact in resolve_compaction_cursors(reader, directory, root, facts):
-            match fact:
-                case LedgerReference():
-                    references.add(asdict(fact))
-                case OffloadReference():
-                    offloads.add(cluster_facts.make_offload_row(fact))
-                case ScannedManagedLedger():
-                    managed_ledgers.append(asdict(fact))
-                case ScanProblem():
-                    problems.append(fact)
-    target.write_rows("managed_ledgers", task.number, managed_ledgers, cluster_facts.MANAGED_LEDGERS)
-    target.write_rows("reference_problems", task.number, map(asdict, problems), cluster_facts.PROBLEMS)
-    rows = Counter(
-        references=references.close(),
-        offloads=offloads.close(),
-        managed_ledgers=len(managed_ledgers),
-        problems=len(problems),
-    )
-    return _ScanCounts(rows, tuple(problems[:_MAX_REASONS]), reader.newest_change_ms)
+        facts: Iterator[ScanFact]
+        match task.stem:
+            case scan_slices.TOPICS:
+                topics = scan_slices.read_topic_slice(target.folder, task.slice_number)
+                writer.verdict_by_path, facts = topics.verdict_by_path, scan_topics(reader, topics.paths)
+            case scan_slices.SCHEMAS:
+                facts = scan_schemas(reader, scan_slices.read_schema_slice(target.folder, task.slice_number))
+            case _:
+                facts = scan_logs(reader)
+        directory = BookieDirectory(reader, target.cluster.ledgers_root)
+        for fact in resolve_compaction_cursors(reader, directory, target.cluster.ledgers_root, facts):
+            writer.add(fact)
+    return writer.close(reader.newest_change_ms)
+
+
+class _ReferenceWriter:
+    """Writer of the facts of one task. Memory holds one batch of each kind."""
+
+    def __init__(self, folder: FactFolder, task: int) -> None:
+        self._references = folder.open_grouped_rows("references", task, cluster_facts.REFERENCES)
+        self._offloads = folder.open_grouped_rows("offloads", task, cluster_facts.OFFLOADS)
+        self._managed_ledgers = folder.open_rows(MANAGED_LEDGER_FILES, task, cluster_facts.MANAGED_LEDGERS)
+        self._problems = ProblemRows(folder, "reference_problems", task)
+        self.verdict_by_path: Mapping[str, str] = {}  # of orphan managed ledgers
+
+    def add(self, fact: ScanFact) -> None:
+        match fact:
+            case LedgerReference():
+                self._references.add(asdict(fact))
+            case OffloadReference():
+                self._offloads.add(cluster_facts.make_offload_row(fact))
+            case ScannedManagedLedger():
+                verdict = self.verdict_by_path.get(f"{MANAGED_LEDGERS}/{fact.name}", "")
+                self._managed_ledgers.add(asdict(fact) | {"verdict": verdict})
+            case ScanProblem():
+                self._problems.add(fact)
+
+    def close(self, newest_change_ms: int) -> _TaskResult:
+        rows = Counter(
+            references=self._references.close(),
+            offloads=self._offloads.close(),
+            managed_ledgers=self._managed_ledgers.close(),
+            problems=self._problems.close(),
+        )
+        return _TaskResult(rows, tuple(self._problems.first), newest_change_ms)

@@ -3,26 +3,26 @@
 What only a broker may know stays unconfirmed.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Final
 
 from infra.pulsar.cluster_access import PulsarCluster
+from infra.pulsar.orphan_recheck import look_up_orphan_managed_ledgers
 from infra.pulsar.owner_lookup import OwnerDirectory, open_owner_directory
 from infra.pulsar.znode_reads import Znode, ZnodeReader
 from logstore.pulsar.cluster_findings import CONFIRMED, VERDICT
 from logstore.pulsar.ledger_metadata import PulsarComponent, StatedOwner
 from logstore.pulsar.ledger_verdicts import LedgerVerdict, OwnerLookup, judge_owner_lookup
+from logstore.pulsar.orphan_managed_ledgers import ManagedLedgerVerdict
 from logstore.pulsar.plan_jobs import CompareScansJob, VerifyClusterJob
+from logstore.pulsar.znode_names import format_ledger_path
 from logstore.reconciliation.bulk_job_inputs_and_results import BulkJobSummary
 from logstore.reconciliation.findings import CLUSTER_KINDS, Finding, FindingKind
 from spark.job_runner import JobContext
 from spark.reconciliation.candidate_verification import DROPPED, Verifier, verify_candidate_pages
-
-_LEDGER_KINDS: Final = frozenset({FindingKind.ORPHAN_LEDGER, FindingKind.UNATTRIBUTED_LEDGER})
 
 
 def verify_cluster_findings(cluster: PulsarCluster, context: JobContext, job: VerifyClusterJob) -> BulkJobSummary:
@@ -39,9 +39,10 @@ def verify_cluster_findings(cluster: PulsarCluster, context: JobContext, job: Ve
 @contextmanager
 def _open_verifier(*, cluster: PulsarCluster, is_complete: bool) -> Iterator[Verifier]:
     with cluster.open_reader() as reader, open_owner_directory(cluster, reader) as owners:
+        verifier = ClusterVerifier(reader, owners, cluster.ledgers_root)
 
         def verify(candidates: Sequence[Finding]) -> list[Finding]:
-            findings = verify_cluster_candidates(reader, owners, candidates)
+            findings = verifier.verify(candidates)
             return findings if is_complete else [_withdraw_confirmation(finding) for finding in findings]
 
         yield verify
@@ -54,56 +55,101 @@ def _withdraw_confirmation(finding: Finding) -> Finding:
     return replace(finding, statement={**finding.statement, CONFIRMED: "false"})
 
 
-def verify_cluster_candidates(
-    reader: ZnodeReader, owners: OwnerDirectory, candidates: Sequence[Finding]
-) -> list[Finding]:
-    """Return the candidates that are still true, in unchanged order. Owners are read after the ledgers."""
-    current = _drop_changed_ledgers(reader, candidates)
-    owner_by_ledger_id: dict[int, StatedOwner] = {
-        candidate.ledger_id: _get_stated_owner(candidate)
-        for candidate in current
-        if candidate.kind is FindingKind.ORPHAN_LEDGER and candidate.ledger_id is not None
-    }
-    lookups = owners.look_up(owner_by_ledger_id)
-    judged = [
-        _judge_candidate(candidate, lookups[candidate.ledger_id])
-        if candidate.kind is FindingKind.ORPHAN_LEDGER and candidate.ledger_id is not None
-        else candidate
-        for candidate in current
-    ]
-    return [finding for finding in judged if finding is not None]
+class ClusterVerifier:
+    """Second look at the candidates of `compare-scans`: first at their own znodes, and then at their owners."""
+
+    def __init__(self, reader: ZnodeReader, owners: OwnerDirectory, ledgers_root: str) -> None:
+        self._reader, self._owners, self._root = reader, owners, ledgers_root
+
+    def verify(self, candidates: Sequence[Finding]) -> list[Finding]:
+        """Return the candidates that are still true, in unchanged order. Each owner is read once."""
+        current = self._drop_changed(candidates)
+        judge_by_kind: dict[FindingKind, Callable[[Finding], Finding | None]] = {
+            FindingKind.ORPHAN_LEDGER: self._make_ledger_judge(current),
+            FindingKind.ORPHAN_MANAGED_LEDGER: self._make_managed_ledger_judge(current),
+            FindingKind.DANGLING_REFERENCE: self._make_reference_judge(current),
+        }
+        judged = [judge_by_kind.get(candidate.kind, _keep)(candidate) for candidate in current]
+        return [finding for finding in judged if finding is not None]
+
+    def _drop_changed(self, candidates: Sequence[Finding]) -> list[Finding]:
+        """Return the candidates whose znodes exist, and have not changed since the second scan."""
+        paths = [candidate.key.removeprefix("/") for candidate in candidates if _has_znode(candidate)]
+        znodes = dict(self._reader.read(paths))
+        return [
+            candidate
+            for candidate in candidates
+            if not _has_znode(candidate) or _is_unchanged(candidate, znodes[candidate.key.removeprefix("/")])
+        ]
+
+    def _make_ledger_judge(self, candidates: Sequence[Finding]) -> Callable[[Finding], Finding | None]:
+        owner_by_ledger_id: dict[int, StatedOwner] = {
+            candidate.ledger_id: _get_stated_owner(candidate)
+            for candidate in candidates
+            if candidate.kind is FindingKind.ORPHAN_LEDGER and candidate.ledger_id is not None
+        }
+        lookups = self._owners.look_up(owner_by_ledger_id)
+        return lambda candidate: _judge_ledger(candidate, lookups[candidate.ledger_id or 0])
+
+    def _make_managed_ledger_judge(self, candidates: Sequence[Finding]) -> Callable[[Finding], Finding | None]:
+        names = [
+            candidate.statement["owner"]
+            for candidate in candidates
+            if candidate.kind is FindingKind.ORPHAN_MANAGED_LEDGER
+        ]
+        verdicts = look_up_orphan_managed_ledgers(self._reader, self._owners.policies, names)
+        verdict_by_name = dict(zip(names, verdicts, strict=True))
+        return lambda candidate: _judge_managed_ledger(candidate, verdict_by_name[candidate.statement["owner"]])
+
+    def _make_reference_judge(self, candidates: Sequence[Finding]) -> Callable[[Finding], Finding | None]:
+        paths = [
+            self._ledger_path(candidate) for candidate in candidates if candidate.kind is FindingKind.DANGLING_REFERENCE
+        ]
+        ledgers = dict(self._reader.read(paths))
+        return lambda candidate: candidate if ledgers[self._ledger_path(candidate)] is None else None
+
+    def _ledger_path(self, candidate: Finding) -> str:
+        return f"{self._root}/{format_ledger_path(candidate.ledger_id or 0)}"
 
 
-def _drop_changed_ledgers(reader: ZnodeReader, candidates: Sequence[Finding]) -> list[Finding]:
-    """Return the candidates without ledgers that were deleted or changed since the second scan."""
-    ledgers = [candidate for candidate in candidates if candidate.kind in _LEDGER_KINDS]
-    znodes = reader.read([ledger.key.removeprefix("/") for ledger in ledgers])
-    unchanged = {
-        ledger.ledger_id
-        for ledger, (_, znode) in zip(ledgers, znodes, strict=True)
-        if znode is not None and _is_unchanged(ledger, znode)
-    }
-    return [
-        candidate for candidate in candidates if candidate.kind not in _LEDGER_KINDS or candidate.ledger_id in unchanged
-    ]
+def _keep(candidate: Finding) -> Finding:
+    return candidate
 
 
-def _is_unchanged(candidate: Finding, znode: Znode) -> bool:
-    return (str(znode.version), str(znode.czxid)) == (candidate.statement["version"], candidate.statement["czxid"])
+def _has_znode(candidate: Finding) -> bool:
+    return candidate.kind is not FindingKind.HAZARD
+
+
+def _is_unchanged(candidate: Finding, znode: Znode | None) -> bool:
+    """Return whether the znode exists in the scanned version. A reference has no version: its znode often changes."""
+    if znode is None:
+        return False
+    scanned = candidate.statement.get("version"), candidate.statement.get("czxid")
+    return scanned in {(None, None), (str(znode.version), str(znode.czxid))}
 
 
 def _get_stated_owner(candidate: Finding) -> StatedOwner:
     return StatedOwner(PulsarComponent(candidate.statement["component"]), candidate.statement["owner"])
 
 
-def _judge_candidate(candidate: Finding, lookup: OwnerLookup) -> Finding | None:
+def _judge_ledger(candidate: Finding, lookup: OwnerLookup) -> Finding | None:
     judgement = judge_owner_lookup(_get_stated_owner(candidate), lookup)
     if judgement.verdict is LedgerVerdict.REFERENCED:
         return None
-    confirmed = str(judgement.is_confirmed).lower()
     return replace(
         candidate,
         kind=FindingKind.ORPHAN_LEDGER if judgement.verdict.is_orphan else FindingKind.UNATTRIBUTED_LEDGER,
-        statement={**candidate.statement, VERDICT: judgement.verdict.value, CONFIRMED: confirmed},
+        statement=_make_statement(candidate, judgement.verdict.value, is_confirmed=judgement.is_confirmed),
         detail=f"nothing refers to it, and {judgement.reason}",
     )
+
+
+def _judge_managed_ledger(candidate: Finding, verdict: ManagedLedgerVerdict | None) -> Finding | None:
+    if verdict is None:
+        return None
+    statement = _make_statement(candidate, verdict.value, is_confirmed=True)
+    return replace(candidate, statement=statement, detail=verdict.reason)
+
+
+def _make_statement(candidate: Finding, verdict: str, *, is_confirmed: bool) -> dict[str, str]:
+    return {**candidate.statement, VERDICT: verdict, CONFIRMED: str(is_confirmed).lower()}

@@ -8,10 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-import pyarrow.parquet as pq
-
-from logstore.atomic_files import replace_atomically
-from logstore.reconciliation.finding_files import FINDING_SCHEMA, FINDINGS_PER_PAGE, FindingFiles, findings_to_table
+from logstore.reconciliation.finding_files import FindingFiles, write_finding_file
 from logstore.reconciliation.findings import Finding
 from spark.job_runner import JobContext
 
@@ -58,16 +55,14 @@ def _write_verified_findings(
 ) -> Counter[str]:
     """Write the true findings of some pages into one file, in an executor. Two runs of a task may overlap."""
     files, counts = FindingFiles(task.candidates), Counter[str]()
-    with (
-        replace_atomically(folder / f"findings-{task.number:06d}.parquet") as new,
-        pq.ParquetWriter(new, FINDING_SCHEMA) as writer,
-        open_verifier() as verify,
-    ):
-        for page in task.pages:
+    with open_verifier() as verify:
+
+        def verify_page(page: int) -> list[Finding]:
             candidates = list(files.read_page(page).values())
             findings = verify(candidates)
             counts.update(finding.kind.value for finding in findings)
             counts[DROPPED] += len(candidates) - len(findings)
-            if findings:
-                writer.write_table(findings_to_table(findings), row_group_size=FINDINGS_PER_PAGE)
+            return findings
+
+        write_finding_file(folder / f"findings-{task.number:06d}.parquet", map(verify_page, task.pages))
     return counts

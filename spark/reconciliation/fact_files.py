@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from logstore.atomic_files import replace_atomically, temporary_path
+from logstore.atomic_files import temporary_path
 from logstore.log.ledger_object_keys import SHARDS
 
 YOUNG: Final = 2**62
@@ -150,18 +150,41 @@ class GroupedFactFiles:
         return self._folder / f"{self._name}-{group:03d}.arrow"
 
 
+class UngroupedFactFile:
+    """File of one task without groups."""
+
+    def __init__(self, folder: Path, stem: str, task: int, schema: pa.Schema) -> None:
+        self._path, self._rows = _ungrouped_path(folder, stem, task), 0
+        self._new = temporary_path(self._path)
+        self._writer = pa.ipc.new_file(str(self._new), schema)
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        self._writer.write_batch(batch)
+        self._rows += batch.num_rows
+
+    def close(self) -> int:
+        """Rename the file to the final name. Return the number of rows."""
+        self._writer.close()
+        self._new.replace(self._path)
+        return self._rows
+
+
 def write_ungrouped_facts(
     folder: Path, stem: str, task: int, batches: Iterable[pa.RecordBatch], schema: pa.Schema
 ) -> int:
-    rows = 0
-    with (
-        replace_atomically(folder / f"{stem}-{task:05d}-all.arrow") as new,
-        pa.ipc.new_file(str(new), schema) as writer,
-    ):
-        for batch in batches:
-            writer.write_batch(batch)
-            rows += batch.num_rows
-    return rows
+    file = UngroupedFactFile(folder, stem, task, schema)
+    for batch in batches:
+        file.write(batch)
+    return file.close()
+
+
+def _ungrouped_path(folder: Path, stem: str, task: int) -> Path:
+    return folder / f"{stem}-{task:05d}-all.arrow"
+
+
+def read_ungrouped_facts_of_task(folder: Path, stem: str, task: int) -> pa.Table:
+    with pa.memory_map(str(_ungrouped_path(folder, stem, task))) as source:
+        return pa.ipc.open_file(source).read_all()
 
 
 def read_facts(folder: Path, stem: str, group: int | None, schema: pa.Schema) -> pa.Table:

@@ -12,8 +12,6 @@ from pathlib import Path
 from typing import Any, Final
 from zlib import crc32
 
-import pyarrow.parquet as pq
-
 from infra.catalog.engine.arrow_bulk import ArrowReader, open_arrow_reader
 from infra.catalog.engine.dialect_sql import parse_offload_context_or_empty
 from infra.catalog.reconciliation import bulk_queries
@@ -32,7 +30,7 @@ from logstore.reconciliation.bulk_job_inputs_and_results import (
     CutScrubIntoPagesJob,
     ScrubPageJob,
 )
-from logstore.reconciliation.finding_files import FINDING_SCHEMA, FINDINGS_PER_PAGE, findings_to_table
+from logstore.reconciliation.finding_files import write_finding_file
 from logstore.reconciliation.findings import Finding
 from logstore.reconciliation.services.scrub_checks import (
     ObjectDamage,
@@ -163,8 +161,7 @@ def _scrub_lane(addresses: CatalogAddresses, folder: Path, lane: _ScrubLane) -> 
     findings = [finding for finding in answers if finding]
     path = folder / f"findings-{lane.number:06d}.parquet"
     if findings:
-        with replace_atomically(path) as new, pq.ParquetWriter(new, FINDING_SCHEMA) as writer:
-            writer.write_table(findings_to_table(findings), row_group_size=FINDINGS_PER_PAGE)
+        write_finding_file(path, [findings])
     else:
         path.unlink(missing_ok=True)  # file of an earlier run of this task, whose findings no longer count
     counts.update(findings=len(findings), size_bytes=reader.rate_limiter.used_units)

@@ -6,12 +6,12 @@ import pytest
 from kazoo.client import KazooClient
 
 from infra.pulsar.ledger_explanation import LedgerExplanation, explain_ledger
-from infra.pulsar.owner_lookup import OwnerDirectory
 from infra.pulsar.scan_facts import LedgerReference
 from infra.pulsar.znode_reads import ZnodeReader
 from logstore.errors import UnknownObject
 from logstore.pulsar.ledger_metadata import PulsarComponent, StatedOwner
 from logstore.pulsar.znode_names import format_ledger_path
+from tests.infra.pulsar.owner_directories import make_owner_directory
 from tests.logstore.pulsar import wire
 
 pytestmark = pytest.mark.external_service
@@ -39,7 +39,7 @@ def ages(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
 def explain(cluster: KazooClient, reader: ZnodeReader, *, custom: Mapping[str, str]) -> LedgerExplanation:
     cluster.create(f"/ledgers/{format_ledger_path(7)}", wire.ledger_metadata(custom=custom), makepath=True)
     cluster.create("/admin/policies/t", b"{}", makepath=True)
-    return explain_ledger(reader, OwnerDirectory(reader, "ledgers", configuration=reader), "ledgers", 7)
+    return explain_ledger(reader, make_owner_directory(reader), "ledgers", 7)
 
 
 def test_every_reference_is_named(cluster: KazooClient, reader: ZnodeReader) -> None:
@@ -105,4 +105,9 @@ def test_what_cannot_be_read_is_named(cluster: KazooClient, reader: ZnodeReader)
 
 def test_an_unknown_ledger_is_refused(reader: ZnodeReader) -> None:
     with pytest.raises(UnknownObject, match="ledger_id"):
-        explain_ledger(reader, OwnerDirectory(reader, "ledgers", configuration=reader), "ledgers", 7)
+        explain_ledger(
+            reader,
+            make_owner_directory(reader),
+            "ledgers",
+            7,
+        )

@@ -16,6 +16,7 @@ from logstore.pulsar.znode_names import format_ledger_path
 from logstore.rate_limiter import RateLimiter
 from tests.infra.coordination.zookeeper import ZooKeeper
 from tests.infra.pulsar.fake_bookie import answer_with, run_bookie, seal_entry
+from tests.infra.pulsar.owner_directories import make_owner_directory
 from tests.logstore.pulsar import wire
 
 pytestmark = pytest.mark.external_service
@@ -26,7 +27,7 @@ _TOPIC = "managed-ledgers/t/ns/persistent/a"
 @pytest.fixture
 def owners(cluster: KazooClient, reader: ZnodeReader) -> OwnerDirectory:
     cluster.create("/admin/policies/t", b"{}", makepath=True)
-    return OwnerDirectory(reader, "ledgers", configuration=reader)
+    return make_owner_directory(reader)
 
 
 def look_up(owners: OwnerDirectory, ledger_id: int, owner: StatedOwner) -> OwnerLookup:
@@ -82,7 +83,7 @@ def test_each_owner_is_read_once(cluster: KazooClient, reader: ZnodeReader, owne
 
     cluster.create(f"/{_TOPIC}", wire.managed_ledger([1, 2]), makepath=True)
     counting = Counting(reader._session, RateLimiter(1_000_000))
-    directory = OwnerDirectory(counting, "ledgers", configuration=counting)
+    directory = make_owner_directory(counting)
     topics = [StatedOwner(PulsarComponent.MANAGED_LEDGER, f"{_TOPIC[:-1]}{name}") for name in "ab"]
     lookups = directory.look_up({ledger_id: topics[ledger_id % 2] for ledger_id in range(1_000)})
     assert requests == ["admin/policies/t", topics[0].path, topics[1].path]
@@ -111,16 +112,17 @@ def test_tenants_of_the_configuration_store_are_known(
     options = EnsembleOptions(hosts=hosts)
     with closing(ZooKeeperSession(options, lambda _: None)) as session:
         configuration = ZnodeReader(session, RateLimiter(1_000))
-        owners = OwnerDirectory(reader, "ledgers", configuration=configuration)
+        owners = make_owner_directory(reader, configuration=configuration)
         assert look_up(owners, 7, owner) is OwnerLookup.ABSENT
-        assert look_up(OwnerDirectory(reader, "ledgers", configuration=reader), 7, owner) is OwnerLookup.UNKNOWN_TENANT
+        alone = make_owner_directory(reader)
+        assert look_up(alone, 7, owner) is OwnerLookup.UNKNOWN_TENANT
 
 
 def test_an_owner_proves_nothing_if_clusters_share_the_bookkeeper(
     cluster: KazooClient, reader: ZnodeReader, owners: OwnerDirectory
 ) -> None:
     """Another cluster may have a tenant, and even a topic, of the same name."""
-    shared = OwnerDirectory(reader, "ledgers", configuration=reader, shared_clusters=("east",))
+    shared = make_owner_directory(reader, shared_clusters=("east",))
     owner = StatedOwner(PulsarComponent.MANAGED_LEDGER, _TOPIC)
     assert look_up(shared, 7, owner) is OwnerLookup.SHARED_BOOKKEEPER
     cluster.create(f"/{_TOPIC}", wire.managed_ledger([8]), makepath=True)

@@ -6,7 +6,7 @@ from uuid import UUID
 import pytest
 from kazoo.client import KazooClient
 
-from infra.pulsar.ledger_scan import LedgerZnode, list_leaf_folders, scan_leaf_folders
+from infra.pulsar.ledger_scan import LedgerZnode, count_ledgers, list_leaf_folders, scan_leaf_folders
 from infra.pulsar.log_scan import scan_logs
 from infra.pulsar.reference_scan import (
     list_namespaces,
@@ -73,11 +73,27 @@ def test_a_ledger_that_cannot_be_read_is_told(cluster: KazooClient, reader: Znod
     assert "version" in damaged.problem
 
 
+def test_folders_with_few_ledgers_are_read_together(cluster: KazooClient, reader: ZnodeReader) -> None:
+    """Five folders of one ledger need two batches of requests, and not five."""
+    write_ledgers(cluster, *(number * 10_000 for number in range(5)))
+    folders = list_leaf_folders(reader, "ledgers")
+    assert count_ledgers(reader, folders) == 5
+    batches: list[int] = []
+
+    class Counting(RateLimiter):
+        def wait_after_use(self, units: int) -> None:
+            batches.append(units)
+
+    counting = ZnodeReader(reader._session, Counting(1_000_000))
+    assert len(list(scan_leaf_folders(counting, "ledgers", folders))) == 5
+    assert batches == [5, 5]
+
+
 @pytest.mark.parametrize("stray", ["ledgers/00/0000/X0001", "ledgers/00/0000/0001"])
 def test_a_child_that_is_no_ledger_is_told(cluster: KazooClient, reader: ZnodeReader, stray: str) -> None:
     write_ledgers(cluster, 1)
     write(cluster, {stray: b""})
-    found, ledger = all_found(reader)
+    found, ledger = sorted(all_found(reader), key=lambda each: isinstance(each, LedgerZnode))
     assert isinstance(found, ScanProblem)
     assert (found.path, isinstance(ledger, LedgerZnode)) == (stray, True)
 
@@ -120,9 +136,13 @@ def test_topics_cursors_buckets_and_offloads_are_found(cluster: KazooClient, rea
         LedgerReference(11, "managed-ledgers/old/east/ns/persistent/v1", "ledgers", can_be_absent=True),
         LedgerReference(4, shadow, "ledgers", is_owner=False, can_be_absent=True),
     }
-    assert ScannedManagedLedger("public/default/persistent/orders", 3) in facts
-    assert ScannedManagedLedger("public/default/persistent/never-loaded", 0) in facts
-    assert ScannedManagedLedger("public/default/persistent/shadow", 1, "persistent://a/b/c") in facts
+    managed_ledgers = {fact.name: fact for fact in facts if isinstance(fact, ScannedManagedLedger)}
+    shown = {name.rpartition("/")[2]: (each.ledgers, each.shadow_source) for name, each in managed_ledgers.items()}
+    assert (shown["orders"], shown["never-loaded"]) == ((3, ""), (0, ""))
+    assert shown["shadow"] == (1, "persistent://a/b/c")
+    _, stat = cluster.get(f"/{_TOPIC}")
+    orders = managed_ledgers["public/default/persistent/orders"]
+    assert (orders.version, orders.czxid, orders.modified_ms) == (stat.version, stat.czxid, stat.mtime)
 
 
 def test_schemas_are_found(cluster: KazooClient, reader: ZnodeReader) -> None:

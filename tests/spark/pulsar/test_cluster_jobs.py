@@ -66,7 +66,7 @@ def filled(cluster: KazooClient) -> Iterator[None]:
         write(cluster, f"managed-ledgers/{_TOPIC}/billing", wire.cursor(3, buckets={"1_2": "4"}))
         write(cluster, f"managed-ledgers/{_TOPIC}/__compaction", wire.cursor(5, compacted=105))
         write(cluster, "schemas/t/ns/a", wire.schema_locator([7]))
-        write(cluster, "admin/policies/t", b"{}")
+        write(cluster, "admin/policies/t/ns", b"{}")
         write(cluster, "pulsar/functions/f/<default>/ledgers/logrecs_1", b"5;8;1")
         yield
 
@@ -131,6 +131,56 @@ def test_every_planted_orphan_is_found_and_nothing_else(
     hazards = {found.key: (found.objects, found.statement.get("names")) for found in findings if found.kind == "hazard"}
     assert hazards == {"foreign_application": (1, "bk-stream-storage-service"), "log_ledgers": (1, None)}
     assert {found.statement["confirmed"] for found in findings if found.ledger_id in {101, 102}} == {"true"}
+
+
+def test_managed_ledgers_that_outlived_their_topic_are_found(
+    cluster: KazooClient, plan: Callable[..., dict[str, BulkJobSummary]]
+) -> None:
+    """One of them gets its topic back between the scans, and another one changes: they are no orphans."""
+    names = [f"t/ns/persistent/gone-{name}__transaction_pending_ack" for name in ("x", "y")]
+    names += ["t/gone/persistent/a", "t/gone/persistent/b", "t/ns/persistent/a-sub__transaction_pending_ack"]
+
+    def happen() -> None:
+        write(cluster, "managed-ledgers/t/ns/persistent/back", b"")
+        cluster.set("/managed-ledgers/t/gone/persistent/b", wire.managed_ledger([2]))
+
+    with filled(cluster):
+        for name in [*names, "t/ns/persistent/back-x__transaction_pending_ack"]:
+            write(cluster, f"managed-ledgers/{name}", wire.managed_ledger([1]))
+        write(cluster, "managed-ledgers/t/ns/persistent/copy", wire.managed_ledger([1], shadow="persistent://t/ns/a"))
+        summaries = plan(happen)
+    findings = findings_of(summaries)
+    orphans = [found for found in findings if found.kind is FindingKind.ORPHAN_MANAGED_LEDGER]
+    assert [found.key for found in orphans] == [f"/managed-ledgers/{name}" for name in sorted(names[:3])]
+    assert {found.statement["confirmed"] for found in orphans} == {"true"}
+    (shadow,) = (found for found in findings if found.key == "shadow_topics")
+    assert (shadow.objects, shadow.statement["names"]) == (1, "t/ns/persistent/copy")
+
+
+def test_a_cluster_without_policies_is_incomplete(
+    cluster: KazooClient, plan: Callable[..., dict[str, BulkJobSummary]]
+) -> None:
+    """The policies are in another configuration store, which nobody named: no namespace is an orphan."""
+    with filled(cluster):
+        cluster.delete("/admin/policies", recursive=True)
+        summaries = plan()
+    assert f"{PROBLEM}admin/policies" in summaries["scan-cluster-1"].facts
+    findings = findings_of(summaries)
+    assert not ids_of(findings, FindingKind.ORPHAN_LEDGER)
+    assert not [found for found in findings if found.kind is FindingKind.ORPHAN_MANAGED_LEDGER]
+
+
+def test_slices_of_topics_spread_a_namespace_over_tasks(
+    cluster: KazooClient, plan: Callable[..., dict[str, BulkJobSummary]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("spark.pulsar.scan_slices._NAMES_PER_SLICE", 2)
+    with filled(cluster):
+        for number in range(5):
+            write(cluster, f"managed-ledgers/t/ns/persistent/more-{number}", wire.managed_ledger([1]))
+        scanned = plan()["scan-cluster-1"]
+    assert scanned.counts["managed_ledgers"] == 6
+    assert len(list(Path(scanned.folder).glob("topics-*.arrow"))) == 3
+    assert len(list(Path(scanned.folder).glob("managed_ledgers-*.arrow"))) == 5, "with logs and schemas"
 
 
 def test_times_and_identity_of_a_scan(

@@ -10,8 +10,9 @@ from infra.pulsar.znode_reads import ZnodeReader
 from logstore.positions import LedgerId
 from logstore.pulsar.znode_names import format_ledger_path
 from logstore.reconciliation.findings import Finding, FindingKind
-from spark.pulsar.verify_cluster_findings import verify_cluster_candidates
+from spark.pulsar.verify_cluster_findings import ClusterVerifier
 from tests.infra.pulsar.conftest import cluster, ensemble, reader, zookeeper
+from tests.infra.pulsar.owner_directories import make_owner_directory
 from tests.logstore.pulsar import wire
 
 __all__ = ["cluster", "ensemble", "reader", "zookeeper"]
@@ -38,14 +39,14 @@ def write_candidate(cluster: KazooClient, ledger_id: int, **changes: Any) -> Fin
 @pytest.fixture
 def owners(cluster: KazooClient, reader: ZnodeReader) -> OwnerDirectory:
     cluster.create("/admin/policies/t", b"{}", makepath=True)
-    return OwnerDirectory(reader, "ledgers", configuration=reader)
+    return make_owner_directory(reader)
 
 
 def test_an_orphan_of_an_absent_owner_is_confirmed(
     cluster: KazooClient, reader: ZnodeReader, owners: OwnerDirectory
 ) -> None:
     candidate = write_candidate(cluster, 7)
-    (found,) = verify_cluster_candidates(reader, owners, [candidate])
+    (found,) = ClusterVerifier(reader, owners, "ledgers").verify([candidate])
     assert found.kind is FindingKind.ORPHAN_LEDGER
     assert (found.statement["verdict"], found.statement["confirmed"]) == ("owner_absent", "true")
     assert found.detail == "nothing refers to it, and its owner does not exist"
@@ -56,7 +57,7 @@ def test_an_owner_that_lists_other_ledgers_leaves_an_orphan(
 ) -> None:
     candidate = write_candidate(cluster, 7)
     cluster.create(f"/{_TOPIC}", wire.managed_ledger([8]), makepath=True)
-    (found,) = verify_cluster_candidates(reader, owners, [candidate])
+    (found,) = ClusterVerifier(reader, owners, "ledgers").verify([candidate])
     assert found.statement["verdict"] == "owner_not_listing"
 
 
@@ -65,7 +66,7 @@ def test_an_owner_that_lists_it_now_ends_the_candidate(
 ) -> None:
     candidate = write_candidate(cluster, 7)
     cluster.create(f"/{_TOPIC}", wire.managed_ledger([7]), makepath=True)
-    assert verify_cluster_candidates(reader, owners, [candidate]) == []
+    assert ClusterVerifier(reader, owners, "ledgers").verify([candidate]) == []
 
 
 def test_an_unreadable_owner_makes_it_unattributed(
@@ -73,7 +74,7 @@ def test_an_unreadable_owner_makes_it_unattributed(
 ) -> None:
     candidate = write_candidate(cluster, 7)
     cluster.create(f"/{_TOPIC}", b"\xff", makepath=True)
-    (found,) = verify_cluster_candidates(reader, owners, [candidate])
+    (found,) = ClusterVerifier(reader, owners, "ledgers").verify([candidate])
     assert (found.kind, found.statement["verdict"]) == (FindingKind.UNATTRIBUTED_LEDGER, "owner_unreadable")
 
 
@@ -84,28 +85,67 @@ def test_a_ledger_that_changed_or_vanished_ends_the_candidate(
     changed, vanished = (write_candidate(cluster, each, kind=kind) for each in (7, 8))
     cluster.set(changed.key, wire.ledger_metadata(last_entry=3))
     cluster.delete(vanished.key)
-    assert verify_cluster_candidates(reader, owners, [changed, vanished]) == []
+    assert ClusterVerifier(reader, owners, "ledgers").verify([changed, vanished]) == []
 
 
 def test_a_compacted_ledger_is_not_confirmed(cluster: KazooClient, reader: ZnodeReader, owners: OwnerDirectory) -> None:
     owner = {"component": "compacted-ledger", "owner": f"{_TOPIC}/__compaction"}
     candidate = write_candidate(cluster, 7, statement=owner)
-    (absent,) = verify_cluster_candidates(reader, owners, [candidate])
+    (absent,) = ClusterVerifier(reader, owners, "ledgers").verify([candidate])
     cluster.create(f"/{_TOPIC}/__compaction", wire.cursor(-1, compacted=9), makepath=True)
-    (living,) = verify_cluster_candidates(reader, owners, [candidate])
+    (living,) = ClusterVerifier(reader, owners, "ledgers").verify([candidate])
     assert (absent.statement["confirmed"], living.statement["confirmed"]) == ("false", "false")
+
+
+def write_orphan_managed_ledger(cluster: KazooClient, name: str) -> Finding:
+    """Write a managed ledger, and return the candidate that two scans of it make."""
+    path = f"/managed-ledgers/{name}"
+    _, stat = cluster.create(path, wire.managed_ledger([5]), makepath=True, include_data=True)
+    statement = {"version": str(stat.version), "czxid": str(stat.czxid), "owner": name}
+    return Finding(kind=FindingKind.ORPHAN_MANAGED_LEDGER, key=path, statement=statement)
+
+
+def test_an_orphan_managed_ledger_is_looked_up_by_its_topics_and_namespace(
+    cluster: KazooClient, reader: ZnodeReader, owners: OwnerDirectory
+) -> None:
+    cluster.create("/admin/policies/t/ns", b"{}")
+    pending = write_orphan_managed_ledger(cluster, "t/ns/persistent/a-b-sub__transaction_pending_ack")
+    homeless = write_orphan_managed_ledger(cluster, "t/gone/persistent/c")
+    changed = write_orphan_managed_ledger(cluster, "t/gone/persistent/d")
+    cluster.set(changed.key, wire.managed_ledger([6]))
+    verifier = ClusterVerifier(reader, owners, "ledgers")
+    findings = verifier.verify([pending, homeless, changed])
+    assert [(found.key, found.statement["verdict"], found.statement["confirmed"]) for found in findings] == [
+        (pending.key, "topic_absent", "true"),
+        (homeless.key, "namespace_absent", "true"),
+    ]
+    cluster.create("/managed-ledgers/t/ns/persistent/a-b", b"")
+    cluster.create("/admin/policies/t/gone", b"{}")
+    assert verifier.verify([pending, homeless]) == []
+
+
+def test_a_reference_dangles_as_long_as_its_znode_exists_and_the_ledger_does_not(
+    cluster: KazooClient, reader: ZnodeReader, owners: OwnerDirectory
+) -> None:
+    dangling = Finding(kind=FindingKind.DANGLING_REFERENCE, ledger_id=LedgerId(9), key=f"/{_TOPIC}")
+    verifier = ClusterVerifier(reader, owners, "ledgers")
+    assert verifier.verify([dangling]) == []
+    cluster.create(f"/{_TOPIC}", wire.managed_ledger([9]), makepath=True)
+    assert verifier.verify([dangling]) == [dangling]
+    write_candidate(cluster, 9)
+    assert verifier.verify([dangling]) == []
 
 
 def test_other_findings_stay_as_they_are(cluster: KazooClient, reader: ZnodeReader, owners: OwnerDirectory) -> None:
     unattributed = write_candidate(cluster, 7, kind=FindingKind.UNATTRIBUTED_LEDGER)
-    dangling = Finding(kind=FindingKind.DANGLING_REFERENCE, ledger_id=LedgerId(9), key=f"/{_TOPIC}")
-    assert verify_cluster_candidates(reader, owners, [unattributed, dangling]) == [unattributed, dangling]
+    hazard = Finding(kind=FindingKind.HAZARD, key="shadow_topics")
+    assert ClusterVerifier(reader, owners, "ledgers").verify([unattributed, hazard]) == [unattributed, hazard]
 
 
 def test_an_owner_of_an_unknown_tenant_makes_it_unattributed(
     cluster: KazooClient, reader: ZnodeReader, owners: OwnerDirectory
 ) -> None:
     candidate = write_candidate(cluster, 7, statement={"owner": "managed-ledgers/other/ns/persistent/a"})
-    (found,) = verify_cluster_candidates(reader, owners, [candidate])
+    (found,) = ClusterVerifier(reader, owners, "ledgers").verify([candidate])
     assert (found.kind, found.statement["verdict"]) == (FindingKind.UNATTRIBUTED_LEDGER, "owner_foreign")
     assert (found.statement["confirmed"], "tenant" in found.detail) == ("false", True)
