@@ -23,41 +23,11 @@ PROBLEM: Final = "problem: "
 A problem of any job makes the plan incomplete.
 """
 
-BEGUN_MS: Final = "begun_ms"
-ENDED_MS: Final = "ended_ms"
-"""Counts of a scan: milliseconds since 1970 before its first and after its last read, by the worker's clock."""
-
 MIN_BETWEEN_SCANS_S: Final = 600.0
 """Least time from the end of the first scan to the begin of the second.
 
 It is more than twice the interval in which a broker stores the state of its cursors.
 """
-
-
-def require_time_between_scans(between_s: float, *, unsafe: bool) -> None:
-    """Raise `PreconditionFailed` if the time between the scans is too short. `unsafe` allows any time from 0 on."""
-    reason = "a broker may not have stored its cursors"
-    require_min_age(between_s, unsafe=unsafe, floor_s=MIN_BETWEEN_SCANS_S, reason=reason, option="between")
-
-
-IDENTITY: Final = "identity"
-"""Key in the facts of a scan: the identity of the cluster, which is the same at the scan's begin and end."""
-
-LEDGERS_ROOT: Final = "ledgers_root"
-"""Key in the facts of a scan: the path of the ledgers, without a slash at its ends."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ListOffloadsJob:
-    """Job that lists the objects and the unfinished uploads of the offload bucket, before the first scan.
-
-    The summary counts `objects` and `uploads` of offloads, `foreign` objects, and `groups` of files. It has the fact
-    `LISTED`.
-    """
-
-    run_id: str
-
-    name = "list-offloads"
 
 
 BEGUN_MS: Final = "begun_ms"
@@ -72,6 +42,31 @@ CLUSTER_MS: Final = "cluster_ms"
 ZooKeeper shows its clock to writers only. The time is that of the newest change that the scan saw, but not a time in
 the worker's future. A ledger is at least as old as it seems to be at this time.
 """
+
+IDENTITY: Final = "identity"
+"""Key in the facts of a scan: the identity of the cluster, which is the same at the scan's begin and end."""
+
+LEDGERS_ROOT: Final = "ledgers_root"
+"""Key in the facts of a scan: the path of the ledgers, without a slash at its ends."""
+
+
+def require_time_between_scans(between_s: float, *, unsafe: bool) -> None:
+    """Raise `PreconditionFailed` if the time between the scans is too short. `unsafe` allows any time from 0 on."""
+    reason = "a broker may not have stored its cursors"
+    require_min_age(between_s, unsafe=unsafe, floor_s=MIN_BETWEEN_SCANS_S, reason=reason, option="between")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListOffloadsJob:
+    """Job that lists the objects and the unfinished uploads of the offload bucket, before the first scan.
+
+    The summary counts `objects` and `uploads` of offloads, `foreign` objects, and `groups` of files. It has the fact
+    `LISTED`.
+    """
+
+    run_id: str
+
+    name = "list-offloads"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
