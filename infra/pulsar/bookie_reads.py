@@ -1,15 +1,20 @@
-"""Read of a ledger's entries from bookies, without fencing: a read changes nothing, and a writer notices nothing.
+"""Reads of entries from bookies, without fencing: a read changes nothing, and a writer notices nothing.
 
-Source: version 2 of BookKeeper's bookie protocol, and `DigestManager` for the envelope of an entry.
+Source: version 2 of BookKeeper's bookie protocol, `DigestManager` for the envelope of an entry, and
+`BookieServiceInfo` for the addresses.
 """
 
 import socket
 import struct
+import time
 import zlib
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
-from typing import Final
+from functools import partial
+from itertools import chain
+from typing import Final, Self
 
 import google_crc32c
 from google.protobuf.message import DecodeError
@@ -29,6 +34,8 @@ _RESPONSE: Final = struct.Struct(">iiqq")
 _ENVELOPE: Final = struct.Struct(">qqqq")  # ledger, entry, last entry confirmed, length of the ledger
 _MAX_RESPONSE_BYTES: Final = 16 << 20
 _TIMEOUT_S: Final = 10.0
+_MIN_WAIT_S: Final = 0.001  # 0 would mean no wait, and another error
+_PARALLEL_READS: Final = 16  # few, because bookies read old entries from disk
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,67 +45,100 @@ class BookieAddress:
 
 
 @dataclass(frozen=True, slots=True)
+class EntryRequest:
+    ledger_id: int
+    bookie_id: str
+    entry_id: int = LAST_ENTRY
+
+
+@dataclass(frozen=True, slots=True)
 class BookieEntry:
     """Entry that one bookie returned, with a digest that has been checked."""
 
     entry_id: int
+    last_confirmed: int  # newest entry that was acknowledged when this one was written; -1: none
     payload: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class _EntryRequest:
-    ledger_id: int
-    entry_id: int
-    digest: str  # name of the type
-    timeout_s: float
+EntryAnswer = bytes | StoreUnavailable | None
+"""Envelope of an entry, the reason why the bookie did not answer, or `None` if it does not have the entry."""
 
 
 class BookieDirectory:
-    """Addresses of bookies by their ids, from ZooKeeper."""
+    """Addresses of bookies by their ids, from ZooKeeper, and the bookies that did not answer.
+
+    A directory serves one scan. An address is read once, and a bookie that did not answer is not asked again.
+    """
 
     def __init__(self, reader: ZnodeReader, ledgers_root: str) -> None:
         self._reader, self._root = reader, ledgers_root
+        self._address_by_id: dict[str, BookieAddress | None] = {}
+        self.failure_by_id: dict[str, str] = {}
 
     def find_address(self, bookie_id: str) -> BookieAddress | None:
         """Return the address of a bookie, or `None` if the bookie is not registered and its id is no address."""
-        paths = [f"{self._root}/available/{bookie_id}", f"{self._root}/available/readonly/{bookie_id}"]
-        for _, znode in self._reader.read(paths):
-            address = _find_endpoint(znode.data) if znode is not None else None
-            if address:
-                return address
-        return _parse_address(bookie_id)
+        return self.find_addresses([bookie_id])[bookie_id]
+
+    def find_addresses(self, bookie_ids: Iterable[str]) -> dict[str, BookieAddress | None]:
+        ids = set(bookie_ids)
+        unknown = sorted(ids - self._address_by_id.keys())
+        self._address_by_id.update((bookie_id, _parse_address(bookie_id)) for bookie_id in unknown)
+        for state in ("available/readonly", "available"):
+            znodes = self._reader.read(f"{self._root}/{state}/{bookie_id}" for bookie_id in unknown)
+            for bookie_id, (_, znode) in zip(unknown, znodes, strict=True):
+                address = _find_endpoint(znode.data) if znode is not None else None
+                if address:
+                    self._address_by_id[bookie_id] = address
+        return {bookie_id: self._address_by_id[bookie_id] for bookie_id in ids}
 
 
-def read_last_entry(
-    ledger_id: int,
-    metadata: LedgerMetadata,
-    find_address: Callable[[str], BookieAddress | None],
-    *,
-    timeout_s: float = _TIMEOUT_S,
-) -> BookieEntry:
-    """Return the last entry of a ledger that has entries.
+class BookieConnections:
+    """Connections to bookies. They end with the block."""
 
-    All bookies of the last segment are asked, because a bookie has only some of the entries if the write quorum is
-    smaller than the ensemble. Fewer bookies than the acknowledgement quorum may fail to answer, or not have the ledger:
-    the others then have every entry whose writer was answered.
+    def __init__(self, directory: BookieDirectory, *, timeout_s: float = _TIMEOUT_S) -> None:
+        self._directory, self._timeout_s = directory, timeout_s
+        self._threads = ThreadPoolExecutor(_PARALLEL_READS, thread_name_prefix="bookie-reads")
+        self._idle_by_bookie: dict[str, list[socket.socket]] = {}
 
-    Raises:
-        StoreUnavailable: Too few bookies answer, or the entry that they have cannot be the last one: the ledger is
-            closed and has a later one, or its last segment begins after it.
-        UnreadableMetadata: An entry is damaged, or its type of digest is unknown.
-    """
-    request = _EntryRequest(ledger_id, LAST_ENTRY, metadata.digest, timeout_s)
-    answers = list(_ask_bookies(metadata.segments[-1].bookie_ids, find_address, request))
-    entries = [answer for answer in answers if isinstance(answer, BookieEntry)]
-    failures = [answer for answer in answers if isinstance(answer, str)]
-    if not entries or len(failures) >= metadata.ack_quorum:
-        raise StoreUnavailable(f"ledger {ledger_id}: too few bookies answer: {'; '.join(failures)}")
-    newest = max(entries, key=lambda entry: entry.entry_id)
-    last_known = max(metadata.last_entry, metadata.segments[-1].first_entry - 1)
-    if newest.entry_id < last_known:
-        missing = f"expected entry {last_known} or a later one, found entry {newest.entry_id}"
-        raise StoreUnavailable("; ".join([f"ledger {ledger_id}: {missing}", *failures]))
-    return newest
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._threads.shutdown()
+        for connection in chain.from_iterable(self._idle_by_bookie.values()):
+            connection.close()
+
+    def read_entries(self, requests: Sequence[EntryRequest]) -> dict[EntryRequest, EntryAnswer]:
+        """Send the requests, some of them at the same time. A request takes at most one timeout."""
+        addresses = self._directory.find_addresses(request.bookie_id for request in requests)
+        answers = self._threads.map(partial(self._read_entry, addresses), requests)
+        return dict(zip(requests, answers, strict=True))
+
+    def _read_entry(self, addresses: Mapping[str, BookieAddress | None], request: EntryRequest) -> EntryAnswer:
+        bookie_id = request.bookie_id
+        if failure := self._directory.failure_by_id.get(bookie_id):
+            return StoreUnavailable(failure)
+        deadline_s = time.monotonic() + self._timeout_s
+        idle = self._idle_by_bookie.setdefault(bookie_id, [])
+        with suppress(IndexError, OSError, StoreUnavailable):  # a bookie may close an idle connection
+            return self._exchange_and_keep(idle.pop(), idle, request, deadline_s)
+        try:
+            connection = _connect(addresses[bookie_id], deadline_s)
+            return self._exchange_and_keep(connection, idle, request, deadline_s)
+        except (OSError, StoreUnavailable) as error:
+            self._directory.failure_by_id[bookie_id] = str(error)
+            return StoreUnavailable(str(error))
+
+    @staticmethod
+    def _exchange_and_keep(
+        connection: socket.socket, idle: list[socket.socket], request: EntryRequest, deadline_s: float
+    ) -> EntryAnswer:
+        with ExitStack() as on_error:
+            on_error.enter_context(connection)
+            answer = _exchange(connection, request, deadline_s)
+            on_error.pop_all()
+        idle.append(connection)
+        return answer
 
 
 def read_first_entry(
@@ -115,56 +155,39 @@ def read_first_entry(
         UnreadableMetadata: The entry is damaged, or its type of digest is unknown.
     """
     failures: list[str] = []
-    request = _EntryRequest(ledger_id, 0, metadata.digest, timeout_s)
-    for answer in _ask_bookies(metadata.segments[0].bookie_ids, find_address, request):
-        if isinstance(answer, BookieEntry) and answer.entry_id == 0:
-            return answer
-        failures.append(answer if isinstance(answer, str) else f"a bookie answered with entry {answer.entry_id}")
+    for bookie_id in metadata.segments[0].bookie_ids:
+        request = EntryRequest(ledger_id, bookie_id, 0)
+        try:
+            deadline_s = time.monotonic() + timeout_s
+            with _connect(find_address(bookie_id), deadline_s) as connection:
+                answer = _exchange(connection, request, deadline_s)
+            if isinstance(answer, bytes):
+                return open_envelope(request, metadata.digest, answer)
+            failures.append(f"bookie {bookie_id}: {answer or 'it has no entry of the ledger'}")
+        except (OSError, StoreUnavailable) as error:
+            failures.append(f"bookie {bookie_id}: {error}")
     raise StoreUnavailable(f"ledger {ledger_id}: no bookie has entry 0: {'; '.join(failures)}")
 
 
-def _ask_bookies(
-    bookie_ids: Iterable[str], find_address: Callable[[str], BookieAddress | None], request: _EntryRequest
-) -> Iterator[BookieEntry | str]:
-    """Yield the entry of each bookie, or why there is none."""
-    for bookie_id in bookie_ids:
-        address = find_address(bookie_id)
-        try:
-            if address is None:
-                raise StoreUnavailable("it is not registered")  # noqa: TRY301 - one place describes failures
-            yield _read_from_bookie(address, request)
-        except (StoreUnavailable, OSError) as error:
-            yield f"bookie {bookie_id}: {error}"
+def open_envelope(request: EntryRequest, digest: str, envelope: bytes) -> BookieEntry:
+    """Return the entry.
 
-
-def _read_from_bookie(address: BookieAddress, request: _EntryRequest) -> BookieEntry:
-    ledger_id = request.ledger_id
-    with socket.create_connection((address.host, address.port), timeout=request.timeout_s) as connection:
-        message = struct.pack(">iqq", _READ_HEADER, ledger_id, request.entry_id)
-        connection.sendall(struct.pack(">I", len(message)) + message)
-        (length,) = struct.unpack(">I", _receive(connection, 4))
-        if not _RESPONSE.size <= length <= _MAX_RESPONSE_BYTES:
-            raise StoreUnavailable(f"expected a response of {_RESPONSE.size} bytes or more, found {length}")
-        response = _receive(connection, length)
-    _, code, answered_id, _ = _RESPONSE.unpack_from(response)
-    if code in {_NO_LEDGER, _NO_ENTRY}:
-        raise StoreUnavailable("it has no entry of the ledger")
-    if code != _OK or answered_id != ledger_id:
-        raise StoreUnavailable(f"it answered with code {code} for ledger {answered_id}")
-    return _open_envelope(ledger_id, request.digest, response[_RESPONSE.size :])
-
-
-def _open_envelope(ledger_id: int, digest: str, envelope: bytes) -> BookieEntry:
-    """Check the digest of an entry, and return its payload."""
+    Raises:
+        StoreUnavailable: It is not the requested one.
+        UnreadableMetadata: The entry is damaged, or its type of digest is unknown.
+    """
+    subject = f"ledger {request.ledger_id}"
     size = {"CRC32": 8, "CRC32C": 4, "DUMMY": 0}.get(digest)
     if size is None:
         expected = "a digest of the type CRC32, CRC32C or DUMMY"
-        raise UnreadableMetadata(f"ledger {ledger_id}", expected=expected, found=repr(digest))
+        raise UnreadableMetadata(subject, expected=expected, found=repr(digest))
     start = _ENVELOPE.size + size
     if len(envelope) < start:
-        expected = f"an entry of {start} bytes or more"
-        raise UnreadableMetadata(f"ledger {ledger_id}", expected=expected, found=f"{len(envelope)} bytes")
-    stated_ledger, entry_id, _, _ = _ENVELOPE.unpack_from(envelope)
+        raise UnreadableMetadata(subject, expected=f"an entry of {start} bytes or more", found=f"{len(envelope)} bytes")
+    stated_ledger, entry_id, last_confirmed, _ = _ENVELOPE.unpack_from(envelope)
+    if stated_ledger != request.ledger_id or request.entry_id not in {LAST_ENTRY, entry_id}:
+        requested = "the last entry" if request.entry_id == LAST_ENTRY else f"entry {request.entry_id}"
+        raise StoreUnavailable(f"it answered with entry {entry_id} of ledger {stated_ledger}, not with {requested}")
     payload = envelope[start:]
     covered = envelope[: _ENVELOPE.size] + payload
     computed = {
@@ -172,16 +195,45 @@ def _open_envelope(ledger_id: int, digest: str, envelope: bytes) -> BookieEntry:
         "CRC32C": lambda: struct.pack(">I", google_crc32c.value(covered)),  # type: ignore[no-untyped-call]
         "DUMMY": bytes,
     }[digest]()
-    if stated_ledger != ledger_id or computed != envelope[_ENVELOPE.size : start]:
-        subject = f"ledger {ledger_id}, entry {entry_id}"
-        stated = envelope[_ENVELOPE.size : start].hex()
-        raise UnreadableMetadata(subject, expected=f"the digest {computed.hex()}", found=stated)
-    return BookieEntry(entry_id, payload)
+    stated = envelope[_ENVELOPE.size : start]
+    if computed != stated:
+        subject = f"{subject}, entry {entry_id}"
+        raise UnreadableMetadata(subject, expected=f"the digest {computed.hex()}", found=stated.hex())
+    return BookieEntry(entry_id, last_confirmed, payload)
 
 
-def _receive(connection: socket.socket, size: int) -> bytes:
+def _connect(address: BookieAddress | None, deadline_s: float) -> socket.socket:
+    if address is None:
+        raise StoreUnavailable("it is not registered")
+    timeout_s = max(deadline_s - time.monotonic(), _MIN_WAIT_S)
+    return socket.create_connection((address.host, address.port), timeout=timeout_s)
+
+
+def _exchange(connection: socket.socket, request: EntryRequest, deadline_s: float) -> EntryAnswer:
+    """Send a request and receive its answer.
+
+    Raises:
+        OSError: The connection is lost, or the bookie does not answer in time.
+        StoreUnavailable: What the bookie sends is no response.
+    """
+    message = struct.pack(">iqq", _READ_HEADER, request.ledger_id, request.entry_id)
+    connection.sendall(struct.pack(">I", len(message)) + message)
+    (length,) = struct.unpack(">I", _receive(connection, 4, deadline_s))
+    if not _RESPONSE.size <= length <= _MAX_RESPONSE_BYTES:
+        raise StoreUnavailable(f"expected a response of {_RESPONSE.size} bytes or more, found {length}")
+    response = _receive(connection, length, deadline_s)
+    _, code, answered_id, _ = _RESPONSE.unpack_from(response)
+    if code in {_NO_LEDGER, _NO_ENTRY}:
+        return None
+    if code != _OK or answered_id != request.ledger_id:
+        return StoreUnavailable(f"it answered with code {code} for ledger {answered_id}")
+    return response[_RESPONSE.size :]
+
+
+def _receive(connection: socket.socket, size: int, deadline_s: float) -> bytes:
     received = bytearray()
     while len(received) < size:
+        connection.settimeout(max(deadline_s - time.monotonic(), _MIN_WAIT_S))
         part = connection.recv(size - len(received))
         if not part:
             raise StoreUnavailable("it closed the connection")

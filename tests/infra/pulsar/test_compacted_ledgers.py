@@ -6,12 +6,19 @@ import pytest
 from kazoo.client import KazooClient
 
 from infra.pulsar.bookie_reads import BookieDirectory
-from infra.pulsar.compacted_ledgers import find_compacted_ledger
+from infra.pulsar.compacted_ledgers import find_compacted_ledgers, resolve_compaction_cursors
 from infra.pulsar.scan_facts import CompactionCursor, LedgerReference, ScanFact
 from infra.pulsar.scan_problem import ScanProblem
 from infra.pulsar.znode_reads import ZnodeReader
 from logstore.pulsar.znode_names import format_ledger_path
-from tests.infra.pulsar.fake_bookie import FakeBookie, answer_with, answer_with_code, run_bookie, seal_entry
+from tests.infra.pulsar.fake_bookie import (
+    FakeBookie,
+    answer_entries,
+    answer_with,
+    answer_with_code,
+    run_bookie,
+    seal_entry,
+)
 from tests.logstore.pulsar import wire
 
 pytestmark = pytest.mark.external_service
@@ -34,7 +41,7 @@ def write_cursor_ledger(cluster: KazooClient, bookie: FakeBookie, ledger_id: int
 
 def find(reader: ZnodeReader, cursor_ledger_id: int) -> list[ScanFact]:
     cursor = CompactionCursor(_CURSOR, cursor_ledger_id)
-    return find_compacted_ledger(reader, BookieDirectory(reader, "ledgers"), "ledgers", cursor)
+    return find_compacted_ledgers(reader, BookieDirectory(reader, "ledgers"), "ledgers", [cursor])
 
 
 def test_the_last_entry_names_it(cluster: KazooClient, reader: ZnodeReader, bookie: FakeBookie) -> None:
@@ -101,3 +108,49 @@ def test_a_bookie_that_is_away_is_a_problem(cluster: KazooClient, reader: ZnodeR
     bookie.answer = answer_with_code(101)
     (problem,) = find(reader, 8)
     assert isinstance(problem, ScanProblem)
+
+
+def test_all_entries_that_may_be_the_last_one_are_believed(
+    cluster: KazooClient, reader: ZnodeReader, bookie: FakeBookie
+) -> None:
+    """Entry 5 may not be acknowledged. Then the compacted ledger is still that of entry 4."""
+    cluster.create(f"/{_CURSOR}", wire.cursor(8), makepath=True)
+    bookie.answer = answer_entries({4: wire.cursor_position(compacted=31), 5: wire.cursor_position(compacted=32)})
+    write_cursor_ledger(cluster, bookie, 8)
+    assert set(find(reader, 8)) == {
+        LedgerReference(31, _CURSOR, "compacted_ledger", can_be_absent=True),
+        LedgerReference(32, _CURSOR, "compacted_ledger", can_be_absent=True),
+    }
+
+
+def test_a_first_compaction_that_may_not_be_acknowledged_is_believed(
+    cluster: KazooClient, reader: ZnodeReader, bookie: FakeBookie
+) -> None:
+    cluster.create(f"/{_CURSOR}", wire.cursor(8), makepath=True)
+    bookie.answer = answer_entries({4: wire.cursor_position(), 5: wire.cursor_position(compacted=32)})
+    write_cursor_ledger(cluster, bookie, 8)
+    assert find(reader, 8) == [LedgerReference(32, _CURSOR, "compacted_ledger", can_be_absent=True)]
+
+
+def test_many_cursors_are_looked_up_in_batches(cluster: KazooClient, reader: ZnodeReader, bookie: FakeBookie) -> None:
+    """Other facts pass. Each cursor has a cursor ledger and a compacted ledger of its own."""
+    write_cursor_ledger(cluster, bookie, 0)
+    metadata, _ = cluster.get(f"/ledgers/{format_ledger_path(0)}")
+    cursors = [CompactionCursor(f"managed-ledgers/t/ns/persistent/{each}/__compaction", each) for each in range(1, 451)]
+    transaction = cluster.transaction()
+    for cursor in cursors:
+        cluster.ensure_path(f"/{cursor.path.rpartition('/')[0]}")
+        transaction.create(f"/{cursor.path}", wire.cursor(cursor.cursor_ledger_id))
+        transaction.create(f"/ledgers/{format_ledger_path(cursor.cursor_ledger_id)}", metadata)
+    transaction.commit()
+
+    def answer(ledger_id: int, entry_id: int) -> bytes:
+        return answer_entries({0: wire.cursor_position(compacted=1_000 + ledger_id)})(ledger_id, entry_id)
+
+    bookie.answer = answer
+    other = LedgerReference(3, "managed-ledgers/t/ns/persistent/x", "ledgers")
+    facts = list(resolve_compaction_cursors(reader, BookieDirectory(reader, "ledgers"), "ledgers", [*cursors, other]))
+    expected = {LedgerReference(1_000 + each, cursors[each - 1].path, "compacted_ledger") for each in range(1, 451)}
+    assert set(facts) == {*expected, other}
+    assert len(facts) == 451
+    assert len(bookie.connections) <= 3 * 16

@@ -1,0 +1,136 @@
+"""Newest entries of ledgers that a broker may be writing.
+
+Source: BookKeeper's `LedgerRecoveryOp`, which decides where a ledger ends.
+"""
+
+from collections.abc import Mapping
+from operator import attrgetter
+from typing import Final
+
+from infra.pulsar.bookie_reads import (
+    LAST_ENTRY,
+    BookieConnections,
+    BookieEntry,
+    EntryAnswer,
+    EntryRequest,
+    open_envelope,
+)
+from logstore.errors import StoreUnavailable
+from logstore.pulsar.ledger_metadata import BookKeeperLedgerState, LedgerMetadata
+from logstore.pulsar.unreadable_metadata import UnreadableMetadata
+
+_MAX_UNCONFIRMED: Final = 100
+"""Entries at the end of a ledger that are not confirmed, at most. A broker has a few writes of a cursor on the way."""
+
+
+NewestEntries = list[BookieEntry] | StoreUnavailable | UnreadableMetadata
+Answers = Mapping[EntryRequest, EntryAnswer]
+
+
+def read_newest_entries(
+    connections: BookieConnections, metadata_by_ledger_id: Mapping[int, LedgerMetadata]
+) -> dict[int, NewestEntries]:
+    """Return the entries that may be the last one of each ledger, ascending, or the reason why they are unknown.
+
+    The ledgers must have entries. The reason is `StoreUnavailable` if too few bookies answer, or if the entries that
+    they have cannot be the last ones. It is `UnreadableMetadata` if an entry is damaged, or its digest is unknown.
+    """
+    results: dict[int, NewestEntries] = {}
+    reads = {ledger_id: _LedgerRead(ledger_id, metadata) for ledger_id, metadata in metadata_by_ledger_id.items()}
+    for ask, add in (
+        (_LedgerRead.list_last_requests, _LedgerRead.add_last_entries),
+        (_LedgerRead.list_missing_requests, _LedgerRead.add_missing_entries),
+    ):
+        answers = connections.read_entries([request for read in reads.values() for request in ask(read)])
+        for ledger_id, read in list(reads.items()):
+            try:
+                add(read, answers)
+            except (StoreUnavailable, UnreadableMetadata) as error:
+                results[ledger_id] = error
+                del reads[ledger_id]
+    return results | {ledger_id: read.sort_entries() for ledger_id, read in reads.items()}
+
+
+class _LedgerRead:
+    """Entries of one ledger that may be its last one."""
+
+    def __init__(self, ledger_id: int, metadata: LedgerMetadata) -> None:
+        self._ledger_id, self._metadata = ledger_id, metadata
+        self._entries: list[BookieEntry] = []
+        self._confirmed = -1
+        self._missing_ids: list[int] = []
+
+    def list_last_requests(self) -> list[EntryRequest]:
+        """Return requests to all bookies of the last segment.
+
+        A bookie has only some of the entries if the write quorum is smaller than the ensemble.
+        """
+        bookie_ids = self._metadata.segments[-1].bookie_ids
+        return [EntryRequest(self._ledger_id, bookie_id, LAST_ENTRY) for bookie_id in bookie_ids]
+
+    def add_last_entries(self, answers: Answers) -> None:
+        """Add the last entry of each bookie, and find out which others may be the ledger's last one.
+
+        Fewer bookies than the acknowledgement quorum may fail to answer, or not have the ledger. The others then have
+        every entry whose writer was answered.
+
+        An entry at the end may not be acknowledged, and a recovery may drop it. Then the last entry is an earlier one,
+        but not earlier than the last confirmed one.
+        """
+        self._entries, failures = self._open_entries(
+            self.list_last_requests(), answers, "it has no entry of the ledger"
+        )
+        if not self._entries or len(failures) >= self._metadata.ack_quorum:
+            raise StoreUnavailable(f"ledger {self._ledger_id}: too few bookies answer: {'; '.join(failures)}")
+        newest = max(entry.entry_id for entry in self._entries)
+        last_known = max(self._metadata.last_entry, self._metadata.segments[-1].first_entry - 1)
+        if newest < last_known:
+            missing = f"expected entry {last_known} or a later one, found entry {newest}"
+            raise StoreUnavailable("; ".join([f"ledger {self._ledger_id}: {missing}", *failures]))
+        is_closed = self._metadata.state is BookKeeperLedgerState.CLOSED
+        self._confirmed = last_known if is_closed else max(entry.last_confirmed for entry in self._entries)
+        possible_ids = range(max(self._confirmed, 0), last_known + 1 if is_closed else newest)
+        self._missing_ids = sorted(set(possible_ids) - {entry.entry_id for entry in self._entries})
+        if len(self._missing_ids) > _MAX_UNCONFIRMED:
+            expected = f"expected at most {_MAX_UNCONFIRMED} entries after the last confirmed one"
+            raise StoreUnavailable(f"ledger {self._ledger_id}: {expected}, found {len(self._missing_ids)}")
+
+    def list_missing_requests(self) -> list[EntryRequest]:
+        return [request for entry_id in self._missing_ids for request in self._list_requests(entry_id)]
+
+    def add_missing_entries(self, answers: Answers) -> None:
+        """Add the entries that were missing. An entry that is not confirmed may be absent on all bookies."""
+        for entry_id in self._missing_ids:
+            entries, failures = self._open_entries(self._list_requests(entry_id), answers, "")
+            self._entries += entries
+            if not entries and (entry_id <= self._confirmed or len(failures) >= self._metadata.ack_quorum):
+                reasons = "; ".join(failures)
+                raise StoreUnavailable(f"ledger {self._ledger_id}: no bookie returned entry {entry_id}: {reasons}")
+
+    def sort_entries(self) -> list[BookieEntry]:
+        return sorted(set(self._entries), key=attrgetter("entry_id"))
+
+    def _list_requests(self, entry_id: int) -> list[EntryRequest]:
+        segment = next(
+            segment for segment in reversed(self._metadata.segments) if segment.first_entry <= max(entry_id, 0)
+        )
+        return [EntryRequest(self._ledger_id, bookie_id, entry_id) for bookie_id in segment.bookie_ids]
+
+    def _open_entries(
+        self, requests: list[EntryRequest], answers: Answers, failure_if_absent: str
+    ) -> tuple[list[BookieEntry], list[str]]:
+        """Return the entries of some answers, and a failure for each bookie without an answer."""
+        entries: list[BookieEntry] = []
+        failures: list[str] = []
+        for request in requests:
+            answer = answers[request]
+            failure = failure_if_absent if answer is None else str(answer)
+            if isinstance(answer, bytes):
+                try:
+                    entries.append(open_envelope(request, self._metadata.digest, answer))
+                    continue
+                except StoreUnavailable as error:
+                    failure = str(error)
+            if failure:
+                failures.append(f"bookie {request.bookie_id}: {failure}")
+        return entries, failures
