@@ -7,8 +7,8 @@ the cursor ledger.
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
-from infra.pulsar.bookie_reads import BookieConnections, BookieDirectory
-from infra.pulsar.newest_entries import BookieEntry, NewestEntries, read_newest_entries
+from infra.pulsar.bookie_reads import BookieConnections, BookieDirectory, BookieEntry
+from infra.pulsar.newest_entries import NewestEntries, read_newest_entries
 from infra.pulsar.scan_facts import CompactionCursor, LedgerReference, ScanFact
 from infra.pulsar.scan_problem import ScanProblem
 from infra.pulsar.znode_reads import ZnodeReader
