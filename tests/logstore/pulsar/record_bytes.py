@@ -11,9 +11,11 @@ from typing import Any, Final
 
 from kazoo.client import KazooClient
 
-from infra.pulsar.bookie_reads import BookieAddress, read_last_entry
+from infra.pulsar.bookie_reads import BookieAddress, BookieConnections
+from infra.pulsar.newest_entries import read_newest_entries
 from infra.stack.service_port_choice import LOOPBACK
 from logstore.pulsar.ledger_metadata import parse_ledger_metadata
+from tests.infra.pulsar.fake_bookie import KnownBookies
 from tests.pulsar_cluster.cluster import RealCluster
 from tests.pulsar_cluster.ledger_list import LedgerList, ListedLedger, ledger_path
 
@@ -59,8 +61,11 @@ class _Recorder:
         self.save("cursor_compaction", self.read(f"{_TOPICS}/orders/__compaction"), cursor_ledger_id=cursor_ledger)
         metadata = parse_ledger_metadata(self.read(ledger_path(cursor_ledger)))
         bookie = BookieAddress(LOOPBACK, self._cluster.ports.bookie)
-        entry = read_last_entry(cursor_ledger, metadata, lambda _: bookie)
-        self.save("cursor_ledger_entry", entry.payload, compacted_ledger_id=compacted)
+        with BookieConnections(KnownBookies(dict.fromkeys(metadata.bookie_ids, bookie))) as connections:
+            entries = read_newest_entries(connections, {cursor_ledger: metadata})[cursor_ledger]
+        if isinstance(entries, Exception):
+            raise entries
+        self.save("cursor_ledger_entry", entries[-1].payload, compacted_ledger_id=compacted)
         closed = self.ask("squeezed")["compactedLedger"]["ledgerId"]
         self._cluster.request_admin("PUT", "persistent/public/default/squeezed/unload")
         self.save("cursor_compaction_closed", self.read(f"{_TOPICS}/squeezed/__compaction"), compacted_ledger_id=closed)
