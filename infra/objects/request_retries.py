@@ -5,7 +5,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Self, TypeVar
 
 from infra.objects.s3_responses import retry_after_s
 from logstore.errors import ServiceRefused, StoreUnavailable
@@ -25,6 +25,11 @@ class RequestRetries:
     backoff: Backoff = field(default_factory=lambda: Backoff(attempts=6))
     give_up_after_s: float = 120.0  # after the first attempt; no new attempt begins later
     clock: Clock = field(default_factory=Clock)
+
+    @classmethod
+    def once(cls) -> Self:
+        """Return retries that make one attempt, for commands whose user waits and can run the command again."""
+        return cls(backoff=Backoff(attempts=1))
 
     def call(self, attempt: Callable[[], T]) -> T:
         """Call `attempt` until it succeeds. Wait longer between attempts if the store asks for it.

@@ -4,7 +4,7 @@ import socket
 from collections.abc import Callable, Iterator
 from email.utils import parsedate_to_datetime
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
 import botocore.session
@@ -21,6 +21,10 @@ from logstore.ports.object_storage import ObjectInfo
 if TYPE_CHECKING:
     from botocore.model import OperationModel
     from mypy_boto3_s3 import S3Client
+
+
+FAST_TIMEOUTS: Final[dict[str, Any]] = {"connect_timeout_s": 3.0, "read_timeout_s": 5.0}
+"""Arguments of `create_s3_client`, for commands whose user waits."""
 
 
 def create_s3_client(

@@ -1,38 +1,87 @@
 """Check of what a plan needs of a cluster, and the cluster's identity."""
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Collection
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Final
 
 from infra.pulsar.bookie_reads import BookieDirectory
+from infra.pulsar.broker_admin import AdminRequestFailed, BrokerAdmin, require_field
+from infra.pulsar.broker_registrations import BROKERS, RegisteredBroker, list_registered_brokers
+from infra.pulsar.cluster_access import PulsarCluster
 from infra.pulsar.ledger_scan import list_leaf_folders
+from infra.pulsar.policy_directory import POLICIES
 from infra.pulsar.znode_reads import ZnodeReader
+from logstore.errors import InvalidInput, SextonError, StoreUnavailable
 from logstore.pulsar.cluster_check import ClusterCapability, ClusterCheck
 from logstore.pulsar.unreadable_metadata import UnreadableMetadata
 from logstore.pulsar.znode_names import MANAGED_LEDGERS
 
 _LEDGER_MANAGERS: Final = ("HierarchicalLedgerManagerFactory", "LongHierarchicalLedgerManagerFactory")
+_LAYOUT_VERSION: Final = "2"
 _CLUSTERS: Final = "admin/clusters"
 _GLOBAL: Final = "global"  # entry of the list of clusters that is none
+_OWNED_BUNDLES: Final = "namespace/pulsar"  # a broker owns a namespace here, named by its cluster and by its own id
+_ADMIN_TIMEOUT_S: Final = 5.0  # a person waits
+_MAX_NAMES: Final = 3  # in a detail
+_ZOOKEEPER_URL: Final = re.compile(r"(zk:[^/]*|[^:/,]+:\d+(,[^:/,]+:\d+)*)(?P<chroot>/.*)?")
+_NO_ADMIN: Final = "pulsar_admin_url is not set"
 
 
-def check_cluster(reader: ZnodeReader, ledgers_root: str) -> ClusterCheck:
-    """Read what a plan needs. Nothing is written, and no ledger is read."""
-    checks: tuple[tuple[str, Callable[[ZnodeReader, str], str]], ...] = (
-        ("layout", _describe_layout),
-        ("managed_ledgers", _describe_managed_ledgers),
-        ("bookies", _describe_bookies),
-    )
-    return ClusterCheck(
-        cluster=", ".join(list_cluster_names(reader)),
-        identity=read_cluster_identity(reader, ledgers_root),
-        capabilities=tuple(_make_capability(name, describe, reader, ledgers_root) for name, describe in checks),
-    )
+def check_cluster(cluster: PulsarCluster) -> ClusterCheck:
+    """Read what a plan needs. Nothing is written, and no ledger is read.
+
+    Raises:
+        ServiceFailed: The ZooKeeper of the cluster does not answer, or refuses the identity.
+    """
+    with ExitStack() as sessions:
+        reader = sessions.enter_context(cluster.open_reader())
+        configuration: ZnodeReader | SextonError = reader
+        if cluster.configuration_store:
+            try:
+                configuration = sessions.enter_context(cluster.open_configuration_reader())
+            except SextonError as error:
+                configuration = error
+        probe = _ClusterProbe(cluster, reader, configuration)
+        checks = {
+            "layout": probe.describe_layout,
+            "ledger_manager": probe.describe_ledger_manager,
+            "identity": probe.describe_identity,
+            "metadata_service": probe.describe_metadata_service,
+            "managed_ledgers": probe.describe_managed_ledgers,
+            "bookies": probe.describe_bookies,
+            "brokers": probe.describe_brokers,
+            "admin": probe.describe_admin,
+            "offloads": probe.describe_offloads,
+            "shared_clusters": probe.describe_shared_clusters,
+            "configuration_store": probe.describe_configuration_store,
+        }
+        return ClusterCheck(
+            cluster=probe.name,
+            identity=read_cluster_identity(reader, cluster.ledgers_root),
+            capabilities=tuple(_make_capability(name, describe) for name, describe in checks.items()),
+        )
 
 
 def list_cluster_names(reader: ZnodeReader) -> list[str]:
     """Return the clusters that a configuration store knows, ascending: this cluster, and those it replicates with."""
     ((_, names),) = reader.list_children([_CLUSTERS])
     return [name for name in names or () if name != _GLOBAL]
+
+
+def find_own_cluster_name(reader: ZnodeReader, brokers: Collection[RegisteredBroker]) -> str:
+    """Return the cluster of the registered brokers, or "" if its brokers do not say it in ZooKeeper.
+
+    A broker owns the namespace `pulsar/<cluster>/<broker>`, with its heartbeats. Brokers whose load manager is
+    `ExtensibleLoadManagerImpl` keep their namespaces elsewhere.
+    """
+    ((_, names),) = reader.list_children([_OWNED_BUNDLES])
+    broker_ids = {broker.id for broker in brokers}
+    listed = reader.list_children([f"{_OWNED_BUNDLES}/{name}" for name in names or ()])
+    own_names = [path.rpartition("/")[2] for path, children in listed if broker_ids & set(children or ())]
+    return own_names[0] if len(own_names) == 1 else ""
 
 
 def read_cluster_identity(reader: ZnodeReader, ledgers_root: str) -> str:
@@ -44,42 +93,166 @@ def read_cluster_identity(reader: ZnodeReader, ledgers_root: str) -> str:
     return "/".join([instance_id, *roots])
 
 
-def _make_capability(
-    name: str, describe: Callable[[ZnodeReader, str], str], reader: ZnodeReader, ledgers_root: str
-) -> ClusterCapability:
+def _make_capability(name: str, describe: Callable[[], str]) -> ClusterCapability:
     try:
-        return ClusterCapability(name=name, ok=True, detail=describe(reader, ledgers_root))
-    except UnreadableMetadata as error:
+        return ClusterCapability(name=name, ok=True, detail=describe())
+    except SextonError as error:
         return ClusterCapability(name=name, ok=False, detail=str(error))
 
 
-def _describe_layout(reader: ZnodeReader, ledgers_root: str) -> str:
-    folders = list_leaf_folders(reader, ledgers_root)
-    ((_, layout),) = reader.read([f"{ledgers_root}/LAYOUT"])
-    if layout is None:
-        return f"hierarchical, {len(folders):,} folders of ledgers, no LAYOUT"
-    text = layout.data.decode(errors="replace")
-    factory = text.partition("\n")[2].partition(":")[0].rpartition(".")[2]
-    if factory not in _LEDGER_MANAGERS:
-        raise UnreadableMetadata(f"/{ledgers_root}/LAYOUT", expected=" or ".join(_LEDGER_MANAGERS), found=repr(text))
-    return f"{factory}, {len(folders):,} folders of ledgers"
+@dataclass
+class _ClusterProbe:
+    """Checks of one cluster. Each returns a detail, or raises an error that says what is missing."""
+
+    cluster: PulsarCluster
+    reader: ZnodeReader
+    configuration: ZnodeReader | SextonError  # an error if its session could not be opened
+
+    @cached_property
+    def brokers(self) -> list[RegisteredBroker]:
+        return list_registered_brokers(self.reader)
+
+    @cached_property
+    def admin(self) -> BrokerAdmin | None:
+        if self.cluster.admin is None:
+            return None
+        return BrokerAdmin(self.cluster.admin, self.brokers, timeout_s=_ADMIN_TIMEOUT_S)
+
+    @cached_property
+    def name(self) -> str:
+        """The cluster's name, "one of …" if only several names are known, or ""."""
+        try:
+            own_name = find_own_cluster_name(self.reader, self.brokers)
+        except UnreadableMetadata:
+            own_name = ""
+        configuration = self.reader if isinstance(self.configuration, SextonError) else self.configuration
+        names = [own_name] if own_name else list_cluster_names(configuration)
+        return names[0] if len(names) == 1 else f"one of {', '.join(names)}" if names else ""
+
+    def describe_layout(self) -> str:
+        root = self.cluster.ledgers_root
+        folders = list_leaf_folders(self.reader, root)
+        version = self._read_layout().partition("\n")[0]
+        if version not in {"", _LAYOUT_VERSION}:
+            raise UnreadableMetadata(f"/{root}/LAYOUT", expected=f"version {_LAYOUT_VERSION}", found=repr(version))
+        return f"hierarchical, {_format_count(len(folders), 'folder')} of ledgers"
+
+    def describe_ledger_manager(self) -> str:
+        layout = self._read_layout()
+        factory = layout.partition("\n")[2].partition(":")[0].rpartition(".")[2]
+        if layout and factory not in _LEDGER_MANAGERS:
+            path = f"/{self.cluster.ledgers_root}/LAYOUT"
+            raise UnreadableMetadata(path, expected=" or ".join(_LEDGER_MANAGERS), found=repr(layout))
+        return factory or "not stated, because there is no LAYOUT"
+
+    def _read_layout(self) -> str:
+        """Return the text of the layout, or "" without one."""
+        ((_, layout),) = self.reader.read([f"{self.cluster.ledgers_root}/LAYOUT"])
+        if layout is not None and not layout.data:
+            raise UnreadableMetadata(f"/{self.cluster.ledgers_root}/LAYOUT", expected="a layout", found="nothing")
+        return layout.data.decode(errors="replace") if layout else ""
+
+    def describe_identity(self) -> str:
+        root = self.cluster.ledgers_root
+        instance, *roots = self.reader.read([f"{root}/INSTANCEID", root, MANAGED_LEDGERS])
+        for path, znode in roots:
+            if znode is None:
+                raise UnreadableMetadata(f"/{path}", expected="the metadata of a Pulsar cluster", found="no such znode")
+        pins = "INSTANCEID and the creation" if instance[1] else "no INSTANCEID; the creation"
+        return f"{pins} of /{root} and /{MANAGED_LEDGERS} identify the cluster"
+
+    def describe_metadata_service(self) -> str:
+        """Compare where the brokers keep metadata with the settings."""
+        if self.admin is None:
+            return f"ZooKeeper; not compared with settings of brokers, because {_NO_ADMIN}"
+        path = "/admin/v2/brokers/internal-configuration"
+        try:
+            settings = self.admin.read_json(path, dict)
+        except (AdminRequestFailed, InvalidInput):  # the check `admin` says why
+            return "ZooKeeper; not compared with settings of brokers, because the admin API does not answer"
+        url = require_field(settings, "metadataStoreUrl", str, path)
+        match = _ZOOKEEPER_URL.fullmatch(url)
+        chroot = self.cluster.zookeeper.partition("/")[2]
+        if not match or (match["chroot"] or "").strip("/") != chroot:
+            expected = f"the metadata store of the brokers, {url}"
+            raise UnreadableMetadata("pulsar_zookeeper", expected=expected, found=f"ZooKeeper, below /{chroot}")
+        return f"ZooKeeper, below /{chroot}, as the brokers say"
+
+    def describe_managed_ledgers(self) -> str:
+        ((_, tenants),) = self.reader.list_children([MANAGED_LEDGERS])
+        if not tenants:
+            raise UnreadableMetadata(f"/{MANAGED_LEDGERS}", expected="the tenants of a Pulsar cluster", found="none")
+        return _format_count(len(tenants), "tenant")
+
+    def describe_bookies(self) -> str:
+        available = f"{self.cluster.ledgers_root}/available"
+        read_only = f"{available}/readonly"
+        listed = dict(self.reader.list_children([available, read_only]))
+        bookie_ids = [name for name in listed[available] or () if name != "readonly"] + (listed[read_only] or [])
+        directory = BookieDirectory(self.reader, self.cluster.ledgers_root)
+        without_address = [bookie_id for bookie_id in bookie_ids if directory.find_address(bookie_id) is None]
+        if not bookie_ids or without_address:
+            found = f"none for {', '.join(without_address)}" if without_address else "no bookie"
+            raise UnreadableMetadata(f"/{available}", expected="bookies with addresses", found=found)
+        return f"{_format_count(len(bookie_ids), 'bookie')}, {len(listed[read_only] or []):,} of them read-only"
+
+    def describe_brokers(self) -> str:
+        if not self.brokers:
+            found = "none. Start a broker; if brokers run, they may keep their metadata elsewhere now"
+            raise UnreadableMetadata(f"/{BROKERS}", expected="registered brokers", found=found)
+        names = [broker.id for broker in self.brokers[:_MAX_NAMES]]
+        more = ["…"] if len(self.brokers) > _MAX_NAMES else []
+        return f"{_format_count(len(self.brokers), 'broker')}: {', '.join([*names, *more])}"
+
+    def describe_admin(self) -> str:
+        if self.admin is None:
+            return "not set: compacted ledgers stay unconfirmed"
+        if (answer := self.admin.read_text("/admin/v2/brokers/ready")) != "ok":
+            raise UnreadableMetadata("pulsar_admin_url", expected="a ready broker", found=answer)
+        clusters = self.admin.read_json("/admin/v2/clusters", list)
+        if self.name not in clusters and not self.name.startswith("one of "):
+            names = f"clusters {', '.join(map(str, clusters))}"
+            raise UnreadableMetadata("pulsar_admin_url", expected=f"the API of cluster {self.name}", found=names)
+        own_ids = {broker.id for broker in self.brokers}
+        if self.name in clusters:
+            active = self.admin.read_json(f"/admin/v2/brokers/{self.name}", list)
+            if not own_ids & set(map(str, active)):
+                expected = f"the API of a broker in /{BROKERS}"
+                raise UnreadableMetadata("pulsar_admin_url", expected=expected, found=f"brokers {active}")
+        return f"ready, Pulsar {self.admin.read_text('/admin/v2/brokers/version')}"
+
+    def describe_offloads(self) -> str:
+        if self.cluster.offloads is None:
+            return "not set: objects of offloads are not checked"
+        store = self.cluster.offloads.store_that_fails_fast()
+        try:
+            is_empty = next(store.list("", first_page=1), None) is None
+        except SextonError as error:  # its advice names the settings of Sexton's own buckets
+            advice = str(error).replace("s3_", "pulsar_offload_")
+            raise StoreUnavailable(f"pulsar_offload_bucket: expected a bucket that can be listed. {advice}") from None
+        return f"bucket {self.cluster.offloads.bucket} can be listed{', and is empty' if is_empty else ''}"
+
+    def describe_shared_clusters(self) -> str:
+        names = self.cluster.shared_clusters
+        if not names:
+            return "none named: all ledgers of BookKeeper count as those of this cluster"
+        if self.name in names:
+            raise InvalidInput("pulsar_shared_clusters", expected=f"clusters other than {self.name}", found=self.name)
+        return f"{', '.join(names)}: a ledger to which nothing refers here may belong to them"
+
+    def describe_configuration_store(self) -> str:
+        if isinstance(self.configuration, SextonError):
+            raise self.configuration
+        clusters = list_cluster_names(self.configuration)
+        ((_, tenants),) = self.configuration.list_children([POLICIES])
+        if not clusters or not tenants:
+            found = f"{_format_count(len(clusters), 'cluster')} and {_format_count(len(tenants or ()), 'tenant')}"
+            advice = ". If the cluster has its own configuration store, set pulsar_configuration_store"
+            expected = "clusters and tenants"
+            raise UnreadableMetadata(f"/{_CLUSTERS} and /{POLICIES}", expected=expected, found=found + advice)
+        place = "pulsar_configuration_store" if self.cluster.configuration_store else "the same as pulsar_zookeeper"
+        return f"{place}, {_format_count(len(clusters), 'cluster')}, {_format_count(len(tenants), 'tenant')}"
 
 
-def _describe_managed_ledgers(reader: ZnodeReader, ledgers_root: str) -> str:
-    del ledgers_root
-    ((_, tenants),) = reader.list_children([MANAGED_LEDGERS])
-    if not tenants:
-        raise UnreadableMetadata(f"/{MANAGED_LEDGERS}", expected="the tenants of a Pulsar cluster", found="none")
-    return f"{len(tenants):,} tenants"
-
-
-def _describe_bookies(reader: ZnodeReader, ledgers_root: str) -> str:
-    available, read_only = (f"{ledgers_root}/available", f"{ledgers_root}/available/readonly")
-    listed = dict(reader.list_children([available, read_only]))
-    bookie_ids = [name for name in listed[available] or () if name != "readonly"] + (listed[read_only] or [])
-    directory = BookieDirectory(reader, ledgers_root)
-    without_address = [bookie_id for bookie_id in bookie_ids if directory.find_address(bookie_id) is None]
-    if not bookie_ids or without_address:
-        found = f"none for {', '.join(without_address)}" if without_address else "no bookie"
-        raise UnreadableMetadata(f"/{available}", expected="bookies with addresses", found=found)
-    return f"{len(bookie_ids):,} bookies, {len(listed[read_only] or []):,} of them read-only"
+def _format_count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"

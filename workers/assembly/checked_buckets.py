@@ -2,13 +2,12 @@
 
 from collections.abc import Callable
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from logstore.identity.bucket_markers import BucketRole, NamedBucket
 from logstore.identity.services.lost_catalog_identity import LostCatalogIdentity
 from logstore.identity.services.marker_checked_buckets import MarkerCheckedBucket, MarkerChecker
 from logstore.offload.tiered_copy import CopyLocation
-from logstore.retrying_clock import Backoff
 from workers.settings import Settings, read_stack_record
 from workers.settings.tls_files import TlsFilePaths
 
@@ -96,9 +95,8 @@ def open_primary_bucket(settings: Settings, *, fails_fast: bool = False) -> "S3O
 
 
 def _open_primary_bucket_at(settings: Settings, fails_fast: bool, endpoint: str, region: str) -> "S3ObjectStore":
-    from infra.objects import RequestRetries, S3ObjectStore, create_s3_client  # noqa: PLC0415 - start-up time
+    from infra.objects import FAST_TIMEOUTS, RequestRetries, S3ObjectStore, create_s3_client  # noqa: PLC0415 - start-up time
 
-    timeouts: dict[str, Any] = {"connect_timeout_s": 3.0, "read_timeout_s": 5.0} if fails_fast else {}
     client = create_s3_client(
         endpoint or None,
         region,
@@ -108,8 +106,6 @@ def _open_primary_bucket_at(settings: Settings, fails_fast: bool, endpoint: str,
         pool_size=2 * settings.activity_threads
         + settings.upload_threads
         + 8,  # connections for the threads in which readers prefetch
-        **timeouts,
+        **(FAST_TIMEOUTS if fails_fast else {}),
     )
-    return S3ObjectStore(
-        client, settings.primary_bucket, retries=RequestRetries(backoff=Backoff(attempts=1)) if fails_fast else None
-    )
+    return S3ObjectStore(client, settings.primary_bucket, retries=RequestRetries.once() if fails_fast else None)

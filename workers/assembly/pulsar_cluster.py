@@ -83,9 +83,7 @@ def _offload_bucket_from_settings(settings: Settings) -> BucketAddress | None:
 
 
 def check_pulsar_cluster(settings: Settings) -> ClusterCheck:
-    cluster = pulsar_cluster_from_settings(settings)
-    with cluster.open_reader() as reader:
-        return check_cluster(reader, cluster.ledgers_root)
+    return check_cluster(pulsar_cluster_from_settings(settings))
 
 
 def read_pulsar_transactions(settings: Settings) -> TransactionReport:

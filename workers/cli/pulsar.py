@@ -48,8 +48,8 @@ _NO_BUCKET: Final = {
 def check(context: CommandContext) -> Answer:
     """Check what a plan needs of the cluster in the setting pulsar_zookeeper, and print the cluster's identity.
 
-    The checks are: layout of the ledgers, managed ledgers, bookies with addresses. If a check fails, the exit code is
-    4. The command changes nothing.
+    The checks cover the ledgers in ZooKeeper, bookies, brokers, the configuration store, and, if their settings are
+    set, the admin API and the bucket of offloads. If a check fails, the exit code is 4. The command changes nothing.
     """
     result = context.services.check_pulsar_cluster(context.settings)
     rows = [select_fields(each, "name ok detail") for each in result.capabilities]

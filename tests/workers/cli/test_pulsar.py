@@ -35,7 +35,8 @@ def test_a_check_answers_identity_and_capabilities(run: Run, own_cluster: KazooC
     answer = document(run("pulsar", "check", "--json"))
     assert (answer["ok"], answer["cluster"]) == (True, "east")
     assert answer["identity"].startswith("5f0a/")
-    assert [row["name"] for row in answer["capabilities"]] == ["layout", "managed_ledgers", "bookies"]
+    names = "layout ledger_manager identity metadata_service managed_ledgers bookies brokers admin offloads"
+    assert [row["name"] for row in answer["capabilities"]] == [*names.split(), "shared_clusters", "configuration_store"]
     shown = run("pulsar", "check")
     assert "cluster east, identity 5f0a/" in shown.output
 
