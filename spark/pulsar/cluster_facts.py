@@ -101,7 +101,9 @@ class FactRows:
         return self._file.close()
 
     def _write_batch(self) -> None:
-        self._file.write(pa.RecordBatch.from_pylist(self._rows, schema=self._schema))
+        # `RecordBatch.from_pylist` takes four times as long, which is half of the time of a scan without the reads.
+        columns = [pa.array([row.get(column.name) for row in self._rows], column.type) for column in self._schema]
+        self._file.write(pa.RecordBatch.from_arrays(columns, schema=self._schema))
         self._rows = []
 
 

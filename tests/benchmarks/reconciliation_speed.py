@@ -168,15 +168,17 @@ def _bare(folder: Path) -> float:
 
 
 @contextmanager
-def peak_memory() -> Iterator[Callable[[], int]]:
+def peak_memory(*, excluded_pid: int | None = None, interval_s: float = 0.05) -> Iterator[Callable[[], int]]:
     """Most memory, in MiB, that this process and its children had at once; pages that they share count once each."""
     most, over = [0], threading.Event()
 
     def look() -> None:
         me = psutil.Process()
-        while not over.wait(0.05):
+        while not over.wait(interval_s):
             total = 0
             for one in (me, *me.children(recursive=True)):
+                if one.pid == excluded_pid:
+                    continue
                 try:
                     total += one.memory_full_info().uss
                 except psutil.Error:

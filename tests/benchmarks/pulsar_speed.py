@@ -1,0 +1,225 @@
+"""A plan of a generated Pulsar cluster beside bare reads: `python -m tests.benchmarks.pulsar_speed [ledgers]`.
+
+The cluster is a real ZooKeeper with ten ledgers for each topic: eight of messages, one of a cursor, one of a schema.
+One ledger in a thousand is an orphan. The first quarter is written and scanned alone, for the growth of time. The bare
+reads are asynchronous reads of a tenth of the same znodes before, between and after the scans, by as many clients as
+the scan has tasks at a time. About half an hour on two cores at the default of 1,000,000 ledgers. It needs 4 GB of memory, most of it for ZooKeeper, and 3 GB of disk.
+"""
+
+import json
+import multiprocessing
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from itertools import islice, pairwise
+from pathlib import Path
+from typing import Any, Final
+
+from kazoo.client import KazooClient
+
+from infra.pulsar.cluster_access import PulsarCluster
+from infra.stack.service_port_choice import LOOPBACK, ChosenPorts
+from infra.stack.stack_home import StackHome
+from infra.stack.zookeeper_service import define_zookeeper_service
+from logstore.pulsar.plan_jobs import CompareScansJob, ScanClusterJob
+from logstore.pulsar.znode_names import format_ledger_path
+from logstore.reconciliation.bulk_job_inputs_and_results import BulkJobSummary
+from logstore.reconciliation.findings import FindingKind
+from spark.job_mains import cluster_job_mains
+from spark.job_runner import SparkBulkJobs
+from spark.published_output import PublishedOutputs
+from spark.warm_session import SparkSettings, WarmSession
+from tests.benchmarks.reconciliation_speed import peak_memory
+from tests.logstore.pulsar import wire
+
+_TASKS: Final = 2
+_LEDGERS_PER_TOPIC: Final = 10
+_TOPICS_PER_NAMESPACE: Final = 5_000
+_TOPICS_PER_ORPHAN: Final = 100
+_TOPICS_PER_BARE_READ: Final = 10
+_CREATES_PER_TRANSACTION: Final = 500
+_TRANSACTIONS_AHEAD: Final = 8
+_READS_AHEAD: Final = 2_000
+_BOOKIES: Final = ("10.0.0.1:3181", "10.0.0.2:3181", "10.0.0.3:3181")
+
+
+def generate_znodes(topics: Iterable[int]) -> Iterator[tuple[str, bytes]]:
+    """Yield path and value of the znodes of each topic: its ledgers, the topic, its cursor, its schema, an orphan."""
+    for topic in topics:
+        namespace, first = f"bench/ns-{topic // _TOPICS_PER_NAMESPACE}", topic * _LEDGERS_PER_TOPIC
+        name, schema = f"{namespace}/persistent/topic-{topic}", f"{namespace}/topic-{topic}"
+        messages = _make_ledger("managed-ledger", **{"managed-ledger": name})
+        cursor = _make_ledger("managed-ledger", **{"managed-ledger": name, "cursor": "billing"})
+        for ledger_id, value in enumerate([*[messages] * 8, cursor, _make_ledger("schema", schemaId=schema)], first):
+            yield f"ledgers/{format_ledger_path(ledger_id)}", value
+        yield f"managed-ledgers/{name}", wire.managed_ledger(range(first, first + 8))
+        yield f"managed-ledgers/{name}/billing", wire.cursor(first + 8)
+        yield f"schemas/{schema}", wire.schema_locator([first + 9])
+        if topic % _TOPICS_PER_ORPHAN == 0:
+            gone = _make_ledger("managed-ledger", **{"managed-ledger": f"{namespace}/persistent/gone"})
+            yield f"ledgers/{format_ledger_path(2**31 + topic)}", gone
+
+
+def _make_ledger(component: str, **keys: str) -> bytes:
+    custom = {"application": "pulsar", "component": component, **{f"pulsar/{name}": key for name, key in keys.items()}}
+    return wire.ledger_metadata(custom=custom, bookies=_BOOKIES)
+
+
+def _write_znodes(zookeeper: str, topics: range) -> None:
+    _tell(f"writing {len(topics) * _LEDGERS_PER_TOPIC:,} ledgers")
+    pending: deque[Any] = deque()
+    parents: set[str] = set()
+    with _connect(zookeeper) as client:
+        for namespace in {topic // _TOPICS_PER_NAMESPACE for topic in topics}:
+            client.ensure_path(f"/admin/policies/bench/ns-{namespace}")
+        znodes = generate_znodes(topics)
+        while batch := list(islice(znodes, _CREATES_PER_TRANSACTION)):
+            transaction = client.transaction()
+            for path, value in batch:
+                parent = path.rpartition("/")[0]
+                if parent not in parents and not path.endswith("/billing"):
+                    client.ensure_path(f"/{parent}")
+                    parents.add(parent)
+                transaction.create(f"/{path}", value)
+            pending.append(transaction.commit_async())
+            while len(pending) > (_TRANSACTIONS_AHEAD if len(batch) == _CREATES_PER_TRANSACTION else 0):
+                failures = [result for result in pending.popleft().get() if isinstance(result, Exception)]
+                if failures:
+                    raise RuntimeError(f"expected new znodes, found {failures[0]!r}")
+        for result in pending:
+            result.get()
+
+
+def _read_bare(zookeeper: str, topics: range) -> tuple[int, float]:
+    """Read the znodes of the topics asynchronously, as they are. Return their number and seconds."""
+    paths = [f"/{path}" for path, _ in generate_znodes(topics)]
+    with _connect(zookeeper) as client:
+        began = time.perf_counter()
+        pending = deque[Any]()
+        for path in paths:
+            pending.append(client.get_async(path))
+            if len(pending) == _READS_AHEAD:
+                while pending:
+                    pending.popleft().get()
+        for result in pending:
+            result.get()
+        return len(paths), time.perf_counter() - began
+
+
+def _measure_bare_reads(zookeeper: str, topics: range) -> float:
+    """Return the reads per second of `_TASKS` processes together."""
+    ends = [len(topics) * part // _TASKS for part in range(_TASKS + 1)]
+    parts = [(zookeeper, topics[start:end]) for start, end in pairwise(ends)]
+    with multiprocessing.get_context("spawn").Pool(_TASKS) as pool:
+        results = pool.starmap(_read_bare, parts)
+    rate = sum(count for count, _ in results) / max(seconds for _, seconds in results)
+    _tell(f"bare reads: {rate:,.0f} a second")
+    return rate
+
+
+@contextmanager
+def _connect(zookeeper: str) -> Iterator[KazooClient]:
+    client = KazooClient(hosts=zookeeper, timeout=60.0)
+    client.start(timeout=60)
+    try:
+        yield client
+    finally:
+        client.stop()
+        client.close()
+
+
+@contextmanager
+def _run_zookeeper(home: Path) -> Iterator[tuple[str, int]]:
+    """Run the server of an embedded stack, with memory for all znodes. Yield its address and process id."""
+    layout = StackHome.at(home)
+    layout.create_directories_and_check_space()
+    with socket.create_server((LOOPBACK, 0)) as free:
+        port = free.getsockname()[1]
+    service = define_zookeeper_service(layout, ChosenPorts(zookeeper=port))
+    command = service.command()
+    options = ("-Xmx3g", "-Dzookeeper.forceSync=no", "-Dzookeeper.snapCount=10000000")
+    argv = [*command.argv[:1], *[option for option in command.argv[1:] if not option.startswith("-Xmx")]]
+    argv[1:1] = options
+    with subprocess.Popen(argv, cwd=command.cwd, env=dict(command.env), stdout=subprocess.DEVNULL) as process:
+        try:
+            while not service.probe().ok:
+                time.sleep(0.1)
+            yield f"{LOOPBACK}:{port}", process.pid
+        finally:
+            process.kill()
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """Runner of the jobs of a plan, with the seconds of each."""
+
+    jobs: SparkBulkJobs
+
+    def run(self, job: ScanClusterJob | CompareScansJob) -> tuple[BulkJobSummary, float]:
+        began = time.perf_counter()
+        summary = self.jobs.run_job(job, lambda _: None)
+        took = time.perf_counter() - began
+        _tell(f"{job.name}: {took:.1f} s")
+        return summary, took
+
+
+@contextmanager
+def _open_plan(zookeeper: str, folder: Path) -> Iterator[_Plan]:
+    cluster = PulsarCluster(zookeeper=f"{zookeeper}/", reads_per_s=1_000_000, session_timeout_s=60)
+    settings = SparkSettings(scratch=folder / "spark", master=f"local[{_TASKS}]")
+    with closing(WarmSession(settings)) as session:
+        yield _Plan(SparkBulkJobs(session, PublishedOutputs(folder / "bulk"), lambda: cluster_job_mains(cluster)))
+
+
+def measure_plan(ledgers: int, folder: Path) -> dict[str, Any]:
+    topics = range(ledgers // _LEDGERS_PER_TOPIC)
+    quarter = topics[: len(topics) // 4]
+    with _run_zookeeper(folder / "home") as (zookeeper, server_pid), _open_plan(zookeeper, folder) as plan:
+        _write_znodes(zookeeper, quarter)
+        plan.run(ScanClusterJob(run_id="warm-up", number=1))
+        _, quarter_s = plan.run(ScanClusterJob(run_id="quarter", number=1))
+        _write_znodes(zookeeper, topics[len(quarter) :])
+        bare_rates = [_measure_bare_reads(zookeeper, topics[::_TOPICS_PER_BARE_READ])]
+        with peak_memory(excluded_pid=server_pid, interval_s=1) as peak_mib:
+            scan, scan_s = plan.run(ScanClusterJob(run_id="whole", number=1))
+            bare_rates.append(_measure_bare_reads(zookeeper, topics[1::_TOPICS_PER_BARE_READ]))
+            _, second_s = plan.run(ScanClusterJob(run_id="whole", number=2))
+            bare_rates.append(_measure_bare_reads(zookeeper, topics[2::_TOPICS_PER_BARE_READ]))
+            compared, compare_s = plan.run(CompareScansJob(run_id="whole", between_s=0, older_than_s=0))
+    znodes = sum(1 for _ in generate_znodes(topics))
+    orphans = len(topics[::_TOPICS_PER_ORPHAN])
+    found = compared.counts[FindingKind.ORPHAN_LEDGER.value]
+    if (scan.counts["ledgers"], scan.counts["problems"], found) != (ledgers + orphans, 0, orphans):
+        raise RuntimeError(f"expected {ledgers + orphans} ledgers and {orphans} orphans, found {compared.counts}")
+    scan_rate, bare_rate = 2 * znodes / (scan_s + second_s), statistics.mean(bare_rates)
+    return {
+        "ledgers": ledgers,
+        "scan_s": [round(scan_s, 1), round(second_s, 1)],
+        "scan_znodes_s": round(scan_rate),
+        "bare_znodes_s": round(bare_rate),
+        "ratio": round(scan_rate / bare_rate, 2),
+        "growth_of_4_times": round((scan_s + second_s) / 2 / quarter_s, 2),
+        "compare_s": round(compare_s, 1),
+        "peak_mib": peak_mib(),
+    }
+
+
+def _tell(line: str) -> None:
+    """Say how far it is; stdout has the one document."""
+    sys.stderr.write(f"{time.strftime('%H:%M:%S')} {line}\n")
+
+
+def main(ledgers: int) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory(prefix="sexton-bench-") as folder:
+        return measure_plan(ledgers, Path(folder))
+
+
+if __name__ == "__main__":
+    print(json.dumps({"pulsar": main(int(sys.argv[1]) if sys.argv[1:] else 1_000_000)}, indent=1))  # noqa: T201
