@@ -14,7 +14,7 @@ from logstore.pulsar.ledger_metadata import BookKeeperLedgerState, LedgerMetadat
 from logstore.pulsar.unreadable_metadata import UnreadableMetadata
 from logstore.pulsar.znode_names import is_ledger_folder, parse_ledger_path
 
-_REPLICATION_LOCK: Final = re.compile(r"urL(\d+)", re.ASCII)
+_REPLICATION_LOCK: Final = re.compile(r"urL(\d{10,19})", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +88,16 @@ def parse_ledger(ledger_id: int, path: str, znode: Znode) -> LedgerZnode:
         return LedgerZnode(ledger_id, path, znode, None, str(error) if znode.data else "")
 
 
-def list_locked_ledgers(reader: ZnodeReader, root: str) -> list[int]:
-    """Return the ledgers that replication workers have locked, ascending."""
-    ((_, names),) = reader.list_children([f"{root}/underreplication/locks"])
-    matches = [_REPLICATION_LOCK.fullmatch(name) for name in names or ()]
-    return sorted(int(match[1]) for match in matches if match)
+def list_locked_ledgers(reader: ZnodeReader, root: str) -> Iterator[int | ScanProblem]:
+    """Yield the ledgers that replication workers have locked, and locks with unknown names.
+
+    Source: BookKeeper's `ZkLedgerUnderreplicationManager`. The locks are in one folder, unlike the ledgers that wait
+    for replication.
+    """
+    for path in reader.list_paths([f"{root}/underreplication/locks"]):
+        match = _REPLICATION_LOCK.fullmatch(path.rpartition("/")[2])
+        yield (
+            int(match[1])
+            if match
+            else ScanProblem(path, "expected a lock with the name of a ledger, such as urL0000000007")
+        )

@@ -116,8 +116,11 @@ def _write_slices(target: _ScanTarget) -> tuple[_TaskResult, list[_ReferenceTask
     problems = ProblemRows(folder, "slice_problems", 0)
     with cluster.open_reader() as reader, cluster.open_configuration_reader() as configuration:
         locks = folder.open_rows("locks", 0, cluster_facts.LOCKS)
-        for ledger_id in list_locked_ledgers(reader, cluster.ledgers_root):
-            locks.add({"ledger_id": ledger_id})
+        for lock in list_locked_ledgers(reader, cluster.ledgers_root):
+            if isinstance(lock, ScanProblem):
+                problems.add(lock)
+            else:
+                locks.add({"ledger_id": lock})
         locks.close()
         namespaces = list_namespaces(reader)
         if not namespaces:  # every ledger would be without references

@@ -1,27 +1,40 @@
 """Scans of a cluster's znodes on a real ZooKeeper: everything is found, and what cannot be read is told."""
 
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import closing
+from dataclasses import replace
 from uuid import UUID
 
 import pytest
 from kazoo.client import KazooClient
 
-from infra.pulsar.ledger_scan import LedgerZnode, count_ledgers, list_leaf_folders, scan_leaf_folders
+from infra.coordination.zookeeper_session import EnsembleOptions, ZooKeeperSession
+from infra.pulsar.ledger_scan import (
+    LedgerZnode,
+    count_ledgers,
+    list_leaf_folders,
+    list_locked_ledgers,
+    scan_leaf_folders,
+)
 from infra.pulsar.log_scan import scan_logs
 from infra.pulsar.reference_scan import (
     list_namespaces,
     list_schema_tenants,
     list_schemas,
+    list_topics,
     scan_managed_ledgers,
     scan_schemas,
+    scan_topics,
 )
 from infra.pulsar.scan_facts import CompactionCursor, LedgerReference, OffloadReference, ScanFact, ScannedManagedLedger
 from infra.pulsar.scan_problem import ScanProblem
 from infra.pulsar.znode_reads import Znode, ZnodeReader
+from logstore.errors import SessionLost, StoreUnavailable
 from logstore.pulsar.ledger_references import OffloadAttempt
 from logstore.pulsar.unreadable_metadata import UnreadableMetadata
 from logstore.pulsar.znode_names import format_ledger_path
 from logstore.rate_limiter import RateLimiter
+from tests.infra.coordination.zookeeper import ZooKeeper
 from tests.logstore.pulsar import wire
 
 pytestmark = pytest.mark.external_service
@@ -36,7 +49,11 @@ def write(cluster: KazooClient, values: Mapping[str, bytes]) -> None:
 
 
 def write_ledgers(cluster: KazooClient, *ledger_ids: int) -> None:
-    write(cluster, {f"ledgers/{format_ledger_path(each)}": wire.ledger_metadata() for each in ledger_ids})
+    paths = [f"/ledgers/{format_ledger_path(each)}" for each in ledger_ids]
+    for parent in {path.rpartition("/")[0] for path in paths}:
+        cluster.ensure_path(parent)
+    for result in [cluster.create_async(path, wire.ledger_metadata()) for path in paths]:
+        result.get()
 
 
 def all_found(reader: ZnodeReader) -> Iterator[LedgerZnode | ScanProblem]:
@@ -157,25 +174,6 @@ def test_schemas_are_found(cluster: KazooClient, reader: ZnodeReader) -> None:
     }
 
 
-def test_logs_are_found_at_any_depth(cluster: KazooClient, reader: ZnodeReader) -> None:
-    package = "pulsar/packages/function/t/ns/p/v1"
-    write(
-        cluster,
-        {
-            "pulsar/functions/t/ns/f/<default>/ledgers/logrecs_000000000000000001": b"5;21;1",
-            "pulsar/functions/t/ns/f/<default>/lock": b"someone",
-            f"{package}/<default>/ledgers/inprogress_000000000000000001": b"5;22;1",
-            f"{package}/<default>/allocation": b"23",
-            f"{package}/meta/<default>/ledgers/logrecs_000000000000000001": b"5;24;1",
-            f"{package}/meta/<default>/allocation": b"",
-            "stream/storage/.allocation_pool/pool-1/A0000000000": b"25",
-            "stream/storage/.allocation_pool/pool-1/A0000000001": b"",
-        },
-    )
-    found = {fact.ledger_id for fact in scan_logs(reader) if isinstance(fact, LedgerReference)}
-    assert found == {21, 22, 23, 24, 25}
-
-
 def test_a_cluster_without_schemas_and_logs_has_none_of_their_references(reader: ZnodeReader) -> None:
     assert not list(all_schemas(reader))
     assert not list(scan_logs(reader))
@@ -247,3 +245,75 @@ def test_reads_keep_to_their_rate(cluster: KazooClient, reader: ZnodeReader) -> 
     write(cluster, {"a": b"", "b": b""})
     assert len(list(ZnodeReader(reader._session, limiter).read(["a", "b", "c"] * 1_500))) == 4_500
     assert now[0] == pytest.approx(4.5)
+
+
+def test_locks_of_replication_workers_are_found(cluster: KazooClient, reader: ZnodeReader) -> None:
+    """Ledgers that wait for replication are elsewhere, in folders."""
+    locks, waiting = "ledgers/underreplication/locks", "ledgers/underreplication/ledgers/0000/0000/0000/0009"
+    assert list(list_locked_ledgers(reader, "ledgers")) == []
+    write(cluster, {f"{locks}/urL0000000007": b"", f"{locks}/urL2147483650": b"", f"{waiting}/urL0000000009": b""})
+    assert list(list_locked_ledgers(reader, "ledgers")) == [7, 2_147_483_650]
+    write(cluster, {f"{locks}/urL7": b""})
+    *ids, problem = list_locked_ledgers(reader, "ledgers")
+    assert ids == [7, 2_147_483_650]
+    assert isinstance(problem, ScanProblem)
+    assert problem.path == f"{locks}/urL7"
+
+
+def test_a_list_longer_than_the_limit_of_a_java_client_is_whole(cluster: KazooClient, reader: ZnodeReader) -> None:
+    """A Java client refuses answers of more than 1 MiB (`jute.maxbuffer`). This one has no limit."""
+    parent, names = "managed-ledgers/t/ns/persistent", [f"{each:04}-{'x' * 600}" for each in range(2_500)]
+    cluster.ensure_path(f"/{parent}")
+    for start in range(0, len(names), 500):
+        transaction = cluster.transaction()
+        for name in names[start : start + 500]:
+            transaction.create(f"/{parent}/{name}", wire.managed_ledger([int(name[:4])]))
+        transaction.commit()
+    topics = list(list_topics(reader, ["managed-ledgers/t/ns"]))
+    assert topics == [f"{parent}/{name}" for name in names]
+    references = list(scan_topics(reader, (topic for topic in topics if isinstance(topic, str))))
+    ids = [fact.ledger_id for fact in references if isinstance(fact, LedgerReference)]
+    assert ids == list(range(2_500)), "more than one batch"
+
+
+@pytest.fixture
+def patient_reader(ensemble: EnsembleOptions) -> Iterator[ZnodeReader]:
+    """A reader whose session outlives a restart of the server."""
+    with closing(ZooKeeperSession(replace(ensemble, timeout_s=10), lambda _: None)) as session:
+        yield ZnodeReader(session, RateLimiter(1_000_000))
+
+
+def test_a_lost_connection_loses_no_znode(
+    zookeeper: ZooKeeper, cluster: KazooClient, patient_reader: ZnodeReader
+) -> None:
+    """Some answers have arrived, others are on their way, and others are not asked for yet."""
+    write_ledgers(cluster, *range(3_000))
+    scan = all_ledgers(patient_reader)
+    ids = [next(scan).ledger_id for _ in range(500)]
+    zookeeper.kill()
+    zookeeper.start()
+    assert ids + [ledger.ledger_id for ledger in scan] == list(range(3_000))
+
+
+def test_a_session_that_ends_in_a_scan_ends_the_scan(
+    zookeeper: ZooKeeper, cluster: KazooClient, reader: ZnodeReader
+) -> None:
+    """Another attempt begins again with another session."""
+    write_ledgers(cluster, *range(3_000))
+    scan = all_ledgers(reader)
+    ids = [next(scan).ledger_id for _ in range(500)]
+    zookeeper.expire(reader._session)
+    with pytest.raises(SessionLost):
+        ids += [ledger.ledger_id for ledger in scan]
+    assert ids == list(range(len(ids)))
+
+
+def test_a_server_that_does_not_answer_ends_the_scan(
+    zookeeper: ZooKeeper, cluster: KazooClient, reader: ZnodeReader
+) -> None:
+    write_ledgers(cluster, *range(3_000))
+    scan = all_ledgers(reader)
+    ids = [next(scan).ledger_id for _ in range(500)]
+    with zookeeper.hanging(), pytest.raises((SessionLost, StoreUnavailable)):
+        ids += [ledger.ledger_id for ledger in scan]
+    assert ids == list(range(len(ids)))
