@@ -1,11 +1,11 @@
 """Open transactions of a cluster, as its coordinators and participants report them.
 
-Source: Pulsar's `TransactionsBase`. A coordinator reports all of its transactions at once, but nothing if a participant
-cannot be asked, for example because its topic is not loaded. Its transactions are then asked for one by one.
+Source: Pulsar's `TransactionsBase`. A coordinator reports all of its transactions at once, but nothing at all if one of
+their participants cannot be asked, for example because its topic is not loaded. Its log then shows the transactions.
 """
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from dataclasses import dataclass, replace
@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any, Final, TypeVar
 from urllib.parse import quote
 
+from infra.pulsar.bookie_reads import BookieDirectory
 from infra.pulsar.broker_admin import (
     ADVICE_UNKNOWN_VERSION,
     AdminRequestFailed,
@@ -20,21 +21,19 @@ from infra.pulsar.broker_admin import (
     format_topic_path,
     require_field,
 )
+from infra.pulsar.transaction_log_reads import read_logged_transactions
 from infra.pulsar.znode_reads import ZnodeReader
-from logstore.errors import InvalidInput, shorten_text
-from logstore.pulsar.znode_names import MANAGED_LEDGERS
+from logstore.errors import InvalidInput, StoreUnavailable, shorten_text
+from logstore.pulsar.transaction_log import LoggedTransaction
+from logstore.pulsar.unreadable_metadata import UnreadableMetadata
 
 NOTHING: Final = "nothing"
 """What a participant owes that has ended its part, or has no part yet."""
 
 _TRANSACTIONS: Final = "/admin/v3/transactions"
-_LOG_PREFIX: Final = f"{MANAGED_LEDGERS}/pulsar/system/persistent/__transaction_log_"
 _ANY_TIMEOUT: Final = -1  # a coordinator reports the transactions with a longer timeout
 _PARALLEL_REQUESTS: Final = 2  # a broker has 8 threads for requests, and some requests take one for 10 s
-_MAX_IDS: Final = 2_000  # of one coordinator, asked for one by one
-_MAX_UNREADABLE: Final = 5  # of one coordinator
 _MAX_PARTICIPANTS: Final = 500  # that are asked for details
-_INTERNAL_ERROR: Final = 500
 _NO_READERS: Final = {"__compaction", "pulsar.dedup"}  # cursors that no subscription has
 _ENDS_BY_STATE: Final = {"OPEN": "commit or abort", "COMMITTING": "commit", "ABORTING": "abort"}
 _ID_PATTERN: Final = re.compile(r"\((\d{1,19}),(\d{1,19})\)", re.ASCII)
@@ -53,24 +52,24 @@ class TransactionParticipant:
     owes: str  # "commit", "abort", "commit or abort", or `NOTHING`
     position: str | None = None  # of the first message, or of the last message of a cumulative acknowledgement
     waiting: tuple[str, ...] = ()  # subscriptions that have read all messages before those of open transactions
+    loaded: bool = True  # whether a broker has loaded the topic; if not, only the coordinator's log names it
 
     @property
     def has_details(self) -> bool:
         """Whether the participant itself knows more: who waits for messages, or if single acknowledgements are open."""
-        return (self.position is None) is (self.subscription is not None)
+        return self.loaded and (self.position is None) is (self.subscription is not None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenTransaction:
-    """Transaction that has not ended. Only the ids are known if `problem` is not empty."""
+    """Transaction that has not ended."""
 
     coordinator: int
     sequence: int
-    state: str | None = None
-    opened_ms: int | None = None  # by the broker's clock
-    timeout_ms: int | None = None
+    state: str
+    opened_ms: int  # by the broker's clock
+    timeout_ms: int
     participants: tuple[TransactionParticipant, ...] = ()
-    problem: str = ""
 
     @property
     def id(self) -> str:
@@ -79,12 +78,12 @@ class OpenTransaction:
 
 @dataclass(frozen=True, slots=True)
 class TransactionReport:
-    transactions: tuple[OpenTransaction, ...]  # those with a problem, then the others, oldest first
+    transactions: tuple[OpenTransaction, ...]  # oldest first
     problems: tuple[str, ...]  # what could not be read, as sentences
 
 
-def read_open_transactions(admin: BrokerAdmin, reader: ZnodeReader) -> TransactionReport:
-    """Ask all coordinators, and then the participants for what the coordinators do not report.
+def read_open_transactions(admin: BrokerAdmin, reader: ZnodeReader, ledgers_root: str) -> TransactionReport:
+    """Ask all coordinators, or read their logs, and then ask participants for what the coordinators do not report.
 
     Raises:
         AdminRequestFailed: The list of coordinators cannot be read.
@@ -92,57 +91,92 @@ def read_open_transactions(admin: BrokerAdmin, reader: ZnodeReader) -> Transacti
     """
     path = f"{_TRANSACTIONS}/coordinators"
     coordinators = sorted(require_field(row, "id", int, path) for row in admin.read_json(path, list))
-    logs = reader.read([f"{_LOG_PREFIX}{coordinator}" for coordinator in coordinators])
-    has_log = [znode is not None for _, znode in logs]
-    results = _run_in_threads(partial(_read_coordinator, admin), list(zip(coordinators, has_log, strict=True)))
-    problems = [problem for _, problem in results if problem]
-    transactions, participant_problems = _complete_participants(admin, [each for found, _ in results for each in found])
-    problems += [f"transaction {each.id}: {each.problem}" for each in transactions if each.problem]
-    transactions.sort(key=lambda each: (each.opened_ms or 0, each.coordinator, each.sequence))
-    return TransactionReport(tuple(transactions), (*problems, *participant_problems))
+    reports = _run_in_threads(partial(_ask_coordinator, admin), coordinators)
+    directory = BookieDirectory(reader, ledgers_root)
+    transactions: list[OpenTransaction] = []
+    problems: list[str] = []
+    for coordinator, report in zip(coordinators, reports, strict=True):
+        if isinstance(report, list):
+            transactions += report
+            continue
+        try:
+            logged = read_logged_transactions(reader, directory, ledgers_root, coordinator)
+        except (StoreUnavailable, UnreadableMetadata) as error:
+            problems.append(f"coordinator {coordinator}: it gives no answer, and its log cannot be read: {error}")
+            continue
+        if logged is None:  # the coordinator has never been loaded, unless it fails
+            problems += [f"coordinator {coordinator}: it has no log, and its broker fails: {report}"] if report else []
+            continue
+        found, participant_problems = _ask_logged_participants(admin, coordinator, logged)
+        transactions += found
+        problems += participant_problems
+    transactions, detail_problems = _complete_participants(admin, transactions)
+    transactions.sort(key=lambda each: (each.opened_ms, each.coordinator, each.sequence))
+    return TransactionReport(tuple(transactions), (*problems, *detail_problems))
 
 
-def _read_coordinator(admin: BrokerAdmin, coordinator_and_log: tuple[int, bool]) -> tuple[list[OpenTransaction], str]:
-    """Return the transactions of a coordinator, and a problem or ""."""
-    coordinator, has_log = coordinator_and_log
+def _ask_coordinator(admin: BrokerAdmin, coordinator: int) -> list[OpenTransaction] | AdminRequestFailed | None:
+    """Return the transactions of a coordinator, the reason why it gives no answer, or `None` if it is not loaded."""
     path = f"{_TRANSACTIONS}/slowTransactions/{_ANY_TIMEOUT}?coordinatorId={coordinator}"
     try:
         documents = admin.find_json(path, dict, attempts=1)
-        if documents is not None:
-            return [_parse_transaction(require_field(documents, name, dict, path), path) for name in documents], ""
-    except AdminRequestFailed:
-        try:
-            return _read_one_by_one(admin, coordinator)
-        except AdminRequestFailed as error:
-            return [], f"coordinator {coordinator}: {error}"
-    if not has_log:  # no client has used the coordinator yet
-        return [], ""
-    expected = f"coordinator {coordinator}: expected it to be loaded, because it has a log, found it not loaded."
-    return [], f"{expected} A broker loads it when a client begins a transaction."
+        if documents is None:
+            return None
+        return [_parse_transaction(require_field(documents, name, dict, path), path) for name in documents]
+    except AdminRequestFailed as error:
+        return error
 
 
-def _read_one_by_one(admin: BrokerAdmin, coordinator: int) -> tuple[list[OpenTransaction], str]:
-    path = f"{_TRANSACTIONS}/coordinatorStats?coordinatorId={coordinator}"
-    statistics = admin.read_json(path, dict)
-    first, last = (require_field(statistics, name, int, path) for name in ("lowWaterMark", "leastSigBits"))
-    count = require_field(statistics, "ongoingTxnSize", int, path)
-    found: list[OpenTransaction] = []
-    for sequence in range(first + 1, min(last, first + _MAX_IDS) + 1):
-        if len(found) >= count or sum(bool(each.problem) for each in found) >= _MAX_UNREADABLE:
-            break
-        path = f"{_TRANSACTIONS}/transactionMetadata/{coordinator}/{sequence}"
-        try:
-            document = admin.find_json(path, dict, attempts=1)
-        except AdminRequestFailed as error:
-            if error.status is None or error.status < _INTERNAL_ERROR:
-                return found, f"coordinator {coordinator}: {error}"
-            problem = f"its participants cannot be asked, perhaps because a topic is not loaded or deleted: {error}"
-            found.append(OpenTransaction(coordinator=coordinator, sequence=sequence, problem=problem))
+def _ask_logged_participants(
+    admin: BrokerAdmin, coordinator: int, logged: Mapping[int, LoggedTransaction]
+) -> tuple[list[OpenTransaction], list[str]]:
+    """Return the transactions of a log with the positions that their participants report, and problems."""
+    transactions: list[OpenTransaction] = []
+    problems: list[str] = []
+    for sequence, transaction in logged.items():
+        names = [(topic, None) for topic in transaction.topics] + list(transaction.subscriptions)
+        ask = partial(_ask_position, admin, f"{coordinator}/{sequence}", _ENDS_BY_STATE[transaction.state])
+        answers = _run_in_threads(ask, names)
+        problems += [answer for answer in answers if isinstance(answer, str)]
+        participants = [answer for answer in answers if isinstance(answer, TransactionParticipant)]
+        transactions.append(
+            OpenTransaction(
+                coordinator=coordinator,
+                sequence=sequence,
+                state=transaction.state,
+                opened_ms=transaction.opened_ms,
+                timeout_ms=transaction.timeout_ms,
+                participants=_sort_participants(participants),
+            )
+        )
+    return transactions, problems
+
+
+def _ask_position(
+    admin: BrokerAdmin, txn_path: str, end: str, participant: tuple[str, str | None]
+) -> TransactionParticipant | str:
+    """Return a participant with its position, or a problem. The topic is not loaded because of the question."""
+    topic, subscription = participant
+    try:
+        topic_path = format_topic_path(topic)
+        if subscription is None:
+            path, field = f"{_TRANSACTIONS}/transactionInBufferStats/{topic_path}/{txn_path}", "startPosition"
         else:
-            found += [_parse_transaction(document, path)] if document is not None else []
-    missing = count - len(found)
-    problem = f"coordinator {coordinator}: {missing:,} of {count:,} transactions were not read"
-    return found, problem if missing > 0 else ""
+            subscription_path = f"{topic_path}/{quote(subscription, safe='')}"
+            path = f"{_TRANSACTIONS}/transactionInPendingAckStats/{subscription_path}/{txn_path}"
+            field = "cumulativeAckPosition"
+        document = admin.find_json(path, dict, attempts=1)
+        position = None if document is None else _find_text(document, field, path)
+    except (AdminRequestFailed, InvalidInput) as error:
+        return f"{topic}: {error}"
+    is_done = document is not None and subscription is None and position is None
+    return TransactionParticipant(
+        topic=topic,
+        subscription=subscription,
+        owes=NOTHING if is_done else end,
+        position=position,
+        loaded=document is not None,
+    )
 
 
 def _parse_transaction(document: dict[str, Any], path: str) -> OpenTransaction:
@@ -176,8 +210,12 @@ def _parse_transaction(document: dict[str, Any], path: str) -> OpenTransaction:
         state=state,
         opened_ms=require_field(document, "openTimestamp", int, path),
         timeout_ms=require_field(document, "timeoutAt", int, path),  # a duration, despite its name
-        participants=tuple(sorted(participants, key=lambda each: (each.topic, each.subscription or ""))),
+        participants=_sort_participants(participants),
     )
+
+
+def _sort_participants(participants: Iterable[TransactionParticipant]) -> tuple[TransactionParticipant, ...]:
+    return tuple(sorted(participants, key=lambda each: (each.topic, each.subscription or "")))
 
 
 def _complete_participants(

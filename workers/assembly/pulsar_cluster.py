@@ -93,7 +93,7 @@ def read_pulsar_transactions(settings: Settings) -> TransactionReport:
         raise InvalidInput("pulsar_admin_url", expected=expected, found="nothing")
     with cluster.open_reader() as reader:
         admin = BrokerAdmin(cluster.admin, list_registered_brokers(reader))
-        return read_open_transactions(admin, reader)
+        return read_open_transactions(admin, reader, cluster.ledgers_root)
 
 
 def read_pulsar_cluster_identity(settings: Settings) -> str:

@@ -26,8 +26,9 @@ def list_transactions(context: CommandContext, *, older_than: _OlderThan = "0s")
     """List the open transactions of the cluster, oldest first, with their participants and who waits for them.
 
     A topic does not deliver messages behind the first message of an open transaction. Subscriptions that have come so
-    far wait. A participant owes its part until the transaction commits or aborts. The setting pulsar_admin_url is
-    needed. If a coordinator or participant cannot be read, the exit code is 4. The command changes nothing.
+    far wait. A participant owes its part until the transaction commits or aborts. If a coordinator gives no answer, its
+    log is read from bookies. If a log or participant cannot be read either, the exit code is 4. The command changes
+    nothing, and needs the setting pulsar_admin_url.
     """
     min_age_s = parse_duration(older_than, "older-than")
     with show_progress_bar("asking coordinators of transactions"):
@@ -36,7 +37,7 @@ def list_transactions(context: CommandContext, *, older_than: _OlderThan = "0s")
     rows = [
         _make_row(transaction, now_s)
         for transaction in report.transactions
-        if transaction.opened_ms is None or now_s - transaction.opened_ms / 1_000 >= min_age_s
+        if now_s - transaction.opened_ms / 1_000 >= min_age_s
     ]
     problems = "".join(f"not read: {problem}\n" for problem in report.problems)
     return Answer(
@@ -50,21 +51,21 @@ def list_transactions(context: CommandContext, *, older_than: _OlderThan = "0s")
 
 
 def _make_row(transaction: "OpenTransaction", now_s: float) -> dict[str, Any]:
-    opened_ms, timeout_ms = transaction.opened_ms, transaction.timeout_ms
     return {
         "txn": transaction.id,
         "coordinator": transaction.coordinator,
         "state": transaction.state,
-        "opened": None if opened_ms is None else format_time_to_second(opened_ms * 1_000),
-        "age_s": None if opened_ms is None else max(0, round(now_s - opened_ms / 1_000)),
-        "timeout_s": None if timeout_ms is None else timeout_ms / 1_000,
+        "opened": format_time_to_second(transaction.opened_ms * 1_000),
+        "age_s": max(0, round(now_s - transaction.opened_ms / 1_000)),
+        "timeout_s": transaction.timeout_ms / 1_000,
         "participants": [_make_participant_row(participant) for participant in transaction.participants],
-        "problem": transaction.problem or None,
     }
 
 
 def _make_participant_row(participant: "TransactionParticipant") -> dict[str, Any]:
-    return select_fields(participant, "topic subscription owes position") | {"waiting": list(participant.waiting)}
+    return select_fields(participant, "topic subscription loaded owes position") | {
+        "waiting": list(participant.waiting)
+    }
 
 
 def _make_display_row(row: dict[str, Any]) -> dict[str, Any]:
@@ -74,10 +75,10 @@ def _make_display_row(row: dict[str, Any]) -> dict[str, Any]:
     )
     return {
         "txn": row["txn"],
-        "state": row["state"] or "not readable",
+        "state": row["state"],
         "opened": row["opened"],
-        "age": None if row["age_s"] is None else _format_age(row["age_s"]),
-        "timeout": None if row["timeout_s"] is None else _format_age(round(row["timeout_s"])),
+        "age": _format_age(row["age_s"]),
+        "timeout": _format_age(round(row["timeout_s"])),
         "waiting": len({(each["topic"], name) for each in topics for name in each["waiting"]}),
         "messages": "\n".join(map(_describe_messages, topics)),
         "acknowledgements": "\n".join(map(_describe_acknowledgements, subscriptions)),
@@ -86,13 +87,15 @@ def _make_display_row(row: dict[str, Any]) -> dict[str, Any]:
 
 def _describe_messages(participant: dict[str, Any]) -> str:
     if participant["position"] is None:
-        return f"{participant['topic']}: owes {participant['owes']}"
+        state = "" if participant["loaded"] else "not loaded, "
+        return f"{participant['topic']}: {state}owes {participant['owes']}"
     waiting = f"; waiting: {', '.join(participant['waiting'])}" if participant["waiting"] else ""
     return f"{participant['topic']}: messages from {participant['position']} on, owes {participant['owes']}{waiting}"
 
 
 def _describe_acknowledgements(participant: dict[str, Any]) -> str:
     extent = f"up to {participant['position']}" if participant["position"] else "single ones"
+    extent = extent if participant["loaded"] else "not loaded"
     subject = f"{participant['topic']}, subscription {participant['subscription']}"
     return f"{subject}: acknowledgements ({extent}), owes {participant['owes']}"
 

@@ -22,7 +22,7 @@ NOT_FOUND: Final = (404, '{"reason":"Topic not found"}')
 
 @dataclass(frozen=True)
 class Drip:
-    """An answer that never ends: a space every tenth of a second."""
+    """Answer that lasts 10 s: a space every tenth of a second."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,8 @@ class _Handler(BaseHTTPRequestHandler):
                 self.server.admin.closing.wait(30)
             case Drip():
                 self._send(200, {})
-                while not self.server.admin.closing.wait(0.1):
+                for _ in range(100):
+                    self.server.admin.closing.wait(0.1)
                     self.wfile.write(b" ")
             case Redirect(url):
                 self._send(307, {"Location": url, "Content-Length": "0"})

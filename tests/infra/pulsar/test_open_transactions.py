@@ -18,12 +18,13 @@ from infra.pulsar.open_transactions import (
 )
 from infra.pulsar.znode_reads import ZnodeReader
 from tests.infra.pulsar.fake_admin import RECORDED, FakeAdmin, serve_admin
+from tests.infra.pulsar.test_transaction_log_reads import serve_log
 
 pytestmark = pytest.mark.external_service
 
 _API = "/admin/v3/transactions"
 _SLOW = f"{_API}/slowTransactions/-1?coordinatorId=0"
-_STATISTICS = f"{_API}/coordinatorStats?coordinatorId=0"
+_LOG = "/managed-ledgers/pulsar/system/persistent/__transaction_log_0"
 _PLACED, _RAW = "persistent://acme/orders/placed", "persistent://acme/orders/raw"
 
 
@@ -35,7 +36,7 @@ def server() -> Iterator[FakeAdmin]:
 
 def _read(server: FakeAdmin, reader: ZnodeReader, *, timeout_s: float = 0.5) -> TransactionReport:
     admin = BrokerAdmin(BrokerAdminAddress(url=server.url), timeout_s=timeout_s, sleep=lambda _: None)
-    return read_open_transactions(admin, reader)
+    return read_open_transactions(admin, reader, "ledgers")
 
 
 def _transaction(sequence: int, *, state: str = "OPEN", **changes: Any) -> dict[str, Any]:
@@ -55,7 +56,7 @@ def test_transactions_of_a_real_cluster_show_participants_and_who_waits(server: 
     assert report.problems == ()
     first, second, third = report.transactions
     assert [each.id for each in report.transactions] == ["0:0", "0:1", "0:2"]
-    assert (first.state, first.timeout_ms, first.opened_ms) == ("OPEN", 36_000_000, 1_795_778_230_633)
+    assert (first.state, first.timeout_ms, first.opened_ms) == ("OPEN", 36_000_000, 1_795_780_876_775)
     end = "commit or abort"
     waiting = ("billing", "search")
     assert first.participants == (
@@ -72,37 +73,72 @@ def test_transactions_of_a_real_cluster_show_participants_and_who_waits(server: 
     )
 
 
-def test_a_topic_that_is_not_loaded_hides_no_other_transaction(server: FakeAdmin, reader: ZnodeReader) -> None:
-    """A real broker then answers nothing to the question for all transactions."""
-    server.answers = dict(RECORDED["unloaded"])
-    report = _read(server, reader)
-    assert [(each.id, each.state) for each in report.transactions] == [("0:1", None), ("0:0", "OPEN"), ("0:2", "OPEN")]
-    assert report.transactions[1].participants[0].waiting == ("billing", "search")
-    (problem,) = report.problems
-    assert problem.startswith("transaction 0:1: its participants cannot be asked")
-    assert "java.util.concurrent.TimeoutException" in problem
-
-
-def test_a_coordinator_that_no_client_has_used_has_no_transactions(
+def test_a_topic_that_is_not_loaded_hides_no_transaction(
     server: FakeAdmin, reader: ZnodeReader, cluster: KazooClient
 ) -> None:
+    """A real broker answers nothing to the question for all transactions, but their log is on bookies."""
+    expected = _read(server, reader).transactions
+    server.answers = dict(RECORDED["unloaded"])
+    with serve_log(cluster):
+        report = _read(server, reader)
+    assert report.problems == ()
+    first, second, third = report.transactions
+    assert (first, third) == (expected[0], expected[2])
+    *others, shipped = second.participants
+    assert tuple(others) == expected[1].participants[:2]
+    assert (shipped.topic, shipped.loaded, shipped.owes) == (
+        "persistent://acme/orders/shipped",
+        False,
+        "commit or abort",
+    )
+
+
+def test_a_coordinator_that_no_client_has_used_has_no_transactions(server: FakeAdmin, reader: ZnodeReader) -> None:
     server.answers[f"{_API}/coordinators"] = [{"id": 7}]
     assert _read(server, reader) == TransactionReport((), ())
-    cluster.create("/managed-ledgers/pulsar/system/persistent/__transaction_log_7", b"", makepath=True)
+
+
+def test_a_coordinator_that_fails_and_has_no_log_is_a_problem(server: FakeAdmin, reader: ZnodeReader) -> None:
+    server.answers[_SLOW] = (500, '{"reason":"broken"}')
     report = _read(server, reader)
     assert report.transactions == ()
-    assert report.problems[0].startswith("coordinator 7: expected it to be loaded, because it has a log, found it not")
+    (problem,) = report.problems
+    assert problem.startswith("coordinator 0: it has no log, and its broker fails: ")
+    assert "(broken)" in problem
 
 
-def test_one_coordinator_that_fails_hides_no_other(server: FakeAdmin, reader: ZnodeReader) -> None:
+def test_a_coordinator_that_is_not_loaded_has_a_log(
+    server: FakeAdmin, reader: ZnodeReader, cluster: KazooClient
+) -> None:
+    server.answers[_SLOW] = (404, '{"reason":"Transaction coordinator not found!"}')
+    with serve_log(cluster):
+        assert [each.id for each in _read(server, reader).transactions] == ["0:0", "0:1", "0:2"]
+
+
+def test_one_coordinator_that_cannot_be_read_hides_no_other(
+    server: FakeAdmin, reader: ZnodeReader, cluster: KazooClient
+) -> None:
     server.answers[f"{_API}/coordinators"] = [{"id": 0}, {"id": 1}]
     server.answers[f"{_API}/slowTransactions/-1?coordinatorId=1"] = (500, "")
-    server.answers[f"{_API}/coordinatorStats?coordinatorId=1"] = (500, '{"reason":"broken"}')
-    report = _read(server, reader)
+    with serve_log(cluster, coordinator=1):
+        cluster.delete("/ledgers/available/bk0")
+        report = _read(server, reader)
     assert [each.id for each in report.transactions] == ["0:0", "0:1", "0:2"]
     (problem,) = report.problems
-    assert problem.startswith("coordinator 1: ")
-    assert "found status 500 (broken)" in problem
+    assert problem.startswith("coordinator 1: it gives no answer, and its log cannot be read: ledger 41: too few")
+
+
+@pytest.mark.parametrize("answer", [(500, ""), (200, "{}x"), {"startPosition": 7}])
+def test_a_participant_in_the_log_that_cannot_be_asked_is_a_problem(
+    server: FakeAdmin, reader: ZnodeReader, cluster: KazooClient, answer: object
+) -> None:
+    path = f"{_API}/transactionInBufferStats/acme/orders/shipped/0/1"
+    server.answers = {**RECORDED["unloaded"], path: answer}
+    with serve_log(cluster):
+        report = _read(server, reader)
+    assert len(report.transactions) == 3
+    assert len(report.problems) == 1
+    assert path in report.problems[0]
 
 
 @pytest.mark.parametrize("answer", [(500, ""), (401, ""), (503, ""), (200, "<html>"), {"id": 0}, [{"id": "0"}], [7]])
@@ -127,12 +163,12 @@ def test_without_the_list_of_coordinators_the_reading_fails(
         {"ackedPartitions": {_PLACED: {"billing": None}}},
     ],
 )
-def test_an_answer_with_another_form_is_a_problem(
-    server: FakeAdmin, reader: ZnodeReader, change: dict[str, Any]
+def test_an_answer_with_another_form_is_none(
+    server: FakeAdmin, reader: ZnodeReader, cluster: KazooClient, change: dict[str, Any]
 ) -> None:
+    """The log decides, which cannot be read here."""
     server.answers[_SLOW] = {"(0,1)": _transaction(1, **change)}
-    server.answers[_STATISTICS] = {"lowWaterMark": 0, "leastSigBits": 1, "ongoingTxnSize": 1}
-    server.answers[f"{_API}/transactionMetadata/0/1"] = _transaction(1, **change)
+    cluster.create(_LOG, b"\xff", makepath=True)
     report = _read(server, reader)
     assert report.transactions == ()
     assert len(report.problems) == 1
@@ -179,23 +215,6 @@ def test_a_participant_that_cannot_be_asked_is_a_problem(
     assert len(report.transactions) == 3
     (problem,) = report.problems
     assert path in problem
-
-
-def test_the_search_one_by_one_has_bounds(
-    server: FakeAdmin, reader: ZnodeReader, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    server.answers[_SLOW] = (500, "")
-    server.answers[_STATISTICS] = {"lowWaterMark": 99, "leastSigBits": 1_000_000, "ongoingTxnSize": 9}
-    not_found = (404, '{"reason":"no such transaction"}')
-    server.answers |= {f"{_API}/transactionMetadata/0/{sequence}": not_found for sequence in range(100, 120)}
-    server.answers |= {f"{_API}/transactionMetadata/0/{sequence}": (500, "") for sequence in range(102, 112)}
-    report = _read(server, reader)
-    assert [each.sequence for each in report.transactions] == [102, 103, 104, 105, 106]
-    assert report.problems[0] == "coordinator 0: 4 of 9 transactions were not read"
-    server.answers |= {f"{_API}/transactionMetadata/0/{sequence}": not_found for sequence in range(102, 112)}
-    monkeypatch.setattr(open_transactions, "_MAX_IDS", 10)
-    assert _read(server, reader).problems == ("coordinator 0: 9 of 9 transactions were not read",)
-    assert server.count(f"{_API}/transactionMetadata/0/110") == 0
 
 
 def test_only_so_many_participants_are_asked(

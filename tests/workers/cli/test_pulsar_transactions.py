@@ -9,12 +9,13 @@ from kazoo.client import KazooClient
 from infra.coordination.zookeeper_session import EnsembleOptions
 from tests.infra.pulsar.conftest import cluster, ensemble, zookeeper
 from tests.infra.pulsar.fake_admin import RECORDED, FakeAdmin, serve_admin
+from tests.infra.pulsar.test_transaction_log_reads import serve_log
 from tests.workers.cli.conftest import Run, document
 from tests.workers.cli.fakes import FakeCommandServices
 
 __all__ = ["cluster", "ensemble", "zookeeper"]
 
-_OPENED_S = 1_795_778_230.633  # of the oldest recorded transaction
+_OPENED_S = 1_795_780_876.775  # of the oldest recorded transaction
 
 
 @pytest.fixture
@@ -44,12 +45,13 @@ def test_transactions_are_listed_with_age_participants_and_who_waits(run: Run, s
         "txn": "0:0",
         "coordinator": 0,
         "state": "OPEN",
-        "opened": "2026-11-27T11:17:10Z",
+        "opened": "2026-11-27T12:01:16Z",
         "timeout_s": 36_000,
         "participants": [
             {
                 "topic": "persistent://acme/orders/placed",
                 "subscription": None,
+                "loaded": True,
                 "owes": "commit or abort",
                 "position": "5:1",
                 "waiting": ["billing", "search"],
@@ -57,12 +59,12 @@ def test_transactions_are_listed_with_age_participants_and_who_waits(run: Run, s
             {
                 "topic": "persistent://acme/orders/raw",
                 "subscription": "importer",
+                "loaded": True,
                 "owes": "commit or abort",
                 "position": None,
                 "waiting": [],
             },
         ],
-        "problem": None,
     }
     assert server.requests
 
@@ -71,7 +73,7 @@ def test_transactions_are_listed_with_age_participants_and_who_waits(run: Run, s
 def test_people_see_a_table_that_fits_80_columns(run: Run, server: FakeAdmin) -> None:
     shown = run("pulsar", "transactions").stdout
     assert max(map(len, shown.splitlines())) <= 80
-    assert "0:0  OPEN   2026-11-27 11:17  2h   10h            2" in shown
+    assert "0:0  OPEN   2026-11-27 12:01  2h   10h            2" in shown
     assert "persistent://acme/orders/placed: messages from 5:1 on, owes commit or abort;" in shown
     assert "waiting: billing, search" in shown
     assert server.requests
@@ -90,16 +92,24 @@ def test_younger_transactions_are_left_out(run: Run, server: FakeAdmin) -> None:
 
 
 @pytest.mark.external_service
-def test_what_cannot_be_read_is_shown_at_any_age_and_fails(run: Run, server: FakeAdmin) -> None:
+def test_a_topic_that_is_not_loaded_is_shown_as_such(run: Run, server: FakeAdmin, cluster: KazooClient) -> None:
     silent = "/admin/v3/transactions/slowTransactions/-1?coordinatorId=0"
     server.answers = {**RECORDED["unloaded"], silent: (500, "")}
-    answer = document(run("pulsar", "transactions", "--older-than", "3h", "--json"), code=4)
-    assert [(row["txn"], row["state"]) for row in answer["transactions"]] == [("0:1", None)]
-    assert answer["problems"][0].startswith("transaction 0:1: ")
+    with serve_log(cluster):
+        shown = run("pulsar", "transactions").stdout
+    assert "persistent://acme/orders/shipped: not loaded, owes commit or abort" in shown
+    assert max(map(len, shown.splitlines())) <= 80
+
+
+@pytest.mark.external_service
+def test_what_cannot_be_read_is_shown_and_fails(run: Run, server: FakeAdmin) -> None:
+    server.answers["/admin/v3/transactions/slowTransactions/-1?coordinatorId=0"] = (500, "")
+    answer = document(run("pulsar", "transactions", "--json"), code=4)
+    assert answer["transactions"] == []
+    assert answer["problems"][0].startswith("coordinator 0: it has no log, and its broker fails: ")
     shown = run("pulsar", "transactions")
     assert shown.exit_code == 4
-    assert "not read: transaction 0:1: its participants cannot be asked" in shown.stdout
-    assert "0:1  not readable" in shown.stdout
+    assert "not read: coordinator 0: it has no log" in shown.stdout
 
 
 @pytest.mark.external_service

@@ -1,10 +1,11 @@
 """Record answers of a real broker about open transactions into `transactions.json`.
 
-`python -m tests.infra.pulsar.recorded.record_transactions LIB ADMIN_URL SERVICE_URL`
+`python -m tests.infra.pulsar.recorded.record_transactions LIB ADMIN_URL SERVICE_URL ZOOKEEPER`
 
 `LIB` is the folder with the jars of Pulsar's distribution. The broker needs `transactionCoordinatorEnabled=true` and
 `systemTopicEnabled=true`, and must be new: nothing has used a transaction of it. The answers are recorded twice, the
-second time after the unload of a topic with messages of a transaction.
+second time after the unload of a topic with messages of a transaction. The entries of the coordinator's log are in
+hexadecimal digits.
 """
 
 import json
@@ -16,6 +17,10 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
 
+from infra.pulsar.bookie_reads import BookieDirectory
+from infra.pulsar.cluster_access import PulsarCluster
+from infra.pulsar.transaction_log_reads import read_log_payloads
+
 _FOLDER: Final = Path(__file__).parent
 _TIMEOUT_S: Final = 20.0
 _PATHS: Final = (
@@ -25,13 +30,14 @@ _PATHS: Final = (
     "/admin/v2/persistent/acme/orders/placed/internalStats",
     "/admin/v2/persistent/acme/orders/shipped/internalStats",
     "/admin/v3/transactions/coordinators",
-    "/admin/v3/transactions/coordinatorStats?coordinatorId=0",
     "/admin/v3/transactions/slowTransactions/-1?coordinatorId=0",
     "/admin/v3/transactions/slowTransactions/-1?coordinatorId=7",
-    "/admin/v3/transactions/transactionMetadata/0/0",
-    "/admin/v3/transactions/transactionMetadata/0/1",
-    "/admin/v3/transactions/transactionMetadata/0/2",
-    "/admin/v3/transactions/transactionMetadata/0/9",
+    "/admin/v3/transactions/transactionInBufferStats/acme/orders/placed/0/0",
+    "/admin/v3/transactions/transactionInBufferStats/acme/orders/placed/0/1",
+    "/admin/v3/transactions/transactionInBufferStats/acme/orders/shipped/0/1",
+    "/admin/v3/transactions/transactionInPendingAckStats/acme/orders/raw/importer/0/0",
+    "/admin/v3/transactions/transactionInPendingAckStats/acme/orders/raw/audit/0/1",
+    "/admin/v3/transactions/transactionInPendingAckStats/acme/orders/placed/billing/0/2",
     "/admin/v3/transactions/transactionBufferStats/acme/orders/placed",
     "/admin/v3/transactions/transactionBufferStats/acme/orders/shipped",
     "/admin/v3/transactions/pendingAckStats/acme/orders/raw/importer",
@@ -67,7 +73,13 @@ def _record(admin_url: str, paths: tuple[str, ...]) -> dict[str, Any]:
     return answers
 
 
-def main(lib: str, admin_url: str, service_url: str) -> None:
+def _record_log(zookeeper: str) -> list[str]:
+    with PulsarCluster(zookeeper=zookeeper).open_reader() as reader:
+        directory = BookieDirectory(reader, "ledgers")
+        return [payload.hex() for payload in read_log_payloads(reader, directory, "ledgers", 0) or ()]
+
+
+def main(lib: str, admin_url: str, service_url: str, zookeeper: str) -> None:
     _request(f"{admin_url}/admin/v2/tenants/acme", "PUT", {"allowedClusters": ["standalone"]})
     _request(f"{admin_url}/admin/v2/namespaces/acme/orders", "PUT")
     program = ["java", "-cp", f"{lib}/*", str(_FOLDER / "OpenTransactions.java"), service_url]
@@ -78,8 +90,9 @@ def main(lib: str, admin_url: str, service_url: str) -> None:
         loaded = _record(admin_url, _PATHS)
         _request(f"{admin_url}/admin/v2/persistent/acme/orders/shipped/unload", "PUT")
         unloaded = _record(admin_url, tuple(path for path in _PATHS if path != _LOADING))
+        log = _record_log(zookeeper)
         client.stdin.close()
-    text = json.dumps({"loaded": loaded, "unloaded": unloaded}, indent=1)
+    text = json.dumps({"loaded": loaded, "unloaded": unloaded, "log": log}, indent=1)
     (_FOLDER / "transactions.json").write_text(f"{text}\n", encoding="utf-8")
 
 
