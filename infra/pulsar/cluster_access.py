@@ -10,6 +10,7 @@ from infra.objects.bucket_address import BucketAddress
 from infra.pulsar.broker_admin import BrokerAdminAddress
 from infra.pulsar.znode_reads import ZnodeReader
 from logstore.pulsar.read_rates import READS_PER_S
+from logstore.pulsar.znode_names import LOG_ROOTS
 from logstore.rate_limiter import RateLimiter
 
 
@@ -26,6 +27,7 @@ class PulsarCluster:
     reads_per_s: float = READS_PER_S  # of all sessions that read at the same time
     admin: BrokerAdminAddress | None = None
     offloads: BucketAddress | None = None
+    log_roots: tuple[str, ...] = LOG_ROOTS  # of DistributedLog, without a slash at their ends
     shared_clusters: tuple[str, ...] = ()  # names of further clusters with the same BookKeeper
 
     def open_reader(self, *, parallel_sessions: int = 1) -> AbstractContextManager[ZnodeReader]:

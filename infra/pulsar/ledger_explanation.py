@@ -1,6 +1,6 @@
 """Explanation of one ledger: whose it is, what refers to it, where its data are, and what a plan would say of it."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from infra.pulsar.bookie_reads import BookieDirectory
@@ -22,7 +22,7 @@ from logstore.pulsar.ledger_verdicts import (
     judge_owner_lookup,
     judge_two_scans,
 )
-from logstore.pulsar.znode_names import MANAGED_LEDGERS, format_ledger_path
+from logstore.pulsar.znode_names import LOG_ROOTS, MANAGED_LEDGERS, format_ledger_path
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +37,14 @@ class LedgerExplanation:
     problems: tuple[ScanProblem, ...] = ()  # what could not be read, and may refer to the ledger
 
 
-def explain_ledger(reader: ZnodeReader, owners: OwnerDirectory, ledgers_root: str, ledger_id: int) -> LedgerExplanation:
+def explain_ledger(
+    reader: ZnodeReader,
+    owners: OwnerDirectory,
+    ledgers_root: str,
+    ledger_id: int,
+    *,
+    log_roots: Sequence[str] = LOG_ROOTS,
+) -> LedgerExplanation:
     """Read the ledger, and then every reference of the cluster.
 
     If anything cannot be read, a ledger without a known reference is doubtful.
@@ -51,7 +58,7 @@ def explain_ledger(reader: ZnodeReader, owners: OwnerDirectory, ledgers_root: st
         raise UnknownObject("ledger_id", expected="a ledger of the cluster", found=ledger_id)
     ledger = parse_ledger(ledger_id, path, znode)
     owner = find_stated_owner(ledger.metadata) if ledger.metadata else None
-    facts = list(_scan_for(reader, ledgers_root, ledger_id))
+    facts = list(_scan_for(reader, ledgers_root, ledger_id, log_roots))
     references = tuple(fact for fact in facts if isinstance(fact, LedgerReference))
     problems = tuple(fact for fact in facts if isinstance(fact, ScanProblem))
     if references:
@@ -84,13 +91,13 @@ def _judge_unreferenced_ledger(ledger: ScannedLedger, owners: OwnerDirectory, *,
     return judge_owner_lookup(ledger.owner, owners.look_up({ledger.ledger_id: ledger.owner})[ledger.ledger_id])
 
 
-def _scan_for(reader: ZnodeReader, ledgers_root: str, ledger_id: int) -> Iterator[ScanFact]:
+def _scan_for(reader: ZnodeReader, ledgers_root: str, ledger_id: int, log_roots: Sequence[str]) -> Iterator[ScanFact]:
     """Yield the references to the ledger, and all problems."""
     directory = BookieDirectory(reader, ledgers_root)
     namespaces = list_namespaces(reader)
     if not namespaces:
         yield ScanProblem(MANAGED_LEDGERS, "expected the namespaces of a Pulsar cluster, found none")
-    facts = scan_references(reader, namespaces, list_schema_tenants(reader), has_logs=True)
+    facts = scan_references(reader, namespaces, list_schema_tenants(reader), log_roots)
     for fact in resolve_compaction_cursors(reader, directory, ledgers_root, facts):
         if isinstance(fact, ScanProblem) or (isinstance(fact, LedgerReference) and fact.ledger_id == ledger_id):
             yield fact

@@ -16,9 +16,6 @@ from infra.pulsar.scan_problem import ScanProblem
 from infra.pulsar.znode_reads import ZnodeReader
 from logstore.pulsar.ledger_references import find_log_allocation_reference, find_log_segment_reference
 
-LOG_ROOTS: Final = ("pulsar/functions", "pulsar/packages", "stream/storage", "stream/segments")
-"""Roots of logs in a cluster as Pulsar configures it."""
-
 _LOG: Final = "<default>"  # child of a folder that makes it a log
 _SEGMENT_PREFIXES: Final = ("inprogress_", "logrecs_")
 _POOL_PREFIX: Final = "."  # of the folder of allocation pools, which DistributedLog requires
@@ -27,7 +24,7 @@ _MAX_SEGMENT_LISTS: Final = 5
 """Times that the segments of a log are listed. They change every few minutes at most."""
 
 
-def scan_logs(reader: ZnodeReader, roots: Sequence[str] = LOG_ROOTS) -> Iterator[ScanFact]:
+def scan_logs(reader: ZnodeReader, roots: Sequence[str]) -> Iterator[ScanFact]:
     """Yield what the logs below `roots` refer to. Logs nest to any depth; other znodes are folders of logs."""
     # The logs are listed after the pools are read, because a log that is created meanwhile may use a pool's ledger.
     pools = [path for path in _walk_folders(reader, roots) if _is_pool(path)]

@@ -36,13 +36,12 @@ _TOPICS_PER_BATCH: Final = 1_000
 
 
 def scan_references(
-    reader: ZnodeReader, namespaces: Sequence[str], schema_tenants: Sequence[str], *, has_logs: bool
+    reader: ZnodeReader, namespaces: Sequence[str], schema_tenants: Sequence[str], log_roots: Sequence[str]
 ) -> Iterator[ScanFact]:
-    """Yield what these parts of the metadata refer to, and with `has_logs` also what logs refer to."""
+    """Yield what these parts of the metadata refer to."""
     yield from scan_managed_ledgers(reader, namespaces)
     yield from scan_schemas(reader, list_schemas(reader, schema_tenants))
-    if has_logs:
-        yield from scan_logs(reader)
+    yield from scan_logs(reader, log_roots)
 
 
 def list_namespaces(reader: ZnodeReader) -> list[str]:

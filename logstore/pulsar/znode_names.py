@@ -12,6 +12,12 @@ from logstore.pulsar.unreadable_metadata import UnreadableMetadata
 
 MANAGED_LEDGERS: Final = "managed-ledgers"
 SCHEMAS: Final = "schemas"
+LOG_ROOTS: Final = ("pulsar/functions", "pulsar/packages", "stream/storage", "stream/segments")
+"""Roots of the logs of DistributedLog, as Pulsar places them: function packages, packages, and the table service.
+
+They are relative to the path above BookKeeper's ledgers, which may be below the root of the cluster.
+"""
+
 MANAGED_LEDGER_DOMAIN: Final = "persistent"
 
 _FIRST_LONG_ID: Final = (1 << 31) - 1  # first id that has 19 digits in its path

@@ -198,7 +198,7 @@ def _write_reference_facts(task: _ReferenceTask, *, target: _ScanTarget) -> _Tas
             case scan_slices.SCHEMAS:
                 facts = scan_schemas(reader, scan_slices.read_schema_slice(target.folder, task.slice_number))
             case _:
-                facts = scan_logs(reader)
+                facts = scan_logs(reader, target.cluster.log_roots)
         directory = BookieDirectory(reader, target.cluster.ledgers_root)
         for fact in resolve_compaction_cursors(reader, directory, target.cluster.ledgers_root, facts):
             writer.add(fact)

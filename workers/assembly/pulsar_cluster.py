@@ -43,6 +43,7 @@ def pulsar_cluster_from_settings(settings: Settings) -> PulsarCluster:
         zookeeper=settings.pulsar_zookeeper,
         configuration_store=settings.pulsar_configuration_store,
         ledgers_root=settings.pulsar_ledgers_root.strip("/"),
+        log_roots=settings.pulsar_log_root_paths,
         auth=auth,
         tls=tls,
         session_timeout_s=SESSION_TIMEOUT_S,
@@ -105,7 +106,7 @@ def read_pulsar_cluster_identity(settings: Settings) -> str:
 def explain_pulsar_ledger(settings: Settings, ledger_id: int) -> LedgerExplanation:
     cluster = pulsar_cluster_from_settings(settings)
     with cluster.open_reader() as reader, open_owner_directory(cluster, reader) as owners:
-        return explain_ledger(reader, owners, cluster.ledgers_root, ledger_id)
+        return explain_ledger(reader, owners, cluster.ledgers_root, ledger_id, log_roots=cluster.log_roots)
 
 
 def scan_pulsar_index_buckets(settings: Settings, topic: str | None) -> Iterator[ScannedIndexBucket | ScanProblem]:

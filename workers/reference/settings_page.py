@@ -69,6 +69,7 @@ _VALUES_BY_KIND: Final = (  # a type is before the type that it narrows, because
     (setting_types.WebAddress, "URL"),
     (setting_types.Bucket, "bucket name"),
     (setting_types.BucketList, "bucket names, separated by commas"),
+    (setting_types.ZnodePathList, "paths, separated by commas"),
     (setting_types.PulsarClusterList, "names, separated by commas"),
     (setting_types.FunctionList, "module:function, separated by commas"),
     (setting_types.Word, "name"),

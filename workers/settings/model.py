@@ -10,6 +10,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, m
 from logstore.errors import ServiceFailed
 from logstore.ownership import MAX_BUNDLES
 from logstore.pulsar.read_rates import MIN_READS_PER_S, READS_PER_S
+from logstore.pulsar.znode_names import LOG_ROOTS
 from logstore.reconciliation.bulk_job_inputs_and_results import MIN_SCRUB_RATE, SCRUB_RATE
 from logstore.transactions.transaction_ids_and_states import MAX_COORDINATORS
 from workers.settings.setting_types import (
@@ -34,6 +35,7 @@ from workers.settings.setting_types import (
     WebAddress,
     Word,
     ZnodePath,
+    ZnodePathList,
     refuse_boolean,
     to_upper,
 )
@@ -75,6 +77,7 @@ SERVICE_SETTINGS = frozenset({
     "pulsar_zookeeper_key_file",
     "pulsar_configuration_store",
     "pulsar_ledgers_root",
+    "pulsar_log_roots",
     "pulsar_shared_clusters",
     "pulsar_admin_url",
     "pulsar_admin_token_file",
@@ -152,6 +155,9 @@ class Settings(BaseModel):
     pulsar_zookeeper_key_file: File = ""  # private key of the client's TLS certificate
     pulsar_configuration_store: Ensemble = ""  # ZooKeeper of tenants, namespaces and clusters; empty: pulsar_zookeeper
     pulsar_ledgers_root: ZnodePath = "/ledgers"  # path of BookKeeper's ledgers, below the path in pulsar_zookeeper
+    pulsar_log_roots: ZnodePathList = ",".join(
+        f"/{root}" for root in LOG_ROOTS
+    )  # paths of the logs of functions, packages and the table service, below the path in pulsar_zookeeper
     pulsar_shared_clusters: PulsarClusterList = ""  # names of further Pulsar clusters that use the same BookKeeper
     pulsar_reads_per_s: Annotated[Count, Field(ge=MIN_READS_PER_S, le=1_000_000)] = (
         READS_PER_S  # reads a second on pulsar_zookeeper, of all executors of a plan together
@@ -278,6 +284,11 @@ class Settings(BaseModel):
     def pulsar_cluster_names(self) -> tuple[str, ...]:
         """Names in `pulsar_shared_clusters`."""
         return tuple(filter(None, self.pulsar_shared_clusters.split(",")))
+
+    @property
+    def pulsar_log_root_paths(self) -> tuple[str, ...]:
+        """Paths in `pulsar_log_roots`, without slashes at their ends."""
+        return tuple(root.strip("/") for root in filter(None, self.pulsar_log_roots.split(",")))
 
     @property
     def traces_dir(self) -> Path:

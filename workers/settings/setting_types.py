@@ -204,6 +204,7 @@ PulsarClusterList = Annotated[
 FunctionList = Annotated[str, AfterValidator(_validate_function_list)]  # separated by commas
 Word = Annotated[str, AfterValidator(validate_word)]
 ZnodePath = Annotated[str, AfterValidator(_validate_znode_path)]
+ZnodePathList = Annotated[str, AfterValidator(_make_list_validator(_validate_znode_path))]  # separated by commas
 ServerName = Annotated[str, AfterValidator(_validate_server_name)]
 DeploymentName = Annotated[str, AfterValidator(_validate_deployment_name)]
 BuildId = Annotated[str, AfterValidator(_validate_build_id)]

@@ -9,6 +9,7 @@ from infra.pulsar.log_scan import scan_logs
 from infra.pulsar.scan_facts import LedgerReference, ScanFact
 from infra.pulsar.scan_problem import ScanProblem
 from infra.pulsar.znode_reads import Znode, ZnodeReader
+from logstore.pulsar.znode_names import LOG_ROOTS
 from logstore.rate_limiter import RateLimiter
 
 pytestmark = pytest.mark.external_service
@@ -65,7 +66,7 @@ def test_logs_are_found_at_any_depth(cluster: KazooClient, reader: ZnodeReader) 
             "stream/storage/.allocation_pool/pool-1/A0000000001": b"",
         },
     )
-    found = {fact.ledger_id for fact in scan_logs(reader) if isinstance(fact, LedgerReference)}
+    found = {fact.ledger_id for fact in scan_logs(reader, LOG_ROOTS) if isinstance(fact, LedgerReference)}
     assert found == {21, 22, 23, 24, 25}
 
 
@@ -89,7 +90,7 @@ def test_a_segment_that_is_completed_meanwhile_is_found(cluster: KazooClient, re
                 transaction.commit()
 
         interrupted = InterruptedReader(reader, complete)
-        facts = list(scan_logs(interrupted))
+        facts = list(scan_logs(interrupted, LOG_ROOTS))
         assert ids_of(facts) == [21], f"completed before read {moment}"
         assert not [fact for fact in facts if isinstance(fact, ScanProblem)]
         if interrupted.reads <= moment:
@@ -121,7 +122,7 @@ def test_an_allocated_ledger_that_becomes_a_segment_meanwhile_is_found(
                 transaction.commit()
 
         interrupted = InterruptedReader(reader, use)
-        assert set(ids_of(scan_logs(interrupted))) == {7, 21}, f"used before read {moment}"
+        assert set(ids_of(scan_logs(interrupted, LOG_ROOTS))) == {7, 21}, f"used before read {moment}"
         if interrupted.reads <= moment:
             break
         cluster.delete(f"/{log}/ledgers/inprogress_1")
@@ -143,7 +144,7 @@ def test_segments_that_never_stay_are_a_problem(cluster: KazooClient, reader: Zn
                     cluster.create(f"/{path}0", b"5;21;1")
             return super().read(paths)
 
-    (problem,) = scan_logs(Replacing(reader, lambda _: None))
+    (problem,) = scan_logs(Replacing(reader, lambda _: None), LOG_ROOTS)
     assert isinstance(problem, ScanProblem)
     assert problem.path == f"{_LOG}/ledgers"
 
@@ -152,6 +153,6 @@ def test_a_segment_outside_of_a_log_is_a_problem(cluster: KazooClient, reader: Z
     """DistributedLog can be configured with another name for what Pulsar has as `<default>`."""
     path = "pulsar/functions/f/other/ledgers/logrecs_1"
     write(cluster, {path: b"5;21;1"})
-    (problem,) = scan_logs(reader)
+    (problem,) = scan_logs(reader, LOG_ROOTS)
     assert isinstance(problem, ScanProblem)
     assert problem.path == path

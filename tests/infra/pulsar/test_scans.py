@@ -32,7 +32,7 @@ from infra.pulsar.znode_reads import Znode, ZnodeReader
 from logstore.errors import SessionLost, StoreUnavailable
 from logstore.pulsar.ledger_references import OffloadAttempt
 from logstore.pulsar.unreadable_metadata import UnreadableMetadata
-from logstore.pulsar.znode_names import format_ledger_path
+from logstore.pulsar.znode_names import LOG_ROOTS, format_ledger_path
 from logstore.rate_limiter import RateLimiter
 from tests.infra.coordination.zookeeper import ZooKeeper
 from tests.logstore.pulsar import wire
@@ -176,7 +176,7 @@ def test_schemas_are_found(cluster: KazooClient, reader: ZnodeReader) -> None:
 
 def test_a_cluster_without_schemas_and_logs_has_none_of_their_references(reader: ZnodeReader) -> None:
     assert not list(all_schemas(reader))
-    assert not list(scan_logs(reader))
+    assert not list(scan_logs(reader, LOG_ROOTS))
     assert list_namespaces(reader) == []
 
 
@@ -200,7 +200,7 @@ def test_what_cannot_be_read_is_a_problem(
 ) -> None:
     cluster.ensure_path("/managed-ledgers")
     write(cluster, values)
-    facts: list[ScanFact] = [*all_managed_ledgers(reader), *all_schemas(reader), *scan_logs(reader)]
+    facts: list[ScanFact] = [*all_managed_ledgers(reader), *all_schemas(reader), *scan_logs(reader, LOG_ROOTS)]
     (problem,) = (fact for fact in facts if isinstance(fact, ScanProblem))
     assert any(problem.path.startswith(path.rsplit("/", 1)[0]) for path in values)
     assert problem.reason
