@@ -154,11 +154,9 @@ class ClusterDamager:
         """
         client = ClusterFiller(self.cluster, self.ledgers)
         self.relay.set_trap(is_fatal, self.cluster.kill_broker)
-        thread = threading.Thread(target=_act_until_broker_is_gone, args=(act, client), daemon=True)
-        thread.start()
+        threading.Thread(target=_act_until_broker_is_gone, args=(act, client), daemon=True).start()
         self.relay.wait_for_trap(_TRAP_TIMEOUT_S)
-        client.shut_down()
-        thread.join(_TRAP_TIMEOUT_S)
+        client.shut_down()  # a message that waits for its receipt may now wait for ever, in its thread
         self.cluster.start_broker(zookeeper_port=0 if is_last else self.relay.port)
 
 
