@@ -109,7 +109,7 @@ class ClusterDamager:
     def delete_topic_with_pending_acknowledgements(self) -> None:
         """The managed ledger of pending acknowledgements that no broker has loaded stays. Its ledgers look alive."""
         path = f"/admin/v3/transactions/pendingAckInternalStats/{NAMESPACE}/{PENDING_TOPIC}/{PENDING_SUBSCRIPTION}"
-        self.filler.admin("PUT", f"{PENDING_TOPIC}/unload")
+        self._ask(PENDING_TOPIC)  # loads the topic
         log = self.cluster.request_admin("GET", path)["pendingAckLogStats"]
         messages = {each["ledgerId"] for each in log["managedLedgerInternalStats"]["ledgers"]}
         self.truth.keep(messages, f"managed ledger {log['managedLedgerName']} without a topic")

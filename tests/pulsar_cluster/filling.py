@@ -12,6 +12,7 @@ from uuid import uuid4
 import pulsar
 from pulsar.schema import AvroSchema, Integer, Record, String
 
+from infra.stack.java_search import find_java
 from tests.pulsar_cluster.cluster import RealCluster
 from tests.pulsar_cluster.ledger_list import LedgerList
 from tests.pulsar_cluster.waits import wait_until
@@ -127,8 +128,9 @@ class ClusterFiller:
         self.write(PENDING_TOPIC, 30)
         jars = self.cluster.distribution / "lib" / "*"
         arguments = [self.cluster.service_url, topic_url(PENDING_TOPIC), PENDING_SUBSCRIPTION, topic_url("receipts")]
-        argv = ["java", "-XX:TieredStopAtLevel=1", "-cp", str(jars), str(_TRANSACTIONS), *arguments]
-        subprocess.run(argv, check=True, capture_output=True, timeout=_TIMEOUT_S)
+        argv = [str(find_java().path), "-XX:TieredStopAtLevel=1", "-cp", str(jars), str(_TRANSACTIONS), *arguments]
+        completed = subprocess.run(argv, check=False, capture_output=True, text=True, timeout=_TIMEOUT_S)
+        assert completed.returncode == 0, completed.stderr  # such as a Java without a compiler
 
     def upload_package(self, name: str) -> None:
         """Store a package of a function, which has two DistributedLog logs."""

@@ -16,7 +16,7 @@ from tests.pulsar_cluster.cluster import RealCluster
 _BOOKIES: Final = "/ledgers/available"
 _BUCKET: Final = re.compile(rb"delayed\.bucket_\d+_\d+\x12.(\d+)")
 _LISTED_LEDGER: Final = re.compile(r"ledgerID: (\d+)$(?:\n.*LedgerMetadata\{(.*)\})?", re.MULTILINE)
-_CUSTOM: Final = re.compile(r"([\w/]+)=base64:([\w+/=]*)")
+_CUSTOM: Final = re.compile(r"([\w/-]+)=base64:([\w+/=]*)")
 _SHELL_TIMEOUT_S: Final = 180.0
 
 

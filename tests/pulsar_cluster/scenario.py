@@ -82,6 +82,7 @@ def damage_cluster(damager: ClusterDamager) -> None:
     """Leave ledgers without references, in each way in which Pulsar does, and plant some."""
     steps = {
         _SCHEMA_STEP: damager.filler.fill_partitioned_topic,
+        "a package is deleted": damager.delete_package,
         TRIM_STEP: damager.kill_broker_at_trim,
         "the broker is killed at an unsubscribe": damager.kill_broker_at_unsubscribe,
         "the broker is killed at a roll-over": damager.kill_broker_at_roll_over,
@@ -90,7 +91,6 @@ def damage_cluster(damager: ClusterDamager) -> None:
         "the broker is killed at an index bucket": damager.kill_broker_at_bucket,
         "the broker is killed at an offload": damager.kill_broker_at_offload,
         PENDING_ACK_STEP: damager.delete_topic_with_pending_acknowledgements,
-        "a package is deleted": damager.delete_package,
         "ledgers and an upload are planted": damager.plant_ledgers,
         "ledgers in use are deleted by hand": damager.delete_referenced_ledgers,
     }
