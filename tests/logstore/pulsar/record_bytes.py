@@ -24,7 +24,7 @@ EXPECTED: Final = RECORDED / "expected.json"
 
 _TOPICS: Final = "/managed-ledgers/public/default/persistent"
 _LOGS: Final = "/pulsar/packages/function/public/default/kept/v1/<default>"
-_TABLES: Final = f"/stream/storage/streams_{0:018}_{0:018}/<default>"
+_TABLES: Final = f"/stream/storage/streams_{0:018}_{0:018}_{0:018}/<default>"
 
 
 class _Recorder:
