@@ -25,8 +25,7 @@ _FIRST_PLANTED_ID: Final = 1_000_000
 class ClusterDamager:
     """Damage of one cluster whose broker reaches ZooKeeper through `relay`.
 
-    `orphans_by_step` has the ledgers that each step left without a reference. `dangling` has ledgers that are deleted
-    although something refers to them.
+    `deleted` has the ledgers that do not exist although something refers to them.
     """
 
     cluster: RealCluster
@@ -35,13 +34,12 @@ class ClusterDamager:
     ledgers: LedgerList
     truth: TruthKeeper
     say: Callable[[str], None]
-    orphans_by_step: dict[str, set[int]] = field(default_factory=dict)
-    dangling: set[int] = field(default_factory=set)
+    deleted: set[int] = field(default_factory=set)
 
     def run_step(self, step: str, act: Callable[[], object]) -> None:
         self.say(step)
         act()
-        self.orphans_by_step[step] = self.truth.attribute(step)
+        self.truth.attribute(step)
 
     def kill_broker_at_trim(self) -> None:
         """The new list without the old ledgers is stored. Neither the ledgers nor their objects in S3 are deleted."""
@@ -137,8 +135,8 @@ class ClusterDamager:
         self.filler.subscribe("holed", "reader")
         self.filler.write("holed", 25)
         messages = self._ask("holed")["ledgers"][1]["ledgerId"]
-        self.dangling = {messages, min(self.ledgers.list_buckets("delayed", "later"))}
-        for ledger_id in self.dangling:
+        self.deleted = {messages, min(self.ledgers.list_buckets("delayed", "later"))}
+        for ledger_id in self.deleted:
             self.ledgers.delete(ledger_id)
 
     def _ask(self, topic: str) -> Any:

@@ -52,9 +52,8 @@ def run_demo(home: Path, say: Say) -> ClusterDemoReport:
         findings = list_findings(sexton, plan["run_id"])
         detail_by_ledger = {each["ledger_id"]: each["detail"] for each in findings}
         explanations = [
-            explain_example(sexton, step, min(ledger_ids), detail_by_ledger)
-            for step, ledger_ids in damaged.orphans_by_step.items()
-            if ledger_ids
+            explain_example(sexton, step, min(damaged.list_left_by(step)), detail_by_ledger)
+            for step in dict.fromkeys(each.why for each in damaged.truth.values() if not each.referenced)
         ]
         return ClusterDemoReport(
             promises=[
@@ -110,12 +109,12 @@ def check_findings(findings: Sequence[Mapping[str, Any]], damaged: DamagedCluste
         _compare_ids(
             "a reference to a deleted ledger is reported",
             ids_of_kind(findings, FindingKind.DANGLING_REFERENCE),
-            damaged.dangling,
+            damaged.deleted,
         ),
         _compare_ids(
             "objects of a dead offload are found",
             ids_of_kind(findings, FindingKind.ORPHAN_OFFLOAD),
-            damaged.orphans_by_step[TRIM_STEP],
+            damaged.list_left_by(TRIM_STEP),
         ),
         _check_keys("an upload that nobody ends is found", findings, FindingKind.ABANDONED_UPLOAD, UPLOAD_KEY),
         _check_keys(
@@ -144,7 +143,7 @@ def describe_truth(damaged: DamagedCluster, ledger_id: int) -> str:
     return ledger.why if ledger else "it was created by the traffic"
 
 
-def _compare_ids(promise: str, found: set[int], expected: set[int] | frozenset[int]) -> PromiseResult:
+def _compare_ids(promise: str, found: set[int], expected: set[int]) -> PromiseResult:
     problems = [f"ledger {each} is not reported" for each in sorted(expected - found)]
     problems += [f"ledger {each} is reported and should not be" for each in sorted(found - expected)]
     return PromiseResult.from_problems(promise, problems, f"{len(expected)} of {len(expected)} reported")

@@ -10,13 +10,13 @@ from tests.pulsar_cluster.cluster import RealCluster
 from tests.pulsar_cluster.damage import ClusterDamager
 from tests.pulsar_cluster.filling import ClusterFiller
 from tests.pulsar_cluster.ledger_list import LedgerList
-from tests.pulsar_cluster.truth import LedgerTruth, TruthKeeper, write_truth
+from tests.pulsar_cluster.truth import DELETED, LedgerTruth, TruthKeeper, read_truth, write_truth
 from tests.pulsar_cluster.zookeeper_relay import ZooKeeperRelay
 
-TRUTH_FILE: Final = "truth.jsonl"
 TRIM_STEP: Final = "the broker is killed at a trim"
 PENDING_ACK_STEP: Final = "a topic with pending acknowledgements is deleted by force"
 
+_TRUTH_FILE: Final = "truth.jsonl"
 _FILL_STEP: Final = "the first topics register their schemas"
 _SCHEMA_STEP: Final = "partitions register a schema at the same time"
 
@@ -24,11 +24,17 @@ _SCHEMA_STEP: Final = "partitions register a schema at the same time"
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DamagedCluster:
     cluster: RealCluster
-    filler: ClusterFiller
     ledgers: LedgerList
     truth: Mapping[int, LedgerTruth]
-    orphans_by_step: Mapping[str, set[int]]
-    dangling: frozenset[int]  # ledgers that something refers to and that do not exist
+
+    @property
+    def deleted(self) -> set[int]:
+        """Ledgers that do not exist, although something refers to them."""
+        return {each.ledger_id for each in self.truth.values() if each.state == DELETED}
+
+    def list_left_by(self, step: str) -> set[int]:
+        """Return the ledgers that a step left without a reference."""
+        return {each.ledger_id for each in self.truth.values() if not each.referenced and each.why == step}
 
 
 @contextmanager
@@ -48,16 +54,20 @@ def run_damaged_cluster(home: Path, say: Callable[[str], None]) -> Iterator[Dama
         damager = ClusterDamager(cluster=cluster, relay=relay, filler=filler, ledgers=ledgers, truth=truth, say=say)
         damager.run_step(_FILL_STEP, lambda: fill_cluster(filler, truth))
         damage_cluster(damager)
-        collected = truth.collect(ledgers.list_with_metadata())
-        write_truth(home / TRUTH_FILE, collected)
-        yield DamagedCluster(
-            cluster=cluster,
-            filler=filler,
-            ledgers=ledgers,
-            truth=collected,
-            orphans_by_step=damager.orphans_by_step,
-            dangling=frozenset(damager.dangling),
-        )
+        collected = truth.collect(ledgers.list_with_metadata(), damager.deleted)
+        write_truth(home / _TRUTH_FILE, collected)
+        yield DamagedCluster(cluster=cluster, ledgers=ledgers, truth=collected)
+
+
+@contextmanager
+def attach_to_damaged_cluster(home: Path) -> Iterator[DamagedCluster]:
+    """Use the cluster that an earlier run left in a home. It runs on after the block."""
+    cluster = RealCluster.attach(home)
+    ledgers = LedgerList(cluster)
+    try:
+        yield DamagedCluster(cluster=cluster, ledgers=ledgers, truth=read_truth(home / _TRUTH_FILE))
+    finally:
+        ledgers.close()
 
 
 def fill_cluster(filler: ClusterFiller, truth: TruthKeeper) -> None:

@@ -10,6 +10,7 @@ import urllib.request
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 import pytest
@@ -18,9 +19,9 @@ from infra.stack.service_port_choice import LOOPBACK
 from infra.stack.service_process import ServiceProcess
 from logstore.reconciliation.findings import FindingKind
 from tests.e2e.shell import Shell
-from tests.pulsar_cluster.cluster import STORE
+from tests.pulsar_cluster.cluster import STORE, RealCluster
 from tests.pulsar_cluster.demo import check_findings, ids_of_kind, list_findings
-from tests.pulsar_cluster.scenario import DamagedCluster, run_damaged_cluster
+from tests.pulsar_cluster.scenario import DamagedCluster, attach_to_damaged_cluster, run_damaged_cluster
 from tests.pulsar_cluster.traffic import Traffic
 from workers.demo.temporary_homes import kill_processes_and_remove_home, make_home
 
@@ -48,19 +49,32 @@ class PlannedCluster:
 
 
 @pytest.fixture(scope="module")
-def planned() -> Iterator[PlannedCluster]:
-    home = make_home()
+def damaged() -> Iterator[DamagedCluster]:
+    """A new cluster, or the one in the home that SEXTON_TEST_PULSAR_HOME names."""
+    if home := os.environ.get("SEXTON_TEST_PULSAR_HOME"):
+        with attach_to_damaged_cluster(Path(home)) as attached:
+            attached.cluster.start_broker()
+            yield attached
+        return
+    new_home = make_home()
     try:
-        is_failing = threading.Event()
-        with (
-            run_damaged_cluster(home, print) as damaged,
-            run_admin_gate(damaged.cluster.admin_url, is_failing) as admin_url,
-        ):
+        with run_damaged_cluster(new_home, print) as started:
+            yield started
+    finally:
+        RealCluster(new_home).kill()
+        kill_processes_and_remove_home(new_home)
+
+
+@pytest.fixture(scope="module")
+def planned(damaged: DamagedCluster) -> Iterator[PlannedCluster]:
+    home = make_home()
+    is_failing = threading.Event()
+    try:
+        with run_admin_gate(damaged.cluster.admin_url, is_failing) as admin_url:
             settings = damaged.cluster.settings() | {"SEXTON_PULSAR_ADMIN_URL": admin_url}
             sexton = Shell(home, SEXTON_HOME=str(home), **settings)
             sexton.json("up", "--free-ports")
             yield PlannedCluster(damaged, sexton, is_failing)
-            damaged.cluster.kill()
     finally:
         kill_processes_and_remove_home(home)
 

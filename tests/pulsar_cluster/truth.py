@@ -14,6 +14,8 @@ from tests.pulsar_cluster.cluster import RealCluster
 from tests.pulsar_cluster.filling import NAMESPACE
 from tests.pulsar_cluster.ledger_list import LedgerList, ListedLedger
 
+DELETED: Final = "DELETED"
+
 _QUIET_S: Final = 2.0
 _MAX_QUIET_WAIT_S: Final = 60.0
 _TRANSACTION_LOG: Final = "pulsar/system/__transaction_log_0"
@@ -25,7 +27,7 @@ class LedgerTruth:
     ledger_id: int
     referenced: bool
     why: str  # what refers to it, or the step that left it without a reference
-    state: str
+    state: str  # `DELETED`: it does not exist, although something refers to it
     application: str
     component: str
 
@@ -56,15 +58,13 @@ class TruthKeeper:
         """State a reference of which the broker does not tell."""
         self.kept |= dict.fromkeys(ledger_ids, holder)
 
-    def attribute(self, step: str) -> set[int]:
+    def attribute(self, step: str) -> None:
         """Wait until the cluster is quiet. Name the step for ledgers that have no reference now, and had one before."""
         unreferenced = self._wait_for_unreferenced()
-        left = unreferenced - self.step_by_orphan.keys()
         self.step_by_orphan = {each: self.step_by_orphan.get(each, step) for each in unreferenced}
-        return left
 
-    def collect(self, listed: Mapping[int, ListedLedger]) -> dict[int, LedgerTruth]:
-        """Return the truth of each listed ledger.
+    def collect(self, listed: Mapping[int, ListedLedger], deleted: set[int]) -> dict[int, LedgerTruth]:
+        """Return the truth of each listed ledger, and of each one that was deleted although something refers to it.
 
         Raises:
             AssertionError: A ledger without a reference belongs to no step.
@@ -72,8 +72,8 @@ class TruthKeeper:
         holders = self.find_holders()
         unexplained = listed.keys() - holders.keys() - self.step_by_orphan.keys()
         assert not unexplained, f"ledgers {sorted(unexplained)} have no reference, and no step explains it"
-        return {
-            each.ledger_id: LedgerTruth(
+        truth = [
+            LedgerTruth(
                 ledger_id=each.ledger_id,
                 referenced=each.ledger_id in holders,
                 why=holders.get(each.ledger_id) or self.step_by_orphan[each.ledger_id],
@@ -81,8 +81,9 @@ class TruthKeeper:
                 application=each.application,
                 component=each.component,
             )
-            for each in listed.values()
-        }
+            for each in [*listed.values(), *(ListedLedger(ledger_id, DELETED, {}) for ledger_id in deleted)]
+        ]
+        return {each.ledger_id: each for each in truth}
 
     def find_holders(self) -> dict[int, str]:
         """Return what refers to each referenced ledger, as the broker says."""
@@ -142,6 +143,11 @@ class TruthKeeper:
 def write_truth(path: Path, truth: Mapping[int, LedgerTruth]) -> None:
     """Write one line of JSON a ledger."""
     path.write_text("".join(f"{json.dumps(asdict(each))}\n" for each in truth.values()), encoding="utf-8")
+
+
+def read_truth(path: Path) -> dict[int, LedgerTruth]:
+    rows = [LedgerTruth(**json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines()]
+    return {each.ledger_id: each for each in rows}
 
 
 def _list_ledgers_of_log(log: Mapping[str, Any]) -> Iterator[tuple[int, str]]:

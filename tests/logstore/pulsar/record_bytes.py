@@ -105,7 +105,7 @@ def record_bytes(cluster: RealCluster) -> None:
     recorder.save_ledger("ledger_cursor", listed[cursor_ledger])
     recorder.save_ledger("ledger_compacted", listed[recorder.ask("orders")["compactedLedger"]["ledgerId"]])
     recorder.save_ledger("ledger_schema", listed[versions[-1]])
-    recorder.save_ledger("ledger_bucket", listed[buckets[0]])
+    recorder.save_ledger("ledger_bucket", listed[buckets[-1]])  # the demo deletes the first
     recorder.save_ledger("ledger_package", listed[recorder.expected["log_segment_completed"]["ledger_id"]])
     recorder.save_ledger("ledger_table_service", listed[recorder.expected["log_segment_in_progress"]["ledger_id"]])
     EXPECTED.write_text(json.dumps(recorder.expected, indent=1) + "\n", encoding="utf-8")
