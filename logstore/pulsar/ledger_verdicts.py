@@ -61,6 +61,14 @@ class OwnerLookup(StrEnum):
     SHARED_BOOKKEEPER = "shared_bookkeeper"  # does not list the ledger, which may be another cluster's
 
 
+class BrokerLookup(StrEnum):
+    """What the broker that has loaded a topic says about a ledger of the topic."""
+
+    LISTING = "listing"
+    NOT_LISTING = "not_listing"
+    UNKNOWN = "unknown"  # not asked, no answer, not loaded, or about to change
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScannedLedger:
     """Facts about a ledger from one scan. Times are by the clock of ZooKeeper's server."""
@@ -141,10 +149,15 @@ _VERDICT_AND_REASON_BY_LOOKUP: Final[Mapping[OwnerLookup, tuple[LedgerVerdict, s
 }
 
 
-def judge_owner_lookup(owner: StatedOwner, lookup: OwnerLookup) -> LedgerJudgement:
-    """Judge a ledger whose verdict was `UNREFERENCED` by what its owner says now."""
+def judge_owner_lookup(
+    owner: StatedOwner, lookup: OwnerLookup, broker: BrokerLookup = BrokerLookup.UNKNOWN
+) -> LedgerJudgement:
+    """Judge a ledger whose verdict was `UNREFERENCED` by what its owner says now, and the owner's broker, if asked."""
+    if broker is BrokerLookup.LISTING:
+        return LedgerJudgement(LedgerVerdict.REFERENCED, "a broker refers to it")
     verdict, reason = _VERDICT_AND_REASON_BY_LOOKUP[lookup]
-    return LedgerJudgement(verdict, reason, verdict.is_orphan and _is_confirmed_without_broker(owner, lookup))
+    is_confirmed = broker is BrokerLookup.NOT_LISTING or _is_confirmed_without_broker(owner, lookup)
+    return LedgerJudgement(verdict, reason, verdict.is_orphan and is_confirmed)
 
 
 def _is_confirmed_without_broker(owner: StatedOwner, lookup: OwnerLookup) -> bool:

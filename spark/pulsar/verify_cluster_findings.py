@@ -1,49 +1,69 @@
 """`verify-cluster`: look the owner of each candidate up by name, and keep the candidates that are still true.
 
-What only a broker may know stays unconfirmed.
+What only a broker may know stays unconfirmed, unless the admin API says more about a topic that is loaded anyway.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 from infra.pulsar.cluster_access import PulsarCluster
+from infra.pulsar.compaction_lookup import CompactionDirectory
+from infra.pulsar.offload_verification import UNANSWERED, is_about_offload, open_offload_verifier
 from infra.pulsar.orphan_recheck import look_up_orphan_managed_ledgers
 from infra.pulsar.owner_lookup import OwnerDirectory, open_owner_directory
 from infra.pulsar.znode_reads import Znode, ZnodeReader
 from logstore.pulsar.cluster_findings import CONFIRMED, VERDICT
 from logstore.pulsar.ledger_metadata import PulsarComponent, StatedOwner
-from logstore.pulsar.ledger_verdicts import LedgerVerdict, OwnerLookup, judge_owner_lookup
+from logstore.pulsar.ledger_verdicts import BrokerLookup, LedgerVerdict, OwnerLookup, judge_owner_lookup
 from logstore.pulsar.orphan_managed_ledgers import ManagedLedgerVerdict
-from logstore.pulsar.plan_jobs import CompareScansJob, VerifyClusterJob
+from logstore.pulsar.plan_jobs import PROBLEM, CompareOffloadsJob, CompareScansJob, VerifyClusterJob
 from logstore.pulsar.znode_names import format_ledger_path
 from logstore.reconciliation.bulk_job_inputs_and_results import BulkJobSummary
 from logstore.reconciliation.findings import CLUSTER_KINDS, Finding, FindingKind
 from spark.job_runner import JobContext
-from spark.reconciliation.candidate_verification import DROPPED, Verifier, verify_candidate_pages
+from spark.reconciliation.candidate_verification import DROPPED, Verification, Verifier, verify_candidate_pages
 
 
 def verify_cluster_findings(cluster: PulsarCluster, context: JobContext, job: VerifyClusterJob) -> BulkJobSummary:
     """Write the true findings. The summary counts them by kind, `dropped` candidates, and `problems` of the scans."""
     del job
     compared = context.get_published_summary(CompareScansJob.name)
+    offloads = context.get_published_summary(CompareOffloadsJob.name) if cluster.offloads else None
+    folders = [Path(summary.folder) for summary in (compared, offloads) if summary]
     problems = compared.counts["problems"]
-    open_verifier = partial(_open_verifier, cluster=cluster, is_complete=not problems)
-    counts = verify_candidate_pages(context, "look owners up", [Path(compared.folder)], open_verifier)
+    open_verifier = partial(
+        _open_verifier, cluster=cluster, offload_facts=offloads.facts if offloads else {}, is_complete=not problems
+    )
+    totals = verify_candidate_pages(context, "look owners up", folders, open_verifier)
     names = (*(kind.value for kind in CLUSTER_KINDS), DROPPED)
-    return BulkJobSummary(counts={name: counts[name] for name in names} | {"problems": problems})
+    return BulkJobSummary(
+        counts={name: totals.counts[name] for name in names} | {"problems": problems},
+        facts={f"{PROBLEM}{subject}": reason for subject, reason in totals.problems.items()},
+    )
 
 
 @contextmanager
-def _open_verifier(*, cluster: PulsarCluster, is_complete: bool) -> Iterator[Verifier]:
+def _open_verifier(
+    *, cluster: PulsarCluster, offload_facts: Mapping[str, str], is_complete: bool
+) -> Iterator[Verifier]:
+    """Open sessions that end with the block. `offload_facts` are those of `compare-offloads`."""
     with cluster.open_reader() as reader, open_owner_directory(cluster, reader) as owners:
-        verifier = ClusterVerifier(reader, owners, cluster.ledgers_root)
+        compactions = CompactionDirectory(cluster.admin, reader)
+        verifier = ClusterVerifier(reader, owners, compactions, cluster.ledgers_root)
 
-        def verify(candidates: Sequence[Finding]) -> list[Finding]:
-            findings = verifier.verify(candidates)
-            return findings if is_complete else [_withdraw_confirmation(finding) for finding in findings]
+        def verify(candidates: Sequence[Finding]) -> Verification:
+            offloads = [candidate for candidate in candidates if is_about_offload(candidate)]
+            findings = verifier.verify([candidate for candidate in candidates if not is_about_offload(candidate)])
+            problems = dict(compactions.problems)
+            if offloads:
+                verification = open_offload_verifier(cluster.offloads, reader, offload_facts).verify(offloads)
+                findings += verification.findings
+                if verification.dropped[UNANSWERED]:
+                    problems["objects of offloads"] = "expected an answer about each candidate, found none about some"
+            return Verification(findings if is_complete else list(map(_withdraw_confirmation, findings)), problems)
 
         yield verify
 
@@ -58,8 +78,10 @@ def _withdraw_confirmation(finding: Finding) -> Finding:
 class ClusterVerifier:
     """Second look at the candidates of `compare-scans`: first at their own znodes, and then at their owners."""
 
-    def __init__(self, reader: ZnodeReader, owners: OwnerDirectory, ledgers_root: str) -> None:
-        self._reader, self._owners, self._root = reader, owners, ledgers_root
+    def __init__(
+        self, reader: ZnodeReader, owners: OwnerDirectory, compactions: CompactionDirectory, ledgers_root: str
+    ) -> None:
+        self._reader, self._owners, self._compactions, self._root = reader, owners, compactions, ledgers_root
 
     def verify(self, candidates: Sequence[Finding]) -> list[Finding]:
         """Return the candidates that are still true, in unchanged order. Each owner is read once."""
@@ -88,8 +110,21 @@ class ClusterVerifier:
             for candidate in candidates
             if candidate.kind is FindingKind.ORPHAN_LEDGER and candidate.ledger_id is not None
         }
+        compacted = {
+            ledger_id: owner
+            for ledger_id, owner in owner_by_ledger_id.items()
+            if owner.component is PulsarComponent.COMPACTED_LEDGER
+        }
+        # Brokers are asked first: what a broker forgets because it unloads the topic is in the metadata then.
+        broker_lookups = self._compactions.look_up(compacted)
         lookups = self._owners.look_up(owner_by_ledger_id)
-        return lambda candidate: _judge_ledger(candidate, lookups[candidate.ledger_id or 0])
+
+        def judge(candidate: Finding) -> Finding | None:
+            ledger_id = candidate.ledger_id or 0
+            broker = broker_lookups.get(ledger_id, BrokerLookup.UNKNOWN)
+            return _judge_ledger(candidate, lookups[ledger_id], broker)
+
+        return judge
 
     def _make_managed_ledger_judge(self, candidates: Sequence[Finding]) -> Callable[[Finding], Finding | None]:
         names = [
@@ -132,8 +167,8 @@ def _get_stated_owner(candidate: Finding) -> StatedOwner:
     return StatedOwner(PulsarComponent(candidate.statement["component"]), candidate.statement["owner"])
 
 
-def _judge_ledger(candidate: Finding, lookup: OwnerLookup) -> Finding | None:
-    judgement = judge_owner_lookup(_get_stated_owner(candidate), lookup)
+def _judge_ledger(candidate: Finding, lookup: OwnerLookup, broker: BrokerLookup) -> Finding | None:
+    judgement = judge_owner_lookup(_get_stated_owner(candidate), lookup, broker)
     if judgement.verdict is LedgerVerdict.REFERENCED:
         return None
     return replace(

@@ -44,7 +44,7 @@ from logstore.reconciliation.services.orphan_inspection import (
     judge_orphan,
 )
 from spark.job_runner import JobContext
-from spark.reconciliation.candidate_verification import Verifier, verify_candidate_pages
+from spark.reconciliation.candidate_verification import Verification, Verifier, verify_candidate_pages
 from spark.sources.store_addresses import CatalogAddresses
 
 _PARALLEL_REQUESTS: Final = 16  # requests of one task
@@ -54,20 +54,16 @@ _CONFIRMATION_DETAIL: Final = "it says where a segment was registered, and goes 
 def verify_findings(addresses: CatalogAddresses, context: JobContext, job: VerifyFindingsJob) -> BulkJobSummary:
     folder = Path(context.get_published_summary("compare-sides").folder)
     open_verifier = partial(_open_verifier, addresses=addresses, before_us=job.before_us)
-    counts = verify_candidate_pages(context, "ask storage and catalog again", [folder], open_verifier)
-    return BulkJobSummary(counts={kind.value: counts[kind.value] for kind in STORE_KINDS})
+    totals = verify_candidate_pages(context, "ask storage and catalog again", [folder], open_verifier)
+    return BulkJobSummary(counts={kind.value: totals.counts[kind.value] for kind in STORE_KINDS})
 
 
 @contextmanager
 def _open_verifier(*, addresses: CatalogAddresses, before_us: int) -> Iterator[Verifier]:
     stores = {address.bucket: address.store() for address in addresses.stores}
     with open_arrow_reader(addresses.database_url) as catalog:
-        yield partial(
-            verify_candidates,
-            stores=stores,
-            catalog=catalog,
-            before_us=before_us,
-            application=addresses.application,
+        yield lambda candidates: Verification(
+            verify_candidates(candidates, stores, catalog, before_us, addresses.application)
         )
 
 

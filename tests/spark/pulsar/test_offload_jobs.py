@@ -11,7 +11,7 @@ from infra.coordination.zookeeper_session import EnsembleOptions
 from infra.objects.bucket_address import BucketAddress
 from infra.pulsar.cluster_access import PulsarCluster
 from infra.pulsar.offload_store import OffloadStore, open_offload_store
-from infra.pulsar.offload_verification import open_offload_verifier
+from infra.pulsar.offload_verification import is_about_offload, open_offload_verifier
 from infra.stack.embedded_stack import StackAddresses
 from logstore.errors import (
     InvalidInput,
@@ -24,8 +24,10 @@ from logstore.pulsar.offload_objects import OffloadKey
 from logstore.pulsar.plan_jobs import (
     OFFLOAD_CLUSTER,
     CompareOffloadsJob,
+    CompareScansJob,
     ListOffloadsJob,
     ScanClusterJob,
+    VerifyClusterJob,
 )
 from logstore.reconciliation.bulk_job_inputs_and_results import LEFT_OUT, BulkJobSummary
 from logstore.reconciliation.finding_files import FindingFiles
@@ -77,6 +79,7 @@ def plan(warm: WarmSession, ensemble: EnsembleOptions, tmp_path: Path, address: 
         before_comparison: Callable[[], None] = _NOTHING,
         offloads: BucketAddress | None = address,
         older_than_s: float | None = _AT_ONCE,
+        is_verified: bool = False,
     ) -> dict[str, BulkJobSummary]:
         access = PulsarCluster(zookeeper=ensemble.hosts, session_timeout_s=10, offloads=offloads)
         jobs = SparkBulkJobs(warm, PublishedOutputs(tmp_path / "bulk"), lambda: cluster_job_mains(access))
@@ -87,6 +90,7 @@ def plan(warm: WarmSession, ensemble: EnsembleOptions, tmp_path: Path, address: 
             ScanClusterJob(run_id=_RUN, number=1),
             ScanClusterJob(run_id=_RUN, number=2),
             CompareOffloadsJob(run_id=_RUN, older_than_s=older_than_s),
+            *((CompareScansJob(run_id=_RUN, between_s=0), VerifyClusterJob(run_id=_RUN)) if is_verified else ()),
         ):
             summaries[job.name] = jobs.run_job(job, lambda _: None)
             happen.get(job.name, _NOTHING)()
@@ -111,6 +115,7 @@ def fill(cluster: KazooClient, store: OffloadStore) -> None:
     """A topic with two complete offloads, one of them without objects, and what others left in the bucket."""
     cluster.ensure_path("/ledgers/00/0000")
     cluster.ensure_path("/admin/clusters/elsewhere")
+    cluster.ensure_path("/admin/policies/t/ns")
     write_topic(cluster, store.bucket, "live", "lost")
     put_objects(store, attempt("live", 1))
     put_objects(store, attempt("gone", 4), managed_ledger="t/ns/persistent/gone")
@@ -138,7 +143,7 @@ def test_what_others_left_in_the_bucket_is_found_and_nothing_else(
         write_topic(cluster, store.bucket, "live", "lost", "late")
         put_objects(store, attempt("late", 3))
 
-    summaries = plan(happen)
+    summaries = plan(happen, is_verified=True)
     counts = summaries["list-offloads"].counts
     assert (counts["objects"], counts["uploads"], counts["foreign"]) == (6, 1, 4)
     assert summaries["compare-offloads"].facts[OFFLOAD_CLUSTER] == CLUSTER
@@ -151,6 +156,11 @@ def test_what_others_left_in_the_bucket_is_found_and_nothing_else(
     with access.open_reader() as reader:
         verifier = open_offload_verifier(address, reader, summaries["compare-offloads"].facts)
         verification = verifier.verify(candidates)
+    assert verification.findings == [
+        found
+        for _, found in FindingFiles(Path(summaries["verify-cluster"].folder)).iterate_findings()
+        if is_about_offload(found)
+    ]
     kinds = {(found.kind, found.uuid, found.ledger_id) for found in verification.findings}
     assert kinds == {
         (FindingKind.ORPHAN_OFFLOAD, _UUIDS["gone"], 4),
