@@ -4,13 +4,15 @@ An operation is a generator: between its steps, anything else may happen, and a 
 its reference longer than Pulsar lets it wait belongs to an operation that died.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from infra.pulsar.bookie_reads import BookieEntry
+from infra.pulsar.bookie_reads import BookieConnections, BookieEntry
+from infra.pulsar.newest_entries import NewestEntries
 from infra.pulsar.znode_reads import Znode, ZnodeReader
 from logstore.errors import StoreUnavailable
+from logstore.pulsar.ledger_metadata import LedgerMetadata
 from logstore.pulsar.znode_names import format_ledger_path
 from tests.logstore.pulsar import wire
 
@@ -292,11 +294,17 @@ class FakePulsar:
             (lambda: self.compact(name), _MAX_COMPACTION_MS),
         ]
 
-    def read_last_entry(self, ledger_id: int, *_: object) -> BookieEntry:
+    def read_newest_entries(
+        self, connections: BookieConnections, metadata_by_ledger_id: Mapping[int, LedgerMetadata]
+    ) -> dict[int, NewestEntries]:
         """Stand in for the function that asks bookies."""
+        del connections
+        return {ledger_id: self._read_newest_entries(ledger_id) for ledger_id in metadata_by_ledger_id}
+
+    def _read_newest_entries(self, ledger_id: int) -> NewestEntries:
         if ledger_id not in self.entries:
-            raise StoreUnavailable("no bookie has the ledger")
-        return BookieEntry(0, wire.cursor_position(compacted=self.entries[ledger_id]))
+            return StoreUnavailable("no bookie has the ledger")
+        return [BookieEntry(0, -1, wire.cursor_position(compacted=self.entries[ledger_id]))]
 
 
 class FakeReader(ZnodeReader):

@@ -122,7 +122,7 @@ def bookies(monkeypatch: pytest.MonkeyPatch) -> Callable[[FakePulsar], None]:
     """Let bookies have the entries of a cluster."""
 
     def serve(pulsar: FakePulsar) -> None:
-        monkeypatch.setattr("infra.pulsar.compacted_ledgers.read_last_entry", pulsar.read_last_entry)
+        monkeypatch.setattr("infra.pulsar.compacted_ledgers.read_newest_entries", pulsar.read_newest_entries)
 
     return serve
 
