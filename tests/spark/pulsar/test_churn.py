@@ -85,7 +85,7 @@ class _Scan:
 def scan(reader: FakeReader) -> _Scan:
     """Scan as the job does, in one task."""
     found = list(scan_leaf_folders(reader, "ledgers", list_leaf_folders(reader, "ledgers")))
-    facts = scan_references(reader, list_namespaces(reader), list_schema_tenants(reader), has_logs=True)
+    facts = scan_references(reader, list_namespaces(reader), list_schema_tenants(reader), ["pulsar/functions"])
     resolved = list(resolve_compaction_cursors(reader, BookieDirectory(reader, "ledgers"), "ledgers", facts))
     ledgers = [make_ledger_row(each) for each in found if isinstance(each, LedgerZnode)]
     references = [asdict(fact) for fact in resolved if isinstance(fact, LedgerReference)]
