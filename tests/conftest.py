@@ -30,6 +30,7 @@ _LONGEST_MODULES = (
     "e2e/test_session.py",
     "faults/test_sigkill.py",
     "spark/",
+    "workflows/pulsar/test_plan_of_real_cluster.py",
     "e2e/test_demo.py",
     "workers/cli/test_outside_failures.py",
     "e2e/test_identity.py",

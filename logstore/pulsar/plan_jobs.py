@@ -29,7 +29,6 @@ MIN_BETWEEN_SCANS_S: Final = 600.0
 It is more than twice the interval in which a broker stores the state of its cursors.
 """
 
-
 BEGUN_MS: Final = "begun_ms"
 """Key in the counts of a scan: the time before its first read, in milliseconds since 1970, by the worker's clock."""
 

@@ -60,6 +60,7 @@ class FakeBulkJobs:
         self.facts: dict[str, str] = {}  # of each of these jobs
         self.pages = 2  # of a scrub
         self.scanned = {"ledgers": 18, "references": 11, "problems": 0}  # what each scan of a cluster counts
+        self.cluster_findings: list[Finding] = []  # what a plan of a cluster finds
         self.scan_facts: dict[int, dict[str, str]] = {}  # of a scan of a cluster, by its number
         self.damaged: dict[int, list[Finding]] = {}  # what a scrub finds, by page
         self.ran: list[BulkJob] = []  # one that was published before does not run again
@@ -113,7 +114,8 @@ class FakeBulkJobs:
         if isinstance(job, CompareScansJob):
             summary = BulkJobSummary(counts={"young": 2, "transient": 1})
         if isinstance(job, VerifyFindingsJob | VerifyClusterJob):
-            pq.write_table(findings_to_table(self.findings), folder / "part-0.parquet", row_group_size=self.page)
+            findings = self.findings if isinstance(job, VerifyFindingsJob) else self.cluster_findings
+            pq.write_table(findings_to_table(findings), folder / "part-0.parquet", row_group_size=self.page)
         return folder, summary
 
     def _summarize_scan(self, number: int) -> BulkJobSummary:

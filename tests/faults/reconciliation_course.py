@@ -19,6 +19,9 @@ from tests.fakes.object_store import Fault, FaultKind, StoreOperation
 from tests.faults.main_job_operators import DELETION_POLICY, TEST_CAUSE, MainJobOperators
 from tests.faults.simulated_world import TIERED_BUCKET
 from tests.faults.topic_plans import TopicPlan
+from tests.workflows.pulsar.cluster_plans import orphan_ledger
+from workflows.pulsar.job_definitions import PLAN_PULSAR, PlanPulsarInput
+from workflows.pulsar.plan_pulsar import PlanPulsar
 from workflows.reconciliation.apply_orphans import ApplyOrphans
 from workflows.reconciliation.job_definitions import (
     APPLY_ORPHANS,
@@ -44,14 +47,14 @@ class ReconciliationOperators(MainJobOperators):
 
     def reconcile(self) -> Self:
         """Write, lose, plan, apply and scrub; then nothing that was lost is left."""
-        return self.drive(self.write, self.lose, self.plan, self.apply, self.scrub).sweep()
+        return self.drive(self.write, self.lose, self.plan, self.apply, self.scrub, self.plan_cluster).sweep()
 
     def again(self) -> Self:
         """Plan and apply once more: the apply of the same plan does nothing."""
         self._turn += 1
         kept_prefixes = ("list", "once", "create", "troubles")
         self.memory = {name: answer for name, answer in self.memory.items() if name.startswith(kept_prefixes)}
-        return self.drive(self.plan, self.apply, self.scrub)
+        return self.drive(self.plan, self.apply, self.scrub, self.plan_cluster)
 
     def lose(self) -> None:
         """Let writers die after their uploads, long ago; and let a plan find that."""
@@ -117,6 +120,18 @@ class ReconciliationOperators(MainJobOperators):
         assert self.driver.server.executions[scrubbed.workflow_id].status is SimulatedRunStatus.COMPLETED
         newest, *_ = self._process.catalog.reconciliation.list_runs(RunKind.SCRUB, limit=1)
         assert plan_result(newest.summary).findings["corrupt_data"] == 1
+
+    def plan_cluster(self) -> None:
+        """Plan a Pulsar cluster, in every turn; nothing is known there of what the store has lost."""
+        run_id, self.world.bulk.cluster_findings = f"pulsar-{self._turn}", [orphan_ledger(7)]
+        planned = self._start(
+            "plan cluster", PlanPulsar, PlanPulsarInput(run_id=run_id, **TEST_CAUSE), PLAN_PULSAR.id(run_id)
+        )
+        self._work()
+        assert self.driver.server.executions[planned.workflow_id].status is SimulatedRunStatus.COMPLETED
+        newest, *_ = self._process.catalog.reconciliation.list_runs(RunKind.CLUSTER_PLAN, limit=1)
+        result = plan_result(newest.summary)
+        assert (result.findings["orphan_ledger"], result.incomplete) == (1, [])
 
     def apply(self) -> None:
         """Apply the first plan, in every turn."""

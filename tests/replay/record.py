@@ -34,7 +34,7 @@ from logstore.deletion.intents import IntentKey
 from logstore.deletion.retention import RetentionPolicy
 from tests.activities.activity_world import open_activity_world
 from tests.fakes.object_store import Fault, FaultKind, StoreOperation
-from tests.replay import delayed, followed, rebuilding, reconciled, recorded, routed, transacted
+from tests.replay import clustered, delayed, followed, rebuilding, reconciled, recorded, routed, transacted
 from tests.replay.courses import Handle, completed, ended, first_run
 from tests.workflows.offload.offloading import losing, offload, offload_all, take_away
 from tests.workflows.workflow_harness import Gate, WorkflowHarness, assert_eventually
@@ -505,6 +505,13 @@ SCENES: dict[str, tuple[Scene, ...]] = {
         reconciled.apply_failed,
         reconciled.apply_running,
         reconciled.apply_continued,
+    ),
+    "plan-pulsar": (
+        clustered.plan_complete,
+        clustered.plan_incomplete,
+        clustered.plan_refused,
+        clustered.plan_failed,
+        clustered.plan_running,
     ),
     "scrub-ledgers": (
         reconciled.scrub_complete,

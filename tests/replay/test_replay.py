@@ -36,6 +36,7 @@ COUNTS = {
     "reconcile-orphans/v1": 4,
     "apply-orphans/v1": 6,
     "scrub-ledgers/v1": 6,
+    "plan-pulsar/v1": 5,
     "transaction-coordinator/v1": 3,
     "broadcast-transaction/v1": 3,
     "sweep-transactions/v1": 3,

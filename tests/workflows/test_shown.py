@@ -42,6 +42,7 @@ from activities.deletion.trim_by_retention import (
     TrimPageInput,
 )
 from activities.offload import DetachPrimariesInput, LedgersToOffloadInput, PublishCopyInput, UploadCopyInput
+from activities.pulsar.inputs_and_results import BeginClusterPlanInput
 from activities.reconciliation.inputs_and_results import (
     ApplyPageInput,
     BeginApplyInput,
@@ -139,6 +140,9 @@ SUMMARIES: dict[str, tuple[Any, str]] = {
     "reconciliation.run_bulk": (BulkJobInput(run_id="p", job="list-storage"), "list-storage, run p"),
     "reconciliation.check_sides": (PlanStepInput(run_id="p"), "run p"),
     "reconciliation.conclude_plan": (PlanStepInput(run_id="p"), "run p"),
+    "pulsar.begin_plan": (BeginClusterPlanInput(run_id="p", **_WHY), "run p"),
+    "pulsar.run_bulk": (BulkJobInput(run_id="p", job="scan-cluster-1"), "scan-cluster-1, run p"),
+    "pulsar.conclude_plan": (PlanStepInput(run_id="p"), "run p"),
     "reconciliation.begin_apply": (BeginApplyInput(run_id="p", **_WHY), "run p"),
     "reconciliation.file_page": (_PAGE, "page 3, run p, batch b"),
     "reconciliation.delete_objects": (_PAGE, "page 3, run p, batch b"),

@@ -137,7 +137,7 @@ def open_spark_bulk_jobs(settings: Settings) -> Iterator[BulkJobRunner]:
         return {
             **catalog_job_mains(executor_catalog_and_bucket_addresses(settings)),
             **record_log_job_mains(records),
-            **lazy_cluster_job_mains(partial(_find_cluster_for_jobs, settings)),
+            **lazy_cluster_job_mains(partial(find_cluster_for_jobs, settings)),
         }
 
     session = WarmSession(SparkSettings(scratch=settings.home / "tmp" / "spark", master=settings.spark_master))
@@ -147,7 +147,7 @@ def open_spark_bulk_jobs(settings: Settings) -> Iterator[BulkJobRunner]:
         session.close()
 
 
-def _find_cluster_for_jobs(settings: Settings) -> "PulsarCluster":
+def find_cluster_for_jobs(settings: Settings) -> "PulsarCluster":
     from workers.assembly.pulsar_cluster import pulsar_cluster_from_settings  # noqa: PLC0415 - start-up time
 
     return replace(pulsar_cluster_from_settings(settings), session_timeout_s=_SCAN_SESSION_TIMEOUT_S)

@@ -81,12 +81,12 @@ def handle(settings: Settings, schedule_id: str, act: str, **arguments: object) 
 def quiet(settings: Settings) -> Iterator[Settings]:
     """Settings of a namespace without schedules; no run of them comes due while a test runs."""
     days = {"sweep_interval": 1, "trim_interval": 2, "plan_interval": 3, "delayed_interval": 4}
-    days |= {"defragment_interval": 5, "raid_interval": 6, "replicate_interval": 7}
+    days |= {"defragment_interval": 5, "raid_interval": 6, "replicate_interval": 7, "pulsar_plan_interval": 8}
     slow = settings.model_copy(update={name: 86_400 * count for name, count in days.items()})
     yield slow
 
     async def forget(sexton: Sexton) -> None:
-        for name in (*OURS, "sexton-replicate", "foreign"):
+        for name in (*OURS, "sexton-replicate", "sexton-pulsar", "foreign"):
             with suppress(RPCError):  # not every test makes all of them
                 await sexton.client.get_schedule_handle(name).delete()
 
@@ -135,6 +135,14 @@ def test_replicas_have_a_schedule_where_the_settings_name_any(quiet: Settings) -
     assert listed(quiet)["sexton-replicate"] == ("replicate-records", 604_800, False, True)
     assert apply(quiet)["sexton-replicate"] == "updated"
     assert listed(quiet)["sexton-replicate"] == ("replicate-records", 604_800, True, False)
+
+
+def test_a_cluster_has_a_schedule_where_the_settings_name_one(quiet: Settings) -> None:
+    """It is paused where they name none any more."""
+    assert apply(quiet, pulsar_zookeeper="zk:2181")["sexton-pulsar"] == "created"
+    assert listed(quiet)["sexton-pulsar"] == ("plan-pulsar", 691_200, False, True)
+    assert apply(quiet)["sexton-pulsar"] == "updated"
+    assert listed(quiet)["sexton-pulsar"] == ("plan-pulsar", 691_200, True, False)
 
 
 def test_the_sweep_of_records_runs_as_soon_as_its_schedule_is_made(quiet: Settings) -> None:

@@ -22,6 +22,7 @@ from tests.fakes.reconciliation_runs import FakeReconciliationRuns
 from workers.hosting.gauges import (
     PeriodicGauges,
     make_gauge_updater,
+    sample_cluster_plan,
     sample_delayed_messages,
     sample_deletions,
     sample_missing_data_of_plans,
@@ -149,6 +150,33 @@ def test_missing_data_is_that_of_the_newest_plan_that_finished() -> None:
     read()
     assert meter.values[metric_series("sexton_reconciliation_missing_data")] == 1
     assert meter.values[metric_series("sexton_reconciliation_plan_timestamp_seconds")] == runs.now_us // 1_000_000
+
+
+def test_newest_finished_plan_of_a_cluster_is_shown_beside_that_of_the_store() -> None:
+    """By kind, zeros too; a plan at work says nothing."""
+    meter, runs = FakeMeter(), FakeReconciliationRuns()
+    read = make_gauge_updater(meter, lambda: sample_cluster_plan(runs.list_runs))
+    read()
+    assert not meter.values
+    for number, incomplete in enumerate(([], ["a znode cannot be read"])):
+        found = PlanOrScrubResult(
+            findings={"orphan_ledger": 3 + number},
+            size_bytes={"orphan_ledger": 900},
+            ledgers=1,
+            before_us=1,
+            report="",
+            incomplete=incomplete,
+        )
+        runs.open_run(f"pulsar-{number}", RunKind.CLUSTER_PLAN, claim=_CLAIM, summary={})
+        runs.close_run(f"pulsar-{number}", {"result": asdict(found)})
+    runs.open_run("pulsar-2", RunKind.CLUSTER_PLAN, claim=_CLAIM, summary={})
+    read()
+    assert meter.values[metric_series("sexton_pulsar_findings", kind="orphan_ledger")] == 4
+    assert meter.values[metric_series("sexton_pulsar_findings", kind="hazard")] == 0
+    assert meter.values[metric_series("sexton_pulsar_finding_bytes", kind="orphan_ledger")] == 900
+    assert meter.values[metric_series("sexton_pulsar_plan_complete")] == 0
+    assert meter.values[metric_series("sexton_pulsar_plan_timestamp_seconds")] == runs.now_us // 1_000_000
+    assert metric_series("sexton_reconciliation_missing_data") not in meter.values
 
 
 def test_transactions_are_counted_by_state_with_the_ages_of_the_oldest(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import threading
 from collections.abc import Callable
+from dataclasses import asdict
 from html.parser import HTMLParser
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,8 +18,9 @@ from aiohttp import ClientSession
 from logstore.deletion.intents import DeletionIntent, DeletionState, Outcome
 from logstore.errors import StoreUnavailable
 from logstore.log.ledgers import CopyKind
-from logstore.ports.catalog import UndeletedCopyCounts
+from logstore.ports.catalog import Claim, RunKind, UndeletedCopyCounts
 from logstore.positions import LedgerId, TopicId
+from logstore.reconciliation.findings import PlanOrScrubResult
 from logstore.records.services.replica_shipments import ReplicaStatus
 from tests.activities.activity_world import World
 from tests.activities.conftest import new_world, world  # noqa: F401 - fixtures
@@ -147,6 +149,30 @@ def test_names_and_errors_are_text_and_nothing_else(
     assert page.tags & {"script", "img", "iframe", "form", "button", "input", "link", "object"} == set()
     assert all(link.startswith(("http://ui:8233/", "/status.json", "/metrics")) for link in page.links)
     assert "default-src &#39;none&#39;" in text
+
+
+def test_page_shows_plans_of_a_cluster_and_why_one_is_incomplete(world: World) -> None:  # noqa: F811
+    """A store without any has no such section."""
+    assert "Plans of the Pulsar cluster" not in _shown(_read(world))
+    runs, begun = world.catalog.reconciliation, {"cluster": "<east>", "identity": "5f0a/1/2"}
+    for run_id in ("pulsar-1", "pulsar-2"):
+        runs.open_run(
+            run_id,
+            RunKind.CLUSTER_PLAN,
+            claim=Claim(workflow_id="tests", run_id="", ttl_s=60),
+            summary=begun,
+        )
+    result = PlanOrScrubResult(
+        findings={"orphan_ledger": 3}, size_bytes={}, ledgers=18, before_us=1, report="", incomplete=["no <bookie>"]
+    )
+    runs.close_run("pulsar-1", {**begun, "result": asdict(result)})
+    rows = {row["run_id"]: row for row in _read(world)["cluster_plans"]["newest"]}
+    assert (rows["pulsar-1"]["complete"], rows["pulsar-2"]["complete"]) == (False, None)
+    assert rows["pulsar-1"]["workflow_id"] == "plan-pulsar/pulsar-1"
+    text = _shown(_read(world))
+    assert "<h2>Plans of the Pulsar cluster</h2>" in text
+    assert '<td class="bad">no &lt;bookie&gt;</td><td>orphan_ledger: 3</td>' in text
+    assert "&lt;east&gt;" in text
 
 
 def test_address_of_a_web_ui_that_is_none_makes_no_link() -> None:

@@ -33,7 +33,7 @@ def unfinished(house: WorkflowHarness) -> bool:
 
 @pytest.mark.external_service
 async def test_plan_goes_its_steps_and_says_what_it_found(house: WorkflowHarness) -> None:
-    house.world.bulk.findings = [orphan_ledger(101), orphan_ledger(102)]
+    house.world.bulk.cluster_findings = [orphan_ledger(101), orphan_ledger(102)]
     async with house.worker():
         handle = await plan(house)
         result = await handle.result()
@@ -89,7 +89,7 @@ async def test_plan_without_a_run_id_takes_one(house: WorkflowHarness) -> None:
 async def test_what_cannot_be_read_makes_the_plan_incomplete(house: WorkflowHarness) -> None:
     """A failed check, and values that a scan could not read. The findings are there."""
     house.world.cluster.fail_check("bookies", "expected bookies, found none")
-    house.world.bulk.findings = [orphan_ledger(101)]
+    house.world.bulk.cluster_findings = [orphan_ledger(101)]
     house.world.bulk.scanned["problems"] = 3
     house.world.bulk.scan_facts = {number: {f"{PROBLEM}schemas/t/ns/a": "a field is unknown"} for number in (1, 2)}
     async with house.worker():

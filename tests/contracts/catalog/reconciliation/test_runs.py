@@ -123,6 +123,21 @@ def test_forget_removes_old_runs_but_those_at_work_and_the_newest_finished_plan(
     assert world.rows().runs == sorted({"batch-1", "d-at-work", kept})
 
 
+def test_forget_keeps_the_newest_finished_plan_of_each_kind(world: World) -> None:
+    """A plan of a cluster takes no place of one of the own store, nor the other way round."""
+    port = world.catalog.reconciliation
+    for run_id, kind in (
+        ("plan-1", RunKind.PLAN),
+        ("pulsar-1", RunKind.CLUSTER_PLAN),
+        ("pulsar-2", RunKind.CLUSTER_PLAN),
+    ):
+        _open(world, run_id, kind)
+        port.close_run(run_id, {})
+    (kept,) = port.list_runs(RunKind.CLUSTER_PLAN, limit=1)
+    assert {*port.remove_old_runs(older_than_s=_SOON, limit=9)} == {"pulsar-1", "pulsar-2"} - {kept.run_id}
+    assert [run.run_id for run in port.list_runs(RunKind.PLAN, limit=9)] == ["plan-1"]
+
+
 def test_forget_leaves_a_plan_while_its_apply_is_at_work(world: World) -> None:
     """A slow apply outlives the retention of its plan; without the plan and its findings it could not go on."""
     port = world.catalog.reconciliation

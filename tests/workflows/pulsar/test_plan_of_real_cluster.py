@@ -1,0 +1,188 @@
+"""`plan-pulsar` as a whole: a real ZooKeeper, Spark and Temporal, and a bookie that speaks the real protocol."""
+
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kazoo.client import KazooClient
+
+from activities.pulsar.plan_cluster import PlanClusterActivities
+from infra.coordination.zookeeper_session import EnsembleOptions
+from logstore.pulsar.plan_jobs import FIRST_SCAN, NO_OFFLOAD_BUCKET, SECOND_SCAN
+from logstore.reconciliation.bulk_job_inputs_and_results import BulkJob, BulkJobProgress, BulkJobSummary
+from logstore.reconciliation.finding_files import FindingFiles
+from logstore.reconciliation.findings import FindingKind, PlanOrScrubResult
+from spark.job_mains import lazy_cluster_job_mains
+from spark.job_runner import SparkBulkJobs
+from spark.published_output import PublishedOutputs
+from spark.warm_session import WarmSession
+from tests.infra.pulsar.conftest import cluster, ensemble, zookeeper
+from tests.logstore.pulsar import wire
+from tests.spark.conftest import warm
+from tests.spark.pulsar.test_cluster_jobs import filled
+from tests.workflows.pulsar.cluster_plans import plan, run_id
+from tests.workflows.workflow_harness import Gate, WorkflowHarness, assert_eventually
+from workers.assembly.log_store_from_settings import find_cluster_for_jobs
+from workers.assembly.pulsar_cluster_access import PulsarClusterOfSettings
+from workers.settings import Settings
+
+__all__ = ["cluster", "ensemble", "warm", "zookeeper"]
+
+pytestmark = pytest.mark.external_service
+
+_ORPHANS = {101, 102, 103, 104, 105, 106, 2_147_483_650}
+_UNATTRIBUTED = {201, 202}
+
+
+class GatedSparkJobs(SparkBulkJobs):
+    """Spark jobs, of which each may be held before it runs."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.hold: Callable[[BulkJob], None] = lambda _job: None
+        self.ran: list[str] = []
+
+    def run_job(
+        self, job: BulkJob, on_progress: Callable[[BulkJobProgress], None], *, master: str = ""
+    ) -> BulkJobSummary:
+        self.hold(job)
+        self.ran.append(job.name)
+        return super().run_job(job, on_progress, master=master)
+
+
+@pytest.fixture
+def settings(tmp_path: Path, ensemble: EnsembleOptions) -> Settings:
+    return Settings(home=tmp_path, pulsar_zookeeper=ensemble.hosts)
+
+
+@pytest.fixture
+def jobs(warm: WarmSession, tmp_path: Path, settings: Settings) -> GatedSparkJobs:
+    mains = partial(lazy_cluster_job_mains, partial(find_cluster_for_jobs, settings))
+    return GatedSparkJobs(warm, PublishedOutputs(tmp_path / "bulk"), mains)
+
+
+@asynccontextmanager
+async def working(house: WorkflowHarness, settings: Settings, jobs: SparkBulkJobs) -> AsyncIterator[None]:
+    """A worker whose plans read the cluster of the settings."""
+    catalog = house.world.catalog
+    planning = PlanClusterActivities(
+        reconciliation=catalog.reconciliation,
+        identities=catalog.identities,
+        cluster=PulsarClusterOfSettings(settings),
+        bulk=jobs,
+        finished_retention_s=30 * 86_400,
+    )
+    replacements: list[Callable[..., Any]] = [
+        planning.check_cluster_and_begin_plan,
+        planning.run_cluster_plan_bulk_job,
+        planning.conclude_cluster_plan,
+    ]
+    async with house.worker(max_cached_workflows=0, replacements=replacements):
+        yield
+
+
+@pytest.fixture
+def real_cluster(cluster: KazooClient) -> Iterator[KazooClient]:
+    """A cluster with ledgers of each kind, and a bookie that answers while the test runs."""
+    rpc = wire.encode_message((1, "bookie"), (2, 3181), (3, "10.0.0.1"), (4, "bookie-rpc"))
+    cluster.create("/ledgers/INSTANCEID", b"5f0a", makepath=True)
+    cluster.create("/ledgers/available/bk0", wire.encode_message((6, rpc)), makepath=True)
+    with filled(cluster):
+        yield cluster
+
+
+def ids_by_kind(result: PlanOrScrubResult) -> dict[FindingKind, set[int | None]]:
+    ids: dict[FindingKind, set[int | None]] = {}
+    for _, finding in FindingFiles(Path(result.report)).iterate_findings():
+        ids.setdefault(finding.kind, set()).add(finding.ledger_id)
+    return ids
+
+
+async def plan_at_once(house: WorkflowHarness, **more: Any) -> Any:
+    """Start a plan of ledgers that were made just now."""
+    return await plan(house, **({"between_s": 0.0, "older_than_s": 0.0, "unsafe_age": True} | more))
+
+
+async def test_every_planted_orphan_is_found_and_nothing_else(
+    house: WorkflowHarness, settings: Settings, jobs: GatedSparkJobs, real_cluster: KazooClient
+) -> None:
+    async with working(house, settings, jobs):
+        result = await (await plan_at_once(house)).result()
+    assert result.found
+    found = result.found
+    ids = ids_by_kind(found)
+    assert ids[FindingKind.ORPHAN_LEDGER] == _ORPHANS
+    assert ids[FindingKind.UNATTRIBUTED_LEDGER] == _UNATTRIBUTED
+    assert ids[FindingKind.DANGLING_REFERENCE] == {300}
+    assert found.findings["orphan_ledger"] == len(_ORPHANS)
+    assert (found.incomplete, found.left_out) == ([], [NO_OFFLOAD_BUCKET])
+    assert found.ledgers == 18
+    assert found.references > 0
+    run = house.world.catalog.reconciliation.get_run(run_id(house))
+    assert run.summary["identity"].startswith("5f0a/")
+
+
+async def test_plan_is_incomplete_if_no_bookie_has_the_compaction_cursor(
+    house: WorkflowHarness, settings: Settings, jobs: GatedSparkJobs, cluster: KazooClient
+) -> None:
+    """The compacted ledger that the broker uses is unknown. The plan says so, and reports the rest."""
+    cluster.create("/ledgers/available/bk0", makepath=True)
+    with filled(cluster):
+        pass  # the bookie is gone when the block ends
+    async with working(house, settings, jobs):
+        result = await (await plan_at_once(house)).result()
+    assert result.found
+    reasons = result.found.incomplete
+    assert reasons[0].startswith("bookies: ")
+    assert any(reason.startswith("/managed-ledgers/t/ns/persistent/a/__compaction: ") for reason in reasons)
+    assert result.found.findings["unattributed_ledger"] >= len(_UNATTRIBUTED)
+
+
+async def test_worker_that_is_lost_between_the_scans_is_replaced(
+    house: WorkflowHarness, settings: Settings, jobs: GatedSparkJobs, real_cluster: KazooClient
+) -> None:
+    """The next worker does not repeat the first scan, and compares both."""
+    gate = Gate()
+
+    def hold(job: BulkJob) -> None:
+        if job.name == SECOND_SCAN and not gate.reached.is_set():
+            gate.wait()
+
+    jobs.hold = hold
+    async with working(house, settings, jobs):
+        handle = await plan_at_once(house)
+        await assert_eventually(gate.reached.is_set)
+    async with working(house, settings, jobs):
+        result = await handle.result()
+    assert result.found
+    assert ids_by_kind(result.found)[FindingKind.ORPHAN_LEDGER] == _ORPHANS
+    assert jobs.ran.count(FIRST_SCAN) == 1
+
+
+async def test_timer_that_fires_too_early_is_noticed_by_the_comparison(
+    house: WorkflowHarness, settings: Settings, jobs: GatedSparkJobs, real_cluster: KazooClient
+) -> None:
+    """Temporal skips time here, so that ten minutes pass for the workflow and none for the cluster."""
+    async with working(house, settings, jobs):
+        result = await (await plan_at_once(house, between_s=600.0)).result()
+    first, second = house.attempts("pulsar.run_bulk")[:2]
+    assert (second.scheduled - first.scheduled).total_seconds() >= 600
+    assert result.refused
+    assert "expected 600 s or more between the scans" in result.refused.message
+
+
+async def test_cluster_made_anew_between_the_scans_is_refused(
+    house: WorkflowHarness, settings: Settings, jobs: GatedSparkJobs, real_cluster: KazooClient
+) -> None:
+    def replace(job: BulkJob) -> None:
+        if job.name == SECOND_SCAN:
+            real_cluster.set("/ledgers/INSTANCEID", b"77aa")
+
+    jobs.hold = replace
+    async with working(house, settings, jobs):
+        result = await (await plan_at_once(house)).result()
+    assert result.refused
+    assert "scan 2: expected the cluster 5f0a/" in result.refused.message
