@@ -40,6 +40,13 @@ class BookKeeperLedgerState(StrEnum):
     CLOSED = "CLOSED"
 
 
+# A scan looks one up for each ledger.
+_STATE_BY_NUMBER: Final = {
+    number: BookKeeperLedgerState(name) for name, number in messages.LedgerMetadata.State.items()
+}
+_DIGEST_BY_NUMBER: Final = {number: name for name, number in messages.LedgerMetadata.DigestType.items()}
+
+
 @dataclass(frozen=True, slots=True)
 class EnsembleSegment:
     """Range of entries that one set of bookies stores. It ends where the next segment begins."""
@@ -197,7 +204,7 @@ def _parse_binary_message(body: bytes) -> messages.LedgerMetadata:
 def _from_message(message: messages.LedgerMetadata) -> LedgerMetadata:
     if not message.IsInitialized() or not message.segment:
         raise UnreadableMetadata("ledger metadata", expected="the required fields and a segment", found="a missing one")
-    state = BookKeeperLedgerState(messages.LedgerMetadata.State.Name(message.state))
+    state = _STATE_BY_NUMBER[message.state]
     is_closed = state is BookKeeperLedgerState.CLOSED
     return LedgerMetadata(
         state=state,
@@ -207,7 +214,7 @@ def _from_message(message: messages.LedgerMetadata) -> LedgerMetadata:
             EnsembleSegment(segment.firstEntryId, tuple(segment.ensembleMember)) for segment in message.segment
         ),
         ack_quorum=message.ackQuorumSize if message.HasField("ackQuorumSize") else message.quorumSize,
-        digest=messages.LedgerMetadata.DigestType.Name(message.digestType) if message.HasField("digestType") else "",
+        digest=_DIGEST_BY_NUMBER[message.digestType] if message.HasField("digestType") else "",
         password=message.password,
         custom={pair.key: pair.value for pair in message.customMetadata},
     )

@@ -12,7 +12,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from infra.pulsar.ledger_scan import LedgerZnode
-from infra.pulsar.scan_facts import OffloadReference
+from infra.pulsar.scan_facts import LedgerReference, OffloadReference
 from infra.pulsar.scan_problem import ScanProblem
 from logstore.pulsar.ledger_metadata import find_stated_owner
 from spark.reconciliation.fact_files import GroupedFactFiles, UngroupedFactFile
@@ -152,6 +152,16 @@ def make_ledger_row(found: LedgerZnode) -> dict[str, Any]:
         "application": application.decode(errors="replace"),
         "component": owner.component.value if owner else "",
         "owner": owner.path if owner else "",
+    }
+
+
+def make_reference_row(found: LedgerReference) -> dict[str, Any]:
+    return {
+        "ledger_id": found.ledger_id,
+        "path": found.path,
+        "source": found.source,
+        "is_owner": found.is_owner,
+        "can_be_absent": found.can_be_absent,
     }
 
 

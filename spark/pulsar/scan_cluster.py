@@ -218,7 +218,7 @@ class _ReferenceWriter:
     def add(self, fact: ScanFact) -> None:
         match fact:
             case LedgerReference():
-                self._references.add(asdict(fact))
+                self._references.add(cluster_facts.make_reference_row(fact))
             case OffloadReference():
                 self._offloads.add(cluster_facts.make_offload_row(fact))
             case ScannedManagedLedger():
