@@ -32,8 +32,8 @@ NOTHING: Final = "nothing"
 
 _TRANSACTIONS: Final = "/admin/v3/transactions"
 _ANY_TIMEOUT: Final = -1  # a coordinator reports the transactions with a longer timeout
-_PARALLEL_REQUESTS: Final = 2  # a broker has 8 threads for requests, and some requests take one for 10 s
-_MAX_PARTICIPANTS: Final = 500  # that are asked for details
+_PARALLEL_REQUESTS: Final = 4  # few, because a coordinator's broker asks all participants for one request
+_MAX_PARTICIPANTS: Final = 500  # of one coordinator that are asked for positions, and of all that are asked for details
 _NO_READERS: Final = {"__compaction", "pulsar.dedup"}  # cursors that no subscription has
 _ENDS_BY_STATE: Final = {"OPEN": "commit or abort", "COMMITTING": "commit", "ABORTING": "abort"}
 _ID_PATTERN: Final = re.compile(r"\((\d{1,19}),(\d{1,19})\)", re.ASCII)
@@ -131,52 +131,60 @@ def _ask_logged_participants(
     admin: BrokerAdmin, coordinator: int, logged: Mapping[int, LoggedTransaction]
 ) -> tuple[list[OpenTransaction], list[str]]:
     """Return the transactions of a log with the positions that their participants report, and problems."""
-    transactions: list[OpenTransaction] = []
-    problems: list[str] = []
-    for sequence, transaction in logged.items():
-        names = [(topic, None) for topic in transaction.topics] + list(transaction.subscriptions)
-        ask = partial(_ask_position, admin, f"{coordinator}/{sequence}", _ENDS_BY_STATE[transaction.state])
-        answers = _run_in_threads(ask, names)
-        problems += [answer for answer in answers if isinstance(answer, str)]
-        participants = [answer for answer in answers if isinstance(answer, TransactionParticipant)]
-        transactions.append(
-            OpenTransaction(
-                coordinator=coordinator,
-                sequence=sequence,
-                state=transaction.state,
-                opened_ms=transaction.opened_ms,
-                timeout_ms=transaction.timeout_ms,
-                participants=_sort_participants(participants),
-            )
+    participants_by_sequence = {
+        sequence: [
+            TransactionParticipant(topic=topic, subscription=name, owes=_ENDS_BY_STATE[transaction.state])
+            for topic, name in (*((topic, None) for topic in transaction.topics), *transaction.subscriptions)
+        ]
+        for sequence, transaction in logged.items()
+    }
+    parts = [(sequence, each) for sequence, participants in participants_by_sequence.items() for each in participants]
+    ask = partial(_ask_position, admin, coordinator)
+    answers = dict(zip(parts, _run_in_threads(ask, parts[:_MAX_PARTICIPANTS]), strict=False))
+    problems = [answer for answer in answers.values() if isinstance(answer, str)]
+    if len(parts) > len(answers):
+        counts = f"{len(parts) - len(answers):,} of {len(parts):,} participants"
+        problems.append(f"coordinator {coordinator}: {counts} were not asked for positions")
+
+    def complete(sequence: int, participant: TransactionParticipant) -> TransactionParticipant:
+        answer = answers.get((sequence, participant))
+        return answer if isinstance(answer, TransactionParticipant) else participant
+
+    transactions = [
+        OpenTransaction(
+            coordinator=coordinator,
+            sequence=sequence,
+            state=transaction.state,
+            opened_ms=transaction.opened_ms,
+            timeout_ms=transaction.timeout_ms,
+            participants=_sort_participants(complete(sequence, each) for each in participants_by_sequence[sequence]),
         )
+        for sequence, transaction in logged.items()
+    ]
     return transactions, problems
 
 
 def _ask_position(
-    admin: BrokerAdmin, txn_path: str, end: str, participant: tuple[str, str | None]
+    admin: BrokerAdmin, coordinator: int, part: tuple[int, TransactionParticipant]
 ) -> TransactionParticipant | str:
     """Return a participant with its position, or a problem. The topic is not loaded because of the question."""
-    topic, subscription = participant
+    sequence, participant = part
     try:
-        topic_path = format_topic_path(topic)
-        if subscription is None:
-            path, field = f"{_TRANSACTIONS}/transactionInBufferStats/{topic_path}/{txn_path}", "startPosition"
+        path = format_topic_path(participant.topic)
+        if participant.subscription is None:
+            kind, field = "transactionInBufferStats", "startPosition"
         else:
-            subscription_path = f"{topic_path}/{quote(subscription, safe='')}"
-            path = f"{_TRANSACTIONS}/transactionInPendingAckStats/{subscription_path}/{txn_path}"
-            field = "cumulativeAckPosition"
+            kind, field = "transactionInPendingAckStats", "cumulativeAckPosition"
+            path = f"{path}/{quote(participant.subscription, safe='')}"
+        path = f"{_TRANSACTIONS}/{kind}/{path}/{coordinator}/{sequence}"
         document = admin.find_json(path, dict, attempts=1)
-        position = None if document is None else _find_text(document, field, path)
+        if document is None:
+            return replace(participant, loaded=False)
+        position = _find_text(document, field, path)
     except (AdminRequestFailed, InvalidInput) as error:
-        return f"{topic}: {error}"
-    is_done = document is not None and subscription is None and position is None
-    return TransactionParticipant(
-        topic=topic,
-        subscription=subscription,
-        owes=NOTHING if is_done else end,
-        position=position,
-        loaded=document is not None,
-    )
+        return f"{participant.topic}: {error}"
+    has_no_part = participant.subscription is None and position is None
+    return replace(participant, position=position, owes=NOTHING if has_no_part else participant.owes)
 
 
 def _parse_transaction(document: dict[str, Any], path: str) -> OpenTransaction:
