@@ -23,7 +23,7 @@ from logstore.pulsar.delayed_buckets import (
 )
 from logstore.pulsar.ledger_metadata import parse_ledger_metadata
 from logstore.pulsar.unreadable_metadata import UnreadableMetadata
-from logstore.pulsar.znode_names import MANAGED_LEDGERS, format_ledger_path
+from logstore.pulsar.znode_names import MANAGED_LEDGERS, format_ledger_path, topic_from_managed_ledger
 
 _BUCKETS_PER_BATCH: Final = 1_000
 _PARALLEL_READS: Final = 16
@@ -59,7 +59,7 @@ def list_partitions(reader: ZnodeReader, managed_ledger: str) -> list[str]:
     ((_, names),) = reader.list_children([f"{MANAGED_LEDGERS}/{parent}"])
     matching = [name for name in names or () if partition.fullmatch(name)]
     if not matching:
-        raise UnknownObject("topic", expected="a topic of the cluster", found=managed_ledger)
+        raise UnknownObject("topic", expected="a topic of the cluster", found=topic_from_managed_ledger(managed_ledger))
     in_order = sorted(matching, key=lambda name: (len(name), name))  # partition 10 after partition 9
     return [f"{MANAGED_LEDGERS}/{parent}/{name}" for name in in_order]
 

@@ -73,6 +73,10 @@ class OffloadObject:
     modified_us: int | None
     metadata: Mapping[str, str]
 
+    def get_stated(self, field: str) -> str:
+        """Return a field of the metadata, or an empty text. Some stores return names of fields in capitals."""
+        return next((value for name, value in self.metadata.items() if name.lower() == field), "")
+
 
 class OffloadVerdict(StrEnum):
     """Verdict on an attempt to offload a ledger."""
@@ -129,12 +133,12 @@ def find_stated_managed_ledger(objects: Sequence[OffloadObject], cluster: str) -
         return OffloadJudgement(OffloadVerdict.OBJECTS_ABSENT, "its objects do not exist any more")
     names: set[str] = set()
     for each in objects:
-        stated = {name.lower(): value for name, value in each.metadata.items()}
         for field, expected in ((ROLE_FIELD, each.key.role.value), (CLUSTER_FIELD, cluster)):
-            if not expected or stated.get(field) != expected:
-                reason = f'{each.key}: metadata {field}: expected "{expected}", found "{stated.get(field, "")}"'
+            stated = each.get_stated(field)
+            if not expected or stated != expected:
+                reason = f'{each.key}: metadata {field}: expected "{expected}", found "{stated}"'
                 return OffloadJudgement(OffloadVerdict.FOREIGN, reason)
-        names.add(stated.get(MANAGED_LEDGER_FIELD, ""))
+        names.add(each.get_stated(MANAGED_LEDGER_FIELD))
     name = min(names, default="")
     if len(names) != 1 or not _is_managed_ledger_name(name):
         reason = f"expected one managed ledger in the metadata of the objects, found {sorted(names)}"

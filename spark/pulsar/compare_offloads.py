@@ -107,7 +107,8 @@ def require_all_rows(totals: Mapping[str, int], listing: BulkJobSummary, scans: 
 def _find_cluster_name(cluster: PulsarCluster, store: OffloadStore, scan: Path, offloads: int) -> tuple[str, str]:
     """Return the name that the cluster gives its objects, and an empty text, or else why nothing can be compared.
 
-    Objects of complete offloads are the cluster's own. A sample of them proves the name and the bucket.
+    Objects of complete offloads are the cluster's own. A sample of them proves the name and the bucket. Objects that an
+    early version of Pulsar wrote state no name.
     """
     sample = islice(_iterate_complete_offloads(scan, store.bucket), 0, None, max(1, offloads // _MAX_SAMPLED_OFFLOADS))
     keys = [OffloadKey(uuid, ledger_id) for uuid, ledger_id in sample]
@@ -115,14 +116,13 @@ def _find_cluster_name(cluster: PulsarCluster, store: OffloadStore, scan: Path, 
     if keys and not stored:
         expected = f"none of {len(keys):,} objects of complete offloads is in bucket {store.bucket}"
         return "", f"objects of offloads: {expected}. Correct pulsar_offload_bucket, or restore the objects"
-    names = {each.metadata.get(CLUSTER_FIELD, "") for each in stored}
+    names = {each.get_stated(CLUSTER_FIELD) for each in stored} - {""}
     if not names:
         with cluster.open_configuration_reader() as reader:
             names = set(list_cluster_names(reader))
-    name = min(names, default="")
-    if len(names) != 1 or not name:
+    if len(names) != 1:
         return "", f"objects of offloads: the name of the cluster is not clear: {', '.join(sorted(names)) or 'none'}"
-    return name, ""
+    return names.pop(), ""
 
 
 def _iterate_complete_offloads(scan: Path, bucket: str) -> Iterator[tuple[str, int]]:

@@ -47,7 +47,7 @@ pytestmark = pytest.mark.external_service
 
 _UUIDS = {
     name: f"{number}fdb3d1e-70a5-4d4e-8d8c-1f2f3a4b5c6d"
-    for number, name in enumerate(("live", "lost", "late", "gone"), start=1)
+    for number, name in enumerate(("live", "lost", "early", "late", "gone"), start=1)
 }
 _RUN = "run"
 _NOTHING: Callable[[], None] = lambda: None  # noqa: E731 - a default
@@ -112,12 +112,16 @@ def write_topic(cluster: KazooClient, bucket: str, *names: str) -> None:
 
 
 def fill(cluster: KazooClient, store: OffloadStore) -> None:
-    """A topic with two complete offloads, one of them without objects, and what others left in the bucket."""
+    """A topic with three complete offloads, one of them without objects, and what others left in the bucket.
+
+    The objects of the third offload state no cluster, as those of an early version of Pulsar.
+    """
     cluster.ensure_path("/ledgers/00/0000")
     cluster.ensure_path("/admin/clusters/elsewhere")
     cluster.ensure_path("/admin/policies/t/ns")
-    write_topic(cluster, store.bucket, "live", "lost")
+    write_topic(cluster, store.bucket, "live", "lost", "early")
     put_objects(store, attempt("live", 1))
+    put_objects(store, attempt("early", 3), metadata={"role": "data"})
     put_objects(store, attempt("gone", 4), managed_ledger="t/ns/persistent/gone")
     put_objects(store, attempt("gone", 5), cluster="elsewhere")
     begin_upload(store, attempt("gone", 6))
@@ -140,12 +144,12 @@ def test_what_others_left_in_the_bucket_is_found_and_nothing_else(
     fill(cluster, store)
 
     def happen() -> None:
-        write_topic(cluster, store.bucket, "live", "lost", "late")
-        put_objects(store, attempt("late", 3))
+        write_topic(cluster, store.bucket, "live", "lost", "early", "late")
+        put_objects(store, attempt("late", 4))
 
     summaries = plan(happen, is_verified=True)
     counts = summaries["list-offloads"].counts
-    assert (counts["objects"], counts["uploads"], counts["foreign"]) == (6, 1, 4)
+    assert (counts["objects"], counts["uploads"], counts["foreign"]) == (8, 1, 4)
     assert summaries["compare-offloads"].facts[OFFLOAD_CLUSTER] == CLUSTER
     candidates = candidates_of(summaries)
     assert keys_of(candidates, FindingKind.ORPHAN_OFFLOAD) == {str(attempt("gone", 4)), str(attempt("gone", 5))}
