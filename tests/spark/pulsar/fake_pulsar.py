@@ -50,6 +50,7 @@ class FakePulsar:
         self.topics: dict[str, FakeTopic] = {}
         self.schemas: dict[str, list[int]] = {}
         self.running: list[_RunningOperation] = []
+        self.steps = 0
         self._next_ledger, self._next_zxid = 1, 1
         for path in ("admin/policies/t/ns", f"managed-ledgers/{_NAMESPACE}/other"):
             self.write(path, b"")
@@ -74,6 +75,7 @@ class FakePulsar:
 
     def step(self, number: int) -> None:
         if self.running:
+            self.steps += 1
             operation = self.running[number % len(self.running)]
             if next(operation.steps, self) is self:
                 self.running.remove(operation)

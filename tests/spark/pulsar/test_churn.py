@@ -4,7 +4,11 @@ A plan runs on a model of a cluster. Hypothesis chooses what brokers do between 
 they die.
 """
 
+import random
+import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
@@ -13,22 +17,30 @@ import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, Phase, event, given, settings
 from hypothesis import strategies as st
+from kazoo.client import KazooClient
+from kazoo.exceptions import NoNodeError, NotEmptyError
 
+from infra.coordination.zookeeper_session import EnsembleOptions
 from infra.pulsar.bookie_reads import BookieDirectory
-from infra.pulsar.cluster_clock import read_cluster_clock_ms
+from infra.pulsar.cluster_access import PulsarCluster
+from infra.pulsar.cluster_clock import read_cluster_clock_ms, read_worker_clock_ms
 from infra.pulsar.compacted_ledgers import resolve_compaction_cursors
 from infra.pulsar.compaction_lookup import CompactionDirectory
 from infra.pulsar.ledger_scan import LedgerZnode, list_leaf_folders, scan_leaf_folders
 from infra.pulsar.reference_scan import list_namespaces, list_schema_tenants, scan_references
 from infra.pulsar.scan_facts import LedgerReference
 from infra.pulsar.scan_problem import ScanProblem
+from infra.pulsar.znode_reads import ZnodeReader
 from logstore.pulsar.ledger_verdicts import AgeFloors
 from logstore.reconciliation.findings import Finding, FindingKind
 from spark.pulsar.cluster_facts import LEDGERS, REFERENCES, make_ledger_row
 from spark.pulsar.compare_scans import ScanGroup, compare_scan_groups
 from spark.pulsar.verify_cluster_findings import ClusterVerifier
+from tests.infra.pulsar.conftest import cluster, ensemble, zookeeper
 from tests.infra.pulsar.owner_directories import make_owner_directory
 from tests.spark.pulsar.fake_pulsar import NAMES, FakePulsar, FakeReader
+
+__all__ = ["cluster", "ensemble", "zookeeper"]
 
 _BETWEEN_S: Final = 600
 _DAY_S: Final = 86_400
@@ -82,7 +94,7 @@ class _Scan:
     problems: int
 
 
-def scan(reader: FakeReader) -> _Scan:
+def scan(reader: ZnodeReader) -> _Scan:
     """Scan as the job does, in one task."""
     found = list(scan_leaf_folders(reader, "ledgers", list_leaf_folders(reader, "ledgers")))
     facts = scan_references(reader, list_namespaces(reader), list_schema_tenants(reader), ["pulsar/functions"])
@@ -181,3 +193,72 @@ def _list_ledgers(pulsar: FakePulsar) -> Iterator[int]:
     for path in pulsar.znodes:
         if path.startswith("ledgers/"):
             yield int(path.removeprefix("ledgers/").replace("/", "").replace("L", ""))
+
+
+class _RealPulsar(FakePulsar):
+    """The model, on a real ZooKeeper and by the clock of this machine."""
+
+    def __init__(self, client: KazooClient) -> None:
+        self._client = client
+        super().__init__()
+
+    def write(self, path: str, data: bytes) -> None:
+        super().write(path, data)
+        try:
+            self._client.set(f"/{path}", data)
+        except NoNodeError:
+            self._client.create(f"/{path}", data, makepath=True)
+
+    def delete(self, path: str) -> None:
+        super().delete(path)
+        with suppress(NoNodeError, NotEmptyError):
+            self._client.delete(f"/{path}")
+
+    def play_until(self, is_over: threading.Event, seed: int) -> None:
+        """Play random events. A ledger waits for its reference for 500 ms at most."""
+        choose = random.Random(seed)
+        while not is_over.is_set():
+            self.now_ms = read_worker_clock_ms()
+            self.running = [operation for operation in self.running if operation.ends_at_ms > self.now_ms]
+            verb = choose.choices(["start", "step", "kill"], [3, 12, 1])[0]
+            if verb == "start":
+                start, _ = choose.choice(self.list_operations(choose.choice(NAMES)))
+                self.start(start(), max_wait_ms=500)
+            play_event(self, verb if verb != "start" else "step", choose.randrange(10), 0)
+
+
+@pytest.mark.external_service
+def test_churn_on_a_real_zookeeper(
+    cluster: KazooClient, ensemble: EnsembleOptions, bookies: Callable[[FakePulsar], None]
+) -> None:
+    """Two scans that are a second apart, of a cluster in which several topics change all the time."""
+    pulsar, is_over = _RealPulsar(cluster), threading.Event()
+    bookies(pulsar)
+    pulsar.fill()
+    broker = threading.Thread(target=pulsar.play_until, args=(is_over, 7))
+    with PulsarCluster(zookeeper=ensemble.hosts).open_reader() as reader:
+        time.sleep(2.2)
+        broker.start()
+        try:
+            first = scan(reader)
+            time.sleep(1.2)
+            second = scan(reader)
+        finally:
+            is_over.set()
+            broker.join()
+        pulsar.report_load()
+        comparison = compare_scan_groups(
+            first.group,
+            second.group,
+            np.array([], np.int64),
+            root="ledgers",
+            now_ms=read_cluster_clock_ms(reader),
+            floors=AgeFloors.for_all_states(2, unsafe=True),
+        )
+        referenced = pulsar.list_referenced_ledgers()
+        pulsar.finish()
+        verifier = ClusterVerifier(reader, make_owner_directory(reader), CompactionDirectory(None, reader), "ledgers")
+        orphans = ids_of(verifier.verify(comparison.findings))
+    assert pulsar.steps > 50, "the cluster was busy"
+    assert not orphans & (referenced | pulsar.list_referenced_ledgers())
+    assert 1 in orphans, "it was leaked before the first scan"
