@@ -53,6 +53,6 @@ def test_namespaces_of_brokers_need_no_policies(name: str) -> None:
 def test_prefixes_of_the_newest_name_are_kept(names: set[str], newest: str) -> None:
     """In ascending order, a name comes after all of its prefixes, and only names that begin with one lie between."""
     prefixes = NamePrefixes()
-    for name in sorted(each for each in names if each <= newest):
+    for name in sorted({newest, *(each for each in names if each < newest)}):
         prefixes.add(name)
-    assert all(name in prefixes for name in names if newest.startswith(name))
+    assert {name for name in names if name in prefixes} == {name for name in names if newest.startswith(name)}
