@@ -15,9 +15,11 @@ from tests.pulsar_cluster.truth import TruthKeeper
 from tests.pulsar_cluster.waits import wait_until
 from tests.pulsar_cluster.zookeeper_relay import DELETE, SET, ZnodeWrite, ZooKeeperRelay
 
+UPLOAD_KEY: Final = f"{UUID(int=1)}-ledger-1"
+"""Key of the upload that is begun and never completed."""
+
 _TRAP_TIMEOUT_S: Final = 120.0
 _MANAGED_LEDGERS: Final = f"/managed-ledgers/{NAMESPACE}/persistent"
-UPLOAD_KEY: Final = f"{UUID(int=1)}-ledger-1"
 _FIRST_PLANTED_ID: Final = 1_000_000
 
 
@@ -42,13 +44,13 @@ class ClusterDamager:
         self.truth.attribute(step)
 
     def kill_broker_at_trim(self) -> None:
-        """The new list without the old ledgers is stored. Neither the ledgers nor their objects in S3 are deleted."""
+        """Kill the broker after the shorter list is stored, before any ledger or object in S3 is deleted."""
         self.filler.fill_offloaded_topic("trimmed")
         messages = [each["ledgerId"] for each in self._ask("trimmed")["ledgers"]]
         self._kill_broker(_deletes_one_of(messages), lambda client: client.acknowledge("trimmed", "archive", 35))
 
     def kill_broker_at_unsubscribe(self) -> None:
-        """The cursor's znode is gone, and its ledger is not."""
+        """Kill the broker after the cursor's znode is deleted, before its ledger is."""
         self.filler.subscribe("left", "gone")
         self.filler.write("left", 12)
         self.filler.acknowledge("left", "gone", 7)
@@ -59,7 +61,7 @@ class ClusterDamager:
         )
 
     def kill_broker_at_roll_over(self) -> None:
-        """The next ledger of the topic exists, and its list does not have it."""
+        """Kill the broker after the topic's next ledger is created, before the topic's list has it."""
         self.filler.subscribe("rolled", "reader")
         self.filler.write("rolled", 5)
         path = f"{_MANAGED_LEDGERS}/rolled"
@@ -68,7 +70,7 @@ class ClusterDamager:
         )
 
     def kill_broker_in_compaction(self) -> None:
-        """The compacted ledger is being written."""
+        """Kill the broker while it writes the compacted ledger."""
         self.filler.subscribe("squeezed", "reader")
         self.filler.write("squeezed", 25)
         self._kill_broker(
@@ -77,14 +79,14 @@ class ClusterDamager:
         )
 
     def kill_broker_after_compaction(self) -> None:
-        """The new compacted ledger counts, and the former one is not deleted."""
+        """Kill the broker after the new compacted ledger counts, before the former one is deleted."""
         self.filler.compact("squeezed")
         former = self._ask("squeezed")["compactedLedger"]["ledgerId"]
         self.filler.write("squeezed", 15)
         self._kill_broker(_deletes_one_of([former]), lambda client: client.admin("PUT", "squeezed/compaction"))
 
     def kill_broker_at_bucket(self) -> None:
-        """The ledger of an index bucket is complete, and the cursor does not name it."""
+        """Kill the broker after the ledger of an index bucket is complete, before the cursor names it."""
         path = f"{_MANAGED_LEDGERS}/postponed/later"
         self._kill_broker(
             lambda write: write.path == path and b"delayed.bucket_" in write.data,
@@ -92,7 +94,7 @@ class ClusterDamager:
         )
 
     def kill_broker_at_offload(self) -> None:
-        """A ledger's objects are in S3, and the topic says that the offload is not complete."""
+        """Kill the broker after a ledger's objects are in S3, before the topic says that they are complete."""
         self.filler.subscribe("frozen", "archive")
         self.filler.write("frozen", 25)
         changes = 0
@@ -105,7 +107,7 @@ class ClusterDamager:
         self._kill_broker(completes_offload, lambda client: client.offload("frozen"), is_last=True)
 
     def delete_topic_with_pending_acknowledgements(self) -> None:
-        """The managed ledger of pending acknowledgements that no broker has loaded stays. Its ledgers look alive."""
+        """Delete a topic while no broker has loaded its pending acknowledgements. Their managed ledger stays."""
         path = f"/admin/v3/transactions/pendingAckInternalStats/{NAMESPACE}/{PENDING_TOPIC}/{PENDING_SUBSCRIPTION}"
         self._ask(PENDING_TOPIC)  # loads the topic
         log = self.cluster.request_admin("GET", path)["pendingAckLogStats"]
@@ -115,7 +117,7 @@ class ClusterDamager:
         self.filler.admin("DELETE", f"{PENDING_TOPIC}?force=true")
 
     def delete_package(self) -> None:
-        """Pulsar leaves both ledgers of a deleted package. They have no metadata."""
+        """Delete a package. Pulsar leaves both of its ledgers, which have no metadata."""
         before = self.ledgers.list_ids()
         self.filler.upload_package("dropped")
         self.truth.keep(self.ledgers.list_ids() - before, "package dropped")
@@ -123,7 +125,7 @@ class ClusterDamager:
         self.truth.kept = {each: holder for each, holder in self.truth.kept.items() if holder != "package dropped"}
 
     def plant_ledgers(self) -> None:
-        """Ledgers that look like Pulsar's appear, one of another application, and an upload that nobody ends."""
+        """Plant ledgers that look like Pulsar's, one of another application, and an upload that nobody ends."""
         first = self._ask("orders")["ledgers"][0]["ledgerId"]
         for offset in range(3):
             self.ledgers.plant_copy(first, _FIRST_PLANTED_ID + offset)
@@ -131,7 +133,7 @@ class ClusterDamager:
         self.cluster.open_s3().create_multipart_upload(Bucket=OFFLOAD_BUCKET, Key=UPLOAD_KEY)
 
     def delete_referenced_ledgers(self) -> None:
-        """Two ledgers are deleted by hand: one with messages, and one with an index bucket."""
+        """Delete two ledgers by hand: one with messages, and one with an index bucket."""
         self.filler.subscribe("holed", "reader")
         self.filler.write("holed", 25)
         messages = self._ask("holed")["ledgers"][1]["ledgerId"]
