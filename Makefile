@@ -129,7 +129,8 @@ pulsar-demo: $(PULSAR_CLIENT)/.installed ## Fill and damage a throw-away Pulsar 
 	$(WITH_PULSAR_CLIENT) $(BIN)/python -m tests.pulsar_cluster demo $(if $(KEEP),--keep)
 
 test-pulsar: $(PULSAR_CLIENT)/.installed ## Test plans on a real Pulsar cluster (needs Java 17; not part of CI)
-	$(WITH_PULSAR_CLIENT) $(BIN)/pytest tests/pulsar_cluster
+	$(WITH_PULSAR_CLIENT) $(if $(SEXTON_TEST_PULSAR_HOME),SEXTON_TEST_PULSAR_HOME=$(SEXTON_TEST_PULSAR_HOME)) \
+		$(BIN)/pytest tests/pulsar_cluster
 
 $(PULSAR_CLIENT)/.installed: $(STAMP) tests/pulsar_cluster/requirements.lock
 	rm -rf $(PULSAR_CLIENT)

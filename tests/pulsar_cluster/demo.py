@@ -17,6 +17,7 @@ Say = Callable[[str], None]
 
 _OLDER_THAN: Final = "1s"
 _BETWEEN: Final = "10s"
+_LEDGER_KINDS: Final = (FindingKind.ORPHAN_LEDGER.value, FindingKind.UNATTRIBUTED_LEDGER.value)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +51,7 @@ def run_demo(home: Path, say: Say) -> ClusterDemoReport:
             check = sexton.json("pulsar", "check")
             plan = sexton.json("pulsar", "plan", "--older-than", _OLDER_THAN, "--between", _BETWEEN, "--unsafe-age")
         findings = list_findings(sexton, plan["run_id"])
-        detail_by_ledger = {each["ledger_id"]: each["detail"] for each in findings}
+        detail_by_ledger = {each["ledger_id"]: each["detail"] for each in findings if each["kind"] in _LEDGER_KINDS}
         explanations = [
             explain_example(sexton, step, min(damaged.list_left_by(step)), detail_by_ledger)
             for step in dict.fromkeys(each.why for each in damaged.truth.values() if not each.referenced)
