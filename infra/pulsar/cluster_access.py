@@ -9,7 +9,7 @@ from infra.coordination.zookeeper_session import EnsembleOptions, ZooKeeperSessi
 from infra.objects.bucket_address import BucketAddress
 from infra.pulsar.broker_admin import BrokerAdminAddress
 from infra.pulsar.znode_reads import ZnodeReader
-from logstore.pulsar.read_rates import READS_PER_S
+from logstore.pulsar.plan_jobs import READS_PER_S
 from logstore.pulsar.znode_names import LOG_ROOTS
 from logstore.rate_limiter import RateLimiter
 

@@ -9,8 +9,7 @@ from typing import Final
 
 from infra.pulsar.bookie_reads import BookieConnections, BookieDirectory, BookieEntry
 from infra.pulsar.newest_entries import NewestEntries, read_newest_entries
-from infra.pulsar.scan_facts import CompactionCursor, LedgerReference, ScanFact
-from infra.pulsar.scan_problem import ScanProblem
+from infra.pulsar.scan_facts import CompactionCursor, LedgerReference, ScanFact, ScanProblem
 from infra.pulsar.znode_reads import ZnodeReader
 from logstore.errors import StoreUnavailable
 from logstore.pulsar.ledger_metadata import LedgerMetadata, parse_ledger_metadata

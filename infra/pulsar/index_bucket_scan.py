@@ -12,7 +12,7 @@ from typing import Final
 
 from infra.pulsar.bookie_reads import BookieAddress, BookieDirectory, read_first_entry
 from infra.pulsar.reference_scan import list_namespaces, list_topics
-from infra.pulsar.scan_problem import ScanProblem
+from infra.pulsar.scan_facts import ScanProblem
 from infra.pulsar.znode_reads import Znode, ZnodeReader
 from logstore.errors import StoreUnavailable, UnknownObject
 from logstore.pulsar.delayed_buckets import (

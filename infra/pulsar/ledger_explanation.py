@@ -9,8 +9,7 @@ from infra.pulsar.compacted_ledgers import resolve_compaction_cursors
 from infra.pulsar.ledger_scan import LedgerZnode, list_locked_ledgers, parse_ledger
 from infra.pulsar.owner_lookup import OwnerDirectory
 from infra.pulsar.reference_scan import list_namespaces, list_schema_tenants, scan_references
-from infra.pulsar.scan_facts import LedgerReference, ScanFact
-from infra.pulsar.scan_problem import ScanProblem
+from infra.pulsar.scan_facts import LedgerReference, ScanFact, ScanProblem
 from infra.pulsar.znode_reads import ZnodeReader
 from logstore.errors import UnknownObject
 from logstore.pulsar.ledger_metadata import StatedOwner, find_stated_owner

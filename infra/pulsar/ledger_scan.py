@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from infra.pulsar.scan_problem import ScanProblem
+from infra.pulsar.scan_facts import ScanProblem
 from infra.pulsar.znode_reads import Znode, ZnodeReader
 from logstore.pulsar.ledger_metadata import BookKeeperLedgerState, LedgerMetadata, parse_ledger_metadata
 from logstore.pulsar.unreadable_metadata import UnreadableMetadata

@@ -11,8 +11,7 @@ from functools import partial
 from itertools import islice
 from typing import Final
 
-from infra.pulsar.scan_facts import LedgerReference, ScanFact, catch_unreadable
-from infra.pulsar.scan_problem import ScanProblem
+from infra.pulsar.scan_facts import LedgerReference, ScanFact, ScanProblem, catch_unreadable
 from infra.pulsar.znode_reads import ZnodeReader
 from logstore.pulsar.ledger_references import find_log_allocation_reference, find_log_segment_reference
 

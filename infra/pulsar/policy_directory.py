@@ -1,9 +1,16 @@
 """Policies of tenants and namespaces: what a cluster knows by name."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from infra.pulsar.znode_reads import ZnodeReader
+from logstore.pulsar.orphan_managed_ledgers import (
+    ManagedLedgerVerdict,
+    find_namespace_with_policies,
+    judge_managed_ledger,
+    list_possible_topics,
+)
+from logstore.pulsar.znode_names import MANAGED_LEDGERS
 
 POLICIES: Final = "admin/policies"
 
@@ -29,3 +36,16 @@ class PolicyDirectory:
             known |= {name for name, (_, znode) in zip(missing, znodes, strict=True) if znode is not None}
             missing = [name for name in missing if name not in known]
         return known
+
+
+def look_up_orphan_managed_ledgers(
+    reader: ZnodeReader, policies: PolicyDirectory, managed_ledgers: Sequence[str]
+) -> list[ManagedLedgerVerdict | None]:
+    """Return for each managed ledger why it is an orphan now, or `None`. Each name is read once."""
+    topics = sorted({topic for name in managed_ledgers for topic in list_possible_topics(name)})
+    znodes = reader.read([f"{MANAGED_LEDGERS}/{topic}" for topic in topics])
+    existing_topics = {topic for topic, (_, znode) in zip(topics, znodes, strict=True) if znode is not None}
+    namespaces = policies.find_known(filter(None, map(find_namespace_with_policies, managed_ledgers)))
+    return [
+        judge_managed_ledger(name, existing_topics=existing_topics, namespaces=namespaces) for name in managed_ledgers
+    ]

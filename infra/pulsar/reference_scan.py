@@ -18,9 +18,9 @@ from infra.pulsar.scan_facts import (
     OffloadReference,
     ScanFact,
     ScannedManagedLedger,
+    ScanProblem,
     catch_unreadable,
 )
-from infra.pulsar.scan_problem import ScanProblem
 from infra.pulsar.znode_reads import Znode, ZnodeReader
 from logstore.pulsar.ledger_references import (
     COMPACTION_CURSOR,

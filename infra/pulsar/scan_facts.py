@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from infra.pulsar.scan_problem import ScanProblem
 from logstore.pulsar.ledger_references import OffloadAttempt
 from logstore.pulsar.unreadable_metadata import UnreadableMetadata
 
@@ -45,6 +44,14 @@ class ScannedManagedLedger:
     czxid: int
     modified_ms: int
     shadow_source: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ScanProblem:
+    """Znode that a scan could not read. A scan with a problem is incomplete."""
+
+    path: str
+    reason: str  # a sentence
 
 
 ScanFact = LedgerReference | OffloadReference | CompactionCursor | ScannedManagedLedger | ScanProblem

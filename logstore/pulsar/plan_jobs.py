@@ -29,6 +29,15 @@ MIN_BETWEEN_SCANS_S: Final = 600.0
 It is more than twice the interval in which a broker stores the state of its cursors.
 """
 
+READS_PER_S: Final = 2_000
+"""Default of the reads a second on ZooKeeper. A scan must not slow down the brokers, which use the same servers.
+
+One client can read some 5,000 znodes a second from one server. A scan with this rate leaves more than half of that.
+"""
+
+MIN_READS_PER_S: Final = 100
+"""A scan reads one or two znodes for each ledger. A lower rate would need more than a day for 10,000,000 ledgers."""
+
 BEGUN_MS: Final = "begun_ms"
 """Key in the counts of a scan: the time before its first read, in milliseconds since 1970, by the worker's clock."""
 

@@ -12,8 +12,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from infra.pulsar.ledger_scan import LedgerZnode
-from infra.pulsar.scan_facts import LedgerReference, OffloadReference
-from infra.pulsar.scan_problem import ScanProblem
+from infra.pulsar.scan_facts import LedgerReference, OffloadReference, ScanProblem
 from logstore.pulsar.ledger_metadata import find_stated_owner
 from spark.reconciliation.fact_files import GroupedFactFiles, UngroupedFactFile
 

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 from infra.pulsar.policy_directory import POLICIES, PolicyDirectory
 from infra.pulsar.reference_scan import list_schema_tenants, list_schemas, list_topics
-from infra.pulsar.scan_problem import ScanProblem
+from infra.pulsar.scan_facts import ScanProblem
 from infra.pulsar.znode_reads import ZnodeReader
 from logstore.pulsar.orphan_managed_ledgers import (
     NamePrefixes,

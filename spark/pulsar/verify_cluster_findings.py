@@ -12,8 +12,8 @@ from pathlib import Path
 from infra.pulsar.cluster_access import PulsarCluster
 from infra.pulsar.compaction_lookup import CompactionDirectory
 from infra.pulsar.offload_verification import UNANSWERED, is_about_offload, open_offload_verifier
-from infra.pulsar.orphan_recheck import look_up_orphan_managed_ledgers
 from infra.pulsar.owner_lookup import OwnerDirectory, open_owner_directory
+from infra.pulsar.policy_directory import look_up_orphan_managed_ledgers
 from infra.pulsar.znode_reads import Znode, ZnodeReader
 from logstore.pulsar.cluster_findings import CONFIRMED, VERDICT
 from logstore.pulsar.ledger_metadata import PulsarComponent, StatedOwner

@@ -17,7 +17,7 @@ from infra.pulsar.index_bucket_scan import (
 from infra.pulsar.ledger_explanation import LedgerExplanation, explain_ledger
 from infra.pulsar.open_transactions import TransactionReport, read_open_transactions
 from infra.pulsar.owner_lookup import open_owner_directory
-from infra.pulsar.scan_problem import ScanProblem
+from infra.pulsar.scan_facts import ScanProblem
 from logstore.errors import InvalidInput
 from logstore.pulsar.cluster_check import ClusterCheck
 from logstore.pulsar.delayed_buckets import parse_topic_argument

@@ -23,7 +23,7 @@ from workers.settings import parse_duration
 if TYPE_CHECKING:
     from infra.pulsar.index_bucket_scan import ScannedIndexBucket
     from infra.pulsar.ledger_explanation import LedgerExplanation
-    from infra.pulsar.scan_problem import ScanProblem
+    from infra.pulsar.scan_facts import ScanProblem
     from workflows.pulsar.job_definitions import PlanPulsarResult
 
 pulsar = create_command_group("pulsar", "A Pulsar cluster: ledgers that nothing refers to.")
@@ -193,7 +193,7 @@ def list_delayed_buckets(context: CommandContext, topic: _DelayedTopic = None) -
 
 def _make_bucket_row(item: "ScannedIndexBucket | ScanProblem", now_ms: int) -> dict[str, Any]:
     """Make a row of a bucket, or one without a bucket of a subscription or a parent that cannot be read."""
-    from infra.pulsar.scan_problem import ScanProblem  # noqa: PLC0415 - start-up time
+    from infra.pulsar.scan_facts import ScanProblem  # noqa: PLC0415 - start-up time
     from logstore.pulsar.delayed_buckets import find_next_due_ms, name_topic_and_subscription  # noqa: PLC0415
 
     if isinstance(item, ScanProblem):

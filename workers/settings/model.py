@@ -9,7 +9,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, m
 
 from logstore.errors import ServiceFailed
 from logstore.ownership import MAX_BUNDLES
-from logstore.pulsar.read_rates import MIN_READS_PER_S, READS_PER_S
+from logstore.pulsar.plan_jobs import MIN_READS_PER_S, READS_PER_S
 from logstore.pulsar.znode_names import LOG_ROOTS
 from logstore.reconciliation.bulk_job_inputs_and_results import MIN_SCRUB_RATE, SCRUB_RATE
 from logstore.transactions.transaction_ids_and_states import MAX_COORDINATORS

@@ -7,8 +7,7 @@ from kazoo.client import KazooClient
 
 from infra.pulsar.bookie_reads import BookieDirectory
 from infra.pulsar.compacted_ledgers import find_compacted_ledgers, resolve_compaction_cursors
-from infra.pulsar.scan_facts import CompactionCursor, LedgerReference, ScanFact
-from infra.pulsar.scan_problem import ScanProblem
+from infra.pulsar.scan_facts import CompactionCursor, LedgerReference, ScanFact, ScanProblem
 from infra.pulsar.znode_reads import ZnodeReader
 from logstore.pulsar.znode_names import format_ledger_path
 from tests.infra.pulsar.fake_bookie import (

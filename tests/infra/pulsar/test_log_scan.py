@@ -6,8 +6,7 @@ import pytest
 from kazoo.client import KazooClient
 
 from infra.pulsar.log_scan import scan_logs
-from infra.pulsar.scan_facts import LedgerReference, ScanFact
-from infra.pulsar.scan_problem import ScanProblem
+from infra.pulsar.scan_facts import LedgerReference, ScanFact, ScanProblem
 from infra.pulsar.znode_reads import Znode, ZnodeReader
 from logstore.pulsar.znode_names import LOG_ROOTS
 from logstore.rate_limiter import RateLimiter

@@ -26,8 +26,14 @@ from infra.pulsar.reference_scan import (
     scan_schemas,
     scan_topics,
 )
-from infra.pulsar.scan_facts import CompactionCursor, LedgerReference, OffloadReference, ScanFact, ScannedManagedLedger
-from infra.pulsar.scan_problem import ScanProblem
+from infra.pulsar.scan_facts import (
+    CompactionCursor,
+    LedgerReference,
+    OffloadReference,
+    ScanFact,
+    ScannedManagedLedger,
+    ScanProblem,
+)
 from infra.pulsar.znode_reads import Znode, ZnodeReader
 from logstore.errors import SessionLost, StoreUnavailable
 from logstore.pulsar.ledger_references import OffloadAttempt

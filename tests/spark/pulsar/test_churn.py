@@ -28,8 +28,7 @@ from infra.pulsar.compacted_ledgers import resolve_compaction_cursors
 from infra.pulsar.compaction_lookup import CompactionDirectory
 from infra.pulsar.ledger_scan import LedgerZnode, list_leaf_folders, scan_leaf_folders
 from infra.pulsar.reference_scan import list_namespaces, list_schema_tenants, scan_references
-from infra.pulsar.scan_facts import LedgerReference
-from infra.pulsar.scan_problem import ScanProblem
+from infra.pulsar.scan_facts import LedgerReference, ScanProblem
 from infra.pulsar.znode_reads import ZnodeReader
 from logstore.pulsar.ledger_verdicts import AgeFloors
 from logstore.reconciliation.findings import Finding, FindingKind

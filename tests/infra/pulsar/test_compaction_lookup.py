@@ -7,7 +7,7 @@ import pytest
 
 from infra.pulsar.broker_admin import AdminRequestFailed, BrokerAdmin, BrokerAdminAddress
 from infra.pulsar.broker_registrations import RegisteredBroker
-from infra.pulsar.loaded_topics import LoadedTopics, TopicCompaction
+from infra.pulsar.compaction_lookup import LoadedTopics, TopicCompaction
 from tests.infra.pulsar.fake_admin import NOT_FOUND, FakeAdmin, serve_admin
 
 _STATISTICS = "/admin/v2/broker-stats/topics"
