@@ -8,14 +8,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 from infra.pulsar.bookie_reads import BookieConnections, BookieDirectory, BookieEntry
+from infra.pulsar.ledger_scan import read_ledger_metadata
 from infra.pulsar.newest_entries import NewestEntries, read_newest_entries
 from infra.pulsar.scan_facts import CompactionCursor, LedgerReference, ScanFact, ScanProblem
 from infra.pulsar.znode_reads import ZnodeReader
 from logstore.errors import StoreUnavailable
-from logstore.pulsar.ledger_metadata import LedgerMetadata, parse_ledger_metadata
+from logstore.pulsar.ledger_metadata import LedgerMetadata
 from logstore.pulsar.ledger_references import find_cursor_ledger_references, find_cursor_references
 from logstore.pulsar.unreadable_metadata import UnreadableMetadata
-from logstore.pulsar.znode_names import format_ledger_path
 
 _CURSORS_PER_BATCH: Final = 200
 _MAX_SWITCHES: Final = 3
@@ -84,14 +84,11 @@ def _read_cursor_ledgers(
 ) -> dict[int, NewestEntries]:
     results: dict[int, NewestEntries] = {}
     metadata_by_ledger_id: dict[int, LedgerMetadata] = {}
-    znodes = reader.read([f"{ledgers_root}/{format_ledger_path(ledger_id)}" for ledger_id in ledger_ids])
-    for ledger_id, (_, znode) in zip(ledger_ids, znodes, strict=True):
-        try:
-            if znode is None:
-                raise UnreadableMetadata("ledger", expected="an existing one", found="no such znode")  # noqa: TRY301
-            metadata_by_ledger_id[ledger_id] = parse_ledger_metadata(znode.data)
-        except UnreadableMetadata as error:
-            results[ledger_id] = error
+    for ledger_id, metadata in read_ledger_metadata(reader, ledgers_root, ledger_ids).items():
+        if isinstance(metadata, UnreadableMetadata):
+            results[ledger_id] = metadata
+        else:
+            metadata_by_ledger_id[ledger_id] = metadata
     return results | read_newest_entries(connections, metadata_by_ledger_id)
 
 

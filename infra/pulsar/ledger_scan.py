@@ -4,7 +4,7 @@ Source: BookKeeper's hierarchical ledger managers; PulsarLedgerManager has the s
 """
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -12,7 +12,7 @@ from infra.pulsar.scan_facts import ScanProblem
 from infra.pulsar.znode_reads import Znode, ZnodeReader
 from logstore.pulsar.ledger_metadata import BookKeeperLedgerState, LedgerMetadata, parse_ledger_metadata
 from logstore.pulsar.unreadable_metadata import UnreadableMetadata
-from logstore.pulsar.znode_names import is_ledger_folder, parse_ledger_path
+from logstore.pulsar.znode_names import format_ledger_path, is_ledger_folder, parse_ledger_path
 
 _REPLICATION_LOCK: Final = re.compile(r"urL(\d{10,19})", re.ASCII)
 
@@ -86,6 +86,22 @@ def parse_ledger(ledger_id: int, path: str, znode: Znode) -> LedgerZnode:
         return LedgerZnode(ledger_id, path, znode, parse_ledger_metadata(znode.data))
     except UnreadableMetadata as error:
         return LedgerZnode(ledger_id, path, znode, None, str(error) if znode.data else "")
+
+
+def read_ledger_metadata(
+    reader: ZnodeReader, root: str, ledger_ids: Sequence[int]
+) -> dict[int, LedgerMetadata | UnreadableMetadata]:
+    """Return the metadata of some ledgers in their order, or the reason why it is unknown."""
+    results: dict[int, LedgerMetadata | UnreadableMetadata] = {}
+    znodes = reader.read([f"{root}/{format_ledger_path(ledger_id)}" for ledger_id in ledger_ids])
+    for ledger_id, (_, znode) in zip(ledger_ids, znodes, strict=True):
+        try:
+            if znode is None:
+                raise UnreadableMetadata(f"ledger {ledger_id}", expected="an existing one", found="no such znode")  # noqa: TRY301
+            results[ledger_id] = parse_ledger_metadata(znode.data)
+        except UnreadableMetadata as error:
+            results[ledger_id] = error
+    return results
 
 
 def list_locked_ledgers(reader: ZnodeReader, root: str) -> Iterator[int | ScanProblem]:

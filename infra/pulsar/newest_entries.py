@@ -61,32 +61,17 @@ class _LedgerRead:
         self._missing_ids: list[int] = []
 
     def list_last_requests(self) -> list[EntryRequest]:
-        """Return requests to all bookies of the last segment.
-
-        A bookie has only some of the entries if the write quorum is smaller than the ensemble.
-        """
-        bookie_ids = self._metadata.segments[-1].bookie_ids
-        return [EntryRequest(self._ledger_id, bookie_id, LAST_ENTRY) for bookie_id in bookie_ids]
+        return list_last_entry_requests(self._ledger_id, self._metadata)
 
     def add_last_entries(self, answers: Answers) -> None:
         """Add the last entry of each bookie, and find out which others may be the ledger's last one.
 
-        Fewer bookies than the acknowledgement quorum may fail to answer, or not have the ledger. The others then have
-        every entry whose writer was answered.
-
         An entry at the end may not be acknowledged, and a recovery may drop it. Then the last entry is an earlier one,
         but not earlier than the last confirmed one.
         """
-        self._entries, failures = self._open_entries(
-            self.list_last_requests(), answers, "it has no entry of the ledger"
-        )
-        if not self._entries or len(failures) >= self._metadata.ack_quorum:
-            raise StoreUnavailable(f"ledger {self._ledger_id}: too few bookies answer: {'; '.join(failures)}")
+        self._entries = open_last_entries(self._ledger_id, self._metadata, answers)
         newest = max(entry.entry_id for entry in self._entries)
-        last_known = max(self._metadata.last_entry, self._metadata.segments[-1].first_entry - 1)
-        if newest < last_known:
-            missing = f"expected entry {last_known} or a later one, found entry {newest}"
-            raise StoreUnavailable("; ".join([f"ledger {self._ledger_id}: {missing}", *failures]))
+        last_known = _find_last_known_entry(self._metadata)
         is_closed = self._metadata.state is BookKeeperLedgerState.CLOSED
         self._confirmed = last_known if is_closed else max(entry.last_confirmed for entry in self._entries)
         possible_ids = range(max(self._confirmed, 0), last_known + 1 if is_closed else newest)
@@ -101,7 +86,7 @@ class _LedgerRead:
     def add_missing_entries(self, answers: Answers) -> None:
         """Add the entries that were missing. An entry that is not confirmed may be absent on all bookies."""
         for entry_id in self._missing_ids:
-            entries, failures = self._open_entries(self._list_requests(entry_id), answers, "")
+            entries, failures = _open_entries(self._metadata, self._list_requests(entry_id), answers, "")
             self._entries += entries
             if not entries and (entry_id <= self._confirmed or len(failures) >= self._metadata.ack_quorum):
                 reasons = "; ".join(failures)
@@ -116,21 +101,60 @@ class _LedgerRead:
         )
         return [EntryRequest(self._ledger_id, bookie_id, entry_id) for bookie_id in segment.bookie_ids]
 
-    def _open_entries(
-        self, requests: list[EntryRequest], answers: Answers, failure_if_absent: str
-    ) -> tuple[list[BookieEntry], list[str]]:
-        """Return the entries of some answers, and a failure for each bookie without an answer."""
-        entries: list[BookieEntry] = []
-        failures: list[str] = []
-        for request in requests:
-            answer = answers[request]
-            failure = failure_if_absent if answer is None else str(answer)
-            if isinstance(answer, bytes):
-                try:
-                    entries.append(open_envelope(request, self._metadata.digest, answer))
-                    continue
-                except StoreUnavailable as error:
-                    failure = str(error)
-            if failure:
-                failures.append(f"bookie {request.bookie_id}: {failure}")
-        return entries, failures
+
+def list_last_entry_requests(ledger_id: int, metadata: LedgerMetadata) -> list[EntryRequest]:
+    """Return requests to all bookies of the last segment.
+
+    A bookie has only some of the entries if the write quorum is smaller than the ensemble.
+    """
+    return [EntryRequest(ledger_id, bookie_id, LAST_ENTRY) for bookie_id in metadata.segments[-1].bookie_ids]
+
+
+def open_last_entries(
+    ledger_id: int, metadata: LedgerMetadata, answers: Answers, *, can_be_empty: bool = False
+) -> list[BookieEntry]:
+    """Return the entries in the answers to `list_last_entry_requests`. One of them is the newest acknowledged entry.
+
+    Fewer bookies than the acknowledgement quorum may fail to answer, or not have the ledger. The others then have every
+    entry whose writer was answered. If the ledger can be empty, and no bookie has an entry, all of them must answer.
+
+    Raises:
+        StoreUnavailable: Too few bookies answer, or the newest entry is older than one that the metadata states.
+        UnreadableMetadata: An entry is damaged, or its type of digest is unknown.
+    """
+    requests = list_last_entry_requests(ledger_id, metadata)
+    last_known = _find_last_known_entry(metadata)
+    if can_be_empty and last_known < 0 and all(answers[request] is None for request in requests):
+        return []
+    entries, failures = _open_entries(metadata, requests, answers, "it has no entry of the ledger")
+    if not entries or len(failures) >= metadata.ack_quorum:
+        raise StoreUnavailable(f"ledger {ledger_id}: too few bookies answer: {'; '.join(failures)}")
+    newest = max(entry.entry_id for entry in entries)
+    if newest < last_known:
+        missing = f"expected entry {last_known} or a later one, found entry {newest}"
+        raise StoreUnavailable("; ".join([f"ledger {ledger_id}: {missing}", *failures]))
+    return entries
+
+
+def _find_last_known_entry(metadata: LedgerMetadata) -> int:
+    return max(metadata.last_entry, metadata.segments[-1].first_entry - 1)
+
+
+def _open_entries(
+    metadata: LedgerMetadata, requests: list[EntryRequest], answers: Answers, failure_if_absent: str
+) -> tuple[list[BookieEntry], list[str]]:
+    """Return the entries of some answers, and a failure for each bookie without an answer."""
+    entries: list[BookieEntry] = []
+    failures: list[str] = []
+    for request in requests:
+        answer = answers[request]
+        failure = failure_if_absent if answer is None else str(answer)
+        if isinstance(answer, bytes):
+            try:
+                entries.append(open_envelope(request, metadata.digest, answer))
+                continue
+            except StoreUnavailable as error:
+                failure = str(error)
+        if failure:
+            failures.append(f"bookie {request.bookie_id}: {failure}")
+    return entries, failures

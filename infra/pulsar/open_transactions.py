@@ -23,7 +23,7 @@ from infra.pulsar.broker_admin import (
 )
 from infra.pulsar.transaction_log_reads import read_logged_transactions
 from infra.pulsar.znode_reads import ZnodeReader
-from logstore.errors import InvalidInput, StoreUnavailable, shorten_text
+from logstore.errors import InvalidInput, PreconditionFailed, StoreUnavailable, shorten_text
 from logstore.pulsar.transaction_log import LoggedTransaction
 from logstore.pulsar.unreadable_metadata import UnreadableMetadata
 
@@ -101,7 +101,7 @@ def read_open_transactions(admin: BrokerAdmin, reader: ZnodeReader, ledgers_root
             continue
         try:
             logged = read_logged_transactions(reader, directory, ledgers_root, coordinator)
-        except (StoreUnavailable, UnreadableMetadata) as error:
+        except (StoreUnavailable, PreconditionFailed, UnreadableMetadata) as error:
             problems.append(f"coordinator {coordinator}: it gives no answer, and its log cannot be read: {error}")
             continue
         if logged is None:  # the coordinator has never been loaded, unless it fails

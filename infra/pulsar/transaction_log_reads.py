@@ -1,27 +1,29 @@
 """Reads of the logs of transaction coordinators, from ZooKeeper and bookies. No broker is asked."""
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Final
 
 from infra.pulsar.bookie_reads import (
-    LAST_ENTRY,
     BookieConnections,
     BookieDirectory,
-    EntryAnswer,
     EntryRequest,
     open_envelope,
 )
+from infra.pulsar.ledger_scan import read_ledger_metadata
+from infra.pulsar.newest_entries import list_last_entry_requests, open_last_entries
 from infra.pulsar.znode_reads import ZnodeReader
-from logstore.errors import StoreUnavailable
-from logstore.pulsar.ledger_metadata import BookKeeperLedgerState, LedgerMetadata, parse_ledger_metadata
+from logstore.errors import PreconditionFailed, StoreUnavailable
+from logstore.pulsar.ledger_metadata import BookKeeperLedgerState, LedgerMetadata
 from logstore.pulsar.ledger_references import find_managed_ledger_references
 from logstore.pulsar.transaction_log import LoggedTransaction, find_open_transactions
 from logstore.pulsar.unreadable_metadata import UnreadableMetadata
-from logstore.pulsar.znode_names import MANAGED_LEDGERS, format_ledger_path
+from logstore.pulsar.znode_names import MANAGED_LEDGERS
 
 _LOG_PREFIX: Final = f"{MANAGED_LEDGERS}/pulsar/system/persistent/__transaction_log_"
 _MAX_ENTRIES: Final = 20_000
 """Longest log that is read. A coordinator trims its log, unless an old transaction keeps it."""
+_MAX_BYTES: Final = 256 << 20
+_ENTRIES_PER_BATCH: Final = 16  # few, because memory holds a batch beyond the limit, and an entry may have 16 MiB
 
 
 def read_logged_transactions(
@@ -32,7 +34,8 @@ def read_logged_transactions(
     A coordinator has no log before its first transaction.
 
     Raises:
-        StoreUnavailable: Too few bookies answer, or the log is too long.
+        StoreUnavailable: Too few bookies answer.
+        PreconditionFailed: The log is too long.
         UnreadableMetadata: The log's znode, a ledger or an entry cannot be parsed.
     """
     payloads = read_log_payloads(reader, directory, ledgers_root, coordinator)
@@ -51,42 +54,53 @@ def read_log_payloads(
     with BookieConnections(directory) as connections:
         last_by_ledger_id = _find_last_entries(connections, metadata_by_ledger_id)
         places = [(ledger_id, entry) for ledger_id in ledger_ids for entry in range(last_by_ledger_id[ledger_id] + 1)]
-        if len(places) > _MAX_ENTRIES:
-            expected = f"expected at most {_MAX_ENTRIES:,} entries"
-            raise StoreUnavailable(f"log of coordinator {coordinator}: {expected}, found {len(places):,}")
-        payloads = _read_payloads(connections, metadata_by_ledger_id, places)
-    return [payloads[place] for place in places]
+        _require_size(coordinator, "entries", len(places), _MAX_ENTRIES)
+        payloads: list[bytes] = []
+        size_bytes = 0
+        for start in range(0, len(places), _ENTRIES_PER_BATCH):
+            batch = places[start : start + _ENTRIES_PER_BATCH]
+            payload_by_place = _read_payloads(connections, metadata_by_ledger_id, batch)
+            payloads += [payload_by_place[place] for place in batch]
+            size_bytes += sum(map(len, payload_by_place.values()))
+            _require_size(coordinator, "bytes", size_bytes, _MAX_BYTES)
+    return payloads
 
 
-def _read_metadata(reader: ZnodeReader, ledgers_root: str, ledger_ids: Iterable[int]) -> dict[int, LedgerMetadata]:
+def _require_size(coordinator: int, unit: str, size: int, max_size: int) -> None:
+    if size > max_size:
+        limits = f"expected at most {max_size:,} {unit}, found {size:,} or more"
+        advice = "The coordinator trims its log when its oldest transaction ends."
+        raise PreconditionFailed(f"log of coordinator {coordinator}: {limits}. {advice}")
+
+
+def _read_metadata(reader: ZnodeReader, ledgers_root: str, ledger_ids: Sequence[int]) -> dict[int, LedgerMetadata]:
     metadata_by_ledger_id: dict[int, LedgerMetadata] = {}
-    for ledger_id in ledger_ids:
-        ((_, znode),) = reader.read([f"{ledgers_root}/{format_ledger_path(ledger_id)}"])
-        if znode is None:
-            raise UnreadableMetadata(f"ledger {ledger_id}", expected="a ledger of the log", found="no such znode")
-        metadata_by_ledger_id[ledger_id] = parse_ledger_metadata(znode.data)
+    for ledger_id, metadata in read_ledger_metadata(reader, ledgers_root, ledger_ids).items():
+        if isinstance(metadata, UnreadableMetadata):
+            raise metadata
+        metadata_by_ledger_id[ledger_id] = metadata
     return metadata_by_ledger_id
 
 
 def _find_last_entries(
     connections: BookieConnections, metadata_by_ledger_id: dict[int, LedgerMetadata]
 ) -> dict[int, int]:
-    """Return the last entry of each ledger, -1 for an empty one. Bookies say which one an open ledger has."""
-    requests_by_ledger_id = {
-        ledger_id: [EntryRequest(ledger_id, bookie_id, LAST_ENTRY) for bookie_id in metadata.segments[-1].bookie_ids]
+    """Return the last entry of each ledger, -1 for an empty one. Bookies say which one an open ledger has.
+
+    Only the newest ledger of the log can be open and empty: the broker closes a ledger before it adds the next one.
+    """
+    last_by_ledger_id = {ledger_id: metadata.last_entry for ledger_id, metadata in metadata_by_ledger_id.items()}
+    unclosed = {
+        ledger_id: metadata
         for ledger_id, metadata in metadata_by_ledger_id.items()
         if metadata.state is not BookKeeperLedgerState.CLOSED
     }
-    answers = connections.read_entries([request for each in requests_by_ledger_id.values() for request in each])
-    last_by_ledger_id = {ledger_id: metadata.last_entry for ledger_id, metadata in metadata_by_ledger_id.items()}
-    for ledger_id, requests in requests_by_ledger_id.items():
-        metadata = metadata_by_ledger_id[ledger_id]
-        failures = [str(answers[request]) for request in requests if isinstance(answers[request], StoreUnavailable)]
-        if len(failures) >= metadata.ack_quorum:
-            raise StoreUnavailable(f"ledger {ledger_id}: too few bookies answer: {'; '.join(failures)}")
-        entries = [_open(request, metadata, answers[request]) for request in requests]
-        ids = [entry[0] for entry in entries if entry is not None]
-        last_by_ledger_id[ledger_id] = max(ids, default=metadata.segments[-1].first_entry - 1)
+    requests = [request for item in unclosed.items() for request in list_last_entry_requests(*item)]
+    answers = connections.read_entries(requests)
+    for ledger_id, metadata in unclosed.items():
+        is_newest = ledger_id == next(reversed(metadata_by_ledger_id))
+        entries = open_last_entries(ledger_id, metadata, answers, can_be_empty=is_newest)
+        last_by_ledger_id[ledger_id] = max((entry.entry_id for entry in entries), default=-1)
     return last_by_ledger_id
 
 
@@ -104,9 +118,9 @@ def _read_payloads(
         for place, request in zip(missing, requests, strict=True):
             if request is None:
                 raise StoreUnavailable(f"ledger {place[0]}: no bookie returned entry {place[1]}")
-            entry = _open(request, metadata_by_ledger_id[place[0]], answers[request])
-            if entry is not None:
-                payloads[place] = entry[1]
+            answer = answers[request]
+            if isinstance(answer, bytes):
+                payloads[place] = open_envelope(request, metadata_by_ledger_id[place[0]].digest, answer).payload
         missing, attempt = [place for place in missing if place not in payloads], attempt + 1
     return payloads
 
@@ -118,10 +132,3 @@ def _choose_request(metadata: LedgerMetadata, ledger_id: int, entry: int, attemp
     if attempt >= count:
         return None
     return EntryRequest(ledger_id, segment.bookie_ids[(entry + attempt) % count], entry)
-
-
-def _open(request: EntryRequest, metadata: LedgerMetadata, answer: EntryAnswer) -> tuple[int, bytes] | None:
-    if not isinstance(answer, bytes):
-        return None
-    entry = open_envelope(request, metadata.digest, answer)
-    return entry.entry_id, entry.payload
