@@ -4,13 +4,16 @@ from collections.abc import Sequence
 from enum import StrEnum
 from typing import Final
 
-from logstore.reconciliation.findings import Finding, FindingKind
+from logstore.reconciliation.findings import Finding, FindingKind, PlanOrScrubResult
 
 VERDICT: Final = "verdict"
 """Key in the statement of a ledger. The value is a `LedgerVerdict`."""
 
 CONFIRMED: Final = "confirmed"
-"""Key in the statement of an orphan: whether everything that may refer to it was read, "true" or "false"."""
+"""Key in the statement of an orphan: whether nothing that was read may refer to it, "true" or "false".
+
+In an incomplete plan something was not read. Use `is_confirmed`.
+"""
 
 MAX_NAMES: Final = 20
 """Names in a hazard. Its count has all of them."""
@@ -33,6 +36,15 @@ _DETAILS: Final = {
     Hazard.FOREIGN_APPLICATION: "another application has ledgers in the same BookKeeper; ask it before you delete any",
     Hazard.SHARED_BOOKKEEPER: "further clusters use the same BookKeeper; nothing shows which of the ledgers are theirs",
 }
+
+
+def is_confirmed(finding: Finding, plan: PlanOrScrubResult) -> bool | None:
+    """Return whether nothing can refer to an orphan, or `None` for a finding that states nothing about this.
+
+    An incomplete plan confirms no orphan: what was not read may refer to any of them.
+    """
+    stated = finding.statement.get(CONFIRMED)
+    return None if stated is None else stated == "true" and not plan.incomplete
 
 
 def make_hazard(hazard: Hazard, count: int, names: Sequence[str] = (), *, size_bytes: int = 0) -> Finding:

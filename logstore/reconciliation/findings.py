@@ -119,7 +119,7 @@ class PlanOrScrubResult:
     left_out: list[str] = field(default_factory=list)  # sentences about what could not be compared
     rows_before_us: int = 0  # cut-off of rows, by the catalog's clock; 0 in a scrub
     young: int = 0  # ledgers whose rows were left out because of their age
-    incomplete: list[str] = field(default_factory=list)  # why a plan of a cluster can never be applied; sentences
+    incomplete: list[str] = field(default_factory=list)  # what a plan of a cluster could not read; sentences
     references: int = 0  # of a plan of a cluster: references to ledgers
 
 

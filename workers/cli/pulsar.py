@@ -67,7 +67,8 @@ _OlderThan = Annotated[
     typer.Option(
         "--older-than",
         metavar="AGE",
-        help="Leave out younger ledgers; 24h or more. By default 1h, 2h for compacted ledgers, 24h for open ones.",
+        help="Leave out younger ledgers and offloads; 24h or more. By default 24h for open ledgers and"
+        " offloads, 2h for compacted ledgers, 1h for others.",
         show_default=False,
     ),
 ]
@@ -76,7 +77,7 @@ _Between = Annotated[
 ]
 _UnsafeAge = Annotated[
     bool,
-    typer.Option("--unsafe-age", help="Allow shorter times. Only if no broker, function worker or bookie runs."),
+    typer.Option("--unsafe-age", help="Allow shorter times. Only for a cluster that nothing writes to."),
 ]
 
 
@@ -91,7 +92,8 @@ def plan(
 ) -> JobOrAnswer:
     """Scan the cluster in the setting pulsar_zookeeper twice, and write findings. The cluster does not change.
 
-    If something cannot be read, the plan is incomplete: its findings are shown, and it can never be applied.
+    If something cannot be read, the plan is incomplete: its findings are shown, and no orphan is confirmed.
+    This version cannot apply a plan of a cluster, complete or not.
     """
     older_than_s = None if older_than is None else parse_duration(older_than, "older-than")
     between_s = parse_duration(between, "between")
@@ -128,7 +130,7 @@ def _answer_plan(workflow_id: str, result: "PlanPulsarResult") -> Answer:
         "ledgers of the cluster": plan_result.ledgers,
         "references": plan_result.references,
         "too young to be judged": plan_result.young,
-        "complete": "no, so that it can never be applied" if plan_result.incomplete else "yes",
+        "complete": "no, so that no orphan is confirmed" if plan_result.incomplete else "yes",
     }
     return make_plan_answer(result.run_id, plan_result, CLUSTER_KINDS, facts=facts, display=display)
 

@@ -34,10 +34,12 @@ def list_transactions(context: CommandContext, *, older_than: _OlderThan = "0s")
     with show_progress_bar("asking coordinators of transactions"):
         report = context.services.read_pulsar_transactions(context.settings)
     now_s = time.time()
+    # The clock of a coordinator may be ahead of this machine's.
+    ages_s = [max(0.0, now_s - transaction.opened_ms / 1_000) for transaction in report.transactions]
     rows = [
-        _make_row(transaction, now_s)
-        for transaction in report.transactions
-        if now_s - transaction.opened_ms / 1_000 >= min_age_s
+        _make_row(transaction, age_s)
+        for transaction, age_s in zip(report.transactions, ages_s, strict=True)
+        if age_s >= min_age_s
     ]
     problems = "".join(f"not read: {problem}\n" for problem in report.problems)
     return Answer(
@@ -50,13 +52,13 @@ def list_transactions(context: CommandContext, *, older_than: _OlderThan = "0s")
     )
 
 
-def _make_row(transaction: "OpenTransaction", now_s: float) -> dict[str, Any]:
+def _make_row(transaction: "OpenTransaction", age_s: float) -> dict[str, Any]:
     return {
         "txn": transaction.id,
         "coordinator": transaction.coordinator,
         "state": transaction.state,
         "opened": format_time_to_second(transaction.opened_ms * 1_000),
-        "age_s": max(0, round(now_s - transaction.opened_ms / 1_000)),
+        "age_s": round(age_s),
         "timeout_s": transaction.timeout_ms / 1_000,
         "participants": [_make_participant_row(participant) for participant in transaction.participants],
     }

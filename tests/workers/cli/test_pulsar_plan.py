@@ -10,6 +10,8 @@ import pytest
 
 from logstore.ports.catalog import Claim, RunKind
 from logstore.positions import LedgerId
+from logstore.pulsar.cluster_findings import Hazard, make_hazard
+from logstore.pulsar.plan_jobs import NO_OFFLOAD_BUCKET
 from logstore.reconciliation.finding_files import FindingFiles, findings_to_table
 from logstore.reconciliation.findings import CLUSTER_KINDS, Finding, FindingKind, PlanOrScrubResult
 from tests.fakes.reconciliation_runs import FakeReconciliationRuns
@@ -21,10 +23,19 @@ from workflows.pulsar.job_definitions import PlanPulsarResult
 _RUN = "pulsar-8c1d5f0e9a3b"
 _SCANNED_US = 1_763_800_000_000_000
 _REASON = "/schemas/t/ns/a: a field is unknown"
+_TOPIC = "managed-ledgers/t/ns/persistent/a"
 _FINDINGS = [
     orphan_ledger(7),
     Finding(kind=FindingKind.ORPHAN_OFFLOAD, ledger_id=LedgerId(8), bucket="cold", key="0a-ledger-8", size_bytes=5),
-    Finding(kind=FindingKind.DANGLING_REFERENCE, ledger_id=LedgerId(9), key="/managed-ledgers/t/ns/persistent/a"),
+    Finding(kind=FindingKind.DANGLING_REFERENCE, ledger_id=LedgerId(9), key=f"/{_TOPIC}"),
+    Finding(
+        kind=FindingKind.DANGLING_REFERENCE,
+        ledger_id=LedgerId(10),
+        bucket="cold",
+        key=f"/{_TOPIC}",
+        statement={"owner": _TOPIC, "verdict": "data_lost"},
+    ),
+    make_hazard(Hazard.SHADOW_TOPICS, 1, ["t/ns/persistent/copy"]),
 ]
 
 
@@ -45,6 +56,7 @@ class PlannedCluster:
             young=2,
             before_us=_SCANNED_US,
             report=str(self._output),
+            left_out=[NO_OFFLOAD_BUCKET],
         )
         self._store()
 
@@ -87,12 +99,15 @@ def incomplete(planned: PlannedCluster, services: FakeCommandServices) -> Planne
 
 
 def test_plan_answers_findings_and_what_was_scanned(run: Run, planned: PlannedCluster) -> None:
-    answer = document(run("pulsar", "plan", "--json"))
+    told = run("pulsar", "plan", "--json")
+    answer = document(told)
     zeros = dict.fromkeys((kind.value for kind in CLUSTER_KINDS), 0)
-    found = {"orphan_ledger": 1, "orphan_offload": 1, "dangling_reference": 1}
+    found = {"orphan_ledger": 1, "orphan_offload": 1, "dangling_reference": 2, "hazard": 1}
     assert (answer["run_id"], answer["findings"]) == (_RUN, zeros | found)
     assert answer["bytes"] == zeros | {"orphan_ledger": 300, "orphan_offload": 5}
     assert (answer["complete"], answer["incomplete"]) == (True, [])
+    assert (answer["left_out"], answer["rows_before"]) == ([NO_OFFLOAD_BUCKET], None)
+    assert f"not compared: {NO_OFFLOAD_BUCKET}" in told.stderr
     assert answer["scanned"] == {"ledgers": 18, "references": 11}
     assert answer["workflow_id"] == f"plan-pulsar/{_RUN}"
     (asked,) = planned.started
@@ -103,7 +118,7 @@ def test_incomplete_plan_says_why_and_is_no_failure(run: Run, incomplete: Planne
     told = run("pulsar", "plan", "--json")
     assert (document(told)["complete"], document(told)["incomplete"]) == (False, [_REASON])
     assert f"incomplete: {_REASON}" in told.stderr
-    assert "no, so that it can never be applied" in run("pulsar", "plan").stdout
+    assert "no, so that no orphan is confirmed" in run("pulsar", "plan").stdout
 
 
 @pytest.mark.parametrize("option", [("--between", "9m"), ("--older-than", "23h")])
@@ -127,13 +142,22 @@ def test_report_shows_ledgers_with_their_owners(run: Run, planned: PlannedCluste
     rows = document(run("orphans", "report", _RUN, "--json"))
     names = ("ledger_id", "path", "version", "owner", "verdict", "confirmed")
     assert [tuple(row[name] for name in names) for row in rows] == [
-        (7, "/ledgers/00/0000/L0007", 0, "/managed-ledgers/t/ns/persistent/gone", "absent", True),
+        (9, f"/{_TOPIC}", None, None, None, None),
+        (10, f"/{_TOPIC}", None, f"/{_TOPIC}", "data_lost", None),
+        (7, "/ledgers/00/0000/L0007", 0, "/managed-ledgers/t/ns/persistent/gone", "owner_absent", True),
         (8, None, None, None, None, None),
-        (9, "/managed-ledgers/t/ns/persistent/a", None, None, None, None),
-    ]
+        (None, None, None, None, None, None),
+    ], "readers of what dangles may fail, so these findings come first"
     told = run("orphans", "report", _RUN).stdout
-    assert "1 orphan_ledger, 1 orphan_offload, 1 dangling_reference" in told
+    assert "2 dangling_reference, 1 orphan_ledger, 1 orphan_offload, 1 hazard" in told
+    assert NO_OFFLOAD_BUCKET in told
     assert "11, second scan at 2025-11-22T08:26:40Z" in told
+
+
+def test_report_of_an_incomplete_plan_confirms_no_orphan(run: Run, incomplete: PlannedCluster) -> None:
+    """What was not read may refer to it, whatever the job that verified the orphan knew."""
+    (row,) = document(run("orphans", "report", _RUN, "--kind", "orphan_ledger", "--json"))
+    assert row["confirmed"] is False
 
 
 def test_page_shows_owners_and_why_a_plan_is_incomplete(run: Run, incomplete: PlannedCluster, tmp_path: Path) -> None:
@@ -143,13 +167,13 @@ def test_page_shows_owners_and_why_a_plan_is_incomplete(run: Run, incomplete: Pl
     assert f"Incomplete: {_REASON}" in text
     assert "Bytes in storage by owner" in text
     assert "<title>/managed-ledgers/t/ns/persistent/gone: 300 B</title>" in text
-    assert "<td>absent</td><td>yes</td>" in text.replace("\n", "")
+    assert "<td>owner_absent</td><td>no</td>" in text.replace("\n", "")
 
 
 def test_list_names_plans_of_clusters(run: Run, incomplete: PlannedCluster) -> None:
     (row,) = document(run("orphans", "list", "--json"))
     assert (row["run_id"], row["kind"], row["complete"]) == (_RUN, "cluster-plan", False)
-    assert row["counts"]["dangling_reference"] == 1
+    assert row["counts"]["dangling_reference"] == 2
     assert "incomplete: 1 orphan_ledger" in run("orphans", "list").stdout
 
 

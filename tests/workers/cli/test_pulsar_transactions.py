@@ -92,6 +92,16 @@ def test_younger_transactions_are_left_out(run: Run, server: FakeAdmin) -> None:
 
 
 @pytest.mark.external_service
+def test_a_transaction_of_a_clock_ahead_of_this_machine_has_no_age(
+    run: Run, server: FakeAdmin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("workers.cli.pulsar_transactions.time.time", lambda: _OPENED_S - 60)
+    answer = document(run("pulsar", "transactions", "--json"))
+    assert [(row["txn"], row["age_s"]) for row in answer["transactions"]][:1] == [("0:0", 0)]
+    assert server.requests
+
+
+@pytest.mark.external_service
 def test_a_topic_that_is_not_loaded_is_shown_as_such(run: Run, server: FakeAdmin, cluster: KazooClient) -> None:
     silent = "/admin/v3/transactions/slowTransactions/-1?coordinatorId=0"
     server.answers = {**RECORDED["unloaded"], silent: (500, "")}

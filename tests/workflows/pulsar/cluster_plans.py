@@ -5,6 +5,7 @@ from typing import Any
 from temporalio.client import WorkflowHandle
 
 from logstore.positions import LedgerId
+from logstore.pulsar.ledger_verdicts import LedgerVerdict
 from logstore.reconciliation.findings import Finding, FindingKind
 from tests.workflows.workflow_harness import WorkflowHarness
 from workflows.pulsar.job_definitions import PLAN_PULSAR, PlanPulsarInput, PlanPulsarResult
@@ -34,7 +35,7 @@ def orphan_ledger(ledger_id: int) -> Finding:
             "application": "pulsar",
             "component": "managed-ledger",
             "owner": "managed-ledgers/t/ns/persistent/gone",
-            "verdict": "absent",
+            "verdict": LedgerVerdict.OWNER_ABSENT.value,
             "confirmed": "true",
         },
         detail="nothing refers to it, and its owner does not exist",

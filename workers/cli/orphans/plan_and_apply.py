@@ -115,12 +115,9 @@ def _check_and_absolutize_inventory_path(path: str) -> str:
 def _answer_plan(workflow_id: str, result: "ReconcileOrphansResult") -> Answer:
     plan_result = result.found
     assert plan_result is not None, "a refusal was raised"
-    for sentence in plan_result.left_out:
-        print_note(f"not compared: {sentence}")
     if plan_result.findings.get(FindingKind.MISSING_DATA.value):
         print_note(f"data is missing: sexton orphans report {result.run_id} --kind {FindingKind.MISSING_DATA.value}")
     since = format_time_to_second(plan_result.rows_before_us)
-    facts = {"rows_before": since, "left_out": list(plan_result.left_out), "workflow_id": workflow_id}
     display = {
         "ledgers of the catalog": plan_result.ledgers,
         "too young to be judged": f"{plan_result.young:,} of them, created since {since}"
@@ -128,7 +125,9 @@ def _answer_plan(workflow_id: str, result: "ReconcileOrphansResult") -> Answer:
         else "none of them",
         "objects judged": f"those written before {format_time_to_second(plan_result.before_us)}",
     }
-    return make_plan_answer(result.run_id, plan_result, STORE_KINDS, facts=facts, display=display)
+    return make_plan_answer(
+        result.run_id, plan_result, STORE_KINDS, facts={"workflow_id": workflow_id}, display=display
+    )
 
 
 def make_plan_answer(
@@ -142,6 +141,8 @@ def make_plan_answer(
     """Return the answer of a finished plan, with a table of its findings. `facts` are added to the document."""
     counts = {kind.value: int(result.findings.get(kind.value, 0)) for kind in kinds}
     sizes = {kind.value: int(result.size_bytes.get(kind.value, 0)) for kind in kinds}
+    for sentence in result.left_out:
+        print_note(f"not compared: {sentence}")
     print_note(f"look at it: sexton orphans report {run_id}")
     document: dict[str, object] = {
         "run_id": run_id,
@@ -151,6 +152,8 @@ def make_plan_answer(
         "ledgers": result.ledgers,
         "young_ledgers": result.young,
         "before": format_time_to_second(result.before_us),
+        "rows_before": format_time_to_second(result.rows_before_us) if result.rows_before_us else None,
+        "left_out": list(result.left_out),
         **facts,
     }
     return Answer(document=document, display={"plan": run_id, **display}, sections=[make_findings_table(counts, sizes)])

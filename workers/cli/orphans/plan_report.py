@@ -10,6 +10,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from logstore.pulsar.cluster_findings import is_confirmed
 from logstore.reconciliation.findings import CLUSTER_KINDS, STORE_KINDS, FindingKind
 from workers.cli.result_files import write_result_file
 from workers.human_readable_values import decode_topic_name, format_time_to_second, select_fields
@@ -20,7 +21,21 @@ if TYPE_CHECKING:
     from logstore.reconciliation.finding_files import FateOfFinding, FindingFiles
     from logstore.reconciliation.findings import Finding, PlanOrScrubResult
 
-_URGENT_KINDS: Final = (FindingKind.CORRUPT_DATA, FindingKind.MISSING_DATA, FindingKind.MISMATCH)
+_URGENT_KINDS: Final = (
+    FindingKind.CORRUPT_DATA,
+    FindingKind.MISSING_DATA,
+    FindingKind.DANGLING_REFERENCE,
+    FindingKind.MISMATCH,
+)
+_KINDS_OF_ZNODES: Final = frozenset(
+    {
+        FindingKind.ORPHAN_LEDGER,
+        FindingKind.UNATTRIBUTED_LEDGER,
+        FindingKind.ORPHAN_MANAGED_LEDGER,
+        FindingKind.DANGLING_REFERENCE,
+    }
+)
+"""Kinds of findings in a cluster whose key is the path of a znode."""
 _TOPICS_IN_CHART: Final = 20
 _MAX_COUNTED_TOPICS: Final = 10_000  # above this number, the half with fewer bytes is dropped
 _DAY_US: Final = 86_400_000_000
@@ -66,7 +81,7 @@ class PlanFindingsReport:
         return (*(_CLUSTER_COLUMNS if self.is_of_cluster else _COLUMNS), *(_FATE_COLUMNS if self.applied else ()))
 
     def iterate_rows(self, kind: FindingKind | None) -> Iterator[dict[str, object]]:
-        """Yield findings with fates: first corrupt data, then missing data, then mismatches, then other kinds."""
+        """Yield findings with fates: first those of `_URGENT_KINDS` in their order, then other kinds."""
         other_kinds = frozenset(FindingKind).difference(_URGENT_KINDS)
         passes = [*(frozenset({urgent}) for urgent in _URGENT_KINDS), other_kinds]
         for kinds in passes if kind is None else [frozenset({kind})]:
@@ -79,7 +94,18 @@ class PlanFindingsReport:
             for number, finding in self.files.read_page(page).items():
                 if finding.kind in kinds:
                     row = _row_from_finding(number, finding, fates.get(number))
-                    yield {**row, **_make_cluster_fields(finding)} if self.is_of_cluster else row
+                    yield {**row, **self._make_cluster_fields(finding)} if self.is_of_cluster else row
+
+    def _make_cluster_fields(self, finding: "Finding") -> dict[str, object]:
+        statement = finding.statement
+        version, owner = statement.get("version"), statement.get("owner")
+        return {
+            "path": finding.key if finding.kind in _KINDS_OF_ZNODES else None,
+            "version": None if version is None else int(version),
+            "owner": f"/{owner}" if owner else None,
+            "verdict": statement.get("verdict"),
+            "confirmed": is_confirmed(finding, self.result),
+        }
 
     def summarize_plan(self) -> dict[str, str]:
         counts = [(kind.value, self.result.findings.get(kind.value, 0)) for kind in (*_URGENT_KINDS, *self.kinds)]
@@ -90,6 +116,7 @@ class PlanFindingsReport:
             "made": _describe_run(self.plan),
             "ledgers": f"{self.result.ledgers:,}{young}",
             **self._summarize_scope(),
+            **({"not compared": "\n".join(self.result.left_out)} if self.result.left_out else {}),
             "findings": findings or "none",
             "applied": "not yet" if self.applied is None else _describe_run(self.applied),
         }
@@ -129,18 +156,6 @@ def _row_from_finding(number: int, finding: "Finding", applied: "FateOfFinding |
         "detail": finding.detail,
         "fate": applied.fate.value if applied else None,
         "reason": applied.reason if applied else None,
-    }
-
-
-def _make_cluster_fields(finding: "Finding") -> dict[str, object]:
-    statement = finding.statement
-    version, owner = statement.get("version"), statement.get("owner")
-    return {
-        "path": None if finding.bucket else finding.key,
-        "version": None if version is None else int(version),
-        "owner": f"/{owner}" if owner else None,
-        "verdict": statement.get("verdict"),
-        "confirmed": {"true": True, "false": False}.get(statement.get("confirmed", "")),
     }
 
 
