@@ -135,6 +135,7 @@ class VerifyClusterJob:
     """
 
     run_id: str
+    has_offloads: bool  # whether the plan compared the bucket of offloads
 
     name = "verify-cluster"
 
@@ -155,6 +156,6 @@ def make_plan_jobs(
         ScanClusterJob(run_id=run_id, number=2),
         CompareScansJob(run_id=run_id, between_s=between_s, older_than_s=older_than_s),
         CompareOffloadsJob(run_id=run_id, older_than_s=older_than_s),
-        VerifyClusterJob(run_id=run_id),
+        VerifyClusterJob(run_id=run_id, has_offloads=has_offload_bucket),
     )
     return tuple(job for job in jobs if has_offload_bucket or not isinstance(job, ListOffloadsJob | CompareOffloadsJob))

@@ -29,13 +29,16 @@ from spark.reconciliation.candidate_verification import DROPPED, Verification, V
 
 def verify_cluster_findings(cluster: PulsarCluster, context: JobContext, job: VerifyClusterJob) -> BulkJobSummary:
     """Write the true findings. The summary counts them by kind, `dropped` candidates, and `problems` of the scans."""
-    del job
     compared = context.get_published_summary(CompareScansJob.name)
-    offloads = context.get_published_summary(CompareOffloadsJob.name) if cluster.offloads else None
+    offloads = context.get_published_summary(CompareOffloadsJob.name) if job.has_offloads else None
     folders = [Path(summary.folder) for summary in (compared, offloads) if summary]
     problems = compared.counts["problems"]
     open_verifier = partial(
-        _open_verifier, cluster=cluster, offload_facts=offloads.facts if offloads else {}, is_complete=not problems
+        _open_verifier,
+        cluster=cluster,
+        offload_facts=offloads.facts if offloads else {},
+        is_complete=not problems,
+        parallel_sessions=context.spark.sparkContext.defaultParallelism,
     )
     totals = verify_candidate_pages(context, "look owners up", folders, open_verifier)
     names = (*(kind.value for kind in CLUSTER_KINDS), DROPPED)
@@ -47,10 +50,13 @@ def verify_cluster_findings(cluster: PulsarCluster, context: JobContext, job: Ve
 
 @contextmanager
 def _open_verifier(
-    *, cluster: PulsarCluster, offload_facts: Mapping[str, str], is_complete: bool
+    *, cluster: PulsarCluster, offload_facts: Mapping[str, str], is_complete: bool, parallel_sessions: int
 ) -> Iterator[Verifier]:
     """Open sessions that end with the block. `offload_facts` are those of `compare-offloads`."""
-    with cluster.open_reader() as reader, open_owner_directory(cluster, reader) as owners:
+    with (
+        cluster.open_reader(parallel_sessions=parallel_sessions) as reader,
+        open_owner_directory(cluster, reader) as owners,
+    ):
         compactions = CompactionDirectory(cluster.admin, reader)
         verifier = ClusterVerifier(reader, owners, compactions, cluster.ledgers_root)
 

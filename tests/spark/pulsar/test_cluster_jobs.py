@@ -89,7 +89,7 @@ def plan(warm: WarmSession, ensemble: EnsembleOptions, tmp_path: Path) -> Callab
             ScanClusterJob(run_id="run", number=1),
             ScanClusterJob(run_id="run", number=2),
             CompareScansJob(run_id="run", between_s=between_s, older_than_s=0),
-            VerifyClusterJob(run_id="run"),
+            VerifyClusterJob(run_id="run", has_offloads=False),
         ):
             summaries[job.name] = jobs.run_job(job, lambda _: None)
             if job.name == "scan-cluster-1":

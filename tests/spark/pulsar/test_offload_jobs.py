@@ -90,7 +90,11 @@ def plan(warm: WarmSession, ensemble: EnsembleOptions, tmp_path: Path, address: 
             ScanClusterJob(run_id=_RUN, number=1),
             ScanClusterJob(run_id=_RUN, number=2),
             CompareOffloadsJob(run_id=_RUN, older_than_s=older_than_s),
-            *((CompareScansJob(run_id=_RUN, between_s=0), VerifyClusterJob(run_id=_RUN)) if is_verified else ()),
+            *(
+                (CompareScansJob(run_id=_RUN, between_s=0), VerifyClusterJob(run_id=_RUN, has_offloads=True))
+                if is_verified
+                else ()
+            ),
         ):
             summaries[job.name] = jobs.run_job(job, lambda _: None)
             happen.get(job.name, _NOTHING)()
