@@ -2,6 +2,7 @@
 
 import threading
 import time
+import uuid
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -22,6 +23,8 @@ class Traffic:
     def __init__(self, cluster: RealCluster) -> None:
         self._cluster = cluster
         self._ends = threading.Event()
+        self._message = uuid.uuid4().bytes  # an earlier run may have left messages
+        self._last_message = self._message + b" end"
         self.sent = 0
         self.received = 0
         self.errors: list[str] = []
@@ -54,12 +57,14 @@ class Traffic:
             self.errors.append(str(error))
 
     def _send(self, producer: Any) -> bool:
-        producer.send(b"traffic")
+        message = self._last_message if self._ends.is_set() else self._message
+        producer.send(message)
         self.sent += 1
         time.sleep(_PAUSE_S)
-        return not self._ends.is_set()
+        return message != self._last_message
 
     def _receive(self, consumer: Any) -> bool:
-        consumer.acknowledge(consumer.receive(_RECEIVE_TIMEOUT_MS))
-        self.received += 1
-        return not (self._ends.is_set() and self.received >= self.sent)
+        message = consumer.receive(_RECEIVE_TIMEOUT_MS)
+        consumer.acknowledge(message)
+        self.received += message.data() in {self._message, self._last_message}
+        return bool(message.data() != self._last_message)
