@@ -56,5 +56,5 @@ def make_hazard(hazard: Hazard, count: int, names: Sequence[str] = (), *, size_b
         objects=count,
         size_bytes=size_bytes,
         statement={"names": ", ".join(shown)} if shown else {},
-        detail=_DETAILS[hazard],
+        detail=_DETAILS[hazard] + (f" ({', '.join(shown)})" if shown else ""),
     )

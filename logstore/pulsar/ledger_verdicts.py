@@ -134,13 +134,13 @@ def judge_two_scans(first: ScannedLedger, second: ScannedLedger, *, now_ms: int,
 
 
 _VERDICT_AND_REASON_BY_LOOKUP: Final[Mapping[OwnerLookup, tuple[LedgerVerdict, str]]] = {
-    OwnerLookup.ABSENT: (LedgerVerdict.OWNER_ABSENT, "its owner does not exist"),
-    OwnerLookup.NOT_LISTING: (LedgerVerdict.OWNER_NOT_LISTING, "its owner exists and does not refer to it"),
-    OwnerLookup.LISTING: (LedgerVerdict.REFERENCED, "its owner refers to it now"),
-    OwnerLookup.UNREADABLE: (LedgerVerdict.OWNER_UNREADABLE, "its owner cannot be read"),
+    OwnerLookup.ABSENT: (LedgerVerdict.OWNER_ABSENT, "its owner {owner} does not exist"),
+    OwnerLookup.NOT_LISTING: (LedgerVerdict.OWNER_NOT_LISTING, "its owner {owner} exists and does not refer to it"),
+    OwnerLookup.LISTING: (LedgerVerdict.REFERENCED, "its owner {owner} refers to it now"),
+    OwnerLookup.UNREADABLE: (LedgerVerdict.OWNER_UNREADABLE, "its owner {owner} cannot be read"),
     OwnerLookup.UNKNOWN_TENANT: (
         LedgerVerdict.OWNER_FOREIGN,
-        "this cluster has no tenant of its owner's name; it may belong to another cluster",
+        "this cluster has no tenant of its owner {owner}; it may belong to another cluster",
     ),
     OwnerLookup.SHARED_BOOKKEEPER: (
         LedgerVerdict.OWNER_FOREIGN,
@@ -157,7 +157,7 @@ def judge_owner_lookup(
         return LedgerJudgement(LedgerVerdict.REFERENCED, "a broker refers to it")
     verdict, reason = _VERDICT_AND_REASON_BY_LOOKUP[lookup]
     is_confirmed = broker is BrokerLookup.NOT_LISTING or _is_confirmed_without_broker(owner, lookup)
-    return LedgerJudgement(verdict, reason, verdict.is_orphan and is_confirmed)
+    return LedgerJudgement(verdict, reason.format(owner=f"/{owner.path}"), verdict.is_orphan and is_confirmed)
 
 
 def _is_confirmed_without_broker(owner: StatedOwner, lookup: OwnerLookup) -> bool:

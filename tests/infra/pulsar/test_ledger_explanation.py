@@ -59,7 +59,10 @@ def test_an_orphan_is_explained(cluster: KazooClient, reader: ZnodeReader, ages:
     ages(_DAY_MS)
     cluster.create(f"/{_OTHER}", b"", makepath=True)
     told = explain(cluster, reader, custom=_OWNED)
-    assert (told.verdict, told.reason) == ("owner_absent", "nothing refers to it, and its owner does not exist")
+    assert (told.verdict, told.reason) == (
+        "owner_absent",
+        "nothing refers to it, and its owner /managed-ledgers/t/ns/persistent/a does not exist",
+    )
 
 
 def test_a_young_ledger_is_explained(cluster: KazooClient, reader: ZnodeReader) -> None:

@@ -58,7 +58,7 @@ def test_an_orphan_of_an_absent_owner_is_confirmed(
     (found,) = verify(reader, owners, [candidate])
     assert found.kind is FindingKind.ORPHAN_LEDGER
     assert (found.statement["verdict"], found.statement["confirmed"]) == ("owner_absent", "true")
-    assert found.detail == "nothing refers to it, and its owner does not exist"
+    assert found.detail == "nothing refers to it, and its owner /managed-ledgers/t/ns/persistent/a does not exist"
 
 
 def test_an_owner_that_lists_other_ledgers_leaves_an_orphan(
