@@ -200,12 +200,14 @@ class BrokerAdmin:
 def format_topic_path(topic: str) -> str:
     """Return `tenant/namespace/name` of a topic's full name, quoted for a path.
 
+    A topic of Pulsar 1, which has a cluster between tenant and namespace, is refused: no name of today has a slash.
+
     Raises:
         InvalidInput: The name has another form than `persistent://tenant/namespace/name`.
     """
     domain, _, rest = topic.partition("://")
-    parts = rest.split("/", 2)
-    if domain != "persistent" or len(parts) < 3 or not all(parts):
+    parts = rest.split("/")
+    if domain != "persistent" or len(parts) != 3 or not all(parts):
         raise InvalidInput("topic", expected="persistent://tenant/namespace/name", found=topic)
     return "/".join(quote(part, safe="") for part in parts)
 

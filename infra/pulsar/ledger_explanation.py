@@ -1,6 +1,6 @@
 """Explanation of one ledger: whose it is, what refers to it, where its data are, and what a plan would say of it."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from infra.pulsar.bookie_reads import BookieDirectory
@@ -33,7 +33,7 @@ class LedgerExplanation:
     references: tuple[LedgerReference, ...]
     verdict: LedgerVerdict
     reason: str  # a sentence
-    problems: tuple[ScanProblem, ...] = ()  # what could not be read, and may refer to the ledger
+    problems: tuple[ScanProblem, ...] = ()  # what could not be read, and may refer to the ledger or lock it
 
 
 def explain_ledger(
@@ -57,14 +57,15 @@ def explain_ledger(
         raise UnknownObject("ledger_id", expected="a ledger of the cluster", found=ledger_id)
     ledger = parse_ledger(ledger_id, path, znode)
     owner = find_stated_owner(ledger.metadata) if ledger.metadata else None
-    facts = list(_scan_for(reader, ledgers_root, ledger_id, log_roots))
+    locks = list(list_locked_ledgers(reader, ledgers_root))
+    facts = [*_select_problems(locks), *_scan_for(reader, ledgers_root, ledger_id, log_roots)]
     references = tuple(fact for fact in facts if isinstance(fact, LedgerReference))
-    problems = tuple(fact for fact in facts if isinstance(fact, ScanProblem))
+    problems = tuple(_select_problems(facts))
     if references:
         verdict, reason = LedgerVerdict.REFERENCED, f"/{references[0].path} refers to it"
     elif problems:
         verdict = LedgerVerdict.DOUBTFUL
-        reason = f"{len(problems):,} values that may refer to it cannot be read, such as /{problems[0].path}"
+        reason = f"{len(problems):,} values that may refer to it, or lock it, cannot be read, such as /{problems[0].path}"
     else:
         scanned = ScannedLedger(
             ledger_id=ledger_id,
@@ -73,13 +74,17 @@ def explain_ledger(
             modified_ms=znode.modified_ms,
             state=ledger.state,
             owner=owner,
-            replication_lock=ledger_id in list_locked_ledgers(reader, ledgers_root),
+            replication_lock=ledger_id in locks,
         )
         judgement = _judge_unreferenced_ledger(scanned, owners, now_ms=read_cluster_clock_ms(reader))
         verdict, reason = judgement.verdict, f"nothing refers to it, and {judgement.reason}"
     return LedgerExplanation(
         ledger=ledger, owner=owner, references=references, verdict=verdict, reason=reason, problems=problems
     )
+
+
+def _select_problems(facts: Iterable[object]) -> list[ScanProblem]:
+    return [fact for fact in facts if isinstance(fact, ScanProblem)]
 
 
 def _judge_unreferenced_ledger(ledger: ScannedLedger, owners: OwnerDirectory, *, now_ms: int) -> LedgerJudgement:

@@ -78,7 +78,10 @@ def test_a_replicated_ledger_is_explained(cluster: KazooClient, reader: ZnodeRea
     assert explain(cluster, reader, custom=_OWNED).verdict == "replicated"
 
 
-@pytest.mark.parametrize("path", ["managed-ledgers/t/ns/persistent/other", "schemas/t/ns/other"])
+@pytest.mark.parametrize(
+    "path",
+    ["managed-ledgers/t/ns/persistent/other", "schemas/t/ns/other", "ledgers/underreplication/locks/unknown"],
+)
 def test_anything_unreadable_leaves_a_doubt(cluster: KazooClient, reader: ZnodeReader, path: str) -> None:
     cluster.create(f"/{_OTHER}", b"", makepath=True)
     cluster.create(f"/{path}", b"\xff", makepath=True)
