@@ -30,21 +30,22 @@ class PulsarCluster:
     log_roots: tuple[str, ...] = LOG_ROOTS  # of DistributedLog, without a slash at their ends
     shared_clusters: tuple[str, ...] = ()  # names of further clusters with the same BookKeeper
 
-    def open_reader(self, *, parallel_sessions: int = 1) -> AbstractContextManager[ZnodeReader]:
+    def open_reader(self, *, parallel_sessions: int) -> AbstractContextManager[ZnodeReader]:
         """Open a session that ends with the block. Its first reads show all that was committed before.
 
-        Each of `parallel_sessions` that read at the same time has an equal share of `reads_per_s`.
+        Each of `parallel_sessions` that read at the same time has an equal share of `reads_per_s`. Sessions of one
+        thread count once, because they read in turn.
 
         Raises:
             ServiceFailed: No server answers, or the servers refuse the identity.
         """
         return self._open(self.zookeeper, "pulsar_zookeeper", parallel_sessions)
 
-    def open_configuration_reader(self) -> AbstractContextManager[ZnodeReader]:
+    def open_configuration_reader(self, *, parallel_sessions: int) -> AbstractContextManager[ZnodeReader]:
         """Open a session with the configuration store, as `open_reader` does."""
         if not self.configuration_store:
-            return self.open_reader()
-        return self._open(self.configuration_store, "pulsar_configuration_store", 1)
+            return self.open_reader(parallel_sessions=parallel_sessions)
+        return self._open(self.configuration_store, "pulsar_configuration_store", parallel_sessions)
 
     @contextmanager
     def _open(self, ensemble: str, setting: str, parallel_sessions: int) -> Iterator[ZnodeReader]:

@@ -37,11 +37,11 @@ def check_cluster(cluster: PulsarCluster) -> ClusterCheck:
         ServiceFailed: The ZooKeeper of the cluster does not answer, or refuses the identity.
     """
     with ExitStack() as sessions:
-        reader = sessions.enter_context(cluster.open_reader())
+        reader = sessions.enter_context(cluster.open_reader(parallel_sessions=1))
         configuration: ZnodeReader | SextonError = reader
         if cluster.configuration_store:
             try:
-                configuration = sessions.enter_context(cluster.open_configuration_reader())
+                configuration = sessions.enter_context(cluster.open_configuration_reader(parallel_sessions=1))
             except SextonError as error:
                 configuration = error
         probe = _ClusterProbe(cluster, reader, configuration)

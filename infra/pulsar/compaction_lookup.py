@@ -4,9 +4,8 @@ Source: Pulsar's `BrokerStats` and `PersistentTopicsBase`. Most requests about a
 the cluster. The statistics of a broker do not: they cover the topics that are loaded, and are at most a minute old.
 """
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, Final
 
 from infra.pulsar.broker_admin import (
@@ -18,10 +17,11 @@ from infra.pulsar.broker_admin import (
 )
 from infra.pulsar.broker_registrations import RegisteredBroker, list_registered_brokers
 from infra.pulsar.znode_reads import ZnodeReader
+from logstore.errors import InvalidInput
 from logstore.pulsar.ledger_metadata import StatedOwner
 from logstore.pulsar.ledger_verdicts import BrokerLookup
 from logstore.pulsar.unreadable_metadata import UnreadableMetadata
-from logstore.pulsar.znode_names import MANAGED_LEDGERS, decode_name
+from logstore.pulsar.znode_names import MANAGED_LEDGERS, topic_from_managed_ledger
 
 ADMIN_API: Final = "admin API"
 _STATISTICS: Final = "/admin/v2/broker-stats/topics"
@@ -54,11 +54,15 @@ class LoadedTopics:
     def find_compaction(self, topic: str) -> TopicCompaction | None:
         """Return the state of `persistent://tenant/namespace/name`, or `None` if no broker has loaded the topic.
 
-        A broker that has unloaded the topic within the last minute loads it again. For errors see `BrokerAdmin`.
+        A topic of Pulsar 1 has no state here. A broker that has unloaded the topic within the last minute loads it
+        again. For errors see `BrokerAdmin`.
         """
         if topic not in self._topics:
             return None
-        path = f"/admin/v2/persistent/{format_topic_path(topic)}"
+        try:
+            path = f"/admin/v2/persistent/{format_topic_path(topic)}"
+        except InvalidInput:
+            return None
         statistics = self._admin.find_json(f"{path}/internalStats", dict)
         compaction = self._admin.find_json(f"{path}/compaction", dict)
         if statistics is None or compaction is None:  # deleted meanwhile
@@ -69,38 +73,33 @@ class LoadedTopics:
         return TopicCompaction(ledger_id if ledger_id >= 0 else None, is_running=status == _RUNNING)
 
 
-class CompactionDirectory:
-    """Compacted ledgers of topics that brokers have loaded. No topic is loaded, and no admin API means no answers.
+@dataclass(frozen=True, slots=True)
+class CompactionLookup:
+    """Answers of brokers about compacted ledgers. A ledger about which no broker says anything is missing."""
 
-    `problems` has a sentence if a broker gave no answer.
+    answers: Mapping[int, BrokerLookup]
+    problem: str = ""  # a sentence if a broker gave no answer: then the others were not asked
+
+
+def look_up_compacted_ledgers(
+    address: BrokerAdminAddress, reader: ZnodeReader, owner_by_ledger_id: Mapping[int, StatedOwner]
+) -> CompactionLookup:
+    """Ask each broker for its loaded topics, and then for each of these that owns a ledger, once.
+
+    Look the owners up in the metadata afterwards: it has what a broker forgets meanwhile, because
+    the broker unloads the topic.
     """
-
-    def __init__(self, address: BrokerAdminAddress | None, reader: ZnodeReader) -> None:
-        self._address, self._reader = address, reader
-        self.problems: dict[str, str] = {}
-
-    def look_up(self, owner_by_ledger_id: Mapping[int, StatedOwner]) -> dict[int, BrokerLookup]:
-        """Return what brokers say about compacted ledgers. Each topic is asked for once."""
-        compactions: dict[str, TopicCompaction | None] = {}
-        for owner in owner_by_ledger_id.values():
-            if self._address is not None and owner.path not in compactions:
-                compactions[owner.path] = self._find_compaction(owner.path)
-        return {
-            ledger_id: _judge(ledger_id, compactions.get(owner.path)) for ledger_id, owner in owner_by_ledger_id.items()
-        }
-
-    @cached_property
-    def _loaded_topics(self) -> LoadedTopics:
-        assert self._address is not None, "`look_up` asks only if there is an address"
-        brokers = list_registered_brokers(self._reader)
-        return LoadedTopics(BrokerAdmin(self._address, brokers), brokers)
-
-    def _find_compaction(self, cursor_path: str) -> TopicCompaction | None:
-        try:
-            return self._loaded_topics.find_compaction(_find_topic(cursor_path))
-        except (AdminRequestFailed, UnreadableMetadata) as error:
-            self.problems[ADMIN_API] = str(error)
-            return None
+    answers: dict[int, BrokerLookup] = {}
+    ledger_ids_by_topic: dict[str, list[int]] = {}
+    for ledger_id, owner in owner_by_ledger_id.items():
+        ledger_ids_by_topic.setdefault(_find_topic(owner.path), []).append(ledger_id)
+    try:
+        for topic, compaction in _find_compactions(address, reader, ledger_ids_by_topic):
+            for ledger_id in ledger_ids_by_topic[topic]:
+                answers[ledger_id] = _judge(ledger_id, compaction)
+    except (AdminRequestFailed, InvalidInput, UnreadableMetadata) as error:
+        return CompactionLookup(answers, str(error))
+    return CompactionLookup(answers)
 
 
 def _list_topics(admin: BrokerAdmin, broker: RegisteredBroker) -> Iterator[str]:
@@ -114,15 +113,22 @@ def _list_topics(admin: BrokerAdmin, broker: RegisteredBroker) -> Iterator[str]:
                 yield from require_field(domains, "persistent", dict, _STATISTICS)
 
 
-def _judge(ledger_id: int, compaction: TopicCompaction | None) -> BrokerLookup:
-    if compaction is None:
-        return BrokerLookup.UNKNOWN
+def _find_compactions(
+    address: BrokerAdminAddress, reader: ZnodeReader, topics: Iterable[str]
+) -> Iterator[tuple[str, TopicCompaction]]:
+    brokers = list_registered_brokers(reader)
+    loaded = LoadedTopics(BrokerAdmin(address, brokers), brokers)
+    for topic in topics:
+        if compaction := loaded.find_compaction(topic):
+            yield topic, compaction
+
+
+def _judge(ledger_id: int, compaction: TopicCompaction) -> BrokerLookup:
     if compaction.compacted_ledger_id == ledger_id:
         return BrokerLookup.LISTING
     return BrokerLookup.UNKNOWN if compaction.is_running else BrokerLookup.NOT_LISTING
 
 
 def _find_topic(cursor_path: str) -> str:
-    """Return the full name of the topic of a cursor."""
-    *namespace, domain, name, _ = cursor_path.removeprefix(f"{MANAGED_LEDGERS}/").split("/")
-    return f"{domain}://{'/'.join([*namespace, decode_name(name)])}"
+    managed_ledger, _, _ = cursor_path.removeprefix(f"{MANAGED_LEDGERS}/").rpartition("/")
+    return topic_from_managed_ledger(managed_ledger)

@@ -65,7 +65,9 @@ def explain_ledger(
         verdict, reason = LedgerVerdict.REFERENCED, f"/{references[0].path} refers to it"
     elif problems:
         verdict = LedgerVerdict.DOUBTFUL
-        reason = f"{len(problems):,} values that may refer to it, or lock it, cannot be read, such as /{problems[0].path}"
+        reason = (
+            f"{len(problems):,} values that may refer to it, or lock it, cannot be read, such as /{problems[0].path}"
+        )
     else:
         scanned = ScannedLedger(
             ledger_id=ledger_id,

@@ -14,6 +14,7 @@ from infra.objects.bucket_address import BucketAddress
 from infra.pulsar.offload_store import OffloadStore, UnfinishedUpload, open_offload_store
 from infra.pulsar.znode_reads import Znode, ZnodeReader
 from logstore.errors import ServiceFailed, StoreUnavailable
+from logstore.pulsar.cluster_findings import require_ledger_id
 from logstore.pulsar.ledger_references import ManagedLedgerReferences, find_managed_ledger_references
 from logstore.pulsar.offload_objects import (
     ManagedLedgerLookup,
@@ -186,7 +187,7 @@ def open_offload_verifier(
 
 
 def _offload_key(candidate: Finding) -> OffloadKey:
-    return OffloadKey(candidate.uuid, candidate.ledger_id or 0)
+    return OffloadKey(candidate.uuid, require_ledger_id(candidate))
 
 
 def _look_up(znode: Znode | None) -> ManagedLedgerLookup:

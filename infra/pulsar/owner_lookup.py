@@ -73,9 +73,14 @@ class OwnerDirectory:
 
 
 @contextmanager
-def open_owner_directory(cluster: PulsarCluster, reader: ZnodeReader) -> Iterator[OwnerDirectory]:
-    """Open a session with the configuration store that ends with the block. `reader` is a session with the cluster."""
-    with cluster.open_configuration_reader() as configuration:
+def open_owner_directory(
+    cluster: PulsarCluster, reader: ZnodeReader, *, parallel_sessions: int
+) -> Iterator[OwnerDirectory]:
+    """Open a session with the configuration store that ends with the block. `reader` is a session with the cluster.
+
+    For `parallel_sessions` see `PulsarCluster.open_reader`.
+    """
+    with cluster.open_configuration_reader(parallel_sessions=parallel_sessions) as configuration:
         policies = PolicyDirectory(reader, configuration=configuration)
         yield OwnerDirectory(reader, cluster.ledgers_root, policies=policies, shared_clusters=cluster.shared_clusters)
 

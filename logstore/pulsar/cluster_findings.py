@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from enum import StrEnum
 from typing import Final
 
+from logstore.errors import CorruptData
+from logstore.positions import LedgerId
 from logstore.reconciliation.findings import Finding, FindingKind, PlanOrScrubResult
 
 VERDICT: Final = "verdict"
@@ -45,6 +47,17 @@ def is_confirmed(finding: Finding, plan: PlanOrScrubResult) -> bool | None:
     """
     stated = finding.statement.get(CONFIRMED)
     return None if stated is None else stated == "true" and not plan.incomplete
+
+
+def require_ledger_id(finding: Finding) -> LedgerId:
+    """Return the ledger of a finding about a ledger.
+
+    Raises:
+        CorruptData: The finding has none.
+    """
+    if finding.ledger_id is None:
+        raise CorruptData(f"{finding.kind} {finding.key}: expected a ledger id, found none")
+    return finding.ledger_id
 
 
 def make_hazard(hazard: Hazard, count: int, names: Sequence[str] = (), *, size_bytes: int = 0) -> Finding:

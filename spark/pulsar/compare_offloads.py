@@ -118,7 +118,7 @@ def _find_cluster_name(cluster: PulsarCluster, store: OffloadStore, scan: Path, 
         return "", f"objects of offloads: {expected}. Correct pulsar_offload_bucket, or restore the objects"
     names = {each.get_stated(CLUSTER_FIELD) for each in stored} - {""}
     if not names:
-        with cluster.open_configuration_reader() as reader:
+        with cluster.open_configuration_reader(parallel_sessions=1) as reader:
             names = set(list_cluster_names(reader))
     if len(names) != 1:
         return "", f"objects of offloads: the name of the cluster is not clear: {', '.join(sorted(names)) or 'none'}"

@@ -36,7 +36,7 @@ def list_offloads(cluster: PulsarCluster, context: JobContext, job: ListOffloads
     del job
     store = open_offload_store(cluster.offloads)
     listed_us = store.read_clock_us()
-    with cluster.open_reader() as reader:
+    with cluster.open_reader(parallel_sessions=1) as reader:
         groups = choose_group_count(count_ledgers(reader, list_leaf_folders(reader, cluster.ledgers_root)))
     tasks = [_ListingTask(number, key_range) for number, key_range in enumerate(TIERED_RANGES)]
     write = partial(_write_facts, cluster=cluster, folder=context.folder, groups=groups)

@@ -81,7 +81,7 @@ def scan_cluster(cluster: PulsarCluster, context: JobContext, job: ScanClusterJo
     """
     begun_ms, root = read_worker_clock_ms(), cluster.ledgers_root
     cores = context.spark.sparkContext.defaultParallelism
-    with cluster.open_reader() as reader:
+    with cluster.open_reader(parallel_sessions=1) as reader:
         identity = read_cluster_identity(reader, root)
         leaf_folders = list_leaf_folders(reader, root)
         groups = _choose_groups(context, job, partial(count_ledgers, reader, leaf_folders))
@@ -94,7 +94,7 @@ def scan_cluster(cluster: PulsarCluster, context: JobContext, job: ScanClusterJo
         slices,
         *context.run_in_executors("scan references", reference_tasks, partial(_write_reference_facts, target=target)),
     ]
-    with cluster.open_reader() as reader:
+    with cluster.open_reader(parallel_sessions=1) as reader:
         _require_identity(reader, root, identity)
         newest_change_ms = max(result.newest_change_ms for result in results)
         cluster_ms = read_cluster_clock_ms(reader, newest_change_ms=newest_change_ms)
@@ -113,7 +113,10 @@ def _write_slices(target: _ScanTarget) -> tuple[_TaskResult, list[_ReferenceTask
     """Write locks, and slices of topics and schemas, in the driver. Return a task for each slice."""
     cluster, folder = target.cluster, target.folder
     problems = ProblemRows(folder, "slice_problems", 0)
-    with cluster.open_reader() as reader, cluster.open_configuration_reader() as configuration:
+    with (
+        cluster.open_reader(parallel_sessions=1) as reader,
+        cluster.open_configuration_reader(parallel_sessions=1) as configuration,
+    ):
         locks = folder.open_rows("locks", 0, cluster_facts.LOCKS)
         for lock in list_locked_ledgers(reader, cluster.ledgers_root):
             if isinstance(lock, ScanProblem):

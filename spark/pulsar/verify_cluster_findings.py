@@ -10,18 +10,19 @@ from functools import partial
 from pathlib import Path
 
 from infra.pulsar.cluster_access import PulsarCluster
-from infra.pulsar.compaction_lookup import CompactionDirectory
+from infra.pulsar.compaction_lookup import ADMIN_API, CompactionLookup, look_up_compacted_ledgers
 from infra.pulsar.offload_verification import UNANSWERED, is_about_offload, open_offload_verifier
 from infra.pulsar.owner_lookup import OwnerDirectory, open_owner_directory
 from infra.pulsar.policy_directory import look_up_orphan_managed_ledgers
 from infra.pulsar.znode_reads import Znode, ZnodeReader
-from logstore.pulsar.cluster_findings import CONFIRMED, VERDICT
+from logstore.pulsar.cluster_findings import CONFIRMED, VERDICT, require_ledger_id
 from logstore.pulsar.ledger_metadata import PulsarComponent, StatedOwner
 from logstore.pulsar.ledger_verdicts import BrokerLookup, LedgerVerdict, OwnerLookup, judge_owner_lookup
 from logstore.pulsar.orphan_managed_ledgers import ManagedLedgerVerdict
 from logstore.pulsar.plan_jobs import PROBLEM, CompareOffloadsJob, CompareScansJob, VerifyClusterJob
 from logstore.pulsar.znode_names import format_ledger_path
 from logstore.reconciliation.bulk_job_inputs_and_results import BulkJobSummary
+from logstore.reconciliation.finding_files import FindingFiles
 from logstore.reconciliation.findings import CLUSTER_KINDS, Finding, FindingKind
 from spark.job_runner import JobContext
 from spark.reconciliation.candidate_verification import DROPPED, Verification, Verifier, verify_candidate_pages
@@ -33,37 +34,60 @@ def verify_cluster_findings(cluster: PulsarCluster, context: JobContext, job: Ve
     offloads = context.get_published_summary(CompareOffloadsJob.name) if job.has_offloads else None
     folders = [Path(summary.folder) for summary in (compared, offloads) if summary]
     problems = compared.counts["problems"]
+    # Brokers are asked first: what a broker forgets because it unloads the topic is in the metadata then.
+    compactions = _look_up_compactions(cluster, FindingFiles(Path(compared.folder)))
     open_verifier = partial(
         _open_verifier,
         cluster=cluster,
+        parallel_sessions=context.spark.sparkContext.defaultParallelism,
+        broker_lookups=compactions.answers,
         offload_facts=offloads.facts if offloads else {},
         is_complete=not problems,
-        parallel_sessions=context.spark.sparkContext.defaultParallelism,
     )
     totals = verify_candidate_pages(context, "look owners up", folders, open_verifier)
     names = (*(kind.value for kind in CLUSTER_KINDS), DROPPED)
+    subjects = totals.problems | ({ADMIN_API: compactions.problem} if compactions.problem else {})
     return BulkJobSummary(
         counts={name: totals.counts[name] for name in names} | {"problems": problems},
-        facts={f"{PROBLEM}{subject}": reason for subject, reason in totals.problems.items()},
+        facts={f"{PROBLEM}{subject}": reason for subject, reason in subjects.items()},
     )
+
+
+def _look_up_compactions(cluster: PulsarCluster, candidates: FindingFiles) -> CompactionLookup:
+    """Ask brokers about the compacted ledgers among the candidates: once, because each answer has all loaded topics."""
+    if cluster.admin is None:
+        return CompactionLookup({})
+    owner_by_ledger_id: dict[int, StatedOwner] = {
+        require_ledger_id(candidate): owner
+        for _, candidate in candidates.iterate_findings(FindingKind.ORPHAN_LEDGER)
+        if (owner := _get_stated_owner(candidate)).component is PulsarComponent.COMPACTED_LEDGER
+    }
+    if not owner_by_ledger_id:
+        return CompactionLookup({})
+    with cluster.open_reader(parallel_sessions=1) as reader:
+        return look_up_compacted_ledgers(cluster.admin, reader, owner_by_ledger_id)
 
 
 @contextmanager
 def _open_verifier(
-    *, cluster: PulsarCluster, offload_facts: Mapping[str, str], is_complete: bool, parallel_sessions: int
+    *,
+    cluster: PulsarCluster,
+    parallel_sessions: int,
+    broker_lookups: Mapping[int, BrokerLookup],
+    offload_facts: Mapping[str, str],
+    is_complete: bool,
 ) -> Iterator[Verifier]:
     """Open sessions that end with the block. `offload_facts` are those of `compare-offloads`."""
     with (
         cluster.open_reader(parallel_sessions=parallel_sessions) as reader,
-        open_owner_directory(cluster, reader) as owners,
+        open_owner_directory(cluster, reader, parallel_sessions=parallel_sessions) as owners,
     ):
-        compactions = CompactionDirectory(cluster.admin, reader)
-        verifier = ClusterVerifier(reader, owners, compactions, cluster.ledgers_root)
+        verifier = ClusterVerifier(reader, owners, broker_lookups, cluster.ledgers_root)
 
         def verify(candidates: Sequence[Finding]) -> Verification:
             offloads = [candidate for candidate in candidates if is_about_offload(candidate)]
             findings = verifier.verify([candidate for candidate in candidates if not is_about_offload(candidate)])
-            problems = dict(compactions.problems)
+            problems: dict[str, str] = {}
             if offloads:
                 verification = open_offload_verifier(cluster.offloads, reader, offload_facts).verify(offloads)
                 findings += verification.findings
@@ -82,12 +106,19 @@ def _withdraw_confirmation(finding: Finding) -> Finding:
 
 
 class ClusterVerifier:
-    """Second look at the candidates of `compare-scans`: first at their own znodes, and then at their owners."""
+    """Second look at the candidates of `compare-scans`: first at their own znodes, and then at their owners.
+
+    `broker_lookups` has the answers of brokers about compacted ledgers.
+    """
 
     def __init__(
-        self, reader: ZnodeReader, owners: OwnerDirectory, compactions: CompactionDirectory, ledgers_root: str
+        self,
+        reader: ZnodeReader,
+        owners: OwnerDirectory,
+        broker_lookups: Mapping[int, BrokerLookup],
+        ledgers_root: str,
     ) -> None:
-        self._reader, self._owners, self._compactions, self._root = reader, owners, compactions, ledgers_root
+        self._reader, self._owners, self._broker_lookups, self._root = reader, owners, broker_lookups, ledgers_root
 
     def verify(self, candidates: Sequence[Finding]) -> list[Finding]:
         """Return the candidates that are still true, in unchanged order. Each owner is read once."""
@@ -112,22 +143,15 @@ class ClusterVerifier:
 
     def _make_ledger_judge(self, candidates: Sequence[Finding]) -> Callable[[Finding], Finding | None]:
         owner_by_ledger_id: dict[int, StatedOwner] = {
-            candidate.ledger_id: _get_stated_owner(candidate)
+            require_ledger_id(candidate): _get_stated_owner(candidate)
             for candidate in candidates
-            if candidate.kind is FindingKind.ORPHAN_LEDGER and candidate.ledger_id is not None
+            if candidate.kind is FindingKind.ORPHAN_LEDGER
         }
-        compacted = {
-            ledger_id: owner
-            for ledger_id, owner in owner_by_ledger_id.items()
-            if owner.component is PulsarComponent.COMPACTED_LEDGER
-        }
-        # Brokers are asked first: what a broker forgets because it unloads the topic is in the metadata then.
-        broker_lookups = self._compactions.look_up(compacted)
         lookups = self._owners.look_up(owner_by_ledger_id)
 
         def judge(candidate: Finding) -> Finding | None:
-            ledger_id = candidate.ledger_id or 0
-            broker = broker_lookups.get(ledger_id, BrokerLookup.UNKNOWN)
+            ledger_id = require_ledger_id(candidate)
+            broker = self._broker_lookups.get(ledger_id, BrokerLookup.UNKNOWN)
             return _judge_ledger(candidate, lookups[ledger_id], broker)
 
         return judge
@@ -150,7 +174,7 @@ class ClusterVerifier:
         return lambda candidate: candidate if ledgers[self._ledger_path(candidate)] is None else None
 
     def _ledger_path(self, candidate: Finding) -> str:
-        return f"{self._root}/{format_ledger_path(candidate.ledger_id or 0)}"
+        return f"{self._root}/{format_ledger_path(require_ledger_id(candidate))}"
 
 
 def _keep(candidate: Finding) -> Finding:

@@ -92,20 +92,23 @@ def read_pulsar_transactions(settings: Settings) -> TransactionReport:
     if cluster.admin is None:
         expected = "the admin API of a broker or proxy, as http://broker:8080"
         raise InvalidInput("pulsar_admin_url", expected=expected, found="nothing")
-    with cluster.open_reader() as reader:
+    with cluster.open_reader(parallel_sessions=1) as reader:
         admin = BrokerAdmin(cluster.admin, list_registered_brokers(reader))
         return read_open_transactions(admin, reader, cluster.ledgers_root)
 
 
 def read_pulsar_cluster_identity(settings: Settings) -> str:
     cluster = pulsar_cluster_from_settings(settings)
-    with cluster.open_reader() as reader:
+    with cluster.open_reader(parallel_sessions=1) as reader:
         return read_cluster_identity(reader, cluster.ledgers_root)
 
 
 def explain_pulsar_ledger(settings: Settings, ledger_id: int) -> LedgerExplanation:
     cluster = pulsar_cluster_from_settings(settings)
-    with cluster.open_reader() as reader, open_owner_directory(cluster, reader) as owners:
+    with (
+        cluster.open_reader(parallel_sessions=1) as reader,
+        open_owner_directory(cluster, reader, parallel_sessions=1) as owners,
+    ):
         return explain_ledger(reader, owners, cluster.ledgers_root, ledger_id, log_roots=cluster.log_roots)
 
 
@@ -117,7 +120,7 @@ def scan_pulsar_index_buckets(settings: Settings, topic: str | None) -> Iterator
     """
     managed_ledger = None if topic is None else parse_topic_argument(topic)
     cluster = pulsar_cluster_from_settings(settings)
-    with cluster.open_reader() as reader:
+    with cluster.open_reader(parallel_sessions=1) as reader:
         if managed_ledger is None:
             yield from scan_all_index_buckets(reader, cluster.ledgers_root)
         else:

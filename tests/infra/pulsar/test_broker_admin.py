@@ -182,6 +182,12 @@ def test_tls_trusts_the_authority_of_the_setting(tmp_path: Path) -> None:
 
 def test_the_path_of_a_topic_quotes_its_name() -> None:
     assert format_topic_path("persistent://t/ns/b c%+?") == "t/ns/b%20c%25%2B%3F"
-    for name in ("t/ns/a", "persistent://t/c/ns/a", "non-persistent://t/ns/a", "persistent://t/ns", "persistent://t//a"):
+    for name in (
+        "t/ns/a",
+        "persistent://t/c/ns/a",
+        "non-persistent://t/ns/a",
+        "persistent://t/ns",
+        "persistent://t//a",
+    ):
         with pytest.raises(InvalidInput, match="topic: expected persistent://tenant/namespace/name"):
             format_topic_path(name)

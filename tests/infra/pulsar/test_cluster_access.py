@@ -17,15 +17,18 @@ def test_the_configuration_store_is_another_ensemble_only_if_it_is_set(
     alone = PulsarCluster(zookeeper=ensemble.hosts)
     split = PulsarCluster(zookeeper=ensemble.hosts, configuration_store=f"{ensemble.hosts}/global")
     for access, expected in ((alone, [True, False]), (split, [False, True])):
-        with access.open_configuration_reader() as reader:
+        with access.open_configuration_reader(parallel_sessions=1) as reader:
             assert [znode is not None for _, znode in reader.read(["local", "only"])] == expected
-    with split.open_reader() as reader:
+    with split.open_reader(parallel_sessions=1) as reader:
         assert [znode is not None for _, znode in reader.read(["local", "only"])] == [True, False]
 
 
 def test_a_configuration_store_that_is_away_is_named_by_its_setting() -> None:
     access = PulsarCluster(zookeeper="127.0.0.1:1", configuration_store="127.0.0.1:2", session_timeout_s=1)
-    with pytest.raises(ServiceFailed, match="pulsar_configuration_store"), access.open_configuration_reader():
+    with (
+        pytest.raises(ServiceFailed, match="pulsar_configuration_store"),
+        access.open_configuration_reader(parallel_sessions=1),
+    ):
         pass
 
 

@@ -50,6 +50,13 @@ def test_a_topic_that_no_broker_has_loaded_is_not_asked_for(server: FakeAdmin) -
         assert {path for path, _ in [*server.requests, *other.requests]} == {_STATISTICS}
 
 
+def test_a_topic_of_pulsar_1_has_no_state(server: FakeAdmin) -> None:
+    topic = "persistent://acme/east/orders/a"
+    server.answers[_STATISTICS] = _statistics(topic)
+    assert _loaded_topics(server).find_compaction(topic) is None
+    assert {path for path, _ in server.requests} == {_STATISTICS}
+
+
 def test_a_topic_that_was_deleted_meanwhile_is_not_loaded(server: FakeAdmin) -> None:
     server.answers[f"{_PATH}/internalStats"] = NOT_FOUND
     assert _loaded_topics(server).find_compaction(_TOPIC) is None

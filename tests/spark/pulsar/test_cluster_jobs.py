@@ -195,7 +195,7 @@ def test_times_and_identity_of_a_scan(
     assert first.counts["cluster_ms"] == stat.last_modified * 1_000
     assert first.counts["begun_ms"] < first.counts["ended_ms"] <= second.counts["begun_ms"]
     assert first.facts["identity"] == second.facts["identity"]
-    with PulsarCluster(zookeeper=ensemble.hosts).open_reader() as reader:
+    with PulsarCluster(zookeeper=ensemble.hosts).open_reader(parallel_sessions=1) as reader:
         assert first.facts["identity"] == read_cluster_identity(reader, "ledgers")
 
 

@@ -161,7 +161,7 @@ def test_what_others_left_in_the_bucket_is_found_and_nothing_else(
     dangling = {found.uuid for found in candidates if found.kind is FindingKind.DANGLING_REFERENCE}
     assert dangling == {_UUIDS["lost"], _UUIDS["late"]}, "objects of the late offload were not listed"
     access = PulsarCluster(zookeeper=ensemble.hosts, session_timeout_s=10)
-    with access.open_reader() as reader:
+    with access.open_reader(parallel_sessions=1) as reader:
         verifier = open_offload_verifier(address, reader, summaries["compare-offloads"].facts)
         verification = verifier.verify(candidates)
     assert verification.findings == [

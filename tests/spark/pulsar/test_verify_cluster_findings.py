@@ -1,22 +1,30 @@
 """A candidate stays a finding if its ledger is unchanged and its owner, looked up by name, does not list it."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 from kazoo.client import KazooClient
 
+from infra.coordination.zookeeper_session import EnsembleOptions
 from infra.pulsar.broker_admin import BrokerAdminAddress
-from infra.pulsar.compaction_lookup import CompactionDirectory
+from infra.pulsar.cluster_access import PulsarCluster
+from infra.pulsar.compaction_lookup import CompactionLookup
 from infra.pulsar.owner_lookup import OwnerDirectory
 from infra.pulsar.znode_reads import ZnodeReader
 from logstore.positions import LedgerId
+from logstore.pulsar.ledger_verdicts import BrokerLookup
 from logstore.pulsar.znode_names import format_ledger_path
+from logstore.rate_limiter import RateLimiter
+from logstore.reconciliation.finding_files import FindingFiles, write_finding_file
 from logstore.reconciliation.findings import Finding, FindingKind
-from spark.pulsar.verify_cluster_findings import ClusterVerifier
+from spark.pulsar.verify_cluster_findings import ClusterVerifier, _look_up_compactions, _open_verifier
 from tests.infra.pulsar.conftest import cluster, ensemble, reader, zookeeper
-from tests.infra.pulsar.fake_admin import serve_admin
+from tests.infra.pulsar.fake_admin import FakeAdmin, serve_admin
 from tests.infra.pulsar.owner_directories import make_owner_directory
 from tests.logstore.pulsar import wire
 
@@ -47,8 +55,13 @@ def owners(cluster: KazooClient, reader: ZnodeReader) -> OwnerDirectory:
     return make_owner_directory(reader)
 
 
-def verify(reader: ZnodeReader, owners: OwnerDirectory, candidates: Sequence[Finding]) -> list[Finding]:
-    return ClusterVerifier(reader, owners, CompactionDirectory(None, reader), "ledgers").verify(candidates)
+def verify(
+    reader: ZnodeReader,
+    owners: OwnerDirectory,
+    candidates: Sequence[Finding],
+    broker_lookups: Mapping[int, BrokerLookup] | None = None,
+) -> list[Finding]:
+    return ClusterVerifier(reader, owners, broker_lookups or {}, "ledgers").verify(candidates)
 
 
 def test_an_orphan_of_an_absent_owner_is_confirmed(
@@ -150,50 +163,96 @@ def test_other_findings_stay_as_they_are(cluster: KazooClient, reader: ZnodeRead
 
 
 @pytest.mark.parametrize(
-    ("state", "confirmed"),
-    [
-        ((7, "SUCCESS"), []),
-        ((9, "SUCCESS"), ["true"]),
-        ((9, "RUNNING"), ["false"]),
-    ],
+    ("broker", "confirmed"),
+    [(BrokerLookup.LISTING, []), (BrokerLookup.NOT_LISTING, ["true"]), (BrokerLookup.UNKNOWN, ["false"])],
 )
-def test_a_broker_that_has_loaded_the_topic_confirms_or_refutes_a_compacted_ledger(
-    cluster: KazooClient,
-    reader: ZnodeReader,
-    owners: OwnerDirectory,
-    state: tuple[int, str],
-    confirmed: list[str],
+def test_a_broker_confirms_or_refutes_a_compacted_ledger(
+    cluster: KazooClient, reader: ZnodeReader, owners: OwnerDirectory, broker: BrokerLookup, confirmed: list[str]
 ) -> None:
-    """The broker's compacted ledger is another one, or the candidate; a running compaction may write the candidate."""
-    topic = "/admin/v2/persistent/t/ns/a"
-    answers = {
-        "/admin/v2/broker-stats/topics": {"t/ns": {"0x0_0xf": {"persistent": {"persistent://t/ns/a": {}}}}},
-        f"{topic}/internalStats": {"compactedLedger": {"ledgerId": state[0]}},
-        f"{topic}/compaction": {"status": state[1]},
-    }
     owner = {"component": "compacted-ledger", "owner": f"{_TOPIC}/__compaction"}
     candidate = write_candidate(cluster, 7, statement=owner)
+    findings = verify(reader, owners, [candidate], {7: broker})
+    assert [found.statement["confirmed"] for found in findings] == confirmed
+
+
+@pytest.fixture
+def access(ensemble: EnsembleOptions) -> PulsarCluster:
+    return PulsarCluster(zookeeper=ensemble.hosts, configuration_store=ensemble.hosts, reads_per_s=1_000)
+
+
+def test_all_sessions_of_tasks_together_keep_the_rate_of_reads(
+    cluster: KazooClient, access: PulsarCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A task has a session with the cluster, and one with the configuration store."""
+    rates: list[float] = []
+
+    def make_limiter(units_per_s: float) -> RateLimiter:
+        rates.append(units_per_s)
+        return RateLimiter(units_per_s)
+
+    monkeypatch.setattr("infra.pulsar.cluster_access.RateLimiter", make_limiter)
+    with _open_verifier(
+        cluster=access, parallel_sessions=4, broker_lookups={}, offload_facts={}, is_complete=True
+    ) as verify_candidates:
+        assert verify_candidates([]).findings == []
+    assert rates == [250, 250]
+
+
+@contextmanager
+def serve_broker(cluster: KazooClient, answers: dict[str, Any]) -> Iterator[FakeAdmin]:
+    """Serve the admin API of the only broker of the cluster."""
     with serve_admin(answers) as server:
         registration = json.dumps({"webServiceUrl": server.url}).encode()
         cluster.create("/loadbalance/brokers/b:8080", registration, makepath=True)
-        compactions = CompactionDirectory(BrokerAdminAddress(url=server.url), reader)
-        findings = ClusterVerifier(reader, owners, compactions, "ledgers").verify([candidate])
-    assert [found.statement["confirmed"] for found in findings] == confirmed
-    assert compactions.problems == {}
+        yield server
 
 
-def test_an_admin_api_that_fails_leaves_a_compacted_ledger_unconfirmed(
-    cluster: KazooClient, reader: ZnodeReader, owners: OwnerDirectory
-) -> None:
+def write_compacted_candidates(cluster: KazooClient, folder: Path, *ledger_ids: int) -> FindingFiles:
     owner = {"component": "compacted-ledger", "owner": f"{_TOPIC}/__compaction"}
-    candidate = write_candidate(cluster, 7, statement=owner)
-    with serve_admin({}) as server:
-        registration = json.dumps({"webServiceUrl": server.url}).encode()
-        cluster.create("/loadbalance/brokers/b:8080", registration, makepath=True)
-        compactions = CompactionDirectory(BrokerAdminAddress(url=server.url), reader)
-        (found,) = ClusterVerifier(reader, owners, compactions, "ledgers").verify([candidate])
-    assert found.statement["confirmed"] == "false"
-    assert list(compactions.problems) == ["admin API"]
+    candidates = [write_candidate(cluster, ledger_id, statement=owner) for ledger_id in ledger_ids]
+    write_finding_file(folder / "candidates.parquet", [candidates])
+    return FindingFiles(folder)
+
+
+@pytest.mark.parametrize(
+    ("status", "other"), [("SUCCESS", BrokerLookup.NOT_LISTING), ("RUNNING", BrokerLookup.UNKNOWN)]
+)
+def test_brokers_are_asked_once_for_all_candidates(
+    cluster: KazooClient, access: PulsarCluster, tmp_path: Path, status: str, other: BrokerLookup
+) -> None:
+    """A running compaction may write any ledger."""
+    topic = "/admin/v2/persistent/t/ns/a"
+    answers = {
+        "/admin/v2/broker-stats/topics": {"t/ns": {"0x0_0xf": {"persistent": {"persistent://t/ns/a": {}}}}},
+        f"{topic}/internalStats": {"compactedLedger": {"ledgerId": 7}},
+        f"{topic}/compaction": {"status": status},
+    }
+    with serve_broker(cluster, answers) as server:
+        asked = replace(access, admin=BrokerAdminAddress(url=server.url))
+        compactions = _look_up_compactions(asked, write_compacted_candidates(cluster, tmp_path, 7, 8))
+        assert compactions == CompactionLookup({7: BrokerLookup.LISTING, 8: other})
+        assert sorted(path for path, _ in server.requests) == sorted(answers)
+
+
+def test_brokers_are_not_asked_without_compacted_candidates(
+    cluster: KazooClient, access: PulsarCluster, tmp_path: Path
+) -> None:
+    write_finding_file(tmp_path / "candidates.parquet", [[write_candidate(cluster, 7)]])
+    with serve_broker(cluster, {}) as server:
+        asked = replace(access, admin=BrokerAdminAddress(url=server.url))
+        assert _look_up_compactions(asked, FindingFiles(tmp_path)) == CompactionLookup({})
+        assert server.requests == []
+
+
+@pytest.mark.parametrize("token_file", ["", "/absent/token"])
+def test_brokers_that_do_not_answer_and_files_that_are_absent_are_a_problem(
+    cluster: KazooClient, access: PulsarCluster, tmp_path: Path, token_file: str
+) -> None:
+    with serve_broker(cluster, {}) as server:
+        asked = replace(access, admin=BrokerAdminAddress(url=server.url, token_file=token_file))
+        compactions = _look_up_compactions(asked, write_compacted_candidates(cluster, tmp_path, 7))
+    assert compactions.answers == {}
+    assert ("pulsar_admin_token_file" if token_file else "status 404") in compactions.problem
 
 
 def test_an_owner_of_an_unknown_tenant_makes_it_unattributed(

@@ -74,7 +74,7 @@ def _record(admin_url: str, paths: tuple[str, ...]) -> dict[str, Any]:
 
 
 def _record_log(zookeeper: str) -> list[str]:
-    with PulsarCluster(zookeeper=zookeeper).open_reader() as reader:
+    with PulsarCluster(zookeeper=zookeeper).open_reader(parallel_sessions=1) as reader:
         directory = BookieDirectory(reader, "ledgers")
         return [payload.hex() for payload in read_log_payloads(reader, directory, "ledgers", 0) or ()]
 
