@@ -20,20 +20,18 @@ from datetime import timedelta
 
 from temporalio import workflow
 from temporalio.common import RetryPolicy, VersioningBehavior
-from temporalio.exceptions import ActivityError
 
 from activities.reconciliation.inputs_and_results import PlanStepInput
 
 with workflow.unsafe.imports_passed_through():
     from activities.pulsar.inputs_and_results import BeginClusterPlanInput, BegunClusterPlan
     from activities.pulsar.plan_cluster import PlanClusterActivities
-    from activities.reconciliation.inputs_and_results import BulkJobInput, BulkJobResult
+    from logstore.deletion.intents import RequestRefusal
     from logstore.pulsar.plan_jobs import SECOND_SCAN
     from logstore.reconciliation.findings import PlanOrScrubResult
-    from workflows import activity_options, guard_refusal_results, search_attributes
+    from workflows import activity_options
     from workflows.pulsar.job_definitions import PlanPulsarInput, PlanPulsarResult
-    from workflows.reconciliation.job_definitions import PlanProgress
-    from workflows.reconciliation.progress_text import find_guard_refusal, format_findings, format_plan
+    from workflows.reconciliation.plan_workflow import PlanWorkflow
 
 _CLUSTER_OPTIONS: workflow.ActivityConfig = {
     **activity_options.CATALOG,
@@ -44,36 +42,26 @@ _CLUSTER_OPTIONS: workflow.ActivityConfig = {
 
 
 @workflow.defn(name="plan-pulsar", versioning_behavior=VersioningBehavior.AUTO_UPGRADE)
-class PlanPulsar:
+class PlanPulsar(PlanWorkflow):
     @workflow.init
     def __init__(self, request: PlanPulsarInput) -> None:
         self._request = request
-        self._run_id = request.run_id or f"pulsar-{workflow.uuid4().hex[:12]}"
-        self._progress = PlanProgress(run_id=self._run_id, step="beginning")
+        super().__init__(
+            request.run_id,
+            run_id_prefix="pulsar",
+            master=request.master,
+            queue=request.queue,
+            bulk_activity=PlanClusterActivities.run_cluster_plan_bulk_job,
+        )
 
     @workflow.run
     async def run(self, request: PlanPulsarInput) -> PlanPulsarResult:  # noqa: ARG002 - taken by `__init__`
-        workflow.upsert_search_attributes([search_attributes.RUN_ID.value_set(self._run_id)])
-        try:
-            result = await self._run_plan_steps()
-        except ActivityError as error:
-            refusal = find_guard_refusal(error)
-            if refusal is None:
-                raise
-            self._set_step("ended", guard_refusal_results.format_refusal(refusal))
-            workflow.upsert_search_attributes([search_attributes.OUTCOME.value_set(["REFUSED"])])
-            return PlanPulsarResult(run_id=self._run_id, refused=refusal)
-        self._set_step("ended", format_findings(result))
-        outcome = "INCOMPLETE" if result.incomplete else "PLANNED"
-        workflow.upsert_search_attributes([search_attributes.OUTCOME.value_set([outcome])])
+        result = await self.run_plan()
+        if isinstance(result, RequestRefusal):
+            return PlanPulsarResult(run_id=self._run_id, refused=result)
         return PlanPulsarResult(run_id=self._run_id, found=result)
 
-    @workflow.query
-    def progress(self) -> PlanProgress:
-        """Return the present step, and the counts of each completed bulk job."""
-        return self._progress
-
-    async def _run_plan_steps(self) -> PlanOrScrubResult:
+    async def _run_steps(self) -> PlanOrScrubResult:
         self._set_step("beginning")
         begun = await self._begin_plan()
         if begun.done:
@@ -106,17 +94,3 @@ class PlanPulsar:
         until = workflow.now() + timedelta(seconds=self._request.between_s)
         self._set_step(f"waiting until {until:%Y-%m-%dT%H:%M:%SZ} for the second scan")
         await workflow.sleep(timedelta(seconds=self._request.between_s), summary="between the scans")
-
-    async def _run_bulk_job(self, job: str) -> None:
-        self._set_step(job)
-        job_input = BulkJobInput(run_id=self._run_id, job=job, master=self._request.master)
-        config = activity_options.bulk_job_options(self._request.queue)
-        job_result: BulkJobResult = await workflow.execute_activity_method(
-            PlanClusterActivities.run_cluster_plan_bulk_job, job_input, **config
-        )
-        counts = {**self._progress.counts, job: job_result.counts}
-        self._progress = PlanProgress(run_id=self._run_id, step=job, counts=counts)
-
-    def _set_step(self, step: str, findings: str = "") -> None:
-        self._progress = PlanProgress(run_id=self._run_id, step=step, counts=self._progress.counts)
-        workflow.set_current_details(format_plan(self._progress, findings))

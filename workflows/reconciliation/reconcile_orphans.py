@@ -19,18 +19,16 @@ from datetime import timedelta
 
 from temporalio import workflow
 from temporalio.common import VersioningBehavior
-from temporalio.exceptions import ActivityError
 
 from activities.reconciliation.inputs_and_results import PlanStepInput
 
 with workflow.unsafe.imports_passed_through():
     from activities.reconciliation.inputs_and_results import (
         BeginPlanInput,
-        BulkJobInput,
-        BulkJobResult,
         EarlierPlanResult,
     )
     from activities.reconciliation.plan_orphans import PlanOrphansActivities
+    from logstore.deletion.intents import RequestRefusal
     from logstore.reconciliation.bulk_job_inputs_and_results import (
         CompareStorageWithCatalogJob,
         ListStorageJob,
@@ -38,13 +36,12 @@ with workflow.unsafe.imports_passed_through():
         VerifyFindingsJob,
     )
     from logstore.reconciliation.findings import PlanOrScrubResult
-    from workflows import activity_options, guard_refusal_results, search_attributes
+    from workflows import activity_options
     from workflows.reconciliation.job_definitions import (
-        PlanProgress,
         ReconcileOrphansInput,
         ReconcileOrphansResult,
     )
-    from workflows.reconciliation.progress_text import find_guard_refusal, format_findings, format_plan
+    from workflows.reconciliation.plan_workflow import PlanWorkflow
 
 _CONCLUDE_OPTIONS: workflow.ActivityConfig = {
     **activity_options.CATALOG,
@@ -53,35 +50,26 @@ _CONCLUDE_OPTIONS: workflow.ActivityConfig = {
 
 
 @workflow.defn(name="reconcile-orphans", versioning_behavior=VersioningBehavior.PINNED)
-class ReconcileOrphans:
+class ReconcileOrphans(PlanWorkflow):
     @workflow.init
     def __init__(self, request: ReconcileOrphansInput) -> None:
         self._request = request
-        self._run_id = request.run_id or f"plan-{workflow.uuid4().hex[:12]}"
-        self._progress = PlanProgress(run_id=self._run_id, step="beginning")
+        super().__init__(
+            request.run_id,
+            run_id_prefix="plan",
+            master=request.master,
+            queue=request.queue,
+            bulk_activity=PlanOrphansActivities.run_plan_bulk_job,
+        )
 
     @workflow.run
     async def run(self, request: ReconcileOrphansInput) -> ReconcileOrphansResult:  # noqa: ARG002 - taken by `__init__`
-        workflow.upsert_search_attributes([search_attributes.RUN_ID.value_set(self._run_id)])
-        try:
-            result = await self._run_plan_steps()
-        except ActivityError as error:
-            refusal = find_guard_refusal(error)
-            if refusal is None:
-                raise
-            self._set_step("ended", guard_refusal_results.format_refusal(refusal))
-            workflow.upsert_search_attributes([search_attributes.OUTCOME.value_set(["REFUSED"])])
-            return ReconcileOrphansResult(run_id=self._run_id, refused=refusal)
-        self._set_step("ended", format_findings(result))
-        workflow.upsert_search_attributes([search_attributes.OUTCOME.value_set(["PLANNED"])])
+        result = await self.run_plan()
+        if isinstance(result, RequestRefusal):
+            return ReconcileOrphansResult(run_id=self._run_id, refused=result)
         return ReconcileOrphansResult(run_id=self._run_id, found=result)
 
-    @workflow.query
-    def progress(self) -> PlanProgress:
-        """Return the present step, and the counts of each completed bulk job."""
-        return self._progress
-
-    async def _run_plan_steps(self) -> PlanOrScrubResult:
+    async def _run_steps(self) -> PlanOrScrubResult:
         self._set_step("beginning")
         begun = await self._begin_plan()
         if begun.done:
@@ -110,17 +98,3 @@ class ReconcileOrphans:
         return await workflow.execute_activity_method(
             PlanOrphansActivities.begin_plan_and_remove_old_runs, begin, **activity_options.CATALOG
         )
-
-    async def _run_bulk_job(self, job: str) -> None:
-        self._set_step(job)
-        job_input = BulkJobInput(run_id=self._run_id, job=job, master=self._request.master)
-        config = activity_options.bulk_job_options(self._request.queue)
-        job_result: BulkJobResult = await workflow.execute_activity_method(
-            PlanOrphansActivities.run_plan_bulk_job, job_input, **config
-        )
-        counts = {**self._progress.counts, job: job_result.counts}
-        self._progress = PlanProgress(run_id=self._run_id, step=job, counts=counts)
-
-    def _set_step(self, step: str, findings: str = "") -> None:
-        self._progress = PlanProgress(run_id=self._run_id, step=step, counts=self._progress.counts)
-        workflow.set_current_details(format_plan(self._progress, findings))
