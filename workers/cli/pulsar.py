@@ -16,6 +16,7 @@ from workers.cli.command_registration import command, create_command_group
 from workers.cli.exit_codes import ExitCode
 from workers.cli.job_commands import CommandLineJob, JobOrAnswer, job_command
 from workers.cli.orphans.plan_and_apply import answer_started_plan, make_plan_answer
+from workers.cli.progress_bar import show_progress_bar
 from workers.cli.shared_options import Master
 from workers.human_readable_values import format_time_to_microsecond, format_time_to_second, select_fields
 from workers.settings import parse_duration
@@ -51,7 +52,8 @@ def check(context: CommandContext) -> Answer:
     The checks cover the ledgers in ZooKeeper, bookies, brokers, the configuration store, and, if their settings are
     set, the admin API and the bucket of offloads. If a check fails, the exit code is 4. The command changes nothing.
     """
-    result = context.services.check_pulsar_cluster(context.settings)
+    with show_progress_bar("checking the cluster"):
+        result = context.services.check_pulsar_cluster(context.settings)
     rows = [select_fields(each, "name ok detail") for each in result.capabilities]
     document = {"ok": result.ok, "cluster": result.cluster, "identity": result.identity, "capabilities": rows}
     return Answer(
@@ -145,7 +147,8 @@ def explain(context: CommandContext, ledger_id: _LedgerId) -> Answer:
     references of one cluster. Do not delete the ledger because of it: a reference may be on its way. The command
     changes nothing.
     """
-    explanation = context.services.explain_pulsar_ledger(context.settings, ledger_id)
+    with show_progress_bar("reading all references of the cluster"):
+        explanation = context.services.explain_pulsar_ledger(context.settings, ledger_id)
     document = _make_document(explanation)
     references = explanation.references
     shown = [f"/{each.path} ({each.source})" for each in references[:_MAX_REFERENCES_SHOWN]]
@@ -171,7 +174,8 @@ def list_delayed_buckets(context: CommandContext, topic: _DelayedTopic = None) -
     Only brokers with the bucket-based tracker of delayed messages write buckets. stored: a bookie has the bucket.
     dangling: its ledger does not exist, and the subscription's delayed delivery is slow until the bucket is removed.
     unreadable: no bookie answers, or the bucket is damaged. The count of messages includes those that were delivered
-    since. The next due time is in the past if messages wait for a consumer. The command changes nothing.
+    since. The next due time is in the past if messages wait for a consumer. If a bucket is unreadable, the exit code
+    is 4. The command changes nothing.
     """
     counts = Counter[str]()
     now_ms = round(time.time() * 1_000)
@@ -182,7 +186,8 @@ def list_delayed_buckets(context: CommandContext, topic: _DelayedTopic = None) -
             counts[row["state"]] += 1
             yield row
 
-    rows = SpooledRows.from_rows(iterate_rows())
+    with show_progress_bar("reading index buckets"):
+        rows = SpooledRows.from_rows(iterate_rows())
     summary = ", ".join(f"{number:,} {state}" for state, number in sorted(counts.items())) or "none"
     return Answer(
         document=rows,
@@ -190,6 +195,7 @@ def list_delayed_buckets(context: CommandContext, topic: _DelayedTopic = None) -
         columns_below=("topic", "problem"),
         empty="no subscription has index buckets",
         sections=(Answer(document={}, text=f"index buckets: {summary}\n"),),
+        code=ExitCode.UNREACHABLE if counts["unreadable"] else ExitCode.DONE,
     )
 
 

@@ -1,6 +1,7 @@
 """Command `pulsar transactions`."""
 
 import time
+from itertools import pairwise
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from infra.pulsar.open_transactions import OpenTransaction, TransactionParticipant
 
 _OlderThan = Annotated[str, typer.Option("--older-than", metavar="AGE", help="Leave out what is younger: 15m, 2h.")]
-_UNITS_S: Final = (86_400, 3_600, 60)
+_UNITS_S: Final = (86_400, 3_600, 60, 1)
 
 
 @command(pulsar, "transactions", "", "--older-than 1h", "--json")
@@ -103,6 +104,7 @@ def _describe_acknowledgements(participant: dict[str, Any]) -> str:
 
 
 def _format_age(seconds: int) -> str:
-    """Format a duration in its largest unit, rounded down: 90 minutes are `1h`."""
-    size = next((size for size in _UNITS_S if seconds >= size), 1)
-    return format_duration(seconds // size * size)
+    """Format a duration in its two largest units, rounded down: 90 minutes are `1h 30m`."""
+    sizes = next((sizes for sizes in pairwise(_UNITS_S) if seconds >= sizes[0]), _UNITS_S[-1:])
+    parts = [seconds // sizes[0] * sizes[0], *(seconds % larger // size * size for larger, size in pairwise(sizes))]
+    return " ".join(format_duration(part) for part in parts if part) or "0s"

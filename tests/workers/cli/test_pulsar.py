@@ -1,6 +1,7 @@
 """`pulsar check` and `pulsar explain` on a real ZooKeeper that holds a cluster's metadata."""
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -8,6 +9,7 @@ from kazoo.client import KazooClient
 
 from infra.coordination.zookeeper_session import EnsembleOptions
 from infra.pulsar import index_bucket_scan
+from logstore.errors import UnknownObject
 from logstore.pulsar.znode_names import format_ledger_path
 from tests.infra.pulsar.conftest import cluster, ensemble, zookeeper
 from tests.infra.pulsar.fake_bookie import answer_with, run_bookie, seal_entry
@@ -99,7 +101,7 @@ def with_buckets(own_cluster: KazooClient) -> Iterator[KazooClient]:
 def test_buckets_of_a_topic_are_listed_with_those_of_its_partitions(
     topic: str, run: Run, with_buckets: KazooClient
 ) -> None:
-    stored, dangling, unreadable = document(run("pulsar", "delayed", topic, "--json"))
+    stored, dangling, unreadable = document(run("pulsar", "delayed", topic, "--json"), code=4)
     assert stored == {
         "topic": "persistent://t/ns/x-partition-0",
         "subscription": "billing",
@@ -124,7 +126,7 @@ def test_buckets_of_all_topics_are_listed_and_what_cannot_be_read_is_among_them(
 ) -> None:
     with_buckets.create("/managed-ledgers/t/ns/persistent/other/damaged", b"\xff")
     with_buckets.create("/managed-ledgers/t/ns/unknown/a", b"", makepath=True)
-    rows = document(run("pulsar", "delayed", "--json"))
+    rows = document(run("pulsar", "delayed", "--json"), code=4)
     states = {(row["topic"].rpartition("/")[2], row["subscription"], row["ledger_id"]): row["state"] for row in rows}
     assert states == {
         ("x-partition-0", "billing", 21): "stored",
@@ -135,7 +137,9 @@ def test_buckets_of_all_topics_are_listed_and_what_cannot_be_read_is_among_them(
         ("other", "damaged", None): "unreadable",
         ("a", "", None): "unreadable",
     }
-    shown = run("pulsar", "delayed").output
+    answer = run("pulsar", "delayed")
+    assert answer.exit_code == 4
+    shown = answer.output
     assert "index buckets: 3 dangling, 1 stored, 3 unreadable" in shown
     assert max(map(len, shown.splitlines())) <= 80
     assert "persistent://t/ns/x-partition-10" in shown
@@ -155,7 +159,7 @@ def test_a_bucket_that_is_deleted_during_the_command_is_left_out(
         return read_bucket(*arguments)
 
     monkeypatch.setattr(index_bucket_scan, "_read_bucket", read_and_remove_name)
-    rows = document(run("pulsar", "delayed", "t/ns/x", "--json"))
+    rows = document(run("pulsar", "delayed", "t/ns/x", "--json"), code=4)
     assert [row["ledger_id"] for row in rows] == [21, 23]
 
 
@@ -174,6 +178,30 @@ def test_a_text_that_is_no_topic_is_refused_by_its_field(topic: str, run: Run) -
     error = document(run("pulsar", "delayed", topic, "--json"), code=2)["error"]
     assert error["field"] == "topic"
     assert f"found '{topic}'" in error["message"]
+
+
+@pytest.mark.parametrize("arguments", [("check",), ("explain", "7"), ("delayed",)])
+def test_looks_at_a_cluster_show_progress(
+    arguments: tuple[str, ...], run: Run, services: FakeCommandServices, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They may take more than a second."""
+    events: list[str] = []
+
+    @contextmanager
+    def note_begin_and_end(_text: str) -> Iterator[None]:
+        events.append("begin")
+        yield
+        events.append("end")
+
+    def look(*_: object) -> Any:
+        events.append("look")
+        raise UnknownObject("topic", expected="a topic", found="none")
+
+    monkeypatch.setattr("workers.cli.pulsar.show_progress_bar", note_begin_and_end)
+    for name in ("check_pulsar_cluster", "explain_pulsar_ledger", "scan_pulsar_index_buckets"):
+        monkeypatch.setattr(services, name, look)
+    run("pulsar", *arguments)
+    assert events == ["begin", "look"]
 
 
 @pytest.mark.parametrize("arguments", [("check",), ("explain", "7"), ("delayed",), ("delayed", "t/ns/x")])

@@ -12,6 +12,7 @@ from tests.infra.pulsar.fake_admin import RECORDED, FakeAdmin, serve_admin
 from tests.infra.pulsar.test_transaction_log_reads import serve_log
 from tests.workers.cli.conftest import Run, document
 from tests.workers.cli.fakes import FakeCommandServices
+from workers.cli.pulsar_transactions import _format_age
 
 __all__ = ["cluster", "ensemble", "zookeeper"]
 
@@ -73,7 +74,7 @@ def test_transactions_are_listed_with_age_participants_and_who_waits(run: Run, s
 def test_people_see_a_table_that_fits_80_columns(run: Run, server: FakeAdmin) -> None:
     shown = run("pulsar", "transactions").stdout
     assert max(map(len, shown.splitlines())) <= 80
-    assert "0:0  OPEN   2026-11-27 12:01  2h   10h            2" in shown
+    assert "0:0  OPEN   2026-11-27 12:01  2h      10h            2" in shown
     assert "persistent://acme/orders/placed: messages from 5:1 on, owes commit or abort;" in shown
     assert "waiting: billing, search" in shown
     assert server.requests
@@ -99,6 +100,14 @@ def test_a_transaction_of_a_clock_ahead_of_this_machine_has_no_age(
     answer = document(run("pulsar", "transactions", "--json"))
     assert [(row["txn"], row["age_s"]) for row in answer["transactions"]][:1] == [("0:0", 0)]
     assert server.requests
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0, "0s"), (59, "59s"), (60, "1m"), (5_400, "1h 30m"), (3_605, "1h"), (90_061, "1d 1h"), (864_000, "10d")],
+)
+def test_an_age_has_two_units(seconds: int, text: str) -> None:
+    assert _format_age(seconds) == text
 
 
 @pytest.mark.external_service
