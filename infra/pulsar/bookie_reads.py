@@ -8,12 +8,12 @@ import socket
 import struct
 import time
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain
+from itertools import chain, count
 from typing import Final, Self
 
 import google_crc32c
@@ -59,6 +59,9 @@ class BookieEntry:
     last_confirmed: int  # newest entry that was acknowledged when this one was written; -1: none
     payload: bytes
 
+
+EntryPlace = tuple[int, int]
+"""Ledger id and entry id."""
 
 EntryAnswer = bytes | StoreUnavailable | None
 """Envelope of an entry, the reason why the bookie did not answer, or `None` if it does not have the entry."""
@@ -141,35 +144,79 @@ class BookieConnections:
         return answer
 
 
-def read_first_entry(
-    ledger_id: int,
+def read_stored_entries(
+    connections: BookieConnections, metadata_by_ledger_id: Mapping[int, LedgerMetadata], places: Collection[EntryPlace]
+) -> dict[EntryPlace, BookieEntry | StoreUnavailable | UnreadableMetadata]:
+    """Return the entry at each place, or the reason why it cannot be read.
+
+    The bookies of an entry are asked one after another: with a write quorum below the ensemble size, not every bookie
+    has the entry. The reason is `UnreadableMetadata` if the entry is damaged, or its type of digest is unknown.
+    """
+    results: dict[EntryPlace, BookieEntry | StoreUnavailable | UnreadableMetadata] = {}
+    failures_by_place: dict[EntryPlace, list[str]] = {place: [] for place in places}
+    for attempt in count():
+        request_by_place: dict[EntryPlace, EntryRequest] = {}
+        for place in failures_by_place.keys() - results.keys():
+            ledger_id, entry_id = place
+            if request := _choose_request(metadata_by_ledger_id[ledger_id], ledger_id, entry_id, attempt):
+                request_by_place[place] = request
+            else:
+                failures = "; ".join(failures_by_place[place])
+                results[place] = StoreUnavailable(
+                    f"ledger {ledger_id}: no bookie returned entry {entry_id}: {failures}"
+                )
+        if not request_by_place:
+            break
+        answers = connections.read_entries(list(request_by_place.values()))
+        for place, request in request_by_place.items():
+            try:
+                entries, failures_of_request = open_entries(
+                    metadata_by_ledger_id[place[0]], [request], answers, "it does not have the entry"
+                )
+            except UnreadableMetadata as error:
+                results[place] = error
+            else:
+                results.update((place, entry) for entry in entries)
+                failures_by_place[place] += failures_of_request
+    return results
+
+
+def _choose_request(metadata: LedgerMetadata, ledger_id: int, entry_id: int, attempt: int) -> EntryRequest | None:
+    """Return the request of an attempt, first to the bookie that is the first one to store the entry."""
+    bookie_ids = metadata.find_segment(entry_id).bookie_ids
+    if attempt >= len(bookie_ids):
+        return None
+    return EntryRequest(ledger_id, bookie_ids[(entry_id + attempt) % len(bookie_ids)], entry_id)
+
+
+def open_entries(
     metadata: LedgerMetadata,
-    find_address: Callable[[str], BookieAddress | None],
-    *,
-    timeout_s: float = _TIMEOUT_S,
-) -> BookieEntry:
-    """Return entry 0 of a ledger, from the first bookie of the first segment that has it.
+    requests: Iterable[EntryRequest],
+    answers: Mapping[EntryRequest, EntryAnswer],
+    failure_if_absent: str,
+) -> tuple[list[BookieEntry], list[str]]:
+    """Return the entries of some answers, and a failure for each bookie without an answer.
 
     Raises:
-        StoreUnavailable: No bookie answers, or none has the entry.
-        UnreadableMetadata: The entry is damaged, or its type of digest is unknown.
+        UnreadableMetadata: An entry is damaged, or its type of digest is unknown.
     """
+    entries: list[BookieEntry] = []
     failures: list[str] = []
-    for bookie_id in metadata.segments[0].bookie_ids:
-        request = EntryRequest(ledger_id, bookie_id, 0)
-        try:
-            deadline_s = time.monotonic() + timeout_s
-            with _connect(find_address(bookie_id), deadline_s) as connection:
-                answer = _exchange(connection, request, deadline_s)
-            if isinstance(answer, bytes):
-                return open_envelope(request, metadata.digest, answer)
-            failures.append(f"bookie {bookie_id}: {answer or 'it has no entry of the ledger'}")
-        except (OSError, StoreUnavailable) as error:
-            failures.append(f"bookie {bookie_id}: {error}")
-    raise StoreUnavailable(f"ledger {ledger_id}: no bookie has entry 0: {'; '.join(failures)}")
+    for request in requests:
+        answer = answers[request]
+        failure = failure_if_absent if answer is None else str(answer)
+        if isinstance(answer, bytes):
+            try:
+                entries.append(_open_envelope(request, metadata.digest, answer))
+                continue
+            except StoreUnavailable as error:
+                failure = str(error)
+        if failure:
+            failures.append(f"bookie {request.bookie_id}: {failure}")
+    return entries, failures
 
 
-def open_envelope(request: EntryRequest, digest: str, envelope: bytes) -> BookieEntry:
+def _open_envelope(request: EntryRequest, digest: str, envelope: bytes) -> BookieEntry:
     """Return the entry.
 
     Raises:

@@ -1,32 +1,24 @@
 """Index buckets of delayed messages: those that subscriptions name, with what their ledgers say."""
 
 import re
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from functools import cache
-from itertools import islice, repeat
-from threading import Lock
+from itertools import islice
 from typing import Final
 
-from infra.pulsar.bookie_reads import BookieAddress, BookieDirectory, read_first_entry
+from infra.pulsar.bookie_reads import BookieConnections, BookieDirectory, BookieEntry, read_stored_entries
 from infra.pulsar.reference_scan import list_namespaces, list_topics
 from infra.pulsar.scan_facts import ScanProblem
-from infra.pulsar.znode_reads import Znode, ZnodeReader
+from infra.pulsar.znode_reads import ZnodeReader
 from logstore.errors import StoreUnavailable, UnknownObject
-from logstore.pulsar.delayed_buckets import (
-    IndexBucketReference,
-    IndexBucketSegment,
-    find_index_buckets,
-    parse_index_bucket,
-)
-from logstore.pulsar.ledger_metadata import parse_ledger_metadata
+from logstore.pulsar.delayed_buckets import IndexBucketSegment, parse_index_bucket
+from logstore.pulsar.ledger_metadata import LedgerMetadata, parse_ledger_metadata
+from logstore.pulsar.ledger_references import IndexBucketReference, find_cursor_references
 from logstore.pulsar.unreadable_metadata import UnreadableMetadata
 from logstore.pulsar.znode_names import MANAGED_LEDGERS, format_ledger_path, topic_from_managed_ledger
 
-_BUCKETS_PER_BATCH: Final = 1_000
-_PARALLEL_READS: Final = 16
+_BUCKETS_PER_BATCH: Final = 100
 _BOOKIE_TIMEOUT_S: Final = 3.0  # a person waits
 
 
@@ -89,29 +81,18 @@ def scan_index_buckets(
 
     Pulsar deletes the ledger of a bucket before the name. A bucket that has lost its name meanwhile is left out.
     """
-    directory, lock = BookieDirectory(reader, ledgers_root), Lock()
-    find_address_once = cache(directory.find_address)
-
-    def find_address(bookie_id: str) -> BookieAddress | None:
-        with lock:  # a reader of znodes has one thread
-            return find_address_once(bookie_id)
-
-    found = _find_named_buckets(reader, reader.list_paths(topics))
-    while batch := list(islice(found, _BUCKETS_PER_BATCH)):
-        named = [item for item in batch if isinstance(item, _NamedBucket)]
-        paths = [f"{ledgers_root}/{format_ledger_path(bucket.reference.ledger_id)}" for bucket in named]
-        znodes = [znode for _, znode in reader.read(paths)]
-        with ThreadPoolExecutor(_PARALLEL_READS, thread_name_prefix="index-buckets") as threads:
-            buckets = list(threads.map(_read_bucket, named, znodes, repeat(find_address)))
-        dangling = dict.fromkeys(bucket.cursor for bucket in buckets if bucket.state is IndexBucketState.DANGLING)
-        named_now = set(_find_named_buckets(reader, dangling))
-        yield from (item for item in batch if isinstance(item, ScanProblem))
-        for bucket in buckets:
-            if (
-                bucket.state is not IndexBucketState.DANGLING
-                or _NamedBucket(bucket.cursor, bucket.reference) in named_now
-            ):
-                yield bucket
+    names_and_problems = _find_named_buckets(reader, reader.list_paths(topics))
+    with BookieConnections(BookieDirectory(reader, ledgers_root), timeout_s=_BOOKIE_TIMEOUT_S) as connections:
+        while batch := list(islice(names_and_problems, _BUCKETS_PER_BATCH)):
+            named = [item for item in batch if isinstance(item, _NamedBucket)]
+            buckets = _read_buckets(reader, connections, ledgers_root, named)
+            dangling = dict.fromkeys(bucket.cursor for bucket in buckets if bucket.state is IndexBucketState.DANGLING)
+            named_now = set(_find_named_buckets(reader, dangling))
+            yield from (item for item in batch if isinstance(item, ScanProblem))
+            for bucket in buckets:
+                is_dangling = bucket.state is IndexBucketState.DANGLING
+                if not is_dangling or _NamedBucket(bucket.cursor, bucket.reference) in named_now:
+                    yield bucket
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,23 +104,50 @@ class _NamedBucket:
 def _find_named_buckets(reader: ZnodeReader, cursors: Iterable[str]) -> Iterator[_NamedBucket | ScanProblem]:
     for path, znode in reader.read(cursors):
         try:
-            references = find_index_buckets(znode.data) if znode is not None else []
+            references = find_cursor_references(znode.data).index_buckets if znode is not None else ()
         except UnreadableMetadata as error:
             yield ScanProblem(path, str(error))
         else:
             yield from (_NamedBucket(path, reference) for reference in references)
 
 
-def _read_bucket(
-    named: _NamedBucket, znode: Znode | None, find_address: Callable[[str], BookieAddress | None]
+def _read_buckets(
+    reader: ZnodeReader, connections: BookieConnections, ledgers_root: str, named: Sequence[_NamedBucket]
+) -> list[ScannedIndexBucket]:
+    metadata_by_ledger_id: dict[int, LedgerMetadata] = {}
+    entry_by_ledger_id: dict[int, BookieEntry | StoreUnavailable | UnreadableMetadata] = {}
+    ledger_ids = [bucket.reference.ledger_id for bucket in named]
+    znodes = reader.read([f"{ledgers_root}/{format_ledger_path(ledger_id)}" for ledger_id in ledger_ids])
+    for ledger_id, (_, znode) in zip(ledger_ids, znodes, strict=True):
+        try:
+            if znode is not None:
+                metadata_by_ledger_id[ledger_id] = parse_ledger_metadata(znode.data)
+        except UnreadableMetadata as error:
+            entry_by_ledger_id[ledger_id] = error
+    first_entries = [(ledger_id, 0) for ledger_id in metadata_by_ledger_id]
+    entry_by_place = read_stored_entries(connections, metadata_by_ledger_id, first_entries)
+    entry_by_ledger_id |= {ledger_id: entry for (ledger_id, _), entry in entry_by_place.items()}
+    return [
+        _make_bucket(bucket, metadata_by_ledger_id.get(ledger_id), entry_by_ledger_id.get(ledger_id))
+        for bucket, ledger_id in zip(named, ledger_ids, strict=True)
+    ]
+
+
+def _make_bucket(
+    named: _NamedBucket,
+    metadata: LedgerMetadata | None,
+    entry: BookieEntry | StoreUnavailable | UnreadableMetadata | None,
 ) -> ScannedIndexBucket:
-    bucket = ScannedIndexBucket(cursor=named.cursor, reference=named.reference, state=IndexBucketState.DANGLING)
-    if znode is None:
-        return bucket
+    """Return a bucket. Without an entry and a reason why it cannot be read, its ledger does not exist."""
+    size_bytes = metadata.size_bytes if metadata else 0
+    bucket = ScannedIndexBucket(
+        cursor=named.cursor, reference=named.reference, state=IndexBucketState.DANGLING, size_bytes=size_bytes
+    )
     try:
-        metadata = parse_ledger_metadata(znode.data)
-        bucket = replace(bucket, size_bytes=metadata.size_bytes)
-        entry = read_first_entry(named.reference.ledger_id, metadata, find_address, timeout_s=_BOOKIE_TIMEOUT_S)
+        if entry is None:
+            return bucket
+        if isinstance(entry, Exception):
+            raise entry
         return replace(bucket, state=IndexBucketState.STORED, segments=tuple(parse_index_bucket(entry.payload)))
     except (StoreUnavailable, UnreadableMetadata) as error:
         return replace(bucket, state=IndexBucketState.UNREADABLE, problem=str(error))

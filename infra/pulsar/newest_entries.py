@@ -13,7 +13,7 @@ from infra.pulsar.bookie_reads import (
     BookieEntry,
     EntryAnswer,
     EntryRequest,
-    open_envelope,
+    open_entries,
 )
 from logstore.errors import StoreUnavailable
 from logstore.pulsar.ledger_metadata import BookKeeperLedgerState, LedgerMetadata
@@ -86,7 +86,7 @@ class _LedgerRead:
     def add_missing_entries(self, answers: Answers) -> None:
         """Add the entries that were missing. An entry that is not confirmed may be absent on all bookies."""
         for entry_id in self._missing_ids:
-            entries, failures = _open_entries(self._metadata, self._list_requests(entry_id), answers, "")
+            entries, failures = open_entries(self._metadata, self._list_requests(entry_id), answers, "")
             self._entries += entries
             if not entries and (entry_id <= self._confirmed or len(failures) >= self._metadata.ack_quorum):
                 reasons = "; ".join(failures)
@@ -96,10 +96,8 @@ class _LedgerRead:
         return sorted(set(self._entries), key=attrgetter("entry_id"))
 
     def _list_requests(self, entry_id: int) -> list[EntryRequest]:
-        segment = next(
-            segment for segment in reversed(self._metadata.segments) if segment.first_entry <= max(entry_id, 0)
-        )
-        return [EntryRequest(self._ledger_id, bookie_id, entry_id) for bookie_id in segment.bookie_ids]
+        bookie_ids = self._metadata.find_segment(entry_id).bookie_ids
+        return [EntryRequest(self._ledger_id, bookie_id, entry_id) for bookie_id in bookie_ids]
 
 
 def list_last_entry_requests(ledger_id: int, metadata: LedgerMetadata) -> list[EntryRequest]:
@@ -126,7 +124,7 @@ def open_last_entries(
     last_known = _find_last_known_entry(metadata)
     if can_be_empty and last_known < 0 and all(answers[request] is None for request in requests):
         return []
-    entries, failures = _open_entries(metadata, requests, answers, "it has no entry of the ledger")
+    entries, failures = open_entries(metadata, requests, answers, "it has no entry of the ledger")
     if not entries or len(failures) >= metadata.ack_quorum:
         raise StoreUnavailable(f"ledger {ledger_id}: too few bookies answer: {'; '.join(failures)}")
     newest = max(entry.entry_id for entry in entries)
@@ -138,23 +136,3 @@ def open_last_entries(
 
 def _find_last_known_entry(metadata: LedgerMetadata) -> int:
     return max(metadata.last_entry, metadata.segments[-1].first_entry - 1)
-
-
-def _open_entries(
-    metadata: LedgerMetadata, requests: list[EntryRequest], answers: Answers, failure_if_absent: str
-) -> tuple[list[BookieEntry], list[str]]:
-    """Return the entries of some answers, and a failure for each bookie without an answer."""
-    entries: list[BookieEntry] = []
-    failures: list[str] = []
-    for request in requests:
-        answer = answers[request]
-        failure = failure_if_absent if answer is None else str(answer)
-        if isinstance(answer, bytes):
-            try:
-                entries.append(open_envelope(request, metadata.digest, answer))
-                continue
-            except StoreUnavailable as error:
-                failure = str(error)
-        if failure:
-            failures.append(f"bookie {request.bookie_id}: {failure}")
-    return entries, failures

@@ -146,7 +146,7 @@ def find_facts_of_cursor(path: str, data: bytes) -> list[ScanFact]:
     """Return the facts of a cursor. The state of a compaction cursor with a ledger has to be read from its ledger."""
     references = find_cursor_references(data)
     facts: list[ScanFact] = [
-        LedgerReference(ledger_id, path, "cursor_properties") for ledger_id in references.index_bucket_ledger_ids
+        LedgerReference(bucket.ledger_id, path, "cursor_properties") for bucket in references.index_buckets
     ]
     if references.cursor_ledger_id is not None:
         facts.append(LedgerReference(references.cursor_ledger_id, path, "cursor_ledger_id"))

@@ -3,16 +3,11 @@
 from collections.abc import Sequence
 from typing import Final
 
-from infra.pulsar.bookie_reads import (
-    BookieConnections,
-    BookieDirectory,
-    EntryRequest,
-    open_envelope,
-)
+from infra.pulsar.bookie_reads import BookieConnections, BookieDirectory, read_stored_entries
 from infra.pulsar.ledger_scan import read_ledger_metadata
 from infra.pulsar.newest_entries import list_last_entry_requests, open_last_entries
 from infra.pulsar.znode_reads import ZnodeReader
-from logstore.errors import PreconditionFailed, StoreUnavailable
+from logstore.errors import PreconditionFailed
 from logstore.pulsar.ledger_metadata import BookKeeperLedgerState, LedgerMetadata
 from logstore.pulsar.ledger_references import find_managed_ledger_references
 from logstore.pulsar.transaction_log import LoggedTransaction, find_open_transactions
@@ -59,9 +54,13 @@ def read_log_payloads(
         size_bytes = 0
         for start in range(0, len(places), _ENTRIES_PER_BATCH):
             batch = places[start : start + _ENTRIES_PER_BATCH]
-            payload_by_place = _read_payloads(connections, metadata_by_ledger_id, batch)
-            payloads += [payload_by_place[place] for place in batch]
-            size_bytes += sum(map(len, payload_by_place.values()))
+            entry_by_place = read_stored_entries(connections, metadata_by_ledger_id, batch)
+            for place in batch:
+                entry = entry_by_place[place]
+                if isinstance(entry, Exception):
+                    raise entry
+                payloads.append(entry.payload)
+                size_bytes += len(entry.payload)
             _require_size(coordinator, "bytes", size_bytes, _MAX_BYTES)
     return payloads
 
@@ -102,33 +101,3 @@ def _find_last_entries(
         entries = open_last_entries(ledger_id, metadata, answers, can_be_empty=is_newest)
         last_by_ledger_id[ledger_id] = max((entry.entry_id for entry in entries), default=-1)
     return last_by_ledger_id
-
-
-def _read_payloads(
-    connections: BookieConnections, metadata_by_ledger_id: dict[int, LedgerMetadata], places: list[tuple[int, int]]
-) -> dict[tuple[int, int], bytes]:
-    """Return the payloads by ledger and entry. The bookies of an entry are asked one after another."""
-    payloads: dict[tuple[int, int], bytes] = {}
-    missing, attempt = places, 0
-    while missing:
-        requests = [
-            _choose_request(metadata_by_ledger_id[ledger_id], ledger_id, entry, attempt) for ledger_id, entry in missing
-        ]
-        answers = connections.read_entries([request for request in requests if request is not None])
-        for place, request in zip(missing, requests, strict=True):
-            if request is None:
-                raise StoreUnavailable(f"ledger {place[0]}: no bookie returned entry {place[1]}")
-            answer = answers[request]
-            if isinstance(answer, bytes):
-                payloads[place] = open_envelope(request, metadata_by_ledger_id[place[0]].digest, answer).payload
-        missing, attempt = [place for place in missing if place not in payloads], attempt + 1
-    return payloads
-
-
-def _choose_request(metadata: LedgerMetadata, ledger_id: int, entry: int, attempt: int) -> EntryRequest | None:
-    """Return the request of an attempt, first to the bookie that is the first one to store the entry."""
-    segment = next(segment for segment in reversed(metadata.segments) if segment.first_entry <= entry)
-    count = len(segment.bookie_ids)
-    if attempt >= count:
-        return None
-    return EntryRequest(ledger_id, segment.bookie_ids[(entry + attempt) % count], entry)

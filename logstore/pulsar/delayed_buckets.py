@@ -1,9 +1,8 @@
-"""Index buckets of delayed messages, from the znode of a subscription and entry 0 of a bucket's ledger.
+"""Index buckets of delayed messages, from entry 0 of a bucket's ledger. See `CursorReferences` for their names.
 
 Source: PIP-195 as built in Pulsar 4.0, `ImmutableBucket` and `BookkeeperBucketSnapshotStorage`.
 """
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -11,31 +10,20 @@ from typing import Final
 from pyroaring import BitMap
 
 from logstore.errors import InvalidInput
-from logstore.pulsar.ledger_references import INDEX_BUCKET_PROPERTY_PREFIX, parse_decimal_id
-from logstore.pulsar.metadata_values import parse_message, unpack_frame
+from logstore.pulsar.metadata_values import parse_message
 from logstore.pulsar.protos.delayed_bucket_pb2 import BucketMetadata
-from logstore.pulsar.protos.managed_ledger_pb2 import ManagedCursorInfo
 from logstore.pulsar.unreadable_metadata import UnreadableMetadata
 from logstore.pulsar.znode_names import (
     MANAGED_LEDGERS,
     CursorPath,
     decode_name,
+    is_managed_ledger_name,
     managed_ledger_from_topic,
     parse_managed_ledger_path,
     topic_from_managed_ledger,
 )
 
-_RANGE: Final = re.compile(r"(\d{1,19})_(\d{1,19})", re.ASCII)
 _DOMAIN: Final = "persistent://"
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class IndexBucketReference:
-    """Bucket that a subscription names: the ledgers of its messages, and the ledger that contains the bucket."""
-
-    first_ledger: int
-    last_ledger: int
-    ledger_id: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,25 +33,6 @@ class IndexBucketSegment:
     messages: int
     first_due_ms: int
     last_due_ms: int
-
-
-def find_index_buckets(data: bytes) -> list[IndexBucketReference]:
-    """Return the buckets that the znode of a subscription names, by their ledgers.
-
-    Raises:
-        UnreadableMetadata: The value is damaged, or a bucket has a name or a value that Pulsar does not write.
-    """
-    info = parse_message(ManagedCursorInfo, unpack_frame(data))
-    buckets = []
-    for pair in info.cursor_properties:
-        if not pair.name.startswith(INDEX_BUCKET_PROPERTY_PREFIX):
-            continue
-        match = _RANGE.fullmatch(pair.name.removeprefix(INDEX_BUCKET_PROPERTY_PREFIX))
-        if not match:
-            raise UnreadableMetadata("index bucket", expected="a range of ledgers in its name", found=pair.name)
-        ledger_id = parse_decimal_id(pair.value, pair.name)
-        buckets.append(IndexBucketReference(int(match[1]), int(match[2]), ledger_id))
-    return sorted(buckets)
 
 
 def parse_index_bucket(entry: bytes) -> list[IndexBucketSegment]:
@@ -96,10 +65,9 @@ def parse_topic_argument(text: str) -> str:
     """
     try:
         name = managed_ledger_from_topic(text if "://" in text else f"{_DOMAIN}{text}")
-        parts = name.split("/")
-        if all(parts) and not {".", ".."} & set(parts) and parse_managed_ledger_path(name) == name:
+        if is_managed_ledger_name(name):
             return name
-    except (ValueError, UnreadableMetadata):
+    except ValueError:
         pass  # one error for all names that are none
     raise InvalidInput("topic", expected="persistent://tenant/namespace/topic or tenant/namespace/topic", found=text)
 

@@ -21,6 +21,7 @@ from logstore.pulsar.znode_names import (
     SCHEMAS,
     CursorPath,
     encode_name,
+    is_znode_path,
     managed_ledger_from_topic,
     parse_managed_ledger_path,
 )
@@ -67,6 +68,10 @@ class LedgerMetadata:
     digest: str = ""  # name of the type; "" in version 1
     password: bytes = field(default=b"", repr=False)
     custom: Mapping[str, bytes] = field(default_factory=dict)
+
+    def find_segment(self, entry_id: int) -> EnsembleSegment:
+        """Return the segment that has the entry."""
+        return next(segment for segment in reversed(self.segments) if segment.first_entry <= max(entry_id, 0))
 
     @property
     def bookie_ids(self) -> frozenset[str]:
@@ -157,8 +162,7 @@ def _owner_path(component: PulsarComponent, custom: Mapping[str, bytes]) -> str:
 
 def _require_parts(path: str, count: int | None = None) -> str:
     """Return the path if each of its parts is the name of a znode, and it has `count` parts."""
-    parts = path.split("/")
-    if not all(parts) or {".", ".."} & set(parts) or (count is not None and len(parts) != count):
+    if not is_znode_path(path) or (count is not None and path.count("/") != count - 1):
         raise ValueError(path)
     return path
 

@@ -6,6 +6,7 @@ A damaged value, or one with an unknown field, raises `UnreadableMetadata`.
 Source: Pulsar's `MetaStoreImpl`, `BookkeeperSchemaStorage` and `Compactor`, PIP-195, and BookKeeper's DistributedLog.
 """
 
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
@@ -28,6 +29,7 @@ SHADOW_SOURCE_PROPERTY: Final = "PULSAR.SHADOW_SOURCE"
 COMPACTED_LEDGER_PROPERTY: Final = "CompactedTopicLedger"
 INTERNAL_PROPERTY_PREFIX: Final = "#pulsar.internal."
 INDEX_BUCKET_PROPERTY_PREFIX: Final = f"{INTERNAL_PROPERTY_PREFIX}delayed.bucket_"
+_LEDGER_RANGE: Final = re.compile(r"(\d{1,19})_(\d{1,19})", re.ASCII)
 
 _LOG_SEGMENT_VERSION: Final = 5  # newest version of DistributedLog's segments; the ledger's field is the same since 1
 _MAX_ID: Final = (1 << 63) - 1
@@ -61,12 +63,21 @@ class ManagedLedgerReferences:
         )
 
 
+@dataclass(frozen=True, slots=True, order=True)
+class IndexBucketReference:
+    """Bucket of delayed messages: the ledgers of its messages, and the ledger that contains the bucket."""
+
+    first_ledger: int
+    last_ledger: int
+    ledger_id: int
+
+
 @dataclass(frozen=True, slots=True)
 class CursorReferences:
     """Ledgers of a cursor. If there is a cursor ledger, its last entry replaces `compacted_ledger_id`."""
 
     cursor_ledger_id: int | None
-    index_bucket_ledger_ids: tuple[int, ...] = ()  # of the buckets of delayed messages
+    index_buckets: tuple[IndexBucketReference, ...] = ()  # by their ledgers
     compacted_ledger_id: int | None = None
 
 
@@ -96,7 +107,7 @@ def find_cursor_references(data: bytes) -> CursorReferences:
         raise UnreadableMetadata("cursor", expected="no internal properties but buckets", found=", ".join(unknown))
     return CursorReferences(
         cursor_ledger_id=None if info.cursor_ledger_id == -1 else _require_ledger_id(info.cursor_ledger_id),
-        index_bucket_ledger_ids=tuple(parse_decimal_id(pair.value, pair.name) for pair in buckets),
+        index_buckets=tuple(sorted(_parse_index_bucket(pair.name, pair.value) for pair in buckets)),
         compacted_ledger_id=_find_compacted_ledger(info.properties),
     )
 
@@ -146,6 +157,13 @@ def _list_offload_attempts(ledger_id: int, context: OffloadContext) -> Iterator[
             bucket=bucket,
             is_segment=each is not context,
         )
+
+
+def _parse_index_bucket(name: str, value: str) -> IndexBucketReference:
+    match = _LEDGER_RANGE.fullmatch(name.removeprefix(INDEX_BUCKET_PROPERTY_PREFIX))
+    if not match:
+        raise UnreadableMetadata("index bucket", expected="a range of ledgers in its name", found=name)
+    return IndexBucketReference(int(match[1]), int(match[2]), parse_decimal_id(value, name))
 
 
 def _find_compacted_ledger(properties: Iterable[LongProperty]) -> int | None:

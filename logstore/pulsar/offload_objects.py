@@ -14,8 +14,7 @@ from enum import StrEnum
 from typing import Final
 
 from logstore.pulsar.ledger_references import ManagedLedgerReferences
-from logstore.pulsar.unreadable_metadata import UnreadableMetadata
-from logstore.pulsar.znode_names import parse_managed_ledger_path
+from logstore.pulsar.znode_names import is_managed_ledger_name
 
 MIN_OFFLOAD_AGE_S: Final = 86_400.0
 """Age of an object or an upload without a reference. An offload takes hours at most."""
@@ -140,7 +139,7 @@ def find_stated_managed_ledger(objects: Sequence[OffloadObject], cluster: str) -
                 return OffloadJudgement(OffloadVerdict.FOREIGN, reason)
         names.add(each.get_stated(MANAGED_LEDGER_FIELD))
     name = min(names, default="")
-    if len(names) != 1 or not _is_managed_ledger_name(name):
+    if len(names) != 1 or not is_managed_ledger_name(name):
         reason = f"expected one managed ledger in the metadata of the objects, found {sorted(names)}"
         return OffloadJudgement(OffloadVerdict.FOREIGN, reason)
     return name
@@ -218,13 +217,3 @@ def _find_change(objects: Sequence[OffloadObject], listed_bytes: int, listed_us:
     if sum(each.size_bytes for each in objects) != listed_bytes:
         return OffloadJudgement(OffloadVerdict.CHANGED, "its objects have another size than in the listing")
     return None
-
-
-def _is_managed_ledger_name(name: str) -> bool:
-    parts = name.split("/")
-    if not all(parts) or {".", ".."} & set(parts):
-        return False
-    try:
-        return parse_managed_ledger_path(name) == name
-    except UnreadableMetadata:
-        return False

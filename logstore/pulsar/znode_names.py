@@ -81,6 +81,19 @@ def parse_managed_ledger_path(path: str) -> str | CursorPath | None:
     raise UnreadableMetadata("managed ledger", expected="a managed ledger or one of its cursors", found=repr(path))
 
 
+def is_znode_path(path: str) -> bool:
+    """Return whether each part of the path can be the name of a znode."""
+    parts = path.split("/")
+    return all(parts) and not {".", ".."} & set(parts)
+
+
+def is_managed_ledger_name(name: str) -> bool:
+    try:
+        return is_znode_path(name) and parse_managed_ledger_path(name) == name
+    except UnreadableMetadata:
+        return False
+
+
 def managed_ledger_from_topic(topic: str) -> str:
     """Return the managed ledger's name of a topic such as `persistent://tenant/namespace/topic`.
 

@@ -4,9 +4,7 @@ import pytest
 
 from logstore.errors import InvalidInput
 from logstore.pulsar.delayed_buckets import (
-    IndexBucketReference,
     IndexBucketSegment,
-    find_index_buckets,
     find_next_due_ms,
     name_topic_and_subscription,
     parse_index_bucket,
@@ -14,23 +12,6 @@ from logstore.pulsar.delayed_buckets import (
 )
 from logstore.pulsar.unreadable_metadata import UnreadableMetadata
 from tests.logstore.pulsar import wire
-
-
-def test_buckets_come_by_their_ledgers() -> None:
-    data = wire.cursor(3, buckets={"10_12": "9", "2_5": "8"})
-    assert find_index_buckets(data) == [IndexBucketReference(2, 5, 8), IndexBucketReference(10, 12, 9)]
-    assert find_index_buckets(wire.cursor(3)) == []
-
-
-@pytest.mark.parametrize("name", ["1", "1_2_3", "_2", "1_", "a_b", "1_-2", "1_2 "])
-def test_a_bucket_with_another_name_is_unreadable(name: str) -> None:
-    with pytest.raises(UnreadableMetadata, match="range of ledgers"):
-        find_index_buckets(wire.cursor(3, buckets={name: "9"}))
-
-
-def test_a_bucket_without_the_id_of_a_ledger_is_unreadable() -> None:
-    with pytest.raises(UnreadableMetadata, match="decimal id"):
-        find_index_buckets(wire.cursor(3, buckets={"1_2": "x"}))
 
 
 def test_messages_of_all_ledgers_of_a_segment_are_counted() -> None:

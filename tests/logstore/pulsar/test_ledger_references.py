@@ -10,6 +10,7 @@ import pytest
 
 from logstore.pulsar.ledger_references import (
     CursorReferences,
+    IndexBucketReference,
     OffloadAttempt,
     find_cursor_ledger_references,
     find_cursor_references,
@@ -76,8 +77,9 @@ def test_a_ledger_of_pulsar_4_2_may_have_properties() -> None:
 
 
 def test_a_cursor_refers_to_its_ledger_and_its_buckets() -> None:
-    data = cursor(12, buckets={"1_4": "20", "5_9": "21"})
-    assert find_cursor_references(data) == CursorReferences(12, (20, 21))
+    data = cursor(12, buckets={"10_12": "9", "2_5": "8"})
+    buckets = (IndexBucketReference(2, 5, 8), IndexBucketReference(10, 12, 9))
+    assert find_cursor_references(data) == CursorReferences(12, buckets)
 
 
 def test_a_cursor_without_a_ledger_may_refer_to_a_compacted_ledger() -> None:
@@ -156,6 +158,10 @@ _UNREADABLE: list[Any] = [
     pytest.param(find_cursor_references, b"", id="cursor, empty"),
     pytest.param(find_cursor_references, managed_ledger([7]), id="a managed ledger where a cursor should be"),
     pytest.param(find_cursor_references, cursor(-2), id="cursor ledger -2"),
+    *(
+        pytest.param(find_cursor_references, cursor(1, buckets={name: "9"}), id=f"bucket {name!r}")
+        for name in ("1", "1_2_3", "_2", "1_", "a_b", "1_-2", "1_2 ")
+    ),
     pytest.param(find_cursor_references, cursor(1, buckets={"1_2": "0x20"}), id="bucket, no decimal id"),
     pytest.param(find_cursor_references, cursor(1, buckets={"1_2": ""}), id="bucket without an id"),
     pytest.param(find_cursor_references, cursor(1, buckets={"1_2": "\u0663"}), id="bucket, digits of another script"),

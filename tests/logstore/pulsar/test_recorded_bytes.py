@@ -69,7 +69,8 @@ def test_an_interrupted_offload_is_named_and_not_complete() -> None:
 
 def test_a_cursor_refers_to_its_buckets() -> None:
     references = find_cursor_references(read("cursor_buckets"))
-    assert sorted(references.index_bucket_ledger_ids) == _EXPECTED["cursor_buckets"]["bucket_ledger_ids"]
+    ledger_ids = sorted(bucket.ledger_id for bucket in references.index_buckets)
+    assert ledger_ids == _EXPECTED["cursor_buckets"]["bucket_ledger_ids"]
 
 
 def test_the_state_of_a_compaction_cursor_is_in_its_ledger() -> None:

@@ -1,5 +1,6 @@
 """`pulsar check` and `pulsar explain` on a real ZooKeeper that holds a cluster's metadata."""
 
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -152,15 +153,38 @@ def test_a_bucket_that_is_deleted_during_the_command_is_left_out(
 ) -> None:
     """A broker deletes the ledger first, and then the name."""
     path = "/managed-ledgers/t/ns/persistent/x-partition-0/billing"
-    read_bucket = index_bucket_scan._read_bucket
+    read_buckets = index_bucket_scan._read_buckets
 
     def read_and_remove_name(*arguments: Any) -> Any:
         with_buckets.set(path, wire.cursor(-1, buckets={"1_2": "21"}))
-        return read_bucket(*arguments)
+        return read_buckets(*arguments)
 
-    monkeypatch.setattr(index_bucket_scan, "_read_bucket", read_and_remove_name)
+    monkeypatch.setattr(index_bucket_scan, "_read_buckets", read_and_remove_name)
     rows = document(run("pulsar", "delayed", "t/ns/x", "--json"), code=4)
     assert [row["ledger_id"] for row in rows] == [21, 23]
+
+
+@pytest.mark.external_service
+def test_a_silent_bookie_is_waited_for_once(
+    run: Run, with_buckets: KazooClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(index_bucket_scan, "_BUCKETS_PER_BATCH", 1)
+    monkeypatch.setattr(index_bucket_scan, "_BOOKIE_TIMEOUT_S", 0.3)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        bookie_id = f"127.0.0.1:{silent.getsockname()[1]}"
+        for ledger_id in range(60, 70):
+            metadata = wire.ledger_metadata(bookies=[bookie_id])
+            with_buckets.create(f"/ledgers/{format_ledger_path(ledger_id)}", metadata)
+        buckets = {f"{ledger_id}_{ledger_id}": str(ledger_id) for ledger_id in range(60, 70)}
+        with_buckets.create(
+            "/managed-ledgers/t/ns/persistent/many/sub", wire.cursor(-1, buckets=buckets), makepath=True
+        )
+        rows = document(run("pulsar", "delayed", "t/ns/many", "--json"), code=4)
+        assert [row["state"] for row in rows] == ["unreadable"] * 10
+        silent.setblocking(False)
+        silent.accept()[0].close()
+        with pytest.raises(BlockingIOError):
+            silent.accept()
 
 
 @pytest.mark.external_service
