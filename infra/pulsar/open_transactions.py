@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Generic, TypeVar
 from urllib.parse import quote
 
 from infra.pulsar.bookie_reads import BookieDirectory
@@ -77,6 +77,20 @@ class OpenTransaction:
 
 
 @dataclass(frozen=True, slots=True)
+class _AskedValue(Generic[T]):
+    """Value that a broker reports. Without a value and a problem, the asked object is not loaded."""
+
+    value: T | None = None
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _ParticipantDetails:
+    waiting: tuple[str, ...] = ()
+    has_open_acknowledgements: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class TransactionReport:
     transactions: tuple[OpenTransaction, ...]  # oldest first
     problems: tuple[str, ...]  # what could not be read, as sentences
@@ -96,8 +110,8 @@ def read_open_transactions(admin: BrokerAdmin, reader: ZnodeReader, ledgers_root
     transactions: list[OpenTransaction] = []
     problems: list[str] = []
     for coordinator, report in zip(coordinators, reports, strict=True):
-        if isinstance(report, list):
-            transactions += report
+        if report.value is not None:
+            transactions += report.value
             continue
         try:
             logged = read_logged_transactions(reader, directory, ledgers_root, coordinator)
@@ -105,7 +119,8 @@ def read_open_transactions(admin: BrokerAdmin, reader: ZnodeReader, ledgers_root
             problems.append(f"coordinator {coordinator}: it gives no answer, and its log cannot be read: {error}")
             continue
         if logged is None:  # the coordinator has never been loaded, unless it fails
-            problems += [f"coordinator {coordinator}: it has no log, and its broker fails: {report}"] if report else []
+            if report.problem:
+                problems.append(f"coordinator {coordinator}: it has no log, and its broker fails: {report.problem}")
             continue
         found, participant_problems = _ask_logged_participants(admin, coordinator, logged)
         transactions += found
@@ -115,16 +130,15 @@ def read_open_transactions(admin: BrokerAdmin, reader: ZnodeReader, ledgers_root
     return TransactionReport(tuple(transactions), (*problems, *detail_problems))
 
 
-def _ask_coordinator(admin: BrokerAdmin, coordinator: int) -> list[OpenTransaction] | AdminRequestFailed | None:
-    """Return the transactions of a coordinator, the reason why it gives no answer, or `None` if it is not loaded."""
+def _ask_coordinator(admin: BrokerAdmin, coordinator: int) -> _AskedValue[list[OpenTransaction]]:
     path = f"{_TRANSACTIONS}/slowTransactions/{_ANY_TIMEOUT}?coordinatorId={coordinator}"
     try:
         documents = admin.find_json(path, dict, attempts=1)
         if documents is None:
-            return None
-        return [_parse_transaction(require_field(documents, name, dict, path), path) for name in documents]
+            return _AskedValue()
+        return _AskedValue([_parse_transaction(require_field(documents, name, dict, path), path) for name in documents])
     except AdminRequestFailed as error:
-        return error
+        return _AskedValue(problem=str(error))
 
 
 def _ask_logged_participants(
@@ -141,14 +155,14 @@ def _ask_logged_participants(
     parts = [(sequence, each) for sequence, participants in participants_by_sequence.items() for each in participants]
     ask = partial(_ask_position, admin, coordinator)
     answers = dict(zip(parts, _run_in_threads(ask, parts[:_MAX_PARTICIPANTS]), strict=False))
-    problems = [answer for answer in answers.values() if isinstance(answer, str)]
+    problems = [answer.problem for answer in answers.values() if answer.problem]
     if len(parts) > len(answers):
         counts = f"{len(parts) - len(answers):,} of {len(parts):,} participants"
         problems.append(f"coordinator {coordinator}: {counts} were not asked for positions")
 
     def complete(sequence: int, participant: TransactionParticipant) -> TransactionParticipant:
         answer = answers.get((sequence, participant))
-        return answer if isinstance(answer, TransactionParticipant) else participant
+        return answer.value if answer and answer.value else participant
 
     transactions = [
         OpenTransaction(
@@ -166,8 +180,8 @@ def _ask_logged_participants(
 
 def _ask_position(
     admin: BrokerAdmin, coordinator: int, part: tuple[int, TransactionParticipant]
-) -> TransactionParticipant | str:
-    """Return a participant with its position, or a problem. The topic is not loaded because of the question."""
+) -> _AskedValue[TransactionParticipant]:
+    """Return a participant with its position. The topic is not loaded because of the question."""
     sequence, participant = part
     try:
         path = format_topic_path(participant.topic)
@@ -179,12 +193,12 @@ def _ask_position(
         path = f"{_TRANSACTIONS}/{kind}/{path}/{coordinator}/{sequence}"
         document = admin.find_json(path, dict, attempts=1)
         if document is None:
-            return replace(participant, loaded=False)
+            return _AskedValue(replace(participant, loaded=False))
         position = _find_text(document, field, path)
     except (AdminRequestFailed, InvalidInput) as error:
-        return f"{participant.topic}: {error}"
+        return _AskedValue(problem=f"{participant.topic}: {error}")
     has_no_part = participant.subscription is None and position is None
-    return replace(participant, position=position, owes=NOTHING if has_no_part else participant.owes)
+    return _AskedValue(replace(participant, position=position, owes=NOTHING if has_no_part else participant.owes))
 
 
 def _parse_transaction(document: dict[str, Any], path: str) -> OpenTransaction:
@@ -236,35 +250,36 @@ def _complete_participants(
         for each in transaction.participants
         if each.has_details
     }
-    asked = list(unknown)[:_MAX_PARTICIPANTS]
-    answers = dict(zip(asked, _run_in_threads(partial(_ask_participant, admin), asked), strict=True))
-    problems = [answer for answer in answers.values() if isinstance(answer, str)]
-    if len(unknown) > len(asked):
-        problems.append(f"{len(unknown) - len(asked):,} of {len(unknown):,} participants were not asked for details")
+    asked_names = list(unknown)[:_MAX_PARTICIPANTS]
+    answers = dict(zip(asked_names, _run_in_threads(partial(_ask_participant, admin), asked_names), strict=True))
+    problems = [answer.problem for answer in answers.values() if answer.problem]
+    if len(unknown) > len(answers):
+        counts = f"{len(unknown) - len(answers):,} of {len(unknown):,} participants"
+        problems.append(f"{counts} were not asked for details")
 
     def complete(participant: TransactionParticipant) -> TransactionParticipant:
-        match answers.get((participant.topic, participant.subscription)):
-            case tuple() as waiting:
-                return replace(participant, waiting=waiting)
-            case False:
-                return replace(participant, owes=NOTHING)
-        return participant
+        answer = answers.get((participant.topic, participant.subscription))
+        if answer is None or answer.value is None:
+            return participant
+        owes = participant.owes if answer.value.has_open_acknowledgements else NOTHING
+        return replace(participant, waiting=answer.value.waiting, owes=owes)
 
     completed = [replace(each, participants=tuple(map(complete, each.participants))) for each in transactions]
     return completed, problems
 
 
-def _ask_participant(admin: BrokerAdmin, participant: tuple[str, str | None]) -> tuple[str, ...] | bool | str:
-    """Return the waiting subscriptions of a topic, whether a subscription has open acknowledgements, or a problem."""
+def _ask_participant(admin: BrokerAdmin, participant: tuple[str, str | None]) -> _AskedValue[_ParticipantDetails]:
+    """Return the waiting subscriptions of a topic, or whether a subscription has open acknowledgements."""
     topic, subscription = participant
     try:
         topic_path = format_topic_path(topic)
         if subscription is None:
-            return _find_waiting_subscriptions(admin, topic_path)
+            return _AskedValue(_ParticipantDetails(waiting=_find_waiting_subscriptions(admin, topic_path)))
         path = f"{_TRANSACTIONS}/pendingAckStats/{topic_path}/{quote(subscription, safe='')}"
-        return require_field(admin.read_json(path, dict), "ongoingTxnSize", int, path) > 0
+        is_pending = require_field(admin.read_json(path, dict), "ongoingTxnSize", int, path) > 0
+        return _AskedValue(_ParticipantDetails(has_open_acknowledgements=is_pending))
     except (AdminRequestFailed, InvalidInput) as error:
-        return f"{topic}: {error}"
+        return _AskedValue(problem=f"{topic}: {error}")
 
 
 def _find_waiting_subscriptions(admin: BrokerAdmin, topic_path: str) -> tuple[str, ...]:
