@@ -50,7 +50,7 @@ class OffloadVerification:
 
 @dataclass(frozen=True, slots=True)
 class _StoredAttempt:
-    """What the store has of one attempt to offload a ledger."""
+    """Objects and uploads that the store has of one attempt."""
 
     objects: tuple[OffloadObject, ...] = ()
     uploads: tuple[UnfinishedUpload, ...] = ()

@@ -53,7 +53,8 @@ def list_namespaces(reader: ZnodeReader) -> list[str]:
 def list_topics(reader: ZnodeReader, namespaces: Iterable[str]) -> Iterator[str | ScanProblem]:
     """Yield the paths of the managed ledgers below parents at any level, and problems. See `list_namespaces`.
 
-    A namespace may have 1,000,000 topics. Memory holds the names in one parent.
+    The paths are ascending within one parent. A namespace may have 1,000,000 topics. Memory holds the names in one
+    parent.
     """
     remaining = list(namespaces)
     while remaining:

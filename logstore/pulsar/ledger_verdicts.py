@@ -51,7 +51,7 @@ class LedgerVerdict(StrEnum):
 
 
 class OwnerLookup(StrEnum):
-    """What the metadata of a cluster says about a ledger's stated owner, looked up by name."""
+    """Result of a look-up of a ledger's stated owner in the metadata."""
 
     ABSENT = "absent"
     NOT_LISTING = "not_listing"
@@ -62,7 +62,7 @@ class OwnerLookup(StrEnum):
 
 
 class BrokerLookup(StrEnum):
-    """What the broker that has loaded a topic says about a ledger of the topic."""
+    """Answer of the broker that has loaded a topic, about one ledger."""
 
     LISTING = "listing"
     NOT_LISTING = "not_listing"

@@ -105,7 +105,7 @@ class OffloadVerdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ManagedLedgerLookup:
-    """What the znode of a managed ledger says now, looked up by name."""
+    """State of a managed ledger's znode now."""
 
     exists: bool
     references: ManagedLedgerReferences | None  # `None`: the znode cannot be read

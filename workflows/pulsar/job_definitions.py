@@ -14,7 +14,7 @@ class PlanPulsarInput:
     run_id: str = ""  # empty: the job makes an id, as in a scheduled plan
     actor: str = "schedule"
     reason: str = ""
-    older_than_s: float | None = None  # younger ledgers are left out; null: a floor for each state of a ledger
+    older_than_s: float | None = None  # younger ledgers and offloads are left out; null: a floor for each kind
     between_s: float = 600.0  # least time from the end of the first scan to the begin of the second
     unsafe_age: bool = False  # allow ages below the floors, and less than 600 s between the scans
     master: str = ""  # Spark cluster; empty: the cluster of the workers' settings
