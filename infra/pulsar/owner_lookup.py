@@ -41,7 +41,7 @@ class OwnerDirectory:
         ledger_ids_by_owner: dict[StatedOwner, list[int]] = {}
         for ledger_id, owner in owner_by_ledger_id.items():
             ledger_ids_by_owner.setdefault(owner, []).append(ledger_id)
-        known_tenants = self.policies.find_known(owner.tenant for owner in ledger_ids_by_owner)
+        known_tenants = self.policies.find_tenants(owner.tenant for owner in ledger_ids_by_owner)
         lookups: dict[int, OwnerLookup] = {}
         znodes = self._reader.read([owner.path for owner in ledger_ids_by_owner])
         for (owner, ledger_ids), (_, znode) in zip(ledger_ids_by_owner.items(), znodes, strict=True):

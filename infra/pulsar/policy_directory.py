@@ -1,18 +1,26 @@
 """Policies of tenants and namespaces: what a cluster knows by name."""
 
 from collections.abc import Iterable, Sequence
+from itertools import chain
 from typing import Final
 
 from infra.pulsar.znode_reads import ZnodeReader
 from logstore.pulsar.orphan_managed_ledgers import (
     ManagedLedgerVerdict,
-    find_namespace_with_policies,
     judge_managed_ledger,
+    list_possible_namespaces,
     list_possible_topics,
 )
 from logstore.pulsar.znode_names import MANAGED_LEDGERS
 
 POLICIES: Final = "admin/policies"
+
+OWNED_NAMESPACES: Final = "namespace"
+"""Parent of the namespaces whose topics brokers have loaded. Each has the bundles that a broker owns."""
+
+_LOCAL_POLICIES: Final = "admin/local-policies"  # the bundles of a namespace in this cluster
+
+_Folder = tuple[ZnodeReader, str]
 
 
 class PolicyDirectory:
@@ -27,25 +35,47 @@ class PolicyDirectory:
             names for store in (self._configuration, self._reader) for _, names in store.list_children([POLICIES])
         )
 
-    def find_known(self, names: Iterable[str]) -> set[str]:
-        """Return those names that have policies. A name is `tenant` or `tenant/namespace`."""
+    def find_tenants(self, names: Iterable[str]) -> set[str]:
+        """Return those tenants that have policies."""
+        return self._find_names(names, self._policies)
+
+    def find_namespaces(self, names: Iterable[str]) -> set[str]:
+        """Return those namespaces that have policies, or that brokers of this cluster use.
+
+        The policies that `_reader` and `_configuration` have may be old copies: a namespace in use may have its own in
+        a store that is not known.
+        """
+        in_use = ((self._reader, root) for root in (_LOCAL_POLICIES, OWNED_NAMESPACES))
+        return self._find_names(names, (*self._policies, *in_use))
+
+    @property
+    def _policies(self) -> tuple[_Folder, ...]:
+        return (self._configuration, POLICIES), (self._reader, POLICIES)
+
+    def _find_names(self, names: Iterable[str], folders: Iterable[_Folder]) -> set[str]:
+        """Return those names that one of the folders has."""
         missing = sorted(set(names))
         known: set[str] = set()
-        for store in (self._configuration, self._reader):
-            znodes = store.read([f"{POLICIES}/{name}" for name in missing])
+        for store, root in folders:
+            znodes = store.read([f"{root}/{name}" for name in missing])
             known |= {name for name, (_, znode) in zip(missing, znodes, strict=True) if znode is not None}
             missing = [name for name in missing if name not in known]
         return known
+
+
+def find_managed_ledgers(reader: ZnodeReader, names: Iterable[str]) -> set[str]:
+    """Return those managed ledgers that exist. Each name is read once."""
+    distinct = sorted(set(names))
+    znodes = reader.read([f"{MANAGED_LEDGERS}/{name}" for name in distinct])
+    return {name for name, (_, znode) in zip(distinct, znodes, strict=True) if znode is not None}
 
 
 def look_up_orphan_managed_ledgers(
     reader: ZnodeReader, policies: PolicyDirectory, managed_ledgers: Sequence[str]
 ) -> list[ManagedLedgerVerdict | None]:
     """Return for each managed ledger why it is an orphan now, or `None`. Each name is read once."""
-    topics = sorted({topic for name in managed_ledgers for topic in list_possible_topics(name)})
-    znodes = reader.read([f"{MANAGED_LEDGERS}/{topic}" for topic in topics])
-    existing_topics = {topic for topic, (_, znode) in zip(topics, znodes, strict=True) if znode is not None}
-    namespaces = policies.find_known(filter(None, map(find_namespace_with_policies, managed_ledgers)))
+    existing_topics = find_managed_ledgers(reader, chain.from_iterable(map(list_possible_topics, managed_ledgers)))
+    namespaces = policies.find_namespaces(chain.from_iterable(map(list_possible_namespaces, managed_ledgers)))
     return [
         judge_managed_ledger(name, existing_topics=existing_topics, namespaces=namespaces) for name in managed_ledgers
     ]

@@ -8,6 +8,8 @@ from collections.abc import Container
 from enum import StrEnum
 from typing import Final
 
+from logstore.pulsar.znode_names import encode_name
+
 PENDING_ACK_SUFFIX: Final = "__transaction_pending_ack"
 """End of the name of a managed ledger with pending acknowledgements: `{topic}-{subscription}__transaction_pending_ack`.
 
@@ -31,7 +33,7 @@ class ManagedLedgerVerdict(StrEnum):
 
 _REASONS: Final = {
     ManagedLedgerVerdict.TOPIC_ABSENT: "it has pending acknowledgements of a topic that does not exist",
-    ManagedLedgerVerdict.NAMESPACE_ABSENT: "its namespace has no policies",
+    ManagedLedgerVerdict.NAMESPACE_ABSENT: "its namespace has no policies, and no broker uses it",
 }
 
 
@@ -44,13 +46,36 @@ def list_possible_topics(managed_ledger: str) -> list[str]:
     stem = name.removesuffix(PENDING_ACK_SUFFIX)
     if stem == name:
         return []
-    return [f"{parent}/{stem[:end]}" for end, character in enumerate(stem) if character == "-" and end > 0]
+    return [f"{parent}/{topic}" for topic in _list_topic_names(stem)] + list_topics_of_slashed_subscription(
+        managed_ledger
+    )
 
 
-def find_namespace_with_policies(managed_ledger: str) -> str | None:
-    """Return the namespace that must have policies, such as `tenant/namespace`, or `None` for one of a broker."""
+def list_topics_of_slashed_subscription(managed_ledger: str) -> list[str]:
+    """Return those possible topics that have another parent than the managed ledger.
+
+    Pulsar takes pending acknowledgements of `tenant/namespace/topic` and a subscription `a/b` for a topic of Pulsar 1.
+    Their managed ledger is `tenant/namespace/topic-a/persistent/b__transaction_pending_ack`.
+    """
+    parts = managed_ledger.split("/")
+    if len(parts) != 5 or not managed_ledger.endswith(PENDING_ACK_SUFFIX):
+        return []
+    tenant, namespace, stem, domain, _ = parts
+    return [f"{tenant}/{namespace}/{domain}/{encode_name(topic)}" for topic in _list_topic_names(stem)]
+
+
+def _list_topic_names(stem: str) -> list[str]:
+    """Return what may be the topic in `{topic}-{subscription}`."""
+    return [stem[:end] for end, character in enumerate(stem) if character == "-" and end > 0]
+
+
+def list_possible_namespaces(managed_ledger: str) -> list[str]:
+    """Return the namespaces of which one must exist, such as `tenant/namespace`: none for one of a broker."""
     namespace = managed_ledger.rsplit("/", 2)[0]
-    return None if namespace.split("/", 1)[0] in _BROKER_TENANTS else namespace
+    if namespace.split("/", 1)[0] in _BROKER_TENANTS:
+        return []
+    has_slash = bool(list_topics_of_slashed_subscription(managed_ledger))
+    return [namespace, *([namespace.rpartition("/")[0]] if has_slash else [])]
 
 
 def judge_managed_ledger(
@@ -58,10 +83,10 @@ def judge_managed_ledger(
 ) -> ManagedLedgerVerdict | None:
     """Return why a managed ledger is an orphan, or `None`.
 
-    `existing_topics` has those of its possible topics that exist, and `namespaces` the namespaces with policies.
+    `existing_topics` has those of its possible topics that exist, and `namespaces` those of its possible namespaces.
     """
-    namespace = find_namespace_with_policies(managed_ledger)
-    if namespace is not None and namespace not in namespaces:
+    possible_namespaces = list_possible_namespaces(managed_ledger)
+    if possible_namespaces and not any(namespace in namespaces for namespace in possible_namespaces):
         return ManagedLedgerVerdict.NAMESPACE_ABSENT
     possible_topics = list_possible_topics(managed_ledger)
     if possible_topics and not any(topic in existing_topics for topic in possible_topics):

@@ -6,20 +6,22 @@ and the names in one parent.
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from typing import Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from infra.pulsar.policy_directory import POLICIES, PolicyDirectory
+from infra.pulsar.policy_directory import POLICIES, PolicyDirectory, find_managed_ledgers
 from infra.pulsar.reference_scan import list_schema_tenants, list_schemas, list_topics
 from infra.pulsar.scan_facts import ScanProblem
 from infra.pulsar.znode_reads import ZnodeReader
 from logstore.pulsar.orphan_managed_ledgers import (
     NamePrefixes,
-    find_namespace_with_policies,
     judge_managed_ledger,
+    list_possible_namespaces,
+    list_possible_topics,
+    list_topics_of_slashed_subscription,
 )
 from logstore.pulsar.znode_names import MANAGED_LEDGERS
 from spark.pulsar.cluster_facts import FactFolder, ProblemRows
@@ -53,11 +55,15 @@ def write_topic_slices(
     prefixes, slices = NamePrefixes(), 0
     while batch := list(islice(paths, _NAMES_PER_SLICE)):
         names = [path.removeprefix(f"{MANAGED_LEDGERS}/") for path in batch]
-        parents = set(filter(None, map(find_namespace_with_policies, names)))
-        known_parents = policies.find_known(parents) if has_tenants else parents
+        parents = set(chain.from_iterable(map(list_possible_namespaces, names)))
+        known_parents = policies.find_namespaces(parents) if has_tenants else parents
+        topics_elsewhere = find_managed_ledgers(
+            reader, chain.from_iterable(map(list_topics_of_slashed_subscription, names))
+        )
         rows = folder.open_rows(TOPICS, slices, _TOPIC_ROWS)
         for path, name in zip(batch, names, strict=True):
-            verdict = judge_managed_ledger(name, existing_topics=prefixes, namespaces=known_parents)
+            topics = {topic for topic in list_possible_topics(name) if topic in prefixes or topic in topics_elsewhere}
+            verdict = judge_managed_ledger(name, existing_topics=topics, namespaces=known_parents)
             prefixes.add(name)
             rows.add({"path": path, "verdict": verdict.value if verdict else ""})
         rows.close()

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from logstore.pulsar.orphan_managed_ledgers import (
     ManagedLedgerVerdict,
     NamePrefixes,
-    find_namespace_with_policies,
     judge_managed_ledger,
+    list_possible_namespaces,
     list_possible_topics,
 )
 
@@ -33,6 +33,22 @@ def test_pending_acknowledgements_without_a_topic_are_an_orphan() -> None:
     assert judge_managed_ledger(f"{_PARENT}/a", existing_topics=set(), namespaces={"t/ns"}) is None
 
 
+@pytest.mark.parametrize("name", ["app", "b%2Fc", ""])
+def test_a_subscription_with_a_slash_looks_like_a_namespace_of_pulsar_1(name: str) -> None:
+    """The names are those that Pulsar gives for the topics `orders` and `a=b` and subscriptions such as `x-y/app`."""
+    pending = f"t/ns/orders-x-y/persistent/{name}__transaction_pending_ack"
+    for topic in (f"{_PARENT}/orders", f"{_PARENT}/orders-x"):
+        assert judge_managed_ledger(pending, existing_topics={topic}, namespaces={"t/ns"}) is None
+    encoded = f"t/ns/a=b-x/persistent/{name}__transaction_pending_ack"
+    assert judge_managed_ledger(encoded, existing_topics={f"{_PARENT}/a%3Db"}, namespaces={"t/ns"}) is None
+    absent = ManagedLedgerVerdict.TOPIC_ABSENT
+    assert judge_managed_ledger(pending, existing_topics=set(), namespaces={"t/ns"}) is absent
+    assert judge_managed_ledger(pending, existing_topics=set(), namespaces={"t/ns/orders-x-y"}) is absent
+    other = ManagedLedgerVerdict.NAMESPACE_ABSENT
+    assert judge_managed_ledger(pending, existing_topics=set(), namespaces={"t"}) is other
+    assert judge_managed_ledger("t/ns/orders-x/persistent/a", existing_topics=set(), namespaces={"t/ns"}) is other
+
+
 def test_a_managed_ledger_without_its_namespace_is_an_orphan() -> None:
     absent = ManagedLedgerVerdict.NAMESPACE_ABSENT
     assert judge_managed_ledger(f"{_PARENT}/a", existing_topics=set(), namespaces={"t", "t/other"}) is absent
@@ -45,7 +61,7 @@ def test_a_managed_ledger_without_its_namespace_is_an_orphan() -> None:
     "name", ["pulsar/host:8080/persistent/healthcheck", "sla-monitor/east/host:8080/persistent/healthcheck"]
 )
 def test_namespaces_of_brokers_need_no_policies(name: str) -> None:
-    assert find_namespace_with_policies(name) is None
+    assert list_possible_namespaces(name) == []
     assert judge_managed_ledger(name, existing_topics=set(), namespaces=set()) is None
 
 

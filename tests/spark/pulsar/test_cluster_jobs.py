@@ -157,6 +157,35 @@ def test_managed_ledgers_that_outlived_their_topic_are_found(
     assert (shadow.objects, shadow.statement["names"]) == (1, "t/ns/persistent/copy")
 
 
+def test_pending_acknowledgements_of_a_subscription_with_a_slash_are_kept(
+    cluster: KazooClient, plan: Callable[..., dict[str, BulkJobSummary]]
+) -> None:
+    """Pulsar takes the names for those of topics of Pulsar 1."""
+    names = [f"t/ns/{topic}-team/persistent/app__transaction_pending_ack" for topic in ("a", "gone")]
+    with filled(cluster):
+        for name in names:
+            write(cluster, f"managed-ledgers/{name}", wire.managed_ledger([1]))
+        findings = findings_of(plan())
+    orphans = [found for found in findings if found.kind is FindingKind.ORPHAN_MANAGED_LEDGER]
+    assert [(found.key, found.statement["verdict"]) for found in orphans] == [
+        (f"/managed-ledgers/{names[1]}", "topic_absent")
+    ]
+
+
+@pytest.mark.parametrize("folder", ["admin/local-policies", "namespace"])
+def test_a_namespace_that_brokers_use_is_no_orphan(
+    cluster: KazooClient, plan: Callable[..., dict[str, BulkJobSummary]], folder: str
+) -> None:
+    """The policies here are an old copy: the cluster has its own in a configuration store that is not set."""
+    with filled(cluster):
+        write(cluster, f"{folder}/t/new", b"{}")
+        for namespace in ("new", "gone"):
+            write(cluster, f"managed-ledgers/t/{namespace}/persistent/a", wire.managed_ledger([1]))
+        findings = findings_of(plan())
+    orphans = [found.key for found in findings if found.kind is FindingKind.ORPHAN_MANAGED_LEDGER]
+    assert orphans == ["/managed-ledgers/t/gone/persistent/a"]
+
+
 def test_a_cluster_without_policies_is_incomplete(
     cluster: KazooClient, plan: Callable[..., dict[str, BulkJobSummary]]
 ) -> None:

@@ -132,17 +132,29 @@ def test_an_orphan_managed_ledger_is_looked_up_by_its_topics_and_namespace(
 ) -> None:
     cluster.create("/admin/policies/t/ns", b"{}")
     pending = write_orphan_managed_ledger(cluster, "t/ns/persistent/a-b-sub__transaction_pending_ack")
+    slashed = write_orphan_managed_ledger(cluster, "t/ns/s-team/persistent/app__transaction_pending_ack")
     homeless = write_orphan_managed_ledger(cluster, "t/gone/persistent/c")
     changed = write_orphan_managed_ledger(cluster, "t/gone/persistent/d")
     cluster.set(changed.key, wire.managed_ledger([6]))
-    findings = verify(reader, owners, [pending, homeless, changed])
+    findings = verify(reader, owners, [pending, slashed, homeless, changed])
     assert [(found.key, found.statement["verdict"], found.statement["confirmed"]) for found in findings] == [
         (pending.key, "topic_absent", "true"),
+        (slashed.key, "topic_absent", "true"),
         (homeless.key, "namespace_absent", "true"),
     ]
     cluster.create("/managed-ledgers/t/ns/persistent/a-b", b"")
+    cluster.create("/managed-ledgers/t/ns/persistent/s", b"")
     cluster.create("/admin/policies/t/gone", b"{}")
-    assert verify(reader, owners, [pending, homeless]) == []
+    assert verify(reader, owners, [pending, slashed, homeless]) == []
+
+
+@pytest.mark.parametrize("folder", ["admin/policies", "admin/local-policies", "namespace"])
+def test_a_namespace_with_policies_or_in_use_has_no_orphan_managed_ledger(
+    cluster: KazooClient, reader: ZnodeReader, owners: OwnerDirectory, folder: str
+) -> None:
+    homeless = write_orphan_managed_ledger(cluster, "t/new/persistent/c")
+    cluster.create(f"/{folder}/t/new", b"{}", makepath=True)
+    assert verify(reader, owners, [homeless]) == []
 
 
 def test_a_reference_dangles_as_long_as_its_znode_exists_and_the_ledger_does_not(
