@@ -14,6 +14,7 @@ from typing import Any, Final
 from logstore.errors import InvalidInput
 from logstore.log.ledgers import CopyKind
 from logstore.ownership import check_worker_id
+from logstore.pulsar.plan_jobs import MAX_BETWEEN_SCANS_S
 from logstore.reconciliation.bulk_job_inputs_and_results import MIN_SCRUB_RATE
 from logstore.reconciliation.spark_master_url import MASTER_FORMS, is_spark_master_url
 from logstore.records.tombstone_rules import DeleteDurability
@@ -208,7 +209,7 @@ _OUTSIDE_RULES_BY_TYPE: Final[Mapping[type, Mapping[str, FieldRule]]] = {
     PlanPulsarInput: {
         "run_id": _allow_empty(_RUN),
         "older_than_s": _number_range_rule(0, _MAX_AGE_S, optional=True),
-        "between_s": _number_range_rule(0, _DAY_S),
+        "between_s": _number_range_rule(0, MAX_BETWEEN_SCANS_S),
     },
     ScrubLedgersInput: {"topic_ids": _allow_empty(_id_list_rule(MAX_SCRUB_TOPICS))},
     ScrubLedgersProgress: {"run_id": _allow_empty(_RUN)},

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+from logstore.pulsar.plan_jobs import MIN_BETWEEN_SCANS_S
 from logstore.reconciliation.findings import PlanOrScrubResult
 
 
@@ -11,7 +12,7 @@ class BeginClusterPlanInput:
     actor: str
     reason: str = ""
     older_than_s: float | None = None  # one age floor for all ledgers; None: the floor of each state
-    between_s: float = 600.0  # least time between the two scans
+    between_s: float = MIN_BETWEEN_SCANS_S  # least time between the two scans
     unsafe_age: bool = False  # shorter times than the defaults are allowed
 
 

@@ -12,8 +12,7 @@ from logstore.errors import InvalidInput, PreconditionFailed
 from logstore.ports.bulk_jobs import BulkJobRunner
 from logstore.ports.catalog import CatalogIdentity, ReconciliationRun, ReconciliationRuns, RunKind
 from logstore.ports.pulsar_cluster import PulsarClusterAccess
-from logstore.pulsar.cluster_check import ClusterCheck
-from logstore.pulsar.ledger_verdicts import AgeFloors, LedgerVerdict
+from logstore.pulsar.ledger_verdicts import LedgerVerdict
 from logstore.pulsar.plan_jobs import (
     ENDED_MS,
     FIRST_SCAN,
@@ -25,7 +24,7 @@ from logstore.pulsar.plan_jobs import (
     CompareScansJob,
     VerifyClusterJob,
     make_plan_jobs,
-    require_time_between_scans,
+    require_safe_times,
 )
 from logstore.pulsar.unreadable_metadata import UnreadableMetadata
 from logstore.reconciliation.bulk_job_inputs_and_results import BulkJobSummary
@@ -46,7 +45,7 @@ class PlanClusterActivities:
         bulk: BulkJobRunner,
         finished_retention_s: float,
     ) -> None:
-        self._runs, self._identities, self._cluster = reconciliation, identities, cluster
+        self._identities, self._cluster = identities, cluster
         self._plans = PlanRuns(
             RunKind.CLUSTER_PLAN,
             reconciliation=reconciliation,
@@ -59,24 +58,20 @@ class PlanClusterActivities:
     @define_activity(name="pulsar.begin_plan")
     @send_heartbeats()
     def check_cluster_and_begin_plan(self, request: BeginClusterPlanInput) -> BegunClusterPlan:
-        """Check the cluster. Open the run with the cluster's identity and the times of all later steps.
+        """Check the cluster, and open the run with the cluster's identity and the times of all later steps.
 
-        A failed check does not end the plan, but makes it incomplete. Also remove old runs, and output of this catalog
-        that has no run.
+        If there is a run already, the cluster is not asked. A failed check does not end the plan, but makes it
+        incomplete. Also remove old runs, and output of this catalog that has no run.
 
         Idempotency: keyed by `run_id`. The values that the first call stores in the run's row stay.
         Raises: InvalidInput, PreconditionFailed (terminal); ServiceFailed, StoreUnavailable, CatalogBusy (retry).
         """
-        require_time_between_scans(request.between_s, unsafe=request.unsafe_age)
-        if request.older_than_s is not None:
-            AgeFloors.for_all_states(request.older_than_s, unsafe=request.unsafe_age)
-        check = self._cluster.check()
-        run = self._plans.open_run_and_forget_old_runs(
-            request.run_id, lambda: self._make_initial_values(request, check)
-        )
+        require_safe_times(request.between_s, request.older_than_s, unsafe=request.unsafe_age)
+        run = self._plans.open_run_and_forget_old_runs(request.run_id, lambda: self._make_initial_values(request))
         return BegunClusterPlan(jobs=[job.name for job in _make_jobs(run.run_id, run.summary)], done=find_result(run))
 
-    def _make_initial_values(self, request: BeginClusterPlanInput, check: ClusterCheck) -> Mapping[str, Any]:
+    def _make_initial_values(self, request: BeginClusterPlanInput) -> Mapping[str, Any]:
+        check = self._cluster.check()
         failed = [f"{each.name}: {each.detail}" for each in check.capabilities if not each.ok]
         return {
             "actor": request.actor,

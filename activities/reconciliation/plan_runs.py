@@ -43,14 +43,16 @@ class PlanRuns:
     def open_run_and_forget_old_runs(
         self, run_id: str, make_initial_values: Callable[[], Mapping[str, Any]]
     ) -> ReconciliationRun:
-        """Open the run with its initial values, and return the run. The values of the first call stay.
+        """Open the run, and return it. `make_initial_values` is called only if there is no run yet.
 
         Then remove old runs of every kind, and output of this catalog that has no run.
         """
         self.output.require_not_of_other_catalog(run_id)
-        run = self._runs.open_run(
-            run_id, self._kind, claim=own_workflow_claim(RUN_CLAIM_S), summary=make_initial_values()
-        )
+        try:
+            values = self._runs.get_run(run_id).summary
+        except UnknownObject:
+            values = make_initial_values()
+        run = self._runs.open_run(run_id, self._kind, claim=own_workflow_claim(RUN_CLAIM_S), summary=values)
         self.output.mark_as_own(run_id)
         self._forget_old_runs_and_output()
         return run

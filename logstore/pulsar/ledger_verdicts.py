@@ -13,7 +13,6 @@ from enum import StrEnum
 from typing import Final
 
 from logstore.pulsar.ledger_metadata import BookKeeperLedgerState, PulsarComponent, StatedOwner
-from logstore.reconciliation.plausibility_guards import require_min_age
 
 MIN_AGE_S: Final = 3_600.0
 """Age of a closed ledger. Its reference is written within seconds, or a few retries of 60 s."""
@@ -91,14 +90,8 @@ class AgeFloors:
     open_s: float = MIN_OPEN_AGE_S
 
     @classmethod
-    def for_all_states(cls, age_s: float, *, unsafe: bool) -> "AgeFloors":
-        """Return one floor for all ledgers. A floor below the default of a state needs `unsafe`.
-
-        Raises:
-            InvalidInput: The age is below 0.
-            PreconditionFailed: The age is below `MIN_OPEN_AGE_S`.
-        """
-        require_min_age(age_s, floor_s=MIN_OPEN_AGE_S, reason="a broker may still write a ledger", unsafe=unsafe)
+    def for_all_states(cls, age_s: float) -> "AgeFloors":
+        """Return one floor for all ledgers."""
         return cls(closed_s=age_s, compacted_s=age_s, open_s=age_s)
 
     def floor_s(self, ledger: ScannedLedger) -> float:

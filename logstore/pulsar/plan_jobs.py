@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Final
 
+from logstore.errors import InvalidInput
+from logstore.pulsar.ledger_verdicts import MIN_OPEN_AGE_S
 from logstore.reconciliation.plausibility_guards import require_min_age
 
 NO_OFFLOAD_BUCKET: Final = "objects of offloads: the setting pulsar_offload_bucket is empty"
@@ -28,6 +30,9 @@ MIN_BETWEEN_SCANS_S: Final = 600.0
 
 It is more than twice the interval in which a broker stores the state of its cursors.
 """
+
+MAX_BETWEEN_SCANS_S: Final = 86_400
+"""Most time between the scans. A plan that waits longer holds its run and its output for nothing."""
 
 READS_PER_S: Final = 2_000
 """Default of the reads a second on ZooKeeper. A scan must not slow down the brokers, which use the same servers.
@@ -58,10 +63,20 @@ LEDGERS_ROOT: Final = "ledgers_root"
 """Key in the facts of a scan: the path of the ledgers, without a slash at its ends."""
 
 
-def require_time_between_scans(between_s: float, *, unsafe: bool) -> None:
-    """Raise `PreconditionFailed` if the time between the scans is too short. `unsafe` allows any time from 0 on."""
+def require_safe_times(between_s: float, older_than_s: float | None, *, unsafe: bool) -> None:
+    """Refuse times of a plan that are too short or too long. `unsafe` allows any time from 0 on.
+
+    Raises:
+        InvalidInput: A time is below 0, or `between_s` is above `MAX_BETWEEN_SCANS_S`.
+        PreconditionFailed: A time is below the safe minimum.
+    """
     reason = "a broker may not have stored its cursors"
     require_min_age(between_s, unsafe=unsafe, floor_s=MIN_BETWEEN_SCANS_S, reason=reason, option="between")
+    if between_s > MAX_BETWEEN_SCANS_S:
+        raise InvalidInput("between", expected=f"{MAX_BETWEEN_SCANS_S // 3_600}h or less", found=between_s)
+    if older_than_s is not None:
+        reason = "a broker may still write a ledger"
+        require_min_age(older_than_s, unsafe=unsafe, floor_s=MIN_OPEN_AGE_S, reason=reason)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -100,7 +100,7 @@ def compare_scans(cluster: PulsarCluster, context: JobContext, job: CompareScans
         context.get_published_summary(ScanClusterJob(run_id=job.run_id, number=number).name) for number in (1, 2)
     )
     require_comparable_scans(first, second, between_s=job.between_s, ledgers_root=cluster.ledgers_root)
-    floors = AgeFloors() if job.older_than_s is None else AgeFloors.for_all_states(job.older_than_s, unsafe=True)
+    floors = AgeFloors() if job.older_than_s is None else AgeFloors.for_all_states(job.older_than_s)
     compare = partial(
         _write_candidates_of_group,
         scans=(Path(first.folder), Path(second.folder)),

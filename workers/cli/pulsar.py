@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from logstore.pulsar.ledger_verdicts import AgeFloors
-from logstore.pulsar.plan_jobs import require_time_between_scans
+from logstore.pulsar.plan_jobs import require_safe_times
 from logstore.reconciliation.findings import CLUSTER_KINDS
 from workers.cli.answer_output import Answer, ConvertedRows, Row, SpooledRows, print_note
 from workers.cli.command_context import CommandContext
@@ -99,9 +98,7 @@ def plan(
     """
     older_than_s = None if older_than is None else parse_duration(older_than, "older-than")
     between_s = parse_duration(between, "between")
-    require_time_between_scans(between_s, unsafe=unsafe_age)
-    if older_than_s is not None:
-        AgeFloors.for_all_states(older_than_s, unsafe=unsafe_age)
+    require_safe_times(between_s, older_than_s, unsafe=unsafe_age)
     context.services.require_pulsar_cluster(context.settings)
     return CommandLineJob(
         lambda client: client.plan_pulsar(

@@ -8,8 +8,7 @@ from temporalio.common import SearchAttributePair
 
 from logstore.ports.catalog import Topic
 from logstore.positions import LedgerId
-from logstore.pulsar.ledger_verdicts import AgeFloors
-from logstore.pulsar.plan_jobs import MIN_BETWEEN_SCANS_S, require_time_between_scans
+from logstore.pulsar.plan_jobs import MIN_BETWEEN_SCANS_S, require_safe_times
 from logstore.reconciliation import plausibility_guards
 from logstore.reconciliation.bulk_job_inputs_and_results import SCRUB_RATE
 from logstore.records.tombstone_rules import DeleteDurability
@@ -154,11 +153,10 @@ class MaintenanceJobClient(JobClient):
         `unsafe_age` accepts values below the safe minimum.
 
         Raises:
+            InvalidInput: `older_than_s` or `between_s` is below 0, or `between_s` is above 24 hours.
             PreconditionFailed: `older_than_s` or `between_s` is below the safe minimum.
         """
-        require_time_between_scans(between_s, unsafe=unsafe_age)
-        if older_than_s is not None:
-            AgeFloors.for_all_states(older_than_s, unsafe=unsafe_age)
+        require_safe_times(between_s, older_than_s, unsafe=unsafe_age)
         run_id = f"pulsar-{uuid.uuid4().hex[:12]}"
         request = PlanPulsarInput(
             run_id=run_id,

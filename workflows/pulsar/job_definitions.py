@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from logstore.deletion.intents import RequestRefusal
+from logstore.pulsar.plan_jobs import MIN_BETWEEN_SCANS_S
 from logstore.reconciliation.findings import PlanOrScrubResult
 from workflows.job_definition import JobDefinition
 
@@ -15,7 +16,7 @@ class PlanPulsarInput:
     actor: str = "schedule"
     reason: str = ""
     older_than_s: float | None = None  # younger ledgers and offloads are left out; null: a floor for each kind
-    between_s: float = 600.0  # least time from the end of the first scan to the begin of the second
+    between_s: float = MIN_BETWEEN_SCANS_S  # least time from the end of the first scan to the begin of the second
     unsafe_age: bool = False  # allow ages below the floors, and less than 600 s between the scans
     master: str = ""  # Spark cluster; empty: the cluster of the workers' settings
     queue: str = ""  # task queue of the bulk jobs; empty: the job's own

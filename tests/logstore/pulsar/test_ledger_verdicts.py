@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 
-from logstore.errors import InvalidInput, PreconditionFailed
 from logstore.pulsar.ledger_metadata import BookKeeperLedgerState, PulsarComponent, StatedOwner
 from logstore.pulsar.ledger_verdicts import (
     AgeFloors,
@@ -103,18 +102,9 @@ def test_a_ledger_of_the_future_is_young() -> None:
 
 
 def test_one_floor_may_replace_all() -> None:
-    floors = AgeFloors.for_all_states(7_200, unsafe=True)
+    floors = AgeFloors.for_all_states(7_200)
     open_ledger = replace(_OLD, state=BookKeeperLedgerState.OPEN, modified_ms=_NOW_MS - 7_200_000)
     assert judge(open_ledger, open_ledger, floors) is LedgerVerdict.UNREFERENCED
-
-
-def test_a_low_floor_needs_a_word() -> None:
-    with pytest.raises(PreconditionFailed, match="older-than"):
-        AgeFloors.for_all_states(86_399, unsafe=False)
-    with pytest.raises(InvalidInput, match="older-than"):
-        AgeFloors.for_all_states(-1, unsafe=True)
-    assert AgeFloors.for_all_states(0, unsafe=True).open_s == 0
-    assert AgeFloors.for_all_states(86_400, unsafe=False).compacted_s == 86_400
 
 
 @pytest.mark.parametrize(

@@ -251,7 +251,7 @@ def test_churn_on_a_real_zookeeper(
             np.array([], np.int64),
             root="ledgers",
             now_ms=read_cluster_clock_ms(reader),
-            floors=AgeFloors.for_all_states(2, unsafe=True),
+            floors=AgeFloors.for_all_states(2),
         )
         referenced = pulsar.list_referenced_ledgers()
         pulsar.finish()
