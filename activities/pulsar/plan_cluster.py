@@ -167,7 +167,7 @@ def _find_other_clusters(planned: str, current: str, published: Mapping[str, Bul
 def _describe_problems(published: Mapping[str, BulkJobSummary]) -> Iterator[str]:
     """Yield a sentence for each thing that a job could not read. Both scans may have the same one."""
     facts = (fact for summary in published.values() for fact in summary.facts.items() if fact[0].startswith(PROBLEM))
-    yield from dict.fromkeys(f"/{name.removeprefix(PROBLEM)}: {reason}" for name, reason in facts)
+    yield from dict.fromkeys(f"{name.removeprefix(PROBLEM)}: {reason}" for name, reason in facts)
     for scan in (FIRST_SCAN, SECOND_SCAN):
         named = sum(name.startswith(PROBLEM) for name in published[scan].facts)
         unnamed = published[scan].counts["problems"] - named

@@ -20,7 +20,9 @@ OFFLOAD_CLUSTER: Final = "offload_cluster"
 """Key in the facts of `compare-offloads`: name of the cluster in the metadata of its objects. Empty: not known."""
 
 PROBLEM: Final = "problem: "
-"""Prefix of keys in `BulkJobSummary.facts`. The rest is a path, and the value says what cannot be read.
+"""Prefix of keys in `BulkJobSummary.facts`. The rest is the subject: the path of a znode, or a name.
+
+The value says what cannot be read.
 
 A problem of any job makes the plan incomplete.
 """

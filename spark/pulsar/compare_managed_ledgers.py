@@ -65,7 +65,7 @@ def _make_pages(table: pa.Table) -> Iterator[list[Finding]]:
                 statement={
                     "version": str(row["version"]),
                     "czxid": str(row["czxid"]),
-                    "owner": row["name"],
+                    "owner": f"{MANAGED_LEDGERS_ROOT}/{row['name']}",
                     VERDICT: row["verdict"],
                     CONFIRMED: "false",
                 },

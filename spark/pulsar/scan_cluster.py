@@ -99,7 +99,7 @@ def scan_cluster(cluster: PulsarCluster, context: JobContext, job: ScanClusterJo
         newest_change_ms = max(result.newest_change_ms for result in results)
         cluster_ms = read_cluster_clock_ms(reader, newest_change_ms=newest_change_ms)
     times = {BEGUN_MS: begun_ms, ENDED_MS: read_worker_clock_ms(), CLUSTER_MS: cluster_ms}
-    return _summarize_scan([*results, _count_shared_clusters(cluster)], target, identity, times)
+    return _summarize_scan(results, target, identity, times)
 
 
 def _choose_groups(context: JobContext, job: ScanClusterJob, count: Callable[[], int]) -> int:
@@ -145,11 +145,10 @@ def _require_identity(reader: ZnodeReader, ledgers_root: str, identity: str) -> 
         )
 
 
-def _count_shared_clusters(cluster: PulsarCluster) -> _TaskResult:
-    """Return a problem for each further cluster on the same BookKeeper."""
+def _make_shared_cluster_problems(cluster: PulsarCluster) -> dict[str, str]:
+    """Return a fact about each further cluster on the same BookKeeper."""
     reason = "expected its references to ledgers of the same BookKeeper, which this scan does not read"
-    problems = tuple(ScanProblem(f"cluster {name}", reason) for name in cluster.shared_clusters)
-    return _TaskResult(Counter(problems=len(problems)), problems)
+    return {f"{PROBLEM}cluster {name}": reason for name in cluster.shared_clusters}
 
 
 def _summarize_scan(
@@ -157,11 +156,14 @@ def _summarize_scan(
 ) -> BulkJobSummary:
     rows = sum((result.rows for result in results), Counter[str]())
     problems = [problem for result in results for problem in result.problems]
+    shared = _make_shared_cluster_problems(target.cluster)
+    rows["problems"] += len(shared)
     names = ("ledgers", "references", "managed_ledgers", "offloads", "problems")
     return BulkJobSummary(
         counts={"groups": target.folder.groups, **times, **{name: rows[name] for name in names}},
         facts={IDENTITY: identity, LEDGERS_ROOT: target.cluster.ledgers_root}
-        | {f"{PROBLEM}{problem.path}": problem.reason for problem in problems[:MAX_REASONS]},
+        | shared
+        | {f"{PROBLEM}/{problem.path}": problem.reason for problem in problems[:MAX_REASONS]},
     )
 
 

@@ -20,7 +20,7 @@ from logstore.pulsar.ledger_metadata import PulsarComponent, StatedOwner
 from logstore.pulsar.ledger_verdicts import BrokerLookup, LedgerVerdict, OwnerLookup, judge_owner_lookup
 from logstore.pulsar.orphan_managed_ledgers import ManagedLedgerVerdict
 from logstore.pulsar.plan_jobs import PROBLEM, CompareOffloadsJob, CompareScansJob, VerifyClusterJob
-from logstore.pulsar.znode_names import format_ledger_path
+from logstore.pulsar.znode_names import MANAGED_LEDGERS, format_ledger_path
 from logstore.reconciliation.bulk_job_inputs_and_results import BulkJobSummary
 from logstore.reconciliation.finding_files import FindingFiles
 from logstore.reconciliation.findings import CLUSTER_KINDS, Finding, FindingKind
@@ -158,13 +158,13 @@ class ClusterVerifier:
 
     def _make_managed_ledger_judge(self, candidates: Sequence[Finding]) -> Callable[[Finding], Finding | None]:
         names = [
-            candidate.statement["owner"]
+            _get_managed_ledger_name(candidate)
             for candidate in candidates
             if candidate.kind is FindingKind.ORPHAN_MANAGED_LEDGER
         ]
         verdicts = look_up_orphan_managed_ledgers(self._reader, self._owners.policies, names)
         verdict_by_name = dict(zip(names, verdicts, strict=True))
-        return lambda candidate: _judge_managed_ledger(candidate, verdict_by_name[candidate.statement["owner"]])
+        return lambda candidate: _judge_managed_ledger(candidate, verdict_by_name[_get_managed_ledger_name(candidate)])
 
     def _make_reference_judge(self, candidates: Sequence[Finding]) -> Callable[[Finding], Finding | None]:
         paths = [
@@ -195,6 +195,10 @@ def _is_unchanged(candidate: Finding, znode: Znode | None) -> bool:
 
 def _get_stated_owner(candidate: Finding) -> StatedOwner:
     return StatedOwner(PulsarComponent(candidate.statement["component"]), candidate.statement["owner"])
+
+
+def _get_managed_ledger_name(candidate: Finding) -> str:
+    return candidate.statement["owner"].removeprefix(f"{MANAGED_LEDGERS}/")
 
 
 def _judge_ledger(candidate: Finding, lookup: OwnerLookup, broker: BrokerLookup) -> Finding | None:

@@ -134,6 +134,21 @@ _CASES: Final = [
         _DAY,
         {"sexton_reconciliation_plan_timestamp_seconds": f"0x{_DAY}"},
     ),
+    *_zero("SextonPulsarPlanIncomplete", "sexton_pulsar_plan_complete", 5),
+    _silent("SextonPulsarPlanIncomplete", "no plan has finished", 20, {}),
+    _firing(
+        "SextonPulsarPlanOverdue",
+        "a plan of three days ago",
+        3 * _DAY,
+        {"sexton_pulsar_plan_timestamp_seconds": f"0x{3 * _DAY}"},
+    ),
+    _silent(
+        "SextonPulsarPlanOverdue",
+        "a plan of a day ago",
+        _DAY,
+        {"sexton_pulsar_plan_timestamp_seconds": f"0x{_DAY}"},
+    ),
+    _silent("SextonPulsarPlanOverdue", "no plan has finished", 3 * _DAY, {}),
     _firing(
         "SextonCertificateExpires",
         "it ends in six days",

@@ -152,6 +152,7 @@ def test_managed_ledgers_that_outlived_their_topic_are_found(
     findings = findings_of(summaries)
     orphans = [found for found in findings if found.kind is FindingKind.ORPHAN_MANAGED_LEDGER]
     assert [found.key for found in orphans] == [f"/managed-ledgers/{name}" for name in sorted(names[:3])]
+    assert [found.statement["owner"] for found in orphans] == [f"managed-ledgers/{name}" for name in sorted(names[:3])]
     assert {found.statement["confirmed"] for found in orphans} == {"true"}
     (shadow,) = (found for found in findings if found.key == "shadow_topics")
     assert (shadow.objects, shadow.statement["names"]) == (1, "t/ns/persistent/copy")
@@ -193,7 +194,7 @@ def test_a_cluster_without_policies_is_incomplete(
     with filled(cluster):
         cluster.delete("/admin/policies", recursive=True)
         summaries = plan()
-    assert f"{PROBLEM}admin/policies" in summaries["scan-cluster-1"].facts
+    assert f"{PROBLEM}/admin/policies" in summaries["scan-cluster-1"].facts
     findings = findings_of(summaries)
     assert not ids_of(findings, FindingKind.ORPHAN_LEDGER)
     assert not [found for found in findings if found.kind is FindingKind.ORPHAN_MANAGED_LEDGER]
@@ -271,8 +272,8 @@ def test_what_cannot_be_read_is_counted_and_named(
     scanned = summaries["scan-cluster-2"]
     assert scanned.counts["problems"] == 2
     assert {name for name in scanned.facts if name.startswith(PROBLEM)} == {
-        f"{PROBLEM}schemas/t/ns/a",
-        f"{PROBLEM}managed-ledgers/{_TOPIC}/__compaction",
+        f"{PROBLEM}/schemas/t/ns/a",
+        f"{PROBLEM}/managed-ledgers/{_TOPIC}/__compaction",
     }
 
 

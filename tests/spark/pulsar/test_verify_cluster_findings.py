@@ -123,7 +123,7 @@ def write_orphan_managed_ledger(cluster: KazooClient, name: str) -> Finding:
     """Write a managed ledger, and return the candidate that two scans of it make."""
     path = f"/managed-ledgers/{name}"
     _, stat = cluster.create(path, wire.managed_ledger([5]), makepath=True, include_data=True)
-    statement = {"version": str(stat.version), "czxid": str(stat.czxid), "owner": name}
+    statement = {"version": str(stat.version), "czxid": str(stat.czxid), "owner": f"managed-ledgers/{name}"}
     return Finding(kind=FindingKind.ORPHAN_MANAGED_LEDGER, key=path, statement=statement)
 
 

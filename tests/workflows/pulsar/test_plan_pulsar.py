@@ -90,14 +90,16 @@ async def test_what_cannot_be_read_makes_the_plan_incomplete(house: WorkflowHarn
     """A failed check, and values that a scan could not read. The findings are there."""
     house.world.cluster.fail_check("bookies", "expected bookies, found none")
     house.world.bulk.cluster_findings = [orphan_ledger(101)]
-    house.world.bulk.scanned["problems"] = 3
-    house.world.bulk.scan_facts = {number: {f"{PROBLEM}schemas/t/ns/a": "a field is unknown"} for number in (1, 2)}
+    house.world.bulk.scanned["problems"] = 4
+    facts = {f"{PROBLEM}/schemas/t/ns/a": "a field is unknown", f"{PROBLEM}cluster west": "it shares BookKeeper"}
+    house.world.bulk.scan_facts = {number: dict(facts) for number in (1, 2)}
     async with house.worker():
         result = await (await plan(house)).result()
     assert result.found
     assert result.found.incomplete == [
         "bookies: expected bookies, found none",
         "/schemas/t/ns/a: a field is unknown",
+        "cluster west: it shares BookKeeper",
         "scan-cluster-1: 2 further values cannot be read",
         "scan-cluster-2: 2 further values cannot be read",
     ]
@@ -107,7 +109,7 @@ async def test_what_cannot_be_read_makes_the_plan_incomplete(house: WorkflowHarn
 async def test_reasons_are_limited(house: WorkflowHarness) -> None:
     """They are part of a workflow payload."""
     house.world.bulk.scanned["problems"] = 100
-    facts = {f"{PROBLEM}schemas/t/ns/{number}": "x" * 5_000 for number in range(100)}
+    facts = {f"{PROBLEM}/schemas/t/ns/{number}": "x" * 5_000 for number in range(100)}
     house.world.bulk.scan_facts = {1: facts, 2: facts}
     async with house.worker():
         result = await (await plan(house)).result()
