@@ -14,7 +14,7 @@ from infra.objects.bucket_address import BucketAddress
 from infra.pulsar.offload_store import OffloadStore, UnfinishedUpload, open_offload_store
 from infra.pulsar.znode_reads import Znode, ZnodeReader
 from logstore.errors import ServiceFailed, StoreUnavailable
-from logstore.pulsar.cluster_findings import require_ledger_id
+from logstore.pulsar.cluster_findings import CONFIRMED, OWNER, VERDICT, require_ledger_id
 from logstore.pulsar.ledger_references import ManagedLedgerReferences, find_managed_ledger_references
 from logstore.pulsar.offload_objects import (
     ManagedLedgerLookup,
@@ -124,7 +124,7 @@ class OffloadVerifier:
             return ""
         if candidate.kind is FindingKind.ORPHAN_OFFLOAD:
             return find_stated_managed_ledger(attempt.objects, self._cluster)
-        return candidate.statement.get("owner", "").removeprefix(f"{MANAGED_LEDGERS}/")
+        return candidate.statement.get(OWNER, "").removeprefix(f"{MANAGED_LEDGERS}/")
 
     def _judge(
         self,
@@ -160,9 +160,9 @@ class OffloadVerifier:
         if not judgement.verdict.is_finding:
             return judgement.verdict.value
         statement = {
-            "owner": f"{MANAGED_LEDGERS}/{owner}" if owner else "",
-            "verdict": judgement.verdict.value,
-            "confirmed": str(kind is not FindingKind.ABANDONED_UPLOAD).lower(),  # nothing states its cluster
+            OWNER: f"{MANAGED_LEDGERS}/{owner}" if owner else "",
+            VERDICT: judgement.verdict.value,
+            CONFIRMED: str(kind is not FindingKind.ABANDONED_UPLOAD).lower(),  # nothing states its cluster
         }
         return replace(
             candidate,

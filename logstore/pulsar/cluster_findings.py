@@ -8,6 +8,21 @@ from logstore.errors import CorruptData
 from logstore.positions import LedgerId
 from logstore.reconciliation.findings import Finding, FindingKind, PlanOrScrubResult
 
+VERSION: Final = "version"
+"""Key in the statement of a znode: data version of the znode."""
+
+CZXID: Final = "czxid"
+"""Key in the statement of a znode: transaction that created the znode."""
+
+COMPONENT: Final = "component"
+"""Key in the statement of a ledger. The value is a `PulsarComponent`, or "" if the ledger does not state its owner."""
+
+OWNER: Final = "owner"
+"""Key in the statement: path of the owner's znode without a slash at its begin, or "" if the owner is not known."""
+
+SOURCE: Final = "source"
+"""Key in the statement of a dangling reference: field that refers to the ledger."""
+
 VERDICT: Final = "verdict"
 """Key in the statement of a ledger. The value is a `LedgerVerdict`."""
 

@@ -11,7 +11,7 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from logstore.pulsar.cluster_findings import CONFIRMED, MAX_NAMES, VERDICT
+from logstore.pulsar.cluster_findings import CONFIRMED, CZXID, MAX_NAMES, OWNER, VERDICT, VERSION
 from logstore.pulsar.orphan_managed_ledgers import ManagedLedgerVerdict
 from logstore.pulsar.znode_names import MANAGED_LEDGERS as MANAGED_LEDGERS_ROOT
 from logstore.reconciliation.finding_files import FINDINGS_PER_PAGE, write_finding_file
@@ -63,9 +63,9 @@ def _make_pages(table: pa.Table) -> Iterator[list[Finding]]:
                 objects=row["ledgers"],
                 newest_us=row["modified_ms"] * 1_000,
                 statement={
-                    "version": str(row["version"]),
-                    "czxid": str(row["czxid"]),
-                    "owner": f"{MANAGED_LEDGERS_ROOT}/{row['name']}",
+                    VERSION: str(row["version"]),
+                    CZXID: str(row["czxid"]),
+                    OWNER: f"{MANAGED_LEDGERS_ROOT}/{row['name']}",
                     VERDICT: row["verdict"],
                     CONFIRMED: "false",
                 },

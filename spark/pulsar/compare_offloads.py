@@ -22,6 +22,7 @@ from infra.pulsar.offload_store import OffloadStore, open_offload_store
 from logstore.atomic_files import replace_atomically
 from logstore.errors import PreconditionFailed
 from logstore.positions import LedgerId
+from logstore.pulsar.cluster_findings import OWNER, SOURCE
 from logstore.pulsar.offload_objects import CLUSTER_FIELD, MIN_OFFLOAD_AGE_S, OffloadKey
 from logstore.pulsar.plan_jobs import (
     LISTED,
@@ -233,7 +234,7 @@ def _make_candidate(row: dict[str, Any], owner: str) -> Finding:
         objects=row["part_count"],
         size_bytes=row["size_bytes_sum"],
         newest_us=row["modified_us_max"],
-        statement={"owner": f"{MANAGED_LEDGERS}/{owner}"} if is_upload and owner else {},
+        statement={OWNER: f"{MANAGED_LEDGERS}/{owner}"} if is_upload and owner else {},
         detail="nothing refers to it",
     )
 
@@ -252,7 +253,7 @@ def _find_missing(group: OffloadGroup, bucket: str) -> Iterator[Finding]:
             bucket=bucket,
             key=f"/{MANAGED_LEDGERS}/{row['managed_ledger']}",
             uuid=row["uuid"],
-            statement={"owner": f"{MANAGED_LEDGERS}/{row['managed_ledger']}", "source": _OFFLOAD_CONTEXT},
+            statement={OWNER: f"{MANAGED_LEDGERS}/{row['managed_ledger']}", SOURCE: _OFFLOAD_CONTEXT},
             detail="an object of a complete offload was not listed",
         )
 

@@ -19,7 +19,17 @@ import pyarrow.compute as pc
 from infra.pulsar.cluster_access import PulsarCluster
 from logstore.errors import PreconditionFailed
 from logstore.positions import LedgerId
-from logstore.pulsar.cluster_findings import CONFIRMED, VERDICT, Hazard, make_hazard
+from logstore.pulsar.cluster_findings import (
+    COMPONENT,
+    CONFIRMED,
+    CZXID,
+    OWNER,
+    SOURCE,
+    VERDICT,
+    VERSION,
+    Hazard,
+    make_hazard,
+)
 from logstore.pulsar.ledger_metadata import APPLICATION, BookKeeperLedgerState, PulsarComponent, StatedOwner
 from logstore.pulsar.ledger_verdicts import (
     AgeFloors,
@@ -238,7 +248,7 @@ def _make_scanned_ledger(row: Mapping[str, Any], *, locked: bool = False) -> Sca
 
 def _make_ledger_finding(row: Mapping[str, Any], judgement: LedgerJudgement, root: str) -> Finding:
     is_unattributed = judgement.verdict.is_unattributed
-    statement = {name: str(row[name]) for name in ("version", "czxid", "state", "application", "component", "owner")}
+    statement = {name: str(row[name]) for name in (VERSION, CZXID, "state", "application", COMPONENT, OWNER)}
     return Finding(
         kind=FindingKind.UNATTRIBUTED_LEDGER if is_unattributed else FindingKind.ORPHAN_LEDGER,
         ledger_id=LedgerId(row["ledger_id"]),
@@ -261,7 +271,7 @@ def _find_dangling(first: pa.Table, second: pa.Table, existing: Ids) -> tuple[li
             kind=FindingKind.DANGLING_REFERENCE,
             ledger_id=LedgerId(row["ledger_id"]),
             key=f"/{row['path']}",
-            statement={"source": row["source"]},
+            statement={SOURCE: row["source"]},
             detail="it refers to a ledger that does not exist",
         )
         for row in harmful.to_pylist()

@@ -15,7 +15,7 @@ from infra.pulsar.offload_verification import UNANSWERED, is_about_offload, open
 from infra.pulsar.owner_lookup import OwnerDirectory, open_owner_directory
 from infra.pulsar.policy_directory import look_up_orphan_managed_ledgers
 from infra.pulsar.znode_reads import Znode, ZnodeReader
-from logstore.pulsar.cluster_findings import CONFIRMED, VERDICT, require_ledger_id
+from logstore.pulsar.cluster_findings import COMPONENT, CONFIRMED, CZXID, OWNER, VERDICT, VERSION, require_ledger_id
 from logstore.pulsar.ledger_metadata import PulsarComponent, StatedOwner
 from logstore.pulsar.ledger_verdicts import BrokerLookup, LedgerVerdict, OwnerLookup, judge_owner_lookup
 from logstore.pulsar.orphan_managed_ledgers import ManagedLedgerVerdict
@@ -189,16 +189,16 @@ def _is_unchanged(candidate: Finding, znode: Znode | None) -> bool:
     """Return whether the znode exists in the scanned version. A reference has no version: its znode often changes."""
     if znode is None:
         return False
-    scanned = candidate.statement.get("version"), candidate.statement.get("czxid")
+    scanned = candidate.statement.get(VERSION), candidate.statement.get(CZXID)
     return scanned in {(None, None), (str(znode.version), str(znode.czxid))}
 
 
 def _get_stated_owner(candidate: Finding) -> StatedOwner:
-    return StatedOwner(PulsarComponent(candidate.statement["component"]), candidate.statement["owner"])
+    return StatedOwner(PulsarComponent(candidate.statement[COMPONENT]), candidate.statement[OWNER])
 
 
 def _get_managed_ledger_name(candidate: Finding) -> str:
-    return candidate.statement["owner"].removeprefix(f"{MANAGED_LEDGERS}/")
+    return candidate.statement[OWNER].removeprefix(f"{MANAGED_LEDGERS}/")
 
 
 def _judge_ledger(candidate: Finding, lookup: OwnerLookup, broker: BrokerLookup) -> Finding | None:
