@@ -7,7 +7,10 @@ from logstore.errors import InvalidInput
 from logstore.pulsar.ledger_verdicts import MIN_OPEN_AGE_S
 from logstore.reconciliation.plausibility_guards import require_min_age
 
-NO_OFFLOAD_BUCKET: Final = "objects of offloads: the setting pulsar_offload_bucket is empty"
+OFFLOAD_OBJECTS: Final = "objects of offloads"
+"""Subject of problems with the offload bucket."""
+
+NO_OFFLOAD_BUCKET: Final = f"{OFFLOAD_OBJECTS}: the setting pulsar_offload_bucket is empty"
 """Sentence of a plan without a bucket of offloads, about what it left out."""
 
 LISTED: Final = "listed_us"
@@ -98,8 +101,9 @@ class ListOffloadsJob:
 class ScanClusterJob:
     """Job that writes facts about every ledger of a cluster, and then about every reference to a ledger.
 
-    The summary counts `ledgers`, `references`, `managed_ledgers`, `offloads`, `problems` and `groups` of files. A scan
-    with problems is incomplete. The fact `PROBLEM` names problems. Times are `BEGUN_MS`, `ENDED_MS` and `CLUSTER_MS`.
+    The summary counts `ledgers`, `locks`, `references`, `managed_ledgers`, `offloads`, `problems` and `groups` of
+    files. A scan with problems is incomplete. The fact `PROBLEM` names problems. Times are `BEGUN_MS`, `ENDED_MS` and
+    `CLUSTER_MS`.
     """
 
     run_id: str
@@ -134,7 +138,8 @@ class CompareOffloadsJob:
 
     A candidate is an old object or upload that no scan refers to, or a complete offload without its objects. The
     summary counts candidates by kind, and `young` attempts, and offloads `elsewhere`, in another bucket. It has the
-    facts `OFFLOADS_BEFORE` and `OFFLOAD_CLUSTER`. Facts that begin with `LEFT_OUT` say what was not compared.
+    facts `OFFLOADS_BEFORE` and `OFFLOAD_CLUSTER`. A fact that begins with `LEFT_OUT` says what was not compared. If the
+    bucket or the name of the cluster is in doubt, nothing is compared: a fact that begins with `PROBLEM` says why.
     """
 
     run_id: str

@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from infra.pulsar.ledger_scan import LedgerZnode
 from infra.pulsar.scan_facts import LedgerReference, OffloadReference, ScanProblem
+from logstore.errors import PreconditionFailed
 from logstore.pulsar.ledger_metadata import find_stated_owner
 from spark.reconciliation.fact_files import GroupedFactFiles, UngroupedFactFile
 
@@ -134,6 +135,21 @@ class ProblemRows:
 
     def close(self) -> int:
         return self._rows.close()
+
+
+def require_all_rows(job: str, rows: Mapping[str, int], counts: Mapping[str, int]) -> None:
+    """Refuse files with other numbers of rows than their job counted. A missing row would make an orphan.
+
+    `rows` are the numbers that were read, and `counts` those of the job, by kind.
+
+    Raises:
+        PreconditionFailed: An executor does not see all files, or a late attempt of a task has replaced some.
+    """
+    for kind, number in rows.items():
+        if number != counts[kind]:
+            raise PreconditionFailed(
+                f"{job}: expected {counts[kind]:,} {kind} in its files, found {number:,}; plan again"
+            )
 
 
 def make_ledger_row(found: LedgerZnode) -> dict[str, Any]:

@@ -4,8 +4,9 @@ A complete offload whose objects were not listed is a candidate, too. All candid
 the objects. One task reads the facts of one group of ledger ids.
 """
 
+import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain, islice
@@ -14,30 +15,29 @@ from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from infra.pulsar.cluster_access import PulsarCluster
 from infra.pulsar.cluster_check import list_cluster_names
 from infra.pulsar.offload_store import OffloadStore, open_offload_store
-from logstore.atomic_files import replace_atomically
-from logstore.errors import PreconditionFailed
 from logstore.positions import LedgerId
 from logstore.pulsar.cluster_findings import OWNER, SOURCE
 from logstore.pulsar.offload_objects import CLUSTER_FIELD, MIN_OFFLOAD_AGE_S, OffloadKey
 from logstore.pulsar.plan_jobs import (
     LISTED,
     OFFLOAD_CLUSTER,
+    OFFLOAD_OBJECTS,
     OFFLOADS_BEFORE,
+    PROBLEM,
     CompareOffloadsJob,
     ListOffloadsJob,
     ScanClusterJob,
 )
 from logstore.pulsar.znode_names import MANAGED_LEDGERS
 from logstore.reconciliation.bulk_job_inputs_and_results import LEFT_OUT, BulkJobSummary
-from logstore.reconciliation.finding_files import FINDING_SCHEMA, FINDINGS_PER_PAGE, findings_to_table
+from logstore.reconciliation.finding_files import FINDINGS_PER_PAGE, write_finding_file
 from logstore.reconciliation.findings import Finding, FindingKind
 from spark.job_runner import JobContext
-from spark.pulsar.cluster_facts import OFFLOADS
+from spark.pulsar.cluster_facts import OFFLOADS, require_all_rows
 from spark.pulsar.list_offloads import OFFLOADED_OBJECTS
 from spark.reconciliation.fact_files import TIERED_OBJECTS, read_facts
 from spark.reconciliation.tiered_object_facts import UPLOAD
@@ -73,7 +73,7 @@ def compare_offloads(cluster: PulsarCluster, context: JobContext, job: CompareOf
     name, doubt = _find_cluster_name(cluster, store, Path(scans[1].folder), scans[1].counts["offloads"])
     facts = {OFFLOADS_BEFORE: str(before_us), OFFLOAD_CLUSTER: name}
     if doubt:
-        return BulkJobSummary(facts=facts | {f"{LEFT_OUT}{OFFLOADED_OBJECTS}": doubt})
+        return BulkJobSummary(facts=facts | {f"{PROBLEM}{OFFLOAD_OBJECTS}": doubt})
     groups = min(listing.counts["groups"], scans[0].counts["groups"])
     compare = partial(
         _write_candidates_of_group,
@@ -84,25 +84,15 @@ def compare_offloads(cluster: PulsarCluster, context: JobContext, job: CompareOf
         before_us=before_us,
     )
     totals = sum(context.run_in_executors("compare offloads", list(range(groups)), compare), Counter[str]())
-    require_all_rows(totals, listing, scans)
+    listed = listing.counts["objects"] + listing.counts["uploads"]
+    require_all_rows(ListOffloadsJob.name, {"objects": totals[f"{ROWS}0"]}, {"objects": listed})
+    for number, scan in enumerate(scans, start=1):
+        require_all_rows(f"scan {number}", {"offloads": totals[f"{ROWS}{number}"]}, scan.counts)
     if totals["elsewhere"]:
         facts[f"{LEFT_OUT}elsewhere"] = f"{totals['elsewhere']:,} offloads in other buckets than {store.bucket}"
     return BulkJobSummary(
         counts={count: number for count, number in totals.items() if not count.startswith(ROWS)}, facts=facts
     )
-
-
-def require_all_rows(totals: Mapping[str, int], listing: BulkJobSummary, scans: Sequence[BulkJobSummary]) -> None:
-    """Refuse files that have other numbers of rows than their jobs counted. A missing row would make an orphan.
-
-    Raises:
-        PreconditionFailed: An executor does not see all files, or a late attempt of a task has replaced some.
-    """
-    expected = (listing.counts["objects"] + listing.counts["uploads"], *(scan.counts["offloads"] for scan in scans))
-    for number, rows in enumerate(expected):
-        found = totals.get(f"{ROWS}{number}", 0)
-        if found != rows:
-            raise PreconditionFailed(f"offloads: expected {rows:,} rows in files of a scan or listing, found {found:,}")
 
 
 def _find_cluster_name(cluster: PulsarCluster, store: OffloadStore, scan: Path, offloads: int) -> tuple[str, str]:
@@ -111,18 +101,22 @@ def _find_cluster_name(cluster: PulsarCluster, store: OffloadStore, scan: Path, 
     Objects of complete offloads are the cluster's own. A sample of them proves the name and the bucket. Objects that an
     early version of Pulsar wrote state no name.
     """
-    sample = islice(_iterate_complete_offloads(scan, store.bucket), 0, None, max(1, offloads // _MAX_SAMPLED_OFFLOADS))
+    sample = islice(
+        _iterate_complete_offloads(scan, store.bucket), 0, None, max(1, math.ceil(offloads / _MAX_SAMPLED_OFFLOADS))
+    )
     keys = [OffloadKey(uuid, ledger_id) for uuid, ledger_id in sample]
     stored = [each for each in map(store.read_object, keys) if each is not None]
     if keys and not stored:
-        expected = f"none of {len(keys):,} objects of complete offloads is in bucket {store.bucket}"
-        return "", f"objects of offloads: {expected}. Correct pulsar_offload_bucket, or restore the objects"
+        expected = f"objects of {len(keys):,} complete offloads in bucket {store.bucket}"
+        return "", f"expected {expected}, found none. Correct pulsar_offload_bucket, or restore the objects"
     names = {each.get_stated(CLUSTER_FIELD) for each in stored} - {""}
     if not names:
         with cluster.open_configuration_reader(parallel_sessions=1) as reader:
             names = set(list_cluster_names(reader))
     if len(names) != 1:
-        return "", f"objects of offloads: the name of the cluster is not clear: {', '.join(sorted(names)) or 'none'}"
+        expected = "one name of the cluster in its objects, or else in the configuration store"
+        advice = "Plan without pulsar_offload_bucket until an offload is complete"
+        return "", f"expected {expected}, found {', '.join(sorted(names)) or 'none'}. {advice}"
     return names.pop(), ""
 
 
@@ -161,13 +155,13 @@ def _write_candidates_of_group(
     counts = Counter({f"{ROWS}{number}": len(table) for number, table in enumerate(tables)})
     find_uuids = partial(_find_uuids_in_use, scans=(folders[1], folders[2]))
     candidates = find_candidates(OffloadGroup(*tables), bucket, before_us, find_uuids, counts)
-    with (
-        replace_atomically(folder / f"candidates-{group:03d}.parquet") as new,
-        pq.ParquetWriter(new, FINDING_SCHEMA) as writer,
-    ):
+
+    def iterate_pages() -> Iterator[list[Finding]]:
         while page := list(islice(candidates, FINDINGS_PER_PAGE)):
-            writer.write_table(findings_to_table(page))
             counts.update(candidate.kind.value for candidate in page)
+            yield page
+
+    write_finding_file(folder / f"candidates-{group:03d}.parquet", iterate_pages())
     return counts
 
 

@@ -52,7 +52,7 @@ from logstore.reconciliation.bulk_job_inputs_and_results import BulkJobSummary
 from logstore.reconciliation.finding_files import write_finding_file
 from logstore.reconciliation.findings import Finding, FindingKind
 from spark.job_runner import JobContext
-from spark.pulsar.cluster_facts import LEDGERS, LOCKS, LOG_SOURCES, REFERENCES
+from spark.pulsar.cluster_facts import LEDGERS, LOCKS, LOG_SOURCES, REFERENCES, require_all_rows
 from spark.pulsar.compare_managed_ledgers import ManagedLedgerComparison, write_orphan_managed_ledgers
 from spark.reconciliation.fact_files import read_facts
 from spark.reconciliation.shard_group import find_positions
@@ -60,6 +60,7 @@ from spark.reconciliation.shard_group import find_positions
 Ids = npt.NDArray[np.int64]
 
 UNREADABLE_STATE: Final = ""
+_GROUPED_KINDS: Final = ("ledgers", "references")
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,8 +112,11 @@ def compare_scans(cluster: PulsarCluster, context: JobContext, job: CompareScans
     )
     require_comparable_scans(first, second, between_s=job.between_s, ledgers_root=cluster.ledgers_root)
     floors = AgeFloors() if job.older_than_s is None else AgeFloors.for_all_states(job.older_than_s)
+    locked = _ids(read_facts(Path(second.folder), "locks", None, LOCKS))
+    require_all_rows("scan 2", {"locks": len(locked)}, second.counts)
     compare = partial(
         _write_candidates_of_group,
+        locked=locked,
         scans=(Path(first.folder), Path(second.folder)),
         folder=context.folder,
         root=cluster.ledgers_root,
@@ -120,7 +124,9 @@ def compare_scans(cluster: PulsarCluster, context: JobContext, job: CompareScans
         floors=floors,
     )
     results = context.run_in_executors("compare scans", list(range(first.counts["groups"])), compare)
-    require_all_rows(sum((result.rows for result in results), Counter()), (first, second))
+    rows = sum((result.rows for result in results), Counter[tuple[str, int]]())
+    for number, scan in enumerate((first, second), start=1):
+        require_all_rows(f"scan {number}", {kind: rows[kind, number] for kind in _GROUPED_KINDS}, scan.counts)
     write_orphans = partial(
         write_orphan_managed_ledgers,
         scans=(Path(first.folder), Path(second.folder)),
@@ -159,31 +165,17 @@ def require_comparable_scans(
         raise PreconditionFailed(f"scan 2: {expected}, found {gap_s:,.0f} s; plan again")
 
 
-def require_all_rows(rows: Mapping[tuple[str, int], int], scans: tuple[BulkJobSummary, BulkJobSummary]) -> None:
-    """Refuse files that have other numbers of rows than the scans counted. A missing row would make an orphan.
-
-    Raises:
-        PreconditionFailed: An executor does not see all files, or a late attempt of a task has replaced some.
-    """
-    for number, scan in enumerate(scans, start=1):
-        for kind in ("ledgers", "references"):
-            found, expected = rows.get((kind, number), 0), scan.counts[kind]
-            if found != expected:
-                raise PreconditionFailed(f"scan {number}: expected {expected:,} {kind} in its files, found {found:,}")
-
-
 def _write_candidates_of_group(
-    group: int, *, scans: tuple[Path, Path], folder: Path, root: str, now_ms: int, floors: AgeFloors
+    group: int, *, locked: Ids, scans: tuple[Path, Path], folder: Path, root: str, now_ms: int, floors: AgeFloors
 ) -> _GroupResult:
     """Write the candidates of a group into one file, in an executor. Two runs of a task may overlap."""
     first, second = (ScanGroup.read(scan, group) for scan in scans)
-    locked = _ids(read_facts(scans[1], "locks", None, LOCKS))
     comparison = compare_scan_groups(first, second, locked, root=root, now_ms=now_ms, floors=floors)
     write_finding_file(folder / f"candidates-{group:03d}.parquet", [comparison.findings])
     rows = {
         (kind, number): len(getattr(scan, kind))
         for number, scan in enumerate((first, second), start=1)
-        for kind in ("ledgers", "references")
+        for kind in _GROUPED_KINDS
     }
     return _GroupResult(comparison.counts, Counter(rows), comparison.hazards)
 

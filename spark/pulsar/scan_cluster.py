@@ -123,7 +123,7 @@ def _write_slices(target: _ScanTarget) -> tuple[_TaskResult, list[_ReferenceTask
                 problems.add(lock)
             else:
                 locks.add({"ledger_id": lock})
-        locks.close()
+        rows = Counter(locks=locks.close())
         namespaces = list_namespaces(reader)
         if not namespaces:  # every ledger would be without references
             raise PreconditionFailed("/managed-ledgers: expected the namespaces of a Pulsar cluster, found none")
@@ -134,7 +134,8 @@ def _write_slices(target: _ScanTarget) -> tuple[_TaskResult, list[_ReferenceTask
     slices = [(_LOGS, 0), *((scan_slices.TOPICS, number) for number in range(topic_slices))]
     slices += [(scan_slices.SCHEMAS, number) for number in range(schema_slices)]
     tasks = [_ReferenceTask(number, *part) for number, part in enumerate(slices)]
-    return _TaskResult(Counter(problems=problems.close()), tuple(problems.first), newest_change_ms), tasks
+    rows["problems"] = problems.close()
+    return _TaskResult(rows, tuple(problems.first), newest_change_ms), tasks
 
 
 def _require_identity(reader: ZnodeReader, ledgers_root: str, identity: str) -> None:
@@ -158,7 +159,7 @@ def _summarize_scan(
     problems = [problem for result in results for problem in result.problems]
     shared = _make_shared_cluster_problems(target.cluster)
     rows["problems"] += len(shared)
-    names = ("ledgers", "references", "managed_ledgers", "offloads", "problems")
+    names = ("ledgers", "locks", "references", "managed_ledgers", "offloads", "problems")
     return BulkJobSummary(
         counts={"groups": target.folder.groups, **times, **{name: rows[name] for name in names}},
         facts={IDENTITY: identity, LEDGERS_ROOT: target.cluster.ledgers_root}

@@ -19,7 +19,7 @@ from logstore.pulsar.cluster_findings import COMPONENT, CONFIRMED, CZXID, OWNER,
 from logstore.pulsar.ledger_metadata import PulsarComponent, StatedOwner
 from logstore.pulsar.ledger_verdicts import BrokerLookup, LedgerVerdict, OwnerLookup, judge_owner_lookup
 from logstore.pulsar.orphan_managed_ledgers import ManagedLedgerVerdict
-from logstore.pulsar.plan_jobs import PROBLEM, CompareOffloadsJob, CompareScansJob, VerifyClusterJob
+from logstore.pulsar.plan_jobs import OFFLOAD_OBJECTS, PROBLEM, CompareOffloadsJob, CompareScansJob, VerifyClusterJob
 from logstore.pulsar.znode_names import MANAGED_LEDGERS, format_ledger_path
 from logstore.reconciliation.bulk_job_inputs_and_results import BulkJobSummary
 from logstore.reconciliation.finding_files import FindingFiles
@@ -92,7 +92,7 @@ def _open_verifier(
                 verification = open_offload_verifier(cluster.offloads, reader, offload_facts).verify(offloads)
                 findings += verification.findings
                 if verification.dropped[UNANSWERED]:
-                    problems["objects of offloads"] = "expected an answer about each candidate, found none about some"
+                    problems[OFFLOAD_OBJECTS] = "expected an answer about each candidate, found none about some"
             return Verification(findings if is_complete else list(map(_withdraw_confirmation, findings)), problems)
 
         yield verify

@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from kazoo.client import KazooClient
 
@@ -20,6 +21,7 @@ from logstore.reconciliation.findings import Finding, FindingKind
 from spark.job_mains import cluster_job_mains
 from spark.job_runner import SparkBulkJobs
 from spark.published_output import PublishedOutputs
+from spark.reconciliation.fact_files import read_facts
 from spark.warm_session import WarmSession
 from tests.infra.pulsar.conftest import cluster, ensemble, zookeeper
 from tests.infra.pulsar.fake_bookie import answer_with, run_bookie, seal_entry
@@ -131,6 +133,18 @@ def test_every_planted_orphan_is_found_and_nothing_else(
     hazards = {found.key: (found.objects, found.statement.get("names")) for found in findings if found.kind == "hazard"}
     assert hazards == {"foreign_application": (1, "bk-stream-storage-service"), "log_ledgers": (1, None)}
     assert {found.statement["confirmed"] for found in findings if found.ledger_id in {101, 102}} == {"true"}
+
+
+def test_locks_that_are_not_seen_are_missed(
+    cluster: KazooClient, plan: Callable[..., dict[str, BulkJobSummary]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read_no_locks(folder: Path, stem: str, group: int | None, schema: pa.Schema) -> pa.Table:
+        return schema.empty_table() if stem == "locks" else read_facts(folder, stem, group, schema)
+
+    monkeypatch.setattr("spark.pulsar.compare_scans.read_facts", read_no_locks)
+    write(cluster, "ledgers/underreplication/locks/urL0000000101", b"")
+    with filled(cluster), pytest.raises(PreconditionFailed, match="scan 2: expected 1 locks in its files, found 0"):
+        plan()
 
 
 def test_managed_ledgers_that_outlived_their_topic_are_found(

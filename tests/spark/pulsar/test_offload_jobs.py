@@ -23,6 +23,7 @@ from logstore.errors import (
 from logstore.pulsar.offload_objects import OffloadKey
 from logstore.pulsar.plan_jobs import (
     OFFLOAD_CLUSTER,
+    PROBLEM,
     CompareOffloadsJob,
     CompareScansJob,
     ListOffloadsJob,
@@ -191,8 +192,9 @@ def test_a_bucket_without_any_object_of_a_sample_is_taken_for_another_one(
     fill(cluster, store)
     write_topic(cluster, store.bucket, "lost", "late")
     summary = plan()["compare-offloads"]
-    (left_out,) = (text for name, text in summary.facts.items() if name.startswith(LEFT_OUT))
-    assert "pulsar_offload_bucket" in left_out
+    problem = summary.facts[f"{PROBLEM}objects of offloads"]
+    assert problem.startswith(f"expected objects of 2 complete offloads in bucket {store.bucket}, found none. Correct")
+    assert not [name for name in summary.facts if name.startswith(LEFT_OUT)]
     assert not list(FindingFiles(Path(summary.folder)).iterate_findings())
 
 
@@ -208,6 +210,9 @@ def test_without_complete_offloads_the_name_is_the_only_one_of_the_configuration
     summaries = plan()
     assert summaries["compare-offloads"].facts[OFFLOAD_CLUSTER] == ("here" if is_known else "")
     assert len(candidates_of(summaries)) == int(is_known)
+    problem = summaries["compare-offloads"].facts.get(f"{PROBLEM}objects of offloads", "")
+    assert is_known or f"found {', '.join(sorted(names)) or 'none'}" in problem
+    assert bool(problem) is not is_known
 
 
 def test_offloads_in_another_bucket_are_left_out_and_counted(
