@@ -4,6 +4,7 @@ Source: Pulsar's `BrokerStats` and `PersistentTopicsBase`. Most requests about a
 the cluster. The statistics of a broker do not: they cover the topics that are loaded, and are at most a minute old.
 """
 
+import time
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -26,6 +27,7 @@ from logstore.pulsar.znode_names import MANAGED_LEDGERS, topic_from_managed_ledg
 ADMIN_API: Final = "admin API"
 _STATISTICS: Final = "/admin/v2/broker-stats/topics"
 _RUNNING: Final = "RUNNING"
+_LIST_LIFETIME_S: Final = 60.0  # a broker makes its statistics once a minute, so that a list may be twice as old
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +56,8 @@ class LoadedTopics:
     def find_compaction(self, topic: str) -> TopicCompaction | None:
         """Return the state of `persistent://tenant/namespace/name`, or `None` if no broker has loaded the topic.
 
-        A topic of Pulsar 1 has no state here. A broker that has unloaded the topic within the last minute loads it
-        again. For errors see `BrokerAdmin`.
+        A topic of Pulsar 1 has no state here. A broker that has unloaded the topic since the last minute before the
+        instance was created loads it again. For errors see `BrokerAdmin`.
         """
         if topic not in self._topics:
             return None
@@ -63,14 +65,16 @@ class LoadedTopics:
             path = f"/admin/v2/persistent/{format_topic_path(topic)}"
         except InvalidInput:
             return None
+        # A compaction that ends between the requests has a new ledger, which the statistics may not show yet.
+        before = self._admin.find_json(f"{path}/compaction", dict)
         statistics = self._admin.find_json(f"{path}/internalStats", dict)
-        compaction = self._admin.find_json(f"{path}/compaction", dict)
-        if statistics is None or compaction is None:  # deleted meanwhile
+        after = self._admin.find_json(f"{path}/compaction", dict)
+        if before is None or statistics is None or after is None:  # deleted meanwhile
             return None
         ledger = require_field(statistics, "compactedLedger", dict, f"{path}/internalStats")
         ledger_id = require_field(ledger, "ledgerId", int, f"{path}/internalStats")
-        status = require_field(compaction, "status", str, f"{path}/compaction")
-        return TopicCompaction(ledger_id if ledger_id >= 0 else None, is_running=status == _RUNNING)
+        statuses = {require_field(compaction, "status", str, f"{path}/compaction") for compaction in (before, after)}
+        return TopicCompaction(ledger_id if ledger_id >= 0 else None, is_running=_RUNNING in statuses)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,9 +120,17 @@ def _list_topics(admin: BrokerAdmin, broker: RegisteredBroker) -> Iterator[str]:
 def _find_compactions(
     address: BrokerAdminAddress, reader: ZnodeReader, topics: Iterable[str]
 ) -> Iterator[tuple[str, TopicCompaction]]:
-    brokers = list_registered_brokers(reader)
-    loaded = LoadedTopics(BrokerAdmin(address, brokers), brokers)
+    """Yield topics with their states. The list of loaded topics is read again from time to time.
+
+    A topic that its broker unloads, or that moves to another broker, is loaded by a question that relies on an old
+    list.
+    """
+    loaded, expires_s = None, 0.0
     for topic in topics:
+        if loaded is None or time.monotonic() > expires_s:
+            brokers = list_registered_brokers(reader)
+            loaded = LoadedTopics(BrokerAdmin(address, brokers), brokers)
+            expires_s = time.monotonic() + _LIST_LIFETIME_S
         if compaction := loaded.find_compaction(topic):
             yield topic, compaction
 

@@ -143,13 +143,21 @@ _VERDICT_AND_REASON_BY_LOOKUP: Final[Mapping[OwnerLookup, tuple[LedgerVerdict, s
 
 
 def judge_owner_lookup(
-    owner: StatedOwner, lookup: OwnerLookup, broker: BrokerLookup = BrokerLookup.UNKNOWN
+    owner: StatedOwner,
+    lookup: OwnerLookup,
+    broker: BrokerLookup = BrokerLookup.UNKNOWN,
+    *,
+    state: BookKeeperLedgerState = BookKeeperLedgerState.OPEN,
 ) -> LedgerJudgement:
-    """Judge a ledger whose verdict was `UNREFERENCED` by what its owner says now, and the owner's broker, if asked."""
+    """Judge a ledger whose verdict was `UNREFERENCED` by what its owner says now, and the owner's broker, if asked.
+
+    A broker knows only its own compactions. Another process may still write a compacted ledger that is not closed.
+    """
     if broker is BrokerLookup.LISTING:
         return LedgerJudgement(LedgerVerdict.REFERENCED, "a broker refers to it")
     verdict, reason = _VERDICT_AND_REASON_BY_LOOKUP[lookup]
-    is_confirmed = broker is BrokerLookup.NOT_LISTING or _is_confirmed_without_broker(owner, lookup)
+    is_denied = broker is BrokerLookup.NOT_LISTING and state is BookKeeperLedgerState.CLOSED
+    is_confirmed = is_denied or _is_confirmed_without_broker(owner, lookup)
     return LedgerJudgement(verdict, reason.format(owner=f"/{owner.path}"), verdict.is_orphan and is_confirmed)
 
 

@@ -16,7 +16,7 @@ from infra.pulsar.owner_lookup import OwnerDirectory, open_owner_directory
 from infra.pulsar.policy_directory import look_up_orphan_managed_ledgers
 from infra.pulsar.znode_reads import Znode, ZnodeReader
 from logstore.pulsar.cluster_findings import COMPONENT, CONFIRMED, CZXID, OWNER, VERDICT, VERSION, require_ledger_id
-from logstore.pulsar.ledger_metadata import PulsarComponent, StatedOwner
+from logstore.pulsar.ledger_metadata import BookKeeperLedgerState, PulsarComponent, StatedOwner
 from logstore.pulsar.ledger_verdicts import BrokerLookup, LedgerVerdict, OwnerLookup, judge_owner_lookup
 from logstore.pulsar.orphan_managed_ledgers import ManagedLedgerVerdict
 from logstore.pulsar.plan_jobs import OFFLOAD_OBJECTS, PROBLEM, CompareOffloadsJob, CompareScansJob, VerifyClusterJob
@@ -202,7 +202,8 @@ def _get_managed_ledger_name(candidate: Finding) -> str:
 
 
 def _judge_ledger(candidate: Finding, lookup: OwnerLookup, broker: BrokerLookup) -> Finding | None:
-    judgement = judge_owner_lookup(_get_stated_owner(candidate), lookup, broker)
+    state = BookKeeperLedgerState(candidate.statement["state"] or BookKeeperLedgerState.OPEN)
+    judgement = judge_owner_lookup(_get_stated_owner(candidate), lookup, broker, state=state)
     if judgement.verdict is LedgerVerdict.REFERENCED:
         return None
     return replace(

@@ -42,6 +42,12 @@ def test_a_loaded_topic_shows_its_compacted_ledger(server: FakeAdmin) -> None:
     assert _loaded_topics(server).find_compaction(_TOPIC) == TopicCompaction(None, is_running=True)
 
 
+@pytest.mark.parametrize("statuses", [("RUNNING", "SUCCESS"), ("SUCCESS", "RUNNING")])
+def test_a_compaction_that_begins_or_ends_meanwhile_is_running(server: FakeAdmin, statuses: tuple[str, str]) -> None:
+    server.answers[f"{_PATH}/compaction"] = [(200, f'{{"status":"{status}"}}') for status in statuses]
+    assert _loaded_topics(server).find_compaction(_TOPIC) == TopicCompaction(17, is_running=True)
+
+
 def test_a_topic_that_no_broker_has_loaded_is_not_asked_for(server: FakeAdmin) -> None:
     with serve_admin({_STATISTICS: _statistics("persistent://acme/orders/c")}) as other:
         topics = _loaded_topics(server, other.url)

@@ -8,6 +8,7 @@ import pytest
 from logstore.pulsar.ledger_metadata import BookKeeperLedgerState, PulsarComponent, StatedOwner
 from logstore.pulsar.ledger_verdicts import (
     AgeFloors,
+    BrokerLookup,
     LedgerVerdict,
     OwnerLookup,
     ScannedLedger,
@@ -121,3 +122,9 @@ def test_what_a_broker_may_know_alone_is_not_confirmed(
     component: PulsarComponent, lookup: OwnerLookup, is_confirmed: bool
 ) -> None:
     assert judge_owner_lookup(StatedOwner(component, "any"), lookup).is_confirmed is is_confirmed
+
+
+@pytest.mark.parametrize("state", BookKeeperLedgerState)
+def test_a_broker_confirms_only_a_closed_compacted_ledger(state: BookKeeperLedgerState) -> None:
+    judgement = judge_owner_lookup(_COMPACTED, OwnerLookup.NOT_LISTING, BrokerLookup.NOT_LISTING, state=state)
+    assert judgement.is_confirmed is (state is BookKeeperLedgerState.CLOSED)

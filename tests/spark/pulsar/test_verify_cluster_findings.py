@@ -42,6 +42,7 @@ def write_candidate(cluster: KazooClient, ledger_id: int, **changes: Any) -> Fin
     statement = {
         "version": str(stat.version),
         "czxid": str(stat.czxid),
+        "state": "CLOSED",
         "component": "managed-ledger",
         "owner": _TOPIC,
     } | changes.pop("statement", {})
@@ -243,7 +244,38 @@ def test_brokers_are_asked_once_for_all_candidates(
         asked = replace(access, admin=BrokerAdminAddress(url=server.url))
         compactions = _look_up_compactions(asked, write_compacted_candidates(cluster, tmp_path, 7, 8))
         assert compactions == CompactionLookup({7: BrokerLookup.LISTING, 8: other})
-        assert sorted(path for path, _ in server.requests) == sorted(answers)
+        assert sorted(path for path, _ in server.requests) == sorted([*answers, f"{topic}/compaction"])
+
+
+def test_an_old_list_of_loaded_topics_is_read_again(
+    cluster: KazooClient, access: PulsarCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A question about a topic that a broker has unloaded meanwhile would load it."""
+    monkeypatch.setattr("infra.pulsar.compaction_lookup._LIST_LIFETIME_S", -1.0)
+    names = [f"t/ns/persistent/{name}" for name in ("a", "b")]
+    candidates = [
+        write_candidate(
+            cluster,
+            7 + number,
+            statement={"component": "compacted-ledger", "owner": f"managed-ledgers/{name}/__compaction"},
+        )
+        for number, name in enumerate(names)
+    ]
+    write_finding_file(tmp_path / "candidates.parquet", [candidates])
+    lists = [
+        {"t/ns": {"0x0_0xf": {"persistent": {f"persistent://t/ns/{each}": {} for each in topics}}}}
+        for topics in ("ab", "a")
+    ]
+    statistics = "/admin/v2/broker-stats/topics"
+    answers: dict[str, Any] = {statistics: [(200, json.dumps(each)) for each in lists]}
+    for name in ("a", "b"):
+        answers[f"/admin/v2/persistent/t/ns/{name}/internalStats"] = {"compactedLedger": {"ledgerId": 1}}
+        answers[f"/admin/v2/persistent/t/ns/{name}/compaction"] = {"status": "SUCCESS"}
+    with serve_broker(cluster, answers) as server:
+        asked = replace(access, admin=BrokerAdminAddress(url=server.url))
+        compactions = _look_up_compactions(asked, FindingFiles(tmp_path))
+        assert compactions == CompactionLookup({7: BrokerLookup.NOT_LISTING})
+        assert server.count(statistics) == 2
 
 
 def test_brokers_are_not_asked_without_compacted_candidates(
