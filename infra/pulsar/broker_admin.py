@@ -98,7 +98,7 @@ class BrokerAdmin:
 
     def read_json(self, path: str, kind: type[T], *, broker: RegisteredBroker | None = None) -> T:
         """Return the answer of `broker`, or of the broker at the configured address."""
-        answer = self._request(path, _describe_type(kind), self._base_url(broker))
+        answer = self._request(path, _describe_type(kind), self.choose_url(broker))
         self._require_success(answer, _describe_type(kind))
         return _parse_json(answer, kind)
 
@@ -113,7 +113,12 @@ class BrokerAdmin:
         self._require_success(answer, _describe_type(kind))
         return _parse_json(answer, kind)
 
-    def _base_url(self, broker: RegisteredBroker | None) -> str:
+    def choose_url(self, broker: RegisteredBroker | None) -> str:
+        """Return the URL of `broker` with the scheme of the configured address, or that address without a broker.
+
+        Raises:
+            InvalidInput: The broker has no URL with this scheme.
+        """
         if broker is None:
             return self._address.url
         url = broker.tls_url if self._address.url.startswith("https:") else broker.url

@@ -1,11 +1,11 @@
 """Check of what a plan needs of a cluster, and the cluster's identity."""
 
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Final
+from typing import Any, Final
 
 from infra.pulsar.bookie_reads import BookieDirectory
 from infra.pulsar.broker_admin import AdminRequestFailed, BrokerAdmin, require_field
@@ -27,6 +27,8 @@ _OWNED_BUNDLES: Final = "namespace/pulsar"  # a broker owns a namespace here, na
 _ADMIN_TIMEOUT_S: Final = 5.0  # a person waits
 _MAX_NAMES: Final = 3  # in a detail
 _ZOOKEEPER_URL: Final = re.compile(r"(zk:[^/]*|[^:/,]+:\d+(,[^:/,]+:\d+)*)(?P<chroot>/.*)?")
+_LEDGERS_URI: Final = re.compile(r"^([a-z+-]+:)*(//)?[^/]*")  # all of a URI that comes before its path
+_BROKER_SETTINGS: Final = "/admin/v2/brokers/internal-configuration"
 _NO_ADMIN: Final = "pulsar_admin_url is not set"
 
 
@@ -119,14 +121,26 @@ class _ClusterProbe:
         return BrokerAdmin(self.cluster.admin, self.brokers, timeout_s=_ADMIN_TIMEOUT_S)
 
     @cached_property
+    def broker_settings(self) -> dict[str, Any] | None:
+        """Settings of a broker, or `None` if no admin API is set or answers. The check `admin` says why."""
+        try:
+            return self.admin and self.admin.read_json(_BROKER_SETTINGS, dict)
+        except (AdminRequestFailed, InvalidInput, UnreadableMetadata):
+            return None
+
+    @cached_property
+    def own_name(self) -> str:
+        """The name of the brokers' cluster, or "" if they do not say it."""
+        try:
+            return find_own_cluster_name(self.reader, self.brokers)
+        except UnreadableMetadata:
+            return ""
+
+    @cached_property
     def name(self) -> str:
         """The cluster's name, "one of …" if only several names are known, or ""."""
-        try:
-            own_name = find_own_cluster_name(self.reader, self.brokers)
-        except UnreadableMetadata:
-            own_name = ""
         configuration = self.reader if isinstance(self.configuration, SextonError) else self.configuration
-        names = [own_name] if own_name else list_cluster_names(configuration)
+        names = [self.own_name] if self.own_name else list_cluster_names(configuration)
         return names[0] if len(names) == 1 else f"one of {', '.join(names)}" if names else ""
 
     def describe_layout(self) -> str:
@@ -165,18 +179,33 @@ class _ClusterProbe:
         """Compare where the brokers keep metadata with the settings."""
         if self.admin is None:
             return f"ZooKeeper; not compared with settings of brokers, because {_NO_ADMIN}"
-        path = "/admin/v2/brokers/internal-configuration"
-        try:
-            settings = self.admin.read_json(path, dict)
-        except (AdminRequestFailed, InvalidInput):  # the check `admin` says why
+        if self.broker_settings is None:
             return "ZooKeeper; not compared with settings of brokers, because the admin API does not answer"
-        url = require_field(settings, "metadataStoreUrl", str, path)
-        match = _ZOOKEEPER_URL.fullmatch(url)
+        url = require_field(self.broker_settings, "metadataStoreUrl", str, _BROKER_SETTINGS)
         chroot = self.cluster.zookeeper.partition("/")[2]
-        if not match or (match["chroot"] or "").strip("/") != chroot:
+        if _find_chroot(url) != chroot:
             expected = f"the metadata store of the brokers, {url}"
             raise UnreadableMetadata("pulsar_zookeeper", expected=expected, found=f"ZooKeeper, below /{chroot}")
+        self._require_ledgers_root(self.broker_settings, chroot)
         return f"ZooKeeper, below /{chroot}, as the brokers say"
+
+    def _require_ledgers_root(self, settings: Mapping[str, Any], chroot: str) -> None:
+        """Compare the ledgers of the brokers with the settings. Brokers name a URI only if they do not use the default.
+
+        Some URIs include the last part of the path, and others do not.
+        """
+        root, uri = self.cluster.ledgers_root, settings.get("bookkeeperMetadataServiceUri")
+        expected = uri or settings.get("ledgersRootPath")
+        if not isinstance(expected, str):
+            return
+        if uri:
+            path = (_LEDGERS_URI.sub("", expected)).strip("/")
+            is_same = f"{chroot}/{root}".strip("/") in {path, f"{path}/ledgers".strip("/")}
+        else:
+            is_same = expected.strip("/") == root
+        if not is_same:
+            found = f"/{root}{f' below /{chroot}' if chroot else ''}"
+            raise InvalidInput("pulsar_ledgers_root", expected=f"the ledgers of the brokers, {expected}", found=found)
 
     def describe_managed_ledgers(self) -> str:
         ((_, tenants),) = self.reader.list_children([MANAGED_LEDGERS])
@@ -209,6 +238,8 @@ class _ClusterProbe:
             return "not set: compacted ledgers stay unconfirmed"
         if (answer := self.admin.read_text("/admin/v2/brokers/ready")) != "ok":
             raise UnreadableMetadata("pulsar_admin_url", expected="a ready broker", found=answer)
+        for broker in self.brokers:  # raises if the broker has no address with this scheme
+            self.admin.choose_url(broker)
         clusters = self.admin.read_json("/admin/v2/clusters", list)
         if self.name not in clusters and not self.name.startswith("one of "):
             names = f"clusters {', '.join(map(str, clusters))}"
@@ -250,8 +281,38 @@ class _ClusterProbe:
             advice = ". If the cluster has its own configuration store, set pulsar_configuration_store"
             expected = "clusters and tenants"
             raise UnreadableMetadata(f"/{_CLUSTERS} and /{POLICIES}", expected=expected, found=found + advice)
+        if self.own_name and self.own_name not in clusters:
+            expected = f"the cluster of the brokers, {self.own_name}"
+            advice = "Set pulsar_configuration_store to the store that the brokers use"
+            found = f"{', '.join(clusters)}. {advice}"
+            raise UnreadableMetadata(f"/{_CLUSTERS}", expected=expected, found=found)
+        self._require_configuration_store()
         place = "pulsar_configuration_store" if self.cluster.configuration_store else "the same as pulsar_zookeeper"
         return f"{place}, {_format_count(len(clusters), 'cluster')}, {_format_count(len(tenants), 'tenant')}"
+
+    def _require_configuration_store(self) -> None:
+        """Compare where the brokers keep policies with the settings. Only names that brokers give can be compared."""
+        settings = self.broker_settings or {}
+        url, metadata_url = settings.get("configurationMetadataStoreUrl"), settings.get("metadataStoreUrl")
+        if not isinstance(url, str) or not isinstance(metadata_url, str) or not url:
+            return
+        configured = self.cluster.configuration_store
+        chroot = (configured or self.cluster.zookeeper).partition("/")[2]
+        is_same_ensemble = configured or _list_hosts(url) == _list_hosts(metadata_url)
+        if _find_chroot(url) != chroot or not is_same_ensemble:
+            expected = f"the configuration store of the brokers, {url}"
+            found = configured or "the same as pulsar_zookeeper"
+            raise InvalidInput("pulsar_configuration_store", expected=expected, found=found)
+
+
+def _find_chroot(url: str) -> str | None:
+    """Return the chroot of a metadata store without slashes at its ends, or `None` if it is not a ZooKeeper."""
+    match = _ZOOKEEPER_URL.fullmatch(url)
+    return (match["chroot"] or "").strip("/") if match else None
+
+
+def _list_hosts(url: str) -> list[str]:
+    return sorted(url.removeprefix("zk:").partition("/")[0].split(","))
 
 
 def _format_count(number: int, noun: str) -> str:

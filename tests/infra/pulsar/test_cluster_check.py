@@ -208,6 +208,70 @@ def test_metadata_in_another_place_is_told(
     assert f"expected the metadata store of the brokers, {url}" in _detail(check, "metadata_service")
 
 
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"ledgersRootPath": "/ledgers", "bookkeeperMetadataServiceUri": None}, None),
+        ({"ledgersRootPath": "/other"}, "expected the ledgers of the brokers, /other"),
+        ({"bookkeeperMetadataServiceUri": "zk+hierarchical://z:2181/CHROOT/ledgers", "ledgersRootPath": "/x"}, None),
+        ({"bookkeeperMetadataServiceUri": "metadata-store:zk:z:2181,y:2181/CHROOT"}, None),
+        ({"bookkeeperMetadataServiceUri": "metadata-store:zk:z:2181/x/ledgers"}, "expected the ledgers of the brokers"),
+    ],
+)
+def test_ledgers_in_another_place_are_told(
+    cluster: KazooClient,
+    access: PulsarCluster,
+    admin: FakeAdmin,
+    settings: dict[str, str | None],
+    expected: str | None,
+) -> None:
+    write_cluster(cluster)
+    chroot = access.zookeeper.partition("/")[2]
+    admin.answers[_CONFIGURATION] |= {key: value and value.replace("CHROOT", chroot) for key, value in settings.items()}
+    check = check_cluster(_with_admin(access, admin))
+    assert failed(check) == (["metadata_service"] if expected else [])
+    assert (expected or "") in _detail(check, "metadata_service")
+
+
+@pytest.mark.parametrize(
+    ("url", "expected"),
+    [
+        ("zk:zoo-2:2181,zoo-1:2181/CHROOT", []),
+        ("zk:zoo-1:2181,zoo-2:2181/conf", ["configuration_store"]),
+        ("zk:zoo-9:2181/CHROOT", ["configuration_store"]),
+        ("oxia://host:6648/x", ["configuration_store"]),
+    ],
+)
+def test_a_configuration_store_in_another_place_is_told(
+    cluster: KazooClient, access: PulsarCluster, admin: FakeAdmin, url: str, expected: list[str]
+) -> None:
+    write_cluster(cluster)
+    chroot = access.zookeeper.partition("/")[2]
+    admin.answers[_CONFIGURATION] |= {"configurationMetadataStoreUrl": url.replace("CHROOT", chroot)}
+    assert failed(check_cluster(_with_admin(access, admin))) == expected
+
+
+def test_a_configuration_store_without_the_cluster_of_the_brokers_is_told(
+    cluster: KazooClient, access: PulsarCluster
+) -> None:
+    write_cluster(cluster)
+    cluster.delete("/admin/clusters/east")
+    check = check_cluster(access)
+    assert failed(check) == ["configuration_store"]
+    assert "expected the cluster of the brokers, east, found west" in _detail(check, "configuration_store")
+
+
+def test_a_broker_without_an_address_of_the_scheme_is_told(
+    cluster: KazooClient, access: PulsarCluster, admin: FakeAdmin
+) -> None:
+    write_cluster(cluster)
+    registration = json.dumps({"webServiceUrlTls": f"https://{_BROKER}"}).encode()
+    cluster.set(f"/loadbalance/brokers/{_BROKER}", registration)
+    check = check_cluster(_with_admin(access, admin))
+    assert failed(check) == ["admin"]
+    assert f"expected a scheme that {_BROKER} has, too" in _detail(check, "admin")
+
+
 def test_a_bucket_of_offloads_has_to_be_listable(
     cluster: KazooClient, access: PulsarCluster, admin: FakeAdmin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
