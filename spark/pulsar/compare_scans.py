@@ -44,6 +44,7 @@ from logstore.pulsar.plan_jobs import (
     ENDED_MS,
     IDENTITY,
     LEDGERS_ROOT,
+    PROBLEM,
     CompareScansJob,
     ScanClusterJob,
 )
@@ -61,6 +62,10 @@ Ids = npt.NDArray[np.int64]
 
 UNREADABLE_STATE: Final = ""
 _GROUPED_KINDS: Final = ("ledgers", "references")
+
+_REQUIRED_REFERENCES: Final = "required_references"  # count of references to ledgers that must exist
+_MAX_DANGLING: Final = 10
+_MAX_DANGLING_SHARE: Final = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +146,23 @@ def compare_scans(cluster: PulsarCluster, context: JobContext, job: CompareScans
     counts = sum((result.counts for result in results), Counter[str]())
     counts += Counter(finding.kind.value for finding in hazards)
     counts[FindingKind.ORPHAN_MANAGED_LEDGER.value] = managed_ledgers.orphans
-    return BulkJobSummary(counts=counts | {"problems": first.counts["problems"] + second.counts["problems"]})
+    problems = make_problems_of_references(counts)
+    return BulkJobSummary(
+        counts=counts | {"problems": first.counts["problems"] + second.counts["problems"] + len(problems)},
+        facts=problems,
+    )
+
+
+def make_problems_of_references(counts: Mapping[str, int]) -> dict[str, str]:
+    """Return a problem if so many ledgers are missing that they are probably those of another cluster."""
+    dangling, required = counts[FindingKind.DANGLING_REFERENCE.value], counts[_REQUIRED_REFERENCES]
+    if dangling <= _MAX_DANGLING or dangling <= _MAX_DANGLING_SHARE * required:
+        return {}
+    reason = (
+        f"expected the ledgers of {required:,} references, found none for {dangling:,}."
+        " Compare pulsar_ledgers_root with the settings of the brokers"
+    )
+    return {f"{PROBLEM}references to ledgers": reason}
 
 
 def require_comparable_scans(
@@ -208,7 +229,8 @@ def compare_scan_groups(
             findings.append(_make_ledger_finding(row, judgement, root))
     dangling, harmless = _find_dangling(first.references, second.references, np.union1d(ids_before, ids_after))
     findings += dangling
-    counts.update(harmless=harmless)
+    required = len(second.references.filter(pc.invert(second.references["can_be_absent"])))
+    counts.update({"harmless": harmless, _REQUIRED_REFERENCES: required})
     counts.update(finding.kind.value for finding in findings)
     return ScanComparison(findings, counts, _count_hazards(tables[1], second.references))
 

@@ -201,6 +201,18 @@ def test_a_namespace_that_brokers_use_is_no_orphan(
     assert orphans == ["/managed-ledgers/t/gone/persistent/a"]
 
 
+def test_references_to_the_ledgers_of_another_cluster_leave_nothing_confirmed(
+    cluster: KazooClient, plan: Callable[..., dict[str, BulkJobSummary]]
+) -> None:
+    """`pulsar_ledgers_root` names the ledgers of another cluster."""
+    with filled(cluster):
+        cluster.set(f"/managed-ledgers/{_TOPIC}", wire.managed_ledger(range(1_000, 1_020)))
+        summaries = plan()
+    assert f"{PROBLEM}references to ledgers" in summaries["compare-scans"].facts
+    assert summaries["verify-cluster"].counts["problems"] == 1
+    assert {found.statement.get("confirmed", "false") for found in findings_of(summaries)} == {"false"}
+
+
 def test_a_cluster_without_policies_is_incomplete(
     cluster: KazooClient, plan: Callable[..., dict[str, BulkJobSummary]]
 ) -> None:

@@ -20,6 +20,7 @@ from spark.pulsar.compare_scans import (
     ScanComparison,
     ScanGroup,
     compare_scan_groups,
+    make_problems_of_references,
     require_comparable_scans,
 )
 
@@ -219,3 +220,18 @@ def test_churn_makes_no_candidate_of_what_is_referenced_in_the_end(pieces: list[
     candidates = set(orphans(compare(scans[0], scans[1])))
     assert not candidates & referenced
     assert leaked_before & existing <= candidates
+
+
+@pytest.mark.parametrize(
+    ("dangling", "existing", "is_problem"), [(11, 100, True), (10, 0, False), (11, 209, False), (11, 208, True)]
+)
+def test_many_missing_ledgers_are_a_problem(dangling: int, existing: int, is_problem: bool) -> None:
+    """Ledgers that may be absent do not count: they are absent in a healthy cluster, too."""
+    ids = range(dangling + existing)
+    both = scan(
+        [ledger(each) for each in ids[dangling:]],
+        [*map(reference, ids), *(reference(1_000 + each, can_be_absent=True) for each in ids)],
+    )
+    problems = make_problems_of_references(compare(both, both).counts)
+    assert bool(problems) is is_problem
+    assert all("pulsar_ledgers_root" in reason for reason in problems.values())
