@@ -124,7 +124,7 @@ class _ClusterProbe:
     def broker_settings(self) -> dict[str, Any] | None:
         """Settings of a broker, or `None` if no admin API is set or answers. The check `admin` says why."""
         try:
-            return self.admin and self.admin.read_json(_BROKER_SETTINGS, dict)
+            return self.admin.read_json(_BROKER_SETTINGS, dict) if self.admin else None
         except (AdminRequestFailed, InvalidInput, UnreadableMetadata):
             return None
 

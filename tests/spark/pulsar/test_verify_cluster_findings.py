@@ -262,7 +262,7 @@ def test_an_old_list_of_loaded_topics_is_read_again(
         for number, name in enumerate(names)
     ]
     write_finding_file(tmp_path / "candidates.parquet", [candidates])
-    lists = [
+    lists: list[Any] = [
         {"t/ns": {"0x0_0xf": {"persistent": {f"persistent://t/ns/{each}": {} for each in topics}}}}
         for topics in ("ab", "a")
     ]
