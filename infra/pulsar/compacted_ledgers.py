@@ -10,7 +10,7 @@ from typing import Final
 from infra.pulsar.bookie_reads import BookieConnections, BookieDirectory, BookieEntry
 from infra.pulsar.ledger_scan import read_ledger_metadata
 from infra.pulsar.newest_entries import NewestEntries, read_newest_entries
-from infra.pulsar.scan_facts import CompactionCursor, LedgerReference, ScanFact, ScanProblem
+from infra.pulsar.scan_facts import CompactionCursor, ScanFact, ScannedReference, ScanProblem
 from infra.pulsar.znode_reads import ZnodeReader
 from logstore.errors import StoreUnavailable
 from logstore.pulsar.ledger_metadata import LedgerMetadata
@@ -67,7 +67,7 @@ def find_compacted_ledgers(
                 ledger_id = ledger_id_by_path[path]
                 if current.cursor_ledger_id is None:
                     if current.compacted_ledger_id is not None:
-                        facts.append(LedgerReference(current.compacted_ledger_id, path, "compacted_ledger"))
+                        facts.append(ScannedReference(current.compacted_ledger_id, path, "compacted_ledger"))
                 elif current.cursor_ledger_id == ledger_id:
                     facts += _make_facts(path, ledger_id, entries_by_ledger_id[ledger_id])
                 else:
@@ -109,6 +109,6 @@ def _make_references(path: str, entries: Sequence[BookieEntry]) -> list[ScanFact
     named_ids = {find_cursor_ledger_references(entry.payload) for entry in entries}
     compacted_ids = sorted(compacted_id for compacted_id in named_ids if compacted_id is not None)
     return [
-        LedgerReference(compacted_id, path, "compacted_ledger", can_be_absent=len(named_ids) > 1)
+        ScannedReference(compacted_id, path, "compacted_ledger", can_be_absent=len(named_ids) > 1)
         for compacted_id in compacted_ids
     ]

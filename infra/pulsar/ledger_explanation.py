@@ -9,7 +9,7 @@ from infra.pulsar.compacted_ledgers import resolve_compaction_cursors
 from infra.pulsar.ledger_scan import LedgerZnode, list_locked_ledgers, parse_ledger
 from infra.pulsar.owner_lookup import OwnerDirectory
 from infra.pulsar.reference_scan import list_namespaces, list_schema_tenants, scan_references
-from infra.pulsar.scan_facts import LedgerReference, ScanFact, ScanProblem
+from infra.pulsar.scan_facts import ScanFact, ScannedReference, ScanProblem
 from infra.pulsar.znode_reads import ZnodeReader
 from logstore.errors import UnknownObject
 from logstore.pulsar.ledger_metadata import StatedOwner, find_stated_owner
@@ -30,7 +30,7 @@ class LedgerExplanation:
 
     ledger: LedgerZnode
     owner: StatedOwner | None
-    references: tuple[LedgerReference, ...]
+    references: tuple[ScannedReference, ...]
     verdict: LedgerVerdict
     reason: str  # a sentence
     problems: tuple[ScanProblem, ...] = ()  # what could not be read, and may refer to the ledger or lock it
@@ -59,7 +59,7 @@ def explain_ledger(
     owner = find_stated_owner(ledger.metadata) if ledger.metadata else None
     locks = list(list_locked_ledgers(reader, ledgers_root))
     facts = [*_select_problems(locks), *_scan_for(reader, ledgers_root, ledger_id, log_roots)]
-    references = tuple(fact for fact in facts if isinstance(fact, LedgerReference))
+    references = tuple(fact for fact in facts if isinstance(fact, ScannedReference))
     problems = tuple(_select_problems(facts))
     if references:
         verdict, reason = LedgerVerdict.REFERENCED, f"/{references[0].path} refers to it"
@@ -105,5 +105,5 @@ def _scan_for(reader: ZnodeReader, ledgers_root: str, ledger_id: int, log_roots:
         yield ScanProblem(MANAGED_LEDGERS, "expected the namespaces of a Pulsar cluster, found none")
     facts = scan_references(reader, namespaces, list_schema_tenants(reader), log_roots)
     for fact in resolve_compaction_cursors(reader, directory, ledgers_root, facts):
-        if isinstance(fact, ScanProblem) or (isinstance(fact, LedgerReference) and fact.ledger_id == ledger_id):
+        if isinstance(fact, ScanProblem) or (isinstance(fact, ScannedReference) and fact.ledger_id == ledger_id):
             yield fact

@@ -11,7 +11,7 @@ from functools import partial
 from itertools import islice
 from typing import Final
 
-from infra.pulsar.scan_facts import LedgerReference, ScanFact, ScanProblem, catch_unreadable
+from infra.pulsar.scan_facts import ScanFact, ScannedReference, ScanProblem, catch_unreadable
 from infra.pulsar.znode_reads import ZnodeReader
 from logstore.pulsar.ledger_references import find_log_allocation_reference, find_log_segment_reference
 
@@ -101,9 +101,9 @@ def _scan_segments(reader: ZnodeReader, folders: Sequence[str]) -> Iterator[Scan
 
 
 def _find_segment_facts(path: str, data: bytes) -> list[ScanFact]:
-    return [LedgerReference(find_log_segment_reference(data), path, "log_segment")]
+    return [ScannedReference(find_log_segment_reference(data), path, "log_segment")]
 
 
 def _find_allocation_facts(path: str, data: bytes) -> list[ScanFact]:
     ledger_id = find_log_allocation_reference(data)
-    return [] if ledger_id is None else [LedgerReference(ledger_id, path, "log_allocation")]
+    return [] if ledger_id is None else [ScannedReference(ledger_id, path, "log_allocation")]

@@ -8,7 +8,7 @@ from infra.pulsar.cluster_access import PulsarCluster
 from infra.pulsar.compacted_ledgers import resolve_compaction_cursors
 from infra.pulsar.policy_directory import PolicyDirectory
 from infra.pulsar.reference_scan import find_facts_of_cursor, find_facts_of_managed_ledger, find_facts_of_schema
-from infra.pulsar.scan_facts import LedgerReference, ScanFact, ScanProblem
+from infra.pulsar.scan_facts import ScanFact, ScannedReference, ScanProblem
 from infra.pulsar.znode_reads import Znode, ZnodeReader
 from logstore.pulsar.ledger_metadata import PulsarComponent, StatedOwner
 from logstore.pulsar.ledger_verdicts import OwnerLookup
@@ -69,7 +69,7 @@ class OwnerDirectory:
             return None
         if any(isinstance(fact, ScanProblem) for fact in facts):
             return None
-        return frozenset(fact.ledger_id for fact in facts if isinstance(fact, LedgerReference))
+        return frozenset(fact.ledger_id for fact in facts if isinstance(fact, ScannedReference))
 
 
 @contextmanager

@@ -14,10 +14,10 @@ from typing import Final
 from infra.pulsar.log_scan import scan_logs
 from infra.pulsar.scan_facts import (
     CompactionCursor,
-    LedgerReference,
     OffloadReference,
     ScanFact,
     ScannedManagedLedger,
+    ScannedReference,
     ScanProblem,
     catch_unreadable,
 )
@@ -136,7 +136,7 @@ def find_facts_of_managed_ledger(path: str, znode: Znode) -> list[ScanFact]:
             shadow_source=references.shadow_source,
         ),
         *(
-            LedgerReference(ledger_id, path, "ledgers", is_owner, ledger_id in can_be_absent)
+            ScannedReference(ledger_id, path, "ledgers", is_owner, ledger_id in can_be_absent)
             for ledger_id in references.ledger_ids
         ),
         *(OffloadReference(name, attempt) for attempt in references.offloads),
@@ -147,16 +147,16 @@ def find_facts_of_cursor(path: str, data: bytes) -> list[ScanFact]:
     """Return the facts of a cursor. The state of a compaction cursor with a ledger has to be read from its ledger."""
     references = find_cursor_references(data)
     facts: list[ScanFact] = [
-        LedgerReference(bucket.ledger_id, path, "cursor_properties") for bucket in references.index_buckets
+        ScannedReference(bucket.ledger_id, path, "cursor_properties") for bucket in references.index_buckets
     ]
     if references.cursor_ledger_id is not None:
-        facts.append(LedgerReference(references.cursor_ledger_id, path, "cursor_ledger_id"))
+        facts.append(ScannedReference(references.cursor_ledger_id, path, "cursor_ledger_id"))
         if path.endswith(f"/{COMPACTION_CURSOR}"):
             facts.append(CompactionCursor(path, references.cursor_ledger_id))
     elif references.compacted_ledger_id is not None:
-        facts.append(LedgerReference(references.compacted_ledger_id, path, "compacted_ledger"))
+        facts.append(ScannedReference(references.compacted_ledger_id, path, "compacted_ledger"))
     return facts
 
 
 def find_facts_of_schema(path: str, data: bytes) -> list[ScanFact]:
-    return [LedgerReference(ledger_id, path, "versions") for ledger_id in find_schema_references(data)]
+    return [ScannedReference(ledger_id, path, "versions") for ledger_id in find_schema_references(data)]

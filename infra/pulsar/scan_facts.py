@@ -8,7 +8,7 @@ from logstore.pulsar.unreadable_metadata import UnreadableMetadata
 
 
 @dataclass(frozen=True, slots=True)
-class LedgerReference:
+class ScannedReference:
     """Reference to a ledger. `path` is relative to the chroot of the cluster."""
 
     ledger_id: int
@@ -54,7 +54,7 @@ class ScanProblem:
     reason: str  # a sentence
 
 
-ScanFact = LedgerReference | OffloadReference | CompactionCursor | ScannedManagedLedger | ScanProblem
+ScanFact = ScannedReference | OffloadReference | CompactionCursor | ScannedManagedLedger | ScanProblem
 
 
 def catch_unreadable(path: str, find_facts: Callable[[], list[ScanFact]]) -> Iterator[ScanFact]:

@@ -12,7 +12,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from infra.pulsar.ledger_scan import LedgerZnode
-from infra.pulsar.scan_facts import LedgerReference, OffloadReference, ScanProblem
+from infra.pulsar.scan_facts import OffloadReference, ScannedReference, ScanProblem
 from logstore.errors import PreconditionFailed
 from logstore.pulsar.ledger_metadata import find_stated_owner
 from spark.reconciliation.fact_files import GroupedFactFiles, UngroupedFactFile
@@ -170,7 +170,7 @@ def make_ledger_row(found: LedgerZnode) -> dict[str, Any]:
     }
 
 
-def make_reference_row(found: LedgerReference) -> dict[str, Any]:
+def make_reference_row(found: ScannedReference) -> dict[str, Any]:
     return {
         "ledger_id": found.ledger_id,
         "path": found.path,

@@ -21,7 +21,7 @@ from infra.pulsar.ledger_scan import count_ledgers, list_leaf_folders, list_lock
 from infra.pulsar.log_scan import scan_logs
 from infra.pulsar.policy_directory import PolicyDirectory
 from infra.pulsar.reference_scan import list_namespaces, scan_schemas, scan_topics
-from infra.pulsar.scan_facts import LedgerReference, OffloadReference, ScanFact, ScannedManagedLedger, ScanProblem
+from infra.pulsar.scan_facts import OffloadReference, ScanFact, ScannedManagedLedger, ScannedReference, ScanProblem
 from infra.pulsar.znode_reads import ZnodeReader
 from logstore.errors import PreconditionFailed
 from logstore.pulsar.plan_jobs import BEGUN_MS, CLUSTER_MS, ENDED_MS, IDENTITY, LEDGERS_ROOT, PROBLEM, ScanClusterJob
@@ -222,7 +222,7 @@ class _ReferenceWriter:
 
     def add(self, fact: ScanFact) -> None:
         match fact:
-            case LedgerReference():
+            case ScannedReference():
                 self._references.add(cluster_facts.make_reference_row(fact))
             case OffloadReference():
                 self._offloads.add(cluster_facts.make_offload_row(fact))

@@ -7,7 +7,7 @@ from kazoo.client import KazooClient
 
 from infra.pulsar.bookie_reads import BookieDirectory
 from infra.pulsar.compacted_ledgers import find_compacted_ledgers, resolve_compaction_cursors
-from infra.pulsar.scan_facts import CompactionCursor, LedgerReference, ScanFact, ScanProblem
+from infra.pulsar.scan_facts import CompactionCursor, ScanFact, ScannedReference, ScanProblem
 from infra.pulsar.znode_reads import ZnodeReader
 from logstore.pulsar.znode_names import format_ledger_path
 from tests.infra.pulsar.fake_bookie import (
@@ -46,7 +46,7 @@ def find(reader: ZnodeReader, cursor_ledger_id: int) -> list[ScanFact]:
 def test_the_last_entry_names_it(cluster: KazooClient, reader: ZnodeReader, bookie: FakeBookie) -> None:
     cluster.create(f"/{_CURSOR}", wire.cursor(8), makepath=True)
     write_cursor_ledger(cluster, bookie, 8)
-    assert find(reader, 8) == [LedgerReference(31, _CURSOR, "compacted_ledger")]
+    assert find(reader, 8) == [ScannedReference(31, _CURSOR, "compacted_ledger")]
 
 
 def test_a_cursor_ledger_without_entries_is_a_problem(
@@ -65,18 +65,18 @@ def test_an_old_cursor_ledger_that_still_exists_is_not_believed(
 ) -> None:
     cluster.create(f"/{_CURSOR}", wire.cursor(-1, compacted=32), makepath=True)
     write_cursor_ledger(cluster, bookie, 8)
-    assert find(reader, 8) == [LedgerReference(32, _CURSOR, "compacted_ledger")]
+    assert find(reader, 8) == [ScannedReference(32, _CURSOR, "compacted_ledger")]
 
 
 def test_a_replaced_cursor_ledger_is_followed(cluster: KazooClient, reader: ZnodeReader, bookie: FakeBookie) -> None:
     cluster.create(f"/{_CURSOR}", wire.cursor(8), makepath=True)
     write_cursor_ledger(cluster, bookie, 8)
-    assert find(reader, 7) == [LedgerReference(31, _CURSOR, "compacted_ledger")]
+    assert find(reader, 7) == [ScannedReference(31, _CURSOR, "compacted_ledger")]
 
 
 def test_a_cursor_that_was_closed_names_it_in_its_znode(cluster: KazooClient, reader: ZnodeReader) -> None:
     cluster.create(f"/{_CURSOR}", wire.cursor(-1, compacted=32), makepath=True)
-    assert find(reader, 7) == [LedgerReference(32, _CURSOR, "compacted_ledger")]
+    assert find(reader, 7) == [ScannedReference(32, _CURSOR, "compacted_ledger")]
 
 
 def test_a_topic_that_was_deleted_meanwhile_names_none(reader: ZnodeReader) -> None:
@@ -117,8 +117,8 @@ def test_all_entries_that_may_be_the_last_one_are_believed(
     bookie.answer = answer_entries({4: wire.cursor_position(compacted=31), 5: wire.cursor_position(compacted=32)})
     write_cursor_ledger(cluster, bookie, 8)
     assert set(find(reader, 8)) == {
-        LedgerReference(31, _CURSOR, "compacted_ledger", can_be_absent=True),
-        LedgerReference(32, _CURSOR, "compacted_ledger", can_be_absent=True),
+        ScannedReference(31, _CURSOR, "compacted_ledger", can_be_absent=True),
+        ScannedReference(32, _CURSOR, "compacted_ledger", can_be_absent=True),
     }
 
 
@@ -128,7 +128,7 @@ def test_a_first_compaction_that_may_not_be_acknowledged_is_believed(
     cluster.create(f"/{_CURSOR}", wire.cursor(8), makepath=True)
     bookie.answer = answer_entries({4: wire.cursor_position(), 5: wire.cursor_position(compacted=32)})
     write_cursor_ledger(cluster, bookie, 8)
-    assert find(reader, 8) == [LedgerReference(32, _CURSOR, "compacted_ledger", can_be_absent=True)]
+    assert find(reader, 8) == [ScannedReference(32, _CURSOR, "compacted_ledger", can_be_absent=True)]
 
 
 def test_many_cursors_are_looked_up_in_batches(cluster: KazooClient, reader: ZnodeReader, bookie: FakeBookie) -> None:
@@ -147,9 +147,9 @@ def test_many_cursors_are_looked_up_in_batches(cluster: KazooClient, reader: Zno
         return answer_entries({0: wire.cursor_position(compacted=1_000 + ledger_id)})(ledger_id, entry_id)
 
     bookie.answer = answer
-    other = LedgerReference(3, "managed-ledgers/t/ns/persistent/x", "ledgers")
+    other = ScannedReference(3, "managed-ledgers/t/ns/persistent/x", "ledgers")
     facts = list(resolve_compaction_cursors(reader, BookieDirectory(reader, "ledgers"), "ledgers", [*cursors, other]))
-    expected = {LedgerReference(1_000 + each, cursors[each - 1].path, "compacted_ledger") for each in range(1, 451)}
+    expected = {ScannedReference(1_000 + each, cursors[each - 1].path, "compacted_ledger") for each in range(1, 451)}
     assert set(facts) == {*expected, other}
     assert len(facts) == 451
     assert len(bookie.connections) <= 3 * 16

@@ -6,7 +6,7 @@ import pytest
 from kazoo.client import KazooClient
 
 from infra.pulsar.ledger_explanation import LedgerExplanation, explain_ledger
-from infra.pulsar.scan_facts import LedgerReference
+from infra.pulsar.scan_facts import ScannedReference
 from infra.pulsar.znode_reads import ZnodeReader
 from logstore.errors import UnknownObject
 from logstore.pulsar.ledger_metadata import PulsarComponent, StatedOwner
@@ -49,8 +49,8 @@ def test_every_reference_is_named(cluster: KazooClient, reader: ZnodeReader) -> 
     told = explain(cluster, reader, custom=_OWNED)
     assert told.owner == StatedOwner(PulsarComponent.MANAGED_LEDGER, _TOPIC)
     assert set(told.references) == {
-        LedgerReference(7, _TOPIC, "ledgers"),
-        LedgerReference(7, shadow, "ledgers", is_owner=False, can_be_absent=True),
+        ScannedReference(7, _TOPIC, "ledgers"),
+        ScannedReference(7, shadow, "ledgers", is_owner=False, can_be_absent=True),
     }
     assert (told.verdict, told.problems) == ("referenced", ())
 

@@ -6,7 +6,7 @@ import pytest
 from kazoo.client import KazooClient
 
 from infra.pulsar.log_scan import scan_logs
-from infra.pulsar.scan_facts import LedgerReference, ScanFact, ScanProblem
+from infra.pulsar.scan_facts import ScanFact, ScannedReference, ScanProblem
 from infra.pulsar.znode_reads import Znode, ZnodeReader
 from logstore.pulsar.znode_names import LOG_ROOTS
 from logstore.rate_limiter import RateLimiter
@@ -25,7 +25,7 @@ def write(cluster: KazooClient, values: Mapping[str, bytes]) -> None:
 
 
 def ids_of(facts: Iterable[ScanFact]) -> list[int]:
-    return sorted(fact.ledger_id for fact in facts if isinstance(fact, LedgerReference))
+    return sorted(fact.ledger_id for fact in facts if isinstance(fact, ScannedReference))
 
 
 class InterruptedReader(ZnodeReader):
@@ -65,7 +65,7 @@ def test_logs_are_found_at_any_depth(cluster: KazooClient, reader: ZnodeReader) 
             "stream/storage/.allocation_pool/pool-1/A0000000001": b"",
         },
     )
-    found = {fact.ledger_id for fact in scan_logs(reader, LOG_ROOTS) if isinstance(fact, LedgerReference)}
+    found = {fact.ledger_id for fact in scan_logs(reader, LOG_ROOTS) if isinstance(fact, ScannedReference)}
     assert found == {21, 22, 23, 24, 25}
 
 

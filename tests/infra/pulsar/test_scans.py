@@ -28,10 +28,10 @@ from infra.pulsar.reference_scan import (
 )
 from infra.pulsar.scan_facts import (
     CompactionCursor,
-    LedgerReference,
     OffloadReference,
     ScanFact,
     ScannedManagedLedger,
+    ScannedReference,
     ScanProblem,
 )
 from infra.pulsar.znode_reads import Znode, ZnodeReader
@@ -147,17 +147,17 @@ def test_topics_cursors_buckets_and_offloads_are_found(cluster: KazooClient, rea
     facts = set(all_managed_ledgers(reader))
     closed, shadow = (f"managed-ledgers/public/default/persistent/{name}" for name in ("closed", "shadow"))
     assert {fact for fact in facts if not isinstance(fact, ScannedManagedLedger)} == {
-        LedgerReference(3, _TOPIC, "ledgers"),
-        LedgerReference(4, _TOPIC, "ledgers", can_be_absent=True),
-        LedgerReference(5, _TOPIC, "ledgers", can_be_absent=True),
+        ScannedReference(3, _TOPIC, "ledgers"),
+        ScannedReference(4, _TOPIC, "ledgers", can_be_absent=True),
+        ScannedReference(5, _TOPIC, "ledgers", can_be_absent=True),
         OffloadReference("public/default/persistent/orders", OffloadAttempt(4, _UUID, True, True, "tiered")),
-        LedgerReference(6, f"{_TOPIC}/billing", "cursor_ledger_id"),
-        LedgerReference(7, f"{_TOPIC}/billing", "cursor_properties"),
-        LedgerReference(8, f"{_TOPIC}/__compaction", "cursor_ledger_id"),
+        ScannedReference(6, f"{_TOPIC}/billing", "cursor_ledger_id"),
+        ScannedReference(7, f"{_TOPIC}/billing", "cursor_properties"),
+        ScannedReference(8, f"{_TOPIC}/__compaction", "cursor_ledger_id"),
         CompactionCursor(f"{_TOPIC}/__compaction", 8),
-        LedgerReference(10, f"{closed}/__compaction", "compacted_ledger"),
-        LedgerReference(11, "managed-ledgers/old/east/ns/persistent/v1", "ledgers", can_be_absent=True),
-        LedgerReference(4, shadow, "ledgers", is_owner=False, can_be_absent=True),
+        ScannedReference(10, f"{closed}/__compaction", "compacted_ledger"),
+        ScannedReference(11, "managed-ledgers/old/east/ns/persistent/v1", "ledgers", can_be_absent=True),
+        ScannedReference(4, shadow, "ledgers", is_owner=False, can_be_absent=True),
     }
     managed_ledgers = {fact.name: fact for fact in facts if isinstance(fact, ScannedManagedLedger)}
     shown = {name.rpartition("/")[2]: (each.ledgers, each.shadow_source) for name, each in managed_ledgers.items()}
@@ -174,9 +174,9 @@ def test_schemas_are_found(cluster: KazooClient, reader: ZnodeReader) -> None:
         {"schemas/public/default/orders": wire.schema_locator([3, 9]), "schemas/t/ns/a%2Fb": wire.schema_locator([4])},
     )
     assert set(all_schemas(reader)) == {
-        LedgerReference(3, "schemas/public/default/orders", "versions"),
-        LedgerReference(9, "schemas/public/default/orders", "versions"),
-        LedgerReference(4, "schemas/t/ns/a%2Fb", "versions"),
+        ScannedReference(3, "schemas/public/default/orders", "versions"),
+        ScannedReference(9, "schemas/public/default/orders", "versions"),
+        ScannedReference(4, "schemas/t/ns/a%2Fb", "versions"),
     }
 
 
@@ -278,7 +278,7 @@ def test_a_list_longer_than_the_limit_of_a_java_client_is_whole(cluster: KazooCl
     topics = list(list_topics(reader, ["managed-ledgers/t/ns"]))
     assert topics == [f"{parent}/{name}" for name in names]
     references = list(scan_topics(reader, (topic for topic in topics if isinstance(topic, str))))
-    ids = [fact.ledger_id for fact in references if isinstance(fact, LedgerReference)]
+    ids = [fact.ledger_id for fact in references if isinstance(fact, ScannedReference)]
     assert ids == list(range(2_500)), "more than one batch"
 
 

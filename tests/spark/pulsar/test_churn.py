@@ -27,7 +27,7 @@ from infra.pulsar.cluster_clock import read_cluster_clock_ms, read_worker_clock_
 from infra.pulsar.compacted_ledgers import resolve_compaction_cursors
 from infra.pulsar.ledger_scan import LedgerZnode, list_leaf_folders, scan_leaf_folders
 from infra.pulsar.reference_scan import list_namespaces, list_schema_tenants, scan_references
-from infra.pulsar.scan_facts import LedgerReference, ScanProblem
+from infra.pulsar.scan_facts import ScannedReference, ScanProblem
 from infra.pulsar.znode_reads import ZnodeReader
 from logstore.pulsar.ledger_verdicts import AgeFloors
 from logstore.reconciliation.findings import Finding, FindingKind
@@ -98,7 +98,7 @@ def scan(reader: ZnodeReader) -> _Scan:
     facts = scan_references(reader, list_namespaces(reader), list_schema_tenants(reader), ["pulsar/functions"])
     resolved = list(resolve_compaction_cursors(reader, BookieDirectory(reader, "ledgers"), "ledgers", facts))
     ledgers = [make_ledger_row(each) for each in found if isinstance(each, LedgerZnode)]
-    references = [asdict(fact) for fact in resolved if isinstance(fact, LedgerReference)]
+    references = [asdict(fact) for fact in resolved if isinstance(fact, ScannedReference)]
     return _Scan(
         ScanGroup(pa.Table.from_pylist(ledgers, schema=LEDGERS), pa.Table.from_pylist(references, schema=REFERENCES)),
         sum(isinstance(fact, ScanProblem) for fact in [*found, *resolved]),
