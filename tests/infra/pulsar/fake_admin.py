@@ -22,7 +22,7 @@ NOT_FOUND: Final = (404, '{"reason":"Topic not found"}')
 
 @dataclass(frozen=True)
 class Drip:
-    """Answer that lasts 10 s: a space every tenth of a second."""
+    """Answer without an end: a space every tenth of a second."""
 
 
 @dataclass(frozen=True)
@@ -70,11 +70,10 @@ class _Handler(BaseHTTPRequestHandler):
         self.server.admin.requests.append((self.path, self.headers.get("Authorization")))
         match self.server.admin.take_answer(self.path):
             case None:
-                self.server.admin.closing.wait(30)
+                self.server.admin.closing.wait()
             case Drip():
                 self._send(200, {})
-                for _ in range(100):
-                    self.server.admin.closing.wait(0.1)
+                while not self.server.admin.closing.wait(0.1):
                     self.wfile.write(b" ")
             case Redirect(url):
                 self._send(307, {"Location": url, "Content-Length": "0"})

@@ -1,7 +1,6 @@
 """Requests to the admin API over real HTTP, with the faults that a cluster has."""
 
 import json
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -112,10 +111,8 @@ def test_a_message_without_text_shows_the_class_of_the_error(server: FakeAdmin) 
 @pytest.mark.parametrize("answer", [None, Drip()], ids=["silent", "drip"])
 def test_an_answer_that_does_not_end_is_given_up(server: FakeAdmin, answer: object) -> None:
     server.answers["/a"] = answer
-    began = time.monotonic()
     with pytest.raises(AdminRequestFailed, match="found no "):
         _client(server).find_json("/a", list, attempts=1)
-    assert time.monotonic() - began < 5
     assert server.count("/a") == 1
 
 
