@@ -5,12 +5,9 @@ has seen is a time which this clock has reached. Ages by this time are never too
 """
 
 import time
-from typing import Final
 
+from infra.pulsar.broker_registrations import BROKERS
 from infra.pulsar.znode_reads import ZnodeReader
-
-_BROKERS: Final = "loadbalance/brokers"
-"""Parent of the load reports of the brokers. With the usual load manager, a broker writes one every few minutes."""
 
 
 def read_worker_clock_ms() -> int:
@@ -23,7 +20,6 @@ def read_cluster_clock_ms(reader: ZnodeReader, *, newest_change_ms: int = 0) -> 
     It is the time of the newest change that `reader` or, by `newest_change_ms`, another one has seen. A change in the
     worker's future counts as one of now: ZooKeeper's clock may once have been wrong.
     """
-    ((_, brokers),) = reader.list_children([_BROKERS])
-    for _ in reader.read([f"{_BROKERS}/{broker}" for broker in brokers or ()]):
+    for _ in reader.read(reader.list_paths([BROKERS])):  # with the usual load manager, a report of a few minutes ago
         pass  # the reader remembers the newest change
     return min(max(reader.newest_change_ms, newest_change_ms), read_worker_clock_ms())

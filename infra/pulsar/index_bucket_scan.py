@@ -8,15 +8,16 @@ from itertools import islice
 from typing import Final
 
 from infra.pulsar.bookie_reads import BookieConnections, BookieDirectory, BookieEntry, read_stored_entries
+from infra.pulsar.ledger_scan import find_ledger_metadata
 from infra.pulsar.reference_scan import list_namespaces, list_topics
 from infra.pulsar.scan_facts import ScanProblem
 from infra.pulsar.znode_reads import ZnodeReader
 from logstore.errors import StoreUnavailable, UnknownObject
 from logstore.pulsar.delayed_buckets import IndexBucketSegment, parse_index_bucket
-from logstore.pulsar.ledger_metadata import LedgerMetadata, parse_ledger_metadata
+from logstore.pulsar.ledger_metadata import LedgerMetadata
 from logstore.pulsar.ledger_references import IndexBucketReference, find_cursor_references
 from logstore.pulsar.unreadable_metadata import UnreadableMetadata
-from logstore.pulsar.znode_names import MANAGED_LEDGERS, format_ledger_path, topic_from_managed_ledger
+from logstore.pulsar.znode_names import MANAGED_LEDGERS, topic_from_managed_ledger
 
 _BUCKETS_PER_BATCH: Final = 100
 _BOOKIE_TIMEOUT_S: Final = 3.0  # a person waits
@@ -117,13 +118,11 @@ def _read_buckets(
     metadata_by_ledger_id: dict[int, LedgerMetadata] = {}
     entry_by_ledger_id: dict[int, BookieEntry | StoreUnavailable | UnreadableMetadata] = {}
     ledger_ids = [bucket.reference.ledger_id for bucket in named]
-    znodes = reader.read([f"{ledgers_root}/{format_ledger_path(ledger_id)}" for ledger_id in ledger_ids])
-    for ledger_id, (_, znode) in zip(ledger_ids, znodes, strict=True):
-        try:
-            if znode is not None:
-                metadata_by_ledger_id[ledger_id] = parse_ledger_metadata(znode.data)
-        except UnreadableMetadata as error:
-            entry_by_ledger_id[ledger_id] = error
+    for ledger_id, metadata in find_ledger_metadata(reader, ledgers_root, ledger_ids).items():
+        if isinstance(metadata, UnreadableMetadata):
+            entry_by_ledger_id[ledger_id] = metadata
+        elif metadata is not None:
+            metadata_by_ledger_id[ledger_id] = metadata
     first_entries = [(ledger_id, 0) for ledger_id in metadata_by_ledger_id]
     entry_by_place = read_stored_entries(connections, metadata_by_ledger_id, first_entries)
     entry_by_ledger_id |= {ledger_id: entry for (ledger_id, _), entry in entry_by_place.items()}

@@ -92,13 +92,22 @@ def read_ledger_metadata(
     reader: ZnodeReader, root: str, ledger_ids: Sequence[int]
 ) -> dict[int, LedgerMetadata | UnreadableMetadata]:
     """Return the metadata of some ledgers in their order, or the reason why it is unknown."""
-    results: dict[int, LedgerMetadata | UnreadableMetadata] = {}
+    return {
+        ledger_id: metadata
+        or UnreadableMetadata(f"ledger {ledger_id}", expected="an existing one", found="no such znode")
+        for ledger_id, metadata in find_ledger_metadata(reader, root, ledger_ids).items()
+    }
+
+
+def find_ledger_metadata(
+    reader: ZnodeReader, root: str, ledger_ids: Sequence[int]
+) -> dict[int, LedgerMetadata | UnreadableMetadata | None]:
+    """Return the metadata of some ledgers in their order, or why it is unreadable, or `None` for an absent ledger."""
+    results: dict[int, LedgerMetadata | UnreadableMetadata | None] = {}
     znodes = reader.read([f"{root}/{format_ledger_path(ledger_id)}" for ledger_id in ledger_ids])
     for ledger_id, (_, znode) in zip(ledger_ids, znodes, strict=True):
         try:
-            if znode is None:
-                raise UnreadableMetadata(f"ledger {ledger_id}", expected="an existing one", found="no such znode")  # noqa: TRY301
-            results[ledger_id] = parse_ledger_metadata(znode.data)
+            results[ledger_id] = parse_ledger_metadata(znode.data) if znode is not None else None
         except UnreadableMetadata as error:
             results[ledger_id] = error
     return results

@@ -28,7 +28,7 @@ from logstore.pulsar.transaction_log import LoggedTransaction
 from logstore.pulsar.unreadable_metadata import UnreadableMetadata
 
 NOTHING: Final = "nothing"
-"""What a participant owes that has ended its part, or has no part yet."""
+"""Debt of a participant that has ended its part, or has no part yet."""
 
 _TRANSACTIONS: Final = "/admin/v3/transactions"
 _ANY_TIMEOUT: Final = -1  # a coordinator reports the transactions with a longer timeout

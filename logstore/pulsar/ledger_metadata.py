@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Final
+from typing import Final, Self
 
 from google.protobuf import proto, text_format
 from google.protobuf.message import DecodeError
@@ -39,6 +39,11 @@ class BookKeeperLedgerState(StrEnum):
     OPEN = "OPEN"
     IN_RECOVERY = "IN_RECOVERY"
     CLOSED = "CLOSED"
+
+    @classmethod
+    def from_fact(cls, text: str) -> Self:
+        """Return the state in a fact or statement. Unreadable metadata have the state "", which counts as open."""
+        return cls(text or cls.OPEN)
 
 
 # A scan looks one up for each ledger.

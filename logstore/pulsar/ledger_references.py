@@ -23,6 +23,7 @@ from logstore.pulsar.protos.managed_ledger_pb2 import (
 )
 from logstore.pulsar.protos.schema_locator_pb2 import SchemaLocator
 from logstore.pulsar.unreadable_metadata import UnreadableMetadata
+from logstore.pulsar.znode_names import MAX_LEDGER_ID
 
 COMPACTION_CURSOR: Final = "__compaction"
 SHADOW_SOURCE_PROPERTY: Final = "PULSAR.SHADOW_SOURCE"
@@ -32,7 +33,6 @@ INDEX_BUCKET_PROPERTY_PREFIX: Final = f"{INTERNAL_PROPERTY_PREFIX}delayed.bucket
 _LEDGER_RANGE: Final = re.compile(r"(\d{1,19})_(\d{1,19})", re.ASCII)
 
 _LOG_SEGMENT_VERSION: Final = 5  # newest version of DistributedLog's segments; the ledger's field is the same since 1
-_MAX_ID: Final = (1 << 63) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,6 +182,6 @@ def parse_decimal_id(text: str, source: str) -> int:
 
 
 def _require_ledger_id(ledger_id: int) -> int:
-    if not 0 <= ledger_id <= _MAX_ID:
-        raise UnreadableMetadata("reference", expected=f"the id of a ledger, 0 to {_MAX_ID}", found=ledger_id)
+    if not 0 <= ledger_id <= MAX_LEDGER_ID:
+        raise UnreadableMetadata("reference", expected=f"the id of a ledger, 0 to {MAX_LEDGER_ID}", found=ledger_id)
     return ledger_id

@@ -21,7 +21,7 @@ They are relative to the path above BookKeeper's ledgers, which may be below the
 MANAGED_LEDGER_DOMAIN: Final = "persistent"
 
 _FIRST_LONG_ID: Final = (1 << 31) - 1  # first id that has 19 digits in its path
-_MAX_ID: Final = (1 << 63) - 1
+MAX_LEDGER_ID: Final = (1 << 63) - 1
 _SHORT_ID_PATH: Final = re.compile(r"(\d{2})/(\d{4})/L(\d{4})", re.ASCII)
 _LONG_ID_PATH: Final = re.compile(r"(\d{3})/(\d{4})/(\d{4})/(\d{4})/L(\d{4})", re.ASCII)
 _LEDGER_FOLDER: Final = re.compile(r"\d{2,3}", re.ASCII)
@@ -136,7 +136,7 @@ def parse_ledger_path(path: str) -> int:
     """
     match = _SHORT_ID_PATH.fullmatch(path) or _LONG_ID_PATH.fullmatch(path)
     ledger_id = int("".join(match.groups())) if match else -1
-    if not 0 <= ledger_id <= _MAX_ID or format_ledger_path(ledger_id) != path:
+    if not 0 <= ledger_id <= MAX_LEDGER_ID or format_ledger_path(ledger_id) != path:
         raise UnreadableMetadata("ledger", expected="a path of the hierarchical layout", found=repr(path))
     return ledger_id
 

@@ -39,7 +39,7 @@ from logstore.reconciliation.findings import Finding, FindingKind
 from spark.job_runner import JobContext
 from spark.pulsar.cluster_facts import OFFLOADS, require_all_rows
 from spark.pulsar.list_offloads import OFFLOADED_OBJECTS
-from spark.reconciliation.fact_files import TIERED_OBJECTS, read_facts
+from spark.reconciliation.fact_files import TIERED_OBJECTS, read_facts, read_grouped_batches
 from spark.reconciliation.tiered_object_facts import UPLOAD
 
 _OFFLOAD_CONTEXT: Final = "offload_context"  # field of a managed ledger
@@ -121,18 +121,9 @@ def _find_cluster_name(cluster: PulsarCluster, store: OffloadStore, scan: Path, 
 
 
 def _iterate_complete_offloads(scan: Path, bucket: str) -> Iterator[tuple[str, int]]:
-    for batch in _iterate_batches(scan):
+    for batch in read_grouped_batches(scan, "offloads"):
         rows = _select_complete(pa.Table.from_batches([batch]), bucket)
         yield from zip(rows["uuid"].to_pylist(), rows["ledger_id"].to_pylist(), strict=True)
-
-
-def _iterate_batches(scan: Path) -> Iterator[pa.RecordBatch]:
-    """Yield all facts about offloads of a scan. Memory holds one batch."""
-    for path in sorted(scan.glob("offloads-*.arrow")):
-        with pa.memory_map(str(path)) as source:
-            file = pa.ipc.open_file(source)
-            for number in range(file.num_record_batches):
-                yield file.get_batch(number)
 
 
 def _write_candidates_of_group(
@@ -176,7 +167,7 @@ def _find_uuids_in_use(uuids: Sequence[str], *, scans: tuple[Path, Path]) -> set
     wanted = pa.array(uuids, pa.string())
     in_use: set[str] = set()
     if uuids:
-        for batch in chain.from_iterable(map(_iterate_batches, scans)):
+        for batch in chain.from_iterable(read_grouped_batches(scan, "offloads") for scan in scans):
             column = batch.column("uuid")
             in_use.update(column.filter(pc.is_in(column, value_set=wanted)).to_pylist())
     return in_use

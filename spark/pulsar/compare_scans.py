@@ -60,7 +60,6 @@ from spark.reconciliation.shard_group import find_positions
 
 Ids = npt.NDArray[np.int64]
 
-UNREADABLE_STATE: Final = ""
 _GROUPED_KINDS: Final = ("ledgers", "references")
 
 _REQUIRED_REFERENCES: Final = "required_references"  # count of references to ledgers that must exist
@@ -254,7 +253,7 @@ def _make_scanned_ledger(row: Mapping[str, Any], *, locked: bool = False) -> Sca
         version=row["version"],
         czxid=row["czxid"],
         modified_ms=row["modified_ms"],
-        state=BookKeeperLedgerState(row["state"]) if row["state"] != UNREADABLE_STATE else BookKeeperLedgerState.OPEN,
+        state=BookKeeperLedgerState.from_fact(row["state"]),
         owner=owner,
         replication_lock=locked,
     )

@@ -202,7 +202,7 @@ def _get_managed_ledger_name(candidate: Finding) -> str:
 
 
 def _judge_ledger(candidate: Finding, lookup: OwnerLookup, broker: BrokerLookup) -> Finding | None:
-    state = BookKeeperLedgerState(candidate.statement["state"] or BookKeeperLedgerState.OPEN)
+    state = BookKeeperLedgerState.from_fact(candidate.statement["state"])
     judgement = judge_owner_lookup(_get_stated_owner(candidate), lookup, broker, state=state)
     if judgement.verdict is LedgerVerdict.REFERENCED:
         return None

@@ -198,7 +198,17 @@ def read_facts(folder: Path, stem: str, group: int | None, schema: pa.Schema) ->
 
 
 def read_ungrouped_batches(folder: Path, stem: str) -> Iterator[pa.RecordBatch]:
-    for path in sorted(folder.glob(f"{stem}-*-all.arrow")):
+    """Yield the rows of the files without groups. Memory holds one batch."""
+    return _read_batches(folder, f"{stem}-*-all.arrow")
+
+
+def read_grouped_batches(folder: Path, stem: str) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of all groups. Memory holds one batch."""
+    return _read_batches(folder, f"{stem}-*-[0-9][0-9][0-9].arrow")
+
+
+def _read_batches(folder: Path, pattern: str) -> Iterator[pa.RecordBatch]:
+    for path in sorted(folder.glob(pattern)):
         with pa.memory_map(str(path)) as source:
             file = pa.ipc.open_file(source)
             for number in range(file.num_record_batches):

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from logstore.pulsar.plan_jobs import require_safe_times
+from logstore.pulsar.znode_names import MAX_LEDGER_ID
 from logstore.reconciliation.findings import CLUSTER_KINDS
 from workers.cli.answer_output import Answer, ConvertedRows, Row, SpooledRows, print_note
 from workers.cli.command_context import CommandContext
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 pulsar = create_command_group("pulsar", "A Pulsar cluster: ledgers that nothing refers to.")
 
 _LedgerId = Annotated[
-    int, typer.Argument(metavar="LEDGER_ID", min=0, max=(1 << 63) - 1, help="Id of a BookKeeper ledger.")
+    int, typer.Argument(metavar="LEDGER_ID", min=0, max=MAX_LEDGER_ID, help="Id of a BookKeeper ledger.")
 ]
 _DelayedTopic = Annotated[
     str | None,

@@ -183,7 +183,7 @@ class _ChartTotals:
         self.kinds[finding.kind] += 1
         self.ages[_find_age_group(finding.newest_us, before_us)] += 1
         if finding.size_bytes and finding.kind is not FindingKind.MISSING_DATA:  # missing data has no bytes in storage
-            topic = f"/{finding.statement.get('owner', '')}" if self.is_of_cluster else decode_topic_name(finding.topic)
+            topic = f"/{finding.statement.get(OWNER, '')}" if self.is_of_cluster else decode_topic_name(finding.topic)
             self.topics[topic] += finding.size_bytes
             if len(self.topics) > _MAX_COUNTED_TOPICS:
                 self.topics = Counter(dict(self.topics.most_common(_MAX_COUNTED_TOPICS // 2)))
