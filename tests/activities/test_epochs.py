@@ -85,6 +85,9 @@ _STANDING: Final[dict[str, str]] = {
     "reconciliation.cut_scrub": _RUN,
     "reconciliation.scrub_page": _RUN,
     "reconciliation.conclude_scrub": _RUN,
+    "pulsar.begin_plan": _HARMLESS,
+    "pulsar.run_bulk": _RUN,
+    "pulsar.conclude_plan": _RUN,
 }
 
 
