@@ -48,22 +48,22 @@ def check_cluster(cluster: PulsarCluster) -> ClusterCheck:
                 configuration = error
         probe = _ClusterProbe(cluster, reader, configuration)
         checks = {
-            "layout": probe.describe_layout,
-            "ledger_manager": probe.describe_ledger_manager,
-            "identity": probe.describe_identity,
-            "metadata_service": probe.describe_metadata_service,
-            "managed_ledgers": probe.describe_managed_ledgers,
-            "bookies": probe.describe_bookies,
-            "brokers": probe.describe_brokers,
-            "admin": probe.describe_admin,
-            "offloads": probe.describe_offloads,
-            "shared_clusters": probe.describe_shared_clusters,
-            "configuration_store": probe.describe_configuration_store,
+            "layout": probe.check_layout,
+            "ledger_manager": probe.check_ledger_manager,
+            "identity": probe.check_identity,
+            "metadata_service": probe.check_metadata_service,
+            "managed_ledgers": probe.check_managed_ledgers,
+            "bookies": probe.check_bookies,
+            "brokers": probe.check_brokers,
+            "admin": probe.check_admin,
+            "offloads": probe.check_offloads,
+            "shared_clusters": probe.check_shared_clusters,
+            "configuration_store": probe.check_configuration_store,
         }
         return ClusterCheck(
             cluster=probe.name,
             identity=read_cluster_identity(reader, cluster.ledgers_root),
-            capabilities=tuple(_make_capability(name, describe) for name, describe in checks.items()),
+            capabilities=tuple(_make_capability(name, check) for name, check in checks.items()),
         )
 
 
@@ -95,9 +95,9 @@ def read_cluster_identity(reader: ZnodeReader, ledgers_root: str) -> str:
     return "/".join([instance_id, *roots])
 
 
-def _make_capability(name: str, describe: Callable[[], str]) -> ClusterCapability:
+def _make_capability(name: str, check: Callable[[], str]) -> ClusterCapability:
     try:
-        return ClusterCapability(name=name, ok=True, detail=describe())
+        return ClusterCapability(name=name, ok=True, detail=check())
     except SextonError as error:
         return ClusterCapability(name=name, ok=False, detail=str(error))
 
@@ -137,13 +137,17 @@ class _ClusterProbe:
             return ""
 
     @cached_property
-    def name(self) -> str:
-        """The cluster's name, "one of …" if only several names are known, or ""."""
+    def possible_names(self) -> list[str]:
+        """The cluster's name if the brokers say it, or else the clusters that the configuration store knows."""
         configuration = self.reader if isinstance(self.configuration, SextonError) else self.configuration
-        names = [self.own_name] if self.own_name else list_cluster_names(configuration)
-        return names[0] if len(names) == 1 else f"one of {', '.join(names)}" if names else ""
+        return [self.own_name] if self.own_name else list_cluster_names(configuration)
 
-    def describe_layout(self) -> str:
+    @property
+    def name(self) -> str:
+        """The cluster's name, or "" if several are possible or none is known."""
+        return self.possible_names[0] if len(self.possible_names) == 1 else ""
+
+    def check_layout(self) -> str:
         root = self.cluster.ledgers_root
         folders = list_leaf_folders(self.reader, root)
         version = self._read_layout().partition("\n")[0]
@@ -151,7 +155,7 @@ class _ClusterProbe:
             raise UnreadableMetadata(f"/{root}/LAYOUT", expected=f"version {_LAYOUT_VERSION}", found=repr(version))
         return f"hierarchical, {_format_count(len(folders), 'folder')} of ledgers"
 
-    def describe_ledger_manager(self) -> str:
+    def check_ledger_manager(self) -> str:
         layout = self._read_layout()
         factory = layout.partition("\n")[2].partition(":")[0].rpartition(".")[2]
         if layout and factory not in _LEDGER_MANAGERS:
@@ -166,7 +170,7 @@ class _ClusterProbe:
             raise UnreadableMetadata(f"/{self.cluster.ledgers_root}/LAYOUT", expected="a layout", found="nothing")
         return layout.data.decode(errors="replace") if layout else ""
 
-    def describe_identity(self) -> str:
+    def check_identity(self) -> str:
         root = self.cluster.ledgers_root
         instance, *roots = self.reader.read([f"{root}/INSTANCEID", root, MANAGED_LEDGERS])
         for path, znode in roots:
@@ -175,7 +179,7 @@ class _ClusterProbe:
         pins = "INSTANCEID and the creation" if instance[1] else "no INSTANCEID; the creation"
         return f"{pins} of /{root} and /{MANAGED_LEDGERS} identify the cluster"
 
-    def describe_metadata_service(self) -> str:
+    def check_metadata_service(self) -> str:
         """Compare where the brokers keep metadata with the settings."""
         if self.admin is None:
             return f"ZooKeeper; not compared with settings of brokers, because {_NO_ADMIN}"
@@ -185,7 +189,7 @@ class _ClusterProbe:
         chroot = self.cluster.zookeeper.partition("/")[2]
         if _find_chroot(url) != chroot:
             expected = f"the metadata store of the brokers, {url}"
-            raise UnreadableMetadata("pulsar_zookeeper", expected=expected, found=f"ZooKeeper, below /{chroot}")
+            raise InvalidInput("pulsar_zookeeper", expected=expected, found=f"ZooKeeper, below /{chroot}")
         self._require_ledgers_root(self.broker_settings, chroot)
         return f"ZooKeeper, below /{chroot}, as the brokers say"
 
@@ -207,13 +211,13 @@ class _ClusterProbe:
             found = f"/{root}{f' below /{chroot}' if chroot else ''}"
             raise InvalidInput("pulsar_ledgers_root", expected=f"the ledgers of the brokers, {expected}", found=found)
 
-    def describe_managed_ledgers(self) -> str:
+    def check_managed_ledgers(self) -> str:
         ((_, tenants),) = self.reader.list_children([MANAGED_LEDGERS])
         if not tenants:
             raise UnreadableMetadata(f"/{MANAGED_LEDGERS}", expected="the tenants of a Pulsar cluster", found="none")
         return _format_count(len(tenants), "tenant")
 
-    def describe_bookies(self) -> str:
+    def check_bookies(self) -> str:
         available = f"{self.cluster.ledgers_root}/available"
         read_only = f"{available}/readonly"
         listed = dict(self.reader.list_children([available, read_only]))
@@ -225,7 +229,7 @@ class _ClusterProbe:
             raise UnreadableMetadata(f"/{available}", expected="bookies with addresses", found=found)
         return f"{_format_count(len(bookie_ids), 'bookie')}, {len(listed[read_only] or []):,} of them read-only"
 
-    def describe_brokers(self) -> str:
+    def check_brokers(self) -> str:
         if not self.brokers:
             found = "none. Start a broker; if brokers run, they may keep their metadata elsewhere now"
             raise UnreadableMetadata(f"/{BROKERS}", expected="registered brokers", found=found)
@@ -233,26 +237,26 @@ class _ClusterProbe:
         more = ["…"] if len(self.brokers) > _MAX_NAMES else []
         return f"{_format_count(len(self.brokers), 'broker')}: {', '.join([*names, *more])}"
 
-    def describe_admin(self) -> str:
+    def check_admin(self) -> str:
         if self.admin is None:
             return "not set: compacted ledgers stay unconfirmed"
         if (answer := self.admin.read_text("/admin/v2/brokers/ready")) != "ok":
-            raise UnreadableMetadata("pulsar_admin_url", expected="a ready broker", found=answer)
+            raise InvalidInput("pulsar_admin_url", expected="a ready broker", found=answer)
         for broker in self.brokers:  # raises if the broker has no address with this scheme
             self.admin.choose_url(broker)
         clusters = self.admin.read_json("/admin/v2/clusters", list)
-        if self.name not in clusters and not self.name.startswith("one of "):
-            names = f"clusters {', '.join(map(str, clusters))}"
-            raise UnreadableMetadata("pulsar_admin_url", expected=f"the API of cluster {self.name}", found=names)
+        if not set(self.possible_names) & set(clusters):
+            expected = f"the API of cluster {' or '.join(self.possible_names) or '(no name)'}"
+            raise InvalidInput("pulsar_admin_url", expected=expected, found=f"clusters {', '.join(map(str, clusters))}")
         own_ids = {broker.id for broker in self.brokers}
         if self.name in clusters:
             active = self.admin.read_json(f"/admin/v2/brokers/{self.name}", list)
             if not own_ids & set(map(str, active)):
                 expected = f"the API of a broker in /{BROKERS}"
-                raise UnreadableMetadata("pulsar_admin_url", expected=expected, found=f"brokers {active}")
+                raise InvalidInput("pulsar_admin_url", expected=expected, found=f"brokers {active}")
         return f"ready, Pulsar {self.admin.read_text('/admin/v2/brokers/version')}"
 
-    def describe_offloads(self) -> str:
+    def check_offloads(self) -> str:
         if self.cluster.offloads is None:
             return "not set: objects of offloads are not checked"
         store = self.cluster.offloads.store_that_fails_fast()
@@ -263,7 +267,7 @@ class _ClusterProbe:
             raise StoreUnavailable(f"pulsar_offload_bucket: expected a bucket that can be listed. {advice}") from None
         return f"bucket {self.cluster.offloads.bucket} can be listed{', and is empty' if is_empty else ''}"
 
-    def describe_shared_clusters(self) -> str:
+    def check_shared_clusters(self) -> str:
         names = self.cluster.shared_clusters
         if not names:
             return "none named: all ledgers of BookKeeper count as those of this cluster"
@@ -271,7 +275,7 @@ class _ClusterProbe:
             raise InvalidInput("pulsar_shared_clusters", expected=f"clusters other than {self.name}", found=self.name)
         return f"{', '.join(names)}: a ledger to which nothing refers here may belong to them"
 
-    def describe_configuration_store(self) -> str:
+    def check_configuration_store(self) -> str:
         if isinstance(self.configuration, SextonError):
             raise self.configuration
         clusters = list_cluster_names(self.configuration)

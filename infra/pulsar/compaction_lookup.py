@@ -50,9 +50,6 @@ class LoadedTopics:
         self._admin = admin
         self._topics = {topic for broker in brokers for topic in _list_topics(admin, broker)}
 
-    def __contains__(self, topic: str) -> bool:
-        return topic in self._topics
-
     def find_compaction(self, topic: str) -> TopicCompaction | None:
         """Return the state of `persistent://tenant/namespace/name`, or `None` if no broker has loaded the topic.
 

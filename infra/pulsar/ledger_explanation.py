@@ -61,8 +61,9 @@ def explain_ledger(
     facts = [*_select_problems(locks), *_scan_for(reader, ledgers_root, ledger_id, log_roots)]
     references = tuple(fact for fact in facts if isinstance(fact, ScannedReference))
     problems = tuple(_select_problems(facts))
-    if references:
-        verdict, reason = LedgerVerdict.REFERENCED, f"/{references[0].path} refers to it"
+    paths_in_use = [reference.path for reference in references if not reference.given_up]
+    if paths_in_use:
+        verdict, reason = LedgerVerdict.REFERENCED, f"/{paths_in_use[0]} refers to it"
     elif problems:
         verdict = LedgerVerdict.DOUBTFUL
         reason = (

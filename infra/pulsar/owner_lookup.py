@@ -49,27 +49,32 @@ class OwnerDirectory:
             for ledger_id in ledger_ids:
                 if references is None:
                     lookups[ledger_id] = OwnerLookup.UNREADABLE
-                elif ledger_id in references:
+                elif references.get(ledger_id) is False:
                     lookups[ledger_id] = OwnerLookup.LISTING
                 elif self._shared_clusters:
                     lookups[ledger_id] = OwnerLookup.SHARED_BOOKKEEPER
+                elif ledger_id in references:
+                    lookups[ledger_id] = OwnerLookup.GIVEN_UP
                 elif owner.tenant not in known_tenants:
                     lookups[ledger_id] = OwnerLookup.UNKNOWN_TENANT
                 else:
                     lookups[ledger_id] = OwnerLookup.ABSENT if znode is None else OwnerLookup.NOT_LISTING
         return lookups
 
-    def _find_references(self, owner: StatedOwner, znode: Znode | None) -> frozenset[int] | None:
-        """Return the ledgers to which the owner refers, or `None` if its value cannot be read."""
+    def _find_references(self, owner: StatedOwner, znode: Znode | None) -> dict[int, bool] | None:
+        """Return the ledgers to which the owner refers, and whether it has given each up after an offload.
+
+        `None`: the owner's value cannot be read.
+        """
         if znode is None:
-            return frozenset()
+            return {}
         try:
             facts = list(resolve_compaction_cursors(self._reader, self._bookies, self._root, _find_facts(owner, znode)))
         except UnreadableMetadata:
             return None
         if any(isinstance(fact, ScanProblem) for fact in facts):
             return None
-        return frozenset(fact.ledger_id for fact in facts if isinstance(fact, ScannedReference))
+        return {fact.ledger_id: fact.given_up for fact in facts if isinstance(fact, ScannedReference)}
 
 
 @contextmanager

@@ -53,16 +53,16 @@ def list_namespaces(reader: ZnodeReader) -> list[str]:
 def list_topics(reader: ZnodeReader, namespaces: Iterable[str]) -> Iterator[str | ScanProblem]:
     """Yield the paths of the managed ledgers below parents at any level, and problems. See `list_namespaces`.
 
-    The paths are ascending within one parent. A namespace may have 1,000,000 topics. Memory holds the names in one
-    parent.
+    The paths are ascending within one parent. A namespace may have 1,000,000 topics. Memory holds the names in the
+    parents of one batch of lists.
     """
     remaining = list(namespaces)
     while remaining:
-        path = remaining.pop()
-        ((_, parent),) = reader.read([path])
-        if parent is not None and parent.data:
-            yield ScanProblem(path, "expected a parent of managed ledgers without data")
-        for child in reader.list_paths([path]):
+        parents, remaining = remaining, []
+        for path, parent in reader.read(parents):
+            if parent is not None and parent.data:
+                yield ScanProblem(path, "expected a parent of managed ledgers without data")
+        for child in reader.list_paths(parents):
             try:
                 parsed = parse_managed_ledger_path(child[len(MANAGED_LEDGERS) + 1 :])
             except UnreadableMetadata as error:
@@ -124,8 +124,8 @@ def find_facts_of_managed_ledger(path: str, znode: Znode) -> list[ScanFact]:
     """Return the facts of a managed ledger. Pulsar drops a missing last ledger from the list and goes on."""
     references: ManagedLedgerReferences = find_managed_ledger_references(znode.data)
     name, is_owner = path.removeprefix(f"{MANAGED_LEDGERS}/"), not references.shadow_source
-    last = set(references.ledger_ids[-1:])
-    can_be_absent = references.ledgers_given_up | last if is_owner else set(references.ledger_ids)
+    given_up = references.ledgers_given_up if is_owner else frozenset[int]()
+    can_be_absent = given_up.union(references.ledger_ids[-1:]) if is_owner else frozenset(references.ledger_ids)
     return [
         ScannedManagedLedger(
             name,
@@ -136,7 +136,9 @@ def find_facts_of_managed_ledger(path: str, znode: Znode) -> list[ScanFact]:
             shadow_source=references.shadow_source,
         ),
         *(
-            ScannedReference(ledger_id, path, "ledgers", is_owner, ledger_id in can_be_absent)
+            ScannedReference(
+                ledger_id, path, "ledgers", is_owner, ledger_id in can_be_absent, given_up=ledger_id in given_up
+            )
             for ledger_id in references.ledger_ids
         ),
         *(OffloadReference(name, attempt) for attempt in references.offloads),

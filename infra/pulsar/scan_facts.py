@@ -16,6 +16,7 @@ class ScannedReference:
     source: str  # field, such as `ledgers` or `cursor_ledger_id`
     is_owner: bool = True  # False: a shadow topic lists the ledger of another topic
     can_be_absent: bool = False  # nothing is lost if the ledger is absent
+    given_up: bool = False  # the owner lists the ledger, and reads only the objects of its offload
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """Reads of many znodes of a cluster, in parallel and at a bounded rate. Nothing is written.
 
-Source: the rates of asynchronous reads and serial reads of one ZooKeeper, which differ by a factor of two.
+Source: the rates of reads of one ZooKeeper: serial, asynchronous, and many in one request.
 """
 
 from collections import deque
@@ -10,10 +10,11 @@ from itertools import islice
 from typing import Any, Final, Generic, TypeVar
 
 from kazoo.client import KazooClient
-from kazoo.exceptions import NoNodeError
+from kazoo.exceptions import NoNodeError, UnimplementedError
+from kazoo.protocol.serialization import GetChildren, GetData
 
-from infra.coordination.ownership_nodes import wait_for_result_or_none
 from infra.coordination.zookeeper_session import ZooKeeperSession
+from infra.pulsar.multi_read import Operation, send_multi_read
 from logstore.rate_limiter import RateLimiter
 from logstore.stop_checks import raise_if_stopped
 
@@ -76,35 +77,54 @@ class ZnodeReader:
             yield from self._receive(request, sent.popleft())
 
     def _send(self, request: "_Request[T]", paths: list[str]) -> "_SentBatch":
-        def send(client: KazooClient) -> list[Any]:
+        def send(client: KazooClient) -> Any:  # noqa: ANN401 - kazoo's asynchronous result
             self._limiter.wait_after_use(len(paths))
-            return [request.send(client, f"/{path}") for path in paths]
+            return send_multi_read(client, request.operation, [f"/{path}" for path in paths])
 
         return _SentBatch(paths, self._session.run_idempotent(request.action, send), send)
 
     def _receive(self, request: "_Request[T]", batch: "_SentBatch") -> Iterator[tuple[str, T | None]]:
-        def receive(client: KazooClient) -> list[Any]:
-            results, batch.results = batch.results or batch.send(client), []  # sent again if the connection was lost
-            return [wait_for_result_or_none(result, NoNodeError) for result in results]
+        def receive(client: KazooClient) -> list[T | None]:
+            result, batch.result = batch.result or batch.send(client), None  # sent again if the connection was lost
+            try:
+                answers = result.get()
+            except UnimplementedError:
+                answers = [_read_alone(client, request.operation, f"/{path}") for path in batch.paths]
+            return [_convert(answer, request.convert) for answer in answers]
 
         answers = self._session.run_idempotent(request.action, receive)
-        for path, answer in zip(batch.paths, answers, strict=True):
-            yield path, None if answer is None else request.convert(answer)
+        yield from zip(batch.paths, answers, strict=True)
+
+
+def _read_alone(client: KazooClient, operation: Operation, path: str) -> Any:  # noqa: ANN401
+    """Return the answer of a server before version 3.6, or its error."""
+    try:
+        return client.get(path) if operation is GetData else client.get_children(path)
+    except NoNodeError as error:
+        return error
+
+
+def _convert(answer: Any, convert: Callable[[Any], T]) -> T | None:  # noqa: ANN401
+    if isinstance(answer, NoNodeError):
+        return None
+    if isinstance(answer, Exception):
+        raise answer
+    return convert(answer)
 
 
 @dataclass(slots=True)
 class _SentBatch:
     paths: list[str]
-    results: list[Any]  # kazoo's asynchronous results
-    send: Callable[[KazooClient], list[Any]]
+    result: Any  # kazoo's asynchronous result
+    send: Callable[[KazooClient], Any]
 
 
 @dataclass(frozen=True, slots=True)
 class _Request(Generic[T]):
     action: str  # for messages
-    send: Callable[[KazooClient, str], Any]  # returns kazoo's asynchronous result
+    operation: Operation
     convert: Callable[[Any], T]
-    paths_per_batch: int  # short, so that ZooKeeper gets requests at an even rate
+    paths_per_batch: int  # read with one request; short, so that ZooKeeper gets requests at an even rate
     batches_ahead: int  # that wait for their answers while the caller handles those of an earlier batch
 
 
@@ -113,12 +133,10 @@ def _to_znode(answer: Any) -> Znode:  # noqa: ANN401
     return Znode(data or b"", stat.version, stat.czxid, stat.ctime, stat.mtime, stat.numChildren)
 
 
-_GET: Final = _Request(
-    "reading znodes", lambda client, path: client.get_async(path), _to_znode, paths_per_batch=100, batches_ahead=10
-)
+_GET: Final = _Request("reading znodes", GetData, _to_znode, paths_per_batch=100, batches_ahead=4)
 _LIST: Final[_Request[list[str]]] = _Request(
     "listing znodes",
-    lambda client, path: client.get_children_async(path),
+    GetChildren,
     sorted,
     paths_per_batch=20,  # folders of 10,000 ledgers each
     batches_ahead=1,

@@ -16,7 +16,7 @@ class ClusterCapability:
 class ClusterCheck:
     """Result of a check. Two checks with one `identity` saw one cluster, created once."""
 
-    cluster: str  # the name, "one of " and several names, or "" if the metadata names none
+    cluster: str  # the name, or "" if the metadata names none or several
     identity: str
     capabilities: tuple[ClusterCapability, ...]
 

@@ -57,7 +57,7 @@ class ManagedLedgerReferences:
 
     @property
     def ledgers_given_up(self) -> frozenset[int]:
-        """Listed ledgers that need not exist on bookies."""
+        """Listed ledgers whose offload is complete. A broker has deleted them, or died before it deleted them."""
         return frozenset(
             offload.ledger_id for offload in self.offloads if offload.complete and offload.bookkeeper_deleted
         )

@@ -35,13 +35,14 @@ class LedgerVerdict(StrEnum):
     UNREFERENCED = "unreferenced"  # in two scans. Its owner is not looked up yet
     OWNER_ABSENT = "owner_absent"
     OWNER_NOT_LISTING = "owner_not_listing"
+    OWNER_GAVE_UP = "owner_gave_up"  # the owner reads only the objects of the ledger's offload
     OWNER_UNSTATED = "owner_unstated"
     OWNER_UNREADABLE = "owner_unreadable"
     OWNER_FOREIGN = "owner_foreign"  # it may belong to another cluster on the same BookKeeper
 
     @property
     def is_orphan(self) -> bool:
-        return self in {LedgerVerdict.OWNER_ABSENT, LedgerVerdict.OWNER_NOT_LISTING}
+        return self in {LedgerVerdict.OWNER_ABSENT, LedgerVerdict.OWNER_NOT_LISTING, LedgerVerdict.OWNER_GAVE_UP}
 
     @property
     def is_unattributed(self) -> bool:
@@ -55,6 +56,7 @@ class OwnerLookup(StrEnum):
     ABSENT = "absent"
     NOT_LISTING = "not_listing"
     LISTING = "listing"
+    GIVEN_UP = "given_up"  # lists the ledger, and reads only the objects of its offload
     UNREADABLE = "unreadable"
     UNKNOWN_TENANT = "unknown_tenant"  # does not list the ledger, and the cluster has no such tenant
     SHARED_BOOKKEEPER = "shared_bookkeeper"  # does not list the ledger, which may be another cluster's
@@ -129,6 +131,7 @@ def judge_two_scans(first: ScannedLedger, second: ScannedLedger, *, now_ms: int,
 _VERDICT_AND_REASON_BY_LOOKUP: Final[Mapping[OwnerLookup, tuple[LedgerVerdict, str]]] = {
     OwnerLookup.ABSENT: (LedgerVerdict.OWNER_ABSENT, "its owner {owner} does not exist"),
     OwnerLookup.NOT_LISTING: (LedgerVerdict.OWNER_NOT_LISTING, "its owner {owner} exists and does not refer to it"),
+    OwnerLookup.GIVEN_UP: (LedgerVerdict.OWNER_GAVE_UP, "its owner {owner} lists it as given up after its offload"),
     OwnerLookup.LISTING: (LedgerVerdict.REFERENCED, "its owner {owner} refers to it now"),
     OwnerLookup.UNREADABLE: (LedgerVerdict.OWNER_UNREADABLE, "its owner {owner} cannot be read"),
     OwnerLookup.UNKNOWN_TENANT: (
@@ -165,8 +168,8 @@ def _is_confirmed_without_broker(owner: StatedOwner, lookup: OwnerLookup) -> boo
     """Return whether no broker can know a reference that its metadata does not show.
 
     A broker has a new compacted ledger in memory for up to a minute, and an index bucket whose reference it failed to
-    store until the topic is unloaded.
+    store until the topic is unloaded. A ledger that was given up may be the last copy if its objects are damaged.
     """
-    if owner.component is PulsarComponent.COMPACTED_LEDGER:
+    if owner.component is PulsarComponent.COMPACTED_LEDGER or lookup is OwnerLookup.GIVEN_UP:
         return False
     return lookup is OwnerLookup.ABSENT or owner.component is not PulsarComponent.DELAYED_INDEX_BUCKET

@@ -15,6 +15,7 @@ from infra.pulsar.ledger_scan import LedgerZnode
 from infra.pulsar.scan_facts import OffloadReference, ScannedReference, ScanProblem
 from logstore.errors import PreconditionFailed
 from logstore.pulsar.ledger_metadata import find_stated_owner
+from spark.reconciliation import fact_files
 from spark.reconciliation.fact_files import GroupedFactFiles, UngroupedFactFile
 
 LEDGERS: Final = pa.schema(
@@ -39,6 +40,7 @@ REFERENCES: Final = pa.schema(
         ("source", pa.string()),
         ("is_owner", pa.bool_()),
         ("can_be_absent", pa.bool_()),  # the ledger may be absent, and nothing is lost
+        ("given_up", pa.bool_()),  # the owner reads only the objects of the ledger's offload
     ]
 )
 
@@ -81,6 +83,12 @@ MAX_REASONS: Final = 100
 """Problems in a summary. The files have all of them."""
 
 _ROWS_PER_BATCH: Final = 20_000
+_LEDGERS_PER_GROUP: Final = 125_000  # one task holds the ledgers and references of a group from two scans
+
+
+def choose_group_count(ledgers: int) -> int:
+    """Return the number of groups of a cluster's facts. See `fact_files.choose_group_count`."""
+    return fact_files.choose_group_count(ledgers, max_ledgers_per_group=_LEDGERS_PER_GROUP)
 
 
 class FactRows:
@@ -177,6 +185,7 @@ def make_reference_row(found: ScannedReference) -> dict[str, Any]:
         "source": found.source,
         "is_owner": found.is_owner,
         "can_be_absent": found.can_be_absent,
+        "given_up": found.given_up,
     }
 
 

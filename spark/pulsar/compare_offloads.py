@@ -6,7 +6,7 @@ the objects. One task reads the facts of one group of ledger ids.
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain, islice
@@ -46,7 +46,7 @@ _OFFLOAD_CONTEXT: Final = "offload_context"  # field of a managed ledger
 _MAX_SAMPLED_OFFLOADS: Final = 50
 ROWS: Final = "rows of "  # prefix of counts of the rows that were read, which are not published
 
-UuidsInUse = Callable[[Sequence[str]], set[str]]
+UuidsInUse = Callable[[pa.ChunkedArray], pa.ChunkedArray]
 """Function that returns those uuids that any offload of either scan has, of whatever ledger."""
 
 
@@ -163,14 +163,11 @@ def _read_group(summary: BulkJobSummary, stem: str, group: int, groups: int, sch
     return pa.concat_tables(read_facts(Path(summary.folder), stem, part, schema) for part in parts)
 
 
-def _find_uuids_in_use(uuids: Sequence[str], *, scans: tuple[Path, Path]) -> set[str]:
-    wanted = pa.array(uuids, pa.string())
-    in_use: set[str] = set()
-    if uuids:
-        for batch in chain.from_iterable(read_grouped_batches(scan, "offloads") for scan in scans):
-            column = batch.column("uuid")
-            in_use.update(column.filter(pc.is_in(column, value_set=wanted)).to_pylist())
-    return in_use
+def _find_uuids_in_use(uuids: pa.ChunkedArray, *, scans: tuple[Path, Path]) -> pa.ChunkedArray:
+    """Read all offloads of both scans once. Memory holds those of `uuids`."""
+    batches = chain.from_iterable(read_grouped_batches(scan, "offloads") for scan in scans)
+    columns = (batch.column("uuid") for batch in batches)
+    return pa.chunked_array([column.filter(pc.is_in(column, value_set=uuids)) for column in columns], pa.string())
 
 
 def find_candidates(
@@ -192,12 +189,13 @@ def _find_unreferenced(
     attempts = objects.group_by(["ledger_id", "bucket", "uuid", "is_upload"]).aggregate(aggregates)
     old = attempts.filter(pc.less(attempts["modified_us_max"], before_us))
     counts["young"] += len(attempts) - len(old)
-    owner_by_ledger = _find_sole_owners(group.second) if len(old) else {}
-    for batch in old.to_batches(max_chunksize=FINDINGS_PER_PAGE):
-        in_use = find_uuids_in_use(batch.column("uuid").to_pylist())
+    if not len(old):
+        return
+    owner_by_ledger = _find_sole_owners(group.second)
+    unused = old.filter(pc.invert(pc.is_in(old["uuid"], value_set=find_uuids_in_use(old["uuid"]))))
+    for batch in unused.to_batches(max_chunksize=FINDINGS_PER_PAGE):
         for row in batch.to_pylist():
-            if row["uuid"] not in in_use:
-                yield _make_candidate(row, owner_by_ledger.get(row["ledger_id"], ""))
+            yield _make_candidate(row, owner_by_ledger.get(row["ledger_id"], ""))
 
 
 def _find_sole_owners(offloads: pa.Table) -> dict[int, str]:

@@ -1,7 +1,8 @@
 """`compare-scans`: write as candidates the ledgers to which neither of two scans of a Pulsar cluster has a reference.
 
-`judge_two_scans` leaves out some of these, such as changed ledgers. A later job looks up the owners. A harmful
-reference of both scans to an absent ledger is a candidate, too. One task reads the facts of one group of ledger ids.
+An owner's reference to a ledger that it has given up after an offload does not count. `judge_two_scans` leaves out
+some ledgers, such as changed ledgers. A later job looks up the owners. A harmful reference of both scans to an absent
+ledger is a candidate, too. One task reads the facts of one group of ledger ids.
 """
 
 from collections import Counter
@@ -56,7 +57,6 @@ from spark.job_runner import JobContext
 from spark.pulsar.cluster_facts import LEDGERS, LOCKS, LOG_SOURCES, REFERENCES, require_all_rows
 from spark.pulsar.compare_managed_ledgers import ManagedLedgerComparison, write_orphan_managed_ledgers
 from spark.reconciliation.fact_files import read_facts
-from spark.reconciliation.shard_group import find_positions
 
 Ids = npt.NDArray[np.int64]
 
@@ -207,18 +207,18 @@ def compare_scan_groups(
 
     `root` is the path of the ledgers. `now_ms` is as in `judge_two_scans`.
     """
-    tables = [scan.ledgers.sort_by("ledger_id") for scan in (first, second)]
-    ids_before, ids_after = (_ids(table) for table in tables)
-    referenced = np.union1d(_ids(first.references), _ids(second.references))
+    tables = first.ledgers, second.ledgers
+    ids_before, ids_after = map(_ids, tables)
+    referenced = np.union1d(
+        *(_ids(scan.references.filter(pc.invert(scan.references["given_up"]))) for scan in (first, second))
+    )
     unreferenced_before = np.setdiff1d(ids_before, referenced, assume_unique=True)
     unreferenced_after = np.setdiff1d(ids_after, referenced, assume_unique=True)
     in_both: Ids = np.intersect1d(unreferenced_before, unreferenced_after, assume_unique=True)
     transient = len(unreferenced_before) + len(unreferenced_after) - 2 * len(in_both)
     counts = Counter(transient=transient)
     findings: list[Finding] = []
-    rows_before, rows_after = (
-        _select_rows(table, ids, in_both) for table, ids in zip(tables, (ids_before, ids_after), strict=True)
-    )
+    rows_before, rows_after = (_select_rows(table, in_both) for table in tables)
     is_locked = np.isin(in_both, locked).tolist()
     for row_before, row, is_row_locked in zip(rows_before, rows_after, is_locked, strict=True):
         before, after = _make_scanned_ledger(row_before), _make_scanned_ledger(row, locked=is_row_locked)
@@ -239,10 +239,10 @@ def _ids(table: pa.Table) -> Ids:
     return ids
 
 
-def _select_rows(table: pa.Table, ids: Ids, selected: Ids) -> list[dict[str, Any]]:
-    """Return the rows of the selected ledgers, all of which are in `ids`, the ascending ids of the table's rows."""
-    positions, _ = find_positions(ids, selected)
-    rows: list[dict[str, Any]] = table.take(pa.array(positions)).to_pylist()
+def _select_rows(table: pa.Table, ids: Ids) -> list[dict[str, Any]]:
+    """Return the rows of these ledgers, ascending by id."""
+    selected = table.filter(pc.is_in(table["ledger_id"], value_set=pa.array(ids)))
+    rows: list[dict[str, Any]] = selected.sort_by("ledger_id").to_pylist()
     return rows
 
 

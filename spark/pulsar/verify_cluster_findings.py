@@ -42,7 +42,6 @@ def verify_cluster_findings(cluster: PulsarCluster, context: JobContext, job: Ve
         parallel_sessions=context.spark.sparkContext.defaultParallelism,
         broker_lookups=compactions.answers,
         offload_facts=offloads.facts if offloads else {},
-        is_complete=not problems,
     )
     totals = verify_candidate_pages(context, "look owners up", folders, open_verifier)
     names = (*(kind.value for kind in CLUSTER_KINDS), DROPPED)
@@ -75,7 +74,6 @@ def _open_verifier(
     parallel_sessions: int,
     broker_lookups: Mapping[int, BrokerLookup],
     offload_facts: Mapping[str, str],
-    is_complete: bool,
 ) -> Iterator[Verifier]:
     """Open sessions that end with the block. `offload_facts` are those of `compare-offloads`."""
     with (
@@ -93,16 +91,9 @@ def _open_verifier(
                 findings += verification.findings
                 if verification.dropped[UNANSWERED]:
                     problems[OFFLOAD_OBJECTS] = "expected an answer about each candidate, found none about some"
-            return Verification(findings if is_complete else list(map(_withdraw_confirmation, findings)), problems)
+            return Verification(findings, problems)
 
         yield verify
-
-
-def _withdraw_confirmation(finding: Finding) -> Finding:
-    """Return the finding of an incomplete plan. What was not read may refer to any orphan."""
-    if CONFIRMED not in finding.statement:
-        return finding
-    return replace(finding, statement={**finding.statement, CONFIRMED: "false"})
 
 
 class ClusterVerifier:

@@ -100,10 +100,10 @@ def compute_group_numbers(ledger_ids: npt.NDArray[np.int64], groups: int) -> npt
     return (ledger_ids & (SHARDS - 1)) * groups // SHARDS
 
 
-def choose_group_count(ledgers: int) -> int:
-    """Return the lowest power of two from 4 on with at most 500,000 ledgers per group, but not more than 256."""
+def choose_group_count(ledgers: int, *, max_ledgers_per_group: int = 500_000) -> int:
+    """Return the lowest power of two from 4 on with at most so many ledgers per group, but not more than 256."""
     groups = 4
-    while groups < SHARDS and ledgers > groups * 500_000:
+    while groups < SHARDS and ledgers > groups * max_ledgers_per_group:
         groups *= 2
     return groups
 

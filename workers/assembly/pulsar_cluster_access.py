@@ -9,14 +9,18 @@ class PulsarClusterOfSettings:
         self._settings = settings
 
     def check(self) -> ClusterCheck:
-        from workers.assembly.pulsar_cluster import check_pulsar_cluster  # noqa: PLC0415 - start-up time
+        from infra.pulsar.cluster_check import check_cluster  # noqa: PLC0415 - start-up time
+        from workers.assembly.pulsar_cluster import pulsar_cluster_from_settings  # noqa: PLC0415 - start-up time
 
-        return check_pulsar_cluster(self._settings)
+        return check_cluster(pulsar_cluster_from_settings(self._settings))
 
     def has_offload_bucket(self) -> bool:
         return bool(self._settings.pulsar_offload_bucket)
 
     def read_identity(self) -> str:
-        from workers.assembly.pulsar_cluster import read_pulsar_cluster_identity  # noqa: PLC0415 - start-up time
+        from infra.pulsar.cluster_check import read_cluster_identity  # noqa: PLC0415 - start-up time
+        from workers.assembly.pulsar_cluster import pulsar_cluster_from_settings  # noqa: PLC0415 - start-up time
 
-        return read_pulsar_cluster_identity(self._settings)
+        cluster = pulsar_cluster_from_settings(self._settings)
+        with cluster.open_reader(parallel_sessions=1) as reader:
+            return read_cluster_identity(reader, cluster.ledgers_root)

@@ -116,11 +116,11 @@ class CommandServices:
     abandon_rebuild = _import_on_call("workers.hosting.rebuild_and_follow", "abandon_rebuild")
     replay = _import_on_call("workers.hosting.history_replay", "replay_history")
     follow = _import_on_call("workers.hosting.rebuild_and_follow", "follow_records")
-    check_pulsar_cluster = _import_on_call("workers.assembly.pulsar_cluster", "check_pulsar_cluster")
-    read_pulsar_transactions = _import_on_call("workers.assembly.pulsar_cluster", "read_pulsar_transactions")
-    explain_pulsar_ledger = _import_on_call("workers.assembly.pulsar_cluster", "explain_pulsar_ledger")
+    check_pulsar_cluster = _import_on_call("workers.operations.pulsar_cluster", "check_pulsar_cluster")
+    read_pulsar_transactions = _import_on_call("workers.operations.pulsar_cluster", "read_pulsar_transactions")
+    explain_pulsar_ledger = _import_on_call("workers.operations.pulsar_cluster", "explain_pulsar_ledger")
     require_pulsar_cluster = _import_on_call("workers.assembly.pulsar_cluster", "pulsar_cluster_from_settings")
-    scan_pulsar_index_buckets = _import_on_call("workers.assembly.pulsar_cluster", "scan_pulsar_index_buckets")
+    scan_pulsar_index_buckets = _import_on_call("workers.operations.pulsar_cluster", "scan_pulsar_index_buckets")
     run_worker = _import_on_call("workers.hosting.worker_process", "run_worker")
 
 

@@ -141,9 +141,9 @@ def explain(context: CommandContext, ledger_id: _LedgerId) -> Answer:
 
     The verdict on a ledger with a reference is `referenced`. Without one it is `young`, `replicated` or `doubtful`
     (something cannot be read that may refer to it), or it says what is wrong with the owner: `owner_absent`,
-    `owner_not_listing`, `owner_unstated`, `owner_unreadable` or `owner_foreign`. It is that of one look at all
-    references of one cluster. Do not delete the ledger because of it: a reference may be on its way. The command
-    changes nothing.
+    `owner_not_listing`, `owner_gave_up`, `owner_unstated`, `owner_unreadable` or `owner_foreign`. It is that of one
+    look at all references of one cluster. Do not delete the ledger because of it: a reference may be on its way. The
+    command changes nothing.
     """
     with show_progress_bar("reading all references of the cluster"):
         explanation = context.services.explain_pulsar_ledger(context.settings, ledger_id)

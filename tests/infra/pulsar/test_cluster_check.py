@@ -141,7 +141,7 @@ def test_without_brokers_the_metadata_may_be_elsewhere(cluster: KazooClient, acc
     write_cluster(cluster)
     cluster.delete(f"/loadbalance/brokers/{_BROKER}")
     check = check_cluster(access)
-    assert (failed(check), check.cluster) == (["brokers"], "one of east, west")
+    assert (failed(check), check.cluster) == (["brokers"], "")
     assert "they may keep their metadata elsewhere now" in _detail(check, "brokers")
 
 
@@ -175,10 +175,10 @@ def test_an_admin_api_of_the_cluster_is_ready(cluster: KazooClient, access: Puls
 @pytest.mark.parametrize(
     ("answer", "expected"),
     [
-        ({"/admin/v2/brokers/ready": (200, "starting")}, "expected a ready broker, found starting"),
+        ({"/admin/v2/brokers/ready": (200, "starting")}, "expected a ready broker, found 'starting'"),
         ({"/admin/v2/brokers/ready": (500, "")}, "expected a text, found status 500"),
         ({"/admin/v2/clusters": (401, "")}, "check pulsar_admin_token_file"),
-        ({"/admin/v2/clusters": ["west"]}, "expected the API of cluster east, found clusters west"),
+        ({"/admin/v2/clusters": ["west"]}, "expected the API of cluster east, found 'clusters west'"),
         ({"/admin/v2/clusters": (200, "<html>")}, "expected a JSON list"),
         ({"/admin/v2/brokers/east": ["10.9.9.9:8080"]}, "expected the API of a broker in /loadbalance/brokers"),
         ({"/admin/v2/brokers/east": (403, '{"reason":"no superuser"}')}, "its role needs the rights of a superuser"),

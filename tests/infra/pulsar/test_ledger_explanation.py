@@ -1,6 +1,7 @@
 """An explanation names the owner, every reference, and the verdict with its reason."""
 
 from collections.abc import Callable, Mapping
+from uuid import UUID
 
 import pytest
 from kazoo.client import KazooClient
@@ -63,6 +64,17 @@ def test_an_orphan_is_explained(cluster: KazooClient, reader: ZnodeReader, ages:
         "owner_absent",
         "nothing refers to it, and its owner /managed-ledgers/t/ns/persistent/a does not exist",
     )
+
+
+def test_a_ledger_that_was_given_up_is_explained(
+    cluster: KazooClient, reader: ZnodeReader, ages: Callable[[int], None]
+) -> None:
+    ages(_DAY_MS)
+    context = wire.offload_context(UUID(int=5), complete=True, bookkeeper_deleted=True)
+    cluster.create(f"/{_TOPIC}", wire.managed_ledger([7, 8], offloads={7: context}), makepath=True)
+    told = explain(cluster, reader, custom=_OWNED)
+    assert (told.verdict, [each.source for each in told.references]) == ("owner_gave_up", ["ledgers"])
+    assert told.reason.endswith("its owner /managed-ledgers/t/ns/persistent/a lists it as given up after its offload")
 
 
 def test_a_young_ledger_is_explained(cluster: KazooClient, reader: ZnodeReader) -> None:

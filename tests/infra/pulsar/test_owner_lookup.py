@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import closing
+from uuid import UUID
 
 import pytest
 from kazoo.client import KazooClient
@@ -128,3 +129,18 @@ def test_an_owner_proves_nothing_if_clusters_share_the_bookkeeper(
     cluster.create(f"/{_TOPIC}", wire.managed_ledger([8]), makepath=True)
     assert look_up(shared, 7, owner) is OwnerLookup.SHARED_BOOKKEEPER
     assert look_up(shared, 8, owner) is OwnerLookup.LISTING
+
+
+def test_an_owner_may_list_a_ledger_as_given_up(
+    cluster: KazooClient, reader: ZnodeReader, owners: OwnerDirectory
+) -> None:
+    """A shadow topic never gives up the ledgers of its source."""
+    context = wire.offload_context(UUID(int=5), complete=True, bookkeeper_deleted=True)
+    owner, shadow = (StatedOwner(PulsarComponent.MANAGED_LEDGER, path) for path in (_TOPIC, f"{_TOPIC}-shadow"))
+    cluster.create(f"/{owner.path}", wire.managed_ledger([7, 8], offloads={7: context}), makepath=True)
+    listed = wire.managed_ledger([7, 8], offloads={7: context}, shadow="persistent://t/ns/a")
+    cluster.create(f"/{shadow.path}", listed, makepath=True)
+    assert look_up(owners, 7, owner) is OwnerLookup.GIVEN_UP
+    assert look_up(owners, 7, shadow) is OwnerLookup.LISTING
+    shared = make_owner_directory(reader, shared_clusters=("east",))
+    assert look_up(shared, 7, owner) is OwnerLookup.SHARED_BOOKKEEPER

@@ -116,6 +116,7 @@ def test_one_floor_may_replace_all() -> None:
         (PulsarComponent.COMPACTED_LEDGER, OwnerLookup.ABSENT, False),
         (PulsarComponent.DELAYED_INDEX_BUCKET, OwnerLookup.ABSENT, True),
         (PulsarComponent.DELAYED_INDEX_BUCKET, OwnerLookup.NOT_LISTING, False),
+        (PulsarComponent.MANAGED_LEDGER, OwnerLookup.GIVEN_UP, False),
     ],
 )
 def test_what_a_broker_may_know_alone_is_not_confirmed(

@@ -53,8 +53,11 @@ def compare(
         pa.Table.from_pylist(list(first if second is None else second), schema=OFFLOADS),
     )
     counts = Counter[str]()
-    in_use = set(uuids_elsewhere)
-    return list(find_candidates(group, "tiered", _BEFORE_US, in_use.intersection, counts)), counts
+
+    def find_in_use(uuids: pa.ChunkedArray) -> pa.ChunkedArray:
+        return pa.chunked_array([[uuid for uuid in uuids.to_pylist() if uuid in uuids_elsewhere]], pa.string())
+
+    return list(find_candidates(group, "tiered", _BEFORE_US, find_in_use, counts)), counts
 
 
 def test_an_old_pair_that_nothing_names_is_a_candidate_with_the_size_of_both_objects() -> None:

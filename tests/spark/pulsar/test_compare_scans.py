@@ -44,13 +44,14 @@ def ledger(ledger_id: int, **changes: Any) -> dict[str, Any]:
     return row | changes
 
 
-def reference(ledger_id: int, *, can_be_absent: bool = False) -> dict[str, Any]:
+def reference(ledger_id: int, *, can_be_absent: bool = False, given_up: bool = False) -> dict[str, Any]:
     return {
         "ledger_id": ledger_id,
         "path": _TOPIC,
         "source": "ledgers",
         "is_owner": True,
-        "can_be_absent": can_be_absent,
+        "can_be_absent": can_be_absent or given_up,
+        "given_up": given_up,
     }
 
 
@@ -85,6 +86,16 @@ def test_a_reference_in_either_scan_keeps_the_ledger(number: int) -> None:
     comparison = compare(first, second)
     assert not comparison.findings
     assert comparison.counts["transient"] == 0
+
+
+def test_a_ledger_that_its_owner_gave_up_is_a_candidate_unless_another_reference_or_scan_needs_it() -> None:
+    ledgers = [ledger(1), ledger(2), ledger(3)]
+    first = scan(ledgers, [reference(1, given_up=True), reference(2, given_up=True), reference(3)])
+    second = scan(ledgers, [reference(1, given_up=True), reference(2), reference(2, given_up=True)])
+    comparison = compare(first, scan(ledgers, [*second.references.to_pylist(), reference(3, given_up=True)]))
+    assert orphans(comparison) == [1]
+    absent = scan([], [reference(1, given_up=True)])
+    assert compare(absent, absent).findings == [], "a broker has deleted it"
 
 
 @pytest.mark.parametrize("number", [0, 1])

@@ -204,9 +204,7 @@ def test_all_sessions_of_tasks_together_keep_the_rate_of_reads(
         return RateLimiter(units_per_s)
 
     monkeypatch.setattr("infra.pulsar.cluster_access.RateLimiter", make_limiter)
-    with _open_verifier(
-        cluster=access, parallel_sessions=4, broker_lookups={}, offload_facts={}, is_complete=True
-    ) as verify_candidates:
+    with _open_verifier(cluster=access, parallel_sessions=4, broker_lookups={}, offload_facts={}) as verify_candidates:
         assert verify_candidates([]).findings == []
     assert rates == [250, 250]
 

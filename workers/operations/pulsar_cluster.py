@@ -1,0 +1,60 @@
+"""Looks at the Pulsar cluster that the settings name, for commands. Everything is read only."""
+
+from collections.abc import Iterator
+
+from infra.pulsar.broker_admin import BrokerAdmin
+from infra.pulsar.broker_registrations import list_registered_brokers
+from infra.pulsar.cluster_check import check_cluster
+from infra.pulsar.index_bucket_scan import (
+    ScannedIndexBucket,
+    list_partitions,
+    scan_all_index_buckets,
+    scan_index_buckets,
+)
+from infra.pulsar.ledger_explanation import LedgerExplanation, explain_ledger
+from infra.pulsar.open_transactions import TransactionReport, read_open_transactions
+from infra.pulsar.owner_lookup import open_owner_directory
+from infra.pulsar.scan_facts import ScanProblem
+from logstore.errors import InvalidInput
+from logstore.pulsar.cluster_check import ClusterCheck
+from logstore.pulsar.delayed_buckets import parse_topic_argument
+from workers.assembly.pulsar_cluster import pulsar_cluster_from_settings
+from workers.settings import Settings
+
+
+def check_pulsar_cluster(settings: Settings) -> ClusterCheck:
+    return check_cluster(pulsar_cluster_from_settings(settings))
+
+
+def read_pulsar_transactions(settings: Settings) -> TransactionReport:
+    cluster = pulsar_cluster_from_settings(settings)
+    if cluster.admin is None:
+        expected = "the admin API of a broker or proxy, as http://broker:8080"
+        raise InvalidInput("pulsar_admin_url", expected=expected, found="nothing")
+    with cluster.open_reader(parallel_sessions=1) as reader:
+        admin = BrokerAdmin(cluster.admin, list_registered_brokers(reader))
+        return read_open_transactions(admin, reader, cluster.ledgers_root)
+
+
+def explain_pulsar_ledger(settings: Settings, ledger_id: int) -> LedgerExplanation:
+    cluster = pulsar_cluster_from_settings(settings)
+    with (
+        cluster.open_reader(parallel_sessions=1) as reader,
+        open_owner_directory(cluster, reader, parallel_sessions=1) as owners,
+    ):
+        return explain_ledger(reader, owners, cluster.ledgers_root, ledger_id, log_roots=cluster.log_roots)
+
+
+def scan_pulsar_index_buckets(settings: Settings, topic: str | None) -> Iterator[ScannedIndexBucket | ScanProblem]:
+    """Yield the index buckets of a topic and its partitions, or those of all topics.
+
+    Raises:
+        InvalidInput: The text is no topic's name, or the cluster has no such topic.
+    """
+    managed_ledger = None if topic is None else parse_topic_argument(topic)
+    cluster = pulsar_cluster_from_settings(settings)
+    with cluster.open_reader(parallel_sessions=1) as reader:
+        if managed_ledger is None:
+            yield from scan_all_index_buckets(reader, cluster.ledgers_root)
+        else:
+            yield from scan_index_buckets(reader, cluster.ledgers_root, list_partitions(reader, managed_ledger))
