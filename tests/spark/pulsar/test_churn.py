@@ -25,6 +25,7 @@ from infra.pulsar.bookie_reads import BookieDirectory
 from infra.pulsar.cluster_access import PulsarCluster
 from infra.pulsar.cluster_clock import read_cluster_clock_ms, read_worker_clock_ms
 from infra.pulsar.compacted_ledgers import resolve_compaction_cursors
+from infra.pulsar.finding_verification import ClusterVerifier
 from infra.pulsar.ledger_scan import LedgerZnode, list_leaf_folders, scan_leaf_folders
 from infra.pulsar.reference_scan import list_namespaces, list_schema_tenants, scan_references
 from infra.pulsar.scan_facts import ScannedReference, ScanProblem
@@ -33,7 +34,6 @@ from logstore.pulsar.ledger_verdicts import AgeFloors
 from logstore.reconciliation.findings import Finding, FindingKind
 from spark.pulsar.cluster_facts import LEDGERS, REFERENCES, make_ledger_row
 from spark.pulsar.compare_scans import ScanGroup, compare_scan_groups
-from spark.pulsar.verify_cluster_findings import ClusterVerifier
 from tests.infra.pulsar.conftest import cluster, ensemble, zookeeper
 from tests.infra.pulsar.owner_directories import make_owner_directory
 from tests.spark.pulsar.fake_pulsar import NAMES, FakePulsar, FakeReader

@@ -14,6 +14,7 @@ from infra.coordination.zookeeper_session import EnsembleOptions
 from infra.pulsar.broker_admin import BrokerAdminAddress
 from infra.pulsar.cluster_access import PulsarCluster
 from infra.pulsar.compaction_lookup import CompactionLookup
+from infra.pulsar.finding_verification import ClusterVerifier
 from infra.pulsar.owner_lookup import OwnerDirectory
 from infra.pulsar.znode_reads import ZnodeReader
 from logstore.positions import LedgerId
@@ -22,7 +23,7 @@ from logstore.pulsar.znode_names import format_ledger_path
 from logstore.rate_limiter import RateLimiter
 from logstore.reconciliation.finding_files import FindingFiles, write_finding_file
 from logstore.reconciliation.findings import Finding, FindingKind
-from spark.pulsar.verify_cluster_findings import ClusterVerifier, _look_up_compactions, _open_verifier
+from spark.pulsar.verify_cluster_findings import _look_up_compactions, _open_verifier
 from tests.infra.pulsar.conftest import cluster, ensemble, reader, zookeeper
 from tests.infra.pulsar.fake_admin import FakeAdmin, serve_admin
 from tests.infra.pulsar.owner_directories import make_owner_directory

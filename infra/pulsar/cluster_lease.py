@@ -1,0 +1,123 @@
+"""Lease on a Pulsar cluster: of all Sextons that know the cluster, one changes it at a time.
+
+The lease is a znode of the cluster that is never deleted. Each holder, and each attempt of a holder, raises the version
+of the znode. Each change of the cluster checks this version in the same ZooKeeper transaction. A process that was
+overtaken, even while its request was on its way, changes nothing. Times are by the clock of ZooKeeper's server.
+
+Source: Martin Kleppmann's fencing tokens; ZooKeeper's `multi` with a check of a version.
+"""
+
+import json
+from dataclasses import dataclass
+from typing import Final
+from uuid import uuid4
+
+from kazoo.client import KazooClient
+from kazoo.exceptions import BadVersionError, NodeExistsError, NoNodeError
+
+from infra.coordination.zookeeper_session import ZooKeeperSession
+from logstore.errors import PreconditionFailed
+from logstore.failpoints import effect
+
+LEASE_PATH: Final = "/sexton/lease"
+"""Below the chroot of the cluster."""
+
+LEASE_S: Final = 900.0
+"""Time after which another holder may take the lease. A holder takes it again for each page of an apply."""
+
+_CLOCK_PATH: Final = "/sexton/clock-"
+
+
+class LeaseLost(PreconditionFailed):
+    """Another process has taken the lease of the cluster."""
+
+
+@dataclass(frozen=True, slots=True)
+class TakenLease:
+    """Proof that a holder has the lease. It is valid as long as the znode has this version."""
+
+    holder: str
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Lease:
+    holder: str  # "": free
+    attempt: str
+    version: int
+    taken_ms: int
+
+
+class ClusterLease:
+    """Lease of the cluster of one session. `holder` names a catalog and a job, the same in all its attempts."""
+
+    def __init__(self, session: ZooKeeperSession, holder: str) -> None:
+        self._session, self._holder = session, holder
+        self._attempt = uuid4().hex
+
+    def take(self) -> TakenLease:
+        """Take the lease if it is free, expired, or the holder's own. Earlier proofs are invalid then.
+
+        Raises:
+            PreconditionFailed: Another holder has the lease.
+            StoreUnavailable: ZooKeeper did not answer. The lease may be taken.
+        """
+        with effect("pulsar.take_lease"):
+            return self._session.run_idempotent("taking the lease of the cluster", self._take)
+
+    def release(self, lease: TakenLease) -> None:
+        """Free the lease, unless another process has taken it since. Idempotent."""
+        with effect("pulsar.release_lease"):
+            self._session.run_idempotent("releasing the lease of the cluster", lambda client: self._free(client, lease))
+
+    def _take(self, client: KazooClient) -> TakenLease:
+        while True:
+            current = _read_lease(client)
+            if current is None:
+                _create_free_lease(client)
+                continue
+            if current.attempt == self._attempt:  # of a request whose answer was lost
+                return TakenLease(self._holder, current.version)
+            if current.holder not in {"", self._holder}:
+                _require_expired(client, current)
+            try:
+                stat = client.set(LEASE_PATH, self._encode(), version=current.version)
+            except BadVersionError:
+                continue
+            return TakenLease(self._holder, stat.version)
+
+    def _free(self, client: KazooClient, lease: TakenLease) -> None:
+        try:
+            client.set(LEASE_PATH, b"", version=lease.version)
+        except (BadVersionError, NoNodeError):
+            return
+
+    def _encode(self) -> bytes:
+        return json.dumps({"holder": self._holder, "attempt": self._attempt}).encode()
+
+
+def _read_lease(client: KazooClient) -> _Lease | None:
+    try:
+        data, stat = client.get(LEASE_PATH)
+    except NoNodeError:
+        return None
+    fields = json.loads(data or b"{}")
+    return _Lease(fields.get("holder", ""), fields.get("attempt", ""), stat.version, stat.mtime)
+
+
+def _create_free_lease(client: KazooClient) -> None:
+    try:
+        client.create(LEASE_PATH, b"", makepath=True)
+    except NodeExistsError:
+        return
+
+
+def _require_expired(client: KazooClient, lease: _Lease) -> None:
+    """Raise `PreconditionFailed` unless the lease is older than `LEASE_S`. Only a new znode tells the server's time."""
+    path, stat = client.create(_CLOCK_PATH, b"", ephemeral=True, sequence=True, include_data=True)
+    client.delete(path)
+    age_s = (stat.ctime - lease.taken_ms) / 1_000
+    if age_s < LEASE_S:
+        expected = f"expected no other job that changes it, found {lease.holder}"
+        advice = f"Wait until it has ended, or {LEASE_S:,.0f} s if it died"
+        raise PreconditionFailed(f"cluster: {expected}, which took its lease {age_s:,.0f} s ago. {advice}")

@@ -1,0 +1,121 @@
+"""Last look at orphan ledgers, right before their deletion.
+
+Whatever a plan did not expect stops the deletion of all ledgers: then the rules of the plan do not describe this
+cluster. A ledger that does not exist any more is no surprise, because a broker may delete it late.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+
+from infra.pulsar.bookie_reads import BookieDirectory
+from infra.pulsar.compacted_ledgers import resolve_compaction_cursors
+from infra.pulsar.owner_lookup import OwnerDirectory
+from infra.pulsar.reference_scan import scan_schemas, scan_topics
+from infra.pulsar.scan_facts import ScannedReference, ScanProblem
+from infra.pulsar.znode_reads import Znode, ZnodeReader
+from logstore.errors import PreconditionFailed
+from logstore.pulsar.cluster_findings import COMPONENT, CZXID, OWNER, VERSION, require_ledger_id
+from logstore.pulsar.ledger_metadata import StatedOwner, find_stated_owner, parse_ledger_metadata
+from logstore.pulsar.ledger_verdicts import judge_owner_lookup
+from logstore.pulsar.znode_names import MANAGED_LEDGER_DOMAIN, MANAGED_LEDGERS, SCHEMAS, format_ledger_path
+from logstore.reconciliation.findings import Finding
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OrphanLedger:
+    """Znode of a ledger that may be deleted in this version. `path` is below the root of the ledgers."""
+
+    ledger_id: int
+    path: str
+    version: int
+    czxid: int
+    data: bytes
+
+
+class OrphanRecheck:
+    """Look at the owners of orphan ledgers, and at everything of the same topics that could refer to a ledger.
+
+    `shadow_topics` are the managed ledgers of the cluster that list ledgers of other topics.
+    """
+
+    def __init__(
+        self, reader: ZnodeReader, owners: OwnerDirectory, ledgers_root: str, shadow_topics: Collection[str] = ()
+    ) -> None:
+        self._reader, self._owners, self._root = reader, owners, ledgers_root
+        self._shadow_topics = [f"{MANAGED_LEDGERS}/{name}" for name in shadow_topics]
+
+    def require_orphans(self, findings: Sequence[Finding]) -> list[OrphanLedger]:
+        """Return those of the ledgers that exist.
+
+        Raises:
+            PreconditionFailed: A ledger is not as the plan saw it, something refers to it, or something that may refer
+                to it cannot be read.
+        """
+        existing = self._read_unchanged(findings)
+        owner_by_ledger = {ledger.ledger_id: _require_stated_owner(finding, ledger) for finding, ledger in existing}
+        self._require_no_reference(owner_by_ledger)
+        lookups = self._owners.look_up(owner_by_ledger)
+        for ledger_id, owner in owner_by_ledger.items():
+            judgement = judge_owner_lookup(owner, lookups[ledger_id])
+            if not judgement.verdict.is_orphan:
+                raise PreconditionFailed(f"ledger {ledger_id}: expected an orphan, found that {judgement.reason}")
+        return [ledger for _, ledger in existing]
+
+    def _read_unchanged(self, findings: Sequence[Finding]) -> list[tuple[Finding, OrphanLedger]]:
+        paths = [format_ledger_path(require_ledger_id(finding)) for finding in findings]
+        znodes = self._reader.read([f"{self._root}/{path}" for path in paths])
+        existing = []
+        for finding, path, (_, znode) in zip(findings, paths, znodes, strict=True):
+            if znode is not None:
+                _require_planned_version(finding, znode)
+                ledger = OrphanLedger(
+                    ledger_id=require_ledger_id(finding),
+                    path=path,
+                    version=znode.version,
+                    czxid=znode.czxid,
+                    data=znode.data,
+                )
+                existing.append((finding, ledger))
+        return existing
+
+    def _require_no_reference(self, owner_by_ledger: Mapping[int, StatedOwner]) -> None:
+        topics = {_find_managed_ledger(owner) for owner in owner_by_ledger.values()}
+        facts = chain(
+            scan_topics(self._reader, sorted({*topics, *self._shadow_topics})),
+            scan_schemas(self._reader, sorted(map(_find_schema, topics))),
+        )
+        directory = BookieDirectory(self._reader, self._root)
+        for fact in resolve_compaction_cursors(self._reader, directory, self._root, facts):
+            if isinstance(fact, ScanProblem):
+                raise PreconditionFailed(f"/{fact.path}: it may refer to an orphan, and cannot be read. {fact.reason}")
+            if isinstance(fact, ScannedReference) and fact.ledger_id in owner_by_ledger and not fact.given_up:
+                raise PreconditionFailed(f"ledger {fact.ledger_id}: expected no reference, found one in /{fact.path}")
+
+
+def _require_planned_version(finding: Finding, znode: Znode) -> None:
+    planned = finding.statement[VERSION], finding.statement[CZXID]
+    if planned != (str(znode.version), str(znode.czxid)):
+        expected = f"expected version {planned[0]} of transaction {int(planned[1]):#x}"
+        raise PreconditionFailed(f"{finding.key}: {expected}, found version {znode.version} of {znode.czxid:#x}")
+
+
+def _require_stated_owner(finding: Finding, ledger: OrphanLedger) -> StatedOwner:
+    owner = find_stated_owner(parse_ledger_metadata(ledger.data))
+    planned = finding.statement[COMPONENT], finding.statement[OWNER]
+    if owner is None or (owner.component.value, owner.path) != planned:
+        raise PreconditionFailed(f"{finding.key}: expected the owner {planned[1]}, found {owner and owner.path}")
+    return owner
+
+
+def _find_managed_ledger(owner: StatedOwner) -> str:
+    """Return the path of the managed ledger of the owner's topic."""
+    root, *parts = owner.path.split("/")
+    if root == SCHEMAS:
+        return "/".join([MANAGED_LEDGERS, *parts[:-1], MANAGED_LEDGER_DOMAIN, parts[-1]])
+    return owner.path.rpartition("/")[0] if owner.is_cursor else owner.path
+
+
+def _find_schema(managed_ledger_path: str) -> str:
+    _, *namespace, _, topic = managed_ledger_path.split("/")
+    return "/".join([SCHEMAS, *namespace, topic])

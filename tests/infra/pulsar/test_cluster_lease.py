@@ -1,0 +1,125 @@
+"""One job changes a cluster at a time, and a job that was overtaken changes nothing."""
+
+from collections.abc import Iterator
+from contextlib import closing
+
+import pytest
+from kazoo.client import KazooClient
+
+from infra.coordination.zookeeper_session import EnsembleOptions, ZooKeeperSession
+from infra.pulsar import cluster_lease
+from infra.pulsar.cluster_lease import LEASE_PATH, ClusterLease, LeaseLost
+from infra.pulsar.ledger_changes import LedgerChanges, LedgerVersion, Restoration
+from logstore.errors import PreconditionFailed
+from logstore.failpoints import SimulatedCrash, arm
+from logstore.pulsar.unreadable_metadata import UnreadableMetadata
+from logstore.pulsar.znode_names import format_ledger_path
+
+pytestmark = pytest.mark.external_service
+
+
+@pytest.fixture
+def session(ensemble: EnsembleOptions) -> Iterator[ZooKeeperSession]:
+    with closing(ZooKeeperSession(ensemble, lambda _: None)) as session:
+        yield session
+
+
+def write_ledgers(cluster: KazooClient, *ledger_ids: int) -> list[LedgerVersion]:
+    for ledger_id in ledger_ids:
+        cluster.create(f"/ledgers/{format_ledger_path(ledger_id)}", b"ledger %d" % ledger_id, makepath=True)
+    return [LedgerVersion(format_ledger_path(ledger_id), 0) for ledger_id in ledger_ids]
+
+
+def test_a_lease_is_refused_while_another_job_has_it(session: ZooKeeperSession) -> None:
+    lease = ClusterLease(session, "catalog a, apply 1").take()
+    with pytest.raises(PreconditionFailed, match="catalog a, apply 1"):
+        ClusterLease(session, "catalog b, apply 1").take()
+    ClusterLease(session, "catalog a, apply 1").release(lease)
+    assert ClusterLease(session, "catalog b, apply 1").take().version > lease.version
+
+
+def test_an_expired_lease_is_taken(session: ZooKeeperSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    lease = ClusterLease(session, "a").take()
+    monkeypatch.setattr(cluster_lease, "LEASE_S", 0.0)
+    assert ClusterLease(session, "b").take().version > lease.version
+
+
+def test_a_release_by_an_overtaken_job_frees_nothing(session: ZooKeeperSession, cluster: KazooClient) -> None:
+    job = ClusterLease(session, "a")
+    overtaken = job.take()
+    current = ClusterLease(session, "a").take()
+    job.release(overtaken)
+    assert cluster.get(LEASE_PATH)[1].version == current.version
+
+
+def test_a_lease_whose_answer_was_lost_is_taken_once(session: ZooKeeperSession, cluster: KazooClient) -> None:
+    lease = ClusterLease(session, "a")
+    arm("pulsar.take_lease.reported_failed", action="fail")
+    with pytest.raises(Exception, match="take_lease"):
+        lease.take()
+    assert lease.take().version == cluster.get(LEASE_PATH)[1].version == 1
+
+
+def test_ledgers_are_deleted_in_their_versions(session: ZooKeeperSession, cluster: KazooClient) -> None:
+    ledgers = write_ledgers(cluster, *range(250), 2**40)
+    changes = LedgerChanges(session, "ledgers", ClusterLease(session, "a").take())
+    changes.delete(ledgers)
+    assert not any(cluster.exists(f"/ledgers/{ledger.path}") for ledger in ledgers)
+    assert cluster.exists("/ledgers/00/0000")
+    changes.delete(ledgers)
+
+
+def test_another_version_stops_the_deletion(session: ZooKeeperSession, cluster: KazooClient) -> None:
+    """All znodes of its request stay."""
+    ledgers = write_ledgers(cluster, 1, 2, 3)
+    cluster.set(f"/ledgers/{ledgers[1].path}", b"recovered")
+    changes = LedgerChanges(session, "ledgers", ClusterLease(session, "a").take())
+    with pytest.raises(PreconditionFailed, match="L0002: expected the version"):
+        changes.delete(ledgers)
+    assert all(cluster.exists(f"/ledgers/{ledger.path}") for ledger in ledgers)
+
+
+def test_an_overtaken_job_changes_nothing(session: ZooKeeperSession, cluster: KazooClient) -> None:
+    ledgers = write_ledgers(cluster, 1)
+    changes = LedgerChanges(session, "ledgers", ClusterLease(session, "a").take())
+    ClusterLease(session, "a").take()
+    with pytest.raises(LeaseLost):
+        changes.delete(ledgers)
+    with pytest.raises(LeaseLost):
+        changes.restore(format_ledger_path(2), b"")
+    assert cluster.exists(f"/ledgers/{ledgers[0].path}")
+    assert not cluster.exists(f"/ledgers/{format_ledger_path(2)}")
+
+
+@pytest.mark.parametrize(
+    "path", ["INSTANCEID", "00/0000", "cookies/10.0.0.1:3181", "00/0000/L00001", "../managed-ledgers/t"]
+)
+def test_only_ledgers_are_deleted(session: ZooKeeperSession, cluster: KazooClient, path: str) -> None:
+    ledgers = write_ledgers(cluster, 1)
+    changes = LedgerChanges(session, "ledgers", ClusterLease(session, "a").take())
+    with pytest.raises(UnreadableMetadata):
+        changes.delete([*ledgers, LedgerVersion(path, 0)])
+    assert cluster.exists(f"/ledgers/{ledgers[0].path}")
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_a_crash_at_a_deletion_is_repeated(session: ZooKeeperSession, cluster: KazooClient, moment: str) -> None:
+    ledgers = write_ledgers(cluster, 1, 2)
+    changes = LedgerChanges(session, "ledgers", ClusterLease(session, "a").take())
+    arm(f"pulsar.delete_ledgers.{moment}", action="crash")
+    with pytest.raises(SimulatedCrash):
+        changes.delete(ledgers)
+    changes = LedgerChanges(session, "ledgers", ClusterLease(session, "a").take())
+    changes.delete(ledgers)
+    assert not any(cluster.exists(f"/ledgers/{ledger.path}") for ledger in ledgers)
+
+
+def test_a_ledger_is_restored_with_the_rights_of_its_parent(session: ZooKeeperSession, cluster: KazooClient) -> None:
+    (ledger,) = write_ledgers(cluster, 1)
+    changes = LedgerChanges(session, "ledgers", ClusterLease(session, "a").take())
+    changes.delete([ledger])
+    cluster.delete("/ledgers/00/0000")
+    assert changes.restore(ledger.path, b"ledger 1") is Restoration.RESTORED
+    assert changes.restore(ledger.path, b"ledger 1") is Restoration.PRESENT
+    assert changes.restore(ledger.path, b"another") is Restoration.OCCUPIED
+    assert cluster.get(f"/ledgers/{ledger.path}")[0] == b"ledger 1"
