@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from infra.catalog.log.topics import SqlTopics
     from infra.catalog.offload.tiered_copies import SqlOffloads
     from infra.catalog.ownership.fences import SqlFences
+    from infra.catalog.reconciliation.cluster_journal import SqlClusterJournal
     from infra.catalog.reconciliation.reconciliation_runs import SqlReconciliationRuns
     from infra.catalog.records.catalog_adoption import SqlCatalogAdoption
     from infra.catalog.records.outbox import SqlRecordOutbox
@@ -87,6 +88,7 @@ class SqlCatalog:
     reconciliation: "SqlReconciliationRuns" = _declare_port(
         "reconciliation.reconciliation_runs", "SqlReconciliationRuns"
     )
+    cluster_journal: "SqlClusterJournal" = _declare_port("reconciliation.cluster_journal", "SqlClusterJournal")
     records: "SqlRecordOutbox" = _declare_port("records.outbox", "SqlRecordOutbox", while_adopting=True)
     tombstones: "SqlTombstones" = _declare_port("records.tombstone_rows", "SqlTombstones")
     transactions: "SqlTransactions" = _declare_port("transactions.sql_transactions", "SqlTransactions")

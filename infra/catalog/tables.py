@@ -294,6 +294,19 @@ run = Table(
     Column("finished_us", Big),
     Column("paused_us", Big),
 )
+deleted_znode = Table(
+    "deleted_znode",
+    metadata,
+    Column("run_id", String, primary_key=True),
+    Column("ledger_id", Big, primary_key=True),
+    Column("path", String, nullable=False),
+    Column("version", Big, nullable=False),
+    Column("czxid", Big, nullable=False),
+    Column("data", LargeBinary, nullable=False),
+    Column("journaled_us", Big, nullable=False),
+    Column("deleted_us", Big),
+    Column("restored_us", Big),
+)
 audit = Table(
     "audit",
     metadata,

@@ -22,6 +22,7 @@ from infra.catalog.engine.dialect_sql import BIG, BulkStatement, build_bulk_para
 from infra.catalog.identity.catalog_row import read_catalog_row
 from infra.catalog.log.ledger_rows import raise_last_segments
 from infra.catalog.log.topic_rows import share_lock_and_filter_active_topics
+from infra.catalog.reconciliation.cluster_journal import remove_journals
 from infra.catalog.reconciliation.findings_filing import file_findings, preview_filing
 from infra.catalog.reconciliation.rows_naming_ledgers import build_segment_sum_columns
 from infra.catalog.records.outbox_rows import enqueue_records
@@ -98,6 +99,7 @@ class SqlReconciliationRuns(CatalogAdapter):
             .order_by(_R.created_us, _R.run_id)
         )
         run_ids = list(connection.execute(page.limit(limit).with_for_update()).scalars())
+        remove_journals(connection, run_ids)
         remove_runs(connection, select(_R.run_id).where(_R.run_id.in_(run_ids)))
         return run_ids
 

@@ -26,6 +26,7 @@ from logstore.ports.catalog.claims_and_deletion_results import (
     IntentTally,
     UndeletedCopyCounts,
 )
+from logstore.ports.catalog.cluster_journal import ClusterJournal, JournaledLedger
 from logstore.ports.catalog.delayed_index import (
     CatalogDelayedMessageCounts,
     DelayedIndex,
@@ -149,6 +150,7 @@ __all__ = [
     "CatalogIdentity",
     "CatalogTimeAndIds",
     "Claim",
+    "ClusterJournal",
     "CoordinatorWorkStatus",
     "CursorSnapshotCondition",
     "Cursors",
@@ -176,6 +178,7 @@ __all__ = [
     "IntentResult",
     "IntentRowRange",
     "IntentTally",
+    "JournaledLedger",
     "KnownManifest",
     "Ledger",
     "LedgerAppendState",
@@ -272,6 +275,8 @@ class Catalog(Protocol):
     def inspection(self) -> LedgerInspection: ...
     @property
     def reconciliation(self) -> ReconciliationRuns: ...
+    @property
+    def cluster_journal(self) -> ClusterJournal: ...
     @property
     def transactions(self) -> Transactions: ...
     @property

@@ -11,6 +11,7 @@ from logstore.ports.catalog import (
     AuditLogWriter,
     CatalogIdentity,
     Claim,
+    ClusterJournal,
     Cursors,
     DelayedIndex,
     DetachedBatch,
@@ -72,6 +73,8 @@ class Parts(Protocol):
     def audit_log(self) -> AuditLogWriter: ...
     @property
     def reconciliation(self) -> ReconciliationRuns: ...
+    @property
+    def cluster_journal(self) -> ClusterJournal: ...
 
 
 class Rows(NamedTuple):

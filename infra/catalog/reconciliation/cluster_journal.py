@@ -1,0 +1,52 @@
+"""Journal of deletions in a Pulsar cluster, in SQL. This module alone writes the table `deleted_znode`."""
+
+from collections.abc import Collection, Sequence
+from dataclasses import asdict
+
+from sqlalchemy import Connection, delete, select, update
+
+from infra.catalog import tables as t
+from infra.catalog.engine.database import CatalogAdapter, in_write_transaction
+from infra.catalog.engine.dialect_sql import build_insert_if_absent, dataclass_from_row, is_one_of
+from logstore.errors import UnknownObject
+from logstore.ports.catalog.cluster_journal import JournaledLedger
+
+_Z = t.deleted_znode.c
+_ROWS_PER_STATEMENT = 1_000  # with seven parameters a row, within the limits of both databases
+
+
+class SqlClusterJournal(CatalogAdapter):
+    @in_write_transaction("catalog.journal_ledgers")
+    def add(self, connection: Connection, run_id: str, ledgers: Sequence[JournaledLedger]) -> None:
+        if connection.execute(select(t.run.c.run_id).where(t.run.c.run_id == run_id)).first() is None:
+            raise UnknownObject("run_id", expected="the run of an apply", found=run_id)
+        now = self._db.now_us(connection)
+        insert = build_insert_if_absent(connection, t.deleted_znode)
+        for start in range(0, len(ledgers), _ROWS_PER_STATEMENT):
+            part = ledgers[start : start + _ROWS_PER_STATEMENT]
+            rows = [asdict(ledger) | {"run_id": run_id, "journaled_us": now} for ledger in part]
+            connection.execute(insert, rows)
+
+    @in_write_transaction("catalog.mark_ledgers_deleted")
+    def mark_deleted(self, connection: Connection, run_id: str, ledger_ids: Collection[int]) -> None:
+        is_one = is_one_of(connection, _Z.ledger_id, ledger_ids)
+        unmarked = update(t.deleted_znode).where(_Z.run_id == run_id, is_one, _Z.deleted_us.is_(None))
+        connection.execute(unmarked.values(deleted_us=self._db.now_us(connection)))
+
+    @in_write_transaction("catalog.mark_ledgers_restored")
+    def mark_restored(self, connection: Connection, run_id: str, ledger_ids: Collection[int]) -> None:
+        is_one = is_one_of(connection, _Z.ledger_id, ledger_ids)
+        unmarked = update(t.deleted_znode).where(_Z.run_id == run_id, is_one, _Z.restored_us.is_(None))
+        connection.execute(unmarked.values(restored_us=self._db.now_us(connection)))
+
+    def list_ledgers(self, run_id: str, *, after: int, limit: int) -> list[JournaledLedger]:
+        query = select(t.deleted_znode).where(_Z.run_id == run_id, _Z.ledger_id > after).order_by(_Z.ledger_id)
+        return self._db.read(
+            lambda connection: [
+                dataclass_from_row(JournaledLedger, row) for row in connection.execute(query.limit(limit))
+            ]
+        )
+
+
+def remove_journals(connection: Connection, run_ids: Collection[str]) -> None:
+    connection.execute(delete(t.deleted_znode).where(_Z.run_id.in_(run_ids)))

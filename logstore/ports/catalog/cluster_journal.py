@@ -1,0 +1,38 @@
+"""Port of the journal of deletions in a Pulsar cluster: what an apply deletes, with all that an undo needs."""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JournaledLedger:
+    """Znode of a ledger, as it was right before its deletion."""
+
+    ledger_id: int
+    path: str  # below the root of the cluster's ledgers
+    version: int
+    czxid: int  # transaction that created the znode
+    data: bytes
+    deleted_us: int | None = None  # None: its deletion is not confirmed
+    restored_us: int | None = None  # None: no undo has put it back
+
+
+class ClusterJournal(Protocol):
+    """Deletions of the applies of plans of a cluster. `run_id` is that of an apply."""
+
+    def add(self, run_id: str, ledgers: Sequence[JournaledLedger]) -> None:
+        """Store ledgers before their deletion. A ledger that is in the journal keeps its first row.
+
+        Raises:
+            UnknownObject: No run has this id.
+        """
+
+    def mark_deleted(self, run_id: str, ledger_ids: Collection[int]) -> None:
+        """Store the time of deletion. Idempotent: the first time stays."""
+
+    def mark_restored(self, run_id: str, ledger_ids: Collection[int]) -> None:
+        """Store the time at which an undo has put ledgers back. Idempotent: the first time stays."""
+
+    def list_ledgers(self, run_id: str, *, after: int, limit: int) -> list[JournaledLedger]:
+        """Return ledgers with ids above `after`, ascending. The journal leaves with the run."""

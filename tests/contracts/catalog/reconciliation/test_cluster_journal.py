@@ -1,0 +1,79 @@
+"""What an apply deletes in a cluster is stored before, once, and leaves with the run of the apply."""
+
+from dataclasses import replace
+
+import pytest
+
+from logstore.errors import UnknownObject
+from logstore.failpoints import SimulatedCrash, arm
+from logstore.ports.catalog import JournaledLedger, RunKind
+from tests.contracts.catalog.worlds import World, claim
+
+pytestmark = pytest.mark.postgres
+
+_RUN = "apply-pulsar-1"
+_BIG_ID = 2**63 - 1
+
+
+def open_apply(world: World, run_id: str = _RUN) -> None:
+    world.catalog.reconciliation.open_run(run_id, RunKind.APPLY, claim=claim(), summary={})
+
+
+def journaled(ledger_id: int) -> JournaledLedger:
+    return JournaledLedger(ledger_id=ledger_id, path=f"path {ledger_id}", version=3, czxid=_BIG_ID, data=b"\0\xff")
+
+
+def list_all(world: World, run_id: str = _RUN) -> list[JournaledLedger]:
+    return world.catalog.cluster_journal.list_ledgers(run_id, after=-1, limit=10_000)
+
+
+def test_ledgers_are_listed_by_id_in_pages(world: World) -> None:
+    open_apply(world)
+    port = world.catalog.cluster_journal
+    port.add(_RUN, [journaled(ledger_id) for ledger_id in (_BIG_ID, *range(2_500, 0, -1))])
+    assert list_all(world) == [journaled(ledger_id) for ledger_id in (*range(1, 2_501), _BIG_ID)]
+    assert [each.ledger_id for each in port.list_ledgers(_RUN, after=2_499, limit=1)] == [2_500]
+    assert port.list_ledgers("another", after=-1, limit=1) == []
+
+
+def test_the_first_row_of_a_ledger_stays(world: World) -> None:
+    open_apply(world)
+    port = world.catalog.cluster_journal
+    port.add(_RUN, [journaled(1)])
+    port.add(_RUN, [replace(journaled(1), version=4), journaled(2)])
+    assert list_all(world) == [journaled(1), journaled(2)]
+
+
+def test_the_first_times_of_deletion_and_undo_stay(world: World) -> None:
+    open_apply(world)
+    port = world.catalog.cluster_journal
+    port.add(_RUN, [journaled(1), journaled(2)])
+    port.mark_deleted(_RUN, [1])
+    first = list_all(world)
+    assert [each.deleted_us is None for each in first] == [False, True]
+    port.mark_deleted(_RUN, [1, 2])
+    port.mark_restored(_RUN, [2])
+    second = list_all(world)
+    assert second[0] == first[0]
+    assert [each.restored_us is None for each in second] == [True, False]
+
+
+def test_a_journal_needs_the_run_and_leaves_with_it(world: World) -> None:
+    port = world.catalog.cluster_journal
+    with pytest.raises(UnknownObject):
+        port.add(_RUN, [journaled(1)])
+    open_apply(world)
+    port.add(_RUN, [journaled(1)])
+    world.catalog.reconciliation.close_run(_RUN, {})
+    assert world.catalog.reconciliation.remove_old_runs(older_than_s=-60.0, limit=10) == [_RUN]
+    assert list_all(world) == []
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_a_crash_while_ledgers_are_stored_loses_none(world: World, moment: str) -> None:
+    open_apply(world)
+    arm(f"catalog.journal_ledgers.{moment}", action="crash")
+    with pytest.raises(SimulatedCrash):
+        world.catalog.cluster_journal.add(_RUN, [journaled(1)])
+    world.catalog.cluster_journal.add(_RUN, [journaled(1)])
+    assert list_all(world) == [journaled(1)]
