@@ -192,6 +192,10 @@ class AcknowledgementStale(PreconditionFailed):
         super().__init__(f"{about}: expected {expected}, found {found}. {advice}")
 
 
+class UnexpectedClusterState(PreconditionFailed):
+    """A Pulsar cluster is not as a plan saw it, or cannot be read. Nothing more may be deleted by this plan."""
+
+
 class CatalogVersionMismatch(PreconditionFailed):
     """This build does not know the schema of the catalog."""
 

@@ -1,9 +1,12 @@
-"""Inputs and results of the activities of a plan for a Pulsar cluster. Findings stay in Parquet files."""
+"""Inputs and results of the activities of plans, applies and undos for a Pulsar cluster.
+
+Findings, and what became of them, stay in Parquet files.
+"""
 
 from dataclasses import dataclass, field
 
 from logstore.pulsar.plan_jobs import MIN_BETWEEN_SCANS_S
-from logstore.reconciliation.findings import PlanOrScrubResult
+from logstore.reconciliation.findings import ApplyCounts, PlanOrScrubResult
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,3 +23,53 @@ class BeginClusterPlanInput:
 class BegunClusterPlan:
     jobs: list[str] = field(default_factory=list)  # names of the bulk jobs, in order
     done: PlanOrScrubResult | None = None  # result of the plan, if it is already finished
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BeginClusterApplyInput:
+    run_id: str  # of the plan
+    actor: str
+    reason: str = ""
+    max_orphan_share: float = 0.05  # allowed share of orphans among all ledgers, 0 to 1
+    limit: int = 0  # delete only so many of the oldest ledgers that are left; 0: all
+    include_unconfirmed: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgeAndNumber:
+    """Position of a finding in the order of age, oldest first."""
+
+    newest_us: int
+    number: int  # of the finding
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterApplyScope:
+    pages: int
+    findings: int  # of kinds that an apply removes
+    shadow_topics: list[str] = field(default_factory=list)  # managed ledgers that list ledgers of other topics
+    last: AgeAndNumber | None = None  # youngest ledger to delete, if there is a limit
+    done: ApplyCounts | None = None  # if the apply has ended, or was stopped
+    stopped: str = ""  # why it was stopped; a sentence
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApplyClusterPageInput:
+    run_id: str  # of the plan
+    page: int
+    shadow_topics: list[str] = field(default_factory=list)
+    last: AgeAndNumber | None = None
+    include_unconfirmed: bool = False
+    ledgers_per_s: float = 0.0  # 0: unlimited
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AppliedClusterPage:
+    counts: ApplyCounts  # of all findings of the page, also of those that an earlier apply has removed
+    stopped: str = ""  # what the plan did not expect; nothing more may be deleted
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConcludeClusterApplyInput:
+    run_id: str  # of the plan
+    stopped: str = ""

@@ -47,12 +47,19 @@ class PulsarCluster:
             return self.open_reader(parallel_sessions=parallel_sessions)
         return self._open(self.configuration_store, "pulsar_configuration_store", parallel_sessions)
 
-    @contextmanager
-    def _open(self, ensemble: str, setting: str, parallel_sessions: int) -> Iterator[ZnodeReader]:
+    def open_session(self) -> ZooKeeperSession:
+        """Open a session for changes. For errors see `open_reader`."""
+        return self._open_session(self.zookeeper, "pulsar_zookeeper")
+
+    def _open_session(self, ensemble: str, setting: str) -> ZooKeeperSession:
         options = EnsembleOptions(
             hosts=ensemble, timeout_s=self.session_timeout_s, auth=self.auth, tls=self.tls, setting=setting
         )
-        with closing(ZooKeeperSession(options, lambda _: None)) as session:
+        return ZooKeeperSession(options, lambda _: None)
+
+    @contextmanager
+    def _open(self, ensemble: str, setting: str, parallel_sessions: int) -> Iterator[ZnodeReader]:
+        with closing(self._open_session(ensemble, setting)) as session:
             reader = ZnodeReader(session, RateLimiter(self.reads_per_s / parallel_sessions))
             reader.sync()
             yield reader

@@ -16,7 +16,7 @@ from kazoo.client import KazooClient
 from kazoo.exceptions import BadVersionError, NodeExistsError, NoNodeError
 
 from infra.coordination.zookeeper_session import ZooKeeperSession
-from logstore.errors import PreconditionFailed
+from logstore.errors import PreconditionFailed, StoreUnavailable
 from logstore.failpoints import effect
 
 LEASE_PATH: Final = "/sexton/lease"
@@ -28,8 +28,8 @@ LEASE_S: Final = 900.0
 _CLOCK_PATH: Final = "/sexton/clock-"
 
 
-class LeaseLost(PreconditionFailed):
-    """Another process has taken the lease of the cluster."""
+class LeaseLost(StoreUnavailable):
+    """Another process has taken the lease of the cluster. A new attempt asks for it again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +65,10 @@ class ClusterLease:
         with effect("pulsar.take_lease"):
             return self._session.run_idempotent("taking the lease of the cluster", self._take)
 
-    def release(self, lease: TakenLease) -> None:
-        """Free the lease, unless another process has taken it since. Idempotent."""
+    def release(self) -> None:
+        """Free the lease, if it is the holder's. Idempotent."""
         with effect("pulsar.release_lease"):
-            self._session.run_idempotent("releasing the lease of the cluster", lambda client: self._free(client, lease))
+            self._session.run_idempotent("releasing the lease of the cluster", self._free)
 
     def _take(self, client: KazooClient) -> TakenLease:
         while True:
@@ -86,10 +86,13 @@ class ClusterLease:
                 continue
             return TakenLease(self._holder, stat.version)
 
-    def _free(self, client: KazooClient, lease: TakenLease) -> None:
+    def _free(self, client: KazooClient) -> None:
+        current = _read_lease(client)
+        if current is None or current.holder != self._holder:
+            return
         try:
-            client.set(LEASE_PATH, b"", version=lease.version)
-        except (BadVersionError, NoNodeError):
+            client.set(LEASE_PATH, b"", version=current.version)
+        except BadVersionError:  # another attempt has taken it, and releases it
             return
 
     def _encode(self) -> bytes:

@@ -7,8 +7,6 @@ Source: BookKeeper's garbage collection, which compares the ledgers of a bookie 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from enum import StrEnum
 from functools import partial
 from typing import Any, Final
 
@@ -17,25 +15,13 @@ from kazoo.exceptions import BadVersionError, NodeExistsError, NoNodeError, Roll
 
 from infra.coordination.zookeeper_session import ZooKeeperSession
 from infra.pulsar.cluster_lease import LEASE_PATH, LeaseLost, TakenLease
-from logstore.errors import PreconditionFailed
+from logstore.errors import UnexpectedClusterState
 from logstore.failpoints import effect
+from logstore.ports.catalog import JournaledLedger
+from logstore.ports.pulsar_cluster import Restoration
 from logstore.pulsar.znode_names import parse_ledger_path
 
 _DELETES_PER_REQUEST: Final = 100
-
-
-@dataclass(frozen=True, slots=True)
-class LedgerVersion:
-    """Znode of a ledger in the version that may be deleted. `path` is below the root of the ledgers."""
-
-    path: str
-    version: int
-
-
-class Restoration(StrEnum):
-    RESTORED = "restored"
-    PRESENT = "present"  # the znode exists, with the same value
-    OCCUPIED = "occupied"  # the znode exists, with another value
 
 
 class LedgerChanges:
@@ -44,11 +30,11 @@ class LedgerChanges:
     def __init__(self, session: ZooKeeperSession, ledgers_root: str, lease: TakenLease) -> None:
         self._session, self._root, self._lease = session, ledgers_root, lease
 
-    def delete(self, ledgers: Sequence[LedgerVersion]) -> None:
+    def delete(self, ledgers: Sequence[JournaledLedger]) -> None:
         """Delete the znodes. A znode that is absent counts as deleted. Idempotent.
 
         Raises:
-            PreconditionFailed: A znode has another version. Znodes of earlier requests are deleted.
+            UnexpectedClusterState: A znode has another version. Znodes of earlier requests are deleted.
             LeaseLost: Another process has taken the lease.
             UnreadableMetadata: A path is not the one of any ledger. Nothing was deleted.
             StoreUnavailable: ZooKeeper did not answer. Znodes may be deleted.
@@ -72,7 +58,7 @@ class LedgerChanges:
         with effect("pulsar.restore_ledger"):
             return self._session.run_idempotent("restoring a ledger", lambda client: self._create(client, path, data))
 
-    def _delete_all_or_none(self, client: KazooClient, ledgers: Sequence[LedgerVersion]) -> None:
+    def _delete_all_or_none(self, client: KazooClient, ledgers: Sequence[JournaledLedger]) -> None:
         remaining = list(ledgers)
         while remaining:
             transaction = self._begin(client)
@@ -117,7 +103,7 @@ class LedgerChanges:
             if isinstance(result, Exception) and not isinstance(result, RolledBackError)
         )
         if isinstance(error, BadVersionError):
-            raise PreconditionFailed(f"{path}: expected the version that was read, found another one; plan again")
+            raise UnexpectedClusterState(f"{path}: expected the version that was read, found another one; plan again")
         return error
 
     def _absolute(self, path: str) -> str:

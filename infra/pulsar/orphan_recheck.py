@@ -5,7 +5,6 @@ cluster. A ledger that does not exist any more is no surprise, because a broker 
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import chain
 
 from infra.pulsar.bookie_reads import BookieDirectory
@@ -14,23 +13,13 @@ from infra.pulsar.owner_lookup import OwnerDirectory
 from infra.pulsar.reference_scan import scan_schemas, scan_topics
 from infra.pulsar.scan_facts import ScannedReference, ScanProblem
 from infra.pulsar.znode_reads import Znode, ZnodeReader
-from logstore.errors import PreconditionFailed
+from logstore.errors import UnexpectedClusterState
+from logstore.ports.catalog import JournaledLedger
 from logstore.pulsar.cluster_findings import COMPONENT, CZXID, OWNER, VERSION, require_ledger_id
 from logstore.pulsar.ledger_metadata import StatedOwner, find_stated_owner, parse_ledger_metadata
 from logstore.pulsar.ledger_verdicts import judge_owner_lookup
 from logstore.pulsar.znode_names import MANAGED_LEDGER_DOMAIN, MANAGED_LEDGERS, SCHEMAS, format_ledger_path
 from logstore.reconciliation.findings import Finding
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OrphanLedger:
-    """Znode of a ledger that may be deleted in this version. `path` is below the root of the ledgers."""
-
-    ledger_id: int
-    path: str
-    version: int
-    czxid: int
-    data: bytes
 
 
 class OrphanRecheck:
@@ -45,12 +34,12 @@ class OrphanRecheck:
         self._reader, self._owners, self._root = reader, owners, ledgers_root
         self._shadow_topics = [f"{MANAGED_LEDGERS}/{name}" for name in shadow_topics]
 
-    def require_orphans(self, findings: Sequence[Finding]) -> list[OrphanLedger]:
+    def require_orphans(self, findings: Sequence[Finding]) -> list[JournaledLedger]:
         """Return those of the ledgers that exist.
 
         Raises:
-            PreconditionFailed: A ledger is not as the plan saw it, something refers to it, or something that may refer
-                to it cannot be read.
+            UnexpectedClusterState: A ledger is not as the plan saw it, something refers to it, or something that may
+                refer to it cannot be read.
         """
         existing = self._read_unchanged(findings)
         owner_by_ledger = {ledger.ledger_id: _require_stated_owner(finding, ledger) for finding, ledger in existing}
@@ -59,17 +48,17 @@ class OrphanRecheck:
         for ledger_id, owner in owner_by_ledger.items():
             judgement = judge_owner_lookup(owner, lookups[ledger_id])
             if not judgement.verdict.is_orphan:
-                raise PreconditionFailed(f"ledger {ledger_id}: expected an orphan, found that {judgement.reason}")
+                raise UnexpectedClusterState(f"ledger {ledger_id}: expected an orphan, found that {judgement.reason}")
         return [ledger for _, ledger in existing]
 
-    def _read_unchanged(self, findings: Sequence[Finding]) -> list[tuple[Finding, OrphanLedger]]:
+    def _read_unchanged(self, findings: Sequence[Finding]) -> list[tuple[Finding, JournaledLedger]]:
         paths = [format_ledger_path(require_ledger_id(finding)) for finding in findings]
         znodes = self._reader.read([f"{self._root}/{path}" for path in paths])
         existing = []
         for finding, path, (_, znode) in zip(findings, paths, znodes, strict=True):
             if znode is not None:
                 _require_planned_version(finding, znode)
-                ledger = OrphanLedger(
+                ledger = JournaledLedger(
                     ledger_id=require_ledger_id(finding),
                     path=path,
                     version=znode.version,
@@ -88,23 +77,27 @@ class OrphanRecheck:
         directory = BookieDirectory(self._reader, self._root)
         for fact in resolve_compaction_cursors(self._reader, directory, self._root, facts):
             if isinstance(fact, ScanProblem):
-                raise PreconditionFailed(f"/{fact.path}: it may refer to an orphan, and cannot be read. {fact.reason}")
+                raise UnexpectedClusterState(
+                    f"/{fact.path}: it may refer to an orphan, and cannot be read. {fact.reason}"
+                )
             if isinstance(fact, ScannedReference) and fact.ledger_id in owner_by_ledger and not fact.given_up:
-                raise PreconditionFailed(f"ledger {fact.ledger_id}: expected no reference, found one in /{fact.path}")
+                raise UnexpectedClusterState(
+                    f"ledger {fact.ledger_id}: expected no reference, found one in /{fact.path}"
+                )
 
 
 def _require_planned_version(finding: Finding, znode: Znode) -> None:
     planned = finding.statement[VERSION], finding.statement[CZXID]
     if planned != (str(znode.version), str(znode.czxid)):
         expected = f"expected version {planned[0]} of transaction {int(planned[1]):#x}"
-        raise PreconditionFailed(f"{finding.key}: {expected}, found version {znode.version} of {znode.czxid:#x}")
+        raise UnexpectedClusterState(f"{finding.key}: {expected}, found version {znode.version} of {znode.czxid:#x}")
 
 
-def _require_stated_owner(finding: Finding, ledger: OrphanLedger) -> StatedOwner:
+def _require_stated_owner(finding: Finding, ledger: JournaledLedger) -> StatedOwner:
     owner = find_stated_owner(parse_ledger_metadata(ledger.data))
     planned = finding.statement[COMPONENT], finding.statement[OWNER]
     if owner is None or (owner.component.value, owner.path) != planned:
-        raise PreconditionFailed(f"{finding.key}: expected the owner {planned[1]}, found {owner and owner.path}")
+        raise UnexpectedClusterState(f"{finding.key}: expected the owner {planned[1]}, found {owner and owner.path}")
     return owner
 
 

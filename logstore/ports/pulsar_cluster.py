@@ -1,8 +1,57 @@
-"""Port of the Pulsar cluster that the settings name. Nothing is written to it."""
+"""Ports of the Pulsar cluster that the settings name: looks at it, and changes of its ledgers."""
 
+from collections.abc import Collection, Sequence
+from contextlib import AbstractContextManager
+from enum import StrEnum
 from typing import Protocol
 
+from logstore.ports.catalog.cluster_journal import JournaledLedger
 from logstore.pulsar.cluster_check import ClusterCheck
+from logstore.reconciliation.findings import Finding
+
+
+class Restoration(StrEnum):
+    """Result of an undo for one ledger."""
+
+    RESTORED = "restored"
+    PRESENT = "present"  # the znode exists, with the same value
+    OCCUPIED = "occupied"  # the znode exists, with another value
+
+
+class StoredData(StrEnum):
+    """Whether bookies still have the entries of a restored ledger."""
+
+    STORED = "stored"
+    GONE = "gone"  # a garbage collection has removed them
+    UNKNOWN = "unknown"  # no bookie answers
+
+
+class ClusterChanges(Protocol):
+    """Changes of the ledgers of one cluster, by the holder of its lease. All methods may raise `StoreUnavailable`."""
+
+    identity: str
+    """Identity of the cluster, as `ClusterCheck` names it, when the lease was taken."""
+
+    def require_orphans(self, findings: Sequence[Finding]) -> list[JournaledLedger]:
+        """Look at orphan ledgers once more, and return those that exist.
+
+        Raises:
+            UnexpectedClusterState: A ledger is not as the plan saw it, something refers to it, or something that may
+                refer to it cannot be read.
+        """
+
+    def delete(self, ledgers: Sequence[JournaledLedger]) -> None:
+        """Delete ledgers in the versions that were returned. An absent ledger counts as deleted. Idempotent.
+
+        Raises:
+            UnexpectedClusterState: A ledger has another version. Some of the others are deleted.
+        """
+
+    def find_existing(self, ledger_ids: Collection[int]) -> frozenset[int]:
+        """Return those of the ledgers that exist now."""
+
+    def restore(self, ledger: JournaledLedger) -> tuple[Restoration, StoredData]:
+        """Put a ledger back, and look whether a bookie still has its entries. Idempotent."""
 
 
 class PulsarClusterAccess(Protocol):
@@ -20,3 +69,21 @@ class PulsarClusterAccess(Protocol):
 
     def read_identity(self) -> str:
         """Return the identity that `check` names."""
+
+    def is_bookkeeper_exclusive(self) -> bool:
+        """Return whether an operator has stated that nobody but this cluster has ledgers in its BookKeeper."""
+
+    def open_changes(
+        self, holder: str, *, shadow_topics: Collection[str] = ()
+    ) -> AbstractContextManager[ClusterChanges]:
+        """Take the lease of the cluster for a job. `holder` is the same in all attempts of the job.
+
+        The lease stays taken after the block. `release_lease` frees it. `shadow_topics` are the managed ledgers that
+        list ledgers of other topics.
+
+        Raises:
+            PreconditionFailed: Another job has the lease.
+        """
+
+    def release_lease(self, holder: str) -> None:
+        """Free the lease, if it is the holder's. Idempotent."""

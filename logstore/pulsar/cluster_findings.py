@@ -32,6 +32,11 @@ CONFIRMED: Final = "confirmed"
 In an incomplete plan something was not read. Use `is_confirmed`.
 """
 
+NAMES: Final = "names"
+"""Key in the statement of a hazard: names of topics, applications or clusters, with `NAME_SEPARATOR` between them."""
+
+NAME_SEPARATOR: Final = ", "
+
 MAX_NAMES: Final = 20
 """Names in a hazard. Its count has all of them."""
 
@@ -83,6 +88,6 @@ def make_hazard(hazard: Hazard, count: int, names: Sequence[str] = (), *, size_b
         key=hazard.value,
         objects=count,
         size_bytes=size_bytes,
-        statement={"names": ", ".join(shown)} if shown else {},
-        detail=_DETAILS[hazard] + (f" ({', '.join(shown)})" if shown else ""),
+        statement={NAMES: NAME_SEPARATOR.join(shown)} if shown else {},
+        detail=_DETAILS[hazard] + (f" ({NAME_SEPARATOR.join(shown)})" if shown else ""),
     )

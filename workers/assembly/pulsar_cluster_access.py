@@ -1,5 +1,9 @@
 """Access of jobs to the Pulsar cluster that the settings name. Its parts are imported when a job needs them."""
 
+from collections.abc import Collection
+from contextlib import AbstractContextManager
+
+from logstore.ports.pulsar_cluster import ClusterChanges
 from logstore.pulsar.cluster_check import ClusterCheck
 from workers.settings import Settings
 
@@ -24,3 +28,20 @@ class PulsarClusterOfSettings:
         cluster = pulsar_cluster_from_settings(self._settings)
         with cluster.open_reader(parallel_sessions=1) as reader:
             return read_cluster_identity(reader, cluster.ledgers_root)
+
+    def is_bookkeeper_exclusive(self) -> bool:
+        return self._settings.pulsar_bookkeeper_exclusive
+
+    def open_changes(
+        self, holder: str, *, shadow_topics: Collection[str] = ()
+    ) -> AbstractContextManager[ClusterChanges]:
+        from infra.pulsar.cluster_changes import open_cluster_changes  # noqa: PLC0415 - start-up time
+        from workers.assembly.pulsar_cluster import pulsar_cluster_from_settings  # noqa: PLC0415 - start-up time
+
+        return open_cluster_changes(pulsar_cluster_from_settings(self._settings), holder, shadow_topics=shadow_topics)
+
+    def release_lease(self, holder: str) -> None:
+        from infra.pulsar.cluster_changes import release_cluster_lease  # noqa: PLC0415 - start-up time
+        from workers.assembly.pulsar_cluster import pulsar_cluster_from_settings  # noqa: PLC0415 - start-up time
+
+        release_cluster_lease(pulsar_cluster_from_settings(self._settings), holder)

@@ -79,6 +79,7 @@ SERVICE_SETTINGS = frozenset({
     "pulsar_ledgers_root",
     "pulsar_log_roots",
     "pulsar_shared_clusters",
+    "pulsar_bookkeeper_exclusive",
     "pulsar_admin_url",
     "pulsar_admin_token_file",
     "pulsar_admin_ca_file",
@@ -159,6 +160,9 @@ class Settings(BaseModel):
         f"/{root}" for root in LOG_ROOTS
     )  # paths of the logs of functions, packages and the table service, below the path in pulsar_zookeeper
     pulsar_shared_clusters: PulsarClusterList = ""  # names of further Pulsar clusters that use the same BookKeeper
+    pulsar_bookkeeper_exclusive: bool = (
+        False  # set it if no other cluster and no other application has ledgers in the BookKeeper; an apply needs it
+    )
     pulsar_reads_per_s: Annotated[Count, Field(ge=MIN_READS_PER_S, le=1_000_000)] = (
         READS_PER_S  # reads a second on pulsar_zookeeper, of all executors of a plan together
     )

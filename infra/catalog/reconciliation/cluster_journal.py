@@ -27,6 +27,13 @@ class SqlClusterJournal(CatalogAdapter):
             rows = [asdict(ledger) | {"run_id": run_id, "journaled_us": now} for ledger in part]
             connection.execute(insert, rows)
 
+    def find_ledger_ids(self, run_id: str, ledger_ids: Collection[int]) -> frozenset[int]:
+        def find(connection: Connection) -> frozenset[int]:
+            is_one = is_one_of(connection, _Z.ledger_id, ledger_ids)
+            return frozenset(connection.execute(select(_Z.ledger_id).where(_Z.run_id == run_id, is_one)).scalars())
+
+        return self._db.read(find)
+
     @in_write_transaction("catalog.mark_ledgers_deleted")
     def mark_deleted(self, connection: Connection, run_id: str, ledger_ids: Collection[int]) -> None:
         is_one = is_one_of(connection, _Z.ledger_id, ledger_ids)

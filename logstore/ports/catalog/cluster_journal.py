@@ -28,6 +28,9 @@ class ClusterJournal(Protocol):
             UnknownObject: No run has this id.
         """
 
+    def find_ledger_ids(self, run_id: str, ledger_ids: Collection[int]) -> frozenset[int]:
+        """Return those of the ids that are in the journal."""
+
     def mark_deleted(self, run_id: str, ledger_ids: Collection[int]) -> None:
         """Store the time of deletion. Idempotent: the first time stays."""
 

@@ -31,6 +31,33 @@ def require_no_cluster_plan(run: ReconciliationRun) -> None:
         )
 
 
+def require_appliable_cluster_plan(
+    runs: ReconciliationRuns, identities: CatalogIdentity, run_id: str
+) -> tuple[PlanOrScrubResult, ReconciliationRun]:
+    """Return the result of a complete plan of a Pulsar cluster, and its run.
+
+    Raises:
+        UnknownObject: No run has this id.
+        PreconditionFailed: The run is not a finished plan of a cluster, the plan is incomplete, or of another catalog.
+    """
+    run = runs.get_run(run_id)
+    if run.kind is not RunKind.CLUSTER_PLAN:
+        raise PreconditionFailed(f"run {run_id}: expected a plan of a Pulsar cluster, found one of {run.kind.value}")
+    plan = _require_finished(run, "plan")
+    if plan.incomplete:
+        raise PreconditionFailed(f"plan {run_id}: expected a complete one, found this problem: {plan.incomplete[0]}")
+    _require_own_catalog(run, identities)
+    return plan, run
+
+
+def _require_own_catalog(run: ReconciliationRun, identities: CatalogIdentity) -> None:
+    catalog_id, planned_catalog_id = identities.catalog_id(), run.summary["catalog_id"]
+    if planned_catalog_id != catalog_id:
+        raise PreconditionFailed(
+            f"plan {run.run_id}: expected one of catalog {catalog_id}, found one of {planned_catalog_id}"
+        )
+
+
 def require_finished_plan_or_scrub(run: ReconciliationRun) -> PlanOrScrubResult:
     """Return the result of a finished run that has findings. Raise `PreconditionFailed` for any other run."""
     match run.kind:
@@ -59,11 +86,7 @@ def require_appliable_plan_and_epoch(
     """
     run = runs.get_run(run_id)
     plan = require_finished_plan(run)
-    catalog_id, planned_catalog_id = identities.catalog_id(), run.summary["catalog_id"]
-    if planned_catalog_id != catalog_id:
-        raise PreconditionFailed(
-            f"plan {run_id}: expected one of catalog {catalog_id}, found one of {planned_catalog_id}"
-        )
+    _require_own_catalog(run, identities)
     epoch = int(run.summary["epoch"])
     require_epoch(runs, epoch, run_id)
     return plan, epoch

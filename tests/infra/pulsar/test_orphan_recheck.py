@@ -8,7 +8,7 @@ from kazoo.client import KazooClient
 
 from infra.pulsar.orphan_recheck import OrphanRecheck
 from infra.pulsar.znode_reads import ZnodeReader
-from logstore.errors import PreconditionFailed
+from logstore.errors import UnexpectedClusterState
 from logstore.positions import LedgerId
 from logstore.pulsar.znode_names import format_ledger_path
 from logstore.reconciliation.findings import Finding, FindingKind
@@ -111,14 +111,14 @@ def test_a_surprise_stops_the_deletion(
     message: str,
 ) -> None:
     change(cluster)
-    with pytest.raises(PreconditionFailed, match=message):
+    with pytest.raises(UnexpectedClusterState, match=message):
         make_recheck(reader, "u/ns/persistent/shadow").require_orphans([finding])
 
 
 def test_a_tenant_that_is_gone_stops_the_deletion(cluster: KazooClient, reader: ZnodeReader, finding: Finding) -> None:
     """The owner may be one of another cluster on the same BookKeeper."""
     cluster.delete("/admin/policies/t")
-    with pytest.raises(PreconditionFailed, match="no tenant of its owner"):
+    with pytest.raises(UnexpectedClusterState, match="no tenant of its owner"):
         make_recheck(reader).require_orphans([finding])
 
 

@@ -34,6 +34,8 @@ def test_ledgers_are_listed_by_id_in_pages(world: World) -> None:
     assert list_all(world) == [journaled(ledger_id) for ledger_id in (*range(1, 2_501), _BIG_ID)]
     assert [each.ledger_id for each in port.list_ledgers(_RUN, after=2_499, limit=1)] == [2_500]
     assert port.list_ledgers("another", after=-1, limit=1) == []
+    assert port.find_ledger_ids(_RUN, [_BIG_ID, 5, 9_999]) == {_BIG_ID, 5}
+    assert port.find_ledger_ids("another", [5]) == frozenset()
 
 
 def test_the_first_row_of_a_ledger_stays(world: World) -> None:

@@ -1,0 +1,339 @@
+"""Apply of a complete plan of a Pulsar cluster, page by page: last look, journal, deletion.
+
+The journal has a ledger's path, value and version before the ledger is deleted. A step may run twice: a deletion names
+the version, and a ledger that is absent and in the journal counts as deleted. What the plan did not expect stops the
+apply for good, because its rules may not describe this cluster.
+"""
+
+import heapq
+import json
+import math
+from base64 import b64encode
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from hashlib import sha256
+from pathlib import Path
+from typing import Final
+
+from activities.bulk_jobs import RUN_CLAIM_S
+from activities.deletion.claims_and_causes import own_workflow_claim
+from activities.heartbeats import define_activity, send_heartbeats
+from activities.pulsar.inputs_and_results import (
+    AgeAndNumber,
+    AppliedClusterPage,
+    ApplyClusterPageInput,
+    BeginClusterApplyInput,
+    ClusterApplyScope,
+    ConcludeClusterApplyInput,
+)
+from activities.reconciliation import finding_fates
+from logstore.errors import PreconditionFailed, UnexpectedClusterState
+from logstore.failpoints import effect
+from logstore.ports.bulk_jobs import BulkJobRunner
+from logstore.ports.catalog import (
+    CatalogIdentity,
+    ClusterJournal,
+    JournaledLedger,
+    ReconciliationRun,
+    ReconciliationRuns,
+    RunKind,
+)
+from logstore.ports.object_storage import OwnedStore
+from logstore.ports.pulsar_cluster import ClusterChanges, PulsarClusterAccess
+from logstore.pulsar.cluster_findings import MAX_NAMES, NAME_SEPARATOR, NAMES, Hazard, is_confirmed, require_ledger_id
+from logstore.pulsar.plan_jobs import VerifyClusterJob
+from logstore.rate_limiter import RateLimiter
+from logstore.reconciliation import plausibility_guards
+from logstore.reconciliation.finding_files import FateFiles, FateOfFinding, FindingFiles
+from logstore.reconciliation.findings import (
+    CLUSTER_KINDS,
+    RESULT,
+    ApplyCounts,
+    Finding,
+    FindingFate,
+    FindingKind,
+    PlanOrScrubResult,
+    add_apply_counts,
+    apply_counts,
+    apply_run_id,
+)
+from logstore.reconciliation.services.run_checks import find_apply, require_appliable_cluster_plan
+from logstore.stop_checks import raise_if_stopped
+
+JOURNAL_PREFIX: Final = "cluster-journals/"
+"""Prefix of the journal's copies in the records bucket. A line of an object is one ledger as JSON."""
+
+_STOPPED: Final = "stopped"  # key of the reason in the summary of a run
+_LEDGERS_PER_DELETE: Final = 100
+UNCONFIRMED: Final = "only a broker could rule a reference out"
+_GONE: Final = "it does not exist any more"
+
+
+class ApplyClusterActivities:
+    def __init__(
+        self,
+        *,
+        reconciliation: ReconciliationRuns,
+        identities: CatalogIdentity,
+        journal: ClusterJournal,
+        records: OwnedStore,
+        cluster: PulsarClusterAccess,
+        bulk: BulkJobRunner,
+    ) -> None:
+        self._runs, self._identities, self._journal = reconciliation, identities, journal
+        self._records, self._cluster, self._bulk = records, cluster, bulk
+
+    @define_activity(name="pulsar.begin_apply")
+    @send_heartbeats()
+    def begin_cluster_apply(self, request: BeginClusterApplyInput) -> ClusterApplyScope:
+        """Check that the plan may be applied, take the lease of the cluster, and open the run of the apply.
+
+        Idempotency: keyed by the plan's `run_id`. For an apply that has ended, return the counts.
+        Raises: InvalidInput, UnknownObject, PreconditionFailed (terminal); ServiceFailed, StoreUnavailable, CatalogBusy
+            (retry).
+        """
+        plan, plan_run = require_appliable_cluster_plan(self._runs, self._identities, request.run_id)
+        earlier = find_apply(self._runs, request.run_id)
+        if earlier is not None and earlier.finished_us is not None:
+            return _make_ended_scope(earlier)
+        if not self._cluster.is_bookkeeper_exclusive():
+            raise PreconditionFailed(
+                "pulsar_bookkeeper_exclusive: expected true, found false. Set it if no other cluster and no other"
+                " application has ledgers in this BookKeeper"
+            )
+        plausibility_guards.check_orphan_share(
+            {FindingKind.ORPHAN_LEDGER.value: plan.findings[FindingKind.ORPHAN_LEDGER.value]},
+            plan.ledgers,
+            request.max_orphan_share,
+        )
+        files = self._open_findings(request.run_id, plan)
+        shadow_topics = _find_shadow_topics(files)
+        with self._open_changes(request.run_id, plan_run, shadow_topics):
+            pass
+        summary = {
+            "actor": request.actor,
+            "reason": request.reason,
+            "plan": request.run_id,
+            "pages": files.pages,
+            "folder": str(self._bulk.create_run_folder(request.run_id)),
+        }
+        claim = own_workflow_claim(RUN_CLAIM_S)
+        self._runs.open_run(apply_run_id(request.run_id), RunKind.APPLY, claim=claim, summary=summary)
+        return ClusterApplyScope(
+            pages=files.pages,
+            findings=plan.findings[FindingKind.ORPHAN_LEDGER.value],
+            shadow_topics=shadow_topics,
+            last=self._find_last_ledger(files, plan, request) if request.limit else None,
+        )
+
+    @define_activity(name="pulsar.apply_page")
+    @send_heartbeats()
+    def apply_cluster_page(self, request: ApplyClusterPageInput) -> AppliedClusterPage:
+        """Look at the orphan ledgers of a page once more, store them in the journal, and delete them.
+
+        Idempotency: an absent ledger that is in the journal counts as deleted. Fates that are stored stay.
+        Raises: PreconditionFailed (terminal); ServiceFailed, StoreUnavailable, CatalogBusy (retry).
+        """
+        plan, plan_run = require_appliable_cluster_plan(self._runs, self._identities, request.run_id)
+        findings = self._open_findings(request.run_id, plan).read_page(request.page)
+        fate_files = self._open_fates(request.run_id)
+        fates = dict(fate_files.read_page(request.page) or {})
+        orphans, kept = _select_orphans(findings, fates, plan, request)
+        fates |= kept
+        stopped = ""
+        if orphans:
+            with self._open_changes(request.run_id, plan_run, request.shadow_topics) as changes:
+                new_fates, stopped = self._delete_orphans(request, changes, orphans)
+            fates |= new_fates
+        with effect("pulsar.put_fates"):
+            fate_files.write_page(request.page, list(fates.values()))
+        return AppliedClusterPage(counts=finding_fates.count_fates(findings, fates), stopped=stopped)
+
+    @define_activity(name="pulsar.conclude_apply")
+    @send_heartbeats()
+    def conclude_cluster_apply(self, request: ConcludeClusterApplyInput) -> ApplyCounts:
+        """Sum up the fates, and free the lease. End the run if nothing is left to do, or if the apply was stopped.
+
+        Idempotency: the result of an ended run stays. Counts come from files.
+        Raises: PreconditionFailed (terminal); ServiceFailed, StoreUnavailable, CatalogBusy (retry).
+        """
+        plan, _ = require_appliable_cluster_plan(self._runs, self._identities, request.run_id)
+        run = self._runs.get_run(apply_run_id(request.run_id))
+        if run.finished_us is None:
+            total, left = self._sum_fates(request.run_id, plan)
+            if not left or request.stopped:
+                self._runs.close_run(
+                    run.run_id, {**run.summary, RESULT: asdict(total), _STOPPED: request.stopped, "left": left}
+                )
+        else:
+            total = apply_counts(run.summary)
+        self._cluster.release_lease(self._holder(request.run_id))
+        return total
+
+    def _open_findings(self, run_id: str, plan: PlanOrScrubResult) -> FindingFiles:
+        published = self._bulk.find_published_summary(run_id, VerifyClusterJob.name)
+        if published is None:
+            where = "every worker must see the folder of bulk output"
+            raise PreconditionFailed(f"plan {run_id}: expected its findings, found none here; {where}, or plan again")
+        files = FindingFiles(Path(published.folder))
+        counts = {kind.value: rows for kind, (rows, _) in files.count_findings_and_bytes_by_kind(CLUSTER_KINDS).items()}
+        if counts != plan.findings:
+            raise PreconditionFailed(f"plan {run_id}: expected its findings, {plan.findings}, found {counts}")
+        return files
+
+    def _open_fates(self, run_id: str) -> FateFiles:
+        return finding_fates.page_fate_files(self._bulk.create_run_folder(run_id))
+
+    @contextmanager
+    def _open_changes(
+        self, run_id: str, plan_run: ReconciliationRun, shadow_topics: Sequence[str]
+    ) -> Iterator[ClusterChanges]:
+        with self._cluster.open_changes(self._holder(run_id), shadow_topics=shadow_topics) as changes:
+            if changes.identity != plan_run.summary["identity"]:
+                expected = f"expected the cluster {plan_run.summary['identity']}"
+                raise PreconditionFailed(f"plan {run_id}: {expected}, found {changes.identity}; plan again")
+            yield changes
+
+    def _holder(self, run_id: str) -> str:
+        return f"the apply of {run_id}, catalog {self._identities.catalog_id()}"
+
+    def _delete_orphans(
+        self, request: ApplyClusterPageInput, changes: ClusterChanges, orphans: Mapping[int, Finding]
+    ) -> tuple[dict[int, FateOfFinding], str]:
+        """Return the fates of `orphans`, and why the deletion was stopped. Then some ledgers have no fate."""
+        run_id, stopped = apply_run_id(request.run_id), ""
+        try:
+            self._delete_and_pace(request, changes, changes.require_orphans(list(orphans.values())))
+        except UnexpectedClusterState as error:
+            stopped = str(error)
+        journaled_ids = self._journal.find_ledger_ids(run_id, list(map(require_ledger_id, orphans.values())))
+        deleted_ids = journaled_ids - changes.find_existing(journaled_ids)
+        self._journal.mark_deleted(run_id, deleted_ids)
+        fates = {
+            number: FateOfFinding(
+                number=number, fate=FindingFate.DELETED, objects=finding.objects, size_bytes=finding.size_bytes
+            )
+            for number, finding in orphans.items()
+            if finding.ledger_id in deleted_ids
+        }
+        if not stopped:
+            fates |= {number: finding_fates.kept_fate(number, _GONE) for number in orphans.keys() - fates.keys()}
+        return fates, stopped
+
+    def _delete_and_pace(
+        self, request: ApplyClusterPageInput, changes: ClusterChanges, ledgers: Sequence[JournaledLedger]
+    ) -> None:
+        self._store_in_journal(apply_run_id(request.run_id), ledgers)
+        limiter = RateLimiter(request.ledgers_per_s or math.inf)
+        for start in range(0, len(ledgers), _LEDGERS_PER_DELETE):
+            raise_if_stopped()
+            part = ledgers[start : start + _LEDGERS_PER_DELETE]
+            changes.delete(part)
+            limiter.wait_after_use(len(part))
+
+    def _store_in_journal(self, run_id: str, ledgers: Sequence[JournaledLedger]) -> None:
+        """Store ledgers in the catalog and in the records bucket. An undo needs one of the two."""
+        self._journal.add(run_id, ledgers)
+        if ledgers:
+            body = "".join(f"{_format_journal_line(ledger)}\n" for ledger in ledgers).encode()
+            key = f"{JOURNAL_PREFIX}{run_id}/{sha256(body).hexdigest()}.jsonl"
+            with effect("pulsar.put_journal"):
+                self._records.put_if_absent(key, body, metadata={})
+
+    def _find_last_ledger(
+        self, files: FindingFiles, plan: PlanOrScrubResult, request: BeginClusterApplyInput
+    ) -> AgeAndNumber | None:
+        """Return the last of the `limit` oldest orphan ledgers that are left, or `None` if that are all of them."""
+        oldest = heapq.nsmallest(request.limit + 1, self._iterate_ages_of_orphans(files, plan, request))
+        if len(oldest) <= request.limit:
+            return None
+        newest_us, number = oldest[-2]
+        return AgeAndNumber(newest_us=newest_us, number=number)
+
+    def _iterate_ages_of_orphans(
+        self, files: FindingFiles, plan: PlanOrScrubResult, request: BeginClusterApplyInput
+    ) -> Iterator[tuple[int, int]]:
+        everything = ApplyClusterPageInput(
+            run_id=request.run_id, page=0, include_unconfirmed=request.include_unconfirmed
+        )
+        fate_files = self._open_fates(request.run_id)
+        for page in range(files.pages):
+            raise_if_stopped()
+            fates = fate_files.read_page(page) or {}
+            orphans, _ = _select_orphans(files.read_page(page), fates, plan, everything)
+            yield from (_get_age_and_number(number, finding) for number, finding in orphans.items())
+
+    def _sum_fates(self, run_id: str, plan: PlanOrScrubResult) -> tuple[ApplyCounts, int]:
+        """Return the counts of all pages, and the number of orphan ledgers that have no fate yet."""
+        files, fate_files = self._open_findings(run_id, plan), self._open_fates(run_id)
+        total, left = ApplyCounts(), 0
+        for page in range(files.pages):
+            raise_if_stopped()
+            findings, fates = files.read_page(page), fate_files.read_page(page) or {}
+            total = add_apply_counts(total, finding_fates.count_fates(findings, fates))
+            left += sum(
+                finding.kind is FindingKind.ORPHAN_LEDGER and number not in fates
+                for number, finding in findings.items()
+            )
+        return total, left
+
+
+def _make_ended_scope(run: ReconciliationRun) -> ClusterApplyScope:
+    counts = apply_counts(run.summary)
+    return ClusterApplyScope(
+        pages=run.summary["pages"],
+        findings=sum(counts.applied.values()) + sum(counts.skipped.values()),
+        done=counts,
+        stopped=run.summary[_STOPPED],
+    )
+
+
+def _find_shadow_topics(files: FindingFiles) -> list[str]:
+    """Return the managed ledgers that list ledgers of other topics.
+
+    Raises:
+        PreconditionFailed: The cluster has more of them than a plan names.
+    """
+    for _, finding in files.iterate_findings(FindingKind.HAZARD):
+        if finding.key == Hazard.SHADOW_TOPICS.value:
+            if finding.objects > MAX_NAMES:
+                expected = f"expected at most {MAX_NAMES} shadow topics, each of which is read before a deletion"
+                raise PreconditionFailed(f"cluster: {expected}, found {finding.objects:,}")
+            return finding.statement[NAMES].split(NAME_SEPARATOR)
+    return []
+
+
+def _select_orphans(
+    findings: Mapping[int, Finding],
+    fates: Mapping[int, FateOfFinding],
+    plan: PlanOrScrubResult,
+    request: ApplyClusterPageInput,
+) -> tuple[dict[int, Finding], dict[int, FateOfFinding]]:
+    """Return the orphan ledgers to delete, and the fates of those that are kept. `fates` are those of earlier applies.
+
+    A ledger that is kept because it is not confirmed may be deleted by a later apply.
+    """
+    orphans: dict[int, Finding] = {}
+    kept: dict[int, FateOfFinding] = {}
+    for number, finding in findings.items():
+        fate = fates.get(number)
+        if finding.kind is not FindingKind.ORPHAN_LEDGER or (fate and fate.reason != UNCONFIRMED):
+            continue
+        if not request.include_unconfirmed and not is_confirmed(finding, plan):
+            kept[number] = finding_fates.kept_fate(number, UNCONFIRMED)
+        elif request.last is None or _get_age_and_number(number, finding) <= (
+            request.last.newest_us,
+            request.last.number,
+        ):
+            orphans[number] = finding
+    return orphans, kept
+
+
+def _get_age_and_number(number: int, finding: Finding) -> tuple[int, int]:
+    return finding.newest_us or 0, number
+
+
+def _format_journal_line(ledger: JournaledLedger) -> str:
+    fields = {"ledger_id": ledger.ledger_id, "path": ledger.path, "version": ledger.version, "czxid": ledger.czxid}
+    return json.dumps(fields | {"data": b64encode(ledger.data).decode()})
