@@ -66,7 +66,7 @@ JOURNAL_PREFIX: Final = "cluster-journals/"
 
 _STOPPED: Final = "stopped"  # key of the reason in the summary of a run
 _LEDGERS_PER_DELETE: Final = 100
-UNCONFIRMED: Final = "only a broker could rule a reference out"
+_UNCONFIRMED: Final = "only a broker could rule a reference out"
 _GONE: Final = "it does not exist any more"
 
 
@@ -139,8 +139,7 @@ class ApplyClusterActivities:
         findings = self._open_findings(request.run_id, plan).read_page(request.page)
         fate_files = self._open_fates(request.run_id)
         fates = dict(fate_files.read_page(request.page) or {})
-        orphans, kept = _select_orphans(findings, fates, plan, request)
-        fates |= kept
+        orphans, unconfirmed = _select_orphans(findings, fates, plan, request)
         stopped = ""
         if orphans:
             with self._open_changes(request.run_id, plan_run, request.shadow_topics) as changes:
@@ -148,7 +147,8 @@ class ApplyClusterActivities:
             fates |= new_fates
         with effect("pulsar.put_fates"):
             fate_files.write_page(request.page, list(fates.values()))
-        return AppliedClusterPage(counts=finding_fates.count_fates(findings, fates), stopped=stopped)
+        counts = finding_fates.count_fates(findings, fates | unconfirmed)
+        return AppliedClusterPage(counts=counts, stopped=stopped)
 
     @define_activity(name="pulsar.conclude_apply")
     @send_heartbeats()
@@ -161,7 +161,7 @@ class ApplyClusterActivities:
         plan, _ = require_appliable_cluster_plan(self._runs, self._identities, request.run_id)
         run = self._runs.get_run(apply_run_id(request.run_id))
         if run.finished_us is None:
-            total, left = self._sum_fates(request.run_id, plan)
+            total, left = self._sum_fates(plan, request)
             if not left or request.stopped:
                 self._runs.close_run(
                     run.run_id, {**run.summary, RESULT: asdict(total), _STOPPED: request.stopped, "left": left}
@@ -264,18 +264,19 @@ class ApplyClusterActivities:
             orphans, _ = _select_orphans(files.read_page(page), fates, plan, everything)
             yield from (_get_age_and_number(number, finding) for number, finding in orphans.items())
 
-    def _sum_fates(self, run_id: str, plan: PlanOrScrubResult) -> tuple[ApplyCounts, int]:
-        """Return the counts of all pages, and the number of orphan ledgers that have no fate yet."""
-        files, fate_files = self._open_findings(run_id, plan), self._open_fates(run_id)
+    def _sum_fates(self, plan: PlanOrScrubResult, request: ConcludeClusterApplyInput) -> tuple[ApplyCounts, int]:
+        """Return the counts of all pages, and the number of orphan ledgers that a later apply may delete."""
+        files, fate_files = self._open_findings(request.run_id, plan), self._open_fates(request.run_id)
+        everything = ApplyClusterPageInput(
+            run_id=request.run_id, page=0, include_unconfirmed=request.include_unconfirmed
+        )
         total, left = ApplyCounts(), 0
         for page in range(files.pages):
             raise_if_stopped()
             findings, fates = files.read_page(page), fate_files.read_page(page) or {}
-            total = add_apply_counts(total, finding_fates.count_fates(findings, fates))
-            left += sum(
-                finding.kind is FindingKind.ORPHAN_LEDGER and number not in fates
-                for number, finding in findings.items()
-            )
+            orphans, unconfirmed = _select_orphans(findings, fates, plan, everything)
+            total = add_apply_counts(total, finding_fates.count_fates(findings, fates | unconfirmed))
+            left += len(orphans) + len(unconfirmed)
         return total, left
 
 
@@ -310,24 +311,23 @@ def _select_orphans(
     plan: PlanOrScrubResult,
     request: ApplyClusterPageInput,
 ) -> tuple[dict[int, Finding], dict[int, FateOfFinding]]:
-    """Return the orphan ledgers to delete, and the fates of those that are kept. `fates` are those of earlier applies.
+    """Return the orphan ledgers to delete, and the fates of those that are not confirmed, if they are not included.
 
-    A ledger that is kept because it is not confirmed may be deleted by a later apply.
+    `fates` are the fates that are stored. Those of unconfirmed ledgers are not: a later apply may include them.
     """
     orphans: dict[int, Finding] = {}
-    kept: dict[int, FateOfFinding] = {}
+    unconfirmed: dict[int, FateOfFinding] = {}
     for number, finding in findings.items():
-        fate = fates.get(number)
-        if finding.kind is not FindingKind.ORPHAN_LEDGER or (fate and fate.reason != UNCONFIRMED):
+        if finding.kind is not FindingKind.ORPHAN_LEDGER or number in fates:
             continue
         if not request.include_unconfirmed and not is_confirmed(finding, plan):
-            kept[number] = finding_fates.kept_fate(number, UNCONFIRMED)
+            unconfirmed[number] = finding_fates.kept_fate(number, _UNCONFIRMED)
         elif request.last is None or _get_age_and_number(number, finding) <= (
             request.last.newest_us,
             request.last.number,
         ):
             orphans[number] = finding
-    return orphans, kept
+    return orphans, unconfirmed
 
 
 def _get_age_and_number(number: int, finding: Finding) -> tuple[int, int]:

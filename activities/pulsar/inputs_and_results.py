@@ -72,4 +72,5 @@ class AppliedClusterPage:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConcludeClusterApplyInput:
     run_id: str  # of the plan
+    include_unconfirmed: bool = False
     stopped: str = ""

@@ -13,6 +13,7 @@ from activities.deletion.ledger_deletion import LedgerDeletionActivities
 from activities.deletion.topic_deletion import TopicDeletionActivities
 from activities.deletion.trim_by_retention import RetentionPreparation, TrimAllTopicsActivities
 from activities.offload import LedgerOffloadActivities
+from activities.pulsar.apply_cluster import ApplyClusterActivities
 from activities.pulsar.plan_cluster import PlanClusterActivities
 from activities.reconciliation.apply_orphans import ApplyOrphansActivities
 from activities.reconciliation.apply_preview import ApplyPreview
@@ -55,6 +56,7 @@ class WorkerActivities:
     applying: ApplyOrphansActivities
     scrubbing: ScrubLedgersActivities
     cluster_planning: PlanClusterActivities
+    cluster_applying: ApplyClusterActivities
     coordination: TransactionCoordinatorActivities
     building: TransactionSnapshotBuildActivities
     delayed: IndexBucketActivities
@@ -151,6 +153,14 @@ def create_activities(log: LogStore, owners: TopicOwners) -> WorkerActivities:
             cluster=log.cluster,
             bulk=log.bulk,
             finished_retention_s=log.policies.finished_retention_s,
+        ),
+        cluster_applying=ApplyClusterActivities(
+            reconciliation=catalog.reconciliation,
+            identities=catalog.identities,
+            journal=catalog.cluster_journal,
+            records=log.record_objects,
+            cluster=log.cluster,
+            bulk=log.bulk,
         ),
         coordination=TransactionCoordinatorActivities(
             transactions=catalog.transactions,

@@ -54,6 +54,7 @@ class WorkflowType(StrEnum):
     SCRUB_LEDGERS = "scrub-ledgers"
     APPLY_ORPHANS = "apply-orphans"
     PLAN_PULSAR = "plan-pulsar"
+    APPLY_PULSAR = "apply-pulsar"
     END_RECORDS = "end-records"
     FLUSH_RECORDS = "flush-records"
     DEFRAGMENT_RECORDS = "defragment-records"

@@ -19,6 +19,7 @@ from logstore.deletion.intents import Outcome
 from logstore.errors import InvalidInput, PreconditionFailed, ServiceFailed, UnknownObject
 from logstore.ports.catalog import PhaseTwoQueue
 from workflows.deletion.job_definitions import DELETE_LEDGERS, DeleteLedgersProgress, SetRateInput
+from workflows.pulsar.job_definitions import APPLY_PULSAR
 from workflows.reconciliation.job_definitions import APPLY_ORPHANS, ApplyOrphansProgress
 
 _DELETE_LEDGERS_TYPE: Final = DELETE_LEDGERS.name
@@ -38,11 +39,12 @@ ReleasePausedBatch = Callable[[str], DeleteLedgersProgress | None]
 _PROGRESS_CLASS_BY_TYPE: Final[dict[str, type[BatchProgress]]] = {
     _DELETE_LEDGERS_TYPE: DeleteLedgersProgress,
     _APPLY_ORPHANS_TYPE: ApplyOrphansProgress,
+    APPLY_PULSAR.name: ApplyOrphansProgress,
 }
 
 
 class DeletionBatchControl:
-    """Control of running batches by workflow id. An `apply-orphans` workflow counts as a batch.
+    """Control of running batches by workflow id. A workflow that applies a plan counts as a batch.
 
     `release` takes the id of a paused batch without a workflow, ends the pause, and returns the batch's progress. For
     any other batch, it changes nothing and returns `None`.
@@ -99,7 +101,7 @@ class DeletionBatchControl:
             raise
         progress_class = _PROGRESS_CLASS_BY_TYPE.get(description.workflow_type)
         if progress_class is None:
-            expected = f"a {_DELETE_LEDGERS_TYPE} or {_APPLY_ORPHANS_TYPE} workflow"
+            expected = f"a workflow of type {', '.join(_PROGRESS_CLASS_BY_TYPE)}"
             found = f"{workflow_id}, a {description.workflow_type}"
             raise InvalidInput("workflow", expected=expected, found=found)
         if description.status is not WorkflowExecutionStatus.RUNNING:

@@ -33,7 +33,14 @@ from workflows.offload.job_definitions import (
     OffloadTopicInput,
     OffloadTopicResult,
 )
-from workflows.pulsar.job_definitions import PLAN_PULSAR, PlanPulsarInput, PlanPulsarResult
+from workflows.pulsar.job_definitions import (
+    APPLY_PULSAR,
+    PLAN_PULSAR,
+    ApplyPulsarInput,
+    ApplyPulsarResult,
+    PlanPulsarInput,
+    PlanPulsarResult,
+)
 from workflows.reconciliation.job_definitions import (
     APPLY_ORPHANS,
     RECONCILE_ORPHANS,
@@ -171,6 +178,33 @@ class MaintenanceJobClient(JobClient):
         summary = "compare two scans of the Pulsar cluster"
         return await self.start(
             PLAN_PULSAR, request, run_id, summary=summary, attributes=[run_id_search_attribute(run_id)]
+        )
+
+    async def apply_pulsar(
+        self,
+        run_id: str,
+        *,
+        max_orphan_share: float = plausibility_guards.MAX_ORPHAN_SHARE,
+        limit: int = 0,
+        include_unconfirmed: bool = False,
+        reason: str = "",
+        actor: str = "",
+    ) -> Handle[ApplyPulsarResult]:
+        """Look at the orphan ledgers of a complete plan of a Pulsar cluster once more, and delete their metadata.
+
+        Joins a running apply of the plan. `limit` deletes only so many of the oldest ledgers that are left.
+        `include_unconfirmed` also deletes ledgers of which only a broker could rule a reference out.
+        """
+        request = ApplyPulsarInput(
+            run_id=run_id,
+            actor=actor,
+            reason=reason,
+            max_orphan_share=max_orphan_share,
+            limit=limit,
+            include_unconfirmed=include_unconfirmed,
+        )
+        return await self.start(
+            APPLY_PULSAR, request, run_id, summary=f"apply {run_id}", attributes=[run_id_search_attribute(run_id)]
         )
 
     async def apply_orphans(

@@ -34,6 +34,7 @@ from workflows.deletion.trim_topics import TrimTopics
 from workflows.input_bounds import bulk_queue, records_queue, transactions_queue, uploads_queue
 from workflows.offload.offload_ledger import OffloadLedger
 from workflows.offload.offload_topic import OffloadTopic
+from workflows.pulsar.apply_pulsar import ApplyPulsar
 from workflows.pulsar.plan_pulsar import PlanPulsar
 from workflows.reconciliation.apply_orphans import ApplyOrphans
 from workflows.reconciliation.reconcile_orphans import ReconcileOrphans
@@ -64,6 +65,7 @@ WORKFLOWS = [
     ApplyOrphans,
     ScrubLedgers,
     PlanPulsar,
+    ApplyPulsar,
     TransactionCoordinator,
     BroadcastTransaction,
     SweepTransactions,

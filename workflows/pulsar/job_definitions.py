@@ -1,11 +1,12 @@
 """Input and result of the workflows for a Pulsar cluster, and their names and ids."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from logstore.deletion.intents import RequestRefusal
 from logstore.pulsar.plan_jobs import MIN_BETWEEN_SCANS_S
-from logstore.reconciliation.findings import PlanOrScrubResult
+from logstore.reconciliation.findings import ApplyCounts, PlanOrScrubResult
 from workflows.job_definition import JobDefinition
+from workflows.reconciliation.job_definitions import ApplyOrphansProgress
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,4 +38,34 @@ class PlanPulsarResult:
     refused: RequestRefusal | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApplyPulsarInput:
+    """Input of `apply-pulsar` for one plan of a Pulsar cluster."""
+
+    run_id: str  # plan's run id
+    actor: str
+    reason: str = ""
+    max_orphan_share: float = 0.05  # allowed share of orphans among all ledgers, 0 to 1
+    limit: int = 0  # delete only so many of the oldest ledgers that are left; 0: all
+    include_unconfirmed: bool = False  # also delete ledgers of which only a broker could rule a reference out
+    carried: ApplyOrphansProgress = field(default_factory=ApplyOrphansProgress)
+
+    def details(self) -> str:
+        return (
+            f"Deletes the metadata of ledgers that the plan `{self.run_id}` found, after another look at each one; "
+            f"`sexton orphans undo {self.run_id}` puts them back as long as bookies have the data."
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApplyPulsarResult:
+    """Counts of an apply, and why it was stopped, or the refusal of a guard."""
+
+    run_id: str  # plan's run id
+    done: ApplyCounts = field(default_factory=ApplyCounts)
+    stopped: str = ""  # what the plan did not expect; a sentence
+    refused: RequestRefusal | None = None
+
+
 PLAN_PULSAR = JobDefinition("plan-pulsar", PlanPulsarInput, PlanPulsarResult, keys=("{run_id}",))
+APPLY_PULSAR = JobDefinition("apply-pulsar", ApplyPulsarInput, ApplyPulsarResult, keys=("{run_id}",))

@@ -35,21 +35,15 @@ with workflow.unsafe.imports_passed_through():
     )
     from logstore.deletion.intents import RequestRefusal
     from logstore.reconciliation.findings import ApplyCounts, apply_batch_id
-    from workflows import activity_options, guard_refusal_results, search_attributes
+    from workflows import activity_options, search_attributes
     from workflows.deletion import batches
-    from workflows.deletion.batches import require_rate_within_bounds
     from workflows.deletion.job_definitions import (
         DELETE_LEDGERS,
         DeleteLedgersInput,
         DeleteLedgersProgress,
-        SetRateInput,
     )
-    from workflows.reconciliation.job_definitions import (
-        ApplyOrphansInput,
-        ApplyOrphansProgress,
-        ApplyOrphansResult,
-    )
-    from workflows.reconciliation.progress_text import add_page_counts, find_guard_refusal, format_apply
+    from workflows.reconciliation.apply_workflow import ApplyWorkflow
+    from workflows.reconciliation.job_definitions import ApplyOrphansInput, ApplyOrphansResult
 
 _PAGE_OPTIONS: workflow.ActivityConfig = workflow.ActivityConfig(
     start_to_close_timeout=timedelta(hours=2),  # 1,000 findings, each checked in storage, or 1,000 deletes at 1/s
@@ -60,72 +54,28 @@ _RETRY_INTERVAL = timedelta(seconds=10)  # while an earlier apply's batch of the
 
 
 @workflow.defn(name="apply-orphans", versioning_behavior=VersioningBehavior.AUTO_UPGRADE)
-class ApplyOrphans:
+class ApplyOrphans(ApplyWorkflow):
     @workflow.init
     def __init__(self, request: ApplyOrphansInput) -> None:
+        super().__init__(request.run_id, request.carried)
         self._request = request
-        self._progress = request.carried
-        self._step = "beginning"
 
     @workflow.run
     async def run(self, request: ApplyOrphansInput) -> ApplyOrphansResult:
         workflow.upsert_search_attributes([search_attributes.RUN_ID.value_set(request.run_id)])
         begun = await self._begin_apply()
         if isinstance(begun, RequestRefusal):
-            await workflow.wait_condition(workflow.all_handlers_finished)
-            workflow.upsert_search_attributes([search_attributes.OUTCOME.value_set(["REFUSED"])])
-            workflow.set_current_details(guard_refusal_results.format_refusal(begun))
-            return ApplyOrphansResult(run_id=request.run_id, refused=begun)
-        if begun.done is None:
-            self._progress = replace(self._progress, pages=begun.pages, intents=begun.findings)
-            while self._progress.pages_done < begun.pages:
-                if self._progress.paused:
-                    self._set_step("waiting for `resume`")
-                    await workflow.wait_condition(lambda: not self._progress.paused)
-                await self._apply_page(begun)
-                await self._continue_as_new_if_long()
+            return ApplyOrphansResult(run_id=request.run_id, refused=await self._publish_refusal(begun))
         counts = begun.done
         if counts is None:
+            await self._apply_pages(begun.pages, begun.findings, lambda page: self._apply_page(begun, page))
             self._set_step("concluding")
             plan = PlanStepInput(run_id=request.run_id)
             counts = await workflow.execute_activity_method(
                 ApplyOrphansActivities.conclude_apply, plan, **_PAGE_OPTIONS
             )
-        await workflow.wait_condition(workflow.all_handlers_finished)
-        return self._publish_result(counts)
-
-    @workflow.query
-    def progress(self) -> ApplyOrphansProgress:
-        """Return the progress of the apply."""
-        return self._progress
-
-    @workflow.update
-    def pause(self) -> ApplyOrphansProgress:
-        """Pause before the next page. The current page is completed."""
-        return self._set_progress(replace(self._progress, paused=True))
-
-    @workflow.update
-    def resume(self) -> ApplyOrphansProgress:
-        """Continue with the next page."""
-        return self._set_progress(replace(self._progress, paused=False))
-
-    @workflow.update
-    def set_rate(self, request: SetRateInput) -> ApplyOrphansProgress:
-        """Limit the rate of deletions from the next page on."""
-        return self._set_progress(replace(self._progress, rate=request.objects_per_s))
-
-    @set_rate.validator
-    def check_rate(self, request: SetRateInput) -> None:
-        require_rate_within_bounds(request)
-
-    def _set_progress(self, progress: ApplyOrphansProgress) -> ApplyOrphansProgress:
-        self._progress = progress
-        workflow.set_current_details(format_apply(progress, self._step))
-        return progress
-
-    def _set_step(self, step: str) -> None:
-        self._step = step
-        workflow.set_current_details(format_apply(self._progress, step))
+        await self._publish_counts(counts, "FAILED_IN_PART" if counts.failed else "APPLIED")
+        return ApplyOrphansResult(run_id=request.run_id, done=counts)
 
     async def _begin_apply(self) -> ApplyScope | RequestRefusal:
         request = self._request
@@ -138,18 +88,13 @@ class ApplyOrphans:
         try:
             return await workflow.execute_activity_method(ApplyOrphansActivities.begin_apply, begin, **_PAGE_OPTIONS)
         except ActivityError as error:
-            refusal = None if request.carried.pages_done else find_guard_refusal(error)  # pages have changed data
-            if refusal is None:
-                raise
-            return refusal
+            return self._get_refusal_or_raise(error)
 
-    async def _continue_as_new_if_long(self) -> None:
-        if workflow.info().is_continue_as_new_suggested():
-            await workflow.wait_condition(workflow.all_handlers_finished)
-            workflow.continue_as_new(replace(self._request, carried=self._progress))
+    def _make_continued_input(self) -> ApplyOrphansInput:
+        return replace(self._request, carried=self._progress)
 
-    async def _apply_page(self, begun: ApplyScope) -> None:
-        request, number = self._request, self._progress.pages_done
+    async def _apply_page(self, begun: ApplyScope, number: int) -> ApplyCounts:
+        request = self._request
         batch_id = apply_batch_id(request.run_id, number)
         page = ApplyPageInput(
             run_id=request.run_id,
@@ -175,10 +120,9 @@ class ApplyOrphans:
                 ApplyOrphansActivities.recheck_and_delete_objects, paced, **_PAGE_OPTIONS
             )
         filed_page = replace(page, intents=filed.intents)
-        counts: ApplyCounts = await workflow.execute_activity_method(
+        return await workflow.execute_activity_method(
             ApplyOrphansActivities.record_page_fates, filed_page, **activity_options.CATALOG
         )
-        self._progress = add_page_counts(self._progress, counts)
 
     async def _run_phase_two(self, batch_id: str, filed: FiledPage, epoch: int) -> None:
         """Run `delete-ledgers` on the page's batch, and wait for its end. Retries of failed rows are not awaited."""
@@ -199,10 +143,3 @@ class ApplyOrphans:
             await asyncio.sleep(_RETRY_INTERVAL.total_seconds())
             await self._continue_as_new_if_long()  # that batch may be paused; filing the page again changes nothing
         await batches.try_await_batch_certificate(started, None)
-
-    def _publish_result(self, counts: ApplyCounts) -> ApplyOrphansResult:
-        outcome = "FAILED_IN_PART" if counts.failed else "APPLIED"
-        workflow.upsert_search_attributes([search_attributes.OUTCOME.value_set([outcome])])
-        self._progress = replace(self._progress, counts=counts)
-        self._set_step("ended")
-        return ApplyOrphansResult(run_id=self._request.run_id, done=counts)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from kazoo.client import KazooClient
 
+from activities.pulsar.apply_cluster import ApplyClusterActivities
 from activities.pulsar.plan_cluster import PlanClusterActivities
 from infra.coordination.zookeeper_session import EnsembleOptions
 from logstore.pulsar.plan_jobs import FIRST_SCAN, NO_OFFLOAD_BUCKET, SECOND_SCAN
@@ -28,6 +29,8 @@ from tests.workflows.workflow_harness import Gate, WorkflowHarness, assert_event
 from workers.assembly.log_store_from_settings import find_cluster_for_jobs
 from workers.assembly.pulsar_cluster_access import PulsarClusterOfSettings
 from workers.settings import Settings
+from workflows.pulsar.apply_pulsar import ApplyPulsar
+from workflows.pulsar.job_definitions import APPLY_PULSAR, ApplyPulsarInput, ApplyPulsarResult
 
 __all__ = ["cluster", "ensemble", "warm", "zookeeper"]
 
@@ -35,6 +38,7 @@ pytestmark = pytest.mark.external_service
 
 _ORPHANS = {101, 102, 103, 104, 105, 106, 2_147_483_650}
 _UNATTRIBUTED = {201, 202}
+_UNCONFIRMED = {104, 105}
 
 
 class GatedSparkJobs(SparkBulkJobs):
@@ -55,7 +59,7 @@ class GatedSparkJobs(SparkBulkJobs):
 
 @pytest.fixture
 def settings(tmp_path: Path, ensemble: EnsembleOptions) -> Settings:
-    return Settings(home=tmp_path, pulsar_zookeeper=ensemble.hosts)
+    return Settings(home=tmp_path, pulsar_zookeeper=ensemble.hosts, pulsar_bookkeeper_exclusive=True)
 
 
 @pytest.fixture
@@ -75,10 +79,21 @@ async def working(house: WorkflowHarness, settings: Settings, jobs: SparkBulkJob
         bulk=jobs,
         finished_retention_s=30 * 86_400,
     )
+    applying = ApplyClusterActivities(
+        reconciliation=catalog.reconciliation,
+        identities=catalog.identities,
+        journal=catalog.cluster_journal,
+        records=house.world.record_objects,
+        cluster=PulsarClusterOfSettings(settings),
+        bulk=jobs,
+    )
     replacements: list[Callable[..., Any]] = [
         planning.check_cluster_and_begin_plan,
         planning.run_cluster_plan_bulk_job,
         planning.conclude_cluster_plan,
+        applying.begin_cluster_apply,
+        applying.apply_cluster_page,
+        applying.conclude_cluster_apply,
     ]
     async with house.worker(max_cached_workflows=0, replacements=replacements):
         yield
@@ -189,3 +204,75 @@ async def test_cluster_made_anew_between_the_scans_is_refused(
         result = await (await plan_at_once(house)).result()
     assert result.refused
     assert "scan 2: expected the cluster 5f0a/" in result.refused.message
+
+
+async def apply(house: WorkflowHarness, **more: Any) -> ApplyPulsarResult:
+    request = ApplyPulsarInput(**({"run_id": run_id(house), "actor": "tests", "max_orphan_share": 1.0} | more))
+    return await house.client.execute_workflow(
+        ApplyPulsar.run, request, id=APPLY_PULSAR.id(request.run_id), task_queue=house.queue
+    )
+
+
+def ledger_ids(cluster: KazooClient) -> set[int]:
+    with_parents = [("", "")]
+    ids = set()
+    while with_parents:
+        path, _ = with_parents.pop()
+        for name in cluster.get_children(f"/ledgers{path}"):
+            if name.startswith("L"):
+                ids.add(int("".join(f"{path}/{name[1:]}".split("/"))))
+            elif name.isdecimal():
+                with_parents.append((f"{path}/{name}", ""))
+    return ids
+
+
+async def test_apply_deletes_what_the_plan_found_and_nothing_else(
+    house: WorkflowHarness, settings: Settings, jobs: GatedSparkJobs, real_cluster: KazooClient
+) -> None:
+    """First two ledgers, then the confirmed ones, then all. A last apply changes nothing."""
+    before, confirmed = ledger_ids(real_cluster), len(_ORPHANS - _UNCONFIRMED)
+    async with working(house, settings, jobs):
+        await (await plan_at_once(house)).result()
+        first = await apply(house, limit=2)
+        assert (first.stopped, first.refused, first.done.applied) == ("", None, {"orphan_ledger": 2})
+        assert len(ledger_ids(real_cluster)) == len(before) - 2
+        second = await apply(house)
+        assert (second.done.applied, sum(second.done.skipped.values())) == ({"orphan_ledger": confirmed}, 2)
+        assert ledger_ids(real_cluster) == before - _ORPHANS | _UNCONFIRMED
+        third = await apply(house, include_unconfirmed=True)
+        assert (third.done.applied, third.done.skipped) == ({"orphan_ledger": len(_ORPHANS)}, {})
+        assert ledger_ids(real_cluster) == before - _ORPHANS
+        assert await apply(house) == third
+    journal = house.world.catalog.cluster_journal.list_ledgers(f"apply-{run_id(house)}", after=-1, limit=100)
+    assert {each.ledger_id for each in journal if each.deleted_us is not None} == _ORPHANS
+
+
+async def test_apply_stops_at_the_first_surprise(
+    house: WorkflowHarness, settings: Settings, jobs: GatedSparkJobs, real_cluster: KazooClient
+) -> None:
+    before = ledger_ids(real_cluster)
+    async with working(house, settings, jobs):
+        await (await plan_at_once(house)).result()
+        real_cluster.set("/managed-ledgers/t/ns/persistent/a", wire.managed_ledger([1, 300, 2_147_483_647, 2, 101]))
+        result = await apply(house)
+        assert "ledger 101: expected no reference" in result.stopped
+        deleted = before - ledger_ids(real_cluster)
+        assert deleted < _ORPHANS - {101}, "those of earlier pages"
+        assert result.done.applied == {"orphan_ledger": len(deleted)}
+        assert await apply(house) == result, "the plan is not trusted any more"
+
+
+async def test_apply_refuses_another_cluster_and_a_bookkeeper_that_may_be_shared(
+    house: WorkflowHarness, settings: Settings, jobs: GatedSparkJobs, real_cluster: KazooClient
+) -> None:
+    before = ledger_ids(real_cluster)
+    async with working(house, settings, jobs):
+        await (await plan_at_once(house)).result()
+        settings.__dict__["pulsar_bookkeeper_exclusive"] = False
+        refused = (await apply(house)).refused
+        assert refused and "pulsar_bookkeeper_exclusive" in refused.message
+        settings.__dict__["pulsar_bookkeeper_exclusive"] = True
+        real_cluster.set("/ledgers/INSTANCEID", b"77aa")
+        refused = (await apply(house)).refused
+        assert refused and "found 77aa" in refused.message
+    assert ledger_ids(real_cluster) == before

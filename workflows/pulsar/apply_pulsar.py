@@ -1,0 +1,109 @@
+"""`apply-pulsar`: delete the metadata of orphan ledgers of a Pulsar cluster, page by page, after a last look at each.
+
+Destroys znodes of ledgers. Bookies then free the space of these ledgers by themselves, within a garbage collection.
+Until then an undo puts the znodes back. Invariant: the catalog and the records bucket have path, value and version of a
+znode before it is deleted, and the deletion names the version. Of all jobs that know the cluster, only the one with the
+cluster's lease deletes anything. To stop the apply for a while, pause it. To stop it for good, terminate it. If you
+apply the same plan again, the new apply continues where the old one ended.
+
+1. Begin: check that the plan is complete and of this catalog, that the cluster is the same one, and that no more
+   ledgers than allowed would go. If a guard refuses, the apply completes with the refusal as its result.
+2. For each page, read the ledgers, their owners, and everything of the same topics that could refer to a ledger. Store
+   the journal, and delete. What the plan did not expect stops the apply for good. A pause or a new rate takes effect
+   before the next page.
+3. Conclude: store the sum of the results of all pages, and free the lease.
+
+Source: apache/pulsar#12445 and #20320 (ledgers that nothing refers to).
+"""
+
+from dataclasses import replace
+from datetime import timedelta
+
+from temporalio import workflow
+from temporalio.common import RetryPolicy, VersioningBehavior
+from temporalio.exceptions import ActivityError
+
+with workflow.unsafe.imports_passed_through():
+    from activities.pulsar.apply_cluster import ApplyClusterActivities
+    from activities.pulsar.inputs_and_results import (
+        AppliedClusterPage,
+        ApplyClusterPageInput,
+        BeginClusterApplyInput,
+        ClusterApplyScope,
+        ConcludeClusterApplyInput,
+    )
+    from logstore.deletion.intents import RequestRefusal
+    from logstore.reconciliation.findings import ApplyCounts
+    from workflows import activity_options, search_attributes
+    from workflows.pulsar.job_definitions import ApplyPulsarInput, ApplyPulsarResult
+    from workflows.reconciliation.apply_workflow import ApplyWorkflow
+
+_PAGE_OPTIONS: workflow.ActivityConfig = workflow.ActivityConfig(
+    start_to_close_timeout=timedelta(hours=2),  # 1,000 ledgers at 1/s
+    heartbeat_timeout=activity_options.HEARTBEAT_TIMEOUT,
+    retry_policy=RetryPolicy(maximum_interval=timedelta(minutes=1)),  # unlimited: waits for the cluster to come back
+)
+
+
+@workflow.defn(name="apply-pulsar", versioning_behavior=VersioningBehavior.AUTO_UPGRADE)
+class ApplyPulsar(ApplyWorkflow):
+    @workflow.init
+    def __init__(self, request: ApplyPulsarInput) -> None:
+        super().__init__(request.run_id, request.carried)
+        self._request = request
+
+    @workflow.run
+    async def run(self, request: ApplyPulsarInput) -> ApplyPulsarResult:
+        workflow.upsert_search_attributes([search_attributes.RUN_ID.value_set(request.run_id)])
+        begun = await self._begin_apply()
+        if isinstance(begun, RequestRefusal):
+            return ApplyPulsarResult(run_id=request.run_id, refused=await self._publish_refusal(begun))
+        counts, self._stopped = begun.done, begun.stopped
+        if counts is None:
+            await self._apply_pages(begun.pages, begun.findings, lambda page: self._apply_page(begun, page))
+            self._set_step("concluding")
+            conclude = ConcludeClusterApplyInput(
+                run_id=request.run_id, include_unconfirmed=request.include_unconfirmed, stopped=self._stopped
+            )
+            counts = await workflow.execute_activity_method(
+                ApplyClusterActivities.conclude_cluster_apply, conclude, **_PAGE_OPTIONS
+            )
+        await self._publish_counts(counts, "STOPPED" if self._stopped else "APPLIED")
+        return ApplyPulsarResult(run_id=request.run_id, done=counts, stopped=self._stopped)
+
+    async def _begin_apply(self) -> ClusterApplyScope | RequestRefusal:
+        request = self._request
+        begin = BeginClusterApplyInput(
+            run_id=request.run_id,
+            actor=request.actor,
+            reason=request.reason,
+            max_orphan_share=request.max_orphan_share,
+            limit=request.limit,
+            include_unconfirmed=request.include_unconfirmed,
+        )
+        try:
+            return await workflow.execute_activity_method(
+                ApplyClusterActivities.begin_cluster_apply, begin, **_PAGE_OPTIONS
+            )
+        except ActivityError as error:
+            return self._get_refusal_or_raise(error)
+
+    def _make_continued_input(self) -> ApplyPulsarInput:
+        return replace(self._request, carried=self._progress)
+
+    async def _apply_page(self, begun: ClusterApplyScope, number: int) -> ApplyCounts:
+        request = self._request
+        self._set_step(f"deleting ledgers of page {number}")
+        page = ApplyClusterPageInput(
+            run_id=request.run_id,
+            page=number,
+            shadow_topics=begun.shadow_topics,
+            last=begun.last,
+            include_unconfirmed=request.include_unconfirmed,
+            ledgers_per_s=float(self._progress.rate),
+        )
+        applied: AppliedClusterPage = await workflow.execute_activity_method(
+            ApplyClusterActivities.apply_cluster_page, page, **_PAGE_OPTIONS
+        )
+        self._stopped = applied.stopped
+        return applied.counts
