@@ -74,3 +74,16 @@ class ConcludeClusterApplyInput:
     run_id: str  # of the plan
     include_unconfirmed: bool = False
     stopped: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UndoPageInput:
+    run_id: str  # of the plan
+    after: int  # restore ledgers of the journal with higher ids
+    ledger_ids: list[int] = field(default_factory=list)  # only these; empty: all
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UndonePage:
+    counts: dict[str, int]  # by `Restoration` and by `StoredData`
+    last: int | None  # highest ledger id of the page; None: nothing was left

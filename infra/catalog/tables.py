@@ -305,7 +305,8 @@ deleted_znode = Table(
     Column("data", LargeBinary, nullable=False),
     Column("journaled_us", Big, nullable=False),
     Column("deleted_us", Big),
-    Column("restored_us", Big),
+    Column("restoration", String),
+    Column("stored_data", String),
 )
 audit = Table(
     "audit",

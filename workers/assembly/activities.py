@@ -15,6 +15,7 @@ from activities.deletion.trim_by_retention import RetentionPreparation, TrimAllT
 from activities.offload import LedgerOffloadActivities
 from activities.pulsar.apply_cluster import ApplyClusterActivities
 from activities.pulsar.plan_cluster import PlanClusterActivities
+from activities.pulsar.undo_cluster import UndoClusterActivities
 from activities.reconciliation.apply_orphans import ApplyOrphansActivities
 from activities.reconciliation.apply_preview import ApplyPreview
 from activities.reconciliation.delete_single_objects import SingleObjectDeletion
@@ -57,6 +58,7 @@ class WorkerActivities:
     scrubbing: ScrubLedgersActivities
     cluster_planning: PlanClusterActivities
     cluster_applying: ApplyClusterActivities
+    cluster_undoing: UndoClusterActivities
     coordination: TransactionCoordinatorActivities
     building: TransactionSnapshotBuildActivities
     delayed: IndexBucketActivities
@@ -161,6 +163,12 @@ def create_activities(log: LogStore, owners: TopicOwners) -> WorkerActivities:
             records=log.record_objects,
             cluster=log.cluster,
             bulk=log.bulk,
+        ),
+        cluster_undoing=UndoClusterActivities(
+            reconciliation=catalog.reconciliation,
+            identities=catalog.identities,
+            journal=catalog.cluster_journal,
+            cluster=log.cluster,
         ),
         coordination=TransactionCoordinatorActivities(
             transactions=catalog.transactions,

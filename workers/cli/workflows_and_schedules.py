@@ -55,6 +55,7 @@ class WorkflowType(StrEnum):
     APPLY_ORPHANS = "apply-orphans"
     PLAN_PULSAR = "plan-pulsar"
     APPLY_PULSAR = "apply-pulsar"
+    UNDO_PULSAR = "undo-pulsar"
     END_RECORDS = "end-records"
     FLUSH_RECORDS = "flush-records"
     DEFRAGMENT_RECORDS = "defragment-records"

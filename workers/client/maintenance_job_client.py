@@ -36,10 +36,13 @@ from workflows.offload.job_definitions import (
 from workflows.pulsar.job_definitions import (
     APPLY_PULSAR,
     PLAN_PULSAR,
+    UNDO_PULSAR,
     ApplyPulsarInput,
     ApplyPulsarResult,
     PlanPulsarInput,
     PlanPulsarResult,
+    UndoPulsarInput,
+    UndoPulsarResult,
 )
 from workflows.reconciliation.job_definitions import (
     APPLY_ORPHANS,
@@ -205,6 +208,15 @@ class MaintenanceJobClient(JobClient):
         )
         return await self.start(
             APPLY_PULSAR, request, run_id, summary=f"apply {run_id}", attributes=[run_id_search_attribute(run_id)]
+        )
+
+    async def undo_pulsar(
+        self, run_id: str, *, ledger_ids: Sequence[int] = (), reason: str = "", actor: str = ""
+    ) -> Handle[UndoPulsarResult]:
+        """Put back the metadata of ledgers that applies of the plan have deleted: of `ledger_ids`, or of all."""
+        request = UndoPulsarInput(run_id=run_id, actor=actor, reason=reason, ledger_ids=sorted(ledger_ids))
+        return await self.start(
+            UNDO_PULSAR, request, run_id, summary=f"undo {run_id}", attributes=[run_id_search_attribute(run_id)]
         )
 
     async def apply_orphans(

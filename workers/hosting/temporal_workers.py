@@ -36,6 +36,7 @@ from workflows.offload.offload_ledger import OffloadLedger
 from workflows.offload.offload_topic import OffloadTopic
 from workflows.pulsar.apply_pulsar import ApplyPulsar
 from workflows.pulsar.plan_pulsar import PlanPulsar
+from workflows.pulsar.undo_pulsar import UndoPulsar
 from workflows.reconciliation.apply_orphans import ApplyOrphans
 from workflows.reconciliation.reconcile_orphans import ReconcileOrphans
 from workflows.reconciliation.scrub_ledgers import ScrubLedgers
@@ -66,6 +67,7 @@ WORKFLOWS = [
     ScrubLedgers,
     PlanPulsar,
     ApplyPulsar,
+    UndoPulsar,
     TransactionCoordinator,
     BroadcastTransaction,
     SweepTransactions,

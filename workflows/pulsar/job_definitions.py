@@ -67,5 +67,37 @@ class ApplyPulsarResult:
     refused: RequestRefusal | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UndoPulsarProgress:
+    """Progress of an undo."""
+
+    counts: dict[str, int] = field(default_factory=dict)  # ledgers by `Restoration` and by `StoredData`
+    last: int = -1  # highest ledger id of the journal that was looked at
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UndoPulsarInput:
+    """Input of `undo-pulsar` for the applies of one plan."""
+
+    run_id: str  # plan's run id
+    actor: str
+    reason: str = ""
+    ledger_ids: list[int] = field(default_factory=list)  # only these; empty: all that the applies have deleted
+    carried: UndoPulsarProgress = field(default_factory=UndoPulsarProgress)
+
+    def details(self) -> str:
+        return f"Puts back the metadata of ledgers that applies of the plan `{self.run_id}` have deleted."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UndoPulsarResult:
+    """Counts of an undo, or the refusal of a guard."""
+
+    run_id: str  # plan's run id
+    counts: dict[str, int] = field(default_factory=dict)  # ledgers by `Restoration` and by `StoredData`
+    refused: RequestRefusal | None = None
+
+
 PLAN_PULSAR = JobDefinition("plan-pulsar", PlanPulsarInput, PlanPulsarResult, keys=("{run_id}",))
 APPLY_PULSAR = JobDefinition("apply-pulsar", ApplyPulsarInput, ApplyPulsarResult, keys=("{run_id}",))
+UNDO_PULSAR = JobDefinition("undo-pulsar", UndoPulsarInput, UndoPulsarResult, keys=("{run_id}",))

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Sequence
 from dataclasses import asdict
 
-from sqlalchemy import Connection, delete, select, update
+from sqlalchemy import Connection, bindparam, delete, select, update
 
 from infra.catalog import tables as t
 from infra.catalog.engine.database import CatalogAdapter, in_write_transaction
@@ -40,19 +40,29 @@ class SqlClusterJournal(CatalogAdapter):
         unmarked = update(t.deleted_znode).where(_Z.run_id == run_id, is_one, _Z.deleted_us.is_(None))
         connection.execute(unmarked.values(deleted_us=self._db.now_us(connection)))
 
-    @in_write_transaction("catalog.mark_ledgers_restored")
-    def mark_restored(self, connection: Connection, run_id: str, ledger_ids: Collection[int]) -> None:
-        is_one = is_one_of(connection, _Z.ledger_id, ledger_ids)
-        unmarked = update(t.deleted_znode).where(_Z.run_id == run_id, is_one, _Z.restored_us.is_(None))
-        connection.execute(unmarked.values(restored_us=self._db.now_us(connection)))
+    @in_write_transaction("catalog.store_undo_results")
+    def store_undo_results(self, connection: Connection, run_id: str, ledgers: Sequence[JournaledLedger]) -> None:
+        if not ledgers:
+            return
+        changed = update(t.deleted_znode).where(_Z.run_id == run_id, _Z.ledger_id == bindparam("ledger"))
+        values = {name: bindparam(f"new_{name}") for name in ("restoration", "stored_data")}
+        rows = [
+            {"ledger": each.ledger_id, "new_restoration": each.restoration, "new_stored_data": each.stored_data}
+            for each in ledgers
+        ]
+        connection.execute(changed.values(values), rows)
 
-    def list_ledgers(self, run_id: str, *, after: int, limit: int) -> list[JournaledLedger]:
-        query = select(t.deleted_znode).where(_Z.run_id == run_id, _Z.ledger_id > after).order_by(_Z.ledger_id)
-        return self._db.read(
-            lambda connection: [
-                dataclass_from_row(JournaledLedger, row) for row in connection.execute(query.limit(limit))
-            ]
-        )
+    def list_ledgers(
+        self, run_id: str, *, after: int, limit: int, ledger_ids: Collection[int] | None = None
+    ) -> list[JournaledLedger]:
+        def list_page(connection: Connection) -> list[JournaledLedger]:
+            query = select(t.deleted_znode).where(_Z.run_id == run_id, _Z.ledger_id > after)
+            if ledger_ids is not None:
+                query = query.where(is_one_of(connection, _Z.ledger_id, ledger_ids))
+            rows = connection.execute(query.order_by(_Z.ledger_id).limit(limit))
+            return [dataclass_from_row(JournaledLedger, row) for row in rows]
+
+        return self._db.read(list_page)
 
 
 def remove_journals(connection: Connection, run_ids: Collection[str]) -> None:

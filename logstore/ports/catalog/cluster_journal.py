@@ -15,7 +15,8 @@ class JournaledLedger:
     czxid: int  # transaction that created the znode
     data: bytes
     deleted_us: int | None = None  # None: its deletion is not confirmed
-    restored_us: int | None = None  # None: no undo has put it back
+    restoration: str | None = None  # result of the last undo, a `Restoration`; None: there was none
+    stored_data: str | None = None  # what the last undo saw on bookies, a `StoredData`
 
 
 class ClusterJournal(Protocol):
@@ -34,8 +35,13 @@ class ClusterJournal(Protocol):
     def mark_deleted(self, run_id: str, ledger_ids: Collection[int]) -> None:
         """Store the time of deletion. Idempotent: the first time stays."""
 
-    def mark_restored(self, run_id: str, ledger_ids: Collection[int]) -> None:
-        """Store the time at which an undo has put ledgers back. Idempotent: the first time stays."""
+    def store_undo_results(self, run_id: str, ledgers: Sequence[JournaledLedger]) -> None:
+        """Store `restoration` and `stored_data` of ledgers of the journal. Idempotent."""
 
-    def list_ledgers(self, run_id: str, *, after: int, limit: int) -> list[JournaledLedger]:
-        """Return ledgers with ids above `after`, ascending. The journal leaves with the run."""
+    def list_ledgers(
+        self, run_id: str, *, after: int, limit: int, ledger_ids: Collection[int] | None = None
+    ) -> list[JournaledLedger]:
+        """Return ledgers with ids above `after`, ascending, only those of `ledger_ids` if it is given.
+
+        The journal leaves with the run.
+        """

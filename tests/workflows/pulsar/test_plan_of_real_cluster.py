@@ -11,6 +11,7 @@ from kazoo.client import KazooClient
 
 from activities.pulsar.apply_cluster import ApplyClusterActivities
 from activities.pulsar.plan_cluster import PlanClusterActivities
+from activities.pulsar.undo_cluster import UndoClusterActivities
 from infra.coordination.zookeeper_session import EnsembleOptions
 from logstore.pulsar.plan_jobs import FIRST_SCAN, NO_OFFLOAD_BUCKET, SECOND_SCAN
 from logstore.reconciliation.bulk_job_inputs_and_results import BulkJob, BulkJobProgress, BulkJobSummary
@@ -30,7 +31,15 @@ from workers.assembly.log_store_from_settings import find_cluster_for_jobs
 from workers.assembly.pulsar_cluster_access import PulsarClusterOfSettings
 from workers.settings import Settings
 from workflows.pulsar.apply_pulsar import ApplyPulsar
-from workflows.pulsar.job_definitions import APPLY_PULSAR, ApplyPulsarInput, ApplyPulsarResult
+from workflows.pulsar.job_definitions import (
+    APPLY_PULSAR,
+    UNDO_PULSAR,
+    ApplyPulsarInput,
+    ApplyPulsarResult,
+    UndoPulsarInput,
+    UndoPulsarResult,
+)
+from workflows.pulsar.undo_pulsar import UndoPulsar
 
 __all__ = ["cluster", "ensemble", "warm", "zookeeper"]
 
@@ -87,6 +96,12 @@ async def working(house: WorkflowHarness, settings: Settings, jobs: SparkBulkJob
         cluster=PulsarClusterOfSettings(settings),
         bulk=jobs,
     )
+    undoing = UndoClusterActivities(
+        reconciliation=catalog.reconciliation,
+        identities=catalog.identities,
+        journal=catalog.cluster_journal,
+        cluster=PulsarClusterOfSettings(settings),
+    )
     replacements: list[Callable[..., Any]] = [
         planning.check_cluster_and_begin_plan,
         planning.run_cluster_plan_bulk_job,
@@ -94,6 +109,7 @@ async def working(house: WorkflowHarness, settings: Settings, jobs: SparkBulkJob
         applying.begin_cluster_apply,
         applying.apply_cluster_page,
         applying.conclude_cluster_apply,
+        undoing.undo_page,
     ]
     async with house.worker(max_cached_workflows=0, replacements=replacements):
         yield
@@ -270,9 +286,36 @@ async def test_apply_refuses_another_cluster_and_a_bookkeeper_that_may_be_shared
         await (await plan_at_once(house)).result()
         settings.__dict__["pulsar_bookkeeper_exclusive"] = False
         refused = (await apply(house)).refused
-        assert refused and "pulsar_bookkeeper_exclusive" in refused.message
+        assert refused
+        assert "pulsar_bookkeeper_exclusive" in refused.message
         settings.__dict__["pulsar_bookkeeper_exclusive"] = True
         real_cluster.set("/ledgers/INSTANCEID", b"77aa")
         refused = (await apply(house)).refused
-        assert refused and "found 77aa" in refused.message
+        assert refused
+        assert "found 77aa" in refused.message
     assert ledger_ids(real_cluster) == before
+
+
+async def undo(house: WorkflowHarness, *ledger_ids: int) -> UndoPulsarResult:
+    request = UndoPulsarInput(run_id=run_id(house), actor="tests", ledger_ids=list(ledger_ids))
+    return await house.client.execute_workflow(
+        UndoPulsar.run, request, id=UNDO_PULSAR.id(request.run_id), task_queue=house.queue
+    )
+
+
+async def test_undo_puts_back_what_applies_have_deleted(
+    house: WorkflowHarness, settings: Settings, jobs: GatedSparkJobs, real_cluster: KazooClient
+) -> None:
+    before, path = ledger_ids(real_cluster), "/ledgers/00/0000/L0101"
+    value, _ = real_cluster.get(path)
+    async with working(house, settings, jobs):
+        await (await plan_at_once(house)).result()
+        refused = (await undo(house)).refused
+        assert refused, "nothing was deleted"
+        await apply(house)
+        assert (await undo(house, 101)).counts["restored"] == 1
+        assert real_cluster.get(path)[0] == value
+        result = await undo(house)
+        confirmed = len(_ORPHANS - _UNCONFIRMED)
+        assert (result.counts["restored"], result.counts["present"]) == (confirmed - 1, 1)
+        assert ledger_ids(real_cluster) == before

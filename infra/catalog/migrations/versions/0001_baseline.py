@@ -310,7 +310,8 @@ def _create_deletions() -> None:
         _column("data", sa.LargeBinary),
         _column("journaled_us", _BIG),
         _column("deleted_us", _BIG, nullable=True),
-        _column("restored_us", _BIG, nullable=True),
+        _column("restoration", sa.String, nullable=True),
+        _column("stored_data", sa.String, nullable=True),
         sa.PrimaryKeyConstraint("run_id", "ledger_id"),
     )
     op.create_table(

@@ -46,7 +46,7 @@ def test_the_first_row_of_a_ledger_stays(world: World) -> None:
     assert list_all(world) == [journaled(1), journaled(2)]
 
 
-def test_the_first_times_of_deletion_and_undo_stay(world: World) -> None:
+def test_the_first_time_of_deletion_stays(world: World) -> None:
     open_apply(world)
     port = world.catalog.cluster_journal
     port.add(_RUN, [journaled(1), journaled(2)])
@@ -54,10 +54,19 @@ def test_the_first_times_of_deletion_and_undo_stay(world: World) -> None:
     first = list_all(world)
     assert [each.deleted_us is None for each in first] == [False, True]
     port.mark_deleted(_RUN, [1, 2])
-    port.mark_restored(_RUN, [2])
     second = list_all(world)
     assert second[0] == first[0]
-    assert [each.restored_us is None for each in second] == [True, False]
+    assert second[1].deleted_us is not None
+
+
+def test_the_result_of_the_last_undo_is_stored(world: World) -> None:
+    open_apply(world)
+    port = world.catalog.cluster_journal
+    port.add(_RUN, [journaled(1), journaled(2)])
+    port.store_undo_results(_RUN, [replace(journaled(2), restoration="restored", stored_data="gone")])
+    port.store_undo_results(_RUN, [replace(journaled(2), restoration="present", stored_data="stored")])
+    assert list_all(world) == [journaled(1), replace(journaled(2), restoration="present", stored_data="stored")]
+    assert [each.ledger_id for each in port.list_ledgers(_RUN, after=-1, limit=9, ledger_ids=[2, 3])] == [2]
 
 
 def test_a_journal_needs_the_run_and_leaves_with_it(world: World) -> None:
