@@ -5,7 +5,6 @@ the version, and a ledger that is absent and in the journal counts as deleted. W
 apply for good, because its rules may not describe this cluster.
 """
 
-import heapq
 import json
 import math
 from base64 import b64encode
@@ -27,6 +26,12 @@ from activities.pulsar.inputs_and_results import (
     ClusterApplyScope,
     ConcludeClusterApplyInput,
 )
+from activities.pulsar.orphan_selection import (
+    get_age_and_number,
+    iterate_orphans_to_delete,
+    select_oldest,
+    select_orphans,
+)
 from activities.reconciliation import finding_fates
 from logstore.errors import PreconditionFailed, UnexpectedClusterState
 from logstore.failpoints import effect
@@ -41,7 +46,7 @@ from logstore.ports.catalog import (
 )
 from logstore.ports.object_storage import OwnedStore
 from logstore.ports.pulsar_cluster import ClusterChanges, PulsarClusterAccess
-from logstore.pulsar.cluster_findings import MAX_NAMES, NAME_SEPARATOR, NAMES, Hazard, is_confirmed, require_ledger_id
+from logstore.pulsar.cluster_findings import MAX_NAMES, NAME_SEPARATOR, NAMES, Hazard, require_ledger_id
 from logstore.pulsar.plan_jobs import VerifyClusterJob
 from logstore.rate_limiter import RateLimiter
 from logstore.reconciliation import plausibility_guards
@@ -66,7 +71,6 @@ JOURNAL_PREFIX: Final = "cluster-journals/"
 
 _STOPPED: Final = "stopped"  # key of the reason in the summary of a run
 _LEDGERS_PER_DELETE: Final = 100
-_UNCONFIRMED: Final = "only a broker could rule a reference out"
 _GONE: Final = "it does not exist any more"
 
 
@@ -139,7 +143,9 @@ class ApplyClusterActivities:
         findings = self._open_findings(request.run_id, plan).read_page(request.page)
         fate_files = self._open_fates(request.run_id)
         fates = dict(fate_files.read_page(request.page) or {})
-        orphans, unconfirmed = _select_orphans(findings, fates, plan, request)
+        orphans, unconfirmed = select_orphans(
+            findings, fates, plan, last=request.last, include_unconfirmed=request.include_unconfirmed
+        )
         stopped = ""
         if orphans:
             with self._open_changes(request.run_id, plan_run, request.shadow_topics) as changes:
@@ -244,37 +250,22 @@ class ApplyClusterActivities:
     def _find_last_ledger(
         self, files: FindingFiles, plan: PlanOrScrubResult, request: BeginClusterApplyInput
     ) -> AgeAndNumber | None:
-        """Return the last of the `limit` oldest orphan ledgers that are left, or `None` if that are all of them."""
-        oldest = heapq.nsmallest(request.limit + 1, self._iterate_ages_of_orphans(files, plan, request))
-        if len(oldest) <= request.limit:
-            return None
-        newest_us, number = oldest[-2]
-        return AgeAndNumber(newest_us=newest_us, number=number)
-
-    def _iterate_ages_of_orphans(
-        self, files: FindingFiles, plan: PlanOrScrubResult, request: BeginClusterApplyInput
-    ) -> Iterator[tuple[int, int]]:
-        everything = ApplyClusterPageInput(
-            run_id=request.run_id, page=0, include_unconfirmed=request.include_unconfirmed
+        orphans = iterate_orphans_to_delete(
+            files, self._open_fates(request.run_id), plan, include_unconfirmed=request.include_unconfirmed
         )
-        fate_files = self._open_fates(request.run_id)
-        for page in range(files.pages):
-            raise_if_stopped()
-            fates = fate_files.read_page(page) or {}
-            orphans, _ = _select_orphans(files.read_page(page), fates, plan, everything)
-            yield from (_get_age_and_number(number, finding) for number, finding in orphans.items())
+        oldest = select_oldest(orphans, request.limit)
+        return get_age_and_number(*oldest[-1]) if oldest else None
 
     def _sum_fates(self, plan: PlanOrScrubResult, request: ConcludeClusterApplyInput) -> tuple[ApplyCounts, int]:
         """Return the counts of all pages, and the number of orphan ledgers that a later apply may delete."""
         files, fate_files = self._open_findings(request.run_id, plan), self._open_fates(request.run_id)
-        everything = ApplyClusterPageInput(
-            run_id=request.run_id, page=0, include_unconfirmed=request.include_unconfirmed
-        )
         total, left = ApplyCounts(), 0
         for page in range(files.pages):
             raise_if_stopped()
             findings, fates = files.read_page(page), fate_files.read_page(page) or {}
-            orphans, unconfirmed = _select_orphans(findings, fates, plan, everything)
+            orphans, unconfirmed = select_orphans(
+                findings, fates, plan, include_unconfirmed=request.include_unconfirmed
+            )
             total = add_apply_counts(total, finding_fates.count_fates(findings, fates | unconfirmed))
             left += len(orphans) + len(unconfirmed)
         return total, left
@@ -303,35 +294,6 @@ def _find_shadow_topics(files: FindingFiles) -> list[str]:
                 raise PreconditionFailed(f"cluster: {expected}, found {finding.objects:,}")
             return finding.statement[NAMES].split(NAME_SEPARATOR)
     return []
-
-
-def _select_orphans(
-    findings: Mapping[int, Finding],
-    fates: Mapping[int, FateOfFinding],
-    plan: PlanOrScrubResult,
-    request: ApplyClusterPageInput,
-) -> tuple[dict[int, Finding], dict[int, FateOfFinding]]:
-    """Return the orphan ledgers to delete, and the fates of those that are not confirmed, if they are not included.
-
-    `fates` are the fates that are stored. Those of unconfirmed ledgers are not: a later apply may include them.
-    """
-    orphans: dict[int, Finding] = {}
-    unconfirmed: dict[int, FateOfFinding] = {}
-    for number, finding in findings.items():
-        if finding.kind is not FindingKind.ORPHAN_LEDGER or number in fates:
-            continue
-        if not request.include_unconfirmed and not is_confirmed(finding, plan):
-            unconfirmed[number] = finding_fates.kept_fate(number, _UNCONFIRMED)
-        elif request.last is None or _get_age_and_number(number, finding) <= (
-            request.last.newest_us,
-            request.last.number,
-        ):
-            orphans[number] = finding
-    return orphans, unconfirmed
-
-
-def _get_age_and_number(number: int, finding: Finding) -> tuple[int, int]:
-    return finding.newest_us or 0, number
 
 
 def _format_journal_line(ledger: JournaledLedger) -> str:

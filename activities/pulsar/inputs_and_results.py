@@ -35,7 +35,7 @@ class BeginClusterApplyInput:
     include_unconfirmed: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class AgeAndNumber:
     """Position of a finding in the order of age, oldest first."""
 

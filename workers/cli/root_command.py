@@ -57,7 +57,7 @@ COMMANDS = {
     "orphans": LazyCommandEntry(
         "What storage holds and nothing refers to: find it, look at it, remove it.",
         "orphans.plan_and_apply",
-        other_modules=("orphans.report_and_list",),
+        other_modules=("orphans.report_and_list", "orphans.cluster_apply"),
     ),
     "scrub": LazyCommandEntry(
         "Read every stored segment and tiered copy, and compare their digests.", "orphans.scrub", "scrubs"

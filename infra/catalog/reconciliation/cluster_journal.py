@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Sequence
 from dataclasses import asdict
+from typing import Any
 
 from sqlalchemy import Connection, bindparam, delete, select, update
 
@@ -45,7 +46,7 @@ class SqlClusterJournal(CatalogAdapter):
         if not ledgers:
             return
         changed = update(t.deleted_znode).where(_Z.run_id == run_id, _Z.ledger_id == bindparam("ledger"))
-        values = {name: bindparam(f"new_{name}") for name in ("restoration", "stored_data")}
+        values: dict[str, Any] = {name: bindparam(f"new_{name}") for name in ("restoration", "stored_data")}
         rows = [
             {"ledger": each.ledger_id, "new_restoration": each.restoration, "new_stored_data": each.stored_data}
             for each in ledgers

@@ -223,7 +223,7 @@ async def test_cluster_made_anew_between_the_scans_is_refused(
 
 
 async def apply(house: WorkflowHarness, **more: Any) -> ApplyPulsarResult:
-    request = ApplyPulsarInput(**({"run_id": run_id(house), "actor": "tests", "max_orphan_share": 1.0} | more))
+    request = ApplyPulsarInput(run_id=run_id(house), actor="tests", max_orphan_share=1.0, **more)
     return await house.client.execute_workflow(
         ApplyPulsar.run, request, id=APPLY_PULSAR.id(request.run_id), task_queue=house.queue
     )

@@ -175,6 +175,24 @@ MaxShare = Annotated[
 ]
 
 
+ApplyLimit = Annotated[
+    int,
+    typer.Option(
+        "--limit",
+        min=0,
+        max=2**31 - 1,
+        help="Delete only so many of the oldest ledgers that are left; 0: all. Only for a plan of a Pulsar cluster.",
+    ),
+]
+IncludeUnconfirmed = Annotated[
+    bool,
+    typer.Option(
+        "--include-unconfirmed",
+        help="Also delete ledgers of which only a broker could rule a reference out. Only for a plan of a cluster.",
+    ),
+]
+
+
 @job_command(
     orphans,
     "apply",
@@ -187,14 +205,39 @@ def apply_orphans(
     run_id: RunId,
     *,
     max_orphan_share: MaxShare = plausibility_guards.MAX_ORPHAN_SHARE,
+    limit: ApplyLimit = 0,
+    include_unconfirmed: IncludeUnconfirmed = False,
     reason: Reason = "",
     dry_run: DryRun = False,
 ) -> JobOrAnswer:
-    """Check the findings of a plan again, and remove the orphans. If the plan's apply is running, join it."""
-    from logstore.reconciliation.services.run_checks import require_no_cluster_plan  # noqa: PLC0415 - start-up time
+    """Check the findings of a plan again, and remove the orphans. If the plan's apply is running, join it.
+
+    Of a plan of a Pulsar cluster, the metadata of orphan ledgers are deleted; `sexton orphans undo` puts them back
+    while bookies have the data. Other findings of such a plan stay.
+    """
+    from logstore.ports.catalog import RunKind  # noqa: PLC0415 - start-up time
+    from logstore.reconciliation.services.run_checks import require_appliable_cluster_plan  # noqa: PLC0415
 
     plan_run = context.catalog.reconciliation.get_run(run_id)
-    require_no_cluster_plan(plan_run)
+    if plan_run.kind is RunKind.CLUSTER_PLAN:
+        from workers.cli.orphans import cluster_apply  # noqa: PLC0415 - it registers its commands with this module's
+
+        if dry_run:
+            return cluster_apply.preview_cluster_apply(
+                context, plan_run, limit=limit, include_unconfirmed=include_unconfirmed
+            )
+        require_appliable_cluster_plan(context.catalog.reconciliation, context.catalog.identities, run_id)
+        return cluster_apply.apply_cluster_plan(
+            context,
+            run_id,
+            max_orphan_share=max_orphan_share,
+            limit=limit,
+            include_unconfirmed=include_unconfirmed,
+            reason=reason,
+        )
+    if limit or include_unconfirmed:
+        option = "limit" if limit else "include-unconfirmed"
+        raise InvalidInput(option, expected="a plan of a Pulsar cluster with this option", found=run_id)
     if dry_run:
         return _preview_apply(context, plan_run, max_orphan_share)
     applied_at = _find_apply_time(context.catalog.reconciliation, run_id)

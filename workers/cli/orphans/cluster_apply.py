@@ -1,0 +1,174 @@
+"""`orphans apply` and `orphans undo` for plans of a Pulsar cluster."""
+
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from logstore.errors import InvalidInput
+from logstore.pulsar.znode_names import MAX_LEDGER_ID
+from logstore.reconciliation.findings import FindingKind
+from workers.cli.answer_output import Answer, print_note
+from workers.cli.command_context import CommandContext
+from workers.cli.exit_codes import ExitCode
+from workers.cli.job_commands import CommandLineJob, JobOrAnswer, job_command, sort_counts
+from workers.cli.orphans.plan_and_apply import RunId, answer_started_plan, orphans
+from workers.cli.shared_options import Reason
+from workers.human_readable_values import format_time_to_second
+
+if TYPE_CHECKING:
+    from logstore.ports.catalog import ReconciliationRun
+    from logstore.reconciliation.findings import Finding
+    from workflows.pulsar.job_definitions import ApplyPulsarResult, UndoPulsarResult
+
+_CLUSTER_PLAN = "pulsar-8c1d5f0e9a3b"  # id in examples
+_MAX_LEDGER_IDS = 10_000
+
+
+def apply_cluster_plan(
+    context: CommandContext,
+    run_id: str,
+    *,
+    max_orphan_share: float,
+    limit: int,
+    include_unconfirmed: bool,
+    reason: str,
+) -> JobOrAnswer:
+    return CommandLineJob(
+        lambda client: client.apply_pulsar(
+            run_id,
+            max_orphan_share=max_orphan_share,
+            limit=limit,
+            include_unconfirmed=include_unconfirmed,
+            reason=reason,
+            actor=context.actor,
+        ),
+        "applying",
+        _answer_apply,
+        answer_started=answer_started_plan,
+    )
+
+
+def preview_cluster_apply(
+    context: CommandContext, run: "ReconciliationRun", *, limit: int, include_unconfirmed: bool
+) -> Answer:
+    """Answer with the exact paths that an apply would delete, oldest first. The cluster is not asked."""
+    from activities.pulsar.orphan_selection import iterate_orphans_to_delete, select_oldest  # noqa: PLC0415
+    from activities.reconciliation.finding_fates import page_fate_files  # noqa: PLC0415 - start-up time
+    from logstore.reconciliation.services import run_checks  # noqa: PLC0415
+
+    runs = context.catalog.reconciliation
+    plan, _ = run_checks.require_appliable_cluster_plan(runs, context.catalog.identities, run.run_id)
+    apply_run = run_checks.find_apply(runs, run.run_id)
+    fate_files = page_fate_files(Path(apply_run.summary["folder"])) if apply_run else None
+    files = run_checks.open_finding_files(plan, run.run_id)
+    left = list(iterate_orphans_to_delete(files, fate_files, plan, include_unconfirmed=include_unconfirmed))
+    chosen = select_oldest(left, limit or len(left))
+    rows = [_make_path_row(finding) for _, finding in chosen]
+    sizes = sum(finding.size_bytes for _, finding in chosen)
+    kind = FindingKind.ORPHAN_LEDGER.value
+    document = {
+        "dry_run": True,
+        "run_id": run.run_id,
+        "applied": {kind: len(rows)},
+        "bytes": {kind: sizes},
+        "paths": rows,
+        "left": len(left) - len(rows),
+    }
+    table = Answer(document=rows, title="would be deleted", columns_below=("owner",), empty="nothing")
+    display = {"plan": run.run_id, "ledgers": len(rows), "bytes": sizes, "left for later": len(left) - len(rows)}
+    return Answer(document=document, display=display, sections=[table])
+
+
+def _make_path_row(finding: "Finding") -> dict[str, Any]:
+    statement = finding.statement
+    return {
+        "ledger_id": finding.ledger_id,
+        "path": finding.key,
+        "version": int(statement["version"]),
+        "changed": format_time_to_second(finding.newest_us or 0),
+        "bytes": finding.size_bytes,
+        "verdict": statement["verdict"],
+        "owner": f"/{statement['owner']}",
+    }
+
+
+def _answer_apply(workflow_id: str, result: "ApplyPulsarResult") -> Answer:
+    counts = result.done
+    document: dict[str, object] = {
+        "run_id": result.run_id,
+        "applied": sort_counts(counts.applied),
+        "skipped": sort_counts(counts.skipped),
+        "failed": int(counts.failed),
+        "bytes": int(counts.size_bytes),
+        "stopped": result.stopped or None,
+        "workflow_id": workflow_id,
+    }
+    print_note(f"what became of each: sexton orphans report {result.run_id}")
+    print_note(f"to put the ledgers back while bookies have their data: sexton orphans undo {result.run_id}")
+    rest = {name: value for name, value in document.items() if name != "run_id"}
+    code = ExitCode.REFUSED if result.stopped else ExitCode.DONE
+    return Answer(document=document, display={"plan": result.run_id, **rest}, code=code)
+
+
+def _check_ledger_ids(ledger_ids: list[int] | None) -> list[int] | None:
+    if ledger_ids and len(ledger_ids) > _MAX_LEDGER_IDS:
+        raise InvalidInput("ledger", expected=f"at most {_MAX_LEDGER_IDS:,} ledgers", found=len(ledger_ids))
+    return ledger_ids
+
+
+_LedgerIds = Annotated[
+    list[int] | None,
+    typer.Option(
+        "--ledger",
+        metavar="LEDGER_ID",
+        min=0,
+        max=MAX_LEDGER_ID,
+        callback=_check_ledger_ids,
+        help="Only this ledger. Repeatable.",
+    ),
+]
+
+
+@job_command(orphans, "undo", _CLUSTER_PLAN, f"{_CLUSTER_PLAN} --ledger 1234 --json")
+def undo_apply(
+    context: CommandContext, run_id: RunId, *, ledger: _LedgerIds = None, reason: Reason = ""
+) -> JobOrAnswer:
+    """Put back the ledgers that an apply of a plan of a Pulsar cluster has deleted.
+
+    A ledger is readable again as long as bookies have its entries: until their next garbage collection, which runs
+    every 15 minutes by default. The answer says for each ledger whether a bookie still has entries.
+    """
+    context.catalog.reconciliation.get_run(run_id)
+    return CommandLineJob(
+        lambda client: client.undo_pulsar(run_id, ledger_ids=ledger or (), reason=reason, actor=context.actor),
+        "undoing",
+        partial(_answer_undo, context, ledger),
+        answer_started=answer_started_plan,
+    )
+
+
+def _answer_undo(
+    context: CommandContext, ledger_ids: list[int] | None, workflow_id: str, result: "UndoPulsarResult"
+) -> Answer:
+    from logstore.reconciliation.findings import apply_run_id  # noqa: PLC0415 - start-up time
+
+    journal, run_id = context.catalog.cluster_journal, apply_run_id(result.run_id)
+    rows: list[dict[str, Any]] = []
+    while page := journal.list_ledgers(
+        run_id, after=rows[-1]["ledger_id"] if rows else -1, limit=1_000, ledger_ids=ledger_ids or None
+    ):
+        rows += [
+            {"ledger_id": each.ledger_id, "path": each.path, "znode": each.restoration, "data": each.stored_data}
+            for each in page
+        ]
+    document = {
+        "run_id": result.run_id,
+        "counts": sort_counts(result.counts),
+        "ledgers": rows,
+        "workflow_id": workflow_id,
+    }
+    table = Answer(document=rows, title="ledgers", empty="nothing was deleted")
+    display = {"plan": result.run_id, **sort_counts(result.counts)}
+    return Answer(document=document, display=display, sections=[table])
