@@ -22,6 +22,7 @@ _DOORS: Final = {
     "cursor": "cursors.cursor_rows",
     "delayed_bucket": "delayed.bucket_rows",
     "delayed_index": "delayed.bucket_rows",
+    "deleted_znode": "reconciliation.cluster_journal",
     "ledger": "log.ledger_rows",
     "ledger_copy": "log.ledger_rows",
     "ledger_list": "log.ledger_rows",

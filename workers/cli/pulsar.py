@@ -15,7 +15,8 @@ from workers.cli.command_context import CommandContext
 from workers.cli.command_registration import command, create_command_group
 from workers.cli.exit_codes import ExitCode
 from workers.cli.job_commands import CommandLineJob, JobOrAnswer, job_command
-from workers.cli.orphans.plan_and_apply import answer_started_plan, make_plan_answer
+from workers.cli.orphans.plan_and_apply import make_plan_answer
+from workers.cli.orphans.plan_runs import answer_started_plan
 from workers.cli.progress_bar import show_progress_bar
 from workers.cli.shared_options import Master
 from workers.human_readable_values import format_time_to_microsecond, format_time_to_second, select_fields

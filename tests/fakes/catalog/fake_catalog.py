@@ -113,6 +113,7 @@ class FakeCatalog:
         self.offloads = FakeOffloads(self)
         self.upkeep = FakeUpkeep(self)
         self.reconciliation = UnsupportedPort("reconciliation")
+        self.cluster_journal = UnsupportedPort("cluster_journal")
         self.fences = UnsupportedPort("fences")
         self.audit_log = UnsupportedPort("audit log")
         self.transactions = FakeTransactions(self)

@@ -13,7 +13,7 @@ from workers.cli.answer_output import Answer, print_note
 from workers.cli.command_context import CommandContext
 from workers.cli.exit_codes import ExitCode
 from workers.cli.job_commands import CommandLineJob, JobOrAnswer, job_command, sort_counts
-from workers.cli.orphans.plan_and_apply import RunId, answer_started_plan, orphans
+from workers.cli.orphans.plan_runs import RunId, answer_started_plan, orphans
 from workers.cli.shared_options import Reason
 from workers.human_readable_values import format_time_to_second
 

@@ -1,6 +1,5 @@
 """`orphans plan` and `orphans apply`: compare storage with the catalog, and remove orphans or preview their removal."""
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -14,9 +13,9 @@ from logstore.reconciliation import plausibility_guards
 from logstore.reconciliation.findings import STORE_KINDS, FindingKind
 from workers.cli.answer_output import Answer, print_note
 from workers.cli.command_context import CommandContext
-from workers.cli.command_registration import create_command_group
 from workers.cli.exit_codes import ExitCode
 from workers.cli.job_commands import CommandLineJob, JobOrAnswer, answer_partial_failure, job_command, sort_counts
+from workers.cli.orphans.plan_runs import RunId, answer_started_plan, orphans
 from workers.cli.progress_bar import show_progress_bar
 from workers.cli.shared_options import DryRun, Master, Reason, make_fraction_parser
 from workers.human_readable_values import format_time_to_second
@@ -28,16 +27,7 @@ if TYPE_CHECKING:
     from workflows.reconciliation.job_definitions import ApplyOrphansResult, ReconcileOrphansResult
 
 
-orphans = create_command_group("orphans", "What storage holds and nothing refers to: find it, look at it, remove it.")
-
 _MAX_PATH_CHARS = 900  # maximum for the path as typed, so that the absolute path fits into a job's input
-_RUN_ID = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
-
-
-def check_run_id(run_id: str) -> str:
-    if not _RUN_ID.fullmatch(run_id):
-        raise InvalidInput("run id", expected="that of a plan, as `orphans list` shows it", found=run_id)
-    return run_id
 
 
 OlderThan = Annotated[str, typer.Option("--older-than", metavar="AGE", help="Leave out what is younger; 1h or more.")]
@@ -52,9 +42,6 @@ Inventory = Annotated[
         help="The manifest.json of an S3 Inventory, a file that the workers can read: it stands in for listing its"
         " bucket. Repeatable.",
     ),
-]
-RunId = Annotated[
-    str, typer.Argument(metavar="RUN_ID", callback=check_run_id, help="Of a plan, as `orphans list` shows it.")
 ]
 PLAN = "plan-8c1d5f0e9a3b"  # id in examples
 
@@ -88,13 +75,6 @@ def plan_orphans(
         _answer_plan,
         answer_started=answer_started_plan,
     )
-
-
-def answer_started_plan(run: Mapping[str, object]) -> Answer:
-    plan_id = str(run["workflow_id"]).partition("/")[2]
-    print_note(f"once it has ended: sexton orphans report {plan_id}")
-    display = {"plan": plan_id, "workflow": run["workflow_id"], "Temporal's run": run["run_id"]}
-    return Answer(document={**run, "plan": plan_id}, display=display)
 
 
 def _check_and_absolutize_inventory_path(path: str) -> str:

@@ -10,8 +10,9 @@ from logstore.reconciliation.findings import CLUSTER_KINDS, STORE_KINDS, Finding
 from workers.cli.answer_output import Answer, print_note
 from workers.cli.command_context import CommandContext
 from workers.cli.command_registration import command
-from workers.cli.orphans.plan_and_apply import PLAN, RunId, orphans
+from workers.cli.orphans.plan_and_apply import PLAN
 from workers.cli.orphans.plan_report import PlanFindingsReport, write_report_page_and_count_findings
+from workers.cli.orphans.plan_runs import RunId, orphans
 from workers.cli.result_files import check_result_file
 from workers.human_readable_values import format_time_to_second
 
