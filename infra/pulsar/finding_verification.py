@@ -120,7 +120,7 @@ def _judge_ledger(candidate: Finding, lookup: OwnerLookup, broker: BrokerLookup)
         candidate,
         kind=FindingKind.ORPHAN_LEDGER if judgement.verdict.is_orphan else FindingKind.UNATTRIBUTED_LEDGER,
         statement=_make_statement(candidate, judgement.verdict.value, is_confirmed=judgement.is_confirmed),
-        detail=f"nothing refers to it, and {judgement.reason}",
+        detail=judgement.sentence,
     )
 
 

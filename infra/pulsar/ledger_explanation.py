@@ -61,7 +61,8 @@ def explain_ledger(
     facts = [*_select_problems(locks), *_scan_for(reader, ledgers_root, ledger_id, log_roots)]
     references = tuple(fact for fact in facts if isinstance(fact, ScannedReference))
     problems = tuple(_select_problems(facts))
-    paths_in_use = [reference.path for reference in references if not reference.given_up]
+    owner_path = owner.path if owner else ""
+    paths_in_use = [each.path for each in references if not (each.given_up and each.path == owner_path)]
     if paths_in_use:
         verdict, reason = LedgerVerdict.REFERENCED, f"/{paths_in_use[0]} refers to it"
     elif problems:
@@ -80,7 +81,7 @@ def explain_ledger(
             replication_lock=ledger_id in locks,
         )
         judgement = _judge_unreferenced_ledger(scanned, owners, now_ms=read_cluster_clock_ms(reader))
-        verdict, reason = judgement.verdict, f"nothing refers to it, and {judgement.reason}"
+        verdict, reason = judgement.verdict, judgement.sentence
     return LedgerExplanation(
         ledger=ledger, owner=owner, references=references, verdict=verdict, reason=reason, problems=problems
     )

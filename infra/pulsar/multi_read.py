@@ -5,11 +5,12 @@ ZooKeeper has the request since version 3.6. Kazoo does not have it.
 Source: ZooKeeper's `MultiOperationRecord`, `MultiResponse` and `ZooDefs.OpCode`.
 """
 
+import struct
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from kazoo.client import KazooClient
-from kazoo.exceptions import EXCEPTIONS
+from kazoo.exceptions import EXCEPTIONS, MarshallingError
 from kazoo.protocol.serialization import (
     GetChildren,
     GetData,
@@ -31,7 +32,7 @@ def send_multi_read(client: KazooClient, operation: Operation, paths: Sequence[s
     """Return kazoo's asynchronous result: a list with the answer for each path, as of kazoo's reads, or its error.
 
     Paths begin with a slash, and are below the chroot. A server that does not know the request answers
-    `UnimplementedError`.
+    `UnimplementedError`, and closes the connection.
     """
     result = client.handler.async_result()
     client._call(_MultiRead(operation, [f"{client.chroot}{path}" for path in paths]), result)  # noqa: SLF001 - the only way to send another request
@@ -52,6 +53,16 @@ class _MultiRead:
         return b"".join([*parts, _END])
 
     def deserialize(self, answer: bytes, offset: int) -> list[Any]:
+        """Return the answers. A damaged answer raises kazoo's own error, after which the request is sent again."""
+        try:
+            answers = self._read_answers(answer, offset)
+        except (struct.error, RuntimeError, ValueError) as error:
+            raise MarshallingError(f"an answer cannot be parsed: {error}") from error
+        if len(answers) != len(self._paths):
+            raise MarshallingError(f"expected {len(self._paths)} answers, found {len(answers)}")
+        return answers
+
+    def _read_answers(self, answer: bytes, offset: int) -> list[Any]:
         read_answer = _READER_BY_OPERATION[self._operation]
         answers: list[Any] = []
         while True:
@@ -73,6 +84,8 @@ def _read_data_and_stat(answer: bytes, offset: int) -> tuple[tuple[bytes | None,
 
 def _read_names(answer: bytes, offset: int) -> tuple[list[str], int]:
     (count,) = int_struct.unpack_from(answer, offset)
+    if count < 0:
+        raise ValueError(f"a list of {count} names")
     offset += int_struct.size
     names = []
     for _ in range(count):

@@ -33,6 +33,7 @@ from logstore.pulsar.unreadable_metadata import UnreadableMetadata
 from logstore.pulsar.znode_names import MANAGED_LEDGERS, SCHEMAS, parse_managed_ledger_path
 
 _TOPICS_PER_BATCH: Final = 1_000
+_NAMES_PER_LIST: Final = 10_000
 
 
 def scan_references(
@@ -53,16 +54,17 @@ def list_namespaces(reader: ZnodeReader) -> list[str]:
 def list_topics(reader: ZnodeReader, namespaces: Iterable[str]) -> Iterator[str | ScanProblem]:
     """Yield the paths of the managed ledgers below parents at any level, and problems. See `list_namespaces`.
 
-    The paths are ascending within one parent. A namespace may have 1,000,000 topics. Memory holds the names in the
-    parents of one batch of lists.
+    The paths are ascending within one parent. A namespace may have 1,000,000 topics. Memory holds the names in one
+    parent, or in several that have few names together.
     """
     remaining = list(namespaces)
     while remaining:
-        parents, remaining = remaining, []
-        for path, parent in reader.read(parents):
+        parents = list(reader.read(remaining))
+        remaining = []
+        for path, parent in parents:
             if parent is not None and parent.data:
                 yield ScanProblem(path, "expected a parent of managed ledgers without data")
-        for child in reader.list_paths(parents):
+        for child in _list_children_of_some(reader, parents):
             try:
                 parsed = parse_managed_ledger_path(child[len(MANAGED_LEDGERS) + 1 :])
             except UnreadableMetadata as error:
@@ -72,6 +74,21 @@ def list_topics(reader: ZnodeReader, namespaces: Iterable[str]) -> Iterator[str 
                 remaining.append(child)
             else:
                 yield child
+
+
+def _list_children_of_some(reader: ZnodeReader, parents: Iterable[tuple[str, Znode | None]]) -> Iterator[str]:
+    """Yield the paths of the children of the parents that exist. Parents with many children are listed alone."""
+    group: list[str] = []
+    names = 0
+    for path, parent in parents:
+        if parent is None:
+            continue
+        if group and names + parent.children > _NAMES_PER_LIST:
+            yield from reader.list_paths(group)
+            group, names = [], 0
+        group.append(path)
+        names += parent.children
+    yield from reader.list_paths(group)
 
 
 def scan_managed_ledgers(reader: ZnodeReader, namespaces: Iterable[str]) -> Iterator[ScanFact]:

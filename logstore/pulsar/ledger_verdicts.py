@@ -109,6 +109,12 @@ class LedgerJudgement:
     reason: str  # a clause
     is_confirmed: bool = False  # no broker can know a reference that its metadata does not show
 
+    @property
+    def sentence(self) -> str:
+        """Why the ledger has the verdict, for a ledger to which nothing refers, or which its owner has given up."""
+        is_listed = self.verdict is LedgerVerdict.OWNER_GAVE_UP
+        return self.reason if is_listed else f"nothing refers to it, and {self.reason}"
+
 
 def judge_two_scans(first: ScannedLedger, second: ScannedLedger, *, now_ms: int, floors: AgeFloors) -> LedgerJudgement:
     """Judge a ledger that both scans show, and to which neither of them has a reference.

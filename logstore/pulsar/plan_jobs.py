@@ -152,8 +152,7 @@ class CompareOffloadsJob:
 class VerifyClusterJob:
     """Job that looks the owners of candidates up by name. `FindingFiles` reads the job's output.
 
-    The summary counts findings by kind, `dropped` candidates that are no longer true, and `problems` of the scans. If
-    there are problems, no orphan is confirmed.
+    The summary counts findings by kind, `dropped` candidates that are no longer true, and `problems` of the scans.
     """
 
     run_id: str

@@ -1,6 +1,6 @@
 """`compare-scans`: write as candidates the ledgers to which neither of two scans of a Pulsar cluster has a reference.
 
-An owner's reference to a ledger that it has given up after an offload does not count. `judge_two_scans` leaves out
+An owner does not need a ledger that it has given up after an offload. `judge_two_scans` leaves out
 some ledgers, such as changed ledgers. A later job looks up the owners. A harmful reference of both scans to an absent
 ledger is a candidate, too. One task reads the facts of one group of ledger ids.
 """
@@ -209,9 +209,7 @@ def compare_scan_groups(
     """
     tables = first.ledgers, second.ledgers
     ids_before, ids_after = map(_ids, tables)
-    referenced = np.union1d(
-        *(_ids(scan.references.filter(pc.invert(scan.references["given_up"]))) for scan in (first, second))
-    )
+    referenced = np.union1d(_find_referenced_ids(first), _find_referenced_ids(second))
     unreferenced_before = np.setdiff1d(ids_before, referenced, assume_unique=True)
     unreferenced_after = np.setdiff1d(ids_after, referenced, assume_unique=True)
     in_both: Ids = np.intersect1d(unreferenced_before, unreferenced_after, assume_unique=True)
@@ -232,6 +230,18 @@ def compare_scan_groups(
     counts.update({"harmless": harmless, _REQUIRED_REFERENCES: required})
     counts.update(finding.kind.value for finding in findings)
     return ScanComparison(findings, counts, _count_hazards(tables[1], second.references))
+
+
+def _find_referenced_ids(scan: ScanGroup) -> Ids:
+    """Return the ids of ledgers that a reference needs. An owner does not need a ledger that it has given up."""
+    is_given_up = scan.references["given_up"]
+    given_up = scan.references.filter(is_given_up)
+    existing = scan.ledgers.filter(pc.is_in(scan.ledgers["ledger_id"], value_set=given_up["ledger_id"]))
+    owner_by_ledger = dict(zip(existing["ledger_id"].to_pylist(), existing["owner"].to_pylist(), strict=True))
+    rows = given_up.filter(pc.is_in(given_up["ledger_id"], value_set=existing["ledger_id"])).to_pylist()
+    of_others = [row["ledger_id"] for row in rows if row["path"] != owner_by_ledger[row["ledger_id"]]]
+    ids: Ids = np.union1d(_ids(scan.references.filter(pc.invert(is_given_up))), np.array(of_others, np.int64))
+    return ids
 
 
 def _ids(table: pa.Table) -> Ids:

@@ -13,6 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from logstore.atomic_files import temporary_path
+from logstore.errors import PreconditionFailed
 from logstore.log.ledger_object_keys import SHARDS
 
 YOUNG: Final = 2**62
@@ -188,12 +189,20 @@ def read_ungrouped_facts_of_task(folder: Path, stem: str, task: int) -> pa.Table
 
 
 def read_facts(folder: Path, stem: str, group: int | None, schema: pa.Schema) -> pa.Table:
-    """Return the rows of one group. `None` selects the files without groups."""
+    """Return the rows of one group. `None` selects the files without groups.
+
+    Raises:
+        PreconditionFailed: Another build wrote a file, with other columns.
+    """
     name = "all" if group is None else f"{group:03d}"
     tables = []
     for path in sorted(folder.glob(f"{stem}-*-{name}.arrow")):
         with pa.memory_map(str(path)) as source:
-            tables.append(pa.ipc.open_file(source).read_all())
+            table = pa.ipc.open_file(source).read_all()
+        if not table.schema.equals(schema):
+            expected = f"expected the columns {', '.join(schema.names)}"
+            raise PreconditionFailed(f"{path.name}: {expected}, found {', '.join(table.schema.names)}; plan again")
+        tables.append(table)
     return pa.concat_tables(tables).combine_chunks() if tables else schema.empty_table()
 
 

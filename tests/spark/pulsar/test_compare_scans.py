@@ -94,6 +94,8 @@ def test_a_ledger_that_its_owner_gave_up_is_a_candidate_unless_another_reference
     second = scan(ledgers, [reference(1, given_up=True), reference(2), reference(2, given_up=True)])
     comparison = compare(first, scan(ledgers, [*second.references.to_pylist(), reference(3, given_up=True)]))
     assert orphans(comparison) == [1]
+    copied = scan([ledger(1, owner=f"{_TOPIC}-before")], [reference(1, given_up=True)])
+    assert compare(copied, copied).findings == [], "a topic that is not the owner gave it up"
     absent = scan([], [reference(1, given_up=True)])
     assert compare(absent, absent).findings == [], "a broker has deleted it"
 

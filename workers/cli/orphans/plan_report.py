@@ -10,7 +10,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from logstore.pulsar.cluster_findings import OWNER, VERDICT, VERSION, is_confirmed
+from logstore.pulsar.cluster_findings import CONFIRMED, OWNER, VERDICT, VERSION, is_confirmed
 from logstore.reconciliation.findings import CLUSTER_KINDS, STORE_KINDS, FindingKind
 from workers.cli.result_files import write_result_file
 from workers.human_readable_values import decode_topic_name, format_time_to_second, select_fields
@@ -100,6 +100,7 @@ class PlanFindingsReport:
         statement = finding.statement
         version, owner = statement.get(VERSION), statement.get(OWNER)
         return {
+            "statement": {name: value for name, value in statement.items() if name != CONFIRMED},
             "path": finding.key if finding.kind in _KINDS_OF_ZNODES else None,
             "version": None if version is None else int(version),
             "owner": f"/{owner}" if owner else None,

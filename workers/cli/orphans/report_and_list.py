@@ -67,6 +67,7 @@ def _make_finding_display_row(row: dict[str, object], *, is_applied: bool) -> di
         or (f"deletion {row['row_id']}" if row["row_id"] is not None else f"ledger {row['ledger_id']}"),
         "objects": row["objects"],
         "bytes": row["size_bytes"],
+        **({"confirmed": row["confirmed"]} if "confirmed" in row else {}),
         **({"fate": row["fate"]} if is_applied else {}),
         "detail": row["detail"],
         "reason": f"{row['fate']}: {row['reason']}" if row["reason"] else "",
