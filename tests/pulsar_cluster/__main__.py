@@ -50,7 +50,8 @@ def _run_demo(*, keep: bool) -> int:
     finally:
         cluster = RealCluster(home)
         if keep:
-            _say(f"{home} stays; `python -m tests.pulsar_cluster down --home {home}` stops what runs in it")
+            _say(f"the settings of the cluster are in {cluster.environment_file}")
+            _say(f"end it: {sys.executable} -m tests.pulsar_cluster down --home {home} && rm -r {home}")
         else:
             _say("stopping what was started")
             cluster.kill()

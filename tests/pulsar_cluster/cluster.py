@@ -28,6 +28,8 @@ from infra.stack.service_port_choice import LOOPBACK, SEAWEEDFS, RequestedPorts,
 from infra.stack.service_process import ServiceProcess
 from infra.stack.stack_home import StackHome
 from tests.pulsar_cluster.distribution import VERSION, prepare_distribution
+from workers.operations.embedded_stack import stop_stack
+from workers.settings import Settings
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
@@ -142,7 +144,7 @@ class RealCluster:
         if not self.home.pids.exists():
             return []
         names = [name for name in (BROKER, STORE) if ServiceProcess(name, self.home).stop(_STOP_TIMEOUT_S)]
-        return names + embedded_stack.stop_stack(self.home.root)
+        return names + stop_stack(Settings(home=self.home.root))
 
     def kill(self) -> None:
         """Kill everything, and leave the data as after a power cut."""

@@ -23,6 +23,7 @@ from temporalio.worker import Worker
 from activities.deletion.inputs_and_results import RowRangesInput, RowRangesPage
 from logstore.errors import StoreUnavailable
 from tests.workflows.offload.offloading import offload_all
+from tests.workflows.pulsar.cluster_plans import plan as plan_cluster
 from tests.workflows.reconciliation.orphaned import apply, orphan_ledgers, planned
 from tests.workflows.workflow_harness import WorkflowHarness, assert_eventually
 from workers.client import Sexton, waiting_task_reasons
@@ -294,3 +295,8 @@ async def test_client_waits_as_commands_do(house: WorkflowHarness) -> None:
     await handle.terminate()
     with pytest.raises(JobStopped, match="ask for the rest again"):
         await waits
+
+
+async def test_waiting_for_a_plan_between_its_scans_names_the_time(house: WorkflowHarness) -> None:
+    async with house.worker(), waiting(house, await plan_cluster(house, between_s=3_600.0)) as waits:
+        await waits.hears(f"plan-pulsar/pulsar-{house.queue} is waiting until", "for the second scan")

@@ -154,7 +154,7 @@ def explain(context: CommandContext, ledger_id: _LedgerId) -> Answer:
     if len(references) > _MAX_REFERENCES_SHOWN:
         shown.append(f"and {len(references) - _MAX_REFERENCES_SHOWN:,} more")
     facts = {
-        "ledger": ledger_id,
+        "ledger": str(ledger_id),  # without separators, as the command takes it
         "owner": document["owner"] and document["owner"]["path"],
         "references": "\n".join(shown) or None,
         **(document["metadata"] or {}),

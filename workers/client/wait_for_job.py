@@ -1,7 +1,7 @@
 """Waiting for a job, with messages that explain within seconds why the job does not move and what to do."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -70,7 +70,13 @@ _ADVICE_AFTER_STOP_BY_TYPE: Final = {
     UNDO_PULSAR.name: "what it had put back stays; undo again for the rest",
     APPLY_PULSAR.name: "what it had deleted stays deleted; apply the same plan again for the rest, or undo it",
 }
+<<<<<<< HEAD
 _PAUSABLE_TYPES: Final = {DELETE_LEDGERS.name, APPLY_ORPHANS.name, APPLY_PULSAR.name, SCRUB_LEDGERS.name}
+=======
+_TYPES_WITH_REASON: Final = {DELETE_LEDGERS.name, APPLY_ORPHANS.name, SCRUB_LEDGERS.name, PLAN_PULSAR.name}
+"""Types whose progress says why they wait for a person, or for a time."""
+
+>>>>>>> main
 _STARTS_SPARK: Final = ", a worker's first one starts Spark"
 _NOTE_BY_ACTIVITY: Final = dict.fromkeys(
     ("reconciliation.run_bulk", "reconciliation.cut_scrub", "pulsar.run_bulk"), _STARTS_SPARK
@@ -205,9 +211,10 @@ async def _find_standstill_reason(client: Client, job: _JobSnapshot) -> str | No
         return await _explain_workflow_task(client, job)
     for activity in job.description.pending_activities:
         return await _explain_activity(client, job, activity)
-    if job.workflow_type in _PAUSABLE_TYPES and await _is_paused(client, job.id):
+    progress = await _query_progress(client, job.id) if job.workflow_type in _TYPES_WITH_REASON else {}
+    if progress.get("paused"):
         return f"{job.id} is paused; `sexton deletion resume {job.id}` lets it go on"
-    return None
+    return f"{job.id} is {step}" if (step := str(progress.get("step", ""))).startswith("waiting") else None
 
 
 async def _explain_workflow_task(client: Client, job: _JobSnapshot) -> str:
@@ -276,10 +283,10 @@ def format_innermost_failure(failure: Failure) -> str:
     return f"{failure_type}: {failure.message}" if failure_type else failure.message
 
 
-async def _is_paused(client: Client, workflow_id: str) -> bool:
+async def _query_progress(client: Client, workflow_id: str) -> Mapping[str, Any]:
     try:
         async with asyncio.timeout(_QUERY_TIMEOUT_S):
-            progress = await client.get_workflow_handle(workflow_id).query("progress")
-            return bool(progress["paused"])
+            progress: Mapping[str, Any] = await client.get_workflow_handle(workflow_id).query("progress")
+            return progress
     except (RPCError, TimeoutError):
-        return False
+        return {}

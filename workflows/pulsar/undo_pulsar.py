@@ -1,7 +1,7 @@
 """`undo-pulsar`: put back the metadata of ledgers that applies of a plan of a Pulsar cluster have deleted.
 
-Destroys nothing. Invariant: a znode gets the value that the journal has, and a znode that exists is never changed. To
-stop it, terminate it. An undo that runs again changes nothing about ledgers that are back.
+Destroys nothing. Invariant: a znode gets the value that the journal has, and a znode that exists is never changed.
+To stop it, terminate it. An undo that runs again changes nothing about ledgers that are back.
 
 1. For each page of the journal, create the znodes that are absent, and ask bookies whether they have the entries.
 2. Free the lease of the cluster.

@@ -63,15 +63,22 @@ def _make_finding_display_row(row: dict[str, object], *, is_applied: bool) -> di
     return {
         "id": row["id"],
         "kind": row["kind"],
+        **_make_cluster_display_fields(row),
         "where": row["key"]
         or (f"deletion {row['row_id']}" if row["row_id"] is not None else f"ledger {row['ledger_id']}"),
         "objects": row["objects"],
         "bytes": row["size_bytes"],
-        **({"confirmed": row["confirmed"]} if "confirmed" in row else {}),
         **({"fate": row["fate"]} if is_applied else {}),
         "detail": row["detail"],
         "reason": f"{row['fate']}: {row['reason']}" if row["reason"] else "",
     }
+
+
+def _make_cluster_display_fields(row: dict[str, object]) -> dict[str, object]:
+    """Return what `pulsar explain` takes, as text without separators, and whether an orphan is confirmed."""
+    if "confirmed" not in row:
+        return {}
+    return {"ledger": "" if row["ledger_id"] is None else str(row["ledger_id"]), "confirmed": row["confirmed"]}
 
 
 def _write_html(report: PlanFindingsReport, kind: FindingKind | None, limit: int, html: str) -> Answer:
