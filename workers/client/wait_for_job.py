@@ -70,13 +70,15 @@ _ADVICE_AFTER_STOP_BY_TYPE: Final = {
     UNDO_PULSAR.name: "what it had put back stays; undo again for the rest",
     APPLY_PULSAR.name: "what it had deleted stays deleted; apply the same plan again for the rest, or undo it",
 }
-<<<<<<< HEAD
-_PAUSABLE_TYPES: Final = {DELETE_LEDGERS.name, APPLY_ORPHANS.name, APPLY_PULSAR.name, SCRUB_LEDGERS.name}
-=======
-_TYPES_WITH_REASON: Final = {DELETE_LEDGERS.name, APPLY_ORPHANS.name, SCRUB_LEDGERS.name, PLAN_PULSAR.name}
+_TYPES_WITH_REASON: Final = {
+    DELETE_LEDGERS.name,
+    APPLY_ORPHANS.name,
+    APPLY_PULSAR.name,
+    SCRUB_LEDGERS.name,
+    PLAN_PULSAR.name,
+}
 """Types whose progress says why they wait for a person, or for a time."""
 
->>>>>>> main
 _STARTS_SPARK: Final = ", a worker's first one starts Spark"
 _NOTE_BY_ACTIVITY: Final = dict.fromkeys(
     ("reconciliation.run_bulk", "reconciliation.cut_scrub", "pulsar.run_bulk"), _STARTS_SPARK

@@ -119,7 +119,7 @@ class PlanFindingsReport:
             **self._summarize_scope(),
             **({"not compared": "\n".join(self.result.left_out)} if self.result.left_out else {}),
             "findings": findings or "none",
-            **({} if self.is_of_cluster else {"applied": _describe_run(self.applied) if self.applied else "not yet"}),
+            "applied": "not yet" if self.applied is None else _describe_run(self.applied),
         }
 
     def _summarize_scope(self) -> dict[str, str]:
