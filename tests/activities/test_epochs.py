@@ -88,6 +88,10 @@ _STANDING: Final[dict[str, str]] = {
     "pulsar.begin_plan": _HARMLESS,
     "pulsar.run_bulk": _RUN,
     "pulsar.conclude_plan": _RUN,
+    "pulsar.begin_apply": _RUN,
+    "pulsar.apply_page": _RUN,
+    "pulsar.conclude_apply": _RUN,
+    "pulsar.undo_page": _RUN,
 }
 
 

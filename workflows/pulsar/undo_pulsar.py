@@ -31,7 +31,7 @@ _PAGE_OPTIONS: workflow.ActivityConfig = workflow.ActivityConfig(
 )
 
 
-@workflow.defn(name="undo-pulsar", versioning_behavior=VersioningBehavior.AUTO_UPGRADE)
+@workflow.defn(name="undo-pulsar", versioning_behavior=VersioningBehavior.PINNED)
 class UndoPulsar:
     @workflow.init
     def __init__(self, request: UndoPulsarInput) -> None:
