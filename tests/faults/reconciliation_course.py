@@ -20,8 +20,17 @@ from tests.faults.main_job_operators import DELETION_POLICY, TEST_CAUSE, MainJob
 from tests.faults.simulated_world import TIERED_BUCKET
 from tests.faults.topic_plans import TopicPlan
 from tests.workflows.pulsar.cluster_plans import orphan_ledger
-from workflows.pulsar.job_definitions import PLAN_PULSAR, PlanPulsarInput
+from workflows.pulsar.apply_pulsar import ApplyPulsar
+from workflows.pulsar.job_definitions import (
+    APPLY_PULSAR,
+    PLAN_PULSAR,
+    UNDO_PULSAR,
+    ApplyPulsarInput,
+    PlanPulsarInput,
+    UndoPulsarInput,
+)
 from workflows.pulsar.plan_pulsar import PlanPulsar
+from workflows.pulsar.undo_pulsar import UndoPulsar
 from workflows.reconciliation.apply_orphans import ApplyOrphans
 from workflows.reconciliation.job_definitions import (
     APPLY_ORPHANS,
@@ -40,6 +49,7 @@ RECONCILIATION_PLANS: Final = (TopicPlan(name="persistent://shop/main/losing", l
 _ORPHAN_AGE_US: Final = 3 * 86_400 * 1_000_000
 _ORPHAN_NUMBERS: Final = (1_000_007, 1_000_008, 1_000_009)  # of orphaned segments, above whatever a retry draws
 _ABANDONED_UUID: Final = "abandoned"
+_CLUSTER_ORPHANS: Final = (7, 8)
 
 
 class ReconciliationOperators(MainJobOperators):
@@ -47,14 +57,23 @@ class ReconciliationOperators(MainJobOperators):
 
     def reconcile(self) -> Self:
         """Write, lose, plan, apply and scrub; then nothing that was lost is left."""
-        return self.drive(self.write, self.lose, self.plan, self.apply, self.scrub, self.plan_cluster).sweep()
+        return self.drive(
+            self.write,
+            self.lose,
+            self.plan,
+            self.apply,
+            self.scrub,
+            self.plan_cluster,
+            self.apply_cluster,
+            self.undo_cluster,
+        ).sweep()
 
     def again(self) -> Self:
         """Plan and apply once more: the apply of the same plan does nothing."""
         self._turn += 1
         kept_prefixes = ("list", "once", "create", "troubles")
         self.memory = {name: answer for name, answer in self.memory.items() if name.startswith(kept_prefixes)}
-        return self.drive(self.plan, self.apply, self.scrub, self.plan_cluster)
+        return self.drive(self.plan, self.apply, self.scrub, self.plan_cluster, self.apply_cluster, self.undo_cluster)
 
     def lose(self) -> None:
         """Let writers die after their uploads, long ago; and let a plan find that."""
@@ -123,7 +142,9 @@ class ReconciliationOperators(MainJobOperators):
 
     def plan_cluster(self) -> None:
         """Plan a Pulsar cluster, in every turn; nothing is known there of what the store has lost."""
-        run_id, self.world.bulk.cluster_findings = f"pulsar-{self._turn}", [orphan_ledger(7)]
+        run_id = f"pulsar-{self._turn}"
+        self.world.bulk.cluster_findings = [orphan_ledger(ledger_id) for ledger_id in _CLUSTER_ORPHANS]
+        self.world.cluster.ledgers |= dict.fromkeys(_CLUSTER_ORPHANS, b"ledger")
         planned = self._start(
             "plan cluster", PlanPulsar, PlanPulsarInput(run_id=run_id, **TEST_CAUSE), PLAN_PULSAR.id(run_id)
         )
@@ -131,7 +152,30 @@ class ReconciliationOperators(MainJobOperators):
         assert self.driver.server.executions[planned.workflow_id].status is SimulatedRunStatus.COMPLETED
         newest, *_ = self._process.catalog.reconciliation.list_runs(RunKind.CLUSTER_PLAN, limit=1)
         result = plan_result(newest.summary)
-        assert (result.findings["orphan_ledger"], result.incomplete) == (1, [])
+        assert (result.findings["orphan_ledger"], result.incomplete) == (len(_CLUSTER_ORPHANS), [])
+
+    def apply_cluster(self) -> None:
+        """Delete what the plan of the turn found in the cluster. Each deleted ledger is in the journal."""
+        run_id, cluster = f"pulsar-{self._turn}", self.world.cluster
+        request = ApplyPulsarInput(run_id=run_id, max_orphan_share=1.0, **TEST_CAUSE)
+        applied = self._start("apply cluster", ApplyPulsar, request, APPLY_PULSAR.id(run_id))
+        self._work()
+        assert self.driver.server.executions[applied.workflow_id].status is SimulatedRunStatus.COMPLETED
+        assert not cluster.ledgers
+        assert cluster.lease[0] == "", "the lease is free again"
+        journal = self._process.catalog.cluster_journal.list_ledgers(f"apply-{run_id}", after=-1, limit=100)
+        deleted = {each.ledger_id: each.data for each in journal if each.deleted_us is not None}
+        assert deleted == dict.fromkeys(_CLUSTER_ORPHANS, b"ledger")
+
+    def undo_cluster(self) -> None:
+        """Put back what the apply of the turn has deleted."""
+        run_id, cluster = f"pulsar-{self._turn}", self.world.cluster
+        request = UndoPulsarInput(run_id=run_id, **TEST_CAUSE)
+        undone = self._start("undo cluster", UndoPulsar, request, UNDO_PULSAR.id(run_id))
+        self._work()
+        assert self.driver.server.executions[undone.workflow_id].status is SimulatedRunStatus.COMPLETED
+        assert cluster.ledgers == dict.fromkeys(_CLUSTER_ORPHANS, b"ledger")
+        assert cluster.lease[0] == "", "the lease is free again"
 
     def apply(self) -> None:
         """Apply the first plan, in every turn."""

@@ -99,6 +99,7 @@ class World:
         self.database = database
         self.url = f"sqlite:///{database}"
         self.store = store or LyingStore()
+        self.cluster = FakePulsarCluster()
         self.tiered = tiered or LyingStore()
         now_us = time.time_ns() // 1_000  # of the record log, whose clock is compared with the catalog's
         self.records = records or LyingStore(now_us=now_us)
@@ -229,7 +230,7 @@ class World:
                 stores=stores,
                 policies=policies,
                 bulk=self.bulk,
-                cluster=FakePulsarCluster(),
+                cluster=self.cluster,
                 clock=clock,
             ) as log:
                 yield replace(log, storages={**log.storages, CopyKind.OFFLOADED_LEDGER.value: delayed_tiered_storage})
