@@ -67,7 +67,7 @@ imports: setup ## Check who imports whom
 
 check: lint types imports test ## Exactly what CI runs
 
-test: setup ## Run the whole suite, real servers and all, in JOBS processes
+test: setup ## Run the whole suite, real servers and all, in JOBS processes (about 45 minutes on two cores)
 	$(BIN)/pytest -n $(JOBS) --dist worksteal
 
 test-replay: setup ## Replay stored histories against today's workflows
@@ -125,7 +125,7 @@ pulsar-up: setup ## Start a real Pulsar cluster: ZooKeeper, bookie, broker, S3 (
 pulsar-down: setup ## Stop what `make pulsar-up` started; the data stay in .pulsar
 	$(BIN)/python -m tests.pulsar_cluster down
 
-pulsar-demo: $(PULSAR_CLIENT)/.installed ## Fill and damage a throw-away Pulsar cluster, plan beside traffic, compare with the truth
+pulsar-demo: $(PULSAR_CLIENT)/.installed ## Fill and damage a throw-away Pulsar cluster, plan beside traffic, compare with the truth; KEEP=1 leaves it up
 	$(WITH_PULSAR_CLIENT) $(BIN)/python -m tests.pulsar_cluster demo $(if $(KEEP),--keep)
 
 test-pulsar: $(PULSAR_CLIENT)/.installed ## Test plans on a real Pulsar cluster (needs Java 17; not part of CI)

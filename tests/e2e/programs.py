@@ -1,17 +1,25 @@
-"""Programs that stand in documents, run as they stand there."""
+"""Programs and commands that stand in documents, run as they stand there."""
 
 import json
 import re
+import subprocess
 import textwrap
 import urllib.request
 from pathlib import Path
 from typing import Any
 
-from tests.e2e.shell import ROOT, Shell
+from tests.e2e.shell import ROOT, SEXTON, Shell
 
 _PIECE = re.compile(r"^```python\n(.*?)^```\n(?:\n```text\n(.*?)^```\n)?", re.DOTALL | re.MULTILINE)
 _REQUEST = re.compile(r"^```http\n(\w+) (\S+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 _MARK = "---- end of a piece ----"
+_CONSOLE = re.compile(r"^```console\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+_COMMAND = re.compile(r"^\$ (.*<<'(\w+)'\n(?:.*\n)*?\2\n|.*\n)((?:(?!\$ ).*\n)*)", re.MULTILINE)
+_VARYING = re.compile(
+    r"(?<=/workflows/)\S+(?=/user-metadata)|127\.0\.0\.1:\d+|\d{4}-\d\d-\d\d[T ][\d:.]+Z?"
+    r"|(?<=-)[0-9a-f]{12}\b|\b[0-9a-f]{32}\b"
+)
+"""Addresses, times and random ids in the output of a command."""
 
 
 def run_session(shell: Shell, guide: str) -> None:
@@ -29,6 +37,30 @@ def run_session(shell: Shell, guide: str) -> None:
     done = shell.python("session.py")
     assert done.returncode == 0, done.stderr
     assert done.stdout.split(f"{_MARK}\n") == [printed for _, printed in pieces], done.stderr
+
+
+def run_console(shell: Shell, page: str, heading: str) -> None:
+    """Run the commands of the first console block below a heading, and compare the output with the page.
+
+    `sexton up` and `sexton down` are left out: the stack of the test is running.
+    """
+    section = (ROOT / page).read_text(encoding="utf-8").partition(f"## {heading}\n")[2]
+    block = _CONSOLE.search(section)
+    assert block
+    environ = {**shell.environ, "PATH": f"{SEXTON.parent}:{shell.environ['PATH']}"}
+    for command, _, shown in _COMMAND.findall(block[1]):
+        if command in {"sexton up\n", "sexton down\n"}:
+            continue
+        done = subprocess.run(
+            ["/bin/bash", "-c", command],
+            cwd=shell.folder,
+            env=environ,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+        )
+        assert _VARYING.sub("…", done.stdout) == _VARYING.sub("…", shown), command
 
 
 def send_requests(guide: str, address: str) -> list[Any]:

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from workers.cli import app
 
 ROOT: Final = Path(__file__).resolve().parents[2]
-_SEXTON: Final = Path(sys.executable).with_name("sexton")
+SEXTON: Final = Path(sys.executable).with_name("sexton")
 _WITHIN_S: Final = 900.0  # on a machine that is busy with other work
 
 
@@ -34,7 +34,7 @@ class Shell:
 
     def run(self, *args: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
         """Run one command."""
-        return self._ended([str(_SEXTON), *args], stdin)
+        return self._ended([str(SEXTON), *args], stdin)
 
     def python(self, program: str) -> subprocess.CompletedProcess[str]:
         """Run a program of Python that is in the folder."""
@@ -54,7 +54,7 @@ class Shell:
 
     def start(self, *args: str) -> subprocess.Popen[bytes]:
         """Start one command and let it run; its output goes where this process's goes."""
-        return subprocess.Popen([str(_SEXTON), *args], cwd=self.folder, env=self.environ)
+        return subprocess.Popen([str(SEXTON), *args], cwd=self.folder, env=self.environ)
 
     def json(self, *args: str, code: int = 0, stdin: str = "") -> Any:
         """The document of a command with `--json` that ends with this code; without the trace of one that is done."""

@@ -9,7 +9,7 @@ import urllib.request
 
 import pytest
 
-from tests.e2e.programs import http_address, run_session, send_requests
+from tests.e2e.programs import http_address, run_console, run_session, send_requests
 from tests.e2e.shell import ROOT, Inside, Shell
 from tests.logstore.eventually import assert_eventually
 
@@ -190,29 +190,13 @@ def _be_deleted(shell: Shell) -> str:
 
 
 def _use(shell: Shell, inside: Shell) -> None:
-    """The commands of a reader of the README; each that does another thing is a process of its own."""
-    shell.json("topic", "create", _TOPIC)
-    inside.json("topic", "subscribe", _TOPIC, "billing")
-    first = shell.json("topic", "append", _TOPIC, "--file", "-", stdin=_lines("a", "b"))
-    assert first["count"] == 2
-    rolled = inside.json("topic", "roll", _TOPIC)
-    assert first["last"] == f"{rolled['closed']}:1"
-    second = inside.json("topic", "append", _TOPIC, "--file", "-", stdin=_lines("c"))
-    read = shell.json("topic", "read", _TOPIC, "--subscription", "billing")
-    assert [entry["position"] for entry in read] == [first["first"], first["last"], second["first"]]
-    assert inside.json("topic", "trim", _TOPIC)["detached"] == 0, "nothing is acknowledged yet"
-    acked = inside.json("topic", "ack", _TOPIC, "--subscription", "billing", "--to", first["last"])
-    assert acked["mark_delete"] == first["last"]
-    assert [ledger["ledger_id"] for ledger in inside.json("ledger", "list", _TOPIC)] == [
-        rolled["closed"],
-        rolled["opened"],
-    ]
-    trimmed = shell.json("topic", "trim", _TOPIC, "--reason", "end of day")
-    assert (trimmed["detached"], trimmed["deleted"], trimmed["outcomes"]) == (1, 1, {"DELETED": 1})
-    assert [ledger["ledger_id"] for ledger in shell.json("ledger", "list", _TOPIC)] == [rolled["opened"]]
+    """Run the commands of a reader of getting started. Then nothing but a later message is left."""
+    run_console(shell, "docs/getting-started.md", "A first topic, a first trim")
     assert _inflight(inside) == (0, 0)
-    left = inside.json("topic", "read", _TOPIC, "--subscription", "billing")
-    assert [entry["position"] for entry in left] == [second["first"]]
+    appended = inside.json("topic", "append", _TOPIC, "--file", "-", stdin=_lines("c"))
+    assert inside.json("topic", "trim", _TOPIC)["detached"] == 0, "nothing is acknowledged yet"
+    rows = inside.json("topic", "read", _TOPIC, "--subscription", "billing")
+    assert [row["position"] for row in rows] == [appended["first"]]
 
 
 def _be_started(shell: Shell) -> None:
