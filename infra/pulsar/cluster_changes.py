@@ -28,11 +28,12 @@ def open_cluster_changes(
         cluster.open_reader(parallel_sessions=1) as reader,
         open_owner_directory(cluster, reader, parallel_sessions=1) as owners,
     ):
-        lease = ClusterLease(session, holder).take()
+        cluster_lease = ClusterLease(session, holder)
+        lease = cluster_lease.take()
         reader.sync()
         yield LeasedClusterChanges(
             reader,
-            LedgerChanges(session, cluster.ledgers_root, lease),
+            LedgerChanges(session, cluster.ledgers_root, cluster_lease, lease),
             OrphanRecheck(reader, owners, cluster.ledgers_root, shadow_topics),
             cluster.ledgers_root,
         )

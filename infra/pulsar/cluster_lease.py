@@ -8,6 +8,8 @@ Source: Martin Kleppmann's fencing tokens; ZooKeeper's `multi` with a check of a
 """
 
 import json
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 from uuid import uuid4
@@ -23,7 +25,9 @@ LEASE_PATH: Final = "/sexton/lease"
 """Below the chroot of the cluster."""
 
 LEASE_S: Final = 900.0
-"""Time after which another holder may take the lease. A holder takes it again for each page of an apply."""
+"""Time after which another holder may take the lease."""
+
+_RENEWAL_S: Final = 300.0  # age at which a holder renews its lease before it goes on
 
 _CLOCK_PATH: Final = "/sexton/clock-"
 
@@ -38,6 +42,7 @@ class TakenLease:
 
     holder: str
     version: int
+    taken_s: float  # by this process's monotonic clock, read before the request
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +56,8 @@ class _Lease:
 class ClusterLease:
     """Lease of the cluster of one session. `holder` names a catalog and a job, the same in all its attempts."""
 
-    def __init__(self, session: ZooKeeperSession, holder: str) -> None:
-        self._session, self._holder = session, holder
+    def __init__(self, session: ZooKeeperSession, holder: str, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._session, self._holder, self._clock = session, holder, clock
         self._attempt = uuid4().hex
 
     def take(self) -> TakenLease:
@@ -65,26 +70,53 @@ class ClusterLease:
         with effect("pulsar.take_lease"):
             return self._session.run_idempotent("taking the lease of the cluster", self._take)
 
+    def renew_if_old(self, lease: TakenLease) -> TakenLease:
+        """Return a proof that is young enough for the next request.
+
+        Raises:
+            LeaseLost: Another process has taken the lease.
+            StoreUnavailable: ZooKeeper did not answer.
+        """
+        if self._clock() - lease.taken_s < _RENEWAL_S:
+            return lease
+        return self._session.run_idempotent(
+            "renewing the lease of the cluster", lambda client: self._renew(client, lease)
+        )
+
     def release(self) -> None:
         """Free the lease, if it is the holder's. Idempotent."""
         with effect("pulsar.release_lease"):
             self._session.run_idempotent("releasing the lease of the cluster", self._free)
 
     def _take(self, client: KazooClient) -> TakenLease:
+        taken_s = self._clock()
         while True:
             current = _read_lease(client)
             if current is None:
                 _create_free_lease(client)
                 continue
             if current.attempt == self._attempt:  # of a request whose answer was lost
-                return TakenLease(self._holder, current.version)
+                return TakenLease(self._holder, current.version, taken_s)
             if current.holder not in {"", self._holder}:
                 _require_expired(client, current)
             try:
                 stat = client.set(LEASE_PATH, self._encode(), version=current.version)
             except BadVersionError:
                 continue
-            return TakenLease(self._holder, stat.version)
+            return TakenLease(self._holder, stat.version, taken_s)
+
+    def _renew(self, client: KazooClient, lease: TakenLease) -> TakenLease:
+        """Raise the version. A higher version with the own attempt is one whose answer was lost."""
+        taken_s, current = self._clock(), _read_lease(client)
+        if current is None or current.attempt != self._attempt:
+            raise LeaseLost(f"cluster: expected the lease of {self._holder}, found another one")
+        if current.version > lease.version:
+            return TakenLease(self._holder, current.version, taken_s)
+        try:
+            stat = client.set(LEASE_PATH, self._encode(), version=lease.version)
+        except BadVersionError:
+            raise LeaseLost(f"cluster: expected the lease of {self._holder}, found another one") from None
+        return TakenLease(self._holder, stat.version, taken_s)
 
     def _free(self, client: KazooClient) -> None:
         current = _read_lease(client)

@@ -14,7 +14,7 @@ from kazoo.client import KazooClient
 from kazoo.exceptions import BadVersionError, NodeExistsError, NoNodeError, RolledBackError
 
 from infra.coordination.zookeeper_session import ZooKeeperSession
-from infra.pulsar.cluster_lease import LEASE_PATH, LeaseLost, TakenLease
+from infra.pulsar.cluster_lease import LEASE_PATH, ClusterLease, LeaseLost, TakenLease
 from logstore.errors import UnexpectedClusterState
 from logstore.failpoints import effect
 from logstore.ports.catalog import JournaledLedger
@@ -25,10 +25,13 @@ _DELETES_PER_REQUEST: Final = 100
 
 
 class LedgerChanges:
-    """Changes of the znodes of ledgers below `ledgers_root`. Each request checks the lease."""
+    """Changes of the znodes of ledgers below `ledgers_root`. Each request checks the lease, and may renew it before."""
 
-    def __init__(self, session: ZooKeeperSession, ledgers_root: str, lease: TakenLease) -> None:
-        self._session, self._root, self._lease = session, ledgers_root, lease
+    def __init__(
+        self, session: ZooKeeperSession, ledgers_root: str, cluster_lease: ClusterLease, lease: TakenLease
+    ) -> None:
+        self._session, self._root = session, ledgers_root
+        self._cluster_lease, self._lease = cluster_lease, lease
 
     def delete(self, ledgers: Sequence[JournaledLedger]) -> None:
         """Delete the znodes. A znode that is absent counts as deleted. Idempotent.
@@ -43,6 +46,7 @@ class LedgerChanges:
             parse_ledger_path(ledger.path)  # never a parent, and never the state of BookKeeper itself
         for start in range(0, len(ledgers), _DELETES_PER_REQUEST):
             part = ledgers[start : start + _DELETES_PER_REQUEST]
+            self._lease = self._cluster_lease.renew_if_old(self._lease)
             with effect("pulsar.delete_ledgers"):
                 self._session.run_idempotent("deleting ledgers", partial(self._delete_all_or_none, ledgers=part))
 
@@ -55,6 +59,7 @@ class LedgerChanges:
             StoreUnavailable: ZooKeeper did not answer. The znode may be restored.
         """
         parse_ledger_path(path)
+        self._lease = self._cluster_lease.renew_if_old(self._lease)
         with effect("pulsar.restore_ledger"):
             return self._session.run_idempotent("restoring a ledger", lambda client: self._create(client, path, data))
 

@@ -26,6 +26,11 @@ def session(ensemble: EnsembleOptions) -> Iterator[ZooKeeperSession]:
         yield session
 
 
+def make_changes(session: ZooKeeperSession) -> LedgerChanges:
+    lease = ClusterLease(session, "a")
+    return LedgerChanges(session, "ledgers", lease, lease.take())
+
+
 def make_ledger(ledger_id: int, path: str = "", data: bytes = b"") -> JournaledLedger:
     path = path or format_ledger_path(ledger_id)
     return JournaledLedger(ledger_id=ledger_id, path=path, version=0, czxid=1, data=data)
@@ -65,7 +70,7 @@ def test_a_lease_whose_answer_was_lost_is_taken_once(session: ZooKeeperSession, 
 
 def test_ledgers_are_deleted_in_their_versions(session: ZooKeeperSession, cluster: KazooClient) -> None:
     ledgers = write_ledgers(cluster, *range(250), 2**40)
-    changes = LedgerChanges(session, "ledgers", ClusterLease(session, "a").take())
+    changes = make_changes(session)
     changes.delete(ledgers)
     assert not any(cluster.exists(f"/ledgers/{ledger.path}") for ledger in ledgers)
     assert cluster.exists("/ledgers/00/0000")
@@ -76,7 +81,7 @@ def test_another_version_stops_the_deletion(session: ZooKeeperSession, cluster: 
     """All znodes of its request stay."""
     ledgers = write_ledgers(cluster, 1, 2, 3)
     cluster.set(f"/ledgers/{ledgers[1].path}", b"recovered")
-    changes = LedgerChanges(session, "ledgers", ClusterLease(session, "a").take())
+    changes = make_changes(session)
     with pytest.raises(UnexpectedClusterState, match="L0002: expected the version"):
         changes.delete(ledgers)
     assert all(cluster.exists(f"/ledgers/{ledger.path}") for ledger in ledgers)
@@ -84,7 +89,7 @@ def test_another_version_stops_the_deletion(session: ZooKeeperSession, cluster: 
 
 def test_an_overtaken_job_changes_nothing(session: ZooKeeperSession, cluster: KazooClient) -> None:
     ledgers = write_ledgers(cluster, 1)
-    changes = LedgerChanges(session, "ledgers", ClusterLease(session, "a").take())
+    changes = make_changes(session)
     ClusterLease(session, "a").take()
     with pytest.raises(LeaseLost):
         changes.delete(ledgers)
@@ -99,7 +104,7 @@ def test_an_overtaken_job_changes_nothing(session: ZooKeeperSession, cluster: Ka
 )
 def test_only_ledgers_are_deleted(session: ZooKeeperSession, cluster: KazooClient, path: str) -> None:
     ledgers = write_ledgers(cluster, 1)
-    changes = LedgerChanges(session, "ledgers", ClusterLease(session, "a").take())
+    changes = make_changes(session)
     with pytest.raises(UnreadableMetadata):
         changes.delete([*ledgers, make_ledger(2, path)])
     assert cluster.exists(f"/ledgers/{ledgers[0].path}")
@@ -108,21 +113,38 @@ def test_only_ledgers_are_deleted(session: ZooKeeperSession, cluster: KazooClien
 @pytest.mark.parametrize("moment", ["before", "after"])
 def test_a_crash_at_a_deletion_is_repeated(session: ZooKeeperSession, cluster: KazooClient, moment: str) -> None:
     ledgers = write_ledgers(cluster, 1, 2)
-    changes = LedgerChanges(session, "ledgers", ClusterLease(session, "a").take())
+    changes = make_changes(session)
     arm(f"pulsar.delete_ledgers.{moment}", action="crash")
     with pytest.raises(SimulatedCrash):
         changes.delete(ledgers)
-    changes = LedgerChanges(session, "ledgers", ClusterLease(session, "a").take())
+    changes = make_changes(session)
     changes.delete(ledgers)
     assert not any(cluster.exists(f"/ledgers/{ledger.path}") for ledger in ledgers)
 
 
 def test_a_ledger_is_restored_with_the_rights_of_its_parent(session: ZooKeeperSession, cluster: KazooClient) -> None:
     (ledger,) = write_ledgers(cluster, 1)
-    changes = LedgerChanges(session, "ledgers", ClusterLease(session, "a").take())
+    changes = make_changes(session)
     changes.delete([ledger])
     cluster.delete("/ledgers/00/0000")
     assert changes.restore(ledger.path, b"ledger 1") is Restoration.RESTORED
     assert changes.restore(ledger.path, b"ledger 1") is Restoration.PRESENT
     assert changes.restore(ledger.path, b"another") is Restoration.OCCUPIED
     assert cluster.get(f"/ledgers/{ledger.path}")[0] == b"ledger 1"
+
+
+def test_an_old_lease_is_renewed_before_a_change(session: ZooKeeperSession, cluster: KazooClient) -> None:
+    """A page of an apply may take longer than a lease lives."""
+    now = [0.0]
+    lease = ClusterLease(session, "a", clock=lambda: now[0])
+    taken = lease.take()
+    now[0] = 299.0
+    assert lease.renew_if_old(taken) == taken
+    now[0] = 301.0
+    renewed = lease.renew_if_old(taken)
+    assert renewed.version == cluster.get(LEASE_PATH)[1].version == taken.version + 1
+    assert lease.renew_if_old(taken) == renewed, "the answer of the first renewal was lost"
+    ClusterLease(session, "a").take()
+    now[0] = 602.0
+    with pytest.raises(LeaseLost):
+        lease.renew_if_old(renewed)
