@@ -1,6 +1,6 @@
 """A Pulsar cluster without ZooKeeper: what a check says of it is given, and its ledgers are in memory."""
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -28,6 +28,7 @@ class FakePulsarCluster:
         self.referenced: set[int] = set()
         self.lease = ("", 0)  # holder and version
         self.is_exclusive = True
+        self.before_delete: Callable[[], None] = lambda: None
 
     def fail_check(self, name: str, detail: str) -> None:
         """Let a check fail."""
@@ -101,6 +102,7 @@ class FakeClusterChanges:
 
     def delete(self, ledgers: Sequence[JournaledLedger]) -> None:
         """See the port."""
+        self._cluster.before_delete()
         with effect("pulsar.delete_ledgers"):
             self._require_lease()
             for ledger in ledgers:

@@ -1,11 +1,13 @@
-"""Scenes of plans of a Pulsar cluster; see `record`."""
+"""Scenes of plans of a Pulsar cluster, and of their applies and undos; see `record`."""
 
 from logstore.errors import CorruptData, InvalidInput
 from logstore.pulsar.plan_jobs import SECOND_SCAN
 from logstore.reconciliation.bulk_job_inputs_and_results import BulkJob
 from tests.replay.courses import Handle, ended
-from tests.workflows.pulsar.cluster_plans import orphan_ledger, plan
-from tests.workflows.workflow_harness import Gate, WorkflowHarness
+from tests.workflows.pulsar.cluster_plans import apply, orphan_ledger, plan, planned, undo
+from tests.workflows.workflow_harness import Gate, WorkflowHarness, assert_eventually
+from workflows.deletion.job_definitions import SetRateInput
+from workflows.pulsar.apply_pulsar import ApplyPulsar
 
 
 async def plan_complete(house: WorkflowHarness) -> Handle:
@@ -44,3 +46,62 @@ async def plan_running(house: WorkflowHarness) -> Handle:
     gate = Gate()
     house.world.bulk.meanwhile = lambda job, _beat: gate.wait() if job.name == SECOND_SCAN else None
     return await house.stop_worker_at_gate(gate, plan(house))
+
+
+async def apply_complete(house: WorkflowHarness) -> Handle:
+    """Two ledgers."""
+    await planned(house, 101, 102)
+    return await ended(house, apply(house))
+
+
+async def apply_stopped(house: WorkflowHarness) -> Handle:
+    """Something refers to a ledger."""
+    await planned(house, 101, 102)
+    house.world.cluster.referenced = {102}
+    return await ended(house, apply(house))
+
+
+async def apply_refused(house: WorkflowHarness) -> Handle:
+    """Others may have ledgers in the same BookKeeper."""
+    await planned(house, 101)
+    house.world.cluster.is_exclusive = False
+    return await ended(house, apply(house))
+
+
+async def apply_paused(house: WorkflowHarness) -> Handle:
+    """Paused between its pages, and then at another rate."""
+    house.world.bulk.page = 1
+    await planned(house, 101, 102)
+    gate = Gate()
+    house.world.cluster.before_delete = gate.wait
+    async with house.run_until_gate(gate, apply(house)) as handle:
+        await handle.execute_update(ApplyPulsar.pause)
+        gate.open()
+        await assert_eventually(lambda: len(house.attempts("pulsar.apply_page")) == 1)
+        await handle.execute_update(ApplyPulsar.set_rate, SetRateInput(objects_per_s=1_000))
+        await handle.execute_update(ApplyPulsar.resume)
+        await handle.result()
+    return handle
+
+
+async def apply_running(house: WorkflowHarness) -> Handle:
+    """It deletes ledgers."""
+    await planned(house, 101)
+    gate = Gate()
+    house.world.cluster.before_delete = gate.wait
+    return await house.stop_worker_at_gate(gate, apply(house))
+
+
+async def undo_complete(house: WorkflowHarness) -> Handle:
+    """Two ledgers are back."""
+    await planned(house, 101, 102)
+    await ended(house, apply(house))
+    return await ended(house, undo(house))
+
+
+async def undo_refused(house: WorkflowHarness) -> Handle:
+    """The settings name another cluster."""
+    await planned(house, 101)
+    await ended(house, apply(house))
+    house.world.cluster.replace_cluster()
+    return await ended(house, undo(house, 101))

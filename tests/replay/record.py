@@ -513,6 +513,14 @@ SCENES: dict[str, tuple[Scene, ...]] = {
         clustered.plan_failed,
         clustered.plan_running,
     ),
+    "apply-pulsar": (
+        clustered.apply_complete,
+        clustered.apply_stopped,
+        clustered.apply_refused,
+        clustered.apply_paused,
+        clustered.apply_running,
+    ),
+    "undo-pulsar": (clustered.undo_complete, clustered.undo_refused),
     "scrub-ledgers": (
         reconciled.scrub_complete,
         reconciled.scrub_paused,

@@ -37,6 +37,8 @@ COUNTS = {
     "apply-orphans/v1": 6,
     "scrub-ledgers/v1": 6,
     "plan-pulsar/v1": 5,
+    "apply-pulsar/v1": 5,
+    "undo-pulsar/v1": 2,
     "transaction-coordinator/v1": 3,
     "broadcast-transaction/v1": 3,
     "sweep-transactions/v1": 3,

@@ -268,7 +268,7 @@ class WorkflowHarness:
             trimming.trim_page,
             trimming.count_batch,
             *self._reconciliation_activities(),
-            *self._cluster_plan_activities(),
+            *self._cluster_activities(),
             *self._coordination_activities(),
             *self._snapshot_build_activities(),
             *self._delayed_index_activities(),
@@ -343,12 +343,17 @@ class WorkflowHarness:
             applying.conclude_apply,
         ]
 
-    def _cluster_plan_activities(self) -> list[Activity]:
-        planning = self.world.activities.cluster_planning
+    def _cluster_activities(self) -> list[Activity]:
+        activities = self.world.activities
+        planning, applying = activities.cluster_planning, activities.cluster_applying
         return [
             planning.check_cluster_and_begin_plan,
             planning.run_cluster_plan_bulk_job,
             planning.conclude_cluster_plan,
+            applying.begin_cluster_apply,
+            applying.apply_cluster_page,
+            applying.conclude_cluster_apply,
+            activities.cluster_undoing.undo_page,
         ]
 
     def _coordination_activities(self) -> list[Activity]:

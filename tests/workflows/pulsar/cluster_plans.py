@@ -8,8 +8,18 @@ from logstore.positions import LedgerId
 from logstore.pulsar.ledger_verdicts import LedgerVerdict
 from logstore.reconciliation.findings import Finding, FindingKind
 from tests.workflows.workflow_harness import WorkflowHarness
-from workflows.pulsar.job_definitions import PLAN_PULSAR, PlanPulsarInput, PlanPulsarResult
+from workflows.pulsar.apply_pulsar import ApplyPulsar
+from workflows.pulsar.job_definitions import (
+    APPLY_PULSAR,
+    PLAN_PULSAR,
+    UNDO_PULSAR,
+    ApplyPulsarInput,
+    PlanPulsarInput,
+    PlanPulsarResult,
+    UndoPulsarInput,
+)
 from workflows.pulsar.plan_pulsar import PlanPulsar
+from workflows.pulsar.undo_pulsar import UndoPulsar
 
 ClusterPlan = WorkflowHandle[PlanPulsar, PlanPulsarResult]
 
@@ -51,4 +61,28 @@ async def plan(house: WorkflowHarness, **more: Any) -> ClusterPlan:
         request,
         id=PLAN_PULSAR.id(request.run_id or f"scheduled-{house.queue}"),
         task_queue=house.queue,
+    )
+
+
+async def planned(house: WorkflowHarness, *ledger_ids: int) -> None:
+    """Finish the house's plan, which finds these ledgers of the cluster."""
+    house.world.bulk.cluster_findings = [orphan_ledger(ledger_id) for ledger_id in ledger_ids]
+    house.world.cluster.ledgers |= dict.fromkeys(ledger_ids, b"ledger")
+    async with house.worker():
+        await (await plan(house)).result()
+
+
+async def apply(house: WorkflowHarness, **more: Any) -> WorkflowHandle[Any, Any]:
+    """Start the apply of the house's plan."""
+    request = ApplyPulsarInput(run_id=run_id(house), actor="tests", max_orphan_share=1.0, **more)
+    return await house.client.start_workflow(
+        ApplyPulsar.run, request, id=APPLY_PULSAR.id(request.run_id), task_queue=house.queue
+    )
+
+
+async def undo(house: WorkflowHarness, *ledger_ids: int) -> WorkflowHandle[Any, Any]:
+    """Start the undo of the applies of the house's plan."""
+    request = UndoPulsarInput(run_id=run_id(house), actor="tests", ledger_ids=list(ledger_ids))
+    return await house.client.start_workflow(
+        UndoPulsar.run, request, id=UNDO_PULSAR.id(request.run_id), task_queue=house.queue
     )
