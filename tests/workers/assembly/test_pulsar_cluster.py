@@ -23,7 +23,7 @@ def test_a_cluster_with_nothing_but_a_zookeeper_has_neither_admin_nor_offloads(t
     cluster = _cluster(tmp_path)
     assert (cluster.zookeeper, cluster.configuration_store) == ("h:1", "")
     assert (cluster.admin, cluster.offloads, cluster.shared_clusters) == (None, None, ())
-    assert cluster.reads_per_s == 2_000
+    assert cluster.reads_per_s == 5_000
 
 
 def test_every_setting_of_the_cluster_reaches_the_executors(tmp_path: Path) -> None:
