@@ -28,7 +28,7 @@ class FakePulsarCluster:
         self.referenced: set[int] = set()
         self.lease = ("", 0)  # holder and version
         self.is_exclusive = True
-        self.before_delete: Callable[[], None] = lambda: None
+        self.before_change: Callable[[], None] = lambda: None
 
     def fail_check(self, name: str, detail: str) -> None:
         """Let a check fail."""
@@ -102,7 +102,7 @@ class FakeClusterChanges:
 
     def delete(self, ledgers: Sequence[JournaledLedger]) -> None:
         """See the port."""
-        self._cluster.before_delete()
+        self._cluster.before_change()
         with effect("pulsar.delete_ledgers"):
             self._require_lease()
             for ledger in ledgers:
@@ -114,6 +114,7 @@ class FakeClusterChanges:
 
     def restore(self, ledger: JournaledLedger) -> tuple[Restoration, StoredData]:
         """See the port."""
+        self._cluster.before_change()
         with effect("pulsar.restore_ledger"):
             self._require_lease()
             present = self._cluster.ledgers.setdefault(ledger.ledger_id, ledger.data)

@@ -68,12 +68,19 @@ async def apply_refused(house: WorkflowHarness) -> Handle:
     return await ended(house, apply(house))
 
 
+async def apply_failed(house: WorkflowHarness) -> Handle:
+    """The run's folder is damaged."""
+    await planned(house, 101)
+    house.world.cluster.before_change = _raise_corrupt_data
+    return await ended(house, apply(house))
+
+
 async def apply_paused(house: WorkflowHarness) -> Handle:
     """Paused between its pages, and then at another rate."""
     house.world.bulk.page = 1
     await planned(house, 101, 102)
     gate = Gate()
-    house.world.cluster.before_delete = gate.wait
+    house.world.cluster.before_change = gate.wait
     async with house.run_until_gate(gate, apply(house)) as handle:
         await handle.execute_update(ApplyPulsar.pause)
         gate.open()
@@ -88,7 +95,7 @@ async def apply_running(house: WorkflowHarness) -> Handle:
     """It deletes ledgers."""
     await planned(house, 101)
     gate = Gate()
-    house.world.cluster.before_delete = gate.wait
+    house.world.cluster.before_change = gate.wait
     return await house.stop_worker_at_gate(gate, apply(house))
 
 
@@ -105,3 +112,24 @@ async def undo_refused(house: WorkflowHarness) -> Handle:
     await ended(house, apply(house))
     house.world.cluster.replace_cluster()
     return await ended(house, undo(house, 101))
+
+
+async def undo_failed(house: WorkflowHarness) -> Handle:
+    """The journal is damaged."""
+    await planned(house, 101)
+    await ended(house, apply(house))
+    house.world.cluster.before_change = _raise_corrupt_data
+    return await ended(house, undo(house))
+
+
+async def undo_running(house: WorkflowHarness) -> Handle:
+    """It puts ledgers back."""
+    await planned(house, 101)
+    await ended(house, apply(house))
+    gate = Gate()
+    house.world.cluster.before_change = gate.wait
+    return await house.stop_worker_at_gate(gate, undo(house))
+
+
+def _raise_corrupt_data() -> None:
+    raise CorruptData("a checksum differs")

@@ -517,10 +517,11 @@ SCENES: dict[str, tuple[Scene, ...]] = {
         clustered.apply_complete,
         clustered.apply_stopped,
         clustered.apply_refused,
+        clustered.apply_failed,
         clustered.apply_paused,
         clustered.apply_running,
     ),
-    "undo-pulsar": (clustered.undo_complete, clustered.undo_refused),
+    "undo-pulsar": (clustered.undo_complete, clustered.undo_refused, clustered.undo_failed, clustered.undo_running),
     "scrub-ledgers": (
         reconciled.scrub_complete,
         reconciled.scrub_paused,
