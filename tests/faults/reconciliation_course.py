@@ -144,7 +144,7 @@ class ReconciliationOperators(MainJobOperators):
         """Plan a Pulsar cluster, in every turn; nothing is known there of what the store has lost."""
         run_id = f"pulsar-{self._turn}"
         self.world.bulk.cluster_findings = [orphan_ledger(ledger_id) for ledger_id in _CLUSTER_ORPHANS]
-        self.world.cluster.ledgers |= dict.fromkeys(_CLUSTER_ORPHANS, b"ledger")
+        self._once(f"once cluster {self._turn}", self._plant_cluster_orphans)
         planned = self._start(
             "plan cluster", PlanPulsar, PlanPulsarInput(run_id=run_id, **TEST_CAUSE), PLAN_PULSAR.id(run_id)
         )
@@ -154,13 +154,21 @@ class ReconciliationOperators(MainJobOperators):
         result = plan_result(newest.summary)
         assert (result.findings["orphan_ledger"], result.incomplete) == (len(_CLUSTER_ORPHANS), [])
 
+    def _plant_cluster_orphans(self) -> None:
+        self.world.cluster.ledgers |= dict.fromkeys(_CLUSTER_ORPHANS, b"ledger")
+
     def apply_cluster(self) -> None:
         """Delete what the plan of the turn found in the cluster. Each deleted ledger is in the journal."""
-        run_id, cluster = f"pulsar-{self._turn}", self.world.cluster
+        run_id = f"pulsar-{self._turn}"
         request = ApplyPulsarInput(run_id=run_id, max_orphan_share=1.0, **TEST_CAUSE)
         applied = self._start("apply cluster", ApplyPulsar, request, APPLY_PULSAR.id(run_id))
         self._work()
         assert self.driver.server.executions[applied.workflow_id].status is SimulatedRunStatus.COMPLETED
+        self._once(f"once cluster {self._turn} applied", self._require_cluster_orphans_deleted)
+
+    def _require_cluster_orphans_deleted(self) -> None:
+        """Look once: the undo of the turn puts the ledgers back, and a crash in it repeats the apply."""
+        cluster, run_id = self.world.cluster, f"pulsar-{self._turn}"
         assert not cluster.ledgers
         assert cluster.lease[0] == "", "the lease is free again"
         journal = self._process.catalog.cluster_journal.list_ledgers(f"apply-{run_id}", after=-1, limit=100)
