@@ -28,9 +28,8 @@ def list_registered_brokers(reader: ZnodeReader) -> list[RegisteredBroker]:
     Raises:
         UnreadableMetadata: The registration of a broker cannot be read.
     """
-    ((_, broker_ids),) = reader.list_children([BROKERS])
-    paths = [f"{BROKERS}/{broker_id}" for broker_id in broker_ids or ()]
-    return [_parse_registration(path, znode.data) for path, znode in reader.read(paths) if znode is not None]
+    registrations = reader.read(reader.list_paths([BROKERS]))
+    return [_parse_registration(path, znode.data) for path, znode in registrations if znode is not None]
 
 
 def _parse_registration(path: str, data: bytes) -> RegisteredBroker:

@@ -62,9 +62,9 @@ def explain_ledger(
     references = tuple(fact for fact in facts if isinstance(fact, ScannedReference))
     problems = tuple(_select_problems(facts))
     owner_path = owner.path if owner else ""
-    paths_in_use = [each.path for each in references if not (each.given_up and each.path == owner_path)]
-    if paths_in_use:
-        verdict, reason = LedgerVerdict.REFERENCED, f"/{paths_in_use[0]} refers to it"
+    needing_paths = [each.path for each in references if not (each.given_up and each.path == owner_path)]
+    if needing_paths:
+        verdict, reason = LedgerVerdict.REFERENCED, f"/{needing_paths[0]} refers to it"
     elif problems:
         verdict = LedgerVerdict.DOUBTFUL
         reason = (

@@ -64,7 +64,7 @@ def list_topics(reader: ZnodeReader, namespaces: Iterable[str]) -> Iterator[str 
         for path, parent in parents:
             if parent is not None and parent.data:
                 yield ScanProblem(path, "expected a parent of managed ledgers without data")
-        for child in _list_children_of_some(reader, parents):
+        for child in _list_children_in_groups(reader, parents):
             try:
                 parsed = parse_managed_ledger_path(child[len(MANAGED_LEDGERS) + 1 :])
             except UnreadableMetadata as error:
@@ -76,7 +76,7 @@ def list_topics(reader: ZnodeReader, namespaces: Iterable[str]) -> Iterator[str 
                 yield child
 
 
-def _list_children_of_some(reader: ZnodeReader, parents: Iterable[tuple[str, Znode | None]]) -> Iterator[str]:
+def _list_children_in_groups(reader: ZnodeReader, parents: Iterable[tuple[str, Znode | None]]) -> Iterator[str]:
     """Yield the paths of the children of the parents that exist. Parents with many children are listed alone."""
     group: list[str] = []
     names = 0

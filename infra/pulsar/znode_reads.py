@@ -134,7 +134,7 @@ class _RequestLengths:
 
 
 class _SingleReads:
-    """Asynchronous reads of a server before version 3.6, one request for each path."""
+    """One asynchronous request for each path, for a ZooKeeper before version 3.6, which has no `multiRead`."""
 
     def __init__(self, client: KazooClient, operation: Operation, paths: Sequence[str]) -> None:
         read = client.get_async if operation is GetData else client.get_children_async

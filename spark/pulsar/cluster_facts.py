@@ -15,7 +15,6 @@ from infra.pulsar.ledger_scan import LedgerZnode
 from infra.pulsar.scan_facts import OffloadReference, ScannedReference, ScanProblem
 from logstore.errors import PreconditionFailed
 from logstore.pulsar.ledger_metadata import find_stated_owner
-from spark.reconciliation import fact_files
 from spark.reconciliation.fact_files import GroupedFactFiles, UngroupedFactFile
 
 LEDGERS: Final = pa.schema(
@@ -79,16 +78,13 @@ LOCKS: Final = pa.schema([("ledger_id", pa.int64())])
 
 PROBLEMS: Final = pa.schema([("path", pa.string()), ("reason", pa.string())])
 
+MAX_LEDGERS_PER_GROUP: Final = 125_000
+"""One task holds the ledgers and references of a group from two scans."""
+
 MAX_REASONS: Final = 100
 """Problems in a summary. The files have all of them."""
 
 _ROWS_PER_BATCH: Final = 20_000
-_LEDGERS_PER_GROUP: Final = 125_000  # one task holds the ledgers and references of a group from two scans
-
-
-def choose_group_count(ledgers: int) -> int:
-    """Return the number of groups of a cluster's facts. See `fact_files.choose_group_count`."""
-    return fact_files.choose_group_count(ledgers, max_ledgers_per_group=_LEDGERS_PER_GROUP)
 
 
 class FactRows:

@@ -17,8 +17,8 @@ from logstore.pulsar.offload_objects import OFFLOAD_KEY
 from logstore.pulsar.plan_jobs import LISTED, ListOffloadsJob
 from logstore.reconciliation.bulk_job_inputs_and_results import BulkJobSummary
 from spark.job_runner import JobContext
-from spark.pulsar.cluster_facts import choose_group_count
-from spark.reconciliation.fact_files import TIERED_OBJECTS, GroupedFactFiles
+from spark.pulsar.cluster_facts import MAX_LEDGERS_PER_GROUP
+from spark.reconciliation.fact_files import TIERED_OBJECTS, GroupedFactFiles, choose_group_count
 from spark.reconciliation.tiered_object_facts import iterate_upload_facts, split_tiered_objects
 from spark.sources.bucket_listings import TIERED_RANGES, KeyRange, to_record_batches
 
@@ -38,7 +38,8 @@ def list_offloads(cluster: PulsarCluster, context: JobContext, job: ListOffloads
     store = open_offload_store(cluster.offloads)
     listed_us = store.read_clock_us()
     with cluster.open_reader(parallel_sessions=1) as reader:
-        groups = choose_group_count(count_ledgers(reader, list_leaf_folders(reader, cluster.ledgers_root)))
+        ledgers = count_ledgers(reader, list_leaf_folders(reader, cluster.ledgers_root))
+    groups = choose_group_count(ledgers, max_ledgers_per_group=MAX_LEDGERS_PER_GROUP)
     tasks = [_ListingTask(number, key_range) for number, key_range in enumerate(TIERED_RANGES)]
     write = partial(_write_facts, cluster=cluster, folder=context.folder, groups=groups)
     counts = sum(context.run_in_executors("list offloads", tasks, write), Counter[str]())

@@ -30,6 +30,7 @@ from logstore.reconciliation.bulk_job_inputs_and_results import BulkJobSummary
 from spark.job_runner import JobContext
 from spark.pulsar import cluster_facts, scan_slices
 from spark.pulsar.cluster_facts import MANAGED_LEDGER_FILES, MAX_REASONS, FactFolder, ProblemRows
+from spark.reconciliation.fact_files import choose_group_count
 
 _TASKS_PER_CORE: Final = 4  # enough to even out tasks of different lengths
 _LOGS: Final = "logs"
@@ -104,7 +105,7 @@ def scan_cluster(cluster: PulsarCluster, context: JobContext, job: ScanClusterJo
 def _choose_groups(context: JobContext, job: ScanClusterJob, count: Callable[[], int]) -> int:
     """Return the number of groups of files. It is the same in both scans, so that their groups can be compared."""
     if job.number == 1:
-        return cluster_facts.choose_group_count(count())
+        return choose_group_count(count(), max_ledgers_per_group=cluster_facts.MAX_LEDGERS_PER_GROUP)
     return context.get_published_summary(replace(job, number=1).name).counts["groups"]
 
 

@@ -216,7 +216,8 @@ async def _find_standstill_reason(client: Client, job: _JobSnapshot) -> str | No
     progress = await _query_progress(client, job.id) if job.workflow_type in _TYPES_WITH_REASON else {}
     if progress.get("paused"):
         return f"{job.id} is paused; `sexton deletion resume {job.id}` lets it go on"
-    return f"{job.id} is {step}" if (step := str(progress.get("step", ""))).startswith("waiting") else None
+    step = str(progress.get("step", ""))
+    return f"{job.id} is {step}" if step.startswith("waiting") else None
 
 
 async def _explain_workflow_task(client: Client, job: _JobSnapshot) -> str:

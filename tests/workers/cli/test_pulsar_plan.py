@@ -158,6 +158,13 @@ def test_report_of_an_incomplete_plan_confirms_no_orphan(run: Run, incomplete: P
     """What was not read may refer to it, whatever the job that verified the orphan knew."""
     (row,) = document(run("orphans", "report", _RUN, "--kind", "orphan_ledger", "--json"))
     assert row["confirmed"] is False
+    assert "confirmed" not in row["statement"]
+    told = run("orphans", "report", _RUN, "--kind", "orphan_ledger").stdout
+    assert [line.split()[:4] for line in told.splitlines() if "orphan_ledger" in line][-1][1:] == [
+        "orphan_ledger",
+        "7",
+        "no",
+    ]
 
 
 def test_page_shows_owners_and_why_a_plan_is_incomplete(run: Run, incomplete: PlannedCluster, tmp_path: Path) -> None:
