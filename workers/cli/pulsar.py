@@ -96,7 +96,7 @@ def plan(
     """Scan the cluster in the setting pulsar_zookeeper twice, and write findings. The cluster does not change.
 
     If something cannot be read, the plan is incomplete: its findings are shown, and no orphan is confirmed.
-    This version cannot apply a plan of a cluster, complete or not.
+    Only a complete plan can be applied.
     """
     older_than_s = None if older_than is None else parse_duration(older_than, "older-than")
     between_s = parse_duration(between, "between")

@@ -1,28 +1,18 @@
-"""`pulsar plan`, and `orphans list`, `report` and `apply` on a plan of a cluster."""
+"""`pulsar plan`, and `orphans list` and `report` on a plan of a cluster."""
 
-from dataclasses import asdict, replace
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
-import pyarrow.parquet as pq
 import pytest
 
-from logstore.ports.catalog import Claim, RunKind
 from logstore.positions import LedgerId
 from logstore.pulsar.cluster_findings import Hazard, make_hazard
 from logstore.pulsar.plan_jobs import NO_OFFLOAD_BUCKET
-from logstore.reconciliation.finding_files import FindingFiles, findings_to_table
-from logstore.reconciliation.findings import CLUSTER_KINDS, Finding, FindingKind, PlanOrScrubResult
-from tests.fakes.reconciliation_runs import FakeReconciliationRuns
+from logstore.reconciliation.findings import CLUSTER_KINDS, Finding, FindingKind
+from tests.workers.cli.cluster_plans import INCOMPLETE_REASON, RUN_ID, PlannedCluster
 from tests.workers.cli.conftest import Run, document
-from tests.workers.cli.fakes import FakeCommandServices, FakeJobHandle
+from tests.workers.cli.fakes import FakeCommandServices
 from tests.workflows.pulsar.cluster_plans import orphan_ledger
-from workflows.pulsar.job_definitions import PlanPulsarResult
 
-_RUN = "pulsar-8c1d5f0e9a3b"
-_SCANNED_US = 1_763_800_000_000_000
-_REASON = "/schemas/t/ns/a: a field is unknown"
 _TOPIC = "managed-ledgers/t/ns/persistent/a"
 _FINDINGS = [
     orphan_ledger(7),
@@ -39,62 +29,18 @@ _FINDINGS = [
 ]
 
 
-class PlannedCluster:
-    """What the command asked of the client, and a finished plan of a cluster in the catalog."""
-
-    def __init__(self, folder: Path) -> None:
-        self.started: list[dict[str, Any]] = []
-        self.runs, self._output = FakeReconciliationRuns(), folder / _RUN / "output"
-        self._output.mkdir(parents=True)
-        pq.write_table(findings_to_table(_FINDINGS), self._output / "part-0.parquet")
-        totals = FindingFiles(self._output).count_findings_and_bytes_by_kind(CLUSTER_KINDS)
-        self.result = PlanOrScrubResult(
-            findings={kind.value: rows for kind, (rows, _) in totals.items()},
-            size_bytes={kind.value: size for kind, (_, size) in totals.items()},
-            ledgers=18,
-            references=11,
-            young=2,
-            before_us=_SCANNED_US,
-            report=str(self._output),
-            left_out=[NO_OFFLOAD_BUCKET],
-        )
-        self._store()
-
-    def make_incomplete(self) -> None:
-        self.result = replace(self.result, incomplete=[_REASON])
-        self._store()
-
-    def _store(self) -> None:
-        begun = {"actor": "ann", "reason": "", "cluster": "east", "identity": "5f0a/1/2"}
-        self.runs = FakeReconciliationRuns()
-        self.runs.open_run(
-            _RUN, RunKind.CLUSTER_PLAN, claim=Claim(workflow_id="tests", run_id="", ttl_s=60), summary=begun
-        )
-        self.runs.close_run(_RUN, {**begun, "result": asdict(self.result)})
-
-    async def plan_pulsar(self, **asked: Any) -> Any:
-        self.started.append(asked)
-        result = PlanPulsarResult(run_id=_RUN, found=self.result)
-        return FakeJobHandle(result, id=f"plan-pulsar/{_RUN}")  # type: ignore[arg-type]
-
-    async def apply_orphans(self, run_id: str, **_: Any) -> Any:
-        raise AssertionError(f"an apply of {run_id} was started")
-
-
 @pytest.fixture
 def planned(services: FakeCommandServices, tmp_path: Path) -> PlannedCluster:
-    planned = PlannedCluster(tmp_path)
+    planned = PlannedCluster(tmp_path, _FINDINGS)
     services.environ["SEXTON_PULSAR_ZOOKEEPER"] = "127.0.0.1:1"
     services.client.plan_pulsar = planned.plan_pulsar  # type: ignore[attr-defined]
-    services.client.apply_orphans = planned.apply_orphans  # type: ignore[method-assign]
-    services.log.catalog = SimpleNamespace(reconciliation=planned.runs)
+    services.log.catalog = planned.catalog
     return planned
 
 
 @pytest.fixture
 def incomplete(planned: PlannedCluster, services: FakeCommandServices) -> PlannedCluster:
     planned.make_incomplete()
-    services.log.catalog = SimpleNamespace(reconciliation=planned.runs)
     return planned
 
 
@@ -103,21 +49,21 @@ def test_plan_answers_findings_and_what_was_scanned(run: Run, planned: PlannedCl
     answer = document(told)
     zeros = dict.fromkeys((kind.value for kind in CLUSTER_KINDS), 0)
     found = {"orphan_ledger": 1, "orphan_offload": 1, "dangling_reference": 2, "hazard": 1}
-    assert (answer["run_id"], answer["findings"]) == (_RUN, zeros | found)
+    assert (answer["run_id"], answer["findings"]) == (RUN_ID, zeros | found)
     assert answer["bytes"] == zeros | {"orphan_ledger": 300, "orphan_offload": 5}
     assert (answer["complete"], answer["incomplete"]) == (True, [])
     assert (answer["left_out"], answer["rows_before"]) == ([NO_OFFLOAD_BUCKET], None)
     assert f"not compared: {NO_OFFLOAD_BUCKET}" in told.stderr
     assert answer["scanned"] == {"ledgers": 18, "references": 11}
-    assert answer["workflow_id"] == f"plan-pulsar/{_RUN}"
+    assert answer["workflow_id"] == f"plan-pulsar/{RUN_ID}"
     (asked,) = planned.started
     assert (asked["older_than_s"], asked["between_s"], asked["unsafe_age"]) == (None, 600.0, False)
 
 
 def test_incomplete_plan_says_why_and_is_no_failure(run: Run, incomplete: PlannedCluster) -> None:
     told = run("pulsar", "plan", "--json")
-    assert (document(told)["complete"], document(told)["incomplete"]) == (False, [_REASON])
-    assert f"incomplete: {_REASON}" in told.stderr
+    assert (document(told)["complete"], document(told)["incomplete"]) == (False, [INCOMPLETE_REASON])
+    assert f"incomplete: {INCOMPLETE_REASON}" in told.stderr
     assert "no, so that no orphan is confirmed" in run("pulsar", "plan").stdout
 
 
@@ -139,7 +85,7 @@ def test_without_a_cluster_the_setting_is_named(
 
 
 def test_report_shows_ledgers_with_their_owners(run: Run, planned: PlannedCluster) -> None:
-    rows = document(run("orphans", "report", _RUN, "--json"))
+    rows = document(run("orphans", "report", RUN_ID, "--json"))
     names = ("ledger_id", "path", "version", "owner", "verdict", "confirmed")
     assert [tuple(row[name] for name in names) for row in rows] == [
         (9, f"/{_TOPIC}", None, None, None, None),
@@ -148,7 +94,7 @@ def test_report_shows_ledgers_with_their_owners(run: Run, planned: PlannedCluste
         (8, None, None, None, None, None),
         (None, None, None, None, None, None),
     ], "readers of what dangles may fail, so these findings come first"
-    told = run("orphans", "report", _RUN).stdout
+    told = run("orphans", "report", RUN_ID).stdout
     assert "2 dangling_reference, 1 orphan_ledger, 1 orphan_offload, 1 hazard" in told
     assert NO_OFFLOAD_BUCKET in told
     assert "11, second scan at 2025-11-22T08:26:40Z" in told
@@ -156,10 +102,10 @@ def test_report_shows_ledgers_with_their_owners(run: Run, planned: PlannedCluste
 
 def test_report_of_an_incomplete_plan_confirms_no_orphan(run: Run, incomplete: PlannedCluster) -> None:
     """What was not read may refer to it, whatever the job that verified the orphan knew."""
-    (row,) = document(run("orphans", "report", _RUN, "--kind", "orphan_ledger", "--json"))
+    (row,) = document(run("orphans", "report", RUN_ID, "--kind", "orphan_ledger", "--json"))
     assert row["confirmed"] is False
     assert "confirmed" not in row["statement"]
-    told = run("orphans", "report", _RUN, "--kind", "orphan_ledger").stdout
+    told = run("orphans", "report", RUN_ID, "--kind", "orphan_ledger").stdout
     assert [line.split()[:4] for line in told.splitlines() if "orphan_ledger" in line][-1][1:] == [
         "orphan_ledger",
         "7",
@@ -169,9 +115,9 @@ def test_report_of_an_incomplete_plan_confirms_no_orphan(run: Run, incomplete: P
 
 def test_page_shows_owners_and_why_a_plan_is_incomplete(run: Run, incomplete: PlannedCluster, tmp_path: Path) -> None:
     page = tmp_path / "cluster.html"
-    assert run("orphans", "report", _RUN, "--html", str(page)).exit_code == 0
+    assert run("orphans", "report", RUN_ID, "--html", str(page)).exit_code == 0
     text = page.read_text(encoding="utf-8")
-    assert f"Incomplete: {_REASON}" in text
+    assert f"Incomplete: {INCOMPLETE_REASON}" in text
     assert "Bytes in storage by owner" in text
     assert "<title>/managed-ledgers/t/ns/persistent/gone: 300 B</title>" in text
     assert "<td>owner_absent</td><td>no</td>" in text.replace("\n", "")
@@ -179,18 +125,6 @@ def test_page_shows_owners_and_why_a_plan_is_incomplete(run: Run, incomplete: Pl
 
 def test_list_names_plans_of_clusters(run: Run, incomplete: PlannedCluster) -> None:
     (row,) = document(run("orphans", "list", "--json"))
-    assert (row["run_id"], row["kind"], row["complete"]) == (_RUN, "cluster-plan", False)
+    assert (row["run_id"], row["kind"], row["complete"]) == (RUN_ID, "cluster-plan", False)
     assert row["counts"]["dangling_reference"] == 2
     assert "incomplete: 1 orphan_ledger" in run("orphans", "list").stdout
-
-
-@pytest.mark.parametrize("arguments", [(), ("--dry-run",)])
-def test_apply_of_a_plan_of_a_cluster_is_refused(arguments: tuple[str, ...], run: Run, planned: PlannedCluster) -> None:
-    """No workflow is started."""
-    message = document(run("orphans", "apply", _RUN, *arguments, "--json"), 3)["error"]["message"]
-    assert message.startswith(f"plan {_RUN}: expected a plan of Sexton's own store, found one of a Pulsar cluster.")
-
-
-def test_apply_of_an_incomplete_plan_is_refused_with_the_reason(run: Run, incomplete: PlannedCluster) -> None:
-    message = document(run("orphans", "apply", _RUN, "--json"), 3)["error"]["message"]
-    assert f"found an incomplete plan of a Pulsar cluster ({_REASON})" in message

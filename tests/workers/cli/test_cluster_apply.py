@@ -1,0 +1,163 @@
+"""`orphans apply` and `orphans undo` on a plan of a cluster."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from logstore.ports.catalog import JournaledLedger
+from logstore.pulsar.znode_names import format_ledger_path
+from logstore.reconciliation.finding_files import FateOfFinding
+from logstore.reconciliation.findings import ApplyCounts, Finding, FindingFate
+from tests.workers.cli.cluster_plans import CATALOG_ID, INCOMPLETE_REASON, RUN_ID, PlannedCluster
+from tests.workers.cli.conftest import Run, document
+from tests.workers.cli.fakes import FakeCommandServices, FakeJobHandle
+from tests.workflows.pulsar.cluster_plans import orphan_ledger
+from workflows.pulsar.job_definitions import ApplyPulsarResult, UndoPulsarResult
+
+_UNDONE = JournaledLedger(
+    ledger_id=7,
+    path=format_ledger_path(7),
+    version=0,
+    czxid=7,
+    data=b"ledger",
+    restoration="restored",
+    stored_data="stored",
+)
+
+
+def _changed_at(ledger_id: int, changed_us: int, *, confirmed: bool = True) -> Finding:
+    finding = orphan_ledger(ledger_id)
+    statement = finding.statement | {"confirmed": str(confirmed).lower()}
+    return replace(finding, newest_us=changed_us, statement=statement)
+
+
+class ChangingClient:
+    """Client whose applies and undos end at once. `asked` has the arguments of each."""
+
+    def __init__(self) -> None:
+        self.asked: list[dict[str, Any]] = []
+        self.stopped = ""
+
+    async def apply_pulsar(self, run_id: str, **asked: Any) -> Any:
+        self.asked.append(asked)
+        counts = ApplyCounts(applied={"orphan_ledger": 2}, size_bytes=600)
+        result = ApplyPulsarResult(run_id=run_id, done=counts, stopped=self.stopped)
+        return FakeJobHandle(result, id=f"apply-pulsar/{run_id}")  # type: ignore[arg-type]
+
+    async def undo_pulsar(self, run_id: str, **asked: Any) -> Any:
+        self.asked.append(asked)
+        result = UndoPulsarResult(run_id=run_id, counts={"restored": 1, "stored": 1})
+        return FakeJobHandle(result, id=f"undo-pulsar/{run_id}")  # type: ignore[arg-type]
+
+
+class Journal:
+    """Journal with one ledger, which an undo has put back."""
+
+    def list_ledgers(self, run_id: str, *, after: int, **_: Any) -> list[JournaledLedger]:
+        assert run_id == f"apply-{RUN_ID}"
+        return [_UNDONE] if after < _UNDONE.ledger_id else []
+
+
+@pytest.fixture
+def changing(services: FakeCommandServices) -> ChangingClient:
+    client = ChangingClient()
+    services.client.apply_pulsar = client.apply_pulsar  # type: ignore[attr-defined]
+    services.client.undo_pulsar = client.undo_pulsar  # type: ignore[attr-defined]
+    return client
+
+
+@pytest.fixture
+def planned(services: FakeCommandServices, tmp_path: Path) -> PlannedCluster:
+    findings = [_changed_at(7, 30), _changed_at(8, 10), _changed_at(9, 20), _changed_at(10, 5, confirmed=False)]
+    planned = PlannedCluster(tmp_path, findings)
+    planned.catalog.cluster_journal = Journal()
+    services.log.catalog = planned.catalog
+    return planned
+
+
+def test_dry_run_prints_the_exact_paths_oldest_first(run: Run, planned: PlannedCluster) -> None:
+    """No job is started, and the cluster is not asked."""
+    answer = document(run("orphans", "apply", RUN_ID, "--dry-run", "--json"))
+    assert [row["ledger_id"] for row in answer["paths"]] == [8, 9, 7]
+    assert answer["paths"][0] == {
+        "ledger_id": 8,
+        "path": "/ledgers/00/0000/L0008",
+        "version": 0,
+        "changed": "1970-01-01T00:00:00Z",
+        "bytes": 300,
+        "verdict": "owner_absent",
+        "owner": "/managed-ledgers/t/ns/persistent/gone",
+    }
+    assert (answer["applied"], answer["bytes"], answer["left"]) == ({"orphan_ledger": 3}, {"orphan_ledger": 900}, 0)
+
+
+@pytest.mark.parametrize(
+    ("options", "ids", "left"),
+    [(("--limit", "2"), [8, 9], 1), (("--include-unconfirmed",), [10, 8, 9, 7], 0), (("--limit", "9"), [8, 9, 7], 0)],
+)
+def test_dry_run_obeys_the_options(
+    options: tuple[str, ...], ids: list[int], left: int, run: Run, planned: PlannedCluster
+) -> None:
+    answer = document(run("orphans", "apply", RUN_ID, "--dry-run", *options, "--json"))
+    assert [row["ledger_id"] for row in answer["paths"]] == ids
+    assert answer["left"] == left
+
+
+def test_dry_run_leaves_out_what_an_earlier_apply_did(run: Run, planned: PlannedCluster) -> None:
+    deleted = FateOfFinding(number=1, fate=FindingFate.DELETED, objects=1, size_bytes=300)
+    planned.store_apply([deleted])
+    answer = document(run("orphans", "apply", RUN_ID, "--dry-run", "--json"))
+    assert [row["ledger_id"] for row in answer["paths"]] == [9, 7]
+
+
+def test_apply_passes_its_options(run: Run, planned: PlannedCluster, changing: ChangingClient) -> None:
+    options = ("--limit", "2", "--include-unconfirmed", "--max-orphan-share", "0.5", "--reason", "clean-up")
+    answer = document(run("orphans", "apply", RUN_ID, *options, "--json"))
+    (asked,) = changing.asked
+    assert {name: asked[name] for name in ("limit", "include_unconfirmed", "max_orphan_share", "reason")} == {
+        "limit": 2,
+        "include_unconfirmed": True,
+        "max_orphan_share": 0.5,
+        "reason": "clean-up",
+    }
+    assert (answer["applied"], answer["stopped"], answer["bytes"]) == ({"orphan_ledger": 2}, None, 600)
+
+
+def test_stopped_apply_says_why_and_exits_with_refused(
+    run: Run, planned: PlannedCluster, changing: ChangingClient
+) -> None:
+    changing.stopped = "/ledgers/00/0000/L0008: expected version 0, found version 1"
+    assert document(run("orphans", "apply", RUN_ID, "--json"), 3)["stopped"] == changing.stopped
+
+
+@pytest.mark.parametrize("option", [(), ("--dry-run",)])
+def test_incomplete_plan_is_refused_with_the_reason(
+    option: tuple[str, ...], run: Run, planned: PlannedCluster, changing: ChangingClient
+) -> None:
+    planned.make_incomplete()
+    message = document(run("orphans", "apply", RUN_ID, *option, "--json"), 3)["error"]["message"]
+    assert message == f"plan {RUN_ID}: expected a complete one, found this problem: {INCOMPLETE_REASON}"
+    assert changing.asked == []
+
+
+def test_plan_of_another_catalog_is_refused(run: Run, planned: PlannedCluster, changing: ChangingClient) -> None:
+    planned.store(catalog_id="another")
+    message = document(run("orphans", "apply", RUN_ID, "--json"), 3)["error"]["message"]
+    assert message == f"plan {RUN_ID}: expected one of catalog {CATALOG_ID}, found one of another"
+    assert changing.asked == []
+
+
+def test_undo_answers_each_ledger_with_its_data(run: Run, planned: PlannedCluster, changing: ChangingClient) -> None:
+    answer = document(run("orphans", "undo", RUN_ID, "--ledger", "7", "--json"))
+    assert changing.asked[0]["ledger_ids"] == [7]
+    assert answer["counts"] == {"restored": 1, "stored": 1}
+    assert answer["ledgers"] == [{"ledger_id": 7, "path": _UNDONE.path, "znode": "restored", "data": "stored"}]
+
+
+def test_undo_of_an_unknown_run_is_refused_before_a_job_starts(
+    run: Run, planned: PlannedCluster, changing: ChangingClient
+) -> None:
+    assert document(run("orphans", "undo", "pulsar-none", "--json"), 2)["error"]["type"] == "UnknownObject"
+    assert changing.asked == []
