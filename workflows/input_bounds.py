@@ -30,7 +30,7 @@ from workflows.deletion.job_definitions import (
     TrimTopicsInput,
 )
 from workflows.offload.job_definitions import OffloadAsk, OffloadLimits
-from workflows.pulsar.job_definitions import PlanPulsarInput
+from workflows.pulsar.job_definitions import ApplyPulsarInput, PlanPulsarInput, UndoPulsarInput
 from workflows.reconciliation.job_definitions import ReconcileOrphansInput, ScrubLedgersInput, ScrubLedgersProgress
 from workflows.records.job_definitions import (
     DefragmentRecordsInput,
@@ -211,6 +211,8 @@ _OUTSIDE_RULES_BY_TYPE: Final[Mapping[type, Mapping[str, FieldRule]]] = {
         "older_than_s": _number_range_rule(0, _MAX_AGE_S, optional=True),
         "between_s": _number_range_rule(0, MAX_BETWEEN_SCANS_S),
     },
+    ApplyPulsarInput: {"limit": _number_range_rule(0, _MAX_INT)},
+    UndoPulsarInput: {"ledger_ids": _allow_empty(_id_list_rule(MAX_LEDGER_IDS))},
     ScrubLedgersInput: {"topic_ids": _allow_empty(_id_list_rule(MAX_SCRUB_TOPICS))},
     ScrubLedgersProgress: {"run_id": _allow_empty(_RUN)},
     BuildTransactionSnapshotsInput: {

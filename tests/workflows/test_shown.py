@@ -42,7 +42,13 @@ from activities.deletion.trim_by_retention import (
     TrimPageInput,
 )
 from activities.offload import DetachPrimariesInput, LedgersToOffloadInput, PublishCopyInput, UploadCopyInput
-from activities.pulsar.inputs_and_results import BeginClusterPlanInput
+from activities.pulsar.inputs_and_results import (
+    ApplyClusterPageInput,
+    BeginClusterApplyInput,
+    BeginClusterPlanInput,
+    ConcludeClusterApplyInput,
+    UndoPageInput,
+)
 from activities.reconciliation.inputs_and_results import (
     ApplyPageInput,
     BeginApplyInput,
@@ -152,6 +158,10 @@ SUMMARIES: dict[str, tuple[Any, str]] = {
     "reconciliation.cut_scrub": (CutScrubInput(run_id="s"), "run s"),
     "reconciliation.scrub_page": (ScrubPageInput(run_id="s", page=3, bytes_per_s=1), "page 3, run s"),
     "reconciliation.conclude_scrub": (ConcludeScrubInput(run_id="s"), "run s"),
+    "pulsar.begin_apply": (BeginClusterApplyInput(run_id="p", actor="me", limit=5), "at most 5 rows, run p"),
+    "pulsar.apply_page": (ApplyClusterPageInput(run_id="p", page=3), "page 3, run p"),
+    "pulsar.conclude_apply": (ConcludeClusterApplyInput(run_id="p"), "run p"),
+    "pulsar.undo_page": (UndoPageInput(run_id="p", after=7, ledger_ids=[1, 2]), "2 ledgers: 1, 2, run p"),
     "transactions.drain": (DrainInput(tc_id=3), "coordinator 3"),
     "transactions.tell": (BroadcastInput(txn="3:17"), "transaction 3:17"),
     "transactions.busy_coordinators": (BusyCoordinatorsInput(limit=4_096), "at most 4,096 rows"),
@@ -324,7 +334,7 @@ async def test_current_details_say_something_from_the_first_task_on(house: Workf
         "reconcile-orphans": "plan-1",
         "apply-orphans": "plan-1",
         "scrub-ledgers": "beginning",
-        "plan-pulsar": "pulsar-1",
+        **dict.fromkeys(("plan-pulsar", "apply-pulsar", "undo-pulsar"), "pulsar-1"),
         "transaction-coordinator": "coordinator 3",
         "broadcast-transaction": "transaction 3:17",
         "sweep-transactions": type_,

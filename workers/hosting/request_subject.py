@@ -150,7 +150,7 @@ def _format_first_ids(ids: Sequence[int]) -> str:
 
 def _iterate_page_parts(request: object) -> Iterator[str]:
     after, limit = getattr(request, "after", None), getattr(request, "limit", None)
-    if not isinstance(limit, int):
+    if not isinstance(limit, int) or not limit:  # 0 is no limit
         return
     if after is None:
         yield f"at most {limit:,} rows"

@@ -29,7 +29,7 @@ _UNDONE = JournaledLedger(
 
 def _changed_at(ledger_id: int, changed_us: int, *, confirmed: bool = True) -> Finding:
     finding = orphan_ledger(ledger_id)
-    statement = finding.statement | {"confirmed": str(confirmed).lower()}
+    statement = {**finding.statement, "confirmed": str(confirmed).lower()}
     return replace(finding, newest_us=changed_us, statement=statement)
 
 
