@@ -1,4 +1,4 @@
-"""Client of the admin REST API of a Pulsar cluster's brokers. All requests are GETs."""
+"""Client of the admin REST API of a Pulsar cluster's brokers."""
 
 import json
 import ssl
@@ -35,6 +35,7 @@ _PART_BYTES: Final = 64 << 10
 _REDIRECTS: Final = {301, 302, 307, 308}
 _REFUSED: Final = {401, 403}
 _NOT_FOUND: Final = 404
+_SUCCESSES: Final = range(200, 300)
 
 T = TypeVar("T")
 
@@ -51,8 +52,10 @@ class BrokerAdminAddress:
 class AdminRequestFailed(ServiceFailed):
     """A request to the admin API got no answer, or another one than expected. `status` is `None` without an answer."""
 
-    def __init__(self, path: str, *, expected: str, found: str, advice: str, status: int | None = None) -> None:
-        super().__init__("pulsar_admin_url", f"GET {path}: expected {expected}, found {found}", advice=advice)
+    def __init__(
+        self, path: str, *, expected: str, found: str, advice: str, status: int | None = None, method: str = "GET"
+    ) -> None:
+        super().__init__("pulsar_admin_url", f"{method} {path}: expected {expected}, found {found}", advice=advice)
         self.status = status
 
 
@@ -61,6 +64,7 @@ class _Answer:
     path: str  # of the request, without the host
     status: int
     body: bytes
+    method: str
 
 
 class BrokerAdmin:
@@ -113,6 +117,15 @@ class BrokerAdmin:
         self._require_success(answer, _describe_type(kind))
         return _parse_json(answer, kind)
 
+    def send(self, method: str, path: str) -> None:
+        """Send a request that changes something, once, without a body. A status from 200 to 299 is a success.
+
+        A request that fails may have been carried out, or may still be: read the state again.
+        """
+        answer = self._request(path, "success", attempts=1, method=method)
+        if answer.status not in _SUCCESSES:
+            raise self._make_status_error(answer, "success")
+
     def choose_url(self, broker: RegisteredBroker | None) -> str:
         """Return the URL of `broker` with the scheme of the configured address, or that address without a broker.
 
@@ -128,8 +141,10 @@ class BrokerAdmin:
         return url
 
     def _require_success(self, answer: _Answer, expected: str) -> None:
-        if answer.status == 200:
-            return
+        if answer.status != 200:
+            raise self._make_status_error(answer, expected)
+
+    def _make_status_error(self, answer: _Answer, expected: str) -> AdminRequestFailed:
         reason = _find_reason(answer.body)
         advice = "see the log of the broker"
         if answer.status in _REFUSED:
@@ -137,28 +152,32 @@ class BrokerAdmin:
         elif answer.status == _NOT_FOUND:
             advice = "check pulsar_admin_url"
         found = f"status {answer.status}{f' ({reason})' if reason else ''}"
-        raise AdminRequestFailed(answer.path, expected=expected, found=found, advice=advice, status=answer.status)
+        return AdminRequestFailed(
+            answer.path, expected=expected, found=found, advice=advice, status=answer.status, method=answer.method
+        )
 
-    def _request(self, path: str, expected: str, base_url: str = "", attempts: int = _ATTEMPTS) -> _Answer:
+    def _request(
+        self, path: str, expected: str, base_url: str = "", attempts: int = _ATTEMPTS, method: str = "GET"
+    ) -> _Answer:
         """Return an answer whose status may be any. Answers with status 500 and above are retried."""
         for attempt in range(attempts):
             if attempt:
                 self._sleep(_BACKOFF_S * 2 ** (attempt - 1))
             raise_if_stopped()
             try:
-                answer = self._follow_redirects(path, (base_url or self._address.url).rstrip("/") + path)
+                answer = self._follow_redirects(method, path, (base_url or self._address.url).rstrip("/") + path)
             except (urllib3.exceptions.HTTPError, OSError) as error:
                 if attempt == attempts - 1:
-                    raise _no_answer_error(path, expected, error) from None
+                    raise _no_answer_error(method, path, expected, error) from None
                 continue
             if answer.status < 500 or attempt == attempts - 1:
                 return answer
         raise AssertionError("unreachable: there is at least one attempt")
 
-    def _follow_redirects(self, path: str, url: str) -> _Answer:
+    def _follow_redirects(self, method: str, path: str, url: str) -> _Answer:
         for _ in range(_MAX_REDIRECTS):
             response = self._pool.request(
-                "GET", url, headers=self._make_headers(), redirect=False, retries=False, preload_content=False
+                method, url, headers=self._make_headers(method), redirect=False, retries=False, preload_content=False
             )
             try:
                 body = self._read_body(response)
@@ -166,22 +185,24 @@ class BrokerAdmin:
                 response.close()
             target = response.headers.get("Location")
             if response.status not in _REDIRECTS or not target:
-                return _Answer(path, response.status, body)
-            url = self._require_trusted(path, url, urljoin(url, target))
+                return _Answer(path, response.status, body, method)
+            url = self._require_trusted(method, path, url, urljoin(url, target))
         found = f"more than {_MAX_REDIRECTS} redirects"
-        raise AdminRequestFailed(path, expected="an answer", found=found, advice="try again in a minute")
+        raise AdminRequestFailed(path, expected="an answer", found=found, advice="try again in a minute", method=method)
 
-    def _require_trusted(self, path: str, url: str, target: str) -> str:
+    def _require_trusted(self, method: str, path: str, url: str, target: str) -> str:
         parts = urlsplit(target)
         if parts.scheme != urlsplit(url).scheme or parts.hostname not in self._trusted_hosts:
             expected = "a redirect to a broker of the cluster, with the same scheme"
             advice = "the token was not sent there; check pulsar_admin_url"
             found = f"{parts.scheme}://{parts.hostname}"
-            raise AdminRequestFailed(path, expected=expected, found=found, advice=advice)
+            raise AdminRequestFailed(path, expected=expected, found=found, advice=advice, method=method)
         return target
 
-    def _make_headers(self) -> dict[str, str]:
+    def _make_headers(self, method: str) -> dict[str, str]:
         headers = {"Accept": "application/json"}
+        if method != "GET":
+            headers["Content-Type"] = "application/json"  # brokers expect it, even of a request without a body
         if self._address.token_file:
             token = read_secret_file("pulsar_admin_token_file", self._address.token_file)
             if not token.isascii():
@@ -253,7 +274,7 @@ def _find_reason(body: bytes) -> str:
     return shorten_text("".join(char if char.isprintable() else " " for char in message))
 
 
-def _no_answer_error(path: str, expected: str, error: Exception) -> AdminRequestFailed:
+def _no_answer_error(method: str, path: str, expected: str, error: Exception) -> AdminRequestFailed:
     advice = "start the brokers, or correct pulsar_admin_url"
     cause: BaseException | None = error
     while cause is not None:
@@ -261,7 +282,7 @@ def _no_answer_error(path: str, expected: str, error: Exception) -> AdminRequest
             advice = "check pulsar_admin_url and pulsar_admin_ca_file"
             break
         cause = cause.__cause__ or cause.__context__
-    return AdminRequestFailed(path, expected=expected, found=_describe_failure(error), advice=advice)
+    return AdminRequestFailed(path, expected=expected, found=_describe_failure(error), advice=advice, method=method)
 
 
 def _describe_failure(error: Exception) -> str:

@@ -32,15 +32,15 @@ class Redirect:
 
 @dataclass
 class FakeAdmin:
-    """Server whose answers a test sets, by path and query.
+    """Server whose answers a test sets, by path and query. Before a path stands the method, unless it is GET.
 
     An answer is status and text, a JSON value, `Drip`, `Redirect`, or `None` for none. A list of pairs of status and
-    text is used up by requests, except its last item.
+    text is used up by requests, except its last item. A function is called for each request, and returns an answer.
     """
 
     answers: dict[str, Any] = field(default_factory=dict)
     url: str = ""
-    requests: list[tuple[str, str | None]] = field(default_factory=list)  # path, and the header Authorization
+    requests: list[tuple[str, str | None]] = field(default_factory=list)  # as in `answers`, and Authorization
     closing: threading.Event = field(default_factory=threading.Event)
 
     def count(self, path: str) -> int:
@@ -48,6 +48,8 @@ class FakeAdmin:
 
     def take_answer(self, path: str) -> Any:
         answer = self.answers.get(path, (404, "<html>no such page</html>"))
+        if callable(answer):
+            return answer()
         is_sequence = isinstance(answer, list) and answer and isinstance(answer[0], tuple)
         return (answer.pop(0) if len(answer) > 1 else answer[0]) if is_sequence else answer
 
@@ -67,8 +69,17 @@ class _Handler(BaseHTTPRequestHandler):
     server: _Server
 
     def do_GET(self) -> None:
-        self.server.admin.requests.append((self.path, self.headers.get("Authorization")))
-        match self.server.admin.take_answer(self.path):
+        self._answer(self.path)
+
+    def do_POST(self) -> None:
+        self._answer(f"POST {self.path}")
+
+    def do_DELETE(self) -> None:
+        self._answer(f"DELETE {self.path}")
+
+    def _answer(self, request: str) -> None:
+        self.server.admin.requests.append((request, self.headers.get("Authorization")))
+        match self.server.admin.take_answer(request):
             case None:
                 self.server.admin.closing.wait()
             case Drip():

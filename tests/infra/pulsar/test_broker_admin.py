@@ -152,6 +152,17 @@ def test_a_redirect_elsewhere_is_not_followed(server: FakeAdmin, tmp_path: Path,
         assert other.requests == []
 
 
+def test_a_change_is_sent_once_to_the_owner(server: FakeAdmin) -> None:
+    with serve_admin({"POST /b": (204, "")}) as owner:
+        server.answers["POST /a"] = Redirect(f"{owner.url}/b")
+        _client(server).send("POST", "/a")
+        assert [len(server.requests), len(owner.requests)] == [1, 1]
+        owner.answers["POST /b"] = (500, '{"reason":"busy"}')
+        with pytest.raises(AdminRequestFailed, match=r"POST /a: expected success, found status 500 \(busy\)"):
+            _client(server).send("POST", "/a")
+        assert [len(server.requests), len(owner.requests)] == [2, 2]
+
+
 def test_redirects_that_go_round_end(server: FakeAdmin) -> None:
     server.answers["/a"] = Redirect("/a")
     assert "more than 5 redirects" in str(_failure(server, "/a"))
