@@ -237,6 +237,22 @@ class RunRow(SQLModel, table=True):
     paused_us: int | None = Field(default=None, sa_type=Big)  # begin of the batch's pause; null: not paused
 
 
+class DeletedZnodeRow(SQLModel, table=True):
+    """Znode of a ledger of a Pulsar cluster that an apply deletes, with all that an undo needs."""
+
+    __tablename__ = "deleted_znode"
+    run_id: str = Field(primary_key=True)  # run of the apply
+    ledger_id: int = Field(primary_key=True, sa_type=Big)
+    path: str  # below the root of the cluster's ledgers
+    version: int = Field(sa_type=Big)
+    czxid: int = Field(sa_type=Big)
+    data: bytes
+    journaled_us: int = Field(sa_type=Big)
+    deleted_us: int | None = Field(default=None, sa_type=Big)
+    restoration: str | None = None
+    stored_data: str | None = None
+
+
 class AuditRow(SQLModel, table=True):
     __tablename__ = "audit"
     __table_args__ = (Index("audit_by_topic", "topic_id", "audit_id"), Index("audit_by_run", "run_id"))

@@ -16,7 +16,7 @@ from logstore.ownership import check_bundle_count
 if TYPE_CHECKING:
     from alembic.config import Config
 
-VERSIONS: Final = ("0001",)
+VERSIONS: Final = ("0001", "0002")
 """The catalog's versions, ascending, up to the version of this build. Alembic would need 0.4 s of CPU to find them."""
 
 DEFAULT_BUNDLES: Final = 64

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
@@ -89,6 +90,27 @@ def test_upgrade_repeated_keeps_everything(url: str, connect: Connect) -> None:
     assert list_all_topics(SqlCatalog(database).topics) == [topic]
 
 
+@pytest.mark.parametrize("version", VERSIONS[:-1])
+def test_upgrade_of_an_earlier_version_equals_the_models_and_keeps_rows(
+    version: str, url: str, connect: Connect
+) -> None:
+    database = connect(url)
+    database.create_folder()
+    database.write(partial(_upgrade_to, version))
+    topic = SqlCatalog(database).topics.create_topic("persistent://a/b/c", RetentionPolicy())
+    with pytest.raises(CatalogVersionMismatch, match=f"found {version}; run"):
+        require_current_version(database)
+    migrate_catalog(database)
+    assert _differences(database) == []
+    assert list_all_topics(SqlCatalog(database).topics) == [topic]
+
+
+def _upgrade_to(version: str, connection: Connection) -> None:
+    config = _build_alembic_config()
+    config.attributes["connection"] = connection
+    command.upgrade(config, version)
+
+
 def test_upgrade_three_processes_at_once_all_succeed(url: str, connect: Connect) -> None:
     """Whoever comes second finds it done, whichever process is first."""
     runs = [
@@ -117,7 +139,7 @@ def test_newer_catalog_is_refused_and_nothing_changes(url: str, connect: Connect
     _set_version(database, "9999")
     before = _tables(database)
     for ask in (migrate_catalog, require_current_version):
-        with pytest.raises(CatalogVersionMismatch, match="expected 0001, found 9999; it was written by a newer build"):
+        with pytest.raises(CatalogVersionMismatch, match="expected 0002, found 9999; it was written by a newer build"):
             ask(database)
     assert _tables(database) == before
     version = database.read(lambda connection: connection.execute(text("SELECT * FROM alembic_version")).scalar_one())
@@ -172,8 +194,8 @@ def test_check_version_older_catalog_is_refused(url: str, connect: Connect, monk
     """A catalog of an earlier release is upgraded by choice, not by the way."""
     database = connect(url)
     migrate_catalog(database)
-    monkeypatch.setattr("infra.catalog.engine.catalog_version.VERSIONS", (*VERSIONS, "0002"))
-    with pytest.raises(CatalogVersionMismatch, match="expected 0002, found 0001; run"):
+    monkeypatch.setattr("infra.catalog.engine.catalog_version.VERSIONS", (*VERSIONS, "0003"))
+    with pytest.raises(CatalogVersionMismatch, match="expected 0003, found 0002; run"):
         require_current_version(database)
 
 

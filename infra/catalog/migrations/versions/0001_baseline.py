@@ -301,20 +301,6 @@ def _create_deletions() -> None:
     )
     op.create_index("run_by_end", "run", ["finished_us"])
     op.create_table(
-        "deleted_znode",
-        _column("run_id", sa.String),
-        _column("ledger_id", _BIG),
-        _column("path", sa.String),
-        _column("version", _BIG),
-        _column("czxid", _BIG),
-        _column("data", sa.LargeBinary),
-        _column("journaled_us", _BIG),
-        _column("deleted_us", _BIG, nullable=True),
-        _column("restoration", sa.String, nullable=True),
-        _column("stored_data", sa.String, nullable=True),
-        sa.PrimaryKeyConstraint("run_id", "ledger_id"),
-    )
-    op.create_table(
         "audit",
         _column("audit_id", _BIG, autoincrement=True),
         _column("at_us", _BIG),

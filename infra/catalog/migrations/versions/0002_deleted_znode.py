@@ -1,0 +1,28 @@
+"""Table of the znodes that applies delete in a Pulsar cluster."""
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0002"
+down_revision = "0001"
+branch_labels = None
+depends_on = None
+
+_BIG = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
+
+
+def upgrade() -> None:
+    op.create_table(
+        "deleted_znode",
+        sa.Column("run_id", sa.String, nullable=False),
+        sa.Column("ledger_id", _BIG, nullable=False),
+        sa.Column("path", sa.String, nullable=False),
+        sa.Column("version", _BIG, nullable=False),
+        sa.Column("czxid", _BIG, nullable=False),
+        sa.Column("data", sa.LargeBinary, nullable=False),
+        sa.Column("journaled_us", _BIG, nullable=False),
+        sa.Column("deleted_us", _BIG),
+        sa.Column("restoration", sa.String),
+        sa.Column("stored_data", sa.String),
+        sa.PrimaryKeyConstraint("run_id", "ledger_id"),
+    )
